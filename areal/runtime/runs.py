@@ -419,14 +419,14 @@ def mend_run(store: RunStore, uid: str) -> None:
 
 
 def _config_damage(folder: str, intent: Mapping[str, Any]) -> str:
-    """Why the component's next start could not read the configuration that it was given; "" if it can."""
-    if not intent.get("config"):
-        return ""
+    """Why the component's next start could not read its configuration; "" if it can. The component itself may have
+    written other values: settings that were changed while it ran."""
     try:
-        same = records.read_object(folder, records.CONFIG) == intent["config"]
+        found = records.read_object(folder, records.CONFIG)
     except DAMAGED:
-        same = False
-    return "" if same else f"{folder}/{records.CONFIG} is not what it was started with"
+        found = None
+    is_whole = found is not None and found.keys() >= intent["config"].keys() if intent.get("config") else True
+    return "" if is_whole else f"{folder}/{records.CONFIG} is not what it was started with"
 
 
 def supervisor_of(store: RunStore, uid: str) -> tuple[ProcessIdentity | None, bool]:

@@ -96,10 +96,10 @@ def test_torn_object_file_is_reported_never_taken_as_absent_and_doctor_restores_
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
     looked = box.areal("get")
-    assert looked.code == 1
+    assert looked.code == 3
     assert str(path) in looked.err
     applied = box.areal("apply", "-f", box.manifest(service="suspend: true"))
-    assert applied.code == 1
+    assert applied.code == 3
     assert str(path) in applied.err
     assert "areal doctor --fix" in applied.err
     assert box.areal("doctor", "--fix", "--yes").code == 0
