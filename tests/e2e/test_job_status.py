@@ -13,9 +13,9 @@ pytestmark = [pytest.mark.extended, pytest.mark.timeout(300)]
 
 
 def test_job_of_init_says_its_stage_and_that_it_has_no_gradient(box: Box) -> None:
-    """The example's questions are beyond the tiny model: no answer has a reward."""
+    """An answer of one token has one digit, and the right ones have two: no answer has a reward."""
     box.ok("init", "trainjob", "--out", "job.yaml")
-    overrides = [f"actor.path={MODEL}", "total_train_steps=12", "gconfig.max_new_tokens=2"]
+    overrides = [f"actor.path={MODEL}", "total_train_steps=12", "gconfig.max_new_tokens=1"]
     box.ok("apply", "-f", "job.yaml", "--set", f"trainjob/my-job:spec.overrides={json.dumps(overrides)}")
 
     stages: set[str] = set()
