@@ -389,18 +389,24 @@ _RECIPIENT = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
 _ANALYSIS = re.compile(re.escape(_CHANNEL) + r"\s*analysis\b")
 
 
+def _message_header(source: TextSource, output: Output, mark: str) -> Steps[str | None]:
+    """The header of the next message; None at the end. A header without ``mark`` there is text of a model that did not
+    follow the format."""
+    parts: list[str] = []
+    found = yield from source.until((_MESSAGE,), parts.append)
+    header = "".join(parts)
+    if found is None and mark not in header:
+        output.text(header)
+    return header if found is not None else None
+
+
 def parse_harmony(source: TextSource, output: Output, tools: Tools) -> Steps[None]:
     """gpt-oss's responses: messages in channels, each with a header. The channel ``analysis`` is reasoning, a message
     to a function is a call, all else is content. The whole response is markup, so it is parsed without tools too.
     https://cookbook.openai.com/articles/openai-harmony"""
     marker: str | None = _HARMONY_START
     while marker is not None:
-        parts: list[str] = []
-        marker = yield from source.until((_MESSAGE,), parts.append)
-        header = "".join(parts)
-        if marker is None:
-            if _CHANNEL not in header:
-                output.text(header)  # the model did not follow the format
+        if (header := (yield from _message_header(source, output, _CHANNEL))) is None:
             return
         if recipient := _RECIPIENT.search(header):
             output.start(recipient[1])
@@ -424,12 +430,7 @@ def parse_muse(source: TextSource, output: Output, tools: Tools) -> Steps[None]:
     to ``user`` content, any other one has calls."""
     marker: str | None = _HARMONY_START
     while marker is not None:
-        parts: list[str] = []
-        marker = yield from source.until((_MESSAGE,), parts.append)
-        header = "".join(parts)
-        if marker is None:
-            if "to=" not in header:
-                output.text(header)  # the model did not follow the format
+        if (header := (yield from _message_header(source, output, "to="))) is None:
             return
         found = _TO.search(header)
         recipient = found[1] if found else "user"
