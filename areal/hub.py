@@ -16,10 +16,10 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from areal.dataclasses import dataclass, field
 from areal.errors import ArealError, NotFound, UsageFault
 from areal.files import parse_json
 

@@ -11,7 +11,6 @@ import shutil
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from areal.cli.objects import HomeView, complete_names, stored
 from areal.cli.options import Invocation
 from areal.cli.output import Column, clear, emit_rows, field, render_table, show, text_of
 from areal.cli.remote import local_options
+from areal.dataclasses import dataclass
 from areal.errors import ArealError, NotFound
 from areal.installation import install_command
 from areal.resources.kinds import TRAIN_JOB, Ref, check_name

@@ -10,12 +10,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from areal.cli.objects import document_name
 from areal.cli.output import Column, Table, field
 from areal.cli.remote import GatewayClient, KeyRefused
+from areal.dataclasses import dataclass
 from areal.errors import ArealError, NotFound, TimedOut, UsageFault
 from areal.reconcilers.observe import Health
 from areal.resources.kinds import API_VERSION, INFERENCE_SERVICE, MODEL, Ref, parse_ref, resolve_kind

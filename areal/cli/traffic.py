@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import Any
 
 from areal.cli.output import Column, Row, render_table
@@ -19,6 +18,7 @@ from areal.cli.output import field as shown
 from areal.cli.remote import GatewayClient
 from areal.client.http import AdminClient
 from areal.client.prometheus import Page, buckets, increase, parse, quantile, sum_buckets
+from areal.dataclasses import dataclass, field
 
 _TIMEOUT_S = 1.0
 _AT_ONCE = 16

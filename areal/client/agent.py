@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 from uuid import uuid4
@@ -19,6 +18,7 @@ from areal.client.errors import ClientError, ConnectionLost, DeadlineExceeded
 from areal.client.inference import Rewarded, Style, rewarded_from_json
 from areal.client.trajectories import Trajectories, from_json
 from areal.client.transport import AsyncClient, HttpCall, events
+from areal.dataclasses import dataclass, field
 from areal.wire.agents import ExportSession, ModelAccess, RewardSession
 from areal.wire.fields import write_fields
 

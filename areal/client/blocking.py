@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from areal.client.agent import AsyncAgentClient, AsyncAgentSession, Input
 from areal.client.inference import AsyncGroup, AsyncInferenceClient, AsyncSession, AsyncWorkers, Message
 from areal.client.loop_thread import LoopThread
+from areal.dataclasses import dataclass, field
 
 A = TypeVar("A")
 P = ParamSpec("P")

@@ -11,10 +11,10 @@ import contextlib
 import http.client
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
+from areal.dataclasses import dataclass, field
 from areal.errors import ArealError, NotFound, TimedOut, UsageFault
 from areal.files import parse_json
 from areal.http.events import EventReader

@@ -12,7 +12,6 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import quote
 from uuid import uuid4
@@ -20,6 +19,7 @@ from uuid import uuid4
 from areal.client.errors import CallerError, ClientError, DeadlineExceeded, ServiceError, UnknownName
 from areal.client.trajectories import Lease, Trajectories, from_json, from_npz, lease_from_json
 from areal.client.transport import AddressLookup, AsyncClient, HttpCall, RetryPolicy, Transport, events
+from areal.dataclasses import dataclass, field
 from areal.errors import did_you_mean
 from areal.wire.bodies import EndSession, ExportTrajectories, RegisterTarget, SetReward, StartSession
 from areal.wire.fields import write_fields

@@ -15,11 +15,12 @@ from __future__ import annotations
 import io
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import orjson
+
+from areal.dataclasses import dataclass, field
 
 if TYPE_CHECKING:
     import torch

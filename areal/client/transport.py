@@ -22,7 +22,6 @@ import random
 import ssl
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any, Self
 from urllib.parse import quote
 from uuid import uuid4
@@ -40,6 +39,7 @@ from areal.client.errors import (
     Unreachable,
     error_of_answer,
 )
+from areal.dataclasses import dataclass, field, replace
 from areal.errors import ArealError
 from areal.http.client import (
     CallFailed,

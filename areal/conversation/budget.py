@@ -20,10 +20,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set, ValuesView
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from jinja2.exceptions import SecurityError
+
+from areal.dataclasses import dataclass
 
 _MOST_UNITS = 2**29
 _MOST_BITS = 2**16  # of a number

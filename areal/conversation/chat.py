@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from areal.conversation.messages import Conversation, ConversationError
 from areal.conversation.template import PROBE, Template
+from areal.dataclasses import dataclass
 
 _THOUGHT = f"{PROBE}Thought"
 _SHORTEST_OVERLAP = 4  # characters of what closes a thought

@@ -7,13 +7,13 @@ the conversation again with that message's texts replaced: what stays the same b
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
 from areal.conversation.chat import Chat, in_common
 from areal.conversation.messages import Conversation, ConversationError, message_text
 from areal.conversation.template import THOUGHT_END, shows, swapped
+from areal.dataclasses import dataclass
 
 TrainOn = Literal["last", "assistant"]
 TRAIN_ON: tuple[TrainOn, ...] = ("last", "assistant")

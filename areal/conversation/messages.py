@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NoReturn
+
+from areal.dataclasses import dataclass
 
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 _REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")

@@ -9,10 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from areal.dataclasses import dataclass
 from areal.dataset.files import BadData, read_dataset, read_files
 from areal.errors import ArealError
 

@@ -12,7 +12,6 @@ import asyncio
 import math
 import ssl
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -20,6 +19,7 @@ from urllib.parse import urlsplit
 import httptools
 import orjson
 
+from areal.dataclasses import dataclass
 from areal.http.headers import Headers, add_field
 
 

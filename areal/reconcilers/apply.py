@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from areal.dataclasses import dataclass, field, replace
 from areal.errors import ArealError, Conflict, InvalidManifest, UsageFault, did_you_mean
 from areal.files import parse_json
 from areal.reconcilers.context import ApplyRequest, Context, Outcome

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from areal.dataclasses import dataclass, field
 from areal.errors import ArealError
 from areal.state.home import Home
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from areal.dataclasses import dataclass, replace
 from areal.errors import Conflict
 from areal.reconcilers.plan import FieldChange
 from areal.resources.backend import inference_part

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
+from areal.dataclasses import dataclass, replace
 from areal.errors import ArealError
 from areal.reconcilers.context import Context
 from areal.reconcilers.converge import recover

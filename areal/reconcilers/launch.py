@@ -11,12 +11,12 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from areal import interrupt
+from areal.dataclasses import dataclass, field
 from areal.errors import ArealError, InvalidManifest, TargetFailed, TimedOut, UsageFault
 from areal.reconcilers.context import Context, Deadline, Progress
 from areal.reconcilers.observe import KEYS, ObservedRun, queued_for

@@ -9,13 +9,13 @@ from __future__ import annotations
 import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from areal.dataclasses import dataclass, field, replace
 from areal.errors import ArealError
 from areal.runtime import procfs
 from areal.runtime.backends.base import LIVE, NODE_HOST, Capacity, Phase, RunControl, RunSpec, RunState

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 from areal import interrupt
+from areal.dataclasses import dataclass, replace
 from areal.errors import TimedOut, worst_exit
 from areal.reconcilers.context import Context, ObjectOutcome, Outcome
 from areal.reconcilers.observe import conditions_of, observe, rollout_failure

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from typing import Any, Literal
 
+from areal.dataclasses import asdict, dataclass, field
 from areal.errors import ArealError, Conflict, InvalidManifest, NoCapacity
 from areal.resources.tree import ABSENT, UpdateClass
 

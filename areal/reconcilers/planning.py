@@ -13,11 +13,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar
 
+from areal.dataclasses import dataclass, field
 from areal.errors import NoCapacity
 from areal.reconcilers.desired import Target, in_full
 from areal.reconcilers.observe import Observed, ObservedRun, Seen

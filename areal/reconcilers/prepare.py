@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
+from areal.dataclasses import dataclass, replace
 from areal.errors import ArealError, NoCapacity
 from areal.reconcilers.context import Context
 from areal.reconcilers.desired import Target

@@ -11,7 +11,8 @@ from __future__ import annotations
 import ipaddress
 import re
 import unicodedata
-from dataclasses import dataclass
+
+from areal.dataclasses import dataclass
 
 MIN_EXPOSED_KEY = 16  # minimum characters of an admin key if other machines can reach the service
 

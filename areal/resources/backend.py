@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
+from areal.dataclasses import dataclass
 from areal.errors import did_you_mean
 from areal.resources import kinds
 

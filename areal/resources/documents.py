@@ -15,10 +15,10 @@ import hashlib
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from areal.dataclasses import dataclass, field, replace
 from areal.errors import did_you_mean
 from areal.resources.expressions import OPENING, EnvironmentVariables, ExpressionError, Scope, parse_template
 from areal.resources.kinds import KINDS, Ref

@@ -15,10 +15,10 @@ import ast
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from areal.dataclasses import dataclass, field
 from areal.errors import did_you_mean
 from areal.resources.operations import (
     BINARY,

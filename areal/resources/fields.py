@@ -9,7 +9,6 @@ snake_case. Validation is strict: YAML already determines which scalars are numb
 import re
 import types
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias, Union, get_args, get_origin
 
@@ -25,6 +24,7 @@ from pydantic import (
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
+from areal.dataclasses import dataclass
 from areal.errors import ArealError
 from areal.resources.kinds import MAX_NAME_LENGTH, NAME_PATTERN, name_problem, parse_ref, ref_pattern
 from areal.resources.tree import ABSENT, FieldPath, UpdateClass

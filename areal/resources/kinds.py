@@ -11,9 +11,9 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from areal.dataclasses import dataclass
 from areal.errors import NotFound, UsageFault, did_you_mean
 
 SERVED = "servedModelName"
@@ -90,7 +90,7 @@ def components_of(kinds: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(name for kind in kinds for name in KINDS[kind].components))
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True)
 class Ref:
     """Reference to an object by kind and name."""
 
@@ -99,6 +99,9 @@ class Ref:
 
     def __str__(self) -> str:
         return f"{self.kind}/{self.name}"
+
+    def __lt__(self, other: Ref) -> bool:
+        return (self.kind, self.name) < (other.kind, other.name)
 
     @property
     def sort_key(self) -> tuple[int, str]:

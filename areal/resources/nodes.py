@@ -13,9 +13,9 @@ patch, all others in the base.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
+from areal.dataclasses import dataclass, field, replace
 from areal.errors import InvalidManifest
 from areal.resources.tree import FieldPath, bracketed
 

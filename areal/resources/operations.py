@@ -11,9 +11,10 @@ import json
 import math
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
+
+from areal.dataclasses import dataclass
 
 MAX_TEXT = 64 * 1024
 MAX_NODES = 20_000

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, JsonValue
 
+from areal.dataclasses import dataclass
 from areal.errors import ArealError, did_you_mean
 from areal.resources import validation
 from areal.resources.documents import OVERLAY_FILE, Document, Reading, read_sources, read_text, substitute

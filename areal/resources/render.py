@@ -21,9 +21,9 @@ import os
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
+from areal.dataclasses import dataclass, field
 from areal.errors import ArealError, did_you_mean
 from areal.resources import tree
 from areal.resources.documents import Document, Reading, SourceText, read_sources, read_values

@@ -7,9 +7,9 @@ check all resources together: duplicates, served names, references, cycles. ``gr
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
 
+from areal.dataclasses import dataclass, field, replace
 from areal.errors import did_you_mean
 from areal.resources import validation
 from areal.resources.documents import Document

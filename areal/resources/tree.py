@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import Any, Final, TypeAlias
+
+from areal.dataclasses import dataclass
 
 Step: TypeAlias = str | int
 FieldPath: TypeAlias = tuple[Step, ...]

@@ -17,11 +17,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
 
+from areal.dataclasses import dataclass, field
 from areal.resources.nodes import MappingNode, Node, Pos, Problems, ScalarNode, SequenceNode, Value, unreadable
 
 MAX_FILE_BYTES = 16 * 2**20

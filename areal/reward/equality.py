@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import itertools
 import re
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from areal.dataclasses import dataclass
 from areal.reward.formulas import begins_with, decimal, parsed, ratio_of, same_set, same_value, solved
 from areal.reward.notation import LONGEST, SCALES, UNITS, normal
 

@@ -4,9 +4,9 @@ are private to parent and child; pickles are never sent over a network."""
 from __future__ import annotations
 
 import pickle
-from dataclasses import dataclass, field
 from typing import Any
 
+from areal.dataclasses import dataclass, field
 from areal.errors import ArealError
 
 HEAD = 8

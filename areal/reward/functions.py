@@ -7,11 +7,11 @@ import inspect
 import pickle
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from areal.dataclasses import dataclass
 from areal.errors import ArealError, UsageFault
 from areal.loading import call_with, load_callable
 from areal.reward.frames import FunctionTarget

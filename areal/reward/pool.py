@@ -17,10 +17,10 @@ import os
 import sys
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from areal.dataclasses import dataclass
 from areal.errors import where_raised
 from areal.installation import module_argv
 from areal.reward.frames import (

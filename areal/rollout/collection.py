@@ -12,11 +12,11 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from areal.client.http import AdminClient
 from areal.client.loop_thread import LoopThread
+from areal.dataclasses import dataclass, field
 from areal.dataset.examples import Example
 from areal.errors import ArealError, NotFound
 from areal.loading import call_with, load_callable

@@ -22,10 +22,10 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from areal.dataclasses import dataclass, field
 from areal.errors import Conflict, Locked
 from areal.files import parse_json, write_all
 from areal.rollout.failures import EpisodeFailed

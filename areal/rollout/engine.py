@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,6 +22,7 @@ import orjson
 from areal.api.io_struct import ModelRequest, ModelResponse
 from areal.client.errors import CallerError, ServiceError
 from areal.client.inference import AsyncGroup, AsyncInferenceClient
+from areal.dataclasses import dataclass, field, replace
 from areal.wire.sampling import derived_seed
 
 if TYPE_CHECKING:

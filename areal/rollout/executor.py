@@ -9,13 +9,13 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from areal.api.workflow_context import EpisodeContext, episode
 from areal.client.errors import Blame
+from areal.dataclasses import dataclass, field
 from areal.errors import TimedOut
 from areal.rollout.engine import EpisodeEngine, HeadVersion
 from areal.rollout.failures import Failure, RolloutFailed, RolloutsFailed, blame_of, error_line

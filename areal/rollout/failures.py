@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from areal.client.errors import Blame, ClientError
+from areal.dataclasses import dataclass
 from areal.errors import ArealError, where_raised
 from areal.reward.frames import RewardError
 

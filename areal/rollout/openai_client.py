@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import openai
 
+from areal.dataclasses import dataclass, field
 from areal.rollout.workflows import export_session, reward_session, shared_http_client
 
 if TYPE_CHECKING:

@@ -10,7 +10,6 @@ import asyncio
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from areal.api import stats
@@ -19,6 +18,7 @@ from areal.api.reward_api import AsyncRewardWrapper
 from areal.api.workflow_api import RolloutWorkflow, Trajectory
 from areal.api.workflow_context import stat_scope
 from areal.conversation import Branch, Chat, Conversation, normalise
+from areal.dataclasses import dataclass, field
 from areal.dataset.tokenizers import chat_of, load_hf_tokenizer, prompt_tokens, template_variables, texts
 from areal.errors import ArealError, UsageFault
 from areal.loading import load_attr

@@ -11,11 +11,11 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 from urllib.parse import quote
 
 from areal.client.http import AdminClient
+from areal.dataclasses import dataclass, field
 from areal.errors import UsageFault
 from areal.rollout.failures import EpisodeFailed, FailureKind, refusal
 from areal.trajectories.record import Interaction, rows_of_export

@@ -24,11 +24,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import blake2b
 from typing import Any
 
+from areal.dataclasses import dataclass, field
 from areal.rollout.failures import Failure
 
 

@@ -17,10 +17,10 @@ import weakref
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, runtime_checkable
 
 from areal.api.workflow_api import Agent, AgentWorkflow, Environment, RolloutWorkflow, Trajectory
+from areal.dataclasses import dataclass, field
 from areal.errors import ArealError, UsageFault
 from areal.loading import Registry
 from areal.rollout.sessions import seal

@@ -12,10 +12,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from itertools import starmap
 from typing import Any
 
+from areal.dataclasses import dataclass
 from areal.installation import module_argv
 from areal.runtime import procfs
 

@@ -23,11 +23,11 @@ import time
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
+from areal.dataclasses import asdict, dataclass
 from areal.errors import ArealError, NoCapacity, TimedOut
 from areal.files import parse_json, try_lock
 from areal.runtime import procfs

@@ -9,8 +9,8 @@ from __future__ import annotations
 import bisect
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
+from areal.dataclasses import dataclass
 from areal.runtime.shim.log import TIMES, TIMES_STEP_S
 
 _BLOCK = 65536

@@ -16,10 +16,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
+from areal.dataclasses import dataclass, field
 from areal.errors import NotFound, TargetFailed, TimedOut
 from areal.files import parse_json
 from areal.runtime import procfs

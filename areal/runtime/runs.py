@@ -18,11 +18,11 @@ import re
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from areal.dataclasses import asdict, dataclass, fields, replace
 from areal.errors import ArealError, Conflict, NotFound, UsageFault
 from areal.files import sync_folder, try_lock
 from areal.runtime import procfs, records

@@ -7,11 +7,11 @@ Calls are numbered from 0 and come one after the other.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 
+from areal.dataclasses import dataclass, field
 from areal.services.custom_tools import custom_input
 from areal.services.http.errors import bad_request
 

@@ -13,9 +13,9 @@ import os
 import re
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from areal.dataclasses import asdict, dataclass, replace
 from areal.errors import Locked
 from areal.files import parse_json, write_all
 from areal.resources.kinds import KINDS, Ref

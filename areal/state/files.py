@@ -19,11 +19,11 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event, Lock
 from typing import Any, Generic, TypeVar
 
+from areal.dataclasses import dataclass, field
 from areal.errors import ArealError, InvalidManifest, UsageFault
 from areal.files import parse_json, sync_folder, write_all
 

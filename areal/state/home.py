@@ -9,9 +9,9 @@ from __future__ import annotations
 import base64
 import contextlib
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
+from areal.dataclasses import dataclass
 from areal.errors import ArealError, NotFound
 from areal.files import sync_folder
 from areal.resources.kinds import INFERENCE_SERVICE, KINDS, Ref, check_name

@@ -18,12 +18,12 @@ import os
 import time
 import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
 from types import TracebackType
 from typing import Any
 
+from areal.dataclasses import dataclass, field
 from areal.files import parse_json, sync_folder, try_lock, write_all
 from areal.state.files import (
     GroupCommit,

@@ -19,9 +19,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from areal.dataclasses import asdict, dataclass
 from areal.errors import Locked
 from areal.files import parse_json, replace_file, try_lock
 from areal.resources.kinds import Ref

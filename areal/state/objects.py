@@ -17,10 +17,10 @@ import os
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from areal.dataclasses import dataclass, replace
 from areal.errors import NotFound, did_you_mean
 from areal.files import sync_folder
 from areal.resources.kinds import KINDS, Ref, name_problem, resolve_kind

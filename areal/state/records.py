@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
+from areal.dataclasses import dataclass, field, fields, replace
 from areal.resources.kinds import Ref
 from areal.resources.tree import ABSENT, FieldPath, bracketed, changes, delete_path, get_path, leaves, merge, path_text
 from areal.state.files import Unreadable

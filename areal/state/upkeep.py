@@ -10,9 +10,9 @@ import os
 import stat
 import time
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
+from areal.dataclasses import dataclass
 from areal.files import try_lock
 from areal.resources.kinds import KINDS, Ref, name_problem
 from areal.state.files import Unreadable, explain, is_temp, names_in, quarantine

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from areal.dataclasses import dataclass, replace
 from areal.errors import UsageFault
 
 Batch = dict[str, Tensor]

@@ -16,10 +16,10 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from areal.dataclasses import dataclass
 from areal.errors import ArealError
 from areal.files import parse_json
 from areal.training.ranks import Ranks

@@ -21,9 +21,10 @@ import json
 import random
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
 from typing import Any
+
+from areal.dataclasses import asdict, dataclass, field, fields
 
 MAX_TRIES = 3
 

@@ -23,9 +23,9 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from areal.dataclasses import asdict, dataclass
 from areal.runtime.backends.base import FIRST_NODE_VARIABLE, NODE_ADDRESS_VARIABLE, NODE_RANK_VARIABLE
 
 _ERRORS = "AREAL_RANK_NOTES"

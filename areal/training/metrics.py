@@ -13,11 +13,11 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 from urllib.parse import urlsplit
 
+from areal.dataclasses import dataclass, field
 from areal.errors import UsageFault
 from areal.files import parse_json, replace_file
 from areal.resources.addresses import is_loopback

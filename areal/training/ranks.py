@@ -12,7 +12,6 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from areal.api.alloc_mode import train_backend
+from areal.dataclasses import dataclass, replace
 from areal.errors import UsageFault
 from areal.installation import module_argv
 from areal.resources.backend import Part

@@ -20,13 +20,13 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from areal.dataclasses import dataclass
 from areal.errors import Locked, UsageFault
 from areal.files import replace_file
 from areal.hub import model_folder

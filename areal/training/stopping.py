@@ -10,7 +10,8 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+
+from areal.dataclasses import dataclass
 
 
 class Stopped(KeyboardInterrupt):

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
+from areal.dataclasses import dataclass
 from areal.errors import ArealError, NotFound
 from areal.trajectories.record import Episode, Interaction
 

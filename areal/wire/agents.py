@@ -42,9 +42,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from areal.dataclasses import dataclass, field
 from areal.wire.bodies import bounded, checked, idempotency_key, text
 
 LONGEST_KEY = 1024  # bytes of UTF-8

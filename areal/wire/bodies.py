@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, field
+from dataclasses import MISSING
 from functools import cached_property
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+from areal.dataclasses import dataclass, field
 from areal.wire.routing import DEFAULT_READINESS, Readiness, Strategy, worker_base_url
 from areal.wire.sampling import WHOLE_RANGES
 

@@ -7,9 +7,9 @@ Durations are in seconds.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from areal.dataclasses import dataclass, field
 from areal.wire.routing import DEFAULT_READINESS, GatewayLimits, Readiness, Strategy
 
 LogLevel = Literal["debug", "info", "warning", "error"]

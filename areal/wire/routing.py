@@ -9,10 +9,10 @@ only not have heard of yet.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+from areal.dataclasses import asdict, dataclass, field, fields, replace
 from areal.wire.fields import read_fields
 
 READY = "ready"

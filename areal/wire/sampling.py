@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
 from hashlib import sha256
 from typing import Any
 
+from areal.dataclasses import dataclass, field, fields
 from areal.errors import UsageFault
 
 GREEDY_BELOW = 1e-5  # a lower temperature is greedy, recorded as 0: its inverse overflows logits

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
+from areal.dataclasses import dataclass, field
 from areal.errors import UsageFault
 from areal.reward.gsm8k import gsm8k_reward_fn
 from areal.rollout.rlvr import RowReward

@@ -20,7 +20,7 @@ loaded = set(sys.modules) - before
 print([name for name in {HEAVY!r} if name in sys.modules])
 print(sorted({{name.partition(".")[0] for name in loaded}} - set(sys.stdlib_module_names)))
 floors = {{name.split(".")[1] for name in loaded if name.startswith("areal.")}}
-print(sorted(floors - {{"state", "resources", "errors", "files", "interrupt", "lazy"}}))
+print(sorted(floors - {{"state", "resources", "dataclasses", "errors", "files", "interrupt", "lazy"}}))
 """
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert out == "[]\n['areal']\n[]\n"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -28,6 +27,7 @@ from areal.cli.options import Invocation, Seconds, read_options
 from areal.cli.output import dump, show, write
 from areal.cli.remote import GatewayClient
 from areal.cli.repl import Repl, message_of, message_option, read_line
+from areal.dataclasses import dataclass, field
 from areal.errors import NotFound, UsageFault
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ import math
 import shlex
 import sys
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ from areal.cli.options import FiniteRange, Invocation, read_options, timeout
 from areal.cli.output import Column, camel, dump, render_table, write
 from areal.cli.remote import GatewayClient, gateway, gateway_of, model_at
 from areal.cli.repl import Repl, message_of, message_option, read_line
+from areal.dataclasses import dataclass, field
 from areal.errors import ArealError, UsageFault
 from areal.files import parse_json
 from areal.resources.kinds import MODEL, served_name

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from areal.dataclasses import dataclass
 from areal.errors import UsageFault
 from areal.reconcilers.observe import Health, best_run, judge, serves
 from areal.resources.kinds import KINDS, Ref, load

@@ -17,13 +17,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import areal
+from areal.dataclasses import dataclass, field, replace
 from areal.errors import ArealError
 from areal.hub import MAIN, TOKENIZER_FILES, ByteReporter, Hub, Kind, is_id
 from areal.installation import module_argv

@@ -8,10 +8,10 @@ replaced within the same allowance. What a person stopped goes on when it is res
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from areal.dataclasses import dataclass
 from areal.reconcilers.observe import ObservedRun, queued_for
 from areal.runtime.backends.base import STOPPED_DEAD, Phase, RunState
 

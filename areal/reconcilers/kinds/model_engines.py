@@ -17,12 +17,12 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from areal.client.http import AdminClient
+from areal.dataclasses import dataclass
 from areal.errors import ArealError, Conflict, NotFound, TargetFailed
 from areal.files import parse_json
 from areal.reconcilers.kinds import StageReporter

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
+from areal.dataclasses import dataclass, field, replace
 from areal.errors import NoCapacity
 from areal.reconcilers.kinds.service_plan import ServiceView
 from areal.reconcilers.observe import ObservedRun, RouteTable, Seen

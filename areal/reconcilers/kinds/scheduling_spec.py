@@ -9,9 +9,9 @@ instead.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
+from areal.dataclasses import dataclass, field
 from areal.errors import InvalidManifest
 
 _WORKERS_OWN = frozenset({"cmd", "task_type", "type", "port_count"})

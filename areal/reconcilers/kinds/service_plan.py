@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from areal.dataclasses import dataclass
 from areal.reconcilers.observe import ObservedRun, RouteTable
 from areal.reconcilers.plan import Drift, Verb
 from areal.reconcilers.planning import (

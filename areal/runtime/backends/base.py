@@ -24,9 +24,10 @@ Invariants every backend keeps (``tests/runtime/test_backend_conformance.py``):
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
+
+from areal.dataclasses import dataclass, field
 
 LOOPBACK = "127.0.0.1"
 NODE_HOST = "node.areal.invalid"

@@ -8,11 +8,11 @@ import secrets
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from areal.dataclasses import dataclass, replace
 from areal.errors import InvalidManifest
 from areal.runtime.backends.base import Cause, Job, JobState, RunSpec
 from areal.runtime.backends.cluster import reserved

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from areal.dataclasses import dataclass
 from areal.services.http.errors import ApiError
 
 _SMALL = 1024 * 1024

@@ -9,7 +9,6 @@ import re
 import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
@@ -18,6 +17,7 @@ from urllib.parse import parse_qsl
 
 import orjson
 
+from areal.dataclasses import dataclass, field
 from areal.http.headers import REQUEST_ID, Headers, unique_id
 from areal.services.http.errors import ApiError, ErrorFormat, bad_request
 from areal.services.http.limits import BodyBudget

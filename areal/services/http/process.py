@@ -13,10 +13,10 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
+from areal.dataclasses import dataclass, fields
 from areal.errors import ArealError, UsageFault
 from areal.files import parse_json, replace_file
 from areal.resources.addresses import is_loopback

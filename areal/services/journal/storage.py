@@ -19,13 +19,13 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any, Self, TypeVar
 
+from areal.dataclasses import dataclass
 from areal.files import replace_file
 from areal.runtime.notes import note
 from areal.services.http.errors import ApiError

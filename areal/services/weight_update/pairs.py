@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from areal.dataclasses import dataclass, field
 from areal.services.http.errors import ApiError
 from areal.wire.bodies import UpdateResult
 

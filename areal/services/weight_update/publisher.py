@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from areal.client.http import AdminClient
+from areal.dataclasses import dataclass, field
 from areal.errors import ArealError, TimedOut
 from areal.resources.addresses import is_loopback
 from areal.services.http.auth import Access, AdminKey

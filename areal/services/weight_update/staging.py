@@ -17,13 +17,13 @@ import shutil
 import threading
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from areal.dataclasses import dataclass, field
 from areal.errors import ArealError
 from areal.services.http.errors import ApiError
 from areal.services.weight_transfer.group import Sender, open_group, open_store, release

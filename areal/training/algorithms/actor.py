@@ -4,7 +4,6 @@ policy."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from areal.api.algorithm_api import LossFn, LossInputs
 from areal.api.engine_api import TokenOutputs
+from areal.dataclasses import dataclass, field
 from areal.loading import load_function
 from areal.training.algorithms.advantages import kl_estimate
 from areal.training.algorithms.losses import (

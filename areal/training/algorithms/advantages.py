@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
 from areal.api.algorithm_api import AdvantageFn, AdvantageInputs
+from areal.dataclasses import dataclass
 from areal.errors import UsageFault
 from areal.loading import load_function
 from areal.training.algorithms.losses import require_token_tensor

@@ -7,7 +7,6 @@ micro-batches and ranks, so the result does not depend on how a batch is divided
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from areal.api.engine_api import TokenOutputs
+from areal.dataclasses import dataclass
 from areal.errors import UsageFault
 
 

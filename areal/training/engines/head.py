@@ -9,13 +9,13 @@ all-reduces for each part.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from areal.dataclasses import dataclass
 from areal.training.engines.huggingface import base_model
 
 _SHARE = 16  # parts of a micro-batch

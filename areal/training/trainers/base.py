@@ -13,7 +13,6 @@ import gc
 import time
 from collections import deque
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,6 +24,7 @@ from areal.api.cli_args import BaseExperimentConfig, TrainEngineConfig
 from areal.api.config.experiment import PeriodicConfig
 from areal.api.engine_api import CheckpointUnreadable, TrainEngine
 from areal.api.io_struct import StepInfo
+from areal.dataclasses import asdict, dataclass
 from areal.errors import ArealError, UsageFault
 from areal.services.http.process import report_stage
 from areal.training import stopping

@@ -13,7 +13,6 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, Self
@@ -24,6 +23,7 @@ from torch import Tensor
 from areal.api import stats
 from areal.api.cli_args import PPOConfig
 from areal.client.errors import Blame
+from areal.dataclasses import dataclass
 from areal.errors import ArealError, UsageFault
 from areal.rollout.controller import RolloutController
 from areal.rollout.dump import episodes_of, write_step

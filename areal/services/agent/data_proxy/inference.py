@@ -13,12 +13,12 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
 import orjson
 
+from areal.dataclasses import dataclass
 from areal.errors import UsageFault
 from areal.http.client import CallFailed, HttpClient, HttpReply
 from areal.http.headers import REQUEST_ID

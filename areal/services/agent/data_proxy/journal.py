@@ -16,11 +16,11 @@ import time
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
 
 import orjson
 
+from areal.dataclasses import dataclass, field, replace
 from areal.services.http.errors import ApiError
 from areal.services.http.tasks import uninterrupted
 from areal.services.journal.keys import key_digest, new_session_key, tag_of_key

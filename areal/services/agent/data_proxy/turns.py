@@ -20,11 +20,11 @@ import math
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 
+from areal.dataclasses import dataclass, field
 from areal.http.client import CallFailed, Connection, NotConnected
 from areal.services.agent.data_proxy.inference import RlSessions
 from areal.services.agent.data_proxy.journal import (

@@ -12,10 +12,10 @@ import base64
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
 from typing import Any
 from urllib.parse import quote
 
+from areal.dataclasses import dataclass, field, fields
 from areal.http.headers import EVENT_STREAM, IGNORED, OVERHEAD
 from areal.services.agent.gateway.sessions import ROUTING_FIELDS, caller_metadata
 from areal.services.agent.gateway.turns import Event

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -16,6 +15,7 @@ from urllib.parse import quote
 
 import orjson
 
+from areal.dataclasses import dataclass, field
 from areal.http.headers import Headers
 from areal.services.http.auth import Access
 from areal.services.http.errors import ApiError, bad_request, refusal

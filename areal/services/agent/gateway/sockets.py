@@ -16,12 +16,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import orjson
 
+from areal.dataclasses import dataclass, field
 from areal.http.headers import unique_id
 from areal.services.agent.gateway.sessions import (
     AgentSessionRoutes,

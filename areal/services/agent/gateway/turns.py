@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 
+from areal.dataclasses import dataclass, field
 from areal.http import headers as names
 from areal.http.client import Connection, HttpClient, HttpReply, NotConnected, ResponseLost
 from areal.http.headers import unique_id

@@ -14,9 +14,9 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
 
+from areal.dataclasses import dataclass
 from areal.services.http.tasks import uninterrupted
 
 _PR_SET_CHILD_SUBREAPER = 36

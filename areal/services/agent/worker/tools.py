@@ -11,10 +11,10 @@ import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from areal.api.agent import Tool, ToolError
+from areal.dataclasses import dataclass
 from areal.errors import ArealError, UsageFault
 from areal.installation import install_command
 from areal.services.http.process import report_stage

@@ -20,10 +20,10 @@ import os
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from areal.dataclasses import asdict, dataclass, replace
 from areal.files import parse_json, replace_file
 from areal.runtime.notes import note
 from areal.services.http.auth import Access

@@ -8,12 +8,12 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
 import orjson
 
+from areal.dataclasses import dataclass
 from areal.http import headers as names
 from areal.http.events import EventReader, ServerEvent
 from areal.services.dialects import CallArguments, CallEnd, CallStart, Content, Piece, Reasoning, Reply, ResponseSummary

@@ -10,12 +10,12 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import orjson
 
+from areal.dataclasses import asdict, dataclass, field
 from areal.files import replace_file
 from areal.resources.addresses import ExternalUrl, UrlError, parse_external_url
 from areal.services.http.auth import Access

@@ -10,12 +10,12 @@ import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import quote
 
 import orjson
 
+from areal.dataclasses import dataclass
 from areal.services.http.errors import ApiError, bad_request, unsupported
 from areal.services.inference.data_proxy.tokenizer import TextCodec
 from areal.services.inference.engines.base import SAMPLING_FIELDS, Capabilities

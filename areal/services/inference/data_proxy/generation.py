@@ -18,9 +18,9 @@ import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
+from areal.dataclasses import dataclass
 from areal.http import headers as names
 from areal.services.dialects import Content, Piece, Reply, joined
 from areal.services.http.errors import ApiError, unsupported

@@ -8,11 +8,11 @@ grammars constrain to the tool's schema.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 from areal.conversation import RESERVED, Template
 from areal.conversation.messages import message_text, read_tools
+from areal.dataclasses import dataclass, replace
 from areal.errors import UsageFault
 from areal.services.custom_tools import function_of, with_function_calls
 from areal.services.http.errors import bad_request, unsupported

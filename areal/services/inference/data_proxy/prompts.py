@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from areal.conversation import Branch, Chat, Conversation, ConversationError, normalise
 from areal.conversation.messages import message_text
+from areal.dataclasses import dataclass
 from areal.services.http.errors import bad_request
 from areal.services.inference.data_proxy.tokenizer import TextCodec, TooLong
 from areal.services.inference.recorder.records import PrefixMatch

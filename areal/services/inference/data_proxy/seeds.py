@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
+from areal.dataclasses import dataclass, field
 from areal.services.http.errors import unsupported
 from areal.services.inference.engines.base import Capabilities
 from areal.services.inference.recorder.records import token_array, token_digest

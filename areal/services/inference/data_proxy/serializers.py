@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, Protocol
 
 import orjson
 
+from areal.dataclasses import dataclass, field
 from areal.services.custom_tools import custom_call, custom_input
 from areal.services.dialects import (
     DONE,

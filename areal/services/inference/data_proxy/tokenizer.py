@@ -17,7 +17,6 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
-from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -27,6 +26,7 @@ from tokenizers import Tokenizer
 
 from areal.conversation import Chat, Template
 from areal.conversation.budget import Budget, TakesLonger
+from areal.dataclasses import dataclass
 from areal.errors import UsageFault
 from areal.files import parse_json
 from areal.hub import model_folder

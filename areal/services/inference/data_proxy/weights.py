@@ -13,7 +13,6 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from uuid import uuid4
 
 import orjson
 
+from areal.dataclasses import asdict, dataclass
 from areal.http.client import CallFailed, HttpClient
 from areal.services.http.auth import Access
 from areal.services.http.errors import ApiError, bad_request

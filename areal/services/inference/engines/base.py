@@ -17,10 +17,10 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
 
+from areal.dataclasses import dataclass, fields
 from areal.services.http.messages import FlowControl
 from areal.wire.sampling import GREEDY_BELOW, SamplingParams
 

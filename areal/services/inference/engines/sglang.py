@@ -32,12 +32,12 @@ import contextlib
 import logging
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import orjson
 
+from areal.dataclasses import dataclass, field
 from areal.errors import ArealError
 from areal.http.client import HttpClient
 from areal.services.inference.engines.base import (

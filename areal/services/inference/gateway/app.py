@@ -8,11 +8,11 @@ import asyncio
 import contextlib
 import hashlib
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
 
+from areal.dataclasses import dataclass, replace
 from areal.http.client import CallFailed, HttpClient, HttpReply
 from areal.services.http.auth import Access, presented_key
 from areal.services.http.errors import ApiError, bad_request

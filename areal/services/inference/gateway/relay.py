@@ -19,11 +19,11 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
 from typing import Any
 
 from prometheus_client import Gauge, Histogram
 
+from areal.dataclasses import dataclass, field
 from areal.http import headers as names
 from areal.http.client import Connection, HttpClient, NotConnected, PendingCall, ResponseLost
 from areal.http.headers import Headers, unique_id

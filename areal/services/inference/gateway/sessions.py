@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
+from areal.dataclasses import dataclass
 from areal.http import headers as names
 from areal.http.client import CallFailed, HttpClient, HttpReply
 from areal.http.headers import unique_id

@@ -16,10 +16,10 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from areal.dataclasses import dataclass
 from areal.installation import module_argv
 from areal.services.http.process import ServeOptions, bind, die_with_parent
 

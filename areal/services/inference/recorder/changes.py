@@ -17,11 +17,11 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import orjson
 
+from areal.dataclasses import dataclass, field
 from areal.services.http.errors import ApiError, bad_request
 from areal.services.inference.recorder.records import (
     ConversationDigest,

@@ -20,13 +20,13 @@ import contextlib
 import math
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import islice
 from typing import Any
 
 import orjson
 
+from areal.dataclasses import dataclass, replace
 from areal.services.http.errors import ApiError, bad_request
 from areal.services.inference.recorder.changes import HITL_SESSION
 from areal.services.inference.recorder.records import checksum, other_body

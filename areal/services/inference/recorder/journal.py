@@ -11,12 +11,12 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
 import orjson
 
+from areal.dataclasses import dataclass
 from areal.services.http.errors import ApiError, bad_request
 from areal.services.inference.recorder import changes, exporting
 from areal.services.inference.recorder.changes import (

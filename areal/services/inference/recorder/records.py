@@ -23,13 +23,13 @@ import zlib
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import groupby
 from typing import Any
 
 import orjson
 
+from areal.dataclasses import dataclass, field
 from areal.services.http.errors import ApiError
 from areal.services.journal.keys import request_digest
 from areal.services.journal.storage import CorruptRecord

@@ -25,10 +25,10 @@ import math
 import zipfile
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+from areal.dataclasses import dataclass, field, replace
 from areal.services.http.errors import bad_request
 from areal.services.inference.recorder.records import RecordedTurn, TextTurn, TokenTurn, TrajectoryTurns
 from areal.wire.bodies import LARGEST_F32

@@ -21,10 +21,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any, ClassVar, Self
 
+from areal.dataclasses import dataclass, replace
 from areal.http.headers import unique_id
 from areal.services.http.errors import ApiError, bad_request
 from areal.services.journal.keys import TAG

@@ -17,9 +17,9 @@ import contextlib
 import json
 import shutil
 import sqlite3
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from areal.dataclasses import asdict, dataclass
 from areal.services.journal import storage
 from areal.services.journal.storage import other_folders, wait_for_lock
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from areal.dataclasses import dataclass
 from areal.services.inference.recorder.exporting import TrajectoryKey, error_entry
 from areal.services.inference.recorder.journal import SessionJournal
 from areal.services.inference.recorder.rows import Export, Style, TrajectoryExport, join_exports

@@ -11,13 +11,13 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import orjson
 
+from areal.dataclasses import dataclass, field
 from areal.files import parse_json, replace_file
 from areal.http.client import HttpClient
 from areal.services.http.auth import Access

@@ -4,9 +4,9 @@ becomes healthy at its first good probe. Pure."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from enum import Enum
 
+from areal.dataclasses import dataclass, replace
 from areal.wire.routing import DEFAULT_READINESS, Readiness
 
 

@@ -22,10 +22,10 @@ import heapq
 import random
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Generic, TypeVar
 
+from areal.dataclasses import dataclass
 from areal.wire.routing import WorkerEntry
 
 _BOUND = 1.25

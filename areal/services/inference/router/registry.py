@@ -13,9 +13,9 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
 
+from areal.dataclasses import dataclass, field, replace
 from areal.services.inference.router.health import ProbeResult, WorkerHealth
 from areal.wire.bodies import RenewLease
 from areal.wire.routing import (

@@ -14,11 +14,11 @@ import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
+from areal.dataclasses import dataclass
 from areal.http import headers as names
 from areal.http.client import CallFailed, HttpClient, HttpReply, NotConnected
 from areal.services.http.errors import ApiError, bad_request

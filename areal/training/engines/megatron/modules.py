@@ -6,7 +6,6 @@ targets.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from areal.api.engine_api import TokenOutputs
+from areal.dataclasses import dataclass
 from areal.training.batches import target_mask
 from areal.training.engines.head import token_statistics
 

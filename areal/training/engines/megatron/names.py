@@ -11,12 +11,12 @@ Two layouts are not plain concatenations:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from areal.dataclasses import dataclass
 from areal.errors import UsageFault
 
 FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe")

@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from areal.dataclasses import dataclass
 from areal.services.inference.data_proxy.parsers.reader import (
     Output,
     Quotes,

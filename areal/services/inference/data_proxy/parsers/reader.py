@@ -8,9 +8,9 @@ text was split.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from areal.dataclasses import dataclass
 from areal.services.dialects import CallArguments, CallEnd, CallStart, Content, Piece, Reasoning
 
 NewId = Callable[[], str]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 import string
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TypeVar
 
+from areal.dataclasses import dataclass
 from areal.errors import UsageFault
 from areal.http.headers import unique_id
 from areal.services.inference.data_proxy.parsers.json_calls import (

@@ -9,8 +9,8 @@ from __future__ import annotations
 import ast
 import json
 import re
-from dataclasses import dataclass
 
+from areal.dataclasses import dataclass
 from areal.services.inference.data_proxy.parsers.reader import (
     Output,
     Quotes,

@@ -11,11 +11,11 @@ import dataclasses
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from areal.dataclasses import dataclass, field
 from areal.errors import ArealError, Conflict, UsageFault
 from areal.services.http.auth import Access
 from areal.services.http.errors import ApiError, bad_request

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from areal.dataclasses import dataclass
 from areal.services.inference.engines.embedded.linear import Deltas, Matrix, MatrixForms
 from areal.services.inference.engines.embedded.model_folder import ModelConfig, Rope, buffer_shapes
 

@@ -18,7 +18,6 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
 from functools import wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -26,6 +25,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import numpy as np
 import torch
 
+from areal.dataclasses import dataclass, field, replace
 from areal.errors import ArealError, Conflict
 from areal.services.inference.engines.embedded.decoder import Span, cut
 from areal.services.inference.engines.embedded.linear import Adapter

@@ -12,7 +12,6 @@ import ctypes
 import itertools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from areal.dataclasses import dataclass, field
 from areal.errors import ArealError
 from areal.files import parse_json
 from areal.services.inference.engines.embedded.model_folder import (

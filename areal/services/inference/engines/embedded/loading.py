@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from areal.dataclasses import dataclass, field
 from areal.errors import ArealError, UsageFault
 from areal.hub import model_folder
 from areal.services.inference.engines.embedded.model_folder import (

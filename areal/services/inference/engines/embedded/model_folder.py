@@ -16,11 +16,11 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from enum import Enum, auto
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from areal.dataclasses import dataclass, field
 from areal.errors import ArealError
 from areal.files import parse_json
 

@@ -14,11 +14,11 @@ import contextlib
 import secrets
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
+from areal.dataclasses import dataclass
 from areal.errors import UsageFault
 from areal.services.http.errors import ApiError, bad_request, unsupported
 from areal.services.http.messages import AnyResponse, Request, Response, StreamingResponse

@@ -14,13 +14,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from areal.dataclasses import dataclass
 from areal.services.inference.engines.embedded.grammar import keep_allowed
 from areal.services.inference.engines.embedded.scheduler import TokenSequence, TopLogprobs
 from areal.wire.sampling import SamplingParams

@@ -21,10 +21,11 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import chain, groupby
 from typing import TYPE_CHECKING
+
+from areal.dataclasses import dataclass, field
 
 if TYPE_CHECKING:
     from torch import Tensor
