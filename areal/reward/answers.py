@@ -43,7 +43,7 @@ _DOUBT_BEFORE = re.compile(  # text before the last number that makes it one of 
     r"|\d[^\w\n.!?:=()<>]*(?:\b(?:and|to|through|vs|versus)\b\.?)?[^\w\n.!?:=()<>]*\Z"  # 17, 18 and 20
     r"|\d[ ](?:hours?|minutes?|days?|weeks?|months?|years?|f(?:ee|oo)?t|yards?|dollars?|pounds?|remainder|r),?"
     rf"(?:[ ]and)?{_GAP}\Z"  # 1 hour and 18 minutes
-    r"|\b(?:not|never|cannot|[a-z]+n['’]t)\b(?:\s+[A-Za-z]+){0,4}[^\w\n.!?:;,=]*\Z"
+    r"|\b(?:not|never|cannot|whether|[a-z]+n['’]t)\b(?:\s+[A-Za-z]+){0,4}[^\w\n.!?:;,=]*\Z"
     r"|(?:[≤≥≠]|!=|[<>]=|[ \d)$][<>]|(?<![\w</])[A-Za-z][<>]|\\(?:[gl]eq?|neq?)(?![A-Za-z]))\s*[$\\]*\Z",
     re.IGNORECASE,
 )

@@ -16,7 +16,8 @@ from typing import Any
 
 from areal.dataclasses import dataclass
 from areal.reward.formulas import begins_with, decimal, parsed, ratio_of, same_set, same_value, solved
-from areal.reward.notation import LONGEST, SCALES, UNITS, normal
+from areal.reward.notation import LONGEST, SCALES, normal
+from areal.reward.units import measure, symbol_of
 
 _DEEPEST, _MOST_ITEMS = 12, 64
 _TOLERANCE, _ROUGH = Fraction(1, 10**6), Fraction(1, 20)
@@ -83,17 +84,8 @@ _WORDS = re.compile(
 _IDLE = re.compile(
     r"the|an?|of|is|are|was|has|have|answer|final|approx(?:imately)?|about|total|units?|each|on|in|at|exact(?:ly)?|solution"
 )
-_SIZES = {  # in the first unit of each line
-    unit: (line, Fraction(size))
-    for line in (
-        "mm=1 cm=10 m=1000 km=1000000",
-        "mg=1 g=1000 kg=1000000",
-        "s=1 min=60 h=3600 day=86400 week=604800",
-        "cent=1 dollar=100",
-    )
-    for unit, size in re.findall(r"(\w+)=(\d+)", line)
-}
-_METRIC = re.compile(r"(kilo|centi|milli)?(m)et(?:er|re)s?|(kilo|centi|milli)?(g)rams?|(milli)?(l)it(?:er|re)s?")
+_AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*«?([A-Za-z]+\.?)»?\s*(?:,|«?\band\b»?|\Z)?\s*")
+_CONSTANT = re.compile(r"(?<=[+-])\s*([cCkK])\s*\Z")
 _TRIGONOMETRY = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
 
 
@@ -137,6 +129,8 @@ def _unwrapped(text: str) -> tuple[str, str]:
 
 
 def _read(text: str) -> Node | None:
+    if total := _sum_of(text):
+        return total
     brackets, inner = _unwrapped(text)
     if brackets == "{}" and not _CONDITION.fullmatch(inner):
         return _read(inner)
@@ -216,7 +210,7 @@ def _relation(sides: list[str], operators: list[str]) -> Node | None:
 
 def _is_name(side: str) -> bool:
     """Whether a side has no number, as in ``x``, ``S_5``, ``f(2)``, ``m + n``, or has words."""
-    plain = re.sub(r"\\(?:pi|sqrt|frac|ln|log|infty)(?![A-Za-z])", "1", _ARGUMENT.sub("", side))
+    plain = re.sub(r"\\(?:pi|sqrt|ln|log|infty)(?![A-Za-z])", "1", _ARGUMENT.sub("", side))
     has_words = re.search(r"«|(?<!\\)\b[A-Za-z]{3,}", plain)
     return bool(re.search("[A-Za-z]", plain) and (has_words or not re.search(r"\d", plain)))
 
@@ -236,27 +230,30 @@ def _quantity(text: str) -> Quantity:
     formula = re.sub(r"^[\s.,:()/]*\s(?=[-+]?[\d.({\\A-Za-z])|(?:[\s.,:/*(]|\\cdot)+$", "", formula).strip()
     if joined and not re.search(r"[\dA-Za-z]", formula):
         formula = ""
-    return Quantity(text, formula, tuple(word for word in joined.split() if not _IDLE.fullmatch(word)), sign)
+    words = (word for word in joined.split() if not _IDLE.fullmatch(word) or joined == "in")
+    return Quantity(text, formula, tuple(words), sign)
 
 
 def _canonical(match: re.Match[str]) -> str:
     """A word in lower case, a unit by its symbol: ``m /s^2`` for «meters»/«s»^2, and for «m» «s»^{-2} too."""
-    found = _symbol(match[1] or match[2] or match[3] or "")
+    found = symbol_of(match[1] or match[2] or match[3] or "")
     power = match[4] or ""
     found = (
         f"/{found}{'^' * (power != '-1')}{power.strip('-1')}" if power[:1] == "-" else found + "^" * bool(power) + power
     )
-    return found + (f" /{_symbol(match[5])}{'^' if match[6] else ''}{match[6] or ''}" if match[5] else "")
+    return found + (f" /{symbol_of(match[5])}{'^' if match[6] else ''}{match[6] or ''}" if match[5] else "")
 
 
-def _symbol(word: str) -> str:
-    word = word.replace(".", "")
-    if metric := _METRIC.fullmatch(word.casefold()):
-        *prefix, base = [str(group) for group in metric.groups() if group]
-        return (prefix[0][0] if prefix else "") + base
-    word = word.casefold() if len(word) > 2 else word
-    singular = re.sub(r"(?<=..[^s])s\Z", "", word)
-    return UNITS.get(word) or UNITS.get(singular) or singular
+def _sum_of(text: str) -> Quantity | None:
+    """``1 hour 30 minutes`` in its last unit; None for what is not several amounts of one dimension."""
+    amounts = [(Fraction(number), symbol_of(unit)) for number, unit in _AMOUNT.findall(text)]
+    measures = [measure(unit) for _, unit in amounts]
+    if len(amounts) < 2 or _AMOUNT.sub("", text) or len({each and each[1] for each in measures}) > 1 or not measures[0]:
+        return None
+    sizes = [each[0] for each in measures if each]
+    total = sum((number * size for (number, _), size in zip(amounts, sizes, strict=True)), Fraction(0)) / sizes[-1]
+    is_sum = sizes == sorted(set(sizes), reverse=True)
+    return Quantity(text, rf"\frac{{{total.numerator}}}{{{total.denominator}}}", (amounts[-1][1],)) if is_sum else None
 
 
 # Comparison
@@ -266,6 +263,9 @@ def same(answer: Node | None, right: Node | None) -> bool:
     """Whether the answer equals the right one. It may take very long, unless the answer ``is_number``."""
     if answer is None or right is None:
         return False
+    names, others = _assignments(answer), _assignments(right)
+    if names and others:
+        return names.keys() == others.keys() and all(same(names[each], others[each]) for each in names)
     if isinstance(answer, Quantity) and isinstance(right, Quantity):
         return _same_quantity(answer, right)
     if isinstance(answer, Relation) and isinstance(right, Relation):
@@ -315,8 +315,7 @@ def _same_group(answer: Group, right: Group) -> bool:
     first, second = _items(answer), _items(right)
     names, others = _assignments(answer), _assignments(right)
     if names or others:  # x = 2, y = 3 equals itself in any order, and (2, 3): the values in the order of their names
-        unnamed = {each.brackets for each, given in ((answer, names), (right, others)) if not given}
-        if unnamed & {"{}", "[]", "[)"} or (names and others and names.keys() != others.keys()):
+        if (right if names else answer).brackets in ("{}", "[]", "[)"):
             return False
         first = [names[name] for name in sorted(names)] if names else list(answer.items)
         second = [others[name] for name in sorted(others)] if others else list(right.items)
@@ -345,8 +344,13 @@ def _items(group: Group) -> list[Node]:
     return [each for i, each in enumerate(items) if not any(same(each, one) for one in items[:i])]
 
 
-def _assignments(group: Group) -> dict[str, Node] | None:
-    """The values of ``x = 2, y = 3`` by their names; None for other items."""
+def _assignments(group: Node) -> dict[str, Node] | None:
+    """The values of ``x = 2, y = 3`` or ``(x, y) = (2, 3)`` by their names; None for other items."""
+    if isinstance(group, Relation) and group.name[:1] == "(" and isinstance(group.values[-1], Group):
+        names, items = group.name.strip("()").split(","), group.values[-1].items
+        return dict(zip(names, items, strict=True)) if len(set(names)) == len(names) == len(items) else None
+    if not isinstance(group, Group):
+        return None
     named = [each for each in group.items if isinstance(each, Relation) and each.name and each.values]
     values = {each.name.casefold(): each.values[-1] for each in named}
     return values if len(values) == len(group.items) > 1 else None
@@ -394,9 +398,9 @@ def _same_quantity(answer: Quantity, right: Quantity) -> bool:
     if not answer.formula or not right.formula:
         one, other = (re.sub(r"[^a-z0-9]", "", each.text.casefold()) for each in (answer, right))
         return not answer.formula and not right.formula and (one == other != "" or answer.words == right.words != ())
-    sizes = [_SIZES.get(each.words[0]) if len(each.words) == 1 else None for each in (answer, right)]
-    if sizes[0] and sizes[1] and sizes[0][0] == sizes[1][0]:
-        factor = sizes[0][1] / sizes[1][1]
+    sizes = [None if each.sign else measure(*each.words) for each in (answer, right)]
+    if sizes[0] and sizes[1] and sizes[0][1] == sizes[1][1]:
+        factor = sizes[0][0] / sizes[1][0]
         return _same_formula(
             rf"({answer.formula})\cdot\frac{{{factor.numerator}}}{{{factor.denominator}}}", right.formula
         )
@@ -418,6 +422,9 @@ _CUT = re.compile(r"(-?\d+\.(\d{3,}))\s*\\ldots")
 
 
 def _same_formula(answer: str, right: str, tolerance: Fraction | None = None) -> bool:
+    constants = [_CONSTANT.search(each) for each in (answer, right)]
+    if constants[0] and constants[1] and "C" in (constants[0][1], constants[1][1]):
+        answer, right = _CONSTANT.sub("C", answer), _CONSTANT.sub("C", right)
     found, wanted = decimal(answer), decimal(right)
     if tolerance is None and re.search(r"\.\d", f"{answer} {right}") and not re.fullmatch(r"[-+]?\d+(?:\.0*)?", right):
         tolerance = _TOLERANCE

@@ -16,15 +16,6 @@ from collections.abc import Callable
 LONGEST = 1000
 SCALES = {"million": 6, "mil": 6, "mn": 6, "billion": 9, "bn": 9, "trillion": 12, "hundred": 2, "thousand": 3}
 SCALES |= {"lakh": 5, "crore": 7}
-UNITS: dict[str, str] = dict(
-    re.findall(
-        r"(\w+)=(\S+)",
-        """inch=in inches=in foot=ft feet=ft second=s sec=s minute=min hour=h hr=h pound=lb yard=yd mile=mi ounce=oz
-        sq=square newton=N joule=J ml=mL losses=loss jan=january feb=february mar=march apr=april jun=june jul=july
-        aug=august sep=september sept=september oct=october nov=november dec=december
-        mole=mol mon=monday tue=tuesday wed=wednesday thu=thursday fri=friday sat=saturday sun=sunday""",
-    )
-)
 
 _TABLE = r"""
 (?<!\\)\\[,;: ]|(?<!\\)\\q?quad\>|(?<!\\)~ => @
@@ -67,7 +58,7 @@ _TABLE = r"""
 \\frac\s*\{\\(?:text|mathrm)\s*\{([A-Za-z ]+)\}\}\s*\{\\(?:text|mathrm)\s*\{([A-Za-z ]+)\}{{power}}\} => «\1»/«\2»\3
 \\(?:operatorname|text|mathrm)\s*\{({{functions}})\} => \\\1@
 \\(?:text(?:bf|it|rm|normal|tt|sf)?|math(?:rm|normal)|[mh]box|operatorname)\s*{{group}} => @words
-(?<![\\A-Za-z«])({{functions}})(?=[\s(_^\d]|\Z) => \\\1
+(?<![\\A-Za-z«])(?!min\s*\Z)({{functions}})(?=[\s(_^\d]|\Z) => \\\1
 \\sqrt\s*\(([^()]*)\) => \\sqrt{\1}
 (?<!\w)«?abs»?\s*\(([^()]*)\) => |\1|
 (?<!\\)\\& => @and@
@@ -272,12 +263,12 @@ _CONSTANTS = {
     "any": "«(?:for|where|with|any|all|every|each|some|real|integers?)»",
     "commands": "|".join(_COMMANDS),
     "functions": "sqrt|sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|sinh|cosh|tanh|log|ln|exp|pi|gcd|lcm|max|min",
-    "units": "km|cm|mm|kg|mg|m[lL]|ft|in|yd|mi|hr|lb|oz|[kM]?Hz|kN|kJ|kW|Pa|cc",
+    "units": "km|cm|mm|kg|mg|m[lL]|min|ft|in|yd|mi|hr|lb|oz|[kM]?Hz|kN|kJ|kW|Pa|cc",
     "power": r"(\s*\^\s*\{?\d\}?)?",
     "plurals": "mph|kmh|lbs|hrs|rpm|pts|cms|kms|kgs|gms|mls|yrs",
     "cons": "[b-df-hj-np-tv-xzB-DF-HJ-NP-TV-XZ]",
     "last": "(?![A-Za-z»])",
-    "end": r"(?=\s*(?:\^\s*\{?-?\d\}?\s*|/\s*\w+\s*)?\Z)",
+    "end": r"(?=\s*(?:(?:\^\s*\{?-?\d\}?\s*|/\s*\w+\s*)?\Z|\s\d+\s*[a-z]))",
     "scales": "|".join(SCALES),
     "group": rf"\{{({_GROUP})\}}",
 }
