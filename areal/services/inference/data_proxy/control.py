@@ -8,6 +8,9 @@ engine has that version; meanwhile it is not ready and refuses calls. Weights of
 One control runs at a time. A pause that fails, or whose client disconnects, is undone, since no client would resume the
 engine. A resume that fails, there or after a weight swap, is repeated until it succeeds. While memory is released the
 proxy is not ready and refuses calls, so that they go to other replicas.
+
+A weight swap whose outcome is unknown leaves the engine paused, so that no token is recorded with a wrong version: the
+running calls continue once the engine has loaded the published weights, and new ones are refused meanwhile.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ from areal.services.http.process import report_stage
 from areal.services.http.service import Service, json_response
 from areal.services.http.tasks import happens, uninterrupted, until_beat
 from areal.services.inference.engines.base import (
+    UNKNOWN_VERSION,
     EngineError,
     EngineRefused,
     EngineState,
@@ -253,6 +257,15 @@ class WeightTracker:
         self.loaded(pair, version)
         self.on_change()
 
+    def has(self, pair: str, version: int) -> bool:
+        """Whether the engine was given these weights, and has not been lost or invalidated since."""
+        return (pair, version, self._watch.losses) in self._loaded
+
+    @property
+    def is_invalid(self) -> bool:
+        """Whether the engine has weights of a failed update."""
+        return self._invalid_at == self._watch.losses
+
     def invalidate(self) -> None:
         """Note that the engine has weights of a failed update. It is behind until it has loaded the published weights,
         or its own if none are published."""
@@ -265,14 +278,13 @@ class WeightTracker:
     def behind(self) -> PublishedWeights | None:
         """The published weights that the engine lacks; None if it has them. A version that the engine reports counts as
         loaded, except 0, which a fresh engine reports too."""
-        is_invalid = self._invalid_at == self._watch.losses
         record = self.published or (
-            PublishedWeights(OWN_WEIGHTS, 0, self._base, None, self._base) if is_invalid else None
+            PublishedWeights(OWN_WEIGHTS, 0, self._base, None, self._base) if self.is_invalid else None
         )
-        if record is None or (record.pair, record.version, self._watch.losses) in self._loaded:
+        if record is None or self.has(record.pair, record.version):
             return None
         state = self._watch.state
-        if not is_invalid and state.not_ready is None and state.version == record.version > 0:
+        if not self.is_invalid and state.not_ready is None and state.version == record.version > 0:
             self.loaded(record.pair, record.version)
             return None
         return record
@@ -370,6 +382,7 @@ class EngineControl:
         self._tracker = tracker
         self._lock = asyncio.Lock()
         self._resume_due = asyncio.Event()  # set while the engine is paused because a resume failed
+        self._held_at: int | None = None  # the engine's losses when a resume was left out because of invalid weights
         self.memory_released = False
 
     def add_to(self, service: Service) -> None:
@@ -422,6 +435,7 @@ class EngineControl:
                     await self._undo_pause()
                 raise
             self._resume_due.clear()
+            self._held_at = None
         return json_response({"status": "ok", "paused": True, "version": self._watch.state.version})
 
     async def _undo_pause(self) -> None:
@@ -430,17 +444,28 @@ class EngineControl:
         async def resume() -> None:
             with contextlib.suppress(EngineError):
                 await self._resume()
-            self._pause.set(self._resume_due.is_set())
+            self._pause.set(self._resume_due.is_set() or self._is_held)
 
         await uninterrupted(resume(), "undo-pause")
 
     @property
+    def _is_held(self) -> bool:
+        """Whether the engine is paused until it has loaded valid weights."""
+        return self._held_at == self._watch.losses
+
+    @property
     def _wants_pause(self) -> bool:
         """Whether a client paused the engine: it is not resumed unasked."""
-        return self._pause.active and not self._resume_due.is_set()
+        return self._pause.active and not self._resume_due.is_set() and not self._is_held
 
     async def _resume(self) -> None:
-        """Resume the engine; ``run`` repeats it if the engine fails. Raises EngineError."""
+        """Resume the engine; ``run`` repeats it if the engine fails. An engine whose weights are invalid is resumed by
+        the swap that loads others. Raises EngineError."""
+        if self._tracker.is_invalid:
+            self._held_at = self._watch.losses
+            self._resume_due.clear()
+            return
+        self._held_at = None
         try:
             await self._engine.resume()
         except (EngineUnsupported, EngineRefused):  # the same request would fail again
@@ -466,7 +491,8 @@ class EngineControl:
         await request.read(_BODY_BYTES)
         async with self.exclusively():
             await self._resume()
-        return json_response({"status": "ok", "paused": False, "version": self._watch.state.version})
+            paused = self._is_held
+        return json_response({"status": "ok", "paused": paused, "version": self._watch.state.version})
 
     async def set_version(self, request: Request) -> Response:
         """Set the weight version, which only grows unless ``force`` sets it back."""
@@ -525,8 +551,9 @@ class EngineControl:
 
     async def swap_weights(self, swap: Callable[[], Awaitable[None]]) -> float:
         """Run ``swap`` while nothing is generated, and return the milliseconds that took. Generation resumes afterwards
-        even if the swap failed, unless it was paused before. The swap runs to its end even if the client disconnects:
-        half a swap would leave weights under a wrong version. Raises EngineError."""
+        even if the engine refused the new weights, unless it was paused before; after another failure its weights are
+        unknown, and it resumes once it has loaded others. The swap runs to its end even if the client disconnects: half
+        a swap would leave weights under a wrong version. Raises EngineError."""
         pausing = not self._engine.capabilities.swaps_between_steps
         return await uninterrupted(self._swap_locked(swap, pausing=pausing), "swap-weights")
 
@@ -537,12 +564,30 @@ class EngineControl:
             try:
                 if pausing:
                     await self._engine.pause()
-                await swap()
+                await self._swap(swap)
             finally:
-                if pausing and not was_paused:
+                if (pausing or self._is_held) and not was_paused:
                     await self._resume()
-                self._pause.set(was_paused)
+                self._pause.set(was_paused or self._is_held)
             return (time.monotonic() - began) * 1e3
+
+    async def _swap(self, swap: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await swap()
+        except (EngineRefused, EngineUnsupported):  # the old weights are unchanged
+            raise
+        except BaseException:
+            self._tracker.invalidate()
+            raise
+
+    async def take_over(self) -> None:
+        """Note weights of an update that an earlier data proxy began and did not end: the engine has no version then,
+        and may be paused. Raises EngineUnavailable."""
+        async with self.locked():
+            if await self._engine.version() == UNKNOWN_VERSION and not self._tracker.is_invalid:
+                self._tracker.invalidate()
+                if self._pause.active:
+                    self._held_at = self._watch.losses
 
     @contextlib.asynccontextmanager
     async def exclusively(self) -> AsyncIterator[None]:

@@ -40,6 +40,7 @@ from areal.services.inference.engines.base import (
     EngineError,
     EngineRefused,
     EngineUnavailable,
+    EngineUnsupported,
     GroupReceiver,
     TokenEngine,
     WeightProbe,
@@ -75,17 +76,28 @@ class WeightSync:
         self._headers = {**headers, "Content-Type": "application/json"}
         self._address = address
         self._model = model
+        self._taken_over: int | None = None  # the engine's losses then
 
     async def run(self) -> None:
         while True:
             self._tracker.failed.clear()
             self._tracker.reload()
+            if self._control.engine_is_available and self._taken_over != self._control.losses:
+                await self._take_over()
             record = self._tracker.behind
             failed = await self._catch_up(record) if record is not None and self._control.engine_is_available else ""
             before, self._tracker.obstacle = self._tracker.obstacle, failed
             if failed and failed != before:
                 _log.warning("not serving: %s", self._tracker.reason)
+            if failed:
+                self._tracker.failed.clear()  # by the attempt itself, which is repeated after a pause
             await happens(self._tracker.failed, _RETRY_S if failed else until_beat(_POLL_S))
+
+    async def _take_over(self) -> None:
+        losses = self._control.losses
+        with suppress(EngineError):
+            await self._control.take_over()
+            self._taken_over = losses
 
     async def _catch_up(self, record: PublishedWeights) -> str:
         """Load or request the published weights. Return the reason of a failure, "" without one."""
@@ -253,7 +265,7 @@ class WeightRoutes:
             before, self._uncommitted = self._uncommitted, (pair.name, version)
             try:
                 await load()
-            except EngineRefused:  # the old weights are unchanged
+            except (EngineRefused, EngineUnsupported):  # the old weights are unchanged
                 self._uncommitted = before
                 raise
             self._tracker.loaded(pair.name, version)
@@ -299,7 +311,8 @@ class WeightRoutes:
             reverted = self._uncommitted == order
             if reverted:
                 self._uncommitted = None
-                self._tracker.invalidate()
+                if self._tracker.has(*order):  # a worker that failed has returned by itself, or is about to
+                    self._tracker.invalidate()
         return json_response({"status": "ok", "pair_name": order[0], "version": order[1], "reverted": reverted})
 
     async def pairs(self, request: Request) -> Response:

@@ -70,6 +70,7 @@ from areal.services.inference.engines.transport import (
     key_refused,
     sampling_fields,
     typed,
+    version_label,
     versions_of,
     weight_version,
 )
@@ -216,7 +217,7 @@ class SglangClient(EngineClient):
         self._paused = False
 
     async def set_version(self, version: int) -> None:
-        body = {"new_version": str(version), "abort_all_requests": False}
+        body = {"new_version": version_label(version), "abort_all_requests": False}
         await self._command("/update_weight_version", body, if_missing=_NO_VERSION)
 
     async def version(self) -> int | None:
@@ -251,19 +252,17 @@ class SglangClient(EngineClient):
     async def load_weights(self, folder: str, version: int) -> None:
         await self.verify_weights(folder)
         body = {"model_path": folder, "weight_version": str(version), "abort_all_requests": False, "flush_cache": True}
-        await self._update("/update_weights_from_disk", body, version, _NO_UPDATE)
+        async with self._replacing_weights(version):
+            await self._update("/update_weights_from_disk", body, _NO_UPDATE)
 
-    async def _update(self, path: str, body: Mapping[str, Any], version: int, if_missing: str) -> None:
+    async def _update(self, path: str, body: Mapping[str, Any], if_missing: str) -> None:
         """Run an update of the weights; see the module's docstring for what follows one that fails."""
-        self._generates = False
         try:
             await self._checked_command(path, body, if_missing, LOAD_S)
         except EngineRefused as refused:
             if _NOT_FLUSHED not in str(refused):
                 raise await self._judged(str(refused)) from refused
             await self._flush_cache()
-        if await self.version() != version:
-            await self.set_version(version)
 
     async def _judged(self, why: str) -> EngineFailed | EngineRefused:
         """The error for an update that failed, by the weights that the server has now."""
@@ -311,8 +310,8 @@ class SglangClient(EngineClient):
             "abort_all_requests": False,
             "weight_version": str(version),
         }
-        async with self._update_session():
-            await self._update("/update_weights_from_distributed", body, version, _NO_GROUP)
+        async with self._replacing_weights(version), self._update_session():
+            await self._update("/update_weights_from_distributed", body, _NO_GROUP)
 
     @contextlib.asynccontextmanager
     async def _update_session(self) -> AsyncIterator[None]:

@@ -46,10 +46,20 @@ def typed(data: Mapping[str, Any], name: str, kind: type[T]) -> T | None:
     return value if isinstance(value, kind) else None
 
 
+_UNKNOWN = "unknown"
+
+
+def version_label(version: int) -> str:
+    """``version`` as vLLM and SGLang store it."""
+    return _UNKNOWN if version == UNKNOWN_VERSION else str(version)
+
+
 def weight_version(text: object) -> int | None:
     """The weight version of vLLM and SGLang: "default" until one is set, which is 0 here. None for any other text."""
     if text in (None, "default"):
         return 0
+    if text == _UNKNOWN:
+        return UNKNOWN_VERSION
     return int(text) if isinstance(text, str | int) and str(text).isdecimal() else None
 
 
@@ -243,6 +253,38 @@ class EngineClient(ABC):
 
     @abstractmethod
     def _request(self, call: EngineCall) -> GenerateRequest: ...
+
+    @abstractmethod
+    async def set_version(self, version: int) -> None: ...
+
+    @abstractmethod
+    async def version(self) -> int | None: ...
+
+    @contextlib.asynccontextmanager
+    async def _replacing_weights(self, version: int) -> AsyncIterator[None]:
+        """The weights have ``version`` after the body, and the version before when the engine refuses them. Until then,
+        and after another failure, their version is unknown, also to whoever asks the engine. Raises EngineError."""
+        self._generates = False
+        before = await self.version()
+        with contextlib.suppress(EngineUnsupported):
+            await self.set_version(UNKNOWN_VERSION)
+        try:
+            yield
+        except (EngineRefused, EngineUnsupported):
+            with contextlib.suppress(EngineUnsupported):
+                await self._label_weights(before or 0)
+            raise
+        except BaseException:
+            with contextlib.suppress(EngineError):  # the command may have set another one
+                await self.set_version(UNKNOWN_VERSION)
+            raise
+        await self._label_weights(version)
+
+    async def _label_weights(self, version: int) -> None:
+        try:
+            await self.set_version(version)
+        except EngineRefused as error:
+            raise EngineFailed(f"the engine does not take the version of its weights: {error}") from error
 
     def point_to(self, url: str) -> None:
         self._url = url.rstrip("/")

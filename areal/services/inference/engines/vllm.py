@@ -55,6 +55,7 @@ from areal.services.inference.engines.transport import (
     key_refused,
     sampling_fields,
     typed,
+    version_label,
     weight_source,
     weight_version,
 )
@@ -173,23 +174,22 @@ class VllmClient(EngineClient):
         self._flush()  # tokens that have arrived belong to the old version
         self._version = version
         with contextlib.suppress(EngineUnsupported):  # an older vLLM stores no version
-            await self._command("/update_weight_version", {"new_version": str(version)}, if_missing=_NO_DEV_MODE)
+            body = {"new_version": version_label(version)}
+            await self._command("/update_weight_version", body, if_missing=_NO_DEV_MODE)
 
     async def version(self) -> int | None:
         return self._version
 
     async def load_weights(self, folder: str, version: int) -> None:
-        self._generates = False
-        _check_refusals(await self._call_workers("areal_load_weights", {"path": folder}, LOAD_S))
-        await self.set_version(version)
+        async with self._replacing_weights(version):
+            _check_refusals(await self._call_workers("areal_load_weights", {"path": folder}, LOAD_S))
 
     async def stage_weights(self, source: str | Broadcast, version: int) -> None:
         await self._run_on_workers("areal_stage", {"version": version, **weight_source(source)})
 
     async def load_staged(self, version: int) -> None:
-        self._generates = False
-        _check_refusals(await self._call_workers("areal_load_staged", {"version": version}, LOAD_S))
-        await self.set_version(version)
+        async with self._replacing_weights(version):
+            _check_refusals(await self._call_workers("areal_load_staged", {"version": version}, LOAD_S))
 
     async def forget_weights(self) -> None:
         await self._call_workers("areal_forget", {})

@@ -70,6 +70,12 @@ def asked(api: ScriptedApi) -> list[str]:
     return [route for route, _, _ in api.got]
 
 
+def versions_set(api: ScriptedApi) -> list[str]:
+    bodies = api.bodies("POST /update_weight_version")
+    assert all(body["abort_all_requests"] is False for body in bodies)
+    return [body["new_version"] for body in bodies]
+
+
 @pytest.mark.parametrize(
     ("answer", "after", "flush", "expected"),
     [
@@ -94,13 +100,13 @@ async def test_update_from_disk_leaves_the_weights_that_the_server_has_by_its_ch
     api.hooks[FROM_DISK] = updated
     if expected is None:
         await client.load_weights(str(folder), 4)
-        assert api.bodies("POST /update_weight_version") == [{"new_version": "4", "abort_all_requests": False}]
+        assert versions_set(api) == ["unknown", "4"]
         assert ("POST /flush_cache" in asked(api)) == (answer != OK)
         return
     with pytest.raises(EngineError) as raised:
         await client.load_weights(str(folder), 4)
     assert type(raised.value) is expected
-    assert "POST /update_weight_version" not in asked(api)
+    assert versions_set(api) == (["unknown", "3"] if expected is EngineRefused else ["unknown", "unknown"])
 
 
 async def test_broadcast_runs_between_begin_and_end_where_the_server_has_them(
@@ -125,7 +131,7 @@ async def test_session_of_a_broadcast_that_failed_is_ended_and_one_that_does_not
     api.replies[BROADCAST] = refusal("Failed to receive weights: connection closed by peer")
     with pytest.raises(EngineRefused, match="old ones serve on: Failed to receive"):
         await client.receive_weights("pair", LAYOUT, 4)
-    assert asked(api)[-1] == "POST /end_weight_update"
+    assert asked(api)[-2:] == ["POST /end_weight_update", "POST /update_weight_version"]
     api.replies |= {BROADCAST: OK, "POST /end_weight_update": refusal("out of memory")}
     with pytest.raises(EngineFailed, match="did not finish"):
         await client.receive_weights("pair", LAYOUT, 3)

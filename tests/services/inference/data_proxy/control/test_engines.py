@@ -13,6 +13,7 @@ import pytest
 from areal.http.client import HttpClient
 from areal.services.inference.engines import open_engine
 from areal.services.inference.engines.base import (
+    UNKNOWN_VERSION,
     EngineError,
     EngineFailed,
     EngineRefused,
@@ -135,9 +136,12 @@ async def test_version_of_an_engine_that_does_not_answer_is_unknown(
     assert await engine.version() == 3
 
 
-@pytest.mark.parametrize(("results", "error"), [(["no", "no"], EngineRefused), (["None", "no"], EngineFailed)])
+@pytest.mark.parametrize(
+    ("results", "error", "version"),
+    [(["no", "no"], EngineRefused, 0), (["None", "no"], EngineFailed, UNKNOWN_VERSION)],
+)
 async def test_weights_that_some_of_vllms_workers_refuse_are_a_failure(
-    http: HttpClient, api: ScriptedApi, results: list[str], error: type[EngineError]
+    http: HttpClient, api: ScriptedApi, results: list[str], error: type[EngineError], version: int
 ) -> None:
     """After a refusal by all of them the old weights serve on; after one by some the model is mixed."""
     api.replies["POST /collective_rpc"] = (200, {"results": results})
@@ -145,7 +149,7 @@ async def test_weights_that_some_of_vllms_workers_refuse_are_a_failure(
     for load in (engine.load_weights("/weights", 1), cast(WeightStager, engine).load_staged(1)):
         with pytest.raises(error):
             await load
-    assert await engine.version() is None
+    assert await engine.version() == version
 
 
 async def proxy_before(processes: Processes, api: ScriptedApi, tokenizer: Path) -> Process:

@@ -1,0 +1,241 @@
+"""An update that leaves an engine's weights unknown: no token is sampled, and so none recorded with a wrong version,
+until the engine has loaded the published weights again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.services.inference.running_service import in_thread, later
+from tests.services.processes import Answer, Process, Processes, Stream, wait_ready, wait_until
+from tests.services.scripted_api import ScriptedApi, scripted_api
+
+OK: tuple[int, dict[str, Any]] = (200, {})
+DONE = (200, {"results": ["None"]})
+BROKEN = (500, {"error": {"message": "died after it had applied them"}})
+RPC, FROM_DISK = "POST /collective_rpc", "POST /update_weights_from_disk"
+PAUSE = {"vllm": "POST /pause", "sglang": "POST /pause_generation"}
+RESUME = {"vllm": "POST /resume", "sglang": "POST /continue_generation"}
+LOAD = {"vllm": RPC, "sglang": FROM_DISK}
+GENERATE = {"vllm": "POST /v1/completions", "sglang": "POST /generate"}
+
+
+@dataclass
+class Engine:
+    """A scripted server of ``kind``, which keeps its pause, its version label, and the version of what it computes
+    with. ``breaks``: a load applies the weights and answers 500; ``gate``: loads wait for it."""
+
+    kind: str
+    api: ScriptedApi
+    paused: bool = False
+    label: str = "default"
+    folders: list[str] = field(default_factory=list)
+    breaks: bool = False
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    resumed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        api, kind = self.api, self.kind
+        models = {"data": [{"id": "tiny", "root": "/models/tiny", "max_model_len": 4096}]}
+        api.replies |= {"GET /v1/models": (200, models), "GET /health": OK, "GET /server_info": OK}
+        api.replies |= {PAUSE[kind]: OK, RESUME[kind]: OK, "POST /update_weight_version": OK, LOAD[kind]: DONE}
+        api.hooks |= {PAUSE[kind]: self._pause, RESUME[kind]: self._resume, LOAD[kind]: self._load}
+        api.hooks["POST /update_weight_version"] = self._set_label
+        self.generates(self.event(5, ends=True))
+        self._tell()
+
+    def _tell(self) -> None:
+        about = {"weight_version": self.label, "model_path": "/models/tiny"}
+        self.api.replies |= {"GET /model_info": (200, about), "GET /weight_info": (200, about)}
+        self.api.replies |= {"GET /is_paused": (200, {"is_paused": self.paused})}
+        self.api.replies["GET /ready"] = (503 if self.paused else 200, {})
+
+    async def _pause(self) -> None:
+        self.paused = True
+        self.resumed.clear()
+        self._tell()
+
+    async def _resume(self) -> None:
+        self.paused = False
+        self.resumed.set()
+        self._tell()
+
+    async def _set_label(self) -> None:
+        self.label = self.api.bodies("POST /update_weight_version")[-1]["new_version"]
+        self._tell()
+
+    async def _load(self) -> None:
+        body = self.api.bodies(LOAD[self.kind])[-1]
+        method, order = body.get("method"), body.get("kwargs", body)
+        if method in ("areal_stage", "areal_state"):
+            self.folders.append(order.get("path", self.folders[-1] if self.folders else ""))
+            self.api.replies[LOAD[self.kind]] = DONE
+            return
+        assert self.paused
+        if "path" in order or "model_path" in order:
+            self.folders.append(order.get("path") or order["model_path"])
+        if self.breaks:
+            self.breaks = False
+            self.api.replies[LOAD[self.kind]] = BROKEN
+            return
+        await self.gate.wait()
+        self.api.replies[LOAD[self.kind]] = DONE
+
+    def event(self, token: int, *, ends: bool = False) -> dict[str, Any]:
+        if self.kind == "vllm":
+            tops = [{f"token_id:{token}": -0.7, "token_id:6": -0.7}]
+            logprobs = {"tokens": [], "token_logprobs": [-0.7], "top_logprobs": tops}
+            finish = {"finish_reason": "length" if ends else None}
+            return {"choices": [{"index": 0, "text": "", "token_ids": [token], "logprobs": logprobs, **finish}]}
+        about = {
+            "completion_tokens": 2 if token == 9 else 1,  # SGLang counts those of the events before
+            "finish_reason": {"type": "length"} if ends else None,
+            "output_token_logprobs": [[-0.7, token, None]],
+            "output_top_logprobs": [[[-0.7, token, None], [-0.7, 6, None]]],
+            "weight_version": self.label,
+        }
+        return {"text": "", "meta_info": about}
+
+    def generates(self, *items: Any) -> None:
+        self.api.replies[GENERATE[self.kind]] = [*items, "[DONE]"]
+
+
+@pytest.fixture(params=["vllm", "sglang"])
+async def engine(request: pytest.FixtureRequest) -> AsyncIterator[Engine]:
+    async with scripted_api() as api:
+        yield Engine(request.param, api)
+
+
+@dataclass
+class Proxy:
+    process: Process
+    key: str
+    folder: Path
+
+    async def post(self, path: str, **body: Any) -> Answer:
+        return await in_thread(self.process.call, "POST", path, body, key=self.key)
+
+    async def ready(self) -> Answer:
+        return await in_thread(self.process.call, "GET", "/ready")
+
+    async def step(self, name: str, version: int) -> Answer:
+        path = self.folder / f"v{version}"
+        path.mkdir(exist_ok=True)
+        (path / "config.json").write_text("{}")
+        (path / "model.safetensors").write_bytes(b"\2\0\0\0\0\0\0\0{}")
+        return await self.post(f"/weights/{name}", pair_name="actor", version=version, source={"path": str(path)})
+
+    async def update(self, version: int) -> Answer:
+        assert (prepared := await self.step("prepare", version)).status == 200, prepared.body
+        return await self.step("update", version)
+
+    async def connect(self) -> None:
+        (self.folder / "mark").write_text("word")
+        offer = {"root": str(self.folder), "mark": "mark", "word": "word"}
+        assert (await self.post("/weights/connect", pair_name="actor", mode="disk", offer=offer)).status == 200
+
+
+async def start_proxy(processes: Processes, engine: Engine, tokenizer: Path, folder: Path) -> Proxy:
+    about = ("--model", "tiny", "--engine", engine.kind, "--engine-url", engine.api.url)
+    kept = ("--state-dir", str(folder / "state"), "--tokenizer-path", str(tokenizer), "--model-path", str(tokenizer))
+    process = await in_thread(processes.service, "data_proxy", *about, *kept)
+    await in_thread(wait_ready, process)
+    (folder / "weights").mkdir(exist_ok=True)
+    return Proxy(process, processes.key, folder / "weights")
+
+
+async def test_running_call_is_held_until_the_published_weights_are_loaded(
+    engine: Engine, processes: Processes, tokenizer: Path, tmp_path: Path
+) -> None:
+    proxy = await start_proxy(processes, engine, tokenizer, tmp_path)
+    await proxy.connect()
+    engine.gate.set()
+    assert (await proxy.update(1)).status == 200
+    assert (await proxy.step("commit", 1)).status == 200
+    begun = asyncio.Event()
+
+    async def begin() -> None:
+        begun.set()
+        await asyncio.sleep(0)
+
+    async def after_a_pause() -> None:
+        if not last:
+            await failed.wait()
+        await engine.resumed.wait()  # as a real engine, it samples nothing while it is paused
+        last.update(engine.event(9, ends=True))
+
+    last: dict[str, Any] = {}
+    failed = asyncio.Event()
+    engine.generates(engine.event(5), begin, after_a_pause, last)
+    call = {"model": "tiny", "prompt": "Hello", "max_tokens": 2, "return_token_ids": True}
+    events = later(lambda: list(Stream(proxy.process.port, "/v1/completions", call, processes.key).events()))
+    await asyncio.wait_for(begun.wait(), 20)
+    engine.gate.clear()
+    engine.breaks = True
+    assert (await proxy.update(2)).status == 502
+    failed.set()
+    assert engine.paused and engine.label == "unknown" and not events.done()
+    refused = await proxy.post("/v1/completions", **call)
+    assert (refused.status, refused.json()["error"]["code"]) == (503, "weights_behind")
+    assert refused.headers["retry-after"] == "1"
+    resume = asyncio.create_task(proxy.post("/continue_generation"), name="resume")
+    assert (await proxy.ready()).status == 503
+    assert engine.paused
+
+    engine.gate.set()
+    assert (await resume).status == 200
+    versions = await in_thread(_versions, events)
+    assert versions == [1, 1] and engine.label == "1"
+    assert engine.folders[-1].endswith("v1")
+    engine.generates(engine.event(5, ends=True))
+    await in_thread(wait_ready, proxy.process)
+
+
+async def test_client_that_paused_before_the_failed_update_has_its_pause_until_it_resumes(
+    engine: Engine, processes: Processes, tokenizer: Path, tmp_path: Path
+) -> None:
+    proxy = await start_proxy(processes, engine, tokenizer, tmp_path)
+    await proxy.connect()
+    engine.gate.set()
+    assert (await proxy.update(1)).status == 200
+    assert (await proxy.step("commit", 1)).status == 200
+    assert (await proxy.post("/pause_generation")).status == 200
+    engine.breaks = True
+    assert (await proxy.update(2)).status == 502
+    await in_thread(wait_ready, proxy.process)  # it has version 1 again
+    assert engine.paused and engine.label == "1"
+    assert (await proxy.post("/continue_generation")).json()["paused"] is False
+    assert not engine.paused
+
+
+async def test_data_proxy_that_is_killed_in_an_update_has_a_successor_that_loads_the_published_weights(
+    engine: Engine, processes: Processes, tokenizer: Path, tmp_path: Path
+) -> None:
+    proxy = await start_proxy(processes, engine, tokenizer, tmp_path)
+    await proxy.connect()
+    engine.gate.set()
+    assert (await proxy.update(1)).status == 200
+    assert (await proxy.step("commit", 1)).status == 200
+    engine.gate.clear()
+    update = asyncio.create_task(proxy.update(2), name="update")
+    await in_thread(wait_until, lambda: engine.label == "unknown", what="it is in the middle")
+    proxy.process.kill()
+    with pytest.raises(OSError):
+        await update
+    assert engine.paused
+    engine.gate.set()
+    await start_proxy(processes, engine, tokenizer, tmp_path)
+    await asyncio.wait_for(engine.resumed.wait(), 20)
+    assert engine.label == "1" and engine.folders[-1].endswith("v1")
+
+
+def _versions(events: Future[list[Any]]) -> list[int]:
+    listed = events.result(30)
+    assert listed[-1] == "[DONE]", listed
+    return [version for event in listed[:-1] for choice in event["choices"] for version in choice.get("versions", ())]
