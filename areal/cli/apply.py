@@ -22,12 +22,10 @@ from areal.cli.failures import error_lines, fault_lines
 from areal.cli.manifest import DryRunCommand, SourceFlags, dry_run_option, print_manifests, source_options
 from areal.cli.objects import (
     complete_targets,
-    manifest,
     one_ref,
     parse_refs,
     recorded,
     select,
-    source_text,
     stored,
     targets_argument,
 )
@@ -47,6 +45,7 @@ from areal.cli.output import (
 )
 from areal.cli.remote import local_options
 from areal.errors import ArealError, Conflict, InvalidManifest, NotFound, UsageFault
+from areal.reconcilers.home_view import manifest, source_text
 from areal.resources.kinds import API_VERSION, check_name
 
 if TYPE_CHECKING:

@@ -17,13 +17,14 @@ from typing import Any
 
 import click
 
-from areal.cli.objects import HomeView, complete_names, stored
+from areal.cli.objects import complete_names, stored
 from areal.cli.options import Invocation
 from areal.cli.output import Column, clear, emit_rows, field, render_table, show, text_of
 from areal.cli.remote import local_options
 from areal.dataclasses import dataclass
 from areal.errors import ArealError, NotFound
 from areal.installation import install_command
+from areal.reconcilers.home_view import HomeView
 from areal.resources.kinds import TRAIN_JOB, Ref, check_name
 from areal.state.job_metrics import steps_of
 from areal.terminal import fancy

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from areal.cli.manifest import STDIN, SourceFlags, source_options
-from areal.cli.objects import HomeView, complete_targets, parse_refs, stored
+from areal.cli.objects import complete_targets, parse_refs, stored
 from areal.cli.options import Invocation, print_options, stack
 from areal.cli.output import emit_one, refuse_existing, write_file
 from areal.errors import UsageFault
 from areal.installation import module_argv
+from areal.reconcilers.home_view import HomeView
 from areal.resources.addresses import is_loopback
 from areal.resources.kinds import AGENT_SERVICE, INFERENCE_SERVICE, TRAIN_JOB
 from areal.runtime.backends.base import LOOPBACK

@@ -8,28 +8,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from areal.cli.objects import (
     ORIGIN_COLUMNS,
     PROCESS_COLUMNS,
-    HomeView,
     columns_for,
     complete_targets,
-    document_name,
-    document_of,
-    has_failed,
-    manifest,
     one_ref,
-    origin_rows,
     parse_refs,
     parse_selector,
-    process_row,
     stored,
     targets_argument,
-    weights_text,
 )
 from areal.cli.options import Invocation, Seconds, read_options
 from areal.cli.output import (
@@ -40,7 +32,6 @@ from areal.cli.output import (
     emit_one,
     emit_rows,
     field,
-    iso,
     print_rows,
     render_table,
     show_table,
@@ -50,12 +41,17 @@ from areal.cli.output import (
 )
 from areal.cli.remote import gateway, local_options
 from areal.errors import UsageFault
+from areal.reconcilers.home_view import (
+    HomeView,
+    document_name,
+    document_of,
+    event_row,
+    manifest,
+    origin_rows,
+    process_row,
+    weights_text,
+)
 from areal.resources.kinds import KINDS, Ref, resolve_kind
-
-if TYPE_CHECKING:
-    from areal.runtime.backends.base import RunState
-    from areal.state.events import Event
-
 
 _PROCESSES = ("processes", "process", "proc", "ps")
 _KIND_COLUMNS = (field("NAME", "plural"), field("SHORT", "short"), field("KIND", "kind"))
@@ -177,9 +173,6 @@ def _note(hidden: int) -> str:
 
 # -- describe
 
-_EVENTS = 10
-_LOG_LINES = 8
-
 _CONDITIONS = (
     field("TYPE", "type"),
     field("STATUS", "status", state=True),
@@ -215,40 +208,12 @@ def describe(cli: Invocation, targets: tuple[str, ...]) -> int:
 
         document = describe_remote(chosen, ref)
     else:
-        from areal.state.events import EventLog
+        from areal.reconcilers.home_view import description
 
-        found = stored(cli.home, ref)
-        home = HomeView(cli.home)
-        refs = home.family(found.ref)
-        related = [item for item in home.objects if item.ref in refs[1:]]
-        seen = home.statuses([found, *related])
-        document = document_of(found, seen[str(found.ref)])
-        document["origins"] = origin_rows(found)
-        states = home.states(refs)
-        gone = home.gone(states, failed=False)
-        document["processes"] = [_process(cli, state) for state in states if state.spec.uid not in gone]
-        document["related"] = [
-            {"ref": status.ref, "phase": status.phase, "ready": status.ready, "message": status.message}
-            for status in (seen[str(item.ref)] for item in related)
-        ]
-        document["events"] = [_event_row(event) for event in EventLog(cli.home).read(found.ref, _EVENTS)]
+        document = description(cli.home, ref)
     page = _page if chosen is None else lambda document: to_yaml([document])
     emit_one(cli, document, name=document_name(document), text=lambda: page(document))
     return 0
-
-
-def _process(cli: Invocation, state: RunState) -> dict[str, Any]:
-    """Returns the document of a process; if it failed, with its first exception and last log lines."""
-    row = process_row(state)
-    if has_failed(state):
-        from areal.runtime.backends import Backends
-        from areal.runtime.causes import first_exception
-        from areal.runtime.logs import tail
-
-        paths = Backends(cli.home.root).log_paths(state.spec.uid)
-        row["firstException"] = first_exception(paths)
-        row["lastLines"] = tail(paths, _LOG_LINES)
-    return row
 
 
 def _page(document: Mapping[str, Any]) -> str:
@@ -346,21 +311,7 @@ def _read(cli: Invocation, refs: Sequence[Ref], type_: str | None) -> list[dict[
     log = EventLog(cli.home)
     found = [event for ref in refs for event in log.read(ref)] if refs else log.read()
     found.sort(key=lambda event: event.at)
-    return [_event_row(event) for event in found if type_ is None or event.type == type_]
-
-
-def _event_row(event: Event) -> dict[str, Any]:
-    return {
-        "ref": event.ref,
-        "type": event.type,
-        "reason": event.reason,
-        "message": event.message,
-        "actor": event.actor,
-        "at": event.at,
-        "time": iso(event.at),
-        "count": event.count,
-        "firstAt": event.first_at,
-    }
+    return [event_row(event) for event in found if type_ is None or event.type == type_]
 
 
 def _event_name(row: Row) -> str:

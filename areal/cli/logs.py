@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from areal.cli.objects import HomeView, complete, one_ref, stored, targets_argument
+from areal.cli.objects import complete, one_ref, stored, targets_argument
 from areal.cli.options import Decorator, Invocation, Seconds, gather
 from areal.cli.output import Column, clock, compact, emit_rows, field, iso, write
 from areal.cli.remote import local_options
 from areal.errors import NotFound
+from areal.reconcilers.home_view import HomeView
 from areal.resources.kinds import KINDS, components_of
 from areal.runtime.logs import TimedLine, timed_lines
 from areal.terminal import fancy, style, without_colours

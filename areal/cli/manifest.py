@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from areal.cli.objects import complete_fields, complete_kinds, document_name, json_text, manifest, names_of
+from areal.cli.objects import complete_fields, complete_kinds, json_text, names_of
 from areal.cli.options import Invocation, gather, home_path, print_options
 from areal.cli.output import Column, emit_one, emit_rows, field, refuse_existing, to_yaml, write, write_file
 from areal.errors import ArealError, UsageFault
+from areal.reconcilers.home_view import document_name, manifest
 from areal.resources.kinds import API_VERSION, check_name, parse_ref, resolve_kind
 
 if TYPE_CHECKING:

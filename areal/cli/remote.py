@@ -167,7 +167,7 @@ def service_key(home: Home, service: str, kind: str = INFERENCE_SERVICE) -> str:
 def gateway_of(cli: Invocation, service: str | None, kind: str = INFERENCE_SERVICE) -> GatewayClient:
     """Returns the client of the remote gateway, else of a service of this home. Raises NotFound for an unknown service,
     ArealError for a service that does not run or has no key here."""
-    from areal.cli.objects import HomeView
+    from areal.reconcilers.home_view import HomeView
     from areal.state.home import read_key
 
     chosen = gateway(cli)

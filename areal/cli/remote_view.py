@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from areal.cli.objects import document_name
 from areal.cli.output import Column, Table, field
 from areal.cli.remote import GatewayClient, KeyRefused
 from areal.dataclasses import dataclass
 from areal.errors import ArealError, NotFound, TimedOut, UsageFault
+from areal.reconcilers.home_view import document_name
 from areal.reconcilers.observe import Health
 from areal.resources.kinds import API_VERSION, INFERENCE_SERVICE, MODEL, Ref, parse_ref, resolve_kind
 

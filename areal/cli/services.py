@@ -15,12 +15,13 @@ import click
 from areal import interrupt
 from areal.cli.apply import converge, foreground, preview
 from areal.cli.logs import LogQuery
-from areal.cli.objects import PROCESS_COLUMNS, HomeView, complete, process_row, recorded, stored
+from areal.cli.objects import PROCESS_COLUMNS, complete, recorded, stored
 from areal.cli.operate import approver, finish, merge_outcomes, mutate, scale_object
 from areal.cli.options import Decorator, Invocation, change_options, gather, stack, stop_options, timeout
 from areal.cli.output import Column, age, emit_rows, field, render_table, show_status
 from areal.cli.remote import GatewayClient, gateway, gateway_of, namespace, refuse_remote_context
 from areal.errors import ArealError, UsageFault
+from areal.reconcilers.home_view import HomeView, process_row
 from areal.resources.kinds import BACKENDS, Ref, check_name
 
 if TYPE_CHECKING:

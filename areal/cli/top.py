@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from areal.cli.objects import HomeView, complete_targets, parse_refs, process_row, service_of
+from areal.cli.objects import complete_targets, parse_refs
 from areal.cli.options import Invocation, watch_options
 from areal.cli.output import Column, age, clear, compact, emit_rows, field, size, write
 from areal.cli.remote import local_options, service_key
 from areal.errors import ArealError
+from areal.reconcilers.home_view import HomeView, process_row, service_of
 from areal.terminal import fancy
 
 if TYPE_CHECKING:

@@ -17,13 +17,14 @@ from areal.cli import options
 from areal.cli.apply import converge, foreground, preview, resource
 from areal.cli.logs import LogQuery, log_options, print_lines, show_logs
 from areal.cli.manifest import DryRunCommand, dry_run_option
-from areal.cli.objects import HomeView, complete_names, recorded, stored
+from areal.cli.objects import complete_names, recorded, stored
 from areal.cli.operate import confirmed, finish, mutate, mutation, wait_for
 from areal.cli.options import Invocation, change_options, pass_invocation, stack, stop_options, watch_options
 from areal.cli.output import Column, Row, age, emit_rows, field, show_status, text_of, write
 from areal.cli.remote import local_options
 from areal.errors import Conflict, Locked, NotFound, UsageFault
 from areal.installation import module_argv
+from areal.reconcilers.home_view import HomeView
 from areal.resources.kinds import MAX_NAME_LENGTH, TRAIN_JOB, Ref, check_name, name_problem
 from areal.state.job_metrics import bottleneck, eta_s, newest_step, steps_of
 

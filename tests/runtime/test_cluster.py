@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from areal.cli.objects import process_row
 from areal.errors import Conflict
+from areal.reconcilers.home_view import process_row
 from areal.runtime.backends.base import Backend, Cause, Job, Phase, RunState, Trouble
 from areal.runtime.backends.cluster import ClusterBackend, size_bytes
 

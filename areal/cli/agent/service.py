@@ -13,7 +13,7 @@ from areal.cli.agent.sessions import service_option
 from areal.cli.apply import resource, spec_of
 from areal.cli.logs import LogQuery, log_options, show_logs
 from areal.cli.manifest import DryRunCommand, dry_run_option
-from areal.cli.objects import HomeView, complete_names, stored
+from areal.cli.objects import complete_names, stored
 from areal.cli.options import Invocation, Seconds, change_options, read_options, timeout, watch_options
 from areal.cli.output import field
 from areal.cli.remote import GatewayClient, gateway, local_options
@@ -33,6 +33,7 @@ from areal.cli.services import (
     with_applied,
 )
 from areal.errors import ArealError, UsageFault
+from areal.reconcilers.home_view import HomeView
 from areal.resources.kinds import AGENT_SERVICE, INFERENCE_SERVICE, MODEL, Ref, check_name
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from areal import interrupt
-from areal.cli.objects import HomeView, model_name_option, service_name, service_option
+from areal.cli.objects import model_name_option, service_name, service_option
 from areal.cli.options import FiniteRange, Invocation, read_options, timeout
 from areal.cli.output import Column, camel, dump, render_table, write
 from areal.cli.remote import GatewayClient, gateway, gateway_of, model_at
@@ -22,6 +22,7 @@ from areal.cli.repl import Repl, message_of, message_option, read_line
 from areal.dataclasses import dataclass, field
 from areal.errors import ArealError, UsageFault
 from areal.files import parse_json
+from areal.reconcilers.home_view import HomeView
 from areal.resources.kinds import MODEL, served_name
 
 if TYPE_CHECKING:

@@ -15,7 +15,6 @@ from areal.cli.objects import (
     complete_names,
     model_name_option,
     service_name,
-    service_of,
     service_option,
     stored,
 )
@@ -34,6 +33,7 @@ from areal.cli.services import (
 )
 from areal.errors import Conflict, NotFound, UsageFault
 from areal.files import parse_json
+from areal.reconcilers.home_view import service_of
 from areal.resources.kinds import INFERENCE_SERVICE, MODEL, Ref
 
 if TYPE_CHECKING:

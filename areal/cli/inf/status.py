@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from areal.cli.logs import LogQuery, log_options, show_logs
-from areal.cli.objects import HomeView, service_name, service_of, service_option, stored, weights_text
+from areal.cli.objects import service_name, service_option, stored
 from areal.cli.options import Invocation, read_options, watch_options
 from areal.cli.output import Column, emit_rows, field, render_table
 from areal.cli.remote import GatewayClient, gateway, local_options
 from areal.cli.services import list_services, service_columns, service_status, status_page, watch_service
+from areal.reconcilers.home_view import HomeView, service_of, weights_text
 from areal.resources.kinds import INFERENCE_SERVICE, MODEL, Ref, served_name
 
 if TYPE_CHECKING:

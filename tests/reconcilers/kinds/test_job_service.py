@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from areal.cli.objects import manifest
 from areal.errors import ArealError, Conflict, InvalidManifest, UsageFault
 from areal.reconcilers.desired import Target, Wanted, check_removals, deletions, pruned, target_for, with_layer
+from areal.reconcilers.home_view import manifest
 from areal.reconcilers.kinds.job_plan import following_jobs, with_services
 from areal.runtime.backends.base import LastExit, Phase, RunSpec, RunState
 from areal.state.records import JOB, StoredObject
