@@ -1,0 +1,44 @@
+"""What was read from a file, kept while the file stays as it is."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+Stamp = tuple[int, int, int]
+
+
+def stamp(path: Path | str) -> Stamp | None:
+    """Size, time of the last write and inode; None where there is no file."""
+    try:
+        found = Path(path).stat()
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns, found.st_ino
+
+
+class FileMemo(Generic[T]):
+    """``load(path)`` for each of the last ``most`` files, called again when the file is another. Thread-safe."""
+
+    def __init__(self, load: Callable[[Path], T], most: int = 256) -> None:
+        self._load = load
+        self._most = most
+        self._known: dict[Path, tuple[Stamp | None, T]] = {}
+        self._lock = threading.Lock()
+
+    def get(self, path: Path) -> T:
+        now = stamp(path)
+        with self._lock:
+            known = self._known.get(path)
+        if known is not None and known[0] == now:
+            return known[1]
+        value = self._load(path)
+        with self._lock:
+            self._known.pop(path, None)
+            self._known[path] = (now, value)
+            while len(self._known) > self._most:
+                del self._known[next(iter(self._known))]
+        return value

@@ -1,0 +1,245 @@
+"""The page's HTTP server: static files, the views as JSON, and one stream of changes a page. Threads of the standard
+library; it writes nothing to disk.
+
+``/api/VIEW`` and ``/api/changes`` need the token. The files of the page hold no data and need none. Any other path is
+the page, whose router reads it. Every answer of every method, errors too, has passed ``access`` and has its headers.
+"""
+
+from __future__ import annotations
+
+import json
+import mimetypes
+import socket
+import threading
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from areal import __version__
+from areal.errors import ArealError, Conflict, NotFound, UsageFault
+from areal.state.home import Home
+from areal.ui import access, changes
+from areal.ui.context import ViewContext
+from areal.ui.encoding import to_json
+from areal.ui.views import Marks, reader_of
+
+STATIC = Path(__file__).parent / "static"
+_INDEX = "index.html"
+_MOST_BODY = 4 << 20
+_MOST_WATCHED = 8
+_IDLE_S = 60.0  # of a connection
+_THREADS = 128
+_STATUS = {NotFound: 404, UsageFault: 400, Conflict: 409}
+_TYPES = {".js": "text/javascript", ".mjs": "text/javascript", ".css": "text/css", ".html": "text/html"}
+
+
+class Answer(NamedTuple):
+    status: int
+    body: bytes
+    type: str = "application/json"
+    headers: Mapping[str, str] = {}
+
+
+class PageServer(ThreadingHTTPServer):
+    """One page server. ``context`` is what its views are given beside the query."""
+
+    daemon_threads = True
+    block_on_close = False
+    allow_reuse_address = True
+
+    def __init__(self, host: str, port: int, home: Home, rules: access.Access) -> None:
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self.rules = rules
+        self.context = ViewContext(home)
+        self.ended = threading.Event()
+        self.marks = changes.SharedMarks(self._marks)
+        self._free = threading.Semaphore(_THREADS)
+        super().__init__((host, port), _Handler)
+
+    def view(self, query: Mapping[str, str], body: object = None) -> ViewContext:
+        return replace(self.context, query=query, body=body)
+
+    def _marks(self, name: str, query: Mapping[str, str]) -> Marks:
+        reader = reader_of(name)
+        if reader is None:
+            raise NotFound(f"there is no view {name}")
+        return reader.marks(self.view(query))
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Serve in a thread; a connection above the limit is closed at once."""
+        if not self._free.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that left is no error, and a failure of a view has been answered."""
+
+    def server_close(self) -> None:
+        self.ended.set()
+        super().server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    timeout = _IDLE_S
+    server: PageServer
+
+    def _serve(self) -> None:
+        parts = urlsplit(self.path)
+        is_api = parts.path.startswith("/api/")
+        refusal = self.server.rules.refuses(self._headers(), secret=is_api)
+        if self.command != "POST" and ("Content-Length" in self.headers or "Transfer-Encoding" in self.headers):
+            self.close_connection = True  # its body is not read
+        if refusal is not None:
+            self.close_connection = True
+            self._answer(_failure(refusal.status, "Refused", refusal.message, refusal.hint))
+            return
+        try:
+            self._route(parts.path, parts.query, is_api)
+        except ArealError as error:
+            self._answer(_error(error))
+        except (BrokenPipeError, ConnectionResetError, TimeoutError):
+            self.close_connection = True
+        except Exception as error:  # noqa: BLE001 - a fault of one view must not end the page
+            self._answer(
+                _failure(500, type(error).__name__, f"the view failed: {error}", "reload; report it if it stays")
+            )
+
+    do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_TRACE = do_CONNECT = _serve
+
+    def _route(self, path: str, query: str, is_api: bool) -> None:
+        pairs = parse_qsl(query, keep_blank_values=True)
+        if not is_api:
+            self._allow("GET", "HEAD")
+            self._answer(_static(unquote(path), self.headers.get("If-None-Match")))
+        elif path == "/api/changes":
+            self._allow("GET")
+            self._stream([value for name, value in pairs if name == "watch"])
+        else:
+            self._allow("GET", "HEAD", "POST")
+            self._view(path.removeprefix("/api/"), dict(pairs))
+
+    def _view(self, name: str, query: Mapping[str, str]) -> None:
+        reader = reader_of(name)
+        if reader is None:
+            raise NotFound(f"there is no view {name[:60]!r}")
+        view = self.server.view(query, self._body() if self.command == "POST" else None)
+        marks = reader.marks(view) if self.command != "POST" else {}  # before the read: what comes after it is a change
+        self._answer(Answer(200, to_json(reader.read(view)), headers={"Areal-Marks": json.dumps(marks)}))
+
+    def _allow(self, *methods: str) -> None:
+        if self.command not in methods:
+            self.close_connection = True
+            raise _MethodNotAllowed(f"{self.command} is not allowed here", hint=f"allowed: {', '.join(methods)}")
+
+    def _body(self) -> object:
+        length = self.headers.get("Content-Length", "")
+        if not length.isascii() or not length.isdigit() or int(length) > _MOST_BODY:
+            self.close_connection = True
+            raise UsageFault(f"the body needs a Content-Length of at most {_MOST_BODY} bytes")
+        try:
+            return json.loads(self.rfile.read(int(length)))
+        except (ValueError, RecursionError):
+            raise UsageFault("the body is not JSON") from None
+
+    def _headers(self) -> access.Headers:
+        def one(name: str) -> str:
+            values = self.headers.get_all(name, [])
+            return values[0] if len(values) == 1 else ""
+
+        origin = one("Origin") if "Origin" in self.headers else None
+        return access.Headers(one("Host"), origin, one("Authorization"), self.headers.get("Sec-Fetch-Site"))
+
+    def _answer(self, answer: Answer) -> None:
+        self._start(
+            answer.status, {"Content-Length": str(len(answer.body)), "Content-Type": answer.type, **answer.headers}
+        )
+        if self.command != "HEAD":
+            self.wfile.write(answer.body)
+
+    def _start(self, status: int, headers: Mapping[str, str]) -> None:
+        self.send_response(status)
+        for name, value in {"Cache-Control": "no-store", **access.HEADERS, **headers}.items():
+            self.send_header(name, value)
+        if self.close_connection:
+            self.send_header("Connection", "close")
+        self.end_headers()
+
+    def _stream(self, watched: Iterable[str]) -> None:
+        chosen = list(dict.fromkeys(watched))
+        if not 0 < len(chosen) <= _MOST_WATCHED:
+            raise UsageFault(f"watch=VIEW?QUERY is needed, at most {_MOST_WATCHED} times")
+        self.close_connection = True
+        self._start(200, {"Content-Type": "text/event-stream"})
+        for event in changes.events(chosen, self.server.marks, self.server.ended):
+            self.wfile.write(event)
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Answer a request that cannot be parsed, or of an unknown method, without echoing it."""
+        self.close_connection = True
+        self._answer(_failure(code, "BadRequest", HTTPStatus(code).phrase, ""))
+
+    def version_string(self) -> str:
+        return f"areal/{__version__}"
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Requests are not logged."""
+
+
+class _MethodNotAllowed(ArealError):
+    pass
+
+
+def _error(error: ArealError) -> Answer:
+    status = next((status for kind, status in _STATUS.items() if isinstance(error, kind)), 500)
+    status = 405 if isinstance(error, _MethodNotAllowed) else status
+    detail = f"{error.message}\n{error.detail}" if error.detail else error.message
+    return _failure(status, type(error).__name__.strip("_"), detail, error.hint or "")
+
+
+def _failure(status: int, type: str, message: str, hint: str) -> Answer:
+    return Answer(status, to_json({"error": {"type": type, "message": message, "hint": hint}}))
+
+
+def _static(path: str, known: str | None) -> Answer:
+    """A file of the page; the page itself for a path that is none, which its router reads."""
+    file = _file(path) if path.startswith("/static/") else STATIC / _INDEX
+    if file is None:
+        return _failure(404, "NotFound", "there is no such file", "")
+    content = file.read_bytes()
+    tag = f'"{__version__}-{zlib.crc32(content):08x}"'
+    headers = {"ETag": tag, "Cache-Control": "no-cache"}
+    kind = _TYPES.get(file.suffix) or mimetypes.guess_type(file.name)[0] or "application/octet-stream"
+    if known == tag:
+        return Answer(304, b"", kind, headers)
+    text = "; charset=utf-8" if kind.startswith("text/") else ""
+    return Answer(200, content, kind + text, headers)
+
+
+def _file(path: str) -> Path | None:
+    """The static file of a path; None where there is none, or where it leads outside the folder."""
+    if "\0" in path or "\\" in path:
+        return None
+    file = (STATIC / path.removeprefix("/static/")).resolve()
+    return file if file.is_relative_to(STATIC.resolve()) and file.is_file() else None
+
+
+def serve(server: PageServer, ready: Callable[[], None]) -> None:
+    """Serve until KeyboardInterrupt, or until another thread calls ``shutdown``."""
+    try:
+        ready()
+        server.serve_forever(poll_interval=0.5)
+    finally:
+        server.server_close()

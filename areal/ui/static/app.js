@@ -1,0 +1,169 @@
+// The shell: the bar, alerts, keys, the token, and the view of the present address.
+import { html, render, useState, useEffect, useErrorBoundary, useRoute, useData, Link, Problem, go, activeKeys, isField, currentRoute } from "./ui.js";
+import { call, live, onLive, onRefused, setToken } from "./api.js";
+import { hasAlerts, routes } from "./routes.js";
+
+const loaded = new Map();
+let theme = localStorage.getItem("areal-theme") || "";
+document.documentElement.dataset.theme = theme;
+
+function load(view) {
+  if (!loaded.has(view)) {
+    const entry = routes.find((each) => each.view === view);
+    loaded.set(view, Promise.all([import(`./views/${view}.js`), entry?.css ? style(`/static/views/${view}.css`) : null]).then(([module]) => module));
+  }
+  return loaded.get(view);
+}
+
+function style(href) {
+  return new Promise((done) => {
+    const link = Object.assign(document.createElement("link"), { rel: "stylesheet", href, onload: done, onerror: done });
+    document.head.append(link);
+  });
+}
+
+function App() {
+  const route = useRoute();
+  const [asks, setAsks] = useState(false);
+  const [help, setHelp] = useState(false);
+  const [, redraw] = useState(0);
+  useEffect(() => onRefused(() => setAsks(true)), []);
+  useEffect(() => onLive(() => redraw((n) => n + 1)), []);
+  useEffect(() => listen(setHelp), []);
+  const turn = () => {
+    const dark = theme ? theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+    theme = dark ? "light" : "dark";
+    localStorage.setItem("areal-theme", theme);
+    document.documentElement.dataset.theme = theme;
+  };
+  if (asks) return html`<main><${AskToken} done=${() => { setAsks(false); location.reload(); }} /></main>`;
+  return html`
+    <header class="top">
+      <${Link} class="brand" href="/">areal<//>
+      <nav aria-label="Views">${routes.filter((each) => each.nav).map((each) => html`
+        <${Link} key=${each.view} href=${each.path} aria-current=${each.view === route.view ? "page" : undefined}>${each.nav}<//>`)}</nav>
+      <div class="tools">
+        ${!live.connected && live.since > 0 && html`<span class="bad" role="status">not connected since ${new Date(live.since).toTimeString().slice(0, 8)}</span>`}
+        <button type="button" onClick=${turn} aria-label="Light or dark" title="light or dark">◐</button>
+        <button type="button" onClick=${() => setHelp(true)} aria-label="Keys" title="keys (?)">?</button>
+      </div>
+    </header>
+    ${hasAlerts && html`<${Alerts} />`}
+    <main tabindex="-1"><${View} key=${route.path} route=${route} /></main>
+    ${help && html`<${Help} close=${() => setHelp(false)} />`}`;
+}
+
+function Alerts() {
+  const { data, error } = useData("alerts", {});
+  if (error && error.status !== 404 && error.status !== 0) return html`<ul class="alerts" aria-label="Alerts"><li class="error"><b>alerts cannot be read</b> ${error.message}</li></ul>`;
+  if (!data?.alerts?.length) return null;
+  return html`<ul class="alerts" aria-label="Alerts">${data.alerts.map((alert) => html`
+    <li key=${`${alert.object} ${alert.rule}`} class=${alert.severity}>
+      <b class=${alert.severity === "error" ? "bad" : "warn"}>${alert.rule}</b>
+      ${alert.route ? html`<${Link} href=${alert.route}>${alert.object}<//>` : html`<span>${alert.object}</span>`}
+      <span>${alert.message}</span> <span class="dim">${alert.cause}</span> ${alert.next && html`<code class="dim">${alert.next}</code>`}
+    </li>`)}</ul>`;
+}
+
+function View({ route }) {
+  const [module, setModule] = useState(null);
+  const [failed, setFailed] = useState(null);
+  const [broken] = useErrorBoundary();
+  useEffect(() => {
+    let gone = false;
+    if (route.view) load(route.view).then((found) => gone || setModule(found), (error) => gone || setFailed(error));
+    return () => { gone = true; };
+  }, [route.view]);
+  useEffect(() => {
+    const name = module?.title?.(route);
+    document.title = name ? `${name} · areal` : "areal";
+  }, [module, route]);
+  if (!route.view) return html`<${Problem} error=${{ message: `there is no page ${route.path}`, hint: "esc goes to the objects" }} />`;
+  if (failed || broken) return html`<${Problem} error=${{ message: `the view failed: ${(failed || broken).message}`, hint: "reload the page" }} />`;
+  return module && html`<${module.default} route=${route} />`;
+}
+
+function AskToken({ done }) {
+  const [wrong, setWrong] = useState("");
+  const enter = async (event) => {
+    event.preventDefault();
+    setToken(new FormData(event.target).get("token"));
+    try { await call("home"); done(); } catch (error) { setWrong(error.status === 401 ? "this is not the token of the server that runs now" : error.message); }
+  };
+  return html`<form class="token" onSubmit=${enter}>
+    <h1>This page needs its token</h1>
+    <label>Paste the address or the token that <code>areal ui</code> printed
+      <input name="token" type="password" autocomplete="off" autofocus required /></label>
+    ${wrong && html`<p class="bad" role="alert">${wrong}</p>`}
+    <button type="submit">Open</button>
+  </form>`;
+}
+
+const COMMON = [
+  ["?", "these keys"], ["/", "filter"], ["j k ↓ ↑", "next, previous"], ["Home End PgUp PgDn", "first, last, a page"],
+  ["Enter", "open"], ["Esc", "up, or out of a field"],
+];
+
+function Help({ close }) {
+  const show = (element) => { if (element && !element.open) element.showModal(); };
+  const rows = (pairs) => pairs.map(([key, help]) => html`<tr key=${key}><td>${key.split(" ").map((each) => html`<kbd>${each}</kbd> `)}</td><td>${help}</td></tr>`);
+  const goes = routes.filter((each) => each.key).map((each) => [`g ${each.key}`, each.help]);
+  const own = activeKeys().map((each) => [each.key, each.help]);
+  return html`<dialog ref=${show} onClose=${close} aria-labelledby="keys-title">
+    <div class="row"><h1 id="keys-title" class="grow">Keys</h1><button type="button" onClick=${close}>Close</button></div>
+    <table><tbody>${rows(COMMON)}${rows(goes)}${rows(own)}</tbody></table>
+  </dialog>`;
+}
+
+// -- keys of every view
+
+let waitsForLetter = 0;
+
+function activeTable() {
+  return (document.activeElement?.closest?.("[data-table]") ?? document.querySelector("main [data-table]"))?.controls?.current;
+}
+
+function listen(setHelp) {
+  const heard = async (event) => {
+    if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
+    const { key, target } = event;
+    if (isField(target)) {
+      if (key === "Escape") { event.preventDefault(); target.blur(); document.querySelector('main tr[tabindex="0"]')?.focus(); }
+      if (key === "Enter" && target.matches("[data-filter]")) document.querySelector('main tr[tabindex="0"]')?.focus();
+      return;
+    }
+    if (await handled(event, key, target, setHelp)) return;
+  };
+  document.addEventListener("keydown", heard);
+  return () => document.removeEventListener("keydown", heard);
+}
+
+function handled(event, key, target, setHelp) {
+  const take = () => { event.preventDefault(); return true; };
+  if (waitsForLetter && Date.now() - waitsForLetter < 1500) {
+    waitsForLetter = 0;
+    const entry = routes.find((each) => each.key === key);
+    if (entry) { go(entry.path); return take(); }
+  }
+  const table = activeTable();
+  if (table) {
+    const page = Math.max(5, Math.floor(document.querySelector("main").clientHeight / 30) - 3);
+    const to = { j: table.index + 1, ArrowDown: table.index + 1, k: table.index - 1, ArrowUp: table.index - 1, Home: 0, End: table.count - 1, PageDown: table.index + page, PageUp: table.index - page }[key];
+    if (to !== undefined) { table.select(to); return take(); }
+    if (key === "Enter" && !target.closest?.("a,button,summary")) { table.open(); return take(); }
+  }
+  if (key === "?") { setHelp(true); return take(); }
+  if (key === "/") { const filter = document.querySelector("[data-filter]"); if (filter) { filter.focus(); filter.select?.(); return take(); } }
+  if (key === "g") { waitsForLetter = Date.now(); return take(); }
+  const own = activeKeys().findLast((each) => each.key === key);
+  if (own) { own.run(event); return take(); }
+  if (key === "Escape") {
+    const route = currentRoute();
+    loaded.get(route.view)?.then((module) => { const up = module.up ? module.up(route) : "/"; if (up !== location.pathname + location.search) go(up); });
+    if (!route.view) go("/");
+    return take();
+  }
+  return false;
+}
+
+render(html`<${App} />`, document.getElementById("app"));

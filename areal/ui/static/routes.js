@@ -1,0 +1,28 @@
+// The pages: path patterns, the module of each, and its letter after `g`. The first that matches is shown.
+export const routes = [
+  { path: "/", view: "home", nav: "Objects", key: "o", help: "objects" },
+  { path: "/object/:kind/:name", view: "object" },
+];
+
+export const hasAlerts = false; // whether the view `alerts` is there for the bar
+
+export function match(pathname) {
+  for (const each of routes) {
+    const params = fit(each.path.split("/"), pathname.replace(/\/+$/, "").split("/"));
+    if (params) return { ...each, params };
+  }
+  return null;
+}
+
+function fit(pattern, path) {
+  if (pattern.join("/") === "/" && path.join("") === "") return {};
+  if (pattern.length !== path.length) return null;
+  const params = {};
+  for (let i = 0; i < path.length; i++) {
+    if (pattern[i].startsWith(":")) {
+      if (!path[i]) return null;
+      try { params[pattern[i].slice(1)] = decodeURIComponent(path[i]); } catch { return null; }
+    } else if (pattern[i] !== path[i]) return null;
+  }
+  return params;
+}

@@ -1,0 +1,322 @@
+// What views are built from: the router, data that stays live, keys, the table, and forms of numbers.
+import { html, render, useState, useEffect, useLayoutEffect, useRef, useMemo, useCallback, useErrorBoundary } from "./vendor/preact/standalone.module.js";
+import { call, watch, queryText } from "./api.js";
+import { match } from "./routes.js";
+
+export { html, render, useState, useEffect, useLayoutEffect, useRef, useMemo, useCallback, useErrorBoundary, call };
+
+// -- the address: all state of a view
+
+const routed = new Set();
+
+export function currentRoute() {
+  const found = match(location.pathname);
+  const query = Object.fromEntries(new URLSearchParams(location.search));
+  return { view: found?.view ?? null, params: found?.params ?? {}, nav: found, query, path: location.pathname };
+}
+
+function announce() { routed.forEach((run) => run(currentRoute())); }
+addEventListener("popstate", announce);
+
+// Leaves for another view; the back button returns.
+export function go(path) {
+  flushSelection();
+  history.pushState(null, "", path);
+  announce();
+}
+
+// Changes the query of the present view; null removes a parameter.
+export function setQuery(changes, { quiet = false } = {}) {
+  const query = { ...currentRoute().query };
+  for (const [name, value] of Object.entries(changes)) {
+    if (value === null || value === undefined || value === "" || value === false) delete query[name];
+    else query[name] = String(value);
+  }
+  const text = queryText(query);
+  history.replaceState(history.state, "", location.pathname + (text ? "?" + text : ""));
+  if (!quiet) announce();
+}
+
+export function useRoute() {
+  const [route, set] = useState(currentRoute);
+  useEffect(() => { routed.add(set); return () => routed.delete(set); }, []);
+  return route;
+}
+
+export function Link({ href, children, ...rest }) {
+  const follow = (event) => {
+    if (event.metaKey || event.ctrlKey || event.shiftKey || event.altKey || event.button) return;
+    event.preventDefault();
+    event.stopPropagation();
+    go(href);
+  };
+  return html`<a href=${href} onClick=${follow} ...${rest}>${children}</a>`;
+}
+
+export const objectPath = (ref, query) => {
+  const [kind, name] = ref.split("/");
+  const path = kind === "TrainJob" && match("/job/x") ? `/job/${name}` : `/object/${kind.toLowerCase()}/${name}`;
+  return query ? `${path}?${queryText(query)}` : path;
+};
+export const logsPath = (ref) => { const [kind, name] = ref.split("/"); return `/logs/${kind.toLowerCase()}/${name}`; };
+
+// -- data
+
+// { data, error, loading, reload } of GET /api/view, read again when its cursors change. `merge(old, more)`: what comes
+// after data.cursor is asked for and joined to what is there.
+export function useData(view, query, { merge } = {}) {
+  const key = `${view}?${queryText(query)}`;
+  const [state, set] = useState({ key, data: null, error: null, loading: true });
+  const now = useRef({});
+  useEffect(() => {
+    const self = (now.current = { stopped: false, busy: false, again: false, marks: null, data: null, reload: null });
+    const abort = new AbortController();
+    async function read() {
+      if (self.busy) { self.again = true; return; }
+      self.busy = true;
+      self.again = false;
+      try {
+        const more = merge && self.data?.cursor !== undefined;
+        const found = await call(view, more ? { ...query, after: self.data.cursor } : query, { signal: abort.signal });
+        if (self.stopped) return;
+        self.data = more ? merge(self.data, found.data) : found.data;
+        self.marks = found.marks;
+        set({ key, data: self.data, error: null, loading: false });
+      } catch (error) {
+        if (self.stopped || error.name === "AbortError") return;
+        set((old) => ({ key, data: old.key === key ? old.data : null, error, loading: false }));
+      } finally {
+        self.busy = false;
+        if (self.again && !self.stopped) setTimeout(() => !self.stopped && read(), 200);
+      }
+    }
+    self.reload = read;
+    set((old) => ({ ...old, loading: true }));
+    read();
+    const stop = watch(view, query, ({ all, marks }) => {
+      if (all && self.busy && !self.marks) return; // the first read is under way and brings its own
+      const same = all && self.marks && Object.keys({ ...marks, ...self.marks }).every((name) => marks[name] === self.marks[name]);
+      if (!same) read();
+    });
+    return () => { self.stopped = true; abort.abort(); stop(); };
+  }, [key]);
+  const reload = useCallback(() => now.current.reload?.(), []);
+  return { ...state, reload };
+}
+
+export function Problem({ error }) {
+  return html`<div class="problem" role="alert">
+    <pre>${error.message}</pre>
+    ${error.hint && html`<p class="hint">${error.hint}</p>`}
+  </div>`;
+}
+
+// Stands where a view's data is not there yet, or cannot be read.
+export function Loading({ error }) {
+  return error ? html`<${Problem} error=${error} />` : html`<p class="empty" role="status">Loading</p>`;
+}
+
+export const Empty = ({ children }) => html`<p class="empty">${children}</p>`;
+
+// -- keys
+
+const keyed = []; // sets of keys of what is mounted, the newest last
+export const activeKeys = () => keyed.flatMap((set) => set.current);
+
+// keys: [{ key, help, run }]; not heard while a field has the focus.
+export function useKeys(keys) {
+  const held = useRef(keys);
+  held.current = keys;
+  useEffect(() => {
+    keyed.push(held);
+    return () => { keyed.splice(keyed.indexOf(held), 1); };
+  }, []);
+}
+
+export const isField = (element) => /^(INPUT|TEXTAREA|SELECT)$/.test(element?.tagName ?? "") || element?.isContentEditable;
+
+export function Filter({ value, placeholder = "filter", label = "Filter", name = "q" }) {
+  const change = (event) => setQuery({ [name]: event.target.value });
+  return html`<input type="search" data-filter value=${value ?? ""} onInput=${change} placeholder=${`${placeholder}  (/)`} aria-label=${label} autocomplete="off" spellcheck=${false} />`;
+}
+
+// -- the table
+
+let pendingSelection = null;
+function flushSelection() {
+  if (!pendingSelection) return;
+  clearTimeout(pendingSelection.timer);
+  const { name, key, path } = pendingSelection;
+  pendingSelection = null;
+  if (location.pathname === path) setQuery({ [name]: key }, { quiet: true });
+}
+
+const WINDOW = 500; // rows above which only those near the screen are built
+const ROW = 28;
+
+// rows of objects; columns: { id, title, value(row), cell?(row), num?, sort?, hide? }. Moves by j k arrows Home End PageUp PageDown,
+// opens by Enter. The selected row is in the address (`name`), is scrolled into view, and keeps the focus when rows change.
+export function Table({ label, columns, rows, rowKey, onOpen, note, filterText, name = "at", sortName = "sort", caption, empty = "nothing to show", focus = false }) {
+  const route = currentRoute();
+  const body = useRef(null);
+  const [, redraw] = useState(0);
+  const sort = route.query[sortName] ?? "";
+  const shown = useMemo(() => order(filtered(rows, columns, filterText), columns, sort), [rows, filterText, sort]);
+  const selected = useRef({ key: route.query[name], index: 0 });
+  const keys = shown.map(rowKey);
+  let index = keys.indexOf(selected.current.key);
+  if (index < 0) index = Math.min(selected.current.index, shown.length - 1);
+  const select = (to, { scroll = true } = {}) => {
+    const at = Math.max(0, Math.min(shown.length - 1, to));
+    if (!shown.length) return;
+    selected.current = { key: keys[at], index: at, focus: true, scroll };
+    clearTimeout(pendingSelection?.timer);
+    pendingSelection = { name, key: keys[at], path: location.pathname, timer: setTimeout(flushSelection, 400) };
+    redraw((n) => n + 1);
+  };
+  const open = (at) => { if (onOpen && shown[at]) { select(at, { scroll: false }); onOpen(shown[at]); } };
+  const controls = useRef(null);
+  controls.current = { index, count: shown.length, select, open: () => open(index) };
+  const heads = shown.length > WINDOW;
+  const [from, setFrom] = useState(0);
+  const first = heads ? Math.max(0, Math.min(from, shown.length - 120)) : 0;
+  const last = heads ? Math.min(shown.length, first + 160) : shown.length;
+  useEffect(() => {
+    if (!heads) return undefined;
+    const main = document.querySelector("main");
+    const look = () => {
+      const above = main.getBoundingClientRect().top - body.current.getBoundingClientRect().top;
+      const next = Math.max(0, Math.floor((above / ROW - 40) / 40) * 40);
+      setFrom(next);
+    };
+    main.addEventListener("scroll", look, { passive: true });
+    look();
+    return () => main.removeEventListener("scroll", look);
+  }, [heads]);
+  useLayoutEffect(() => {
+    const want = selected.current;
+    if (!want.focus) return;
+    const row = body.current?.querySelector(`tr[data-at="${index}"]`);
+    if (!row && heads) { setFrom(Math.max(0, index - 60)); return; }
+    selected.current = { ...want, focus: false };
+    if (!row) return;
+    row.focus({ preventScroll: true });
+    if (want.scroll) reveal(row);
+  });
+  useEffect(() => { // a row that is rebuilt or gone takes the focus with it
+    const element = body.current?.closest("[data-table]");
+    element.controls = controls;
+    if (focus && (document.activeElement === document.body || document.activeElement === null || document.activeElement.tagName === "MAIN")) {
+      const row = body.current.querySelector('tr[tabindex="0"]');
+      row?.focus({ preventScroll: true });
+      if (row && index > 0) reveal(row);
+    }
+  });
+  const head = (column) => {
+    if (column.sort === false) return column.title;
+    const way = sort === column.id ? "ascending" : sort === `-${column.id}` ? "descending" : undefined;
+    const next = way === "ascending" ? `-${column.id}` : way === "descending" ? null : column.id;
+    return html`<button type="button" onClick=${() => setQuery({ [sortName]: next })} title=${`sort by ${column.title}`}>${column.title}${way ? (way === "ascending" ? " ↑" : " ↓") : ""}</button>`;
+  };
+  const classes = (column) => [column.num && "num", column.hide && `hide-${column.hide}`, column.cls].filter(Boolean).join(" ") || undefined;
+  const ariaSort = (column) => sort === column.id ? "ascending" : sort === `-${column.id}` ? "descending" : undefined;
+  return html`<div class="scroll" data-table>
+    <table aria-label=${caption ? undefined : label} aria-rowcount=${heads ? shown.length : undefined}>
+      ${caption && html`<caption>${caption}</caption>`}
+      <thead><tr>${columns.map((column) => html`<th key=${column.id} scope="col" class=${classes(column)} aria-sort=${ariaSort(column)}>${head(column)}</th>`)}</tr></thead>
+      <tbody ref=${body}>
+        ${first > 0 && html`<tr key="above" aria-hidden="true"><td colspan=${columns.length} style=${{ height: `${first * ROW}px`, padding: 0 }}></td></tr>`}
+        ${shown.slice(first, last).map((row, offset) => {
+          const at = first + offset;
+          const below = note?.(row);
+          return html`
+            <tr key=${keys[at]} data-at=${at} tabindex=${at === index ? 0 : -1} aria-current=${at === index ? "true" : undefined} aria-rowindex=${heads ? at + 1 : undefined}
+              onClick=${(event) => { if (!event.target.closest("a,button") && !String(getSelection())) open(at); }} onFocus=${() => { if (at !== index) select(at, { scroll: false }); }}>
+              ${columns.map((column) => html`<td key=${column.id} class=${classes(column)}>${column.cell ? column.cell(row) : text(column.value(row))}</td>`)}
+            </tr>
+            ${below && html`<tr key=${`${keys[at]} note`} class="note"><td colspan=${columns.length}>${below}</td></tr>`}`;
+        })}
+        ${last < shown.length && html`<tr key="below" aria-hidden="true"><td colspan=${columns.length} style=${{ height: `${(shown.length - last) * ROW}px`, padding: 0 }}></td></tr>`}
+      </tbody>
+    </table>
+    ${!shown.length && html`<p class="empty">${rows.length ? `none of ${rows.length} matches the filter` : empty}</p>`}
+  </div>`;
+}
+
+// Scrolls the row into view, with room for the head of the page and for a note below.
+function reveal(row) {
+  const main = row.closest("main");
+  if (!main) return;
+  const box = row.getBoundingClientRect();
+  const view = main.getBoundingClientRect();
+  const below = row.nextElementSibling?.classList.contains("note") ? row.nextElementSibling.offsetHeight : 0;
+  if (box.top < view.top + 30) main.scrollTop -= view.top + 30 - box.top;
+  else if (box.bottom + below > view.bottom - 12) main.scrollTop += box.bottom + below - view.bottom + 12;
+}
+
+const text = (value) => (value === null || value === undefined ? "" : typeof value === "object" ? JSON.stringify(value) : String(value));
+
+function filtered(rows, columns, words) {
+  const terms = (words ?? "").toLowerCase().split(/\s+/).filter(Boolean);
+  if (!terms.length) return rows;
+  return rows.filter((row) => {
+    const all = columns.map((column) => text((column.search ?? column.value)(row))).join(" ").toLowerCase();
+    return terms.every((term) => all.includes(term));
+  });
+}
+
+function order(rows, columns, sort) {
+  const column = columns.find((each) => each.id === sort.replace(/^-/, ""));
+  if (!column) return rows;
+  const way = sort.startsWith("-") ? -1 : 1;
+  const missing = (value) => value === null || value === undefined || value === "" || Number.isNaN(value);
+  return [...rows].sort((a, b) => {
+    const [one, other] = [column.value(a), column.value(b)];
+    if (missing(one) || missing(other)) return missing(one) - missing(other); // always last
+    return way * (typeof one === "number" && typeof other === "number" ? one - other : String(one).localeCompare(String(other), undefined, { numeric: true }));
+  });
+}
+
+// -- small things
+
+const GOOD = new Set(["Ready", "Running", "Succeeded", "Normal", "running", "True", "routable"]);
+const BAD = new Set(["Failed", "Lost", "Unknown", "crashloop", "dead", "exited", "blocked"]);
+export const tone = (state) => (GOOD.has(state) ? "ok" : BAD.has(state) ? "bad" : /^(Suspended|Stopped|Pending|Queued|stopped)$/.test(state) ? "" : "warn");
+export const State = ({ value }) => html`<span class=${`state ${tone(value)}`}>${value}</span>`;
+
+// A number as the server sends it: those that are not finite come as words.
+export const num = (value) => (typeof value === "number" ? value : value === "NaN" ? NaN : value === "Infinity" ? Infinity : value === "-Infinity" ? -Infinity : null);
+
+export const fmt = {
+  number(value, digits = 4) {
+    const found = num(value);
+    if (found === null) return "";
+    if (!Number.isFinite(found)) return String(value);
+    if (Number.isInteger(found) && Math.abs(found) < 1e15) return found.toLocaleString("en-US");
+    const size = Math.abs(found);
+    return size >= 1e6 || size < 1e-4 ? found.toExponential(2) : String(Number(found.toPrecision(digits)));
+  },
+  seconds(value) {
+    if (value === null || value === undefined) return "";
+    const s = Math.max(0, value);
+    if (s < 1) return `${Math.round(s * 1000)} ms`;
+    if (s < 60) return `${s < 10 ? s.toFixed(1) : Math.round(s)} s`;
+    if (s < 3600) return `${Math.round(s / 60)} min`;
+    if (s < 86400) return `${Math.floor(s / 3600)} h ${Math.round((s % 3600) / 60)} min`;
+    return `${Math.floor(s / 86400)} d ${Math.round((s % 86400) / 3600)} h`;
+  },
+  ago: (at) => (at ? `${fmt.seconds(Date.now() / 1000 - at)} ago` : ""),
+  bytes(value) {
+    if (value === null || value === undefined) return "";
+    const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let size = value, unit = 0;
+    while (size >= 1024 && unit < units.length - 1) { size /= 1024; unit += 1; }
+    return `${size < 10 && unit ? size.toFixed(1) : Math.round(size)} ${units[unit]}`;
+  },
+  clock(at) {
+    if (!at) return "";
+    const date = new Date(at * 1000);
+    const time = date.toTimeString().slice(0, 8);
+    return date.toDateString() === new Date().toDateString() ? time : `${date.toISOString().slice(0, 10)} ${time}`;
+  },
+};

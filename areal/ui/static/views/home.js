@@ -1,0 +1,98 @@
+// `/`: every object with its readiness, the cause of what is not ready, and the last events.
+import { html, useData, useKeys, useMemo, Table, Filter, Link, Loading, Problem, State, fmt, go, objectPath, logsPath, setQuery } from "../ui.js";
+
+export const title = () => "objects";
+export const up = () => "/";
+
+const WELL = new Set(["Ready", "Running", "Succeeded"]);
+const SHORT = { InferenceService: "service", Model: "model", AgentService: "agents", TrainJob: "job" };
+
+export default function Home({ route }) {
+  const { data, error } = useData("home", {});
+  const all = route.query.all === "1";
+  useKeys([
+    { key: "a", help: "also jobs that have ended", run: () => setQuery({ all: all ? null : 1 }) },
+    { key: "l", help: "logs of the selected object", run: () => { const row = selected(data); if (row) go(logsPath(row.ref)); } },
+  ]);
+  const rows = useMemo(() => arranged(data, all), [data, all]);
+  const events = useMemo(() => [...(data?.events ?? [])].reverse(), [data]);
+  if (!data) return html`<${Loading} error=${error} />`;
+  const current = data.objects.filter((row) => !row.ended);
+  const failing = current.filter((row) => !WELL.has(row.status.phase) && row.status.phase !== "Suspended");
+  const ended = data.objects.length - current.length;
+  return html`
+    <div class="head">
+      <h1>Objects</h1>
+      <span class="facts">
+        <span><b>${current.length}</b> ${current.length === 1 ? "object" : "objects"}</span>
+        <span><b class=${failing.length ? "bad" : ""}>${failing.length}</b> not ready</span>
+        <span class="mono">${data.home}</span>
+      </span>
+    </div>
+    ${error && html`<${Problem} error=${error} />`}
+    <div class="bar">
+      <${Filter} value=${route.query.q} label="Filter objects" placeholder="filter objects" />
+      ${ended > 0 && html`<button type="button" aria-pressed=${String(all)} onClick=${() => setQuery({ all: all ? null : 1 })}>ended too (${ended})</button>`}
+    </div>
+    <${Table} label="Objects" focus columns=${COLUMNS} rows=${rows} rowKey=${(row) => row.ref} filterText=${route.query.q} note=${note}
+      onOpen=${(row) => go(objectPath(row.ref))} empty="no object is recorded in this home: areal apply -f FILE, or areal init KIND" />
+    ${data.unreadable.map((each) => html`<div class="problem" key=${each.path}><pre class="mono">${each.path}</pre><p class="hint">${each.reason}</p></div>`)}
+    ${data.driftUnknown && html`<p class="dim">Drift is not known: ${data.driftUnknown}</p>`}
+    <${Table} label="Last events" caption="Last events" columns=${EVENTS} rows=${events} name="event" sortName="eventsort" rowKey=${(row) => `${row.at} ${row.ref} ${row.reason}`}
+      filterText=${route.query.q} onOpen=${(row) => go(objectPath(row.ref))} empty="nothing happened yet" />`;
+}
+
+function selected(data) {
+  const ref = document.querySelector('main tr[aria-current="true"]')?.querySelector("a")?.dataset.ref;
+  return data?.objects.find((row) => row.ref === ref);
+}
+
+// A service, then its models; agents; jobs. A model without its service stands by itself.
+function arranged(data, all) {
+  if (!data) return [];
+  const shown = data.objects.filter((row) => all || !row.ended);
+  const services = shown.filter((row) => !row.host);
+  const names = new Set(services.map((row) => row.name));
+  const hosted = (service) => shown.filter((row) => row.host === service.name && service.kind === "InferenceService").map((row) => ({ ...row, below: true }));
+  return [...services.flatMap((row) => [row, ...hosted(row)]), ...shown.filter((row) => row.host && !names.has(row.host))];
+}
+
+const weights = (row) => row.status.weights ?? {};
+const job = (row) => row.job ?? {};
+
+const COLUMNS = [
+  { id: "name", title: "Object", value: (row) => row.ref, cls: "nowrap",
+    cell: (row) => html`<span style=${{ paddingLeft: row.below ? "14px" : 0 }}><${Link} href=${objectPath(row.ref)} tabindex="-1" data-ref=${row.ref}>${row.name}<//> <span class="dim">${SHORT[row.kind] ?? row.kind}</span></span>` },
+  { id: "status", title: "Status", value: (row) => row.status.phase, cell: (row) => html`<${State} value=${row.status.phase} />` },
+  { id: "ready", title: "Ready", value: (row) => row.status.ready, num: true, sort: false },
+  { id: "progress", title: "Progress", value: (row) => job(row).step, cls: "nowrap", search: (row) => "",
+    cell: (row) => job(row).step === undefined ? "" : html`step ${fmt.number(job(row).step)}${job(row).total ? html`<span class="dim">/${fmt.number(job(row).total)}</span>` : ""}${WELL.has(row.status.phase) && row.status.phase === "Running" && job(row).etaSeconds ? html`<span class="dim">, ${fmt.seconds(job(row).etaSeconds)} left</span>` : ""}` },
+  { id: "reward", title: "Reward", value: (row) => job(row).reward, num: true, cell: (row) => fmt.number(job(row).reward, 3) },
+  { id: "weights", title: "Weights", value: (row) => weights(row).version, search: (row) => `${weights(row).writer ?? ""} ${weights(row).path ?? ""}`, hide: 820,
+    cell: (row) => weights(row).version === undefined && !weights(row).path ? "" : html`${weights(row).version !== undefined ? `v${weights(row).version}` : ""}${weights(row).writer ? html` <span class="dim">of</span> <${Link} href=${objectPath(weights(row).writer)} tabindex="-1">${weights(row).writer.split("/")[1]}<//>` : ""} <span class="dim mono">${base(weights(row).path)}</span>${weights(row).others?.length ? html` <span class="warn">others ${weights(row).others.map((v) => `v${v}`).join(", ")}</span>` : ""}` },
+  { id: "address", title: "Address", value: (row) => row.status.address, hide: 820, cell: (row) => html`<span class="mono">${row.status.address ?? ""}</span>` },
+  { id: "restarts", title: "Restarts", value: (row) => row.processes.restarts, num: true, hide: 820, cell: (row) => row.processes.restarts ? html`<span class="warn">${row.processes.restarts}</span>` : html`<span class="dim">0</span>` },
+  { id: "age", title: "Age", value: (row) => row.createdAt ? Date.now() / 1000 - row.createdAt : null, num: true, hide: 560, cls: "nowrap", search: () => "", cell: (row) => row.createdAt ? fmt.seconds(Date.now() / 1000 - row.createdAt) : "" },
+];
+
+const base = (path) => (path ? path.replace(/\/+$/, "").split("/").pop() : "");
+
+// The cause of what is not ready, and what left the record.
+function note(row) {
+  const words = row.status.message;
+  const drift = row.drift.map((each) => html`<div key=${each.target + each.kind}><span class="warn">drift</span> ${each.target}: ${each.kind}: ${each.message}</div>`);
+  const quiet = WELL.has(row.status.phase) || !words;
+  if (quiet && !drift.length) return null;
+  return html`<div style=${{ paddingLeft: row.below ? "14px" : 0 }}>
+    ${!quiet && html`<div><span class="bad">${row.reason || row.status.phase}</span> ${words}</div>`}
+    ${drift}
+  </div>`;
+}
+
+const EVENTS = [
+  { id: "at", title: "When", value: (row) => row.at, num: false, cls: "nowrap", search: () => "", cell: (row) => html`<span class="dim">${fmt.clock(row.at)}</span>` },
+  { id: "type", title: "Type", value: (row) => row.type, hide: 560, cell: (row) => html`<${State} value=${row.type} />` },
+  { id: "ref", title: "Object", value: (row) => row.ref, cls: "nowrap", cell: (row) => html`<${Link} href=${objectPath(row.ref)} tabindex="-1">${row.ref.split("/")[1]}<//>` },
+  { id: "reason", title: "Reason", value: (row) => row.reason },
+  { id: "message", title: "Message", value: (row) => row.message, cell: (row) => html`${row.message}${row.count > 1 ? html` <span class="dim">×${row.count}</span>` : ""}` },
+];

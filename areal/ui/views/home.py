@@ -1,0 +1,158 @@
+"""``/``: every object with its readiness and the cause of what is not ready, and the last events of all.
+
+The status is the one of ``areal get``: recomputed from the processes at each read. What no file shows, a process that
+answers no more, is found by reading again after a period that keeps the cost of an idle page under half a percent of a
+core.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from areal.errors import ArealError
+from areal.reconcilers.context import Context
+from areal.reconcilers.home_view import HomeView, document_of, event_row, service_of
+from areal.reconcilers.prepare import drift
+from areal.resources.kinds import TRAIN_JOB
+from areal.runtime.backends.base import LIVE
+from areal.state.events import Event, load
+from areal.state.home import Home
+from areal.state.job_metrics import bottleneck, eta_s, newest_step
+from areal.ui.context import ViewContext
+from areal.ui.memo import FileMemo, stamp
+
+_EVENTS = 40
+_SHARE = 0.005  # of a core, for looking again at what no file shows
+_LEAST_PERIOD_S, _MOST_PERIOD_S = 3.0, 30.0
+_events = FileMemo[list[Event]](lambda path: load(path)[-_EVENTS:], most=1024)
+
+
+class _Looks:
+    """Counts the times at which what no file shows is to be looked at again."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._period_s = _LEAST_PERIOD_S
+        self._next = 0.0
+        self._count = 0
+
+    def cost(self, seconds: float) -> None:
+        with self._lock:
+            self._period_s = min(_MOST_PERIOD_S, max(_LEAST_PERIOD_S, seconds / _SHARE))
+
+    def number(self) -> int:
+        with self._lock:
+            if time.monotonic() >= self._next:
+                self._next = time.monotonic() + self._period_s
+                self._count += 1
+            return self._count
+
+
+_looks = _Looks()
+
+
+def read(view: ViewContext) -> dict[str, Any]:
+    began = time.thread_time()
+    home = HomeView(view.home)
+    items = list(home.objects)
+    seen = home.statuses(items)
+    ended = home.ended()
+    events = last_events(view.home)
+    drifts, unseen = _drifts(view.home)
+    rows = []
+    for item in items:
+        ref = str(item.ref)
+        document = document_of(item, seen[ref])
+        states = home.states([item.ref])
+        gone = home.gone(states)
+        current = [state for state in states if state.spec.uid not in gone]
+        rows.append(
+            {
+                "ref": ref,
+                "kind": item.kind,
+                "name": item.name,
+                "host": service_of(item),
+                "ended": ref in ended,
+                "createdAt": item.created_at,
+                "status": document["status"],
+                "reason": next((c.reason for c in seen[ref].conditions if c.type == "Ready"), ""),
+                "processes": {
+                    "live": sum(state.phase in LIVE for state in current),
+                    "all": len(current),
+                    "restarts": sum(state.restarts for state in current),
+                },
+                "drift": drifts.get(ref, []),
+                "lastEvent": next((event_row(event) for event in reversed(events) if event.ref == ref), None),
+                **({"job": job_progress(view.home, item.name)} if item.kind == TRAIN_JOB else {}),
+            }
+        )
+    _looks.cost(time.thread_time() - began)
+    return {
+        "home": str(view.home.root),
+        "at": time.time(),
+        "objects": rows,
+        "unreadable": [{"path": str(path), "reason": reason} for path, reason in home.objects.unreadable],
+        "driftUnknown": unseen,
+        "events": [event_row(event) for event in events[-_EVENTS:]],
+    }
+
+
+def marks(view: ViewContext) -> Mapping[str, int | str]:
+    """One cursor for objects, events, processes and the numbers of jobs, and the number of the last look."""
+    return {
+        "files": f"{hash(_stamps(view.home)) & 0xFFFFFFFFFFFF:x}",
+        "look": _looks.number(),
+    }
+
+
+def job_progress(home: Home, name: str) -> dict[str, Any]:
+    """The newest numbers of a job; empty before its first step."""
+    step = newest_step(home.job_metrics(name))
+    if not step:
+        return {}
+    return {
+        "step": step.get("step"),
+        "total": step.get("total_steps"),
+        "reward": step.get("reward/mean"),
+        "etaSeconds": eta_s(step),
+        "bottleneck": bottleneck(step),
+        "at": step.get("time"),
+    }
+
+
+def last_events(home: Home) -> list[Event]:
+    """The last events of each object, of all of them in order of time."""
+    paths = [home.objects / "events.jsonl", *sorted(home.objects.glob("*/*/events.jsonl"))]
+    return sorted((event for path in paths for event in _events.get(path)), key=lambda event: event.at)
+
+
+def _drifts(home: Home) -> tuple[dict[str, list[dict[str, str]]], str]:
+    """What left the record, by object; and why that is not known."""
+    try:
+        plan = drift(Context(home, "", ""), assume_capacity=True)
+    except ArealError as error:
+        return {}, error.message
+    found: dict[str, list[dict[str, str]]] = {}
+    for each in plan.drift:
+        found.setdefault(each.ref, []).append({"kind": each.kind, "target": each.target, "message": each.message})
+    return found, ""
+
+
+def _stamps(home: Home) -> tuple[object, ...]:
+    """What every write to an object, its events, a process's record or a job's numbers changes."""
+    folders = [home.runs, *_children(home.runs), home.objects / "serial"]
+    objects = [path for kind in _children(home.objects) for path in _children(kind)]
+    files = [file for path in objects for file in (path, path / "events.jsonl")]
+    jobs = [home.job_metrics(path.name) for path in _children(home.jobs)]
+    return tuple(stamp(path) for path in (*folders, *files, *jobs))
+
+
+def _children(folder: Path) -> list[Path]:
+    try:
+        return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    except OSError:
+        return []

@@ -1,0 +1,90 @@
+"""``areal ui`` as a process over a home of the test's own."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPResponse
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+
+from areal.state.home import Home
+from tests.cli.conftest import Spawner, clean_environment, home, record, spawn  # noqa: F401 - fixtures
+
+_ADDRESS = re.compile(r"http://(?P<host>[^/]+)/#token=(?P<token>\S+)")
+
+
+@dataclass
+class Page:
+    """A server of the page. ``get`` asks with the token unless other headers are given."""
+
+    popen: subprocess.Popen[str]
+    host: str
+    token: str
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.host}"
+
+    def ask(
+        self, path: str, headers: dict[str, str] | None = None, *, method: str = "GET", body: bytes | None = None
+    ) -> tuple[HTTPResponse, bytes]:
+        name, _, port = self.host.rpartition(":")
+        connection = HTTPConnection(name.strip("[]"), int(port), timeout=30)
+        try:
+            sent = {"Authorization": f"Bearer {self.token}"} if headers is None else headers
+            connection.putrequest(method, path, skip_host="Host" in sent)
+            for header, value in sent.items():
+                connection.putheader(header, value)
+            if body is not None:
+                connection.putheader("Content-Length", str(len(body)))
+            connection.endheaders(body)
+            response = connection.getresponse()
+            return response, response.read()
+        finally:
+            connection.close()
+
+    def read(self, view: str, **query: str) -> Any:
+        """The document of a view, which must be there."""
+        response, body = self.ask(f"/api/{view}?{urlencode(query)}")
+        assert response.status == 200, body
+        return json.loads(body)
+
+    def failure(self, view: str, **query: str) -> tuple[int, dict[str, str]]:
+        response, body = self.ask(f"/api/{view}?{urlencode(query)}")
+        return response.status, json.loads(body)["error"]
+
+
+@pytest.fixture
+def serve(spawn: Spawner, home: Home) -> Iterator[Callable[..., Page]]:  # noqa: F811
+    """``serve(*flags)`` starts the server and waits for its address."""
+
+    def start(*flags: str) -> Page:
+        popen = spawn("ui", *flags, "--home", str(home.root)).popen
+        assert popen.stdout is not None
+        line = popen.stdout.readline()
+        match = _ADDRESS.search(line)
+        assert match, line or popen.communicate()[1]
+        return Page(popen, match["host"], match["token"])
+
+    yield start
+
+
+@pytest.fixture
+def page(serve: Callable[..., Page]) -> Page:
+    return serve()
+
+
+def eventually(check: Callable[[], Any], within_s: float = 30.0) -> Any:
+    """What ``check`` returns once it is true."""
+    deadline = time.monotonic() + within_s
+    while not (found := check()):
+        assert time.monotonic() < deadline, "it did not come true"
+        time.sleep(0.05)
+    return found

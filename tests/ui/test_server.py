@@ -1,0 +1,176 @@
+"""The page's server as a process: who may ask, what it answers, and that nothing of it stays."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from areal.errors import UsageFault
+from areal.state.home import Home
+from areal.state.records import StoredObject
+from areal.ui.access import Access, Headers, access_of, host_name
+from areal.ui.encoding import to_json
+from areal.ui.server import STATIC
+from areal.ui.views import VIEWS, reader_of
+from tests.ui.conftest import Page
+
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "BREW")
+Record = Callable[..., StoredObject]
+
+
+def test_view_without_the_token_is_401_and_with_it_200(page: Page, record: Record) -> None:
+    record("Model", "qwen", {"path": "/m"})
+    assert page.ask("/api/home", {})[0].status == 401
+    assert page.ask("/api/home", {"Authorization": "Bearer wrong"})[0].status == 401
+    assert page.ask("/api/home", {"Authorization": f"Basic {page.token}"})[0].status == 401
+    assert [row["ref"] for row in page.read("home")["objects"]] == ["Model/qwen"]
+
+
+def test_page_and_its_files_need_no_token_and_have_a_strict_policy(page: Page) -> None:
+    for path in ("/", "/object/model/qwen", "/static/app.js", "/static/vendor/preact/standalone.module.js"):
+        response, body = page.ask(path, {})
+        assert response.status == 200 and body
+        policy = response.headers["Content-Security-Policy"]
+        assert "default-src 'none'" in policy and "script-src 'self';" in policy and "frame-ancestors 'none'" in policy
+        assert "unsafe" not in policy
+        assert response.headers["X-Content-Type-Options"] == "nosniff"
+        assert not [name for name in response.headers if name.lower().startswith("access-control")]
+        assert "Set-Cookie" not in response.headers
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_each_method_is_refused_for_a_foreign_host_or_origin_or_without_the_token(page: Page, method: str) -> None:
+    own, token = page.host, {"Authorization": f"Bearer {page.token}"}
+    refused = [
+        {**token, "Host": "evil.example"},
+        {**token, "Host": f"evil.example:{own.rpartition(':')[2]}"},
+        {**token, "Host": ""},
+        {**token, "Host": own, "Origin": "http://evil.example"},
+        {**token, "Host": own, "Origin": "null"},
+        {**token, "Host": own, "Origin": f"http://{own}.evil.example"},
+        {**token, "Host": own, "Sec-Fetch-Site": "cross-site"},
+        {"Host": own},
+    ]
+    for headers in refused:
+        response, _ = page.ask("/api/home", headers, method=method)
+        assert response.status in (401, 403) or (method == "BREW" and response.status == 501), headers
+        assert response.headers["Content-Security-Policy"]
+    allowed, _ = page.ask("/api/home", {**token, "Host": own, "Origin": f"http://{own}"}, method=method)
+    assert allowed.status == {"GET": 200, "HEAD": 200, "POST": 400, "BREW": 501}.get(method, 405)
+
+
+@pytest.mark.parametrize("method", ("GET", "HEAD", "POST", "OPTIONS"))
+def test_static_files_are_refused_for_a_foreign_host_or_origin(page: Page, method: str) -> None:
+    assert page.ask("/", {"Host": "evil.example"}, method=method)[0].status == 403
+    assert page.ask("/static/app.js", {"Origin": "http://evil.example"}, method=method)[0].status == 403
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.0.0.1:9", "[::1]:80", "LOCALHOST:1"])
+def test_loopback_names_reach_the_server_also_through_a_tunnel(host: str) -> None:
+    rules = access_of("127.0.0.1", None)
+    given = Headers(host, f"http://{host}", f"Bearer {rules.token}", "same-origin")
+    assert rules.refuses(given, secret=True) is None
+
+
+@pytest.mark.parametrize("host", ["", "a@localhost", "localhost/x", "localhost:port", "[::1", "localhost#", "\u3000"])
+def test_malformed_hosts_name_nobody(host: str) -> None:
+    assert Access("t").refuses(Headers(host, None, "Bearer t", None), secret=True) is not None
+    assert host_name(host) != "localhost"
+
+
+def test_address_that_others_reach_needs_a_key_of_16_characters(serve: Callable[..., Page], tmp_path: Path) -> None:
+    with pytest.raises(UsageFault, match="needs a key"):
+        access_of("0.0.0.0", None)
+    with pytest.raises(UsageFault, match="15 characters"):
+        access_of("0.0.0.0", "k" * 15)
+    (tmp_path / "key").write_text("k" * 16 + "\n")
+    page = serve("--host", "0.0.0.0", "--key-file", str(tmp_path / "key"))
+    assert page.token == "k" * 16
+    assert page.ask("/api/home", {"Host": "10.1.2.3:80", "Authorization": f"Bearer {page.token}"})[0].status == 200
+    assert page.ask("/api/home", {"Host": socket.gethostname(), "Authorization": "Bearer x"})[0].status == 401
+    assert page.ask("/api/home", {"Host": "evil.example", "Authorization": f"Bearer {page.token}"})[0].status == 403
+
+
+def test_tokens_of_two_runs_differ_and_have_128_bits() -> None:
+    one, other = access_of("127.0.0.1", None).token, access_of("127.0.0.1", None).token
+    assert one != other and len(one) >= 22
+
+
+@pytest.mark.parametrize(
+    "path", ["/static/../server.py", "/static/%2e%2e/server.py", "/static//etc/passwd", "/static/..%2f..%2fcontext.py"]
+)
+def test_paths_out_of_the_static_folder_are_404(page: Page, path: str) -> None:
+    response, body = page.ask(path, {})
+    assert response.status == 404 and b"import" not in body
+
+
+def test_unknown_view_and_unknown_object_say_so(page: Page) -> None:
+    assert page.failure("nothing") == (404, {"type": "NotFound", "message": "there is no view 'nothing'", "hint": ""})
+    status, error = page.failure("object", kind="model", name="absent")
+    assert status == 404 and "absent" in error["message"]
+    assert page.failure("object", kind="model")[0] == 400
+
+
+def test_ctrl_c_leaves_no_process_no_port_and_no_file(page: Page, home: Home) -> None:
+    before = sorted(str(path) for path in home.root.rglob("*"))
+    assert page.read("home")["objects"] == []
+    process = psutil.Process(page.popen.pid)
+    assert process.children(recursive=True) == []
+    page.popen.send_signal(signal.SIGINT)
+    assert page.popen.wait(10) == 130
+    assert sorted(str(path) for path in home.root.rglob("*")) == before
+    name, _, port = page.host.rpartition(":")
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((name, int(port)), timeout=5)
+
+
+def test_change_of_an_object_reaches_an_open_stream(page: Page, record: Record) -> None:
+    name, _, port = page.host.rpartition(":")
+    with socket.create_connection((name, int(port)), timeout=30) as stream:
+        lines = ("GET /api/changes?watch=home%3F HTTP/1.1", f"Host: {page.host}", f"Authorization: Bearer {page.token}")
+        stream.sendall("\r\n".join((*lines, "", "")).encode())
+        answer = stream.makefile("rb")
+        first = _event(answer)
+        record("Model", "qwen", {"path": "/m"})
+        while (changed := _event(answer))["marks"].get("files") is None:
+            pass
+    assert first["watch"] == changed["watch"] == "home?"
+    assert changed["marks"]["files"] != first["marks"]["files"]
+
+
+def _event(lines: Any) -> Any:
+    for line in lines:
+        if line.startswith(b"data: "):
+            return json.loads(line.removeprefix(b"data: "))
+    raise AssertionError("the stream ended")
+
+
+def test_numbers_that_are_not_finite_and_lone_surrogates_are_valid_json() -> None:
+    document = {"a": [float("nan"), float("-inf"), 1.5], "b": {"c": float("inf")}, "text": "\ud800<script>"}
+    assert json.loads(to_json(document)) == {
+        "a": ["NaN", "-Infinity", 1.5],
+        "b": {"c": "Infinity"},
+        "text": "\ud800<script>",
+    }
+
+
+def test_vendored_files_have_the_hashes_of_their_manifest() -> None:
+    vendor = STATIC / "vendor"
+    manifest = json.loads((vendor / "manifest.json").read_text())
+    code = {str(path.relative_to(vendor)) for path in vendor.rglob("*") if path.suffix in (".js", ".css")}
+    assert code == set(manifest)
+    for name, entry in manifest.items():
+        assert hashlib.sha256((vendor / name).read_bytes()).hexdigest() == entry["sha256"], name
+        assert entry["version"] and entry["license"] and list((vendor / name).parent.glob("LICENSE*"))
+
+
+def test_every_view_has_a_reader() -> None:
+    assert all(reader_of(name) is not None for name in VIEWS)
