@@ -20,14 +20,14 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
-import areal
 from areal.dataclasses import dataclass, field, replace
 from areal.errors import ArealError
 from areal.hub import MAIN, TOKENIZER_FILES, ByteReporter, Hub, Kind, is_id
 from areal.installation import module_argv
 from areal.reconcilers.kinds import StageReporter, host_of
+from areal.reconcilers.kinds.engine_commands import ENGINE_COMMANDS, engine_env
 from areal.reconcilers.kinds.model_plan import ENGINE, gpus_per_replica, replica_count
 from areal.reconcilers.launch import (
     NO_GPUS,
@@ -46,7 +46,6 @@ from areal.resources.kinds import Ref, parse_ref, service_ref
 from areal.resources.paths import looks_local, resolve_model_path
 from areal.resources.specs import AgentServiceSpec, InferenceServiceSpec, ModelSpec, TrainJobSpec
 from areal.runtime.backends.base import RunSpec
-from areal.runtime.environment import inherited
 from areal.state.home import Home, read_key
 from areal.state.records import StoredObject
 from areal.wire.fields import write_fields
@@ -211,31 +210,6 @@ def data_proxy(launch: Launch, spec: ModelSpec, service: InferenceServiceSpec) -
     return launch.run(argv, spec, config, secret_env=secret_env, liveness=spec.probes.liveness)
 
 
-class _EngineCommand(NamedTuple):
-    """The engine's module, the flags that areal sets, and its settings."""
-
-    module: str
-    model: str
-    tensor: str
-    pipeline: str
-    adapters: str
-    settings: tuple[str, ...] = ()
-
-
-_ENGINES = {
-    "vllm": _EngineCommand(
-        "vllm.entrypoints.openai.api_server",
-        "--model",
-        "--tensor-parallel-size",
-        "--pipeline-parallel-size",
-        "--lora-modules",
-        # log-probabilities are those of the request's temperature
-        ("--worker-extension-cls", "areal_vllm.Worker", "--logprobs-mode", "processed_logprobs"),
-    ),
-    "sglang": _EngineCommand("sglang.launch_server", "--model-path", "--tp-size", "--pp-size", "--lora-paths"),
-}
-
-
 def engine(launch: Launch, spec: ModelSpec, service: InferenceServiceSpec) -> RunSpec:
     part = inference_part(spec.backend or "embedded")
     path = _folder(spec.path, launch)
@@ -245,11 +219,10 @@ def engine(launch: Launch, spec: ModelSpec, service: InferenceServiceSpec) -> Ru
         argv = service_argv("inference.engines.embedded", spec.engine_args)
         lora = tuple(_adapters(spec, launch))
         config = EmbeddedEngineConfig(**launch.address(service.log_level), model_path=path, lora=lora)
-    elif part.engine in _ENGINES:
-        command = _ENGINES[part.engine]
+    elif part.engine in ENGINE_COMMANDS:
+        command = ENGINE_COMMANDS[part.engine]
         keyed = not is_loopback(launch.slot.host)
-        module = "areal_sglang" if keyed and part.engine == "sglang" else command.module
-        argv = [str(spec.env.get("AREAL_ENGINE_PYTHON", sys.executable)), "-m", module, command.model, path]
+        argv = [str(spec.env.get("AREAL_ENGINE_PYTHON", sys.executable)), "-m", command.module, command.model, path]
         argv += ["--host", launch.slot.host, "--port", str(launch.slot.port)]
         argv += [command.tensor, str(part.tensor), command.pipeline, str(part.pipeline), *command.settings]
         if keyed:
@@ -266,35 +239,13 @@ def engine(launch: Launch, spec: ModelSpec, service: InferenceServiceSpec) -> Ru
     cpus = spec.resources.cpus  # bounds the threads that the numeric libraries start
     threads = {} if cpus is None else {"OMP_NUM_THREADS": str(max(1, int(cpus)))}
     devices = {} if gpus_per_replica(spec) else NO_GPUS
-    env = {**threads, **devices, **(_plugin_env(part.engine, spec.env) if part.engine in _ENGINES else spec.env)}
+    env = {**threads, **devices, **(engine_env(part.engine, spec.env) if part.engine in ENGINE_COMMANDS else spec.env)}
     return launch.run(argv, spec, config, env=env, secret_env=secret_env, liveness=spec.probes.liveness)
 
 
 def service_argv(name: str, arguments: Mapping[str, Any] = MappingProxyType({})) -> list[str]:
     """The argv of a service process. ``arguments`` of the spec are flags, which override its configuration."""
     return module_argv(f"areal.services.{name}", *flags(arguments))
-
-
-_MODES = {
-    "vllm": {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"},
-    "sglang": {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0"},
-}
-
-
-def _plugin_env(engine: str, given: Mapping[str, str]) -> dict[str, str]:
-    """vLLM's pause, version, weight and adapter routes are there in its development mode only; it listens on loopback,
-    or asks for a key. SGLang's ``/health`` would sample a token, and have no answer while the engine is paused.
-
-    Our own module of the engine's server is found by PYTHONPATH: its environment need not have areal.
-    """
-    plugin = str(Path(areal.__file__).parent / "services" / "inference" / "engines" / f"{engine}_plugin")
-    path = given.get("PYTHONPATH", inherited(os.environ).get("PYTHONPATH"))
-    return {
-        **_MODES[engine],
-        **given,
-        "PYTHONSAFEPATH": "1",
-        "PYTHONPATH": f"{plugin}{os.pathsep}{path}" if path else plugin,
-    }
 
 
 def _adapters(spec: ModelSpec, launch: Launch) -> list[str]:

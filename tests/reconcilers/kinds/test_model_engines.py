@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 from pathlib import Path
 
 import pytest
 
 from areal.reconcilers.kinds import inference_launch, model_engines
 from areal.reconcilers.kinds.inference_launch import Launch
-from areal.reconcilers.kinds.model_engines import engine_args_faults, installed_flags, source_flags
+from areal.reconcilers.kinds.model_engines import (
+    InstalledEngine,
+    engine_args_faults,
+    installed_engine,
+    installed_flags,
+    source_flags,
+)
 from areal.reconcilers.launch import Slot
 from areal.resources.render import RenderRequest, render
 from areal.resources.specs import InferenceServiceSpec
@@ -34,6 +41,10 @@ def python_with(folder: Path, version: str = "1.2.3", flags: list[str] = FLAGS, 
     return script
 
 
+def engine_with(folder: Path, version: str = "1.2.3", flags: list[str] = FLAGS) -> InstalledEngine:
+    return installed_engine("vllm", {"AREAL_ENGINE_PYTHON": str(python_with(folder, version, flags))})
+
+
 def asked(folder: Path) -> int:
     file = folder / "asked"
     return len(file.read_text().splitlines()) if file.exists() else 0
@@ -42,10 +53,10 @@ def asked(folder: Path) -> int:
 def test_flags_are_asked_for_once_a_version(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     for _ in range(2):
-        flags = installed_flags("vllm", str(python_with(tmp_path)), cache)
+        flags = installed_flags(engine_with(tmp_path), cache)
         assert flags == {*FLAGS, "enable-cache", "no-enable-cache"}
     assert asked(tmp_path) == 1
-    assert "new" in (installed_flags("vllm", str(python_with(tmp_path, "1.3", [*FLAGS, "new"])), cache) or ())
+    assert "new" in (installed_flags(engine_with(tmp_path, "1.3", [*FLAGS, "new"]), cache) or ())
     assert asked(tmp_path) == 2
 
 
@@ -53,14 +64,16 @@ def test_flags_are_asked_for_once_a_version(tmp_path: Path) -> None:
 def test_damaged_cache_is_asked_for_again(tmp_path: Path, damage: str) -> None:
     cache = tmp_path / "cache"
     cache.mkdir()
-    (cache / "vllm-1.2.3.json").write_text(damage)
-    assert "flag-1" in (installed_flags("vllm", str(python_with(tmp_path)), cache) or ())
+    of = engine_with(tmp_path)
+    (cache / f"vllm-1.2.3-{of.digest}.json").write_text(damage)
+    assert "flag-1" in (installed_flags(of, cache) or ())
+    assert asked(tmp_path) == 1
 
 
 def test_engine_that_is_absent_or_mute_is_not_checked(tmp_path: Path) -> None:
-    assert installed_flags("vllm", str(tmp_path / "nowhere"), tmp_path) is None
-    assert installed_flags("sglang", "/bin/false", tmp_path) is None
-    assert installed_flags("vllm", str(python_with(tmp_path, flags=["few"])), tmp_path) is None
+    for engine, python in (("vllm", str(tmp_path / "nowhere")), ("sglang", "/bin/false")):
+        assert installed_flags(installed_engine(engine, {"AREAL_ENGINE_PYTHON": python}), tmp_path) is None
+    assert installed_flags(engine_with(tmp_path, flags=["few"]), tmp_path) is None
 
 
 def write_source(folder: Path, flags: list[str]) -> None:
@@ -89,6 +102,29 @@ def test_argument_that_the_source_lacks_is_looked_for_in_the_help(tmp_path: Path
     assert problem.path == "spec.engineArgs.flag-77" and asked(tmp_path) == 1
 
 
+def test_parser_is_the_one_that_the_engines_own_environment_imports(tmp_path: Path) -> None:
+    """A manifest's PYTHONPATH is a fork of the engine: its arguments count, and not those of the installed one."""
+    for name, flags in (("installed", FLAGS), ("fork", [*FLAGS, "of-the-fork"])):
+        write_source(tmp_path / name, flags)
+        (tmp_path / name / "vllm" / "__init__.py").touch()
+        about = tmp_path / name / "vllm-1.0.dist-info"
+        about.mkdir()
+        (about / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 1.0\n")
+
+    def faults(path: str, argument: str) -> int:
+        text = MANIFEST.format(backend="vllm", python=sys.executable).replace("flag-77", argument)
+        text = text.replace("flag1", "flag-1").replace("env: {", f"env: {{PYTHONPATH: {tmp_path / path}, ")
+        resources = render(RenderRequest(files=("-",), stdin=text)).resources
+        return len(engine_args_faults(resources, tmp_path / "cache"))
+
+    assert faults("fork", "of-the-fork") == 0
+    assert faults("fork", "flag-2") == faults("installed", "flag-2") == 0
+    assert source_flags(installed_engine("vllm", {"PYTHONPATH": str(tmp_path / "installed")}), tmp_path) is not None
+    assert "of-the-fork" not in (
+        source_flags(installed_engine("vllm", {"PYTHONPATH": str(tmp_path / "installed")}), tmp_path) or ()
+    )
+
+
 def test_help_that_takes_too_long_is_reported_and_asked_for_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,15 +145,14 @@ def test_help_that_takes_too_long_is_reported_and_asked_for_again(
     "engine", [pytest.param(engine, marks=getattr(pytest.mark, engine)) for engine in ("vllm", "sglang")]
 )
 def test_source_of_a_real_parser_has_every_flag_of_its_help_and_that_has_all_that_areal_passes(
-    tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, engine: str
 ) -> None:
     python = os.environ.get(f"AREAL_{engine.upper()}_PYTHON")
     if not python:
         pytest.skip(f"AREAL_{engine.upper()}_PYTHON names no Python that has {engine}")
-    if engine == "sglang" and not ON_GPU:
-        monkeypatch.setenv("PYTHONPATH", str(SGLANG_ON_CPU))
-    source = source_flags(engine, python, tmp_path)
-    listed = installed_flags(engine, python, tmp_path) or ()
+    env = {"PYTHONPATH": str(SGLANG_ON_CPU)} if engine == "sglang" and not ON_GPU else {}
+    of = installed_engine(engine, {**env, "AREAL_ENGINE_PYTHON": python})
+    source, listed = source_flags(of, tmp_path), installed_flags(of, tmp_path) or ()
     prose = ("json-arg", "help")  # of vLLM's example; others are cut at the end of a line
     flags = frozenset(name for name in listed if "." not in name and name not in prose and not name.endswith("-"))
     assert source is not None and flags and flags - set(source) == set()

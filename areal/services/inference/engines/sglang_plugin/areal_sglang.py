@@ -1,4 +1,5 @@
-"""``python -m areal_sglang ARGS`` is ``python -m sglang.launch_server ARGS --api-key $AREAL_ENGINE_KEY``.
+"""``python -m areal_sglang ARGS`` is ``sglang serve ARGS``, or, where the installed SGLang has no such command,
+``python -m sglang.launch_server ARGS``, which newer ones do not recommend; with ``--api-key $AREAL_ENGINE_KEY`` if set.
 
 A key on the command line could be read by every user of the node. Imports SGLang's environment only.
 """
@@ -6,7 +7,22 @@ A key on the command line could be read by every user of the node. Imports SGLan
 import os
 import runpy
 import sys
+from importlib import import_module
+from importlib.util import find_spec
+
+
+def has_command() -> bool:
+    try:
+        return find_spec("sglang.cli.serve") is not None
+    except ModuleNotFoundError:
+        return False
+
 
 if __name__ == "__main__":  # its processes import this file again
-    sys.argv += ["--api-key", os.environ.pop("AREAL_ENGINE_KEY")]
-    runpy.run_module("sglang.launch_server", run_name="__main__", alter_sys=True)
+    if "AREAL_ENGINE_KEY" in os.environ:
+        sys.argv += ["--api-key", os.environ.pop("AREAL_ENGINE_KEY")]
+    if has_command():
+        sys.argv = ["sglang", "serve", *sys.argv[1:]]
+        import_module("sglang.cli.main").main()
+    else:
+        runpy.run_module("sglang.launch_server", run_name="__main__", alter_sys=True)

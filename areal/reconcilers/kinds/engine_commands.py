@@ -1,0 +1,67 @@
+"""The servers of vLLM and SGLang: the module that starts each, the flags that areal sets, and the environment.
+
+Modules of ours (``areal/services/inference/engines/*_plugin``) start them: they take the command that the installed
+version has. They are found by PYTHONPATH, since the engine's environment need not have areal.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import areal
+from areal.runtime.environment import inherited
+
+
+class EngineCommand(NamedTuple):
+    """The module, its flag for the whole help, the flags that areal sets, its settings and its environment."""
+
+    module: str
+    help: str
+    model: str
+    tensor: str
+    pipeline: str
+    adapters: str
+    settings: tuple[str, ...]
+    env: Mapping[str, str]
+
+
+# vLLM's pause, version, weight and adapter routes are there in its development mode only; it listens on loopback, or
+# asks for a key. SGLang's ``/health`` would sample a token, and have no answer while the engine is paused.
+ENGINE_COMMANDS = {
+    "vllm": EngineCommand(
+        "areal_vllm_server",
+        "--help=all",
+        "--model",
+        "--tensor-parallel-size",
+        "--pipeline-parallel-size",
+        "--lora-modules",
+        # log-probabilities are those of the request's temperature
+        ("--worker-extension-cls", "areal_vllm.Worker", "--logprobs-mode", "processed_logprobs"),
+        {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"},
+    ),
+    "sglang": EngineCommand(
+        "areal_sglang",
+        "--help",
+        "--model-path",
+        "--tp-size",
+        "--pp-size",
+        "--lora-paths",
+        (),
+        {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0"},
+    ),
+}
+
+
+def engine_env(engine: str, given: Mapping[str, str]) -> dict[str, str]:
+    """What an engine's process has on top of the environment that it inherits. ``given``: the manifest's."""
+    plugin = str(Path(areal.__file__).parent / "services" / "inference" / "engines" / f"{engine}_plugin")
+    path = given.get("PYTHONPATH", inherited(os.environ).get("PYTHONPATH"))
+    return {
+        **ENGINE_COMMANDS[engine].env,
+        **given,
+        "PYTHONSAFEPATH": "1",
+        "PYTHONPATH": f"{plugin}{os.pathsep}{path}" if path else plugin,
+    }
