@@ -1,13 +1,18 @@
-"""How this installation of areal starts a module of its own, and gets an extra: an index may have another project of
-the same name."""
+"""How this installation of areal starts a module of its own, gets an extra, and is hidden by another project: the name
+`areal` is another project's on the package index, so ours is installed as ``DISTRIBUTION``."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
+
+DISTRIBUTION = "arealctl"
+_PACKAGE = Path(__file__).resolve().parent
 
 
 def module_argv(module: str, *words: str) -> list[str]:
@@ -21,20 +26,66 @@ def install_command(extra: str) -> str:
 
 
 def origin() -> str:
-    """The source of this installation: a URL for pip, a folder, "" for an index or where areal is not installed."""
+    """The source of this installation: a URL for pip, or a folder; "" for an index or where areal is not installed."""
     source = _recorded()
-    if source is None:
+    if not source:
         return ""
-    return unquote(urlsplit(str(source["url"])).path) if "dir_info" in source else _url(source)
+    return _folder(source) if "dir_info" in source else _url(source)
+
+
+def requirement(extras: str) -> str:
+    """What pip takes to install this areal with ``extras``; "" where areal is not installed."""
+    source = _recorded()
+    return "" if source is None else _requirement(extras, source)
+
+
+class Conflict(NamedTuple):
+    """Another project of the name `areal` that this Python, or one that starts in this folder, may import."""
+
+    what: str
+    why: str
+    fix: str
+
+
+def conflicts(search: Sequence[str]) -> Iterator[Conflict]:
+    """Those among the installed distributions, and in the folders of ``search``."""
+    from importlib import metadata
+
+    again = install_command("train").replace("[train]", "").replace("pip install", "pip install --force-reinstall")
+    hidden = "its package and its command have the names of ours: it replaces them, or is imported in their place"
+    for found in metadata.distributions(name="areal"):
+        record = found.read_text("direct_url.json")
+        if found.read_text("WHEEL") is None or (record and Path(_folder(json.loads(record)), "areal") == _PACKAGE):
+            continue  # metadata of a build, or this checkout, installed before its distribution was renamed
+        what = f"the distribution areal {found.version} in {found.locate_file('')} is another project"
+        yield Conflict(what, hidden, f"pip uninstall areal, then {again}")
+    for folder in dict.fromkeys(str(Path(each).resolve()) for each in search):
+        for module in (Path(folder, "areal", "__init__.py"), Path(folder, "areal.py")):
+            if module.exists() and module.resolve().parent != _PACKAGE:
+                why = f"a Python that starts there, or has {folder} on its path, imports it in place of {_PACKAGE}"
+                yield Conflict(
+                    f"another areal: {module}", why, f"start from another folder than {folder}, or rename it"
+                )
+
+
+def searched() -> list[str]:
+    """The folders that this Python, a script of the working folder, or a child of theirs may import `areal` from."""
+    return [".", *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), *filter(os.path.isdir, sys.path)]
 
 
 def _recorded() -> Mapping[str, Any] | None:
+    """The PEP 610 record of this installation: empty where the source was an index, None without an installation."""
     from importlib import metadata  # it takes as long as a light command's start
 
-    # A build leaves a folder of metadata in the source, which a Python that starts there finds first: it does not tell.
-    texts = (found.read_text("direct_url.json") for found in metadata.distributions(name="areal"))
-    recorded = next(filter(None, texts), None)
-    return json.loads(recorded) if recorded else None
+    for found in metadata.distributions(name=DISTRIBUTION):
+        # A build leaves a folder of metadata in the source, which a Python that starts there finds first: no wheel.
+        if found.read_text("WHEEL") is not None:
+            return json.loads(found.read_text("direct_url.json") or "{}")
+    return None
+
+
+def _folder(source: Mapping[str, Any]) -> str:
+    return unquote(urlsplit(str(source["url"])).path)
 
 
 def _url(source: Mapping[str, Any]) -> str:
@@ -44,13 +95,17 @@ def _url(source: Mapping[str, Any]) -> str:
     return f"{vcs['vcs']}+{source['url']}@{vcs.get('requested_revision') or vcs['commit_id']}"
 
 
+def _requirement(extras: str, source: Mapping[str, Any]) -> str:
+    if not source:
+        return f"{DISTRIBUTION}[{extras}]"
+    if "dir_info" in source:
+        return f"{_folder(source)}[{extras}]"
+    return f"{DISTRIBUTION}[{extras}] @ {_url(source)}"
+
+
 def _command(extra: str, source: Mapping[str, Any] | None) -> str:
-    """``source``: a PEP 610 record; None where areal came from an index or is not installed."""
+    """``source``: a record as of ``_recorded``."""
     if source is None:
         return f"pip install -e '.[{extra}]', in a checkout of areal's source"
-    url = str(source["url"])
-    if "dir_info" in source:
-        folder = unquote(urlsplit(url).path)
-        editable = "-e " if source["dir_info"].get("editable") else ""
-        return f"pip install {editable}'{folder}[{extra}]'"
-    return f"pip install 'areal[{extra}] @ {_url(source)}'"
+    editable = "-e " if source.get("dir_info", {}).get("editable") else ""
+    return f"pip install {editable}'{_requirement(extra, source)}'"

@@ -28,7 +28,7 @@ AS_PROGRAMS = ("vllm", "sglang")  # started, or imported by themselves
 
 def named(requirements: list[str]) -> set[str]:
     names = {re.split(r"[\[<>=; ]", each)[0].lower() for each in requirements}
-    return names - {"areal"}
+    return names - {PROJECT["name"]}
 
 
 def explained() -> set[str]:
@@ -84,6 +84,6 @@ def test_extra_of_a_dependency_is_provided_under_that_name(extra: str) -> None:
     extras, names, requirements = PROJECT["optional-dependencies"], set(extra.split(",")), PROJECT["dependencies"][:]
     while names:
         wanted = [Requirement(each) for name in names for each in extras[name]]
-        requirements += [str(each) for each in wanted if each.name != "areal"]
-        names = {name for each in wanted if each.name == "areal" for name in each.extras}
+        requirements += [str(each) for each in wanted if each.name != PROJECT["name"]]
+        names = {name for each in wanted if each.name == PROJECT["name"] for name in each.extras}
     assert len(requirements) > 10 and extras_not_provided(requirements) == set()

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
 
 import click
 
@@ -19,7 +20,7 @@ from areal.cli.objects import complete_targets, parse_refs, stored
 from areal.cli.options import Invocation, print_options, stack
 from areal.cli.output import emit_one, refuse_existing, write_file
 from areal.errors import UsageFault
-from areal.installation import module_argv
+from areal.installation import DISTRIBUTION, module_argv
 from areal.reconcilers.home_view import HomeView
 from areal.resources.addresses import is_loopback
 from areal.resources.kinds import AGENT_SERVICE, INFERENCE_SERVICE, TRAIN_JOB
@@ -291,6 +292,7 @@ def docker(
     areal generate docker -f manifests/quickstart.yaml --out Dockerfile
     """
     from areal.installation import origin
+    from areal.installation import requirement as wanted
 
     found = source.require("generate docker").render().resources
     flags, ports, steps = _inside(source), [], ["docker build -t areal ."]
@@ -307,17 +309,18 @@ def docker(
     needed = {extra for item in found for extra in _extras(item.kind, item.spec)}
     extras, gpus = ",".join(sorted(needed)), ["--gpus all"] if needed & {"sglang", "vllm"} else []
     place = origin()
-    if requirement is None and not place:
-        raise UsageFault(
-            "where areal was installed from is not known, and the areal of a package index is another project",
-            hint="name it: --requirement 'areal @ git+https://...', or the path of a wheel in the image",
-        )
-    if requirement is None and place.startswith("/"):
-        install = f'COPY areal-*.whl /tmp/\nRUN pip install --no-cache-dir "$(echo /tmp/areal-*.whl)[{extras}]"'
-        steps.insert(0, f"pip wheel --no-deps --wheel-dir . {shlex.quote(place)}")
-    else:
-        named = requirement or f"areal[{extras}] @ {place}"
+    local = unquote(urlsplit(place).path) if place.startswith("file:") else place if place.startswith("/") else ""
+    if requirement is None and local:
+        wheel = f"{DISTRIBUTION}-*.whl"
+        install = f'COPY {wheel} /tmp/\nRUN pip install --no-cache-dir "$(echo /tmp/{wheel})[{extras}]"'
+        steps.insert(0, f"pip wheel --no-deps --wheel-dir . {shlex.quote(local)}")
+    elif named := requirement or wanted(extras):
         install = f"RUN pip install --no-cache-dir {shlex.quote(named)}"
+    else:
+        raise UsageFault(
+            "this areal is not installed, so what the image installs is not known",
+            hint=f"name it: --requirement '{DISTRIBUTION}[{extras}]', or the path of a wheel in the image",
+        )
     environment = {"AREAL_HOME": "/var/lib/areal", "PYTHONUNBUFFERED": "1", **_environment(variables)}
     script = f"areal apply {shlex.join(flags)} --yes --no-wait && exec areal reconcile --watch --stop-at-exit --yes"
     text = _DOCKERFILE.format(

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from areal.dataclasses import dataclass, replace
 from areal.errors import ArealError
+from areal.installation import conflicts, searched
 from areal.reconcilers.context import Context
 from areal.reconcilers.converge import recover
 from areal.reconcilers.kinds import ServiceController, controller_of, controllers, started_again_by
@@ -62,7 +63,7 @@ def doctor(
     process that lives is made if ``may_end`` approves it."""
     backend = Backends(ctx.home.root, crash=crash_point)
     found = [*_journals(ctx, backend), *_state(ctx), *_processes(ctx, backend), *_keys(ctx, backend)]
-    found += [*_home(ctx), *_data(ctx)]
+    found += [*_home(ctx), *_data(ctx), *_names()]
     if security:
         found += _security(ctx, backend)
     results = [
@@ -89,6 +90,11 @@ def _journals(ctx: Context, backend: Backends) -> Iterator[_Diagnosis]:
         why = f"its process {orphan.pid} is gone; {count} operation{'s were' if count != 1 else ' was'} open"
         finding = Finding("warning", f"interrupted command: {orphan.command}", why, FIX)
         yield _Diagnosis(finding, lambda: recover(ctx, backend))
+
+
+def _names() -> Iterator[_Diagnosis]:
+    for other in conflicts(searched()):
+        yield _Diagnosis(Finding("warning", other.what, other.why, other.fix))
 
 
 # -- the records

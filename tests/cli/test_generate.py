@@ -13,6 +13,7 @@ import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -155,14 +156,36 @@ def test_manifest_outside_of_the_images_folder_is_refused(
     assert found.code == 2 and "is outside of" in found.err
 
 
-def test_image_of_an_areal_of_unknown_origin_never_installs_the_project_of_that_name_on_an_index(
+@pytest.mark.parametrize(
+    ("source", "written"),
+    [
+        ({}, "RUN pip install --no-cache-dir 'arealctl[serve]'"),
+        (
+            {"url": "https://example.org/a.whl"},
+            "RUN pip install --no-cache-dir 'arealctl[serve] @ https://example.org/a.whl'",
+        ),
+        ({"url": "file:///a%20b/arealctl-1-py3-none-any.whl"}, "COPY arealctl-*.whl /tmp/"),
+    ],
+)
+def test_image_installs_from_where_this_areal_came(
+    areal: Areal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: dict[str, Any], written: str
+) -> None:
+    (tmp_path / "a.yaml").write_text(SERVICE % "{}")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("areal.installation._recorded", lambda: source)
+    found = areal("generate", "docker", "-f", "a.yaml", "--out", "Dockerfile")
+    assert written in Path("Dockerfile").read_text().splitlines()
+    assert ("'/a b/arealctl-1-py3-none-any.whl'" in found.out + found.err) == written.startswith("COPY")
+
+
+def test_image_of_an_areal_that_is_not_installed_is_refused_without_a_requirement(
     areal: Areal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "a.yaml").write_text(SERVICE % "{}")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("areal.installation.origin", lambda: "")
+    monkeypatch.setattr("areal.installation._recorded", lambda: None)
     refused = areal("generate", "docker", "-f", "a.yaml")
-    assert refused.code == 2 and "--requirement" in refused.err
+    assert refused.code == 2 and "--requirement 'arealctl[serve]'" in refused.err
     assert (
         "pip install --no-cache-dir ./areal.whl"
         in areal("generate", "docker", "-f", "a.yaml", "--requirement", "./areal.whl").out

@@ -220,7 +220,7 @@ def test_run_in_the_foreground_stops_on_ctrl_c_and_runs_again(box: Box) -> None:
     assert document(box, "get")["items"] == []
 
 
-README = (Path(__file__).resolve().parents[2] / "README.md").read_text()
+QUICKSTART = (Path(__file__).resolve().parents[2] / "docs" / "quickstart.md").read_text()
 
 
 @pytest.mark.extended
@@ -240,8 +240,8 @@ def test_what_a_roll_and_a_scale_down_have_ended_is_listed_with_all_only(served:
 
 
 @pytest.mark.extended
-def test_readmes_kill_reaches_the_models_engines_alone(served: Box) -> None:  # noqa: F811
-    (line,) = re.findall(r"^kill -9 .*$", README, re.MULTILINE)
+def test_kill_of_the_quickstart_reaches_the_models_engines_alone(served: Box) -> None:  # noqa: F811
+    (line,) = re.findall(r"^kill -9 .*$", QUICKSTART, re.MULTILINE)
     served.write(
         "apiVersion: areal.dev/v1alpha1\nkind: Model\nmetadata: {name: other}\n"
         f"spec: {{backend: embedded, path: {MODEL}}}\n",

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from areal.dataclasses import dataclass, replace
 from areal.errors import InvalidManifest
+from areal.installation import DISTRIBUTION
 from areal.runtime.backends.base import Cause, Job, JobState, RunSpec
 from areal.runtime.backends.cluster import reserved
 
@@ -119,7 +120,8 @@ def with_ray(python: str, argv: Sequence[str]) -> str:
     tried = " ".join(map(shlex.quote, dict.fromkeys((python, "python3", "python"))))
     return (
         f'for p in {tried}; do "$p" -c "import ray" 2>/dev/null && exec "$p" {shlex.join(argv)}; done; '
-        "echo 'areal: no Python of this node has Ray: install areal[ray], or name one by spec.scheduler.ray.python' "
+        f"echo 'areal: no Python of this node has Ray: install {DISTRIBUTION}[ray], or name one by "
+        "spec.scheduler.ray.python' "
         ">&2; exit 78"
     )
 

@@ -22,7 +22,7 @@ from tests.training.engines.megatron_ranks import GRADIENT, file_name
 from tests.training.engines.models import batch, config, save_family, sft, tokens
 
 pytestmark = pytest.mark.skipif(
-    find_spec("megatron") is None, reason="megatron-core is not installed: pip install areal[megatron]"
+    find_spec("megatron") is None, reason="megatron-core is not installed: pip install -e '.[megatron]'"
 )
 ALONE = one_process("cpu")
 TIED = {"Qwen2"}

@@ -197,7 +197,7 @@ def test_grpo_on_two_nodes_and_with_tensor_parallel_ranks_broadcasts_what_is_sam
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("layout", ["d1t2"])
 def test_grpo_learns_with_megatron(tmp_path: Path, service: dict[str, str], layout: str) -> None:
-    pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip install areal[megatron]")
+    pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip install -e '.[megatron]'")
     folder, backend, drivers = _folder(tmp_path, "run"), f"megatron:{layout}", "tests.training.engines.megatron_drivers"
     run("sft", 2, folder, f"model.backend={backend}", *WARM_UP, drivers=drivers)
     shutil.move(folder / "run", folder / "warm")
