@@ -8,8 +8,9 @@ megatron when it needs tensor, pipeline or context parallelism) is accepted too.
 World size is d*t*p*c. e distributes experts over the same devices and does not add to it; each expert uses t tensor
 ranks. ``megatron:(attn:d4p2t2c2|ffn:d2p2t4e2)`` gives attention and experts separate layouts on the same devices.
 
-The flags of the embedded engine are the fields of its configuration, so that manifests can be checked where no engine
-is installed. The flags of other engines come from the ``--help`` of an installed engine.
+The flags of the embedded engine and of the data proxy (``proxyArgs``) are the fields of their configurations, so that
+manifests can be checked where no engine is installed. The flags of other engines come from the ``--help`` of an
+installed engine.
 """
 
 from __future__ import annotations
@@ -237,19 +238,43 @@ def _check_part(part: Part, column: int) -> None:
 
 @dataclass(frozen=True)
 class Flag:
-    """The values that a flag takes: one of ``choices``, or any value of ``type``."""
+    """The values that a flag takes: one of ``choices``, a text like ``pattern``, or a number of ``type`` from
+    ``least`` up and above ``above``."""
 
     type: type = str
     choices: tuple[str, ...] = ()
+    pattern: str | None = None
+    least: float | None = None
+    above: float | None = None
 
 
-# Flags that areal sets, by engine: the field that they come from, "" if fixed.
+DATA_PROXY = "data proxy"
+
+# Flags that areal sets, by program: the field that they come from, "" if fixed.
 _RESERVED_FLAGS: Mapping[str, Mapping[str, str]] = {
     "embedded": {
         "model-path": "path",
         "lora": "lora",
         "log-level": "logLevel of the service",
         **dict.fromkeys(("host", "port", "admin-key-file"), ""),
+    },
+    DATA_PROXY: {
+        "model": "servedModelName",
+        "engine": "backend",
+        "engine-url": "engineUrl",
+        "engine-key-file": "engineApiKeyFrom",
+        "model-path": "path",
+        "log-level": "logLevel of the service",
+        "drain-timeout": "strategy.drainTimeoutSeconds",
+        "tokenizer-path": "tokenizerPath",
+        "chat-template": "chatTemplate",
+        "tool-call-parser": "toolCallParser",
+        "reasoning-parser": "reasoningParser",
+        "allow-private": "external.allowPrivate",
+        "provider-model": "external.model",
+        "provider-api": "external.api",
+        "provider-key-file": "external.apiKeyFrom",
+        **dict.fromkeys(("host", "port", "admin-key-file", "attached", "registration"), ""),
     },
     "vllm": {
         "model": "path",
@@ -268,22 +293,28 @@ _RESERVED_FLAGS: Mapping[str, Mapping[str, str]] = {
         **dict.fromkeys(("host", "port"), ""),
     },
 }
+_OWN = ("embedded", DATA_PROXY)
 _ONE = "must be 1: with more, tokens sampled before a weight update may come after it, and get the new weights' version"
 _ONE_ONLY = {"stream-interval"}  # flags of vLLM and SGLang that must be 1
 
 
 @cache
-def embedded_flags() -> dict[str, Flag]:
-    """Returns the flags of the embedded engine that ``engineArgs`` may set, from its configuration class."""
-    from areal.wire.processes import EmbeddedEngineConfig
+def own_flags(program: str) -> dict[str, Flag]:
+    """Returns the flags of the embedded engine that ``engineArgs`` may set, or those of the data proxy that
+    ``proxyArgs`` may set, from its configuration class."""
+    from areal.wire.processes import DataProxyConfig, EmbeddedEngineConfig
 
+    config = DataProxyConfig if program == DATA_PROXY else EmbeddedEngineConfig
     flags = {}
-    for name, kind in get_type_hints(EmbeddedEngineConfig).items():
-        flag = name.replace("_", "-")
-        if get_origin(kind) is Literal and flag not in _RESERVED_FLAGS["embedded"]:
+    for name, kind in get_type_hints(config).items():
+        flag, metadata = name.replace("_", "-"), config.__dataclass_fields__[name].metadata
+        limits: dict[str, Any] = {each: metadata.get(each) for each in ("pattern", "least", "above")}
+        if flag in _RESERVED_FLAGS[program]:
+            continue
+        if get_origin(kind) is Literal:
             flags[flag] = Flag(choices=get_args(kind))
-        elif flag not in _RESERVED_FLAGS["embedded"]:
-            flags[flag] = Flag(next(each for each in (kind, *get_args(kind)) if each in (int, float, str)))
+        else:
+            flags[flag] = Flag(next(each for each in (kind, *get_args(kind)) if each in (int, float, str)), **limits)
     return flags
 
 
@@ -313,52 +344,56 @@ def engine_arg_faults(
     engine: str, arguments: Mapping[str, Any], known: Collection[str] | None = None
 ) -> Iterator[tuple[str, str]]:
     """Yields (argument, fault) for invalid arguments. ``known``: the engine's flags without leading dashes; None if no
-    installed engine can list them. A flag that takes a map may be written as ``flag.key``."""
-    if engine == "embedded":
-        known = embedded_flags()
+    installed engine can list them. A flag of vLLM or SGLang that takes a map may be written as ``flag.key``."""
+    own = own_flags(engine) if engine in _OWN else {}
+    known = own or known
     for name, value in arguments.items():
-        flag = flag_name(name).partition(".")[0]
+        flag = flag_name(name) if own else flag_name(name).partition(".")[0]
         if flag in _RESERVED_FLAGS.get(engine, {}):
             where = _RESERVED_FLAGS[engine][flag]
             yield name, f"is set by areal itself{f', from {where}' if where else ''}"
         elif flag in _ONE_ONLY and engine in ("vllm", "sglang") and str(value) not in ("1", "None"):
             yield name, _ONE
         elif known is not None and flag not in known:
-            yield name, f"the {engine} engine has no such argument{did_you_mean(flag, known)}"
-        elif engine == "embedded" and (fault := _value_fault(embedded_flags()[flag], value)):
+            program = engine if engine == DATA_PROXY else f"{engine} engine"
+            yield name, f"the {program} has no such argument{did_you_mean(flag, known)}"
+        elif flag in own and (fault := _value_fault(own[flag], value)):
             yield name, fault
 
 
 def engine_args_schema(engine: str) -> Schema:
-    """Returns the JSON Schema of ``engineArgs``. It lists the flags and values of the embedded engine; for other
-    engines, it only rejects the flags that areal sets."""
+    """Returns the JSON Schema of ``engineArgs``, or of ``proxyArgs``. It lists the flags and values of the embedded
+    engine and of the data proxy; for other engines, it only rejects the flags that areal sets."""
     refused: Schema = {f"^{_spellings(flag)}$": False for flag in _RESERVED_FLAGS[engine]}
-    if engine != "embedded":
+    if engine not in _OWN:
         return {"patternProperties": refused}
-    allowed = {f"^{_spellings(name)}$": _value_schema(flag) for name, flag in embedded_flags().items()}
+    allowed = {f"^{_spellings(name, dotted=False)}$": _value_schema(flag) for name, flag in own_flags(engine).items()}
     return {"patternProperties": allowed | refused, "additionalProperties": False}
 
 
-def _spellings(flag: str) -> str:
-    """Returns a regular expression for the spellings that ``flag_name`` maps to this flag, with or without ``.key``."""
+def _spellings(flag: str, *, dotted: bool = True) -> str:
+    """Returns a regular expression for the spellings that ``flag_name`` maps to this flag. ``dotted``: also with
+    ``.key``."""
     first, *words = flag.split("-")
     head = f"[{first[0]}{first[0].upper()}]{first[1:]}"
     tail = "".join(f"(?:[-_]{word[0]}|{word[0].upper()}){word[1:]}" for word in words)
-    return rf"[-_]*{head}{tail}(?:[-_]*|\..*)"
+    return rf"[-_]*{head}{tail}(?:[-_]*|\..*)" if dotted else f"[-_]*{head}{tail}[-_]*"
 
 
 def _value_schema(flag: Flag) -> Schema:
     if flag.choices:
         return {"enum": [None, *flag.choices]}
     if flag.type is str:
-        return {"type": ["string", "null"]}
+        return {"type": ["string", "null"], **({"pattern": f"^(?:{flag.pattern})$"} if flag.pattern else {})}
+    bounds: Schema = {"minimum": flag.least} if flag.least is not None else {}
+    bounds |= {"exclusiveMinimum": flag.above} if flag.above is not None else {}
     if flag.type is int:
-        return {"type": ["integer", "null"], "exclusiveMinimum": 0, "maximum": 2**63}
-    return {"type": ["number", "null"], "exclusiveMinimum": 0}
+        return {"type": ["integer", "null"], **bounds, "maximum": 2**63}
+    return {"type": ["number", "null"], **bounds}
 
 
 def _value_fault(flag: Flag, value: Any) -> str | None:
-    """Returns the fault of a value for a flag of the embedded engine. Null is valid: it leaves the flag out."""
+    """Returns the fault of a value for a flag of our own programs. Null is valid: it leaves the flag out."""
     if value is None:
         return None
     if flag.choices:
@@ -366,8 +401,13 @@ def _value_fault(flag: Flag, value: Any) -> str | None:
             return None
         return f"{value!r} is not one of {', '.join(flag.choices)}{did_you_mean(str(value), flag.choices)}"
     if flag.type is str:
-        return None if isinstance(value, str) else f"must be a text, not {value!r}"
+        if not isinstance(value, str):
+            return f"must be a text, not {value!r}"
+        fits = flag.pattern is None or re.fullmatch(flag.pattern, value)
+        return None if fits else f"must match {flag.pattern}, not {value!r}"
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or (flag.type is int and not isinstance(value, int)):
         return f"must be {'a whole number' if flag.type is int else 'a number'}, not {value!r}"
-    return None if value > 0 else f"must be above 0, not {value!r}"
+    if flag.above is not None and not value > flag.above:
+        return f"must be above {flag.above}, not {value!r}"
+    return f"must be at least {flag.least}, not {value!r}" if flag.least is not None and value < flag.least else None

@@ -14,6 +14,7 @@ from pydantic_core import PydanticCustomError
 from areal.resources.addresses import UrlError, check_server_url, parse_external_url
 from areal.resources.backend import (
     BACKEND_PATTERN,
+    DATA_PROXY,
     INFERENCE_ENGINES,
     BackendError,
     engine_arg_faults,
@@ -47,6 +48,7 @@ from areal.resources.fields import (
     SpecModel,
     Strategy,
     Text,
+    fields_of,
     given,
     text,
     when,
@@ -54,8 +56,10 @@ from areal.resources.fields import (
     worded,
     written,
 )
+from areal.resources.parsers import ReasoningParser, ToolCallParser, parser_rules
 from areal.resources.scheduling import Scheduler
 from areal.resources.tree import FieldPath, UpdateClass
+from areal.wire.parsers import parser_conflict
 
 # -- Model
 
@@ -93,6 +97,12 @@ class External(SpecModel):
     """Source of the endpoint's API key."""
 
 
+_NOT_OF_EXTERNAL = (
+    *("backend", "path", "lora", "replicas", "revision", "engineUrl", "engineApiKeyFrom", "tokenizerPath"),
+    *("engineArgs", "env", "envFrom", "toolCallParser", "reasoningParser", "chatTemplate"),
+)
+
+
 class ServedModel(SpecModel):
     """The fields of a Model, whether it stands alone or inline in its service."""
 
@@ -111,15 +121,17 @@ class ServedModel(SpecModel):
     """Arguments of the engine by name, passed as they are: `max-model-len: 8192`. Checked against the embedded engine's
     own, and against those of the vLLM or SGLang that is installed here."""
     proxy_args: Annotated[dict[str, JsonValue], UpdateClass.ROLL] = {}
-    """Arguments of the data proxies by name, passed as they are."""
+    """Arguments of the data proxies by name: `session-ttl: 600`. Names and values are checked."""
     env: Annotated[dict[str, str], UpdateClass.ROLL] = {}
     """Environment of the engine. Quote numbers: every value is text."""
     env_from: Annotated[dict[str, SecretFrom], UpdateClass.ROLL] = {}
     """Environment of the engine that must not be written down: `HF_TOKEN: {env: HF_TOKEN}`."""
-    tool_call_parser: Annotated[Text | None, UpdateClass.ROLL] = None
-    """Parser of tool calls, by name (`qwen`, `hermes`, ...)."""
-    reasoning_parser: Annotated[Text | None, UpdateClass.ROLL] = None
-    """Parser that separates reasoning from the answer, by name (`qwen3`, `deepseek_r1`, ...)."""
+    tool_call_parser: Annotated[ToolCallParser | None, UpdateClass.ROLL] = None
+    """Parser of tool calls, by name (`qwen`, `hermes`, ...). Absent: the one that the chat template shows;
+    `none`: calls stay text."""
+    reasoning_parser: Annotated[ReasoningParser | None, UpdateClass.ROLL] = None
+    """Parser that separates reasoning from the answer, by name (`qwen3`, `deepseek_r1`, ...). Absent, or `none`: it
+    stays in the answer."""
     chat_template: Annotated[Text | None, UpdateClass.ROLL] = None
     """File with a Jinja chat template. Absent: the tokenizer's."""
     lora: Annotated[dict[str, str], UpdateClass.ROLL] = {}
@@ -157,10 +169,9 @@ class ServedModel(SpecModel):
         by_hand: Schema = {"properties": {"resources": {"additionalProperties": {"type": "null"}}}}
         one: Schema = {"anyOf": [text(r"(?:sglang|vllm)(?!.*d0*(?:[2-9]|1[0-9])).*"), {"type": "null"}, EXPRESSION]}
         return [
-            when(
-                written("external"),
-                without("backend", "path", "lora", "replicas", "revision", "engineUrl", "engineApiKeyFrom"),
-            ),
+            when(written("external"), {"allOf": [without(*_NOT_OF_EXTERNAL), by_hand]}),
+            {"properties": {"proxyArgs": {"anyOf": [engine_args_schema(DATA_PROXY), EXPRESSION]}}},
+            *parser_rules(),
             when(ours, given("backend", "path")),
             when(attached, without("engineArgs", "lora", "replicas", "envFrom", "env")),
             when(attached, {"allOf": [{"properties": {"backend": one}}, by_hand]}),
@@ -180,13 +191,16 @@ class ServedModel(SpecModel):
                 parse_external_url(self.external.url, allow_private=self.external.allow_private)
             except UrlError as error:
                 yield ("external", "url"), f'"{self.external.url}" {error}'
-        served: dict[str, object] = {"backend": self.backend, "path": self.path, "lora": self.lora}
-        served["replicas"] = self.replicas
-        served["revision"] = self.revision
+        for argument, fault in engine_arg_faults(DATA_PROXY, self.proxy_args):
+            yield ("proxyArgs", argument), fault
+        if conflict := parser_conflict(self.tool_call_parser, self.reasoning_parser):
+            yield ("reasoningParser",), conflict
         if self.external is not None:
-            served |= {"engineUrl": self.engine_url, "engineApiKeyFrom": self.engine_api_key_from}
-            for name in (name for name, value in served.items() if value):
-                yield (name,), 'does not go with "external", which has no engine of ours'
+            for name in _NOT_OF_EXTERNAL:
+                if getattr(self, fields_of(type(self))[name].attribute):
+                    yield (name,), 'does not go with "external", which has no engine of ours'
+            if self.resources != Resources():
+                yield ("resources",), 'does not go with "external", which has no engine of ours'
             return
         if self.engine_url is not None:
             yield from self._attachment_problems(self.engine_url)
@@ -195,7 +209,7 @@ class ServedModel(SpecModel):
         for argument, fault in engine_arg_faults(self._engine(), self.engine_args):
             yield ("engineArgs", argument), fault
         for name in ("backend", "path"):
-            if served[name] is None:
+            if getattr(self, name) is None:
                 yield (), f'required field "{name}" is missing (or "external", for a model behind a URL)'
 
     @property

@@ -15,9 +15,10 @@ from areal.wire.routing import DEFAULT_READINESS, GatewayLimits, Readiness, Stra
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
-def option(default: Any, help: str | None = None, **bounds: float) -> Any:
-    """A field with a default. Without ``help`` its flag is not shown."""
-    return field(default=default, metadata={"help": help, **bounds})
+def option(default: Any, help: str | None = None, **limits: float | str) -> Any:
+    """A field with a default. Without ``help`` its flag is not shown. ``limits``: ``above``, ``least``, or ``pattern``,
+    which manifests check."""
+    return field(default=default, metadata={"help": help, **limits})
 
 
 def required(help: str) -> Any:
@@ -84,7 +85,9 @@ class EmbeddedEngineConfig(ServeConfig):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
         "auto", "of weights and KV cache (auto: the model's)"
     )
-    device: str = option("auto", "cpu, cuda, cuda:1 (auto: cuda when there is one)")
+    device: str = option(
+        "auto", "cpu, cuda, cuda:1 (auto: cuda when there is one)", pattern="auto|cpu|cuda(?::[0-9]{1,3})?"
+    )
     max_batch_size: int = option(64, "sequences computed together", above=0)
     max_model_len: int | None = option(None, "tokens of prompt and answer together (the model's)", above=0)
     prefill_tokens: int = option(2048, "prompt tokens of one step", above=0)

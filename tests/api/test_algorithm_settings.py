@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
-from areal.api.cli_args import DPOConfig, GRPOConfig, NormConfig, RWConfig, SFTConfig
+from areal.api.cli_args import DPOConfig, GRPOConfig, NormConfig, RWConfig, SFTConfig, TrainDatasetConfig
+from areal.api.config.experiment import ROW_TYPES
 from areal.api.config.fields import ranges_of
+from areal.dataset.loading import KINDS
 from tests.api.test_config import SMALL, faults, load
 from tests.api.test_fields import EXPERIMENTS, fields_of, marks_of
 
@@ -140,6 +142,8 @@ REFUSED = {
     "actor: {weight_update_mode: shm}\nweight_update_mode: disk": "actor.weight_update_mode: 'shm' and weight",
     "actor: {use_lora: true, peft_type: ia3}": "actor.peft_type: ",
     "actor: {dtype: float16, optimizer: {lr: 1}}": "actor.dtype: dtype float16 loses small gradients",
+    "actor: {attn_impl: eagre}": "actor.attn_impl: attn_impl 'eagre' is not one of eager, sdpa",
+    "train_dataset: {path: rows.jsonl, type: rll}": "train_dataset.type: type 'rll' is not one of rl, sft",
     "critic: {eps_clip: -1}": "critic.eps_clip: eps_clip must not be negative",
 }
 
@@ -291,3 +295,8 @@ def test_evaluation_samples_as_training_does_where_it_does_not_say_otherwise(tmp
     assert load(tmp_path, text, "eval_gconfig={n_samples: 2, stop: null}").eval_gconfig == config.gconfig.new(
         n_samples=2, stop=None
     )
+
+
+def test_types_of_data_sets_are_those_that_the_loader_knows() -> None:
+    assert ROW_TYPES == KINDS
+    TrainDatasetConfig(path="my_rows:load", type="of my own")

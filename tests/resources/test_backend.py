@@ -14,10 +14,10 @@ from areal.resources.backend import (
     INFERENCE_ENGINES,
     BackendError,
     Part,
-    embedded_flags,
     engine_arg_faults,
     engine_arguments,
     flag_name,
+    own_flags,
     parse_backend,
 )
 from areal.resources.validation import validate
@@ -127,7 +127,7 @@ OURS = {"model-path", "lora", "host", "port", "admin-key-file", "log-level"}
 
 
 def test_embedded_flags_are_those_of_its_configuration() -> None:
-    flags = embedded_flags()
+    flags = own_flags("embedded")
     assert set(flags) == {field.name.replace("_", "-") for field in fields(EmbeddedEngineConfig)} - OURS
     assert flags["dtype"].choices == ("auto", "float32", "bfloat16", "float16")
     assert (flags["device"].type, flags["max-model-len"].type, flags["drain-timeout"].type) == (str, int, float)

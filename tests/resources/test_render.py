@@ -252,10 +252,10 @@ def test_set_without_a_name_is_for_the_only_resource() -> None:
         ("spec.models[0].replicas=4", "replicas", 4),
         ("Model/qwen:spec.path=", "path", None),
         ("Model/qwen:spec.suspend=true", "suspend", True),
-        ("Model/qwen:spec.proxyArgs[a.b]=1e-3", "proxyArgs", {"a.b": 0.001}),
-        ("Model/qwen:spec.proxyArgs={x: [1, 2]}", "proxyArgs", {"x": [1, 2]}),
+        ("Model/qwen:spec.proxyArgs[session-ttl]=1e-3", "proxyArgs", {"session-ttl": 0.001}),
+        ("Model/qwen:spec.proxyArgs={hitl-turns: 2}", "proxyArgs", {"hitl-turns": 2}),
         ("Model/qwen:spec.env.A='1'", "env", {"A": "1"}),
-        ("Model/qwen:spec.toolCallParser=a=b:c", "toolCallParser", "a=b:c"),
+        ("Model/qwen:spec.chatTemplate=a=b:c", "chatTemplate", "a=b:c"),
     ],
 )
 def test_set_reaches_any_field(setting: str, path: str, value: Any) -> None:

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from areal.errors import ArealError
-from areal.resources.backend import embedded_flags
+from areal.resources.backend import own_flags
 from areal.resources.explain import init
 from areal.resources.fields import SpecModel, fields_of
 from areal.resources.kinds import API_VERSION, KINDS
@@ -393,10 +393,12 @@ def test_names_labels_and_sizes_are_judged_alike(name: str, label: str, number: 
         assert disagreement(document) is None
 
 
+_FINITE = st.sampled_from([value for value in VALUES if value != float("inf")])  # JSON has no other
 _ARGUMENTS = st.sampled_from(
     [
-        *embedded_flags(),
-        *(name.replace("-", "_") for name in embedded_flags()),
+        *own_flags("embedded"),
+        *own_flags("data proxy"),
+        *(name.replace("-", "_") for name in own_flags("embedded")),
         "maxBatchSize",
         "MaxBatchSize",
         "model-path",
@@ -407,9 +409,8 @@ _ARGUMENTS = st.sampled_from(
 
 
 @settings(deadline=None, max_examples=60)
-@given(
-    st.sampled_from(["embedded", "vllm", "sglang"]), _ARGUMENTS, st.sampled_from(VALUES), st.sampled_from(["", ".k"])
-)
+@given(st.sampled_from(["embedded", "vllm", "sglang"]), _ARGUMENTS, _FINITE, st.sampled_from(["", ".k"]))
 def test_engine_arguments_are_judged_alike(engine: str, name: str, value: Any, key: str) -> None:
-    spec = {"backend": engine, "path": "x", "engineArgs": {name + key: value}}
-    assert disagreement(manifest("Model", spec)) is None
+    for field in ("engineArgs", "proxyArgs"):
+        spec = {"backend": engine, "path": "x", field: {name + key: value}}
+        assert disagreement(manifest("Model", spec)) is None

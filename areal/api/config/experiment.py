@@ -33,9 +33,13 @@ from areal.api.config.training import (
     proximal_faults,
     update_mode,
 )
+from areal.errors import did_you_mean
 from areal.resources.backend import Allocation
 from areal.resources.tree import ABSENT, get_path
 from areal.wire.sampling import GREEDY_BELOW, WHOLE_RANGES
+
+ROW_TYPES = ("rl", "sft", "rw", "dpo")
+_FILES = (".jsonl", ".json", ".parquet", ".arrow")
 
 Mode = Literal["online", "offline", "disabled"]
 
@@ -199,6 +203,11 @@ class TrainDatasetConfig:
 
     def __post_init__(self) -> None:
         check_numbers(self)
+        ours = self.path.endswith(_FILES) or "/" in self.path  # else a loader of the user's, with its own types
+        if ours and self.type not in ("", *ROW_TYPES):
+            raise ValueError(
+                f"type {self.type!r} is not one of {', '.join(ROW_TYPES)}{did_you_mean(self.type, ROW_TYPES)}"
+            )
 
 
 @dataclass

@@ -20,6 +20,7 @@ from areal.api.config.fields import (
     check_numbers,
 )
 from areal.api.config.rollout import SchedulingSpec, SchedulingStrategy, check_training, parsed
+from areal.errors import did_you_mean
 from areal.resources.backend import TRAIN_ENGINES
 
 
@@ -244,6 +245,7 @@ def megatron_faults(engine: TrainEngineConfig) -> Iterator[str]:
         yield "megatron.recompute_granularity needs gradient_checkpointing: true"
 
 
+ATTENTION = ("eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3", "flash_attention_4")
 UPDATE_MODES = ("disk", "shm", "xccl")
 
 
@@ -303,6 +305,9 @@ class TrainEngineConfig:
 
     def __post_init__(self) -> None:
         check_numbers(self)
+        if self.attn_impl not in ("", *ATTENTION) and "/" not in self.attn_impl:  # a slash: a kernel of the hub
+            near = did_you_mean(self.attn_impl, ATTENTION)
+            raise ValueError(f"attn_impl {self.attn_impl!r} is not one of {', '.join(ATTENTION)}{near}")
         if self.backend:
             part = parsed(self.backend, "backend", engines=TRAIN_ENGINES, single=True).parts[0]
             check_training(part, "backend")

@@ -32,16 +32,15 @@ from areal.services.inference.data_proxy.parsers.reader import (
     is_name_char,
 )
 from areal.services.inference.data_proxy.parsers.registry import (
-    NO_PARSER,
     ToolFormat,
     detect_tool_format,
     reasoning_format,
     tool_format,
-    whole_format,
 )
 from areal.services.inference.data_proxy.prompts import ChatPrompt, read_conversation, template_refusals
 from areal.services.inference.data_proxy.tokenizer import TextCodec
 from areal.services.inference.engines.base import Capabilities
+from areal.wire.parsers import NO_PARSER, REASONING_PARSERS, TOOL_CALL_PARSERS, WHOLE, parser_conflict
 from areal.wire.sampling import WHOLE_RANGES, SamplingParams
 
 # Tools of a request, and the parsing of its response.
@@ -60,22 +59,16 @@ class Parsers:
 def load_parsers(tool_call_parser: str | None, reasoning_parser: str | None, template: str | None) -> Parsers:
     """Return the formats with these names. Without a name, calls are parsed in the format that the chat template shows,
     and reasoning stays content. Raises UsageFault for an unknown name, and for names that conflict."""
+    thoughts = REASONING_PARSERS.resolve(reasoning_parser or NO_PARSER)
     if tool_call_parser is None:
         tools = detect_tool_format(template or "")
     else:
-        tools = None if tool_call_parser == NO_PARSER else tool_format(tool_call_parser)
-    if reasoning_parser in (None, NO_PARSER):
-        return Parsers(tools)
-    name = str(reasoning_parser)
-    whole = whole_format(name)
-    if whole is None:
-        reasoning = reasoning_format(name)
-        return Parsers(tools, None if tools is not None and tools.whole else reasoning)
-    if tool_call_parser is not None and tools is not whole:
-        raise UsageFault(
-            f"the parser {name!r} reads calls too: it does not go with --tool-call-parser {tool_call_parser}"
-        )
-    return Parsers(whole)
+        tools = None if TOOL_CALL_PARSERS.resolve(tool_call_parser) == NO_PARSER else tool_format(tool_call_parser)
+    if conflict := parser_conflict(tool_call_parser, reasoning_parser):
+        raise UsageFault(conflict)
+    if thoughts in WHOLE:
+        return Parsers(tool_format(thoughts))
+    return Parsers(tools, None if thoughts == NO_PARSER or (tools and tools.whole) else reasoning_format(thoughts))
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import random
 import string
-from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
-from typing import TypeVar
+from collections.abc import Mapping
 
 from areal.dataclasses import dataclass
-from areal.errors import UsageFault
 from areal.http.headers import unique_id
 from areal.services.inference.data_proxy.parsers.json_calls import (
     DEEPSEEK,
@@ -33,9 +30,8 @@ from areal.services.inference.data_proxy.parsers.text_calls import (
     parse_muse,
     parse_pythonic,
 )
+from areal.wire.parsers import REASONING_PARSERS, TOOL_CALL_PARSERS, WHOLE
 
-NO_PARSER = "none"
-_T = TypeVar("_T")
 _ids = random.Random()
 
 
@@ -54,8 +50,7 @@ class ToolFormat:
 
     ``markers`` must stay in the text even if they are special tokens. ``any_call`` and ``named_call`` (with ``%s``) are
     the start of a call: at the end of the prompt they force the model to complete a call; None where no text does. A
-    chat template with all of ``signs`` uses this format. ``whole``: the format covers the whole response including
-    reasoning, so that responses without tools are parsed too.
+    chat template with all of ``signs`` uses this format. Its other names are in ``areal.wire.parsers``.
     """
 
     name: str
@@ -63,10 +58,14 @@ class ToolFormat:
     markers: tuple[str, ...]
     any_call: str | None
     named_call: str | None
-    aliases: tuple[str, ...] = ()
     signs: tuple[str, ...] = ()
     new_id: NewId = _call_id
-    whole: bool = False
+
+    @property
+    def whole(self) -> bool:
+        """Whether the format covers the whole response including reasoning, so that responses without tools are parsed
+        too."""
+        return self.name in WHOLE
 
     @property
     def bare_arguments(self) -> bool:
@@ -101,86 +100,85 @@ TOOL_FORMATS = (
     ToolFormat(
         "gpt_oss", parse_harmony, HARMONY_MARKERS,
         "<|channel|>commentary to=functions.", "<|channel|>commentary to=functions.%s <|constrain|>json<|message|>",
-        ("harmony", "openai"), ("<|channel|>analysis", "<|channel|>commentary"), whole=True,
+        ("<|channel|>analysis", "<|channel|>commentary"),
     ),
     ToolFormat(
         "muse_glimmer", parse_muse, MUSE_MARKERS,
         None, ' to=%s<|message|><atem:function_calls>\n<atem:invoke name="%s">\n',
-        ("atem",), ("<atem:invoke name=",), whole=True,
+        ("<atem:invoke name=",),
     ),
     ToolFormat(
         "gemma4", _GEMMA.parse, _GEMMA.markers,
-        f"{_GEMMA.open}call:", f"{_GEMMA.open}call:%s{{", (), (f"'{_GEMMA.open}call:'",),
+        f"{_GEMMA.open}call:", f"{_GEMMA.open}call:%s{{", (f"'{_GEMMA.open}call:'",),
     ),
     ToolFormat(
-        "lfm2", parse_lfm, (LFM_START, LFM_END), f"{LFM_START}[", f"{LFM_START}[%s(", (), (f'"{LFM_START}[" +',),
+        "lfm2", parse_lfm, (LFM_START, LFM_END), f"{LFM_START}[", f"{LFM_START}[%s(", (f'"{LFM_START}[" +',),
     ),
     ToolFormat(
         "qwen3_coder", _QWEN_XML.parse, ("<tool_call>", "</tool_call>"),
-        "<tool_call>\n<function=", "<tool_call>\n<function=%s>\n", ("qwen3_xml",), ("<tool_call>", "<function="),
+        "<tool_call>\n<function=", "<tool_call>\n<function=%s>\n", ("<tool_call>", "<function="),
     ),
     ToolFormat(
         "seed_oss", _SEED.parse, ("<seed:tool_call>", "</seed:tool_call>"),
-        "<seed:tool_call>\n<function=", "<seed:tool_call>\n<function=%s>\n", (), ("<seed:tool_call>",),
+        "<seed:tool_call>\n<function=", "<seed:tool_call>\n<function=%s>\n", ("<seed:tool_call>",),
     ),
     ToolFormat(
         "glm45", PairCalls().parse,
         ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
-        "<tool_call>", "<tool_call>%s\n", ("glm", "glm47"), ("<arg_key>",),
+        "<tool_call>", "<tool_call>%s\n", ("<arg_key>",),
     ),
     ToolFormat(
         "minimax_m2", _MINIMAX.parse, (_MINIMAX.open, _MINIMAX.close),
-        '<minimax:tool_call>\n<invoke name="', '<minimax:tool_call>\n<invoke name="%s">\n', (), (_MINIMAX.open,),
+        '<minimax:tool_call>\n<invoke name="', '<minimax:tool_call>\n<invoke name="%s">\n', (_MINIMAX.open,),
     ),
     ToolFormat(
         "deepseek_v32", _DSML.parse, ("｜DSML｜",),
         '<｜DSML｜function_calls>\n<｜DSML｜invoke name="', '<｜DSML｜function_calls>\n<｜DSML｜invoke name="%s">\n',
-        ("deepseekv32",), (_DSML.function,),
+        (_DSML.function,),
     ),
     ToolFormat(
         "deepseek_v3", DEEPSEEK.parse, DEEPSEEK.markers,
         f"{_DEEPSEEK_CALL}function{DEEPSEEK.separator}",
-        f"{_DEEPSEEK_CALL}function{DEEPSEEK.separator}%s\n```json\n", ("deepseekv3",), (DEEPSEEK.begin, "```json"),
+        f"{_DEEPSEEK_CALL}function{DEEPSEEK.separator}%s\n```json\n", (DEEPSEEK.begin, "```json"),
     ),
     ToolFormat(
         "deepseek_v31", DEEPSEEK.parse, DEEPSEEK.markers,
-        _DEEPSEEK_CALL, f"{_DEEPSEEK_CALL}%s{DEEPSEEK.separator}", ("deepseekv31",), (DEEPSEEK.begin,),
+        _DEEPSEEK_CALL, f"{_DEEPSEEK_CALL}%s{DEEPSEEK.separator}", (DEEPSEEK.begin,),
     ),
     ToolFormat(
-        "kimi_k2", KIMI.parse, KIMI.markers, f"{KIMI.begin}{KIMI.call}functions.", None, (), (KIMI.separator,),
+        "kimi_k2", KIMI.parse, KIMI.markers, f"{KIMI.begin}{KIMI.call}functions.", None, (KIMI.separator,),
     ),
     ToolFormat(
         "mistral", parse_mistral, ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
-        "[TOOL_CALLS]", None, (), ("[TOOL_CALLS]",), _mistral_id,
+        "[TOOL_CALLS]", None, ("[TOOL_CALLS]",), _mistral_id,
     ),
     ToolFormat(
         "internlm", _INTERNLM.parse, ("<|action_start|>", "<|plugin|>", "<|action_end|>"),
-        _INTERNLM.open + '\n{"name":', _INTERNLM.open + '\n{"name": "%s", "parameters":', (), (_INTERNLM.open,),
+        _INTERNLM.open + '\n{"name":', _INTERNLM.open + '\n{"name": "%s", "parameters":', (_INTERNLM.open,),
     ),
     ToolFormat(
         "granite", _GRANITE.parse, ("<|tool_call|>",),
-        '<|tool_call|>[{"name":', '<|tool_call|>[{"name": "%s", "arguments":', (), ("<|tool_call|>",),
+        '<|tool_call|>[{"name":', '<|tool_call|>[{"name": "%s", "arguments":', ("<|tool_call|>",),
     ),
     ToolFormat(
         "jamba", _JAMBA.parse, ("<tool_calls>", "</tool_calls>"),
-        '<tool_calls>[\n{"name":', '<tool_calls>[\n{"name": "%s", "arguments":', (), ("<tool_calls>",),
+        '<tool_calls>[\n{"name":', '<tool_calls>[\n{"name": "%s", "arguments":', ("<tool_calls>",),
     ),
     ToolFormat(
         "hermes", _HERMES.parse, ("<tool_call>", "</tool_call>"),
-        '<tool_call>\n{"name":', '<tool_call>\n{"name": "%s", "arguments":', ("qwen", "qwen25", "qwen3"),
-        ("<tool_call>",),
+        '<tool_call>\n{"name":', '<tool_call>\n{"name": "%s", "arguments":', ("<tool_call>",),
     ),
     ToolFormat(
         "phi4_mini_json", _PHI.parse, (),
-        'functools[{"name":', 'functools[{"name": "%s", "arguments":', ("phi4_mini",), ("functools",),
+        'functools[{"name":', 'functools[{"name": "%s", "arguments":', ("functools",),
     ),
     ToolFormat(
         "llama3_json", parse_llama, ("<|python_tag|>",),
-        '{"name":', '{"name": "%s", "parameters":', ("llama3", "llama4_json"),
+        '{"name":', '{"name": "%s", "parameters":',
         ('{"name": function name, "parameters":',),
     ),
     ToolFormat(
-        "pythonic", parse_pythonic, ("<|python_start|>", "<|python_end|>"), "[", "[%s(", ("llama4_pythonic", "llama4"),
+        "pythonic", parse_pythonic, ("<|python_start|>", "<|python_end|>"), "[", "[%s(",
     ),
 )  # fmt: skip
 
@@ -200,38 +198,18 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
     "granite": ReasoningFormat("Here is my thought process:", "Here is my response:"),
 }
 
-_TOOL_NAMES = {name: form for form in TOOL_FORMATS for name in (form.name, *form.aliases)}
+_BY_NAME = {form.name: form for form in TOOL_FORMATS}
 
 
 def tool_format(name: str) -> ToolFormat:
-    """Return the format with this name or alias. Raises UsageFault that lists the known names."""
-    return _TOOL_NAMES[_known(name, list(_TOOL_NAMES), "tool-call")]
+    """Return the format with this name or alias, which is not ``none``. Raises UsageFault that lists the names."""
+    return _BY_NAME[TOOL_CALL_PARSERS.resolve(name)]
 
 
 def reasoning_format(name: str) -> ReasoningFormat:
-    """Return the format with this name. Raises UsageFault that lists the known names."""
-    return REASONING_FORMATS[_known(name, list(REASONING_FORMATS), "reasoning")]
-
-
-def whole_format(name: str) -> ToolFormat | None:
-    """Return the tool-call format with this name, if it separates reasoning too."""
-    form = _TOOL_NAMES.get(_plain(name))
-    return form if form is not None and form.whole else None
-
-
-def _plain(name: str) -> str:
-    return name.lower().replace("-", "_")
-
-
-def _known(name: str, names: Sequence[str], kind: str) -> str:
-    plain = _plain(name)
-    if plain in names:
-        return plain
-    close = get_close_matches(plain, names, n=1)
-    meant = f"; did you mean {close[0]!r}?" if close else ""
-    raise UsageFault(
-        f"unknown {kind} parser {name!r}{meant}", hint=f"there are: {', '.join(sorted(names))}, {NO_PARSER}"
-    )
+    """Return the format with this name, which is neither ``none`` nor of whole responses. Raises UsageFault that lists
+    the known names."""
+    return REASONING_FORMATS[REASONING_PARSERS.resolve(name)]
 
 
 def detect_tool_format(template: str) -> ToolFormat | None:

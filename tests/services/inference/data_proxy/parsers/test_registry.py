@@ -3,12 +3,15 @@ from __future__ import annotations
 import pytest
 
 from areal.errors import UsageFault
+from areal.services.inference.data_proxy.openai import load_parsers
 from areal.services.inference.data_proxy.parsers.registry import (
+    REASONING_FORMATS,
     TOOL_FORMATS,
     detect_tool_format,
     reasoning_format,
     tool_format,
 )
+from areal.wire.parsers import REASONING_PARSERS, TOOL_CALL_PARSERS, WHOLE, parser_conflict
 
 
 @pytest.mark.parametrize(
@@ -21,13 +24,13 @@ def test_tool_format_by_any_of_its_names(asked: str, name: str) -> None:
 
 
 def test_unknown_tool_parser_says_what_was_meant_and_what_there_is() -> None:
-    with pytest.raises(UsageFault, match="unknown tool-call parser 'hermse'; did you mean 'hermes'") as caught:
+    with pytest.raises(UsageFault, match=r'"hermse" is not a tool-call parser .did you mean "hermes"') as caught:
         tool_format("hermse")
     assert "mistral" in (caught.value.hint or "") and "none" in (caught.value.hint or "")
 
 
 def test_unknown_reasoning_parser_says_what_was_meant() -> None:
-    with pytest.raises(UsageFault, match="unknown reasoning parser 'deepseek-r2'; did you mean 'deepseek_r1'"):
+    with pytest.raises(UsageFault, match=r'"deepseek-r2" is not a reasoning parser .did you mean "deepseek_r1"'):
         reasoning_format("deepseek-r2")
     assert reasoning_format("deepseek-r1").always
 
@@ -62,6 +65,17 @@ def test_call_ids_are_in_the_form_that_the_family_takes() -> None:
     assert len(ids) == 50 and all(len(each) == 9 and each.isalnum() for each in ids)
 
 
-def test_names_are_unique() -> None:
-    names = [name for form in TOOL_FORMATS for name in (form.name, *form.aliases)]
-    assert len(names) == len(set(names))
+def test_every_name_of_a_manifest_is_a_format_and_every_format_has_a_name() -> None:
+    assert set(TOOL_CALL_PARSERS.canonical.values()) == {form.name for form in TOOL_FORMATS}
+    assert set(REASONING_PARSERS.canonical.values()) == {*REASONING_FORMATS, *WHOLE}
+
+
+def test_parsers_of_any_two_names_load_exactly_where_a_manifest_takes_them() -> None:
+    for tools in (None, *TOOL_CALL_PARSERS.spellings):
+        for reasoning in (None, *REASONING_PARSERS.spellings):
+            try:
+                load_parsers(tools, reasoning, None)
+                loads = True
+            except UsageFault:
+                loads = False
+            assert loads == (parser_conflict(tools, reasoning) is None), (tools, reasoning)
