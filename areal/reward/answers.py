@@ -36,6 +36,7 @@ _PROSE_NUMBER = re.compile(  # including context that changes its value or adds 
     rf"(?:{_BETWEEN}{_QUANTITY}\}}?)*"
     rf"(?:[^\W\d_]\w*|\\sqrt\s*\{{[^{{}}]*\}}| ?\\pi(?![a-z])|(?:° ?[NSEW]| (?:{SCALE}|squared|cubed|and a half))\b)?"
 )
+_REFUTED = r"\s*(?:is|are|was)(?:n['’]t|\s+(?:not|wrong|false|incorrect|impossible))\b"
 _WINDOW = 80
 _GAP = r"[^\w\n.!?:=]*"
 _DOUBT_BEFORE = re.compile(  # text before the last number that makes it one of several numbers, or not the answer
@@ -49,7 +50,7 @@ _DOUBT_BEFORE = re.compile(  # text before the last number that makes it one of 
 )
 _DOUBT_AFTER = re.compile(
     r"\W{0,3}\?|\s*(?:[A-Za-z]+\s+)?(?:or\s+(?:so|more|less|fewer|over|under|above|below|higher|lower)|at\s+(?:least|most))\b"
-    r"|\s*(?:is|was)(?:n['’]t|\s+(?:not|wrong|incorrect|impossible))\b",
+    rf"|{_REFUTED}",
     re.IGNORECASE,
 )
 _NEIGHBOURS = re.compile(r"(?:[A-Za-z'’]+[ ](?=(?:of|to)\b))?[A-Za-z'’]+(?=[ $\\*_]*\Z)")
@@ -69,7 +70,8 @@ def final_answer(text: str) -> str | None:
     if not marks:
         after = _STATED.split(text)[-1] if _STATED.search(text) else ""
         stated = _SENTENCE_END.split(after.strip(), maxsplit=1)[0] if after else text.strip().rpartition("\n")[2]
-        is_stated = not re.search(r"\d", after or text) or (after and choice_of(stated)[0])
+        is_formula = not re.search(r"[A-Za-z]{2}", re.sub(r"\\[A-Za-z]+", "", stated))
+        is_stated = not re.search(r"\d", after or text) or (after and (is_formula or choice_of(stated)[0]))
         is_short = len(stated.split()) < 6 and len(_PROSE_NUMBER.findall(stated)) == 1 and not CHANGES.search(stated)
         if after and is_short and CHOICES.search(stated.replace(".", "").casefold()):  # a loss of $5
             return rf"\text{{{stated}}}"
@@ -218,7 +220,7 @@ def choice_of(text: str) -> tuple[str, str]:
     plain = re.sub(r"\A\s*\{([^{}]*)\}", r"\1", plain).strip()
     label = _LABEL.match(plain)
     rest = plain[label.end() :].strip() if label else ""
-    if label is None or re.match(r"[,;/&+*^=<>]|-(?!\s*[\d\\.])|or\b|and\b|\(?[A-J]\)?(?:\W|\Z)", rest):
+    if label is None or re.match(rf"{_REFUTED}|[,;/&+*^=<>]|-(?!\s*[\d\\.])|or\b|and\b|\(?[A-J]\)?(?:\W|\Z)", rest):
         letters = re.findall("[A-J]", plain) if _LETTERS.fullmatch(plain) else []
         return "".join(letters if plain.isalpha() else sorted(letters)), "" if letters else text
     return (label[1] or label[2] or label[3]).upper(), rest

@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import re
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 from areal.dataclasses import dataclass
@@ -86,12 +87,18 @@ _IDLE = re.compile(
 )
 _AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*«?([A-Za-z]+\.?)»?\s*(?:,|«?\band\b»?|\Z)?\s*")
 _CONSTANT = re.compile(r"(?<=[+-])\s*([cCkK])\s*\Z")
+_LOGARITHM = re.compile(r"\\log(?![A-Za-z]|\s*_)")
 _TRIGONOMETRY = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
 
 
 def read(text: str) -> Node | None:
     """The structure of a text; None if it is too long or too deep, or contradicts itself as ``20 = 18`` does."""
-    text = normal(text) if len(text) <= LONGEST else ""
+    return _structure(text) if len(text) <= LONGEST else None
+
+
+@lru_cache(maxsize=1024)  # all samples of a row have one reference
+def _structure(text: str) -> Node | None:
+    text = normal(text)
     levels = _levels(text)
     is_readable = text and len(text) <= 2 * LONGEST and levels[-1] == 0 and max(levels) <= _DEEPEST
     node = _read(text) if is_readable else None  # the parser's time grows much faster than linearly with the depth
@@ -228,7 +235,7 @@ def _quantity(text: str) -> Quantity:
         formula = re.sub(r"(\d+(?:\.\d+)?|\.\d+)\s*°", r"\\frac{\1\\pi}{180}", formula)
     formula = re.sub(r"[%°]|/?\s*\((?:\s|\\cdot)*\)", "", formula)
     formula = re.sub(r"^[\s.,:()/]*\s(?=[-+]?[\d.({\\A-Za-z])|(?:[\s.,:/*(]|\\cdot)+$", "", formula).strip()
-    if joined and not re.search(r"[\dA-Za-z]", formula):
+    if joined and not re.search(r"[\dA-Za-z]", re.sub(rf"\b(?:{_IDLE.pattern})\b", "", formula)):
         formula = ""
     words = (word for word in joined.split() if not _IDLE.fullmatch(word) or joined == "in")
     return Quantity(text, formula, tuple(words), sign)
@@ -396,7 +403,9 @@ def _same_quantity(answer: Quantity, right: Quantity) -> bool:
     if _without_spaces(answer.text) == _without_spaces(right.text):
         return True
     if not answer.formula or not right.formula:
-        one, other = (re.sub(r"[^a-z0-9]", "", each.text.casefold()) for each in (answer, right))
+        one, other = (
+            re.sub(r"[^a-z0-9]", "", re.sub(r".*\b(?:is|are)\b", "", each.text.casefold())) for each in (answer, right)
+        )
         return not answer.formula and not right.formula and (one == other != "" or answer.words == right.words != ())
     sizes = [None if each.sign else measure(*each.words) for each in (answer, right)]
     if sizes[0] and sizes[1] and sizes[0][1] == sizes[1][1]:
@@ -413,6 +422,9 @@ def _same_values(answer: Quantity, right: Quantity, tolerance: Fraction | None =
         for each, own in zip((answer, right), readings, strict=True):
             factor = {"%": r"\frac{%s}{100}", "°": r"\frac{(%s)\pi}{180}"}.get(each.sign)
             own += [factor % each.formula] if factor else []
+    for one, other in itertools.permutations(readings):
+        if any(r"\ln" in each for each in other):
+            one += [_LOGARITHM.sub(r"\\ln", each) for each in one if _LOGARITHM.search(each)]
     return any(_same_formula(one, other, tolerance) for one, other in itertools.product(*readings))
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 _MOST_DIGITS, _MOST_FACTORS = 20_000.0, 5_000
@@ -31,6 +32,7 @@ def decimal(formula: str) -> Fraction | None:
     return None
 
 
+@lru_cache(maxsize=1024)
 def parsed(formula: str) -> Any:
     """The formula as a sympy object; None if it cannot be parsed, or is too large to evaluate."""
     import sympy

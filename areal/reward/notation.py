@@ -91,7 +91,8 @@ _TABLE = r"""
 (?<=\d)\s*«?[aA]\.?\s?[mM]\b\.?»? => «am»
 (?<=\d)\s*«?[pP]\.?\s?[mM]\b\.?»? => «pm»
 (\d):00\s*«([ap]m)» => \1«\2»
-(?<=[\d)}°])\s*({{units}})(?![A-Za-z»])|(?:(?<=[\d)}])\s+|(?<=°)\s*)([mgshdlLCFKNJWVASE]){{end}} => @«\1\2»@
+(?<=[\d)}°])\s*({{units}})(?![A-Za-z»]) => @«\1»@
+(?:(?<=[\d)}])\s+|(?<=°)\s*)([mgshdlLCFKNJWVASE]){{end}} => @unit
 (?<![\d.])(\d{0,20})\.(\d{0,20}?)(?:\\(?:overline|bar)\s*\{(\d{1,20})\}|\((\d{1,20})\)(?!\d)) => @repeating
 (?<![\d.])(\d{0,20})\.(\d{0,20}?)\\dot\s*\{?(\d)\}?(?:(\d{0,20})\\dot\s*\{?(\d)\}?)? => @repeating
 (?<![\d.])(\d{0,20})\.(\d{0,3}?)(\d{1,6}?)\3{2,}(?:\\[lc]?dots|\.\.\.) => @repeating
@@ -225,6 +226,14 @@ def _lines(match: re.Match[str]) -> str:
     return ", ".join(filter(None, lines))
 
 
+def _unit(match: re.Match[str]) -> str:
+    """A letter at the end is a unit, unless its side of an equation has other symbols."""
+    side = match.string[: match.start()].rpartition("=")[2]
+    return (
+        match[0] if re.search(r"(?<![A-Za-z\\«])[A-Za-z](?![A-Za-z»])|\\[a-z]+a(?![a-z])", side) else f" «{match[1]}» "
+    )
+
+
 def _ratio(match: re.Match[str]) -> str:
     """``2:4:6`` as ``(1, 2, 3)``."""
     terms = [int(each) for each in match[1].split(":")]
@@ -252,6 +261,7 @@ _FUNCTIONS: dict[str, Callable[[re.Match[str]], str]] = {
     "name": _name,
     "remainder": _remainder,
     "ratio": _ratio,
+    "unit": _unit,
     "repeating": _repeating,
     "scale": lambda match: rf"\cdot 10^{{{SCALES[match[1]]}}}",
     "words": lambda match: re.sub(r"(?<![\\A-Za-z])[A-Za-z]+(?:['’.-][A-Za-z]+)*\.?", r"«\g<0>»", f" {match[1]} "),
