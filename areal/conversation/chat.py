@@ -12,6 +12,7 @@ from areal.dataclasses import dataclass
 
 _THOUGHT = f"{PROBE}Thought"
 _SHORTEST_OVERLAP = 4  # characters of what closes a thought
+_CUT = "\ufffd"  # the last character of a text whose last token ends within a character
 _MOST_TRIES = 32  # renderings that look for thoughts; enough for 16 messages in any case
 
 
@@ -28,6 +29,7 @@ class Chat:
 
     ``encode`` adds no special tokens of its own, ``decode`` keeps all of them. ``eos_ids``: the end tokens of the
     tokenizer and of the generation configuration. ``added_ids``: the tokens that are never made of other text.
+    ``bytewise``: a text is the bytes of its tokens, one after the other.
     """
 
     template: Template
@@ -35,6 +37,7 @@ class Chat:
     decode: Callable[[Sequence[int]], str]
     eos_ids: Collection[int]
     added_ids: Collection[int]
+    bytewise: bool = False
 
     def prompt(self, conversation: Conversation, **variables: Any) -> list[int]:
         """Return the tokens of a prompt for the next response. Raises ConversationError."""
@@ -116,10 +119,12 @@ class Chat:
         before: Conversation,
         after: Conversation,
         *,
+        text: str | None = None,
         reasoning: bool = True,
         **variables: Any,
     ) -> list[int] | Branch:
         """Return the tokens to add to ``recorded``, the tokens of a prompt and its response, to make the next prompt.
+        ``text``: that of the recorded tokens, where it is known.
 
         ``before``: the conversation of that prompt. ``after``: the same with the response and what follows it. The
         recorded tokens stay only if the template's text of ``after`` begins with their text. One exception: sampled
@@ -131,7 +136,8 @@ class Chat:
             return Branch("the conversation before the response is another one")
         if after.messages[count]["role"] != "assistant":
             return Branch("the message after the prompt is not the assistant's")
-        text, whole = self.decode(recorded), self.template.render(after, True, **variables)
+        text = self.decode(recorded) if text is None else text
+        whole = self.template.render(after, True, **variables)
         rest = _rest([whole], text, ())
         if rest is None and reasoning:
             rest = self._rest_around_thoughts(text, after, count, variables)
@@ -140,9 +146,15 @@ class Chat:
         if rest is None:
             return Branch(_difference(whole, text))
         added = self.encode_after(rest)
-        if self.decode([*recorded, *added]) != text + rest:
+        if self.more_text(text, recorded, added) != text + rest:
             return Branch("the tokenizer cannot continue the text in the middle")
         return added
+
+    def more_text(self, text: str, before: Sequence[int], added: Sequence[int]) -> str:
+        """Return the text of ``before``, whose text is ``text``, and ``added``."""
+        if self.bytewise and not text.endswith(_CUT):
+            return text + self.decode(added)
+        return self.decode([*before, *added])
 
     def _rest_around_thoughts(
         self, recorded: str, after: Conversation, count: int, variables: Mapping[str, Any]
@@ -202,6 +214,8 @@ class Chat:
         """Return the tokens of a text that comes after other text: some tokenizers write the first word of a text
         differently."""
         ids = list(self.encode(text))
+        if self.bytewise and self.decode(ids) == text:
+            return ids
         anchor = min(self.end_ids, default=None)
         if anchor is None or self.decode([anchor, *ids]) == (start := self.decode([anchor])) + text:
             return ids

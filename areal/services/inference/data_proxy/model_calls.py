@@ -107,6 +107,7 @@ _MAX_WHOLE_TOKENS = 65_536  # the longest response that is decoded in one step, 
 _BATCHED_TOKENS = 16
 _ENGINE_POLL_S = 10.0  # the shortest deadline that surely spans several engine polls, which are 1 s or 2 s apart
 _NO_DIALECT = nullcontext()
+_TOKEN_CHARS = 3  # of a text, about
 
 
 def adapter_of(name: str | None, model: str, adapters: Collection[str]) -> str | None:
@@ -260,8 +261,15 @@ class ModelCalls:
             if chat is None:
                 return await self._pool.run(lambda: [prompt(limit) for prompt in prompts], size * ENCODE_US)
             known = await recorder.match_prefix(generation.messages) if recorder is not None else None
-            cost_us = size * (RENDER_US + ENCODE_US) + len(known.tokens if known is not None else ()) * DECODE_US
-            return [await self._pool.run(lambda: chat.token_ids(known, limit), cost_us)]
+            render_us = size * RENDER_US
+            if known is not None:
+                count, text = known.decoded
+                new = len(known.tokens) - count
+                encode_us = max(0, size - len(text) - _TOKEN_CHARS * new) * ENCODE_US
+                cost_us = render_us + encode_us + new * DECODE_US
+                if (prompt := await self._pool.run(lambda: chat.continued(known, limit), cost_us)) is not None:
+                    return [prompt]
+            return [await self._pool.run(lambda: chat.token_ids(None, limit), render_us + size * ENCODE_US)]
         except TooLong:
             message = f"this model's context is {limit} tokens; you asked for more in the prompt"
             raise _context_exceeded(generation, message) from None

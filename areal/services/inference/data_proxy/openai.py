@@ -321,7 +321,7 @@ def read_chat(fields: Fields, codec: TextCodec, capabilities: Capabilities, pars
         chat,
         replace(conversation, tools=tuple(tools.shown or ())),
         variables,
-        parsing.prompt_end,
+        parsing.prompt_end if tools.primer else None,
         add_generation_prompt=variables.pop("add_generation_prompt"),
         is_open=continued,
         has_reasoning=parsing.has_reasoning,

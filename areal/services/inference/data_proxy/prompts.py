@@ -51,7 +51,7 @@ class ChatPrompt:
     chat: Chat
     conversation: Conversation
     variables: Mapping[str, Any]
-    end: Callable[[str], str]
+    end: Callable[[str], str] | None = None
     add_generation_prompt: bool = True
     is_open: bool = False
     has_reasoning: bool = False
@@ -61,7 +61,9 @@ class ChatPrompt:
         with template_refusals():
             begins = self.add_generation_prompt and not self.is_open
             text = self.chat.template.render(self.conversation, begins, **self.variables)
-        return self._opened(text) if self.is_open else text + self.end(text)
+        if self.is_open:
+            return self._opened(text)
+        return text + self.end(text) if self.end is not None else text
 
     def _opened(self, prompt: str) -> str:
         """Return the prompt up to the end of the last message's text."""
@@ -76,25 +78,29 @@ class ChatPrompt:
     def token_ids(self, recorded: PrefixMatch | None, most: int | None) -> list[int]:
         """Return the tokens of the prompt, which begin with a recorded turn's if the conversation continues it. Raises
         ApiError 400, and TooLong for surely more than ``most`` tokens."""
-        added = self._added(recorded) if recorded is not None and self.add_generation_prompt else None
-        if recorded is None or added is None:
-            return self.codec.encode(self.text(), add_special_tokens=False, most=most)
-        if most is not None and len(recorded.tokens) + len(added) > most:
-            raise TooLong
-        return recorded.tokens.tolist() + added
+        prompt = self.continued(recorded, most) if recorded is not None else None
+        return self.codec.encode(self.text(), add_special_tokens=False, most=most) if prompt is None else prompt
 
-    def _added(self, recorded: PrefixMatch) -> list[int] | None:
-        """The tokens to add to a recorded turn; None if the template does not continue it."""
-        before = self.conversation.head(recorded.place)
-        if self.is_open or before.messages == self.conversation.messages:
+    def continued(self, recorded: PrefixMatch, most: int | None) -> list[int] | None:
+        """Return the tokens of a recorded turn and those to add; None if the template does not continue it. Raises as
+        ``token_ids``."""
+        if self.is_open or not self.add_generation_prompt or recorded.place >= len(self.conversation.messages):
             return None
-        tokens = recorded.tokens.tolist()
+        tokens, (count, text) = recorded.tokens.tolist(), recorded.decoded
+        if count < len(tokens):
+            text = self.chat.more_text(text, tokens[:count], tokens[count:])
+            recorded.decoded = len(tokens), text
+        before = self.conversation.head(recorded.place)
         with template_refusals():
             added = self.chat.continuation(
-                tokens, before, self.conversation, reasoning=self.has_reasoning, **self.variables
+                tokens, before, self.conversation, text=text, reasoning=self.has_reasoning, **self.variables
             )
         if isinstance(added, Branch):
             return None
-        text = self.chat.decode(added)
-        end = self.end(text)
-        return self.chat.encode_after(text + end) if end else added
+        if self.end is not None:
+            text = self.chat.decode(added)
+            if end := self.end(text):
+                added = self.chat.encode_after(text + end)
+        if most is not None and len(tokens) + len(added) > most:
+            raise TooLong
+        return tokens + added

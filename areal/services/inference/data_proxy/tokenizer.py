@@ -16,6 +16,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from contextvars import ContextVar
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
@@ -25,7 +26,7 @@ import jinja2
 from tokenizers import Tokenizer
 
 from areal.conversation import Chat, Template
-from areal.conversation.budget import Budget, TakesLonger
+from areal.conversation.budget import Budget, TakesLonger, budget_in_use
 from areal.dataclasses import dataclass
 from areal.errors import UsageFault
 from areal.files import parse_json
@@ -299,11 +300,14 @@ class TextCodec:
             decode=lambda ids: self.decode(ids, skip_special=False),
             eos_ids=end_ids,
             added_ids=added_ids,
+            bytewise=self._byte_level,
         )
 
     def encode(self, text: str, *, add_special_tokens: bool, most: int | None = None) -> list[int]:
         """Encode a text. Raises TooLong if it surely has more than ``most`` tokens, and Abandoned."""
         check_wanted()
+        if len(text) * ENCODE_US > _INLINE_US and budget_in_use() is _INLINE:
+            raise TakesLonger("the text is long")
         if len(text) > _LONG and (ids := encoded_in_pieces(self._tokens, text, _Bound(most))) is not None:
             before, after = self._around if add_special_tokens else ([], [])
             return [*before, *ids, *after]
@@ -413,7 +417,7 @@ class CodecPool:
         work stops at its next ``check_wanted``."""
         try:
             if cost_us <= _INLINE_US:
-                with _INLINE.used():
+                with suppress(TakesLonger), _INLINE.used():
                     return work()
             return await self._in_thread(self._executor, work, _IN_POOL)
         except TakesLonger:

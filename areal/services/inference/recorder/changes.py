@@ -5,7 +5,7 @@ Each change first decides (``session``, pure) and then writes to the writer's ta
 With the cache, a turn of a running conversation needs no disk read. Readers see committed rows. A change also sees the
 turns that its batch has written so far (``PendingSession``): ``settle`` moves them to the cache when the batch is
 committed, and drops them when it is rolled back. A session whose own row or trajectories change other than by a new
-turn is evicted at that point, and read again at its next use. The cache's limit counts sessions and turns together.
+turn is evicted at that point, and read again at its next use. The cache is bounded by its memory.
 
 The parent of a call is found by messages first: it is the turn whose answer completes the longest prefix of the call's
 conversation. If there is none (plain completions, clients that rewrite messages), it is found by tokens: the longest
@@ -27,6 +27,7 @@ from areal.services.inference.recorder.records import (
     ConversationDigest,
     ModelCall,
     NamedRequest,
+    Sample,
     TextSample,
     TokenSample,
     pack,
@@ -144,7 +145,8 @@ def _longest_joined(candidates: Sequence[Candidate], prompt: array[int] | None) 
 
 # -- cache
 
-_MOST = 2**15  # sessions and turns together
+_MOST_BYTES = 2**24
+_SESSION_BYTES, _TURN_BYTES = 1024, 400  # measured
 LONGEST = 2**11  # turns of a session that is cached
 
 TurnEntry = tuple[Candidate, bytes | None]
@@ -164,8 +166,8 @@ class CachedSession:
     answers: dict[bytes, list[Candidate]] = field(default_factory=dict)
 
     @property
-    def weight(self) -> int:
-        return 1 + len(self.turns)
+    def bytes(self) -> int:
+        return _SESSION_BYTES + len(self.turns) * _TURN_BYTES
 
     def add(self, turns: Iterable[TurnEntry]) -> None:
         for turn, after in turns:
@@ -211,11 +213,11 @@ class CachedTurns:
 
 
 class SessionCache:
-    """LRU cache of sessions, by number and by the digest of their keys."""
+    """LRU cache of sessions, by number and by the digest of their keys, bounded by its memory."""
 
-    def __init__(self, most: int = _MOST) -> None:
-        self._most = most
-        self._weight = 0
+    def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
+        self._most = most_bytes
+        self.held_bytes = 0
         self._sessions: OrderedDict[int, CachedSession] = OrderedDict()
         self._keys: dict[bytes, int] = {}
         self._pending: dict[int, PendingSession | None] = {}  # None: evict
@@ -239,17 +241,20 @@ class SessionCache:
         """Add a session that was read from disk."""
         self._drop(held.session.number)
         self._sessions[held.session.number] = held
-        self._weight += held.weight
+        self.held_bytes += held.bytes
         if held.key is not None:
             self._keys[held.key] = held.session.number
-        while self._weight > self._most and len(self._sessions) > 1:
+        self._shrink()
+
+    def _shrink(self) -> None:
+        while self.held_bytes > self._most and len(self._sessions) > 1:
             self._drop(next(iter(self._sessions)))
 
     def _drop(self, number: int) -> None:
         dropped = self._sessions.pop(number, None)
         if dropped is None:
             return
-        self._weight -= dropped.weight
+        self.held_bytes -= dropped.bytes
         if dropped.key is not None and self._keys.get(dropped.key) == number:
             del self._keys[dropped.key]
 
@@ -288,23 +293,24 @@ class SessionCache:
             held = self._sessions.get(number)
             if held is None:
                 continue
-            if pending is None or pending.held is not held or held.newest != pending.base or held.weight > LONGEST:
+            if pending is None or pending.held is not held or held.newest != pending.base or len(held.turns) >= LONGEST:
                 self._drop(number)
             else:
                 self._renew(held, pending)
         for held in started:
             if held.session.number not in pending_sessions:
                 self.put(held)
+        self._shrink()
 
     def _renew(self, held: CachedSession, pending: PendingSession) -> None:
-        self._weight -= held.weight
+        self.held_bytes -= held.bytes
         if held.last is None or pending.last is None or held.last.number != pending.last.number:
             held.turns.clear()
             held.answers.clear()
         held.last, held.newest = pending.last, pending.newest
         low = row_id(held.session.number, pending.last.first if pending.last is not None else 0)
         held.add(each for each in pending.added if each[0][0] >= low)
-        self._weight += held.weight
+        self.held_bytes += held.bytes
 
 
 def read_session(tables: SessionTables, number: int) -> CachedSession | None:
@@ -316,7 +322,7 @@ def read_session(tables: SessionTables, number: int) -> CachedSession | None:
     held = CachedSession(session, tables.key(number), last, newest)
     if last is not None and last.phase is TrajectoryPhase.OPEN:
         held.add(tables.answered(row_id(number, last.first), row_id(number + 1, 0), LONGEST + 1))
-    return held if held.weight <= LONGEST else None
+    return held if len(held.turns) <= LONGEST else None
 
 
 # -- changes
@@ -327,11 +333,13 @@ _NEXT_SESSION = "next_session"
 
 @dataclass(frozen=True)
 class RecordedCall:
-    """``first`` is the row id of the first choice; the other choices have the next row ids."""
+    """``first`` is the row id of the first choice; the other choices have the next row ids. ``parents``: for each
+    choice the row id of the turn with whose tokens its prompt begins."""
 
     session: int
     trajectory: int
     first: int
+    parents: Sequence[int | None]
 
 
 @dataclass(frozen=True)
@@ -402,7 +410,8 @@ def record(
     limit = hitl_limit if session.hitl else None
     placed = place_turn(session, last, seq, now, limit, same_kind=same_kind)
     turns = turns_of(placed.trajectory)
-    rows = [_row(number, turns, seq + choice, call, choice, now) for choice in range(len(call.samples))]
+    parents = [_parent(turns, call, sample) for sample in call.samples]
+    rows = [_row(number, seq + choice, call, choice, parent, now) for choice, parent in enumerate(parents)]
     if placed.before is not None:
         tables.save_trajectory(number, placed.before)
     if placed.opened:
@@ -412,7 +421,8 @@ def record(
         cache.forget(number)
     else:
         cache.follow(pending, placed.trajectory, [((row.id, row.total, row.tokens), row.after) for row in rows])
-    return RecordedCall(number, placed.trajectory.number, row_id(number, seq))
+    joined = [row_id(number, parent.seq) if parent is not None and parent.shared else None for parent in parents]
+    return RecordedCall(number, placed.trajectory.number, row_id(number, seq), joined)
 
 
 class _InteractionRow(NamedTuple):
@@ -430,10 +440,13 @@ class _InteractionRow(NamedTuple):
     data: bytes
 
 
-def _row(number: int, turns: TurnIndex, seq: int, call: ModelCall, choice: int, now: float) -> _InteractionRow:
-    sample, name = call.samples[choice], call.interaction_id(choice)
+def _parent(turns: TurnIndex, call: ModelCall, sample: Sample) -> Parent | None:
     prompt = token_array(sample.prompt_ids) if isinstance(sample, TokenSample) else None
-    parent = find_parent(turns, call.conversation, prompt)
+    return find_parent(turns, call.conversation, prompt)
+
+
+def _row(number: int, seq: int, call: ModelCall, choice: int, parent: Parent | None, now: float) -> _InteractionRow:
+    sample, name = call.samples[choice], call.interaction_id(choice)
     header: dict[str, object] = {
         "id": row_id(number, seq),
         "name": name,
@@ -448,13 +461,12 @@ def _row(number: int, turns: TurnIndex, seq: int, call: ModelCall, choice: int, 
     }
     if call.call_id is not None:
         header["call"] = call.call_id
-    if isinstance(sample, TokenSample) and prompt is not None:
-        output = token_array(sample.output_ids)
+    if isinstance(sample, TokenSample):
+        prompt, output = token_array(sample.prompt_ids), token_array(sample.output_ids)
         header |= {"versions": version_runs(sample.versions), "temperature": sample.temperature, "place": sample.place}
         data = pack(header, prompt[parent.shared :] if parent else prompt, output, array("f", sample.logprobs))
         total, digest = len(prompt) + len(output), token_digest(prompt, output)
     else:
-        assert isinstance(sample, TextSample)
         header |= {"messages": sample.messages, "response": sample.response, "versions": []}
         data, total, digest = pack(header, array("i"), array("i"), array("f")), 0, None
     return _InteractionRow(

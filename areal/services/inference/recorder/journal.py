@@ -128,7 +128,9 @@ class SessionJournal(Journal):
             row = recorded.first + place
             if isinstance(sample, TokenSample) and sample.place is not None:
                 tokens = token_array(sample.prompt_ids) + token_array(sample.output_ids)
-                self._recent.put(row, PrefixMatch(tokens, sample.place))
+                before = recorded.parents[place]
+                parent = self._recent.get(before) if before is not None else None
+                self._recent.put(row, PrefixMatch(tokens, sample.place, parent.decoded if parent else (0, "")))
             else:  # the row may have been another turn's, of a trajectory that was released since
                 self._recent.drop(row)
         self.on_news()  # the call may have sealed the previous trajectory

@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import struct
+import sys
 import zlib
 from array import array
 from collections import OrderedDict
@@ -299,40 +300,49 @@ def checksum(*values: object) -> int:
 
 # -- recent turns in memory
 
-_MOST_TOKENS = 2**21
+_MOST_BYTES = 2**24
+_ENTRY_BYTES = 320  # of a turn without tokens: the objects, and its place in two dictionaries
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class PrefixMatch:
-    """All tokens of a turn, prompt and answer. ``place``: the number of messages before the answer."""
+    """All tokens of a turn, prompt and answer. ``place``: the number of messages before the answer. ``decoded``: how
+    many of the tokens have been decoded, and their text; the next turn then decodes only what is new."""
 
     tokens: array[int]
     place: int
+    decoded: tuple[int, str] = (0, "")
+
+    @property
+    def bytes(self) -> int:
+        return _ENTRY_BYTES + len(self.tokens) * self.tokens.itemsize + sys.getsizeof(self.decoded[1])
 
 
 class RecentTurns:
-    """LRU cache of turns by row id, bounded by their tokens."""
+    """LRU cache of turns by row id, bounded by their memory. A text that two turns share counts for both."""
 
-    def __init__(self) -> None:
-        self._held = 0
-        self._turns: OrderedDict[int, PrefixMatch] = OrderedDict()
+    def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
+        self.held_bytes = 0
+        self._most = most_bytes
+        self._turns: OrderedDict[int, tuple[PrefixMatch, int]] = OrderedDict()
 
     def get(self, row: int) -> PrefixMatch | None:
-        known = self._turns.get(row)
+        known, _ = self._turns.get(row, (None, 0))
         if known is not None:
-            self._turns.move_to_end(row)
+            self.put(row, known)  # it may have been decoded since
         return known
 
     def put(self, row: int, known: PrefixMatch) -> None:
         self.drop(row)
-        self._turns[row] = known
-        self._held += len(known.tokens)
-        while self._held > _MOST_TOKENS:
+        size = known.bytes
+        self._turns[row] = known, size
+        self.held_bytes += size
+        while self.held_bytes > self._most:
             self.drop(next(iter(self._turns)))
 
     def drop(self, row: int) -> None:
-        dropped = self._turns.pop(row, None)
-        self._held -= len(dropped.tokens) if dropped is not None else 0
+        _, size = self._turns.pop(row, (None, 0))
+        self.held_bytes -= size
 
 
 # -- retries that join the call in flight instead of sampling again

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +155,47 @@ def test_prompt_beyond_the_limit_is_too_long_where_it_is_continued_too(codecs: d
     assert prompt.token_ids(PrefixMatch(array("i", tokens), 1), 4096)[: len(tokens)] == tokens
     with pytest.raises(TooLong):
         prompt.token_ids(PrefixMatch(array("i", tokens), 1), len(tokens))
+
+
+@pytest.mark.parametrize("answers", [("Dry.", "Wet."), ("D\u00fcr", "\U0001f327"), ("cut", "off")])
+def test_each_turn_decodes_only_the_tokens_that_are_new_and_the_prompt_is_the_same(
+    codecs: dict[str, TextCodec], answers: Sequence[str]
+) -> None:
+    codec = codecs["chatml"]
+    assert codec.chat is not None
+    decoded: list[int] = []
+
+    def decode(ids: Sequence[int]) -> str:
+        decoded.append(len(ids))
+        return codec.decode(ids, skip_special=False)
+
+    chat, messages, known = replace(codec.chat, decode=decode), [QUESTION], None
+    for turn in range(12):
+        prompt = ChatPrompt(codec, chat, read_conversation(messages), {}, has_reasoning=False)
+        decoded.clear()
+        ids = prompt.token_ids(known, None)
+        if known is not None:
+            assert turn < 2 or max(decoded) < 50
+            assert ids == prompt.token_ids(PrefixMatch(known.tokens, known.place), None), "decoded as a whole"
+            assert ids[: len(known.tokens)] == known.tokens.tolist()
+        text = answers[turn % 2]
+        sampled = [token for byte in text for token in codec.encode(byte, add_special_tokens=False)]
+        tokens = array("i", [*ids, *sampled, codec.special_id(END) or 0])
+        known = PrefixMatch(tokens, len(messages), known.decoded if known is not None else (0, ""))
+        messages = [*messages, {"role": "assistant", "content": text}, QUESTION]
+    assert len(ids) > 200
+
+
+def test_answer_that_ends_within_a_character_is_decoded_with_what_comes_before(codecs: dict[str, TextCodec]) -> None:
+    codec = codecs["chatml"]
+    assert codec.chat is not None
+    whole = codec.encode("\U0001f327", add_special_tokens=False)
+    before = codec.encode("a", add_special_tokens=False)
+    for end in range(1, len(whole) + 1):
+        text = codec.chat.more_text("", (), [*before, *whole[:end]])
+        rest = [*whole[end:], *before]
+        wanted = codec.decode([*before, *whole, *before], skip_special=False)
+        assert codec.chat.more_text(text, [*before, *whole[:end]], rest) == wanted
 
 
 def test_prompt_that_is_open_ends_with_the_last_message_as_it_was_written(codecs: dict[str, TextCodec]) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import tracemalloc
+from array import array
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -11,6 +14,7 @@ import pytest
 from areal.services.http.errors import ApiError
 from areal.services.inference.recorder.changes import LONGEST, CachedSession, CachedTurns, SessionCache, find_parent
 from areal.services.inference.recorder.journal import SessionJournal
+from areal.services.inference.recorder.records import PrefixMatch, RecentTurns
 from areal.services.inference.recorder.session import SessionRecord, Trajectory
 from tests.services.inference.recorder.support import Calls, answer, check_warm, journal_in, start, user
 
@@ -40,13 +44,73 @@ def held_numbers(sessions: SessionCache) -> list[int]:
 
 
 def test_put_past_the_bound_drops_what_was_used_least() -> None:
-    sessions = SessionCache(most=10)
+    sessions = SessionCache(most_bytes=3 * warm_session(1, turns=2).bytes)
     for number in (1, 2, 3):
         sessions.put(warm_session(number, turns=2))
     assert sessions.get(1) is not None  # 2 is now the least used
     sessions.put(warm_session(4, turns=2))
     assert held_numbers(sessions) == [3, 1, 4]
     assert sessions.by_key(KEY + b"\x02") is None and sessions.by_key(KEY + b"\x04") == 4
+
+
+def test_sessions_that_grow_are_bounded_by_their_memory() -> None:
+    most = 3 * warm_session(1, turns=2).bytes
+    sessions = SessionCache(most_bytes=most)
+    for number in (1, 2, 3):
+        sessions.put(warm_session(number, turns=2))
+    for seq in range(2, 9):
+        pending = sessions.pending(3)
+        assert pending is not None
+        sessions.follow(pending, Trajectory(0, 0), [((3 * 2**32 + seq, 3, b"d"), None)])
+        sessions.settle(committed=True)
+    assert held_numbers(sessions) == [3] and sessions.held_bytes <= most
+
+
+@pytest.mark.parametrize(("count", "turns"), [(2000, 0), (500, 8), (20, 1000)])
+def test_bytes_of_cached_sessions_are_those_that_they_take(count: int, turns: int) -> None:
+    sessions = SessionCache(2**40)
+    tracemalloc.start()
+    try:
+        for number in range(count):
+            session = SessionRecord(number, f"task-{number}", f"group-{number}", 0.5 * number)
+            held = CachedSession(session, os.urandom(32), Trajectory(0, 0), None)
+            held.add([((number * 2**32 + seq, 1000 + seq, os.urandom(16)), os.urandom(16)) for seq in range(turns)])
+            sessions.put(held)
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert 0.9 * taken < sessions.held_bytes < 1.6 * taken
+
+
+@pytest.mark.parametrize("tokens", [10, 600, 5000])
+def test_bytes_of_recent_turns_are_those_that_they_take(tokens: int) -> None:
+    recent = RecentTurns(2**40)
+    tracemalloc.start()
+    try:
+        for row in range(500):
+            recent.put(2**40 + row, PrefixMatch(array("i", [1]) * tokens, 3))
+        for row in range(500):
+            known = recent.get(2**40 + row)
+            assert known is not None
+            known.decoded = tokens, "x" * (4 * tokens + row % 3)
+            recent.get(2**40 + row)
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert 0.9 * taken < recent.held_bytes < 1.6 * taken
+
+
+def test_recent_turns_past_the_bound_drop_what_was_used_least() -> None:
+    turn = PrefixMatch(array("i", [1, 2, 3]), 1)
+    recent = RecentTurns(3 * turn.bytes)
+    for row in (1, 2, 3):
+        recent.put(row, PrefixMatch(turn.tokens, 1))
+    assert recent.get(1) is not None
+    recent.put(4, turn)
+    assert [row for row in (1, 2, 3, 4) if recent.get(row) is not None] == [1, 3, 4]
+    for row in (1, 3, 4):
+        recent.drop(row)
+    assert recent.held_bytes == 0
 
 
 def test_draft_is_not_seen_by_readers_before_its_batch_is_committed() -> None:
