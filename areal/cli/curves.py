@@ -59,7 +59,7 @@ _GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("KL", ("approx_kl", "ref_kl", "mismatch_kl")),
     ("entropy", ("entropy", "trained_entropy")),
     ("importance weight", ("importance_weight", "behave_imp_weight")),
-    ("share", ("clip_ratio", "rejected_ratio", "trained_share", "length/truncated")),
+    ("share", ("clip_ratio", "rejected_ratio", "trained_share", "length/truncated", "groups/without_spread")),
     ("tokens", ("length/mean", "length/max", "length/prompt")),
     ("staleness", ("staleness/*",)),
     ("rollouts", tuple(f"rollouts/{name}" for name in ("rejected", "failed", "dropped", "retried"))),

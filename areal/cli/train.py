@@ -26,7 +26,7 @@ from areal.errors import Conflict, Locked, NotFound, UsageFault
 from areal.installation import module_argv
 from areal.reconcilers.home_view import HomeView
 from areal.resources.kinds import MAX_NAME_LENGTH, TRAIN_JOB, Ref, check_name, name_problem
-from areal.state.job_metrics import bottleneck, eta_s, newest_step, steps_of
+from areal.state.job_metrics import bottleneck, eta_s, newest_step
 
 if TYPE_CHECKING:
     from areal.runtime.backends.base import RunState
@@ -311,10 +311,11 @@ def status(cli: Invocation, /, name: str, watch: bool, interval: float) -> int:
     ref = Ref(TRAIN_JOB, check_name(name))
 
     def look() -> dict[str, Any]:
+        from areal.state.job_curves import read_curves
         from areal.wire.training_health import warnings_of
 
         row = job_row(HomeView(cli.home), stored(cli.home, ref))
-        return {**row, "warnings": [each.message for each in warnings_of(steps_of(cli.home.job_metrics(name)))]}
+        return {**row, "warnings": [each.message for each in warnings_of(read_curves(cli.home.job_metrics(name)))]}
 
     row = show_status(cli, look, "trainjob/{name}".format_map, _page, watch=watch, interval=interval)
     return 1 if row["phase"] == "Failed" else 0

@@ -12,21 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from areal.files import parse_json
+from areal.state.job_curves import read_curves
 
 _TAIL_BYTES = 64 << 10  # some twenty lines
 
 
 def steps_of(path: Path) -> list[dict[str, Any]]:
     """The numbers of each step, in order."""
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        return []
-    by_step: dict[int, dict[str, Any]] = {}
-    for line in _whole(content.splitlines()):
-        before = by_step.get(int(line["step"]), {})
-        by_step[int(line["step"])] = before | line if _is_same_step(before, line) else line
-    return [by_step[step] for step in sorted(by_step)]
+    return list(read_curves(path))
 
 
 def newest_step(path: Path) -> dict[str, Any]:

@@ -14,6 +14,11 @@ from typing import Any
 from areal.dataclasses import dataclass, field
 
 TOKEN_COLUMNS = ("input_ids", "loss_mask", "logprobs", "versions", "turn_ids")
+_COLUMN_TYPES: dict[str, set[type]] = {
+    **{name: {int, bool} for name in TOKEN_COLUMNS},
+    "logprobs": {int, float, type(None)},
+    "token_temperatures": {int, float},
+}
 _ABOUT = (
     "session_id",
     "trajectory_id",
@@ -136,19 +141,40 @@ def read_episode(document: Mapping[str, Any]) -> Episode:
             group=str(document.get("group") or ""),
             step=document.get("step"),
             is_eval=bool(document.get("is_eval")),
-            reward=document.get("reward"),
+            reward=_number(document, "reward"),
             answer=document.get("answer"),
             seconds=float(document.get("seconds") or 0.0),
             export_id=str(document.get("export_id") or ""),
-            example=document.get("example") or {},
-            failures=tuple(document.get("failures") or ()),
+            example=dict(document.get("example") or {}),
+            failures=tuple(map(dict, document.get("failures") or ())),
         )
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError(f"no episode: {error!r}") from error
+
+
+def _number(document: Mapping[str, Any], name: str) -> float | None:
+    value = document.get(name)
+    if value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
+        return value
+    raise ValueError(f"{name} is not a number: {value!r:.100}")
 
 
 def _interaction(document: Mapping[str, Any]) -> Interaction:
     known = {name: document[name] for name in Interaction.__dataclass_fields__ if name in document}
+    for name in ("interaction_id", "parent_id", "session_id", "model", "finish_reason"):
+        if not isinstance(known.get(name), str | None):
+            raise ValueError(f"{name} is not a text: {known[name]!r:.100}")
+    for name in ("reward", "original_reward", "advantage", "temperature"):
+        if name in known:
+            value = _number(document, name)
+            known[name] = math.nan if value is None and name in ("reward", "original_reward") else value
+    for name, types in _COLUMN_TYPES.items():
+        if name in known and not set(map(type, known[name])) <= types:
+            raise ValueError(f"{name} has a value that is not a number")
+    if None in known.get("logprobs", ()):  # NaN, as JSON writes it
+        known["logprobs"] = [math.nan if value is None else value for value in known["logprobs"]]
+    if not all(isinstance(each, Mapping) for each in (*(known.get("messages") or ()), known.get("response") or {})):
+        raise ValueError("a message is not an object")
     made = Interaction(**known)
     if len({len(getattr(made, name)) for name in TOKEN_COLUMNS}) > 1:
         raise ValueError(f"the token columns of {made.interaction_id} differ in length")

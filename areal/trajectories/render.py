@@ -19,8 +19,9 @@ from importlib import resources
 from typing import Any, Literal
 
 from areal.terminal import ESCAPE, safe
+from areal.trajectories.document import origin, shown_episode
 from areal.trajectories.record import Episode
-from areal.trajectories.view import ShownToken, ShownTurn, Stretch, TokenDecoder, stretches, text_of_messages, turns
+from areal.trajectories.view import ShownToken, ShownTurn, Stretch, TokenDecoder, stretches, text_of_messages
 
 Paint = Literal["logprob", "version", "mask"]
 
@@ -82,18 +83,6 @@ def _head(episode: Episode, paint: Paint | None) -> str:
         parts.append("failures: " + ", ".join(failed))
     text = "  ·  ".join(part for part in parts if part)
     return f"{_BOLD}{text}{_OFF}" if paint else text
-
-
-def origin(episode: Episode) -> list[str]:
-    """The origin of a trainer's episode: "training step 12", "sample 3 of group t-7"."""
-    found = []
-    if episode.step is not None:
-        found.append(f"{'evaluation after' if episode.is_eval else 'training'} step {episode.step}")
-    elif episode.is_eval:
-        found.append("evaluation")
-    if episode.group:
-        found.append(f"sample {episode.sample} of group {safe(episode.group)}")
-    return found
 
 
 def _title(turn: ShownTurn, paint: Paint | None) -> str:
@@ -197,7 +186,7 @@ def render_html(episodes: Sequence[Episode], decoder: TokenDecoder | None, *, ti
     document = {
         "title": title,
         "decoded": decoder is not None,
-        "episodes": [_episode(each, decoder) for each in episodes],
+        "episodes": [shown_episode(each, decoder) for each in episodes],
     }
     return _PAGE.format(
         script=script,
@@ -220,45 +209,3 @@ def _asset(name: str) -> str:
 
 def _hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-
-
-def _episode(episode: Episode, decoder: TokenDecoder | None) -> dict[str, Any]:
-    example = {name: value if isinstance(value, str) else json.dumps(value) for name, value in episode.example.items()}
-    return {
-        "name": episode.episode,
-        "origin": origin(episode),
-        "reward": episode.reward,
-        "seconds": episode.seconds,
-        "example": example,
-        "failures": [f"{each.get('code')} ×{each.get('count')}" for each in episode.failures],
-        "turns": [_turn(each) for each in turns(episode, decoder)],
-    }
-
-
-def _turn(turn: ShownTurn) -> dict[str, Any]:
-    row = turn.row
-    about: dict[str, Any] = {
-        "id": row.interaction_id,
-        "number": turn.number,
-        "depth": turn.depth,
-        "model": row.model,
-        "finish": row.finish_reason,
-        "truncated": row.truncated,
-        "reward": row.original_reward if row.rewarded else None,
-        "ret": row.reward,
-        "advantage": row.advantage,
-    }
-    if row.response is not None:
-        return {**about, "messages": text_of_messages(row)}
-    tokens = turn.tokens
-    return {
-        **about,
-        "temperature": ", ".join(f"{each:g}" for each in turn.temperatures),
-        "before": turn.shown_before,
-        "ids": [token.id for token in tokens],
-        "texts": [token.text for token in tokens],
-        "mask": "".join("1" if token.generated else "0" for token in tokens),
-        "lp": [round(token.logprob, 4) for token in tokens if token.generated],
-        "v": [token.version for token in tokens if token.generated],
-        "turns": [token.turn for token in tokens if token.generated] if len(turn.turn_ids) > 1 else None,
-    }

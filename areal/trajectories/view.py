@@ -132,7 +132,7 @@ def turns(episode: Episode, decoder: TokenDecoder | None) -> list[ShownTurn]:
         row, place, depth, branch = waiting.pop()
         parent = rows.get(row.parent_id) if row.parent_id is not None else None
         found.append(_turn(row, f"{place}{branch}", depth, parent, decoder))
-        following = _branches(children.get(row.interaction_id, []), branch)
+        following = _branches(children.pop(row.interaction_id, []), branch)  # once, also where ids repeat
         deeper = depth + (len(following) > 1)
         waiting += [(child, place + 1, deeper, name) for child, name in following][::-1]
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeGuard
 
 Step = Mapping[str, Any]
@@ -18,14 +18,29 @@ _SOLVED = 0.9  # of the way from the lowest reward of a sample to the highest
 _MOVED = 0.1  # of that range
 _CERTAIN = 3.0  # standard errors
 _MOST_POINTS = 400
+_GREATEST = 1e100  # of greater values the variance overflows
+WITHOUT_SPREAD = "groups/without_spread"
+"""The metric: the share of groups whose samples have equal rewards."""
+_KLS = ("approx_kl", "ref_kl", "mismatch_kl")
+_HOLDS = 10  # steps that NaN or a spike is a warning for
+_SPIKE = 10.0  # times the median of the steps before
+_BEFORE = 50  # steps
+_LEAST_KL = 0.1  # nats a token: less is no spike
+_COLLAPSED = 0.3  # of the range of a sample's reward
+_FEWEST_POINTS = 40
 
 
 class TrainingWarning(NamedTuple):
-    """``steps``: how many in a row, up to the newest; ``least``: from how many on it is a warning."""
+    """``steps``: how many in a row, up to the newest; ``least``: from how many on it is a warning. ``step``: where it
+    began. ``is_error``: the run learns nothing more."""
 
+    rule: str
     message: str
+    cause: str
     steps: int
     least: int
+    step: int | None = None
+    is_error: bool = False
 
     @property
     def is_due(self) -> bool:
@@ -36,20 +51,100 @@ class TrainingWarning(NamedTuple):
 
 def warnings_of(steps: Sequence[Step]) -> list[TrainingWarning]:
     """The warnings that hold at the newest of ``steps``, which are in order."""
-    found = []
+    rules = (_not_finite, _kl_spike, _no_spread, _reward_collapse, _still_reward)
+    return [warning for rule in rules if (warning := rule(steps)) is not None]
+
+
+def _no_spread(steps: Sequence[Step]) -> TrainingWarning | None:
     count = _newest(steps, lambda step: step.get("grad_norm") == 0)
-    if count >= NO_GRADIENT_STEPS:
-        why = "all groups alike" if "reward/mean" in steps[-1] else "all are zero"
-        found.append(TrainingWarning(f"no gradient: {why} for {count} steps", count, NO_GRADIENT_STEPS))
+    alike = _newest(steps, lambda step: step.get(WITHOUT_SPREAD) == 1)
+    if max(count, alike) < NO_GRADIENT_STEPS:
+        return None
+    cause = (
+        "the samples of each group have equal rewards: prompts that are all too easy or too hard, or a constant reward"
+    )
+    if count < alike:
+        message, count = f"no group with spread for {alike} steps", alike
+    elif "reward/mean" in steps[-1]:
+        message = f"no gradient: all groups alike for {count} steps"
+    else:
+        message, cause = (
+            f"no gradient: all are zero for {count} steps",
+            "no token is trained on, or nothing is left to learn",
+        )
+    return TrainingWarning("no-spread", message, cause, count, NO_GRADIENT_STEPS, _number_of(steps[-count]))
+
+
+def _still_reward(steps: Sequence[Step]) -> TrainingWarning | None:
     reward = steps[-1].get("reward/mean") if steps else None
-    if isinstance(reward, int | float):
-        newest, least = reward, STILL_REWARD_STEPS
-        count = _newest(steps, lambda step: _is_same(step.get("reward/mean"), newest))
-        if count < least and (mean := _flat_reward(steps)) is not None:
-            reward, count, least = mean, len(steps), FLAT_REWARD_STEPS
-        if count >= least and not _is_solved(reward, *_range(_some(steps))):
-            found.append(TrainingWarning(f"the reward does not move: {reward:.3g} for {count} steps", count, least))
-    return found
+    if not _is_number(reward):
+        return None
+    newest, least = reward, STILL_REWARD_STEPS
+    count = _newest(steps, lambda step: _is_same(step.get("reward/mean"), newest))
+    if count < least and (mean := _flat_reward(steps)) is not None:
+        reward, count, least = mean, len(steps), FLAT_REWARD_STEPS
+    if count < least or _is_solved(reward, *_range(_some(steps))):
+        return None
+    cause = "a reward that is too rare to learn from, too low a learning rate, or a reward function that always fails"
+    message = f"the reward does not move: {reward:.3g} for {count} steps"
+    return TrainingWarning("flat-reward", message, cause, count, least, _number_of(steps[-count]))
+
+
+def _not_finite(steps: Sequence[Step]) -> TrainingWarning | None:
+    """NaN or infinity in one of the newest steps."""
+    for ago, step in enumerate(_last(steps, _HOLDS), 1):
+        names = sorted(name for name, value in step.items() if isinstance(value, float) and not math.isfinite(value))
+        if names:
+            found = step[names[0]]
+            others = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            number = _number_of(step)
+            where = "" if number is None else f" at step {number}"
+            message = f"{names[0]} is {'NaN' if math.isnan(found) else 'infinite'}{others}{where}"
+            cause = "a loss or a gradient overflowed (learning rate, precision), or a reward is no number"
+            return TrainingWarning("not-finite", message, cause, ago, 1, number, is_error=True)
+    return None
+
+
+def _kl_spike(steps: Sequence[Step]) -> TrainingWarning | None:
+    """A KL divergence that is many times its median of the steps before."""
+    for ago, step in enumerate(_last(steps, _HOLDS), 1):
+        for name in _KLS:
+            value = step.get(name)
+            if not _is_number(value) or value < _LEAST_KL:
+                continue
+            end = len(steps) - ago
+            before = [steps[place].get(name) for place in range(max(0, end - _BEFORE), end)]
+            known = [abs(each) for each in before if _is_number(each)]
+            usual = statistics.median(known) if len(known) >= _HOLDS else math.inf
+            if value > _SPIKE * usual:
+                number = _number_of(step)
+                where = "" if number is None else f" at step {number}"
+                message = f"{name} is {value:.3g}{where}, where {usual:.2g} is usual"
+                cause = "one update moved the policy far: an outlier in the batch, or too high a learning rate"
+                return TrainingWarning("kl-spike", message, cause, ago, 1, number)
+    return None
+
+
+def _reward_collapse(steps: Sequence[Step]) -> TrainingWarning | None:
+    """The reward has fallen from its best by much of the range of a sample's reward, and by more than its noise."""
+    chosen = _some(steps)
+    rewards = [value for step in chosen if _is_number(value := step.get("reward/mean"))]
+    size = max(10, len(rewards) // 10)
+    low, high = _range(chosen)
+    if len(rewards) < _FEWEST_POINTS or not 0.0 < high - low < math.inf:
+        return None
+    now = [value for step in _last(steps, size) if _is_number(value := step.get("reward/mean"))]
+    windows = [rewards[place : place + size] for place in range(0, len(rewards) - 2 * size + 1, max(1, size // 2))]
+    best = max(windows, key=statistics.fmean, default=[])
+    if not now or not best:
+        return None
+    before, after = statistics.fmean(best), statistics.fmean(now)
+    error = math.sqrt((statistics.pvariance(best) + statistics.pvariance(now)) / size)
+    if before - after <= _COLLAPSED * (high - low) + _CERTAIN * error:
+        return None
+    message = f"the reward has collapsed: {after:.3g}, where it was {before:.3g}"
+    cause = "the policy has lost what it had learnt: learning rate, too weak a KL term, or answers that became too long"
+    return TrainingWarning("reward-collapse", message, cause, len(now), len(now), _number_of(steps[-1]), is_error=True)
 
 
 def _flat_reward(steps: Sequence[Step]) -> float | None:
@@ -75,7 +170,7 @@ def _flat_reward(steps: Sequence[Step]) -> float | None:
 
 
 def _some(steps: Sequence[Step]) -> list[Step]:
-    every = -(-len(steps) // _MOST_POINTS)
+    every = max(1, -(-len(steps) // _MOST_POINTS))
     return [steps[place] for place in range(0, len(steps), every)]
 
 
@@ -86,13 +181,23 @@ def _range(steps: Sequence[Step]) -> tuple[float, float]:
     return (min(lowest), max(highest)) if lowest and highest else (0.0, 0.0)
 
 
+def _last(steps: Sequence[Step], count: int) -> Iterator[Step]:
+    """The newest steps, newest first."""
+    return (steps[-place] for place in range(1, min(count, len(steps)) + 1))
+
+
+def _number_of(step: Step) -> int | None:
+    number = step.get("step")
+    return number if isinstance(number, int) else None
+
+
 def _is_solved(reward: float, low: float, high: float) -> bool:
     """Whether nearly all samples have the highest reward that any had, and some had less."""
     return low < high and reward >= low + _SOLVED * (high - low)
 
 
 def _is_number(value: Any) -> TypeGuard[float]:
-    return isinstance(value, int | float) and math.isfinite(value)
+    return isinstance(value, int | float) and -_GREATEST <= value <= _GREATEST
 
 
 def _newest(steps: Sequence[Step], holds: Callable[[Step], bool]) -> int:
@@ -101,4 +206,4 @@ def _newest(steps: Sequence[Step], holds: Callable[[Step], bool]) -> int:
 
 
 def _is_same(value: Any, other: float) -> bool:
-    return isinstance(value, int | float) and abs(value - other) <= _SAME
+    return isinstance(value, int | float) and bool(abs(value - other) <= _SAME)

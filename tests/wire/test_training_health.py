@@ -39,7 +39,7 @@ def test_reward_that_does_not_move_is_told_with_its_value() -> None:
         "the reward does not move: 0.125 for 30 steps"
     ]
     assert messages([*steps(40, **{"reward/mean": 0.5}), {"reward/mean": 0.6}]) == []
-    assert messages(steps(40, **{"reward/mean": float("nan")})) == []
+    assert messages(steps(40, **{"reward/mean": float("nan")})) == ["reward/mean is NaN at step 40"]
 
 
 RIGHT_OR_WRONG = {"grad_norm": 0.5, "reward/min": 0.0, "reward/max": 1.0}
@@ -88,7 +88,8 @@ def test_reward_that_is_the_highest_one_for_many_steps_is_solved() -> None:
 
 def test_reward_that_rises_and_falls_back_has_moved() -> None:
     there = [number / 200 for number in range(100)]
-    assert messages(rewarded([*there, *reversed(there)], 0.01, 1)) == []
+    rules = [each.rule for each in warnings_of(rewarded([*there, *reversed(there)], 0.01, 1))]
+    assert rules == ["reward-collapse"]
 
 
 @pytest.mark.parametrize(("count", "due"), [(10, True), (11, False), (15, False), (20, True), (30, False), (40, True)])

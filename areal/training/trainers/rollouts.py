@@ -35,6 +35,7 @@ from areal.training.metrics import Metrics, MetricsLog, ProgressLine, open_track
 from areal.training.run_folder import RunFolder, run_folder
 from areal.training.services import own_service
 from areal.trajectories.record import Episode
+from areal.wire.training_health import WITHOUT_SPREAD
 
 # -- prompts
 
@@ -200,7 +201,9 @@ class RolloutSource:
     def _metrics(self, rollouts: Sequence[Rollout], batch: Batch, version: int) -> Metrics:
         mask = batch["loss_mask"].bool()
         lengths = mask.sum(1).float()
-        rewards = torch.cat([sample_rewards(rollout.trajectory) for rollout in rollouts])
+        by_group = [sample_rewards(rollout.trajectory) for rollout in rollouts]
+        several = [rewards for rewards in by_group if len(rewards) > 1]
+        rewards = torch.cat(by_group)
         ages = (version - batch["versions"][mask]).float()
         now, before = time.monotonic(), self._last
         self._last = now
@@ -222,6 +225,9 @@ class RolloutSource:
             "tokens": float(batch["attention_mask"].sum()),
             "tokens_per_second": float(lengths.sum()) / max(now - before, 1e-9),
         }
+        if several:
+            alike = sum(bool(group.max() == group.min()) for group in several)
+            numbers[WITHOUT_SPREAD] = alike / len(several)
         if "truncated" in batch:
             numbers["length/truncated"] = float(batch["truncated"].float().mean())
         names = ("rejected", "failed", "dropped", "running", "pending", "ready")

@@ -155,6 +155,7 @@ def test_epochs_that_train_is_told_are_those_of_the_schedule(tmp_path: Path, ser
     rates = [line["lr"] for line in lines]
     assert len(rates) == 3 and rates[0] > rates[1] > 0 and trainer.actor.total_steps == 3
     assert lines[-1]["total_steps"] == 3
+    assert all(0.0 <= line["groups/without_spread"] <= 1.0 for line in lines)
 
 
 def test_schedule_counts_the_updates_that_there_are(tmp_path: Path, service: Service) -> None:

@@ -1,0 +1,211 @@
+"""Alerts: what is wrong with training jobs and their services now, each with its cause and the next command.
+
+The rules are pure. Those over the numbers of steps are ``areal.wire.training_health``'s, which the trainer's log and a
+job's status share; this module adds those that need more than numbers (a step that stalls, restarts without progress, a
+replica behind), and gathers what they judge from a home.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from areal.client.http import AdminClient
+from areal.errors import ArealError
+from areal.files import parse_json
+from areal.resources.addresses import is_loopback
+from areal.resources.kinds import TRAIN_JOB
+from areal.state.home import Home, read_key
+from areal.state.job_metrics import bottleneck, newest_step
+from areal.wire.training_health import Step, warnings_of
+
+if TYPE_CHECKING:
+    from areal.state.records import StoredObject
+
+_STALLED = 10.0  # times the longest of the steps before
+_LEAST_STALL_S = 120.0
+_REMEMBERED = 100  # steps
+_RESTARTS = 2  # starts since the newest step
+_BEHIND = 2  # versions; one is usual while an update is under way
+_CALL_S = 1.0
+_GREATEST = 1e12  # seconds; nothing greater is a time
+_GATEWAY = "weight_update.json"
+_METRICS = "areal train metrics {name} --metric reward/mean --metric approx_kl --metric entropy --metric grad_norm"
+_NEXT = {
+    "not-finite": _METRICS,
+    "kl-spike": _METRICS,
+    "reward-collapse": _METRICS,
+    "no-spread": "areal train trajectories {name} --step {step}",
+    "flat-reward": "areal train trajectories {name} --step {step} --sort best",
+}
+
+
+@dataclass(frozen=True)
+class Alert:
+    """``since``: seconds since the epoch, where known; ``step``: where it began."""
+
+    rule: str
+    severity: str  # error or warning
+    object: str
+    message: str
+    cause: str
+    next: str
+    step: int | None = None
+    since: float | None = None
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "rule": self.rule,
+            "severity": self.severity,
+            "object": self.object,
+            "message": self.message,
+            "cause": self.cause,
+            "next": self.next,
+            "step": self.step,
+            "since": self.since,
+        }
+
+
+@dataclass(frozen=True)
+class JobFacts:
+    """What is known of a job beside its steps. ``attempt``: the newest start of its driver, from 1; 0: none."""
+
+    name: str
+    is_running: bool
+    attempt: int = 0
+    waits_for: str = ""
+
+
+def job_alerts(steps: Sequence[Step], facts: JobFacts, now: float) -> list[Alert]:
+    """The alerts of a job at its newest step. Steps of a job that has ended are judged too; stalls and restarts are of
+    jobs that run."""
+    newest: Step = steps[-1] if steps else {}
+    found = []
+    for warning in warnings_of(steps):
+        words = _NEXT[warning.rule].format(name=facts.name, step=newest.get("step", 0))
+        severity = "error" if warning.is_error else "warning"
+        where = f"{TRAIN_JOB}/{facts.name}"
+        since = _since(steps, warning.step)
+        found.append(Alert(warning.rule, severity, where, warning.message, warning.cause, words, warning.step, since))
+    if facts.is_running:
+        found += filter(None, (_stall(steps, facts, now), _restart_loop(newest, facts)))
+    return found
+
+
+def _since(steps: Sequence[Step], number: int | None) -> float | None:
+    if number is None:
+        return None
+    for back in range(1, min(len(steps), _REMEMBERED) + 1):
+        if steps[-back].get("step") == number:
+            return _seconds(steps[-back], "time")
+    return None
+
+
+def _seconds(step: Step, name: str) -> float | None:
+    value = step.get(name)
+    return float(value) if isinstance(value, int | float) and -_GREATEST < value < _GREATEST else None
+
+
+def _stall(steps: Sequence[Step], facts: JobFacts, now: float) -> Alert | None:
+    if not steps or (written := _seconds(steps[-1], "time")) is None:
+        return None
+    recent = [steps[-back] for back in range(1, min(len(steps), _REMEMBERED) + 1)]
+    took = [seconds for step in recent if (seconds := _seconds(step, "time/step")) is not None and seconds >= 0]
+    limit = max(_LEAST_STALL_S, _STALLED * max(took, default=0.0))
+    waited = now - written
+    if waited <= limit or _is_last(steps[-1]):
+        return None
+    usual = f", where {statistics.median(took):.2g} s is usual" if took else ""
+    waits = f"; its last step {facts.waits_for}" if facts.waits_for.startswith("waited") else ""
+    return Alert(
+        "stall",
+        "error",
+        f"{TRAIN_JOB}/{facts.name}",
+        f"no step for {waited:,.0f} s{usual}",
+        f"a service that does not answer, an environment that hangs, or a rank that waits for others{waits}",
+        f"areal train logs {facts.name} -n 50",
+        steps[-1].get("step"),
+        written,
+    )
+
+
+def _is_last(step: Step) -> bool:
+    """The run's last step: what follows is its final save."""
+    number, total = step.get("step"), step.get("total_steps")
+    return isinstance(number, int) and isinstance(total, int) and number >= total
+
+
+def _restart_loop(newest: Step, facts: JobFacts) -> Alert | None:
+    taken = newest.get("attempt", 0)
+    if not isinstance(taken, int) or facts.attempt - max(taken, 1) < _RESTARTS:
+        return None
+    starts = facts.attempt - taken
+    return Alert(
+        "restart-loop",
+        "error",
+        f"{TRAIN_JOB}/{facts.name}",
+        f"it was started {starts} times without finishing a step",
+        "the driver fails before its first step: the log of an earlier attempt ends with why",
+        f"areal train logs {facts.name} --attempt {facts.attempt - 1}",
+        newest.get("step"),
+    )
+
+
+def replica_alerts(name: str, pairs: Sequence[Mapping[str, Any]]) -> list[Alert]:
+    """The alerts of the weights that the job ``name`` publishes; ``pairs`` as its weight-update gateway lists them."""
+    found = []
+    for pair in pairs:
+        version = pair.get("version")
+        workers = pair.get("inference_workers")
+        workers = [each for each in workers if isinstance(each, Mapping)] if isinstance(workers, list) else []
+        known = [(str(each.get("url")), each.get("version")) for each in workers]
+        if not isinstance(version, int):
+            continue
+        behind = [(url, has) for url, has in known if isinstance(has, int) and has <= version - _BEHIND]
+        if behind:
+            url, has = behind[0]
+            more = f", and {len(behind) - 1} more" if len(behind) > 1 else ""
+            found.append(
+                Alert(
+                    "replica-behind",
+                    "warning",
+                    f"{TRAIN_JOB}/{name}",
+                    f"{url} serves version {has}, where {version} is published{more}",
+                    "the replica refused or missed a weight update; what it samples is older than staleness counts",
+                    f"areal weight-update status --service {name}",
+                )
+            )
+    return found
+
+
+def read_pairs(home: Home, name: str) -> list[dict[str, Any]]:
+    """The pairs of the job's weight-update gateway; none where it has no gateway or this does not answer within a
+    second."""
+    try:
+        about = parse_json((home.jobs / name / _GATEWAY).read_text(encoding="utf-8"))
+        url, key_file = str(about["url"]), about["admin_key_file"]
+        key = read_key(str(key_file)) if key_file is not None and is_loopback(urlsplit(url).hostname or "") else None
+        status, document = AdminClient(url, key, _CALL_S).get("/pairs")
+        return list(document["pairs"]) if status == 200 else []
+    except (OSError, ValueError, KeyError, TypeError, ArealError):
+        return []
+
+
+def gather(
+    home: Home, jobs: Sequence[StoredObject], statuses: Mapping[str, Any], steps: Mapping[str, Sequence[Step]]
+) -> Iterator[Alert]:
+    """The alerts of ``jobs``. ``statuses``: ``JobStatus`` by the job's name."""
+    from areal.reconcilers.kinds.job_status import JobPhase
+
+    for job in jobs:
+        status = statuses[job.name]
+        running = status.phase is JobPhase.RUNNING
+        waits = bottleneck(newest_step(home.job_metrics(job.name))) or ""
+        facts = JobFacts(job.name, running, status.attempt, waits)
+        yield from job_alerts(steps[job.name], facts, time.time())
+        if running:
+            yield from replica_alerts(job.name, read_pairs(home, job.name))

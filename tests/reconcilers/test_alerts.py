@@ -1,0 +1,166 @@
+"""Alerts of jobs and replicas, from numbers alone."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from areal.reconcilers.alerts import JobFacts, job_alerts, replica_alerts
+from areal.wire.training_health import WITHOUT_SPREAD
+
+RUNS, ENDED = JobFacts("learn", True, 1, "waited 71% for rollouts"), JobFacts("learn", False, 1)
+
+
+def learning(count: int, **numbers: Any) -> list[dict[str, Any]]:
+    draw = random.Random(1)
+    return [
+        {
+            "step": step,
+            "attempt": 1,
+            "time": 1000.0 + step,
+            "time/step": 1.0,
+            "total_steps": 10_000,
+            "reward/mean": min(0.9, step / 200) + draw.gauss(0, 0.02),
+            "reward/min": 0.0,
+            "reward/max": 1.0,
+            "grad_norm": 0.5,
+            "approx_kl": abs(draw.gauss(0, 0.01)),
+            WITHOUT_SPREAD: 0.25,
+            **numbers,
+        }
+        for step in range(1, count + 1)
+    ]
+
+
+def rules(steps: list[dict[str, Any]], facts: JobFacts = ENDED, now: float = 1000.0) -> list[str]:
+    return [each.rule for each in job_alerts(steps, facts, now)]
+
+
+def test_run_that_learns_has_no_alert() -> None:
+    steps = learning(300)
+    assert all(rules(steps[:count], RUNS, 1000.0 + count) == [] for count in range(0, 300, 7))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_number_that_is_not_finite_is_an_error_for_ten_steps(value: float) -> None:
+    steps = learning(50)
+    steps[39] |= {"loss": value, "grad_norm": value}
+    (alert,) = job_alerts(steps[:45], ENDED, 0.0)
+    word = "NaN" if math.isnan(value) else "infinite"
+    assert (alert.rule, alert.severity, alert.step, alert.since) == ("not-finite", "error", 40, 1040.0)
+    assert alert.message == f"grad_norm is {word} and 1 more at step 40"
+    assert "areal train metrics learn" in alert.next and alert.cause
+    assert rules(steps[:39]) == [] == rules(steps[:50])
+
+
+def test_kl_spike_is_many_times_its_median() -> None:
+    steps = learning(60)
+    steps[55]["approx_kl"] = 2.0
+    (alert,) = job_alerts(steps, ENDED, 0.0)
+    assert alert.rule == "kl-spike" and alert.message.startswith("approx_kl is 2 at step 56, where 0.0")
+    steps[55]["approx_kl"] = 0.05  # below any spike
+    assert rules(steps) == []
+
+
+def test_groups_without_spread_for_ten_steps_are_an_alert() -> None:
+    steps = [*learning(20), *learning(9, **{WITHOUT_SPREAD: 1.0})]
+    assert rules(steps) == []
+    (alert,) = job_alerts([*steps, steps[-1]], ENDED, 0.0)
+    assert (alert.rule, alert.message) == ("no-spread", "no group with spread for 10 steps")
+
+
+@given(seed=st.integers(0, 50), best=st.floats(0.5, 0.95), noise=st.floats(0.0, 0.1), count=st.integers(80, 500))
+def test_reward_that_falls_to_nothing_has_collapsed(seed: int, best: float, noise: float, count: int) -> None:
+    draw = random.Random(seed)
+    means = [best] * count + [0.02] * (count // 5)
+    steps = [{"reward/mean": mean + draw.gauss(0, noise), "reward/min": 0.0, "reward/max": 1.0} for mean in means]
+    assert "reward-collapse" in rules(steps)
+    assert "reward-collapse" not in rules(steps[:count])
+
+
+def test_stall_is_a_step_that_takes_ten_times_as_long_as_any_before() -> None:
+    steps = learning(30)
+    assert rules(steps, RUNS, 1030.0 + 119) == [] == rules(steps, ENDED, 9e9)
+    (alert,) = job_alerts(steps, RUNS, 1030.0 + 130)
+    assert alert.rule == "stall" and alert.message == "no step for 130 s, where 1 s is usual"
+    assert alert.cause.endswith("its last step waited 71% for rollouts")
+    steps[-5]["time/step"] = 60.0  # an evaluation
+    assert rules(steps, RUNS, 1030.0 + 500) == []
+    assert rules([], RUNS, 9e9) == []  # it loads its model
+    steps[-1]["total_steps"] = 30  # its final save
+    assert rules(steps, RUNS, 9e9) == []
+
+
+def test_restart_loop_is_two_starts_without_a_step() -> None:
+    steps = learning(5)
+    assert rules(steps, JobFacts("learn", True, 2), 1005.0) == []
+    (alert,) = job_alerts(steps, JobFacts("learn", True, 3), 1005.0)
+    assert (alert.rule, alert.next) == ("restart-loop", "areal train logs learn --attempt 2")
+    assert rules([], JobFacts("learn", True, 3), 1005.0) == ["restart-loop"]
+    assert rules([], JobFacts("learn", True, 1), 1005.0) == []
+
+
+def test_replica_that_is_two_versions_behind_is_named() -> None:
+    workers = [
+        {"url": "http://a", "version": 7, "state": ""},
+        {"url": "http://b", "version": 5},
+        {"url": "http://c", "version": None},
+    ]
+    (alert,) = replica_alerts("learn", [{"version": 7, "inference_workers": workers}])
+    assert alert.message == "http://b serves version 5, where 7 is published"
+    assert replica_alerts("learn", [{"version": 6, "inference_workers": workers}, {"version": None}, {}]) == []
+
+
+NAMES = [
+    "step",
+    "attempt",
+    "time",
+    "time/step",
+    "total_steps",
+    "grad_norm",
+    "reward/mean",
+    "reward/min",
+    "reward/max",
+    "approx_kl",
+    "ref_kl",
+    WITHOUT_SPREAD,
+    "loss",
+]
+
+
+@given(
+    st.lists(
+        st.dictionaries(
+            st.sampled_from(NAMES), st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=3)
+        ),
+        max_size=80,
+    ),
+    st.integers(0, 5),
+    st.floats(0, 2e9),
+    st.integers(1, 40),
+)
+def test_any_numbers_raise_nothing(steps: list[dict[str, Any]], attempt: int, now: float, times: int) -> None:
+    for alert in job_alerts(steps * times, JobFacts("learn", True, attempt), now):
+        assert alert.message and alert.cause and alert.next.startswith("areal ")
+
+
+@given(
+    st.lists(
+        st.dictionaries(
+            st.sampled_from(["version", "inference_workers"]),
+            st.none()
+            | st.integers()
+            | st.lists(
+                st.none() | st.dictionaries(st.sampled_from(["url", "version"]), st.none() | st.integers() | st.text())
+            ),
+        ),
+        max_size=5,
+    )
+)
+def test_any_pairs_raise_nothing(pairs: list[dict[str, Any]]) -> None:
+    replica_alerts("learn", pairs)

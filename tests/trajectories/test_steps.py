@@ -1,0 +1,162 @@
+"""Steps of a job by their files: hostile text, damaged lines, and no more than one file read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from areal.errors import ArealError, NotFound
+from areal.rollout.dump import write_step
+from areal.trajectories.document import shown_episode
+from areal.trajectories.record import Episode, Interaction
+from areal.trajectories.steps import read_failures, read_sample, read_step, step_files
+from areal.trajectories.view import TokenDecoder
+
+HOSTILE = "</script><script>alert(1)</script>\x1b[2J\x07\u202e\ud800<img src=x onerror=alert(2)>"
+decoder = TokenDecoder(lambda ids: "".join(chr(97 + each % 26) for each in ids), "letters")
+
+
+def sample(group: str, number: int, reward: float | None, **more: Any) -> Episode:
+    row = Interaction(
+        interaction_id=f"{group}/{number}/0",
+        model="m",
+        rewarded=reward is not None,
+        reward=reward or 0.0,
+        original_reward=reward or 0.0,
+        advantage=0.5,
+        input_ids=(1, 2, 3, 4),
+        loss_mask=(0, 0, 1, 1),
+        logprobs=(0.0, 0.0, -0.5, -1.5),
+        versions=(-1, -1, 3, 4),
+        turn_ids=(-1, -1, 0, 0),
+    )
+    return Episode(f"{group}/{number}", (row,), 7, number, reward, group=group, step=1, **more)
+
+
+def test_step_files_are_in_order_with_the_evaluation_behind_its_step(tmp_path: Path) -> None:
+    assert step_files(tmp_path / "none") == []
+    for name in (
+        "trajectories-000010.jsonl",
+        "trajectories-000002.jsonl",
+        "trajectories-eval-000002.jsonl",
+        "x",
+        "trajectories-v1.jsonl",
+        "trajectories-000003.part",
+    ):
+        (tmp_path / name).touch()
+    assert [(each.step, each.is_eval) for each in step_files(tmp_path)] == [(2, False), (2, True), (10, False)]
+
+
+def test_step_is_summarised_by_group_with_its_spread(tmp_path: Path) -> None:
+    question = {"messages": [{"role": "user", "content": "1234"}], "answer": "4321"}
+    alike = [sample("g-1", number, 1.0, example=question) for number in (0, 1)]
+    apart = [sample("g-2", number, float(number)) for number in (0, 1)]
+    write_step(tmp_path, 1, [*alike, *apart, sample("g-3", 0, None)])
+    step = read_step(tmp_path / "trajectories-000001.jsonl", decoder)
+    one, two, three = step.groups
+    assert one.is_without_spread and one.mean == 1.0 and one.spread == 0.0
+    assert not two.is_without_spread and two.mean == 0.5 and two.spread == 0.5
+    assert not three.is_without_spread and three.mean is None and three.spread is None
+    first = one.samples[0]
+    assert (first.question, first.hint, first.tokens, first.turns, first.versions) == ("1234", "de", 2, 1, (3, 4))
+    assert first.mean_logprob == -1.0 and first.advantage == 0.5
+    second = one.samples[1]
+    assert read_sample(tmp_path / "trajectories-000001.jsonl", second.line).episode == "g-1/1"
+    assert read_step(tmp_path / "trajectories-000001.jsonl").groups[0].samples[0].hint == "3 4"
+
+
+def test_damaged_lines_are_named_and_the_others_read(tmp_path: Path) -> None:
+    path = tmp_path / "trajectories-000001.jsonl"
+    write_step(tmp_path, 1, [sample("g-1", number, 1.0) for number in (0, 1)])
+    whole = path.read_bytes().splitlines()
+    wrong = json.loads(whole[0])
+    wrong["interactions"][0]["logprobs"] = ["x"] * 4
+    path.write_bytes(b"\n".join([whole[0], b"{", json.dumps(wrong).encode(), whole[1], b'{"episode": 1']))
+    step = read_step(path)
+    assert len(step.groups[0].samples) == 2 and step.damaged_lines == 3
+    assert f"{path}:2: " in step.damaged[0] and "logprobs has a value that is not a number" in step.damaged[1]
+    with pytest.raises(ArealError, match=r"no line of .* begins at byte 5"):
+        read_sample(path, 5)
+    with pytest.raises(NotFound):
+        read_step(tmp_path / "trajectories-000002.jsonl")
+
+
+def test_nan_and_hostile_text_are_shown_and_no_error(tmp_path: Path) -> None:
+    path = tmp_path / "trajectories-000001.jsonl"
+    document = sample("g", 0, 1.0).document() | {
+        "group": HOSTILE,
+        "example": {"q": HOSTILE, "deep": [[1]]},
+        "reward": float("nan"),
+    }
+    document["interactions"][0]["logprobs"][2] = None
+    path.write_text(json.dumps(document) + "\n")
+    (group,) = read_step(path, decoder).groups
+    assert group.name == HOSTILE and group.samples[0].question == HOSTILE and group.samples[0].mean_logprob is None
+    shown = shown_episode(read_sample(path, 0), decoder)
+    assert shown["reward"] is None and shown["turns"][0]["lp"] == [None, -1.5]
+    json.dumps(shown, allow_nan=False)
+
+
+def test_token_of_a_megabyte_is_one_text_and_a_short_hint(tmp_path: Path) -> None:
+    long = TokenDecoder(lambda ids: "x" * (1 << 20) * len(ids), "long")
+    write_step(tmp_path, 1, [sample("g", 0, 1.0)])
+    (group,) = read_step(tmp_path / "trajectories-000001.jsonl", long).groups
+    assert len(group.samples[0].hint) == 200
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=8,
+)
+FIELDS = sorted(
+    {*sample("g", 0, 1.0).document(), *sample("g", 0, 1.0).document()["interactions"][0], "messages", "response"}
+)
+
+
+@given(st.lists(st.tuples(st.sampled_from(FIELDS), st.booleans(), JSON), min_size=1, max_size=4))
+def test_any_value_in_any_field_is_a_sample_or_a_damaged_line(
+    tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[str, bool, Any]]
+) -> None:
+    document = sample("g", 0, 1.0).document()
+    for name, inside, value in changes:
+        target = document["interactions"][0] if inside and isinstance(document["interactions"], list) else document
+        target[name] = value
+        if (
+            not isinstance(document["interactions"], list)
+            or not document["interactions"]
+            or not isinstance(document["interactions"][0], dict)
+        ):
+            break
+    path = tmp_path_factory.mktemp("steps") / "trajectories-000001.jsonl"
+    path.write_text(json.dumps(document) + "\n")
+    step = read_step(path, decoder)
+    if step.groups:
+        json.dumps(shown_episode(read_sample(path, 0), decoder), allow_nan=False)
+    assert bool(step.groups) != bool(step.damaged_lines)
+
+
+def test_conversation_whose_ids_repeat_ends(tmp_path: Path) -> None:
+    row = sample("g", 0, 1.0).document()
+    first = row["interactions"][0] | {"interaction_id": "a", "parent_id": None}
+    row["interactions"] = [first, first | {"parent_id": "a"}]
+    path = tmp_path / "trajectories-000001.jsonl"
+    path.write_text(json.dumps(row) + "\n")
+    assert len(shown_episode(read_sample(path, 0), None)["turns"]) == 2
+
+
+def test_failures_are_those_between_two_times_newest_first(tmp_path: Path) -> None:
+    assert read_failures(tmp_path) == ([], False)
+    lines = [
+        {"at": float(at), "episode": f"e-{at}", "prompt": at, "blame": "user", "error": "x" * 300}
+        for at in range(5_000)
+    ]
+    (tmp_path / "failures.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"at": 9, "epi')
+    found, is_cut = read_failures(tmp_path, 4_990, 4_992)
+    assert [each.at for each in found] == [4_992, 4_991] and not is_cut
+    assert read_failures(tmp_path, 10, 20) == ([], True)
