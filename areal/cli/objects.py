@@ -278,9 +278,9 @@ def columns_for(kinds: Iterable[str]) -> tuple[Column, ...]:
 def _age(created: str | None) -> str:
     if not created:
         return "-"
-    import calendar
+    from datetime import datetime
 
-    return age(time.time() - calendar.timegm(time.strptime(created, "%Y-%m-%dT%H:%M:%SZ")))
+    return age(time.time() - datetime.fromisoformat(created).timestamp())
 
 
 def json_text(value: Any) -> str:

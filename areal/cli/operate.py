@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import sys
 import threading
@@ -107,6 +106,8 @@ class ProgressPrinter:
                 self._draw(_FRAMES[turn % len(_FRAMES)])
 
     def _draw(self, frame: str) -> None:
+        import shutil
+
         width, height = shutil.get_terminal_size()
         now = time.monotonic()
         newest = sorted(self._live, key=lambda ref: self._live[ref][1])[-max(1, height - 2) :]

@@ -86,7 +86,7 @@ def converge(
                 if wait and passes_left and is_overtaken(report, command.backend.observe):
                     report = replace(report, failed={}, skipped=set())
                 reports.append(report)
-                if report.failed or report.interrupted or not wait:
+                if report.failed or report.interrupted or not wait or _only_records(planned.plan):
                     break
                 following = prepare()
                 unfinished = following.touched
@@ -108,6 +108,11 @@ def converge(
     finally:
         start_background(command, left, timeout_s)  # after an error, such as locks held by another command
     return _with_notes(with_endings(with_stuck(outcome_of(prepared.plan, reports), stuck), endings), notes)
+
+
+def _only_records(plan: Plan) -> bool:
+    """Whether nothing can be left to do after the plan: what it records was planned for, and no process follows."""
+    return all(op.verb is Verb.RECORD for op in plan.ops)
 
 
 def _check_start(command: CommandContext, prepared: Prepared) -> None:
@@ -144,8 +149,8 @@ def _with_notes(outcome: Outcome, notes: Sequence[str]) -> Outcome:
 def _locked(
     command: CommandContext, prepared: Prepared, prepare: Callable[[], Prepared]
 ) -> Iterator[tuple[Prepared, frozenset[Ref]]]:
-    """Hold the locks of all objects that the plan touches, and plan again under them. When the new plan touches more
-    objects, release the locks and take all of them in order."""
+    """Hold the locks of all objects that the plan touches, and plan again under them, unless nothing has changed since
+    the plan was made. When the new plan touches more objects, release the locks and take all of them in order."""
     refs, ctx = prepared.touched, command.ctx
     while True:
         with lock_objects(
@@ -156,13 +161,13 @@ def _locked(
             interrupted=ctx.interrupted,
             on_wait=partial(ctx.report, ""),
         ) as held:
-            again = prepare()
+            again = prepared if not held.waited and prepared.is_current(command) else prepare()
             if again.touched <= refs:
                 if not again.plan.is_empty:
                     held.announce()
                 yield again, refs
                 return
-        refs |= again.touched
+        refs, prepared = refs | again.touched, again
 
 
 def _execute(command: CommandContext, prepared: Prepared, deadline: Deadline, wait: bool) -> Report:

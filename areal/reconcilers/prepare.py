@@ -60,10 +60,16 @@ class Prepared:
     scope: PlanScope
     observed: Observed
     plan: Plan
+    states: Mapping[str, RunState]
+    """All processes when the plan was made."""
 
     @property
     def touched(self) -> frozenset[Ref]:
         return frozenset(parse_ref(op.ref) for op in self.plan.ops)
+
+    def is_current(self, command: CommandContext) -> bool:
+        """Whether no object and no process has changed since. Routes may have."""
+        return command.store.serial() == self.plan.serial and command.backend.observe() == self.states
 
 
 def plan_targets(
@@ -76,7 +82,7 @@ def plan_targets(
 ) -> Prepared:
     """Choose targets among what is stored, add their neighbours, observe, plan. Read-only. ``whole``: the plan is that
     of all that is recorded, so that it names what cannot be read."""
-    snapshot, scope, observed = _observe_stable(command, choose)
+    snapshot, states, scope, observed = _observe_stable(command, choose)
     plan = make_plan(scope, observed, replace(policy, free_gpus=NO_LIMIT), serial=snapshot.serial, source=source)
     # Reading GPUs starts a process for NVML: only a plan that starts or stops something needs it.
     if not policy.assume_capacity and any(op.verb in (Verb.SPAWN, Verb.STOP) for op in plan.ops):
@@ -87,7 +93,7 @@ def plan_targets(
             observed = replace(observed, capacity=_capacity(command, needed))
             policy = replace(policy, free_gpus=len(observed.capacity.gpus))
             plan = make_plan(scope, observed, policy, serial=snapshot.serial, source=source)
-    return Prepared(scope, observed, _with_unreadable(plan, scope) if whole else plan)
+    return Prepared(scope, observed, _with_unreadable(plan, scope) if whole else plan, states)
 
 
 def _with_unreadable(plan: Plan, scope: PlanScope) -> Plan:
@@ -112,12 +118,15 @@ def _capacity(command: CommandContext, schedulers: Collection[str]) -> Capacity:
         raise NoCapacity(f"free GPUs are not known: {error.message}", hint=hint, detail=error.detail) from error
 
 
-def _observe_stable(command: CommandContext, choose: Choose) -> tuple[StoreSnapshot, PlanScope, Observed]:
+def _observe_stable(
+    command: CommandContext, choose: Choose
+) -> tuple[StoreSnapshot, Mapping[str, RunState], PlanScope, Observed]:
     """A consistent snapshot of objects and processes. Otherwise a model that another command records meanwhile would
     look undeclared: its routes are observed, its object is not."""
     snapshot = command.store.snapshot()
     for _ in range(STABLE_READS):
-        targets, states = choose(snapshot.objects), tuple(command.backend.observe().values())
+        targets, by_uid = choose(snapshot.objects), command.backend.observe()
+        states = tuple(by_uid.values())
         kinds = {item.kind for item in (*snapshot.objects, *(target.object for target in targets))}
         for controller in controllers(kinds):
             targets = controller.follow(targets, snapshot.objects, states)
@@ -128,7 +137,7 @@ def _observe_stable(command: CommandContext, choose: Choose) -> tuple[StoreSnaps
         if command.store.serial() == snapshot.serial:
             break
         snapshot = command.store.snapshot()
-    return snapshot, scope, observed
+    return snapshot, by_uid, scope, observed
 
 
 def _unreadable(stored: Listing[StoredObject], targets: Sequence[Target], states: Iterable[RunState]) -> dict[str, str]:

@@ -318,6 +318,7 @@ def own_flags(program: str) -> dict[str, Flag]:
     return flags
 
 
+@lru_cache(4096)
 def flag_name(name: str) -> str:
     """``maxBatchSize``, ``max_batch_size`` -> ``max-batch-size``."""
     spaced = "".join(f"-{char.lower()}" if char.isupper() else char for char in name)

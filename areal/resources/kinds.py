@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Any
 
 from areal.dataclasses import dataclass
@@ -134,6 +135,7 @@ def ref_pattern() -> str:
     return f"(?:{'|'.join(spellings)})/{NAME_PATTERN}"
 
 
+@lru_cache(16384)
 def name_problem(name: str) -> str | None:
     """Returns why ``name`` is not a valid object name; None if it is valid."""
     if not name:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -54,6 +53,8 @@ class GpuListing:
 
 def list_gpus(timeout_s: float = _DEADLINE_S) -> GpuListing:
     """Every GPU of the machine; never raises."""
+    import subprocess
+
     try:
         helper = subprocess.Popen(
             module_argv("areal.runtime.gpus"),

@@ -16,7 +16,6 @@ import json
 import os
 import pwd
 import re
-import socket
 import stat
 import threading
 import time
@@ -60,6 +59,8 @@ class PortOwner:
 def bind_error(port: int) -> OSError | None:
     """The error of a server that would listen on ``port`` now, on any address; None when it could. TIME_WAIT does not
     count."""
+    import socket
+
     for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
         try:
             probe = socket.socket(family, socket.SOCK_STREAM)

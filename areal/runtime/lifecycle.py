@@ -19,13 +19,12 @@ from __future__ import annotations
 import os
 import select
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from areal.errors import ArealError, Conflict, TimedOut
 from areal.runtime import gpus, procfs, records
@@ -53,6 +52,9 @@ from areal.runtime.runs import (
     where,
 )
 from areal.runtime.shim import ACK, GO
+
+if TYPE_CHECKING:
+    import subprocess
 
 SHIM_PATH = str(Path(__file__).with_name("shim") / "__main__.py")
 _ACK_TIMEOUT_S = 60.0
@@ -102,6 +104,8 @@ class Shim:
 
 def fork_shim(uid: str, run_dir: str, held_fds: Sequence[int], environment: Mapping[str, str]) -> Shim:
     """A shim that waits at its gate. ``held_fds`` (the life lock first) are its own from here on."""
+    import subprocess
+
     gate_read, gate_write = os.pipe()
     ack_read, ack_write = os.pipe()
     log = os.open(f"{run_dir}/{records.LOG_FOLDER}/{records.SHIM_LOG}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

@@ -10,13 +10,11 @@ from __future__ import annotations
 import errno
 import os
 import resource
-import selectors
-import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from areal.dataclasses import dataclass, field
@@ -24,6 +22,9 @@ from areal.errors import NotFound, TargetFailed, TimedOut
 from areal.files import parse_json
 from areal.runtime import procfs
 from areal.runtime.backends.base import ENDED, Phase, RunControl, RunState
+
+if TYPE_CHECKING:
+    import socket
 
 MOST_BYTES = 1 << 20
 _BLOCK = 1 << 16
@@ -75,6 +76,10 @@ def http_get_all(
     """The answers, in order, each within ``timeout_s`` of when it was asked for, this process's own work left out. No
     more are asked at once than it may open files, or ``_AT_ONCE``. Where none has answered for two timeouts, those that
     were not asked yet are taken as silent too."""
+    if not requests:
+        return []
+    import selectors
+
     exchanges = [_Exchange(request, timeout_s, most_bytes) for request in requests]
     waiting, asked = deque(exchanges), deque[tuple[float, _Exchange]]()
     at_once = min(_AT_ONCE, max(16, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _FILES_LEFT))
@@ -127,6 +132,8 @@ class _Exchange:
 
     def connect(self) -> socket.socket | None:
         """A socket to wait for; None where ``answer`` already holds the failure."""
+        import socket
+
         try:
             parts = urlsplit(self.url)
             host, port = parts.hostname, parts.port or 80
@@ -153,6 +160,8 @@ class _Exchange:
         return self.peer
 
     def step(self, peer: socket.socket) -> None:
+        import socket
+
         try:
             if not self.sent:
                 error = peer.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)

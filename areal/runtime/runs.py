@@ -15,7 +15,6 @@ import fcntl
 import math
 import os
 import re
-import shutil
 import time
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
@@ -210,6 +209,12 @@ def record_end(
     records.write_json(folder, records.EXIT, {**record, "logged_at": logged_at, "swept": list(swept)})
 
 
+def _remove_tree(folder: str) -> None:
+    import shutil  # has all compressions import with it
+
+    shutil.rmtree(folder, ignore_errors=True)
+
+
 class RunStore:
     """The folder ``runs/`` of one home."""
 
@@ -241,7 +246,7 @@ class RunStore:
         if time.monotonic() - self._cleared_at > _LEFTOVER_AGE_S:
             self._cleared_at = time.monotonic()
             for leftover in self.leftovers():
-                shutil.rmtree(leftover, ignore_errors=True)
+                _remove_tree(leftover)
         folder = self.folder(spec.uid)
         temporary = f"{self.root}/{_NEW}{spec.uid}-{os.getpid()}"
         life = -1
@@ -254,7 +259,7 @@ class RunStore:
         except (OSError, Conflict) as error:
             if life >= 0:
                 os.close(life)
-            shutil.rmtree(temporary, ignore_errors=True)
+            _remove_tree(temporary)
             if isinstance(error, Conflict):
                 raise
             raise ArealError(
@@ -311,7 +316,7 @@ class RunStore:
         except FileNotFoundError:
             return
         sync_folder(self.root)
-        shutil.rmtree(hidden, ignore_errors=True)
+        _remove_tree(hidden)
 
     def is_held(self, uid: str) -> bool:
         """Whether a shim, or a caller about to start one, holds the run's life lock."""

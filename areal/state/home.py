@@ -22,13 +22,17 @@ _ELSEWHERE = "choose another home with --home DIR or AREAL_HOME=DIR"
 
 
 class _HomePath:
-    """A folder or file of the home, by its name."""
+    """A folder or file of the home, by its name; made once."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
+    def __set_name__(self, owner: type[Home], attribute: str) -> None:
+        self._attribute = attribute
+
     def __get__(self, home: Home, owner: type[Home]) -> Path:
-        return home.root / self._name
+        path = vars(home)[self._attribute] = home.root / self._name
+        return path
 
 
 @dataclass(frozen=True)
@@ -68,11 +72,12 @@ class Home:
         """A line a step of the job called ``name``."""
         return self.jobs / name / "metrics.jsonl"
 
-    def object_folder(self, ref: Ref) -> Path:
-        """``objects/<kind>/<name>``. Raises UsageFault or NotFound for an unknown kind or a malformed name."""
+    def object_folder(self, ref: Ref, *below: str) -> Path:
+        """``objects/<kind>/<name>``, or a path below it. Raises UsageFault for a malformed name, NotFound for a kind
+        that does not exist."""
         if ref.kind not in KINDS:
             raise NotFound(f'unknown kind "{ref.kind}"', hint=f"kinds: {', '.join(KINDS)}")
-        return Path(f"{self.objects}/{ref.kind.lower()}/{check_name(ref.name)}")  # one parse, not three
+        return Path("/".join((str(self.objects), ref.kind.lower(), check_name(ref.name), *below)))  # one parse
 
     def ensure(self) -> Home:
         """Create missing folders (mode 0700). Raises ArealError with the path that fails, and why."""

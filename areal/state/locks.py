@@ -23,8 +23,8 @@ from pathlib import Path
 
 from areal.dataclasses import asdict, dataclass
 from areal.errors import Locked
-from areal.files import parse_json, replace_file, try_lock
-from areal.resources.kinds import Ref
+from areal.files import parse_json, try_lock, write_all
+from areal.resources.kinds import Ref, check_name
 from areal.state.files import explain
 from areal.state.home import Home
 
@@ -103,9 +103,10 @@ class LockHolder:
 class Held:
     """The locks that a command holds."""
 
-    def __init__(self, home: Home, command: str) -> None:
+    def __init__(self, home: Home, command: str, wait: _Wait) -> None:
         self._home = home
         self._command = command
+        self._wait = wait
         self._fds: dict[Ref, int] = {}
         self._announced = False
 
@@ -113,24 +114,33 @@ class Held:
     def refs(self) -> tuple[Ref, ...]:
         return tuple(self._fds)
 
+    @property
+    def waited(self) -> bool:
+        """Whether another command held one of the locks."""
+        return self._wait.waited_s > 0
+
     def announce(self) -> None:
-        """Write the readable holder beside each lock. For commands that will change something."""
+        """Write the readable holder into each lock. For commands that will change something."""
         who, _, host = actor().partition("@")
         body = json.dumps(asdict(LockHolder(who, host, os.getpid(), self._command, time.time())))
         self._announced = True
-        for path in (_holder_path(self._home, ref) for ref in self._fds):
+        for ref, fd in self._fds.items():
             try:
-                replace_file(path, f"{body}\n".encode(), mode=0o600)
+                os.ftruncate(fd, 0)
+                write_all(fd, f"{body}\n".encode())
             except OSError as error:
-                raise explain(error, path, "write") from error
+                raise explain(error, lock_path(self._home, ref), "write") from error
 
-    def _acquire(self, ref: Ref, timeout_s: float, wait: _Wait) -> None:
+    def _acquire(self, ref: Ref, timeout_s: float) -> None:
         """Housekeeping after a job is waited for, whatever the timeout: its user knows nothing of it."""
         deadline = time.monotonic() + _HOUSEKEEPING_S
         while True:
             try:
                 found = _acquire(
-                    lock_path(self._home, ref), timeout_s, lambda: _refusal(str(ref), _described(self._home, ref)), wait
+                    lock_path(self._home, ref),
+                    timeout_s,
+                    lambda: _refusal(str(ref), _described(self._home, ref)),
+                    self._wait,
                 )
             except Locked:
                 by = holder(self._home, ref)
@@ -144,7 +154,7 @@ class Held:
         for ref, fd in reversed(self._fds.items()):
             with contextlib.suppress(OSError):
                 if self._announced:
-                    _holder_path(self._home, ref).unlink(missing_ok=True)
+                    os.ftruncate(fd, 0)
                 if not self._home.object_folder(ref).exists():
                     lock_path(self._home, ref).unlink(missing_ok=True)
             os.close(fd)
@@ -159,21 +169,20 @@ class _Wait:
     ) -> None:
         self._interrupted = interrupted or threading.Event()
         self._on_wait = on_wait
-        self._waited_s = 0.0
+        self.waited_s = 0.0
 
     def pause(self, seconds: float, refusal: Callable[[], Locked]) -> None:
         if self._interrupted.wait(seconds):
             raise KeyboardInterrupt
-        self._waited_s += seconds
-        if self._on_wait is not None and self._waited_s > _GRACE_S:
+        self.waited_s += seconds
+        if self._on_wait is not None and self.waited_s > _GRACE_S:
             self._on_wait(refusal().message)
             self._on_wait = None
 
 
 def lock_path(home: Home, ref: Ref) -> Path:
     """Names hold no dot, so no two objects share a lock file."""
-    folder = home.object_folder(ref)
-    return home.locks / f"{folder.parent.name}.{folder.name}.lock"
+    return Path(f"{home.locks}/{ref.kind.lower()}.{check_name(ref.name)}.lock")
 
 
 @contextlib.contextmanager
@@ -189,12 +198,12 @@ def lock_objects(
     """Hold every object of ``refs``. Raises Locked naming the holder when ``timeout_s`` passes first, and
     KeyboardInterrupt when ``interrupted`` is set meanwhile; ``on_wait`` is told once what is waited for, where there
     is time to wait."""
-    held = Held(home, command or command_line())
-    deadline = time.monotonic() + timeout_s
     wait = _Wait(interrupted, on_wait if timeout_s > _GRACE_S else None)
+    held = Held(home, command or command_line(), wait)
+    deadline = time.monotonic() + timeout_s
     try:
         for ref in sorted(set(refs)):
-            held._acquire(ref, deadline - time.monotonic(), wait)
+            held._acquire(ref, deadline - time.monotonic())
         yield held
     finally:
         held._release()
@@ -260,10 +269,6 @@ def _acquire(path: Path, timeout_s: float, refusal: Callable[[], Locked], wait: 
     return fd
 
 
-def _holder_path(home: Home, ref: Ref) -> Path:
-    return lock_path(home, ref).with_suffix(".holder.json")
-
-
 def _refusal(what: str, by: LockHolder) -> Locked:
     return Locked(f"{what} is locked by {by}", hint="wait for it with --lock-timeout, for example --lock-timeout 60")
 
@@ -272,7 +277,7 @@ def _described(home: Home, ref: Ref) -> LockHolder:
     """The announced holder, unless the kernel names another: an announcement outlives a holder that was killed."""
     seen = _seen(lock_path(home, ref))
     try:
-        announced = LockHolder(**parse_json(_holder_path(home, ref).read_bytes()))
+        announced = LockHolder(**parse_json(lock_path(home, ref).read_bytes()))
     except (OSError, ValueError, TypeError):
         return seen
     return announced if seen.pid in (0, announced.pid) else seen

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -171,6 +170,8 @@ def sweep_trash(home: Home, kind_folder: Path) -> int:
                 make_folder(kept)
                 name = leftover.name.removeprefix(_TRASH)
                 path.rename(kept / f"{leftover.parent.name}.{name}.{path.name}")
+            import shutil
+
             shutil.rmtree(leftover)
     return len(leftovers)
 
@@ -284,12 +285,10 @@ class ObjectStore:
             self._writes.submit(changed)
         return len(changed)
 
-    def put_statuses(self, statuses: Mapping[Ref, dict[str, Any]]) -> int:
-        """Record the statuses of many objects; the number of changed ones. Raises NotFound, Unreadable."""
-        changed = [_PutStatus(ref, status) for ref, status in statuses.items() if self.expect(ref).status != status]
-        if changed:
-            self._writes.submit(changed)
-        return len(changed)
+    def put_statuses(self, statuses: Mapping[Ref, dict[str, Any]]) -> None:
+        """Record the statuses of many objects; one that is as it was is not written. Raises NotFound, Unreadable."""
+        if statuses:
+            self._writes.submit([_PutStatus(ref, status) for ref, status in statuses.items()])
 
     def _commit(self, batch: Sequence[Sequence[_Put | _PutStatus]]) -> None:
         """Write what one or several callers want written."""
@@ -304,7 +303,9 @@ class ObjectStore:
             puts = {write.ref for writes in batch for write in writes if isinstance(write, _Put)}
             if any(_asks_otherwise(asked_before[ref], written[ref]) for ref in puts):
                 bump_serial(self.home)
-            write_together([(self._path(ref), seal(encode(obj))) for ref, obj in written.items()])
+            changed = {ref: obj for ref, obj in written.items() if ref in puts or obj != asked_before[ref]}
+            if changed:
+                write_together([(self._path(ref), seal(encode(obj))) for ref, obj in changed.items()])
 
     def _before(self, write: _Put | _PutStatus) -> StoredObject | None:
         """The object as it is now. A damaged file makes room for an object, not for a status."""
@@ -396,7 +397,7 @@ class ObjectStore:
         return restored
 
     def _path(self, ref: Ref) -> Path:
-        return self.home.object_folder(ref) / _FILE
+        return self.home.object_folder(ref, _FILE)
 
 
 def _asks_otherwise(before: StoredObject | None, after: StoredObject) -> bool:

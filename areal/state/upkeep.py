@@ -13,7 +13,6 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from areal.dataclasses import dataclass
-from areal.files import try_lock
 from areal.resources.kinds import KINDS, Ref, name_problem
 from areal.state.files import Unreadable, explain, is_temp, names_in, quarantine
 from areal.state.home import Home
@@ -53,13 +52,12 @@ def set_aside(home: Home, defect: Defect) -> Path | None:
 
 
 def leftovers(home: Home) -> tuple[Path, ...]:
-    """Files that crashes left and nothing will ever read: unfinished writes, removed folders, holders of free locks."""
+    """Files that crashes left and nothing will ever read: unfinished writes, removed folders."""
     now = time.time()
     found = [path for path in _walk(home) if is_temp(path.name) and now - _modified(path) > STALE_TEMP_S]
     for kind in KINDS:
         folder = home.objects / kind.lower()
         found += [folder / name for name in names_in(folder) if is_trash(name)]
-    found += [path for path in home.locks.glob("*.holder.json") if _is_free(path)]
     return tuple(sorted(found))
 
 
@@ -148,16 +146,3 @@ def _modified(path: Path) -> float:
         return path.stat().st_mtime
     except OSError:
         return time.time()
-
-
-def _is_free(holder: Path) -> bool:
-    """Whether the lock beside a holder file is free."""
-    lock = holder.with_name(holder.name.removesuffix(".holder.json") + ".lock")
-    try:
-        fd = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return True
-    try:
-        return try_lock(fd, shared=True)
-    finally:
-        os.close(fd)

@@ -177,7 +177,7 @@ def test_lock_again_on_an_existing_object_writes_nothing_until_announced(home: H
     with lock_objects(home, [QWEN], command="areal apply") as held:
         assert contents(home.root) == before
         held.announce()
-        told = json.loads((home.locks / "model.qwen.lock").with_suffix(".holder.json").read_text())
+        told = json.loads(lock_path(home, QWEN).read_text())
         assert (told["pid"], told["command"]) == (os.getpid(), "areal apply")
     assert {path.name for path in home.locks.iterdir()} == {"model.qwen.lock", "store.lock"}
 

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from areal.resources.kinds import Ref
 from areal.state.home import Home, ensure_admin_key
 from areal.state.journal import Transaction
-from areal.state.locks import lock_objects
+from areal.state.locks import holder, lock_objects
 from areal.state.objects import ObjectStore
 from areal.state.upkeep import (
     defects,
@@ -76,7 +77,7 @@ def test_leftovers_of_crashes_are_swept_and_young_writes_are_not(store: ObjectSt
     assert len(list(home.objects.glob(".serial.tmp-*"))) == 1
 
 
-def test_holder_left_by_a_killed_command_is_swept(store: ObjectStore) -> None:
+def test_killed_command_leaves_no_holder_and_nothing_to_sweep(store: ObjectStore) -> None:
     store.put(an_object())
     code = """
     with lock_objects(home, [Ref("Model", "qwen")]) as held:
@@ -90,7 +91,8 @@ def test_holder_left_by_a_killed_command_is_swept(store: ObjectStore) -> None:
         assert leftovers(store.home) == ()
         process.kill()
         process.wait()
-    assert [path.name for path in sweep(store.home)] == ["model.qwen.holder.json"]
+    assert sweep(store.home) == ()
+    assert holder(store.home, Ref("Model", "qwen")) is None
 
 
 def test_files_that_others_can_read_are_found_and_tightened(home: Home) -> None:

@@ -40,9 +40,12 @@ class ModelController(KindController):
     # -- manifests
 
     def faults(self, resources: Sequence[Resource], cache: Path, report: StageReporter) -> dict[Ref, list[Diagnostic]]:
+        with_arguments = [each for each in resources if each.spec.get("engineArgs")]
+        if not with_arguments:
+            return {}
         from areal.reconcilers.kinds.model_engines import engine_args_faults
 
-        return engine_args_faults(resources, cache, report)
+        return engine_args_faults(with_arguments, cache, report)
 
     def faults_against_state(
         self, resources: Sequence[Resource], stored: Sequence[StoredObject]

@@ -22,7 +22,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from areal.client.http import AdminClient
 from areal.dataclasses import dataclass
 from areal.errors import ArealError, Conflict, NotFound, TargetFailed
 from areal.files import parse_json
@@ -258,6 +257,8 @@ def find_server(pid: int | None, url: str | None, name: str) -> Server:
 
 def _models(url: str) -> list[str] | str:
     """The models that a server lists, or why it lists none."""
+    from areal.client.http import AdminClient
+
     where = f"{url}/models" if url.endswith("/v1") else f"{url}/v1/models"
     try:
         status, answer = AdminClient(url, timeout_s=_TIMEOUT_S).get(where.removeprefix(url))

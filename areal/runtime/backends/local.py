@@ -7,14 +7,12 @@ at any of them there is no process without a record, and repeating the call fini
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from areal.errors import ArealError, Conflict, NotFound
 from areal.runtime import gpus, procfs
@@ -44,6 +42,9 @@ from areal.runtime.lifecycle import (
 )
 from areal.runtime.procfs import RUN_DIR_VARIABLE
 from areal.runtime.runs import Liveness, RunStore, check_uid, find_shim, liveness, mend_run, observe_run
+
+if TYPE_CHECKING:
+    import subprocess
 
 # -- doctor: disagreements between records, processes and leases
 
@@ -307,6 +308,8 @@ class LocalBackend:
         if problem.trouble is Trouble.DAMAGED_RECORD:
             mend_run(self.store, problem.subject)
             return f"wrote the record of run {problem.subject} again"
+        import shutil
+
         shutil.rmtree(problem.subject, ignore_errors=True)
         return f"removed {problem.subject}"
 
