@@ -19,6 +19,7 @@ FINAL = "x-areal-final"  # data proxy to relay: do not retry, every worker would
 PROGRESS_TIMEOUT = "x-areal-progress-timeout"  # relay to data proxy: seconds without progress before a timeout
 CALL = "x-areal-call"  # relay to data proxy: the call's id, the same in all attempts
 JOURNAL = "x-areal-journal"  # relay to data proxy: the journal of the call's session
+STARTED = "x-areal-sessions-started"  # data proxy to router: its count of started sessions, with these
 AGAIN = "x-areal-again"  # relay to data proxy: an earlier attempt may have been recorded
 
 EVENT_STREAM: Mapping[str, str] = MappingProxyType(

@@ -15,12 +15,14 @@ import contextlib
 import logging
 import os
 import sqlite3
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 from uuid import uuid4
 
 from areal.errors import UsageFault
+from areal.http.headers import STARTED
 from areal.services.http.auth import Access
 from areal.services.http.errors import ApiError, bad_request
 from areal.services.http.messages import Request, Response, read_object
@@ -79,6 +81,7 @@ class JournalStore(Generic[J]):
         self.journals: dict[str, J] = {own.tag: own}
         self.unreadable: set[Path] = set()
         self._failures: dict[Path, str] = {}  # why journals could not be opened, as it was logged
+        self._started = time.time_ns() // 1000  # so that a successor's count goes on above it
         self._news = asyncio.Event()
         self._adopting = asyncio.Lock()
         own.on_news = self._wake
@@ -88,6 +91,16 @@ class JournalStore(Generic[J]):
 
     def journal(self, tag: str) -> J | None:
         return self.journals.get(tag)
+
+    @property
+    def started(self) -> int:
+        """A count of started sessions, from a number that differs between processes."""
+        return self._started
+
+    def count_started(self, sessions: int) -> dict[str, str]:
+        """Count sessions that have started. Returns the header by which the router finds them in a report."""
+        self._started += sessions
+        return {STARTED: str(self._started)}
 
     def others(self) -> tuple[str, ...]:
         """Tags of the journals under the root that this process does not hold and that can be read, at present."""
@@ -332,6 +345,7 @@ def store_details(store: JournalStore[J]) -> dict[str, Any]:
         "journals": list(store.journals),
         "journals_elsewhere": list(store.elsewhere),
         "sessions": sum(journal.live_sessions() for journal in store),
+        "sessions_started": store.started,
         "journal_failing": failing,
         "journal_damaged": damaged,
     }

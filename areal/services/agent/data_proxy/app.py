@@ -130,7 +130,8 @@ class PairRoutes:
             "metadata": session.metadata,
             "inference_session_id": rl.session_id if rl is not None else None,
         }
-        return json_response({"sessions": [started], "journal": session.journal.tag}, status=201)
+        counted = self._store.count_started(int(new))
+        return json_response({"sessions": [started], "journal": session.journal.tag}, status=201, more_headers=counted)
 
     def _journal_for(self, key: str | None, *, reopen: bool) -> AgentJournal:
         """The journal for a new session. Raises 410 for a key whose session has ended, unless ``reopen`` is set, and

@@ -99,7 +99,8 @@ class JournalSessionRoutes:
             self._seeds.start(seed, [each.session_id for each in started])
         self._started.inc(len(started))
         sessions = [{"session_id": each.session_id, "session_api_key": each.key} for each in started]
-        return json_response({"group_id": group, "sessions": sessions}, status=201)
+        counted = self._store.count_started(len(started))
+        return json_response({"group_id": group, "sessions": sessions}, status=201, more_headers=counted)
 
     def _check_key(self, key: str | None) -> None:
         """Check the key that a client chooses for its first session. Raises 400 for the admin key, since calls with it

@@ -134,6 +134,7 @@ def read_report(data: Mapping[str, Any], asked_at: float) -> WorkerReport:
         journals=tags("journals"),
         elsewhere=tags("journals_elsewhere"),
         sessions=value("sessions", int) or 0,
+        started=value("sessions_started", int),
         asked_at=asked_at,
         fault=value("fault", str) or "",
         engine_url=value("engine_url", str),

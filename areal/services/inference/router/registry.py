@@ -43,7 +43,8 @@ class WorkerReport:
     """A worker's report at its last probe, which was sent at ``asked_at`` (monotonic).
 
     ``journals`` and ``elsewhere``: tags of the journals that it serves, and of the others in its model's folder.
-    ``sessions``: the number of active ones. ``fault``: why it is not ready, where waiting alone does not help.
+    ``sessions``: the number of active ones; ``started``: the count of those ever started, None from an earlier version.
+    ``fault``: why it is not ready, where waiting alone does not help.
     ``engine_url``, ``agent_url``: the engine, or the agent's worker, that serves /metrics.
     """
 
@@ -57,6 +58,7 @@ class WorkerReport:
     journals: tuple[str, ...] = ()
     elsewhere: tuple[str, ...] = ()
     sessions: int = 0
+    started: int | None = None
     asked_at: float = 0.0
     fault: str = ""
     engine_url: str | None = None

@@ -24,21 +24,33 @@ from areal.http.client import CallFailed, HttpClient, HttpReply, NotConnected
 from areal.services.http.errors import ApiError, bad_request
 from areal.services.inference.recorder.session import GroupName, SessionName
 from areal.services.inference.router.picking import rendezvous
-from areal.services.inference.router.registry import WorkerRecord, WorkerRegistry
+from areal.services.inference.router.registry import WorkerRecord, WorkerRegistry, WorkerReport
 from areal.services.journal.keys import key_digest, tag_of_key
 from areal.wire.bodies import RouteCall
 from areal.wire.routing import CORDONED, DEAD, READY, WorkerEntry
 
 _LARGE_POOL = 32
 _CANDIDATES = 4
+_SURELY_REPORTED_S = 60.0
 
 
 @dataclass
 class SessionPlacement:
-    """Sessions on their way to a replica, or there since ``done_at`` (monotonic)."""
+    """Sessions on their way to a replica, or there since ``done_at`` (monotonic). ``started``: the replica's count of
+    started sessions with these."""
 
     size: int
     done_at: float | None = None
+    started: int | None = None
+
+    def is_in(self, report: WorkerReport) -> bool:
+        """Whether the replica's report counts these sessions. By time alone, those of the last moments before a report
+        may count twice, or not at all."""
+        if self.done_at is None:
+            return False
+        if self.started is None or report.started is None or self.done_at < report.asked_at - _SURELY_REPORTED_S:
+            return self.done_at < report.asked_at
+        return self.started <= report.started
 
 
 class Placements:
@@ -48,11 +60,7 @@ class Placements:
         self._placed: dict[str, list[SessionPlacement]] = {}
 
     def sessions(self, worker: WorkerRecord) -> int:
-        recent = [
-            each
-            for each in self._placed.pop(worker.addr, ())
-            if each.done_at is None or each.done_at >= worker.report.asked_at
-        ]
+        recent = [each for each in self._placed.pop(worker.addr, ()) if not each.is_in(worker.report)]
         if recent:
             self._placed[worker.addr] = recent
         return worker.report.sessions + sum(each.size for each in recent)
@@ -117,6 +125,8 @@ class SessionPlacing:
         with self._placements.placing(worker, size) as placed:
             reply = await self._post(worker, "/rl/start_session", data, request_id)
             placed.size = size if reply.status == 201 else 0
+            count = reply.headers.get(names.STARTED, "")
+            placed.started = int(count) if count.isdecimal() else None
             return reply
 
     def _model(self, name: object) -> str:

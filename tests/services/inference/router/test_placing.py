@@ -1,17 +1,22 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from areal.http.client import HttpClient, HttpReply
 from areal.http.headers import Headers
 from areal.services.http.errors import ApiError
 from areal.services.inference.router.health import ProbeResult
 from areal.services.inference.router.registry import WorkerRecord, WorkerRegistry, WorkerReport
-from areal.services.inference.router.sessions import Placements, SessionPlacing
+from areal.services.inference.router.sessions import Placements, SessionPlacement, SessionPlacing
 from areal.wire.bodies import RouteCall
 
 
@@ -47,6 +52,95 @@ def test_workers_that_keep_no_sessions_get_none() -> None:
     for worker in workers[1:]:
         worker.report = WorkerReport()
     assert {worker.id for _ in range(50) for worker in Placements().lightest_first(workers)} <= {"w0"}
+
+
+class Pairs:
+    """Data proxies that start sessions, answer and report, each at a time of its own."""
+
+    def __init__(self, count: int) -> None:
+        self.workers = pool(count)
+        self.placements = Placements()
+        self.sessions = dict.fromkeys((each.addr for each in self.workers), 0)
+        self.asked: list[tuple[WorkerRecord, ExitStack, SessionPlacement]] = []
+        self.running: list[tuple[WorkerRecord, ExitStack, SessionPlacement, int]] = []
+        self.taken = {each.addr: replace(each.report, started=0) for each in self.workers}
+
+    def ask(self) -> None:
+        worker, stack = self.placements.lightest_first(self.workers)[0], ExitStack()
+        self.asked.append((worker, stack, stack.enter_context(self.placements.placing(worker, 1))))
+
+    def start(self, number: int) -> None:
+        if self.asked:
+            worker, stack, placed = self.asked.pop(number % len(self.asked))
+            self.sessions[worker.addr] += 1
+            self.running.append((worker, stack, placed, self.sessions[worker.addr]))
+
+    def answer(self, number: int) -> None:
+        if self.running:
+            _, stack, placed, started = self.running.pop(number % len(self.running))
+            placed.started = started
+            stack.close()
+
+    def take_report(self, number: int) -> None:
+        worker = self.workers[number % len(self.workers)]
+        count = self.sessions[worker.addr]
+        self.taken[worker.addr] = replace(worker.report, sessions=count, started=count)
+
+    def report(self, number: int) -> None:
+        """The newest report that was taken arrives; it may be an old one by now."""
+        worker = self.workers[number % len(self.workers)]
+        worker.report = replace(self.taken[worker.addr], asked_at=time.monotonic())
+
+    def expected(self, worker: WorkerRecord) -> int:
+        """The sessions that the worker will have."""
+        return self.sessions[worker.addr] + sum(asked[0] is worker for asked in self.asked)
+
+
+_VERBS = ("ask", "ask", "start", "answer", "take_report", "report")
+
+
+@settings(deadline=None)
+@given(st.integers(2, 5), st.lists(st.tuples(st.sampled_from(_VERBS), st.integers(0, 9)), max_size=120))
+def test_sessions_are_even_whatever_the_order_of_starts_answers_and_reports(
+    count: int, events: list[tuple[str, int]]
+) -> None:
+    pairs, unanswered = Pairs(count), 0
+    for verb, number in events:
+        pairs.ask() if verb == "ask" else getattr(pairs, verb)(number)
+        unanswered = max(unanswered, len(pairs.running))
+        for worker in pairs.workers:
+            counted = pairs.placements.sessions(worker) - pairs.expected(worker)
+            assert 0 <= counted <= sum(each[0] is worker for each in pairs.running), "no session is missed or doubled"
+    held = [pairs.expected(worker) for worker in pairs.workers]
+    assert max(held) - min(held) <= 1 + unanswered
+
+
+@settings(deadline=None)
+@given(st.integers(2, 5), st.lists(st.tuples(st.sampled_from(_VERBS), st.integers(0, 9)), max_size=120))
+def test_sessions_are_even_within_one_where_each_start_is_answered_at_once(
+    count: int, events: list[tuple[str, int]]
+) -> None:
+    pairs = Pairs(count)
+    for verb, number in events:
+        pairs.ask() if verb == "ask" else getattr(pairs, verb)(number)
+        while pairs.running:
+            pairs.answer(0)
+    held = [pairs.expected(worker) for worker in pairs.workers]
+    assert max(held) - min(held) <= 1
+
+
+def test_reports_of_earlier_versions_count_by_their_time() -> None:
+    (worker,) = pool(1)
+    placements = Placements()
+    with placements.placing(worker, 2) as placed:
+        placed.started = 7
+    worker.report = replace(worker.report, sessions=2, asked_at=time.monotonic())
+    assert placements.sessions(worker) == 2
+    worker.report = replace(worker.report, sessions=2, started=6)
+    with placements.placing(worker, 2):
+        pass
+    worker.report = replace(worker.report, asked_at=time.monotonic() - 0.1)
+    assert placements.sessions(worker) == 4
 
 
 class NoKeys:
