@@ -68,18 +68,27 @@ def final_answer(text: str) -> str | None:
     text = _SPECIAL_TOKEN.sub("", text)
     marks = [*_BOX.finditer(text), *_MARK.finditer(text)]
     if not marks:
-        after = _STATED.split(text)[-1] if _STATED.search(text) else ""
-        stated = _SENTENCE_END.split(after.strip(), maxsplit=1)[0] if after else text.strip().rpartition("\n")[2]
-        is_formula = not re.search(r"[A-Za-z]{2}", re.sub(r"\\[A-Za-z]+", "", stated))
-        is_stated = not re.search(r"\d", after or text) or (after and (is_formula or choice_of(stated)[0]))
-        is_short = len(stated.split()) < 6 and len(_PROSE_NUMBER.findall(stated)) == 1 and not CHANGES.search(stated)
-        if after and is_short and CHOICES.search(stated.replace(".", "").casefold()):  # a loss of $5
-            return rf"\text{{{stated}}}"
-        return stated.strip() if stated.strip() and is_stated else _last_in_prose(text, doubt=True)
+        return _unmarked(text)
     last = max(marks, key=re.Match.start)
     if last[0].startswith("\\"):
         return _last_boxes(text, [mark for mark in marks if mark[0].startswith("\\")])
     return text[last.end() :].partition("\n")[0].strip() or None
+
+
+def _unmarked(text: str) -> str | None:
+    """What follows "the answer is" if it is a formula, a letter or has no number, else the last number in the prose."""
+    is_said = _STATED.search(text) is not None
+    after = _STATED.split(text)[-1].strip() if is_said else text.strip().rpartition("\n")[2]
+    stated = _SENTENCE_END.split(after, maxsplit=1)[0].strip() if is_said else after
+    is_short = len(stated.split()) < 6 and len(_PROSE_NUMBER.findall(stated)) == 1 and not CHANGES.search(stated)
+    if is_said and is_short and CHOICES.search(stated.replace(".", "").casefold()):  # a loss of $5
+        return rf"\text{{{stated}}}"
+    is_formula = not re.search(r"[A-Za-z]{2}", re.sub(r"\\[A-Za-z]+", "", stated))
+    if stated and (
+        not re.search(r"\d", after if is_said else text) or (is_said and (is_formula or choice_of(stated)[0]))
+    ):
+        return stated
+    return _last_in_prose(text, doubt=True)
 
 
 def right_answer(answer: Any) -> str:

@@ -75,6 +75,7 @@ _ORDERED = frozenset(("()", "[]", "[)", "(]"))
 _AND, _OR = re.compile(r"[,;]?\s*\band\b|[,;]"), re.compile(r",?\s*\bor\b")
 _SET_OPERATOR = re.compile(r"\\(?:cup|cap|setminus)(?![A-Za-z])")
 _RELATION = re.compile(r"(?<![\\<>!])=|[<>]|\\(?:le|ge|ne|approx|in|equiv)(?![A-Za-z])")
+_TURNED = {">": "<", r"\ge": r"\le"}
 _CONDITION = re.compile(r"\\?[A-Za-z]+\s*(?:\\in\s*\(-\\infty,\\infty\)\s*)?[|:](.*)", re.DOTALL)
 _ARGUMENT = re.compile(r"_\s*(?:\{[^{}]*\}|\w)|\^\s*\{-1\}|(?<=[A-Za-z}'])\s*\([^()]*\)")  # a_1, A^{-1}, f(2)
 _UNKNOWN = re.compile(r"(?<![A-Za-z\\«])[A-Za-df-hj-z](?![A-Za-z])|\\(?:alpha|beta|theta|lambda|mu|omega)")
@@ -204,6 +205,8 @@ def _bracketed(text: str, brackets: str, inner: str) -> Node | None:
 
 def _relation(sides: list[str], operators: list[str]) -> Node | None:
     if any(each not in ("=", r"\approx", r"\in", r"\equiv") for each in operators):
+        if _TURNED.keys() >= set(operators):
+            sides, operators = sides[::-1], [_TURNED[each] for each in reversed(operators)]
         return Relation(tuple(sides), tuple(operators))
     if len(sides) == 2 and _is_name(sides[1]) and not _is_name(sides[0]) and not re.search("[A-Za-z]", sides[0]):
         sides = sides[::-1]  # 18 = x
@@ -273,6 +276,9 @@ def same(answer: Node | None, right: Node | None) -> bool:
     names, others = _assignments(answer), _assignments(right)
     if names and others:
         return names.keys() == others.keys() and all(same(names[each], others[each]) for each in names)
+    if isinstance(answer, Group) and isinstance(right, Group) and (names or others):
+        brackets = right.brackets if names else answer.brackets
+        return brackets in ("()", ",") and same(_values(answer, names), _values(right, others))
     if isinstance(answer, Quantity) and isinstance(right, Quantity):
         return _same_quantity(answer, right)
     if isinstance(answer, Relation) and isinstance(right, Relation):
@@ -320,18 +326,9 @@ def _same_group(answer: Group, right: Group) -> bool:
     """A tuple's items are compared in their order, those of sets and lists in any. Only a set may repeat an item."""
     brackets = {answer.brackets, right.brackets}
     first, second = _items(answer), _items(right)
-    names, others = _assignments(answer), _assignments(right)
-    if names or others:  # x = 2, y = 3 equals itself in any order, and (2, 3): the values in the order of their names
-        if (right if names else answer).brackets in ("{}", "[]", "[)"):
-            return False
-        first = [names[name] for name in sorted(names)] if names else list(answer.items)
-        second = [others[name] for name in sorted(others)] if others else list(right.items)
-    elif brackets & _ORDERED and not (
-        len(brackets) == 1 or brackets == {"()", ","} or (len(first) > 2 and brackets == {"()", "[]"})
-    ):
-        return False
-    if names or others or brackets & _ORDERED:
-        return len(first) == len(second) and all(map(same, first, second))
+    if brackets & _ORDERED:
+        is_like = len(brackets) == 1 or brackets == {"()", ","} or (len(first) > 2 and brackets == {"()", "[]"})
+        return is_like and len(first) == len(second) and all(map(same, first, second))
     is_inequality = [isinstance(each, Relation) and not each.values for each in first]
     if len(brackets) > 1 and (any("\\" in each for each in brackets) or any(is_inequality)):  # and is not or
         return False
@@ -349,6 +346,11 @@ def _items(group: Group) -> list[Node]:
     if group.brackets != "{}":
         return list(items)
     return [each for i, each in enumerate(items) if not any(same(each, one) for one in items[:i])]
+
+
+def _values(group: Group, names: dict[str, Node] | None) -> Group:
+    """``x = 2, y = 3`` as ``(2, 3)``: the values in the order of their names."""
+    return Group("()", tuple(names[name] for name in sorted(names)) if names else group.items)
 
 
 def _assignments(group: Node) -> dict[str, Node] | None:
@@ -376,13 +378,10 @@ def _same_relation(answer: Relation, right: Relation) -> bool:
     found, wanted = _solutions(answer), _solutions(right)
     if found is not None and wanted is not None:
         return _unknown(answer) == _unknown(right) and same_set(found, wanted)
-    if len(answer.operators) != 1 or len(right.operators) != 1:
+    if len(answer.operators) != 1 or answer.operators != right.operators:
         return False
-    turned = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le"}.get(answer.operators[0])
-    same_way, other_way = answer.operators == right.operators, turned == right.operators[0]
     ratio = ratio_of(*(parsed(f"({each.sides[0]})-({each.sides[1]})") for each in (answer, right)))
-    is_equation = answer.operators[0] in ("=", r"\ne", r"\equiv") and same_way
-    return ratio is not None and (is_equation or (ratio > 0 and same_way) or (ratio < 0 and other_way))
+    return ratio is not None and (ratio > 0 or answer.operators[0] in ("=", r"\ne", r"\equiv"))
 
 
 def _words_agree(answer: Quantity, right: Quantity) -> bool:

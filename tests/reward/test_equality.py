@@ -10,6 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from areal.reward import notation
 from areal.reward.answers import final_answer
 from areal.reward.equality import read
 from areal.reward.math import math_verify_reward_fn
@@ -36,6 +37,17 @@ def test_table_of_answers_has_its_verdicts(table: str, part: int) -> None:
     judged = [(*row, math_verify_reward_fn("q", row[0], answer=row[1])) for row in rows(table)[part::8]]
     wrong = [row for row in judged if row[3] != row[2]]
     assert wrong == []
+
+
+def test_each_rewrite_has_an_example_that_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    examples = [line.split("\t") for line in (FOLDER / "notation.tsv").read_text().splitlines()[1:]]
+    rewrites = notation._REWRITES
+    assert len(examples) == len(rewrites)
+    for i, (answer, form) in enumerate(examples):
+        assert notation.normal(answer) == form
+        monkeypatch.setattr(notation, "_REWRITES", rewrites[:i] + rewrites[i + 1 :])
+        assert notation.normal(answer) != form, rewrites[i]
+        monkeypatch.setattr(notation, "_REWRITES", rewrites)
 
 
 @pytest.mark.parametrize(
