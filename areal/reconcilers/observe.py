@@ -49,6 +49,7 @@ class ObservedRun:
     age_s: float | None = None  # of the present child, when it was observed
     settings: Mapping[str, Any] = field(default_factory=dict)  # that can change while it runs
     trouble: Trouble | None = None  # a failure that its callers get while it answers its probe
+    notice: Trouble | None = None  # a failure that some requests get, while the others are served
     weights: Mapping[str, Any] = field(default_factory=dict)  # that a data proxy serves: path, version, writer
     key_fault: str = ""  # why the file of its admin key no longer has the key that it was started with
 
@@ -240,8 +241,12 @@ def _observed(
     state: RunState, answer: ProbeResponse | ProbeFailed, age_s: float | None, shared: Trouble | None, key_fault: str
 ) -> ObservedRun:
     seen, why = _probed(state, answer)
-    settings, trouble, weights = _reported(answer)
-    return ObservedRun(state, seen, why, age_s, settings, trouble or shared, weights, key_fault)
+    about = {} if isinstance(answer, ProbeFailed) else answer.json()
+    settings, weights = (
+        {} if not isinstance(about.get(name), dict) else about[name] for name in ("settings", "weights")
+    )
+    trouble, notice = trouble_of(about) or shared, notice_of(about)
+    return ObservedRun(state, seen, why, age_s, settings, trouble, notice, weights, key_fault)
 
 
 def port_trouble(state: RunState, states: Iterable[RunState]) -> Trouble | None:
@@ -255,15 +260,6 @@ def port_trouble(state: RunState, states: Iterable[RunState]) -> Trouble | None:
     return None
 
 
-def _reported(answer: ProbeResponse | ProbeFailed) -> tuple[Mapping[str, Any], Trouble | None, Mapping[str, Any]]:
-    """The settings, the trouble and the weights in an answer."""
-    about = {} if isinstance(answer, ProbeFailed) else answer.json()
-    settings, weights = (
-        {} if not isinstance(about.get(name), dict) else about[name] for name in ("settings", "weights")
-    )
-    return settings, trouble_of(about), weights
-
-
 def trouble_of(about: Mapping[str, Any]) -> Trouble | None:
     """A failure that a process reports beside its readiness: its callers get it, and its probe is answered."""
     if refusal := about.get("calls_refused"):
@@ -273,6 +269,18 @@ def trouble_of(about: Mapping[str, Any]) -> Trouble | None:
         return None
     message = f"calls are refused, since they cannot be recorded: {why}"
     return Trouble("NotRecording", message, "free space under $AREAL_HOME")
+
+
+def notice_of(about: Mapping[str, Any]) -> Trouble | None:
+    """A failure that a process reports and that some of its requests get; it serves the others."""
+    if why := about.get("weights_not_kept"):
+        message = f"weight updates fail, since the published version cannot be recorded: {why}"
+        return Trouble("WeightsNotKept", message, "free space under $AREAL_HOME")
+    damaged = about.get("journal_damaged")
+    if type(damaged) is not int or damaged <= 0:
+        return None
+    message = f"damaged journal entries: {damaged}; requests of their sessions get 404 or an error"
+    return Trouble("JournalDamaged", message, "docs/troubleshooting.md says how to set the files aside")
 
 
 def _probed(state: RunState, answer: ProbeResponse | ProbeFailed) -> tuple[Seen, str]:
@@ -461,17 +469,26 @@ def _unseen_routes(owner: str, component: str, run: ObservedRun | None, why: obj
 
 
 def conditions_of(
-    health: Health, generation: int, error: str | None, previous: Sequence[Mapping[str, Any]], now: float
+    health: Health,
+    generation: int,
+    error: str | None,
+    previous: Sequence[Mapping[str, Any]],
+    now: float,
+    notice: Trouble | None = None,
 ) -> tuple[Condition, ...]:
-    """The four conditions; a condition that has not changed keeps the time of its last transition."""
+    """The four conditions; a condition that has not changed keeps the time of its last transition. ``notice``: what is
+    Degraded of an object that serves."""
     whole = health.desired > 0 and health.ready == health.desired
     ready = "Unknown" if health.phase == "Unknown" else str(whole and health.phase in _WELL)
     failed = error is not None
     degraded, reason = failed or health.phase in ("Degraded", "Failed"), health.reason or health.phase
+    why_degraded = ("RolloutFailed" if failed else reason, error or "")
+    if notice is not None and not degraded:
+        degraded, why_degraded = True, (notice.reason, f"{notice.message}; {notice.hint}")
     found = (
         ("Ready", ready, reason, health.message),
         ("Progressing", str(health.phase == "Progressing"), health.phase, ""),
-        ("Degraded", str(degraded), "RolloutFailed" if failed else reason, error or ""),
+        ("Degraded", str(degraded), *why_degraded),
         ("Stalled", str(health.reason in _STALLED), reason, ""),
     )
     since = {(item.get("type"), item.get("status")): _seconds(item.get("lastTransitionTime"), now) for item in previous}

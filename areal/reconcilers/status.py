@@ -18,6 +18,7 @@ from areal.reconcilers.observe import (
     Health,
     Observed,
     ObservedRun,
+    Trouble,
     conditions_of,
     iso,
     look,
@@ -171,18 +172,24 @@ def _status(obj: StoredObject, seen: Observed, health: Health, left: str | None)
     health = rollout_health(obj, health, left)
     previous: Sequence[Mapping[str, Any]] = obj.status.get("conditions", [])
     failure = rollout_failure(obj)
+    notice = next((_placed(run, run.notice) for run in seen.of(ref) if run.is_live and run.notice), None)
+    noted = f"{notice.message}; {notice.hint}" if notice else ""
     return ObjectStatus(
         ref,
         "Degraded" if failure and health.phase == "Ready" else health.phase,  # the old version still serves
         health.fraction,
         health.desired,
         health.ready,
-        conditions_of(health, obj.generation, failure, previous, now),
+        conditions_of(health, obj.generation, failure, previous, now, notice),
         gateway_address(ref, [run.state for run in seen.of(ref)]),
-        failure or health.message,
+        failure or health.message or noted,
         max(0.0, now - obj.created_at) if obj.created_at else 0.0,
         controller_of(obj.kind).details(ref, seen),
     )
+
+
+def _placed(run: ObservedRun, notice: Trouble) -> Trouble:
+    return notice._replace(message=f"{run.slot}: {notice.message}")
 
 
 # -- ``areal wait``: one deadline for all objects, and failure at once when a condition can no longer be met

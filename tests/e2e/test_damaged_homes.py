@@ -132,6 +132,31 @@ def is_well(box: Box) -> bool:
     return len(seen.phases) == 2 and not seen.unwell and not seen.unreadable
 
 
+def test_damaged_journal_is_a_condition_of_its_model_which_serves_on(two: Box) -> None:
+    lives = {row["uid"] for row in two.processes().values()}
+    spare = two.home / "data/reverse/run-damaged"
+    spare.mkdir(parents=True)
+    try:
+        shutil.copy(next((two.home / "data/reverse").glob("*/tag")), spare / "tag")
+        (spare / "tag").write_text("zzzzzzzz")
+        (spare / "journal.db").write_bytes(b"no database")
+
+        def conditions() -> dict[str, Any]:
+            status = json.loads(two.ok("get", "model/reverse", "-o", "json").out)["status"]
+            return {each["type"]: each for each in status["conditions"]}
+
+        assert until(lambda: conditions()["Degraded"]["reason"] == "JournalDamaged"), conditions()
+        found = conditions()
+        assert (found["Ready"]["status"], found["Degraded"]["status"]) == ("True", "True")
+        assert "damaged journal entries: 1" in found["Degraded"]["message"]
+        assert two.areal("diff", "--drift").code == 0, "no operation would mend it"
+        assert two.chat("1234").isdigit()
+    finally:
+        shutil.rmtree(spare)
+    assert until(lambda: conditions()["Degraded"]["status"] == "False"), conditions()
+    assert lives == {row["uid"] for row in two.processes().values()}
+
+
 @pytest.mark.parametrize(("pattern", "damage"), CASES, ids=lambda each: getattr(each, "__name__", each))
 def test_damage_is_named_alike_by_every_command_and_healed_or_refused(
     two: Box, tmp_path: Path, pattern: str, damage: Callable[[Path], None]

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from areal.reconcilers.context import Progress
-from areal.reconcilers.observe import Health, Observed, ObservedRun, RouteTable, Seen, conditions_of
+from areal.reconcilers.observe import Health, Observed, ObservedRun, RouteTable, Seen, conditions_of, notice_of
 from areal.reconcilers.planning import Component, decide
 from areal.reconcilers.status import _progress
 from areal.resources.kinds import Ref
@@ -39,6 +39,29 @@ def changed(observed: Observed, component: str, **changes: Any) -> Observed:
         return replace(run, state=replace(run.state, phase=phase), seen=seen, why="it says so")
 
     return replace(observed, runs={ref: tuple(map(other, runs)) for ref, runs in observed.runs.items()})
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason", "words"),
+    [
+        ({"journal_damaged": 2}, "JournalDamaged", "damaged journal entries: 2"),
+        ({"weights_not_kept": "No space left on device"}, "WeightsNotKept", "No space left on device; free space"),
+    ],
+)
+def test_failure_that_some_requests_get_is_degraded_with_its_cause_and_leaves_the_object_ready(
+    answer: dict[str, Any], reason: str, words: str
+) -> None:
+    notice = notice_of({"journal_damaged": 0, "weights_not_kept": None, **answer})
+    found = {each.type: each for each in conditions_of(Health("Ready", 1, 1, "AllReady"), 1, None, (), 0.0, notice)}
+    assert (found["Ready"].status, found["Degraded"].status, found["Degraded"].reason) == ("True", "True", reason)
+    assert words in found["Degraded"].message
+    down = conditions_of(Health("Failed", 0, 1, "CrashLoop", "it died"), 1, None, (), 0.0, notice)
+    assert {each.reason for each in down if each.type == "Degraded"} == {"CrashLoop"}
+
+
+def test_answer_without_a_failure_is_no_condition() -> None:
+    for answer in ({}, {"journal_damaged": 0}, {"journal_damaged": True}, {"weights_not_kept": None}):
+        assert notice_of(answer) is None
 
 
 def ready_condition(found: Health) -> str:

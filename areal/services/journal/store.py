@@ -170,6 +170,7 @@ class JournalStore(Generic[J]):
         journal that cannot be read is logged and skipped."""
         async with self._adopting:
             candidates = other_folders(self.root, {journal.folder.path for journal in self})
+            self.unreadable.intersection_update(candidates)  # one that was set aside is damaged no more
             adopted: list[str] = []
             for path in candidates:
                 if adopted and self._siblings:

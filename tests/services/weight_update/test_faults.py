@@ -67,6 +67,25 @@ def test_trainer_killed_in_the_middle_leaves_the_old_version_and_the_next_one_go
 
 
 @pytest.mark.extended
+def test_version_that_cannot_be_recorded_is_an_error_and_is_reported_until_one_can(side: Build, tmp_path: Path) -> None:
+    here = side(1)
+    proxy = here.proxies[0]
+    pair = here.pair("disk")
+    pair.connect()
+    pair.publish(1, weights(model(1)))
+    record = next(tmp_path.glob("journal-0/**/published.json"))
+    record.unlink()
+    (record / "in the way").mkdir(parents=True)
+    with pytest.raises(WeightUpdateFailed, match="what is published cannot be kept: "):
+        pair.publish(2, weights(model(2)))
+    assert "Is a directory" in proxy.call("GET", "/ready").json()["weights_not_kept"]
+    (record / "in the way").rmdir()
+    record.rmdir()
+    pair.publish(3, weights(model(3)))
+    assert proxy.call("GET", "/ready").json()["weights_not_kept"] is None
+
+
+@pytest.mark.extended
 def test_weights_that_cannot_be_copied_to_their_end_are_an_error_and_the_old_ones_serve_on(side: Build) -> None:
     """Half of them is travelling by then."""
     here = side(1)

@@ -224,6 +224,7 @@ class WeightTracker:
         self.published: PublishedWeights | None = None
         self._invalid_at: int | None = None  # the engine's losses when its weights were last declared invalid
         self.obstacle = ""  # why the engine could not load the published weights the last time
+        self.not_kept = ""  # why the newest record of published weights could not be written
         self.on_change: Callable[[], None] = lambda: None
         self.failed = asyncio.Event()
         self.reload()

@@ -13,6 +13,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
+from errno import EDQUOT, ENOSPC
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -297,7 +298,7 @@ class WeightRoutes:
         pair = self._pair(body.pair_name)
         # Shared memory ends with its trainer: its path is not published.
         path = body_as(bodies.FolderSource, body.source, "source").path if pair.mode == "disk" else None
-        with _storage_errors():
+        with self._keeping():
             self._tracker.commit(self._tracker.record(pair.name, body.version, path, body.gateway, body.writer))
         self._uncommitted = None
         return json_response({"status": "ok", "pair_name": pair.name, "version": body.version})
@@ -337,7 +338,7 @@ class WeightRoutes:
             return json_response({"status": "ok", "pair_name": name, "known": False})
         pair = self._pairs.pop(name, None)
         if body.left != "unknown":
-            with _storage_errors():
+            with self._keeping():
                 self._tracker.end(name, body.left)
         if pair is not None:
             await self._forget(pair)
@@ -355,11 +356,22 @@ class WeightRoutes:
             message = f"the trainer that published is alive (its gateway {record.gateway} answers): stop it first"
             raise ApiError(409, message, code="trainer_alive")
         pair = self._pairs.pop(record.pair, None)
-        with _storage_errors():
+        with self._keeping():
             self._tracker.end(record.pair, None)
         if pair is not None:
             await self._forget(pair)
         return json_response({"status": "ok", "released": {"pair_name": record.pair, "version": record.version}})
+
+    @contextlib.contextmanager
+    def _keeping(self) -> Iterator[None]:
+        """Raises ApiError 507 or 500 where the record of the published weights cannot be written."""
+        try:
+            yield
+        except OSError as error:
+            self._tracker.not_kept = str(error)
+            status, code = (507, "storage_full") if error.errno in (ENOSPC, EDQUOT) else (500, "not_kept")
+            raise ApiError(status, f"what is published cannot be kept: {error}", code=code) from error
+        self._tracker.not_kept = ""
 
     async def _forget(self, pair: WeightPair) -> None:
         """Remove the pair's process group and staged weights from the engine, unless the engine is lost."""
@@ -392,14 +404,6 @@ async def _shared_folder(offer: bodies.FolderOffer) -> Path:
     except (OSError, UnicodeDecodeError):
         seen = "the trainer's file is not there"
     raise ApiError(409, f"{root} is not here what it is on the training side: {seen}", code="not_shared", param="offer")
-
-
-@contextlib.contextmanager
-def _storage_errors() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise ApiError(500, f"what is published cannot be kept: {error}", code="not_kept") from error
 
 
 def _probe(data: Mapping[str, Any]) -> WeightProbe:
