@@ -23,6 +23,13 @@ from typing import Any
 _GREEDY = {"temperature": 0.0, "max_new_tokens": 3, "ignore_eos": True}
 _GENERATE = {"input_ids": [5, 6, 7], "sampling_params": _GREEDY, "return_logprob": True, "top_logprobs_num": 2}
 _PROMPT = {"prompt": [5, 6, 7], "model": "MODEL", "temperature": 0.0, "max_tokens": 3, "ignore_eos": True}
+_WHOLE = {
+    "model": "MODEL",
+    "token_ids": [5, 6, 7],
+    "sampling_params": {"temperature": 0.0, "max_tokens": 3, "ignore_eos": True, "logprobs": 2, "detokenize": False},
+    "stream": False,
+    "request_id": "whole",
+}
 _IDS = {"return_token_ids": True, "return_tokens_as_token_ids": True, "logprobs": 2}
 _UPDATE = {"weight_version": "3", "abort_all_requests": False, "flush_cache": True}
 _TENSORS = {"names": [], "dtypes": [], "shapes": [], "group_name": "none", **_UPDATE}
@@ -71,6 +78,7 @@ EXCHANGES: dict[str, tuple[tuple[str, str, Any], ...]] = {
         ("stream", "POST /v1/completions", {**_PROMPT, **_IDS, "stream": True, "request_id": "stream"}),
         ("score", "POST /v1/completions", {**_PROMPT, "max_tokens": 1, "prompt_logprobs": 1}),
         ("greedy choices", "POST /v1/completions", {**_PROMPT, **_IDS, "n": 2, "stream": True, "request_id": "two"}),
+        ("whole", "POST /inference/v1/generate", _WHOLE),
         ("pause", "POST /pause?mode=keep", {}),
         ("paused now", "GET /is_paused", None),
         ("state", "POST /collective_rpc", {"method": "areal_state", "kwargs": {}}),

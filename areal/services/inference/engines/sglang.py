@@ -2,8 +2,9 @@
 
 Each event repeats the whole answer so far, or with SGLang's incremental option only the new part:
 ``completion_tokens`` tells which. The end of an answer has ``weight_versions``, exact spans of its tokens, so that
-whole answers need no event per token. Other events, and older servers, report one ``weight_version``, that of the
-server when the event is sent. ``seed`` is not supported: it needs the server's deterministic mode, and is silently
+whole answers need no event per token, and events of a stream may have several (``stream_interval`` of the request): as
+many as are sampled in 50 ms. Other events, and older servers, report one ``weight_version``, that of the server when
+the event is sent. ``seed`` is not supported: it needs the server's deterministic mode, and is silently
 dropped without it.
 
 Log-probabilities are tempered, before top-k, top-p and min-p, and after penalties, ``logit_bias`` and grammars; with
@@ -42,6 +43,7 @@ from areal.errors import ArealError
 from areal.http.client import HttpClient
 from areal.services.inference.engines.base import (
     SAMPLING_FIELDS,
+    UNKNOWN_VERSION,
     Broadcast,
     Capabilities,
     EngineCall,
@@ -68,6 +70,7 @@ from areal.services.inference.engines.transport import (
     adapters_of,
     check_event,
     key_refused,
+    known_version,
     sampling_fields,
     typed,
     version_label,
@@ -114,14 +117,19 @@ class SglangClient(EngineClient):
         self._shapes: Mapping[str, list[int]] = {}
         self._prefix: str | None = None  # of /model_info and /server_info
         self._interval: int | None = None
+        self._pace = Pace()
         self._paused: bool | None = None
         self._has_sessions = True  # /begin_weight_update
 
     def _request(self, call: EngineCall) -> GenerateRequest:
         self._check_tokens(call.prompt)
-        offsets, whole = StreamOffsets(call, self.capabilities), not call.stream and self.capabilities.whole_answers
-        reader = JsonWhole(offsets.deltas) if whole else JsonEvents(offsets.deltas)
-        return "/generate", {**wire_body(call), "stream": not whole}, reader
+        has_spans = self.capabilities.whole_answers
+        offsets, body = StreamOffsets(call, self.capabilities, self._pace), wire_body(call)
+        if has_spans and not call.stream:
+            return "/generate", {**body, "stream": False}, JsonWhole(offsets.deltas)
+        if has_spans:
+            body["sampling_params"]["stream_interval"] = max(call.stream_interval, self._pace.interval)
+        return "/generate", {**body, "stream": True}, JsonEvents(offsets.deltas)
 
     def _check_tokens(self, prompt: Sequence[int]) -> None:
         """Refuse a prompt with an id outside the vocabulary, of which the server would die."""
@@ -159,7 +167,7 @@ class SglangClient(EngineClient):
         if self._interval is None:  # a round trip through the scheduler
             _, about = await self._info("server_info")
             self._interval = about.get("stream_interval", 1)
-        if self._interval != 1:
+        if self._interval != 1 and not self.capabilities.whole_answers:  # otherwise each call has its own
             return EngineState(not_ready=_INTERVAL % self._interval, fault=_INTERVAL % self._interval)
         _, listed = await self._get("/v1/models")
         _, about = await self._get("/v1/loads")
@@ -202,7 +210,7 @@ class SglangClient(EngineClient):
     def _forget_engine(self) -> None:
         super()._forget_engine()
         self._prefix = self._interval = self._paused = None
-        self._has_sessions = True
+        self._has_sessions, self.capabilities.whole_answers = True, False
 
     async def _adapters(self) -> tuple[str, ...]:
         _, listed = await self._get("/v1/models")
@@ -403,15 +411,38 @@ def _constraint(wanted: Mapping[str, Any]) -> dict[str, str]:
     return {"json_schema": orjson.dumps(schema).decode()}
 
 
+_SMOOTH_S = 0.05  # a reader sees no pause
+_MOST_AT_ONCE = 16
+
+
+@dataclass
+class Pace:
+    """How fast the server sampled the tokens of the last answer. Its time in the queue counts, so that a busy server
+    seems slower, and its events are smaller."""
+
+    token_s: float = _SMOOTH_S
+
+    @property
+    def interval(self) -> int:
+        return min(_MOST_AT_ONCE, max(1, int(_SMOOTH_S / self.token_s)))
+
+
 @dataclass
 class StreamOffsets:
     """Reads events and whole answers, and counts the tokens of each choice that earlier events had. Learns from the
-    end of an answer whether the server reports spans of versions, so that whole answers may be asked for. Of a whole
-    answer only the latency is known: ``after_first_s`` takes each token for equally long."""
+    end of an answer whether the server reports spans of versions, so that whole answers may be asked for.
+
+    A whole answer has the time of its first token only from a server with ``--enable-metrics``; otherwise
+    ``after_first_s`` is an estimate, for which all tokens took equally long.
+
+    An event of several tokens may have some from before an update and some from after it: where its version is not that
+    of the event before, theirs are unknown until the spans at the end."""
 
     call: EngineCall
     capabilities: Capabilities
+    pace: Pace
     seen: dict[int, int] = field(default_factory=dict)
+    versions: dict[int, int] = field(default_factory=dict)  # of each choice's last event
 
     def deltas(self, data: Any) -> list[EngineDelta]:
         answers = data if isinstance(data, list) else [data]  # a whole answer of several choices
@@ -432,17 +463,28 @@ class StreamOffsets:
         ended = isinstance(reason, Mapping)
         matched = reason.get("matched") if ended else None
         has_spans = ended and bool(about.get("weight_versions"))
+        latency = about.get("e2e_latency", 0.0)
         if ended:
             self.capabilities.whole_answers = has_spans
+            if total and latency > 0:
+                self.pace.token_s = latency / total
+        versions = versions_of(about, first, len(entries))
+        if not has_spans:
+            version = known_version(about.get("weight_version"))
+            if len(entries) > 1 and self.versions.setdefault(index, version) != version:
+                versions = (UNKNOWN_VERSION,) * len(entries)
+            self.versions[index] = version
         return EngineDelta(
             index=index,
             token_ids=tuple(entry[1] for entry in entries),
             logprobs=tuple(entry[0] for entry in entries),
-            versions=versions_of(about, first, len(entries)),
+            versions=versions,
             top_logprobs=tuple(map(_top, tops)) if self.call.sampling.top_logprobs else None,
             finish_reason=FinishReason.read(reason.get("type")) if ended else None,
             stop_token_id=matched if isinstance(matched, int) else None,
-            after_first_s=about.get("e2e_latency", 0.0) * (1 - 1 / total) if ended and total and not first else 0.0,
+            after_first_s=latency - about.get("first_token_latency", latency / total)
+            if ended and total and not first
+            else 0.0,
             all_versions=versions_of(about, 0, total) if has_spans and first else None,
         )
 

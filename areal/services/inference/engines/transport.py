@@ -68,17 +68,18 @@ def versions_of(about: Mapping[str, Any], first: int, count: int) -> tuple[int, 
     or by its one ``weight_version``; unknown outside of the spans, and where a version is no number."""
     spans = about.get("weight_versions")
     if not spans:
-        return (_number(about.get("weight_version")),) * count
+        return (known_version(about.get("weight_version")),) * count
     if spans[-1]["start"] <= first and first + count <= spans[-1]["end"]:
-        return (_number(spans[-1]["version"]),) * count
+        return (known_version(spans[-1]["version"]),) * count
     versions = [UNKNOWN_VERSION] * count
     for span in spans:
         for number in range(max(span["start"], first), min(span["end"], first + count)):
-            versions[number - first] = _number(span["version"])
+            versions[number - first] = known_version(span["version"])
     return tuple(versions)
 
 
-def _number(version: object) -> int:
+def known_version(version: object) -> int:
+    """``weight_version``; ``UNKNOWN_VERSION`` for a version that is no number."""
     number = weight_version(version)
     return UNKNOWN_VERSION if number is None else number
 
@@ -248,6 +249,7 @@ class EngineClient(ABC):
         self._headers = {**headers, "Content-Type": "application/json"}
         self._window = Window(WINDOW_S)
         self._calls = 0  # generations under way
+        self._whole_calls = 0  # those of them that answer once, at their end
         self._logprobs_known = False
         self._generates = False  # whether it has generated since it was found, or since its last update of weights
 
@@ -320,7 +322,9 @@ class EngineClient(ABC):
     @contextlib.asynccontextmanager
     async def _post(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[Connection]:
         """A response with status 200, its body unread. Leaving early closes the connection."""
+        is_whole = not body.get("stream", True)
         self._calls += 1
+        self._whole_calls += is_whole
         try:
             async with self._http.call("POST", self._url, path, self._headers, orjson.dumps(body)) as answer:
                 if answer.status != 200:
@@ -335,6 +339,7 @@ class EngineClient(ABC):
             raise EngineFailed("the connection to the engine broke") from error
         finally:
             self._calls -= 1
+            self._whole_calls -= is_whole
 
     async def _control(self, path: str, body: Mapping[str, Any]) -> None:
         """A short best-effort call: abort."""

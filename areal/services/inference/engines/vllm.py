@@ -5,7 +5,8 @@ the alternatives (as ``token_id:N``). Closing the connection aborts the request;
 
 The answer does not tell which weights sampled a token, so the client tags tokens with the version that is set when they
 arrive, 0 before the first. That is exact across a pause, which returns once earlier tokens have arrived. vLLM stores
-the version too (``/weight_info``), for the data proxy's successor.
+the version too (``/weight_info``), for the data proxy's successor. Whole answers come from ``/inference/v1/generate``
+where the server has it (``--enable-scale-out``): it reports exact spans of versions, ``weight_versions``.
 
 Pausing (``keep``: requests freeze and continue), versions, weights and sleeping are routes of vLLM's development mode.
 Weights are loaded by areal's extension of its workers (``vllm_plugin``), from a folder or a process group: vLLM's own
@@ -23,11 +24,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from areal.http.client import HttpClient
+from areal.http.client import CallFailed, HttpClient
 from areal.services.inference.engines.base import (
     UNKNOWN_VERSION,
     Broadcast,
@@ -50,15 +53,18 @@ from areal.services.inference.engines.transport import (
     EngineClient,
     GenerateRequest,
     JsonEvents,
+    JsonWhole,
     adapters_of,
     check_event,
     key_refused,
     sampling_fields,
     typed,
     version_label,
+    versions_of,
     weight_source,
     weight_version,
 )
+from areal.wire.sampling import SamplingParams
 
 _WIRE_NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 _NO_DEV_MODE = "this vLLM has no such route: start it with VLLM_SERVER_DEV_MODE=1 (sleeping: and --enable-sleep-mode)"
@@ -70,6 +76,9 @@ _SETTLE_S = 5.0
 _WORKERS_S = 120.0
 _GIVE_UP_S = 5.0
 _LOOK_AGAIN_S = 0.02
+_NEWS_S = 5.0
+_WHOLE = "/inference/v1/generate"
+_GENERATED = re.compile(rb"^vllm:generation_tokens_total\{[^}]*\} ([0-9.e+]+)", re.MULTILINE)
 
 
 _PROCESSED = LogprobsMode(before_filters=False, before_penalties=False, before_grammars=False)
@@ -86,6 +95,8 @@ class VllmClient(EngineClient):
         super().__init__(http, url, headers, capabilities)
         self._model: str | None = None  # vLLM's name of the model, from /v1/models
         self._version: int | None = None
+        self._answered = 0.0  # when the last whole answer ended
+        self._knows_whole = False  # whether ``capabilities.whole_answers`` was determined
         self._event = asyncio.Event()
 
     async def score(self, prompt: Sequence[int], top: int, adapter: str | None = None) -> PromptLogprobs:
@@ -108,6 +119,16 @@ class VllmClient(EngineClient):
 
     def _request(self, call: EngineCall) -> GenerateRequest:
         alike = range(call.sampling.n) if call.sampling.greedy and call.sampling.n > 1 else ()
+        if self.capabilities.whole_answers and not call.stream and call.response_format is None:
+            began = time.monotonic()
+
+            def read_whole(data: dict[str, Any]) -> list[EngineDelta]:
+                check_event(data)
+                self._answered = time.monotonic()
+                deltas = [read_whole_choice(choice, call, self._answered - began) for choice in data["choices"]]
+                return [replace(delta, index=index) for delta in deltas for index in alike] if alike else deltas
+
+            return _WHOLE, whole_body(call, self._served()), JsonWhole(read_whole)
 
         def read(data: dict[str, Any]) -> list[EngineDelta]:
             check_event(data)
@@ -125,6 +146,7 @@ class VllmClient(EngineClient):
     def _forget_engine(self) -> None:
         super()._forget_engine()
         self._version = None
+        self._knows_whole = self.capabilities.whole_answers = False
 
     async def abort(self, request_id: str) -> None:
         """Do nothing: closing the connection aborted the request."""
@@ -148,21 +170,49 @@ class VllmClient(EngineClient):
         paused = typed(pausing, "is_paused", bool)
         if paused is not True and (problem := await self._generation_problem(_PROCESSED, "vLLM")) is not None:
             return EngineState(not_ready=problem)
+        if not self._knows_whole and paused is not True:
+            await self._learn_whole_answers()
         return EngineState(
             not_ready=None,
             version=self._version,
+            generated=await self._generated(),
             max_model_len=typed(served, "max_model_len", int),
             root=typed(served, "root", str),
             paused=paused,
             adapters=adapters_of(listed),
         )
 
+    async def _learn_whole_answers(self) -> None:
+        body = whole_body(
+            EngineCall("whole", ((1,),), SamplingParams(max_new_tokens=1, temperature=0.0)), self._served()
+        )
+        try:
+            answer = await self._command(_WHOLE, body, if_missing="this vLLM has no such route")
+        except (EngineUnsupported, EngineRefused):
+            answer = {}
+        except EngineError:  # asked again
+            return
+        choices = answer.get("choices") or [{}]
+        self.capabilities.whole_answers = bool(choices[0].get("weight_versions"))
+        self._knows_whole = True
+
+    async def _generated(self) -> int | None:
+        """The tokens sampled so far, asked for only while whole answers are under way and none has ended lately."""
+        if not self._whole_calls or time.monotonic() - self._answered < _NEWS_S:
+            return None
+        try:
+            answer = await self._http.fetch("GET", self._url, "/metrics", timeout_s=_SETTLE_S, headers=self._headers)
+        except (CallFailed, TimeoutError):
+            return None
+        counts = [float(count) for count in _GENERATED.findall(answer.body)]
+        return int(sum(counts)) if counts else None
+
     async def pause(self) -> None:
         """Also clears the prefix cache, which new weights could not use."""
         await self._command("/pause", params={"mode": "keep"}, if_missing=_NO_DEV_MODE)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_SETTLE_S):
-                while self._calls:
+                while self._calls > self._whole_calls:
                     self._event.clear()
                     async with asyncio.timeout(_QUIET_S):
                         await self._event.wait()
@@ -259,26 +309,33 @@ def _failure_of(state: str | None) -> str | None:
     return state.removeprefix("failed: ") if state is not None and state.startswith("failed: ") else None
 
 
-def wire_body(call: EngineCall, model: str) -> dict[str, Any]:
+def _sampling(call: EngineCall) -> dict[str, Any]:
     sampling = {_WIRE_NAMES.get(name, name): value for name, value in sampling_fields(call).items()}
     sampling.pop("top_logprobs", None)
     if call.sampling.greedy:
         sampling.pop("n", None)
+    # Also our defaults: vLLM takes what is not said from the model's generation_config.json.
+    shaping = ("temperature", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "top_p", "top_k")
+    sampling |= {name: getattr(call.sampling, name) for name in shaping}
+    return {**sampling, "logprobs": call.sampling.top_logprobs, "skip_special_tokens": False}
+
+
+def whole_body(call: EngineCall, model: str) -> dict[str, Any]:
+    return {
+        "model": call.adapter or model,
+        "token_ids": call.prompt,
+        "sampling_params": {**_sampling(call), "detokenize": False},
+        "stream": False,
+        "request_id": call.request_id,
+    }
+
+
+def wire_body(call: EngineCall, model: str) -> dict[str, Any]:
     body = {
-        **sampling,
+        **_sampling(call),
         "model": call.adapter or model,
         "prompt": call.prompt,
-        # Also our defaults: vLLM takes what is not said from the model's generation_config.json.
-        "temperature": call.sampling.temperature,
-        "min_p": call.sampling.min_p,
-        "presence_penalty": call.sampling.presence_penalty,
-        "frequency_penalty": call.sampling.frequency_penalty,
-        "repetition_penalty": call.sampling.repetition_penalty,
-        "top_p": call.sampling.top_p,
-        "top_k": call.sampling.top_k,
-        "logprobs": call.sampling.top_logprobs,
         "stream": True,
-        "skip_special_tokens": False,
         "return_token_ids": True,
         "return_tokens_as_token_ids": True,
         "request_id": call.request_id,
@@ -310,6 +367,24 @@ def read_choice(choice: Mapping[str, Any], call: EngineCall, version: int) -> En
     )
 
 
+def read_whole_choice(choice: Mapping[str, Any], call: EngineCall, latency_s: float) -> EngineDelta:
+    """A choice of a whole answer. ``after_first_s`` is an estimate: it takes each token for equally long."""
+    ids = tuple(choice.get("token_ids") or ())
+    entries = (choice.get("logprobs") or {}).get("content") or ()
+    reason, wanted = FinishReason.read(choice.get("finish_reason")), call.sampling.top_logprobs
+    tops = tuple(_ranked((top["token_id"], top["logprob"]) for top in each["top_logprobs"]) for each in entries)
+    return EngineDelta(
+        index=choice["index"],
+        token_ids=ids,
+        logprobs=tuple(each["logprob"] for each in entries),
+        versions=versions_of(choice, 0, len(ids)),
+        top_logprobs=tuple(each[:wanted] for each in tops) if wanted else None,
+        finish_reason=reason,
+        stop_token_id=ids[-1] if reason is FinishReason.STOP and ids else None,
+        after_first_s=latency_s * (1 - 1 / len(ids)) if ids else 0.0,
+    )
+
+
 def read_prompt(entries: Any, prompt: Sequence[int], top: int) -> PromptLogprobs:
     """The scores in ``prompt_logprobs``, with the ``top`` likeliest tokens of each place."""
     reported = [{int(token): about["logprob"] for token, about in (entry or {}).items()} for entry in entries or ()]
@@ -327,11 +402,11 @@ def read_prompt(entries: Any, prompt: Sequence[int], top: int) -> PromptLogprobs
 
 def _tops(entries: Any, wanted: int) -> tuple[TopLogprobs, ...]:
     """The ``wanted`` likeliest tokens of each place: vLLM adds the sampled one where it is not among them."""
-    tops = []
-    for entry in entries:
-        ranked = sorted(
-            ((int(name.removeprefix("token_id:")), value) for name, value in (entry or {}).items()),
-            key=lambda item: -item[1],
-        )
-        tops.append(tuple(ranked[:wanted]))
-    return tuple(tops)
+    named = (
+        ((int(name.removeprefix("token_id:")), value) for name, value in (entry or {}).items()) for entry in entries
+    )
+    return tuple(_ranked(each)[:wanted] for each in named)
+
+
+def _ranked(entries: Iterable[tuple[int, float]]) -> TopLogprobs:
+    return tuple(sorted(entries, key=lambda item: -item[1]))

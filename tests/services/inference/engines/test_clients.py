@@ -12,6 +12,7 @@ import pytest
 from areal.http.client import HttpClient, Window
 from areal.services.inference.engines import open_engine, transport
 from areal.services.inference.engines.base import (
+    UNKNOWN_VERSION,
     EngineCall,
     EngineDelta,
     EngineFailed,
@@ -201,6 +202,95 @@ async def test_sglang_that_reports_spans_is_asked_for_whole_answers_where_nothin
     assert api.bodies("POST /generate")[-1]["stream"] is True
 
 
+async def test_sglang_that_reports_spans_sends_as_many_tokens_at_once_as_it_samples_in_50_ms(
+    http: HttpClient, api: ScriptedApi
+) -> None:
+    client = await engine("sglang", http, api.url)
+    ends = _sglang_event([5, 6], 2, {"type": "length"})
+    for latency, interval in ((0.02, None), (0.02, 5), (1.0, 5), (1.0, 1), (1e-4, 1), (1e-4, 16)):
+        ends["meta_info"] |= {"weight_versions": [{"version": "7", "start": 0, "end": 2}], "e2e_latency": latency}
+        api.replies["POST /generate"] = [ends, "[DONE]"]
+        await collect(client)
+        assert api.bodies("POST /generate")[-1]["sampling_params"].get("stream_interval") == interval
+    await collect(client, replace(CALL, stream_interval=32))
+    assert api.bodies("POST /generate")[-1]["sampling_params"]["stream_interval"] == 32
+
+
+async def test_sglang_event_of_tokens_from_before_and_after_an_update_has_no_version_until_the_end(
+    http: HttpClient, api: ScriptedApi
+) -> None:
+    first, second = _sglang_event([5], 1, None), _sglang_event([5, 6, 7], 3, None)
+    third, last = _sglang_event([5, 6, 7, 8, 9], 5, None), _sglang_event([5, 6, 7, 8, 9, 4], 6, {"type": "length"})
+    for event in (second, third, last):
+        event["meta_info"]["weight_version"] = "8"
+    last["meta_info"]["weight_versions"] = [
+        {"version": "7", "start": 0, "end": 2},
+        {"version": "8", "start": 2, "end": 6},
+    ]
+    read, turns = list[EngineDelta](), [asyncio.Event() for _ in range(3)]
+    events = [first, turns[0].wait, second, turns[1].wait, third, turns[2].wait, last, "[DONE]"]
+    api.replies["POST /generate"] = events
+    async for delta in (await engine("sglang", http, api.url)).generate(CALL):
+        read.append(delta)
+        if len(read) <= len(turns):
+            turns[len(read) - 1].set()
+    unknown = (UNKNOWN_VERSION,) * 2
+    assert [delta.versions for delta in read] == [(7,), unknown, (8, 8), (8,)]
+    assert read[-1].all_versions == (7, 7, 8, 8, 8, 8)
+
+
+async def test_sglangs_own_time_of_the_first_token_is_taken_where_it_has_one(
+    http: HttpClient, api: ScriptedApi
+) -> None:
+    client = await engine("sglang", http, api.url)
+    whole = _sglang_event([5, 6], 2, {"type": "length"})
+    spans = [{"version": "7", "start": 0, "end": 2}]
+    whole["meta_info"] |= {"weight_versions": spans, "e2e_latency": 0.5, "first_token_latency": 0.4}
+    api.replies["POST /generate"] = [whole, "[DONE]"]
+    (delta,) = await collect(client)
+    assert delta.after_first_s == pytest.approx(0.1)
+
+
+async def test_vllm_that_reports_spans_is_asked_for_whole_answers_where_nothing_is_streamed(
+    http: HttpClient, api: ScriptedApi
+) -> None:
+    def choice(index: int, ids: list[int], finish: str) -> dict[str, Any]:
+        tops = [[{"token_id": token, "logprob": -0.5}, {"token_id": 1, "logprob": -0.1}] for token in ids]
+        content = [
+            {"token_id": token, "logprob": -0.5, "top_logprobs": top} for token, top in zip(ids, tops, strict=True)
+        ]
+        spans = [{"version": "6", "start": 0, "end": 1}, {"version": "7", "start": 1, "end": len(ids)}]
+        return {"index": index, "token_ids": ids, "logprobs": {"content": content}, "finish_reason": finish} | {
+            "weight_versions": spans if len(ids) > 1 else spans[:1]
+        }
+
+    route = "POST /inference/v1/generate"
+    streamed = [{"choices": [_vllm_choice([5], finish="stop")]}, "[DONE]"]
+    api.replies["POST /v1/completions"] = streamed
+    quiet = replace(CALL, stream=False)
+    for refusal in ((404, {}), (403, {"error": {"message": "--enable-scale-out"}})):
+        api.replies[route] = refusal
+        client = await engine("vllm", http, api.url)
+        await client.state()
+        await collect(client, quiet)
+        assert api.got[-1][0] == "POST /v1/completions"
+    api.replies[route] = (200, {"choices": [choice(0, [5, 6], "length"), choice(1, [9], "stop")]})
+    client = await engine("vllm", http, api.url)
+    await client.state()
+    first, second = await collect(client, quiet)
+    body = api.bodies(route)[-1]
+    assert (body["token_ids"], body["stream"], body["model"]) == ([1, 2, 3], False, "/models/tiny")
+    sampling = {"max_tokens": 4, "temperature": 0.5, "logprobs": 2, "stop_token_ids": [9], "detokenize": False}
+    assert sampling.items() <= body["sampling_params"].items()
+    assert tokens_of([first]) == [(5, -0.5, 6), (6, -0.5, 7)]
+    assert first.top_logprobs is not None and first.top_logprobs[0] == ((1, -0.1), (5, -0.5))
+    assert 0 < first.after_first_s < 10
+    assert (second.index, second.finish_reason, second.stop_token_id) == (1, FinishReason.STOP, 9)
+    for streams in (CALL, replace(quiet, response_format={"type": "json_object"})):
+        await collect(client, streams)
+        assert api.got[-1][0] == "POST /v1/completions"
+
+
 def _sglang_event(ids: list[int], completion_tokens: int, finish: dict[str, Any] | None) -> dict[str, Any]:
     return {
         "output_ids": ids,
@@ -221,7 +311,7 @@ async def test_sglang_finish_by_abort_and_by_length_are_told_apart(http: HttpCli
         assert deltas[-1].finish_reason is reason and deltas[-1].stop_token_id is None
 
 
-async def test_sglang_that_sends_several_steps_at_once_is_not_ready_and_says_why(
+async def test_sglang_that_sends_several_steps_at_once_without_spans_is_not_ready_and_says_why(
     http: HttpClient, api: ScriptedApi
 ) -> None:
     api.replies["POST /generate"] = [_sglang_event([5], 1, {"type": "length"}), "[DONE]"]
@@ -230,6 +320,10 @@ async def test_sglang_that_sends_several_steps_at_once_is_not_ready_and_says_why
         state = await open_engine("sglang", http, api.url, {}).state()
         assert (state.not_ready is None, state.fault is None) == (ready, ready)
     assert state.fault is not None and "--stream-interval 8" in state.fault
+    spans = _sglang_event([5], 1, {"type": "length"})
+    spans["meta_info"]["weight_versions"] = [{"version": "7", "start": 0, "end": 1}]
+    api.replies["POST /generate"] = [spans, "[DONE]"]
+    assert (await open_engine("sglang", http, api.url, {}).state()).not_ready is None
 
 
 async def test_sglang_does_not_promise_a_seed_and_aborts_by_id(http: HttpClient, api: ScriptedApi) -> None:

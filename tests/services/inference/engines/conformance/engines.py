@@ -18,7 +18,7 @@ from areal.services.inference.engines.base import EngineState, TokenEngine
 from tests.services.inference.engines.conformance.models import MAX_LEN
 
 REPOSITORY = Path(__file__).parents[5]
-PLUGIN = REPOSITORY / "areal/services/inference/engines/vllm_plugin"
+PLUGINS = REPOSITORY / "areal/services/inference/engines"
 SGLANG_ON_CPU = REPOSITORY / "tests/engines/sglang_on_cpu"
 KINDS = ("embedded", "vllm-standin", "sglang-standin", "vllm", "sglang")
 REAL = {"vllm": "AREAL_VLLM_PYTHON", "sglang": "AREAL_SGLANG_PYTHON"}
@@ -112,14 +112,14 @@ def start(kind: str, folder: Path, log: Path, adapters: Mapping[str, Path] | Non
 
 
 def _vllm(folder: Path, port: int, lora: list[str]) -> tuple[list[str], dict[str, str]]:
-    argv = [os.environ["AREAL_VLLM_PYTHON"], "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)]
+    argv = [os.environ["AREAL_VLLM_PYTHON"], "-m", "areal_vllm_server", "--model", str(folder)]
     argv += ["--host", "127.0.0.1", "--port", str(port), "--worker-extension-cls", "areal_vllm.Worker"]
     argv += ["--dtype", "float32", "--max-model-len", str(MAX_LEN), "--max-num-seqs", "16", "--enforce-eager"]
     argv += ["--logprobs-mode", "processed_logprobs"]
     if lora:
         argv += ["--enable-lora", "--max-lora-rank", "8", "--lora-modules", *lora]
     env = {
-        "PYTHONPATH": str(PLUGIN),
+        "PYTHONPATH": str(PLUGINS / "vllm_plugin"),
         "VLLM_SERVER_DEV_MODE": "1",
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
         "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -129,13 +129,14 @@ def _vllm(folder: Path, port: int, lora: list[str]) -> tuple[list[str], dict[str
 
 
 def _sglang(folder: Path, port: int, lora: list[str]) -> tuple[list[str], dict[str, str]]:
-    argv = [os.environ["AREAL_SGLANG_PYTHON"], "-m", "sglang.launch_server", "--model-path", str(folder)]
+    argv = [os.environ["AREAL_SGLANG_PYTHON"], "-m", "areal_sglang", "--model-path", str(folder)]
     argv += ["--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--context-length", str(MAX_LEN)]
     argv += ["--sampling-backend", "pytorch"]
+    plugin = PLUGINS / "sglang_plugin"
     if not ON_GPU:
         argv += SGLANG_ON_CPU_FLAGS
-        return argv, {"PYTHONPATH": str(SGLANG_ON_CPU), "SGLANG_USE_CPU_ENGINE": "1"}
+        return argv, {"PYTHONPATH": f"{plugin}{os.pathsep}{SGLANG_ON_CPU}", "SGLANG_USE_CPU_ENGINE": "1"}
     argv += ["--enable-memory-saver"]
     if lora:
         argv += ["--enable-lora", "--lora-paths", *lora]
-    return argv, {"PYTHONPATH": ""}
+    return argv, {"PYTHONPATH": str(plugin)}

@@ -32,6 +32,8 @@ class Running:
 
     @property
     def versions(self) -> list[int]:
+        if self.deltas[-1].all_versions is not None:
+            return list(self.deltas[-1].all_versions)
         return [version for delta in self.deltas for version in delta.versions]
 
     async def grown_to(self, count: int) -> None:
@@ -82,11 +84,12 @@ async def test_each_token_has_the_version_that_was_set_when_it_was_sampled(engin
     await engine.client.set_version(3)
     assert await engine.client.version() == 3
     running = await paused_midway(engine)
-    held = len(tokens(running.deltas))
+    arrived = len(tokens(running.deltas))
     await engine.client.set_version(4)
     await engine.client.resume()
     await asyncio.wait_for(running.task, 60)
-    assert running.versions == [3] * held + [4] * (COUNT - held)
+    held = running.versions.count(3)  # an engine may have sampled tokens that it had not sent yet
+    assert held >= arrived and running.versions == [3] * held + [4] * (COUNT - held)
     assert (await engine.client.state()).version == 4
 
 

@@ -121,6 +121,7 @@ class Sglang:
         schema, top = sampling.pop("json_schema", None), body["top_logprobs_num"]
         for dropped in ("seed", "skip_special_tokens"):
             sampling.pop(dropped, None)
+        interval = sampling.pop("stream_interval", 1)
         wanted = {"type": "json_schema", "json_schema": {"schema": json.loads(schema)}} if schema else None
         events = self._core.deltas(body["input_ids"], {**sampling, "top_logprobs": top}, body.get("lora_path"), wanted)
         out = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
@@ -132,7 +133,7 @@ class Sglang:
             async for delta in events:
                 if not out.prepared and body["stream"]:
                     await out.prepare(request)
-                about = so_far.setdefault(delta.index, {"logprobs": [], "tops": [], "versions": []})
+                about = so_far.setdefault(delta.index, {"logprobs": [], "tops": [], "versions": [], "sent": 0})
                 about["versions"] += [self._core.label] * len(delta.token_ids)
                 pairs = zip(delta.logprobs, delta.token_ids, strict=True)
                 about["logprobs"] += [[logprob, token, None] for logprob, token in pairs]
@@ -146,6 +147,10 @@ class Sglang:
                     continue
                 if sampling.get("n", 1) > 1:
                     event["index"] = delta.index
+                unsent, finish = len(about["logprobs"]) - about["sent"], event["meta_info"]["finish_reason"]
+                if about["sent"] and unsent < interval and not finish:
+                    continue
+                about["sent"] += unsent
                 await out.write(b"data: " + json.dumps(event).encode() + b"\n\n")
                 if aborted:
                     break

@@ -72,6 +72,7 @@ class Vllm:
         }
         posts = {
             "/v1/completions": self._completions,
+            "/inference/v1/generate": self._generate,
             "/pause": self._pause,
             "/resume": self._resume,
             "/update_weight_version": self._set_version,
@@ -139,6 +140,26 @@ class Vllm:
             self._running -= 1
         return out
 
+    async def _generate(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        given = body["sampling_params"]
+        assert not body["stream"] and given["detokenize"] is False
+        sampling = {_NAMES.get(name, name): given[name] for name in _SAMPLING if name in given}
+        adapter = None if body["model"] == str(self._core.folder) else body["model"]
+        top, choices = given["logprobs"], dict[int, dict[str, Any]]()
+        deltas = self._core.deltas(body["token_ids"], {**sampling, "top_logprobs": top}, adapter)
+        self._running += 1
+        try:
+            async for delta in deltas:
+                whole = {"index": delta.index, "token_ids": [], "logprobs": {"content": []}, "weight_versions": []}
+                add_tokens(choices.setdefault(delta.index, whole), delta, top, self._core.label)
+        except Refused as refused:
+            return _error(400, str(refused))
+        finally:
+            await deltas.aclose()
+            self._running -= 1
+        return web.json_response({"request_id": body["request_id"], "choices": [choices[i] for i in sorted(choices)]})
+
     async def _scored(self, body: dict[str, Any]) -> web.Response:
         """An entry for each token of the prompt, by token id: its own, and the likeliest; null for the first."""
         if body.get("stream"):
@@ -201,6 +222,20 @@ class Vllm:
 def _error(status: int, message: str) -> web.Response:
     body = {"error": {"message": message, "type": "BadRequestError", "param": None, "code": status}}
     return web.json_response(body, status=status)
+
+
+def add_tokens(choice: dict[str, Any], delta: Any, top: int, label: str) -> None:
+    for position, token in enumerate(delta.token_ids):
+        entries = {token: delta.logprobs[position], **dict(delta.top_logprobs[position] if top else ())}
+        tops = [{"token_id": each, "logprob": value, "rank": 1} for each, value in entries.items()]
+        about = {"token_id": token, "logprob": delta.logprobs[position], "rank": 1, "top_logprobs": tops}
+        choice["logprobs"]["content"].append(about)
+        choice["token_ids"].append(token)
+        spans, count = choice["weight_versions"], len(choice["token_ids"])
+        if not spans or spans[-1]["version"] != label:
+            spans.append({"version": label, "start": count - 1})
+        spans[-1]["end"] = count
+    choice |= {"finish_reason": delta.finish_reason, "stop_reason": delta.stop_token_id}
 
 
 def _choice(delta: Any, top: int) -> dict[str, Any]:
