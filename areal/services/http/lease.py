@@ -15,16 +15,24 @@ import orjson
 from areal.files import parse_json
 from areal.http.client import CallFailed, HttpClient
 from areal.services.http.service import Service
-from areal.services.http.tasks import happens, until_beat
+from areal.services.http.tasks import IDLE_S, happens, until_beat
 from areal.wire.bodies import RenewLease
 from areal.wire.processes import RegistrationConfig
 
 _log = logging.getLogger(__name__)
 _POLL_S = 1.0  # for changes that the engine watch does not announce
+_IDLE_SHARE = 0.4  # of a lease, after which a process renews it that has nothing to report
 _RETRY_S = 0.5
 _TIMER_SLACK_S = 0.002  # timers fire a little early
 _TIMEOUT_S = 5.0
 _URGENT_FIELDS = ("status", "fault", "model", "version", "paused", "max_model_len", "root", "adapters", "journals")
+
+
+def renewal_s(answer: Mapping[str, Any], *, is_idle: bool) -> float:
+    """Return the seconds until the next renewal, by the router's answer to this one: twice the usual time for an idle
+    process, if the lease is much longer. An older router does not say how long that is."""
+    usual = float(answer["renew_seconds"])
+    return max(usual, min(2 * usual, float(answer.get("lease_seconds", 0.0)) * _IDLE_SHARE)) if is_idle else usual
 
 
 class RouterLease:
@@ -32,7 +40,7 @@ class RouterLease:
 
     The router's address is read from its state file, which the router writes at each start, so that one that moved is
     found again. A lease carries the body of /ready: changed ``_URGENT_FIELDS`` are sent at once, others with the next
-    renewal.
+    renewal. An idle process, whose report is the same as the last one, renews its lease less often.
     """
 
     def __init__(
@@ -48,10 +56,12 @@ class RouterLease:
         self._read: tuple[Any, str] = None, ""  # the file's inode, time and size when it was read, and the url in it
 
     async def run(self) -> None:
+        sent: Mapping[str, Any] = {}
         while True:
             ready = self._service.readiness()
-            renew_in_s = await self._renew(ready)
-            await self._wait_for_change(ready, renew_in_s)
+            is_idle, sent = ready == sent and not ready["in_flight"], ready
+            renew_in_s = await self._renew(ready, is_idle)
+            await self._wait_for_change(ready, renew_in_s, IDLE_S if is_idle else _POLL_S)
 
     @cached_property
     def _lease(self) -> dict[str, Any]:
@@ -67,13 +77,13 @@ class RouterLease:
         )
         return asdict(lease)
 
-    async def _wait_for_change(self, sent: Mapping[str, Any], seconds: float) -> None:
+    async def _wait_for_change(self, sent: Mapping[str, Any], seconds: float, poll_s: float) -> None:
         """Return when an urgent field differs from ``sent``, or after ``seconds``."""
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
         news = self._service.lifetime.news
         while (left_s := until - loop.time()) > _TIMER_SLACK_S:
-            await happens(news, min(left_s, until_beat(_POLL_S)))
+            await happens(news, min(left_s, until_beat(poll_s)))
             news.clear()
             if loop.time() >= until - _TIMER_SLACK_S:
                 return  # the renewal is due and sends everything
@@ -94,7 +104,7 @@ class RouterLease:
                 raise
         return self._read[1]
 
-    async def _renew(self, ready: Mapping[str, Any]) -> float:
+    async def _renew(self, ready: Mapping[str, Any], is_idle: bool) -> float:
         """Renew the lease; returns the seconds until the next renewal."""
         body = orjson.dumps({**ready, **self._lease})
         try:
@@ -109,7 +119,7 @@ class RouterLease:
             if registered is not self._registered:
                 _log.info("%s at the router %s", "registered" if registered else "removed: not registered", url)
             self._registered = registered
-            return until_beat(float(answer["renew_seconds"]))
+            return until_beat(renewal_s(answer, is_idle=is_idle and registered))
         except (OSError, CallFailed, TimeoutError, ValueError, KeyError, TypeError) as error:
             if self._registered is not None:
                 _log.warning("not registered at a router: %r", error)

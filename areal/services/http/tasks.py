@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 _log = logging.getLogger(__name__)
+IDLE_S = 2.0  # the period of what an idle process looks after: most of its CPU is the waking
 _PHASE_S = random.uniform(0.0, 3600.0)  # random, so that processes do not wake all at once
 
 

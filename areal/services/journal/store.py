@@ -27,7 +27,7 @@ from areal.services.http.auth import Access
 from areal.services.http.errors import ApiError, bad_request
 from areal.services.http.messages import Request, Response, read_object
 from areal.services.http.service import Metrics, Service, json_response
-from areal.services.http.tasks import background, happens, uninterrupted, until_beat
+from areal.services.http.tasks import IDLE_S, background, happens, uninterrupted, until_beat
 from areal.services.journal.keys import key_digest, tag_of_key
 from areal.services.journal.storage import (
     Journal,
@@ -145,6 +145,7 @@ class JournalStore(Generic[J]):
 
     async def run(self) -> None:
         """Sweep the journals and adopt free ones, until cancelled."""
+        commits = 0
         while True:
             for journal in self:
                 try:
@@ -162,7 +163,9 @@ class JournalStore(Generic[J]):
                 self.elsewhere = self.others()
             else:
                 await self.adopt(self._adopt_after_s)
-            await asyncio.sleep(until_beat(_SWEEP_S))
+            before, commits = commits, sum(journal.commits.commits for journal in self)
+            is_idle = commits == before and len(self.journals) == 1 and not self.elsewhere and not self._free_since
+            await asyncio.sleep(until_beat(IDLE_S if is_idle else _SWEEP_S))
 
     async def adopt(self, after_s: float = 0.0) -> list[str]:
         """Adopt every journal that was given up, or whose lock has been free for ``after_s`` seconds; returns their

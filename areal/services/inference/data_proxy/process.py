@@ -135,7 +135,13 @@ def _token_engine(config: DataProxyConfig) -> Build:
 
         tracker = WeightTracker(watch, store.root if store is not None else None, config.model_path)
         service = _service(config, options, watch, lambda: control.not_ready, details)
-        watch.on_change = pause.on_change = tracker.on_change = service.lifetime.news.set
+
+        def engine_changed() -> None:
+            service.lifetime.news.set()
+            tracker.failed.set()  # the weights' loader looks at once
+
+        watch.on_change = engine_changed
+        pause.on_change = tracker.on_change = service.lifetime.news.set
         control = EngineControl(config, engine, engine_at, watch, pause, lambda: service.lifetime.in_flight, tracker)
         held = service.metrics.gauge("areal_tokens_in_flight", "Prompt and longest answer of the calls being answered.")
         held.set_function(lambda: calls.tokens_in_flight)

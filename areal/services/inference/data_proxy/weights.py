@@ -27,7 +27,7 @@ from areal.services.http.auth import Access
 from areal.services.http.errors import ApiError, bad_request
 from areal.services.http.messages import Request, Response, body_as, read_body
 from areal.services.http.service import Service, json_response
-from areal.services.http.tasks import happens, until_beat
+from areal.services.http.tasks import IDLE_S, happens, until_beat
 from areal.services.inference.data_proxy.control import (
     OWN_WEIGHTS,
     EngineControl,
@@ -52,7 +52,7 @@ from areal.services.inference.engines.base import (
 from areal.wire import bodies
 
 _log = logging.getLogger(__name__)
-_POLL_S = 1.0
+_POLL_S = IDLE_S  # for weights that another data proxy has published; a change of the engine wakes the loader
 _RETRY_S = 1.0
 _JOIN_S = 1800.0  # enough for a transfer and an earlier one that still runs
 

@@ -33,7 +33,7 @@ from areal.services.http.messages import (
 )
 from areal.services.http.process import ServeOptions
 from areal.services.http.service import Lifetime, Metrics, Service, json_response, to_response
-from areal.services.http.tasks import background, happens, until_beat
+from areal.services.http.tasks import IDLE_S, background, happens, until_beat
 from areal.services.inference.router.picking import CallKey, Picker
 from areal.services.inference.router.prober import Prober, expire_leases, read_report, read_result
 from areal.services.inference.router.registry import WorkerRecord, WorkerRegistry
@@ -237,8 +237,9 @@ class DeclaredFile:
         """Write changes by leases once a period, and end the learning."""
         learnt_at = time.monotonic() + _LEARNING_S
         while True:
+            is_idle = self._serial == self._registry.serial
             self.keep()
-            await asyncio.sleep(until_beat(_PERIOD_S))
+            await asyncio.sleep(until_beat(IDLE_S if is_idle else _PERIOD_S))
             if self._registry.learning and time.monotonic() > learnt_at:
                 self._registry.mark_synced()
 
@@ -318,13 +319,17 @@ class RouterRoutes:
 
     async def lease(self, request: Request) -> Response:
         """Register a data proxy or renew its lease. The body has its fields of /ready beside those of ``RenewLease``.
-        It must renew within ``renew_seconds``. ``registered`` is false for one that was removed."""
+        It must renew in ``renew_seconds``, before the lease ends in ``lease_seconds``. ``registered`` is false for one
+        that was removed."""
         data = await read_object(request)
         own = orjson.dumps({name: data[name] for name in _LEASE_FIELDS if name in data})
         lease, now = _read_lease(own), time.monotonic()
         worker = self._registry.renew(lease, read_result(data), read_report(data, now - _ON_ITS_WAY_S), now)
-        again_s = self._registry.renew_s(worker) if worker is not None else _REMOVED_AGAIN_S
-        return json_response({"status": "ok", "registered": worker is not None, "renew_seconds": again_s})
+        if worker is None:
+            return json_response({"status": "ok", "registered": False, "renew_seconds": _REMOVED_AGAIN_S})
+        again_s, length_s = self._registry.renew_s(worker), worker.granted_s
+        body = {"status": "ok", "registered": True, "renew_seconds": again_s, "lease_seconds": length_s}
+        return json_response(body)
 
     async def unregister(self, request: Request) -> Response:
         worker = self._worker(await read_body(request, NameWorker))

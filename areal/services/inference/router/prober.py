@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from areal.http.client import CallFailed, HttpClient
-from areal.services.http.tasks import until_beat
+from areal.services.http.tasks import IDLE_S, until_beat
 from areal.services.inference.router.health import ProbeResult
 from areal.services.inference.router.registry import WorkerRecord, WorkerRegistry, WorkerReport
 from areal.services.journal.keys import is_tag
@@ -18,11 +18,10 @@ from areal.services.journal.keys import is_tag
 T = TypeVar("T")
 _MOST_BYTES = 1024 * 1024
 _MOST_AT_ONCE = 256
-_EXPIRY_PERIOD_S = 1.0
+_EXPIRY_PERIOD_S = 1.0  # between looks while a lease may end
 _LATE_S = 1.0
 _LOOK_AGAIN_S = 0.25  # bounds the delay of a worker whose period became shorter
 _REST = 20.0  # times as long as the look took: of many workers some are probed a moment late
-_IDLE_S = 1.0  # between looks while every worker has a lease; registering without one probes at once
 
 
 class Prober:
@@ -59,7 +58,7 @@ class Prober:
         if due:
             probes.create_task(self.probe(due), name="probes-due")
         if next_s == math.inf:
-            return until_beat(_IDLE_S)
+            return until_beat(IDLE_S)  # every worker has a lease; registering without one probes at once
         took_s = time.monotonic() - now
         return max(min(next_s, _LOOK_AGAIN_S), took_s * _REST)
 
@@ -99,7 +98,9 @@ async def expire_leases(registry: WorkerRegistry) -> None:
     """Expire leases. A router that was suspended for a while first extends them by that time."""
     looked = time.monotonic()
     while True:
-        await asyncio.sleep(planned_s := until_beat(_EXPIRY_PERIOD_S))
+        ends_in_s = registry.next_expiry() - looked
+        period_s = IDLE_S if ends_in_s > IDLE_S + _EXPIRY_PERIOD_S else _EXPIRY_PERIOD_S
+        await asyncio.sleep(planned_s := until_beat(period_s))
         late_s = time.monotonic() - looked - planned_s
         looked = time.monotonic()
         if late_s > _LATE_S:

@@ -279,6 +279,11 @@ class WorkerRegistry:
                 worker.health = replace(worker.health, healthy=False, successes=0)
                 self._changed(worker)
 
+    def next_expiry(self) -> float:
+        """The earliest end of a healthy worker's lease; infinity without one."""
+        ends = (each.expires_at for each in self._workers.values() if each.expires_at and each.health.healthy)
+        return min(ends, default=math.inf)
+
     def extend(self, seconds: float) -> None:
         """Extend every lease by the time for which the router was suspended."""
         for worker in self._workers.values():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,16 @@ def test_worker_whose_lease_runs_out_is_dead_and_is_back_with_its_next_one() -> 
     renewed(registry, 0, now=6.0)
     renewed(registry, 0, now=7.0)
     assert states(registry) == {"w0": READY}
+
+
+def test_next_expiry_is_that_of_the_first_healthy_worker() -> None:
+    registry = WorkerRegistry()
+    assert registry.next_expiry() == math.inf
+    renewed(registry, 0, now=1.0)
+    renewed(registry, 1, now=3.0)
+    assert registry.next_expiry() == 6.0
+    registry.expire(6.5)
+    assert registry.next_expiry() == 8.0, "the other is dead already"
 
 
 def test_worker_that_joined_first_has_as_long_as_those_that_it_waits_for() -> None:
