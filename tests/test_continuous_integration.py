@@ -1,4 +1,5 @@
-"""action.yml and .pre-commit-hooks.yaml: their shell steps, run as GitHub and pre-commit run them."""
+"""action.yml, .pre-commit-hooks.yaml and what this repository itself uses: their steps, as GitHub and pre-commit run
+them."""
 
 from __future__ import annotations
 
@@ -134,3 +135,36 @@ def test_hooks_pass_valid_manifests_and_fail_the_others(folder: Path) -> None:
         found = run_hook(folder, name)
         assert found.returncode != 0 and "manifests/bad.yaml:4:" in found.stderr
     assert run_hook(folder, "areal-validate", "-f", "manifests/team a/m.yaml").returncode == 0
+
+
+def test_workflow_runs_what_a_clean_clone_runs() -> None:
+    workflow: dict[str, Any] = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
+    steps = {name: [step.get("run") for step in job["steps"]] for name, job in workflow["jobs"].items()}
+    assert "bash .ci/run" in steps["test"]
+    (build,) = (run for run in steps["site"] if run and "mkdocs build" in run)
+    assert "--strict" in build and "mkdocs build --quiet --strict" in (ROOT / ".ci" / "run").read_text()
+
+
+@pytest.mark.parametrize("file", ["bug.yml", "feature.yml"])
+def test_issue_template_asks_for_what_doctor_prints(file: str) -> None:
+    form = yaml.safe_load((ROOT / ".github" / "ISSUE_TEMPLATE" / file).read_text())
+    assert "areal doctor" in next(part["attributes"]["label"] for part in form["body"] if part["id"] == "doctor")
+
+
+def test_page_of_every_document_is_in_the_sites_map_once() -> None:
+    site: dict[str, Any] = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+    (overview, *sections) = site["nav"]
+    listed = [page for section in sections for pages in section.values() for each in pages for page in each.values()]
+    listed += overview.values()
+    assert sorted(listed) == sorted(str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md"))
+
+
+@pytest.mark.extended
+def test_hooks_of_this_repository_pass_on_it() -> None:
+    (repo,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    assert len(repo["hooks"]) == 6
+    for hook in repo["hooks"]:
+        words = [*shlex.split(hook["entry"]), *(["areal/errors.py"] if hook.get("types") else [])]
+        done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, (words, done.stdout, done.stderr)

@@ -23,7 +23,7 @@ MODULES = {
     "nvidia-ml-py": "pynvml",
     "openai-agents": "agents",
 }
-AS_PROGRAMS = ("vllm", "sglang")  # started, or imported by themselves
+AS_PROGRAMS = ("vllm", "sglang", "mkdocs-material")  # started, or imported by themselves
 
 
 def named(requirements: list[str]) -> set[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -242,10 +243,13 @@ def init(cli: Invocation, kind: str, name: str | None, out: str | None, force: b
     """Write a commented manifest of KIND, with a modeline that gives editors its schema. With --out, also the schema
     and the files that the example needs, beside FILE, where they are not there yet.
 
-    `areal init quickstart DIR` writes all that the quickstart of the README needs into DIR.
+    `areal init quickstart DIR` writes all that the quickstart needs into DIR. `areal init dashboards DIR` writes
+    dashboards for Grafana.
     """
-    if kind == "quickstart":
-        _write_quickstart(cli, name, out, force)
+    if kind in _FOLDERS:
+        if name is None or out is not None:
+            raise UsageFault(f"{kind} is written into a folder", hint=f"areal init {kind} DIR")
+        _FOLDERS[kind](cli, Path(name), force)
         return
     from areal.resources.explain import init as commented
     from areal.resources.schema import ALL_KINDS, schema_files
@@ -266,24 +270,27 @@ def init(cli: Invocation, kind: str, name: str | None, out: str | None, force: b
     beside = {path.with_name(each): code for each, code in files.items() if not path.with_name(each).exists()}
     for file, code in {path: text, **beside}.items():
         write_file(file, code)
-    cli.info(f"wrote {', '.join(map(str, (path, *beside)))}; next: {_in_folder(path.parent)}areal apply -f {path.name}")
+    command = f"{_in_folder(path.parent)}areal apply -f {shlex.quote(path.name)}"
+    cli.info(f"wrote {', '.join(map(str, (path, *beside)))}; next: {command}")
 
 
 def _in_folder(folder: Path) -> str:
-    return "" if folder.resolve() == Path.cwd() else f"cd {folder} && "
+    return "" if folder.resolve() == Path.cwd() else f"cd {shlex.quote(str(folder))} && "
 
 
-def _write_quickstart(cli: Invocation, folder: str | None, out: str | None, force: bool) -> None:
+def _shipped(name: str) -> Path:
+    import areal
+
+    return Path(areal.__file__).parent / name
+
+
+def _write_quickstart(cli: Invocation, target: Path, force: bool) -> None:
     """Write the quickstart's manifest and files, whose paths are relative to the folder."""
     import shutil
 
-    import areal
     from areal.resources.schema import ALL_KINDS, schema_files
 
-    if folder is None or out is not None:
-        raise UsageFault("quickstart is written into a folder", hint="areal init quickstart DIR")
-    source, target = Path(areal.__file__).parent / "quickstart", Path(folder)
-    file, beside = target / "quickstart.yaml", target / "examples" / "reverse_digits"
+    source, file, beside = _shipped("quickstart"), target / "quickstart.yaml", target / "examples" / "reverse_digits"
     refuse_existing(file, force=force)
     try:
         shutil.copytree(source, beside, dirs_exist_ok=True, ignore=shutil.ignore_patterns("quickstart.yaml"))
@@ -294,3 +301,19 @@ def _write_quickstart(cli: Invocation, folder: str | None, out: str | None, forc
     write_file(file, text.replace("../schemas/", "").replace("manifests/quickstart.yaml", "quickstart.yaml"))
     write_file(target / ALL_KINDS, schema_files()[ALL_KINDS])
     cli.info(f"wrote {target}; next: {_in_folder(target)}areal apply -f quickstart.yaml")
+
+
+def _write_dashboards(cli: Invocation, target: Path, force: bool) -> None:
+    files = {target / file.name: file.read_text(encoding="utf-8") for file in sorted(_shipped("dashboards").iterdir())}
+    for file in files:
+        refuse_existing(file, force=force)
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ArealError(f"cannot write {target}: {error.strerror or error}") from error
+    for file, text in files.items():
+        write_file(file, text)
+    cli.info(f"wrote {', '.join(map(str, files))}; next: import them in Grafana")
+
+
+_FOLDERS = {"dashboards": _write_dashboards, "quickstart": _write_quickstart}

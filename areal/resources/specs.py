@@ -320,7 +320,7 @@ ENTRY_POINT = worded(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w
 """``package.module:Name``."""
 
 
-_EXAMPLE_AGENT = '''"""An agent that answers with its session's model."""
+_EXAMPLE_AGENT = '''"""An agent that answers with its session's model. It needs `pip install openai`."""
 
 from openai import AsyncOpenAI
 

@@ -162,6 +162,7 @@ def test_watch_prints_a_document_a_look_with_rates_from_the_second_on(
 PARTS = {
     "areal-inference": ("every", "gateway", "router", "data-proxy", "engine"),
     "areal-agents": ("router", *AGENT_PARTS),
+    "areal-training": ("trainer",),
 }
 
 
@@ -178,13 +179,16 @@ def test_dashboard_asks_only_for_what_is_there(dashboard: str) -> None:
         re.sub("_(bucket|sum|count)$", "", name) for each in expressions for name in re.findall(r"areal_\w+", each)
     }
     assert asked == known, "and shows all of it"
-    labels = {label for each in expressions for label in re.findall(r"(\w+)=~?\"", each)}
-    assert labels <= {"job", "instance", "status", "route", "state", "outcome"}
+    labels = {label for each in expressions for label in re.findall(r"(\w+)[!=]=?~?\"", each)}
+    assert labels <= {"job", "instance", "status", "route", "state", "outcome", "experiment", "trial", "phase", "name"}
+
+
+def test_every_dashboard_is_checked() -> None:
+    assert {file.stem for file in DASHBOARDS.iterdir()} == set(PARTS)
 
 
 def test_page_names_only_what_is_there() -> None:
-    parts = (*(part for parts in PARTS.values() for part in parts), "trainer")
-    known = {name for part in parts for name in documented(part)}
+    known = {name for parts in PARTS.values() for part in parts for name in documented(part)}
     assert set(re.findall(r"areal_[a-z]\w+", DOCS)) <= known | {f"{name}_bucket" for name in known}
 
 
