@@ -28,6 +28,7 @@ from areal.state.records import (
     replace_layer,
     take_leaves,
 )
+from areal.wire.parsers import REASONING_PARSERS, TOOL_CALL_PARSERS
 
 _DERIVED = "derived"  # in the source of a manifest: fields that were filled in when it was applied
 
@@ -127,8 +128,17 @@ def field_changes(kind: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> 
 
 
 def in_full(kind: str, spec: Mapping[str, Any]) -> dict[str, Any]:
-    """The spec with its defaults; of a Model, with its number of replicas apart from its backend."""
+    """The spec with its defaults, sizes in bytes and parsers by their canonical names; of a Model, with its number of
+    replicas apart from its backend."""
     full: dict[str, Any] = effective(kind, spec).model_dump(by_alias=True, mode="json")
+    resources = full.get("resources") or {}
+    if resources.get("memory"):
+        from areal.runtime.backends.cluster import size_bytes
+
+        resources["memory"] = size_bytes(resources["memory"])
+    for field, names in (("toolCallParser", TOOL_CALL_PARSERS), ("reasoningParser", REASONING_PARSERS)):
+        if full.get(field):
+            full[field] = names.resolve(full[field])
     if full.get("backend"):
         part = inference_part(full["backend"])
         full["backend"] = str(replace(part, data=1))
