@@ -6,14 +6,11 @@ different lengths can be compared step by step.
 
 from __future__ import annotations
 
-import math
 import shutil
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -26,51 +23,15 @@ from areal.errors import ArealError, NotFound
 from areal.installation import install_command
 from areal.reconcilers.home_view import HomeView
 from areal.resources.kinds import TRAIN_JOB, Ref, check_name
-from areal.state.job_metrics import steps_of
+from areal.state.job_curves import JobCurves, read_curves
 from areal.terminal import fancy
+from areal.ui.curves import MAIN, drawn_range, group_of
 
 WIDTH = 60
 _BARS = "▁▂▃▄▅▆▇█"
+_MARGIN = 0.06  # of the height
 _DOTTED = 30  # a curve with fewer points gets a marker at each point
 _NO_CURVES = ("step", "attempt", "time", "total_steps")
-MAIN = (
-    "reward/mean",
-    "eval/reward/mean",
-    "accuracy",
-    "loss",
-    "grad_norm",
-    "approx_kl",
-    "ref_kl",
-    "entropy",
-    "length/mean",
-    "length/truncated",
-    "staleness/max",
-    "tokens_per_second",
-    "time/step",
-)
-"""The metrics shown by default; a run writes about ten of them."""
-
-_GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("reward", ("reward/*", "eval/reward/*", "rollout/reward", "rollout/reward/*")),
-    ("accuracy", ("accuracy", "eval/accuracy")),
-    ("loss", ("loss", "eval/loss")),
-    ("critic/loss", ("critic/loss",)),
-    ("gradient norm", ("grad_norm", "critic/grad_norm")),
-    ("KL", ("approx_kl", "ref_kl", "mismatch_kl")),
-    ("entropy", ("entropy", "trained_entropy")),
-    ("importance weight", ("importance_weight", "behave_imp_weight")),
-    ("share", ("clip_ratio", "rejected_ratio", "trained_share", "length/truncated", "groups/without_spread")),
-    ("tokens", ("length/mean", "length/max", "length/prompt")),
-    ("staleness", ("staleness/*",)),
-    ("rollouts", tuple(f"rollouts/{name}" for name in ("rejected", "failed", "dropped", "retried"))),
-    ("rollouts now", tuple(f"rollouts/{name}" for name in ("running", "pending", "ready"))),
-    ("prompts", ("prompts/*",)),
-    ("weight update (ms)", ("weights/*ms",)),
-)
-"""Groups of metrics, most important first. Each metric without a group follows as its own group; times are last."""
-_TIMES = "time (s)"
-_SUMMARIES = ("avg", "min", "max")
-
 Curve = list[tuple[int, float]]
 Span = tuple[int, int]
 
@@ -91,19 +52,14 @@ class CurveGroup:
 
     @property
     def scale(self) -> tuple[float, float]:
-        values = [value for each in self.series for _, value in each.curve]
-        return min(values), max(values)
+        """The range that the curves are drawn in: without a few outliers."""
+        return drawn_range(value for each in self.series for _, value in each.curve)
 
 
-def curves_of(steps: Sequence[Mapping[str, Any]], wanted: Sequence[str] = ()) -> dict[str, Curve]:
+def curves_of(steps: JobCurves, wanted: Sequence[str] = ()) -> dict[str, Curve]:
     """Returns the curve, (step, value) ordered by step, of each metric in ``wanted``, or of all if it is empty."""
-    found: dict[str, Curve] = {}
-    for step in steps:
-        for name, value in step.items():
-            is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-            if name not in _NO_CURVES and is_number and (not wanted or name in wanted):
-                found.setdefault(name, []).append((int(step["step"]), float(value)))
-    return found
+    names = [name for name in steps.columns if name not in _NO_CURVES and (not wanted or name in wanted)]
+    return {name: curve for name in names if (curve := steps.curve(name))}
 
 
 def grouped(runs: Mapping[str, Mapping[str, Curve]]) -> list[CurveGroup]:
@@ -112,18 +68,8 @@ def grouped(runs: Mapping[str, Mapping[str, Curve]]) -> list[CurveGroup]:
     metrics = sorted({metric for curves in runs.values() for metric in curves})
     for metric in metrics:
         series = [Series(metric, job, curves[metric]) for job, curves in runs.items() if metric in curves]
-        found.setdefault(_group_of(metric), []).extend(series)
+        found.setdefault(group_of(metric), []).extend(series)
     return [CurveGroup(title, tuple(found[place, title])) for place, title in sorted(found)]
-
-
-def _group_of(metric: str) -> tuple[int, str]:
-    for place, (title, patterns) in enumerate(_GROUPS):
-        if any(fnmatchcase(metric, pattern) for pattern in patterns):
-            return place, title
-    if metric.startswith(("time/", "timeperf/")):
-        return len(_GROUPS) + 1, _TIMES
-    name, _, summary = metric.rpartition("/")
-    return len(_GROUPS), name if name and summary in _SUMMARIES else metric
 
 
 def span_of(groups: Iterable[CurveGroup]) -> Span:
@@ -133,7 +79,7 @@ def span_of(groups: Iterable[CurveGroup]) -> Span:
 
 def sparkline(curve: Curve, span: Span, scale: tuple[float, float], width: int = WIDTH) -> str:
     """Draws ``curve`` over the steps of ``span`` in at most ``width`` characters. Each character is the mean of the
-    values in its range of steps, or a space if there are none."""
+    values in its range of steps, or a space if there are none. Values outside of ``scale`` are at its border."""
     first, steps = span[0], span[1] - span[0] + 1
     count = max(1, min(width, steps))
     shares: dict[int, list[float]] = {}
@@ -141,7 +87,8 @@ def sparkline(curve: Curve, span: Span, scale: tuple[float, float], width: int =
         shares.setdefault((step - first) * count // steps, []).append(value)
     half = (scale[1] / 2 - scale[0] / 2) or 1.0  # halved, since the difference of finite floats can overflow
     means = {place: sum(value / len(share) for value in share) for place, share in shares.items()}
-    levels = {place: round((mean / 2 - scale[0] / 2) / half * (len(_BARS) - 1)) for place, mean in means.items()}
+    top = len(_BARS) - 1
+    levels = {place: min(top, max(0, round((mean / 2 - scale[0] / 2) / half * top))) for place, mean in means.items()}
     return "".join(_BARS[levels[place]] if place in levels else " " for place in range(count)).rstrip()
 
 
@@ -173,11 +120,15 @@ def draw(groups: Sequence[CurveGroup], path: str) -> None:
                 label=" ".join(filter(None, names)),
             )
         axis.grid(alpha=0.3)
+        low, high = group.scale
+        if low < high:
+            axis.set_ylim(low - _MARGIN * (high - low), high + _MARGIN * (high - low))
         axis.set_title(group.title if len(metrics) > 1 else metrics[0])
         axis.set_xlabel("step")
         axis.tick_params(labelbottom=True)
         if len(group.series) > 1:
             axis.legend(fontsize="small")
+    figure.suptitle(", ".join(jobs))
     for axis in list(axes.flat)[len(groups) :]:
         axis.set_visible(False)
     try:
@@ -212,7 +163,7 @@ def metrics(
     """
     told = False
     while True:
-        runs = {name: curves_of(steps_of(_metrics_file(cli, name)), metrics) for name in dict.fromkeys(names)}
+        runs = {name: curves_of(read_curves(_metrics_file(cli, name)), metrics) for name in dict.fromkeys(names)}
         if watch and not any(runs.values()) and (waits := [name for name in runs if not _has_ended(cli, name)]):
             if not told:
                 cli.info(f"waiting for the first metrics of {', '.join(waits)}")

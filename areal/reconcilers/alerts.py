@@ -24,6 +24,7 @@ from areal.state.job_metrics import bottleneck, newest_step
 from areal.wire.training_health import Step, warnings_of
 
 if TYPE_CHECKING:
+    from areal.reconcilers.kinds.job_status import JobStatus
     from areal.state.records import StoredObject
 
 _STALLED = 10.0  # times the longest of the steps before
@@ -196,9 +197,15 @@ def read_pairs(home: Home, name: str) -> list[dict[str, Any]]:
 
 
 def gather(
-    home: Home, jobs: Sequence[StoredObject], statuses: Mapping[str, Any], steps: Mapping[str, Sequence[Step]]
+    home: Home,
+    jobs: Sequence[StoredObject],
+    statuses: Mapping[str, JobStatus],
+    steps: Mapping[str, Sequence[Step]],
+    *,
+    with_replicas: bool = True,
 ) -> Iterator[Alert]:
-    """The alerts of ``jobs``. ``statuses``: ``JobStatus`` by the job's name."""
+    """The alerts of ``jobs``. ``statuses`` and ``steps`` are by the job's name. ``with_replicas``: ask the
+    weight-update gateways, too."""
     from areal.reconcilers.kinds.job_status import JobPhase
 
     for job in jobs:
@@ -207,5 +214,5 @@ def gather(
         waits = bottleneck(newest_step(home.job_metrics(job.name))) or ""
         facts = JobFacts(job.name, running, status.attempt, waits)
         yield from job_alerts(steps[job.name], facts, time.time())
-        if running:
+        if running and with_replicas:
             yield from replica_alerts(job.name, read_pairs(home, job.name))

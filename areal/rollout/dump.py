@@ -7,6 +7,7 @@ file. Programs outside a training job append to one file for each version of the
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import re
@@ -89,8 +90,7 @@ def write_failure(folder: Path, item: EpisodeSpec, failure: Failure) -> None:
         "at": round(time.time(), 3),
         "example": _plain_columns(item.data),
     }
-    text = orjson.dumps(line, default=str, option=orjson.OPT_APPEND_NEWLINE)
-    _append(folder / "failures.jsonl", text, "a failure is")
+    _append(folder / "failures.jsonl", _json_line(line), "a failure is")
 
 
 def _plain_columns(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -103,7 +103,14 @@ def _prompt(data: Mapping[str, Any], default: int) -> int:
 
 
 def _line(episode: Episode) -> bytes:
-    return orjson.dumps(episode.document(), default=str, option=orjson.OPT_APPEND_NEWLINE)
+    return _json_line(episode.document())
+
+
+def _json_line(document: Mapping[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(document, default=str, option=orjson.OPT_APPEND_NEWLINE)
+    except TypeError:  # a text with half of a surrogate pair, which is no UTF-8
+        return json.dumps(document, default=str).encode() + b"\n"
 
 
 def episodes_of(

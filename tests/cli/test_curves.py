@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from areal.cli.curves import curves_of, draw, grouped, span_of, sparkline
+from areal.cli.curves import CurveGroup, curves_of, draw, grouped, span_of, sparkline
 from areal.errors import ArealError
 from areal.installation import install_command
 from areal.rollout.dump import write_step
 from areal.state.home import Home
+from areal.state.job_curves import JobCurves, read_curves
 from areal.state.records import StoredObject
 from areal.trajectories.record import Episode, Interaction
 from tests.cli.conftest import Areal, Spawner
@@ -24,14 +25,24 @@ STEPS = [
     for step in range(1, 51)
 ]
 
-GROUPS = grouped({"job": curves_of(STEPS)})
+
+def written(folder: Path, steps: list[dict[str, Any]]) -> JobCurves:
+    path = folder / "metrics.jsonl"
+    path.write_text("".join(json.dumps(step) + "\n" for step in steps))
+    return read_curves(path)
 
 
-def test_curves_are_the_numbers_of_each_step() -> None:
-    curves = curves_of([*STEPS, {"step": 51, "loss": "nan", "note": "x", "done": True}])
+@pytest.fixture(scope="module")
+def groups(tmp_path_factory: pytest.TempPathFactory) -> list[CurveGroup]:
+    return grouped({"job": curves_of(written(tmp_path_factory.mktemp("job"), STEPS))})
+
+
+def test_curves_are_the_numbers_of_each_step(tmp_path: Path) -> None:
+    steps = written(tmp_path, [*STEPS, {"step": 51, "loss": "nan", "note": "x", "done": True}])
+    curves = curves_of(steps)
     assert sorted(curves) == ["loss", "reward/mean", "time/step"]
     assert curves["reward/mean"][-1] == (50, 1.0)
-    assert list(curves_of(STEPS, ["loss"])) == ["loss"]
+    assert list(curves_of(steps, ["loss"])) == ["loss"]
 
 
 def test_sparkline_rises_with_its_values_in_at_most_its_width() -> None:
@@ -41,6 +52,13 @@ def test_sparkline_rises_with_its_values_in_at_most_its_width() -> None:
     assert len(sparkline(long, (0, 999), (0.0, 999.0), 60)) == 60
     assert sparkline([(1, 2.0), (2, 2.0)], (1, 2), (2.0, 2.0)) == "▁▁"
     assert sparkline([(1, -1e308), (2, 1e308)], (1, 2), (-1e308, 1e308)) == "▁█"  # their difference is infinite
+
+
+def test_late_spike_does_not_flatten_a_curve() -> None:
+    rising = [(step, step / 100) for step in range(100)]
+    (group,) = grouped({"job": {"loss": [*rising, (100, 1e6)]}})
+    assert group.scale == (0.0, 0.99)
+    assert sparkline(group.series[0].curve, (0, 100), group.scale, 10) == "▁▂▃▄▄▅▆▆▇█"
 
 
 def test_curves_of_runs_of_different_lengths_stand_above_each_other() -> None:
@@ -145,25 +163,28 @@ def _turn(advantage: float | None) -> Interaction:
     return Interaction("a", model="m", rewarded=True, reward=1.0, advantage=advantage, input_ids=[1, 2], **columns)
 
 
-def test_plot_is_a_picture_with_what_the_run_is_for_first(tmp_path: Path) -> None:
+def test_plot_is_a_picture_with_what_the_run_is_for_first(tmp_path: Path, groups: list[CurveGroup]) -> None:
     pytest.importorskip("matplotlib")
-    draw(GROUPS, str(tmp_path / "p.png"))
+    draw(groups, str(tmp_path / "p.png"))
     assert (tmp_path / "p.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-    draw(GROUPS, str(tmp_path / "p.svg"))
+    draw(groups, str(tmp_path / "p.svg"))
     text = (tmp_path / "p.svg").read_text()
+    assert "<!-- job -->" in text, "its title is the run's name"
     assert text.index("reward/mean") < text.index("loss") < text.index("time/step")
 
 
-def test_plot_that_cannot_be_written_says_where(tmp_path: Path) -> None:
+def test_plot_that_cannot_be_written_says_where(tmp_path: Path, groups: list[CurveGroup]) -> None:
     pytest.importorskip("matplotlib")
     with pytest.raises(ArealError, match=r"cannot draw into .*/none/p.png"):
-        draw(GROUPS, str(tmp_path / "none" / "p.png"))
+        draw(groups, str(tmp_path / "none" / "p.png"))
     with pytest.raises(ArealError, match=r"cannot draw into .*p.nothing"):
-        draw(GROUPS, str(tmp_path / "p.nothing"))
+        draw(groups, str(tmp_path / "p.nothing"))
 
 
-def test_plot_without_what_draws_says_what_brings_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plot_without_what_draws_says_what_brings_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: list[CurveGroup]
+) -> None:
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
     with pytest.raises(ArealError, match="not installed") as caught:
-        draw(GROUPS, str(tmp_path / "p.png"))
+        draw(groups, str(tmp_path / "p.png"))
     assert caught.value.hint == install_command("plot")

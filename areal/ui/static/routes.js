@@ -2,9 +2,14 @@
 export const routes = [
   { path: "/", view: "home", nav: "Objects", key: "o", help: "objects" },
   { path: "/object/:kind/:name", view: "object" },
+  { path: "/compare", view: "compare", nav: "Compare", key: "c", help: "compare jobs", css: true },
+  { path: "/job/:name", view: "job", css: true },
+  { path: "/job/:name/step/:step", view: "step", css: true },
+  { path: "/job/:name/step/:step/group/:group", view: "step", css: true },
+  { path: "/job/:name/step/:step/group/:group/sample/:sample", view: "step", css: true },
 ];
 
-export const hasAlerts = false; // whether the view `alerts` is there for the bar
+export const hasAlerts = true; // whether the view `alerts` is there for the bar
 
 export function match(pathname) {
   for (const each of routes) {

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from areal.ui.context import ViewContext
 
-VIEWS = ("home", "object")
+VIEWS = ("alerts", "compare", "home", "job", "object", "step")
 
 Marks = Mapping[str, int | str]
 

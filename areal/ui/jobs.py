@@ -1,0 +1,144 @@
+"""What the views of jobs share: a job's numbers, kept while a page looks at it, and the decoder of its tokens.
+
+A file of many steps takes seconds to read. It is read in the background, in parts; until then its curves are those of
+some two thousand of its lines, and say so.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from areal.errors import ArealError, NotFound
+from areal.reconcilers.home_view import HomeView
+from areal.resources.kinds import MODEL, TRAIN_JOB, Ref, check_name, served_name
+from areal.resources.paths import resolve_model_path
+from areal.state.home import Home
+from areal.state.job_curves import JobCurves
+from areal.state.objects import ObjectStore
+from areal.state.records import StoredObject
+from areal.trajectories.view import TokenDecoder, load_decoder
+from areal.ui.memo import FileMemo
+
+_AT_ONCE = 6 << 20  # bytes that are read while a page waits
+_PART = 1 << 20
+_SAMPLED = 1500  # steps
+_KEPT = 4  # jobs
+_TOKENIZER = "tokenizer.json"
+
+
+class JobNumbers(NamedTuple):
+    """``share``: of the file that was read; below 1 the steps are a sample."""
+
+    curves: JobCurves
+    share: float
+
+
+class _Entry:
+    def __init__(self, path: Path) -> None:
+        self.curves = JobCurves(path)
+        self.lock = threading.Lock()
+        self.sampled: tuple[int, JobCurves] | None = None
+        self.reader: threading.Thread | None = None
+
+    def read(self) -> JobNumbers:
+        size = _size(self.curves.path)
+        if size - self.curves.cursor <= _AT_ONCE and (self.reader is None or not self.reader.is_alive()):
+            with self.lock:
+                self.curves.update()
+                return JobNumbers(self.curves, 1.0)
+        if self.reader is None or not self.reader.is_alive():
+            self.reader = threading.Thread(target=self._read_all, name="curves", daemon=True)
+            self.reader.start()
+        if self.sampled is None or self.sampled[0] != size:
+            self.sampled = size, self.curves.sample(_SAMPLED)
+        return JobNumbers(self.sampled[1], min(0.99, self.curves.cursor / max(1, size)))
+
+    def _read_all(self) -> None:
+        while True:
+            with self.lock:
+                if not self.curves.update(_PART):
+                    return
+
+
+_entries: dict[Path, _Entry] = {}
+_lock = threading.Lock()
+
+
+def numbers_of(path: Path) -> JobNumbers:
+    """The numbers of a job by its file. Raises OSError. Those of the last four jobs are kept."""
+    with _lock:
+        entry = _entries.pop(path, None) or _Entry(path)
+        _entries[path] = entry
+        while len(_entries) > _KEPT:
+            del _entries[next(iter(_entries))]
+    return entry.read()
+
+
+def read_mark(path: Path) -> str:
+    """A cursor that differs while the file grows, and when it has been read."""
+    with _lock:
+        entry = _entries.get(path)
+    reading = entry is not None and entry.reader is not None and entry.reader.is_alive()
+    return f"{_size(path)}{' reading' if reading else ''}"
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def job_of(home: Home, name: str) -> StoredObject:
+    """Raises NotFound."""
+    found = next((job for job in HomeView(home).of_kind(TRAIN_JOB) if job.name == name), None)
+    if found is None:
+        raise NotFound(f"{Ref(TRAIN_JOB, check_name(name))} is not recorded in this home", hint="areal train ps --all")
+    return found
+
+
+def _load_config(path: Path) -> dict[str, Any]:
+    import yaml
+
+    try:
+        found = yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+        raise ArealError(f"{path} cannot be read: {str(error)[:300]}") from error
+    return found if isinstance(found, dict) else {}
+
+
+_configs: FileMemo[dict[str, Any]] = FileMemo(_load_config, 8)
+_decoders: FileMemo[TokenDecoder] = FileMemo(load_decoder, 2)
+
+
+def config_of(home: Home, name: str) -> Mapping[str, Any]:
+    """The resolved configuration of a job; empty before it has begun. Raises ArealError where it is damaged."""
+    return _configs.get(home.jobs / name / "config.yaml")
+
+
+def decoder_of(home: Home, job: StoredObject) -> TokenDecoder | None:
+    """The decoder of the tokenizer that the job's configuration names; None where it is not on this machine, and tokens
+    are shown by their ids."""
+    try:
+        config = config_of(home, job.name)
+        actor = config.get("actor")
+        path = config.get("tokenizer_path") or (actor.get("path") if isinstance(actor, dict) else None)
+        folder = tokenizer_here(home, str(path), job.spec.get("workingDir")) if path else None
+        return _decoders.get(folder / _TOKENIZER) if folder is not None else None
+    except ArealError:
+        return None
+
+
+def tokenizer_here(home: Home, path: str, working_dir: str | None = None) -> Path | None:
+    """The folder of a tokenizer by its path or the name that its model is served under."""
+    candidates = [Path(str(working_dir or "."), path)]
+    mine = (item for item in ObjectStore(home).list(MODEL) if served_name(item.name, item.spec) == path)
+    if (found := next(mine, None)) is not None and (own := found.spec.get("tokenizerPath") or found.spec.get("path")):
+        source = next((layer.source.get("file") for layer in found.layers if layer.source), None)
+        candidates.append(Path(resolve_model_path(str(own), source) or str(own)))
+    return next((each for each in candidates if (each / _TOKENIZER).is_file()), None)

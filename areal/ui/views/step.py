@@ -1,0 +1,163 @@
+"""``/job/NAME/step/S``: the samples of a step by group; the samples of one group side by side; one sample."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from pathlib import Path
+from typing import Any
+
+from areal.errors import NotFound
+from areal.state.records import StoredObject
+from areal.trajectories.document import shown_episode
+from areal.trajectories.steps import (
+    GroupSummary,
+    SampleSummary,
+    StepFile,
+    StepSummary,
+    read_failures,
+    read_sample,
+    read_step,
+    step_files,
+)
+from areal.ui.context import ViewContext
+from areal.ui.curves import WAITS
+from areal.ui.jobs import decoder_of, job_of, numbers_of
+from areal.ui.memo import FileMemo, stamp
+from areal.ui.views import Marks
+
+_SIDE_BY_SIDE = 16  # samples of a group with their tokens
+_TOKENS = 60_000  # of all samples side by side
+_FAILURES = 200
+
+_listings: FileMemo[list[StepFile]] = FileMemo(step_files, 2)  # by the folder's time of change
+_steps: FileMemo[dict[str, StepSummary]] = FileMemo(lambda path: {}, 4)  # the summary is made with the job's decoder
+
+
+def read(view: ViewContext) -> dict[str, Any]:
+    """``step``: a number; without it the newest. ``eval=1``: the evaluation after it. ``group`` and ``sample``: one."""
+    name = view.need("name")
+    job = job_of(view.home, name)
+    folder = view.home.jobs / name / "trajectories"
+    files = _listings.get(folder)
+    if not files:
+        raise NotFound(
+            f"trainjob/{name} has written no trajectories",
+            hint="rollout.dump_to_file=true has them written; the steps of a run without it have curves only",
+        )
+    wanted = StepFile(view.number("step", files[-1].step), view.query.get("eval") == "1", "")
+    place = bisect_left(files, wanted)
+    if place == len(files) or files[place][:2] != wanted[:2]:
+        near = ", ".join(sorted({str(each.step) for each in files[max(0, place - 1) : place + 1]}))
+        raise NotFound(f"step {wanted.step} of trainjob/{name} has no samples", hint=f"the nearest that has: {near}")
+    path = folder / files[place].name
+    summary = _summary(view, job, path)
+    document: dict[str, Any] = {
+        "name": name,
+        "step": wanted.step,
+        "isEval": wanted.is_eval,
+        "firstStep": files[0].step,
+        "lastStep": files[-1].step,
+        "count": len(files),
+        "previous": _address(files, place - 1),
+        "next": _address(files, place + 1),
+        "decoded": decoder_of(view.home, job) is not None,
+        "damaged": list(summary.damaged),
+        "damagedLines": summary.damaged_lines,
+        "path": str(path),
+    }
+    if view.query.get("group"):
+        return document | _group(view, job, path, summary)
+    numbers = numbers_of(view.home.job_metrics(name)).curves
+    now = numbers.at(wanted.step) or {}
+    before = numbers.at(wanted.step - 1) or {}
+    failures, is_cut = read_failures(
+        folder, before.get("time", now.get("time", 0.0) - 1e9), now.get("time", float("inf"))
+    )
+    return document | {
+        "groups": [_group_row(group) for group in summary.groups],
+        "metrics": now,
+        "waits": [
+            {"metric": each, "title": title, "seconds": now[each]} for each, title in WAITS.items() if each in now
+        ],
+        "failures": [each._asdict() for each in failures[:_FAILURES]],
+        "failuresLeftOut": max(0, len(failures) - _FAILURES),
+        "failuresCut": is_cut,
+    }
+
+
+def _summary(view: ViewContext, job: StoredObject, path: Path) -> StepSummary:
+    known = _steps.get(path)
+    decoder = decoder_of(view.home, job)
+    key = decoder.source if decoder is not None else ""
+    if key not in known:
+        known[key] = read_step(path, decoder)
+    return known[key]
+
+
+def _address(files: list[StepFile], place: int) -> dict[str, Any] | None:
+    return {"step": files[place].step, "isEval": files[place].is_eval} if 0 <= place < len(files) else None
+
+
+def _group_row(group: GroupSummary) -> dict[str, Any]:
+    return {
+        "group": group.name,
+        "mean": group.mean,
+        "spread": group.spread,
+        "withoutSpread": group.is_without_spread,
+        "samples": [_sample_row(each) for each in group.samples],
+    }
+
+
+def _sample_row(sample: SampleSummary) -> dict[str, Any]:
+    return {
+        "episode": sample.episode,
+        "prompt": sample.prompt,
+        "sample": sample.sample,
+        "reward": sample.reward,
+        "advantage": sample.advantage,
+        "tokens": sample.tokens,
+        "turns": sample.turns,
+        "truncated": sample.truncated,
+        "seconds": sample.seconds,
+        "meanLogprob": sample.mean_logprob,
+        "versions": list(sample.versions),
+        "question": sample.question,
+        "hint": sample.hint,
+        "failures": list(sample.failures),
+    }
+
+
+def _group(view: ViewContext, job: StoredObject, path: Path, summary: StepSummary) -> dict[str, Any]:
+    name = view.need("group")
+    places = {group.name: place for place, group in enumerate(summary.groups)}
+    if name not in places:
+        raise NotFound(f"step {view.query.get('step')} has no group {name[:200]}", hint="esc goes to the step's groups")
+    place = places[name]
+    group = summary.groups[place]
+    chosen = list(group.samples)
+    if view.query.get("sample"):
+        number = view.number("sample", 0, least=-1)
+        chosen = [each for each in chosen if each.sample == number]
+        if not chosen:
+            raise NotFound(f"group {name[:200]} has no sample {number}", hint="esc goes to the group")
+    shown: list[dict[str, Any]] = []
+    tokens = 0
+    for each in chosen[:_SIDE_BY_SIDE]:
+        if shown and tokens + each.tokens > _TOKENS:
+            break
+        tokens += each.tokens
+        shown.append(
+            {**_sample_row(each), "shown": shown_episode(read_sample(path, each.line), decoder_of(view.home, job))}
+        )
+    return {
+        "group": _group_row(group),
+        "episodes": shown,
+        "leftOut": len(chosen) - len(shown),
+        "previousGroup": summary.groups[place - 1].name if place else None,
+        "nextGroup": summary.groups[place + 1].name if place + 1 < len(summary.groups) else None,
+    }
+
+
+def marks(view: ViewContext) -> Marks:
+    folder = view.home.jobs / view.need("name") / "trajectories"
+    return {"folder": f"{stamp(folder)}"}

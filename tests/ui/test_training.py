@@ -1,0 +1,182 @@
+"""The views of training over a recorded job folder: curves, steps, groups, samples, comparison, alerts."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from areal.errors import NotFound, UsageFault
+from areal.rollout.dump import write_step
+from areal.state.home import Home
+from areal.state.records import StoredObject
+from areal.ui import jobs
+from areal.ui.context import ViewContext
+from areal.ui.curves import drawn_range
+from areal.ui.views import reader_of
+from tests.trajectories.test_steps import HOSTILE, sample
+from tests.ui.conftest import Page, eventually
+
+Recorder = Callable[..., StoredObject]
+
+
+def ask(home: Home, view: str, **query: str) -> dict[str, Any]:
+    reader = reader_of(view)
+    assert reader is not None
+    return json.loads(json.dumps(reader.read(ViewContext(home, query))))
+
+
+@pytest.fixture
+def job(home: Home, record: Recorder) -> Home:
+    """A job of 50 steps with samples of the steps 2 and 3, and a NaN."""
+    record("TrainJob", "learn")
+    folder = home.jobs / "learn"
+    folder.mkdir(parents=True)
+    lines: list[dict[str, Any]] = [
+        {
+            "step": step,
+            "attempt": 1,
+            "time": 1000.0 + step,
+            "reward/mean": step / 50,
+            "time/step": 2.0,
+            "time/rollout": 1.0,
+        }
+        for step in range(1, 51)
+    ]
+    lines[-1]["loss"] = "nan"
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 51, "torn')
+    groups = [sample("g/1", number, 1.0, example={"q": HOSTILE}) for number in (0, 1)]
+    groups += [sample("g-2", number, float(number)) for number in range(20)]
+    write_step(folder / "trajectories", 2, groups)
+    write_step(folder / "trajectories", 3, [sample("g-9", 0, None)])
+    write_step(folder / "trajectories", 3, [sample("e-1", 0, 0.5)], is_eval=True)
+    failure = {"at": 1001.5, "episode": "g-7", "prompt": 3, "blame": "user", "error": "ValueError: no"}
+    (folder / "trajectories" / "failures.jsonl").write_text(json.dumps(failure) + "\n")
+    (folder / "config.yaml").write_text("seed: 1\nactor: {optimizer: {lr: 0.1}}\nexperiment_name: a\n")
+    return home
+
+
+def test_job_has_curves_groups_waits_and_alerts(job: Home) -> None:
+    found = ask(job, "job", name="learn")
+    assert found["starts"] == list(range(1, 51)) and found["bucket"] == 1 and found["shareRead"] == 1.0
+    assert found["series"]["reward/mean"]["mean"][-1] == 1.0 and found["series"]["reward/mean"]["low"] is None
+    assert found["notFinite"] == {"loss": 50} and found["series"]["loss"]["mean"] == [None] * 50
+    assert [each["title"] for each in found["waits"]] == ["rollouts"] and found["hasSamples"]
+    assert [each["title"] for each in found["groups"]] == ["reward", "loss", "time (s)"]
+    assert [each["rule"] for each in found["alerts"]] == ["not-finite"]
+    part = ask(job, "job", name="learn", first="11", last="30", points="5", metrics="reward/mean")
+    assert part["bucket"] == 8 and part["starts"] == [8, 16, 24] and list(part["series"]) == ["reward/mean"]
+    assert part["series"]["reward/mean"]["high"][-1] == 0.6
+    with pytest.raises(NotFound, match="TrainJob/other"):
+        ask(job, "job", name="other")
+
+
+def test_step_has_groups_numbers_and_failures_of_its_time(job: Home) -> None:
+    found = ask(job, "step", name="learn", step="2")
+    assert [(each["group"], each["withoutSpread"], len(each["samples"])) for each in found["groups"]] == [
+        ("g/1", True, 2),
+        ("g-2", False, 20),
+    ]
+    assert found["metrics"]["reward/mean"] == 0.04 and found["waits"] == [
+        {"metric": "time/rollout", "title": "rollouts", "seconds": 1.0}
+    ]
+    assert [each["error"] for each in found["failures"]] == ["ValueError: no"]
+    assert (found["previous"], found["next"], found["count"]) == (None, {"step": 3, "isEval": False}, 3)
+    newest = ask(job, "step", name="learn", eval="1")
+    assert newest["isEval"] and newest["groups"][0]["group"] == "e-1" and newest["failures"] == []
+
+
+def test_group_shows_its_samples_side_by_side_and_says_what_is_left_out(job: Home) -> None:
+    found = ask(job, "step", name="learn", step="2", group="g-2")
+    assert len(found["episodes"]) == 16 and found["leftOut"] == 4
+    assert (found["previousGroup"], found["nextGroup"]) == ("g/1", None)
+    one = ask(job, "step", name="learn", step="2", group="g-2", sample="19")
+    (episode,) = one["episodes"]
+    assert episode["reward"] == 19.0 and episode["shown"]["turns"][0]["lp"] == [-0.5, -1.5]
+    assert ask(job, "step", name="learn", step="2", group="g/1")["episodes"][0]["question"]
+
+
+@pytest.mark.parametrize(
+    ("query", "error", "words"),
+    [
+        ({"step": "7"}, NotFound, "step 7 of trainjob/learn has no samples"),
+        ({"step": "2", "group": "x"}, NotFound, "no group x"),
+        ({"step": "2", "group": "g-2", "sample": "99"}, NotFound, "no sample 99"),
+        ({"step": "x"}, UsageFault, "no integer"),
+    ],
+)
+def test_place_that_is_not_there_is_an_error_with_a_way_on(
+    job: Home, query: dict[str, str], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        ask(job, "step", name="learn", **query)
+
+
+def test_job_without_samples_says_which_setting_writes_them(home: Home, record: Recorder) -> None:
+    record("TrainJob", "learn")
+    with pytest.raises(NotFound, match="has written no trajectories") as caught:
+        ask(home, "step", name="learn", step="1")
+    assert "rollout.dump_to_file=true" in str(caught.value.hint)
+    empty = ask(home, "job", name="learn")
+    assert empty["steps"] == 0 and empty["starts"] == [] and empty["step"] is None
+
+
+def test_compare_lists_the_fields_that_differ(job: Home, record: Recorder) -> None:
+    record("TrainJob", "other")
+    folder = job.jobs / "other"
+    folder.mkdir()
+    (folder / "config.yaml").write_text("seed: 1\nactor: {optimizer: {lr: 0.2}, eps: null}\nexperiment_name: b\n")
+    found = ask(job, "compare", jobs="learn,other")
+    assert found["config"] == [
+        {"field": "actor.optimizer.lr", "values": {"learn": 0.1, "other": 0.2}},
+        {"field": "actor.eps", "values": {"other": None}},
+    ]
+    assert [each["steps"] for each in found["jobs"]] == [50, 0] and found["unreadable"] == {}
+    (folder / "config.yaml").write_text("a: [")
+    assert "cannot be read" in ask(job, "compare", jobs="learn,other")["unreadable"]["other"]
+    with pytest.raises(UsageFault, match="at most 8"):
+        ask(job, "compare", jobs="a,b,c,d,e,f,g,h,i")
+
+
+def test_long_file_is_sampled_at_first_and_read_whole_behind(job: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "_AT_ONCE", 100)
+    path = job.job_metrics("learn")
+    with path.open("a") as file:
+        file.write("\n")
+        for step in range(51, 20_000):
+            file.write(json.dumps({"step": step, "attempt": 1, "loss": 1.0, "pad": "x" * 100}) + "\n")
+    first = ask(job, "job", name="learn")
+    assert first["shareRead"] < 1.0 and 100 < first["steps"] < 3_000 and first["lastStep"] == 19_999
+    whole = eventually(lambda: (found := ask(job, "job", name="learn"))["shareRead"] == 1.0 and found)
+    assert whole["steps"] == 19_999 and len(whole["starts"]) <= 1000
+
+
+def test_page_is_told_when_a_job_takes_a_step(job: Home, page: Page) -> None:
+    assert page.read("job", name="learn")["lastStep"] == 50
+    assert page.failure("job", name="none")[0] == 404
+    path = job.job_metrics("learn")
+    reader = reader_of("job")
+    assert reader is not None
+    before = reader.marks(ViewContext(job, {"name": "learn"}))
+    with path.open("a") as file:
+        file.write('"}\n' + json.dumps({"step": 52, "attempt": 1, "reward/mean": 1.0}) + "\n")
+    assert reader.marks(ViewContext(job, {"name": "learn"})) != before
+    assert page.read("job", name="learn")["lastStep"] == 52
+
+
+def test_alerts_are_of_jobs_that_run_or_failed(job: Home) -> None:
+    assert ask(job, "alerts") == {"alerts": []}  # it has not been started
+    began = time.monotonic()
+    reader = reader_of("alerts")
+    assert reader is not None and "clock" in reader.marks(ViewContext(job, {}))
+    assert time.monotonic() - began < 5
+
+
+def test_drawn_range_leaves_out_a_late_spike() -> None:
+    low, high = drawn_range([0.1 * (each % 10) for each in range(99)] + [1000.0])
+    assert low == 0.0 and high == pytest.approx(0.9)
+    assert drawn_range([1.0, 2.0, 3.0]) == (1.0, 3.0) and drawn_range([]) == (0.0, 0.0)
+    assert drawn_range([0.0] * 50 + [1.0] * 50) == (0.0, 1.0)
