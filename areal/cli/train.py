@@ -29,12 +29,9 @@ from areal.resources.kinds import MAX_NAME_LENGTH, TRAIN_JOB, Ref, check_name, n
 from areal.state.job_metrics import bottleneck, eta_s, newest_step
 
 if TYPE_CHECKING:
-    from areal.runtime.backends.base import RunState
     from areal.state.records import StoredObject
 
 _NAMING = ("experiment_name", "trial_name")
-_LAST_LINES, _MESSAGE_CHARACTERS = 40, 300
-_ERROR = re.compile(r"error: |[A-Za-z_][\w.]*(Error|Exception|Interrupt|Failed): ")
 _ALL_LINES = 1_000_000
 _WEEK_S = 7 * 86400.0
 
@@ -212,18 +209,6 @@ def step_of(row: Mapping[str, Any]) -> str | None:
     return f"{row['step']}/{row['totalSteps']}" if row["totalSteps"] is not None else str(row["step"])
 
 
-def _failure_message(home: HomeView, message: str, state: RunState | None) -> str:
-    """Returns the message with the last error line of the driver's log."""
-    from areal.runtime.backends import Backends
-    from areal.runtime.logs import tail
-
-    if state is None:
-        return message
-    lines = tail(Backends(home.home.root).log_paths(state.spec.uid), _LAST_LINES)
-    errors = [line for line in lines if _ERROR.match(line)]
-    return f"{message}: {errors[-1].removeprefix('error: ')[:_MESSAGE_CHARACTERS]}" if errors else message
-
-
 def job_row(home: HomeView, found: StoredObject) -> dict[str, Any]:
     """Returns the document of a job: its progress, and the metrics of its last step."""
     from areal.reconcilers.kinds.job_status import JobPhase, exit_code
@@ -245,7 +230,7 @@ def job_row(home: HomeView, found: StoredObject) -> dict[str, Any]:
         "tokensPerSecond": last.get("tokens_per_second"),
         "staleness": last.get("staleness/max"),
         "bottleneck": bottleneck(last) if status.phase == "Running" else None,
-        "message": _failure_message(home, status.message, state) if status.phase == "Failed" else status.message,
+        "message": status.message,
         "exitCode": exit_code(state) if state is not None else None,
         "pid": state.pid if state is not None else None,
         "folder": str(home.home.jobs / found.name),

@@ -23,7 +23,7 @@ _STARTED = re.compile(rf"{re.escape(MARK)}\S+ started pid \d+")
 _TRACEBACK = "Traceback (most recent call last):"
 _ERROR_LINE = re.compile(
     r"^(?:[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)\b(?::|$)|(?:fatal|FATAL|panic|PANIC|CRITICAL)\b"
-    r"|.*\b(?:ERROR|CRITICAL|FATAL)\b|Segmentation fault|terminate called|[\w./-]+: error: )"  # argparse's is the last
+    r"|.*\b(?:ERROR|CRITICAL|FATAL)\b|Segmentation fault|terminate called|(?:[\w./-]+: )?error: )"  # argparse's, ours
 )
 _CHAIN = (
     "During handling of the above exception, another exception occurred:",

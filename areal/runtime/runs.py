@@ -192,7 +192,7 @@ def read_intent(folder: str) -> tuple[dict[str, Any], RunSpec] | None:
 def last_exit_from_record(record: Mapping[str, Any] | None) -> LastExit | None:
     if not record:
         return None
-    return LastExit(record["code"], record["signal"], record["at"], record["reason"])
+    return LastExit(record["code"], record["signal"], record["at"], record["reason"], record.get("line", ""))
 
 
 def record_end(

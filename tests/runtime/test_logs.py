@@ -124,10 +124,11 @@ VLLM = "(Worker pid=26109) ERROR 11-28 22:15:44 [multiproc_executor.py:1063] "
             "launch_server.py: error: unrecognized arguments: --no-such-thing\n",
             "launch_server.py: error: unrecognized arguments: --no-such-thing",
         ),
+        ("loading\nerror: reward cannot be imported (r.py:3)\nhint: x\n", "error: reward cannot be imported (r.py:3)"),
         ("[2026-11-28 22:03:11] Scheduler hit an exception: " + TRACEBACK, "ValueError: no such model"),
         ("loading\n", ""),
     ],
-    ids=["vllm", "arguments", "sglang", "none"],
+    ids=["vllm", "arguments", "areal", "sglang", "none"],
 )
 def test_failing_line_is_the_engines_own_error(tmp_path: Path, text: str, expected: str) -> None:
     assert failing_line(write(tmp_path, START + text)) == expected

@@ -232,6 +232,16 @@ def test_failing_component_is_restarted_until_the_budget_is_spent(local: LocalBa
     assert not local.leases.is_held(f"port-{ports[0]}")
 
 
+@pytest.mark.parametrize(("code", "line"), [(4, "error: no such reward (r.py:3)"), (0, "")])
+def test_end_of_a_start_has_the_line_of_its_log_that_names_the_error(local: LocalBackend, code: int, line: str) -> None:
+    text = "echo loading; echo 'error: no such reward (r.py:3)'"
+    local.start(run_spec(argv=("sh", "-c", f"{text}; exit {code}"), restart=RestartPolicy("Never")))
+
+    last = until_phase(local, "r1", Phase.EXITED).last_exit
+
+    assert last is not None and (last.code, last.line) == (code, line)
+
+
 def test_kick_renews_the_budget(local: LocalBackend) -> None:
     slow_last = RestartPolicy(initial_backoff_s=1000, jitter=0.0, budget_count=2)
     local.start(run_spec(argv=("false",), restart=slow_last))

@@ -83,6 +83,9 @@ class TrainJobController(KindController):
         reason, message = reasons.get(now.phase, phase), now.message
         state = now.run.state if now.run is not None else None
         works = now.phase is JobPhase.RUNNING and state is not None and state.phase is Phase.RUNNING
+        failed = state.last_exit if state is not None and now.phase in (JobPhase.FAILED, JobPhase.RUNNING) else None
+        if failed is not None and failed.line:
+            message = f"{message or f'the one before {failed.reason}'}: {failed.line}"
         if state is not None and lacks_folder(state):
             reason = NO_WORKING_DIR
         if works and state is not None and state.halted:

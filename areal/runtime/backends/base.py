@@ -131,6 +131,7 @@ class LastExit:
     signal: int | None
     at: float  # seconds since the epoch
     reason: str = ""  # "exited 1", "killed by SIGKILL", "liveness probe failed", "stopped"
+    line: str = ""  # of the log, that names the error
 
 
 class Cause(StrEnum):

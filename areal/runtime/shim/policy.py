@@ -20,18 +20,19 @@ _A_YEAR_S = 365 * 86400.0
 
 
 class Exit:
-    """How one start of the component ended."""
+    """How one start of the component ended. ``line``: the line of its log that names the error."""
 
-    __slots__ = ("at", "code", "reason", "signal")
+    __slots__ = ("at", "code", "line", "reason", "signal")
 
     def __init__(self, code: int | None, signal: int | None, at: float, reason: str) -> None:
         self.code = code
         self.signal = signal
         self.at = at
         self.reason = reason
+        self.line = ""
 
     def to_record(self) -> dict[str, Any]:
-        return {"code": self.code, "signal": self.signal, "at": self.at, "reason": self.reason}
+        return {"code": self.code, "signal": self.signal, "at": self.at, "reason": self.reason, "line": self.line}
 
 
 class RestartDecision:

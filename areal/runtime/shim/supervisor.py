@@ -338,6 +338,9 @@ class RunSupervisor:
         if self._stopping:
             self._finish("exited", "stopped")
             return
+        if not self._budget.is_success(exit):
+            exit.line = failing_line(run_log_paths(self._run_dir))
+        line = f": {exit.line}" if exit.line else ""
         spread = int.from_bytes(os.urandom(4), "big") / 2**32
         decision = self._budget.decide(exit, ran_s, time.monotonic(), spread)
         if decision.action == RESTART:
@@ -345,19 +348,13 @@ class RunSupervisor:
             self._record_child("backoff", next_start_at=time.time() + decision.delay_s)
             self._log.mark(f"{exit.reason}; next start in {decision.delay_s:.1f} s")
             soon = f"in {decision.delay_s:.0f} s" if decision.delay_s else "at once"
-            self._note(
-                "Warning", "Died", f"{exit.reason} after {ran_s:.0f} s, starts again {soon}{self._failing_line()}"
-            )
+            self._note("Warning", "Died", f"{exit.reason} after {ran_s:.0f} s, starts again {soon}{line}")
             self._sweep()
         else:
             is_loop = decision.action == CRASHLOOP
             if is_loop or not self._budget.is_success(exit):
-                self._note("Warning", "CrashLoop" if is_loop else "Died", f"{decision.reason}{self._failing_line()}")
+                self._note("Warning", "CrashLoop" if is_loop else "Died", f"{decision.reason}{line}")
             self._finish("crashloop" if is_loop else "exited", decision.reason)
-
-    def _failing_line(self) -> str:
-        line = failing_line(run_log_paths(self._run_dir))
-        return f": {line}" if line else ""
 
     def _terminate(self, cause: str, grace_s: float) -> None:
         """Ask the component to end, and set the time at which it is made to."""

@@ -13,7 +13,9 @@ import pytest
 from areal.errors import ArealError, Conflict, InvalidManifest, UsageFault
 from areal.reconcilers.desired import Target, Wanted, check_removals, deletions, pruned, target_for, with_layer
 from areal.reconcilers.home_view import manifest
+from areal.reconcilers.kinds import controller_of
 from areal.reconcilers.kinds.job_plan import following_jobs, with_services
+from areal.reconcilers.observe import Observed, ObservedRun
 from areal.runtime.backends.base import LastExit, Phase, RunSpec, RunState
 from areal.state.records import JOB, StoredObject
 
@@ -259,6 +261,15 @@ def ended(code: int | None, restarted_at: str = "") -> RunState:
     if code is None:
         return RunState(spec, Phase.RUNNING, pid=1)
     return RunState(spec, Phase.EXITED, last_exit=LastExit(code, None, 0.0, f"exited {code}"), reason=f"exited {code}")
+
+
+@pytest.mark.parametrize(("phase", "why"), [(Phase.EXITED, "exited 1"), (Phase.RUNNING, "the one before exited 1")])
+def test_status_of_a_job_names_what_its_driver_failed_of(phase: Phase, why: str) -> None:
+    line = "error: reward 'r:reward' cannot be imported: /j/r.py:3: ImportError"
+    run = replace(ended(1), phase=phase, last_exit=LastExit(1, None, 0.0, "exited 1", line))
+    seen = Observed({"TrainJob/learn": (ObservedRun(run),)})
+    message = controller_of("TrainJob").health("TrainJob/learn", {}, seen, None).message
+    assert message == f"attempt 1: {why}: {line}"
 
 
 def followed(
