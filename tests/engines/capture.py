@@ -34,6 +34,7 @@ _IDS = {"return_token_ids": True, "return_tokens_as_token_ids": True, "logprobs"
 _UPDATE = {"weight_version": "3", "abort_all_requests": False, "flush_cache": True}
 _TENSORS = {"names": [], "dtypes": [], "shapes": [], "group_name": "none", **_UPDATE}
 _SCORED = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "max_new_tokens": 1}
+_STAGE = {"version": 9, "path": "/nowhere"}
 _LORA = {"lora_name": "none", "lora_path": "/nowhere"}
 
 # name, method and path, body; MODEL in a body is the folder
@@ -67,6 +68,11 @@ EXCHANGES: dict[str, tuple[tuple[str, str, Any], ...]] = {
         ("leave no group", "POST /destroy_weights_update_group", {"group_name": "none"}),
         ("resume", "POST /continue_generation", {}),
         ("version", "POST /update_weight_version", {"new_version": "default", "abort_all_requests": False}),
+        ("flush", "POST /flush_cache", {}),
+        ("release", "POST /release_memory_occupation", {}),
+        ("restore", "POST /resume_memory_occupation", {}),
+        ("whole", "POST /generate", {**_GENERATE, "stream": False, "logprob_start_len": -1, "rid": "whole"}),
+        ("load of no adapter", "POST /load_lora_adapter", _LORA),
         ("unload of no adapter", "POST /unload_lora_adapter", {"lora_name": "none"}),
         ("no route", "GET /no_such_route", None),
     ),
@@ -91,7 +97,12 @@ EXCHANGES: dict[str, tuple[tuple[str, str, Any], ...]] = {
         ("forget", "POST /collective_rpc", {"method": "areal_forget", "kwargs": {}}),
         ("resume", "POST /resume", {}),
         ("version", "POST /update_weight_version", {"new_version": "default"}),
+        ("sleep", "POST /sleep?level=1", {}),
+        ("wake up", "POST /wake_up", {}),
+        ("stage from nowhere", "POST /collective_rpc", {"method": "areal_stage", "kwargs": _STAGE}),
+        ("load of no adapter", "POST /v1/load_lora_adapter", _LORA),
         ("unload of no adapter", "POST /v1/unload_lora_adapter", {"lora_name": "none"}),
+        ("metrics", "GET /metrics", None),
         ("no route", "GET /no_such_route", None),
     ),
 }

@@ -90,6 +90,8 @@ _NO_STOPS = "SGLang does not stop at stop_token_ids where ignore_eos is set: lea
 _NO_CHECKSUM = "this SGLang tells no checksum of its weights"
 _NO_SESSION = "this SGLang has no /begin_weight_update"
 _NO_FLUSH = "this SGLang has no /flush_cache"
+_IDLE_S = 10.0
+_LOOK_AGAIN_S = 0.02
 _NOT_FLUSHED = "cache was not flushed"  # its message after an update that took place
 _INTERVAL = (
     "SGLang was started with --stream-interval %s: tokens sampled before a weight update may come after it, and get the"
@@ -368,7 +370,22 @@ class SglangClient(EngineClient):
             raise EngineRefused(str(answer.get("message") or answer.get("error_message") or "SGLang refused"))
 
     async def release_memory(self) -> None:
+        """The server dies of it while it has a request, if only one that it has just answered: it is flushed first,
+        which it refuses while it has one."""
+        try:
+            async with asyncio.timeout(_IDLE_S):
+                while not await self._flushes():  # noqa: ASYNC110  # another process's state has no event
+                    await asyncio.sleep(_LOOK_AGAIN_S)
+        except TimeoutError as error:
+            raise EngineRefused(f"SGLang still has requests after {_IDLE_S:g} s: its memory is not released") from error
         await self._command("/release_memory_occupation", if_missing=_NO_SAVER)
+
+    async def _flushes(self) -> bool:
+        try:
+            await self._command("/flush_cache", if_missing=_NO_FLUSH)
+        except EngineRefused:
+            return False
+        return True
 
     async def restore_memory(self) -> None:
         await self._command("/resume_memory_occupation", if_missing=_NO_SAVER)

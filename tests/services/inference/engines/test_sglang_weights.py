@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from areal.http.client import HttpClient
+from areal.services.inference.engines import sglang
 from areal.services.inference.engines.base import EngineCall, EngineError, EngineFailed, EngineRefused
 from areal.services.inference.engines.sglang import SglangClient
 from areal.wire.sampling import SamplingParams
@@ -135,6 +136,28 @@ async def test_session_of_a_broadcast_that_failed_is_ended_and_one_that_does_not
     api.replies |= {BROADCAST: OK, "POST /end_weight_update": refusal("out of memory")}
     with pytest.raises(EngineFailed, match="did not finish"):
         await client.receive_weights("pair", LAYOUT, 3)
+
+
+async def test_memory_is_released_only_once_the_server_has_no_request(
+    client: SglangClient, api: ScriptedApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SGLang dies of a release while it has a request, also of one that it has just answered."""
+    api.replies |= {"POST /flush_cache": (400, {}), "POST /release_memory_occupation": (200, {})}
+    busy = 3
+
+    async def flushed() -> None:
+        nonlocal busy
+        busy -= 1
+        api.replies["POST /flush_cache"] = (400, {}) if busy else OK
+
+    api.hooks["POST /flush_cache"] = flushed
+    await client.release_memory()
+    assert asked(api) == ["POST /flush_cache"] * 3 + ["POST /release_memory_occupation"]
+    monkeypatch.setattr(sglang, "_IDLE_S", 0.05)
+    busy = 10**6
+    with pytest.raises(EngineRefused, match="still has requests"):
+        await client.release_memory()
+    assert asked(api).count("POST /release_memory_occupation") == 1
 
 
 async def test_folder_that_is_gone_leaves_its_shapes_known(

@@ -60,6 +60,7 @@ class Sglang:
             "/begin_weight_update": self._begin,
             "/end_weight_update": self._end,
             "/weights_checker": self._check_weights,
+            "/flush_cache": self._flush,
         }
         app.router.add_routes([web.get(path, handler) for path, handler in gets.items()])
         app.router.add_routes([web.post(path, handler) for path, handler in posts.items()])
@@ -267,6 +268,9 @@ class Sglang:
         if self._core.loaded.adapters.pop(name, None) is None:
             return web.json_response({"success": False, "error_message": f"{name} is not loaded"}, status=400)
         return web.json_response({"success": True, "loaded_adapters": list(self._core.loaded.adapters)})
+
+    async def _flush(self, request: web.Request) -> web.Response:
+        return web.Response(status=400 if self._running else 200, text="Flushes.")
 
     async def _release(self, request: web.Request) -> web.Response:
         await done(self._core.engine.release_memory())
