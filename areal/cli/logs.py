@@ -43,10 +43,6 @@ class LogQuery(NamedTuple):
     lines: int = _DEFAULT_LINES
     since: float | None = None  # seconds ago
 
-    def matches(self, state: RunState) -> bool:
-        spec = state.spec
-        return self.component in (None, spec.component) and self.replica in (None, spec.replica)
-
 
 def log_options(
     kinds: Iterable[str] = (), *, replica: str = "One replica.", since: str = "Only lines of the last TIME."
@@ -120,13 +116,7 @@ def show_logs(cli: Invocation, ref: Ref, query: LogQuery, until: Callable[[], bo
 
 
 def _select(cli: Invocation, ref: Ref, query: LogQuery) -> list[RunState]:
-    """Returns the processes that ``query`` matches; without a replica in it, those of removed replicas are left out,
-    unless there are no others."""
-    home = HomeView(cli.home)
-    found = [state for state in home.states(home.family(ref)) if query.matches(state)]
-    if query.replica is not None:
-        return found
-    return [state for state in found if not home.is_removed(state)] or found
+    return HomeView(cli.home).logged(ref, query.component, query.replica)
 
 
 def _no_process(cli: Invocation, ref: Ref, query: LogQuery) -> NotFound:

@@ -108,6 +108,18 @@ class HomeView:
 
         return [ref, *(found.ref for found in self.objects if str(ref) in (found.owner, host_of(found)))]
 
+    def logged(self, ref: Ref, component: str | None = None, replica: int | None = None) -> list[RunState]:
+        """Returns the processes of an object and its family whose logs are shown; without a replica, those of removed
+        replicas are left out, unless there are no others."""
+        found = [
+            state
+            for state in self.states(self.family(ref))
+            if component in (None, state.spec.component) and replica in (None, state.spec.replica)
+        ]
+        if replica is not None:
+            return found
+        return [state for state in found if not self.is_removed(state)] or found
+
     def ended(self) -> set[str]:
         """Returns the objects that have completed, such as succeeded or failed jobs, and the objects that they own."""
         from areal.reconcilers.kinds import controller_of

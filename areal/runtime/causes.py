@@ -20,8 +20,8 @@ _EXAMINED_BYTES = 8 << 20
 _MAX_TRACEBACK_LINES = 60
 _LONGEST_LINE = 500
 _STARTED = re.compile(rf"{re.escape(MARK)}\S+ started pid \d+")
-_TRACEBACK = "Traceback (most recent call last):"
-_ERROR_LINE = re.compile(
+TRACEBACK = "Traceback (most recent call last):"
+ERROR_LINE = re.compile(
     r"^(?:[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)\b(?::|$)|(?:fatal|FATAL|panic|PANIC|CRITICAL)\b"
     r"|.*\b(?:ERROR|CRITICAL|FATAL)\b|Segmentation fault|terminate called|(?:[\w./-]+: )?error: )"  # argparse's, ours
 )
@@ -65,10 +65,10 @@ def failing_line(paths: Sequence[str]) -> str:
 
 def _first_error(lines: Sequence[str]) -> str | None:
     for number, line in enumerate(lines):
-        column = line.find(_TRACEBACK)
+        column = line.find(TRACEBACK)
         if column >= 0:
             return _traceback(lines[number:], line[:column])
-    return next((line for line in lines if _ERROR_LINE.match(line) and not line.startswith(MARK)), None)
+    return next((line for line in lines if ERROR_LINE.match(line) and not line.startswith(MARK)), None)
 
 
 def starts(paths: Sequence[str]) -> list[list[str]]:
@@ -106,7 +106,7 @@ def _traceback(lines: Sequence[str], prefix: str) -> str:
     for raw in lines[:_MAX_TRACEBACK_LINES]:
         line = raw.removeprefix(prefix)
         block.append(line)
-        if line.startswith(_TRACEBACK):
+        if line.startswith(TRACEBACK):
             in_frames = True
         elif in_frames and line and not line.startswith((" ", "\t")):
             in_frames = False

@@ -55,7 +55,7 @@ class TimedLine:
 def timed_lines(paths: Sequence[str], since: float = 0.0) -> Iterator[TimedLine]:
     """Every line of the files (oldest file first) that was written at ``since`` or later, within a second."""
     for path in paths:
-        times, offsets = _times(path)
+        times, offsets = log_times(path)
         try:
             file = open(path, "rb")  # noqa: SIM115 (the with below closes it; only the opening may fail)
         except FileNotFoundError:
@@ -70,7 +70,8 @@ def timed_lines(paths: Sequence[str], since: float = 0.0) -> Iterator[TimedLine]
                 offset += len(raw)
 
 
-def _times(path: str) -> tuple[list[float], list[int]]:
+def log_times(path: str) -> tuple[list[float], list[int]]:
+    """The times of the marks of a log, and the offsets at which its output of each began."""
     try:
         with open(path + TIMES, "rb") as file:
             pairs = [line.split() for line in file.read().splitlines()]

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPResponse
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
@@ -79,6 +80,50 @@ def serve(spawn: Spawner, home: Home) -> Iterator[Callable[..., Page]]:  # noqa:
 @pytest.fixture
 def page(serve: Callable[..., Page]) -> Page:
     return serve()
+
+
+NOISY = """
+import pathlib, sys, time
+def main(argv):
+    folder = pathlib.Path(argv[-1])
+    print("WARNING before the attempt")
+    for number in range(2500):
+        print(f"INFO line {number}")
+    print("\\x1b[31mERROR red <script>document.title = 'owned'</script>\\x1b[0m")
+    print("long " + "W" * 20000, flush=True)
+    while True:
+        if (folder / "say").exists():
+            print((folder / "say").read_text(), flush=True)
+            (folder / "say").unlink()
+        time.sleep(0.02)
+"""
+
+
+@dataclass
+class Job:
+    """A running job called ``noisy``, whose driver prints what it is given."""
+
+    folder: Path
+    spawn: Spawner
+
+    def say(self, text: str) -> None:
+        (self.folder / "draft").write_text(text)
+        (self.folder / "draft").rename(self.folder / "say")
+
+    def areal(self, *words: str) -> str:
+        result = self.spawn(*words).finish()
+        assert result.code == 0, result.err
+        return result.out
+
+
+@pytest.fixture
+def job(spawn: Spawner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:  # noqa: F811
+    (tmp_path / "noisy.py").write_text(NOISY)
+    monkeypatch.chdir(tmp_path)
+    running = Job(tmp_path, spawn)
+    running.areal("train", "start", "--driver", "noisy:main", "--name", "noisy", str(tmp_path))
+    yield running
+    running.areal("delete", "trainjob/noisy", "--yes", "--grace", "0s")
 
 
 def eventually(check: Callable[[], Any], within_s: float = 30.0) -> Any:

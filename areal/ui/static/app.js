@@ -1,5 +1,5 @@
 // The shell: the bar, alerts, keys, the token, and the view of the present address.
-import { html, render, useState, useEffect, useErrorBoundary, useRoute, useData, Link, Problem, go, activeKeys, isField, currentRoute } from "./ui.js";
+import { html, render, useState, useEffect, useErrorBoundary, useRoute, useData, Link, Loading, go, activeKeys, isField, currentRoute } from "./ui.js";
 import { call, live, onLive, onRefused, setToken } from "./api.js";
 import { hasAlerts, routes } from "./routes.js";
 
@@ -78,8 +78,8 @@ function View({ route }) {
     const name = module?.title?.(route);
     document.title = name ? `${name} · areal` : "areal";
   }, [module, route]);
-  if (!route.view) return html`<${Problem} error=${{ message: `there is no page ${route.path}`, hint: "esc goes to the objects" }} />`;
-  if (failed || broken) return html`<${Problem} error=${{ message: `the view failed: ${(failed || broken).message}`, hint: "reload the page" }} />`;
+  if (!route.view) return html`<${Loading} error=${{ type: "NotFound", message: `there is no page ${route.path}`, hint: "esc goes to the objects" }} />`;
+  if (failed || broken) return html`<${Loading} error=${{ message: `the view failed: ${(failed || broken).message}`, hint: "reload the page" }} />`;
   return module && html`<${module.default} route=${route} />`;
 }
 

@@ -7,6 +7,7 @@ export const routes = [
   { path: "/job/:name/step/:step", view: "step", css: true },
   { path: "/job/:name/step/:step/group/:group", view: "step", css: true },
   { path: "/job/:name/step/:step/group/:group/sample/:sample", view: "step", css: true },
+  { path: "/logs/:kind/:name", view: "logs", css: true },
 ];
 
 export const hasAlerts = true; // whether the view `alerts` is there for the bar

@@ -113,7 +113,8 @@ export function Problem({ error }) {
 
 // Stands where a view's data is not there yet, or cannot be read.
 export function Loading({ error }) {
-  return error ? html`<${Problem} error=${error} />` : html`<p class="empty" role="status">Loading</p>`;
+  const name = { NotFound: "Not found", UsageFault: "This address cannot be read", Unreachable: "No answer" }[error?.type] ?? "It cannot be shown";
+  return error ? html`<h1>${name}</h1><${Problem} error=${error} />` : html`<p class="empty" role="status">Loading</p>`;
 }
 
 export const Empty = ({ children }) => html`<p class="empty">${children}</p>`;
@@ -154,13 +155,15 @@ function flushSelection() {
 const WINDOW = 500; // rows above which only those near the screen are built
 const ROW = 28;
 
-// rows of objects; columns: { id, title, value(row), cell?(row), num?, sort?, hide? }. Moves by j k arrows Home End PageUp PageDown,
+// rows of objects; columns: { id, title, value(row), cell?(row), search?(row), num?,
+// sort?: false, hide?: width, optional?: left out where no row has a value }. Moves by j k arrows Home End PageUp PageDown,
 // opens by Enter. The selected row is in the address (`name`), is scrolled into view, and keeps the focus when rows change.
-export function Table({ label, columns, rows, rowKey, onOpen, note, filterText, name = "at", sortName = "sort", caption, empty = "nothing to show", focus = false }) {
+export function Table({ label, columns: every, rows, rowKey, onOpen, note, filterText, name = "at", sortName = "sort", caption, empty = "nothing to show", focus = false }) {
   const route = currentRoute();
   const body = useRef(null);
   const [, redraw] = useState(0);
   const sort = route.query[sortName] ?? "";
+  const columns = useMemo(() => every.filter((column) => !column.optional || rows.some((row) => has(column.value(row)))), [every, rows]);
   const shown = useMemo(() => order(filtered(rows, columns, filterText), columns, sort), [rows, filterText, sort]);
   const selected = useRef({ key: route.query[name], index: 0 });
   const keys = shown.map(rowKey);
@@ -220,7 +223,7 @@ export function Table({ label, columns, rows, rowKey, onOpen, note, filterText, 
   };
   const classes = (column) => [column.num && "num", column.hide && `hide-${column.hide}`, column.cls].filter(Boolean).join(" ") || undefined;
   const ariaSort = (column) => sort === column.id ? "ascending" : sort === `-${column.id}` ? "descending" : undefined;
-  return html`<div class="scroll" data-table>
+  return html`<div class=${`scroll${focus ? " main" : ""}`} data-table>
     <table aria-label=${caption ? undefined : label} aria-rowcount=${heads ? shown.length : undefined}>
       ${caption && html`<caption>${caption}</caption>`}
       <thead><tr>${columns.map((column) => html`<th key=${column.id} scope="col" class=${classes(column)} aria-sort=${ariaSort(column)}>${head(column)}</th>`)}</tr></thead>
@@ -254,6 +257,7 @@ function reveal(row) {
   else if (box.bottom + below > view.bottom - 12) main.scrollTop += box.bottom + below - view.bottom + 12;
 }
 
+const has = (value) => value !== null && value !== undefined && value !== "" && value !== 0;
 const text = (value) => (value === null || value === undefined ? "" : typeof value === "object" ? JSON.stringify(value) : String(value));
 
 function filtered(rows, columns, words) {

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from areal.ui.context import ViewContext
 
-VIEWS = ("alerts", "compare", "home", "job", "object", "step")
+VIEWS = ("alerts", "compare", "home", "job", "logs", "object", "step")
 
 Marks = Mapping[str, int | str]
 

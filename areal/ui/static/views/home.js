@@ -17,7 +17,7 @@ export default function Home({ route }) {
   const rows = useMemo(() => arranged(data, all), [data, all]);
   const events = useMemo(() => [...(data?.events ?? [])].reverse(), [data]);
   if (!data) return html`<${Loading} error=${error} />`;
-  const current = data.objects.filter((row) => !row.ended);
+  const current = data.objects.filter((row) => !isPast(row));
   const failing = current.filter((row) => !WELL.has(row.status.phase) && row.status.phase !== "Suspended");
   const ended = data.objects.length - current.length;
   return html`
@@ -42,6 +42,11 @@ export default function Home({ route }) {
       filterText=${route.query.q} onOpen=${(row) => go(objectPath(row.ref))} empty="nothing happened yet" />`;
 }
 
+// Whether a job has ended and its end is no news: it succeeded, or it failed more than a day ago.
+function isPast(row) {
+  return row.ended && (WELL.has(row.status.phase) || Date.now() / 1000 - (row.lastEvent?.at ?? 0) > 86400);
+}
+
 function selected(data) {
   const ref = document.querySelector('main tr[aria-current="true"]')?.querySelector("a")?.dataset.ref;
   return data?.objects.find((row) => row.ref === ref);
@@ -50,7 +55,7 @@ function selected(data) {
 // A service, then its models; agents; jobs. A model without its service stands by itself.
 function arranged(data, all) {
   if (!data) return [];
-  const shown = data.objects.filter((row) => all || !row.ended);
+  const shown = data.objects.filter((row) => all || !isPast(row));
   const services = shown.filter((row) => !row.host);
   const names = new Set(services.map((row) => row.name));
   const hosted = (service) => shown.filter((row) => row.host === service.name && service.kind === "InferenceService").map((row) => ({ ...row, below: true }));
@@ -65,13 +70,13 @@ const COLUMNS = [
     cell: (row) => html`<span style=${{ paddingLeft: row.below ? "14px" : 0 }}><${Link} href=${objectPath(row.ref)} tabindex="-1" data-ref=${row.ref}>${row.name}<//> <span class="dim">${SHORT[row.kind] ?? row.kind}</span></span>` },
   { id: "status", title: "Status", value: (row) => row.status.phase, cell: (row) => html`<${State} value=${row.status.phase} />` },
   { id: "ready", title: "Ready", value: (row) => row.status.ready, num: true, sort: false },
-  { id: "progress", title: "Progress", value: (row) => job(row).step, cls: "nowrap", search: (row) => "",
+  { id: "progress", title: "Progress", optional: true, value: (row) => job(row).step, cls: "nowrap", search: (row) => "",
     cell: (row) => job(row).step === undefined ? "" : html`step ${fmt.number(job(row).step)}${job(row).total ? html`<span class="dim">/${fmt.number(job(row).total)}</span>` : ""}${WELL.has(row.status.phase) && row.status.phase === "Running" && job(row).etaSeconds ? html`<span class="dim">, ${fmt.seconds(job(row).etaSeconds)} left</span>` : ""}` },
-  { id: "reward", title: "Reward", value: (row) => job(row).reward, num: true, cell: (row) => fmt.number(job(row).reward, 3) },
-  { id: "weights", title: "Weights", value: (row) => weights(row).version, search: (row) => `${weights(row).writer ?? ""} ${weights(row).path ?? ""}`, hide: 820,
-    cell: (row) => weights(row).version === undefined && !weights(row).path ? "" : html`${weights(row).version !== undefined ? `v${weights(row).version}` : ""}${weights(row).writer ? html` <span class="dim">of</span> <${Link} href=${objectPath(weights(row).writer)} tabindex="-1">${weights(row).writer.split("/")[1]}<//>` : ""} <span class="dim mono">${base(weights(row).path)}</span>${weights(row).others?.length ? html` <span class="warn">others ${weights(row).others.map((v) => `v${v}`).join(", ")}</span>` : ""}` },
-  { id: "address", title: "Address", value: (row) => row.status.address, hide: 820, cell: (row) => html`<span class="mono">${row.status.address ?? ""}</span>` },
-  { id: "restarts", title: "Restarts", value: (row) => row.processes.restarts, num: true, hide: 820, cell: (row) => row.processes.restarts ? html`<span class="warn">${row.processes.restarts}</span>` : html`<span class="dim">0</span>` },
+  { id: "reward", title: "Reward", optional: true, value: (row) => job(row).reward, num: true, cell: (row) => fmt.number(job(row).reward, 3) },
+  { id: "weights", title: "Weights", optional: true, value: (row) => weights(row).version ?? weights(row).path, search: (row) => `${weights(row).writer ?? ""} ${weights(row).path ?? ""}`, hide: 820,
+    cell: (row) => weights(row).version == null && !weights(row).path ? "" : html`${weights(row).version != null ? `v${weights(row).version}` : ""}${weights(row).writer ? html` <span class="dim">of</span> <${Link} href=${objectPath(weights(row).writer)} tabindex="-1">${weights(row).writer.split("/")[1]}<//>` : ""} <span class="dim mono">${base(weights(row).path)}</span>${weights(row).others?.length ? html` <span class="warn">others ${weights(row).others.map((v) => `v${v}`).join(", ")}</span>` : ""}` },
+  { id: "address", title: "Address", optional: true, value: (row) => row.status.address, hide: 820, cell: (row) => html`<span class="mono">${row.status.address ?? ""}</span>` },
+  { id: "restarts", title: "Restarts", optional: true, value: (row) => row.processes.restarts, num: true, hide: 820, cell: (row) => row.processes.restarts ? html`<span class="warn">${row.processes.restarts}</span>` : html`<span class="dim">0</span>` },
   { id: "age", title: "Age", value: (row) => row.createdAt ? Date.now() / 1000 - row.createdAt : null, num: true, hide: 560, cls: "nowrap", search: () => "", cell: (row) => row.createdAt ? fmt.seconds(Date.now() / 1000 - row.createdAt) : "" },
 ];
 

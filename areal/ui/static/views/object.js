@@ -14,7 +14,7 @@ export default function ObjectView({ route }) {
   const facts = [
     ["Cause", status.message && html`<span class=${status.phase === "Ready" ? "" : "bad"}>${status.message}</span>`],
     ["Address", status.address && html`<span class="mono">${status.address}</span>`],
-    ["Weights", (weights.version !== undefined || weights.path) && html`${weights.version !== undefined && `version ${weights.version}`}${weights.writer && html` of <${Link} href=${objectPath(weights.writer)}>${weights.writer}<//>`} <span class="mono">${weights.path ?? ""}</span>`],
+    ["Weights", (weights.version != null || weights.path) && html`${weights.version != null && `version ${weights.version}`}${weights.writer && html` of <${Link} href=${objectPath(weights.writer)}>${weights.writer}<//>`} <span class="mono">${weights.path ?? ""}</span>`],
     ["Generation", `${metadata.generation} (revision ${metadata.revision})`],
     ["Created", metadata.createdAt],
     ["Owner", metadata.owner && html`<${Link} href=${objectPath(metadata.owner)}>${metadata.owner}<//>`],
@@ -51,11 +51,11 @@ const PROCESSES = [
   { id: "process", title: "Process", value: (row) => `${row.component}/${row.replica}`, cls: "nowrap", cell: (row) => html`<${Link} tabindex="-1" href=${`${logsPath(row.owner)}?component=${row.component}&replica=${row.replica}`}>${row.component}/${row.replica}<//>` },
   { id: "state", title: "State", value: (row) => row.state, cell: (row) => html`<${State} value=${row.state} />` },
   { id: "pid", title: "PID", value: (row) => row.pid, num: true, hide: 560 },
-  { id: "gpus", title: "GPU", value: (row) => row.gpus.join(", "), hide: 820 },
+  { id: "gpus", title: "GPU", optional: true, value: (row) => row.gpus.join(", "), hide: 820 },
   { id: "ports", title: "Port", value: (row) => row.ports.join(", "), num: true, hide: 560 },
   { id: "restarts", title: "Restarts", value: (row) => row.restarts, num: true },
   { id: "uptime", title: "Uptime", value: (row) => row.uptimeSeconds, num: true, cls: "nowrap", cell: (row) => fmt.seconds(row.uptimeSeconds) },
-  { id: "node", title: "Node", value: (row) => row.node, hide: 820 },
+  { id: "node", title: "Node", optional: true, value: (row) => row.node, hide: 820 },
 ];
 const CONDITIONS = [
   { id: "type", title: "Type", value: (row) => row.type },

@@ -1,0 +1,185 @@
+"""Windows of a run's log by byte positions: the lines before a place and those after it, without the rest of the file.
+
+A place is the inode of a file and an offset in it, so that it stays the same line when the log is rotated. A line is
+whole when it has ended; the last one of a run that has ended is taken as it is.
+"""
+
+from __future__ import annotations
+
+import bisect
+import io
+import os
+import re
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from areal.runtime.causes import ERROR_LINE, TRACEBACK
+from areal.runtime.logs import log_times
+from areal.terminal import without_colours
+
+_BLOCK = 1 << 16
+_LONGEST = 4000  # characters of a line that are given out
+_WARNING = re.compile(r"\b(?:WARN|WARNING|Warning)\b|\w+Warning:")
+
+
+class Place(NamedTuple):
+    """The beginning of a line, or the end of what was read."""
+
+    inode: int
+    offset: int
+
+    def __str__(self) -> str:
+        return f"{self.inode:x}.{self.offset:x}"
+
+    @classmethod
+    def parse(cls, text: str) -> Place:
+        """Raises ValueError."""
+        inode, _, offset = text.partition(".")
+        return cls(int(inode, 16), int(offset, 16))
+
+
+class PlacedLine(NamedTuple):
+    """``at``: seconds since the epoch, 0.0 when not known. ``end``: the offset behind it. ``cut``: the characters that
+    are left out at its end."""
+
+    at: float
+    text: str
+    place: Place
+    end: int = 0
+    cut: int = 0
+
+    @property
+    def level(self) -> str:
+        return level_of(self.text)
+
+
+class Older(NamedTuple):
+    """``lines`` oldest first. ``start``: where to go on; None at the beginning of what is kept."""
+
+    lines: list[PlacedLine]
+    start: Place | None
+
+
+class Newer(NamedTuple):
+    """``end``: where to go on; None without a file. ``more``: there are lines that were not read."""
+
+    lines: list[PlacedLine]
+    end: Place | None
+    more: bool
+
+
+Matches = Callable[[PlacedLine], bool]
+
+
+def level_of(text: str) -> str:
+    """``error``, ``warning`` or ``info``: what the line itself states."""
+    if TRACEBACK in text or ERROR_LINE.match(text):
+        return "error"
+    return "warning" if _WARNING.search(text) else "info"
+
+
+def end_of(paths: Sequence[str], *, ended: bool) -> Place | None:
+    """The end of the last line; of a log that is being written, of the last whole one. None without a log."""
+    for path in reversed(paths):
+        if (found := _stat(path)) is None:
+            continue
+        position = found.st_size
+        while not ended and position > 0:
+            start = max(0, position - _BLOCK)
+            last = _read(path, start, position - start).rfind(b"\n")
+            position = start + last + 1 if last >= 0 else start
+            if last >= 0:
+                break
+        return Place(found.st_ino, position)
+    return None
+
+
+def lines_before(paths: Sequence[str], end: Place, count: int, matches: Matches, *, most_bytes: int) -> Older:
+    """The last ``count`` lines that match before ``end``, as far back as ``most_bytes``."""
+    files = [(path, found.st_ino, found.st_size) for path in paths if (found := _stat(path)) is not None]
+    known = next((index for index, (_, inode, _) in enumerate(files) if inode == end.inode), None)
+    if known is None:
+        return Older([], None)  # rotated away
+    path, inode, size = files[known]
+    files = [*files[:known], (path, inode, min(size, end.offset))]
+    lines: list[PlacedLine] = []
+    for path, inode, size in reversed(files):
+        position = size
+        while position > 0:
+            if most_bytes <= 0:
+                return Older(lines, Place(inode, position))
+            position, block = _block_before(path, position)
+            most_bytes -= len(block)
+            chosen = [line for line in _placed(path, inode, position, block) if matches(line)]
+            room = count - len(lines)
+            if len(chosen) >= room:
+                kept = chosen[len(chosen) - room :]
+                return Older(kept + lines, kept[0].place if kept else Place(inode, position))
+            lines = chosen + lines
+    return Older(lines, None)
+
+
+def lines_after(paths: Sequence[str], start: Place | None, matches: Matches, *, most_bytes: int, ended: bool) -> Newer:
+    """The lines that match after ``start`` (None, or rotated away: the oldest that is kept), up to ``most_bytes``."""
+    files = [(path, found.st_ino, found.st_size) for path in paths if (found := _stat(path)) is not None]
+    inodes = [inode for _, inode, _ in files]
+    first = inodes.index(start.inode) if start is not None and start.inode in inodes else 0
+    offset = start.offset if start is not None and start.inode in inodes else 0
+    lines: list[PlacedLine] = []
+    end = start
+    for path, inode, size in files[first:]:
+        data = _read(path, offset, min(size - offset, most_bytes))
+        limited = len(data) < size - offset
+        if limited or (path == paths[-1] and not ended):
+            data = data[: data.rfind(b"\n") + 1] or (data if limited else b"")
+        lines += [line for line in _placed(path, inode, offset, data) if matches(line)]
+        most_bytes -= len(data)
+        end = Place(inode, offset + len(data))
+        if limited:
+            return Newer(lines, end, True)
+        offset = 0
+    return Newer(lines, end, False)
+
+
+def _block_before(path: str, position: int) -> tuple[int, bytes]:
+    """The beginning of a block of whole lines that ends at ``position``, and its bytes. A line longer than a block is
+    taken whole."""
+    size = _BLOCK
+    while True:
+        start = max(0, position - size)
+        data = _read(path, start, position - start)
+        if start == 0:
+            return 0, data
+        cut = data.find(b"\n") + 1
+        if 0 < cut < len(data):
+            return start + cut, data[cut:]
+        size *= 2
+
+
+def _placed(path: str, inode: int, start: int, data: bytes) -> list[PlacedLine]:
+    """The lines of a block. They end at ``\\n`` alone: the carriage returns of a progress bar stay in its line."""
+    times, offsets = log_times(path)
+    lines, offset = [], start
+    for raw in io.BytesIO(data):
+        index = bisect.bisect_right(offsets, offset) - 1
+        text = without_colours(raw.decode("utf-8", "replace").rstrip("\r\n"))
+        at, cut = times[index] if index >= 0 else 0.0, max(0, len(text) - _LONGEST)
+        lines.append(PlacedLine(at, text[:_LONGEST], Place(inode, offset), offset + len(raw), cut))
+        offset += len(raw)
+    return lines
+
+
+def _read(path: str, start: int, size: int) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            file.seek(start)
+            return file.read(max(0, size))
+    except FileNotFoundError:
+        return b""
+
+
+def _stat(path: str) -> os.stat_result | None:
+    try:
+        return os.stat(path)
+    except OSError:
+        return None

@@ -1,0 +1,288 @@
+"""Every view in a real browser: by the keyboard alone, without a violation that axe finds, with an empty console.
+
+Run with ``pytest -m browser`` where Playwright and Chromium are installed (``pip install -e '.[dev-browser]'``).
+``AREAL_UI_PICTURES=DIR`` writes the pictures of the documentation.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from areal.state.home import Home
+from areal.state.records import StoredObject
+from tests.ui.conftest import Job, Page
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
+CHROMIUM = os.environ.get("AREAL_CHROMIUM", "/usr/bin/chromium")
+WIDTHS = (400, 820, 1280)
+Record = Callable[..., StoredObject]
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api")
+    if not Path(CHROMIUM).exists():
+        pytest.skip(f"there is no {CHROMIUM}")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@dataclass
+class Tab:
+    """A page in the browser, and what its console said."""
+
+    page: Any
+    server: Page
+    console: list[str] = field(default_factory=list)
+
+    def open(self, path: str = "/") -> Any:
+        self.page.goto(f"{self.server.url}{path}#token={self.server.token}")
+        self.page.wait_for_selector("main h1, main .problem")
+        return self.page
+
+    def press(self, *keys: str) -> None:
+        for key in keys:
+            self.page.keyboard.press(key)
+
+    @property
+    def path(self) -> str:
+        return re.sub(r"[?].*", "", self.page.evaluate("location.pathname"))
+
+    def at(self, path: str) -> None:
+        self.page.wait_for_function("path => location.pathname === path", arg=path)
+
+
+@pytest.fixture
+def tab(chromium: Any, page: Page) -> Iterator[Callable[..., Tab]]:
+    """``tab(width, scheme)``. Its console must stay empty, unless ``noisy``."""
+    tabs: list[tuple[Tab, bool]] = []
+
+    def new(width: int = 1280, scheme: str = "light", *, noisy: bool = False) -> Tab:
+        context = chromium.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
+        context.set_default_timeout(20_000)
+        made = Tab(context.new_page(), page)
+        made.page.on("console", lambda message: made.console.append(message.text))
+        made.page.on("pageerror", lambda error: made.console.append(str(error)))
+        tabs.append((made, noisy))
+        return made
+
+    yield new
+    for made, noisy in tabs:
+        made.page.context.close()
+        assert noisy or made.console == []
+
+
+@pytest.fixture
+def objects(record: Record, job: Job) -> None:
+    record("InferenceService", "default", {})
+    for number in range(40):
+        record("Model", f"qwen-{number}", {"service": "default", "backend": "embedded:d1", "path": "/models/qwen"})
+
+
+VIEWS = (
+    "/",
+    "/?all=1&q=qwen&sort=-name",
+    "/object/model/qwen-1",
+    "/object/trainjob/noisy",
+    "/logs/trainjob/noisy",
+    "/logs/trainjob/noisy?level=error&wrap=1",
+    "/object/model/absent",
+    "/nothing",
+)
+
+
+def visible(tab: Tab) -> bool:
+    """Whether the element with the focus is within what is seen of the page."""
+    return bool(
+        tab.page.evaluate(
+            """() => {
+                const row = document.activeElement, box = row.getBoundingClientRect();
+                const main = document.querySelector("main").getBoundingClientRect();
+                return row.tagName === "TR" && box.top >= main.top && box.bottom <= main.bottom;
+            }"""
+        )
+    )
+
+
+def test_views_are_reached_and_left_by_the_keyboard_alone(objects: None, tab: Callable[..., Tab]) -> None:
+    it = tab()
+    it.open()
+    it.press("j", "j", "Enter")
+    it.at("/object/model/qwen-1")
+    it.press("l")
+    it.at("/logs/model/qwen-1")
+    it.page.wait_for_selector(".log")
+    it.press("Escape")
+    it.at("/object/model/qwen-1")
+    it.press("Escape")
+    it.at("/")
+    it.page.wait_for_selector("tr[aria-current]")
+    it.press("/")
+    it.page.keyboard.type("noisy")
+    it.press("Escape", "Enter")
+    it.page.wait_for_function("() => location.pathname.endsWith('/noisy')")
+    it.press("g", "o")
+    it.at("/")
+    it.press("?")
+    dialog = it.page.wait_for_selector("dialog[open]")
+    assert "next, previous" in dialog.inner_text() and "ended" in dialog.inner_text()
+    it.press("Escape")
+    it.page.wait_for_selector("dialog", state="detached")
+
+
+def test_selection_stays_in_sight_and_keeps_the_focus_while_rows_change(
+    objects: None, record: Record, tab: Callable[..., Tab]
+) -> None:
+    it = tab()
+    it.open()
+    for _ in range(39):
+        it.press("j")
+        assert visible(it), it.page.evaluate("document.activeElement.outerHTML")
+    name = "document.activeElement.querySelector('a').innerText"
+    chosen = it.page.evaluate(name)
+    record("Model", "aaa-first", {"service": "default", "backend": "embedded:d1", "path": "/models/qwen"})
+    it.page.wait_for_selector("text=aaa-first")
+    assert it.page.evaluate(name) == chosen and visible(it)
+    it.press("Home")
+    assert visible(it)
+    it.press("End")
+    assert visible(it)
+
+
+def test_address_has_the_state_so_that_reload_and_back_restore_it(objects: None, tab: Callable[..., Tab]) -> None:
+    it = tab()
+    it.open("/?sort=-name&q=qwen")
+    it.press("j", "j", "j", "Enter")
+    it.page.wait_for_function("() => location.pathname.startsWith('/object/')")
+    opened = it.path
+    it.page.go_back()
+    it.at("/")
+    it.page.wait_for_selector("tr[aria-current]")
+    it.page.reload()
+    it.page.wait_for_selector("tr[aria-current]")
+    assert it.page.input_value("[data-filter]") == "qwen"
+    it.press("Enter")
+    it.at(opened)
+
+
+@pytest.mark.parametrize("scheme", ("light", "dark"))
+def test_views_have_no_violation_and_do_not_scroll_sideways(
+    objects: None, tab: Callable[..., Tab], scheme: str
+) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    found: list[str] = []
+    for width in WIDTHS:
+        it = tab(width, scheme, noisy=True)  # a refused object is a failed request in the console
+        for view in VIEWS:
+            it.open(view)
+            it.page.wait_for_function("() => !document.querySelector('main [role=status]')")
+            if "/logs/" in view:
+                it.page.wait_for_selector(".log .line")
+            results = axe.run(it.page).response
+            for each in results["violations"]:
+                node = each["nodes"][0]
+                found.append(
+                    f"{width} {view}: {each['id']}: {node['html'][:150]} {node.get('failureSummary', '')[:300]}"
+                )
+            if it.page.evaluate("document.documentElement.scrollWidth > innerWidth"):
+                found.append(f"{width} {view}: scrolls sideways")
+    assert not found, "\n".join(found)
+
+
+def test_hostile_text_of_a_log_is_shown_and_not_run(objects: None, tab: Callable[..., Tab]) -> None:
+    it = tab()
+    it.open("/logs/trainjob/noisy?q=script")
+    it.page.wait_for_selector("text=<script>document.title = 'owned'</script>")
+    assert "owned" not in it.page.title()
+
+
+def test_log_follows_and_jumps_to_the_error_by_keys(job: Job, tab: Callable[..., Tab]) -> None:
+    it = tab()
+    it.open("/logs/trainjob/noisy")
+    it.page.wait_for_selector("text=ERROR red")
+    job.say("a line that comes later")
+    it.page.wait_for_selector("text=a line that comes later")
+    it.press("E")
+    it.page.wait_for_selector(".line.current >> text=ERROR red")
+    it.press("Home")
+    it.page.wait_for_selector(".log >> text=INFO line 100", state="attached")
+    it.press("Home")
+    it.page.wait_for_selector("text=the beginning of what is kept", state="attached")
+
+
+def test_job_that_is_killed_under_the_page_is_shown_with_its_cause(
+    job: Job, home: Home, tab: Callable[..., Tab]
+) -> None:
+    it = tab()
+    it.open()
+    it.page.wait_for_selector("text=Running")
+    pid = next(row["pid"] for row in it.server.read("object", kind="trainjob", name="noisy")["processes"])
+    os.kill(pid, signal.SIGKILL)
+    it.page.wait_for_selector("text=Failed")
+    assert "SIGKILL" in it.page.inner_text("main")
+
+
+def test_server_that_ends_under_the_page_is_named(objects: None, tab: Callable[..., Tab]) -> None:
+    it = tab(noisy=True)
+    it.open()
+    it.page.wait_for_selector("text=qwen-1")
+    it.server.popen.send_signal(signal.SIGINT)
+    it.page.wait_for_selector("text=not connected since")
+    assert "qwen-1" in it.page.inner_text("main"), "what was read stays"
+
+
+def test_page_without_its_token_asks_for_it_and_then_opens(objects: None, tab: Callable[..., Tab]) -> None:
+    it = tab(noisy=True)
+    it.page.goto(it.server.url + "/")
+    it.page.wait_for_selector("text=This page needs its token")
+    it.page.keyboard.type("wrong")
+    it.press("Enter")
+    it.page.wait_for_selector("text=this is not the token")
+    it.page.fill("input[name=token]", f"{it.server.url}/#token={it.server.token}")
+    it.press("Enter")
+    it.page.wait_for_selector("text=qwen-1")
+    assert it.server.token not in it.page.url
+
+
+def test_token_leaves_the_address_and_no_cookie_is_set(page: Page, tab: Callable[..., Tab]) -> None:
+    it = tab()
+    it.open()
+    assert page.token not in it.page.url
+    assert it.page.context.cookies() == []
+    assert page.token not in str(it.page.evaluate("JSON.stringify(localStorage)"))
+
+
+def test_policy_stops_a_script_in_the_page(page: Page, tab: Callable[..., Tab]) -> None:
+    it = tab(noisy=True)
+    it.open()
+    it.page.evaluate(
+        "document.body.append(Object.assign(document.createElement('script'), {text: 'window.owned = 1'}))"
+    )
+    it.page.evaluate("document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=\"window.owned = 1\">')")
+    time.sleep(0.2)
+    assert it.page.evaluate("window.owned") is None
+
+
+def test_pictures_of_the_documentation(objects: None, tab: Callable[..., Tab], tmp_path: Path) -> None:
+    folder = Path(os.environ.get("AREAL_UI_PICTURES") or tmp_path)
+    it = tab()
+    for name, view in {
+        "ui-objects": "/",
+        "ui-logs": "/logs/trainjob/noisy",
+        "ui-object": "/object/trainjob/noisy",
+    }.items():
+        it.open(view)
+        it.page.wait_for_selector("main table, .log .line")
+        it.page.screenshot(path=str(folder / f"{name}.png"))
+        assert (folder / f"{name}.png").stat().st_size > 5_000
