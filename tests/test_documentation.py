@@ -1,14 +1,41 @@
-"""The pages under ``docs/``: the files that they name exist, and their links lead somewhere."""
+"""The pages: the files that they name exist, their links lead somewhere, and their commands are run or say why not."""
 
 from __future__ import annotations
 
 import re
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
+
+from areal.cli.main import cli
 
 REPOSITORY = Path(__file__).parents[1]
 PAGES = sorted((REPOSITORY / "docs").rglob("*.md"))
+GENERATED = REPOSITORY / "docs" / "reference"
+TEXTS = [
+    *PAGES,
+    REPOSITORY / "README.md",
+    REPOSITORY / "CONTRIBUTING.md",
+    *sorted(REPOSITORY.glob("examples/**/README.md")),
+]
+
+
+def blocks(page: Path) -> Iterator[tuple[str, str, str]]:
+    """Of each block of commands: the comment before it, "" for none; its language; its text."""
+    for found in re.finditer(
+        r"(?:^<!-- ((?:runs|not run): [^\n]*) -->\n)?^```(\w*)\n(.*?)^```", page.read_text(), re.M | re.S
+    ):
+        if found[2] in ("sh", "bash", "shell", "console") or found[3].startswith("$ "):
+            yield found[1] or "", found[2], found[3]
+
+
+def commands(language: str, text: str) -> list[str]:
+    """The command lines of a block, without prompts, continuations joined."""
+    lines = text.replace("\\\n", " ").splitlines()
+    return [line.removeprefix("$ ") for line in lines if line.startswith("$ ") or language != "console"]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -29,3 +56,57 @@ def test_architecture_names_classes_that_exist() -> None:
     sources = "".join(file.read_text() for file in (REPOSITORY / "areal").rglob("*.py"))
     names = {name for name in re.findall(r"`([A-Z]\w+)`", text) if not name.endswith("Job")}
     assert sorted(name for name in names if not re.search(rf"\b{name}\b", sources)) == []
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in TEXTS if page.parent != GENERATED], ids=lambda page: page.parent.name + "/" + page.name
+)
+def test_every_block_of_commands_names_what_runs_it_or_why_nothing_does(page: Path) -> None:
+    unmarked = [text for mark, _, text in blocks(page) if not mark]
+    assert unmarked == [], "put <!-- runs: TEST FILE --> or <!-- not run: REASON --> before it"
+    for mark, _, _ in blocks(page):
+        paths = re.findall(r"(?:tests|\.ci)/[\w/.]*\w", mark)
+        assert [path for path in paths if not (REPOSITORY / path).exists()] == []
+        assert mark.startswith("not run: ") or len(paths) == 1
+
+
+def words_of_areal(line: str) -> Iterator[list[str]]:
+    """The arguments of each `areal` of a shell line."""
+    lexer = shlex.shlex(line, posix=True, punctuation_chars=";&|()<>")
+    lexer.whitespace_split = True
+    words: list[str] = []
+    for word in [*lexer, ";"]:
+        if re.fullmatch(r"[;&|()<>]+", word):
+            if words[:1] == ["areal"] and "..." not in words:
+                yield words[1:]
+            words = []
+        elif words or not re.match(r"\w+=", word):
+            words.append(word)
+
+
+def parse(command: click.Command, words: list[str], parent: click.Context | None = None) -> None:
+    """Raise click.UsageError for a command, an option or an argument that is not there; carry out nothing."""
+    name = command.name or "areal"
+    if not isinstance(command, click.Group):
+        command.make_context(name, words, parent, resilient_parsing=False)
+        return
+    context = command.make_context(name, words, parent)
+    _, found, rest = command.resolve_command(context, [*context._protected_args, *context.args])
+    assert found is not None
+    parse(found, rest, context)
+
+
+@pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.parent.name + "/" + page.name)
+def test_every_areal_command_of_a_page_is_one_that_the_command_line_takes(page: Path) -> None:
+    refused = []
+    for _, language, text in blocks(page):
+        for line in commands(language, text):
+            for words in words_of_areal(re.sub(r"\$\(cat [^)]*\)", "x", line)):
+                try:
+                    parse(cli, words)
+                except click.exceptions.Exit:
+                    pass
+                except click.ClickException as error:
+                    if "does not exist" not in error.format_message():  # a file of the reader's
+                        refused.append(f"{line}: {error.format_message()}")
+    assert refused == []
