@@ -395,17 +395,24 @@ def _words_agree(answer: Quantity, right: Quantity) -> bool:
 
 
 def _without_spaces(text: str) -> str:
-    return re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", text)
+    return re.sub(r"[«»]|(?<!\d)\s+|\s+(?!\d)", "", text)
+
+
+def _ends_with(answer: Quantity, right: Quantity) -> bool:
+    """Whether the answer is a sentence that ends with the right words: ``The series converges`` for ``converges``."""
+    rest, words = answer.words[: -len(right.words)], " ".join(answer.words)
+    is_sentence = re.match(r"\W*(?:the|this|that|it)\b|.*\b(?:is|are)\b", answer.text.casefold())
+    is_plain = not CHANGES.search(words) and not CHOICES.search(" ".join(rest))
+    return bool(is_sentence and is_plain and rest and answer.words[len(rest) :] == right.words)
 
 
 def _same_quantity(answer: Quantity, right: Quantity) -> bool:
     if _without_spaces(answer.text) == _without_spaces(right.text):
         return True
     if not answer.formula or not right.formula:
-        one, other = (
-            re.sub(r"[^a-z0-9]", "", re.sub(r".*\b(?:is|are)\b", "", each.text.casefold())) for each in (answer, right)
-        )
-        return not answer.formula and not right.formula and (one == other != "" or answer.words == right.words != ())
+        one, other = (re.sub(r"[^a-z0-9]", "", each.text.casefold()) for each in (answer, right))
+        is_same = one == other != "" or answer.words == right.words != ()
+        return not answer.formula and not right.formula and (is_same or _ends_with(answer, right))
     sizes = [None if each.sign else measure(*each.words) for each in (answer, right)]
     if sizes[0] and sizes[1] and sizes[0][1] == sizes[1][1]:
         factor = sizes[0][0] / sizes[1][0]
@@ -421,9 +428,8 @@ def _same_values(answer: Quantity, right: Quantity, tolerance: Fraction | None =
         for each, own in zip((answer, right), readings, strict=True):
             factor = {"%": r"\frac{%s}{100}", "°": r"\frac{(%s)\pi}{180}"}.get(each.sign)
             own += [factor % each.formula] if factor else []
-    for one, other in itertools.permutations(readings):
-        if any(r"\ln" in each for each in other):
-            one += [_LOGARITHM.sub(r"\\ln", each) for each in one if _LOGARITHM.search(each)]
+    if r"\ln" in answer.formula:  # a logarithm without a base may be the natural one
+        readings[1] += [_LOGARITHM.sub(r"\\ln", each) for each in readings[1] if _LOGARITHM.search(each)]
     return any(_same_formula(one, other, tolerance) for one, other in itertools.product(*readings))
 
 

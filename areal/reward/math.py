@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import importlib
 import logging
 import threading
 from collections.abc import Callable
@@ -73,6 +75,8 @@ def math_verify_reward_fn(
         return 0.0
     if same_number(answer, right):
         return 1.0
+    with contextlib.suppress(ImportError):  # no part of the deadline: a busy machine takes seconds for it
+        importlib.import_module("latex2sympy2_extended")
     try:
         return float(call_within(_DEADLINE_S, lambda: same_expression(answer, right)))
     except TimeoutError:
