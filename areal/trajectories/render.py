@@ -1,27 +1,18 @@
-"""Renders episodes for a terminal and as one HTML file. Text from models and data sets is untrusted in both.
-
-For a terminal, control characters are escaped. With colors, generated tokens are colored by log-probability, by weight
-version, or by the mask alone, and the prompt is dim. Without colors, prompt and answer have headings.
-
-The HTML file is self-contained: it needs no network and no server. Untrusted text is embedded as data: JSON in a script
-element of a type that browsers do not run, with every character escaped that could end the element, and inserted in the
-page only as text nodes. A content security policy enforces this: it allows only the hashes of our script and style.
+"""Renders episodes for a terminal. Text from models and data sets is untrusted: control characters are escaped. With
+colors, generated tokens are colored by log-probability, by weight version, or by the mask alone, and the prompt is dim.
+Without colors, prompt and answer have headings.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import json
 import math
 from collections.abc import Callable, Sequence
-from importlib import resources
-from typing import Any, Literal
+from typing import Literal
 
 from areal.terminal import ESCAPE, safe
-from areal.trajectories.document import origin, shown_episode
+from areal.trajectories.document import origin
 from areal.trajectories.record import Episode
-from areal.trajectories.view import ShownToken, ShownTurn, Stretch, TokenDecoder, stretches, text_of_messages
+from areal.trajectories.view import ShownToken, ShownTurn, Stretch, stretches, text_of_messages
 
 Paint = Literal["logprob", "version", "mask"]
 
@@ -155,57 +146,3 @@ def _coloured(text: str, colour: int | None) -> str:
 
 def _dim(text: str, paint: Paint | None) -> str:
     return f"{_DIM}{text}{_OFF}" if text and paint else text
-
-
-# HTML
-
-_PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; script-src '{script_hash}'; \
-style-src '{style_hash}'; img-src data:; base-uri 'none'; form-action 'none'">
-<meta name="referrer" content="no-referrer">
-<title>Trajectories</title>
-<style>{style}</style>
-</head>
-<body>
-<div id="app"></div>
-<noscript>This page needs JavaScript to lay out its trajectories.</noscript>
-<script type="application/json" id="data">{data}</script>
-<script>{script}</script>
-</body>
-</html>
-"""
-
-
-def render_html(episodes: Sequence[Episode], decoder: TokenDecoder | None, *, title: str) -> str:
-    script, style = _asset("viewer.js"), _asset("viewer.css")
-    document = {
-        "title": title,
-        "decoded": decoder is not None,
-        "episodes": [shown_episode(each, decoder) for each in episodes],
-    }
-    return _PAGE.format(
-        script=script,
-        style=style,
-        script_hash=_hash(script),
-        style_hash=_hash(style),
-        data=harmless(document),
-    )
-
-
-def harmless(document: Any) -> str:
-    """JSON for a script element: no content of it can end the element or begin a comment."""
-    text = json.dumps(document, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def _asset(name: str) -> str:
-    return resources.files("areal.trajectories").joinpath("viewer", name).read_text(encoding="utf-8")
-
-
-def _hash(text: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

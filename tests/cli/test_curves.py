@@ -155,6 +155,9 @@ def test_trajectories_of_a_job_are_chosen_by_step_group_and_kind(
     assert "evaluation after step 2" in shown
     page = home.root / "page.html"
     assert areal("train", "trajectories", "learn", "--html", str(page)).code == 0
+    assert '"title":"learn"' in page.read_text() and '"leftOut":""' in page.read_text()
+    narrow = areal("train", "trajectories", "learn", "--html", str(home.root / "two.html"), "--limit", "2")
+    assert "These are 2 of the job's 2" not in narrow.err and "2 trajectories in" in narrow.err
     assert "sample 1 of group t-2" in page.read_text() and '"advantage":0.5' in page.read_text()
 
 

@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from areal.errors import ArealError, NotFound
 from areal.terminal import spelled
 from areal.trajectories.record import Episode, Interaction
-from areal.trajectories.render import Paint, harmless, render_html, render_terminal
+from areal.trajectories.render import Paint, render_terminal
 from areal.trajectories.view import Stretch, TokenDecoder, load_decoder, stretches, text_of_messages, turns
+from areal.ui.page import harmless, render_html
 from tests.services.tokenizer_folder import write_tokenizer
 from tests.trajectories.samples import branched, external, interaction
 
@@ -144,7 +145,7 @@ def test_terminal_obeys_nothing_that_a_model_wrote(paint: Paint | None) -> None:
 def test_ids_stand_for_text_where_no_tokenizer_is() -> None:
     episode = branched()
     assert "      6\n" in render_terminal(episode, turns(episode, None), paint=None)
-    assert '"texts":[null,null,null]' in render_html([episode], None, title="t")
+    assert '"texts":[null,null,null]' in render_html([episode], None, title="t")[0]
 
 
 def test_external_models_messages_are_shown_as_said() -> None:
@@ -199,8 +200,8 @@ def test_tool_calls_of_an_external_model_are_a_line_each() -> None:
 
 def test_page_holds_hostile_text_as_data_alone() -> None:
     hostile = replace(branched(), episode=HOSTILE, example={HOSTILE: HOSTILE}, answer=HOSTILE)
-    innocent = parsed(render_html([branched()], letters(), title="t"))
-    attacked = parsed(render_html([hostile, external()], letters(HOSTILE), title=HOSTILE))
+    innocent = parsed(render_html([branched()], letters(), title="t")[0])
+    attacked = parsed(render_html([hostile, external()], letters(HOSTILE), title=HOSTILE)[0])
     assert attacked.tags == innocent.tags
     data = json.loads(attacked.scripts[0])
     assert (data["title"], data["episodes"][0]["name"]) == (HOSTILE, HOSTILE)
@@ -209,7 +210,7 @@ def test_page_holds_hostile_text_as_data_alone() -> None:
 
 
 def test_page_needs_no_network_and_its_policy_allows_only_our_script() -> None:
-    reader = parsed(render_html([branched()], letters(), title="t"))
+    reader = parsed(render_html([branched()], letters(), title="t")[0])
     assert not [value for name, value in reader.attributes if name in ("src", "href")]
     policy = next(
         value or "" for name, value in reader.attributes if name == "content" and "script-src" in (value or "")
@@ -220,10 +221,19 @@ def test_page_needs_no_network_and_its_policy_allows_only_our_script() -> None:
     assert "innerHTML" not in reader.scripts[1] and "eval" not in reader.scripts[1]
 
 
+def test_page_is_bounded_and_says_what_it_leaves_out() -> None:
+    many = [replace(branched(), episode=f"e-{number}") for number in range(100)]
+    text, count = render_html(many, letters(), title="learn", left_out="rest", most_bytes=20_000)
+    data = json.loads(parsed(text).scripts[0])
+    assert 1 < count == len(data["episodes"]) < 100 and data["title"] == "learn"
+    assert data["leftOut"] == f"{100 - count} more would make this page larger than 0 MB. rest"
+    assert data["episodes"][0]["hint"], "the list shows what the model said"
+
+
 @pytest.mark.skipif(shutil.which("node") is None, reason="no node here to read the script")
 def test_script_of_the_page_is_javascript(tmp_path: Path) -> None:
-    script = tmp_path / "viewer.js"
-    script.write_text(parsed(render_html([branched()], letters(), title="t")).scripts[1], encoding="utf-8")
+    script = tmp_path / "page.mjs"
+    script.write_text(parsed(render_html([branched()], letters(), title="t")[0]).scripts[1], encoding="utf-8")
     checked = subprocess.run(["node", "--check", str(script)], capture_output=True, text=True, timeout=60)
     assert checked.returncode == 0, checked.stderr
 

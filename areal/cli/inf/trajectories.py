@@ -20,7 +20,7 @@ from areal.cli.output import Column, Row, age, clock, emit_one, emit_rows, field
 from areal.cli.remote import GatewayClient, gateway_of, local_options
 from areal.cli.services import emit_sessions, limit_option, session_pages
 from areal.errors import ArealError, NotFound
-from areal.resources.kinds import MODEL, TRAIN_JOB
+from areal.resources.kinds import TRAIN_JOB
 from areal.terminal import fancy
 
 if TYPE_CHECKING:
@@ -205,12 +205,25 @@ def of_job(cli: Invocation, /, name: str, **given: Any) -> int:
     if not any(folder.glob("trajectories-*")):
         hint = f"rollout.dump_to_file=true has them written; areal train status {name}"
         raise NotFound(f"trainjob/{name} has written no trajectories", hint=hint)
-    return _show(cli, read_episodes(folder), None, str(folder), given)
+    narrowed = any(given[name] not in (None, "recorded") for name in ("episode", "group", "step", "only", "sort"))
+    if given["page"] and not narrowed:
+        episodes, left_out = _spread_over_steps(folder, given["limit"] or _ON_A_PAGE)
+        return _show(cli, episodes, None, str(folder), given, title=name, left_out=left_out)
+    return _show(cli, read_episodes(folder), None, str(folder), given, title=name)
 
 
 def _show(
-    cli: Invocation, episodes: Iterator[Episode], chosen: GatewayClient | None, target: str, given: Mapping[str, Any]
+    cli: Invocation,
+    episodes: Iterator[Episode],
+    chosen: GatewayClient | None,
+    target: str,
+    given: Mapping[str, Any],
+    *,
+    title: str | None = None,
+    left_out: str = "",
 ) -> int:
+    """``title`` and ``left_out``: of a page."""
+    title = title or target.rstrip("/").rpartition("/")[2]
     limit = given["limit"] or (_ON_A_PAGE if given["page"] else _ON_A_SCREEN)
     wanted = (
         each
@@ -221,21 +234,55 @@ def _show(
     )
     shown, more = _first(wanted, given["episode"], given["sort"], limit, target)
     decoder = _decoder(cli, given["tokenizer"], shown, chosen)
-    if more:
+    if more and not given["page"]:
         cli.info(f"these are the first {len(shown)}; --limit shows more")
     if given["page"]:
-        from areal.trajectories.render import render_html
-
-        try:
-            Path(given["page"]).write_text(render_html(shown, decoder, title=target), encoding="utf-8")
-        except OSError as error:
-            raise ArealError(f"cannot write {given['page']}: {error.strerror}") from error
-        cli.info(f"{len(shown)} trajectories in {given['page']}")
+        _write_page(cli, Path(given["page"]), shown, decoder, title, left_out if left_out or not more else _MORE)
     elif cli.format.is_table:
         _print(cli, shown, decoder, given["paint"])
     else:
         emit_rows(cli, [_document(each, decoder) for each in shown], (), name="{episode}".format_map, answered=True)
     return 0
+
+
+_MORE = "These are not all of its trajectories: --limit N, --step N, --group NAME and --sort choose others"
+
+
+def _write_page(
+    cli: Invocation, path: Path, episodes: list[Episode], decoder: TokenDecoder | None, title: str, left_out: str
+) -> None:
+    from areal.ui.page import render_html
+
+    text, count = render_html(episodes, decoder, title=title, left_out=left_out)
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ArealError(f"cannot write {path}: {error.strerror}") from error
+    cut = f"; {len(episodes) - count} more would make it too large" if count < len(episodes) else ""
+    cli.info(f"{count} trajectories in {path}{cut}{f'. {left_out}' if left_out else ''}")
+
+
+def _spread_over_steps(folder: Path, limit: int) -> tuple[Iterator[Episode], str]:
+    """The episodes of steps that are evenly spread over a job, some ``limit`` in all; and what is left out."""
+    from itertools import chain
+
+    from areal.trajectories.reading import read_lines
+    from areal.trajectories.steps import step_files
+
+    files = [each for each in step_files(folder) if not each.is_eval]
+    if not files:
+        from areal.trajectories.reading import read_episodes
+
+        return read_episodes(folder), ""
+    with (folder / files[-1].name).open("rb") as file:
+        size = sum(1 for _ in file)
+    count = min(len(files), max(2, limit // max(1, size)))
+    chosen = [files[place * (len(files) - 1) // max(1, count - 1)] for place in range(count)]
+    episodes = chain.from_iterable(read_lines(folder / each.name) for each in dict.fromkeys(chosen))
+    if count == len(files):
+        return episodes, ""
+    of = f"These are {count} of the job's {len(files)} training steps, evenly spread"
+    return episodes, f"{of}; --step N shows one whole, --eval the evaluations, `areal ui` all"
 
 
 def _first(
@@ -269,6 +316,7 @@ def _decoder(
 ) -> TokenDecoder | None:
     """The decoder of the tokenizer ``named``, else of the episodes' model if its folder is on this machine."""
     from areal.trajectories.view import load_decoder
+    from areal.ui.jobs import tokenizer_here
 
     if named is not None:
         return load_decoder(Path(named).expanduser())
@@ -276,7 +324,7 @@ def _decoder(
     if len(models) != 1:
         return None
     (model,) = models
-    folder = _folder_here(cli, model)
+    folder: Path | str | None = tokenizer_here(cli.home, model)
     if folder is None and chosen is not None:  # the service may run on this machine
         listed = chosen.get("/v1/models").get("data", [])
         folder = next((item.get("root") for item in listed if item.get("id") == model), None)
@@ -284,20 +332,6 @@ def _decoder(
         cli.info(f"the tokenizer of {model} is not on this machine: ids are shown; --tokenizer names it")
         return None
     return load_decoder(Path(folder))
-
-
-def _folder_here(cli: Invocation, model: str) -> str | None:
-    from areal.resources.kinds import served_name
-    from areal.resources.paths import resolve_model_path
-    from areal.state.objects import ObjectStore
-
-    mine = (item for item in ObjectStore(cli.home).list(MODEL) if served_name(item.name, item.spec) == model)
-    found = next(mine, None)
-    path = (found.spec.get("tokenizerPath") or found.spec.get("path")) if found is not None else None
-    if found is None or path is None:
-        return None
-    source = next((layer.source.get("file") for layer in found.layers if layer.source), None)
-    return resolve_model_path(str(path), source)
 
 
 def _print(cli: Invocation, episodes: list[Episode], decoder: TokenDecoder | None, paint: Any) -> None:
