@@ -147,7 +147,7 @@ def _longest_joined(candidates: Sequence[Candidate], prompt: array[int] | None) 
 
 _MOST_BYTES = 2**24
 _SESSION_BYTES, _TURN_BYTES = 1024, 400  # measured
-LONGEST = 2**11  # turns of a session that is cached
+LONGEST = 2**7  # turns of a session that is cached: so many rows are read anew after others took its place
 
 TurnEntry = tuple[Candidate, bytes | None]
 """A turn, and the digest of the conversation that its answer completes."""
@@ -321,8 +321,11 @@ def read_session(tables: SessionTables, number: int) -> CachedSession | None:
     newest = tables.newest(*session_rows(number))
     held = CachedSession(session, tables.key(number), last, newest)
     if last is not None and last.phase is TrajectoryPhase.OPEN:
-        held.add(tables.answered(row_id(number, last.first), row_id(number + 1, 0), LONGEST + 1))
-    return held if len(held.turns) <= LONGEST else None
+        first = row_id(number, last.first)
+        if newest is not None and newest - first >= LONGEST:
+            return None
+        held.add(tables.answered(first, row_id(number + 1, 0), LONGEST))
+    return held
 
 
 # -- changes

@@ -182,6 +182,26 @@ async def test_calls_at_once_in_one_session_agree_with_the_disk(journal: Session
     assert [turn.parent for turn in turns] == [None] + [0] * 10 and all(turn.joined for turn in turns[1:])
 
 
+async def test_turns_of_a_session_that_is_too_long_for_the_cache_are_found_on_disk_without_reading_all(
+    journal: SessionJournal, calls: Calls
+) -> None:
+    number, _ = await start(journal)
+    prompt, messages = [1], [user("a")]
+    for turn in range(LONGEST + 3):
+        await journal.record(number, calls.tokens(prompt, messages=messages))
+        prompt, messages = [*prompt, 7, 0, 5], [*messages, answer([7]), user(f"b{turn}")]
+    assert journal.cache.get(number) is None
+    statements: list[str] = []
+    journal._read.db.set_trace_callback(statements.append)
+    assert journal._held(number) is None
+    journal._read.db.set_trace_callback(None)
+    assert statements and not [each for each in statements if "tokens" in each]
+    session = journal.session(number)
+    assert session is not None
+    turns = (await journal.turns(session, journal.trajectories(number)[0])).turns
+    assert [turn.parent for turn in turns] == [None, *range(LONGEST + 2)] and all(turn.joined for turn in turns[1:])
+
+
 async def test_failed_commit_leaves_what_was_there_before(journal: SessionJournal, calls: Calls) -> None:
     number, _ = await start(journal)
     await journal.record(number, calls.tokens([1, 2], messages=[user("a")]))
