@@ -21,7 +21,7 @@ from areal.errors import ArealError, Conflict, NotFound, UsageFault
 from areal.resources.kinds import INFERENCE_SERVICE, KINDS, MODEL, Ref, name_problem, served_name
 
 if TYPE_CHECKING:
-    from areal.state.home import Home
+    pass
 
 
 _DEADLINE_S = 10.0
@@ -154,20 +154,11 @@ def namespace(kind: str) -> str:
     return KINDS[kind].short[0]
 
 
-def service_key(home: Home, service: str, kind: str = INFERENCE_SERVICE) -> str:
-    """Returns the admin key of a service of this home. Raises ArealError with the reason if there is none."""
-    from areal.reconcilers.launch import key_path
-    from areal.state.home import admin_key_path, read_key
-    from areal.state.objects import ObjectStore
-
-    found = ObjectStore(home).get(Ref(kind, service))
-    return read_key(key_path(home, found) if found is not None else admin_key_path(home, service, kind))
-
-
 def gateway_of(cli: Invocation, service: str | None, kind: str = INFERENCE_SERVICE) -> GatewayClient:
     """Returns the client of the remote gateway, else of a service of this home. Raises NotFound for an unknown service,
     ArealError for a service that does not run or has no key here."""
     from areal.reconcilers.home_view import HomeView
+    from areal.reconcilers.usage import service_key
     from areal.state.home import read_key
 
     chosen = gateway(cli)

@@ -22,6 +22,22 @@ def steps_of(path: Path) -> list[dict[str, Any]]:
     return list(read_curves(path))
 
 
+def last_steps(path: Path, most_bytes: int) -> list[dict[str, Any]]:
+    """The numbers of the steps in the last ``most_bytes`` of the file, in order."""
+    try:
+        with path.open("rb") as stream:
+            start = max(0, stream.seek(0, os.SEEK_END) - most_bytes)
+            stream.seek(start)
+            lines = stream.read().splitlines()[1 if start else 0 :]
+    except FileNotFoundError:
+        return []
+    by_step: dict[int, dict[str, Any]] = {}
+    for line in _whole(lines):
+        before = by_step.get(int(line["step"]), {})
+        by_step[int(line["step"])] = before | line if _is_same_step(before, line) else line
+    return [by_step[step] for step in sorted(by_step)]
+
+
 def newest_step(path: Path) -> dict[str, Any]:
     """The step that was written last: after a resume not the highest that the job ever took. Empty before the first."""
     try:

@@ -97,6 +97,10 @@ VIEWS = (
     "/object/trainjob/noisy",
     "/logs/trainjob/noisy",
     "/logs/trainjob/noisy?level=error&wrap=1",
+    "/plan",
+    "/plan?path=/no/such/file.yaml",
+    "/top",
+    "/weights",
     "/object/model/absent",
     "/nothing",
 )
@@ -134,6 +138,10 @@ def test_views_are_reached_and_left_by_the_keyboard_alone(objects: None, tab: Ca
     it.page.wait_for_function("() => location.pathname.endsWith('/noisy')")
     it.press("g", "o")
     it.at("/")
+    for key, path in {"t": "/top", "w": "/weights", "p": "/plan", "o": "/"}.items():
+        it.press("g", key)
+        it.at(path)
+        it.page.wait_for_selector("main table")
     it.press("?")
     dialog = it.page.wait_for_selector("dialog[open]")
     assert "next, previous" in dialog.inner_text() and "ended" in dialog.inner_text()

@@ -7,6 +7,9 @@ export const routes = [
   { path: "/job/:name/step/:step", view: "step", css: true },
   { path: "/job/:name/step/:step/group/:group", view: "step", css: true },
   { path: "/job/:name/step/:step/group/:group/sample/:sample", view: "step", css: true },
+  { path: "/plan", view: "plan", nav: "Plan", key: "p", help: "plan and drift" },
+  { path: "/top", view: "top", nav: "Top", key: "t", help: "top" },
+  { path: "/weights", view: "weights", nav: "Weights", key: "w", help: "weights" },
   { path: "/logs/:kind/:name", view: "logs", css: true },
 ];
 

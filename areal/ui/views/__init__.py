@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from areal.ui.context import ViewContext
 
-VIEWS = ("alerts", "compare", "home", "job", "logs", "object", "step")
+VIEWS = ("alerts", "compare", "home", "job", "logs", "object", "plan", "step", "top", "weights")
 
 Marks = Mapping[str, int | str]
 

@@ -1,0 +1,144 @@
+"""The views of plan, top and weights, over homes on disk and a running job."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from areal.errors import NotFound, UsageFault
+from areal.state.home import Home
+from areal.state.job_metrics import last_steps
+from areal.state.records import StoredObject
+from areal.ui.context import ViewContext
+from areal.ui.memo import FileMemo
+from areal.ui.views import plan, weights
+from tests.ui.conftest import Job, Page, eventually
+
+Record = Callable[..., StoredObject]
+SERVICE = """apiVersion: areal.dev/v1alpha1
+kind: InferenceService
+metadata: {name: default}
+spec: {gateway: {port: 18080}}
+"""
+
+
+def test_plan_of_a_manifest_names_actions_and_steps_with_causes(page: Page, tmp_path: Path) -> None:
+    (tmp_path / "service.yaml").write_text(SERVICE)
+    found = page.read("plan", path=str(tmp_path / "service.yaml"))
+    assert [(each["ref"], each["action"]) for each in found["objects"]] == [("InferenceService/default", "create")]
+    assert found["ops"] and all(op["cause"] for op in found["ops"])
+
+
+def test_plan_of_pasted_text_is_the_plan_of_its_file(home: Home, tmp_path: Path) -> None:
+    (tmp_path / "service.yaml").write_text(SERVICE)
+    by_path = plan.read(ViewContext(home, {"path": str(tmp_path / "service.yaml")}))
+    pasted = plan.read(ViewContext(home, {}, {"text": SERVICE}))
+    assert pasted["objects"] == by_path["objects"] and pasted["ops"] == by_path["ops"]
+
+
+def test_fault_of_a_manifest_has_its_line(home: Home) -> None:
+    (fault,) = plan.read(ViewContext(home, {}, {"text": SERVICE.replace("gateway", "gatewy")}))["faults"]
+    assert fault["line"] == 4 and "gatewy" in fault["path"]
+
+
+def test_changed_field_has_both_values_and_decides(home: Home, record: Record) -> None:
+    record("InferenceService", "default", {"gateway": {"port": 18080}})
+    found = plan.read(ViewContext(home, {"assume": "1"}, {"text": SERVICE.replace("18080", "18081")}))
+    (item,) = [each for each in found["objects"] if each["ref"] == "InferenceService/default"]
+    (change,) = item["changes"]
+    assert (change["path"], change["old"], change["new"]) == ("spec.gateway.port", 18080, 18081)
+    assert item["decidedBy"] == "spec.gateway.port"
+
+
+@pytest.mark.parametrize("body", [{}, {"text": " "}, {"text": 3}])
+def test_empty_manifest_is_refused(home: Home, body: Any) -> None:
+    with pytest.raises(UsageFault, match="no manifest"):
+        plan.read(ViewContext(home, {}, body))
+
+
+def test_relative_path_is_refused(home: Home) -> None:
+    with pytest.raises(UsageFault, match="absolute"):
+        plan.read(ViewContext(home, {"path": "service.yaml"}))
+
+
+def test_top_measures_a_running_job_and_keeps_its_history(page: Page, job: Job) -> None:
+    (row,) = page.read("top")["processes"]
+    assert row["owner"] == "TrainJob/noisy" and row["memoryBytes"] > 1 << 20 and row["cpuPercent"] is not None
+    later = eventually(lambda: len((it := page.read("top")["processes"][0])["history"]["at"]) > 1 and it)
+    assert len(later["history"]["cpuPercent"]) == len(later["history"]["at"])
+
+
+def test_updates_of_a_job_are_those_of_its_metrics_newest_first(home: Home) -> None:
+    folder = home.jobs / "learn"
+    folder.mkdir(parents=True)
+    lines = [{"step": n, "attempt": 1, "time": 100.0 + n, "version": n, "weights/ms": 5.0 * n} for n in range(1, 4)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [{"step": 0}, *lines]))
+    found = weights.read(ViewContext(home))
+    assert [(each["version"], each["ms"]) for each in found["updates"]] == [(3, 15.0), (2, 10.0), (1, 5.0)]
+    assert found["replicas"] == [] and found["unseen"] == []
+
+
+class _Gateway(BaseHTTPRequestHandler):
+    pairs = [{"pair_name": "p", "mode": "disk", "state": "failed", "version": 2, "error": "a worker refused"}]
+
+    def do_GET(self) -> None:
+        body = json.dumps({"pairs": self.pairs}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+def test_pairs_are_asked_of_the_jobs_gateway_and_a_dead_one_is_named(home: Home) -> None:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Gateway)
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    try:
+        for job, port in (("alive", server.server_port), ("killed", 1)):
+            (home.jobs / job).mkdir(parents=True)
+            about = {"url": f"http://127.0.0.1:{port}", "pid": 1, "admin_key_file": None}
+            (home.jobs / job / "weight_update.json").write_text(json.dumps(about))
+        found = weights.read(ViewContext(home))
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert [(pair["job"], pair["error"]) for pair in found["pairs"]] == [("alive", "a worker refused")]
+    assert len(found["unseen"]) == 1 and "killed" in found["unseen"][0]
+
+
+def test_last_steps_are_those_of_the_end_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    file.write_text("".join(json.dumps({"step": step, "attempt": 1}) + "\n" for step in range(10_000)))
+    found = [each["step"] for each in last_steps(file, 1000)]
+    assert found == list(range(found[0], 10_000)) and 10 < len(found) < 60
+    assert last_steps(tmp_path / "none", 1000) == []
+
+
+def test_memo_loads_a_file_again_only_when_it_is_another(tmp_path: Path) -> None:
+    loads: list[Path] = []
+
+    def load(path: Path) -> str:
+        loads.append(path)
+        return path.read_text()
+
+    memo = FileMemo[str](load, most=1)
+    file = tmp_path / "a"
+    file.write_text("one")
+    assert memo.get(file) == memo.get(file) == "one" and len(loads) == 1
+    file.write_text("three")
+    assert memo.get(file) == "three"
+
+
+def test_object_that_is_not_there_is_not_found(home: Home) -> None:
+    from areal.ui.views import object as described
+
+    with pytest.raises(NotFound):
+        described.read(ViewContext(home, {"kind": "model", "name": "absent"}))
