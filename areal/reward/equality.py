@@ -69,6 +69,11 @@ class Relation:
 
 Node = Quantity | Group | Relation
 
+
+class _Unreadable(Exception):
+    """The text has too many items, or an interval with an infinite end that is closed."""
+
+
 _TOKEN = re.compile(r"\\[A-Za-z]+|\\.|.", re.DOTALL)
 _OPENING, _CLOSING = frozenset(("(", "[", "{", r"\{")), frozenset((")", "]", "}", r"\}"))
 _ORDERED = frozenset(("()", "[]", "[)", "(]"))
@@ -101,8 +106,12 @@ def read(text: str) -> Node | None:
 def _structure(text: str) -> Node | None:
     text = normal(text)
     levels = _levels(text)
-    is_readable = text and len(text) <= 2 * LONGEST and levels[-1] == 0 and max(levels) <= _DEEPEST
-    node = _read(text) if is_readable else None  # the parser's time grows much faster than linearly with the depth
+    if not text or len(text) > 2 * LONGEST or levels[-1] != 0 or max(levels) > _DEEPEST:
+        return None  # the parser's time grows much faster than linearly with the depth
+    try:
+        node = _read(text)
+    except _Unreadable:
+        return None
     if isinstance(node, Group) and node.brackets == "{}" and len(node.items) == 1 and r"\emptyset" not in text:
         return node.items[0]
     return node
@@ -136,20 +145,20 @@ def _unwrapped(text: str) -> tuple[str, str]:
     return "", text
 
 
-def _read(text: str) -> Node | None:
+def _read(text: str) -> Node:
     if total := _sum_of(text):
         return total
     brackets, inner = _unwrapped(text)
     if brackets == "{}" and not _CONDITION.fullmatch(inner):
         return _read(inner)
     parts, separators = _split(text, _OR)
-    if separators and all(map(_is_mathematics, parts)):
-        return _list("or", parts)
+    if separators:
+        return _group("or", parts)
     parts, separators = _split(text, _AND)
     if separators and ("," in text or all(map(_is_mathematics, parts)) or not re.search(r"\d", text)):
-        return _list(",", parts)
+        return _group(",", parts)
     if brackets:
-        return _bracketed(text, brackets.replace("\\", ""), inner)
+        return _bracketed(brackets.replace("\\", ""), inner)
     parts, operators = _split(text, _SET_OPERATOR)
     if operators:
         last = text.rindex(operators[-1])
@@ -163,13 +172,13 @@ def _read(text: str) -> Node | None:
     return _quantity(text)
 
 
-def _group(brackets: str, parts: list[str]) -> Group | None:
+def _group(brackets: str, parts: list[str]) -> Group:
     nodes: list[Node] = []
     for part in parts:
         node = _read(part)
-        if node is None or len(nodes) > _MOST_ITEMS:
-            return None
-        if isinstance(node, Group) and node.brackets == "," and brackets in ("{}", ",", "or") and r"\pm" in part:
+        if len(nodes) > _MOST_ITEMS:
+            raise _Unreadable
+        if isinstance(node, Group) and brackets in ("{}", ",", "or") and r"\pm" in part:
             nodes += node.items  # 0, \pm 2 has three items
         else:
             nodes.append(node)
@@ -180,42 +189,30 @@ def _is_mathematics(text: str) -> bool:
     return bool(re.search(r"[\d=<>\\]", text) or re.fullmatch(r"\(?«?[A-Za-z]»?\)?", text))
 
 
-def _list(mark: str, parts: list[str]) -> Node | None:
-    group = _group(mark, parts[: -1 if not parts[-1] else None])
-    if group is None or not group.items:
-        return None
-    first = group.items[0]
-    names = {each.name for each in group.items if isinstance(each, Relation)}
-    if isinstance(first, Relation) and first.values and len(names) == 1 and first.name:  # x = 2 or x = 3; x = 2, 3
-        values = [each.values[-1] if isinstance(each, Relation) and each.values else each for each in group.items]
-        return Relation(tuple(parts), (), first.name, (Group(mark, tuple(values)),))
-    return group
-
-
-def _bracketed(text: str, brackets: str, inner: str) -> Node | None:
+def _bracketed(brackets: str, inner: str) -> Node:
     if brackets == "{}" and (condition := _CONDITION.fullmatch(inner)):
         node = _read(condition[1])
-        return node if node is None or (isinstance(node, Relation) and node.values) else Group("|", (node,))
+        return node if isinstance(node, Relation) and node.values else Group("|", (node,))
     parts, _ = _split(inner, re.compile("[,;]"))
     if len(parts) == 1 and brackets != "{}":
         return _read(inner) if re.search("[,;=<>]", inner) else _quantity(inner)
-    is_closed = (brackets[0] == "[" and "infty" in parts[0]) or (brackets[1] == "]" and "infty" in parts[-1])
-    return None if is_closed else _group(brackets, parts if parts != [""] else [])
+    if (brackets[0] == "[" and "infty" in parts[0]) or (brackets[1] == "]" and "infty" in parts[-1]):
+        raise _Unreadable
+    return _group(brackets, parts if parts != [""] else [])
 
 
-def _relation(sides: list[str], operators: list[str]) -> Node | None:
+def _relation(sides: list[str], operators: list[str]) -> Relation:
     if any(each not in ("=", r"\approx", r"\in", r"\equiv") for each in operators):
         if _TURNED.keys() >= set(operators):
             sides, operators = sides[::-1], [_TURNED[each] for each in reversed(operators)]
         return Relation(tuple(sides), tuple(operators))
-    if len(sides) == 2 and _is_name(sides[1]) and not _is_name(sides[0]) and not re.search("[A-Za-z]", sides[0]):
+    if _is_name(sides[-1]) and not _is_name(sides[0]):
         sides = sides[::-1]  # 18 = x
     is_named = not sides[0] or _is_name(sides[0])
     if not is_named and any(map(_UNKNOWN.search, sides)):
         return Relation(tuple(sides), tuple(operators))
-    values = _group("=", sides[is_named:])
     name = re.sub(r"[\s«»{}]", "", sides[0]) if is_named else ""
-    return Relation(tuple(sides), tuple(operators), name, values.items) if values and values.items else None
+    return Relation(tuple(sides), tuple(operators), name, _group("=", sides[is_named:]).items)
 
 
 def _is_name(side: str) -> bool:
