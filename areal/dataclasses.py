@@ -3,8 +3,8 @@
 The standard library compiles up to eight methods for each class, half a millisecond a class; a command imports a
 hundred and more of them. Here all methods but ``__init__`` are closures over the names of the fields, and ``__init__``
 is compiled when the first object is made. The fields are the standard library's, so its functions work on these
-classes. Not for classes that user code inherits from: a frozen dataclass of the standard library cannot extend one of
-these, nor the reverse.
+classes. Options that are not below and ``InitVar`` are refused. Not for classes that user code inherits from: a frozen
+dataclass of the standard library cannot extend one of these, nor the reverse.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import MISSING, FrozenInstanceError, asdict, field, fields, is_dataclass, replace
 from operator import attrgetter
 from types import MemberDescriptorType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 __all__ = ["asdict", "dataclass", "field", "fields", "is_dataclass", "replace"]
 
@@ -30,10 +30,18 @@ else:
 
 
 def _make(cls: type, frozen: bool, eq: bool, slots: bool, kw_only: bool) -> type:
-    if not cls.__doc__:
-        cls.__doc__ = cls.__name__  # else the standard library writes a signature there, which is slow
-    made: type = dataclasses.dataclass(init=False, repr=False, eq=False, slots=slots, kw_only=kw_only)(cls)
+    for base in cls.__mro__[1:]:
+        if "__dataclass_fields__" in base.__dict__ and (base.__dict__.get("__setattr__") is _set) != frozen:
+            raise TypeError(f"{cls.__name__} and {base.__name__}: both are frozen dataclasses, or none is")
+    has_doc, cls.__doc__ = bool(cls.__doc__), cls.__doc__ or cls.__name__  # not the signature, which is slow
+    made: Any = dataclasses.dataclass(init=False, repr=False, eq=False, slots=slots, kw_only=kw_only)(cls)
+    if not has_doc:
+        made.__doc__ = _Signature(as_text=True)
+    made.__signature__ = _Signature(as_text=False)
     members: tuple[dataclasses.Field[Any], ...] = fields(made)
+    for name in made.__dataclass_fields__.keys() - {each.name for each in members}:
+        if "InitVar" in str(made.__dataclass_fields__[name].type):
+            raise TypeError(f"{cls.__name__}.{name}: InitVar is not supported")
     own = cls.__dict__
     methods: dict[str, Any] = {"__repr__": _repr_of(members), "__init__": _init_at_first_use(made, frozen)}
     if eq:
@@ -48,7 +56,24 @@ def _make(cls: type, frozen: bool, eq: bool, slots: bool, kw_only: bool) -> type
     for name, method in methods.items():
         if name not in written:
             setattr(made, name, method)
-    return made
+    return cast(type, made)
+
+
+class _Signature:
+    """The signature of a class: that of its ``__init__``, which may not be compiled yet. ``as_text``: for ``help``."""
+
+    def __init__(self, *, as_text: bool) -> None:
+        self._as_text = as_text
+
+    def __get__(self, instance: object, cls: Any) -> Any:
+        if instance is not None and not self._as_text:
+            raise AttributeError("__signature__")
+        import inspect
+
+        init = cls.__init__
+        found = inspect.signature(getattr(init, "compiled", lambda: init)())
+        found = found.replace(parameters=list(found.parameters.values())[1:])
+        return f"{cls.__name__}{found}".replace(" -> None", "") if self._as_text else found
 
 
 def _values_of(names: list[str]) -> Callable[[Any], Any]:
@@ -109,16 +134,31 @@ def _set_state(self: Any, state: list[Any]) -> None:
         object.__setattr__(self, each.name, value)
 
 
+class _Factory:
+    """The default, in a signature, of a field with a default factory."""
+
+    def __repr__(self) -> str:
+        return "<factory>"
+
+
+_FACTORY = _Factory()
+
+
 def _init_at_first_use(cls: Any, frozen: bool) -> Callable[..., None]:
     def __init__(self: Any, *given: Any, **named: Any) -> None:
-        cls.__init__ = _init_of(cls, frozen)
-        cls.__init__(self, *given, **named)
+        init = cls.__init__ = _init_of(cls, frozen)
+        init(self, *given, **named)
 
+    def compiled() -> Callable[..., None]:
+        cls.__init__ = _init_of(cls, frozen)
+        return cls.__init__
+
+    __init__.compiled = compiled  # type: ignore[attr-defined]
     return __init__
 
 
 def _init_of(cls: Any, frozen: bool) -> Callable[..., None]:
-    names: dict[str, Any] = {"__name__": cls.__module__, "MISSING": MISSING, "_set": object.__setattr__}
+    names: dict[str, Any] = {"__name__": cls.__module__, "_FACTORY": _FACTORY, "_set": object.__setattr__}
     given: list[str] = ["self"]
     named: list[str] = []
     body: list[str] = []
@@ -126,9 +166,10 @@ def _init_of(cls: Any, frozen: bool) -> Callable[..., None]:
         name, value = each.name, each.name
         names |= {f"_default_{name}": each.default, f"_new_{name}": each.default_factory}
         if each.init:
-            optional, made = f"{name}=_default_{name}", each.default_factory is not MISSING
-            (named if each.kw_only else given).append(optional if made or each.default is not MISSING else name)
-            value = f"_new_{name}() if {name} is MISSING else {name}" if made else name
+            made, optional = each.default_factory is not MISSING, each.default is not MISSING
+            parameter = f"{name}=_FACTORY" if made else f"{name}=_default_{name}" if optional else name
+            (named if each.kw_only else given).append(parameter)
+            value = f"_new_{name}() if {name} is _FACTORY else {name}" if made else name
         elif each.default_factory is not MISSING:
             value = f"_new_{name}()"
         elif each.default is not MISSING:
@@ -148,4 +189,5 @@ def _init_of(cls: Any, frozen: bool) -> Callable[..., None]:
     exec(f"def __init__({parameters}):\n {lines}", names)
     init: Callable[..., None] = names["__init__"]
     init.__qualname__ = f"{cls.__qualname__}.__init__"
+    init.__annotations__ = {each.name: each.type for each in fields(cls) if each.init} | {"return": None}
     return init

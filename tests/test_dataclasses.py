@@ -5,8 +5,11 @@ from __future__ import annotations
 import ast
 import copy
 import dataclasses
+import inspect
 import pickle
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -143,3 +146,93 @@ def test_every_dataclass_but_those_of_the_api_is_made_by_it() -> None:
             if isinstance(node, ast.ImportFrom) and node.module == "dataclasses":
                 found += [f"{path.relative_to(root)}:{node.lineno}" for each in node.names if each.name == "dataclass"]
     assert found == []
+
+
+@pytest.mark.parametrize("options", [{}, {"frozen": True}, {"frozen": True, "slots": True}])
+@pytest.mark.parametrize("made_before", [False, True])
+def test_signature_and_help_are_those_of_the_standard_library(options: dict[str, bool], made_before: bool) -> None:
+    for ours, standard in zip(family(dataclass, options), family(dataclasses.dataclass, options), strict=True):
+        if made_before:
+            ours(count=1)
+        assert str(inspect.signature(ours)).replace(" -> None", "") == str(inspect.signature(standard)).replace(
+            " -> None", ""
+        )
+        assert inspect.getdoc(ours) == inspect.getdoc(standard)
+
+
+def test_signature_of_a_callable_object_is_that_of_its_call() -> None:
+    @dataclass
+    class Callable_:
+        value: int
+
+        def __call__(self, other: int) -> int:
+            return self.value + other
+
+    assert list(inspect.signature(Callable_(1)).parameters) == ["other"]
+
+
+def test_keyword_sentinel_makes_the_fields_after_it_keywords() -> None:
+    @dataclass(frozen=True)
+    class Mixed:
+        first: int
+        _: dataclasses.KW_ONLY
+        second: int = 2
+        third: int
+
+    assert repr(Mixed(1, third=3)).endswith("Mixed(first=1, second=2, third=3)")
+    with pytest.raises(TypeError):
+        Mixed(1, 2, third=3)  # type: ignore[call-arg]
+
+
+def test_own_init_of_a_derived_dataclass_calls_the_inherited_one() -> None:
+    @dataclass
+    class Base:
+        first: int
+        second: int = 2
+
+    @dataclass
+    class Derived(Base):
+        third: int = 3
+
+        def __init__(self, first: int) -> None:
+            super().__init__(first)
+            self.third = 4
+
+    assert repr(Derived(1)).endswith("Derived(first=1, second=2, third=4)")
+
+
+def test_threads_that_make_the_first_object_at_once_all_get_theirs() -> None:
+    for _ in range(20):
+
+        @dataclass(frozen=True, slots=True)
+        class First:
+            number: int
+            extra: tuple[int, ...] = ()
+
+        start = threading.Barrier(8)
+
+        def make(number: int, cls: Any = First, start: threading.Barrier = start) -> Any:
+            start.wait()
+            return cls(number)
+
+        with ThreadPoolExecutor(8) as pool:
+            assert [each.number for each in pool.map(make, range(8))] == list(range(8))
+
+
+@pytest.mark.parametrize("option", ["order", "unsafe_hash", "init", "repr", "match_args", "weakref_slot"])
+def test_option_without_an_effect_is_refused_where_the_class_is_made(option: str) -> None:
+    with pytest.raises(TypeError, match=option):
+        dataclass(**{option: True})
+
+
+@pytest.mark.parametrize("kind", ["dataclasses.InitVar[int]", dataclasses.InitVar[int]])
+def test_init_only_variable_is_refused_where_the_class_is_made(kind: Any) -> None:
+    with pytest.raises(TypeError, match="InitVar"):
+        dataclass(type("Given", (), {"__annotations__": {"given": kind}, "__module__": __name__}))
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_frozen_and_not_frozen_classes_do_not_extend_each_other(frozen: bool) -> None:
+    base, _ = family(dataclass, {"frozen": frozen})
+    with pytest.raises(TypeError, match="frozen"):
+        dataclass(frozen=not frozen)(type("Derived", (base,), {"__annotations__": {}}))

@@ -10,11 +10,11 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from areal.client.http import AdminClient
+from areal.dataclasses import dataclass
 from areal.errors import ArealError
 from areal.files import parse_json
 from areal.resources.addresses import is_loopback

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -115,12 +116,19 @@ def concat_padded_tensors(trajectories: Sequence[Mapping[str, Any]]) -> Trajecto
 
     counts = [len(each["attention_mask"]) for each in trajectories]
 
-    def pad(name: str, column: torch.Tensor) -> torch.Tensor:
-        if column.dim() < 2 or column.shape[1] == width:
-            return column
-        return torch.nn.functional.pad(column, (0, width - column.shape[1]), value=_PADDING.get(name, 0))
+    def joined(name: str) -> torch.Tensor:
+        parts = [each[name] for each in trajectories]
+        if parts[0].dim() < 2 or all(part.shape[1] == width for part in parts):
+            return torch.cat(parts)
+        kind = reduce(torch.promote_types, (part.dtype for part in parts))
+        whole = torch.full((sum(counts), width, *parts[0].shape[2:]), _PADDING.get(name, 0), dtype=kind)
+        start = 0
+        for part in parts:
+            whole[start : start + len(part), : part.shape[1]] = part
+            start += len(part)
+        return whole
 
-    columns = {name: torch.cat([pad(name, each[name]) for each in trajectories]) for name in names}
+    columns = {name: joined(name) for name in names}
     if "parents" in columns:
         above = torch.repeat_interleave(torch.tensor([0, *counts[:-1]]).cumsum(0), torch.tensor(counts))
         parents = columns["parents"]

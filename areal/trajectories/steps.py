@@ -10,10 +10,10 @@ import os
 import re
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from areal.dataclasses import dataclass
 from areal.errors import ArealError, NotFound
 from areal.files import parse_json
 from areal.trajectories.document import HINT, tokens_hint

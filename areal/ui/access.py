@@ -13,9 +13,9 @@ import ipaddress
 import re
 import secrets
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import NamedTuple
 
+from areal.dataclasses import dataclass
 from areal.errors import UsageFault
 from areal.resources.addresses import MIN_EXPOSED_KEY, is_loopback, key_fault
 

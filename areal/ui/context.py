@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
+from areal.dataclasses import dataclass, field
 from areal.errors import UsageFault
 from areal.resources.kinds import Ref, check_name, resolve_kind
 from areal.state.home import Home

@@ -83,7 +83,7 @@ class EmbeddedEngineConfig(ServeConfig):
     port: int = option(8083, "0 takes a free one", least=0)
     model_path: str = required("folder with config.json and safetensors, or a hub's id")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
-        "auto", "of weights and KV cache (auto: the model's)"
+        "auto", "of weights and KV cache (auto: the model's, or float32 on a CPU that computes that faster)"
     )
     device: str = option(
         "auto", "cpu, cuda, cuda:1 (auto: cuda when there is one)", pattern="auto|cpu|cuda(?::[0-9]{1,3})?"

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -346,6 +347,10 @@ def clip_gradients(optimizer: torch.optim.Optimizer, max_norm: float, group: dis
 # -- folders
 
 
+_SAVED_AS: WeakKeyDictionary[Any, dict[str, str]] = WeakKeyDictionary()
+"""By model: the names in a checkpoint of parameters that are saved as they are. Each step asks for all of them."""
+
+
 def checkpoint_tensors(model: Any, name: str, weight: Tensor) -> Iterator[tuple[str, Tensor]]:
     """The tensors of a Hugging Face checkpoint for one parameter of ``model``: transformers 5 merges the experts of a
     mixture into one parameter, and checkpoints, which other engines read, have one matrix for each."""
@@ -354,8 +359,14 @@ def checkpoint_tensors(model: Any, name: str, weight: Tensor) -> Iterator[tuple[
     except ImportError:  # before transformers 5 parameters and checkpoint tensors are the same
         yield name, weight
         return
+    names = _SAVED_AS.setdefault(model, {})
+    if name in names:
+        yield names[name], weight
+        return
     parts = revert_weight_conversion(model, {name: weight})
     for saved, part in parts.items():
+        if part is weight:
+            names[name] = saved
         yield saved, part if len(parts) == 1 else part.clone()  # safetensors rejects tensors that share storage
 
 

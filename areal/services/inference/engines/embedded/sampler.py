@@ -293,16 +293,23 @@ def invert(probabilities: Tensor, uniform: Tensor) -> Tensor:
     return torch.searchsorted(cumulative, threshold, right=True).squeeze(1)
 
 
+_FACTORS = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_LOWER = 2**64 - 1
+
+
 def _mix(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """The finalizer of SplitMix64, a bijection of 64-bit numbers. Unsigned arithmetic wraps."""
-    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    value = (value ^ (value >> np.uint64(30))) * np.uint64(_FACTORS[0])
+    value = (value ^ (value >> np.uint64(27))) * np.uint64(_FACTORS[1])
     return value ^ (value >> np.uint64(31))
 
 
 def mix(value: int) -> int:
-    """``_mix`` of the number's lower 64 bits."""
-    return int(_mix(np.array([value & (2**64 - 1)], dtype=np.uint64))[0])
+    """``_mix`` of the number's lower 64 bits, without an array: a request of n choices takes n of them."""
+    value &= _LOWER
+    value = (value ^ value >> 30) * _FACTORS[0] & _LOWER
+    value = (value ^ value >> 27) * _FACTORS[1] & _LOWER
+    return value ^ value >> 31
 
 
 def stream_key(seed: int, index: int) -> int:

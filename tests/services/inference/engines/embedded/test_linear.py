@@ -4,6 +4,9 @@ that the adapter was merged into."""
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -163,3 +166,25 @@ def test_adapter_that_is_not_computed_here_is_refused_by_name(
 def test_batch_without_adapters_has_no_deltas() -> None:
     assert deltas_of([None, None], 4, torch.device("cpu")) is None
     assert deltas_of((), 4, torch.device("cpu")) is None
+
+
+@pytest.mark.parametrize("instructions", ["avx2", "default"])
+def test_auto_dtype_of_a_bfloat16_model_is_float32_where_the_cpu_has_no_instructions(
+    instructions: str, tmp_path: Path
+) -> None:
+    code = f"""
+import torch
+from pathlib import Path
+from areal.services.inference.engines.embedded.linear import blocks
+from areal.services.inference.engines.embedded.loading import _dtype
+cpu, folder = torch.device("cpu"), Path({str(tmp_path)!r})
+chosen = [_dtype(asked, "bfloat16", cpu, folder) for asked in ("auto", "bfloat16", "float32")]
+print(blocks(torch.bfloat16), *chosen)
+"""
+    isa = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"} if instructions == "avx2" else {}
+    environment = {**os.environ, **isa}
+    out = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    has_bfloat16, *dtypes = out.stdout.split()
+    assert instructions == "default" or has_bfloat16 == "False"
+    auto = "torch.bfloat16" if has_bfloat16 == "True" else "torch.float32"
+    assert dtypes == [auto, "torch.bfloat16", "torch.float32"]
