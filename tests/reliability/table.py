@@ -22,32 +22,55 @@ _FOLDER = Path(__file__).parent
 _HEAD = "| fault | when | callers see | recorded | afterwards |\n|---|---|---|---|---|\n"
 _INTRODUCTION = """# Reliability
 
-What happens when something breaks, found by breaking it: each row is a test in `tests/reliability/` that injects
-the fault into real processes on loopback and writes down what it saw. A test that sees anything else fails. The page
-is made by the suite (`python -m tests.reliability.table --write`) and never by hand.
+An engine is killed in the middle of a training run. This happens next, without a command from you:
 
-*Once* means: exactly one interaction, with exactly the tokens, log-probabilities and weight versions that the engine
-says in its own log. Callers try a failed call again as SDKs do, with the same `Idempotency-Key`. Beside the table,
-`test_data_plane_machine.py` compares random histories of callers, operators and kills with a simple model.
+1. The engine's supervisor records how it ended and starts it again: at once the first time, then after 10 seconds,
+   then with a doubled delay.
+2. The router takes the replica out of rotation. The gateway sends new calls to other replicas, and a call that no
+   engine has begun is tried on another one. If there is no other replica, calls wait.
+3. A stream that was open ends with an error. If the client sends the call again with the same `Idempotency-Key`, it
+   is answered, and recorded once.
+4. What the session had recorded is on disk. Rewards and exports go on while the engine is away.
+5. The new engine loads the weights that the trainer published last. It gets calls after that, not before.
+6. A rollout that failed has no reward; it is never a reward of 0. The trainer samples its prompt again.
+
+If the trainer is killed, its job starts a new attempt from the newest checkpoint, as its restart policy says. It
+samples again the prompts that were not trained on, and publishes versions above those that are served.
+
+If a command is killed, the next one recovers its journal and finishes the operation. If the machine reboots,
+`areal apply` starts what the records name. [Concepts](concepts.md) lists what remains after
+each kind of death. To try one: [break the quickstart](quickstart.md#break-it).
+
+`areal events` lists what happened, `areal describe` how each process last ended, with its last log lines.
+
+## How to read the tables
+
+Each row below is a test in `tests/reliability/`. It injects the fault into real processes on loopback, and fails when
+it sees anything else than the row. The tests write this page (`python -m tests.reliability.table --write`).
+
+*Recorded: once* means exactly one interaction, with exactly the tokens, log-probabilities and weight versions of the
+engine's own log. Callers retry a failed call with the same `Idempotency-Key`. Besides, `test_data_plane_machine.py`
+compares random histories of callers, operators and kills with a simple model.
 """
 
 _CONCLUSION = """## What these tests found
 
-Each is fixed, and stays so by the row that found it.
+Each fault is fixed, and the row that found it is its regression test.
 
-- An engine's answer that cannot be true (log-probabilities missing or `NaN`, tokens that are none, a choice too many)
-  was recorded as training data, or was a 500. It is the engine's failure now, a 502, and nothing of it is recorded.
-- Rewards and exports of a session waited for its engine, though what is recorded needs none.
-- A turn in whose middle a special token had been sampled was tokenised again by the next one, and its row torn in two.
+- An engine's impossible answer (log-probabilities missing or `NaN`, invalid tokens, too many choices) was recorded as
+  training data, or was a 500. It is now a 502, and nothing of it is recorded.
+- Rewards and exports of a session waited for its engine, although recorded data does not need it.
+- If a special token was sampled in the middle of a turn, the next turn tokenized that turn again and split its row in
+  two.
 
 ## Known limits
 
-- A worker that answers its probes and never a call is waited for as long as the router finds it ready.
-- A relay that is held still holds its own callers until it goes on: its supervisor sees deaths only.
-- A caller that closes its sending side has left, for these services as for most.
-- A plain completion is known to go on from one of the newest 64 turns of its trajectory; from an older one, it begins
-  a row of its own.
-- Sessions expire by the wall clock: a step of two days ends what lay idle.
+- A worker that answers its probes but no calls stays in rotation as long as the router finds it ready.
+- A relay that is stopped (`SIGSTOP`) holds its callers until it continues: its supervisor detects only its end.
+- A caller that closes its sending side is treated as one that has left.
+- A plain completion continues one of the newest 64 turns of its trajectory; a continuation of an older turn begins a
+  row of its own.
+- Sessions expire by the wall clock: if the clock jumps two days ahead, idle sessions end.
 """
 
 
