@@ -101,6 +101,7 @@ VIEWS = (
     "/plan?path=/no/such/file.yaml",
     "/top",
     "/weights",
+    "/chat",
     "/object/model/absent",
     "/nothing",
 )

@@ -17,7 +17,7 @@ from areal.state.job_metrics import last_steps
 from areal.state.records import StoredObject
 from areal.ui.context import ViewContext
 from areal.ui.memo import FileMemo
-from areal.ui.views import plan, weights
+from areal.ui.views import chat, plan, weights
 from tests.ui.conftest import Job, Page, eventually
 
 Record = Callable[..., StoredObject]
@@ -112,6 +112,67 @@ def test_pairs_are_asked_of_the_jobs_gateway_and_a_dead_one_is_named(home: Home)
         server.server_close()
     assert [(pair["job"], pair["error"]) for pair in found["pairs"]] == [("alive", "a worker refused")]
     assert len(found["unseen"]) == 1 and "killed" in found["unseen"][0]
+
+
+class _Models(BaseHTTPRequestHandler):
+    asked: list[Any] = []
+
+    def do_GET(self) -> None:
+        self._send({"data": [{"id": "qwen"}]})
+
+    def do_POST(self) -> None:
+        self.asked.append(
+            (self.headers["Authorization"], json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        )
+        content = [{"token": "hi", "logprob": -0.5}]
+        message = {"role": "assistant", "content": "hi"}
+        choice = {"message": message, "logprobs": {"content": content}, "finish_reason": "stop"}
+        self._send({"choices": [choice], "usage": {"completion_tokens": 1}})
+
+    def _send(self, document: Any) -> None:
+        body = json.dumps(document).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def served(home: Home, record: Record, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A service whose gateway is a stand-in, with a key in the home."""
+    from areal.reconcilers.home_view import HomeView
+
+    record("InferenceService", "default", {})
+    home.credentials.mkdir(parents=True, exist_ok=True)
+    (home.credentials / "default").write_text("the-key-of-the-service")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Models)
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    monkeypatch.setattr(HomeView, "address", lambda self, ref: f"http://127.0.0.1:{server.server_port}")
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def test_chat_lists_models_and_answers_with_logprobs_and_keeps_the_key(served: Any, home: Home) -> None:
+    assert chat.read(ViewContext(home))["models"] == [{"service": "default", "model": "qwen"}]
+    body = {"service": "default", "model": "qwen", "messages": [{"role": "user", "content": "1"}], "temperature": 0.5}
+    found = chat.read(ViewContext(home, {}, body))
+    assert found["text"] == "hi" and found["tokens"] == [{"text": "hi", "logprob": -0.5}]
+    authorization, sent = _Models.asked.pop()
+    assert authorization == "Bearer the-key-of-the-service" and sent["temperature"] == 0.5 and "max_tokens" not in sent
+    assert "the-key" not in json.dumps(found)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"temperature": 3}, {"maxTokens": 0}, {"messages": []}, {"model": None}, {"topP": True}]
+)
+def test_chat_refuses_what_no_model_takes(served: Any, home: Home, wrong: dict[str, Any]) -> None:
+    body = {"service": "default", "model": "qwen", "messages": [{"role": "user", "content": "1"}], **wrong}
+    with pytest.raises(UsageFault):
+        chat.read(ViewContext(home, {}, body))
 
 
 def test_last_steps_are_those_of_the_end_of_the_file(tmp_path: Path) -> None:

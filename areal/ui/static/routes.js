@@ -10,6 +10,7 @@ export const routes = [
   { path: "/plan", view: "plan", nav: "Plan", key: "p", help: "plan and drift" },
   { path: "/top", view: "top", nav: "Top", key: "t", help: "top" },
   { path: "/weights", view: "weights", nav: "Weights", key: "w", help: "weights" },
+  { path: "/chat", view: "chat", nav: "Chat", key: "h", help: "chat", css: true },
   { path: "/logs/:kind/:name", view: "logs", css: true },
 ];
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from areal.ui.context import ViewContext
 
-VIEWS = ("alerts", "compare", "home", "job", "logs", "object", "plan", "step", "top", "weights")
+VIEWS = ("alerts", "chat", "compare", "home", "job", "logs", "object", "plan", "step", "top", "weights")
 
 Marks = Mapping[str, int | str]
 
