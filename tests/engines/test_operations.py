@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from tests.e2e import load as load_module
 from tests.e2e.conftest import Box, make_box, tear_down
 from tests.e2e.load import Load
 from tests.e2e.rollouts import ask
@@ -51,7 +52,8 @@ class Deployed:
         """Of two replicas that are replaced one by one."""
         about = engine_of(self.engine, self.box.folder)
         about["engineArgs"] |= {"maxModelLen" if self.engine == "vllm" else "context-length": 512, **(arguments or {})}
-        lora = {name: str(folder) for name, folder in self.models.adapters.items()} if self.has_adapters else {}
+        has_lora = self.has_adapters and path == NAME
+        lora = {name: str(folder) for name, folder in self.models.adapters.items()} if has_lora else {}
         spec = {"replicas": replicas, "backend": f"{self.engine}:d1", "path": path, "resources": {"gpus": 0}, **about}
         spec |= {"toolCallParser": "hermes", "lora": lora, "strategy": {"drainTimeoutSeconds": 60}}
         model = {"apiVersion": "areal.dev/v1alpha1", "kind": "Model", "metadata": {"name": "reverse"}, "spec": spec}
@@ -150,7 +152,11 @@ def changed(before: dict[str, int], after: dict[str, int]) -> set[str]:
     return {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
 
 
-def test_killed_engine_comes_back_under_load_and_breaks_only_streams_that_had_begun(deployed: Deployed) -> None:
+def test_killed_engine_comes_back_under_load_and_breaks_only_streams_that_had_begun(
+    deployed: Deployed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A session stays with its replica: its calls wait for an engine that takes minutes to start."""
+    monkeypatch.setattr(load_module, "_DEADLINE_S", 900.0)
     before = deployed.box.pids()
     with Load(deployed.box, sessions=3, strangers=1) as load:
         load.wait_for_all(1)
