@@ -123,8 +123,8 @@ def make_model(folder: Path, profile: Profile) -> int:
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     torch.manual_seed(0)
-    ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
-    model = Qwen2ForCausalLM(Qwen2Config(**profile.shape, **ids, tie_word_embeddings=True))
+    ids: dict[str, Any] = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, **profile.shape}
+    model = Qwen2ForCausalLM(Qwen2Config(**ids, tie_word_embeddings=True))
     model.to(getattr(torch, profile.dtype)).save_pretrained(folder)
     for name in ("tokenizer_config.json", "chat_template.jinja"):
         shutil.copyfile(EXAMPLE / "model" / name, folder / name)

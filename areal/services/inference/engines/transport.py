@@ -267,13 +267,15 @@ class EngineClient(ABC):
         """The weights have ``version`` after the body, and the version before when the engine refuses them. Until then,
         and after another failure, their version is unknown, also to whoever asks the engine. Raises EngineError."""
         self._generates = False
-        before = await self.version()
-        with contextlib.suppress(EngineUnsupported):
+        before, has_labels = await self.version(), True
+        try:
             await self.set_version(UNKNOWN_VERSION)
+        except EngineUnsupported:
+            has_labels = False
         try:
             yield
         except (EngineRefused, EngineUnsupported):
-            with contextlib.suppress(EngineUnsupported):
+            if has_labels:
                 await self._label_weights(before or 0)
             raise
         except BaseException:
@@ -285,8 +287,9 @@ class EngineClient(ABC):
     async def _label_weights(self, version: int) -> None:
         try:
             await self.set_version(version)
-        except EngineRefused as error:
-            raise EngineFailed(f"the engine does not take the version of its weights: {error}") from error
+        except (EngineRefused, EngineUnsupported) as error:
+            if await self.version() != version:  # the update may have set it
+                raise EngineFailed(f"the engine does not take the version of its weights: {error}") from error
 
     def point_to(self, url: str) -> None:
         self._url = url.rstrip("/")

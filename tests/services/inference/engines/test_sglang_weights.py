@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -136,6 +137,19 @@ async def test_session_of_a_broadcast_that_failed_is_ended_and_one_that_does_not
     api.replies |= {BROADCAST: OK, "POST /end_weight_update": refusal("out of memory")}
     with pytest.raises(EngineFailed, match="did not finish"):
         await client.receive_weights("pair", LAYOUT, 3)
+
+
+@pytest.mark.parametrize(("reports", "error"), [("4", None), ("3", EngineFailed)])
+async def test_server_without_a_route_for_the_version_has_that_of_the_update_or_an_unknown_one(
+    client: SglangClient, api: ScriptedApi, folder: Path, reports: str, error: type[EngineError] | None
+) -> None:
+    del api.replies["POST /update_weight_version"]
+    api.replies["GET /model_info"] = (200, {"model_path": str(folder), "weight_version": reports})
+    with pytest.raises(error) if error is not None else contextlib.nullcontext():
+        await client.load_weights(str(folder), 4)
+    api.replies |= {FROM_DISK: refusal("Failed to get weights iterator")}
+    with pytest.raises(EngineRefused, match="old ones serve on"):
+        await client.load_weights(str(folder), 5)
 
 
 async def test_memory_is_released_only_once_the_server_has_no_request(
