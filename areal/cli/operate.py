@@ -369,18 +369,50 @@ def reconcile(cli: Invocation, targets: tuple[str, ...], watch: bool, interval: 
         return mutate(cli, reconcile_once, refs, cli.deadline_s(), approve)
     with mutation(cli) as context:
         cli.info(f"watching every {interval:g} s; Ctrl-C ends it")
+        approve, reported = _asked_once(approve), ""
         while not context.interrupted.is_set():
             try:
                 done = reconcile_once(context, refs, cli.deadline_s(), approve)
             except ArealError as error:
-                report(error, cli)
+                before, reported = reported, f"{error.message}\n{error.detail}"
+                if reported != before:
+                    report(error, cli)
             else:
-                if done.notes or any(item.action != "unchanged" for item in done.objects):
+                said = [
+                    f"{item.ref} {item.action}: {item.message}" for item in done.objects if item.action != "unchanged"
+                ]
+                before, reported = reported, "\n".join([*said, *done.notes])
+                if (said and not done.exit_code) or reported not in ("", before):  # what stays wrong is reported once
                     finish(cli, done)
             context.interrupted.wait(interval)
         if stop_at_exit:
             operations.stop_processes(context)
     return interrupt.STATUS
+
+
+def _asked_once(approve: Callable[[Plan], bool]) -> Callable[[Plan], bool]:
+    """``approve`` for a command that plans again and again: a plan that was declined is not asked about again, and an
+    error for want of a terminal says how to go on."""
+    declined: set[str] = set()
+
+    def asked(plan: Plan) -> bool:
+        text = "\n".join(plan.destructive)
+        if text in declined:
+            return False
+        try:
+            approved = approve(plan)
+        except UsageFault as error:
+            raise UsageFault(
+                error.message,
+                detail=error.detail,
+                hint="the watch waits: areal diff --drift shows the plan, and areal reconcile --yes carries it out; "
+                "areal reconcile --watch --yes does so by itself",
+            ) from error
+        if not approved:
+            declined.add(text)
+        return approved
+
+    return asked
 
 
 @click.command()

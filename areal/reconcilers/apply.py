@@ -20,7 +20,7 @@ from areal.reconcilers.prepare import CommandContext, Prepared, plan_targets
 from areal.resources.kinds import Ref, parse_ref
 from areal.resources.nodes import Diagnostic, ManifestError
 from areal.resources.paths import with_absolute_paths
-from areal.resources.render import render, render_valid
+from areal.resources.render import ValidPart, render_valid
 from areal.resources.resource import Rendered, Resource
 from areal.resources.validation import references, spec_model
 from areal.state.records import StoredObject
@@ -171,7 +171,10 @@ class _Manifests:
     @classmethod
     def load(cls, command: CommandContext, request: ApplyRequest) -> _Manifests:
         """Raises ManifestError with every diagnostic of every file."""
-        found = render(request.source)
+        valid = render_valid(request.source)
+        if valid.faults:
+            raise ManifestError((*valid.faults, *(fault for more in _file_faults(valid).values() for fault in more)))
+        found = valid.rendered
         _raise_errors([ManifestError(faults) for faults in _faults(command.ctx, found.resources).values()])
         wanted = tuple(wanted_of(resource) for resource in found.resources)
         if request.source.manifests:  # a verb built them from its flags: there is no file, and no place in it
@@ -184,7 +187,8 @@ class _Manifests:
         valid = render_valid(request.source)
         invalid = {**valid.invalid, **_faults(command.ctx, valid.rendered.resources)}
         resources = tuple(wanted_of(item) for item in valid.rendered.resources if item.ref not in invalid)
-        errors = {str(ref): ManifestError(faults) for ref, faults in invalid.items()}
+        more = _file_faults(valid)
+        errors = {str(ref): ManifestError((*faults, *more.get(ref, ()))) for ref, faults in invalid.items()}
         return cls(command, request, resources, valid.rendered, errors, valid.faults)
 
     def prepare(
@@ -366,6 +370,14 @@ def _faults(ctx: Context, resources: Iterable[Resource]) -> Faults:
     found: Faults = {}
     for kind, mine in _by_kind(resources).items():
         found |= controller_of(kind).faults(mine, cache, ctx.report)
+    return found
+
+
+def _file_faults(valid: ValidPart) -> Faults:
+    """Faults in what resources name, of those that have other faults too, so that all are reported at once."""
+    found: Faults = {}
+    for kind, mine in _by_kind(valid.faulty).items():
+        found |= controller_of(kind).faults_against_state(mine, ())
     return found
 
 

@@ -390,7 +390,8 @@ def deletions(stored: Sequence[StoredObject], refs: Iterable[str], *, cascade: b
 
 
 def check_removals(stored: Sequence[StoredObject], targets: Sequence[Target]) -> None:
-    """Raises Conflict when a protected object, or one that a remaining object needs, would be deleted."""
+    """Raises Conflict when a protected object, or one that a remaining object needs, would be deleted. An object whose
+    record is unreadable needs what its newest revision needs."""
     deleted = {target.ref: target.cause for target in targets if target.is_deleted}
     ending = [target.object if target.is_deleted else target.replaces for target in targets]
     protected = sorted(str(item.ref) for item in ending if item is not None and item.protected)
@@ -399,13 +400,16 @@ def check_removals(stored: Sequence[StoredObject], targets: Sequence[Target]) ->
             f"{', '.join(protected)}: protected by the annotation areal.dev/protect; nothing was deleted",
             hint="remove the annotation first, by applying the manifest without it",
         )
-    if deleted and isinstance(stored, Listing) and stored.unreadable:
-        path, why = stored.unreadable[0]
-        raise Conflict(
-            f"{path} is unreadable ({why}), and may depend on {', '.join(deleted)}; nothing was deleted",
-            hint="areal doctor --fix restores it from its newest revision",
-        )
     after = {str(item.ref): item for item in stored} | {target.ref: target.object for target in targets}
+    if deleted and isinstance(stored, Listing):
+        for path, why in stored.unreadable:
+            presumed = stored.presumed.get(path)
+            if presumed is None or next(_dependents({str(presumed.ref): presumed}, deleted), None):
+                known = "may depend on" if presumed is None else "depends on one of"
+                raise Conflict(
+                    f"{path} is unreadable ({why}), and {known} {', '.join(deleted)}; nothing was deleted",
+                    hint="areal doctor --fix restores it from its newest revision",
+                )
     left = sorted(f"{ref} ({cause})" for ref, cause in _dependents(after, deleted))
     if left:
         raise Conflict(

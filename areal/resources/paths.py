@@ -35,6 +35,11 @@ def resolve_model_path(path: str, source_file: str | None = None) -> str | None:
     return str(found.resolve()) if found is not None and found.is_dir() else None
 
 
+def is_there(path: str, source_file: str | None = None) -> bool:
+    """Whether ``path`` exists, relative to the working directory, else to the folders of its manifest."""
+    return _found(path, source_file) is not None
+
+
 def with_absolute_paths(kind: str, spec: Mapping[str, Any], source_file: str | None = None) -> dict[str, Any]:
     """Returns ``spec`` with the paths of files and folders made absolute, so that the working directories of later
     commands do not matter. A path that does not exist on this machine is not changed.

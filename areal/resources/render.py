@@ -49,6 +49,7 @@ from areal.resources.nodes import (
 )
 from areal.resources.resource import (
     Rendered,
+    Resource,
     acyclic,
     assemble,
     place_references,
@@ -92,10 +93,12 @@ def render(request: RenderRequest) -> Rendered:
 @dataclass(frozen=True)
 class ValidPart:
     """The result of ``render`` without the documents that have faults. ``faults``: all faults, in file order.
-    ``invalid``: the objects of the documents left out, if their names can be read, with the faults of the document."""
+    ``invalid``: the objects of the documents left out, if their names can be read, with the faults of the document;
+    ``faulty``: those of them that could be assembled."""
 
     rendered: Rendered
     faults: tuple[Diagnostic, ...] = ()
+    faulty: tuple[Resource, ...] = ()
     invalid: Mapping[Ref, tuple[Diagnostic, ...]] = field(default_factory=dict)
 
 
@@ -122,19 +125,23 @@ def _rendered(request: RenderRequest, *, partly: bool = False) -> ValidPart:
     acyclic(references, problems)
     faults = tuple(problems.diagnostics())
     invalid: dict[Ref, tuple[Diagnostic, ...]] = {}
+    faulty: list[Resource] = []
     if faults and partly:
         places = _Places(sources, manifests)
         by_place = places.of(faults)
-        kept = []
+        kept: list[Resource] = []
         for document, each in made:
             here = by_place.get(places.at(document.source.file, document.node.pos.line))
             if here is None:
                 kept += each
             else:
+                faulty += each
                 invalid |= {ref: tuple(here) for ref in document.declared() if name_problem(ref.name) is None}
         resources = [item for item in kept if item.ref not in invalid]
         references = place_references(resources)
-    return ValidPart(Rendered(tuple(resources), references, dict(sorted(env.read.items()))), faults, invalid)
+    return ValidPart(
+        Rendered(tuple(resources), references, dict(sorted(env.read.items()))), faults, tuple(faulty), invalid
+    )
 
 
 class _Places:

@@ -5,7 +5,7 @@ worded for the author of the YAML. Paths are inside the spec and use YAML names;
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -120,7 +120,8 @@ def check_model(model: type[SpecModel], value: Any) -> tuple[SpecModel | None, l
     try:
         spec = model.model_validate(value)
     except ValidationError as error:
-        return None, _merge_unions(_fault(model, value, detail) for detail in error.errors(include_url=False))
+        faults = _merge_unions(_fault(model, value, detail) for detail in error.errors(include_url=False))
+        return None, [*faults, *_faults_beside(model, value, faults)]
     found = [Fault(path, message) for path, message in spec.problems()]
     for info in fields_of(type(spec)).values():
         if info.repeated and info.nested is not None and "name" in info.nested.model_fields:
@@ -128,6 +129,20 @@ def check_model(model: type[SpecModel], value: Any) -> tuple[SpecModel | None, l
                 base = (info.name, f"[{item.name}]")
                 found += [Fault((*base, *path), message) for path, message in item.problems()]
     return (None, found) if found else (spec, found)
+
+
+def _faults_beside(model: type[SpecModel], value: Any, faults: Sequence[Fault]) -> list[Fault]:
+    """The faults between fields that are valid each, where other fields are not. A fault that concerns one of those, or
+    the spec as a whole, may be a consequence and is left out."""
+    lost = {str(fault.path[0]) for fault in faults if fault.path}
+    if not isinstance(value, Mapping) or not lost:
+        return []
+    try:
+        spec = model.model_validate({name: each for name, each in value.items() if name not in lost})
+    except ValidationError:
+        return []
+    found = (Fault(path, message) for path, message in spec.problems())
+    return [each for each in found if each.path and not any(name in each.message for name in lost)]
 
 
 def _fault(model: type[SpecModel], value: Any, detail: ErrorDetails) -> tuple[Fault, bool]:

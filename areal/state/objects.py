@@ -254,6 +254,8 @@ class ObjectStore:
                     obj = _load(path, Ref(known, name))
                 except Unreadable as error:
                     found.unreadable.append((error.path, error.reason))
+                    if (revision := newest_revision(self.home, Ref(known, name))) is not None:
+                        found.presumed[error.path] = revision.object
                 else:
                     if obj is not None:
                         found.append(obj)

@@ -206,11 +206,13 @@ class Revision:
 
 
 class Listing(list[T]):
-    """Values that could be read, and the files that could not: (path, reason)."""
+    """Values that could be read, and the files that could not: (path, reason). ``presumed``: the newest revision of an
+    object whose file could not be read, by that file."""
 
     def __init__(self) -> None:
         super().__init__()
         self.unreadable: list[tuple[Path, str]] = []
+        self.presumed: dict[Path, T] = {}
 
 
 def new_uid() -> str:

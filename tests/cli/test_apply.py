@@ -425,6 +425,34 @@ def test_apply_names_the_faults_of_all_objects_as_diff_does(areal: Areal, tmp_pa
         assert "InferenceService/nobody does not exist" in result.err and "spec.envFrom.K.env" in result.err
 
 
+def test_all_mistakes_of_a_model_are_reported_at_once(areal: Areal, tmp_path: Path) -> None:
+    file = tmp_path / "m.yaml"
+    fields = {
+        "path": "/no/folder",
+        "tokenizerPath": "/no/tokenizer",
+        "chatTemplate": "/no/template.jinja",
+        "lora": "{a: /no/adapter}",
+        "toolCallParser": "lfm3",
+        "engineArgs": "{devise: cpu}",
+        "replicas": "-1",
+        "logLevel": "debug",
+    }
+    head = _MODEL.replace("{service: good, ", "\n  backend: embedded\n").replace("name: bad", "name: m")
+    file.write_text(head + "".join(f"  {name}: {value}\n" for name, value in fields.items()))
+    for verb in (("diff",), ("apply", "--yes")):
+        result = areal(*verb, "-f", str(file))
+        assert result.code == 3, result
+        for line, name in enumerate(fields, 6):
+            assert f"m.yaml:{line}:" in result.err and f"spec.{name}" in result.err, (name, result.err)
+
+
+def test_fault_that_follows_from_another_one_is_not_reported_beside_it(areal: Areal, tmp_path: Path) -> None:
+    file = tmp_path / "m.yaml"
+    file.write_text(_MODEL + "backend: sglang:d1, path: x/y, engineUrl: 5, engineApiKeyFrom: {env: HOME}}\n")
+    result = areal("diff", "-f", str(file))
+    assert result.code == 3 and "expected text, got 5" in result.err and "there is none" not in result.err
+
+
 def test_worst_of_several_decides_and_each_is_told(
     areal: Areal, conflicting: None, manifests_of: Callable[..., str], model: dict[str, Any]
 ) -> None:

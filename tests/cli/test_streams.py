@@ -39,6 +39,9 @@ def shell(script: str, **env: str) -> subprocess.CompletedProcess[str]:
         ("areal get -o json > /dev/full", 1, "error: cannot write to standard output: No space left on device\n"),
         ("areal --version > /dev/full", 1, "error: cannot write to standard output: No space left on device\n"),
         ("areal --help >&-", 1, "error: cannot write to standard output: Bad file descriptor\n"),
+        ("areal version >&-", 1, "error: cannot write to standard output: Bad file descriptor\n"),
+        ("areal diff --drift >&-", 70, "error: cannot write to standard output: Bad file descriptor\n"),
+        ("areal get >&- 2>/dev/null", 0, ""),  # nothing to print: nothing is lost (as in coreutils)
         ("areal get -o json 2>&- >/dev/null", 0, ""),
         ("areal get nosuch 2>/dev/full", 4, ""),
         ("areal get nosuch 2>&-", 4, ""),

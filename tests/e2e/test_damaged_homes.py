@@ -219,7 +219,7 @@ def test_reconcile_beside_an_unreadable_model_leaves_it_serving(two: Box) -> Non
             refused = two.areal(*words)
             assert refused.code == 3 and "object.json" in refused.err
         kept = two.areal("delete", "inf/default", "--yes")
-        assert kept.code == 5 and "may depend on InferenceService/default" in kept.err
+        assert kept.code == 5 and "depends on one of InferenceService/default" in kept.err
         assert two.chat("1234").isdigit()
         two.ok("doctor", "--fix", "--yes")
     finally:

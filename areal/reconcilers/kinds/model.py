@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from areal.resources.nodes import Diagnostic
     from areal.resources.resource import Resource
     from areal.resources.specs import ModelSpec
+    from areal.resources.tree import FieldPath
     from areal.runtime.backends.base import RunSpec
     from areal.state.home import Home
     from areal.state.objects import ObjectStore
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 
 _DISPOSAL_S = 60.0
+_LOOKED = "(looked in the working directory and beside the manifest)"
 
 
 class ModelController(KindController):
@@ -52,21 +54,25 @@ class ModelController(KindController):
     ) -> dict[Ref, list[Diagnostic]]:
         from areal.hub import is_id
         from areal.resources.nodes import Diagnostic
-        from areal.resources.paths import looks_local, resolve_model_path
+        from areal.resources.paths import is_there, looks_local, resolve_model_path
         from areal.resources.resource import served_as, served_name_conflict
+        from areal.resources.tree import get_path
 
         taken = {served_as(item.name, item.spec): item.ref for item in stored if item.kind == self.kind}
         faults: dict[Ref, list[Diagnostic]] = {}
         for resource in resources:
-            found = []
-            for name in ("path", "tokenizerPath"):
-                path = resource.spec.get(name)
+            found, adapters = [], resource.spec.get("lora")
+            places: list[FieldPath] = [("path",), ("tokenizerPath",)]
+            places += [("lora", name) for name in adapters] if isinstance(adapters, dict) else []
+            for place in places:
+                path = get_path(resource.spec, place)
                 if not isinstance(path, str) or resolve_model_path(path, resource.source.file) is not None:
                     continue
                 if looks_local(path) or not is_id(path):
-                    what = f"model folder {path!r} does not exist"
-                    message = f"{what} (looked in the working directory and beside the manifest)"
-                    found.append(resource.fault((name,), message))
+                    found.append(resource.fault(place, f"model folder {path!r} does not exist {_LOOKED}"))
+            template = resource.spec.get("chatTemplate")
+            if isinstance(template, str) and not is_there(template, resource.source.file):
+                found.append(resource.fault(("chatTemplate",), f"file {template!r} does not exist {_LOOKED}"))
             if (other := taken.get(served_as(resource.name, resource.spec))) is not None:
                 found.append(Diagnostic(*served_name_conflict(resource, str(other))))
             if found:

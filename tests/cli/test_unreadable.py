@@ -1,0 +1,109 @@
+"""One record that cannot be read, and what can still be done to the others."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from areal.cli.operate import _asked_once
+from areal.errors import UsageFault
+from areal.reconcilers.plan import Plan
+from areal.state.home import Home
+from tests.cli.conftest import Areal, Spawner
+from tests.cli.test_apply import document
+
+
+@pytest.fixture
+def recorded(areal: Areal, home: Home, tmp_path: Path) -> Callable[[str], Path]:
+    """Objects without processes: a service, its model, and a service that nothing needs; the file of one of them."""
+    model = {"service": "default", "backend": "embedded", "path": str(tmp_path), "suspend": True}
+    objects = [document("InferenceService", name, {"suspend": True}) for name in ("default", "spare", "other")]
+    file = tmp_path / "m.yaml"
+    file.write_text(yaml.safe_dump_all([*objects, document("Model", "m", model)]))
+    applied = areal("apply", "-f", str(file), "--yes")
+    assert applied.code == 0, applied
+
+    def path(ref: str) -> Path:
+        return home.objects / ref / "object.json"
+
+    return path
+
+
+def test_other_objects_are_deleted_while_a_record_is_unreadable(areal: Areal, recorded: Callable[[str], Path]) -> None:
+    recorded("model/m").write_text("{")
+    deleted = areal("delete", "inf/spare", "--yes")
+    assert deleted.code == 0 and "inferenceservice/spare deleted" in deleted.out, deleted
+    assert not recorded("inferenceservice/spare").exists()
+
+
+def test_object_that_an_unreadable_one_needs_is_not_deleted(areal: Areal, recorded: Callable[[str], Path]) -> None:
+    recorded("model/m").write_text("{")
+    refused = areal("delete", "inf/default", "--yes")
+    assert refused.code == 5 and "depends on one of InferenceService/default" in refused.err, refused
+    assert recorded("inferenceservice/default").exists()
+
+
+def test_unreadable_object_without_a_revision_may_need_anything(areal: Areal, recorded: Callable[[str], Path]) -> None:
+    record = recorded("model/m")
+    record.write_text("{")
+    for revision in (record.parent / "revisions").iterdir():
+        revision.write_text("{")
+    refused = areal("delete", "inf/spare", "--yes")
+    assert refused.code == 5 and "may depend on InferenceService/spare" in refused.err, refused
+
+
+def ticks(pid: int) -> int:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
+@pytest.mark.timeout(60)
+def test_watch_reports_what_stays_wrong_once(spawn: Spawner, recorded: Callable[[str], Path]) -> None:
+    record = recorded("inferenceservice/other")
+    record.write_text("{")
+    process = spawn("reconcile", "--watch", "--interval", "0.01s").popen
+    lines: list[str] = []
+
+    def read_until(words: str) -> None:
+        assert process.stderr is not None
+        while words not in (line := process.stderr.readline()):
+            assert line, lines
+            lines.append(line)
+        lines.append(line)
+
+    read_until("other/object.json is unreadable")
+    began = ticks(process.pid)
+    while ticks(process.pid) < began + os.sysconf("SC_CLK_TCK") // 4:  # many rounds
+        time.sleep(0.01)
+    recorded("inferenceservice/spare").write_text("{")
+    read_until("spare/object.json is unreadable")
+    process.send_signal(signal.SIGINT)
+    rest = process.communicate(timeout=30)[1]
+    said = "".join([*lines, rest])
+    assert said.count("spare/object.json is unreadable") == 1, said
+    assert said.count("other/object.json is unreadable") == 2, said
+
+
+def test_watch_without_a_terminal_says_how_to_go_on_and_asks_no_plan_twice() -> None:
+    asked: list[Plan] = []
+
+    def declines(plan: Plan) -> bool:
+        asked.append(plan)
+        return False
+
+    def cannot_ask(plan: Plan) -> bool:
+        raise UsageFault("it would destroy something", detail="stop engine/0", hint="add --yes")
+
+    plan: Any = type("", (), {"destructive": ["stop engine/0"]})()
+    approve = _asked_once(declines)
+    assert [approve(plan), approve(plan), len(asked)] == [False, False, 1]
+    with pytest.raises(UsageFault) as caught:
+        _asked_once(cannot_ask)(plan)
+    assert "areal reconcile --yes" in (caught.value.hint or "") and "--watch --yes" in (caught.value.hint or "")
