@@ -147,7 +147,7 @@ def _longest_joined(candidates: Sequence[Candidate], prompt: array[int] | None) 
 
 _MOST_BYTES = 2**24
 _SESSION_BYTES, _TURN_BYTES = 1024, 400  # measured
-LONGEST = 2**7  # turns of a session that is cached: so many rows are read anew after others took its place
+LONGEST = 2**9  # turns of a session that are cached
 
 TurnEntry = tuple[Candidate, bytes | None]
 """A turn, and the digest of the conversation that its answer completes."""
@@ -156,7 +156,8 @@ TurnEntry = tuple[Candidate, bytes | None]
 @dataclass(slots=True, eq=False)
 class CachedSession:
     """A session in memory. ``newest``: row id of its newest turn. ``turns``: those of its last trajectory while that is
-    open, in order; ``answers``: the same turns by the digest of the conversation that their answer completes."""
+    open, in order; ``answers``: the same turns by the digest of the conversation that their answer completes.
+    ``stored``: there are too many, they are read from disk."""
 
     session: SessionRecord
     key: bytes | None
@@ -164,6 +165,7 @@ class CachedSession:
     newest: int | None
     turns: list[Candidate] = field(default_factory=list)
     answers: dict[bytes, list[Candidate]] = field(default_factory=dict)
+    stored: bool = False
 
     @property
     def bytes(self) -> int:
@@ -174,6 +176,11 @@ class CachedSession:
             self.turns.append(turn)
             if after is not None:
                 self.answers.setdefault(after, []).append(turn)
+
+    def forget_turns(self, *, stored: bool) -> None:
+        self.turns.clear()
+        self.answers.clear()
+        self.stored = stored
 
 
 @dataclass(slots=True, eq=False)
@@ -247,8 +254,16 @@ class SessionCache:
         self._shrink()
 
     def _shrink(self) -> None:
+        """Forget first the turns of the sessions that were used least, then the sessions."""
         while self.held_bytes > self._most and len(self._sessions) > 1:
-            self._drop(next(iter(self._sessions)))
+            number, held = next(iter(self._sessions.items()))
+            if held.turns:
+                self.held_bytes -= held.bytes
+                held.forget_turns(stored=True)
+                self.held_bytes += held.bytes
+                self._sessions.move_to_end(number)
+            else:
+                self._drop(number)
 
     def _drop(self, number: int) -> None:
         dropped = self._sessions.pop(number, None)
@@ -293,7 +308,7 @@ class SessionCache:
             held = self._sessions.get(number)
             if held is None:
                 continue
-            if pending is None or pending.held is not held or held.newest != pending.base or len(held.turns) >= LONGEST:
+            if pending is None or pending.held is not held or held.newest != pending.base:
                 self._drop(number)
             else:
                 self._renew(held, pending)
@@ -305,16 +320,18 @@ class SessionCache:
     def _renew(self, held: CachedSession, pending: PendingSession) -> None:
         self.held_bytes -= held.bytes
         if held.last is None or pending.last is None or held.last.number != pending.last.number:
-            held.turns.clear()
-            held.answers.clear()
+            held.forget_turns(stored=False)
         held.last, held.newest = pending.last, pending.newest
         low = row_id(held.session.number, pending.last.first if pending.last is not None else 0)
-        held.add(each for each in pending.added if each[0][0] >= low)
+        if not held.stored:
+            held.add(each for each in pending.added if each[0][0] >= low)
+        if len(held.turns) > LONGEST:
+            held.forget_turns(stored=True)
         self.held_bytes += held.bytes
 
 
 def read_session(tables: SessionTables, number: int) -> CachedSession | None:
-    """Read a session from disk. None if it does not exist, or is too long to be cached."""
+    """Read a session from disk. None if it does not exist."""
     session, last = tables.session(number), tables.last_trajectory(number)
     if session is None:
         return None
@@ -323,8 +340,9 @@ def read_session(tables: SessionTables, number: int) -> CachedSession | None:
     if last is not None and last.phase is TrajectoryPhase.OPEN:
         first = row_id(number, last.first)
         if newest is not None and newest - first >= LONGEST:
-            return None
-        held.add(tables.answered(first, row_id(number + 1, 0), LONGEST))
+            held.stored = True
+        else:
+            held.add(tables.answered(first, row_id(number + 1, 0), LONGEST))
     return held
 
 
@@ -406,7 +424,9 @@ def record(
 
     def turns_of(trajectory: Trajectory) -> TurnIndex:
         low = row_id(number, trajectory.first)
-        return StoredTurns(tables, number, low) if pending is None else CachedTurns(pending.held, low, pending.added)
+        if pending is None or pending.held.stored:
+            return StoredTurns(tables, number, low)
+        return CachedTurns(pending.held, low, pending.added)
 
     kind = TrajectoryKind.TEXT if isinstance(call.samples[0], TextSample) else TrajectoryKind.TOKENS
     same_kind = last is None or last.phase is not TrajectoryPhase.OPEN or kind_of(turns_of(last)) is kind

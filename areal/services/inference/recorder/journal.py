@@ -242,7 +242,7 @@ class SessionJournal(Journal):
         if last is None or apply_timeout(last, self.clock()).phase is not TrajectoryPhase.OPEN:
             return None
         low = row_id(session, last.first)
-        if held is not None:
+        if held is not None and not held.stored:
             row = continued_turn(CachedTurns(held, low), conversation)
         else:
             row = self._read_inline(lambda tables: continued_turn(StoredTurns(tables, session, low), conversation))
@@ -256,7 +256,7 @@ class SessionJournal(Journal):
         return match
 
     def _held(self, number: int) -> CachedSession | None:
-        """The session from the cache, or from disk into the cache. None if it is unknown, or too long to be cached."""
+        """The session from the cache, or from disk into the cache. None if it is unknown."""
         held = self.cache.get(number)
         if held is None:
             held = self._read_inline(lambda tables: read_session(tables, number))

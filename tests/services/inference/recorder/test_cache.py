@@ -12,9 +12,16 @@ from pathlib import Path
 import pytest
 
 from areal.services.http.errors import ApiError
-from areal.services.inference.recorder.changes import LONGEST, CachedSession, CachedTurns, SessionCache, find_parent
+from areal.services.inference.recorder.changes import (
+    LONGEST,
+    CachedSession,
+    CachedTurns,
+    SessionCache,
+    find_parent,
+    read_session,
+)
 from areal.services.inference.recorder.journal import SessionJournal
-from areal.services.inference.recorder.records import PrefixMatch, RecentTurns
+from areal.services.inference.recorder.records import PrefixMatch, RecentTurns, digest_conversation
 from areal.services.inference.recorder.session import SessionRecord, Trajectory
 from tests.services.inference.recorder.support import Calls, answer, check_warm, journal_in, start, user
 
@@ -44,11 +51,11 @@ def held_numbers(sessions: SessionCache) -> list[int]:
 
 
 def test_put_past_the_bound_drops_what_was_used_least() -> None:
-    sessions = SessionCache(most_bytes=3 * warm_session(1, turns=2).bytes)
+    sessions = SessionCache(most_bytes=3 * warm_session(1).bytes)
     for number in (1, 2, 3):
-        sessions.put(warm_session(number, turns=2))
+        sessions.put(warm_session(number))
     assert sessions.get(1) is not None  # 2 is now the least used
-    sessions.put(warm_session(4, turns=2))
+    sessions.put(warm_session(4))
     assert held_numbers(sessions) == [3, 1, 4]
     assert sessions.by_key(KEY + b"\x02") is None and sessions.by_key(KEY + b"\x04") == 4
 
@@ -63,7 +70,12 @@ def test_sessions_that_grow_are_bounded_by_their_memory() -> None:
         assert pending is not None
         sessions.follow(pending, Trajectory(0, 0), [((3 * 2**32 + seq, 3, b"d"), None)])
         sessions.settle(committed=True)
-    assert held_numbers(sessions) == [3] and sessions.held_bytes <= most
+    assert {held.session.number: (len(held.turns), held.stored) for held in sessions} == {
+        1: (0, True),
+        2: (0, True),
+        3: (0, True),
+    }
+    assert sessions.held_bytes <= most
 
 
 @pytest.mark.parametrize(("count", "turns"), [(2000, 0), (500, 8), (20, 1000)])
@@ -150,14 +162,21 @@ def test_session_read_anew_while_its_batch_runs_is_not_mixed_with_it() -> None:
     assert sessions.get(1) is None
 
 
-def test_session_that_grows_too_long_is_dropped() -> None:
+def test_turns_of_a_session_that_grows_too_long_are_forgotten_until_its_next_trajectory() -> None:
     sessions = SessionCache()
     sessions.put(warm_session(1, turns=LONGEST))
     pending = sessions.pending(1)
     assert pending is not None
     sessions.follow(pending, Trajectory(0, 0), [((2**32 + LONGEST, 3, b"d"), None)])
     sessions.settle(committed=True)
-    assert sessions.get(1) is None
+    held = sessions.get(1)
+    assert held is not None and held.stored and not held.turns and held.newest == 2**32 + LONGEST
+    pending = sessions.pending(1)
+    assert pending is not None
+    following = (2**32 + LONGEST + 1, 3, b"d")
+    sessions.follow(pending, Trajectory(1, LONGEST + 1), [(following, None)])
+    sessions.settle(committed=True)
+    assert not held.stored and held.turns == [following] and sessions.held_bytes == held.bytes
 
 
 def test_warm_turns_give_the_parent_that_the_disk_gives() -> None:
@@ -190,12 +209,17 @@ async def test_turns_of_a_session_that_is_too_long_for_the_cache_are_found_on_di
     for turn in range(LONGEST + 3):
         await journal.record(number, calls.tokens(prompt, messages=messages))
         prompt, messages = [*prompt, 7, 0, 5], [*messages, answer([7]), user(f"b{turn}")]
-    assert journal.cache.get(number) is None
+    held = journal.cache.get(number)
+    assert held is not None and held.stored and not held.turns
+    check_warm(journal)
     statements: list[str] = []
     journal._read.db.set_trace_callback(statements.append)
-    assert journal._held(number) is None
+    assert await journal.match_prefix(number, digest_conversation(messages)) is None, "its calls have no place"
+    assert 0 < len(statements) < 4 and not [each for each in statements if "ORDER BY id LIMIT" in each]
+    read = read_session(journal._read, number)
+    assert read is not None and read.stored and not read.turns and read.newest == held.newest
     journal._read.db.set_trace_callback(None)
-    assert statements and not [each for each in statements if "tokens" in each]
+    assert not [each for each in statements if "ORDER BY id LIMIT" in each]
     session = journal.session(number)
     assert session is not None
     turns = (await journal.turns(session, journal.trajectories(number)[0])).turns
