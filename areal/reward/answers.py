@@ -7,6 +7,7 @@ joined by "or", nor the prose ``18 million``, ``17 and 18``, ``not 18`` or ``at 
 
 from __future__ import annotations
 
+import itertools
 import re
 from fractions import Fraction
 from typing import Any
@@ -34,15 +35,19 @@ _PROSE_NUMBER = re.compile(  # including context that changes its value or adds 
     r"(?<![^\W_])(?<![^\W_]_)(?<!_\{)(?<!\d\.)(?<!\^)(?<!\^[{-])(?<!\^\{-)"  # CO2, x_2, cm^2
     rf"(?:(?<![)\]}}.])[-+]|(?:\\pm|±)[ ]{{0,2}}|(?:minus|negative)[ ])?(?:[$€£¥]-?)?{_QUANTITY}"
     rf"(?:{_BETWEEN}{_QUANTITY}\}}?)*"
-    rf"(?:[^\W\d_]\w*|\\sqrt\s*\{{[^{{}}]*\}}| ?\\pi(?![a-z])|(?:° ?[NSEW]| (?:{SCALE}|squared|cubed|and a half))\b)?"
+    r"(?: ?[aApP]\.?[mM]\b\.?"
+    rf"|[^\W\d_]\w*|\\sqrt\s*\{{[^{{}}]*\}}| ?\\pi(?![a-z])|(?:° ?[NSEW]| (?:{SCALE}|squared|cubed|and a half))\b)?"
 )
 _REFUTED = r"\s*(?:is|are|was)(?:n['’]t|\s+(?:not|wrong|false|incorrect|impossible))\b"
+_THUS = re.compile(r"\A(?:thus|therefore|hence|so|then|finally|in conclusion),?\s+", re.IGNORECASE)
 _WINDOW = 80
+_MEASURED = r"(?:hours?|minutes?|seconds?|days?|weeks?|f(?:ee|oo)?t|inch(?:es)?|yards?|dollars?|cents?|pounds?|ounces?)"
+_AMOUNTS = re.compile(rf"(?<![\d.,])(?:\d+ {_MEASURED}(?:,| and|, and)? )+\d+ {_MEASURED}\b")
 _GAP = r"[^\w\n.!?:=]*"
 _DOUBT_BEFORE = re.compile(  # text before the last number that makes it one of several numbers, or not the answer
     rf"\d[^\n.!?:=]*\bor\b{_GAP}(?:[A-Za-z'’]+{_GAP}){{0,3}}\Z"  # 18 eggs, or maybe 20
     r"|\d[^\w\n.!?:=()<>]*(?:\b(?:and|to|through|vs|versus)\b\.?)?[^\w\n.!?:=()<>]*\Z"  # 17, 18 and 20
-    r"|\d[ ](?:hours?|minutes?|days?|weeks?|months?|years?|f(?:ee|oo)?t|yards?|dollars?|pounds?|remainder|r),?"
+    rf"|\d[ ](?:{_MEASURED}|months?|years?|remainder|r),?"
     rf"(?:[ ]and)?{_GAP}\Z"  # 1 hour and 18 minutes
     r"|\b(?:not|never|cannot|whether|[a-z]+n['’]t)\b(?:\s+[A-Za-z]+){0,4}[^\w\n.!?:;,=]*\Z"
     r"|(?:[≤≥≠]|!=|[<>]=|[ \d)$][<>]|(?<![\w</])[A-Za-z][<>]|\\(?:[gl]eq?|neq?)(?![A-Za-z]))\s*[$\\]*\Z",
@@ -79,7 +84,7 @@ def _unmarked(text: str) -> str | None:
     """What follows "the answer is" if it is a formula, a letter or has no number, else the last number in the prose."""
     is_said = _STATED.search(text) is not None
     after = _STATED.split(text)[-1].strip() if is_said else text.strip().rpartition("\n")[2]
-    stated = _SENTENCE_END.split(after, maxsplit=1)[0].strip() if is_said else after
+    stated = _SENTENCE_END.split(after, maxsplit=1)[0].strip() if is_said else _THUS.sub("", after)
     is_short = len(stated.split()) < 6 and len(_PROSE_NUMBER.findall(stated)) == 1 and not CHANGES.search(stated)
     if is_said and is_short and CHOICES.search(stated.replace(".", "").casefold()):  # a loss of $5
         return rf"\text{{{stated}}}"
@@ -163,7 +168,8 @@ def _last_in_prose(text: str, doubt: bool = False) -> str | None:
         for match in _FORMULA.finditer(text)
         if re.search(r"\d", inner := next(filter(None, match.groups())))
     ]
-    found += [(match.end(), -match.start(), match[0]) for match in _PROSE_NUMBER.finditer(text)]
+    numbers = itertools.chain(_PROSE_NUMBER.finditer(text), _AMOUNTS.finditer(text))
+    found += [(match.end(), -match.start(), match[0]) for match in numbers]
     if not found:
         return None
     end, start, answer = max(found)
@@ -229,7 +235,10 @@ def choice_of(text: str) -> tuple[str, str]:
     plain = re.sub(r"\A\s*\{([^{}]*)\}", r"\1", plain).strip()
     label = _LABEL.match(plain)
     rest = plain[label.end() :].strip() if label else ""
-    if label is None or re.match(rf"{_REFUTED}|[,;/&+*^=<>]|-(?!\s*[\d\\.])|or\b|and\b|\(?[A-J]\)?(?:\W|\Z)", rest):
+    if label is None or re.match(
+        rf"{_REFUTED}|[/&+*^=<>]|[,;](?!\s*(?!or\b|and\b)[a-z]{{2}})|-(?!\s*[\d\\.])|or\b|and\b|\(?[A-J]\)?(?:\W|\Z)",
+        rest,
+    ):
         letters = re.findall("[A-J]", plain) if _LETTERS.fullmatch(plain) else []
         return "".join(letters if plain.isalpha() else sorted(letters)), "" if letters else text
     return (label[1] or label[2] or label[3]).upper(), rest
