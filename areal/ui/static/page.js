@@ -91,7 +91,7 @@ document.title = data.title;
 document.getElementById("app").replaceChildren(
   make("header", { class: "top page" }, make("h1", {}, data.title), count, !data.decoded && make("span", { class: "dim" }, "token ids: no tokenizer"),
     make("div", { class: "row tools", role: "group", "aria-label": "Colour of tokens" }, colours)),
-  data.leftOut && make("p", { class: "left-out", role: "note" }, data.leftOut),
+  data.leftOut && make("section", { class: "left-out", "aria-label": "what is left out" }, data.leftOut),
   make("div", { class: "split" }, make("aside", {}, make("div", { class: "row pad" }, find, sort), spread, rows), main));
 rows.addEventListener("scroll", place, { passive: true });
 addEventListener("resize", place);

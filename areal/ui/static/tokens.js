@@ -70,7 +70,7 @@ function turnOf(turn, view) {
     turn.temperature && `T ${turn.temperature}`,
     turn.finish,
   ].filter(Boolean);
-  const box = make("section", { class: turn.depth ? "turn branch" : "turn", "aria-label": `turn ${turn.number}` },
+  const box = make("div", { class: turn.depth ? "turn branch" : "turn", role: "group", "aria-label": `turn ${turn.number}` },
     (view.several || turn.truncated || !view.brief) && make("header", {}, view.several && make("b", {}, `turn ${turn.number}`),
       (view.several || !view.brief) && make("span", {}, facts.join("  ·  ")), turn.truncated && make("span", { class: "warn" }, "truncated")));
   if (turn.depth) box.style.marginLeft = `${Math.min(turn.depth, 6) * 20}px`;

@@ -12,10 +12,10 @@ from areal.state.job_curves import Points
 from areal.ui.context import ViewContext
 from areal.ui.jobs import config_of, job_of, numbers_of, read_mark
 from areal.ui.views import Marks
-from areal.ui.views.job import grouped_names, series_of
+from areal.ui.views.job import chosen_metrics, grouped_names, series_of
 
 _MOST_JOBS = 8
-_POINTS = 500
+_POINTS = 400
 _NAMES = ("experiment_name", "trial_name", "cluster.fileroot", "cluster.name_resolve.nfs_record_root")  # differ always
 _ABSENT = object()
 
@@ -28,7 +28,7 @@ def read(view: ViewContext) -> dict[str, Any]:
     for name in names:
         job_of(view.home, name)
         curves, share = numbers_of(view.home.job_metrics(name))
-        reduced = curves.reduced(sorted(curves.columns), _POINTS)
+        reduced = curves.reduced(chosen_metrics(view, curves.columns), _POINTS)
         together |= reduced.curves
         jobs.append(
             {

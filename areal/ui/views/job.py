@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from areal.reconcilers.alerts import gather
@@ -10,23 +10,35 @@ from areal.reconcilers.home_view import HomeView
 from areal.state.job_curves import Points
 from areal.state.job_metrics import bottleneck, eta_s, newest_step
 from areal.ui.context import ViewContext
-from areal.ui.curves import WAITS, group_of
+from areal.ui.curves import MAIN, WAITS, group_of
 from areal.ui.jobs import job_of, numbers_of, read_mark
 from areal.ui.views import Marks, home
 
-_POINTS = 1000  # buckets of a curve, each with its lowest and highest value
+_POINTS = 600  # buckets of a curve, each with its lowest and highest value
+_MAIN = {
+    *MAIN,
+    *WAITS,
+    "reward/min",
+    "reward/max",
+    "critic/loss",
+    "eval/loss",
+    "eval/accuracy",
+    "critic/grad_norm",
+    "mismatch_kl",
+}
+_MAIN |= {"length/max", "staleness/mean"}
 _NO_CURVES = ("attempt", "time", "total_steps", "epoch", "version")
 
 
 def read(view: ViewContext) -> dict[str, Any]:
     """``points``: at most so many buckets; ``first`` and ``last``: only these steps; ``metrics``: only these,
-    by comma."""
+    by comma; ``all=1``: all metrics  [default: those that a run is judged by]."""
     name = view.need("name")
     job = job_of(view.home, name)
     status = HomeView(view.home).job_status(job)
     path = view.home.job_metrics(name)
     curves, share = numbers_of(path)
-    chosen = list(filter(None, view.query.get("metrics", "").split(","))) or sorted(curves.columns)
+    chosen = chosen_metrics(view, curves.columns)
     last = view.number("last", 1 << 53)
     reduced = curves.reduced(
         chosen, view.number("points", _POINTS, least=1, most=4000), first=view.number("first", 0), last=last
@@ -59,6 +71,13 @@ def read(view: ViewContext) -> dict[str, Any]:
         "notFinite": dict(curves.not_finite),
         "hasSamples": (view.home.jobs / name / "trajectories").is_dir(),
     }
+
+
+def chosen_metrics(view: ViewContext, known: Iterable[str]) -> list[str]:
+    if named := list(filter(None, view.query.get("metrics", "").split(","))):
+        return named
+    main = sorted(_MAIN.intersection(known))
+    return sorted(known) if view.query.get("all") == "1" or not main else main
 
 
 def series_of(points: Points) -> dict[str, Any]:

@@ -10,7 +10,7 @@ const SMOOTH = { none: 0, some: 0.6, much: 0.9 };
 
 export default function Compare({ route }) {
   const { jobs = "", smooth = "none", log, all, q } = route.query;
-  const { data, error } = useData("compare", { jobs });
+  const { data, error } = useData("compare", { jobs, all: all || q ? 1 : null });
   const names = jobs.split(",").filter(Boolean);
   const cursor = useCursor();
   const charts = useMemo(() => chartsOf(data, all, q), [data, all, q]);

@@ -17,7 +17,7 @@ const MAIN = [
 export default function Job({ route }) {
   const { name } = route.params;
   const { q, smooth = "none", log, noclip, all, first, last } = route.query;
-  const { data, error } = useData("job", { name, first, last });
+  const { data, error } = useData("job", { name, first, last, all: all || q ? 1 : null });
   const cursor = useCursor(route.query.at ? Number(route.query.at) : null);
   const turn = (key, on) => setQuery({ [key]: on ? null : 1 });
   const open = (step) => go(`/job/${encodeURIComponent(name)}/step/${step}`);
