@@ -23,6 +23,7 @@ from areal.errors import ArealError, NotFound
 from areal.installation import install_command
 from areal.reconcilers.home_view import HomeView
 from areal.resources.kinds import TRAIN_JOB, Ref, check_name
+from areal.state.files import explain
 from areal.state.job_curves import JobCurves, read_curves
 from areal.terminal import fancy
 from areal.ui.curves import MAIN, drawn_range, group_of
@@ -163,7 +164,7 @@ def metrics(
     """
     told = False
     while True:
-        runs = {name: curves_of(read_curves(_metrics_file(cli, name)), metrics) for name in dict.fromkeys(names)}
+        runs = {name: curves_of(_read(_metrics_file(cli, name)), metrics) for name in dict.fromkeys(names)}
         if watch and not any(runs.values()) and (waits := [name for name in runs if not _has_ended(cli, name)]):
             if not told:
                 cli.info(f"waiting for the first metrics of {', '.join(waits)}")
@@ -183,6 +184,14 @@ def metrics(
             return 0
         sys.stdout.flush()
         time.sleep(_WATCH_S)
+
+
+def _read(path: Path) -> JobCurves:
+    """Raises ArealError where there is something and it cannot be read."""
+    try:
+        return read_curves(path)
+    except OSError as error:
+        raise explain(error, path, "read the metrics in") from error
 
 
 def _metrics_file(cli: Invocation, name: str) -> Path:

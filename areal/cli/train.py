@@ -296,11 +296,16 @@ def status(cli: Invocation, /, name: str, watch: bool, interval: float) -> int:
     ref = Ref(TRAIN_JOB, check_name(name))
 
     def look() -> dict[str, Any]:
+        from areal.state.files import explain
         from areal.state.job_curves import read_curves
         from areal.wire.training_health import warnings_of
 
         row = job_row(HomeView(cli.home), stored(cli.home, ref))
-        return {**row, "warnings": [each.message for each in warnings_of(read_curves(cli.home.job_metrics(name)))]}
+        try:
+            steps = read_curves(cli.home.job_metrics(name))
+        except OSError as error:
+            return {**row, "warnings": [explain(error, cli.home.job_metrics(name), "read the metrics in").message]}
+        return {**row, "warnings": [each.message for each in warnings_of(steps)]}
 
     row = show_status(cli, look, "trainjob/{name}".format_map, _page, watch=watch, interval=interval)
     return 1 if row["phase"] == "Failed" else 0

@@ -201,7 +201,7 @@ def _execute(command: CommandContext, prepared: Prepared, deadline: Deadline, wa
 def begun_only(plan: Plan, deleted: Collection[str] = ()) -> Plan:
     """The ops of ``--no-wait``: start processes and wait for nothing, not even for the cluster to place a neighbor; a
     background process does the rest. Deletions (``deleted``) run completely, since no record says that they are due."""
-    kept = {Verb.RECORD, Verb.SPAWN, Verb.KICK, Verb.MEND, Verb.FORGET, Verb.ERASE, Verb.STOP, Verb.BARRIER}
+    kept = {Verb.RECORD, Verb.SPAWN, Verb.KICK, Verb.REPAIR, Verb.FORGET, Verb.ERASE, Verb.STOP, Verb.BARRIER}
     begun: dict[int, Op] = {}
     for op in plan.ops:
         waits = op.verb is Verb.SPAWN and any(begun[need].verb is Verb.SPAWN for need in op.needs if need in begun)

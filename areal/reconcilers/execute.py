@@ -256,7 +256,7 @@ def kick(context: EffectContext, op: Op, number: int) -> None:
     context.event(op.ref, "Normal", "Restarted", f"{op.target}: {op.cause}")
 
 
-def mend(context: EffectContext, op: Op, number: int) -> None:
+def repair(context: EffectContext, op: Op, number: int) -> None:
     context.backend.repair(Problem(Repair.DAMAGED_RECORD, op.run, op.cause))
     context.event(op.ref, "Normal", "Mended", f"{op.target}: {op.cause}")
 
@@ -541,7 +541,7 @@ def erase(context: EffectContext, op: Op, number: int) -> None:
 _EFFECTS: dict[Verb, Callable[[EffectContext, Op, int], None]] = {
     Verb.SPAWN: spawn,
     Verb.KICK: kick,
-    Verb.MEND: mend,
+    Verb.REPAIR: repair,
     Verb.AWAIT: await_ready,
     Verb.WARM: warm,
     Verb.ROUTE: route,

@@ -403,9 +403,14 @@ def judge(ready: int, desired: int, best: Sequence[ObservedRun | None], *, exter
     restarting = [run for run in waiting if run.state.phase is Phase.BACKOFF]
     if down or restarting:
         run = (down or restarting)[0]
-        why = f"{run.slot}: {run.state.death}"
         reason = NO_WORKING_DIR if lacks_folder(run.state) else _REASONS.get(run.state.phase, DIED)
-        return Health("Degraded" if ready else "Failed", ready, desired, reason, why)
+        why, phase, last = run.state.death, "Failed", run.state.last_exit
+        line = f": {last.line}" if last is not None and last.line else ""
+        if reason == "Restarting":
+            why, phase = f"{run.state.reason or why}{line}", "Progressing"
+        elif reason == "CrashLoop":
+            why = f"{run.state.reason or why}{line}; areal apply, or areal restart, starts it again"
+        return Health("Degraded" if ready else phase, ready, desired, reason, f"{run.slot}: {why}")
     queued = [run for run in waiting if run.state.phase is Phase.QUEUED]
     if queued:
         why = f"{queued[0].slot}: {queued_for(queued[0].state)}"

@@ -84,7 +84,7 @@ class Verb(StrEnum):
     RECORD = "record"  # write the object as accepted: ours before it exists
     SPAWN = "spawn"  # start a run
     KICK = "restart-now"  # end a back-off
-    MEND = "mend-record"  # write the damaged record of a run that lives again
+    REPAIR = "repair-record"  # write the damaged record of a run that lives again
     AWAIT = "await-ready"  # the run's own child lives, owns its port and answers
     WARM = "warm-up"  # a one-token completion through the data proxy
     ROUTE = "route"  # give the router a model's exact worker set
@@ -104,7 +104,7 @@ _WORDS = {
     Verb.RECORD: "record",
     Verb.SPAWN: "start",
     Verb.KICK: "restart",
-    Verb.MEND: "write again the record of",
+    Verb.REPAIR: "write again the record of",
     Verb.AWAIT: "wait until ready:",
     Verb.WARM: "warm up",
     Verb.ROUTE: "send requests to",

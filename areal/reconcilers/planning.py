@@ -402,7 +402,7 @@ class ObjectWork:
         decision = decide(component, self.observed.of(self.ref, component.name, component.replica))
         if decision.run is not None and decision.action is not Action.REPLACE and (why := decision.run.state.damage):
             self.notes.drift.append(Drift(self.ref, "record-damaged", component.target, why))
-            self.build.add(Verb.MEND, self.ref, component.target, f"record-damaged: {why}", run=decision.run.uid)
+            self.build.add(Verb.REPAIR, self.ref, component.target, f"record-damaged: {why}", run=decision.run.uid)
         return decision
 
     def note(self, component: Component, decision: Decision) -> None:

@@ -278,8 +278,9 @@ class Budget(SpecModel):
     """Restarts that are tolerated before giving up."""
 
     count: Annotated[Count, UpdateClass.META] = 6
-    """Restarts allowed within the window; one more and the process is given up (`CrashLoop`). With the
-    default pauses (0, 10, 20, 40, 80 and 160 s), that is after five minutes of quick failures."""
+    """Restarts allowed within the window, or in a row of which none became healthy; one more and the process is given
+    up (`CrashLoop`). With the default pauses (0, 10, 20, 40, 80 and 160 s), that is after five minutes of quick
+    failures."""
     window_seconds: Annotated[PositiveSeconds, UpdateClass.META] = 1800.0
     """Length of the window."""
 

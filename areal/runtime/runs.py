@@ -412,7 +412,7 @@ def read_identity(folder: str) -> ProcessIdentity | None:
     return None if record is None else ProcessIdentity.from_record(record)
 
 
-def mend_run(store: RunStore, uid: str) -> None:
+def repair_run(store: RunStore, uid: str) -> None:
     """Write the lost identity of a living supervisor, and its component's configuration, again. Raises OSError."""
     folder = store.folder(uid)
     identity, lost = supervisor_of(store, uid)

@@ -131,10 +131,8 @@ class JobCurves(Sequence[dict[str, Any]]):
     def _take(self, text: bytes) -> None:
         try:
             line = parse_json(text)
-            step = int(line["step"])
-        except (ValueError, KeyError, TypeError, OverflowError):
-            return
-        if abs(step) > _GREATEST_STEP:
+            step = step_number(line["step"])
+        except (ValueError, KeyError, TypeError):
             return
         row = len(self.steps)
         if row and step <= self.steps[-1]:
@@ -273,6 +271,13 @@ def read_curves(path: Path) -> JobCurves:
     found = JobCurves(path)
     found.update()
     return found
+
+
+def step_number(value: Any) -> int:
+    """Raises ValueError for what is no number of a step."""
+    if value.__class__ not in (int, float) or not abs(value) <= _GREATEST_STEP:
+        raise ValueError(f"{value!r} is not a step")
+    return int(value)
 
 
 def _number(value: Any) -> float | None:

@@ -6,13 +6,14 @@ lines, of the trainer and of its driver: their numbers are merged. A torn line o
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from areal.files import parse_json
-from areal.state.job_curves import read_curves
+from areal.state.job_curves import read_curves, step_number
 
 _TAIL_BYTES = 64 << 10  # some twenty lines
 
@@ -45,7 +46,7 @@ def newest_step(path: Path) -> dict[str, Any]:
             size = stream.seek(0, os.SEEK_END)
             stream.seek(max(0, size - _TAIL_BYTES))
             tail = stream.read()
-    except FileNotFoundError:
+    except OSError:  # `areal train metrics` says why
         return {}
     lines = tail.splitlines()
     if size > _TAIL_BYTES:
@@ -82,7 +83,12 @@ def _whole(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
     for line in lines:
         try:
             found = parse_json(line)
-            int(found["step"])
-        except (ValueError, KeyError, TypeError, OverflowError):
+            step_number(found["step"])
+        except (ValueError, KeyError, TypeError):
             continue
-        yield found
+        yield {name: _word(value) for name, value in found.items()}
+
+
+def _word(value: Any) -> Any:
+    """``value``, as the trainer writes what JSON has no number for."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

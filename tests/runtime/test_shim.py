@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -230,6 +231,20 @@ def test_failing_component_is_restarted_until_the_budget_is_spent(local: LocalBa
     assert state.reason == "3 restarts within 1800 s were not enough: exited 4"
     assert log_text(local, "r1").count("try\n") == 4
     assert not local.leases.is_held(f"port-{ports[0]}")
+
+
+def test_component_that_is_never_healthy_is_given_up_however_long_its_starts_take(local: LocalBackend) -> None:
+    (port,) = local.claim_ports(1, owner="Model/qwen")
+    apart = replace(FAST, budget_window_s=0.001)  # as starts of minutes are for a window of half an hour
+    argv = ("sh", "-c", "echo 'ValueError: no weights'; exit 4")
+    probe = HttpProbe(f"http://127.0.0.1:{port}/health", 10.0, 5.0, 6)
+    local.start(run_spec(argv=argv, restart=apart, ports=(port,), liveness=probe))
+
+    state = until_phase(local, "r1", Phase.CRASHLOOP)
+
+    assert state.restarts == 3
+    assert state.reason == "4 starts in a row ended before it was healthy: exited 4"
+    assert state.last_exit is not None and state.last_exit.line == "ValueError: no weights"
 
 
 @pytest.mark.parametrize(("code", "line"), [(4, "error: no such reward (r.py:3)"), (0, "")])

@@ -42,6 +42,23 @@ def test_usual_budget_lasts_five_minutes_of_quick_deaths() -> None:
     assert now == 310
 
 
+def test_component_that_never_becomes_healthy_is_given_up_however_far_its_starts_are_apart() -> None:
+    history = budget(jitter=0.0)
+    decisions = [history.decide(exited(), 900.0, at * 1200.0, 0.5, was_healthy=False) for at in range(7)]
+
+    assert [decision.action for decision in decisions] == [RESTART] * 6 + [CRASHLOOP]
+    assert decisions[-1].reason == "7 starts in a row ended before it was healthy: exited 1"
+
+
+def test_component_that_was_healthy_between_deaths_far_apart_is_restarted_without_end() -> None:
+    history = budget(jitter=0.0)
+    healthy = [True, *[False] * 5] * 10
+
+    assert {
+        history.decide(exited(), 900.0, at * 1200.0, 0.5, was_healthy=each).action for at, each in enumerate(healthy)
+    } == {RESTART}
+
+
 @pytest.mark.parametrize(("spread", "delay_s"), [(0.0, 8.0), (0.5, 10.0), (0.75, 11.0)])
 def test_jitter_spreads_delays_evenly_around_the_backoff(spread: float, delay_s: float) -> None:
     history = budget(jitter=0.2)

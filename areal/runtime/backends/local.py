@@ -41,7 +41,7 @@ from areal.runtime.lifecycle import (
     wait_dead,
 )
 from areal.runtime.procfs import RUN_DIR_VARIABLE
-from areal.runtime.runs import Liveness, RunStore, check_uid, find_shim, liveness, mend_run, observe_run
+from areal.runtime.runs import Liveness, RunStore, check_uid, find_shim, liveness, observe_run, repair_run
 
 if TYPE_CHECKING:
     import subprocess
@@ -306,7 +306,7 @@ class LocalBackend:
             self.forget(problem.subject)
             return f"forgot run {problem.subject}, which had not started"
         if problem.trouble is Trouble.DAMAGED_RECORD:
-            mend_run(self.store, problem.subject)
+            repair_run(self.store, problem.subject)
             return f"wrote the record of run {problem.subject} again"
         import shutil
 

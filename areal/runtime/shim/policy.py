@@ -2,8 +2,8 @@
 
 A failed component is started again at once, and where it fails again after ``initial * factor**n`` seconds (at most
 ``max``), spread by ``jitter`` so that replicas which fail together do not return together. One that ran for
-``reset_after`` seconds starts over. More than ``budget_count`` restarts within ``budget_window`` seconds is a crash
-loop: give up, and release the GPU to somebody it can help.
+``reset_after`` seconds starts over. More than ``budget_count`` restarts within ``budget_window`` seconds, or
+as many in a row of which none became healthy, is a crash loop: give up, and release the GPU to somebody it can help.
 """
 
 from __future__ import annotations
@@ -59,24 +59,31 @@ class RestartBudget:
         self._success_codes = frozenset(int(code) for code in policy["success_exit_codes"])
         self._final_codes = frozenset(int(code) for code in policy.get("final_exit_codes", ()))
         self._streak = 0
+        self._unhealthy = 0  # starts in a row that never became healthy
         self._restarts: list[float] = []
 
     def reset(self) -> None:
         """Count from zero: a person asked for a restart."""
-        self._streak = 0
+        self._streak = self._unhealthy = 0
         self._restarts = []
 
-    def decide(self, exit: Exit, ran_s: float, now: float, spread: float) -> RestartDecision:
+    def decide(
+        self, exit: Exit, ran_s: float, now: float, spread: float, *, was_healthy: bool = True
+    ) -> RestartDecision:
         """The decision after an exit. ``now`` is any monotonic clock in seconds, ``spread`` uniform in [0, 1)."""
         if not self._wants_restart(exit):
             return RestartDecision(FINISHED, reason=exit.reason)
-        if ran_s >= self._reset_after:
+        self._unhealthy = 0 if was_healthy else self._unhealthy + 1
+        if ran_s >= self._reset_after and was_healthy:
             self._streak = 0
         self._restarts = [at for at in self._restarts if now - at < self._window]
         if len(self._restarts) >= self._count:
             times = f"{len(self._restarts)} restart{'s' * (len(self._restarts) != 1)}"
             within = f" within {self._window:g} s" if self._window < _A_YEAR_S else ""  # a job's restarts never expire
             return RestartDecision(CRASHLOOP, reason=f"{times}{within} were not enough: {exit.reason}")
+        if self._unhealthy > self._count:
+            times = f"{self._unhealthy} starts in a row"
+            return RestartDecision(CRASHLOOP, reason=f"{times} ended before it was healthy: {exit.reason}")
         self._restarts.append(now)
         delay = min(self._max, self._initial * self._factor ** (self._streak - 1)) if self._streak else 0.0
         self._streak += 1

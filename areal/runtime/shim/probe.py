@@ -31,7 +31,8 @@ def split_url(url: str) -> tuple[str, int, str]:
 
 
 class LivenessCheck:
-    """``tick`` with the time, ``on_ready`` when ``fd`` is; ``failed`` says that the component must go."""
+    """``tick`` with the time, ``on_ready`` when ``fd`` is; ``failed`` says that the component must go.
+    ``healthy_since``: its first healthy answer."""
 
     def __init__(self, record: Mapping[str, Any]) -> None:
         self._host, self._port, self._path = split_url(str(record["url"]))
@@ -47,6 +48,7 @@ class LivenessCheck:
         """A new component: nothing is known about it."""
         self._close()
         self._answered_once = False
+        self.healthy_since: float | None = None
         self._failures = 0
         self._due = now + min(self._period_s, _SEARCH_PERIOD_S)
 
@@ -109,7 +111,8 @@ class LivenessCheck:
     def _settle(self, healthy: bool, now: float) -> None:
         self._close()
         self._failures = 0 if healthy else self._failures + 1
-        self._answered_once = self._answered_once or healthy
+        if healthy and not self._answered_once:
+            self._answered_once, self.healthy_since = True, now
         self._due = now + (self._period_s if self._answered_once else min(self._period_s, _SEARCH_PERIOD_S))
 
     def _close(self) -> None:
