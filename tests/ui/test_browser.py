@@ -23,6 +23,7 @@ from tests.ui.conftest import Job, Page
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
 CHROMIUM = os.environ.get("AREAL_CHROMIUM", "/usr/bin/chromium")
+PICTURES = os.environ.get("AREAL_UI_PICTURES")  # tests clear the variables of this project
 WIDTHS = (400, 820, 1280)
 Record = Callable[..., StoredObject]
 
@@ -185,27 +186,25 @@ def test_address_has_the_state_so_that_reload_and_back_restore_it(objects: None,
     it.at(opened)
 
 
+@pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("scheme", ("light", "dark"))
 def test_views_have_no_violation_and_do_not_scroll_sideways(
-    objects: None, tab: Callable[..., Tab], scheme: str
+    objects: None, tab: Callable[..., Tab], scheme: str, width: int
 ) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     found: list[str] = []
-    for width in WIDTHS:
-        it = tab(width, scheme, noisy=True)  # a refused object is a failed request in the console
-        for view in VIEWS:
-            it.open(view)
-            it.page.wait_for_function("() => !document.querySelector('main [role=status]')")
-            if "/logs/" in view:
-                it.page.wait_for_selector(".log .line")
-            results = axe.run(it.page).response
-            for each in results["violations"]:
-                node = each["nodes"][0]
-                found.append(
-                    f"{width} {view}: {each['id']}: {node['html'][:150]} {node.get('failureSummary', '')[:300]}"
-                )
-            if it.page.evaluate("document.documentElement.scrollWidth > innerWidth"):
-                found.append(f"{width} {view}: scrolls sideways")
+    it = tab(width, scheme, noisy=True)  # a refused object is a failed request in the console
+    for view in VIEWS:
+        it.open(view)
+        it.page.wait_for_function("() => !document.querySelector('main [role=status]')")
+        if "/logs/" in view:
+            it.page.wait_for_selector(".log .line")
+        results = axe.run(it.page).response
+        for each in results["violations"]:
+            node = each["nodes"][0]
+            found.append(f"{width} {view}: {each['id']}: {node['html'][:150]} {node.get('failureSummary', '')[:300]}")
+        if it.page.evaluate("document.documentElement.scrollWidth > innerWidth"):
+            found.append(f"{width} {view}: scrolls sideways")
     assert not found, "\n".join(found)
 
 
@@ -284,7 +283,7 @@ def test_policy_stops_a_script_in_the_page(page: Page, tab: Callable[..., Tab]) 
 
 
 def test_pictures_of_the_documentation(objects: None, tab: Callable[..., Tab], tmp_path: Path) -> None:
-    folder = Path(os.environ.get("AREAL_UI_PICTURES") or tmp_path)
+    folder = Path(PICTURES or tmp_path).absolute()
     it = tab()
     for name, view in {
         "ui-objects": "/",

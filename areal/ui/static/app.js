@@ -140,7 +140,7 @@ function listen(setHelp) {
 
 function handled(event, key, target, setHelp) {
   const take = () => { event.preventDefault(); return true; };
-  if (waitsForLetter && Date.now() - waitsForLetter < 1500) {
+  if (waitsForLetter && Date.now() - waitsForLetter < 3000) {
     waitsForLetter = 0;
     const entry = routes.find((each) => each.key === key);
     if (entry) { go(entry.path); return take(); }
