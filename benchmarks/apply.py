@@ -70,21 +70,24 @@ def main() -> None:
     found = {**header("apply"), "rounds": options.rounds, "rows": []}
     with tempfile.TemporaryDirectory() as name:
         homes, created = {}, {}
+        bare_command = programs(Path(name))["bare click --help"]
+        bares: list[float] = []  # in turn with the applies, so that a busy machine slows both
         for size in SIZES:
             path = Path(name) / f"{size}.yaml"
             path.write_text(manifest(size))
             homes[size] = (Path(name) / f"home-{size}", path)
+            bares.append(cpu_seconds(bare_command, dict(os.environ)))
             began = time.perf_counter()
             _, cpu_s, _ = apply(*homes[size])
             created[size] = (cpu_s, time.perf_counter() - began)
-        bare_command = programs(Path(name))["bare click --help"]
-        bare = statistics.median(cpu_seconds(bare_command, dict(os.environ)) for _ in range(9))
         spent: dict[int, list[tuple[float, float]]] = {size: [] for size in SIZES}
         for _ in range(options.rounds):
             for size in SIZES:
+                bares.append(cpu_seconds(bare_command, dict(os.environ)))
                 text, cpu_s, peak_mib = apply(*homes[size])
                 assert text.count("unchanged") == size, "this was no no-op"
                 spent[size].append((cpu_s, peak_mib))
+    bare = statistics.median(bares)
     for size in SIZES:
         cpu_s = statistics.median(cpu for cpu, _ in spent[size])
         peak = max(peak for _, peak in spent[size])
