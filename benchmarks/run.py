@@ -99,6 +99,8 @@ CATALOG = (
     Benchmark("async_training", _TRAINING, {"cases.*.stepsPerSecond": "higher"}, None, 0.15),
     Benchmark("sft", ("areal/training", "areal/dataset"), {"arms.areal*.tokensPerCpuSecond": "higher"}, None, 0.15),
     Benchmark("logits", ("areal/training/engines",), {"steps.chunked.peak_mib": "lower"}),
+    Benchmark("ui", ("areal/ui", "areal/trajectories"), {"views.*.cpuS": "lower", "*MB": "lower"}, least_spread=0.5),
+    Benchmark("real_engines", ("areal/services/inference/engines", *_PROXY), {}),
     Benchmark("staleness", ("areal/rollout", *_PROXY), {"arms.*.per_cpu_s": "higher"}, None, 0.15),
 )
 
@@ -133,6 +135,8 @@ def reasons_to_repeat(benchmark: Benchmark) -> list[str]:
     result = checked_in(benchmark)
     if result is None:
         return ["there is no result"]
+    if "date" not in result:
+        return ["its result has no date"]
     return commits_since(REPOSITORY, (benchmark.script, *benchmark.measures), result["date"])
 
 
@@ -193,7 +197,7 @@ def table_of_ages(benchmarks: Sequence[Benchmark], old: dict[str, list[str]]) ->
         result, reasons = checked_in(benchmark), old.get(benchmark.name, [])
         more = f", and {len(reasons) - 2} more" if len(reasons) > 2 else ""
         state = f"OLDER than: {'; '.join(reasons[:2])}{more}" if reasons else "newer than what it measures"
-        rows.append((benchmark.name, result["date"] if result else "never", state))
+        rows.append((benchmark.name, result.get("date", "?") if result else "never", state))
     return table(("benchmark", "measured", "its code"), rows)
 
 
