@@ -1,7 +1,6 @@
 """Every view in a real browser: by the keyboard alone, without a violation that axe finds, with an empty console.
 
 Run with ``pytest -m browser`` where Playwright and Chromium are installed (``pip install -e '.[dev-browser]'``).
-``AREAL_UI_PICTURES=DIR`` writes the pictures of the documentation.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from tests.ui.conftest import Job, Page
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
 CHROMIUM = os.environ.get("AREAL_CHROMIUM", "/usr/bin/chromium")
-PICTURES = os.environ.get("AREAL_UI_PICTURES")  # tests clear the variables of this project
 WIDTHS = (400, 820, 1280)
 Record = Callable[..., StoredObject]
 
@@ -280,17 +278,3 @@ def test_policy_stops_a_script_in_the_page(page: Page, tab: Callable[..., Tab]) 
     it.page.evaluate("document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=\"window.owned = 1\">')")
     time.sleep(0.2)
     assert it.page.evaluate("window.owned") is None
-
-
-def test_pictures_of_the_documentation(objects: None, tab: Callable[..., Tab], tmp_path: Path) -> None:
-    folder = Path(PICTURES or tmp_path).absolute()
-    it = tab()
-    for name, view in {
-        "ui-objects": "/",
-        "ui-logs": "/logs/trainjob/noisy",
-        "ui-object": "/object/trainjob/noisy",
-    }.items():
-        it.open(view)
-        it.page.wait_for_selector("main table, .log .line")
-        it.page.screenshot(path=str(folder / f"{name}.png"))
-        assert (folder / f"{name}.png").stat().st_size > 5_000

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -170,18 +169,3 @@ def test_written_page_has_no_violation(written: Path, tab: Tabs, scheme: str) ->
         for each in axe.run(it.page).response["violations"]
     ]
     assert not found, "\n".join(found)
-
-
-def test_pictures_of_training_for_the_documentation(job: Home, tab: Tabs, tmp_path: Path) -> None:  # noqa: F811
-    folder = Path(os.environ.get("AREAL_UI_PICTURES") or tmp_path)
-    it = tab()
-    for name, view in {
-        "ui-job": "/job/learn?smooth=some",
-        "ui-step": "/job/learn/step/2",
-        "ui-group": "/job/learn/step/2/group/g-2",
-    }.items():
-        it.open(view)
-        ready(it)
-        it.page.wait_for_selector(".chart canvas, main table, article .t")
-        it.page.screenshot(path=str(folder / f"{name}.png"))
-        assert (folder / f"{name}.png").stat().st_size > 5_000

@@ -16,9 +16,12 @@ const resolved = (name, element) => {
 };
 const faint = (colour, share) => colour.replace(/^rgb\(([^)]+)\)$/, (_, rgb) => `rgba(${rgb}, ${share})`);
 
-// An exponential mean over buckets, without a bias at the beginning; gaps stay gaps.
+const FEW = 30; // points: each is drawn, and none is smoothed
+const isFew = (values) => values.filter((value) => value !== null).length < FEW;
+
+// An exponential mean over buckets, without a bias at the beginning; gaps stay gaps. A few evaluations are left as they are.
 export function smoothed(values, weight) {
-  if (!weight) return values;
+  if (!weight || isFew(values)) return values;
   let last = 0, norm = 0;
   return values.map((value) => {
     if (value === null) return null;
@@ -125,14 +128,14 @@ function draw(host, shown, cursor, height) {
       if (at) bands.push({ series: [at + 1, at], fill: faint(colour, 0.75) });
       return;
     }
-    const few = starts.length < 2 || each.points.mean.filter((value) => value !== null).length < 30;
+    const few = isFew(each.points.mean);
     columns.push({ ...plain, stroke: faint(colour, 0.18), width: 1, spanGaps: true }, { ...plain, stroke: faint(colour, 0.18), width: 1, spanGaps: true },
       { stroke: colour, width: 1.5, spanGaps: true, dash: DASHES[(each.dash ?? 0) % DASHES.length], points: { show: few, size: 4, fill: colour } });
     bands.push({ series: [3 * at + 2, 3 * at + 1], fill: faint(colour, 0.16) });
   });
   const range = (u, least, most) => {
     if (stacked) return [0, 1];
-    const values = u.data.slice(1).flat();
+    const values = u.data.slice(1).filter((_, at) => at % 3 !== 2).flat(); // as they are: smoothed, a spike has a long tail
     let [low, high] = clip ? drawnRange(values) : [least, most];
     if (low === null || high === null || !Number.isFinite(low) || !Number.isFinite(high)) [low, high] = [0, 1];
     if (log) { const known = values.filter((value) => value > 0); const least = known.reduce((a, b) => Math.min(a, b), Infinity); return Number.isFinite(least) ? [Math.max(low, least) / 1.2 || least, Math.max(high, least) * 1.2] : [0.1, 1]; }

@@ -92,7 +92,7 @@ def read(view: ViewContext) -> dict[str, Any]:
         )
     _looks.cost(time.thread_time() - began)
     return {
-        "home": str(view.home.root),
+        "home": short(view.home.root),
         "at": time.time(),
         "objects": rows,
         "unreadable": [{"path": str(path), "reason": reason} for path, reason in home.objects.unreadable],
@@ -107,6 +107,12 @@ def marks(view: ViewContext) -> Mapping[str, int | str]:
         "files": f"{hash(_stamps(view.home)) & 0xFFFFFFFFFFFF:x}",
         "look": _looks.number(),
     }
+
+
+def short(path: Path) -> str:
+    """``path`` with ``~`` for the user's own folder."""
+    own = Path.home()
+    return str(Path("~") / path.relative_to(own)) if path.is_relative_to(own) else str(path)
 
 
 def job_progress(home: Home, name: str) -> dict[str, Any]:

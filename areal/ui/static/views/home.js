@@ -42,9 +42,9 @@ export default function Home({ route }) {
       filterText=${route.query.q} onOpen=${(row) => go(objectPath(row.ref))} empty="nothing happened yet" />`;
 }
 
-// Whether a job has ended and its end is no news: it succeeded, or it failed more than a day ago.
+// Whether a job has ended and nothing has happened to it for a day.
 function isPast(row) {
-  return row.ended && (WELL.has(row.status.phase) || Date.now() / 1000 - (row.lastEvent?.at ?? 0) > 86400);
+  return row.ended && Date.now() / 1000 - (row.lastEvent?.at ?? row.createdAt ?? 0) > 86400;
 }
 
 function selected(data) {
