@@ -22,6 +22,7 @@ from areal.wire.processes import RegistrationConfig
 _log = logging.getLogger(__name__)
 _POLL_S = 1.0  # for changes that the engine watch does not announce
 _IDLE_SHARE = 0.4  # of a lease, after which a process renews it that has nothing to report
+_LATEST_SHARE = 0.8  # of a lease, up to which a renewal waits for the beat
 _RETRY_S = 0.5
 _TIMER_SLACK_S = 0.002  # timers fire a little early
 _TIMEOUT_S = 5.0
@@ -29,10 +30,11 @@ _URGENT_FIELDS = ("status", "fault", "model", "version", "paused", "max_model_le
 
 
 def renewal_s(answer: Mapping[str, Any], *, is_idle: bool) -> float:
-    """Return the seconds until the next renewal, by the router's answer to this one: twice the usual time for an idle
-    process, if the lease is much longer. An older router does not say how long that is."""
-    usual = float(answer["renew_seconds"])
-    return max(usual, min(2 * usual, float(answer.get("lease_seconds", 0.0)) * _IDLE_SHARE)) if is_idle else usual
+    """Return the seconds until the next renewal, by the router's answer to this one: up to twice the usual time for an
+    idle process, if that is short and the lease is much longer. An older router does not say how long that is."""
+    usual, lease_s = float(answer["renew_seconds"]), float(answer.get("lease_seconds", 0.0))
+    again_s = max(usual, min(2 * usual, IDLE_S, lease_s * _IDLE_SHARE)) if is_idle else usual
+    return min(until_beat(again_s), max(again_s, lease_s * _LATEST_SHARE))
 
 
 class RouterLease:
@@ -119,7 +121,7 @@ class RouterLease:
             if registered is not self._registered:
                 _log.info("%s at the router %s", "registered" if registered else "removed: not registered", url)
             self._registered = registered
-            return until_beat(renewal_s(answer, is_idle=is_idle and registered))
+            return renewal_s(answer, is_idle=is_idle and registered)
         except (OSError, CallFailed, TimeoutError, ValueError, KeyError, TypeError) as error:
             if self._registered is not None:
                 _log.warning("not registered at a router: %r", error)

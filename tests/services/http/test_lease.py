@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from areal.services.http import tasks
 from areal.services.http.lease import renewal_s
+
+
+def waits(answer: dict[str, float], monkeypatch: pytest.MonkeyPatch, *, is_idle: bool) -> list[float]:
+    """The seconds to the next renewal, for processes whose beats differ."""
+    found = []
+    for phase in range(100):
+        monkeypatch.setattr(tasks, "_PHASE_S", phase * answer["renew_seconds"] / 37)
+        found.append(renewal_s(answer, is_idle=is_idle))
+    return found
 
 
 @pytest.mark.parametrize(
@@ -12,14 +22,26 @@ from areal.services.http.lease import renewal_s
     [
         ({"renew_seconds": 1.0, "lease_seconds": 5.0}, 2.0),
         ({"renew_seconds": 1.0, "lease_seconds": 2.0}, 1.0),
-        ({"renew_seconds": 4.0, "lease_seconds": 14.0}, 5.6),
+        ({"renew_seconds": 0.5, "lease_seconds": 3.5}, 1.0),
+        ({"renew_seconds": 1.5, "lease_seconds": 6.5}, 2.0),
+        ({"renew_seconds": 4.0, "lease_seconds": 14.0}, 4.0),
         ({"renew_seconds": 1.0, "lease_seconds": 100.0}, 2.0),
         ({"renew_seconds": 1.0}, 1.0),
     ],
 )
-def test_lease_of_an_idle_process_is_renewed_less_often_but_twice_in_its_length(
-    answer: dict[str, float], idle_s: float
+async def test_lease_of_an_idle_process_is_renewed_less_often_where_it_is_renewed_often(
+    answer: dict[str, float], idle_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert renewal_s(answer, is_idle=True) == pytest.approx(idle_s)
-    assert renewal_s(answer, is_idle=False) == answer["renew_seconds"]
-    assert 2 * idle_s <= answer.get("lease_seconds", 2.0)
+    for is_idle, usual_s in ((True, idle_s), (False, answer["renew_seconds"])):
+        found = waits(answer, monkeypatch, is_idle=is_idle)
+        assert 0.25 * usual_s <= min(found) and usual_s * 0.99 <= max(found) <= 1.25 * usual_s
+
+
+@pytest.mark.parametrize("period_s", [0.1, 1.0, 10.0, 60.0])
+@pytest.mark.parametrize("failures", [1, 2, 3])
+@pytest.mark.parametrize("is_idle", [False, True])
+async def test_lease_is_renewed_before_it_ends_at_any_beat(
+    period_s: float, failures: int, is_idle: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = {"renew_seconds": period_s, "lease_seconds": period_s * failures + 2.0}
+    assert max(waits(answer, monkeypatch, is_idle=is_idle)) < answer["lease_seconds"] - 1.0

@@ -195,6 +195,7 @@ def _external(config: DataProxyConfig) -> Build:
 
         async with external.http:
             service = _service(config, options, watch, lambda: watch.state.not_ready, details)
+            watch.on_change = service.lifetime.news.set
             refuse_controls(service)
             models = _add_model_routes(service, config, options, recorders, store, external.handlers)
             yield service

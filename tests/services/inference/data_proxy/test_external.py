@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -11,7 +12,11 @@ from typing import Any
 import pytest
 
 from areal.resources.addresses import UrlError, parse_external_url
+from areal.services.http.process import serve_options
+from areal.services.http.tasks import happens
 from areal.services.inference.data_proxy.external import chat_body
+from areal.services.inference.data_proxy.process import data_proxy
+from areal.wire.processes import DataProxyConfig
 from tests.services.inference.running_service import CHAT, Service
 from tests.services.processes import Process, Processes, Stream, chat_text, script, wait_ready, wait_until
 
@@ -91,6 +96,15 @@ def test_external_wrong_key_is_why_it_is_not_ready(shared_service: Service, proc
     proxy = external(processes, shared_service.gateway.url, "wrong")
     wait_until(lambda: "does not take the key" in (proxy.call("GET", "/ready").json()["reason"] or ""))
     assert "wrong" not in proxy.call("GET", "/ready").body.decode()
+
+
+async def test_external_model_that_is_lost_is_reported_at_once() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}/v1"
+    config = DataProxyConfig(port=0, model="friend", engine="external", engine_url=url)
+    async with data_proxy(config, serve_options(config)) as service, service.lifespan():
+        assert await happens(service.lifetime.news, 5.0)
+        assert "does not answer" in service.readiness()["reason"]
 
 
 def test_external_failure_is_no_reason_to_call_the_provider_again(
