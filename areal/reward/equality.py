@@ -375,8 +375,10 @@ def _same_relation(answer: Relation, right: Relation) -> bool:
         return _unknown(answer) == _unknown(right) and same_set(found, wanted)
     if len(answer.operators) != 1 or answer.operators != right.operators:
         return False
-    ratio = ratio_of(*(parsed(f"({each.sides[0]})-({each.sides[1]})") for each in (answer, right)))
-    return ratio is not None and (ratio > 0 or answer.operators[0] in ("=", r"\ne", r"\equiv"))
+    is_equation = answer.operators[0] in ("=", r"\ne", r"\equiv")
+    expressions = (parsed(f"({each.sides[0]})-({each.sides[1]})") for each in (answer, right))
+    ratio = ratio_of(*expressions, of_numerators=is_equation)  # the sign of a denominator turns an inequality
+    return ratio is not None and (is_equation or ratio > 0)
 
 
 def _words_agree(answer: Quantity, right: Quantity) -> bool:

@@ -149,13 +149,14 @@ def _is_close(one: Any, other: Any, tolerance: Fraction | None) -> bool:
     return all(part == 0 or part._prec <= 1 or abs(part) <= limit * abs(other) for part in parts)
 
 
-def ratio_of(found: Any, wanted: Any) -> Any:
-    """The constant ratio of the numerators of two expressions; None if it is not constant, or not real."""
+def ratio_of(found: Any, wanted: Any, *, of_numerators: bool) -> Any:
+    """The constant ratio of two expressions, or of their numerators; None if it is not constant, or not real."""
     import sympy
 
     if found is None or wanted is None or not wanted.free_symbols or found.free_symbols != wanted.free_symbols:
         return None
-    found, wanted = (sympy.numer(sympy.together(each)) for each in (found, wanted))
+    if of_numerators:
+        found, wanted = (sympy.numer(sympy.together(each)) for each in (found, wanted))
     ratios = [_value(found / wanted, point) for point in _points(found, wanted)]
     is_constant = all(each.is_real and each != 0 and _is_close(each, ratios[0], None) for each in ratios)
     return ratios[0] if is_constant else None
