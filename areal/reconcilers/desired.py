@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from areal.dataclasses import dataclass, replace
-from areal.errors import Conflict
+from areal.errors import Conflict, InvalidManifest
 from areal.reconcilers.plan import FieldChange
 from areal.resources.backend import inference_part
 from areal.resources.tree import ABSENT, FieldPath, UpdateClass, changes, get_path, merge, path_text
@@ -70,8 +70,12 @@ class Target:
 
     @cached_property
     def spec(self) -> Any:
-        """The object's spec with its defaults."""
-        return effective(self.object.kind, self.object.spec)
+        """The object's spec with its defaults. Raises InvalidManifest where only an earlier version accepted it."""
+        try:
+            return effective(self.object.kind, self.object.spec)
+        except InvalidManifest as error:
+            hint = f"apply its manifest again without the fault, or: areal delete {self.ref}"
+            raise InvalidManifest(f"{self.ref}: {error.message}", hint=hint) from error
 
     @property
     def is_deleted(self) -> bool:
