@@ -86,7 +86,10 @@ def converge(
                 if wait and passes_left and is_overtaken(report, command.backend.observe):
                     report = replace(report, failed={}, skipped=set())
                 reports.append(report)
-                if report.failed or report.interrupted or not wait or _only_records(planned.plan):
+                if report.failed or report.interrupted or not wait:
+                    break
+                if _only_records(planned.plan):
+                    unfinished = frozenset()
                     break
                 following = prepare()
                 unfinished = following.touched
@@ -150,7 +153,8 @@ def _locked(
     command: CommandContext, prepared: Prepared, prepare: Callable[[], Prepared]
 ) -> Iterator[tuple[Prepared, frozenset[Ref]]]:
     """Hold the locks of all objects that the plan touches, and plan again under them, unless nothing has changed since
-    the plan was made. When the new plan touches more objects, release the locks and take all of them in order."""
+    the plan was made and it was not asked about. When the new plan touches more objects, release the locks and take
+    all of them in order."""
     refs, ctx = prepared.touched, command.ctx
     while True:
         with lock_objects(
@@ -161,7 +165,8 @@ def _locked(
             interrupted=ctx.interrupted,
             on_wait=partial(ctx.report, ""),
         ) as held:
-            again = prepared if not held.waited and prepared.is_current(command) else prepare()
+            asked = bool(prepared.plan.destructive)  # the answer took its time, in which health and GPUs may change
+            again = prepared if not (asked or held.waited) and prepared.is_current(command) else prepare()
             if again.touched <= refs:
                 if not again.plan.is_empty:
                     held.announce()

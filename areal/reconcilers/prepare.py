@@ -123,8 +123,8 @@ def _observe_stable(
 ) -> tuple[StoreSnapshot, Mapping[str, RunState], PlanScope, Observed]:
     """A consistent snapshot of objects and processes. Otherwise a model that another command records meanwhile would
     look undeclared: its routes are observed, its object is not."""
-    snapshot = command.store.snapshot()
     for _ in range(STABLE_READS):
+        snapshot = command.store.snapshot()
         targets, by_uid = choose(snapshot.objects), command.backend.observe()
         states = tuple(by_uid.values())
         kinds = {item.kind for item in (*snapshot.objects, *(target.object for target in targets))}
@@ -136,7 +136,6 @@ def _observe_stable(
         observed = look([state for state in states if state.spec.owner in owners])
         if command.store.serial() == snapshot.serial:
             break
-        snapshot = command.store.snapshot()
     return snapshot, by_uid, scope, observed
 
 

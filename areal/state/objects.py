@@ -177,6 +177,7 @@ def sweep_trash(home: Home, kind_folder: Path) -> int:
 
 
 _FILE = "object.json"
+_PLANNED = ("restartedAt",)  # of the status: what plans depend on
 
 
 @dataclass(frozen=True)
@@ -271,7 +272,7 @@ class ObjectStore:
             return StoreSnapshot(self.serial(), self.list())
 
     def serial(self) -> int:
-        """The number of changes to specs that this store has seen."""
+        """The number of changes that this store has seen of what plans depend on."""
         return read_serial(self.home)
 
     def put(self, obj: StoredObject, *, keeps: tuple[str, ...] = ()) -> bool:
@@ -403,8 +404,12 @@ class ObjectStore:
 
 
 def _asks_otherwise(before: StoredObject | None, after: StoredObject) -> bool:
-    """Whether more than the status has changed."""
-    return before is None or bool(changes(encode(replace(before, status={})), encode(replace(after, status={}))))
+    """Whether more has changed than what of the status no plan depends on."""
+
+    def asked(obj: StoredObject) -> dict[str, object]:
+        return encode(replace(obj, status={name: obj.status[name] for name in _PLANNED if name in obj.status}))
+
+    return before is None or bool(changes(asked(before), asked(after)))
 
 
 def _load(path: str, ref: Ref) -> StoredObject | None:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
+from areal.errors import InvalidManifest
 from areal.reconcilers.context import Context, Outcome
 from areal.reconcilers.converge import converge
 from areal.reconcilers.desired import Target, Wanted, target_for
@@ -65,3 +69,89 @@ def test_apply_without_a_change_plans_once_and_leaves_nothing_to_do(tmp_path: Pa
     again = Command(tmp_path)
     assert [item.action for item in again.converge().objects] == ["unchanged"]
     assert [plan.ops for plan in again.plans] == [()]
+
+
+def test_plan_of_an_object_that_changes_at_every_look_is_not_current(tmp_path: Path) -> None:
+    context = Command(tmp_path).context
+    levels = iter(["debug", "info", "warning", "error"])
+
+    def record() -> None:
+        layer = Layer("apply", {"suspend": True, "logLevel": next(levels)}, {}, "another", 0.0)
+        context.store.put(StoredObject(SERVICE.kind, SERVICE.name, "uid", layers=(layer,)))
+
+    def choose(stored: list[StoredObject]) -> tuple[Target, ...]:
+        record()
+        return (Target(stored[0], "unchanged"),)
+
+    record()
+    prepared = plan_targets(context, choose, Policy())
+    assert prepared.scope.all[0].object.spec["logLevel"] != context.store.expect(SERVICE).spec["logLevel"]
+    assert not prepared.is_current(context)
+
+
+def test_restart_recorded_before_an_apply_holds_its_locks_is_kept(tmp_path: Path) -> None:
+    command = Command(tmp_path)
+    layer = Layer("apply", {"suspend": True, "logLevel": "debug"}, {}, "another", 0.0)
+    command.context.store.put(StoredObject(SERVICE.kind, SERVICE.name, "uid", layers=(layer,)))
+
+    def restart_once(plan: Plan) -> None:  # `areal restart`, killed after it has recorded the restart
+        if len(command.plans) == 1:
+            stored = command.context.store.expect(SERVICE)
+            command.context.store.put(replace(stored, status={**stored.status, "restartedAt": "1.000"}))
+
+    assert command.converge(restart_once).exit_code == 0
+    assert command.context.store.expect(SERVICE).status["restartedAt"] == "1.000"
+
+
+def test_plan_that_the_user_was_asked_about_is_made_again_under_its_locks(tmp_path: Path) -> None:
+    Command(tmp_path).converge()
+    command, plans = Command(tmp_path), list[Plan]()
+
+    def prepare() -> Prepared:
+        prepared = plan_targets(
+            command.context, lambda stored: tuple(Target(item, "delete") for item in stored), Policy()
+        )
+        plans.append(prepared.plan)
+        return prepared
+
+    asked: list[int] = []
+
+    def approve(plan: Plan) -> bool:
+        asked.append(len(plans))
+        return True
+
+    assert converge(command.context, prepare, approve, timeout_s=10).exit_code == 0
+    assert asked == [1]
+    assert [bool(plan.ops) for plan in plans] == [True, True, False]
+
+
+def test_second_pass_that_only_records_leaves_nothing_to_do(tmp_path: Path) -> None:
+    Command(tmp_path).converge()
+    command, other = Command(tmp_path), Ref("InferenceService", "other")
+    layer = Layer("apply", {"suspend": True}, {}, "another", 0.0)
+    command.context.store.put(StoredObject(other.kind, other.name, "uid", layers=(layer,)))
+
+    def prepare() -> Prepared:
+        def choose(stored: list[StoredObject]) -> tuple[Target, ...]:
+            by_ref = {item.ref: item for item in stored}
+            level = "debug" if other in by_ref else "error"
+            wanted = Wanted(str(SERVICE), SERVICE.kind, SERVICE.name, {"suspend": True, "logLevel": level}, {}, {})
+            target = target_for(wanted, by_ref[SERVICE], set_name=None, force_conflicts=False, replace_it=False)
+            return (target, *(Target(by_ref[ref], "delete") for ref in by_ref if ref == other))
+
+        return plan_targets(command.context, choose, Policy())
+
+    assert converge(command.context, prepare, lambda plan: True, timeout_s=10).exit_code == 0
+    stored = command.context.store.expect(SERVICE)
+    assert stored.spec["logLevel"] == "error"
+    assert stored.status["observedGeneration"] == stored.generation
+
+
+def test_recorded_spec_that_is_no_longer_valid_is_an_error_that_names_its_object(tmp_path: Path) -> None:
+    command = Command(tmp_path)
+    external = {"url": "https://example.com/v1", "model": "m"}
+    layer = Layer("apply", {"service": "default", "external": external, "toolCallParser": "x"}, {}, "another", 0.0)
+    command.context.store.put(StoredObject("Model", "old", "uid-old", layers=(layer,)))
+    with pytest.raises(InvalidManifest, match=r"^Model/old: .*spec.toolCallParser") as error:
+        command.converge()
+    assert "areal delete Model/old" in (error.value.hint or "")
