@@ -91,10 +91,11 @@ def test_parsers_without_names_are_as_the_template_shows() -> None:
 
 
 def test_parsers_of_a_format_that_is_the_whole_answer_stand_alone() -> None:
-    for parsers in (load_parsers("gpt-oss", "qwen3", None), load_parsers(None, "gpt-oss", TEMPLATE)):
+    for parsers in (load_parsers("gpt-oss", None, None), load_parsers(None, "gpt-oss", TEMPLATE)):
         assert parsers.tools is not None and parsers.tools.name == "gpt_oss" and parsers.reasoning is None
-    with pytest.raises(UsageFault, match="reads calls too"):
-        load_parsers("hermes", "gpt_oss", None)
+    for tools, reasoning in (("gpt-oss", "qwen3"), ("hermes", "gpt_oss")):
+        with pytest.raises(UsageFault, match="reads tool calls and reasoning"):
+            load_parsers(tools, reasoning, None)
 
 
 def test_a_format_that_is_the_whole_answer_is_read_without_tools() -> None:
@@ -118,7 +119,7 @@ def test_unknown_parser_is_refused_at_the_start(talking_tokenizer: Path) -> None
         timeout=60,
     )
     assert said.returncode != 0 and "Traceback" not in said.stderr
-    assert "unknown tool-call parser 'hermse'; did you mean 'hermes'?" in said.stderr
+    assert '"hermse" is not a tool-call parser (did you mean "hermes"?)' in said.stderr
     with pytest.raises(UsageFault):
         load_parsers(None, "qwen4", None)
 
