@@ -31,7 +31,7 @@ _URGENT_FIELDS = ("status", "fault", "model", "version", "paused", "max_model_le
 
 def renewal_s(answer: Mapping[str, Any], *, is_idle: bool) -> float:
     """Return the seconds until the next renewal, by the router's answer to this one: up to twice the usual time for an
-    idle process, if that is short and the lease is much longer. An older router does not say how long that is."""
+    idle process, if that is short and the lease is much longer. The answer has no length of a lease in doubt."""
     usual, lease_s = float(answer["renew_seconds"]), float(answer.get("lease_seconds", 0.0))
     again_s = max(usual, min(2 * usual, IDLE_S, lease_s * _IDLE_SHARE)) if is_idle else usual
     return min(until_beat(again_s), max(again_s, lease_s * _LATEST_SHARE))

@@ -6,6 +6,7 @@ import pytest
 
 from areal.services.http import tasks
 from areal.services.http.lease import renewal_s
+from tests.services.processes import Processes
 
 
 def waits(answer: dict[str, float], monkeypatch: pytest.MonkeyPatch, *, is_idle: bool) -> list[float]:
@@ -45,3 +46,19 @@ async def test_lease_is_renewed_before_it_ends_at_any_beat(
 ) -> None:
     answer = {"renew_seconds": period_s, "lease_seconds": period_s * failures + 2.0}
     assert max(waits(answer, monkeypatch, is_idle=is_idle)) < answer["lease_seconds"] - 1.0
+
+
+async def test_lease_of_an_idle_process_in_doubt_is_renewed_as_often_as_that_of_a_busy_one(
+    processes: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    router = processes.router()
+
+    def longest_wait(status: str) -> float:
+        body = {"worker_id": "w0", "worker_addr": "http://127.0.0.1:9", "model": "m", "status": status}
+        answer = router.call("POST", "/lease", body, key=processes.key).json()
+        return max(waits(answer, monkeypatch, is_idle=True))
+
+    assert longest_wait("ready") > 2.0
+    assert longest_wait("not ready") > 2.0, "it reports at once that it is ready again"
+    assert longest_wait("ready") <= 1.25, "the second report makes it ready"
+    assert longest_wait("ready") > 2.0

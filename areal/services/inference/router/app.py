@@ -319,16 +319,17 @@ class RouterRoutes:
 
     async def lease(self, request: Request) -> Response:
         """Register a data proxy or renew its lease. The body has its fields of /ready beside those of ``RenewLease``.
-        It must renew in ``renew_seconds``, before the lease ends in ``lease_seconds``. ``registered`` is false for one
-        that was removed."""
+        It must renew in ``renew_seconds``, before the lease ends in ``lease_seconds``, without which none renews later.
+        ``registered`` is false for one that was removed."""
         data = await read_object(request)
         own = orjson.dumps({name: data[name] for name in _LEASE_FIELDS if name in data})
         lease, now = _read_lease(own), time.monotonic()
         worker = self._registry.renew(lease, read_result(data), read_report(data, now - _ON_ITS_WAY_S), now)
         if worker is None:
             return json_response({"status": "ok", "registered": False, "renew_seconds": _REMOVED_AGAIN_S})
-        again_s, length_s = self._registry.renew_s(worker), worker.granted_s
-        body = {"status": "ok", "registered": True, "renew_seconds": again_s, "lease_seconds": length_s}
+        body = {"status": "ok", "registered": True, "renew_seconds": self._registry.renew_s(worker)}
+        if not worker.health.in_doubt:
+            body["lease_seconds"] = worker.granted_s
         return json_response(body)
 
     async def unregister(self, request: Request) -> Response:
