@@ -108,6 +108,9 @@ class WeightSync:
             return await self._join(record, record.gateway)
         if record.pair == OWN_WEIGHTS:
             return f"They cannot be loaded again from {record.path}: the next update brings others"
+        if self._tracker.is_invalid:
+            own = f"`areal weight-update release --model {self._model}` those of the model"
+            return f"it is not in {record.path} any more: the next update brings other weights, {own}"
         self._tracker.loaded(record.pair, record.version)  # the trainer has ended, and the folder that it left is gone
         message = "version %d of the pair %r is not in %s any more: the model serves its own weights"
         _log.warning(message, record.version, record.pair, record.path)

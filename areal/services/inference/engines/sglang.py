@@ -167,7 +167,9 @@ class SglangClient(EngineClient):
         if not self._paused and (problem := await self._generation_problem(_TEMPERED, "SGLang")) is not None:
             return EngineState(not_ready=problem)
         if self._interval is None:  # a round trip through the scheduler
-            _, about = await self._info("server_info")
+            status, about = await self._info("server_info")
+            if status != 200 and status not in NO_SUCH_ROUTE:
+                return EngineState(not_ready=self._silent("SGLang", "/server_info", status))
             self._interval = about.get("stream_interval", 1)
         if self._interval != 1 and not self.capabilities.whole_answers:  # otherwise each call has its own
             return EngineState(not_ready=_INTERVAL % self._interval, fault=_INTERVAL % self._interval)
@@ -261,9 +263,9 @@ class SglangClient(EngineClient):
 
     async def load_weights(self, folder: str, version: int) -> None:
         await self.verify_weights(folder)
-        body = {"model_path": folder, "weight_version": str(version), "abort_all_requests": False, "flush_cache": True}
-        async with self._replacing_weights(version):
-            await self._update("/update_weights_from_disk", body, _NO_UPDATE)
+        body = {"model_path": folder, "abort_all_requests": False, "flush_cache": True}
+        async with self._replacing_weights(version) as label:
+            await self._update("/update_weights_from_disk", {**body, "weight_version": label}, _NO_UPDATE)
 
     async def _update(self, path: str, body: Mapping[str, Any], if_missing: str) -> None:
         """Run an update of the weights; see the module's docstring for what follows one that fails."""
@@ -318,10 +320,9 @@ class SglangClient(EngineClient):
             "group_name": name,
             "flush_cache": True,
             "abort_all_requests": False,
-            "weight_version": str(version),
         }
-        async with self._replacing_weights(version), self._update_session():
-            await self._update("/update_weights_from_distributed", body, _NO_GROUP)
+        async with self._replacing_weights(version) as label, self._update_session():
+            await self._update("/update_weights_from_distributed", {**body, "weight_version": label}, _NO_GROUP)
 
     @contextlib.asynccontextmanager
     async def _update_session(self) -> AsyncIterator[None]:
@@ -481,9 +482,9 @@ class StreamOffsets:
         matched = reason.get("matched") if ended else None
         has_spans = ended and bool(about.get("weight_versions"))
         latency = about.get("e2e_latency", 0.0)
-        if ended:
+        if ended and total:  # an answer without tokens has no spans
             self.capabilities.whole_answers = has_spans
-            if total and latency > 0:
+            if latency > 0:
                 self.pace.token_s = latency / total
         versions = versions_of(about, first, len(entries))
         if not has_spans:

@@ -263,9 +263,10 @@ class EngineClient(ABC):
     async def version(self) -> int | None: ...
 
     @contextlib.asynccontextmanager
-    async def _replacing_weights(self, version: int) -> AsyncIterator[None]:
+    async def _replacing_weights(self, version: int) -> AsyncIterator[str]:
         """The weights have ``version`` after the body, and the version before when the engine refuses them. Until then,
-        and after another failure, their version is unknown, also to whoever asks the engine. Raises EngineError."""
+        and after another failure, their version is unknown, also to whoever asks the engine. Yields the label that the
+        update may set: a successor of this process must not find an update without its end. Raises EngineError."""
         self._generates = False
         before, has_labels = await self.version(), True
         try:
@@ -273,7 +274,7 @@ class EngineClient(ABC):
         except EngineUnsupported:
             has_labels = False
         try:
-            yield
+            yield version_label(UNKNOWN_VERSION if has_labels else version)
         except (EngineRefused, EngineUnsupported):
             if has_labels:
                 await self._label_weights(before or 0)

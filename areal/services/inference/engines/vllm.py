@@ -50,6 +50,7 @@ from areal.services.inference.engines.base import (
 )
 from areal.services.inference.engines.transport import (
     LOAD_S,
+    NO_SUCH_ROUTE,
     EngineClient,
     GenerateRequest,
     JsonEvents,
@@ -164,7 +165,9 @@ class VllmClient(EngineClient):
             return EngineState(not_ready="vLLM lists no model")
         self._model = served["id"]
         if self._version is None:  # an earlier data proxy may have set one
-            _, about = await self._get("/weight_info")
+            status, about = await self._get("/weight_info")
+            if status != 200 and status not in NO_SUCH_ROUTE:
+                return EngineState(not_ready=self._silent("vLLM", "/weight_info", status))
             self._version = weight_version(about.get("weight_version"))
         _, pausing = await self._get("/is_paused")
         paused = typed(pausing, "is_paused", bool)

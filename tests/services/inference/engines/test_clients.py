@@ -116,6 +116,23 @@ async def test_vllm_tokens_that_came_before_an_update_have_the_version_of_before
     assert tokens_of(deltas) == [(5, -0.5, 0), (6, -0.5, 0), (9, -0.5, 3)]
 
 
+@pytest.mark.parametrize(("kind", "route"), [("vllm", "/weight_info"), ("sglang", "/server_info")])
+async def test_engine_that_does_not_answer_what_its_versions_depend_on_is_not_ready(
+    http: HttpClient, api: ScriptedApi, kind: str, route: str
+) -> None:
+    """vLLM without its label would be at version 0, and SGLang without its interval would send token by token."""
+    about = (200, {"weight_version": "7", "model_path": "/models/tiny", "stream_interval": 1})
+    token = _sglang_event([5], 1, {"type": "length"})
+    api.replies |= {"GET /model_info": about, f"GET {route}": (500, {})}
+    api.replies["POST /v1/completions"] = [{"choices": [_vllm_choice([5], finish="stop")]}, "[DONE]"]
+    api.replies["POST /generate"] = [token, "[DONE]"]
+    client = open_engine(kind, http, api.url, {})
+    assert route in ((await client.state()).not_ready or "")
+    api.replies[f"GET {route}"] = about
+    state = await client.state()
+    assert (state.not_ready, state.version) == (None, 7)
+
+
 async def test_vllm_says_its_context_and_its_model(http: HttpClient, api: ScriptedApi) -> None:
     api.replies["POST /v1/completions"] = [{"choices": [_vllm_choice([5], finish="stop")]}, "[DONE]"]
     state = await open_engine("vllm", http, api.url, {}).state()
@@ -200,6 +217,18 @@ async def test_sglang_that_reports_spans_is_asked_for_whole_answers_where_nothin
     api.replies["POST /generate"] = [whole[0], "[DONE]"]
     await collect(client)
     assert api.bodies("POST /generate")[-1]["stream"] is True
+
+
+async def test_sglang_answer_without_tokens_changes_nothing_of_what_is_known_of_spans(
+    http: HttpClient, api: ScriptedApi
+) -> None:
+    client = await engine("sglang", http, api.url)
+    ends, empty = _sglang_event([5], 1, {"type": "length"}), _sglang_event([], 0, {"type": "abort"})
+    ends["meta_info"]["weight_versions"] = [{"version": "7", "start": 0, "end": 1}]
+    for answer in (ends, empty):
+        api.replies["POST /generate"] = [answer, "[DONE]"]
+        await collect(client)
+        assert client.capabilities.whole_answers is True
 
 
 async def test_sglang_that_reports_spans_sends_as_many_tokens_at_once_as_it_samples_in_50_ms(

@@ -4,6 +4,7 @@ until the engine has loaded the published weights again."""
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -229,6 +230,53 @@ async def test_data_proxy_that_is_killed_in_an_update_has_a_successor_that_loads
     with pytest.raises(OSError):
         await update
     assert engine.paused
+    engine.gate.set()
+    await start_proxy(processes, engine, tokenizer, tmp_path)
+    await asyncio.wait_for(engine.resumed.wait(), 20)
+    assert engine.label == "1" and engine.folders[-1].endswith("v1")
+
+
+async def test_published_weights_that_are_gone_after_a_failed_update_keep_the_model_from_serving_and_say_why(
+    engine: Engine, processes: Processes, tokenizer: Path, tmp_path: Path
+) -> None:
+    own = tmp_path / "own"
+    shutil.copytree(tokenizer, own)
+    (own / "model.safetensors").write_bytes(b"\2\0\0\0\0\0\0\0{}")
+    proxy = await start_proxy(processes, engine, own, tmp_path)
+    await proxy.connect()
+    engine.gate.set()
+    assert (await proxy.update(1)).status == 200
+    assert (await proxy.step("commit", 1)).status == 200
+    shutil.rmtree(proxy.folder / "v1")
+    engine.breaks = True
+    assert (await proxy.update(2)).status == 502
+    says = "`areal weight-update release --model tiny`"
+    await in_thread(wait_until, lambda: says in str(proxy.process.call("GET", "/ready").body), what="it says why")
+    assert (await proxy.ready()).status == 503 and engine.paused
+
+    assert (await proxy.post("/weights/release")).status == 200
+    await in_thread(wait_ready, proxy.process)
+    assert not engine.paused and engine.label == "0" and engine.folders[-1] == str(own)
+
+
+async def test_successor_of_a_data_proxy_whose_update_the_engine_ended_alone_resumes_the_engine(
+    engine: Engine, processes: Processes, tokenizer: Path, tmp_path: Path
+) -> None:
+    proxy = await start_proxy(processes, engine, tokenizer, tmp_path)
+    await proxy.connect()
+    engine.gate.set()
+    assert (await proxy.update(1)).status == 200
+    assert (await proxy.step("commit", 1)).status == 200
+    engine.gate.clear()
+    update = asyncio.create_task(proxy.update(2), name="update")
+    await in_thread(wait_until, lambda: engine.label == "unknown", what="it is in the middle")
+    proxy.process.kill()
+    with pytest.raises(OSError):
+        await update
+    if engine.kind == "sglang":  # sets the label of the request's body itself
+        bodies = engine.api.bodies(FROM_DISK)
+        engine.label = bodies[-1]["weight_version"]
+        engine._tell()
     engine.gate.set()
     await start_proxy(processes, engine, tokenizer, tmp_path)
     await asyncio.wait_for(engine.resumed.wait(), 20)

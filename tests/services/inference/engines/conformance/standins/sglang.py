@@ -203,7 +203,7 @@ class Sglang:
     async def _load_weights(self, request: web.Request) -> web.Response:
         body = await request.json()
         assert body["flush_cache"] is True and body["abort_all_requests"] is False
-        if body["weight_version"] in self._refuses:
+        if Path(body["model_path"]).name.removeprefix("v") in self._refuses:
             return _failed("out of memory", num_paused_requests=0)
         try:
             self._core.engine.load_weights(Path(body["model_path"]), None)
