@@ -60,10 +60,14 @@ class Placements:
         self._placed: dict[str, list[SessionPlacement]] = {}
 
     def sessions(self, worker: WorkerRecord) -> int:
+        return worker.report.sessions + sum(each.size for each in self._unreported(worker))
+
+    def _unreported(self, worker: WorkerRecord) -> list[SessionPlacement]:
+        """Those that the replica's report does not count; the others are forgotten."""
         recent = [each for each in self._placed.pop(worker.addr, ()) if not each.is_in(worker.report)]
         if recent:
             self._placed[worker.addr] = recent
-        return worker.report.sessions + sum(each.size for each in recent)
+        return recent
 
     def lightest_first(self, workers: Sequence[WorkerRecord]) -> list[WorkerRecord]:
         """Ready workers that record, the least loaded first. Of a large pool only a sample is considered, so that the
@@ -77,7 +81,7 @@ class Placements:
     def placing(self, worker: WorkerRecord, size: int) -> Iterator[SessionPlacement]:
         """Count ``size`` sessions from now on. The block sets ``size`` to 0 where they did not start."""
         placed = SessionPlacement(size)
-        self._placed.setdefault(worker.addr, []).append(placed)
+        self._placed[worker.addr] = [*self._unreported(worker), placed]
         try:
             yield placed
         except BaseException:

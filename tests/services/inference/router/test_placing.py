@@ -143,6 +143,16 @@ def test_reports_of_earlier_versions_count_by_their_time() -> None:
     assert placements.sessions(worker) == 4
 
 
+def test_placed_sessions_are_forgotten_once_reported_though_none_is_placed_by_load() -> None:
+    (worker,) = pool(1)
+    placements = Placements()
+    for number in range(1, 100):
+        with placements.placing(worker, 1) as placed:
+            placed.started = number
+        worker.report = replace(worker.report, sessions=number, started=number)
+        assert sum(map(len, placements._placed.values())) <= 1
+
+
 class NoKeys:
     """Data proxies that know no key. ``meanwhile`` happens while they are asked."""
 
