@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import StrEnum
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar
 
 from areal.dataclasses import dataclass, field
-from areal.errors import NoCapacity
+from areal.errors import InvalidManifest, NoCapacity
 from areal.reconcilers.desired import Target, in_full
 from areal.reconcilers.observe import Observed, ObservedRun, Seen
 from areal.reconcilers.plan import DoesNotFit, Drift, GpuPool, PlanBuilder, Refusal, Verb
@@ -141,15 +141,13 @@ def _outdated(component: Component, run: ObservedRun) -> str:
 def _changed_field(kind: str, fields: tuple[str, ...], had: str, wanted: str) -> str:
     """The changed field of the highest update class between two sparse specs, given as JSON; "" where no change needs a
     new process."""
-    found = changes(_relevant(kind, fields, had), _relevant(kind, fields, wanted))
+    one, other = json.loads(had), json.loads(wanted)
+    with suppress(InvalidManifest):  # a process that an earlier version started may have a spec that is now refused
+        one, other = in_full(kind, one), in_full(kind, other)
+    found = changes(*({name: spec[name] for name in fields if name in spec} for spec in (one, other)))
     classes = [(update_class(kind, change.path), change.path) for change in found]
     update, path = max(classes, key=lambda each: each[0], default=(UpdateClass.META, ()))
     return path_text(("spec", *path)) if update >= UpdateClass.ROLL else ""
-
-
-def _relevant(kind: str, fields: tuple[str, ...], sparse: str) -> dict[str, Any]:
-    full = in_full(kind, json.loads(sparse))
-    return {name: full[name] for name in fields if name in full}
 
 
 def key_input(service: InferenceServiceSpec | AgentServiceSpec) -> dict[str, str]:

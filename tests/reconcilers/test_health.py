@@ -249,3 +249,16 @@ def test_death_of_a_component_is_that_of_its_newest_process_which_left_no_exit_r
     assert (found.phase, found.message) == ("Failed", "engine/0: no word")
     decision = decide(Component(str(target.ref), "engine", 0, MODEL, target.spec, ()), runs[:2])
     assert decision.drift == ("process-died", "no word")
+
+
+def test_process_whose_spec_only_an_earlier_version_accepted_is_compared_as_it_was_written() -> None:
+    target = model({"replicas": 1})
+    engine, _ = replica(target)
+    old = {**engine.state.spec.spec, "toolCallParser": "unknown"}
+    run = ObservedRun(replace(engine.state, spec=replace(engine.state.spec, spec=old)), Seen.READY)
+
+    def decided(fields: tuple[str, ...]) -> str:
+        return decide(Component(str(target.ref), "engine", 0, "Model", target.spec, fields), [run]).cause
+
+    assert decided(("backend", "path")) == ""
+    assert decided(("backend", "path", "toolCallParser")) == "spec.toolCallParser changed"
