@@ -19,6 +19,7 @@ from areal.reconcilers.alerts import Alert, gather
 from areal.reconcilers.home_view import HomeView
 from areal.resources.addresses import is_loopback
 from areal.resources.kinds import TRAIN_JOB, Ref, check_name
+from areal.state.files import explain
 from areal.state.job_curves import JobCurves
 
 _NOTIFY_S = 10.0
@@ -58,7 +59,10 @@ def watch(cli: Invocation, /, names: tuple[str, ...], once: bool, notify: str | 
         jobs = [stored(cli.home, ref) for ref in refs]
         statuses = {job.name: view.job_status(job) for job in jobs}
         for each in curves.values():
-            each.update()
+            try:
+                each.update()
+            except OSError as error:
+                raise explain(error, each.path, "read the metrics in") from error
         alerts = list(gather(cli.home, jobs, statuses, curves))
         failed = [job for job in jobs if statuses[job.name].phase in ("Failed", "Lost", "Stopped")]
         ended = once or all(statuses[job.name].phase in ("Succeeded", "Failed", "Lost", "Stopped") for job in jobs)

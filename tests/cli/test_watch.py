@@ -57,6 +57,13 @@ def test_watch_once_of_a_run_that_is_well_exits_0(areal: Areal, learn: Path) -> 
     assert areal("train", "watch", "other", "--once").code == 4
 
 
+def test_watch_of_metrics_that_cannot_be_read_is_an_error_with_their_path(areal: Areal, learn: Path) -> None:
+    learn.unlink()
+    learn.mkdir()
+    found = areal("train", "watch", "learn", "--once")
+    assert found.code != 0 and f"cannot read the metrics in {learn}" in found.err
+
+
 def test_watch_exits_8_with_cause_and_next_command_when_an_alert_fires(
     learn: Path, spawn: Spawner, hook: tuple[str, list[dict[str, object]]]
 ) -> None:
