@@ -132,6 +132,7 @@ class JobCurves(Sequence[dict[str, Any]]):
         try:
             line = parse_json(text)
             step = step_number(line["step"])
+            del line["step"]
         except (ValueError, KeyError, TypeError):
             return
         row = len(self.steps)
@@ -141,7 +142,7 @@ class JobCurves(Sequence[dict[str, Any]]):
             self.steps.append(step)
         columns = self.columns
         for name, value in line.items():
-            if value.__class__ is not float and (name == "step" or (value := _number(value)) is None):
+            if value.__class__ is not float and (value := _number(value)) is None:
                 continue
             column = columns.get(name)
             if column is None:

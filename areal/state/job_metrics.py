@@ -34,8 +34,8 @@ def last_steps(path: Path, most_bytes: int) -> list[dict[str, Any]]:
         return []
     by_step: dict[int, dict[str, Any]] = {}
     for line in _whole(lines):
-        before = by_step.get(int(line["step"]), {})
-        by_step[int(line["step"])] = before | line if _is_same_step(before, line) else line
+        before = by_step.get(line["step"], {})
+        by_step[line["step"]] = before | line if _is_same_step(before, line) else line
     return [by_step[step] for step in sorted(by_step)]
 
 
@@ -83,7 +83,7 @@ def _whole(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
     for line in lines:
         try:
             found = parse_json(line)
-            step_number(found["step"])
+            found["step"] = step_number(found["step"])
         except (ValueError, KeyError, TypeError):
             continue
         yield {name: _word(value) for name, value in found.items()}

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from areal.state.job_curves import JobCurves, read_curves
+from areal.state.job_metrics import last_steps, newest_step
 
 
 def write(path: Path, *lines: Any) -> None:
@@ -158,3 +159,11 @@ def test_file_that_cannot_be_read_raises(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").mkdir()
     with pytest.raises(OSError, match=r"metrics\.jsonl" if os.name == "posix" else ""):
         read_curves(tmp_path / "metrics.jsonl")
+
+
+def test_step_that_is_written_as_a_float_is_a_step_and_no_metric(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(path, {"step": 1, "loss": 3.0}, {"step": 2.0, "loss": 2.0})
+    curves = read_curves(path)
+    assert set(curves.columns) == {"loss"}
+    assert [repr(row["step"]) for row in (*curves, newest_step(path), *last_steps(path, 1 << 20))] == list("12212")
