@@ -80,11 +80,12 @@ class GroupSummary:
 
     @property
     def mean(self) -> float | None:
-        return statistics.fmean(self.rewards) if self.rewards else None
+        return _mean(self.rewards)
 
     @property
     def spread(self) -> float | None:
-        return statistics.pstdev(self.rewards) if self.rewards else None
+        known = self.rewards
+        return statistics.pstdev(known) if all(map(math.isfinite, known)) and known else math.nan if known else None
 
     @property
     def is_without_spread(self) -> bool:
@@ -101,7 +102,8 @@ class StepSummary:
 
 
 def read_step(path: Path, decoder: TokenDecoder | None = None) -> StepSummary:
-    """Summarise the file of a step. Raises NotFound; a damaged line is reported, not raised."""
+    """Summarise the file of a step. Raises NotFound. A damaged line is reported, not raised: the writer does not check
+    what a model of another server answered."""
     groups: dict[str, list[SampleSummary]] = {}
     damaged: list[str] = []
     count = place = 0
@@ -113,12 +115,13 @@ def read_step(path: Path, decoder: TokenDecoder | None = None) -> StepSummary:
                     continue
                 try:
                     episode = read_episode(parse_json(line))
-                except ValueError as error:
+                    summary = _summary(episode, begin, decoder)
+                except (ValueError, TypeError, AttributeError, OverflowError) as error:
                     count += 1
                     if len(damaged) < _MOST_DAMAGED:
                         damaged.append(f"{path}:{number}: {error}"[:500])
                     continue
-                groups.setdefault(episode.group or episode.episode, []).append(_summary(episode, begin, decoder))
+                groups.setdefault(episode.group or episode.episode, []).append(summary)
     except FileNotFoundError as error:
         raise NotFound(f"there is no file {path}") from error
     return StepSummary(tuple(GroupSummary(name, tuple(each)) for name, each in groups.items()), tuple(damaged), count)
@@ -138,6 +141,13 @@ def read_sample(path: Path, line: int) -> Episode:
         raise ArealError(f"{path}: the line at byte {line}: {error}") from error
 
 
+def _mean(values: Sequence[float]) -> float | None:
+    """NaN where one of the values is not finite; None without values."""
+    if not values:
+        return None
+    return statistics.fmean(values) if all(map(math.isfinite, values)) else math.nan
+
+
 def _summary(episode: Episode, line: int, decoder: TokenDecoder | None) -> SampleSummary:
     rows = episode.interactions
     logprobs = [
@@ -152,7 +162,7 @@ def _summary(episode: Episode, line: int, decoder: TokenDecoder | None) -> Sampl
         prompt=episode.prompt,
         sample=episode.sample,
         reward=episode.reward,
-        advantage=statistics.fmean(advantages) if advantages else None,
+        advantage=_mean(advantages),
         tokens=sum(row.generated_tokens for row in rows),
         turns=sum(len({turn for turn in row.turn_ids if turn >= 0}) or 1 for row in rows),
         truncated=any(row.truncated for row in rows),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -160,3 +161,24 @@ def test_failures_are_those_between_two_times_newest_first(tmp_path: Path) -> No
     found, is_cut = read_failures(tmp_path, 4_990, 4_992)
     assert [each.at for each in found] == [4_992, 4_991] and not is_cut
     assert read_failures(tmp_path, 10, 20) == ([], True)
+
+
+@pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf])
+def test_rewards_that_are_not_finite_leave_the_group_readable(tmp_path: Path, reward: float) -> None:
+    path = tmp_path / "trajectories-000001.jsonl"
+    episodes = [sample("g", 0, reward), sample("g", 1, 1.0), sample("g", 2, -math.inf)]
+    path.write_text("".join(json.dumps(each.document()) + "\n" for each in episodes))
+    (group,) = read_step(path).groups
+    assert group.mean is not None and math.isnan(group.mean) and group.spread is not None and math.isnan(group.spread)
+    assert len(group.samples) == 3 and not group.is_without_spread
+
+
+@pytest.mark.parametrize("calls", [["a"], 3, [{"function": 1}]])
+def test_answer_whose_tool_calls_are_none_is_a_damaged_line(tmp_path: Path, calls: Any) -> None:
+    path = tmp_path / "trajectories-000001.jsonl"
+    turn = Interaction("i", response={"role": "assistant", "content": "x", "tool_calls": calls})
+    episodes = [Episode("e", (turn,), group="g"), sample("g", 1, 1.0)]
+    path.write_text("".join(json.dumps(each.document()) + "\n" for each in episodes))
+    step = read_step(path)
+    assert [each.episode for each in step.groups[0].samples] == ["g/1"]
+    assert step.damaged_lines == 1 and f"{path}:1" in step.damaged[0]
