@@ -110,24 +110,32 @@ def _target(url: str) -> tuple[str, str]:
     except ValueError as error:
         raise UsageFault(f"--notify {url}: {error}") from error
     host = parts.hostname or ""
+    if "@" in parts.netloc:
+        raise UsageFault(
+            "--notify: the URL has a user or password, which is not sent", hint="--notify https://HOST/PATH"
+        )
+    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    if not path.isascii() or not path.isprintable() or " " in path:
+        raise UsageFault("--notify: the path has characters that URLs escape", hint="write them with %, as in %20")
     if not host or parts.scheme not in ("http", "https") or (parts.scheme == "http" and not is_loopback(host)):
         raise UsageFault(
             f"--notify {url}: alerts name jobs and errors, and go out by https only, or by http to this machine",
             hint="--notify https://HOST/PATH",
         )
     base = f"{parts.scheme}://{f'[{host}]' if ':' in host else host}{f':{port}' if port else ''}"
-    return base, (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    return base, path
 
 
 def _notify(cli: Invocation, target: tuple[str, str], alerts: list[Alert]) -> None:
-    """POST each alert. One that is not taken is a warning on stderr: the exit status is the alert's."""
+    """POST each alert. One that is not taken is a warning on stderr, without the path, which may be a secret: the exit
+    status is the alert's."""
     base, path = target
     for alert in alerts:
         document: dict[str, Any] = alert.document()
         try:
             status, answer = AdminClient(base, None, _NOTIFY_S).post(path, document)
-        except OSError as error:
-            cli.info(f"warning: {base}{path} was not notified of {alert.rule}: {error}")
+        except (OSError, ValueError) as error:  # ValueError: a host that is no name
+            cli.info(f"warning: {base} was not notified of {alert.rule}: {error}")
             continue
         if not 200 <= status < 300:
-            cli.info(f"warning: {base}{path} answered {status} to {alert.rule}: {str(answer)[:200]}")
+            cli.info(f"warning: {base} answered {status} to {alert.rule}: {str(answer)[:200]}")

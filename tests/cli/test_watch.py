@@ -79,14 +79,31 @@ def test_watch_exits_8_with_cause_and_next_command_when_an_alert_fires(
 
 def test_watch_names_a_hook_that_refuses_and_still_exits_8(areal: Areal, learn: Path) -> None:
     diverge(learn)
-    found = areal("train", "watch", "learn", "--once", "--notify", "http://127.0.0.1:9", "--json")
-    assert found.code == 8 and "http://127.0.0.1:9/ was not notified of not-finite" in found.err
+    found = areal("train", "watch", "learn", "--once", "--notify", "http://127.0.0.1:9/the-secret", "--json")
+    assert found.code == 8 and "http://127.0.0.1:9 was not notified of not-finite" in found.err
+    assert "the-secret" not in found.err
     assert [each["rule"] for each in found.items] == ["not-finite"]
 
 
 @pytest.mark.parametrize(
-    "url", ["http://example.com/x", "ftp://127.0.0.1/x", "example.com", "https://", "http://127.0.0.1:x"]
+    "url",
+    [
+        "http://example.com/x",
+        "ftp://127.0.0.1/x",
+        "example.com",
+        "https://",
+        "http://127.0.0.1:x",
+        "https://user:password@example.com/x",
+        "http://127.0.0.1:9/a b",
+        "http://127.0.0.1:9/\u00fc",
+    ],
 )
-def test_watch_refuses_to_notify_in_the_clear(areal: Areal, learn: Path, url: str) -> None:
+def test_watch_refuses_to_notify_in_the_clear_or_a_url_that_cannot_be_sent(areal: Areal, learn: Path, url: str) -> None:
     found = areal("train", "watch", "learn", "--once", "--notify", url)
     assert found.code == 2 and "--notify" in found.err
+
+
+def test_watch_exits_8_though_the_host_of_the_hook_is_no_name(areal: Areal, learn: Path) -> None:
+    diverge(learn)
+    found = areal("train", "watch", "learn", "--once", "--notify", f"https://{'a' * 70}.example/x")
+    assert found.code == 8 and "was not notified of not-finite" in found.err
