@@ -12,11 +12,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from urllib.parse import parse_qsl
 
-from areal.errors import ArealError
 from areal.ui.views import Marks
 
 PERIOD_S = 1.0
-PING_S = 15.0  # after so long without an event, a comment shows whether the page is still there
+PING_S = 15.0  # after so long without an event, a comment keeps proxies from closing the stream
 
 Look = Callable[[str, Mapping[str, str]], Marks]
 
@@ -39,18 +38,21 @@ class SharedMarks:
             name, _, query = watch.partition("?")
             try:
                 marks = self._look(name, dict(parse_qsl(query)))
-            except (ArealError, OSError) as error:
+            except Exception as error:  # noqa: BLE001 - the answer has begun, and cannot become an error
                 marks = {"unreadable": str(error)}
             self._known = {key: entry for key, entry in self._known.items() if now - entry[0] < 10 * PERIOD_S}
             self._known[watch] = (now, marks)
             return marks
 
 
-def events(watched: Sequence[str], shared: SharedMarks, ended: threading.Event) -> Iterator[bytes]:
-    """The stream of one page: first all cursors, then what differs, and a comment when nothing did for a while."""
+def events(
+    watched: Sequence[str], shared: SharedMarks, ended: threading.Event, left: Callable[[], bool]
+) -> Iterator[bytes]:
+    """The stream of one page: first all cursors, then what differs, and a comment when nothing did for a while. It ends
+    with the server, or once the page has ``left``."""
     seen: dict[str, Marks] = {}
     sent_at = time.monotonic()
-    while not ended.is_set():
+    while not ended.is_set() and not left():
         for watch in watched:
             marks, before = shared.of(watch), seen.get(watch)
             differing = changed(before, marks)

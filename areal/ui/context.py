@@ -25,6 +25,10 @@ class ViewContext:
             raise UsageFault(f"the request has no {name}", hint=f"add {name}=... to the address")
         return value
 
+    def name(self) -> str:
+        """The parameter ``name``, of an object. Raises UsageFault for what names none."""
+        return check_name(self.need("name"))
+
     def number(self, name: str, default: int, *, least: int = 0, most: int = 1 << 53) -> int:
         """The parameter as an integer. Raises UsageFault for anything else."""
         text = self.query.get(name, "")
@@ -40,4 +44,4 @@ class ViewContext:
 
     def ref(self) -> Ref:
         """The object of the parameters ``kind`` and ``name``. Raises UsageFault and NotFound."""
-        return Ref(resolve_kind(self.need("kind")), check_name(self.need("name")))
+        return Ref(resolve_kind(self.need("kind")), self.name())

@@ -25,7 +25,8 @@ from areal.ui.memo import FileMemo
 _AT_ONCE = 6 << 20  # bytes that are read while a page waits
 _PART = 1 << 20
 _SAMPLED = 1500  # steps
-_KEPT = 4  # jobs
+_KEPT = 4  # jobs, and more while their files are smaller together than
+_KEPT_BYTES = 256 << 20
 _TOKENIZER = "tokenizer.json"
 
 
@@ -68,11 +69,11 @@ _lock = threading.Lock()
 
 
 def numbers_of(path: Path) -> JobNumbers:
-    """The numbers of a job by its file. Raises OSError. Those of the last four jobs are kept."""
+    """The numbers of a job by its file. Raises OSError. Those of the last jobs are kept."""
     with _lock:
         entry = _entries.pop(path, None) or _Entry(path)
         _entries[path] = entry
-        while len(_entries) > _KEPT:
+        while len(_entries) > _KEPT and sum(each.curves.cursor for each in _entries.values()) > _KEPT_BYTES:
             del _entries[next(iter(_entries))]
     return entry.read()
 

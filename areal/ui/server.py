@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import mimetypes
+import select
 import socket
 import threading
 import zlib
@@ -97,11 +98,15 @@ class _Handler(BaseHTTPRequestHandler):
     server: PageServer
 
     def _serve(self) -> None:
-        parts = urlsplit(self.path)
+        try:
+            parts = urlsplit(self.path)
+        except ValueError:
+            self.send_error(HTTPStatus.BAD_REQUEST)
+            return
         is_api = parts.path.startswith("/api/")
         refusal = self.server.rules.refuses(self._headers(), secret=is_api)
-        if self.command != "POST" and ("Content-Length" in self.headers or "Transfer-Encoding" in self.headers):
-            self.close_connection = True  # its body is not read
+        if "Content-Length" in self.headers or "Transfer-Encoding" in self.headers:
+            self.close_connection = True  # what is not read of its body must not be taken for a request
         if refusal is not None:
             self.close_connection = True
             self._answer(_failure(refusal.status, "Refused", refusal.message, refusal.hint))
@@ -146,8 +151,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _body(self) -> object:
         length = self.headers.get("Content-Length", "")
-        if not length.isascii() or not length.isdigit() or int(length) > _MOST_BODY:
-            self.close_connection = True
+        if not length.isascii() or not length.isdigit() or len(length) > 9 or int(length) > _MOST_BODY:
             raise UsageFault(f"the body needs a Content-Length of at most {_MOST_BODY} bytes")
         try:
             return json.loads(self.rfile.read(int(length)))
@@ -183,8 +187,17 @@ class _Handler(BaseHTTPRequestHandler):
             raise UsageFault(f"watch=VIEW?QUERY is needed, at most {_MOST_WATCHED} times")
         self.close_connection = True
         self._start(200, {"Content-Type": "text/event-stream"})
-        for event in changes.events(chosen, self.server.marks, self.server.ended):
+        for event in changes.events(chosen, self.server.marks, self.server.ended, self._left):
             self.wfile.write(event)
+
+    def _left(self) -> bool:
+        """Whether the client has closed the connection: a stream that waits for a change does not write."""
+        readable = select.poll()
+        readable.register(self.connection, select.POLLIN)
+        try:
+            return bool(readable.poll(0)) and not self.connection.recv(1, socket.MSG_PEEK)
+        except OSError:
+            return True
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """Answer a request that cannot be parsed, or of an unknown method, without echoing it."""
@@ -232,8 +245,11 @@ def _file(path: str) -> Path | None:
     """The static file of a path; None where there is none, or where it leads outside the folder."""
     if "\0" in path or "\\" in path:
         return None
-    file = (STATIC / path.removeprefix("/static/")).resolve()
-    return file if file.is_relative_to(STATIC.resolve()) and file.is_file() else None
+    try:
+        file = (STATIC / path.removeprefix("/static/")).resolve()
+        return file if file.is_relative_to(STATIC.resolve()) and file.is_file() else None
+    except OSError:  # a name that is too long
+        return None
 
 
 def serve(server: PageServer, ready: Callable[[], None]) -> None:

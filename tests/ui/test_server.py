@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import signal
@@ -9,10 +10,12 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import psutil
 import pytest
 
+from areal.cli.ui import page_url
 from areal.errors import UsageFault
 from areal.state.home import Home
 from areal.state.records import StoredObject
@@ -20,7 +23,7 @@ from areal.ui.access import Access, Headers, access_of, host_name
 from areal.ui.encoding import to_json
 from areal.ui.server import STATIC
 from areal.ui.views import VIEWS, reader_of
-from tests.ui.conftest import Page
+from tests.ui.conftest import Page, eventually
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "BREW")
 Record = Callable[..., StoredObject]
@@ -112,6 +115,73 @@ def test_paths_out_of_the_static_folder_are_404(page: Page, path: str) -> None:
     assert response.status == 404 and b"import" not in body
 
 
+def test_paths_that_no_file_can_have_are_answered_without_a_path_of_the_machine(page: Page) -> None:
+    response, body = page.ask(f"/static/{'a' * 300}", {})
+    assert response.status == 404 and str(STATIC).encode() not in body
+    assert _raw(page, f"GET http://[/ HTTP/1.1\r\nHost: {page.host}\r\n\r\n").startswith(b"HTTP/1.1 400")
+
+
+@pytest.mark.parametrize("path", ["/api/nothing", "/api/home"])
+@pytest.mark.parametrize("length", ["{0}", "{0:05000d}", "-1", "1000000000000"])
+def test_body_is_never_taken_for_a_request(page: Page, path: str, length: str) -> None:
+    body = f"GET /static/app.css HTTP/1.1\r\nHost: {page.host}\r\n\r\n"
+    head = f"Host: {page.host}\r\nAuthorization: Bearer {page.token}\r\nContent-Length: {length.format(len(body))}"
+    answers = _raw(page, f"POST {path} HTTP/1.1\r\n{head}\r\n\r\n{body}")
+    assert answers.count(b"HTTP/1.1 ") == 1 and answers.split()[1] in (b"400", b"404")
+
+
+def test_names_that_no_object_has_are_refused(page: Page) -> None:
+    for view, parameter in (("job", "name"), ("step", "name"), ("compare", "jobs")):
+        for name in ("\0", "../../etc", "a/b"):
+            assert page.failure(view, **{parameter: name})[0] == 400, (view, name)
+
+
+def test_fault_of_a_view_is_an_event_of_its_stream_and_no_second_answer(page: Page) -> None:
+    with _stream(page, "plan%3Fpath%3D%2500") as stream:
+        answer = stream.makefile("rb")
+        first = _event(answer)
+    assert first["watch"] == "plan?path=%00" and "null byte" in first["marks"]["unreadable"]
+
+
+def test_streams_that_break_off_leave_no_thread_and_no_connection(page: Page) -> None:
+    process = psutil.Process(page.popen.pid)
+    page.read("alerts")
+    before = process.num_fds()
+    for _ in range(3):
+        for _ in range(60):
+            with _stream(page, "alerts%3F") as stream:
+                _event(stream.makefile("rb"))
+        eventually(lambda: process.num_fds() <= before, 8)
+    eventually(lambda: process.num_threads() <= 2, 8)
+
+
+def _raw(page: Page, text: str) -> bytes:
+    """All that the server sends to a client that then closes its end."""
+    name, _, port = page.host.rpartition(":")
+    with socket.create_connection((name, int(port)), timeout=30) as connection:
+        connection.sendall(text.encode())
+        connection.shutdown(socket.SHUT_WR)
+        answer = b""
+        with contextlib.suppress(ConnectionResetError):
+            while part := connection.recv(65536):
+                answer += part
+        return answer
+
+
+def _stream(page: Page, watch: str) -> socket.socket:
+    name, _, port = page.host.rpartition(":")
+    connection = socket.create_connection((name, int(port)), timeout=30)
+    head = f"GET /api/changes?watch={watch} HTTP/1.1\r\nHost: {page.host}\r\nAuthorization: Bearer {page.token}"
+    connection.sendall(f"{head}\r\n\r\n".encode())
+    return connection
+
+
+@pytest.mark.parametrize("key", ["a+b/c=d&e%41#f?g", "-._~" * 4])
+def test_address_of_the_page_holds_any_key(key: str) -> None:
+    fragment = urlsplit(page_url("127.0.0.1", 1, key)).fragment
+    assert parse_qs(fragment) == {"token": [key]}
+
+
 def test_unknown_view_and_unknown_object_say_so(page: Page) -> None:
     assert page.failure("nothing") == (404, {"type": "NotFound", "message": "there is no view 'nothing'", "hint": ""})
     status, error = page.failure("object", kind="model", name="absent")
@@ -133,10 +203,7 @@ def test_ctrl_c_leaves_no_process_no_port_and_no_file(page: Page, home: Home) ->
 
 
 def test_change_of_an_object_reaches_an_open_stream(page: Page, record: Record) -> None:
-    name, _, port = page.host.rpartition(":")
-    with socket.create_connection((name, int(port)), timeout=30) as stream:
-        lines = ("GET /api/changes?watch=home%3F HTTP/1.1", f"Host: {page.host}", f"Authorization: Bearer {page.token}")
-        stream.sendall("\r\n".join((*lines, "", "")).encode())
+    with _stream(page, "home%3F") as stream:
         answer = stream.makefile("rb")
         first = _event(answer)
         record("Model", "qwen", {"path": "/m"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -152,6 +153,29 @@ def test_long_file_is_sampled_at_first_and_read_whole_behind(job: Home, monkeypa
     assert first["shareRead"] < 1.0 and 100 < first["steps"] < 3_000 and first["lastStep"] == 19_999
     whole = eventually(lambda: (found := ask(job, "job", name="learn"))["shareRead"] == 1.0 and found)
     assert whole["steps"] == 19_999 and len(whole["starts"]) <= 1000
+
+
+def test_numbers_of_many_jobs_stay_in_memory_while_they_are_small(home: Home) -> None:
+    paths = [home.job_metrics(f"job-{number}") for number in range(8)]
+    for path in paths:
+        path.parent.mkdir(parents=True)
+        path.write_text('{"step": 1, "loss": 0.5}\n')
+    first = [jobs.numbers_of(path).curves for path in paths]
+    assert all(jobs.numbers_of(path).curves is known for path, known in zip(paths, first, strict=True))
+
+
+def test_step_is_read_again_once_all_numbers_of_its_job_are(job: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = reader_of("step")
+    assert reader is not None
+    view = ViewContext(job, {"name": "learn", "step": "2"})
+    before = reader.marks(view)
+    monkeypatch.setattr(jobs, "_AT_ONCE", 0)
+    go_on = threading.Event()
+    monkeypatch.setattr(jobs._Entry, "_read_all", lambda self: go_on.wait(30))
+    reader.read(view)
+    assert reader.marks(view) != before
+    go_on.set()
+    eventually(lambda: reader.marks(view) == before)
 
 
 def test_page_is_told_when_a_job_takes_a_step(job: Home, page: Page) -> None:

@@ -114,6 +114,44 @@ def test_pairs_are_asked_of_the_jobs_gateway_and_a_dead_one_is_named(home: Home)
     assert len(found["unseen"]) == 1 and "killed" in found["unseen"][0]
 
 
+class _Other(_Gateway):
+    """A server that took the port of one that is gone."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"hi")
+
+
+def test_server_of_another_kind_in_place_of_a_gateway_is_named_and_hides_nothing(
+    home: Home, record: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from areal.reconcilers.home_view import HomeView
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Other)
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    url = f"http://127.0.0.1:{server.server_port}"
+    record("InferenceService", "default", {})
+    home.credentials.mkdir(parents=True, exist_ok=True)
+    (home.credentials / "default").write_text("the-key-of-the-service")
+    monkeypatch.setattr(HomeView, "address", lambda self, ref: url)
+    try:
+        (home.jobs / "killed").mkdir(parents=True)
+        (home.jobs / "killed" / "weight_update.json").write_text(json.dumps({"url": url, "admin_key_file": None}))
+        found = weights.read(ViewContext(home))
+        models = chat.read(ViewContext(home))
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert found["replicas"] == [] and found["pairs"] == []
+    assert [sentence.partition(":")[0] for sentence in found["unseen"]] == [
+        "InferenceService/default",
+        "TrainJob/killed",
+    ]
+    assert models["models"] == [] and "without models" in models["unseen"][0]
+
+
 class _Models(BaseHTTPRequestHandler):
     asked: list[Any] = []
 

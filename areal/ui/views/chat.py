@@ -34,8 +34,8 @@ def _models(view: ViewContext) -> dict[str, Any]:
         try:
             key = service_key(view.home, item.name)
             status, document = AdminClient(address, key, timeout_s=_LIST_S).get("/v1/models")
-            if status != 200:
-                raise ArealError(f"GET {address}/v1/models answers {status}")
+            if status != 200 or not isinstance(document, dict) or "data" not in document:
+                raise ArealError(f"GET {address}/v1/models answers {status} without models")
             found += [{"service": item.name, "model": each["id"]} for each in document["data"]]
         except (ArealError, OSError) as error:
             unseen.append(f"{item.ref}: its models are not known: {error}")

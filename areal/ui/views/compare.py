@@ -7,7 +7,7 @@ from typing import Any
 
 from areal.errors import ArealError, UsageFault
 from areal.reconcilers.home_view import HomeView
-from areal.resources.kinds import TRAIN_JOB
+from areal.resources.kinds import TRAIN_JOB, check_name
 from areal.state.job_curves import Points
 from areal.ui.context import ViewContext
 from areal.ui.jobs import config_of, job_of, numbers_of, read_mark
@@ -51,7 +51,7 @@ def read(view: ViewContext) -> dict[str, Any]:
 
 
 def _names(view: ViewContext) -> list[str]:
-    names = list(dict.fromkeys(filter(None, view.query.get("jobs", "").split(","))))
+    names = [check_name(name) for name in dict.fromkeys(filter(None, view.query.get("jobs", "").split(",")))]
     if len(names) > _MOST_JOBS:
         raise UsageFault(f"at most {_MOST_JOBS} jobs are compared, these are {len(names)}")
     return names

@@ -33,7 +33,7 @@ _NO_CURVES = ("attempt", "time", "total_steps", "epoch", "version")
 def read(view: ViewContext) -> dict[str, Any]:
     """``points``: at most so many buckets; ``first`` and ``last``: only these steps; ``metrics``: only these,
     by comma; ``all=1``: all metrics  [default: those that a run is judged by]."""
-    name = view.need("name")
+    name = view.name()
     job = job_of(view.home, name)
     status = HomeView(view.home).job_status(job)
     path = view.home.job_metrics(name)
@@ -94,4 +94,4 @@ def grouped_names(curves: Mapping[str, Points]) -> list[dict[str, Any]]:
 
 
 def marks(view: ViewContext) -> Marks:
-    return {"metrics": read_mark(view.home.job_metrics(view.need("name"))), "objects": home.marks(view)["files"]}
+    return {"metrics": read_mark(view.home.job_metrics(view.name())), "objects": home.marks(view)["files"]}

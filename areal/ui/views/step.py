@@ -21,7 +21,7 @@ from areal.trajectories.steps import (
 )
 from areal.ui.context import ViewContext
 from areal.ui.curves import WAITS
-from areal.ui.jobs import decoder_of, job_of, numbers_of
+from areal.ui.jobs import decoder_of, job_of, numbers_of, read_mark
 from areal.ui.memo import FileMemo, stamp
 from areal.ui.views import Marks
 
@@ -35,7 +35,7 @@ _steps: FileMemo[dict[str, StepSummary]] = FileMemo(lambda path: {}, 4)  # the s
 
 def read(view: ViewContext) -> dict[str, Any]:
     """``step``: a number; without it the newest. ``eval=1``: the evaluation after it. ``group`` and ``sample``: one."""
-    name = view.need("name")
+    name = view.name()
     job = job_of(view.home, name)
     folder = view.home.jobs / name / "trajectories"
     files = _listings.get(folder)
@@ -159,5 +159,6 @@ def _group(view: ViewContext, job: StoredObject, path: Path, summary: StepSummar
 
 
 def marks(view: ViewContext) -> Marks:
-    folder = view.home.jobs / view.need("name") / "trajectories"
-    return {"folder": f"{stamp(folder)}"}
+    name = view.name()
+    reading = read_mark(view.home.job_metrics(name)).partition(" ")[2]  # until its end, numbers of the step may miss
+    return {"folder": f"{stamp(view.home.jobs / name / 'trajectories')}", "numbers": reading}

@@ -90,8 +90,8 @@ def _workers(home: HomeView, service: str) -> tuple[list[dict[str, Any]], str]:
         return [], ""
     try:
         status, found = AdminClient(address, service_key(home.home, service), timeout_s=_TIMEOUT_S).get("/workers")
-        if status != 200:
-            return [], f"{ref}: GET {address}/workers answers {status}"
+        if status != 200 or not isinstance(found, dict) or "workers" not in found:
+            return [], f"{ref}: GET {address}/workers answers {status} without replicas"
     except (ArealError, OSError) as error:
         return [], f"{ref}: its replicas are not known: {error}"
     return [
@@ -119,8 +119,8 @@ def _pairs(file: Path) -> tuple[list[dict[str, Any]], str]:
         status, found = AdminClient(about["url"], key, timeout_s=_TIMEOUT_S).get("/pairs")
     except (OSError, ValueError, KeyError, TypeError, ArealError) as error:
         return [], f"TrainJob/{job}: its weight-update gateway does not answer: {error}"
-    if status != 200:
-        return [], f"TrainJob/{job}: GET /pairs answers {status}"
+    if status != 200 or not isinstance(found, dict) or "pairs" not in found:  # its port may be another's now
+        return [], f"TrainJob/{job}: GET /pairs answers {status} without pairs"
     return [{"job": job, **pair} for pair in found["pairs"]], ""
 
 
