@@ -57,9 +57,11 @@ def first_exception(paths: Sequence[str]) -> str | None:
     return next((found for lines in reversed(starts(paths)) if (found := _first_error(lines))), None)
 
 
-def failing_line(paths: Sequence[str]) -> str:
-    """The one line of ``first_exception`` that names the error, "" where there is none."""
-    lines = (first_exception(paths) or "").splitlines() or [""]
+def failing_line(paths: Sequence[str], *, last_start: bool = False) -> str:
+    """The one line of ``first_exception`` that names the error, "" where there is none. ``last_start``: of no earlier
+    start, since the last one has ended too."""
+    found = _first_error((starts(paths) or [[]])[-1]) if last_start else first_exception(paths)
+    lines = (found or "").splitlines() or [""]
     return lines[-1].strip()[:_LONGEST_LINE]
 
 

@@ -257,6 +257,15 @@ def test_end_of_a_start_has_the_line_of_its_log_that_names_the_error(local: Loca
     assert last is not None and (last.code, last.line) == (code, line)
 
 
+def test_end_of_a_start_has_no_line_of_an_earlier_one(local: LocalBackend) -> None:
+    argv = ("sh", "-c", "[ $AREAL_ATTEMPT = 1 ] && echo 'ValueError: the first' && exit 4; kill -9 $$")
+    local.start(run_spec(argv=argv, restart=replace(FAST, budget_count=1)))
+
+    last = until_phase(local, "r1", Phase.CRASHLOOP).last_exit
+
+    assert last is not None and (last.signal, last.line) == (signal.SIGKILL, "")
+
+
 def test_kick_renews_the_budget(local: LocalBackend) -> None:
     slow_last = RestartPolicy(initial_backoff_s=1000, jitter=0.0, budget_count=2)
     local.start(run_spec(argv=("false",), restart=slow_last))

@@ -344,7 +344,7 @@ class RunSupervisor:
             self._finish("exited", "stopped")
             return
         if not self._budget.is_success(exit):
-            exit.line = failing_line(run_log_paths(self._run_dir))
+            exit.line = failing_line(run_log_paths(self._run_dir), last_start=True)
         line = f": {exit.line}" if exit.line else ""
         spread = int.from_bytes(os.urandom(4), "big") / 2**32
         decision = self._budget.decide(exit, ran_s, now, spread, was_healthy=was_healthy)
