@@ -14,6 +14,7 @@ import sys
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -113,6 +114,13 @@ class JobCurves(Sequence[dict[str, Any]]):
         self.cursor += end
         self._tail = block[max(0, end - _TAIL) : end]
         return True
+
+    def snapshot(self) -> JobCurves:
+        """A copy that later updates do not change, for other threads."""
+        found = copy(self)
+        found.steps, found.not_finite = self.steps[:], dict(self.not_finite)
+        found.columns = {name: column[:] for name, column in self.columns.items()}
+        return found
 
     def sample(self, count: int) -> JobCurves:
         """About ``count`` steps, evenly spaced over the file: a first look at one that takes seconds to read."""

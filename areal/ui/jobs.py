@@ -38,8 +38,11 @@ class JobNumbers(NamedTuple):
 
 
 class _Entry:
+    """``shown``: what views are given, which later updates leave as it is: several may read at once."""
+
     def __init__(self, path: Path) -> None:
         self.curves = JobCurves(path)
+        self.shown: JobCurves | None = None
         self.lock = threading.Lock()
         self.sampled: tuple[int, JobCurves] | None = None
         self.reader: threading.Thread | None = None
@@ -48,9 +51,11 @@ class _Entry:
         size = _size(self.curves.path)
         if size - self.curves.cursor <= _AT_ONCE and (self.reader is None or not self.reader.is_alive()):
             with self.lock:
-                self.curves.update()
-                return JobNumbers(self.curves, 1.0)
+                if self.curves.update() or self.shown is None:
+                    self.shown = self.curves.snapshot()
+                return JobNumbers(self.shown, 1.0)
         if self.reader is None or not self.reader.is_alive():
+            self.shown = None
             self.reader = threading.Thread(target=self._read_all, name="curves", daemon=True)
             self.reader.start()
         if self.sampled is None or self.sampled[0] != size:

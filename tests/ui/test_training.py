@@ -164,6 +164,18 @@ def test_numbers_of_many_jobs_stay_in_memory_while_they_are_small(home: Home) ->
     assert all(jobs.numbers_of(path).curves is known for path, known in zip(paths, first, strict=True))
 
 
+def test_numbers_that_a_view_reads_stay_while_another_view_reads_later_ones(job: Home) -> None:
+    path = job.job_metrics("learn")
+    curves = jobs.numbers_of(path).curves
+    rows = iter(curves)
+    first = next(rows)
+    path.write_text(path.read_text().replace('"torn', '"new": 1}\n{"step": 0, "new": 2}\n'))
+    assert len(jobs.numbers_of(path).curves) == 52
+    assert [first["step"], *(row["step"] for row in rows)] == list(range(1, 51))
+    path.write_text("")
+    assert len(jobs.numbers_of(path).curves) == 0 and len(curves) == 50 and "new" not in curves.columns
+
+
 def test_step_is_read_again_once_all_numbers_of_its_job_are(job: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     reader = reader_of("step")
     assert reader is not None
