@@ -247,10 +247,7 @@ def _term(match: re.Match[str]) -> Selector:
     return lambda labels: (labels.get(key) in values) == included
 
 
-# -- a home at one moment
-
-
-# -- documents of objects
+# -- columns of objects
 
 
 def columns_for(kinds: Iterable[str]) -> tuple[Column, ...]:
@@ -296,9 +293,6 @@ ORIGIN_COLUMNS = (
     field("WHO", "actor"),
     field("SOURCE", "source"),
 )
-
-
-# -- rows of processes
 
 
 PROCESS_COLUMNS = (

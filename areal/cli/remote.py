@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import click
 
@@ -19,10 +19,6 @@ from areal.cli.objects import service_name, stored
 from areal.cli.options import LOCAL, Invocation, read_options
 from areal.errors import ArealError, Conflict, NotFound, UsageFault
 from areal.resources.kinds import INFERENCE_SERVICE, KINDS, MODEL, Ref, name_problem, served_name
-
-if TYPE_CHECKING:
-    pass
-
 
 _DEADLINE_S = 10.0
 
