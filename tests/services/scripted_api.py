@@ -15,7 +15,7 @@ Reply = Callable[[web.Request], Any]
 
 @dataclass
 class ScriptedApi:
-    """``replies`` maps ``"POST /path"`` to (status, body) or to a list of stream events, between
+    """``replies`` maps ``"POST /path"`` to (status, body: JSON or bytes) or to a list of stream events, between
     which functions are awaited; ``hooks`` run before them."""
 
     replies: dict[str, Any] = field(default_factory=dict)
@@ -32,6 +32,8 @@ class ScriptedApi:
         reply = self.replies.get(route, (404, {"error": {"message": f"no {route}"}}))
         if isinstance(reply, tuple):
             status, body = reply
+            if isinstance(body, bytes):
+                return web.Response(status=status, body=body)
             return web.json_response(body, status=status, dumps=_compact)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)

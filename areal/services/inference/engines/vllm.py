@@ -6,7 +6,8 @@ the alternatives (as ``token_id:N``). Closing the connection aborts the request;
 The answer does not tell which weights sampled a token, so the client tags tokens with the version that is set when they
 arrive, 0 before the first. That is exact across a pause, which returns once earlier tokens have arrived. vLLM stores
 the version too (``/weight_info``), for the data proxy's successor. Whole answers come from ``/inference/v1/generate``
-where the server has it (``--enable-scale-out``): it reports exact spans of versions, ``weight_versions``.
+where the server has it (``--enable-scale-out``): it reports exact spans of versions, ``weight_versions``. Their
+progress is the count of tokens in ``/metrics``: without it (``--disable-log-stats``) all answers are streams.
 
 Pausing (``keep``: requests freeze and continue), versions, weights and sleeping are routes of vLLM's development mode.
 Weights are loaded by areal's extension of its workers (``vllm_plugin``), from a folder or a process group: vLLM's own
@@ -178,7 +179,7 @@ class VllmClient(EngineClient):
         return EngineState(
             not_ready=None,
             version=self._version,
-            generated=await self._generated(),
+            generated=await self._progress(),
             max_model_len=typed(served, "max_model_len", int),
             root=typed(served, "root", str),
             paused=paused,
@@ -196,13 +197,17 @@ class VllmClient(EngineClient):
         except EngineError:  # asked again
             return
         choices = answer.get("choices") or [{}]
-        self.capabilities.whole_answers = bool(choices[0].get("weight_versions"))
+        has_spans = bool(choices[0].get("weight_versions"))
+        self.capabilities.whole_answers = has_spans and await self._generated() is not None
         self._knows_whole = True
 
-    async def _generated(self) -> int | None:
+    async def _progress(self) -> int | None:
         """The tokens sampled so far, asked for only while whole answers are under way and none has ended lately."""
         if not self._whole_calls or time.monotonic() - self._answered < _NEWS_S:
             return None
+        return await self._generated()
+
+    async def _generated(self) -> int | None:
         try:
             answer = await self._http.fetch("GET", self._url, "/metrics", timeout_s=_SETTLE_S, headers=self._headers)
         except (CallFailed, TimeoutError):

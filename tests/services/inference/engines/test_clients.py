@@ -297,13 +297,15 @@ async def test_vllm_that_reports_spans_is_asked_for_whole_answers_where_nothing_
     streamed = [{"choices": [_vllm_choice([5], finish="stop")]}, "[DONE]"]
     api.replies["POST /v1/completions"] = streamed
     quiet = replace(CALL, stream=False)
-    for refusal in ((404, {}), (403, {"error": {"message": "--enable-scale-out"}})):
-        api.replies[route] = refusal
+    spans, counts = choice(0, [5, 6], "length"), b'# HELP x\nvllm:generation_tokens_total{engine="0"} 1.0\n'
+    answer, silent = (200, {"choices": [spans, choice(1, [9], "stop")]}), (200, b"# HELP x\n")  # --disable-log-stats
+    for refusal in ((404, {}), (403, {"error": {"message": "--enable-scale-out"}}), answer):
+        api.replies |= {route: refusal, "GET /metrics": silent if refusal is answer else (200, counts)}
         client = await engine("vllm", http, api.url)
         await client.state()
         await collect(client, quiet)
         assert api.got[-1][0] == "POST /v1/completions"
-    api.replies[route] = (200, {"choices": [choice(0, [5, 6], "length"), choice(1, [9], "stop")]})
+    api.replies["GET /metrics"] = (200, counts)
     client = await engine("vllm", http, api.url)
     await client.state()
     first, second = await collect(client, quiet)

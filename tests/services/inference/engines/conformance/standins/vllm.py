@@ -104,6 +104,8 @@ class Vllm:
 
     async def _metrics(self, request: web.Request) -> web.Response:
         lines = [f'vllm:num_requests_running{{engine="0"}} {self._running}.0', 'vllm:num_requests_waiting{e="0"} 0.0']
+        counted = self._core.engine.counters.generated_tokens
+        lines.append(f'vllm:generation_tokens_total{{engine="0",model_name="m"}} {float(counted)}')
         return web.Response(text="\n".join(lines) + "\n")
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
