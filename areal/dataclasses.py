@@ -77,7 +77,9 @@ class _Signature:
 
 
 def _values_of(names: list[str]) -> Callable[[Any], Any]:
-    return attrgetter(*names) if names else lambda self: ()
+    if len(names) > 1:
+        return attrgetter(*names)
+    return lambda self: tuple([getattr(self, name) for name in names])  # tuples: NaN equals itself in them
 
 
 def _repr_of(members: tuple[dataclasses.Field[Any], ...]) -> Callable[[Any], str]:

@@ -236,3 +236,14 @@ def test_frozen_and_not_frozen_classes_do_not_extend_each_other(frozen: bool) ->
     base, _ = family(dataclass, {"frozen": frozen})
     with pytest.raises(TypeError, match="frozen"):
         dataclass(frozen=not frozen)(type("Derived", (base,), {"__annotations__": {}}))
+
+
+@pytest.mark.parametrize("library", [dataclasses, areal.dataclasses])
+def test_object_of_one_field_equals_another_with_the_same_nan(library: Any) -> None:
+    class Plain:
+        value: float
+
+    One: Any = library.dataclass(frozen=True)(Plain)
+    nan = float("nan")
+    assert One(nan) == One(nan) and hash(One(nan)) == hash(One(nan)) == hash((nan,))
+    assert One(nan) != One(float("nan")) and One(1) == One(1.0)
