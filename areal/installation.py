@@ -39,7 +39,7 @@ def requirement(extras: str) -> str:
     return "" if source is None else _requirement(extras, source)
 
 
-class Conflict(NamedTuple):
+class ForeignProject(NamedTuple):
     """Another project of the name `areal` that this Python, or one that starts in this folder, may import."""
 
     what: str
@@ -47,7 +47,7 @@ class Conflict(NamedTuple):
     fix: str
 
 
-def conflicts(search: Sequence[str]) -> Iterator[Conflict]:
+def conflicts(search: Sequence[str]) -> Iterator[ForeignProject]:
     """Those among the installed distributions, and in the folders of ``search``."""
     from importlib import metadata
 
@@ -58,12 +58,12 @@ def conflicts(search: Sequence[str]) -> Iterator[Conflict]:
         if found.read_text("WHEEL") is None or (record and Path(_folder(json.loads(record)), "areal") == _PACKAGE):
             continue  # metadata of a build, or this checkout, installed before its distribution was renamed
         what = f"the distribution areal {found.version} in {found.locate_file('')} is another project"
-        yield Conflict(what, hidden, f"pip uninstall areal, then {again}")
+        yield ForeignProject(what, hidden, f"pip uninstall areal, then {again}")
     for folder in dict.fromkeys(str(Path(each).resolve()) for each in search):
         for module in (Path(folder, "areal", "__init__.py"), Path(folder, "areal.py")):
             if module.exists() and module.resolve().parent != _PACKAGE:
                 why = f"a Python that starts there, or has {folder} on its path, imports it in place of {_PACKAGE}"
-                yield Conflict(
+                yield ForeignProject(
                     f"another areal: {module}", why, f"start from another folder than {folder}, or rename it"
                 )
 

@@ -34,7 +34,7 @@ class Usage(NamedTuple):
     processes: int
 
 
-class Counters(NamedTuple):
+class EngineCounters(NamedTuple):
     """Of an engine: tokens that it has generated, sequences that wait, and the share of its KV cache that is in use."""
 
     generated: float
@@ -47,7 +47,7 @@ class Sample(NamedTuple):
 
     at: float
     usage: Mapping[int, Usage]
-    counters: Mapping[str, Counters]
+    counters: Mapping[str, EngineCounters]
 
 
 def sample(home: HomeView, states: Sequence[RunState]) -> Sample:
@@ -135,7 +135,7 @@ _WAITING = ("vllm:num_requests_waiting", "sglang:num_queue_reqs")
 _CACHE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage")
 
 
-def _counters(home: HomeView, states: Sequence[RunState]) -> dict[str, Counters]:
+def _counters(home: HomeView, states: Sequence[RunState]) -> dict[str, EngineCounters]:
     """Returns the counters of engines that can be read, by uid."""
     engines = [state for state in states if state.spec.component == "engine" and state.spec.url]
     if not engines:
@@ -151,7 +151,7 @@ def _counters(home: HomeView, states: Sequence[RunState]) -> dict[str, Counters]
         return {state.spec.uid: count for state, count in zip(engines, found, strict=True) if count is not None}
 
 
-def _read(url: str, key: str | None) -> Counters | None:
+def _read(url: str, key: str | None) -> EngineCounters | None:
     from areal.client.http import AdminClient
     from areal.client.prometheus import parse
 
@@ -160,7 +160,7 @@ def _read(url: str, key: str | None) -> Counters | None:
         status, document = client.get("/stats")
         if status == 200 and isinstance(document, dict) and "generated_tokens" in document:
             waiting = document.get("waiting")
-            return Counters(float(document["generated_tokens"]), None if waiting is None else float(waiting))
+            return EngineCounters(float(document["generated_tokens"]), None if waiting is None else float(waiting))
         status, text = client.get("/metrics")
     except OSError:
         return None
@@ -170,7 +170,7 @@ def _read(url: str, key: str | None) -> Counters | None:
         return next((total for total in map(page.total, names) if total is not None), None)
 
     generated = first(_GENERATED)
-    return None if generated is None else Counters(generated, first(_WAITING), first(_CACHE))
+    return None if generated is None else EngineCounters(generated, first(_WAITING), first(_CACHE))
 
 
 def service_key(home: Home, service: str, kind: str = INFERENCE_SERVICE) -> str:

@@ -35,14 +35,14 @@ HEADERS = {
 """Of every answer."""
 
 
-class Refusal(NamedTuple):
+class AccessRefusal(NamedTuple):
     status: int
     message: str
     hint: str = ""
 
 
 @dataclass(frozen=True)
-class Access:
+class PageAccess:
     """``hosts``: the names by which the server is reached. ``any_address``: it listens on all addresses of the machine,
     so that an IP address is such a name."""
 
@@ -50,16 +50,18 @@ class Access:
     hosts: Collection[str] = _LOOPBACK
     any_address: bool = False
 
-    def refuses(self, headers: Headers, *, secret: bool) -> Refusal | None:
+    def refuses(self, headers: AccessHeaders, *, secret: bool) -> AccessRefusal | None:
         """Why a request is refused; None if it is not. ``secret``: its answer needs the token."""
         if not self._reached_by(headers.host):
-            return Refusal(403, "the Host header does not name this server", "use the address that `areal ui` printed")
+            return AccessRefusal(
+                403, "the Host header does not name this server", "use the address that `areal ui` printed"
+            )
         if headers.origin is not None and not _same_origin(headers.origin, headers.host):
-            return Refusal(403, "a page of another origin may not call this server")
+            return AccessRefusal(403, "a page of another origin may not call this server")
         if headers.site not in (None, "same-origin", "none") and secret:
-            return Refusal(403, "a page of another site may not call this server")
+            return AccessRefusal(403, "a page of another site may not call this server")
         if secret and not self._has_token(headers.authorization):
-            return Refusal(401, "the token is missing or wrong", "open the address that `areal ui` printed")
+            return AccessRefusal(401, "the token is missing or wrong", "open the address that `areal ui` printed")
         return None
 
     def _reached_by(self, host: str) -> bool:
@@ -75,7 +77,7 @@ class Access:
         )
 
 
-class Headers(NamedTuple):
+class AccessHeaders(NamedTuple):
     """The headers that decide. ``host`` and ``authorization`` are "" when they are absent, or given twice."""
 
     host: str
@@ -84,7 +86,7 @@ class Headers(NamedTuple):
     site: str | None
 
 
-def access_of(host: str, key: str | None, *, machine: Collection[str] = ()) -> Access:
+def access_of(host: str, key: str | None, *, machine: Collection[str] = ()) -> PageAccess:
     """The access of a server that listens on ``host``: a fresh token of 128 bits, or ``key``. ``machine``: the names of
     this machine. Raises UsageFault where a key is needed or cannot be used."""
     if key is not None and (fault := key_fault(key.encode(), host)):
@@ -96,7 +98,7 @@ def access_of(host: str, key: str | None, *, machine: Collection[str] = ()) -> A
         )
     everywhere = host in ("", "0.0.0.0", "::")
     names = {host.lower().strip("[]"), *_LOOPBACK, *(name.lower() for name in (machine if everywhere else ()))}
-    return Access(key or secrets.token_urlsafe(16), frozenset(names - {"", "0.0.0.0", "::"}), everywhere)
+    return PageAccess(key or secrets.token_urlsafe(16), frozenset(names - {"", "0.0.0.0", "::"}), everywhere)
 
 
 _HOST = re.compile(r"(?:\[(?P<ipv6>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9._-]+))(?::[0-9]{1,5})?")

@@ -37,7 +37,7 @@ class JobNumbers(NamedTuple):
     share: float
 
 
-class _Entry:
+class _Kept:
     """``shown``: what views are given, which later updates leave as it is: several may read at once."""
 
     def __init__(self, path: Path) -> None:
@@ -69,14 +69,14 @@ class _Entry:
                     return
 
 
-_entries: dict[Path, _Entry] = {}
+_entries: dict[Path, _Kept] = {}
 _lock = threading.Lock()
 
 
 def numbers_of(path: Path) -> JobNumbers:
     """The numbers of a job by its file. Raises OSError. Those of the last jobs are kept."""
     with _lock:
-        entry = _entries.pop(path, None) or _Entry(path)
+        entry = _entries.pop(path, None) or _Kept(path)
         _entries[path] = entry
         while len(_entries) > _KEPT and sum(each.curves.cursor for each in _entries.values()) > _KEPT_BYTES:
             del _entries[next(iter(_entries))]

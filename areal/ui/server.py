@@ -53,7 +53,7 @@ class PageServer(ThreadingHTTPServer):
     block_on_close = False
     allow_reuse_address = True
 
-    def __init__(self, host: str, port: int, home: Home, rules: access.Access) -> None:
+    def __init__(self, host: str, port: int, home: Home, rules: access.PageAccess) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self.rules = rules
         self.context = ViewContext(home)
@@ -158,13 +158,13 @@ class _Handler(BaseHTTPRequestHandler):
         except (ValueError, RecursionError):
             raise UsageFault("the body is not JSON") from None
 
-    def _headers(self) -> access.Headers:
+    def _headers(self) -> access.AccessHeaders:
         def one(name: str) -> str:
             values = self.headers.get_all(name, [])
             return values[0] if len(values) == 1 else ""
 
         origin = one("Origin") if "Origin" in self.headers else None
-        return access.Headers(one("Host"), origin, one("Authorization"), self.headers.get("Sec-Fetch-Site"))
+        return access.AccessHeaders(one("Host"), origin, one("Authorization"), self.headers.get("Sec-Fetch-Site"))
 
     def _answer(self, answer: Answer) -> None:
         self._start(

@@ -19,7 +19,7 @@ from areal.cli.ui import page_url
 from areal.errors import UsageFault
 from areal.state.home import Home
 from areal.state.records import StoredObject
-from areal.ui.access import Access, Headers, access_of, host_name
+from areal.ui.access import AccessHeaders, PageAccess, access_of, host_name
 from areal.ui.encoding import to_json
 from areal.ui.server import STATIC
 from areal.ui.views import VIEWS, reader_of
@@ -79,13 +79,13 @@ def test_static_files_are_refused_for_a_foreign_host_or_origin(page: Page, metho
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.0.0.1:9", "[::1]:80", "LOCALHOST:1"])
 def test_loopback_names_reach_the_server_also_through_a_tunnel(host: str) -> None:
     rules = access_of("127.0.0.1", None)
-    given = Headers(host, f"http://{host}", f"Bearer {rules.token}", "same-origin")
+    given = AccessHeaders(host, f"http://{host}", f"Bearer {rules.token}", "same-origin")
     assert rules.refuses(given, secret=True) is None
 
 
 @pytest.mark.parametrize("host", ["", "a@localhost", "localhost/x", "localhost:port", "[::1", "localhost#", "\u3000"])
 def test_malformed_hosts_name_nobody(host: str) -> None:
-    assert Access("t").refuses(Headers(host, None, "Bearer t", None), secret=True) is not None
+    assert PageAccess("t").refuses(AccessHeaders(host, None, "Bearer t", None), secret=True) is not None
     assert host_name(host) != "localhost"
 
 

@@ -183,7 +183,7 @@ def test_step_is_read_again_once_all_numbers_of_its_job_are(job: Home, monkeypat
     before = reader.marks(view)
     monkeypatch.setattr(jobs, "_AT_ONCE", 0)
     go_on = threading.Event()
-    monkeypatch.setattr(jobs._Entry, "_read_all", lambda self: go_on.wait(30))
+    monkeypatch.setattr(jobs._Kept, "_read_all", lambda self: go_on.wait(30))
     reader.read(view)
     assert reader.marks(view) != before
     go_on.set()

@@ -26,7 +26,8 @@ from areal.services.dialects import Content, Piece, Reply, joined
 from areal.services.http.errors import ApiError, unsupported
 from areal.services.http.messages import FlowControl, Request, Response, StreamingResponse
 from areal.services.http.tasks import Watchdog
-from areal.services.inference.data_proxy.control import PauseState, api_error
+from areal.services.inference.data_proxy.control import api_error
+from areal.services.inference.data_proxy.engine_watch import PauseState
 from areal.services.inference.data_proxy.fields import ResponseOptions
 from areal.services.inference.data_proxy.openai import GenerationRequest
 from areal.services.inference.data_proxy.parsers.reader import PLAIN, ResponseReader, first_marker, possible_start

@@ -14,7 +14,8 @@ from areal.services.http.errors import ApiError, bad_request
 from areal.services.http.messages import AnyResponse, Request, Response, decode_object
 from areal.services.http.service import SECONDS, TOKEN_SECONDS, Handler, Metrics, json_response
 from areal.services.inference.data_proxy import anthropic, responses
-from areal.services.inference.data_proxy.control import EngineControl, EngineWatch
+from areal.services.inference.data_proxy.control import EngineControl
+from areal.services.inference.data_proxy.engine_watch import EngineWatch
 from areal.services.inference.data_proxy.fields import Fields, check_logprobs, dialect_field_names
 from areal.services.inference.data_proxy.generation import (
     CallTimer,

@@ -19,13 +19,8 @@ from areal.services.http.process import ServeOptions, report_stage, serve_option
 from areal.services.http.serve import run_service
 from areal.services.http.service import Handler, Service, json_response
 from areal.services.http.tasks import background
-from areal.services.inference.data_proxy.control import (
-    EngineControl,
-    EngineWatch,
-    PauseState,
-    WeightTracker,
-    refuse_controls,
-)
+from areal.services.inference.data_proxy.control import EngineControl, WeightTracker, refuse_controls
+from areal.services.inference.data_proxy.engine_watch import EngineWatch, PauseState
 from areal.services.inference.data_proxy.external_models import ExternalModels, ExternalRegistration, open_external
 from areal.services.inference.data_proxy.generation import Generator
 from areal.services.inference.data_proxy.model_calls import ModelCalls, TokenMetrics, adapter_of

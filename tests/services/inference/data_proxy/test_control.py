@@ -9,8 +9,9 @@ from unittest.mock import Mock
 import pytest
 
 from areal.services.http.tasks import background
-from areal.services.inference.data_proxy import control
-from areal.services.inference.data_proxy.control import EngineWatch, PauseState, PublishedWeights, WeightTracker
+from areal.services.inference.data_proxy import control, engine_watch
+from areal.services.inference.data_proxy.control import PublishedWeights, WeightTracker
+from areal.services.inference.data_proxy.engine_watch import EngineWatch, PauseState
 from areal.services.inference.engines.base import EngineState
 from areal.services.inference.recorder.storage import PUBLISHED
 
@@ -62,7 +63,7 @@ async def test_engine_that_samples_nothing_is_asked_half_as_often(
         slept.set()
         return seconds
 
-    monkeypatch.setattr(control, "until_beat", until_beat)
+    monkeypatch.setattr(engine_watch, "until_beat", until_beat)
     watch = EngineWatch(Engine().state, period_s=3.0, busy=lambda: busy)
     async with background("watch", watch.run):
         await asyncio.wait_for(slept.wait(), 20)
