@@ -59,7 +59,10 @@ class Tab:
         return re.sub(r"[?].*", "", self.page.evaluate("location.pathname"))
 
     def at(self, path: str) -> None:
-        self.page.wait_for_function("path => location.pathname === path", arg=path)
+        """Wait until the view of this path hears its keys."""
+        self.page.wait_for_function(
+            "path => location.pathname === path && document.body.dataset.shown === path", arg=path
+        )
 
 
 @pytest.fixture

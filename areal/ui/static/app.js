@@ -77,6 +77,7 @@ function View({ route }) {
   useEffect(() => {
     const name = module?.title?.(route);
     document.title = name ? `${name} · areal` : "areal";
+    if (module) document.body.dataset.shown = route.path; // its keys are heard from now on
   }, [module, route]);
   if (!route.view) return html`<${Loading} error=${{ type: "NotFound", message: `there is no page ${route.path}`, hint: "esc goes to the objects" }} />`;
   if (failed || broken) return html`<${Loading} error=${{ message: `the view failed: ${(failed || broken).message}`, hint: "reload the page" }} />`;
