@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import quote, urlsplit
 
 import click
@@ -18,10 +18,9 @@ from areal.cli.options import Invocation, read_options, stack, watch_options
 from areal.cli.output import Column, age, emit_one, emit_rows, field, show_status
 from areal.cli.remote import GatewayClient, gateway, gateway_of, local_options, model_at
 from areal.errors import ArealError, NotFound, UsageFault
-from areal.files import parse_json
+from areal.reconcilers.weight_gateways import GatewayRecord, read_gateway
 from areal.resources.addresses import is_loopback
 
-DISCOVERY = "weight_update.json"
 _LOG = Path("logs") / "latest" / "weight_update.log"
 _DEFAULT = "default"
 _SYNC_S = 3600.0
@@ -32,17 +31,6 @@ _BLOCK = 1 << 16
 _service = click.option(
     "--service", metavar="NAME", default=_DEFAULT, help="The job whose gateway is meant  [default: the only one]."
 )
-
-
-class GatewayRecord(NamedTuple):
-    """One gateway. ``name``: the name of its job. ``url`` and ``pid`` are from its file; the process may have died
-    since."""
-
-    name: str
-    folder: Path
-    url: str
-    pid: int
-    key_file: str | None
 
 
 def _when(row: Any) -> str | None:
@@ -223,10 +211,7 @@ def _chosen(cli: Invocation, service: str) -> GatewayClient:
 
 
 def _gateway_of(found: GatewayRecord) -> GatewayClient:
-    from areal.state.home import read_key
-
-    has_key = found.key_file is not None and Path(found.key_file).exists()
-    return GatewayClient(found.url, read_key(str(found.key_file)) if has_key else None)
+    return GatewayClient(found.url, found.key())
 
 
 def _named(cli: Invocation, service: str, *, ended: bool = False) -> GatewayRecord:
@@ -258,8 +243,7 @@ def _gateways(cli: Invocation, *, ended: bool = False) -> Iterator[GatewayRecord
     """Yields gateways found by their discovery files; with ``ended`` also those that ended and removed their file."""
     for folder in sorted(cli.home.jobs.glob("*")):
         try:
-            about = parse_json((folder / DISCOVERY).read_text(encoding="utf-8"))
-            yield GatewayRecord(folder.name, folder, about["url"], int(about["pid"]), about["admin_key_file"])
+            yield read_gateway(folder)
         except (OSError, ValueError, KeyError, TypeError):
             if ended and (folder / _LOG).exists():
                 yield GatewayRecord(folder.name, folder, "", 0, None)

@@ -16,10 +16,10 @@ from urllib.parse import urlsplit
 from areal.client.http import AdminClient
 from areal.dataclasses import dataclass
 from areal.errors import ArealError
-from areal.files import parse_json
+from areal.reconcilers.weight_gateways import GatewayRecord, read_gateway
 from areal.resources.addresses import is_loopback
 from areal.resources.kinds import TRAIN_JOB
-from areal.state.home import Home, read_key
+from areal.state.home import Home
 from areal.state.job_metrics import bottleneck, newest_step
 from areal.wire.training_health import Step, warnings_of
 
@@ -34,7 +34,6 @@ _RESTARTS = 2  # starts since the newest step
 _BEHIND = 2  # versions; one is usual while an update is under way
 _CALL_S = 1.0
 _GREATEST = 1e12  # seconds; nothing greater is a time
-_GATEWAY = "weight_update.json"
 _METRICS = "areal train metrics {name} --metric reward/mean --metric approx_kl --metric entropy --metric grad_norm"
 _NEXT = {
     "not-finite": _METRICS,
@@ -183,15 +182,19 @@ def replica_alerts(name: str, pairs: Sequence[Mapping[str, Any]]) -> list[Alert]
     return found
 
 
-def read_pairs(home: Home, name: str) -> list[dict[str, Any]]:
-    """The pairs of the job's weight-update gateway; none where it has no gateway or this does not answer within a
-    second."""
+def read_pairs(gateway: GatewayRecord, key: str | None) -> list[dict[str, Any]]:
+    """The pairs that a weight-update gateway lists within a second. Raises ArealError if it does not."""
+    status, document = AdminClient(gateway.url, key, _CALL_S).get("/pairs")
+    if status != 200 or not isinstance(document, dict) or not isinstance(document.get("pairs"), list):
+        raise ArealError(f"GET /pairs answers {status} without pairs")  # its port may be another's now
+    return [pair for pair in document["pairs"] if isinstance(pair, dict)]
+
+
+def _pairs_of(home: Home, name: str) -> list[dict[str, Any]]:
+    """None where the job has no gateway, or it does not answer. A key is sent on this machine only."""
     try:
-        about = parse_json((home.jobs / name / _GATEWAY).read_text(encoding="utf-8"))
-        url, key_file = str(about["url"]), about["admin_key_file"]
-        key = read_key(str(key_file)) if key_file is not None and is_loopback(urlsplit(url).hostname or "") else None
-        status, document = AdminClient(url, key, _CALL_S).get("/pairs")
-        return list(document["pairs"]) if status == 200 else []
+        gateway = read_gateway(home.jobs / name)
+        return read_pairs(gateway, gateway.key() if is_loopback(urlsplit(gateway.url).hostname or "") else None)
     except (OSError, ValueError, KeyError, TypeError, ArealError):
         return []
 
@@ -215,4 +218,4 @@ def gather(
         facts = JobFacts(job.name, running, status.attempt, waits)
         yield from job_alerts(steps[job.name], facts, time.time())
         if running and with_replicas:
-            yield from replica_alerts(job.name, read_pairs(home, job.name))
+            yield from replica_alerts(job.name, _pairs_of(home, job.name))

@@ -44,13 +44,12 @@ from areal.services.weight_update.staging import copy_model, open_publisher, pro
 from areal.training.run_folder import RunFolder, config_files
 from areal.wire.bodies import UpdateResult
 from areal.wire.fields import write_fields
-from areal.wire.processes import WeightUpdateConfig
+from areal.wire.processes import WEIGHT_UPDATE_FILE, WeightUpdateConfig
 
 _log = logging.getLogger(__name__)
 
 # -- the weight-update gateway
 
-DISCOVERY = "weight_update.json"
 _START_S = 60.0
 _ATTEMPTS = 3
 _END_S = 10.0
@@ -68,7 +67,7 @@ def weight_update_gateway(folder: Path, key_file: Path | None, log: Path) -> Ite
         config = WeightUpdateConfig(
             host=own_address(),
             port=free_port(),
-            discovery_file=str(folder / DISCOVERY),
+            discovery_file=str(folder / WEIGHT_UPDATE_FILE),
             admin_key_file=str(key_file) if key_file is not None else None,
             writer=os.environ.get(OWNER_VARIABLE, str(folder)),
         )

@@ -68,6 +68,10 @@ class RouterConfig(ServeConfig):
     state_file: str | None = option(None, "where what was declared is kept, and data proxies find the router")
 
 
+WEIGHT_UPDATE_FILE = "weight_update.json"
+"""The file in the folder of a job that has the address of its weight-update gateway."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class WeightUpdateConfig(ServeConfig):
     port: int = option(7080, "0 takes a free one", least=0)

@@ -3,7 +3,7 @@ export const routes = [
   { path: "/", view: "home", nav: "Objects", key: "o", help: "objects" },
   { path: "/object/:kind/:name", view: "object" },
   { path: "/compare", view: "compare", nav: "Compare", key: "c", help: "compare jobs", css: true },
-  { path: "/job/:name", view: "job", css: true },
+  { path: "/job/:name", view: "job" },
   { path: "/job/:name/step/:step", view: "step", css: true },
   { path: "/job/:name/step/:step/group/:group", view: "step", css: true },
   { path: "/job/:name/step/:step/group/:group/sample/:sample", view: "step", css: true },

@@ -16,20 +16,21 @@ from typing import Any
 
 from areal.client.http import AdminClient
 from areal.errors import ArealError
-from areal.files import parse_json
+from areal.reconcilers.alerts import read_pairs
 from areal.reconcilers.home_view import HomeView
 from areal.reconcilers.usage import service_key
+from areal.reconcilers.weight_gateways import read_gateway
 from areal.resources.kinds import INFERENCE_SERVICE
-from areal.state.home import Home, read_key
+from areal.state.home import Home
 from areal.state.job_metrics import last_steps
 from areal.ui.context import ViewContext
 from areal.ui.memo import FileMemo, stamp
+from areal.wire.processes import WEIGHT_UPDATE_FILE
 
 _TIMEOUT_S = 1.5
 _PERIOD_S = 2
 _UPDATES = 200
 _TAIL_BYTES = 512 << 10
-_DISCOVERY = "weight_update.json"
 _steps = FileMemo[list[dict[str, Any]]](lambda path: last_steps(path, _TAIL_BYTES), most=64)
 
 
@@ -59,7 +60,7 @@ def read(view: ViewContext) -> dict[str, Any]:
     services = [item.name for item in home.of_kind(INFERENCE_SERVICE)]
     with ThreadPoolExecutor(8, thread_name_prefix="weights") as pool:
         workers = list(pool.map(lambda name: _workers(home, name), services))
-        pairs = list(pool.map(_pairs, sorted(view.home.jobs.glob(f"*/{_DISCOVERY}"))))
+        pairs = list(pool.map(_pairs, [file.parent for file in sorted(view.home.jobs.glob(f"*/{WEIGHT_UPDATE_FILE}"))]))
     replicas = [each for found, _ in workers for each in found]
     newest: dict[str, int] = {}
     for each in replicas:
@@ -110,18 +111,13 @@ def _workers(home: HomeView, service: str) -> tuple[list[dict[str, Any]], str]:
     ], ""
 
 
-def _pairs(file: Path) -> tuple[list[dict[str, Any]], str]:
+def _pairs(folder: Path) -> tuple[list[dict[str, Any]], str]:
     """The pairs of a job's weight-update gateway; a job that was killed leaves its file, and no gateway."""
-    job = file.parent.name
     try:
-        about = parse_json(file.read_text(encoding="utf-8"))
-        key = read_key(about["admin_key_file"]) if about.get("admin_key_file") else ""
-        status, found = AdminClient(about["url"], key, timeout_s=_TIMEOUT_S).get("/pairs")
+        gateway = read_gateway(folder)
+        return [{"job": folder.name, **pair} for pair in read_pairs(gateway, gateway.key())], ""
     except (OSError, ValueError, KeyError, TypeError, ArealError) as error:
-        return [], f"TrainJob/{job}: its weight-update gateway does not answer: {error}"
-    if status != 200 or not isinstance(found, dict) or "pairs" not in found:  # its port may be another's now
-        return [], f"TrainJob/{job}: GET /pairs answers {status} without pairs"
-    return [{"job": job, **pair} for pair in found["pairs"]], ""
+        return [], f"TrainJob/{folder.name}: its weight-update gateway does not answer: {error}"
 
 
 def _updates(home: Home) -> list[dict[str, Any]]:

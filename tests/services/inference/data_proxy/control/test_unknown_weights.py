@@ -151,14 +151,29 @@ async def start_proxy(processes: Processes, engine: Engine, tokenizer: Path, fol
     return Proxy(process, processes.key, folder / "weights")
 
 
-async def test_running_call_is_held_until_the_published_weights_are_loaded(
-    engine: Engine, processes: Processes, tokenizer: Path, tmp_path: Path
-) -> None:
-    proxy = await start_proxy(processes, engine, tokenizer, tmp_path)
+async def publish(engine: Engine, proxy: Proxy) -> None:
+    """Publish version 1, which the engine has then."""
     await proxy.connect()
     engine.gate.set()
     assert (await proxy.update(1)).status == 200
     assert (await proxy.step("commit", 1)).status == 200
+
+
+async def kill_in_an_update(engine: Engine, proxy: Proxy) -> None:
+    """Kill the data proxy while the engine loads version 2."""
+    engine.gate.clear()
+    update = asyncio.create_task(proxy.update(2), name="update")
+    await in_thread(wait_until, lambda: engine.label == "unknown", what="it is in the middle")
+    proxy.process.kill()
+    with pytest.raises(OSError):
+        await update
+
+
+async def test_running_call_is_held_until_the_published_weights_are_loaded(
+    engine: Engine, processes: Processes, tokenizer: Path, tmp_path: Path
+) -> None:
+    proxy = await start_proxy(processes, engine, tokenizer, tmp_path)
+    await publish(engine, proxy)
     begun = asyncio.Event()
 
     async def begin() -> None:
@@ -202,10 +217,7 @@ async def test_client_that_paused_before_the_failed_update_has_its_pause_until_i
     engine: Engine, processes: Processes, tokenizer: Path, tmp_path: Path
 ) -> None:
     proxy = await start_proxy(processes, engine, tokenizer, tmp_path)
-    await proxy.connect()
-    engine.gate.set()
-    assert (await proxy.update(1)).status == 200
-    assert (await proxy.step("commit", 1)).status == 200
+    await publish(engine, proxy)
     assert (await proxy.post("/pause_generation")).status == 200
     engine.breaks = True
     assert (await proxy.update(2)).status == 502
@@ -219,16 +231,8 @@ async def test_data_proxy_that_is_killed_in_an_update_has_a_successor_that_loads
     engine: Engine, processes: Processes, tokenizer: Path, tmp_path: Path
 ) -> None:
     proxy = await start_proxy(processes, engine, tokenizer, tmp_path)
-    await proxy.connect()
-    engine.gate.set()
-    assert (await proxy.update(1)).status == 200
-    assert (await proxy.step("commit", 1)).status == 200
-    engine.gate.clear()
-    update = asyncio.create_task(proxy.update(2), name="update")
-    await in_thread(wait_until, lambda: engine.label == "unknown", what="it is in the middle")
-    proxy.process.kill()
-    with pytest.raises(OSError):
-        await update
+    await publish(engine, proxy)
+    await kill_in_an_update(engine, proxy)
     assert engine.paused
     engine.gate.set()
     await start_proxy(processes, engine, tokenizer, tmp_path)
@@ -243,10 +247,7 @@ async def test_published_weights_that_are_gone_after_a_failed_update_keep_the_mo
     shutil.copytree(tokenizer, own)
     (own / "model.safetensors").write_bytes(b"\2\0\0\0\0\0\0\0{}")
     proxy = await start_proxy(processes, engine, own, tmp_path)
-    await proxy.connect()
-    engine.gate.set()
-    assert (await proxy.update(1)).status == 200
-    assert (await proxy.step("commit", 1)).status == 200
+    await publish(engine, proxy)
     shutil.rmtree(proxy.folder / "v1")
     engine.breaks = True
     assert (await proxy.update(2)).status == 502
@@ -263,16 +264,8 @@ async def test_successor_of_a_data_proxy_whose_update_the_engine_ended_alone_res
     engine: Engine, processes: Processes, tokenizer: Path, tmp_path: Path
 ) -> None:
     proxy = await start_proxy(processes, engine, tokenizer, tmp_path)
-    await proxy.connect()
-    engine.gate.set()
-    assert (await proxy.update(1)).status == 200
-    assert (await proxy.step("commit", 1)).status == 200
-    engine.gate.clear()
-    update = asyncio.create_task(proxy.update(2), name="update")
-    await in_thread(wait_until, lambda: engine.label == "unknown", what="it is in the middle")
-    proxy.process.kill()
-    with pytest.raises(OSError):
-        await update
+    await publish(engine, proxy)
+    await kill_in_an_update(engine, proxy)
     if engine.kind == "sglang":  # sets the label of the request's body itself
         bodies = engine.api.bodies(FROM_DISK)
         engine.label = bodies[-1]["weight_version"]
