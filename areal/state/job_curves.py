@@ -178,13 +178,22 @@ class JobCurves(Sequence[dict[str, Any]]):
                     if row < len(column):
                         column[row] = ABSENT
                         if self.not_finite.get(name) == step:
-                            self.not_finite.pop(name)
+                            self._next_not_finite(name, row)
         else:
             self.steps.insert(row, step)
             for column in self.columns.values():
                 if row < len(column):
                     column.insert(row, ABSENT)
         return row
+
+    def _next_not_finite(self, name: str, row: int) -> None:
+        """Let ``not_finite`` have the first step after ``row`` with such a value, or none."""
+        del self.not_finite[name]
+        column = self.columns[name]
+        for later in range(row + 1, len(column)):
+            if column[later] != ABSENT and not math.isfinite(column[later]):
+                self.not_finite[name] = self.steps[later]
+                return
 
     # The steps
 
@@ -283,7 +292,7 @@ def read_curves(path: Path) -> JobCurves:
 
 
 def step_number(value: Any) -> int:
-    """Raises ValueError for what is no number of a step."""
+    """Raise ValueError unless it is the number of a step."""
     if value.__class__ not in (int, float) or not abs(value) <= _GREATEST_STEP:
         raise ValueError(f"{value!r} is not a step")
     return int(value)

@@ -105,6 +105,8 @@ class ShownTurn:
     def temperatures(self) -> list[float]:
         if self.row.temperature is not None:
             return [self.row.temperature]
+        if not self.row.token_temperatures:
+            return []  # neither is in the file
         given = zip(self.row.token_temperatures, self.row.loss_mask, strict=True)
         return sorted({value for value, is_answer in given if is_answer})
 

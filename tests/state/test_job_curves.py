@@ -61,6 +61,16 @@ def test_step_of_a_later_attempt_replaces_the_earlier_one(tmp_path: Path) -> Non
     assert curves.at(4) == {"step": 4, "attempt": 1, "loss": 1.0, "old": 1.0} and curves.at(9) is None
 
 
+def test_first_value_that_is_not_finite_is_found_again_where_its_step_is_taken_again(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(path, {"step": 1, "loss": "nan"}, {"step": 2, "loss": 1.0}, {"step": 3, "loss": "inf"})
+    curves = read_curves(path)
+    assert curves.not_finite == {"loss": 1}
+    write(path, {"step": 1, "loss": 0.5, "attempt": 2})
+    assert curves.update()
+    assert curves.not_finite == {"loss": 3}
+
+
 def test_values_that_are_not_finite_are_kept_and_not_drawn(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     write(path, {"step": 1, "loss": 1.0}, {"step": 2, "loss": "nan"}, {"step": 3, "loss": "inf", "kl": "-inf"})

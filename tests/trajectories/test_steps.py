@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from areal.rollout.dump import write_step
 from areal.trajectories.document import shown_episode
 from areal.trajectories.record import Episode, Interaction
 from areal.trajectories.steps import read_failures, read_sample, read_step, step_files
-from areal.trajectories.view import TokenDecoder
+from areal.trajectories.view import TokenDecoder, turns
 
 HOSTILE = "</script><script>alert(1)</script>\x1b[2J\x07\u202e\ud800<img src=x onerror=alert(2)>"
 decoder = TokenDecoder(lambda ids: "".join(chr(97 + each % 26) for each in ids), "letters")
@@ -182,3 +183,9 @@ def test_answer_whose_tool_calls_are_none_is_a_damaged_line(tmp_path: Path, call
     step = read_step(path)
     assert [each.episode for each in step.groups[0].samples] == ["g/1"]
     assert step.damaged_lines == 1 and f"{path}:1" in step.damaged[0]
+
+
+def test_turn_without_any_temperature_has_none() -> None:
+    (row,) = sample("g", 0, 1.0).interactions
+    episode = replace(sample("g", 0, 1.0), interactions=(replace(row, temperature=None),))
+    assert [turn.temperatures for turn in turns(episode, None)] == [[]]
