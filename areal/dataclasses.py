@@ -111,7 +111,7 @@ def _hash_of(members: tuple[dataclasses.Field[Any], ...]) -> Callable[[Any], int
 
 
 def _is_field(self: Any, name: str) -> bool:
-    """Also any name, unless a subclass that is no dataclass has attributes of its own."""
+    """Also any name, unless a subclass that is not a dataclass has its own attributes."""
     return "__dataclass_fields__" in type(self).__dict__ or name in type(self).__dataclass_fields__
 
 

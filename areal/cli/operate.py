@@ -378,11 +378,11 @@ def reconcile(cli: Invocation, targets: tuple[str, ...], watch: bool, interval: 
                 if reported != before:
                     report(error, cli)
             else:
-                said = [
+                lines = [
                     f"{item.ref} {item.action}: {item.message}" for item in done.objects if item.action != "unchanged"
                 ]
-                before, reported = reported, "\n".join([*said, *done.notes])
-                if (said and not done.exit_code) or reported not in ("", before):  # what stays wrong is reported once
+                before, reported = reported, "\n".join([*lines, *done.notes])
+                if (lines and not done.exit_code) or reported not in ("", before):  # what stays wrong is reported once
                     finish(cli, done)
             context.interrupted.wait(interval)
         if stop_at_exit:

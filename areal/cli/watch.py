@@ -134,7 +134,7 @@ def _notify(cli: Invocation, target: tuple[str, str], alerts: list[Alert]) -> No
         document: dict[str, Any] = alert.document()
         try:
             status, answer = AdminClient(base, None, _NOTIFY_S).post(path, document)
-        except (OSError, ValueError) as error:  # ValueError: a host that is no name
+        except (OSError, ValueError) as error:  # ValueError: the host is not a name
             cli.info(f"warning: {base} was not notified of {alert.rule}: {error}")
             continue
         if not 200 <= status < 300:

@@ -29,7 +29,7 @@ def origin(episode: Episode) -> list[str]:
 def shown_episode(episode: Episode, decoder: TokenDecoder | None) -> dict[str, Any]:
     """Columns of a turn: ``ids``, ``texts`` (None without a tokenizer) and ``mask`` of all tokens; ``lp``, ``v`` and
     ``turns`` of the generated ones. ``before``: tokens at its beginning that an earlier turn shows. ``hint``: the
-    beginning of what the model said last."""
+    beginning of the model's last answer."""
     example = {name: value if isinstance(value, str) else json.dumps(value) for name, value in episode.example.items()}
     conversation = turns(episode, decoder)
     return {
@@ -86,5 +86,5 @@ def _turn(turn: ShownTurn) -> dict[str, Any]:
 
 
 def _finite(value: float | None) -> float | None:
-    """JSON has no NaN: the page shows that there is no number."""
+    """JSON has no NaN: the page shows null as absent."""
     return round(value, 4) if value is not None and math.isfinite(value) else None

@@ -100,7 +100,7 @@ def _not_finite(steps: Sequence[Step]) -> TrainingWarning | None:
             number = _number_of(step)
             where = "" if number is None else f" at step {number}"
             message = f"{names[0]} is {'NaN' if math.isnan(found) else 'infinite'}{others}{where}"
-            cause = "a loss or a gradient overflowed (learning rate, precision), or a reward is no number"
+            cause = "a loss or a gradient overflowed (learning rate, precision), or a reward is not finite"
             return TrainingWarning("not-finite", message, cause, ago, 1, number, is_error=True)
     return None
 

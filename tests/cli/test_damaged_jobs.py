@@ -52,7 +52,7 @@ DAMAGES = {
     "step of another type": LINES
     + b'{"step": "four", "reward/mean": 1}\n{"step": null}\n{"step": [4]}\n{"step": true}\n',
     "metric of another type": LINES + b'{"step": 4, "reward/mean": "high", "time/step": {"a": 1}, "time": []}\n',
-    "line that is no object": LINES + b'[1, 2]\n7\nnull\n"x"\n',
+    "line that is not an object": LINES + b'[1, 2]\n7\nnull\n"x"\n',
     "numbers out of range": LINES
     + b'{"step": 4, "reward/mean": 1e999, "time/step": -1e400}\n{"step": 1e30}\n{"step": -3}\n',
     "not a number": LINES + b'{"step": 4, "reward/mean": NaN, "time/step": Infinity}\n',

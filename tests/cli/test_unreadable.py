@@ -86,9 +86,9 @@ def test_watch_reports_what_stays_wrong_once(spawn: Spawner, recorded: Callable[
     read_until("spare/object.json is unreadable")
     process.send_signal(signal.SIGINT)
     rest = process.communicate(timeout=30)[1]
-    said = "".join([*lines, rest])
-    assert said.count("spare/object.json is unreadable") == 1, said
-    assert said.count("other/object.json is unreadable") == 2, said
+    output = "".join([*lines, rest])
+    assert output.count("spare/object.json is unreadable") == 1, output
+    assert output.count("other/object.json is unreadable") == 2, output
 
 
 def test_watch_without_a_terminal_says_how_to_go_on_and_asks_no_plan_twice() -> None:

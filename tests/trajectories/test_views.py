@@ -227,7 +227,7 @@ def test_page_is_bounded_and_says_what_it_leaves_out() -> None:
     data = json.loads(parsed(text).scripts[0])
     assert 1 < count == len(data["episodes"]) < 100 and data["title"] == "learn"
     assert data["leftOut"] == f"{100 - count} more would make this page larger than 0 MB. rest"
-    assert data["episodes"][0]["hint"], "the list shows what the model said"
+    assert data["episodes"][0]["hint"], "the list shows the model's answer"
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="no node here to read the script")

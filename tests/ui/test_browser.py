@@ -39,7 +39,7 @@ def chromium() -> Iterator[Any]:
 
 @dataclass
 class Tab:
-    """A page in the browser, and what its console said."""
+    """A page in the browser, and the messages of its console."""
 
     page: Any
     server: Page

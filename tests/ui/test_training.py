@@ -190,7 +190,7 @@ def test_step_is_read_again_once_all_numbers_of_its_job_are(job: Home, monkeypat
     eventually(lambda: reader.marks(view) == before)
 
 
-def test_page_is_told_when_a_job_takes_a_step(job: Home, page: Page) -> None:
+def test_page_gets_an_event_when_a_job_takes_a_step(job: Home, page: Page) -> None:
     assert page.read("job", name="learn")["lastStep"] == 50
     assert page.failure("job", name="none")[0] == 404
     path = job.job_metrics("learn")

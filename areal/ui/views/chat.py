@@ -45,7 +45,7 @@ def _models(view: ViewContext) -> dict[str, Any]:
 def _answer(view: ViewContext) -> dict[str, Any]:
     asked = view.body
     if not isinstance(asked, dict):
-        raise UsageFault("the body is no object")
+        raise UsageFault("the body is not an object")
     messages, model = asked.get("messages"), asked.get("model")
     if not isinstance(messages, list) or not messages or not isinstance(model, str):
         raise UsageFault("model and messages are needed")
@@ -78,5 +78,5 @@ def _number(asked: dict[str, Any], name: str, least: float, most: float) -> floa
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-        raise UsageFault(f"{name} is no number from {least:g} to {most:g}")
+        raise UsageFault(f"{name} is not a number from {least:g} to {most:g}")
     return float(value)

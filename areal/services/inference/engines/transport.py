@@ -79,7 +79,7 @@ def versions_of(about: Mapping[str, Any], first: int, count: int) -> tuple[int, 
 
 
 def known_version(version: object) -> int:
-    """``weight_version``; ``UNKNOWN_VERSION`` for a version that is no number."""
+    """``weight_version``; ``UNKNOWN_VERSION`` where it is not a number."""
     number = weight_version(version)
     return UNKNOWN_VERSION if number is None else number
 

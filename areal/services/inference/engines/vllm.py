@@ -322,7 +322,7 @@ def _sampling(call: EngineCall) -> dict[str, Any]:
     sampling.pop("top_logprobs", None)
     if call.sampling.greedy:
         sampling.pop("n", None)
-    # Also our defaults: vLLM takes what is not said from the model's generation_config.json.
+    # Also our defaults: vLLM reads the absent ones from the model's generation_config.json.
     shaping = ("temperature", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "top_p", "top_k")
     sampling |= {name: getattr(call.sampling, name) for name in shaping}
     return {**sampling, "logprobs": call.sampling.top_logprobs, "skip_special_tokens": False}

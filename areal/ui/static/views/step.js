@@ -124,7 +124,7 @@ const reward = (value) => (value === null ? html`<span class="dim">none</span>` 
 const GROUPS = [
   { id: "group", title: "Group", value: (row) => row.group, cls: "nowrap mono", hide: 560 },
   { id: "question", title: "Prompt", value: (row) => row.samples[0].question, cls: "clip wide", cell: (row) => row.samples[0].question },
-  { id: "answers", title: "What the model said", value: (row) => row.samples.map((each) => each.hint).join("  "), cls: "clip wide mono", hide: 820, cell: (row) => [...new Set(row.samples.map((each) => each.hint))].join("   ") },
+  { id: "answers", title: "Answer", value: (row) => row.samples.map((each) => each.hint).join("  "), cls: "clip wide mono", hide: 820, cell: (row) => [...new Set(row.samples.map((each) => each.hint))].join("   ") },
   { id: "rewards", title: "Rewards", value: (row) => row.mean, sort: false, search: () => "", cell: (row) => html`<${Dots} samples=${row.samples} />` },
   { id: "mean", title: "Mean", value: (row) => row.mean, num: true, cell: (row) => reward(row.mean) },
   { id: "spread", title: "Spread", value: (row) => row.spread, num: true, cell: (row) => (row.withoutSpread ? html`<span class="warn" title="equal rewards: no gradient">0 no gradient</span>` : fmt.number(row.spread, 3)), cls: "nowrap" },
@@ -141,7 +141,7 @@ function Dots({ samples }) {
 
 const SAMPLES = [
   { id: "episode", title: "Sample", value: (row) => row.episode, cls: "nowrap mono" },
-  { id: "hint", title: "What the model said", value: (row) => row.hint, cls: "clip wide mono", search: (row) => `${row.hint} ${row.question}` },
+  { id: "hint", title: "Answer", value: (row) => row.hint, cls: "clip wide mono", search: (row) => `${row.hint} ${row.question}` },
   { id: "reward", title: "Reward", value: (row) => row.reward, num: true, cell: (row) => reward(row.reward) },
   { id: "advantage", title: "Advantage", value: (row) => row.advantage, num: true, hide: 560, cell: (row) => fmt.number(row.advantage, 3) },
   { id: "tokens", title: "Tokens", value: (row) => row.tokens, num: true },
