@@ -126,12 +126,14 @@ def lines_after(paths: Sequence[str], start: Place | None, matches: Matches, *, 
     first = inodes.index(start.inode) if start is not None and start.inode in inodes else 0
     offset = start.offset if start is not None and start.inode in inodes else 0
     lines: list[PlacedLine] = []
-    end = start
+    end, window = start, most_bytes
     for path, inode, size in files[first:]:
         data = _read(path, offset, min(size - offset, most_bytes))
         limited = len(data) < size - offset
         if limited or (path == paths[-1] and not ended):
-            data = data[: data.rfind(b"\n") + 1] or (data if limited else b"")
+            whole = data[: data.rfind(b"\n") + 1]
+            # A line that is longer than the whole window comes in pieces; one that began late in it waits for the next.
+            data = data if limited and not whole and most_bytes == window else whole
         lines += [line for line in _placed(path, inode, offset, data) if matches(line)]
         most_bytes -= len(data)
         end = Place(inode, offset + len(data))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from areal.runtime.log_windows import Place, PlacedLine, end_of, level_of, lines_after, lines_before
@@ -48,6 +48,7 @@ def test_pages_backwards_are_every_line_once_in_order(
 
 
 @given(files=st.lists(LINES, min_size=1, max_size=4), most=st.integers(16, 200))
+@example(files=[["x" * 27, "x" * 26], ["y" * 9]], most=64)
 def test_pages_forwards_are_every_line_once_in_order(
     tmp_path_factory: pytest.TempPathFactory, files: list[list[str]], most: int
 ) -> None:
