@@ -170,8 +170,13 @@ def look(states: Sequence[RunState], timeout_s: float = PROBE_TIMEOUT_S) -> Obse
     }
     runs: dict[str, list[ObservedRun]] = {}
     for state in sorted(states, key=lambda state: state.spec.uid):
-        runs.setdefault(state.spec.owner, []).append(probed.get(state.spec.uid) or ObservedRun(state))
+        runs.setdefault(state.spec.owner, []).append(probed.get(state.spec.uid) or _unasked(state))
     return Observed({owner: tuple(found) for owner, found in runs.items()}, routes)
+
+
+def _unasked(state: RunState) -> ObservedRun:
+    hint = f"areal logs {state.spec.owner} has all failures"
+    return ObservedRun(state, notice=Trouble("WorkFails", state.failing, hint) if state.failing else None)
 
 
 def probe_run(state: RunState) -> ObservedRun:

@@ -30,7 +30,7 @@ from areal.reward.pool import close_pools_of_this_loop, open_pool_of_this_loop
 from areal.rollout.dump import append_rollouts, fileroot_of, write_failure
 from areal.rollout.engine import EpisodeEngine, PromptBatcher
 from areal.rollout.executor import EpisodeRunner, Executor
-from areal.rollout.failures import Failure, RolloutsFailed
+from areal.rollout.failures import AttemptReport, Failure, RolloutsFailed
 from areal.rollout.staleness import EpisodeEnd, EpisodeSpec, Rollout, StalenessManager, StalenessWindow
 from areal.rollout.workflows import CLEAN_UP_S, WorkflowResolver, close_shared_http_client
 
@@ -227,7 +227,11 @@ class RolloutController:
         opened.push_async_callback(close_pools_of_this_loop)
         window = StalenessWindow(config.consumer_batch_size, config.max_head_offpolicyness, config.concurrency)
         runner = EpisodeRunner(
-            self._engine, 1 + config.request_retries, config.episode_timeout, config.check_trajectory_format
+            self._engine,
+            1 + config.request_retries,
+            config.episode_timeout,
+            config.check_trajectory_format,
+            AttemptReport().add,
         )
         max_failures = max(_MIN_FAILURES, 2 * config.consumer_batch_size)
         staleness = StalenessManager(window, seed=self._seed or 0)

@@ -39,12 +39,13 @@ Outcome = Rollout | Failure | None
 @dataclass(frozen=True)
 class EpisodeRunner:
     """``attempts`` includes the first; only failures of the service or the infrastructure are retried. ``check``: rows
-    are validated before they are accepted."""
+    are validated before they are accepted. ``attempted`` gets the error of each attempt, or None."""
 
     engine: Callable[[EpisodeSpec], EpisodeEngine]
     attempts: int
     timeout_s: float
     check: bool = True
+    attempted: Callable[[BaseException | None], None] = lambda error: None
     _heads: dict[int, HeadVersion] = field(default_factory=dict)
 
     def head_of(self, item: EpisodeSpec) -> int | None:
@@ -61,12 +62,15 @@ class EpisodeRunner:
                 self._heads[item.number] = engine.head
                 version = engine.get_version()
                 try:
-                    if (trajectory := await self._attempt(item, engine)) is None:
+                    trajectory = await self._attempt(item, engine)
+                    self.attempted(None)
+                    if trajectory is None:
                         return None
                     head, tail = versions_of(trajectory, version)
                     return Rollout(item, trajectory, head, tail, attempt, time.monotonic() - started)
                 except Exception as error:  # noqa: BLE001 - the boundary to user code: its failure is data
                     blame = blame_of(error)
+                    self.attempted(error)
                     if attempt >= self.attempts or blame not in _RETRYABLE:
                         return Failure(item.task_id, blame, error, attempt)
                     _log.warning("episode %s: attempt %d failed: %s", item.task_id, attempt, error_line(error))

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any
@@ -13,11 +14,14 @@ from areal.client.errors import Blame, ClientError
 from areal.dataclasses import dataclass
 from areal.errors import ArealError, where_raised
 from areal.reward.frames import RewardError
+from areal.wire.stage import report_stage
 
 WORKFLOW, REWARD = "workflow", "reward"
 _HINT = "with rollout.dump_to_file, trajectories/failures.jsonl has them all; in a driver, RolloutController.failures()"
 _NO_MODEL = "model_not_found"  # the model existed at the start: a restarting service has it again soon
 _SESSION_GONE = ("session_not_found", "session_ended")
+_REPORTED_FAILURES = 4  # in a row
+_LONGEST_REPORT = 500
 _CONNECTION_ERRORS = {"APIConnectionError", "APITimeoutError", "TransportError", "ClientConnectionError"}
 
 
@@ -66,6 +70,29 @@ class RolloutsFailed(ArealError):
         )
         super().__init__(message + cause, hint=hint or (_HINT if failures else None))
         self.failures = tuple(failures)
+
+
+class AttemptReport:
+    """Reports that the attempts of episodes fail one after the other, in the stage of this process and so in the status
+    of its job, until one succeeds. It is renewed each time that their number has doubled."""
+
+    def __init__(self) -> None:
+        self._failures = 0
+
+    def add(self, error: BaseException | None) -> None:
+        before, self._failures = self._failures, 0 if error is None else self._failures + 1
+        if error is None:
+            if before >= _REPORTED_FAILURES:
+                self._write("")
+        elif self._failures >= _REPORTED_FAILURES and self._failures & before == 0:
+            line = " ".join(error_line(error).split())[:_LONGEST_REPORT]
+            self._write(
+                f"{self._failures} attempts of episodes in a row failed, by fault of the {blame_of(error)}: {line}"
+            )
+
+    def _write(self, failing: str) -> None:
+        with contextlib.suppress(OSError):  # a full disk fails the run where it loses something
+            report_stage("sampling", failing=failing)
 
 
 class EpisodeFailed(Exception):

@@ -39,6 +39,7 @@ from areal.runtime.backends.base import (
     RunState,
     Stage,
 )
+from areal.wire.stage import FAILING
 
 # -- the identity of a recorded process
 
@@ -347,16 +348,20 @@ class RunStore:
 
     def stage(self, uid: str) -> Stage | None:
         """The component's own words, or None; whatever it wrote, reading it never fails."""
-        try:
-            record = records.read_object(self.folder(uid), records.STAGE)
-        except (OSError, ValueError):
-            return None
+        record = _stage_record(self.folder(uid))
         if record is None or not isinstance(record.get("stage"), str):
             return None
         done, total = record.get("done"), record.get("total")
         return Stage(
             record["stage"], done if isinstance(done, int) else None, total if isinstance(total, int) else None
         )
+
+
+def _stage_record(folder: str) -> dict[str, Any] | None:
+    try:
+        return records.read_object(folder, records.STAGE)
+    except (OSError, ValueError):
+        return None
 
 
 # -- observation, never raising, DEAD only on proof. The shim writes ``exit.json`` before it dies, so its life is
@@ -497,17 +502,21 @@ def _living(folder: str, spec: RunSpec, identity: ProcessIdentity) -> RunState:
     if child is None:
         return RunState(spec, Phase.STARTING, shim_pid=identity.pid)
     stat = _living_child(child) if child["state"] == "running" else None
-    return _of_child(spec, identity, child, runs=stat is not None, halted=stat is not None and stat.state in _HALTED)
+    runs, halted = stat is not None, stat is not None and stat.state in _HALTED
+    return _of_child(folder, spec, identity, child, runs=runs, halted=halted)
 
 
 def _of_child(
-    spec: RunSpec, identity: ProcessIdentity, child: Mapping[str, Any], *, runs: bool, halted: bool = False
+    folder: str, spec: RunSpec, identity: ProcessIdentity, child: Mapping[str, Any], *, runs: bool, halted: bool
 ) -> RunState:
     """The state of a run whose supervisor lives and has started the component."""
     restarts, last_exit = int(child["restarts"]), last_exit_from_record(child["last_exit"])
     if runs:
         pid, started_at = int(child["pid"]), float(child["started_at"])
-        return RunState(spec, Phase.RUNNING, pid, identity.pid, started_at, restarts, last_exit, halted=halted)
+        failing = "" if spec.url else str((_stage_record(folder) or {}).get(FAILING, ""))
+        return RunState(
+            spec, Phase.RUNNING, pid, identity.pid, started_at, restarts, last_exit, halted=halted, failing=failing
+        )
     reason = _backoff_reason(child, last_exit)
     return RunState(spec, Phase.BACKOFF, None, identity.pid, None, restarts, last_exit, reason)
 
@@ -545,7 +554,7 @@ def observe_job(store: RunStore, uid: str, job: Job | None) -> RunState | None:
             return RunState(spec, Phase.INTENDED, queued_at=since)
         job = job or Job(JobState.ENDED)
         asked = job.cause and records.read_object(folder, records.STOP)  # by us: no accident
-        state, cause = _of_job(spec, identity, child, ended, job), Cause.NONE if asked else job.cause
+        state, cause = _of_job(folder, spec, identity, child, ended, job), Cause.NONE if asked else job.cause
         if cause and job.reason and state.reason == "stopped":  # its supervisor knew no more
             last = state.last_exit or LastExit(None, None, job.ended_at or time.time())
             state = replace(state, last_exit=replace(last, reason=job.reason))
@@ -567,6 +576,7 @@ def _requeues_seen(folder: str) -> int:
 
 
 def _of_job(
+    folder: str,
     spec: RunSpec,
     identity: ProcessIdentity | None,
     child: Mapping[str, Any],
@@ -587,7 +597,7 @@ def _of_job(
         return RunState(spec, phase, shim_pid=shim_pid, restarts=restarts, last_exit=last_exit, reason=reason)
     if identity is None or not child:
         return RunState(spec, Phase.STARTING, shim_pid=shim_pid)
-    state = _of_child(spec, identity, child, runs=child["state"] == "running", halted=job.suspended)
+    state = _of_child(folder, spec, identity, child, runs=child["state"] == "running", halted=job.suspended)
     return replace(state, reason=job.reason) if job.suspended else state
 
 

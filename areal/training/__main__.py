@@ -30,9 +30,10 @@ from areal.errors import ArealError, UsageFault
 from areal.installation import install_command
 from areal.interrupt import STATUS, is_interrupt
 from areal.loading import add_import_folder, load_attr
-from areal.services.http.process import die_with_parent, report_stage
+from areal.services.http.process import die_with_parent
 from areal.training import stopping
 from areal.training.launch import FAILED, TERMINATED, is_quiet_rank, is_rank, report_error
+from areal.wire.stage import report_stage
 
 _LARGEST_STATUS = 255
 _HTTP_CLIENTS = ("httpx", "httpx2", "openai", "anthropic")  # these log every call of every episode

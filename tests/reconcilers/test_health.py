@@ -16,12 +16,15 @@ from hypothesis import strategies as st
 from areal.reconcilers.context import Progress
 from areal.reconcilers.observe import Health, Observed, ObservedRun, RouteTable, Seen, conditions_of, notice_of
 from areal.reconcilers.planning import Component, decide
-from areal.reconcilers.status import _progress
+from areal.reconcilers.status import _progress, statuses
 from areal.resources.kinds import Ref
+from areal.runtime.backends import Backends
 from areal.runtime.backends.base import LastExit, Phase
 from areal.state.home import Home
+from areal.state.records import StoredObject
 from tests.reconcilers.kinds.test_job_plan import DONE, FAILED, JOB, STOPPED, driver
 from tests.reconcilers.worlds import MODEL, SERVICE, assess, front, model, replica, service, steady, table, world
+from tests.runtime.support import python, run_spec, until
 
 
 def health(observed: Observed, count: int = 1) -> Health:
@@ -262,3 +265,26 @@ def test_process_whose_spec_only_an_earlier_version_accepted_is_compared_as_it_w
 
     assert decided(("backend", "path")) == ""
     assert decided(("backend", "path", "toolCallParser")) == "spec.toolCallParser changed"
+
+
+def test_failure_that_a_running_driver_reports_is_a_condition_of_its_job(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    backends = Backends(home.root)
+    source = """
+import os, time
+with open(os.environ["AREAL_STAGE_FILE"], "w") as file:
+    file.write('{"stage": "sampling", "failing": "by fault of the reward: no module r"}')
+print("written", flush=True)
+time.sleep(1000)
+"""
+    backends.start(run_spec(argv=python(source), owner="TrainJob/learn", component="driver"))
+    try:
+        runs = until(lambda: found if (found := backends.observe())["r1"].failing else None, "the report")
+        item = StoredObject("TrainJob", "learn", "u1")
+        status = statuses(home, [item], runs)["TrainJob/learn"]
+        degraded = next(each for each in status.conditions if each.type == "Degraded")
+        assert (status.phase, degraded.status, degraded.reason) == ("Running", "True", "WorkFails")
+        assert "no module r; areal logs TrainJob/learn has all failures" in degraded.message
+        assert status.message == degraded.message
+    finally:
+        backends.stop("r1")

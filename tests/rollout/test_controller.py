@@ -299,6 +299,25 @@ def test_workflow_that_raises_is_told_and_its_failures_are_kept(make: Make) -> N
         controller.rollout_batch(rows(1, 2), Broken())
 
 
+def test_attempts_that_fail_in_a_row_are_reported_until_one_succeeds(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = tmp_path / "stage.json"
+    monkeypatch.setenv("AREAL_STAGE_FILE", str(stage))
+    controller = make()
+    with pytest.raises(RolloutsFailed):
+        controller.rollout_batch(rows(1, 2, 3), Broken())
+    assert not stage.exists()
+    with pytest.raises(RolloutsFailed):
+        controller.rollout_batch(rows(4), Broken())
+    line = (
+        r"4 attempts of episodes in a row failed, by fault of the workflow: KeyError: 'answer' \(.*, in arun_episode\)"
+    )
+    assert re.fullmatch(line, json.loads(stage.read_text())["failing"])
+    controller.rollout_batch(rows(-1), Broken())
+    assert "failing" not in json.loads(stage.read_text())
+
+
 def test_more_than_was_submitted_cannot_come(make: Make) -> None:
     controller = make()
     controller.submit({"n": 1}, AtOnce())

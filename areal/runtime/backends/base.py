@@ -165,6 +165,7 @@ class RunState:
     queued_at: float | None = None  # since when it waits, or waited last, for its node; seconds since the epoch
     logged_at: float | None = None  # of a run whose supervisor died: when its log was last written
     damage: str = ""  # why a record of a run that lives has to be written again
+    failing: str = ""  # why the work of a component without a readiness probe fails, as it reports
 
     @property
     def death(self) -> str:

@@ -145,17 +145,6 @@ def die_with_parent(parent: int) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-# The stage of a starting component, for the command that waits for it: ``$AREAL_STAGE_FILE``, replaced whole each time.
-
-
-def report_stage(stage: str, *, done: int | None = None, total: int | None = None) -> None:
-    """Report the stage of the start. Does nothing without ``AREAL_STAGE_FILE``."""
-    path = os.environ.get("AREAL_STAGE_FILE")
-    if not path:
-        return
-    replace_file(path, json.dumps({"stage": stage, "done": done, "total": total}).encode())
-
-
 def drain_limit_s(configured: float) -> float:
     """Seconds that running requests get to finish: those of the stop order in the run's folder, since the setting may
     have changed after this process started, else ``configured``."""

@@ -26,7 +26,6 @@ from areal.api.engine_api import CheckpointUnreadable, TrainEngine
 from areal.api.io_struct import StepInfo
 from areal.dataclasses import asdict, dataclass
 from areal.errors import ArealError, UsageFault
-from areal.services.http.process import report_stage
 from areal.training import stopping
 from areal.training.checkpoints import Checkpoint, CheckpointFailed, Checkpoints
 from areal.training.engines import open_engine, without_optimizer
@@ -34,6 +33,7 @@ from areal.training.frontier import DataOrder, rows_digest
 from areal.training.metrics import Metrics, MetricsLog, ProgressLine, Prometheus, Timings, open_trackers, prometheus
 from areal.training.ranks import Ranks, ensure_layout, join_ranks, layout_of, require_layout, require_shared
 from areal.training.run_folder import run_folder
+from areal.wire.stage import report_stage
 from areal.wire.training_health import warnings_of
 
 

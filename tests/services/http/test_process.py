@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from areal.errors import UsageFault
-from areal.services.http.process import read_config, report_stage
+from areal.services.http.process import read_config
 from areal.wire.processes import GatewayConfig
+from areal.wire.stage import report_stage
 
 
 def written(folder: Path, config: object) -> str:

@@ -6,9 +6,10 @@ import sys
 
 from areal.services.agent.worker.agents import check_config, import_agent, use_import_path
 from areal.services.agent.worker.app import agent_worker, restart, restart_wanted
-from areal.services.http.process import exit_on_failure, read_config, report_stage, serve_options
+from areal.services.http.process import exit_on_failure, read_config, serve_options
 from areal.services.http.serve import run_service
 from areal.wire.processes import AgentWorkerConfig
+from areal.wire.stage import report_stage
 
 
 def main() -> None:

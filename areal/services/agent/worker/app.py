@@ -27,11 +27,12 @@ from areal.services.agent.worker.turn import AgentFailed, WorkerTurn
 from areal.services.http.auth import Access
 from areal.services.http.errors import ApiError, bad_request
 from areal.services.http.messages import AnyResponse, Request, Response, StreamingResponse, read_body
-from areal.services.http.process import ServeOptions, report_stage
+from areal.services.http.process import ServeOptions
 from areal.services.http.service import Service, json_response
 from areal.services.http.tasks import background, until_beat
 from areal.wire.agents import EVENTS, Failure, WorkerRun, is_session_key
 from areal.wire.processes import AgentWorkerConfig
+from areal.wire.stage import report_stage
 
 _CANCEL_S = 3.0  # for cancelled turns to end
 _CLOSE_S = 10.0

@@ -17,8 +17,8 @@ from areal.api.agent import Tool, ToolError
 from areal.dataclasses import dataclass
 from areal.errors import ArealError, UsageFault
 from areal.installation import install_command
-from areal.services.http.process import report_stage
 from areal.services.http.tasks import background
+from areal.wire.stage import report_stage
 
 if TYPE_CHECKING:
     from mcp import Client

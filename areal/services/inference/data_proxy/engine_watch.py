@@ -7,9 +7,9 @@ import math
 from collections.abc import Awaitable, Callable
 
 from areal.dataclasses import replace
-from areal.services.http.process import report_stage
 from areal.services.http.tasks import happens, until_beat
 from areal.services.inference.engines.base import EngineState
+from areal.wire.stage import report_stage
 
 
 class PauseState:

@@ -15,7 +15,7 @@ from areal.resources.addresses import UrlError
 from areal.services.http.auth import Access
 from areal.services.http.lease import RouterLease
 from areal.services.http.messages import Request, Response
-from areal.services.http.process import ServeOptions, report_stage, serve_options
+from areal.services.http.process import ServeOptions, serve_options
 from areal.services.http.serve import run_service
 from areal.services.http.service import Handler, Service, json_response
 from areal.services.http.tasks import background
@@ -37,6 +37,7 @@ from areal.services.inference.recorder.storage import REGISTRATIONS
 from areal.services.inference.recorder.store import TrajectoryStore
 from areal.services.journal.store import RUN_UID, JournalRoutes, serve_journals, store_details
 from areal.wire.processes import DataProxyConfig
+from areal.wire.stage import report_stage
 
 
 @contextlib.asynccontextmanager

@@ -20,13 +20,7 @@ from typing import Any, NoReturn
 
 from areal.errors import ArealError
 from areal.hub import model_folder
-from areal.services.http.process import (
-    ServeOptions,
-    exit_on_failure,
-    read_config,
-    report_stage,
-    serve_options,
-)
+from areal.services.http.process import ServeOptions, exit_on_failure, read_config, serve_options
 from areal.services.inference.engines.embedded.loading import (
     LoadedModel,
     ModelFolder,
@@ -35,6 +29,7 @@ from areal.services.inference.engines.embedded.loading import (
     load_model,
 )
 from areal.wire.processes import EmbeddedEngineConfig
+from areal.wire.stage import report_stage
 
 # A step is many short operations that release the GIL. The engine's thread must not wait the default 5 ms to get it
 # back.
