@@ -169,6 +169,7 @@ ROOT: dict[str, Leaf | Branch] = {
     "events": _leaf("get:events", "Events of objects, newest last.", _LOOK),
     "top": _leaf("top:top", "CPU, memory, GPU and tokens/s of each process.", _LOOK),
     "ui": _leaf("ui:ui", "Serve the live page of this home.", _LOOK),
+    "eval": _leaf("evaluate:evaluate", "Score a model or a job's weights on a data set.", _LOOK),
     "init": _leaf("manifest:init", "Write a commented manifest of a kind.", _MANIFESTS),
     "validate": _leaf("manifest:validate", "Check manifests; every error with its position.", _MANIFESTS),
     "render": _leaf("manifest:render", "Print manifests after templating and overlays.", _MANIFESTS),

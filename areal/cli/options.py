@@ -260,6 +260,9 @@ class Seconds(click.ParamType[float]):
 class FiniteRange(click.FloatRange):
     """A range of numbers that excludes infinity and NaN, which click accepts."""
 
+    def _describe_range(self) -> str:
+        return super()._describe_range() if self.min is not None or self.max is not None else "finite"
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         number: float = super().convert(value, param, ctx)
         if not math.isfinite(number):

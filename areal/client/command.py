@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from areal.errors import ArealError, NotFound
@@ -31,6 +32,23 @@ def run_areal(*words: str, what: str, hint: str | None = None, absent: bool = Fa
     )
     failure.exit_code = ran.returncode
     raise failure
+
+
+@contextlib.contextmanager
+def stop_with_this_process(service: str, log: Path, environment: Mapping[str, str]) -> Iterator[None]:
+    """Stop an inference service when the block ends, or this process, however it ends: a shell waits for the end of a
+    pipe that is open here alone. It has its own process group, so that Ctrl-C reaches only this process."""
+    wait = ["sh", "-c", 'cat >/dev/null; exec "$@"', "sh", *AREAL, "inf", "stop", "--service", service, "--yes"]
+    with log.open("ab") as out:
+        guard = subprocess.Popen(
+            wait, stdin=subprocess.PIPE, stdout=out, stderr=out, env=dict(environment), process_group=0
+        )
+    assert guard.stdin is not None
+    try:
+        yield
+    finally:
+        guard.stdin.close()
+        guard.wait()
 
 
 def address_lookup(ref: str) -> Callable[[], str] | None:

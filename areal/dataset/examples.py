@@ -79,6 +79,16 @@ def _messages(fields: Mapping[str, Any], where: str, chosen: str | None, system:
     return (*before, *prompt)
 
 
+def prompt_digest(fields: Mapping[str, Any], prompt_field: str | None = None) -> str:
+    """Identifies what an example asks, in every data set that has it: a digest of its messages without system prompts,
+    of all fields where none is a prompt."""
+    try:
+        asked: Any = [each for each in _messages(fields, "", prompt_field, None) if each["role"] != "system"]
+    except ArealError:
+        asked = fields
+    return hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
 def _tools(fields: Mapping[str, Any], where: str) -> tuple[Mapping[str, Any], ...]:
     if not fields.get("tools"):
         return ()

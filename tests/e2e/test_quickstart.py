@@ -28,7 +28,7 @@ def applied(box: Box, *overrides: str, wait: bool = True) -> str:
 
 def test_apply_of_the_quickstart_serves_trains_and_goes_away(box: Box) -> None:
     box = replace(box, folder=ROOT)
-    out = applied(box, "total_train_steps=3")
+    out = applied(box, "total_train_steps=3", "saver.freq_steps=3")
     assert f"inferenceservice/default created: Ready at {box.url}" in out
     assert "model/reverse created: Ready" in out
     assert "trainjob/learn created: Running" in out
@@ -42,10 +42,23 @@ def test_apply_of_the_quickstart_serves_trains_and_goes_away(box: Box) -> None:
     assert (
         "=" in box.ok("inf", "trajectories", "show", str(box.home / "jobs" / "learn" / "trajectories")).out
     )  # as text
-    assert "trainjob/learn unchanged" in applied(box, "total_train_steps=3")
+    assert "trainjob/learn unchanged" in applied(box, "total_train_steps=3", "saver.freq_steps=3")
+    assert_saved_weights_are_evaluated_beside_those_before(box)
     box.ok("delete", "inferenceservice/default", "--cascade", "--yes")
     assert box.living() == []
     assert box.ok("get", "-o", "name").out == ""
+
+
+def assert_saved_weights_are_evaluated_beside_those_before(box: Box) -> None:
+    """The evaluation serves them by a service of its own, and leaves nothing of it."""
+    data, reward = "examples/reverse_digits/test.jsonl", "examples.reverse_digits.reward:reversed_digits"
+    words = ("--dataset", data, "--reward", reward, "--limit", "20", "--max-tokens", "8", "-o", "json")
+    pids = box.pids()
+    result = json.loads(box.ok("eval", "trainjob/learn@3", *words, "--baseline", "trainjob/learn@0").out)
+    assert (result["done"], result["comparison"]["reward"]["prompts"]) == (20, 20)
+    assert result["output"] == str(box.home / "evaluations" / "learn-3")
+    assert box.areal("eval", "trainjob/learn@2", *words).code == 4
+    assert box.pids() == pids and "eval-" not in box.ok("get", "-o", "name").out
 
 
 def assert_says_whose_weights_it_serves(box: Box) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +18,14 @@ from areal.cli.operate import ProgressPrinter, graceful
 from areal.cli.options import FiniteRange, Invocation, stack
 from areal.cli.output import age, emit_one, field, render_table
 from areal.cli.remote import gateway_of, model_at
+from areal.dataclasses import dataclass
 from areal.errors import Partial, TargetFailed, UsageFault
 
 if TYPE_CHECKING:
     from areal.cli.remote import GatewayClient
+    from areal.dataset.examples import ExampleSet
     from areal.reconcilers.context import Progress
-    from areal.rollout.collection import Agent, RewardScorer
+    from areal.rollout.collection import Agent, CollectionPlan, RewardScorer
     from areal.rollout.collection_output import CollectionProgress, OutputFolder
 
 
@@ -31,34 +33,47 @@ _EPISODE_S = 600.0
 _SAMPLING = ("temperature", "top_p", "max_tokens")
 
 
+collection_options = stack(
+    click.option(
+        "--dataset", required=True, metavar="FILE.jsonl|HF", help="Prompts: JSONL, JSON, Parquet, or a hub's set."
+    ),
+    click.option(
+        "--prompt-field", metavar="NAME", help="The field with the prompt  [default: messages, prompt, question...]."
+    ),
+    click.option("--system", metavar="TEXT", help="System prompt, before each example's messages."),
+    click.option(
+        "--workflow",
+        "--agent",
+        "workflow",
+        metavar="MODULE:CLASS",
+        help="How one episode runs: module:function, or file.py:function  [default: one answer a prompt].",
+    ),
+    click.option("--temperature", type=FiniteRange(min=0), metavar="T", help="Sampling temperature."),
+    click.option("--top-p", type=FiniteRange(0, 1), metavar="P", help="Sample from the likeliest tokens only."),
+    click.option("--max-tokens", type=click.IntRange(min=1), metavar="N", help="Longest answer."),
+    click.option(
+        "--n-samples", type=click.IntRange(1, 1024), default=1, show_default=True, help="Episodes per prompt."
+    ),
+    click.option(
+        "--concurrency", type=click.IntRange(1, 4096), default=32, show_default=True, help="Episodes at once."
+    ),
+    click.option("--reward", metavar="MODULE:FN", help="Scores an episode; `exact` and `number` are built in."),
+    options.duration("--reward-timeout", "15s", "For one reward."),
+    click.option(
+        "--reward-processes", type=click.IntRange(1, 64), default=2, show_default=True, help="Rewards at once."
+    ),
+    click.option(
+        "--retries", type=click.IntRange(0, 100), default=1, show_default=True, help="Retries of a failed episode."
+    ),
+    click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N prompts."),
+)
+"""The options of a command that collects episodes."""
+
+
 @click.command()
 @service_option
 @model_name_option(required=False)
-@click.option(
-    "--dataset", required=True, metavar="FILE.jsonl|HF", help="Prompts: JSONL, JSON, Parquet, or a hub's set."
-)
-@click.option(
-    "--prompt-field", metavar="NAME", help="The field with the prompt  [default: messages, prompt, question...]."
-)
-@click.option("--system", metavar="TEXT", help="System prompt, before each example's messages.")
-@click.option(
-    "--workflow",
-    "--agent",
-    "workflow",
-    metavar="MODULE:CLASS",
-    help="How one episode runs: module:function, or file.py:function  [default: one answer a prompt].",
-)
-@click.option("--temperature", type=FiniteRange(min=0), metavar="T", help="Sampling temperature.")
-@click.option("--top-p", type=FiniteRange(0, 1), metavar="P", help="Sample from the likeliest tokens only.")
-@click.option("--max-tokens", type=click.IntRange(min=1), metavar="N", help="Longest answer.")
-@click.option("--n-samples", type=click.IntRange(1, 1024), default=1, show_default=True, help="Episodes per prompt.")
-@click.option("--concurrency", type=click.IntRange(1, 4096), default=32, show_default=True, help="Episodes at once.")
-@click.option("--reward", metavar="MODULE:FN", help="Scores an episode; `exact` and `number` are built in.")
-@options.duration("--reward-timeout", "15s", "For one reward.")
-@click.option("--reward-processes", type=click.IntRange(1, 64), default=2, show_default=True, help="Rewards at once.")
-@click.option(
-    "--retries", type=click.IntRange(0, 100), default=1, show_default=True, help="Retries of a failed episode."
-)
+@collection_options
 @click.option("--discount", type=FiniteRange(0, 1), default=1.0, show_default=True, help="Of rewards, per turn.")
 @click.option(
     "--style",
@@ -67,7 +82,6 @@ _SAMPLING = ("temperature", "top_p", "max_tokens")
     show_default=True,
     help="Rows: one per turn, or one per conversation.",
 )
-@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N prompts.")
 @click.option("--output", "directory", metavar="DIR", required=True, help="Trajectories and summary go here.")
 @click.option("--parquet", is_flag=True, help="Parquet instead of JSONL.")
 @click.option("--resume", is_flag=True, help="Continue an earlier run into DIR.")
@@ -85,9 +99,6 @@ def collect(cli: Invocation, /, **given: Any) -> int:
     9 some episodes failed, 8 all failed, 130 interrupted.
     """
     from areal.dataset.examples import load_examples
-    from areal.rollout.collection import Collection, CollectionPlan
-    from areal.rollout.collection_output import open_folder
-    from areal.rollout.sessions import SessionService
 
     if given["parquet"]:
         from areal.trajectories.reading import pyarrow
@@ -95,15 +106,69 @@ def collect(cli: Invocation, /, **given: Any) -> int:
         pyarrow()
     chosen = gateway_of(cli, given["service"])
     dataset = load_examples(given["dataset"], prompt_field=given["prompt_field"], system=given["system"])
-    agent = _agent(given)
-    given["model"] = model_at(cli, given["service"], given["model"]) or _only_model(chosen)
-    interrupted = threading.Event()
-    service = SessionService(chosen.url, chosen.key, given["discount"], given["style"])
-    # A resumed run must have the same model, workflow and sampling; limits and concurrency may differ.
-    same = ("model", "workflow", "reward", "system", "discount", "style", *_SAMPLING)
-    asked = {"dataset": dataset.digest, **{name: given[name] for name in same}}
-    folder = Path(given["directory"])
-    with open_folder(folder, asked, parquet=given["parquet"], resume=given["resume"]) as output:
+    model = model_at(cli, given["service"], given["model"]) or only_model(chosen)
+    with collected(cli, given, chosen, model, dataset, Path(given["directory"])) as run:
+        document = {"output": given["directory"], "model": model, **run.summary()}
+        run.output.finish(document, complete=run.complete)
+        emit_one(cli, document, name=given["directory"], text=lambda: summary_page(document))
+        return run.exit_status(cli)
+
+
+@dataclass
+class CollectionRun:
+    """A collection that has ended, with its folder still open."""
+
+    output: OutputFolder
+    plan: CollectionPlan
+    progress: CollectionProgress
+    seconds: float
+    interrupted: bool
+
+    @property
+    def complete(self) -> bool:
+        return self.progress.done == self.progress.planned
+
+    def summary(self) -> dict[str, Any]:
+        from areal.rollout.collection_output import summary
+
+        return summary(self.progress, self.seconds)
+
+    def exit_status(self, cli: Invocation) -> int:
+        """Raises Partial or TargetFailed where episodes failed."""
+        from areal.rollout.collection_output import failed_for
+
+        done, planned = self.progress.done, self.progress.planned
+        if self.complete:
+            return 0
+        if self.interrupted:
+            cli.info(f"interrupted with {done} of {planned} done; the same command with --resume goes on")
+            return interrupt.STATUS
+        why = f"{planned - done} of {planned} episodes failed: {failed_for(self.progress.failed)}"
+        hint = f"see {self.output.path / 'failures.jsonl'}; the same command with --resume tries them again"
+        raise (Partial if done else TargetFailed)(why, hint=hint)
+
+
+@contextmanager
+def collected(
+    cli: Invocation,
+    given: Mapping[str, Any],
+    chosen: GatewayClient,
+    model: str,
+    dataset: ExampleSet,
+    folder: Path,
+    **settings: Any,
+) -> Iterator[CollectionRun]:
+    """Collect the episodes that the options say into ``folder``. A resumed run must have the same model, workflow,
+    sampling and ``settings``; limits and concurrency may differ."""
+    from areal.rollout.collection import Collection, CollectionPlan
+    from areal.rollout.collection_output import open_folder
+    from areal.rollout.sessions import SessionService
+
+    agent, interrupted = _agent(given), threading.Event()
+    discount, style = given.get("discount", 1.0), given.get("style", "individual")
+    asked = {"dataset": dataset.digest, "model": model, "discount": discount, "style": style, **settings}
+    asked |= {name: given[name] for name in ("workflow", "reward", "system", *_SAMPLING)}
+    with open_folder(folder, asked, parquet=given.get("parquet", False), resume=given["resume"]) as output:
         began = time.monotonic()
         with (
             graceful(interrupted, "finishing the episodes at hand"),
@@ -111,20 +176,21 @@ def collect(cli: Invocation, /, **given: Any) -> int:
             ProgressPrinter(quiet=cli.quiet, verbose=bool(cli.verbose)) as printer,
         ):
             plan = CollectionPlan(
-                given["model"],
+                model,
                 given["n_samples"],
                 given["concurrency"],
                 given["retries"],
                 cli.timeout_s or _EPISODE_S,
                 pool is not None and pool.wants_tokens,
             )
+            service = SessionService(chosen.url, chosen.key, discount, style)
             score, examples = pool.score if pool is not None else None, dataset.examples[: given["limit"]]
             collection = Collection(service, agent, score, output, examples, plan)
             collection.run(interrupted, CollectionReport(printer))
-        return _finish(cli, given, output, collection.progress, time.monotonic() - began, interrupted.is_set())
+        yield CollectionRun(output, plan, collection.progress, time.monotonic() - began, interrupted.is_set())
 
 
-def _agent(given: dict[str, Any]) -> Agent:
+def _agent(given: Mapping[str, Any]) -> Agent:
     from areal.rollout.collection import named_agent, single_turn
 
     sampling = {name: given[name] for name in _SAMPLING if given[name] is not None}
@@ -136,7 +202,8 @@ def _agent(given: dict[str, Any]) -> Agent:
     return named_agent(given["workflow"])
 
 
-def _only_model(chosen: GatewayClient) -> str:
+def only_model(chosen: GatewayClient) -> str:
+    """The gateway's one model. Raises UsageFault where it has several, or none."""
     names = [str(item.get("id")) for item in chosen.get("/v1/models").get("data", [])]
     if len(names) != 1:
         hint = f"--model {names[0]}" if names else "areal inf models"
@@ -144,7 +211,7 @@ def _only_model(chosen: GatewayClient) -> str:
     return names[0]
 
 
-def _scoring(given: dict[str, Any]) -> AbstractContextManager[RewardScorer | None]:
+def _scoring(given: Mapping[str, Any]) -> AbstractContextManager[RewardScorer | None]:
     """A context with the pool of reward processes, None without --reward."""
     from areal.rollout.collection import RewardScorer
 
@@ -152,30 +219,6 @@ def _scoring(given: dict[str, Any]) -> AbstractContextManager[RewardScorer | Non
         return nullcontext()
     size = min(given["reward_processes"], given["concurrency"])
     return RewardScorer(given["reward"], size, given["reward_timeout"])
-
-
-def _finish(
-    cli: Invocation,
-    given: dict[str, Any],
-    output: OutputFolder,
-    progress: CollectionProgress,
-    seconds: float,
-    interrupted: bool,
-) -> int:
-    from areal.rollout.collection_output import failed_for, summary
-
-    complete = progress.done == progress.planned
-    document = {"output": str(output.path), "model": given["model"], **summary(progress, seconds)}
-    output.finish(document, complete=complete)
-    emit_one(cli, document, name=str(output.path), text=lambda: summary_page(document))
-    if complete:
-        return 0
-    if interrupted:
-        cli.info(f"interrupted with {progress.done} of {progress.planned} done; the same command with --resume goes on")
-        return interrupt.STATUS
-    why = f"{progress.planned - progress.done} of {progress.planned} episodes failed: {failed_for(progress.failed)}"
-    hint = f"see {output.path / 'failures.jsonl'}; the same command with --resume tries them again"
-    raise (Partial if progress.done else TargetFailed)(why, hint=hint)
 
 
 # -- progress and summary

@@ -1,0 +1,443 @@
+"""``areal eval``: scores of a model or of a job's saved weights on a data set, with intervals, against a baseline."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from areal.cli import options
+from areal.cli.apply import converge, resource
+from areal.cli.inf.collect import CollectionRun, collected, collection_options, only_model
+from areal.cli.objects import complete_names, service_option, stored
+from areal.cli.operate import mutation
+from areal.cli.options import FiniteRange, Invocation, stack
+from areal.cli.output import emit_one, field, render_table
+from areal.cli.remote import GatewayClient, gateway, gateway_of, model_at
+from areal.errors import Conflict, NotFound, TargetFailed, UsageFault
+from areal.files import parse_json
+from areal.resources.kinds import INFERENCE_SERVICE, MAX_NAME_LENGTH, MODEL, TRAIN_JOB, Ref, name_problem
+
+if TYPE_CHECKING:
+    from areal.dataset.examples import ExampleSet
+    from areal.rollout.evaluation import Comparison, PromptScores
+    from areal.trajectories.record import Episode
+
+_START_S = 1800.0
+_WORST = 5  # prompts that are printed of those that got worse
+_JOB = re.compile(r"(?:trainjobs?|train|job)/(?P<name>[^/@]+)(?:@(?P<step>\d{1,12}))?", re.IGNORECASE)
+_SUMMARY = "summary.json"
+_METRICS = ("pass@1", "reward")
+
+
+class _Metric(click.ParamType[Any]):
+    """``0.8``, ``pass@4=0.9`` or ``reward=0.5``."""
+
+    name = "metric"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, float]:
+        if isinstance(value, tuple):
+            return value
+        name, equals, number = value.rpartition("=")
+        name = name if equals else "pass@1"
+        with contextlib.suppress(ValueError):
+            if (name == "reward" or re.fullmatch(r"pass@[1-9]\d{0,3}", name)) and math.isfinite(float(number)):
+                return name, float(number)
+        raise click.BadParameter(f"{value!r} is not a number, pass@K=NUMBER or reward=NUMBER", ctx, param)
+
+
+@click.command()
+@click.argument("target", required=False, metavar="[MODEL|trainjob/NAME[@STEP]]", shell_complete=complete_names(MODEL))
+@service_option
+@collection_options
+@click.option(
+    "--pass-threshold",
+    type=FiniteRange(),
+    default=1.0,
+    show_default=True,
+    metavar="REWARD",
+    help="A sample passes from this reward on.",
+)
+@click.option(
+    "--confidence",
+    type=FiniteRange(0.5, 0.9999),
+    default=0.95,
+    show_default=True,
+    metavar="SHARE",
+    help="Of the intervals.",
+)
+@click.option(
+    "--baseline",
+    metavar="NAME|DIR|trainjob/NAME@STEP",
+    help="An earlier evaluation, or a job's own after a step, to compare with.",
+)
+@click.option(
+    "--fail-under", type=_Metric(), metavar="[METRIC=]X", help="Exit 8 if pass@1, or pass@K or reward, is below X."
+)
+@click.option("--backend", metavar="BACKEND", help="Serves a job's weights  [default: that of its model].")
+@click.option("--name", metavar="NAME", help="Name of the evaluation  [default: the target's].")
+@click.option("--output", "directory", metavar="DIR", help="Its folder  [default: evaluations/NAME of the home].")
+@click.option("--resume", is_flag=True, help="Continue an evaluation that was interrupted.")
+@stack(options.remote, options.timeout("10m", "Give up on an episode after this long", positive=True))
+@stack(options.output(dest=None), options.common, options.pass_invocation)
+def evaluate(cli: Invocation, /, target: str | None, **given: Any) -> int:
+    """Evaluate a model, or the weights that a job saved at STEP (0: those that it began with), on a data set.
+
+    \b
+    areal eval qwen --dataset test.jsonl --reward number --n-samples 4
+    areal eval trainjob/learn@350 --dataset test.jsonl --reward my_reward.py:score --baseline learn-0
+
+    Prints pass@k and the mean reward with intervals that are clustered by prompt, lengths and failures; with a
+    baseline, the differences prompt by prompt. The weights of a job are served for the evaluation alone. After a kill,
+    the same command with --resume continues. Exit status: 0; 8 if a score is below --fail-under or significantly below
+    the baseline's, or if all episodes failed; 9 if some failed; 130 interrupted.
+    """
+    from areal.dataset.examples import load_examples
+
+    wanted = _parse(target)
+    _check_metric(given)
+    name = _name(given["name"], target)
+    folder = Path(given["directory"] or cli.home.root / "evaluations" / name).absolute()
+    baseline = _read_baseline(cli, given["baseline"]) if given["baseline"] else None
+    dataset = load_examples(given["dataset"], prompt_field=given["prompt_field"], system=given["system"])
+    if baseline is not None:
+        _check_baseline(baseline, dataset, given)
+    with contextlib.ExitStack() as stack:
+        if isinstance(wanted, _Saved):
+            chosen, model = stack.enter_context(_served(cli, wanted, given["backend"], folder))
+        else:
+            if given["backend"]:
+                raise UsageFault("--backend serves the weights of a job; this model is served already")
+            chosen = gateway_of(cli, given["service"])
+            model = model_at(cli, given["service"], wanted) or only_model(chosen)
+        run = stack.enter_context(collected(cli, given, chosen, model, dataset, folder, target=target or model))
+        scores = _scores(run, given)
+        document: dict[str, Any] = {"name": name, "target": target or model, "output": str(folder)}
+        document |= _scored(run, scores, dataset, given)
+        comparison = _compared(scores, baseline, given)
+        if baseline is not None and comparison is not None:
+            document["comparison"] = {"baseline": baseline.name, **comparison.document()}
+        run.output.finish(document, complete=run.complete)
+        emit_one(cli, document, name=name, text=lambda: _page(document))
+        return _verdict(document, comparison, given) or run.exit_status(cli)
+
+
+# -- what is evaluated
+
+
+class _Saved(NamedTuple):
+    """The weights of a job at a step; None: the newest that it saved."""
+
+    job: str
+    step: int | None
+
+
+def _parse(target: str | None) -> str | _Saved | None:
+    if target is None or "/" not in target:
+        return target
+    match = _JOB.fullmatch(target)
+    if match is not None:
+        return _Saved(match["name"], int(match["step"]) if match["step"] else None)
+    kind, _, name = target.partition("/")
+    if kind.lower() in ("model", "models") and name_problem(name) is None:
+        return name
+    raise UsageFault(f"{target!r} is neither a model nor trainjob/NAME[@STEP]")
+
+
+def _check_metric(given: Mapping[str, Any]) -> None:
+    """Raises UsageFault where the metric of --fail-under will not be there."""
+    metrics = ["reward", *(f"pass@{k}" for k in _sample_counts(given["n_samples"]))]
+    if given["fail_under"] is not None and given["fail_under"][0] not in metrics:
+        there = f"the scores of {given['n_samples']} samples are {', '.join(metrics)}"
+        raise UsageFault(f"--fail-under {given['fail_under'][0]}: {there}")
+    if not given["reward"] and not given["workflow"]:
+        raise UsageFault("nothing rewards an answer", hint="--reward module:function, or `exact` or `number`")
+
+
+def _name(given: str | None, target: str | None) -> str:
+    name = given or re.sub(r"[^a-z0-9]+", "-", (target or "model").partition("/")[2].lower() or (target or "model"))
+    name = name if given else name[:MAX_NAME_LENGTH].strip("-")
+    if problem := name_problem(name):
+        raise UsageFault(f"--name {name}: {problem}")
+    return name
+
+
+@contextlib.contextmanager
+def _served(cli: Invocation, saved: _Saved, backend: str | None, folder: Path) -> Iterator[tuple[GatewayClient, str]]:
+    """Serve the weights by a service of their own, which another process deletes with the block or this process."""
+    from areal.client.command import free_port, stop_with_this_process
+
+    if (remote := gateway(cli)) is not None:
+        raise UsageFault(
+            f"the weights of a job are served by this machine, and {remote.url} is another gateway",
+            hint="--context local",
+        )
+    job = stored(cli.home, Ref(TRAIN_JOB, saved.job))
+    config = _job_config(cli, saved.job)
+    step, path = _weights(cli, saved, config, Path(job.spec.get("workingDir") or "."))
+    name = f"eval-{saved.job}-{step}"[:MAX_NAME_LENGTH].strip("-")
+    spec = _model_spec(cli, job.spec, config)
+    if backend:
+        spec["backend"] = backend
+    if not spec.get("backend"):
+        raise UsageFault(
+            f"how the weights of {job.ref} are served is not known: it has no model of this home",
+            hint="--backend embedded, sglang:d1, vllm:d1 ...",
+        )
+    manifests = [
+        resource(INFERENCE_SERVICE, name, {"gateway": {"port": free_port()}}),
+        resource(MODEL, name, {**spec, "service": name, "path": str(path), "replicas": 1}),
+    ]
+    folder.mkdir(parents=True, exist_ok=True)
+    environment = {**os.environ, "AREAL_HOME": str(cli.home.root)}
+    with stop_with_this_process(name, folder / "service.log", environment):
+        cli.info(f"serving {path} as {name}, {spec['backend']}")
+        with mutation(cli) as context:
+            outcome = converge(cli, context, manifests, command="eval", timeout=_START_S)
+        for item in outcome.objects:
+            if item.error is not None:
+                raise item.error
+        if outcome.exit_code:
+            raise TargetFailed(f"{name} did not become ready: {'; '.join(outcome.notes)}")
+        yield gateway_of(cli, name), model_at(cli, name, name) or name
+
+
+def _job_config(cli: Invocation, job: str) -> Mapping[str, Any]:
+    """The configuration that the job's driver resolved, {} before it did."""
+    from areal.reconcilers.kinds.job_config import read_config
+
+    path = cli.home.jobs / job / "config.yaml"
+    return read_config(path) if path.is_file() else {}
+
+
+def _weights(cli: Invocation, saved: _Saved, config: Mapping[str, Any], working: Path) -> tuple[int, str | Path]:
+    """The step, and the folder or the id on the hub."""
+    if saved.step == 0:
+        actor = config.get("actor")
+        path = actor.get("path") if isinstance(actor, Mapping) else None
+        if not isinstance(path, str) or not path:
+            raise NotFound(f"which weights trainjob/{saved.job} began with is not known: it has written no config.yaml")
+        return 0, working / path if (working / path).is_dir() else path
+    models = cli.home.jobs / saved.job / "models"
+    steps = {
+        int(each.name.removeprefix("step_")): each
+        for each in (models.iterdir() if models.is_dir() else ())
+        if re.fullmatch(r"step_\d{1,12}", each.name)
+    }
+    step = saved.step if saved.step is not None else max(steps, default=-1)
+    if step not in steps:
+        listed = ", ".join(map(str, sorted(steps))) or "none"
+        raise NotFound(
+            f"trainjob/{saved.job} has no saved weights"
+            + (f" of step {saved.step}" if saved.step is not None else "")
+            + f"; saved steps: {listed}",
+            hint="`saver: {freq_steps: N}` of its configuration saves them",
+        )
+    return step, steps[step]
+
+
+def _model_spec(cli: Invocation, job: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    """The spec of the model that the job samples from: its engine, parsers and limits."""
+    from areal.state.objects import ObjectStore
+
+    rollout = job.get("rollout") or {}
+    found = ObjectStore(cli.home).get(Ref(MODEL, rollout["model"])) if rollout.get("model") else None
+    if found is not None and "external" not in found.spec:
+        return {key: value for key, value in found.spec.items() if key not in ("adapters", "servedModelName")}
+    own = config.get("rollout")
+    backend = own.get("backend") if isinstance(own, Mapping) else None
+    return {"backend": backend} if isinstance(backend, str) and backend else {}
+
+
+# -- scores
+
+
+def _scored(
+    run: CollectionRun, scores: Sequence[PromptScores], dataset: ExampleSet, given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The summary of the collection, with the scores. Raises UsageFault where nothing rewards."""
+    from areal.rollout.evaluation import pass_estimate, reward_estimate
+
+    summary = run.summary()
+    if summary["unrewarded"]:
+        raise UsageFault(
+            f"{summary['unrewarded']} of {run.progress.done} episodes have no reward",
+            hint="an agent returns its reward, or --reward module:function computes it",
+        )
+    threshold, confidence = given["pass_threshold"], given["confidence"]
+    document: dict[str, Any] = {
+        "dataset": {"source": dataset.source, "digest": dataset.digest, "prompts": len(dataset.examples)},
+        "prompt_field": given["prompt_field"],
+        "reward_function": given["reward"],
+        "samples": given["n_samples"],
+        "pass_threshold": threshold,
+        "confidence": confidence,
+        "scores": {},
+        **summary,
+    }
+    if scores:
+        for k in _sample_counts(given["n_samples"]):
+            if (estimate := pass_estimate(scores, k, threshold, confidence)) is not None:
+                document["scores"][f"pass@{k}"] = estimate.document()
+        document["scores"]["reward"] = reward_estimate(scores, confidence).document()
+    return document
+
+
+def _sample_counts(samples: int) -> list[int]:
+    """Powers of two up to the number of samples, and that number."""
+    return sorted({*(2**power for power in range(samples.bit_length())), samples})
+
+
+def _scores(run: CollectionRun, given: Mapping[str, Any]) -> list[PromptScores]:
+    """Without the episodes in the folder that are beyond --limit and --n-samples."""
+    from areal.rollout.evaluation import scores_of
+
+    prompts, samples = run.progress.planned // run.plan.samples, run.plan.samples
+    wanted = (each for each in run.output.episodes() if each.prompt < prompts and each.sample < samples)
+    return scores_of(wanted, given["prompt_field"])
+
+
+# -- the baseline
+
+
+class _Baseline(NamedTuple):
+    name: str
+    scores: Sequence[PromptScores]
+    summary: Mapping[str, Any]
+
+
+def _read_baseline(cli: Invocation, text: str) -> _Baseline:
+    from areal.rollout.evaluation import scores_of
+
+    if match := _JOB.fullmatch(text):
+        return _Baseline(text, scores_of(_validated(cli, match["name"], match["step"])), {})
+    path = Path(text).expanduser()
+    if name_problem(text) is None and not path.exists():
+        path = cli.home.root / "evaluations" / text
+    folder = path.parent if path.name == _SUMMARY else path
+    if not (folder / _SUMMARY).is_file():
+        known = sorted(each.parent.name for each in (cli.home.root / "evaluations").glob(f"*/{_SUMMARY}"))
+        raise NotFound(
+            f"--baseline {text}: there is no finished evaluation in {folder}",
+            hint=f"evaluations of this home: {', '.join(known)}" if known else "evaluate the baseline first",
+        )
+    from areal.trajectories.reading import read_episodes
+
+    summary = parse_json((folder / _SUMMARY).read_bytes())
+    return _Baseline(text, scores_of(read_episodes(folder), summary.get("prompt_field")), summary)
+
+
+def _validated(cli: Invocation, job: str, step: str | None) -> Iterator[Episode]:
+    """The episodes of the evaluation that the job made after a step; without a step, its last one."""
+    from areal.trajectories.reading import read_lines
+    from areal.trajectories.steps import step_files
+
+    stored(cli.home, Ref(TRAIN_JOB, job))
+    folder = cli.home.jobs / job / "trajectories"
+    found = {each.step: each.name for each in step_files(folder) if each.is_eval}
+    chosen = int(step) if step is not None else max(found, default=-1)
+    if chosen not in found:
+        listed = ", ".join(map(str, found)) or "none"
+        raise NotFound(f"--baseline trainjob/{job}: no evaluation after step {step or 'any'}; there are: {listed}")
+    yield from read_lines(folder / found[chosen])
+
+
+def _check_baseline(baseline: _Baseline, dataset: ExampleSet, given: Mapping[str, Any]) -> None:
+    """Raises Conflict for a baseline of another reward or of other prompts, before a prompt is asked."""
+    from areal.rollout.evaluation import check_prompts, prompt_keys
+
+    reward = baseline.summary.get("reward_function", given["reward"])
+    if reward != given["reward"]:
+        raise Conflict(
+            f"the baseline was rewarded by {reward}, and this evaluation is by {given['reward']}",
+            hint="evaluate both with the same reward",
+        )
+    examples = {each.number: each.fields for each in dataset.examples[: given["limit"]]}
+    check_prompts(prompt_keys(examples, given["prompt_field"]).values(), baseline.scores)
+
+
+def _compared(
+    scores: Sequence[PromptScores], baseline: _Baseline | None, given: Mapping[str, Any]
+) -> Comparison | None:
+    from areal.rollout.evaluation import compare
+
+    if baseline is None:
+        return None
+    return compare(scores, baseline.scores, given["pass_threshold"], given["confidence"])
+
+
+def _verdict(document: Mapping[str, Any], comparison: Comparison | None, given: Mapping[str, Any]) -> int:
+    """Raises TargetFailed for a score below --fail-under, or a significant drop."""
+    faults = []
+    if given["fail_under"] is not None:
+        metric, least = given["fail_under"]
+        value = document["scores"].get(metric, {}).get("value", 0.0)  # without a finished episode there is none
+        faults += [f"{metric} is {value:.4g}, below {least:g}"] if value < least else []
+    if comparison is not None and comparison.dropped:
+        faults.append(f"the scores are significantly below those of {given['baseline']}")
+    if faults:
+        raise TargetFailed("; ".join(faults), hint="`-o json` lists the prompts that changed")
+    return 0
+
+
+# -- the page
+
+
+def _page(document: Mapping[str, Any]) -> str:
+    dataset = document["dataset"]
+    head = (
+        f"{document['target']} on {dataset['source']}: {document['done']} of {document['planned']} episodes,"
+        f" {document['samples']} for each prompt; a sample passes from a reward of {document['pass_threshold']:g}"
+    )
+    parts = [head]
+    if document["scores"]:
+        parts.append(_table(document["scores"], document["confidence"]))
+    tokens = document["answer_tokens"]
+    facts = [f"tokens     {tokens['mean']:.1f} an episode, p50 {tokens['p50']}, p90 {tokens['p90']}"] if tokens else []
+    facts.append(f"truncated  {document['truncated']}")
+    if document["failures"]:
+        facts.append("failures   " + ", ".join(f"{count} {kind}" for kind, count in document["failures"].items()))
+    parts.append("\n".join([*facts, f"folder     {document['output']}"]))
+    if comparison := document.get("comparison"):
+        changed = comparison["changed"]
+        better = sum(each["after"] > each["before"] for each in changed)
+        both = comparison["reward"]["prompts"]
+        parts.append(f"difference to {comparison['baseline']}, prompt by prompt")
+        parts.append(_table({name: comparison[name] for name in _METRICS}, document["confidence"]))
+        parts.append(f"{better} prompts better, {len(changed) - better} worse, {both - len(changed)} alike")
+        worst = sorted((each for each in changed if each["after"] < each["before"]), key=_gain)[:_WORST]
+        parts.append(
+            "\n".join(
+                f"  prompt {each['number']}: {each['before']:.3g} before, {each['after']:.3g} now" for each in worst
+            )
+        )
+    return "\n\n".join(parts)
+
+
+def _gain(change: Mapping[str, float]) -> float:
+    return change["after"] - change["before"]
+
+
+def _table(scores: Mapping[str, Mapping[str, Any]], confidence: float) -> str:
+    rows = [
+        {
+            "name": name,
+            "value": f"{each['value']:.4f}",
+            "interval": "unknown" if each["low"] is None else f"{each['low']:.4f} to {each['high']:.4f}",
+            "prompts": each["prompts"],
+        }
+        for name, each in scores.items()
+    ]
+    columns = (
+        field("", "name"),
+        field("SCORE", "value", right=True),
+        field(f"{confidence:.4g} INTERVAL", "interval", right=True),
+        field("PROMPTS", "prompts", right=True),
+    )
+    return render_table(rows, columns)

@@ -1,0 +1,186 @@
+"""Scores of an evaluation with confidence intervals, and the difference of two evaluations. Pure functions.
+
+Samples of one prompt are not independent, so every error is clustered by prompt: a score is a mean over prompts, of the
+mean over the prompt's samples, and its standard error is that of the prompts' means. Two evaluations of the same
+prompts are compared prompt by prompt (Miller 2024, "Adding Error Bars to Evals", arXiv:2411.00640).
+
+A share, such as pass@k, has Wilson's interval with the sample size that gives the clustered standard error (Korn and
+Graubard 1998): it stays within 0 and 1, and 20 passes of 20 are not certain. A mean has Student's interval.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import NormalDist, fmean, variance
+from typing import Any, NamedTuple
+
+from areal.dataclasses import dataclass
+from areal.dataset.examples import prompt_digest
+from areal.errors import Conflict
+from areal.trajectories.record import Episode
+
+
+@dataclass(frozen=True)
+class PromptScores:
+    """The rewards of the finished samples of one prompt. ``key``: the digest of what it asks, and the number of equal
+    prompts before it. ``number``: its position in the data set."""
+
+    key: str
+    number: int
+    rewards: tuple[float, ...]
+
+    def passes(self, threshold: float) -> int:
+        return sum(reward >= threshold for reward in self.rewards)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A score over ``prompts`` prompts, with its confidence interval. NaN without a bound: one prompt has none."""
+
+    value: float
+    low: float
+    high: float
+    prompts: int
+
+    def document(self) -> dict[str, Any]:
+        low, high = (None if math.isnan(each) else round(each, 6) for each in (self.low, self.high))
+        return {"value": round(self.value, 6), "low": low, "high": high, "prompts": self.prompts}
+
+
+class Change(NamedTuple):
+    """A prompt whose mean reward differs from the baseline's."""
+
+    number: int
+    before: float
+    after: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Differences to a baseline, prompt by prompt: positive where this evaluation is better."""
+
+    reward: Estimate
+    pass_at_1: Estimate
+    changes: tuple[Change, ...]
+
+    @property
+    def dropped(self) -> bool:
+        """Whether an interval lies below zero."""
+        return self.reward.high < 0 or self.pass_at_1.high < 0
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "pass@1": self.pass_at_1.document(),
+            "reward": self.reward.document(),
+            "dropped": self.dropped,
+            "changed": [each._asdict() for each in self.changes],
+        }
+
+
+def prompt_keys(examples: Mapping[int, Mapping[str, Any]], prompt_field: str | None = None) -> dict[int, str]:
+    """The key of each example, by its number. Equal prompts are told apart by their order."""
+    seen: Counter[str] = Counter()
+    keys = {}
+    for number in sorted(examples):
+        digest = prompt_digest(examples[number], prompt_field)
+        keys[number] = f"{digest}.{seen[digest]}"
+        seen[digest] += 1
+    return keys
+
+
+def scores_of(episodes: Iterable[Episode], prompt_field: str | None = None) -> list[PromptScores]:
+    """The rewards by prompt, in the order of the data set. An episode without a reward is left out."""
+    rewards: dict[int, list[float]] = {}
+    examples: dict[int, Mapping[str, Any]] = {}
+    for episode in episodes:
+        if episode.reward is not None:
+            rewards.setdefault(episode.prompt, []).append(episode.reward)
+            examples[episode.prompt] = episode.example
+    return [
+        PromptScores(key, number, tuple(rewards[number])) for number, key in prompt_keys(examples, prompt_field).items()
+    ]
+
+
+def pass_at(k: int, samples: int, passes: int) -> float:
+    """The probability that ``k`` of a prompt's samples, drawn without replacement, have a pass among them: the unbiased
+    estimator of pass@k (Chen et al. 2021, arXiv:2107.03374, equation 1)."""
+    return 1.0 - math.comb(samples - passes, k) / math.comb(samples, k)
+
+
+def reward_estimate(scores: Sequence[PromptScores], confidence: float) -> Estimate:
+    return mean_estimate([fmean(each.rewards) for each in scores], confidence)
+
+
+def pass_estimate(scores: Sequence[PromptScores], k: int, threshold: float, confidence: float) -> Estimate | None:
+    """pass@k over the prompts that have ``k`` samples; None without one."""
+    shares = [pass_at(k, len(each.rewards), each.passes(threshold)) for each in scores if len(each.rewards) >= k]
+    return share_estimate(shares, sum(len(each.rewards) for each in scores), confidence) if shares else None
+
+
+def check_prompts(keys: Iterable[str], baseline: Sequence[PromptScores]) -> None:
+    """Raises Conflict unless the prompts of one are among those of the other."""
+    here, there = set(keys), {each.key for each in baseline}
+    if not here & there or len(here & there) < min(len(here), len(there)):
+        raise Conflict(
+            f"the baseline has other prompts: {len(here & there)} of its {len(there)} are among the {len(here)} here",
+            hint="evaluate both on the same data set",
+        )
+
+
+def compare(
+    scores: Sequence[PromptScores], baseline: Sequence[PromptScores], threshold: float, confidence: float
+) -> Comparison | None:
+    """The differences over the prompts that both have scores of; None without one."""
+    before = {each.key: each for each in baseline}
+    pairs = [(before[each.key], each) for each in scores if each.key in before]
+    if not pairs:
+        return None
+    rewards = [(fmean(old.rewards), fmean(new.rewards)) for old, new in pairs]
+    passes = [new.passes(threshold) / len(new.rewards) - old.passes(threshold) / len(old.rewards) for old, new in pairs]
+    return Comparison(
+        mean_estimate([after - first for first, after in rewards], confidence),
+        mean_estimate(passes, confidence),
+        tuple(
+            Change(new.number, first, after)
+            for (_, new), (first, after) in zip(pairs, rewards, strict=True)
+            if first != after
+        ),
+    )
+
+
+def mean_estimate(values: Sequence[float], confidence: float) -> Estimate:
+    """The mean with Student's interval."""
+    count, mean = len(values), fmean(values)
+    if count < 2:
+        return Estimate(mean, math.nan, math.nan, count)
+    margin = student_quantile(0.5 + confidence / 2, count - 1) * math.sqrt(variance(values) / count)
+    return Estimate(mean, mean - margin, mean + margin, count)
+
+
+def share_estimate(shares: Sequence[float], samples: int, confidence: float) -> Estimate:
+    """The mean of shares between 0 and 1, of ``samples`` samples in all, with Wilson's interval."""
+    count, mean = len(shares), fmean(shares)
+    squared_error = variance(shares) / count if count > 1 else 0.0
+    size = min(mean * (1 - mean) / squared_error, samples) if squared_error > 0 else count
+    z = NormalDist().inv_cdf(0.5 + confidence / 2)
+    centre = (mean + z * z / (2 * size)) / (1 + z * z / size)
+    margin = z / (1 + z * z / size) * math.sqrt(mean * (1 - mean) / size + z * z / (4 * size * size))
+    return Estimate(mean, max(0.0, centre - margin), min(1.0, centre + margin), count)
+
+
+def student_quantile(probability: float, freedom: int) -> float:
+    """The quantile of Student's t: exact for 1 and 2 degrees of freedom, else to 0.5 % (Abramowitz, Stegun 26.7.5)."""
+    if freedom == 1:
+        return math.tan(math.pi * (probability - 0.5))
+    if freedom == 2:
+        return (2 * probability - 1) * math.sqrt(2 / (4 * probability * (1 - probability)))
+    z = NormalDist().inv_cdf(probability)
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
+    return z + sum(term / freedom**power for power, term in enumerate(terms, 1))

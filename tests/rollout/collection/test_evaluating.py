@@ -1,0 +1,147 @@
+"""``areal eval`` against a data proxy: scores, baselines, exit statuses, refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Areal, Result
+from tests.rollout.collection.conftest import Bench, Collecting
+from tests.services.processes import engine_calls, script
+
+QUESTIONS = [{"question": f"{n} and {n}?", "answer": f"so #### {2 * n}"} for n in range(4)]
+
+
+class Evaluating:
+    """``areal eval`` of the bench's model; evaluations are in the home."""
+
+    def __init__(self, areal: Areal, collecting: Collecting) -> None:
+        self.areal = areal
+        self.home = collecting.folder / "home"
+        self.data = collecting.data(*QUESTIONS)
+
+    def __call__(self, name: str, *words: str, data: str | None = None) -> Result:
+        given = ["--dataset", data or self.data, "--reward", "number", "--name", name]
+        return self.areal("eval", *given, "-o", "json", *words)
+
+    def folder(self, name: str) -> Path:
+        return self.home / "evaluations" / name
+
+
+@pytest.fixture
+def evaluating(areal: Areal, collecting: Collecting) -> Evaluating:
+    return Evaluating(areal, collecting)
+
+
+def value(document: Any, *path: str) -> Any:
+    for name in path:
+        document = document[name]
+    return document
+
+
+def test_scores_are_those_of_the_episodes_and_kept_by_name(bench: Bench, evaluating: Evaluating) -> None:
+    script(bench.engine, text="it is 2")
+    ran = evaluating("two", "--n-samples", "2")
+    assert ran.code == 0, ran.err
+    assert value(ran.json, "scores", "pass@1", "value") == value(ran.json, "scores", "pass@2", "value") == 0.25
+    assert value(ran.json, "scores", "reward", "prompts") == 4
+    assert (ran.json["done"], ran.json["samples"], ran.json["pass_threshold"]) == (8, 2, 1.0)
+    assert json.loads((evaluating.folder("two") / "summary.json").read_text()) == ran.json
+
+
+def test_baseline_is_compared_prompt_by_prompt(bench: Bench, evaluating: Evaluating) -> None:
+    script(bench.engine, text="it is 2")
+    assert evaluating("before").code == 0
+    script(bench.engine, text="it is 4")
+    ran = evaluating("after", "--baseline", "before")
+    assert ran.code == 0, ran.err
+    assert ran.json["comparison"]["changed"] == [
+        {"number": 1, "before": 1.0, "after": 0.0},
+        {"number": 2, "before": 0.0, "after": 1.0},
+    ]
+    assert value(ran.json, "comparison", "reward", "value") == 0 and not ran.json["comparison"]["dropped"]
+    page = evaluating("after", "--resume", "--baseline", str(evaluating.folder("before")), "-o", "table").out
+    assert "1 prompts better, 1 worse, 2 alike" in page and "prompt 1: 1 before, 0 now" in page
+
+
+def test_significant_drop_and_low_score_exit_8(bench: Bench, evaluating: Evaluating, collecting: Collecting) -> None:
+    data = collecting.data(*({"question": f"{n}?", "answer": "2"} for n in range(20)), name="all.jsonl")
+    script(bench.engine, text="it is 2")
+    assert evaluating("good", "--fail-under", "1", data=data).code == 0
+    script(bench.engine, text="it is 3")
+    dropped = evaluating("bad", "--baseline", "good", data=data)
+    assert (dropped.code, dropped.json["comparison"]["dropped"]) == (8, True)
+    assert "significantly below those of good" in dropped.err
+    low = evaluating("low", "--fail-under", "reward=0.5", data=data)
+    assert low.code == 8 and "reward is 0, below 0.5" in low.err
+
+
+def test_baseline_of_other_prompts_or_reward_is_refused_before_a_prompt_is_asked(
+    bench: Bench, evaluating: Evaluating, collecting: Collecting
+) -> None:
+    assert evaluating("before").code == 0
+    script(bench.engine, reset=True)
+    other = collecting.data({"question": "9?", "answer": "9"}, name="other.jsonl")
+    refused = evaluating("after", "--baseline", "before", data=other)
+    assert refused.code == 5 and "0 of its 4 are among the 1 here" in refused.err
+    refused = evaluating("after", "--baseline", "before", "--reward", "exact")
+    assert refused.code == 5 and "was rewarded by number" in refused.err
+    absent = evaluating("after", "--baseline", "nothing")
+    assert absent.code == 4 and "evaluations of this home: before" in absent.err
+    assert engine_calls(bench.engine) == [] and not evaluating.folder("after").exists()
+
+
+def test_failed_episodes_are_left_out_and_a_resumed_run_asks_only_those(
+    bench: Bench, evaluating: Evaluating, collecting: Collecting
+) -> None:
+    code = "def reward(answer, **data):\n    return 1.0 if answer != 'so #### 6' else 1 / 0\n"
+    reward = f"{collecting.code(code)}:reward"
+    ran = evaluating("part", "--reward", reward, "--retries", "0")
+    assert ran.code == 9 and "1 of 4 episodes failed: 1 reward" in ran.err
+    assert value(ran.json, "scores", "pass@1", "prompts") == 3 and ran.json["failures"] == {"reward": 1}
+    collecting.code(code.replace("1 / 0", "0.0"))
+    script(bench.engine, reset=True)
+    ran = evaluating("part", "--reward", reward, "--resume")
+    assert (ran.code, value(ran.json, "scores", "pass@1", "value")) == (0, 0.75)
+    assert len(engine_calls(bench.engine)) == 1
+
+
+AGENT = """
+import json, urllib.request
+
+def ask(data, base_url, api_key):
+    body = json.dumps({"messages": [{"role": "user", "content": data["question"]}]}).encode()
+    headers = {"Authorization": "Bearer " + api_key, "Content-Type": "application/json"}
+    urllib.request.urlopen(urllib.request.Request(base_url + "/chat/completions", body, headers)).read()
+    return "no reward"
+"""
+
+
+def test_evaluation_without_a_reward_is_refused(bench: Bench, evaluating: Evaluating, collecting: Collecting) -> None:
+    ran = evaluating.areal("eval", "--dataset", evaluating.data, "--name", "none")
+    assert ran.code == 2 and "nothing rewards an answer" in ran.err
+    agent = f"{collecting.code(AGENT)}:ask"
+    ran = evaluating.areal("eval", "--dataset", evaluating.data, "--name", "none", "--agent", agent)
+    assert ran.code == 2 and "4 of 4 episodes have no reward" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["trainjob/none@3"], 2, "is another gateway"),
+        (["trainjob/none@3", "--context", "local"], 4, "TrainJob/none does not exist"),
+        (["job/learn@three"], 2, "neither a model nor trainjob/NAME[@STEP]"),
+        (["--fail-under", "pass@0=1"], 2, "is not a number, pass@K=NUMBER or reward=NUMBER"),
+        (["--fail-under", "nan"], 2, "is not a number"),
+        (["--fail-under", "pass@4=0.5"], 2, "the scores of 1 samples are reward, pass@1"),
+        (["--backend", "embedded"], 2, "this model is served already"),
+        (["--confidence", "1"], 2, "--confidence"),
+        (["--name", "../up"], 2, "--name ../up"),
+    ],
+)
+def test_bad_input_is_named(bench: Bench, evaluating: Evaluating, words: list[str], code: int, message: str) -> None:
+    ran = evaluating("bad", *words)
+    assert (ran.code, message in ran.err) == (code, True), ran.err

@@ -1,0 +1,152 @@
+"""Scores of evaluations and their intervals, against definitions, tables and a bootstrap."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from statistics import fmean
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from areal.errors import Conflict
+from areal.rollout.evaluation import (
+    PromptScores,
+    check_prompts,
+    compare,
+    mean_estimate,
+    pass_at,
+    pass_estimate,
+    reward_estimate,
+    scores_of,
+    share_estimate,
+    student_quantile,
+)
+from areal.trajectories.record import Episode
+
+
+def prompts(*rewards: tuple[float, ...]) -> list[PromptScores]:
+    return [PromptScores(f"p{number}", number, each) for number, each in enumerate(rewards)]
+
+
+def episode(prompt: int, sample: int, reward: float | None, **example: object) -> Episode:
+    return Episode(f"{prompt}-{sample}", (), prompt=prompt, sample=sample, reward=reward, example=example)
+
+
+@given(data=st.data(), samples=st.integers(1, 7))
+def test_pass_at_k_is_the_share_of_subsets_with_a_pass(data: st.DataObject, samples: int) -> None:
+    passes, k = data.draw(st.integers(0, samples)), data.draw(st.integers(1, samples))
+    subsets = list(itertools.combinations([index < passes for index in range(samples)], k))
+    assert pass_at(k, samples, passes) == pytest.approx(fmean(any(each) for each in subsets))
+
+
+@pytest.mark.parametrize(
+    ("freedom", "value"),
+    [(1, 12.7062), (2, 4.3027), (3, 3.1824), (5, 2.5706), (10, 2.2281), (30, 2.0423), (199, 1.9720)],
+)
+def test_student_quantile_equals_the_tables(freedom: int, value: float) -> None:
+    assert student_quantile(0.975, freedom) == pytest.approx(value, rel=5e-3)
+
+
+def test_intervals_equal_a_bootstrap_over_prompts() -> None:
+    chance = random.Random(7)
+    scores = prompts(
+        *(tuple(float(chance.random() < p) for _ in range(4)) for p in (chance.random() for _ in range(150)))
+    )
+    means = [fmean(each.rewards) for each in scores]
+    resampled = sorted(fmean(chance.choices(means, k=len(means))) for _ in range(4000))
+    low, high = resampled[100], resampled[3900]
+    for estimate in (reward_estimate(scores, 0.95), pass_estimate(scores, 1, 1.0, 0.95)):
+        assert estimate is not None and estimate.value == pytest.approx(fmean(means))
+        assert estimate.low == pytest.approx(low, abs=0.01)
+        assert estimate.high == pytest.approx(high, abs=0.01)
+
+
+def test_interval_of_paired_difference_equals_a_bootstrap_over_prompts() -> None:
+    chance = random.Random(8)
+    before = prompts(*((float(chance.random() < 0.4), float(chance.random() < 0.4)) for _ in range(120)))
+    after = prompts(*((float(chance.random() < 0.55), float(chance.random() < 0.55)) for _ in range(120)))
+    comparison = compare(after, before, 1.0, 0.95)
+    differences = [fmean(new.rewards) - fmean(old.rewards) for old, new in zip(before, after, strict=True)]
+    resampled = sorted(fmean(chance.choices(differences, k=120)) for _ in range(4000))
+    assert comparison is not None
+    assert comparison.reward.low == pytest.approx(resampled[100], abs=0.015)
+    assert comparison.reward.high == pytest.approx(resampled[3900], abs=0.015)
+
+
+def test_samples_of_one_prompt_do_not_count_as_independent() -> None:
+    """Four equal samples of each prompt say no more than one."""
+    one = prompts(*((float(number % 3 == 0),) for number in range(30)))
+    four = prompts(*((float(number % 3 == 0),) * 4 for number in range(30)))
+    assert pass_estimate(four, 1, 1.0, 0.95) == pass_estimate(one, 1, 1.0, 0.95)
+    assert reward_estimate(four, 0.95) == reward_estimate(one, 0.95)
+
+
+def test_all_passes_are_not_certain() -> None:
+    estimate = pass_estimate(prompts(*((1.0,) for _ in range(20))), 1, 1.0, 0.95)
+    assert estimate is not None and estimate.value == estimate.high == 1.0
+    assert estimate.low == pytest.approx(0.839, abs=1e-3)  # Wilson's interval of 20 of 20
+
+
+def test_one_prompt_has_no_interval_of_its_mean() -> None:
+    estimate = reward_estimate(prompts((0.25, 0.75)), 0.95)
+    assert estimate.value == 0.5 and math.isnan(estimate.low)
+    assert estimate.document() == {"value": 0.5, "low": None, "high": None, "prompts": 1}
+
+
+@given(shares=st.lists(st.floats(0, 1), min_size=1, max_size=40), confidence=st.floats(0.5, 0.999))
+def test_interval_of_shares_holds_their_mean_and_stays_a_share(shares: list[float], confidence: float) -> None:
+    estimate = share_estimate(shares, len(shares), confidence)
+    assert 0 <= estimate.low <= estimate.value + 1e-9 and estimate.value - 1e-9 <= estimate.high <= 1
+
+
+@given(values=st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=40))
+def test_interval_of_a_mean_grows_with_the_confidence(values: list[float]) -> None:
+    narrow, wide = mean_estimate(values, 0.8), mean_estimate(values, 0.99)
+    assert wide.low <= narrow.low <= narrow.high <= wide.high
+
+
+def test_prompts_without_k_samples_have_no_pass_at_k() -> None:
+    scores = prompts((1.0, 0.0), (0.0,))
+    two = pass_estimate(scores, 2, 1.0, 0.95)
+    assert two is not None and (two.value, two.prompts) == (1.0, 1)
+    assert pass_estimate(scores, 3, 1.0, 0.95) is None
+
+
+def test_equal_prompts_are_told_apart_by_their_order_and_lost_samples_left_out() -> None:
+    found = scores_of(
+        [
+            episode(2, 0, 1.0, question="1+1"),
+            episode(0, 0, 0.0, question="1+1"),
+            episode(0, 1, None, question="1+1"),
+            episode(1, 0, 0.5, question="2+2"),
+        ]
+    )
+    assert [(each.number, each.rewards) for each in found] == [(0, (0.0,)), (1, (0.5,)), (2, (1.0,))]
+    assert len({each.key for each in found}) == 3
+
+
+def test_prompt_is_the_same_with_a_system_prompt_and_in_another_column() -> None:
+    plain = scores_of([episode(0, 0, 1.0, question="1+1", answer="2")])
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1"}]
+    assert scores_of([episode(0, 0, 0.0, messages=messages, answer="2")])[0].key == plain[0].key
+    assert scores_of([episode(0, 0, 1.0, title="1+1")])[0].key != plain[0].key
+
+
+def test_drop_is_significant_only_where_the_interval_excludes_zero() -> None:
+    before = prompts(*((1.0,) for _ in range(20)))
+    slight = compare(prompts((0.0,), *((1.0,) for _ in range(19))), before, 1.0, 0.95)
+    large = compare(prompts(*((float(number % 2),) for number in range(20))), before, 1.0, 0.95)
+    assert slight is not None and not slight.dropped and large is not None and large.dropped
+    assert [each.number for each in slight.changes] == [0]
+    better = compare(before, prompts(*((0.0,) for _ in range(20))), 1.0, 0.95)
+    assert better is not None and not better.dropped and better.reward.value == 1.0
+
+
+def test_baseline_of_other_prompts_is_refused() -> None:
+    with pytest.raises(Conflict, match="1 of its 3 are among the 2 here"):
+        check_prompts(["p0", "q1"], prompts((1.0,), (1.0,), (1.0,)))
+    check_prompts(["p0"], prompts((1.0,), (1.0,)))  # fewer, by --limit
+    check_prompts(["p0", "p1", "q9"], prompts((1.0,), (1.0,)))
