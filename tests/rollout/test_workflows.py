@@ -301,7 +301,7 @@ class Guess:
     """An environment of gymnasium's interface: the number is right when its reverse was said, three tries."""
 
     def __init__(self) -> None:
-        self.tries, self.closed = 0, False
+        self.tries, self.right, self.closed = 0, False, False
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         assert options is not None
@@ -310,8 +310,8 @@ class Guess:
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self.tries += 1
-        right = action.strip() == self.answer
-        return [{"role": "user", "content": self.answer[::-1]}], float(right), right, self.tries == 3, {}
+        self.right = action.strip() == self.answer
+        return [{"role": "user", "content": self.answer[::-1]}], float(self.right), self.right, self.tries == 3, {}
 
     def close(self) -> None:
         self.closed = True
@@ -330,12 +330,23 @@ class Talker:
 
 def test_agent_and_environment_make_a_workflow(controller: RolloutController) -> None:
     assert isinstance(Guess(), Environment)
-    workflow = EnvironmentWorkflow(Talker, Guess, discount=0.9, style="concat")
-    for trajectory in controller.rollout_batch(ROWS, workflow):
-        turns = int(trajectory["turn_ids"].max()) + 1
-        # A special token within a response, which its text has not, makes the next prompt a row of its own.
-        assert 1 <= turns <= 3 and 1 <= len(trajectory["rewards"]) <= turns
-        assert turns == 3 or float(trajectory["rewards"][-1]) > 0
+    made: list[Guess] = []
+
+    def environment() -> Guess:
+        made.append(Guess())
+        return made[-1]
+
+    workflow = EnvironmentWorkflow(Talker, environment, discount=0.9, style="concat")
+    trajectories = controller.rollout_batch(ROWS, workflow)
+    ended = {each.answer: each for each in made}
+    for data, trajectory in zip(ROWS, trajectories, strict=True):
+        episode = ended[data["answer"]]
+        assert episode.closed and (episode.right or episode.tries == 3)
+        assert (float(trajectory["rewards"][-1]) > 0) == episode.right
+        # The text of a response lacks its special tokens: the next prompt then does not continue it and begins a row of
+        # its own, so the longest row may have fewer turns than the episode.
+        longest = int(trajectory["turn_ids"].max()) + 1
+        assert 1 <= longest <= episode.tries <= longest * len(trajectory["rewards"])
 
 
 def test_gymnasium_environment_is_one_of_ours() -> None:

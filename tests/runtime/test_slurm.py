@@ -163,7 +163,9 @@ def test_more_cpus_or_memory_than_a_node_has_are_refused_before_anything_starts(
 def test_partitions_whose_nodes_are_away_for_now_are_not_refused(
     slurm: SlurmBackend, slurm_cluster: SlurmCluster
 ) -> None:
-    slurm_cluster.command("scontrol", "update", "NodeName=n1,n2", "State=DOWN", "Reason=test")
+    # A node that is only DOWN returns by itself once it registers again, and RESUME is then refused.
+    for state in ("DRAIN", "DOWN"):
+        slurm_cluster.command("scontrol", "update", "NodeName=n1,n2", f"State={state}", "Reason=test")
     try:
         for settings in ({"partition": "main,urgent"}, {"extraArgs": ["--partition=urgent"]}, {}):
             slurm.require_possible({"type": "slurm", "slurm": settings}, gpus=1, nodes=2)
