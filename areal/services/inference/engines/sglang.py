@@ -43,7 +43,6 @@ from areal.errors import ArealError
 from areal.http.client import HttpClient
 from areal.services.inference.engines.base import (
     SAMPLING_FIELDS,
-    UNKNOWN_VERSION,
     Broadcast,
     Capabilities,
     EngineCall,
@@ -64,9 +63,11 @@ from areal.services.inference.engines.transport import (
     LOAD_S,
     NO_SUCH_ROUTE,
     EngineClient,
+    EventVersions,
     GenerateRequest,
     JsonEvents,
     JsonWhole,
+    Pace,
     adapters_of,
     check_event,
     key_refused,
@@ -74,7 +75,6 @@ from areal.services.inference.engines.transport import (
     sampling_fields,
     typed,
     version_label,
-    versions_of,
     weight_version,
 )
 
@@ -429,38 +429,18 @@ def _constraint(wanted: Mapping[str, Any]) -> dict[str, str]:
     return {"json_schema": orjson.dumps(schema).decode()}
 
 
-_SMOOTH_S = 0.05  # a reader sees no pause
-_MOST_AT_ONCE = 16
-
-
-@dataclass
-class Pace:
-    """How fast the server sampled the tokens of the last answer. Its time in the queue counts, so that a busy server
-    seems slower, and its events are smaller."""
-
-    token_s: float = _SMOOTH_S
-
-    @property
-    def interval(self) -> int:
-        return min(_MOST_AT_ONCE, max(1, int(_SMOOTH_S / self.token_s)))
-
-
 @dataclass
 class StreamOffsets:
     """Reads events and whole answers, and counts the tokens of each choice that earlier events had. Learns from the
     end of an answer whether the server reports spans of versions, so that whole answers may be asked for.
 
     A whole answer has the time of its first token only from a server with ``--enable-metrics``; otherwise
-    ``after_first_s`` is an estimate, for which all tokens took equally long.
-
-    An event of several tokens may have some from before an update and some from after it: where its version is not that
-    of the event before, theirs are unknown until the spans at the end."""
+    ``after_first_s`` is an estimate, for which all tokens took equally long."""
 
     call: EngineCall
     capabilities: Capabilities
     pace: Pace
-    seen: dict[int, int] = field(default_factory=dict)
-    versions: dict[int, int] = field(default_factory=dict)  # of each choice's last event
+    versions: EventVersions = field(default_factory=EventVersions)
 
     def deltas(self, data: Any) -> list[EngineDelta]:
         answers = data if isinstance(data, list) else [data]  # a whole answer of several choices
@@ -473,25 +453,20 @@ class StreamOffsets:
         about = data.get("meta_info", {})
         entries = about.get("output_token_logprobs") or []
         tops = about.get("output_top_logprobs") or []
-        first, total = self.seen.get(index, 0), about.get("completion_tokens", 0)
+        first, total = self.versions.seen.get(index, 0), about.get("completion_tokens", 0)
         if len(entries) >= total:  # the whole answer so far, and perhaps tokens of the events after this one
             entries, tops = entries[first:total], tops[first:total]
-        total = self.seen[index] = first + len(entries)
+        total = first + len(entries)
         reason = about.get("finish_reason")
         ended = isinstance(reason, Mapping)
         matched = reason.get("matched") if ended else None
-        has_spans = ended and bool(about.get("weight_versions"))
+        spans = about.get("weight_versions") if ended else None
         latency = about.get("e2e_latency", 0.0)
         if ended and total:  # an answer without tokens has no spans
-            self.capabilities.whole_answers = has_spans
-            if latency > 0:
-                self.pace.token_s = latency / total
-        versions = versions_of(about, first, len(entries))
-        if not has_spans:
-            version = known_version(about.get("weight_version"))
-            if len(entries) > 1 and self.versions.setdefault(index, version) != version:
-                versions = (UNKNOWN_VERSION,) * len(entries)
-            self.versions[index] = version
+            self.capabilities.whole_answers = bool(spans)
+            self.pace.learn(latency, total)
+        version = known_version(about.get("weight_version"))
+        versions, all_versions = self.versions.read(index, len(entries), version, spans)
         return EngineDelta(
             index=index,
             token_ids=tuple(entry[1] for entry in entries),
@@ -503,7 +478,7 @@ class StreamOffsets:
             after_first_s=latency - about.get("first_token_latency", latency / total)
             if ended and total and not first
             else 0.0,
-            all_versions=versions_of(about, 0, total) if has_spans and first else None,
+            all_versions=all_versions,
         )
 
 

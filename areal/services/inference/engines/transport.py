@@ -15,6 +15,7 @@ from urllib.parse import urlencode
 
 import orjson
 
+from areal.dataclasses import dataclass, field
 from areal.http.client import CallFailed, Connection, HttpClient, Lines, NotConnected, Window, event_payloads
 from areal.services.inference.engines.base import (
     UNKNOWN_VERSION,
@@ -63,12 +64,14 @@ def weight_version(text: object) -> int | None:
     return int(text) if isinstance(text, str | int) and str(text).isdecimal() else None
 
 
-def versions_of(about: Mapping[str, Any], first: int, count: int) -> tuple[int, ...]:
-    """The weight versions of ``count`` tokens of an answer from number ``first`` on, by its spans ``weight_versions``,
-    or by its one ``weight_version``; unknown outside of the spans, and where a version is no number."""
-    spans = about.get("weight_versions")
-    if not spans:
-        return (known_version(about.get("weight_version")),) * count
+def known_version(version: object) -> int:
+    """``weight_version``; ``UNKNOWN_VERSION`` where it is not a number."""
+    number = weight_version(version)
+    return UNKNOWN_VERSION if number is None else number
+
+
+def _versions_in(spans: Sequence[Mapping[str, Any]], first: int, count: int) -> tuple[int, ...]:
+    """The weight versions of ``count`` tokens of an answer from number ``first`` on; unknown outside of the spans."""
     if spans[-1]["start"] <= first and first + count <= spans[-1]["end"]:
         return (known_version(spans[-1]["version"]),) * count
     versions = [UNKNOWN_VERSION] * count
@@ -78,10 +81,47 @@ def versions_of(about: Mapping[str, Any], first: int, count: int) -> tuple[int, 
     return tuple(versions)
 
 
-def known_version(version: object) -> int:
-    """``weight_version``; ``UNKNOWN_VERSION`` where it is not a number."""
-    number = weight_version(version)
-    return UNKNOWN_VERSION if number is None else number
+@dataclass
+class EventVersions:
+    """The weight versions of an answer's tokens, event by event. ``seen``: tokens of each choice so far.
+
+    An event of several tokens may have some from before an update and some from after it: where its version is not that
+    of the event before, theirs are unknown until the exact spans at the answer's end."""
+
+    seen: dict[int, int] = field(default_factory=dict)
+    last: dict[int, int] = field(default_factory=dict)
+
+    def read(self, index: int, count: int, version: int, spans: Any) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+        """The versions of the ``count`` tokens of an event, and, where ``spans`` correct those of earlier events, the
+        versions of all tokens of the choice."""
+        first = self.seen.get(index, 0)
+        total = self.seen[index] = first + count
+        if spans:
+            return _versions_in(spans, first, count), _versions_in(spans, 0, total) if first else None
+        mixed = count > 1 and self.last.get(index, version) != version
+        self.last[index] = version
+        return (UNKNOWN_VERSION if mixed else version,) * count, None
+
+
+_SMOOTH_S = 0.05  # a reader sees no pause
+_MOST_AT_ONCE = 16
+
+
+@dataclass
+class Pace:
+    """How fast the engine sampled the tokens of the last answer. Its time in the queue counts, so that a busy engine
+    seems slower, and its events are smaller."""
+
+    token_s: float = _SMOOTH_S
+
+    @property
+    def interval(self) -> int:
+        """The tokens of an event."""
+        return min(_MOST_AT_ONCE, max(1, int(_SMOOTH_S / self.token_s)))
+
+    def learn(self, latency_s: float, tokens: int) -> None:
+        if latency_s > 0 and tokens:
+            self.token_s = latency_s / tokens
 
 
 def adapters_of(listed: Mapping[str, Any]) -> tuple[str, ...]:

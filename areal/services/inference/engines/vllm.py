@@ -1,13 +1,14 @@
-"""vLLM's ``/v1/completions`` with token ids in and out.
+"""vLLM's token routes: ``/inference/v1/generate`` where it reports spans of weight versions, else ``/v1/completions``.
 
-The extra parameters ``return_token_ids`` and ``return_tokens_as_token_ids`` return the ids of the sampled tokens and of
-the alternatives (as ``token_id:N``). Closing the connection aborts the request; there is no route for it.
+The end of an answer of ``/inference/v1/generate`` (``--enable-scale-out``, from 0.32 on) has ``weight_versions``, exact
+spans of its tokens. So whole answers need no event per token, and events of a stream may have several
+(``stream_interval`` of the request). The progress of whole answers is the count of tokens in ``/metrics``: without it
+(``--disable-log-stats``), and on older servers, all answers are streams of ``/v1/completions``, with token ids by the
+extra parameters ``return_token_ids`` and ``return_tokens_as_token_ids``.
 
-The answer does not tell which weights sampled a token, so the client tags tokens with the version that is set when they
+Those do not tell which weights sampled a token, so the client tags tokens with the version that is set when they
 arrive, 0 before the first. That is exact across a pause, which returns once earlier tokens have arrived. vLLM stores
-the version too (``/weight_info``), for the data proxy's successor. Whole answers come from ``/inference/v1/generate``
-where the server has it (``--enable-scale-out``): it reports exact spans of versions, ``weight_versions``. Their
-progress is the count of tokens in ``/metrics``: without it (``--disable-log-stats``) all answers are streams.
+the version too (``/weight_info``), for the data proxy's successor. Closing the connection aborts a request.
 
 Pausing (``keep``: requests freeze and continue), versions, weights and sleeping are routes of vLLM's development mode.
 Weights are loaded by areal's extension of its workers (``vllm_plugin``), from a folder or a process group: vLLM's own
@@ -27,10 +28,12 @@ import asyncio
 import contextlib
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+from areal.dataclasses import dataclass, field
 from areal.http.client import CallFailed, HttpClient
 from areal.services.inference.engines.base import (
     UNKNOWN_VERSION,
@@ -53,16 +56,17 @@ from areal.services.inference.engines.transport import (
     LOAD_S,
     NO_SUCH_ROUTE,
     EngineClient,
+    EventVersions,
     GenerateRequest,
     JsonEvents,
     JsonWhole,
+    Pace,
     adapters_of,
     check_event,
     key_refused,
     sampling_fields,
     typed,
     version_label,
-    versions_of,
     weight_source,
     weight_version,
 )
@@ -79,7 +83,7 @@ _WORKERS_S = 120.0
 _GIVE_UP_S = 5.0
 _LOOK_AGAIN_S = 0.02
 _NEWS_S = 5.0
-_WHOLE = "/inference/v1/generate"
+_GENERATE = "/inference/v1/generate"
 _GENERATED = re.compile(rb"^vllm:generation_tokens_total\{[^}]*\} ([0-9.e+]+)", re.MULTILINE)
 
 
@@ -100,6 +104,7 @@ class VllmClient(EngineClient):
         self._answered = 0.0  # when the last whole answer ended
         self._knows_whole = False  # whether ``capabilities.whole_answers`` was determined
         self._event = asyncio.Event()
+        self._pace = Pace()
 
     async def score(self, prompt: Sequence[int], top: int, adapter: str | None = None) -> PromptLogprobs:
         body = {
@@ -121,25 +126,24 @@ class VllmClient(EngineClient):
 
     def _request(self, call: EngineCall) -> GenerateRequest:
         alike = range(call.sampling.n) if call.sampling.greedy and call.sampling.n > 1 else ()
-        if self.capabilities.whole_answers and not call.stream and call.response_format is None:
-            began = time.monotonic()
-
-            def read_whole(data: dict[str, Any]) -> list[EngineDelta]:
-                check_event(data)
-                self._answered = time.monotonic()
-                deltas = [read_whole_choice(choice, call, self._answered - began) for choice in data["choices"]]
-                return [replace(delta, index=index) for delta in deltas for index in alike] if alike else deltas
-
-            return _WHOLE, whole_body(call, self._served()), JsonWhole(read_whole)
+        read_one: Callable[[Mapping[str, Any], int], EngineDelta]
+        if self.capabilities.whole_answers:
+            route, body = _GENERATE, spans_body(call, self._served(), self._pace.interval)
+            read_one = SpannedChoices(call, self._pace).read
+        else:
+            route, body = "/v1/completions", wire_body(call, self._served())
+            read_one = partial(read_choice, call)
 
         def read(data: dict[str, Any]) -> list[EngineDelta]:
             check_event(data)
             self._event.set()
+            if not body["stream"]:
+                self._answered = time.monotonic()
             version = UNKNOWN_VERSION if self._version is None else self._version
-            deltas = [read_choice(choice, call, version) for choice in data.get("choices", ())]
+            deltas = [read_one(choice, version) for choice in data.get("choices", ())]
             return [replace(delta, index=index) for delta in deltas for index in alike] if alike else deltas
 
-        return "/v1/completions", wire_body(call, self._served()), JsonEvents(read)
+        return route, body, JsonEvents(read) if body["stream"] else JsonWhole(read)
 
     def point_to(self, url: str) -> None:
         super().point_to(url)
@@ -187,11 +191,10 @@ class VllmClient(EngineClient):
         )
 
     async def _learn_whole_answers(self) -> None:
-        body = whole_body(
-            EngineCall("whole", ((1,),), SamplingParams(max_new_tokens=1, temperature=0.0)), self._served()
-        )
+        call = EngineCall("whole", ((1,),), SamplingParams(max_new_tokens=1, temperature=0.0), stream=False)
+        body = spans_body(call, self._served(), 1)
         try:
-            answer = await self._command(_WHOLE, body, if_missing="this vLLM has no such route")
+            answer = await self._command(_GENERATE, body, if_missing="this vLLM has no such route")
         except (EngineUnsupported, EngineRefused):
             answer = {}
         except EngineError:  # asked again
@@ -220,7 +223,7 @@ class VllmClient(EngineClient):
         await self._command("/pause", params={"mode": "keep"}, if_missing=_NO_DEV_MODE)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_SETTLE_S):
-                while self._calls > self._whole_calls:
+                while self._calls and not self.capabilities.whole_answers:  # spans need no waiting
                     self._event.clear()
                     async with asyncio.timeout(_QUIET_S):
                         await self._event.wait()
@@ -328,12 +331,25 @@ def _sampling(call: EngineCall) -> dict[str, Any]:
     return {**sampling, "logprobs": call.sampling.top_logprobs, "skip_special_tokens": False}
 
 
-def whole_body(call: EngineCall, model: str) -> dict[str, Any]:
+def spans_body(call: EngineCall, model: str, interval: int) -> dict[str, Any]:
+    """Of a call of ``/inference/v1/generate``, with events of at least ``interval`` tokens."""
+    sampling = {**_sampling(call), "detokenize": False}
+    if call.stream:
+        sampling["stream_interval"] = max(call.stream_interval, interval)
+    if (wanted := call.response_format) is not None:
+        match wanted["type"]:
+            case "json_object":
+                sampling["structured_outputs"] = {"json_object": True}
+            case "json_schema":
+                schema = (wanted.get("json_schema") or {}).get("schema") or {"type": "object"}
+                sampling["structured_outputs"] = {"json": schema}
+            case name:
+                sampling["structured_outputs"] = {name: wanted[name]}
     return {
         "model": call.adapter or model,
         "token_ids": call.prompt,
-        "sampling_params": {**_sampling(call), "detokenize": False},
-        "stream": False,
+        "sampling_params": sampling,
+        "stream": call.stream,
         "request_id": call.request_id,
     }
 
@@ -356,7 +372,7 @@ def wire_body(call: EngineCall, model: str) -> dict[str, Any]:
     return body
 
 
-def read_choice(choice: Mapping[str, Any], call: EngineCall, version: int) -> EngineDelta:
+def read_choice(call: EngineCall, choice: Mapping[str, Any], version: int) -> EngineDelta:
     """A choice of a chunk, sampled by weights ``version``. Requests have no stop strings, so a choice that ended as
     "stop" was stopped by its last token."""
     ids = tuple(choice.get("token_ids") or ())
@@ -375,22 +391,38 @@ def read_choice(choice: Mapping[str, Any], call: EngineCall, version: int) -> En
     )
 
 
-def read_whole_choice(choice: Mapping[str, Any], call: EngineCall, latency_s: float) -> EngineDelta:
-    """A choice of a whole answer. ``after_first_s`` is an estimate: it takes each token for equally long."""
-    ids = tuple(choice.get("token_ids") or ())
-    entries = (choice.get("logprobs") or {}).get("content") or ()
-    reason, wanted = FinishReason.read(choice.get("finish_reason")), call.sampling.top_logprobs
-    tops = tuple(_ranked((top["token_id"], top["logprob"]) for top in each["top_logprobs"]) for each in entries)
-    return EngineDelta(
-        index=choice["index"],
-        token_ids=ids,
-        logprobs=tuple(each["logprob"] for each in entries),
-        versions=versions_of(choice, 0, len(ids)),
-        top_logprobs=tuple(each[:wanted] for each in tops) if wanted else None,
-        finish_reason=reason,
-        stop_token_id=ids[-1] if reason is FinishReason.STOP and ids else None,
-        after_first_s=latency_s * (1 - 1 / len(ids)) if ids else 0.0,
-    )
+@dataclass
+class SpannedChoices:
+    """Reads the choices of ``/inference/v1/generate``, of a whole answer or of events. Of an answer that came at once,
+    ``after_first_s`` is an estimate, for which all tokens took equally long."""
+
+    call: EngineCall
+    pace: Pace
+    began: float = field(default_factory=time.monotonic)
+    versions: EventVersions = field(default_factory=EventVersions)
+
+    def read(self, choice: Mapping[str, Any], version: int) -> EngineDelta:
+        """``version``: that of the tokens which arrive now."""
+        index, ids = choice["index"], tuple(choice.get("token_ids") or ())
+        entries = (choice.get("logprobs") or {}).get("content") or ()
+        finish, wanted = choice.get("finish_reason"), self.call.sampling.top_logprobs
+        reason = None if finish is None else FinishReason.read(finish)
+        versions, all_versions = self.versions.read(index, len(ids), version, choice.get("weight_versions"))
+        total, latency = self.versions.seen[index], time.monotonic() - self.began
+        if reason is not None:
+            self.pace.learn(latency, total)
+        tops = tuple(_ranked((top["token_id"], top["logprob"]) for top in each["top_logprobs"]) for each in entries)
+        return EngineDelta(
+            index=index,
+            token_ids=ids,
+            logprobs=tuple(each["logprob"] for each in entries),
+            versions=versions,
+            top_logprobs=tuple(each[:wanted] for each in tops) if wanted else None,
+            finish_reason=reason,
+            stop_token_id=ids[-1] if reason is FinishReason.STOP and ids else None,
+            after_first_s=latency * (1 - 1 / total) if reason is not None and ids and total == len(ids) else 0.0,
+            all_versions=all_versions,
+        )
 
 
 def read_prompt(entries: Any, prompt: Sequence[int], top: int) -> PromptLogprobs:

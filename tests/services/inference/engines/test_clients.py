@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from areal.http.client import HttpClient, Window
-from areal.services.inference.engines import open_engine, transport
+from areal.services.inference.engines import open_engine, transport, vllm
 from areal.services.inference.engines.base import (
     UNKNOWN_VERSION,
     EngineCall,
@@ -28,6 +28,7 @@ CALL = EngineCall(
     "call-1", ((1, 2, 3),), SamplingParams(max_new_tokens=4, temperature=0.5, stop_token_ids=(9,), top_logprobs=2)
 )
 PATHS = {"embedded": "POST /generate", "vllm": "POST /v1/completions", "sglang": "POST /generate"}
+SPANS = "POST /inference/v1/generate"
 VLLM_MODELS = (200, {"data": [{"id": "/models/tiny", "max_model_len": 77}]})
 
 
@@ -293,7 +294,7 @@ async def test_vllm_that_reports_spans_is_asked_for_whole_answers_where_nothing_
             "weight_versions": spans if len(ids) > 1 else spans[:1]
         }
 
-    route = "POST /inference/v1/generate"
+    route = SPANS
     streamed = [{"choices": [_vllm_choice([5], finish="stop")]}, "[DONE]"]
     api.replies["POST /v1/completions"] = streamed
     quiet = replace(CALL, stream=False)
@@ -317,9 +318,83 @@ async def test_vllm_that_reports_spans_is_asked_for_whole_answers_where_nothing_
     assert first.top_logprobs is not None and first.top_logprobs[0] == ((1, -0.1), (5, -0.5))
     assert 0 < first.after_first_s < 10
     assert (second.index, second.finish_reason, second.stop_token_id) == (1, FinishReason.STOP, 9)
-    for streams in (CALL, replace(quiet, response_format={"type": "json_object"})):
-        await collect(client, streams)
-        assert api.got[-1][0] == "POST /v1/completions"
+
+
+def _spanned(ids: list[int], spans: list[tuple[str, int, int]] | None = None) -> dict[str, Any]:
+    """An event of ``/inference/v1/generate``, the last one where it has spans."""
+    content = [{"token_id": each, "logprob": -0.5, "top_logprobs": []} for each in ids]
+    choice = {"index": 0, "token_ids": ids, "logprobs": {"content": content}, "finish_reason": None}
+    if spans is not None:
+        named = [{"version": version, "start": start, "end": end} for version, start, end in spans]
+        choice |= {"finish_reason": "length", "weight_versions": named}
+    return {"choices": [choice]}
+
+
+async def vllm_with_spans(http: HttpClient, api: ScriptedApi) -> TokenEngine:
+    api.replies["POST /v1/completions"] = [{"choices": [_vllm_choice([5], finish="stop")]}, "[DONE]"]
+    api.replies["GET /metrics"] = (200, b'vllm:generation_tokens_total{engine="0"} 1.0\n')
+    api.replies[SPANS] = (200, _spanned([5], [("default", 0, 1)]))
+    client = await engine("vllm", http, api.url)
+    assert client.capabilities.whole_answers
+    return client
+
+
+async def test_vllm_that_reports_spans_streams_several_tokens_an_event_with_exact_versions_at_the_end(
+    http: HttpClient, api: ScriptedApi
+) -> None:
+    client = await vllm_with_spans(http, api)
+    updated = asyncio.Event()
+    last = _spanned([4], [("6", 0, 2), ("7", 2, 5)])
+    api.replies[SPANS] = [_spanned([5]), updated.wait, _spanned([6, 7, 8]), last, "[DONE]"]
+    await client.set_version(6)
+    read = list[EngineDelta]()
+    async for delta in client.generate(replace(CALL, stream_interval=16)):
+        read.append(delta)
+        await client.set_version(7)
+        updated.set()
+    assert read[0].versions == (6,) and read[-1].all_versions == (6, 6, 7, 7, 7)
+    assert UNKNOWN_VERSION in [version for delta in read[1:] for version in delta.versions] or len(read) == 2
+    body = api.bodies(SPANS)[-1]
+    assert body["stream"] is True and body["sampling_params"]["stream_interval"] == 16
+    api.replies[SPANS] = [last, "[DONE]"]
+    await collect(client)
+    assert api.bodies(SPANS)[-1]["sampling_params"]["stream_interval"] > 1  # as many as it sampled in 50 ms
+
+
+@pytest.mark.parametrize(
+    ("wanted", "sent"),
+    [
+        ({"type": "json_object"}, {"json_object": True}),
+        (
+            {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "array"}}},
+            {"json": {"type": "array"}},
+        ),
+        ({"type": "choice", "choice": ["a", "b"]}, {"choice": ["a", "b"]}),
+    ],
+)
+async def test_vllm_that_reports_spans_gets_the_form_of_an_answer_as_a_sampling_parameter(
+    http: HttpClient, api: ScriptedApi, wanted: dict[str, Any], sent: dict[str, Any]
+) -> None:
+    client = await vllm_with_spans(http, api)
+    await collect(client, replace(CALL, stream=False, response_format=wanted))
+    assert api.bodies(SPANS)[-1]["sampling_params"]["structured_outputs"] == sent
+
+
+async def test_vllm_with_spans_is_paused_without_waiting_for_the_events_of_its_streams(
+    http: HttpClient, api: ScriptedApi
+) -> None:
+    """An update takes no 100 ms for a silence in streams whose versions the spans tell."""
+    client = await vllm_with_spans(http, api)
+    resumed = asyncio.Event()
+    last = _spanned([6], [("0", 0, 2)])
+    api.replies |= {SPANS: [_spanned([5]), resumed.wait, last, "[DONE]"], "POST /pause": (200, {})}
+    reading = client.generate(CALL)
+    await anext(reading)
+    began = asyncio.get_running_loop().time()
+    await client.pause()
+    assert asyncio.get_running_loop().time() - began < vllm._QUIET_S
+    resumed.set()
+    assert [delta.token_ids async for delta in reading] == [(6,)]
 
 
 def _sglang_event(ids: list[int], completion_tokens: int, finish: dict[str, Any] | None) -> dict[str, Any]:

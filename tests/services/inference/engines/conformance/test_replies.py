@@ -22,10 +22,11 @@ async def test_stand_in_answers_a_part_of_what_the_real_server_answered(
     recorded: Path, models: Callable[[bool], Models], log: Path, http: HttpClient
 ) -> None:
     engine, folder = recorded.stem.split("-")[0], models(False).folders[0]
+    adapter = models(False).adapters["pirate"]
     process = start(f"{engine}-standin", folder, log)
     try:
         await process.wait_ready(http)
-        found = await asyncio.to_thread(replies, engine, process.url, str(folder))
+        found = await asyncio.to_thread(replies, engine, process.url, str(folder), str(adapter))
     finally:
         process.stop()
     differing = compare(json.loads(recorded.read_text()), found, whole=False)

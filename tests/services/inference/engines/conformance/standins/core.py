@@ -25,9 +25,9 @@ from areal.wire.sampling import parse_sampling
 class Refused(Exception):
     """The caller's mistake, in the engine's words. ``of_tokens``: a prompt holds what is no token."""
 
-    def __init__(self, message: str, *, of_tokens: bool = False) -> None:
+    def __init__(self, message: str, *, of_tokens: bool = False, status: int = 400) -> None:
         super().__init__(message)
-        self.of_tokens = of_tokens
+        self.of_tokens, self.status = of_tokens, status
 
 
 def report(mode: str) -> None:
@@ -79,7 +79,7 @@ class Core:
         if not all(type(token) is int and 0 <= token < vocabulary for token in prompt):
             raise Refused("a token id is out of vocabulary", of_tokens=True)
         if adapter is not None and adapter not in self.loaded.adapters:
-            raise Refused(f"no adapter {adapter}")
+            raise Refused(f"no adapter {adapter}", status=404)
         try:
             parsed = parse_sampling(sampling, vocabulary)
             assert self.loaded.grammars is not None or response_format is None

@@ -1,5 +1,5 @@
-"""vLLM's routes as its server describes them (0.32, development mode): ``/v1/completions`` with token ids, one event a
-choice, pause by ``keep``, ``/collective_rpc`` with our worker extension's method, ``/weight_info``.
+"""vLLM's routes as its server answers them (0.32, development mode): ``/inference/v1/generate``, ``/v1/completions``
+with token ids, one event a choice, pause by ``keep``, ``/weight_info``, ``/collective_rpc`` with our worker extension.
 
 ``tied_fault``: what the real one does when it reloads weights by its own method on a CPU: it says that all is well, and
 goes on with the old head.
@@ -108,6 +108,9 @@ class Vllm:
         lines.append(f'vllm:generation_tokens_total{{engine="0",model_name="m"}} {float(counted)}')
         return web.Response(text="\n".join(lines) + "\n")
 
+    def _adapter(self, body: dict[str, Any]) -> str | None:
+        return None if body["model"] == str(self._core.folder) else body["model"]
+
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         if "prompt_logprobs" in body:
@@ -116,8 +119,7 @@ class Vllm:
         sampling = {_NAMES.get(name, name): body[name] for name in _SAMPLING if name in body}
         if sampling["temperature"] == 0 and body.get("n", 1) > 1:
             return _error(400, "n must be 1 when using greedy sampling")
-        adapter = None if body["model"] == str(self._core.folder) else body["model"]
-        top = body["logprobs"]
+        top, adapter = body["logprobs"], self._adapter(body)
         deltas = self._core.deltas(
             body["prompt"], {**sampling, "top_logprobs": top}, adapter, body.get("response_format")
         )
@@ -129,44 +131,60 @@ class Vllm:
                     await out.prepare(request)
                 choice = _choice(delta, top)
                 event = {"id": f"cmpl-{body['request_id']}", "object": "text_completion", "choices": [choice]}
-                await out.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+                await out.write(_event(event))
             await out.write(b"data: [DONE]\n\n")
         except Refused as refused:
             if not refused.of_tokens:
-                return _error(400, str(refused))
+                return _error(refused.status, str(refused))
             await out.prepare(request)  # the real one finds a bad token when it has said 200
             error = {"error": {"message": str(refused), "type": "BadRequestError", "param": None, "code": 400}}
-            await out.write(b"data: " + json.dumps(error).encode() + b"\n\ndata: [DONE]\n\n")
+            await out.write(_event(error) + b"data: [DONE]\n\n")
         finally:
             await deltas.aclose()
             self._running -= 1
         return out
 
-    async def _generate(self, request: web.Request) -> web.Response:
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
+        """An answer once, or in events of ``stream_interval`` tokens, the first one at once. Its end has the spans."""
         body = await request.json()
-        given = body["sampling_params"]
-        assert not body["stream"] and given["detokenize"] is False
+        given, labels = body["sampling_params"], dict[int, list[str]]()
+        assert given["detokenize"] is False
         sampling = {_NAMES.get(name, name): given[name] for name in _SAMPLING if name in given}
-        adapter = None if body["model"] == str(self._core.folder) else body["model"]
-        top, choices = given["logprobs"], dict[int, dict[str, Any]]()
-        deltas = self._core.deltas(body["token_ids"], {**sampling, "top_logprobs": top}, adapter)
+        adapter = self._adapter(body)
+        top, waiting = given["logprobs"], dict[int, dict[str, Any]]()
+        wanted = _response_format(given.get("structured_outputs"))
+        deltas = self._core.deltas(body["token_ids"], {**sampling, "top_logprobs": top}, adapter, wanted)
+        out = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         self._running += 1
         try:
             async for delta in deltas:
-                whole = {"index": delta.index, "token_ids": [], "logprobs": {"content": []}, "weight_versions": []}
-                add_tokens(choices.setdefault(delta.index, whole), delta, top, self._core.label)
+                sampled = labels.setdefault(delta.index, [])
+                sampled += [self._core.label] * len(delta.token_ids)
+                choice = waiting.setdefault(delta.index, _nothing(delta.index))
+                add_tokens(choice, delta, top, sampled)
+                count = len(choice["token_ids"])
+                is_due = count == len(sampled) or count >= given.get("stream_interval", 1) if body["stream"] else False
+                if body["stream"] and (is_due or delta.finish_reason is not None):
+                    if not out.prepared:
+                        await out.prepare(request)
+                    await out.write(_event({"request_id": body["request_id"], "choices": [choice]}))
+                    waiting[delta.index] = _nothing(delta.index)
+            if not body["stream"]:
+                choices = [waiting[index] for index in sorted(waiting)]
+                return web.json_response({"request_id": body["request_id"], "choices": choices})
+            await out.write(b"data: [DONE]\n\n")
         except Refused as refused:
-            return _error(400, str(refused))
+            return _error(refused.status, str(refused))
         finally:
             await deltas.aclose()
             self._running -= 1
-        return web.json_response({"request_id": body["request_id"], "choices": [choices[i] for i in sorted(choices)]})
+        return out
 
     async def _scored(self, body: dict[str, Any]) -> web.Response:
         """An entry for each token of the prompt, by token id: its own, and the likeliest; null for the first."""
         if body.get("stream"):
             return _error(400, "`prompt_logprobs` are not available when `stream=True`.")
-        prompt, adapter = body["prompt"], None if body["model"] == str(self._core.folder) else body["model"]
+        prompt, adapter = body["prompt"], self._adapter(body)
         values, tops = await self._core.scores(prompt, body["prompt_logprobs"], adapter)
         told: list[Any] = [None]
         for token, value, top in zip(prompt[1:], values, tops, strict=True):
@@ -191,7 +209,10 @@ class Vllm:
 
     async def _rpc(self, request: web.Request) -> web.Response:
         body = await request.json()
-        result = await asyncio.to_thread(getattr(self._worker, body["method"]), **body["kwargs"])
+        method = getattr(self._worker, body["method"], None)
+        if method is None:
+            return _error(500, f"Call to collective_rpc method failed: no attribute {body['method']}")
+        result = await asyncio.to_thread(method, **body["kwargs"])
         return web.json_response({"results": [result]})
 
     async def _load_adapter(self, request: web.Request) -> web.Response:
@@ -202,7 +223,7 @@ class Vllm:
         try:
             adapter = self._core.engine.read_adapter(name, Path(body["lora_path"]))
         except ArealError as error:
-            return _error(400, str(error))
+            return _error(404, str(error))
         self._core.loaded.adapters[name] = adapter
         return web.Response(text=f"Success: LoRA adapter '{name}' added successfully.")
 
@@ -226,18 +247,37 @@ def _error(status: int, message: str) -> web.Response:
     return web.json_response(body, status=status)
 
 
-def add_tokens(choice: dict[str, Any], delta: Any, top: int, label: str) -> None:
+def _event(value: Any) -> bytes:
+    return b"data: " + json.dumps(value).encode() + b"\n\n"
+
+
+def _nothing(index: int) -> dict[str, Any]:
+    return {"index": index, "token_ids": [], "logprobs": {"content": []}, "weight_versions": None}
+
+
+def _response_format(wanted: dict[str, Any] | None) -> dict[str, Any] | None:
+    """``structured_outputs`` as the embedded engine takes it."""
+    if wanted is None:
+        return None
+    if "json" in wanted:
+        return {"type": "json_schema", "json_schema": {"schema": wanted["json"]}}
+    ((kind, value),) = wanted.items()
+    return {"type": kind, kind: value}
+
+
+def add_tokens(choice: dict[str, Any], delta: Any, top: int, labels: list[str]) -> None:
+    """``labels``: those of all tokens of the choice."""
     for position, token in enumerate(delta.token_ids):
         entries = {token: delta.logprobs[position], **dict(delta.top_logprobs[position] if top else ())}
         tops = [{"token_id": each, "logprob": value, "rank": 1} for each, value in entries.items()]
         about = {"token_id": token, "logprob": delta.logprobs[position], "rank": 1, "top_logprobs": tops}
         choice["logprobs"]["content"].append(about)
         choice["token_ids"].append(token)
-        spans, count = choice["weight_versions"], len(choice["token_ids"])
-        if not spans or spans[-1]["version"] != label:
-            spans.append({"version": label, "start": count - 1})
-        spans[-1]["end"] = count
     choice |= {"finish_reason": delta.finish_reason, "stop_reason": delta.stop_token_id}
+    if delta.finish_reason is not None:
+        ends = [place for place in range(1, len(labels) + 1) if labels[place - 1 : place] != labels[place : place + 1]]
+        spans = zip([0, *ends], ends, strict=False)
+        choice["weight_versions"] = [{"version": labels[start], "start": start, "end": end} for start, end in spans]
 
 
 def _choice(delta: Any, top: int) -> dict[str, Any]:
