@@ -405,6 +405,9 @@ def route(context: EffectContext, op: Op, number: int) -> None:
 
 def unroute(context: EffectContext, op: Op, number: int) -> None:
     name = op.args.get("model") or _served(context, op)
+    if op.args.get("declared"):
+        _post(context, op, "/register_model", write_fields(RegisterModel(model=name, workers=(), expected=0)))
+        return
     _post(context, op, "/remove_model", write_fields(RemoveModel(model=name)), missing_is_fine=True)
 
 

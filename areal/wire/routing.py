@@ -117,6 +117,11 @@ class ModelEntry:
     withheld: bool = False
 
     @property
+    def idle(self) -> bool:
+        """Whether it is declared to have no replica."""
+        return not self.workers and self.expected == 0
+
+    @property
     def published(self) -> bool:
         return bool(self.workers) and len(self.workers) >= self.expected and not self.withheld
 

@@ -1,5 +1,5 @@
-"""A model is scaled to 0 while callers use it: running calls end as they would, later ones are 404 (the service has no
-such model then), and nothing that was acknowledged is lost."""
+"""A model is scaled to 0 while callers use it: running calls end as they would, later ones are 503 with a Retry-After,
+which SDKs retry, and nothing that was acknowledged is lost."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_scale_to_zero_under_callers_loses_nothing_that_was_acknowledged(box: Bo
     box.ok("scale", "model/reverse", "--replicas", "0")
     for caller in callers:
         caller.join(90)
-        assert (caller.refused[0], caller.refused[1]["error"]["code"]) == (404, "model_not_found"), caller.refused
+        assert (caller.refused[0], caller.refused[1]["error"]["code"]) == (503, "model_has_no_replicas"), caller.refused
 
     assert not [name for name in box.processes() if name.startswith(("engine", "data-proxy"))]
     box.ok("scale", "model/reverse", "--replicas", "1")

@@ -445,7 +445,8 @@ class _Hands:
         service, table = self._table(op)
         name = op.args.get("model") or op.ref.partition("/")[2]
         require(not any(self._is_unknown(w[0]) for w in table.models.get(name, ())), "it has workers out of sight")
-        self._set(service, replace(table, models={k: v for k, v in table.models.items() if k != name}))
+        kept = {k: v for k, v in table.models.items() if k != name}
+        self._set(service, replace(table, models={**kept, **({name: ()} if op.args.get("declared") else {})}))
 
     def do_drain(self, op: Op) -> None:
         service, table = self._table(op)

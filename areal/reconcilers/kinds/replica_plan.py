@@ -288,18 +288,18 @@ def _remove(work: ReplicaWork, runs: Sequence[ObservedRun], last: tuple[int, ...
     if routed and work.service.router:
         needs = work.drain(routed, needs, cause)
         work.routed = _without(work.routed, routed)
-        needs = (work.route(cause, needs) if work.routed else work.unroute(cause, needs),)
+        needs = (work.route(cause, needs) if work.routed else work.unroute(cause, needs, declared=not work.count),)
     needs = work.stop_all(proxies, cause, (*needs, *work.service.gateway_stopped))
     return work.stop_all([run for run in runs if run.state.spec.component != PROXY], cause, needs)
 
 
 def _forget_routes(work: ReplicaWork, last: tuple[int, ...]) -> None:
-    """Unroute an object without replicas, even when its processes ended by themselves."""
+    """Declare an object without replicas as such, even when its processes ended by themselves."""
     table = work.service.table
-    if work.count or work.routed or not isinstance(table, RouteTable) or work.name not in table.models:
+    if work.count or work.routed or not isinstance(table, RouteTable) or table.models.get(work.name) == ():
         return  # runs that cannot be seen are in ``routed``
     if not any(op.verb is Verb.UNROUTE for op in work.build.ops_of(work.ref)):
-        work.unroute(_extra_cause(work), last or work.recorded)
+        work.unroute(_extra_cause(work), last or work.recorded, declared=True)
 
 
 def settle(work: ReplicaWork) -> None:

@@ -317,7 +317,8 @@ class ReplicaWork(ObjectWork, ABC):
         return self.build.add(Verb.ROUTE, self.ref, "routes", cause, needs=needs, runs=self.routed, args=args)
 
     def unroute(self, cause: str, needs: Sequence[int], **args: Any) -> int:
-        """Remove the object from the router, by its name there: it may be deleted or replaced by then."""
+        """Remove the object from the router, by its name there: it may be deleted or replaced by then. ``declared``: it
+        has no replicas, and its callers are to try again."""
         args |= {**self._router, **({"model": self.name} if self.name != self.target.object.name else {})}
         needs = (*needs, *self.service.router_ready)
         return self.build.add(Verb.UNROUTE, self.ref, "routes", cause, needs=needs, args=args)

@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -82,6 +83,44 @@ def test_call_whose_model_is_removed_while_it_waits_is_404(service: Service) -> 
     service.wait_queued(1)
     service.tell_router("/remove_model", model="short")
     assert waiting.result(30).json()["error"]["code"] == "model_not_found"
+
+
+MESSAGES = [{"role": "user", "content": "Hello"}]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": MESSAGES}),
+        ("/v1/chat/completions", {"messages": MESSAGES, "stream": True}),
+        ("/v1/completions", {"prompt": "Hello"}),
+        ("/v1/messages", {"messages": MESSAGES, "max_tokens": 8}),
+        ("/v1/responses", {"input": "Hello", "stream": True}),
+        ("/rl/start_session", {"task_id": "t"}),
+    ],
+)
+def test_call_of_a_model_without_replicas_is_503_to_try_again(
+    service: Service, path: str, body: dict[str, Any]
+) -> None:
+    service.register(model="idle", expected=0)
+    answer = service.gateway.call("POST", path, {"model": "idle", **body}, key=service.key)
+    assert (answer.status, answer.headers["retry-after"]) == (503, "5")
+    error = answer.json()["error"]
+    assert error["message"] == "the model 'idle' has no replicas: it is scaled to 0 or suspended"
+    assert error["type"] == ("overloaded_error" if "messages" in path else "server_error")
+    unknown = service.gateway.call("POST", path, {"model": "nope", **body}, key=service.key)
+    assert unknown.status == 404
+
+
+def test_model_without_replicas_is_not_listed_and_its_waiting_calls_end(service: Service) -> None:
+    service.register(model="short", expected=1)
+    waiting = later(service.chat, model="short")
+    service.wait_queued(1)
+    service.register(model="short", expected=0)
+    assert waiting.result(30).json()["error"]["code"] == "model_has_no_replicas"
+    assert service.gateway.call("GET", "/v1/models", key=service.key).json()["models"] == ["tiny"]
+    assert service.gateway.call("GET", "/v1/models/short", key=service.key).status == 503
+    assert service.gateway.call("GET", "/v1/models/nope", key=service.key).status == 404
 
 
 def test_silence_longer_than_the_deadline_is_504_and_ends_the_engines_work(service: Service) -> None:

@@ -31,7 +31,7 @@ from areal.services.http.messages import (
 )
 from areal.services.http.service import Handler, Service, json_response, to_response
 from areal.services.inference.gateway.relay import NO_SESSION
-from areal.services.inference.gateway.routing import LiveTable, RouterClient
+from areal.services.inference.gateway.routing import NO_REPLICAS, LiveTable, RouterClient
 from areal.services.inference.gateway.sessions import JournalClient, SessionKeys, WorkerReply, place_sessions
 from areal.services.journal.keys import tag_of_key
 from areal.wire.agents import (
@@ -172,7 +172,7 @@ class AgentSessions:
     async def find_again(self, key: str, before: str, error: ApiError) -> str:
         """The tag of the session's journal, where ``error`` is that the journal ``before`` is no more: a session with
         this key may have started in another one meanwhile. Raises 404, 503, and any other ``error``."""
-        if error.code == "model_not_found":
+        if error.code in ("model_not_found", NO_REPLICAS):
             raise _no_pair() from error
         if error.code != NO_SESSION:
             raise error
@@ -219,7 +219,10 @@ class AgentSessions:
 
     async def _start(self, start: StartAgentSession, request_id: str) -> OpenedSession:
         body = orjson.dumps(start)
-        reply = await place_sessions(self._table, self._router, body, self.service, request_id)
+        try:
+            reply = await place_sessions(self._table, self._router, body, self.service, request_id)
+        except ApiError as error:
+            raise _no_pair() if error.code == NO_REPLICAS else error from None
         if reply.status == 404 and reply.error().get("code") == "model_not_found":
             raise _no_pair()
         if reply.status == 404 and start.api_key is not None:

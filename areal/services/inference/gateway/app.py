@@ -90,6 +90,7 @@ class GatewayRoutes:
                 if entry["id"] == name:
                     return json_response(entry)
         self._table.require_whole()
+        self._table.require_replicas(name)
         raise ApiError(404, f"the model {name!r} does not exist", code="model_not_found", param="model")
 
 

@@ -189,6 +189,7 @@ class Admission:
         """Seconds to wait for a new table before looking again. Raises ApiError when the wait is over."""
         if model not in self._table.snapshot.models:
             raise ApiError(404, f"the model {model!r} was removed", code="model_not_found", param="model")
+        self._table.require_replicas(model)
         waited = asyncio.get_running_loop().time() - since
         left = self._table.timeout_s - waited
         look_again_s = math.inf

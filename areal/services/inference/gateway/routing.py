@@ -41,6 +41,7 @@ from areal.wire.routing import (
 
 _SUSPECT_FIRST_S = 0.5
 _SUSPECT_MAX_S = 2.0
+NO_REPLICAS = "model_has_no_replicas"
 
 
 class LiveTable:
@@ -79,6 +80,13 @@ class LiveTable:
         if not self.whole:
             message = "the router has not told all of its routing table yet"
             raise ApiError(503, message, code="no_routing_table", headers={"Retry-After": "1"})
+
+    def require_replicas(self, name: str) -> None:
+        """Raises 503 for a model that is declared to have no replica."""
+        model = self.resolve(name)
+        if model is not None and model.idle:
+            message = f"the model {model.name!r} has no replicas: it is scaled to 0 or suspended"
+            raise ApiError(503, message, code=NO_REPLICAS, headers={"Retry-After": "5"})
 
     def apply(self, incoming: Snapshot) -> None:
         before = _ready_addrs(self.snapshot)
@@ -131,7 +139,7 @@ class LiveTable:
         base, colon, adapter = name.partition(":")
         if colon and base in self.snapshot.models:
             model = self.snapshot.models[base]
-            return model if adapter in model.adapters else None
+            return model if adapter in model.adapters or model.idle else None
         having = [model for model in self.snapshot.models.values() if name in model.adapters]
         return having[0] if len(having) == 1 else None
 

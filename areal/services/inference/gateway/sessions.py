@@ -340,10 +340,11 @@ _LOOK_AGAIN_S = 0.5
 async def place_sessions(table: LiveTable, router: RouterClient, body: bytes, model: str, request_id: str) -> HttpReply:
     """The router's answer, once a data proxy can take the sessions. Retried are 503 and 421 (a journal moves), which
     mean that nothing was started, and 404 for a known model, of which a restarted router has yet to hear. An agent
-    service without an inference service is refused at once."""
+    service without an inference service is refused at once, and so is a model without replicas."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + table.timeout_s
     while True:
+        table.require_replicas(model)
         try:
             reply = await router.send("POST", "/register_session", body, request_id)
             code = reply.error().get("code")

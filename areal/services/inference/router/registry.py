@@ -224,9 +224,13 @@ class WorkerRegistry:
         return worker
 
     def _join(self, lease: RenewLease, former: WorkerRecord | None) -> WorkerRecord:
-        if (model := self._models.get(lease.model)) is None:
-            created = int(time.time())
-            self._models[lease.model] = _Model(lease.expected, lease.external, created, lease.readiness, withheld=True)
+        model = self._models.get(lease.model)
+        if model is None or (model.expected == 0 and not self._members.get(lease.model)):  # it had no replica
+            created = int(time.time()) if model is None else model.created
+            journals = frozenset[str]() if model is None else model.journals
+            self._models[lease.model] = _Model(
+                lease.expected, lease.external, created, lease.readiness, journals, withheld=True
+            )
         elif model.withheld:
             model.expected = max(model.expected, lease.expected)
         for other in list(self._by_addr.get(lease.addr, {}).values()):

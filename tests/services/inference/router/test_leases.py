@@ -127,6 +127,20 @@ def test_lease_brings_back_nobody_that_was_removed_until_it_is_declared_again() 
     assert registry.snapshot().models == {}
 
 
+def test_model_without_replicas_is_published_again_when_all_that_join_were_ready() -> None:
+    registry = WorkerRegistry()
+    registry.register_model("m", [("w0", "http://h:1")], expected=1, external=False)
+    registry.register_model("m", [], expected=0, external=False)
+    assert registry.snapshot().models["m"].idle
+    restored = WorkerRegistry()
+    restored.restore(registry.declared(), 0.0)
+    assert restored.snapshot().models["m"].idle
+    renewed(registry, 1, expected=2)
+    assert not registry.snapshot().models["m"].published and not registry.snapshot().models["m"].idle
+    renewed(registry, 2, expected=2)
+    assert registry.snapshot().models["m"].published
+
+
 def test_held_worker_gets_nothing_before_it_is_declared() -> None:
     registry = WorkerRegistry()
     renewed(registry, 0, held=True)
