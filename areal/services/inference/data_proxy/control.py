@@ -7,7 +7,8 @@ engine has that version; meanwhile it is not ready and refuses calls. Weights of
 
 One control runs at a time. A pause that fails, or whose client disconnects, is undone, since no client would resume the
 engine. A resume that fails, there or after a weight swap, is repeated until it succeeds. While memory is released the
-proxy is not ready and refuses calls, so that they go to other replicas.
+proxy is not ready and refuses calls, so that they go to other replicas. A file tells the successor of a data proxy that
+was killed with its engine paused that no client has paused it; the successor resumes it.
 
 A weight swap whose outcome is unknown leaves the engine paused, so that no token is recorded with a wrong version: the
 running calls continue once the engine has loaded the published weights, and new ones are refused meanwhile.
@@ -23,7 +24,8 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
+from urllib.parse import urlsplit
 
 from areal.dataclasses import asdict, dataclass
 from areal.files import parse_json, replace_file
@@ -42,7 +44,7 @@ from areal.services.inference.engines.base import (
     EngineUnsupported,
     TokenEngine,
 )
-from areal.services.inference.recorder.storage import PUBLISHED
+from areal.services.inference.recorder.storage import PAUSING, PUBLISHED
 from areal.wire.bodies import SetVersion
 from areal.wire.fields import read_fields
 from areal.wire.processes import DataProxyConfig
@@ -226,7 +228,6 @@ class WeightTracker:
 
 # Controls. All of their routes need the admin key.
 
-_T = TypeVar("_T")
 _BODY_BYTES = 64 * 1024
 _RESUME_PERIOD_S = 1.0
 _CONTROL_PATHS = (
@@ -265,6 +266,7 @@ class EngineControl:
         self._resume_due = asyncio.Event()  # set while the engine is paused because a resume failed
         self._held_at: int | None = None  # the engine's losses when a resume was left out because of invalid weights
         self.memory_released = False
+        self.on_change: Callable[[], None] = lambda: None  # called when the memory is released, and restored
 
     def add_to(self, service: Service) -> None:
         memory = self.release_memory, self.restore_memory
@@ -276,6 +278,11 @@ class EngineControl:
     @property
     def paused(self) -> bool:
         return self._pause.active
+
+    def _set_memory_released(self, released: bool) -> None:
+        changed, self.memory_released = self.memory_released != released, released
+        if changed:
+            self.on_change()
 
     @property
     def losses(self) -> int:
@@ -310,11 +317,14 @@ class EngineControl:
             was_paused = self._wants_pause
             self._pause.set(True)  # first, so that no deadline expires while the engine pauses
             try:
+                if not was_paused:
+                    self._mark(True)
                 await self._engine.pause()
             except BaseException:
                 if not was_paused:
                     await self._undo_pause()
                 raise
+            self._mark(False)
             self._resume_due.clear()
             self._held_at = None
         return json_response({"status": "ok", "paused": True, "version": self._watch.state.version})
@@ -328,6 +338,17 @@ class EngineControl:
             self._pause.set(self._resume_due.is_set() or self._is_held)
 
         await uninterrupted(resume(), "undo-pause")
+
+    def _mark(self, pausing: bool) -> None:
+        """Create or remove the file that lasts while the engine is paused, and no client has paused it."""
+        with contextlib.suppress(OSError):  # on a full disk only a successor lacks it
+            if (file := self._pausing) is not None:
+                file.touch() if pausing else file.unlink(missing_ok=True)
+
+    @property
+    def _pausing(self) -> Path | None:
+        kept = self._tracker.file
+        return kept.with_name(f"{PAUSING}{urlsplit(self.engine_url).netloc}") if kept is not None else None
 
     @property
     def _is_held(self) -> bool:
@@ -345,6 +366,7 @@ class EngineControl:
         if self._tracker.is_invalid:
             self._held_at = self._watch.losses
             self._resume_due.clear()
+            self._mark(False)  # the version that the engine has says it
             return
         self._held_at = None
         try:
@@ -356,6 +378,7 @@ class EngineControl:
             self._resume_due.set()
             raise
         self._resume_due.clear()
+        self._mark(False)
         self._pause.set(False)
 
     async def run(self) -> None:
@@ -392,14 +415,14 @@ class EngineControl:
         await request.read(_BODY_BYTES)
         async with self.exclusively():
             if not self.memory_released:
-                self.memory_released = True  # no call may start meanwhile
+                self._set_memory_released(True)  # no call may start meanwhile
                 try:
                     if running := self._in_flight():
                         message = f"{running} calls are running: their cache cannot be released under them"
                         raise ApiError(409, message, code="requests_in_flight")
                     await self._engine.release_memory()
                 except BaseException:
-                    self.memory_released = False
+                    self._set_memory_released(False)
                     raise
         return json_response({"status": "ok", "memory_released": True})
 
@@ -407,7 +430,7 @@ class EngineControl:
         await request.read(_BODY_BYTES)
         async with self.exclusively():
             await self._engine.restore_memory()
-            self.memory_released = False
+            self._set_memory_released(False)
         return json_response({"status": "ok", "memory_released": False})
 
     async def configure_backend(self, request: Request) -> Response:
@@ -444,6 +467,8 @@ class EngineControl:
             self._pause.set(True)
             try:
                 if pausing:
+                    if not was_paused:
+                        self._mark(True)
                     await self._engine.pause()
                 await self._swap(swap)
             finally:
@@ -462,13 +487,16 @@ class EngineControl:
             raise
 
     async def take_over(self) -> None:
-        """Note weights of an update that an earlier data proxy began and did not end: the engine has no version then,
-        and may be paused. Raises EngineUnavailable."""
+        """Continue where an earlier data proxy was killed. The engine has no version in the middle of an update, and
+        may be paused; paused by the data proxy otherwise, it is resumed. Raises EngineError."""
         async with self.locked():
             if await self._engine.version() == UNKNOWN_VERSION and not self._tracker.is_invalid:
                 self._tracker.invalidate()
                 if self._pause.active:
                     self._held_at = self._watch.losses
+            elif self._pausing is not None and self._pausing.exists() and not self._resume_due.is_set():
+                await self._resume()
+            self._mark(False)
 
     @contextlib.asynccontextmanager
     async def exclusively(self) -> AsyncIterator[None]:

@@ -139,6 +139,7 @@ def _token_engine(config: DataProxyConfig) -> Build:
         watch.on_change = engine_changed
         pause.on_change = tracker.on_change = service.lifetime.news.set
         control = EngineControl(config, engine, engine_at, watch, pause, lambda: service.lifetime.in_flight, tracker)
+        control.on_change = service.lifetime.news.set
         held = service.metrics.gauge("areal_tokens_in_flight", "Prompt and longest answer of the calls being answered.")
         held.set_function(lambda: calls.tokens_in_flight)
         paused = service.metrics.gauge("areal_paused", "1 while generation is held still.")

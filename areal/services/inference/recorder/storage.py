@@ -26,6 +26,7 @@ from areal.services.journal.storage import other_folders, wait_for_lock
 SEQUENCES = 2**32
 REGISTRATIONS = ".models.json"  # a file beside each folder: the models registered at the run with this uid
 PUBLISHED = "published.json"  # a file beside the folders: the weights that the model's workers are to serve
+PAUSING = "pausing-"  # files beside the folders: a data proxy has its engine, of that address, paused for a moment
 _FORMAT = 1
 
 _TABLES = """
@@ -92,7 +93,7 @@ class DisposalReport:
 def dispose(root: Path) -> DisposalReport:
     """Delete every free, readable journal under ``root`` without finished trajectories, and ``root`` itself if no
     journal remains. Always deletes the records of registered models, which may hold keys, and of published weights."""
-    for beside in (*root.glob(f"*{REGISTRATIONS}"), root / PUBLISHED):
+    for beside in (*root.glob(f"*{REGISTRATIONS}"), *root.glob(f"{PAUSING}*"), root / PUBLISHED):
         beside.unlink(missing_ok=True)
     finished, unreadable, served = 0, [], []
     for path in other_folders(root, set()):

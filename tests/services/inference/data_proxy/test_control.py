@@ -4,13 +4,16 @@ import asyncio
 import contextlib
 from errno import ENOSPC
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 from unittest.mock import Mock
 
 import pytest
 
+from areal.services.http.messages import Request
 from areal.services.http.tasks import background
 from areal.services.inference.data_proxy import control, engine_watch
-from areal.services.inference.data_proxy.control import PublishedWeights, WeightTracker
+from areal.services.inference.data_proxy.control import EngineControl, PublishedWeights, WeightTracker
 from areal.services.inference.data_proxy.engine_watch import EngineWatch, PauseState
 from areal.services.inference.engines.base import EngineState
 from areal.services.inference.recorder.storage import PUBLISHED
@@ -322,3 +325,29 @@ async def test_failed_update_is_announced_and_undone_at_once(tmp_path: Path) -> 
     assert tracker.failed.is_set()
     tracker.reloaded("pair", 1)
     assert len(reasons) == 2 and reasons[0] is not None and "does not have it yet" in reasons[0] and reasons[1] is None
+
+
+async def test_release_and_restoration_of_memory_are_announced(tmp_path: Path) -> None:
+    """A router that learns of it at the next renewal of the lease sends calls there until then."""
+
+    class Memory(Engine):
+        async def release_memory(self) -> None:
+            pass
+
+        async def restore_memory(self) -> None:
+            pass
+
+    async def read(limit: int) -> bytes:
+        return b""
+
+    engine: Any = Memory()
+    watch, asked = EngineWatch(engine.state), SimpleNamespace(read=read)
+    config: Any = SimpleNamespace(engine_url="http://127.0.0.1:1", engine="vllm")
+    tracker = WeightTracker(watch, tmp_path, None)
+    controls = EngineControl(config, engine, lambda url: engine, watch, PauseState(), lambda: 0, tracker)
+    announced: list[str | None] = []
+    controls.on_change = lambda: announced.append(controls.not_ready)
+    await watch.refresh()
+    for handler in (controls.release_memory, controls.release_memory, controls.restore_memory, controls.restore_memory):
+        await handler(cast(Request, asked))
+    assert announced == ["the engine's memory is released", None]

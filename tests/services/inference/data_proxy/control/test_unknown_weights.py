@@ -280,3 +280,42 @@ def _versions(events: Future[list[Any]]) -> list[int]:
     listed = events.result(30)
     assert listed[-1] == "[DONE]", listed
     return [version for event in listed[:-1] for choice in event["choices"] for version in choice.get("versions", ())]
+
+
+async def test_successor_of_a_data_proxy_that_was_killed_while_it_paused_its_engine_resumes_it(
+    engine: Engine, processes: Processes, tokenizer: Path, tmp_path: Path
+) -> None:
+    proxy = await start_proxy(processes, engine, tokenizer, tmp_path)
+    await publish(engine, proxy)
+    assert not list((tmp_path / "state").glob("pausing-*"))
+    paused = asyncio.Event()
+
+    async def pause_for_ever() -> None:
+        await engine._pause()
+        paused.set()
+        await asyncio.Event().wait()
+
+    engine.api.hooks[PAUSE[engine.kind]] = pause_for_ever
+    update = asyncio.create_task(proxy.update(2), name="update")
+    await asyncio.wait_for(paused.wait(), 20)
+    assert engine.label == "1"
+    proxy.process.kill()
+    with pytest.raises(OSError):
+        await update
+    await start_proxy(processes, engine, tokenizer, tmp_path)
+    await asyncio.wait_for(engine.resumed.wait(), 20)
+    await in_thread(wait_until, lambda: not list((tmp_path / "state").glob("pausing-*")), what="the mark is gone")
+
+
+async def test_pause_of_a_client_outlives_the_data_proxy(
+    engine: Engine, processes: Processes, tokenizer: Path, tmp_path: Path
+) -> None:
+    proxy = await start_proxy(processes, engine, tokenizer, tmp_path)
+    await publish(engine, proxy)
+    assert (await proxy.post("/pause_generation")).status == 200
+    assert not list((tmp_path / "state").glob("pausing-*"))
+    proxy.process.kill()
+    again = await start_proxy(processes, engine, tokenizer, tmp_path)
+    assert (await again.step("pairs", 1)).status == 405
+    assert engine.paused and not engine.resumed.is_set()
+    assert (await again.post("/continue_generation")).status == 200 and not engine.paused
