@@ -201,7 +201,8 @@ EMPTY = Snapshot(epoch="", serial=-1)
 
 @dataclass(frozen=True)
 class Followed:
-    """The table that a relay routes by (``table``), and that of a previous router (``inherited``)."""
+    """The table that a relay routes by (``table``), and that of a previous router (``inherited``), which also counts
+    until the present router is synced: without a state file it knows no workers at first."""
 
     table: Snapshot = EMPTY
     inherited: Snapshot = EMPTY

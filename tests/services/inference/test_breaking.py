@@ -7,7 +7,6 @@ import http.client
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -138,33 +137,13 @@ def test_router_gone_leaves_the_relay_serving(service: Service) -> None:
     assert service.gateway.call("GET", "/workers", key=service.key).status == 503
 
 
-def test_router_restarted_is_told_by_the_relay_what_it_knew(service: Service) -> None:
+def test_router_restarted_without_a_file_leaves_the_last_table_in_use_until_it_is_synced(service: Service) -> None:
     service.tell_router("/synced")
-    service.tell_router("/configure", strategy="prefix", limits={"max_queued_requests": 7})
-    before = service.router.call("GET", "/table", key=service.key).json()
     service.router.kill()
+    service.gateway.wait_log("lost the router")
     again = service.processes.router("--port", str(service.router.port))
-
-    def table() -> dict[str, Any]:
-        told: dict[str, Any] = again.call("GET", "/table", key=service.key).json()
-        return told
-
-    wait_until(lambda: table()["synced"], what="it is told")
-    after = table()
-    assert after.pop("epoch") != before.pop("epoch")
-    for told in (before, after):
-        told.pop("serial")
-        told["models"]["tiny"].pop("created")
-    assert after == before
+    wait_until(lambda: service.gateway.call("GET", "/health").json()["router_connected"], what="the relay follows it")
+    assert again.call("GET", "/models", key=service.key).json()["models"] == []
     assert service.chat().status == 200
-    assert again.call("POST", "/remove_model", {"model": "tiny"}, key=service.key).status == 200
-    wait_until(lambda: service.models() == [], what="from now on it is believed")
-
-
-def test_router_restarted_that_is_told_otherwise_goes_by_that(service: Service) -> None:
-    again = service.processes.router()
-    service.processes.register(again, service.proxy, model="new")
-    kept = service.router.call("GET", "/table", key=service.key).json()
-    said = again.call("POST", "/recall", kept, key=service.key)
-    assert said.json()["recalled"] is False
-    assert list(again.call("GET", "/table", key=service.key).json()["models"]) == ["new"]
+    assert again.call("POST", "/synced", {}, key=service.key).status == 200
+    wait_until(lambda: service.models() == [], what="the relay goes by the new router's table")

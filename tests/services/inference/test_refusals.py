@@ -172,7 +172,7 @@ def test_wrong_key_says_nothing_of_the_right_one(service: Service) -> None:
         ("/register_model", {"model": "m", "workers": [{"worker_id": "a", "worker_addr": "h:1"}] * 2}),
         ("/remove_model", {}), ("/drain", {}), ("/route", {}), ("/configure", {"strategy": "nope"}),
         ("/configure", {"limits": 7}), ("/configure", {"limits": {"nope": 1}}),
-        ("/configure", {"limits": {"max_body_bytes": -1}}), ("/register", []), ("/recall", {}),
+        ("/configure", {"limits": {"max_body_bytes": -1}}), ("/register", []),
     ],
 )  # fmt: skip
 def test_router_refuses_what_makes_no_sense(service: Service, path: str, body: object) -> None:

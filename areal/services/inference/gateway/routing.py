@@ -104,12 +104,6 @@ class LiveTable:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def remembered(self, incoming: Snapshot) -> Snapshot | None:
-        """The last known table, for a router whose ``incoming`` one is empty; None where it is not, or nothing is
-        known."""
-        last = self._followed.inherited
-        return last if last.models and not incoming.models and not incoming.synced else None
-
     def summary(self) -> dict[str, Any]:
         """The table's state, for /health."""
         table = self.snapshot
@@ -264,14 +258,13 @@ _log = logging.getLogger(__name__)
 _SILENCE_S = 10.0  # the router's heartbeat comes every two
 _GRACE_S = 1.0  # the data proxy's own progress deadline comes first
 _REFRESH_S = 2.0
-_RECALL_S = 5.0
 _RETRY_FIRST_S = 0.05
 _RETRY_MAX_S = 1.0
 
 
 class Follower:
-    """Follows the router's /watch. Without the router the last table stays in use, and a router that comes back without
-    state is sent it: nobody else restores it until the next reconcile."""
+    """Follows the router's /watch. Without the router the last table stays in use; ``Followed`` says how long after a
+    restart without a state file."""
 
     def __init__(self, table: LiveTable, http: HttpClient, router_url: str, headers: Mapping[str, str]) -> None:
         self._table = table
@@ -305,22 +298,10 @@ class Follower:
                 if data["type"] == "snapshot":
                     snapshot = Snapshot.from_json(data)
                     self._table.apply(snapshot)
-                    await self._send_last_table(snapshot)
                 elif data["type"] == "changes":
                     snapshot = snapshot.changed(Changes.from_json(data))
                     self._table.apply(snapshot)
                 self.connected = True
-
-    async def _send_last_table(self, incoming: Snapshot) -> None:
-        """Send the last table to a router that lost it. Raises CallFailed, TimeoutError; the next snapshot tries
-        again."""
-        if (remembered := self._table.remembered(incoming)) is None:
-            return
-        body = orjson.dumps(remembered.to_json())
-        reply = await self._http.fetch(
-            "POST", self._url, "/recall", headers=self._headers, body=body, timeout_s=_RECALL_S
-        )
-        _check(reply.status)
 
     def watchdog(self, model: str, addr: str, busy: Callable[[], bool] = lambda: False) -> Watchdog:
         """The progress deadline of a call to the worker at ``addr``. It is suspended while ``busy``, and while the

@@ -56,7 +56,6 @@ from areal.wire.routing import (
     DRAINING,
     READY,
     Readiness,
-    Snapshot,
     WorkerEntry,
     worker_base_url,
 )
@@ -177,7 +176,7 @@ _LEARNING_S = 6.0  # by then every living data proxy has renewed its lease
 class DeclaredFile:
     """The file of a router's declarations and address: the next router continues from it, and the service's data
     proxies find the router by it. An unreadable file is set aside, not taken for an empty one: the router then learns
-    from leases which workers exist. ``path`` None: nothing is kept, and a new router must be told everything."""
+    from leases which workers exist. ``path`` None: nothing is kept; only what registers is known."""
 
     def __init__(self, path: Path | None, registry: WorkerRegistry) -> None:
         self._path = path
@@ -264,7 +263,6 @@ def _read_lease(own: bytes) -> RenewLease:
 
 _ON_ITS_WAY_S = 0.1  # the age of a lease's report at most; sessions placed since then are counted on top
 _REMOVED_AGAIN_S = 5.0
-_TABLE_BYTES = 64 * 1024 * 1024
 
 
 class RouterRoutes:
@@ -295,7 +293,6 @@ class RouterRoutes:
             "/route": self.pick,
             "/configure": self.configure,
             "/synced": self.synced,
-            "/recall": self.recall,
             "/http_sd": self.register_target,
         }
         gets = {
@@ -378,20 +375,6 @@ class RouterRoutes:
     async def synced(self, request: Request) -> Response:
         self._registry.mark_synced()
         return self._accepted()
-
-    async def recall(self, request: Request) -> Response:
-        """Adopt a relay's table after a restart. Changes nothing where something was declared already."""
-        data = await read_object(request, _TABLE_BYTES)
-        try:
-            before = Snapshot.from_json(data)
-            recalled = self._registry.recall(before)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise bad_request(f"this is no table: {error!r}") from error
-        if recalled:
-            await self._prober.probe(self._registry.workers())
-        if recalled and before.synced:
-            self._registry.mark_synced()
-        return self._accepted(recalled=recalled)
 
     async def pick(self, request: Request) -> Response:
         """The worker for a call, by its session or the session's key, else by its model. Relays ask this only for a key

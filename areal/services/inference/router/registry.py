@@ -405,25 +405,6 @@ class WorkerRegistry:
             self.strategy, self.limits = strategy or self.strategy, updated
             self._changed()
 
-    def recall(self, before: Snapshot) -> bool:
-        """Continue from the table of the previous router, unless something was declared already; returns whether it was
-        adopted. Draining workers become cordoned: a drain is ordered anew. Raises ValueError."""
-        if self.synced or self._models or self._workers:
-            return False
-        self.configure(before.strategy, before.limits)
-        for model in before.models.values():
-            self.register_model(
-                model.name,
-                [(worker.id, worker.addr) for worker in model.workers],
-                expected=model.expected,
-                external=model.external,
-                readiness=model.readiness,
-                cordoned=[worker.id for worker in model.workers if worker.state in (CORDONED, DRAINING)],
-            )
-            journals = frozenset(model.orphans).union(*(worker.journals for worker in model.workers))
-            self._models[model.name] = replace(self._models[model.name], journals=journals, journals_due=False)
-        return True
-
     def mark_synced(self) -> None:
         if not self.synced or self.learning:
             self.synced, self.learning = True, False

@@ -40,7 +40,6 @@ GATEWAY = [
 ROUTER = [
     *(("POST", path) for path in ("/register", "/unregister", "/route", "/register_session", "/remove_session")),
     *(("POST", path) for path in ("/register_model", "/remove_model", "/drain", "/undrain", "/configure", "/synced")),
-    ("POST", "/recall"),
     *(("GET", path) for path in ("/workers", "/models", "/resolve_worker/tiny-0", "/watch", "/table")),
 ]
 DATA_PROXY = [
