@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import chain
 from typing import NamedTuple
 
 from areal.dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ from areal.reconcilers.context import Context
 from areal.reconcilers.converge import recover
 from areal.reconcilers.kinds import ServiceController, controller_of, controllers, started_again_by
 from areal.reconcilers.launch import key_path
-from areal.reconcilers.observe import port_trouble, setting
+from areal.reconcilers.observe import look, setting
 from areal.resources.addresses import is_loopback
 from areal.resources.kinds import parse_ref
 from areal.runtime.backends import Backends
@@ -109,7 +110,7 @@ def _state(ctx: Context) -> Iterator[_Diagnosis]:
             finding = Finding("error", f"unreadable file: {defect.path}", defect.reason, f"{FIX} sets it aside")
             yield _Diagnosis(finding, partial(upkeep.set_aside, ctx.home, defect))
     for path in upkeep.leftovers(ctx.home):
-        yield _Diagnosis(Finding("info", f"left by a crash: {path}", fix_command=FIX), lambda: upkeep.sweep(ctx.home))
+        yield _Diagnosis(Finding("info", f"left over: {path}", fix_command=FIX), lambda: upkeep.sweep(ctx.home))
 
 
 # -- the processes
@@ -134,11 +135,10 @@ def _processes(ctx: Context, backend: Backends) -> Iterator[_Diagnosis]:
             again = started_again_by(parse_ref(state.spec.owner)) if state.spec.owner else "areal reconcile"
             hint = f"areal logs {state.spec.owner} -c {state.spec.component}; {again} starts it again"
             yield _Diagnosis(Finding("error", what, state.reason, hint))
-    states = list(backend.observe().values())
-    for state in states:
-        if state.phase is Phase.RUNNING and (shared := port_trouble(state, states)) is not None:
-            what = f"{state.spec.owner} {state.spec.component}/{state.spec.replica}: {shared.message}"
-            yield _Diagnosis(Finding("error", what, "it listens there with SO_REUSEPORT", shared.hint))
+    for run in chain.from_iterable(look(list(backend.observe().values())).runs.values()):
+        for trouble in filter(None, (run.trouble, run.notice)):
+            what = f"{run.state.spec.owner} {run.slot}: {trouble.message}"
+            yield _Diagnosis(Finding("error", what, trouble.reason, trouble.hint))
     try:
         squatters = backend.capacity().squatters
     except ArealError as error:

@@ -284,7 +284,10 @@ def notice_of(about: Mapping[str, Any]) -> Trouble | None:
     damaged = about.get("journal_damaged")
     if type(damaged) is not int or damaged <= 0:
         return None
-    message = f"damaged journal entries: {damaged}; requests of their sessions get 404 or an error"
+    listed = about.get("journal_damage")
+    named = [str(each) for each in listed] if isinstance(listed, list) else []
+    where = f" ({'; '.join(named)}{'; ...' * (len(named) < damaged)})" if named else ""
+    message = f"damaged journal entries: {damaged}{where}; requests of their sessions get 404 or an error"
     return Trouble("JournalDamaged", message, "docs/troubleshooting.md says how to set the files aside")
 
 
@@ -486,8 +489,8 @@ def conditions_of(
     now: float,
     notice: Trouble | None = None,
 ) -> tuple[Condition, ...]:
-    """The four conditions; a condition that has not changed keeps the time of its last transition. ``notice``: what is
-    Degraded of an object that serves."""
+    """The four conditions. One that has not changed keeps the time of its last transition; another one has ``now``, 0
+    where the change was only seen, some time after it. ``notice``: what is Degraded of an object that serves."""
     whole = health.desired > 0 and health.ready == health.desired
     ready = "Unknown" if health.phase == "Unknown" else str(whole and health.phase in _WELL)
     failed = error is not None

@@ -180,7 +180,7 @@ def _status(obj: StoredObject, seen: Observed, health: Health, left: str | None)
         health.fraction,
         health.desired,
         health.ready,
-        conditions_of(health, obj.generation, failure, previous, now, notice),
+        conditions_of(health, obj.generation, failure, previous, 0.0, notice),
         gateway_address(ref, [run.state for run in seen.of(ref)]),
         failure or health.message or noted,
         max(0.0, now - obj.created_at) if obj.created_at else 0.0,

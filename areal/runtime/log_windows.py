@@ -34,8 +34,10 @@ class Place(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> Place:
         """Raises ValueError."""
-        inode, _, offset = text.partition(".")
-        return cls(int(inode, 16), int(offset, 16))
+        inode, offset = (int(part, 16) for part in text.split("."))
+        if not 0 <= min(inode, offset) <= max(inode, offset) < 1 << 63:
+            raise ValueError(f"{text[:40]} is no place in a file")
+        return cls(inode, offset)
 
 
 class PlacedLine(NamedTuple):

@@ -14,6 +14,7 @@ import socket
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -35,6 +36,7 @@ _MOST_BODY = 4 << 20
 _MOST_WATCHED = 8
 _IDLE_S = 60.0  # of a connection
 _THREADS = 128
+_EVICTION_S = 1.0  # for the thread of a connection that was closed to end
 _STATUS = {NotFound: 404, UsageFault: 400, Conflict: 409}
 _TYPES = {".js": "text/javascript", ".mjs": "text/javascript", ".css": "text/css", ".html": "text/html"}
 
@@ -60,6 +62,7 @@ class PageServer(ThreadingHTTPServer):
         self.ended = threading.Event()
         self.marks = changes.SharedMarks(self._marks)
         self._free = threading.Semaphore(_THREADS)
+        self._unproven: dict[int, socket.socket] = {}  # connections that have not sent the token yet, oldest first
         super().__init__((host, port), _Handler)
 
     def view(self, query: Mapping[str, str], body: object = None) -> ViewContext:
@@ -72,16 +75,35 @@ class PageServer(ThreadingHTTPServer):
         return reader.marks(self.view(query))
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve in a thread; a connection above the limit is closed at once."""
-        if not self._free.acquire(blocking=False):
+        """Serve in a thread. Above the limit the oldest connection that has not sent the token is closed for a new one;
+        where there is none, the new one is."""
+        if not self._free.acquire(blocking=False) and not self._evict():
             self.shutdown_request(request)
             return
-        super().process_request(request, client_address)
+        self._unproven[id(request)] = request
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread could be started
+            self._unproven.pop(id(request), None)
+            self._free.release()
+            raise
+
+    def _evict(self) -> bool:
+        for oldest in list(self._unproven.values())[:1]:
+            with suppress(OSError):  # it has just ended
+                oldest.shutdown(socket.SHUT_RDWR)
+            return self._free.acquire(timeout=_EVICTION_S)
+        return False
+
+    def prove(self, request: socket.socket) -> None:
+        """Note that a connection has sent the token."""
+        self._unproven.pop(id(request), None)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
+            self._unproven.pop(id(request), None)
             self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -111,6 +133,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             self._answer(_failure(refusal.status, "Refused", refusal.message, refusal.hint))
             return
+        if is_api:
+            self.server.prove(self.connection)
         try:
             self._route(parts.path, parts.query, is_api)
         except ArealError as error:

@@ -197,6 +197,7 @@ class Changes:
 
 
 EMPTY = Snapshot(epoch="", serial=-1)
+DECLARED = "declared"  # in the router's file, behind what it announces of itself
 
 
 @dataclass(frozen=True)

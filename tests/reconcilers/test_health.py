@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal.reconcilers.context import Progress
+from areal.reconcilers.context import Context, Progress
+from areal.reconcilers.doctor import doctor
 from areal.reconcilers.observe import Health, Observed, ObservedRun, RouteTable, Seen, conditions_of, notice_of
 from areal.reconcilers.planning import Component, decide
 from areal.reconcilers.status import _progress, statuses
@@ -47,7 +48,8 @@ def changed(observed: Observed, component: str, **changes: Any) -> Observed:
 @pytest.mark.parametrize(
     ("answer", "reason", "words"),
     [
-        ({"journal_damaged": 2}, "JournalDamaged", "damaged journal entries: 2"),
+        ({"journal_damaged": 2}, "JournalDamaged", "damaged journal entries: 2; requests"),
+        ({"journal_damaged": 4, "journal_damage": ["/d/j: torn"]}, "JournalDamaged", "entries: 4 (/d/j: torn; ...);"),
         ({"weights_not_kept": "No space left on device"}, "WeightsNotKept", "No space left on device; free space"),
     ],
 )
@@ -286,5 +288,8 @@ time.sleep(1000)
         assert (status.phase, degraded.status, degraded.reason) == ("Running", "True", "WorkFails")
         assert "no module r; areal logs TrainJob/learn has all failures" in degraded.message
         assert status.message == degraded.message
+        assert degraded.to_json()["lastTransitionTime"] is None, "it is not known since when"
+        (found,) = [each for each in doctor(Context(home, "", "")) if "no module r" in each.what]
+        assert (found.severity, found.why) == ("error", "WorkFails")
     finally:
         backends.stop("r1")

@@ -248,3 +248,23 @@ def test_one_of_two_claims_of_more_than_half_the_gpus_is_met(make_local: MakeBac
             assert sorted(threads.map(claim, backends)) == [0, 5]
             for backend in backends:
                 backend.release_claims()
+
+
+def test_runs_of_one_name_in_two_homes_never_share_a_gpu(make_local: MakeBackend) -> None:
+    listing = machine(3)
+    one, other = (make_local(name, list_gpus=lambda: listing) for name in ("one", "other"))
+    held = {}
+    for backend in (one, other):
+        (gpu,) = backend.claim_gpus(1, owner="Model/qwen")
+        backend.start(run_spec(gpus=(gpu,)))
+        held[backend] = gpu
+    assert held[one] != held[other]
+    (last,) = set(one.capacity().gpus)
+    assert other.capacity().gpus == (last,)
+    with pytest.raises(NoCapacity):
+        one.claim_gpus(2, owner="Model/qwen")
+
+    one.stop("r1")
+
+    assert set(other.capacity().gpus) == {last, held[one]}
+    assert other.observe()["r1"].phase is Phase.RUNNING

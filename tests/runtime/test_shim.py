@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
@@ -20,6 +21,7 @@ from areal.runtime.backends.base import HttpProbe, Phase, RestartPolicy
 from areal.runtime.backends.local import LocalBackend
 from areal.runtime.lifecycle import SHIM_PATH, fork_shim
 from areal.runtime.shim import NOT_STARTED
+from areal.runtime.shim.supervisor import spawn
 
 from .support import (
     FORKING_COMPONENT,
@@ -492,3 +494,14 @@ def test_component_keeps_a_no_proxy_of_all_hosts(local: LocalBackend, monkeypatc
     until_phase(local, "r1", Phase.EXITED)
 
     assert "**" in log_text(local, "r1")
+
+
+def test_fork_that_fails_leaves_no_descriptor_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> int:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with monkeypatch.context() as machine, pytest.raises(BlockingIOError):
+        machine.setattr(os, "fork", refuse)
+        spawn(("true",), {}, "/", 1)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before

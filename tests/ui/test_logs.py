@@ -57,7 +57,9 @@ def test_hostile_text_stays_text_and_a_long_line_is_cut(page: Page, job: Job) ->
 
 
 def test_malformed_cursor_is_400(page: Page, job: Job) -> None:
-    assert page.failure("logs", **OF, before="x=zz.1")[0] == 400
+    for place in ("zz.1", "1", "1.2.3", "-1.5", "1.-5", f"1.{1 << 63:x}", f"{1 << 70:x}.0"):
+        for name in ("before", "after"):
+            assert page.failure("logs", **OF, **{name: f"x={place}"})[0] == 400, (name, place)
 
 
 def test_previous_run_is_the_start_before_the_present_one(page: Page, job: Job) -> None:

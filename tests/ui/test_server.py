@@ -7,6 +7,7 @@ import hashlib
 import json
 import signal
 import socket
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from areal.state.home import Home
 from areal.state.records import StoredObject
 from areal.ui.access import AccessHeaders, PageAccess, access_of, host_name
 from areal.ui.encoding import to_json
-from areal.ui.server import STATIC
+from areal.ui.server import _THREADS, STATIC, PageServer
 from areal.ui.views import VIEWS, reader_of
 from tests.ui.conftest import Page, eventually
 
@@ -241,3 +242,35 @@ def test_vendored_files_have_the_hashes_of_their_manifest() -> None:
 
 def test_every_view_has_a_reader() -> None:
     assert all(reader_of(name) is not None for name in VIEWS)
+
+
+def test_unfinished_connections_keep_nobody_with_the_token_waiting(page: Page) -> None:
+    name, _, port = page.host.rpartition(":")
+    with contextlib.ExitStack() as stack:
+        held = [stack.enter_context(socket.create_connection((name, int(port)), 30)) for _ in range(_THREADS + 8)]
+        for connection in held:
+            with contextlib.suppress(OSError):
+                connection.sendall(b"GET /api/home HTTP/1.1\r\n")
+        for _ in range(3):
+            assert page.ask("/api/home", {"Authorization": f"Bearer {page.token}"})[0].status == 200
+
+
+def test_connection_whose_thread_does_not_start_leaves_its_place_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with PageServer("127.0.0.1", 0, Home(tmp_path), access_of("127.0.0.1", None)) as server:
+        free = server._free._value
+        with monkeypatch.context() as machine, socket.create_connection(("127.0.0.1", server.server_port), 5):
+            machine.setattr(threading.Thread, "start", refuse)
+            server.handle_request()
+        assert (server._free._value, server._unproven) == (free, {})
+
+
+def test_plan_of_a_file_that_is_no_manifest_quotes_nothing_of_it(page: Page, tmp_path: Path) -> None:
+    secret = tmp_path / "id_rsa"
+    secret.write_text("hunter2: [")
+    status, error = page.failure("plan", path=str(secret))
+    assert status == 400 and "hunter2" not in str(error)

@@ -78,7 +78,12 @@ def spawn(argv: Sequence[str], env: Mapping[str, str], cwd: str, output_fd: int)
     """
     read_fd, write_fd = os.pipe()  # closed by a successful exec, written by a failed one
     shim_pid = os.getpid()
-    pid = os.fork()
+    try:
+        pid = os.fork()
+    except OSError:
+        os.close(read_fd)
+        os.close(write_fd)
+        raise
     if pid == 0:
         _become(argv, env, cwd, output_fd, write_fd, shim_pid)
     os.close(write_fd)
@@ -315,6 +320,8 @@ class RunSupervisor:
     def _start_component(self) -> None:
         records.remove(os.path.join(self._run_dir, records.STAGE))
         self._cause = ""
+        if self._probe:
+            self._probe.restart(time.monotonic())
         try:
             env = {**self._env, ATTEMPT_VARIABLE: str(self._first_attempt + self._restarts)}
             if not os.path.isdir(env.get("TMPDIR", "/")):  # of a CI job, or of a login, that is over
@@ -326,8 +333,6 @@ class RunSupervisor:
         self._log.mark(f"started pid {self._child.pid}" + (f", restart {self._restarts}" if self._restarts else ""))
         if self._restarts:
             self._note("Normal", "Restarted", f"pid {self._child.pid}, restart {self._restarts}")
-        if self._probe:
-            self._probe.restart(time.monotonic())
         self._record_child("running")
 
     def _on_exit(self, exit: Exit) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import cached_property
@@ -18,6 +19,7 @@ from areal.services.http.service import Service
 from areal.services.http.tasks import IDLE_S, happens, until_beat
 from areal.wire.bodies import RenewLease
 from areal.wire.processes import RegistrationConfig
+from areal.wire.routing import DECLARED
 
 _log = logging.getLogger(__name__)
 _POLL_S = 1.0  # for changes that the engine watch does not announce
@@ -26,6 +28,8 @@ _LATEST_SHARE = 0.8  # of a lease, up to which a renewal waits for the beat
 _RETRY_S = 0.5
 _TIMER_SLACK_S = 0.002  # timers fire a little early
 _TIMEOUT_S = 5.0
+_SPREAD_S = 2.0  # over which data proxies take their leases of a new router
+_HEAD_BYTES = 512
 _URGENT_FIELDS = ("status", "fault", "model", "version", "paused", "max_model_len", "root", "adapters", "journals")
 
 
@@ -41,8 +45,9 @@ class RouterLease:
     """Keeps a data proxy registered at its router: a lease, renewed for as long as the process lives.
 
     The router's address is read from its state file, which the router writes at each start, so that one that moved is
-    found again. A lease carries the body of /ready: changed ``_URGENT_FIELDS`` are sent at once, others with the next
-    renewal. An idle process, whose report is the same as the last one, renews its lease less often.
+    found again, and one that has lost its declarations learns within seconds which data proxies live. A lease carries
+    the body of /ready: changed ``_URGENT_FIELDS`` are sent at once, others with the next renewal. An idle process,
+    whose report is the same as the last one, renews its lease less often.
     """
 
     def __init__(
@@ -56,6 +61,7 @@ class RouterLease:
         self._headers = {**headers, "Content-Type": "application/json"}
         self._registered: bool | None = None
         self._read: tuple[Any, str] = None, ""  # the file's inode, time and size when it was read, and the url in it
+        self._router = b""  # as it announced itself at the last renewal
 
     async def run(self) -> None:
         sent: Mapping[str, Any] = {}
@@ -92,6 +98,18 @@ class RouterLease:
             now = self._service.readiness()
             if any(now.get(name) != sent.get(name) for name in _URGENT_FIELDS):
                 return
+            if self._announced() != self._router:
+                await asyncio.sleep(random.uniform(0.0, min(_SPREAD_S, until - loop.time())))  # not all at once
+                return
+
+    def _announced(self) -> bytes:
+        """The address and epoch of the router in the beginning of its file; the last ones where it cannot be read."""
+        try:
+            with self._file.open("rb") as file:
+                head, found, _ = file.read(_HEAD_BYTES).partition(DECLARED.encode())
+        except OSError:
+            return self._router
+        return head if found else self._router
 
     def _router_url(self) -> str:
         """The router's address; while its file cannot be read, the last one. Raises OSError, ValueError, KeyError or
@@ -109,6 +127,7 @@ class RouterLease:
     async def _renew(self, ready: Mapping[str, Any], is_idle: bool) -> float:
         """Renew the lease; returns the seconds until the next renewal."""
         body = orjson.dumps({**ready, **self._lease})
+        self._router = self._announced()
         try:
             url = self._router_url()
             response = await self._http.fetch(

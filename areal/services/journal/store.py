@@ -50,6 +50,7 @@ _SWEEP_S = 1.0
 _LOOKED_AT_S = 0.2
 ADOPT_AFTER_S = 5.0
 _MOST_OWN_FOLDERS = 100
+_MOST_TOLD = 3  # damaged records in a report
 _TAKE_BACK_S = 30.0  # a journal that was given up, and that no process has adopted in this time, is taken back
 _COMMIT_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5)
 
@@ -268,6 +269,10 @@ class JournalStore(Generic[J]):
         _log.info("adopted the journal %s with %d sessions", path.name, journal.live_sessions())
         return journal.tag
 
+    def fault_of(self, path: Path) -> str:
+        """Why a journal could not be opened."""
+        return self._failures.get(path, "")
+
     def _note_failure(self, path: Path, error: OSError | sqlite3.Error) -> None:
         """Log it once, and go on trying. Only a damaged journal's sessions are nowhere."""
         if self._failures.get(path) != str(error):
@@ -344,14 +349,16 @@ async def serve_journals(
 def store_details(store: JournalStore[J]) -> dict[str, Any]:
     """The store's status for the router: the journals here and elsewhere, the number of live sessions, and damage."""
     failing = next((journal.commits.failing for journal in store if journal.commits.failing), None)
-    damaged = sum(len(journal.corrupt) for journal in store) + len(store.unreadable)
+    noted = [f"{journal.folder.path.name}: {text}" for journal in store for text in journal.corrupt]
+    noted += [f"{path.name}: {store.fault_of(path)}" for path in sorted(store.unreadable)]
     return {
         "journals": list(store.journals),
         "journals_elsewhere": list(store.elsewhere),
         "sessions": sum(journal.live_sessions() for journal in store),
         "sessions_started": store.started,
         "journal_failing": failing,
-        "journal_damaged": damaged,
+        "journal_damaged": len(noted),
+        "journal_damage": noted[:_MOST_TOLD],
     }
 
 

@@ -1,6 +1,7 @@
 """``/plan``: what left the record now, or what ``areal apply`` of a manifest would do. The plan of ``areal diff``.
 
-``path`` is a manifest or a folder of this machine; the body of a POST has ``text``, a manifest that was pasted.
+``path`` is a manifest of this machine, by its name's ending, or a folder; the body of a POST has ``text``, a manifest
+that was pasted.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from areal.ui.memo import stamp
 from areal.ui.views import home
 
 _PASTED = "-"
+_MANIFESTS = (".yaml", ".yml", ".json")
 
 
 def read(view: ViewContext) -> dict[str, Any]:
@@ -47,5 +49,7 @@ def _plan(view: ViewContext) -> Plan:
     file = Path(path).expanduser()
     if not file.is_absolute():
         raise UsageFault(f"{path[:200]} is no absolute path", hint="write the whole path, beginning with /")
+    if file.suffix not in _MANIFESTS and not file.is_dir():  # errors quote parts of the file
+        raise UsageFault(f"{path[:200]} is no manifest", hint=f"its name ends in {', '.join(_MANIFESTS)}")
     source = RenderRequest(files=(str(file),), recursive=bool(view.query.get("recursive")))
     return diff(context, ApplyRequest(source, assume_capacity=assume))

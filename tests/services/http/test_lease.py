@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from areal.services.http import tasks
-from areal.services.http.lease import renewal_s
+from areal.http.client import HttpReply
+from areal.http.headers import Headers
+from areal.services.http import lease, tasks
+from areal.services.http.lease import RouterLease, renewal_s
+from areal.wire.routing import DECLARED, DEFAULT_READINESS
 from tests.services.processes import Processes
 
 
@@ -62,3 +71,36 @@ async def test_lease_of_an_idle_process_in_doubt_is_renewed_as_often_as_that_of_
     assert longest_wait("not ready") > 2.0, "it reports at once that it is ready again"
     assert longest_wait("ready") <= 1.25, "the second report makes it ready"
     assert longest_wait("ready") > 2.0
+
+
+async def test_lease_of_a_long_period_is_taken_of_a_new_router_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "_SPREAD_S", 0.0)
+    monkeypatch.setattr(lease, "IDLE_S", 0.05)
+    monkeypatch.setattr(lease, "_POLL_S", 0.05)
+    renewals: asyncio.Queue[str] = asyncio.Queue()
+
+    class Router:
+        async def fetch(self, method: str, url: str, path: str, **options: Any) -> HttpReply:
+            renewals.put_nowait(url)
+            body = b'{"registered": true, "renew_seconds": 3600, "lease_seconds": 7200}'
+            return HttpReply(200, Headers({}), body)
+
+    def announce(epoch: str) -> None:
+        file.write_text(json.dumps({"url": "http://h:1", "epoch": epoch, DECLARED: {}}))
+
+    file = tmp_path / "routes.json"
+    announce("a")
+    about = {"worker_id": "w0", "expected": 1, "readiness": DEFAULT_READINESS, "held": False}
+    settings: Any = SimpleNamespace(router_file=str(file), **about)
+    life = SimpleNamespace(news=asyncio.Event())
+    service: Any = SimpleNamespace(readiness=lambda: {"in_flight": 0}, lifetime=life, address="http://h:2")
+    router: Any = Router()
+    async with tasks.background("lease", RouterLease(settings, service, router, {}, "m").run):
+        assert await asyncio.wait_for(renewals.get(), 20) == "http://h:1"
+        file.write_text(file.read_text().replace("{}", '{"models": {}}'))  # the same router declares more
+        await asyncio.sleep(0.2)
+        assert renewals.empty()
+        announce("b")
+        await asyncio.wait_for(renewals.get(), 20)

@@ -154,6 +154,8 @@ async def test_journal_that_can_never_be_opened_is_reported_as_damage(
     assert await heir.adopt() == []
     assert tag not in reported(heir)
     assert store_details(heir)["journal_damaged"] == 1
+    (named,) = store_details(heir)["journal_damage"]
+    assert named.startswith("dead: ") and ("not a database" in named or "has format 99" in named)
     await heir.close()
 
 

@@ -121,12 +121,14 @@ class SglangClient(EngineClient):
         self._interval: int | None = None
         self._pace = Pace()
         self._paused: bool | None = None
+        self._version: int | None = None  # as it was set or reported last
         self._has_sessions = True  # /begin_weight_update
 
     def _request(self, call: EngineCall) -> GenerateRequest:
         self._check_tokens(call.prompt)
         has_spans = self.capabilities.whole_answers
-        offsets, body = StreamOffsets(call, self.capabilities, self._pace), wire_body(call)
+        offsets = StreamOffsets(call, self.capabilities, self._pace, EventVersions(self._version))
+        body = wire_body(call)
         if has_spans and not call.stream:
             return "/generate", {**body, "stream": False}, JsonWhole(offsets.deltas)
         if has_spans:
@@ -176,9 +178,10 @@ class SglangClient(EngineClient):
         _, listed = await self._get("/v1/models")
         _, about = await self._get("/v1/loads")
         served: dict[str, Any] = next((entry for entry in listed.get("data") or () if not entry.get("parent")), {})
+        self._version = weight_version(model.get("weight_version"))
         return EngineState(
             not_ready=None,
-            version=weight_version(model.get("weight_version")),
+            version=self._version,
             max_model_len=typed(served, "max_model_len", int),
             root=typed(model, "model_path", str),
             paused=self._paused,
@@ -213,7 +216,7 @@ class SglangClient(EngineClient):
 
     def _forget_engine(self) -> None:
         super()._forget_engine()
-        self._prefix = self._interval = self._paused = None
+        self._prefix = self._interval = self._paused = self._version = None
         self._has_sessions, self.capabilities.whole_answers = True, False
 
     async def _adapters(self) -> tuple[str, ...]:
@@ -231,6 +234,7 @@ class SglangClient(EngineClient):
     async def set_version(self, version: int) -> None:
         body = {"new_version": version_label(version), "abort_all_requests": False}
         await self._command("/update_weight_version", body, if_missing=_NO_VERSION)
+        self._version = version
 
     async def version(self) -> int | None:
         status, about = await self._info("model_info")

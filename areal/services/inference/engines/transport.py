@@ -86,8 +86,10 @@ class EventVersions:
     """The weight versions of an answer's tokens, event by event. ``seen``: tokens of each choice so far.
 
     An event of several tokens may have some from before an update and some from after it: where its version is not that
-    of the event before, theirs are unknown until the exact spans at the answer's end."""
+    of the event before, or for the first event the one when the call ``began`` (None: not known), theirs are unknown
+    until the exact spans at the answer's end."""
 
+    began: int | None = None
     seen: dict[int, int] = field(default_factory=dict)
     last: dict[int, int] = field(default_factory=dict)
 
@@ -98,7 +100,8 @@ class EventVersions:
         total = self.seen[index] = first + count
         if spans:
             return _versions_in(spans, first, count), _versions_in(spans, 0, total) if first else None
-        mixed = count > 1 and self.last.get(index, version) != version
+        at_first = None if self.began == UNKNOWN_VERSION else self.began  # nothing is sampled while it is unknown
+        mixed = count > 1 and self.last.get(index, at_first) not in (version, None)
         self.last[index] = version
         return (UNKNOWN_VERSION if mixed else version,) * count, None
 

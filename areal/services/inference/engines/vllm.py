@@ -35,6 +35,7 @@ from typing import Any
 
 from areal.dataclasses import dataclass, field
 from areal.http.client import CallFailed, HttpClient
+from areal.http.headers import unique_id
 from areal.services.inference.engines.base import (
     UNKNOWN_VERSION,
     Broadcast,
@@ -129,7 +130,7 @@ class VllmClient(EngineClient):
         read_one: Callable[[Mapping[str, Any], int], EngineDelta]
         if self.capabilities.whole_answers:
             route, body = _GENERATE, spans_body(call, self._served(), self._pace.interval)
-            read_one = SpannedChoices(call, self._pace).read
+            read_one = SpannedChoices(call, self._pace, versions=EventVersions(self._version)).read
         else:
             route, body = "/v1/completions", wire_body(call, self._served())
             read_one = partial(read_choice, call)
@@ -191,7 +192,7 @@ class VllmClient(EngineClient):
         )
 
     async def _learn_whole_answers(self) -> None:
-        call = EngineCall("whole", ((1,),), SamplingParams(max_new_tokens=1, temperature=0.0), stream=False)
+        call = EngineCall(unique_id("whole_"), ((1,),), SamplingParams(max_new_tokens=1, temperature=0.0), stream=False)
         body = spans_body(call, self._served(), 1)
         try:
             answer = await self._command(_GENERATE, body, if_missing="this vLLM has no such route")

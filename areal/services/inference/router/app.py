@@ -53,6 +53,7 @@ from areal.wire.processes import RouterConfig
 from areal.wire.routing import (
     CORDONED,
     DEAD,
+    DECLARED,
     DRAINING,
     READY,
     Readiness,
@@ -170,7 +171,7 @@ class RegisteredTargets:
 
 _log = logging.getLogger(__name__)
 _PERIOD_S = 1.0
-_LEARNING_S = 6.0  # by then every living data proxy has renewed its lease
+_LEARNING_S = 6.0  # by then every living data proxy has found the new router in its file
 
 
 class DeclaredFile:
@@ -194,7 +195,7 @@ class DeclaredFile:
             return
         try:
             content = parse_json(self._path.read_text())
-            self._registry.restore(content["declared"], time.monotonic())
+            self._registry.restore(content[DECLARED], time.monotonic())
         except FileNotFoundError:
             self._registry.mark_synced()
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -212,7 +213,7 @@ class DeclaredFile:
         """Write the file if something has changed. Raises OSError."""
         if self._path is None or self._url is None or self._serial == self._registry.serial:
             return
-        content = {"url": self._url, "declared": self._registry.declared()}
+        content = {"url": self._url, "epoch": self._registry.epoch, DECLARED: self._registry.declared()}
         if content != self._written:
             replace_file(self._path, orjson.dumps(content), mode=0o600, durable=True)
             self._written, self._identity = content, _identity(self._path)

@@ -32,6 +32,8 @@ from areal.wire.routing import CORDONED, DEAD, READY, WorkerEntry
 _LARGE_POOL = 32
 _CANDIDATES = 4
 _SURELY_REPORTED_S = 60.0
+_MOST_PLACED = 4096  # addresses with sessions that were not reported yet, before those that are gone are forgotten
+_KEPT_S = 600.0  # longer than between two reports
 
 
 @dataclass
@@ -69,6 +71,15 @@ class Placements:
             self._placed[worker.addr] = recent
         return recent
 
+    def _forget_gone(self) -> None:
+        """Forget placements that no report comes for: their replica is gone."""
+        latest = time.monotonic() - _KEPT_S
+        self._placed = {
+            addr: placed
+            for addr, placed in self._placed.items()
+            if any(each.done_at is None or each.done_at > latest for each in placed)
+        }
+
     def lightest_first(self, workers: Sequence[WorkerRecord]) -> list[WorkerRecord]:
         """Ready workers that record, the least loaded first. Of a large pool only a sample is considered, so that the
         cost of a start does not grow with the pool."""
@@ -81,6 +92,8 @@ class Placements:
     def placing(self, worker: WorkerRecord, size: int) -> Iterator[SessionPlacement]:
         """Count ``size`` sessions from now on. The block sets ``size`` to 0 where they did not start."""
         placed = SessionPlacement(size)
+        if len(self._placed) > _MOST_PLACED:
+            self._forget_gone()
         self._placed[worker.addr] = [*self._unreported(worker), placed]
         try:
             yield placed

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal.services.inference.engines.base import EngineDelta, EngineFailed, FinishReason
+from areal.services.inference.engines.base import UNKNOWN_VERSION, EngineDelta, EngineFailed, FinishReason
 from areal.services.inference.engines.embedded_client import read_delta
-from areal.services.inference.engines.transport import JsonEvents, JsonLines, check_event, merged
+from areal.services.inference.engines.transport import EventVersions, JsonEvents, JsonLines, check_event, merged
 
 STEPS = st.lists(st.tuples(st.integers(0, 2), st.lists(st.integers(0, 99), min_size=1, max_size=3)), max_size=12)
 CUTS = st.lists(st.integers(0, 2000), max_size=8)
@@ -103,3 +103,13 @@ def test_events_without_their_end_are_a_cut_stream() -> None:
     assert list(reader.feed(b"data: " + orjson.dumps(line(0, [1])) + b"\n\n"))
     with pytest.raises(EngineFailed, match="cut"):
         reader.end()
+
+
+@pytest.mark.parametrize(
+    ("began", "count", "label", "versions"),
+    [(1, 2, 2, UNKNOWN_VERSION), (1, 1, 2, 2), (2, 2, 2, 2), (None, 2, 2, 2), (UNKNOWN_VERSION, 2, 2, 2)],
+)
+def test_first_event_of_several_tokens_has_no_version_where_it_changed_since_the_call_began(
+    began: int | None, count: int, label: int, versions: int
+) -> None:
+    assert EventVersions(began).read(0, count, label, None) == ((versions,) * count, None)

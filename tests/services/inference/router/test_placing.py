@@ -16,7 +16,7 @@ from areal.http.headers import Headers
 from areal.services.http.errors import ApiError
 from areal.services.inference.router.health import ProbeResult
 from areal.services.inference.router.registry import WorkerRecord, WorkerRegistry, WorkerReport
-from areal.services.inference.router.sessions import Placements, SessionPlacement, SessionPlacing
+from areal.services.inference.router.sessions import _MOST_PLACED, Placements, SessionPlacement, SessionPlacing
 from areal.wire.bodies import RouteCall
 
 
@@ -151,6 +151,15 @@ def test_placed_sessions_are_forgotten_once_reported_though_none_is_placed_by_lo
             placed.started = number
         worker.report = replace(worker.report, sessions=number, started=number)
         assert sum(map(len, placements._placed.values())) <= 1
+
+
+def test_placed_sessions_of_replicas_that_are_gone_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("areal.services.inference.router.sessions._KEPT_S", 0.0)
+    placements = Placements()
+    for number in range(_MOST_PLACED * 2):
+        with placements.placing(WorkerRecord("w", f"http://h:{number}"), 1):
+            pass
+    assert len(placements._placed) <= _MOST_PLACED + 1
 
 
 class NoKeys:
