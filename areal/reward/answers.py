@@ -22,8 +22,14 @@ _SPECIAL_TOKEN = re.compile(r"<\|[^|<>]*\|>|</s>|<end_of_turn>|<eos>")
 _BOX = re.compile(r"\\f?box(?:ed)?(?![A-Za-z])\s*")
 _MARK = re.compile(r"####\s*(?=[-+\d.$€£¥({*\\]|\Z)")  # before other text it is a heading
 _STATED = re.compile(
-    r"(?:\b(?:[Aa]nswer|ANSWER|[Oo]ption|[Cc]hoice)(?:\s*[*:]|\s+(?:is|would\s+be)\b)|故选|答案[是为]?)[\s:：*]*(?=[^\s.!?*])"
+    r"(?:\b(?:[Aa]nswer|ANSWER|[Oo]ption|[Cc]hoice)(?:\s*[*:]|\s+(?:is|would\s+be)\b)|故选|【?答案】?[是为]?)[\s:：*]*(?=[^\s.!?*])"
+    r"|(?=\(?\b[A-J]\b\W{0,4}(?:is|as)(?:\s(?:therefore|thus|also|the|only)){0,3}\s(?:correct|right|best|answer)\b)"
 )
+_REJECTED = re.compile(  # at the end of a sentence
+    r"(?:(?:,\s*|\s\()(?:and\s|but\s)?not\s[^\w\s]*\w+[^\w\s]*?|\s(?:rather than|instead of)[^,.!?\n]*)"
+    r"(?=[.!]?(?:\n|\Z))"
+)
+_LETTER_LINE = re.compile(r"^\W*([A-J])\W*$", re.MULTILINE)
 _SENTENCE_END = re.compile(r"\n|[.!?](?:\s|\Z)")
 _FORMULA = re.compile(r"\$([^$\n]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 _QUANTITY = (
@@ -36,7 +42,8 @@ _PROSE_NUMBER = re.compile(  # including context that changes its value or adds 
     rf"(?:(?<![)\]}}.])[-+]|(?:\\pm|±)[ ]{{0,2}}|(?:minus|negative)[ ])?(?:[$€£¥]-?)?{_QUANTITY}"
     rf"(?:{_BETWEEN}{_QUANTITY}\}}?)*"
     r"(?: ?[aApP]\.?[mM]\b\.?"
-    rf"|[^\W\d_]\w*|\\sqrt\s*\{{[^{{}}]*\}}| ?\\pi(?![a-z])|(?:° ?[NSEW]| (?:{SCALE}|squared|cubed|and a half))\b)?"
+    rf"|[^\W\d_]\w*|\\sqrt\s*\{{[^{{}}]*\}}| ?\\pi(?![a-z])"
+    rf"|(?:° ?[NSEW]\b| ?\\?%| (?:{SCALE}|squared|cubed|and a half)\b))?"
 )
 _REFUTED = r"\s*(?:is|are|was)(?:n['’]t|\s+(?:not|wrong|false|incorrect|impossible))\b"
 _THUS = re.compile(r"\A(?:thus|therefore|hence|so|then|finally|in conclusion),?\s+", re.IGNORECASE)
@@ -82,8 +89,12 @@ def final_answer(text: str) -> str | None:
 
 def _unmarked(text: str) -> str | None:
     """What follows "the answer is" if it is a formula, a letter or has no number, else the last number in the prose."""
-    is_said = _STATED.search(text) is not None
-    after = _STATED.split(text)[-1].strip() if is_said else text.strip().rpartition("\n")[2]
+    text = _REJECTED.sub("", text)
+    before, *statements = _STATED.split(text)
+    is_said = bool(statements)
+    if not is_said and len(letters := set(_LETTER_LINE.findall(text))) == 1:
+        return letters.pop()
+    after = statements[-1].strip() if is_said else before.strip().rpartition("\n")[2]
     stated = _SENTENCE_END.split(after, maxsplit=1)[0].strip() if is_said else _THUS.sub("", after)
     is_short = len(stated.split()) < 6 and len(_PROSE_NUMBER.findall(stated)) == 1 and not CHANGES.search(stated)
     if is_said and is_short and CHOICES.search(stated.replace(".", "").casefold()):  # a loss of $5
@@ -223,7 +234,8 @@ def _in_24_hours(text: str) -> str:
 
 _LABEL = re.compile(
     r"(?:[Tt]he\s+)?(?:(?:[Cc]orrect|[Ff]inal|[Bb]est)\s+)?(?:[Oo]ption|[Cc]hoice|[Aa]nswer)?(?:\s+is)?[\s:]*"
-    r"(?:\(\s*([A-Ja-j])\s*\)|([A-J])(?:\s?[.:)]|\s*\Z|\s(?=\([A-Za-z ]+\)))|([a-d])\Z)\s*"
+    r"(?:\(\s*([A-Ja-j])\s*\)|([A-J])(?:\s?[.:)]|\s*\Z|\s(?=\([A-Za-z ]+\))"
+    r"|(?=,?\s(?:is|as|since|because|for|which|due)\b))|([a-d])\Z)\s*"
 )
 _LETTERS = re.compile(r"(?:\(?[A-J]\)?(?:\s*(?:,|;|&|\band\b)\s*|\s+|\Z))+|[A-J]{2,}")
 

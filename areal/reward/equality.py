@@ -397,10 +397,12 @@ def _without_spaces(text: str) -> str:
 
 def _ends_with(answer: Quantity, right: Quantity) -> bool:
     """Whether the answer is a sentence that ends with the right words: ``The series converges`` for ``converges``."""
-    rest, words = answer.words[: -len(right.words)], " ".join(answer.words)
-    is_sentence = re.match(r"\W*(?:the|this|that|it)\b|.*\b(?:is|are)\b", answer.text.casefold())
-    is_plain = not CHANGES.search(words) and not CHOICES.search(" ".join(rest))
-    return bool(is_sentence and is_plain and rest and answer.words[len(rest) :] == right.words)
+    sentence, ending = (re.sub(r"[^\w\s]", "", each.text.casefold()) for each in (answer, right))
+    before = sentence.removesuffix(ending)
+    is_subject = re.fullmatch(
+        r"(?:the|this|that|it)\b((?: (?!is|are)\w+){0,4} (?:is|are)(?: an?| the)?| \w+|) ", before
+    )
+    return bool(ending and is_subject and not CHANGES.search(before) and not CHOICES.search(before))
 
 
 def _same_quantity(answer: Quantity, right: Quantity) -> bool:

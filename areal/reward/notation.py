@@ -31,6 +31,8 @@ _TABLE = r"""
 \\begin\{(?:array|aligned|align\*?|gathered|split)\}(?:\{[^{}]*\})?(.*?)\\end\{\w+\*?\} => @lines
 (?:\A|(?<=\\cup)|(?<=\\in)|(?<==))\s*\](?=[^\[\]()]*,) => (
 (?<=[\[(])([^\[\]()]*,[^\[\]()]*)\[(?=\s*(?:\\cup|\Z)) => \1)
+\\(?:hat|vec|widehat|mathbf|bm|boldsymbol){{open}}{{bold}}?\\?([ijk])(?:math)?(?!\w)(?:\s*\})* => «u\1»
+(\A|=)((?:\s*[-+]?(?:[^«=,+(){}-]|\([^()]*\)|\{[^{}]*\})*«u[ijk]»)+)\s*\Z => @vector
 \\(?:text)?color\s*\{\w+\}|\\f?box(?:ed)?(?=\s*\{)|\\(?:bm|boldsymbol|underline|math(?:bf|it|sf|tt))\> =>
 \\(?:begin|end)\{equation\*?\}|(?<!\\)\\[()\[\]]|(?<!\\)\$|`|\\[hv]space\*?\{[^{}]*\} =>
 (?<=\d)\*\*(?=\d) => ^
@@ -72,10 +74,12 @@ _TABLE = r"""
 ([A-Za-z])\s*\\ne\s*\\pm\s*([\w.]+) => \1\\ne\2,\1\\ne-\2
 ([A-Za-z])\s*\\ne\s*([^,<>=]+?)\s*(?:,|\b(?:or|and)\b)\s*([^,<>=\sA-Za-z]+)\Z => \1\\ne\2,\1\\ne\3
 [\u4e00-\u9fff]+ => «\g<0>»
+\A[\s«]*(?i:({{counts}})(?:«?(an?\s*»?\s*«?)?({{parts}})s?»?)?)(?![A-Za-z]) => @counted
 \s*«?\bper\b»?\s*(?=«|[A-Za-z]) => /
 \(\s*«(?:exact(?:ly)?|approx\w*|simplified)»\s*\) =>
 (?<=\S)[,;]?\s*\(?\s*(?:{{any}}\s*)*[a-z]\s*\\in\s*(?:\\mathbb\{Z\}|\(-\\infty,\\infty\))\s*\)?\Z =>
 (?<=[\w)}]),?\s*(?:«for»|«where»)\s*(?:{{any}}\s*)+(?:«?[a-z]»?\s*)?\Z =>
+(?<=[\w)}])(?:,\s*|\s*«(?:for|where)»\s*)[kmn]\s*(?:\\ge\s*[01]|>\s*0|{{natural}})\Z =>
 (?i:(?:«?(?:all|real)»?\s+)+«?(?:reals?|numbers?)»?[ «x»]*?«?except»?)\s+(.+)\Z => (-\\infty,\\infty)\\setminus\\{\1\\}
 «?\\?cis»?\s*(?:\(([^()]*)\)|([^\s(]\S*)) => (\\cos(\1\2)+i\\sin(\1\2))
 \\mu\s*«(\w+)» => «u\1»
@@ -122,8 +126,10 @@ _TABLE = r"""
 _WHOLE = {
     r"none|(?:there (?:are|is) )?no (?:real |such )?(?:solutions?|values?|numbers?|roots?)": r"\emptyset",
     "(?:the )?empty set": r"\emptyset",
-    r"(?:the set of )?all (?:the )?real(?: number)?s": r"(-\infty,\infty)",
+    r"(?:the set of )?all (?:the )?real(?: number)?s(?: [a-z])?": r"(-\infty,\infty)",
     r"dne|does not exist": "undefined",
+    r"neither \w+ nor \w+": "neither",
+    r"(?:the set of )?all (?:the )?integers(?: [a-z])?": r"\mathbb{Z}",
     r"(?:positive )?infinity": r"\infty",
 }
 _ONES = re.findall(
@@ -133,7 +139,8 @@ _ONES = re.findall(
 )
 _TENS = re.findall(r"\w+", "twenty thirty forty fifty sixty seventy eighty ninety")
 _NUMBERS = {name: i for i, name in enumerate(_ONES)} | {name: 10 * i for i, name in enumerate(_TENS, 2)}
-_NUMERAL = re.compile(rf"({'|'.join(_TENS)})?[ -]?({'|'.join(reversed(_ONES))})?")
+_PARTS = re.findall(r"\w+", "half third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth")
+_DENOMINATORS = {name: i for i, name in enumerate(_PARTS, 2)} | {"halve": 2, "quarter": 4, "hundredth": 100}
 _SIGNS: dict[str, str] = dict(
     re.findall(
         r"(\S)(\S+)",
@@ -180,14 +187,12 @@ def without_separators(text: str) -> str:
 def normal(text: str) -> str:
     """The text in one notation."""
     text = without_separators(
-        re.sub(r"\\(?:left|right)(?![A-Za-z])(?:\s*\.)?|\\!|(?<=\d)\\\s(?=\d{3})", "", in_latex(text))
+        re.sub(r"\\(?:left|right)(?![A-Za-z])(?:\s*\.)?|\\!\s*|(?<=\d)\\\s(?=\d{3})", "", in_latex(text))
     )
     for pattern, replacement in _REWRITES:
         text = pattern.sub(replacement, text)
     text = text.strip().rstrip(".,;:").strip()
     plain = re.sub(r"[«».]", "", text).casefold()
-    if (numeral := _NUMERAL.fullmatch(plain)) and plain:
-        return str(_NUMBERS.get(numeral[1], 0) + _NUMBERS.get(numeral[2], 0))
     return next((value for pattern, value in _WHOLE.items() if re.fullmatch(pattern, plain)), text)
 
 
@@ -245,6 +250,32 @@ def _remainder(match: re.Match[str]) -> str:
     return rf"{rest % modulus if modulus else rest}\pmod{{{modulus}}}"
 
 
+def _vector(match: re.Match[str]) -> str:
+    """``2i - k``, of unit vectors, as ``(2, 0, -1)``."""
+    terms = re.findall(r"(.*?)«u([ijk])»", match[2])
+    values = {
+        axis: part + "1" * (part in ("", "+", "-")) for part, axis in ((re.sub(r"\s", "", a), b) for a, b in terms)
+    }
+    return f"{match[1]}({', '.join(values.get(axis, '0') for axis in ('ijk' if 'k' in values else 'ij'))})"
+
+
+def _counted(match: re.Match[str]) -> str:
+    """``two hundred and five`` in digits, ``two fifths`` as a fraction."""
+    total, below, last = 0, 0, "hundred"
+    for word in re.findall(r"\b(?!and\b)[a-z]+", match[1].casefold()):
+        if word in SCALES:
+            below = (below or 1) * 10 ** SCALES[word]
+            total, below = (total, below) if word == "hundred" else (total + below, 0)
+        elif last in SCALES or (last in _TENS and 0 < _NUMBERS[word] < 10):
+            below += _NUMBERS[word]
+        else:
+            return match[0]
+        last = word
+    value, part = total + below, _DENOMINATORS.get((match[3] or "").casefold())
+    fraction = part and (rf"({value}+\frac{{1}}{{{part}}})" if match[2] else rf"\frac{{{value}}}{{{part}}}")
+    return f"{fraction or value} "
+
+
 def _based(match: re.Match[str]) -> str:
     """A numeral as its value and a word, so that it differs from a number without a base."""
     try:
@@ -255,6 +286,8 @@ def _based(match: re.Match[str]) -> str:
 
 _FUNCTIONS: dict[str, Callable[[re.Match[str]], str]] = {
     "based": _based,
+    "counted": _counted,
+    "vector": _vector,
     "command": lambda match: _COMMANDS[match[1]],
     "lines": _lines,
     "bound": _bound,
@@ -272,6 +305,11 @@ for _ in range(4):
 _CONSTANTS = {
     "any": "«(?:for|where|with|any|all|every|each|some|real|integers?)»",
     "commands": "|".join(_COMMANDS),
+    "counts": rf"(?:(?:{'|'.join((*_TENS, *reversed(_ONES), *SCALES))})(?![A-Za-z])(?:[\s«»,-]|\band\b)*)+",
+    "parts": "|".join(_DENOMINATORS),
+    "open": r"\s*\{?\s*",
+    "bold": r"(?:\\math(?:bf|rm|it)\s*\{?\s*)",
+    "natural": r"«(?:is|are|being)»(?:\s|«(?:an?|any|all|(?:non)?negative|positive|natural|integers?|numbers?)»)+",
     "functions": "sqrt|sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|sinh|cosh|tanh|log|ln|exp|pi|gcd|lcm|max|min",
     "units": "km|cm|mm|kg|mg|m[lL]|min|ft|in|yd|mi|hr|lb|oz|[kM]?Hz|kN|kJ|kW|Pa|cc",
     "power": r"(\s*\^\s*\{?\d\}?)?",

@@ -23,16 +23,18 @@ def is_right(answer: str, right: str) -> bool:
 
 
 def rows(table: str) -> list[tuple[str, str, bool]]:
-    """The responses, references and verdicts of a table. Answers are in a box, but for those of the kind ``prose``."""
+    """The responses, references and verdicts of a table. Answers are in a box, but for those of the kind ``prose`` and
+    the whole responses of ``answers_benchmarks.tsv``, in which ``⏎`` is a line break."""
     lines = [line.split("\t") for line in (FOLDER / table).read_text().splitlines()[1:]]
+    is_whole = table == "answers_benchmarks.tsv"
     return [
-        (answer if kind == "prose" else rf"\boxed{{{answer}}}", right, verdict == "1")
+        (answer.replace("⏎", "\n") if is_whole or kind == "prose" else rf"\boxed{{{answer}}}", right, verdict == "1")
         for kind, answer, right, verdict in lines
     ]
 
 
 @pytest.mark.parametrize("part", range(8))
-@pytest.mark.parametrize("table", ["answers.tsv", "answers_hostile.tsv"])
+@pytest.mark.parametrize("table", ["answers.tsv", "answers_hostile.tsv", "answers_benchmarks.tsv"])
 def test_table_of_answers_has_its_verdicts(table: str, part: int) -> None:
     judged = [(*row, math_verify_reward_fn("q", row[0], answer=row[1])) for row in rows(table)[part::8]]
     wrong = [row for row in judged if row[3] != row[2]]
