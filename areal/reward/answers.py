@@ -15,6 +15,7 @@ from typing import Any
 from areal.reward.equality import CHANGES, CHOICES, SCALE, Quantity, Relation, is_number, read, same
 from areal.reward.formulas import decimal
 from areal.reward.notation import LONGEST, in_latex, normal
+from areal.reward.units import measure, symbol_of
 
 _MOST_BOXES = 20
 
@@ -22,16 +23,23 @@ _SPECIAL_TOKEN = re.compile(r"<\|[^|<>]*\|>|</s>|<end_of_turn>|<eos>")
 _BOX = re.compile(r"\\f?box(?:ed)?(?![A-Za-z])\s*")
 _MARK = re.compile(r"####\s*(?=[-+\d.$€£¥({*\\]|\Z)")  # before other text it is a heading
 _STATED = re.compile(
-    r"(?:\b(?:[Aa]nswer|ANSWER|[Oo]ption|[Cc]hoice)(?:\s*[*:]|\s+(?:is|would\s+be)\b)|故选|【?答案】?[是为]?)[\s:：*]*(?=[^\s.!?*])"
-    r"|(?=\(?\b[A-J]\b\W{0,4}(?:is|as)(?:\s(?:therefore|thus|also|the|only)){0,3}\s(?:correct|right|best|answer)\b)"
+    r"(?:\b(?:[Aa]nswer|ANSWER|[Oo]ption|[Cc]hoice)(?:\s*[*:]|\s+(?:is|(?:would|must|should|has\sto)\s+be)\b)"
+    r"|故选|【?答案】?[是为]?)[\s:：*\"“]*(?=[^\s.!?*])"
+    r"|(?<!not )(?<!n't )\b(?:choose|pick|select|go with|is|[Ii]t['’]s|[Ss]o)\s+"
+    r"(?:(?:the\s+)?(?:answer\s+)?(?:option|choice|answer)\s+)?(?=\W{0,4}[A-J]\b\W*(?:$|[.:\n]))"
+    r"|(?<!, )(?<!or )(?<!and )(?=\(?\b[A-J]\b(?:\W{0,4}|,[^,.\n]{1,40},\s)(?:is|as)(?:\s(?:therefore|thus|also|the|only)){0,3}\s(?:correct|right|best|answer)\b)"
 )
 _REJECTED = re.compile(  # at the end of a sentence
     r"(?:(?:,\s*|\s\()(?:and\s|but\s)?not\s[^\w\s]*\w+[^\w\s]*?|\s(?:rather than|instead of)[^,.!?\n]*)"
     r"(?=[.!]?(?:\n|\Z))"
 )
+_CLOSING = re.compile(r"\n\s*(?:Let me know|I hope|Hope|Feel free|Would you|Do you|If you|Please)\b[^\n]*\s*\Z")
+_UNIT = re.compile(r"[ ]?(?!in\b|A\b)([A-Za-z]+)(?:\^\d)?(?:/[A-Za-z]+(?:\^\d)?)?\b")
+_WITHDRAWN = re.compile(r"\b(?:Wait|Actually|Hmm|On second thought|Correction)\b")
+_RESTATED = re.compile(r"(?<=[\d$)}%])[,;]?\s+\(?(?:i\.e\.|that is,|which (?:is|equals)\b)")
 _LETTER_LINE = re.compile(r"^\W*([A-J])\W*$", re.MULTILINE)
 _SENTENCE_END = re.compile(r"\n|[.!?](?:\s|\Z)")
-_FORMULA = re.compile(r"\$([^$\n]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
+_FORMULA = re.compile(r"\$([^$\n]+(?:\$(?:,?\s*(?:or|and)|,)\s*\$[^$\n]+)*)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 _QUANTITY = (
     r"(?:(?:\d{1,3}(?:[,_' ]\d{3})+(?!\d)|\d+[ ]\d+/\d+|\d+)(?:\.\d+)*(?:[eE][-+]?\d+(?!\w))?|(?<![\w.])\.\d+"
     r"|\\[dtc]?frac\s*\{[^{}]*\}\s*\{[^{}]*\}|\\sqrt\s*\{[^{}]*\})"
@@ -62,6 +70,7 @@ _DOUBT_BEFORE = re.compile(  # text before the last number that makes it one of 
 )
 _DOUBT_AFTER = re.compile(
     r"\W{0,3}\?|\s*(?:[A-Za-z]+\s+)?(?:or\s+(?:so|more|less|fewer|over|under|above|below|higher|lower)|at\s+(?:least|most))\b"
+    r"|%?\s*(?:[A-Za-z]+\s+)?(?:less|more|fewer|[a-z]+er)\s+than\b"
     rf"|{_REFUTED}",
     re.IGNORECASE,
 )
@@ -89,17 +98,20 @@ def final_answer(text: str) -> str | None:
 
 def _unmarked(text: str) -> str | None:
     """What follows "the answer is" if it is a formula, a letter or has no number, else the last number in the prose."""
-    text = _REJECTED.sub("", text)
+    text = _WITHDRAWN.split(_REJECTED.sub("", _CLOSING.sub("", text)))[-1]
     before, *statements = _STATED.split(text)
     is_said = bool(statements)
     if not is_said and len(letters := set(_LETTER_LINE.findall(text))) == 1:
         return letters.pop()
     after = statements[-1].strip() if is_said else before.strip().rpartition("\n")[2]
-    stated = _SENTENCE_END.split(after, maxsplit=1)[0].strip() if is_said else _THUS.sub("", after)
+    stated = (
+        _SENTENCE_END.split(_RESTATED.split(after)[0], maxsplit=1)[0].strip(' "”') if is_said else _THUS.sub("", after)
+    )
+    stated = stated.removesuffix(" only")
     is_short = len(stated.split()) < 6 and len(_PROSE_NUMBER.findall(stated)) == 1 and not CHANGES.search(stated)
     if is_said and is_short and CHOICES.search(stated.replace(".", "").casefold()):  # a loss of $5
         return rf"\text{{{stated}}}"
-    is_formula = not re.search(r"[A-Za-z]{2}", re.sub(r"\\[A-Za-z]+", "", stated))
+    is_formula = not re.search(r"[A-Za-z]{2}", re.sub(r"\\[A-Za-z]+|\b(?:and|or)\b", "", stated))
     if stated and (
         not re.search(r"\d", after if is_said else text) or (is_said and (is_formula or choice_of(stated)[0]))
     ):
@@ -175,7 +187,7 @@ def _last_in_prose(text: str, doubt: bool = False) -> str | None:
     or only a part of it."""
     text = in_latex(text)
     found = [
-        (match.end(), -match.start(), inner)
+        (match.end(), -match.start(), inner.replace("$", ""))
         for match in _FORMULA.finditer(text)
         if re.search(r"\d", inner := next(filter(None, match.groups())))
     ]
@@ -188,7 +200,8 @@ def _last_in_prose(text: str, doubt: bool = False) -> str | None:
     beside = _NEIGHBOURS.search(before)
     is_changed = beside is not None and CHANGES.search(beside[0])
     is_doubtful = doubt and (_DOUBT_BEFORE.search(before) or _DOUBT_AFTER.match(after) or is_changed)
-    return None if is_doubtful else answer
+    unit = _UNIT.match(after)
+    return None if is_doubtful else answer + (unit[0] if unit and measure(symbol_of(unit[1])) else "")
 
 
 def same_number(answer: str | None, right: str | None) -> bool:
@@ -235,7 +248,7 @@ def _in_24_hours(text: str) -> str:
 _LABEL = re.compile(
     r"(?:[Tt]he\s+)?(?:(?:[Cc]orrect|[Ff]inal|[Bb]est)\s+)?(?:[Oo]ption|[Cc]hoice|[Aa]nswer)?(?:\s+is)?[\s:]*"
     r"(?:\(\s*([A-Ja-j])\s*\)|([A-J])(?:\s?[.:)]|\s*\Z|\s(?=\([A-Za-z ]+\))"
-    r"|(?=,?\s(?:is|as|since|because|for|which|due)\b))|([a-d])\Z)\s*"
+    r"|,[^,]{1,40},(?=\sis\b)|(?=,?\s(?:is|as|since|because|for|which|due)\b|,\s(?:the|an?)\s))|([a-d])\Z)\s*"
 )
 _LETTERS = re.compile(r"(?:\(?[A-J]\)?(?:\s*(?:,|;|&|\band\b)\s*|\s+|\Z))+|[A-J]{2,}")
 
@@ -245,6 +258,7 @@ def choice_of(text: str) -> tuple[str, str]:
     are "" for another answer."""
     plain = re.sub(r"[«»]", "", normal(text))
     plain = re.sub(r"\A\s*\{([^{}]*)\}", r"\1", plain).strip()
+    plain = re.sub(r"\A(.*[\d})])\s+(\([A-J]\))\Z", r"\2 \1", plain)
     label = _LABEL.match(plain)
     rest = plain[label.end() :].strip() if label else ""
     if label is None or re.match(

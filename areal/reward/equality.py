@@ -275,7 +275,7 @@ def same(answer: Node | None, right: Node | None) -> bool:
         return names.keys() == others.keys() and all(same(names[each], others[each]) for each in names)
     if isinstance(answer, Group) and isinstance(right, Group) and (names or others):
         brackets = right.brackets if names else answer.brackets
-        return brackets in ("()", ",") and same(_values(answer, names), _values(right, others))
+        return brackets in ("()", ",") and same(_values(answer, names, brackets), _values(right, others, brackets))
     if isinstance(answer, Quantity) and isinstance(right, Quantity):
         return _same_quantity(answer, right)
     if isinstance(answer, Relation) and isinstance(right, Relation):
@@ -343,9 +343,14 @@ def _items(group: Group) -> list[Node]:
     return [each for i, each in enumerate(items) if not any(same(each, one) for one in items[:i])]
 
 
-def _values(group: Group, names: dict[str, Node] | None) -> Group:
-    """``x = 2, y = 3`` as ``(2, 3)``: the values in the order of their names."""
-    return Group("()", tuple(names[name] for name in sorted(names)) if names else group.items)
+def _values(group: Group, names: dict[str, Node] | None, brackets: str) -> Group:
+    """``x = 2, y = 3`` as ``(2, 3)``: the values in the order of their names. A list has those of ``x_1``, ``x_2`` in
+    any order."""
+    if names and brackets == "," and len({name.partition("_")[0] for name in names}) == 1:
+        return Group(",", tuple(names.values()))
+    return Group(
+        "()" if names else group.brackets, tuple(names[name] for name in sorted(names)) if names else group.items
+    )
 
 
 def _assignments(group: Node) -> dict[str, Node] | None:
@@ -410,7 +415,8 @@ def _same_quantity(answer: Quantity, right: Quantity) -> bool:
         return True
     if not answer.formula or not right.formula:
         one, other = (re.sub(r"[^a-z0-9]", "", each.text.casefold()) for each in (answer, right))
-        is_same = one == other != "" or answer.words == right.words != ()
+        words = [sorted(each.words) if "all" in each.words else each.words for each in (answer, right)]
+        is_same = one == other != "" or words[0] == words[1] != ()
         return not answer.formula and not right.formula and (is_same or _ends_with(answer, right))
     sizes = [None if each.sign else measure(*each.words) for each in (answer, right)]
     if sizes[0] and sizes[1] and sizes[0][1] == sizes[1][1]:

@@ -74,12 +74,13 @@ _TABLE = r"""
 ([A-Za-z])\s*\\ne\s*\\pm\s*([\w.]+) => \1\\ne\2,\1\\ne-\2
 ([A-Za-z])\s*\\ne\s*([^,<>=]+?)\s*(?:,|\b(?:or|and)\b)\s*([^,<>=\sA-Za-z]+)\Z => \1\\ne\2,\1\\ne\3
 [\u4e00-\u9fff]+ => «\g<0>»
-\A[\s«]*(?i:({{counts}})(?:«?(an?\s*»?\s*«?)?({{parts}})s?»?)?)(?![A-Za-z]) => @counted
+\A[\s«]*(?i:({{counts}}|\d+\s+(?={{and_a}}?«?{{parts}}))({{and_a}})?(?:«?({{parts}})s?»?)?)(?![A-Za-z]) => @counted
+\A(\s*(?:«The»\s*)?«[A-Z]\w+»)\s*(?:(?:«(?:always|will|can)»\s*)*«wins?»|«has»\s*«a»\s*«winning»\s*«strategy») => \1
 \s*«?\bper\b»?\s*(?=«|[A-Za-z]) => /
 \(\s*«(?:exact(?:ly)?|approx\w*|simplified)»\s*\) =>
 (?<=\S)[,;]?\s*\(?\s*(?:{{any}}\s*)*[a-z]\s*\\in\s*(?:\\mathbb\{Z\}|\(-\\infty,\\infty\))\s*\)?\Z =>
 (?<=[\w)}]),?\s*(?:«for»|«where»)\s*(?:{{any}}\s*)+(?:«?[a-z]»?\s*)?\Z =>
-(?<=[\w)}])(?:,\s*|\s*«(?:for|where)»\s*)[kmn]\s*(?:\\ge\s*[01]|>\s*0|{{natural}})\Z =>
+(?<=[\w)}])(?:,\s*|\s*«(?:for|where)»\s*)(?:[kmn]\s*{{of_naturals}}|{{natural}}[kmn]\s*)\Z =>
 (?i:(?:«?(?:all|real)»?\s+)+«?(?:reals?|numbers?)»?[ «x»]*?«?except»?)\s+(.+)\Z => (-\\infty,\\infty)\\setminus\\{\1\\}
 «?\\?cis»?\s*(?:\(([^()]*)\)|([^\s(]\S*)) => (\\cos(\1\2)+i\\sin(\1\2))
 \\mu\s*«(\w+)» => «u\1»
@@ -124,7 +125,8 @@ _TABLE = r"""
 \s+ => @
 """
 _WHOLE = {
-    r"none|(?:there (?:are|is) )?no (?:real |such )?(?:solutions?|values?|numbers?|roots?)": r"\emptyset",
+    r"none|(?:there (?:are|is|exists?) )?no (?:\w+ )?(?:solution|value|number|root|integer|function|pair|triple)s?"
+    r"(?: exists?)?": r"\emptyset",
     "(?:the )?empty set": r"\emptyset",
     r"(?:the set of )?all (?:the )?real(?: number)?s(?: [a-z])?": r"(-\infty,\infty)",
     r"dne|does not exist": "undefined",
@@ -162,7 +164,7 @@ _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 _SEPARATOR = r"(?:,|\{,\}|\\[,;: ]|~|'|_|[ ])"
 _TUPLE = re.compile(r"(?<!\w)(?:[(\[]|\\\{)\s*-?\d+(?:\s*,\s*-?\d+)+\s*(?=[)\]]|\\\})")
 _GROUPED = re.compile(
-    rf"(?<![\d.])(?!0\d*{_SEPARATOR})(?:\d{{1,3}}(?:{_SEPARATOR}\d{{3}})+|\d{{1,2}}(?:,\d{{2}})+,\d{{3}})(?!\d|{_SEPARATOR}\d)"
+    rf"(?<![\d.])(?!0\d*{_SEPARATOR})(?:\d{{1,3}}(?:{_SEPARATOR}\d{{3}})+|\d{{1,2}}(?:,\d{{2}})+,\d{{3}})(?!\d|(?!_\d\d?(?!\d)){_SEPARATOR}\d)"
 )
 
 
@@ -262,10 +264,12 @@ def _vector(match: re.Match[str]) -> str:
 def _counted(match: re.Match[str]) -> str:
     """``two hundred and five`` in digits, ``two fifths`` as a fraction."""
     total, below, last = 0, 0, "hundred"
-    for word in re.findall(r"\b(?!and\b)[a-z]+", match[1].casefold()):
+    for word in re.findall(r"\d+|\b(?!and\b)[a-z]+", match[1].casefold()):
         if word in SCALES:
             below = (below or 1) * 10 ** SCALES[word]
             total, below = (total, below) if word == "hundred" else (total + below, 0)
+        elif word.isdigit():
+            total = int(word)
         elif last in SCALES or (last in _TENS and 0 < _NUMBERS[word] < 10):
             below += _NUMBERS[word]
         else:
@@ -306,10 +310,12 @@ _CONSTANTS = {
     "any": "«(?:for|where|with|any|all|every|each|some|real|integers?)»",
     "commands": "|".join(_COMMANDS),
     "counts": rf"(?:(?:{'|'.join((*_TENS, *reversed(_ONES), *SCALES))})(?![A-Za-z])(?:[\s«»,-]|\band\b)*)+",
-    "parts": "|".join(_DENOMINATORS),
+    "parts": f"(?:{'|'.join(_DENOMINATORS)})",
+    "and_a": r"(?:(?:\band\b)?\s*«?\ban?\b»?\s*)",
     "open": r"\s*\{?\s*",
     "bold": r"(?:\\math(?:bf|rm|it)\s*\{?\s*)",
-    "natural": r"«(?:is|are|being)»(?:\s|«(?:an?|any|all|(?:non)?negative|positive|natural|integers?|numbers?)»)+",
+    "of_naturals": r"(?:\\ge\s*[01]|>\s*0|\\in\s*\\mathbb\{[NZ]\}[^,]*|«(?:is|are)»{{natural}})",
+    "natural": r"(?:\s|«(?:an?|any|all|every|some|(?:non-?)?negative|positive|natural|integers?|numbers?)»)+",
     "functions": "sqrt|sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|sinh|cosh|tanh|log|ln|exp|pi|gcd|lcm|max|min",
     "units": "km|cm|mm|kg|mg|m[lL]|min|ft|in|yd|mi|hr|lb|oz|[kM]?Hz|kN|kJ|kW|Pa|cc",
     "power": r"(\s*\^\s*\{?\d\}?)?",
