@@ -27,7 +27,8 @@ _STATED = re.compile(
     r"|故选|【?答案】?[是为]?)[\s:：*\"“]*(?=[^\s.!?*])"
     r"|(?<!not )(?<!n't )\b(?:choose|pick|select|go with|is|[Ii]t['’]s|[Ss]o)\s+"
     r"(?:(?:the\s+)?(?:answer\s+)?(?:option|choice|answer)\s+)?(?=\W{0,4}[A-J]\b\W*(?:$|[.:\n]))"
-    r"|(?<!, )(?<!or )(?<!and )(?=\(?\b[A-J]\b(?:\W{0,4}|,[^,.\n]{1,40},\s)(?:is|as)(?:\s(?:therefore|thus|also|the|only)){0,3}\s(?:correct|right|best|answer)\b)"
+    r"|(?<!, )(?<!or )(?<!and )(?=\(?\b[A-J]\b(?:\W{0,4}|,[^,.\n]{1,40},\s)(?:is|as)"
+    r"(?:\s(?:therefore|thus|also|the|only)){0,3}\s(?:correct|right|best|answer)\b)"
 )
 _REJECTED = re.compile(  # at the end of a sentence
     r"(?:(?:,\s*|\s\()(?:and\s|but\s)?not\s[^\w\s]*\w+[^\w\s]*?|\s(?:rather than|instead of)[^,.!?\n]*)"
