@@ -91,6 +91,9 @@ CATALOG = (
     ),
     Benchmark("recording", ("areal/services/inference/recorder",), {"interactions.*.cpu_us": "lower"}, None, 0.2),
     Benchmark(
+        "spans", ("areal/services/inference/engines", *_PROXY), {"turns.*.of_an_event_a_token": "lower"}, None, 0.3
+    ),
+    Benchmark(
         "grpo",
         _TRAINING,
         {"arms.*synchronous.stepsPerCpuSecond": "higher", "arms.*synchronous.stepsTo": "lower"},

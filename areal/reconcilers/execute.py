@@ -211,7 +211,7 @@ def _ports(run: ObservedRun) -> tuple[int, ...]:
 
 POLL_S = 0.02
 SLOW_POLL_S = 0.1
-KICK_SETTLE_S = 2.0
+KICK_SETTLE_S = 60.0  # a supervisor on a busy machine has taken 10 s
 WARM_TIMEOUT_S = 120.0
 WEIGHTS_BEHIND = "weights_behind"  # a data proxy's answer to calls while its engine lacks what a trainer published
 
@@ -249,9 +249,13 @@ def spawn(context: EffectContext, op: Op, number: int) -> None:
 
 def kick(context: EffectContext, op: Op, number: int) -> None:
     context.report(op, "restarting now")
+    restarts = context.state(op.run).restarts
     context.backend.kick(op.run)
     until = time.monotonic() + KICK_SETTLE_S
-    while context.state(op.run).phase is Phase.BACKOFF and time.monotonic() < until:
+    while time.monotonic() < until and not context.ctx.interrupted.is_set():
+        state = context.state(op.run)
+        if state.phase is not Phase.BACKOFF or state.restarts > restarts:
+            break
         time.sleep(POLL_S)
     context.event(op.ref, "Normal", "Restarted", f"{op.target}: {op.cause}")
 

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import resource
 import select
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from areal.errors import NotFound, TargetFailed, TimedOut
+from areal.reconcilers.execute import kick
+from areal.reconcilers.plan import Op, Verb
 from areal.runtime.backends.base import Phase, RunSpec
 from areal.runtime.backends.local import LocalBackend
 from areal.runtime.leases import port_owner
@@ -33,7 +39,7 @@ from areal.runtime.probes import (
 from areal.runtime.shim.probe import LivenessCheck, split_url
 
 from .conftest import Spawn
-from .support import HTTP_COMPONENT, NEVER, python, run_spec, until
+from .support import HTTP_COMPONENT, NEVER, kill_until_backoff, python, run_spec, until
 
 Treat = Callable[[socket.socket], None]
 Serve = Callable[[Treat], str]
@@ -416,3 +422,24 @@ def test_wait_ready_stops_when_interrupted(local: LocalBackend) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         wait_ready(local, "r1", timeout_s=1000, interrupted=interrupted)
+
+
+def test_wait_after_a_kick_takes_no_earlier_death_for_one_of_this_start(local: LocalBackend) -> None:
+    """A supervisor on a busy machine takes seconds to start the component again: longer than it was once waited for."""
+    local.start(run_spec())
+    state = kill_until_backoff(lambda: local.observe(["r1"])["r1"])
+    assert state.shim_pid is not None
+    os.kill(state.shim_pid, signal.SIGSTOP)
+    slow = threading.Timer(2.5, os.kill, (state.shim_pid, signal.SIGCONT))
+    slow.start()
+    events: list[str] = []
+    context: Any = SimpleNamespace(
+        ctx=SimpleNamespace(interrupted=threading.Event()),
+        backend=local,
+        state=lambda uid: local.observe([uid])[uid],
+        report=lambda op, text: None,
+        event=lambda ref, kind, reason, text: events.append(reason),
+    )
+    kick(context, Op(1, Verb.KICK, "Model/m", "engine/0", "process-died", run="r1"), 0)
+    assert wait_ready(local, "r1", timeout_s=30).phase is Phase.RUNNING
+    assert events == ["Restarted"]
