@@ -171,6 +171,7 @@ ROOT: dict[str, Leaf | Branch] = {
     "ui": _leaf("ui:ui", "Serve the live page of this home.", _LOOK),
     "eval": _leaf("evaluate:evaluate", "Score a model or a job's weights on a data set.", _LOOK),
     "init": _leaf("manifest:init", "Write a commented manifest of a kind.", _MANIFESTS),
+    "convert": _leaf("convert:convert", "Convert a configuration of another framework.", _MANIFESTS),
     "validate": _leaf("manifest:validate", "Check manifests; every error with its position.", _MANIFESTS),
     "render": _leaf("manifest:render", "Print manifests after templating and overlays.", _MANIFESTS),
     "graph": _leaf("manifest:graph", "Print the dependencies of objects.", _MANIFESTS),

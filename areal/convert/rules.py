@@ -1,0 +1,140 @@
+"""What becomes of a key of another framework's configuration, as tables of rules, and the conversion by a table.
+
+A key is *mapped* to one of ours with the same meaning, *ignored* because it does not change what is learned, *lossy*
+because it does and there is nothing like it here, or *refused* because the converted job would be another one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from typing import Any
+
+from areal.dataclasses import dataclass, field
+from areal.errors import did_you_mean
+from areal.resources.tree import set_path
+
+_UNSET = re.compile(r"\$\{?\w+\}?")
+Translate = Callable[[Any], Any]
+
+
+class Fate(StrEnum):
+    MAPPED = "mapped"
+    IGNORED = "ignored"
+    LOSSY = "lossy"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A key of the source with its value. ``target``: our key. ``note``: why, or what differs."""
+
+    key: str
+    value: Any
+    fate: Fate
+    target: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """``target``: our key, which ``convert`` sets, or the name in brackets of what ``Source.finish`` sets. ``neutral``:
+    values that ask for nothing: their key is ignored. ``translate`` raises ValueError for a value without a
+    counterpart."""
+
+    fate: Fate
+    target: str = ""
+    note: str = ""
+    translate: Translate | None = None
+    neutral: tuple[Any, ...] = ()
+
+    def entry(self, key: str, value: Any) -> tuple[Entry, Any]:
+        """The entry, and the value of the target."""
+        if value in self.neutral:
+            return Entry(key, value, Fate.IGNORED, note="it asks for nothing"), None
+        if self.fate is not Fate.MAPPED or self.translate is None:
+            return Entry(key, value, self.fate, self.target.strip("()"), self.note), value
+        try:
+            return Entry(key, value, self.fate, self.target.strip("()"), self.note), self.translate(value)
+        except (ValueError, KeyError, TypeError) as error:
+            why = str(error) if isinstance(error, ValueError) else f"{value!r} has no counterpart"
+            return Entry(key, value, Fate.REFUSED, note=why), None
+
+
+def to(target: str, translate: Translate | None = None, note: str = "", neutral: tuple[Any, ...] = ()) -> Rule:
+    """The key is ours under another name. With a target in brackets, ``Source.finish`` sets that from several keys."""
+    return Rule(Fate.MAPPED, target, note, translate, neutral)
+
+
+def ignored(note: str) -> Rule:
+    return Rule(Fate.IGNORED, note=note)
+
+
+def lossy(note: str, *neutral: Any) -> Rule:
+    return Rule(Fate.LOSSY, note=note, neutral=(None, *neutral))
+
+
+def refused(note: str, *neutral: Any) -> Rule:
+    return Rule(Fate.REFUSED, note=note, neutral=(None, *neutral))
+
+
+@dataclass
+class Draft:
+    """A conversion that is being made. ``values``: the source's keys, with its defaults."""
+
+    values: Mapping[str, Any]
+    config: dict[str, Any] = field(default_factory=dict)
+    engine_args: dict[str, Any] = field(default_factory=dict)
+    entries: list[Entry] = field(default_factory=list)
+    files: dict[str, str] = field(default_factory=dict)
+    backend: str = ""
+    model: str = ""
+
+    def set(self, target: str, value: Any) -> None:
+        self.config = set_path(self.config, tuple(target.split(".")), value)
+
+    def mark(self, key: str, fate: Fate, note: str, target: str = "") -> None:
+        """Replace the entry of ``key``, or add one for a default of the source."""
+        self.entries = [each for each in self.entries if each.key != key]
+        self.entries.append(Entry(key, self.values.get(key), fate, target, note))
+
+
+@dataclass(frozen=True)
+class Source:
+    """A framework. ``rules``: by key; one that ends with ``.*`` is for all below. ``defaults``: the framework's own, of
+    keys that have a meaning here. ``finish``: what several keys say together."""
+
+    name: str
+    rules: Mapping[str, Rule]
+    defaults: Mapping[str, Any]
+    finish: Callable[[Draft], None]
+
+    def rule(self, key: str) -> Rule:
+        if key in self.rules:
+            return self.rules[key]
+        parts = key.split(".")
+        for count in range(len(parts) - 1, 0, -1):
+            if (found := self.rules.get(".".join(parts[:count]) + ".*")) is not None:
+                return found
+        return refused(f"this is not a known key of {self.name}{did_you_mean(key, self.rules)}")
+
+
+def convert(source: Source, given: Mapping[str, Any]) -> Draft:
+    """The conversion of ``given``, keys with dots and their values. Defaults of the source are set as if they were
+    given, without an entry: a framework's default is part of what its users run."""
+    unset = {key: value for key, value in given.items() if isinstance(value, str) and _UNSET.search(value)}
+    draft = Draft({**source.defaults, **{key: value for key, value in given.items() if key not in unset}})
+    for key, value in unset.items():
+        why = f"{_UNSET.findall(value)[0]} is not set: export it, or add {key}=VALUE"
+        draft.entries.append(Entry(key, value, Fate.REFUSED, note=why))
+    for key, value in draft.values.items():
+        rule = source.rule(key)
+        entry, target_value = rule.entry(key, value)
+        if key in given:
+            draft.entries.append(entry)
+        if entry.fate is Fate.MAPPED and not rule.target.startswith("(") and target_value is not None:
+            draft.set(entry.target, target_value)
+    source.finish(draft)
+    draft.entries.sort(key=lambda each: list(given).index(each.key) if each.key in given else len(given))
+    return draft

@@ -1,0 +1,79 @@
+"""``areal convert``: the table, the exit statuses, and the files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Areal
+
+SCRIPT = r"""
+python3 -m verl.trainer.main_ppo \
+    algorithm.adv_estimator=grpo data.train_files=train.parquet data.train_batch_size=8 \
+    actor_rollout_ref.actor.ppo_mini_batch_size=8 actor_rollout_ref.model.path=org/model \
+    custom_reward_function.path=score.py trainer.n_gpus_per_node=2 actor_rollout_ref.rollout.name=vllm \
+    data.filter_overlong_prompts=True $@
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    path = tmp_path / "run.sh"
+    path.write_text(SCRIPT)
+    return str(path)
+
+
+def test_table_names_each_key_and_what_becomes_of_it(areal: Areal, script: str) -> None:
+    ran = areal("convert", script, "--from", "verl", "-o", "json")
+    assert ran.code == 0, ran.err
+    rows = {row["key"]: row for row in ran.json["items"]}
+    assert rows["data.train_files"]["target"] == "train_dataset.path"
+    assert rows["data.filter_overlong_prompts"]["fate"] == "ignored"
+    assert "vllm:d1 serves, fsdp:d1 trains" in rows["trainer.n_gpus_per_node"]["note"]
+
+
+def test_written_manifests_validate_and_plan(
+    areal: Areal, script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "job"
+    assert areal("convert", script, "--from", "verl", "--out", str(out), "--name", "mine").code == 0
+    assert sorted(each.name for each in out.iterdir()) == ["config.yaml", "manifests.yaml", "reward.py"]
+    monkeypatch.chdir(out)
+    assert areal("validate", "-f", "manifests.yaml").code == 0
+    assert areal("convert", script, "--from", "verl", "--out", str(out)).code == 5, "the files are there"
+    assert areal("convert", script, "--from", "verl", "--out", str(out), "--force").code == 0
+
+
+def test_lossy_conversion_exits_9_and_writes_nothing(areal: Areal, script: str, tmp_path: Path) -> None:
+    words = ("convert", script, "--from", "verl", "data.truncation=left", "--out", str(tmp_path / "job"))
+    ran = areal(*words)
+    assert ran.code == 9 and "1 keys are lossy; nothing was written" in ran.err
+    assert not (tmp_path / "job").exists()
+    assert areal(*words, "--allow-lossy").code == 0 and (tmp_path / "job" / "config.yaml").is_file()
+
+
+def test_backends_of_the_command_line_replace_the_framework_s(areal: Areal, script: str, tmp_path: Path) -> None:
+    words = ("--backend", "embedded:d1", "--train-backend", "fsdp:d1", "--out", str(tmp_path / "job"))
+    assert areal("convert", script, "--from", "verl", *words).code == 0
+    assert "backend: embedded:d1" in (tmp_path / "job" / "manifests.yaml").read_text()
+    assert "engineArgs" not in (tmp_path / "job" / "manifests.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "code", "message"),
+    [
+        ("echo", "run.sh", 1, "no command in it runs verl.trainer.main_ppo"),
+        ("a: [", "run.yaml", 1, "not YAML"),
+        ("- 1", "run.yaml", 1, "its top level is not a map"),
+        ("\x00\xff", "run.sh", 1, "no command in it runs"),
+    ],
+)
+def test_file_without_a_configuration_is_an_error(
+    areal: Areal, tmp_path: Path, text: str, name: str, code: int, message: str
+) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    ran = areal("convert", str(path), "--from", "verl")
+    assert (ran.code, message in ran.err) == (code, True), ran.err
+    assert ran.out == ""
