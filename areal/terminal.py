@@ -54,6 +54,11 @@ def fancy(stream: Any) -> bool:
     return bool(stream.isatty()) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
+def can_move(stream: Any) -> bool:
+    """Whether ``stream`` is a terminal whose screen can be written as a whole, in colour or not."""
+    return bool(stream.isatty()) and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
+
+
 def style(text: str, **look: Any) -> str:
     """``text`` in a colour, for a ``Screen``."""
     import click

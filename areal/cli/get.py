@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -32,6 +32,7 @@ from areal.cli.output import (
     emit_one,
     emit_rows,
     field,
+    is_live,
     print_rows,
     render_table,
     show_table,
@@ -52,6 +53,9 @@ from areal.reconcilers.home_view import (
     weights_text,
 )
 from areal.resources.kinds import KINDS, Ref, resolve_kind
+
+if TYPE_CHECKING:
+    from areal.cli.remote import GatewayClient
 
 _PROCESSES = ("processes", "process", "proc", "ps")
 _KIND_COLUMNS = (field("NAME", "plural"), field("SHORT", "short"), field("KIND", "kind"))
@@ -110,11 +114,15 @@ def get(
         emit_rows(cli, rows, ORIGIN_COLUMNS, name=lambda row: str(row["path"]), empty="no field is set")
         return 0
     else:
-        look = partial(_objects, cli, targets, selector, show_defaults, None if all_ else set())
+        look = partial(objects, cli, targets, selector, show_defaults, None if all_ else set())
+    if watch and is_live(cli):
+        from areal.cli.live_view import show_live
+
+        return show_live(cli, look=look, gateway=chosen, sort_by=sort_by)
     return watch_table(cli, look, sort_by) if watch else show_table(cli, look(), sort_by)
 
 
-def _objects(
+def objects(
     cli: Invocation, targets: Sequence[str], selector: str | None, defaults: bool, listed: set[str] | None
 ) -> Table:
     """``listed``: the objects that earlier calls listed. They stay listed after they end; other ended objects are left
@@ -202,18 +210,22 @@ _EVENT_COLUMNS = (
 def describe(cli: Invocation, targets: tuple[str, ...]) -> int:
     """One object: its spec with the origin of each field, conditions, processes with their last exit, last events."""
     chosen = gateway(cli)
-    ref = one_ref(targets)
+    document, page = described(cli, chosen, one_ref(targets))
+    emit_one(cli, document, name=document_name(document), text=page)
+    return 0
+
+
+def described(cli: Invocation, chosen: GatewayClient | None, ref: Ref) -> tuple[dict[str, Any], Callable[[], str]]:
+    """All that is known of an object, here or behind a gateway, and what makes a page of it. Raises NotFound."""
     if chosen is not None:
         from areal.cli.remote_view import describe_remote
 
         document = describe_remote(chosen, ref)
-    else:
-        from areal.reconcilers.home_view import description
+        return document, lambda: to_yaml([document])
+    from areal.reconcilers.home_view import description
 
-        document = description(cli.home, ref)
-    page = _page if chosen is None else lambda document: to_yaml([document])
-    emit_one(cli, document, name=document_name(document), text=lambda: page(document))
-    return 0
+    found = description(cli.home, ref)
+    return found, lambda: _page(found)
 
 
 def _page(document: Mapping[str, Any]) -> str:

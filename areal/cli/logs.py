@@ -6,6 +6,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from heapq import merge
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -88,39 +89,49 @@ def logs(cli: Invocation, targets: tuple[str, ...], query: LogQuery) -> int:
 
 def show_logs(cli: Invocation, ref: Ref, query: LogQuery, until: Callable[[], bool] = lambda: False) -> int:
     """Prints logs; with ``follow``, until Ctrl-C or until ``until()`` is true. Raises NotFound without a process."""
-    from areal.runtime.backends import Backends
-
-    backend = Backends(cli.home.root)
-    states = _select(cli, ref, query)
+    states = logged(cli, ref, query)
     if not states and not query.follow:
         raise _no_process(cli, ref, query)
-    printer = _Printer(cli, states, lines=query.follow or cli.format.kind == "jsonl")
-    tails = {state.spec.uid: _Tail(backend, state) for state in states} if query.follow else {}
-    found = {state.spec.uid: _lines(backend, state, query) for state in states}
-    printer.print(list(merged([(state, found[state.spec.uid]) for state in states])))
-    if not query.follow:
-        return 0
-    for uid, tail in tails.items():
-        tail.shown = [line.text for line in found[uid]]
-    look_at = 0.0
-    while not until():
-        if time.monotonic() >= look_at:
-            for state in _select(cli, ref, query):
-                if state.spec.uid not in tails:
-                    tails[state.spec.uid] = _Tail(backend, state, new=True)
-            look_at = time.monotonic() + _DISCOVER_S
-        for tail in tails.values():
-            printer.print(tail.poll())
+    printer = LinePrinter(cli, states, lines=query.follow or cli.format.kind == "jsonl")
+    lines = FollowedLogs(cli, ref, query, states)
+    printer.print(lines.first)
+    while query.follow and not until():
+        printer.print(lines.poll())
         time.sleep(_POLL_S)
     return 0
 
 
-def _select(cli: Invocation, ref: Ref, query: LogQuery) -> list[RunState]:
+class FollowedLogs:
+    """Lines of an object's processes: the last ones as ``first``, then those that are written later, also by processes
+    yet to come."""
+
+    def __init__(self, cli: Invocation, ref: Ref, query: LogQuery, states: Sequence[RunState]) -> None:
+        from areal.runtime.backends import Backends
+
+        self._backend = Backends(cli.home.root)
+        self._select = partial(logged, cli, ref, query)
+        self._tails = {state.spec.uid: _Tail(self._backend, state) for state in states} if query.follow else {}
+        found = {state.spec.uid: _lines(self._backend, state, query) for state in states}
+        self.first = list(merged([(state, found[state.spec.uid]) for state in states]))
+        for uid, tail in self._tails.items():
+            tail.shown = [line.text for line in found[uid]]
+        self._look_at = 0.0
+
+    def poll(self) -> list[Line]:
+        if time.monotonic() >= self._look_at:
+            for state in self._select():
+                if state.spec.uid not in self._tails:
+                    self._tails[state.spec.uid] = _Tail(self._backend, state, new=True)
+            self._look_at = time.monotonic() + _DISCOVER_S
+        return [line for tail in self._tails.values() for line in tail.poll()]
+
+
+def logged(cli: Invocation, ref: Ref, query: LogQuery) -> list[RunState]:
     return HomeView(cli.home).logged(ref, query.component, query.replica)
 
 
 def _no_process(cli: Invocation, ref: Ref, query: LogQuery) -> NotFound:
-    every = [f"{state.spec.component}/{state.spec.replica}" for state in _select(cli, ref, LogQuery())]
+    every = [f"{state.spec.component}/{state.spec.replica}" for state in logged(cli, ref, LogQuery())]
     if not every:
         return NotFound(f"{ref} has no process and no log", hint=f"areal describe {ref.kind.lower()}/{ref.name}")
     from areal.errors import did_you_mean
@@ -212,7 +223,7 @@ class _Tail:
         return [Line(time.time(), self._state, text) for text in lines]
 
 
-class _Printer:
+class LinePrinter:
     """Prints lines as text, with a prefix per process if there are several, or as documents. ``lines``: print each
     document on its own line, because the output has no end."""
 
@@ -228,7 +239,7 @@ class _Printer:
     def print(self, lines: Sequence[Line]) -> None:
         kind = self._cli.format.kind
         if self._cli.format.is_table:
-            write("\n".join(self._readable(line) for line in lines))
+            write("\n".join(self.readable(line) for line in lines))
         elif self._lines and kind != "name":
             write("\n".join(compact(_row(line)) for line in lines))
         else:
@@ -242,7 +253,7 @@ class _Printer:
             state.spec.uid, f"{state.spec.owner.partition('/')[2]} {short}" if self._several_owners else short
         )
 
-    def _readable(self, line: Line) -> str:
+    def readable(self, line: Line) -> str:
         text = without_colours(line.text) if sys.stdout.isatty() else line.text
         if not self._prefixed:
             return text

@@ -10,6 +10,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -264,7 +265,12 @@ def columns_for(kinds: Iterable[str]) -> tuple[Column, ...]:
         field("STATUS", "status", "phase", state=True),
         *(field(title, *path, wide=wide) for title, path, wide in own),
         *([Column("WEIGHTS", lambda row: weights_text(row["status"]), wide=True)] if more or one == MODEL else ()),
-        Column("AGE", lambda row: _age(row["metadata"].get("createdAt")), right=True),
+        Column(
+            "AGE",
+            lambda row: _age(row["metadata"].get("createdAt")),
+            right=True,
+            order=lambda row: row["metadata"].get("createdAt"),
+        ),
         field("GENERATION", "metadata", "generation", wide=True, right=True),
         field("SET", "metadata", "set", wide=True),
         field("LABELS", "metadata", "labels", wide=True),
@@ -304,7 +310,7 @@ PROCESS_COLUMNS = (
     field("PORT", "ports"),
     field("STATE", "state", state=True),
     field("RESTARTS", "restarts", right=True),
-    Column("UPTIME", lambda row: age(row["uptimeSeconds"]), right=True),
+    Column("UPTIME", lambda row: age(row["uptimeSeconds"]), right=True, order=itemgetter("uptimeSeconds")),
     field("URL", "url", wide=True),
     Column("NODE", lambda row: row.get("node"), wide=True),
     Column("JOB", lambda row: row.get("jobId"), wide=True),

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from areal.cli.failures import report
 from areal.cli.options import Format, Invocation
 from areal.errors import ArealError, Conflict, InvalidManifest, UsageFault
-from areal.terminal import ESCAPE, fancy, safe, spelled, style
+from areal.terminal import ESCAPE, can_move, fancy, safe, spelled, style
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -179,6 +179,7 @@ class Column(NamedTuple):
     wide: bool = False  # only with -o wide
     right: bool = False  # numbers
     state: bool = False  # coloured by its word
+    order: Callable[[Row], Any] | None = None  # what it sorts by, if not by what people see
 
 
 def field(title: str, *path: str, wide: bool = False, right: bool = False, state: bool = False) -> Column:
@@ -222,7 +223,7 @@ def render_table(
     ]
     room = _room(indent)
     aligned = _aligned(widths, room, last_is_text=bool(shown) and not shown[-1].right)
-    paint = _paint_state if fancy(sys.stdout) else None
+    paint = paint_state if fancy(sys.stdout) else None
     lines = [_line(titles, widths, shown, aligned, None)] if header else []
     for row in cells:
         if room is not None and row and aligned == len(shown):  # the last cell may take several lines
@@ -242,11 +243,16 @@ def render_table(
 
 
 def cell_width(text: str) -> int:
-    """Returns the terminal columns of ``text``: wide East Asian characters take two, combining marks none."""
+    """Returns the terminal columns of ``text``: wide East Asian characters take two, marks and joiners none."""
     if text.isascii():
         return len(text)
     return sum(
-        0 if unicodedata.combining(each) else 2 if unicodedata.east_asian_width(each) in "WF" else 1 for each in text
+        0
+        if unicodedata.category(each) in ("Mn", "Me", "Cf")
+        else 2
+        if unicodedata.east_asian_width(each) in "WF"
+        else 1
+        for each in text
     )
 
 
@@ -335,7 +341,7 @@ def _wrapped(text: str, first: int, others: int) -> list[str]:
     first line and of the other lines."""
     lines, space = [], first
     while cell_width(text) > space:
-        end = _longest(text, space)
+        end = longest(text, space)
         gap = max(text.rfind(" ", 1, end + 1), text.rfind(",", 0, end) + 1)
         word = text[gap:].lstrip().partition(" ")[0]
         end = gap if gap > space // 3 or (gap > 0 and cell_width(word) <= others) else end
@@ -344,7 +350,7 @@ def _wrapped(text: str, first: int, others: int) -> list[str]:
     return [*lines, text]
 
 
-def _longest(text: str, space: int) -> int:
+def longest(text: str, space: int) -> int:
     """Returns how many characters, at least one, fit into ``space`` columns."""
     taken = 0
     for count, each in enumerate(text):
@@ -354,7 +360,7 @@ def _longest(text: str, space: int) -> int:
     return len(text)
 
 
-def _paint_state(word: str, padded: str) -> str:
+def paint_state(word: str, padded: str) -> str:
     colour = next((colour for colour, words in _STATE_COLOURS.items() if word.lower() in words), None)
     return style(padded, fg=colour) if colour else padded
 
@@ -426,7 +432,7 @@ class Table(NamedTuple):
         if sort_by is None:
             return list(self.rows)
         key = self._sort_key(sort_by)
-        return sorted(self.rows, key=lambda row: _orderable(key(row)))
+        return sorted(self.rows, key=lambda row: orderable(key(row)))
 
     def _sort_key(self, sort_by: str) -> Callable[[Row], Any]:
         if sort_by[:1] in ".{$":
@@ -441,10 +447,11 @@ class Table(NamedTuple):
 
             message = f'no column "{sort_by}"{did_you_mean(sort_by, titles)}'
             raise UsageFault(message, hint=f"one of {', '.join(titles)}")
-        return titles[sort_by.lower()].cell
+        column = titles[sort_by.lower()]
+        return column.order or column.cell
 
 
-def _orderable(value: Any) -> tuple[int, Any]:
+def orderable(value: Any) -> tuple[int, Any]:
     """Returns a sort key: absent values first, then numbers, then text; values of different types are not compared."""
     if value is None:
         return 0, 0
@@ -481,6 +488,11 @@ def print_rows(
         for row in rows:
             write(name(row) if cli.format.kind == "name" else compact(row))
     sys.stdout.flush()
+
+
+def is_live(cli: Invocation) -> bool:
+    """Whether a watch is a view with keys: tables between a person's keyboard and a terminal that moves its cursor."""
+    return cli.format.is_table and sys.stdin.isatty() and can_move(sys.stdout)
 
 
 def watch_table(cli: Invocation, look: Callable[[], Table], sort_by: str | None) -> int:

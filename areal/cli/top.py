@@ -9,16 +9,20 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from areal.cli.objects import complete_targets, parse_refs
 from areal.cli.options import Invocation, watch_options
-from areal.cli.output import Column, age, clear, compact, emit_rows, field, size, write
+from areal.cli.output import Column, Table, age, clear, compact, emit_rows, field, is_live, size, write
 from areal.cli.remote import local_options
 from areal.reconcilers.home_view import HomeView
 from areal.terminal import fancy
+
+if TYPE_CHECKING:
+    from areal.reconcilers.usage import Sample
 
 UNKNOWN = "Unknown"
 _SAMPLE_S = 0.5
@@ -27,12 +31,12 @@ _COLUMNS = (
     field("OWNER", "owner"),
     field("PROCESS", "process"),
     field("PID", "pid", right=True),
-    Column("CPU", lambda row: _cell(row, "cpuPercent", "{:.0f}%".format), right=True),
-    Column("MEMORY", lambda row: _cell(row, "memoryBytes", size), right=True),
+    Column("CPU", lambda row: _cell(row, "cpuPercent", "{:.0f}%".format), right=True, order=itemgetter("cpuPercent")),
+    Column("MEMORY", lambda row: _cell(row, "memoryBytes", size), right=True, order=itemgetter("memoryBytes")),
     Column("GPU", lambda row: [_gpu_cell(row, gpu) for gpu in row["gpus"]]),
     field("TOKENS/S", "tokensPerSecond", right=True),
     field("STATE", "state", state=True),
-    Column("UPTIME", lambda row: age(row["uptimeSeconds"]), right=True),
+    Column("UPTIME", lambda row: age(row["uptimeSeconds"]), right=True, order=itemgetter("uptimeSeconds")),
     field("PROCESSES", "processes", wide=True, right=True),
     field("NODE", "node", wide=True),
 )
@@ -62,11 +66,12 @@ def _gpu_cell(row: Mapping[str, Any], gpu: Mapping[str, Any]) -> str:
 @local_options
 def top(cli: Invocation, targets: tuple[str, ...], watch: bool, interval: float, sort_by: str) -> int:
     """CPU, memory, GPU and tokens a second of each process; of a service, its models' too."""
+    if watch and is_live(cli):
+        from areal.cli.live_view import show_live
+
+        return show_live(cli, usage=UsageMeter(cli, targets, sort_by).table, interval=interval)
     while True:
-        rows = _measure(cli, targets, max(_SAMPLE_S, interval) if watch else _SAMPLE_S)
-        if sort_by != "name":
-            key = {"cpu": "cpuPercent", "memory": "memoryBytes"}[sort_by]
-            rows.sort(key=lambda row: -(row[key] or 0))
+        rows = UsageMeter(cli, targets, sort_by, max(_SAMPLE_S, interval) if watch else _SAMPLE_S).read()
         if watch and not cli.format.is_table:
             write(compact(rows))
         else:
@@ -78,12 +83,32 @@ def top(cli: Invocation, targets: tuple[str, ...], watch: bool, interval: float,
         sys.stdout.flush()
 
 
-def _measure(cli: Invocation, targets: tuple[str, ...], seconds: float) -> list[dict[str, Any]]:
-    from areal.reconcilers.usage import MEASURED, figures, sample
+class UsageMeter:
+    """``read``: the figures since the last read; the first one takes ``seconds``."""
 
-    home = HomeView(cli.home)
-    refs = [each for ref in parse_refs(targets) for each in home.family(ref)] if targets else None
-    states = [state for state in home.states(refs) if state.phase in MEASURED]
-    before = sample(home, states)
-    time.sleep(seconds)
-    return figures(states, before, sample(home, states))
+    def __init__(
+        self, cli: Invocation, targets: tuple[str, ...], sort_by: str = "name", seconds: float = _SAMPLE_S
+    ) -> None:
+        self._cli = cli
+        self._key = {"cpu": "cpuPercent", "memory": "memoryBytes"}.get(sort_by)
+        self._refs = parse_refs(targets)
+        self._seconds = seconds
+        self._before: Sample | None = None
+
+    def read(self) -> list[dict[str, Any]]:
+        from areal.reconcilers.usage import MEASURED, figures, sample
+
+        home = HomeView(self._cli.home)
+        refs = [each for ref in self._refs for each in home.family(ref)] if self._refs else None
+        states = [state for state in home.states(refs) if state.phase in MEASURED]
+        before = self._before or sample(home, states)
+        if self._before is None:
+            time.sleep(self._seconds)
+        self._before = sample(home, states)
+        rows = figures(states, before, self._before)
+        if (key := self._key) is not None:
+            rows.sort(key=lambda row: -(row[key] or 0))
+        return rows
+
+    def table(self) -> Table:
+        return Table(self.read(), _COLUMNS, "{owner} {process}".format_map)

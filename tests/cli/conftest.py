@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import pty
 import select
+import struct
 import subprocess
 import sys
+import termios
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -151,10 +154,10 @@ _PATIENCE_S = 5.0
 class Typist:
     """A person at a terminal."""
 
-    def __init__(self, home: Path, *words: str) -> None:
+    def __init__(self, home: Path, *words: str, **env: str) -> None:
         self._pid, self._fd = pty.fork()
         if self._pid == 0:
-            os.environ.update(AREAL_HOME=str(home), PYTHONPATH=str(REPOSITORY), TERM="dumb")
+            os.environ.update({"AREAL_HOME": str(home), "PYTHONPATH": str(REPOSITORY), "TERM": "dumb", **env})
             os.execv(sys.executable, [sys.executable, "-m", "areal.cli", *words])
         self.seen = ""
         self._read = 0  # what comes after it has not been waited for yet, though it may have arrived
@@ -177,6 +180,17 @@ class Typist:
 
     def type(self, text: str) -> None:
         os.write(self._fd, text.encode())
+
+    def resize(self, columns: int, rows: int) -> None:
+        fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def signal(self, number: int) -> None:
+        os.kill(self._pid, number)
+
+    def has_echo(self) -> bool:
+        """Whether the terminal is as a shell has it: it shows keys, and gives lines."""
+        wanted = termios.ECHO | termios.ICANON
+        return bool(termios.tcgetattr(self._fd)[3] & wanted == wanted)
 
     def code(self) -> int:
         _, status = os.waitpid(self._pid, 0)

@@ -1,0 +1,365 @@
+"""The terminal of the live view: keys in, screens out, signals, and the threads that read.
+
+The loop waits for keys, signals and results, and never for a read or for the terminal: reads have threads of their own,
+and the terminal is opened a second time, without blocking, so that one that takes no output does not keep keys and
+signals waiting. However the loop ends, the terminal is as it was before.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import select
+import signal
+import sys
+import termios
+import threading
+import time
+from codecs import getincrementaldecoder
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import Any, NamedTuple
+
+from areal.cli.live import Live, LivePage, Pane, failed, paged, press, refreshed, resized, screen
+from areal.errors import ArealError
+from areal.terminal import fancy, spelled
+
+_ENTER = "\x1b[?1049h\x1b[?25l\x1b[?7l"  # the other screen, no cursor, no wrapping
+_LEAVE = "\x1b[0m\x1b[?7h\x1b[?25h\x1b[?1049l"
+_ESCAPE_S = 0.05  # an escape character that nothing follows for so long is the key
+_TICK_S = 1.0
+_LEAVE_S = 0.5  # that the last output may take
+_MOST_READS = 8  # threads, where reads hang
+_FIRST_RETRY_S = 2.0
+
+_NAMES = {
+    "\r": "enter",
+    "\n": "enter",
+    "\t": "tab",
+    "\x7f": "backspace",
+    "\x08": "backspace",
+    "\x0c": "ctrl-l",
+    "\x15": "ctrl-u",
+    "\x04": "pagedown",
+    "\x06": "pagedown",
+    "\x02": "pageup",
+}
+_FINALS = {"A": "up", "B": "down", "C": "right", "D": "left", "H": "home", "F": "end"}
+_TILDES = {"1": "home", "7": "home", "4": "end", "8": "end", "5": "pageup", "6": "pagedown"}
+
+
+def keys_of(text: str, *, is_whole: bool) -> tuple[list[str], str]:
+    """The keys in what a terminal has sent, and the rest that may be the beginning of a key. ``is_whole``: nothing
+    follows soon. Sequences that name no key of ours are left out."""
+    found: list[str] = []
+    at = 0
+    while at < len(text):
+        if text[at] != "\x1b":
+            name = _NAMES.get(text[at], text[at] if text[at].isprintable() else "")
+            found += [name] if name else []
+            at += 1
+            continue
+        key, length = _sequence(text[at:])
+        if length == 0:
+            if not is_whole:
+                return found, text[at:]
+            key, length = "esc", 1
+        found += [key] if key else []
+        at += length
+    return found, ""
+
+
+def _sequence(text: str) -> tuple[str, int]:
+    """The key that the escape sequence at the beginning of ``text`` names ("": none of ours), and the characters of it;
+    0 where it may go on."""
+    if len(text) == 1:
+        return "", 0
+    if text[1] not in "[O":
+        return "esc", 1
+    for at, each in enumerate(text[2:], 2):
+        if "@" <= each <= "~":
+            words = text[2:at]
+            return (_TILDES.get(words, "") if each == "~" else _FINALS.get(each, "")), at + 1
+        if not " " <= each <= "?":
+            return "", at
+    return "", 0
+
+
+class LiveReads(NamedTuple):
+    """``tables``: the reader of each table and the seconds between its reads. ``page``: the same of a page."""
+
+    tables: Sequence[tuple[Callable[[], Pane], float]]
+    page: Callable[[LivePage], tuple[Callable[[], LivePage], float]]
+
+
+class _Result(NamedTuple):
+    source: _Source
+    value: Pane | LivePage | ArealError | OSError
+
+
+class _Source:
+    """One reader, of which one call runs at a time."""
+
+    def __init__(self, target: int | LivePage, read: Callable[[], Pane | LivePage], seconds: float) -> None:
+        self.target, self._read, self._seconds = target, read, seconds
+        self.is_running = False
+        self.due = 0.0
+
+    def start(self, put: Callable[[_Result], None]) -> None:
+        self.is_running = True
+        threading.Thread(target=self._run, args=(put,), name="live read", daemon=True).start()
+
+    def _run(self, put: Callable[[_Result], None]) -> None:
+        value: Any
+        try:
+            value = self._read()
+        except Exception as error:  # noqa: BLE001 - shown on the screen, which goes on
+            value = error
+        put(_Result(self, value))
+
+    def ended(self) -> None:
+        self.is_running = False
+        self.due = time.monotonic() + self._seconds
+
+
+class _Ended(BaseException):
+    """A signal ends the process."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+class LiveTerminal:
+    """The terminal of standard output. Restores it when its ``with`` block ends."""
+
+    def __init__(self) -> None:
+        name = os.ttyname(sys.stdout.fileno())
+        self.fd = os.open(name, os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK)
+        self.is_coloured = fancy(sys.stdout)
+        self.signals: set[int] = set()
+        self._waiting = b""  # output that the terminal has not taken yet
+        self._shown: list[str] = []
+        self._before: list[Any] = []
+        self._handlers: dict[int, Any] = {}
+        self.wake_read, self._wake_write = os.pipe()
+        for fd in (self.wake_read, self._wake_write):
+            os.set_blocking(fd, False)
+
+    def __enter__(self) -> LiveTerminal:
+        sys.stdout.flush()
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            self._handlers[number] = signal.signal(number, self._end)
+        for number in (signal.SIGTSTP, signal.SIGCONT, signal.SIGWINCH):
+            self._handlers[number] = signal.signal(number, lambda each, frame: self.signals.add(each))
+        self._handlers[-1] = signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        self._before = termios.tcgetattr(self.fd)
+        self.enter()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with _undisturbed():
+            self.leave()
+            signal.set_wakeup_fd(self._handlers.pop(-1))
+            for number, handler in self._handlers.items():
+                signal.signal(number, handler)
+            for fd in (self.fd, self.wake_read, self._wake_write):
+                os.close(fd)
+
+    @staticmethod
+    def _end(number: int, frame: FrameType | None) -> None:
+        raise _Ended(number)
+
+    def enter(self) -> None:
+        """Takes the terminal: no echo, a key at a time; Ctrl-C and Ctrl-Z are signals still."""
+        mode = termios.tcgetattr(self.fd)
+        mode[0] &= ~(termios.IXON | termios.ICRNL)  # Ctrl-S would stop the screen
+        mode[3] &= ~(termios.ECHO | termios.ICANON | termios.IEXTEN)
+        mode[6][termios.VMIN], mode[6][termios.VTIME] = 1, 0
+        termios.tcsetattr(self.fd, termios.TCSANOW, mode)
+        self._waiting, self._shown = _ENTER.encode(), []
+        self.flush()
+
+    def leave(self) -> None:
+        """Gives the terminal back, within ``_LEAVE_S`` also where it takes no output."""
+        with suppress(termios.error):
+            if self._before:
+                termios.tcsetattr(self.fd, termios.TCSANOW, self._before)
+        self._waiting += _LEAVE.encode()
+        deadline = time.monotonic() + _LEAVE_S
+        with suppress(OSError):
+            while self.flush() and (left := deadline - time.monotonic()) > 0:
+                select.select([], [self.fd], [], left)
+
+    def suspend(self) -> None:
+        """Stops the process, as Ctrl-Z does; returns when it goes on."""
+        with _undisturbed():
+            self.leave()
+        before = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTSTP)
+        signal.signal(signal.SIGTSTP, before)
+
+    def size(self) -> tuple[int, int]:
+        found = os.get_terminal_size(self.fd)
+        return found.columns or 80, found.lines or 24
+
+    def forget(self) -> None:
+        """What is shown is not known: the next screen is written as a whole."""
+        self._shown = []
+
+    @property
+    def is_behind(self) -> bool:
+        return bool(self._waiting)
+
+    def flush(self) -> bool:
+        """Writes what the terminal takes now. Returns whether something waits."""
+        while self._waiting:
+            try:
+                self._waiting = self._waiting[os.write(self.fd, self._waiting) :]
+            except BlockingIOError:
+                return True
+        return False
+
+    def show(self, lines: Sequence[str]) -> None:
+        """Writes the lines that differ from those before."""
+        parts = [] if len(lines) == len(self._shown) else ["\x1b[2J"]
+        before = self._shown if not parts else [None] * len(lines)
+        for number, (line, old) in enumerate(zip(lines, before, strict=True), 1):
+            if line != old:
+                parts.append(f"\x1b[{number};1H{spelled(line, chr(27))}\x1b[0m\x1b[K")
+        self._shown = list(lines)
+        self._waiting += "".join(parts).encode("utf-8", "replace")
+        self.flush()
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Signals that would end the process wait."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def run_live(live: Live, reads: LiveReads) -> int:
+    """Shows ``live`` until ``q``, the end of the keyboard, or a signal. Returns the exit status."""
+    try:
+        with LiveTerminal() as terminal:
+            _Loop(terminal, live, reads).run()
+    except _Ended as ended:
+        signal.signal(ended.number, signal.SIG_DFL)
+        os.kill(os.getpid(), ended.number)
+    return 0
+
+
+class _Loop:
+    def __init__(self, terminal: LiveTerminal, live: Live, reads: LiveReads) -> None:
+        self._terminal, self._live, self._reads = terminal, live, reads
+        self._tables = [_Source(place, read, seconds) for place, (read, seconds) in enumerate(reads.tables)]
+        self._page: _Source | None = None
+        self._results: queue.SimpleQueue[_Result] = queue.SimpleQueue()
+        self._running = 0
+        self._text, self._decode = "", getincrementaldecoder("utf-8")("ignore").decode
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+        os.set_blocking(self._wake_write, False)
+
+    def run(self) -> None:
+        self._live = resized(self._live, *self._terminal.size())
+        drawn: tuple[object, ...] = ()
+        while not self._live.has_ended:
+            self._start_reads()
+            now = time.monotonic()
+            if not self._terminal.is_behind and drawn != (self._live, int(now)):
+                drawn = self._live, int(now)
+                self._terminal.show(screen(self._live, now, colour=self._terminal.is_coloured))
+            if not self._wait():
+                return
+
+    def _wait(self) -> bool:
+        """Waits for a key, a signal, a result or the time of a read, and takes them. False at the keyboard's end."""
+        terminal = self._terminal
+        sources = [*self._tables[self._live.active :][:1], *([self._page] if self._page else [])]
+        due = min((each.due for each in sources if not each.is_running), default=float("inf"))
+        timeout = min(_TICK_S, max(0.0, due - time.monotonic()), _ESCAPE_S if self._text else _TICK_S)
+        waits = [terminal.fd, terminal.wake_read, self._wake_read]
+        ready, _, _ = select.select(waits, [terminal.fd] if terminal.is_behind else [], [], timeout)
+        try:
+            for fd in (terminal.wake_read, self._wake_read):
+                while fd in ready and _drain(fd):
+                    pass
+            terminal.flush()
+            read = _drain(terminal.fd) if terminal.fd in ready else None
+        except OSError:  # the terminal is gone
+            return False
+        if read == b"":
+            return False
+        self._signals()
+        self._take_results()
+        self._text += self._decode(read or b"")
+        keys, self._text = keys_of(self._text, is_whole=not read)
+        for key in keys:
+            self._press(key)
+        return True
+
+    def _press(self, key: str) -> None:
+        if key == "ctrl-l":
+            self._terminal.forget()
+        self._live = press(self._live, key)
+        page = self._live.page
+        if page is None or page.kind == "help":
+            self._page = None
+        elif self._page is None or not _is_same(self._page.target, page):
+            try:
+                self._page = _Source(page, *self._reads.page(page))
+            except ArealError as error:
+                self._page, self._live = None, failed(self._live, page, error.message)
+
+    def _signals(self) -> None:
+        seen, self._terminal.signals = self._terminal.signals, set()
+        if signal.SIGTSTP in seen:
+            self._terminal.suspend()
+        if seen & {signal.SIGTSTP, signal.SIGCONT}:  # a shell has used the terminal meanwhile
+            self._terminal.enter()
+        if seen:
+            self._live = resized(self._live, *self._terminal.size())
+            self._terminal.forget()
+
+    def _start_reads(self) -> None:
+        now = time.monotonic()
+        for source in (self._page, self._tables[self._live.active]):
+            if source is not None and not source.is_running and source.due <= now and self._running < _MOST_READS:
+                self._running += 1
+                source.start(self._put)
+
+    def _put(self, result: _Result) -> None:
+        """From the thread of a read."""
+        self._results.put(result)
+        with suppress(OSError):
+            os.write(self._wake_write, b"\0")
+
+    def _take_results(self) -> None:
+        while not self._results.empty():
+            source, value = self._results.get()
+            source.ended()
+            self._running -= 1
+            if isinstance(value, Pane) and isinstance(source.target, int):
+                self._live = refreshed(self._live, source.target, value)
+            elif isinstance(value, LivePage):
+                self._live = paged(self._live, value)
+            else:
+                text = value.message if isinstance(value, ArealError) else f"{type(value).__name__}: {value}"
+                self._live = failed(self._live, source.target, " ".join(spelled(text).split()))
+
+
+def _is_same(target: int | LivePage, page: LivePage) -> bool:
+    return isinstance(target, LivePage) and (target.kind, target.target) == (page.kind, page.target)
+
+
+def _drain(fd: int) -> bytes | None:
+    """What can be read now; None where there is nothing."""
+    try:
+        return os.read(fd, 4096)
+    except BlockingIOError:
+        return None
