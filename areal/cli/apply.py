@@ -556,7 +556,7 @@ def rollback(cli: Invocation, targets: tuple[str, ...], to: int | None, dry_run:
     ref = one_ref(targets)
     if dry_run:
         with mutation(cli) as context:
-            made = operations.plan_rollback(context, ref, to)
+            made = operations.plan_change(context, operations.rolling_back(context, ref, to))
         return _emit_plan(cli, made, _readable)
     return mutate(
         cli,

@@ -19,7 +19,8 @@ from areal.cli.objects import complete_names, service_option, stored
 from areal.cli.operate import mutation
 from areal.cli.options import FiniteRange, Invocation, stack
 from areal.cli.output import emit_one, field, render_table
-from areal.cli.remote import GatewayClient, gateway, gateway_of, model_at
+from areal.cli.remote import gateway, gateway_of, model_at
+from areal.client.gateway import GatewayClient
 from areal.errors import Conflict, NotFound, TargetFailed, UsageFault
 from areal.files import parse_json
 from areal.resources.kinds import INFERENCE_SERVICE, MAX_NAME_LENGTH, MODEL, TRAIN_JOB, Ref, name_problem

@@ -55,7 +55,7 @@ from areal.reconcilers.home_view import (
 from areal.resources.kinds import KINDS, Ref, resolve_kind
 
 if TYPE_CHECKING:
-    from areal.cli.remote import GatewayClient
+    from areal.client.gateway import GatewayClient
 
 _PROCESSES = ("processes", "process", "proc", "ps")
 _KIND_COLUMNS = (field("NAME", "plural"), field("SHORT", "short"), field("KIND", "kind"))

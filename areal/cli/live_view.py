@@ -25,7 +25,7 @@ from areal.terminal import spelled
 
 if TYPE_CHECKING:
     from areal.cli.options import Invocation
-    from areal.cli.remote import GatewayClient
+    from areal.client.gateway import GatewayClient
 
 _LINES = 5000  # of logs that are kept
 _LAST = 500  # of them, those of each process at first

@@ -11,54 +11,17 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 
 from areal.cli.objects import service_name, stored
 from areal.cli.options import LOCAL, Invocation, read_options
+from areal.client.gateway import GatewayClient
 from areal.errors import ArealError, Conflict, NotFound, UsageFault
 from areal.resources.kinds import INFERENCE_SERVICE, KINDS, MODEL, Ref, name_problem, served_name
 
 _DEADLINE_S = 10.0
-
-
-class KeyRefused(ArealError):
-    """The gateway rejects the key (401 or 403)."""
-
-
-class GatewayClient(NamedTuple):
-    url: str
-    key: str | None
-    timeout_s: float = _DEADLINE_S
-
-    def get(self, path: str) -> Any:
-        """Sends GET and returns the JSON document. Raises ArealError for an error status or without a response."""
-        return self.checked("GET", path, *self.ask("GET", path))
-
-    def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
-        """Sends a request and returns (status, document), also for an error status. Raises ArealError without a
-        response."""
-        from areal.client.http import AdminClient
-
-        try:
-            return AdminClient(self.url, self.key or "", timeout_s=self.timeout_s).call(method, path, body)
-        except OSError as error:
-            raise ArealError(
-                f"cannot reach the gateway {self.url}: {error or type(error).__name__}",
-                hint="check --gateway (or AREAL_GATEWAY, or `areal config get-contexts`)",
-            ) from error
-
-    def checked(self, method: str, path: str, status: int, document: Any) -> Any:
-        """Returns the document of a 2xx response. Raises KeyRefused for 401 and 403, ArealError for other statuses."""
-        if status in (401, 403):
-            raise KeyRefused(
-                f"the gateway {self.url} refuses the key ({method} {path} answers {status})",
-                hint="give its key with --api-key-file or AREAL_API_KEY",
-            )
-        if not 200 <= status < 300:
-            raise ArealError(f"the gateway {self.url} answers {status} to {method} {path}", detail=_reason(document))
-        return document
 
 
 def gateway(cli: Invocation) -> GatewayClient | None:
@@ -133,13 +96,6 @@ def _context(cli: Invocation) -> Mapping[str, Any]:
             hint=f"areal config set-context {name} --gateway URL",
         )
     return cli.contexts[name]
-
-
-def _reason(document: Any) -> str | None:
-    if isinstance(document, dict):
-        error = document.get("error", document)
-        return str(error.get("message", error)) if isinstance(error, dict) else str(error)
-    return None
 
 
 # -- the services of this home

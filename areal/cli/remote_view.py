@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from areal.cli.output import Column, Table, field
-from areal.cli.remote import GatewayClient, KeyRefused
+from areal.client.gateway import GatewayClient, KeyRefused
 from areal.dataclasses import dataclass
 from areal.errors import ArealError, NotFound, TimedOut, UsageFault
 from areal.reconcilers.home_view import document_name

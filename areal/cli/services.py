@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import quote
 
 import click
 
@@ -19,7 +18,8 @@ from areal.cli.objects import PROCESS_COLUMNS, complete, recorded, stored
 from areal.cli.operate import approver, finish, merge_outcomes, mutate, scale_object
 from areal.cli.options import Decorator, Invocation, change_options, gather, stack, stop_options, timeout
 from areal.cli.output import Column, age, emit_rows, field, render_table, show_status
-from areal.cli.remote import GatewayClient, gateway, gateway_of, namespace, refuse_remote_context
+from areal.cli.remote import gateway, gateway_of, namespace, refuse_remote_context
+from areal.client.gateway import GatewayClient, session_pages
 from areal.errors import ArealError, UsageFault
 from areal.reconcilers.home_view import HomeView, process_row
 from areal.resources.kinds import BACKENDS, Ref, check_name
@@ -192,19 +192,15 @@ def stop_service(
 
 # -- sessions
 
-_SESSIONS_A_PAGE = 200  # a data proxy builds a page in one step, and its other requests wait
 
+def all_sessions(cli: Invocation, chosen: GatewayClient, path: str) -> Iterator[dict[str, Any]]:
+    """Yields all sessions of the list at ``path``. Reports how many data proxies are away, whose sessions are not
+    listed."""
 
-def session_pages(cli: Invocation, chosen: GatewayClient, path: str) -> Iterator[dict[str, Any]]:
-    """Yields all sessions of the list at ``path``, page by page. Reports how many data proxies are away, whose sessions
-    are not listed."""
-    after: str | None = ""
-    while after is not None:
-        page = chosen.get(f"{path}?limit={_SESSIONS_A_PAGE}" + (f"&after={quote(after, safe='')}" if after else ""))
-        yield from page["sessions"]
-        after = page["next"]
-        if after is None and page.get("journals_away"):
-            cli.info(f"sessions of {len(page['journals_away'])} data proxies that are away are not listed")
+    def away(count: int) -> None:
+        cli.info(f"sessions of {count} data proxies that are away are not listed")
+
+    return session_pages(chosen, path, away=away)
 
 
 limit_option: Decorator[Any] = click.option(

@@ -15,7 +15,7 @@ from typing import Any
 
 from areal.cli.output import Column, Row, render_table
 from areal.cli.output import field as shown
-from areal.cli.remote import GatewayClient
+from areal.client.gateway import GatewayClient
 from areal.client.http import AdminClient
 from areal.client.prometheus import Page, buckets, increase, parse, quantile, sum_buckets
 from areal.dataclasses import dataclass, field

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 from typing import Any
 from urllib.parse import quote
 
 import click
 
-from areal.cli.options import Invocation
+from areal.cli.options import Invocation, read_options
 from areal.cli.output import compact, write
-from areal.cli.remote import local_options
+from areal.cli.remote import gateway
 from areal.errors import ArealError
 
 
@@ -19,24 +20,35 @@ from areal.errors import ArealError
 @click.option("--port", type=click.IntRange(0, 65535), default=0, show_default=True, help="0: a free one.")
 @click.option("--key-file", metavar="FILE", help="File with the key of the page  [default: a new token each time].")
 @click.option("--open", "open_", is_flag=True, help="Open the page in a browser.")
-@local_options
-def ui(cli: Invocation, host: str, port: int, key_file: str | None, open_: bool) -> int:
-    """The live page of this home: objects and why they are not ready, logs, jobs, samples. It writes nothing; Ctrl-C
-    ends it.
+@click.option("--allow-actions", is_flag=True, help="Let the page restart, suspend, resume, scale, end and reward.")
+@read_options()
+def ui(cli: Invocation, host: str, port: int, key_file: str | None, open_: bool, allow_actions: bool) -> int:
+    """The live page of this home: objects and why they are not ready, logs, jobs, samples. It writes nothing without
+    --allow-actions; Ctrl-C ends it.
 
     \b
     areal ui --open
     areal ui --port 8200
+
+    With --gateway it shows what a remote gateway serves: models, replicas, weights, sessions, chat.
     """
+    from areal.cli.remote_view import documents
     from areal.state.home import read_key
     from areal.ui.access import access_of
+    from areal.ui.actions import Actions
+    from areal.ui.context import RemoteGateway, ViewContext
     from areal.ui.server import PageServer, serve
 
     key = read_key(key_file) if key_file is not None else None
     names = {socket.gethostname(), socket.getfqdn()} if host in ("0.0.0.0", "::", "") else set()
     rules = access_of(host, key, machine=names)
+    chosen = gateway(cli)
+    remote = RemoteGateway(chosen, documents) if chosen is not None else None
+    context = ViewContext(cli.home, remote=remote, actions=Actions() if allow_actions else None)
+    if allow_actions:  # as Ctrl-C: the operation at hand is finished
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        server = PageServer(host, port, cli.home, rules)
+        server = PageServer(host, port, context, rules)
     except (OSError, OverflowError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise ArealError(

@@ -16,7 +16,8 @@ from areal.cli.logs import LogQuery, log_options, print_lines
 from areal.cli.objects import service_option
 from areal.cli.options import Invocation, read_options, stack, watch_options
 from areal.cli.output import Column, age, emit_one, emit_rows, field, show_status
-from areal.cli.remote import GatewayClient, gateway, gateway_of, local_options, model_at
+from areal.cli.remote import gateway, gateway_of, local_options, model_at
+from areal.client.gateway import GatewayClient
 from areal.errors import ArealError, NotFound, UsageFault
 from areal.reconcilers.weight_gateways import GatewayRecord, read_gateway
 from areal.resources.addresses import is_loopback

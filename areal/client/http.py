@@ -85,12 +85,15 @@ class TokenLogprob:
 
 @dataclass(frozen=True)
 class ChatDelta:
-    """One chunk of a chat completion. The last one has a ``finish_reason``; ``usage`` is set only on request."""
+    """One chunk of a chat completion. The last one has a ``finish_reason``; ``usage`` is set only on request, and
+    ``versions``, those of the weights that sampled its tokens, with ``return_token_ids``. ``id``: of the answer."""
 
     text: str = ""
     logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: str | None = None
     usage: Mapping[str, int] | None = None
+    versions: tuple[int, ...] = ()
+    id: str = ""
 
 
 @dataclass
@@ -178,7 +181,12 @@ def _delta(data: Mapping[str, Any]) -> ChatDelta:
         return ChatDelta(usage=data.get("usage"))
     choice = choices[0]
     return ChatDelta(
-        choice["delta"].get("content") or "", _logprobs(choice), choice.get("finish_reason"), data.get("usage")
+        choice["delta"].get("content") or "",
+        _logprobs(choice),
+        choice.get("finish_reason"),
+        data.get("usage"),
+        tuple(choice.get("versions") or ()),
+        str(data.get("id") or ""),
     )
 
 

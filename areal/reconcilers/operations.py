@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
+from areal.dataclasses import dataclass, replace
 from areal.errors import Conflict, NotFound
 from areal.reconcilers.apply import apply
 from areal.reconcilers.context import ApplyRequest, Context, Outcome
@@ -34,13 +34,29 @@ from areal.state.records import StoredObject
 
 SCALE = "scale"
 SUSPEND = "suspend"
+_SUSPENDED = "suspended"
 DEFAULT_TIMEOUT_S = 600.0
 
 Edit = Callable[[StoredObject], Target]
+Check = Callable[[Plan], None]
+
+
+@dataclass(frozen=True)
+class ObjectChange:
+    """What a verb does to one object: ``edit`` makes its target, ``done`` is the outcome's word."""
+
+    ref: Ref
+    edit: Edit
+    done: str
+    policy: Policy = Policy()
 
 
 def _yes(plan: Plan) -> bool:
     return True
+
+
+def _any(plan: Plan) -> None:
+    """Refuses no plan."""
 
 
 def _converge(
@@ -51,9 +67,16 @@ def _converge(
     approve: Callable[[Plan], bool] = _yes,
     *,
     whole: bool = False,
+    check: Check = _any,
 ) -> Outcome:
     command = CommandContext.open(ctx)
-    return converge(command, lambda: plan_targets(command, choose, policy, whole=whole), approve, timeout_s=timeout_s)
+    return converge(
+        command,
+        lambda: plan_targets(command, choose, policy, whole=whole),
+        approve,
+        timeout_s=timeout_s,
+        check=check,
+    )
 
 
 def _only(ctx: Context, ref: Ref, edit: Edit) -> Choose:
@@ -68,17 +91,24 @@ def _only(ctx: Context, ref: Ref, edit: Edit) -> Choose:
     return choose
 
 
-def _change(
+def plan_change(ctx: Context, change: ObjectChange) -> Plan:
+    """The plan that the verb would carry out. Read-only."""
+    return plan_targets(CommandContext.open(ctx), _only(ctx, change.ref, change.edit), change.policy).plan
+
+
+def carry_out(
     ctx: Context,
-    ref: Ref,
-    edit: Edit,
-    done: str,
-    timeout_s: float,
-    policy: Policy | None = None,
+    change: ObjectChange,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
     approve: Callable[[Plan], bool] = _yes,
+    check: Check = _any,
 ) -> Outcome:
-    outcome = _converge(ctx, _only(ctx, ref, edit), policy or Policy(), timeout_s, approve)
-    return _reworded(outcome, {"configured": done})
+    """``check`` may refuse the plan before the first effect, by raising ArealError."""
+    choose = _only(ctx, change.ref, change.edit)
+    outcome = _converge(ctx, choose, change.policy, timeout_s, approve, check=check)
+    if change.done == _SUSPENDED and controller_of(change.ref.kind).runs_to_completion and not outcome.exit_code:
+        rest(ctx, change.ref, timeout_s)
+    return _reworded(outcome, {"configured": change.done})
 
 
 def _reworded(outcome: Outcome, words: Mapping[str, str]) -> Outcome:
@@ -146,6 +176,17 @@ def scale(
     timeout_s: float = DEFAULT_TIMEOUT_S,
     approve: Callable[[Plan], bool] = _yes,
 ) -> Outcome:
+    return carry_out(ctx, scaling(ctx, ref, replicas, model, current, force), timeout_s, approve)
+
+
+def scaling(
+    ctx: Context,
+    ref: Ref,
+    replicas: int,
+    model: str | None = None,
+    current: int | None = None,
+    force: bool = False,
+) -> ObjectChange:
     """Set the ``scale`` layer's replicas; it wins over a manifest that does not mention them."""
     store = ObjectStore(ctx.home)
     store.expect(ref)
@@ -160,10 +201,14 @@ def scale(
             raise Conflict(f"{scaled} has {now} replicas, not {current}", hint=f"areal get {scaled}")
         return with_layer(item, SCALE, {controller.replicas_field: replicas}, f"scaled {now} -> {replicas}")
 
-    return _change(ctx, scaled, edit, "scaled", timeout_s, approve=approve)
+    return ObjectChange(scaled, edit, "scaled")
 
 
 def restart(ctx: Context, ref: Ref, timeout_s: float = DEFAULT_TIMEOUT_S) -> Outcome:
+    return carry_out(ctx, restarting(ctx, ref), timeout_s)
+
+
+def restarting(ctx: Context, ref: Ref) -> ObjectChange:
     """Replace every process of the object by its rollout strategy. Raises Conflict when it is suspended."""
     if ObjectStore(ctx.home).expect(ref).spec.get("suspend"):
         raise Conflict(f"{ref} is suspended: it has no process", hint=f"areal resume {ref} starts it")
@@ -175,10 +220,14 @@ def restart(ctx: Context, ref: Ref, timeout_s: float = DEFAULT_TIMEOUT_S) -> Out
         marked = replace(item, status={**item.status, "restartedAt": stamp})
         return Target(marked, "configure", cause="restart requested")
 
-    return _change(ctx, ref, edit, "restarted", timeout_s)
+    return ObjectChange(ref, edit, "restarted")
 
 
 def suspend(ctx: Context, ref: Ref, timeout_s: float = DEFAULT_TIMEOUT_S, grace_s: float | None = None) -> Outcome:
+    return carry_out(ctx, suspending(ctx, ref, grace_s), timeout_s)
+
+
+def suspending(ctx: Context, ref: Ref, grace_s: float | None = None) -> ObjectChange:
     """``grace_s`` between SIGTERM and SIGKILL of its processes; None: as each was started with."""
     ObjectStore(ctx.home).expect(ref)
 
@@ -187,12 +236,9 @@ def suspend(ctx: Context, ref: Ref, timeout_s: float = DEFAULT_TIMEOUT_S, grace_
             return Target(item, "unchanged", cause="it is suspended already")
         if ended := _completion(ctx, item).ended:
             return Target(item, "unchanged", cause=f"it has ended: {ended}")
-        return with_layer(item, SUSPEND, {"suspend": True}, "suspended")
+        return with_layer(item, SUSPEND, {"suspend": True}, _SUSPENDED)
 
-    outcome = _change(ctx, ref, edit, "suspended", timeout_s, Policy(grace_s=grace_s))
-    if controller_of(ref.kind).runs_to_completion and not outcome.exit_code:
-        rest(ctx, ref, timeout_s)
-    return outcome
+    return ObjectChange(ref, edit, _SUSPENDED, Policy(grace_s=grace_s))
 
 
 def rest(ctx: Context, job: Ref, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
@@ -202,6 +248,10 @@ def rest(ctx: Context, job: Ref, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
 
 
 def resume(ctx: Context, ref: Ref, timeout_s: float = DEFAULT_TIMEOUT_S) -> Outcome:
+    return carry_out(ctx, resuming(ctx, ref), timeout_s)
+
+
+def resuming(ctx: Context, ref: Ref) -> ObjectChange:
     """Raises Conflict when the object would still not run: it or its owner has ended, or its host is suspended."""
     store = ObjectStore(ctx.home)
     item = store.expect(ref)
@@ -224,7 +274,7 @@ def resume(ctx: Context, ref: Ref, timeout_s: float = DEFAULT_TIMEOUT_S) -> Outc
             return with_layer(item, SUSPEND, {"suspend": False}, "resumed")
         return dropped
 
-    return _change(ctx, ref, edit, "resumed", timeout_s)
+    return ObjectChange(ref, edit, "resumed")
 
 
 def rollback(
@@ -236,11 +286,11 @@ def rollback(
 ) -> Outcome:
     """Apply the manifest of revision ``to`` again; None: of the newest one with another manifest. Layers of other
     verbs, such as ``scale``, stay."""
-    return _change(ctx, ref, _rolled_back(ctx, ref, to), "rolled back", timeout_s, approve=approve)
+    return carry_out(ctx, rolling_back(ctx, ref, to), timeout_s, approve)
 
 
-def plan_rollback(ctx: Context, ref: Ref, to: int | None = None) -> Plan:
-    return plan_targets(CommandContext.open(ctx), _only(ctx, ref, _rolled_back(ctx, ref, to)), Policy()).plan
+def rolling_back(ctx: Context, ref: Ref, to: int | None = None) -> ObjectChange:
+    return ObjectChange(ref, _rolled_back(ctx, ref, to), "rolled back")
 
 
 def _rolled_back(ctx: Context, ref: Ref, to: int | None) -> Edit:

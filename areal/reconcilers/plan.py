@@ -8,6 +8,8 @@ an op frees is handed to an op that waits for it, so that no order of execution 
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -78,6 +80,7 @@ class GpuPool:
 
 
 PLAN_FORMAT = 1
+_RESTARTED = "restartedAt"  # of a process's inputs: when its restart was asked for
 
 
 class Verb(StrEnum):
@@ -280,6 +283,16 @@ class Plan:
         """ "3 to create, 1 to roll, 2 unchanged": how many objects, by what happens to them."""
         counts = Counter(item.outlook for item in self.objects)
         return ", ".join(f"{counts[words]} {words}" for words in _SUMMARY if counts[words]) or "no object"
+
+    @property
+    def digest(self) -> str:
+        """A hash of what is done to which object, and why. Equal for the same plan of a later state, whose serial
+        differs by other objects, and of a restart that is asked for at another time."""
+        document = self.to_json()
+        for op in document["ops"]:
+            op["args"] = {**op["args"], "inputs": {**op["args"].get("inputs", {}), _RESTARTED: None}}
+        parts = [document[name] for name in ("objects", "ops", "destructive")]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
     def ops_of(self, ref: str) -> tuple[Op, ...]:
         return tuple(self._by_ref.get(ref, ()))

@@ -1,22 +1,40 @@
-"""What a view is given: the home, the query of the request, and what this server may do."""
+"""What a view is given: the home or a remote gateway, the query of the request, and what this server may change."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from areal.client.gateway import GatewayClient
 from areal.dataclasses import dataclass, field
 from areal.errors import UsageFault
 from areal.resources.kinds import Ref, check_name, resolve_kind
 from areal.state.home import Home
 
+if TYPE_CHECKING:
+    from areal.ui.actions import Actions
+
+REMOTE = "remote"  # the name of the service of a remote gateway, which only its own home knows
+
+
+class RemoteGateway(NamedTuple):
+    """The gateway of ``--gateway``. ``documents``: itself and its models with their health, as ``areal get`` has
+    them."""
+
+    client: GatewayClient
+    documents: Callable[[GatewayClient], Sequence[Mapping[str, Any]]]
+
 
 @dataclass(frozen=True)
 class ViewContext:
-    """``query``: the parameters of the request, path parameters of the page among them. ``body``: of a POST."""
+    """``query``: the parameters of the request, path parameters of the page among them. ``body``: of a POST.
+    ``remote``: asked instead of the home. ``actions``: None where the page may change nothing."""
 
     home: Home
     query: Mapping[str, str] = field(default_factory=dict)
     body: object = None
+    remote: RemoteGateway | None = None
+    actions: Actions | None = None
 
     def need(self, name: str) -> str:
         """The parameter. Raises UsageFault without it."""

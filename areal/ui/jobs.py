@@ -134,10 +134,15 @@ def decoder_of(home: Home, job: StoredObject) -> TokenDecoder | None:
         config = config_of(home, job.name)
         actor = config.get("actor")
         path = config.get("tokenizer_path") or (actor.get("path") if isinstance(actor, dict) else None)
-        folder = tokenizer_here(home, str(path), job.spec.get("workingDir")) if path else None
-        return _decoders.get(folder / _TOKENIZER) if folder is not None else None
+        return decoder_named(home, str(path), job.spec.get("workingDir")) if path else None
     except ArealError:
         return None
+
+
+def decoder_named(home: Home, path: str, working_dir: str | None = None) -> TokenDecoder | None:
+    """The decoder of a tokenizer, by its path or a model's name; None where it is not on this machine."""
+    folder = tokenizer_here(home, path, working_dir)
+    return _decoders.get(folder / _TOKENIZER) if folder is not None else None
 
 
 def tokenizer_here(home: Home, path: str, working_dir: str | None = None) -> Path | None:

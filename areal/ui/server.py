@@ -1,5 +1,5 @@
 """The page's HTTP server: static files, the views as JSON, and one stream of changes a page. Threads of the standard
-library; it writes nothing to disk.
+library; it writes nothing to disk, unless it is given ``actions``.
 
 ``/api/VIEW`` and ``/api/changes`` need the token. The files of the page hold no data and need none. Any other path is
 the page, whose router reads it. Every answer of every method, errors too, has passed ``access`` and has its headers.
@@ -7,13 +7,15 @@ the page, whose router reads it. Every answer of every method, errors too, has p
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import mimetypes
 import select
 import socket
 import threading
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from http import HTTPStatus
@@ -24,11 +26,10 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from areal import __version__
 from areal.errors import ArealError, Conflict, NotFound, UsageFault
-from areal.state.home import Home
 from areal.ui import access, changes
 from areal.ui.context import ViewContext
 from areal.ui.encoding import to_json
-from areal.ui.views import Marks, reader_of
+from areal.ui.views import Marks, Reader, expect_reader
 
 STATIC = Path(__file__).parent / "static"
 _INDEX = "index.html"
@@ -55,10 +56,10 @@ class PageServer(ThreadingHTTPServer):
     block_on_close = False
     allow_reuse_address = True
 
-    def __init__(self, host: str, port: int, home: Home, rules: access.PageAccess) -> None:
+    def __init__(self, host: str, port: int, context: ViewContext, rules: access.PageAccess) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self.rules = rules
-        self.context = ViewContext(home)
+        self.context = context
         self.ended = threading.Event()
         self.marks = changes.SharedMarks(self._marks)
         self._free = threading.Semaphore(_THREADS)
@@ -69,10 +70,8 @@ class PageServer(ThreadingHTTPServer):
         return replace(self.context, query=query, body=body)
 
     def _marks(self, name: str, query: Mapping[str, str]) -> Marks:
-        reader = reader_of(name)
-        if reader is None:
-            raise NotFound(f"there is no view {name}")
-        return reader.marks(self.view(query))
+        view = self.view(query)
+        return expect_reader(name, view).marks(view)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Serve in a thread. Above the limit the oldest connection that has not sent the token is closed for a new one;
@@ -112,6 +111,8 @@ class PageServer(ThreadingHTTPServer):
     def server_close(self) -> None:
         self.ended.set()
         super().server_close()
+        if self.context.actions is not None:
+            self.context.actions.close()
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -157,16 +158,31 @@ class _Handler(BaseHTTPRequestHandler):
             self._allow("GET")
             self._stream([value for name, value in pairs if name == "watch"])
         else:
+            reader = expect_reader(path.removeprefix("/api/"), self.server.context)
             self._allow("GET", "HEAD", "POST")
-            self._view(path.removeprefix("/api/"), dict(pairs))
+            self._view(reader, dict(pairs))
 
-    def _view(self, name: str, query: Mapping[str, str]) -> None:
-        reader = reader_of(name)
-        if reader is None:
-            raise NotFound(f"there is no view {name[:60]!r}")
+    def _view(self, reader: Reader, query: Mapping[str, str]) -> None:
         view = self.server.view(query, self._body() if self.command == "POST" else None)
         marks = reader.marks(view) if self.command != "POST" else {}  # before the read: what comes after it is a change
-        self._answer(Answer(200, to_json(reader.read(view)), headers={"Areal-Marks": json.dumps(marks)}))
+        found = reader.read(view)
+        if isinstance(found, Mapping):
+            self._answer(Answer(200, to_json(found), headers={"Areal-Marks": json.dumps(marks)}))
+        else:
+            self._parts(found)
+
+    def _parts(self, parts: Iterator[Mapping[str, Any]]) -> None:
+        """Stream an answer that comes in parts, a line of JSON each. Its first part is there before the status, so that
+        a refusal is one; a later failure is the last part. A client that leaves ends what makes them."""
+        with contextlib.closing(parts):  # type: ignore[type-var]
+            first = next(parts, None)
+            self.close_connection = True
+            self._start(200, {"Content-Type": "application/x-ndjson"})
+            try:
+                for part in itertools.chain([] if first is None else [first], parts):
+                    self.wfile.write(to_json(part) + b"\n")
+            except ArealError as error:
+                self.wfile.write(_error(error).body + b"\n")
 
     def _allow(self, *methods: str) -> None:
         if self.command not in methods:

@@ -70,6 +70,8 @@ class RouterConfig(ServeConfig):
 
 WEIGHT_UPDATE_FILE = "weight_update.json"
 """The file in the folder of a job that has the address of its weight-update gateway."""
+WEIGHT_HISTORY_FILE = "weight_updates.jsonl"
+"""Beside it: the updates of that gateway and of those before it, a line each."""
 
 
 @dataclass(frozen=True, kw_only=True)

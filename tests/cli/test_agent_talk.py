@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from areal.cli.remote import GatewayClient
 from areal.cli.traffic import agent_page, agent_traffic
+from areal.client.gateway import GatewayClient
 from tests.cli.conftest import Areal, Result, Spawner, Typist
 from tests.services.agent.whole import WholeService, start_agents
 from tests.services.processes import Processes, wait_until

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from areal.cli.remote import KeyRefused
 from areal.cli.remote_view import GatewayAnswers, model_healths, service_health
+from areal.client.gateway import KeyRefused
 from areal.errors import ArealError
 from tests.cli.conftest import Areal, serving
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from areal.cli.remote import GatewayClient
 from areal.cli.traffic import inference_page, inference_traffic
+from areal.client.gateway import GatewayClient
 from areal.client.prometheus import Page, parse
 from tests.services.inference.recorder.rollouts import begin
 from tests.services.processes import REPOSITORY, Process, Processes, wait_ready, wait_until

@@ -104,6 +104,7 @@ VIEWS = (
     "/top",
     "/weights",
     "/chat",
+    "/sessions",
     "/object/model/absent",
     "/nothing",
 )
@@ -150,6 +151,30 @@ def test_views_are_reached_and_left_by_the_keyboard_alone(objects: None, tab: Ca
     assert "next, previous" in dialog.inner_text() and "ended" in dialog.inner_text()
     it.press("Escape")
     it.page.wait_for_selector("dialog", state="detached")
+
+
+def test_keys_pressed_before_a_view_is_there_are_heard_once_it_is(objects: None, tab: Callable[..., Tab]) -> None:
+    it = tab()
+    held: list[Any] = []
+    it.page.route("**/api/home*", lambda route: held.append(route))
+    it.page.goto(f"{it.server.url}/#token={it.server.token}")
+    it.page.wait_for_selector("main [data-loading]")
+    it.press("/")
+    it.page.keyboard.type("qwen-7")
+    it.press("Enter", "Enter")
+    assert it.path == "/" and held
+    for each in held:
+        each.continue_()
+    it.page.unroute("**/api/home*")
+    it.at("/object/model/qwen-7")
+    it.page.go_back()
+    assert it.page.wait_for_selector("[data-filter]").input_value() == "qwen-7"
+    it.page.route("**/static/views/weights.js", lambda route: held.append(route))
+    it.press("g", "w", "s", "g", "o")  # another view is wanted meanwhile: what waited goes on in its order
+    it.page.wait_for_function("() => location.pathname === '/weights'")
+    held[-1].continue_()
+    it.page.unroute("**/static/views/weights.js")
+    it.at("/")
 
 
 def test_selection_stays_in_sight_and_keeps_the_focus_while_rows_change(

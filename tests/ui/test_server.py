@@ -21,6 +21,7 @@ from areal.errors import UsageFault
 from areal.state.home import Home
 from areal.state.records import StoredObject
 from areal.ui.access import AccessHeaders, PageAccess, access_of, host_name
+from areal.ui.context import ViewContext
 from areal.ui.encoding import to_json
 from areal.ui.server import _THREADS, STATIC, PageServer
 from areal.ui.views import VIEWS, reader_of
@@ -261,7 +262,7 @@ def test_connection_whose_thread_does_not_start_leaves_its_place_free(
     def refuse(self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    with PageServer("127.0.0.1", 0, Home(tmp_path), access_of("127.0.0.1", None)) as server:
+    with PageServer("127.0.0.1", 0, ViewContext(Home(tmp_path)), access_of("127.0.0.1", None)) as server:
         free = server._free._value
         with monkeypatch.context() as machine, socket.create_connection(("127.0.0.1", server.server_port), 5):
             machine.setattr(threading.Thread, "start", refuse)

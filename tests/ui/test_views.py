@@ -18,6 +18,7 @@ from areal.state.records import StoredObject
 from areal.ui.context import ViewContext
 from areal.ui.memo import FileMemo
 from areal.ui.views import chat, plan, weights
+from tests.trajectories.test_steps import sample
 from tests.ui.conftest import Job, Page, eventually
 
 Record = Callable[..., StoredObject]
@@ -84,6 +85,28 @@ def test_updates_of_a_job_are_those_of_its_metrics_newest_first(home: Home) -> N
     assert found["replicas"] == [] and found["unseen"] == []
 
 
+def test_history_of_updates_and_tokens_by_version_are_read_from_the_jobs_files(home: Home) -> None:
+    folder = home.jobs / "learn"
+    (folder / "trajectories").mkdir(parents=True)
+    entry = {"began": 1.0, "at": 2.0, "pair": "p", "model": "m", "joined": False, "bytes": 4, "error": None}
+    lines = [json.dumps({**entry, "version": n, "replicas": {"http://w": 1.0 if n else None}}) for n in (0, 1)]
+    (folder / "weight_updates.jsonl").write_text("\n".join(lines) + '\n{"torn')
+    found = weights.read(ViewContext(home))["history"]
+    assert [(each["job"], each["version"], each["replicas"]) for each in found] == [
+        ("learn", 0, {"http://w": None}),
+        ("learn", 1, {"http://w": 1.0}),
+    ]
+    episode = sample("g", 1, 1.0)
+    for step in (1, 2):
+        path = folder / "trajectories" / f"trajectories-{step}.jsonl"
+        path.write_text(json.dumps(episode.document()) + "\n")
+    (job,) = weights.read(ViewContext(home, {"tokens": "1"}))["jobs"]
+    sampled = [version for row in episode.interactions for version in row.versions if version >= 0]
+    assert job["steps"] == [1, 2] and job["whole"]
+    assert sum(each["tokens"] for each in job["versions"]) == 2 * len(sampled) > 0
+    assert [each["version"] for each in job["versions"]] == sorted(set(sampled), reverse=True)
+
+
 class _Gateway(BaseHTTPRequestHandler):
     pairs = [{"pair_name": "p", "mode": "disk", "state": "failed", "version": 2, "error": "a worker refused"}]
 
@@ -140,7 +163,7 @@ def test_server_of_another_kind_in_place_of_a_gateway_is_named_and_hides_nothing
         (home.jobs / "killed").mkdir(parents=True)
         (home.jobs / "killed" / "weight_update.json").write_text(json.dumps({"url": url, "admin_key_file": None}))
         found = weights.read(ViewContext(home))
-        models = chat.read(ViewContext(home))
+        models = chat.models(ViewContext(home))
     finally:
         server.shutdown()
         server.server_close()
@@ -163,12 +186,14 @@ class _Models(BaseHTTPRequestHandler):
             (self.headers["Authorization"], json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
         )
         content = [{"token": "hi", "logprob": -0.5}]
-        message = {"role": "assistant", "content": "hi"}
-        choice = {"message": message, "logprobs": {"content": content}, "finish_reason": "stop"}
-        self._send({"choices": [choice], "usage": {"completion_tokens": 1}})
+        choice = {"delta": {"content": "hi"}, "logprobs": {"content": content}, "finish_reason": "stop"}
+        chunks = [{"choices": [choice]}, {"choices": [], "usage": {"completion_tokens": 1}}]
+        self._write("".join(f"data: {json.dumps(each)}\n\n" for each in chunks).encode() + b"data: [DONE]\n\n")
 
     def _send(self, document: Any) -> None:
-        body = json.dumps(document).encode()
+        self._write(json.dumps(document).encode())
+
+    def _write(self, body: bytes) -> None:
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -195,10 +220,12 @@ def served(home: Home, record: Record, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_chat_lists_models_and_answers_with_logprobs_and_keeps_the_key(served: Any, home: Home) -> None:
-    assert chat.read(ViewContext(home))["models"] == [{"service": "default", "model": "qwen"}]
+    choice = {"service": "default", "model": "qwen", "version": None}
+    assert chat.models(ViewContext(home))["models"] == [choice]
     body = {"service": "default", "model": "qwen", "messages": [{"role": "user", "content": "1"}], "temperature": 0.5}
-    found = chat.read(ViewContext(home, {}, body))
-    assert found["text"] == "hi" and found["tokens"] == [{"text": "hi", "logprob": -0.5}]
+    found = list(chat.answer(ViewContext(home, {}, body)))
+    assert found[0] == {"text": "hi", "tokens": [{"text": "hi", "logprob": -0.5, "version": None}]}
+    assert found[-1]["finishReason"] == "stop" and found[-1]["usage"] == {"completion_tokens": 1}
     authorization, sent = _Models.asked.pop()
     assert authorization == "Bearer the-key-of-the-service" and sent["temperature"] == 0.5 and "max_tokens" not in sent
     assert "the-key" not in json.dumps(found)
@@ -210,7 +237,7 @@ def test_chat_lists_models_and_answers_with_logprobs_and_keeps_the_key(served: A
 def test_chat_refuses_what_no_model_takes(served: Any, home: Home, wrong: dict[str, Any]) -> None:
     body = {"service": "default", "model": "qwen", "messages": [{"role": "user", "content": "1"}], **wrong}
     with pytest.raises(UsageFault):
-        chat.read(ViewContext(home, {}, body))
+        next(chat.answer(ViewContext(home, {}, body)))
 
 
 def test_last_steps_are_those_of_the_end_of_the_file(tmp_path: Path) -> None:

@@ -12,8 +12,6 @@ import click
 from areal import interrupt
 from areal.cli.agent.sessions import (
     agent_gateway,
-    call_session,
-    close_session,
     current_session,
     known_session,
     new_session,
@@ -25,8 +23,8 @@ from areal.cli.agent.sessions import (
 )
 from areal.cli.options import Invocation, Seconds, read_options
 from areal.cli.output import dump, show, write
-from areal.cli.remote import GatewayClient
 from areal.cli.repl import Repl, message_of, message_option, read_line
+from areal.client.gateway import GatewayClient, call_session, close_session
 from areal.dataclasses import dataclass, field
 from areal.errors import NotFound, UsageFault
 

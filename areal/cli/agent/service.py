@@ -16,7 +16,7 @@ from areal.cli.manifest import DryRunCommand, dry_run_option
 from areal.cli.objects import complete_names, stored
 from areal.cli.options import Invocation, Seconds, change_options, read_options, timeout, watch_options
 from areal.cli.output import field
-from areal.cli.remote import GatewayClient, gateway, local_options
+from areal.cli.remote import gateway, local_options
 from areal.cli.services import (
     ScaleFlags,
     gateway_options,
@@ -32,6 +32,7 @@ from areal.cli.services import (
     watch_service,
     with_applied,
 )
+from areal.client.gateway import GatewayClient
 from areal.errors import ArealError, UsageFault
 from areal.reconcilers.home_view import HomeView
 from areal.resources.kinds import AGENT_SERVICE, INFERENCE_SERVICE, MODEL, Ref, check_name

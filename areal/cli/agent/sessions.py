@@ -7,19 +7,18 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import click
 
 from areal.cli.objects import complete_names, home_of, names_of
 from areal.cli.options import FiniteRange, Invocation, common, output, pass_invocation, read_options, remote, stack
 from areal.cli.output import Column, age, clock, emit_one, field
-from areal.cli.remote import GatewayClient, gateway, gateway_of
-from areal.cli.services import emit_sessions, limit_option, session_pages
-from areal.errors import ArealError, Conflict, NotFound, UsageFault
+from areal.cli.remote import gateway, gateway_of
+from areal.cli.services import all_sessions, emit_sessions, limit_option
+from areal.client.gateway import GatewayClient, call_session, checked_session_key, close_session
+from areal.errors import ArealError, NotFound, UsageFault
 from areal.resources.kinds import AGENT_SERVICE
 from areal.terminal import spelled
-from areal.wire.agents import KEY_PROBLEM, is_session_key
 
 _CALL_S = 60.0  # a call may start or export an RL session
 _TEXT = 600  # characters of a tool's arguments and result on a page
@@ -48,35 +47,12 @@ def agent_gateway(cli: Invocation, service: str) -> GatewayClient:
     return gateway_of(cli, service, AGENT_SERVICE)._replace(timeout_s=cli.timeout_s or _CALL_S)
 
 
-def _checked_key(key: str) -> str:
-    if not is_session_key(key):
-        raise UsageFault(f"the key of a session {KEY_PROBLEM}, not {key!r}")
-    return key
-
-
-def session_path(key: str, verb: str = "") -> str:
-    """The path of a session. Raises UsageFault for a text that is no session's key."""
-    return f"/sessions/{quote(_checked_key(key), safe='')}{verb}"
-
-
-def call_session(chosen: GatewayClient, method: str, key: str, verb: str = "", body: Any = None) -> dict[str, Any]:
-    """Call a route of a session. Raises NotFound, Conflict, UsageFault, and ArealError with the gateway's message."""
-    status, document = chosen.ask(method, session_path(key, verb), body)
-    error = document.get("error") if isinstance(document, Mapping) else None
-    if status < 400 or status in (401, 403) or not isinstance(error, Mapping):
-        return dict(chosen.checked(method, f"/sessions/...{verb}", status, document))
-    if error.get("code") in ("session_not_found", "session_ended"):
-        raise NotFound(f"session {key}: {error.get('message')}", hint="areal agent sessions list")
-    fault = Conflict if status in (409, 422, 425) else UsageFault if status == 400 else ArealError
-    raise fault(str(error.get("message")), detail=f"request {error.get('request_id')}")
-
-
 def known_session(cli: Invocation, chosen: GatewayClient, given: str) -> str:
     """The key of a session, given whole or by a beginning that no other session has. Raises NotFound, UsageFault."""
     try:
         return str(call_session(chosen, "GET", given)["session_key"])
     except NotFound:
-        keys = [str(row["session_key"]) for row in session_pages(cli, chosen, "/sessions")]
+        keys = [str(row["session_key"]) for row in all_sessions(cli, chosen, "/sessions")]
         keys = [key for key in keys if given and key.startswith(given)]
         if len(keys) > 1:
             shown = ", ".join(keys[:_SHOWN]) + (", ..." if keys[_SHOWN:] else "")
@@ -99,13 +75,9 @@ def _post(cli: Invocation, chosen: GatewayClient, given: str, verb: str, body: A
 
 
 def new_session(chosen: GatewayClient, key: str | None = None) -> str:
-    body = {} if key is None else {"session_key": _checked_key(key)}
+    body = {} if key is None else {"session_key": checked_session_key(key)}
     document = chosen.checked("POST", "/sessions", *chosen.ask("POST", "/sessions", body))
     return str(document["session_key"])
-
-
-def close_session(chosen: GatewayClient, key: str) -> None:
-    chosen.checked("POST", "/sessions/close", *chosen.ask("POST", "/sessions/close", {"session_key": key}))
 
 
 # -- the current session
@@ -173,7 +145,7 @@ _session_option = click.option("--session", metavar="ID", help="The session  [de
 def sessions_list(cli: Invocation, service: str, limit: int) -> int:
     """List sessions: state, turns, age. The current one is marked."""
     current = current_session(cli, service)
-    pages = session_pages(cli, agent_gateway(cli, service), "/sessions")
+    pages = all_sessions(cli, agent_gateway(cli, service), "/sessions")
     sessions = ({**row, "current": row["session_key"] == current} for row in pages)
     emit_sessions(cli, sessions, limit, _COLUMNS if current is not None else _COLUMNS[1:], name="session_key")
     return 0

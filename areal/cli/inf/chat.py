@@ -17,8 +17,9 @@ from areal import interrupt
 from areal.cli.objects import model_name_option, service_name, service_option
 from areal.cli.options import FiniteRange, Invocation, read_options, timeout
 from areal.cli.output import Column, camel, dump, render_table, write
-from areal.cli.remote import GatewayClient, gateway, gateway_of, model_at
+from areal.cli.remote import gateway, gateway_of, model_at
 from areal.cli.repl import Repl, message_of, message_option, read_line
+from areal.client.gateway import GatewayClient
 from areal.dataclasses import dataclass, field
 from areal.errors import ArealError, UsageFault
 from areal.files import parse_json

@@ -22,7 +22,7 @@ from areal.dataclasses import dataclass
 from areal.errors import Partial, TargetFailed, UsageFault
 
 if TYPE_CHECKING:
-    from areal.cli.remote import GatewayClient
+    from areal.client.gateway import GatewayClient
     from areal.dataset.examples import ExampleSet
     from areal.reconcilers.context import Progress
     from areal.rollout.collection import Agent, CollectionPlan, RewardScorer

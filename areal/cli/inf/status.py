@@ -12,8 +12,9 @@ from areal.cli.logs import LogQuery, log_options, show_logs
 from areal.cli.objects import service_name, service_option, stored
 from areal.cli.options import Invocation, read_options, watch_options
 from areal.cli.output import Column, emit_rows, field, render_table
-from areal.cli.remote import GatewayClient, gateway, local_options
+from areal.cli.remote import gateway, local_options
 from areal.cli.services import list_services, service_columns, service_status, status_page, watch_service
+from areal.client.gateway import GatewayClient
 from areal.reconcilers.home_view import HomeView, service_of, weights_text
 from areal.resources.kinds import INFERENCE_SERVICE, MODEL, Ref, served_name
 

@@ -10,15 +10,15 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 import click
 
 from areal.cli.objects import complete_names, service_option, stored
 from areal.cli.options import Invocation, read_options, stack
 from areal.cli.output import Column, Row, age, clock, emit_one, emit_rows, field, render_table, write
-from areal.cli.remote import GatewayClient, gateway_of, local_options
-from areal.cli.services import emit_sessions, limit_option, session_pages
+from areal.cli.remote import gateway_of, local_options
+from areal.cli.services import all_sessions, emit_sessions, limit_option
+from areal.client.gateway import GatewayClient, read_session
 from areal.errors import ArealError, NotFound
 from areal.resources.kinds import TRAIN_JOB
 from areal.terminal import fancy
@@ -79,7 +79,7 @@ def sessions_list(cli: Invocation, /, service: str | None, limit: int, **given: 
             and (not given["ready"] or row["ready"] > 0)
         )
 
-    sessions = filter(wanted, session_pages(cli, gateway_of(cli, service), "/rl/sessions"))
+    sessions = filter(wanted, all_sessions(cli, gateway_of(cli, service), "/rl/sessions"))
     emit_sessions(cli, sessions, limit, _COLUMNS, name="session_id")
     return 0
 
@@ -96,14 +96,6 @@ def sessions_show(cli: Invocation, session: str, service: str | None) -> int:
     document = read_session(gateway_of(cli, service), session)
     emit_one(cli, document, name=session, text=lambda: _page(document), answered=True)
     return 0
-
-
-def read_session(chosen: GatewayClient, session: str, *, rows: bool = False) -> dict[str, Any]:
-    """Read a session of the service, with ``rows`` also the training rows of its trajectories. Raises NotFound."""
-    status, document = chosen.ask("GET", f"/rl/sessions/{quote(session, safe='')}" + ("?rows=true" if rows else ""))
-    if status == 404:
-        raise NotFound(f"{chosen.url} has no session {session}", hint="areal inf sessions list")
-    return dict(chosen.checked("GET", "/rl/sessions/...", status, document))
 
 
 def _page(document: Mapping[str, Any]) -> str:

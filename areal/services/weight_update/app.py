@@ -19,10 +19,11 @@ from areal.services.http.errors import bad_request, unsupported
 from areal.services.http.messages import Request, Response, body_as, read_body, read_object
 from areal.services.http.process import ServeOptions
 from areal.services.http.service import Service, json_response
+from areal.services.weight_update.history import UpdateHistory
 from areal.services.weight_update.pairs import Mode, Pair, PairMetadata, Pairs, check_version
 from areal.services.weight_update.updating import Updater, WorkerClient
 from areal.wire import bodies
-from areal.wire.processes import WeightUpdateConfig
+from areal.wire.processes import WEIGHT_HISTORY_FILE, WeightUpdateConfig
 
 _BODY_BYTES = 4 * 1024 * 1024
 _NOT_HONOURED = {
@@ -176,7 +177,8 @@ async def weight_update_gateway(config: WeightUpdateConfig, options: ServeOption
     file = config.discovery_file
     async with HttpClient() as http:
         client = WorkerClient(http, options.headers)
-        updater = Updater(client, lambda: service.address, config.writer)
+        history = UpdateHistory(Path(file).with_name(WEIGHT_HISTORY_FILE) if file else None)
+        updater = Updater(client, lambda: service.address, config.writer, history)
         WeightUpdateRoutes(Pairs(), updater, PairMetadata()).add_to(service)
         with _discovery_file(Path(file), config) if file else contextlib.nullcontext():
             yield service

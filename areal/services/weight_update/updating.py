@@ -25,6 +25,7 @@ import orjson
 
 from areal.http.client import CallFailed, HttpClient
 from areal.services.http.errors import ApiError
+from areal.services.weight_update.history import UpdateHistory
 from areal.services.weight_update.pairs import Mode, Pair, PairState
 from areal.wire.bodies import CheckWeights, ConnectPair, UpdateResult, WeightOrder
 from areal.wire.routing import CORDONED, DRAINING, READY
@@ -116,6 +117,7 @@ class WorkerSet:
         self.urls = list(urls)
         self.lost: set[str] = set()
         self.incarnations: dict[str, object] = {}
+        self.pauses: dict[str, float | None] = {}  # of those that swapped, in ms
 
     async def all(self, path: str, body: object, timeout_s: float | None = None) -> None:
         """Post to every worker. Raises WorkerFailed with every live worker that failed, or if all are lost."""
@@ -189,14 +191,19 @@ class WorkerSet:
 
 class Updater:
     """The operations on pairs. ``address``: this gateway's own, to which workers send their join requests. ``writer``:
-    of the weights."""
+    of the weights. ``history``: where each update is recorded."""
 
     def __init__(
-        self, client: WorkerClient, address: Callable[[], str | None] = lambda: None, writer: str | None = None
+        self,
+        client: WorkerClient,
+        address: Callable[[], str | None] = lambda: None,
+        writer: str | None = None,
+        history: UpdateHistory | None = None,
     ) -> None:
         self._client = client
         self._address = address
         self._writer = writer
+        self._history = history or UpdateHistory()
 
     # -- connecting
 
@@ -260,26 +267,30 @@ class Updater:
 
     async def update(self, pair: Pair, version: int) -> UpdateResult:
         """Raises ApiError 502 if a step failed; generation continues in every case. The caller holds the lock."""
-        began = time.monotonic()
+        began, at = time.monotonic(), time.time()
         pair.state = PairState.UPDATING
+        replicas: dict[str, float | None] = {}
         try:
             async with _as_api_error("update"):
-                done = await self._update(pair, version, began)
-        except ApiError as error:
-            pair.failed(error.message)
-            raise
+                done = await self._update(pair, version, began, replicas)
         except BaseException as error:
-            pair.failed(f"interrupted: {type(error).__name__}")
+            reason = error.message if isinstance(error, ApiError) else f"interrupted: {type(error).__name__}"
+            pair.failed(reason)
+            self._history.note(pair, version, at, replicas=dict.fromkeys(replicas), error=reason)
             raise
         pair.succeeded(done)
+        self._history.note(pair, version, at, replicas=replicas, size=done.bytes)
         return done
 
-    async def _update(self, pair: Pair, version: int, began: float) -> UpdateResult:
+    async def _update(self, pair: Pair, version: int, began: float, replicas: dict[str, float | None]) -> UpdateResult:
+        """``replicas`` gets those that took part, with their pauses."""
         order = WeightOrder(pair_name=pair.name, version=version)
         carry = self._broadcast if pair.mode is Mode.XCCL else self._publish
         while True:
             workers = await self._participants(pair)
             urls = tuple(workers.urls)
+            replicas.clear()
+            replicas.update(dict.fromkeys(urls))
             try:
                 size, paused_ms = await carry(pair, workers, order)
                 break
@@ -292,6 +303,7 @@ class Updater:
                 _log.warning("the update of %s is repeated: %s: %s", pair.name, why, error)
                 await asyncio.sleep(_POLL_S)
         pair.joining_workers -= set(workers.urls)
+        replicas.update(workers.pauses)
         return UpdateResult(version, round((time.monotonic() - began) * 1e3, 3), round(paused_ms, 3), size)
 
     async def _revert(
@@ -367,8 +379,9 @@ class Updater:
         if (probe := published.get("probe")) is not None:
             await workers.all("/weights/check", CheckWeights(probe=probe))
         await workers.all("/weights/commit", replace(taken, gateway=self._address(), writer=self._writer))
-        pauses = [float(answer["paused_ms"]) for answer in reply.values()]
-        return int(published["bytes"]), max(pauses, default=0.0)
+        pauses = {url: float(answer["paused_ms"]) for url, answer in reply.items()}
+        workers.pauses = {url: pauses[url] for url in workers.urls}
+        return int(published["bytes"]), max(pauses.values(), default=0.0)
 
     async def sync(self, pair: Pair) -> UpdateResult:
         """Transfer the version that the training side has staged. If that is newer than the last requested update, the
@@ -409,12 +422,18 @@ class Updater:
         if pair.mode is Mode.XCCL:  # a process group has all workers
             await self.sync(pair)
             return
+        began, joining = time.time(), WorkerSet(self._client, [worker], may_lose=False)
         async with _as_api_error("join"):
             order = WeightOrder(pair_name=pair.name, version=pair.version)
             try:
-                await self._publish(pair, WorkerSet(self._client, [worker], may_lose=False), order)
+                await self._publish(pair, joining, order)
             except WorkerFailed as error:
-                raise await self._revert(pair, [worker], order, error) from None
+                reverted = await self._revert(pair, [worker], order, error)
+                self._history.note(
+                    pair, order.version, began, replicas={worker: None}, joined=True, error=str(reverted)
+                )
+                raise reverted from None
+        self._history.note(pair, order.version, began, replicas=joining.pauses, joined=True)
 
     # -- participants
 

@@ -30,8 +30,7 @@ export class Failure extends Error {
   constructor(status, type, message, hint) { super(message); Object.assign(this, { status, type, hint }); }
 }
 
-// { data, marks } of a view. Throws Failure; status 0: the server does not answer.
-export async function call(view, query = {}, { signal, body } = {}) {
+async function ask(view, query, { signal, body }) {
   const text = queryText(query);
   let answer;
   try {
@@ -45,13 +44,44 @@ export async function call(view, query = {}, { signal, body } = {}) {
     if (error.name === "AbortError") throw error;
     throw new Failure(0, "Unreachable", "the server of this page does not answer", "is `areal ui` still running? its address and token change when it starts again");
   }
-  const document = await answer.json();
   if (!answer.ok) {
     if (answer.status === 401) refused();
-    const { type, message, hint } = document.error;
-    throw new Failure(answer.status, type, message, hint);
+    throw failureOf(answer.status, await answer.json());
   }
-  return { data: document, marks: JSON.parse(answer.headers.get("Areal-Marks") || "{}") };
+  return answer;
+}
+
+const failureOf = (status, { error: { type, message, hint } }) => new Failure(status, type, message, hint);
+
+// { data, marks } of a view. Throws Failure; status 0: the server does not answer.
+export async function call(view, query = {}, { signal, body } = {}) {
+  const answer = await ask(view, query, { signal, body });
+  return { data: await answer.json(), marks: JSON.parse(answer.headers.get("Areal-Marks") || "{}") };
+}
+
+// Calls run(part) for each part of an answer that comes in parts. Throws Failure, also for one that ends early.
+export async function callParts(view, body, run, { signal } = {}) {
+  const answer = await ask(view, {}, { signal, body });
+  let whole = false;
+  await pieces(answer, "\n", (line) => {
+    const part = JSON.parse(line);
+    if (part.error) throw failureOf(500, part);
+    whole = "finishReason" in part;
+    run(part);
+  });
+  if (!whole) throw new Failure(0, "Unreachable", "the answer was cut short", "is `areal ui` still running?");
+}
+
+async function pieces(answer, separator, run) {
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const found = (rest + value).split(separator);
+    rest = found.pop();
+    found.forEach(run);
+  }
 }
 
 // -- changes
@@ -100,15 +130,7 @@ async function open() {
     if (!answer.ok) { if (answer.status === 401) refused(); throw new Error(String(answer.status)); }
     setConnected(true);
     waits = 1000;
-    const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
-    let rest = "";
-    for (;;) {
-      const { value, done } = await reader.read();
-      if (done) break;
-      const parts = (rest + value).split("\n\n");
-      rest = parts.pop();
-      parts.forEach(deliver);
-    }
+    await pieces(answer, "\n\n", deliver);
     throw new Error("the stream ended");
   } catch (error) {
     if (mine.signal.aborted) return;

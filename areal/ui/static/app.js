@@ -1,7 +1,8 @@
 // The shell: the bar, alerts, keys, the token, and the view of the present address.
-import { html, render, useState, useEffect, useErrorBoundary, useRoute, useData, Link, Loading, go, activeKeys, isField, currentRoute } from "./ui.js";
+import { html, render, useState, useEffect, useErrorBoundary, useRoute, useData, useAbout, setAbout, Link, Loading, go, activeKeys, isField, currentRoute } from "./ui.js";
 import { call, live, onLive, onRefused, setToken } from "./api.js";
-import { hasAlerts, routes } from "./routes.js";
+import { RunningAction } from "./actions.js";
+import { routes } from "./routes.js";
 
 const loaded = new Map();
 let theme = localStorage.getItem("areal-theme") || "";
@@ -24,12 +25,14 @@ function style(href) {
 
 function App() {
   const route = useRoute();
+  const about = useAbout();
   const [asks, setAsks] = useState(false);
   const [help, setHelp] = useState(false);
   const [, redraw] = useState(0);
   useEffect(() => onRefused(() => setAsks(true)), []);
   useEffect(() => onLive(() => redraw((n) => n + 1)), []);
   useEffect(() => listen(setHelp), []);
+  useEffect(() => { call("about").then(({ data }) => setAbout(data), () => {}); }, []); // its failure is the view's too
   const turn = () => {
     const dark = theme ? theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
     theme = dark ? "light" : "dark";
@@ -40,18 +43,22 @@ function App() {
   return html`
     <header class="top">
       <${Link} class="brand" href="/">areal<//>
-      <nav aria-label="Views">${routes.filter((each) => each.nav).map((each) => html`
+      <nav aria-label="Views">${routes.filter((each) => each.nav && isShown(about, each)).map((each) => html`
         <${Link} key=${each.view} href=${each.path} aria-current=${each.view === route.view ? "page" : undefined}>${each.nav}<//>`)}</nav>
       <div class="tools">
+        ${about?.gateway && html`<span class="mono dim hide-820">${about.gateway}</span>`}
         ${!live.connected && live.since > 0 && html`<span class="bad" role="status">not connected since ${new Date(live.since).toTimeString().slice(0, 8)}</span>`}
         <button type="button" onClick=${turn} aria-label="Light or dark" title="light or dark">◐</button>
         <button type="button" onClick=${() => setHelp(true)} aria-label="Keys" title="keys (?)">?</button>
       </div>
     </header>
-    ${hasAlerts && html`<${Alerts} />`}
+    <${Alerts} />
+    ${about?.actions && html`<${RunningAction} />`}
     <main tabindex="-1"><${View} key=${route.path} route=${route} /></main>
     ${help && html`<${Help} close=${() => setHelp(false)} />`}`;
 }
+
+const isShown = (about, route) => !about || about.views.includes(route.view);
 
 function Alerts() {
   const { data, error } = useData("alerts", {});
@@ -77,8 +84,8 @@ function View({ route }) {
   useEffect(() => {
     const name = module?.title?.(route);
     document.title = name ? `${name} · areal` : "areal";
-    if (module) document.body.dataset.shown = route.path; // its keys are heard from now on
-  }, [module, route]);
+    if (module || failed || broken) document.body.dataset.shown = route.path; // its keys are heard from now on
+  }, [module, failed, broken, route]);
   if (!route.view) return html`<${Loading} error=${{ type: "NotFound", message: `there is no page ${route.path}`, hint: "esc goes to the objects" }} />`;
   if (failed || broken) return html`<${Loading} error=${{ message: `the view failed: ${(failed || broken).message}`, hint: "reload the page" }} />`;
   return module && html`<${module.default} route=${route} />`;
@@ -108,7 +115,8 @@ const COMMON = [
 function Help({ close }) {
   const show = (element) => { if (element && !element.open) element.showModal(); };
   const rows = (pairs) => pairs.map(([key, help]) => html`<tr key=${key}><td>${key.split(" ").map((each) => html`<kbd>${each}</kbd> `)}</td><td>${help}</td></tr>`);
-  const goes = routes.filter((each) => each.key).map((each) => [`g ${each.key}`, each.help]);
+  const about = useAbout();
+  const goes = routes.filter((each) => each.key && isShown(about, each)).map((each) => [`g ${each.key}`, each.help]);
   const own = activeKeys().map((each) => [each.key, each.help]);
   return html`<dialog ref=${show} onClose=${close} aria-labelledby="keys-title">
     <div class="row"><h1 id="keys-title" class="grow">Keys</h1><button type="button" onClick=${close}>Close</button></div>
@@ -124,6 +132,45 @@ function activeTable() {
   return (document.activeElement?.closest?.("[data-table]") ?? document.querySelector("main [data-table]"))?.controls?.current;
 }
 
+// Keys that were pressed before their view was there. They are heard, in their order, once it is; Esc forgets them.
+const early = [];
+const KEPT_MS = 10000;
+let replaying = false;
+const isReady = () => !currentRoute().view || (document.body.dataset.shown === location.pathname && !document.querySelector("main [data-loading]"));
+
+function waits(event) {
+  const { key } = event;
+  if (replaying || (!early.length && isReady())) return false;
+  if (key === "Escape") { early.length = 0; return false; }
+  if (!early.length && (key === "g" || key === "?" || waitsForLetter)) return false; // these need no view
+  if (/^(Shift|Control|Alt|Meta|Tab|F\d+)/.test(key)) return false;
+  early.push({ key, shiftKey: event.shiftKey, at: Date.now() });
+  event.preventDefault();
+  if (early.length === 1) new MutationObserver(replay).observe(document.body, { subtree: true, childList: true, attributes: true, attributeFilter: ["data-shown"] });
+  return true;
+}
+
+function replay(changes, observer) {
+  if (!early.length) { observer.disconnect(); return; }
+  if (replaying || !isReady()) return;
+  replaying = true;
+  requestAnimationFrame(() => { // what the last key did is on the page
+    while (early.length && Date.now() - early[0].at > KEPT_MS) early.shift();
+    const next = isReady() ? early.shift() : null;
+    if (next) press(next);
+    replaying = false;
+    replay(changes, observer);
+  });
+}
+
+function press({ key, shiftKey }) {
+  const target = document.activeElement ?? document.body;
+  if (isField(target) && key.length === 1) {
+    target.setRangeText(key, target.selectionStart, target.selectionEnd, "end");
+    target.dispatchEvent(new Event("input", { bubbles: true }));
+  } else target.dispatchEvent(new KeyboardEvent("keydown", { key, shiftKey, bubbles: true, cancelable: true }));
+}
+
 function listen(setHelp) {
   const heard = async (event) => {
     if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
@@ -133,6 +180,7 @@ function listen(setHelp) {
       if (key === "Enter" && target.matches("[data-filter]")) document.querySelector('main tr[tabindex="0"]')?.focus();
       return;
     }
+    if (waits(event)) return;
     if (await handled(event, key, target, setHelp)) return;
   };
   document.addEventListener("keydown", heard);
@@ -146,6 +194,8 @@ function handled(event, key, target, setHelp) {
     const entry = routes.find((each) => each.key === key);
     if (entry) { go(entry.path); return take(); }
   }
+  const own = activeKeys().findLast((each) => each.key === key);
+  if (own && !target.closest?.("[data-table]")) { own.run(event); return take(); }
   const table = activeTable();
   if (table) {
     const page = Math.max(5, Math.floor(document.querySelector("main").clientHeight / 30) - 3);
@@ -156,7 +206,6 @@ function handled(event, key, target, setHelp) {
   if (key === "?") { setHelp(true); return take(); }
   if (key === "/") { const filter = document.querySelector("[data-filter]"); if (filter) { filter.focus(); filter.select?.(); return take(); } }
   if (key === "g") { waitsForLetter = Date.now(); return take(); }
-  const own = activeKeys().findLast((each) => each.key === key);
   if (own) { own.run(event); return take(); }
   if (key === "Escape") {
     const route = currentRoute();

@@ -9,12 +9,15 @@ export const routes = [
   { path: "/job/:name/step/:step/group/:group/sample/:sample", view: "step", css: true },
   { path: "/plan", view: "plan", nav: "Plan", key: "p", help: "plan and drift" },
   { path: "/top", view: "top", nav: "Top", key: "t", help: "top" },
-  { path: "/weights", view: "weights", nav: "Weights", key: "w", help: "weights" },
+  { path: "/weights", view: "weights", nav: "Weights", key: "w", help: "weights", css: true },
+  { path: "/sessions", view: "sessions", nav: "Sessions", key: "s", help: "sessions", css: true },
+  { path: "/sessions/:name", view: "sessions", css: true },
+  { path: "/sessions/:name/session/:session", view: "sessions", css: true },
+  { path: "/agents/:name", view: "sessions", css: true },
+  { path: "/agents/:name/session/:session", view: "sessions", css: true },
   { path: "/chat", view: "chat", nav: "Chat", key: "h", help: "chat", css: true },
   { path: "/logs/:kind/:name", view: "logs", css: true },
 ];
-
-export const hasAlerts = true; // whether the view `alerts` is there for the bar
 
 export function match(pathname) {
   for (const each of routes) {

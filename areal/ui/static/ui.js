@@ -1,9 +1,9 @@
 // What views are built from: the router, data that stays live, keys, the table, and forms of numbers.
 import { html, render, useState, useEffect, useLayoutEffect, useRef, useMemo, useCallback, useErrorBoundary } from "./vendor/preact/standalone.module.js";
-import { call, watch, queryText } from "./api.js";
+import { call, callParts, watch, queryText } from "./api.js";
 import { match } from "./routes.js";
 
-export { html, render, useState, useEffect, useLayoutEffect, useRef, useMemo, useCallback, useErrorBoundary, call };
+export { html, render, useState, useEffect, useLayoutEffect, useRef, useMemo, useCallback, useErrorBoundary, call, callParts };
 
 // -- the address: all state of a view
 
@@ -55,10 +55,22 @@ export function Link({ href, children, ...rest }) {
 
 export const objectPath = (ref, query) => {
   const [kind, name] = ref.split("/");
-  const path = kind === "TrainJob" && match("/job/x") ? `/job/${name}` : `/object/${kind.toLowerCase()}/${name}`;
+  const path = kind === "TrainJob" ? `/job/${name}` : `/object/${kind.toLowerCase()}/${name}`;
   return query ? `${path}?${queryText(query)}` : path;
 };
+export const sessionsPath = (kind, name, session) => `/${kind.toLowerCase() === "agentservice" ? "agents" : "sessions"}/${name}${session ? `/session/${encodeURIComponent(session)}` : ""}`;
 export const logsPath = (ref) => { const [kind, name] = ref.split("/"); return `/logs/${kind.toLowerCase()}/${name}`; };
+
+// -- what the server shows and may change: { views, actions, gateway }, null until it has answered
+
+let known = null;
+const knowing = new Set();
+export function setAbout(found) { known = found; knowing.forEach((run) => run(found)); }
+export function useAbout() {
+  const [about, set] = useState(known);
+  useEffect(() => { set(known); knowing.add(set); return () => knowing.delete(set); }, []);
+  return about;
+}
 
 // -- data
 
@@ -114,7 +126,7 @@ export function Problem({ error }) {
 // Stands where a view's data is not there yet, or cannot be read.
 export function Loading({ error }) {
   const name = { NotFound: "Not found", UsageFault: "This address cannot be read", Unreachable: "No answer" }[error?.type] ?? "It cannot be shown";
-  return error ? html`<h1>${name}</h1><${Problem} error=${error} />` : html`<p class="empty" role="status">Loading</p>`;
+  return error ? html`<h1>${name}</h1><${Problem} error=${error} />` : html`<p class="empty" role="status" data-loading>Loading</p>`;
 }
 
 export const Empty = ({ children }) => html`<p class="empty">${children}</p>`;

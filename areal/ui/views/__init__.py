@@ -1,25 +1,28 @@
 """The registry of views. Each is one module with ``read``, and ``marks`` where it can tell cheaply what changed.
 
-``read(view)`` returns a JSON-able dict; it raises what a command would raise. ``marks(view)`` maps names to cursors
-(the size of a file in bytes, or a text): the page reads again when one differs. It is asked once a second, and only
-stats. Both may be called by several threads at once.
+``read(view)`` returns a JSON-able dict, or yields the parts of an answer that comes in parts; it raises what a command
+would raise. ``marks(view)`` maps names to cursors (the size of a file in bytes, or a text): the page reads again when
+one differs. It is asked once a second, and only stats. Both may be called by several threads at once.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from areal.errors import NotFound, UsageFault
 from areal.ui.context import ViewContext
 
-VIEWS = ("alerts", "chat", "compare", "home", "job", "logs", "object", "plan", "step", "top", "weights")
+_OF_GATEWAYS = ("about", "alerts", "chat", "home", "sessions", "weights")  # also of a remote one
+_OF_HOME = ("compare", "job", "logs", "object", "plan", "step", "top")
+VIEWS = (*_OF_GATEWAYS, *_OF_HOME, "action")
 
 Marks = Mapping[str, int | str]
 
 
 class Reader(NamedTuple):
-    read: Callable[[ViewContext], dict[str, Any]]
+    read: Callable[[ViewContext], dict[str, Any] | Iterator[dict[str, Any]]]
     marks: Callable[[ViewContext], Marks]
 
 
@@ -29,3 +32,25 @@ def reader_of(name: str) -> Reader | None:
         return None
     module = importlib.import_module(f"areal.ui.views.{name}")
     return Reader(module.read, getattr(module, "marks", lambda view: {}))
+
+
+def shown_by(view: ViewContext) -> tuple[str, ...]:
+    """The views that this server has."""
+    return (
+        *_OF_GATEWAYS,
+        *(_OF_HOME if view.remote is None else ()),
+        *(("action",) if view.actions is not None else ()),
+    )
+
+
+def expect_reader(name: str, view: ViewContext) -> Reader:
+    """Raises NotFound for a view that the server does not have, UsageFault for one that a gateway cannot serve."""
+    reader = reader_of(name)
+    if reader is None or (name == "action" and view.actions is None):
+        raise NotFound(f"there is no view {name[:60]!r}")
+    if name not in shown_by(view) and view.remote is not None:
+        raise UsageFault(
+            f"this view reads files of the machine that runs the processes, and {view.remote.client.url} serves none",
+            hint="run `areal ui` there, or here with --context local",
+        )
+    return reader

@@ -17,12 +17,12 @@ from areal.errors import ArealError
 from areal.reconcilers.context import Context
 from areal.reconcilers.home_view import HomeView, document_of, event_row, service_of
 from areal.reconcilers.prepare import drift
-from areal.resources.kinds import TRAIN_JOB
+from areal.resources.kinds import MODEL, TRAIN_JOB
 from areal.runtime.backends.base import LIVE
 from areal.state.events import Event, load
 from areal.state.home import Home
 from areal.state.job_metrics import bottleneck, eta_s, newest_step
-from areal.ui.context import ViewContext
+from areal.ui.context import REMOTE, RemoteGateway, ViewContext
 from areal.ui.memo import FileMemo, stamp
 
 _EVENTS = 40
@@ -56,6 +56,8 @@ _looks = _Looks()
 
 
 def read(view: ViewContext) -> dict[str, Any]:
+    if view.remote is not None:
+        return _served(view.remote)
     began = time.thread_time()
     home = HomeView(view.home)
     items = list(home.objects)
@@ -103,10 +105,34 @@ def read(view: ViewContext) -> dict[str, Any]:
 
 def marks(view: ViewContext) -> Mapping[str, int | str]:
     """One cursor for objects, events, processes and the numbers of jobs, and the number of the last look."""
+    if view.remote is not None:
+        return {"look": _looks.number()}
     return {
         "files": f"{hash(_stamps(view.home)) & 0xFFFFFFFFFFFF:x}",
         "look": _looks.number(),
     }
+
+
+def _served(remote: RemoteGateway) -> dict[str, Any]:
+    """A remote gateway and its models: it has no processes, drift or events to show."""
+    rows = [
+        {
+            "ref": f"{document['kind']}/{document['metadata']['name']}",
+            "kind": document["kind"],
+            "name": document["metadata"]["name"],
+            "host": REMOTE if document["kind"] == MODEL else None,
+            "ended": False,
+            "createdAt": None,
+            "status": document["status"],
+            "reason": document["status"]["reason"],
+            "processes": {"live": 0, "all": 0, "restarts": 0},
+            "drift": [],
+            "lastEvent": None,
+        }
+        for document in remote.documents(remote.client)
+    ]
+    about = {"home": remote.client.url, "at": time.time(), "objects": rows, "unreadable": []}
+    return {**about, "driftUnknown": "", "events": []}
 
 
 def short(path: Path) -> str:

@@ -1,7 +1,8 @@
 """``/weights``: the version that each replica of a live service serves, which replicas are behind, and the updates of
-the jobs that write weights: when, how long, how long sampling paused.
+the jobs that write weights: when, how long, how long sampling paused, and which replicas took them.
 
-What each replica served is remembered in memory while a page shows the view; the updates of a job are in its metrics.
+Weight-update gateways record their updates in the folder of their job; those of other jobs are in its metrics. Swaps by
+other means are remembered in memory while a page shows the view.
 """
 
 from __future__ import annotations
@@ -9,27 +10,29 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from areal.client.http import AdminClient
+from areal.client.gateway import GatewayClient
 from areal.errors import ArealError
+from areal.files import parse_json
 from areal.reconcilers.alerts import read_pairs
-from areal.reconcilers.home_view import HomeView
-from areal.reconcilers.usage import service_key
 from areal.reconcilers.weight_gateways import read_gateway
-from areal.resources.kinds import INFERENCE_SERVICE
+from areal.resources.kinds import INFERENCE_SERVICE, Ref
 from areal.state.home import Home
 from areal.state.job_metrics import last_steps
 from areal.ui.context import ViewContext
+from areal.ui.gateways import ask_all, entries
 from areal.ui.memo import FileMemo, stamp
-from areal.wire.processes import WEIGHT_UPDATE_FILE
+from areal.ui.samples import tokens_by_version
+from areal.ui.views import Marks
+from areal.wire.processes import WEIGHT_HISTORY_FILE, WEIGHT_UPDATE_FILE
 
 _TIMEOUT_S = 1.5
 _PERIOD_S = 2
 _UPDATES = 200
+_HISTORY = 500
 _TAIL_BYTES = 512 << 10
 _steps = FileMemo[list[dict[str, Any]]](lambda path: last_steps(path, _TAIL_BYTES), most=64)
 
@@ -56,48 +59,45 @@ _seen = _Seen()
 
 
 def read(view: ViewContext) -> dict[str, Any]:
-    home = HomeView(view.home)
-    services = [item.name for item in home.of_kind(INFERENCE_SERVICE)]
-    with ThreadPoolExecutor(8, thread_name_prefix="weights") as pool:
-        workers = list(pool.map(lambda name: _workers(home, name), services))
-        pairs = list(pool.map(_pairs, [file.parent for file in sorted(view.home.jobs.glob(f"*/{WEIGHT_UPDATE_FILE}"))]))
-    replicas = [each for found, _ in workers for each in found]
+    """With ``tokens`` how many tokens each version has sampled, of the last files of each job that has any."""
+    if view.query.get("tokens"):
+        return {"jobs": [] if view.remote is not None else _tokens(view.home)}
+    services = ask_all(view, INFERENCE_SERVICE, _workers, _TIMEOUT_S)
+    replicas = [each for item in services for each in item.answer or ()]
+    unseen = [f"{item.ref}: its replicas are not known: {item.why}" for item in services if item.why]
     newest: dict[str, int] = {}
     for each in replicas:
         key = f"{each['service']}/{each['model']}"
         newest[key] = max(newest.get(key, 0), each["version"] or 0)
     for each in replicas:
         each["behind"] = newest[f"{each['service']}/{each['model']}"] - (each["version"] or 0)
+    found = {"at": time.time(), "replicas": replicas, "changes": _seen.note(replicas)}
+    if view.remote is not None:
+        return {**found, "pairs": [], "updates": [], "history": [], "unseen": unseen, "ofHome": False}
+    with ThreadPoolExecutor(8, thread_name_prefix="weights") as pool:
+        pairs = list(pool.map(_pairs, [file.parent for file in sorted(view.home.jobs.glob(f"*/{WEIGHT_UPDATE_FILE}"))]))
     return {
-        "replicas": replicas,
-        "pairs": [pair for found, _ in pairs for pair in found],
-        "unseen": [why for _, why in (*workers, *pairs) if why],
+        **found,
+        "pairs": [pair for some, _ in pairs for pair in some],
+        "unseen": [*unseen, *(why for _, why in pairs if why)],
         "updates": _updates(view.home),
-        "changes": _seen.note(replicas),
+        "history": _history(view.home),
+        "ofHome": True,
     }
 
 
-def marks(view: ViewContext) -> Mapping[str, int | str]:
+def marks(view: ViewContext) -> Marks:
     """The metrics of the jobs, and a cursor that changes once in a period: replicas are asked again."""
-    files = [stamp(view.home.job_metrics(path.name)) for path in sorted(view.home.jobs.glob("*"))]
+    jobs = sorted(view.home.jobs.glob("*")) if view.remote is None else []
+    files = [stamp(file) for job in jobs for file in (view.home.job_metrics(job.name), job / WEIGHT_HISTORY_FILE)]
     return {"metrics": f"{hash(tuple(files)) & 0xFFFFFFFFFFFF:x}", "look": int(time.monotonic() / _PERIOD_S)}
 
 
-def _workers(home: HomeView, service: str) -> tuple[list[dict[str, Any]], str]:
-    """The replicas of a service, from its gateway; and why they are not known."""
-    ref = next(item.ref for item in home.objects if item.kind == INFERENCE_SERVICE and item.name == service)
-    address = home.address(ref)
-    if not address:
-        return [], ""
-    try:
-        status, found = AdminClient(address, service_key(home.home, service), timeout_s=_TIMEOUT_S).get("/workers")
-        if status != 200 or not isinstance(found, dict) or "workers" not in found:
-            return [], f"{ref}: GET {address}/workers answers {status} without replicas"
-    except (ArealError, OSError) as error:
-        return [], f"{ref}: its replicas are not known: {error}"
+def _workers(ref: Ref, client: GatewayClient) -> list[dict[str, Any]]:
+    """The replicas of a service, from its gateway."""
     return [
         {
-            "service": service,
+            "service": ref.name,
             "model": each.get("model"),
             "worker": each["worker_id"],
             "address": each["worker_addr"],
@@ -107,8 +107,8 @@ def _workers(home: HomeView, service: str) -> tuple[list[dict[str, Any]], str]:
             "fault": each.get("fault") or "",
             "inFlight": each.get("in_flight"),
         }
-        for each in found["workers"]
-    ], ""
+        for each in entries(client, "/workers", "workers", "replicas")
+    ]
 
 
 def _pairs(folder: Path) -> tuple[list[dict[str, Any]], str]:
@@ -138,3 +138,30 @@ def _updates(home: Home) -> list[dict[str, Any]]:
         if "weights/ms" in step
     ]
     return sorted(found, key=lambda each: each["at"] or 0.0, reverse=True)[:_UPDATES]
+
+
+def _load_history(path: Path) -> list[dict[str, Any]]:
+    found = []
+    for line in path.read_bytes().splitlines():
+        try:
+            entry = parse_json(line)
+            about = {name: entry[name] for name in ("began", "at", "pair", "model", "version", "joined", "error")}
+            found.append({**about, "bytes": entry.get("bytes"), "replicas": dict(entry["replicas"])})
+        except (ValueError, KeyError, TypeError):
+            continue  # cut by a full disk
+    return found[-_HISTORY:]
+
+
+_histories = FileMemo[list[dict[str, Any]]](_load_history, most=64)
+
+
+def _history(home: Home) -> list[dict[str, Any]]:
+    """The recorded updates of all jobs by time: of each its replicas with the pause, None where one did not take it."""
+    files = sorted(home.jobs.glob(f"*/{WEIGHT_HISTORY_FILE}"))
+    found = [{"job": path.parent.name, **each} for path in files for each in _histories.get(path)]
+    return sorted(found, key=lambda each: float(each["at"]))[-_HISTORY:]
+
+
+def _tokens(home: Home) -> list[dict[str, Any]]:
+    jobs = [tokens_by_version(folder) for folder in sorted(home.jobs.glob("*/trajectories"))]
+    return [each for each in jobs if each["versions"]]

@@ -78,7 +78,7 @@ def side(processes: Processes, tmp_path: Path) -> Iterator[Callable[[int], Side]
     with ExitStack() as stack:
 
         def build(workers: int) -> Side:
-            gateway = processes.service("weight_update")
+            gateway = processes.service("weight_update", "--discovery-file", str(tmp_path / "weight_update.json"))
             started = [
                 embedded_worker(processes, "--state-dir", str(tmp_path / f"journal-{number}"))
                 for number in range(workers)

@@ -1,5 +1,6 @@
 """New weights in running engines, compared with plain forward passes; and what goes wrong on the way."""
 
+import json
 import signal
 import threading
 import time
@@ -105,7 +106,7 @@ def test_update_during_sixteen_streams_breaks_none_and_stamps_each_token_with_wh
 
 
 @pytest.mark.extended
-def test_update_that_an_engine_refuses_is_an_error_and_the_old_weights_serve_on(side: Build) -> None:
+def test_update_that_an_engine_refuses_is_an_error_and_the_old_weights_serve_on(side: Build, tmp_path: Path) -> None:
     here = side(1)
     pair = here.pair("disk")
     pair.connect()
@@ -118,6 +119,11 @@ def test_update_that_an_engine_refuses_is_an_error_and_the_old_weights_serve_on(
     new = model(6)
     pair.publish(2, weights(new), probe_of(new))  # and the next one may succeed
     assert here.pairs()[0]["state"] == "connected"
+    refused, taken = map(json.loads, (tmp_path / "weight_updates.jsonl").read_text().splitlines())
+    (replica,) = taken["replicas"]
+    assert (refused["version"], refused["replicas"]) == (1, {replica: None}) and "layers.1" in refused["error"]
+    assert (taken["version"], taken["error"], taken["joined"]) == (2, None, False) and taken["replicas"][replica] > 0
+    assert refused["began"] <= refused["at"] <= taken["began"] <= taken["at"] and taken["bytes"] > 0
 
 
 @pytest.mark.extended

@@ -30,8 +30,8 @@ from areal.api.cli_args import (
 )
 from areal.api.io_struct import ModelRequest
 from areal.api.workflow_api import RolloutWorkflow
-from areal.cli.remote import GatewayClient
 from areal.client import InferenceClient
+from areal.client.gateway import GatewayClient
 from areal.client.prometheus import parse
 from areal.dataset import get_custom_dataset
 from areal.errors import ArealError, UsageFault

@@ -1,6 +1,8 @@
 // `/job/NAME`: the curves of a job, what its steps waited for, and its alerts. A click or Enter opens the step.
 import { html, useData, useEffect, useKeys, useMemo, useState, Link, Loading, Problem, State, fmt, go, setQuery, objectPath, logsPath } from "../ui.js";
+import { Actions } from "../actions.js";
 import { Chart, nearest, useCursor } from "../chart.js";
+import { verbsOf } from "./object.js";
 
 export const title = (route) => `job ${route.params.name}`;
 export const up = () => "/";
@@ -52,6 +54,7 @@ export default function Job({ route }) {
         <${Link} href=${logsPath(`TrainJob/${name}`)}>logs<//> <${Link} href=${`/object/trainjob/${encodeURIComponent(name)}`}>object<//> <${Link} href=${`/compare?jobs=${encodeURIComponent(name)}`}>compare<//>
         ${data.hasSamples && html`<${Link} href=${`/job/${encodeURIComponent(name)}/step/${data.lastStep}`}>samples of the last step<//>`}
       </span>
+      <span class="grow"></span> <${Actions} target=${{ kind: "trainjob", name }} verbs=${verbsOf("TrainJob", data)} />
     </div>
     ${error && html`<${Problem} error=${error} />`}
     ${data.message && data.phase !== "Succeeded" && html`<div class="problem"><pre>${data.message}</pre></div>`}

@@ -1,5 +1,6 @@
 // `/object/KIND/NAME`: all that `areal describe` knows of one object.
-import { html, useData, useKeys, Table, Link, Loading, Problem, State, fmt, go, objectPath, logsPath } from "../ui.js";
+import { Actions } from "../actions.js";
+import { html, useData, useKeys, Table, Link, Loading, Problem, State, fmt, go, objectPath, logsPath, sessionsPath } from "../ui.js";
 
 export const title = (route) => `${route.params.kind} ${route.params.name}`;
 
@@ -25,7 +26,8 @@ export default function ObjectView({ route }) {
   const broken = data.processes.filter((row) => row.lastExit && (row.firstException || row.lastLines?.length));
   return html`
     <div class="head"><h1><span class="dim">${data.kind}</span> ${metadata.name}</h1> <${State} value=${status.phase} /> <span class="dim">${status.ready} ready</span>
-      <span class="grow"></span> <${Link} href=${logs}>logs<//></div>
+      <span class="grow"></span> <${Actions} target=${{ kind, name }} verbs=${verbsOf(data.kind, status)} />
+      ${SERVES.has(data.kind) && html`<${Link} href=${sessionsPath(kind, name)}>sessions<//>`} <${Link} href=${logs}>logs<//></div>
     ${error && html`<${Problem} error=${error} />`}
     <div class="panel"><dl class="facts">${facts.map(([term, value]) => html`<dt key=${term}>${term}</dt><dd>${value}</dd>`)}</dl></div>
     ${data.related.length > 0 && html`<${Table} label="Objects" caption="Objects of it" name="related" sortName="relatedsort" columns=${RELATED} rows=${data.related} rowKey=${(row) => row.ref} onOpen=${(row) => go(objectPath(row.ref))} />`}
@@ -37,6 +39,9 @@ export default function ObjectView({ route }) {
     <${Table} label="Events" caption="Last events" name="event" sortName="eventsort" columns=${EVENTS} rows=${[...data.events].reverse()} rowKey=${(row) => `${row.at} ${row.reason}`} empty="nothing happened yet" />
     <${Table} label="Spec" caption="Spec, as it was set" name="field" sortName="fieldsort" columns=${SPEC} rows=${data.origins} rowKey=${(row) => row.path} empty="no field is set" />`;
 }
+
+const SERVES = new Set(["InferenceService", "AgentService"]);
+export const verbsOf = (kind, status) => [status.phase === "Suspended" ? "resume" : "restart", ...(status.phase === "Suspended" ? [] : ["suspend"]), ...(kind === "TrainJob" ? [] : ["scale"])];
 
 const reason = (row) => row.reason && row.state !== "running" ? html`<span class=${row.state === "queued" ? "warn" : "bad"}>${row.reason}</span>` : null;
 

@@ -1,0 +1,96 @@
+"""What the trajectory files of jobs say beyond their step: the samples made of a recorded session, whose id stands in
+them, and the tokens that each version of the weights has sampled."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from areal.files import parse_json
+from areal.state.home import Home
+from areal.trajectories.record import read_episode
+from areal.trajectories.steps import StepFile, step_files
+from areal.ui.memo import FileMemo
+
+_MOST_BYTES = 128 << 20  # of files that are searched
+_MOST_FOUND = 20
+_COUNTED_FILES, _COUNTED_BYTES = 100, 32 << 20  # of a job, the newest
+
+
+def find_trained(home: Home, session: str, since: float) -> dict[str, Any]:
+    """``samples`` of the session in the files of all jobs that were written after it began, and whether the search was
+    ``whole``."""
+    files = [
+        (path.stat().st_mtime, path.stat().st_size, folder.parent.name, each, path)
+        for folder in sorted(home.jobs.glob("*/trajectories"))
+        for each in step_files(folder)
+        if (path := folder / each.name).exists() and path.stat().st_mtime >= since
+    ]
+    samples: list[dict[str, Any]] = []
+    room = _MOST_BYTES
+    for _, size, job, step, path in sorted(files, key=lambda found: found[0]):
+        room -= size
+        if room < 0 or len(samples) >= _MOST_FOUND:
+            return {"samples": samples, "whole": False}
+        samples += _samples(path, session.encode(), job, step)
+    return {"samples": samples, "whole": True}
+
+
+def _samples(path: Path, needle: bytes, job: str, step: StepFile) -> list[dict[str, Any]]:
+    found = []
+    try:
+        with path.open("rb") as file:
+            for line in file:
+                if needle not in line:
+                    continue
+                try:
+                    episode = read_episode(parse_json(line))
+                except ValueError:
+                    continue
+                if any(row.session_id.encode() == needle for row in episode.interactions):
+                    about = {"job": job, "step": step.step, "isEval": step.is_eval, "reward": episode.reward}
+                    found.append({**about, "group": episode.group or episode.episode, "sample": episode.sample})
+    except FileNotFoundError:
+        return []
+    return found
+
+
+def _count(path: Path) -> Counter[int]:
+    """How many tokens of a step's file each version has sampled."""
+    found: Counter[int] = Counter()
+    try:
+        with path.open("rb") as file:
+            for line in file:
+                try:
+                    rows = read_episode(parse_json(line)).interactions
+                except ValueError:
+                    continue
+                for row in rows:
+                    found.update(version for version in row.versions if version >= 0)
+    except FileNotFoundError:
+        return found
+    return found
+
+
+_counts = FileMemo[Counter[int]](_count, most=2000)
+
+
+def tokens_by_version(folder: Path) -> dict[str, Any]:
+    """Of the newest training steps of a job that have samples: the tokens by version, newest first, and which steps
+    were counted."""
+    files = [each for each in step_files(folder) if not each.is_eval]
+    chosen: list[StepFile] = []
+    room = _COUNTED_BYTES
+    for each in files[: -_COUNTED_FILES - 1 : -1]:
+        room -= (folder / each.name).stat().st_size
+        if chosen and room < 0:
+            break
+        chosen.append(each)
+    total = sum((_counts.get(folder / each.name) for each in chosen), Counter[int]())
+    return {
+        "job": folder.parent.name,
+        "steps": [chosen[-1].step, chosen[0].step] if chosen else [],
+        "whole": len(chosen) == len(files),
+        "versions": [{"version": version, "tokens": count} for version, count in sorted(total.items(), reverse=True)],
+    }

@@ -1,0 +1,167 @@
+"""Sessions, chat and changes in a browser, over the processes of an agent service."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from typing import cast
+
+import pytest
+
+from areal.reconcilers.home_view import HomeView
+from areal.state.home import Home
+from areal.ui.access import access_of
+from areal.ui.actions import Actions
+from areal.ui.context import ViewContext
+from areal.ui.server import PageServer
+from areal.ui.views import sessions
+from tests.services.agent.whole import WholeService
+from tests.ui.conftest import Page
+from tests.ui.test_browser import WIDTHS, Tab, chromium, tab  # noqa: F401 - fixtures
+from tests.ui.test_sessions import agents, say, served  # noqa: F401 - fixtures
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
+Tabs = Callable[..., Tab]
+
+
+@pytest.fixture
+def page(home: Home, agents: WholeService) -> Iterator[Page]:  # noqa: F811
+    """A server in this process, whose home has the services, and which may change them."""
+    rules = access_of("127.0.0.1", None)
+    server = PageServer("127.0.0.1", 0, ViewContext(home, actions=Actions()), rules)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    yield Page(cast("subprocess.Popen[str]", None), f"127.0.0.1:{server.server_port}", rules.token)
+    server.shutdown()
+    server.server_close()
+
+
+def confirm(it: Tab, key: str, value: str = "") -> None:
+    """Carry out the change of ``key`` by the keyboard, with the name that the dialog asks for."""
+    it.press(key)
+    it.page.wait_for_selector("dialog.action[open]")
+    if value:
+        it.page.wait_for_selector("dialog input[type=number]:focus")
+        it.page.keyboard.type(value)
+        it.press("Enter")
+    it.page.wait_for_selector("dialog input[type=text]:focus")
+    it.page.keyboard.type(it.page.inner_text("dialog b.mono"))
+    it.press("Enter")
+    it.page.wait_for_selector("dialog >> text=: done")
+    it.press("Escape")
+    it.page.wait_for_selector("dialog", state="detached")
+
+
+def test_session_is_read_filtered_rewarded_and_ended_by_the_keyboard_alone(
+    agents: WholeService,  # noqa: F811
+    tab: Tabs,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sessions, "_TURNS", 3)
+    say(agents, "ended", "hello", "weather", "model", "again", "and <b>again</b>")
+    it = tab(noisy=True)  # a session that has ended is a failed request
+    it.open()
+    it.press("g", "s")
+    it.at("/sessions")
+    it.page.wait_for_selector("tr[aria-current]")
+    it.press("j", "Enter")
+    it.at("/agents/helper")
+    it.page.wait_for_selector("text=ended")
+    it.press("/")
+    it.page.keyboard.type("ended")
+    it.press("Enter", "Enter")
+    it.at("/agents/helper/session/ended")
+    it.page.wait_for_selector("text=and <b>again</b>")
+    it.press("[")
+    it.page.wait_for_selector("text=21 degrees")
+    assert "weather(" in it.page.inner_text(".call") and "before=3" in it.page.url
+    it.press("j")
+    assert it.page.evaluate("document.activeElement.getAttribute('aria-label')") == "turn 1"
+    it.press("j")
+    assert it.page.evaluate("document.activeElement.getAttribute('aria-label')") == "turn 2"
+    it.press("]")
+    it.page.wait_for_selector("[aria-label='turn 5']")
+    confirm(it, "W", "0.5")
+    it.page.wait_for_selector("main table >> text=0.5")
+    confirm(it, "E")
+    it.page.wait_for_selector("text=session ended: ")
+    it.press("Escape")
+    it.at("/agents/helper")
+
+
+def test_answer_is_streamed_kept_and_rewarded_by_the_keyboard(
+    agents: WholeService,  # noqa: F811
+    tab: Tabs,  # noqa: F811
+) -> None:
+    it = tab()
+    it.open("/chat?keep=1&tokens=8&b=default/tiny")
+    it.page.wait_for_selector("select")
+    it.press("i")
+    it.page.keyboard.type("hello")
+    it.press("Enter")
+    it.page.wait_for_selector(".answers .answer >> nth=1")
+    it.page.wait_for_function("() => document.querySelectorAll('.turn a').length === 2")
+    assert "version 0" in it.page.inner_text(".answers")
+    it.page.locator(".turn a").first.focus()
+    it.press("Enter")
+    it.page.wait_for_function("() => location.pathname.startsWith('/sessions/default/session/')")
+    it.page.wait_for_selector(".t")
+    confirm(it, "W", "1")
+    it.page.wait_for_selector("main .facts >> text=reward 1")
+
+
+VIEWS = (
+    "/sessions",
+    "/agents/helper",
+    "/agents/helper?q=mine",
+    "/agents/helper/session/mine",
+    "/agents/helper/session/absent",
+    "/sessions/default",
+    "/chat?keep=1",
+    "/weights",
+    "/object/agentservice/helper",
+)
+
+
+@pytest.mark.parametrize("scheme", ("light", "dark"))
+def test_views_of_sessions_have_no_violation_and_do_not_scroll_sideways(
+    agents: WholeService,  # noqa: F811
+    home: Home,
+    tab: Tabs,  # noqa: F811
+    scheme: str,
+) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    say(agents, "mine", "weather", "model", "W" * 400)
+    row = sessions.read(ViewContext(home, {"kind": "agentservice", "name": "helper", "session": "mine"}))["session"]
+    found: list[str] = []
+    it = tab(WIDTHS[0], scheme, noisy=True)  # a session that is absent is a failed request in the console
+    for view in (*VIEWS, f"/sessions/default/session/{row['recorded']}?colour=version"):
+        it.open(view)
+        it.page.wait_for_function("() => !document.querySelector('main [data-loading]')")
+        if "colour=" in view:
+            it.page.wait_for_selector(".t")
+        for width in WIDTHS:
+            it.page.set_viewport_size({"width": width, "height": 800})
+            if it.page.evaluate("document.documentElement.scrollWidth > innerWidth"):
+                found.append(f"{width} {view}: scrolls sideways")
+        for each in axe.run(it.page).response["violations"]:
+            found.append(f"{view}: {each['id']}: {each['nodes'][0]['html'][:150]}")
+    it.press("E")
+    it.page.wait_for_selector("dialog input[type=text]")
+    found += [f"dialog: {each['id']}" for each in axe.run(it.page).response["violations"]]
+    assert not found, "\n".join(found)
+
+
+def test_gateway_that_is_killed_under_the_page_is_named_and_its_session_stays(
+    agents: WholeService,  # noqa: F811
+    tab: Tabs,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    say(agents, "mine", "hello")
+    it = tab(noisy=True)
+    it.open("/agents/helper/session/mine")
+    it.page.wait_for_selector("text=hello")
+    monkeypatch.setattr(HomeView, "address", lambda self, ref: "http://127.0.0.1:1")
+    it.page.wait_for_selector(".problem >> text=cannot reach the gateway")
+    assert "it is " in it.page.inner_text(".problem") and "hello" in it.page.inner_text("main")
