@@ -129,9 +129,6 @@ def evaluate(cli: Invocation, /, target: str | None, **given: Any) -> int:
         return _verdict(document, comparison, given) or run.exit_status(cli)
 
 
-# -- what is evaluated
-
-
 class _Saved(NamedTuple):
     """The weights of a job at a step; None: the newest that it saved."""
 
@@ -256,9 +253,6 @@ def _model_spec(cli: Invocation, job: Mapping[str, Any], config: Mapping[str, An
     return {"backend": backend} if isinstance(backend, str) and backend else {}
 
 
-# -- scores
-
-
 def _scored(
     run: CollectionRun, scores: Sequence[PromptScores], dataset: ExampleSet, given: Mapping[str, Any]
 ) -> dict[str, Any]:
@@ -302,9 +296,6 @@ def _scores(run: CollectionRun, given: Mapping[str, Any]) -> list[PromptScores]:
     prompts, samples = run.progress.planned // run.plan.samples, run.plan.samples
     wanted = (each for each in run.output.episodes() if each.prompt < prompts and each.sample < samples)
     return scores_of(wanted, given["prompt_field"])
-
-
-# -- the baseline
 
 
 class _Baseline(NamedTuple):
@@ -385,9 +376,6 @@ def _verdict(document: Mapping[str, Any], comparison: Comparison | None, given: 
     if faults:
         raise TargetFailed("; ".join(faults), hint="`-o json` lists the prompts that changed")
     return 0
-
-
-# -- the page
 
 
 def _page(document: Mapping[str, Any]) -> str:

@@ -39,9 +39,8 @@ class Entry:
 
 @dataclass(frozen=True)
 class Rule:
-    """``target``: our key, which ``convert`` sets, or the name in brackets of what ``Source.finish`` sets. ``neutral``:
-    values that ask for nothing: their key is ignored. ``translate`` raises ValueError for a value without a
-    counterpart."""
+    """``target``: our key, which ``convert`` sets; in brackets, what ``Framework.finish`` sets. ``neutral``: values that
+    ask for nothing: their key is ignored. ``translate`` raises ValueError for a value without a counterpart."""
 
     fate: Fate
     target: str = ""
@@ -63,7 +62,7 @@ class Rule:
 
 
 def to(target: str, translate: Translate | None = None, note: str = "", neutral: tuple[Any, ...] = ()) -> Rule:
-    """The key is ours under another name. With a target in brackets, ``Source.finish`` sets that from several keys."""
+    """The key is ours under another name. ``Framework.finish`` sets a target in brackets, from several keys."""
     return Rule(Fate.MAPPED, target, note, translate, neutral)
 
 
@@ -81,7 +80,7 @@ def refused(note: str, *neutral: Any) -> Rule:
 
 @dataclass
 class Draft:
-    """A conversion that is being made. ``values``: the source's keys, with its defaults."""
+    """A conversion that is being made. ``values``: the keys of the source, with the framework's defaults."""
 
     values: Mapping[str, Any]
     config: dict[str, Any] = field(default_factory=dict)
@@ -101,7 +100,7 @@ class Draft:
 
 
 @dataclass(frozen=True)
-class Source:
+class Framework:
     """A framework. ``rules``: by key; one that ends with ``.*`` is for all below. ``defaults``: the framework's own, of
     keys that have a meaning here. ``finish``: what several keys say together."""
 
@@ -120,7 +119,7 @@ class Source:
         return refused(f"this is not a known key of {self.name}{did_you_mean(key, self.rules)}")
 
 
-def convert(source: Source, given: Mapping[str, Any]) -> Draft:
+def convert(source: Framework, given: Mapping[str, Any]) -> Draft:
     """The conversion of ``given``, keys with dots and their values. Defaults of the source are set as if they were
     given, without an entry: a framework's default is part of what its users run."""
     unset = {key: value for key, value in given.items() if isinstance(value, str) and _UNSET.search(value)}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from areal.convert.rules import Draft, Fate, Rule, Source, ignored, lossy, refused, to
+from areal.convert.rules import Draft, Fate, Framework, Rule, ignored, lossy, refused, to
 from areal.resources.backend import BackendError, parse_backend
 
 PROGRAMS = ("verl.trainer.main_ppo",)
@@ -532,4 +532,4 @@ def _reward(draft: Draft) -> None:
     draft.set("reward_fn", "reward:reward")
 
 
-VERL = Source("verl", RULES, DEFAULTS, _finish)
+VERL = Framework("verl", RULES, DEFAULTS, _finish)

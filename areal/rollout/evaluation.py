@@ -49,7 +49,7 @@ class Estimate:
         return {"value": round(self.value, 6), "low": low, "high": high, "prompts": self.prompts}
 
 
-class Change(NamedTuple):
+class PromptChange(NamedTuple):
     """A prompt whose mean reward differs from the baseline's."""
 
     number: int
@@ -63,7 +63,7 @@ class Comparison:
 
     reward: Estimate
     pass_at_1: Estimate
-    changes: tuple[Change, ...]
+    changes: tuple[PromptChange, ...]
 
     @property
     def dropped(self) -> bool:
@@ -143,7 +143,7 @@ def compare(
         mean_estimate([after - first for first, after in rewards], confidence),
         mean_estimate(passes, confidence),
         tuple(
-            Change(new.number, first, after)
+            PromptChange(new.number, first, after)
             for (_, new), (first, after) in zip(pairs, rewards, strict=True)
             if first != after
         ),
