@@ -39,7 +39,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Rule:
-    """``target``: our key, which ``convert`` sets; in brackets, what ``Framework.finish`` sets. ``neutral``: values that
+    """``target``: our key, which ``convert`` sets; in brackets, one of ``Framework.finish``. ``neutral``: values that
     ask for nothing: their key is ignored. ``translate`` raises ValueError for a value without a counterpart."""
 
     fate: Fate

@@ -30,6 +30,7 @@ from areal.errors import ArealError, Conflict, TimedOut
 from areal.runtime import gpus, procfs, records
 from areal.runtime.backends.base import STOPPED_DEAD, RunSpec, StopReport
 from areal.runtime.environment import inherited
+from areal.runtime.identity import Liveness, ProcessIdentity, liveness, same_boot, where
 from areal.runtime.procfs import (
     NO_SESSION,
     RUN_DIR_VARIABLE,
@@ -39,18 +40,7 @@ from areal.runtime.procfs import (
     sweep,
     wait_gone,
 )
-from areal.runtime.runs import (
-    DAMAGED,
-    Liveness,
-    ProcessIdentity,
-    RunStore,
-    liveness,
-    read_intent,
-    record_end,
-    same_boot,
-    supervisor_of,
-    where,
-)
+from areal.runtime.runs import DAMAGED, RunStore, read_intent, record_end, supervisor_of
 from areal.runtime.shim import ACK, GO
 
 if TYPE_CHECKING:

@@ -29,6 +29,7 @@ from areal.runtime.backends.base import (
     Trouble,
 )
 from areal.runtime.causes import run_log_paths
+from areal.runtime.identity import Liveness, liveness
 from areal.runtime.leases import Claims, LeaseDir, gpu_lease, port_lease
 from areal.runtime.lifecycle import (
     ensure_dead,
@@ -41,7 +42,7 @@ from areal.runtime.lifecycle import (
     wait_dead,
 )
 from areal.runtime.procfs import RUN_DIR_VARIABLE
-from areal.runtime.runs import Liveness, RunStore, check_uid, find_shim, liveness, observe_run, repair_run
+from areal.runtime.runs import RunStore, check_uid, find_shim, observe_run, repair_run
 
 if TYPE_CHECKING:
     import subprocess
