@@ -50,6 +50,12 @@ class Reduced(NamedTuple):
     curves: dict[str, Points]
 
 
+_WholeBuckets = dict[tuple[str, int, int], Points]
+"""Metric, size of a bucket and first row -> its buckets but the last. Snapshots share them: appended rows leave
+them as they are, and where other rows change there is a new dict."""
+_MOST_KEPT = 128
+
+
 class JobCurves(Sequence[dict[str, Any]]):
     """The steps of one file. As a sequence it has the numbers of each step, as ``steps_of`` returns them."""
 
@@ -62,6 +68,7 @@ class JobCurves(Sequence[dict[str, Any]]):
         self.columns: dict[str, array[float]] = {}
         self.not_finite: dict[str, int] = {}  # metric -> the first step with NaN or infinity
         self.cursor = 0
+        self._whole: _WholeBuckets = {}
         self._inode = -1
         self._tail = b""
 
@@ -171,6 +178,8 @@ class JobCurves(Sequence[dict[str, Any]]):
     def _again(self, step: int, line: dict[str, Any]) -> int:
         """The row of a step that is not the newest: emptied where another attempt takes the step again."""
         row = bisect_left(self.steps, step)
+        if row < len(self.steps) - 1:
+            self._whole = {}  # buckets before the last one change
         if row < len(self.steps) and self.steps[row] == step:
             attempt = self._value("attempt", row)
             if attempt is None or attempt != line.get("attempt"):
@@ -262,16 +271,20 @@ class JobCurves(Sequence[dict[str, Any]]):
             begin = bisect_left(self.steps, start + size, begin, end)
         rows.append(end)
         known = {name: self.columns[name] for name in names if name in self.columns}
-        return Reduced(size, starts, {name: self._points(column, rows, size) for name, column in known.items()})
+        return Reduced(size, starts, {name: self._points(name, column, rows, size) for name, column in known.items()})
 
-    def _points(self, column: array[float], rows: Sequence[int], size: int) -> Points:
+    def _points(self, name: str, column: array[float], rows: Sequence[int], size: int) -> Points:
         if size == 1:
             return Points([_finite(column, row) for row in rows[:-1]], [], [])
-        found = Points([], [], [])
-        values = column.tolist()
+        key = name, size, rows[0]
+        kept = self._whole.get(key, Points([], [], []))
+        found = Points(*(each[: len(rows) - 2] for each in kept))
+        rows = rows[len(found.mean) :]
+        origin = rows[0]
+        values = column[origin : rows[-1]].tolist()
         has_gaps = ABSENT in values or not math.isfinite(sum(values))
         for begin, end in pairwise(rows):
-            bucket = values[begin:end]
+            bucket = values[begin - origin : end - origin]
             if has_gaps:
                 bucket = [value for value in bucket if value != ABSENT and math.isfinite(value)]
             if bucket:
@@ -281,6 +294,9 @@ class JobCurves(Sequence[dict[str, Any]]):
             else:
                 for each in found:
                     each.append(None)
+        if len(self._whole) >= _MOST_KEPT:
+            self._whole.clear()
+        self._whole[key] = Points(*(each[:-1] for each in found))  # the last bucket may grow
         return found
 
 

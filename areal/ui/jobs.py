@@ -52,7 +52,7 @@ class _Kept:
         if size - self.curves.cursor <= _AT_ONCE and (self.reader is None or not self.reader.is_alive()):
             with self.lock:
                 if self.curves.update() or self.shown is None:
-                    self.shown = self.curves.snapshot()
+                    self.shown, self.sampled = self.curves.snapshot(), None
                 return JobNumbers(self.shown, 1.0)
         if self.reader is None or not self.reader.is_alive():
             self.shown = None

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import random
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -124,8 +125,10 @@ def test_any_lines_read_in_parts_are_what_they_are_read_at_once(
         merged[step] = earlier | line if earlier.get("attempt") == attempt else line
         if place % parts == 0:
             growing.update()
+            growing.snapshot().reduced("abc", parts)  # what it keeps of whole buckets serves later reductions
     growing.update()
     at_once = read_curves(path)
+    assert repr(growing.reduced("abc", parts)) == repr(at_once.reduced("abc", parts))
     assert repr(list(growing)) == repr(list(at_once)) and growing.not_finite == at_once.not_finite
     expected = [merged[step] for step in sorted(merged)]
     assert [repr(sorted(line.items())) for line in at_once] == [repr(sorted(line.items())) for line in expected]
@@ -156,6 +159,29 @@ def test_reduced_curve_continues_at_a_bucket_that_stays(tmp_path: Path) -> None:
     rest = curves.reduced(["loss"], 30, since=101)
     assert rest.size == 4 and rest.starts == [100] and rest.curves["loss"].high == [999.0]
     assert curves.reduced(["loss"], 30, first=11, last=20).starts == list(range(11, 21))
+
+
+def test_reduction_of_a_curve_that_has_grown_computes_only_its_last_buckets() -> None:
+    curves = JobCurves(Path("none"))
+    for step in range(1, 5001):
+        curves._take(b'{"step": %d, "loss": %d}' % (step, step))
+    earlier = curves.reduced(["loss"], 100)
+    older = curves.snapshot()
+    sliced: list[int] = []
+
+    class Counted(array):  # type: ignore[type-arg]
+        def __getitem__(self, at: Any) -> Any:
+            found = array.__getitem__(self, at)
+            sliced.append(len(found) if isinstance(at, slice) else 1)
+            return found
+
+    curves.columns["loss"] = Counted("d", curves.columns["loss"])
+    curves._take(b'{"step": 5001, "loss": 9999}')
+    now = curves.reduced(["loss"], 100)
+    assert now.curves["loss"].high[-1] == 9999.0 and sum(sliced) <= 2 * now.size
+    assert older.reduced(["loss"], 100) == earlier, "what others read stays"
+    curves._take(b'{"step": 3, "attempt": 2, "loss": -5}')
+    assert curves.reduced(["loss"], 100).curves["loss"].low[0] == -5.0
 
 
 def test_sample_of_a_long_file_reads_a_few_of_its_lines(tmp_path: Path) -> None:

@@ -162,16 +162,19 @@ function colourOf(turn, sampled, { colour, versions }) {
 }
 
 // One tooltip for a host: by pointer, by arrows in a stretch, by touch.
-const tips = new WeakMap();
+const tips = new WeakMap(), SCROLLS = { capture: true, passive: true };
 function tooltipOf(host) {
   if (tips.has(host)) return tips.get(host);
   const node = make("div", { class: "tip", role: "status", "aria-live": "polite", hidden: true });
   let on = null;
-  const hide = () => { on?.classList.remove("on"); on = null; node.hidden = true; };
+  // Listens to scrolls only while a token is shown: a view that is left leaves no listener behind.
+  const scrolled = () => { if (!host.isConnected || !host.contains(document.activeElement)) hide(); };
+  const hide = () => { removeEventListener("scroll", scrolled, SCROLLS); on?.classList.remove("on"); on = null; node.hidden = true; };
   const show = (token, scroll) => {
     if (on === token) return;
     hide();
     on = token;
+    addEventListener("scroll", scrolled, SCROLLS);
     token.classList.add("on");
     node.replaceChildren(...describe(token));
     node.hidden = false;
@@ -203,7 +206,6 @@ function tooltipOf(host) {
     const now = box.contains(on) ? [...all].indexOf(on) : -1;
     show(all[Math.max(0, Math.min(all.length - 1, now + move))], true);
   });
-  addEventListener("scroll", () => { if (!host.contains(document.activeElement)) hide(); }, { capture: true, passive: true });
   const found = { node, hide };
   tips.set(host, found);
   return found;
