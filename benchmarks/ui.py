@@ -264,7 +264,7 @@ def main() -> int:
         if name not in ("views", "benchmark", "date", "machine", "versions")
     }
     text = (
-        "The server's CPU is beside the times of the wall clock. `job, being read`: beside the thread that reads the file."
+        "The server's CPU is beside wall-clock times. The first look at a job is beside the thread that reads it."
         "\n\n" + table(["view", "first (s)", "CPU (s)", "again (s)", "kB"], rows)
     )
     publish(found, text + "\n\n" + "\n".join(f"- {name}: {value}" for name, value in rest.items()), given.write)

@@ -169,7 +169,7 @@ def test_reduction_of_a_curve_that_has_grown_computes_only_its_last_buckets() ->
     older = curves.snapshot()
     sliced: list[int] = []
 
-    class Counted(array):  # type: ignore[type-arg]
+    class Counted(array):
         def __getitem__(self, at: Any) -> Any:
             found = array.__getitem__(self, at)
             sliced.append(len(found) if isinstance(at, slice) else 1)
