@@ -58,6 +58,10 @@ def test_architecture_names_classes_that_exist() -> None:
     assert sorted(name for name in names if not re.search(rf"\b{name}\b", sources)) == []
 
 
+# What runs the blocks of a page as they are.
+RUNNERS = ("tests/e2e/test_pages.py", "tests/e2e/test_quickstart.py", "tests/test_release.py", ".ci/run")
+
+
 @pytest.mark.parametrize(
     "page", [page for page in TEXTS if page.parent != GENERATED], ids=lambda page: page.parent.name + "/" + page.name
 )
@@ -67,7 +71,9 @@ def test_every_block_of_commands_names_what_runs_it_or_why_nothing_does(page: Pa
     for mark, _, _ in blocks(page):
         paths = re.findall(r"(?:tests|\.ci)/[\w/.]*\w", mark)
         assert [path for path in paths if not (REPOSITORY / path).exists()] == []
-        assert mark.startswith("not run: ") or len(paths) == 1
+        if mark.startswith("runs: "):
+            runner = mark.removeprefix("runs: ")
+            assert runner in RUNNERS and page.name in (REPOSITORY / runner).read_text(), "the file that reads the block"
 
 
 def words_of_areal(line: str) -> Iterator[list[str]]:
@@ -82,6 +88,12 @@ def words_of_areal(line: str) -> Iterator[list[str]]:
             words = []
         elif words or not re.match(r"\w+=", word):
             words.append(word)
+
+
+def lines_of_areal(page: Path, runner: str) -> list[list[str]]:
+    """The arguments of each `areal` in the blocks of ``page`` that ``runner`` runs."""
+    found = [(lang, text) for mark, lang, text in blocks(page) if mark == f"runs: {runner}"]
+    return [words for lang, text in found for line in commands(lang, text) for words in words_of_areal(line)]
 
 
 def parse(command: click.Command, words: list[str], parent: click.Context | None = None) -> None:

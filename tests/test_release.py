@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import free_port
+from tests.test_documentation import blocks, lines_of_areal
 from tools import release
 
 ROOT = Path(__file__).parents[1]
@@ -119,6 +120,24 @@ def test_rebuild_of_a_tag_elsewhere_gives_the_same_bytes(project: Path, tmp_path
     assert [file.read_bytes() for file in again] == [file.read_bytes() for file in made]
 
 
+def test_release_command_of_contributing_md_makes_the_files(project: Path) -> None:
+    (project / "tools").mkdir()
+    shutil.copy(release.__file__, project / "tools")
+    (project / ".gitignore").write_text("/dist/\n")
+    git(project, "add", ".")
+    git(project, "commit", "-qm", "tools")
+    page = blocks(ROOT / "CONTRIBUTING.md")
+    (command,) = [text for mark, _, text in page if mark == "runs: tests/test_release.py"]
+    script = f'python() {{ {sys.executable} "$@"; }}; {command}'
+    done = subprocess.run(["bash", "-c", script], cwd=project, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "git push origin HEAD v0.2.0" in done.stderr and git(project, "describe").strip() == "v0.2.0"
+    assert [Path(line).name for line in done.stdout.splitlines()] == sorted(
+        (each.name for each in (project / "dist").iterdir()),
+        key=lambda name: (name == "SHA256SUMS", ".cdx" in name, ".tar" in name),
+    )
+
+
 @pytest.mark.parametrize(
     ("version", "change", "why"),
     [
@@ -216,15 +235,19 @@ def test_wheel_alone_goes_from_init_to_a_trained_model_and_away(built: list[Path
 
     def areal(*words: str) -> str:
         command = [str(environment / "bin" / "areal"), *words]
-        done = subprocess.run(command, cwd=tmp_path / "work", env=env, capture_output=True, text=True, timeout=200)
+        done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=200)
         assert done.returncode == 0, f"{words}\n{done.stdout}{done.stderr}"
         return done.stdout
 
-    (tmp_path / "work").mkdir()
-    areal("init", "quickstart", ".")
+    folder = tmp_path / "work"
+    folder.mkdir()
+    init, apply = lines_of_areal(ROOT / "README.md", "tests/test_release.py")
+    assert init == ["init", "quickstart", "q"]
+    areal(*init)
+    folder = folder / "q"
     try:
         applied = areal(
-            *("apply", "-f", "quickstart.yaml", "--set", f"inferenceservice/default:spec.gateway.port={port}"),
+            *(*apply, "--set", f"inferenceservice/default:spec.gateway.port={port}"),
             *("--set", 'trainjob/learn:spec.overrides=["total_train_steps=3"]'),
         )
         assert f"inferenceservice/default created: Ready at http://127.0.0.1:{port}" in applied
@@ -239,5 +262,5 @@ def test_wheel_alone_goes_from_init_to_a_trained_model_and_away(built: list[Path
         areal("delete", "inferenceservice/default", "--cascade", "--yes")
     assert areal("get", "-o", "name") == ""
     areal("init", "dashboards", "grafana")
-    assert len(list((tmp_path / "work" / "grafana").iterdir())) == 3
+    assert len(list((folder / "grafana").iterdir())) == 3
     shutil.rmtree(env["TMPDIR"])

@@ -285,20 +285,28 @@ def _shipped(name: str) -> Path:
 
 
 def _write_quickstart(cli: Invocation, target: Path, force: bool) -> None:
-    """Write the quickstart's manifest and files, whose paths are relative to the folder."""
+    """Write the quickstart's manifests and files, whose paths are relative to the folder."""
     import shutil
 
     from areal.resources.schema import ALL_KINDS, schema_files
 
-    source, file, beside = _shipped("quickstart"), target / "quickstart.yaml", target / "examples" / "reverse_digits"
-    refuse_existing(file, force=force)
+    source, beside = _shipped("quickstart"), target / "examples" / "reverse_digits"
+    shipped = {"quickstart.yaml": "quickstart.yaml", "agents.yaml": "agents.yaml", "reverser.txt": "agents/reverser.py"}
+    texts = {target / written: (source / name).read_text(encoding="utf-8") for name, written in shipped.items()}
+    for file in texts:
+        refuse_existing(file, force=force)
     try:
-        shutil.copytree(source, beside, dirs_exist_ok=True, ignore=shutil.ignore_patterns("quickstart.yaml"))
+        shutil.copytree(
+            source,
+            beside,
+            dirs_exist_ok=True,
+            ignore=shutil.ignore_patterns("quickstart.yaml", "agents.yaml", "reverser.txt"),
+        )
         (beside / "reward.txt").rename(beside / "reward.py")
     except OSError as error:
         raise ArealError(f"cannot write {beside}: {error.strerror or error}") from error
-    text = (source / "quickstart.yaml").read_text(encoding="utf-8")
-    write_file(file, text.replace("../schemas/", "").replace("manifests/quickstart.yaml", "quickstart.yaml"))
+    for file, text in texts.items():
+        write_file(file, text.replace("../schemas/", "").replace("manifests/", ""))
     write_file(target / ALL_KINDS, schema_files()[ALL_KINDS])
     cli.info(f"wrote {target}; next: {_in_folder(target)}areal apply -f quickstart.yaml")
 

@@ -42,8 +42,9 @@ def refuse_existing(path: Path, *, force: bool) -> None:
 
 
 def write_file(path: Path, text: str) -> None:
-    """Writes a file. Raises ArealError if it cannot be written."""
+    """Write a file, and its folder. Raise ArealError if it cannot be written."""
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ArealError(f"cannot write {path}: {error.strerror}") from error

@@ -512,7 +512,6 @@ reward_fn: my_reward:reward
 gconfig: {n_samples: 4, max_new_tokens: 64}
 rollout:
   backend: embedded:d1  # of a service of the job's own, gone at its end; on a GPU: sglang:d1 or vllm:d1
-  model: my-model
 actor:
   path: Qwen/Qwen3-0.6B
   backend: fsdp:d1

@@ -1,4 +1,7 @@
-"""The commands of pages, in the order in which a reader runs them, in a home and on ports of their own."""
+"""The commands of pages as a reader pastes them: in the page's order, in a home, a folder and on ports of their own.
+
+What a page shows of an output is compared with the output: line by line, any number for a number, anything for `...`.
+"""
 
 from __future__ import annotations
 
@@ -7,93 +10,193 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import pytest
 
 from tests.e2e.conftest import ROOT, Box, box, free_port  # noqa: F401 - fixture
 from tests.test_documentation import blocks, commands
+from tests.test_installation import metadata_of
 
-pytestmark = [pytest.mark.extended, pytest.mark.timeout(300)]
+Block = tuple[str, str, str]  # of tests.test_documentation.blocks
 
 
-def run_page(
-    box: Box,  # noqa: F811
-    page: str,
+def marked(page: str) -> list[Block]:
+    """The blocks of ``page`` that this file runs."""
+    return [block for block in blocks(ROOT / page) if block[0] == "runs: tests/e2e/test_pages.py"]
+
+
+def run_blocks(
+    blocks: Sequence[Block],
+    home: Path,
+    folder: Path,
     *,
     instead: Mapping[str, str],
     after: Mapping[str, str] | None = None,
+    env: Mapping[str, str] | None = None,
+    status: Mapping[str, int] | None = None,
 ) -> list[str]:
-    """The output of each block of ``page``, run in one shell. ``instead``: texts to replace. ``after``: commands of the
-    test, each after the line that has its key."""
-    user = box.home.parent / "user"
+    """Run ``blocks`` in one shell. Return the output of each.
+
+    ``instead``: texts to replace. ``after``: commands of the test, each after the line that has its key. ``status``:
+    the exit status of lines that begin with its key, 0 for all others.
+    """
+    user = home.parent / "user"
     user.mkdir()
-    (user / ".areal").symlink_to(box.home)
+    (user / ".areal").symlink_to(home)
+    shown = []
     script = [f'areal() {{ {shlex.quote(sys.executable)} -P -m areal.cli "$@"; }}']
-    script += ['must_be() { [ "$1" = "$2" ] || { echo "exit status $2: $3" >&2; exit 9; }; }']
-    for mark, language, text in blocks(ROOT / page):
-        if not mark.startswith("runs: tests/e2e/test_pages.py"):
-            continue
+    script += [f'python() {{ {shlex.quote(sys.executable)} "$@"; }}']
+    script += ['must_be() { [ "$1" = "$2" ] || { echo "exit status $2: $3"; exit 9; }; }']
+    for _, language, text in blocks:
+        for old, new in instead.items():
+            text = text.replace(old, new)
         for line in commands(language, text):
-            for old, new in instead.items():
-                line = line.replace(old, new)
-            status = 1 if re.match("areal diff ", line) else 0
-            script += [line, f"must_be {status} $? {shlex.quote(line)}"]
+            expected = next((code for key, code in (status or {}).items() if line.startswith(key)), 0)
+            script += [line, f"must_be {expected} $? {shlex.quote(line)}"]
             script += [command for key, command in (after or {}).items() if key in line]
         script.append("printf '\\0'")
-    env = {**os.environ, "AREAL_HOME": str(box.home), "HOME": str(user), "OMP_NUM_THREADS": "1", **box.env}
+        shown.append(text if language == "console" else "")
+    environ = {**os.environ, "AREAL_HOME": str(home), "HOME": str(user), "OMP_NUM_THREADS": "1", **(env or {})}
     done = subprocess.run(
-        ["bash", "-c", "\n".join(script)], cwd=box.folder, env=env, capture_output=True, text=True, timeout=280
+        ["bash", "-c", "\n".join(script)],
+        cwd=folder,
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=580,
     )
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-6000:]}"
-    return done.stdout.split("\0")[:-1]
+    assert done.returncode == 0, done.stdout[-8000:]
+    outputs = done.stdout.split("\0")[:-1]
+    for text, output in zip(shown, outputs, strict=True):
+        assert missing(text, output) == [], output
+    return outputs
+
+
+def missing(shown: str, output: str) -> list[str]:
+    """The lines that ``shown`` has and ``output`` does not have, in this order."""
+    lines, absent = iter(output.splitlines()), []
+    joined = shown.replace("\\\n", " ").splitlines()
+    for line in (line for line in joined if line.strip(" .") and not line.startswith("$ ")):
+        number, blank = re.sub(r"\d+", lambda _: r"-?\d+", re.escape(line)), r"(?:\\ )+"
+        pattern = re.sub(blank, lambda _: r"\s+", number.replace(r"\.\.\.", ".*"))
+        if not any(re.fullmatch(pattern, each.strip() if not line.startswith(" ") else each) for each in lines):
+            absent.append(line)
+            lines = iter(())
+    return absent
+
+
+def run_page(box: Box, page: str, *, instead: Mapping[str, str], after: Mapping[str, str] | None = None) -> list[str]:  # noqa: F811
+    return run_blocks(marked(page), box.home, box.folder, instead=instead, after=after, env=box.env)
+
+
+def test_output_that_differs_from_the_page_is_found() -> None:
+    shown = "$ areal x \\\n  y\nmodel/a: Ready at http://h:8080\n  one  two\n...\nlast\n"
+    assert missing(shown, "model/a: Ready at http://h:9\n  one     two\nmore\nlast\n") == []
+    assert missing(shown, "model/a: Failed at http://h:9\n  one two\nlast\n")[0].startswith("model/a")
+    assert missing(shown, "  one two\nmodel/a: Ready at http://h:9\nlast\n") == ["  one  two", "last"]
+
+
+def test_faults_of_the_manifests_page_are_reported_as_it_shows(tmp_path: Path) -> None:
+    (tmp_path / "service.yaml").write_text(
+        "apiVersion: areal.dev/v1alpha1\nkind: InferenceService\nmetadata:\n  name: default\nspec:\n"
+        '  gatway: {}\n  gateway:\n    port: 8080\n  limits: {maxBodyBytes: "yes"}\n'
+    )
+    page = marked("docs/manifests.md")
+    run_blocks(page, tmp_path / "home", tmp_path, instead={}, status={"areal validate": 3})
+
+
+def test_another_areal_is_named_as_the_install_page_shows(tmp_path: Path) -> None:
+    packages = metadata_of(tmp_path / "packages", "areal")
+    instead = {
+        "/opt/env/lib/python3.11/site-packages": str(packages),
+        "'arealctl'": "...",
+    }  # from where it was installed
+    env = {"PYTHONPATH": f"{packages}:{ROOT}"}
+    run_blocks(
+        marked("docs/install.md"), tmp_path / "home", tmp_path, instead=instead, env=env, status={"areal doctor": 1}
+    )
+
+
+def test_unit_and_dockerfile_of_the_deployment_page_are_written(tmp_path: Path) -> None:
+    init = ("", "sh", "areal init quickstart .\n")
+    run_blocks([init, *marked("docs/deployment.md")], tmp_path / "home", tmp_path, instead={})
+    assert (tmp_path / "user/.config/systemd/user/areal.service").is_file() and (tmp_path / "Dockerfile").is_file()
 
 
 def short(folder: str, port: int, steps: int) -> str:
     return (
         f"sed -i 's/port: 8080/port: {port}/' {folder}/quickstart.yaml && "
-        f"sed -i 's/^total_train_steps: .*/total_train_steps: {steps}/' {folder}/examples/reverse_digits/grpo.yaml"
+        f"sed -i -e 's/^total_train_steps: .*/total_train_steps: {steps}/' -e 's/freq_steps: 350/freq_steps: {steps}/'"
+        f" {folder}/examples/reverse_digits/grpo.yaml"
     )
 
 
-def test_commands_of_the_quickstart_do_what_the_page_shows(box: Box) -> None:  # noqa: F811
-    outputs = run_page(
-        box,
-        "docs/quickstart.md",
-        instead={"localhost:8080": f"localhost:{box.port}"},
+# They go on from the quickstart: its service, its job, its folder.
+AFTER_THE_QUICKSTART = (
+    "docs/sessions.md",
+    "docs/inference.md",
+    "docs/training.md",
+    "docs/evaluation.md",
+    "docs/jobs.md",
+)
+
+
+@pytest.mark.extended
+@pytest.mark.timeout(600)
+def test_commands_of_the_quickstart_and_the_pages_after_it_do_what_they_show(box: Box) -> None:  # noqa: F811
+    *first, last = marked("docs/quickstart.md")
+    between = [block for page in AFTER_THE_QUICKSTART for block in marked(page)]
+    assert len(between) >= len(AFTER_THE_QUICKSTART)
+    outputs = run_blocks(
+        [*first, *between, last],
+        box.home,
+        box.folder,
+        instead={
+            "localhost:8080": f"localhost:{box.port}",
+            "127.0.0.1:8080": f"127.0.0.1:{box.port}",
+            "learn@350": "learn@5",
+            "total_train_steps=20": "total_train_steps=2",
+            "--max-tokens 8": "--max-tokens 8 --limit 10",
+            "/home/ann/.areal": str(box.home),
+        },
         after={"areal init quickstart q": short("q", box.port, 5)},
+        env=box.env,
+        status={"areal diff ": 1},
     )
     whole = "".join(outputs)
-    for shown in ("model/reverse created: Ready", "trainjob/learn created: Running", "trainjob/learn met: completed"):
-        assert shown in whole
-    assert "~ Model/reverse configure (rolling update), decided by spec.engineArgs.max-batch-size" in whole
-    assert "(not set) -> 16  (ROLL)" in whole and "killed by SIGKILL" in whole
-    assert '"reverse"' in whole, "the list of models"
+    assert "killed by SIGKILL" in whole and '"reverse"' in whole, "the event, and the list of models"
+    assert '"trajectory_ready":true' in whole and '"rewards":[1.0]' in whole, "the session of curl"
+    assert (box.folder / "q" / "eval.html").stat().st_size > 1000 and (box.folder / "q" / "rollouts.html").is_file()
     assert box.living() == []
 
 
+@pytest.mark.extended
+@pytest.mark.timeout(300)
 def test_first_workflow_trains_as_its_page_shows(box: Box) -> None:  # noqa: F811
-    (code,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "first-workflow.md").read_text(), re.M | re.S)
-    (box.folder / "first.py").write_text(code)
-    (box.folder / "examples").symlink_to(ROOT / "examples")
+    reward, agent = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "first-workflow.md").read_text(), re.M | re.S)
+    box.ok("init", "quickstart", ".")
+    (box.folder / "mine.py").write_text(reward)
+    (box.folder / "first.py").write_text(agent)
     outputs = run_page(box, "docs/first-workflow.md", instead={"total_train_steps=60": "total_train_steps=3"})
-    assert "reward" in outputs[0]
+    assert all("reward/mean" in output for output in outputs)
     assert box.living() == []
 
 
+@pytest.mark.extended
+@pytest.mark.timeout(300)
 def test_commands_of_the_agents_page_hold_and_export_a_conversation(box: Box) -> None:  # noqa: F811
     agents = free_port()
-    for name in ("agents.yaml", "agents"):
-        (box.folder / "manifests").mkdir(exist_ok=True)
-        (box.folder / "manifests" / name).symlink_to(ROOT / "manifests" / name)
-    (box.folder / "examples").symlink_to(ROOT / "examples")
+    box.ok("init", "quickstart", ".")
     ports = f" --set inferenceservice/default:spec.gateway.port={box.port}"
     ports += f" --set agentservice/reverser:spec.gateway.port={agents}"
     outputs = run_page(
         box,
         "docs/agents.md",
         instead={
-            "-f manifests/agents.yaml": "-f manifests/agents.yaml" + ports,
+            "-f agents.yaml": "-f agents.yaml" + ports,
             "--session SESSION": '--session "$(areal agent sessions list -o name | head -1)"',
             "localhost:8090": f"localhost:{agents}",
         },

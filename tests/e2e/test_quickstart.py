@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import ROOT, Box
+from tests.test_documentation import lines_of_areal
 
 
 def applied(box: Box, *overrides: str, wait: bool = True) -> str:
@@ -28,12 +29,15 @@ def applied(box: Box, *overrides: str, wait: bool = True) -> str:
 
 def test_apply_of_the_quickstart_serves_trains_and_goes_away(box: Box) -> None:
     box = replace(box, folder=ROOT)
+    apply, chat, wait, again = lines_of_areal(ROOT / "README.md", "tests/e2e/test_quickstart.py")
+    assert apply == ["apply", "-f", "manifests/quickstart.yaml"]
     out = applied(box, "total_train_steps=3", "saver.freq_steps=3")
     assert f"inferenceservice/default created: Ready at {box.url}" in out
     assert "model/reverse created: Ready" in out
     assert "trainjob/learn created: Running" in out
-    assert box.chat("1234").isdigit()
-    box.ok("wait", "trainjob/learn", "--for", "completed", "--timeout", "200s")
+    assert box.ok(*chat).out.strip() == "4312"
+    box.ok(*wait, "--timeout", "200s")
+    assert box.ok(*again).out.strip().isdigit()
     status = json.loads(box.ok("train", "status", "learn", "-o", "json").out)
     assert (status["phase"], status["step"]) == ("Succeeded", 3)
     assert_says_whose_weights_it_serves(box)
