@@ -25,15 +25,17 @@ _MARK = re.compile(r"####\s*(?=[-+\d.$€£¥({*\\]|\Z)")  # before other text i
 _STATED = re.compile(
     r"(?:\b(?:[Aa]nswer|ANSWER|[Oo]ption|[Cc]hoice)(?:\s*[*:]|\s+(?:is|(?:would|must|should|has\sto)\s+be)\b)"
     r"|故选|【?答案】?[是为]?)[\s:：*\"“]*(?=[^\s.!?*])"
-    r"|(?<!not )(?<!n't )\b(?:choose|pick|select|go with|is|[Ii]t['’]s|[Ss]o)\s+"
+    r"|(?<!not )(?<!n't )\b(?:choose|pick|select|go with|answer|is|[Ii]t['’]s|[Ss]o)\s+"
     r"(?:(?:the\s+)?(?:answer\s+)?(?:option|choice|answer)\s+)?(?=\W{0,4}[A-J]\b\W*(?:$|[.:\n]))"
-    r"|(?<!, )(?<!or )(?<!and )(?=\(?\b[A-J]\b(?:\W{0,4}|,[^,.\n]{1,40},\s)(?:is|as)"
+    r"|(?<!, )(?<!or )(?<!and )(?=\(?\b[A-J]\b(?:\W{0,4}(?:which\s)?|,[^,.\n]{1,40},\s)(?:is|as)"
     r"(?:\s(?:therefore|thus|also|the|only)){0,3}\s(?:correct|right|best|answer)\b)"
 )
-_REJECTED = re.compile(  # at the end of a sentence
-    r"(?:(?:,\s*|\s\()(?:and\s|but\s)?not\s[^\w\s]*\w+[^\w\s]*?|\s(?:rather than|instead of)[^,.!?\n]*)"
+_REJECTED = re.compile(  # before "but", and at the end of a sentence
+    r"\bnot\s(?!only\b)(?:[^\s.!?]+\s){1,3}?but\s(?:rather\s)?"
+    r"|(?:(?:,\s*|\s\()(?:and\s|but\s)?not\s[^\w\s]*\w+[^\w\s]*?|\s(?:rather than|instead of)[^,.!?\n]*)"
     r"(?=[.!]?(?:\n|\Z))"
 )
+_ASIDE = re.compile(r"(?<=\w)\s\((?!or\b|maybe|perhaps|possibly|mod)(?=[^()]*\d)(?=[^()]*[A-Za-z]{2})[^()]*\)")
 _CLOSING = re.compile(r"\n\s*(?:Let me know|I hope|Hope|Feel free|Would you|Do you|If you|Please)\b[^\n]*\s*\Z")
 _UNIT = re.compile(r"[ ]?(?!in\b|A\b)([A-Za-z]+)(?:\^\d)?(?:/[A-Za-z]+(?:\^\d)?)?\b")
 _WITHDRAWN = re.compile(r"\b(?:Wait|Actually|Hmm|On second thought|Correction)\b")
@@ -72,7 +74,7 @@ _DOUBT_BEFORE = re.compile(  # text before the last number that makes it one of 
 _DOUBT_AFTER = re.compile(
     r"\W{0,3}\?|\s*(?:[A-Za-z]+\s+)?(?:or\s+(?:so|more|less|fewer|over|under|above|below|higher|lower)|at\s+(?:least|most))\b"
     r"|%?\s*(?:[A-Za-z]+\s+)?(?:less|more|fewer|[a-z]+er)\s+than\b"
-    rf"|{_REFUTED}",
+    rf"|{_REFUTED}|\s*不|[^，。]*(?:增根|舍去|不成立|不合题意)",
     re.IGNORECASE,
 )
 _NEIGHBOURS = re.compile(r"(?:[A-Za-z'’]+[ ](?=(?:of|to)\b))?[A-Za-z'’]+(?=[ $\\*_]*\Z)")
@@ -99,7 +101,7 @@ def final_answer(text: str) -> str | None:
 
 def _unmarked(text: str) -> str | None:
     """What follows "the answer is" if it is a formula, a letter or has no number, else the last number in the prose."""
-    text = _WITHDRAWN.split(_REJECTED.sub("", _CLOSING.sub("", text)))[-1]
+    text = _WITHDRAWN.split(_REJECTED.sub("", _ASIDE.sub("", _CLOSING.sub("", text))))[-1]
     before, *statements = _STATED.split(text)
     is_said = bool(statements)
     if not is_said and len(letters := set(_LETTER_LINE.findall(text))) == 1:
@@ -266,6 +268,8 @@ def choice_of(text: str) -> tuple[str, str]:
         rf"{_REFUTED}|[/&+*^=<>]|[,;](?!\s*(?!or\b|and\b)[a-z]{{2}})|-(?!\s*[\d\\.])|or\b|and\b|\(?[A-J]\)?(?:\W|\Z)",
         rest,
     ):
+        if re.fullmatch(r"\(?[A-J]\)?(?:,?\s*or\s*\(?[A-J]\)?)+", plain):
+            return "or", text
         letters = re.findall("[A-J]", plain) if _LETTERS.fullmatch(plain) else []
         return "".join(letters if plain.isalpha() else sorted(letters)), "" if letters else text
     return (label[1] or label[2] or label[3]).upper(), rest

@@ -28,7 +28,7 @@ CHANGES = re.compile(  # words that make a number another one, or one of several
     r"\b(?:not|never|[a-z]+n['’]t|or|and|than|least|most|between|without|except|but|half|halves|third|quarter|fifth|tenth|\w+ths"
     r"|double|twice|thrice|n?either|nor|none|mod|modulo|over|under|above|below|up|instead|minus|negative|plus|squared|cubed"
     r"|root|cube|factorial|reciprocal|inverse|opposite|logarithm|(?:co)?sine|tangent|score|infinity|inf|out|floor|ceil(?:ing)?"
-    rf"|remainder|{SCALE})\b",
+    rf"|remainder|[不没非]\w*|{SCALE})\b",
     re.IGNORECASE,
 )
 CHOICES = re.compile(  # words that a reference with them asks for
