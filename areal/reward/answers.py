@@ -24,11 +24,13 @@ _BOX = re.compile(r"\\f?box(?:ed)?(?![A-Za-z])\s*")
 _MARK = re.compile(r"####\s*(?=[-+\d.$€£¥({*\\]|\Z)")  # before other text it is a heading
 _STATED = re.compile(
     r"(?:\b(?:[Aa]nswer|ANSWER|[Oo]ption|[Cc]hoice)(?:\s*[*:]|\s+(?:is|(?:would|must|should|has\sto)\s+be)\b)"
-    r"|故选|【?答案】?[是为]?)[\s:：*\"“]*(?=[^\s.!?*])"
-    r"|(?<!not )(?<!n't )\b(?:choose|pick|select|go with|answer|is|[Ii]t['’]s|[Ss]o)\s+"
-    r"(?:(?:the\s+)?(?:answer\s+)?(?:option|choice|answer)\s+)?(?=\W{0,4}[A-J]\b\W*(?:$|[.:\n]))"
+    r"|故选|【?答案】?[是为选]?)[\s:：*\"“]*(?=[^\s.!?*])"
+    r"|(?:(?<!not )(?<!n't )\b(?:choose|pick|select|go with|answer|is|[Ii]t['’]s|[Ss]o)\s+"
+    r"(?:(?:the\s+)?(?:answer\s+)?(?:option|choice|answer)\s+)?|,\s(?:answer\s)?(?:option|choice)\s)"
+    r"(?=(?:\W|\\(?:text|math)\w*){0,6}[A-J]\b\W*(?:$|[.:\n]))"
     r"|(?<!, )(?<!or )(?<!and )(?=\(?\b[A-J]\b(?:\W{0,4}(?:which\s)?|,[^,.\n]{1,40},\s)(?:is|as)"
     r"(?:\s(?:therefore|thus|also|the|only)){0,3}\s(?:correct|right|best|answer)\b)"
+    r"|(?=\([A-J]\)\sit\sis\b)"
 )
 _REJECTED = re.compile(  # before "but", and at the end of a sentence
     r"\bnot\s(?!only\b)(?:[^\s.!?]+\s){1,3}?but\s(?:rather\s)?"
@@ -67,6 +69,7 @@ _DOUBT_BEFORE = re.compile(  # text before the last number that makes it one of 
     r"|\d[^\w\n.!?:=()<>]*(?:\b(?:and|to|through|vs|versus)\b\.?)?[^\w\n.!?:=()<>]*\Z"  # 17, 18 and 20
     rf"|\d[ ](?:{_MEASURED}|months?|years?|remainder|r),?"
     rf"(?:[ ]and)?{_GAP}\Z"  # 1 hour and 18 minutes
+    r"|\d[ ][A-Za-z]+[ ]in[ ]\Z"  # 180 miles in 3 hours
     r"|\b(?:not|never|cannot|whether|[a-z]+n['’]t)\b(?:\s+[A-Za-z]+){0,4}[^\w\n.!?:;,=]*\Z"
     r"|(?:[≤≥≠]|!=|[<>]=|[ \d)$][<>]|(?<![\w</])[A-Za-z][<>]|\\(?:[gl]eq?|neq?)(?![A-Za-z]))\s*[$\\]*\Z",
     re.IGNORECASE,
@@ -251,7 +254,7 @@ def _in_24_hours(text: str) -> str:
 _LABEL = re.compile(
     r"(?:[Tt]he\s+)?(?:(?:[Cc]orrect|[Ff]inal|[Bb]est)\s+)?(?:[Oo]ption|[Cc]hoice|[Aa]nswer)?(?:\s+is)?[\s:]*"
     r"(?:\(\s*([A-Ja-j])\s*\)|([A-J])(?:\s?[.:)]|\s*\Z|\s(?=\([A-Za-z ]+\))"
-    r"|,[^,]{1,40},(?=\sis\b)|(?=,?\s(?:is|as|since|because|for|which|due)\b|,\s(?:the|an?)\s))|([a-d])\Z)\s*"
+    r"|,[^,]{1,40},(?=\sis\b)|(?=(?:,|,?\s)(?:is|as|since|because|因为|for|which|due)\b|,\s(?:the|an?)\s))|([a-d])\Z)\s*"
 )
 _LETTERS = re.compile(r"(?:\(?[A-J]\)?(?:\s*(?:,|;|&|\band\b)\s*|\s+|\Z))+|[A-J]{2,}")
 

@@ -157,6 +157,8 @@ def _read(text: str) -> Node:
     parts, separators = _split(text, _AND)
     if separators and ("," in text or all(map(_is_mathematics, parts)) or not re.search(r"\d", text)):
         return _group(",", parts)
+    if brackets == "()" and len(re.findall(r"\\[pm][mp](?![a-z])", inner)) == 1 and "," in inner:
+        return _both_signs(text)
     if brackets:
         return _bracketed(brackets.replace("\\", ""), inner)
     parts, operators = _split(text, _SET_OPERATOR)
@@ -167,9 +169,13 @@ def _read(text: str) -> Node:
     if operators:
         return _relation(parts, operators)
     if re.search(r"\\[pm][mp](?![a-z])", text):
-        signs = (("+", "-"), ("-", "+"))
-        return _group(",", [re.sub(r"\\pm(?![a-z])", a, re.sub(r"\\mp(?![a-z])", b, text)) for a, b in signs])
+        return _both_signs(text)
     return _quantity(text)
+
+
+def _both_signs(text: str) -> Group:
+    signs = (("+", "-"), ("-", "+"))
+    return _group(",", [re.sub(r"\\pm(?![a-z])", a, re.sub(r"\\mp(?![a-z])", b, text)) for a, b in signs])
 
 
 def _group(brackets: str, parts: list[str]) -> Group:

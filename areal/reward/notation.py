@@ -86,6 +86,7 @@ _TABLE = r"""
 \\mu\s*«(\w+)» => «u\1»
 (?<=[\d}])\s*\\(Omega|AA)\> => «\1»
 (?<![A-Za-z\\«])(?!{{plurals}})(?=[A-Z]*[a-z])({{cons}})({{cons}})({{cons}})({{cons}}?){{last}} => \1 \2 \3 \4
+(?<![A-Za-z\\«])([apx])([bqy])([crz])(?![A-Za-z»]) => \1 \2 \3
 \\lg\> => \\log_{10}
 (?:\A|(?<=[,;])|(?<= and ))\s*([A-Z])\s*(\((?:[^()]|\([^()]*\))*,(?:[^()]|\([^()]*\))*\))\s*(?=\Z|[,;]| and ) => \1=\2
 \b(\d+)\s+«?to»?\s+(\d+)\b => \1:\2
@@ -311,7 +312,7 @@ _GROUP = r"[^{}]*"
 for _ in range(4):
     _GROUP = rf"(?:[^{{}}]|\{{{_GROUP}\}})*"
 _CONSTANTS = {
-    "any": "«(?:for|where|with|any|all|every|each|some|real|integers?)»",
+    "any": "«(?:for|where|with|any|all|every|each|some|real|integers?|constants?)»",
     "commands": "|".join(_COMMANDS),
     "counts": rf"(?:(?:{'|'.join((*_TENS, *reversed(_ONES), *SCALES))})(?![A-Za-z])(?:[\s«»,-]|\band\b)*)+",
     "parts": f"(?:{'|'.join(_DENOMINATORS)})",
@@ -326,7 +327,7 @@ _CONSTANTS = {
     "plurals": "mph|kmh|lbs|hrs|rpm|pts|cms|kms|kgs|gms|mls|yrs",
     "cons": "[b-df-hj-np-tv-xzB-DF-HJ-NP-TV-XZ]",
     "last": "(?![A-Za-z»])",
-    "end": r"(?=\s*(?:(?:\^\s*\{?-?\d\}?\s*|/\s*\w+\s*)?\Z|\s\d+\s*[a-z]))",
+    "end": r"(?=\s*(?:(?:\^\s*\{?-?\d\}?\s*|/\s*\w+\s*(?:\^\s*\{?\d\}?\s*)?)?\Z|\s\d+\s*[a-z]))",
     "scales": "|".join(SCALES),
     "group": rf"\{{({_GROUP})\}}",
 }
