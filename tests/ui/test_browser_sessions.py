@@ -124,18 +124,16 @@ VIEWS = (
 )
 
 
-@pytest.mark.parametrize("scheme", ("light", "dark"))
 def test_views_of_sessions_have_no_violation_and_do_not_scroll_sideways(
     agents: WholeService,  # noqa: F811
     home: Home,
     tab: Tabs,  # noqa: F811
-    scheme: str,
 ) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     say(agents, "mine", "weather", "model", "W" * 400)
     row = sessions.read(ViewContext(home, {"kind": "agentservice", "name": "helper", "session": "mine"}))["session"]
     found: list[str] = []
-    it = tab(WIDTHS[0], scheme, noisy=True)  # a session that is absent is a failed request in the console
+    it = tab(WIDTHS[0], noisy=True)  # a session that is absent is a failed request in the console
     for view in (*VIEWS, f"/sessions/default/session/{row['recorded']}?colour=version"):
         it.open(view)
         it.page.wait_for_function("() => !document.querySelector('main [data-loading]')")
@@ -145,8 +143,10 @@ def test_views_of_sessions_have_no_violation_and_do_not_scroll_sideways(
             it.page.set_viewport_size({"width": width, "height": 800})
             if it.page.evaluate("document.documentElement.scrollWidth > innerWidth"):
                 found.append(f"{width} {view}: scrolls sideways")
-        for each in axe.run(it.page).response["violations"]:
-            found.append(f"{view}: {each['id']}: {each['nodes'][0]['html'][:150]}")
+        for scheme in ("light", "dark"):
+            it.page.emulate_media(color_scheme=scheme)
+            for each in axe.run(it.page).response["violations"]:
+                found.append(f"{scheme} {view}: {each['id']}: {each['nodes'][0]['html'][:150]}")
     it.press("E")
     it.page.wait_for_selector("dialog input[type=text]")
     found += [f"dialog: {each['id']}" for each in axe.run(it.page).response["violations"]]

@@ -297,7 +297,7 @@ function order(rows, columns, sort) {
 
 const GOOD = new Set(["Ready", "Running", "Succeeded", "Normal", "running", "True", "routable"]);
 const BAD = new Set(["Failed", "Lost", "Unknown", "crashloop", "dead", "exited", "blocked"]);
-export const tone = (state) => (GOOD.has(state) ? "ok" : BAD.has(state) ? "bad" : /^(Suspended|Stopped|Pending|Queued|stopped)$/.test(state) ? "" : "warn");
+export const tone = (state) => (GOOD.has(state) ? "ok" : BAD.has(state) ? "bad" : /^(Suspended|Stopped|Pending|Queued|stopped|idle|active|ended|removed)$/.test(state) ? "" : "warn");
 export const State = ({ value }) => html`<span class=${`state ${tone(value)}`}>${value}</span>`;
 
 // A number as the server sends it: those that are not finite come as words.

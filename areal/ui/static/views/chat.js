@@ -96,6 +96,6 @@ function Answer({ side, answer, service, last }) {
     ${answer.tokens.length > 0 ? html`<pre class="answer">${answer.tokens.map((token, at) => html`<span key=${at} class=${`p${step(token.logprob)}`} title=${tell(token)}>${token.text}</span>`)}</pre>` : html`<pre>${answer.text}</pre>`}
     ${!end && !answer.error && html`<p role="status" class="dim">answering</p>`}
     ${answer.error && html`<${Problem} error=${answer.error} />`}
-    ${end?.session && html`<p class="row"><${Link} href=${sessionsPath("inferenceservice", service, end.session)}>session ${end.session.slice(0, 12)}<//>
+    ${end?.session && html`<p class="row"><${Link} href=${sessionsPath("inferenceservice", service, end.session)}>session ${end.session.length > 24 ? `${end.session.slice(0, 24)}…` : end.session}<//>
       ${last && html`<${Actions} target=${{ kind: "inferenceservice", name: service, session: end.session }} verbs=${["reward", "end-session"]} />`}</p>`}</div>`;
 }

@@ -41,7 +41,7 @@ export default function ObjectView({ route }) {
 }
 
 const SERVES = new Set(["InferenceService", "AgentService"]);
-export const verbsOf = (kind, status) => [status.phase === "Suspended" ? "resume" : "restart", ...(status.phase === "Suspended" ? [] : ["suspend"]), ...(kind === "TrainJob" ? [] : ["scale"])];
+export const verbsOf = (kind, status) => [status.phase === "Suspended" ? "resume" : "restart", ...(status.phase === "Suspended" ? [] : ["suspend"]), ...(/^(Model|AgentService)$/.test(kind) ? ["scale"] : [])];
 
 const reason = (row) => row.reason && row.state !== "running" ? html`<span class=${row.state === "queued" ? "warn" : "bad"}>${row.reason}</span>` : null;
 
