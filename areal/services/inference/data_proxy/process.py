@@ -158,7 +158,9 @@ def _token_engine(config: DataProxyConfig) -> Build:
         )
         control.add_to(service)
         service.add_lifespan(lambda: background("engine-control", control.run))
-        WeightRoutes(engine, control, tracker, http).add_to(service)
+        weight_routes = WeightRoutes(engine, control, tracker, http)
+        weight_routes.add_to(service)
+        service.add_lifespan(lambda: background("abandoned-updates", weight_routes.run))
         weight_sync = WeightSync(tracker, engine, control, http, headers, lambda: service.address, config.model)
         service.add_lifespan(lambda: background("published-weights", weight_sync.run))
         handlers, adapters = calls.handlers(), lambda: watch.state.adapters

@@ -290,6 +290,8 @@ class TrajectoryRoutes:
             raise bad_request(message, param="session_ids", code="several_journals")
         journal = journal_of(self._store, tags.pop())
         if body.dry_run:
+            if body.reward is not None:
+                raise bad_request("dry_run gives no reward: check without it, and export with it", param="reward")
             await journal.check_export(wanted)
             return json_response({"status": "ok"})
         taken = None

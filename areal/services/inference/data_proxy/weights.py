@@ -151,6 +151,7 @@ _BODY_BYTES = 1024 * 1024
 FOLDER_MODES = ("disk", "shm")
 XCCL = "xccl"
 _ALIVE_S = 2.0
+_DEAD_LOOKS = 2  # in a row without an answer of the trainer's weight-update gateway
 
 
 @dataclass(frozen=True)
@@ -177,6 +178,7 @@ class WeightRoutes:
         self._pairs: dict[str, WeightPair] = {}
         self._early: tuple[str, int, float] | None = None  # pair and version that ``prepare`` loaded, pause in ms
         self._uncommitted: tuple[str, int] | None = None  # pair and version that the engine may have, perhaps in part
+        self._swapped = asyncio.Event()
 
     def add_to(self, service: Service) -> None:
         service.route("POST", "/weights/connect", self.connect, Access.ADMIN)
@@ -267,6 +269,7 @@ class WeightRoutes:
     async def _swap(self, pair: WeightPair, version: int, load: Callable[[], Awaitable[None]]) -> float:
         async def swap() -> None:
             before, self._uncommitted = self._uncommitted, (pair.name, version)
+            self._swapped.set()
             try:
                 await load()
             except (EngineRefused, EngineUnsupported):  # the old weights are unchanged
@@ -311,13 +314,36 @@ class WeightRoutes:
         of the version (``reverted`` false) continues to serve; the others serve nothing until they have returned."""
         body = await read_body(request, bodies.WeightOrder, _BODY_BYTES)
         order = body.pair_name, body.version
-        async with self._control.exclusively():  # waits for a running swap
-            reverted = self._uncommitted == order
-            if reverted:
-                self._uncommitted = None
-                if self._tracker.has(*order):  # a worker that failed has returned by itself, or is about to
-                    self._tracker.invalidate()
+        reverted = await self._revert(order)
         return json_response({"status": "ok", "pair_name": order[0], "version": order[1], "reverted": reverted})
+
+    async def _revert(self, order: tuple[str, int]) -> bool:
+        async with self._control.exclusively():  # waits for a running swap
+            if self._uncommitted != order:
+                return False
+            self._uncommitted = None
+            if self._tracker.has(*order):  # a worker that failed has returned by itself, or is about to
+                self._tracker.invalidate()
+            return True
+
+    async def run(self) -> None:
+        """Return to the published weights after an update whose trainer died before it was committed, so that the
+        workers of a model do not go on with two versions. Weights that nobody has any more are not returned to."""
+        while True:
+            await self._swapped.wait()
+            self._swapped.clear()
+            looks = 0
+            while (order := self._uncommitted) is not None and looks < _DEAD_LOOKS:
+                await asyncio.sleep(_ALIVE_S)
+                pair = self._pairs.get(order[0])
+                is_dead = pair is not None and pair.gateway is not None and not await self._is_alive(pair.gateway)
+                looks = looks + 1 if is_dead and order == self._uncommitted else 0
+            path = self._tracker.published.path if self._tracker.published is not None else None
+            if order is None or path is None or not await asyncio.to_thread(Path(path).is_dir):
+                continue
+            _log.warning("version %d of the pair %r was not committed, and its trainer is gone", order[1], order[0])
+            with suppress(ApiError):
+                await self._revert(order)
 
     async def pairs(self, request: Request) -> Response:
         """List the pairs that an update may use; a process group is lost with its engine. ``?look`` polls the engine

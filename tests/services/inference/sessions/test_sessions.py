@@ -95,6 +95,7 @@ def test_reward_is_given_with_the_export_once(recording: RecordingService) -> No
     rollout = recording.begin()
     rollout.chat("One?")
     wanted = {"session_ids": [rollout.session_id], "reward": 0.25}
+    refused(recording.admin("POST", "/export_trajectories", {**wanted, "dry_run": True}), 400)
     first = recording.admin("POST", "/export_trajectories", wanted).json()
     assert first["traj"]["rewards"] == [0.25]
     assert recording.admin("POST", "/export_trajectories", wanted).json() == first, "an answer that was lost"

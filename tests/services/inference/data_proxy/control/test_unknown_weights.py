@@ -136,10 +136,10 @@ class Proxy:
         assert (prepared := await self.step("prepare", version)).status == 200, prepared.body
         return await self.step("update", version)
 
-    async def connect(self) -> None:
+    async def connect(self, **about: Any) -> None:
         (self.folder / "mark").write_text("word")
         offer = {"root": str(self.folder), "mark": "mark", "word": "word"}
-        assert (await self.post("/weights/connect", pair_name="actor", mode="disk", offer=offer)).status == 200
+        assert (await self.post("/weights/connect", pair_name="actor", mode="disk", offer=offer, **about)).status == 200
 
 
 async def start_proxy(processes: Processes, engine: Engine, tokenizer: Path, folder: Path) -> Proxy:
@@ -319,3 +319,26 @@ async def test_pause_of_a_client_outlives_the_data_proxy(
     assert (await again.step("pairs", 1)).status == 405
     assert engine.paused and not engine.resumed.is_set()
     assert (await again.post("/continue_generation")).status == 200 and not engine.paused
+
+
+async def test_update_whose_trainer_died_before_its_commit_is_undone(
+    engine: Engine, processes: Processes, tokenizer: Path, tmp_path: Path
+) -> None:
+    proxy = await start_proxy(processes, engine, tokenizer, tmp_path)
+    trainer = await asyncio.start_server(answer_ok, "127.0.0.1", 0)
+    gateway = "http://{}:{}".format(*trainer.sockets[0].getsockname())
+    await proxy.connect(gateway=gateway)
+    engine.gate.set()
+    for step in ("prepare", "update", "commit"):
+        assert (await proxy.step(step, 1)).status == 200
+    assert (await proxy.update(2)).status == 200 and engine.label == "2"
+    trainer.close()
+    await in_thread(wait_until, lambda: engine.label == "1", what="version 1 is loaded again")
+    await in_thread(wait_ready, proxy.process)
+    assert (await proxy.ready()).json()["version"] == 1 and not engine.paused
+
+
+async def answer_ok(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.readuntil(b"\r\n\r\n")
+    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}")
+    writer.close()
