@@ -22,7 +22,7 @@ from areal.reconcilers.kinds import ServiceController, controller_of, controller
 from areal.reconcilers.launch import key_path
 from areal.reconcilers.observe import look, setting
 from areal.resources.addresses import is_loopback
-from areal.resources.kinds import parse_ref
+from areal.resources.kinds import Ref, parse_ref
 from areal.runtime.backends import Backends
 from areal.runtime.backends.base import LIVE, LOOPBACK, Phase, RunState, Trouble
 from areal.state import upkeep
@@ -63,7 +63,7 @@ def doctor(
     """Every finding, worst first. ``fix`` repairs those that lose no data when they are repaired; one that ends a
     process that lives is made if ``may_end`` approves it."""
     backend = Backends(ctx.home.root, crash=crash_point)
-    found = [*_journals(ctx, backend), *_state(ctx), *_processes(ctx, backend), *_keys(ctx, backend)]
+    found = [*_journals(ctx, backend), *_state(ctx, backend), *_processes(ctx, backend), *_keys(ctx, backend)]
     found += [*_home(ctx), *_data(ctx), *_names()]
     if security:
         found += _security(ctx, backend)
@@ -101,16 +101,26 @@ def _names() -> Iterator[_Diagnosis]:
 # -- the records
 
 
-def _state(ctx: Context) -> Iterator[_Diagnosis]:
+def _state(ctx: Context, backend: Backends) -> Iterator[_Diagnosis]:
     for defect in upkeep.defects(ctx.home):
         if defect.ref is not None:
             finding = Finding("error", f"unreadable state of {defect.ref}: {defect.path}", defect.reason, FIX)
-            yield _Diagnosis(finding, partial(ObjectStore(ctx.home).restore, defect.ref))
+            yield _Diagnosis(finding, partial(_restore, ctx, backend, defect.ref))
         else:
             finding = Finding("error", f"unreadable file: {defect.path}", defect.reason, f"{FIX} sets it aside")
             yield _Diagnosis(finding, partial(upkeep.set_aside, ctx.home, defect))
     for path in upkeep.leftovers(ctx.home):
         yield _Diagnosis(Finding("info", f"left over: {path}", fix_command=FIX), lambda: upkeep.sweep(ctx.home))
+
+
+def _restore(ctx: Context, backend: Backends, ref: Ref) -> None:
+    """Restore an object from its newest revision, and what its processes tell of its status."""
+    store = ObjectStore(ctx.home)
+    found = store.restore(ref)
+    states = sorted(backend.observe().values(), key=lambda state: state.started_at or 0.0)
+    runs = [state.spec for state in states if state.spec.owner == str(ref)]
+    if known := controller_of(ref.kind).status_of(found, runs):
+        store.put_statuses({ref: {**known, **found.status}})
 
 
 # -- the processes

@@ -9,9 +9,12 @@ import pytest
 
 from areal.reconcilers import doctor
 from areal.reconcilers.context import Context
+from areal.resources.kinds import Ref
 from areal.runtime.backends import Backends
 from areal.runtime.backends.base import Capacity, Phase, Problem, RunState
 from areal.state.home import Home
+from areal.state.objects import ObjectStore
+from areal.state.records import Layer, StoredObject
 from tests.runtime.support import run_spec
 
 
@@ -62,3 +65,20 @@ def test_process_of_an_unrecorded_owner_is_ended_with_a_yes_alone(tmp_path: Path
     finally:
         if "lost" in backend.observe():
             backend.stop("lost", grace_s=0)
+
+
+def test_restored_model_has_the_commits_that_its_processes_were_started_with(tmp_path: Path) -> None:
+    context, backend = Context(Home(tmp_path).ensure(), "someone", "doctor"), Backends(tmp_path)
+    store, ref = ObjectStore(context.home), Ref("Model", "qwen")
+    spec = {"path": "org/name", "tokenizerPath": "org/words", "backend": "embedded:d1"}
+    store.put(store.add_revision(StoredObject("Model", "qwen", "u1", layers=(Layer("apply", spec),)), actor="someone"))
+    words, weights = f"/cache/models--org--words/snapshots/{'b' * 40}", f"/cache/models--org--name/snapshots/{'a' * 40}"
+    backend.start(run_spec("engine", owner=str(ref), argv=("sleep", "1000"), config={"model_path": weights}))
+    backend.start(run_spec("proxy", owner=str(ref), argv=("sh", "-c", "sleep 1000", words)))
+    try:
+        (context.home.object_folder(ref) / "object.json").write_text("torn")
+        doctor.doctor(context, fix=True)
+        assert store.expect(ref).status["commits"] == {"org/name@main": "a" * 40, "org/words@main": "b" * 40}
+    finally:
+        for uid in ("engine", "proxy"):
+            backend.stop(uid, grace_s=0)

@@ -214,6 +214,10 @@ class KindController:
     def deleted(self, home: Home, ref: Ref) -> None:
         """Called by `areal delete` when the object is gone."""
 
+    def status_of(self, found: StoredObject, runs: Sequence[RunSpec]) -> dict[str, Any]:
+        """Fields of the status that the object's processes, oldest first, still tell of after its record was lost."""
+        return {}
+
     def leftovers(self, home: Home, names: Collection[str]) -> Iterator[tuple[str, str]]:
         """Files that outlived their object, as (sentence, hint). ``names``: the recorded objects."""
         return iter(())

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -315,6 +316,14 @@ def commits_of(stored: StoredObject, spec: ModelSpec) -> dict[str, str]:
     """The recorded commit of each id."""
     known = stored.status.get(COMMITS, {})
     return {model.id: known[model.key] for model in hub_models(stored, spec) if model.key in known}
+
+
+def commits_in(stored: StoredObject, spec: ModelSpec, runs: Iterable[RunSpec]) -> dict[str, str]:
+    """The commits of the ids that these processes, oldest first, were started with, by ``id@revision``."""
+    text = json.dumps([(run.argv, run.config) for run in runs])
+    folders = {model.key: Hub(Path()).repository(model.id, model.kind).name for model in hub_models(stored, spec)}
+    found = {key: re.findall(f"/{re.escape(name)}/snapshots/(\\w+)", text) for key, name in folders.items()}
+    return {key: commits[-1] for key, commits in found.items() if commits}
 
 
 def hub_of(stored: StoredObject, spec: ModelSpec | TrainJobSpec) -> Hub:

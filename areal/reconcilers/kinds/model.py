@@ -226,6 +226,13 @@ class ModelController(KindController):
             "spec": {"service": "default", "external": {"url": found.url, "model": found.model}},
         }
 
+    def status_of(self, found: StoredObject, runs: Sequence[RunSpec]) -> dict[str, Any]:
+        from areal.reconcilers.kinds.inference_launch import COMMITS, commits_in
+        from areal.resources.validation import effective
+
+        commits = commits_in(found, effective(self.kind, found.spec), runs)
+        return {COMMITS: commits} if commits else {}
+
     def leftovers(self, home: Home, names: Collection[str]) -> Iterator[tuple[str, str]]:
         """Trajectories whose Model is deleted. Only a person removes them."""
         for path in folders_without_object(home.data, names):
