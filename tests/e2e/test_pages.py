@@ -141,6 +141,7 @@ AFTER_THE_QUICKSTART = (
     "docs/training.md",
     "docs/evaluation.md",
     "docs/jobs.md",
+    "examples/reverse_digits/README.md",
 )
 
 
@@ -158,13 +159,14 @@ def test_commands_of_the_quickstart_and_the_pages_after_it_do_what_they_show(box
             "localhost:8080": f"localhost:{box.port}",
             "127.0.0.1:8080": f"127.0.0.1:{box.port}",
             "learn@350": "learn@5",
+            "8083": str(free_port()),
             "total_train_steps=20": "total_train_steps=2",
             "--max-tokens 8": "--max-tokens 8 --limit 10",
             "/home/ann/.areal": str(box.home),
         },
         after={"areal init quickstart q": short("q", box.port, 5)},
         env=box.env,
-        status={"areal diff ": 1},
+        status={"areal diff ": 1, "areal eval --fail-under": 8},  # of a model that has learned five steps
     )
     whole = "".join(outputs)
     assert "killed by SIGKILL" in whole and '"reverse"' in whole, "the event, and the list of models"
