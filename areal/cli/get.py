@@ -55,6 +55,7 @@ from areal.reconcilers.home_view import (
 from areal.resources.kinds import KINDS, Ref, resolve_kind
 
 if TYPE_CHECKING:
+    from areal.cli.live_view import LiveTable
     from areal.client.gateway import GatewayClient
 
 _PROCESSES = ("processes", "process", "proc", "ps")
@@ -114,15 +115,30 @@ def get(
         emit_rows(cli, rows, ORIGIN_COLUMNS, name=lambda row: str(row["path"]), empty="no field is set")
         return 0
     else:
-        look = partial(objects, cli, targets, selector, show_defaults, None if all_ else set())
+        look = partial(_objects, cli, targets, selector, show_defaults, None if all_ else set())
     if watch and is_live(cli):
-        from areal.cli.live_view import show_live
+        from areal.cli.live_view import LiveTable, show_live
+        from areal.cli.usage import UsageMeter
 
-        return show_live(cli, look=look, gateway=chosen, sort_by=sort_by)
+        tables = [LiveTable("Objects", look)]
+        tables += [LiveTable("Processes", UsageMeter(cli, ()).table, 2.0)] if chosen is None else []
+        describe = live_description(cli, chosen)
+        return show_live(cli, tables, describe, sort_by=sort_by, read=look(), has_logs=chosen is None)
     return watch_table(cli, look, sort_by) if watch else show_table(cli, look(), sort_by)
 
 
-def objects(
+def live_objects(cli: Invocation) -> LiveTable:
+    """All objects, for a view that begins with another table."""
+    from areal.cli.live_view import LiveTable
+
+    return LiveTable("Objects", partial(_objects, cli, (), None, False, set()))
+
+
+def live_description(cli: Invocation, chosen: GatewayClient | None) -> Callable[[Ref], str]:
+    return lambda ref: _described(cli, chosen, ref)[1]()
+
+
+def _objects(
     cli: Invocation, targets: Sequence[str], selector: str | None, defaults: bool, listed: set[str] | None
 ) -> Table:
     """``listed``: the objects that earlier calls listed. They stay listed after they end; other ended objects are left
@@ -210,12 +226,12 @@ _EVENT_COLUMNS = (
 def describe(cli: Invocation, targets: tuple[str, ...]) -> int:
     """One object: its spec with the origin of each field, conditions, processes with their last exit, last events."""
     chosen = gateway(cli)
-    document, page = described(cli, chosen, one_ref(targets))
+    document, page = _described(cli, chosen, one_ref(targets))
     emit_one(cli, document, name=document_name(document), text=page)
     return 0
 
 
-def described(cli: Invocation, chosen: GatewayClient | None, ref: Ref) -> tuple[dict[str, Any], Callable[[], str]]:
+def _described(cli: Invocation, chosen: GatewayClient | None, ref: Ref) -> tuple[dict[str, Any], Callable[[], str]]:
     """All that is known of an object, here or behind a gateway, and what makes a page of it. Raises NotFound."""
     if chosen is not None:
         from areal.cli.remote_view import describe_remote

@@ -7,56 +7,54 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from areal.cli.get import described, objects
 from areal.cli.live import Live, LiveColumn, LivePage, LiveRow, LiveTarget, Pane
 from areal.cli.live_terminal import LiveReads, run_live
 from areal.cli.logs import FollowedLogs, LinePrinter, LogQuery, logged
 from areal.cli.output import Row, Table, folded, orderable, text_of
-from areal.cli.top import UsageMeter
 from areal.dataclasses import replace
 from areal.errors import UsageFault
 from areal.reconcilers.home_view import document_name
-from areal.resources.kinds import parse_ref
+from areal.resources.kinds import Ref, parse_ref
 from areal.terminal import spelled
 
 if TYPE_CHECKING:
     from areal.cli.options import Invocation
-    from areal.client.gateway import GatewayClient
 
 _LINES = 5000  # of logs that are kept
 _LAST = 500  # of them, those of each process at first
-_PERIOD_S = 1.0
+
+
+class LiveTable(NamedTuple):
+    title: str
+    look: Callable[[], Table]
+    seconds: float = 1.0  # between its reads
 
 
 def show_live(
     cli: Invocation,
+    tables: Sequence[LiveTable],
+    describe: Callable[[Ref], str],
     *,
-    look: Callable[[], Table] | None = None,
-    usage: Callable[[], Table] | None = None,
-    gateway: GatewayClient | None = None,
-    interval: float = 2.0,
     sort_by: str | None = None,
+    read: Table | None = None,
+    has_logs: bool = True,
 ) -> int:
-    """Runs the live view until ``q`` or Ctrl-C, and returns the exit status. ``look`` reads the objects that are shown
-    first, in the order of ``sort_by``; without it, ``usage`` reads the processes that are. Raises what the first look
-    raises."""
+    """Runs the live view until ``q`` or Ctrl-C, and returns the exit status. ``sort_by``: the order of the first table;
+    ``read``: what it shows until it is read again."""
     wide = cli.format.kind == "wide"
-    first = look or partial(objects, cli, (), None, False, set())
-    tables = [("Objects", lambda: pane_of(first(), "Objects", wide=wide, sort_by=sort_by), _PERIOD_S)]
-    if gateway is None:
-        second = usage or UsageMeter(cli, ()).table
-        tables.append(("Processes", lambda: pane_of(second(), "Processes", wide=wide), max(interval, _PERIOD_S)))
-    if look is None:
-        tables.reverse()
-    panes = [Pane(title) for title, _, _ in tables]
-    if look is not None:
-        panes[0] = tables[0][1]()
-    reads = LiveReads([(read, seconds) for _, read, seconds in tables], partial(_open, cli, gateway))
-    return run_live(Live(tuple(panes)), reads)
+
+    def reader(table: LiveTable, order: str | None) -> Callable[[], Pane]:
+        return lambda: pane_of(table.look(), table.title, wide=wide, sort_by=order)
+
+    readers = [(reader(each, None if at else sort_by), each.seconds) for at, each in enumerate(tables)]
+    panes = [Pane(table.title) for table in tables]
+    if read is not None:
+        panes[0] = pane_of(read, tables[0].title, wide=wide, sort_by=sort_by)
+    return run_live(Live(tuple(panes)), LiveReads(readers, partial(_open, cli, describe, has_logs)))
 
 
 def pane_of(table: Table, title: str, *, wide: bool, sort_by: str | None = None) -> Pane:
@@ -82,24 +80,26 @@ def _target(row: Row) -> LiveTarget:
     return LiveTarget(row["owner"], component, int(replica))
 
 
-def _open(cli: Invocation, gateway: GatewayClient | None, page: LivePage) -> tuple[Callable[[], LivePage], float]:
+def _open(
+    cli: Invocation, describe: Callable[[Ref], str], has_logs: bool, page: LivePage
+) -> tuple[Callable[[], LivePage], float]:
     """The reader of a page, and the seconds between its reads."""
     if page.kind == "logs":
-        return _Logs(cli, gateway, page).read, 0.3
-    return partial(_describe, cli, gateway, page), 2.0
+        if not has_logs:
+            raise UsageFault("a gateway shows no logs: they are on its own machine")
+        return _Logs(cli, page).read, 0.3
+    return partial(_describe, describe, page), 2.0
 
 
-def _describe(cli: Invocation, gateway: GatewayClient | None, page: LivePage) -> LivePage:
-    _, text = described(cli, gateway, parse_ref(page.target.ref))
-    return replace(page, lines=tuple(folded(spelled(text())).expandtabs().split("\n")), at=time.monotonic())
+def _describe(describe: Callable[[Ref], str], page: LivePage) -> LivePage:
+    text = describe(parse_ref(page.target.ref))
+    return replace(page, lines=tuple(folded(spelled(text)).expandtabs().split("\n")), at=time.monotonic())
 
 
 class _Logs:
     """The last lines of a target's processes."""
 
-    def __init__(self, cli: Invocation, gateway: GatewayClient | None, page: LivePage) -> None:
-        if gateway is not None:
-            raise UsageFault("a gateway shows no logs: they are on its own machine")
+    def __init__(self, cli: Invocation, page: LivePage) -> None:
         self._cli, self._page = cli, page
         self._kept: deque[str] = deque(maxlen=_LINES)
         self._count = 0
