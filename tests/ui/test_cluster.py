@@ -1,0 +1,53 @@
+"""The page over a home whose processes run on a real Slurm."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cluster.slurm import NODES, SlurmCluster
+from tests.e2e.conftest import Box
+from tests.e2e.test_slurm import apply, box  # noqa: F401 - fixture
+from tests.ui.conftest import Page, eventually
+
+pytestmark = [pytest.mark.slurm, pytest.mark.extended]
+
+
+@pytest.fixture
+def page(box: Box) -> Iterator[Page]:  # noqa: F811
+    apply(box)
+    popen = box.start("ui")
+    assert popen.stdout is not None
+    address = re.search(r"http://(?P<host>[^/]+)/#token=(?P<token>\S+)", popen.stdout.readline())
+    assert address
+    yield Page(popen, address["host"], address["token"])
+    popen.send_signal(signal.SIGINT)
+    popen.communicate(timeout=20)
+
+
+def test_page_shows_a_clusters_processes_and_a_gateway_that_is_cancelled_under_it(
+    box: Box,  # noqa: F811
+    page: Page,
+    slurm_cluster: SlurmCluster,
+) -> None:
+    assert {row["status"]["phase"] for row in page.read("home")["objects"]} == {"Ready"}
+    found = page.read("object", kind="model", name="reverse")
+    assert {row["node"] for row in found["processes"]} <= set(NODES)
+    assert all(row["cpuPercent"] is None and row["node"] in NODES for row in page.read("top")["processes"])
+    assert page.read("logs", kind="model", name="reverse")["lines"]
+    assert [row["state"] for row in page.read("weights")["replicas"]] == ["ready"]
+    asked = {"service": "default", "model": "reverse", "messages": [{"role": "user", "content": "1234"}]}
+    parts = page.ask("/api/chat", method="POST", body=json.dumps(asked).encode())[1].splitlines()
+    assert json.loads(parts[-1])["finishReason"]
+    assert "sessions" in page.read("sessions", kind="inferenceservice", name="default")
+    slurm_cluster.command("scancel", box.processes()["gateway/0"]["jobId"])
+    row = eventually(
+        lambda: (it := page.read("home")["objects"][0])["status"]["phase"] not in ("Ready", "Progressing") and it, 60
+    )
+    assert row["status"]["message"]
+    status, error = page.failure("sessions", kind="inferenceservice", name="default")
+    assert status >= 400 and "it is " in error["message"], error
