@@ -76,10 +76,11 @@ _DOUBT_BEFORE = re.compile(  # text before the last number that makes it one of 
 )
 _DOUBT_AFTER = re.compile(
     r"\W{0,3}\?|\s*(?:[A-Za-z]+\s+)?(?:or\s+(?:so|more|less|fewer|over|under|above|below|higher|lower)|at\s+(?:least|most))\b"
-    r"|%?\s*(?:[A-Za-z]+\s+)?(?:less|more|fewer|[a-z]+er)\s+than\b"
     rf"|{_REFUTED}|\s*不|[^，。]*(?:增根|舍去|不成立|不合题意)",
     re.IGNORECASE,
 )
+_COMPARED = re.compile(r"\s*(?:less|more|fewer|[a-z]+er)\s+than\b")  # 20% less than before
+_NAMED = re.compile(r"([A-Za-z]\w*\s*=)\s*\Z")
 _NEIGHBOURS = re.compile(r"(?:[A-Za-z'’]+[ ](?=(?:of|to)\b))?[A-Za-z'’]+(?=[ $\\*_]*\Z)")
 _NEGATED = re.compile(r"(?:\A|[=$(:])[-−]\Z|[=$]\s*[-−]\s*\Z")
 _DRESS = re.compile(r"\\(?:text|mathrm|mbox)\s*|\\[%,;: ]|[{}%]")
@@ -158,7 +159,10 @@ def _last_boxes(text: str, boxes: list[re.Match[str]]) -> str | None:
     found: list[str] = []
     after = 0
     for begin, start, end in reversed(arguments):
-        if found and not _JOINED.fullmatch(_DRESS.sub(" ", text[end:after])):
+        between, name = text[end:after], _NAMED.search(text[max(0, begin - _WINDOW) : begin])
+        if name and (other := _NAMED.search(between)) and other[1] == name[1]:  # x = 1 or x = 2
+            between = between[: other.start()]
+        if found and not _JOINED.fullmatch(_DRESS.sub(" ", between)):
             break
         if not end:
             return ", ".join(found) or None
@@ -205,7 +209,12 @@ def _last_in_prose(text: str, doubt: bool = False) -> str | None:
     before, after = text[max(0, -start - _WINDOW) : -start], text[end : end + _WINDOW]
     beside = _NEIGHBOURS.search(before)
     is_changed = beside is not None and CHANGES.search(beside[0])
-    is_doubtful = doubt and (_DOUBT_BEFORE.search(before) or _DOUBT_AFTER.match(after) or is_changed)
+    is_doubtful = doubt and (
+        _DOUBT_BEFORE.search(before)
+        or _DOUBT_AFTER.match(after)
+        or is_changed
+        or (_COMPARED.match(after) and (answer.endswith("%") or before.endswith(", ")))
+    )
     unit = _UNIT.match(after)
     return None if is_doubtful else answer + (unit[0] if unit and measure(symbol_of(unit[1])) else "")
 

@@ -84,7 +84,7 @@ _TABLE = r"""
 (?i:(?:«?(?:all|real)»?\s+)+«?(?:reals?|numbers?)»?[ «x»]*?«?except»?)\s+(.+)\Z => (-\\infty,\\infty)\\setminus\\{\1\\}
 «?\\?cis»?\s*(?:\(([^()]*)\)|([^\s(]\S*)) => (\\cos(\1\2)+i\\sin(\1\2))
 \\mu\s*«(\w+)» => «u\1»
-(?<=[\d}])\s*\\(Omega|AA)\> => «\1»
+(?<=[\d}])\s*(?:«([kMm])»)?\s*\\(Omega|AA)\> => «\1\2»
 (?<![A-Za-z\\«])(?!{{plurals}})(?=[A-Z]*[a-z])({{cons}})({{cons}})({{cons}})({{cons}}?){{last}} => \1 \2 \3 \4
 (?<![A-Za-z\\«])([apx])([bqy])([crz])(?![A-Za-z»]) => \1 \2 \3
 \\lg\> => \\log_{10}

@@ -24,6 +24,7 @@ Pa* pascal = 1 N /m^2
 Hz* hertz = 1 /s
 V* volt = 1 W /A
 C* coulomb = 1 A s
+Omega* ohm = 1 V /A
 F* farad = 1 C /V
 T* tesla = 1 N /A /m
 min minute = 60 s
