@@ -28,7 +28,7 @@ _STATED = re.compile(
     r"|(?:(?<!not )(?<!n't )\b(?:choose|pick|select|go with|answer|is|[Ii]t['’]s|[Ss]o)\s+"
     r"(?:(?:the\s+)?(?:answer\s+)?(?:option|choice|answer)\s+)?|,\s(?:answer\s)?(?:option|choice)\s)"
     r"(?=(?:\W|\\(?:text|math)\w*){0,6}[A-J]\b\W*(?:$|[.:\n]))"
-    r"|(?<!, )(?<!or )(?<!and )(?=\(?\b[A-J]\b(?:\W{0,4}(?:which\s)?|,[^,.\n]{1,40},\s)(?:is|as)"
+    r"|(?<!, )(?<!or )(?<!and )(?<!that )(?<!ment )(?=\(?\b[A-J]\b(?:\W{0,4}(?:which\s)?|,[^,.\n]{1,40},\s)(?:is|as)"
     r"(?:\s(?:therefore|thus|also|the|only)){0,3}\s(?:correct|right|best|answer)\b)"
     r"|(?=\([A-J]\)\sit\sis\b)"
 )

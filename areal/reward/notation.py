@@ -74,7 +74,7 @@ _TABLE = r"""
 ([A-Za-z])\s*\\ne\s*\\pm\s*([\w.]+) => \1\\ne\2,\1\\ne-\2
 ([A-Za-z])\s*\\ne\s*([^,<>=]+?)\s*(?:,|\b(?:or|and)\b)\s*([^,<>=\sA-Za-z]+)\Z => \1\\ne\2,\1\\ne\3
 [\u4e00-\u9fff]+ => «\g<0>»
-\A[\s«]*(?i:({{counts}}|\d+\s+(?={{and_a}}?«?{{parts}}))({{and_a}})?(?:«?({{parts}})s?»?)?)(?![A-Za-z]) => @counted
+\A[\s«]*(?i:({{counts}}|\d+\s+(?={{and_a}}?«?{{parts}}))({{and_a}})?(?:«?({{parts}})s?»?)?){{ends}} => @counted
 \A(\s*(?:«The»\s*)?«[A-Z]\w+»)\s*(?:(?:«(?:always|will|can)»\s*)*«wins?»|«has»\s*«a»\s*«winning»\s*«strategy») => \1
 \s*«?\bper\b»?\s*(?=«|[A-Za-z]) => /
 \(\s*«(?:exact(?:ly)?|approx\w*|simplified)»\s*\) =>
@@ -327,6 +327,7 @@ _CONSTANTS = {
     "plurals": "mph|kmh|lbs|hrs|rpm|pts|cms|kms|kgs|gms|mls|yrs",
     "cons": "[b-df-hj-np-tv-xzB-DF-HJ-NP-TV-XZ]",
     "last": "(?![A-Za-z»])",
+    "ends": r"(?![A-Za-z]|[\s«»]*to\b)",  # not one to one
     "end": r"(?=\s*(?:(?:\^\s*\{?-?\d\}?\s*|/\s*\w+\s*(?:\^\s*\{?\d\}?\s*)?)?\Z|\s\d+\s*[a-z]))",
     "scales": "|".join(SCALES),
     "group": rf"\{{({_GROUP})\}}",
