@@ -13,7 +13,8 @@ import pytest
 from areal.errors import Conflict, UsageFault
 from areal.state.home import Home
 from areal.state.records import StoredObject
-from areal.ui.actions import Actions, plan_of
+from areal.ui.action_plans import plan_of
+from areal.ui.actions import Actions
 from areal.ui.context import ViewContext
 from tests.ui.conftest import Job, Page, eventually
 from tests.ui.test_server import METHODS

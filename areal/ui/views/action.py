@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from areal.errors import UsageFault
-from areal.ui.actions import Actions, plan_of
+from areal.ui.action_plans import plan_of
+from areal.ui.actions import Actions
 from areal.ui.context import ViewContext
 from areal.ui.views import Marks
 
