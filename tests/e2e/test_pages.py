@@ -47,7 +47,6 @@ def run_blocks(
     (user / ".areal").symlink_to(home)
     shown = []
     script = [f'areal() {{ {shlex.quote(sys.executable)} -P -m areal.cli "$@"; }}']
-    script += [f'python() {{ {shlex.quote(sys.executable)} "$@"; }}']
     script += ['must_be() { [ "$1" = "$2" ] || { echo "exit status $2: $3"; exit 9; }; }']
     for _, language, text in blocks:
         for old, new in instead.items():
@@ -58,7 +57,9 @@ def run_blocks(
             script += [command for key, command in (after or {}).items() if key in line]
         script.append("printf '\\0'")
         shown.append(text if language == "console" else "")
-    environ = {**os.environ, "AREAL_HOME": str(home), "HOME": str(user), "OMP_NUM_THREADS": "1", **(env or {})}
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # not a function: `$!` is the process
+    environ = {**os.environ, "PATH": path, "AREAL_HOME": str(home), "HOME": str(user), "OMP_NUM_THREADS": "1"}
+    environ |= env or {}
     done = subprocess.run(
         ["bash", "-c", "\n".join(script)],
         cwd=folder,
