@@ -41,6 +41,7 @@ _SCORED = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "max_new_tokens": 1}
 _LORA = {"lora_name": "none", "lora_path": "/nowhere"}
 _ADAPTER = {"lora_name": "pirate", "lora_path": "ADAPTER"}
 _TOO_LONG = [5] * 100_000
+_LONG_STREAM = {**_GENERATE, "input_ids": _TOO_LONG, "stream": True, "logprob_start_len": -1}
 _NO_TOKEN = [5, 10**7]  # outside of the vocabulary
 _GROUP = {"master_address": "127.0.0.1", "master_port": "PORT", "rank_offset": 0, "world_size": 1}  # of its own alone
 
@@ -90,7 +91,7 @@ EXCHANGES: dict[str, tuple[tuple[str, str, Any], ...]] = {
         ("release", "POST /release_memory_occupation", {}),
         ("restore", "POST /resume_memory_occupation", {}),
         ("whole", "POST /generate", {**_GENERATE, "stream": False, "logprob_start_len": -1, "rid": "whole"}),
-        ("too long", "POST /generate", {**_GENERATE, "input_ids": _TOO_LONG, "stream": True, "logprob_start_len": -1}),
+        ("too long", "POST /generate", {**_LONG_STREAM, "rid": "too long"}),
         ("load of no adapter", "POST /load_lora_adapter", _LORA),
         ("unload of no adapter", "POST /unload_lora_adapter", {"lora_name": "none"}),
         ("no route", "GET /no_such_route", None),

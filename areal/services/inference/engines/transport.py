@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from itertools import chain
@@ -291,7 +292,7 @@ class EngineClient(ABC):
         self._url = url.rstrip("/")
         self._headers = {**headers, "Content-Type": "application/json"}
         self._window = Window(WINDOW_S)
-        self._calls = 0  # generations under way
+        self._calls: Counter[str] = Counter()  # generations under way, by path
         self._whole_calls = 0  # those of them that answer once, at their end
         self._logprobs_known = False
         self._generates = False  # whether it has generated since it was found, or since its last update of weights
@@ -370,7 +371,7 @@ class EngineClient(ABC):
     async def _post(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[Connection]:
         """A response with status 200, its body unread. Leaving early closes the connection."""
         is_whole = not body.get("stream", True)
-        self._calls += 1
+        self._calls[path] += 1
         self._whole_calls += is_whole
         try:
             async with self._http.call("POST", self._url, path, self._headers, orjson.dumps(body)) as answer:
@@ -385,7 +386,7 @@ class EngineClient(ABC):
         except CallFailed as error:
             raise EngineFailed("the connection to the engine broke") from error
         finally:
-            self._calls -= 1
+            self._calls[path] -= 1
             self._whole_calls -= is_whole
 
     async def _control(self, path: str, body: Mapping[str, Any]) -> None:
@@ -455,7 +456,7 @@ class EngineClient(ABC):
         if not self._logprobs_known:
             problem = await logprobs_problem(self, expected, name)
             self._logprobs_known = problem is None
-        elif self._generates or self._calls:
+        elif self._generates or self._calls.total():
             return None
         else:
             problem = await generation_problem(self, name)

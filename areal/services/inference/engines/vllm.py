@@ -4,7 +4,8 @@ The end of an answer of ``/inference/v1/generate`` (``--enable-scale-out``, from
 spans of its tokens. So whole answers need no event per token, and events of a stream may have several
 (``stream_interval`` of the request). The progress of whole answers is the count of tokens in ``/metrics``: without it
 (``--disable-log-stats``), and on older servers, all answers are streams of ``/v1/completions``, with token ids by the
-extra parameters ``return_token_ids`` and ``return_tokens_as_token_ids``.
+extra parameters ``return_token_ids`` and ``return_tokens_as_token_ids``. So are those with ``top_logprobs``: of ``n``
+alternatives the other route leaves the last one out where the sampled token is not among them.
 
 Those do not tell which weights sampled a token, so the client tags tokens with the version that is set when they
 arrive, 0 before the first. That is exact across a pause, which returns once earlier tokens have arrived. vLLM stores
@@ -84,6 +85,7 @@ _WORKERS_S = 120.0
 _GIVE_UP_S = 5.0
 _LOOK_AGAIN_S = 0.02
 _NEWS_S = 5.0
+_COMPLETIONS = "/v1/completions"
 _GENERATE = "/inference/v1/generate"
 _GENERATED = re.compile(rb"^vllm:generation_tokens_total\{[^}]*\} ([0-9.e+]+)", re.MULTILINE)
 
@@ -116,7 +118,7 @@ class VllmClient(EngineClient):
             "temperature": 1.0,
         }
         missing = f"this vLLM serves no {body['model']}"
-        answer = await self._command("/v1/completions", body, if_missing=missing, timeout_s=LOAD_S)
+        answer = await self._command(_COMPLETIONS, body, if_missing=missing, timeout_s=LOAD_S)
         choices = answer.get("choices")
         return read_prompt(choices[0].get("prompt_logprobs") if choices else None, prompt, top)
 
@@ -128,11 +130,11 @@ class VllmClient(EngineClient):
     def _request(self, call: EngineCall) -> GenerateRequest:
         alike = range(call.sampling.n) if call.sampling.greedy and call.sampling.n > 1 else ()
         read_one: Callable[[Mapping[str, Any], int], EngineDelta]
-        if self.capabilities.whole_answers:
+        if self.capabilities.whole_answers and not call.sampling.top_logprobs:
             route, body = _GENERATE, spans_body(call, self._served(), self._pace.interval)
-            read_one = SpannedChoices(call, self._pace, versions=EventVersions(self._version)).read
+            read_one = SpannedChoices(self._pace, versions=EventVersions(self._version)).read
         else:
-            route, body = "/v1/completions", wire_body(call, self._served())
+            route, body = _COMPLETIONS, wire_body(call, self._served())
             read_one = partial(read_choice, call)
 
         def read(data: dict[str, Any]) -> list[EngineDelta]:
@@ -224,7 +226,7 @@ class VllmClient(EngineClient):
         await self._command("/pause", params={"mode": "keep"}, if_missing=_NO_DEV_MODE)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_SETTLE_S):
-                while self._calls and not self.capabilities.whole_answers:  # spans need no waiting
+                while self._calls[_COMPLETIONS]:
                     self._event.clear()
                     async with asyncio.timeout(_QUIET_S):
                         await self._event.wait()
@@ -397,7 +399,6 @@ class SpannedChoices:
     """Reads the choices of ``/inference/v1/generate``, of a whole answer or of events. Of an answer that came at once,
     ``after_first_s`` is an estimate, for which all tokens took equally long."""
 
-    call: EngineCall
     pace: Pace
     began: float = field(default_factory=time.monotonic)
     versions: EventVersions = field(default_factory=EventVersions)
@@ -406,19 +407,17 @@ class SpannedChoices:
         """``version``: that of the tokens which arrive now."""
         index, ids = choice["index"], tuple(choice.get("token_ids") or ())
         entries = (choice.get("logprobs") or {}).get("content") or ()
-        finish, wanted = choice.get("finish_reason"), self.call.sampling.top_logprobs
+        finish = choice.get("finish_reason")
         reason = None if finish is None else FinishReason.read(finish)
         versions, all_versions = self.versions.read(index, len(ids), version, choice.get("weight_versions"))
         total, latency = self.versions.seen[index], time.monotonic() - self.began
         if reason is not None:
             self.pace.learn(latency, total)
-        tops = tuple(_ranked((top["token_id"], top["logprob"]) for top in each["top_logprobs"]) for each in entries)
         return EngineDelta(
             index=index,
             token_ids=ids,
             logprobs=tuple(each["logprob"] for each in entries),
             versions=versions,
-            top_logprobs=tuple(each[:wanted] for each in tops) if wanted else None,
             finish_reason=reason,
             stop_token_id=ids[-1] if reason is FinishReason.STOP and ids else None,
             after_first_s=latency * (1 - 1 / total) if reason is not None and ids and total == len(ids) else 0.0,

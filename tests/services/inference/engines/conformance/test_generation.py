@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -207,8 +208,10 @@ async def test_seed_makes_an_answer_again_and_another_makes_another(engine: Subj
     assert one == again != other
 
 
-async def test_top_logprobs_are_the_likeliest_of_a_forward_pass(engine: Subject) -> None:
-    deltas = await engine.run(PROMPT, max_new_tokens=10, ignore_eos=True, top_logprobs=5)
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+async def test_top_logprobs_are_the_likeliest_of_a_forward_pass(engine: Subject, stream: bool) -> None:
+    call = replace(engine.call(PROMPT, max_new_tokens=10, ignore_eos=True, top_logprobs=5), stream=stream)
+    deltas = [delta async for delta in engine.client.generate(call)]
     plain = logprobs(engine.models.versions[0], PROMPT, tokens(deltas))
     for row, entry in zip(plain, [entry for delta in deltas for entry in delta.top_logprobs or ()], strict=True):
         assert len(entry) == 5

@@ -6,13 +6,17 @@ import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from areal.http.client import HttpClient
-from tests.engines.capture import compare, differences, form, replies
+from tests.engines.capture import EXCHANGES, compare, differences, form, replies
 from tests.services.inference.engines.conformance.engines import REPOSITORY, start
 from tests.services.inference.engines.conformance.models import Models
+from tests.services.inference.engines.conformance.standins.sglang import Sglang
+from tests.services.inference.engines.conformance.standins.vllm import Vllm
 
 REPLIES = sorted((REPOSITORY / "tests/engines/replies").glob("*.json"))
 
@@ -31,6 +35,16 @@ async def test_stand_in_answers_a_part_of_what_the_real_server_answered(
         process.stop()
     differing = compare(json.loads(recorded.read_text()), found, whole=False)
     assert not differing, "\n".join(differing)
+
+
+@pytest.mark.parametrize("engine", sorted(EXCHANGES))
+def test_stand_in_has_no_route_that_was_recorded_of_no_real_server(engine: str) -> None:
+    core: Any = SimpleNamespace(folder="m")
+    app = (Vllm(core, tied_fault=False) if engine == "vllm" else Sglang(core)).app()
+    routes = {f"{route.method} {route.resource and route.resource.canonical}" for route in app.router.routes()}
+    recorded = {name for path in REPLIES if path.stem.startswith(engine) for name in json.loads(path.read_text())}
+    asked = {route.partition("?")[0] for name, route, _ in EXCHANGES[engine] if name in recorded}
+    assert {route for route in routes if not route.startswith("HEAD ")} <= asked
 
 
 def test_differences_name_the_field_and_what_became_of_it() -> None:

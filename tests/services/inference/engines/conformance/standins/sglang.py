@@ -160,7 +160,11 @@ class Sglang:
                 return web.json_response(answers if len(answers) > 1 else answers[0])
             await out.write(b"data: [DONE]\n\n")
         except Refused as refused:
-            return web.json_response({"error": {"message": str(refused)}}, status=400)
+            error = {"error": {"message": str(refused), "code": 400}}
+            if not body["stream"]:
+                return web.json_response(error, status=400)
+            await out.prepare(request)  # the real one has answered 200 by then
+            await out.write(b"data: " + json.dumps(error).encode() + b"\n\ndata: [DONE]\n\n")
         finally:
             await events.aclose()
             del self._running[body["rid"]]
@@ -241,6 +245,8 @@ class Sglang:
         works = [dist.broadcast(tensor, src=0, group=group, async_op=True) for tensor in held.values()]
         for work in works:
             work.wait()
+        if not held:
+            return
         with tempfile.TemporaryDirectory() as folder:
             save_file(held, Path(folder) / "model.safetensors")
             self._core.engine.load_weights(Path(folder), None)

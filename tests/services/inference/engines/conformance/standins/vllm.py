@@ -266,10 +266,11 @@ def _response_format(wanted: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def add_tokens(choice: dict[str, Any], delta: Any, top: int, labels: list[str]) -> None:
-    """``labels``: those of all tokens of the choice."""
+    """``labels``: those of all tokens of the choice. The sampled token takes the place of an alternative."""
     for position, token in enumerate(delta.token_ids):
         entries = {token: delta.logprobs[position], **dict(delta.top_logprobs[position] if top else ())}
-        tops = [{"token_id": each, "logprob": value, "rank": 1} for each, value in entries.items()]
+        listed = list(entries.items())[: max(top, 1)]
+        tops = [{"token_id": each, "logprob": value, "rank": 1} for each, value in listed]
         about = {"token_id": token, "logprob": delta.logprobs[position], "rank": 1, "top_logprobs": tops}
         choice["logprobs"]["content"].append(about)
         choice["token_ids"].append(token)
