@@ -28,7 +28,7 @@ CLIENTS = {
     "llama-index": "LlamaIndex (`llama-index-llms-openai-like`)",
     "autogen": "AutoGen",
     "crewai": "CrewAI",
-    "guidellm": "GuideLLM (its requests, not the program: it brings a GPU build of torch)",
+    "guidellm": "GuideLLM (its requests, not the program, which installs a GPU build of torch)",
 }
 FEATURES = ("chat", "streaming", "tools", "structured output", "usage", "errors", "retries", "async", "likelihoods")
 
