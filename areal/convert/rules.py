@@ -94,7 +94,9 @@ class Draft:
         self.config = set_path(self.config, tuple(target.split(".")), value)
 
     def mark(self, key: str, fate: Fate, note: str, target: str = "") -> None:
-        """Replace the entry of ``key``, or add one for a default of the source."""
+        """Replace the entry of ``key``, or add one for a default of the source. A refusal stays."""
+        if any(each.key == key and each.fate is Fate.REFUSED for each in self.entries):
+            return
         self.entries = [each for each in self.entries if each.key != key]
         self.entries.append(Entry(key, self.values.get(key), fate, target, note))
 
@@ -121,19 +123,55 @@ class Framework:
 
 def convert(source: Framework, given: Mapping[str, Any]) -> Draft:
     """The conversion of ``given``, keys with dots and their values. Defaults of the source are set as if they were
-    given, without an entry: a framework's default is part of what its users run."""
-    unset = {key: value for key, value in given.items() if isinstance(value, str) and _UNSET.search(value)}
-    draft = Draft({**source.defaults, **{key: value for key, value in given.items() if key not in unset}})
-    for key, value in unset.items():
-        why = f"{_UNSET.findall(value)[0]} is not set: export it, or add {key}=VALUE"
-        draft.entries.append(Entry(key, value, Fate.REFUSED, note=why))
-    for key, value in draft.values.items():
+    given, without an entry: a framework's default is part of what its users run. So is the default of a key whose value
+    cannot be used, which is refused."""
+    entries, targets, unusable = [], dict[str, Any](), set[str]()
+    for key, value in {**source.defaults, **given}.items():
         rule = source.rule(key)
         entry, target_value = rule.entry(key, value)
+        if why := _fault(key, value, source.defaults.get(key)):
+            entry = Entry(key, value, Fate.REFUSED, note=why)
         if key in given:
-            draft.entries.append(entry)
-        if entry.fate is Fate.MAPPED and not rule.target.startswith("(") and target_value is not None:
-            draft.set(entry.target, target_value)
+            entries.append(entry)
+        if rule.fate is Fate.MAPPED and entry.fate is Fate.REFUSED:
+            unusable.add(key)
+        elif entry.fate is Fate.MAPPED and not rule.target.startswith("(") and target_value is not None:
+            targets[entry.target] = target_value
+    draft = Draft({**source.defaults, **{key: value for key, value in given.items() if key not in unusable}})
+    for key in source.defaults.keys() & unusable:
+        rule = source.rule(key)
+        if not rule.target.startswith("("):
+            targets[rule.target] = rule.entry(key, source.defaults[key])[1]
+    draft.entries = entries
+    for target, value in targets.items():
+        draft.set(target, value)
     source.finish(draft)
-    draft.entries.sort(key=lambda each: list(given).index(each.key) if each.key in given else len(given))
+    order = {key: place for place, key in enumerate(given)}
+    draft.entries.sort(key=lambda each: order.get(each.key, len(order)))
     return draft
+
+
+def _fault(key: str, value: Any, default: Any) -> str:
+    """Why the value cannot be used; "" where no fault is found."""
+    if isinstance(value, str) and (unset := _UNSET.search(value)) is not None:
+        return f"{unset[0]} is not set: export it, or add {key}=VALUE"
+    if isinstance(default, bool) and not isinstance(value, bool):
+        return f"it must be true or false, not {value!r}"
+    if isinstance(default, int | float) and not isinstance(default, bool):
+        return (
+            ""
+            if isinstance(value, int | float) and not isinstance(value, bool)
+            else f"it must be a number, not {value!r}"
+        )
+    return ""
+
+
+def whole(least: int) -> Translate:
+    """A translation of whole numbers from ``least`` on."""
+
+    def translate(value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ValueError(f"it must be a whole number from {least} on, not {value!r}")
+        return value
+
+    return translate

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from areal.convert.rules import Draft, Fate, Framework, Rule, ignored, lossy, refused, to
+from areal.convert.rules import Draft, Fate, Framework, Rule, ignored, lossy, refused, to, whole
 from areal.resources.backend import BackendError, parse_backend
 
 PROGRAMS = ("verl.trainer.main_ppo",)
@@ -30,7 +30,7 @@ def _file(value: Any) -> Any:
 
 
 def _period(value: Any) -> int | None:
-    return int(value) if value is not None and int(value) > 0 else None
+    return None if value is None or whole(-1)(value) < 1 else value
 
 
 def _choice(**choices: Any) -> Any:
@@ -42,8 +42,11 @@ def _choice(**choices: Any) -> Any:
     return translate
 
 
-def _top_k(value: Any) -> int | None:
-    return int(value) if int(value) > 0 else None
+_top_k = _period
+
+
+def _optional(value: Any) -> int | None:
+    return None if value is None else whole(-1)(value)
 
 
 _VALIDATION: Mapping[str, Rule] = {
@@ -58,10 +61,10 @@ RULES: Mapping[str, Rule] = {
     # data
     "data.train_files": to("train_dataset.path", _file),
     "data.val_files": to("valid_dataset.path", _file),
-    "data.train_batch_size": to("train_dataset.batch_size"),
+    "data.train_batch_size": to("train_dataset.batch_size", whole(1)),
     "data.val_batch_size": ignored("all rows are evaluated"),
-    "data.max_prompt_length": to("train_dataset.max_length", note="longer prompts are left out"),
-    "data.max_response_length": to("gconfig.max_new_tokens"),
+    "data.max_prompt_length": to("train_dataset.max_length", whole(1), note="longer prompts are left out"),
+    "data.max_response_length": to("gconfig.max_new_tokens", whole(1)),
     "data.filter_overlong_prompts": ignored("longer prompts are left out always"),
     "data.filter_overlong_prompts_workers": _SPEED,
     "data.truncation": lossy("longer prompts are left out, not cut", "error"),
@@ -79,8 +82,8 @@ RULES: Mapping[str, Rule] = {
     f"{_MODEL}.path": to("actor.path"),
     f"{_MODEL}.enable_gradient_checkpointing": to("actor.gradient_checkpointing"),
     f"{_MODEL}.use_remove_padding": _PACKED,
-    f"{_MODEL}.lora_rank": to("(actor.use_lora, actor.lora_rank)"),
-    f"{_MODEL}.lora_alpha": to("(actor.lora_alpha)"),
+    f"{_MODEL}.lora_rank": to("(actor.use_lora, actor.lora_rank)", whole(0)),
+    f"{_MODEL}.lora_alpha": to("(actor.lora_alpha)", whole(0)),
     f"{_MODEL}.target_modules": to("(actor.target_modules)"),
     f"{_MODEL}.use_fused_kernels": _SPEED,
     f"{_MODEL}.use_liger": _SPEED,
@@ -90,17 +93,17 @@ RULES: Mapping[str, Rule] = {
     f"{_MODEL}.override_config.*": refused("change the model's config.json"),
     # the policy
     f"{_ACTOR}.strategy": to("(actor.backend)", _choice(fsdp="fsdp", fsdp2="fsdp", megatron="megatron")),
-    f"{_ACTOR}.ppo_mini_batch_size": to("(actor.ppo_n_minibatches)"),
-    f"{_ACTOR}.ppo_epochs": to("actor.ppo_epochs"),
+    f"{_ACTOR}.ppo_mini_batch_size": to("(actor.ppo_n_minibatches)", whole(1)),
+    f"{_ACTOR}.ppo_epochs": to("actor.ppo_epochs", whole(1)),
     f"{_ACTOR}.ppo_micro_batch_size": _SPEED,
     f"{_ACTOR}.ppo_micro_batch_size_per_gpu": _SPEED,
     f"{_ACTOR}.use_dynamic_bsz": to("(actor.mb_spec)"),
-    f"{_ACTOR}.ppo_max_token_len_per_gpu": to("(actor.mb_spec)"),
+    f"{_ACTOR}.ppo_max_token_len_per_gpu": to("(actor.mb_spec)", whole(1)),
     f"{_ACTOR}.optim.lr": to("actor.optimizer.lr"),
     f"{_ACTOR}.optim.weight_decay": to("actor.optimizer.weight_decay"),
     f"{_ACTOR}.optim.betas": to("(actor.optimizer.beta1, beta2)"),
     f"{_ACTOR}.optim.lr_warmup_steps_ratio": to("actor.optimizer.warmup_steps_proportion"),
-    f"{_ACTOR}.optim.lr_warmup_steps": to("(actor.optimizer.warmup_steps_proportion)"),
+    f"{_ACTOR}.optim.lr_warmup_steps": to("(actor.optimizer.warmup_steps_proportion)", _optional),
     f"{_ACTOR}.optim.lr_scheduler_type": to(
         "actor.optimizer.lr_scheduler_type", _choice(constant="constant", cosine="cosine")
     ),
@@ -140,10 +143,10 @@ RULES: Mapping[str, Rule] = {
     ),
     f"{_ACTOR}.fsdp_config.*": _SPEED,
     f"{_ACTOR}.megatron.override_transformer_config.*": _SPEED,
-    f"{_ACTOR}.megatron.tensor_model_parallel_size": to("(actor.backend)"),
-    f"{_ACTOR}.megatron.pipeline_model_parallel_size": to("(actor.backend)"),
-    f"{_ACTOR}.megatron.context_parallel_size": to("(actor.backend)"),
-    f"{_ACTOR}.megatron.expert_model_parallel_size": to("(actor.backend)"),
+    f"{_ACTOR}.megatron.tensor_model_parallel_size": to("(actor.backend)", whole(1)),
+    f"{_ACTOR}.megatron.pipeline_model_parallel_size": to("(actor.backend)", whole(1)),
+    f"{_ACTOR}.megatron.context_parallel_size": to("(actor.backend)", whole(1)),
+    f"{_ACTOR}.megatron.expert_model_parallel_size": to("(actor.backend)", whole(1)),
     f"{_ACTOR}.megatron.expert_tensor_parallel_size": lossy("experts use the tensor ranks", 1),
     f"{_ACTOR}.megatron.virtual_pipeline_model_parallel_size": _SPEED,
     f"{_ACTOR}.megatron.*": _SPEED,
@@ -157,12 +160,12 @@ RULES: Mapping[str, Rule] = {
     # sampling and the engine
     f"{_ROLLOUT}.name": to("(Model backend)", _choice(vllm="vllm", sglang="sglang")),
     f"{_ROLLOUT}.mode": ignored("engines are servers always"),
-    f"{_ROLLOUT}.n": to("gconfig.n_samples"),
+    f"{_ROLLOUT}.n": to("gconfig.n_samples", whole(1)),
     f"{_ROLLOUT}.temperature": to("gconfig.temperature"),
     f"{_ROLLOUT}.top_p": to("gconfig.top_p"),
     f"{_ROLLOUT}.top_k": to("gconfig.top_k", _top_k),
     **_VALIDATION,
-    f"{_ROLLOUT}.tensor_model_parallel_size": to("(Model backend)"),
+    f"{_ROLLOUT}.tensor_model_parallel_size": to("(Model backend)", whole(1)),
     f"{_ROLLOUT}.data_parallel_size": ignored("the GPUs that serve are divided by the tensor parallel size"),
     f"{_ROLLOUT}.gpu_memory_utilization": to("(Model engineArgs)"),
     f"{_ROLLOUT}.max_model_len": to("(Model engineArgs)"),
@@ -222,12 +225,12 @@ RULES: Mapping[str, Rule] = {
     "trainer.experiment_name": to("trial_name"),
     "trainer.logger": to("(stats_logger.wandb.mode)"),
     "trainer.total_epochs": to("total_train_epochs"),
-    "trainer.total_training_steps": to("total_train_steps"),
+    "trainer.total_training_steps": to("total_train_steps", _optional),
     "trainer.save_freq": to("saver.freq_steps", _period),
     "trainer.test_freq": to("evaluator.freq_steps", _period),
     "trainer.val_before_train": to("evaluator.eval_before_train"),
-    "trainer.n_gpus_per_node": to("(backend)"),
-    "trainer.nnodes": to("(backend)"),
+    "trainer.n_gpus_per_node": to("(backend)", whole(1)),
+    "trainer.nnodes": to("(backend)", whole(1)),
     "trainer.resume_mode": to("recover.mode", _choice(auto="auto", disable="disabled")),
     "trainer.critic_warmup": lossy("the policy learns from the first step", 0),
     "trainer.val_only": refused("trainer.type=null evaluates, and `areal eval`", False),

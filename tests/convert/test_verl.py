@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from areal.api.cli_args import GRPOConfig, PPOConfig, load_expr_config
 from areal.convert.rules import Draft, Fate, convert
@@ -103,6 +105,12 @@ def test_gpus_are_divided_between_engine_and_trainer() -> None:
         ("actor_rollout_ref.rollout.multi_turn.enable", True, Fate.REFUSED),
         ("actor_rollout_ref.model.trust_remote_code", True, Fate.REFUSED),
         ("trainer.nnodes", "$NODES", Fate.REFUSED),
+        ("trainer.nnodes", 0, Fate.REFUSED),
+        ("data.train_batch_size", "many", Fate.REFUSED),
+        ("data.train_batch_size", None, Fate.REFUSED),
+        ("actor_rollout_ref.actor.ppo_mini_batch_size", 0, Fate.REFUSED),
+        ("actor_rollout_ref.actor.use_kl_loss", "yes please", Fate.REFUSED),
+        ("trainer.total_training_steps", 1.5, Fate.REFUSED),
         ("actor_rollout_ref.actor.clip_ration", 0.2, Fate.REFUSED),
         ("data.truncation", "left", Fate.LOSSY),
         ("data.truncation", "error", Fate.IGNORED),
@@ -151,3 +159,12 @@ def test_every_default_has_a_rule_that_maps_it() -> None:
     for key, value in DEFAULTS.items():
         entry, _ = RULES[key].entry(key, value)
         assert entry.fate is Fate.MAPPED, key
+
+
+@given(
+    key=st.sampled_from(sorted(RULES)),
+    value=st.one_of(st.none(), st.booleans(), st.integers(-2, 4), st.floats(), st.text(), st.lists(st.text())),
+)
+def test_any_value_of_any_key_is_converted_or_named(key: str, value: Any) -> None:
+    draft = converted(**{key: value})
+    assert [each.key for each in draft.entries].count(key) == 1
