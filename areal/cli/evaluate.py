@@ -15,7 +15,7 @@ import click
 from areal.cli import options
 from areal.cli.apply import converge, resource
 from areal.cli.inf.collect import CollectionRun, collected, collection_options, only_model
-from areal.cli.objects import complete_names, service_option, stored
+from areal.cli.objects import complete_names, recorded, service_option, stored
 from areal.cli.operate import mutation
 from areal.cli.options import FiniteRange, Invocation, stack
 from areal.cli.output import emit_one, field, render_table
@@ -100,18 +100,21 @@ def evaluate(cli: Invocation, /, target: str | None, **given: Any) -> int:
     the baseline's, or if all episodes failed; 9 if some failed; 130 interrupted.
     """
     from areal.dataset.examples import load_examples
+    from areal.rollout.collection_output import refuse_begun
 
     wanted = _parse(target)
     _check_metric(given)
     name = _name(given["name"], target)
     folder = Path(given["directory"] or cli.home.root / "evaluations" / name).absolute()
+    if not given["resume"]:
+        refuse_begun(folder)
     baseline = _read_baseline(cli, given["baseline"]) if given["baseline"] else None
     dataset = load_examples(given["dataset"], prompt_field=given["prompt_field"], system=given["system"])
     if baseline is not None:
         _check_baseline(baseline, dataset, given)
     with contextlib.ExitStack() as stack:
         if isinstance(wanted, _Saved):
-            chosen, model = stack.enter_context(_served(cli, wanted, given["backend"], folder))
+            chosen, model = stack.enter_context(_served(cli, wanted, given["backend"], name, folder))
         else:
             if given["backend"]:
                 raise UsageFault("--backend serves the weights of a job; this model is served already")
@@ -167,8 +170,11 @@ def _name(given: str | None, target: str | None) -> str:
 
 
 @contextlib.contextmanager
-def _served(cli: Invocation, saved: _Saved, backend: str | None, folder: Path) -> Iterator[tuple[GatewayClient, str]]:
-    """Serve the weights by a service of their own, which another process deletes with the block or this process."""
+def _served(
+    cli: Invocation, saved: _Saved, backend: str | None, evaluation: str, folder: Path
+) -> Iterator[tuple[GatewayClient, str]]:
+    """Serve the weights by a service of their own, which another process deletes with the block or this process. Raises
+    Conflict for an object of that name: it is not this evaluation's to delete."""
     from areal.client.command import free_port, stop_with_this_process
 
     if (remote := gateway(cli)) is not None:
@@ -178,8 +184,14 @@ def _served(cli: Invocation, saved: _Saved, backend: str | None, folder: Path) -
         )
     job = stored(cli.home, Ref(TRAIN_JOB, saved.job))
     config = _job_config(cli, saved.job)
-    step, path = _weights(cli, saved, config, Path(job.spec.get("workingDir") or "."))
-    name = f"eval-{saved.job}-{step}"[:MAX_NAME_LENGTH].strip("-")
+    path = _weights(cli, saved, config, Path(job.spec.get("workingDir") or "."))
+    name = f"eval-{evaluation}"[:MAX_NAME_LENGTH].strip("-")
+    for ref in (Ref(INFERENCE_SERVICE, name), Ref(MODEL, name)):
+        if recorded(cli, ref) is not None:
+            raise Conflict(
+                f"{ref} exists: another evaluation of this name runs, or its service was not deleted",
+                hint=f"areal inf stop --service {name}, or another --name",
+            )
     spec = _model_spec(cli, job.spec, config)
     if backend:
         spec["backend"] = backend
@@ -214,14 +226,14 @@ def _job_config(cli: Invocation, job: str) -> Mapping[str, Any]:
     return read_config(path) if path.is_file() else {}
 
 
-def _weights(cli: Invocation, saved: _Saved, config: Mapping[str, Any], working: Path) -> tuple[int, str | Path]:
-    """The step, and the folder or the id on the hub."""
+def _weights(cli: Invocation, saved: _Saved, config: Mapping[str, Any], working: Path) -> str | Path:
+    """The folder of the weights, or their id on the hub."""
     if saved.step == 0:
         actor = config.get("actor")
         path = actor.get("path") if isinstance(actor, Mapping) else None
         if not isinstance(path, str) or not path:
             raise NotFound(f"which weights trainjob/{saved.job} began with is not known: it has written no config.yaml")
-        return 0, working / path if (working / path).is_dir() else path
+        return working / path if (working / path).is_dir() else path
     models = cli.home.jobs / saved.job / "models"
     steps = {
         int(each.name.removeprefix("step_")): each
@@ -237,7 +249,7 @@ def _weights(cli: Invocation, saved: _Saved, config: Mapping[str, Any], working:
             + f"; saved steps: {listed}",
             hint="`saver: {freq_steps: N}` of its configuration saves them",
         )
-    return step, steps[step]
+    return steps[step]
 
 
 def _model_spec(cli: Invocation, job: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:

@@ -161,11 +161,9 @@ def _check_settings(path: Path, settings: Mapping[str, Any], *, resume: bool) ->
     """Compare or write ``run.json``; the run's id."""
     about = path / "run.json"
     run_id = secrets.token_hex(4)
+    if not resume:
+        refuse_begun(path)
     if about.exists() and (resume or _has_begun(path)):
-        if not resume:
-            raise Conflict(
-                f"{path} holds a run already", hint="add --resume to go on with it, or choose another --output"
-            )
         before = parse_json(about.read_bytes())
         run_id = before["run_id"]
         differ = {name: value for name, value in settings.items() if before.get(name) != value}
@@ -179,6 +177,12 @@ def _check_settings(path: Path, settings: Mapping[str, Any], *, resume: bool) ->
     else:
         _write_json(about, {"format": _FORMAT, "run_id": run_id, **settings})
     return str(run_id)
+
+
+def refuse_begun(path: Path) -> None:
+    """Raises Conflict for a folder that has a run already."""
+    if (path / "run.json").exists() and _has_begun(path):
+        raise Conflict(f"{path} holds a run already", hint="add --resume to go on with it, or choose another --output")
 
 
 def _has_begun(path: Path) -> bool:

@@ -62,6 +62,16 @@ def assert_saved_weights_are_evaluated_beside_those_before(box: Box) -> None:
     assert (result["done"], result["comparison"]["reward"]["prompts"]) == (20, 20)
     assert result["output"] == str(box.home / "evaluations" / "learn-3")
     assert box.areal("eval", "trainjob/learn@2", *words).code == 4
+    again = box.areal("eval", "trainjob/learn@3", *words)
+    assert again.code == 5 and "holds a run already" in again.err
+    mine = box.home.parent / "mine.yaml"
+    mine.write_text(
+        "{apiVersion: areal.dev/v1alpha1, kind: InferenceService, metadata: {name: eval-mine}, spec: {suspend: true}}"
+    )
+    box.ok("apply", "-f", str(mine))
+    taken = box.areal("eval", "trainjob/learn@3", *words, "--name", "mine")
+    assert taken.code == 5 and "InferenceService/eval-mine exists" in taken.err
+    box.ok("delete", "inferenceservice/eval-mine", "--yes")
     assert box.pids() == pids and "eval-" not in box.ok("get", "-o", "name").out
 
 
