@@ -55,7 +55,7 @@ from areal.reconcilers.home_view import (
 from areal.resources.kinds import KINDS, Ref, resolve_kind
 
 if TYPE_CHECKING:
-    from areal.cli.live_view import LiveTable
+    from areal.cli.live_view import ViewTable
     from areal.client.gateway import GatewayClient
 
 _PROCESSES = ("processes", "process", "proc", "ps")
@@ -117,21 +117,21 @@ def get(
     else:
         look = partial(_objects, cli, targets, selector, show_defaults, None if all_ else set())
     if watch and is_live(cli):
-        from areal.cli.live_view import LiveTable, show_live
+        from areal.cli.live_view import ViewTable, show_live
         from areal.cli.usage import UsageMeter
 
-        tables = [LiveTable("Objects", look)]
-        tables += [LiveTable("Processes", UsageMeter(cli, ()).table, 2.0)] if chosen is None else []
+        tables = [ViewTable("Objects", look)]
+        tables += [ViewTable("Processes", UsageMeter(cli, ()).table, 2.0)] if chosen is None else []
         describe = live_description(cli, chosen)
         return show_live(cli, tables, describe, sort_by=sort_by, read=look(), has_logs=chosen is None)
     return watch_table(cli, look, sort_by) if watch else show_table(cli, look(), sort_by)
 
 
-def live_objects(cli: Invocation) -> LiveTable:
+def live_objects(cli: Invocation) -> ViewTable:
     """All objects, for a view that begins with another table."""
-    from areal.cli.live_view import LiveTable
+    from areal.cli.live_view import ViewTable
 
-    return LiveTable("Objects", partial(_objects, cli, (), None, False, set()))
+    return ViewTable("Objects", partial(_objects, cli, (), None, False, set()))
 
 
 def live_description(cli: Invocation, chosen: GatewayClient | None) -> Callable[[Ref], str]:

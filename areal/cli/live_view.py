@@ -28,7 +28,7 @@ _LINES = 5000  # of logs that are kept
 _LAST = 500  # of them, those of each process at first
 
 
-class LiveTable(NamedTuple):
+class ViewTable(NamedTuple):
     title: str
     look: Callable[[], Table]
     seconds: float = 1.0  # between its reads
@@ -36,7 +36,7 @@ class LiveTable(NamedTuple):
 
 def show_live(
     cli: Invocation,
-    tables: Sequence[LiveTable],
+    tables: Sequence[ViewTable],
     describe: Callable[[Ref], str],
     *,
     sort_by: str | None = None,
@@ -47,7 +47,7 @@ def show_live(
     ``read``: what it shows until it is read again."""
     wide = cli.format.kind == "wide"
 
-    def reader(table: LiveTable, order: str | None) -> Callable[[], Pane]:
+    def reader(table: ViewTable, order: str | None) -> Callable[[], Pane]:
         return lambda: pane_of(table.look(), table.title, wide=wide, sort_by=order)
 
     readers = [(reader(each, None if at else sort_by), each.seconds) for at, each in enumerate(tables)]

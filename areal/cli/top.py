@@ -29,9 +29,9 @@ def top(cli: Invocation, targets: tuple[str, ...], watch: bool, interval: float,
     """CPU, memory, GPU and tokens a second of each process; of a service, its models' too."""
     if watch and is_live(cli):
         from areal.cli.get import live_description, live_objects
-        from areal.cli.live_view import LiveTable, show_live
+        from areal.cli.live_view import ViewTable, show_live
 
-        processes = LiveTable("Processes", UsageMeter(cli, targets, sort_by).table, max(1.0, interval))
+        processes = ViewTable("Processes", UsageMeter(cli, targets, sort_by).table, max(1.0, interval))
         return show_live(cli, [processes, live_objects(cli)], live_description(cli, None))
     while True:
         rows = UsageMeter(cli, targets, sort_by, max(SAMPLE_S, interval) if watch else SAMPLE_S).read()

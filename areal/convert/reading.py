@@ -39,7 +39,27 @@ def read_yaml(text: str, name: str) -> dict[str, Any]:
         raise Unread(f"{name}: not YAML: {error}") from error
     if not isinstance(document, Mapping):
         raise Unread(f"{name}: its top level is not a map of keys")
-    return dict(flat(document))
+    return {key: value for key, value in _resolved(dict(flat(document))).items() if value != _MISSING}
+
+
+_MISSING = "???"  # OmegaConf's value of a key that the user has to give
+_REFERENCE = re.compile(r"\$\{(?:oc\.select:)?([\w.]+)(?:,\s*([^}]*))?\}")
+
+
+def _resolved(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """``keys`` with OmegaConf's ``${key}`` and ``${oc.select:key,default}`` replaced where the key is there, or has a
+    default."""
+
+    def value(given: Any, key: str, depth: int = 0) -> Any:
+        match = _REFERENCE.fullmatch(given) if isinstance(given, str) else None
+        if match is None or depth > 8:
+            return given
+        name = key.rpartition(".")[0] + match[1] if match[1].startswith(".") else match[1]
+        if name in keys:
+            return value(keys[name], name, depth + 1)
+        return typed(match[2]) if match[2] is not None else given
+
+    return {key: value(given, key) for key, given in keys.items()}
 
 
 def flat(document: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:

@@ -115,6 +115,8 @@ class Framework:
         if key in self.rules:
             return self.rules[key]
         parts = key.split(".")
+        if parts[-1] == "_target_":
+            return ignored("Hydra's name of a class")
         for count in range(len(parts) - 1, 0, -1):
             if (found := self.rules.get(".".join(parts[:count]) + ".*")) is not None:
                 return found
@@ -129,7 +131,7 @@ def convert(source: Framework, given: Mapping[str, Any]) -> Draft:
     for key, value in {**source.defaults, **given}.items():
         rule = source.rule(key)
         entry, target_value = rule.entry(key, value)
-        if why := _fault(key, value, source.defaults.get(key)):
+        if rule.fate is Fate.MAPPED and (why := _fault(key, value, source.defaults.get(key))):
             entry = Entry(key, value, Fate.REFUSED, note=why)
         if key in given:
             entries.append(entry)

@@ -96,6 +96,11 @@ def test_yaml_is_flattened_and_its_numbers_are_numbers() -> None:
             read_yaml(text, "c.yaml")
 
 
+def test_references_of_omegaconf_are_replaced_and_missing_values_left_out() -> None:
+    text = "a: {b: 2, c: '${a.b}', d: '${oc.select:x.y,7}', e: '${oc.select:.b,1}', f: '${no.key}', g: '???'}\n"
+    assert read_yaml(text, "c.yaml") == {"a.b": 2, "a.c": 2, "a.d": 7, "a.e": 2, "a.f": "${no.key}"}
+
+
 @given(st.text(max_size=80))
 def test_any_text_is_read_or_is_an_error(text: str) -> None:
     try:
