@@ -10,6 +10,7 @@ import sys
 STATUS = 130
 TYPE_CHECKING = False  # typing's own costs an import
 if TYPE_CHECKING:
+    import threading
     from types import TracebackType
 
 
@@ -20,6 +21,14 @@ def is_interrupt(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+def set_in_handler(event: threading.Event) -> None:
+    """Set an event from a signal handler. Another thread does it: the handler may run while its own thread holds the
+    event's lock, in ``wait``, and would wait for itself without end."""
+    import _thread
+
+    _thread.start_new_thread(event.set, ())
 
 
 def is_ours(words: list[str]) -> bool:

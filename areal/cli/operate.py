@@ -158,10 +158,14 @@ def graceful(interrupted: threading.Event, doing: str = "finishing the operation
     or rolls them back.
     """
 
+    signalled = False
+
     def handle(number: int, frame: FrameType | None) -> None:
-        if interrupted.is_set():
+        nonlocal signalled
+        if signalled or interrupted.is_set():
             os._exit(interrupt.STATUS)
-        interrupted.set()
+        signalled = True
+        interrupt.set_in_handler(interrupted)
         with suppress(OSError):  # nobody reads
             os.write(sys.stderr.fileno(), _NOTICE.format(doing=doing).encode())
 

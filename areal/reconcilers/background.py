@@ -59,7 +59,7 @@ def main(argv: Sequence[str]) -> int:
     if seconds == "job-end":
         return end_job(Home(Path(home)), refs[0])
     interrupted = threading.Event()
-    signal.signal(signal.SIGTERM, lambda number, frame: interrupted.set())
+    signal.signal(signal.SIGTERM, lambda number, frame: interrupt.set_in_handler(interrupted))
     ctx = Context(Home(Path(home)), actor(), command_line(), float(seconds), interrupted=interrupted)
     try:
         return converge_rest(ctx, refs, float(seconds))

@@ -194,6 +194,21 @@ def test_first_signal_lets_the_operation_finish(spawn: Spawner, number: signal.S
     assert result.out == "finished True\n"
 
 
+HELD = """
+import signal, sys, threading
+from areal.cli.operate import graceful
+interrupted = threading.Event()
+with graceful(interrupted):
+    with interrupted._cond:  # as in its wait()
+        signal.raise_signal(signal.SIGINT)
+    sys.exit(130 if interrupted.wait(10) else 1)
+"""
+
+
+def test_signal_that_arrives_within_a_wait_for_the_event_does_not_hang(spawn: Spawner) -> None:
+    assert spawn(code=HELD).finish().code == 130
+
+
 def test_second_signal_leaves_at_once(spawn: Spawner) -> None:
     process = spawn(code=WORK, stdin=-1)
     stdout, stderr = process.popen.stdout, process.popen.stderr
