@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 
 STATUS = 130
+_SET_S = 1.0
 TYPE_CHECKING = False  # typing's own costs an import
 if TYPE_CHECKING:
     import threading
@@ -25,10 +26,14 @@ def is_interrupt(error: BaseException | None) -> bool:
 
 def set_in_handler(event: threading.Event) -> None:
     """Set an event from a signal handler. Another thread does it: the handler may run while its own thread holds the
-    event's lock, in ``wait``, and would wait for itself without end."""
+    event's lock, in ``wait``, and would wait for itself without end. The event is set on return, but in that case."""
     import _thread
+    import time
 
     _thread.start_new_thread(event.set, ())
+    deadline = time.monotonic() + _SET_S
+    while not event.is_set() and time.monotonic() < deadline:
+        time.sleep(0.001)
 
 
 def is_ours(words: list[str]) -> bool:
