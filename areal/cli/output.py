@@ -153,8 +153,6 @@ def camel(value: Any) -> Any:
     }
 
 
-# -- tables: upper-case titles, two spaces between columns, nothing to strip for ``awk``
-
 Row = Mapping[str, Any]
 
 _STATE_COLOURS = {
@@ -366,9 +364,6 @@ def paint_state(word: str, padded: str) -> str:
     return style(padded, fg=colour) if colour else padded
 
 
-# -- units: tables only, JSON keeps the numbers
-
-
 def age(seconds: float | None) -> str:
     """Formats a duration with two units at most: ``45s``, ``3m20s``, ``5h12m``, ``3d4h``."""
     if seconds is None:
@@ -409,8 +404,6 @@ def iso(at: float | None) -> str | None:
         return None
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
 
-
-# -- a table at one moment: printed, sorted, or watched
 
 _WATCH_S = 1.0
 _CLOCKS = ("AGE", "UPTIME")
@@ -515,8 +508,6 @@ def watch_table(cli: Invocation, look: Callable[[], Table], sort_by: str | None)
         seen = cells
         time.sleep(_WATCH_S)
 
-
-# -- one document, printed or watched
 
 _HOME, _LINE_END, _BELOW = f"{ESCAPE}[H", f"{ESCAPE}[K", f"{ESCAPE}[J"
 
