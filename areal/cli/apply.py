@@ -256,6 +256,8 @@ def _markdown(plan: Plan) -> str:
     return "\n".join(lines)
 
 
+# -- manifests built from the flags of shortcut commands
+
 Manifest = Mapping[str, Any]
 FLAG_FIELDS = {
     "host": "gateway.host",
@@ -378,6 +380,8 @@ def foreground(cli: Invocation, ref: Ref, query: LogQuery, until: Callable[[], b
     return None
 
 
+# -- errors in terms of flags
+
 _FLAGS = {
     **{f"spec.{path}": f"--{name.replace('_', '-')}" for name, path in FLAG_FIELDS.items()},
     "spec.auth.adminKeyFrom": "--admin-api-key-file",
@@ -440,6 +444,9 @@ def flag_of(path: str) -> str:
     return path
 
 
+# -- delete
+
+
 @click.command()
 @click.argument("targets", nargs=-1, metavar="[KIND/NAME | KIND NAME]...", shell_complete=complete_targets)
 @source_options
@@ -488,6 +495,8 @@ def delete(
         approve=approver(cli, "delete"),
     )
 
+
+# -- history and rollback
 
 _COLUMNS = (
     field("REVISION", "revision", right=True),

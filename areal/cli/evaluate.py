@@ -23,6 +23,7 @@ from areal.cli.remote import gateway, gateway_of, model_at
 from areal.client.gateway import GatewayClient
 from areal.errors import Conflict, NotFound, TargetFailed, UsageFault
 from areal.files import parse_json
+from areal.numbers import number
 from areal.resources.kinds import INFERENCE_SERVICE, MAX_NAME_LENGTH, MODEL, TRAIN_JOB, Ref, name_problem
 
 if TYPE_CHECKING:
@@ -382,7 +383,7 @@ def _verdict(document: Mapping[str, Any], comparison: Comparison | None, given: 
     if given["fail_under"] is not None:
         metric, least = given["fail_under"]
         value = document["scores"].get(metric, {}).get("value", 0.0)  # without a finished episode there is none
-        faults += [f"{metric} is {value:.4g}, below {least:g}"] if value < least else []
+        faults += [f"{metric} is {number(value)}, below {number(least)}"] if value < least else []
     if comparison is not None and comparison.dropped:
         faults.append(f"the scores are significantly below those of {given['baseline']}")
     if faults:
@@ -394,13 +395,15 @@ def _page(document: Mapping[str, Any]) -> str:
     dataset = document["dataset"]
     head = (
         f"{document['target']} on {dataset['source']}: {document['done']} of {document['planned']} episodes,"
-        f" {document['samples']} for each prompt; a sample passes from a reward of {document['pass_threshold']:g}"
+        f" {document['samples']} for each prompt; a sample passes from a reward of {number(document['pass_threshold'])}"
     )
     parts = [head]
     if document["scores"]:
         parts.append(_table(document["scores"], document["confidence"]))
     tokens = document["answer_tokens"]
-    facts = [f"tokens     {tokens['mean']:.1f} an episode, p50 {tokens['p50']}, p90 {tokens['p90']}"] if tokens else []
+    facts = (
+        [f"tokens     {number(tokens['mean'])} an episode, p50 {tokens['p50']}, p90 {tokens['p90']}"] if tokens else []
+    )
     facts.append(f"truncated  {document['truncated']}")
     if document["failures"]:
         facts.append("failures   " + ", ".join(f"{count} {kind}" for kind, count in document["failures"].items()))
@@ -415,7 +418,8 @@ def _page(document: Mapping[str, Any]) -> str:
         worst = sorted((each for each in changed if each["after"] < each["before"]), key=_gain)[:_WORST]
         parts.append(
             "\n".join(
-                f"  prompt {each['number']}: {each['before']:.3g} before, {each['after']:.3g} now" for each in worst
+                f"  prompt {each['number']}: {number(each['before'])} before, {number(each['after'])} now"
+                for each in worst
             )
         )
     return "\n\n".join(parts)
@@ -429,8 +433,8 @@ def _table(scores: Mapping[str, Mapping[str, Any]], confidence: float) -> str:
     rows = [
         {
             "name": name,
-            "value": f"{each['value']:.4f}",
-            "interval": "unknown" if each["low"] is None else f"{each['low']:.4f} to {each['high']:.4f}",
+            "value": each["value"],
+            "interval": "unknown" if each["low"] is None else f"{number(each['low'])} to {number(each['high'])}",
             "prompts": each["prompts"],
         }
         for name, each in scores.items()
@@ -438,7 +442,7 @@ def _table(scores: Mapping[str, Mapping[str, Any]], confidence: float) -> str:
     columns = (
         field("", "name"),
         field("SCORE", "value", right=True),
-        field(f"{confidence:.4g} INTERVAL", "interval", right=True),
+        field(f"{number(confidence)} INTERVAL", "interval", right=True),
         field("PROMPTS", "prompts", right=True),
     )
     return render_table(rows, columns)

@@ -195,6 +195,8 @@ def _note(hidden: int) -> str:
     return f"not listed: {hidden} that ended; --all lists them" if hidden else ""
 
 
+# -- describe
+
 _CONDITIONS = (
     field("TYPE", "type"),
     field("STATUS", "status", state=True),
@@ -297,6 +299,8 @@ def _last_exit(process: Mapping[str, Any]) -> str:
     lines += [f"  | {line}" for line in process.get("lastLines", [])]
     return "\n".join(lines)
 
+
+# -- events
 
 _EVENTS_POLL_S = 0.5
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from areal.cli.output import cell_width, longest, paint_state
 from areal.dataclasses import dataclass, replace
+from areal.numbers import age
 from areal.terminal import ESCAPE, style
 
 HINTS = "enter describe  l logs  / filter  s sort  ? help  q quit"
@@ -340,7 +341,7 @@ def cut(text: str, width: int) -> str:
 def _age(at: float | None, now: float, error: str) -> str:
     if at is None:
         return "" if error else "reading"
-    return f"read {now - at:.0f}s ago" if now - at > _STALE_S else ""
+    return f"read {age(now - at)} ago" if now - at > _STALE_S else ""
 
 
 def _table_title(live: Live, now: float, colour: bool) -> str:

@@ -10,8 +10,9 @@ import click
 
 from areal.cli import options
 from areal.cli.options import Invocation, interactive, pass_invocation, print_options
-from areal.cli.output import Column, age, emit_one, emit_rows, field, size
+from areal.cli.output import Column, emit_one, emit_rows, field
 from areal.errors import Conflict, NotFound, UsageFault
+from areal.numbers import age, size
 
 if TYPE_CHECKING:
     from areal.hub import Hub

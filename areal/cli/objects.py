@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from areal.cli.options import Invocation, home_path
-from areal.cli.output import Column, age, field
+from areal.cli.output import Column, field
 from areal.errors import NotFound, UsageFault
+from areal.numbers import age
 from areal.reconcilers.home_view import document_name, weights_text
 from areal.resources.kinds import INFERENCE_SERVICE, KINDS, MODEL, Ref, check_name, parse_ref, resolve_kind
 
@@ -102,6 +103,8 @@ def select(home: Home, words: Sequence[str], selector: str) -> list[Ref]:
     return [found.ref for found in ObjectStore(home).list(kind) if matches(found.labels)]
 
 
+# -- completion
+
 Completer = Callable[[click.Context, click.Parameter, str], list[str]]
 
 
@@ -170,6 +173,8 @@ def home_of(ctx: click.Context) -> str:
     return home_path(invocation.home_flag if invocation else None)
 
 
+# -- arguments and options
+
 targets_argument = click.argument(
     "targets", nargs=-1, required=True, metavar="KIND/NAME | KIND NAME", shell_complete=complete_targets
 )
@@ -197,6 +202,8 @@ def model_name_option(*, required: bool) -> Callable[[Any], Any]:
         help="The model's name.",
     )
 
+
+# -- label selectors as in kubectl
 
 Labels = Mapping[str, str]
 Selector = Callable[[Labels], bool]
@@ -240,6 +247,9 @@ def _term(match: re.Match[str]) -> Selector:
     else:
         key, included, values = match["key"], match["op"] != "!=", {match["value"]}
     return lambda labels: (labels.get(key) in values) == included
+
+
+# -- columns of objects
 
 
 def columns_for(kinds: Iterable[str]) -> tuple[Column, ...]:

@@ -29,9 +29,10 @@ from areal.cli.objects import (
     targets_argument,
 )
 from areal.cli.options import Invocation, change_options, interactive, stack, timeout
-from areal.cli.output import age, emit_rows, field, show, size
+from areal.cli.output import emit_rows, field, show
 from areal.cli.remote import checked_url, gateway
 from areal.errors import ArealError, NotFound, UsageFault
+from areal.numbers import age, duration, size
 from areal.resources.kinds import MODEL
 from areal.terminal import ESCAPE, fancy, outlive_readers, safe
 
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from areal.resources.kinds import Ref
 
 P = ParamSpec("P")
+
+# -- progress on stderr: on a terminal one line per target, redrawn in place; elsewhere one line per change
 
 _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _TICK_S = 0.1
@@ -143,6 +146,8 @@ def _tenth(progress: Progress) -> int:
     return 10 * (progress.done or 0) // progress.total
 
 
+# -- Ctrl-C
+
 _NOTICE = "\ninterrupted: {doing}; again to leave at once (nothing is lost either way)\n"
 
 
@@ -176,6 +181,8 @@ def graceful(interrupted: threading.Event, doing: str = "finishing the operation
             signal.signal(number, handler)
 
 
+# -- a command that changes something
+
 _OUTCOME_COLUMNS = (field("OBJECT", "ref"), field("ACTION", "action", state=True), field("MESSAGE", "message"))
 
 
@@ -203,7 +210,7 @@ def mutation(cli: Invocation, *, changes: bool = True) -> Iterator[Context]:
             progress=progress,
             interrupted=interrupted,
         )
-    cli.detail(f"took {time.monotonic() - began:.1f} s")
+    cli.detail(f"took {duration(time.monotonic() - began)}")
 
 
 def mutate(
@@ -265,6 +272,9 @@ def finish(cli: Invocation, outcome: Outcome, *, interrupted: bool = False) -> i
         cli.info("interrupted; run the same command again to go on from here")
         return interrupt.STATUS
     return outcome.exit_code
+
+
+# -- scale, restart, suspend, resume, reconcile, adopt
 
 
 @click.command()
@@ -435,6 +445,8 @@ def adopt(cli: Invocation, target: str | None, pid: int | None, url: str | None,
     return mutate(cli, operations.adopt, ref, pid=pid, url=address, timeout_s=cli.deadline_s())
 
 
+# -- wait
+
 _WORDS = ("ready", "deleted", "completed")
 _FORMS = "ready, deleted, completed, condition=TYPE[=STATUS] or jsonpath=EXPR=VALUE"
 _CONDITION = r"condition=[A-Za-z]+(=[A-Za-z]+)?"
@@ -506,6 +518,8 @@ def _condition(text: str) -> str:
 
     raise UsageFault(f'no condition "{text}"{did_you_mean(text, _WORDS)}', hint=f"write {_FORMS}")
 
+
+# -- doctor
 
 _FINDINGS = (
     field("SEVERITY", "severity", state=True),

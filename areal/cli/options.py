@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from areal.state.home import Home
 
 
+# -- the value of -o
+
 FORMATS = ("table", "wide", "json", "yaml", "name", "jsonl")
 _JSONPATH = "jsonpath="
 
@@ -49,6 +51,8 @@ def parse_format(text: str, extra: tuple[str, ...] = ()) -> Format:
     raise UsageFault(f'no output format "{text}"{did_you_mean(text, choices)}', hint=f"one of {', '.join(choices)}")
 
 
+# -- config.yaml of the home
+#
 #     currentContext: cluster
 #     defaults: {output: wide, service: rl, timeout: 20m, lockTimeout: 30s}
 #     contexts:
@@ -105,6 +109,9 @@ def _config_error(message: str, hint: str | None = None) -> Exception:
     from areal.errors import ArealError
 
     return ArealError(message, hint=hint)
+
+
+# -- the invocation
 
 
 class Invocation:
@@ -215,6 +222,8 @@ def interactive() -> bool:
 
 pass_invocation = click.make_pass_decorator(Invocation, ensure=True)
 
+
+# -- options
 
 F = TypeVar("F", bound=Callable[..., Any])
 Decorator = Callable[[F], F]

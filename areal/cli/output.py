@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from areal.cli.failures import report
 from areal.cli.options import Format, Invocation
 from areal.errors import ArealError, Conflict, InvalidManifest, UsageFault
+from areal.numbers import number
 from areal.terminal import ESCAPE, can_move, fancy, safe, spelled, style
 
 if TYPE_CHECKING:
@@ -153,6 +154,8 @@ def camel(value: Any) -> Any:
     }
 
 
+# -- tables: upper-case titles, two spaces between columns, nothing to strip for ``awk``
+
 Row = Mapping[str, Any]
 
 _STATE_COLOURS = {
@@ -199,7 +202,7 @@ def text_of(value: Any) -> str:
     if value is True or value is False:
         return "true" if value else "false"
     if isinstance(value, float):
-        return f"{value:.3g}"
+        return number(value)
     if isinstance(value, Mapping):
         value = ",".join(f"{key}={value[key]}" for key in value)
     elif isinstance(value, list | tuple):
@@ -364,29 +367,7 @@ def paint_state(word: str, padded: str) -> str:
     return style(padded, fg=colour) if colour else padded
 
 
-def age(seconds: float | None) -> str:
-    """Formats a duration with two units at most: ``45s``, ``3m20s``, ``5h12m``, ``3d4h``."""
-    if seconds is None:
-        return "-"
-    left = max(0, int(seconds))
-    if left < 120:
-        return f"{left}s"
-    big, small, size, part = next(
-        units for units in (("d", "h", 86400, 3600), ("h", "m", 3600, 60), ("m", "s", 60, 1)) if left >= units[2]
-    )
-    count, rest = left // size, left % size // part
-    return f"{count}{big}{rest}{small}" if rest and count < 10 else f"{count}{big}"
-
-
-def size(count: float | None) -> str:
-    """Formats a number of bytes: ``512B``, ``1.5KiB``, ``12GiB``."""
-    if count is None:
-        return "-"
-    value, units = float(count), ["TiB", "GiB", "MiB", "KiB", "B"]
-    while value >= 1024 and len(units) > 1:
-        value /= 1024
-        units.pop()
-    return f"{value:.0f}{units[-1]}" if units[-1] == "B" or value >= 100 else f"{value:.3g}{units[-1]}"
+# -- times: tables only, JSON keeps the numbers
 
 
 def clock(at: float | None) -> str:
@@ -404,6 +385,8 @@ def iso(at: float | None) -> str | None:
         return None
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
 
+
+# -- a table at one moment: printed, sorted, or watched
 
 _WATCH_S = 1.0
 _CLOCKS = ("AGE", "UPTIME")
@@ -508,6 +491,8 @@ def watch_table(cli: Invocation, look: Callable[[], Table], sort_by: str | None)
         seen = cells
         time.sleep(_WATCH_S)
 
+
+# -- one document, printed or watched
 
 _HOME, _LINE_END, _BELOW = f"{ESCAPE}[H", f"{ESCAPE}[K", f"{ESCAPE}[J"
 

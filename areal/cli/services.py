@@ -17,10 +17,11 @@ from areal.cli.logs import LogQuery
 from areal.cli.objects import PROCESS_COLUMNS, complete, recorded, stored
 from areal.cli.operate import approver, finish, merge_outcomes, mutate, scale_object
 from areal.cli.options import Decorator, Invocation, change_options, gather, stack, stop_options, timeout
-from areal.cli.output import Column, age, emit_rows, field, render_table, show_status
+from areal.cli.output import Column, emit_rows, field, render_table, show_status
 from areal.cli.remote import gateway, gateway_of, namespace, refuse_remote_context
 from areal.client.gateway import GatewayClient, session_pages
 from areal.errors import ArealError, UsageFault
+from areal.numbers import age
 from areal.reconcilers.home_view import HomeView, process_row
 from areal.resources.kinds import BACKENDS, Ref, check_name
 
@@ -38,6 +39,9 @@ Document = dict[str, Any]
 def noun(kind: str) -> str:
     """``AgentService``: "agent service"."""
     return "".join(f" {char.lower()}" if char.isupper() else char for char in kind).strip()
+
+
+# -- run and stop
 
 
 def gateway_options(port: int) -> Decorator[Any]:
@@ -187,6 +191,9 @@ def stop_service(
     )
 
 
+# -- sessions
+
+
 def all_sessions(cli: Invocation, chosen: GatewayClient, path: str) -> Iterator[dict[str, Any]]:
     """Yields all sessions of the list at ``path``. Reports how many data proxies are away, whose sessions are not
     listed."""
@@ -210,6 +217,9 @@ def emit_sessions(
     if len(found) > limit:
         cli.info(f"there are more than {limit}; --limit shows them")
     emit_rows(cli, found[:limit], columns, name=lambda row: str(row[name]), empty="no session", answered=True)
+
+
+# -- scaleup and scaledown
 
 
 class ScaleFlags(NamedTuple):
@@ -252,6 +262,9 @@ def scale_service(cli: Invocation, found: StoredObject, flags: ScaleFlags, other
         verb = "scaleup" if up else "scaledown"
         raise UsageFault(f"{verb} from {present} to {wanted} is the wrong direction", hint=other)
     return scale_object(cli, found.ref, wanted, within_s=_SCALE_S, current=present, force=flags.force_conflicts)
+
+
+# -- ps
 
 
 def service_columns(*own: Column) -> tuple[Column, ...]:
@@ -304,6 +317,8 @@ def _service_row(home: HomeView, item: StoredObject, state: ObjectStatus) -> Doc
         "message": state.message,
     }
 
+
+# -- status
 
 _FINE = {"Ready", "Suspended"}
 

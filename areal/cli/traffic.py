@@ -13,12 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from areal.cli.output import Column, Row, render_table
+from areal.cli.output import Column, Row, render_table, text_of
 from areal.cli.output import field as shown
 from areal.client.gateway import GatewayClient
 from areal.client.http import AdminClient
 from areal.client.prometheus import Page, buckets, increase, parse, quantile, sum_buckets
 from areal.dataclasses import dataclass, field
+from areal.numbers import duration
 
 _TIMEOUT_S = 1.0
 _AT_ONCE = 16
@@ -99,7 +100,7 @@ def _metrics_page(url: str, key: str | None) -> Page | None:
     return parse(text) if status == 200 and isinstance(text, str) else None
 
 
-# Pure from here on; in the first document ``before`` is ``after``, and rates and quantiles are None.
+# -- pure from here on; in the first document ``before`` is ``after``, and rates and quantiles are None
 
 
 def inference_figures(before: TrafficSample, after: TrafficSample) -> Document:
@@ -221,13 +222,7 @@ def quantiles(cumulative: Mapping[float, float], seconds: float) -> Document | N
     return {"p50": round(middle, 6), "p99": round(far, 6)}
 
 
-def duration(seconds: float | None) -> str:
-    """Formats a duration: ``640us``, ``12ms``, ``1.25s``."""
-    if seconds is None:
-        return "-"
-    if seconds < 0.001:
-        return f"{seconds * 1e6:.0f}us"
-    return f"{seconds * 1e3:.3g}ms" if seconds < 1 else f"{seconds:.3g}s"
+# -- for people
 
 
 def pair_of(row: Row, name: str) -> str:
@@ -235,41 +230,33 @@ def pair_of(row: Row, name: str) -> str:
     return "-" if found is None else f"{duration(found['p50'])} / {duration(found['p99'])}"
 
 
-def number(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.1f}"
-
-
-def _figure(title: str, name: str, *, wide: bool = False) -> Column:
-    return Column(title, lambda row: number(row[name]), wide=wide, right=True)
-
-
 _REPLICAS = (
     shown("REPLICA", "worker"),
     shown("MODEL", "model", wide=True),
     shown("STATE", "state", state=True),
     shown("VERSION", "version", right=True),
-    _figure("IN-FLIGHT", "inFlight"),
-    _figure("TOKENS HELD", "inFlightTokens", wide=True),
-    _figure("TOK/S", "tokensPerSecond"),
-    _figure("PROMPT/S", "promptTokensPerSecond", wide=True),
+    shown("IN-FLIGHT", "inFlight", right=True),
+    shown("TOKENS HELD", "inFlightTokens", wide=True, right=True),
+    shown("TOK/S", "tokensPerSecond", right=True),
+    shown("PROMPT/S", "promptTokensPerSecond", wide=True, right=True),
     Column("FIRST TOKEN", lambda row: pair_of(row, "firstTokenSeconds"), right=True),
     Column("COMMIT", lambda row: pair_of(row, "commitSeconds"), right=True, wide=True),
-    _figure("SESSIONS", "sessions"),
-    _figure("READY", "ready"),
-    _figure("EXPORTS/S", "exportsPerSecond", wide=True),
+    shown("SESSIONS", "sessions", right=True),
+    shown("READY", "ready", right=True),
+    shown("EXPORTS/S", "exportsPerSecond", wide=True, right=True),
 )
 
 
 def inference_page(document: Document, *, wide: bool) -> str:
     """Renders inference traffic. Pairs of figures are p50 and p99 since the previous sample."""
     gateway = document["gateway"]
-    failed = f", {number(gateway['failuresPerSecond'])}/s failed" if gateway["failuresPerSecond"] else ""
-    load = f"{number(gateway['inFlight'])} in flight, {number(gateway['queued'])} waiting"
+    failed = f", {text_of(gateway['failuresPerSecond'])}/s failed" if gateway["failuresPerSecond"] else ""
+    load = f"{text_of(gateway['inFlight'])} in flight, {text_of(gateway['queued'])} waiting"
     ours, first = pair_of(gateway, "overheadSeconds"), pair_of(document, "firstTokenSeconds")
     lines = [
-        f"requests   {number(gateway['requestsPerSecond'])}/s{failed}, {load}",
+        f"requests   {text_of(gateway['requestsPerSecond'])}/s{failed}, {load}",
         f"latency    {pair_of(gateway, 'requestSeconds')}  (p50 / p99; the gateway's own part {ours})",
-        f"tokens     {number(document['tokensPerSecond'])}/s  {bars(document['tokensPerSecondHistory'])}",
+        f"tokens     {text_of(document['tokensPerSecond'])}/s  {bars(document['tokensPerSecondHistory'])}",
         f"           first after {first}, then one every {pair_of(document, 'perTokenSeconds')}",
     ]
     return "\n".join(lines) + "\n\n" + render_table(document["replicas"], _REPLICAS, wide=wide)
@@ -277,28 +264,28 @@ def inference_page(document: Document, *, wide: bool) -> str:
 
 _PAIRS = (
     shown("PAIR", "pair"),
-    _figure("SESSIONS", "sessions"),
-    _figure("RUNNING", "running"),
-    _figure("TURNS/S", "turnsPerSecond"),
-    _figure("REWARDS/S", "rewardsPerSecond"),
+    shown("SESSIONS", "sessions", right=True),
+    shown("RUNNING", "running", right=True),
+    shown("TURNS/S", "turnsPerSecond", right=True),
+    shown("REWARDS/S", "rewardsPerSecond", right=True),
     Column("COMMIT", lambda row: pair_of(row, "commitSeconds"), right=True),
 )
 
 
 def agent_page(document: Row) -> str:
     """Renders agent traffic. Pairs of figures are p50 and p99 since the previous sample."""
-    parts = [f"{number(document['running'])} run, {number(document['queued'])} wait"]
+    parts = [f"{text_of(document['running'])} run, {text_of(document['queued'])} wait"]
     for name, word in (("failuresPerSecond", "failed"), ("cancelledPerSecond", "cancelled")):
-        parts += [f"{number(document[name])}/s {word}"] if document[name] else []
+        parts += [f"{text_of(document[name])}/s {word}"] if document[name] else []
     latency, first = pair_of(document, "turnSeconds"), pair_of(document, "firstEventSeconds")
     lines = [
-        f"turns      {number(document['turnsPerSecond'])}/s  {bars(document['turnsPerSecondHistory'])}",
+        f"turns      {text_of(document['turnsPerSecond'])}/s  {bars(document['turnsPerSecondHistory'])}",
         f"           {', '.join(parts)}",
         f"latency    {latency}  (p50 / p99; first event after {first})",
     ]
     if document["pairs"]:
         lines.append(
-            f"sessions   {number(document['sessions'])} open, {number(document['rewardsPerSecond'])} rewards/s"
+            f"sessions   {text_of(document['sessions'])} open, {text_of(document['rewardsPerSecond'])} rewards/s"
         )
     table = render_table(document["pairs"], _PAIRS) if document["pairs"] else ""
     return "\n".join(lines) + (f"\n\n{table}" if table else "")

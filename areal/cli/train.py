@@ -20,10 +20,11 @@ from areal.cli.manifest import DryRunCommand, dry_run_option
 from areal.cli.objects import complete_names, recorded, stored
 from areal.cli.operate import confirmed, finish, mutate, mutation, wait_for
 from areal.cli.options import Invocation, change_options, pass_invocation, stack, stop_options, watch_options
-from areal.cli.output import Column, Row, age, emit_rows, field, show_status, text_of, write
+from areal.cli.output import Column, Row, emit_rows, field, show_status, text_of, write
 from areal.cli.remote import local_options
 from areal.errors import Conflict, Locked, NotFound, UsageFault
 from areal.installation import module_argv
+from areal.numbers import age
 from areal.reconcilers.home_view import HomeView
 from areal.resources.kinds import MAX_NAME_LENGTH, TRAIN_JOB, Ref, check_name, name_problem
 from areal.state.job_metrics import bottleneck, eta_s, newest_step
@@ -47,6 +48,9 @@ _driver_options = stack(
     click.option("--name", metavar="NAME", help="The job's name  [default: the configuration's]."),
     click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]... [-- WORD...]"),
 )
+
+
+# -- a job's manifest
 
 
 def job_manifest(
@@ -81,6 +85,9 @@ def name_from(config: Mapping[str, Any], path: Path) -> str:
     if name_problem(name) is not None:
         raise UsageFault(f"no name can be made of {path.name}", hint="give the job one: --name NAME")
     return name
+
+
+# -- run and start
 
 
 @click.command()
@@ -193,6 +200,9 @@ def _ended(cli: Invocation, ref: Ref) -> Callable[[], bool]:
     return ended
 
 
+# -- a job's row
+
+
 def step_of(row: Mapping[str, Any]) -> str | None:
     """Formats step and total steps: ``12/200``."""
     if row["step"] is None:
@@ -228,6 +238,9 @@ def job_row(home: HomeView, found: StoredObject) -> dict[str, Any]:
         "ageSeconds": status.age_s,
         "elapsedSeconds": max(0.0, ended - found.created_at) if ended else status.age_s,
     }
+
+
+# -- jobs
 
 
 @click.command()

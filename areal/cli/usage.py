@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from areal.cli.objects import parse_refs
 from areal.cli.options import Invocation
-from areal.cli.output import Column, Table, age, field, size
+from areal.cli.output import Column, Table, field
+from areal.numbers import age, size
 from areal.reconcilers.home_view import HomeView
 
 if TYPE_CHECKING:

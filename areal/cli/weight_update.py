@@ -15,10 +15,11 @@ from areal.cli import options
 from areal.cli.logs import LogQuery, log_options, print_lines
 from areal.cli.objects import service_option
 from areal.cli.options import Invocation, read_options, stack, watch_options
-from areal.cli.output import Column, age, emit_one, emit_rows, field, show_status
+from areal.cli.output import Column, emit_one, emit_rows, field, show_status
 from areal.cli.remote import gateway, gateway_of, local_options, model_at
 from areal.client.gateway import GatewayClient
 from areal.errors import ArealError, NotFound, UsageFault
+from areal.numbers import age, duration
 from areal.reconcilers.weight_gateways import GatewayRecord, read_gateway
 from areal.resources.addresses import is_loopback
 
@@ -39,9 +40,9 @@ def _when(row: Any) -> str | None:
     return f"{age(max(0.0, time.time() - at))} ago" if at else None
 
 
-def _milliseconds(row: Any) -> str | None:
+def _duration(row: Any) -> str | None:
     took = row.get("duration_ms")
-    return f"{took:,.0f} ms" if took is not None else None
+    return duration(took / 1000) if took is not None else None
 
 
 _PAIRS = (
@@ -51,7 +52,7 @@ _PAIRS = (
     Column("INFER", lambda row: len(row["inference_worker_urls"]), right=True),
     field("VERSION", "version", right=True),
     Column("LAST-UPDATE", _when),
-    Column("DURATION", _milliseconds, right=True),
+    Column("DURATION", _duration, right=True),
     field("STATE", "state", state=True),
     field("ERROR", "error", wide=True),
 )
@@ -94,7 +95,7 @@ def _page(document: Mapping[str, Any]) -> str:
     lines = [f"{document['gateway']}  {'healthy' if document['healthy'] else document['error']}"]
     for pair in document["pairs"]:
         version = "nothing published" if pair["version"] is None else f"version {pair['version']}"
-        detail = f", {_when(pair)}, {_milliseconds(pair)}" if pair["last_update"] else ""
+        detail = f", {_when(pair)}, {_duration(pair)}" if pair["last_update"] else ""
         lines.append(f"pair {pair['pair_name']} ({pair['mode']}): {pair['state']}, {version}{detail}")
         for worker in pair["inference_workers"]:
             if worker["state"]:
@@ -172,7 +173,7 @@ def force_sync(cli: Invocation, service: str, pair: str) -> int:
         message = str(error["message"]) if isinstance(error, dict) else "there is no such pair"
         raise NotFound(message, hint="areal weight-update pairs")
     done = chosen.checked("POST", "/force_sync", status, document)
-    text = f"pair/{pair} synced: version {done['version']}, {done['duration_ms']:,.0f} ms"
+    text = f"pair/{pair} synced: version {done['version']}, {duration(done['duration_ms'] / 1000)}"
     emit_one(cli, {"pair_name": pair, **done}, name=f"pair/{pair}", text=lambda: text, answered=True)
     return 0
 
@@ -202,6 +203,9 @@ def release(cli: Invocation, model: str, service: str | None) -> int:
     text = f"model/{model} released: engines that start serve their own weights"
     emit_one(cli, {"model": model, "results": results}, name=f"model/{model}", text=lambda: text, answered=True)
     return 0
+
+
+# -- which gateway
 
 
 def _chosen(cli: Invocation, service: str) -> GatewayClient:

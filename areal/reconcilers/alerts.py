@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from areal.client.http import AdminClient
 from areal.dataclasses import dataclass
 from areal.errors import ArealError
+from areal.numbers import age, duration
 from areal.reconcilers.weight_gateways import GatewayRecord, read_gateway
 from areal.resources.addresses import is_loopback
 from areal.resources.kinds import TRAIN_JOB
@@ -119,13 +120,13 @@ def _stall(steps: Sequence[Step], facts: JobFacts, now: float) -> Alert | None:
     waited = now - written
     if waited <= limit or _is_last(steps[-1]):
         return None
-    usual = f", where {statistics.median(took):.2g} s is usual" if took else ""
+    usual = f", where {duration(statistics.median(took))} is usual" if took else ""
     waits = f"; its last step {facts.waits_for}" if facts.waits_for.startswith("waited") else ""
     return Alert(
         "stall",
         "error",
         f"{TRAIN_JOB}/{facts.name}",
-        f"no step for {waited:,.0f} s{usual}",
+        f"no step for {age(waited)}{usual}",
         f"a service that does not answer, an environment that hangs, or a rank that waits for others{waits}",
         f"areal train logs {facts.name} -n 50",
         steps[-1].get("step"),

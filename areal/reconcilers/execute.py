@@ -122,6 +122,9 @@ def _note_end(report: Report, numbers: Collection[int], future: Future[None]) ->
         report.done.update(numbers)
 
 
+# -- slots
+
+
 class PortSource(Protocol):
     """The part of a backend that slots need."""
 
@@ -203,6 +206,8 @@ def _choose_port(op: Op, observed: Observed, endpoint: Endpoint, stopping: froze
 def _ports(run: ObservedRun) -> tuple[int, ...]:
     return (*run.state.spec.ports, *run.state.spec.shared_ports)
 
+
+# -- effects on processes
 
 POLL_S = 0.02
 SLOW_POLL_S = 0.1
@@ -379,6 +384,8 @@ def give_up(context: EffectContext, runs: tuple[str, ...]) -> None:
             context.event(slot.ref, "Warning", "StopFailed", message)
 
 
+# -- effects on routes, through the router's admin routes
+
 ROUTED_S = 10.0
 DRAIN_PROBE_S = 2.0
 DRAIN_SETTLE_S = 0.3  # a relay may have picked the worker just before it heard of the drain
@@ -505,6 +512,9 @@ def _post(context: EffectContext, op: Op, path: str, body: Mapping[str, Any], *,
     if status >= 400 and not (missing_is_fine and status == 404):
         raise ArealError(f"{op.ref}: the {called} answers {status} to POST {path}: {_brief(answer)}", hint=hint)
     return answer
+
+
+# -- effects on objects
 
 
 def record(context: EffectContext, ops: Sequence[Op]) -> None:

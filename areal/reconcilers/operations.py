@@ -320,6 +320,8 @@ def adopt(
     return _reworded(outcome, {"created": "adopted", "configured": "adopted"})
 
 
+# -- reconcile
+
 _TTL = "finished, and ttlSecondsAfterFinished has passed"
 
 

@@ -19,6 +19,8 @@ from areal.dataclasses import dataclass, field, replace
 from areal.errors import InvalidManifest
 from areal.resources.tree import FieldPath, bracketed
 
+# -- positions and faults
+
 
 class Pos(NamedTuple):
     """A position in a file; line and column are 1-based. For a value from the command line, the file is the flag."""
@@ -85,6 +87,8 @@ class Problems:
             placed.append(replace(each, message=f"{each.message} ({origins[0]}{more})" if origins else each.message))
         return placed
 
+
+# -- nodes
 
 Value: TypeAlias = str | int | float | bool | None
 
@@ -228,6 +232,8 @@ def locate(node: Node, path: FieldPath, *, at_key: bool = False) -> Pos:
         node = found
     return pos
 
+
+# -- merge patches
 
 DIRECTIVE = "$patch"
 APPEND = "$append"

@@ -83,6 +83,8 @@ def crash_point(name: str) -> None:
             os._exit(137)
 
 
+# -- files
+
 QUARANTINED = ".quarantined-"
 _TEMP = ".tmp-"
 
@@ -316,7 +318,7 @@ def write_new(temp: Path, content: bytes, mode: int, *, sync: bool = True) -> No
         os.close(fd)
 
 
-# Group commit: the first thread to come commits its own item, then whatever has queued up meanwhile as one batch,
+# -- group commit: the first thread to come commits its own item, then whatever has queued up meanwhile as one batch,
 # until nothing is left. A caller returns when its own item is durable. A batch that fails is tried again item by item,
 # so that each caller gets its own failure: ``commit`` must be repeatable.
 

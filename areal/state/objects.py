@@ -53,6 +53,8 @@ from areal.state.records import (
     encode_revision,
 )
 
+# -- revisions
+
 KEEP = 20
 
 
@@ -103,7 +105,7 @@ def _drop(path: Path) -> None:
         raise explain(error, path, "remove") from error
 
 
-# The serial: a plan made at another one is stale. A crash between its bump and the change makes a plan stale for
+# -- the serial: a plan made at another one is stale. A crash between its bump and the change makes a plan stale for
 # nothing, which costs a second look; the other order would let a stale plan pass.
 
 
@@ -134,6 +136,8 @@ def bump_serial(home: Home) -> int:
     write_atomic(serial_path(home), f"{following}\n")
     return following
 
+
+# -- removal
 
 _TRASH = ".trash-"
 

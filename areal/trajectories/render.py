@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+from areal.numbers import number
 from areal.terminal import ESCAPE, safe
 from areal.trajectories.document import origin
 from areal.trajectories.record import Episode
@@ -45,7 +46,7 @@ def _tree(found: Sequence[Stretch], before: str = "  ") -> list[str]:
         first, final = stretch.turns[0], stretch.turns[-1]
         span = first.number if first is final else f"{first.number} … {final.number}"
         rewards = [turn.row.original_reward for turn in stretch.turns if turn.row.rewarded]
-        reward = f"  reward {sum(rewards):g}" if rewards else ""
+        reward = f"  reward {number(sum(rewards))}" if rewards else ""
         lines.append(f"{before}{'└─' if last else '├─'} {span}{reward}")
         lines += _tree(stretch.branches, before + ("   " if last else "│  "))
     return lines
@@ -62,7 +63,7 @@ def legend(paint: Paint | None, versions: Sequence[int] = ()) -> str:
 
 def _head(episode: Episode, paint: Paint | None) -> str:
     rows = episode.interactions
-    reward = "no reward" if episode.reward is None else f"reward {episode.reward:g}"
+    reward = "no reward" if episode.reward is None else f"reward {number(episode.reward)}"
     generated = sum(row.generated_tokens for row in rows)
     models = ", ".join(sorted({row.model for row in rows}))
     count = sum(len({turn for turn in row.turn_ids if turn >= 0}) or 1 for row in rows)
@@ -78,16 +79,16 @@ def _head(episode: Episode, paint: Paint | None) -> str:
 
 def _title(turn: ShownTurn, paint: Paint | None) -> str:
     row = turn.row
-    reward = f"reward {row.original_reward:g}" if row.rewarded else "no reward"
+    reward = f"reward {number(row.original_reward)}" if row.rewarded else "no reward"
     if row.reward != row.original_reward:
-        reward += f" (return {row.reward:.4g})"
+        reward += f" (return {number(row.reward)})"
     parts = [f"[{turn.number}] {safe(row.interaction_id)}", reward, safe(row.finish_reason)]
     if row.advantage is not None:
-        parts.insert(2, f"advantage {row.advantage:.4g}")
+        parts.insert(2, f"advantage {number(row.advantage)}")
     mean = turn.mean_logprob
     if mean is not None:
-        parts.append(f"mean logprob {mean:.3f}")
-        parts.append("temperature " + ",".join(f"{each:g}" for each in turn.temperatures))
+        parts.append(f"mean logprob {number(mean)}")
+        parts.append("temperature " + ",".join(number(each) for each in turn.temperatures))
         parts.append("version " + ",".join(map(str, turn.versions)))
     text = "  ".join(part for part in parts if part)
     return f"{_BOLD}{text}{_OFF}" if paint else text

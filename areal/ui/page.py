@@ -21,7 +21,7 @@ from areal.trajectories.record import Episode
 from areal.trajectories.view import TokenDecoder
 
 MOST_BYTES = 8 << 20
-_SCRIPTS, _STYLES = ("tokens.js", "page.js"), ("app.css", "tokens.css", "page.css")
+_SCRIPTS, _STYLES = ("numbers.js", "tokens.js", "page.js"), ("app.css", "tokens.css", "page.css")
 _MODULE_WORDS = re.compile(r"^import .*$|^export (?=function|const)", re.MULTILINE)
 
 _PAGE = """<!doctype html>

@@ -87,7 +87,7 @@ def test_stall_is_a_step_that_takes_ten_times_as_long_as_any_before() -> None:
     steps = learning(30)
     assert rules(steps, RUNS, 1030.0 + 119) == [] == rules(steps, ENDED, 9e9)
     (alert,) = job_alerts(steps, RUNS, 1030.0 + 130)
-    assert alert.rule == "stall" and alert.message == "no step for 130 s, where 1 s is usual"
+    assert alert.rule == "stall" and alert.message == "no step for 2m10s, where 1s is usual"
     assert alert.cause.endswith("its last step waited 71% for rollouts")
     steps[-5]["time/step"] = 60.0  # an evaluation
     assert rules(steps, RUNS, 1030.0 + 500) == []

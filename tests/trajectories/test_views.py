@@ -121,7 +121,7 @@ def test_terminal_without_colours_says_the_same_in_words() -> None:
     text = render_terminal(episode, turns(episode, letters()), paint=None)
     assert "\x1b" not in text
     assert "episode 0-0  ·  reward 1  ·  4 turns" in text
-    assert "  [3b] d  reward 1  stop  mean logprob -0.500  temperature 1  version 3" in text
+    assert "  [3b] d  reward 1  stop  mean logprob -0.5  temperature 1  version 3" in text
     assert "    (5 tokens as above)\n    prompt:\n      h\n    answer:\n      i" in text
 
 

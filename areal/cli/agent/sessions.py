@@ -12,16 +12,20 @@ import click
 
 from areal.cli.objects import complete_names, home_of, names_of
 from areal.cli.options import FiniteRange, Invocation, common, output, pass_invocation, read_options, remote, stack
-from areal.cli.output import Column, age, clock, emit_one, field
+from areal.cli.output import Column, clock, emit_one, field
 from areal.cli.remote import gateway, gateway_of
 from areal.cli.services import all_sessions, emit_sessions, limit_option
 from areal.client.gateway import GatewayClient, call_session, checked_session_key, close_session
 from areal.errors import ArealError, NotFound, UsageFault
+from areal.numbers import age, duration, number
 from areal.resources.kinds import AGENT_SERVICE
 from areal.terminal import spelled
 
 _CALL_S = 60.0  # a call may start or export an RL session
 _TEXT = 600  # characters of a tool's arguments and result on a page
+
+
+# -- the gateway
 
 
 def _only_service(ctx: click.Context, param: click.Parameter, given: str | None) -> str:
@@ -77,6 +81,9 @@ def new_session(chosen: GatewayClient, key: str | None = None) -> str:
     return str(document["session_key"])
 
 
+# -- the current session
+
+
 def _current(cli: Invocation) -> dict[str, str]:
     """The current session of each service, by the service's name or its gateway's URL."""
     from areal.state.files import Unreadable, read_json
@@ -113,6 +120,9 @@ def named_session(cli: Invocation, service: str, given: str | None) -> str:
     if key is None:
         raise UsageFault("which session? There is no current one", hint="--session ID, or areal agent sessions switch")
     return key
+
+
+# -- sessions
 
 
 _COLUMNS = (
@@ -163,7 +173,7 @@ def _page(document: Mapping[str, Any]) -> str:
 def turn_lines(document: Mapping[str, Any]) -> Iterator[str]:
     """The lines of all turns of a session, including failed ones: messages, tool calls and their results."""
     for turn in document["recorded_turns"]:
-        yield f"\n[{clock(turn['at'])}, {turn['seconds']:.3g} s, {turn['outcome']}]"
+        yield f"\n[{clock(turn['at'])}, {duration(turn['seconds'])}, {turn['outcome']}]"
         for message in turn["messages"]:
             role, content = message.get("role"), _content(message.get("content"))
             if role == "tool":
@@ -237,6 +247,9 @@ def sessions_close(cli: Invocation, session: str, service: str) -> int:
     return 0
 
 
+# -- reward and export
+
+
 @click.command(context_settings={"ignore_unknown_options": True})  # -1 is a reward
 @click.argument("value", type=float)
 @_session_option
@@ -254,7 +267,7 @@ def reward(cli: Invocation, value: float, session: str | None, interaction: str 
     def text() -> str:
         ready = "ready to be exported" if document["trajectory_ready"] else "not sealed yet"
         count = document["interaction_count"]
-        return f"reward {value:g}: trajectory {document['trajectory_id']} of {count} interactions is {ready}"
+        return f"reward {number(value)}: trajectory {document['trajectory_id']} of {count} interactions is {ready}"
 
     emit_one(cli, {"session": key, **document}, name=key, text=text, answered=True)
     return 0

@@ -129,6 +129,8 @@ def _path(rest: str, command: str) -> str:
     return words[0]
 
 
+# -- the conversation
+
 _NUMBERS = {
     "temperature": float,
     "top_p": float,
@@ -145,7 +147,7 @@ _FORMAT = "areal-chat/1"
 
 _LOGPROBS = (
     Column("TOKEN", lambda row: json.dumps(row["token"], ensure_ascii=False)),
-    Column("LOGPROB", lambda row: f"{row['logprob']:.4f}", right=True),
+    Column("LOGPROB", lambda row: row["logprob"], right=True),
 )
 
 

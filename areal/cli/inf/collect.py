@@ -16,10 +16,11 @@ from areal.cli import options
 from areal.cli.objects import model_name_option, service_option
 from areal.cli.operate import ProgressPrinter, graceful
 from areal.cli.options import FiniteRange, Invocation, stack
-from areal.cli.output import age, emit_one, field, render_table
+from areal.cli.output import emit_one, field, render_table
 from areal.cli.remote import gateway_of, model_at
 from areal.dataclasses import dataclass
 from areal.errors import Partial, TargetFailed, UsageFault
+from areal.numbers import age, number
 
 if TYPE_CHECKING:
     from areal.client.gateway import GatewayClient
@@ -221,6 +222,8 @@ def _scoring(given: Mapping[str, Any]) -> AbstractContextManager[RewardScorer | 
     return RewardScorer(given["reward"], size, given["reward_timeout"])
 
 
+# -- progress and summary
+
 _SPREADS = (
     ("reward", "reward"),
     ("turns", "turns"),
@@ -247,15 +250,15 @@ class CollectionReport:
         from areal.reconcilers.context import Progress
 
         elapsed_s, done, failed = time.monotonic() - self._began, progress.done, sum(progress.failed.values())
-        for number in range(self._counted, done):
-            outcome = progress.outcomes[number]
-            self._tokens += outcome.generated_tokens if number >= progress.before else 0
+        for place in range(self._counted, done):
+            outcome = progress.outcomes[place]
+            self._tokens += outcome.generated_tokens if place >= progress.before else 0
             if outcome.reward is not None:
                 self._rewarded += 1
                 self._rewards += outcome.reward
         self._counted = done
-        parts = [f"reward {self._rewards / self._rewarded:.3f}"] if self._rewarded else []
-        parts += [f"{self._tokens / elapsed_s:,.0f} tok/s"] if elapsed_s >= 1 else []
+        parts = [f"reward {number(self._rewards / self._rewarded)}"] if self._rewarded else []
+        parts += [f"{number(self._tokens / elapsed_s)} tok/s"] if elapsed_s >= 1 else []
         parts += [f"{progress.running} running", *([f"{failed} failed"] if failed else [])]
         fresh, left = done - progress.before, progress.planned - done - failed
         eta_s = elapsed_s * left / fresh if fresh else None
@@ -275,13 +278,15 @@ def summary_page(document: Mapping[str, Any]) -> str:
 def _facts(document: Mapping[str, Any]) -> list[str]:
     facts = []
     if document["tokens_per_second"] and document["done"] > document["done_before"]:
-        speed = f"{document['tokens_per_second']:,.0f} tokens/s, {document['episodes_per_second']:g} episodes/s"
+        speed = (
+            f"{number(document['tokens_per_second'])} tokens/s, {number(document['episodes_per_second'])} episodes/s"
+        )
         facts.append(f"speed      {speed}, {age(document['seconds'])}")
     groups = document["groups"]
     if groups is not None:
         all_equal = f"{groups['all_equal']} of {groups['prompts']} prompts have samples that are all rewarded alike"
         facts.append(
-            f"groups     best of n {groups['best_of_n']:g}; {all_equal}, {groups['all_best']} of them the best"
+            f"groups     best of n {number(groups['best_of_n'])}; {all_equal}, {groups['all_best']} of them the best"
         )
     if document["truncated"]:
         facts.append(f"truncated  {document['truncated']} answers were cut at the longest")

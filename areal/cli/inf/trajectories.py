@@ -15,11 +15,12 @@ import click
 
 from areal.cli.objects import complete_names, service_option, stored
 from areal.cli.options import Invocation, read_options, stack
-from areal.cli.output import Column, Row, age, clock, emit_one, emit_rows, field, render_table, write
+from areal.cli.output import Column, Row, clock, emit_one, emit_rows, field, render_table, write
 from areal.cli.remote import gateway_of, local_options
 from areal.cli.services import all_sessions, emit_sessions, limit_option
 from areal.client.gateway import GatewayClient, read_session
 from areal.errors import ArealError, NotFound
+from areal.numbers import age
 from areal.resources.kinds import TRAIN_JOB
 from areal.terminal import fancy
 
@@ -109,6 +110,8 @@ def _page(document: Mapping[str, Any]) -> str:
         parts.append(render_table(trajectory["interactions"], _TURNS))
     return "\n\n".join(parts)
 
+
+# -- trajectories
 
 _ON_A_SCREEN, _ON_A_PAGE = 10, 500
 

@@ -217,6 +217,8 @@ def _keep(path: Path, value: Any) -> None:
         pass  # asked again the next time
 
 
+# -- adoption
+
 _TIMEOUT_S = 5.0
 
 

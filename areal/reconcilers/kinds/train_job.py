@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from areal.numbers import number
 from areal.reconcilers.kinds import Completion, Endpoint, KindController, StageReporter
 from areal.reconcilers.kinds.job_status import JobPhase, has_ended, job_status
 from areal.reconcilers.observe import DIED, JOB_FAILED, NO_WORKING_DIR, Health, lacks_folder
@@ -40,6 +41,8 @@ class TrainJobController(KindController):
     runs_to_completion = True
     columns = (("DRIVER", ("spec", "driver"), True),)
 
+    # -- manifests
+
     def faults_before_start(
         self, items: Sequence[tuple[Wanted, Resource]], report: StageReporter
     ) -> dict[Ref, list[Diagnostic]]:
@@ -58,6 +61,8 @@ class TrainJobController(KindController):
 
         return with_services(wanted, stored, recreate, refused)
 
+    # -- what belongs to what
+
     def neighbour_of(self, spec: Mapping[str, Any]) -> str | None:
         """A model may wait for the weights of the job that trains it."""
         rollout = spec.get("rollout") or {}
@@ -69,6 +74,8 @@ class TrainJobController(KindController):
         from areal.reconcilers.kinds.job_plan import following_jobs
 
         return following_jobs(targets, stored, states)
+
+    # -- status
 
     def health(self, ref: str, spec: Mapping[str, Any], seen: Observed, host: Mapping[str, Any] | None) -> Health:
         now = job_status(seen.of(ref), suspended=bool(spec.get("suspend")))
@@ -107,11 +114,13 @@ class TrainJobController(KindController):
             stage = _stage(home, f"{self.kind}/{name}")
             return Progress(f"{self.kind}/{name}", stage, elapsed_s=age_s) if stage else None
         reward = step.get("reward/mean")
-        parts = [f"reward {reward:.3f}"] if isinstance(reward, int | float) else []
+        parts = [f"reward {number(reward)}"] if isinstance(reward, int | float) else []
         detail = ", ".join([*parts, *filter(None, [bottleneck(step)])])
         total = step.get("total_steps")
         stage = "step" if isinstance(total, int) else f"step {step['step']}"
         return Progress(f"{self.kind}/{name}", stage, step["step"], total, age_s, detail, eta_s(step))
+
+    # -- planning and execution
 
     def plan(self, planning: Planning) -> KindPlan:
         from areal.reconcilers.kinds.job_plan import TrainJobPlan

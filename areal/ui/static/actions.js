@@ -58,7 +58,7 @@ function Progress({ number }) {
   const { data, error } = useData("action", {});
   const action = data?.actions.find((each) => each.number === number);
   if (error) return html`<${Problem} error=${error} />`;
-  return html`<p role="status">${action ? `${action.words}: ${action.state}, ${fmt.seconds(action.seconds)}` : "begins"}. It goes on when this is closed.</p>
+  return html`<p role="status">${action ? `${action.words}: ${action.state}, ${fmt.duration(action.seconds)}` : "begins"}. It goes on when this is closed.</p>
     ${action?.progress.length > 0 && html`<pre class="plan" tabindex="0" role="region" aria-label="Progress">${action.progress.map((each) => `${each.ref}: ${each.stage}`).join("\n")}</pre>`}
     ${action?.outcome.map((line) => html`<p key=${line}>${line}</p>`)}
     ${action?.error && html`<${Problem} error=${action.error} />`}`;

@@ -53,7 +53,7 @@ export function Chart({ title, starts, series, smooth = 0, log = false, clip = t
     const index = at === null || at === undefined ? null : nearest(shown.current.starts, at);
     readout.current?.querySelectorAll("[data-series]").forEach((node, place) => {
       const values = shown.current.series[place]?.points.mean ?? [];
-      node.textContent = fmt.number(index === null ? lastOf(values) : values[index], 3) || "–";
+      node.textContent = fmt.number(index === null ? lastOf(values) : values[index]) || "–";
     });
   };
   useLayoutEffect(() => {
@@ -77,10 +77,10 @@ export function Chart({ title, starts, series, smooth = 0, log = false, clip = t
     cursor.listeners.add(move);
     return () => cursor.listeners.delete(move);
   }, [cursor]);
-  const words = series.map((each) => `${each.name} ${fmt.number(lastOf(each.points.mean), 3)}`).join(", ");
+  const words = series.map((each) => `${each.name} ${fmt.number(lastOf(each.points.mean))}`).join(", ");
   return html`<figure class="chart" role="group" aria-label=${`${title}: ${words}`}>
     <figcaption ref=${readout}><b>${title}</b>${unit && html` <span class="dim">${unit}</span>`}
-      ${series.map((each, at) => html`<span class="key" key=${each.name}><i style=${{ background: stacked ? undefined : colourOf(each.colour ?? at), borderColor: colourOf(each.colour ?? at), backgroundColor: colourOf(each.colour ?? at) }} data-dash=${each.dash ?? 0}></i>${series.length > 1 || each.label ? `${each.label ?? each.name} ` : ""}<span class="num" data-series=${at}>${fmt.number(lastOf(each.points.mean), 3)}</span></span>`)}
+      ${series.map((each, at) => html`<span class="key" key=${each.name}><i style=${{ background: stacked ? undefined : colourOf(each.colour ?? at), borderColor: colourOf(each.colour ?? at), backgroundColor: colourOf(each.colour ?? at) }} data-dash=${each.dash ?? 0}></i>${series.length > 1 || each.label ? `${each.label ?? each.name} ` : ""}<span class="num" data-series=${at}>${fmt.number(lastOf(each.points.mean))}</span></span>`)}
     </figcaption>
     <div ref=${host} style=${{ height: `${height}px` }}></div>
   </figure>`;
@@ -148,7 +148,7 @@ function draw(host, shown, cursor, height) {
     width: host.clientWidth || 300, height, legend: { show: false }, padding: [6, 8, 0, 0], bands,
     cursor: { y: false, points: { size: 6, show: stacked ? false : undefined }, drag: { x: false, y: false } },
     scales: { x: { time: false }, y: { range, distr: log && !stacked ? 3 : 1, log: 10 } },
-    axes: [{ ...axis, size: 22, space: 60 }, { ...axis, size: 48, space: 26, values: (u, values) => values.map((value) => (value === null ? "" : stacked ? `${Math.round(100 * value)} %` : compact(value))) }],
+    axes: [{ ...axis, size: 22, space: 60 }, { ...axis, size: 48, space: 26, values: (u, values) => values.map((value) => (value === null ? "" : stacked ? `${Math.round(100 * value)}%` : compact(value))) }],
     series: columns,
   }, dataOf(shown.current), host);
   plot.over.addEventListener("mousemove", () => { if (plot.cursor.idx !== null && plot.cursor.idx !== undefined) cursor.set(shown.current.starts[plot.cursor.idx]); });

@@ -1,6 +1,7 @@
 // The page that `--html` writes: the episodes of a file or job, in one document without a server. Joined behind tokens.js,
 // whose names it uses.
-import { COLOURS, histogramOf, legendOf, make, plural, readable, shortNumber, showEpisode, versionsOf } from "./tokens.js";
+import { COLOURS, histogramOf, legendOf, make, plural, readable, showEpisode, versionsOf } from "./tokens.js";
+import { duration, number } from "./numbers.js";
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const ROW = 50;
@@ -33,7 +34,7 @@ function place() {
 }
 function rowOf(episode, at) {
   const node = make("div", { class: "row-of", role: "option", id: `row-${episode.index}`, "aria-setsize": shown.length, "aria-posinset": at + 1, onclick: () => pick(episode.index) },
-    make("b", {}, readable(episode.name, 80)), make("span", { class: "num" }, episode.reward === null ? "no reward" : shortNumber(episode.reward)), make("span", { class: "hint mono" }, readable((episode.hint || "").replace(/\s+/g, " "), 120)));
+    make("b", {}, readable(episode.name, 80)), make("span", { class: "num" }, episode.reward === null ? "no reward" : number(episode.reward)), make("span", { class: "hint mono" }, readable((episode.hint || "").replace(/\s+/g, " "), 120)));
   node.style.top = `${at * ROW}px`;
   return node;
 }
@@ -61,8 +62,8 @@ const main = make("main", { tabindex: "-1" }, about, host);
 function episode() {
   const found = data.episodes[state.at];
   if (!found) { about.replaceChildren(make("p", { class: "empty" }, "no episode")); host.replaceChildren(); return; }
-  const facts = [...found.origin, found.reward === null ? "no reward" : `reward ${shortNumber(found.reward)}`, plural(found.turns.length, "turn"), plural(found.tokens, "generated token"),
-    found.seconds ? `${shortNumber(found.seconds, 2)} s` : null, found.failures.length ? `failures: ${found.failures.join(", ")}` : null].filter(Boolean);
+  const facts = [...found.origin, found.reward === null ? "no reward" : `reward ${number(found.reward)}`, plural(found.turns.length, "turn"), plural(found.tokens, "generated token"),
+    found.seconds ? duration(found.seconds) : null, found.failures.length ? `failures: ${found.failures.join(", ")}` : null].filter(Boolean);
   const fields = Object.entries(found.example);
   about.replaceChildren(make("div", { class: "head" }, make("h2", {}, readable(found.name, 200)), make("span", { class: "dim" }, facts.join("  ·  "))),
     ...(fields.length ? [make("details", { class: "panel example" }, make("summary", {}, `example (${fields.map((each) => each[0]).join(", ")})`),

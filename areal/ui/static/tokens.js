@@ -1,6 +1,8 @@
 // One episode, token by token: its turns, with tokens coloured by log-probability, version, advantage or mask, and a
-// tooltip for mouse, keyboard and touch. Plain DOM without imports: `--html` writes this file into a page of its own.
+// tooltip for mouse, keyboard and touch. Plain DOM: `--html` writes this file and numbers.js into a page of its own.
 // All text goes in as text nodes; what hides, reverses or rings is spelled.
+
+import { number } from "./numbers.js";
 
 export function make(tag, options = {}, ...children) {
   const node = document.createElement(tag);
@@ -13,12 +15,11 @@ export function make(tag, options = {}, ...children) {
   return node;
 }
 
-export const shortNumber = (value, digits = 3) => (value === null || value === undefined ? "–" : String(Number(value.toFixed(digits))));
 export const plural = (count, word) => `${count.toLocaleString("en-US")} ${word}${count === 1 ? "" : "s"}`;
 
 export const COLOURS = ["logprob", "version", "advantage", "mask"];
 const STEPS = [-0.1, -0.36, -0.7, -1.6, -3, -5]; // e^-0.1 = 0.9, e^-5 = 0.007
-const SHARES = ["> 90 %", "> 70 %", "> 50 %", "> 20 %", "> 5 %", "> 0.7 %", "less"];
+const SHARES = ["> 90%", "> 70%", "> 50%", "> 20%", "> 5%", "> 0.7%", "less"];
 const SPECIAL = /^<[|\uff5c]?[^<>\s]{1,40}[|\uff5c]?>$/u;
 const HIDDEN = /([\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb])/u;
 const LONGEST = 2000; // characters of one token, or of one message at first
@@ -62,11 +63,11 @@ function turnOf(turn, view) {
   const sampled = (turn.lp ?? []).filter((each) => each !== null);
   const mean = sampled.length ? sampled.reduce((sum, each) => sum + each, 0) / sampled.length : null;
   const facts = [
-    turn.reward !== null && `reward ${shortNumber(turn.reward)}`,
-    turn.ret !== null && turn.ret !== (turn.reward ?? 0) && `return ${shortNumber(turn.ret)}`,
-    turn.advantage !== null && `advantage ${shortNumber(turn.advantage)}`,
+    turn.reward !== null && `reward ${number(turn.reward)}`,
+    turn.ret !== null && turn.ret !== (turn.reward ?? 0) && `return ${number(turn.ret)}`,
+    turn.advantage !== null && `advantage ${number(turn.advantage)}`,
     turn.lp && plural(turn.lp.length, "token"),
-    mean !== null && `mean logprob ${shortNumber(mean)}`,
+    mean !== null && `mean logprob ${number(mean)}`,
     turn.temperature && `T ${turn.temperature}`,
     turn.finish,
   ].filter(Boolean);
@@ -218,8 +219,8 @@ function describe(token) {
   if (sampled >= 0) {
     const value = turn.lp[sampled];
     const chance = value === null ? null : 100 * Math.exp(value);
-    rows.push(["logprob", value === null ? "not a finite number" : `${shortNumber(value, 4)}  (${chance >= 1 ? chance.toFixed(1) : chance.toPrecision(2)} %)`],
-      ["version", String(turn.v[sampled])], ["advantage", turn.advantage === null ? "not trained on" : shortNumber(turn.advantage, 4)], ["reward of the turn", shortNumber(turn.reward)]);
+    rows.push(["logprob", value === null ? "not a finite number" : `${number(value)}  (${chance >= 1 ? chance.toFixed(1) : chance.toPrecision(2)}%)`],
+      ["version", String(turn.v[sampled])], ["advantage", turn.advantage === null ? "not trained on" : number(turn.advantage)], ["reward of the turn", turn.reward === null ? "–" : number(turn.reward)]);
   } else rows.push(["mask", "prompt, not trained on"]);
   const text = turn.texts[at];
   return [make("div", { class: "tok" }, text === null ? `token ${turn.ids[at]}` : readable(JSON.stringify(text), 200)),
@@ -231,19 +232,19 @@ export function histogramOf(rewards, { from = null, to = null, onPick, count = 2
   const known = rewards.filter((each) => each !== null && Number.isFinite(each));
   if (!known.length) return make("p", { class: "dim" }, "no rewards");
   const low = known.reduce((a, b) => Math.min(a, b)), high = known.reduce((a, b) => Math.max(a, b));
-  const number = low === high ? 1 : Math.min(count, Math.max(2, new Set(known).size > count ? count : new Set(known).size));
-  const width = (high - low) / number || 1;
-  const bins = new Array(number).fill(0);
-  for (const each of known) bins[Math.min(number - 1, Math.floor((each - low) / width))] += 1;
+  const parts = low === high ? 1 : Math.min(count, Math.max(2, new Set(known).size > count ? count : new Set(known).size));
+  const width = (high - low) / parts || 1;
+  const bins = new Array(parts).fill(0);
+  for (const each of known) bins[Math.min(parts - 1, Math.floor((each - low) / width))] += 1;
   const most = Math.max(...bins);
   const bars = bins.map((size, at) => {
-    const [begin, end] = [low + at * width, at === number - 1 ? high : low + (at + 1) * width];
+    const [begin, end] = [low + at * width, at === parts - 1 ? high : low + (at + 1) * width];
     const picked = from !== null && begin >= from - 1e-9 && begin <= to - 1e-9 + (low === high ? 1 : 0);
-    const bar = make("button", { type: "button", "aria-pressed": String(picked), disabled: size === 0, title: `${plural(size, "sample")}: reward ${shortNumber(begin)} to ${shortNumber(end)}`,
-      "aria-label": `${plural(size, "sample")} with a reward from ${shortNumber(begin)} to ${shortNumber(end)}`, onclick: () => onPick?.(picked ? null : begin, end) }, make("i", {}));
+    const bar = make("button", { type: "button", "aria-pressed": String(picked), disabled: size === 0, title: `${plural(size, "sample")}: reward ${number(begin)} to ${number(end)}`,
+      "aria-label": `${plural(size, "sample")} with a reward from ${number(begin)} to ${number(end)}`, onclick: () => onPick?.(picked ? null : begin, end) }, make("i", {}));
     bar.firstChild.style.height = `${size ? Math.max(2, (44 * size) / most) : 0}px`;
     return bar;
   });
   return make("div", { class: "histogram", role: "group", "aria-label": "rewards: a bar filters" }, make("div", { class: "bars" }, bars),
-    make("div", { class: "axis" }, make("span", {}, shortNumber(low)), make("span", {}, `reward, up to ${plural(most, "sample")}`), make("span", {}, shortNumber(high))));
+    make("div", { class: "axis" }, make("span", {}, number(low)), make("span", {}, `reward, up to ${plural(most, "sample")}`), make("span", {}, number(high))));
 }

@@ -2,6 +2,7 @@
 import { html, render, useState, useEffect, useLayoutEffect, useRef, useMemo, useCallback, useErrorBoundary } from "./vendor/preact/standalone.module.js";
 import { call, callParts, watch, queryText } from "./api.js";
 import { match } from "./routes.js";
+import { age, bytes, duration, num, number } from "./numbers.js";
 
 export { html, render, useState, useEffect, useLayoutEffect, useRef, useMemo, useCallback, useErrorBoundary, call, callParts };
 
@@ -300,35 +301,11 @@ const BAD = new Set(["Failed", "Lost", "Unknown", "crashloop", "dead", "exited",
 export const tone = (state) => (GOOD.has(state) ? "ok" : BAD.has(state) ? "bad" : /^(Suspended|Stopped|Pending|Queued|stopped|idle|active|ended|removed)$/.test(state) ? "" : "warn");
 export const State = ({ value }) => html`<span class=${`state ${tone(value)}`}>${value}</span>`;
 
-// A number as the server sends it: those that are not finite come as words.
-export const num = (value) => (typeof value === "number" ? value : value === "NaN" ? NaN : value === "Infinity" ? Infinity : value === "-Infinity" ? -Infinity : null);
+export { num };
 
 export const fmt = {
-  number(value, digits = 4) {
-    const found = num(value);
-    if (found === null) return "";
-    if (!Number.isFinite(found)) return String(value);
-    if (Number.isInteger(found) && Math.abs(found) < 1e15) return found.toLocaleString("en-US");
-    const size = Math.abs(found);
-    return size >= 1e6 || size < 1e-4 ? found.toExponential(2) : String(Number(found.toPrecision(digits)));
-  },
-  seconds(value) {
-    if (value === null || value === undefined) return "";
-    const s = Math.max(0, value);
-    if (s < 1) return `${Math.round(s * 1000)} ms`;
-    if (s < 60) return `${s < 10 ? s.toFixed(1) : Math.round(s)} s`;
-    if (s < 3600) return `${Math.round(s / 60)} min`;
-    if (s < 86400) return `${Math.floor(s / 3600)} h ${Math.round((s % 3600) / 60)} min`;
-    return `${Math.floor(s / 86400)} d ${Math.round((s % 86400) / 3600)} h`;
-  },
-  ago: (at) => (at ? `${fmt.seconds(Date.now() / 1000 - at)} ago` : ""),
-  bytes(value) {
-    if (value === null || value === undefined) return "";
-    const units = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let size = value, unit = 0;
-    while (size >= 1024 && unit < units.length - 1) { size /= 1024; unit += 1; }
-    return `${size < 10 && unit ? size.toFixed(1) : Math.round(size)} ${units[unit]}`;
-  },
+  number, duration, bytes, age,
+  ago: (at) => (at ? `${age(Date.now() / 1000 - at)} ago` : ""),
   clock(at) {
     if (!at) return "";
     const date = new Date(at * 1000);

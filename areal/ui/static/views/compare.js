@@ -40,7 +40,7 @@ export default function Compare({ route }) {
       <button type="button" aria-pressed=${String(Boolean(all))} onClick=${() => setQuery({ all: all ? null : 1 })}>all metrics</button>
       ${names.map((name) => html`<${Link} key=${name} href=${`/job/${encodeURIComponent(name)}`}>${name}<//>`)}
     </div>
-    ${data.jobs.filter((job) => job.shareRead < 1).map((job) => html`<p class="dim" key=${job.name} role="status">${Math.round(100 * job.shareRead)} % of ${job.name}'s steps are read; until then its curves are of a sample of them</p>`)}
+    ${data.jobs.filter((job) => job.shareRead < 1).map((job) => html`<p class="dim" key=${job.name} role="status">${Math.round(100 * job.shareRead)}% of ${job.name}'s steps are read; until then its curves are of a sample of them</p>`)}
     ${!names.length && html`<p class="empty">choose jobs above</p>`}
     <div class="charts">${charts.map((chart) => html`<${Chart} key=${chart.title} ...${chart} smooth=${SMOOTH[smooth] ?? 0} log=${Boolean(log)} cursor=${cursor} />`)}</div>
     ${Object.entries(data.unreadable).map(([name, why]) => html`<p class="dim" key=${name}>configuration of ${name}: ${why}</p>`)}

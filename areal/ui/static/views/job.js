@@ -47,8 +47,8 @@ export default function Job({ route }) {
       <h1>${name}</h1> <${State} value=${data.phase} />
       <span class="facts">
         ${data.step !== null && data.step !== undefined && html`<span>step <b>${fmt.number(data.step)}</b>${data.totalSteps ? `/${fmt.number(data.totalSteps)}` : ""}</span>`}
-        ${data.reward !== null && data.reward !== undefined && html`<span>reward <b>${fmt.number(data.reward, 3)}</b></span>`}
-        ${data.etaSeconds !== null && html`<span><b>${fmt.seconds(data.etaSeconds)}</b> left</span>`}
+        ${data.reward !== null && data.reward !== undefined && html`<span>reward <b>${fmt.number(data.reward)}</b></span>`}
+        ${data.etaSeconds !== null && html`<span><b>${fmt.age(data.etaSeconds)}</b> left</span>`}
         ${data.attempt > 1 && html`<span>attempt <b>${data.attempt}</b></span>`}
         ${data.bottleneck && html`<span>last step: <b>${data.bottleneck}</b></span>`}
         <${Link} href=${logsPath(`TrainJob/${name}`)}>logs<//> <${Link} href=${`/object/trainjob/${encodeURIComponent(name)}`}>object<//> <${Link} href=${`/compare?jobs=${encodeURIComponent(name)}`}>compare<//>
@@ -67,7 +67,7 @@ export default function Job({ route }) {
       <button type="button" aria-pressed=${String(Boolean(all))} onClick=${() => turn("all", all)}>all metrics</button>
       <${Readout} cursor=${cursor} data=${data} open=${open} />
     </div>
-    ${data.shareRead < 1 && html`<p class="dim" role="status">${Math.round(100 * data.shareRead)} % of ${data.name}'s steps are read; until then the curves are of a sample of them</p>`}
+    ${data.shareRead < 1 && html`<p class="dim" role="status">${Math.round(100 * data.shareRead)}% of ${data.name}'s steps are read; until then the curves are of a sample of them</p>`}
     ${!data.steps && html`<p class="empty">it has written no step yet</p>`}
     ${data.steps > 0 && html`<div class="charts">
       ${charts.map((chart) => html`<${Chart} key=${chart.title} ...${look} ...${chart} />`)}

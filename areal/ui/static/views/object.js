@@ -59,7 +59,7 @@ const PROCESSES = [
   { id: "gpus", title: "GPU", optional: true, value: (row) => row.gpus.join(", "), hide: 820 },
   { id: "ports", title: "Port", value: (row) => row.ports.join(", "), num: true, hide: 560 },
   { id: "restarts", title: "Restarts", value: (row) => row.restarts, num: true },
-  { id: "uptime", title: "Uptime", value: (row) => row.uptimeSeconds, num: true, cls: "nowrap", cell: (row) => fmt.seconds(row.uptimeSeconds) },
+  { id: "uptime", title: "Uptime", value: (row) => row.uptimeSeconds, num: true, cls: "nowrap", cell: (row) => fmt.age(row.uptimeSeconds) },
   { id: "node", title: "Node", optional: true, value: (row) => row.node, hide: 820 },
 ];
 const CONDITIONS = [

@@ -83,7 +83,7 @@ function AgentSession({ route }) {
 
 function Turn({ turn }) {
   return html`<article class="panel talk" tabindex="-1" aria-label=${`turn ${turn.number}`}>
-    <header><b>turn ${turn.number}</b><span>${fmt.clock(turn.at)}</span><span>${fmt.seconds(turn.seconds)}</span><span class=${turn.error ? "bad" : ""}>${turn.outcome}</span></header>
+    <header><b>turn ${turn.number}</b><span>${fmt.clock(turn.at)}</span><span>${fmt.duration(turn.seconds)}</span><span class=${turn.error ? "bad" : ""}>${turn.outcome}</span></header>
     ${turn.messages.map((each, at) => html`<div class="say" key=${at}><span>${each.role}</span><div>
       ${(each.text || each.cut > 0) && html`<${Text} cls=${each.role === "tool" ? "result" : ""} text=${each.text} cut=${each.cut} />`}
       ${each.calls.map((one, place) => html`<${Text} key=${place} cls="call" text=${`${one.name}(${one.text})`} cut=${one.cut} />`)}</div></div>`)}
@@ -123,7 +123,7 @@ function Recorded({ route }) {
   const { session: row } = data;
   const versions = versionsOf(tokens?.episodes ?? []);
   return html`<div class="head"><h1>Session <span class="mono">${short(session)}</span></h1> <${State} value=${row.state} />
-      <span class="facts"><span><b>${row.turns}</b> calls</span>${row.reward !== null && html`<span>reward <b>${fmt.number(row.reward, 3)}</b></span>`}<span>task <b>${row.task}</b></span>${row.group && html`<span>group ${row.group}</span>`}<span>begun ${fmt.ago(row.created)}</span><${Link} href=${sessionsPath("inferenceservice", name)}>${name}<//></span>
+      <span class="facts"><span><b>${row.turns}</b> calls</span>${row.reward !== null && html`<span>reward <b>${fmt.number(row.reward)}</b></span>`}<span>task <b>${row.task}</b></span>${row.group && html`<span>group ${row.group}</span>`}<span>begun ${fmt.ago(row.created)}</span><${Link} href=${sessionsPath("inferenceservice", name)}>${name}<//></span>
       <span class="grow"></span> <${Actions} target=${asked} verbs=${["reward", "end-session"]} /></div>
     ${error && html`<${Problem} error=${error} />`}
     <${Trained} asked=${asked} recorded=${session} by=${null} count=${count} />
@@ -154,7 +154,7 @@ const SERVICES = [
   { id: "phase", title: "Status", value: (row) => row.phase, cell: (row) => (row.phase ? html`<${State} value=${row.phase} />` : "") },
   { id: "address", title: "Address", value: (row) => row.address, cls: "mono", hide: 560 },
 ];
-const age = { id: "created", title: "Age", value: (row) => (row.created ? Date.now() / 1000 - row.created : null), num: true, cls: "nowrap", cell: (row) => (row.created ? fmt.seconds(Date.now() / 1000 - row.created) : "") };
+const age = { id: "created", title: "Age", value: (row) => (row.created ? Date.now() / 1000 - row.created : null), num: true, cls: "nowrap", cell: (row) => (row.created ? fmt.age(Date.now() / 1000 - row.created) : "") };
 const id = { id: "id", title: "Session", value: (row) => row.id, cls: "mono" };
 const state = { id: "state", title: "State", value: (row) => row.state, cell: (row) => html`<${State} value=${row.state ?? ""} />` };
 const OF_AGENTS = [
@@ -162,7 +162,7 @@ const OF_AGENTS = [
   { id: "turns", title: "Turns", value: (row) => row.turns, num: true },
   { id: "waiting", title: "Waiting", value: (row) => row.waiting, num: true, optional: true },
   age,
-  { id: "idle", title: "Idle", value: (row) => (row.state === "idle" ? Date.now() / 1000 - row.used : null), num: true, cls: "nowrap", hide: 560, cell: (row) => (row.state === "idle" ? fmt.seconds(Date.now() / 1000 - row.used) : "") },
+  { id: "idle", title: "Idle", value: (row) => (row.state === "idle" ? Date.now() / 1000 - row.used : null), num: true, cls: "nowrap", hide: 560, cell: (row) => (row.state === "idle" ? fmt.age(Date.now() / 1000 - row.used) : "") },
   { id: "recorded", title: "Recorded as", value: (row) => row.recorded, cls: "mono", optional: true, hide: 820 },
   { id: "metadata", title: "Metadata", value: (row) => (Object.keys(row.metadata ?? {}).length ? JSON.stringify(row.metadata) : null), cls: "mono", optional: true, hide: 820 },
 ];
@@ -170,7 +170,7 @@ const OF_MODELS = [
   id, state,
   { id: "task", title: "Task", value: (row) => row.task, hide: 560 },
   { id: "turns", title: "Calls", value: (row) => row.turns, num: true },
-  { id: "reward", title: "Reward", value: (row) => row.reward, num: true, cell: (row) => (row.reward === null ? "" : fmt.number(row.reward, 3)) },
+  { id: "reward", title: "Reward", value: (row) => row.reward, num: true, cell: (row) => (row.reward === null ? "" : fmt.number(row.reward)) },
   { id: "ready", title: "Ready", value: (row) => row.ready, num: true, hide: 560 },
   { id: "group", title: "Group", value: (row) => row.group, optional: true, hide: 820 },
   age,
@@ -182,6 +182,6 @@ const CALLS = [
   { id: "prompt", title: "Prompt", value: (row) => row.prompt, num: true, hide: 560 },
   { id: "tokens", title: "Tokens", value: (row) => row.tokens, num: true },
   { id: "finish", title: "Finish", value: (row) => row.finish, hide: 560 },
-  { id: "reward", title: "Reward", value: (row) => row.reward, num: true, cell: (row) => (row.reward === null ? "" : fmt.number(row.reward, 3)) },
+  { id: "reward", title: "Reward", value: (row) => row.reward, num: true, cell: (row) => (row.reward === null ? "" : fmt.number(row.reward)) },
   { id: "at", title: "When", value: (row) => row.at, cls: "nowrap", hide: 560, cell: (row) => fmt.clock(row.at) },
 ];

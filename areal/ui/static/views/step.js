@@ -71,7 +71,7 @@ function Groups({ route }) {
       <button type="button" aria-pressed=${String(!flat)} onClick=${() => setQuery({ view: null })}>groups</button>
       <button type="button" aria-pressed=${String(flat)} onClick=${() => setQuery({ view: "samples" })}>samples</button>
       <button type="button" aria-pressed=${String(spread)} onClick=${() => setQuery({ spread: spread ? null : 1 })}>with spread only</button>
-      ${from !== null && html`<button type="button" onClick=${() => setQuery({ from: null, to: null })}>reward ${fmt.number(from, 3)} to ${fmt.number(to, 3)} ×</button>`}
+      ${from !== null && html`<button type="button" onClick=${() => setQuery({ from: null, to: null })}>reward ${fmt.number(from)} to ${fmt.number(to)} ×</button>`}
     </div>
     ${flat
       ? html`<${Table} key="samples" focus label="Samples" columns=${SAMPLES} rows=${samples} rowKey=${(row) => row.episode} filterText=${query.q} onOpen=${(row) => go(pathOf(params, { group: row.group, sample: row.sample, isEval }))} empty="no sample has such a reward" />`
@@ -102,8 +102,8 @@ function Waits({ data }) {
   const known = ["reward/mean", "approx_kl", "entropy", "grad_norm", "staleness/max", "length/mean", "tokens_per_second"].filter((name) => data.metrics[name] !== undefined);
   if (!known.length && !data.waits.length) return html`<p class="panel pad dim">metrics.jsonl has no numbers of this step</p>`;
   return html`<dl class="facts panel">
-    ${known.map((name) => html`<dt key=${name}>${name}</dt><dd>${fmt.number(data.metrics[name], 4)}</dd>`)}
-    ${whole !== undefined && html`<dt>time</dt><dd>${fmt.seconds(whole)}: ${data.waits.filter((each) => each.seconds > 0.005 * whole).sort((a, b) => b.seconds - a.seconds).map((each) => `${each.title} ${Math.round((100 * each.seconds) / whole)} %`).join(", ")}</dd>`}
+    ${known.map((name) => html`<dt key=${name}>${name}</dt><dd>${fmt.number(data.metrics[name])}</dd>`)}
+    ${whole !== undefined && html`<dt>time</dt><dd>${fmt.duration(whole)}: ${data.waits.filter((each) => each.seconds > 0.005 * whole).sort((a, b) => b.seconds - a.seconds).map((each) => `${each.title} ${Math.round((100 * each.seconds) / whole)}%`).join(", ")}</dd>`}
   </dl>`;
 }
 
@@ -120,14 +120,14 @@ const FAILURES = [
   { id: "error", title: "Cause", value: (row) => row.error },
 ];
 
-const reward = (value) => (value === null ? html`<span class="dim">none</span>` : fmt.number(value, 3));
+const reward = (value) => (value === null ? html`<span class="dim">none</span>` : fmt.number(value));
 const GROUPS = [
   { id: "group", title: "Group", value: (row) => row.group, cls: "nowrap mono", hide: 560 },
   { id: "question", title: "Prompt", value: (row) => row.samples[0].question, cls: "clip wide", cell: (row) => row.samples[0].question },
   { id: "answers", title: "Answer", value: (row) => row.samples.map((each) => each.hint).join("  "), cls: "clip wide mono", hide: 820, cell: (row) => [...new Set(row.samples.map((each) => each.hint))].join("   ") },
   { id: "rewards", title: "Rewards", value: (row) => row.mean, sort: false, search: () => "", cell: (row) => html`<${Dots} samples=${row.samples} />` },
   { id: "mean", title: "Mean", value: (row) => row.mean, num: true, cell: (row) => reward(row.mean) },
-  { id: "spread", title: "Spread", value: (row) => row.spread, num: true, cell: (row) => (row.withoutSpread ? html`<span class="warn" title="equal rewards: no gradient">0 no gradient</span>` : fmt.number(row.spread, 3)), cls: "nowrap" },
+  { id: "spread", title: "Spread", value: (row) => row.spread, num: true, cell: (row) => (row.withoutSpread ? html`<span class="warn" title="equal rewards: no gradient">0 no gradient</span>` : fmt.number(row.spread)), cls: "nowrap" },
   { id: "n", title: "Samples", value: (row) => row.samples.length, num: true, hide: 560 },
   { id: "tokens", title: "Tokens", value: (row) => row.samples.reduce((sum, each) => sum + each.tokens, 0), num: true, hide: 560, cell: (row) => fmt.number(row.samples.reduce((sum, each) => sum + each.tokens, 0)) },
 ];
@@ -136,17 +136,17 @@ const GROUPS = [
 function Dots({ samples }) {
   const known = samples.map((each) => each.reward).filter((each) => each !== null);
   const high = known.reduce((a, b) => Math.max(a, b), -Infinity), low = known.reduce((a, b) => Math.min(a, b), Infinity);
-  return html`<span class="dots" role="img" aria-label=${`rewards ${known.map((each) => fmt.number(each, 3)).join(", ")}`}>${samples.slice(0, 32).map((each) => html`<i class=${each.reward === null ? "none" : high > low && each.reward > (low + high) / 2 ? "above" : high === low && high > 0 ? "above" : ""}></i>`)}</span>`;
+  return html`<span class="dots" role="img" aria-label=${`rewards ${known.map((each) => fmt.number(each)).join(", ")}`}>${samples.slice(0, 32).map((each) => html`<i class=${each.reward === null ? "none" : high > low && each.reward > (low + high) / 2 ? "above" : high === low && high > 0 ? "above" : ""}></i>`)}</span>`;
 }
 
 const SAMPLES = [
   { id: "episode", title: "Sample", value: (row) => row.episode, cls: "nowrap mono" },
   { id: "hint", title: "Answer", value: (row) => row.hint, cls: "clip wide mono", search: (row) => `${row.hint} ${row.question}` },
   { id: "reward", title: "Reward", value: (row) => row.reward, num: true, cell: (row) => reward(row.reward) },
-  { id: "advantage", title: "Advantage", value: (row) => row.advantage, num: true, hide: 560, cell: (row) => fmt.number(row.advantage, 3) },
+  { id: "advantage", title: "Advantage", value: (row) => row.advantage, num: true, hide: 560, cell: (row) => fmt.number(row.advantage) },
   { id: "tokens", title: "Tokens", value: (row) => row.tokens, num: true },
   { id: "turns", title: "Turns", value: (row) => row.turns, num: true, hide: 820 },
-  { id: "logprob", title: "Mean logprob", value: (row) => row.meanLogprob, num: true, hide: 820, cell: (row) => fmt.number(row.meanLogprob, 3) },
+  { id: "logprob", title: "Mean logprob", value: (row) => row.meanLogprob, num: true, hide: 820, cell: (row) => fmt.number(row.meanLogprob) },
   { id: "versions", title: "Version", value: (row) => row.versions[0], num: true, hide: 820, cell: (row) => row.versions.join(", ") },
   { id: "ended", title: "Ended", value: (row) => (row.truncated ? "truncated" : ""), hide: 820, cell: (row) => (row.truncated ? html`<span class="warn">truncated</span>` : "") },
 ];
@@ -185,8 +185,8 @@ function Group({ route }) {
     <div class="head">
       <h2>group <span class="mono">${data.group.group}</span>${single ? html`, sample ${params.sample}` : ""}</h2>
       <span class="facts">
-        <span>mean <b>${fmt.number(data.group.mean, 3)}</b></span>
-        <span>spread ${data.group.withoutSpread ? html`<b class="warn">0: no gradient</b>` : html`<b>${fmt.number(data.group.spread, 3)}</b>`}</span>
+        <span>mean <b>${fmt.number(data.group.mean)}</b></span>
+        <span>spread ${data.group.withoutSpread ? html`<b class="warn">0: no gradient</b>` : html`<b>${fmt.number(data.group.spread)}</b>`}</span>
         <span><b>${plural(here.length, "sample")}</b></span>
         ${single && html`<${Link} href=${pathOf(params, { group: params.group, isEval })}>all samples of the group<//>`}
       </span>
@@ -225,10 +225,10 @@ function Legend({ colour, versions }) {
 function Sample({ row, colour, versions, open, href }) {
   const host = useRef(null);
   useEffect(() => { if (host.current) showEpisode(host.current, row.shown, { colour, versions, open, brief: true }); }, [row, colour, versions, open]);
-  const facts = [row.seconds ? fmt.seconds(row.seconds) : null, row.meanLogprob !== null ? `mean logprob ${fmt.number(row.meanLogprob, 3)}` : null, ...row.failures].filter(Boolean);
+  const facts = [row.seconds ? fmt.duration(row.seconds) : null, row.meanLogprob !== null ? `mean logprob ${fmt.number(row.meanLogprob)}` : null, ...row.failures].filter(Boolean);
   return html`<article aria-label=${`sample ${row.sample}`}>
-    <header><b>${href ? html`<${Link} href=${href}>sample ${row.sample}<//>` : `sample ${row.sample}`}</b> <span>reward <b>${row.reward === null ? "none" : fmt.number(row.reward, 3)}</b></span>
-      ${row.advantage !== null && html`<span>advantage <b>${fmt.number(row.advantage, 3)}</b></span>`} <span>${plural(row.tokens, "token")}</span> <span class="dim">${facts.join("  ·  ")}</span></header>
+    <header><b>${href ? html`<${Link} href=${href}>sample ${row.sample}<//>` : `sample ${row.sample}`}</b> <span>reward <b>${row.reward === null ? "none" : fmt.number(row.reward)}</b></span>
+      ${row.advantage !== null && html`<span>advantage <b>${fmt.number(row.advantage)}</b></span>`} <span>${plural(row.tokens, "token")}</span> <span class="dim">${facts.join("  ·  ")}</span></header>
     <div ref=${host}></div>
   </article>`;
 }

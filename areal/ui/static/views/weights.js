@@ -33,7 +33,7 @@ export default function Weights({ route }) {
 }
 
 const version = (value) => (value === null || value === undefined ? "" : `v${value}`);
-const ms = (value) => (value === null || value === undefined ? "" : `${fmt.number(value, 3)} ms`);
+const ms = (value) => (value === null || value === undefined ? "" : fmt.duration(value / 1000));
 
 const SPANS = { all: null, day: 86400, hour: 3600, "10min": 600 };
 const MOST_LANES = 40;
@@ -128,5 +128,5 @@ const UPDATES = [
   { id: "ms", title: "Duration", value: (row) => row.ms, num: true, cls: "nowrap", cell: (row) => ms(row.ms) },
   { id: "paused", title: "Pause", value: (row) => row.pausedMs, num: true, cls: "nowrap", cell: (row) => ms(row.pausedMs) },
   { id: "tokens", title: "Tokens of the step", value: (row) => row.tokens, num: true, hide: 560, cell: (row) => fmt.number(row.tokens) },
-  { id: "staleness", title: "Staleness", value: (row) => row.staleness, num: true, hide: 560, cell: (row) => fmt.number(row.staleness, 3) },
+  { id: "staleness", title: "Staleness", value: (row) => row.staleness, num: true, hide: 560, cell: (row) => fmt.number(row.staleness) },
 ];

@@ -346,6 +346,8 @@ class Engine:
             counters=Counters(**vars(self.counters)),
         )
 
+    # -- the engine's thread
+
     def _run(self) -> None:
         try:
             while not self._closing:

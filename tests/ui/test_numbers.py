@@ -1,0 +1,71 @@
+"""Numbers have one form in the terminal and on the page."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import areal.ui
+from areal import numbers
+
+SCRIPT = Path(areal.ui.__file__).parent / "static" / "numbers.js"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0"),
+        (0.5, "0.5"),
+        (1 / 3, "0.3333"),
+        (2.0625, "2.063"),
+        (-2.0625, "-2.063"),
+        (1234.56, "1235"),
+        (12345.6, "12350"),
+        (1e-5 / 3, "3.33e-6"),
+        (1234567.8, "1.23e+6"),
+        (0.99999, "1"),
+        (math.nan, "NaN"),
+        (-math.inf, "-Infinity"),
+    ],
+)
+def test_number_has_four_digits(value: float, text: str) -> None:
+    assert numbers.number(value) == text
+
+
+def test_times_and_bytes_have_their_units() -> None:
+    times = {0.00064: "640us", 0.0123: "12.3ms", 0.9996: "1s", 9.996: "10s", 45.6: "45s", 200: "3m20s", None: "-"}
+    assert {each: numbers.duration(each) for each in times} == times
+    sizes = {512: "512B", 1536: "1.5KiB", (1 << 20) - 100: "1MiB", 12 << 30: "12GiB", None: "-"}
+    assert {each: numbers.size(each) for each in sizes} == sizes
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+def test_page_and_terminal_show_the_same_numbers() -> None:
+    draw = random.Random(3)
+    values = [draw.choice((1, -1)) * draw.random() * 10 ** draw.uniform(-9, 9) for _ in range(3000)]
+    values += [draw.randrange(-(2**20), 2**20) / 2 ** draw.randrange(12) for _ in range(3000)]  # halves in every place
+    sizes = [abs(value) for value in values]
+    source = SCRIPT.read_text() + (
+        "\nlet text = ''; for await (const part of process.stdin) text += part;"
+        "\nconst [values, sizes] = JSON.parse(text);"
+        "\nconsole.log(JSON.stringify([values.map((each) => number(each).replaceAll(',', '')), sizes.map(duration),"
+        " sizes.map(age), sizes.map(Math.trunc).map(bytes)]));"
+    )
+    command = ["node", "--input-type=module", "-e", source]
+    done = subprocess.run(command, input=json.dumps([values, sizes]), capture_output=True, text=True, check=True)
+    shown = json.loads(done.stdout)
+    forms: list[tuple[Callable[[float], str], list[float]]] = [
+        (numbers.number, values),
+        (numbers.duration, sizes),
+        (numbers.age, sizes),
+        (numbers.size, [math.trunc(each) for each in sizes]),
+    ]
+    for (form, given), page in zip(forms, shown, strict=True):
+        assert [(value, form(value)) for value in given] == list(zip(given, page, strict=True))
