@@ -28,7 +28,7 @@ from areal.installation import module_argv
 from areal.reconcilers.context import Context, Deadline, Outcome
 from areal.reconcilers.kinds import controller_of
 from areal.reconcilers.outcomes import outcome_of, settle_statuses, with_endings, with_stuck, write_statuses
-from areal.reconcilers.plan import Op, Plan, Report, Verb
+from areal.reconcilers.plan import Op, Plan, Report, StartRun, Verb
 from areal.reconcilers.prepare import CommandContext, Prepared
 from areal.reconcilers.status import BACKGROUND
 from areal.resources.kinds import Ref, parse_ref
@@ -128,7 +128,7 @@ def _check_start(command: CommandContext, prepared: Prepared) -> None:
     demands: list[tuple[Mapping[str, Any], dict[str, Any]]] = []
     for op in spawned:
         cpus, memory_bytes = reserved(op.target.partition("/")[0], planned[op.ref].spec)
-        wanted = {"gpus": int(op.args.get("gpus", 0)), "nodes": int(op.args.get("nodes", 1))}
+        wanted = {"gpus": op.args.gpus or 0, "nodes": op.args.nodes}
         demand = command.scheduler_of(planned, op.ref), {**wanted, "cpus": cpus, "memory_bytes": memory_bytes}
         if demand not in demands:
             demands.append(demand)
@@ -207,7 +207,7 @@ def begun_only(plan: Plan, deleted: Collection[str] = ()) -> Plan:
     """The ops of ``--no-wait``: start processes and wait for nothing, not even for the cluster to place a neighbor; a
     background process does the rest. Deletions (``deleted``) run completely, since no record says that they are due."""
     kept = {Verb.RECORD, Verb.SPAWN, Verb.KICK, Verb.REPAIR, Verb.FORGET, Verb.ERASE, Verb.STOP, Verb.BARRIER}
-    begun: dict[int, Op] = {}
+    begun: dict[int, Op[Any]] = {}
     for op in plan.ops:
         waits = op.verb is Verb.SPAWN and any(begun[need].verb is Verb.SPAWN for need in op.needs if need in begun)
         if (op.verb in kept or op.ref in deleted) and begun.keys() >= set(op.needs) and not waits:
@@ -246,9 +246,9 @@ def abandoned(report: Report, spawned: Collection[str]) -> tuple[str, ...]:
     failed_runs |= {op.run for op in ops if op.verb is Verb.AWAIT and ids.intersection(op.needs)}
     routed = {run for op in ops if op.verb is Verb.ROUTE and op.id in report.done for run in op.runs}
 
-    def is_useless(op: Op) -> bool:
+    def is_useless(op: Op[StartRun]) -> bool:
         proxy = f"+{op.ref}/data-proxy/{op.target.rpartition('/')[2]}"
-        return bool(op.args.get("successor")) and op.ref in failed_refs and proxy not in routed
+        return op.args.successor and op.ref in failed_refs and proxy not in routed
 
     started = (op for op in ops if op.verb is Verb.SPAWN and op.run in spawned)
     return tuple(op.run for op in started if op.run in failed_runs or is_useless(op))

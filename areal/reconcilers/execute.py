@@ -1,8 +1,8 @@
 """Execute a plan: claim slots, run its ops in dependency order and in parallel, journal each. Decides nothing.
 
 Invariants: an op begins only when all it needs have succeeded; an op that needs a failed one is skipped, and so is
-whatever needs that; after an interrupt nothing new begins and what runs is finished, or gives up by itself. ``after``
-in an op's args names ops that must have ended, well or not. Every effect is idempotent. Records that can be written at
+whatever needs that; after an interrupt nothing new begins and what runs is finished, or gives up by itself. Ops in
+its ``after`` must have ended, well or not. Every effect is idempotent. Records that can be written at
 the same time are written together: one entry in the journal, one change of the store; if that fails, each by itself.
 
 A uid and a port are claimed, before the first effect, for every run that a plan starts: all of them or none. Ports are
@@ -43,7 +43,21 @@ from areal.reconcilers.observe import (
     ready_path,
     trouble_of,
 )
-from areal.reconcilers.plan import Op, Plan, Report, Verb
+from areal.reconcilers.plan import (
+    AtRouter,
+    AwaitReady,
+    DrainWorker,
+    Op,
+    Plan,
+    RemoveRoutes,
+    Report,
+    SetRoutes,
+    SettleRoutes,
+    SoakRuns,
+    StartRun,
+    StopRun,
+    Verb,
+)
 from areal.resources.addresses import is_loopback
 from areal.resources.kinds import parse_ref, served_name
 from areal.runtime.backends.base import NODE_HOST, Phase, Problem
@@ -61,18 +75,18 @@ PARALLEL_OPS = 32
 _INTERRUPT_POLL_S = 0.2
 
 
-def execute(plan: Plan, perform: Callable[[Sequence[Op]], None], interrupted: Event) -> Report:
+def execute(plan: Plan, perform: Callable[[Sequence[Op[Any]]], None], interrupted: Event) -> Report:
     """Perform every op that can be performed. Only ArealErrors count as an op's failure; others propagate."""
     report = Report(plan)
     waiting = {op.id: op for op in plan.ops}
     known = frozenset(waiting)
-    order = TopologicalSorter({op.id: known & {*op.needs, *op.args.get("after", ())} for op in plan.ops})
+    order = TopologicalSorter({op.id: known & {*op.needs, *op.after} for op in plan.ops})
     order.prepare()
-    running: dict[Future[None], Sequence[Op]] = {}
+    running: dict[Future[None], Sequence[Op[Any]]] = {}
     ended: SimpleQueue[Future[None]] = SimpleQueue()
     with ThreadPoolExecutor(PARALLEL_OPS, thread_name_prefix="op") as pool:
 
-        def start(batches: Iterable[Sequence[Op]]) -> None:
+        def start(batches: Iterable[Sequence[Op[Any]]]) -> None:
             for ops in batches:
                 future = pool.submit(perform, ops)
                 running[future] = ops
@@ -84,7 +98,7 @@ def execute(plan: Plan, perform: Callable[[Sequence[Op]], None], interrupted: Ev
                 report.skipped |= waiting.keys()
                 waiting.clear()
             while ready := order.get_ready():
-                possible: list[Op] = []
+                possible: list[Op[Any]] = []
                 for number in ready:
                     op = waiting.pop(number, None)
                     if op is not None and known.intersection(op.needs) <= report.done:
@@ -105,7 +119,7 @@ def execute(plan: Plan, perform: Callable[[Sequence[Op]], None], interrupted: Ev
     return report
 
 
-def _performed_together(ops: Sequence[Op]) -> list[list[Op]]:
+def _performed_together(ops: Sequence[Op[Any]]) -> list[list[Op[Any]]]:
     records = [op for op in ops if op.verb is Verb.RECORD]
     return [*([records] if records else []), *([op] for op in ops if op.verb is not Verb.RECORD)]
 
@@ -184,13 +198,15 @@ def _require_free(
         )
 
 
-def _choose_port(op: Op, observed: Observed, endpoint: Endpoint, stopping: frozenset[str], ports: PortSource) -> int:
+def _choose_port(
+    op: Op[StartRun], observed: Observed, endpoint: Endpoint, stopping: frozenset[str], ports: PortSource
+) -> int:
     component, _, replica = op.target.rpartition("/")
     former = observed.of(op.ref, component, int(replica))
     held = [port for run in former if run.is_live and run.uid in stopping for port in _ports(run)]
     if endpoint.in_place and held:
         return held[0]
-    if op.args.get("successor"):
+    if op.args.successor:
         return ports.claim_ports(1, owner=op.ref)[0]  # not to be taken for its predecessor
     called: list[int] = []  # ports that live neighbors call: data proxies their engine, gateways their router
     if endpoint.caller is not None:
@@ -216,7 +232,7 @@ WARM_TIMEOUT_S = 120.0
 WEIGHTS_BEHIND = "weights_behind"  # a data proxy's answer to calls while its engine lacks what a trainer published
 
 
-def perform(context: EffectContext, ops: Sequence[Op]) -> None:
+def perform(context: EffectContext, ops: Sequence[Op[Any]]) -> None:
     """Perform one op, or several records. Raises ArealError when that fails; only a killed command leaves it open in
     the journal."""
     op, together = ops[0], [op.ref for op in ops[1:]]
@@ -233,7 +249,7 @@ def perform(context: EffectContext, ops: Sequence[Op]) -> None:
     context.tx.end(number)
 
 
-def spawn(context: EffectContext, op: Op, number: int) -> None:
+def spawn(context: EffectContext, op: Op[StartRun], number: int) -> None:
     slot = context.slots[op.run]
     context.report(op, f"starting {slot.component}")
     spec = controller_of(parse_ref(op.ref).kind).launch(context, op, slot)
@@ -247,7 +263,7 @@ def spawn(context: EffectContext, op: Op, number: int) -> None:
     context.event(op.ref, "Normal", "Started", f"{op.target}{where}: {op.cause}")
 
 
-def kick(context: EffectContext, op: Op, number: int) -> None:
+def kick(context: EffectContext, op: Op[Any], number: int) -> None:
     context.report(op, "restarting now")
     restarts = context.state(op.run).restarts
     context.backend.kick(op.run)
@@ -260,12 +276,12 @@ def kick(context: EffectContext, op: Op, number: int) -> None:
     context.event(op.ref, "Normal", "Restarted", f"{op.target}: {op.cause}")
 
 
-def repair(context: EffectContext, op: Op, number: int) -> None:
+def repair(context: EffectContext, op: Op[Any], number: int) -> None:
     context.backend.repair(Problem(Repair.DAMAGED_RECORD, op.run, op.cause))
     context.event(op.ref, "Normal", "Mended", f"{op.target}: {op.cause}")
 
 
-def await_ready(context: EffectContext, op: Op, number: int) -> None:
+def await_ready(context: EffectContext, op: Op[AwaitReady], number: int) -> None:
     """Wait until the run's own child owns its port and answers; a child that ends while it starts fails at once."""
     context.placed(op, op.run)
     patience_s = controller_of(parse_ref(op.ref).kind).start_deadline_s(context, op.ref)
@@ -281,7 +297,7 @@ def await_ready(context: EffectContext, op: Op, number: int) -> None:
             on_wait=lambda state, elapsed_s: _say_stage(context, op, state.spec.uid),
             interrupted=context.ctx.interrupted,
             accept=partial(_accepts, op),
-            beside=context.uid(op.args["engine"]) if "engine" in op.args else "",
+            beside=context.uid(op.args.engine) if op.args.engine else "",
         )
     except KeyboardInterrupt:
         raise Interrupted(op) from None
@@ -298,17 +314,17 @@ def await_ready(context: EffectContext, op: Op, number: int) -> None:
     context.report(op, "ready")
 
 
-def _failed(op: Op, trouble: Trouble) -> TargetFailed:
+def _failed(op: Op[Any], trouble: Trouble) -> TargetFailed:
     return TargetFailed(f"{op.ref} {op.target}: {trouble.message}", hint=trouble.hint)
 
 
-def _accepts(op: Op, response: ProbeResponse) -> bool:
+def _accepts(op: Op[AwaitReady], response: ProbeResponse) -> bool:
     """Whether the process is ready, or a data proxy that only waits for weights which its model's trainer will bring.
     Raises TargetFailed when the process reports a fault that waiting does not clear."""
     readiness = response.json()
     if trouble := trouble_of(readiness):
         raise _failed(op, trouble)
-    if response.status == 200 or (op.args.get("trainer") and readiness.get("awaits_version") is not None):
+    if response.status == 200 or (op.args.trainer and readiness.get("awaits_version") is not None):
         return True
     if fault := readiness.get("fault"):
         what, _, advice = str(fault).rpartition("; ")
@@ -316,13 +332,13 @@ def _accepts(op: Op, response: ProbeResponse) -> bool:
     return False
 
 
-def _say_stage(context: EffectContext, op: Op, uid: str) -> None:
+def _say_stage(context: EffectContext, op: Op[Any], uid: str) -> None:
     stage = context.backend.stage(uid)
     if stage is not None:
         context.report(op, stage.stage, stage.done, stage.total)
 
 
-def warm(context: EffectContext, op: Op, number: int) -> None:
+def warm(context: EffectContext, op: Op[AwaitReady], number: int) -> None:
     """A one-token completion through the data proxy. Raises TargetFailed when the model does not complete."""
     context.report(op, "warming up")
     model = context.object(op.ref)
@@ -341,16 +357,16 @@ def warm(context: EffectContext, op: Op, number: int) -> None:
         why = error or type(error).__name__
         raise TargetFailed(f"{op.ref} {op.target}: no answer to a first completion: {why}", hint=logs) from error
     refused = answer.get("error") if isinstance(answer, dict) else None
-    if op.args.get("trainer") and isinstance(refused, dict) and refused.get("code") == WEIGHTS_BEHIND:
-        context.report(op, f"waits for the weights of {op.args['trainer']}")
+    if op.args.trainer and isinstance(refused, dict) and refused.get("code") == WEIGHTS_BEHIND:
+        context.report(op, f"waits for the weights of {op.args.trainer}")
         return
     if status != 200:
         raise TargetFailed(f"{op.ref} {op.target}: the model does not complete: {status} {_brief(answer)}", hint=logs)
 
 
-def soak(context: EffectContext, op: Op, number: int) -> None:
+def soak(context: EffectContext, op: Op[SoakRuns], number: int) -> None:
     """Wait while the new processes stay ready. Raises TargetFailed when one does not."""
-    until = time.monotonic() + float(op.args["seconds"])
+    until = time.monotonic() + op.args.seconds
     while time.monotonic() < until:
         for symbol in op.runs:
             run = probe_run(context.state(symbol))
@@ -360,16 +376,16 @@ def soak(context: EffectContext, op: Op, number: int) -> None:
         context.pause(op, SLOW_POLL_S)
 
 
-def stop(context: EffectContext, op: Op, number: int) -> None:
+def stop(context: EffectContext, op: Op[StopRun], number: int) -> None:
     context.report(op, "stopping")
-    report = context.backend.stop(op.run, grace_s=op.args.get("graceSeconds"))
+    report = context.backend.stop(op.run, grace_s=op.args.grace_seconds)
     if report.was_alive or report.swept_pids:
         swept = f"; swept {len(report.swept_pids)} left-over processes" if report.swept_pids else ""
         note = f"; {report.note}" if report.note else ""
         context.event(op.ref, "Normal", "Stopped", f"{op.target}: {op.cause}{swept}{note}")
 
 
-def forget(context: EffectContext, op: Op, number: int) -> None:
+def forget(context: EffectContext, op: Op[Any], number: int) -> None:
     context.backend.forget(op.run)
 
 
@@ -391,15 +407,14 @@ DRAIN_PROBE_S = 2.0
 DRAIN_SETTLE_S = 0.3  # a relay may have picked the worker just before it heard of the drain
 
 
-def route(context: EffectContext, op: Op, number: int) -> None:
+def route(context: EffectContext, op: Op[SetRoutes], number: int) -> None:
     """Register the model's whole set of workers, and undrain those that drain."""
-    cordoned = op.args.get("cordoned", ())
     workers = tuple(
-        ModelWorker(worker_id=context.uid(run), worker_addr=context.url(op, run), cordoned=run in cordoned)
+        ModelWorker(worker_id=context.uid(run), worker_addr=context.url(op, run), cordoned=run in op.args.cordoned)
         for run in op.runs
     )
-    readiness = Readiness.of(op.args["readiness"])
-    body = RegisterModel(model=_served(context, op), workers=workers, expected=op.args["expected"], readiness=readiness)
+    readiness = Readiness.of(op.args.readiness)
+    body = RegisterModel(model=_served(context, op), workers=workers, expected=op.args.expected, readiness=readiness)
     answer = _post(context, op, "/register_model", write_fields(body))
     for worker in answer.get("workers", ()) if isinstance(answer, dict) else ():
         if worker.get("state") == "draining":
@@ -407,34 +422,33 @@ def route(context: EffectContext, op: Op, number: int) -> None:
     context.event(op.ref, "Normal", "Routed", f"{len(workers)} replica{'s' * (len(workers) != 1)}: {op.cause}")
 
 
-def unroute(context: EffectContext, op: Op, number: int) -> None:
-    name = op.args.get("model") or _served(context, op)
-    if op.args.get("declared"):
+def unroute(context: EffectContext, op: Op[RemoveRoutes], number: int) -> None:
+    name = op.args.model or _served(context, op)
+    if op.args.declared:
         _post(context, op, "/register_model", write_fields(RegisterModel(model=name, workers=(), expected=0)))
         return
     _post(context, op, "/remove_model", write_fields(RemoveModel(model=name)), missing_is_fine=True)
 
 
-def _served(context: EffectContext, op: Op) -> str:
+def _served(context: EffectContext, op: Op[Any]) -> str:
     model = context.object(op.ref)
     return served_name(model.name, model.spec)
 
 
-def configure(context: EffectContext, op: Op, number: int) -> None:
-    body = ConfigureRouter if op.target == "router" else ConfigureSessions
-    _post(context, op, "/configure", write_fields(body(**op.args)))
+def configure(context: EffectContext, op: Op[ConfigureRouter | ConfigureSessions], number: int) -> None:
+    _post(context, op, "/configure", write_fields(op.args))
 
 
-def sync(context: EffectContext, op: Op, number: int) -> None:
+def sync(context: EffectContext, op: Op[Any], number: int) -> None:
     _post(context, op, "/synced", {})
 
 
-def drain(context: EffectContext, op: Op, number: int) -> None:
+def drain(context: EffectContext, op: Op[DrainWorker], number: int) -> None:
     """Stop new requests to the data proxy, then wait until it has none in flight, is gone, or its deadline passes. A
     silent one may only be slow or halted: it is waited for."""
     body = NameWorker(worker_id=op.run, stopping=True)
     _post(context, op, "/drain", write_fields(body), missing_is_fine=True)
-    url, seconds, began = context.url(op, op.run), float(op.args["seconds"]), time.monotonic()
+    url, seconds, began = context.url(op, op.run), op.args.seconds, time.monotonic()
     headers = key_headers(key_file(context.state(op.run).spec))
     while True:
         waited_s = time.monotonic() - began
@@ -461,10 +475,10 @@ def _in_flight(url: str, headers: Mapping[str, str]) -> int:
     return max(int(health.get("in_flight", 0)), int(health.get("busy_sessions", 0)))
 
 
-def settle(context: EffectContext, op: Op, number: int) -> None:
+def settle(context: EffectContext, op: Op[SettleRoutes], number: int) -> None:
     """Wait until the gateway lists the model (an agent service's gateway: is ready) and the router sends requests to
     its replicas, as `Ready` promises to clients. An unhealthy replica is waited for ``ROUTED_S``, and is no failure."""
-    service, name = str(op.args["service"]), _served(context, op)
+    service, name = op.args.service, _served(context, op)
     gateway = context.url(op, context.run_of(service, "gateway"))
     client = context.admin(service, gateway)
     while True:
@@ -487,7 +501,7 @@ def settle(context: EffectContext, op: Op, number: int) -> None:
         return any(worker["state"] not in (READY, DRAINING) for worker in models.get(name, {}).get("workers", ()))
 
     until = time.monotonic() + ROUTED_S
-    while not op.args.get("trainer") and is_unrouted() and time.monotonic() < until:
+    while not op.args.trainer and is_unrouted() and time.monotonic() < until:
         context.pause(op, SLOW_POLL_S)
 
 
@@ -498,14 +512,16 @@ def _brief(answer: Any) -> str:
     return str(answer)[:300]
 
 
-def _post(context: EffectContext, op: Op, path: str, body: Mapping[str, Any], *, missing_is_fine: bool = False) -> Any:
+def _post(
+    context: EffectContext, op: Op[Any], path: str, body: Mapping[str, Any], *, missing_is_fine: bool = False
+) -> Any:
     """POST to the service's router, or to the op's own process. Raises ArealError for an error response or none."""
-    service = str(op.args.get("service") or op.ref)
+    at = op.args if isinstance(op.args, AtRouter) else AtRouter(op.ref, op.run)
     called = "data proxy" if op.verb is Verb.CONFIGURE and op.target != "router" else "router"
-    hint = f"areal logs {service.lower()} -c {called.replace(' ', '-')}; then the same command again"
-    url = context.url(op, op.args.get("router") or op.run)
+    hint = f"areal logs {at.service.lower()} -c {called.replace(' ', '-')}; then the same command again"
+    url = context.url(op, at.router)
     try:
-        status, answer = context.admin(service, url).post(path, dict(body))
+        status, answer = context.admin(at.service, url).post(path, dict(body))
     except OSError as error:
         why = error or type(error).__name__
         raise ArealError(f"{op.ref}: the {called} at {url} does not answer POST {path}: {why}", hint=hint) from error
@@ -514,10 +530,7 @@ def _post(context: EffectContext, op: Op, path: str, body: Mapping[str, Any], *,
     return answer
 
 
-# -- effects on objects
-
-
-def record(context: EffectContext, ops: Sequence[Op]) -> None:
+def record(context: EffectContext, ops: Sequence[Op[Any]]) -> None:
     """Write the objects as accepted, with actor, time and revision."""
     now, actor = time.time(), context.ctx.actor
 
@@ -535,7 +548,7 @@ def record(context: EffectContext, ops: Sequence[Op]) -> None:
         context.event(op.ref, "Normal", "Created" if is_new else "Configured", op.cause)
 
 
-def erase(context: EffectContext, op: Op, number: int) -> None:
+def erase(context: EffectContext, op: Op[Any], number: int) -> None:
     """Delete the object and its files. The controller may keep some, such as trajectories never exported."""
     ref = parse_ref(op.ref)
     kept = controller_of(ref.kind).dispose(context.ctx.home, ref)
@@ -545,7 +558,7 @@ def erase(context: EffectContext, op: Op, number: int) -> None:
             context.notes.append(kept)
 
 
-_EFFECTS: dict[Verb, Callable[[EffectContext, Op, int], None]] = {
+_EFFECTS: dict[Verb, Callable[[EffectContext, Op[Any], int], None]] = {
     Verb.SPAWN: spawn,
     Verb.KICK: kick,
     Verb.REPAIR: repair,

@@ -80,7 +80,7 @@ class Interrupted(ArealError):
 
     exit_code = interrupt.STATUS
 
-    def __init__(self, op: Op) -> None:
+    def __init__(self, op: Op[Any]) -> None:
         super().__init__(f"{op.ref} {op.target}: interrupted", hint="the same command again goes on from here")
 
 
@@ -106,7 +106,7 @@ class EffectContext:
     def uid(self, run: str) -> str:
         return self.slots[run].uid if run in self.slots else run
 
-    def url(self, op: Op, run: str) -> str:
+    def url(self, op: Op[Any], run: str) -> str:
         """The run's address, waiting while the run is queued. Raises TargetFailed, TimedOut, Interrupted."""
         if run in self.slots:
             found = self.slots[run].url
@@ -119,7 +119,7 @@ class EffectContext:
             raise ArealError(f"run {run} has no known address", hint="areal doctor")
         return found
 
-    def placed(self, op: Op, run: str) -> RunState:
+    def placed(self, op: Op[Any], run: str) -> RunState:
         """The run's state once its scheduler has found a node for it, or it has ended. Raises TimedOut, Interrupted."""
         submitted_by = time.monotonic() + SUBMITTED_S
         while True:
@@ -140,7 +140,7 @@ class EffectContext:
             raise TargetFailed(message, hint=f"areal logs {op.ref.lower()}")
         return state
 
-    def service_url(self, op: Op, service: str) -> str:
+    def service_url(self, op: Op[Any], service: str) -> str:
         """The address of a service's gateway: the declared one on this machine, else that of its process. Raises
         UsageFault when a cluster's process would get a loopback address of this machine."""
         spec = self.spec_of(service)
@@ -214,7 +214,7 @@ class EffectContext:
 
     def report(
         self,
-        op: Op,
+        op: Op[Any],
         stage: str,
         done: int | None = None,
         total: int | None = None,
@@ -235,12 +235,12 @@ class EffectContext:
     def left_s(self) -> float:
         return max(0.1, self.deadline.at - time.monotonic())
 
-    def pause(self, op: Op, seconds: float) -> None:
+    def pause(self, op: Op[Any], seconds: float) -> None:
         """Sleep. Raises Interrupted."""
         if self.ctx.interrupted.wait(seconds):
             raise Interrupted(op)
 
-    def require_time(self, op: Op, message: str) -> None:
+    def require_time(self, op: Op[Any], message: str) -> None:
         if time.monotonic() > self.deadline.at:
             hint = f"areal logs {op.ref.lower()}; the same command again, with a longer --timeout, goes on"
             raise TimedOut(message, hint=hint)

@@ -15,11 +15,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, ClassVar, Generic, Literal, TypeVar, cast
 
 from areal.dataclasses import asdict, dataclass, field
 from areal.errors import ArealError, Conflict, InvalidManifest, NoCapacity
 from areal.resources.tree import ABSENT, UpdateClass
+from areal.wire.fields import write_fields
 
 
 class DoesNotFit(NoCapacity):
@@ -125,7 +126,91 @@ _WORDS = {
 
 
 @dataclass(frozen=True)
-class Op:
+class OpArgs:
+    """What a verb needs to know besides the op's place in the plan. ``JSON``: names in a saved plan that differ."""
+
+    JSON: ClassVar[Mapping[str, str]] = {}
+
+
+@dataclass(frozen=True)
+class StartRun(OpArgs):
+    """``router`` and ``engine`` are the runs whose addresses the new one needs; ``inputs`` is recorded with it. A
+    ``successor`` starts beside its predecessor. ``gpus``: on each node."""
+
+    router: str = ""
+    engine: str = ""
+    successor: bool = False
+    gpus: int | None = None
+    nodes: int = 1
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class AwaitReady(OpArgs):
+    """An ``engine`` that fails ends the wait. ``trainer``: the job that brings the weights, not waited for."""
+
+    engine: str = ""
+    trainer: str = ""
+
+
+@dataclass(frozen=True)
+class AtRouter(OpArgs):
+    """An op that asks the router of a service."""
+
+    service: str
+    router: str
+
+
+@dataclass(frozen=True)
+class SetRoutes(AtRouter):
+    """``cordoned``: those of the op's runs that get no new sessions."""
+
+    expected: int
+    readiness: Mapping[str, Any]
+    cordoned: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RemoveRoutes(AtRouter):
+    """``model``: the name at the router, where it is not the object's own. ``declared``: the model has no replicas, and
+    its callers are to try again."""
+
+    model: str = ""
+    declared: bool = False
+
+
+@dataclass(frozen=True)
+class DrainWorker(AtRouter):
+    seconds: float
+
+
+@dataclass(frozen=True)
+class SettleRoutes(OpArgs):
+    service: str
+    trainer: str = ""
+
+
+@dataclass(frozen=True)
+class SoakRuns(OpArgs):
+    seconds: float
+
+
+@dataclass(frozen=True)
+class StopRun(OpArgs):
+    """``grace_seconds`` between SIGTERM and SIGKILL; None: the run's own."""
+
+    JSON = {"grace_seconds": "graceSeconds"}
+    grace_seconds: float | None = None
+
+
+NO_ARGS, PLAIN_START, OWN_GRACE = OpArgs(), StartRun(), StopRun()
+A = TypeVar("A")  # OpArgs, or the body of POST /configure
+
+
+@dataclass(frozen=True)
+class Op(Generic[A]):
+    """``after``: ops that must have ended, well or not."""
+
     id: int
     verb: Verb
     ref: str
@@ -134,7 +219,8 @@ class Op:
     needs: tuple[int, ...] = ()
     run: str = ""
     runs: tuple[str, ...] = ()
-    args: Mapping[str, Any] = field(default_factory=dict)
+    args: A = cast(Any, NO_ARGS)
+    after: tuple[int, ...] = ()
 
     def to_text(self) -> str:
         needs = ",".join(str(need) for need in self.needs)
@@ -142,7 +228,19 @@ class Op:
         return f"[{needs}] -> #{self.id} {self.ref}{target}, {self.verb}, {self.cause}"
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "verb": self.verb.value, "needs": list(self.needs), "runs": list(self.runs)}
+        names = self.args.JSON if isinstance(self.args, OpArgs) else {}
+        args: dict[str, Any] = {names.get(name, name): value for name, value in write_fields(self.args).items()}
+        return {
+            "id": self.id,
+            "verb": self.verb.value,
+            "ref": self.ref,
+            "target": self.target,
+            "cause": self.cause,
+            "needs": list(self.needs),
+            "run": self.run,
+            "runs": list(self.runs),
+            "args": args | ({"after": list(self.after)} if self.after else {}),
+        }
 
     def to_words(self) -> str:
         """The op for users: "2. start Model/qwen engine/0: no process (after 1)"."""
@@ -266,7 +364,7 @@ class ObjectPlan:
 @dataclass(frozen=True)
 class Plan:
     objects: tuple[ObjectPlan, ...] = ()
-    ops: tuple[Op, ...] = ()
+    ops: tuple[Op[Any], ...] = ()
     drift: tuple[Drift, ...] = ()
     destructive: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()  # what could not be seen, and so is left alone
@@ -294,12 +392,12 @@ class Plan:
         parts = [document[name] for name in ("objects", "ops", "destructive")]
         return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
-    def ops_of(self, ref: str) -> tuple[Op, ...]:
+    def ops_of(self, ref: str) -> tuple[Op[Any], ...]:
         return tuple(self._by_ref.get(ref, ()))
 
     @cached_property
-    def _by_ref(self) -> dict[str, list[Op]]:
-        found: dict[str, list[Op]] = {}
+    def _by_ref(self) -> dict[str, list[Op[Any]]]:
+        found: dict[str, list[Op[Any]]] = {}
         for op in self.ops:
             found.setdefault(op.ref, []).append(op)
         return found
@@ -353,9 +451,9 @@ class PlanBuilder:
     """Collects ops in order and hands out their ids; the only place where ids are made."""
 
     def __init__(self) -> None:
-        self._ops: list[Op] = []
+        self._ops: list[Op[Any]] = []
         self._spawns: dict[str, int] = {}
-        self._by_ref: dict[str, list[Op]] = {}
+        self._by_ref: dict[str, list[Op[Any]]] = {}
 
     def add(
         self,
@@ -367,10 +465,13 @@ class PlanBuilder:
         needs: Iterable[int] = (),
         run: str = "",
         runs: Iterable[str] = (),
-        args: Mapping[str, Any] | None = None,
+        args: Any = NO_ARGS,
+        after: Iterable[int] = (),
     ) -> int:
         number = len(self._ops) + 1
-        op = Op(number, verb, ref, target, cause, tuple(sorted(set(needs))), run, tuple(runs), dict(args or {}))
+        op: Op[Any] = Op(
+            number, verb, ref, target, cause, tuple(sorted(set(needs))), run, tuple(runs), args, tuple(after)
+        )
         assert all(need < number for need in op.needs), f"op {number} needs a later op: {op.needs}"
         self._ops.append(op)
         if verb is Verb.SPAWN:
@@ -383,10 +484,10 @@ class PlanBuilder:
         plan of n^2."""
         return needs if len(needs) <= _MANY else (self.add(Verb.BARRIER, ref, "", cause, needs=needs),)
 
-    def ops(self) -> tuple[Op, ...]:
+    def ops(self) -> tuple[Op[Any], ...]:
         return tuple(self._ops)
 
-    def ops_of(self, ref: str) -> tuple[Op, ...]:
+    def ops_of(self, ref: str) -> tuple[Op[Any], ...]:
         return tuple(self._by_ref.get(ref, ()))
 
     def spawn_ops(self, runs: Iterable[str]) -> tuple[int, ...]:

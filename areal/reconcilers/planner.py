@@ -134,7 +134,7 @@ def _folder(spec: RunSpec) -> str:
     return f"runs/{spec.uid}" if spec.backend == "local" else f"clusters/{spec.backend}/runs/{spec.uid}"
 
 
-def _object_plan(target: Target, ops: Sequence[Op], drifts: Sequence[Drift], notes: PlanNotes) -> ObjectPlan:
+def _object_plan(target: Target, ops: Sequence[Op[Any]], drifts: Sequence[Drift], notes: PlanNotes) -> ObjectPlan:
     action, cause, decided = target.action, target.cause, ""
     if (refusal := notes.refused.get(target.ref)) is not None:
         return ObjectPlan(target.ref, "blocked", refusal.message, refusal=refusal)

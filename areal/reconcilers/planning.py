@@ -17,11 +17,23 @@ from enum import StrEnum
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar
 
-from areal.dataclasses import dataclass, field
+from areal.dataclasses import dataclass, field, replace
 from areal.errors import InvalidManifest, NoCapacity
 from areal.reconcilers.desired import Target, in_full
 from areal.reconcilers.observe import Observed, ObservedRun, Seen
-from areal.reconcilers.plan import DoesNotFit, Drift, GpuPool, PlanBuilder, Refusal, Verb
+from areal.reconcilers.plan import (
+    OWN_GRACE,
+    PLAIN_START,
+    AwaitReady,
+    DoesNotFit,
+    Drift,
+    GpuPool,
+    PlanBuilder,
+    Refusal,
+    StartRun,
+    StopRun,
+    Verb,
+)
 from areal.resources.kinds import KINDS
 from areal.resources.specs import AgentServiceSpec, InferenceServiceSpec
 from areal.resources.tree import UpdateClass, changes, path_text
@@ -205,9 +217,9 @@ class Policy:
         return 0.0 if not self.drain else usual if self.grace_s is None else self.grace_s
 
     @property
-    def grace(self) -> dict[str, Any]:
+    def grace(self) -> StopRun:
         """The grace of an op that stops a process."""
-        return {} if self.grace_s is None else {"graceSeconds": self.grace_s}
+        return StopRun(self.grace_s)
 
 
 @dataclass(frozen=True)
@@ -418,7 +430,7 @@ class ObjectWork:
         component: Component,
         decision: Decision,
         needs: Sequence[int],
-        args: Mapping[str, Any] | None = None,
+        args: StartRun = PLAIN_START,
         after: Sequence[int] = (),
         trainer: str = "",
     ) -> Started:
@@ -441,9 +453,9 @@ class ObjectWork:
             for old in superseded(self.observed.of(ref, component.name, component.replica)):
                 add(Verb.FORGET, ref, target, "an older record", needs=needs, run=old.uid)
             run = f"+{ref}/{target}"
-            given = {**(args or {}), **({"inputs": dict(component.inputs)} if component.inputs else {})}
+            given = replace(args, inputs=dict(component.inputs))
             if self.scheduler != LOCAL:  # the address of a neighbour is known once that is placed
-                neighbours = [str(given[name]) for name in ("router", "engine") if name in given]
+                neighbours = [given.router, given.engine]
                 item = self.target.object
                 if (service := self.planning.called_by(item)) not in (None, self.planning.host_of(item)):
                     neighbours.append(f"+{service}/gateway/0")
@@ -451,14 +463,20 @@ class ObjectWork:
             needs = (add(Verb.SPAWN, ref, target, decision.cause, needs=needs, run=run, args=given),)
         else:
             return Started(run)
-        args = {name: value for name, value in (args or {}).items() if name == "engine"}
-        args |= {"trainer": trainer} if trainer else {}
-        return Started(run, (add(Verb.AWAIT, ref, target, cause, needs=(*needs, *after), run=run, args=args),))
+        wait = AwaitReady(args.engine, trainer)
+        return Started(run, (add(Verb.AWAIT, ref, target, cause, needs=(*needs, *after), run=run, args=wait),))
 
-    def stop(self, run: ObservedRun, cause: str, needs: Sequence[int], args: Mapping[str, Any] | None = None) -> int:
+    def stop(
+        self,
+        run: ObservedRun,
+        cause: str,
+        needs: Sequence[int],
+        grace: StopRun = OWN_GRACE,
+        after: Sequence[int] = (),
+    ) -> int:
         """End a run; its GPUs are free afterwards. The lease of a run whose shim died is free already; what its session
         left may still use the GPU."""
-        op = self.build.add(Verb.STOP, self.ref, run.slot, cause, needs=needs, run=run.uid, args=args)
+        op = self.build.add(Verb.STOP, self.ref, run.slot, cause, needs=needs, run=run.uid, args=grace, after=after)
         squatters = self.observed.capacity.squatters
         self.gpus.give(sum(1 for uuid in run.state.spec.gpus if run.is_live or uuid in squatters), op)
         return op
@@ -469,10 +487,11 @@ class ObjectWork:
         runs: Iterable[ObservedRun],
         cause: str,
         needs: Sequence[int],
-        args: Mapping[str, Any] | None = None,
+        grace: StopRun = OWN_GRACE,
+        after: Sequence[int] = (),
     ) -> tuple[int, ...]:
         """Stop those of ``runs`` that are of one component; ``needs`` where there is none."""
-        stops = (self.stop(run, cause, needs, args) for run in runs if run.state.spec.component == name)
+        stops = (self.stop(run, cause, needs, grace, after) for run in runs if run.state.spec.component == name)
         return tuple(stops) or tuple(needs)
 
     def sweep(self) -> None:
@@ -489,8 +508,7 @@ class ObjectWork:
             self.build.add(Verb.FORGET, self.ref, run.slot, self.end_cause, needs=needs, run=run.uid)
             for run in self.observed.of(self.ref)
         ]
-        args = {"after": list(after)} if after else {}
-        return self.build.add(Verb.ERASE, self.ref, "", self.end_cause, needs=(*needs, *forgotten), args=args)
+        return self.build.add(Verb.ERASE, self.ref, "", self.end_cause, needs=(*needs, *forgotten), after=after)
 
     @property
     def end_cause(self) -> str:
@@ -582,7 +600,7 @@ class SimplePlan(KindPlan):
             work.note(component, decision)
             chosen |= {decision.run.uid} if decision.run is not None else set()
             old = decision.run if decision.action is Action.REPLACE else None
-            started = work.start(component, decision, needs, {"successor": True} if old else None)
+            started = work.start(component, decision, needs, StartRun(successor=old is not None))
             if old is not None:
                 work.stop(old, f"replaced: {decision.cause}", started.ready)
         superfluous = [run for run in runs if run.is_live and run.uid not in chosen]

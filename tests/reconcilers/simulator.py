@@ -23,13 +23,14 @@ from areal.reconcilers.kinds.agent_plan import session_settings
 from areal.reconcilers.kinds.service_plan import inference_inputs
 from areal.reconcilers.launch import Slot
 from areal.reconcilers.observe import Observed, ObservedRun, RouteTable, Seen
-from areal.reconcilers.plan import Op, Plan, Report, Verb
+from areal.reconcilers.plan import AtRouter, Op, Plan, Report, StartRun, Verb
 from areal.resources.validation import effective
 from areal.runtime.backends.base import Capacity, LastExit, Phase, RunSpec, RunState
 from areal.state.records import StoredObject
+from areal.wire.fields import write_fields
 from tests.reconcilers.worlds import gpus_of
 
-Pick = Callable[[Sequence[Op]], Op]
+Pick = Callable[[Sequence[Op[Any]]], Op[Any]]
 View = dict[str, dict[str, str]]  # model -> data proxy -> state
 
 
@@ -81,7 +82,7 @@ class Simulation:
     free_gpus: int
     unreadable: frozenset[str] = frozenset()  # services whose table cannot be read
     numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
-    performed: list[Op] = field(default_factory=list)
+    performed: list[Op[Any]] = field(default_factory=list)
 
     def __repr__(self) -> str:
         """Short enough to read in a failing example."""
@@ -134,7 +135,7 @@ class Simulation:
         pick: Pick,
         *,
         stop_after: int | None = None,
-        dies: Callable[[Op], bool] = lambda op: False,
+        dies: Callable[[Op[Any]], bool] = lambda op: False,
     ) -> Report:
         """Do the plan's ops one by one in an order that its dependencies allow. ``dies``: AWAIT ops whose process ends
         instead of becoming ready; afterwards what was started in vain is stopped, as the real thing does."""
@@ -188,16 +189,14 @@ class Simulation:
         ]
 
 
-def _possible(report: Report) -> list[Op]:
+def _possible(report: Report) -> list[Op[Any]]:
     """Ops that may begin now; those that never can are marked as skipped."""
     for op in report.plan.ops:
         if op.id not in report.done and (report.failed.keys() | report.skipped) & set(op.needs):
             report.skipped.add(op.id)
     ended = report.done | report.failed.keys() | report.skipped
     return [
-        op
-        for op in report.plan.ops
-        if op.id not in ended and set(op.needs) <= report.done and set(op.args.get("after", ())) <= ended
+        op for op in report.plan.ops if op.id not in ended and set(op.needs) <= report.done and set(op.after) <= ended
     ]
 
 
@@ -242,7 +241,7 @@ class _Hands:
             new_suffix=lambda: f"{next(world.numbers):03}",
         )
 
-    def perform(self, op: Op) -> None:
+    def perform(self, op: Op[Any]) -> None:
         handler = getattr(self, f"do_{op.verb.name.lower()}")
         try:
             self._watch_picks()
@@ -257,7 +256,7 @@ class _Hands:
         self.picked |= picked
         self.drained -= picked
 
-    def die(self, op: Op) -> None:
+    def die(self, op: Op[Any]) -> None:
         """The process exits while it starts; its shim gives up."""
         self._end(self.get(op.run), Phase.CRASHLOOP)
 
@@ -292,17 +291,17 @@ class _Hands:
 
     # -- objects
 
-    def do_record(self, op: Op) -> None:
+    def do_record(self, op: Op[Any]) -> None:
         self.world.stored[op.ref] = replace(self.targets[op.ref].object, uid="recorded")
 
-    def do_erase(self, op: Op) -> None:
+    def do_erase(self, op: Op[Any]) -> None:
         left = [run.uid for run in self.world.runs.values() if run.state.spec.owner == op.ref]
         require(not left, f"runs are left: {left}")
         del self.world.stored[op.ref]
 
     # -- runs
 
-    def do_spawn(self, op: Op) -> None:
+    def do_spawn(self, op: Op[Any]) -> None:
         slot = self.slots[op.run]
         require(op.ref in self.world.stored, "started before it was recorded")
         item = self.object(op.ref)
@@ -333,13 +332,13 @@ class _Hands:
         ]
         require(not holders, f"port {slot.port} is held by {holders}")
 
-    def _inputs(self, op: Op, item: StoredObject, slot: Slot) -> dict[str, Any]:
-        inputs = dict(op.args.get("inputs", {}))
-        if "router" in op.args:
-            inputs["routerUrl"] = self.url(op.args["router"])
+    def _inputs(self, op: Op[StartRun], item: StoredObject, slot: Slot) -> dict[str, Any]:
+        inputs = dict(op.args.inputs)
+        if op.args.router:
+            inputs["routerUrl"] = self.url(op.args.router)
         engine = "workerUrl" if item.kind == "AgentService" else "engineUrl"
-        if "engine" in op.args:
-            inputs[engine] = self.url(op.args["engine"])
+        if op.args.engine:
+            inputs[engine] = self.url(op.args.engine)
         external = bool(item.spec.get("external"))
         if slot.component == "data-proxy":
             require(external or engine in inputs, "a data proxy must be told its engine")
@@ -350,12 +349,12 @@ class _Hands:
             require("routerUrl" in inputs, "a gateway must be told its router")
         return inputs
 
-    def do_kick(self, op: Op) -> None:
+    def do_kick(self, op: Op[Any]) -> None:
         run = self.get(op.run)
         require(run.state.phase is Phase.BACKOFF, f"{run.uid} is {run.state.phase}, not in back-off")
         self._put(replace(run, state=replace(run.state, phase=Phase.RUNNING, pid=1), seen=Seen.NOT_READY))
 
-    def do_await(self, op: Op) -> None:
+    def do_await(self, op: Op[Any]) -> None:
         run = self.get(op.run)
         require(run.is_live and run.state.phase is not Phase.BACKOFF, f"{run.uid} will never be ready")
         component = run.state.spec.component
@@ -375,14 +374,14 @@ class _Hands:
             if service in self.world.tables:
                 relay.follow(self.world.tables[service])
 
-    def do_barrier(self, op: Op) -> None:
+    def do_barrier(self, op: Op[Any]) -> None:
         pass
 
-    def do_warm(self, op: Op) -> None:
+    def do_warm(self, op: Op[Any]) -> None:
         run = self.get(op.run)
         require(answers(run) and self.world.engine_answers(run), f"{run.uid} does not complete")
 
-    def do_stop(self, op: Op) -> None:
+    def do_stop(self, op: Op[Any]) -> None:
         run = self.get(op.run)
         component, service = run.state.spec.component, run.state.spec.owner
         if run.is_live:
@@ -412,7 +411,7 @@ class _Hands:
                 called = called_by(proxy) == run.url and proxy.is_live
                 require(not (called and self.world.picked(proxy.uid)), f"{proxy.uid} is routed and calls {run.uid}")
 
-    def do_forget(self, op: Op) -> None:
+    def do_forget(self, op: Op[Any]) -> None:
         run = self.get(op.run)
         require(not run.is_live, f"{run.uid} lives")
         require(not run.leaves_session, f"the session of {run.uid} was not swept")
@@ -420,7 +419,7 @@ class _Hands:
 
     # -- routes
 
-    def do_route(self, op: Op) -> None:
+    def do_route(self, op: Op[Any]) -> None:
         service, table = self._table(op)
         model = op.ref.partition("/")[2]
         known = {uid: state for uid, _, state in table.models.get(model, ())}
@@ -432,23 +431,23 @@ class _Hands:
             may_join = uid in known or answers(run)
             require(may_join, f"{uid} is routed before it is ready")
             require(run.may_live, f"{uid} is routed and does not live")
-            workers.append((uid, run.url, "cordoned" if symbol in op.args.get("cordoned", ()) else "ready"))
+            workers.append((uid, run.url, "cordoned" if symbol in op.args.cordoned else "ready"))
         lost = [uid for uid in known if uid not in {w[0] for w in workers} and self._is_unknown(uid)]
         require(not lost, f"{lost} cannot be seen and must be left in the table")
-        readiness = {**table.readiness, model: op.args["readiness"]}
+        readiness = {**table.readiness, model: op.args.readiness}
         self._set(service, replace(table, models={**table.models, model: tuple(workers)}, readiness=readiness))
 
     def _is_unknown(self, uid: str) -> bool:
         return uid in self.world.runs and self.world.runs[uid].state.phase is Phase.UNKNOWN
 
-    def do_unroute(self, op: Op) -> None:
+    def do_unroute(self, op: Op[Any]) -> None:
         service, table = self._table(op)
-        name = op.args.get("model") or op.ref.partition("/")[2]
+        name = op.args.model or op.ref.partition("/")[2]
         require(not any(self._is_unknown(w[0]) for w in table.models.get(name, ())), "it has workers out of sight")
         kept = {k: v for k, v in table.models.items() if k != name}
-        self._set(service, replace(table, models={**kept, **({name: ()} if op.args.get("declared") else {})}))
+        self._set(service, replace(table, models={**kept, **({name: ()} if op.args.declared else {})}))
 
-    def do_drain(self, op: Op) -> None:
+    def do_drain(self, op: Op[Any]) -> None:
         service, table = self._table(op)
         run = self.get(op.run)
         models = {
@@ -458,33 +457,33 @@ class _Hands:
         self._set(service, replace(table, models=models))
         self.drained.add(run.uid)
 
-    def do_configure(self, op: Op) -> None:
+    def do_configure(self, op: Op[Any]) -> None:
         if op.target.startswith("data-proxy"):
             run = self.get(op.run)
             require(answers(run), f"{run.uid} does not answer")
-            self._put(replace(run, settings={**run.settings, **op.args}))
+            self._put(replace(run, settings={**run.settings, **write_fields(op.args)}))
             return
         table = self._table(op)[1]
-        self._set(op.ref, replace(table, strategy=op.args["strategy"], limits=dict(op.args["limits"])))
+        self._set(op.ref, replace(table, strategy=op.args.strategy, limits=dict(op.args.limits)))
 
-    def do_synced(self, op: Op) -> None:
+    def do_synced(self, op: Op[Any]) -> None:
         self._set(op.ref, replace(self._table(op)[1], synced=True))
 
     do_sync = do_synced
 
-    def do_settle(self, op: Op) -> None:
-        gates = [gate for gate in self.world.of(str(op.args["service"]), "gateway") if answers(gate)]
+    def do_settle(self, op: Op[Any]) -> None:
+        gates = [gate for gate in self.world.of(op.args.service, "gateway") if answers(gate)]
         require(bool(gates), "no gateway is up")
         name = op.ref.partition("/")[2]
         require(all(self.world.relays[gate.uid].view.get(name) for gate in gates), "a gateway does not list it")
 
-    def do_soak(self, op: Op) -> None:
+    def do_soak(self, op: Op[Any]) -> None:
         for symbol in op.runs:
             require(answers(self.get(symbol)), f"{symbol} does not answer")
 
-    def _table(self, op: Op) -> tuple[str, RouteTable]:
-        service = str(op.args.get("service") or op.ref)
-        router = self.get(op.args.get("router") or op.run)
+    def _table(self, op: Op[Any]) -> tuple[str, RouteTable]:
+        at = op.args if isinstance(op.args, AtRouter) else AtRouter(op.ref, op.run)
+        service, router = at.service, self.get(at.router)
         require(answers(router), f"router {router.uid} does not answer")
         return service, self.world.tables[service]
 

@@ -79,7 +79,7 @@ def test_without_waiting_only_what_needs_no_address_is_submitted() -> None:
 def test_replicas_beyond_the_gpus_that_are_free_are_left_to_the_queue() -> None:
     plan = plan_of(spec={"replicas": 9})
     engines = [op for op in plan.ops if op.verb is Verb.SPAWN and op.target.startswith("engine/")]
-    assert len(engines) == 9 and {op.args["gpus"] for op in engines} == {1}
+    assert len(engines) == 9 and {op.args.gpus for op in engines} == {1}
 
 
 def test_slots_of_a_cluster_are_at_a_node_that_is_not_known_and_ask_nothing_of_this_machine() -> None:
@@ -210,7 +210,7 @@ def test_process_that_somebody_ends_while_it_is_waited_for_is_planned_again(
     ended: dict[str, Any], error: ArealError, overtaken: bool
 ) -> None:
     state = replace(run(model(), "engine").state, **ended)
-    waits = Op(0, Verb.AWAIT, "Model/qwen", "engine/0", "not ready yet", run="r1")
+    waits: Op = Op(0, Verb.AWAIT, "Model/qwen", "engine/0", "not ready yet", run="r1")
 
     assert is_overtaken(Report(Plan(ops=(waits,)), failed={0: error}), lambda uids: {"r1": state}) is overtaken
 
@@ -218,8 +218,8 @@ def test_process_that_somebody_ends_while_it_is_waited_for_is_planned_again(
 @pytest.mark.parametrize("verb", [Verb.SPAWN, Verb.KICK])
 def test_process_that_fails_after_this_command_has_started_it_is_a_failure(verb: Verb) -> None:
     dead = replace(run(model(), "engine").state, phase=Phase.DEAD)
-    begun = Op(0, verb, "Model/qwen", "engine/0", "", run="r1")
-    waits = Op(1, Verb.AWAIT, "Model/qwen", "engine/0", "", (0,), run="r1")
+    begun: Op = Op(0, verb, "Model/qwen", "engine/0", "", run="r1")
+    waits: Op = Op(1, Verb.AWAIT, "Model/qwen", "engine/0", "", (0,), run="r1")
     report = Report(Plan(ops=(begun, waits)), {0}, {1: TargetFailed("a")})
 
     assert not is_overtaken(report, lambda uids: {"r1": dead})

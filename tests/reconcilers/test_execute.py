@@ -19,7 +19,7 @@ from areal.errors import ArealError, TargetFailed
 from areal.reconcilers import execute as execution
 from areal.reconcilers.execute import execute
 from areal.reconcilers.launch import Interrupted
-from areal.reconcilers.plan import Op, Plan, Report, Verb
+from areal.reconcilers.plan import DrainWorker, Op, Plan, Report, Verb
 from areal.runtime.backends.base import RunSpec
 
 NEVER = threading.Event()
@@ -31,20 +31,20 @@ def op(
     after: Iterable[int] = (),
     ref: str = "Model/a",
     verb: Verb = Verb.STOP,
-) -> Op:
-    return Op(number, verb, ref, f"engine/{number}", "test", tuple(needs), args={"after": list(after)})
+) -> Op[Any]:
+    return Op(number, verb, ref, f"engine/{number}", "test", tuple(needs), after=tuple(after))
 
 
 def run(
-    *ops: Op,
+    *ops: Op[Any],
     failing: Iterable[int] = (),
-    perform: Callable[[Op], None] | None = None,
+    perform: Callable[[Op[Any]], None] | None = None,
     interrupted: threading.Event = NEVER,
 ) -> tuple[Report, list[int]]:
     broken, lock = set(failing), threading.Lock()
     began: list[int] = []
 
-    def together(items: Sequence[Op]) -> None:
+    def together(items: Sequence[Op[Any]]) -> None:
         with lock:
             began.extend(item.id for item in items)
         for item in items:
@@ -71,7 +71,7 @@ def test_execute_begins_an_op_only_after_all_it_needs() -> None:
 def test_execute_runs_independent_ops_side_by_side() -> None:
     together = threading.Barrier(3, timeout=20)
 
-    def perform(item: Op) -> None:
+    def perform(item: Op[Any]) -> None:
         together.wait()
 
     report, _ = run(op(1), op(2), op(3), perform=perform)
@@ -118,7 +118,7 @@ def test_execute_of_a_filtered_plan_ignores_after_of_ops_that_are_not_in_it() ->
 def test_execute_when_interrupted_begins_nothing_new_and_finishes_what_runs() -> None:
     interrupted, release = threading.Event(), threading.Event()
 
-    def perform(item: Op) -> None:
+    def perform(item: Op[Any]) -> None:
         interrupted.set()
         release.wait(0.5)  # long enough for the loop to have seen the interrupt more than once
 
@@ -137,7 +137,7 @@ def test_execute_interrupted_after_the_last_op_began_is_complete() -> None:
 
 
 def test_execute_of_an_op_that_gives_up_on_an_interrupt_is_skipped_and_not_failed() -> None:
-    def perform(item: Op) -> None:
+    def perform(item: Op[Any]) -> None:
         raise Interrupted(op(1))
 
     report, _ = run(op(1), op(2, needs=[1]), perform=perform)
@@ -153,7 +153,7 @@ def test_report_finds_errors_by_object_in_a_plan_whose_numbers_have_gaps() -> No
 
 
 @st.composite
-def graphs(draw: st.DrawFn) -> tuple[tuple[Op, ...], frozenset[int]]:
+def graphs(draw: st.DrawFn) -> tuple[tuple[Op[Any], ...], frozenset[int]]:
     size = draw(st.integers(1, 25))
     ops = []
     for number in range(1, size + 1):
@@ -166,7 +166,7 @@ def graphs(draw: st.DrawFn) -> tuple[tuple[Op, ...], frozenset[int]]:
 @settings(max_examples=150, deadline=None)
 @given(graphs())
 def test_execute_any_graph_every_op_ends_once_and_for_the_right_reason(
-    given_graph: tuple[tuple[Op, ...], frozenset[int]],
+    given_graph: tuple[tuple[Op[Any], ...], frozenset[int]],
 ) -> None:
     ops, failing = given_graph
     report, attempts = run(*ops, failing=failing)
@@ -179,13 +179,13 @@ def test_execute_any_graph_every_op_ends_once_and_for_the_right_reason(
     for item in ops:
         hopeless = not set(item.needs) <= report.done
         assert (item.id in report.skipped) == hopeless
-        for waited in (*item.needs, *item.args["after"]):
+        for waited in (*item.needs, *item.after):
             if item.id in position and waited in position:
                 assert position[waited] < position[item.id]
 
 
 def test_execute_lets_an_unexpected_exception_through() -> None:
-    def perform(item: Op) -> None:
+    def perform(item: Op[Any]) -> None:
         raise ZeroDivisionError
 
     try:
@@ -196,7 +196,7 @@ def test_execute_lets_an_unexpected_exception_through() -> None:
 
 
 def test_execute_treats_any_areal_error_as_a_failed_op() -> None:
-    def perform(item: Op) -> None:
+    def perform(item: Op[Any]) -> None:
         raise ArealError("no")
 
     report, _ = run(op(1), perform=perform)
@@ -249,7 +249,7 @@ class DrainContext:
     reports: list[str] = field(default_factory=list)
     events: list[str] = field(default_factory=list)
 
-    def url(self, item: Op, run: str) -> str:
+    def url(self, item: Op[Any], run: str) -> str:
         return self.address
 
     def state(self, run: str) -> Any:
@@ -258,13 +258,13 @@ class DrainContext:
     def admin(self, service: str, url: str) -> AdminClient:
         return AdminClient(url, "key")
 
-    def report(self, item: Op, stage: str) -> None:
+    def report(self, item: Op[Any], stage: str) -> None:
         self.reports.append(stage)
 
     def event(self, ref: str, kind: str, reason: str, message: str) -> None:
         self.events.append(f"{reason}: {message}")
 
-    def pause(self, item: Op, seconds: float) -> None:
+    def pause(self, item: Op[Any], seconds: float) -> None:
         pass
 
 
@@ -279,7 +279,7 @@ def drained(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., DrainCont
         proxies.append(DrainedProxy(in_flight))
         threading.Thread(target=proxies[-1].serve_forever, name="drained-proxy", daemon=True).start()
         context = DrainContext(f"http://127.0.0.1:{proxies[-1].server_port}")
-        args = {"seconds": seconds, "router": "router"}
+        args = DrainWorker("InferenceService/default", "router", seconds)
         execution.drain(context, Op(1, Verb.DRAIN, "Model/a", "data-proxy/0", "test", run="r1", args=args), 1)  # type: ignore[arg-type]
         return context
 

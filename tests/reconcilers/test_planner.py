@@ -13,7 +13,7 @@ from areal.reconcilers.desired import Target, with_layer
 from areal.reconcilers.kinds.model_plan import ENGINE_FIELDS, PROXY_FIELDS
 from areal.reconcilers.observe import Observed, RouteTable
 from areal.reconcilers.outcomes import outcome_of
-from areal.reconcilers.plan import Plan, Verb
+from areal.reconcilers.plan import Op, Plan, StartRun, StopRun, Verb
 from areal.reconcilers.planner import make_plan
 from areal.reconcilers.planning import PlanScope, Policy
 from areal.resources.fields import fields_of
@@ -21,6 +21,7 @@ from areal.resources.tree import UpdateClass
 from areal.resources.validation import spec_model
 from areal.runtime.backends.base import Phase
 from areal.state.records import StoredObject
+from areal.wire.bodies import ConfigureRouter
 from tests.reconcilers.worlds import (
     MODEL,
     SERVICE,
@@ -219,7 +220,7 @@ def test_plan_with_strategy_bluegreen_switches_all_routes_at_once() -> None:
     routes = [op for op in plan.ops if op.verb is Verb.ROUTE]
     switch, without_old = routes
     old = [run for run in switch.runs if not run.startswith("+")]
-    assert len(old) == 3 and switch.args["cordoned"] == old, "they only go on with the sessions that they have"
+    assert len(old) == 3 and list(switch.args.cordoned) == old, "they only go on with the sessions that they have"
     assert len(switch.runs) == 6
     assert without_old.runs == tuple(run for run in switch.runs if run not in old)
     drained = {op.id for op in plan.ops if op.verb is Verb.DRAIN}
@@ -275,7 +276,7 @@ def test_plan_of_scaling_up_publishes_the_whole_set_when_all_are_ready() -> None
     plan = plan_of(unchanged(home), target, observed=observed)
     (route,) = [op for op in plan.ops if op.verb is Verb.ROUTE]
     assert route.runs == ("qwen-data-proxy-0", "+Model/qwen/data-proxy/1", "+Model/qwen/data-proxy/2")
-    assert route.args["expected"] == 3
+    assert route.args.expected == 3
 
 
 def test_plan_of_a_suspended_service_stops_its_models_too() -> None:
@@ -291,7 +292,7 @@ def test_plan_of_a_hot_setting_configures_the_router_and_restarts_nothing() -> N
     target = changed(home, {"limits": {"maxQueuedRequests": 7}, "router": {"strategy": "round_robin"}})
     plan = plan_of(target, unchanged(item), observed=observed)
     assert verbs(plan) == ["record", "configure router"]
-    assert plan.ops[1].args["strategy"] == "round_robin"
+    assert plan.ops[1].args.strategy == "round_robin"
 
 
 def test_plan_of_a_changed_readiness_probe_tells_the_router_and_restarts_nothing() -> None:
@@ -304,7 +305,7 @@ def test_plan_of_a_changed_readiness_probe_tells_the_router_and_restarts_nothing
     target = changed(item, {**item.spec, "probes": {"readiness": {"failureThreshold": 5}}})
     plan = plan_of(unchanged(home), target, observed=observed)
     assert verbs(plan) == ["record", "route routes", "visible routes"]
-    assert plan.ops[1].args["readiness"] == {**told, "failure_threshold": 5}
+    assert plan.ops[1].args.readiness == {**told, "failure_threshold": 5}
     assert plan.ops[1].cause == "probes.readiness changed"
 
 
@@ -394,7 +395,7 @@ def test_plan_of_a_model_with_an_engine_that_runs_already_starts_and_stops_its_d
     plan = plan_of(created("InferenceService", "default", {}), created("Model", "qwen", spec), observed=Observed())
     started = [op for op in plan.ops if op.verb is Verb.SPAWN and op.ref == "Model/qwen"]
     assert [op.target for op in started] == ["data-proxy/0"]
-    assert all("engine" not in op.args and not op.args.get("gpus") for op in started)
+    assert all(not op.args.engine and not op.args.gpus for op in started)
     assert "warm-up" in {op.verb.value for op in plan.ops if op.ref == "Model/qwen"}
 
 
@@ -448,7 +449,7 @@ def test_deletion_of_many_replicas_grows_with_their_number_alone() -> None:
         home, item, observed = steady(count)
         plan = plan_of(unchanged(home), Target(item, "delete"), observed=observed)
         assert "barrier" in verbs(plan)
-        return sum(len(op.needs) + len(op.args.get("after", ())) for op in plan.ops)
+        return sum(len(op.needs) + len(op.after) for op in plan.ops)
 
     assert size(200) < 2.2 * size(100)
 
@@ -469,3 +470,12 @@ def test_plan_beside_an_unreadable_object_unroutes_nothing() -> None:
     scope = PlanScope((unchanged(home),), unreadable={"Model/qwen": "it is damaged"})
     assert make_plan(scope, seen, Policy()).is_empty
     assert [op.verb for op in make_plan(PlanScope((unchanged(home),)), seen, Policy()).ops] == [Verb.UNROUTE]
+
+
+def test_op_to_json_keeps_the_names_of_saved_plans() -> None:
+    spawn = Op(2, Verb.SPAWN, "Model/a", "engine/0", "no process", args=StartRun(engine="e", gpus=2, inputs={"k": 1}))
+    stop = Op(3, Verb.STOP, "Model/a", "engine/0", "deleted", args=StopRun(5.0), after=(1,))
+    router = ConfigureRouter(strategy="round_robin")
+    assert spawn.to_json()["args"] == {"engine": "e", "gpus": 2, "inputs": {"k": 1}}
+    assert stop.to_json()["args"] == {"graceSeconds": 5.0, "after": [1]}
+    assert Op(4, Verb.CONFIGURE, "Model/a", "router", "", args=router).to_json()["args"] == {"strategy": "round_robin"}

@@ -37,11 +37,11 @@ def orders() -> st.SearchStrategy[Pick]:
     return st.sampled_from(fixed) | shuffled
 
 
-def starts_first(ops: Sequence[Op]) -> Op:
+def starts_first(ops: Sequence[Op[Any]]) -> Op[Any]:
     return min(ops, key=lambda op: (op.verb is Verb.STOP, op.verb is not Verb.SPAWN, op.id))
 
 
-def stops_first(ops: Sequence[Op]) -> Op:
+def stops_first(ops: Sequence[Op[Any]]) -> Op[Any]:
     return min(ops, key=lambda op: (op.verb is not Verb.STOP, op.id))
 
 
@@ -186,7 +186,7 @@ def test_needs_of_ops_only_name_earlier_ops_and_every_op_has_a_cause(world: Simu
     plan, _ = planned(world, wish)
     assert [op.id for op in plan.ops] == list(range(1, len(plan.ops) + 1))
     for op in plan.ops:
-        assert all(need < op.id for need in (*op.needs, *op.args.get("after", ())))
+        assert all(need < op.id for need in (*op.needs, *op.after))
         assert op.cause
 
 
@@ -225,7 +225,7 @@ def test_what_serves_goes_on_serving_while_it_is_changed(world: Simulation, wish
     event(f"{len(served)} objects serve")
     floors = dict.fromkeys(served, 1)
 
-    def watching(ops: Sequence[Op]) -> Op:
+    def watching(ops: Sequence[Op[Any]]) -> Op[Any]:
         check()
         return pick(ops)
 
@@ -264,7 +264,7 @@ def test_a_rollout_loses_no_more_capacity_than_it_says(world: Simulation, wish: 
         if serving:
             floors[ref] = min(serving, wanted_count(targets[ref]))
 
-    def watching(ops: Sequence[Op]) -> Op:
+    def watching(ops: Sequence[Op[Any]]) -> Op[Any]:
         for name, floor in floors.items():
             now = world.serving(name)
             assert now is not None and now >= floor, f"{name}: {now} serve, {floor} did or are wanted"

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from areal.reconcilers.desired import Target, Wanted
     from areal.reconcilers.launch import EffectContext, Slot
     from areal.reconcilers.observe import Observed, ObservedRun
-    from areal.reconcilers.plan import Op
+    from areal.reconcilers.plan import Op, StartRun
     from areal.reconcilers.planning import KindPlan, Planning
     from areal.resources.nodes import Diagnostic
     from areal.resources.resource import Resource
@@ -184,7 +184,7 @@ class KindController:
     def check_start(self, starting: Mapping[str, StoredObject], report: StageReporter) -> None:
         """Check the files of objects whose processes a plan starts, before its first effect. Raises ArealError."""
 
-    def launch(self, context: EffectContext, op: Op, slot: Slot) -> RunSpec:
+    def launch(self, context: EffectContext, op: Op[StartRun], slot: Slot) -> RunSpec:
         """The run of a slot's process. Raises ArealError for anything that is missing."""
         raise UsageFault(f"{op.ref}: a {self.kind} has no processes")
 
@@ -285,10 +285,10 @@ class SimpleController(KindController, ABC):
     def endpoint(self, spec: Mapping[str, Any], component: str) -> Endpoint | None:
         return Endpoint()
 
-    def launch(self, context: EffectContext, op: Op, slot: Slot) -> RunSpec:
+    def launch(self, context: EffectContext, op: Op[StartRun], slot: Slot) -> RunSpec:
         from areal.reconcilers.launch import run_spec
 
-        found, inputs = context.object(op.ref), dict(op.args.get("inputs", {}))
+        found, inputs = context.object(op.ref), dict(op.args.inputs)
         argv = self.argv(found, slot)
         return run_spec(found, slot, argv, self.restart, self.grace_s, inputs=inputs, env=self.env(found))
 

@@ -19,7 +19,7 @@ from areal.reconcilers.kinds.inference_launch import PLAIN_HTTP, Launch, launch_
 from areal.reconcilers.kinds.service_plan import inference_inputs
 from areal.reconcilers.launch import EffectContext, Fault, Slot, secret_faults, secret_of, source_file
 from areal.reconcilers.observe import ObservedRun
-from areal.reconcilers.plan import Op
+from areal.reconcilers.plan import Op, StartRun
 from areal.resources.kinds import parse_ref, served_name
 from areal.resources.nodes import Diagnostic
 from areal.resources.paths import import_fault, import_path
@@ -39,7 +39,7 @@ from areal.wire.processes import (
 _OF_SETUP = 0.75  # of the time until a pair must be ready, so that a tool server that hangs is named within it
 
 
-def agent_run(context: EffectContext, op: Op, slot: Slot) -> RunSpec:
+def agent_run(context: EffectContext, op: Op[StartRun], slot: Slot) -> RunSpec:
     """Raises ArealError saying what is missing."""
     spec: AgentServiceSpec = context.spec_of(op.ref)
     launch = launch_of(context, op, slot, "workerUrl")
@@ -83,7 +83,7 @@ def agent_run(context: EffectContext, op: Op, slot: Slot) -> RunSpec:
     return launch.run(service_argv("agent.data_proxy"), spec, proxy, grace_s, env=PLAIN_HTTP)
 
 
-def _inference(context: EffectContext, op: Op, spec: AgentServiceSpec) -> InferenceAccess | None:
+def _inference(context: EffectContext, op: Op[StartRun], spec: AgentServiceSpec) -> InferenceAccess | None:
     """Access to the inference service that records the sessions. Raises ArealError where the service or its model is
     not recorded any more."""
     if spec.inference is None:

@@ -28,6 +28,7 @@ from areal.resources.specs import AgentServiceSpec, InferenceServiceSpec
 from areal.runtime.backends import LOCAL
 from areal.runtime.backends.base import RunState
 from areal.state.records import StoredObject
+from areal.wire.agents import ConfigureSessions
 from areal.wire.routing import Readiness
 
 WORKER = "worker"
@@ -122,9 +123,9 @@ class PairWork(ReplicaWork):
                 continue
             other = {name: value for name, value in wanted.items() if run.settings.get(name, value) != value}
             if other:
-                target = replica.proxy_component.target
+                target, args = replica.proxy_component.target, ConfigureSessions(**other)
                 self.build.add(
-                    Verb.CONFIGURE, self.ref, target, "settings changed", needs=self.recorded, run=run.uid, args=other
+                    Verb.CONFIGURE, self.ref, target, "settings changed", needs=self.recorded, run=run.uid, args=args
                 )
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from areal.reconcilers.desired import Target, Wanted
     from areal.reconcilers.launch import EffectContext, Slot
     from areal.reconcilers.observe import Observed
-    from areal.reconcilers.plan import Op
+    from areal.reconcilers.plan import Op, StartRun
     from areal.reconcilers.planning import KindPlan, Planning
     from areal.resources.kinds import Ref
     from areal.resources.nodes import Diagnostic
@@ -82,7 +82,7 @@ class AgentServiceController(ServiceController):
         callers = {"router": ("gateway", "routerUrl"), "worker": ("data-proxy", "workerUrl")}
         return Endpoint(in_place=component == "router", caller=callers.get(component))
 
-    def launch(self, context: EffectContext, op: Op, slot: Slot) -> RunSpec:
+    def launch(self, context: EffectContext, op: Op[StartRun], slot: Slot) -> RunSpec:
         from areal.reconcilers.kinds.agent_launch import agent_run
 
         return agent_run(context, op, slot)

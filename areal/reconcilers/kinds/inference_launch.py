@@ -40,7 +40,7 @@ from areal.reconcilers.launch import (
     secret_of,
     source_file,
 )
-from areal.reconcilers.plan import Op
+from areal.reconcilers.plan import Op, StartRun
 from areal.resources.addresses import is_loopback
 from areal.resources.backend import flag_name, inference_part
 from areal.resources.kinds import Ref, parse_ref, service_ref
@@ -98,13 +98,13 @@ class Launch:
         return run_spec(self.object, self.slot, argv, restart, grace_s, **options)
 
 
-def launch_of(context: EffectContext, op: Op, slot: Slot, engine_input: str = "engineUrl") -> Launch:
+def launch_of(context: EffectContext, op: Op[StartRun], slot: Slot, engine_input: str = "engineUrl") -> Launch:
     """The process of an op of a service, or of a model of it."""
-    service, inputs = host_of(context.object(op.ref)) or op.ref, dict(op.args.get("inputs", {}))
-    if "router" in op.args:
-        inputs["routerUrl"] = context.url(op, op.args["router"])
-    if "engine" in op.args:
-        inputs[engine_input] = context.url(op, op.args["engine"])
+    service, inputs = host_of(context.object(op.ref)) or op.ref, dict(op.args.inputs)
+    if op.args.router:
+        inputs["routerUrl"] = context.url(op, op.args.router)
+    if op.args.engine:
+        inputs[engine_input] = context.url(op, op.args.engine)
     return Launch(
         object=context.object(op.ref),
         slot=slot,
@@ -112,7 +112,7 @@ def launch_of(context: EffectContext, op: Op, slot: Slot, engine_input: str = "e
         data_folder=str(context.ctx.home.data / parse_ref(op.ref).name),
         router_file=str(router_file(context.ctx.home, parse_ref(service))),
         inputs=inputs,
-        successor=bool(op.args.get("successor")),
+        successor=op.args.successor,
     )
 
 
@@ -121,7 +121,7 @@ def router_file(home: Home, service: Ref) -> Path:
     return home.object_folder(service) / "routes.json"
 
 
-def service_run(context: EffectContext, op: Op, slot: Slot) -> RunSpec:
+def service_run(context: EffectContext, op: Op[StartRun], slot: Slot) -> RunSpec:
     start = router if slot.component == "router" else gateway
     return start(launch_of(context, op, slot), context.spec_of(op.ref))
 
@@ -148,7 +148,7 @@ def _service_run(launch: Launch, spec: InferenceServiceSpec, name: str, config: 
     )
 
 
-def model_run(context: EffectContext, op: Op, slot: Slot) -> RunSpec:
+def model_run(context: EffectContext, op: Op[StartRun], slot: Slot) -> RunSpec:
     spec: ModelSpec = context.spec_of(op.ref)
     service: InferenceServiceSpec = context.spec_of(service_ref(context.object(op.ref).spec))
 

@@ -13,7 +13,7 @@ from areal.resources.kinds import Ref
 if TYPE_CHECKING:
     from areal.reconcilers.launch import EffectContext, Slot
     from areal.reconcilers.observe import Observed
-    from areal.reconcilers.plan import Op
+    from areal.reconcilers.plan import Op, StartRun
     from areal.reconcilers.planning import KindPlan, Planning
     from areal.resources.specs import InferenceServiceSpec
     from areal.runtime.backends.base import RunSpec
@@ -46,7 +46,7 @@ class InferenceServiceController(ServiceController):
         caller = ("gateway", "routerUrl")
         return Endpoint(full.router.port or 0, field="spec.router.port", in_place=True, caller=caller)
 
-    def launch(self, context: EffectContext, op: Op, slot: Slot) -> RunSpec:
+    def launch(self, context: EffectContext, op: Op[StartRun], slot: Slot) -> RunSpec:
         from areal.reconcilers.kinds.inference_launch import service_run
 
         return service_run(context, op, slot)

@@ -12,7 +12,7 @@ from areal.reconcilers.kinds.inference_launch import commits_of
 from areal.reconcilers.kinds.job_config import choose_driver, config_file, read_config
 from areal.reconcilers.kinds.job_status import DRIVER
 from areal.reconcilers.launch import NO_GPUS, EffectContext, Slot, restart_policy, secret_of, source_file
-from areal.reconcilers.plan import Op
+from areal.reconcilers.plan import Op, StartRun
 from areal.resources.kinds import parse_ref, served_name
 from areal.resources.specs import TrainJobSpec
 from areal.resources.validation import effective
@@ -28,7 +28,7 @@ _OWNER = "job.json"
 _INLINE = "given.yaml"
 
 
-def driver_run(context: EffectContext, op: Op, slot: Slot) -> RunSpec:
+def driver_run(context: EffectContext, op: Op[StartRun], slot: Slot) -> RunSpec:
     """Raises ArealError saying what is missing."""
     stored = context.store.get(parse_ref(op.ref)) or context.object(op.ref)  # as recorded: with its uid
     spec: TrainJobSpec = effective("TrainJob", stored.spec)
@@ -40,7 +40,7 @@ def driver_run(context: EffectContext, op: Op, slot: Slot) -> RunSpec:
     if slot.backend == "local" and not Path(cwd).is_dir():
         message = f"{op.ref}: spec.workingDir: there is no folder {cwd}"
         raise UsageFault(message, hint="create it, or replace the job with another one: areal apply --replace")
-    inputs, count = dict(op.args["inputs"]), int(op.args["gpus"])
+    inputs, count = dict(op.args.inputs), op.args.gpus or 0
     on_end: tuple[str, ...] = ()
     if any(item.owner == op.ref for item in context.store.list("InferenceService")):  # it goes with the driver
         words = (str(context.ctx.home.root), "job-end", op.ref)
@@ -135,7 +135,7 @@ def _config_file(spec: TrainJobSpec, stored: StoredObject, folder: Path, cwd: Pa
     return found.resolve()
 
 
-def service_environment(context: EffectContext, op: Op, spec: TrainJobSpec) -> dict[str, str]:
+def service_environment(context: EffectContext, op: Op[StartRun], spec: TrainJobSpec) -> dict[str, str]:
     """Environment variables that name the model that the job samples from and updates."""
     if spec.rollout is None:
         return {}

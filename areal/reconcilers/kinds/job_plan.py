@@ -35,7 +35,7 @@ from areal.reconcilers.kinds.job_status import DRIVER, JobPhase, JobStatus, has_
 from areal.reconcilers.kinds.scheduling_spec import with_placement
 from areal.reconcilers.kinds.service_plan import called_first
 from areal.reconcilers.observe import ObservedRun
-from areal.reconcilers.plan import Drift, Verb
+from areal.reconcilers.plan import Drift, StartRun, Verb
 from areal.reconcilers.planning import KindPlan, ObjectWork, stoppable, superseded
 from areal.resources.kinds import name_problem
 from areal.resources.nodes import ManifestError
@@ -159,7 +159,7 @@ def _start(work: JobWork, now: JobStatus, cause: str, needs: Sequence[int]) -> N
     needs = (*needs, *work.gpus.take(count, work.ref), *called_first(work, rollout, *agents))
     for old in superseded(work.runs, _KEPT):
         work.build.add(Verb.FORGET, work.ref, TARGET, "an older record", needs=needs, run=old.uid)
-    args = {"inputs": inputs, "gpus": count, **({"nodes": resources.nodes} if resources.nodes > 1 else {})}
+    args = StartRun(inputs=inputs, gpus=count, nodes=resources.nodes)
     work.build.add(Verb.SPAWN, work.ref, TARGET, cause, needs=needs, run=f"+{work.ref}/{TARGET}", args=args)
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from areal.reconcilers.desired import Wanted
     from areal.reconcilers.launch import EffectContext, Slot
     from areal.reconcilers.observe import Observed, ObservedRun
-    from areal.reconcilers.plan import Op
+    from areal.reconcilers.plan import Op, StartRun
     from areal.reconcilers.planning import KindPlan, Planning
     from areal.resources.fields import Strategy
     from areal.resources.nodes import Diagnostic
@@ -166,7 +166,7 @@ class ModelController(KindController):
 
         require_models({ref: (item, effective(self.kind, item.spec)) for ref, item in starting.items()}, report)
 
-    def launch(self, context: EffectContext, op: Op, slot: Slot) -> RunSpec:
+    def launch(self, context: EffectContext, op: Op[StartRun], slot: Slot) -> RunSpec:
         from areal.reconcilers.kinds.inference_launch import model_run
 
         return model_run(context, op, slot)

@@ -9,7 +9,7 @@ from areal.reconcilers.desired import Target
 from areal.reconcilers.kinds.replica_plan import close_replicas, end_replicas, open_replicas, settle
 from areal.reconcilers.kinds.replicas import Replica, ReplicaWork
 from areal.reconcilers.kinds.service_plan import ServiceView
-from areal.reconcilers.plan import Verb
+from areal.reconcilers.plan import AwaitReady, Verb
 from areal.reconcilers.planning import KindPlan, Planning
 from areal.resources.backend import inference_part
 from areal.resources.fields import Strategy
@@ -115,7 +115,7 @@ class ModelWork(ReplicaWork):
         if self.spec.external is not None:
             return tuple(needs)
         target = replica.proxy_component.target
-        args = {"trainer": self.trainer} if self.trainer else {}
+        args = AwaitReady(trainer=self.trainer)
         return (self.build.add(Verb.WARM, self.ref, target, "before it is routed", needs=needs, run=run, args=args),)
 
 

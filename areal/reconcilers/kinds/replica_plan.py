@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from itertools import islice
-from typing import Any
 
 from areal.errors import NoCapacity
 from areal.reconcilers.kinds.replicas import (
@@ -23,7 +22,7 @@ from areal.reconcilers.kinds.replicas import (
     with_callers,
 )
 from areal.reconcilers.observe import ObservedRun, RouteTable, Seen
-from areal.reconcilers.plan import Drift, Verb
+from areal.reconcilers.plan import Drift, SettleRoutes, SoakRuns, Verb
 from areal.reconcilers.planning import Action, stoppable, unseen
 
 # -- replacement of outdated replicas
@@ -93,7 +92,7 @@ def _surge(work: ReplicaWork, batch: Sequence[Replica], last: tuple[int, ...]) -
     needs: tuple[int, ...] = (work.route(f"successors are warm: {_cause(batch)}", (*warm, *last)),)
     seconds = max(work.strategy.min_ready_seconds, work.strategy.keep_old_seconds if switch else 0.0)
     if seconds:
-        soak = {"seconds": seconds}
+        soak = SoakRuns(seconds)
         needs = (work.build.add(Verb.SOAK, work.ref, "routes", "must stay ready", needs=needs, runs=new, args=soak),)
     needs = work.drain(old, needs, cause)
     if old:
@@ -310,7 +309,7 @@ def settle(work: ReplicaWork) -> None:
     if work.service.gateway_unseen or not work.table_readable:
         return
     needs = (*changed, *work.service.gateway_ready, *work.service.router_ready)
-    args = {"service": work.service.ref, **({"trainer": work.trainer} if work.trainer else {})}
+    args = SettleRoutes(work.service.ref, work.trainer)
     work.build.add(Verb.SETTLE, work.ref, "routes", "users ask the gateway", needs=needs, args=args)
 
 
@@ -325,15 +324,14 @@ def end_replicas(work: ReplicaWork, needs: tuple[int, ...]) -> int:
         proxies = [run.uid for run in runs if run.state.spec.component == PROXY and run.is_live]
         seconds = work.policy.drain_s(work.drain_s)
         drains = work.drain(proxies, (), cause, seconds=seconds)
-        after = (work.unroute(cause, work.service.synced, after=list(drains)),)
+        after = (work.unroute(cause, work.service.synced, after=drains),)
     return work.erase(stop_replicas(work, needs, after), after)
 
 
 def stop_replicas(work: ReplicaWork, needs: tuple[int, ...], after: tuple[int, ...] = ()) -> tuple[int, ...]:
     """Stop all data proxies, then all engines."""
-    args: dict[str, Any] = {**({"after": list(after)} if after else {}), **work.policy.grace}
     runs, last = stoppable(work.runs), needs
     for name in (PROXY, work.engine_name):
-        stops = work.stop_component(name, runs, work.end_cause, last, args)
+        stops = work.stop_component(name, runs, work.end_cause, last, work.policy.grace, after)
         last = work.build.barrier(work.ref, work.end_cause, stops)
     return last

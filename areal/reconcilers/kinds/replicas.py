@@ -17,7 +17,7 @@ from areal.dataclasses import dataclass, field, replace
 from areal.errors import NoCapacity
 from areal.reconcilers.kinds.service_plan import ServiceView
 from areal.reconcilers.observe import ObservedRun, RouteTable, Seen
-from areal.reconcilers.plan import Verb
+from areal.reconcilers.plan import DrainWorker, RemoveRoutes, SetRoutes, StartRun, Verb
 from areal.reconcilers.planning import (
     Action,
     Component,
@@ -293,14 +293,13 @@ class ReplicaWork(ObjectWork, ABC):
     ) -> tuple[str, tuple[int, ...]]:
         """Start the engine, with its GPUs, and the data proxy, or wait for those that run. Returns the data proxy's run
         and the ops after which both are ready. ``successor``: they start beside those that they replace."""
-        flag = {"successor": True} if successor else {}
         engine = Started("")
         if replica.engine is not None and replica.engine_component is not None:
             component, decision = replica.engine_component, replica.engine
             gpus = self.gpus.take(self.need, f"{self.ref} {component.target}") if replica.new_engine else ()
-            args = {**(flag if decision.action is Action.REPLACE else {}), **({"gpus": self.need} if self.need else {})}
+            args = StartRun(successor=successor and decision.action is Action.REPLACE, gpus=self.need or None)
             engine = self.start(component, decision, (*needs, *gpus), args)
-        about = {**({"engine": engine.run} if engine.run else {}), **flag}
+        about = StartRun(engine=engine.run, successor=successor)
         proxy = self.start(replica.proxy_component, replica.proxy, needs, about, engine.ready, self.trainer)
         return proxy.run, (*engine.ready, *proxy.ready)
 
@@ -310,32 +309,28 @@ class ReplicaWork(ObjectWork, ABC):
 
     def route(self, cause: str, needs: Sequence[int]) -> int:
         """Give the router the whole set of workers."""
-        args = {**self._router, "expected": min(self.count, len(self.routed)), "readiness": self.readiness}
-        if self.cordoned:
-            args["cordoned"] = list(self.cordoned)
+        service, expected = self.service, min(self.count, len(self.routed))
+        args = SetRoutes(service.ref, service.router, expected, self.readiness, tuple(self.cordoned))
         needs = (*needs, *self.service.router_ready)
         return self.build.add(Verb.ROUTE, self.ref, "routes", cause, needs=needs, runs=self.routed, args=args)
 
-    def unroute(self, cause: str, needs: Sequence[int], **args: Any) -> int:
-        """Remove the object from the router, by its name there: it may be deleted or replaced by then. ``declared``: it
-        has no replicas, and its callers are to try again."""
-        args |= {**self._router, **({"model": self.name} if self.name != self.target.object.name else {})}
+    def unroute(self, cause: str, needs: Sequence[int], *, declared: bool = False, after: Sequence[int] = ()) -> int:
+        """Remove the object from the router, by its name there: it may be deleted or replaced by then."""
+        model = self.name if self.name != self.target.object.name else ""
+        args = RemoveRoutes(self.service.ref, self.service.router, model, declared)
         needs = (*needs, *self.service.router_ready)
-        return self.build.add(Verb.UNROUTE, self.ref, "routes", cause, needs=needs, args=args)
+        return self.build.add(Verb.UNROUTE, self.ref, "routes", cause, needs=needs, args=args, after=after)
 
     def drain(
         self, proxies: Sequence[str], needs: Sequence[int], cause: str, *, seconds: float | None = None
     ) -> tuple[int, ...]:
         """Stop new requests and let running ones finish. ``seconds`` None: the spec's drain timeout."""
-        args = {**self._router, "seconds": self.drain_s if seconds is None else seconds}
+        seconds = self.drain_s if seconds is None else seconds
+        args = DrainWorker(self.service.ref, self.service.router, seconds)
         needs = (*needs, *self.service.router_ready, *self.service.synced)
         add = self.build.add
         drains = tuple(add(Verb.DRAIN, self.ref, PROXY, cause, needs=needs, run=uid, args=args) for uid in proxies)
         return drains or tuple(needs)
-
-    @property
-    def _router(self) -> dict[str, Any]:
-        return {"service": self.service.ref, "router": self.service.router}
 
     def downtime(self, sentence: str) -> None:
         self.notes.destructive.append(f"{self.ref}: {sentence}")

@@ -16,7 +16,7 @@ from typing import Any
 
 from areal.dataclasses import dataclass
 from areal.reconcilers.observe import ObservedRun, RouteTable
-from areal.reconcilers.plan import Drift, Verb
+from areal.reconcilers.plan import Drift, RemoveRoutes, StartRun, StopRun, Verb
 from areal.reconcilers.planning import (
     KEY_INPUT,
     Action,
@@ -34,6 +34,7 @@ from areal.resources.fields import ModelRef
 from areal.resources.kinds import served_name
 from areal.resources.specs import AgentServiceSpec, InferenceServiceSpec
 from areal.runtime.backends import LOCAL
+from areal.wire.bodies import ConfigureRouter
 
 ROUTER_FIELDS = ("logLevel", "auth", "scheduler", "router")
 GATEWAY_FIELDS = ("gateway", "logLevel", "auth", "scheduler", "inference")
@@ -78,7 +79,7 @@ def called_first(work: ObjectWork, model: ModelRef | None, *more: str) -> tuple[
     needed = {*work.target.object.depends_on, *more}
     if model is not None:
         service = f"InferenceService/{model.service}"
-        routed = {op.ref for op in work.build.ops() if op.verb is Verb.ROUTE and op.args["service"] == service}
+        routed = {op.ref for op in work.build.ops() if op.verb is Verb.ROUTE and op.args.service == service}
         needed |= {service, *([f"Model/{model.model}"] if model.model else routed)}  # which one, the process knows
     return work.build.ready_ops(needed)
 
@@ -118,9 +119,9 @@ class ServicePlan(KindPlan, ABC):
         for target in self.targets:
             if target.is_deleted:
                 work = ServiceWork(planning, target)
-                args = {"graceSeconds": planning.policy.drain_s(work.drain_s)}
+                grace = StopRun(planning.policy.drain_s(work.drain_s))
                 stopped = work.stop_component(
-                    "gateway", stoppable(work.runs), work.end_cause, planning.all_drained, args
+                    "gateway", stoppable(work.runs), work.end_cause, planning.all_drained, grace
                 )
                 view = ServiceView(target.ref, work.spec, is_deleted=True, gateway_stopped=stopped)
                 planning.views[target.ref] = view
@@ -153,7 +154,7 @@ class ServicePlan(KindPlan, ABC):
         declared = self.declared(view.ref)
         for name in sorted(view.table.models):
             if name not in declared:
-                args = {"service": view.ref, "router": view.router, "model": name}
+                args = RemoveRoutes(view.ref, view.router, model=name)
                 cause = f"route-extra: no object declares model {name}"
                 self.planning.build.add(Verb.UNROUTE, view.ref, f"routes/{name}", cause, args=args)
 
@@ -163,7 +164,7 @@ class ServicePlan(KindPlan, ABC):
         if not view.needs_sync:
             return
         build = self.planning.build
-        restored = [op for op in build.ops() if op.verb is Verb.ROUTE and op.args["service"] == view.ref]
+        restored = [op for op in build.ops() if op.verb is Verb.ROUTE and op.args.service == view.ref]
         undeclared = [op for op in build.ops_of(view.ref) if op.verb is Verb.UNROUTE]
         needs = (*view.router_ready, *(op.id for op in (*restored, *undeclared)))
         op = build.add(Verb.SYNC, view.ref, "router", "its table is whole again", needs=needs, run=view.router)
@@ -215,7 +216,7 @@ class ServiceWork(ObjectWork):
 
     def drain_out(self, run: ObservedRun, cause: str, needs: Sequence[int]) -> None:
         """SIGTERM, and as much time as running streams may take."""
-        self.stop(run, cause, needs, {"graceSeconds": self.drain_s})
+        self.stop(run, cause, needs, StopRun(self.drain_s))
 
     def decide_component(
         self, name: str, fields: tuple[str, ...], inputs: Mapping[str, Any] | None = None
@@ -231,8 +232,8 @@ def open_service(work: ServiceWork) -> None:
     if work.spec.suspend:
         # The gateway lets running streams finish, then the router goes.
         work.notes.cannot_see(work.ref, unseen(work.runs))
-        args, ending = {"graceSeconds": work.drain_s}, stoppable(work.runs)
-        work.view.gateway_stopped = work.stop_component("gateway", ending, "suspended", work.recorded, args)
+        grace, ending = StopRun(work.drain_s), stoppable(work.runs)
+        work.view.gateway_stopped = work.stop_component("gateway", ending, "suspended", work.recorded, grace)
         work.stop_component("router", ending, "suspended", work.view.gateway_stopped)
         return
     work.sweep()
@@ -248,7 +249,7 @@ def close_service(work: ServiceWork) -> None:
         return
     component, decision = work.gateway
     assert decision.run is not None
-    started = work.start(component, decision, (*work.recorded, *work.view.synced), {"router": work.view.router})
+    started = work.start(component, decision, (*work.recorded, *work.view.synced), StartRun(work.view.router))
     work.drain_out(decision.run, f"replaced: {decision.cause}", started.ready)
     work.view.gateway_ready = started.ready
 
@@ -294,7 +295,7 @@ def _open_gateway(work: ServiceWork, router: Decision) -> None:
         work.gateway = component, decision
     else:  # A router that fails ends the wait for the gateway that follows it.
         needs = (*work.recorded, *work.swept.get(component.target, ()))
-        started = work.start(component, decision, needs, {"router": view.router}, view.router_ready)
+        started = work.start(component, decision, needs, StartRun(view.router), view.router_ready)
         view.gateway_ready = started.ready
 
 
@@ -309,7 +310,7 @@ def _configure(work: ServiceWork) -> None:
     if table is not None and (table.strategy, {name: table.limits.get(name) for name in limits}) == (strategy, limits):
         return
     cause = "router starts empty" if table is None else "settings changed"
-    needs, hot = view.router_ready or work.recorded, {"strategy": strategy, "limits": limits}
+    needs, hot = view.router_ready or work.recorded, ConfigureRouter(strategy=strategy, limits=limits)
     configured = work.build.add(Verb.CONFIGURE, work.ref, "router", cause, needs=needs, run=view.router, args=hot)
     view.router_ready = (configured,)
 

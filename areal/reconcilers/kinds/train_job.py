@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from areal.reconcilers.desired import Target, Wanted
     from areal.reconcilers.launch import EffectContext, Slot
     from areal.reconcilers.observe import Observed, ObservedRun
-    from areal.reconcilers.plan import Op
+    from areal.reconcilers.plan import Op, StartRun
     from areal.reconcilers.planning import KindPlan, Planning
     from areal.resources.kinds import Ref
     from areal.resources.nodes import Diagnostic
@@ -139,7 +139,7 @@ class TrainJobController(KindController):
 
         require_job_ids(starting, report)
 
-    def launch(self, context: EffectContext, op: Op, slot: Slot) -> RunSpec:
+    def launch(self, context: EffectContext, op: Op[StartRun], slot: Slot) -> RunSpec:
         from areal.reconcilers.kinds.job_launch import driver_run
 
         return driver_run(context, op, slot)

@@ -103,7 +103,7 @@ def test_plan_of_a_service_with_its_model_starts_pairs_when_the_model_is_there()
     assert visible in spawned["worker/0"].needs
     assert visible in spawned["data-proxy/0"].needs
     assert visible not in spawned["gateway/0"].needs
-    assert spawned["data-proxy/0"].args["inputs"] == {
+    assert spawned["data-proxy/0"].args.inputs == {
         "inferenceUrl": "http://127.0.0.1:8080",
         "inferenceKeyFrom": "generated",
     }
@@ -169,7 +169,7 @@ def test_plan_of_another_agent_rolls_one_pair_at_a_time() -> None:
     drain = next(op for op in plan.ops if op.verb is Verb.DRAIN)
     routed = next(op for op in plan.ops if op.verb is Verb.ROUTE)
     assert routed.id in drain.needs
-    assert drain.args["seconds"] == 600.0
+    assert drain.args.seconds == 600.0
     assert routed.runs == ("tau-data-proxy-0", "tau-data-proxy-1", f"+{REF}/data-proxy/0")
 
 
@@ -231,7 +231,7 @@ def test_plan_with_strategy_bluegreen_starts_a_second_set_and_switches_once() ->
     plan = plan_of(changed(item, {**item.spec, "env": {"A": "1"}}), observed=observed)
     switch, without_old = [op for op in plan.ops if op.verb is Verb.ROUTE]
     assert len(switch.runs) == 4
-    assert switch.args["cordoned"] == ["tau-data-proxy-0", "tau-data-proxy-1"]
+    assert switch.args.cordoned == ("tau-data-proxy-0", "tau-data-proxy-1")
     assert len(without_old.runs) == 2
 
 
@@ -258,7 +258,7 @@ def test_plan_of_session_settings_configures_the_data_proxies_and_restarts_nothi
     item, observed = steady(2)
     plan = plan_of(changed(item, {**item.spec, "session": {"idleTimeoutSeconds": 5.0}}), observed=observed)
     assert verbs(plan) == ["record", "configure data-proxy/0", "configure data-proxy/1"]
-    assert [dict(op.args) for op in plan.ops if op.verb is Verb.CONFIGURE] == [{"idle_timeout": 5.0}] * 2
+    assert [op.to_json()["args"] for op in plan.ops if op.verb is Verb.CONFIGURE] == [{"idle_timeout": 5.0}] * 2
 
 
 def test_plan_of_the_health_poll_configures_router_and_data_proxies() -> None:
@@ -268,7 +268,7 @@ def test_plan_of_the_health_poll_configures_router_and_data_proxies() -> None:
     plan = plan_of(changed(item, {**item.spec, "healthPollSeconds": 1.0}), observed=observed)
     assert verbs(plan) == ["record", "route routes", "configure data-proxy/0", "visible routes"]
     route = next(op for op in plan.ops if op.verb is Verb.ROUTE)
-    assert route.args["readiness"]["period_seconds"] == 1.0
+    assert route.args.readiness["period_seconds"] == 1.0
 
 
 def test_plan_of_a_suspended_service_stops_gateway_pairs_and_router() -> None:
@@ -277,7 +277,7 @@ def test_plan_of_a_suspended_service_stops_gateway_pairs_and_router() -> None:
     assert verbs(plan) == ["record", "stop gateway/0", "stop router/0", "stop data-proxy/0", "stop worker/0"]
     gateway = next(op for op in plan.ops if op.target == "gateway/0")
     assert all(gateway.id in op.needs or op.target != "data-proxy/0" for op in plan.ops)
-    assert gateway.args["graceSeconds"] == 600.0
+    assert gateway.args.grace_seconds == 600.0
 
 
 def test_plan_of_a_deletion_ends_the_pairs_before_the_model_that_they_call() -> None:

@@ -91,7 +91,10 @@ def test_phase_is_that_of_the_newest_run(runs: tuple[ObservedRun, ...], suspend:
 def test_plan_of_a_new_job_starts_its_driver() -> None:
     plan = plan_of(created("TrainJob", "grpo", SPEC))
     assert ops(plan) == ["record", "spawn driver/0"]
-    assert plan.ops[1].args == {"inputs": {"attempt": 1, "restartsAllowed": 3, "restartedAt": ""}, "gpus": 0}
+    assert plan.ops[1].to_json()["args"] == {
+        "inputs": {"attempt": 1, "restartsAllowed": 3, "restartedAt": ""},
+        "gpus": 0,
+    }
 
 
 @pytest.mark.parametrize("run", [driver(), driver(Phase.BACKOFF, code=1), DONE, FAILED])
@@ -102,14 +105,14 @@ def test_plan_of_a_job_that_runs_or_has_finished_is_empty(run: ObservedRun) -> N
 def test_plan_of_a_job_whose_supervisor_died_starts_it_again_with_what_is_left_of_its_restarts() -> None:
     plan = plan_of(unchanged(job()), runs=(LOST,))
     assert ops(plan) == ["stop driver/0", "spawn driver/0"], "what the dead supervisor left is swept first"
-    assert plan.ops[1].args["inputs"] == {"attempt": 3, "restartsAllowed": 2, "restartedAt": ""}
+    assert plan.ops[1].args.inputs == {"attempt": 3, "restartsAllowed": 2, "restartedAt": ""}
     assert [drift.kind for drift in plan.drift] == ["process-died"]
 
 
 def test_plan_goes_on_where_a_command_ended_after_it_had_swept_what_the_dead_supervisor_left() -> None:
     plan = plan_of(unchanged(job()), runs=(SWEPT,))
     assert ops(plan) == ["spawn driver/0"]
-    assert plan.ops[0].args["inputs"] == {"attempt": 3, "restartsAllowed": 2, "restartedAt": ""}
+    assert plan.ops[0].args.inputs == {"attempt": 3, "restartsAllowed": 2, "restartedAt": ""}
     assert [drift.kind for drift in plan.drift] == ["process-died"]
 
 
@@ -117,8 +120,8 @@ def test_plan_of_another_restart_policy_replaces_the_driver_that_runs_and_no_oth
     never = unchanged(job({"restart": {"policy": "Never"}}))
     plan = plan_of(never, runs=(driver(),))
     assert ops(plan) == ["stop driver/0", "spawn driver/0"]
-    assert plan.ops[-1].args["inputs"]["restartsAllowed"] == 0
-    assert plan.ops[-1].args["inputs"]["attempt"] == 2
+    assert plan.ops[-1].args.inputs["restartsAllowed"] == 0
+    assert plan.ops[-1].args.inputs["attempt"] == 2
     for run in (DONE, FAILED):
         assert plan_of(never, runs=(run,)).is_empty
 
@@ -140,7 +143,7 @@ def test_plan_of_a_lost_job_that_is_never_restarted_leaves_it() -> None:
 def test_plan_of_a_lost_job_without_restarts_left_goes_on_for_its_driver_has_not_failed() -> None:
     plan = plan_of(unchanged(job()), runs=(driver(Phase.DEAD, restarts=3, reason="gone"),))
     assert ops(plan) == ["stop driver/0", "spawn driver/0"]
-    assert plan.ops[-1].args["inputs"]["restartsAllowed"] == 0
+    assert plan.ops[-1].args.inputs["restartsAllowed"] == 0
 
 
 def test_plan_of_a_suspended_job_stops_it_and_one_that_resumes_goes_on() -> None:
@@ -148,14 +151,14 @@ def test_plan_of_a_suspended_job_stops_it_and_one_that_resumes_goes_on() -> None
     plan = plan_of(unchanged(job()), runs=(STOPPED,))
     assert ops(plan) == ["spawn driver/0"]
     assert plan.ops[0].cause == "resumes after attempt 1"
-    assert plan.ops[0].args["inputs"]["attempt"] == 2
+    assert plan.ops[0].args.inputs["attempt"] == 2
 
 
 @pytest.mark.parametrize("run", [DONE, FAILED, driver()])
 def test_plan_of_a_restart_runs_even_a_finished_job_again(run: ObservedRun) -> None:
     plan = plan_of(unchanged(job(restartedAt="9.0")), runs=(run,))
     assert ops(plan)[-1] == "spawn driver/0"
-    assert plan.ops[-1].args["inputs"]["restartsAllowed"] == 3
+    assert plan.ops[-1].args.inputs["restartsAllowed"] == 3
     assert plan_of(unchanged(job(restartedAt="9.0")), runs=(driver(attempt=5, restarted_at="9.0"),)).is_empty
 
 
@@ -170,7 +173,7 @@ def test_another_spec_is_refused_and_with_replace_another_job() -> None:
     target = target_for(other, job(), set_name=None, force_conflicts=False, replace_it=True)
     plan = plan_of(target, runs=(driver(),))
     assert ops(plan) == ["stop driver/0", "forget driver/0", "erase", "record", "spawn driver/0"]
-    assert plan.ops[-1].args["inputs"]["attempt"] == 1
+    assert plan.ops[-1].args.inputs["attempt"] == 1
 
 
 def test_job_that_is_wanted_anew_is_another_job_though_nothing_differs_and_once_only() -> None:
@@ -179,7 +182,7 @@ def test_job_that_is_wanted_anew_is_another_job_though_nothing_differs_and_once_
     )
     plan = plan_of(target, runs=(DONE,))
     assert ops(plan) == ["forget driver/0", "erase", "record", "spawn driver/0"]
-    assert plan.ops[-1].args["inputs"]["attempt"] == 1
+    assert plan.ops[-1].args.inputs["attempt"] == 1
     again = target_for(wanted({}), job(), set_name=None, force_conflicts=False, replace_it=False, recreate=("earlier",))
     assert again.action == "unchanged"
 
@@ -187,7 +190,7 @@ def test_job_that_is_wanted_anew_is_another_job_though_nothing_differs_and_once_
 def test_plan_of_deleting_a_job_stops_it_and_erases() -> None:
     plan = plan_of(Target(job(), "delete"), runs=(driver(),), policy=Policy(grace_s=5))
     assert ops(plan) == ["stop driver/0", "forget driver/0", "erase"]
-    assert plan.ops[0].args == {"graceSeconds": 5}
+    assert plan.ops[0].to_json()["args"] == {"graceSeconds": 5}
 
 
 @pytest.mark.parametrize("model", [{"model": "qwen"}, {}], ids=["named", "whichever-it-is"])
@@ -213,13 +216,13 @@ def test_plan_of_more_gpus_than_are_free_is_refused() -> None:
     hungry = created("TrainJob", "grpo", {**SPEC, "resources": {"gpus": 1, "processesPerNode": 4}})
     with pytest.raises(NoCapacity, match=r"needs 4 GPUs \(spec.resources\); 2 are free"):
         plan_of(hungry, gpus=2)
-    assert plan_of(hungry, gpus=4).ops[-1].args["gpus"] == 4
+    assert plan_of(hungry, gpus=4).ops[-1].args.gpus == 4
 
 
 def test_a_job_that_does_not_say_takes_a_gpu_where_there_is_one() -> None:
     silent = created("TrainJob", "grpo", {"driver": "my.code:main"})
-    assert plan_of(silent, gpus=2).ops[-1].args["gpus"] == 1
-    assert plan_of(silent, gpus=0).ops[-1].args["gpus"] == 0
+    assert plan_of(silent, gpus=2).ops[-1].args.gpus == 1
+    assert plan_of(silent, gpus=0).ops[-1].args.gpus == 0
 
 
 @pytest.mark.parametrize("busy", [Capacity(leased=("GPU-0",)), Capacity(squatters={"GPU-0": "pid 7"})])
@@ -236,7 +239,7 @@ def test_a_job_that_is_replaced_keeps_its_gpu() -> None:
     observed = Observed({JOB: (earlier,)}, {}, Capacity(leased=("GPU-0",)))
     plan = make_plan(PlanScope((unchanged(silent),)), observed, Policy())
     stop, spawn = plan.ops
-    assert spawn.args["gpus"] == 1 and stop.id in spawn.needs
+    assert spawn.args.gpus == 1 and stop.id in spawn.needs
 
 
 RUNS = st.builds(
