@@ -89,8 +89,6 @@ class Hub:
         token = env.get("HF_TOKEN") or env.get("HUGGING_FACE_HUB_TOKEN") or None
         return cls(Path(os.path.expandvars(cache)).expanduser(), env.get("HF_ENDPOINT", "").rstrip("/"), token, offline)
 
-    # -- the cache
-
     def repository(self, repo: str, kind: Kind = "model") -> Path:
         return self.cache / f"{kind}s--{repo.replace('/', '--')}"
 
@@ -123,8 +121,6 @@ class Hub:
         """Whether the cache has any commit of a repository, as ``cached`` means it."""
         folder = self.repository(repo, kind) / "snapshots"
         return folder.is_dir() and any(self.cached(repo, path.name, kind, only) for path in folder.iterdir())
-
-    # -- the hub
 
     def commit(
         self, repo: str, revision: str = MAIN, kind: Kind = "model", *, only: Sequence[str] | None = None

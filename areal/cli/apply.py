@@ -256,8 +256,6 @@ def _markdown(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-# -- manifests built from the flags of shortcut commands
-
 Manifest = Mapping[str, Any]
 FLAG_FIELDS = {
     "host": "gateway.host",
@@ -380,8 +378,6 @@ def foreground(cli: Invocation, ref: Ref, query: LogQuery, until: Callable[[], b
     return None
 
 
-# -- errors in terms of flags
-
 _FLAGS = {
     **{f"spec.{path}": f"--{name.replace('_', '-')}" for name, path in FLAG_FIELDS.items()},
     "spec.auth.adminKeyFrom": "--admin-api-key-file",
@@ -444,9 +440,6 @@ def flag_of(path: str) -> str:
     return path
 
 
-# -- delete
-
-
 @click.command()
 @click.argument("targets", nargs=-1, metavar="[KIND/NAME | KIND NAME]...", shell_complete=complete_targets)
 @source_options
@@ -495,8 +488,6 @@ def delete(
         approve=approver(cli, "delete"),
     )
 
-
-# -- history and rollback
 
 _COLUMNS = (
     field("REVISION", "revision", right=True),

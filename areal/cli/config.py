@@ -34,9 +34,6 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 
-# -- the file
-
-
 def config_text(config: Mapping[str, Any]) -> str:
     """Returns the configuration as YAML in block style, without empty sections."""
     kept = {key: value for key, value in config.items() if value not in ({}, None)}
@@ -57,8 +54,6 @@ def check_default(name: str, value: str) -> None:
         except ValueError:
             raise UsageFault(f'"{value}" is not a duration', hint="write 90, 90s, 5m, 2h or 1d") from None
 
-
-# -- areal config
 
 _CONTEXTS = (
     Column("CURRENT", lambda row: "*" if row["current"] else ""),
@@ -202,8 +197,6 @@ def _changed(cli: Invocation, message: str) -> Iterator[dict[str, Any]]:
     write(message)
 
 
-# -- completion
-
 SHELLS = ("bash", "zsh", "fish")
 
 _INSTALL = {
@@ -240,9 +233,6 @@ def _script(shell: str) -> str:
     root = click.get_current_context().find_root().command
     makers: dict[str, type[ShellComplete]] = {"bash": _Bash, "zsh": ZshComplete, "fish": FishComplete}
     return makers[shell](root, {}, "areal", "_AREAL_COMPLETE").source()
-
-
-# -- version
 
 
 @click.command()

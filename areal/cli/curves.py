@@ -138,8 +138,6 @@ def draw(groups: Sequence[CurveGroup], path: str) -> None:
         raise ArealError(f"cannot draw into {path}: {error}") from error
 
 
-# -- the verb
-
 _WATCH_S = 2.0
 _NARROWEST = 10  # characters of a curve
 

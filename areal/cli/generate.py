@@ -81,8 +81,6 @@ def _emit(cli: Invocation, text: str, next_steps: Sequence[str], out: str | None
         cli.info(f"next: {step}")
 
 
-# -- systemd
-
 _UNIT = """\
 # Written by `areal generate systemd`. Starts what {home} records, at boot; `systemctl stop` ends it
 # and keeps the record. A process of areal that dies meanwhile is started again by its own supervisor.
@@ -217,8 +215,6 @@ def _next_steps(system: bool, out: str | None) -> list[str]:
     steps.append(f"{control} daemon-reload && {control} enable --now {shlex.quote(name)}")
     return steps if system else [*steps, "loginctl enable-linger, so that your units start at boot without a login"]
 
-
-# -- docker
 
 _DOCKERFILE = """\
 # Written by `areal generate docker`; its folder is the context, copied whole (.dockerignore leaves files out).

@@ -195,8 +195,6 @@ def _note(hidden: int) -> str:
     return f"not listed: {hidden} that ended; --all lists them" if hidden else ""
 
 
-# -- describe
-
 _CONDITIONS = (
     field("TYPE", "type"),
     field("STATUS", "status", state=True),
@@ -299,8 +297,6 @@ def _last_exit(process: Mapping[str, Any]) -> str:
     lines += [f"  | {line}" for line in process.get("lastLines", [])]
     return "\n".join(lines)
 
-
-# -- events
 
 _EVENTS_POLL_S = 0.5
 

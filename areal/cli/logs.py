@@ -152,8 +152,6 @@ def print_lines(cli: Invocation, lines: Sequence[str], *, follow: bool = False) 
     sys.stdout.flush()
 
 
-# -- lines of one process, and of many in order of time
-
 _FIRST_WINDOW_S = 16.0
 _WIDER = 8
 _WIDEST_S = 1e9

@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 
-# -- the tree
-
-
 class Leaf(NamedTuple):
     """``failed``: the exit status of an unexpected failure, not 1 where 1 answers the command's question."""
 
@@ -193,8 +190,6 @@ ROOT: dict[str, Leaf | Branch] = {
     "weight-update": Branch("Weight-update gateways, which the training side starts.", WEIGHT_UPDATE, _SHORTCUTS),
 }
 
-
-# -- groups that import a command on use
 
 CONTEXT_SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 

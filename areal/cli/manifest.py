@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from areal.resources.resource import Rendered
 
 
-# -- the flags that name manifests
-
 STDIN = "-"
 
 
@@ -91,8 +89,6 @@ source_options = gather(
     ),
 )
 
-
-# -- --dry-run[=client]
 
 _FLAG = "--dry-run"
 _COLUMNS = (field("KIND", "kind"), field("NAME", "metadata", "name"))

@@ -103,8 +103,6 @@ def select(home: Home, words: Sequence[str], selector: str) -> list[Ref]:
     return [found.ref for found in ObjectStore(home).list(kind) if matches(found.labels)]
 
 
-# -- completion
-
 Completer = Callable[[click.Context, click.Parameter, str], list[str]]
 
 
@@ -173,8 +171,6 @@ def home_of(ctx: click.Context) -> str:
     return home_path(invocation.home_flag if invocation else None)
 
 
-# -- arguments and options
-
 targets_argument = click.argument(
     "targets", nargs=-1, required=True, metavar="KIND/NAME | KIND NAME", shell_complete=complete_targets
 )
@@ -202,8 +198,6 @@ def model_name_option(*, required: bool) -> Callable[[Any], Any]:
         help="The model's name.",
     )
 
-
-# -- label selectors as in kubectl
 
 Labels = Mapping[str, str]
 Selector = Callable[[Labels], bool]
@@ -247,9 +241,6 @@ def _term(match: re.Match[str]) -> Selector:
     else:
         key, included, values = match["key"], match["op"] != "!=", {match["value"]}
     return lambda labels: (labels.get(key) in values) == included
-
-
-# -- columns of objects
 
 
 def columns_for(kinds: Iterable[str]) -> tuple[Column, ...]:

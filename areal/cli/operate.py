@@ -43,8 +43,6 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 
-# -- progress on stderr: on a terminal one line per target, redrawn in place; elsewhere one line per change
-
 _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _TICK_S = 0.1
 _BYTES = 1 << 20  # totals from here on are shown as bytes: no other count gets this high
@@ -146,8 +144,6 @@ def _tenth(progress: Progress) -> int:
     return 10 * (progress.done or 0) // progress.total
 
 
-# -- Ctrl-C
-
 _NOTICE = "\ninterrupted: {doing}; again to leave at once (nothing is lost either way)\n"
 
 
@@ -180,8 +176,6 @@ def graceful(interrupted: threading.Event, doing: str = "finishing the operation
         for number, handler in before.items():
             signal.signal(number, handler)
 
-
-# -- a command that changes something
 
 _OUTCOME_COLUMNS = (field("OBJECT", "ref"), field("ACTION", "action", state=True), field("MESSAGE", "message"))
 
@@ -272,9 +266,6 @@ def finish(cli: Invocation, outcome: Outcome, *, interrupted: bool = False) -> i
         cli.info("interrupted; run the same command again to go on from here")
         return interrupt.STATUS
     return outcome.exit_code
-
-
-# -- scale, restart, suspend, resume, reconcile, adopt
 
 
 @click.command()
@@ -445,8 +436,6 @@ def adopt(cli: Invocation, target: str | None, pid: int | None, url: str | None,
     return mutate(cli, operations.adopt, ref, pid=pid, url=address, timeout_s=cli.deadline_s())
 
 
-# -- wait
-
 _WORDS = ("ready", "deleted", "completed")
 _FORMS = "ready, deleted, completed, condition=TYPE[=STATUS] or jsonpath=EXPR=VALUE"
 _CONDITION = r"condition=[A-Za-z]+(=[A-Za-z]+)?"
@@ -518,8 +507,6 @@ def _condition(text: str) -> str:
 
     raise UsageFault(f'no condition "{text}"{did_you_mean(text, _WORDS)}', hint=f"write {_FORMS}")
 
-
-# -- doctor
 
 _FINDINGS = (
     field("SEVERITY", "severity", state=True),

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from areal.state.home import Home
 
 
-# -- the value of -o
-
 FORMATS = ("table", "wide", "json", "yaml", "name", "jsonl")
 _JSONPATH = "jsonpath="
 
@@ -51,8 +49,6 @@ def parse_format(text: str, extra: tuple[str, ...] = ()) -> Format:
     raise UsageFault(f'no output format "{text}"{did_you_mean(text, choices)}', hint=f"one of {', '.join(choices)}")
 
 
-# -- config.yaml of the home
-#
 #     currentContext: cluster
 #     defaults: {output: wide, service: rl, timeout: 20m, lockTimeout: 30s}
 #     contexts:
@@ -109,9 +105,6 @@ def _config_error(message: str, hint: str | None = None) -> Exception:
     from areal.errors import ArealError
 
     return ArealError(message, hint=hint)
-
-
-# -- the invocation
 
 
 class Invocation:
@@ -222,8 +215,6 @@ def interactive() -> bool:
 
 pass_invocation = click.make_pass_decorator(Invocation, ensure=True)
 
-
-# -- options
 
 F = TypeVar("F", bound=Callable[..., Any])
 Decorator = Callable[[F], F]

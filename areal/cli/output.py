@@ -154,8 +154,6 @@ def camel(value: Any) -> Any:
     }
 
 
-# -- tables: upper-case titles, two spaces between columns, nothing to strip for ``awk``
-
 Row = Mapping[str, Any]
 
 _STATE_COLOURS = {
@@ -367,9 +365,6 @@ def paint_state(word: str, padded: str) -> str:
     return style(padded, fg=colour) if colour else padded
 
 
-# -- times: tables only, JSON keeps the numbers
-
-
 def clock(at: float | None) -> str:
     """Formats local time, with the date unless it is today."""
     if at is None:
@@ -385,8 +380,6 @@ def iso(at: float | None) -> str | None:
         return None
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
 
-
-# -- a table at one moment: printed, sorted, or watched
 
 _WATCH_S = 1.0
 _CLOCKS = ("AGE", "UPTIME")
@@ -491,8 +484,6 @@ def watch_table(cli: Invocation, look: Callable[[], Table], sort_by: str | None)
         seen = cells
         time.sleep(_WATCH_S)
 
-
-# -- one document, printed or watched
 
 _HOME, _LINE_END, _BELOW = f"{ESCAPE}[H", f"{ESCAPE}[K", f"{ESCAPE}[J"
 

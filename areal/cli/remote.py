@@ -98,9 +98,6 @@ def _context(cli: Invocation) -> Mapping[str, Any]:
     return cli.contexts[name]
 
 
-# -- the services of this home
-
-
 def namespace(kind: str) -> str:
     """Returns the command group of a kind: ``inf``, ``agent``."""
     return KINDS[kind].short[0]

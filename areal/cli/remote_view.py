@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from areal.cli.options import Invocation
 
 
-# -- health from the responses of the gateway; pure
-
 _STATES = ("dead", "draining", "cordoned")  # states of workers that get no new requests
 _COMPONENTS = 2  # of a service: the router, the gateway
 

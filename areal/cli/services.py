@@ -41,9 +41,6 @@ def noun(kind: str) -> str:
     return "".join(f" {char.lower()}" if char.isupper() else char for char in kind).strip()
 
 
-# -- run and stop
-
-
 def gateway_options(port: int) -> Decorator[Any]:
     """Adds the options of a service with a gateway. ``port``: its default port."""
     return stack(
@@ -191,9 +188,6 @@ def stop_service(
     )
 
 
-# -- sessions
-
-
 def all_sessions(cli: Invocation, chosen: GatewayClient, path: str) -> Iterator[dict[str, Any]]:
     """Yields all sessions of the list at ``path``. Reports how many data proxies are away, whose sessions are not
     listed."""
@@ -217,9 +211,6 @@ def emit_sessions(
     if len(found) > limit:
         cli.info(f"there are more than {limit}; --limit shows them")
     emit_rows(cli, found[:limit], columns, name=lambda row: str(row[name]), empty="no session", answered=True)
-
-
-# -- scaleup and scaledown
 
 
 class ScaleFlags(NamedTuple):
@@ -262,9 +253,6 @@ def scale_service(cli: Invocation, found: StoredObject, flags: ScaleFlags, other
         verb = "scaleup" if up else "scaledown"
         raise UsageFault(f"{verb} from {present} to {wanted} is the wrong direction", hint=other)
     return scale_object(cli, found.ref, wanted, within_s=_SCALE_S, current=present, force=flags.force_conflicts)
-
-
-# -- ps
 
 
 def service_columns(*own: Column) -> tuple[Column, ...]:
@@ -317,8 +305,6 @@ def _service_row(home: HomeView, item: StoredObject, state: ObjectStatus) -> Doc
         "message": state.message,
     }
 
-
-# -- status
 
 _FINE = {"Ready", "Suspended"}
 

@@ -100,7 +100,7 @@ def _metrics_page(url: str, key: str | None) -> Page | None:
     return parse(text) if status == 200 and isinstance(text, str) else None
 
 
-# -- pure from here on; in the first document ``before`` is ``after``, and rates and quantiles are None
+# Pure from here on; in the first document ``before`` is ``after``, and rates and quantiles are None.
 
 
 def inference_figures(before: TrafficSample, after: TrafficSample) -> Document:
@@ -220,9 +220,6 @@ def quantiles(cumulative: Mapping[float, float], seconds: float) -> Document | N
     if seconds <= 0 or middle is None or far is None:
         return None
     return {"p50": round(middle, 6), "p99": round(far, 6)}
-
-
-# -- for people
 
 
 def pair_of(row: Row, name: str) -> str:

@@ -50,9 +50,6 @@ _driver_options = stack(
 )
 
 
-# -- a job's manifest
-
-
 def job_manifest(
     config: str | None, *, name: str | None, driver: str | None, overrides: Sequence[str], restart: Mapping[str, Any]
 ) -> dict[str, Any]:
@@ -85,9 +82,6 @@ def name_from(config: Mapping[str, Any], path: Path) -> str:
     if name_problem(name) is not None:
         raise UsageFault(f"no name can be made of {path.name}", hint="give the job one: --name NAME")
     return name
-
-
-# -- run and start
 
 
 @click.command()
@@ -200,9 +194,6 @@ def _ended(cli: Invocation, ref: Ref) -> Callable[[], bool]:
     return ended
 
 
-# -- a job's row
-
-
 def step_of(row: Mapping[str, Any]) -> str | None:
     """Formats step and total steps: ``12/200``."""
     if row["step"] is None:
@@ -238,9 +229,6 @@ def job_row(home: HomeView, found: StoredObject) -> dict[str, Any]:
         "ageSeconds": status.age_s,
         "elapsedSeconds": max(0.0, ended - found.created_at) if ended else status.age_s,
     }
-
-
-# -- jobs
 
 
 @click.command()

@@ -205,9 +205,6 @@ def release(cli: Invocation, model: str, service: str | None) -> int:
     return 0
 
 
-# -- which gateway
-
-
 def _chosen(cli: Invocation, service: str) -> GatewayClient:
     return gateway(cli) or _gateway_of(_named(cli, service))
 

@@ -49,8 +49,6 @@ def wanted_of(resource: Resource) -> Wanted:
     )
 
 
-# -- saved plans: they carry their resources, and run only while they are current
-
 _OPTIONS = ("prune", "set_name", "allow_empty", "replace", "force_conflicts", "allow_downtime")
 
 
@@ -95,9 +93,6 @@ class SavedPlan:
             f"{self.path} is stale: {moved} since it was made; nothing was done",
             hint=f"make a new one: areal diff -f ... --out {self.path}",
         )
-
-
-# -- diff, drift, apply
 
 
 def diff(ctx: Context, request: ApplyRequest) -> Plan:

@@ -254,8 +254,6 @@ def abandoned(report: Report, spawned: Collection[str]) -> tuple[str, ...]:
     return tuple(op.run for op in started if op.run in failed_runs or is_useless(op))
 
 
-# -- interrupted commands
-
 IDENTITY_GRACE_S = 2.0  # a shim that was told "go" writes its identity within milliseconds
 
 
@@ -298,8 +296,6 @@ def _settle(backend: RunControl, operation: Operation) -> str:
     backend.forget(uid)
     return f"{target} had not started, forgotten"
 
-
-# -- processes in the background
 
 _GRACE_S = 60.0  # to finish operations that have begun
 _TRY_AGAIN = (6, 7, interrupt.STATUS)  # locked, timed out, interrupted; other failures are permanent

@@ -98,9 +98,6 @@ def _names() -> Iterator[_Diagnosis]:
         yield _Diagnosis(Finding("warning", other.what, other.why, other.fix))
 
 
-# -- the records
-
-
 def _state(ctx: Context, backend: Backends) -> Iterator[_Diagnosis]:
     for defect in upkeep.defects(ctx.home):
         if defect.ref is not None:
@@ -121,9 +118,6 @@ def _restore(ctx: Context, backend: Backends, ref: Ref) -> None:
     runs = [state.spec for state in states if state.spec.owner == str(ref)]
     if known := controller_of(ref.kind).status_of(found, runs):
         store.put_statuses({ref: {**known, **found.status}})
-
-
-# -- the processes
 
 
 def _processes(ctx: Context, backend: Backends) -> Iterator[_Diagnosis]:
@@ -187,9 +181,6 @@ def _orphan(ctx: Context, backend: Backends, uid: str, state: RunState) -> Itera
 def _end(backend: Backends, uid: str) -> None:
     backend.stop(uid)
     backend.forget(uid)
-
-
-# -- the home
 
 
 def _home(ctx: Context) -> Iterator[_Diagnosis]:

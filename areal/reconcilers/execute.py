@@ -136,9 +136,6 @@ def _note_end(report: Report, numbers: Collection[int], future: Future[None]) ->
         report.done.update(numbers)
 
 
-# -- slots
-
-
 class PortSource(Protocol):
     """The part of a backend that slots need."""
 
@@ -222,8 +219,6 @@ def _choose_port(
 def _ports(run: ObservedRun) -> tuple[int, ...]:
     return (*run.state.spec.ports, *run.state.spec.shared_ports)
 
-
-# -- effects on processes
 
 POLL_S = 0.02
 SLOW_POLL_S = 0.1
@@ -399,8 +394,6 @@ def give_up(context: EffectContext, runs: tuple[str, ...]) -> None:
             message = f"{slot.component}/{slot.replica} was given up and could not be stopped: {error.message}"
             context.event(slot.ref, "Warning", "StopFailed", message)
 
-
-# -- effects on routes, through the router's admin routes
 
 ROUTED_S = 10.0
 DRAIN_PROBE_S = 2.0

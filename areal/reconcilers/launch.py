@@ -101,8 +101,6 @@ class EffectContext:
     notes: list[str] = field(default_factory=list)  # sentences for the command's output
     began: float = field(default_factory=time.monotonic)
 
-    # -- objects and runs
-
     def uid(self, run: str) -> str:
         return self.slots[run].uid if run in self.slots else run
 
@@ -185,8 +183,6 @@ class EffectContext:
             raise TargetFailed(f"run {uid} has no record", hint="areal doctor")
         return found
 
-    # -- services
-
     def key_file(self, service: str) -> str:
         """The service's key file, written when needed. Raises ArealError instead of making a new key beside processes
         that have the earlier one and are not replaced by this plan."""
@@ -210,8 +206,6 @@ class EffectContext:
 
         return AdminClient(url, read_key(Path(self.key_file(service))), timeout_s=timeout_s)
 
-    # -- progress and events
-
     def report(
         self,
         op: Op[Any],
@@ -229,8 +223,6 @@ class EffectContext:
     def event(self, ref: str, kind: str, reason: str, message: str) -> None:
         EventLog(self.ctx.home).record(parse_ref(ref), kind, reason, message, actor=self.ctx.actor)
 
-    # -- time
-
     @property
     def left_s(self) -> float:
         return max(0.1, self.deadline.at - time.monotonic())
@@ -245,8 +237,6 @@ class EffectContext:
             hint = f"areal logs {op.ref.lower()}; the same command again, with a longer --timeout, goes on"
             raise TimedOut(message, hint=hint)
 
-
-# -- how a process is run
 
 # For what leases no GPUs: CUDA would take the first one of the machine. A spec's env overrides it.
 NO_GPUS = {"CUDA_VISIBLE_DEVICES": ""}
@@ -311,9 +301,6 @@ def source_file(stored: StoredObject) -> str | None:
     """The manifest's file."""
     files = (str(layer.source["file"]) for layer in stored.layers if layer.source and layer.source.get("file"))
     return next(files, None)
-
-
-# -- secrets
 
 
 def secret_of(key_from: Any, stored: StoredObject) -> str:

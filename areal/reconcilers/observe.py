@@ -136,8 +136,6 @@ class Observed:
         return replace(self, runs={owner: runs for owner, runs in self.runs.items() if owner != ref})
 
 
-# -- observing
-
 PROBE_TIMEOUT_S = 2.0
 _MOST_BYTES = 64 << 20  # a table of ten thousand workers has two
 
@@ -329,8 +327,6 @@ def _table(router: RunState, answer: ProbeResponse | ProbeFailed, has_key: bool)
     return RouteTable(models, data.get("strategy", ""), data.get("limits", {}), bool(data.get("synced")), readiness)
 
 
-# -- health and conditions. Pure.
-#
 # Phases, best first: Ready, Suspended, Progressing, Recorded, Degraded, Failed, Unknown; a job's: Pending, Queued,
 # Running, Succeeded, Failed, Stopped. Ready is only what was asked and has answered: a process that did not answer in
 # time, a model whose router or gateway says nothing, is Unknown. A stored condition that is older than the object's

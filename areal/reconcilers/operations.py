@@ -320,8 +320,6 @@ def adopt(
     return _reworded(outcome, {"created": "adopted", "configured": "adopted"})
 
 
-# -- reconcile
-
 _TTL = "finished, and ttlSecondsAfterFinished has passed"
 
 

@@ -122,8 +122,6 @@ def _left_by(report: Report) -> set[str]:
     return undone | {item.ref for item in report.plan.objects if item.unseen or item.refusal}
 
 
-# -- outcomes
-
 _DONE = {
     "create": "created",
     "configure": "configured",

@@ -42,8 +42,6 @@ from areal.runtime.backends import LOCAL
 from areal.runtime.backends.base import ENDED, Phase
 from areal.state.records import StoredObject
 
-# -- one process: what is wanted, what was seen, what to do
-
 NO_LIMIT = 1 << 20  # more GPUs than any plan takes
 KEY_LOST = "key-lost"  # a process has another key than its file
 STARTING_S = 60.0  # a process younger than this that does not answer yet is starting, not unhealthy
@@ -196,9 +194,6 @@ def superseded(slot: Sequence[ObservedRun], kept: int = 1) -> list[ObservedRun]:
     return [*unstarted, *sorted(ended, key=lambda run: (run.ended_at, run.uid))[:-kept]]
 
 
-# -- the input of a plan
-
-
 @dataclass(frozen=True)
 class Policy:
     """The caller's limits. ``free_gpus`` can be leased before this plan begins; ``assume_capacity``: any number.
@@ -244,9 +239,6 @@ class PlanScope:
     @cached_property
     def by_ref(self) -> dict[str, Target]:
         return {target.ref: target for target in (*self.context, *self.targets)}
-
-
-# -- the working state of a plan, and of one object in it
 
 
 @dataclass
@@ -513,9 +505,6 @@ class ObjectWork:
     @property
     def end_cause(self) -> str:
         return self.target.cause or ("pruned" if self.target.action == "prune" else "deleted")
-
-
-# -- the phases
 
 
 class KindPlan:

@@ -192,8 +192,6 @@ def _placed(run: ObservedRun, notice: Trouble) -> Trouble:
     return notice._replace(message=f"{run.slot}: {notice.message}")
 
 
-# -- ``areal wait``: one deadline for all objects, and failure at once when a condition can no longer be met
-
 _POLL_S = 0.2
 
 Conditions = tuple[tuple[str, ...], ...]

@@ -127,8 +127,6 @@ def _of_node(name: str) -> Mapping[str, Any]:
     return {"uuid": None if index is not None else name, "index": index, "usedBytes": None}
 
 
-# -- token counters, from /stats of the embedded engine and /metrics of other engines
-
 _TIMEOUT_S = 1.0
 _GENERATED = ("vllm:generation_tokens_total", "sglang:generation_tokens_total")
 _WAITING = ("vllm:num_requests_waiting", "sglang:num_queue_reqs")

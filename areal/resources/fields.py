@@ -383,7 +383,7 @@ class RolloutRef(ModelRef):
     be left out."""
 
 
-# -- the fields of a model, read from its annotations. Paths use YAML names; an item is a step like ``"[qwen]"``.
+# The fields of a model, read from its annotations. Paths use YAML names; an item is a step like ``"[qwen]"``.
 
 
 @dataclass(frozen=True)

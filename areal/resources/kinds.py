@@ -165,7 +165,7 @@ def service_ref(spec: Mapping[str, Any]) -> str:
     return f"InferenceService/{spec.get('service', 'default')}"
 
 
-# -- plugins: backends of ``spec.scheduler.type`` and train engines, by name. Each is a factory, ``"module:function"``,
+# Plugins: backends of ``spec.scheduler.type`` and train engines, by name. Each is a factory, ``"module:function"``,
 # imported on first use. A package registers its plugins as entry points of the registry's group, or with ``register``:
 #
 #     [project.entry-points."areal.backends"]

@@ -19,8 +19,6 @@ from areal.dataclasses import dataclass, field, replace
 from areal.errors import InvalidManifest
 from areal.resources.tree import FieldPath, bracketed
 
-# -- positions and faults
-
 
 class Pos(NamedTuple):
     """A position in a file; line and column are 1-based. For a value from the command line, the file is the flag."""
@@ -87,8 +85,6 @@ class Problems:
             placed.append(replace(each, message=f"{each.message} ({origins[0]}{more})" if origins else each.message))
         return placed
 
-
-# -- nodes
 
 Value: TypeAlias = str | int | float | bool | None
 
@@ -232,8 +228,6 @@ def locate(node: Node, path: FieldPath, *, at_key: bool = False) -> Pos:
         node = found
     return pos
 
-
-# -- merge patches
 
 DIRECTIVE = "$patch"
 APPEND = "$append"

@@ -61,8 +61,6 @@ from areal.resources.scheduling import Scheduler
 from areal.resources.tree import FieldPath, UpdateClass
 from areal.wire.parsers import parser_conflict
 
-# -- Model
-
 SERVED_NAME = worded(  # without ":", which separates an adapter from its model
     r"^[A-Za-z0-9][A-Za-z0-9._/-]*$", 'be letters, digits, ".", "_", "/" and "-", and begin with a letter or digit'
 )
@@ -262,9 +260,6 @@ class InlineModel(ServedModel):
     """Name of the Model; clients ask for it by this name, or by its `servedModelName`."""
 
 
-# -- InferenceService
-
-
 class Router(SpecModel):
     """How a replica is chosen for a request."""
 
@@ -313,8 +308,6 @@ class InferenceServiceSpec(SpecModel):
     suspend: Annotated[bool, UpdateClass.HOT] = False
     """True: no process of the service or its models runs; the objects are kept."""
 
-
-# -- AgentService
 
 ENTRY_POINT = worded(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$", 'look like "module:Name"')
 """``package.module:Name``."""
@@ -461,8 +454,6 @@ class AgentServiceSpec(SpecModel):  # type: ignore[no-redef]  # mypy confuses th
                 except UrlError as error:
                     yield ("tools", number, "mcp", "url"), f'"{tool.mcp.url}" {error}'
 
-
-# -- TrainJob: fields that define the run are immutable, since a run with other settings is another run
 
 _FUNCTION = r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*"
 DRIVER = worded(

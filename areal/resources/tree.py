@@ -244,7 +244,7 @@ class UpdateClass(IntEnum):
     """Refused; only ``--replace`` applies it, by deleting and recreating the object."""
 
 
-# -- overrides of a job's configuration, from a command line or a manifest. ``key=value`` sets a key; ``+key=value`` (or
+# Overrides of a job's configuration, from a command line or a manifest. ``key=value`` sets a key; ``+key=value`` (or
 # ``++``) may also add a new key; ``~key`` removes a key, ``~key=value`` only if it has that value. Keys are dotted and
 # list items are numbers: ``actor.optimizer.lr=1e-4``, ``rollout.scheduling_spec.0.gpu=1``. A value is YAML.
 

@@ -82,9 +82,6 @@ def references(kind: str, sparse: Mapping[str, Any]) -> tuple[Reference, ...]:
     return tuple(found)
 
 
-# -- faults
-
-
 class Fault(NamedTuple):
     """A fault at ``path``. ``at_key``: the key is at fault, not its value; ``column``: 1-based position in the value's
     text, 0 for the value as a whole."""

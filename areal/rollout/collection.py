@@ -265,8 +265,6 @@ class Collection:
         if self._errors:
             raise self._errors[0]
 
-    # -- resuming
-
     def _resume(self) -> set[str]:
         """The names of the finished episodes. Episodes in the folder beyond this plan are kept, but not counted."""
         done: set[str] = set()
@@ -301,8 +299,6 @@ class Collection:
             return False
         self._finish(example, sample, exported, None, 0.0)
         return True
-
-    # -- episodes
 
     def _episodes(self, done: set[str]) -> Iterator[tuple[_ExampleGroup, int]]:
         """The remaining episodes in the order of the data set, the samples of an example next to each other."""

@@ -264,8 +264,6 @@ class RolloutController:
             leases=self._leases,
         )
 
-    # -- submitting
-
     def submit(
         self,
         data: Row,
@@ -320,8 +318,6 @@ class RolloutController:
             return EpisodeSpec(number, data, runs, name, accepts, outside_window, is_eval, place)
 
         return make
-
-    # -- taking
 
     def wait(self, count: int, timeout: float | None = None, raise_timeout: bool = True) -> list[Any]:
         """The trajectories of ``count`` accepted episodes, those of the oldest weights first, in an order independent
@@ -426,8 +422,6 @@ class RolloutController:
         if self.config.dump_to_file:
             write_failure(self._dump_folder, item, failure)
 
-    # -- trajectories of users
-
     def spent_leases(self) -> list[str]:
         """The leases of online mode whose episodes were taken, or ended without a result."""
 
@@ -453,8 +447,6 @@ class RolloutController:
 
         if leases:
             self._loop.run(notify())
-
-    # -- versions, control
 
     def pause(self) -> None:
         """No new episode starts."""
@@ -492,8 +484,6 @@ class RolloutController:
                 await asyncio.sleep(_TARGET_TTL_S / 3)
 
         self._registering = self._loop.start(keep())
-
-    # -- status
 
     @property
     def model(self) -> str:

@@ -130,9 +130,6 @@ def wait_for_memory(
         time.sleep(period_s)
 
 
-# -- the helper process: a driver that hangs hangs only this
-
-
 def _nvml_listing() -> dict[str, Any]:
     """The fields of every ``Gpu``, in order, as JSON values."""
     try:

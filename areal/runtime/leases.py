@@ -32,8 +32,6 @@ from areal.files import parse_json, try_lock
 from areal.runtime import procfs
 from areal.runtime.backends.base import RunSpec
 
-# -- ports: the free ones, and the owners of the others
-
 FIRST_PORT = 20000
 LAST_PORT = 29999
 _LISTEN = "0A"
@@ -166,8 +164,6 @@ def _user_name(uid: int) -> str:
     except KeyError:
         return str(uid)
 
-
-# -- leases
 
 T = TypeVar("T")
 
@@ -400,9 +396,6 @@ class LeaseDir:
                 f"cannot make the lease folder {self.path}: {error.strerror}",
                 hint=f"set {LEASE_DIR_VARIABLE} to a folder that all users of this machine share",
             )
-
-
-# -- claims
 
 
 def port_lease(port: int) -> str:

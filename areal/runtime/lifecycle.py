@@ -120,8 +120,6 @@ def fork_shim(uid: str, run_dir: str, held_fds: Sequence[int], environment: Mapp
     return Shim(uid, run_dir, process, gate_write, ack_read)
 
 
-# -- signals to a verified process; ending the remaining processes of a run
-
 _KILL_S = 5.0
 
 
@@ -229,8 +227,6 @@ def _is_foreign(stat: procfs.Stat, identity: ProcessIdentity, run_dir: str) -> b
         return True
     return procfs.environment(stat.pid).get(RUN_DIR_VARIABLE, run_dir) != run_dir
 
-
-# -- stopping a run
 
 _BETWEEN_GO_AND_ID_S = 20.0
 _SWEEP_MARGIN_S = 15.0

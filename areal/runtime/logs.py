@@ -41,8 +41,6 @@ def _tail_of_file(path: str, n: int) -> list[str]:
     return data.decode("utf-8", "replace").splitlines()[-n:] if n > 0 else []
 
 
-# -- lines by time, and new lines
-
 _READ_BYTES = 1 << 16
 
 

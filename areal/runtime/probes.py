@@ -242,8 +242,6 @@ def _unchunked(body: bytes) -> tuple[bytes, bool]:
         body = rest[size + 2 :]
 
 
-# -- wait until a run is ready, or say at once and in full why it will not be
-#
 # Ready means: the run's own component lives, a process of its session owns the port, and its probe answers 200. The
 # answer of another process on the same port does not count. A component that dies while it starts fails the wait
 # immediately, with the first exception and the last lines of its log.

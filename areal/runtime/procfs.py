@@ -165,8 +165,6 @@ def identity_fields(pid: int) -> dict[str, str | int]:
     }
 
 
-# -- the end of every process of a run, also of those that outlived or left their parents
-
 RUN_DIR_VARIABLE = "AREAL_RUN_DIR"
 RUN_UID_VARIABLE = "AREAL_RUN_UID"
 NO_SESSION = -1

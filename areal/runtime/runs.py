@@ -295,7 +295,7 @@ def _stage_record(folder: str) -> dict[str, Any] | None:
         return None
 
 
-# -- observation, never raising, DEAD only on proof. The shim writes ``exit.json`` before it dies, so its life is
+# Observation, never raising, DEAD only on proof. The shim writes ``exit.json`` before it dies, so its life is
 # checked first and the exit record after: a run found dead without one truly has none.
 
 _HALTED = "Tt"  # by a signal (SIGSTOP), or by a debugger

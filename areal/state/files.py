@@ -83,8 +83,6 @@ def crash_point(name: str) -> None:
             os._exit(137)
 
 
-# -- files
-
 QUARANTINED = ".quarantined-"
 _TEMP = ".tmp-"
 
@@ -318,7 +316,7 @@ def write_new(temp: Path, content: bytes, mode: int, *, sync: bool = True) -> No
         os.close(fd)
 
 
-# -- group commit: the first thread to come commits its own item, then whatever has queued up meanwhile as one batch,
+# Group commit: the first thread to come commits its own item, then whatever has queued up meanwhile as one batch,
 # until nothing is left. A caller returns when its own item is durable. A batch that fails is tried again item by item,
 # so that each caller gets its own failure: ``commit`` must be repeatable.
 

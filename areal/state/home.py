@@ -100,8 +100,6 @@ class Home:
         return ArealError(explained.message, hint=_ELSEWHERE)
 
 
-# -- generated keys: one file a service, 0600 in a 0700 folder. No default key exists.
-
 _KEY_BYTES = 32
 
 

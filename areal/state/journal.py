@@ -35,7 +35,7 @@ from areal.state.files import (
 from areal.state.home import Home
 from areal.state.locks import actor, still_named
 
-# -- lines as entries, entries as operations. A line is one JSON entry with the CRC-32 of its own bytes. An unreadable
+# Lines as entries, entries as operations. A line is one JSON entry with the CRC-32 of its own bytes. An unreadable
 # tail was not written; an unreadable line before readable ones is damage, and counted.
 
 _HEAD = b'{"crc": "'

@@ -28,7 +28,7 @@ from areal.resources.kinds import Ref, check_name
 from areal.state.files import explain
 from areal.state.home import Home
 
-# -- ``flock`` belongs to the open file: it is freed when the last descriptor closes, so by any death of its owner.
+# ``flock`` belongs to the open file: it is freed when the last descriptor closes, so by any death of its owner.
 # Descriptors are close-on-exec: a child that a command starts never keeps the command's locks.
 
 _POLL_S = (0.01, 0.2)  # a waiter asks again after this long, growing from the first to the second
@@ -294,7 +294,7 @@ def _seen(path: Path) -> LockHolder:
     return LockHolder(owner, os.uname().nodename, pid, command_line([word for word in words if word]), None)
 
 
-# -- the actor and its command, recorded beside every change: they must hold no secret
+# The actor and its command, recorded beside every change: they must hold no secret.
 
 _HIDDEN = "REDACTED"
 _WORDS = "key|token|secret|password|passwd|credential|credentials"

@@ -53,8 +53,6 @@ from areal.state.records import (
     encode_revision,
 )
 
-# -- revisions
-
 KEEP = 20
 
 
@@ -105,7 +103,7 @@ def _drop(path: Path) -> None:
         raise explain(error, path, "remove") from error
 
 
-# -- the serial: a plan made at another one is stale. A crash between its bump and the change makes a plan stale for
+# The serial: a plan made at another one is stale. A crash between its bump and the change makes a plan stale for
 # nothing, which costs a second look; the other order would let a stale plan pass.
 
 
@@ -136,8 +134,6 @@ def bump_serial(home: Home) -> int:
     write_atomic(serial_path(home), f"{following}\n")
     return following
 
-
-# -- removal
 
 _TRASH = ".trash-"
 

@@ -24,8 +24,6 @@ from areal.resources.kinds import Ref
 from areal.resources.tree import ABSENT, FieldPath, bracketed, changes, delete_path, get_path, leaves, merge, path_text
 from areal.state.files import Unreadable
 
-# -- layers
-
 APPLY = "apply"
 JOB = "job"  # of the service that a job brought: the job is at rest
 
@@ -145,8 +143,6 @@ def _strip(spec: dict[str, Any], paths: Iterable[FieldPath]) -> dict[str, Any]:
                 spec = delete_path(spec, path[:size])
     return spec
 
-
-# -- objects and revisions
 
 FORMAT = 1
 T = TypeVar("T")

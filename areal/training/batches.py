@@ -43,9 +43,6 @@ def to_device(batch: Mapping[str, Tensor], device: torch.device) -> Batch:
     return {name: column.to(device, non_blocking=True) for name, column in batch.items()}
 
 
-# -- batches of data set rows
-
-
 def token_batch(rows: Sequence[Mapping[str, Any]], pad_id: int = 0) -> Batch:
     """Rows have ``input_ids`` and ``loss_mask``, lists of ints of one length. Raises UsageFault."""
     for number, row in enumerate(rows):
@@ -85,9 +82,6 @@ def paired_batch(rows: Sequence[Mapping[str, Any]]) -> Batch:
         for ids in (chosen, rejected):
             answers.append({"input_ids": ids, "loss_mask": [0] * prompt + [1] * (len(ids) - prompt)})
     return token_batch(answers)
-
-
-# -- partitions with nearly equal numbers of tokens
 
 
 def partition(lengths: Sequence[int], parts: int) -> list[list[int]]:
@@ -146,9 +140,6 @@ def split_groups(lengths: Sequence[int], groups: Sequence[int], ranks: int) -> l
 def minibatches(lengths: Sequence[int], count: int) -> list[list[int]]:
     """At most ``count`` sets of rows with nearly equal tokens, none empty."""
     return [part for part in partition(lengths, min(count, len(lengths))) if part]
-
-
-# -- micro-batches
 
 
 @dataclass(frozen=True)
@@ -245,7 +236,7 @@ def _balanced(lengths: Sequence[int], limits: MicroBatches, max_tokens: int, par
         parts = min(len(lengths), -(-parts * 5 // 4))
 
 
-# -- packed rows: each distinct token is computed once. Samples of one prompt share its tokens, without padding: a tree
+# Packed rows: each distinct token is computed once. Samples of one prompt share its tokens, without padding: a tree
 # whose trunk is the prompt (Miao et al., arXiv:2305.09781). Only attention depends on other tokens. It runs on the rows
 # of the batch (``areal.training.engines.huggingface.packed_attention``), which avoids a mask of quadratic size.
 

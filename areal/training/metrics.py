@@ -231,7 +231,7 @@ def _open_trackio(config: BaseExperimentConfig) -> Tracker:
     return _TrackedRun(trackio)
 
 
-# -- Prometheus: ``/metrics`` of the first rank. ``prometheus.json`` in the run's folder is a file of Prometheus'
+# Prometheus: ``/metrics`` of the first rank. ``prometheus.json`` in the run's folder is a file of Prometheus'
 # ``file_sd_configs``; a run that samples from a service also registers itself there, whose ``/http_sd`` lists it.
 
 DISCOVERY = "prometheus.json"
@@ -318,8 +318,6 @@ def prometheus(config: BaseExperimentConfig, folder: Path, total_steps: int) -> 
 def labels(config: BaseExperimentConfig) -> dict[str, str]:
     return {"job": "areal-trainer", "experiment": config.experiment_name, "trial": config.trial_name}
 
-
-# -- progress: one line a step, and the bottleneck sentence
 
 _WAITS = {
     "time/rollout": "rollouts",

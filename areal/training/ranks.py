@@ -170,9 +170,6 @@ def require_shared(folder: Path, ranks: Ranks) -> None:
         )
 
 
-# -- layout
-
-
 def layout_of(config: Any) -> Part | None:
     """The configured layout of the training ranks, if any."""
     engine = getattr(config, "actor", None) or getattr(config, "model", None)

@@ -153,8 +153,6 @@ def run_folder(config: BaseExperimentConfig) -> RunFolder:
     return RunFolder(root.absolute(), attempt)
 
 
-# -- Hugging Face model folders: the files besides the weights
-
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".safetensors.index.json", ".bin.index.json", ".gguf")
 
 

@@ -48,8 +48,6 @@ from areal.wire.processes import WEIGHT_UPDATE_FILE, WeightUpdateConfig
 
 _log = logging.getLogger(__name__)
 
-# -- the weight-update gateway
-
 _START_S = 60.0
 _ATTEMPTS = 3
 _END_S = 10.0
@@ -123,8 +121,6 @@ def _terminate(process: subprocess.Popen[bytes], grace_s: float) -> None:
         process.kill()
         process.wait()
 
-
-# -- publication of the trainer's weights
 
 _TOLERANCES = {torch.float32: 2e-3, torch.bfloat16: 0.15, torch.float16: 0.05}
 _PROBE_INTERVAL = 25  # updates; the first one is always checked
@@ -207,8 +203,6 @@ def publish(
 def is_probed(version: int, first: int) -> bool:
     return version == first or version % _PROBE_INTERVAL == 0
 
-
-# -- the run's own inference service
 
 _SERVICE = "the run's own inference service"
 _HINT = "rollout.gateway_addr=http://HOST:PORT names one that is there"

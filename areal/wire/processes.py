@@ -155,7 +155,7 @@ class DataProxyConfig(ServeConfig, Retention):
     adopt_after: float = option(5.0, "take over a journal free for so long", least=0)
 
 
-# -- agent services. Their router is the inference service's: the agent service is the one "model" that it knows.
+# Agent services. Their router is the inference service's: the agent service is the one "model" that it knows.
 
 
 @dataclass(frozen=True, kw_only=True)

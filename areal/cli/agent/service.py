@@ -162,8 +162,6 @@ def _scale(cli: Invocation, service: str, scale: ScaleFlags, *, up: bool) -> int
     return scale_service(cli, found, scale, other, up=up)
 
 
-# -- ps, status
-
 _SERVICES = service_columns(field("PAIRS", "pairs", right=True), field("AGENT", "agent", wide=True))
 
 

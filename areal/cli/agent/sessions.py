@@ -25,9 +25,6 @@ _CALL_S = 60.0  # a call may start or export an RL session
 _TEXT = 600  # characters of a tool's arguments and result on a page
 
 
-# -- the gateway
-
-
 def _only_service(ctx: click.Context, param: click.Parameter, given: str | None) -> str:
     names = names_of(home_of(ctx), AGENT_SERVICE) if given is None else [given]
     return names[0] if len(names) == 1 else "default"
@@ -81,9 +78,6 @@ def new_session(chosen: GatewayClient, key: str | None = None) -> str:
     return str(document["session_key"])
 
 
-# -- the current session
-
-
 def _current(cli: Invocation) -> dict[str, str]:
     """The current session of each service, by the service's name or its gateway's URL."""
     from areal.state.files import Unreadable, read_json
@@ -120,9 +114,6 @@ def named_session(cli: Invocation, service: str, given: str | None) -> str:
     if key is None:
         raise UsageFault("which session? There is no current one", hint="--session ID, or areal agent sessions switch")
     return key
-
-
-# -- sessions
 
 
 _COLUMNS = (
@@ -245,9 +236,6 @@ def sessions_close(cli: Invocation, session: str, service: str) -> int:
         set_current(cli, service, None)
     emit_one(cli, {"session": session, "closed": True}, name=session, text=lambda: f"{session} is closed")
     return 0
-
-
-# -- reward and export
 
 
 @click.command(context_settings={"ignore_unknown_options": True})  # -1 is a reward

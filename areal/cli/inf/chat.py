@@ -129,8 +129,6 @@ def _path(rest: str, command: str) -> str:
     return words[0]
 
 
-# -- the conversation
-
 _NUMBERS = {
     "temperature": float,
     "top_p": float,

@@ -222,8 +222,6 @@ def _scoring(given: Mapping[str, Any]) -> AbstractContextManager[RewardScorer | 
     return RewardScorer(given["reward"], size, given["reward_timeout"])
 
 
-# -- progress and summary
-
 _SPREADS = (
     ("reward", "reward"),
     ("turns", "turns"),

@@ -133,9 +133,6 @@ def _typed(text: str) -> Any:
         return text
 
 
-# -- run and stop
-
-
 @click.command(cls=DryRunCommand)
 @click.argument("name", required=False, shell_complete=complete_names(INFERENCE_SERVICE))
 @service_option
@@ -193,9 +190,6 @@ def stop(cli: Invocation, service: str | None, **given: Any) -> int:
     A running TrainJob that uses it is deleted only with --cascade, after a confirmation.
     """
     return stop_service(cli, INFERENCE_SERVICE, service_name(cli, service), **given)
-
-
-# -- models
 
 
 @click.command(cls=DryRunCommand)

@@ -33,8 +33,6 @@ def logs(cli: Invocation, service: str | None, query: LogQuery) -> int:
     return show_logs(cli, stored(cli.home, Ref(INFERENCE_SERVICE, service_name(cli, service))).ref, query)
 
 
-# -- ps
-
 _SERVICES = service_columns(field("MODELS", "models"))
 
 
@@ -55,8 +53,6 @@ def ps(cli: Invocation, all_: bool) -> int:
 
     return list_services(cli, INFERENCE_SERVICE, _SERVICES, all_=all_, own=own, remote=remote)
 
-
-# -- status
 
 _MODELS = (
     field("MODEL", "name"),
@@ -111,8 +107,6 @@ def _status(cli: Invocation, service: str | None) -> dict[str, Any]:
     ]
     return document
 
-
-# -- models
 
 _MODEL_COLUMNS = (
     field("NAME", "name"),

@@ -111,8 +111,6 @@ def _page(document: Mapping[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
-# -- trajectories
-
 _ON_A_SCREEN, _ON_A_PAGE = 10, 500
 
 

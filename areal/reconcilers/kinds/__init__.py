@@ -82,8 +82,6 @@ class KindController:
     def __init__(self, kind: str) -> None:
         self.kind = kind
 
-    # -- manifests
-
     def faults(self, resources: Sequence[Resource], cache: Path, report: StageReporter) -> dict[Ref, list[Diagnostic]]:
         """Faults of the kind's resources beyond their schema, found without the recorded objects. ``cache``: a
         folder for answers of installed programs."""
@@ -115,8 +113,6 @@ class KindController:
     def require_runnable(self, home: Home, found: StoredObject) -> None:
         """Raises InvalidManifest for an object whose processes could not run, before anything is recorded."""
 
-    # -- what belongs to what
-
     def host(self, spec: Mapping[str, Any]) -> str | None:
         """The object that this one is attached to: it is observed with it, and deleted after it."""
         return None
@@ -134,8 +130,6 @@ class KindController:
     ) -> tuple[Target, ...]:
         """``targets``, and the objects that change with the kind's objects among them."""
         return tuple(targets)
-
-    # -- status
 
     def health(self, ref: str, spec: Mapping[str, Any], seen: Observed, host: Mapping[str, Any] | None) -> Health:
         """``host``: the spec of the object's host, None where it is not recorded."""
@@ -161,8 +155,6 @@ class KindController:
         """The progress of an object that is Running."""
         return None
 
-    # -- planning
-
     def plan(self, planning: Planning) -> KindPlan:
         from areal.reconcilers.planning import KindPlan
 
@@ -174,8 +166,6 @@ class KindController:
 
     def wants_gpus(self, spec: Mapping[str, Any]) -> bool:
         return False
-
-    # -- execution
 
     def endpoint(self, spec: Mapping[str, Any], component: str) -> Endpoint | None:
         """None: the component listens nowhere."""
@@ -195,8 +185,6 @@ class KindController:
     def dispose(self, home: Home, ref: Ref) -> str | None:
         """Remove the files that an erased object's processes have left. Returns a sentence about kept files."""
         return None
-
-    # -- operations
 
     def scaled(self, store: ObjectStore, ref: Ref, model: str | None) -> Ref:
         """The object that `areal scale REF --model` means. Raises UsageFault, NotFound."""
@@ -291,9 +279,6 @@ class SimpleController(KindController, ABC):
         found, inputs = context.object(op.ref), dict(op.args.inputs)
         argv = self.argv(found, slot)
         return run_spec(found, slot, argv, self.restart, self.grace_s, inputs=inputs, env=self.env(found))
-
-
-# -- the registered kinds
 
 
 def controller_of(kind: str) -> KindController:

@@ -125,9 +125,6 @@ def _import_folders(folder: Path, file: str | None) -> list[str]:
     return list(dict.fromkeys([str(folder), *([str(Path(file).parent)] if file is not None else [])]))
 
 
-# -- faults before a worker is started
-
-
 def agent_faults(wanted: Wanted, resource: Resource) -> list[Diagnostic]:
     """Faults that would keep a service from starting."""
     spec = AgentServiceSpec.model_validate(wanted.spec)

@@ -30,16 +30,12 @@ class AgentServiceController(ServiceController):
     ready_title = "PAIRS"
     columns = (("ADDRESS", ("status", "address"), False), ("AGENT", ("spec", "agent"), False))
 
-    # -- manifests
-
     def faults_before_start(
         self, items: Sequence[tuple[Wanted, Resource]], report: StageReporter
     ) -> dict[Ref, list[Diagnostic]]:
         from areal.reconcilers.kinds.agent_launch import agent_faults
 
         return {resource.ref: found for wanted, resource in items if (found := agent_faults(wanted, resource))}
-
-    # -- what belongs to what
 
     def called(self, spec: Mapping[str, Any]) -> str | None:
         inference = spec.get("inference")
@@ -52,8 +48,6 @@ class AgentServiceController(ServiceController):
 
         return with_callers_of(targets, stored, states)
 
-    # -- status
-
     def health(self, ref: str, spec: Mapping[str, Any], seen: Observed, host: Mapping[str, Any] | None) -> Health:
         count = self.replicas(spec)
         if count == 0:
@@ -64,14 +58,10 @@ class AgentServiceController(ServiceController):
         count = self.replicas(spec)
         return {} if spec.get("suspend") else {"router": 1, "gateway": 1, "worker": count, "data-proxy": count}
 
-    # -- planning
-
     def plan(self, planning: Planning) -> KindPlan:
         from areal.reconcilers.kinds.agent_plan import AgentServicePlan
 
         return AgentServicePlan(planning, self.kind)
-
-    # -- execution
 
     def endpoint(self, spec: Mapping[str, Any], component: str) -> Endpoint | None:
         from areal.resources.validation import effective
@@ -105,8 +95,6 @@ class AgentServiceController(ServiceController):
             else:
                 file.unlink()
         return None
-
-    # -- operations
 
     def leftovers(self, home: Home, names: Collection[str]) -> Iterator[tuple[str, str]]:
         for path in folders_without_object(home.sessions, names):

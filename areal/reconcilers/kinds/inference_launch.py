@@ -275,8 +275,6 @@ def flags(arguments: Mapping[str, Any]) -> list[str]:
     return argv
 
 
-# -- snapshots of the hub
-
 COMMITS = "commits"
 _PARALLEL = 8
 _downloads: dict[str, threading.Lock] = {}

@@ -97,8 +97,6 @@ def overridden(key: str, overrides: Sequence[str]) -> str | None:
     return found.strip("'\"") if found is not None else None
 
 
-# -- the configuration class of a user's driver
-
 CONFIGS = ("BaseExperimentConfig", "GRPOConfig", "PPOConfig", "SFTConfig", "RWConfig", "DPOConfig")
 
 
@@ -138,8 +136,6 @@ def _is_called_with_more(tree: ast.Module, function: str) -> bool:
         if isinstance(call.func, ast.Name) and call.func.id == function
     )
 
-
-# -- the layout of engines
 
 _OFFLINE = ("sft", "rw", "dpo")
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][\w.]*)\}")
@@ -242,8 +238,6 @@ class JobConfig:
         return engine_arguments(engine, section if isinstance(section, Mapping) else {}, self.text("actor.dtype"))
 
 
-# -- the number of processes
-
 PROCESSES = "processesPerNode"
 
 
@@ -300,8 +294,6 @@ def _require_possible(job: Wanted, key: str, part: Part) -> None:
             hint=f"for example fsdp:d{part.world_size}",
         )
 
-
-# -- what a job needs: its driver, its scheduler, its trackers' packages
 
 _TRACKERS = {  # the setting, what turns the tracker off, its package
     "wandb": ("stats_logger.wandb.mode", "disabled"),
@@ -370,8 +362,6 @@ def import_places(job: Wanted) -> list[str]:
     """The import path of the driver's process."""
     return import_path(_folder(job), job.spec.get("env") or {})
 
-
-# -- its folders, its secrets, and its configuration as its driver will read it
 
 _LONGEST_S = 60.0
 

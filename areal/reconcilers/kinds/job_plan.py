@@ -169,9 +169,6 @@ def _stop(work: JobWork, now: JobStatus, cause: str) -> tuple[int, ...]:
     return work.stop_component(DRIVER, ending, cause, work.recorded, work.policy.grace) if ending else ()
 
 
-# -- the objects that a job stands for
-
-
 _JOB, _SERVICE, _MODEL, _AGENTS = "TrainJob", "InferenceService", "Model", "AgentService"
 
 
@@ -328,9 +325,6 @@ def _as_recorded(item: StoredObject) -> Wanted:
     )
 
 
-# -- the service that a configuration lays out
-
-
 def _owned_service(job: Wanted, config: JobConfig) -> tuple[Wanted, Wanted] | None:
     """The service, without a port, and the model that the configuration lays out; None when it lays out no engine.
     Raises UsageFault."""
@@ -374,9 +368,6 @@ def _free_port() -> int:
         return port
 
 
-# -- how long that service runs
-
-
 def following_jobs(
     targets: Sequence[Target], stored: Iterable[StoredObject], states: Iterable[RunState]
 ) -> tuple[Target, ...]:
@@ -412,8 +403,6 @@ def at_rest(job: Target, runs: Iterable[RunState]) -> bool:
         return now.run is None or not now.run.may_live
     return has_ended(now, job.object.spec) and not _restart_requested(job.object, now)
 
-
-# -- ids of the hub in a job's configuration
 
 _MODELS = ("actor", "critic", "ref", "teacher", "model")
 _DATASETS = ("train_dataset", "valid_dataset")

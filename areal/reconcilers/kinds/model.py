@@ -39,8 +39,6 @@ class ModelController(KindController):
     kept_status = ("commits",)
     columns = (("SERVICE", ("spec", "service"), False), ("BACKEND", ("spec", "backend"), False))
 
-    # -- manifests
-
     def faults(self, resources: Sequence[Resource], cache: Path, report: StageReporter) -> dict[Ref, list[Diagnostic]]:
         with_arguments = [each for each in resources if each.spec.get("engineArgs")]
         if not with_arguments:
@@ -96,12 +94,8 @@ class ModelController(KindController):
                 faults[resource.ref] = [resource.fault(*each) for each in found]
         return faults
 
-    # -- what belongs to what
-
     def host(self, spec: Mapping[str, Any]) -> str:
         return service_ref(spec)
-
-    # -- status
 
     def health(self, ref: str, spec: Mapping[str, Any], seen: Observed, host: Mapping[str, Any] | None) -> Health:
         """Ready means that users' requests arrive: every replica's processes answer, the router sends requests to each,
@@ -139,8 +133,6 @@ class ModelController(KindController):
         found = re.search(r"[:.](?:[a-z]\d+)*?d(\d+)", str(spec.get("backend", "")))
         return int(found[1]) if found else 1
 
-    # -- planning
-
     def plan(self, planning: Planning) -> KindPlan:
         from areal.reconcilers.kinds.model_plan import ModelPlan
 
@@ -154,8 +146,6 @@ class ModelController(KindController):
         from areal.resources.validation import effective
 
         return gpus_per_replica(effective(self.kind, spec)) > 0
-
-    # -- execution
 
     def endpoint(self, spec: Mapping[str, Any], component: str) -> Endpoint | None:
         return Endpoint(caller=("data-proxy", "engineUrl") if component == "engine" else None)
@@ -210,8 +200,6 @@ class ModelController(KindController):
         if not reasons:
             return None
         return f"{ref}: {folder} is kept: {'; '.join(reasons)}. A Model of this name serves it again; remove it by hand"
-
-    # -- operations
 
     def adopted(self, store: ObjectStore, ref: Ref, pid: int | None, url: str | None) -> dict[str, Any]:
         """The manifest of an external Model of the service ``default``, for the server that runs there."""

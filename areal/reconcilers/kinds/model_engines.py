@@ -217,8 +217,6 @@ def _keep(path: Path, value: Any) -> None:
         pass  # asked again the next time
 
 
-# -- adoption
-
 _TIMEOUT_S = 5.0
 
 

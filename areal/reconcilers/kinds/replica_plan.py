@@ -25,8 +25,6 @@ from areal.reconcilers.observe import ObservedRun, RouteTable, Seen
 from areal.reconcilers.plan import Drift, SettleRoutes, SoakRuns, Verb
 from areal.reconcilers.planning import Action, stoppable, unseen
 
-# -- replacement of outdated replicas
-
 
 def replace_all(work: ReplicaWork, replicas: Sequence[Replica], last: tuple[int, ...]) -> tuple[int, ...]:
     """Plan the replacement of ``replicas`` after the ops ``last``. Returns the last ops."""

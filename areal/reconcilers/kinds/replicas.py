@@ -150,9 +150,6 @@ def _surplus(runs: Sequence[ObservedRun], replicas: Iterable[Replica]) -> list[O
     return [run for run in runs if run.is_live and run.uid not in wanted]
 
 
-# -- the working state of one object's replicas
-
-
 @dataclass
 class ReplicaWork(ObjectWork, ABC):
     """``routes_only``: a neighbor, whose processes this plan does not change. ``restored``: the op that restores lost
@@ -173,8 +170,6 @@ class ReplicaWork(ObjectWork, ABC):
     restored: tuple[int, ...] = ()
     routed: list[str] = field(default_factory=list)
     cordoned: list[str] = field(default_factory=list)
-
-    # -- what a kind declares
 
     @property
     @abstractmethod
@@ -240,8 +235,6 @@ class ReplicaWork(ObjectWork, ABC):
     def warm(self, replica: Replica, run: str, needs: Sequence[int]) -> tuple[int, ...]:
         """The ops after which the data proxy ``run``, ready after ``needs``, may be routed."""
         return tuple(needs)
-
-    # -- what follows from it
 
     @property
     def count(self) -> int:

@@ -41,8 +41,6 @@ class TrainJobController(KindController):
     runs_to_completion = True
     columns = (("DRIVER", ("spec", "driver"), True),)
 
-    # -- manifests
-
     def faults_before_start(
         self, items: Sequence[tuple[Wanted, Resource]], report: StageReporter
     ) -> dict[Ref, list[Diagnostic]]:
@@ -61,8 +59,6 @@ class TrainJobController(KindController):
 
         return with_services(wanted, stored, recreate, refused)
 
-    # -- what belongs to what
-
     def neighbour_of(self, spec: Mapping[str, Any]) -> str | None:
         """A model may wait for the weights of the job that trains it."""
         rollout = spec.get("rollout") or {}
@@ -74,8 +70,6 @@ class TrainJobController(KindController):
         from areal.reconcilers.kinds.job_plan import following_jobs
 
         return following_jobs(targets, stored, states)
-
-    # -- status
 
     def health(self, ref: str, spec: Mapping[str, Any], seen: Observed, host: Mapping[str, Any] | None) -> Health:
         now = job_status(seen.of(ref), suspended=bool(spec.get("suspend")))
@@ -119,8 +113,6 @@ class TrainJobController(KindController):
         total = step.get("total_steps")
         stage = "step" if isinstance(total, int) else f"step {step['step']}"
         return Progress(f"{self.kind}/{name}", stage, step["step"], total, age_s, detail, eta_s(step))
-
-    # -- planning and execution
 
     def plan(self, planning: Planning) -> KindPlan:
         from areal.reconcilers.kinds.job_plan import TrainJobPlan

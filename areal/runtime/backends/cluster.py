@@ -91,8 +91,6 @@ class ClusterBackend(ABC):
         self._claimed: set[int] = set()
         self._taken: frozenset[int] | None = None  # ports of runs that live; until claims are released
 
-    # -- capacity
-
     def claim_ports(self, count: int, *, owner: str, prefer: Sequence[int] = ()) -> tuple[int, ...]:
         """Ports that no run of this home has: whether the node has them free is found there."""
         with self._claiming:
@@ -116,8 +114,6 @@ class ClusterBackend(ABC):
         with self._claiming:
             self._claimed = set()
             self._taken = None
-
-    # -- start
 
     def start(self, spec: RunSpec, *, on_pid: Callable[[int], None] = lambda pid: None) -> RunState:
         folder = self.store.folder(spec.uid)
@@ -145,8 +141,6 @@ class ClusterBackend(ABC):
         if state is None:
             raise Conflict(f"run {spec.uid} was forgotten by another command while it started")
         return state
-
-    # -- observe
 
     def observe(self, uids: Sequence[str] | None = None) -> dict[str, RunState]:
         wanted = self.store.uids() if uids is None else [uid for uid in uids if os.path.exists(self.store.folder(uid))]
@@ -193,8 +187,6 @@ class ClusterBackend(ABC):
     def log_paths(self, uid: str) -> tuple[str, ...]:
         return run_log_paths(self.store.folder(uid))
 
-    # -- act
-
     def kick(self, uid: str) -> None:
         state = self.observe([uid]).get(uid)
         if state is None or state.phase is Phase.INTENDED:
@@ -238,8 +230,6 @@ class ClusterBackend(ABC):
             self.store.remove(uid)
         self._crash("forget-after")
 
-    # -- doctor
-
     def inspect(self) -> tuple[Problem, ...]:
         states = self.observe()
         jobs = self._known_jobs(list(states))
@@ -281,8 +271,6 @@ class ClusterBackend(ABC):
             return f"forgot run {problem.subject}, which had not started"
         shutil.rmtree(problem.subject, ignore_errors=True)
         return f"removed {problem.subject}"
-
-    # -- the scheduler
 
     @abstractmethod
     def capacity(self) -> Capacity:

@@ -47,8 +47,6 @@ from areal.runtime.runs import RunStore, check_uid, find_shim, observe_run, repa
 if TYPE_CHECKING:
     import subprocess
 
-# -- doctor: disagreements between records, processes and leases
-
 _MAY_LIVE = LIVE | {Phase.UNKNOWN}
 _STRAY_GRACE_S = 10.0
 
@@ -155,8 +153,6 @@ class LocalBackend:
         self._list_gpus = list_gpus
         self._shims: list[subprocess.Popen[bytes]] = []
 
-    # -- capacity
-
     def capacity(self) -> Capacity:
         return self._capacity(self._list_gpus())
 
@@ -188,8 +184,6 @@ class LocalBackend:
 
     def release_claims(self) -> None:
         self._claims.release()
-
-    # -- start
 
     def start(self, spec: RunSpec, *, on_pid: Callable[[int], None] = lambda pid: None) -> RunState:
         self._reap()
@@ -233,8 +227,6 @@ class LocalBackend:
         finally:
             shim.close()
 
-    # -- observe
-
     def observe(self, uids: Sequence[str] | None = None) -> dict[str, RunState]:
         self._reap()
         states: dict[str, RunState] = {}
@@ -249,8 +241,6 @@ class LocalBackend:
 
     def log_paths(self, uid: str) -> tuple[str, ...]:
         return run_log_paths(self.store.folder(uid))
-
-    # -- act
 
     def kick(self, uid: str) -> None:
         identity = shim_identity(self.store, uid)
@@ -289,8 +279,6 @@ class LocalBackend:
             wait_dead(identity, _ENDING_S)  # its record is written just before it leaves
         if liveness(identity) is Liveness.ALIVE:
             raise Conflict(f"run {uid} is alive ({state.phase})", hint="stop it first")
-
-    # -- doctor
 
     def inspect(self) -> tuple[Problem, ...]:
         return find_problems(self.store, self.leases, self.observe())

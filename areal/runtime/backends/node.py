@@ -54,9 +54,6 @@ _NODE_ADDRESS = re.compile(r"\bNodeAddr=(\S+)")
 _OLD_RECORDS = (records.ID, records.CHILD, records.EXIT, records.STOP, records.STAGE, records.NODE)
 
 
-# -- where we are
-
-
 def node_address(environ: Mapping[str, str]) -> str:
     """The numeric address that other nodes reach this one by: ``AREAL_NODE_ADDRESS``, else the one that Slurm knows the
     node by, else that of the interface towards Ray's head, else that of the host's name, else of the interface with
@@ -117,9 +114,6 @@ def node_rank(environ: Mapping[str, str]) -> int:
 def seen_gpus(environ: Mapping[str, str]) -> list[str]:
     """The GPUs that the scheduler gave this process, as indices or UUIDs."""
     return [gpu for gpu in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
-
-
-# -- the run's folder on this node
 
 
 def prepare(run_dir: str, rank: int, address: str, environ: Mapping[str, str]) -> tuple[str, RunSpec, int]:
@@ -198,9 +192,6 @@ def record_failure(folder: str, reason: str) -> None:
     """The end of a run of which nothing could be started, as a supervisor would have written it."""
     records.write_json(folder, records.ID, procfs.identity_fields(os.getpid()))
     record_end(folder, reason, 0, asdict(LastExit(FAILED, None, time.time(), reason)))
-
-
-# -- the supervisor and its exit status
 
 
 def supervise(folder: str, spec: RunSpec, life: int, environ: Mapping[str, str], watched: str | None = None) -> int:

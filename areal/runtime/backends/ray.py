@@ -68,9 +68,6 @@ _PACKAGE_BYTES = 200 << 20
 _LEFT_OUT = frozenset({".git", "__pycache__", ".venv", "node_modules", ".mypy_cache", ".pytest_cache"})
 
 
-# -- the API
-
-
 class RayApi:
     """The dashboard of one cluster. Every call raises ArealError with the cluster's own words."""
 
@@ -178,9 +175,6 @@ def pack(folder: Path) -> bytes:
     return buffer.getvalue()
 
 
-# -- the backend
-
-
 class RayBackend(ClusterBackend):
     """See ``base.Backend`` and the module."""
 
@@ -193,8 +187,6 @@ class RayBackend(ClusterBackend):
         self._folder_of_cluster = self.home / "clusters" / self.name
         self._cluster_of: dict[str, tuple[str, str]] = {}  # uid -> address, session; as recorded
         self._seen_at: dict[str, str] = {}  # uid -> address that listed it, of runs with and without a record
-
-    # -- capacity
 
     def capacity(self) -> Capacity:
         gpus = 0.0
@@ -213,8 +205,6 @@ class RayBackend(ClusterBackend):
         if why and not settings.get("autoscaling"):
             hint = "ask for less, or write spec.scheduler.ray.autoscaling: true where Ray adds nodes"
             raise NoCapacity(f"the Ray cluster at {api.address} cannot place it: {why}", hint=hint)
-
-    # -- start
 
     def start(self, spec: RunSpec, *, on_pid: Callable[[int], None] = lambda pid: None) -> RunState:
         if settings_of(spec.scheduler).get("workingDir") and spec.cwd is None:
@@ -258,8 +248,6 @@ class RayBackend(ClusterBackend):
             self._folder_of_cluster.mkdir(mode=0o700, parents=True, exist_ok=True)
             with open(self._folder_of_cluster / "addresses", "a") as file:
                 file.write(f"{address}\n")
-
-    # -- observe
 
     def jobs(self, uids: Collection[str]) -> Mapping[str, Job]:
         """One listing a cluster. Where the cluster of a run does not answer, that run is UNKNOWN, with its words."""
@@ -338,8 +326,6 @@ class RayBackend(ClusterBackend):
             file.write_text(RayApi(cluster[0]).call("GET", f"/api/jobs/{quote(self._job_id(uid))}/logs")["logs"])
             return (str(file),)
         return ()
-
-    # -- act
 
     def kick_job(self, uid: str, state: RunState) -> None:
         records.write_json(self.store.folder(uid), "kick", {}, durable=False)

@@ -31,9 +31,6 @@ _SMALL_CPUS = 0.1  # of a process that declares none: without any Ray would star
 _OWN_PYTHON = ("pip", "uv", "conda", "image_uri", "container")
 
 
-# -- requests
-
-
 @dataclass(frozen=True)
 class RayWants:
     """Resources of a run on each of its nodes, by Ray's names; ``memory`` in bytes."""
@@ -163,9 +160,6 @@ def resolve_address(address: str, environ: Mapping[str, str]) -> str:
             hint="write http://HEAD:8265, with the head's own name and port",
         )
     return address.rstrip("/")
-
-
-# -- answers
 
 
 def parse_job(entry: Mapping[str, Any], load: Sequence[Mapping[str, float]] = ()) -> Job:

@@ -80,8 +80,6 @@ class SlurmBackend(ClusterBackend):
 
     name = "slurm"
 
-    # -- capacity
-
     def capacity(self) -> Capacity:
         gres = dict(line.split("|", 1) for line in _run_command("sinfo", "-h", "-N", "-o", "%N|%G").splitlines())
         return Capacity(queued={self.name: sum(map(gpus_of_gres, gres.values()))})
@@ -108,8 +106,6 @@ class SlurmBackend(ClusterBackend):
                 f"{amount} asked for, {where} has {len(able)} nodes with at most {has}: {words}",
                 hint="sinfo -o '%P %D %G %c %m'",
             )
-
-    # -- jobs
 
     def submit(self, spec: RunSpec, folder: str) -> Job:
         options, home = _options(spec.scheduler), str(self.home)
@@ -170,8 +166,6 @@ class SlurmBackend(ClusterBackend):
         log = [self._job_log(uid)] if _size(self._job_log(uid)) else []
         parts = [path for part in sorted(folder.glob(f"{uid}-node-*")) for path in run_log_paths(str(part))]
         return (*log, *parts, *run_log_paths(str(folder)))
-
-    # -- acts
 
     def kick_job(self, uid: str, state: RunState) -> None:
         _signal("USR1", state)
@@ -277,9 +271,6 @@ def _size(path: str) -> int:
         return os.path.getsize(path)
     except OSError:
         return 0
-
-
-# -- Slurm's commands
 
 
 def _run(*argv: str, script: str | None = None) -> subprocess.CompletedProcess[str]:

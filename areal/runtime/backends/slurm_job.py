@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 JOB_LOG = "job.log"  # in the run's log folder: what Slurm and the set-up commands say
 _NODE_PROGRAM = ("-P", "-m", "areal.runtime.backends.node")
 
-# -- a run as Slurm's words
-
 
 def batch_script(spec: RunSpec, options: Slurm, run_dir: str, home: str, python: str) -> str:
     """The script of the run's job: set-up commands, then the node program on each node."""
@@ -108,8 +106,6 @@ def _minutes(seconds: float) -> str:
     whole = max(1, math.ceil(seconds))
     return f"{whole // 60}:{whole % 60:02}"
 
-
-# -- Slurm's words as values
 
 _QUEUED = frozenset({"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"})
 NOT_RUNNING = _QUEUED | {"CONFIGURING", "SUSPENDED"}

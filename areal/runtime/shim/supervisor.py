@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
     from areal.runtime.shim.probe import LivenessCheck
 
-# -- the component
-
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 _EXEC_FAILED = 127
@@ -144,8 +142,6 @@ def describe_exit(status: int, cause: str = "") -> Exit:
     return Exit(None, -code, time.time(), cause or f"killed by {name}")
 
 
-# -- the loop
-
 STAGE_FILE_VARIABLE = "AREAL_STAGE_FILE"
 ATTEMPT_VARIABLE = "AREAL_ATTEMPT"  # which start of the component it is; the intent may say with which number to begin
 _READ_SIZE = 65536
@@ -204,8 +200,6 @@ class RunSupervisor:
         whole = {**inherited, **self._intent["env"], **secret, **ours}
         return {**whole, **loopback_without_proxy(whole)}
 
-    # -- beginning
-
     def begin(self) -> None:
         """Record the shim's identity, then start the component: the record is always older than the process."""
         prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -238,8 +232,6 @@ class RunSupervisor:
     def _note_signal(self, number: int, frame: FrameType | None) -> None:
         if number != signal.SIGCHLD:
             self._signals.append(number)
-
-    # -- the loop
 
     def run(self) -> int:
         while not self._over:
@@ -314,8 +306,6 @@ class RunSupervisor:
                 self._terminate("liveness probe failed", float(self._intent["stop_grace_s"]))
         if self._unwritten and self._write_at is not None and now >= self._write_at:
             self._write(*self._unwritten)
-
-    # -- the component
 
     def _start_component(self) -> None:
         records.remove(os.path.join(self._run_dir, records.STAGE))
@@ -403,8 +393,6 @@ class RunSupervisor:
             return stat.ppid == own and procfs.environment(stat.pid).get(RUN_DIR_VARIABLE) in (None, self._run_dir)
 
         self._swept += sweep(lambda stat: is_orphan(stat) or member(stat))[0]
-
-    # -- records
 
     def _note(self, type: str, reason: str, message: str) -> None:
         slot = f"{self._intent['component']}/{self._intent['replica']}"

@@ -107,8 +107,6 @@ def _connect(file: Path, cache_kb: int) -> sqlite3.Connection:
     return db
 
 
-# -- folder and lock
-
 DATABASE = "journal.db"
 _LOCK = "lock"
 _TAG = "tag"
@@ -202,8 +200,6 @@ def other_folders(root: Path, held: set[Path]) -> list[Path]:
         return sorted(path for path in root.iterdir() if path not in held and (path / DATABASE).is_file())
     return []
 
-
-# -- group commit
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
@@ -370,8 +366,6 @@ def store_failure(error: sqlite3.Error) -> ApiError:
         return ApiError(507, f"the journal's disk takes no more: {error}", code="storage_full")
     return ApiError(500, f"the journal could not be written: {error}", code="storage_failed")
 
-
-# -- one journal
 
 _MOST_NOTED = 100
 

@@ -132,8 +132,6 @@ class JournalStore(Generic[J]):
                     return journal.tag
         return None
 
-    # -- news
-
     def _wake(self) -> None:
         self._news.set()
         self._news = asyncio.Event()
@@ -141,8 +139,6 @@ class JournalStore(Generic[J]):
     async def wait_news(self, timeout_s: float) -> None:
         """Return when a journal has news, when a journal was adopted, or after ``timeout_s``."""
         await happens(self._news, timeout_s)
-
-    # -- upkeep
 
     async def run(self) -> None:
         """Sweep the journals and adopt free ones, until cancelled."""
@@ -191,8 +187,6 @@ class JournalStore(Generic[J]):
             if adopted:
                 self._wake()
             return adopted
-
-    # -- draining
 
     async def hand_over(self) -> list[str]:
         """Give the journals that hold sessions up to other processes; returns their tags. Does not wait: each journal
@@ -341,9 +335,6 @@ async def serve_journals(
             yield store
     finally:
         await store.close()
-
-
-# -- status for the router, and metrics
 
 
 def store_details(store: JournalStore[J]) -> dict[str, Any]:

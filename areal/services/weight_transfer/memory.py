@@ -65,7 +65,7 @@ class TransferProgress:
                 raise ArealError(f"the weights did not arrive: {self._failure}")
 
 
-# -- a file in memory that dies with its process: no ``kill -9`` leaves gigabytes behind in /dev/shm. It has no name of
+# A file in memory that dies with its process: no ``kill -9`` leaves gigabytes behind in /dev/shm. It has no name of
 # its own: /proc leads to it, for processes of the same user on this machine, and so does a symbolic link, which leads
 # nowhere once the process is gone.
 #
@@ -167,7 +167,7 @@ def is_memory_file(path: Path) -> bool:
             return False
 
 
-# -- images: a safetensors file in memory, written again and again in place: one mapping, one copy of each tensor an
+# Images: a safetensors file in memory, written again and again in place: one mapping, one copy of each tensor an
 # update. The layout (names, shapes, dtypes) is that of the first weights and stays. Format: eight bytes of header
 # length, the header as JSON, then the tensors' bytes (https://github.com/huggingface/safetensors).
 

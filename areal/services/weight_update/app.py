@@ -118,8 +118,6 @@ class WeightUpdateRoutes:
         present = await asyncio.gather(*map(self._updater.present, pairs))
         return json_response({"pairs": [pair.to_json(there) for pair, there in zip(pairs, present, strict=True)]})
 
-    # -- metadata
-
     async def value(self, request: Request) -> Response:
         return json_response({"value": self._metadata.get(*_place(request))})
 

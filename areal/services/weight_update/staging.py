@@ -229,7 +229,7 @@ class FolderPublisher:
         shutil.rmtree(self.root, ignore_errors=True)
 
 
-# -- ``xccl``: weights are staged in memory and broadcast when the workers wait for them. The staged part is sent while
+# ``xccl``: weights are staged in memory and broadcast when the workers wait for them. The staged part is sent while
 # a thread copies the rest; the trainer waits for that thread before it changes the weights.
 
 _TIMEOUT_S = 300.0  # to form a group, or to send a piece
@@ -274,8 +274,6 @@ class BroadcastPublisher:
         self.staged_version: int | None = None
         self._probe: dict[str, Any] | None = None
 
-    # -- the trainer's thread
-
     def write(self, version: int, weights: Iterable[tuple[str, Tensor]], probe: dict[str, Any] | None) -> None:
         held = list(weights)
         layout = layout_of(held)
@@ -304,8 +302,6 @@ class BroadcastPublisher:
         if self._image is not None:
             self._image.remove()
         shutil.rmtree(self._folder, ignore_errors=True)
-
-    # -- the endpoint's threads
 
     def offer(self, name: str, size: int, group_form: str) -> dict[str, Any]:
         """Open the rendezvous of a process group with ``size`` members."""

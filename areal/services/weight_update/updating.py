@@ -44,9 +44,6 @@ _PAIRS_NOW = "/weights/pairs?look"  # a data proxy first probes its engine
 _SERVING = (READY, CORDONED, DRAINING)
 
 
-# -- calls to the workers of a pair: each has a timeout, and each failure has the worker's own message
-
-
 class WorkerFailed(Exception):
     """A worker refused, failed, or did not respond (``status`` is None); the message names the worker."""
 
@@ -186,9 +183,6 @@ class WorkerSet:
         return True
 
 
-# -- operations on a pair
-
-
 class Updater:
     """The operations on pairs. ``address``: this gateway's own, to which workers send their join requests. ``writer``:
     of the weights. ``history``: where each update is recorded."""
@@ -204,8 +198,6 @@ class Updater:
         self._address = address
         self._writer = writer
         self._history = history or UpdateHistory()
-
-    # -- connecting
 
     async def connect(self, pair: Pair) -> None:
         """Connect every worker of both sides. Raises ApiError 502 after disconnecting the pair from all of them."""
@@ -262,8 +254,6 @@ class Updater:
         results = await asyncio.gather(*tasks, return_exceptions=True)
         pair.connected.clear()
         return [str(result) for result in results if isinstance(result, BaseException)]
-
-    # -- updating
 
     async def update(self, pair: Pair, version: int) -> UpdateResult:
         """Raises ApiError 502 if a step failed; generation continues in every case. The caller holds the lock."""
@@ -410,8 +400,6 @@ class Updater:
             raise ApiError(409, f"pair {pair.name!r} has published nothing yet", code="nothing_published")
         return version
 
-    # -- joining
-
     async def join(self, pair: Pair, worker: str) -> None:
         """Give a worker that has started the version that the others serve. The caller holds the lock. Raises
         ApiError 502, and 409 if nothing is published yet."""
@@ -434,8 +422,6 @@ class Updater:
                 )
                 raise reverted from None
         self._history.note(pair, order.version, began, replicas=joining.pauses, joined=True)
-
-    # -- participants
 
     async def present(self, pair: Pair) -> list[dict[str, Any]] | None:
         """The workers that serve the model now, with their versions; None if the gateway does not respond."""

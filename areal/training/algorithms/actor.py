@@ -154,7 +154,7 @@ class ActorLoss:
         return self._names, sums
 
 
-# -- rows with a gradient. A policy loss is proportional to advantages: a row whose advantages are all 0 (all responses
+# Rows with a gradient. A policy loss is proportional to advantages: a row whose advantages are all 0 (all responses
 # of its group were right, or all wrong) is not computed. It still counts in the mean.
 
 
@@ -169,7 +169,7 @@ def rows_with_gradient(batch: Batch, config: PPOActorConfig, *, own_loss: bool =
     return chosen or every[:1]
 
 
-# -- samples of an older policy: w = pi_proximal / pi_behavior multiplies the clipped objective of decoupled PPO (arXiv
+# Samples of an older policy: w = pi_proximal / pi_behavior multiplies the clipped objective of decoupled PPO (arXiv
 # 2505.24298). Where it is too large, the token is masked or the weight clamped. The denominator of the loss stays the
 # same, or the kept tokens would count for more.
 

@@ -82,8 +82,6 @@ def token_rewards(rewards: Tensor, loss_mask: Tensor, penalty: Tensor | None = N
     return spread if penalty is None else spread - penalty * loss_mask
 
 
-# -- normalization over a group or a batch
-
 Level = Literal["batch", "group"] | None
 Reduce = Callable[[Tensor], Tensor]
 
@@ -159,7 +157,7 @@ def _sums(weights: Tensor, weighted: Tensor, groups: Tensor, level: Level, reduc
     return by_group[:, :1], by_group[:, 1:]
 
 
-# -- generalized advantage estimation (arXiv 1506.02438). A timestep is a generated token or turn; a tool's output
+# Generalized advantage estimation (arXiv 1506.02438). A timestep is a generated token or turn; a tool's output
 # between two of them is none.
 
 
@@ -228,7 +226,7 @@ def gae_by_turn(
     return Advantages(turned.advantages.gather(1, place) * active, turned.returns.gather(1, place) * active)
 
 
-# -- adaptive coefficient of the KL penalty (Ziegler et al., arXiv 1909.08593, section 2.2)
+# Adaptive coefficient of the KL penalty (Ziegler et al., arXiv 1909.08593, section 2.2).
 
 _MAX_ERROR = 0.2  # relative
 
@@ -247,9 +245,6 @@ class KLController:
         if self.target is not None:
             error = min(max(kl / self.target - 1, -_MAX_ERROR), _MAX_ERROR)
             self.factor *= 1 + error * min(sequences / self.horizon, 1.0)  # always above 0
-
-
-# -- the whole preparation of a batch
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ def sequence_sums(values: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask.bool(), values, torch.zeros_like(values)).sum(1)
 
 
-# -- log-probabilities and entropies of given tokens, without a float32 copy of all logits
+# Log-probabilities and entropies of given tokens, without a float32 copy of all logits.
 
 _CHUNK_VALUES = 1 << 26  # logits handled at once: 256 MiB of float32
 
@@ -102,9 +102,6 @@ def token_outputs(logits: Tensor, micro: Mapping[str, Tensor]) -> TokenOutputs:
     return TokenOutputs.of_policy(*(torch.where(mask, each, 0.0) for each in every))
 
 
-# -- supervised fine-tuning, critic, reward model, DPO
-
-
 def sft_loss(logprobs: Tensor, loss_mask: Tensor) -> Tensor:
     """Negative log-likelihood of each token of the mask: [B, T], to be averaged over the mask."""
     return torch.where(loss_mask.bool(), -logprobs, torch.zeros_like(logprobs))
@@ -155,8 +152,6 @@ def dpo_loss(
     return PairLoss(-(1 - label_smoothing) * right - label_smoothing * wrong, margins.detach())
 
 
-# -- aggregation of token losses: ``loss_agg_mode``
-
 AggMode = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
 
 
@@ -191,7 +186,7 @@ class Aggregation:
         return mask.sum() if self.mode == "token-mean" else mask.any(1).sum()
 
 
-# -- policies: u = pi_theta / pi_proximal is clipped, w = pi_proximal / pi_behavior is a constant weight.
+# Policies: u = pi_theta / pi_proximal is clipped, w = pi_proximal / pi_behavior is a constant weight.
 # In standard PPO the proximal policy is the behavior policy, and w = 1.
 
 _LOG_BOUND = 30.0  # keeps ratios finite, and their squares in the gradient norm

@@ -75,8 +75,6 @@ class FSDPEngine(EngineBase):
     def vocab_size(self) -> int:
         return int(self.model.config.vocab_size)
 
-    # -- forward
-
     def outputs(self, batch: Mapping[str, Tensor], packed: PackedRows | None = None) -> TokenOutputs:
         """``packed``: the batch's rows, packed. Rows that are not packed need no attention mask: a causal model never
         attends to the padding on the right, and attention without a mask is several times as fast."""
@@ -133,8 +131,6 @@ class FSDPEngine(EngineBase):
         ids = input_ids[None].to(self.ranks.device)
         return torch.log_softmax(self._run({"input_ids": ids}, None)[0, -1].float(), -1).cpu()
 
-    # -- updates
-
     def train_batch(self, batch: Mapping[str, Tensor], loss_fn: LossFn, loss_weight_fn: WeightFn) -> Update:
         settings, rate = self._schedule()
         for group in self.optimizer.param_groups:
@@ -174,8 +170,6 @@ class FSDPEngine(EngineBase):
                 parts.append(torch.stack([loss_fn(self.outputs(micro, packed), micro).double() * weight, weight]))
         return self._mean(parts)
 
-    # -- weights
-
     def named_tensors(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
         model: Any = base_model(self.model)
         tied = bool(getattr(model.config, "tie_word_embeddings", False))
@@ -200,8 +194,6 @@ class FSDPEngine(EngineBase):
         about.dtype = self.dtype  # that of the file, not that of the master weights
         configs = [about, *([generation] if generation is not None else [])]
         write_model(weights, configs, folder, tokenizer)
-
-    # -- checkpoints
 
     def save_checkpoint(self, folder: Path) -> None:
         try:
@@ -239,8 +231,6 @@ class FSDPEngine(EngineBase):
 
     def _optimizers(self) -> list[torch.optim.Optimizer]:
         return [] if self.optimizer is None else [self.optimizer]
-
-    # -- modes
 
     def _precision(self) -> contextlib.AbstractContextManager[Any]:
         if self.ranks.group is not None or self.dtype == torch.float32:

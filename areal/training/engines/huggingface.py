@@ -182,9 +182,6 @@ def _attention_arguments(asked: str) -> dict[str, Any]:
     return {"attn_implementation": asked}
 
 
-# -- packed rows
-
-
 PACKED = "areal_packed"
 
 
@@ -304,9 +301,6 @@ def dtype_by_name(name: str) -> torch.dtype:
         raise UsageFault(f"unknown dtype {name!r}: it is one of {', '.join(DTYPES)}") from None
 
 
-# -- optimizer
-
-
 def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
     """Vectors (norms, biases) have no weight decay. Raises UsageFault."""
     if config.type not in ("adam", "adamw", "sgd"):
@@ -342,9 +336,6 @@ def clip_gradients(optimizer: torch.optim.Optimizer, max_norm: float, group: dis
     norm = total.sqrt()
     torch.nn.utils.clip_grads_with_norm_(trained, max_norm if max_norm > 0 else float("inf"), norm)
     return norm
-
-
-# -- folders
 
 
 _SAVED_AS: WeakKeyDictionary[Any, dict[str, str]] = WeakKeyDictionary()

@@ -149,8 +149,6 @@ class Trainer(abc.ABC):
     def __exit__(self, *error: object) -> None:
         self.stack.close()
 
-    # -- implemented by algorithms
-
     @abc.abstractmethod
     def train_step(self) -> Metrics:
         """Take the step number ``self.step`` (from 0), on all ranks. Raises NonFinite."""
@@ -166,8 +164,6 @@ class Trainer(abc.ABC):
     def restore(self, state: dict[str, Any]) -> None:
         """Restore the result of ``state``."""
         assert not state, "an algorithm with a state overrides this"
-
-    # -- the loop
 
     def run(self) -> None:
         """Train to the end of the run. Raises Stopped after the step in which a stop was requested."""
@@ -283,8 +279,6 @@ class Trainer(abc.ABC):
         epoch, number = divmod(self.step, self.steps_per_epoch)
         return StepInfo(epoch, number, self.step, self.steps_per_epoch)
 
-    # -- engines
-
     def add_engine(self, role: str, config: TrainEngineConfig, updates: int = 1) -> TrainEngine:
         """``updates``: optimizer steps in one step of the run. Raises UsageFault without an optimizer."""
         if role != "ref" and config.optimizer is None:  # before services start
@@ -314,8 +308,6 @@ class Trainer(abc.ABC):
     def save(self, folder: Path) -> None:
         """Save the first engine's model as a Hugging Face folder with its tokenizer."""
         next(iter(self.engines.values())).save_model(folder, self.config.tokenizer_path)
-
-    # -- recovery
 
     def checkpoint(self) -> None:
         with self.checkpoints.writing(self.step, self.ranks) as (folder, state):

@@ -111,9 +111,6 @@ class OfflineTrainer(Trainer):
         return self.loss_metrics(weighted / max(total, 1e-12))
 
 
-# -- pairs of answers
-
-
 class PreferenceTrainer(OfflineTrainer):
     """Rows have ``chosen_ids`` and ``rejected_ids``, each with the prompt."""
 
@@ -146,9 +143,6 @@ def real_pairs(micro: Batch) -> Tensor:
     return micro["loss_mask"].any(1)[0::2]
 
 
-# -- supervised fine-tuning
-
-
 class SFTTrainer(OfflineTrainer):
     """Rows have ``input_ids`` and ``loss_mask``."""
 
@@ -165,9 +159,6 @@ class SFTTrainer(OfflineTrainer):
         return {"loss": loss, "perplexity": float(torch.exp(torch.tensor(loss)))}
 
 
-# -- reward models
-
-
 class RWTrainer(PreferenceTrainer):
     """The score is the value head's output at the last token of an answer."""
 
@@ -180,9 +171,6 @@ class RWTrainer(PreferenceTrainer):
         last = micro["attention_mask"].sum(1) - 1
         scores = outputs.values.gather(1, last[:, None])[:, 0]
         return self.pair_mean(reward_model_loss(scores), real_pairs(micro))
-
-
-# -- DPO
 
 
 class DPOTrainer(PreferenceTrainer):

@@ -122,8 +122,6 @@ class PPOTrainer(Trainer):
         if batch < (parts := self.ranks.data_size):
             raise UsageFault(f"a batch of {batch} prompts is too small for {parts} ranks: each needs one")
 
-    # -- rollouts
-
     def train(
         self,
         workflow: Any = None,
@@ -184,8 +182,6 @@ class PPOTrainer(Trainer):
     def restore(self, state: dict[str, Any]) -> None:
         self.frontier = Frontier.restored(state["prompts"])
         self.kl_controller.factor = state.get("kl_factor", 1.0)
-
-    # -- a step
 
     def train_step(self) -> Metrics:
         with self.timings.of("rollout"):
@@ -359,8 +355,6 @@ class PPOTrainer(Trainer):
             return {}
         self.rollout.set_version(version)
         return {"weights/ms": delivered.duration_ms, "weights/paused_ms": delivered.paused_ms}
-
-    # -- evaluation
 
     def evaluate(self) -> Metrics:
         """Mean reward over the validation set, sampled from the served weights."""

@@ -37,8 +37,6 @@ from areal.training.services import own_service
 from areal.trajectories.record import Episode
 from areal.wire.training_health import WITHOUT_SPREAD
 
-# -- prompts
-
 
 class Prompt(dict[str, Any]):
     """Row ``row`` of the data set, a plain dict to workflows. ``position`` counts prompts over epochs, ``tries`` the
@@ -316,9 +314,6 @@ def _token_temperatures(columns: Mapping[str, Tensor], rollout: Rollout, default
             hint="sample with a temperature above 0, also in an agent's own calls",
         )
     return found
-
-
-# -- evaluation
 
 
 def rollout_controller(config: PPOConfig, folder: RunFolder) -> RolloutController:

@@ -92,8 +92,6 @@ class PairRoutes:
         service.route("POST", "/session/{key}/export/ack", self.acknowledge, Access.ADMIN)
         service.route("POST", "/configure", self.configure, Access.ADMIN)
 
-    # -- sessions
-
     async def start(self, request: Request) -> Response:
         """Start a session, or return the open session that has the key."""
         body = await read_body(request, StartAgentSession, _BODY_BYTES)
@@ -277,8 +275,6 @@ class PairRoutes:
             "health_period": self._worker.period_s,
         }
 
-    # -- turns
-
     async def turn(self, request: Request) -> AnyResponse:
         """Run a turn and answer with its events. A request with the Idempotency-Key of a running or waiting turn joins
         that turn; with that of a recorded turn, it gets the recorded events. A turn that failed through no fault of the
@@ -353,8 +349,6 @@ class PairRoutes:
         else:
             cancelled = await self._runner.withdraw(session, request_digest(key), why)
         return json_response({"session_key": session.key, "cancelled": cancelled})
-
-    # -- the RL session
 
     async def reward(self, request: Request) -> Response:
         session = self._named(request)

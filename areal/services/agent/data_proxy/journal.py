@@ -150,8 +150,6 @@ class AgentJournal(Journal):
     def _keep(self, session: SessionEntry) -> None:
         self.sessions[session.number] = self._by_digest[session.digest] = session
 
-    # -- methods that the journal store calls
-
     def session_by_key(self, digest: bytes) -> int | None:
         session = self._by_digest.get(digest)
         return session.number if session is not None else None
@@ -194,8 +192,6 @@ class AgentJournal(Journal):
             return 0
         await self.commits.run(lambda: self._db.execute(f"PRAGMA incremental_vacuum({_FREED_PAGES})").fetchall())
         return _FREED_PAGES
-
-    # -- changes
 
     async def start(
         self, key: str | None, metadata: Mapping[str, Any], inference: RlSession | None
@@ -299,8 +295,6 @@ class AgentJournal(Journal):
 
         await uninterrupted(deleted(), "delete-session")
 
-    # -- reads
-
     def conversation(self, session: SessionEntry) -> bytes:
         """The messages of all complete turns, as a JSON list without its brackets. Raises 500 for a damaged turn."""
         if session.conversation is None:
@@ -332,8 +326,6 @@ class AgentJournal(Journal):
                 raise _corrupt(row[1])
             turn = replace(turn, stream=streamed[0])
         return TurnRequestKey(key, row[0]), turn
-
-    # -- conversations in memory
 
     def _cache(self, session: SessionEntry, conversation: bytes) -> None:
         self._uncache(session)

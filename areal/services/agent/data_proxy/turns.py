@@ -60,9 +60,6 @@ _HELD_BYTES = 64 * 1024
 _MOST_SAID_BYTES = 4 * 1024 * 1024  # of a turn's events, for retries that join it, or that get its own stream
 
 
-# -- queues
-
-
 @dataclass(eq=False)
 class TurnMessage:
     """A message of a turn, with what came in its request. ``request``: None without an Idempotency-Key."""
@@ -255,8 +252,6 @@ class TurnRunner:
         """The number of sessions with a running or waiting turn, connected callers or not."""
         return len(self._queues)
 
-    # -- callers
-
     def queue(self, session: SessionEntry) -> SessionQueue | None:
         return self._queues.get(session)
 
@@ -355,8 +350,6 @@ class TurnRunner:
             turn.aborted = why
             if turn.interruptible:
                 queue.task.cancel()
-
-    # -- running
 
     async def _run_all(self, session: SessionEntry, turn: SessionTurn) -> None:
         with session.journal.in_use():

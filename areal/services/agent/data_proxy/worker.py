@@ -100,9 +100,6 @@ class PairWorker:
             _log.warning("the worker did not close a session: %r", error)
 
 
-# -- the events of a turn, and their record
-
-
 class Transcript:
     """Collects a turn's events as chat messages that a model accepts as history: tool calls made together share one
     assistant message with their text, and the tool messages of their results follow. ``room``: its limit in bytes.

@@ -323,8 +323,6 @@ class Dialect(StrEnum):
     ANTHROPIC = "anthropic"
 
 
-# -- checks
-#
 # Flags and environment variables of engines change the distribution of the log-probabilities (vLLM's
 # ``--logprobs-mode``, SGLang's ``SGLANG_RETURN_ORIGINAL_LOGPROB``), and no route reports it. So ``logprobs_problem``
 # samples single tokens after a short prompt. Between two tokens, log-probabilities of softmax(logits / T) are 1 / T

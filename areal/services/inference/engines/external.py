@@ -129,8 +129,6 @@ class ExternalApi:
         return EngineState(not_ready=f"{self._base_url} {what}", fault=f"{self._base_url} {what}; {advice}")
 
 
-# -- connections
-
 _IDLE_S = 30.0
 
 

@@ -39,8 +39,6 @@ from areal.services.inference.engines.base import (
 
 T = TypeVar("T")
 
-# -- fields of requests and answers
-
 
 def typed(data: Mapping[str, Any], name: str, kind: type[T]) -> T | None:
     """The value under ``name``; None if it is of another type."""
@@ -144,8 +142,6 @@ def sampling_fields(call: EngineCall) -> dict[str, Any]:
 def weight_source(source: str | Broadcast) -> dict[str, Any]:
     return {"path": source} if isinstance(source, str) else {"group": source.group, "layout": source.layout}
 
-
-# -- answers to deltas
 
 ReadObject = Callable[[dict[str, Any]], Iterable[EngineDelta]]
 """The deltas in one JSON object of an answer. Raises EngineFailed for a failure that it reports."""

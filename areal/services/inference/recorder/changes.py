@@ -54,8 +54,6 @@ from areal.services.inference.recorder.session import (
 from areal.services.inference.recorder.storage import SEQUENCES
 from areal.services.inference.recorder.tables import SessionTables, row_id, session_rows
 
-# -- parent search
-
 _PREFIXES_AT_A_TIME = 32
 _TOKEN_CANDIDATES = 64  # by tokens alone only the newest turns are tried
 
@@ -142,8 +140,6 @@ def _longest_joined(candidates: Sequence[Candidate], prompt: array[int] | None) 
     total, found = max(joined)
     return Parent(found % SEQUENCES, total)
 
-
-# -- cache
 
 _MOST_BYTES = 2**24
 _SESSION_BYTES, _TURN_BYTES = 1024, 400  # measured
@@ -233,8 +229,6 @@ class SessionCache:
     def __iter__(self) -> Iterator[CachedSession]:
         return iter(self._sessions.values())
 
-    # -- for readers
-
     def get(self, number: int) -> CachedSession | None:
         held = self._sessions.get(number)
         if held is not None:
@@ -272,8 +266,6 @@ class SessionCache:
         self.held_bytes -= dropped.bytes
         if dropped.key is not None and self._keys.get(dropped.key) == number:
             del self._keys[dropped.key]
-
-    # -- for changes
 
     def pending(self, number: int) -> PendingSession | None:
         """The session with its pending turns; None if it is not cached, or if this batch has changed it in another way:
@@ -345,8 +337,6 @@ def read_session(tables: SessionTables, number: int) -> CachedSession | None:
             held.add(tables.answered(first, row_id(number + 1, 0), LONGEST))
     return held
 
-
-# -- changes
 
 HITL_SESSION = 0  # the number of the human-in-the-loop session
 _NEXT_SESSION = "next_session"

@@ -319,8 +319,6 @@ def forget(tables: SessionTables, name: ExportName, now: float = math.inf) -> bo
     return True
 
 
-# -- upkeep
-
 _SLICE = 64
 _FREE_PAGES = 1024
 

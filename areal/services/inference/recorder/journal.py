@@ -106,8 +106,6 @@ class SessionJournal(Journal):
         await asyncio.to_thread(self._thread.shutdown)  # it waits for a running export
         await super().close(remove=remove)
 
-    # -- changes
-
     async def start(self, task: str, count: int, key: str | None, online: bool) -> tuple[str, list[StartedSession]]:
         """Start a group of sessions; returns its id and the sessions. ``key``: the client's own, for the first."""
         keys = [new_session_key(self.tag) for _ in range(count)]
@@ -185,8 +183,6 @@ class SessionJournal(Journal):
             return await self.commits.run(lambda: apply(self.clock()))
         except CorruptRecord as error:
             raise self._damaged(error) from error
-
-    # -- reads
 
     def session_by_key(self, digest: bytes) -> int | None:
         number = self.cache.by_key(digest)
@@ -299,8 +295,6 @@ class SessionJournal(Journal):
     async def answer(self, row: int) -> list[RecordedTurn] | None:
         """All choices of the answer in ``row``; None if it has been deleted."""
         return await self._read_in_thread(lambda tables: tables.answer(row // SEQUENCES, row % SEQUENCES))
-
-    # -- exports
 
     async def seal(
         self, name: SessionName, value: float, request: ExportRequest
@@ -437,8 +431,6 @@ class SessionJournal(Journal):
     def next_due(self) -> float | None:
         """When the next finish timeout of a trajectory passes, in Unix seconds; None if none is set."""
         return self._read_inline(exporting.next_due)
-
-    # -- upkeep
 
     async def sweep(self) -> int:
         """Process one slice of the upkeep. Returns the number of changes."""

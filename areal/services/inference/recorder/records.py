@@ -35,8 +35,6 @@ from areal.services.http.errors import ApiError
 from areal.services.journal.keys import request_digest
 from areal.services.journal.storage import CorruptRecord
 
-# -- conversation digests
-
 DIGEST_BYTES = 16
 
 
@@ -226,8 +224,6 @@ class TrajectoryTurns:
     failures: Mapping[str, int] = field(default_factory=dict)  # calls that failed, by code
 
 
-# -- stored bytes
-
 _MAGIC = b"ARI1"
 _FRONT = struct.Struct("<4sII")
 
@@ -298,8 +294,6 @@ def checksum(*values: object) -> int:
     return zlib.crc32(repr(values).encode())
 
 
-# -- recent turns in memory
-
 _MOST_BYTES = 2**24
 _ENTRY_BYTES = 320  # of a turn without tokens: the objects, and its place in two dictionaries
 
@@ -345,8 +339,6 @@ class RecentTurns:
         self.held_bytes -= size
 
 
-# -- retries that join the call in flight instead of sampling again
-#
 # A call repeats another call of its session when it has the same Idempotency-Key, when it is a relay's next attempt at
 # the same call, or when it is an SDK's retry of the same body. The first call is the leader; a repetition that arrives
 # while the leader runs is a follower and waits. Once the leader is recorded, the follower replays the stored answer. If

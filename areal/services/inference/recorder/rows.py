@@ -33,8 +33,6 @@ from areal.services.http.errors import bad_request
 from areal.services.inference.recorder.records import RecordedTurn, TextTurn, TokenTurn, TrajectoryTurns
 from areal.wire.bodies import LARGEST_F32
 
-# -- the conversation tree
-
 
 def own_reward(turn: RecordedTurn) -> float:
     return 0.0 if turn.reward is None else turn.reward
@@ -336,8 +334,6 @@ def export_all(trajectories: Iterable[TrajectoryTurns], style: Style, discount: 
     """Raises RewardOverflow."""
     return join_exports([export_trajectory(each, style, discount) for each in trajectories])
 
-
-# -- npz files
 
 _MAGIC = b"\x93NUMPY\x01\x00"
 _ALIGNMENT = 64

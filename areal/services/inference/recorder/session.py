@@ -209,8 +209,6 @@ def holds_key(session: SessionRecord, trajectories: Sequence[Trajectory], now: f
     return not any(apply_timeout(each, now).phase >= TrajectoryPhase.READY for each in trajectories)
 
 
-# -- identifiers
-
 HITL = "__hitl__"
 _ANSWER = re.compile(rf"[a-z]+-(?P<tag>{TAG})[0-9a-f]{{24}}(-[0-9]+)?")
 

@@ -70,8 +70,6 @@ def open_writer(file: Path) -> sqlite3.Connection:
     return db
 
 
-# -- disposal
-
 _LOOKED_AT_S = 1.0
 _FINISHED = "SELECT count(*) FROM trajectories WHERE phase IN (1, 2)"
 

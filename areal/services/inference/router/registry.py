@@ -449,8 +449,6 @@ class WorkerRegistry:
             withheld=model.withheld,
         )
 
-    # -- persistence
-
     def declared(self) -> dict[str, Any]:
         """Models, workers and removed ids as JSON, for ``restore``."""
         for name in self._models:

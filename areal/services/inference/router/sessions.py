@@ -123,8 +123,6 @@ class SessionPlacing:
         self._headers = dict(headers)
         self._placements = Placements()
 
-    # -- starting
-
     async def start(self, data: Mapping[str, Any], request_id: str) -> HttpReply:
         """Start a group of sessions. Raises 400, 404, 502, 503."""
         for worker in await self._preferred(data.get("api_key"), self._model(data.get("model"))):
@@ -185,8 +183,6 @@ class SessionPlacing:
             return [held.worker]
         by_addr = {worker.addr: worker for worker in recorders}
         return [by_addr[entry.addr] for entry in rendezvous(digest, [worker.entry for worker in recorders])]
-
-    # -- finding
 
     async def holder(self, body: RouteCall) -> SessionLocation | None:
         """The location of the session named by id, key or the key's digest; None where none is named. Raises 404,
@@ -258,8 +254,6 @@ class SessionPlacing:
             return None
         return {"journals": worker.report.journals, **found}  # a data proxy of an earlier version names none
 
-    # -- moving
-
     async def move(self, worker: WorkerRecord) -> None:
         """Tell a drained worker to move its sessions to the model's other workers, if there are any, and any other
         worker to keep its own. A worker that does not answer is as good as dead: others adopt its journals."""
@@ -274,8 +268,6 @@ class SessionPlacing:
             return
         with contextlib.suppress(CallFailed, TimeoutError):
             await self._post(worker, "/drain" if worker.drained else "/undrain", {}, timeout_s=_MOVE_TIMEOUT_S)
-
-    # -- ending
 
     async def end(self, data: Mapping[str, Any], request_id: str) -> HttpReply:
         """End every session of a group. Raises 404, 502, 503."""

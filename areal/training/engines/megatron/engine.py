@@ -85,8 +85,6 @@ class MegatronEngine(EngineBase):
     def vocab_size(self) -> int:
         return self.architecture.vocabulary
 
-    # -- passes
-
     def _pass(self, micros: Sequence[Batch], at_end: HeadFn, *, backward: bool = False) -> None:
         """The last stage calls ``at_end`` for every micro-batch; with ``backward`` it returns a loss whose gradient is
         added."""
@@ -209,8 +207,6 @@ class MegatronEngine(EngineBase):
         )
         return torch.log_softmax(logits[: self.vocab_size], -1).cpu()
 
-    # -- updates
-
     def train_batch(self, batch: Mapping[str, Tensor], loss_fn: LossFn, loss_weight_fn: WeightFn) -> Update:
         settings, rate = self._schedule()
         for group in self.optimizer.param_groups:  # Megatron leaves these factors to the caller
@@ -245,8 +241,6 @@ class MegatronEngine(EngineBase):
 
         with self._evaluating():
             return self._mean(self._run(micros, weighted))
-
-    # -- weights
 
     @torch.no_grad()
     def named_tensors(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
@@ -291,8 +285,6 @@ class MegatronEngine(EngineBase):
         if self.ranks.is_first:
             write_model(tensors, self._configs, folder, tokenizer)
 
-    # -- checkpoints
-
     def save_checkpoint(self, folder: Path) -> None:
         from areal.training.engines.megatron.checkpoint import write
 
@@ -320,8 +312,6 @@ class MegatronEngine(EngineBase):
             state |= {"steps": self.steps, "version": self.version, "random": torch.get_rng_state()}
             state["optimizers"] = len(sub_optimizers(self.optimizer))
         return state
-
-    # -- micro-batches and modes
 
     def _micro(self, batch: Mapping[str, Tensor], part: Sequence[int]) -> Batch:
         return to_device(select(batch, part), self.ranks.device)

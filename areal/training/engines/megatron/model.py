@@ -33,8 +33,6 @@ _EXPERT = re.compile(r"local_experts\.(\d+)\.")
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 _SEED = 1  # of dropout
 
-# -- process groups
-
 
 def check(model: Architecture, part: Part) -> None:
     """Raises UsageFault where ``part`` does not divide ``model`` evenly."""
@@ -113,9 +111,6 @@ def _parallel_state() -> Any:
             ) from error
     logging.getLogger("megatron").setLevel(logging.WARNING)
     return parallel_state
-
-
-# -- the decoder
 
 
 def padded_vocabulary(model: Architecture, part: Part) -> int:
@@ -224,9 +219,6 @@ def _layer(model: Architecture, number: int) -> Any:
     if model.qk_norm:
         attention.q_layernorm = attention.k_layernorm = RMSNorm
     return spec
-
-
-# -- weights
 
 
 def local_names(model: Architecture, part: Part, groups: Any) -> Callable[[str], str]:

@@ -102,9 +102,6 @@ def whole_rows(mine: Tensor, order: Tensor, group: Any, *, shared: bool) -> Tens
     return every.index_select(0, order.flatten().argsort())
 
 
-# -- outputs
-
-
 @dataclass(frozen=True)
 class Vocabulary:
     """``weight`` [n, h]: this rank's rows of the head from token ``first`` on, without padding."""

@@ -182,9 +182,6 @@ def _mlp(prefix: str, hf_prefix: str, hidden: int, width: int, layer: int, exper
     ]
 
 
-# -- a whole weight
-
-
 def join(weight: Weight, parts: Sequence[Tensor]) -> Tensor:
     """Megatron's weight from Hugging Face's ``parts``. Raises UsageFault where their shapes do not match."""
     whole, keys = torch.cat(list(parts)) if len(parts) > 1 else parts[0], weight.groups * weight.head_size
@@ -208,9 +205,6 @@ def split(weight: Weight, whole: Tensor) -> list[Tensor]:
     size = weight.head_size
     parts = torch.split(grouped, [grouped.shape[1] - 2 * size, size, size], 1)
     return [part.flatten(0, 1) for part in parts]
-
-
-# -- over tensor-parallel ranks
 
 
 def shard(weight: Weight, whole: Tensor, rank: int, size: int) -> Tensor:

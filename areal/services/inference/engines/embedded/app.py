@@ -209,8 +209,6 @@ class EngineRoutes:
         body = dataclasses.asdict(stats)
         return {"model": loaded.description, **body.pop("counters"), **body}
 
-    # -- weights
-
     async def _load_weights(self, loaded: LoadedModel, body: bodies.LoadWeights) -> Body:
         """Load weights from a folder, or those that were staged."""
         if body.staged:
@@ -335,8 +333,6 @@ def _given(value: T | None, field: str) -> T:
         raise bad_request(f"{field} is required", param=field, code="missing_field")
     return value
 
-
-# -- weight groups
 
 _TIMEOUT_S = 300.0
 _CONNECT_S = 30.0

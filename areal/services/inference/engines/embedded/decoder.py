@@ -20,8 +20,6 @@ from areal.dataclasses import dataclass
 from areal.services.inference.engines.embedded.linear import Deltas, Matrix, MatrixForms
 from areal.services.inference.engines.embedded.model_folder import ModelConfig, Rope, buffer_shapes
 
-# -- rotary position embedding
-#
 # Unit complex numbers (RoFormer, arXiv:2104.09864), with linear and Llama 3 scaling.
 
 
@@ -49,8 +47,6 @@ def rotations(rope: Rope, head_dim: int, positions: int) -> Tensor:
     angles = torch.outer(torch.arange(positions, dtype=torch.float32), inverse_frequencies(rope, head_dim))
     return torch.polar(torch.ones_like(angles), angles)
 
-
-# -- KV cache
 
 _STEP = 64  # positions
 
@@ -125,8 +121,6 @@ class KVCache:
         return torch.zeros(rows, self._heads, width, self._dim, dtype=self._dtype, device=self._device)
 
 
-# -- spans
-#
 # Attention over a rectangle of rows costs as if all of them were as long as the longest. Rows of different lengths are
 # cheaper in several rectangles, each of which costs a call; rows of equal length need no mask either. All rows of a
 # batch grow together, so a partition stays optimal while the batch is the same.
@@ -195,8 +189,6 @@ def _runs(lengths: Sequence[int], coarse: int) -> list[Span]:
         start += len(of_run)
     return runs
 
-
-# -- decoder
 
 _MATRICES = {"qkv", "output", "gate_up", "down", "head"}
 

@@ -346,8 +346,6 @@ class Engine:
             counters=Counters(**vars(self.counters)),
         )
 
-    # -- the engine's thread
-
     def _run(self) -> None:
         try:
             while not self._closing:

@@ -162,8 +162,6 @@ def _block(weight: Tensor) -> Tensor:
     return _ops._reorder_linear_weight(weight, 1)
 
 
-# -- LoRA adapters
-#
 # LoRA (arXiv:2106.09685) in PEFT's format, fused as the decoder's buffers are. A projection with an adapter computes x
 # W' + s (x A') B'. Where several projections share a buffer (q, k and v; gate and up), their A are stacked and their B
 # are blocks of a zero matrix, so that a buffer needs two products. Sequences with different adapters or none share a

@@ -162,8 +162,6 @@ def _read(path: Path) -> dict[str, Any]:
     return data if isinstance(data, dict) else {}
 
 
-# -- tensors: a folder of safetensors files, or one such file, as one set of named tensors
-
 INDEX = "model.safetensors.index.json"
 _WIDTHS = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
 
@@ -319,8 +317,6 @@ def is_finite(tensor: Tensor) -> bool:
     return bool(low.isfinite()) and bool(high.isfinite())
 
 
-# -- buffer layout
-#
 # The decoder fuses q, k and v into one matrix, gate and up into another, and stores each rotary pair (i, i + D/2) of a
 # head as neighbors (2i, 2i + 1), so that a rotation is one complex product. Scores are unchanged, since q and k are
 # permuted alike. Only this layout knows the tensor names of a checkpoint. The first load and every swap of weights

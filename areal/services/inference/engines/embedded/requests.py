@@ -30,8 +30,6 @@ from areal.services.inference.engines.embedded.sampler import stream_key
 from areal.services.inference.engines.embedded.scheduler import Finish, TokenSequence, TopLogprobs
 from areal.wire.sampling import SamplingParams, parse_sampling
 
-# -- streams
-#
 # From the engine's thread to the event loop. A step may append a token to each of many sequences every millisecond;
 # waking the loop and the clients each time would cost more than the step. So the loop is woken at once when a sequence
 # began or ended, and otherwise at most every ``FLUSH_S``, with several tokens per line; after slower steps, each time.

@@ -291,8 +291,6 @@ class DecoderRunner:
         mask = torch.zeros(hidden.shape, dtype=self._decoder.dtype, device=self.device)
         return mask.masked_fill_(hidden, float("-inf"))
 
-    # -- weights
-
     def load(self, folder: Path, progress: Progress = lambda done, total: None) -> None:
         """Load the first weights, reporting the progress in bytes."""
         self._copy(self._open(folder), progress)

@@ -25,8 +25,6 @@ from areal.services.inference.engines.embedded.grammar import keep_allowed
 from areal.services.inference.engines.embedded.scheduler import TokenSequence, TopLogprobs
 from areal.wire.sampling import SamplingParams
 
-# -- biases and penalties
-#
 # Only rows with penalties are computed. Counts are stored on the sequence (``counts``, ``seen``: [vocab] views of rows
 # of the batch's tensors), so that its next batch continues from them.
 
@@ -138,8 +136,6 @@ def _column(values: list[float], device: torch.device) -> Tensor:
     return torch.tensor(values, dtype=torch.float32, device=device).unsqueeze(1)
 
 
-# -- filters
-#
 # Top-k, top-p (arXiv:1904.09751) and min-p (arXiv:2407.01082). Each filter keeps the most likely tokens, so together
 # they keep all logits from some threshold on. It is found among a row's few largest logits if these suffice: sorting a
 # vocabulary costs more than the rest of a step.

@@ -123,8 +123,6 @@ class Worker:
         if group is not None:
             self._areal_weights.leave(group)
 
-    # -- this worker
-
     def _areal_received(self, name: str | None, layout: Any, given_up: threading.Event) -> _Received:
         new = _Received(layout)
         if self._areal_is_first:
