@@ -59,7 +59,13 @@ def test_architecture_names_classes_that_exist() -> None:
 
 
 # What runs the blocks of a page as they are.
-RUNNERS = ("tests/e2e/test_pages.py", "tests/e2e/test_quickstart.py", "tests/test_release.py", ".ci/run")
+RUNNERS = (
+    "tests/e2e/test_pages.py",
+    "tests/e2e/test_quickstart.py",
+    "tests/test_release.py",
+    "tests/examples/test_gallery.py",
+    ".ci/run",
+)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import click
 from areal.cli.objects import complete_fields, complete_kinds, json_text, names_of
 from areal.cli.options import Invocation, gather, home_path, print_options
 from areal.cli.output import Column, emit_one, emit_rows, field, refuse_existing, to_yaml, write, write_file
-from areal.errors import ArealError, UsageFault
+from areal.errors import ArealError, UsageFault, did_you_mean
 from areal.reconcilers.home_view import document_name, manifest
 from areal.resources.kinds import API_VERSION, check_name, parse_ref, resolve_kind
 
@@ -232,16 +232,27 @@ def explain(cli: Invocation, path: str) -> None:
 @click.command()
 @click.argument("kind", shell_complete=complete_kinds)
 @click.argument("name", required=False)
+@click.argument("folder", metavar="[DIR]", required=False)
 @click.option("--out", metavar="FILE", type=click.Path(dir_okay=False), help="Write to FILE, which must not exist.")
-@click.option("--force", is_flag=True, help="Replace FILE.")
+@click.option("--force", is_flag=True, help="Replace FILE, or files in DIR.")
+@click.option("--list", "listed", is_flag=True, help="List the examples.")
 @print_options
-def init(cli: Invocation, kind: str, name: str | None, out: str | None, force: bool) -> None:
+def init(cli: Invocation, kind: str, name: str | None, folder: str | None, out: str | None, **flags: bool) -> None:
     """Write a commented manifest of KIND, with a modeline that gives editors its schema. With --out, also the schema
     and the files that the example needs, beside FILE, where they are not there yet.
 
-    `areal init quickstart DIR` writes all that the quickstart needs into DIR. `areal init dashboards DIR` writes
-    dashboards for Grafana.
+    `areal init example NAME [DIR]` writes an example of training into DIR, by default NAME; `areal init example --list`
+    lists them. `areal init quickstart DIR` writes all that the quickstart needs into DIR. `areal init dashboards DIR`
+    writes dashboards for Grafana.
     """
+    force, listed = flags["force"], flags["listed"]
+    if kind != "example" and (listed or folder is not None):
+        raise UsageFault("--list and DIR are of examples", hint="areal init example NAME [DIR]")
+    if kind == "example":
+        if out is not None:
+            raise UsageFault("an example is written into a folder", hint="areal init example NAME [DIR]")
+        _list_examples(cli) if listed else _write_example(cli, name, folder, force)
+        return
     if kind in _FOLDERS:
         if name is None or out is not None:
             raise UsageFault(f"{kind} is written into a folder", hint=f"areal init {kind} DIR")
@@ -318,6 +329,52 @@ def _write_dashboards(cli: Invocation, target: Path, force: bool) -> None:
     for file, text in files.items():
         write_file(file, text)
     cli.info(f"wrote {', '.join(map(str, files))}; next: import them in Grafana")
+
+
+_EXAMPLES = (field("NAME", "name"), field("EXAMPLE", "title"))
+
+
+def _list_examples(cli: Invocation) -> None:
+    rows = [{"name": each.name, "title": _title(each)} for each in _examples().values()]
+    emit_rows(cli, rows, _EXAMPLES, name=lambda row: str(row["name"]))
+
+
+def _examples() -> dict[str, Path]:
+    """The folders of the examples, by name."""
+    return {each.name: each for each in sorted(_shipped("examples").iterdir()) if (each / "README.md").is_file()}
+
+
+def _title(example: Path) -> str:
+    return (example / "README.md").read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
+
+
+def _write_example(cli: Invocation, name: str | None, folder: str | None, force: bool) -> None:
+    """Write the example's folder. The next command is the first `areal apply` of its README."""
+    import shutil
+
+    from areal.resources.schema import ALL_KINDS, schema_files
+
+    known = _examples()
+    if name not in known:
+        what = "an example has a name" if name is None else f"there is no example {name}{did_you_mean(name, known)}"
+        raise UsageFault(f"{what}: {', '.join(known)}", hint="areal init example NAME [DIR]")
+    source, target = known[name], Path(folder or name)
+    files = [each for each in sorted(source.rglob("*")) if each.is_file() and "__pycache__" not in each.parts]
+    copies = {target / each.relative_to(source): each for each in files}
+    for file in copies:
+        refuse_existing(file, force=force)
+    try:
+        for file, original in copies.items():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(original, file)
+    except OSError as error:
+        raise ArealError(f"cannot write {target}: {error.strerror or error}") from error
+    for file in target.glob("*.yaml"):
+        write_file(file, file.read_text(encoding="utf-8").replace("../../schemas/", ""))
+    write_file(target / ALL_KINDS, schema_files()[ALL_KINDS])
+    lines = (source / "README.md").read_text(encoding="utf-8").splitlines()
+    command = next(line for line in lines if line.startswith("areal apply "))
+    cli.info(f"wrote {target}; next: {_in_folder(target)}{command}")
 
 
 _FOLDERS = {"dashboards": _write_dashboards, "quickstart": _write_quickstart}

@@ -1,0 +1,76 @@
+"""The examples of the gallery, as ``areal init example`` writes them: every manifest is planned with every profile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from areal.cli.main import run
+from tests.cli.conftest import Areal, areal, clean_environment  # noqa: F401 - fixtures
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = sorted(path for path in (ROOT / "areal" / "examples").iterdir())
+PROFILES = ("cpu", "gpu", "gpu8", "ray", "slurm")
+CASES = [
+    (example.name, manifest.name, profile)
+    for example in EXAMPLES
+    for manifest in sorted(example.glob("*.yaml"))
+    for profile in PROFILES
+]
+DIFFERENCES = 1
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with every example, where no repository is."""
+    folder = tmp_path_factory.mktemp("examples")
+    for example in EXAMPLES:
+        assert run(["init", "example", example.name, str(folder / example.name)]) == 0
+    return folder
+
+
+@pytest.mark.parametrize(("example", "manifest", "profile"), CASES)
+def test_manifest_with_each_profile_renders_validates_and_plans(
+    areal: Areal,  # noqa: F811
+    written: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    example: str,
+    manifest: str,
+    profile: str,
+) -> None:
+    monkeypatch.chdir(written / example)
+    planned = areal("diff", "-f", manifest, "--values", f"profiles/{profile}.yaml", "--assume-capacity")
+    assert planned.code == DIFFERENCES, planned.err
+    assert "start TrainJob/" in planned.out and "${{" not in planned.out
+
+
+def test_list_of_examples_names_each_with_its_title(areal: Areal) -> None:  # noqa: F811
+    listed = areal("init", "example", "--list", "-o", "json").items
+    assert {each["name"] for each in listed} == {example.name for example in EXAMPLES}
+    assert all(each["title"] for each in listed)
+
+
+def test_init_of_an_example_names_the_command_that_starts_it(
+    areal: Areal,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    wrote = areal("init", "example", "gsm8k", "my folder")
+    assert wrote.err == "wrote my folder; next: cd 'my folder' && areal apply -f grpo.yaml --values profiles/cpu.yaml\n"
+    assert "$schema=areal.schema.json" in (tmp_path / "my folder" / "grpo.yaml").read_text()
+
+
+def test_example_of_another_name_is_refused_with_the_nearest(areal: Areal, tmp_path: Path) -> None:  # noqa: F811
+    refused = areal("init", "example", "gsm8", str(tmp_path / "here"))
+    assert refused.code == 2 and 'did you mean "gsm8k"?' in refused.err
+    assert not (tmp_path / "here").exists()
+
+
+def test_example_over_a_file_of_the_user_is_refused_and_changes_nothing(areal: Areal, tmp_path: Path) -> None:  # noqa: F811
+    mine = tmp_path / "reward.py"
+    mine.write_text("mine = True\n")
+    refused = areal("init", "example", "gsm8k", str(tmp_path))
+    assert refused.code == 5 and str(mine) in refused.err
+    assert [each.name for each in tmp_path.iterdir()] == ["reward.py"] and mine.read_text() == "mine = True\n"
