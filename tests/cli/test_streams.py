@@ -59,7 +59,15 @@ def test_reader_of_a_command_that_reads_leaves_and_the_status_says_so(
 
 
 @pytest.mark.parametrize(
-    "streams", ["2>&1 | head -1", "2>&1 | true", ">&- 2>&-", "> /dev/full 2>&1", "2>/dev/full", "<&- >&- 2>&-"]
+    "streams",
+    [
+        "2>&1 | head -1",
+        "> /dev/full 2>&1",
+        *(
+            pytest.param(each, marks=pytest.mark.extended)
+            for each in ("2>&1 | true", ">&- 2>&-", "2>/dev/full", "<&- >&- 2>&-")
+        ),
+    ],
 )
 def test_command_that_changes_something_outlives_the_reader_of_its_progress(
     box: Box,  # noqa: F811

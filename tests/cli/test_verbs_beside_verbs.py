@@ -128,6 +128,7 @@ def steps() -> st.SearchStrategy[Step]:
     return st.one_of(plain, applied, back)
 
 
+@pytest.mark.extended
 @settings(max_examples=60, deadline=None, phases=set(Phase) - {Phase.explain})
 @given(first=manifests(), sequence=st.lists(steps(), min_size=1, max_size=7))
 def test_what_a_verb_did_not_name_stays(first: Fields, sequence: list[Step]) -> None:

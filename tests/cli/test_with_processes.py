@@ -8,14 +8,18 @@ import re
 import signal
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from areal.client import InferenceClient
+from areal.client.prometheus import parse
 from tests.cli.conftest import Typist
+from tests.cli.test_light import HEAVY, SHOW, modules
 from tests.e2e.conftest import MODEL, Box, box, served  # noqa: F401 - fixtures
-from tests.services.processes import wait_until
+from tests.services.processes import call, wait_until
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -149,6 +153,7 @@ def test_chat_prompt_keeps_saves_and_loads_a_conversation(served: Box, tmp_path:
     assert saved["settings"] == {"temperature": 0.0, "model": "reverse"}
 
 
+@pytest.mark.extended
 def test_verbs_through_a_gateway_need_no_state(served: Box, tmp_path: Path) -> None:  # noqa: F811
     elsewhere = [*remote(served), "--home", str(tmp_path / "none")]
     assert [item["metadata"]["name"] for item in document(served, "get", "models", *elsewhere)["items"]] == ["reverse"]
@@ -265,3 +270,43 @@ def test_kill_of_the_quickstart_reaches_the_models_engines_alone(served: Box) ->
     (killed,) = [uid for uid, pid in before.items() if after.get(uid) != pid]
     assert "engine" in killed
     served.ok("delete", "model/other", "--yes")
+
+
+def test_get_of_live_processes_stays_light(served: Box) -> None:  # noqa: F811
+    for words in (("get",), ("get", "models"), ("get", "processes"), ("inf", "ps"), ("inf", "models")):
+        done = subprocess.run(
+            [sys.executable, "-c", SHOW, *words],
+            env={**os.environ, "AREAL_HOME": str(served.home)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        code, names = modules(done.stderr)
+        assert code == 0 and sorted(name for name in HEAVY if name in names) == []
+
+
+def requests_answered(box: Box, name: str, url: str) -> Counter[str]:  # noqa: F811
+    """Requests by route; the data proxy's commits too."""
+    answer = call(int(url.rpartition(":")[2]), "GET", "/metrics", key=box.key)
+    page = parse(answer.body.decode())
+    found = Counter({dict(k)["route"]: int(v) for k, v in page.samples.get("areal_http_requests_total", {}).items()})
+    if name.startswith("data-proxy"):
+        found["commits"] = int(page.total("areal_commit_seconds_count") or 0)
+    return found
+
+
+def test_recorded_turn_is_one_call_of_each_hop_and_one_commit(served: Box) -> None:  # noqa: F811
+    turns = 10
+    processes = {name: str(row["url"]) for name, row in served.processes().items()}
+    with InferenceClient(served.url, served.key, model="reverse") as inference:
+        session = inference.start_session("count")
+        session.chat([{"role": "user", "content": "1234"}])
+        before = {name: requests_answered(served, name, url) for name, url in processes.items()}
+        for number in range(turns):
+            session.chat([{"role": "user", "content": f"{number}234"}])
+        after = {name: requests_answered(served, name, url) for name, url in processes.items()}
+    grown = {name: after[name] - before[name] for name in after}
+    chats = Counter({"/v1/chat/completions": turns})
+    proxied = chats + Counter({"commits": turns})
+    engine = Counter({"/generate": turns})
+    assert grown == {"gateway/0": chats, "router/0": Counter(), "data-proxy/0": proxied, "engine/0": engine}

@@ -14,11 +14,8 @@ from typing import Any
 
 import pytest
 
-from areal.client import InferenceClient
-from areal.client.prometheus import parse
 from tests.cli.conftest import Spawner
 from tests.e2e.conftest import Box, served  # noqa: F401 - fixtures
-from tests.services.processes import call
 
 OBJECTS = 25
 
@@ -176,30 +173,3 @@ def test_apply_without_changes_asks_each_process_once(served: Box, spawn: Spawne
     asked = {ports[port]: count for port, count in did.connected.items() if port in ports}
     assert asked == {"router/0": 2, "gateway/0": 1, "data-proxy/0": 1, "engine/0": 1}  # the router: its table, too
     assert set(did.connected) <= set(ports)
-
-
-def requests_answered(box: Box, name: str, url: str) -> Counter[str]:
-    """Requests by route; the data proxy's commits too."""
-    answer = call(int(url.rpartition(":")[2]), "GET", "/metrics", key=box.key)
-    page = parse(answer.body.decode())
-    found = Counter({dict(k)["route"]: int(v) for k, v in page.samples.get("areal_http_requests_total", {}).items()})
-    if name.startswith("data-proxy"):
-        found["commits"] = int(page.total("areal_commit_seconds_count") or 0)
-    return found
-
-
-def test_recorded_turn_is_one_call_of_each_hop_and_one_commit(served: Box) -> None:  # noqa: F811
-    turns = 10
-    processes = {name: str(row["url"]) for name, row in served.processes().items()}
-    with InferenceClient(served.url, served.key, model="reverse") as inference:
-        session = inference.start_session("count")
-        session.chat([{"role": "user", "content": "1234"}])
-        before = {name: requests_answered(served, name, url) for name, url in processes.items()}
-        for number in range(turns):
-            session.chat([{"role": "user", "content": f"{number}234"}])
-        after = {name: requests_answered(served, name, url) for name, url in processes.items()}
-    grown = {name: after[name] - before[name] for name in after}
-    chats = Counter({"/v1/chat/completions": turns})
-    proxied = chats + Counter({"commits": turns})
-    engine = Counter({"/generate": turns})
-    assert grown == {"gateway/0": chats, "router/0": Counter(), "data-proxy/0": proxied, "engine/0": engine}

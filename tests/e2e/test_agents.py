@@ -126,6 +126,7 @@ def test_session_settings_change_while_the_processes_run(agents: Agents) -> None
     assert {**agents.box.pids(), "data-proxy/0": 0} == {**before, "data-proxy/0": 0}
 
 
+@pytest.mark.extended
 def test_killed_worker_fails_the_running_turn_and_the_session_goes_on(agents: Agents) -> None:
     agents.say("a", "killed")
     before = agents.box.pids()

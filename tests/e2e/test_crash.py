@@ -155,6 +155,7 @@ def test_limits_that_a_killed_command_did_not_set_are_not_ready(crashing: Box, n
 
 MANY = 40  # enough to be written together, and made durable by a sync of the file system
 RECORDING = [f"{point}:{at}" for point in ("write-synced", "write-after") for at in range(1, 7)]
+USUAL, EXTENDED = "write-after:4", ("write-synced:1", "write-synced:4", "write-after:1")
 
 
 def many(box: Box) -> str:
@@ -165,7 +166,12 @@ def many(box: Box) -> str:
 
 
 @pytest.mark.parametrize(
-    "at", [pytest.param(each, marks=() if each[-1] in "14" else pytest.mark.crash) for each in RECORDING]
+    "at",
+    [
+        USUAL,
+        *(pytest.param(each, marks=pytest.mark.extended) for each in EXTENDED),
+        *(pytest.param(each, marks=pytest.mark.crash) for each in RECORDING if each not in (USUAL, *EXTENDED)),
+    ],
 )
 def test_kill_while_many_objects_are_recorded_loses_none_that_the_next_apply_wants(box: Box, at: str) -> None:
     killed = box.areal("apply", "-f", many(box), env={"AREAL_CRASH_AT": at})
@@ -177,7 +183,9 @@ def test_kill_while_many_objects_are_recorded_loses_none_that_the_next_apply_wan
     assert len(json.loads(box.ok("get", "models", "-o", "json").out)["items"]) == MANY
 
 
-@pytest.mark.parametrize("at", ["write-after:8", "journal-append-after:4"])  # a few writes, and not one an object
+@pytest.mark.parametrize(
+    "at", ["write-after:8", pytest.param("journal-append-after:4", marks=pytest.mark.extended)]
+)  # a few writes, and not one an object
 def test_apply_of_many_objects_writes_them_together(box: Box, at: str) -> None:
     done = box.areal("apply", "-f", many(box), env={"AREAL_CRASH_AT": at})
     assert done.code == 0, done.text

@@ -48,7 +48,7 @@ def test_component_that_is_killed_once_starts_again_at_once_and_the_events_tell(
     [
         "engine",
         pytest.param("router", marks=pytest.mark.slow),
-        "gateway",
+        pytest.param("gateway", marks=pytest.mark.extended),
         pytest.param("data-proxy", marks=pytest.mark.slow),
     ],
 )

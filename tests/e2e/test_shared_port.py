@@ -9,7 +9,7 @@ import pytest
 
 from tests.e2e.conftest import Box
 
-pytestmark = pytest.mark.timeout(200)
+pytestmark = [pytest.mark.extended, pytest.mark.timeout(200)]
 
 
 def test_listener_behind_the_gateways_port_is_found_by_get_doctor_and_diff(served: Box) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from areal.cli.main import run
-from tests.cli.test_light import HEAVY, SHOW, modules
 from tests.e2e.conftest import Box
 from tests.services.processes import halted
 
@@ -113,22 +112,6 @@ def test_model_that_is_not_routed_is_nowhere_ready(served: Box, areal: Areal) ->
     assert drift[0] == 1 and "route-missing" in drift[1]
     assert areal("reconcile", "--timeout", "60s")[0] == 0
     at_rest(areal)
-
-
-def test_get_of_live_processes_stays_light(served: Box) -> None:
-    import subprocess
-    import sys
-
-    for words in (("get",), ("get", "models"), ("get", "processes"), ("inf", "ps"), ("inf", "models")):
-        done = subprocess.run(
-            [sys.executable, "-c", SHOW, *words],
-            env={**os.environ, "AREAL_HOME": str(served.home)},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        code, names = modules(done.stderr)
-        assert code == 0 and sorted(name for name in HEAVY if name in names) == []
 
 
 @pytest.mark.extended

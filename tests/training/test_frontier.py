@@ -183,7 +183,7 @@ def test_digest_of_many_rows_reads_some_and_the_last() -> None:
             self.read.append(place)
             return self.last if place == self.size - 1 else place
 
-    for count in (1, 2, 100_000, 100_001, 250_000):
+    for count in (1, 2, 100_000, 100_001):
         rows = Rows(count, 7)
         assert rows_digest(rows) != rows_digest(Rows(count, 8))
         assert rows.read[0] == 0 and rows.read[-1] == count - 1 and len(set(rows.read)) == len(rows.read)

@@ -163,6 +163,7 @@ def test_deterministic_algorithms_are_torchs(monkeypatch: pytest.MonkeyPatch) ->
         torch.use_deterministic_algorithms(False)
 
 
+@pytest.mark.extended
 def test_settings_of_megatron_are_followed(models: dict[str, Path]) -> None:
     from transformers import AutoConfig
 

@@ -141,6 +141,7 @@ def test_users_trajectories_are_acknowledged_once_their_step_is_done(tmp_path: P
         assert client.lend() == []
 
 
+@pytest.mark.extended
 def test_epochs_that_train_is_told_are_those_of_the_schedule(tmp_path: Path, service: Service) -> None:
     config = _config(
         tmp_path,
@@ -271,6 +272,7 @@ class Greedy(RolloutWorkflow):
         return response_rows([RewardedResponse(await engine.agenerate(request), 1.0)])
 
 
+@pytest.mark.extended
 def test_greedy_answers_are_not_trained_on(tmp_path: Path, service: Service) -> None:
     with (
         PPOTrainer(_config(tmp_path, service, 1), prompts(20)) as trainer,
@@ -286,6 +288,7 @@ def test_temperature_that_is_not_that_of_the_samples_is_refused() -> None:
     GRPOConfig(actor=PPOActorConfig(temperature=0.6), gconfig=ANSWERS.new(temperature=0.6))
 
 
+@pytest.mark.extended
 def test_default_penalty_without_a_reference_is_none_and_is_said(
     tmp_path: Path, service: Service, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -314,6 +317,7 @@ def test_critic_and_reference_take_part(tmp_path: Path, service: Service) -> Non
     assert min(losses[3:]) < losses[0]
 
 
+@pytest.mark.extended
 def test_reference_is_logged_without_a_penalty_and_every_epoch_updates(tmp_path: Path, service: Service) -> None:
     more = {"ppo_epochs": 3, "ppo_n_minibatches": 2, "kl_target": 1e-3, "kl_loss_coef": 0.1, "kl_horizon": 100}
     config = _config(tmp_path, service, 2, staleness=0, actor=more, ref=PPOActorConfig(**engine()))
@@ -328,6 +332,7 @@ def test_reference_is_logged_without_a_penalty_and_every_epoch_updates(tmp_path:
     assert state["kl_factor"] != 1.0
 
 
+@pytest.mark.extended
 def test_kl_target_moves_the_penalty_in_the_rewards(
     tmp_path: Path, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -359,6 +364,7 @@ def right_or_nothing(given: AdvantageInputs) -> Tensor:
     return given.rewards[:, None].expand(given.loss_mask.shape)
 
 
+@pytest.mark.extended
 def test_loss_and_advantages_of_ones_own_train_by_name_or_as_functions(tmp_path: Path, service: Service) -> None:
     named = {"loss_fn": f"{__name__}:likelihood_of_right_answers", "advantage_fn": f"{__name__}:right_or_nothing"}
     config = _config(tmp_path / "named", service, 2, actor=named | {"reward_norm": None})
@@ -381,6 +387,7 @@ def test_loss_and_advantages_of_ones_own_train_by_name_or_as_functions(tmp_path:
         assert all(line["trained_share"] == 1 for line in lines)
 
 
+@pytest.mark.extended
 def test_entropy_is_of_all_tokens_and_of_those_with_a_gradient(tmp_path: Path, service: Service) -> None:
     """Rows without a gradient count with minus the log-probabilities of what was sampled, which is as much in the mean:
     no forward pass is made for them."""
@@ -408,6 +415,7 @@ def test_entropy_is_of_all_tokens_and_of_those_with_a_gradient(tmp_path: Path, s
             assert metrics["trained_entropy"] != pytest.approx(entropy, rel=1e-4)
 
 
+@pytest.mark.extended
 def test_several_rewards_are_weighted_and_each_is_in_the_metrics(tmp_path: Path, service: Service) -> None:
     rewards = ["tests.training.trainers.rewards:reversed_digits", "tests.training.trainers.rewards:ended"]
     kwargs = WORKFLOW["workflow_kwargs"] | {"reward_fn": rewards, "reward_weights": [1.0, 0.25]}
@@ -419,6 +427,7 @@ def test_several_rewards_are_weighted_and_each_is_in_the_metrics(tmp_path: Path,
     assert line["reward/mean"] != line["rollout/reward/reversed_digits"]
 
 
+@pytest.mark.extended
 def test_ids_of_the_hub_are_trained_as_folders_are(
     tmp_path: Path, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -459,6 +468,7 @@ class OddAnswersFail(RLVRWorkflow):
         return await super().arun_episode(engine, data)
 
 
+@pytest.mark.extended
 def test_evaluation_counts_what_failed(tmp_path: Path, service: Service) -> None:
     config = _config(tmp_path, service, 1)
     config.evaluator = EvaluatorConfig(freq_steps=1)

@@ -131,7 +131,7 @@ def test_reward_model_tells_the_better_answer_apart(tmp_path: Path) -> None:
     assert lines[-1]["eval/accuracy"] > 0.75  # by chance 0.5, of 128 pairs
 
 
-@pytest.mark.parametrize("kind", ["sigmoid", "ipo"])
+@pytest.mark.parametrize("kind", ["sigmoid", pytest.param("ipo", marks=pytest.mark.extended)])
 def test_dpo_widens_the_margin_of_the_chosen_one(tmp_path: Path, kind: Literal["sigmoid", "ipo"]) -> None:
     actor = DPOEngineConfig(**engine(optimizer=optimizer(5e-4)), loss_type=kind)
     config = DPOConfig(**_common(tmp_path, 20), actor=actor)

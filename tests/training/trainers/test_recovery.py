@@ -99,7 +99,14 @@ def test_full_disk_costs_a_saved_model_and_not_the_run_but_at_its_end(tmp_path: 
         again.train()
 
 
-@pytest.mark.parametrize("torn", ["actor/__0_0.distcp", "actor/.metadata", "state.json"])
+@pytest.mark.parametrize(
+    "torn",
+    [
+        "actor/__0_0.distcp",
+        pytest.param("actor/.metadata", marks=pytest.mark.extended),
+        pytest.param("state.json", marks=pytest.mark.extended),
+    ],
+)
 def test_torn_checkpoint_is_set_aside_and_the_one_before_it_resumed(tmp_path: Path, torn: str, caplog) -> None:
     with _trainer(tmp_path, 4) as first:
         first.train()
@@ -114,7 +121,7 @@ def test_torn_checkpoint_is_set_aside_and_the_one_before_it_resumed(tmp_path: Pa
     assert sorted(path.name for path in second.checkpoints.root.iterdir()) == ["step_2", "step_4", "step_4.torn"]
 
 
-@pytest.mark.parametrize("damaged", ["__0_0.distcp", ".metadata"])
+@pytest.mark.parametrize("damaged", ["__0_0.distcp", pytest.param(".metadata", marks=pytest.mark.extended)])
 def test_checkpoint_of_the_right_length_that_cannot_be_read_is_passed_over(
     tmp_path: Path, damaged: str, caplog
 ) -> None:
@@ -131,6 +138,7 @@ def test_checkpoint_of_the_right_length_that_cannot_be_read_is_passed_over(
     assert sorted(path.name for path in second.checkpoints.root.iterdir()) == ["step_2", "step_4", "step_4.torn"]
 
 
+@pytest.mark.extended
 def test_two_runs_of_the_same_names_at_once_are_refused(tmp_path: Path) -> None:
     with _trainer(tmp_path, 2) as first:
         second = (

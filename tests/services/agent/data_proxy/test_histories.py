@@ -106,7 +106,7 @@ def check_histories(client: Client, turns: list[dict[str, Any]]) -> None:
     assert client.pair.show(client.session)["history"] == history
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.extended) for seed in (1, 2))])
 def test_no_history_loses_or_doubles_a_turn(own: Pair, seed: int) -> None:
     dice, heard = random.Random(seed), threading.Semaphore(0)
     clients = [

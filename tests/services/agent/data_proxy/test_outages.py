@@ -6,6 +6,8 @@ import resource
 import sqlite3
 from typing import Any
 
+import pytest
+
 from areal.http.headers import JOURNAL
 from areal.services.journal.keys import key_digest
 from tests.services.agent.data_proxy.pair import Pair, start_proxy, start_worker
@@ -67,6 +69,7 @@ def test_killed_data_proxy_finds_its_sessions_again(own: Pair) -> None:
     assert again.result()[-1]["summary"] == "wait 0"
 
 
+@pytest.mark.extended
 def test_sessions_of_a_data_proxy_that_stays_away_are_adopted(own: Pair) -> None:
     session = own.start("mine")
     own.say(session, "a")
@@ -80,6 +83,7 @@ def test_sessions_of_a_data_proxy_that_stays_away_are_adopted(own: Pair) -> None
     wait_until(lambda: tag not in ready(heir.proxy)["journals"])  # it is empty
 
 
+@pytest.mark.extended
 def test_drained_data_proxy_hands_its_sessions_over_when_their_turns_have_ended(own: Pair) -> None:
     idle, busy = own.start("idle"), own.start("busy")
     own.say(idle, "a")
