@@ -6,15 +6,21 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import math
+import signal
 import sys
 import sysconfig
+import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from areal.errors import ArealError, NotFound, UsageFault, did_you_mean
+from areal.errors import ArealError, NotFound, UsageFault, did_you_mean, where_raised
 
+_IMPORT_S = 120.0
 _UNNAMED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
 
 
@@ -28,20 +34,50 @@ def add_import_folder(folder: Path) -> None:
     sys.path.insert(max(ends, default=-1) + 1, str(folder))
 
 
+class _Interrupted(BaseException):
+    """Not an Exception, which a module that is imported may catch."""
+
+
+@contextmanager
+def _deadline(seconds: float) -> Iterator[None]:
+    """Raise _Interrupted in the block after ``seconds``. Only the main thread can be interrupted: no deadline holds on
+    another one."""
+    if threading.current_thread() is not threading.main_thread() or seconds == math.inf:
+        yield
+        return
+
+    def interrupt(signum: int, frame: object) -> None:
+        raise _Interrupted
+
+    began = time.monotonic()
+    handler = signal.signal(signal.SIGALRM, interrupt)
+    left, interval = signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handler)
+        if left:
+            signal.setitimer(signal.ITIMER_REAL, max(left - (time.monotonic() - began), 1e-6), interval)
+
+
 def load_attr(
     path: str,
     kind: str = "object",
     *,
     missing: type[ArealError] = UsageFault,
     broken: type[ArealError] = UsageFault,
+    within_s: float = _IMPORT_S,
 ) -> Any:
     """``kind`` is what errors call it. Raises UsageFault for what is not a name, ``missing`` for a module, file or
-    attribute that does not exist, ``broken`` for an exception of the module's own."""
+    attribute that does not exist, ``broken`` for an exception of the module's own, or an import that takes longer than
+    ``within_s`` on the main thread."""
     place, _, attribute = path.rpartition(":" if ":" in path or path.endswith(".py") else ".")
     if not place or not attribute:
         raise UsageFault(f"{kind} {path!r}: write module:attr", hint="module:attr or path/to/file.py:attr")
     try:
-        found: Any = _module_of_file(place) if place.endswith(".py") else importlib.import_module(place)
+        with _deadline(within_s):
+            found: Any = _module_of_file(place) if place.endswith(".py") else importlib.import_module(place)
     except FileNotFoundError as error:
         raise missing(f"{kind} {path!r}: there is no file {error}") from error
     except ModuleNotFoundError as error:
@@ -50,6 +86,8 @@ def load_attr(
         raise missing(f"{kind} {path!r}: {why}", hint="is its folder on PYTHONPATH?") from error
     except ArealError:
         raise
+    except _Interrupted as error:
+        raise broken(f"{kind} {path!r}: its import did not end within {within_s:g} s{where_raised(error)}") from error
     except Exception as error:  # the boundary to user code: whatever its import raises is its failure
         last = traceback.extract_tb(error.__traceback__)[-1]
         raise broken(
@@ -64,9 +102,11 @@ def load_attr(
     return found
 
 
-def load_function(path: str, kind: str, **errors: type[ArealError]) -> Any:
+def load_function(
+    path: str, kind: str, *, missing: type[ArealError] = UsageFault, broken: type[ArealError] = UsageFault
+) -> Any:
     """Load a function; see ``load_attr``. Raises UsageFault also for an object that cannot be called."""
-    found = load_attr(path, kind, **errors)
+    found = load_attr(path, kind, missing=missing, broken=broken)
     if not callable(found):
         raise UsageFault(f"{kind}: {path} is {type(found).__name__}, and cannot be called")
     return found

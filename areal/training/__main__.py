@@ -14,6 +14,7 @@ import ast
 import atexit
 import inspect
 import logging
+import math
 import os
 import runpy
 import signal
@@ -113,7 +114,7 @@ def load_driver(path: str) -> Callable[[Sequence[str]], object]:
     file, _, name = path.partition(":")
     if file.endswith(".py"):
         return _load_script(Path(file).expanduser().absolute(), name)
-    return _checked(load_attr(path, "driver"), path)
+    return _checked(load_attr(path, "driver", within_s=math.inf), path)
 
 
 def _load_script(file: Path, name: str) -> Callable[[Sequence[str]], object]:
@@ -129,7 +130,7 @@ def _load_script(file: Path, name: str) -> Callable[[Sequence[str]], object]:
 
         return script
     name = name or "main"
-    return _checked(load_attr(f"{file.stem}:{name}", "driver"), f"{file}:{name}")
+    return _checked(load_attr(f"{file.stem}:{name}", "driver", within_s=math.inf), f"{file}:{name}")
 
 
 def _is_executable(file: Path) -> bool:

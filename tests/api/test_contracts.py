@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 
@@ -87,3 +88,21 @@ def test_name_that_leads_nowhere_says_where_it_ends(
 
 def test_nested_attribute() -> None:
     assert load_attr("areal.api.io_struct:StepInfo.next") is StepInfo.next
+
+
+def test_import_that_hangs_is_an_error_with_its_line_and_an_earlier_alarm_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "reward_that_hangs.py"
+    file.write_text("import threading\ntry:\n    threading.Event().wait()\nexcept Exception:\n    pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    handler, (left, _) = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)
+
+    with pytest.raises(UsageFault) as caught:
+        load_attr("reward_that_hangs:score", "reward", within_s=0.1)
+
+    place = f"{file}:3, in <module>"
+    assert str(caught.value) == f"reward 'reward_that_hangs:score': its import did not end within 0.1 s ({place})"
+    assert "reward_that_hangs" not in sys.modules
+    assert signal.getsignal(signal.SIGALRM) is handler
+    assert bool(left) == bool(signal.getitimer(signal.ITIMER_REAL)[0])

@@ -32,6 +32,33 @@ def remote(box: Box) -> list[str]:  # noqa: F811
     return ["--gateway", box.url, "--api-key-file", str(box.home / "credentials" / "default")]
 
 
+def requests_answered(box: Box, name: str, url: str) -> Counter[str]:  # noqa: F811
+    """Requests by route; the data proxy's commits too."""
+    answer = call(int(url.rpartition(":")[2]), "GET", "/metrics", key=box.key)
+    page = parse(answer.body.decode())
+    found = Counter({dict(k)["route"]: int(v) for k, v in page.samples.get("areal_http_requests_total", {}).items()})
+    if name.startswith("data-proxy"):
+        found["commits"] = int(page.total("areal_commit_seconds_count") or 0)
+    return found
+
+
+def test_recorded_turn_is_one_call_of_each_hop_and_one_commit(served: Box) -> None:  # noqa: F811
+    turns = 10
+    processes = {name: str(row["url"]) for name, row in served.processes().items()}
+    with InferenceClient(served.url, served.key, model="reverse") as inference:
+        session = inference.start_session("count")
+        session.chat([{"role": "user", "content": "1234"}])
+        before = {name: requests_answered(served, name, url) for name, url in processes.items()}
+        for number in range(turns):
+            session.chat([{"role": "user", "content": f"{number}234"}])
+        after = {name: requests_answered(served, name, url) for name, url in processes.items()}
+    grown = {name: after[name] - before[name] for name in after}
+    chats = Counter({"/v1/chat/completions": turns})
+    proxied = chats + Counter({"commits": turns})
+    engine = Counter({"/generate": turns})
+    assert grown == {"gateway/0": chats, "router/0": Counter(), "data-proxy/0": proxied, "engine/0": engine}
+
+
 def test_get_shows_ready_objects_and_their_processes(served: Box) -> None:  # noqa: F811
     items = {item["kind"]: item for item in document(served, "get")["items"]}
     assert items["InferenceService"]["status"]["address"] == served.url
@@ -283,30 +310,3 @@ def test_get_of_live_processes_stays_light(served: Box) -> None:  # noqa: F811
         )
         code, names = modules(done.stderr)
         assert code == 0 and sorted(name for name in HEAVY if name in names) == []
-
-
-def requests_answered(box: Box, name: str, url: str) -> Counter[str]:  # noqa: F811
-    """Requests by route; the data proxy's commits too."""
-    answer = call(int(url.rpartition(":")[2]), "GET", "/metrics", key=box.key)
-    page = parse(answer.body.decode())
-    found = Counter({dict(k)["route"]: int(v) for k, v in page.samples.get("areal_http_requests_total", {}).items()})
-    if name.startswith("data-proxy"):
-        found["commits"] = int(page.total("areal_commit_seconds_count") or 0)
-    return found
-
-
-def test_recorded_turn_is_one_call_of_each_hop_and_one_commit(served: Box) -> None:  # noqa: F811
-    turns = 10
-    processes = {name: str(row["url"]) for name, row in served.processes().items()}
-    with InferenceClient(served.url, served.key, model="reverse") as inference:
-        session = inference.start_session("count")
-        session.chat([{"role": "user", "content": "1234"}])
-        before = {name: requests_answered(served, name, url) for name, url in processes.items()}
-        for number in range(turns):
-            session.chat([{"role": "user", "content": f"{number}234"}])
-        after = {name: requests_answered(served, name, url) for name, url in processes.items()}
-    grown = {name: after[name] - before[name] for name in after}
-    chats = Counter({"/v1/chat/completions": turns})
-    proxied = chats + Counter({"commits": turns})
-    engine = Counter({"/generate": turns})
-    assert grown == {"gateway/0": chats, "router/0": Counter(), "data-proxy/0": proxied, "engine/0": engine}
