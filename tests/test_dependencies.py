@@ -22,6 +22,9 @@ MODULES = {
     "megatron-core": "megatron",
     "nvidia-ml-py": "pynvml",
     "openai-agents": "agents",
+    "opentelemetry-sdk": "opentelemetry.sdk",
+    "opentelemetry-exporter-otlp-proto-http": "opentelemetry.exporter.otlp.proto.http",
+    "opentelemetry-instrumentation-httpx": "opentelemetry.instrumentation",
 }
 AS_PROGRAMS = ("vllm", "sglang", "mkdocs-material")  # started, or imported by themselves
 

@@ -20,6 +20,7 @@ import httptools
 import orjson
 
 from areal.dataclasses import dataclass
+from areal.http import tracing
 from areal.http.headers import Headers, add_field
 
 
@@ -458,6 +459,8 @@ class HttpClient:
             address = self._addresses[base] = parse_address(base)
         if "\r" in path or "\n" in path or " " in path:
             raise ValueError("a path has a space or a line break")
+        if (trace := tracing.header_lines()) and b"traceparent:" not in lines.lower():
+            lines += trace
         head = f"{verb}{address.prefix}{path} HTTP/1.1\r\nHost: {address.authority}\r\n"
         return PendingCall(self, address, b"%b%bContent-Length: %d\r\n\r\n%b" % (head.encode(), lines, len(body), body))
 

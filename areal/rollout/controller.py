@@ -24,6 +24,7 @@ from areal.client.errors import CallerError, ClientError, DeadlineExceeded
 from areal.client.inference import AsyncInferenceClient
 from areal.client.loop_thread import LoopThread
 from areal.errors import NotFound, TimedOut, UsageFault
+from areal.http import tracing
 from areal.loading import load_attr
 from areal.proxies import loopback_without_proxy
 from areal.reward.pool import close_pools_of_this_loop, open_pool_of_this_loop
@@ -198,6 +199,7 @@ class RolloutController:
         if self._thread is not None:
             return
         service = self.service()
+        tracing.start("trainer", own_code=True)
         self._thread = LoopThread("areal-rollouts")
         try:
             self._thread.run(self._open(service))

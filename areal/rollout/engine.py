@@ -23,6 +23,7 @@ from areal.api.io_struct import ModelRequest, ModelResponse
 from areal.client.errors import CallerError, ServiceError
 from areal.client.inference import AsyncGroup, AsyncInferenceClient
 from areal.dataclasses import dataclass, field, replace
+from areal.http import tracing
 from areal.wire.sampling import derived_seed
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ class PromptBatcher:
         ``default_seed``. Raises ClientError."""
         options = {**fields, "n": n, "max_tokens": max_tokens}
         pending = _PendingPrompt(prompt, default_seed)
-        if not (self._replicas and is_short(len(prompt), max_tokens)):
+        if not (self._replicas and is_short(len(prompt), max_tokens)) or tracing.header_lines():  # one call, one trace
             return await self._complete_one(pending, options)
         key = orjson.dumps(options, option=orjson.OPT_SORT_KEYS)
         if (others := self._waiting.get(key)) is not None:

@@ -17,6 +17,7 @@ from areal.api.workflow_context import EpisodeContext, episode
 from areal.client.errors import Blame
 from areal.dataclasses import dataclass, field
 from areal.errors import TimedOut
+from areal.http import tracing
 from areal.rollout.engine import EpisodeEngine, HeadVersion
 from areal.rollout.failures import Failure, RolloutFailed, RolloutsFailed, blame_of, error_line
 from areal.rollout.staleness import EpisodeSpec, Rollout, StalenessManager, is_stale
@@ -54,6 +55,14 @@ class EpisodeRunner:
         return head.version if head is not None else None
 
     async def run(self, item: EpisodeSpec) -> Outcome:
+        about = {"areal.task_id": item.task_id, "areal.is_eval": item.is_eval}
+        with tracing.span("rollout", about, root=True) as span:
+            outcome = await self._run(item)
+            if tracing.is_on():
+                span.set(_described(outcome))
+        return outcome
+
+    async def _run(self, item: EpisodeSpec) -> Outcome:
         started, attempt = time.monotonic(), 0
         try:
             while True:
@@ -67,7 +76,8 @@ class EpisodeRunner:
                     if trajectory is None:
                         return None
                     head, tail = versions_of(trajectory, version)
-                    return Rollout(item, trajectory, head, tail, attempt, time.monotonic() - started)
+                    seconds = time.monotonic() - started
+                    return Rollout(item, trajectory, head, tail, attempt, seconds, tracing.here())
                 except Exception as error:  # noqa: BLE001 - the boundary to user code: its failure is data
                     blame = blame_of(error)
                     self.attempted(error)
@@ -91,6 +101,28 @@ class EpisodeRunner:
         if self.check:
             check_rows(trajectory)
         return trajectory if item.accept is None or item.accept(trajectory) else None
+
+
+def _described(outcome: Outcome) -> tracing.Attributes:
+    """The attributes of an episode's span; the reward is the mean of its samples, each the sum of its turns."""
+    if outcome is None:
+        return {"areal.outcome": "rejected"}
+    if isinstance(outcome, Failure):
+        return {
+            "areal.outcome": "failed",
+            "areal.attempts": outcome.attempts,
+            "error.type": type(outcome.error).__name__,
+        }
+    given = outcome.trajectory.get("original_rewards", outcome.trajectory.get("rewards", ()))
+    rewards = np.asarray(given, dtype=np.float64)
+    samples = len(np.unique(outcome.trajectory.get("sample_ids", np.arange(len(rewards)))))
+    return {
+        "areal.outcome": "accepted",
+        "areal.attempts": outcome.attempts,
+        "areal.reward": float(rewards.sum()) / samples if samples else None,
+        "areal.weight_version": outcome.tail_version,
+        "areal.weight_version.oldest": outcome.head_version,
+    }
 
 
 def versions_of(trajectory: Any, default: int) -> tuple[int, int]:

@@ -21,6 +21,7 @@ from areal.conversation import Branch, Chat, Conversation, normalise
 from areal.dataclasses import dataclass, field
 from areal.dataset.tokenizers import chat_of, load_hf_tokenizer, prompt_tokens, template_variables, texts
 from areal.errors import ArealError, UsageFault
+from areal.http import tracing
 from areal.loading import load_attr
 from areal.reward.functions import Parameters
 from areal.rollout.tensors import RewardedResponse, concat_padded_tensors, response_rows, row
@@ -148,7 +149,10 @@ class RowReward:
         self, prompt: str, completion: str, prompt_ids: list[int], completion_ids: list[int], row: Mapping[str, Any]
     ) -> float:
         calls = [(each, *each.call((prompt, completion, prompt_ids, completion_ids), row)) for each in self._functions]
-        return self._sum(await asyncio.gather(*(each.wrapper(*args, **kwargs) for each, args, kwargs in calls)))
+        with tracing.span("reward") as span:
+            reward = self._sum(await asyncio.gather(*(each.wrapper(*args, **kwargs) for each, args, kwargs in calls)))
+            span.set({"areal.reward": reward})
+        return reward
 
     async def each(
         self, prompt: str, prompt_ids: list[int], answers: list[tuple[str, list[int]]], row: Mapping[str, Any]
@@ -158,7 +162,8 @@ class RowReward:
             (function, [function.call((prompt, text, prompt_ids, ids), row) for text, ids in answers])
             for function in self._functions
         ]
-        found = await asyncio.gather(*(function.wrapper.each(calls) for function, calls in jobs))
+        with tracing.span("reward", {"areal.samples": len(answers)}):
+            found = await asyncio.gather(*(function.wrapper.each(calls) for function, calls in jobs))
         result: list[float | Exception] = []
         for values in zip(*found, strict=True):
             errors = [value for value in values if isinstance(value, Exception)]

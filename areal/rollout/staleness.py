@@ -82,7 +82,8 @@ class EpisodeSpec:
 
 @dataclass(frozen=True)
 class Rollout:
-    """An accepted episode, with the versions of its oldest and newest token."""
+    """An accepted episode, with the versions of its oldest and newest token. ``span``: of its trace, where one is
+    recorded."""
 
     item: EpisodeSpec
     trajectory: Any
@@ -90,6 +91,7 @@ class Rollout:
     tail_version: int
     attempts: int = 1
     seconds: float = 0.0
+    span: Any = None
 
     @property
     def number(self) -> int:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, runtime_checkabl
 from areal.api.workflow_api import Agent, AgentWorkflow, Environment, RolloutWorkflow, Trajectory
 from areal.dataclasses import dataclass, field
 from areal.errors import ArealError, UsageFault
+from areal.http import tracing
 from areal.loading import Registry
 from areal.rollout.sessions import seal
 from areal.rollout.tensors import RewardedResponse, concat_padded_tensors, response_rows
@@ -147,7 +148,8 @@ def trajectory_rows(exported: Trajectories) -> Trajectory:
 async def reward_session(session: AsyncSession, reward: float | Mapping[str, float]) -> None:
     """Reward and seal the episode at once, without the service's grace period for further rewards."""
     steps, answer = seal(reward), None
-    with contextlib.suppress(StopIteration):
+    value = {"areal.reward": reward} if isinstance(reward, int | float) else None
+    with tracing.span("set_reward", value), contextlib.suppress(StopIteration):
         while True:
             call = steps.send(answer)  # type: ignore[arg-type]  # None starts it
             if call.kind == "describe":
@@ -181,13 +183,17 @@ class AgentEpisodes(SessionWorkflow):
         os.environ.setdefault("OPENAI_DEFAULT_MODEL", "default")  # of the OpenAI Agents SDK
 
     async def run_session(self, session: AsyncSession, engine: Any, data: dict[str, Any]) -> Any:
-        return await self._agent.run(
-            data,
-            base_url=engine.base_url,
-            api_key=session.api_key,
-            model=engine.model,
-            http_client=shared_http_client(),
-        )
+        agent = type(self._agent).__name__
+        with tracing.span(
+            f"invoke_agent {agent}", {"gen_ai.operation.name": "invoke_agent", "gen_ai.agent.name": agent}
+        ):
+            return await self._agent.run(
+                data,
+                base_url=engine.base_url,
+                api_key=session.api_key,
+                model=engine.model,
+                http_client=shared_http_client(),
+            )
 
 
 @dataclass
@@ -257,6 +263,11 @@ async def run_episode(workflow: Any, engine: Any, data: dict[str, Any]) -> Any:
     return concat_padded_tensors([_with_sample_ids(each, [sample]) for sample, each in enumerate(rows)])
 
 
+async def _run_member(workflow: Any, engine: Any, data: dict[str, Any], member: int) -> Any:
+    with tracing.span("sample", {"areal.sample": member}):
+        return await run_episode(workflow, engine, data)
+
+
 @runtime_checkable
 class GroupSampler(Protocol):
     """A workflow that can sample a whole group in one call, which is cheaper than separate episodes."""
@@ -305,7 +316,7 @@ class GroupedWorkflow(RolloutWorkflow):
     async def _members(self, engine: Any, data: dict[str, Any]) -> list[Any]:
         engines = engine.for_group(self._size) if hasattr(engine, "for_group") else [engine] * self._size
         episodes = [
-            asyncio.create_task(run_episode(self._workflow, each, dict(data)), name=f"member-{member}")
+            asyncio.create_task(_run_member(self._workflow, each, dict(data), member), name=f"member-{member}")
             for member, each in enumerate(engines)
         ]
         try:

@@ -21,6 +21,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
 from areal.errors import ArealError
+from areal.http import tracing
 from areal.resources.addresses import base_url
 from areal.services.http.auth import refuse_open_bind
 from areal.services.http.process import (
@@ -42,6 +43,7 @@ _log = logging.getLogger(__name__)
 
 async def serve(service: Service, options: ServeOptions) -> None:
     """Serve until SIGTERM or SIGINT."""
+    tracing.start(service.component, own_code=service.component == "worker")
     stop, now = asyncio.Event(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, lambda: (now if stop.is_set() else stop).set())

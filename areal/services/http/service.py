@@ -24,6 +24,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from areal.dataclasses import dataclass, field
+from areal.http import tracing
 from areal.http.events import LONGEST_EVENT
 from areal.services.http.auth import Access, AdminKey, Authenticator
 from areal.services.http.errors import ApiError, bad_request, error_format
@@ -271,6 +272,7 @@ _log = logging.getLogger(__name__)
 class _Route:
     """``metrics``: of model requests only."""
 
+    path: str
     handler: Handler
     access: Access
     metrics: RouteMetrics | None
@@ -306,7 +308,8 @@ class Service:
 
     def route(self, method: str, path: str, handler: Handler, access: Access) -> None:
         counted = access in (Access.INFERENCE, Access.SESSION)
-        self._routes.add(method, path, _Route(handler, access, RouteMetrics(self.metrics, path) if counted else None))
+        metrics = RouteMetrics(self.metrics, path) if counted else None
+        self._routes.add(method, path, _Route(path, handler, access, metrics))
 
     def add_lifespan(self, lifespan: Callable[[], AbstractAsyncContextManager[Any]]) -> None:
         """A context that lasts as long as the service: entered before it listens, left when it has drained."""
@@ -326,6 +329,8 @@ class Service:
             request.id_headers = form.id_headers
             route, request.match_info = self._routes.find(request.method, request.path)
             request.by_admin = self.authenticator.check(request.headers, route.access)
+            if b"traceparent" in request.headers.raw or (route.metrics is not None and tracing.is_on()):
+                return await self._answer_traced(route, request)
             if route.metrics is None:
                 return await route.handler(request)
             return await self._answer_counted(route.handler, route.metrics, request)
@@ -338,6 +343,15 @@ class Service:
         except Exception:  # noqa: BLE001 - the process boundary: the log gets the detail, the caller an id
             _log.exception("%s %s failed [%s]", request.method, request.path, request.id)
             return await _error_answer(request, ApiError(500, "internal error", code="internal_error"))
+
+    async def _answer_traced(self, route: _Route, request: Request) -> AnyResponse:
+        with tracing.serving(request.method, route.path, request.headers) as span:
+            if route.metrics is None:
+                response = await route.handler(request)
+            else:
+                response = await self._answer_counted(route.handler, route.metrics, request)
+            span.set({"http.response.status_code": response.status})
+        return response
 
     async def _answer_counted(self, handler: Handler, metrics: RouteMetrics, request: Request) -> AnyResponse:
         started = time.perf_counter()

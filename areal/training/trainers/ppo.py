@@ -201,7 +201,7 @@ class PPOTrainer(Trainer):
             metrics |= self._publish(probe, self.actor.version + 1)
         self._write(share, batch)
         if self.ranks.is_first:
-            self.source.consumed(taken.positions)
+            self.source.consumed(taken.positions, self.step + 1)
             assert self.rollout is not None
             self.rollout.acknowledge(self.rollout.spent_leases())
             metrics |= self.source.counts() | {"version": float(self.actor.version)}

@@ -25,6 +25,7 @@ from areal.api.cli_args import PPOConfig
 from areal.client.errors import Blame
 from areal.dataclasses import dataclass
 from areal.errors import ArealError, UsageFault
+from areal.http import tracing
 from areal.rollout.controller import RolloutController
 from areal.rollout.dump import episodes_of, write_step
 from areal.rollout.staleness import EndCause, EpisodeEnd, Rollout
@@ -133,6 +134,7 @@ class RolloutSource:
         self._failures = FailureWindow(max(_MIN_WINDOW, 2 * controller.config.consumer_batch_size))
         self._last = time.monotonic()
         self._taken: list[Rollout] = []
+        self._taken_at = 0.0  # Unix time
         controller.ends()  # starts the record
 
     def take(self) -> RolloutBatch:
@@ -150,14 +152,16 @@ class RolloutSource:
                 sampling.group_size,
                 sampling.dynamic_batch,
             )
-        self._taken = rollouts
+        self._taken, self._taken_at = rollouts, time.time()
         version = self._controller.get_version()
         batch, groups = to_batch(rollouts, self._temperature)
         positions = tuple(rollout.data.position for rollout in rollouts)  # type: ignore[attr-defined]
         return RolloutBatch(batch, groups, positions, self._metrics(rollouts, batch, version))
 
-    def consumed(self, positions: Sequence[int]) -> None:
-        """Record that these prompts were trained on."""
+    def consumed(self, positions: Sequence[int], step: int) -> None:
+        """Record that these prompts were trained on, in ``step``."""
+        about = {"areal.step": step, "areal.weight_version": self._controller.get_version()}
+        tracing.record_step("training_step", [rollout.span for rollout in self._taken], self._taken_at, about)
         self.prompts.frontier.consume(positions)
         self._failures.ended(len(positions))
         self._record_ends()

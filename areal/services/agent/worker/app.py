@@ -17,6 +17,7 @@ from typing import Any
 
 from areal.api.agent import AgentRequest
 from areal.client.errors import Blame
+from areal.http import tracing
 from areal.rollout.failures import blame_of
 from areal.services.agent.worker.agent_loop import AgentLoop, is_own_code, place_of
 from areal.services.agent.worker.agents import AgentAdapter, abandoned_threads, make_agent
@@ -97,7 +98,8 @@ class WorkerRoutes:
         task.set_name(f"turn {order.run_id}")
         self.turns[task] = turn
         try:
-            await turn.complete(await self._agent.run(_request(order), turn))
+            with tracing.span("invoke_agent", {"gen_ai.operation.name": "invoke_agent", "areal.run_id": order.run_id}):
+                await turn.complete(await self._agent.run(_request(order), turn))
         except BaseException as error:  # noqa: BLE001 - the boundary to user code
             if not turn.cancelled:
                 _log.warning("turn %s failed", order.run_id, exc_info=error)

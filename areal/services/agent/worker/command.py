@@ -46,6 +46,7 @@ import orjson
 
 from areal.api.agent import AgentRequest, AgentResponse
 from areal.errors import UsageFault
+from areal.http import tracing
 from areal.services.agent.worker.agents import MODEL, AgentAdapter
 from areal.services.agent.worker.descendants import ProgramFamily
 from areal.services.agent.worker.turn import AgentFailed, WorkerTurn, response_of, waited
@@ -78,6 +79,7 @@ def command_agent(command: Sequence[str], tools: Sequence[Mapping[str, Any]]) ->
 
 def _environment(request: AgentRequest) -> dict[str, str]:
     about = {"AREAL_SESSION_KEY": request.session_key, _RUN_ID: request.run_id}
+    about |= {name.upper(): value for name, value in tracing.headers().items()}  # OpenTelemetry's convention
     access = request.metadata.get("areal_inference")
     if not access:
         return about

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from areal.api.agent import Tool, ToolError
 from areal.dataclasses import dataclass
 from areal.errors import ArealError, UsageFault
+from areal.http import tracing
 from areal.installation import install_command
 from areal.services.http.tasks import background
 from areal.wire.stage import report_stage
@@ -41,7 +42,9 @@ class McpTool:
     input_schema: Mapping[str, Any]
 
     async def call(self, arguments: Mapping[str, Any]) -> str:
-        return await self.server.call(self.name, arguments)
+        about = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": self.name}
+        with tracing.span(f"execute_tool {self.name}", about, "client"):
+            return await self.server.call(self.name, arguments)
 
 
 @dataclass(frozen=True)

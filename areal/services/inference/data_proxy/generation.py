@@ -22,6 +22,7 @@ from typing import Protocol
 
 from areal.dataclasses import dataclass
 from areal.http import headers as names
+from areal.http import tracing
 from areal.services.dialects import Content, Piece, Reply, joined
 from areal.services.http.errors import ApiError, unsupported
 from areal.services.http.messages import FlowControl, Request, Response, StreamingResponse
@@ -362,6 +363,14 @@ class Generator:
         return [task.result() for task in tasks]
 
     async def _run(self, call: GenerationCall, record: Record, on_update: OnUpdate, on_flow: OnFlow) -> None:
+        with tracing.span(f"chat {call.state.model}", kind="client") as span:
+            try:
+                await self._generate(call, record, on_update, on_flow)
+            finally:
+                if tracing.is_on():
+                    span.set(_described(call))
+
+    async def _generate(self, call: GenerationCall, record: Record, on_update: OnUpdate, on_flow: OnFlow) -> None:
         """Run the jobs to their end and record the response. Raises ApiError, EngineUnsupported, and the errors of
         ``on_update``."""
         timer = call.timer
@@ -421,6 +430,32 @@ class Generator:
                 task = asyncio.create_task(self._engine.abort(request_id), name=f"abort-{request_id}")
                 self._aborts.add(task)
                 task.add_done_callback(self._aborts.discard)
+
+
+def _described(call: GenerationCall) -> tracing.Attributes:
+    """The attributes of a call's span, by OpenTelemetry's conventions for generative AI. Prompts and responses are left
+    out."""
+    state, generation = call.state, call.generation
+    sampling, timer = generation.sampling, call.timer
+    versions = [version for choice in state.choices for version in choice.versions]
+    finish = [choice.finish_reason.value for choice in state.choices if choice.finish_reason is not None]
+    return {
+        "gen_ai.operation.name": "text_completion" if generation.chat is None else "chat",
+        "gen_ai.provider.name": "areal",
+        "gen_ai.request.model": state.model,
+        "gen_ai.response.model": state.model,
+        "gen_ai.response.id": state.answer_id,
+        "gen_ai.request.choice.count": len(state.choices),
+        "gen_ai.request.temperature": sampling.temperature,
+        "gen_ai.request.top_p": sampling.top_p,
+        "gen_ai.request.max_tokens": sampling.max_new_tokens,
+        "gen_ai.usage.input_tokens": sum(map(len, state.prompts)),
+        "gen_ai.usage.output_tokens": sum(len(choice.token_ids) for choice in state.choices),
+        "gen_ai.response.finish_reasons": finish or None,
+        "areal.weight_version": max(versions, default=None),
+        "areal.weight_version.oldest": min(versions, default=None),
+        "areal.time_to_first_token_s": timer.first_token - timer.started if timer.first_token else None,
+    }
 
 
 class _AllEnded(Exception):

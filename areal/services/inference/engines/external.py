@@ -23,6 +23,7 @@ import aiohttp
 import orjson
 from aiohttp.abc import AbstractResolver, ResolveResult
 
+from areal.http import tracing
 from areal.resources.addresses import ExternalUrl
 from areal.services.inference.engines.base import Dialect, EngineState
 
@@ -83,13 +84,18 @@ class ExternalApi:
         """The API's response to ``data`` for the provider's model. Times out after ``idle_s`` without a byte."""
         headers = {**self._headers, **(more_headers or {}), "Content-Type": "application/json"}
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=idle_s)
-        async with self._http.post(
-            self._base_url + path,
-            data=orjson.dumps({**data, "model": self._model}),
-            headers={**headers, "x-request-id": request_id},
-            timeout=timeout,
-            allow_redirects=False,
-        ) as response:
+        about = {"gen_ai.request.model": self._model, "server.address": self._base_url, "url.path": path}
+        async with contextlib.AsyncExitStack() as stack:
+            stack.enter_context(tracing.span(f"call {self._model}", about, "client"))
+            response = await stack.enter_async_context(
+                self._http.post(
+                    self._base_url + path,
+                    data=orjson.dumps({**data, "model": self._model}),
+                    headers={**headers, "x-request-id": request_id, **tracing.headers()},
+                    timeout=timeout,
+                    allow_redirects=False,
+                )
+            )
             if 300 <= response.status < 400:
                 target = response.headers.get("Location", "").partition("?")[0][:200]  # a query may hold a secret
                 raise Redirected(f"it redirects to {target or 'nowhere'}; name that URL itself")

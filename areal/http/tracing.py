@@ -1,0 +1,270 @@
+"""Traces: W3C trace context through every hop, and spans by OpenTelemetry where its environment variables ask for them.
+
+The ``traceparent`` and ``tracestate`` of a request go with every call that is made while the request is answered, also
+by a process that exports no spans. A process exports spans once ``start`` has found a place to send them to; before
+that ``opentelemetry`` is not imported, and ``span`` returns an object that does nothing. Parents follow the context of
+tasks (``contextvars``), and OpenTelemetry's own context is kept the same, so that spans of instrumented libraries
+belong to the same trace. https://www.w3.org/TR/trace-context/
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import re
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from contextvars import ContextVar, Token
+from importlib.util import find_spec
+from typing import Any, Literal, Self
+
+_log = logging.getLogger(__name__)
+_FIELDS = r"-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
+_VALID = re.compile(rf"00{_FIELDS}|(?!00|ff)[0-9a-f]{{2}}{_FIELDS}(?:-.*)?")  # later versions may have more fields
+_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+_PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+_FLUSH_S = 2.0  # at the end of a process, whose collector may be away
+
+Attributes = Mapping[str, Any]
+Kind = Literal["internal", "server", "client"]
+
+_lines: ContextVar[bytes] = ContextVar("areal_trace_context", default=b"")
+_tracer: Any = None  # opentelemetry.trace.Tracer, once spans are exported
+
+
+def is_on() -> bool:
+    return _tracer is not None
+
+
+def header_lines() -> bytes:
+    """The header lines that tell a callee the current trace; empty where there is none."""
+    return _lines.get()
+
+
+def headers() -> dict[str, str]:
+    """``header_lines``, as names and values."""
+    pairs = (line.split(": ", 1) for line in _lines.get().decode("utf-8", "replace").splitlines())
+    return dict(pairs)
+
+
+# Spans.
+
+
+class Span:
+    """A context in which nothing is recorded: what ``span`` returns where spans are not exported."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None: ...
+
+    def set(self, attributes: Attributes) -> None:
+        """Add attributes; None is left out."""
+
+
+_NOTHING = Span()
+
+
+class _Passed(Span):
+    """The caller's trace context, passed on unchanged."""
+
+    def __init__(self, lines: bytes) -> None:
+        self._given = lines
+
+    def __enter__(self) -> Self:
+        self._token = _lines.set(self._given)
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        _lines.reset(self._token)
+
+
+class _Recorded(Span):
+    """A span that is exported. An error that leaves it is its status; of a server's span, only one with a status of 500
+    and more."""
+
+    def __init__(self, name: str, kind: Kind, parent: Any, attributes: Attributes) -> None:
+        from opentelemetry.trace import SpanKind
+
+        self._server = kind == "server"
+        self._span = _tracer.start_span(name, parent, SpanKind[kind.upper()], _present(attributes))
+
+    def __enter__(self) -> Self:
+        from opentelemetry import context, propagate, trace
+
+        self._attached = context.attach(trace.set_span_in_context(self._span))
+        carrier: dict[str, str] = {}
+        propagate.inject(carrier)
+        self._token: Token[bytes] = _lines.set("".join(f"{name}: {carrier[name]}\r\n" for name in carrier).encode())
+        return self
+
+    def set(self, attributes: Attributes) -> None:
+        self._span.set_attributes(_present(attributes))
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        from opentelemetry import context
+        from opentelemetry.trace import StatusCode
+
+        _lines.reset(self._token)
+        context.detach(self._attached)
+        if error is not None:
+            status = getattr(error, "status", None)
+            if self._server and isinstance(status, int):
+                self._span.set_attribute("http.response.status_code", status)
+            if not (self._server and isinstance(status, int) and status < 500):
+                self._span.set_attribute("error.type", type(error).__name__)
+                self._span.set_status(StatusCode.ERROR, str(error)[:500])
+        self._span.end()
+
+
+def _present(attributes: Attributes) -> dict[str, Any]:
+    return {name: value for name, value in attributes.items() if value is not None}
+
+
+def span(name: str, attributes: Attributes | None = None, kind: Kind = "internal", *, root: bool = False) -> Span:
+    """A span to enter, below the current one. ``root``: the first of a new trace."""
+    if _tracer is None:
+        return _NOTHING
+    from opentelemetry.context import Context
+
+    return _Recorded(name, kind, Context() if root else None, attributes or {})
+
+
+def serving(method: str, route: str, headers: Mapping[str, str]) -> Span:
+    """The span of a request that is answered, below the caller's."""
+    if _tracer is not None:
+        from opentelemetry import propagate
+
+        about = {"http.request.method": method, "http.route": route}
+        return _Recorded(f"{method} {route}", "server", propagate.extract(headers), about)
+    given = headers.get("traceparent", "")
+    if not _VALID.fullmatch(given):
+        return _NOTHING
+    lines = f"traceparent: {given}\r\n" + (f"tracestate: {state}\r\n" if (state := headers.get("tracestate")) else "")
+    return _Passed(lines.encode("utf-8", "surrogateescape"))
+
+
+def here() -> Any:
+    """The current span, for ``record_step``; None where it is not exported."""
+    if _tracer is None:
+        return None
+    from opentelemetry import trace
+
+    return trace.get_current_span()
+
+
+def record_step(name: str, rollouts: Iterable[Any], started_s: float, attributes: Attributes) -> None:
+    """Record a step that began at ``started_s`` (Unix time) and ends now: a trace of its own that links to the spans
+    ``rollouts``, and in the trace of each of them a span that links back."""
+    if _tracer is None:
+        return
+    from opentelemetry.context import Context
+    from opentelemetry.trace import Link, set_span_in_context
+
+    spans, start = [each for each in rollouts if each is not None], int(started_s * 1e9)
+    links = [Link(each.get_span_context()) for each in spans]
+    step = _tracer.start_span(name, Context(), links=links, start_time=start, attributes=_present(attributes))
+    back = [Link(step.get_span_context())]
+    for each in spans:
+        parent = set_span_in_context(each, Context())
+        _tracer.start_span(name, parent, links=back, start_time=start, attributes=_present(attributes)).end()
+    step.end()
+
+
+# The exporter.
+
+
+def is_wanted(environ: Mapping[str, str]) -> bool:
+    """Whether OpenTelemetry's environment variables ask for spans."""
+    if environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        return False
+    exporter = environ.get("OTEL_TRACES_EXPORTER", "")
+    return exporter != "none" and bool(exporter or any(environ.get(name) for name in _ENDPOINTS))
+
+
+def start(component: str, *, own_code: bool = False) -> None:
+    """Export this process's spans from now on, where the environment asks for it. ``own_code``: code of a user runs
+    here, whose calls through httpx carry the trace too. What hinders the export is logged once: tracing stops no
+    process."""
+    global _tracer
+    if _tracer is not None or not is_wanted(os.environ):
+        return
+    try:
+        from opentelemetry import trace
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+        exporter = _exporter(os.environ)
+        provider = TracerProvider(resource=Resource.create(_resource(component, os.environ)), shutdown_on_exit=False)
+        provider.add_span_processor(BatchSpanProcessor(exporter))
+        if own_code:
+            _instrument_clients(provider)
+    except ImportError as error:
+        _log.warning("no spans are exported: %s is not installed; the extra otel has it", error.name)
+        return
+    except ValueError as error:
+        _log.warning("no spans are exported: %s", error)
+        return
+    trace.set_tracer_provider(provider)
+    atexit.register(_end, provider, _limiter(exporter))
+    _tracer = provider.get_tracer("areal")
+    _log.info("spans of areal-%s are exported", component)
+
+
+def _limiter(exporter: Any) -> threading.Event:
+    """An event that, once set, ends the exporter after ``_FLUSH_S``: a collector that is away would hold up the end of
+    its process by as many seconds as the exporter tries again."""
+    ending = threading.Event()
+
+    def limit() -> None:
+        ending.wait()
+        time.sleep(_FLUSH_S)
+        exporter.shutdown()
+
+    threading.Thread(target=limit, name="trace-flush", daemon=True).start()  # a process that ends starts no threads
+    return ending
+
+
+def _end(provider: Any, ending: threading.Event) -> None:
+    ending.set()
+    provider.force_flush()
+    provider.shutdown()
+
+
+def _instrument_clients(provider: Any) -> None:
+    """Have the clients of SDKs, OpenAI's and Anthropic's among them, send the current trace."""
+    for library, name in (("httpx", "HTTPXClientInstrumentor"), ("httpx2", "HTTPX2ClientInstrumentor")):
+        if find_spec(library):
+            from opentelemetry.instrumentation import httpx
+
+            if (instrumentor := getattr(httpx, name, None)) is not None:
+                instrumentor().instrument(tracer_provider=provider)
+
+
+def _resource(component: str, environ: Mapping[str, str]) -> dict[str, Any]:
+    about = {"service.namespace": "areal", "areal.component": component, "process.pid": os.getpid()}
+    if owner := environ.get("AREAL_OWNER"):
+        about["areal.object"] = owner
+    if "OTEL_SERVICE_NAME" in environ or "service.name=" in environ.get("OTEL_RESOURCE_ATTRIBUTES", ""):
+        return about
+    return {**about, "service.name": f"areal-{component}"}
+
+
+def _exporter(environ: Mapping[str, str]) -> Any:
+    """Raises ImportError, and ValueError for a setting that is not supported."""
+    kind = environ.get("OTEL_TRACES_EXPORTER") or "otlp"
+    if kind == "console":
+        from opentelemetry.sdk.trace.export import ConsoleSpanExporter
+
+        return ConsoleSpanExporter()
+    if kind != "otlp":
+        raise ValueError(f"OTEL_TRACES_EXPORTER is {kind}, and only otlp, console and none are supported")
+    protocol = next((environ[name] for name in _PROTOCOLS if environ.get(name)), "http/protobuf")
+    if protocol != "http/protobuf":
+        raise ValueError(f"OTEL_EXPORTER_OTLP_PROTOCOL is {protocol}, and only http/protobuf is supported")
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+    return OTLPSpanExporter()

@@ -1,0 +1,155 @@
+"""Trace context through a process that exports no spans."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import orjson
+import pytest
+
+from areal.http import tracing
+from areal.http.client import HttpClient
+from areal.services.http.auth import Access
+from areal.services.http.messages import AnyResponse, Request
+from areal.services.http.serve import serve_in_thread
+from areal.services.http.service import Service, json_response
+
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+GIVEN = f"00-{TRACE}-00f067aa0ba902b7-01"
+
+
+async def show(request: Request) -> AnyResponse:
+    return json_response({name: request.headers[name] for name in request.headers if name.startswith("trace")})
+
+
+@pytest.fixture(scope="module")
+def chain() -> Iterator[str]:
+    """The address of a service that asks a second one for the trace headers that it gets. The body of a request has
+    further headers for it."""
+    inner, outer = (Service(name, key=None, loopback=True) for name in ("inner", "outer"))
+    inner.route("POST", "/show", show, Access.INFERENCE)
+    with serve_in_thread(inner, "127.0.0.1") as url:
+
+        async def forward(request: Request) -> AnyResponse:
+            own = orjson.loads(await request.read(1000))
+            async with HttpClient() as http:
+                return json_response((await http.fetch("POST", url, "/show", timeout_s=10, headers=own)).json())
+
+        outer.route("POST", "/forward", forward, Access.INFERENCE)
+        with serve_in_thread(outer, "127.0.0.1") as address:
+            yield address
+
+
+async def passed_on(chain: str, headers: dict[str, str], own: dict[str, str] | None = None) -> Any:
+    async with HttpClient() as http:
+        body = orjson.dumps(own or {})
+        return (await http.fetch("POST", chain, "/forward", timeout_s=10, headers=headers, body=body)).json()
+
+
+@pytest.mark.parametrize(
+    ("sent", "arrived"),
+    [
+        ({"traceparent": GIVEN}, {"traceparent": GIVEN}),
+        ({"traceparent": GIVEN, "tracestate": "a=1,b=2"}, {"traceparent": GIVEN, "tracestate": "a=1,b=2"}),
+        ({"traceparent": "01" + GIVEN[2:] + "-more"}, {"traceparent": "01" + GIVEN[2:] + "-more"}),
+        ({"traceparent": GIVEN + "-more"}, {}),  # version 00 has four fields
+        ({"traceparent": "ff" + GIVEN[2:]}, {}),
+        ({"traceparent": f"00-{'0' * 32}-00f067aa0ba902b7-01"}, {}),
+        ({"traceparent": f"00-{TRACE}-{'0' * 16}-01"}, {}),
+        ({"traceparent": GIVEN.upper()}, {}),
+        ({"traceparent": "é"}, {}),
+        ({"tracestate": "a=1"}, {}),
+        ({}, {}),
+    ],
+)
+async def test_trace_context_of_a_request_goes_with_the_calls_made_for_it(
+    chain: str, sent: dict[str, str], arrived: dict[str, str]
+) -> None:
+    assert await passed_on(chain, sent) == arrived
+
+
+async def test_trace_context_that_the_caller_of_a_service_gives_itself_is_kept(chain: str) -> None:
+    own = {"traceparent": f"00-{TRACE}-{'1' * 16}-00"}
+    assert await passed_on(chain, {"traceparent": GIVEN}, own) == own
+
+
+@pytest.mark.parametrize(
+    ("environ", "wanted"),
+    [
+        ({}, False),
+        ({"OTEL_SERVICE_NAME": "mine"}, False),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://localhost:4318"}, True),
+        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://localhost:4318/v1/traces"}, True),
+        ({"OTEL_TRACES_EXPORTER": "console"}, True),
+        ({"OTEL_TRACES_EXPORTER": "none", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://localhost:4318"}, False),
+        ({"OTEL_SDK_DISABLED": "True", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://localhost:4318"}, False),
+    ],
+)
+def test_spans_are_exported_only_where_the_environment_asks_for_them(environ: dict[str, str], wanted: bool) -> None:
+    assert tracing.is_wanted(environ) is wanted
+
+
+STARTED = """
+import sys, logging; logging.basicConfig(format="%(message)s")
+from areal.http import tracing
+if sys.argv[1] == "without": sys.modules["opentelemetry"] = None
+tracing.start("gateway")
+print(tracing.is_on(), sorted(name for name in sys.modules if name.startswith("opentelemetry.")))
+"""
+
+
+@pytest.mark.parametrize(
+    ("environ", "packages", "printed", "warning"),
+    [
+        ({}, "with", "False []", ""),
+        (
+            {"OTEL_TRACES_EXPORTER": "console"},
+            "without",
+            "False []",
+            "no spans are exported: opentelemetry is not installed; the extra otel has it\n",
+        ),
+        (
+            {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://localhost:4318", "OTEL_TRACES_EXPORTER": "zipkin"},
+            "with",
+            "False [",
+            "OTEL_TRACES_EXPORTER is zipkin, and only otlp, console and none are supported",
+        ),
+        (
+            {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://localhost:4317", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"},
+            "with",
+            "False [",
+            "OTEL_EXPORTER_OTLP_PROTOCOL is grpc, and only http/protobuf is supported",
+        ),
+    ],
+)
+def test_tracing_that_cannot_be_started_says_why_and_stops_nothing(
+    environ: dict[str, str], packages: str, printed: str, warning: str
+) -> None:
+    pytest.importorskip("opentelemetry.sdk")
+    ran = subprocess.run(
+        [sys.executable, "-c", STARTED, packages], env=environ, capture_output=True, text=True, timeout=60
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.startswith(printed)
+    assert warning in ran.stderr
+
+
+ENDED = """
+from areal.http import tracing
+tracing.start("gateway")
+with tracing.span("one"):
+    print(tracing.headers()["traceparent"])
+"""
+
+
+def test_collector_that_is_away_does_not_hold_up_the_end_of_a_process() -> None:
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
+    environ = {**os.environ, "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", "OTEL_EXPORTER_OTLP_TIMEOUT": "40"}
+    # It tries for 40 s while it runs.
+    ran = subprocess.run([sys.executable, "-c", ENDED], env=environ, capture_output=True, text=True, timeout=25)
+    assert ran.returncode == 0, ran.stderr
+    assert len(ran.stdout.strip()) == 55
