@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def replace_file(path: Path | str, content: bytes, *, mode: int = 0o600, durable: bool = False) -> None:
-    """``mode``: what its owner alone may read, unless said otherwise. ``durable``: the new bytes survive a power cut.
+    """``mode``: readable by its owner alone by default. ``durable``: the new bytes survive a power cut.
     Raises OSError, and then ``path`` is as it was."""
     folder, name = os.path.split(path)
     draft = os.path.join(folder, f".{name}.tmp-{os.getpid()}")

@@ -1,8 +1,8 @@
 """Text on a terminal: that of others is shown and never obeyed, ours may colour and move the cursor.
 
 Models, engines, gateways, logs, names and error bodies hold what others wrote. ``safe`` spells each character that a
-terminal would obey or hide. Text of ours has ``ESCAPE`` in the place of the escape character, a mark that nobody else
-can know; a ``Screen``, through which everything is written, spells the rest and turns the mark into the real one.
+terminal would obey or hide. Text of ours has ``ESCAPE`` in the place of the escape character, a mark that no other
+writer can know; a ``Screen``, through which everything is written, spells the rest and makes the mark the real one.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class OutputLost(Exception):
 @contextmanager
 def guarded() -> Iterator[None]:
     """Within, people read through a ``Screen``: standard error always, standard output where it is a terminal. What is
-    written to standard error is dropped once nobody can read it."""
+    written to standard error is dropped once it has no reader."""
     before = sys.stdout, sys.stderr
     sys.stderr = cast(TextIO, Screen(sys.stderr, optional=True))
     sys.stdout = cast(TextIO, (Screen if sys.stdout.isatty() else Outlet)(sys.stdout))
@@ -89,7 +89,7 @@ def guarded() -> Iterator[None]:
 
 
 def outlive_readers() -> None:
-    """Drop what is written to standard output, too, once nobody can read it: what the command does matters more."""
+    """Drop what is written to standard output, too, once it has no reader: what the command does matters more."""
     if isinstance(sys.stdout, Outlet):
         sys.stdout.optional = True
 

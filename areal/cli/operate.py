@@ -163,7 +163,7 @@ def graceful(interrupted: threading.Event, doing: str = "finishing the operation
             os._exit(interrupt.STATUS)
         signalled = True
         interrupt.set_in_handler(interrupted)
-        with suppress(OSError):  # nobody reads
+        with suppress(OSError):  # no reader
             os.write(sys.stderr.fileno(), _NOTICE.format(doing=doing).encode())
 
     if threading.current_thread() is not threading.main_thread():

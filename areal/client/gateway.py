@@ -83,7 +83,7 @@ def checked_session_key(key: str) -> str:
 
 
 def session_path(key: str, verb: str = "") -> str:
-    """The path of an agent's session. Raises UsageFault for a text that is no session's key."""
+    """The path of an agent's session. Raises UsageFault for a text that is not a session's key."""
     return f"/sessions/{quote(checked_session_key(key), safe='')}{verb}"
 
 

@@ -329,7 +329,7 @@ class AsyncInferenceClient(AsyncClient):
     ) -> AsyncGroup:
         """``api_key``: the key that the first session is to have. ``online``: its trajectories are lent to whoever asks
         for any. ``seed``: calls without one have seeds derived from it; ``default_seed``: only where the engine samples
-        as fast with seeds. Not repeated when its answer is lost: sessions nobody knows of expire."""
+        as fast with seeds. Not repeated when its answer is lost: unknown sessions expire."""
         model = model or self.model
         body = StartSession(
             task_id=task_id,

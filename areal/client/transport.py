@@ -168,7 +168,7 @@ class Transport:
                     found = (await asyncio.to_thread(self._lookup)).rstrip("/")
                 except ArealError as error:
                     found = ""
-                    _log.warning("nobody listens at %s, and where it is now is not known: %s", base, error)
+                    _log.warning("no service listens at %s, and where it is now is not known: %s", base, error)
                 if found and found != base:
                     _log.warning("%s has moved to %s", base, found)
                     self.base_url = found
@@ -293,7 +293,7 @@ def failures(what: str, timeout_s: float) -> Iterator[None]:
             raise Unreachable(f"{what}: TLS failed: {cause}", hint=trust) from error
         why = "no answer" if isinstance(cause, TimeoutError) else getattr(cause, "strerror", None) or cause
         raise Unreachable(
-            f"{what}: nobody listens there: {why}", hint="areal get lists services and addresses"
+            f"{what}: no service listens there: {why}", hint="areal get lists services and addresses"
         ) from error
     except TimeoutError as error:
         raise DeadlineExceeded(f"{what}: no answer within {timeout_s:g} s") from error

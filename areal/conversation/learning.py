@@ -84,16 +84,16 @@ class _Row:
         why = f"is written after another prompt than the one that is served, which ends with {differs!r}"
         if prompt.rstrip().endswith(_THOUGHT_START) and self.written.startswith(prompt[:at]):
             rest = self.written[at:].removeprefix(_THOUGHT_START).lstrip()
-            thought, end, said = content.rpartition(THOUGHT_END)
+            thought, end, response = content.rpartition(THOUGHT_END)
             if not end:
                 raise ConversationError(f"messages[{self.last}]", f"{why}, and its content has no {THOUGHT_END}")
             if thought.lstrip().startswith(_THOUGHT_START):
                 thought = thought.lstrip().removeprefix(_THOUGHT_START)
                 thought = thought.removeprefix("\n") if prompt.endswith("\n") else thought
-            if rest.startswith(f"{thought}{end}{said}".strip()):  # the template keeps it
+            if rest.startswith(f"{thought}{end}{response}".strip()):  # the template keeps it
                 return prompt + rest
-            if rest.startswith(said.strip()) and THOUGHT_END not in rest:
-                space = said[: len(said) - len(said.lstrip())]
+            if rest.startswith(response.strip()) and THOUGHT_END not in rest:
+                space = response[: len(response) - len(response.lstrip())]
                 return f"{prompt}{thought}{end}{space}{rest}"
         raise ConversationError(f"messages[{self.last}]", why)
 
@@ -168,8 +168,8 @@ class _Row:
         """Raises ConversationError unless the learned text has what the message has. Thoughts of earlier turns are the
         template's choice."""
         message, where = self.conversation.messages[index], f"messages[{index}]"
-        thought, _, said = message_text(message).rpartition(THOUGHT_END)
-        wanted = [(f"{where}.content", said)]
+        thought, _, response = message_text(message).rpartition(THOUGHT_END)
+        wanted = [(f"{where}.content", response)]
         if index == self.last:
             wanted.append((f"{where}.content", thought.rpartition(_THOUGHT_START)[2]))
             wanted.append((f"{where}.reasoning_content", message.get("reasoning_content", "")))

@@ -217,7 +217,7 @@ def _answer(value: Any) -> Any:
 
 
 def _text(name: str, value: Any) -> str:
-    """Raises ValueError for a list or a map, whose Python spelling is nobody's text."""
+    """Raises ValueError for a list or a map, whose Python spelling is not text of a data set."""
     if isinstance(value, list | tuple | dict):
         raise ValueError(f"{name} must be a text, not a {type(value).__name__}")
     return str(value)

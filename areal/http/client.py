@@ -346,7 +346,7 @@ class Connection(asyncio.Protocol):
 
 
 # The pool: as many connections as there are calls, the last used first; idle ones close after a while. Leaving a
-# response before its end closes its connection, which tells the server that nobody listens.
+# response before its end closes its connection, which tells the server that it has no reader.
 
 CONNECT_TIMEOUT_S = 5.0
 POOL_IDLE_S = 30.0  # shorter than any server's keep-alive here

@@ -135,7 +135,7 @@ Faults = dict[Ref, list[Diagnostic]]
 
 
 def _raise_errors(errors: Sequence[ArealError]) -> None:
-    """Raises ManifestError with every fault of every object; else the first error that is no conflict; else Conflict
+    """Raises ManifestError with every fault of every object; else the first error that is not a conflict; else Conflict
     with every conflict."""
     faults = [fault for error in errors if isinstance(error, ManifestError) for fault in error.diagnostics]
     if faults:

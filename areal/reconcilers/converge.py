@@ -254,7 +254,7 @@ def abandoned(report: Report, spawned: Collection[str]) -> tuple[str, ...]:
     return tuple(op.run for op in started if op.run in failed_runs or is_useless(op))
 
 
-IDENTITY_GRACE_S = 2.0  # a shim that was told "go" writes its identity within milliseconds
+IDENTITY_GRACE_S = 2.0  # a shim that got "go" writes its identity within milliseconds
 
 
 def recover(ctx: Context, backend: RunControl) -> tuple[str, ...]:

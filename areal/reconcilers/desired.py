@@ -223,11 +223,11 @@ _OF_A_MANIFEST = ("labels", "annotations", "depends_on", "protected")
 def same_manifest(a: StoredObject, b: StoredObject) -> bool:
     """Whether the manifests of two states of an object say the same. Other layers are ignored."""
 
-    def said(item: StoredObject) -> list[Any]:
+    def declared(item: StoredObject) -> list[Any]:
         applied = item.applied
         return [applied.spec if applied is not None else {}, *(getattr(item, name) for name in _OF_A_MANIFEST)]
 
-    return said(a) == said(b)
+    return declared(a) == declared(b)
 
 
 def over_applied(stored: StoredObject, wanted: Mapping[str, Any]) -> dict[str, Any]:

@@ -137,7 +137,7 @@ def delete(
     def choose(stored: list[StoredObject]) -> tuple[Target, ...]:
         targets = deletions(stored, [str(ref) for ref in refs], cascade=cascade)
         if spare_running_jobs:
-            # Jobs that have not ended, and would go or lose the service that they brought.
+            # Jobs that have not ended, and would go or lose the service that they created.
             touched = {target.ref for target in targets} | {str(target.object.owner) for target in targets}
             running = [ref for item in stored if (ref := str(item.ref)) in touched and _completion(ctx, item).running]
             if running:

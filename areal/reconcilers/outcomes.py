@@ -178,7 +178,7 @@ def _object_outcome(item: ObjectPlan, last: Report, unseen: str) -> ObjectOutcom
 def with_stuck(outcome: Outcome, stuck: Mapping[str, str]) -> Outcome:
     """``stuck``: by object, what is still to be done although it was done."""
     if not stuck:
-        return outcome  # its exit status may be that of an interrupt, which is no object's
+        return outcome  # its exit status may be that of an interrupt, which belongs to no object
     objects = tuple(
         replace(item, message=f"not converged: {stuck[item.ref]}", exit_code=_PARTIAL)
         if item.ref in stuck and not item.exit_code

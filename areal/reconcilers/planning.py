@@ -45,7 +45,7 @@ from areal.state.records import StoredObject
 NO_LIMIT = 1 << 20  # more GPUs than any plan takes
 KEY_LOST = "key-lost"  # a process has another key than its file
 STARTING_S = 60.0  # a process younger than this that does not answer yet is starting, not unhealthy
-KEY_INPUT = "keyFrom"  # compared even where nothing is wanted: a process must not keep a key that is no longer declared
+KEY_INPUT = "keyFrom"  # compared even where nothing is wanted: a process must not keep an undeclared key
 
 
 class Action(StrEnum):

@@ -147,7 +147,7 @@ def _authority(text: str, default_port: int) -> tuple[str, int]:
     if port is None:
         return host, default_port
     if not re.fullmatch(r"[0-9]{1,5}", port, re.ASCII) or not 0 < int(port) < 65536:
-        raise UrlError(f"has the port {port!r}, which is no number from 1 to 65535")
+        raise UrlError(f"has the port {port!r}, which is not a number from 1 to 65535")
     return host, int(port)
 
 
@@ -166,11 +166,11 @@ def _name(text: str) -> str:
         # Compatibility forms first: full-width digits are digits, and an ideographic full stop is a dot.
         name = unicodedata.normalize("NFKC", text).replace("\u3002", ".").encode("idna").decode("ascii").lower()
     except UnicodeError as error:
-        raise UrlError(f"has the host {text!r}, which is no name") from error
+        raise UrlError(f"has the host {text!r}, which is not a name") from error
     name = name.removesuffix(".")
     labels = name.split(".")
     if len(name) > 253 or not all(map(_LABEL.fullmatch, labels)):
-        raise UrlError(f"has the host {text!r}, which is no name" if text else "names no host")
+        raise UrlError(f"has the host {text!r}, which is not a name" if text else "names no host")
     if not _NUMERIC.fullmatch(labels[-1]):
         return name
     try:

@@ -120,7 +120,7 @@ def _number(value: Any) -> float:
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError) as error:
-        message = f"the agent returned {type(value).__name__}, which is no text, reward, or rewards by interaction id"
+        message = f"the agent returned {type(value).__name__}, not a text, a reward, or rewards by interaction id"
         raise EpisodeFailed(FailureKind.AGENT, message) from error
 
 

@@ -80,7 +80,7 @@ class Comparison:
 
 
 def prompt_keys(examples: Mapping[int, Mapping[str, Any]], prompt_field: str | None = None) -> dict[int, str]:
-    """The key of each example, by its number. Equal prompts are told apart by their order."""
+    """The key of each example, by its number. Equal prompts differ by their order."""
     seen: Counter[str] = Counter()
     keys = {}
     for number in sorted(examples):

@@ -202,7 +202,7 @@ class Executor:
         return [item for item, _ in self._tasks.values() if item.number in self.staleness.running]
 
     def open_numbers(self) -> set[int]:
-        """The episodes that run, and those whose results nobody has taken."""
+        """The episodes that run, and those whose results are not taken yet."""
         state = self.staleness
         return {*state.running, *state.outside, *state.accepted, *self._awaited}
 

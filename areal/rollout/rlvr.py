@@ -368,8 +368,8 @@ class MultiTurnWorkflow(RolloutWorkflow):
     ) -> tuple[Conversation, list[int]]:
         """The conversation with a response and the feedback to it, and the tokens that they add to the row. Where the
         template writes the response differently once it is past, a new row begins with the whole prompt."""
-        said = chat.message(held, answer.output_tokens, **variables)
-        after = held.then(said, {"role": "user", "content": self._feedback})
+        response = chat.message(held, answer.output_tokens, **variables)
+        after = held.then(response, {"role": "user", "content": self._feedback})
         found = chat.continuation(rows[-1].input_ids, held, after, **variables)
         if isinstance(found, Branch):
             rows.append(_RowBuilder())

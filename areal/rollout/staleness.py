@@ -225,7 +225,7 @@ class StalenessManager:
         self._record_end(EpisodeEnd(item.data, EndCause.FAILED, failure))
 
     def aborted(self, item: EpisodeSpec) -> None:
-        """Record an episode that was aborted as too stale, or outside the window because nobody waits for it."""
+        """Record an episode that was aborted as too stale, or outside the window because it has no waiter."""
         if not self._leave(item):
             return
         self._drops.pop(item.number, None)

@@ -96,7 +96,7 @@ def visible(gpus: tuple[Gpu, ...], environment: Mapping[str, str] = os.environ) 
 
 
 def squatter(gpu: Gpu) -> str | None:
-    """The user of a GPU that nobody leased, in words; None when it is idle."""
+    """The user of a GPU without a lease, in words; None when it is idle."""
     if gpu.processes:
         return ", ".join(_describe(process) for process in gpu.processes)
     if gpu.used_bytes > max(_HIDDEN_USE_BYTES, gpu.total_bytes // 10):

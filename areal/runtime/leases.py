@@ -101,7 +101,7 @@ def foreign_listener(port: int, sessions: Collection[int]) -> PortOwner | None:
     found: PortOwner | None = None
     for _ in range(2):
         listening = list(_listeners(port))
-        if len(listening) < 2:  # one at most: nobody is behind it
+        if len(listening) < 2:  # one at most: no other process listens
             return None
         ours = {inode for stat in procfs.processes() if stat.session in sessions for inode in _sockets_of(stat.pid)}
         others = {inode: uid for inode, uid in listening if inode not in ours}

@@ -204,7 +204,7 @@ def session_is_ours(identity: ProcessIdentity) -> bool:
     """Whether the session with the shim's number can be its own still.
 
     A number in use as a session id is not given to a new process: while any member lives, the process of that
-    number is the old leader (perhaps a zombie) or nobody. Somebody else under it means our session is empty.
+    number is the old leader (perhaps a zombie) or no process. Another process under it means our session is empty.
     """
     if not _is_here(identity):
         return False
@@ -257,7 +257,7 @@ def shim_identity(store: RunStore, uid: str) -> ProcessIdentity | None:
     """The supervisor of the run, living or dead; None when nothing was started.
 
     Between the "go" and its record a shim holds the life lock and has no identity yet: it is waited for. A record
-    that was damaged is replaced by what /proc says about the process that was told to supervise this very folder.
+    that was damaged is replaced by what /proc says about the process that was started to supervise this very folder.
     """
     deadline = time.monotonic() + _BETWEEN_GO_AND_ID_S
     while True:

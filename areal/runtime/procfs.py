@@ -242,9 +242,9 @@ def _freeze(belongs: Callable[[Stat], bool]) -> tuple[dict[int, int], list[int]]
     """Stop members until a scan finds no new one; returns pidfds by pid, and the pids we may not signal.
 
     A process that forks and leaves during a scan is in neither its old place nor, yet, in its new one: only a scan
-    in which nobody vanished and no member has become a zombie since the last proves that there is nobody. A scan passes
-    over strangers that two earlier ones have seen, who bear no members (one is not enough: for an instant of its exec a
-    member has no environment): so it is soon done, and few vanish before it.
+    in which no process vanished and no member has become a zombie since the last proves that the session is empty. A
+    scan passes over strangers that two earlier ones have seen, who bear no members (one is not enough: for an instant
+    of its exec a member has no environment): so it is soon done, and few vanish before it.
     """
     held: dict[int, int] = {}
     refused: list[int] = []

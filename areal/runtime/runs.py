@@ -383,7 +383,7 @@ def supervisor_of(store: RunStore, uid: str) -> tuple[ProcessIdentity | None, bo
 
 
 def find_shim(run_dir: str) -> ProcessIdentity | None:
-    """The living supervisor of a run folder, found without its record: the session leader that was told the folder.
+    """The living supervisor of a run folder, found without its record: the session leader started with the folder.
 
     Shims never rename themselves, and only a shim leads a session with that folder in its first environment.
     """

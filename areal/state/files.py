@@ -2,7 +2,7 @@
 
 A write is temp + fsync + rename + fsync of the folder: a reader, or a crash at any instant, sees the old bytes or the
 new ones. When the disk refuses, the old file stays as it was, the temp is removed and the error names path and cause.
-A *sealed* file is a JSON document that carries the SHA-256 of its own body, so that a torn or edited file is told from
+A *sealed* file is a JSON document that carries the SHA-256 of its own body, so that a torn or edited file differs from
 a good one: reading it raises ``Unreadable``. Absence is FileNotFoundError; the two are never confused. Only mutating
 commands move a damaged file aside (``quarantine``); nothing here deletes one.
 

@@ -2,7 +2,7 @@
 
 The lock is the descriptor; the file is only its name, and the readable *holder* beside it is for people. Taking a
 lock therefore changes nothing on disk once its file is there, and a command announces itself (``Held.announce``) only
-when it has planned something to do. Who holds a lock that nobody announced is read from /proc/locks.
+when it has planned something to do. The holder of an unannounced lock is read from /proc/locks.
 
 Locks are taken in one order (sorted by reference), so two commands can never wait for each other. A lock file may be
 removed while it is held, so whoever gets a lock checks that the name still leads to the file that was locked.
@@ -196,8 +196,8 @@ def lock_objects(
     on_wait: Callable[[str], None] | None = None,
 ) -> Iterator[Held]:
     """Hold every object of ``refs``. Raises Locked naming the holder when ``timeout_s`` passes first, and
-    KeyboardInterrupt when ``interrupted`` is set meanwhile; ``on_wait`` is told once what is waited for, where there
-    is time to wait."""
+    KeyboardInterrupt when ``interrupted`` is set meanwhile; ``on_wait`` is called once with what is waited for, where
+    there is time to wait."""
     wait = _Wait(interrupted, on_wait if timeout_s > _GRACE_S else None)
     held = Held(home, command or command_line(), wait)
     deadline = time.monotonic() + timeout_s

@@ -25,7 +25,7 @@ from areal.resources.tree import ABSENT, FieldPath, bracketed, changes, delete_p
 from areal.state.files import Unreadable
 
 APPLY = "apply"
-JOB = "job"  # of the service that a job brought: the job is at rest
+JOB = "job"  # of the service that a job created: the job is at rest
 
 
 @dataclass(frozen=True)

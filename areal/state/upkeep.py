@@ -45,7 +45,7 @@ def defects(home: Home) -> tuple[Defect, ...]:
 
 
 def set_aside(home: Home, defect: Defect) -> Path | None:
-    """Quarantine a damaged file that is no object; where it is now, None when there was nothing to move. Objects are
+    """Quarantine a damaged file that is not an object; its new path, None when there was nothing to move. Objects are
     set aside by ``ObjectStore.restore``, which puts something in their place."""
     with lock_store(home.ensure()):
         return quarantine(defect.path) if defect.path.exists() else None

@@ -100,7 +100,7 @@ def rows_digest(rows: Sequence[Any]) -> str:
     for place in (*places, *([last] if places and places[-1] != last else ())):
         try:
             text = json.dumps(rows[place], sort_keys=True, default=_plain)
-        except (TypeError, ValueError):  # keys that are no text, or of several types
+        except (TypeError, ValueError):  # keys that are not text, or of several types
             text = json.dumps(_with_text_keys(rows[place]), sort_keys=True, default=_plain)
         found.update(text.encode())
         found.update(b"\n")

@@ -133,7 +133,7 @@ def connect_pair(
     """Connect the trainer to ``service``, on the first rank. ``current_address``: of a service that may move."""
     key = service.key
     if service.model is None:
-        raise UsageFault("which of the service's models is trained is not said", hint="rollout.model=NAME")
+        raise UsageFault("no setting names which of the service's models is trained", hint="rollout.model=NAME")
     files = config_files(hub.model_folder(model_folder))
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     publisher = open_publisher(mode, folder.root / "weights", files, device, own_address())

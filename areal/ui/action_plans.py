@@ -49,7 +49,7 @@ def _object_plan(view: ViewContext, verb: str, ref: Ref, asked: Mapping[str, Any
     replicas = asked.get("replicas")
     if verb == "scale":
         if type(replicas) is not int or not 0 <= replicas <= _MOST_REPLICAS:
-            raise UsageFault("replicas is no number from 0")
+            raise UsageFault("replicas is not a number from 0")
         words += f" --replicas {replicas}"
 
     def change(context: Context) -> operations.ObjectChange:

@@ -59,7 +59,7 @@ def _is_http_url(text: str) -> bool:
     try:
         parts = urlsplit(text)
         named = bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a bracket without its other, a port that is no number
+    except ValueError:  # a bracket without its other, a port that is not a number
         return False
     more = parts.username or parts.path.strip("/") or parts.query or parts.fragment
     return parts.scheme == "http" and named and not more

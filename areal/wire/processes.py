@@ -123,7 +123,7 @@ class Retention:
     export_retention: float = option(600.0, "seconds that an export stays repeatable", least=0)
     visibility_timeout: float = option(60.0, "seconds until a lease that is not acknowledged is given again", least=0)
     session_ttl: float = option(3600.0, "seconds until an idle, unrewarded session ends", least=0)
-    ready_ttl: float = option(86400.0, "seconds until a ready trajectory that nobody fetches is dropped", least=0)
+    ready_ttl: float = option(86400.0, "seconds until a ready trajectory that is not fetched is dropped", least=0)
     hitl_turns: int = option(256, least=1)  # unrewarded turns of the human in the loop before a new trajectory opens
 
 

@@ -113,7 +113,7 @@ def test_run_again_leaves_what_another_command_has_set_since(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--agent", "a:B", "--env", "A"), "--env 'A' is no NAME=VALUE"),
+        (("--agent", "a:B", "--env", "A"), "--env 'A' is not NAME=VALUE"),
         (("--agent", "a:B", "--model", "m"), "--inf SERVICE is missing"),
         (("--command", "'a"), "--command: No closing quotation"),
     ],

@@ -73,7 +73,7 @@ def test_caller_that_leaves_ends_its_own_call(
             assert sock.recv(1)
     nothing_runs(fleet)
     assert engine.call("POST", "/release").status == 200
-    outcome.callers("nobody listens")
+    outcome.callers("no reader")
     outcome.recorded(scene.kept())
     outcome.healed("the engine's work ends; " + served(scene))
 

@@ -335,7 +335,7 @@ def check_pairs(engine: TrainEngineConfig, place: str = "") -> None:
 
 @dataclass
 class PPOActorConfig(TrainEngineConfig):
-    """The policy. ``preset`` names an algorithm, which sets what is not said.
+    """The policy. ``preset`` names an algorithm, which sets the fields that are absent.
 
     Rewards are ``clip(scaling * (reward + bias), +-reward_clip)``; then normalised, then spread over tokens with a KL
     penalty of ``kl_ctl`` against the reference; ``kl_loss_coef`` puts one into the loss."""

@@ -185,7 +185,7 @@ def _commands(
 
     def history(rest: str) -> None:
         found = call_session(chosen, "GET", talk.session)
-        show("\n".join(turn_lines(found)).strip("\n") or "nothing was said")
+        show("\n".join(turn_lines(found)).strip("\n") or "no messages yet")
 
     def close(rest: str) -> None:
         close_session(chosen, talk.session)

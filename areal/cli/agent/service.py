@@ -112,7 +112,7 @@ def _environment(words: tuple[str, ...]) -> dict[str, str]:
     for word in words:
         name, equals, value = word.partition("=")
         if not equals or not name:
-            raise UsageFault(f"--env {word!r} is no NAME=VALUE")
+            raise UsageFault(f"--env {word!r} is not NAME=VALUE")
         found[name] = value
     return found
 

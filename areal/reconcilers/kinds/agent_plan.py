@@ -54,7 +54,7 @@ def session_settings(spec: AgentServiceSpec) -> dict[str, Any]:
 def with_callers_of(
     targets: Sequence[Target], stored: Iterable[StoredObject], states: Iterable[RunState]
 ) -> tuple[Target, ...]:
-    """``targets``, with the agent services whose processes were told another place or key of an inference service among
+    """``targets``, with the agent services whose processes have another place or key of an inference service among
     them than it has now."""
     chosen = {target.ref: target for target in targets}
     recorded: dict[str, list[Mapping[str, Any]]] = {}

@@ -210,7 +210,7 @@ def with_services(
 
 
 def _with_owner(item: Wanted, known: Mapping[str, StoredObject], replacing: Sequence[str]) -> Wanted:
-    """The manifest of an object that a job brought, as ``areal get -o manifest`` writes it, leaves it the job's."""
+    """The manifest of an object that a job created, as ``areal get -o manifest`` writes it, leaves it the job's."""
     earlier = known.get(item.ref)
     owner = known.get((earlier.owner if earlier is not None and item.owner is None else None) or "")
     if owner is None:
@@ -249,9 +249,9 @@ def _expand(
         rollout = job.spec.get("rollout")
         if rollout is None:
             return [job]
-        brought = is_derived(earlier, ("rollout",), unnoted=True) and rollout.get("service") == job.name
+        created = is_derived(earlier, ("rollout",), unnoted=True) and rollout.get("service") == job.name
         refs = (f"{_SERVICE}/{rollout.get('service')}", f"{_MODEL}/{rollout.get('model')}")
-        kept = [known[ref] for ref in refs if ref in known and (brought or _is_of(known[ref], job, known))]
+        kept = [known[ref] for ref in refs if ref in known and (created or _is_of(known[ref], job, known))]
         return [*map(_as_recorded, kept), job]
     config = JobConfig.of(job)
     job = expand_job(job, config)
@@ -289,7 +289,7 @@ def _claim_names(
         return owners.get(item.ref, item.owner) != item.owner
 
     service, model = owned
-    if is_taken(model):  # by another job of the same configuration, say: the driver is told
+    if is_taken(model):  # by another job of the same configuration, say: the driver gets the name
         model = replace(model, ref=f"{_MODEL}/{job.name}", name=job.name)
     for item in (service, model):
         if is_taken(item):

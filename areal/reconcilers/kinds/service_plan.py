@@ -2,7 +2,7 @@
 
 The router and the gateway start side by side; the gateway follows the router's table and waits for it. A gateway
 that must change on the same address starts beside the old one (the port is shared) and the old one drains. A router
-is replaced in place: the relays keep serving from their last table meanwhile, and do so until they are told that the
+is replaced in place: the relays keep serving from their last table meanwhile, and do so until they hear that the
 new table is whole (SYNC); until then nothing that they may still pick is stopped, and no gateway that knows only the
 new table is started beside them.
 """

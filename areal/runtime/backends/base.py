@@ -88,7 +88,7 @@ class HttpProbe:
 class RunSpec:
     """All that is needed to start one process, and to decide later whether it is still the right one.
 
-    ``spec`` is the sparse slice of the owner's spec that this run was started for and ``inputs`` what it was told
+    ``spec`` is the sparse slice of the owner's spec that this run was started for and ``inputs`` what it was given
     about other runs (URLs, ports): keep or recreate is decided by comparing these, never by a hash.
     ``config`` is written as JSON to a file of the run, which the command gets as its last words, ``--config FILE``.
     ``secret_env`` values are written to a 0600 file that only the shim reads, never to argv or ``intent.json``.
@@ -347,5 +347,5 @@ class Backend(RunControl, Protocol):
         caller journals it, and an exception of it starts nothing and leaves no record. A backend that submits to a
         scheduler calls it with 0, before it submits. The returned state is ``QUEUED``, ``STARTING`` or ``RUNNING``
         (placement and readiness are the caller's affair), or the end of a component that failed at once.
-        Raises Conflict when the uid is in use, NoCapacity when a lease is held (by whom is said), ArealError."""
+        Raises Conflict when the uid is in use, NoCapacity when a lease is held (naming its holder), ArealError."""
         ...

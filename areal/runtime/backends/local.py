@@ -145,7 +145,7 @@ class LocalBackend:
         crash: Callable[[str], None] = lambda point: None,
         list_gpus: Callable[[], gpus.GpuListing] = gpus.list_gpus,
     ) -> None:
-        home = Path(home_root).resolve()  # processes are told its path: one spelling
+        home = Path(home_root).resolve()  # processes get its path: one spelling
         self.store = RunStore(home / "runs")
         self.leases = LeaseDir(lease_dir, scope=str(home))
         self._claims = Claims(self.leases)

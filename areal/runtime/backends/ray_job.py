@@ -152,7 +152,7 @@ def resolve_address(address: str, environ: Mapping[str, str]) -> str:
     try:
         url = urlsplit(address)
         usable = url.scheme in ("http", "https") and url.hostname and url.port != 0 and not url.username
-    except ValueError:  # a port that is no number, half an IPv6 address
+    except ValueError:  # a port that is not a number, half an IPv6 address
         usable = False
     if not usable or re.search(r"[\s\x00-\x1f\x7f]", address):
         raise InvalidManifest(

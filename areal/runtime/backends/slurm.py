@@ -287,7 +287,7 @@ def _run(*argv: str, script: str | None = None) -> subprocess.CompletedProcess[s
             env=environment,
             capture_output=True,
             text=True,
-            errors="replace",  # a job of the user may have a name that is no UTF-8
+            errors="replace",  # a job of the user may have a name that is not UTF-8
             check=False,
             timeout=_ANSWER_S,
         )

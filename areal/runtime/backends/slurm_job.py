@@ -308,7 +308,7 @@ def newest(jobs: Iterable[SlurmJob], home: str) -> dict[str, SlurmJob]:
 
 
 _FAULT = re.compile(r"error|unrecognized|invalid|no such|not found|cannot|unable|denied", re.IGNORECASE)
-_ECHO = re.compile(r"task [0-9,-]+: (Exited|Terminated|Killed)|Terminating StepId")  # srun's, of what was said before
+_ECHO = re.compile(r"task [0-9,-]+: (Exited|Terminated|Killed)|Terminating StepId")  # srun repeats an earlier line
 
 
 def last_words(lines: Sequence[str]) -> str:

@@ -39,7 +39,7 @@ class RotatingLog:
         self._open()
 
     def _open(self) -> None:
-        """Open the new files before the old are let go: whatever happens there is something to write to."""
+        """Open the new files before the old ones are closed: whatever happens, there is a file to write to."""
         fd = os.open(self._path, _APPEND, 0o600)
         times_fd = os.open(self._path + TIMES, _APPEND, 0o600)
         self.close()

@@ -120,7 +120,7 @@ def _become(
 
 
 def leave_the_callers_limits() -> None:
-    """Raise the soft limits of the caller's shell to the hard ones, and let nobody else read what we write."""
+    """Raise the soft limits of the caller's shell to the hard ones, and make what we write private to this user."""
     os.umask(0o077)
     for limit in _LIMITS:
         hard = resource.getrlimit(limit)[1]
@@ -412,7 +412,7 @@ class RunSupervisor:
     def _write(self, name: str, record: dict[str, object]) -> None:
         try:
             records.write_json(self._run_dir, name, record, durable=name == records.EXIT)
-        except FileNotFoundError:  # the run's folder is gone, and nobody reads its records
+        except FileNotFoundError:  # the run's folder is gone, and its records have no reader
             self._unwritten = self._write_at = None
         except OSError as error:
             if self._unwritten is None or self._unwritten[0] != name:
@@ -477,8 +477,8 @@ class RunSupervisor:
 
 def main(argv: list[str]) -> int:
     """Wait at the gate, then supervise. The caller writes ``G`` after it has made the intent durable and noted our pid;
-    anything else, and above all end of file (the caller died), means that nobody knows about us: leave, having started
-    nothing."""
+    anything else, and above all end of file (the caller died), means that no command knows about us: leave without
+    a start."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a caller may have blocked what we wait for
     run_dir = argv[0]
     gate, ack, *held = (int(text) for text in argv[1:])

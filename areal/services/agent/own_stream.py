@@ -61,7 +61,7 @@ class OwnStreamText:
     def _of_events(self, data: bytes) -> str:
         try:
             events = self._events.feed(data)
-        except ValueError:  # an event that is too long: there is no text in it or after it
+        except ValueError:  # an event that is too long: neither it nor what follows holds text
             self._kind = ""
             return ""
         return self._texts(events)

@@ -65,7 +65,7 @@ async def serve(service: Service, options: ServeOptions) -> None:
 
 
 def run_service(build: Callable[[], AbstractAsyncContextManager[Service]], options: ServeOptions) -> None:
-    """Build a service inside its event loop and serve it until it is told to stop."""
+    """Build a service inside its event loop and serve it until it is asked to stop."""
 
     async def main() -> None:
         async with build() as service:

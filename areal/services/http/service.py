@@ -142,7 +142,7 @@ class Lifetime:
     def state(self) -> tuple[str, str | None]:
         """``ready``, ``not_ready`` or ``draining``, and the reason."""
         if self.draining:
-            return "draining", "the process was told to stop and finishes what it has"
+            return "draining", "the process was asked to stop and finishes what it has"
         reason = self._not_ready()
         return ("ready", None) if reason is None else ("not_ready", reason)
 

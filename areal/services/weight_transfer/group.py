@@ -2,8 +2,8 @@
 
 Made of torch's own parts and no global state, so that a trainer's default group is left alone. The members meet at a
 store that the trainer opens; a member that does not come, or leaves, is an error after ``timeout_s`` for the others.
-A member is not bound to wait so long: it gives up whenever it is told to, while the group forms and while it carries
-something. gloo itself cannot be interrupted, so what was given up is let go of by a thread that nobody waits for.
+A member is not bound to wait so long: it gives up whenever it is asked to, while the group forms and while it carries
+something. gloo itself cannot be interrupted, so what was given up ends in a thread without a waiter.
 
 Each member says at the store where it computes. Where each has a CUDA device of its own NCCL carries the weights,
 through a bucket of device memory; gloo carries them from host memory to host memory everywhere else.
@@ -89,8 +89,8 @@ class BroadcastGroup:
     def broadcast(
         self, body: Tensor, reached: Callable[[int], None] = lambda count: None, await_bytes: Await = at_once
     ) -> None:
-        """``body`` of uint8, equally long everywhere, from rank 0 to all; ``reached`` is told how many bytes have
-        travelled, ``await_bytes`` is as for ``send``. Raises RuntimeError when a member is lost."""
+        """``body`` of uint8, equally long everywhere, from rank 0 to all; ``reached`` is called with the bytes that
+        have travelled, ``await_bytes`` is as for ``send``. Raises RuntimeError when a member is lost."""
         if self._bucket is not None:
             self._by_bucket(body, self._bucket, await_bytes)
             reached(len(body))

@@ -50,7 +50,7 @@ class TransferProgress:
             self._changed.notify_all()
 
     def wait(self, name: str) -> None:
-        """Return when the tensor is there. Raises ArealError when it will not come; one that nobody announced is
+        """Return when the tensor is there. Raises ArealError when it will not come; one that was not announced is
         waited for as all of them."""
         self.wait_for(self.ends.get(name, self._whole))
 
@@ -145,7 +145,7 @@ class MemoryLease:
             raise
 
     def end(self) -> None:
-        """Idempotent. Said to the kernel, for what is mapped from our file holds it open."""
+        """Idempotent. Asks the kernel, for what is mapped from our file holds it open."""
         if not self._file.closed:
             fcntl.flock(self._file, fcntl.LOCK_UN)
             self._file.close()

@@ -57,6 +57,6 @@ async def _result(called: Any, call: dict[str, Any]) -> Any:
         if called is None:
             raise ValueError(f"there is no tool {call['name']}")
         content = str(await called.ainvoke(call["args"]))
-    except Exception as error:  # noqa: BLE001 - the model's arguments are wrong: it is told
+    except Exception as error:  # noqa: BLE001 - the model's arguments are wrong: it gets the error
         content = f"error: {error}"
     return ToolMessage(content, tool_call_id=call["id"])

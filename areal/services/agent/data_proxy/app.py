@@ -302,8 +302,8 @@ class PairRoutes:
 
     async def _answer(self, session: SessionEntry, turn: SessionTurn, caller: TurnCaller) -> AnyResponse:
         caller.accepted = _accepted(turn.run_id)
-        if caller.live and turn.said:  # it joins
-            caller.pass_on(b"".join(event + b"\n" for event in turn.said))
+        if caller.live and turn.events:  # it joins
+            caller.pass_on(b"".join(event + b"\n" for event in turn.events))
         timer = asyncio.get_running_loop().call_later(_ACCEPTED_S, caller.begin) if caller.stream else None
         try:
             await caller.ended.wait()
@@ -328,7 +328,7 @@ class PairRoutes:
         turn, message = found
         assert message.request is not None
         _check_same(message.request, key)
-        caller.live, caller.message = turn.said is not None, message
+        caller.live, caller.message = turn.events is not None, message
         turn.callers.append(caller)
         return turn
 

@@ -57,7 +57,7 @@ _OWN_EVENTS = (_OWN_STREAM, b'{"type":"data"')
 _LINE_SLACK = 64 * 1024
 _MOST_BEHIND = 4 * 1024 * 1024  # bytes that a caller may lag behind the others of its turn
 _HELD_BYTES = 64 * 1024
-_MOST_SAID_BYTES = 4 * 1024 * 1024  # of a turn's events, for retries that join it, or that get its own stream
+_MOST_KEPT_BYTES = 4 * 1024 * 1024  # of a turn's events, for retries that join it, or that get its own stream
 
 
 @dataclass(eq=False)
@@ -124,7 +124,7 @@ class TurnCaller:
 class SessionTurn:
     """A turn that waits or runs. ``last``: its last event, set before ``ended``. ``recorded``: its journal entry, None
     if it could not be written. ``aborted``: the reason to end it early. ``writing``: it waits for slow callers.
-    ``said``: all events so far, if a request has an Idempotency-Key; None if they are too many. ``has_own``: some are
+    ``events``: all events so far, if a request has an Idempotency-Key; None if they are too many. ``has_own``: some are
     of the agent's own stream."""
 
     run_id: str
@@ -135,7 +135,7 @@ class SessionTurn:
     interruptible: bool = False
     writing: bool = False
     has_own: bool = False
-    said: list[bytes] | None = field(default_factory=list)
+    events: list[bytes] | None = field(default_factory=list)
     said_bytes: int = 0
     recorded: TurnEntry | None = None
     last: bytes = b""
@@ -151,25 +151,25 @@ class SessionTurn:
 
     @property
     def inference(self) -> ModelAccess | None:
-        """The RL session that the newest message brought, if any did."""
+        """The RL session of the newest message that has one."""
         return next((each.inference for each in reversed(self.messages) if each.inference is not None), None)
 
     def keep(self, events: Iterable[bytes]) -> None:
-        """Keep events for retries, up to ``_MOST_SAID_BYTES``."""
+        """Keep events for retries, up to ``_MOST_KEPT_BYTES``."""
         for event in events:
             self.has_own = self.has_own or event.startswith(_OWN_EVENTS)
-            if self.said is not None:
-                self.said.append(event)
+            if self.events is not None:
+                self.events.append(event)
                 self.said_bytes += len(event)
-        if self.said_bytes > _MOST_SAID_BYTES:
-            self.said = None
+        if self.said_bytes > _MOST_KEPT_BYTES:
+            self.events = None
 
     @property
     def stream(self) -> bytes | None:
         """The events for the record of a turn with an own stream of its agent; empty if they are too many."""
         if not self.has_own:
             return None
-        return b"".join(event + b"\n" for event in (ALL_EVENTS, *self.said)) if self.said is not None else b""
+        return b"".join(event + b"\n" for event in (ALL_EVENTS, *self.events)) if self.events is not None else b""
 
     @property
     def requests(self) -> list[TurnRequestKey]:
@@ -420,8 +420,8 @@ class TurnRunner:
 
     async def _attempt(self, session: SessionEntry, turn: SessionTurn, transcript: Transcript) -> dict[str, Any]:
         async with self.slots:
-            if (brought := turn.inference) is not None:
-                theirs = RlSession(**vars(brought))
+            if (named := turn.inference) is not None:
+                theirs = RlSession(**vars(named))
                 if theirs != session.inference:
                     await session.journal.set_inference(session, theirs)
             replaced = await self._rl.prepare(session)

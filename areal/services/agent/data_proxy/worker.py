@@ -137,8 +137,8 @@ class Transcript:
         """The turn's messages, JSON. A tool call without a result gets an empty one: models refuse unanswered calls."""
         found: list[dict[str, Any]] = [{"role": "user", "content": self._message}]
         for text, group in self._groups:
-            said = "".join(text) or None
-            found.append({"role": "assistant", "content": said, "tool_calls": list(group.values())})
+            content = "".join(text) or None
+            found.append({"role": "assistant", "content": content, "tool_calls": list(group.values())})
             found += [{"role": "tool", "tool_call_id": call, "content": self._results.get(call, "")} for call in group]
         if summary:
             found.append({"role": "assistant", "content": summary})

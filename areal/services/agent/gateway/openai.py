@@ -142,17 +142,17 @@ _KNOWN = {each.name for each in fields(_ResponsesBody)} | set(ROUTING_FIELDS)
 
 def _last_message(items: Any, where: str) -> str:
     """The user's newest message: all user messages after the last one of another role. Raises 400."""
-    said: list[str] = []
+    texts: list[str] = []
     for place, item in enumerate(items):
         if not isinstance(item, Mapping):
             raise bad_request(f"{where}[{place}] must be an object", param=f"{where}[{place}]")
         if item.get("type", "message") == "message" and item.get("role") == "user":
-            said.append(joined_text(item.get("content"), f"{where}[{place}].content", "\n"))
+            texts.append(joined_text(item.get("content"), f"{where}[{place}].content", "\n"))
         else:
-            said.clear()
-    if not said:
+            texts.clear()
+    if not texts:
         raise bad_request(f"{where} must end with a message of the user", param=where)
-    return "\n\n".join(said)
+    return "\n\n".join(texts)
 
 
 # Answers, whole or streamed. A Responses answer has the agent's tool calls, their results and its text as items. A chat
@@ -217,8 +217,8 @@ class _TurnWriter(ResponsesWriter):
     def completed(self, summary: str, metadata: Mapping[str, Any]) -> tuple[bytes, dict[str, Any]]:
         """The last events, and the whole response. ``summary`` is added as text unless the deltas had it already.
         ``metadata`` is the agent's; the response's field ``metadata`` repeats the request's."""
-        said = self._open is not None and self._open["type"] == "message" and "".join(self._text) == summary
-        last = b"" if said or not summary else self._done("completed") + self.pieces((Content(summary),))
+        sent = self._open is not None and self._open["type"] == "message" and "".join(self._text) == summary
+        last = b"" if sent or not summary else self._done("completed") + self.pieces((Content(summary),))
         done = last + self._done("completed")
         response = self._response("completed", self._items, None, None) | {"agent_metadata": metadata}
         return done + self._event("response.completed", response=response), response
@@ -264,7 +264,7 @@ class ResponsesAnswer(TurnAnswer):
 
 
 class CompletionAnswer(TurnAnswer):
-    """The answer as a chat completion. ``_said``: the deltas so far. ``_passed_on``: the agent's own stream is
+    """The answer as a chat completion. ``_sent_text``: the deltas so far. ``_passed_on``: the agent's own stream is
     forwarded as the answer."""
 
     _head: Mapping[str, Any]
@@ -272,7 +272,7 @@ class CompletionAnswer(TurnAnswer):
 
     def __init__(self, request: Request, body: TurnBody, key: str, service: str) -> None:
         super().__init__(request, body, key, service)
-        self._said: list[str] = []
+        self._sent_text: list[str] = []
 
     async def event(self, event: Event) -> None:
         match event["type"]:
@@ -296,8 +296,8 @@ class CompletionAnswer(TurnAnswer):
     async def _say(self, text: str) -> None:
         if not self._body.stream or not text:
             return
-        first = {"role": "assistant"} if not self._said else {}
-        self._said.append(text)
+        first = {"role": "assistant"} if not self._sent_text else {}
+        self._sent_text.append(text)
         await self._write(self._chunk({**first, "content": text}))
 
     def _chunk(self, delta: Mapping[str, Any], finish: str | None = None) -> bytes:
@@ -308,13 +308,13 @@ class CompletionAnswer(TurnAnswer):
         if self._passed_on:
             return self._out
         await self._say(self._own.end())
-        summary, said = complete["summary"], "".join(self._said)
+        summary, sent = complete["summary"], "".join(self._sent_text)
         if not self._body.stream:
             message = {"role": "assistant", "content": summary, "refusal": None}
             choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}
             more = {"choices": [choice], "agent_metadata": complete["metadata"]}
             return self._whole({**self._head, "object": "chat.completion", **more})
-        if not said.endswith(summary):
-            await self._say(f"\n\n{summary}" if said else summary)
+        if not sent.endswith(summary):
+            await self._say(f"\n\n{summary}" if sent else summary)
         await self._write(self._chunk({}, "stop") + DONE)
         return self._out

@@ -6,7 +6,7 @@
     res    {id, ok, payload: {runId, sessionKey, status: accepted | complete | failed, summary?, error?}}
     event  {event: "agent", payload: {runId, delta | toolCall | toolResult}}
 
-The messages of a session, and cancels of its turn, reach it in the order in which the connection brought them. An
+The messages of a session, and cancels of its turn, reach it in the order in which they arrived on the connection. An
 invalid frame gets a ``res`` with the error. A caller without the admin key in a header or in ``?token=`` must send
 an ``auth`` frame first. A caller that disconnects cancels its turns.
 """

@@ -64,7 +64,7 @@ class TurnCall:
     turn: TurnRequest
     request_id: str
     started: float = field(default_factory=time.perf_counter)
-    said: bool = False  # an event came after ``accepted``
+    answered: bool = False  # an event came after ``accepted``
     writing: bool = False
     waited: float = 0.0  # seconds for data proxies, agents, and the caller
     theirs_us: int = 0  # the data proxy's own time, until the turn was queued
@@ -169,8 +169,8 @@ class TurnDispatcher:
             watchdog.kick()
             event: Event = orjson.loads(line)
             kind = event["type"]
-            if call.turn.stream and not call.said and kind != "accepted":
-                call.said = True
+            if call.turn.stream and not call.answered and kind != "accepted":
+                call.answered = True
                 self._metrics.first.observe(time.perf_counter() - call.started)
             if kind in LAST:
                 return event

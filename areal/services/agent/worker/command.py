@@ -215,10 +215,10 @@ class _ProgramRun:
 
     def _say(self, lines: Sequence[bytes]) -> None:
         """Log what was read at once in one record: one a line would hold up the other turns for a program's flood."""
-        said = [line for each in lines if (line := each.decode(errors="replace").rstrip())]
-        if said:
-            self._stderr.extend(said)
-            _log.info("%s: %s", self._request.run_id, "\n".join(said))
+        printed = [line for each in lines if (line := each.decode(errors="replace").rstrip())]
+        if printed:
+            self._stderr.extend(printed)
+            _log.info("%s: %s", self._request.run_id, "\n".join(printed))
 
     def _check(self, program: str, status: int) -> None:
         if status != 0:
@@ -260,7 +260,7 @@ class ProgramOutput:
 
 
 def _event_of(line: str) -> dict[str, Any] | None:
-    """The event of a line, None for text. Raises AgentFailed for an event that is no JSON, such as one with a NaN, an
+    """The event of a line, None for text. Raises AgentFailed for an event that is not JSON, such as one with a NaN, an
     infinity or an unpaired surrogate, one that was cut, or one with more levels or digits than JSON is read with."""
     fault = ""
     try:

@@ -249,7 +249,7 @@ _PROVIDERS = (
 
 
 def chat_messages(system: object, messages: object, fields: Fields | None = None) -> list[dict[str, Any]]:
-    """Return the messages in OpenAI's form; ``fields`` are told what is left out. Raises 400 naming the block."""
+    """Return the messages in OpenAI's form; ``fields`` records what is left out. Raises 400 naming the block."""
     if not isinstance(messages, list) or not messages:
         raise bad_request("messages must be a list with at least one message", param="messages")
     out: list[dict[str, Any]] = []

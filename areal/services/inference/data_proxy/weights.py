@@ -120,7 +120,7 @@ class WeightSync:
         async def load() -> None:
             if self._tracker.behind == record:  # otherwise an update was loaded meanwhile
                 await self._engine.load_weights(path, record.version)
-                await self._control.probe()  # ready means ready with this version, also in what the router is told
+                await self._control.probe()  # ready means ready with this version, also in what the router gets
                 self._tracker.reloaded(record.pair, record.version)
 
         try:
@@ -328,7 +328,7 @@ class WeightRoutes:
 
     async def run(self) -> None:
         """Return to the published weights after an update whose trainer died before it was committed, so that the
-        workers of a model do not go on with two versions. Weights that nobody has any more are not returned to."""
+        workers of a model do not go on with two versions. Weights without a copy are not returned to."""
         while True:
             await self._swapped.wait()
             self._swapped.clear()

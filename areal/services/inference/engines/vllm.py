@@ -124,7 +124,7 @@ class VllmClient(EngineClient):
 
     def _served(self) -> str:
         if self._model is None:
-            raise EngineUnavailable("vLLM has not said yet which model it serves")
+            raise EngineUnavailable("vLLM has not reported yet which model it serves")
         return self._model
 
     def _request(self, call: EngineCall) -> GenerateRequest:

@@ -191,7 +191,7 @@ class ExportRoutes:
         try:
             return await self._journals.call(tag, "POST", path, self._journals.for_admin(request), orjson.dumps(body))
         except ApiError as error:
-            if error.code != NO_SESSION or not self._journals.recorders():  # it may be somewhere: nobody serves now
+            if error.code != NO_SESSION or not self._journals.recorders():  # its journal may exist without a server
                 raise
             return None
 

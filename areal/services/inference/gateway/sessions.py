@@ -120,7 +120,7 @@ class SessionKeys:
         except ApiError:
             if known is None:
                 raise
-            tag = known[0]  # nobody can tell now: the expired result stands
+            tag = known[0]  # no process knows now: the expired result stands
         self._custom_keys[digest] = (tag, loop.time() + (_FOUND_S if tag is not None else _MISSED_S))
         self._custom_keys.move_to_end(digest)
         if len(self._custom_keys) > _REMEMBERED:

@@ -14,7 +14,7 @@ class ProbeResult(Enum):
     """The result of one probe."""
 
     READY = "ready"
-    DRAINING = "draining"  # the worker says that it was told to stop
+    DRAINING = "draining"  # the worker reports that it is stopping
     NOT_READY = "not ready"  # the worker says that
     LOST = "lost"  # no answer in time
 

@@ -401,7 +401,7 @@ class WeightGroups:
         one's."""
         if not arrival.is_whole:
             failure = None if received.cancelled() else received.exception()
-            arrival.fail("nobody asks for them any more" if failure is None else str(failure))
+            arrival.fail("no request asks for them any more" if failure is None else str(failure))
             if self._members.get(name) is member:
                 self.leave(name)
 

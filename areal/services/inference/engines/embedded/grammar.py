@@ -22,7 +22,7 @@ from areal.files import parse_json
 from areal.installation import install_command
 
 _OBJECT = {"type": "object"}
-_GOES_WELL = ("NotStopped", "NoExtension", "EndOfSentence")  # llguidance's stop reasons that are no error
+_GOES_WELL = ("NotStopped", "NoExtension", "EndOfSentence")  # llguidance's stop reasons that are not errors
 _NO_TOKEN = "NoExtensionBias"  # its stop reason where no token continues what was written
 _META = re.compile(r"[\\.+*?()|\[\]{}^$]")  # of its regular expressions
 _BITS = np.arange(32, dtype=np.uint32)

@@ -179,7 +179,7 @@ class TensorEntry:
 @dataclass(frozen=True)
 class TensorReader:
     """``read`` returns a tensor by name, mapped from its file without a copy. ``leases``: of files in memory, which
-    nobody writes before they are ended."""
+    no writer starts before they end."""
 
     read: Callable[[str], Tensor]
     leases: tuple[MemoryLease, ...]
@@ -273,7 +273,7 @@ class MappedWeights:
     until ``forget`` or until others replace it; it keeps the memory alive, also when the trainer is gone.
 
     The engine computes with mapped memory where matrices need no reordering. So each file is opened with a lease, which
-    its reader ends after the last use; until then nobody writes to the file. Mappings are read-only, so that a write by
+    its reader ends after the last use; until then no one writes to the file. Mappings are read-only, so that a write by
     mistake is a SIGSEGV, and does not change what other engines serve.
     """
 
