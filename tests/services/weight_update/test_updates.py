@@ -28,7 +28,10 @@ from tests.services.weight_update.conftest import (
 Build = Callable[[int], Side]
 
 
-@pytest.mark.parametrize("mode", [pytest.param("disk", marks=pytest.mark.slow), "shm", "xccl"])
+@pytest.mark.parametrize(
+    "mode",
+    [pytest.param("disk", marks=pytest.mark.slow), "shm", pytest.param("xccl", marks=pytest.mark.extended)],
+)
 def test_update_every_worker_computes_with_the_new_weights(side: Build, mode: str) -> None:
     here = side(2)
     pair = here.pair(mode)

@@ -69,6 +69,7 @@ def test_reward_and_export_of_what_the_agent_asked_its_model(
     assert b"sk-" not in seen
 
 
+@pytest.mark.extended
 def test_error_of_a_reward_or_export_has_the_replys_request_id(
     processes: Processes, tmp_path: Path, tokenizer: Path
 ) -> None:
@@ -80,6 +81,7 @@ def test_error_of_a_reward_or_export_has_the_replys_request_id(
         assert answer.json()["error"]["request_id"] == answer.headers["x-request-id"], (verb, answer.body)
 
 
+@pytest.mark.extended
 def test_repeated_reward_of_one_idempotency_key_is_not_given_to_the_next_trajectory(
     processes: Processes, tmp_path: Path, tokenizer: Path
 ) -> None:
@@ -116,6 +118,7 @@ def test_idempotency_key_is_refused_where_it_has_no_effect(service: AgentService
     assert (refused.status, refused.json()["error"]["code"]) == (400, "idempotency_key_unsupported")
 
 
+@pytest.mark.extended
 def test_session_without_an_inference_service_is_refused_soon(processes: Processes, tmp_path: Path) -> None:
     router = processes.router()
     service = AgentService(

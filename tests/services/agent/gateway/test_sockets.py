@@ -324,6 +324,7 @@ def test_message_in_fragments(service: AgentService) -> None:
         assert caller.answer(1, "complete")["payload"]["summary"] == "You said: héllo"
 
 
+@pytest.mark.extended
 def test_slow_reader_holds_back_its_own_stream_only(service: AgentService) -> None:
     with connect(service) as slow, connect(service) as other:
         slow.agent(1, "many", "slow-reader")
@@ -397,6 +398,7 @@ def test_wrong_key_is_refused_before_the_upgrade(service: AgentService) -> None:
         assert caller.status == 403
 
 
+@pytest.mark.extended
 def test_first_frame_that_does_not_come_closes_the_connection(service: AgentService) -> None:
     with Caller(service.gateway.port) as caller:
         assert caller.close_code() == 4001

@@ -240,6 +240,7 @@ def wait_new_port(worker: Process, starts: int) -> None:
     worker.port = int(next(filter(None, map(begun.search, reversed(worker.log))))[1])
 
 
+@pytest.mark.extended
 def test_agent_that_ignores_its_cancellation_does_not_keep_the_worker(start_worker: StartWorker) -> None:
     worker = start_worker(BAD)
     events = Events(worker, "ignores")

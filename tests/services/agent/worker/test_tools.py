@@ -93,6 +93,7 @@ def test_tool_that_fails_says_so(worker: Process) -> None:
     assert answer(worker, 'add {"a": "x"}')["summary"].startswith("failed: ")
 
 
+@pytest.mark.extended
 def test_server_that_dies_is_connected_again(worker: Process) -> None:
     assert "did not answer die" in answer(worker, "die")["summary"]
     assert answer(worker, 'add {"a": 1, "b": 2}')["summary"] == "3"
@@ -181,7 +182,7 @@ ENDLESS = """
     ("how", "error"),
     [
         ("silent", "is away: it did not end the list of its tools within 2 s"),
-        ("pages", "is away: its list of tools has more than 1000 pages"),
+        pytest.param("pages", "is away: its list of tools has more than 1000 pages", marks=pytest.mark.extended),
     ],
 )
 def test_server_whose_list_of_tools_never_ends_is_named(

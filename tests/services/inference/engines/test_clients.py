@@ -258,10 +258,12 @@ async def test_sglang_event_of_tokens_from_before_and_after_an_update_has_no_ver
         {"version": "7", "start": 0, "end": 2},
         {"version": "8", "start": 2, "end": 6},
     ]
+    api.replies["POST /generate"] = [_sglang_event([5], 1, {"type": "length"}), "[DONE]"]
+    client = await engine("sglang", http, api.url)
     read, turns = list[EngineDelta](), [asyncio.Event() for _ in range(3)]
     events = [first, turns[0].wait, second, turns[1].wait, third, turns[2].wait, last, "[DONE]"]
     api.replies["POST /generate"] = events
-    async for delta in (await engine("sglang", http, api.url)).generate(CALL):
+    async for delta in client.generate(CALL):
         read.append(delta)
         if len(read) <= len(turns):
             turns[len(read) - 1].set()

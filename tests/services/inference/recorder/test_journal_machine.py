@@ -312,5 +312,5 @@ class SlowSealingMachine(JournalMachine):
 _SETTINGS = settings(max_examples=25, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck))
 TestAtOnce = JournalMachine.TestCase
 TestAtOnce.settings = _SETTINGS
-TestSlowSealing = SlowSealingMachine.TestCase
+TestSlowSealing = pytest.mark.extended(SlowSealingMachine.TestCase)
 TestSlowSealing.settings = _SETTINGS

@@ -107,7 +107,7 @@ class Engine:
         self.api.replies[GENERATE[self.kind]] = [*items, "[DONE]"]
 
 
-@pytest.fixture(params=["vllm", "sglang"])
+@pytest.fixture(params=["vllm", pytest.param("sglang", marks=pytest.mark.extended)])
 async def engine(request: pytest.FixtureRequest) -> AsyncIterator[Engine]:
     async with scripted_api() as api:
         yield Engine(request.param, api)

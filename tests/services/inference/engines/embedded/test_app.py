@@ -175,6 +175,7 @@ async def test_receiving_that_nobody_asks_for_any_more_ends_the_wait_of_who_make
         assert await carried(trainer, engine, 2)
 
 
+@pytest.mark.extended
 async def test_group_in_which_an_operation_hangs_is_let_go_of_by_nobody_who_is_waited_for(
     trainer: BroadcastPublisher, engine: WeightGroups
 ) -> None:

@@ -168,7 +168,7 @@ def test_batch_without_adapters_has_no_deltas() -> None:
     assert deltas_of((), 4, torch.device("cpu")) is None
 
 
-@pytest.mark.parametrize("instructions", ["avx2", "default"])
+@pytest.mark.parametrize("instructions", [pytest.param("avx2", marks=pytest.mark.extended), "default"])
 def test_auto_dtype_of_a_bfloat16_model_is_float32_where_the_cpu_has_no_instructions(
     instructions: str, tmp_path: Path
 ) -> None:

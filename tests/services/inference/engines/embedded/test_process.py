@@ -338,6 +338,7 @@ def test_start_on_missing_folder_exits_1(tmp_path: Path) -> None:
     process.expect(r"error: model folder .*none does not exist")
 
 
+@pytest.mark.extended
 def test_start_on_taken_port_names_it_and_exits_1() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -346,6 +347,7 @@ def test_start_on_taken_port_names_it_and_exits_1() -> None:
     process.expect(rf"error: cannot listen on 127.0.0.1:{port}")
 
 
+@pytest.mark.extended
 def test_end_while_a_thread_computes_has_its_status() -> None:
     """What a taken port, or a signal, finds while the model is loaded: torch in another thread."""
     source = """
