@@ -22,19 +22,16 @@ from areal.cli.output import emit_one, field, render_table
 from areal.cli.remote import gateway, gateway_of, model_at
 from areal.client.gateway import GatewayClient
 from areal.errors import Conflict, NotFound, TargetFailed, UsageFault
-from areal.files import parse_json
 from areal.numbers import number
 from areal.resources.kinds import INFERENCE_SERVICE, MAX_NAME_LENGTH, MODEL, TRAIN_JOB, Ref, name_problem
 
 if TYPE_CHECKING:
     from areal.dataset.examples import ExampleSet
     from areal.rollout.evaluation import Comparison, PromptScores
-    from areal.trajectories.record import Episode
+    from areal.rollout.evaluation_files import EvaluationFiles
 
 _START_S = 1800.0
 _WORST = 5  # prompts that are printed of those that got worse
-_JOB = re.compile(r"(?:trainjobs?|train|job)/(?P<name>[^/@]+)(?:@(?P<step>\d{1,12}))?", re.IGNORECASE)
-_SUMMARY = "summary.json"
 _METRICS = ("pass@1", "reward")
 
 
@@ -102,11 +99,12 @@ def evaluate(cli: Invocation, /, target: str | None, **given: Any) -> int:
     """
     from areal.dataset.examples import load_examples
     from areal.rollout.collection_output import refuse_begun
+    from areal.rollout.evaluation_files import evaluations_folder
 
     wanted = _parse(target)
     _check_metric(given)
     name = _name(given["name"], target)
-    folder = Path(given["directory"] or cli.home.root / "evaluations" / name).absolute()
+    folder = Path(given["directory"] or evaluations_folder(cli.home) / name).absolute()
     if not given["resume"]:
         refuse_begun(folder)
     baseline = _read_baseline(cli, given["baseline"]) if given["baseline"] else None
@@ -127,7 +125,11 @@ def evaluate(cli: Invocation, /, target: str | None, **given: Any) -> int:
         document |= _scored(run, scores, dataset, given)
         comparison = _compared(scores, baseline, given)
         if baseline is not None and comparison is not None:
-            document["comparison"] = {"baseline": baseline.name, **comparison.document()}
+            document["comparison"] = {
+                "baseline": baseline.files.name,
+                "baseline_path": str(baseline.files.path),
+                **comparison.document(),
+            }
         run.output.finish(document, complete=run.complete)
         emit_one(cli, document, name=name, text=lambda: _page(document))
         return _verdict(document, comparison, given) or run.exit_status(cli)
@@ -143,7 +145,9 @@ class _Saved(NamedTuple):
 def _parse(target: str | None) -> str | _Saved | None:
     if target is None or "/" not in target:
         return target
-    match = _JOB.fullmatch(target)
+    from areal.rollout.evaluation_files import JOB
+
+    match = JOB.fullmatch(target)
     if match is not None:
         return _Saved(match["name"], int(match["step"]) if match["step"] else None)
     kind, _, name = target.partition("/")
@@ -312,59 +316,38 @@ def _scores(run: CollectionRun, given: Mapping[str, Any]) -> list[PromptScores]:
 
 
 class _Baseline(NamedTuple):
-    name: str
+    files: EvaluationFiles
     scores: Sequence[PromptScores]
-    summary: Mapping[str, Any]
 
 
 def _read_baseline(cli: Invocation, text: str) -> _Baseline:
     from areal.rollout.evaluation import scores_of
-
-    if match := _JOB.fullmatch(text):
-        return _Baseline(text, scores_of(_validated(cli, match["name"], match["step"])), {})
-    path = Path(text).expanduser()
-    if name_problem(text) is None and not path.exists():
-        path = cli.home.root / "evaluations" / text
-    folder = path.parent if path.name == _SUMMARY else path
-    if not (folder / _SUMMARY).is_file():
-        known = sorted(each.parent.name for each in (cli.home.root / "evaluations").glob(f"*/{_SUMMARY}"))
-        raise NotFound(
-            f"--baseline {text}: there is no finished evaluation in {folder}",
-            hint=f"evaluations of this home: {', '.join(known)}" if known else "evaluate the baseline first",
-        )
+    from areal.rollout.evaluation_files import JOB, find_evaluation
     from areal.trajectories.reading import read_episodes
 
-    summary = parse_json((folder / _SUMMARY).read_bytes())
-    return _Baseline(text, scores_of(read_episodes(folder), summary.get("prompt_field")), summary)
-
-
-def _validated(cli: Invocation, job: str, step: str | None) -> Iterator[Episode]:
-    """The episodes of the evaluation that the job made after a step; without a step, its last one."""
-    from areal.trajectories.reading import read_lines
-    from areal.trajectories.steps import step_files
-
-    stored(cli.home, Ref(TRAIN_JOB, job))
-    folder = cli.home.jobs / job / "trajectories"
-    found = {each.step: each.name for each in step_files(folder) if each.is_eval}
-    chosen = int(step) if step is not None else max(found, default=-1)
-    if chosen not in found:
-        listed = ", ".join(map(str, found)) or "none"
-        raise NotFound(f"--baseline trainjob/{job}: no evaluation after step {step or 'any'}; there are: {listed}")
-    yield from read_lines(folder / found[chosen])
+    if match := JOB.fullmatch(text):
+        stored(cli.home, Ref(TRAIN_JOB, match["name"]))
+    try:
+        files = find_evaluation(cli.home, text)
+    except NotFound as error:
+        raise NotFound(f"--baseline {text}: {error.message}", hint=error.hint) from error
+    return _Baseline(files, scores_of(read_episodes(files.path), files.summary.get("prompt_field")))
 
 
 def _check_baseline(baseline: _Baseline, dataset: ExampleSet, given: Mapping[str, Any]) -> None:
     """Raises Conflict for a baseline of another reward or of other prompts, before a prompt is asked."""
+    from areal.dataset.examples import prompt_digest
     from areal.rollout.evaluation import check_prompts, prompt_keys
 
-    reward = baseline.summary.get("reward_function", given["reward"])
+    reward = baseline.files.summary.get("reward_function", given["reward"])
     if reward != given["reward"]:
         raise Conflict(
             f"the baseline was rewarded by {reward}, and this evaluation is by {given['reward']}",
             hint="evaluate both with the same reward",
         )
-    examples = {each.number: each.fields for each in dataset.examples[: given["limit"]]}
-    check_prompts(prompt_keys(examples, given["prompt_field"]).values(), baseline.scores)
+    asked = dataset.examples[: given["limit"]]
+    digests = {each.number: prompt_digest(each.fields, given["prompt_field"]) for each in asked}
+    check_prompts(prompt_keys(digests).values(), baseline.scores)
 
 
 def _compared(

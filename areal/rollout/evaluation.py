@@ -79,12 +79,11 @@ class Comparison:
         }
 
 
-def prompt_keys(examples: Mapping[int, Mapping[str, Any]], prompt_field: str | None = None) -> dict[int, str]:
-    """The key of each example, by its number. Equal prompts differ by their order."""
+def prompt_keys(digests: Mapping[int, str]) -> dict[int, str]:
+    """The key of each example, by its number, of the digests of the prompts. Equal prompts differ by their order."""
     seen: Counter[str] = Counter()
     keys = {}
-    for number in sorted(examples):
-        digest = prompt_digest(examples[number], prompt_field)
+    for number, digest in sorted(digests.items()):
         keys[number] = f"{digest}.{seen[digest]}"
         seen[digest] += 1
     return keys
@@ -93,14 +92,12 @@ def prompt_keys(examples: Mapping[int, Mapping[str, Any]], prompt_field: str | N
 def scores_of(episodes: Iterable[Episode], prompt_field: str | None = None) -> list[PromptScores]:
     """The rewards by prompt, in the order of the data set. An episode without a reward is left out."""
     rewards: dict[int, list[float]] = {}
-    examples: dict[int, Mapping[str, Any]] = {}
+    digests: dict[int, str] = {}
     for episode in episodes:
         if episode.reward is not None:
             rewards.setdefault(episode.prompt, []).append(episode.reward)
-            examples[episode.prompt] = episode.example
-    return [
-        PromptScores(key, number, tuple(rewards[number])) for number, key in prompt_keys(examples, prompt_field).items()
-    ]
+            digests[episode.prompt] = prompt_digest(episode.example, prompt_field)
+    return [PromptScores(key, number, tuple(rewards[number])) for number, key in prompt_keys(digests).items()]
 
 
 def pass_at(k: int, samples: int, passes: int) -> float:

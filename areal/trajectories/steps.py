@@ -9,7 +9,7 @@ import math
 import os
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -101,7 +101,13 @@ class StepSummary:
     damaged_lines: int
 
 
-def read_step(path: Path, decoder: TokenDecoder | None = None) -> StepSummary:
+def _group_of(episode: Episode) -> str:
+    return episode.group or episode.episode
+
+
+def read_step(
+    path: Path, decoder: TokenDecoder | None = None, group_of: Callable[[Episode], str] = _group_of
+) -> StepSummary:
     """Summarise the file of a step. Raises NotFound. A damaged line is reported, not raised: the writer does not check
     what a model of another server answered."""
     groups: dict[str, list[SampleSummary]] = {}
@@ -121,7 +127,7 @@ def read_step(path: Path, decoder: TokenDecoder | None = None) -> StepSummary:
                     if len(damaged) < _MOST_DAMAGED:
                         damaged.append(f"{path}:{number}: {error}"[:500])
                     continue
-                groups.setdefault(episode.group or episode.episode, []).append(summary)
+                groups.setdefault(group_of(episode), []).append(summary)
     except FileNotFoundError as error:
         raise NotFound(f"there is no file {path}") from error
     return StepSummary(tuple(GroupSummary(name, tuple(each)) for name, each in groups.items()), tuple(damaged), count)

@@ -135,6 +135,10 @@ def spawn() -> Iterator[Spawner]:
 
 @pytest.fixture
 def record(home: Home) -> Callable[..., StoredObject]:
+    return recorder(home)
+
+
+def recorder(home: Home) -> Callable[..., StoredObject]:
     """Record an object as an apply does, without its processes."""
     store = ObjectStore(home)
 

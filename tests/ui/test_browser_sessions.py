@@ -18,7 +18,7 @@ from areal.ui.server import PageServer
 from areal.ui.views import sessions
 from tests.services.agent.whole import WholeService
 from tests.ui.conftest import Page
-from tests.ui.test_browser import WIDTHS, Tab, chromium, tab  # noqa: F401 - fixtures
+from tests.ui.test_browser import Tab, chromium, tab, violations  # noqa: F401 - fixtures
 from tests.ui.test_sessions import agents, say, served  # noqa: F401 - fixtures
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
@@ -129,28 +129,14 @@ def test_views_of_sessions_have_no_violation_and_do_not_scroll_sideways(
     home: Home,
     tab: Tabs,  # noqa: F811
 ) -> None:
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     say(agents, "mine", "weather", "model", "W" * 400)
     row = sessions.read(ViewContext(home, {"kind": "agentservice", "name": "helper", "session": "mine"}))["session"]
-    found: list[str] = []
-    it = tab(WIDTHS[0], noisy=True)  # a session that is absent is a failed request in the console
-    for view in (*VIEWS, f"/sessions/default/session/{row['recorded']}?colour=version"):
-        it.open(view)
-        it.page.wait_for_function("() => !document.querySelector('main [data-loading]')")
-        if "colour=" in view:
-            it.page.wait_for_selector(".t")
-        for width in WIDTHS:
-            it.page.set_viewport_size({"width": width, "height": 800})
-            if it.page.evaluate("document.documentElement.scrollWidth > innerWidth"):
-                found.append(f"{width} {view}: scrolls sideways")
-        for scheme in ("light", "dark"):
-            it.page.emulate_media(color_scheme=scheme)
-            for each in axe.run(it.page).response["violations"]:
-                found.append(f"{scheme} {view}: {each['id']}: {each['nodes'][0]['html'][:150]}")
+    it = tab(noisy=True)  # a session that is absent is a failed request in the console
+    assert violations(it, (*VIEWS, f"/sessions/default/session/{row['recorded']}?colour=version")) == ""
     it.press("E")
     it.page.wait_for_selector("dialog input[type=text]")
-    found += [f"dialog: {each['id']}" for each in axe.run(it.page).response["violations"]]
-    assert not found, "\n".join(found)
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    assert axe.run(it.page).response["violations"] == []
 
 
 def test_gateway_that_is_killed_under_the_page_is_named_and_its_session_stays(

@@ -11,7 +11,7 @@ document.documentElement.dataset.theme = theme;
 function load(view) {
   if (!loaded.has(view)) {
     const entry = routes.find((each) => each.view === view);
-    loaded.set(view, Promise.all([import(`./views/${view}.js`), entry?.css ? style(`/static/views/${view}.css`) : null]).then(([module]) => module));
+    loaded.set(view, Promise.all([import(`./views/${view}.js`), entry?.css ? style(`/static/views/${entry.css}.css`) : null]).then(([module]) => module));
   }
   return loaded.get(view);
 }

@@ -15,7 +15,7 @@ from areal.errors import NotFound, UsageFault
 from areal.ui.context import ViewContext
 
 _OF_GATEWAYS = ("about", "alerts", "chat", "home", "sessions", "weights")  # also of a remote one
-_OF_HOME = ("compare", "job", "logs", "object", "plan", "step", "top")
+_OF_HOME = ("compare", "evaluations", "job", "logs", "object", "plan", "step", "top")
 VIEWS = (*_OF_GATEWAYS, *_OF_HOME, "action")
 
 Marks = Mapping[str, int | str]

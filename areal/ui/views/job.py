@@ -13,6 +13,7 @@ from areal.ui.context import ViewContext
 from areal.ui.curves import MAIN, WAITS, group_of
 from areal.ui.jobs import job_of, numbers_of, read_mark
 from areal.ui.views import Marks, home
+from areal.ui.views.evaluations import count_of
 
 _POINTS = 600  # buckets of a curve, each with its lowest and highest value
 _MAIN = {
@@ -69,6 +70,7 @@ def read(view: ViewContext) -> dict[str, Any]:
         "groups": grouped_names(reduced.curves),
         "waits": [{"metric": metric, "title": title} for metric, title in WAITS.items() if metric in reduced.curves],
         "notFinite": dict(curves.not_finite),
+        "evaluations": count_of(view, name),
         "hasSamples": (view.home.jobs / name / "trajectories").is_dir(),
     }
 

@@ -8,25 +8,14 @@ from typing import Any
 
 from areal.errors import NotFound
 from areal.state.records import StoredObject
-from areal.trajectories.document import shown_episode
-from areal.trajectories.steps import (
-    GroupSummary,
-    SampleSummary,
-    StepFile,
-    StepSummary,
-    read_failures,
-    read_sample,
-    read_step,
-    step_files,
-)
+from areal.trajectories.steps import StepFile, StepSummary, read_failures, read_step, step_files
 from areal.ui.context import ViewContext
 from areal.ui.curves import WAITS
+from areal.ui.groups import group_row, side_by_side
 from areal.ui.jobs import decoder_of, job_of, numbers_of, read_mark
 from areal.ui.memo import FileMemo, stamp
 from areal.ui.views import Marks
 
-_SIDE_BY_SIDE = 16  # samples of a group with their tokens
-_TOKENS = 60_000  # of all samples side by side
 _FAILURES = 200
 
 _listings: FileMemo[list[StepFile]] = FileMemo(step_files, 2)  # by the folder's time of change
@@ -74,7 +63,7 @@ def read(view: ViewContext) -> dict[str, Any]:
         folder, before.get("time", now.get("time", 0.0) - 1e9), now.get("time", float("inf"))
     )
     return document | {
-        "groups": [_group_row(group) for group in summary.groups],
+        "groups": [group_row(group) for group in summary.groups],
         "metrics": now,
         "waits": [
             {"metric": each, "title": title, "seconds": now[each]} for each, title in WAITS.items() if each in now
@@ -98,35 +87,6 @@ def _address(files: list[StepFile], place: int) -> dict[str, Any] | None:
     return {"step": files[place].step, "isEval": files[place].is_eval} if 0 <= place < len(files) else None
 
 
-def _group_row(group: GroupSummary) -> dict[str, Any]:
-    return {
-        "group": group.name,
-        "mean": group.mean,
-        "spread": group.spread,
-        "withoutSpread": group.is_without_spread,
-        "samples": [_sample_row(each) for each in group.samples],
-    }
-
-
-def _sample_row(sample: SampleSummary) -> dict[str, Any]:
-    return {
-        "episode": sample.episode,
-        "prompt": sample.prompt,
-        "sample": sample.sample,
-        "reward": sample.reward,
-        "advantage": sample.advantage,
-        "tokens": sample.tokens,
-        "turns": sample.turns,
-        "truncated": sample.truncated,
-        "seconds": sample.seconds,
-        "meanLogprob": sample.mean_logprob,
-        "versions": list(sample.versions),
-        "question": sample.question,
-        "hint": sample.hint,
-        "failures": list(sample.failures),
-    }
-
-
 def _group(view: ViewContext, job: StoredObject, path: Path, summary: StepSummary) -> dict[str, Any]:
     name = view.need("group")
     places = {group.name: place for place, group in enumerate(summary.groups)}
@@ -140,19 +100,9 @@ def _group(view: ViewContext, job: StoredObject, path: Path, summary: StepSummar
         chosen = [each for each in chosen if each.sample == number]
         if not chosen:
             raise NotFound(f"group {name[:200]} has no sample {number}", hint="esc goes to the group")
-    shown: list[dict[str, Any]] = []
-    tokens = 0
-    for each in chosen[:_SIDE_BY_SIDE]:
-        if shown and tokens + each.tokens > _TOKENS:
-            break
-        tokens += each.tokens
-        shown.append(
-            {**_sample_row(each), "shown": shown_episode(read_sample(path, each.line), decoder_of(view.home, job))}
-        )
     return {
-        "group": _group_row(group),
-        "episodes": shown,
-        "leftOut": len(chosen) - len(shown),
+        "group": group_row(group),
+        **side_by_side(path, chosen, decoder_of(view.home, job)),
         "previousGroup": summary.groups[place - 1].name if place else None,
         "nextGroup": summary.groups[place + 1].name if place + 1 < len(summary.groups) else None,
     }

@@ -133,7 +133,7 @@ const GROUPS = [
 ];
 
 // One mark a sample, from its group's lowest to its highest reward; a filled one is above the mean.
-function Dots({ samples }) {
+export function Dots({ samples }) {
   const known = samples.map((each) => each.reward).filter((each) => each !== null);
   const high = known.reduce((a, b) => Math.max(a, b), -Infinity), low = known.reduce((a, b) => Math.min(a, b), Infinity);
   return html`<span class="dots" role="img" aria-label=${`rewards ${known.map((each) => fmt.number(each)).join(", ")}`}>${samples.slice(0, 32).map((each) => html`<i class=${each.reward === null ? "none" : high > low && each.reward > (low + high) / 2 ? "above" : high === low && high > 0 ? "above" : ""}></i>`)}</span>`;
@@ -155,24 +155,20 @@ function Group({ route }) {
   const { params, query } = route;
   const isEval = query.eval === "1";
   const single = params.sample !== undefined;
-  const colour = COLOURS.includes(query.colour) ? query.colour : "logprob";
+  const colour = colourOf(query);
   const { data, error } = useData("step", { name: params.name, step: params.step, group: params.group, sample: params.sample, eval: isEval ? 1 : null });
   const here = data?.group?.samples ?? [];
   const at = here.findIndex((each) => String(each.sample) === params.sample);
   const toGroup = (group) => group && go(pathOf(params, { group, isEval }) + (query.colour ? `${isEval ? "&" : "?"}colour=${query.colour}` : ""));
   const toSample = (sample) => sample && go(pathOf(params, { group: params.group, sample: sample.sample, isEval }) + (query.colour ? `${isEval ? "&" : "?"}colour=${query.colour}` : ""));
   useKeys([
-    ...COLOURS.map((each, place) => ({ key: String(place + 1), help: `colour by ${each}`, run: () => setQuery({ colour: each === "logprob" ? null : each }) })),
-    { key: "e", help: "open or fold prompts", run: () => setQuery({ open: query.open ? null : 1 }) },
+    ...tokenKeys(query),
     { key: "]", help: "next group", run: () => toGroup(data?.nextGroup) },
     { key: "[", help: "previous group", run: () => toGroup(data?.previousGroup) },
     ...(single ? [
       { key: "j", help: "next sample", run: () => toSample(here[at + 1]) }, { key: "k", help: "previous sample", run: () => at > 0 && toSample(here[at - 1]) },
       { key: "ArrowDown", help: "next sample", run: () => toSample(here[at + 1]) }, { key: "ArrowUp", help: "previous sample", run: () => at > 0 && toSample(here[at - 1]) },
-    ] : [
-      { key: "j", help: "next sample", run: () => stepTo(1) }, { key: "k", help: "previous sample", run: () => stepTo(-1) },
-      { key: "ArrowDown", help: "next sample", run: () => stepTo(1) }, { key: "ArrowUp", help: "previous sample", run: () => stepTo(-1) },
-    ]),
+    ] : sampleKeys),
   ]);
   const versions = useMemo(() => versionsOf((data?.episodes ?? []).map((each) => each.shown)), [data]);
   if (!data) return html`<${Loading} error=${error} />`;
@@ -192,10 +188,7 @@ function Group({ route }) {
       </span>
     </div>
     ${first && Object.keys(first.shown.example).length > 0 && html`<${Example} example=${first.shown.example} question=${first.question} />`}
-    <div class="bar">
-      <div class="row" role="group" aria-label="Colour of tokens">${COLOURS.map((each) => html`<button type="button" key=${each} aria-pressed=${String(each === colour)} onClick=${() => setQuery({ colour: each === "logprob" ? null : each })}>${each}</button>`)}</div>
-      <${Legend} colour=${colour} versions=${versions} />
-    </div>
+    <${ColourBar} colour=${colour} versions=${versions} />
     <div class=${single ? "side one" : "side"}>
       ${data.episodes.map((each) => html`<${Sample} key=${each.episode} row=${each} colour=${colour} versions=${versions} open=${query.open ? true : single ? null : false}
         href=${single ? null : pathOf(params, { group: params.group, sample: each.sample, isEval })} />`)}
@@ -203,31 +196,43 @@ function Group({ route }) {
     ${data.leftOut > 0 && html`<p class="dim">${plural(data.leftOut, "more sample")} of this group ${data.leftOut === 1 ? "is" : "are"} not shown side by side: open ${data.leftOut === 1 ? "it" : "them"} by number in the address, .../sample/K</p>`}`;
 }
 
-function stepTo(by) {
-  const all = [...document.querySelectorAll(".side > article")];
+export function stepTo(by) {
+  const all = [...document.querySelectorAll(".side article")];
   const now = all.findIndex((each) => each.contains(document.activeElement));
   const next = all[Math.max(0, Math.min(all.length - 1, now + by))];
-  next?.querySelector("a, .stretch")?.focus();
+  next?.querySelector("header a, header b")?.focus();
   next?.scrollIntoView({ block: "nearest" });
 }
 
-function Example({ example, question }) {
+export function Example({ example, question }) {
   return html`<details class="panel example"><summary>${question ? html`<span class="mono">${question.slice(0, 160)}</span>` : "example"} <span class="dim">(${Object.keys(example).join(", ")})</span></summary>
     <dl class="facts">${Object.entries(example).map(([name, value]) => html`<dt key=${name}>${name}</dt><dd class="mono">${value.length > 20000 ? `${value.slice(0, 20000)} … ${value.length - 20000} more characters` : value}</dd>`)}</dl></details>`;
 }
 
-function Legend({ colour, versions }) {
+// What shows samples side by side: the colour of their tokens, by the address, and the keys.
+export const colourOf = (query) => (COLOURS.includes(query.colour) ? query.colour : "logprob");
+const setColour = (colour) => setQuery({ colour: colour === "logprob" ? null : colour });
+export const tokenKeys = (query) => [
+  ...COLOURS.map((each, place) => ({ key: String(place + 1), help: `colour by ${each}`, run: () => setColour(each) })),
+  { key: "e", help: "open or fold prompts", run: () => setQuery({ open: query.open ? null : 1 }) },
+];
+export const sampleKeys = [["j", "ArrowDown", 1], ["k", "ArrowUp", -1]].flatMap(([letter, arrow, by]) => [letter, arrow].map((key) => ({ key, help: by > 0 ? "next sample" : "previous sample", run: () => stepTo(by) })));
+
+export function ColourBar({ colour, versions }) {
   const host = useRef(null);
   useLayoutEffect(() => host.current.replaceChildren(legendOf(colour, versions)), [colour, versions]);
-  return html`<div ref=${host}></div>`;
+  return html`<div class="bar">
+    <div class="row" role="group" aria-label="Colour of tokens">${COLOURS.map((each) => html`<button type="button" key=${each} aria-pressed=${String(each === colour)} onClick=${() => setColour(each)}>${each}</button>`)}</div>
+    <div ref=${host}></div>
+  </div>`;
 }
 
-function Sample({ row, colour, versions, open, href }) {
+export function Sample({ row, colour, versions, open, href }) {
   const host = useRef(null);
   useEffect(() => { if (host.current) showEpisode(host.current, row.shown, { colour, versions, open, brief: true }); }, [row, colour, versions, open]);
   const facts = [row.seconds ? fmt.duration(row.seconds) : null, row.meanLogprob !== null ? `mean logprob ${fmt.number(row.meanLogprob)}` : null, ...row.failures].filter(Boolean);
   return html`<article aria-label=${`sample ${row.sample}`}>
-    <header><b>${href ? html`<${Link} href=${href}>sample ${row.sample}<//>` : `sample ${row.sample}`}</b> <span>reward <b>${row.reward === null ? "none" : fmt.number(row.reward)}</b></span>
+    <header>${href ? html`<b><${Link} href=${href}>sample ${row.sample}<//></b>` : html`<b tabindex="-1">sample ${row.sample}</b>`} <span>reward <b>${row.reward === null ? "none" : fmt.number(row.reward)}</b></span>
       ${row.advantage !== null && html`<span>advantage <b>${fmt.number(row.advantage)}</b></span>`} <span>${plural(row.tokens, "token")}</span> <span class="dim">${facts.join("  ·  ")}</span></header>
     <div ref=${host}></div>
   </article>`;

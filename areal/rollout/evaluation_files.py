@@ -1,0 +1,64 @@
+"""Where evaluations are: the folders of ``areal eval``, and the validation that a job made after a step."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from areal.errors import NotFound
+from areal.files import parse_json
+from areal.resources.kinds import name_problem
+from areal.state.home import Home
+from areal.trajectories.reading import JSONL, TRAJECTORIES
+from areal.trajectories.steps import step_files
+
+JOB = re.compile(r"(?:trainjobs?|train|job)/(?P<name>[^/@]+)(?:@(?P<step>\d{1,12}))?", re.IGNORECASE)
+SUMMARY = "summary.json"
+
+
+class EvaluationFiles(NamedTuple):
+    """``name``: as it was asked for. ``path``: the folder of an evaluation, or the file of a job's validation, which
+    has no ``summary``."""
+
+    name: str
+    path: Path
+    summary: Mapping[str, Any]
+
+    @property
+    def samples(self) -> Path:
+        """The file of its episodes."""
+        return self.path / f"{TRAJECTORIES}{JSONL}" if self.path.suffix != JSONL else self.path
+
+
+def evaluations_folder(home: Home) -> Path:
+    return home.root / "evaluations"
+
+
+def find_evaluation(home: Home, text: str) -> EvaluationFiles:
+    """The finished evaluation of a name, a folder, or ``trainjob/NAME[@STEP]``. Raises NotFound."""
+    if match := JOB.fullmatch(text):
+        return _validation(home, text, match["name"], match["step"])
+    folder = Path(text).expanduser()
+    if name_problem(text) is None and not folder.exists():
+        folder = evaluations_folder(home) / text
+    folder = folder.parent if folder.name == SUMMARY else folder
+    if not (folder / SUMMARY).is_file():
+        known = sorted(each.parent.name for each in evaluations_folder(home).glob(f"*/{SUMMARY}"))
+        raise NotFound(
+            f"there is no finished evaluation in {folder}",
+            hint=f"evaluations of this home: {', '.join(known)}" if known else "evaluate the baseline first",
+        )
+    return EvaluationFiles(text, folder.absolute(), parse_json((folder / SUMMARY).read_bytes()))
+
+
+def _validation(home: Home, text: str, job: str, step: str | None) -> EvaluationFiles:
+    """The evaluation that the job made after a step; without a step, its last one."""
+    folder = home.jobs / job / "trajectories"
+    found = {each.step: each.name for each in step_files(folder) if each.is_eval}
+    chosen = int(step) if step is not None else max(found, default=-1)
+    if chosen not in found:
+        listed = ", ".join(map(str, found)) or "none"
+        raise NotFound(f"trainjob/{job} has no evaluation after step {step or 'any'}; there are: {listed}")
+    return EvaluationFiles(text, folder / found[chosen], {})

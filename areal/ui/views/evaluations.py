@@ -1,0 +1,280 @@
+"""``/evaluations``: the evaluations of ``areal eval`` in this home; the prompts of one beside those of another; the
+samples of one prompt in both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from areal.dataclasses import dataclass
+from areal.dataset.examples import prompt_digest
+from areal.errors import ArealError, NotFound
+from areal.files import parse_json
+from areal.rollout.evaluation import Comparison, PromptScores, compare, prompt_keys
+from areal.rollout.evaluation_files import JOB, SUMMARY, EvaluationFiles, evaluations_folder, find_evaluation
+from areal.trajectories.record import Episode
+from areal.trajectories.steps import GroupSummary, StepSummary, read_step
+from areal.trajectories.view import TokenDecoder
+from areal.ui.context import ViewContext
+from areal.ui.groups import group_row, side_by_side
+from areal.ui.jobs import decoder_named, decoder_of, job_of
+from areal.ui.memo import FileMemo, stamp
+from areal.ui.views import Marks
+
+_RUN = "run.json"
+_MOST = 5000  # prompts in one answer
+_SHOWN = ("changed", "worse", "better", "all")
+
+_documents: FileMemo[dict[str, Any]] = FileMemo(lambda path: parse_json(path.read_bytes()), 512)
+_samples: FileMemo[dict[tuple[str, str], _Samples]] = FileMemo(lambda path: {}, 4)  # by tokenizer and prompt field
+
+
+@dataclass(frozen=True)
+class _Samples:
+    """The samples of an evaluation by prompt, in the order of the data set, and the key of each prompt's number."""
+
+    summary: StepSummary
+    keys: Mapping[int, str]
+
+    @property
+    def prompts(self) -> list[GroupSummary]:
+        return sorted(self.summary.groups, key=_number)
+
+    @property
+    def by_key(self) -> dict[str, GroupSummary]:
+        return {self.keys[_number(group)]: group for group in self.summary.groups}
+
+    def scores(self) -> list[PromptScores]:
+        rewarded = (group for group in self.prompts if group.rewards)
+        return [PromptScores(self.keys[_number(each)], _number(each), tuple(each.rewards)) for each in rewarded]
+
+
+def read(view: ViewContext) -> dict[str, Any]:
+    """Without ``name`` the evaluations of the home. ``against``: another evaluation  [default: the baseline of the
+    command, if it had one]; ``show``: the prompts that are ``changed``, ``worse`` or ``better`` than there, or ``all``;
+    ``prompt``: the samples of one, by its number in the data set."""
+    if not view.query.get("name"):
+        return {"evaluations": [_row(folder) for folder in _folders(view)]}
+    folder = evaluations_folder(view.home) / view.name()
+    if not (folder / SUMMARY).is_file() and not (folder / _RUN).is_file():
+        raise NotFound(f"there is no evaluation {folder}", hint="esc goes to the evaluations of this home")
+    own = EvaluationFiles(view.name(), folder, _document(folder / _RUN) | _document(folder / SUMMARY))
+    samples = _samples_of(view, own)
+    other, problem = _other(view, own)
+    before = _samples_of(view, other) if other is not None else None
+    comparison = _compared(own, samples, before)
+    wanted = view.query.get("show") or ("changed" if before is not None else "all")
+    rows = [row for row in _prompts(own, samples, before) if _is_shown(row, wanted)]
+    document = _row(folder) | {
+        "folder": str(folder),
+        "against": other.name if other is not None else None,
+        "againstProblem": problem,
+        "choices": [each.name for each in _folders(view) if each != folder and (each / SUMMARY).is_file()],
+        "difference": _estimates(comparison.document()) if comparison is not None else [],
+        "isDropped": comparison is not None and comparison.dropped,
+        "better": sum(each.after > each.before for each in comparison.changes) if comparison is not None else 0,
+        "worse": sum(each.after < each.before for each in comparison.changes) if comparison is not None else 0,
+        "both": comparison.reward.prompts if comparison is not None else 0,
+        "show": wanted,
+        "damaged": list(samples.summary.damaged),
+        "decoded": _decoder(view, own) is not None,
+    }
+    if view.query.get("prompt"):
+        return document | _prompt(view, own, samples, other, before, [row["prompt"] for row in rows])
+    return document | {"prompts": rows[:_MOST], "leftOut": max(0, len(rows) - _MOST)}
+
+
+def count_of(view: ViewContext, job: str) -> int:
+    """The evaluations of a job's weights."""
+    matches = (JOB.fullmatch(str(_row(folder)["target"])) for folder in _folders(view))
+    return sum(match is not None and match["name"] == job for match in matches)
+
+
+def marks(view: ViewContext) -> Marks:
+    """The size of a file that grows counts by an eighth: it is read again as a whole."""
+    folders = _folders(view)
+    stamps = {f"{folder.name}/{name}": stamp(folder / name) for folder in folders for name in (SUMMARY, _RUN)}
+    found: dict[str, int | str] = {"files": f"{hash(tuple(stamps.items())) & 0xFFFFFFFFFFFF:x}"}
+    if name := view.query.get("name"):
+        size = (stamp(EvaluationFiles(name, evaluations_folder(view.home) / name, {}).samples) or (0,))[0]
+        found["samples"] = size >> max(0, size.bit_length() - 4) | size.bit_length() << 8
+    return found
+
+
+def _folders(view: ViewContext) -> list[Path]:
+    """The newest first."""
+    folders = [path for path in evaluations_folder(view.home).glob("*/") if (path / _RUN).is_file()]
+    return sorted(folders, key=lambda path: (path / _RUN).stat().st_mtime, reverse=True)
+
+
+def _document(path: Path) -> dict[str, Any]:
+    """Raises ArealError for a file that is damaged; empty where there is none."""
+    if not path.is_file():
+        return {}
+    try:
+        found = _documents.get(path)
+    except (OSError, ValueError) as error:
+        raise ArealError(f"{path} cannot be read: {error}") from error
+    return found if isinstance(found, dict) else {}
+
+
+def _row(folder: Path) -> dict[str, Any]:
+    run: dict[str, Any] = {}
+    try:
+        run = _document(folder / _RUN)
+        found, problem = _document(folder / SUMMARY), ""
+    except ArealError as error:
+        found, problem = {}, error.message
+    compared = found.get("comparison") or {}
+    return {
+        "name": folder.name,
+        "problem": problem,
+        "isFinished": bool(found),
+        "at": (folder / (SUMMARY if found else _RUN)).stat().st_mtime,
+        "target": found.get("target", run.get("target")),
+        "dataset": (found.get("dataset") or {}).get("source"),
+        "samples": found.get("samples"),
+        "threshold": found.get("pass_threshold"),
+        "confidence": found.get("confidence"),
+        "done": found.get("done"),
+        "planned": found.get("planned"),
+        "failures": found.get("failures") or {},
+        "truncated": found.get("truncated"),
+        "tokens": (found.get("answer_tokens") or {}).get("mean"),
+        "scores": _estimates(found.get("scores") or {}),
+        "baseline": compared.get("baseline"),
+        "change": (compared.get("reward") or {}).get("value"),
+        "dropped": bool(compared.get("dropped")),
+    }
+
+
+def _estimates(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [{"name": name, **each} for name, each in document.items() if isinstance(each, Mapping)]
+
+
+def _other(view: ViewContext, own: EvaluationFiles) -> tuple[EvaluationFiles | None, str]:
+    """What ``own`` is compared with, and why it cannot be. A path is only taken from the command's own record."""
+    recorded = own.summary.get("comparison") or {}
+    name = view.query.get("against") or recorded.get("baseline")
+    if not name or view.query.get("against") == "none":
+        return None, ""
+    try:
+        if name == recorded.get("baseline"):
+            found = find_evaluation(view.home, name if JOB.fullmatch(name) else recorded.get("baseline_path") or name)
+            return found._replace(name=name), ""
+        if name not in {each.name for each in _folders(view)}:
+            raise NotFound(f"this home has no evaluation {name[:200]!r}")
+        return find_evaluation(view.home, str(evaluations_folder(view.home) / name))._replace(name=name), ""
+    except ArealError as error:
+        return None, f"{name[:200]}: {error.message}"
+
+
+def _samples_of(view: ViewContext, files: EvaluationFiles) -> _Samples:
+    """The samples within the limits of the run, which its folder may have more of."""
+    path = files.samples
+    if not path.is_file():
+        return _Samples(StepSummary((), (), 0), {})
+    decoder = _decoder(view, files)
+    field = files.summary.get("prompt_field")
+    known = _samples.get(path)
+    key = (decoder.source if decoder is not None else "", str(field))
+    if key not in known:
+        digests: dict[int, str] = {}
+
+        def prompt_of(episode: Episode) -> str:
+            if episode.prompt not in digests:
+                digests[episode.prompt] = prompt_digest(episode.example, field)
+            return str(episode.prompt)
+
+        known[key] = _Samples(read_step(path, decoder, prompt_of), prompt_keys(digests))
+    return known[key]
+
+
+def _number(group: GroupSummary) -> int:
+    return int(group.name)
+
+
+def _decoder(view: ViewContext, files: EvaluationFiles) -> TokenDecoder | None:
+    target = str(files.summary.get("target") or files.name)
+    if match := JOB.fullmatch(target):
+        try:
+            return decoder_of(view.home, job_of(view.home, match["name"]))
+        except NotFound:
+            return None
+    return decoder_named(view.home, target.rpartition("/")[2])
+
+
+def _compared(own: EvaluationFiles, samples: _Samples, before: _Samples | None) -> Comparison | None:
+    if before is None:
+        return None
+    return compare(samples.scores(), before.scores(), _threshold(own), float(own.summary.get("confidence", 0.95)))
+
+
+def _threshold(own: EvaluationFiles) -> float:
+    return float(own.summary.get("pass_threshold", 1.0))
+
+
+def _prompts(own: EvaluationFiles, samples: _Samples, before: _Samples | None) -> Iterator[dict[str, Any]]:
+    old = before.by_key if before is not None else {}
+    for group in samples.prompts:
+        earlier = old.get(samples.keys[_number(group)])
+        now = _side(group, _threshold(own))
+        then = _side(earlier, _threshold(own)) if earlier is not None else None
+        known = then is not None and None not in (then["mean"], now["mean"])
+        yield {
+            "prompt": _number(group),
+            "question": group.samples[0].question,
+            "now": now,
+            "before": then,
+            "change": now["mean"] - then["mean"] if known and then is not None else None,
+        }
+
+
+def _side(group: GroupSummary, threshold: float) -> dict[str, Any]:
+    rewards = group.rewards
+    answers: Sequence[str] = list(dict.fromkeys(each.hint for each in group.samples))
+    return {
+        "rewards": rewards,
+        "mean": group.mean,
+        "passes": sum(reward >= threshold for reward in rewards),
+        "answers": answers[:4],
+    }
+
+
+def _is_shown(row: Mapping[str, Any], wanted: str) -> bool:
+    change = row["change"]
+    if wanted not in _SHOWN or wanted == "all":
+        return True
+    return bool(change) and (wanted == "changed" or (change > 0) == (wanted == "better"))
+
+
+def _prompt(
+    view: ViewContext,
+    own: EvaluationFiles,
+    samples: _Samples,
+    other: EvaluationFiles | None,
+    before: _Samples | None,
+    shown: Sequence[int],
+) -> dict[str, Any]:
+    """``previous`` and ``next``: of the prompts that are shown."""
+    number = view.number("prompt", 0)
+    group = next((each for each in samples.summary.groups if _number(each) == number), None)
+    if group is None:
+        raise NotFound(f"evaluation {own.name} has no sample of prompt {number}", hint="esc goes to its prompts")
+    sides = [_with_tokens(view, own, group)]
+    earlier = before.by_key.get(samples.keys[number]) if before is not None else None
+    if other is not None and earlier is not None:
+        sides.append(_with_tokens(view, other, earlier))
+    return {
+        "prompt": number,
+        "sides": sides,
+        "previous": max((each for each in shown if each < number), default=None),
+        "next": min((each for each in shown if each > number), default=None),
+    }
+
+
+def _with_tokens(view: ViewContext, files: EvaluationFiles, group: GroupSummary) -> dict[str, Any]:
+    samples = sorted(group.samples, key=lambda each: each.sample)
+    shown = side_by_side(files.samples, samples, _decoder(view, files))
+    return {"name": files.name, "group": group_row(group), **shown}
