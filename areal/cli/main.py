@@ -112,6 +112,7 @@ TRAIN: dict[str, Leaf | Branch] = {
     "status": _leaf("train:status", "One job: phase, step, reward, throughput, staleness.", failed=_UNEXPECTED),
     "wait": _leaf("train:wait", "Wait until a job has ended; shows its step and ETA."),
     "logs": _leaf("train:logs", "A job's output."),
+    "estimate": _leaf("estimate:estimate", "Memory of a job on each GPU and time of a step, before it starts."),
     "watch": _leaf("watch:watch", "Alerts of jobs: exits 8 when one fires."),
     "metrics": _leaf("curves:metrics", "Curves of jobs in the terminal or as a picture, compared."),
     "trajectories": _leaf("inf.trajectories:of_job", "Show a job's samples: tokens, rewards, advantages."),

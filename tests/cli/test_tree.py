@@ -21,7 +21,19 @@ SPEAKING_ONLY = {f"config {verb}" for verb in ("use-context", "set-context", "de
     "models rm",
 }
 OWN_OUTPUT = {"inf collect", "agent export", "eval"}  # their --output is a place, so that the format has -o alone
-STATELESS = {"init", "convert", "validate", "render", "graph", "schema", "explain", "completion", "version", "doctor"}
+STATELESS = {
+    "train estimate",
+    "init",
+    "convert",
+    "validate",
+    "render",
+    "graph",
+    "schema",
+    "explain",
+    "completion",
+    "version",
+    "doctor",
+}
 CHANGING = {"apply", "diff", "delete", "scale", "restart", "suspend", "resume", "rollback", "reconcile", "adopt"}
 CHANGING |= {f"inf {verb}" for verb in ("run", "stop", "register", "deregister", "scaleup", "scaledown")}
 CHANGING |= {f"agent {verb}" for verb in ("run", "stop", "scaleup", "scaledown")}

@@ -1,0 +1,312 @@
+"""``areal train estimate``: memory of a job's models on each GPU, and the time of a step, before it starts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from areal.cli.manifest import SourceFlags, source_options
+from areal.cli.options import Invocation, print_options
+from areal.cli.output import Column, Row, as_list, emit_rows, field, render_table, write
+from areal.cli.train import job_manifest
+from areal.errors import InvalidManifest, NoCapacity, NotFound, UsageFault, did_you_mean
+from areal.resources.kinds import AGENT_SERVICE, MODEL, TRAIN_JOB
+
+if TYPE_CHECKING:
+    from areal.estimate.memory import Served
+    from areal.estimate.runs import Device
+    from areal.estimate.shapes import Shape
+    from areal.reconcilers.kinds.job_config import JobConfig
+    from areal.resources.resource import Resource
+
+_CPU = "cpu"
+_PARTS = ("weights", "gradients", "optimizer", "gathered", "activations", "kvCache")
+
+
+@click.command()
+@click.argument("words", nargs=-1, metavar="[CONFIG] [KEY=VALUE]...")
+@source_options
+@click.option("--gpu", metavar="NAME", help="Such as h100 or a100-40, or cpu  [default: h100].")
+@click.option("--memory-gib", type=click.FloatRange(min=0, min_open=True), metavar="N", help="Of each GPU instead.")
+@click.option("--prompt-tokens", type=click.IntRange(min=1), default=256, show_default=True, help="Of a prompt.")
+@click.option(
+    "--answer-tokens", type=click.IntRange(min=1), help="Of an answer, on average  [default: half of the most]."
+)
+@print_options
+def estimate(cli: Invocation, /, words: tuple[str, ...], source: SourceFlags, **given: Any) -> int:
+    """Estimate the memory of a job on each GPU and the time of a step, from its configuration and its models' shapes.
+
+    \b
+    areal train estimate grpo.yaml actor.path=Qwen/Qwen3-8B
+    areal train estimate -f grpo.yaml --values profiles/gpu8.yaml --gpu a100
+
+    Nothing is measured: docs/estimate.md has the formulas. Exit status 10 if something cannot fit.
+    """
+    device = _device(given["gpu"], given["memory_gib"])
+    resources = _resources(words, source)
+    jobs = [each for each in resources if each.kind == TRAIN_JOB]
+    if not jobs:
+        raise UsageFault(
+            "there is no TrainJob in these manifests", hint="areal train estimate CONFIG, or -f FILE with one"
+        )
+    documents = [_document(each, resources, device, given) for each in jobs]
+    if cli.format.is_table:
+        write("\n\n".join(map(_page, documents)))
+    else:
+        emit_rows(cli, documents, (), name=lambda row: str(row["job"]), wrap=as_list)
+    problems = [problem for each in documents for problem in each["problems"]]
+    if problems:
+        raise NoCapacity("; ".join(problems), hint="docs/estimate.md says what makes each part smaller")
+    return 0
+
+
+def _device(name: str | None, memory_gib: float | None) -> Device | None:
+    """None: as the job's engine says, the CPU or an H100. Raises UsageFault."""
+    from areal.estimate.memory import GIB
+    from areal.estimate.runs import DEVICES, Device
+
+    if name is None and memory_gib is None:
+        return None
+    name = (name or "h100").lower()
+    if name == _CPU:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return Device("the CPU", int(memory_gib * GIB) if memory_gib else memory)
+    if name not in DEVICES:
+        raise UsageFault(f"--gpu {name}: its memory is not known{did_you_mean(name, DEVICES)}", hint=", ".join(DEVICES))
+    known = DEVICES[name]
+    return known._replace(memory=int(memory_gib * GIB)) if memory_gib else known
+
+
+def _resources(words: Sequence[str], source: SourceFlags) -> Sequence[Resource]:
+    from areal.resources.render import RenderRequest, render
+
+    if not source.is_empty:
+        if words:
+            raise UsageFault("a configuration and manifests are given", hint="with -f, --set changes what they say")
+        return source.render().resources
+    config = words[0] if words and "=" not in words[0] else None
+    if config is None:
+        raise UsageFault("nothing says what is estimated", hint="areal train estimate CONFIG, or -f FILE")
+    if not Path(config).is_file():
+        raise NotFound(f"there is no configuration {config}")
+    manifest = job_manifest(config, name=None, driver=None, overrides=words[1:], restart={"policy": "Never"})
+    return render(RenderRequest(manifests=(manifest,))).resources
+
+
+def _config_of(job: Resource) -> JobConfig:
+    from areal.reconcilers.desired import Wanted
+    from areal.reconcilers.kinds.job_config import JobConfig, config_file
+
+    given, file = job.spec.get("config"), job.source.file
+    folder = Path(str(job.spec.get("workingDir") or Path.cwd()))
+    if isinstance(given, str) and config_file(given, folder, file) is None:
+        raise NotFound(f"there is no configuration {given}")
+    return JobConfig.of(Wanted(str(job.ref), job.kind, job.name, job.spec, {}, {}, source={"file": file}))
+
+
+def _document(job: Resource, resources: Sequence[Resource], device: Device | None, given: Mapping[str, Any]) -> Row:
+    from areal.estimate.memory import CPU_RESERVE, GIB, RESERVE, peak, sequences, serving_use, training_use
+    from areal.estimate.runs import DEVICES, batch_of, gib, roles, run_of, step_time
+    from areal.resources.backend import Part
+
+    config = _config_of(job)
+    engine = _engine(job, config, resources)
+    slow = (
+        engine is not None and engine["part"].engine == "embedded" and "cuda" not in str(engine["args"].get("device"))
+    )
+    found = device or (_device(_CPU, None) if slow else None) or DEVICES["h100"]
+    on_cpu = not found.flops
+    batch = batch_of(config.get, given["prompt_tokens"], given["answer_tokens"])
+    shapes = {
+        role: _shape(config.absolute(path), f"{job.ref}: {role}.path") for role, path in roles(config.get).items()
+    }
+    laid_out = config.training()
+    part = laid_out[1] if laid_out is not None else Part("fsdp")
+    nodes = int((job.spec.get("resources") or {}).get("nodes") or 1)
+    run = run_of(config.get, shapes, part, batch, nodes, on_cpu)
+    uses = [training_use(each, found.memory) for each in run.models]
+    rows = [_use_row(use, str(part)) for use in uses]
+    needed = {"training": (part.world_size, peak(uses, CPU_RESERVE if on_cpu else RESERVE))}
+    problems: list[str] = []
+    served = None
+    if engine is not None:
+        served = _served(engine, batch.prompt + batch.longest, on_cpu)
+        use = serving_use(served, found.memory)
+        rows.append(_use_row(use, str(served.part)))
+        needed["rollout"] = (served.part.world_size, use.kept + served.reserve)
+        if not sequences(served, found.memory):
+            want = gib(served.token_bytes * served.sequence)
+            problems.append(
+                f"{job.ref}: an engine has {gib(use.kv_cache):.2f} GiB of {found.title} left for its cache, and one "
+                f"sequence of {served.sequence} tokens takes {want:.2f}"
+            )
+    if engine is not None and engine["shared"]:
+        both = needed["training"][1] + needed.pop("rollout")[1]
+        needed = {"training and rollout": (part.world_size, both)}
+    if on_cpu:
+        needed = {"all processes": (1, sum(count * size for count, size in needed.values()))}
+    for place, (_, size) in needed.items():
+        if size > found.memory:
+            each = "" if on_cpu else " on each GPU"
+            problems.append(
+                f"{job.ref}: {place} needs {size / GIB:.1f} GiB{each}, and {found.title} has {found.memory / GIB:.1f}"
+            )
+    time = step_time(run, served, found) if found.flops else None
+    return {
+        "job": job.name,
+        "estimated": True,
+        "device": found.title,
+        "memoryGiB": gib(found.memory),
+        "samples": batch.samples,
+        "tokensAtMost": batch.prompt + batch.longest,
+        "microBatchTokens": run.models[0].micro_tokens,
+        "models": rows,
+        "needed": [{"place": at, "devices": count, "gib": gib(size)} for at, (count, size) in needed.items()],
+        "cachedSequences": sequences(served, found.memory) if served is not None else None,
+        "step": None
+        if time is None
+        else {
+            "seconds": round(time.whole, 1),
+            "rolloutSeconds": round(time.rollout, 1),
+            "trainingSeconds": round(time.training, 1),
+            "weightUpdateSeconds": round(time.update, 1),
+            "atOnce": time.at_once,
+        },
+        "problems": problems,
+    }
+
+
+def _use_row(use: Any, layout: str) -> dict[str, Any]:
+    from areal.estimate.runs import gib
+
+    sizes = {name: gib(getattr(use, "kv_cache" if name == "kvCache" else name)) for name in _PARTS}
+    return {"role": use.role, "layout": layout, **sizes, "loading": gib(use.loading)}
+
+
+def _shape(path: str, where: str) -> Shape:
+    """Of a folder, or of an id of the hub, of which the ``config.json`` is taken. Raises ArealError."""
+    import json
+
+    from areal.estimate.shapes import shape_of
+    from areal.hub import model_folder
+
+    if not path:
+        raise UsageFault(f"{where}: nothing says which model it is")
+    file = model_folder(path, ["config.json"]) / "config.json"
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise NotFound(f"{where}: {file} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise UsageFault(f"{where}: {file} is no JSON: {error}") from error
+    return shape_of(content if isinstance(content, dict) else {}, f"{where}: {file}")
+
+
+def _engine(job: Resource, config: JobConfig, resources: Sequence[Resource]) -> dict[str, Any] | None:
+    """The engine that the job samples from: its layout, model, flags, and whether it shares the trainer's GPU. None for
+    a job that samples nothing."""
+    from areal.resources.backend import inference_part
+
+    wanted = job.spec.get("rollout")
+    if wanted is None:
+        part = config.inference()
+        if part is None:
+            return None
+        path = config.absolute(config.text("actor.path"))
+        return {"part": part, "path": path, "args": config.engine_arguments(part.engine), "shared": False}
+    named = {(each.kind, each.name): each for each in resources}
+    agents = wanted.get("agents")
+    if agents is not None:
+        found = named.get((AGENT_SERVICE, agents))
+        wanted = (found.spec.get("inference") or {}) if found is not None else {}
+    model = named.get((MODEL, str(wanted.get("model"))))
+    if model is None:
+        raise InvalidManifest(
+            f"{job.ref}: the Model that it samples from is not in these manifests",
+            hint="name its manifest too: -f FILE",
+        )
+    if not model.spec.get("backend"):
+        return None  # an endpoint elsewhere
+    part = inference_part(str(model.spec["backend"]))
+    replicas = model.spec.get("replicas")
+    if isinstance(replicas, int) and replicas > 0:
+        from areal.dataclasses import replace
+
+        part = replace(part, data=replicas)
+    args = dict(model.spec.get("engineArgs") or {})
+    path = config.absolute(str(model.spec.get("path")))
+    return {"part": part, "path": path, "args": args, "shared": _share(model.spec, job.spec)}
+
+
+def _share(model: Mapping[str, Any], job: Mapping[str, Any]) -> bool:
+    """Whether both name the same GPU themselves and lease none."""
+    leases = [(spec.get("resources") or {}).get("gpus") for spec in (model, job)]
+    seen = [(spec.get("env") or {}).get("CUDA_VISIBLE_DEVICES") for spec in (model, job)]
+    return leases == [0, 0] and seen[0] is not None and seen[0] == seen[1]
+
+
+def _served(engine: Mapping[str, Any], sequence: int, on_cpu: bool) -> Served:
+    from areal.estimate.memory import CPU_RESERVE, ENGINE_RESERVE, FRACTIONS, Served
+    from areal.estimate.runs import BYTES
+
+    args, part = {key.replace("_", "-"): value for key, value in engine["args"].items()}, engine["part"]
+    flag = {"sglang": "mem-fraction-static", "vllm": "gpu-memory-utilization"}.get(part.engine, "")
+    return Served(
+        shape=_shape(engine["path"], "the engine's model"),
+        part=part,
+        fraction=float(args.get(flag, FRACTIONS[part.engine])),
+        sequence=int(args.get("max-model-len") or args.get("context-length") or sequence),
+        compute=BYTES.get(str(args.get("dtype")), 4 if on_cpu else 2),
+        most=int(args.get("max-batch-size", _EMBEDDED_BATCH)) if part.engine == "embedded" else 0,
+        reserve=CPU_RESERVE if on_cpu else ENGINE_RESERVE,
+    )
+
+
+_EMBEDDED_BATCH = 64  # the default of the embedded engine's max_batch_size
+
+
+_MODELS = (
+    field("ROLE", "role"),
+    field("LAYOUT", "layout"),
+    *(
+        Column(title, lambda row, name=name: f"{row[name]:.2f}" if row[name] >= 0.005 else None, right=True)  # type: ignore[misc]
+        for title, name in zip(
+            ("WEIGHTS", "GRADIENTS", "OPTIMIZER", "GATHERED", "ACTIVATIONS", "KV CACHE", "LOADING"),
+            (*_PARTS, "loading"),
+            strict=True,
+        )
+    ),
+)
+_NEEDED = (
+    field("PLACE", "place"),
+    field("DEVICES", "devices", right=True),
+    Column("GIB OF EACH", lambda row: f"{row['gib']:.1f}", right=True),
+)
+
+
+def _page(document: Row) -> str:
+    return "\n".join(_lines(document))
+
+
+def _lines(document: Row) -> Iterator[str]:
+    yield (
+        f"{document['job']}: a step has {document['samples']} samples of at most {document['tokensAtMost']} tokens; "
+        f"{document['device']} has {document['memoryGiB']:.1f} GiB. All figures are estimated, in GiB on each device."
+    )
+    yield ""
+    yield render_table(document["models"], _MODELS)
+    yield ""
+    yield render_table(document["needed"], _NEEDED)
+    yield ""
+    if document["cachedSequences"] is not None:
+        yield f"cache  {document['cachedSequences']} sequences of {document['tokensAtMost']} tokens in each engine"
+    if (step := document["step"]) is not None:
+        parts = f"training {step['trainingSeconds']} s"
+        if document["cachedSequences"] is not None:
+            how = "at the same time" if step["atOnce"] else "one after the other"
+            parts = f"rollout {step['rolloutSeconds']} s, {parts}, weights {step['weightUpdateSeconds']} s, {how}"
+        yield f"step   {step['seconds']} s, estimated: {parts}"

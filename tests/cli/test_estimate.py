@@ -1,0 +1,114 @@
+"""``areal train estimate``: from a configuration or manifests to a table, JSON and the exit status."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Areal, areal, clean_environment  # noqa: F401 - fixtures
+from tests.estimate.test_memory import QWEN, N
+from tests.hub_standin import hub_standin
+
+GSM8K = Path(__file__).resolve().parents[2] / "examples" / "gsm8k"
+CONFIG = """\
+experiment_name: gsm8k
+trial_name: estimated
+trainer: {type: grpo}
+train_dataset: {path: openai/gsm8k, batch_size: 64}
+gconfig: {n_samples: 8, max_new_tokens: 1024}
+rollout: {backend: "sglang:d4", max_concurrent_rollouts: 64, max_head_offpolicyness: 2}
+actor:
+  path: model
+  backend: fsdp:d4
+  gradient_checkpointing: true
+  ppo_n_minibatches: 1
+  mb_spec: {max_tokens_per_mb: 16384}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(QWEN))
+    (tmp_path / "grpo.yaml").write_text(CONFIG)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_estimate_of_a_configuration_names_each_part_and_says_that_it_is_estimated(areal: Areal, folder: Path) -> None:  # noqa: F811
+    shown = areal("train", "estimate", "grpo.yaml", "actor.backend=fsdp:d2", "--gpu", "a100")
+    assert shown.code == 0, shown.err
+    assert "All figures are estimated" in shown.out and "A100 80 GB has 80.0 GiB" in shown.out
+    assert "fsdp:d2" in shown.out and "sglang:d4" in shown.out and "estimated: rollout" in shown.out
+    [item] = areal("train", "estimate", "grpo.yaml", "-o", "json").items
+    actor, rollout = item["models"]
+    assert actor["weights"] == pytest.approx(4 * N / 4 / 2**30, abs=1e-3)
+    assert rollout["weights"] == pytest.approx(2 * N / 2**30, abs=1e-3)
+    assert item["estimated"] is True and item["problems"] == [] and item["samples"] == 512
+    assert [each["devices"] for each in item["needed"]] == [4, 4]
+
+
+def test_estimate_of_what_cannot_fit_is_shown_and_ends_with_10(areal: Areal, folder: Path) -> None:  # noqa: F811
+    shown = areal("train", "estimate", "grpo.yaml", "actor.backend=fsdp:d1", "--gpu", "l4")
+    assert shown.code == 10
+    assert "training needs" in shown.err and "L4 has 22.5" in shown.err and "OPTIMIZER" in shown.out
+    small = areal("train", "estimate", "grpo.yaml", "--memory-gib", "5")
+    assert small.code == 10 and "left for its cache, and one sequence of 1280 tokens takes" in small.err
+
+
+def test_engine_and_trainer_that_share_a_gpu_need_the_sum(areal: Areal, folder: Path) -> None:  # noqa: F811
+    (folder / "profiles").mkdir()
+    for file in ("ppo.yaml", "profiles/gpu.yaml"):
+        (folder / file).write_text((GSM8K / file).read_text())
+    words = ("train", "estimate", "-f", "ppo.yaml", "--values", "profiles/gpu.yaml", "--set", "values.model=model")
+    [item] = areal(*words, "-o", "json").items
+    assert [each["place"] for each in item["needed"]] == ["training and rollout"]
+    assert [each["role"] for each in item["models"]] == ["actor", "critic", "rollout"]
+
+
+def test_model_of_the_hub_is_asked_for_its_config_alone(
+    areal: Areal,  # noqa: F811
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with hub_standin() as hub:
+        files = {"config.json": json.dumps(QWEN).encode(), "model.safetensors": b"never read"}
+        hub.repository("acme/small").push(files, "first")
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        monkeypatch.setenv("HF_HOME", str(folder / "hf"))
+        shown = areal("train", "estimate", "grpo.yaml", "actor.path=acme/small")
+    assert shown.code == 0, shown.err
+    assert {path.name for path in (folder / "hf").rglob("snapshots/*/*")} == {"config.json"}
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        ((), 2, "nothing says what is estimated"),
+        (("none.yaml",), 4, "there is no configuration none.yaml"),
+        (("grpo.yaml", "--gpu", "h10"), 2, 'did you mean "h100"?'),
+        (("grpo.yaml", "actor.path=nowhere/at/all"), 4, "config.json cannot be read"),
+        (("grpo.yaml", "actor.path="), 2, "actor.path: nothing says which model it is"),
+        (("grpo.yaml", "trainer.type=null"), 2, "there is no trainer.type that trains"),
+        (("grpo.yaml", "-f", "grpo.yaml"), 2, "a configuration and manifests are given"),
+        (("grpo.yaml", "--memory-gib", "0"), 2, "0"),
+    ],
+)
+def test_estimate_of_nothing_that_can_be_read_is_refused(
+    areal: Areal,  # noqa: F811
+    folder: Path,
+    words: tuple[str, ...],
+    code: int,
+    message: str,
+) -> None:
+    refused = areal("train", "estimate", *words)
+    assert refused.code == code and message in refused.err, refused.err
+
+
+def test_job_whose_model_is_in_no_manifest_is_refused(areal: Areal, folder: Path) -> None:  # noqa: F811
+    job = "apiVersion: areal.dev/v1alpha1\nkind: TrainJob\nmetadata: {name: j}\n"
+    (folder / "job.yaml").write_text(f"{job}spec: {{config: grpo.yaml, rollout: {{service: default, model: m}}}}\n")
+    refused = areal("train", "estimate", "-f", "job.yaml")
+    assert refused.code == 3 and "the Model that it samples from is not in these manifests" in refused.err

@@ -1,0 +1,149 @@
+"""Bytes: activations as torch saves them for the backward pass, and the cases at the edges of the formulas."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from areal.dataclasses import replace
+from areal.estimate.memory import (
+    GIB,
+    RESERVE,
+    Served,
+    Trained,
+    layer_bytes,
+    peak,
+    sequences,
+    serving_use,
+    training_use,
+)
+from areal.estimate.shapes import Shape, shape_of
+from areal.resources.backend import Part
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+QWEN = {"model_type": "qwen2", "vocab_size": 151936, "hidden_size": 1536, "intermediate_size": 8960}
+QWEN |= {"num_hidden_layers": 28, "num_attention_heads": 12, "num_key_value_heads": 2, "tie_word_embeddings": True}
+SHAPE = shape_of(QWEN, "config.json")
+N = SHAPE.parameters
+H100 = 80 * GIB
+
+
+def trained(part: Part, **given: Any) -> Trained:
+    return Trained("actor", SHAPE, part, **{"trained": N, "micro_tokens": 1024, **given})
+
+
+def saved_bytes(kind: str, layers: int, tokens: int, mode: str) -> tuple[int, Shape]:
+    """What torch keeps for the backward pass, without the weights and autocast's copies of them."""
+    config = transformers.AutoConfig.for_model(
+        kind,
+        vocab_size=64,
+        hidden_size=128,
+        intermediate_size=344,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        pad_token_id=0,
+    )
+    dtype = torch.bfloat16 if mode == "bfloat16" else torch.float32
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype).train()
+    sizes = {tuple(sorted(each.shape)) for each in model.parameters()}
+    found: dict[int, Any] = {}
+
+    def keep(tensor: Any) -> Any:
+        if tuple(sorted(tensor.shape)) not in sizes:
+            found[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=mode == "autocast"):
+            model(input_ids=torch.zeros(1, tokens, dtype=torch.long), use_cache=False)
+    return sum(each.untyped_storage().nbytes() for each in found.values()), shape_of(config.to_dict(), kind)
+
+
+@pytest.mark.parametrize("mode", ["float32", "bfloat16", "autocast"])
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
+def test_bytes_of_a_layer_are_those_that_torch_saves(kind: str, mode: str) -> None:
+    tokens = 96
+    (more, shape), (less, _) = (saved_bytes(kind, layers, tokens, mode) for layers in (2, 1))
+    measured = (more - less) / tokens
+    estimated = layer_bytes(shape, 4 if mode == "float32" else 2, mixed=mode == "autocast")
+    # Rows that are packed have the output of attention twice, and these are not packed.
+    estimated -= (4 if mode == "float32" else 2) * shape.query_width
+    assert measured == pytest.approx(estimated, rel=0.02)
+
+
+def test_states_of_one_rank_are_sixteen_bytes_a_parameter_and_a_copy_for_autocast() -> None:
+    use = training_use(trained(Part("fsdp")), H100)
+    assert use.weights + use.gradients + use.optimizer == 16 * N
+    assert use.gathered == 2 * N and use.loading == 4 * N
+
+
+def test_states_are_cut_over_all_ranks_and_loading_is_not() -> None:
+    one, four = (training_use(trained(Part("fsdp", data=ranks)), H100) for ranks in (1, 4))
+    assert (four.weights, four.optimizer, four.loading) == (one.weights // 4, one.optimizer // 4, one.loading)
+    assert training_use(trained(Part("fsdp", data=2, tensor=2)), H100).weights == four.weights
+
+
+def test_gradients_of_several_micro_batches_are_whole_on_each_rank() -> None:
+    once, often = (training_use(trained(Part("fsdp", data=4), micro_batches=count), H100) for count in (1, 2))
+    assert often.gathered - once.gathered == 4 * N
+
+
+def test_shards_of_several_nodes_stay_on_a_node_where_that_takes_a_third_of_it() -> None:
+    small = training_use(trained(Part("fsdp", data=16), nodes=2), H100)
+    assert small.weights == 4 * N // 8
+    large = training_use(trained(Part("fsdp", data=16), nodes=2), 4 * GIB)
+    assert large.weights == 4 * N // 16
+
+
+def test_checkpointing_keeps_one_layer_and_the_inputs_of_the_others() -> None:
+    whole, less = (training_use(trained(Part("fsdp", data=2), checkpointing=each), H100) for each in (False, True))
+    assert whole.activations - less.activations == 1024 * (27 * layer_bytes(SHAPE, 2) - 28 * 2 * SHAPE.hidden)
+
+
+def test_reference_keeps_its_weights_alone() -> None:
+    use = training_use(replace(trained(Part("fsdp", data=2)), trained=0, role="ref"), H100)
+    assert use.weights == 2 * N and use.gradients == use.optimizer == 0
+
+
+def test_adapters_have_gradients_and_moments_and_the_base_has_none() -> None:
+    adapters = SHAPE.adapters(8, ())
+    use = training_use(trained(Part("fsdp"), trained=adapters), H100)
+    assert (use.weights, use.gradients, use.optimizer) == (4 * N, 4 * adapters, 8 * adapters)
+
+
+def test_megatron_cuts_the_optimizer_over_data_parallel_ranks() -> None:
+    use = training_use(trained(Part("megatron", data=4)), H100)
+    assert (use.weights, use.gradients, use.optimizer) == (2 * N, 4 * N, 12 * N // 4)
+
+
+def test_peak_is_that_of_loading_where_the_shards_are_small() -> None:
+    uses = [training_use(trained(Part("fsdp", data=64), checkpointing=True, micro_tokens=1), H100)]
+    assert peak(uses) == 4 * N + RESERVE
+    two = [*uses, replace(uses[0], role="critic")]
+    assert peak(two) == uses[0].kept + 4 * N + RESERVE
+
+
+def test_models_of_one_trainer_pass_one_after_the_other() -> None:
+    actor = training_use(trained(Part("fsdp")), H100)
+    critic = replace(actor, role="critic", activations=actor.activations // 2)
+    assert peak([actor, critic]) == actor.kept + critic.kept + actor.passing + RESERVE
+
+
+def test_cache_has_what_the_weights_leave_which_may_be_nothing() -> None:
+    served = Served(SHAPE, Part("sglang"), 0.5, 1024)
+    use = serving_use(served, H100)
+    assert use.weights == 2 * N and use.kv_cache > 0
+    assert served.token_bytes == 2 * 2 * 28 * 2 * 128
+    assert sequences(served, H100) == use.kv_cache // (served.token_bytes * 1024)
+    assert serving_use(served, 4 * GIB).kv_cache == 0 and sequences(served, 4 * GIB) == 0
+    bounded = replace(served, most=3)
+    assert sequences(bounded, H100) == 3 and sequences(bounded, 4 * GIB) == 0
+
+
+def test_heads_of_the_cache_are_cut_over_tensor_parallel_ranks_as_far_as_there_are_some() -> None:
+    sizes = [Served(SHAPE, Part("vllm", tensor=t), 0.9, 1024).token_bytes for t in (1, 2, 4)]
+    assert sizes[0] == 2 * sizes[1] == 2 * sizes[2]

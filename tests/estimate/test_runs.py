@@ -1,0 +1,132 @@
+"""What a configuration runs, and how long a step takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from areal.api.cli_args import GRPOConfig, PPOActorConfig
+from areal.api.config.experiment import PPOConfig
+from areal.api.config.training import OptimizerConfig, TrainEngineConfig
+from areal.dataclasses import replace
+from areal.errors import UsageFault
+from areal.estimate import runs
+from areal.estimate.memory import Served
+from areal.estimate.runs import DEVICES, Reader, batch_of, forward_flops, roles, run_of, step_time
+from areal.resources.backend import Part
+from tests.estimate.test_memory import SHAPE
+
+H100 = DEVICES["h100"]
+
+
+def reader(tree: Mapping[str, Any]) -> Reader:
+    def get(key: str, default: Any = None) -> Any:
+        node: Any = tree
+        for part in key.split("."):
+            if not isinstance(node, Mapping) or part not in node:
+                return default
+            node = node[part]
+        return node
+
+    return get
+
+
+GRPO = {
+    "trainer": {"type": "grpo"},
+    "train_dataset": {"batch_size": 32},
+    "gconfig": {"n_samples": 8, "max_new_tokens": 1024},
+    "rollout": {"max_head_offpolicyness": 2, "max_concurrent_rollouts": 64},
+    "actor": {"path": "m", "ppo_n_minibatches": 1, "mb_spec": {"max_tokens_per_mb": 16384}},
+}
+
+
+FOUR = Part("fsdp", data=4)
+
+
+def of(tree: Mapping[str, Any], part: Part = FOUR) -> runs.Run:
+    get = reader(tree)
+    batch = batch_of(get, 256, None)
+    return run_of(get, dict.fromkeys(roles(get), SHAPE), part, batch, 1, on_cpu=False)
+
+
+def test_defaults_are_those_of_the_configuration() -> None:
+    engine, optimizer = TrainEngineConfig(), OptimizerConfig()
+    for name, value in runs.DEFAULTS.items():
+        holder: Any = optimizer if name.startswith("optimizer.") else engine
+        assert getattr(holder, name.removeprefix("optimizer.")) == value, name
+    config = GRPOConfig()
+    assert (config.gconfig.n_samples, config.gconfig.max_new_tokens) == (runs.N_SAMPLES, runs.MAX_NEW_TOKENS)
+    assert (PPOActorConfig().ppo_n_minibatches, config.train_dataset.batch_size) == (runs.N_MINIBATCHES, runs.BATCH)
+    assert config.rollout.max_head_offpolicyness == 0 and PPOConfig().async_training is True
+
+
+@pytest.mark.parametrize(
+    ("tree", "wanted"),
+    [
+        ({"trainer": {"type": "sft"}, "model": {"path": "m"}}, {"model": "m"}),
+        ({"trainer": {"type": "rw"}, "model": {"path": "m"}}, {"model": "m"}),
+        ({"trainer": {"type": "sft"}, "actor": {"path": "m"}}, {"actor": "m"}),
+        ({"trainer": {"type": "dpo"}, "actor": {"path": "m"}}, {"actor": "m", "ref": "m"}),
+        ({"trainer": {"type": "grpo"}, "actor": {"path": "m"}}, {"actor": "m"}),
+        ({"trainer": {"type": "grpo"}, "actor": {"path": "m"}, "ref": {"path": "r"}}, {"actor": "m", "ref": "r"}),
+        ({"trainer": {"type": "ppo"}, "actor": {"path": "m"}, "critic": {"path": "c"}}, {"actor": "m", "critic": "c"}),
+    ],
+)
+def test_models_of_a_trainer_are_those_that_it_loads(tree: Mapping[str, Any], wanted: Mapping[str, str]) -> None:
+    assert roles(reader(tree)) == wanted
+
+
+@pytest.mark.parametrize("kind", ["null", "grop"])
+def test_trainer_of_another_type_is_refused_by_name(kind: str) -> None:
+    with pytest.raises(UsageFault, match=rf"trainer.type is {kind!r}"):
+        roles(reader({"trainer": {"type": kind}}))
+
+
+def test_micro_batches_are_bounded_by_the_limit_and_hold_one_row_at_least() -> None:
+    [model] = of(GRPO).models
+    assert model.micro_tokens == 16384
+    assert model.micro_batches == -(-32 * 8 * (256 + 1024) // 4 // 16384)
+    short = {**GRPO, "actor": {"path": "m", "mb_spec": {"max_tokens_per_mb": 100}}}
+    assert of(short).models[0].micro_tokens == 256 + 1024
+    without = {**GRPO, "actor": {"path": "m", "ppo_n_minibatches": 1}}
+    assert of(without).models[0].micro_tokens == 32 * 8 * (256 + 1024) // 4 and of(without).models[0].micro_batches == 1
+
+
+def test_pairs_are_two_rows() -> None:
+    get = reader({"trainer": {"type": "dpo"}, "train_dataset": {"batch_size": 8, "max_length": 512}, "actor": {}})
+    batch = batch_of(get, 128, None)
+    assert batch.samples == 16 and batch.prompt + batch.longest == 512
+
+
+def test_adapters_are_what_is_trained() -> None:
+    tree = {**GRPO, "actor": {"path": "m", "use_lora": True, "lora_rank": 8}}
+    assert of(tree).models[0].trained == SHAPE.adapters(8, ())
+    with pytest.raises(UsageFault, match="adapters of lm_head"):
+        of({**GRPO, "actor": {"path": "m", "use_lora": True, "target_modules": ["lm_head"]}})
+
+
+def test_flops_of_a_batch_are_two_for_each_parameter_and_token_and_those_of_attention() -> None:
+    batch = of(GRPO).batch
+    attention = 2 * SHAPE.layers * SHAPE.query_width * (256 + 512)
+    assert forward_flops(SHAPE, batch) == batch.tokens * (2 * SHAPE.active + attention)
+
+
+def test_step_takes_the_longer_of_rollout_and_training_where_they_run_at_once_else_both() -> None:
+    served = Served(SHAPE, Part("sglang", data=4), 0.85, 1280)
+    at_once = step_time(of(GRPO), served, H100)
+    assert at_once.whole == max(at_once.rollout, at_once.training + at_once.update)
+    synchronous = {**GRPO, "rollout": {"max_head_offpolicyness": 0, "max_concurrent_rollouts": 64}}
+    after = step_time(of(synchronous), served, H100)
+    assert after.whole == pytest.approx(after.rollout + after.training + after.update)
+
+
+def test_more_ranks_and_replicas_take_less_time_and_checkpointing_a_third_more() -> None:
+    one, four = (step_time(of(GRPO, Part("fsdp", data=ranks)), None, H100).training for ranks in (1, 4))
+    assert one == pytest.approx(4 * four)
+    again = {**GRPO, "actor": {**GRPO["actor"], "gradient_checkpointing": True}}  # type: ignore[dict-item]
+    assert step_time(of(again), None, H100).training == pytest.approx(4 / 3 * four)
+    run = replace(of(GRPO), concurrent=4096)
+    few, many = (step_time(run, Served(SHAPE, Part("sglang", data=n), 0.85, 1280), H100).rollout for n in (1, 4))
+    assert many < few
