@@ -18,7 +18,7 @@ from areal.resources.kinds import AGENT_SERVICE, MODEL, TRAIN_JOB
 
 if TYPE_CHECKING:
     from areal.estimate.memory import Served
-    from areal.estimate.runs import Device
+    from areal.estimate.runs import Device, StepTime
     from areal.estimate.shapes import Shape
     from areal.reconcilers.kinds.job_config import JobConfig
     from areal.resources.resource import Resource
@@ -109,21 +109,20 @@ def _config_of(job: Resource) -> JobConfig:
 
 
 def _document(job: Resource, resources: Sequence[Resource], device: Device | None, given: Mapping[str, Any]) -> Row:
-    from areal.estimate.memory import CPU_RESERVE, GIB, RESERVE, peak, sequences, serving_use, training_use
+    from areal.estimate.memory import CPU_RESERVE, RESERVE, peak, sequences, serving_use, training_use
     from areal.estimate.runs import DEVICES, batch_of, gib, roles, run_of, step_time
     from areal.resources.backend import Part
 
     config = _config_of(job)
     engine = _engine(job, config, resources)
-    slow = (
+    on_one = (
         engine is not None and engine["part"].engine == "embedded" and "cuda" not in str(engine["args"].get("device"))
     )
-    found = device or (_device(_CPU, None) if slow else None) or DEVICES["h100"]
+    found = device or (_device(_CPU, None) if on_one else None) or DEVICES["h100"]
     on_cpu = not found.flops
     batch = batch_of(config.get, given["prompt_tokens"], given["answer_tokens"])
-    shapes = {
-        role: _shape(config.absolute(path), f"{job.ref}: {role}.path") for role, path in roles(config.get).items()
-    }
+    paths = {role: config.absolute(path) if path else "" for role, path in roles(config.get).items()}
+    shapes = {role: _shape(path, f"{job.ref}: {role}.path") for role, path in paths.items()}
     laid_out = config.training()
     part = laid_out[1] if laid_out is not None else Part("fsdp")
     nodes = int((job.spec.get("resources") or {}).get("nodes") or 1)
@@ -131,31 +130,16 @@ def _document(job: Resource, resources: Sequence[Resource], device: Device | Non
     uses = [training_use(each, found.memory) for each in run.models]
     rows = [_use_row(use, str(part)) for use in uses]
     needed = {"training": (part.world_size, peak(uses, CPU_RESERVE if on_cpu else RESERVE))}
-    problems: list[str] = []
     served = None
     if engine is not None:
         served = _served(engine, batch.prompt + batch.longest, on_cpu)
         use = serving_use(served, found.memory)
         rows.append(_use_row(use, str(served.part)))
         needed["rollout"] = (served.part.world_size, use.kept + served.reserve)
-        if not sequences(served, found.memory):
-            want = gib(served.token_bytes * served.sequence)
-            problems.append(
-                f"{job.ref}: an engine has {gib(use.kv_cache):.2f} GiB of {found.title} left for its cache, and one "
-                f"sequence of {served.sequence} tokens takes {want:.2f}"
-            )
-    if engine is not None and engine["shared"]:
-        both = needed["training"][1] + needed.pop("rollout")[1]
-        needed = {"training and rollout": (part.world_size, both)}
+        if engine["shared"]:
+            needed = {"training and rollout": (part.world_size, sum(size for _, size in needed.values()))}
     if on_cpu:
         needed = {"all processes": (1, sum(count * size for count, size in needed.values()))}
-    for place, (_, size) in needed.items():
-        if size > found.memory:
-            each = "" if on_cpu else " on each GPU"
-            problems.append(
-                f"{job.ref}: {place} needs {size / GIB:.1f} GiB{each}, and {found.title} has {found.memory / GIB:.1f}"
-            )
-    time = step_time(run, served, found) if found.flops else None
     return {
         "job": job.name,
         "estimated": True,
@@ -167,17 +151,36 @@ def _document(job: Resource, resources: Sequence[Resource], device: Device | Non
         "models": rows,
         "needed": [{"place": at, "devices": count, "gib": gib(size)} for at, (count, size) in needed.items()],
         "cachedSequences": sequences(served, found.memory) if served is not None else None,
-        "step": None
-        if time is None
-        else {
-            "seconds": round(time.whole, 1),
-            "rolloutSeconds": round(time.rollout, 1),
-            "trainingSeconds": round(time.training, 1),
-            "weightUpdateSeconds": round(time.update, 1),
-            "atOnce": time.at_once,
-        },
-        "problems": problems,
+        "step": None if on_cpu else _step_row(step_time(run, served, found)),
+        "problems": [f"{job.ref}: {each}" for each in _problems(needed, served, found)],
     }
+
+
+def _step_row(time: StepTime) -> dict[str, Any]:
+    return {
+        "seconds": round(time.whole, 1),
+        "rolloutSeconds": round(time.rollout, 1),
+        "trainingSeconds": round(time.training, 1),
+        "weightUpdateSeconds": round(time.update, 1),
+        "atOnce": time.at_once,
+    }
+
+
+def _problems(needed: Mapping[str, tuple[int, int]], served: Served | None, device: Device) -> Iterator[str]:
+    """What cannot fit."""
+    from areal.estimate.memory import sequences, serving_use
+    from areal.estimate.runs import gib
+
+    if served is not None and not sequences(served, device.memory):
+        left, want = gib(serving_use(served, device.memory).kv_cache), gib(served.token_bytes * served.sequence)
+        yield (
+            f"an engine has {left:.2f} GiB of {device.title} left for its cache, and one sequence of "
+            f"{served.sequence} tokens takes {want:.2f}"
+        )
+    for place, (_, size) in needed.items():
+        if size > device.memory:
+            each = " on each GPU" if device.flops else ""
+            yield f"{place} needs {gib(size):.1f} GiB{each}, and {device.title} has {gib(device.memory):.1f}"
 
 
 def _use_row(use: Any, layout: str) -> dict[str, Any]:
@@ -259,7 +262,7 @@ def _served(engine: Mapping[str, Any], sequence: int, on_cpu: bool) -> Served:
         shape=_shape(engine["path"], "the engine's model"),
         part=part,
         fraction=float(args.get(flag, FRACTIONS[part.engine])),
-        sequence=int(args.get("max-model-len") or args.get("context-length") or sequence),
+        sequence=sequence,
         compute=BYTES.get(str(args.get("dtype")), 4 if on_cpu else 2),
         most=int(args.get("max-batch-size", _EMBEDDED_BATCH)) if part.engine == "embedded" else 0,
         reserve=CPU_RESERVE if on_cpu else ENGINE_RESERVE,
