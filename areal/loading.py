@@ -34,20 +34,20 @@ def add_import_folder(folder: Path) -> None:
     sys.path.insert(max(ends, default=-1) + 1, str(folder))
 
 
-class _Interrupted(BaseException):
+class _ImportInterrupted(BaseException):
     """Not an Exception, which a module that is imported may catch."""
 
 
 @contextmanager
 def _deadline(seconds: float) -> Iterator[None]:
-    """Raise _Interrupted in the block after ``seconds``. Only the main thread can be interrupted: no deadline holds on
-    another one."""
+    """Raise _ImportInterrupted in the block after ``seconds``. Only the main thread can be
+    interrupted: no deadline holds on another one."""
     if threading.current_thread() is not threading.main_thread() or seconds == math.inf:
         yield
         return
 
     def interrupt(signum: int, frame: object) -> None:
-        raise _Interrupted
+        raise _ImportInterrupted
 
     began = time.monotonic()
     handler = signal.signal(signal.SIGALRM, interrupt)
@@ -86,7 +86,7 @@ def load_attr(
         raise missing(f"{kind} {path!r}: {why}", hint="is its folder on PYTHONPATH?") from error
     except ArealError:
         raise
-    except _Interrupted as error:
+    except _ImportInterrupted as error:
         raise broken(f"{kind} {path!r}: its import did not end within {within_s:g} s{where_raised(error)}") from error
     except Exception as error:  # the boundary to user code: whatever its import raises is its failure
         last = traceback.extract_tb(error.__traceback__)[-1]

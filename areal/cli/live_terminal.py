@@ -94,11 +94,11 @@ class LiveReads(NamedTuple):
 
 
 class _Result(NamedTuple):
-    source: _Source
+    source: _LiveReader
     value: Pane | LivePage | ArealError | OSError
 
 
-class _Source:
+class _LiveReader:
     """One reader, of which one call runs at a time."""
 
     def __init__(self, target: int | LivePage, read: Callable[[], Pane | LivePage], seconds: float) -> None:
@@ -256,8 +256,8 @@ def run_live(live: Live, reads: LiveReads) -> int:
 class _Loop:
     def __init__(self, terminal: LiveTerminal, live: Live, reads: LiveReads) -> None:
         self._terminal, self._live, self._reads = terminal, live, reads
-        self._tables = [_Source(place, read, seconds) for place, (read, seconds) in enumerate(reads.tables)]
-        self._page: _Source | None = None
+        self._tables = [_LiveReader(place, read, seconds) for place, (read, seconds) in enumerate(reads.tables)]
+        self._page: _LiveReader | None = None
         self._results: queue.SimpleQueue[_Result] = queue.SimpleQueue()
         self._running = 0
         self._text, self._decode = "", getincrementaldecoder("utf-8")("ignore").decode
@@ -312,7 +312,7 @@ class _Loop:
             self._page = None
         elif self._page is None or not _is_same(self._page.target, page):
             try:
-                self._page = _Source(page, *self._reads.page(page))
+                self._page = _LiveReader(page, *self._reads.page(page))
             except ArealError as error:
                 self._page, self._live = None, failed(self._live, page, error.message)
 

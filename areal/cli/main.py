@@ -36,9 +36,9 @@ class Leaf(NamedTuple):
     failed: int = 1
 
 
-class Branch(NamedTuple):
+class Subtree(NamedTuple):
     help: str
-    table: Mapping[str, Leaf | Branch]
+    table: Mapping[str, Leaf | Subtree]
     section: str = "Commands"
 
 
@@ -56,16 +56,16 @@ def _leaf(target: str, text: str, section: str = "Commands", *, failed: int = 1)
 _UNEXPECTED = 70  # EX_SOFTWARE of sysexits.h
 
 
-INF_SESSIONS: dict[str, Leaf | Branch] = {
+INF_SESSIONS: dict[str, Leaf | Subtree] = {
     "list": _leaf("inf.trajectories:sessions_list", "List sessions: state, turns, rewards, age."),
     "show": _leaf("inf.trajectories:sessions_show", "One session's trajectories and interactions."),
 }
 
-TRAJECTORIES: dict[str, Leaf | Branch] = {
+TRAJECTORIES: dict[str, Leaf | Subtree] = {
     "show": _leaf("inf.trajectories:show", "Show tokens with logprobs, versions and rewards."),
 }
 
-INF: dict[str, Leaf | Branch] = {
+INF: dict[str, Leaf | Subtree] = {
     "run": _leaf("inf.service:run", "Start an inference service, and a model with --model."),
     "stop": _leaf("inf.service:stop", "Stop a service and its models."),
     "status": _leaf("inf.status:status", "Health of one service: components, models, routes.", failed=_UNEXPECTED),
@@ -77,12 +77,12 @@ INF: dict[str, Leaf | Branch] = {
     "scaledown": _leaf("inf.service:scaledown", "Drain and remove replicas of a model."),
     "chat": _leaf("inf.chat:chat", "Talk to a model: one shot or a REPL."),
     "collect": _leaf("inf.collect:collect", "Collect a batch of rollout trajectories."),
-    "sessions": Branch("List and show RL sessions.", INF_SESSIONS),
-    "trajectories": Branch("Look at recorded trajectories.", TRAJECTORIES),
+    "sessions": Subtree("List and show RL sessions.", INF_SESSIONS),
+    "trajectories": Subtree("Look at recorded trajectories.", TRAJECTORIES),
     "logs": _leaf("inf.status:logs", "Logs of a service's processes."),
 }
 
-SESSIONS: dict[str, Leaf | Branch] = {
+SESSIONS: dict[str, Leaf | Subtree] = {
     "list": _leaf("agent.sessions:sessions_list", "List sessions."),
     "show": _leaf("agent.sessions:sessions_show", "One session's history."),
     "new": _leaf("agent.sessions:sessions_new", "Open a session."),
@@ -90,7 +90,7 @@ SESSIONS: dict[str, Leaf | Branch] = {
     "close": _leaf("agent.sessions:sessions_close", "Close a session."),
 }
 
-AGENT: dict[str, Leaf | Branch] = {
+AGENT: dict[str, Leaf | Subtree] = {
     "run": _leaf("agent.service:run", "Start an agent service."),
     "stop": _leaf("agent.service:stop", "Stop an agent service."),
     "status": _leaf("agent.service:status", "Health of one agent service.", failed=_UNEXPECTED),
@@ -99,12 +99,12 @@ AGENT: dict[str, Leaf | Branch] = {
     "scaleup": _leaf("agent.service:scaleup", "Add worker and data-proxy pairs."),
     "scaledown": _leaf("agent.service:scaledown", "Drain and remove pairs."),
     "chat": _leaf("agent.chat:chat", "Talk to the agent: one shot or a REPL."),
-    "sessions": Branch("List, show, open, switch and close sessions.", SESSIONS),
+    "sessions": Subtree("List, show, open, switch and close sessions.", SESSIONS),
     "reward": _leaf("agent.sessions:reward", "Give a reward to a session's interaction."),
     "export": _leaf("agent.sessions:export", "Export a session's trajectory."),
 }
 
-TRAIN: dict[str, Leaf | Branch] = {
+TRAIN: dict[str, Leaf | Subtree] = {
     "run": _leaf("train:run", "Run a driver in the foreground; exits with its status."),
     "start": _leaf("train:start", "Run a driver detached; prints the job's name."),
     "stop": _leaf("train:stop", "Stop a job by name."),
@@ -118,7 +118,7 @@ TRAIN: dict[str, Leaf | Branch] = {
     "trajectories": _leaf("inf.trajectories:of_job", "Show a job's samples: tokens, rewards, advantages."),
 }
 
-WEIGHT_UPDATE: dict[str, Leaf | Branch] = {
+WEIGHT_UPDATE: dict[str, Leaf | Subtree] = {
     "status": _leaf("weight_update:status", "Health of a weight-update gateway."),
     "pairs": _leaf("weight_update:pairs", "Train-inference pairs, their versions and last update."),
     "ps": _leaf("weight_update:ps", "List weight-update gateways."),
@@ -127,7 +127,7 @@ WEIGHT_UPDATE: dict[str, Leaf | Branch] = {
     "release": _leaf("weight_update:release", "Stop waiting for weights of a trainer that is gone."),
 }
 
-CONFIG: dict[str, Leaf | Branch] = {
+CONFIG: dict[str, Leaf | Subtree] = {
     "view": _leaf("config:view", "Print the configuration."),
     "get-contexts": _leaf("config:get_contexts", "List contexts."),
     "current-context": _leaf("config:current_context", "Print the current context."),
@@ -139,18 +139,18 @@ CONFIG: dict[str, Leaf | Branch] = {
     "path": _leaf("config:path", "Print where the configuration file is."),
 }
 
-MODELS: dict[str, Leaf | Branch] = {
+MODELS: dict[str, Leaf | Subtree] = {
     "pull": _leaf("models:pull", "Download a model."),
     "ls": _leaf("models:ls", "List downloaded models."),
     "rm": _leaf("models:rm", "Remove a downloaded model."),
 }
 
-GENERATE: dict[str, Leaf | Branch] = {
+GENERATE: dict[str, Leaf | Subtree] = {
     "systemd": _leaf("generate:systemd", "Write a systemd unit that starts a home's services at boot."),
     "docker": _leaf("generate:docker", "Write a Dockerfile of an image that serves manifests."),
 }
 
-ROOT: dict[str, Leaf | Branch] = {
+ROOT: dict[str, Leaf | Subtree] = {
     "apply": _leaf("apply:apply", "Converge to manifests.", _CONVERGE),
     "diff": _leaf("apply:diff", "Print the plan that apply would run.", _CONVERGE, failed=_UNEXPECTED),
     "delete": _leaf("apply:delete", "Stop and forget objects.", _CONVERGE),
@@ -180,15 +180,15 @@ ROOT: dict[str, Leaf | Branch] = {
     "doctor": _leaf(
         "operate:doctor", "Find strays, open journals, stale leases, bad modes; --fix.", _UPKEEP, failed=_UNEXPECTED
     ),
-    "models": Branch("Models of the Hugging Face cache.", MODELS, _UPKEEP),
-    "generate": Branch("Files by which services come back after a boot.", GENERATE, _UPKEEP),
-    "config": Branch("Contexts and defaults.", CONFIG, _UPKEEP),
+    "models": Subtree("Models of the Hugging Face cache.", MODELS, _UPKEEP),
+    "generate": Subtree("Files by which services come back after a boot.", GENERATE, _UPKEEP),
+    "config": Subtree("Contexts and defaults.", CONFIG, _UPKEEP),
     "completion": _leaf("config:completion", "Print the completion script of a shell.", _UPKEEP),
     "version": _leaf("config:version", "Print the version.", _UPKEEP),
-    "inf": Branch("Inference services and their models.", INF, _SHORTCUTS),
-    "agent": Branch("Agent services, sessions and rewards.", AGENT, _SHORTCUTS),
-    "train": Branch("Training jobs.", TRAIN, _SHORTCUTS),
-    "weight-update": Branch("Weight-update gateways, which the training side starts.", WEIGHT_UPDATE, _SHORTCUTS),
+    "inf": Subtree("Inference services and their models.", INF, _SHORTCUTS),
+    "agent": Subtree("Agent services, sessions and rewards.", AGENT, _SHORTCUTS),
+    "train": Subtree("Training jobs.", TRAIN, _SHORTCUTS),
+    "weight-update": Subtree("Weight-update gateways, which the training side starts.", WEIGHT_UPDATE, _SHORTCUTS),
 }
 
 
@@ -198,7 +198,7 @@ CONTEXT_SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_
 class LazyGroup(click.Group):
     """A group of commands in a static table. Lists, help and completion of names read the table and import nothing."""
 
-    def __init__(self, *args: Any, table: Mapping[str, Leaf | Branch], **kwargs: Any) -> None:
+    def __init__(self, *args: Any, table: Mapping[str, Leaf | Subtree], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.table = table
 
@@ -209,7 +209,7 @@ class LazyGroup(click.Group):
         entry = self.table.get(cmd_name)
         if entry is None:
             return None
-        if isinstance(entry, Branch):
+        if isinstance(entry, Subtree):
             return LazyGroup(name=cmd_name, table=entry.table, help=entry.help, context_settings=CONTEXT_SETTINGS)
         return load(cmd_name, entry)
 

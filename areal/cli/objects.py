@@ -80,7 +80,7 @@ def names_of(home_root: str, kind: str) -> list[str]:
 
 
 def stored(home: Home, ref: Ref) -> StoredObject:
-    """Returns the object. Raises NotFound, with a suggestion, or Unreadable if its file is damaged."""
+    """Returns the object. Raises NotFound, with a suggestion, or UnreadableFile if its file is damaged."""
     from areal.state.objects import ObjectStore
 
     return ObjectStore(home).expect(ref)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 
-from areal.cli.main import Branch, Leaf, cli
+from areal.cli.main import Leaf, Subtree, cli
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "cli.md"
 
@@ -62,7 +62,7 @@ def _below(
         command = group.get_command(ctx, name)
         assert command is not None
         entry = group.table[name]  # type: ignore[attr-defined]
-        if isinstance(entry, Branch):
+        if isinstance(entry, Subtree):
             assert isinstance(command, click.Group)
             yield from _below(command, click.Context(command, info_name=name, parent=ctx), (*path, name))
         else:

@@ -40,7 +40,7 @@ class TakesLonger(Exception):
 
 
 @dataclass(frozen=True)
-class Budget:
+class TemplateBudget:
     """What a rendering may use. ``of_input``: units for each unit of its input, once ``units`` are used up.
     ``seconds``: of the processor; all renderings in one block of ``used`` share them.
     ``first_try``: a rendering that takes more raises TakesLonger, and may be tried elsewhere."""
@@ -68,7 +68,7 @@ class Spent:
     seconds: float = 0.0
 
 
-_budget: ContextVar[Budget] = ContextVar("budget", default=Budget())  # noqa: B039 - it is frozen
+_budget: ContextVar[TemplateBudget] = ContextVar("budget", default=TemplateBudget())  # noqa: B039 - it is frozen
 budget_in_use = _budget.get
 _spent: ContextVar[Spent | None] = ContextVar("spent", default=None)
 
@@ -78,7 +78,7 @@ class Meter:
 
     __slots__ = ("_budget", "_given", "_spent", "_start", "room", "steps")
 
-    def __init__(self, budget: Budget, given: Mapping[str, Any]) -> None:
+    def __init__(self, budget: TemplateBudget, given: Mapping[str, Any]) -> None:
         self.room = budget.units
         self.steps = 0
         self._budget = budget

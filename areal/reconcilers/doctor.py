@@ -24,7 +24,7 @@ from areal.reconcilers.observe import look, setting
 from areal.resources.addresses import is_loopback
 from areal.resources.kinds import Ref, parse_ref
 from areal.runtime.backends import Backends
-from areal.runtime.backends.base import LIVE, LOOPBACK, Phase, RunState, Trouble
+from areal.runtime.backends.base import LIVE, LOOPBACK, Phase, ProblemKind, RunState
 from areal.state import upkeep
 from areal.state.files import crash_point
 from areal.state.home import read_key
@@ -122,8 +122,8 @@ def _restore(ctx: Context, backend: Backends, ref: Ref) -> None:
 
 def _processes(ctx: Context, backend: Backends) -> Iterator[_Diagnosis]:
     for problem in backend.inspect():
-        severity = "error" if problem.pids or problem.trouble is Trouble.STRAY_PROCESS else "warning"
-        ends = problem.trouble is Trouble.STRAY_PROCESS
+        severity = "error" if problem.pids or problem.trouble is ProblemKind.STRAY_PROCESS else "warning"
+        ends = problem.trouble is ProblemKind.STRAY_PROCESS
         by_hand = "repair it by hand: stop its processes where they run"
         hint = by_hand if not problem.repairable else END if ends else FIX
         finding = Finding(severity, f"{problem.trouble}: {problem.subject}", problem.message, hint)

@@ -60,8 +60,7 @@ from areal.reconcilers.plan import (
 )
 from areal.resources.addresses import is_loopback
 from areal.resources.kinds import parse_ref, served_name
-from areal.runtime.backends.base import NODE_HOST, Phase, Problem
-from areal.runtime.backends.base import Trouble as Repair
+from areal.runtime.backends.base import NODE_HOST, Phase, Problem, ProblemKind
 from areal.runtime.leases import PortOwner, port_owner
 from areal.runtime.probes import NoAnswer, ProbeFailed, ProbeResponse, failure, http_get, wait_ready
 from areal.state.events import events_file
@@ -272,7 +271,7 @@ def kick(context: EffectContext, op: Op[Any], number: int) -> None:
 
 
 def repair(context: EffectContext, op: Op[Any], number: int) -> None:
-    context.backend.repair(Problem(Repair.DAMAGED_RECORD, op.run, op.cause))
+    context.backend.repair(Problem(ProblemKind.DAMAGED_RECORD, op.run, op.cause))
     context.event(op.ref, "Normal", "Mended", f"{op.target}: {op.cause}")
 
 

@@ -312,7 +312,7 @@ def event_row(event: Event) -> dict[str, Any]:
 
 def description(home: Home, ref: Ref) -> dict[str, Any]:
     """Returns all that is known of one object: its document, the origin of its fields, processes, objects that belong
-    to it, last events. Raises NotFound and Unreadable."""
+    to it, last events. Raises NotFound and UnreadableFile."""
     from areal.state.events import EventLog
     from areal.state.objects import ObjectStore
 

@@ -80,7 +80,7 @@ class Scope:
 
 
 @dataclass(frozen=True)
-class Template:
+class ExpressionText:
     """A scalar with expressions in it: literal texts and expressions in order."""
 
     parts: tuple[str | ast.expr, ...]
@@ -102,7 +102,7 @@ class Template:
 
 
 @lru_cache(maxsize=4096)
-def parse_template(text: str) -> Template:
+def parse_template(text: str) -> ExpressionText:
     """Parses a scalar; ``$${{`` is a literal ``${{``. Raises ExpressionError. The cache makes ``generate`` parse its
     template once."""
     parts: list[str | ast.expr] = []
@@ -119,7 +119,7 @@ def parse_template(text: str) -> Template:
     literal += text[at:]
     if literal or not parts:
         parts.append(literal)
-    return Template(tuple(parts))
+    return ExpressionText(tuple(parts))
 
 
 # Text to syntax tree. Python's parser gets one token per line, so that the line of a node identifies its token.

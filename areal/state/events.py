@@ -95,7 +95,7 @@ class EventLog:
 
 
 def load(path: Path) -> list[Event]:
-    """The events of one file, repetitions folded. Raises Unreadable when the file is there and cannot be read."""
+    """The events of one file, repetitions folded. Raises UnreadableFile when the file is there and cannot be read."""
     try:
         raw = read_raw(path)
     except FileNotFoundError:

@@ -3,8 +3,8 @@
 A write is temp + fsync + rename + fsync of the folder: a reader, or a crash at any instant, sees the old bytes or the
 new ones. When the disk refuses, the old file stays as it was, the temp is removed and the error names path and cause.
 A *sealed* file is a JSON document that carries the SHA-256 of its own body, so that a torn or edited file differs from
-a good one: reading it raises ``Unreadable``. Absence is FileNotFoundError; the two are never confused. Only mutating
-commands move a damaged file aside (``quarantine``); nothing here deletes one.
+a good one: reading it raises ``UnreadableFile``. Absence is FileNotFoundError; the two are never confused. Only
+mutating commands move a damaged file aside (``quarantine``); nothing here deletes one.
 
 ``crash_point`` names the points at which fault-injection tests end the process.
 """
@@ -105,7 +105,7 @@ _CAUSES = {
 }
 
 
-class Unreadable(ArealError):
+class UnreadableFile(ArealError):
     """A file is there and cannot be used. ``damaged``: its content is wrong, so it may be quarantined and restored;
     otherwise (permissions, I/O, a newer format) it must be left alone."""
 
@@ -248,7 +248,7 @@ def unseal(raw: bytes) -> Any:
 
 
 def read_raw(path: Path | str) -> bytes:
-    """All bytes of a file. Raises FileNotFoundError when there is none, Unreadable when it cannot be read."""
+    """All bytes of a file. Raises FileNotFoundError when there is none, UnreadableFile when it cannot be read."""
     try:
         with open(path, "rb", buffering=0) as file:
             return file.readall()
@@ -256,16 +256,16 @@ def read_raw(path: Path | str) -> bytes:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from None
     except OSError as error:
         cause, hint = _CAUSES.get(error.errno or 0, ((error.strerror or str(error)).lower(), None))
-        raise Unreadable(path, cause, damaged=False, hint=hint) from error
+        raise UnreadableFile(path, cause, damaged=False, hint=hint) from error
 
 
 def read_json(path: Path | str) -> Any:
-    """The body of a sealed file. Raises FileNotFoundError when there is none, Unreadable when it cannot be trusted."""
+    """The body of a sealed file. Raises FileNotFoundError if there is none, UnreadableFile if it cannot be trusted."""
     raw = read_raw(path)
     try:
         return unseal(raw)
     except (ValueError, RecursionError) as error:
-        raise Unreadable(path, str(error), damaged=True) from error
+        raise UnreadableFile(path, str(error), damaged=True) from error
 
 
 def write_json(path: Path, body: Any, mode: int = 0o600) -> None:
@@ -324,7 +324,7 @@ T = TypeVar("T")
 
 
 @dataclass
-class _Entry(Generic[T]):
+class _Commit(Generic[T]):
     item: T
     ended: Event = field(default_factory=Event)
     error: BaseException | None = None
@@ -335,13 +335,13 @@ class GroupCommit(Generic[T]):
 
     def __init__(self, commit: Callable[[Sequence[T]], None]) -> None:
         self._commit = commit
-        self._queue: list[_Entry[T]] = []
+        self._queue: list[_Commit[T]] = []
         self._is_leading = False
         self._mutex = Lock()
 
     def submit(self, item: T) -> None:
         """Return when ``item`` is durable. Raises the error that ``commit`` raised for it."""
-        entry = _Entry(item)
+        entry = _Commit(item)
         with self._mutex:
             self._queue.append(entry)
             leads, self._is_leading = not self._is_leading, True
@@ -355,7 +355,7 @@ class GroupCommit(Generic[T]):
         if entry.error is not None:
             raise entry.error
 
-    def _end(self, batch: list[_Entry[T]]) -> None:
+    def _end(self, batch: list[_Commit[T]]) -> None:
         try:
             self._commit([entry.item for entry in batch])
         except BaseException as error:  # noqa: BLE001 - handed to the thread that waits for it

@@ -27,7 +27,7 @@ from areal.resources.tree import changes
 from areal.state.files import (
     QUARANTINED,
     GroupCommit,
-    Unreadable,
+    UnreadableFile,
     crash_point,
     explain,
     make_folder,
@@ -62,7 +62,7 @@ def newest_revision(home: Home, ref: Ref) -> Revision | None:
         path = _revision_path(home, ref, number)
         try:
             return decode_revision(read_json(path), path)
-        except (FileNotFoundError, Unreadable):
+        except (FileNotFoundError, UnreadableFile):
             continue
     return None
 
@@ -93,7 +93,7 @@ def _drop(path: Path) -> None:
         read_json(path)
     except FileNotFoundError:
         return
-    except Unreadable as error:
+    except UnreadableFile as error:
         if error.damaged:
             quarantine(path)
         return
@@ -112,14 +112,14 @@ def serial_path(home: Home) -> Path:
 
 
 def read_serial(home: Home) -> int:
-    """0 for a store that never changed. Raises Unreadable."""
+    """0 for a store that never changed. Raises UnreadableFile."""
     path = serial_path(home)
     try:
         return int(read_raw(path))
     except FileNotFoundError:
         return 0
     except ValueError:
-        raise Unreadable(path, "it does not hold a number", damaged=True) from None
+        raise UnreadableFile(path, "it does not hold a number", damaged=True) from None
 
 
 def bump_serial(home: Home) -> int:
@@ -127,7 +127,7 @@ def bump_serial(home: Home) -> int:
     serial that a plan was made at."""
     try:
         following = read_serial(home) + 1
-    except Unreadable as error:
+    except UnreadableFile as error:
         if not error.damaged:
             raise
         following = int(time.time())
@@ -222,11 +222,11 @@ class ObjectStore:
         self._writes: GroupCommit[Sequence[_Put | _PutStatus]] = GroupCommit(self._commit)
 
     def get(self, ref: Ref) -> StoredObject | None:
-        """The object, None when there is no such object. Raises Unreadable when there is one and it cannot be read."""
+        """The object, None if there is no such object. Raises UnreadableFile if there is one and it cannot be read."""
         return _load(str(self._path(ref)), ref)
 
     def expect(self, ref: Ref) -> StoredObject:
-        """The object. Raises NotFound, or Unreadable when there is one and it cannot be read."""
+        """The object. Raises NotFound, or UnreadableFile when there is one and it cannot be read."""
         found = self.get(ref)
         if found is None:
             raise self.missing(ref)
@@ -239,7 +239,7 @@ class ObjectStore:
         return NotFound(f"{ref} does not exist{did_you_mean(ref.name, names)}", hint=hint)
 
     def list(self, kind: str | None = None) -> Listing[StoredObject]:
-        """Objects by kind order and name. Unreadable files are in ``.unreadable``: they are not absent."""
+        """Objects by kind order and name. UnreadableFile files are in ``.unreadable``: they are not absent."""
         found: Listing[StoredObject] = Listing()
         for known in KINDS if kind is None else (resolve_kind(kind),):
             folder = str(self.home.objects / known.lower())
@@ -249,7 +249,7 @@ class ObjectStore:
                 path = f"{folder}/{name}/{_FILE}"
                 try:
                     obj = _load(path, Ref(known, name))
-                except Unreadable as error:
+                except UnreadableFile as error:
                     found.unreadable.append((error.path, error.reason))
                     if (revision := newest_revision(self.home, Ref(known, name))) is not None:
                         found.presumed[error.path] = revision.object
@@ -259,7 +259,7 @@ class ObjectStore:
         return found
 
     def require_readable(self, ref: Ref) -> None:
-        """Raises Unreadable when there is such an object and it cannot be read."""
+        """Raises UnreadableFile when there is such an object and it cannot be read."""
         self.get(ref)
 
     def snapshot(self) -> StoreSnapshot:
@@ -274,7 +274,7 @@ class ObjectStore:
     def put(self, obj: StoredObject, *, keeps: tuple[str, ...] = ()) -> bool:
         """Record an object as it is given, but for the parts of its status that ``keeps`` names, which stay; whether
         anything had to be written. A damaged file that stands in its place is set aside; one of a newer format is
-        refused with Unreadable."""
+        refused with UnreadableFile."""
         return self.put_all([(obj, keeps)]) == 1
 
     def put_all(self, objects: Sequence[tuple[StoredObject, tuple[str, ...]]]) -> int:
@@ -285,7 +285,7 @@ class ObjectStore:
         return len(changed)
 
     def put_statuses(self, statuses: Mapping[Ref, dict[str, Any]]) -> None:
-        """Record the statuses of many objects; one that is as it was is not written. Raises NotFound, Unreadable."""
+        """Record the statuses of many objects; one that is the same is not written. Raises NotFound, UnreadableFile."""
         if statuses:
             self._writes.submit([_PutStatus(ref, status) for ref, status in statuses.items()])
 
@@ -312,7 +312,7 @@ class ObjectStore:
             return self.expect(write.ref)
         try:
             return self.get(write.ref)
-        except Unreadable as error:
+        except UnreadableFile as error:
             _set_aside(error)
             return None
 
@@ -325,7 +325,7 @@ class ObjectStore:
         with lock_store(self.home.ensure()):
             try:
                 existed = self.get(ref) is not None
-            except Unreadable as error:
+            except UnreadableFile as error:
                 existed = True
                 _set_aside(error)
             if existed:
@@ -342,7 +342,7 @@ class ObjectStore:
                 found.append(decode_revision(read_json(path), path))
             except FileNotFoundError:
                 continue  # dropped by another command since the folder was listed
-            except Unreadable as error:
+            except UnreadableFile as error:
                 found.unreadable.append((path, error.reason))
         return found
 
@@ -381,16 +381,18 @@ class ObjectStore:
 
     def restore(self, ref: Ref) -> StoredObject:
         """Bring an unreadable object back from its newest readable revision, the damaged file set aside. One that can
-        be read is returned as it is. Raises NotFound, or Unreadable when there is nothing to restore from."""
+        be read is returned as it is. Raises NotFound, or UnreadableFile when there is nothing to restore from."""
         try:
             return self.expect(ref)
-        except Unreadable as error:
+        except UnreadableFile as error:
             if not error.damaged:
                 raise
             revision = newest_revision(self.home, ref)
             if revision is None:
                 hint = f"apply its manifest again, or forget it: areal delete {ref}"
-                raise Unreadable(error.path, f"{error.reason}; no revision is left", damaged=True, hint=hint) from error
+                raise UnreadableFile(
+                    error.path, f"{error.reason}; no revision is left", damaged=True, hint=hint
+                ) from error
         restored = replace(revision.object, revision=revision.number)
         self.put(restored)
         return restored
@@ -415,20 +417,20 @@ def _load(path: str, ref: Ref) -> StoredObject | None:
         copies = quarantined(path)
         if not copies:
             return None
-        raise Unreadable(path, f"it was damaged, and set aside as {copies[-1]}", damaged=True) from None
+        raise UnreadableFile(path, f"it was damaged, and set aside as {copies[-1]}", damaged=True) from None
     if (obj.kind, obj.name) != (ref.kind, ref.name):
         hint = f"move the folder back, or remove it: {Path(path).parent}"
-        raise Unreadable(path, f"it describes {obj.ref}, not {ref}", damaged=False, hint=hint)
+        raise UnreadableFile(path, f"it describes {obj.ref}, not {ref}", damaged=False, hint=hint)
     return obj
 
 
 def _holds(path: Path, obj: StoredObject) -> bool:
-    with contextlib.suppress(FileNotFoundError, Unreadable):
+    with contextlib.suppress(FileNotFoundError, UnreadableFile):
         return read_raw(path) == seal(encode(obj))
     return False
 
 
-def _set_aside(error: Unreadable) -> None:
+def _set_aside(error: UnreadableFile) -> None:
     """Make room for a good file where a damaged one is. Raises ``error`` when the file must be left alone."""
     if not error.damaged:
         raise error

@@ -22,7 +22,7 @@ from typing import Any, TypeAlias, TypeVar
 from areal.dataclasses import dataclass, field, fields, replace
 from areal.resources.kinds import Ref
 from areal.resources.tree import ABSENT, FieldPath, bracketed, changes, delete_path, get_path, leaves, merge, path_text
-from areal.state.files import Unreadable
+from areal.state.files import UnreadableFile
 
 APPLY = "apply"
 JOB = "job"  # of the service that a job created: the job is at rest
@@ -228,7 +228,7 @@ def encode(obj: StoredObject) -> dict[str, Any]:
 
 
 def decode(body: Any, path: Path | str) -> StoredObject:
-    """The inverse of ``encode``. Raises Unreadable."""
+    """The inverse of ``encode``. Raises UnreadableFile."""
     _check_format(body, path)
     try:
         values = {**body, "depends_on": tuple(body["depends_on"])}
@@ -236,7 +236,7 @@ def decode(body: Any, path: Path | str) -> StoredObject:
         del values["format"]
         return StoredObject(**values)
     except (KeyError, TypeError, AttributeError) as error:
-        raise Unreadable(path, f"it does not describe an object ({error})", damaged=True) from error
+        raise UnreadableFile(path, f"it does not describe an object ({error})", damaged=True) from error
 
 
 def encode_revision(revision: Revision) -> dict[str, Any]:
@@ -245,19 +245,19 @@ def encode_revision(revision: Revision) -> dict[str, Any]:
 
 
 def decode_revision(body: Any, path: Path | str) -> Revision:
-    """The inverse of ``encode_revision``. Raises Unreadable."""
+    """The inverse of ``encode_revision``. Raises UnreadableFile."""
     _check_format(body, path)
     try:
         obj = decode(body["object"], path)
         return Revision(body["number"], body["actor"], body["at"], body["source"], obj)
     except KeyError as error:
-        raise Unreadable(path, f"it does not describe a revision ({error} is missing)", damaged=True) from error
+        raise UnreadableFile(path, f"it does not describe a revision ({error} is missing)", damaged=True) from error
 
 
 def _check_format(body: Any, path: Path | str) -> None:
     number = body.get("format") if isinstance(body, dict) else None
     if not isinstance(number, int):
-        raise Unreadable(path, "it does not describe an object", damaged=True)
+        raise UnreadableFile(path, "it does not describe an object", damaged=True)
     if number > FORMAT:
         reason = f"a newer areal wrote it (format {number}, this one knows {FORMAT})"
-        raise Unreadable(path, reason, damaged=False, hint="upgrade areal")
+        raise UnreadableFile(path, reason, damaged=False, hint="upgrade areal")

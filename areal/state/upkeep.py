@@ -14,7 +14,7 @@ from pathlib import Path
 
 from areal.dataclasses import dataclass
 from areal.resources.kinds import KINDS, Ref, name_problem
-from areal.state.files import Unreadable, explain, is_temp, names_in, quarantine
+from areal.state.files import UnreadableFile, explain, is_temp, names_in, quarantine
 from areal.state.home import Home
 from areal.state.locks import lock_store
 from areal.state.objects import ObjectStore, is_trash, read_serial, serial_path, sweep_trash
@@ -39,7 +39,7 @@ def defects(home: Home) -> tuple[Defect, ...]:
         found += [Defect(path, reason) for path, reason in store.revisions(ref).unreadable]
     try:
         read_serial(home)
-    except Unreadable as error:
+    except UnreadableFile as error:
         found.append(Defect(serial_path(home), error.reason))
     return tuple(found)
 

@@ -14,7 +14,7 @@ from areal.rollout.rlvr import RowReward
 
 
 @dataclass(frozen=True)
-class ModelAccess:
+class EpisodeModel:
     """The model of an episode: what the caller gave, else OpenAI's environment variables. ``http_client`` is shared by
     episodes; None: the agent's own."""
 
@@ -24,7 +24,7 @@ class ModelAccess:
     http_client: Any = None
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> ModelAccess:
+    def of(cls, given: Mapping[str, Any]) -> EpisodeModel:
         return cls(
             given.get("base_url") or os.environ.get("OPENAI_BASE_URL"),
             given.get("api_key") or os.environ.get("OPENAI_API_KEY"),
@@ -45,9 +45,9 @@ class AnsweringAgent(ABC):
 
     async def run(self, data: dict[str, Any], **extra_kwargs: Any) -> float:
         self._reward.check(data)
-        answer = await self.answer(data["messages"], ModelAccess.of(extra_kwargs))
+        answer = await self.answer(data["messages"], EpisodeModel.of(extra_kwargs))
         return await self._reward(str(data["messages"][-1]["content"]), answer, [], [], data)
 
     @abstractmethod
-    async def answer(self, messages: list[dict[str, Any]], access: ModelAccess) -> str:
+    async def answer(self, messages: list[dict[str, Any]], access: EpisodeModel) -> str:
         """The text of the answer."""

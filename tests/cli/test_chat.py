@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from areal.cli.inf.chat import SETTINGS, Conversation
+from areal.cli.inf.chat import SETTINGS, ModelChat
 from areal.client.http import ChatClient, ChatDelta, TokenLogprob
 from areal.errors import ArealError, UsageFault
 
@@ -45,7 +45,7 @@ class Scripted(ChatClient):
 
 
 def test_answer_is_printed_as_it_comes_and_kept(capsys: pytest.CaptureFixture[str]) -> None:
-    talk = Conversation(Scripted(ChatDelta("one "), ChatDelta("two", finish_reason="stop")), {"model": "m"})
+    talk = ModelChat(Scripted(ChatDelta("one "), ChatDelta("two", finish_reason="stop")), {"model": "m"})
     answer = talk.ask("hello", show=True)
     assert capsys.readouterr().out == "one two\n"
     assert answer.finish_reason == "stop"
@@ -54,7 +54,7 @@ def test_answer_is_printed_as_it_comes_and_kept(capsys: pytest.CaptureFixture[st
 
 def test_ctrl_c_keeps_what_came_and_closes_the_connection() -> None:
     client = Scripted(ChatDelta("one "), KeyboardInterrupt(), ChatDelta("two"))
-    talk = Conversation(client)
+    talk = ModelChat(client)
     answer = talk.ask("hello", show=False)
     assert answer.stopped and answer.text == "one "
     assert client.closed
@@ -63,7 +63,7 @@ def test_ctrl_c_keeps_what_came_and_closes_the_connection() -> None:
 
 def test_question_that_failed_was_never_asked() -> None:
     client = Scripted(ChatDelta("one "), ArealError("cut"))
-    talk = Conversation(client)
+    talk = ModelChat(client)
     with pytest.raises(ArealError):
         talk.ask("hello", show=False)
     assert talk.messages == [] and client.closed
@@ -71,7 +71,7 @@ def test_question_that_failed_was_never_asked() -> None:
 
 def test_system_prompt_goes_first_and_settings_are_sent() -> None:
     client = Scripted(ChatDelta("x"))
-    talk = Conversation(client)
+    talk = ModelChat(client)
     talk.set("system", "be brief")
     talk.set("temperature", "0.5")
     talk.set("max_tokens", "7")
@@ -84,13 +84,13 @@ def test_system_prompt_goes_first_and_settings_are_sent() -> None:
 
 
 def test_stream_off_asks_for_the_whole_answer() -> None:
-    talk = Conversation(Scripted(ChatDelta("a"), ChatDelta("b")))
+    talk = ModelChat(Scripted(ChatDelta("a"), ChatDelta("b")))
     talk.set("stream", "off")
     assert talk.ask("hello", show=False).text == "ab"
 
 
 def test_logprobs_are_shown_and_documented(capsys: pytest.CaptureFixture[str]) -> None:
-    talk = Conversation(Scripted(ChatDelta("a", (TokenLogprob("a", -0.25),), "stop", {"totalTokens": 2})))
+    talk = ModelChat(Scripted(ChatDelta("a", (TokenLogprob("a", -0.25),), "stop", {"totalTokens": 2})))
     answer = talk.ask("hello", show=True)
     assert '"a"' in capsys.readouterr().out
     assert answer.document("m")["logprobs"] == [{"token": "a", "logprob": -0.25}]
@@ -101,24 +101,24 @@ def test_logprobs_are_shown_and_documented(capsys: pytest.CaptureFixture[str]) -
     ("name", "text"), [("temperatur", "1"), ("top_k", "1.5"), ("stream", "yes"), ("seed", "x"), ("top_p", "nan")]
 )
 def test_setting_that_is_none_or_has_no_such_value_is_refused(name: str, text: str) -> None:
-    talk = Conversation(Scripted())
+    talk = ModelChat(Scripted())
     with pytest.raises(UsageFault):
         talk.set(name, text)
     assert talk.settings == {}
 
 
 def test_setting_without_a_value_is_unset() -> None:
-    talk = Conversation(Scripted(), {"seed": 1})
+    talk = ModelChat(Scripted(), {"seed": 1})
     talk.set("seed", "")
     assert talk.settings == {}
     assert "seed" in SETTINGS
 
 
 def test_saved_conversation_is_loaded_the_same(tmp_path: Path) -> None:
-    talk = Conversation(Scripted(ChatDelta("x")), {"temperature": 0.0})
+    talk = ModelChat(Scripted(ChatDelta("x")), {"temperature": 0.0})
     talk.ask("hello", show=False)
     talk.save(str(tmp_path / "talk.json"))
-    other = Conversation(Scripted(), {"model": "m", "temperature": 1.0})
+    other = ModelChat(Scripted(), {"model": "m", "temperature": 1.0})
     other.load(str(tmp_path / "talk.json"))
     assert other.messages == talk.messages
     assert other.settings == {"model": "m", "temperature": 0.0}
@@ -129,7 +129,7 @@ def test_saved_conversation_is_loaded_the_same(tmp_path: Path) -> None:
 )
 def test_file_that_holds_no_conversation_changes_nothing(tmp_path: Path, text: str) -> None:
     (tmp_path / "talk.json").write_text(text)
-    talk = Conversation(Scripted(), {"seed": 1}, [{"role": "user", "content": "kept"}])
+    talk = ModelChat(Scripted(), {"seed": 1}, [{"role": "user", "content": "kept"}])
     with pytest.raises(ArealError):
         talk.load(str(tmp_path / "talk.json"))
     with pytest.raises(ArealError):

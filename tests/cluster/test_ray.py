@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from areal.errors import NoCapacity
-from areal.runtime.backends.base import NODE_HOST, Cause, Phase, RestartPolicy, RunSpec, Trouble
+from areal.runtime.backends.base import NODE_HOST, Cause, Phase, ProblemKind, RestartPolicy, RunSpec
 from areal.runtime.backends.ray import RayBackend
 from tests.cluster.ray import GPUS, HEAD, SECOND, RayCluster, ray_cluster
 from tests.runtime.support import alive, log_text, processes_under, python, run_spec, until, until_phase
@@ -135,7 +135,7 @@ def test_stray_job_is_found_by_its_home_and_ended(ray: RayBackend, cluster: RayC
 
     problems = RayBackend(ray.home).inspect()
 
-    assert [(problem.trouble, problem.subject) for problem in problems] == [(Trouble.STRAY_PROCESS, "r1")]
+    assert [(problem.trouble, problem.subject) for problem in problems] == [(ProblemKind.STRAY_PROCESS, "r1")]
     assert other_home.inspect() == ()
     assert "cancelled" in RayBackend(ray.home).repair(problems[0])
     assert pid is not None and not alive(pid)

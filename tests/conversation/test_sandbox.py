@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from areal.conversation import ConversationError, Template, normalise
-from areal.conversation.budget import Budget, TakesLonger, TemplateLimit
+from areal.conversation.budget import TakesLonger, TemplateBudget, TemplateLimit
 from areal.conversation.sandbox import CompiledTemplate
 
 _NS = "{% set ns = namespace(s='ab', n=3, x=[], y=[], t=(), u=(), d={}) %}"
@@ -93,7 +93,7 @@ def test_rendering_of_a_template_without_end_or_measure_is_refused_in_little_mem
     template = CompiledTemplate(source)
     tracemalloc.start()
     try:
-        with Budget(units=2**18).used(), pytest.raises(jinja2.TemplateError) as caught:
+        with TemplateBudget(units=2**18).used(), pytest.raises(jinja2.TemplateError) as caught:
             template.render({"messages": MESSAGES})
         assert tracemalloc.get_traced_memory()[1] < 2**26
     finally:
@@ -106,7 +106,7 @@ def test_rendering_of_a_template_without_end_or_measure_is_refused_in_little_mem
 def test_whatever_a_template_raises_is_its_refusal_of_the_messages(source: str) -> None:
     template = Template(source, {})
     with (
-        Budget(units=2**20).used(),
+        TemplateBudget(units=2**20).used(),
         pytest.raises(ConversationError, match=r"refused by the chat template: .") as caught,
     ):
         template.render(normalise(MESSAGES))
@@ -145,7 +145,7 @@ def test_rendering_of_any_growth_ends_in_little_memory(statements: list[str]) ->
     template = CompiledTemplate(source)
     tracemalloc.start()
     try:
-        with Budget(units=2**19).used():
+        with TemplateBudget(units=2**19).used():
             assert len(template.render({})) < 2**20
     except jinja2.TemplateError as error:
         assert "MemoryError" not in str(error)
@@ -159,23 +159,23 @@ def test_a_long_conversation_has_the_units_of_its_length() -> None:
     source = "{% for m in messages %}{{ m.role + ': ' + m.content|trim }}{{ m.content.split('</t>')[-1] }}{% endfor %}"
     template = CompiledTemplate(source)
     many = [{"role": "user", "content": "x" * 10_000}] * 200
-    with Budget(units=1000).used():
+    with TemplateBudget(units=1000).used():
         assert len(template.render({"messages": many})) == 200 * (6 + 20_000)
-    with Budget(units=1000, of_input=0).used(), pytest.raises(TemplateLimit):
+    with TemplateBudget(units=1000, of_input=0).used(), pytest.raises(TemplateLimit):
         template.render({"messages": many})
 
 
 def test_a_first_try_that_takes_more_is_no_refusal() -> None:
     template = Template("{% for m in messages %}{{ m.content + 'x' }}{% endfor %}", {})
     conversation = normalise(MESSAGES)
-    with Budget(units=100, of_input=0, first_try=True).used(), pytest.raises(TakesLonger):
+    with TemplateBudget(units=100, of_input=0, first_try=True).used(), pytest.raises(TakesLonger):
         template.render(conversation)
     assert template.render(conversation) == "hi there " * 40 + "x"
 
 
 def test_processor_time_of_a_rendering_is_bounded() -> None:
     template = CompiledTemplate("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}")
-    with Budget(units=2**50, seconds=0.05).used(), pytest.raises(TemplateLimit, match=r"0\.05 seconds"):
+    with TemplateBudget(units=2**50, seconds=0.05).used(), pytest.raises(TemplateLimit, match=r"0\.05 seconds"):
         template.render({})
 
 
@@ -207,7 +207,7 @@ def test_template_neither_reaches_into_python_nor_changes_the_messages(source: s
 
 def test_renderings_of_one_block_share_its_seconds() -> None:
     template = CompiledTemplate("{% for a in range(999) %}{% endfor %}")
-    with Budget(units=2**50, seconds=0.05).used(), pytest.raises(TemplateLimit, match=r"0\.05 seconds"):
+    with TemplateBudget(units=2**50, seconds=0.05).used(), pytest.raises(TemplateLimit, match=r"0\.05 seconds"):
         for _ in range(100_000):
             template.render({})
     template.render({})

@@ -14,7 +14,7 @@ from areal.api.workflow_api import RolloutWorkflow
 from areal.client import RolloutController
 from areal.errors import UsageFault
 from areal.loading import load_attr
-from areal.workflow.agent import ModelAccess
+from areal.workflow.agent import EpisodeModel
 from areal.workflow.calculator import TOOLS
 from tests.client.conftest import Place
 from tests.rollout.test_workflows import ROWS, controller_of
@@ -57,23 +57,23 @@ def tool_call(name: str) -> str:
 
 
 @pytest.fixture
-def scripted(tmp_path: Path) -> Iterator[Callable[[str], ModelAccess]]:
+def scripted(tmp_path: Path) -> Iterator[Callable[[str], EpisodeModel]]:
     """A model that calls the tool of this name, and then tells the result."""
     processes = Processes(tmp_path)
 
-    def access(name: str) -> ModelAccess:
+    def access(name: str) -> EpisodeModel:
         tokenizer = write_tokenizer(tmp_path / "tokenizer", template=TEMPLATE)
         engine = processes.engine(tokenizer)
         proxy = processes.data_proxy(engine, tokenizer, "--tool-call-parser", "hermes")
         replies = [["<tool_response>", "It is \\boxed{33}."], ["31 + 2", f"I add.\n{tool_call(name)}"]]
         script(engine, replies=replies)
-        return ModelAccess(proxy.url, processes.key, "tiny")
+        return EpisodeModel(proxy.url, processes.key, "tiny")
 
     yield access
     processes.stop()
 
 
-async def test_agent_of_langchain_computes_with_its_tools(scripted: Callable[[str], ModelAccess]) -> None:
+async def test_agent_of_langchain_computes_with_its_tools(scripted: Callable[[str], EpisodeModel]) -> None:
     pytest.importorskip("langchain_openai")
     from areal.workflow.langchain.math_agent import MathAgent
 
@@ -83,7 +83,7 @@ async def test_agent_of_langchain_computes_with_its_tools(scripted: Callable[[st
 
 
 @pytest.mark.claude
-async def test_agent_of_claude_computes_with_its_tools(scripted: Callable[[str], ModelAccess]) -> None:
+async def test_agent_of_claude_computes_with_its_tools(scripted: Callable[[str], EpisodeModel]) -> None:
     pytest.importorskip("claude_agent_sdk")
     from areal.workflow.anthropic.claude_math_agent import MathToolAgent
 

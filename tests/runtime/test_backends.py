@@ -11,7 +11,7 @@ from areal.errors import NotFound, UsageFault
 from areal.resources.kinds import BACKENDS
 from areal.resources.validation import effective, validate
 from areal.runtime.backends import Backends, open_backend
-from areal.runtime.backends.base import Phase, StopReport, Trouble
+from areal.runtime.backends.base import Phase, ProblemKind, StopReport
 
 from .second_backend import NAME, NODE
 from .support import processes_under, run_spec
@@ -102,7 +102,7 @@ def test_problems_are_repaired_by_the_backend_that_found_them(both: Backends, tm
 
     (problem,) = both.inspect()
 
-    assert (problem.trouble, problem.subject, problem.backend) == (Trouble.DEAD_RECORD, "there", NAME)
+    assert (problem.trouble, problem.subject, problem.backend) == (ProblemKind.DEAD_RECORD, "there", NAME)
     assert "stopped run there" in both.repair(problem)
     assert both.inspect() == ()
 

@@ -12,7 +12,7 @@ import pytest
 
 from areal.errors import Conflict
 from areal.reconcilers.home_view import process_row
-from areal.runtime.backends.base import Backend, Cause, Job, Phase, RunState, Trouble
+from areal.runtime.backends.base import Backend, Cause, Job, Phase, ProblemKind, RunState
 from areal.runtime.backends.cluster import ClusterBackend, size_bytes
 
 from .remote_backend import SETTINGS_VARIABLE, RemoteBackend
@@ -146,7 +146,7 @@ def test_job_without_a_record_is_found_and_cancelled(cluster: ClusterBackend, tm
 
     (problem,) = cluster.inspect()
 
-    assert (problem.trouble, problem.subject) == (Trouble.STRAY_PROCESS, "r1")
+    assert (problem.trouble, problem.subject) == (ProblemKind.STRAY_PROCESS, "r1")
     assert "cancelled" in cluster.repair(problem)
     assert not cluster.inspect()
     until(lambda: not processes_under(tmp_path), "the job's processes to end")

@@ -11,7 +11,7 @@ import pytest
 
 from areal.errors import ArealError
 from areal.runtime import records
-from areal.runtime.backends.base import Phase, Trouble
+from areal.runtime.backends.base import Phase, ProblemKind
 from areal.runtime.backends.local import LocalBackend
 
 from .conftest import Spawn
@@ -34,7 +34,7 @@ def test_stray_processes_of_a_deleted_record_are_found_and_ended(local: LocalBac
     (problem,) = local.inspect()
     told = local.repair(problem)
 
-    assert problem.trouble is Trouble.STRAY_PROCESS
+    assert problem.trouble is ProblemKind.STRAY_PROCESS
     assert set(problem.pids) == {state.pid, state.shim_pid}
     assert "ended" in told
     assert processes_under(tmp_path) == []
@@ -49,9 +49,9 @@ def test_orphans_of_a_killed_shim_are_found_and_swept(local: LocalBackend, tmp_p
     until(lambda: not alive(state.pid or 0), "the component to die")
 
     problems = {problem.trouble: problem for problem in local.inspect()}
-    assert set(problems) == {Trouble.ORPHANS, Trouble.DEAD_RECORD}
-    assert problems[Trouble.ORPHANS].pids == (int(pid_file.read_text()),)
-    local.repair(problems[Trouble.ORPHANS])
+    assert set(problems) == {ProblemKind.ORPHANS, ProblemKind.DEAD_RECORD}
+    assert problems[ProblemKind.ORPHANS].pids == (int(pid_file.read_text()),)
+    local.repair(problems[ProblemKind.ORPHANS])
 
     assert local.inspect() == ()
     assert processes_under(tmp_path) == []
@@ -80,7 +80,7 @@ def test_intent_that_was_never_started_is_forgotten(local: LocalBackend) -> None
     (problem,) = local.inspect()
     local.repair(problem)
 
-    assert problem.trouble is Trouble.NEVER_STARTED
+    assert problem.trouble is ProblemKind.NEVER_STARTED
     assert local.observe() == {}
 
 
@@ -97,7 +97,7 @@ def test_unreadable_record_is_reported_and_left_to_a_person(local: LocalBackend)
 
     (problem,) = local.inspect()
 
-    assert problem.trouble is Trouble.UNREADABLE
+    assert problem.trouble is ProblemKind.UNREADABLE
     with pytest.raises(ArealError, match="needs a person"):
         local.repair(problem)
     assert Path(local.store.folder("r1")).exists()
@@ -110,7 +110,11 @@ def test_lease_that_outlived_its_run_is_found_with_its_holder(local: LocalBacken
 
     (problem,) = local.inspect()
 
-    assert (problem.trouble, problem.subject, problem.pids) == (Trouble.LEASE_WITHOUT_RUN, "port-20001", (heir.pid,))
+    assert (problem.trouble, problem.subject, problem.pids) == (
+        ProblemKind.LEASE_WITHOUT_RUN,
+        "port-20001",
+        (heir.pid,),
+    )
     assert f"{heir.pid} (sleep 1000)" in problem.message
     heir.kill()
     heir.wait()
@@ -125,7 +129,7 @@ def test_leftover_folder_is_removed(local: LocalBackend) -> None:
     (problem,) = local.inspect()
     local.repair(problem)
 
-    assert problem.trouble is Trouble.LEFTOVER
+    assert problem.trouble is ProblemKind.LEFTOVER
     assert not leftover.exists()
 
 

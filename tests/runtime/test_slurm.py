@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from areal.errors import ArealError, Conflict, InvalidManifest, NoCapacity
-from areal.runtime.backends.base import NODE_HOST, Cause, JobState, Phase, RunState, Trouble
+from areal.runtime.backends.base import NODE_HOST, Cause, JobState, Phase, ProblemKind, RunState
 from areal.runtime.backends.slurm import SlurmBackend
 
 from ..cluster.slurm import GPUS, NODES, SlurmCluster
@@ -486,7 +486,7 @@ def test_job_without_a_record_is_found_and_ended_by_doctor(
     (problem,) = slurm.inspect()
     said = slurm.repair(problem)
 
-    assert (problem.trouble, problem.subject) == (Trouble.STRAY_PROCESS, "r1")
+    assert (problem.trouble, problem.subject) == (ProblemKind.STRAY_PROCESS, "r1")
     assert "cancelled" in said
     assert slurm.inspect() == ()
     until(lambda: not processes_under(tmp_path), "its processes to be gone")

@@ -26,7 +26,7 @@ from areal.errors import ArealError, Locked
 from areal.resources.kinds import Ref
 from areal.state.home import Home
 from areal.state.records import Layer
-from areal.state.files import Unreadable
+from areal.state.files import UnreadableFile
 from areal.state.objects import ObjectStore
 from areal.state.records import StoredObject
 from areal.state.files import crash_point

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from areal.errors import ArealError
 from areal.state.files import (
-    Unreadable,
+    UnreadableFile,
     is_temp,
     names_in,
     quarantine,
@@ -75,7 +75,7 @@ def test_read_json_absent_file_is_not_unreadable(tmp_path: Path) -> None:
 def test_read_json_damaged_file_names_path_and_reason(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "object.json"
     path.write_bytes(content)
-    with pytest.raises(Unreadable, match=r"object\.json is unreadable: ") as caught:
+    with pytest.raises(UnreadableFile, match=r"object\.json is unreadable: ") as caught:
         read_json(path)
     assert caught.value.damaged
     assert "doctor --fix" in (caught.value.hint or "")
@@ -83,7 +83,7 @@ def test_read_json_damaged_file_names_path_and_reason(tmp_path: Path, content: b
 
 def test_read_json_folder_in_place_of_the_file_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "object.json").mkdir()
-    with pytest.raises(Unreadable) as caught:
+    with pytest.raises(UnreadableFile) as caught:
         read_json(tmp_path / "object.json")
     assert not caught.value.damaged
 

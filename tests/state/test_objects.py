@@ -11,7 +11,7 @@ import pytest
 
 from areal.errors import NotFound, UsageFault
 from areal.resources.kinds import Ref
-from areal.state.files import Unreadable, seal
+from areal.state.files import UnreadableFile, seal
 from areal.state.home import Home
 from areal.state.locks import lock_store
 from areal.state.objects import ObjectStore
@@ -125,9 +125,9 @@ def test_damaged_object_is_reported_by_readers_and_touched_by_none(store: Object
         store.put(an_object(name))
     damage(store)
     before = contents(store.home.root)
-    with pytest.raises(Unreadable, match="torn write"):
+    with pytest.raises(UnreadableFile, match="torn write"):
         store.get(QWEN)
-    with pytest.raises(Unreadable):
+    with pytest.raises(UnreadableFile):
         store.require_readable(QWEN)
     listing = store.list()
     assert [obj.name for obj in listing] == ["whole"]
@@ -139,7 +139,7 @@ def test_quarantined_object_is_not_taken_as_absent(store: ObjectStore) -> None:
     store.put(an_object())
     path = store.home.object_folder(QWEN) / "object.json"
     path.rename(path.with_name("object.json.quarantined-20260101T000000"))
-    with pytest.raises(Unreadable, match="set aside as"):
+    with pytest.raises(UnreadableFile, match="set aside as"):
         store.get(QWEN)
     assert len(store.list().unreadable) == 1
 
@@ -162,7 +162,7 @@ def test_object_of_a_newer_format_is_left_alone_by_all(store: ObjectStore) -> No
         lambda: store.delete(QWEN),
     ]  # fmt: skip
     for act in acts:
-        with pytest.raises(Unreadable, match="newer areal") as caught:
+        with pytest.raises(UnreadableFile, match="newer areal") as caught:
             act()
         assert not caught.value.damaged
     assert path.read_bytes() == before
@@ -172,7 +172,7 @@ def test_object_in_the_folder_of_another_is_refused(store: ObjectStore) -> None:
     store.put(an_object())
     folder = store.home.object_folder(QWEN)
     folder.rename(folder.with_name("other"))
-    with pytest.raises(Unreadable, match="describes Model/qwen, not Model/other"):
+    with pytest.raises(UnreadableFile, match="describes Model/qwen, not Model/other"):
         store.get(Ref("Model", "other"))
 
 
@@ -187,7 +187,7 @@ def test_body_of_another_shape_is_damaged(store: ObjectStore) -> None:
     ]
     for body in bodies:
         path.write_bytes(seal(body))
-        with pytest.raises(Unreadable) as caught:
+        with pytest.raises(UnreadableFile) as caught:
             store.get(QWEN)
         assert caught.value.damaged
 
@@ -212,7 +212,7 @@ def test_restore_readable_object_changes_nothing(store: ObjectStore) -> None:
 def test_restore_without_revisions_says_what_to_do(store: ObjectStore) -> None:
     store.put(an_object())
     damage(store)
-    with pytest.raises(Unreadable, match="no revision is left") as caught:
+    with pytest.raises(UnreadableFile, match="no revision is left") as caught:
         store.restore(QWEN)
     assert "areal delete" in (caught.value.hint or "")
 
@@ -239,7 +239,7 @@ def test_delete_damaged_object_keeps_the_damaged_file(store: ObjectStore) -> Non
 def test_damaged_serial_is_an_error_to_readers_and_overcome_by_writers(store: ObjectStore) -> None:
     store.put(an_object())
     (store.home.objects / "serial").write_text("x")
-    with pytest.raises(Unreadable):
+    with pytest.raises(UnreadableFile):
         store.serial()
     store.put(an_object(replicas=2))
     assert store.serial() > 1_000_000_000

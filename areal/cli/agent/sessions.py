@@ -80,11 +80,11 @@ def new_session(chosen: GatewayClient, key: str | None = None) -> str:
 
 def _current(cli: Invocation) -> dict[str, str]:
     """The current session of each service, by the service's name or its gateway's URL."""
-    from areal.state.files import Unreadable, read_json
+    from areal.state.files import UnreadableFile, read_json
 
     try:
         found: dict[str, str] = read_json(cli.home.current_sessions)
-    except (FileNotFoundError, Unreadable):
+    except (FileNotFoundError, UnreadableFile):
         return {}
     return found
 

@@ -59,12 +59,12 @@ def chat(cli: Invocation, /, service: str | None, message: str | None, **given: 
     chosen = gateway_of(cli, service)
     _require_serving(cli, chosen, service, given["model"])
     client = ChatClient(chosen.url, chosen.key, cli.timeout_s or _ANSWER_S)
-    talk = Conversation(client, {name: value for name, value in given.items() if value is not None})
+    talk = ModelChat(client, {name: value for name, value in given.items() if value is not None})
     text = message_of(message, "areal inf chat")
     return _prompt(cli, talk) if text is None else _one_shot(cli, talk, text)
 
 
-def _one_shot(cli: Invocation, talk: Conversation, text: str) -> int:
+def _one_shot(cli: Invocation, talk: ModelChat, text: str) -> int:
     readable = cli.format.is_table or cli.format.kind == "name"
     answer = talk.ask(text, show=readable)
     if answer.stopped:
@@ -76,7 +76,7 @@ def _one_shot(cli: Invocation, talk: Conversation, text: str) -> int:
     return 0
 
 
-def _prompt(cli: Invocation, talk: Conversation) -> int:
+def _prompt(cli: Invocation, talk: ModelChat) -> int:
     if not cli.format.is_table:
         raise UsageFault("-o json needs one shot: give -m TEXT or pipe the text in")
     models = talk.client.models()
@@ -95,7 +95,7 @@ _HELP = """/set NAME VALUE   system, model, temperature, max_tokens, top_p, seed
 /clear            clear the conversation"""
 
 
-def _commands(cli: Invocation, talk: Conversation) -> dict[str, Callable[[str], None]]:
+def _commands(cli: Invocation, talk: ModelChat) -> dict[str, Callable[[str], None]]:
     def set_(rest: str) -> None:
         if not rest:
             for name, value in talk.settings.items():
@@ -209,7 +209,7 @@ class ChatAnswer:
 
 
 @dataclass
-class Conversation:
+class ModelChat:
     """The messages and settings of a chat. The server's defaults apply to absent settings."""
 
     client: ChatClient

@@ -84,11 +84,11 @@ class AgentServiceController(ServiceController):
     def dispose(self, home: Home, ref: Ref) -> str | None:
         """Remove the service's conversations, and the record of its current one. Recorded model calls belong to the
         inference service and stay."""
-        from areal.state.files import Unreadable, read_json, write_json
+        from areal.state.files import UnreadableFile, read_json, write_json
 
         shutil.rmtree(home.sessions / ref.name, ignore_errors=True)
         file = home.current_sessions
-        with contextlib.suppress(FileNotFoundError, Unreadable):
+        with contextlib.suppress(FileNotFoundError, UnreadableFile):
             found: dict[str, str] = read_json(file)
             if kept := {place: key for place, key in found.items() if place != ref.name}:
                 write_json(file, kept)

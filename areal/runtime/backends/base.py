@@ -229,7 +229,7 @@ class Stage:
     total: int | None = None
 
 
-class Trouble(StrEnum):
+class ProblemKind(StrEnum):
     """Kinds of disagreement between records, processes and leases."""
 
     STRAY_PROCESS = "stray-process"  # a process of a run that has no record
@@ -246,7 +246,7 @@ class Trouble(StrEnum):
 class Problem:
     """One disagreement that ``inspect`` found. ``repair`` refuses those that are not ``repairable``."""
 
-    trouble: Trouble
+    trouble: ProblemKind
     subject: str  # run uid, lease name or folder
     message: str
     pids: tuple[int, ...] = ()

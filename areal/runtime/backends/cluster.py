@@ -33,11 +33,11 @@ from areal.runtime.backends.base import (
     JobState,
     Phase,
     Problem,
+    ProblemKind,
     RunSpec,
     RunState,
     Stage,
     StopReport,
-    Trouble,
 )
 from areal.runtime.causes import run_log_paths
 from areal.runtime.leases import FIRST_PORT, LAST_PORT
@@ -238,35 +238,35 @@ class ClusterBackend(ABC):
             if uid not in states and job.state in (JobState.QUEUED, JobState.RUNNING):
                 where = f" on {job.node}" if job.node else ""
                 message = f"job {job.job_id} of run {uid} is {job.state}{where}, and the run has no record"
-                problems.append(Problem(Trouble.STRAY_PROCESS, uid, message))
+                problems.append(Problem(ProblemKind.STRAY_PROCESS, uid, message))
         for path in self.store.leftovers():
-            problems.append(Problem(Trouble.LEFTOVER, path, f"{path} was left by a command that was killed"))
+            problems.append(Problem(ProblemKind.LEFTOVER, path, f"{path} was left by a command that was killed"))
         return tuple(problems)
 
     def _judge(self, state: RunState) -> list[Problem]:
         uid, run = state.spec.uid, f"run {state.spec.uid} of {state.spec.owner}"
         if state.phase is Phase.DEAD:
-            return [Problem(Trouble.DEAD_RECORD, uid, f"{run}: {state.reason}")]
+            return [Problem(ProblemKind.DEAD_RECORD, uid, f"{run}: {state.reason}")]
         if state.phase is Phase.INTENDED and time.time() - (state.queued_at or 0.0) > _SUBMITTING_S:
-            return [Problem(Trouble.NEVER_STARTED, uid, f"{run} was planned and not submitted")]
+            return [Problem(ProblemKind.NEVER_STARTED, uid, f"{run} was planned and not submitted")]
         if state.phase is Phase.UNKNOWN:
-            return [Problem(Trouble.UNREADABLE, uid, f"run {uid}: {state.reason}", repairable=False)]
+            return [Problem(ProblemKind.UNREADABLE, uid, f"run {uid}: {state.reason}", repairable=False)]
         return []
 
     def repair(self, problem: Problem) -> str:
         if not problem.repairable:
             raise ArealError(f"{problem.subject}: {problem.message}: this needs a person")
-        if problem.trouble is Trouble.STRAY_PROCESS:
+        if problem.trouble is ProblemKind.STRAY_PROCESS:
             job = self.jobs([problem.subject]).get(problem.subject)
             if job is not None:
                 spec = RunSpec(problem.subject, "", "", 0, ())
                 self.end_job(problem.subject, RunState(spec, Phase.RUNNING, job_id=job.job_id), 0.0)
                 self._forget_jobs()
             return f"cancelled the job of run {problem.subject}"
-        if problem.trouble is Trouble.DEAD_RECORD:
+        if problem.trouble is ProblemKind.DEAD_RECORD:
             self.stop(problem.subject)
             return f"stopped run {problem.subject}"
-        if problem.trouble is Trouble.NEVER_STARTED:
+        if problem.trouble is ProblemKind.NEVER_STARTED:
             self.forget(problem.subject)
             return f"forgot run {problem.subject}, which had not started"
         shutil.rmtree(problem.subject, ignore_errors=True)

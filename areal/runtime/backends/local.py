@@ -22,11 +22,11 @@ from areal.runtime.backends.base import (
     Capacity,
     Phase,
     Problem,
+    ProblemKind,
     RunSpec,
     RunState,
     Stage,
     StopReport,
-    Trouble,
 )
 from areal.runtime.causes import run_log_paths
 from areal.runtime.identity import Liveness, liveness
@@ -64,7 +64,7 @@ def find_problems(store: RunStore, leases: LeaseDir, states: Mapping[str, RunSta
         problems += _judge_record(store, state)
     problems += _judge_leases(leases, states)
     for path in store.leftovers():
-        problems.append(Problem(Trouble.LEFTOVER, path, f"{path} was left by a command that was killed"))
+        problems.append(Problem(ProblemKind.LEFTOVER, path, f"{path} was left by a command that was killed"))
     return tuple(problems)
 
 
@@ -73,22 +73,22 @@ def _judge_processes(folder: str, pids: list[int], states: Mapping[str, RunState
     named = ", ".join(f"{pid} ({procfs.command_line(pid)[:80]})" for pid in pids)
     state = states.get(uid)
     if state is None:
-        return [Problem(Trouble.STRAY_PROCESS, uid, f"run {uid} has no record and lives: {named}", tuple(pids))]
+        return [Problem(ProblemKind.STRAY_PROCESS, uid, f"run {uid} has no record and lives: {named}", tuple(pids))]
     if state.phase in _MAY_LIVE or state.phase is Phase.INTENDED:
         return []
-    return [Problem(Trouble.ORPHANS, uid, f"run {uid} is {state.phase} and left processes: {named}", tuple(pids))]
+    return [Problem(ProblemKind.ORPHANS, uid, f"run {uid} is {state.phase} and left processes: {named}", tuple(pids))]
 
 
 def _judge_record(store: RunStore, state: RunState) -> list[Problem]:
     uid = state.spec.uid
     if state.phase is Phase.DEAD:
-        return [Problem(Trouble.DEAD_RECORD, uid, f"run {uid} of {state.spec.owner}: {state.reason}")]
+        return [Problem(ProblemKind.DEAD_RECORD, uid, f"run {uid} of {state.spec.owner}: {state.reason}")]
     if state.phase is Phase.INTENDED and not store.is_held(uid):
-        return [Problem(Trouble.NEVER_STARTED, uid, f"run {uid} of {state.spec.owner} was planned and not started")]
+        return [Problem(ProblemKind.NEVER_STARTED, uid, f"run {uid} of {state.spec.owner} was planned and not started")]
     if state.damage:
-        return [Problem(Trouble.DAMAGED_RECORD, uid, f"run {uid} of {state.spec.owner} lives, and {state.damage}")]
+        return [Problem(ProblemKind.DAMAGED_RECORD, uid, f"run {uid} of {state.spec.owner} lives, and {state.damage}")]
     if state.phase is Phase.UNKNOWN:
-        return [Problem(Trouble.UNREADABLE, uid, f"run {uid}: {state.reason}", repairable=False)]
+        return [Problem(ProblemKind.UNREADABLE, uid, f"run {uid}: {state.reason}", repairable=False)]
     return []
 
 
@@ -106,7 +106,7 @@ def _judge_leases(leases: LeaseDir, states: Mapping[str, RunState]) -> list[Prob
             pids = tuple(leases.holding_pids(name))
             who = ", ".join(f"{pid} ({procfs.command_line(pid)[:80]})" for pid in pids) or "a process out of sight"
             message = f"{name} is held for run {holder.uid}, which does not live, by {who}"
-            problems.append(Problem(Trouble.LEASE_WITHOUT_RUN, name, message, pids, repairable=False))
+            problems.append(Problem(ProblemKind.LEASE_WITHOUT_RUN, name, message, pids, repairable=False))
     return problems
 
 
@@ -286,15 +286,15 @@ class LocalBackend:
     def repair(self, problem: Problem) -> str:
         if not problem.repairable:
             raise ArealError(f"{problem.subject}: {problem.message}: this needs a person")
-        if problem.trouble is Trouble.STRAY_PROCESS:
+        if problem.trouble is ProblemKind.STRAY_PROCESS:
             return end_stray(os.path.join(self.store.root, problem.subject))
-        if problem.trouble in (Trouble.ORPHANS, Trouble.DEAD_RECORD):
+        if problem.trouble in (ProblemKind.ORPHANS, ProblemKind.DEAD_RECORD):
             swept = self.stop(problem.subject).swept_pids
             return f"stopped run {problem.subject}, killed {len(swept)} processes"
-        if problem.trouble is Trouble.NEVER_STARTED:
+        if problem.trouble is ProblemKind.NEVER_STARTED:
             self.forget(problem.subject)
             return f"forgot run {problem.subject}, which had not started"
-        if problem.trouble is Trouble.DAMAGED_RECORD:
+        if problem.trouble is ProblemKind.DAMAGED_RECORD:
             repair_run(self.store, problem.subject)
             return f"wrote the record of run {problem.subject} again"
         import shutil

@@ -76,7 +76,7 @@ class StagedWeights:
 
 
 @dataclass
-class _Place:
+class _WeightFolder:
     """A folder in memory. ``version`` is None while it is written, and after a failed write."""
 
     folder: Path
@@ -96,7 +96,7 @@ class FolderPublisher:
     in_memory: bool
     config_files: tuple[Path, ...] = ()
     staged: StagedWeights | None = None
-    _places: list[_Place] = field(default_factory=list)  # the newest last
+    _places: list[_WeightFolder] = field(default_factory=list)  # the newest last
     _mark: MemoryFile | None = None
 
     def offer(self, name: str = "", size: int = 0, group_form: str = "") -> dict[str, Any]:
@@ -175,7 +175,7 @@ class FolderPublisher:
         self._places.append(place)
         return place.folder, place.image.bytes
 
-    def _seized(self) -> _Place | None:
+    def _seized(self) -> _WeightFolder | None:
         """Lock the oldest folder that is not on lease, for writing; never the newest, which joining workers read. The
         folder stays locked if writing fails, so that no worker reads an incomplete version."""
         newest = self.staged_version
@@ -185,19 +185,19 @@ class FolderPublisher:
             self._drop(spare)
         return free[0] if free else None
 
-    def _new_place(self, weights: Iterable[tuple[str, Tensor]]) -> _Place:
+    def _new_place(self, weights: Iterable[tuple[str, Tensor]]) -> _WeightFolder:
         if len(self._places) >= _MOST_IN_MEMORY:
             self._drop(self._places[0])
         taken = {place.folder.name for place in self._places}
         folder = next(self.root / f"m{n}" for n in range(_MOST_IN_MEMORY) if f"m{n}" not in taken)
         folder.mkdir(exist_ok=True)
-        place = _Place(folder, Image(layout_of(weights), folder / _FILE))
+        place = _WeightFolder(folder, Image(layout_of(weights), folder / _FILE))
         place.image.try_lock()
         _copy_into(folder, self.config_files)
         self._places.append(place)
         return place
 
-    def _drop(self, place: _Place) -> None:
+    def _drop(self, place: _WeightFolder) -> None:
         self._places.remove(place)
         place.image.remove()
 

@@ -30,7 +30,7 @@ _START = "start"  # the place before the first line
 Places = Mapping[str, Place | None]
 
 
-class _Stream(NamedTuple):
+class _LogStream(NamedTuple):
     state: RunState
     paths: tuple[str, ...]
 
@@ -70,7 +70,7 @@ def marks(view: ViewContext) -> Mapping[str, int | str]:
     return {uid: f"{found[2]:x}.{found[0]:x}" for uid, found in sizes.items() if found is not None}
 
 
-def _streams(view: ViewContext) -> tuple[list[_Stream], list[RunState]]:
+def _streams(view: ViewContext) -> tuple[list[_LogStream], list[RunState]]:
     """The processes that are asked for, and all of the object. Raises NotFound without any."""
     ref = view.ref()
     home = HomeView(view.home)
@@ -82,7 +82,7 @@ def _streams(view: ViewContext) -> tuple[list[_Stream], list[RunState]]:
         has = ", ".join(dict.fromkeys(f"{state.spec.component}/{state.spec.replica}" for state in every))
         raise NotFound(f"{ref} has no such process", hint=f"it has: {has}")
     backend = Backends(view.home.root)
-    return [_Stream(state, tuple(backend.log_paths(state.spec.uid))) for state in chosen], every
+    return [_LogStream(state, tuple(backend.log_paths(state.spec.uid))) for state in chosen], every
 
 
 def _matches(view: ViewContext) -> Matches:
@@ -95,7 +95,7 @@ def _matches(view: ViewContext) -> Matches:
     return lambda line: words in line.text.lower() and line.level in levels
 
 
-def _older(streams: list[_Stream], matches: Matches, before: Places | None) -> dict[str, Any]:
+def _older(streams: list[_LogStream], matches: Matches, before: Places | None) -> dict[str, Any]:
     """The newest lines, or those before ``before``: of each process the last ones, of all of them the last ones."""
     ends = before if before is not None else {each.uid: end_of(each.paths, ended=each.ended) for each in streams}
     asked = [(stream, end) for stream in streams if (end := ends.get(stream.uid)) is not None]
@@ -116,7 +116,7 @@ def _before(window: Older, taken: int) -> Place | None:
     return Place(first_left.place.inode, first_left.end)
 
 
-def _newer(streams: list[_Stream], matches: Matches, after: Places) -> dict[str, Any]:
+def _newer(streams: list[_LogStream], matches: Matches, after: Places) -> dict[str, Any]:
     windows = {
         stream.uid: lines_after(
             stream.paths, after.get(stream.uid), matches, most_bytes=_MOST_AFTER, ended=stream.ended
@@ -127,7 +127,7 @@ def _newer(streams: list[_Stream], matches: Matches, after: Places) -> dict[str,
     return {"lines": lines, "cursor": _text({uid: window.end for uid, window in windows.items()})}
 
 
-def _previous(streams: list[_Stream], matches: Matches) -> dict[str, Any]:
+def _previous(streams: list[_LogStream], matches: Matches) -> dict[str, Any]:
     """The lines of the start before the present one of each process."""
     lines: dict[str, list[PlacedLine]] = {}
     for stream in streams:

@@ -37,7 +37,7 @@ _TAIL_BYTES = 512 << 10
 _steps = FileMemo[list[dict[str, Any]]](lambda path: last_steps(path, _TAIL_BYTES), most=64)
 
 
-class _Seen:
+class _ServedVersions:
     """What each replica served, each change once."""
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class _Seen:
             return list(self._changes)
 
 
-_seen = _Seen()
+_seen = _ServedVersions()
 
 
 def read(view: ViewContext) -> dict[str, Any]:

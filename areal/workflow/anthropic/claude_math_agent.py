@@ -9,7 +9,7 @@ from typing import Any
 
 from areal.errors import UsageFault
 from areal.reward.gsm8k import gsm8k_reward_fn
-from areal.workflow.agent import AnsweringAgent, ModelAccess
+from areal.workflow.agent import AnsweringAgent, EpisodeModel
 from areal.workflow.calculator import INSTRUCTIONS, TOOLS
 
 _log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class MathToolAgent(AnsweringAgent):
         self._max_output = max_completion_tokens or max_tokens
         self._options = options
 
-    async def answer(self, messages: list[dict[str, Any]], access: ModelAccess) -> str:
+    async def answer(self, messages: list[dict[str, Any]], access: EpisodeModel) -> str:
         import claude_agent_sdk as sdk
 
         server = sdk.create_sdk_mcp_server(_SERVER, tools=[_tool(sdk, function) for function in TOOLS])

@@ -6,7 +6,7 @@ from typing import Any
 
 from areal.errors import UsageFault
 from areal.reward.gsm8k import gsm8k_reward_fn
-from areal.workflow.agent import AnsweringAgent, ModelAccess
+from areal.workflow.agent import AnsweringAgent, EpisodeModel
 from areal.workflow.calculator import TOOLS
 
 
@@ -26,7 +26,7 @@ class MathAgent(AnsweringAgent):
             options["max_tokens"] = limit
         self._options = options
 
-    async def answer(self, messages: list[dict[str, Any]], access: ModelAccess) -> str:
+    async def answer(self, messages: list[dict[str, Any]], access: EpisodeModel) -> str:
         from langchain_core.tools import tool
         from langchain_openai import ChatOpenAI
 

@@ -7,7 +7,7 @@ from typing import Any
 from areal.errors import UsageFault
 from areal.reward.gsm8k import gsm8k_reward_fn
 from areal.rollout.rlvr import TRY_AGAIN, RowReward
-from areal.workflow.agent import ModelAccess
+from areal.workflow.agent import EpisodeModel
 
 
 class MathAgent:
@@ -39,7 +39,7 @@ class MathAgent:
 
         self._reward.check(data)
 
-        access = ModelAccess.of(extra_kwargs)
+        access = EpisodeModel.of(extra_kwargs)
         client = openai.AsyncOpenAI(
             base_url=access.base_url, api_key=access.api_key, http_client=access.http_client, max_retries=2
         )

@@ -26,7 +26,7 @@ _AGAIN_S = 0.02
 
 
 @dataclass(frozen=True)
-class _Child:
+class _Descendant:
     pid: int
     parent: int
     started: int  # in clock ticks since the boot
@@ -63,7 +63,7 @@ class ProgramFamily:
         oldest_turn = min((started for _, started in self._turns), default=None)
         ours = os.getpid()
         processes = _processes()
-        by_parent: dict[int, list[_Child]] = {}
+        by_parent: dict[int, list[_Descendant]] = {}
         for each in processes:
             by_parent.setdefault(each.parent, []).append(each)
         found, family = False, list(by_parent.get(ours, ()))
@@ -83,7 +83,7 @@ class ProgramFamily:
         return found
 
 
-def _processes() -> list[_Child]:
+def _processes() -> list[_Descendant]:
     found = []
     for name in os.listdir("/proc"):  # noqa: PTH208 - pathlib takes three times as long
         if name.isdecimal() and (child := _read(int(name))) is not None:
@@ -91,12 +91,12 @@ def _processes() -> list[_Child]:
     return found
 
 
-def _read(pid: int) -> _Child | None:
+def _read(pid: int) -> _Descendant | None:
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2].split()
     except OSError:  # it has ended
         return None
-    return _Child(pid, int(fields[1]), int(fields[19]), fields[0] == b"Z")
+    return _Descendant(pid, int(fields[1]), int(fields[19]), fields[0] == b"Z")
 
 
 def _has_mark(pid: int, mark: bytes) -> bool:
@@ -106,7 +106,7 @@ def _has_mark(pid: int, mark: bytes) -> bool:
         return False
 
 
-def _kill_one(child: _Child) -> None:
+def _kill_one(child: _Descendant) -> None:
     """Kill the process through a descriptor, so that the id of another one is never used."""
     with contextlib.suppress(OSError):
         descriptor = os.pidfd_open(child.pid)

@@ -47,7 +47,7 @@ def translate(fields: Fields, uses: TemplateUses) -> ChatTranslation:
     _read_include(fields)
     instructions, given = fields.text("instructions"), fields.items("tools")
     asked = fields.take("input")
-    tools = _Tools(fields, [*given, *_additional_tools(asked)])
+    tools = _ResponseTools(fields, [*given, *_additional_tools(asked)])
     messages = _messages(fields, tools, instructions, asked)
     chat: dict[str, Any] = {"messages": messages, "stream": fields.flag("stream")}
     stream_options = Fields(fields.mapping("stream_options"))
@@ -112,7 +112,7 @@ def _text(fields: Fields, chat: dict[str, Any]) -> list[str]:
     return [f"text.{name}" for name in config.ignored()]
 
 
-class _Tools:
+class _ResponseTools:
     """The tools of a request, as functions for the chat template. ``forms``: how calls of those are answered that the
     template knows by another name, or as a function that they are not. The tools of a namespace have its name before
     their own, and the input of a custom tool is an argument of that name. Tools of other types are left out, and named.
@@ -235,7 +235,7 @@ class _MessageBuilder:
         return last if last.get("role") == "assistant" else None
 
 
-def _messages(fields: Fields, tools: _Tools, instructions: str | None, value: object) -> list[dict[str, Any]]:
+def _messages(fields: Fields, tools: _ResponseTools, instructions: str | None, value: object) -> list[dict[str, Any]]:
     builder = _MessageBuilder()
     if instructions:
         builder.add_text("system", instructions)
@@ -260,7 +260,7 @@ _LEFT_OUT_ITEMS = (
 text of the answers stays."""
 
 
-def _add(builder: _MessageBuilder, item: object, where: str, fields: Fields, tools: _Tools) -> None:
+def _add(builder: _MessageBuilder, item: object, where: str, fields: Fields, tools: _ResponseTools) -> None:
     if not isinstance(item, Mapping):
         raise bad_request(f"{where} must be an object", param=where)
     match item.get("type", "message"):

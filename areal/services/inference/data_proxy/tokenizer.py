@@ -26,7 +26,7 @@ import jinja2
 from tokenizers import Tokenizer
 
 from areal.conversation import Chat, Template
-from areal.conversation.budget import Budget, TakesLonger, budget_in_use
+from areal.conversation.budget import TakesLonger, TemplateBudget, budget_in_use
 from areal.dataclasses import dataclass
 from areal.errors import UsageFault
 from areal.files import parse_json
@@ -397,9 +397,9 @@ DECODE_US = 0.1  # a token
 _INLINE_US = 600.0  # the most that runs on the event loop
 
 
-_INLINE = Budget(units=2**20, of_input=0, seconds=0.005, first_try=True)
-_IN_POOL = Budget(of_input=16, seconds=0.25, first_try=True)
-_AT_LOAD = Budget(seconds=2.0, first_try=True)
+_INLINE = TemplateBudget(units=2**20, of_input=0, seconds=0.005, first_try=True)
+_IN_POOL = TemplateBudget(of_input=16, seconds=0.25, first_try=True)
+_AT_LOAD = TemplateBudget(seconds=2.0, first_try=True)
 
 
 class CodecPool:
@@ -421,9 +421,9 @@ class CodecPool:
                     return work()
             return await self._in_thread(self._executor, work, _IN_POOL)
         except TakesLonger:
-            return await self._in_thread(self._slow, work, Budget())
+            return await self._in_thread(self._slow, work, TemplateBudget())
 
-    async def _in_thread(self, executor: ThreadPoolExecutor, work: Callable[[], _T], budget: Budget) -> _T:
+    async def _in_thread(self, executor: ThreadPoolExecutor, work: Callable[[], _T], budget: TemplateBudget) -> _T:
         left = threading.Event()
 
         def watched() -> _T:

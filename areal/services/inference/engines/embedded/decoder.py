@@ -130,7 +130,7 @@ _COARSE = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class RowSpan:
     """Rows start:stop, the longest of which has ``width`` positions. ``even``: all have as many."""
 
     start: int
@@ -138,8 +138,8 @@ class Span:
     width: int
     even: bool
 
-    def grown(self, by: int) -> Span:
-        return Span(self.start, self.stop, self.width + by, self.even)
+    def grown(self, by: int) -> RowSpan:
+        return RowSpan(self.start, self.stop, self.width + by, self.even)
 
     def cost(self, call: int) -> int:
         """The cost in positions that attention reads. A call costs ``call`` positions, a mask half as many."""
@@ -150,14 +150,14 @@ def _cost(rows: int, width: int, even: bool, call: int) -> int:
     return rows * width + (call if even else call + call // 2)
 
 
-def cut(lengths: Sequence[int], call: int) -> tuple[Span, ...]:
+def cut(lengths: Sequence[int], call: int) -> tuple[RowSpan, ...]:
     """The partition of rows 0, 1, ... of these lengths into the cheapest spans, by dynamic programming over runs of
-    equal length; with many runs, of similar length. ``call`` as in ``Span.cost``."""
+    equal length; with many runs, of similar length. ``call`` as in ``RowSpan.cost``."""
     runs = _runs(lengths, 1)
     if len(runs) > _MOST_RUNS:
         runs = _runs(lengths, _COARSE)
     least = [0]  # the cost of the runs before each
-    last: list[tuple[int, Span]] = []  # the last span of the runs up to each, and where it begins
+    last: list[tuple[int, RowSpan]] = []  # the last span of the runs up to each, and where it begins
     for end, final in enumerate(runs, 1):
         width, even, best = 0, True, -1
         for at in range(end - 1, -1, -1):
@@ -169,8 +169,8 @@ def cut(lengths: Sequence[int], call: int) -> tuple[Span, ...]:
                 best, found = cost, (at, run.start, width, even)
         least.append(best)
         begin, start, width, even = found
-        last.append((begin, Span(start, final.stop, width, even)))
-    spans: list[Span] = []
+        last.append((begin, RowSpan(start, final.stop, width, even)))
+    spans: list[RowSpan] = []
     end = len(runs)
     while end:
         end, span = last[end - 1]
@@ -178,14 +178,14 @@ def cut(lengths: Sequence[int], call: int) -> tuple[Span, ...]:
     return tuple(reversed(spans))
 
 
-def _runs(lengths: Sequence[int], coarse: int) -> list[Span]:
+def _runs(lengths: Sequence[int], coarse: int) -> list[RowSpan]:
     """Neighboring rows of equal length, divided by ``coarse``."""
-    runs: list[Span] = []
+    runs: list[RowSpan] = []
     start = 0
     for _, group in groupby(lengths, key=lambda length: length // coarse):
         of_run = list(group)
         widest = max(of_run)
-        runs.append(Span(start, start + len(of_run), widest, min(of_run) == widest))
+        runs.append(RowSpan(start, start + len(of_run), widest, min(of_run) == widest))
         start += len(of_run)
     return runs
 
@@ -248,7 +248,7 @@ class DecodePart:
     """A span of a decode step's rows. For uneven lengths, ``rows`` and ``positions`` locate each row's new position,
     and ``mask`` [rows, 1, 1, width] is -inf after it."""
 
-    span: Span
+    span: RowSpan
     rows: Tensor | None = None
     positions: Tensor | None = None
     mask: Tensor | None = None

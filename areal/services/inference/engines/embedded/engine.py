@@ -27,7 +27,7 @@ import torch
 
 from areal.dataclasses import dataclass, field, replace
 from areal.errors import ArealError, Conflict
-from areal.services.inference.engines.embedded.decoder import Span, cut
+from areal.services.inference.engines.embedded.decoder import RowSpan, cut
 from areal.services.inference.engines.embedded.linear import Adapter
 from areal.services.inference.engines.embedded.runner import Adapters, ModelRunner
 from areal.services.inference.engines.embedded.sampler import Batch, Sampled
@@ -174,7 +174,7 @@ class Engine:
         self._batch: Batch | None = None
         self._adapters: Adapters = ()  # of the batch's sequences
         self._tokens = self._positions = torch.empty(0, dtype=torch.int64)
-        self._spans: tuple[Span, ...] = ()  # of the batch when it was bound
+        self._spans: tuple[RowSpan, ...] = ()  # of the batch when it was bound
         self._grown = 0  # positions since then
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 

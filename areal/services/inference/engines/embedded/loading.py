@@ -226,9 +226,9 @@ def _warm_up(runner: ModelRunner) -> None:
     """Initialize the libraries by one prefill and one decode step, so that no request pays for it."""
     import torch
 
-    from areal.services.inference.engines.embedded.decoder import Span
+    from areal.services.inference.engines.embedded.decoder import RowSpan
 
     runner.reserve(1, 4)
     runner.prefill([[0, 0]], [0], 0)
     token, position = torch.zeros(1, dtype=torch.int64, device=runner.device), torch.full((1,), 2, device=runner.device)
-    runner.decode(token, position, (Span(0, 1, 3, even=True),))
+    runner.decode(token, position, (RowSpan(0, 1, 3, even=True),))

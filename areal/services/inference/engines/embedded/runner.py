@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from areal.errors import ArealError
-from areal.services.inference.engines.embedded.decoder import DecodePart, KVCache, LlamaDecoder, PrefillShape, Span
+from areal.services.inference.engines.embedded.decoder import DecodePart, KVCache, LlamaDecoder, PrefillShape, RowSpan
 from areal.services.inference.engines.embedded.linear import Adapter, MatrixForms, deltas_of, read_adapter
 from areal.services.inference.engines.embedded.model_folder import (
     BufferSlice,
@@ -70,7 +70,7 @@ class ModelRunner(Protocol):
     def score(self, tokens: Sequence[int], adapter: Adapter | None = None) -> Iterator[Tensor]:
         """Logits [part, vocab] float32 after each of ``tokens``, part by part. Uses no row."""
 
-    def decode(self, tokens: Tensor, positions: Tensor, spans: Sequence[Span], adapters: Adapters = ()) -> Tensor:
+    def decode(self, tokens: Tensor, positions: Tensor, spans: Sequence[RowSpan], adapters: Adapters = ()) -> Tensor:
         """Compute one token for rows 0..n-1 with cached lengths ``positions`` [n]; ``spans`` partition the rows, by
         their lengths including it.
 
@@ -277,11 +277,11 @@ class DecoderRunner:
         return self._decoder.prefill(cache, padded, shape, last, deltas_of(adapters, time, self.device))
 
     @torch.inference_mode()
-    def decode(self, tokens: Tensor, positions: Tensor, spans: Sequence[Span], adapters: Adapters = ()) -> Tensor:
+    def decode(self, tokens: Tensor, positions: Tensor, spans: Sequence[RowSpan], adapters: Adapters = ()) -> Tensor:
         parts = [DecodePart(span) if span.even else self._uneven(span, positions) for span in spans]
         return self._decoder.decode(self._cache, tokens, positions, parts, deltas_of(adapters, 1, self.device))
 
-    def _uneven(self, span: Span, positions: Tensor) -> DecodePart:
+    def _uneven(self, span: RowSpan, positions: Tensor) -> DecodePart:
         own = positions[span.start : span.stop]
         hidden = torch.arange(span.width, device=self.device) > own[:, None]
         rows = torch.arange(span.start, span.stop, device=self.device)

@@ -21,7 +21,7 @@ from safetensors.torch import load
 from torch import Tensor
 
 from areal.errors import ArealError
-from areal.services.inference.engines.embedded.decoder import Span
+from areal.services.inference.engines.embedded.decoder import RowSpan
 from areal.services.inference.engines.embedded.linear import Adapter
 from areal.services.inference.engines.embedded.model_folder import is_finite
 from areal.services.inference.engines.embedded.runner import Adapters, WeightOffload, return_freed_memory
@@ -96,7 +96,7 @@ class TransformersRunner:
         output = self._model(input_ids=torch.tensor([list(tokens)], device=self.device), use_cache=False)
         yield output.logits[0, :, : self.vocab_size].float()
 
-    def decode(self, tokens: Tensor, positions: Tensor, spans: Sequence[Span], adapters: Adapters = ()) -> Tensor:
+    def decode(self, tokens: Tensor, positions: Tensor, spans: Sequence[RowSpan], adapters: Adapters = ()) -> Tensor:
         starts = positions.tolist()
         return torch.stack([self._forward(row, tokens[row].view(1, 1), start) for row, start in enumerate(starts)])
 

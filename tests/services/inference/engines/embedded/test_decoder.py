@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from areal.services.inference.engines.embedded.decoder import KVCache, Span, cut
+from areal.services.inference.engines.embedded.decoder import KVCache, RowSpan, cut
 
 from .support import STEADY
 
@@ -53,7 +53,7 @@ def test_spread_copies_only_the_length() -> None:
 CALL = 100
 
 
-def every_cut(lengths: list[int]) -> list[list[Span]]:
+def every_cut(lengths: list[int]) -> list[list[RowSpan]]:
     rows = len(lengths)
     cuts = []
     for count in range(rows):
@@ -62,14 +62,14 @@ def every_cut(lengths: list[int]) -> list[list[Span]]:
             parts = [lengths[start:stop] for start, stop in pairwise(bounds)]
             cuts.append(
                 [
-                    Span(start, start + len(part), max(part), min(part) == max(part))
+                    RowSpan(start, start + len(part), max(part), min(part) == max(part))
                     for start, part in zip(bounds, parts, strict=False)
                 ]
             )
     return cuts
 
 
-def cost(spans: list[Span] | tuple[Span, ...]) -> int:
+def cost(spans: list[RowSpan] | tuple[RowSpan, ...]) -> int:
     return sum(span.cost(CALL) for span in spans)
 
 
@@ -84,7 +84,7 @@ def cost(spans: list[Span] | tuple[Span, ...]) -> int:
     ],
 )
 def test_rows_are_cut_where_it_pays(lengths: list[int], expected: list[tuple[int, int, int, bool]]) -> None:
-    assert cut(lengths, CALL) == tuple(Span(*each) for each in expected)
+    assert cut(lengths, CALL) == tuple(RowSpan(*each) for each in expected)
 
 
 @given(st.lists(st.sampled_from([1, 2, 3, 30, 60, 90, 300, 310]), min_size=1, max_size=9))

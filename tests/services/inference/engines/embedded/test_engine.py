@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from areal.errors import ArealError, Conflict
-from areal.services.inference.engines.embedded.decoder import Span
+from areal.services.inference.engines.embedded.decoder import RowSpan
 from areal.services.inference.engines.embedded.engine import CommandQueue
 from areal.services.inference.engines.embedded.runner import Adapters, DecoderRunner
 from areal.services.inference.engines.embedded.scheduler import Finish
@@ -136,7 +136,7 @@ class _Breaking(DecoderRunner):
     steps = 0
 
     def decode(
-        self, tokens: torch.Tensor, positions: torch.Tensor, spans: Sequence[Span], adapters: Adapters = ()
+        self, tokens: torch.Tensor, positions: torch.Tensor, spans: Sequence[RowSpan], adapters: Adapters = ()
     ) -> torch.Tensor:
         self.steps += 1
         if self.steps == 5:
