@@ -32,7 +32,14 @@ _SHOWN = 60  # characters of a value in the table
 @click.command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False), metavar="FILE")
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
-@click.option("--from", "framework", type=click.Choice(["verl"]), required=True, help="The framework of FILE.")
+@click.option(
+    "--from",
+    "framework",
+    type=click.Choice(["verl", "trl", "openrlhf", "areal"]),
+    required=True,
+    help="The framework of FILE.",
+)
+@click.option("--trainer", metavar="NAME", help="Its trainer that reads FILE  [default: as the command or keys say].")
 @click.option("--out", "directory", metavar="DIR", help="Write manifests.yaml, config.yaml and reward.py here.")
 @click.option("--allow-lossy", is_flag=True, help="Also where something is lost or refused.")
 @click.option("--name", default="converted", show_default=True, metavar="NAME", help="Of the job.")
@@ -41,12 +48,15 @@ _SHOWN = 60  # characters of a value in the table
 @click.option("--force", is_flag=True, help="Replace files of DIR.")
 @stack(output(), common, pass_invocation)
 def convert(cli: Invocation, file: str, overrides: tuple[str, ...], framework: str, **given: Any) -> int:
-    """Convert a configuration of verl: a YAML file, or a script with its command. Overrides are in its own keys.
+    """Convert a configuration of verl, TRL, OpenRLHF or AReaL: a YAML file, or a script with its command. Overrides are
+    in its own keys.
 
     \b
     areal convert run_qwen3-8b.sh --from verl                          # what becomes of each key
     areal convert run_qwen3-8b.sh --from verl --out job --allow-lossy
     cd job && areal apply -f manifests.yaml
+    areal convert grpo.yaml --from trl --trainer grpo num_processes=8
+    areal convert train_ppo_ray_hybrid_engine.sh --from openrlhf
 
     A key is mapped, ignored because it does not change what is learned, lossy because it does and has no counterpart,
     or refused because the job would be another one. Exit status: 0; 9 if a key is lossy or refused, and then nothing is
@@ -56,12 +66,14 @@ def convert(cli: Invocation, file: str, overrides: tuple[str, ...], framework: s
 
     if problem := name_problem(given["name"]):
         raise UsageFault(f"--name {given['name']}: {problem}")
-    draft = _converted(file, overrides)
+    draft = _converted(file, framework, given["trainer"], overrides)
     _choose_backends(draft, given["backend"], given["train_backend"])
     emit_rows(cli, [_row(each) for each in draft.entries], _COLUMNS, name="{key}".format_map)
     lost = Counter(each.fate for each in draft.entries if each.fate in (Fate.LOSSY, Fate.REFUSED))
     if lost and not given["allow_lossy"]:
-        listed = " and ".join(f"{count} keys are {fate}" for fate, count in sorted(lost.items()))
+        listed = " and ".join(
+            f"{count} key{'s are' if count > 1 else ' is'} {fate}" for fate, count in sorted(lost.items())
+        )
         raise Partial(f"{file}: {listed}; nothing was written", hint="read their notes, then add --allow-lossy")
     if given["directory"]:
         _write(Path(given["directory"]), draft, given["name"], force=given["force"])
@@ -69,26 +81,66 @@ def convert(cli: Invocation, file: str, overrides: tuple[str, ...], framework: s
     return 0
 
 
-def _converted(file: str, overrides: Sequence[str]) -> Draft:
-    from areal.convert.reading import assignments, read_yaml, script_command
+def _converted(file: str, framework: str, trainer: str | None, overrides: Sequence[str]) -> Draft:
+    if framework == "areal":
+        return _of_areal(file, trainer, overrides)
+    from areal.convert.reading import assignments, read_yaml
     from areal.convert.rules import convert
-    from areal.convert.verl import PROGRAMS, VERL
+    from areal.convert.sources import SOURCES, read_keys
 
+    trainers = SOURCES[framework].trainers
+    if trainer is not None and trainer not in trainers:
+        raise UsageFault(f"--trainer {trainer}: those of {framework} are {', '.join(trainers)}")
+    chosen, keys = read_keys(framework, trainer, _text(Path(file)), os.environ, file)
+    if framework == "trl" and isinstance(below := keys.get("config"), str):  # TRL's own YAML file
+        beside = Path(file).parent / below
+        found = beside if beside.is_file() else Path(below)
+        keys = {**read_yaml(_text(found), str(found), nested=False), **keys}
+    return convert(trainers[chosen], {**keys, **assignments(overrides, "the command line")})
+
+
+def _of_areal(file: str, trainer: str | None, overrides: Sequence[str]) -> Draft:
+    """AReaL's configurations are read as they are: the table is what checking one finds."""
+    import yaml
+
+    from areal.convert.areal import TRAINERS, convert, trainer_of
+    from areal.convert.reading import Unread
+    from areal.reconcilers.kinds.job_config import checked
+    from areal.resources.tree import BadOverride, apply_override, parse_override
+
+    if trainer is not None and trainer not in TRAINERS:
+        raise UsageFault(f"--trainer {trainer}: those of areal are {', '.join(TRAINERS)}")
     try:
-        text = Path(file).read_text(encoding="utf-8-sig")
+        document = yaml.safe_load(_text(Path(file)))
+        for text in overrides:
+            override = parse_override(text)
+            apply_override(document, override, yaml.safe_load(override.value or "null"))
+    except (yaml.YAMLError, BadOverride) as error:
+        raise Unread(f"{file}: {error}") from error
+    if not isinstance(document, dict):
+        raise Unread(f"{file}: its top level is not a map of keys")
+
+    def check(config: str, content: Mapping[str, Any]) -> list[tuple[tuple[Any, ...], str]]:
+        return [(tuple(fault["path"]), str(fault["message"])) for fault in checked(config, content)]
+
+    return convert(document, trainer or trainer_of(document), check)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise NotFound(f"{file} cannot be read: {error}") from error
-    if file.endswith((".yaml", ".yml")):
-        keys = read_yaml(text, file)
-    else:
-        keys = assignments(script_command(text, PROGRAMS, os.environ, file), file)
-    return convert(VERL, {**keys, **assignments(overrides, "the command line")})
+        raise NotFound(f"{path} cannot be read: {error}") from error
 
 
 def _choose_backends(draft: Draft, backend: str | None, train: str | None) -> None:
     from areal.convert.rules import Fate
 
-    if backend:
+    if backend and "rollout" in draft.config and not draft.backend:  # AReaL's own section says it
+        draft.set("rollout.backend", backend)
+    elif backend and not draft.backend:
+        raise UsageFault("--backend serves the model that is sampled from, and this job samples nothing")
+    elif backend:
         draft.backend, draft.engine_args = backend, {}
         draft.entries = [
             each
@@ -121,14 +173,13 @@ def _manifests(draft: Draft, name: str) -> str:
     model: dict[str, Any] = {"service": name, "backend": draft.backend, "path": draft.model}
     if draft.engine_args:
         model["engineArgs"] = draft.engine_args
-    job: Mapping[str, Any] = {
-        "rollout": {"service": name, "model": name},
-        "config": "config.yaml",
-        "restart": {"policy": "OnFailure"},
-    }
+    job: dict[str, Any] = {"config": "config.yaml", "restart": {"policy": "OnFailure"}}
+    if not draft.backend:  # rows of a data set are not sampled
+        return to_yaml([resource(TRAIN_JOB, name, job)], manifests=True)
+    job["rollout"] = {"service": name, "model": name}
     documents = [
         resource(INFERENCE_SERVICE, name, {}),
         resource(MODEL, name, model),
-        resource(TRAIN_JOB, name, dict(job)),
+        resource(TRAIN_JOB, name, job),
     ]
     return to_yaml(documents, manifests=True)

@@ -1,7 +1,8 @@
 """Reads the keys of a configuration: a YAML file, or the command in a shell script.
 
-Of a script, assignments of variables (``N=8``, ``${N}``, ``${1:-8}``, ``$((N * 2))``, ``A=(...)``) and the last command
-that runs a trainer are read. Nothing is executed.
+Of a script, assignments of variables (``N=8``, ``${N}``, ``${1:-8}``, ``$((N * 2))``, ``A=(...)``), the branch of an
+``if`` that compares two texts, and the last command that runs a trainer are read. Both branches of another ``if`` are
+read, the second after the first. Nothing is executed.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ import operator
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
 from areal.errors import ArealError
 
 _ASSIGNMENT = re.compile(r"^\s*(?:export\s+)?([A-Za-z_]\w*)=(.*)$", re.DOTALL)
-_VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*|\d)(?::?-([^}]*))?\}|\$([A-Za-z_]\w*)")
+_VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*|\d)(?::?-([^${}]*))?\}|\$([A-Za-z_]\w*)")  # of nested ones the inner
 _ARRAY = re.compile(r"\$\{([A-Za-z_]\w*)\[@\]\}")
 _ARGUMENTS = re.compile(r"\$(?:[@*]|\{[@*][^}]*\})")
 _ARITHMETIC = re.compile(r"\$\(\(((?:[^()]|\([^()]*\))*)\)\)")
@@ -31,22 +32,23 @@ class Unread(ArealError):
     """A file in which no configuration is found."""
 
 
-def read_yaml(text: str, name: str) -> dict[str, Any]:
-    """The leaves of a YAML document, by keys with dots."""
+def read_yaml(text: str, name: str, *, nested: bool = True) -> dict[str, Any]:
+    """The leaves of a YAML document, by keys with dots; with ``nested`` false, its top level."""
     try:
         document = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise Unread(f"{name}: not YAML: {error}") from error
     if not isinstance(document, Mapping):
         raise Unread(f"{name}: its top level is not a map of keys")
-    return {key: value for key, value in _resolved(dict(flat(document))).items() if value != _MISSING}
+    leaves = flat(document) if nested else ((str(key), _leaf(value)) for key, value in document.items())
+    return {key: value for key, value in resolved(dict(leaves)).items() if value != _MISSING}
 
 
 _MISSING = "???"  # OmegaConf's value of a key that the user has to give
 _REFERENCE = re.compile(r"\$\{(?:oc\.select:)?([\w.]+)(?:,\s*([^}]*))?\}")
 
 
-def _resolved(keys: Mapping[str, Any]) -> dict[str, Any]:
+def resolved(keys: Mapping[str, Any]) -> dict[str, Any]:
     """``keys`` with OmegaConf's ``${key}`` and ``${oc.select:key,default}`` replaced where the key is there, or has a
     default."""
 
@@ -67,33 +69,100 @@ def flat(document: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, A
         if isinstance(value, Mapping) and value:
             yield from flat(value, f"{before}{key}.")
         else:
-            yield f"{before}{key}", typed(value) if isinstance(value, str) else value
+            yield f"{before}{key}", _leaf(value)
 
 
-def script_command(text: str, programs: Sequence[str], environment: Mapping[str, str], name: str) -> list[str]:
-    """The words behind the program, of the last command that runs one of ``programs``. Raises Unread."""
+def _leaf(value: Any) -> Any:
+    return typed(value) if isinstance(value, str) else value
+
+
+class Command(NamedTuple):
+    """A command that runs a trainer. ``program``: the match of its name. ``launcher``: the words before it."""
+
+    program: re.Match[str]
+    launcher: list[str]
+    words: list[str]
+
+
+def script_command(text: str, programs: re.Pattern[str], environment: Mapping[str, str], name: str) -> Command:
+    """The last command that runs one of ``programs``: a pattern of a word, or of two words with a space between them.
+    Raises Unread."""
     if len(text) > _MOST_BYTES:
         raise Unread(f"{name}: {len(text)} characters are not a script of a training run")
     variables, arrays = dict(environment), dict[str, list[str]]()
-    found = None
-    for line in _lines(text):
-        runs = any(each in line for each in programs)
-        if runs:
-            found = _words(line, variables, arrays, name)
-        elif (assigned := _ASSIGNMENT.match(line)) is not None:
-            variable, value = assigned[1], assigned[2].strip()
-            if value.startswith("(") and value.endswith(")"):
-                arrays[variable] = _words(value[1:-1], variables, arrays, name)
-                continue
-            value = _expanded(value, variables)
-            try:
-                variables[variable] = " ".join(shlex.split(value, comments=True))
-            except ValueError:
-                variables[variable] = value
+    found: Command | None = None
+    for line in _taken(text, variables):
+        assigned = _ASSIGNMENT.match(line)
+        if assigned is not None and assigned[2].strip().startswith("(") and assigned[2].strip().endswith(")"):
+            arrays[assigned[1]] = _words(assigned[2].strip()[1:-1], variables, arrays, name)
+        elif assigned is not None and (value := _one_word(_expanded(assigned[2].strip(), variables))) is not None:
+            variables[assigned[1]] = value
+        elif programs.search(_expanded(line, variables)) is not None:
+            found = _command(_words(line, variables, arrays, name), programs, name) or found
     if found is None:
-        raise Unread(f"{name}: no command in it runs {' or '.join(programs)}")
-    at = max(index for index, word in enumerate(found) if any(each in word for each in programs))
-    return found[at + 1 :]
+        raise Unread(f"{name}: no command in it runs a trainer that is known here")
+    return found
+
+
+def _one_word(text: str) -> str | None:
+    """The value of an assignment; None where more than one word follows: the rest of the line is a command. The output
+    of a command is not known: its text stays."""
+    if text.startswith(("$(", "`")):
+        return text
+    try:
+        words = shlex.split(text, comments=True)
+    except ValueError:
+        return text
+    return " ".join(words) if len(words) < 2 else None
+
+
+def _command(words: Sequence[str], programs: re.Pattern[str], name: str) -> Command | None:
+    for at in range(len(words) - 1, -1, -1):
+        if " " in words[at].strip() and programs.search(words[at]) is not None:  # bash -c "..."
+            try:
+                return _command(shlex.split(words[at]), programs, name)
+            except ValueError as error:
+                raise Unread(f"{name}: the command cannot be read: {error}") from error
+        pair = " ".join(words[max(0, at - 1) : at + 1])
+        match = programs.search(pair)
+        if match is not None and match.end() == len(pair):
+            return Command(match, list(words[:at]), list(words[at + 1 :]))
+    return None
+
+
+_TEST = re.compile(r"^\s*(?:el)?if\s+\[\[?\s+(.+?)\s+\]\]?\s*;?\s*(?:then)?\s*$")
+
+
+def _taken(text: str, variables: Mapping[str, str]) -> Iterator[str]:
+    """The lines that run, as far as the conditions of ``if`` are known. ``variables`` change while this iterates."""
+    open_ifs: list[list[bool]] = []  # of each: whether its branch is read, and whether one was chosen
+    for line in _lines(text):
+        word = line.split(maxsplit=1)[0] if line.split() else ""
+        if word == "if":
+            chosen = _holds(line, variables)
+            open_ifs.append([chosen is not False, chosen is True])
+        elif word == "elif" and open_ifs:
+            chosen = _holds(line, variables)
+            before = open_ifs[-1][1]
+            open_ifs[-1] = [not before and chosen is not False, before or chosen is True]
+        elif word.rstrip(";") == "else" and open_ifs:
+            open_ifs[-1] = [not open_ifs[-1][1], True]
+        elif word.rstrip(";") == "fi" and open_ifs:
+            open_ifs.pop()
+        elif all(each[0] for each in open_ifs):
+            yield line
+
+
+def _holds(line: str, variables: Mapping[str, str]) -> bool | None:
+    """Whether a comparison of two texts holds; None for any other condition."""
+    test = _TEST.match(line)
+    try:
+        words = shlex.split(_expanded(test[1], variables)) if test is not None else []
+    except ValueError:
+        return None
+    if len(words) != 3 or words[1] not in ("=", "==", "!=") or "$" in words[0] + words[2]:
+        return None
+    return (words[0] == words[2]) == (words[1] != "!=")
 
 
 def _lines(text: str) -> Iterator[str]:
@@ -112,24 +181,30 @@ def _lines(text: str) -> Iterator[str]:
         yield " ".join(parts)
 
 
+_ALONE = re.compile(r"(?<=\s)\$\{?([A-Za-z_]\w*)\}?(?=\s|$)")
+_MARK = re.compile("\x00(\\w+)\x00")
+
+
 def _words(line: str, variables: Mapping[str, str], arrays: Mapping[str, list[str]], name: str) -> list[str]:
+    # A variable outside quotes becomes several words: it is marked, as quotes are gone after the split.
+    line = _ALONE.sub("\x00\\1\x00", f" {_calculated(line, variables)}")
     try:
-        words = shlex.split(_calculated(line, variables), comments=True)
+        words = shlex.split(line, comments=True)
     except ValueError as error:
         raise Unread(f"{name}: the command cannot be read: {error}") from error
     found: list[str] = []
     for word in words:
-        if word in ("|", ">", "2>&1", "&", "&&", ";"):
+        if word in ("|", ">", "2>&1", "&", "&&", ";", "\\"):
             break
         if _ARGUMENTS.fullmatch(word) or not word.strip(" \t\"'"):
             continue
-        array = _ARRAY.fullmatch(word)
+        array, alone = _ARRAY.fullmatch(word), _MARK.fullmatch(word)
         if array is not None:
             found += arrays.get(array[1], [])
-            continue
-        expanded = _expanded(_ARGUMENTS.sub("", word), variables)
-        several = _VARIABLE.fullmatch(word) is not None and "=" in expanded
-        found += expanded.split() if several else [expanded]
+        elif alone is not None and alone[1] in variables:
+            found += _expanded(variables[alone[1]], variables).split()
+        else:
+            found.append(_expanded(_ARGUMENTS.sub("", _MARK.sub(r"${\1}", word)), variables))
     return found
 
 
@@ -165,6 +240,30 @@ def _number(node: ast.expr) -> int:
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
         return int(_OPERATORS[type(node.op)](_number(node.left), _number(node.right)))
     raise ValueError(ast.dump(node))
+
+
+def flags(words: Sequence[str], name: str) -> dict[str, Any]:
+    """``--key value``, ``--key=value``, ``--key`` alone (true), ``--no_key`` (false) and ``--key v1 v2`` (a list), as
+    argparse reads them. Dashes in a key are underscores."""
+    found: dict[str, Any] = {}
+    key = ""
+    for word in words:
+        if word.startswith("--") and len(word) > 2:
+            key, equals, value = word[2:].partition("=")
+            key = key.replace("-", "_")
+            found[key] = typed(value) if equals else True
+            fresh = not equals
+        elif not key:
+            raise Unread(f"{name}: {word!r} is not --key")
+        else:
+            value = typed(word.removesuffix(","))
+            before = found[key]
+            found[key] = value if fresh else [*before, value] if isinstance(before, list) else [before, value]
+            fresh = False
+    negated = [key for key, value in found.items() if key.startswith("no_") and value is True]
+    return {
+        key.removeprefix("no_") if key in negated else key: key not in negated and value for key, value in found.items()
+    }
 
 
 def assignments(words: Sequence[str], name: str) -> dict[str, Any]:

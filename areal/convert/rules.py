@@ -6,12 +6,13 @@ because it does and there is nothing like it here, or *refused* because the conv
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Any
 
-from areal.dataclasses import dataclass, field
+from areal.dataclasses import dataclass, field, replace
 from areal.errors import did_you_mean
 from areal.resources.tree import set_path
 
@@ -80,7 +81,8 @@ def refused(note: str, *neutral: Any) -> Rule:
 
 @dataclass
 class Draft:
-    """A conversion that is being made. ``values``: the keys of the source, with the framework's defaults."""
+    """A conversion that is being made. ``values``: the keys of the source, with the framework's defaults. ``backend``:
+    of the Model that is sampled from; "" where nothing is sampled."""
 
     values: Mapping[str, Any]
     config: dict[str, Any] = field(default_factory=dict)
@@ -100,20 +102,33 @@ class Draft:
         self.entries = [each for each in self.entries if each.key != key]
         self.entries.append(Entry(key, self.values.get(key), fate, target, note))
 
+    def number(self, key: str) -> int:
+        return int(self.values[key])
+
+    def is_given(self, key: str) -> bool:
+        return any(each.key == key for each in self.entries)
+
 
 @dataclass(frozen=True)
 class Framework:
-    """A framework. ``rules``: by key; one that ends with ``.*`` is for all below. ``defaults``: the framework's own, of
-    keys that have a meaning here. ``finish``: what several keys say together."""
+    """A trainer of a framework. ``rules``: by key; one that ends with ``.*`` is for all below. ``defaults``: the
+    framework's own, of keys that have a meaning here. ``finish``: what several keys say together. ``aliases``: the
+    present name of a key by an older one. ``switches``: by the beginning of keys, the key that turns them on: where
+    that is false, those without a rule of their own ask for nothing."""
 
     name: str
     rules: Mapping[str, Rule]
     defaults: Mapping[str, Any]
     finish: Callable[[Draft], None]
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    switches: Mapping[str, str] = field(default_factory=dict)
 
-    def rule(self, key: str) -> Rule:
+    def rule(self, key: str, values: Mapping[str, Any]) -> Rule:
         if key in self.rules:
             return self.rules[key]
+        switch = next((each for each in self.switches if key.startswith(each)), None)
+        if switch is not None and not values.get(self.switches[switch]):
+            return ignored(f"{self.switches[switch]} is off")
         parts = key.split(".")
         if parts[-1] == "_target_":
             return ignored("Hydra's name of a class")
@@ -128,10 +143,14 @@ def convert(source: Framework, given: Mapping[str, Any]) -> Draft:
     given, without an entry: a framework's default is part of what its users run. So is the default of a key whose value
     cannot be used, which is refused."""
     entries, targets, unusable = [], dict[str, Any](), set[str]()
-    for key, value in {**source.defaults, **given}.items():
-        rule = source.rule(key)
+    older = {source.aliases[key]: key for key in given if key in source.aliases}
+    given = {source.aliases.get(key, key): value for key, value in given.items()}
+    values = {**source.defaults, **given}
+    for key, value in values.items():
+        rule = source.rule(key, values)
         entry, target_value = rule.entry(key, value)
-        if rule.fate is Fate.MAPPED and (why := _fault(key, value, source.defaults.get(key))):
+        unwanted = value in rule.neutral
+        if rule.fate is Fate.MAPPED and not unwanted and (why := _fault(key, value, source.defaults.get(key))):
             entry = Entry(key, value, Fate.REFUSED, note=why)
         if key in given:
             entries.append(entry)
@@ -141,15 +160,16 @@ def convert(source: Framework, given: Mapping[str, Any]) -> Draft:
             targets[entry.target] = target_value
     draft = Draft({**source.defaults, **{key: value for key, value in given.items() if key not in unusable}})
     for key in source.defaults.keys() & unusable:
-        rule = source.rule(key)
-        if not rule.target.startswith("("):
-            targets[rule.target] = rule.entry(key, source.defaults[key])[1]
+        rule = source.rule(key, values)
+        if not rule.target.startswith("(") and (value := rule.entry(key, source.defaults[key])[1]) is not None:
+            targets[rule.target] = value
     draft.entries = entries
     for target, value in targets.items():
         draft.set(target, value)
     source.finish(draft)
     order = {key: place for place, key in enumerate(given)}
     draft.entries.sort(key=lambda each: order.get(each.key, len(order)))
+    draft.entries = [replace(each, key=older.get(each.key, each.key)) for each in draft.entries]
     return draft
 
 
@@ -157,15 +177,31 @@ def _fault(key: str, value: Any, default: Any) -> str:
     """Why the value cannot be used; "" where no fault is found."""
     if isinstance(value, str) and (unset := _UNSET.search(value)) is not None:
         return f"{unset[0]} is not set: export it, or add {key}=VALUE"
+    if value is None and default is not None:
+        return f"it must not be null; its default is {default!r}"
     if isinstance(default, bool) and not isinstance(value, bool):
         return f"it must be true or false, not {value!r}"
     if isinstance(default, int | float) and not isinstance(default, bool):
-        return (
-            ""
-            if isinstance(value, int | float) and not isinstance(value, bool)
-            else f"it must be a number, not {value!r}"
-        )
+        return "" if _is_number(value) else f"it must be a number, not {value!r}"
     return ""
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def number(value: Any) -> float:
+    """A translation of finite numbers."""
+    if not _is_number(value):
+        raise ValueError(f"it must be a number, not {value!r}")
+    return float(value) if isinstance(value, float) else int(value)
+
+
+def pair(value: Any) -> list[float]:
+    """A translation of two numbers."""
+    if not isinstance(value, list | tuple) or len(value) != 2 or not all(map(_is_number, value)):
+        raise ValueError(f"it must be two numbers, not {value!r}")
+    return list(value)
 
 
 def whole(least: int) -> Translate:
@@ -177,3 +213,37 @@ def whole(least: int) -> Translate:
         return value
 
     return translate
+
+
+def optional(value: Any) -> int | None:
+    return None if value is None else whole(-1)(value)
+
+
+def period(value: Any) -> int | None:
+    return None if value is None or whole(-1)(value) < 1 else value
+
+
+def choice(**choices: Any) -> Translate:
+    def translate(value: Any) -> Any:
+        if str(value) not in choices:
+            raise ValueError(f"{value!r} has no counterpart; these have: {', '.join(choices)}")
+        return choices[str(value)]
+
+    return translate
+
+
+def files(value: Any) -> Any:
+    """One data set, or a list: they are read one after the other."""
+    names = value.split(",") if isinstance(value, str) else list(value)
+    if not names or not all(isinstance(each, str) and each.strip() for each in names):
+        raise ValueError(f"it names no data set: {value!r}")
+    return names[0].strip() if len(names) == 1 else [each.strip() for each in names]
+
+
+SPEED = ignored("it changes speed or memory, not the result")
+REPORT = ignored("it changes what is reported, not the result")
+PACKED = ignored("rows are packed always")
+OFFLOAD = ignored("weights and optimizer stay on the GPU")
+FOLDER = ignored("a job has a folder of its own")
+NO_CODE = refused("code of a model's folder does not run", False)
+KLS = choice(kl="k1", k1="k1", mse="k2", k2="k2", low_var_kl="k3", k3="k3")

@@ -255,6 +255,11 @@ def get_custom_dataset(
     the Hugging Face hub (``org/name``, ``org/name:split`` or ``org/name:config:split``). Arguments override
     ``dataset_config``. Raises NotFound, UsageFault, BadData."""
     where = path or (dataset_config.path if dataset_config is not None else "")
+    if not isinstance(where, str):
+        options = {"type": type, "max_length": max_length, "train_on": train_on}
+        options |= {_KWARGS: chat_template_kwargs}
+        read = [get_custom_dataset(split, dataset_config, tokenizer, path=each, **options) for each in where]
+        return Rows((row for rows in read for row in rows), ", ".join(where))
     if img_folder_path is not None:
         raise UsageFault("img_folder_path is not supported: prompts are text, and images would not be seen")
     if not where:
@@ -271,6 +276,41 @@ def get_custom_dataset(
     learned = train_on or getattr(dataset_config, "train_on", None) or "last"
     template_kwargs = chat_template_kwargs or getattr(dataset_config, _KWARGS, None)
     return formatted(rows, kind, tokenizer, longest, BOXED if is_gsm8k else "", learned, template_kwargs)
+
+
+def columns_named(
+    columns: Mapping[str, str],
+    path: str | Sequence[str],
+    split: str | None,
+    dataset_config: DatasetConfig,
+    tokenizer: Any,
+) -> Rows:
+    """A data set whose columns have other names: for a loader of one's own (``path: module:function``). ``columns``: by
+    the name that is read here, that of the files; dots go into an object. Raises BadData for a row without one."""
+
+    def renamed(row: Row, place: str) -> Row:
+        found = {name: value for name, value in row.items() if name != "messages" and name not in columns.values()}
+        for ours, theirs in columns.items():
+            value: Any = row
+            for part in theirs.split("."):
+                if not isinstance(value, Mapping) or part not in value:
+                    raise BadData(f"{place}: the row has no {theirs}; it has {', '.join(row) or 'nothing'}")
+                value = value[part]
+            found[ours] = value
+        return found
+
+    several = [path] if isinstance(path, str) else path
+    read = [read_dataset(each, split) for each in several]
+    rows = [renamed(row, part.place(number)) for part in read for number, row in enumerate(part)]
+    places = [part.place(number) for part in read for number in range(len(part))]
+    return formatted(
+        Rows(rows, ", ".join(several), places),
+        dataset_config.type or "rl",
+        tokenizer,
+        dataset_config.max_length,
+        train_on=dataset_config.train_on,
+        template_kwargs=dataset_config.chat_template_kwargs,
+    )
 
 
 def _is_dotted(where: str) -> bool:

@@ -19,7 +19,7 @@ from typing import Any
 
 from areal.api import cli_args
 from areal.api.cli_args import BaseExperimentConfig, PPOConfig
-from areal.api.config.loading import ConfigError, ConfigFault, load_config
+from areal.api.config.loading import ConfigError, ConfigFault, examine
 from areal.api.config.training import TrainEngineConfig
 from areal.dataset.files import SUFFIXES
 from areal.errors import ArealError
@@ -32,7 +32,7 @@ from areal.rollout.workflows import configured_workflow
 def check(request: Mapping[str, Any]) -> list[ConfigFault]:
     """``config`` (the class), ``file`` or its ``text``, ``overrides``, ``trains``. ``built_in``: the driver is built
     in, so that data sets, models and functions are those of the configuration. ``later``: an earlier job may create
-    files."""
+    files. ``notes``: also keys that have no effect, whose message begins so."""
 
     def more_faults(config: BaseExperimentConfig) -> Iterator[tuple[FieldPath, str]]:
         if request["built_in"]:
@@ -41,12 +41,12 @@ def check(request: Mapping[str, Any]) -> list[ConfigFault]:
                 yield from _file_faults(config, trains=request["trains"])
 
     try:
-        load_config(request["file"], request["overrides"], getattr(cli_args, request["config"]), more_faults)
+        found = examine(request["file"], request["overrides"], getattr(cli_args, request["config"]), more_faults)
     except ConfigError as error:
         return list(error.faults)
     except ArealError as error:
         return [ConfigFault((), error.message, request["file"])]
-    return []
+    return [*found.faults, *(found.notes if request.get("notes") else ())]
 
 
 def _file_faults(config: BaseExperimentConfig, *, trains: bool) -> Iterator[tuple[FieldPath, str]]:
@@ -55,9 +55,10 @@ def _file_faults(config: BaseExperimentConfig, *, trains: bool) -> Iterator[tupl
     if trains and not online and not config.train_dataset.path:
         yield ("train_dataset", "path"), "is needed: a file, a folder, or a data set of the Hugging Face hub"
     for name in ("train_dataset", "valid_dataset"):
-        path = getattr(getattr(config, name), "path", "")
-        if path and not Path(path).expanduser().exists() and (looks_local(path) or path.endswith(SUFFIXES)):
-            yield (name, "path"), f"there is no data set {path!r} in {Path.cwd()}"
+        given = getattr(getattr(config, name), "path", "")
+        for path in [given] if isinstance(given, str) else given:
+            if path and not Path(path).expanduser().exists() and (looks_local(path) or path.endswith(SUFFIXES)):
+                yield (name, "path"), f"there is no data set {path!r} in {Path.cwd()}"
     for each in fields(config):
         engine = getattr(config, each.name)
         if is_dataclass(engine) and isinstance(engine, TrainEngineConfig) and (path := engine.path):

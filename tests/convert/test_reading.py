@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal.convert.reading import Unread, assignments, read_yaml, script_command
+from areal.convert.reading import Unread, assignments, flags, read_yaml, script_command
 
-PROGRAMS = ("pkg.trainer.main",)
+PROGRAMS = re.compile(r"pkg\.trainer\.(main)(?!\S)")
 SCRIPT = r"""
 #!/bin/bash
 set -x
@@ -40,7 +42,7 @@ python3 -m pkg.trainer.main \
 
 
 def keys(script: str, **environment: str) -> dict[str, object]:
-    return assignments(script_command(script, PROGRAMS, {"HOME": "/h", **environment}, "run.sh"), "run.sh")
+    return assignments(script_command(script, PROGRAMS, {"HOME": "/h", **environment}, "run.sh").words, "run.sh")
 
 
 def test_variables_arrays_arithmetic_and_defaults_of_a_script_are_expanded() -> None:
@@ -69,7 +71,7 @@ def test_environment_comes_before_a_default_of_the_script() -> None:
 @pytest.mark.parametrize(
     ("script", "message"),
     [
-        ("echo hello", "no command in it runs pkg.trainer.main"),
+        ("echo hello", "no command in it runs a trainer"),
         ("python -m pkg.trainer.main a.b", "'a.b' is not key=value"),
         ("python -m pkg.trainer.main a='b", "the command cannot be read"),
     ],
@@ -105,5 +107,62 @@ def test_references_of_omegaconf_are_replaced_and_missing_values_left_out() -> N
 def test_any_text_is_read_or_is_an_error(text: str) -> None:
     try:
         keys(f"python -m pkg.trainer.main {text}")
+    except Unread:
+        return
+
+
+@pytest.mark.parametrize(
+    ("test", "mode", "expected"),
+    [
+        ('[ "$MODE" = "fast" ]', "fast", 1),
+        ('[ "$MODE" = "fast" ]', "slow", 2),
+        ("[[ $MODE != fast ]]", "slow", 1),
+        ("[[ $MODE == fast ]]", "other", 2),
+        ("[ $# -lt 2 ]", "fast", 2),  # a condition that is not known: both are read, the second after the first
+    ],
+)
+def test_branch_of_a_comparison_is_the_one_that_would_run(test: str, mode: str, expected: int) -> None:
+    script = f"if {test}; then\n  A=1\nelse\n  A=2\nfi\npython -m pkg.trainer.main a=$A\n"
+    assert keys(script, MODE=mode) == {"a": expected}
+
+
+def test_program_behind_a_variable_and_words_of_a_variable_are_read() -> None:
+    script = """
+ENTRY=${ENTRY:-"-m pkg.trainer.main"}
+ROOT=${ROOT:-${HOME}/data}
+MORE="\\
+    b.x=1 \\
+    b.list="[0.9,0.95]""
+RUN="torchrun --nproc-per-node=${N:-4} ${ENTRY}"
+$RUN \\
+    a.path="${ROOT}/x" ${MORE}
+"""
+    command = script_command(script, PROGRAMS, {"HOME": "/h"}, "run.sh")
+    assert command.launcher == ["torchrun", "--nproc-per-node=4", "-m"]
+    assert assignments(command.words, "run.sh") == {"a.path": "/h/data/x", "b.x": 1, "b.list": [0.9, 0.95]}
+
+
+def test_command_within_another_command_and_a_here_document_are_read() -> None:
+    quoted = (
+        'srun --overlap bash -c \\\n"pip install x && ray submit -- python3 -m pkg.trainer.main a=1 \\\n  b=2" &>> log'
+    )
+    assert keys(quoted) == {"a": 1, "b": 2}
+    here = "read -r -d '' commands <<EOF\npkg.trainer.main \\\n  a=1 \\\n  b=2\nEOF\ndeepspeed --module $commands\n"
+    assert keys(here) == {"a": 1, "b": 2}
+
+
+def test_flags_are_read_as_argparse_reads_them() -> None:
+    words = ["--a.rate", "1e-6", "--flag", "--n=3", "--two", "0.2", "0.3", "--names", "q_proj,", "v_proj", "--no_drop"]
+    words += ["--with-dashes", "x", "--below", "-1"]
+    expected = {"a.rate": 1e-6, "flag": True, "n": 3, "two": [0.2, 0.3], "names": ["q_proj", "v_proj"], "drop": False}
+    assert flags(words, "run.sh") == {**expected, "with_dashes": "x", "below": -1}
+    with pytest.raises(Unread, match=r"run\.sh: 'x' is not --key"):
+        flags(["x"], "run.sh")
+
+
+@given(st.lists(st.text(max_size=8), max_size=6))
+def test_any_words_are_flags_or_an_error(words: list[str]) -> None:
+    try:
+        assert all(isinstance(key, str) for key in flags(words, "run.sh"))
     except Unread:
         return

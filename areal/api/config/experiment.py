@@ -177,13 +177,14 @@ class PerfTracerConfig:
 
 @dataclass
 class TrainDatasetConfig:
-    """``path``: a folder or file here, or a name on the Hugging Face hub. ``type``: ``rl`` (prompts), ``sft``
-    (prompts with answers), ``rw`` (chosen and rejected). ``max_length`` in tokens: longer rows are left out.
+    """``path``: a folder or file here, or a name on the Hugging Face hub; those of a list are read one after the other.
+    ``type``: ``rl`` (prompts), ``sft`` (prompts with answers), ``rw`` (chosen and rejected). ``max_length`` in tokens:
+    longer rows are left out.
     ``train_on``: what ``sft`` learns of a conversation, its last message or all of the assistant's.
     ``chat_template_kwargs``: variables of the chat template, such as ``enable_thinking: false``, for the conversations
     of all rows. A row's own column ``chat_template_kwargs`` comes first."""
 
-    path: str = ""
+    path: str | list[str] = ""
     type: str = ""
     batch_size: Annotated[int, COUNT] = 1
     shuffle: bool = True
@@ -203,7 +204,9 @@ class TrainDatasetConfig:
 
     def __post_init__(self) -> None:
         check_numbers(self)
-        ours = self.path.endswith(_FILES) or "/" in self.path  # else a loader of the user's, with its own types
+        paths = [self.path] if isinstance(self.path, str) else self.path
+        # Else a loader of the user's, with its own types.
+        ours = any(path.endswith(_FILES) or "/" in path for path in paths)
         if ours and self.type not in ("", *ROW_TYPES):
             raise ValueError(
                 f"type {self.type!r} is not one of {', '.join(ROW_TYPES)}{did_you_mean(self.type, ROW_TYPES)}"

@@ -179,6 +179,15 @@ def load_expr_config(argv: Sequence[str], cls: type[T]) -> tuple[T, str]:
     return load_config(given.config, given.overrides, cls), given.config
 
 
+@dataclass(frozen=True)
+class Examined:
+    """A configuration, None with ``faults``; and ``notes``: keys that have no effect, or one that is seldom wanted."""
+
+    config: Any
+    faults: tuple[ConfigFault, ...]
+    notes: tuple[ConfigFault, ...]
+
+
 def load_config(
     file: str,
     overrides: Sequence[str],
@@ -187,6 +196,21 @@ def load_config(
 ) -> T:
     """Load a configuration. Raises ConfigError with all faults, NotFound for a missing file. ``more_faults``: further
     checks of a configuration that the class accepts; returns paths and messages of faults."""
+    found = examine(file, overrides, cls, more_faults)
+    if found.faults:
+        raise ConfigError(*found.faults)
+    for note in found.notes:
+        _log.warning("%s", note)
+    return found.config  # type: ignore[no-any-return]
+
+
+def examine(
+    file: str,
+    overrides: Sequence[str],
+    cls: type[T],
+    more_faults: Callable[[T], Iterable[tuple[FieldPath, str]]] = lambda config: (),
+) -> Examined:
+    """What ``load_config`` finds. Raises ConfigError for a file that is not read, NotFound for a missing one."""
     source, set_by, refused = _read(file), dict[FieldPath, str](), list[ConfigFault]()
     with _positioned(source, set_by, cls):
         tree = _merged(source, overrides, cls, set_by, refused)
@@ -198,15 +222,16 @@ def load_config(
         faults.found += contradictions(given)
     if config is not None and not faults.found and not refused:
         faults.found += more_faults(config)
-    if config is None or faults.found or refused:
-        raise ConfigError(*refused, *(source.fault(path, message, set_by) for path, message in faults.found))
-    for path, mark in faults.ineffective:
-        _log.warning("%s", source.fault(path, f"has no effect: {mark.why}", set_by))
-    for path, why in config.ineffective(given) if isinstance(config, BaseExperimentConfig) else ():
-        _log.warning("%s", source.fault(path, f"has no effect: {why}", set_by))
-    for path, why in config.cautions(given) if isinstance(config, PPOConfig) else ():
-        _log.warning("%s", source.fault(path, why, set_by))
-    return config
+    notes = [(path, f"has no effect: {mark.why}") for path, mark in faults.ineffective]
+    if isinstance(config, BaseExperimentConfig):
+        notes += [(tuple(path), f"has no effect: {why}") for path, why in config.ineffective(given)]
+    if isinstance(config, PPOConfig):
+        notes += [(tuple(path), why) for path, why in config.cautions(given)]
+    return Examined(
+        config,
+        (*refused, *(source.fault(path, message, set_by) for path, message in faults.found)),
+        tuple(source.fault(path, message, set_by) for path, message in notes),
+    )
 
 
 @dataclass(frozen=True)

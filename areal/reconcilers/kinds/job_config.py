@@ -466,6 +466,13 @@ def _check_all(requests: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     return json.loads(done.stdout) if done.returncode == 0 else nothing
 
 
+def checked(config: str, content: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The faults of a configuration of a built-in trainer, and the keys that have no effect. ``config``: its class."""
+    request = {"config": config, "file": "", "text": json.dumps(content), "overrides": [], "folder": str(Path.cwd())}
+    request |= {"env": {}, "built_in": True, "trains": True, "later": True, "notes": True}
+    return _check_all([request])[0]
+
+
 def _fault_diagnostic(resource: Resource, request: Mapping[str, Any], fault: Mapping[str, Any]) -> Diagnostic:
     path, message = tuple(fault["path"]), str(fault["message"])
     if fault["override"] is not None:

@@ -1,0 +1,82 @@
+"""AReaL: its configurations are read as they are, so a key keeps its name: mapped, without effect, or refused.
+
+What becomes of a key is what the configuration's own class says of it, which another process tells (``check``): nothing
+of training is imported here.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from areal.convert.reading import flat, resolved
+from areal.convert.rules import Draft, Entry, Fate
+from areal.resources.tree import ABSENT, get_path
+
+TRAINERS = {"grpo": "GRPOConfig", "ppo": "PPOConfig", "sft": "SFTConfig", "rw": "RWConfig", "dpo": "DPOConfig"}
+_NO_EFFECT = "has no effect: "
+_PASSES = 5
+
+Check = Callable[[str, Mapping[str, Any]], Sequence[tuple[tuple[Any, ...], str]]]
+"""Paths and messages of a configuration's faults and notes, by the name of its class."""
+
+
+def trainer_of(document: Mapping[str, Any]) -> str:
+    """The built-in trainer of a configuration that names none."""
+    named = (document.get("trainer") or {}).get("type")
+    if named in TRAINERS:
+        return str(named)
+    if "gconfig" in document:
+        return "ppo" if document.get("critic") else "grpo"
+    engine = document.get("actor") or document.get("model") or {}
+    if engine.get("is_critic"):
+        return "rw"
+    return "dpo" if "beta" in engine else "sft"
+
+
+def convert(document: Mapping[str, Any], trainer: str, check: Check) -> Draft:
+    """The draft of a TrainJob. Refused keys are not in its configuration: what is found without them is found too."""
+    config = copy.deepcopy(dict(document))
+    config["trainer"] = {**(config.get("trainer") or {}), "type": trainer}
+    values = resolved(dict(flat(document)))
+    refused, ignored = dict[str, str](), dict[str, str]()
+    for _ in range(_PASSES):
+        found = [(tuple(map(str, path)), message) for path, message in check(TRAINERS[trainer], config)]
+        faults = {path: message for path, message in found if not message.startswith(_NO_EFFECT) and path}
+        ignored |= {
+            ".".join(path): text.removeprefix(_NO_EFFECT) for path, text in found if text.startswith(_NO_EFFECT)
+        }
+        unsolved = [path for path in faults if not _remove(config, path)]
+        refused = {".".join(path): message for path, message in faults.items()} | refused
+        if len(unsolved) == len(faults):
+            break
+    draft = Draft(values, config)
+    for key, value in values.items():
+        fate = next(
+            (
+                (fate, noted[each])
+                for fate, noted in ((Fate.REFUSED, refused), (Fate.IGNORED, ignored))
+                for each in _above(key)
+                if each in noted
+            ),
+            (Fate.MAPPED, ""),
+        )
+        draft.entries.append(Entry(key, value, fate[0], key if fate[0] is Fate.MAPPED else "", fate[1]))
+    known = {above for key in values for above in _above(key)}
+    draft.entries += [Entry(key, None, Fate.REFUSED, note=note) for key, note in refused.items() if key not in known]
+    return draft
+
+
+def _above(key: str) -> list[str]:
+    parts = key.split(".")
+    return [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
+
+
+def _remove(config: dict[str, Any], path: Sequence[str]) -> bool:
+    """Whether the key was there."""
+    parent = get_path(config, tuple(path[:-1])) if len(path) > 1 else config
+    if parent is ABSENT or not isinstance(parent, dict) or path[-1] not in parent:
+        return False
+    del parent[path[-1]]
+    return True

@@ -1,0 +1,187 @@
+"""What several keys of a source say together, alike in every framework: names, layout, adapters, rewards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from areal.convert.rules import Draft, Fate
+from areal.resources.backend import BackendError, parse_backend
+
+
+def name_run(draft: Draft) -> None:
+    for name in ("experiment_name", "trial_name"):
+        draft.set(name, str(draft.config[name]))
+
+
+def adapt(draft: Draft, rank: str, alpha: str, modules: str) -> None:
+    """LoRA, from the keys of its rank, alpha and modules."""
+    found = draft.values.get(modules) or "all-linear"
+    draft.set("actor.use_lora", True)
+    draft.set("actor.lora_rank", draft.number(rank))
+    draft.set("actor.lora_alpha", draft.number(alpha))
+    draft.set("actor.target_modules", list(found) if isinstance(found, list) else [str(found)])
+
+
+def lay_out(draft: Draft, gpus: int, tensor: int = 1, engine: str = "vllm", train: str = "") -> None:
+    """Half of the GPUs serve and half train; one GPU does both. ``train``: the training backend, if it is not fsdp."""
+    serving = max(1, gpus // 2)
+    tensor = min(tensor, serving)
+    draft.backend = f"{engine}:d{serving // tensor}" + (f"t{tensor}" if tensor > 1 else "")
+    train_on(draft, max(1, gpus - serving), train)
+
+
+def train_on(draft: Draft, gpus: int, backend: str = "") -> None:
+    for part in ("actor", "critic", "ref"):
+        if part in draft.config:
+            draft.set(f"{part}.backend", backend if backend and part != "critic" else f"fsdp:d{gpus}")
+
+
+def megatron(draft: Draft, sizes: Mapping[str, int], gpus: int, key: str) -> str:
+    """``megatron:d..`` with these sizes by letter. ``key`` gets the fault of a size that is not supported."""
+    replicas = max(1, gpus // (sizes["t"] * sizes["p"] * sizes["c"]))
+    layout = "".join(f"{letter}{size}" for letter, size in sizes.items() if size > 1)
+    backend = f"megatron:d{replicas}{layout}"
+    try:
+        parse_backend(backend)
+    except BackendError as error:
+        draft.mark(key, Fate.LOSSY, f"{backend}: {error.message}")
+        return f"megatron:d{replicas}" + layout.partition("e")[0]
+    return backend
+
+
+_SERVED = {
+    "vllm": ("gpu-memory-utilization", "max-model-len", "max-num-seqs", "enforce-eager"),
+    "sglang": ("mem-fraction-static", "context-length", "max-running-requests", "disable-cuda-graph"),
+}
+
+
+def engine_flags(draft: Draft, engine: str, *keys: str) -> None:
+    """The engine's flags for memory, length, requests at once and eager mode, from the source's ``keys`` in this order
+    ("" for none)."""
+    for key, flag in zip(keys, _SERVED.get(engine, ()), strict=False):
+        if key and (value := draft.values.get(key)) not in (None, False):
+            draft.engine_args[flag] = value
+            if draft.is_given(key):
+                draft.mark(key, Fate.MAPPED, "", f"Model engineArgs.{flag}")
+
+
+def warm_up(draft: Draft, key: str, total: Any, optimizer: str = "actor.optimizer") -> None:
+    """``key`` gives the warm-up in steps: a share of them here. ``total``: their number, None if it is not known."""
+    steps, target = draft.values.get(key), f"{optimizer}.warmup_steps_proportion"
+    if steps is None or int(steps) <= 0:
+        return
+    if total:
+        draft.set(target, round(min(1.0, int(steps) / int(total)), 6))
+        draft.mark(key, Fate.MAPPED, f"{steps} of {total} steps", target)
+    else:
+        draft.mark(key, Fate.LOSSY, "the warm-up is a share of the steps here, and their number is not given")
+
+
+def divided(draft: Draft, key: str, whole_batch: int, part: int, unit: str) -> None:
+    """``actor.ppo_n_minibatches``, from the sizes of a step and of an update."""
+    if part < 1 or whole_batch % part:
+        draft.mark(key, Fate.REFUSED, f"minibatches of {part} {unit} do not divide a step of {whole_batch}")
+        return
+    draft.set("actor.ppo_n_minibatches", whole_batch // part)
+    note = f"{whole_batch} {unit} of a step in minibatches of {part}"
+    if draft.is_given(key):
+        draft.mark(key, Fate.MAPPED, note, "actor.ppo_n_minibatches")
+
+
+def validate(draft: Draft) -> None:
+    """Leave out the settings of an evaluation that has no data set."""
+    if "valid_dataset" in draft.config:
+        train = draft.config["train_dataset"]
+        shared = {name: train[name] for name in ("type", "max_length", "batch_size", "train_on") if name in train}
+        if train["type"] == "rl":
+            shared.pop("max_length", None)
+        draft.set("valid_dataset", {**shared, **draft.config["valid_dataset"]})
+    else:
+        for name in ("eval_gconfig", "evaluator"):
+            draft.config.pop(name, None)
+
+
+def save_and_resume(draft: Draft, every: int | None) -> None:
+    """Checkpoints for recovery as often as models are saved."""
+    if draft.config.get("recover", {}).get("mode") == "auto" and every:
+        draft.set("recover.freq_steps", every)
+
+
+_REWARDS = '''"""The reward of the converted run: {what}."""
+
+from __future__ import annotations
+
+from typing import Any
+
+{imports}{functions}'''
+_FUNCTION = """
+def {name}(prompt: str, completions: str, prompt_ids: list[int], completion_ids: list[int], **data: Any) -> float:
+{body}
+"""
+_OWN = """import importlib.util
+
+_SPEC = importlib.util.spec_from_file_location("converted_reward", {path!r})
+assert _SPEC is not None and _SPEC.loader is not None
+_MODULE = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(_MODULE)
+"""
+
+
+def write_rewards(draft: Draft, what: str, imports: str, functions: Mapping[str, str], path: str = "") -> None:
+    """``reward.py`` with a function for each name, whose body reads ``prompt``, ``completions`` and the row's columns
+    ``data``. ``path``: a file that they call as ``_MODULE``."""
+    parts = [each.strip() for each in (imports, _OWN.format(path=path) if path else "") if each.strip()]
+    made = [
+        _FUNCTION.format(name=name, body="\n".join(f"    {line}" if line else "" for line in body.strip().splitlines()))
+        for name, body in functions.items()
+    ]
+    head = "\n".join(parts)
+    draft.files["reward.py"] = _REWARDS.format(
+        what=what, imports=f"{head}\n\n" if head else "", functions="\n".join(made)
+    )
+    names = [f"reward:{name}" for name in functions]
+    draft.set("reward_fn", names if len(names) > 1 else names[0])
+
+
+_ROWS = '''"""The rows of the converted run, with the names of columns that are read here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from areal.dataset.loading import columns_named
+
+TRAIN = {train!r}
+VALID = {valid!r}
+COLUMNS = {columns!r}
+
+
+def train(split: str, dataset_config: Any, tokenizer: Any) -> Any:
+    return columns_named(COLUMNS, TRAIN, split, dataset_config, tokenizer)
+
+
+def valid(split: str, dataset_config: Any, tokenizer: Any) -> Any:
+    return columns_named(COLUMNS, VALID, split, dataset_config, tokenizer)
+'''
+
+
+def pick_columns(draft: Draft, columns: Mapping[str, Any], key: str) -> None:
+    """``rows.py``, where columns have other names than those that are read here. ``columns``: by our name, that of the
+    source; dots go into an object. ``key``: what gets the note."""
+    wanted = {ours: str(theirs) for ours, theirs in columns.items() if theirs}
+    if all(theirs in _READ.get(ours, (ours,)) for ours, theirs in wanted.items()):
+        return
+    paths = {part: draft.config.get(part, {}).get("path") for part in ("train_dataset", "valid_dataset")}
+    draft.files["rows.py"] = _ROWS.format(train=paths["train_dataset"], valid=paths["valid_dataset"], columns=wanted)
+    for part, path in paths.items():
+        if path:
+            draft.set(f"{part}.path", f"rows:{part.partition('_')[0]}")
+    listed = ", ".join(f"{theirs} is {ours}" for ours, theirs in wanted.items())
+    draft.mark(key, Fate.MAPPED, f"rows.py: {listed}", "train_dataset.path")
+
+
+_READ = {
+    "prompt": ("messages", "prompt", "question", "problem", "instruction", "input"),
+    "response": ("answer", "response", "completion", "output", "solution"),
+}

@@ -1,0 +1,300 @@
+"""OpenRLHF: the commands of ``openrlhf.cli.train_ppo_ray``, ``train_sft``, ``train_dpo`` and ``train_rm``.
+
+Names and defaults are those of August 2026, with dots; the names before April 2026 are aliases of them. Sizes of a
+rollout are prompts, those of an update samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from areal.convert.finishing import (
+    adapt,
+    divided,
+    engine_flags,
+    lay_out,
+    pick_columns,
+    save_and_resume,
+    train_on,
+    validate,
+    write_rewards,
+)
+from areal.convert.openrlhf_keys import (
+    ANSWERS,
+    DPO_RULES,
+    OFFLINE_RENAMED,
+    PPO_DEFAULTS,
+    PPO_RENAMED,
+    PPO_RULES,
+    RM_RULES,
+    SFT_RULES,
+    offline_defaults,
+    older,
+)
+from areal.convert.rules import Draft, Fate, Framework, period
+
+
+def _begin(draft: Draft, trainer: str, rows: str, model: str, optimizer: str) -> None:
+    values = draft.values
+    for name in ("experiment_name", "trial_name"):
+        draft.set(name, str(draft.config[name]))
+    draft.set("trainer.type", trainer)
+    draft.set("train_dataset.type", rows)
+    draft.set("train_dataset.shuffle", True)
+    draft.model = str(values.get(model) or "")
+    draft.set("actor.path", draft.model)
+    draft.set("actor.dtype", "bfloat16")
+    if not draft.model:
+        draft.mark(model, Fate.REFUSED, "no model is named")
+    if "path" not in draft.config["train_dataset"]:
+        draft.mark("data.dataset" if rows != "rl" else "data.prompt_dataset", Fate.REFUSED, "no data set is named")
+    attention = "flash_attention_2" if values.get("flash_attn") else str(values["ds.attn_implementation"])
+    draft.set("actor.attn_impl", attention)
+    for name, value in zip(("beta1", "beta2"), _pair(values[f"{optimizer}adam.betas"]), strict=False):
+        draft.set(f"actor.optimizer.{name}", value)
+    if values["ds.lora.rank"]:
+        adapt(draft, "ds.lora.rank", "ds.lora.alpha", "ds.lora.target_modules")
+    if values.get("logger.wandb.key"):
+        draft.set("stats_logger.wandb.mode", "online")
+    if "valid_dataset" in draft.config:
+        draft.set("valid_dataset.split", str(values["eval.split"]))
+    draft.set("recover.mode", "auto" if values["ckpt.load_enable"] else "disabled")
+
+
+def _end(draft: Draft) -> None:
+    validate(draft)
+    save_and_resume(draft, period(draft.values["ckpt.save_steps"]))
+
+
+def _pair(value: Any) -> list[float]:
+    return list(value) if isinstance(value, list | tuple) and len(value) == 2 else []
+
+
+def _ppo(draft: Draft) -> None:
+    values = draft.values
+    _begin(draft, "grpo", "rl", "actor.model_name_or_path", "actor.")
+    longest = int(values.get("rollout.max_new_tokens") or values["data.max_len"])
+    draft.set("gconfig.max_new_tokens", longest)
+    if "prompt_max_len" in values:
+        draft.set("gconfig.max_tokens", longest + draft.number("prompt_max_len"))
+    samples = draft.number("rollout.batch_size") * draft.number("rollout.n_samples_per_prompt")
+    divided(draft, "train.batch_size", samples, draft.number("train.batch_size"), "samples")
+    if values.get("train.dynamic_batch_enable"):
+        draft.set("actor.mb_spec.max_tokens_per_mb", int(values.get("train.max_tokens_per_gpu") or 16192))
+    bounds = _pair(values.get("actor.eps_clip_low_high"))
+    if bounds:
+        draft.set("actor.eps_clip", bounds[0])
+        draft.set("actor.eps_clip_higher", bounds[1])
+    sequences = values.get("actor.policy_loss_type") == "gspo"
+    draft.set("actor.loss_agg_mode", "seq-mean-token-mean" if sequences else "token-mean")
+    if not values.get("data.apply_chat_template"):
+        note = "a prompt is a conversation, rendered by the chat template"
+        draft.mark("data.apply_chat_template", Fate.LOSSY, note)
+    _advantages(draft)
+    _kl(draft)
+    _correction(draft)
+    _clips(draft)
+    queue = draft.number("train.async_queue_size") if values["train.async_enable"] else 0
+    draft.set("rollout.max_head_offpolicyness", queue)
+    draft.set("rollout.dump_to_file", True)
+    pick_columns(draft, {"prompt": values["data.input_key"]}, "data.input_key")
+    _layout(draft)
+    _reward(draft)
+    _end(draft)
+
+
+_BATCH = {"mean_level": "batch", "std_level": "batch"}
+_NORMS: Mapping[str, Mapping[str, Any] | None] = {
+    "gae": None,
+    "reinforce": None,
+    "rloo": {"mean_level": "group", "std_level": None, "mean_leave1out": True},
+    "reinforce_baseline": {"mean_level": "group", "std_level": None},
+    "dr_grpo": {"mean_level": "group", "std_level": None},
+    "group_norm": {"mean_level": "group", "std_level": "group"},
+}
+
+
+def _advantages(draft: Draft) -> None:
+    values, key = draft.values, "algo.advantage.estimator"
+    estimator = str(values[key])
+    if estimator not in _NORMS:
+        draft.mark(key, Fate.REFUSED, f"{estimator} is not here; {', '.join(_NORMS)} are")
+        return
+    if (norm := _NORMS[estimator]) is not None:
+        draft.set("actor.reward_norm", dict(norm))
+    if estimator in ("gae", "reinforce", "reinforce_baseline"):
+        by_std = None if values["algo.advantage.no_std_norm"] else "batch"
+        draft.set("actor.adv_norm", {**_BATCH, "std_level": by_std})
+    if estimator != "gae":
+        return
+    draft.set("trainer.type", "ppo")
+    draft.set("actor.gae_lambda", float(values["algo.advantage.lambd"]))
+    optimizer = {
+        name: values[f"critic.{key}"]
+        for key, name in (
+            ("adam.lr", "lr"),
+            ("adam.weight_decay", "weight_decay"),
+            ("adam.eps", "eps"),
+            ("lr_warmup_ratio", "warmup_steps_proportion"),
+            ("min_lr_ratio", "min_lr_ratio"),
+            ("max_norm", "gradient_clipping"),
+        )
+    }
+    optimizer |= dict(zip(("beta1", "beta2"), _pair(values["critic.adam.betas"]), strict=False))
+    schedule = PPO_RULES["critic.lr_scheduler"].entry("critic.lr_scheduler", values["critic.lr_scheduler"])[1]
+    actor = draft.config["actor"]
+    draft.set(
+        "critic",
+        {
+            "path": str(values.get("critic.model_name_or_path") or draft.model),
+            "dtype": "bfloat16",
+            "attn_impl": actor["attn_impl"],
+            "gradient_checkpointing": values["actor.gradient_checkpointing_enable"],
+            "eps_clip": values["critic.value_clip"],
+            "ppo_n_minibatches": actor.get("ppo_n_minibatches", 1),
+            "optimizer": {**optimizer, "lr_scheduler_type": schedule or "constant"},
+        },
+    )
+
+
+def _kl(draft: Draft) -> None:
+    values = draft.values
+    coefficient, in_loss = float(values["algo.kl.init_coef"]), values["algo.kl.use_loss"]
+    draft.set("actor.kl_ctl", 0.0 if in_loss else coefficient)
+    draft.set("actor.kl_loss_coef", coefficient if in_loss else 0.0)
+    if coefficient:
+        draft.set("actor.kl_loss_type" if in_loss else "actor.kl_estimator", str(values["algo.kl.estimator"]))
+        draft.set("ref", {"path": draft.model, "attn_impl": draft.config["actor"]["attn_impl"]})
+        if "kl_target" in draft.config["actor"]:
+            draft.set("actor.kl_horizon", int(values.get("algo.kl.horizon") or 10_000))
+    else:
+        draft.config["actor"].pop("kl_target", None)
+
+
+def _correction(draft: Draft) -> None:
+    values, key = draft.values, "algo.advantage.is_correction_type"
+    if not values["algo.advantage.is_correction_enable"]:
+        return
+    forms = {"tis": ("token", "clamp"), "icepop": ("token", "mask"), "seq-mask-tis": ("sequence", "mask")}
+    bounds = _pair(values["algo.advantage.is_correction_threshold"])
+    if str(values[key]) not in forms or not bounds:
+        draft.mark(key, Fate.REFUSED, f"it is one of {', '.join(forms)}, with two thresholds")
+        return
+    level, action = forms[str(values[key])]
+    draft.set("actor.use_decoupled_loss", True)
+    # Sequence masks are of the geometric mean, and tokens have their own weights beside it.
+    if level == "sequence":
+        draft.mark(key, Fate.LOSSY, "the weight is that of the sequence too", "actor.rejection_sampling")
+    rejection = {"level": level, "action": action, "lower": bounds[0], "upper": bounds[1]}
+    draft.set("actor.rejection_sampling", rejection)
+
+
+def _clips(draft: Draft) -> None:
+    values = draft.values
+    bounds = _pair(values["reward.clip_range"])
+    if bounds and bounds[1] == -bounds[0] > 0:
+        draft.set("actor.reward_clip", float(bounds[1]))
+    else:
+        draft.mark("reward.clip_range", Fate.REFUSED, "the range is symmetric here")
+    if values.get("reward.overlong_buffer_len") is not None:
+        draft.set("actor.overlong_reward_penalty", True)
+        draft.set("actor.overlong_tokens", draft.number("reward.overlong_buffer_len"))
+        draft.set("actor.overlong_penalty_factor", float(values["reward.overlong_penalty_factor"]))
+
+
+def _layout(draft: Draft) -> None:
+    values = draft.values
+    gpus = draft.number("actor.num_nodes") * draft.number("actor.num_gpus_per_node")
+    tensor, engines = draft.number("vllm.tensor_parallel_size"), int(values.get("vllm.num_engines") or 0)
+    if values["train.colocate_all"] or not engines:
+        lay_out(draft, gpus, tensor)
+    else:
+        draft.backend = f"vllm:d{engines}" + (f"t{tensor}" if tensor > 1 else "")
+        train_on(draft, gpus)
+    note = f"{draft.backend} serves, {draft.config['actor']['backend']} trains"
+    if draft.is_given("actor.num_gpus_per_node"):
+        draft.mark("actor.num_gpus_per_node", Fate.MAPPED, note, "backend")
+    engine_flags(draft, "vllm", "vllm.gpu_memory_utilization", "", "", "vllm.enforce_eager")
+
+
+_CALLED = """
+label = {label}
+found = _MODULE.reward_func([prompt + completions], [prompt], [label])
+found = found["rewards"] if isinstance(found, dict) else found
+return float(found[0])
+"""
+
+
+def _reward(draft: Draft) -> None:
+    url, label = draft.values.get("reward.remote_url"), draft.values.get("data.label_key")
+    if isinstance(url, str) and url.endswith(".py"):
+        given = f"data.get({label!r})" if label else "None"
+        if label in ANSWERS:  # columns of these names become `answer`
+            given = f'data.get({label!r}, data.get("answer"))'
+        what = "OpenRLHF's reward function, called for one answer at a time"
+        write_rewards(draft, what, "", {"reward": _CALLED.format(label=given)}, url)
+    elif url:
+        draft.mark("reward.remote_url", Fate.REFUSED, "a server does not score here; write a reward function")
+    elif not (draft.values.get("reward.model_name_or_path") or draft.values.get("train.agent_func_path")):
+        draft.mark("reward.remote_url", Fate.REFUSED, "nothing says what an answer is worth")
+
+
+def _offline(trainer: str, rows: str, more: Callable[[Draft], None]) -> Callable[[Draft], None]:
+    def finish(draft: Draft) -> None:
+        values = draft.values
+        _begin(draft, trainer, rows, "model.model_name_or_path", "")
+        note = "rows longer than max_len are left out, not cut"
+        draft.mark("data.max_len", Fate.LOSSY, note, "train_dataset.max_length")
+        nodes = values.get("num_nodes") or values.get("nnodes") or 1
+        more(draft)
+        train_on(draft, int(nodes) * int(values.get("num_gpus") or values.get("nproc_per_node") or 8))
+        _end(draft)
+
+    return finish
+
+
+def _sft(draft: Draft) -> None:
+    draft.set("train_dataset.train_on", "assistant" if draft.values.get("data.multiturn") else "last")
+    columns = {"prompt": draft.values["data.input_key"], "response": draft.values.get("data.output_key")}
+    if draft.values.get("data.output_key") is None:  # one column has the whole conversation
+        columns = {"messages": draft.values["data.input_key"]}
+    pick_columns(draft, columns, "data.input_key")
+    if "data.input_template" not in draft.values and not draft.values.get("data.apply_chat_template"):
+        draft.mark("data.input_template", Fate.LOSSY, "a prompt has no text around it but the chat template's")
+
+
+def _pairs(draft: Draft) -> None:
+    keys = {"chosen": "data.chosen_key", "rejected": "data.rejected_key", "prompt": "data.prompt_key"}
+    pick_columns(draft, {ours: draft.values.get(key) for ours, key in keys.items()}, "data.chosen_key")
+
+
+def _dpo(draft: Draft) -> None:
+    _pairs(draft)
+    draft.set("actor.loss_type", "ipo" if draft.values.get("model.ipo_enable") else "sigmoid")
+    if draft.values.get("ref.model_name_or_path"):
+        draft.set("ref.path", str(draft.values["ref.model_name_or_path"]))
+
+
+PPO = Framework("openrlhf.cli.train_ppo_ray", PPO_RULES, PPO_DEFAULTS, _ppo, older(PPO_RULES, PPO_RENAMED))
+SFT = Framework(
+    "openrlhf.cli.train_sft",
+    SFT_RULES,
+    offline_defaults("sft", 5e-6, **{"data.max_len": 2048, "train.max_epochs": 2}),
+    _offline("sft", "sft", _sft),
+    older(SFT_RULES, OFFLINE_RENAMED),
+)
+DPO = Framework(
+    "openrlhf.cli.train_dpo",
+    DPO_RULES,
+    offline_defaults("dpo", 1e-5, **{"data.max_len": 512, "model.beta": 0.1, "model.label_smoothing": 0.0}),
+    _offline("dpo", "dpo", _dpo),
+    older(DPO_RULES, OFFLINE_RENAMED),
+)
+RM = Framework(
+    "openrlhf.cli.train_rm",
+    RM_RULES,
+    offline_defaults("rm", 9e-6, **{"data.max_len": 512}),
+    _offline("rw", "rw", _pairs),
+    older(RM_RULES, OFFLINE_RENAMED),
+)

@@ -1,0 +1,107 @@
+"""The frameworks that ``areal convert`` reads: how a command of each is found and read, and its trainers."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from areal.convert.openrlhf import DPO as OPENRLHF_DPO
+from areal.convert.openrlhf import PPO as OPENRLHF_PPO
+from areal.convert.openrlhf import RM as OPENRLHF_RM
+from areal.convert.openrlhf import SFT as OPENRLHF_SFT
+from areal.convert.reading import Command, Unread, assignments, flags, read_yaml, script_command
+from areal.convert.rules import Framework
+from areal.convert.trl import DPO as TRL_DPO
+from areal.convert.trl import GRPO as TRL_GRPO
+from areal.convert.trl import REWARD as TRL_REWARD
+from areal.convert.trl import RLOO as TRL_RLOO
+from areal.convert.trl import SFT as TRL_SFT
+from areal.convert.verl import VERL
+from areal.convert.verl_sft import FSDP_SFT
+from areal.convert.verl_sft import SFT as VERL_SFT
+from areal.dataclasses import dataclass
+
+_LAUNCHER = ("nproc_per_node", "nnodes", "num_processes", "num_machines", "num_gpus", "num_nodes", "config_file")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A framework. ``programs``: a pattern whose last group that matches names the trainer, in the words of
+    ``called``. ``read``: the keys of a command's words. ``nested``: whether keys of a YAML file have dots.
+    ``trainer_of``: the trainer of a YAML file by its keys, "" where they do not show it."""
+
+    trainers: Mapping[str, Framework]
+    programs: re.Pattern[str]
+    called: Mapping[str, str]
+    read: Callable[[Sequence[str], str], dict[str, Any]]
+    nested: bool = True
+    trainer_of: Callable[[Mapping[str, Any]], str] = lambda keys: ""
+
+    def of_script(self, text: str, environment: Mapping[str, str], name: str) -> tuple[str, dict[str, Any]]:
+        """The trainer, and the keys of the command with what its launcher says of processes. Raises Unread."""
+        command = script_command(_commands(text) if name.endswith(".py") else text, self.programs, environment, name)
+        called = command.program[command.program.lastindex or 0]
+        return self.called[called], {**_launched(command, name), **self.read(command.words, name)}
+
+
+def _commands(text: str) -> str:
+    """The docstring of a Python script, which shows its commands."""
+    try:
+        return ast.get_docstring(ast.parse(text)) or ""
+    except SyntaxError as error:
+        raise Unread(f"not a Python script: {error}") from error
+
+
+def _launched(command: Command, name: str) -> dict[str, Any]:
+    """The number of processes, of the words before the program."""
+    first = next((at for at, word in enumerate(command.launcher) if word.startswith("--")), len(command.launcher))
+    given = flags([word for word in command.launcher[first:] if word not in ("-m", "--")], name)
+    return {key: given[key] for key in _LAUNCHER if key in given}
+
+
+def _of_verl(keys: Mapping[str, Any]) -> str:
+    if any(key.startswith("actor_rollout_ref.") for key in keys):
+        return "ppo"
+    return "fsdp_sft" if "model.partial_pretrain" in keys else "sft"
+
+
+_VERL = {"main_ppo": "ppo", "fsdp_sft_trainer": "fsdp_sft", "sft_trainer": "sft", "sft_trainer_ray": "sft"}
+SOURCES: Mapping[str, Source] = {
+    "verl": Source(
+        {"ppo": VERL, "sft": VERL_SFT, "fsdp_sft": FSDP_SFT},
+        re.compile(rf"verl[./]trainer[./]({'|'.join(_VERL)})(?:\.py)?(?!\S)"),
+        _VERL,
+        assignments,
+        trainer_of=_of_verl,
+    ),
+    "trl": Source(
+        {"grpo": TRL_GRPO, "rloo": TRL_RLOO, "sft": TRL_SFT, "dpo": TRL_DPO, "reward": TRL_REWARD},
+        re.compile(r"(?:^|/| )(?:trl (grpo|rloo|sft|dpo|reward)|(grpo|gspo|rloo|sft|dpo|reward)(?:_\w+)?\.py)(?!\S)"),
+        {**{name: name for name in ("grpo", "rloo", "sft", "dpo", "reward")}, "gspo": "grpo"},
+        flags,
+        nested=False,
+    ),
+    "openrlhf": Source(
+        {"ppo": OPENRLHF_PPO, "sft": OPENRLHF_SFT, "dpo": OPENRLHF_DPO, "rm": OPENRLHF_RM},
+        re.compile(r"openrlhf[./]cli[./]train_(ppo_ray|ppo|sft|dpo|rm)(?:\.py)?(?!\S)"),
+        {"ppo_ray": "ppo", "ppo": "ppo", "sft": "sft", "dpo": "dpo", "rm": "rm"},
+        flags,
+    ),
+}
+
+
+def read_keys(
+    source: str, trainer: str | None, text: str, environment: Mapping[str, str], name: str
+) -> tuple[str, Any]:
+    """The trainer and the keys of a file. Raises Unread, also where the trainer of a YAML file is not known."""
+    of = SOURCES[source]
+    if not name.endswith((".yaml", ".yml")):
+        found, keys = of.of_script(text, environment, name)
+        return trainer or found, keys
+    keys = read_yaml(text, name, nested=of.nested)
+    chosen = trainer or of.trainer_of(keys)
+    if not chosen:
+        raise Unread(f"{name}: which trainer reads it is not in the file", hint=f"--trainer {', '.join(of.trainers)}")
+    return chosen, keys

@@ -1,0 +1,366 @@
+"""TRL's keys: what becomes of each, and their defaults, by trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from areal.convert.rules import (
+    NO_CODE,
+    OFFLOAD,
+    PACKED,
+    REPORT,
+    SPEED,
+    Rule,
+    choice,
+    ignored,
+    lossy,
+    number,
+    pair,
+    refused,
+    to,
+    whole,
+)
+
+_HUB = ignored("nothing is pushed: models are saved in the job's folder")
+_OWN_MODEL = refused("give the model a folder of its own with this")
+_NO_MODULES = refused("adapters are of linear layers, and the rest is frozen")
+
+
+def _epochs(value: Any) -> int:
+    if number(value) < 1 or value != int(value):
+        raise ValueError(f"epochs are whole here, not {value}: set max_steps")
+    return int(value)
+
+
+def _mixture(value: Any) -> Any:
+    first = value[0] if isinstance(value, list) and len(value) == 1 else None
+    if not isinstance(first, Mapping) or not first.get("path") or set(first) - {"path", "name", "split"}:
+        raise ValueError("a mixture: write the rows to a file")
+    return value
+
+
+def _schedule(value: Any) -> str:
+    kinds = {"cosine_with_min_lr": "cosine", "constant_with_warmup": "constant"}
+    kinds |= {name: name for name in ("linear", "cosine", "constant")}
+    return str(choice(**kinds)(value))
+
+
+_REPORTED = """
+logging_steps logging_strategy logging_first_step logging_dir logging_nan_inf_filter log_level run_id
+log_level_replica log_on_each_node disable_tqdm include_num_input_tokens_seen log_completions log_multimodal
+num_completions_to_print log_unique_prompts log_completions_hub_repo wandb_log_unique_prompts trackio_bucket_id
+trackio_static_space_id include_for_metrics prediction_loss_only batch_eval_metrics eval_do_concat_batches
+eval_use_gather_object debug skip_memory_metrics include_tokens_per_second overwrite_output_dir ignore_data_skip
+"""
+_OF_SPEED = """
+tf32 bf16_full_eval fp16_full_eval torch_compile torch_compile_backend torch_compile_mode use_liger_kernel
+liger_kernel_config use_cache activation_checkpointing activation_checkpointing_kwargs gradient_checkpointing_kwargs
+activation_offloading torch_empty_cache_steps dataloader_num_workers dataloader_pin_memory
+dataloader_persistent_workers dataloader_prefetch_factor dataloader_multiprocessing_context dataloader_in_order
+ddp_find_unused_parameters ddp_bucket_cap_mb ddp_broadcast_buffers ddp_static_graph ddp_backend ddp_timeout
+accelerator_config parallelism_config full_determinism local_rank save_on_each_node save_safetensors
+enable_jit_checkpoint use_ipex restore_callback_states_from_checkpoint mixed_precision ds3_gather_for_generation
+cache_implementation use_transformers_paged use_transformers_continuous_batching
+transformers_continuous_batching_config precompute_ref_log_probs precompute_ref_batch_size use_logits_to_keep
+"""
+_OF_HUB = """
+push_to_hub hub_token hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision
+"""
+_COMMON: Mapping[str, Rule] = {
+    # the model
+    "model_name_or_path": to("(actor.path)"),
+    "model_revision": refused("a model is a folder, or a name on the hub", "main"),
+    "dtype": to("(actor.dtype)", choice(auto="", float32="float32", bfloat16="bfloat16"), neutral=(None,)),
+    "torch_dtype": to("(actor.dtype)", choice(auto="", float32="float32", bfloat16="bfloat16"), neutral=(None,)),
+    "bf16": to("(actor.dtype)", neutral=(None,)),
+    "fp16": refused("float16 has no loss scaling here: bfloat16", False),
+    "attn_implementation": to("actor.attn_impl", neutral=(None,)),
+    "trust_remote_code": NO_CODE,
+    "model_init_kwargs": _OWN_MODEL,
+    "gradient_checkpointing": to("actor.gradient_checkpointing"),
+    "disable_dropout": ignored("a policy has no dropout"),
+    "cast_lm_head_to_fp32": ignored("log-probabilities are float32 always"),
+    "router_aux_loss_coef": lossy("the balance of experts has no loss", 0, 0.0),
+    "use_peft": to("(actor.use_lora)"),
+    "lora_r": to("(actor.lora_rank)", whole(1)),
+    "lora_alpha": to("(actor.lora_alpha)", whole(1)),
+    "lora_dropout": to("(actor.use_lora)", number),
+    "lora_target_modules": to("(actor.target_modules)", neutral=(None,)),
+    "lora_target_parameters": _NO_MODULES,
+    "lora_modules_to_save": _NO_MODULES,
+    "lora_task_type": ignored("the trainer says it"),
+    "use_rslora": refused("the scale of an adapter is alpha / rank", False),
+    "use_dora": refused("adapters are LoRA", False),
+    "load_in_4bit": lossy("the frozen weights are bfloat16", False),
+    "load_in_8bit": lossy("the frozen weights are bfloat16", False),
+    "bnb_4bit_quant_type": ignored("no weights are quantized"),
+    "bnb_4bit_quant_storage": ignored("no weights are quantized"),
+    "use_bnb_nested_quant": ignored("no weights are quantized"),
+    # the data
+    "dataset_name": to("(train_dataset.path)"),
+    "dataset_config": to("(train_dataset.path)", neutral=(None,)),
+    "dataset_train_split": to("train_dataset.split"),
+    "dataset_test_split": to("(valid_dataset.split)"),
+    "dataset_streaming": SPEED,
+    "dataset_num_proc": SPEED,
+    "datasets": to("(train_dataset.path)", _mixture, neutral=(None, [])),
+    "streaming": SPEED,
+    "test_split_size": refused("name a split, or a file of its own", 0, 0.0),
+    "ignore_bias_buffers": SPEED,
+    "chat_template_kwargs": to("train_dataset.chat_template_kwargs", neutral=(None, {})),
+    "chat_template_path": refused("the template is the tokenizer's"),
+    "data_seed": ignored("`seed` orders the rows too"),
+    "train_sampling_strategy": to("train_dataset.shuffle", choice(random=True, sequential=False)),
+    "group_by_length": ignored("rows are packed by length"),
+    "remove_unused_columns": ignored("the reward takes the columns that it names"),
+    "label_names": SPEED,
+    "length_column_name": SPEED,
+    "eos_token": refused("the tokenizer says it"),
+    "pad_token": PACKED,
+    "pad_to_multiple_of": PACKED,
+    # the optimizer
+    "learning_rate": to("actor.optimizer.lr"),
+    "lr_scheduler_type": to("actor.optimizer.lr_scheduler_type", _schedule),
+    "lr_scheduler_kwargs": to("(actor.optimizer.min_lr_ratio)", neutral=(None, {})),
+    "warmup_steps": to("(actor.optimizer.warmup_steps_proportion)", number),
+    "warmup_ratio": to("actor.optimizer.warmup_steps_proportion"),
+    "optim": to("(actor.optimizer.type)"),
+    "optim_args": refused("the optimizers are torch's"),
+    "optim_target_modules": refused("the optimizers are torch's"),
+    "weight_decay": to("actor.optimizer.weight_decay"),
+    "adam_beta1": to("actor.optimizer.beta1"),
+    "adam_beta2": to("actor.optimizer.beta2"),
+    "adam_epsilon": to("actor.optimizer.eps"),
+    "max_grad_norm": to("actor.optimizer.gradient_clipping"),
+    "label_smoothing_factor": refused("there is no label smoothing", 0, 0.0),
+    "neftune_noise_alpha": refused("embeddings have no noise"),
+    # sizes and steps
+    "per_device_train_batch_size": to("(train_dataset.batch_size)", whole(1)),
+    "gradient_accumulation_steps": to("(train_dataset.batch_size)", whole(1)),
+    "num_processes": to("(train_dataset.batch_size)", whole(1)),
+    "num_machines": ignored("num_processes is of all machines"),
+    "num_train_epochs": to("total_train_epochs", _epochs),
+    "max_steps": to("(total_train_steps)", whole(-1)),
+    "seed": to("seed"),
+    "auto_find_batch_size": refused("a step's size changes what is learned", False),
+    "average_tokens_across_devices": ignored("a loss is the mean over all ranks"),
+    # evaluation and saving
+    "eval_strategy": to("(evaluator)", choice(no="no", steps="steps", epoch="epoch")),
+    "evaluation_strategy": to("(evaluator)", choice(no="no", steps="steps", epoch="epoch")),
+    "eval_steps": to("(evaluator.freq_steps)", number, neutral=(None,)),
+    "eval_on_start": to("(evaluator.eval_before_train)"),
+    "eval_delay": lossy("every evaluation is made", 0),
+    "eval_packing": PACKED,
+    "do_train": SPEED,
+    "do_eval": SPEED,
+    "do_predict": SPEED,
+    "per_device_eval_batch_size": SPEED,
+    "eval_accumulation_steps": SPEED,
+    "save_strategy": to("(saver)", choice(no="no", steps="steps", epoch="epoch")),
+    "save_steps": to("(saver.freq_steps)"),
+    "save_total_limit": ignored("the newest checkpoints are kept"),
+    "save_only_model": ignored("a job can always be resumed"),
+    "load_best_model_at_end": lossy("the last weights are those that the run ends with", False),
+    "metric_for_best_model": ignored("it is of load_best_model_at_end"),
+    "greater_is_better": ignored("it is of load_best_model_at_end"),
+    "resume_from_checkpoint": ignored("a job resumes from its own checkpoint"),
+    "output_dir": to("(experiment_name)"),
+    "run_name": to("(trial_name)"),
+    "report_to": to("(stats_logger)"),
+    "project": REPORT,
+    "trackio_space_id": to("(stats_logger.trackio.space_id)", neutral=(None,)),
+    "config": ignored("its keys are read"),
+    "config_file": lossy("the file of accelerate is not read: say num_processes=N"),
+    "accelerate_config": lossy("the file of accelerate is not read: say num_processes=N"),
+    "env": ignored("set it in the job's env"),
+    "sync_ref_model": refused("a reference stays as it was", False),
+    "ref_model_mixup_alpha": ignored("it is of sync_ref_model"),
+    "ref_model_sync_steps": ignored("it is of sync_ref_model"),
+    **dict.fromkeys(_REPORTED.split(), REPORT),
+    **dict.fromkeys(_OF_SPEED.split(), SPEED),
+    **dict.fromkeys(("fsdp", "fsdp_config", "deepspeed"), OFFLOAD),
+    **dict.fromkeys(_OF_HUB.split(), _HUB),
+    "use_cpu": to("(actor.dtype)"),
+    "no_cuda": to("(actor.dtype)"),
+}
+
+_ONLINE: Mapping[str, Rule] = {
+    **_COMMON,
+    "reward_funcs": to("(reward_fn)", neutral=(None, [])),
+    "reward_weights": to("(reward_weights)", neutral=(None,)),
+    "reward_model_name_or_path": refused("a reward model does not score here; write a reward function"),
+    "num_generations": to("gconfig.n_samples", whole(1)),
+    "num_generations_eval": to("(eval_gconfig.n_samples)", whole(1), neutral=(None,)),
+    "max_completion_length": to("gconfig.max_new_tokens", whole(1)),
+    "max_prompt_length": to("(train_dataset.max_length)", whole(1), neutral=(None,)),
+    "generation_batch_size": to("(train_dataset.batch_size)", whole(1), neutral=(None,)),
+    "steps_per_generation": to("(actor.ppo_n_minibatches)", whole(1), neutral=(None,)),
+    "num_iterations": to("actor.ppo_epochs", whole(1)),
+    "temperature": to("gconfig.temperature"),
+    "top_p": to("gconfig.top_p"),
+    "top_k": to("gconfig.top_k", lambda value: value or None, neutral=(None,)),
+    "min_p": to("gconfig.min_p", neutral=(None,)),
+    "repetition_penalty": to("gconfig.repetition_penalty"),
+    "generation_kwargs": refused("set gconfig", {}),
+    "shuffle_dataset": to("train_dataset.shuffle"),
+    "dataloader_drop_last": ignored("a step has all its prompts always"),
+    "max_tool_calling_iterations": refused("an agent is a workflow here: docs/agents.md"),
+    "epsilon": to("actor.eps_clip"),
+    "epsilon_high": to("(actor.eps_clip_higher)", neutral=(None,)),
+    "mask_truncated_completions": to("actor.mask_truncated_completions"),
+    "use_vllm": ignored("an engine serves the model always"),
+    "vllm_mode": to("(Model backend)", choice(colocate="colocate", server="server")),
+    "vllm_tensor_parallel_size": to("(Model backend)", whole(1)),
+    "vllm_gpu_memory_utilization": to("(Model engineArgs)"),
+    "vllm_max_model_length": to("(Model engineArgs)", neutral=(None,)),
+    "vllm_model_impl": SPEED,
+    "vllm_enable_sleep_mode": ignored("the GPUs are divided"),
+    "vllm_structured_outputs_regex": refused("answers of a policy are free"),
+    "vllm_guided_decoding_regex": refused("answers of a policy are free"),
+    "vllm_server_base_url": ignored("the service is the converted one"),
+    "vllm_server_host": ignored("the service is the converted one"),
+    "vllm_server_port": ignored("the service is the converted one"),
+    "vllm_server_timeout": SPEED,
+    "vllm_group_port": SPEED,
+    "beta": to("(actor.kl_loss_coef)", number),
+}
+
+SCALES = {"group": "group", "True": "group", "batch": "batch", "none": None, "False": None}
+GRPO_RULES: Mapping[str, Rule] = {
+    **_ONLINE,
+    "loss_type": to("(actor.loss_agg_mode)"),
+    "importance_sampling_level": to("actor.importance_sampling_level", choice(token="token", sequence="sequence")),
+    "scale_rewards": to("(actor.reward_norm)", choice(**SCALES)),
+    "delta": to("actor.c_clip", neutral=(None,)),
+    "sapo_temperature_pos": to("(actor.sapo_tau_pos)"),
+    "sapo_temperature_neg": to("(actor.sapo_tau_neg)"),
+    **{f"vespo_{name}": ignored("it is of loss_type vespo") for name in ("k_pos", "lambda_pos", "k_neg", "lambda_neg")},
+    "multi_objective_aggregation": refused("rewards are summed, then normalized", "sum_then_normalize"),
+    "top_entropy_quantile": refused("every token is learned", 1, 1.0),
+    "entropy_coef": to("actor.entropy_coeff"),
+    "use_adaptive_entropy": refused("the coefficient of the entropy is fixed", False),
+    **{f"entropy_{name}": ignored("it is of use_adaptive_entropy") for name in ("coef_min", "coef_max", "coef_delta")},
+    "entropy_target": ignored("it is of use_adaptive_entropy"),
+    "off_policy_mask_threshold": refused("set actor.rejection_sampling"),
+    "use_bias_correction_kl": to("(actor.kl_loss_coef)"),
+    "vllm_importance_sampling_correction": to("(actor.rejection_sampling)"),
+    "vllm_importance_sampling_mode": to("(actor.rejection_sampling)"),
+    "vllm_importance_sampling_clip_max": to("(actor.rejection_sampling)", neutral=(None,)),
+    "vllm_importance_sampling_clip_min": to("(actor.rejection_sampling)", neutral=(None,)),
+    "vllm_importance_sampling_cap": to("(actor.rejection_sampling)", neutral=(None,)),
+}
+RLOO_RULES: Mapping[str, Rule] = {
+    **_ONLINE,
+    "normalize_advantages": to("(actor.adv_norm)"),
+    "reward_clip_range": to("(actor.reward_clip)", pair, neutral=(None,)),
+}
+_CUT = to("(train_dataset.max_length)")
+SFT_RULES: Mapping[str, Rule] = {
+    **_COMMON,
+    "max_length": to("train_dataset.max_length", whole(1), neutral=(None,)),
+    "max_seq_length": to("train_dataset.max_length", whole(1), neutral=(None,)),
+    "truncation_mode": _CUT,
+    "dataset_text_field": refused("rows are conversations, or a prompt and an answer", "text"),
+    "dataset_kwargs": refused("rows are conversations, or a prompt and an answer", {}),
+    "shuffle_dataset": ignored("the trainer shuffles the rows"),
+    "dataloader_drop_last": to("train_dataset.drop_last"),
+    "packing": lossy("a batch is of rows, not of sequences that are packed full", False),
+    "packing_strategy": ignored("it is of packing"),
+    "padding_free": PACKED,
+    "completion_only_loss": to("(train_dataset.train_on)", neutral=(None,)),
+    "assistant_only_loss": to("(train_dataset.train_on)"),
+    "loss_type": to("(trainer.type)", choice(nll="nll", chunked_nll="nll")),
+}
+_PAIRS: Mapping[str, Rule] = {
+    **_COMMON,
+    "max_length": to("train_dataset.max_length", whole(1), neutral=(None,)),
+    "max_prompt_length": lossy("max_length bounds prompt and answer together"),
+    "max_completion_length": lossy("max_length bounds prompt and answer together"),
+    "truncation_mode": _CUT,
+    "padding_free": PACKED,
+    "dataloader_drop_last": to("train_dataset.drop_last"),
+}
+DPO_RULES: Mapping[str, Rule] = {
+    **_PAIRS,
+    "beta": to("actor.beta"),
+    "loss_type": to("(actor.loss_type)"),
+    "loss_weights": refused("the loss is one"),
+    "label_smoothing": to("actor.label_smoothing"),
+    "f_divergence_type": refused("the divergence is the reverse KL", "reverse_kl"),
+    "f_alpha_divergence_coef": ignored("it is of f_divergence_type"),
+    "discopop_tau": ignored("it is of loss_type discopop"),
+    "ld_alpha": refused("every token counts alike"),
+    "rpo_alpha": refused("the loss is of preferences alone"),
+    "use_weighting": refused("every pair counts alike", False),
+    "reference_free": refused("the reference is the model as it begins", False),
+    "model_adapter_name": ignored("there is one adapter"),
+    "ref_adapter_name": ignored("there is one adapter"),
+}
+REWARD_RULES: Mapping[str, Rule] = {
+    **_PAIRS,
+    "center_rewards_coefficient": refused("rewards are not centred"),
+}
+
+_DEFAULTS: Mapping[str, Any] = {
+    "dtype": "float32",
+    "bf16": None,
+    "gradient_checkpointing": True,
+    "use_peft": False,
+    "lora_r": 16,
+    "lora_alpha": 32,
+    "lora_dropout": 0.05,
+    "dataset_train_split": "train",
+    "dataset_test_split": "test",
+    "lr_scheduler_type": "linear",
+    "warmup_steps": 0,
+    "optim": "adamw_torch_fused",
+    "weight_decay": 0.0,
+    "adam_beta1": 0.9,
+    "adam_beta2": 0.999,
+    "adam_epsilon": 1e-8,
+    "max_grad_norm": 1.0,
+    "per_device_train_batch_size": 8,
+    "gradient_accumulation_steps": 1,
+    "num_processes": 1,
+    "num_train_epochs": 3,
+    "max_steps": -1,
+    "seed": 42,
+    "eval_strategy": "no",
+    "eval_on_start": False,
+    "save_strategy": "steps",
+    "save_steps": 500,
+    "use_cpu": False,
+}
+_ONLINE_DEFAULTS: Mapping[str, Any] = {
+    **_DEFAULTS,
+    "learning_rate": 1e-6,
+    "num_generations": 8,
+    "max_completion_length": 512,
+    "num_iterations": 1,
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "repetition_penalty": 1.0,
+    "shuffle_dataset": True,
+    "epsilon": 0.2,
+    "use_vllm": False,
+    "vllm_mode": "colocate",
+    "vllm_tensor_parallel_size": 1,
+    "vllm_gpu_memory_utilization": 0.3,
+    "beta": 0.0,
+}
+_OFFLINE_DEFAULTS = {**_DEFAULTS, "max_length": 1024, "truncation_mode": "keep_start", "dataloader_drop_last": False}
+GRPO_DEFAULTS = {
+    **_ONLINE_DEFAULTS,
+    "loss_type": "dapo",
+    "importance_sampling_level": "token",
+    "scale_rewards": "group",
+    "use_bias_correction_kl": True,
+    "vllm_importance_sampling_correction": True,
+    "vllm_importance_sampling_mode": "sequence_mask",
+    "vllm_importance_sampling_clip_max": 3.0,
+}
+RLOO_DEFAULTS = {**_ONLINE_DEFAULTS, "beta": 0.05, "num_generations": 2, "normalize_advantages": False}
+SFT_DEFAULTS = {**_OFFLINE_DEFAULTS, "learning_rate": 2e-5, "assistant_only_loss": False}
+DPO_DEFAULTS = {**_OFFLINE_DEFAULTS, "learning_rate": 1e-6, "beta": 0.1, "label_smoothing": 0.0}
+REWARD_DEFAULTS = {**_OFFLINE_DEFAULTS, "learning_rate": 1e-4}

@@ -1,0 +1,257 @@
+"""verl: Hydra configurations of its SFT trainers, ``fsdp_sft_trainer`` and ``sft_trainer``, of January 2026.
+
+The second one's keys (``model.path``, ``engine.*``) stand beside the first one's (``model.partial_pretrain``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from areal.convert.finishing import adapt, name_run, pick_columns, save_and_resume, train_on, validate, warm_up
+from areal.convert.finishing import megatron as megatron_backend
+from areal.convert.rules import (
+    FOLDER,
+    NO_CODE,
+    OFFLOAD,
+    PACKED,
+    REPORT,
+    SPEED,
+    Draft,
+    Fate,
+    Framework,
+    Rule,
+    choice,
+    files,
+    ignored,
+    lossy,
+    number,
+    optional,
+    period,
+    refused,
+    to,
+    whole,
+)
+
+_COLUMN = "the columns of a conversation are `messages` and `tools`"
+_FIRST_ROWS = lossy("all rows are read", -1)
+_SCHEDULE = choice(constant="constant", linear="linear", cosine="cosine")
+
+RULES: Mapping[str, Rule] = {
+    "data.train_files": to("train_dataset.path", files),
+    "data.val_files": to("valid_dataset.path", files, neutral=(None,)),
+    "data.train_batch_size": to("train_dataset.batch_size", whole(1)),
+    "data.micro_batch_size": SPEED,
+    "data.micro_batch_size_per_gpu": SPEED,
+    "data.use_dynamic_bsz": to("(actor.mb_spec)"),
+    "data.max_token_len_per_gpu": to("(actor.mb_spec)", whole(1)),
+    "data.train_max_samples": _FIRST_ROWS,
+    "data.val_max_samples": _FIRST_ROWS,
+    "data.prompt_key": to("(rows.py)"),
+    "data.response_key": to("(rows.py)"),
+    "data.prompt_dict_keys": to("(rows.py)", neutral=(None,)),
+    "data.response_dict_keys": to("(rows.py)", neutral=(None,)),
+    "data.multiturn.enable": to("(train_dataset.train_on)"),
+    "data.multiturn.messages_key": refused(_COLUMN, "messages"),
+    "data.multiturn.tools_key": refused(_COLUMN, "tools"),
+    "data.multiturn.enable_thinking_key": refused("the column is `chat_template_kwargs`", "enable_thinking"),
+    "data.messages_key": refused(_COLUMN, "messages"),
+    "data.tools_key": refused(_COLUMN, "tools"),
+    "data.enable_thinking_key": refused("the column is `chat_template_kwargs`", "enable_thinking"),
+    "data.pad_mode": PACKED,
+    "data.max_length": to("train_dataset.max_length", whole(1)),
+    "data.truncation": lossy("longer rows are left out, not cut", "error"),
+    "data.balance_dp_token": SPEED,
+    "data.chat_template": refused("the template is the tokenizer's"),
+    "data.custom_cls.path": refused("write the rows to a file"),
+    "data.custom_cls.name": ignored("it is of custom_cls.path"),
+    "data.use_shm": SPEED,
+    "data.apply_chat_template_kwargs": to("train_dataset.chat_template_kwargs", neutral=(None, {})),
+    "data.ignore_input_ids_mismatch": ignored("a conversation is rendered as a whole"),
+    "data.num_workers": SPEED,
+    "model.partial_pretrain": to("(actor.path)", neutral=(None,)),
+    "model.path": to("(actor.path)", neutral=(None,)),
+    "model.use_shm": SPEED,
+    "model.fsdp_config.model_dtype": ignored("master weights are float32"),
+    "model.fsdp_config.*": SPEED,
+    "model.external_lib": NO_CODE,
+    "model.enable_gradient_checkpointing": to("actor.gradient_checkpointing"),
+    "model.trust_remote_code": NO_CODE,
+    "model.lora_rank": to("(actor.use_lora, actor.lora_rank)", whole(0)),
+    "model.lora_alpha": to("(actor.lora_alpha)", whole(0)),
+    "model.target_modules": to("(actor.target_modules)"),
+    "model.use_liger": SPEED,
+    "model.use_fused_kernels": SPEED,
+    "model.use_remove_padding": PACKED,
+    "model.enable_activation_offload": SPEED,
+    "model.strategy": ignored("actor.backend says it"),
+    "use_remove_padding": PACKED,
+    "ulysses_sequence_parallel_size": lossy("rows are not split over GPUs; set actor.mb_spec", 1),
+    "optim": ignored("Hydra composes the file"),
+    "optim.lr": to("actor.optimizer.lr"),
+    "optim.betas": to("(actor.optimizer.beta1, beta2)"),
+    "optim.weight_decay": to("actor.optimizer.weight_decay"),
+    "optim.lr_warmup_steps_ratio": to("actor.optimizer.warmup_steps_proportion"),
+    "optim.lr_warmup_steps": to("(actor.optimizer.warmup_steps_proportion)", optional, neutral=(None, -1)),
+    "optim.clip_grad": to("actor.optimizer.gradient_clipping"),
+    "optim.lr_scheduler": to("actor.optimizer.lr_scheduler_type", _SCHEDULE),
+    "optim.lr_scheduler_type": to("actor.optimizer.lr_scheduler_type", _SCHEDULE),
+    "optim.warmup_style": to("actor.optimizer.lr_scheduler_type", _SCHEDULE, neutral=(None,)),
+    "optim.lr_decay_style": to("actor.optimizer.lr_scheduler_type", _SCHEDULE),
+    "optim.min_lr_ratio": to("actor.optimizer.min_lr_ratio", neutral=(None,)),
+    "optim.min_lr": to("(actor.optimizer.min_lr_ratio)", number, neutral=(None,)),
+    "optim.lr_min": to("(actor.optimizer.min_lr_ratio)", number, neutral=(None,)),
+    "optim.lr_warmup_init": refused("a warm-up begins at 0", 0),
+    "optim.optimizer": to("actor.optimizer.type", choice(AdamW="adam", Adam="adam", adam="adam", SGD="sgd")),
+    "optim.optimizer_impl": refused("the optimizers are torch's", "torch.optim"),
+    "optim.total_training_steps": ignored("the schedule is over all steps of the run"),
+    "optim.num_cycles": refused("a cosine has half a cycle", 0.5),
+    "optim.override_optimizer_config": OFFLOAD,
+    "optim.override_optimizer_config.*": OFFLOAD,
+    "engine": to("(actor.backend)", choice(fsdp="fsdp", fsdp2="fsdp", megatron="megatron")),
+    "engine.strategy": to("(actor.backend)", choice(fsdp="fsdp", fsdp2="fsdp", megatron="megatron")),
+    "engine.ulysses_sequence_parallel_size": lossy("rows are not split over GPUs; set actor.mb_spec", 1),
+    "engine.tensor_model_parallel_size": to("(actor.backend)", whole(1)),
+    "engine.pipeline_model_parallel_size": to("(actor.backend)", whole(1)),
+    "engine.context_parallel_size": to("(actor.backend)", whole(1)),
+    "engine.expert_model_parallel_size": to("(actor.backend)", whole(1)),
+    "engine.*": SPEED,
+    "checkpoint.*": ignored("a checkpoint has all that a resumed run needs"),
+    "profiler.*": REPORT,
+    "trainer.checkpoint.*": ignored("a checkpoint has all that a resumed run needs"),
+    "trainer.default_local_dir": FOLDER,
+    "trainer.default_hdfs_dir": FOLDER,
+    "trainer.project_name": to("experiment_name"),
+    "trainer.experiment_name": to("trial_name"),
+    "trainer.total_epochs": to("total_train_epochs", whole(1)),
+    "trainer.total_training_steps": to("total_train_steps", optional, neutral=(None,)),
+    "trainer.logger": to("(stats_logger.wandb.mode)"),
+    "trainer.seed": to("seed"),
+    "trainer.save_freq": to("(saver)"),
+    "trainer.test_freq": to("(evaluator)"),
+    "trainer.nnodes": to("(actor.backend)", whole(1)),
+    "trainer.n_gpus_per_node": to("(actor.backend)", whole(1)),
+    "nnodes": to("(actor.backend)", whole(1)),
+    "nproc_per_node": to("(actor.backend)", whole(1)),
+    "trainer.max_ckpt_to_keep": ignored("the newest checkpoints are kept"),
+    "trainer.resume_mode": to("recover.mode", choice(auto="auto", disable="disabled")),
+    "trainer.resume_from_path": lossy("a job resumes from its own checkpoint"),
+    "trainer.profile_interval": REPORT,
+    "trainer.device": refused("CUDA and CPUs only", "cuda", "cpu"),
+    "defaults": ignored("Hydra composes the file"),
+    "hydra.*": ignored("Hydra composes the file"),
+}
+
+DEFAULTS: Mapping[str, Any] = {
+    "data.train_batch_size": 256,
+    "data.max_length": 1024,
+    "data.prompt_key": "question",
+    "data.response_key": "answer",
+    "model.enable_gradient_checkpointing": True,
+    "model.lora_rank": 0,
+    "model.lora_alpha": 16,
+    "optim.lr": 1e-5,
+    "optim.betas": [0.9, 0.95],
+    "optim.weight_decay": 0.01,
+    "optim.lr_warmup_steps_ratio": 0.1,
+    "optim.clip_grad": 1.0,
+    "optim.lr_scheduler": "cosine",
+    "trainer.project_name": "gsm8k-sft",
+    "trainer.experiment_name": "test",
+    "trainer.total_epochs": 4,
+    "trainer.seed": 1,
+    "trainer.resume_mode": "auto",
+    "trainer.nnodes": 1,
+}
+_OF_ENGINES = {
+    **DEFAULTS,
+    "optim.lr": 1e-3,
+    "optim.betas": [0.9, 0.999],
+    "optim.lr_warmup_steps_ratio": 0.0,
+    "optim.lr_scheduler": "constant",
+    "trainer.n_gpus_per_node": 1,
+}
+_AFTER_EPOCH = "after_each_epoch"
+
+
+def _finish(draft: Draft) -> None:
+    values = draft.values
+    name_run(draft)
+    draft.set("trainer.type", "sft")
+    draft.set("train_dataset.type", "sft")
+    conversations = values.get("data.multiturn.enable") or values.get("model.path")  # sft_trainer reads no others
+    draft.set("train_dataset.train_on", "assistant" if conversations else "last")
+    draft.set("train_dataset.shuffle", True)
+    if not conversations:
+        columns = {"prompt": _column(draft, "prompt"), "response": _column(draft, "response")}
+        pick_columns(draft, columns, "data.prompt_key")
+    draft.model = str(values.get("model.partial_pretrain") or values.get("model.path") or "")
+    draft.set("actor.path", draft.model)
+    if not draft.model:
+        draft.mark("model.path", Fate.REFUSED, "no model is named")
+    if "path" not in draft.config["train_dataset"]:
+        draft.mark("data.train_files", Fate.REFUSED, "no data set is named")
+    betas = values["optim.betas"]
+    if isinstance(betas, list) and len(betas) == 2:
+        draft.set("actor.optimizer.beta1", betas[0])
+        draft.set("actor.optimizer.beta2", betas[1])
+    warm_up(draft, "optim.lr_warmup_steps", values.get("trainer.total_training_steps"))
+    least = values.get("optim.min_lr") or values.get("optim.lr_min")
+    if least and values["optim.lr"]:
+        draft.set("actor.optimizer.min_lr_ratio", min(1.0, round(float(least) / float(values["optim.lr"]), 9)))
+    if values["model.lora_rank"]:
+        adapt(draft, "model.lora_rank", "model.lora_alpha", "model.target_modules")
+    if values.get("data.use_dynamic_bsz") and values.get("data.max_token_len_per_gpu"):
+        draft.set("actor.mb_spec.max_tokens_per_mb", draft.number("data.max_token_len_per_gpu"))
+    _layout(draft)
+    for key, target in (("trainer.save_freq", "saver"), ("trainer.test_freq", "evaluator")):
+        every = values.get(key)
+        if every == _AFTER_EPOCH:
+            draft.set(f"{target}.freq_epochs", 1)
+        elif (steps := _steps(draft, key, every)) is not None:
+            draft.set(f"{target}.freq_steps", steps)
+    if "wandb" in str(values.get("trainer.logger")):
+        draft.set("stats_logger.wandb.mode", "online")
+    validate(draft)
+    save_and_resume(draft, draft.config.get("saver", {}).get("freq_steps"))
+
+
+def _column(draft: Draft, side: str) -> str:
+    """The column of a side, with dots where it is in an object."""
+    inner = draft.values.get(f"data.{side}_dict_keys")
+    names = inner if isinstance(inner, list) else [inner] if inner else []
+    if len(names) > 1:
+        draft.mark(f"data.{side}_dict_keys", Fate.REFUSED, f"{len(names)} columns: write them as one")
+    return ".".join(str(each) for each in (draft.values[f"data.{side}_key"], *names[:1]))
+
+
+def _steps(draft: Draft, key: str, every: Any) -> int | None:
+    try:
+        return period(every)
+    except ValueError as error:
+        draft.mark(key, Fate.REFUSED, str(error))
+        return None
+
+
+def _layout(draft: Draft) -> None:
+    values = draft.values
+    a_node = values.get("nproc_per_node") or values.get("trainer.n_gpus_per_node") or 8
+    gpus = int(a_node) * int(values.get("nnodes") or values["trainer.nnodes"])
+    if "megatron" in (values.get("engine"), values.get("engine.strategy")):
+        sizes = {
+            letter: int(values.get(f"engine.{name}_parallel_size") or 1)
+            for letter, name in (
+                ("t", "tensor_model"),
+                ("p", "pipeline_model"),
+                ("c", "context"),
+                ("e", "expert_model"),
+            )
+        }
+        key = "engine.expert_model_parallel_size"
+        draft.set("actor.backend", megatron_backend(draft, sizes, gpus, key))
+    else:
+        train_on(draft, gpus)
+
+
+FSDP_SFT = Framework("verl's fsdp_sft_trainer", RULES, DEFAULTS, _finish)
+SFT = Framework("verl's sft_trainer", RULES, _OF_ENGINES, _finish)

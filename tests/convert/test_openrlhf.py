@@ -1,0 +1,179 @@
+"""OpenRLHF's keys, verl's SFT trainers and AReaL's own configurations: what they become."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from areal.convert.areal import TRAINERS, trainer_of
+from areal.convert.areal import convert as convert_areal
+from areal.convert.rules import Draft, Fate, convert
+from areal.convert.sources import SOURCES
+from areal.dataset.loading import get_custom_dataset
+from areal.reconcilers.kinds.job_config import checked
+from tests.convert.test_verl import fates, loaded
+
+OPENRLHF, VERL = SOURCES["openrlhf"].trainers, SOURCES["verl"].trainers
+BASE = {
+    "actor.model_name_or_path": "org/model",
+    "data.prompt_dataset": "org/rows",
+    "data.apply_chat_template": True,
+    "reward.remote_url": "score.py",
+}
+
+
+def ppo(**changes: Any) -> Draft:
+    return convert(OPENRLHF["ppo"], {**BASE, **changes})
+
+
+def test_ppo_of_openrlhf_is_the_same_ppo(tmp_path: Path) -> None:
+    config = loaded(ppo(), tmp_path)
+    assert (config.train_dataset.batch_size, config.actor.ppo_n_minibatches) == (1024, 8)
+    assert config.critic is not None and config.critic.optimizer is not None and config.ref is not None
+    assert (config.critic.optimizer.lr, config.critic.eps_clip, config.actor.kl_ctl) == (9e-6, 0.5, 0.01)
+    optimizer = config.actor.optimizer
+    assert optimizer is not None
+    assert (optimizer.lr, optimizer.beta2, optimizer.lr_scheduler_type, optimizer.min_lr_ratio) == (
+        1e-6,
+        0.95,
+        "cosine",
+        0.1,
+    )
+    assert config.recover.mode == "disabled" and config.rollout.max_head_offpolicyness == 0
+
+
+@pytest.mark.parametrize(
+    ("estimator", "reward", "advantage"),
+    [
+        ("group_norm", ("group", "group"), None),
+        ("dr_grpo", ("group", None), None),
+        ("reinforce_baseline", ("group", None), ("batch", "batch")),
+        ("reinforce", None, ("batch", "batch")),
+    ],
+)
+def test_estimators_of_openrlhf_are_norms_of_rewards_and_advantages(
+    estimator: str, reward: Any, advantage: Any
+) -> None:
+    actor = ppo(**{"algo.advantage.estimator": estimator, "rollout.n_samples_per_prompt": 8}).config["actor"]
+    norms = (actor.get("reward_norm"), actor.get("adv_norm"))
+    assert [each and (each["mean_level"], each["std_level"]) for each in norms] == [reward, advantage]
+
+
+def test_older_names_of_openrlhf_mean_the_same_and_are_shown_as_given() -> None:
+    older = {
+        "pretrain": "org/model",
+        "prompt_data": "org/rows",
+        "apply_chat_template": True,
+        "remote_rm_url": "score.py",
+        "actor_learning_rate": 5e-7,
+        "init_kl_coef": 1e-3,
+        "use_kl_loss": True,
+        "advantage_estimator": "group_norm",
+        "n_samples_per_prompt": 8,
+        "zero_stage": 3,
+        "vllm_num_engines": 4,
+        "colocate_all_models": True,
+        "bf16": True,
+    }
+    draft = convert(OPENRLHF["ppo"], older)
+    assert {each.key for each in draft.entries} == set(older)
+    assert not fates(draft, Fate.REFUSED)
+    newer = {"actor.adam.lr": 5e-7, "algo.kl.init_coef": 1e-3, "algo.kl.use_loss": True}
+    newer |= {"algo.advantage.estimator": "group_norm", "rollout.n_samples_per_prompt": 8}
+    assert draft.config == ppo(**newer, **{"vllm.num_engines": 4, "train.colocate_all": True}).config
+
+
+def test_reward_function_of_openrlhf_is_called_as_openrlhf_calls_it(tmp_path: Path) -> None:
+    score = tmp_path / "score.py"
+    score.write_text(
+        "def reward_func(queries, prompts, labels, **kwargs):\n"
+        "    return {'rewards': [float(q == p + l) for q, p, l in zip(queries, prompts, labels, strict=True)]}\n"
+    )
+    draft = ppo(**{"reward.remote_url": str(score), "data.label_key": "truth"})
+    names: dict[str, Any] = {}
+    exec(draft.files["reward.py"], names)
+    assert [names["reward"]("q", answer, [], [], truth="42") for answer in ("42", "41")] == [1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "fate"),
+    [
+        ("reward.remote_url", "http://localhost:5000", Fate.REFUSED),
+        ("reward.remote_url", "", Fate.REFUSED),
+        ("train.agent_func_path", "agent.py", Fate.REFUSED),
+        ("train.batch_size", 100, Fate.REFUSED),
+        ("reward.clip_range", [0, 5], Fate.REFUSED),
+        ("algo.advantage.estimator", "remax", Fate.REFUSED),
+        ("data.prompt_probs", "0.5,0.5", Fate.REFUSED),
+        ("actor.optim", "muon", Fate.REFUSED),
+        ("data.max_samples", 100, Fate.LOSSY),
+        ("data.apply_chat_template", False, Fate.LOSSY),
+        ("ds.ring_attn_size", 2, Fate.LOSSY),
+        ("ds.zero_stage", 3, Fate.IGNORED),
+        ("data.prompt_dataset", "org/a,org/b", Fate.MAPPED),
+        ("data.input_key", "context_messages", Fate.MAPPED),
+        ("actor.adam.lrr", 1e-6, Fate.REFUSED),
+    ],
+)
+def test_key_of_openrlhf_is_named_with_what_becomes_of_it(key: str, value: Any, fate: Fate) -> None:
+    assert key in fates(ppo(**{key: value}), fate)
+
+
+def test_columns_of_other_names_are_read_by_a_loader_of_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"ask": [{"role": "user", "content": "2+2"}], "messages": [], "label": "4"}\n')
+    draft = ppo(**{"data.prompt_dataset": f"{rows},{rows}", "data.input_key": "ask"})
+    assert draft.config["train_dataset"]["path"] == "rows:train"
+    (tmp_path / "rows.py").write_text(draft.files["rows.py"])
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = get_custom_dataset("train", _dataset(draft, "rl"))
+    assert [row["messages"][0]["content"] for row in found] == ["2+2", "2+2"]
+    assert found[0]["label"] == "4"
+
+
+def _dataset(draft: Draft, kind: str) -> Any:
+    from areal.api.cli_args import TrainDatasetConfig
+
+    return TrainDatasetConfig(path=draft.config["train_dataset"]["path"], type=kind)
+
+
+def test_sft_trainers_of_verl_have_their_own_defaults_and_columns() -> None:
+    keys = {"data.train_files": "a.parquet", "model.partial_pretrain": "org/model", "data.prompt_key": "extra_info"}
+    keys |= {"data.prompt_dict_keys": ["question"], "data.response_key": "extra_info"}
+    draft = convert(VERL["fsdp_sft"], {**keys, "data.response_dict_keys": ["answer"], "nproc_per_node": 4})
+    assert not fates(draft, Fate.REFUSED)
+    assert "extra_info.question" in draft.files["rows.py"]
+    actor = draft.config["actor"]
+    assert (actor["backend"], actor["optimizer"]["lr"], actor["optimizer"]["lr_scheduler_type"]) == (
+        "fsdp:d4",
+        1e-5,
+        "cosine",
+    )
+    draft = convert(VERL["sft"], {"data.train_files": ["a.parquet", "b.parquet"], "model.path": "org/model"})
+    assert draft.config["train_dataset"]["path"] == ["a.parquet", "b.parquet"]
+    assert (draft.config["train_dataset"]["train_on"], draft.config["actor"]["optimizer"]["lr"]) == ("assistant", 1e-3)
+
+
+def test_configuration_of_areal_keeps_its_keys_and_names_those_without_effect() -> None:
+    document = {
+        "experiment_name": "e",
+        "trial_name": "t",
+        "gconfig": {"n_samples": 2},
+        "actor": {"path": "org/model", "optimizer": {"lr": 1e-5}, "eps_clipp": 0.2},
+        "train_dataset": {"path": "org/rows", "type": "rl", "pin_memory": True},
+        "teacher": {"path": "org/teacher"},
+    }
+    trainer = trainer_of(document)
+    draft = convert_areal(
+        document, trainer, lambda cls, content: [(tuple(e["path"]), e["message"]) for e in checked(cls, content)]
+    )
+    assert trainer in TRAINERS
+    refused = fates(draft, Fate.REFUSED)
+    assert "eps_clip" in refused["actor.eps_clipp"] and "distillation" in refused["teacher.path"]
+    assert "reward_fn" in refused
+    assert "not tensors" in fates(draft, Fate.IGNORED)["train_dataset.pin_memory"]
+    assert "eps_clipp" not in draft.config["actor"] and draft.config["trainer"] == {"type": "grpo"}

@@ -1,0 +1,205 @@
+"""TRL's keys: what they become, and that the result is a configuration of this project."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from areal.convert.rules import Draft, Fate, Framework, convert
+from areal.convert.sources import SOURCES, read_keys
+from tests.convert.test_verl import fates, loaded
+
+TRL = SOURCES["trl"].trainers
+BASE = {"model_name_or_path": "org/model", "dataset_name": "org/rows", "reward_funcs": ["my.rewards.right"]}
+ROWS = {"model_name_or_path": "org/model", "dataset_name": "org/rows"}
+
+
+def online(trainer: str = "grpo", **changes: Any) -> Draft:
+    return convert(TRL[trainer], {**BASE, **changes})
+
+
+def offline(trainer: str, **changes: Any) -> Draft:
+    return convert(TRL[trainer], {**ROWS, **changes})
+
+
+def test_sizes_of_completions_become_prompts_and_minibatches(tmp_path: Path) -> None:
+    draft = online(
+        num_processes=4,
+        per_device_train_batch_size=8,
+        gradient_accumulation_steps=2,
+        steps_per_generation=8,
+        num_iterations=2,
+        max_steps=800,
+        save_steps=80,
+    )
+    config = loaded(draft, tmp_path)
+    # A generation has 4 * 8 * 8 completions, an update 4 * 8 * 2; a step of ours is 4 minibatches, twice.
+    assert (config.train_dataset.batch_size, config.gconfig.n_samples) == (32, 8)
+    assert (config.actor.ppo_n_minibatches, config.actor.ppo_epochs) == (4, 2)
+    assert (config.total_train_steps, config.saver.freq_steps) == (100, 10)
+
+
+def test_defaults_of_trl_are_part_of_the_run(tmp_path: Path) -> None:
+    config = loaded(online(), tmp_path)
+    actor = config.actor
+    assert actor.optimizer is not None
+    assert (actor.optimizer.lr, actor.optimizer.lr_scheduler_type, actor.optimizer.weight_decay) == (1e-6, "linear", 0)
+    assert (actor.loss_agg_mode, actor.kl_loss_coef, actor.kl_ctl, actor.dtype) == ("token-mean", 0, 0, "bfloat16")
+    assert config.ref is None and config.gconfig.max_new_tokens == 512
+    assert (config.train_dataset.batch_size, config.seed, config.total_train_epochs) == (1, 42, 3)
+    assert actor.reward_norm is not None and (actor.reward_norm.std_level, actor.reward_norm.eps) == ("group", 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"loss_type": "grpo"}, {"loss_agg_mode": "seq-mean-token-mean"}),
+        ({"loss_type": "dr_grpo", "scale_rewards": False}, {"loss_agg_mode": "seq-mean-token-sum-norm"}),
+        ({"loss_type": "cispo", "epsilon_high": 5.0}, {"use_cispo_loss": True, "eps_clip_higher": 4.0}),
+        ({"loss_type": "sapo", "sapo_temperature_neg": 1.1}, {"use_sapo_loss": True, "sapo_tau_neg": 1.1}),
+        ({"importance_sampling_level": "sequence", "loss_type": "grpo"}, {"importance_sampling_level": "sequence"}),
+        ({"beta": 0.04}, {"kl_loss_coef": 0.04, "kl_loss_type": "k3", "kl_ctl": 0.0}),
+        ({"delta": 4.0, "epsilon_high": 0.28}, {"c_clip": 4.0, "eps_clip_higher": 0.28}),
+        ({"use_peft": True, "lora_target_modules": ["q_proj"], "lora_dropout": 0.0}, {"target_modules": ["q_proj"]}),
+        ({"use_cpu": True}, {"dtype": "float32"}),
+        ({"use_vllm": True}, {"use_decoupled_loss": True}),
+    ],
+)
+def test_objective_of_trl_is_the_same_objective(changes: Any, expected: Any, tmp_path: Path) -> None:
+    draft = online(**changes)
+    loaded(draft, tmp_path)
+    assert {name: draft.config["actor"][name] for name in expected} == expected
+
+
+def test_correction_of_vllm_is_a_decoupled_loss_with_its_bounds() -> None:
+    actor = online(use_vllm=True, vllm_importance_sampling_mode="token_truncate").config["actor"]
+    assert actor["rejection_sampling"] == {"level": "token", "action": "clamp", "upper": 3.0, "lower": None}
+    assert "rejection_sampling" not in online(use_vllm=False).config["actor"]
+
+
+def test_rloo_of_trl_leaves_one_out_and_says_what_differs(tmp_path: Path) -> None:
+    draft = online("rloo")
+    assert loaded(draft, tmp_path).actor.kl_ctl == 0.05
+    assert draft.config["actor"]["reward_norm"]["mean_leave1out"]
+    assert "baseline" in fates(draft, Fate.LOSSY)["beta"]
+
+
+def test_gpus_of_trl_are_divided_and_a_server_has_its_own() -> None:
+    draft = online(num_processes=8, use_vllm=True, vllm_tensor_parallel_size=2)
+    assert (draft.backend, draft.config["actor"]["backend"]) == ("vllm:d2t2", "fsdp:d4")
+    draft = online(num_processes=8, use_vllm=True, vllm_mode="server")
+    assert (draft.backend, draft.config["actor"]["backend"]) == ("vllm:d1", "fsdp:d8")
+    assert offline("sft", num_processes=8).backend == ""
+
+
+def test_offline_trainers_of_trl_are_ours(tmp_path: Path) -> None:
+    from areal.api.cli_args import DPOConfig, RWConfig, SFTConfig, load_expr_config
+
+    sizes = {"num_processes": 2, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 8}
+    for trainer, kind in (("sft", SFTConfig), ("dpo", DPOConfig), ("reward", RWConfig)):
+        draft = offline(trainer, **sizes, eval_strategy="epoch")
+        (tmp_path / "config.yaml").write_text(__import__("yaml").safe_dump(draft.config))
+        config: Any = load_expr_config(["--config", str(tmp_path / "config.yaml")], kind)[0]
+        assert (config.train_dataset.batch_size, config.train_dataset.drop_last) == (64, False)
+        assert config.valid_dataset is not None and config.evaluator.freq_epochs == 1
+        assert "left out" in fates(draft, Fate.LOSSY)["truncation_mode"]
+        assert "truncation_mode" not in fates(offline(trainer, max_length=None), Fate.LOSSY)
+    assert offline("dpo", loss_type=["ipo"]).config["actor"]["loss_type"] == "ipo"
+    assert offline("sft", assistant_only_loss=True).config["train_dataset"]["train_on"] == "assistant"
+
+
+@pytest.mark.parametrize(
+    ("trainer", "key", "value", "fate"),
+    [
+        ("grpo", "loss_type", "vespo", Fate.REFUSED),
+        ("grpo", "reward_model_name_or_path", "org/rm", Fate.REFUSED),
+        ("grpo", "reward_funcs", ["get_soft_overlong_punishment"], Fate.REFUSED),
+        ("grpo", "reward_funcs", ["accuracy_reward"], Fate.LOSSY),
+        ("grpo", "reward_funcs", [], Fate.REFUSED),
+        ("grpo", "dataset_name", "", Fate.REFUSED),
+        ("grpo", "model_name_or_path", "", Fate.REFUSED),
+        ("grpo", "per_device_train_batch_size", 12, Fate.REFUSED),
+        ("grpo", "num_train_epochs", 0.5, Fate.REFUSED),
+        ("grpo", "max_prompt_length", 256, Fate.LOSSY),
+        ("grpo", "optim", "rmsprop", Fate.REFUSED),
+        ("grpo", "optim", "paged_adamw_8bit", Fate.LOSSY),
+        ("grpo", "warmup_steps", 10, Fate.LOSSY),
+        ("grpo", "lr_scheduler_type", "polynomial", Fate.REFUSED),
+        ("grpo", "config_file", "zero3.yaml", Fate.LOSSY),
+        ("grpo", "trust_remote_code", True, Fate.REFUSED),
+        ("grpo", "fp16", True, Fate.REFUSED),
+        ("grpo", "num_generation", 4, Fate.REFUSED),
+        ("grpo", "push_to_hub", True, Fate.IGNORED),
+        ("sft", "packing", True, Fate.LOSSY),
+        ("sft", "completion_only_loss", False, Fate.REFUSED),
+        ("sft", "dataset_text_field", "content", Fate.REFUSED),
+        ("dpo", "loss_type", "hinge", Fate.REFUSED),
+        ("dpo", "rpo_alpha", 1.0, Fate.REFUSED),
+        ("reward", "center_rewards_coefficient", 0.01, Fate.REFUSED),
+    ],
+)
+def test_key_of_trl_without_a_counterpart_is_named_with_a_reason(
+    trainer: str, key: str, value: Any, fate: Fate
+) -> None:
+    assert fates(
+        convert(TRL[trainer], {**BASE, key: value} if trainer in ("grpo", "rloo") else {**ROWS, key: value}), fate
+    )[key]
+
+
+def test_reward_functions_of_trl_are_called_as_trl_calls_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "converted_scores.py").write_text(
+        "def right(prompts, completions, solution, **kwargs):\n"
+        "    return [float(each[0]['content'] == truth) for each, truth in zip(completions, solution, strict=True)]\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    draft = online(reward_funcs=["converted_scores.right", "think_format_reward"], reward_weights=[1.0, 0.5])
+    assert draft.config["reward_fn"] == ["reward:right", "reward:think_format_reward"]
+    assert draft.config["reward_weights"] == [1.0, 0.5]
+    names: dict[str, Any] = {}
+    exec(draft.files["reward.py"], names)
+    row = {"messages": [{"role": "user", "content": "q"}], "solution": "42"}
+    assert [names["right"]("q", answer, [], [], **row) for answer in ("42", "41")] == [1.0, 0.0]
+    scores = [names["think_format_reward"]("q", text, [], []) for text in ("<think>a</think>b", "b", "<think>a")]
+    assert scores == [1.0, 0.0, 0.0]
+
+
+def test_command_in_a_docstring_and_an_unknown_trainer_of_a_file() -> None:
+    command = "accelerate launch --num_processes 2 \\\n  examples/scripts/gspo.py \\\n  --beta 0.0"
+    text = f'r"""\npip install trl\n\n{command}\n"""\n'
+    assert read_keys("trl", None, text, {}, "gspo.py") == ("grpo", {"num_processes": 2, "beta": 0.0})
+    with pytest.raises(Exception, match="which trainer reads it") as caught:
+        read_keys("trl", None, "learning_rate: 1e-6", {}, "c.yaml")
+    assert "--trainer grpo, rloo, sft, dpo, reward" in caught.value.hint  # type: ignore[attr-defined]
+    assert read_keys("trl", "sft", "learning_rate: 1e-6", {}, "c.yaml") == ("sft", {"learning_rate": 1e-6})
+
+
+def every_key() -> list[tuple[str, str, str]]:
+    return [
+        (source, trainer, key)
+        for source, of in SOURCES.items()
+        for trainer, each in of.trainers.items()
+        for key in each.rules
+    ]
+
+
+@pytest.mark.parametrize(
+    "trainer", [each for of in SOURCES.values() for each in of.trainers.values()], ids=lambda of: of.name
+)
+def test_every_default_of_a_framework_can_be_used(trainer: Framework) -> None:
+    for key, value in trainer.defaults.items():
+        entry, _ = trainer.rules[key].entry(key, value)
+        assert trainer.rules[key].fate is not Fate.MAPPED or entry.fate is Fate.MAPPED or value is None, key
+
+
+@given(
+    at=st.sampled_from(every_key()),
+    value=st.one_of(st.none(), st.booleans(), st.integers(-2, 4), st.floats(), st.text(), st.lists(st.text())),
+)
+def test_any_value_of_any_key_of_any_framework_is_converted_or_named(at: tuple[str, str, str], value: Any) -> None:
+    source, trainer, key = at
+    draft = convert(SOURCES[source].trainers[trainer], {key: value})
+    assert [each.key for each in draft.entries].count(key) == 1
