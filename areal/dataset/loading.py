@@ -256,7 +256,7 @@ def get_custom_dataset(
     ``dataset_config``. Raises NotFound, UsageFault, BadData."""
     where = path or (dataset_config.path if dataset_config is not None else "")
     if not isinstance(where, str):
-        options = {"type": type, "max_length": max_length, "train_on": train_on}
+        options: dict[str, Any] = {"type": type, "max_length": max_length, "train_on": train_on}
         options |= {_KWARGS: chat_template_kwargs}
         read = [get_custom_dataset(split, dataset_config, tokenizer, path=each, **options) for each in where]
         return Rows((row for rows in read for row in rows), ", ".join(where))

@@ -80,7 +80,7 @@ def test_older_names_of_openrlhf_mean_the_same_and_are_shown_as_given() -> None:
     draft = convert(OPENRLHF["ppo"], older)
     assert {each.key for each in draft.entries} == set(older)
     assert not fates(draft, Fate.REFUSED)
-    newer = {"actor.adam.lr": 5e-7, "algo.kl.init_coef": 1e-3, "algo.kl.use_loss": True}
+    newer: dict[str, Any] = {"actor.adam.lr": 5e-7, "algo.kl.init_coef": 1e-3, "algo.kl.use_loss": True}
     newer |= {"algo.advantage.estimator": "group_norm", "rollout.n_samples_per_prompt": 8}
     assert draft.config == ppo(**newer, **{"vllm.num_engines": 4, "train.colocate_all": True}).config
 
@@ -142,7 +142,11 @@ def _dataset(draft: Draft, kind: str) -> Any:
 
 
 def test_sft_trainers_of_verl_have_their_own_defaults_and_columns() -> None:
-    keys = {"data.train_files": "a.parquet", "model.partial_pretrain": "org/model", "data.prompt_key": "extra_info"}
+    keys: dict[str, Any] = {
+        "data.train_files": "a.parquet",
+        "model.partial_pretrain": "org/model",
+        "data.prompt_key": "extra_info",
+    }
     keys |= {"data.prompt_dict_keys": ["question"], "data.response_key": "extra_info"}
     draft = convert(VERL["fsdp_sft"], {**keys, "data.response_dict_keys": ["answer"], "nproc_per_node": 4})
     assert not fates(draft, Fate.REFUSED)

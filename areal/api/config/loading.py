@@ -201,7 +201,7 @@ def load_config(
         raise ConfigError(*found.faults)
     for note in found.notes:
         _log.warning("%s", note)
-    return found.config  # type: ignore[no-any-return]
+    return found.config
 
 
 def examine(

@@ -468,7 +468,13 @@ def _check_all(requests: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
 
 def checked(config: str, content: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The faults of a configuration of a built-in trainer, and the keys that have no effect. ``config``: its class."""
-    request = {"config": config, "file": "", "text": json.dumps(content), "overrides": [], "folder": str(Path.cwd())}
+    request: dict[str, Any] = {
+        "config": config,
+        "file": "",
+        "text": json.dumps(content),
+        "overrides": [],
+        "folder": str(Path.cwd()),
+    }
     request |= {"env": {}, "built_in": True, "trains": True, "later": True, "notes": True}
     return _check_all([request])[0]
 
