@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
@@ -17,6 +19,7 @@ import pytest
 
 from areal.state.home import Home
 from tests.cli.conftest import Spawner, clean_environment, home, record, spawn  # noqa: F401 - fixtures
+from tests.e2e.conftest import Box
 
 _ADDRESS = re.compile(r"http://(?P<host>[^/]+)/#token=(?P<token>\S+)")
 
@@ -62,19 +65,32 @@ class Page:
         return response.status, json.loads(body)["error"]
 
 
+def opened(popen: subprocess.Popen[str]) -> Page:
+    """The page of a server that starts, once it prints its address."""
+    assert popen.stdout is not None
+    line = popen.stdout.readline()
+    match = _ADDRESS.search(line)
+    assert match, line or popen.communicate()[1]
+    return Page(popen, match["host"], match["token"])
+
+
 @pytest.fixture
 def serve(spawn: Spawner, home: Home) -> Iterator[Callable[..., Page]]:  # noqa: F811
     """``serve(*flags)`` starts the server and waits for its address."""
 
     def start(*flags: str) -> Page:
-        popen = spawn("ui", *flags, "--home", str(home.root)).popen
-        assert popen.stdout is not None
-        line = popen.stdout.readline()
-        match = _ADDRESS.search(line)
-        assert match, line or popen.communicate()[1]
-        return Page(popen, match["host"], match["token"])
+        return opened(spawn("ui", *flags, "--home", str(home.root)).popen)
 
     yield start
+
+
+@contextmanager
+def page_of(box: Box, *flags: str) -> Iterator[Page]:
+    """The page over the home of an end-to-end test."""
+    popen = box.start("ui", *flags)
+    yield opened(popen)
+    popen.send_signal(signal.SIGINT)
+    popen.communicate(timeout=20)
 
 
 @pytest.fixture

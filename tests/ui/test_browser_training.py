@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from areal.state.home import Home
+from areal.state.records import StoredObject
 from areal.ui.page import render_html
 from tests.trajectories.test_steps import HOSTILE, decoder, sample
 from tests.ui.test_browser import Tab, chromium, tab, violations  # noqa: F401 - fixtures
@@ -15,6 +17,7 @@ from tests.ui.test_training import job  # noqa: F401 - fixture
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
 Tabs = Callable[..., Tab]
+Recorder = Callable[..., StoredObject]
 
 VIEWS = (
     "/job/learn",
@@ -93,6 +96,84 @@ def test_histogram_filters_by_keys_and_the_address_keeps_it(job: Home, tab: Tabs
     it.page.wait_for_function("() => document.querySelectorAll('table[aria-label=Samples] tbody tr').length === 22")
     it.press("ArrowRight")
     it.at("/job/learn/step/3")
+
+
+FOCUS = """() => {
+    const at = document.activeElement, box = at.getBoundingClientRect(), style = getComputedStyle(at);
+    const name = at.getAttribute("aria-label") ?? at.dataset.step ?? at.innerText.trim().split("\\n")[0];
+    return {name: `${at.tagName} ${name}`.slice(0, 60),
+            ring: style.outlineStyle !== "none" || style.boxShadow !== "none",
+            seen: box.width > 0 && box.bottom > 0 && box.top < innerHeight};
+}"""
+
+
+@pytest.mark.parametrize("view", (VIEWS[0], VIEWS[2], VIEWS[4], VIEWS[-1]))
+def test_tab_goes_through_all_controls_with_a_ring_in_sight(job: Home, tab: Tabs, view: str) -> None:  # noqa: F811
+    it = tab()
+    it.open(view)
+    ready(it)
+    it.page.focus("header a")
+    wanted = it.page.evaluate(
+        "() => [...document.querySelectorAll('main :is(a, button, input, select, summary)')]"
+        ".filter(each => each.tabIndex >= 0 && !each.disabled && each.offsetParent).length"
+    )
+    seen = []
+    while True:
+        it.press("Tab")
+        found = it.page.evaluate(FOCUS)
+        if found["name"].startswith("BODY"):
+            break
+        assert found["ring"] and found["seen"], found
+        seen.append(found["name"])
+    assert len(seen) >= wanted > 3, seen
+
+
+def test_focus_and_cursor_stay_while_the_job_writes(job: Home, tab: Tabs) -> None:  # noqa: F811
+    it = tab()
+    it.open("/job/learn")
+    ready(it)
+    it.page.wait_for_selector(".chart canvas")
+    it.press("/")
+    it.page.keyboard.type("reward")
+    it.press("Escape", "ArrowLeft", "ArrowLeft")
+    assert "step 49" in it.page.inner_text(".readout")
+    it.page.focus("text=log axis")
+    line = {"step": 51, "attempt": 1, "time": 1051.0, "reward/mean": 0.25, "time/step": 2.0}
+    with job.job_metrics("learn").open("a") as file:
+        file.write("\n" + json.dumps(line) + "\n")
+    it.page.wait_for_selector(".facts >> text=step 51")
+    assert it.page.evaluate("document.activeElement.innerText") == "log axis"
+    assert "step 49" in it.page.inner_text(".readout") and it.page.input_value("[data-filter]") == "reward"
+    it.press("Enter")
+    it.page.wait_for_function("() => location.search.includes('log=1')")
+
+
+def test_jobs_are_compared_by_the_keyboard_alone(job: Home, record: Recorder, tab: Tabs) -> None:  # noqa: F811
+    record("TrainJob", "other")
+    (job.jobs / "other").mkdir()
+    (job.jobs / "other" / "config.yaml").write_text("seed: 2\nactor: {optimizer: {lr: 0.1}}\n")
+    lines = [{"step": step, "attempt": 1, "time": 1.0 * step, "reward/mean": 0.5} for step in range(1, 31)]
+    (job.jobs / "other" / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
+    it = tab()
+    it.open("/")
+    it.press("g", "c")
+    it.at("/compare")
+    for name in ("learn", "other"):
+        while it.page.evaluate("document.activeElement.innerText") != name:
+            it.press("Tab")
+        it.press("Space")
+        it.page.wait_for_function("name => new URLSearchParams(location.search).get('jobs').includes(name)", arg=name)
+        assert it.page.evaluate("document.activeElement.innerText") == name
+    it.page.wait_for_selector("text=Configuration where it differs")
+    assert it.page.inner_text("table[aria-label=Configuration], .compare table").count("seed") == 1
+    it.page.wait_for_selector(".chart canvas")
+    it.press("ArrowLeft", "m", "s")
+    it.page.wait_for_function("() => location.search.includes('smooth=some') && location.search.includes('all=1')")
+    it.press("/")
+    it.page.keyboard.type("seed")
+    it.page.wait_for_function("() => document.querySelectorAll('.compare tbody tr').length === 1")
+    it.press("Escape", "Escape")
+    it.at("/")
 
 
 def test_hostile_sample_is_text_and_runs_nothing(job: Home, tab: Tabs) -> None:  # noqa: F811

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import signal
 from collections.abc import Iterator
 
 import pytest
@@ -12,7 +10,7 @@ import pytest
 from tests.cluster.slurm import NODES, SlurmCluster
 from tests.e2e.conftest import Box
 from tests.e2e.test_slurm import apply, box  # noqa: F401 - fixture
-from tests.ui.conftest import Page, eventually
+from tests.ui.conftest import Page, eventually, page_of
 
 pytestmark = [pytest.mark.slurm, pytest.mark.extended]
 
@@ -20,13 +18,8 @@ pytestmark = [pytest.mark.slurm, pytest.mark.extended]
 @pytest.fixture
 def page(box: Box) -> Iterator[Page]:  # noqa: F811
     apply(box)
-    popen = box.start("ui")
-    assert popen.stdout is not None
-    address = re.search(r"http://(?P<host>[^/]+)/#token=(?P<token>\S+)", popen.stdout.readline())
-    assert address
-    yield Page(popen, address["host"], address["token"])
-    popen.send_signal(signal.SIGINT)
-    popen.communicate(timeout=20)
+    with page_of(box) as it:
+        yield it
 
 
 def test_page_shows_a_clusters_processes_and_a_gateway_that_is_cancelled_under_it(

@@ -7,8 +7,6 @@ them where the documentation has them.
 from __future__ import annotations
 
 import os
-import re
-import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import ROOT, Box, make_box, tear_down
-from tests.ui.conftest import Page
+from tests.ui.conftest import Page, page_of
 from tests.ui.test_browser import Tab, chromium  # noqa: F401 - fixture
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -42,13 +40,8 @@ def trained(tmp_path: Path) -> Iterator[Box]:
 
 @pytest.fixture
 def page(trained: Box) -> Iterator[Page]:
-    popen = trained.start("ui")
-    assert popen.stdout is not None
-    address = re.search(r"http://(?P<host>[^/]+)/#token=(?P<token>\S+)", popen.stdout.readline())
-    assert address
-    yield Page(popen, address["host"], address["token"])
-    popen.send_signal(signal.SIGINT)
-    popen.communicate(timeout=20)
+    with page_of(trained) as it:
+        yield it
 
 
 def test_pictures_show_the_quickstart_from_its_objects_to_a_token(

@@ -194,14 +194,15 @@ function handled(event, key, target, setHelp) {
     const entry = routes.find((each) => each.key === key);
     if (entry) { go(entry.path); return take(); }
   }
-  const own = activeKeys().findLast((each) => each.key === key);
+  const presses = key === "Enter" && target.closest?.("a,button,summary"); // what has the focus
+  const own = presses ? null : activeKeys().findLast((each) => each.key === key);
   if (own && !target.closest?.("[data-table]")) { own.run(event); return take(); }
   const table = activeTable();
   if (table) {
     const page = Math.max(5, Math.floor(document.querySelector("main").clientHeight / 30) - 3);
     const to = { j: table.index + 1, ArrowDown: table.index + 1, k: table.index - 1, ArrowUp: table.index - 1, Home: 0, End: table.count - 1, PageDown: table.index + page, PageUp: table.index - page }[key];
     if (to !== undefined) { table.select(to); return take(); }
-    if (key === "Enter" && !target.closest?.("a,button,summary")) { table.open(); return take(); }
+    if (key === "Enter" && !presses) { table.open(); return take(); }
   }
   if (key === "?") { setHelp(true); return take(); }
   if (key === "/") { const filter = document.querySelector("[data-filter]"); if (filter) { filter.focus(); filter.select?.(); return take(); } }
