@@ -69,6 +69,7 @@ class JobCurves(Sequence[dict[str, Any]]):
         self.not_finite: dict[str, int] = {}  # metric -> the first step with NaN or infinity
         self.cursor = 0
         self._whole: _WholeBuckets = {}
+        self._is_shared = False
         self._inode = -1
         self._tail = b""
 
@@ -123,11 +124,17 @@ class JobCurves(Sequence[dict[str, Any]]):
         return True
 
     def snapshot(self) -> JobCurves:
-        """A copy that later updates do not change, for other threads."""
+        """The steps so far, for other threads: later updates add numbers to the last of them at most. It shares the
+        columns, which hold what is appended beyond its own steps, until an earlier step is written again."""
         found = copy(self)
-        found.steps, found.not_finite = self.steps[:], dict(self.not_finite)
-        found.columns = {name: column[:] for name, column in self.columns.items()}
+        found.steps, found.not_finite, found.columns = self.steps[:], dict(self.not_finite), dict(self.columns)
+        self._is_shared = True
         return found
+
+    def _unshare(self) -> None:
+        if self._is_shared:
+            self.columns = {name: column[:] for name, column in self.columns.items()}
+            self._is_shared = False
 
     def sample(self, count: int) -> JobCurves:
         """About ``count`` steps, evenly spaced over the file: a first look at one that takes seconds to read."""
@@ -178,11 +185,14 @@ class JobCurves(Sequence[dict[str, Any]]):
     def _again(self, step: int, line: dict[str, Any]) -> int:
         """The row of a step that is not the newest: emptied where another attempt takes the step again."""
         row = bisect_left(self.steps, step)
-        if row < len(self.steps) - 1:
+        known = row < len(self.steps) and self.steps[row] == step
+        if row < len(self.steps) - 1 or not known:
+            self._unshare()
             self._whole = {}  # buckets before the last one change
-        if row < len(self.steps) and self.steps[row] == step:
+        if known:
             attempt = self._value("attempt", row)
             if attempt is None or attempt != line.get("attempt"):
+                self._unshare()
                 for name, column in self.columns.items():
                     if row < len(column):
                         column[row] = ABSENT

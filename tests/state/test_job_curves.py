@@ -112,6 +112,7 @@ def test_any_lines_read_in_parts_are_what_they_are_read_at_once(
     path = tmp_path_factory.mktemp("job") / "metrics.jsonl"
     path.touch()
     growing, merged = JobCurves(path), dict[int, dict[str, Any]]()
+    held: list[tuple[JobCurves, str, int]] = []
     for place, (step, attempt, numbers) in enumerate(lines):
         line = {"step": step, "attempt": attempt} | {
             name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
@@ -125,8 +126,11 @@ def test_any_lines_read_in_parts_are_what_they_are_read_at_once(
         merged[step] = earlier | line if earlier.get("attempt") == attempt else line
         if place % parts == 0:
             growing.update()
-            growing.snapshot().reduced("abc", parts)  # what it keeps of whole buckets serves later reductions
+            held.append((snapshot := growing.snapshot(), repr(list(snapshot)[:-1]), len(snapshot)))
+            snapshot.reduced("abc", parts)  # what it keeps of whole buckets serves later reductions
     growing.update()
+    for snapshot, before, count in held:  # only its last step has had more numbers
+        assert (repr(list(snapshot)[:-1]), len(snapshot)) == (before, count)
     at_once = read_curves(path)
     assert repr(growing.reduced("abc", parts)) == repr(at_once.reduced("abc", parts))
     assert repr(list(growing)) == repr(list(at_once)) and growing.not_finite == at_once.not_finite
