@@ -200,7 +200,7 @@ export function stepTo(by) {
   const all = [...document.querySelectorAll(".side article")];
   const now = all.findIndex((each) => each.contains(document.activeElement));
   const next = all[Math.max(0, Math.min(all.length - 1, now + by))];
-  next?.querySelector("header a, header b")?.focus();
+  next?.querySelector("header a, header b[tabindex]")?.focus();
   next?.scrollIntoView({ block: "nearest" });
 }
 
