@@ -31,6 +31,7 @@ _HOW = {
     UpdateClass.IMMUTABLE: "deleted and created again",
 }
 _STARTS = "its processes start with it"
+_MORE, _FEWER = "processes start, none restarts", "processes stop, none restarts"
 _HINT = "delete it where it runs"
 
 
@@ -141,11 +142,13 @@ def _object_plan(target: Target, ops: Sequence[Op[Any]], drifts: Sequence[Drift]
     replaced = notes.replaced.get(target.ref)
     if action == "configure" and target.decisive is not None:
         update, decided = target.decisive.update, target.decisive.path
+        verbs = {op.verb for op in ops} & {Verb.SPAWN, Verb.STOP}
         if replaced is not None and update < UpdateClass.ROLL:  # for what an earlier command left undone
             update, decided = UpdateClass.ROLL, replaced.removesuffix(" changed")
         elif replaced is None and update >= UpdateClass.ROLL:  # no process is there that depends on it
-            starts = any(op.verb is Verb.SPAWN for op in ops)
-            cause = cause or (_STARTS if starts else _HOW[UpdateClass.META])
+            cause = cause or (_STARTS if Verb.SPAWN in verbs else _HOW[UpdateClass.META])
+        elif update is UpdateClass.HOT and len(verbs) == 1:  # scaled, suspended or resumed
+            cause = cause or (_MORE if Verb.SPAWN in verbs else _FEWER)
         cause = cause or _HOW[update]
     elif action == "configure":
         cause = cause or "metadata"

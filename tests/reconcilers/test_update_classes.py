@@ -26,7 +26,8 @@ BASES: dict[str, dict[str, Any]] = {
     "AgentService": {"agent": "a:A", "workingDir": "/w"},
     "TrainJob": {"driver": "m:f", "workingDir": "/w"},
 }
-WORDS = ("rolling update", "processes are replaced", "in place, no process restarts", "recorded only")
+WORDS = ("rolling update", "processes are replaced", "recorded only")
+NONE_RESTARTS = ("in place, no process restarts", "processes start, none restarts", "processes stop, none restarts")
 
 
 def spelled_out() -> Iterator[tuple[str, FieldPath, Any]]:
@@ -72,7 +73,7 @@ def planned(target: Target, runs: list[ObservedRun]) -> Plan:
 @pytest.mark.parametrize(
     ("before", "after", "words", "update"),
     [
-        ({"backend": "embedded:d1"}, {"backend": "embedded:d2"}, "in place", UpdateClass.HOT),
+        ({"backend": "embedded:d1"}, {"backend": "embedded:d2"}, "processes start", UpdateClass.HOT),
         ({"backend": "embedded:d2", "replicas": 1}, {"backend": "embedded:d1", "replicas": 1}, "recorded only", 0),
         ({"backend": "embedded:d1", "replicas": 1}, {"backend": "embedded:d1"}, "recorded only", UpdateClass.META),
         ({"backend": "embedded"}, {"backend": "embedded:d1"}, "recorded only", UpdateClass.META),
@@ -101,6 +102,19 @@ def test_suspended_object_rolls_nothing() -> None:
     assert [op.verb for op in plan.ops_of("Model/qwen")] == [Verb.RECORD]
 
 
+@pytest.mark.parametrize(
+    ("fields", "cause"), [({"suspend": True}, "processes stop"), ({"replicas": 2}, "processes start")]
+)
+def test_change_that_only_starts_or_stops_processes_says_which(fields: dict[str, Any], cause: str) -> None:
+    item = model()
+    old = replica(item)
+    target = changed(item, {**item.spec, **fields})
+    seen = world([*front(service()), *old], table({"qwen": [old[1]]}))
+    plan = make_plan(PlanScope((target,), (Target(service(), "unchanged"),)), seen, Policy())
+    (found,) = [each for each in plan.objects if each.ref == "Model/qwen"]
+    assert found.cause == f"{cause}, none restarts"
+
+
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(worlds(), wishes())
 def test_what_a_plan_says_of_an_object_is_what_its_ops_do(world: Simulation, wish: Wish) -> None:
@@ -121,6 +135,8 @@ def test_what_a_plan_says_of_an_object_is_what_its_ops_do(world: Simulation, wis
             assert not succeeded
         if item.cause in ("rolling update", "processes are replaced"):
             assert started, "a process gets a successor"
-        if item.cause == "in place, no process restarts":
+        if item.cause in NONE_RESTARTS:
             assert not [op for op in ops if op.verb is Verb.SPAWN and op.cause.endswith(" changed")]
-        assert item.cause in (*WORDS, "its processes start with it")
+            assert item.cause == NONE_RESTARTS[0] or bool(started) != bool(stopped), "one of both is all that happens"
+            assert item.cause != NONE_RESTARTS[0] or bool(started) == bool(stopped)
+        assert item.cause in (*WORDS, *NONE_RESTARTS, "its processes start with it")
