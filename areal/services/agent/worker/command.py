@@ -243,6 +243,7 @@ class ProgramOutput:
             whole = end > 0
             line, rest = (self._pending[:end], self._pending[end:]) if whole else (self._pending, "")
             if begins_event and not whole and len(line) >= _LONGEST_EVENT:
+                self._pending = line = rest = text = ""  # the error's frames may live for long
                 why = "no event may be so long, and a text that is must not begin with {"
                 raise AgentFailed(f"a line that begins with {{ has over {_LONGEST_EVENT} characters: {why}")
             if begins_event and not whole and not last:

@@ -77,6 +77,7 @@ class WorkerTurn:
             self.cancelled = True
             self._cancelled_at = time.monotonic()
             room, self._room = self._room, None
+            self._texts.clear()
         if room is not None:
             room.set_result(None)
 
@@ -180,6 +181,8 @@ class WorkerTurn:
             self._lines.append(line)
             self._size += len(line)
             self.outcome = outcome
+            if outcome:  # a cycle of an error and its frames may hold the turn until the garbage is collected
+                self._texts.clear()
             if self._size > _HIGH_WATER and self._room is None:
                 self._room = Future()
                 self._room.set_running_or_notify_cancel()  # so that no waiter can cancel it for the others

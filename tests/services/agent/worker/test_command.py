@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import textwrap
 import time
@@ -218,6 +219,44 @@ def test_flood_is_held_back_and_bounded(worker: Process) -> None:
     *_, last = events
     assert last["failure"] == "agent" and "longer than a turn's answer may be" in last["error"]
     events.leave()
+
+
+FAILING_TURNS = """
+    import asyncio, gc, sys, tracemalloc
+    from areal.api.agent import AgentRequest
+    from areal.services.agent.worker.command import command_agent
+    from areal.services.agent.worker.turn import AgentFailed, WorkerTurn
+
+    async def read(turn):
+        while not (await turn.take())[1]:
+            pass
+
+    async def fail():
+        turn = WorkerTurn(5_000_000)
+        reader = asyncio.create_task(read(turn))
+        try:
+            await command_agent([sys.executable, "-c", sys.argv[1]], []).run(AgentRequest("go", "s", "run-1"), turn)
+        except AgentFailed as error:
+            turn.fail("agent", str(error))
+        await reader
+
+    async def main():
+        for _ in range(2):
+            await fail()
+        print(tracemalloc.get_traced_memory()[0])
+
+    gc.disable()
+    tracemalloc.start()
+    asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("program", ["while True: print('x' * 1000)", "print('{' + 'x' * 5_000_000)"])
+def test_text_of_a_turn_that_failed_is_freed_before_the_garbage_is_collected(program: str) -> None:
+    # In a process of its own, as a turn's end kills what else its process has started and is not marked.
+    script = [sys.executable, "-c", textwrap.dedent(FAILING_TURNS), program]
+    held = int(subprocess.run(script, check=True, capture_output=True, text=True, timeout=60).stdout)
+    assert held < 4_000_000
 
 
 def test_flood_of_short_lines_holds_up_no_other_turn(worker: Process) -> None:
