@@ -31,9 +31,8 @@ if TYPE_CHECKING:
 
 def wanted_of(resource: Resource) -> Wanted:
     source = {**vars(resource.source)}
-    file = Path(resource.source.file)
-    if file.exists():
-        source["file"] = os.path.abspath(file)  # noqa: PTH100 - links stay links
+    if os.path.exists(source["file"]):  # noqa: PTH110 - a large apply asks this a thousand times
+        source["file"] = os.path.abspath(source["file"])  # noqa: PTH100 - links stay links
     return Wanted(
         ref=str(resource.ref),
         kind=resource.kind,
@@ -45,7 +44,7 @@ def wanted_of(resource: Resource) -> Wanted:
         owner=str(resource.owned_by) if resource.owned_by else None,
         source=source,
         where=str(resource.pos),
-        applied_in=str(Path.cwd()),
+        applied_in=os.getcwd(),  # noqa: PTH109
     )
 
 

@@ -25,7 +25,7 @@ def inherited(environ: Mapping[str, str]) -> dict[str, str]:
     kept = {name: value for name, value in environ.items() if name not in _LEFT_OUT}
     for name in _LISTS:
         if name in kept:
-            kept[name] = os.pathsep.join(map(_absolute, filter(None, kept[name].split(os.pathsep))))
+            kept[name] = absolute_paths(kept[name])
     for name in _PATHS:
         if kept.get(name):
             kept[name] = _absolute(kept[name])
@@ -35,6 +35,11 @@ def inherited(environ: Mapping[str, str]) -> dict[str, str]:
         with suppress(KeyError):  # a user id without a name
             kept["HOME"] = pwd.getpwuid(os.getuid()).pw_dir
     return {**kept, "PYTHONUTF8": "1"}
+
+
+def absolute_paths(listed: str) -> str:
+    """A list of paths, such as that of ``PYTHONPATH``, without its empty entries and relative to no folder."""
+    return os.pathsep.join(map(_absolute, filter(None, listed.split(os.pathsep))))
 
 
 def _absolute(path: str) -> str:

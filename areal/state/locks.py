@@ -126,7 +126,8 @@ class Held:
         self._announced = True
         for ref, fd in self._fds.items():
             try:
-                os.ftruncate(fd, 0)
+                if os.fstat(fd).st_size:  # of a holder that was killed
+                    os.ftruncate(fd, 0)
                 write_all(fd, f"{body}\n".encode())
             except OSError as error:
                 raise explain(error, lock_path(self._home, ref), "write") from error

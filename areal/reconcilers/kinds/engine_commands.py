@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import areal
-from areal.runtime.environment import inherited
+from areal.runtime.environment import absolute_paths
 
 
 class EngineCommand(NamedTuple):
@@ -58,7 +58,7 @@ ENGINE_COMMANDS = {
 def engine_env(engine: str, given: Mapping[str, str]) -> dict[str, str]:
     """What an engine's process has on top of the environment that it inherits. ``given``: the manifest's."""
     plugin = str(Path(areal.__file__).parent / "services" / "inference" / "engines" / f"{engine}_plugin")
-    path = given.get("PYTHONPATH", inherited(os.environ).get("PYTHONPATH"))
+    path = given.get("PYTHONPATH", absolute_paths(os.environ.get("PYTHONPATH", "")))
     return {
         **ENGINE_COMMANDS[engine].env,
         **given,

@@ -54,12 +54,15 @@ def engine_args_faults(
     known: dict[InstalledEngine, Collection[str] | None] = {}
     of_source: dict[InstalledEngine, Collection[str] | None] = {}
     problems: dict[Ref, list[Diagnostic]] = {}
+    engines: dict[tuple[str, frozenset[tuple[str, str]]], InstalledEngine] = {}  # a thousand models have a few
     for resource in models:
         backend, arguments = resource.spec.get("backend"), resource.spec.get("engineArgs") or {}
         engine = inference_part(backend).engine if arguments and isinstance(backend, str) else ""
         if engine not in ENGINE_COMMANDS:
             continue
-        asked = installed_engine(engine, resource.spec.get("env") or {})
+        given = {name: str(value) for name, value in (resource.spec.get("env") or {}).items()}
+        same = engine, frozenset(given.items())
+        asked = engines[same] = engines.get(same) or installed_engine(engine, given)
         if asked not in of_source:
             of_source[asked] = source_flags(asked, cache)
         found = list(engine_arg_faults(engine, arguments, of_source[asked]))
@@ -104,9 +107,8 @@ class InstalledEngine:
         return done.stdout if done.returncode == 0 else ""
 
 
-def installed_engine(engine: str, env: Mapping[str, Any]) -> InstalledEngine:
-    """``env``: the manifest's."""
-    given = {name: str(value) for name, value in env.items()}
+def installed_engine(engine: str, given: Mapping[str, str]) -> InstalledEngine:
+    """``given``: the manifest's ``env``."""
     python = given.get("AREAL_ENGINE_PYTHON", sys.executable)
     return InstalledEngine(engine, shutil.which(python) or python, tuple(sorted(engine_env(engine, given).items())))
 

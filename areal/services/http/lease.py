@@ -61,6 +61,7 @@ class RouterLease:
         self._headers = {**headers, "Content-Type": "application/json"}
         self._registered: bool | None = None
         self._read: tuple[Any, str] = None, ""  # the file's inode, time and size when it was read, and the url in it
+        self._head: tuple[Any, bytes] = None, b""  # the same of its beginning, which is looked at more often
         self._router = b""  # as it announced itself at the last renewal
 
     async def run(self) -> None:
@@ -105,19 +106,24 @@ class RouterLease:
     def _announced(self) -> bytes:
         """The address and epoch of the router in the beginning of its file; the last ones where it cannot be read."""
         try:
-            with self._file.open("rb") as file:
-                head, found, _ = file.read(_HEAD_BYTES).partition(DECLARED.encode())
+            if (identity := self._identity()) != self._head[0]:
+                with self._file.open("rb") as file:
+                    head, found, _ = file.read(_HEAD_BYTES).partition(DECLARED.encode())
+                self._head = identity, head if found else self._router
         except OSError:
             return self._router
-        return head if found else self._router
+        return self._head[1]
+
+    def _identity(self) -> tuple[int, int, int]:
+        """Of the router's file, which the router replaces. Raises OSError."""
+        status = self._file.stat()
+        return status.st_ino, status.st_mtime_ns, status.st_size
 
     def _router_url(self) -> str:
         """The router's address; while its file cannot be read, the last one. Raises OSError, ValueError, KeyError or
         TypeError where there is none."""
         try:
-            status = self._file.stat()
-            identity = (status.st_ino, status.st_mtime_ns, status.st_size)
-            if identity != self._read[0]:
+            if (identity := self._identity()) != self._read[0]:
                 self._read = identity, parse_json(self._file.read_text())["url"]
         except (OSError, ValueError, KeyError, TypeError):
             if not self._read[1]:
