@@ -3,7 +3,8 @@
     python benchmarks/gateway.py [--rounds 3] [--quick] [--only NAME] [--without scale] [--write]
 
 All processes are on loopback, load generators and mocks are processes of their own, and only the system's own CPU
-counts (all its threads, by the kernel's clock of the process). Four shapes, at 1, 16, 128 and 512 connections:
+counts (all its threads, by the kernel's clock of the process). Six shapes, the first four at 1, 16, 128 and 512
+connections:
 
     plain         2 KB in, 12 KB of JSON out: the gateway, nginx, sglang-router and LiteLLM before one mock worker
     stream        the same call, answered by 64 server-sent events
@@ -11,6 +12,8 @@ counts (all its threads, by the kernel's clock of the process). Four shapes, at 
                   tokenised (8,000 tokens, trained here), 64 tokens sampled one by one as an engine does, recorded on
                   disk before the last byte
     turn stream   the same, streamed to the caller; tokens that the data proxy has within 20 ms are one event
+    turn at once  the same turn from an engine that answers at once, so that the services never wait
+    episode       of an RL run, 64 at once: a session's start, 4 such turns, a reward, the export
 
 Added latency is the mean through the system minus the mean direct of the same round (its p50 at one connection too).
 Systems take turns in each round, the order turns from round to round, the first round warms up, medians count. Streams
@@ -36,7 +39,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
 from benchmarks.relaying import peers, scale, verdicts
-from benchmarks.relaying.floor import PARTS, Floor, System, ask, resident_bytes
+from benchmarks.relaying.floor import KEY, PARTS, Floor, System, ask, resident_bytes
 from benchmarks.relaying.loads import Spent, relayed, start_sessions, talked
 from benchmarks.relaying.vocabulary import write_vocabulary
 from benchmarks.reporting import header, publish, table
@@ -49,7 +52,9 @@ SLOW_STREAMS = 128  # at once
 EVENTS_A_SECOND = 3000
 TOKEN_S = 0.001  # between two tokens of a turn that is not streamed: so fast is a small model
 DIRECT, GATEWAY, WHOLE = "direct", "gateway", "gateway + data proxy"
+AT_ONCE = {16: 2000, 64: 2000, 128: 2000}
 SHAPES = {"plain": PLAIN, "stream": STREAMS, "turn": PLAIN, "turn stream": STREAMS}
+SHAPES |= {"turn at once": AT_ONCE, "episode": {64: 512}}
 
 
 class Bench:
@@ -77,11 +82,13 @@ class Bench:
     def turn(self, shape: str, count: int, requests: int, number: int) -> Iterator[tuple[str, dict[str, float]]]:
         """Each system once, those of a shape in an order that turns."""
         streamed = shape.endswith("stream")
-        ask(self.mock, "POST", "/pace", {"gap_s": count / EVENTS_A_SECOND if streamed else TOKEN_S})
-        if shape.startswith("turn"):
+        gap_s = count / EVENTS_A_SECOND if streamed else 0.0 if shape in ("turn at once", "episode") else TOKEN_S
+        ask(self.mock, "POST", "/pace", {"gap_s": gap_s})
+        if shape.startswith(("turn", "episode")):
+            keys, more = ([KEY], {"turns": 4, "episodes": True}) if shape == "episode" else (self.keys[:count], {})
             for system in self.whole:
                 with Spent(system, requests) as spent:
-                    answer = talked(system.port, self.keys[:count], count, requests, stream=streamed)
+                    answer = talked(system.port, keys, count, requests, stream=streamed, **more)
                 yield system.name, {"cpu_us": spent.cpu_us, **spent.parts, **_latency(answer)}
             return
         direct = relayed(self.mock, count, requests, stream=streamed)
@@ -115,7 +122,7 @@ def measure(bench: Bench, rounds: int, connections: tuple[int, ...]) -> list[dic
     found: defaultdict[tuple[str, int, str], list[dict[str, float]]] = defaultdict(list)
     for number in range(rounds + 1):
         for shape, counts in SHAPES.items():
-            for count in connections:
+            for count in (each for each in counts if each in connections or each == 64):
                 for system, spent in bench.turn(shape, count, counts[count], number):
                     if number:
                         found[shape, count, system].append(spent)
@@ -153,7 +160,8 @@ def text(found: dict[str, Any]) -> str:
             continue
         parts = [f"{name[4:]} {value:.0f}" for name, value in row.items() if name.startswith("cpu ")]
         cpu = f"{row['cpu_us']:.0f}" + (f" ({', '.join(parts)})" if len(parts) > 1 else "")
-        beside = nginx.get((row["shape"].removeprefix("turn").strip() or "plain", row["connections"]))
+        like = "stream" if row["shape"].endswith("stream") else "plain"
+        beside = nginx.get((like, row["connections"])) if row["shape"] != "episode" else None
         ratio = f"{row['cpu_us'] / beside:.1f}" if beside else ""
         added = [f"{row[name] / 1e3:.2f}" if name in row else "" for name in ("added_mean_us", "added_p50_us")]
         lines.append(

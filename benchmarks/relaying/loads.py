@@ -44,9 +44,16 @@ def repeated(
 
 
 def talked(
-    port: int, keys: Sequence[str], connections: int, requests: int, *, stream: bool = False, turns: int = 8
+    port: int,
+    keys: Sequence[str],
+    connections: int,
+    requests: int,
+    *,
+    stream: bool = False,
+    turns: int = 8,
+    episodes: bool = False,
 ) -> dict[str, float]:
-    """Short turns of conversations in sessions."""
+    """Short turns of conversations in sessions. With ``episodes`` a request is an episode of so many turns."""
     order = {
         "port": port,
         "keys": keys,
@@ -54,6 +61,7 @@ def talked(
         "requests": requests,
         "turns": turns,
         "stream": stream,
+        "episodes": episodes,
     }
     return _run("turns", order, requests)
 

@@ -1,10 +1,11 @@
 """A load of short turns: each connection talks, one conversation after another. Reads its orders as JSON from stdin.
 
-    {"port", "keys", "connections", "turns", "stream", "requests"}
+    {"port", "keys", "connections", "turns", "stream", "episodes", "requests"}
         ->  {"mean_us", "p50_us", "p99_us", "failed", "seconds"}
 
 A conversation opens with 200 characters; each further turn sends back all that was said and 200 characters more, as
-agents do. Each takes the next of ``keys``, which are sessions'.
+agents do. Each takes the next of ``keys``, which are sessions'. With ``episodes`` a request is a whole episode: a
+session is started, the conversation, a reward, the export; ``keys`` are then the admin's.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any, cast
 
 import orjson
@@ -21,9 +22,10 @@ from benchmarks.relaying.driving import Make, run
 
 _TEXT = "the quick brown fox jumps over the lazy dog and runs " * 4
 _SAID = 200
+_CHAT = "/v1/chat/completions"
 _HEAD = (
-    b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-    b"Authorization: Bearer %b\r\nContent-Length: "
+    "POST {} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    "Authorization: Bearer {}\r\nContent-Length: {}\r\n\r\n"
 )
 
 
@@ -39,7 +41,7 @@ class Talker(asyncio.Protocol):
         ended: asyncio.Future[None],
     ) -> None:
         self._keys = keys
-        self._head = b""
+        self._key = ""
         self._turns, self._stream = order["turns"], order["stream"]
         self._tickets, self._seconds, self._ended = tickets, seconds, ended
         self._messages: list[dict[str, str]] = []
@@ -59,16 +61,21 @@ class Talker(asyncio.Protocol):
             self._ended.set_result(None)
             self._transport.close()
             return
-        number = self._tickets.pop()
+        self._number = self._tickets.pop()
         if not self._messages or len(self._messages) >= 2 * self._turns:
             self._messages = []
-            self._head = _HEAD % next(self._keys).encode()
-        self._messages.append({"role": "user", "content": f"{number} {_TEXT}"[:_SAID]})
-        body = {"model": "mock", "messages": self._messages, "max_tokens": 64, "stream": self._stream}
+            self._key = next(self._keys)
+        self._since = time.perf_counter()
+        self._say()
+
+    def _say(self) -> None:
+        self._messages.append({"role": "user", "content": f"{self._number} {_TEXT}"[:_SAID]})
+        self._post(_CHAT, {"model": "mock", "messages": self._messages, "max_tokens": 64, "stream": self._stream})
+
+    def _post(self, path: str, body: dict[str, Any]) -> None:
         data = orjson.dumps(body)
         self._got.clear()
-        self._since = time.perf_counter()
-        self._transport.write(b"%b%d\r\n\r\n%b" % (self._head, len(data), data))
+        self._transport.write(_HEAD.format(path, self._key, len(data)).encode() + data)
 
     def data_received(self, data: bytes) -> None:
         got = self._got
@@ -83,12 +90,15 @@ class Talker(asyncio.Protocol):
             at = got.lower().find(b"content-length:", 0, end)
             if len(got) < end + 4 + int(got[at + 15 : got.find(b"\r", at)]):
                 return
+        self._answered(got.startswith(b"HTTP/1.1 20"), bytes(got[end + 4 :]))
+
+    def _answered(self, ok: bool, body: bytes) -> None:
         self._seconds.append(time.perf_counter() - self._since)
-        if not got.startswith(b"HTTP/1.1 200"):
+        if not ok:
             self.failed += 1
             self._messages = []
         else:
-            self._messages.append({"role": "assistant", "content": self._answer(bytes(got[end + 4 :]))})
+            self._messages.append({"role": "assistant", "content": self._answer(body)})
         self.ask()
 
     def _answer(self, body: bytes) -> str:
@@ -100,9 +110,48 @@ class Talker(asyncio.Protocol):
         return "".join(event["choices"][0]["delta"].get("content", "") for event in events if event["choices"])
 
 
+class EpisodeTalker(Talker):
+    """An episode a ticket. An answer that is none ends it, and counts."""
+
+    def ask(self) -> None:
+        self._messages = []
+        super().ask()
+
+    def _say(self) -> None:
+        self._steps = self._episode()
+        next(self._steps)
+
+    def _episode(self) -> Generator[None, bytes, None]:
+        admin = self._key
+        self._post("/rl/start_session", {"task_id": f"episode-{self._number}"})
+        (session,) = orjson.loads((yield))["sessions"]
+        self._key = session["session_api_key"]
+        for _ in range(self._turns):
+            super()._say()
+            self._messages.append({"role": "assistant", "content": self._answer((yield))})
+        self._post("/rl/set_reward", {"reward": 1.0})
+        yield
+        self._key = admin
+        self._post("/export_trajectories", {"session_ids": [session["session_id"]]})
+        exported = orjson.loads((yield))
+        self.failed += len(exported["traj"]["logprobs"]) < 1
+
+    def _answered(self, ok: bool, body: bytes) -> None:
+        try:
+            if ok:
+                self._steps.send(body)
+                return
+            self.failed += 1
+        except StopIteration:
+            pass
+        self._seconds.append(time.perf_counter() - self._since)
+        self.ask()
+
+
 def _maker(order: dict[str, Any]) -> Make[Talker]:
     keys = itertools.cycle(order["keys"])
-    return lambda tickets, seconds, ended: Talker(order, keys, tickets, seconds, ended)
+    kind = EpisodeTalker if order["episodes"] else Talker
+    return lambda tickets, seconds, ended: kind(order, keys, tickets, seconds, ended)
 
 
 if __name__ == "__main__":

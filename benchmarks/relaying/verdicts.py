@@ -20,9 +20,13 @@ def of(found: dict[str, Any]) -> list[dict[str, Any]]:
     def ratio(above: float | None, below: float | None) -> float | None:
         return above / below if above is not None and below else None
 
+    def beside_router(shape: str, connections: int) -> float | None:
+        return ratio(cpu(_GATEWAY, shape, connections), cpu("sglang-router", shape, connections))
+
     first = cost.get((_GATEWAY, "plain", 1))
     at_16 = cpu(_WHOLE, "turn", 16)
-    router = [ratio(cpu(_GATEWAY, shape, 16), cpu("sglang-router", shape, 16)) for shape in ("plain", "stream")]
+    at_64, streamed = cpu(_WHOLE, "turn at once", 64), cpu(_WHOLE, "turn stream", 16)
+    at_once = {each: ratio(cpu(_WHOLE, "turn at once", each), cpu(_GATEWAY, "plain", each)) for each in (16, 128)}
     litellm = [ratio(cpu("LiteLLM", shape, 16), cpu(_GATEWAY, shape, 16)) for shape in ("plain", "stream")]
     wanted = [
         ("gateway, plain, 16 connections: CPU us", cpu(_GATEWAY, "plain", 16), 100.0, "under"),
@@ -33,8 +37,17 @@ def of(found: dict[str, Any]) -> list[dict[str, Any]]:
         ("whole path, 64-event turn, 16: CPU us", cpu(_WHOLE, "turn stream", 16), 2000.0, "under"),
         ("LiteLLM over gateway, plain, 16", litellm[0], 20.0, "over"),
         ("LiteLLM over gateway, stream, 16", litellm[1], 20.0, "over"),
-        ("gateway over sglang-router, plain, 16", router[0], 2.0, "under"),
-        ("gateway over sglang-router, stream, 16", router[1], 2.0, "under"),
+        *(
+            (f"gateway over sglang-router, plain, {count}", beside_router("plain", count), 1.0, "under")
+            for count in (1, 16, 128, 512)
+        ),
+        ("gateway over sglang-router, stream, 1", beside_router("stream", 1), 0.7, "under"),
+        ("gateway over sglang-router, stream, 16", beside_router("stream", 16), 0.7, "under"),
+        ("turn at once over the plain hop, 16", at_once[16], 4.0, "under"),
+        ("turn at once over the plain hop, 128", at_once[128], 4.0, "under"),
+        ("turn of 64 ms over one at once, 16", ratio(at_16, cpu(_WHOLE, "turn at once", 16)), 1.2, "under"),
+        ("turn stream over nginx's stream, 16", ratio(streamed, cpu("nginx", "stream", 16)), 2.5, "under"),
+        ("episode of 4 turns over a turn at once, 64", ratio(cpu(_WHOLE, "episode", 64), at_64), 5.0, "under"),
         ("gateway, plain, 1: p50 minus direct, us", first["added_p50_us"] if first else None, 500.0, "under"),
         *_scale(found.get("scale")),
     ]
