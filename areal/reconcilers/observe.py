@@ -338,6 +338,7 @@ NO_WORKING_DIR = "WorkingDirMissing"
 _REASONS = {Phase.BACKOFF: "Restarting", Phase.CRASHLOOP: "CrashLoop"}
 _WELL = ("Ready", "Running", "Succeeded")
 _STALLED = (DIED, "CrashLoop", JOB_FAILED, NO_WORKING_DIR)  # no recovery without a command
+OF_A_PROCESS = (DIED, "CrashLoop", "Restarting", "Starting", "NotReady")  # newer than what a command waited for
 
 
 @dataclass(frozen=True)
@@ -395,6 +396,14 @@ def serves(run: ObservedRun | None) -> bool:
     return run is not None and run.state.phase is Phase.RUNNING and run.seen is Seen.READY and not run.trouble
 
 
+def _earlier_start(state: RunState) -> str:
+    """Why a process that is not ready was started again."""
+    last = state.last_exit
+    if last is None or not state.restarts:
+        return ""
+    return f"; restart {state.restarts}, after {last.reason}{f': {last.line}' if last.line else ''}"
+
+
 def judge(ready: int, desired: int, best: Sequence[ObservedRun | None], *, external: bool = False) -> Health:
     """``external``: there is no model to load, so a process that is not ready has a fault."""
     waiting = [run for run in best if run is not None and not serves(run)]
@@ -429,8 +438,8 @@ def judge(ready: int, desired: int, best: Sequence[ObservedRun | None], *, exter
         if run.trouble is not None:
             why = f"{run.slot}: {run.trouble.message}; {run.trouble.hint}"
             return Health("Degraded", ready, desired, run.trouble.reason, why)
-    run = next((run for run in waiting if run.seen is Seen.NOT_READY), waiting[0])
-    why = f"{run.slot}: {run.why or 'starting'}"
+    run = max(waiting, key=lambda run: (run.state.restarts > 0, run.seen is Seen.NOT_READY))
+    why = f"{run.slot}: {run.why or 'starting'}{_earlier_start(run.state)}"
     if run.seen is Seen.NOT_READY:
         return Health("Degraded" if external else "Progressing", ready, desired, "NotReady", why)
     return Health("Progressing", ready, desired, "Starting", why)

@@ -14,6 +14,7 @@ from areal.dataclasses import dataclass, field, replace
 from areal.errors import ArealError, TargetFailed, TimedOut
 from areal.reconcilers.kinds import controller_of, host_of, started_again_by
 from areal.reconcilers.observe import (
+    OF_A_PROCESS,
     Condition,
     Health,
     Observed,
@@ -182,7 +183,7 @@ def _status(obj: StoredObject, seen: Observed, health: Health, left: str | None)
         health.ready,
         conditions_of(health, obj.generation, failure, previous, 0.0, notice),
         gateway_address(ref, [run.state for run in seen.of(ref)]),
-        failure or health.message or noted,
+        (health.message if health.reason in OF_A_PROCESS else failure) or health.message or noted,
         max(0.0, now - obj.created_at) if obj.created_at else 0.0,
         controller_of(obj.kind).details(ref, seen),
     )

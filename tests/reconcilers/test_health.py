@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import socket
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +22,7 @@ from areal.reconcilers.planning import Component, decide
 from areal.reconcilers.status import _progress, statuses
 from areal.resources.kinds import Ref
 from areal.runtime.backends import Backends
-from areal.runtime.backends.base import LastExit, Phase
+from areal.runtime.backends.base import LastExit, Phase, RestartPolicy
 from areal.state.home import Home
 from areal.state.records import StoredObject
 from tests.reconcilers.kinds.test_job_plan import DONE, FAILED, JOB, STOPPED, driver
@@ -293,3 +295,51 @@ time.sleep(1000)
         assert (found.severity, found.why) == ("error", "WorkFails")
     finally:
         backends.stop("r1")
+
+
+def test_engine_that_dies_again_and_again_is_the_message_after_a_command_that_did_not_wait_for_it(
+    tmp_path: Path,
+) -> None:
+    """Back-off, the next start and the crash loop are each named by the process's own last words."""
+    home = Home(tmp_path)
+    backends = Backends(home.root)
+    mark = {"type": "Degraded", "reason": "RolloutFailed", "observedGeneration": 1, "status": "True"}
+    waited = "engine[0] was not ready within 40 s: Connection refused"
+    item = model(name="big", generation=1, status={"conditions": [{**mark, "message": waited}]})
+    policy = RestartPolicy(budget_count=2, initial_backoff_s=1.0, jitter=0.0)
+    source = f"""
+import pathlib, time
+while not pathlib.Path({str(tmp_path / "die")!r}).exists():
+    time.sleep(0.01)
+pathlib.Path({str(tmp_path / "die")!r}).unlink()
+raise ValueError("32.0 GiB KV cache is needed")
+"""
+    with socket.create_server(("127.0.0.1", 0)) as closed:  # where nothing listens
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
+    backends.start(run_spec(argv=python(source), owner="Model/big", component="engine", restart=policy, url=url))
+    waiting = python("import time; time.sleep(1000)")
+    backends.start(run_spec("r2", argv=waiting, owner="Model/big", component="data-proxy", url=url))
+
+    def message(phase: Phase, restarts: int) -> str:
+        def reached() -> str | None:
+            runs = backends.observe()
+            if (runs["r1"].phase, runs["r1"].restarts) != (phase, restarts):
+                return None
+            return statuses(home, [item], runs)["Model/big"].message
+
+        return until(reached, f"{phase} after {restarts} restarts")
+
+    line = "ValueError: 32.0 GiB KV cache is needed"
+    try:
+        refused = f"engine/0: GET /health: {url}/health: [Errno 111] Connection refused"
+        assert message(Phase.RUNNING, 0) == refused
+        (tmp_path / "die").touch()
+        assert message(Phase.RUNNING, 1) == f"{refused}; restart 1, after exited 1: {line}"
+        (tmp_path / "die").touch()
+        assert re.fullmatch(f"engine/0: exited 1; next start in [01] s: {line}", message(Phase.BACKOFF, 1))
+        message(Phase.RUNNING, 2)
+        (tmp_path / "die").touch()
+        assert f"2 restarts within 1800 s were not enough: exited 1: {line}" in message(Phase.CRASHLOOP, 2)
+    finally:
+        backends.stop("r1")
+        backends.stop("r2")
