@@ -85,10 +85,11 @@ class Bench:
         gap_s = count / EVENTS_A_SECOND if streamed else 0.0 if shape in ("turn at once", "episode") else TOKEN_S
         ask(self.mock, "POST", "/pace", {"gap_s": gap_s})
         if shape.startswith(("turn", "episode")):
-            keys, more = ([KEY], {"turns": 4, "episodes": True}) if shape == "episode" else (self.keys[:count], {})
+            whole = shape == "episode"
+            keys, turns = ([KEY], 4) if whole else (self.keys[:count], 8)
             for system in self.whole:
                 with Spent(system, requests) as spent:
-                    answer = talked(system.port, keys, count, requests, stream=streamed, **more)
+                    answer = talked(system.port, keys, count, requests, stream=streamed, turns=turns, episodes=whole)
                 yield system.name, {"cpu_us": spent.cpu_us, **spent.parts, **_latency(answer)}
             return
         direct = relayed(self.mock, count, requests, stream=streamed)
