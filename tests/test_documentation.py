@@ -63,6 +63,7 @@ RUNNERS = (
     "tests/e2e/test_pages.py",
     "tests/e2e/test_quickstart.py",
     "tests/test_release.py",
+    "tests/engines/test_runbook.py",
     "tests/examples/test_gallery.py",
     ".ci/run",
 )

@@ -36,6 +36,7 @@ def run_blocks(
     after: Mapping[str, str] | None = None,
     env: Mapping[str, str] | None = None,
     status: Mapping[str, int] | None = None,
+    timeout_s: float = 580.0,
 ) -> list[str]:
     """Run ``blocks`` in one shell. Return the output of each.
 
@@ -67,7 +68,7 @@ def run_blocks(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=580,
+        timeout=timeout_s,
     )
     assert done.returncode == 0, done.stdout[-8000:]
     outputs = done.stdout.split("\0")[:-1]
