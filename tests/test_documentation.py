@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 
 import click
@@ -33,9 +34,13 @@ def blocks(page: Path) -> Iterator[tuple[str, str, str]]:
 
 
 def commands(language: str, text: str) -> list[str]:
-    """The command lines of a block, without prompts, continuations joined."""
-    lines = text.replace("\\\n", " ").splitlines()
-    return [line.removeprefix("$ ") for line in lines if line.startswith("$ ") or language != "console"]
+    """The command lines of a block, without prompts, continuations joined, and one's input up to END with it."""
+    lines, found = iter(text.replace("\\\n", " ").splitlines()), []
+    for line in lines:
+        if line.startswith("$ ") or language != "console":
+            file = [*takewhile("END".__ne__, lines), "END"] if line.endswith("<<END") else []
+            found.append("\n".join([line.removeprefix("$ "), *file]))
+    return found
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -1,8 +1,9 @@
 """Locks held by the kernel: one ``flock``ed file an object, freed when its holder dies, however it dies.
 
-The lock is the descriptor; the file is only its name, and the readable *holder* beside it is for people. Taking a
-lock therefore changes nothing on disk once its file is there, and a command announces itself (``Held.announce``) only
-when it has planned something to do. The holder of an unannounced lock is read from /proc/locks.
+The lock is the descriptor; the file is only its name, and the readable *holder* in it is for people. Taking a lock
+therefore changes nothing on disk once its file is there, and a command announces itself (``Held.announce``) only when
+it has planned something to do: in the file of its first lock, for all of them, since to write and empty a thousand
+files takes much of the time of creating a thousand objects. The holder of an unannounced lock is read from /proc/locks.
 
 Locks are taken in one order (sorted by reference), so two commands can never wait for each other. A lock file may be
 removed while it is held, so whoever gets a lock checks that the name still leads to the file that was locked.
@@ -108,7 +109,7 @@ class Held:
         self._command = command
         self._wait = wait
         self._fds: dict[Ref, int] = {}
-        self._announced = False
+        self._announced: int | None = None  # the descriptor of the file that names the holder
 
     @property
     def refs(self) -> tuple[Ref, ...]:
@@ -120,15 +121,17 @@ class Held:
         return self._wait.waited_s > 0
 
     def announce(self) -> None:
-        """Write the readable holder into each lock. For commands that will change something."""
+        """Write the readable holder of all locks into the first one. For commands that will change something."""
         who, _, host = actor().partition("@")
-        body = json.dumps(asdict(LockHolder(who, host, os.getpid(), self._command, time.time())))
-        self._announced = True
+        told = asdict(LockHolder(who, host, os.getpid(), self._command, time.time()))
+        body = json.dumps({**told, "refs": [str(ref) for ref in self._fds]})
         for ref, fd in self._fds.items():
             try:
                 if os.fstat(fd).st_size:  # of a holder that was killed
                     os.ftruncate(fd, 0)
-                write_all(fd, f"{body}\n".encode())
+                if self._announced is None:
+                    self._announced = fd
+                    write_all(fd, f"{body}\n".encode())
             except OSError as error:
                 raise explain(error, lock_path(self._home, ref), "write") from error
 
@@ -154,7 +157,7 @@ class Held:
     def _release(self) -> None:
         for ref, fd in reversed(self._fds.items()):
             with contextlib.suppress(OSError):
-                if self._announced:
+                if fd == self._announced:
                     os.ftruncate(fd, 0)
                 if not self._home.object_folder(ref).exists():
                     lock_path(self._home, ref).unlink(missing_ok=True)
@@ -276,12 +279,17 @@ def _refusal(what: str, by: LockHolder) -> Locked:
 
 def _described(home: Home, ref: Ref) -> LockHolder:
     """The announced holder, unless the kernel names another: an announcement outlives a holder that was killed."""
-    seen = _seen(lock_path(home, ref))
-    try:
-        announced = LockHolder(**parse_json(lock_path(home, ref).read_bytes()))
-    except (OSError, ValueError, TypeError):
-        return seen
-    return announced if seen.pid in (0, announced.pid) else seen
+    own = lock_path(home, ref)
+    seen = _seen(own)
+    with contextlib.suppress(OSError):
+        for path in (own, *home.locks.glob("*.*.lock")):
+            with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
+                told = parse_json(path.read_bytes()) if path.stat().st_size else {}
+                refs = told.pop("refs", [])
+                announced = LockHolder(**told)
+                if seen.pid in (0, announced.pid) and (path == own or str(ref) in refs):
+                    return announced
+    return seen
 
 
 def _seen(path: Path) -> LockHolder:

@@ -164,7 +164,7 @@ def test_unknown_object_kind_and_command_are_answered_with_a_suggestion(served: 
 def test_two_applies_at_once_one_works_and_the_other_names_the_holder(box: Box) -> None:
     manifest = box.manifest()
     first = box.start("apply", "-f", manifest)
-    lock = box.home / "locks" / "model.reverse.lock"
+    lock = box.home / "locks" / "inferenceservice.default.lock"  # of its locks the first one names the holder
     while not (lock.exists() and lock.read_bytes()):
         assert first.poll() is None, first.communicate()
     first.send_signal(signal.SIGSTOP)  # a busy machine may take longer to start the second than the first takes

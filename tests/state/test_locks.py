@@ -4,6 +4,7 @@ import json
 import os
 import threading
 from contextlib import ExitStack
+from dataclasses import replace
 from subprocess import Popen
 
 import pytest
@@ -180,6 +181,31 @@ def test_lock_again_on_an_existing_object_writes_nothing_until_announced(home: H
         told = json.loads(lock_path(home, QWEN).read_text())
         assert (told["pid"], told["command"]) == (os.getpid(), "areal apply")
     assert {path.name for path in home.locks.iterdir()} == {"model.qwen.lock", "store.lock"}
+
+
+def test_holder_of_many_locks_is_written_once_and_named_by_each(home: Home) -> None:
+    refs = [Ref("Model", f"m{number}") for number in range(5)]
+    for ref in refs:
+        ObjectStore(home).put(replace(an_object(), name=ref.name))
+    hold = """
+    with lock_objects(home, [Ref("Model", f"m{number}") for number in range(5)], command="areal apply") as held:
+        held.announce()
+        print("held", flush=True)
+        sys.stdin.read()
+    """
+    with running(hold, home) as process:
+        assert heard(process) == "held"
+        assert [lock_path(home, ref).stat().st_size > 0 for ref in refs] == [True, False, False, False, False]
+        for ref in refs:
+            found = holder(home, ref)
+            assert found is not None and (found.pid, found.command) == (process.pid, "areal apply") and found.since
+        process.kill()
+        process.wait()
+    with lock_objects(home, refs[1:3]) as held:  # the killed one's announcement names them, and counts for nothing
+        silent, unheld = holder(home, refs[1]), holder(home, refs[0])
+        assert unheld is None and silent is not None and (silent.pid, silent.since) == (os.getpid(), None)
+        held.announce()
+    assert lock_path(home, refs[1]).stat().st_size == 0
 
 
 def test_lock_of_an_object_that_does_not_exist_leaves_no_file(home: Home) -> None:
