@@ -13,6 +13,7 @@ import logging
 import socket
 from collections import deque
 from collections.abc import Awaitable, Callable
+from enum import IntEnum
 from typing import NoReturn, cast
 
 import httptools
@@ -173,6 +174,18 @@ _LEFT = (7, 8)  # TCP_CLOSE, TCP_CLOSE_WAIT of <netinet/tcp.h>
 _TWO_WRITES = 64 * 1024  # bytes of a body from which it is not copied behind the head
 
 
+class ConnectionPhase(IntEnum):
+    """The phases of a connection in their order; some may be left out."""
+
+    OPEN = 0  # input is parsed
+    REFUSING = 1  # input is discarded: it cannot be parsed, or came too late; what was parsed before is answered
+    CLOSING = 2  # the last answer is written, or the caller was idle for too long
+    LOST = 3  # the transport has closed
+
+
+_OPEN, _REFUSING, _CLOSING, _LOST = ConnectionPhase
+
+
 class HttpConnection(asyncio.Protocol):
     """``writable``: the caller keeps up with what is written."""
 
@@ -186,10 +199,8 @@ class HttpConnection(asyncio.Protocol):
         self._current: Request | None = None
         self._task: asyncio.Task[None] | None = None
         self._waiting: deque[Request | ApiError] = deque()
+        self._phase = _OPEN
         self._read_paused = False
-        self._discarding = False  # ignore further input
-        self._closing = False  # send no further output
-        self._lost = False
         self._source: FlowControl | None = None
         self._drained: asyncio.Future[None] | None = None
         self._upgraded: Upgraded | None = None
@@ -208,7 +219,7 @@ class HttpConnection(asyncio.Protocol):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
     def data_received(self, data: bytes) -> None:
-        if self._discarding:
+        if self._phase is not _OPEN:
             self._discarded += len(data)
             if self._discarded > self._limits.linger_bytes:
                 self._transport.abort()
@@ -228,7 +239,7 @@ class HttpConnection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         """Free what the connection holds and break its reference cycles: the garbage collector runs rarely."""
-        self._lost = True
+        self._phase = _LOST
         self._server.remove(self)
         self._reader.end()
         for request in (self._current, *self._waiting):
@@ -303,7 +314,7 @@ class HttpConnection(asyncio.Protocol):
             self._start_next()
 
     def _start_next(self) -> None:
-        if not self.writable or self._lost:
+        if not self.writable or self._phase is _LOST:
             return
         following = self._waiting.popleft()
         if isinstance(following, ApiError):
@@ -328,7 +339,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _fail(self, error: ApiError) -> None:
         """Refuse further input, once everything before it is answered."""
-        self._discarding = True
+        self._phase = max(self._phase, _REFUSING)
         self.hold_input(True)
         if self._reader.incoming is not None:
             self._reader.incoming.refuse(error)
@@ -393,7 +404,7 @@ class HttpConnection(asyncio.Protocol):
 
     def hold_input(self, hold: bool) -> None:
         """Pause or resume reading."""
-        if hold != self._read_paused and not self._lost and not self._closing:
+        if hold != self._read_paused and self._phase < _CLOSING:
             self._read_paused = hold
             if hold:
                 self._transport.pause_reading()
@@ -401,14 +412,13 @@ class HttpConnection(asyncio.Protocol):
                 self._transport.resume_reading()
 
     def write_part(self, request: Request, data: bytes) -> None:
-        if self._lost or self._transport.is_closing():
-            raise ConnectionResetError("the caller is gone")
+        self._check_not_lost()
         self.last_part = data
         self._transport.write(_part(request, data))
 
     def write_chunk(self, chunk: bytes) -> None:
         """``write_part`` for bytes that are a whole chunk, size line included."""
-        if self._lost:
+        if self._phase is _LOST:
             raise ConnectionResetError("the caller is gone")
         self.last_part = chunk
         self._transport.write(chunk)
@@ -431,7 +441,7 @@ class HttpConnection(asyncio.Protocol):
             source.pause()
 
     def _check_not_lost(self) -> None:
-        if self._lost or self._transport.is_closing():
+        if self._phase is _LOST or self._transport.is_closing():
             raise ConnectionResetError("the caller is gone")
 
     def abort(self) -> None:
@@ -442,9 +452,9 @@ class HttpConnection(asyncio.Protocol):
 
     def _close(self, *, linger: bool) -> None:
         """``linger``: the caller still sends, and closing now could lose it the answer."""
-        if self._closing or self._lost:
+        if self._phase >= _CLOSING:
             return
-        self._discarding = self._closing = True
+        self._phase = _CLOSING
         self._unread = (self._loop.time(), self._transport.get_write_buffer_size())
         if not linger:
             self._transport.close()
@@ -472,7 +482,7 @@ class HttpConnection(asyncio.Protocol):
         limits = self._limits
         if self._read_paused and self._has_left():
             self._transport.abort()
-        elif self._closing:
+        elif self._phase is _CLOSING:
             self._sweep_slow(now, limits.linger_s)
         elif not self.writable:
             self._sweep_slow(now, limits.stalled_s)
@@ -495,7 +505,7 @@ class HttpConnection(asyncio.Protocol):
         return sock is not None and sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] in _LEFT
 
     def _sweep_body(self, request: Request, now: float) -> None:
-        if self._read_paused or self._discarding:
+        if self._read_paused or self._phase is not _OPEN:
             return
         if now > self._reader.since + self._limits.body_grace_s + request.size / self._limits.body_bytes_per_s:
             self._fail(ApiError(408, "the request's body did not come", code="request_timeout"))
