@@ -53,6 +53,11 @@ def load_model(config: TrainEngineConfig, ranks: Ranks) -> nn.Module:
     path = _model_path(config.path)
     loader = AutoModelForTokenClassification if config.is_critic else AutoModelForCausalLM
     about = _load_config(AutoConfig, path)
+    if type(about) not in loader._model_mapping:
+        raise UsageFault(
+            f"{path} cannot be trained: transformers has no {loader.__name__} of the model type {about.model_type}",
+            hint="vision-language models are not supported: prompts are text",
+        )
     if config.is_critic:
         about.num_labels = 1
         if getattr(about, "classifier_dropout", None) is None:  # else transformers puts dropout of 0.1 before the head

@@ -38,6 +38,14 @@ def test_folder_that_is_no_model_is_one_line(tmp_path: Path, config: dict[str, s
     assert "\n" not in caught.value.message
 
 
+def test_vision_language_model_is_refused_by_its_type(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps({"model_type": "qwen2_vl"}))
+    with pytest.raises(UsageFault, match="no AutoModelForCausalLM of the model type qwen2_vl") as caught:
+        _trainer(tmp_path, solved(4), tmp_path / "model")
+    assert "prompts are text" in str(caught.value.hint)
+
+
 def test_model_that_nothing_trains_is_told_before_there_is_a_service(tmp_path: Path) -> None:
     data = TrainDatasetConfig(batch_size=4)
     actor = PPOActorConfig(**engine(optimizer=None))
