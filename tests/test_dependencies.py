@@ -18,7 +18,6 @@ MODULES = {
     "pyyaml": "yaml",
     "prometheus-client": "prometheus_client",
     "huggingface-hub": "huggingface_hub",
-    "latex2sympy2-extended": "latex2sympy2_extended",
     "megatron-core": "megatron",
     "nvidia-ml-py": "pynvml",
     "openai-agents": "agents",

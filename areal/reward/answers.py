@@ -12,9 +12,9 @@ import re
 from fractions import Fraction
 from typing import Any
 
-from areal.reward.equality import CHANGES, CHOICES, SCALE, Quantity, Relation, is_number, read, same
-from areal.reward.formulas import decimal
-from areal.reward.notation import LONGEST, in_latex, normal
+from areal.reward.equality import CHANGES, CHOICES, SCALE, Node, exact_number, is_number, same, structure
+from areal.reward.formulas import Formula
+from areal.reward.notation import LONGEST, group, in_latex, render, tokens
 from areal.reward.units import measure, symbol_of
 
 _MOST_BOXES = 20
@@ -25,7 +25,8 @@ _MARK = re.compile(r"####\s*(?=[-+\d.$€£¥({*\\]|\Z)")  # before other text i
 _STATED = re.compile(
     r"(?:\b(?:[Aa]nswer|ANSWER|[Oo]ption|[Cc]hoice)(?:\s*[*:]|\s+(?:is|(?:would|must|should|has\sto)\s+be)\b)"
     r"|故选|【?答案】?[是为选]?)[\s:：*\"“]*(?=[^\s.!?*])"
-    r"|(?:(?<!not )(?<!n't )\b(?:choose|pick|select|go with|answer|is|[Ii]t['’]s|[Ss]o)\s+"
+    r"|(?:(?<!not )(?<!n't )\b(?:choose|pick|select|go with|answer|is|corresponds?\sto|matches|gives|yields|leaves"
+    r"|[Ii]t['’]s|[Ss]o)\s+"
     r"(?:(?:the\s+)?(?:answer\s+)?(?:option|choice|answer)\s+)?|,\s(?:answer\s)?(?:option|choice)\s)"
     r"(?=(?:\W|\\(?:text|math)\w*){0,6}[A-J]\b\W*(?:$|[.:\n]))"
     r"|(?<!, )(?<!or )(?<!and )(?<!that )(?<!ment )(?=\(?\b[A-J]\b(?:\W{0,4}(?:which\s)?|,[^,.\n]{1,40},\s)(?:is|as)"
@@ -43,6 +44,7 @@ _UNIT = re.compile(r"[ ]?(?!in\b|A\b)([A-Za-z]+)(?:\^\d)?(?:/[A-Za-z]+(?:\^\d)?)
 _WITHDRAWN = re.compile(r"\b(?:Wait|Actually|Hmm|On second thought|Correction)\b")
 _RESTATED = re.compile(r"(?<=[\d$)}%])[,;]?\s+\(?(?:i\.e\.|that is,|which (?:is|equals)\b)")
 _LETTER_LINE = re.compile(r"^\W*([A-J])\W*$", re.MULTILINE)
+_EMPHASIS = re.compile(r"(?<!not )(?<!n't )\*\*\W*([A-J])\W*\*\*\W*\Z")
 _SENTENCE_END = re.compile(r"\n|[.!?](?:\s|\Z)")
 _FORMULA = re.compile(r"\$([^$\n]+(?:\$(?:,?\s*(?:or|and)|,)\s*\$[^$\n]+)*)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 _QUANTITY = (
@@ -51,7 +53,8 @@ _QUANTITY = (
 )
 _BETWEEN = r"(?:[:,]|[ ]?(?:-{1,3}|\+/-|\+|±|\*{1,2}|/|~|\\(?:times|cdot|div|pm)[ ]{0,2})[ ]?|[ ]?\^[ ]?\{?-?)"
 _PROSE_NUMBER = re.compile(  # including context that changes its value or adds more numbers: 2^18, 18 million, 17-18
-    r"(?<![^\W_])(?<![^\W_]_)(?<!_\{)(?<!\d\.)(?<!\^)(?<!\^[{-])(?<!\^\{-)"  # CO2, x_2, cm^2
+    "(?<![^\\W_\u4e00-\u9fff])"
+    r"(?<![^\W_]_)(?<!_\{)(?<!\d\.)(?<!\^)(?<!\^[{-])(?<!\^\{-)"  # CO2, x_2, cm^2
     rf"(?:(?<![)\]}}.])[-+]|(?:\\pm|±)[ ]{{0,2}}|(?:minus|negative)[ ])?(?:[$€£¥]-?)?{_QUANTITY}"
     rf"(?:{_BETWEEN}{_QUANTITY}\}}?)*"
     r"(?: ?[aApP]\.?[mM]\b\.?"
@@ -63,6 +66,10 @@ _THUS = re.compile(r"\A(?:thus|therefore|hence|so|then|finally|in conclusion),?\
 _WINDOW = 80
 _MEASURED = r"(?:hours?|minutes?|seconds?|days?|weeks?|f(?:ee|oo)?t|inch(?:es)?|yards?|dollars?|cents?|pounds?|ounces?)"
 _AMOUNTS = re.compile(rf"(?<![\d.,])(?:\d+ {_MEASURED}(?:,| and|, and)? )+\d+ {_MEASURED}\b")
+_DATE = re.compile(
+    r"\b(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*\.?\s\d{1,2}(?:st|nd|rd|th)?(?:,?\s\d{4})?\b"
+    r"|\b\d{1,2}(?:st|nd|rd|th)?\s(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*(?:,?\s\d{4})?\b"
+)
 _GAP = r"[^\w\n.!?:=]*"
 _DOUBT_BEFORE = re.compile(  # text before the last number that makes it one of several numbers, or not the answer
     rf"\d[^\n.!?:=]*\bor\b{_GAP}(?:[A-Za-z'’]+{_GAP}){{0,3}}\Z"  # 18 eggs, or maybe 20
@@ -108,6 +115,8 @@ def _unmarked(text: str) -> str | None:
     text = _WITHDRAWN.split(_REJECTED.sub("", _ASIDE.sub("", _CLOSING.sub("", text))))[-1]
     before, *statements = _STATED.split(text)
     is_said = bool(statements)
+    if not is_said and (emphasis := _EMPHASIS.search(text)):
+        return emphasis[1]
     if not is_said and len(letters := set(_LETTER_LINE.findall(text))) == 1:
         return letters.pop()
     after = statements[-1].strip() if is_said else before.strip().rpartition("\n")[2]
@@ -120,7 +129,7 @@ def _unmarked(text: str) -> str | None:
         return rf"\text{{{stated}}}"
     is_formula = not re.search(r"[A-Za-z]{2}", re.sub(r"\\[A-Za-z]+|\b(?:and|or)\b", "", stated))
     if stated and (
-        not re.search(r"\d", after if is_said else text) or (is_said and (is_formula or choice_of(stated)[0]))
+        not re.search(r"\d", after if is_said else text) or (is_said and (is_formula or choice_of(tokens(stated))[0]))
     ):
         return stated
     return _last_in_prose(text, doubt=True)
@@ -160,7 +169,9 @@ def _last_boxes(text: str, boxes: list[re.Match[str]]) -> str | None:
     after = 0
     for begin, start, end in reversed(arguments):
         between, name = text[end:after], _NAMED.search(text[max(0, begin - _WINDOW) : begin])
-        if name and (other := _NAMED.search(between)) and other[1] == name[1]:  # x = 1 or x = 2
+        if (
+            name and (other := _NAMED.search(between)) and other[1].replace(" ", "") == name[1].replace(" ", "")
+        ):  # x = 1 or x = 2
             between = between[: other.start()]
         if found and not _JOINED.fullmatch(_DRESS.sub(" ", between)):
             break
@@ -177,19 +188,10 @@ def _last_boxes(text: str, boxes: list[re.Match[str]]) -> str | None:
 def _argument(text: str, start: int) -> tuple[int, int]:
     """Start and end, with braces, of the argument of the LaTeX command that ends at ``start``. The end is 0 if the
     argument is missing or truncated."""
-    if text[start : start + 1] != "{":
-        argument = re.match(r"[^\s$]+", text[start:])
-        return start, start + argument.end() if argument else 0
-    depth, at = 0, start
-    while at < len(text):
-        if text[at] == "\\":
-            at += 1
-        else:
-            depth += {"{": 1, "}": -1}.get(text[at], 0)
-        if depth == 0:
-            return start, at + 1
-        at += 1
-    return start, 0
+    if text[start : start + 1] == "{":
+        return start, group(text, start)[1]
+    argument = re.match(r"[^\s$]+", text[start:])
+    return start, start + argument.end() if argument else 0
 
 
 def _last_in_prose(text: str, doubt: bool = False) -> str | None:
@@ -201,7 +203,7 @@ def _last_in_prose(text: str, doubt: bool = False) -> str | None:
         for match in _FORMULA.finditer(text)
         if re.search(r"\d", inner := next(filter(None, match.groups())))
     ]
-    numbers = itertools.chain(_PROSE_NUMBER.finditer(text), _AMOUNTS.finditer(text))
+    numbers = itertools.chain(_PROSE_NUMBER.finditer(text), _AMOUNTS.finditer(text), _DATE.finditer(text))
     found += [(match.end(), -match.start(), match[0]) for match in numbers]
     if not found:
         return None
@@ -219,72 +221,73 @@ def _last_in_prose(text: str, doubt: bool = False) -> str | None:
     return None if is_doubtful else answer + (unit[0] if unit and measure(symbol_of(unit[1])) else "")
 
 
+def _read(text: str) -> Node | None:
+    return structure(tokens(text)) if len(text) <= LONGEST else None
+
+
 def same_number(answer: str | None, right: str | None) -> bool:
     """Whether ``answer`` as a whole equals the number ``right``. False if ``right`` is not a number.
 
     Units, currency and percent signs, and the name in ``x = 18``, are ignored. Several numbers, ranges, alternatives
-    and unknowns never equal one number. An answer that is not written in digits needs latex2sympy2_extended: raises
-    ImportError without it."""
+    and unknowns never equal one number. An answer that is no rational number needs mpmath: raises ImportError without
+    it."""
     if answer is None or as_number(right) is None:
         return False
-    node = read(answer)
-    return is_number(node) and same(node, read(right or ""))
+    node = _read(answer)
+    return is_number(node) and same(node, _read(right or ""))
 
 
 def as_number(text: str | None) -> Fraction | None:
     """The value of a text that is one number, which may have separators, a currency or a unit, or be a fraction. None
     for any other text."""
-    node = read(text) if text else None
-    if isinstance(node, Relation) and node.values and node.name:
-        node = node.values[-1]
-    return decimal(node.formula) if isinstance(node, Quantity) and not CHANGES.search(" ".join(node.words)) else None
+    return exact_number(_read(text)) if text else None
 
 
 def same_expression(answer: str, right: str) -> bool:
-    """Whether both are mathematically equal, or the same text if they are not mathematics. It may take very long.
-    Raises ImportError without latex2sympy2_extended."""
+    """Whether both are mathematically equal, or the same text if they are not mathematics."""
     if answer.strip() == right.strip():
         return True
     if max(len(answer), len(right)) > LONGEST:
         return False
-    (choice, answer_rest), (wanted, right_rest) = choice_of(answer), choice_of(right)
-    if choice and wanted and (choice != wanted or not answer_rest or not right_rest):
-        return choice == wanted
-    pairs = {(answer, right), (answer_rest, right_rest), (_in_24_hours(answer), _in_24_hours(right))}
-    if "_" not in right:  # a base that the reference leaves out
-        pairs.add((re.sub(r"(?<=\d)_\{?\d+\}?\s*\Z", "", answer), right))
-    return any(same(read(one), read(other)) for one, other in pairs if one and other)
-
-
-def _in_24_hours(text: str) -> str:
-    return re.sub(r"\b(0?[1-9]|1[01]):(\d\d)\s*«pm»", lambda each: f"{int(each[1]) + 12}:{each[2]}", normal(text))
+    found, wanted = tokens(answer), tokens(right)
+    (choice, rest), (other, other_rest) = choice_of(found), choice_of(wanted)
+    if choice and other and (choice != other or not rest or not other_rest):
+        return choice == other
+    pairs = {(found, wanted), (rest, other_rest)}
+    if "base" in [each.text for each in found] and "base" not in [each.text for each in wanted]:
+        pairs.add((tokens(re.sub(r"(?<=\d)_\{?\d+\}?\s*\Z", "", answer)), wanted))
+    return any(same(structure(one), structure(two)) for one, two in pairs if one and two)
 
 
 _LABEL = re.compile(
     r"(?:[Tt]he\s+)?(?:(?:[Cc]orrect|[Ff]inal|[Bb]est)\s+)?(?:[Oo]ption|[Cc]hoice|[Aa]nswer)?(?:\s+is)?[\s:]*"
     r"(?:\(\s*([A-Ja-j])\s*\)|([A-J])(?:\s?[.:)]|\s*\Z|\s(?=\([A-Za-z ]+\))"
-    r"|,[^,]{1,40},(?=\sis\b)|(?=(?:,|,?\s)(?:is|as|since|because|因为|for|which|due)\b|,\s(?:the|an?)\s))|([a-d])\Z)\s*"
+    r"|\s-\s(?=[A-Za-z]{3})|,[^,]{1,40},(?=\sis\b)|(?=(?:,|,?\s)(?:is|as|since|because|因为|for|which|due)\b|,\s(?:the|an?)\s|,\s*-?\d+\Z))|([a-d])\Z)\s*"
+)
+_NO_LABEL = re.compile(
+    rf"{_REFUTED}|[/&+*^=<>]|[,;](?!\s*(?:因为|(?!or\b|and\b)[a-z]{{2}})|\s*-?\d+\Z)|-(?!\s*[\d\\.])|or\b|and\b|\(?[A-J]\)?(?:\W|\Z)"
 )
 _LETTERS = re.compile(r"(?:\(?[A-J]\)?(?:\s*(?:,|;|&|\band\b)\s*|\s+|\Z))+|[A-J]{2,}")
 
 
-def choice_of(text: str) -> tuple[str, str]:
+def choice_of(found: Formula) -> tuple[str, Formula]:
     """The letters and the rest of an answer to a multiple-choice question, such as ``(C) 27``, or ``A, C``; the letters
     are "" for another answer."""
-    plain = re.sub(r"[«»]", "", normal(text))
-    plain = re.sub(r"\A\s*\{([^{}]*)\}", r"\1", plain).strip()
-    plain = re.sub(r"\A(.*[\d})])\s+(\([A-J]\))\Z", r"\2 \1", plain)
+    if re.fullmatch(r"[\d.]+\([A-J]\)|[})]\([A-J]\)", "".join(each.text for each in found[-4:])):
+        found = (*found[-3:], *found[:-3])  # 27 (C)
+    plain = render([each for each in found if each.text not in ("{", "}")])
     label = _LABEL.match(plain)
     rest = plain[label.end() :].strip() if label else ""
-    if label is None or re.match(
-        rf"{_REFUTED}|[/&+*^=<>]|[,;](?!\s*(?!or\b|and\b)[a-z]{{2}})|-(?!\s*[\d\\.])|or\b|and\b|\(?[A-J]\)?(?:\W|\Z)",
-        rest,
-    ):
+    if label is None or _NO_LABEL.match(rest):
         if re.fullmatch(r"\(?[A-J]\)?(?:,?\s*or\s*\(?[A-J]\)?)+", plain):
-            return "or", text
+            return "or", found
         letters = re.findall("[A-J]", plain) if _LETTERS.fullmatch(plain) else []
-        return "".join(letters if plain.isalpha() else sorted(letters)), "" if letters else text
-    return (label[1] or label[2] or label[3]).upper(), rest
+        return "".join(letters if plain.isalpha() else sorted(letters)), () if letters else found
+    plains = ([each for each in found[i:] if each.text not in ("{", "}")] for i in range(len(found)))
+    if re.match(r",?\s*(?:is|as|since|because|因为|for|which|due)\b", rest):
+        rest = ""
+    after = next((found[i:] for i, each in enumerate(plains) if render(each).strip() == rest), ())
+    return (label[1] or label[2] or label[3]).upper(), after
 
 
 # Built-in rewards: ``--reward exact`` and ``--reward number``
@@ -296,8 +299,7 @@ def exact(completion: str, answer: object) -> float:
 
 
 def number(completion: str, answer: object) -> float:
-    """1 if the final answer equals the number of the example, as in GSM8K, else 0. Answers that are not in digits, such
-    as ``\\boxed{\\frac{36}{2}}``, need latex2sympy2_extended."""
+    """1 if the final answer, as a whole, equals the number of the example, as in GSM8K, else 0."""
     return float(same_number(final_answer(completion), right_number(answer)))
 
 

@@ -1,41 +1,70 @@
-r"""Whether two answers in LaTeX or plain text are equal.
+r"""Whether two answers are equal.
 
-``read`` takes a text in one notation (``areal.reward.notation``) apart: into lists, tuples, sets, intervals, equations,
-and quantities, which are a formula with words. Equal structures are compared part by part, formulas by
-``areal.reward.formulas``: exactly, and only a decimal with a tolerance, relative to the right one. Words beside a
+``structure`` makes a value of one of three types of the tokens of an answer: a ``Quantity``, which is a formula with
+words, a ``Group`` (list, tuple, set, interval, alternatives), or a ``Relation``. ``same`` has a rule for each pair of
+types. Formulas are compared exactly, and only decimals with a tolerance, relative to the right one. Words beside a
 number (a unit, ``apples``) may be left out, unless they choose between values (``pm``, ``loss``). Where both answers
-have words, those of one are among those of the other. The code needs neither the main thread nor signals.
+have words, those of one are among those of the other.
 """
 
 from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
 from areal.dataclasses import dataclass
-from areal.reward.formulas import begins_with, decimal, parsed, ratio_of, same_set, same_value, solved
-from areal.reward.notation import LONGEST, SCALES, normal
-from areal.reward.units import measure, symbol_of
-
-_DEEPEST, _MOST_ITEMS = 12, 64
-_TOLERANCE, _ROUGH = Fraction(1, 10**6), Fraction(1, 20)
+from areal.reward.formulas import (
+    ONE,
+    Formula,
+    NotAFormula,
+    close,
+    inexact,
+    is_real,
+    names_in,
+    ratio_of,
+    same_items,
+    same_value,
+    value_of,
+)
+from areal.reward.notation import Token, render, tokens
+from areal.reward.units import SCALES, measure, words_in
 
 SCALE = rf"(?:dozens?|tens|(?:{'|'.join(SCALES)})s?)"
 CHANGES = re.compile(  # words that make a number another one, or one of several
-    r"\b(?:not|never|[a-z]+n['’]t|or|and|than|least|most|between|without|except|but|half|halves|third|quarter|fifth|tenth|\w+ths"
-    r"|double|twice|thrice|n?either|nor|none|mod|modulo|over|under|above|below|up|instead|minus|negative|plus|squared|cubed"
-    r"|root|cube|factorial|reciprocal|inverse|opposite|logarithm|(?:co)?sine|tangent|score|infinity|inf|out|floor|ceil(?:ing)?"
-    rf"|remainder|[不没非]\w*|{SCALE})\b",
+    r"\b(?:not|cannot|incorrect|wrong|never|[a-z]+n['’]t|or|and|than|least|most|between|without|except|but|half|halves|third"
+    r"|quarter|fifth|tenth|\w+ths|double|twice|thrice|n?either|nor|none|mod|modulo|over|under|above|below|up|instead|minus"
+    r"|negative|plus|squared|cubed|root|cube|factorial|reciprocal|inverse|opposite|logarithm|(?:co)?sine|tangent|score"
+    rf"|infinity|inf|out|floor|ceil(?:ing)?|remainder|[不没非]\w*|{SCALE})\b",
     re.IGNORECASE,
 )
 CHOICES = re.compile(  # words that a reference with them asks for
-    r"\b(?:[ap]m|noon|midnight|bc|ad|base|(?:north|south)(?:east|west)?|east|west|(?:in|de)crease[sd]?|profit|gain|loss|debt|left"
-    r"|right|(?:counter)?clockwise|positive|negative|more|less|fewer|before|after|early|late|up|down|wins?|loses?|lost|won"
-    r"|(?:jan|febr)uary|march|april|may|june|july|august|(?:sept|nov|dec)ember|october|\w+days?|true|false|yes|no|odd|even)\b"
+    r"\b(?:[ap]m|noon|midnight|bc|ad|base|mod\d+|(?:north|south)(?:east|west)?|east|west|(?:in|de)crease[sd]?|profit|gain|loss"
+    r"|debt|left|right|(?:counter)?clockwise|positive|negative|more|less|fewer|before|after|early|late|up|down|wins?|loses?"
+    r"|lost|won|(?:jan|febr)uary|march|april|may|june|july|august|(?:sept|nov|dec)ember|october|\w+days?|true|false|yes|no"
+    r"|odd|even)\b"
 )
+_IDLE = words_in(
+    """the a an of is are was has have answer final approximate approximately approx about total unit each on at exact
+    its exactly solution in simplified therefore thus"""
+)
+_BOUND = words_in(
+    """integer natural number real constant any all every each some an arbitrary positive nonnegative negative is are be
+    a for where with"""
+)
+_WINS = re.compile(r" (?:(?:always|will|can|has a) )*win(?:ning strategy)?\Z")
+_WHOLE = {
+    r"none|(?:there (?:are|is|exists?) )?no (?:\w+ )?(?:solution|value|number|root|integer|function|pair|triple)"
+    r"(?: exists?)?": r"\emptyset",
+    "(?:the )?empty set": r"\emptyset",
+    r"(?:the set of )?all (?:the )?reals?(?: number)?(?: [a-z])?": r"(-\infty,\infty)",
+    r"dne|does? not exist": r"\text{undefined}",
+    r"neither \w+ nor \w+": r"\text{neither}",
+    r"(?:the set of )?all (?:the )?integer(?: [a-z])?": r"\mathbb{Z}",
+}
 
 
 @dataclass(frozen=True)
@@ -43,15 +72,15 @@ class Quantity:
     """A formula with words beside it. Without a formula, the text is only words. ``text`` is the whole."""
 
     text: str
-    formula: str
+    formula: Formula
     words: tuple[str, ...] = ()
     sign: str = ""  # % or °
 
 
 @dataclass(frozen=True)
 class Group:
-    r"""Items in ``()``, ``[]``, ``[)``, ``(]`` or ``{}``. A bare list has ``,``, alternatives have ``or``, sets with an
-    operator have ``\cup``, ``\cap`` or ``\setminus``, and the numbers that meet a condition have ``|``."""
+    """Items in ``()``, ``[]``, ``[)``, ``(]`` or ``{}``. A bare list has ``,``, alternatives have ``or``, a ratio has
+    ``:``, sets with an operator have ``∪``, ``∩`` or ``∖``, and the numbers that meet a condition have ``|``."""
 
     brackets: str
     items: tuple[Node, ...]
@@ -61,7 +90,7 @@ class Group:
 class Relation:
     """Sides of an equation, an inequality or a chain of them. ``values`` are the sides that a name equals."""
 
-    sides: tuple[str, ...]
+    sides: tuple[Formula, ...]
     operators: tuple[str, ...]
     name: str = ""
     values: tuple[Node, ...] = ()
@@ -69,211 +98,254 @@ class Relation:
 
 Node = Quantity | Group | Relation
 
-
-class _Unreadable(Exception):
-    """The text has too many items, or an interval with an infinite end that is closed."""
-
-
-_TOKEN = re.compile(r"\\[A-Za-z]+|\\.|.", re.DOTALL)
-_OPENING, _CLOSING = frozenset(("(", "[", "{", r"\{")), frozenset((")", "]", "}", r"\}"))
+_PAIRS = {"(": ")", "[": "]", "{": "}", r"\{": r"\}"}
+_CLOSING = frozenset(_PAIRS.values())
 _ORDERED = frozenset(("()", "[]", "[)", "(]"))
-_AND, _OR = re.compile(r"[,;]?\s*\band\b|[,;]"), re.compile(r",?\s*\bor\b")
-_SET_OPERATOR = re.compile(r"\\(?:cup|cap|setminus)(?![A-Za-z])")
-_RELATION = re.compile(r"(?<![\\<>!])=|[<>]|\\(?:le|ge|ne|approx|in|equiv)(?![A-Za-z])")
-_TURNED = {">": "<", r"\ge": r"\le"}
-_CONDITION = re.compile(r"\\?[A-Za-z]+\s*(?:\\in\s*\(-\\infty,\\infty\)\s*)?[|:](.*)", re.DOTALL)
-_ARGUMENT = re.compile(r"_\s*(?:\{[^{}]*\}|\w)|\^\s*\{-1\}|(?<=[A-Za-z}'])\s*\([^()]*\)")  # a_1, A^{-1}, f(2)
-_UNKNOWN = re.compile(r"(?<![A-Za-z\\«])[A-Za-df-hj-z](?![A-Za-z])|\\(?:alpha|beta|theta|lambda|mu|omega)")
-_WORDS = re.compile(
-    r"(?:«([^»]*)»|(?<![\\A-Za-z\d}^_«])(?<!begin\{)(?<!end\{)([A-Za-z]{3,}(?:['’.-][A-Za-z]+)*)|(?<=\d)([A-Za-z]{5,}))"
-    r"(?:\s*\^\s*\{?(-?\d)\}?)?(?:\s*/\s*«?([A-Za-z]+)»?(?:\s*\^\s*\{?(-?\d)\}?)?)?"
-)
-_IDLE = re.compile(
-    r"the|an?|of|is|are|was|has|have|answer|final|approx(?:imately)?|about|total|units?|each|on|in|at|exact(?:ly)?|solution"
-)
-_AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*«?([A-Za-z]+\.?)»?\s*(?:,|«?\band\b»?|\Z)?\s*")
-_CONSTANT = re.compile(r"(?<=[+-])\s*([cCkK])\s*\Z")
-_LOGARITHM = re.compile(r"\\log(?![A-Za-z]|\s*_)")
-_TRIGONOMETRY = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
+_RELATIONS = words_in("= < > ≤ ≥ ≠ ≈ ∈ ≡ ∼ cong")
+_TURNED = {">": "<", "≥": "≤"}
+_BOTH = frozenset("±∓")
+_DEEPEST, _MOST_ITEMS = 12, 64
 
 
-def read(text: str) -> Node | None:
-    """The structure of a text; None if it is too long or too deep, or contradicts itself as ``20 = 18`` does."""
-    return _structure(text) if len(text) <= LONGEST else None
-
-
-@lru_cache(maxsize=1024)  # all samples of a row have one reference
-def _structure(text: str) -> Node | None:
-    text = normal(text)
-    levels = _levels(text)
-    if not text or len(text) > 2 * LONGEST or levels[-1] != 0 or max(levels) > _DEEPEST:
-        return None  # the parser's time grows much faster than linearly with the depth
-    try:
-        node = _read(text)
-    except _Unreadable:
+@lru_cache(maxsize=1024)
+def structure(found: Formula) -> Node | None:
+    """The structure of an answer; None if it is too deep, or contradicts itself as ``[1, \\infty]`` does."""
+    plain = re.sub(r"[{}.]", "", render(found)).strip().casefold()
+    found = next((tokens(to) for pattern, to in _WHOLE.items() if re.fullmatch(pattern, plain)), found)
+    levels = _levels(found)
+    if not found or levels[-1] != 0 or max(levels) > _DEEPEST:
         return None
-    if isinstance(node, Group) and node.brackets == "{}" and len(node.items) == 1 and r"\emptyset" not in text:
-        return node.items[0]
-    return node
+    try:
+        node = _read(_unbound(found))
+    except NotAFormula:
+        return None
+    is_one = isinstance(node, Group) and node.brackets == "{}" and len(node.items) == 1 and "∅" not in _texts(found)
+    return node.items[0] if is_one and isinstance(node, Group) else node
 
 
-def _levels(text: str) -> list[int]:
-    """The number of brackets around each character, and around the end."""
+def _texts(found: Formula) -> list[str]:
+    return [each.text for each in found]
+
+
+def _has(found: Formula, kinds: str) -> bool:
+    return any(each.kind in kinds for each in found)
+
+
+def _levels(found: Formula) -> list[int]:
+    """The number of brackets around each token, and around the end."""
     levels, depth = [], 0
-    for token in _TOKEN.findall(text):
-        depth -= token in _CLOSING
-        levels += [depth] * len(token)
-        depth += token in _OPENING
+    for text in _texts(found):
+        depth -= text in _CLOSING
+        levels.append(depth)
+        depth += text in _PAIRS
     return [*levels, depth]
 
 
-def _split(text: str, separator: re.Pattern[str]) -> tuple[list[str], list[str]]:
-    """The parts of a text between the separators outside brackets, and the separators."""
-    levels = _levels(text)
-    found = [each for each in separator.finditer(text) if levels[each.start()] == 0]
-    starts, ends = [0, *(each.end() for each in found)], [*(each.start() for each in found), len(text)]
-    parts = [text[start:end].strip() for start, end in zip(starts, ends, strict=True)]
-    return parts, [each[0].strip() for each in found]
+def _split(found: Formula, *separators: str) -> tuple[list[Formula], list[str]]:
+    """The parts between the separators outside brackets, and the separators."""
+    levels = _levels(found)
+    at = [i for i, each in enumerate(found) if each.kind == "o" and each.text in separators and levels[i] == 0]
+    parts = [found[start + 1 : end] for start, end in itertools.pairwise((-1, *at, len(found)))]
+    return parts, [found[i].text for i in at]
 
 
-def _unwrapped(text: str) -> tuple[str, str]:
-    """The brackets around the whole of a text, and what is between them."""
-    tokens = _TOKEN.findall(text) or [""]
-    first, last = tokens[0], tokens[-1]
-    if first in _OPENING and last in _CLOSING and all(_levels(text)[len(first) : len(text) - len(last)]):
-        return first + last, text[len(first) : -len(last)].strip()
-    return "", text
+def _unwrapped(found: Formula) -> tuple[str, Formula]:
+    """The brackets around the whole, and what is between them."""
+    if len(found) > 1 and found[0].text in _PAIRS and found[-1].text in _CLOSING and all(_levels(found)[1:-2]):
+        return (found[0].text + found[-1].text).replace("\\", ""), found[1:-1]
+    return "", found
 
 
-def _read(text: str) -> Node:
-    if total := _sum_of(text):
+def _unbound(found: Formula) -> Formula:
+    r"""Without a condition at the end that only says what a letter may be: ``, k \in \mathbb{Z}``, ``for any c``."""
+    texts, levels = _texts(found), _levels(found)
+    for i in range(1, len(found)):
+        is_start = levels[i] == 0 and texts[i] in (",", "(", "for", "where", "with") and texts[i - 1] not in "=<>≤≥"
+        if not is_start or not _has(found[:i], "ns"):
+            continue
+        rest = [each for each in found[i:] if each.text not in ("{", "}", "(", ")", ",", "and")]
+        body = [each for each in rest if each.text.casefold() not in _BOUND]
+        names = {each.text for each in body if each.kind == "s" and len(each.text) == 1 and each.text.islower()}
+        others = " ".join(each.text for each in body if each.text not in names)
+        is_set = re.fullmatch(r"∈ (?:- ∞ ∞|mathbb \w)\S*(?: \S+)*", others) and not re.search(r"[<]", others)
+        is_natural = names <= set("kmn") and re.fullmatch(r"(?:> 0|≥ [01])", others)
+        if len(names) < 3 and ((names and is_set) or is_natural or (len(body) < len(rest) and not others)):
+            return found[:i]
+    return found
+
+
+def _read(found: Formula) -> Node:
+    if not found:
+        raise NotAFormula
+    if total := _sum_of(found):
         return total
-    brackets, inner = _unwrapped(text)
-    if brackets == "{}" and not _CONDITION.fullmatch(inner):
+    brackets, inner = _unwrapped(found)
+    if found[0].text == "{" and brackets and _condition(inner) is None:
         return _read(inner)
-    parts, separators = _split(text, _OR)
+    parts, separators = _split(found, "or")
     if separators:
-        return _group("or", parts)
-    parts, separators = _split(text, _AND)
-    if separators and ("," in text or all(map(_is_mathematics, parts)) or not re.search(r"\d", text)):
-        return _group(",", parts)
-    if brackets == "()" and len(re.findall(r"\\[pm][mp](?![a-z])", inner)) == 1 and "," in inner:
-        return _both_signs(text)
-    if brackets:
-        return _bracketed(brackets.replace("\\", ""), inner)
-    parts, operators = _split(text, _SET_OPERATOR)
+        return _group("or", [each[:-1] if each[-1:] and each[-1].text == "," else each for each in parts])
+    parts, separators = _split(found, ",", ";", "and")
+    is_list = set(separators) != {"and"} or (parts[0][-1:] and parts[0][-1].text == ")") or not _has(found, "n")
+    if set(separators) == {","} and _has(parts[0], "n") and not any(_has(part, "nsfmvo") for part in parts[1:]):
+        return _quantity(tuple(each for each in found if each.text != ","))  # 5 N, to the left
+    if separators and (is_list or all(map(_is_mathematics, parts))):
+        return _group(",", [each for each in parts if each] if "and" in separators else parts)
+    signs = _BOTH & set(_texts(found))
+    if brackets and not (brackets == "()" and "," in _texts(inner) and len(signs) == 1):
+        return _bracketed(brackets, inner)
+    parts, operators = _split(found, "∪", "∩", "∖")
     if operators:
-        last = text.rindex(operators[-1])
-        return _group(operators[-1], [text[:last].strip(), parts[-1]])
-    parts, operators = _split(text, _RELATION)
+        return _group(operators[-1], [found[: -len(parts[-1]) - 1], parts[-1]])
+    parts, operators = _split(found, *_RELATIONS)
     if operators:
         return _relation(parts, operators)
-    if re.search(r"\\[pm][mp](?![a-z])", text):
-        return _both_signs(text)
-    return _quantity(text)
+    if signs:
+        return _both_signs(found)
+    parts, separators = _split(found, ":")
+    if separators and all(_has(each, "n") and not _has(each, "w") for each in parts):
+        return _group(":", parts)
+    if found[0].kind == "s" and found[0].text.isupper() and _unwrapped(found[1:])[0] == "()" and "," in _texts(found):
+        return _relation([found[:1], found[1:]], ["="])  # the point A(1,2)
+    return _quantity(found)
 
 
-def _both_signs(text: str) -> Group:
-    signs = (("+", "-"), ("-", "+"))
-    return _group(",", [re.sub(r"\\pm(?![a-z])", a, re.sub(r"\\mp(?![a-z])", b, text)) for a, b in signs])
+def _is_mathematics(found: Formula) -> bool:
+    return _has(found, "nfm") or bool(_RELATIONS & set(_texts(found))) or (len(found) <= 3 and _has(found, "s"))
 
 
-def _group(brackets: str, parts: list[str]) -> Group:
+def _both_signs(found: Formula) -> Group:
+    signs = ({"±": "+", "∓": "-"}, {"±": "-", "∓": "+"})
+    return _group(",", [tuple(each._replace(text=sign.get(each.text, each.text)) for each in found) for sign in signs])
+
+
+def _group(brackets: str, parts: Sequence[Formula]) -> Group:
     nodes: list[Node] = []
     for part in parts:
         node = _read(part)
+        last = nodes[-1] if nodes else None
+        if isinstance(last, Relation) and last.operators == ("≠",) and isinstance(node, Quantity):
+            node = Relation((last.sides[0], part), ("≠",))  # x ≠ 1, 2
+        is_flat = (
+            isinstance(node, Group)
+            and node.brackets == ","
+            and _BOTH & set(_texts(part))
+            and brackets in ("{}", ",", "or")
+        )
+        nodes += node.items if isinstance(node, Group) and is_flat else [node]  # 0, ±2 has three items
         if len(nodes) > _MOST_ITEMS:
-            raise _Unreadable
-        if isinstance(node, Group) and brackets in ("{}", ",", "or") and r"\pm" in part:
-            nodes += node.items  # 0, \pm 2 has three items
-        else:
-            nodes.append(node)
+            raise NotAFormula
     return Group(brackets, tuple(nodes))
 
 
-def _is_mathematics(text: str) -> bool:
-    return bool(re.search(r"[\d=<>\\]", text) or re.fullmatch(r"\(?«?[A-Za-z]»?\)?", text))
+def _condition(inner: Formula) -> Formula | None:
+    r"""The condition of ``\{x \mid x > 2\}`` and of ``\{x \in \mathbb{R} : x > 2\}``."""
+    head = _split(inner, "|", ":")[0][0]
+    is_head = head and head[0].kind == "s" and "".join(_texts(head[1:])) in ("", "∈(-∞,∞)") and len(head) < len(inner)
+    return inner[len(head) + 1 :] if is_head else None
 
 
-def _bracketed(brackets: str, inner: str) -> Node:
-    if brackets == "{}" and (condition := _CONDITION.fullmatch(inner)):
-        node = _read(condition[1])
+def _bracketed(brackets: str, inner: Formula) -> Node:
+    if brackets == "{}" and (condition := _condition(inner)) is not None:
+        node = _read(condition)
         return node if isinstance(node, Relation) and node.values else Group("|", (node,))
-    parts, _ = _split(inner, re.compile("[,;]"))
+    parts, _ = _split(inner, ",", ";")
     if len(parts) == 1 and brackets != "{}":
-        return _read(inner) if re.search("[,;=<>]", inner) else _quantity(inner)
-    if (brackets[0] == "[" and "infty" in parts[0]) or (brackets[1] == "]" and "infty" in parts[-1]):
-        raise _Unreadable
-    return _group(brackets, parts if parts != [""] else [])
+        return _read(inner) if {",", ";", *_RELATIONS} & set(_texts(inner)) else _quantity(inner)
+    if (brackets[0] == "[" and "∞" in _texts(parts[0])) or (brackets[1] == "]" and "∞" in _texts(parts[-1])):
+        raise NotAFormula
+    return _group(brackets, parts if parts != [()] else [])
 
 
-def _relation(sides: list[str], operators: list[str]) -> Relation:
-    if any(each not in ("=", r"\approx", r"\in", r"\equiv") for each in operators):
+def _relation(sides: list[Formula], operators: list[str]) -> Node:
+    if any(each not in "=≈∈≡" for each in operators):
         if _TURNED.keys() >= set(operators):
             sides, operators = sides[::-1], [_TURNED[each] for each in reversed(operators)]
+        if operators == ["≠"] and _BOTH & set(_texts(sides[1])):
+            values = [each.formula for each in _both_signs(sides[1]).items if isinstance(each, Quantity)]
+            return Group(",", tuple(Relation((sides[0], each), ("≠",)) for each in values))
         return Relation(tuple(sides), tuple(operators))
     if _is_name(sides[-1]) and not _is_name(sides[0]):
         sides = sides[::-1]  # 18 = x
+    are_names = all(_is_name(each) and len(each) == 1 for each in sides[:-1]) and not _is_name(sides[-1])
+    if len(sides) > 2 and are_names and set(operators) == {"="}:  # x = y = 1
+        return Group(",", tuple(_relation([each, sides[-1]], ["="]) for each in sides[:-1]))
     is_named = not sides[0] or _is_name(sides[0])
-    if not is_named and any(map(_UNKNOWN.search, sides)):
+    if not is_named and names_in(*sides):
         return Relation(tuple(sides), tuple(operators))
-    name = re.sub(r"[\s«»{}]", "", sides[0]) if is_named else ""
-    return Relation(tuple(sides), tuple(operators), name, _group("=", sides[is_named:]).items)
+    name = "".join(each for each in _texts(sides[0]) if each not in "{}") if is_named else ""
+    return Relation(tuple(sides), tuple(operators), name, tuple(_read(each) for each in sides[is_named:]))
 
 
-def _is_name(side: str) -> bool:
+def _is_name(side: Formula) -> bool:
     """Whether a side has no number, as in ``x``, ``S_5``, ``f(2)``, ``m + n``, or has words."""
-    plain = re.sub(r"\\(?:pi|sqrt|ln|log|infty)(?![A-Za-z])", "1", _ARGUMENT.sub("", side))
-    has_words = re.search(r"«|(?<!\\)\b[A-Za-z]{3,}", plain)
-    return bool(re.search("[A-Za-z]", plain) and (has_words or not re.search(r"\d", plain)))
+    texts = _texts(side)
+    is_call = len(side) > 3 and side[0].kind == "s" and (texts[1] == "(" and texts[-1] == ")")
+    is_inverse = texts[1:6] == ["^", "{", "-", "1", "}"]
+    is_value = _has(side, "nf") or {"sqrt", "∞", "pi"} & set(texts)
+    return _has(side, "w") if is_value and not (is_call or is_inverse) else _has(side, "sw")
 
 
-def _quantity(text: str) -> Quantity:
-    if re.search(r"[A-Za-z]{3,}\(|»\s?\([^«]", text.replace("\\", " \\ ")) and not re.search(r"\\[a-z]+\s?\(", text):
-        return Quantity(text, "", (text,))
-    if letter := re.fullmatch(r"\(?\s*«?([A-Za-z])»?\s*\)?", text):
-        return Quantity(letter[1], letter[1])
-    joined = " ".join(map(_canonical, _WORDS.finditer(text)))
-    joined = re.sub(r"\b(square|cubic) (\w+)", lambda each: f"{each[2]}^{2 if each[1] == 'square' else 3}", joined)
-    formula = _WORDS.sub(" ", text)
-    sign = "%" if "%" in formula else "°" if "°" in formula and not _TRIGONOMETRY.search(formula) else ""
-    if not sign:
-        formula = re.sub(r"(\d+(?:\.\d+)?|\.\d+)\s*°", r"\\frac{\1\\pi}{180}", formula)
-    formula = re.sub(r"[%°]|/?\s*\((?:\s|\\cdot)*\)", "", formula)
-    formula = re.sub(r"^[\s.,:()/]*\s(?=[-+]?[\d.({\\A-Za-z])|(?:[\s.,:/*(]|\\cdot)+$", "", formula).strip()
-    if joined and not re.search(r"[\dA-Za-z]", re.sub(rf"\b(?:{_IDLE.pattern})\b", "", formula)):
-        formula = ""
-    words = (word for word in joined.split() if not _IDLE.fullmatch(word) or joined == "in")
-    return Quantity(text, formula, tuple(words), sign)
+def _quantity(found: Formula) -> Quantity:
+    text = render(found)
+    dress = _brackets_of_words(found)
+    for i, (one, other) in enumerate(itertools.pairwise(found)):
+        if one.kind == "w" and other.text == "(" and not other.gap and i + 1 not in dress:
+            return Quantity(text, (), (text,))  # floor(18)
+    words, formula, is_below = list[str](), list[Token](), False
+    kept = [each for i, each in enumerate(found) if i not in dress]
+    for last, token, following in zip((None, *kept), kept, (*kept[1:], None), strict=False):
+        is_beside = (last and last.kind == "w") or (following and following.kind == "w")
+        if token.kind == "w":
+            name, _, power = token.text.partition("^")
+            sign = "/" if is_below != power.startswith("-") else ""
+            power = power.lstrip("-")
+            if name not in _IDLE or (name == "in" and text.count(" ") == 1):
+                words.append(sign + name + f"^{power}" * (power not in ("", "1")))
+        elif token.text == "/" and following and following.kind == "w":
+            is_below = True
+        elif not (token.text == "*" and is_beside):
+            formula.append(token)
+            is_below = False
+    while formula and formula[0].text in (".", ",", ":", "*", "/", "'", "≈", "…"):
+        del formula[0]
+    while formula and formula[-1].text in (".", ",", ":", "*", "/", "'"):
+        del formula[-1]
+    sign = next((each for each in "%°" if each in _texts(tuple(formula)) and not _has(tuple(formula), "f")), "")
+    joined = re.sub(r"\b(square|cubic) (\w+)", lambda m: f"{m[2]}^{2 if m[1] == 'square' else 3}", " ".join(words))
+    return Quantity(text, tuple(formula), tuple(joined.split()), sign)
 
 
-def _canonical(match: re.Match[str]) -> str:
-    """A word in lower case, a unit by its symbol: ``m /s^2`` for «meters»/«s»^2, and for «m» «s»^{-2} too."""
-    found = symbol_of(match[1] or match[2] or match[3] or "")
-    power = match[4] or ""
-    found = (
-        f"/{found}{'^' * (power != '-1')}{power.strip('-1')}" if power[:1] == "-" else found + "^" * bool(power) + power
-    )
-    return found + (f" /{symbol_of(match[5])}{'^' if match[6] else ''}{match[6] or ''}" if match[5] else "")
+def _brackets_of_words(found: Formula) -> set[int]:
+    """Where brackets open and close that have only words, or nothing."""
+    result, opened = set[int](), list[tuple[int, bool]]()
+    for i, token in enumerate(found):
+        if token.text in _PAIRS:
+            opened.append((i, i == 0 or found[i - 1].text not in ("sqrt", "frac")))
+        elif token.text in _CLOSING and opened:
+            start, is_words = opened.pop()
+            result |= {start, i} if is_words else set()
+        if token.kind != "w" and token.text not in ("*", "/", *_PAIRS, *_CLOSING):
+            opened = [(start, False) for start, _ in opened]
+    return result
 
 
-def _sum_of(text: str) -> Quantity | None:
+def _sum_of(found: Formula) -> Quantity | None:
     """``1 hour 30 minutes`` in its last unit; None for what is not several amounts of one dimension."""
-    amounts = [(Fraction(number), symbol_of(unit)) for number, unit in _AMOUNT.findall(text)]
-    measures = [measure(unit) for _, unit in amounts]
-    if len(amounts) < 2 or _AMOUNT.sub("", text) or len({each and each[1] for each in measures}) > 1 or not measures[0]:
+    kept = [each for each in found if each.text not in (",", "and", "{", "}")]
+    numbers, units = kept[::2], kept[1::2]
+    if len(units) < 2 or len(numbers) != len(units) or {each.kind for each in numbers} != {"n"}:
         return None
+    measures = [measure(each.text) for each in units if each.kind == "w"]
     sizes = [each[0] for each in measures if each]
-    total = sum((number * size for (number, _), size in zip(amounts, sizes, strict=True)), Fraction(0)) / sizes[-1]
-    is_sum = sizes == sorted(set(sizes), reverse=True)
-    return Quantity(text, rf"\frac{{{total.numerator}}}{{{total.denominator}}}", (amounts[-1][1],)) if is_sum else None
-
-
-# Comparison
+    if len({each and each[1] for each in measures}) > 1 or len(sizes) < len(units) or sizes != sorted(set(sizes))[::-1]:
+        return None
+    total = sum(Fraction(each.text) * size for each, size in zip(numbers, sizes, strict=True)) / sizes[-1]
+    return Quantity(render(found), tokens(f"{total.numerator}/{total.denominator}"), (units[-1].text,))
 
 
 def same(answer: Node | None, right: Node | None) -> bool:
-    """Whether the answer equals the right one. It may take very long, unless the answer ``is_number``."""
+    """Whether the answer equals the right one."""
     if answer is None or right is None:
         return False
     names, others = _assignments(answer), _assignments(right)
@@ -288,37 +360,57 @@ def same(answer: Node | None, right: Node | None) -> bool:
         return _same_relation(answer, right)
     if isinstance(answer, Relation) and answer.values:
         return _is_consistent(answer) and any(same(value, right) for value in answer.values)
-    if isinstance(right, Relation) and right.values and not re.search(r"[-+*/^]|\\frac", right.name):
+    if isinstance(right, Relation) and right.values and not re.search(r"[-+*/^]|frac", right.name):
         return any(same(answer, value) for value in right.values)
     if isinstance(answer, Group) and isinstance(right, Group) and _same_group(answer, right):
         return True
-    wanted = _solutions(right)
-    found = None if wanted is None else _solutions(answer)
-    if found is not None:
-        return same_set(found, wanted)
-    if isinstance(answer, Group) and answer.brackets == "or" and isinstance(right, Quantity):
-        return all(same(each, right) for each in answer.items)
-    for one, other in ((answer, right), (right, answer)):
-        if isinstance(one, Group) and one.brackets == "()" and isinstance(other, Quantity) and "pmatrix" in other.text:
-            items = [each.text for each in one.items if isinstance(each, Quantity)]
-            vectors = [rf"\begin{{pmatrix}}{between.join(items)}\end{{pmatrix}}" for between in (r"\\", "&")]
-            return any(_same_formula(each, other.formula) for each in vectors)
+    if isinstance(answer, Quantity) == isinstance(right, Quantity) or "∅" in _plain(answer) + _plain(right):
+        return _same_region(answer, right)
+    if isinstance(answer, Group) and isinstance(right, Quantity):
+        if answer.brackets == "or":
+            return all(same(each, right) for each in answer.items)
+        if answer.brackets == "," and _plain(answer.items[0]) in ("yes", "no", "true", "false"):  # yes, it is true
+            return same(answer.items[0], right) or (_plain(answer.items[0]) == "yes" and same(answer.items[1], right))
+    group, other = (answer, right) if isinstance(answer, Group) else (right, answer)
+    if isinstance(group, Group) and isinstance(other, Quantity):
+        if group.brackets == ":" and len(group.items) == 2:
+            return _is_proportional(group.items, (other, _quantity((Token("n", "1"),))))
+        items = [each.formula for each in group.items if isinstance(each, Quantity)]
+        return group.brackets in ("()", "[]") and len(items) == len(group.items) and same_items(items, other.formula)
     return False
 
 
 def is_number(node: Node | None) -> bool:
-    """Whether a text has only numbers, operators and words, so that it is compared in no time."""
+    """Whether a text has only numbers, operators and words."""
     if isinstance(node, Relation):
         return bool(node.values) and all(map(is_number, node.values))
-    return isinstance(node, Quantity) and bool(_NUMBERS_ONLY.fullmatch(node.formula))
+    return isinstance(node, Quantity) and _has(node.formula, "n") and not _has(node.formula, "sfmv")
+
+
+def exact_number(node: Node | None) -> Fraction | None:
+    """The value of a rational number."""
+    if isinstance(node, Relation) and node.values and node.name:
+        node = node.values[-1]
+    is_plain = isinstance(node, Quantity) and not CHANGES.search(" ".join(node.words))
+    value = _real(node) if is_plain and node else None
+    return value if isinstance(value, Fraction) else None
+
+
+def _real(node: Node) -> Any:
+    """The value of a real number; None for anything else."""
+    try:
+        value = value_of(node.formula) if isinstance(node, Quantity) and node.formula else None
+    except NotAFormula:
+        return None
+    return value if value is not None and is_real(value) else None
 
 
 def _is_consistent(answer: Relation) -> bool:
     """Whether the values of a chain are equal; decimals nearly. ``20 = 18`` is not."""
     for left, right in itertools.pairwise(answer.values):
-        if isinstance(left, Quantity) and isinstance(right, Quantity):
-            is_rough = r"\approx" in answer.operators or "." in left.text + right.text
-            if not _same_values(left, right, _ROUGH if is_rough else None):
+        if isinstance(left, Quantity) and isinstance(right, Quantity) and not _same_measured(left, right):
+            is_rough = "≈" in answer.operators or "." in left.text + right.text
+            if not _same_values(left, right, Fraction(1, 20) if is_rough else None):
                 return False
     return True
 
@@ -327,11 +419,13 @@ def _same_group(answer: Group, right: Group) -> bool:
     """A tuple's items are compared in their order, those of sets and lists in any. Only a set may repeat an item."""
     brackets = {answer.brackets, right.brackets}
     first, second = _items(answer), _items(right)
+    if brackets == {":"}:
+        return len(first) == len(second) and _is_proportional(first, second)
     if brackets & _ORDERED:
         is_like = len(brackets) == 1 or brackets == {"()", ","} or (len(first) > 2 and brackets == {"()", "[]"})
         return is_like and len(first) == len(second) and all(map(same, first, second))
-    is_inequality = [isinstance(each, Relation) and not each.values for each in first]
-    if len(brackets) > 1 and (any("\\" in each for each in brackets) or any(is_inequality)):  # and is not or
+    is_inequality = any(isinstance(each, Relation) and not each.values for each in first)
+    if len(brackets) > 1 and (brackets & set("∪∩∖|:") or is_inequality):  # and is not or
         return False
     for item in first:
         place = next((i for i, each in enumerate(second) if same(item, each)), None)
@@ -339,6 +433,14 @@ def _same_group(answer: Group, right: Group) -> bool:
             return False
         del second[place]
     return not second
+
+
+def _is_proportional(first: Sequence[Node], second: Sequence[Node]) -> bool:
+    is_time = len(first) == 2 and all(len(_plain(each[1])) > 1 for each in (first, second))  # 10:30
+    one, other = ([_real(each) for each in part] for part in (first, second))
+    if is_time or None in one + other:
+        return all(map(same, first, second))
+    return all(close(a * other[0], b * one[0]) for a, b in zip(one, other, strict=True))
 
 
 def _items(group: Group) -> list[Node]:
@@ -352,44 +454,43 @@ def _items(group: Group) -> list[Node]:
 def _values(group: Group, names: dict[str, Node] | None, brackets: str) -> Group:
     """``x = 2, y = 3`` as ``(2, 3)``: the values in the order of their names. A list has those of ``x_1``, ``x_2`` in
     any order."""
-    if names and brackets == "," and len({name.partition("_")[0] for name in names}) == 1:
-        return Group(",", tuple(names.values()))
-    return Group(
-        "()" if names else group.brackets, tuple(names[name] for name in sorted(names)) if names else group.items
-    )
+    if not names:
+        return group
+    is_one_name = brackets == "," and len({name.partition("_")[0] for name in names}) == 1
+    return Group("," if is_one_name else "()", tuple(names[name] for name in sorted(names)))
 
 
 def _assignments(group: Node) -> dict[str, Node] | None:
     """The values of ``x = 2, y = 3`` or ``(x, y) = (2, 3)`` by their names; None for other items."""
-    if isinstance(group, Relation) and group.name[:1] == "(" and isinstance(group.values[-1], Group):
+    if isinstance(group, Relation) and group.name[:1] == "(" and group.values and isinstance(group.values[-1], Group):
         names, items = group.name.strip("()").split(","), group.values[-1].items
         return dict(zip(names, items, strict=True)) if len(set(names)) == len(names) == len(items) else None
-    if not isinstance(group, Group):
-        return None
-    named = [each for each in group.items if isinstance(each, Relation) and each.name and each.values]
+    named = [each for each in getattr(group, "items", ()) if isinstance(each, Relation) and each.name and each.values]
     values = {each.name.casefold(): each.values[-1] for each in named}
-    return values if len(values) == len(group.items) > 1 else None
+    return values if isinstance(group, Group) and len(values) == len(group.items) > 1 else None
 
 
 def _same_relation(answer: Relation, right: Relation) -> bool:
-    written = [([side.replace(" ", "") for side in each.sides], each.operators) for each in (answer, right)]
-    if written[0] == written[1]:
+    if (answer.operators, [*map(_texts, answer.sides)]) == (right.operators, [*map(_texts, right.sides)]):
         return True
     if answer.values and right.values:
         one, other = answer.name.casefold(), right.name.casefold()
-        described = [re.search(r"(?<![\\a-z])[a-z]{3,}", name) is not None for name in (one, other)]
+        calls = [re.fullmatch(r"(\w+)\(([a-z])\)", each.name) for each in (answer, right)]
+        if calls[0] and calls[1] and calls[0][1] == calls[1][1] and calls[0][2] != calls[1][2]:  # f(n) and f(x)
+            value = _renamed(answer.sides[-1], calls[0][2], calls[1][2])
+            return same(_read(value), right.values[-1])
+        described = [_has(each.sides[0], "w") for each in (answer, right)]
         is_same_name = one == other or (all(described) and (one in other or other in one))
         if is_same_name or not one or not other or described[0] != described[1]:
             return _is_consistent(answer) and any(same(value, right.values[0]) for value in answer.values)
-    found, wanted = _solutions(answer), _solutions(right)
-    if found is not None and wanted is not None:
-        return _unknown(answer) == _unknown(right) and same_set(found, wanted)
+    if _same_region(answer, right):
+        return True
     if len(answer.operators) != 1 or answer.operators != right.operators:
         return False
-    is_equation = answer.operators[0] in ("=", r"\ne", r"\equiv")
-    expressions = (parsed(f"({each.sides[0]})-({each.sides[1]})") for each in (answer, right))
-    ratio = ratio_of(*expressions, of_numerators=is_equation)  # the sign of a denominator turns an inequality
-    return ratio is not None and (is_equation or ratio > 0)
+    is_equation = answer.operators[0] in "=≠≡"
+    minus, end = tokens("-("), tokens(")")
+    ratio = ratio_of(*((*a, *minus, *b, *end) for a, b in (answer.sides, right.sides)), of_numerators=is_equation)
+    return ratio is not None and (is_equation or ratio > 0)  # the sign of a denominator turns an inequality
 
 
 def _words_agree(answer: Quantity, right: Quantity) -> bool:
@@ -402,114 +503,178 @@ def _words_agree(answer: Quantity, right: Quantity) -> bool:
     return not wanted or not found or found <= wanted or (wanted <= found and not chosen[0] - wanted)
 
 
-def _without_spaces(text: str) -> str:
-    return re.sub(r"[«»]|(?<!\d)\s+|\s+(?!\d)", "", text)
+def _plain(node: Node) -> str:
+    return re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", node.text) if isinstance(node, Quantity) else ""
 
 
 def _ends_with(answer: Quantity, right: Quantity) -> bool:
     """Whether the answer is a sentence that ends with the right words: ``The series converges`` for ``converges``."""
     sentence, ending = (re.sub(r"[^\w\s]", "", each.text.casefold()) for each in (answer, right))
     before = sentence.removesuffix(ending)
-    is_subject = re.fullmatch(
-        r"(?:the|this|that|it)\b((?: (?!is|are)\w+){0,4} (?:is|are)(?: an?| the)?| \w+|) ", before
-    )
+    subject = r"(?:the|this|that|it)\b((?: (?!is|are)\w+){0,4} (?:is|are)(?: an?| the)?| \w+|) "
+    is_subject = re.fullmatch(subject, before)
     return bool(ending and is_subject and not CHANGES.search(before) and not CHOICES.search(before))
 
 
 def _same_quantity(answer: Quantity, right: Quantity) -> bool:
-    if _without_spaces(answer.text) == _without_spaces(right.text):
+    if _plain(answer) == _plain(right):
         return True
-    if not answer.formula or not right.formula:
-        one, other = (re.sub(r"[^a-z0-9]", "", each.text.casefold()) for each in (answer, right))
+    if not _has(right.formula, "nsfmv") or not _has(answer.formula, "nsfmv"):
+        one, other = (re.sub(r"[\W_]", "", _WINS.sub("", each.text.casefold())) for each in (answer, right))
         words = [sorted(each.words) if "all" in each.words else each.words for each in (answer, right)]
+        is_name = len(answer.formula) == 1 and answer.formula[0].kind == "s"  # all odd integers n
         is_same = one == other != "" or words[0] == words[1] != ()
-        return not answer.formula and not right.formula and (is_same or _ends_with(answer, right))
-    sizes = [None if each.sign else measure(*each.words) for each in (answer, right)]
-    if sizes[0] and sizes[1] and sizes[0][1] == sizes[1][1]:
-        factor = sizes[0][0] / sizes[1][0]
-        return _same_formula(
-            rf"({answer.formula})\cdot\frac{{{factor.numerator}}}{{{factor.denominator}}}", right.formula
-        )
-    return _words_agree(answer, right) and _same_values(answer, right)
+        return (is_name or not answer.formula) and not right.formula and (is_same or _ends_with(answer, right))
+    measured = _same_measured(answer, right)
+    return _words_agree(answer, right) and _same_values(answer, right) if measured is None else measured
+
+
+def _same_measured(answer: Quantity, right: Quantity) -> bool | None:
+    """Whether two amounts in units are equal; None if one has no units."""
+    sizes = [None if each.sign or not each.formula else measure(*each.words) for each in (answer, right)]
+    if not sizes[0] or not sizes[1]:
+        return None
+    return sizes[0][1] == sizes[1][1] and _same_formula(answer.formula, right.formula, factor=sizes[0][0] / sizes[1][0])
 
 
 def _same_values(answer: Quantity, right: Quantity, tolerance: Fraction | None = None) -> bool:
-    readings = [[each.formula] for each in (answer, right)]
-    if answer.sign != right.sign:
-        for each, own in zip((answer, right), readings, strict=True):
-            factor = {"%": r"\frac{%s}{100}", "°": r"\frac{(%s)\pi}{180}"}.get(each.sign)
-            own += [factor % each.formula] if factor else []
-    if r"\ln" in answer.formula:  # a logarithm without a base may be the natural one
-        readings[1] += [_LOGARITHM.sub(r"\\ln", each) for each in readings[1] if _LOGARITHM.search(each)]
-    return any(_same_formula(one, other, tolerance) for one, other in itertools.product(*readings))
+    if "…" in (answer.formula[-1:] + right.formula[-1:])[0].text + right.formula[-1].text:
+        return _is_cut(answer.formula, right) or _is_cut(right.formula, answer)
+    factors = {"%": [Fraction(1, 100)], "°": [value_of(tokens(r"\pi/180"))]}
+    one, other = ([ONE, *(factors.get(each.sign, []) if answer.sign != right.sign else [])] for each in (answer, right))
+    return any(_same_formula(answer.formula, right.formula, tolerance, each) for each in itertools.product(one, other))
 
 
-_NUMBERS_ONLY = re.compile(r"(?:[\d.+\-*/^(){}\s!]|\\(?:frac|over|sqrt|times|cdot|div)(?![A-Za-z]))+")
-_ADJACENT = re.compile(r"(?<![\d_^{])\d+\.?\s+[\d.]|[-+*/^]\s*\Z|\\[lc]?dots")
-_CUT = re.compile(r"(-?\d+\.(\d{3,}))\s*\\ldots")
-
-
-def _same_formula(answer: str, right: str, tolerance: Fraction | None = None) -> bool:
-    constants = [_CONSTANT.search(each) for each in (answer, right)]
-    if constants[0] and constants[1] and "C" in (constants[0][1], constants[1][1]):
-        answer, right = _CONSTANT.sub("C", answer), _CONSTANT.sub("C", right)
-    found, wanted = decimal(answer), decimal(right)
-    if tolerance is None and re.search(r"\.\d", f"{answer} {right}") and not re.fullmatch(r"[-+]?\d+(?:\.0*)?", right):
-        tolerance = _TOLERANCE
-    if found is not None and wanted is not None:
-        return found == wanted or (tolerance is not None and abs(found - wanted) <= tolerance * abs(wanted))
-    for one, other in ((answer, right), (right, answer)):
-        if cut := _CUT.fullmatch(one):  # 1.414... is the square root of 2, and not 1.414
-            return begins_with(parsed(other), Fraction(cut[1]), len(cut[2]))
-    if _ADJACENT.search(answer) or _ADJACENT.search(right):
+def _is_cut(cut: Formula, whole: Quantity) -> bool:
+    """Whether a number goes on where the digits of a decimal end: 1.414... is the square root of 2, and not 1.414."""
+    digits, value = re.fullmatch(r"(-?\d+\.(\d{3,}))…", "".join(_texts(cut))), _real(whole)
+    if digits is None or value is None:
         return False
-    one, other = parsed(answer), parsed(right)
-    return one is not None and other is not None and same_value(one, other, tolerance)
+    return bool(0 < abs(inexact(value) - inexact(Fraction(digits[1]))) < inexact(Fraction(1, 10 ** len(digits[2]))))
 
 
-# Sets of real numbers
+def _same_formula(
+    answer: Formula,
+    right: Formula,
+    tolerance: Fraction | None = None,
+    units: tuple[Any, Any] = (ONE, ONE),
+    factor: Fraction = ONE,
+) -> bool:
+    constants = [each[-1].text for each in (answer, right) if len(each) > 1 and each[-2].text in ("+", "-")]
+    if len(constants) == 2 and "C" in constants and set(constants) <= set("cCkK"):  # of integration
+        answer, right = ((*each[:-2], *tokens("+C")) for each in (answer, right))
+    mine, other = (names_in(each) & set("kmn") for each in (answer, right))
+    if "pi" in _texts(right) and len(mine) == len(other) == 1:  # the one integer in multiples of pi
+        answer = _renamed(answer, *mine, *other)
+    has_decimals = any(each.kind == "n" and "." in each.text for each in (*answer, *right))
+    if tolerance is None and has_decimals and not re.fullmatch(r"[-+]?\d+(?:\.0*)?", "".join(_texts(right))):
+        tolerance = Fraction(1, 10**6)
+    if same_value(answer, right, tolerance, units, factor):
+        return True
+    is_natural = "log" in _texts(right) and "ln" in _texts(answer)
+    return is_natural and same_value(answer, _renamed(right, "log", "ln"), tolerance)
 
 
-def _unknown(node: Node) -> str:
-    """The unknown of an inequality that stands alone on one of its sides; "" if none or more than one does."""
-    sides = node.sides if isinstance(node, Relation) else ()
-    found = {side for side in sides if re.fullmatch(r"\\?[A-Za-z]+(?:_\{?\w+\}?)?|\|\w\|", side)}
-    found = {side.strip("|") for side in found}
-    return found.pop() if len(found) == 1 else ""
+def _renamed(formula: Formula, old: str, new: str) -> Formula:
+    return tuple(each._replace(text=new) if each.text == old else each for each in formula)
 
 
-def _solutions(node: Node, is_condition: bool = False) -> Any:
-    """The set of real numbers that an interval, a solved inequality, a union or a list of alternatives describes, as a
-    sympy set; None for anything else. A condition of a set need not be solved."""
-    import sympy
+_GRID = [Fraction(i * 3, 7) for i in range(-24, 25)]
+_COMPARED: dict[str, Callable[[Any, Any], bool]] = {
+    "<": lambda a, b: not close(a, b) and bool(inexact(a) < inexact(b)),
+    "≤": lambda a, b: close(a, b) or bool(inexact(a) < inexact(b)),
+    ">": lambda a, b: not close(a, b) and bool(inexact(a) > inexact(b)),
+    "≥": lambda a, b: close(a, b) or bool(inexact(a) > inexact(b)),
+    "≠": lambda a, b: not close(a, b),
+    "=": lambda a, b: close(a, b),
+}
 
-    if isinstance(node, Quantity):
-        return sympy.EmptySet if r"\emptyset" in node.text else None
+
+def _same_region(one: Node, other: Node) -> bool:
+    """Whether both are the same set of real numbers: at the ends of their parts, between and beyond these, and on a
+    grid."""
+    names = [_unknowns(each) for each in (one, other)]
+    if max(map(len, names)) > 1 or len(names[0] | names[1]) > 1:
+        return False
+    ends = sorted({*_ends(one), *_ends(other)}, key=inexact)
+    between = [(inexact(a) + inexact(b)) / 2 for a, b in itertools.pairwise(ends)]
+    probes = [*ends, *between, *_GRID, *((inexact(ends[0]) - 1, inexact(ends[-1]) + 1) if ends else ())]
+    try:
+        found, wanted = ([_contains(node, x) for x in probes] for node in (one, other))
+    except NotAFormula:
+        return False
+    is_list = any(isinstance(each, Group) and each.brackets == "," for each in (one, other))
+    return found == wanted and (any(found) or not is_list)
+
+
+def _unknowns(node: Node) -> set[str]:
     if isinstance(node, Relation):
-        if node.values:
-            return _solutions(node.values[0]) if node.operators == (r"\in",) else None
-        return solved(node.sides, node.operators, is_condition)
-    brackets = node.brackets
+        return {node.name} if node.operators == ("∈",) else names_in(*node.sides)
+    if isinstance(node, Quantity) or node.brackets == "|":
+        return set()
+    return set[str]().union(*map(_unknowns, node.items))
+
+
+def _ends(node: Node) -> set[Any]:
+    if isinstance(node, Relation):
+        values = [_real(Quantity("", side)) for side in node.sides]
+        inner = [_ends(each) for each in node.values]
+    else:
+        values, inner = [_real(node)], [_ends(each) for each in node.items] if isinstance(node, Group) else []
+    finite = {sign * each for each in values if each is not None and each - each == 0 for sign in (1, -1)}
+    return finite.union(*inner)
+
+
+def _contains(node: Node, x: Any, is_condition: bool = False) -> bool:
+    """Whether a number is in the set of an interval, a solved inequality, a union or alternatives. A condition of a set
+    need not be solved. Raises NotAFormula for what is no set of real numbers."""
+    if isinstance(node, Quantity):
+        if _texts(node.formula) != ["∅"]:
+            raise NotAFormula
+        return False
+    if isinstance(node, Relation):
+        return _satisfies(node, x, is_condition)
+    brackets, items = node.brackets, node.items
     if brackets == "{}" or brackets in _ORDERED:
-        values: list[Any] = [
-            parsed(each.formula) if isinstance(each, Quantity) and each.formula else None for each in node.items
-        ]
-        if not all(each is not None and each.is_extended_real and not each.free_symbols for each in values):
-            return None
+        values = [_real(each) for each in items]
+        if None in values or (brackets != "{}" and not (len(values) == 2 and _COMPARED["<"](*values))):
+            raise NotAFormula
         if brackets == "{}":
-            return sympy.FiniteSet(*values)
-        is_interval = len(values) == 2 and values[0] < values[1]
-        return sympy.Interval(*values, brackets[0] == "(", brackets[1] == ")") if is_interval else None
-    parts = [_solutions(each, is_condition or brackets == "|") for each in node.items]
-    if None in parts:
-        return None
-    if brackets[0] == "\\":
-        return {r"\cup": sympy.Union, r"\cap": sympy.Intersection, r"\setminus": sympy.Complement}[brackets](*parts)
-    if len(set(map(_unknown, node.items))) != 1:
-        return None
-    if brackets == "," and all(isinstance(each, Relation) for each in node.items):
-        common = sympy.Intersection(*parts)
-        return None if common is sympy.EmptySet else common
-    union = sympy.Union(*parts)
-    pieces = [each.args if isinstance(each, sympy.Union) else (each,) for each in (union, *parts)]
-    return union if len(pieces[0]) == sum(map(len, pieces[1:])) else None  # x > 3 or x > 4
+            return any(close(x, each) for each in values)
+        low, high = "<≤"[brackets[0] == "["], "<≤"[brackets[1] == "]"]
+        return _COMPARED[low](values[0], x) and _COMPARED[high](x, values[1])
+    found = [_contains(each, x, is_condition or brackets == "|") for each in items]
+    if brackets == "∖":
+        return found[0] and not found[1]
+    if brackets == "or" and sum(found) > 1:  # x > 3 or x > 4
+        raise NotAFormula
+    if brackets == ":":
+        raise NotAFormula
+    is_every = brackets == "∩" or (brackets == "," and all(isinstance(each, Relation) for each in items))
+    return all(found) if is_every else any(found)
+
+
+def _satisfies(node: Relation, x: Any, is_condition: bool) -> bool:
+    if node.operators == ("∈",) and node.values:
+        return _contains(node.values[0], x)
+    names = names_in(*node.sides)
+    if len(names) != 1 or not set(node.operators) <= _COMPARED.keys() or (node.values and not is_condition):
+        raise NotAFormula
+    (name,) = names
+    for pair in itertools.pairwise(node.sides):
+        is_alone = any("".join(_texts(side)) in (name, f"|{name}|") for side in pair) and not all(map(names_in, pair))
+        if not is_condition and not is_alone:
+            raise NotAFormula
+    values: list[Any] = []
+    for side in node.sides:
+        try:
+            values.append(value_of(side, {name: x}))
+        except NotAFormula:
+            if not names_in(side):
+                raise
+            return False
+    if not all(map(is_real, values)):
+        if any(not names_in(side) and not is_real(value) for side, value in zip(node.sides, values, strict=True)):
+            raise NotAFormula
+        return False
+    return all(map(lambda how, a, b: _COMPARED[how](a, b), node.operators, values, values[1:]))

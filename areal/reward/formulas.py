@@ -1,196 +1,433 @@
-"""Values of formulas in LaTeX, and their comparison.
+"""The values of formulas, computed while their tokens are parsed.
 
-Formulas are parsed by latex2sympy2_extended and evaluated exactly. Two constants are equal if they agree in 40 digits,
-rationals if they are the same; with a tolerance, within it relative to the right one. Two expressions with unknowns are
-equal if they are at several points. What could have more than ``_MOST_DIGITS`` digits is not evaluated.
+Rationals are exact. Other numbers have 60 digits, of which 40 must agree. Formulas with symbols are equal if they are
+at several points. The work is bounded, whatever the formula: numbers of more than ``_MOST_BITS`` bits, long sums and
+deep brackets are ``NotAFormula``, so that no deadline is needed.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
-from functools import lru_cache
+from functools import lru_cache, reduce
+from operator import add, mul
 from typing import Any
 
-_MOST_DIGITS, _MOST_FACTORS = 20_000.0, 5_000
+from areal.reward.notation import Token, tokens
 
-_DECIMAL = re.compile(
-    r"[({\s]*([+-]?)[({\s]*(\d+\.?\d*|\.\d+)\s*(?:/\s*(\d+\.?\d*))?[)}\s]*(?:(?:\\times|\\cdot|\*)\s*10\s*\^\s*\{?\s*([+-]?\d{1,3})\s*\}?)?"
-)
+Formula = tuple[Token, ...]
 
-
-def decimal(formula: str) -> Fraction | None:
-    """The value of a number in digits, or of a fraction of two such numbers; None for other expressions."""
-    match = _DECIMAL.fullmatch(re.sub(r"\\frac\s*\{\s*([\d.]+)\s*\}\s*\{\s*([\d.]+)\s*\}", r"\1/\2", formula))
-    try:
-        if match is not None:
-            value = Fraction(match[2]) / Fraction(match[3] or 1) * Fraction(10) ** int(match[4] or 0)
-            return -value if match[1] == "-" else value
-    except (ValueError, ZeroDivisionError):
-        pass
-    return None
+ONE = Fraction(1)
+_DEEPEST, _LONGEST, _MOST_BITS, _MOST_TERMS = 48, 1500, 70_000, 2_000
+_SAME = Fraction(1, 10**40)
+_CLOSING = {"(": ")", "[": "]", "{": "}", r"\{": r"\}", "⌊": "⌋", "⌈": "⌉", "|": "|"}
+_BOUND = ("sum", "prod", "int", "lim")
+_STARTS = frozenset(("(", "[", "{", "⌊", "⌈", "frac", "binom", "sqrt", *_BOUND))
+_CONSTANTS = frozenset(("pi", "e", "i", "∞"))
+_OF_SEVERAL: dict[str, Any] = {"gcd": math.gcd, "lcm": math.lcm, "max": max, "min": min}
 
 
-@lru_cache(maxsize=1024)
-def parsed(formula: str) -> Any:
-    """The formula as a sympy object; None if it cannot be parsed, or is too large to evaluate."""
-    import sympy
-    from latex2sympy2_extended import latex2sympy
-    from latex2sympy2_extended.latex2sympy2 import ConversionConfig
+class NotAFormula(Exception):
+    """The tokens are no formula, or one whose value is not finite or too large to compute."""
 
-    settings = ConversionConfig(interpret_as_mixed_fractions=False, lowercase_symbols=False)
-    try:
-        if "'" in formula:  # the parser drops it
-            return None
-        found = latex2sympy(formula, normalization_config=None, conversion_config=settings)
-        if digits_of(found) > _MOST_DIGITS:
-            return None
-        exact = {each: sympy.Rational(str(each)) for each in found.atoms(sympy.Float)}
-        named = {each: each.name for each in found.free_symbols}
-        constants = {each: sympy.I if name == "i" else sympy.E for each, name in named.items() if name in ("i", "e")}
-        return found.xreplace(exact).subs(constants).doit()
-    except Exception:  # noqa: BLE001 - the parser and sympy raise many kinds
+
+@lru_cache(maxsize=1)
+def _mp() -> Any:
+    import mpmath  # imported here: rational numbers need no library
+
+    context = mpmath.mp.clone()
+    context.dps = 60
+    return context
+
+
+def inexact(value: Any) -> Any:
+    return _mp().mpf(value.numerator) / value.denominator if isinstance(value, Fraction) else value
+
+
+def is_real(value: Any) -> bool:
+    return isinstance(value, Fraction) or (not isinstance(value, tuple) and value.imag == 0)
+
+
+def _bits(*values: Fraction) -> int:
+    return sum(each.numerator.bit_length() + each.denominator.bit_length() for each in values)
+
+
+def _cells(one: Any, other: Any) -> list[list[tuple[Any, Any]]] | None:
+    """The pairs of two matrices' cells; None unless both are of one shape."""
+    if not isinstance(one, tuple) or not isinstance(other, tuple) or [*map(len, one)] != [*map(len, other)]:
         return None
+    return [[*zip(*rows, strict=True)] for rows in zip(one, other, strict=True)]
 
 
-def solved(sides: tuple[str, ...], operators: tuple[str, ...], is_condition: bool) -> Any:
-    """The set of real numbers that meet a chain of inequalities in one unknown; None if there is none. Unless it is a
-    condition, the unknown must stand alone on a side of each inequality."""
-    import sympy
+def _both(function: Callable[[Any, Any], Any], one: Any, other: Any) -> Any:
+    """A sum or product: exact if both are, and 0 if the first 45 digits cancel. A matrix is a tuple of rows."""
+    if isinstance(other, tuple) and not isinstance(one, tuple):
+        one, other = other, one
+    if isinstance(one, tuple):
+        cells = _cells(one, other) if function is add else [[(each, other) for each in row] for row in one]
+        if cells is None or (function is mul and isinstance(other, tuple)):
+            raise NotAFormula
+        return tuple(tuple(_both(function, *pair) for pair in row) for row in cells)
+    if isinstance(one, Fraction) and isinstance(other, Fraction) and _bits(one, other) < 3 * _MOST_BITS:
+        return function(one, other)
+    one, other = inexact(one), inexact(other)
+    result = function(one, other)
+    return Fraction(0) if function is add and abs(result) < abs(one) * _mp().mpf(10) ** -45 else result
 
-    values = [parsed(side) for side in sides]
-    symbols = set().union(*(getattr(value, "free_symbols", ()) for value in values))
-    if None in values or len(symbols) != 1:
-        return None
-    kinds = {"<": sympy.Lt, ">": sympy.Gt, r"\le": sympy.Le, r"\ge": sympy.Ge, r"\ne": sympy.Ne, "=": sympy.Eq}
-    unknown = {symbols.pop(): sympy.Symbol("x", real=True)}
-    *_, alone = unknown
-    result = sympy.Reals
+
+def _power(base: Any, exponent: Any) -> Any:
+    are_exact = isinstance(base, Fraction) and isinstance(exponent, Fraction) and exponent.denominator == 1
+    if are_exact and _bits(base) * abs(exponent) < _MOST_BITS:
+        return base ** int(exponent)
+    base, exponent = inexact(base), inexact(exponent)
+    if abs(exponent) > 10**7 or (base and abs(_mp().log(abs(base)) * exponent) > 10**7):
+        raise NotAFormula
+    return base**exponent
+
+
+def _root(value: Any, index: Any) -> Any:
+    is_odd = index.denominator == 1 and index % 2 and is_real(value) and value < 0
+    return -inexact(_power(-value, 1 / index)) if is_odd else _power(value, 1 / index)
+
+
+def _factorial(value: Any) -> Any:
+    if isinstance(value, Fraction) and value.denominator == 1 and 0 <= value <= _MOST_TERMS:
+        return Fraction(math.factorial(int(value)))
+    if abs(value) > 10**5:
+        raise NotAFormula
+    return _mp().factorial(inexact(value))
+
+
+def _binomial(value: Any, below: Any) -> Any:
+    return _mp().binomial(inexact(value), inexact(below))
+
+
+def _determinant(rows: Any) -> Any:
+    return _mp().det(_mp().matrix([[inexact(each) for each in row] for row in rows]))
+
+
+def _applied(name: str, argument: Any) -> Any:
+    """A function's value; the rounding error of one that is 0 or infinite is neither."""
+    if name == "exp":
+        return _power(_mp().e, argument)
+    known = {"arcsin": "asin", "arccos": "acos", "arctan": "atan", "log": "log10", "lg": "log10"}.get(name, name)
+    if abs(argument) > 10**20 and name not in ("ln", "log", "lg"):
+        raise NotAFormula
+    value = getattr(_mp(), known)(inexact(argument))
+    if abs(value) > 10**45:
+        raise NotAFormula
+    return Fraction(0) if abs(value) < _mp().mpf(10) ** -45 else value
+
+
+class _Reader:
+    """Reads by precedence: ``sum`` of ``_product`` of ``_raised`` of ``_atom``. ``divisors`` are all values by which
+    another one was divided."""
+
+    def __init__(self, formula: Formula, point: Mapping[str, Any], unit: Any) -> None:
+        if len(formula) > _LONGEST:
+            raise NotAFormula
+        self._tokens = [*formula, Token("o", "")]
+        self._point, self._unit = dict(point), unit
+        self._at = self._bars = self._depth = 0
+        self.divisors: list[Any] = []
+
+    def whole(self) -> Any:
+        value = self._with_over(self._sum())
+        if self._at < len(self._tokens) - 1:
+            raise NotAFormula
+        return value
+
+    @property
+    def _next(self) -> Token:
+        return self._tokens[self._at]
+
+    def _is(self, *texts: str) -> bool:
+        return self._next.kind == "o" and self._next.text in texts
+
+    def _take(self, *texts: str) -> str:
+        if texts and not self._is(*texts):
+            raise NotAFormula
+        self._at += 1
+        return self._tokens[self._at - 1].text
+
+    def _sum(self) -> Any:
+        value = self._signed(self._product)
+        while self._is("+", "-"):
+            value = _both(add, value, self._signed(self._product))
+        return value
+
+    def _signed(self, part: Callable[[], Any]) -> Any:
+        sign = 1
+        while self._is("+", "-"):
+            sign *= -1 if self._take() == "-" else 1
+        return part() if sign > 0 else _both(mul, Fraction(-1), part())
+
+    def _product(self) -> Any:
+        value = self._raised()
+        while True:
+            if self._is("*", "/"):
+                is_product = self._take() == "*"
+                factor = self._signed(self._raised)
+                value = _both(mul, value, factor) if is_product else self._divided(value, factor)
+            elif self._starts():
+                if self._next.kind == self._tokens[self._at - 1].kind == "n":
+                    raise NotAFormula
+                value = _both(mul, value, self._raised())
+            else:
+                return value
+
+    def _divided(self, value: Any, by: Any) -> Any:
+        self.divisors.append(by)
+        return _both(mul, value, 1 / by)
+
+    def _starts(self) -> bool:
+        return self._next.kind in "nsfmv" or self._next.text in _STARTS or (self._is("|") and not self._bars)
+
+    def _raised(self) -> Any:
+        value = self._postfixed(self._atom())
+        if self._is("^"):
+            self._take()
+            self._depth += 1  # of 9^9^9
+            value = _power(value, self._bracketed() if self._is("{") else self._signed(self._raised))
+            self._depth -= 1
+        return self._postfixed(value)
+
+    def _postfixed(self, value: Any) -> Any:
+        while self._is("!", "%", "°"):
+            value = _factorial(value) if self._take() == "!" else _both(mul, value, self._unit)
+        return value
+
+    def _bracketed(self) -> Any:
+        opening = self._take(*_CLOSING)
+        bars, self._bars = self._bars, opening == "|"
+        value = self._with_over(self._sum())
+        self._take(_CLOSING[opening])
+        self._bars = bars
+        return value
+
+    def _with_over(self, value: Any) -> Any:
+        if not self._is("over", "choose"):
+            return value
+        return (self._divided if self._take() == "over" else _binomial)(value, self._sum())
+
+    def _argument(self) -> Any:
+        """The argument of a LaTeX command: in braces, or one digit, letter or command."""
+        text = self._next.text
+        if self._next.kind == "n" and text.isdigit() and len(text) > 1:
+            self._tokens[self._at] = Token("n", text[1:])
+            return Fraction(text[0])
+        return self._atom()
+
+    def _atom(self) -> Any:
+        self._depth += 1
+        if self._depth > _DEEPEST:
+            raise NotAFormula
+        text = self._next.text
+        value = self._bracketed() if self._is(*_CLOSING) else self._plain(*self._tokens[self._at][:2])
+        self._depth -= 1
+        if text == "|":
+            return _determinant(value) if isinstance(value, tuple) else abs(value)
+        return Fraction(int(math.floor(value) if text == "⌊" else math.ceil(value))) if text in ("⌊", "⌈") else value
+
+    def _plain(self, kind: str, text: str) -> Any:
+        self._take()
+        if kind == "n":
+            return self._number(Fraction(text))
+        if kind == "s" and text in self._point:
+            return self._point[text]
+        if text in _CONSTANTS:
+            return {"pi": _mp().pi, "e": _mp().e, "i": _mp().j, "∞": _mp().inf}[text] * 1
+        if kind == "f":
+            return self._function(text)
+        if kind in "mv":
+            rows = [row.split("&") for row in text.split(r"\\") if row.strip()]
+            matrix = tuple(tuple(_Reader(tokens(each), self._point, ONE).whole() for each in row) for row in rows)
+            return matrix if kind == "m" else _determinant(matrix)
+        if text.startswith("unit "):
+            axes = "ijk" if any(each.text == "unit k" for each in self._tokens) else "ij"
+            return tuple((Fraction(axis == text[-1]),) for axis in axes)
+        if text == "sqrt":
+            index = self._bracketed() if self._is("[") else Fraction(2)
+            return _root(self._argument(), index)
+        if text in ("frac", "binom"):
+            return (self._divided if text == "frac" else _binomial)(self._argument(), self._argument())
+        if text in _BOUND:
+            return self._bound(text)
+        raise NotAFormula
+
+    def _number(self, value: Fraction) -> Any:
+        r"""A number, perhaps a mixed one: ``2\frac34`` or ``2 3/4``."""
+        start, tail = self._at, self._tokens[self._at : self._at + 3]
+        if value.denominator == 1 and self._is("frac"):
+            part = self._plain("o", "frac")
+            if all(each.kind == "n" or each.text in "{}" for each in self._tokens[start + 1 : self._at]):
+                return value + part
+            self._at = start
+        elif [each.kind for each in tail] == ["n", "o", "n"] and tail[1].text == "/":
+            self._at += 3
+            return value + Fraction(tail[0].text) / Fraction(tail[2].text)
+        return value
+
+    def _function(self, name: str) -> Any:
+        base, power = None, None
+        while self._is("_", "^"):
+            if self._take() == "_":
+                base = self._argument()
+            else:
+                power = self._signed(self._argument)
+        if name in _OF_SEVERAL:
+            return self._of_several(name)
+        outer = self._unit
+        self._unit = _mp().pi / 180 if name in ("sin", "cos", "tan", "cot", "sec", "csc") else outer
+        if self._is("(", "{", "["):
+            argument = self._bracketed()
+        else:
+            argument = self._signed(self._raised)
+            while self._starts() and self._next.kind != "f" and not self._is("(", "["):
+                argument = _both(mul, argument, self._raised())
+        self._unit = outer
+        if power == -1:
+            return _applied("arc" + name, argument)
+        value = _applied(name if base is None else "ln", argument)
+        value = value if base is None else _both(mul, value, 1 / _applied("ln", base))
+        return value if power is None else _power(value, power)
+
+    def _of_several(self, name: str) -> Fraction:
+        closing = _CLOSING[self._take("(", "{", r"\{")]
+        parts = [self._sum()]
+        while self._is(","):
+            self._take()
+            parts.append(self._sum())
+        self._take(closing)
+        if name in ("gcd", "lcm"):
+            parts = [int(each) for each in parts if each.denominator == 1]
+        return Fraction(_OF_SEVERAL[name](*parts))
+
+    def _bound(self, name: str) -> Any:
+        r"""The value of ``\sum_{k=a}^{b}``, ``\prod``, ``\lim_{x \to a}`` or ``\int_a^b ... dx``."""
+        limits, variable = [], ""
+        while self._is("_", "^"):
+            self._take()
+            if self._is("{") and self._tokens[self._at + 2].text in ("=", "→"):
+                variable = self._tokens[self._at + 1].text
+                self._at += 3
+                limits.append(self._sum())
+                self._take("}")
+            else:
+                limits.append(self._argument())
+        start = self._at
+        if name == "int":
+            end = [each.text for each in self._tokens].index("d", start)
+            variable, self._tokens[end : end + 2] = self._tokens[end + 1].text, [Token("o", ";")]
+
+        def body(value: Any) -> Any:
+            self._at, self._point[variable] = start, value
+            return self._product() if name != "int" else inexact(self._sum())
+
+        if name == "lim":
+            return _mp().limit(lambda x: inexact(body(x)), inexact(limits[0]))
+        first, last = limits
+        if name == "int":
+            value = _mp().quad(body, [inexact(first), inexact(last)])
+            self._take(";")
+            return value
+        if not 0 <= last - first < _MOST_TERMS or first.denominator * last.denominator > 1:
+            raise NotAFormula
+        values = [body(Fraction(i)) for i in range(int(first), int(last) + 1)]
+        return reduce(lambda a, b: _both(add if name == "sum" else mul, a, b), values)
+
+
+def names_in(*formulas: Formula) -> set[str]:
+    """The symbols that are no constants."""
+    names = {each.text for formula in formulas for each in formula if each.kind == "s"}
+    return {each for each in names - _CONSTANTS if not each.startswith("unit ")}
+
+
+@lru_cache(maxsize=4096)
+def _read(formula: Formula, point: tuple[tuple[str, Any], ...], unit: Any) -> tuple[Any, Any]:
     try:
-        for left, operator, right in zip(values, operators, values[1:], strict=False):
-            if not is_condition and not {alone, sympy.Abs(alone)} & {left, right}:
-                return None
-            result &= kinds[operator](left.subs(unknown), right.subs(unknown)).as_set()
-        return result
-    except Exception:  # noqa: BLE001 - sympy raises many kinds
-        return None
+        reader = _Reader(formula, dict(point), unit)
+        return reader.whole(), reduce(lambda a, b: _both(mul, a, b), reader.divisors, ONE)
+    except (ArithmeticError, ValueError, TypeError, AttributeError) as error:
+        raise NotAFormula from error
 
 
-def same_set(found: Any, wanted: Any) -> bool:
-    return bool(_rounded(found) == _rounded(wanted))
+def value_of(formula: Formula, point: Mapping[str, Any] | None = None, unit: Any = ONE) -> Any:
+    """The value where the symbols have those of ``point``; a matrix is a tuple of rows. ``unit`` is the value of ``°``
+    and ``%``, except in a trigonometric function. Raises NotAFormula."""
+    return _read(formula, tuple((point or {}).items()), unit)[0]
 
 
-def _rounded(found: Any) -> Any:
-    """A set or number with 30 digits for its irrational numbers, so that equal ones are the same object."""
-    import sympy
-
-    if isinstance(found, sympy.Interval):
-        return sympy.Interval(_rounded(found.start), _rounded(found.end), found.left_open, found.right_open)
-    if isinstance(found, sympy.Union | sympy.FiniteSet):
-        return found.func(*map(_rounded, found.args))
-    is_irrational = isinstance(found, sympy.Expr) and found.is_number and found.is_finite and not found.is_Rational
-    return sympy.Rational(str(found.evalf(50).n(30))) if is_irrational else found
+def _points(*formulas: Formula) -> Iterator[dict[str, Fraction]]:
+    """Values for the symbols, negative ones at the end; of sums, whole ones."""
+    names = sorted(names_in(*formulas))
+    is_whole = any(each.text in ("sum", "prod") for formula in formulas for each in formula)
+    for start, sign in ((0, 1), (2, 1), (5, 1), (1, -1), (4, -1))[: 5 if names else 1]:
+        above = [sign * (13 + 5 * i + 3 * start) for i in range(len(names))]
+        yield {name: Fraction(above[i], 1 if is_whole else 7 + 2 * i) for i, name in enumerate(names)}
 
 
-def begins_with(number: Any, digits: Fraction, places: int) -> bool:
-    """Whether a number goes on where the digits of a decimal end."""
-    import sympy
-
-    is_number = isinstance(number, sympy.Expr) and number.is_extended_real and not number.free_symbols
-    return bool(is_number and 0 < abs((number - sympy.Rational(digits)).evalf(60)) < sympy.Rational(1, 10**places))
-
-
-def _points(*expressions: Any) -> list[dict[Any, Any]]:
-    import sympy
-
-    symbols = sorted({symbol for each in expressions for symbol in each.free_symbols}, key=str)
-    return [
-        {symbol: sympy.Rational(sign * (13 + 5 * i + 3 * start), 7 + 2 * i) for i, symbol in enumerate(symbols)}
-        for start, sign in ((0, 1), (2, 1), (5, 1), (1, -1), (4, -1))
-    ][: 5 if symbols else 1]
+def close(one: Any, other: Any, tolerance: Fraction | None = None) -> bool:
+    """Whether ``one`` is ``other``: exactly for rationals without a tolerance, else relative to ``other``."""
+    if isinstance(one, tuple) or isinstance(other, tuple):
+        cells = _cells(one, other)
+        return cells is not None and all(close(*pair, tolerance) for row in cells for pair in row)
+    if isinstance(one, Fraction) and isinstance(other, Fraction):
+        return abs(one - other) <= (tolerance or 0) * abs(other)
+    one, other = inexact(one), inexact(other)
+    difference = abs(one - other) if one != other else 0
+    return bool(difference <= inexact(tolerance or _SAME) * abs(other) and difference < _mp().inf)
 
 
-def _value(expression: Any, point: dict[Any, Any]) -> Any:
-    value = expression.subs(point)
-    return value if value.is_Rational else value.evalf(60)
-
-
-def same_value(found: Any, wanted: Any, tolerance: Fraction | None) -> bool:
-    import sympy
-
-    if isinstance(wanted, sympy.MatrixBase) or isinstance(found, sympy.MatrixBase):
-        return getattr(found, "shape", 0) == getattr(wanted, "shape", 1) and all(
-            same_value(*each, tolerance) for each in zip(found.flat(), wanted.flat(), strict=True)
-        )
-    if found == wanted and found is not sympy.nan and found is not sympy.zoo:
-        return True
-    if not all(isinstance(each, sympy.Expr) and each.is_finite is not False for each in (found, wanted)):
-        return False
+def same_value(
+    found: Formula, wanted: Formula, tolerance: Fraction | None, units: Sequence[Any] = (ONE, ONE), factor: Any = ONE
+) -> bool:
+    """Whether ``factor`` times a formula is the wanted one at each point where the latter has a value; at negative
+    points, a real value."""
     same_points = 0
     for point in _points(found, wanted):
-        one, other = _value(found, point), _value(wanted, point)
-        if min(point.values(), default=1) < 0 and other.is_real is not True:
-            continue
-        if not (one.is_number and other.is_number) or not _is_close(one, other, tolerance):
-            return False
-        same_points += 1
+        is_positive = min(point.values(), default=1) > 0
+        try:
+            other = value_of(wanted, point, units[1])
+            if is_positive or is_real(other):
+                if not close(_both(mul, value_of(found, point, units[0]), factor), other, tolerance):
+                    return False
+                same_points += 1
+        except NotAFormula:
+            if is_positive:
+                return False
     return same_points > 0
 
 
-def _is_close(one: Any, other: Any, tolerance: Fraction | None) -> bool:
-    import sympy
+def same_items(items: Sequence[Formula], wanted: Formula) -> bool:
+    """Whether the items of a tuple are those of a vector, in one row or column."""
+    for point in _points(*items, wanted):
+        try:
+            found, value = [value_of(each, point) for each in items], value_of(wanted, point)
+        except NotAFormula:
+            return False
+        if not isinstance(value, tuple) or (len(value) > 1 and len(value[0]) > 1):
+            return False
+        flat = [*itertools.chain(*value)]
+        flat += [Fraction(0)] * (len(items) == 3 and len(flat) == 2 and any(each.text == "unit i" for each in wanted))
+        if len(found) != len(flat) or not all(map(close, found, flat)):
+            return False
+    return True
 
-    if one.is_Rational and other.is_Rational and tolerance is None:
-        return bool(one == other)
-    limit = sympy.Rational(tolerance or Fraction(1, 10**40))
-    difference = (one - other).evalf(60)
-    parts = difference.as_real_imag()
-    return all(part == 0 or part._prec <= 1 or abs(part) <= limit * abs(other) for part in parts)
 
-
-def ratio_of(found: Any, wanted: Any, *, of_numerators: bool) -> Any:
-    """The constant ratio of two expressions, or of their numerators; None if it is not constant, or not real."""
-    import sympy
-
-    if found is None or wanted is None or not wanted.free_symbols or found.free_symbols != wanted.free_symbols:
+def ratio_of(found: Formula, wanted: Formula, *, of_numerators: bool) -> Any:
+    """The constant real ratio of two formulas with the same symbols, or of their numerators; None if there is none."""
+    if names_in(found) != names_in(wanted) or not names_in(found):
         return None
-    if of_numerators:
-        found, wanted = (sympy.numer(sympy.together(each)) for each in (found, wanted))
-    ratios = [_value(found / wanted, point) for point in _points(found, wanted)]
-    is_constant = all(each.is_real and each != 0 and _is_close(each, ratios[0], None) for each in ratios)
+    ratios = []
+    for point in _points(found, wanted):
+        try:
+            (one, below), (other, beside) = (_read(each, tuple(point.items()), ONE) for each in (found, wanted))
+            ratio = _both(mul, one, 1 / other)
+            ratios.append(_both(mul, ratio, _both(mul, below, 1 / beside)) if of_numerators else ratio)
+        except (NotAFormula, ZeroDivisionError):
+            continue
+    is_constant = len(ratios) > 2 and all(is_real(each) and each != 0 and close(each, ratios[0]) for each in ratios)
     return ratios[0] if is_constant else None
-
-
-def digits_of(expression: Any) -> float:
-    """An upper bound on the decimal digits of all numbers in the evaluation of an unevaluated sympy expression."""
-    import sympy
-
-    if isinstance(expression, sympy.Rational):
-        return float((expression.p.bit_length() + expression.q.bit_length()) * math.log10(2) + 1)
-    if isinstance(expression, sympy.Symbol):
-        return 3.0  # of the points
-    if isinstance(expression, sympy.Float):
-        value = abs(float(expression))
-        return 16.0 + (abs(math.log10(value)) if value and math.isfinite(value) else 0.0)
-    parts = [digits_of(part) for part in getattr(expression, "args", ())]
-    if max(parts, default=0.0) > _MOST_DIGITS:
-        return math.inf
-    if isinstance(expression, sympy.Pow) and expression.exp.is_number:
-        return parts[0] * max(1.0, _magnitude(expression.exp, parts[1])) + parts[1]
-    if isinstance(expression, sympy.Product):  # the multiplication of long numbers cannot be interrupted
-        spans = [high - low for _, low, high in expression.limits]
-        if any(span.is_number and not span <= _MOST_FACTORS for span in spans):
-            return math.inf
-    if isinstance(expression, sympy.factorial | sympy.gamma) and expression.args[0].is_number:
-        argument = _magnitude(expression.args[0], parts[0])
-        return argument * math.log10(argument + 2) + 1
-    return sum(parts) + len(parts)
-
-
-def _magnitude(number: Any, digits: float) -> float:
-    """The absolute value of a number; infinite for one of over 20 digits, which is not evaluated."""
-    try:
-        return abs(complex(number)) if digits <= 20 else math.inf
-    except (TypeError, ValueError, OverflowError, ZeroDivisionError):
-        return math.inf

@@ -1,181 +1,166 @@
-r"""One notation for answers in LaTeX, Unicode and plain text.
+r"""The tokens of an answer in LaTeX, Unicode and plain text.
 
-``normal`` applies the lines of ``_TABLE``, ``pattern => replacement``, in their order. In a pattern, ``\>`` stands for
-the end of a command, and ``{{name}}`` for a constant; a replacement ``@name`` is a function, other ``@`` are spaces.
-Words of ``\text{}``, names such as ``\angle ABC`` and units stand between ``«»`` in the result, so that they are no
-products of letters.
+Tables say what a notation stands for: ``_REWRITES``, ``pattern => text``, for those of several tokens, ``_COMMANDS``
+for LaTeX commands, and ``_WORDS``. Words of ``\text{}``, units after a number and names such as ``\angle ABC`` are one
+token each, so that they are no products of letters.
 """
 
 from __future__ import annotations
 
-import math
 import re
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from areal.reward.units import NUMBERS, PARTS, SCALES, counted, is_unit, symbol_of, words_in
 
 LONGEST = 1000
-SCALES = {"million": 6, "mil": 6, "mn": 6, "billion": 9, "bn": 9, "trillion": 12, "hundred": 2, "thousand": 3}
-SCALES |= {"lakh": 5, "crore": 7}
 
-_TABLE = r"""
-(?<!\\)\\[,;: ]|(?<!\\)\\q?quad\>|(?<!\\)~ => @
-\{([:,])\} => \1
-\.{3,}|\\[cd]ots\> => \\ldots
-\A(?=\D*\d).*\\(?:implies|therefore|Rightarrow|Longrightarrow)\>(?=\D*\d) =>
-\\(?:checkmark|(?:black)?square|Box|qed|bf|rm|it|sf|tt)\> =>
-\\(?:middle|hline|[lL]arge|LARGE|[hH]uge|[bB]igg?[lrm]?|(?:display|text)style|(?:no)?limits)\>|\\! =>
+
+class Token(NamedTuple):
+    """``kind`` is ``n`` (number), ``s`` (symbol), ``w`` (word), ``f`` (function), ``m`` (matrix), ``v`` (determinant)
+    or ``o`` (operators, brackets and other commands). ``gap`` says whether white space is before it."""
+
+    kind: str
+    text: str
+    gap: bool = False
+
+
+_REWRITES = r"""
+\\(?:left|right|middle|[bB]igg?[lrm]?)(?![A-Za-z])\s*\.?|\\(?:no)?limits(?![A-Za-z])|\\hline|\\!\s* =>
+\{([:,.])\} => \1
+\\(?:begin|end)\{(?:equation|displaymath)\*?\} =>
 \\begin\{[dr]?cases\} => \\begin{array}{l}
 \\\{\s*\\begin\{\w+\*?\}(?:\{[^{}]*\})?(?!.*\\\}) => \\begin{array}{l}
 [(\[]\s*\\begin\{array\}\{[^{}]*\}((?:(?!\\begin).)*?)\\end\{array\}\s*[)\]] => \\begin{pmatrix}\1\\end{pmatrix}
-(\\(?:begin|end))\{[bBpV]?(?:small)?matrix\} => \1{pmatrix}
-\\begin\{(?:array|aligned|align\*?|gathered|split)\}(?:\{[^{}]*\})?(.*?)\\end\{\w+\*?\} => @lines
+\A(?=\D*\d).*\\(?:implies|therefore|Rightarrow|Longrightarrow)(?![A-Za-z])(?=\D*\d) =>
+\\(?:text)?color\s*\{\w+\}|\\[hv]space\*?\{[^{}]*\} =>
+(?<=\d)\*\*(?=\d) => ^
+\*\*|(?<!\w)__|__(?!\w)|` =>
+\^?\s*\{\s*\^?\s*\\(?:circ|degree)\s*\}|\^?\s*\\(?:circ|degree)(?![A-Za-z]) => °
+(?<![\d.])(\d{1,9}(?:\.\d+)?)\s*°\s*(\d+)\s*(?:['′]|\^\s*\{?\s*\\prime\s*\}?) => (\1+\\frac{\2}{60})°
+\b([aApP])\.\s?[mM]\b\.? => \1m
+(?<=\d)\s*(?:\^\s*\{\s*\\text\w*\s*\{\s*{{th}}\s*\}\s*\}|\^?\s*\\text\w*\s*\{\s*{{th}}\s*\}|\^\s*\{{{th}}\}|{{th}}\b) =>
+(?<=\\text\{)\s*(?:an?|the)\s+(?=[a-z]{3}|\}\s*\d) =>
+\\frac\s*\{(\\{{text}}\{[^{}]*\})\}\s*\{(\\{{text}}\{[^{}]*\}(?:\^\{?\d\}?)?)\} => \1/(\2)
+(?<=\d)\s+and\s+a\s+half\b => .5
+(?<=\d):00(?=\s*(?:\\text\{\s*|~)?[aApP][mM]) =>
+12\s*(?=(?:\\text\s*\{\s*)?(?:noon|midnight)) =>
+n['’]t\b => @not
+\\frac\s*\{d(\w)\}\s*\{d\w\}\s*(?==) => \1'
+\^\s*\{?\s*\\prime\s*\}? => '
 (?:\A|(?<=\\cup)|(?<=\\in)|(?<==))\s*\](?=[^\[\]()]*,) => (
 (?<=[\[(])([^\[\]()]*,[^\[\]()]*)\[(?=\s*(?:\\cup|\Z)) => \1)
-\\(?:hat|vec|widehat|mathbf|bm|boldsymbol){{open}}{{bold}}?\\?([ijk])(?:math)?(?!\w)(?:\s*\})* => «u\1»
-(\A|=)((?:\s*[-+]?(?:[^«=,+(){}-]|\([^()]*\)|\{[^{}]*\})*«u[ijk]»)+)\s*\Z => @vector
-\\(?:text)?color\s*\{\w+\}|\\f?box(?:ed)?(?=\s*\{)|\\(?:bm|boldsymbol|underline|math(?:bf|it|sf|tt))\> =>
-\\(?:begin|end)\{equation\*?\}|(?<!\\)\\[()\[\]]|(?<!\\)\$|`|\\[hv]space\*?\{[^{}]*\} =>
-(?<=\d)\*\*(?=\d) => ^
-\*\*|(?<!\w)__|__(?!\w) =>
-\\({{commands}})\> => @command
-[€£¥₹]|\\(?:euro|pounds|yen|textdollar)\> =>
-\\?%|\\text\w*\{\s*(?:percent|\\?%)\s*\}|\\?\bpercent(?:age)?\b => %
-\^?\s*\{\s*\^?\s*\\(?:circ|degree)\s*\}|\^?\s*\\(?:circ|degree)\>|\\text\w*\{\s*degrees?\s*\}|\bdegrees?\b => °
-\\leq?(?:slant)?\>|<=|=< => \\le@
-\\geq?(?:slant)?\>|>= => \\ge@
-\\neq?\>|!= => \\ne@
-\\(?:approx|simeq|doteq|thickapprox)\> => \\approx@
-\(\s*(\\approx[^()]*)\) => \1
-\\(?:varnothing|O)\>|\\\{\s*\\\} => \\emptyset@
-\\(?:var|measured)(phi|epsilon|theta|angle)\> => \\\1
-\\math(?:bb|rm|bf)\s*\{?\s*R\s*\}?|\\(?:R|Reals)\> => (-\\infty,\\infty)
-\(-\\infty,\\infty\)\s*[\^_]\s*\{?\s*\+\s*\}? => (0,\\infty)
-\\mathbb\s*([A-Z]) => \\mathbb{\1}
-\+\s*\\infty => \\infty
-\\(?:backslash|smallsetminus)\>|(?<=\))\s*-\s*(?=\\\{) => \\setminus@
-\\bmod|\\(?:text|mathrm|operatorname)\s*\{\s*mod\s*\}|(?<![\\a-z])mod\b => \\mod
-\(\s*\\mod\s*\{?\s*(\w+)\s*\}?\s*\)|\\p?mod\s*(?:\{\s*(\w+)\s*\}|(\w+)) => \\pmod{\1\2\3}
-\\(overline|over(?:left)?rightarrow|widehat|vec|triangle|angle)\s*(?:\{\s*([A-Z]{2,})'*\s*\}|([A-Z]{2,})) => @name
-\\math(?:rm|normal)\s*\{\s*([eidTP])\s*\} => @\1@
-\\frac\s*\{\\(?:text|mathrm)\s*\{([A-Za-z ]+)\}\}\s*\{\\(?:text|mathrm)\s*\{([A-Za-z ]+)\}{{power}}\} => «\1»/«\2»\3
-\\(?:operatorname|text|mathrm)\s*\{({{functions}})\} => \\\1@
-\\(?:text(?:bf|it|rm|normal|tt|sf)?|math(?:rm|normal)|[mh]box|operatorname)\s*{{group}} => @words
-(?<![\\A-Za-z«])(?!min\s*\Z)({{functions}})(?=[\s(_^\d]|\Z) => \\\1
-\\sqrt\s*\(([^()]*)\) => \\sqrt{\1}
-(?<!\w)«?abs»?\s*\(([^()]*)\) => |\1|
-(?<!\\)\\& => @and@
-«(or|and)»|\b(or|and)\b => @\1\2@
-(?<![\d.])(\d{1,9}(?:\.\d+)?)\s*°\s*(\d+)\s*(?:['′]|\^\s*\{?\s*\\prime\s*\}?) => (\1+\\frac{\2}{60})°
-\\frac\s*\{d(\w)\}\s*\{d\w\}\s*(?==) => \1'
 (?<![A-Za-z\\])C\(([nmN]),\s*(\w+)\) => \\binom{\1}{\2}
 (\([^()]*,[^()]*\))\s*\^\s*\{?\s*(?:T|\\top)\s*\}?\s*\Z => \1
-\A(?=.*\\pi).*\Z => @bound
-12\s*«?(noon|midnight)»? => «\1»
-([A-Za-z])\s*\\ne\s*\\pm\s*([\w.]+) => \1\\ne\2,\1\\ne-\2
-([A-Za-z])\s*\\ne\s*([^,<>=]+?)\s*(?:,|\b(?:or|and)\b)\s*([^,<>=\sA-Za-z]+)\Z => \1\\ne\2,\1\\ne\3
-[\u4e00-\u9fff]+ => «\g<0>»
-\A[\s«]*(?i:({{counts}}|\d+\s+(?={{and_a}}?«?{{parts}}))({{and_a}})?(?:«?({{parts}})s?»?)?){{ends}} => @counted
-\A(\s*(?:«The»\s*)?«[A-Z]\w+»)\s*(?:(?:«(?:always|will|can)»\s*)*«wins?»|«has»\s*«a»\s*«winning»\s*«strategy») => \1
-\s*«?\bper\b»?\s*(?=«|[A-Za-z]) => /
-\(\s*«(?:exact(?:ly)?|approx\w*|simplified)»\s*\) =>
-(?<=\S)[,;]?\s*\(?\s*(?:{{any}}\s*)*[a-z]\s*\\in\s*(?:\\mathbb\{Z\}|\(-\\infty,\\infty\))\s*\)?\Z =>
-(?<=[\w)}]),?\s*(?:«for»|«where»)\s*(?:{{any}}\s*)+(?:«?[a-z]»?\s*)?\Z =>
-(?<=[\w)}])(?:,\s*|\s*«(?:for|where)»\s*)(?:[kmn]\s*{{of_naturals}}|{{natural}}[kmn]\s*)\Z =>
-(?i:(?:«?(?:all|real)»?\s+)+«?(?:reals?|numbers?)»?[ «x»]*?«?except»?)\s+(.+)\Z => (-\\infty,\\infty)\\setminus\\{\1\\}
-«?\\?cis»?\s*(?:\(([^()]*)\)|([^\s(]\S*)) => (\\cos(\1\2)+i\\sin(\1\2))
-\\mu\s*«(\w+)» => «u\1»
-(?<=[\d}])\s*(?:«([kMm])»)?\s*\\(Omega|AA)\> => «\1\2»
-(?<![A-Za-z\\«])(?!{{plurals}})(?=[A-Z]*[a-z])({{cons}})({{cons}})({{cons}})({{cons}}?){{last}} => \1 \2 \3 \4
-(?<![A-Za-z\\«])([apx])([bqy])([crz])(?![A-Za-z»]) => \1 \2 \3
-\\lg\> => \\log_{10}
-(?:\A|(?<=[,;])|(?<= and ))\s*([A-Z])\s*(\((?:[^()]|\([^()]*\))*,(?:[^()]|\([^()]*\))*\))\s*(?=\Z|[,;]| and ) => \1=\2
-\b(\d+)\s+«?to»?\s+(\d+)\b => \1:\2
-(?<![\w.:])(\d+(?:\s*:\s*\d+){2,})(?![\w.:]) => @ratio
-(?<=\d)\s*(?:«E»| [eE])\s?([+-]?\d+)(?![\w.]) => *10^{\1}
-«?\b(?:minus|negative)\b»?\s*(?=[\d.\\]) => -
-(?<=\d)\s*«?[aA]\.?\s?[mM]\b\.?»? => «am»
-(?<=\d)\s*«?[pP]\.?\s?[mM]\b\.?»? => «pm»
-(\d):00\s*«([ap]m)» => \1«\2»
-(?<=[\d)}°])\s*({{units}})(?![A-Za-z»]) => @«\1»@
-(?:(?<=[\d)}])\s+|(?<=°)\s*)([mgshdlLCFKNJWVASE]){{end}} => @unit
-(?<![\d.])(\d{0,20})\.(\d{0,20}?)(?:\\(?:overline|bar)\s*\{(\d{1,20})\}|\((\d{1,20})\)(?!\d)) => @repeating
-(?<![\d.])(\d{0,20})\.(\d{0,20}?)\\dot\s*\{?(\d)\}?(?:(\d{0,20})\\dot\s*\{?(\d)\}?)? => @repeating
-(?<![\d.])(\d{0,20})\.(\d{0,3}?)(\d{1,6}?)\3{2,}(?:\\[lc]?dots|\.\.\.) => @repeating
-(?<=\d)\s*\^?\s*\{?\s*(?:«(?:st|nd|rd|th)»|(?:st|nd|rd|th)\b)\s*\}? =>
-(?<=\d)[eE]([+-]?\d+)(?![\w.]) => *10^{\1}
-\^\s*(-?\d{2,}|-\d) => ^{\1}
-\\frac(?:\s*(\d)|\s+(\w))\s*(\w) => \\frac{\1\2}{\3}
-\\frac\s*(\w)\s*(?=\{) => \\frac{\1}
-\\frac\s*(\{[^{}]*\})\s*(\w) => \\frac\1{\2}
-\\frac\s+(?=\{) => \\frac
-\\sqrt\s*(\w) => \\sqrt{\1}
-\\sqrt\s*\[([3579])\]\s*\{\s*-\s*(\d+)\s*\} => -\\sqrt[\1]{\2}
-\^\s*(\\frac\{[^{}]*\}\{[^{}]*\}) => ^{\1}
-\A([^{}]*\\(?:over|choose)\>[^{}]*)\Z => {\1}
-\{([^{}]*)\\over\>([^{}]*)\} => \\frac{\1}{\2}
-\{([^{}]*)\\choose\>([^{}]*)\} => \\binom{\1}{\2}
-(?<![\d.^{_])(-?)\s*(\d+)\s*\\frac\{(\d+)\}\{(\d+)\} => \1(\2+\\frac{\3}{\4})
-(?<![\d.])(-?)(\d+)\s+(?:and\s+)?(\d+)\s*/\s*(\d+)(?![\d.]) => \1(\2+\\frac{\3}{\4})
-\A\s*([a-z])\s*=\s*([a-z])\s*=\s*([^=,A-Za-z]+)\Z => \1=\3,\2=\3
-(?<=\d)_\s*\{?\s*«(\w+)»\s*\}? => @base
+(\w)\^(\w|\{[^{}]*\})_(\w|\{[^{}]*\}) => \1_\3^\2
+\\math(?:bb|rm|bf)\s*\{?\s*R\s*\}?|\\(?:R|Reals)(?![A-Za-z])|ℝ => (-\\infty,\\infty)
+\(-\\infty,\\infty\)\s*[\^_]\s*\{?\s*\+\s*\}? => (0,\\infty)
+(?<=\))\s*-\s*(?=\\\{) => \\setminus@
+\\math(?:rm|normal)\s*\{\s*([eidPT])\s*\} => @\1@
+(?<=\d)(?:[eE]|\s+[Ee]\s?|\s*\\text\{E\}\s?)([+-]?\d+)(?![\w.]) => *10^{\1}
+\\\$\s*(-?[\d.]+) => \1\\text{ dollar}@
+\\{{text}}\{abs\}\s*\(([^()]*)\) => |\1|
+\\?(?:{{text}}\{\s*cis\s*\}|cis\b)\s*(?:\(([^()]*)\)|([^\s(]\S*)) => (\\cos(\1\2)+i\\sin(\1\2))
+\\sqrt\s*\(([^()]*)\)|\bsqrt\s*\(([^()]*)\) => \\sqrt{\1\2}
+(?i:\A\W*(?:text\W*)?(?:all\s+)?(?:real\s+)?(?:reals|numbers?)\s+(?:\$?\w\$?\s+)?except)[\s}]*(.+?)\Z => {{reals}}\1\\}
+\b(\d+)\s+(?:\\text\{\s*)?to\s*\}?\s+(\d+)\b => \1:\2
+\(\s*(\\approx[^()]*)\) => \1
 (\\\{\s*\([a-z](?:,\s*[a-z])*\)\s*): => \1|
-(?<![\w.])\(?(\d\w*)\)?\s*_\s*\{?\s*(\d+)\s*\}?(?=\s*\Z) => @based
-(?<!\w)(\d+)(?=(?:\s*(?:,|\bor\b|\band\b)\s*-?\d+)+\s*(\\pmod\{\d+\})) => \1\2
-(-?\d+)\s*\\pmod\{(\d+)\} => @remainder
-(?<=[\d}])\s*«?({{scales}})s?»?(?![A-Za-z]) => @scale
-(?<=\d)\s*«?dozens?»?(?![A-Za-z]) => \\cdot 12
-\\\$\s*(-?[\d.]+) => \1«dollar»
-\\\$ =>
-\s+ => @
 """
-_WHOLE = {
-    r"none|(?:there (?:are|is|exists?) )?no (?:\w+ )?(?:solution|value|number|root|integer|function|pair|triple)s?"
-    r"(?: exists?)?": r"\emptyset",
-    "(?:the )?empty set": r"\emptyset",
-    r"(?:the set of )?all (?:the )?real(?: number)?s(?: [a-z])?": r"(-\infty,\infty)",
-    r"dne|does not exist": "undefined",
-    r"neither \w+ nor \w+": "neither",
-    r"(?:the set of )?all (?:the )?integers(?: [a-z])?": r"\mathbb{Z}",
-    r"(?:positive )?infinity": r"\infty",
+_PATTERNS = {
+    "th": "(?:st|nd|rd|th)",
+    "text": "(?:text|mathrm|operatorname)",
+    "reals": r"(-\\infty,\\infty)\\setminus\\{",
 }
-_ONES = re.findall(
-    r"\w+",
-    """zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen
-    eighteen nineteen""",
+
+
+def _rewrite(line: str) -> tuple[re.Pattern[str], str]:
+    for name, value in _PATTERNS.items():
+        line = line.replace("{{" + name + "}}", value)
+    pattern, to = line.split(" =>")
+    return re.compile(pattern, re.DOTALL), to.strip(" ").replace("@", " ")
+
+
+_TABLE = [_rewrite(line) for line in _REWRITES.strip().splitlines()]
+_COMMANDS: dict[str, str] = {
+    name: to
+    for line in re.split(
+        r" = |\n\s*",
+        r"""* times cdot ast bullet star = / div = ≤ le leq leqslant = ≥ ge geq geqslant = ≠ ne neq = < lt = > gt
+        : colon = ≈ approx simeq doteq thickapprox = ∼ sim = ∞ infty = ∅ emptyset varnothing O = ∪ cup = ∩ cap
+        ∖ setminus backslash smallsetminus = ∈ in = ± pm = ∓ mp = | mid vert lvert rvert Vert lVert rVert = ⌊ lfloor
+        ⌋ rfloor = ⌈ lceil = ⌉ rceil = \{ lbrace = \} rbrace = ( langle lparen = ) rangle rparen = [ lbrack = ] rbrack
+        … ldots cdots dots = % percent = ≡ equiv = mod bmod pmod = or lor vee = and land wedge = → to rightarrow
+        frac dfrac tfrac cfrac nicefrac sfrac = binom dbinom tbinom = ⇒ Rightarrow = cong = sqrt = over = choose
+        sum = prod = int = lim""",
+    )
+    for to, *names in [line.split()]
+    for name in (*names, to)
+}
+_WORDS = {"or": "or", "and": "and", "percent": "%", "percentage": "%", "degree": "°", "degrees": "°", "minus": "-"}
+_WORDS |= {"negative": "-", "per": "/", "mod": "mod", "modulo": "mod", "sqrt": "sqrt"}
+_FUNCTIONS = words_in("sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln lg exp gcd lcm max min det")
+_TEXT = words_in("text textbf textit textrm textnormal texttt textsf mathrm mathnormal mbox hbox operatorname")
+_NAMED = words_in(
+    """angle measuredangle triangle overline bar vec overrightarrow overleftarrow overleftrightarrow widehat hat tilde
+    dot ddot mathbb mathcal mathscr mathfrak mathbf boldsymbol bm"""
 )
-_TENS = re.findall(r"\w+", "twenty thirty forty fifty sixty seventy eighty ninety")
-_NUMBERS = {name: i for i, name in enumerate(_ONES)} | {name: 10 * i for i, name in enumerate(_TENS, 2)}
-_PARTS = re.findall(r"\w+", "half third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth")
-_DENOMINATORS = {name: i for i, name in enumerate(_PARTS, 2)} | {"halve": 2, "quarter": 4, "hundredth": 100}
-_SIGNS: dict[str, str] = dict(
+_BOLD = words_in("mathbf boldsymbol bm overline")
+_SYMBOLS = words_in(
+    """alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau upsilon phi chi psi
+    omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega hbar ell partial nabla Re Im perp parallel oint
+    forall exists circ dagger leftarrow varphi varepsilon vartheta varrho varsigma"""
+)
+_SIGNS = dict(
     re.findall(
         r"(\S)(\S+)",
-        r"""−- –- —- ×\times ·\cdot ÷\div ⁄/ ∪\cup ∞\infty π\pi ≤\le ≥\ge ≠\ne ≈\approx ∅\emptyset ±\pm ∈\in ∠\angle
-        △\triangle ℝ\mathbb{R} θ\theta ≡\equiv Ω\Omega Ω\Omega µ\mu μ\mu ⇒\Rightarrow
-        ¢cents 、, 。. 或or 和and 与and 且and""",
+        r"""−- –- —- ×\times ·\cdot ÷\div ⁄/ ∪\cup ∩\cap ∞\infty π\pi ≤\le ≥\ge ≠\ne ≈\approx ∅\emptyset ±\pm ∈\in
+        ∠\angle △\triangle θ\theta ≡\equiv Ω\Omega Ω\Omega µ\mu μ\mu ⇒\Rightarrow ¢cents 、, 。. ；; 或or 和and 与and
+        且and""",
     )
 )
-_COMMANDS = dict(
-    re.findall(
-        r"([a-z]+)(\S+)",
-        r"lbrace\{ rbrace\} langle( rangle) lparen( rparen) lbrack[ rbrack] lt< gt> colon: dfrac\frac tfrac\frac",
-    )
-)
-_COMMANDS |= dict.fromkeys(("mid", "vert", "lvert", "rvert", "Vert", "lVert", "rVert"), "|")
-_COMMANDS |= dict.fromkeys(("cfrac", "nicefrac", "sfrac"), r"\frac")
-_COMMANDS |= {"lor": " or ", "vee": " or ", "land": " and ", "wedge": " and "}
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 _SEPARATOR = r"(?:,|\{,\}|\\[,;: ]|~|'|_|[ ])"
 _TUPLE = re.compile(r"(?<!\w)(?:[(\[]|\\\{)\s*-?\d+(?:\s*,\s*-?\d+)+\s*(?=[)\]]|\\\})")
 _GROUPED = re.compile(
-    rf"(?<![\d.])(?!0\d*{_SEPARATOR})(?:\d{{1,3}}(?:{_SEPARATOR}\d{{3}})+|\d{{1,2}}(?:,\d{{2}})+,\d{{3}})(?!\d|(?!_\d\d?(?!\d)){_SEPARATOR}\d)"
+    rf"(?<![\d.])(?!0\d*{_SEPARATOR})(?:\d{{1,3}}(?:{_SEPARATOR}\d{{3}})+|\d{{1,2}}(?:,\d{{2}})+,\d{{3}})"
+    rf"(?!\d|(?!_\d\d?(?!\d)){_SEPARATOR}\d)"
 )
+_REPEATING = re.compile(
+    r"(?<![\d.])(\d{0,20})\.(?:(\d{0,20}?)(?:\\(?:overline|bar)\s*\{(\d{1,20})\}|\((\d{1,20})\)(?!\d)"
+    r"|\\dot\s*\{?(\d)\}?(?:(\d{0,20})\\dot\s*\{?(\d)\}?)?)|(\d{0,3}?)(\d{1,6}?)\9{2,}(?:\\[lc]?dots|\.\.\.))"
+)
+_BASED = re.compile(
+    r"(?<![\w.])\(?(\d\w*?)\)?\s*_\s*\{?\s*(?:\\text\w*\{\s*)?(\d+|[a-z]{3,})\s*\}*(?=\s*(?:\Z|\$|\\\)))"
+)
+_LINES = re.compile(
+    r"\\begin\{(?:array|aligned|align\*?|gathered|split)\}(?:\{[^{}]*\})?(.*?)\\end\{\w+\*?\}", re.DOTALL
+)
+_SCAN = re.compile(
+    r"(?P<gap>\s+|~|\\[,;: ]|\\q?quad(?![A-Za-z]))|(?P<n>\d+(?:\.\d+)?|\.\d+)|\\(?P<c>[A-Za-z]+)\*?|(?P<e>\\.)"
+    r"|(?P<w>[A-Za-z]-[a-z]{5,}|[A-Za-z]+)|(?P<z>[\u4e00-\u9fff]+)|(?P<o>\.\.\.|[<>!]=|=<|.)",
+    re.DOTALL,
+)
+_MATRIX = re.compile(r"\{([bBpvV]?)(?:small)?matrix\*?\}(.*?)\\end\{\w+\*?\}", re.DOTALL)
+_POWER = re.compile(r"\s*\^\s*(?:\{\s*([-+]?\d)\s*\}|(-?\d))")
+_ARGUMENT = re.compile(r"\s*(\\?[A-Za-z]+|.)", re.DOTALL)
+_POINTS = re.compile(r"\s*(\\?[A-Z]+'*|\\[A-Za-z]+|\w)")
+_UNITS_ONLY = re.compile(
+    r"(?:\s*\^\s*\{?\s*-?\d\s*\}?|\s*/\s*[A-Za-z]+|\s+[mgshdlLCFKNJWVASEMTHk](?![A-Za-z]))*\s*(?:\Z|\d)"
+)
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+_ARTICLE = re.compile(r"\s+(?:(?!sin|cos|tan|log|ln|exp|sqrt)[a-z]{3}|\d)")
+_EQUAL = {"!=": "≠", "<=": "≤", "=<": "≤", ">=": "≥", "...": "…", r"\%": "%", r"\&": "and", r"\|": "|"}
+_SHORT = words_in("is of to no it at on by be if am pm do as")
+_UNIT_LETTERS = frozenset("mgshdlLCFKNJWVASEMTHk")
 
 
 def in_latex(text: str) -> str:
     """Convert Unicode digits, separators, fractions, roots and operators to LaTeX."""
     text = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+", lambda match: "^{" + match[0].translate(_SUPERSCRIPTS) + "}", text)
-    text = re.sub("[\u00ad\u200b-\u200d\u2060\ufeff]", "", text)
+    text = re.sub("[\u00ad\u0304\u0305\u200b-\u200d\u2060\ufeff]", "", text)
     text = re.sub(r"(?<=\d)[\u00a0\u2009\u202f](?=\d{3}(?!\d))", ",", text)
     text = unicodedata.normalize("NFKC", re.sub(r"(?<=\d)(?=[¼-¾⅐-⅞])", " ", text))
     for sign, operator in _SIGNS.items():
@@ -184,49 +169,40 @@ def in_latex(text: str) -> str:
     return re.sub(r"(?<=\d)(?<!\b0) ?[xX] ?(?=\d)", r"\\times ", text)
 
 
-def without_separators(text: str) -> str:
-    """``70,000`` as ``70000``, but not the interval ``(0,100)``."""
-    text = _TUPLE.sub(lambda match: match[0].replace(",", ", "), text)
-    return _GROUPED.sub(lambda match: re.sub(r"\D", "", match[0]), text)
+@lru_cache(maxsize=1024)  # all samples of a row have one reference
+def tokens(text: str) -> tuple[Token, ...]:
+    (first, to), *others = _TABLE
+    text = first.sub(to, in_latex(text))
+    text = _TUPLE.sub(lambda match: match[0].replace(",", ", "), text)  # the interval (0,100) is not the number 0100
+    text = _GROUPED.sub(lambda match: re.sub(r"\D", "", match[0]), text)
+    text = _REPEATING.sub(_repeating, _BASED.sub(_based, text))
+    for pattern, to in others:
+        text = pattern.sub(to, text)
+    found: list[Token] = []
+    _scan(_LINES.sub(_lines, text)[: 3 * LONGEST], found, is_text=False)
+    while found and found[-1].text in (".", ",", ";", ":"):
+        found.pop()
+    return tuple(_with_moduli(_with_numbers(found)))
 
 
-def normal(text: str) -> str:
-    """The text in one notation."""
-    text = without_separators(
-        re.sub(r"\\(?:left|right)(?![A-Za-z])(?:\s*\.)?|\\!\s*|(?<=\d)\\\s(?=\d{3})", "", in_latex(text))
-    )
-    for pattern, replacement in _REWRITES:
-        text = pattern.sub(replacement, text)
-    text = text.strip().rstrip(".,;:").strip()
-    plain = re.sub(r"[«».]", "", text).casefold()
-    return next((value for pattern, value in _WHOLE.items() if re.fullmatch(pattern, plain)), text)
-
-
-def _name(match: re.Match[str]) -> str:
-    """Segments and angles are the same backwards, triangles in any order of their points."""
-    kind, points = match[1], match[2] or match[3]
-    correspond = kind == "triangle" and re.search(r"\\(?:sim|cong)(?![A-Za-z])", match.string)
-    turned = "".join(sorted(points)) if kind == "triangle" else points[::-1]
-    if kind == "overline":
-        return f" {min(points, turned)} "
-    return f" «{kind}{points if correspond or kind in ('vec', 'overrightarrow') else min(points, turned)}» "
-
-
-def _bound(match: re.Match[str]) -> str:
-    """The one integer in multiples of pi is named n."""
-    names = set(re.findall(r"(?<![A-Za-z\\«])[kmn](?![A-Za-z])", match[0]))
-    return re.sub(rf"(?<![A-Za-z\\«]){names.pop()}(?![A-Za-z])", "n", match[0]) if len(names) == 1 else match[0]
+def _based(match: re.Match[str]) -> str:
+    """A numeral as its value and a word, so that it differs from a number without a base."""
+    try:
+        return rf"{int(match[1], NUMBERS.get(match[2], 0) or int(match[2]))} \text{{ base}}"
+    except ValueError:
+        return match[0]
 
 
 def _repeating(match: re.Match[str]) -> str:
-    whole, digits, *periods = (each or "" for each in match.groups())
-    period, ends = "".join(periods), int(whole + digits or 0)
+    whole, *parts = (each or "" for each in match.groups())
+    digits, period = parts[0] + parts[6], "".join(parts[1:6]) + parts[7]
+    ends = int(whole + digits or 0)
     return rf"\frac{{{int(whole + digits + period) - ends}}}{{{(10 ** len(period) - 1) * 10 ** len(digits)}}}"
 
 
 def _lines(match: re.Match[str]) -> str:
     """A table of numbers as a matrix, values with conditions as pairs, other lines as a list."""
-    relation = r"[=<>]|\\(?:[gl]e|ne)"
+    relation = r"[=<>]|\\(?:[gl]eq?|ne)(?![a-z])"
     if "&" in match[1] and not re.search(rf"{relation}|\\text", match[1]):
         return rf"\begin{{pmatrix}}{match[1]}\end{{pmatrix}}"
     lines = []
@@ -237,109 +213,188 @@ def _lines(match: re.Match[str]) -> str:
     return ", ".join(filter(None, lines))
 
 
-def _unit(match: re.Match[str]) -> str:
-    """A letter at the end is a unit, unless its side of an equation has other symbols."""
-    side = match.string[: match.start()].rpartition("=")[2]
-    return (
-        match[0] if re.search(r"(?<![A-Za-z\\«])[A-Za-z](?![A-Za-z»])|\\[a-z]+a(?![a-z])", side) else f" «{match[1]}» "
-    )
+def group(text: str, start: int) -> tuple[str, int]:
+    """What the braces that open at ``start`` enclose, and where they end: 0 if they do not."""
+    depth = 0
+    for match in _BRACE.finditer(text, start):
+        depth += {"{": 1, "}": -1}.get(match[0], 0)
+        if depth == 0:
+            return text[start + 1 : match.start()], match.end()
+    return text[start + 1 :], 0
 
 
-def _ratio(match: re.Match[str]) -> str:
-    """``2:4:6`` as ``(1, 2, 3)``."""
-    terms = [int(each) for each in match[1].split(":")]
-    return f"({', '.join(str(each // (math.gcd(*terms) or 1)) for each in terms)})"
+def _argument(text: str, at: int, pattern: re.Pattern[str] = _ARGUMENT) -> tuple[str, int]:
+    """The argument of a command that ends at ``at``, and its end."""
+    opening = re.compile(r"\s*\{").match(text, at)
+    if opening:
+        inner, end = group(text, opening.end() - 1)
+        return inner, end or len(text)
+    match = pattern.match(text, at)
+    return (match[1], match.end()) if match else ("", at)
 
 
-def _remainder(match: re.Match[str]) -> str:
-    rest, modulus = int(match[1]), int(match[2])
-    return rf"{rest % modulus if modulus else rest}\pmod{{{modulus}}}"
+def _scan(text: str, found: list[Token], is_text: bool) -> None:
+    at, gap = 0, False
+    while at < len(text):
+        match = _SCAN.match(text, at)
+        assert match is not None
+        kind, value, at, before = match.lastgroup, match[match.lastgroup or 0], match.end(), len(found)
+        last = found[-1] if found else Token("", "")
+        value = _EQUAL.get(value, value)
+        if kind == "n" or kind == "z":
+            found.append(Token("n" if kind == "n" else "w", value, gap))
+        elif kind == "w":
+            _letters(value, found, gap, is_text, text[at:])
+        elif kind == "c":
+            at = _command(value, text, at, found, gap)
+        elif value == "_" and last.kind in ("s", "w"):
+            below, at = _argument(text, at)
+            parts: list[Token] = []
+            _scan(below, parts, is_text=False)
+            found[-1] = last._replace(text=f"{last.text}_{''.join(each.text for each in parts)}")
+        elif value in "'’′":
+            found[-1:] = [last._replace(text=last.text + "'")] if last.kind == "s" else found[-1:]
+        elif kind == "o" and value == "-" and (last.kind == "w" if text[at : at + 1].isalpha() else is_text):
+            if text[at : at + 1].isdigit():
+                found.append(Token("o", "-", gap))  # else a hyphen
+        elif (kind == "o" and value not in '$€£¥₹"“”«»?') or value in ("%", "and", "|", r"\\", r"\{", r"\}"):
+            found.append(Token("o", value, gap))
+        gap = kind == "gap" or (gap and before == len(found))
+        if before != len(found) and found[-1].kind == "w" and (power := _POWER.match(text, at)):
+            found[-1] = found[-1]._replace(text=f"{found[-1].text}^{power[1] or power[2]}")
+            at = power.end()
 
 
-def _vector(match: re.Match[str]) -> str:
-    """``2i - k``, of unit vectors, as ``(2, 0, -1)``."""
-    terms = re.findall(r"(.*?)«u([ijk])»", match[2])
-    values = {
-        axis: part + "1" * (part in ("", "+", "-")) for part, axis in ((re.sub(r"\s", "", a), b) for a, b in terms)
-    }
-    return f"{match[1]}({', '.join(values.get(axis, '0') for axis in ('ijk' if 'k' in values else 'ij'))})"
+def _letters(run: str, found: list[Token], gap: bool, is_text: bool, rest: str) -> None:
+    """Add the tokens of some letters: a function, a word, a unit after a number, or one symbol each."""
+    low, last = run.casefold(), found[-1] if found else Token("", "")
+    before = found[-2] if len(found) > 1 else Token("", "")
+    is_after_unit = last.text in ("*", "/") and before.kind == "w"
+    is_after_number = last.kind in ("n", "w") or last.text in (")", "}", "°", "%", "mu") or is_after_unit
+    side = found[max((i for i, each in enumerate(found) if each.text in ("=", ",", "≈")), default=0) :]
+    if run in _FUNCTIONS and not (run in ("min", "sec") and is_after_number):
+        found.append(Token("f", run, gap))
+    elif run in ("pi", "inf", "infinity"):
+        found.append(Token("s", "pi" if run == "pi" else "∞", gap))
+    elif low in ("am", "pm") and is_after_number:
+        found.append(Token("w", low, gap))
+    elif run == "a" and _ARTICLE.match(rest):
+        found.append(Token("w", run, gap))
+    elif low in _WORDS:
+        found.append(Token("o", _WORDS[low], gap))
+    elif (split := re.fullmatch(r"(a?)(sin|cos|tan|log|ln)([a-zA-Z])", run)) and not is_text:
+        found += [Token("s", split[1], gap)] * bool(split[1])
+        found += [Token("f", split[2], gap), Token("s", split[3], True)]
+    elif len(run) == 1:
+        is_unit_at_end = (
+            run in _UNIT_LETTERS and (gap or last.text == "°") and is_after_number and _UNITS_ONLY.match(rest)
+        )
+        has_symbols = any(each.kind == "s" for each in side) or any(each.text in ("sum", "prod") for each in found)
+        is_word = is_text and (is_after_number or any(each.kind == "n" for each in found[-8:]))
+        is_measure = (last.text == "/" and is_after_unit) or (is_unit_at_end and not has_symbols)
+        found.append(Token("w" if is_word or is_measure else "s", run, gap))
+    elif is_text or _is_word(run, is_after_number):
+        found.append(Token("w", symbol_of(run), gap))
+    else:
+        found += [Token("s", letter, gap and not i) for i, letter in enumerate(run)]
 
 
-def _counted(match: re.Match[str]) -> str:
-    """``two hundred and five`` in digits, ``two fifths`` as a fraction."""
-    total, below, last = 0, 0, "hundred"
-    for word in re.findall(r"\d+|\b(?!and\b)[a-z]+", match[1].casefold()):
-        if word in SCALES:
-            below = (below or 1) * 10 ** SCALES[word]
-            total, below = (total, below) if word == "hundred" else (total + below, 0)
-        elif word.isdigit():
-            total = int(word)
-        elif last in SCALES or (last in _TENS and 0 < _NUMBERS[word] < 10):
-            below += _NUMBERS[word]
+def _is_word(run: str, is_after_number: bool) -> bool:
+    if len(run) < 3 or not re.search("[aeiouyAEIOUY]", run):
+        return (is_after_number and is_unit(run)) or run in _SHORT or (len(run) > 2 and run.isupper()) or len(run) > 4
+    return not re.fullmatch("[apx][bqy][crz]", run)
+
+
+def _command(name: str, text: str, at: int, found: list[Token], gap: bool) -> int:
+    """Add the tokens of a command that ends at ``at``; return where to go on."""
+    last = found[-1] if found else Token("", "")
+    if name in _TEXT:
+        inner, at = _argument(text, at)
+        is_function = inner in _FUNCTIONS and inner not in ("min", "sec")
+        is_name = name in ("mathrm", "operatorname") and len(inner) == 1 and not found
+        _scan(inner, found, is_text=not is_function and not is_name)
+    elif name == "begin" and (matrix := _MATRIX.match(text, at)):
+        found.append(Token("v" if matrix[1] == "v" else "m", matrix[2], gap))
+        return matrix.end()
+    elif name in _COMMANDS:
+        found.append(Token("s" if name == "infty" else "o", _COMMANDS[name], gap))
+    elif name in _FUNCTIONS:
+        found.append(Token("f", name, gap))
+    elif name in ("AA", "Omega") and (last.kind in ("n", "w") or last.text in ("}", ")")):
+        prefix = found.pop().text if last.text in ("k", "M", "m") else ""
+        found.append(Token("w", "angstrom" if name == "AA" else prefix + "Omega", gap))
+    elif name in _NAMED:
+        inner, end = _argument(text, at, _POINTS)
+        letters = re.sub(r"\\math(?:bf|rm|it)|\\hat|math(?=\Z)|[^A-Za-z\d]", "", inner)
+        if letters in ("i", "j", "k") and name in ("hat", "vec", "widehat", "mathbf", "bm", "boldsymbol"):
+            found.append(Token("s", f"unit {letters}", gap))
+        elif name in _BOLD or not letters or (len(letters) > 2 and not letters.isupper()):
+            return at
         else:
-            return match[0]
-        last = word
-    value, part = total + below, _DENOMINATORS.get((match[3] or "").casefold())
-    fraction = part and (rf"({value}+\frac{{1}}{{{part}}})" if match[2] else rf"\frac{{{value}}}{{{part}}}")
-    return f"{fraction or value} "
+            found.append(Token("s", _name(name, letters, text), gap))
+        return end
+    elif name in _SYMBOLS:
+        found.append(Token("s", name.removeprefix("var"), gap))
+    return at
 
 
-def _based(match: re.Match[str]) -> str:
-    """A numeral as its value and a word, so that it differs from a number without a base."""
-    try:
-        return f"{int(match[1], int(match[2]))} «base»"
-    except ValueError:
-        return match[0]
+def _name(kind: str, points: str, text: str) -> str:
+    """Segments and angles are the same backwards, triangles in any order of their points."""
+    kind = kind.removeprefix("measured").replace("widehat", "arc")
+    if kind == "triangle" and not re.search(r"\\(?:sim|cong)(?![A-Za-z])", text):
+        points = "".join(sorted(points))
+    return f"{kind} {min(points, points[::-1]) if kind in ('angle', 'arc', 'overleftrightarrow') else points}"
 
 
-_FUNCTIONS: dict[str, Callable[[re.Match[str]], str]] = {
-    "base": lambda match: f"_{{{_NUMBERS.get(match[1], match[1])}}}",
-    "based": _based,
-    "counted": _counted,
-    "vector": _vector,
-    "command": lambda match: _COMMANDS[match[1]],
-    "lines": _lines,
-    "bound": _bound,
-    "name": _name,
-    "remainder": _remainder,
-    "ratio": _ratio,
-    "unit": _unit,
-    "repeating": _repeating,
-    "scale": lambda match: rf"\cdot 10^{{{SCALES[match[1]]}}}",
-    "words": lambda match: re.sub(r"(?<![\\A-Za-z])[A-Za-z]+(?:['’.-][A-Za-z]+)*\.?", r"«\g<0>»", f" {match[1]} "),
-}
-_GROUP = r"[^{}]*"
-for _ in range(4):
-    _GROUP = rf"(?:[^{{}}]|\{{{_GROUP}\}})*"
-_CONSTANTS = {
-    "any": "«(?:for|where|with|any|all|every|each|some|real|integers?|constants?)»",
-    "commands": "|".join(_COMMANDS),
-    "counts": rf"(?:(?:{'|'.join((*_TENS, *reversed(_ONES), *SCALES))})(?![A-Za-z])(?:[\s«»,-]|\band\b)*)+",
-    "parts": f"(?:{'|'.join(_DENOMINATORS)})",
-    "and_a": r"(?:(?:\band\b)?\s*«?\ban?\b»?\s*)",
-    "open": r"\s*\{?\s*",
-    "bold": r"(?:\\math(?:bf|rm|it)\s*\{?\s*)",
-    "of_naturals": r"(?:\\ge\s*[01]|>\s*0|\\in\s*\\mathbb\{[NZ]\}[^,]*|«(?:is|are)»{{natural}})",
-    "natural": r"(?:\s|«(?:an?|any|all|every|some|(?:non-?)?negative|positive|natural|integers?|numbers?)»)+",
-    "functions": "sqrt|sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|sinh|cosh|tanh|log|ln|exp|pi|gcd|lcm|max|min",
-    "units": "km|cm|mm|kg|mg|m[lL]|min|ft|in|yd|mi|hr|lb|oz|[kM]?Hz|kN|kJ|kW|Pa|cc",
-    "power": r"(\s*\^\s*\{?\d\}?)?",
-    "plurals": "mph|kmh|lbs|hrs|rpm|pts|cms|kms|kgs|gms|mls|yrs",
-    "cons": "[b-df-hj-np-tv-xzB-DF-HJ-NP-TV-XZ]",
-    "last": "(?![A-Za-z»])",
-    "ends": r"(?![A-Za-z]|[\s«»]*to\b)",  # not one to one
-    "end": r"(?=\s*(?:(?:\^\s*\{?-?\d\}?\s*|/\s*\w+\s*(?:\^\s*\{?\d\}?\s*)?)?\Z|\s\d+\s*[a-z]))",
-    "scales": "|".join(SCALES),
-    "group": rf"\{{({_GROUP})\}}",
-}
+def _with_numbers(found: list[Token]) -> list[Token]:
+    """Numbers in words as digits, ``million`` as a factor, hours of the afternoon from 13."""
+    result: list[Token] = []
+    words = [each.text.casefold() for each in found]
+    i = 0
+    while i < len(found):
+        token, word, last = found[i], words[i], result[-1] if result else Token("", "")
+        is_amount = last.kind == "n" or last.text in ("dollar", "}", ")")
+        is_dozen = word in SCALES and i + 1 < len(found) and not (last.kind == "w" and last.text not in ("a", "is"))
+        if token.kind == "w" and word in SCALES and is_amount:
+            at = len(result) - (last.kind == "w")
+            result[at:at] = [Token("o", "*"), Token("n", str(SCALES[word]))]
+        elif token.kind == "w" and (word in NUMBERS or (is_dozen and word == "dozen")):
+            number, taken = counted(words[i:])
+            result += [Token("n" if each.isdigit() else "o", each) for each in re.findall(r"\d+|.", number)]
+            i += taken - 1
+        elif token.kind == "w" and word in PARTS and not result and i + 1 < len(found) and word != "half":
+            result.append(Token("n", str(PARTS[word])))  # the fourth quadrant
+        elif word == "pm" and [each.kind for each in result[-3:]] == ["n", "o", "n"] and result[-2].text == ":":
+            result[-3] = Token("n", str(int(result[-3].text) % 12 + 12))
+        elif word == "mu" and i + 1 < len(found) and found[i + 1].kind == "w":
+            result.append(Token("w", "u" + found[i + 1].text, token.gap))
+            i += 1
+        else:
+            result.append(token)
+        i += 1
+    return result
 
 
-def _rewrite(line: str) -> tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]:
-    pattern, replacement = (side.strip(" ") for side in line.split(" =>"))
-    for name, value in _CONSTANTS.items():
-        pattern = pattern.replace("{{" + name + "}}", value)
-    function = _FUNCTIONS.get(replacement.removeprefix("@"))
-    return re.compile(pattern.replace(r"\>", "(?![A-Za-z])")), function or replacement.replace("@", " ")
+def _with_moduli(found: list[Token]) -> list[Token]:
+    r"""``12 \pmod{7}`` as 5 and the word ``mod7``."""
+    at = next((i for i, each in enumerate(found) if each.text == "mod"), 0)
+    digits = [int(each.text) for each in found[at:] if each.kind == "n" and each.text.isdigit()]
+    start = max((i + 1 for i, each in enumerate(found[:at]) if each.text in ("≡", "=", "∈")), default=0)
+    if not at or len(digits) != 1 or not digits[0] or any(each.kind not in "no" for each in found[start:at]):
+        return found
+    result: list[Token] = []
+    for i, token in enumerate(found[: at - (found[at - 1].text == "(")]):
+        result.append(token)
+        if i >= start and token.kind == "n" and token.text.isdigit():
+            sign = -1 if result[-2:-1] and result[-2].text == "-" else 1
+            residue = Token("n", str(sign * int(token.text) % digits[0]), token.gap)
+            result[len(result) - 1 - (sign < 0) :] = [residue, Token("w", f"mod{digits[0]}")]
+    return result
 
 
-_REWRITES = [_rewrite(line) for line in _TABLE.strip().splitlines()]
+def render(found: Sequence[Token]) -> str:
+    """The tokens as a text without dress."""
+    text = ""
+    for token in found:
+        text += " " * bool(text and (token.gap or (text[-1:].isalnum() and token.kind in "wsf"))) + token.text
+    return text

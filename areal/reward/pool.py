@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import inspect
 import itertools
 import logging
 import math
 import os
 import sys
+import threading
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from areal.dataclasses import dataclass
 from areal.errors import where_raised
@@ -37,14 +39,15 @@ from areal.reward.frames import (
     unpack,
 )
 from areal.reward.functions import Parameters, is_async, target_of
-from areal.reward.math import call_within
 from areal.wire.bodies import LARGEST_F32
 
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 _PATIENCE_S = 5.0
 _LOAD_S = 120.0
 _QUICK_S = 0.02  # upper limit of the expected duration of a job with several calls
 _MAX_MISSES = 8  # after so many consecutive misses there are no retries, and a miss fails all waiting calls too
+_STOP_S = 1.0
 _FORGETTING = 0.99  # decay of the longest duration, per call
 
 
@@ -369,6 +372,43 @@ class AsyncRewardWrapper:
         kept = 0.0 if self._longest_s == math.inf else _FORGETTING * self._longest_s
         self._longest_s = max(done.seconds, kept)
         return done.value
+
+
+class Expired(BaseException):
+    """Raised in code that exceeds its time limit. It is not an Exception, so that the code does not handle it."""
+
+
+class _InterruptibleCall(threading.Thread, Generic[T]):
+    def __init__(self, function: Callable[[], T]) -> None:
+        super().__init__(name="deadline", daemon=True)
+        self._function = function
+        self.value: list[T] = []
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self.value.append(self._function())
+        except BaseException as error:  # noqa: BLE001 - raised again on the caller's thread
+            self.error = error
+
+    def interrupt(self) -> None:
+        if self.ident is not None:
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.ident), ctypes.py_object(Expired))
+
+
+def call_within(seconds: float, function: Callable[[], T]) -> T:
+    """Call ``function`` on a daemon thread, and return its result or raise its exception. After ``seconds``, raises
+    TimeoutError and interrupts the function at its next bytecode. A function that hangs in C code keeps running."""
+    call = _InterruptibleCall(function)
+    call.start()
+    call.join(seconds)
+    if call.is_alive():
+        call.interrupt()
+        call.join(_STOP_S)
+        raise TimeoutError(f"not done within {seconds:g} s")
+    if call.error is not None:
+        raise call.error
+    return call.value[0]
 
 
 async def _on_a_thread(function: Callable[..., Any], timeout_s: float, *args: Any, **kwargs: Any) -> Any:

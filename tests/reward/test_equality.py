@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from areal.reward import notation
 from areal.reward.answers import final_answer
-from areal.reward.equality import read
 from areal.reward.math import math_verify_reward_fn
 
 FOLDER = Path(__file__).parent
@@ -43,13 +42,15 @@ def test_table_of_answers_has_its_verdicts(table: str, part: int) -> None:
 
 def test_each_rewrite_has_an_example_that_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     examples = [line.split("\t") for line in (FOLDER / "notation.tsv").read_text().splitlines()[1:]]
-    rewrites = notation._REWRITES
+    rewrites = notation._TABLE
     assert len(examples) == len(rewrites)
     for i, (answer, form) in enumerate(examples):
-        assert notation.normal(answer) == form
-        monkeypatch.setattr(notation, "_REWRITES", rewrites[:i] + rewrites[i + 1 :])
-        assert notation.normal(answer) != form, rewrites[i]
-        monkeypatch.setattr(notation, "_REWRITES", rewrites)
+        assert notation.render(notation.tokens(answer)) == form
+        monkeypatch.setattr(notation, "_TABLE", rewrites[:i] + rewrites[i + 1 :])
+        notation.tokens.cache_clear()
+        assert notation.render(notation.tokens(answer)) != form, rewrites[i]
+        monkeypatch.setattr(notation, "_TABLE", rewrites)
+        notation.tokens.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -276,13 +277,12 @@ PATHOLOGICAL = [
 
 
 @pytest.mark.parametrize("answer", PATHOLOGICAL, ids=range(len(PATHOLOGICAL)))
-def test_answer_that_would_take_for_ever_is_wrong_soon(answer: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("areal.reward.math._DEADLINE_S", 5.0)
+def test_answer_that_would_take_for_ever_is_wrong_soon_without_a_clock(answer: str) -> None:
     began = time.thread_time()
     for right in ("18", "x^2+1", r"\frac{1}{3}, 2"):
         assert not is_right(answer, right)
         assert not is_right(right, answer[:5000] or "0")
-    assert time.thread_time() - began < 60  # most of it on the thread that is interrupted
+    assert time.thread_time() - began < 5
 
 
 @given(
@@ -291,6 +291,5 @@ def test_answer_that_would_take_for_ever_is_wrong_soon(answer: str, monkeypatch:
 )
 @settings(deadline=None, max_examples=150)
 def test_no_text_breaks_the_comparison(text: str, right: str) -> None:
-    read(text)
     assert math_verify_reward_fn("q", text, answer=right) in (0.0, 1.0)
     assert final_answer(text) != ""
