@@ -19,12 +19,12 @@ from areal.reward.units import measure, symbol_of
 
 _MOST_BOXES = 20
 
-_SPECIAL_TOKEN = re.compile(r"<\|[^|<>]*\|>|</s>|<end_of_turn>|<eos>")
+_SPECIAL_TOKEN = re.compile(r"</answer>|<\|[^|<>]*\|>|</s>|<end_of_turn>|<eos>")
 _BOX = re.compile(r"\\f?box(?:ed)?(?![A-Za-z])\s*")
-_MARK = re.compile(r"####\s*(?=[-+\d.$€£¥({*\\]|\Z)")  # before other text it is a heading
+_MARK = re.compile(r"####\s*(?=[-+\d.$€£¥({*\\]|\Z)|<answer>\s*")  # before other text it is a heading
 _STATED = re.compile(
-    r"(?:\b(?:[Aa]nswer|ANSWER|[Oo]ption|[Cc]hoice)(?:\s*[*:]|\s+(?:is|(?:would|must|should|has\sto)\s+be)\b)"
-    r"|故选|【?答案】?[是为选]?)[\s:：*\"“]*(?=[^\s.!?*])"
+    r"(?:\b(?:[Aa]nswer|ANSWER|[Oo]ption|[Cc]hoice)(?:\s*[*:]|\s+[-–—]\s|\s+(?:is|(?:would|must|should|has\sto)\s+be)\b)"
+    r"|(?:故|应|题)选择?(?:选项)?|【?答案】?[是为选]?)[\s:：*\"“]*(?=[^\s.!?*])"
     r"|(?:(?<!not )(?<!n't )\b(?:choose|pick|select|go with|answer|is|corresponds?\sto|matches|gives|yields|leaves"
     r"|[Ii]t['’]s|[Ss]o)\s+"
     r"(?:(?:the\s+)?(?:answer\s+)?(?:option|choice|answer)\s+)?|,\s(?:answer\s)?(?:option|choice)\s)"
@@ -40,10 +40,11 @@ _REJECTED = re.compile(  # before "but", and at the end of a sentence
 )
 _ASIDE = re.compile(r"(?<=\w)\s\((?!or\b|maybe|perhaps|possibly|mod)(?=[^()]*\d)(?=[^()]*[A-Za-z]{2})[^()]*\)")
 _CLOSING = re.compile(r"\n\s*(?:Let me know|I hope|Hope|Feel free|Would you|Do you|If you|Please)\b[^\n]*\s*\Z")
-_UNIT = re.compile(r"[ ]?(?!in\b|A\b)([A-Za-z]+)(?:\^\d)?(?:/[A-Za-z]+(?:\^\d)?)?\b")
+_UNIT = re.compile(r"[ ]?(?!in\b|A\b)([kM]?\\Omega|[A-Za-z]+)(?:\^\d)?(?:/[A-Za-z]+(?:\^\d)?)?\b")
 _WITHDRAWN = re.compile(r"\b(?:Wait|Actually|Hmm|On second thought|Correction)\b")
 _RESTATED = re.compile(r"(?<=[\d$)}%])[,;]?\s+\(?(?:i\.e\.|that is,|which (?:is|equals)\b)")
 _LETTER_LINE = re.compile(r"^\W*([A-J])\W*$", re.MULTILINE)
+_LABELLED = re.compile(r"\W*\(?[A-J][).:]\s[^\n]*\s*")
 _EMPHASIS = re.compile(r"(?<!not )(?<!n't )\*\*\W*([A-J])\W*\*\*\W*\Z")
 _SENTENCE_END = re.compile(r"\n|[.!?](?:\s|\Z)")
 _FORMULA = re.compile(r"\$([^$\n]+(?:\$(?:,?\s*(?:or|and)|,)\s*\$[^$\n]+)*)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
@@ -61,7 +62,11 @@ _PROSE_NUMBER = re.compile(  # including context that changes its value or adds 
     rf"|[^\W\d_]\w*|\\sqrt\s*\{{[^{{}}]*\}}| ?\\pi(?![a-z])"
     rf"|(?:° ?[NSEW]\b| ?\\?%| (?:{SCALE}|squared|cubed|and a half)\b))?"
 )
-_REFUTED = r"\s*(?:is|are|was)(?:n['’]t|\s+(?:not|wrong|false|incorrect|impossible))\b"
+_REFUTED = r"(?:\s*(?:is|are|was)(?:n['’]t|\s+(?:not|wrong|false|incorrect|impossible))\b|\s*(?:错|不正确|不对|不成立))"
+_PREDICATE = re.compile(
+    r".*\b(?:is|are|equals)\s+(?!not\b|an?\b|the\b|true|false|correct|right|wrong|incorrect)([^?\n]+?)[.!\s]*",
+    re.DOTALL,
+)
 _THUS = re.compile(r"\A(?:thus|therefore|hence|so|then|finally|in conclusion),?\s+", re.IGNORECASE)
 _WINDOW = 80
 _MEASURED = r"(?:hours?|minutes?|seconds?|days?|weeks?|f(?:ee|oo)?t|inch(?:es)?|yards?|dollars?|cents?|pounds?|ounces?)"
@@ -77,6 +82,7 @@ _DOUBT_BEFORE = re.compile(  # text before the last number that makes it one of 
     rf"|\d[ ](?:{_MEASURED}|months?|years?|remainder|r),?"
     rf"(?:[ ]and)?{_GAP}\Z"  # 1 hour and 18 minutes
     r"|\d[ ][A-Za-z]+[ ]in[ ]\Z"  # 180 miles in 3 hours
+    r"|\b(?:maybe|perhaps|possibly)\b[^\w\n]*\Z"
     r"|\b(?:not|never|cannot|whether|[a-z]+n['’]t)\b(?:\s+[A-Za-z]+){0,4}[^\w\n.!?:;,=]*\Z"
     r"|(?:[≤≥≠]|!=|[<>]=|[ \d)$][<>]|(?<![\w</])[A-Za-z][<>]|\\(?:[gl]eq?|neq?)(?![A-Za-z]))\s*[$\\]*\Z",
     re.IGNORECASE,
@@ -115,6 +121,8 @@ def _unmarked(text: str) -> str | None:
     text = _WITHDRAWN.split(_REJECTED.sub("", _ASIDE.sub("", _CLOSING.sub("", text))))[-1]
     before, *statements = _STATED.split(text)
     is_said = bool(statements)
+    if not is_said and _LABELLED.fullmatch(text):
+        return text
     if not is_said and (emphasis := _EMPHASIS.search(text)):
         return emphasis[1]
     if not is_said and len(letters := set(_LETTER_LINE.findall(text))) == 1:
@@ -124,15 +132,25 @@ def _unmarked(text: str) -> str | None:
         _SENTENCE_END.split(_RESTATED.split(after)[0], maxsplit=1)[0].strip(' "”') if is_said else _THUS.sub("", after)
     )
     stated = stated.removesuffix(" only")
+    predicate = None if is_said or "that " in stated else _PREDICATE.fullmatch(stated)
+    if predicate and (
+        (_is_formula(predicate[1]) and re.search(r"[,=(\[{<>\\]|\b(?:and|or)\b", predicate[1]))
+        or not re.search(r"\d", text)
+    ):
+        return predicate[1]
     is_short = len(stated.split()) < 6 and len(_PROSE_NUMBER.findall(stated)) == 1 and not CHANGES.search(stated)
     if is_said and is_short and CHOICES.search(stated.replace(".", "").casefold()):  # a loss of $5
         return rf"\text{{{stated}}}"
-    is_formula = not re.search(r"[A-Za-z]{2}", re.sub(r"\\[A-Za-z]+|\b(?:and|or)\b", "", stated))
+    is_formula = _is_formula(stated)
     if stated and (
         not re.search(r"\d", after if is_said else text) or (is_said and (is_formula or choice_of(tokens(stated))[0]))
     ):
         return stated
     return _last_in_prose(text, doubt=True)
+
+
+def _is_formula(text: str) -> bool:
+    return not re.search(r"[^\W\d_]{2}", re.sub(r"\\[A-Za-z]+|\b(?:and|or)\b", "", text))
 
 
 def right_answer(answer: Any) -> str:
@@ -218,7 +236,7 @@ def _last_in_prose(text: str, doubt: bool = False) -> str | None:
         or (_COMPARED.match(after) and (answer.endswith("%") or before.endswith(", ")))
     )
     unit = _UNIT.match(after)
-    return None if is_doubtful else answer + (unit[0] if unit and measure(symbol_of(unit[1])) else "")
+    return None if is_doubtful else answer + (unit[0] if unit and measure(symbol_of(unit[1].replace("\\", ""))) else "")
 
 
 def _read(text: str) -> Node | None:
@@ -265,7 +283,7 @@ _LABEL = re.compile(
     r"|\s-\s(?=[A-Za-z]{3})|,[^,]{1,40},(?=\sis\b)|(?=(?:,|,?\s)(?:is|as|since|because|因为|for|which|due)\b|,\s(?:the|an?)\s|,\s*-?\d+\Z))|([a-d])\Z)\s*"
 )
 _NO_LABEL = re.compile(
-    rf"{_REFUTED}|[/&+*^=<>]|[,;](?!\s*(?:因为|(?!or\b|and\b)[a-z]{{2}})|\s*-?\d+\Z)|-(?!\s*[\d\\.])|or\b|and\b|\(?[A-J]\)?(?:\W|\Z)"
+    rf"{_REFUTED}|[/&+*^=<>]|[,;](?!\s*(?:因为|(?!or\b|and\b)[a-z]{{2}})|\s*-?\d+\Z)|-(?!\s*[\d\\.]|\s+[A-Za-z]{{3}})|or\b|and\b|\(?[A-J]\)?(?:\W|\Z)"
 )
 _LETTERS = re.compile(r"(?:\(?[A-J]\)?(?:\s*(?:,|;|&|\band\b)\s*|\s+|\Z))+|[A-J]{2,}")
 

@@ -38,7 +38,7 @@ CHANGES = re.compile(  # words that make a number another one, or one of several
     r"\b(?:not|cannot|incorrect|wrong|never|[a-z]+n['’]t|or|and|than|least|most|between|without|except|but|half|halves|third"
     r"|quarter|fifth|tenth|\w+ths|double|twice|thrice|n?either|nor|none|mod|modulo|over|under|above|below|up|instead|minus"
     r"|negative|plus|squared|cubed|root|cube|factorial|reciprocal|inverse|opposite|logarithm|(?:co)?sine|tangent|score"
-    rf"|infinity|inf|out|floor|ceil(?:ing)?|remainder|[不没非]\w*|{SCALE})\b",
+    rf"|infinity|inf|out|floor|ceil(?:ing)?|remainder|[不没非错]\w*|{SCALE})\b",
     re.IGNORECASE,
 )
 CHOICES = re.compile(  # words that a reference with them asks for
@@ -104,6 +104,7 @@ _ORDERED = frozenset(("()", "[]", "[)", "(]"))
 _RELATIONS = words_in("= < > ≤ ≥ ≠ ≈ ∈ ≡ ∼ cong")
 _TURNED = {">": "<", "≥": "≤"}
 _BOTH = frozenset("±∓")
+_TRUTHS = words_in("yes no true false")
 _DEEPEST, _MOST_ITEMS = 12, 64
 
 
@@ -169,7 +170,8 @@ def _unbound(found: Formula) -> Formula:
         others = " ".join(each.text for each in body if each.text not in names)
         is_set = re.fullmatch(r"∈ (?:- ∞ ∞|mathbb \w)\S*(?: \S+)*", others) and not re.search(r"[<]", others)
         is_natural = names <= set("kmn") and re.fullmatch(r"(?:> 0|≥ [01])", others)
-        if len(names) < 3 and ((names and is_set) or is_natural or (len(body) < len(rest) and not others)):
+        is_domain = re.match("≠", others) and not {"<", ">", "≤", "≥", "≠"} & set(texts[:i]) and names <= set(texts[:i])
+        if len(names) < 3 and (is_domain or (names and is_set) or is_natural or (len(body) < len(rest) and not others)):
             return found[:i]
     return found
 
@@ -198,7 +200,7 @@ def _read(found: Formula) -> Node:
     if operators:
         return _group(operators[-1], [found[: -len(parts[-1]) - 1], parts[-1]])
     parts, operators = _split(found, *_RELATIONS)
-    if operators:
+    if operators and any(parts):
         return _relation(parts, operators)
     if signs:
         return _both_signs(found)
@@ -340,8 +342,10 @@ def _sum_of(found: Formula) -> Quantity | None:
     sizes = [each[0] for each in measures if each]
     if len({each and each[1] for each in measures}) > 1 or len(sizes) < len(units) or sizes != sorted(set(sizes))[::-1]:
         return None
-    total = sum(Fraction(each.text) * size for each, size in zip(numbers, sizes, strict=True)) / sizes[-1]
-    return Quantity(render(found), tokens(f"{total.numerator}/{total.denominator}"), (units[-1].text,))
+    total = sum(Fraction(each.text) * size for each, size in zip(numbers, sizes, strict=True))
+    unit = 0 if units[0].text == "dollar" else -1
+    total /= sizes[unit]
+    return Quantity(render(found), tokens(f"{total.numerator}/{total.denominator}"), (units[unit].text,))
 
 
 def same(answer: Node | None, right: Node | None) -> bool:
@@ -369,7 +373,7 @@ def same(answer: Node | None, right: Node | None) -> bool:
     if isinstance(answer, Group) and isinstance(right, Quantity):
         if answer.brackets == "or":
             return all(same(each, right) for each in answer.items)
-        if answer.brackets == "," and _plain(answer.items[0]) in ("yes", "no", "true", "false"):  # yes, it is true
+        if answer.brackets == "," and _plain(answer.items[0]) in _TRUTHS:  # yes, it is true
             return same(answer.items[0], right) or (_plain(answer.items[0]) == "yes" and same(answer.items[1], right))
     group, other = (answer, right) if isinstance(answer, Group) else (right, answer)
     if isinstance(group, Group) and isinstance(other, Quantity):
@@ -424,6 +428,8 @@ def _same_group(answer: Group, right: Group) -> bool:
     if brackets & _ORDERED:
         is_like = len(brackets) == 1 or brackets == {"()", ","} or (len(first) > 2 and brackets == {"()", "[]"})
         return is_like and len(first) == len(second) and all(map(same, first, second))
+    if all(_plain(each) in _TRUTHS for each in first):
+        return len(first) == len(second) and all(map(same, first, second))
     is_inequality = any(isinstance(each, Relation) and not each.values for each in first)
     if len(brackets) > 1 and (brackets & set("∪∩∖|:") or is_inequality):  # and is not or
         return False
@@ -521,7 +527,7 @@ def _same_quantity(answer: Quantity, right: Quantity) -> bool:
         return True
     if not _has(right.formula, "nsfmv") or not _has(answer.formula, "nsfmv"):
         one, other = (re.sub(r"[\W_]", "", _WINS.sub("", each.text.casefold())) for each in (answer, right))
-        words = [sorted(each.words) if "all" in each.words else each.words for each in (answer, right)]
+        words = [sorted(each.words) if {"all", "only"} & {*each.words} else each.words for each in (answer, right)]
         is_name = len(answer.formula) == 1 and answer.formula[0].kind == "s"  # all odd integers n
         is_same = one == other != "" or words[0] == words[1] != ()
         return (is_name or not answer.formula) and not right.formula and (is_same or _ends_with(answer, right))
@@ -542,7 +548,10 @@ def _same_values(answer: Quantity, right: Quantity, tolerance: Fraction | None =
         return _is_cut(answer.formula, right) or _is_cut(right.formula, answer)
     factors = {"%": [Fraction(1, 100)], "°": [value_of(tokens(r"\pi/180"))]}
     one, other = ([ONE, *(factors.get(each.sign, []) if answer.sign != right.sign else [])] for each in (answer, right))
-    return any(_same_formula(answer.formula, right.formula, tolerance, each) for each in itertools.product(one, other))
+    units = [*itertools.product(one, other)]
+    if answer.sign != right.sign and {"rad", "radian"} & {*answer.words, *right.words}:
+        units.remove((ONE, ONE))
+    return any(_same_formula(answer.formula, right.formula, tolerance, each) for each in units)
 
 
 def _is_cut(cut: Formula, whole: Quantity) -> bool:

@@ -60,6 +60,7 @@ n['’]t\b => @not
 (?<=\))\s*-\s*(?=\\\{) => \\setminus@
 \\math(?:rm|normal)\s*\{\s*([eidPT])\s*\} => @\1@
 (?<=\d)(?:[eE]|\s+[Ee]\s?|\s*\\text\{E\}\s?)([+-]?\d+)(?![\w.]) => *10^{\1}
+\A([^$]*)(?<!\\)\$(?=\s*-?[\d.])([^$]*)\Z => \1\\$\2
 \\\$\s*(-?[\d.]+) => \1\\text{ dollar}@
 \\{{text}}\{abs\}\s*\(([^()]*)\) => |\1|
 \\?(?:{{text}}\{\s*cis\s*\}|cis\b)\s*(?:\(([^()]*)\)|([^\s(]\S*)) => (\\cos(\1\2)+i\\sin(\1\2))
@@ -107,7 +108,13 @@ _NAMED = words_in(
     """angle measuredangle triangle overline bar vec overrightarrow overleftarrow overleftrightarrow widehat hat tilde
     dot ddot mathbb mathcal mathscr mathfrak mathbf boldsymbol bm"""
 )
-_BOLD = words_in("mathbf boldsymbol bm overline")
+_BOLD = words_in("mathbf boldsymbol bm")
+_DRESS = words_in(
+    """displaystyle textstyle scriptstyle large Large LARGE huge Huge small normalsize boxed fbox fboxed underline
+    mathit mathsf mathtt mathop checkmark square blacksquare Box qed therefore bf rm it sf tt hfill notag nonumber
+    phantom left right middle quad qquad par noindent centering newline break displaylimits hline textcolor color
+    dollar"""
+)
 _SYMBOLS = words_in(
     """alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau upsilon phi chi psi
     omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega hbar ell partial nabla Re Im perp parallel oint
@@ -301,7 +308,12 @@ def _letters(run: str, found: list[Token], gap: bool, is_text: bool, rest: str) 
 
 def _is_word(run: str, is_after_number: bool) -> bool:
     if len(run) < 3 or not re.search("[aeiouyAEIOUY]", run):
-        return (is_after_number and is_unit(run)) or run in _SHORT or (len(run) > 2 and run.isupper()) or len(run) > 4
+        return (
+            (is_after_number and is_unit(run))
+            or run.casefold() in _SHORT
+            or (len(run) > 2 and run.isupper())
+            or len(run) > 4
+        )
     return not re.fullmatch("[apx][bqy][crz]", run)
 
 
@@ -320,7 +332,7 @@ def _command(name: str, text: str, at: int, found: list[Token], gap: bool) -> in
         found.append(Token("s" if name == "infty" else "o", _COMMANDS[name], gap))
     elif name in _FUNCTIONS:
         found.append(Token("f", name, gap))
-    elif name in ("AA", "Omega") and (last.kind in ("n", "w") or last.text in ("}", ")")):
+    elif name in ("AA", "Omega") and (last.kind in ("n", "w") or last.text in ("}", ")", "k", "M")):
         prefix = found.pop().text if last.text in ("k", "M", "m") else ""
         found.append(Token("w", "angstrom" if name == "AA" else prefix + "Omega", gap))
     elif name in _NAMED:
@@ -328,19 +340,19 @@ def _command(name: str, text: str, at: int, found: list[Token], gap: bool) -> in
         letters = re.sub(r"\\math(?:bf|rm|it)|\\hat|math(?=\Z)|[^A-Za-z\d]", "", inner)
         if letters in ("i", "j", "k") and name in ("hat", "vec", "widehat", "mathbf", "bm", "boldsymbol"):
             found.append(Token("s", f"unit {letters}", gap))
-        elif name in _BOLD or not letters or (len(letters) > 2 and not letters.isupper()):
+        elif name in _BOLD or not letters or (name == "overline" and letters.isupper() and len(letters) > 1):
             return at
         else:
-            found.append(Token("s", _name(name, letters, text), gap))
+            found.append(Token("s", _name(name, letters if letters.isalnum() else inner, text), gap))
         return end
-    elif name in _SYMBOLS:
-        found.append(Token("s", name.removeprefix("var"), gap))
+    elif name not in _DRESS:
+        found.append(Token("s" if name in _SYMBOLS else "o", name.removeprefix("var"), gap))
     return at
 
 
 def _name(kind: str, points: str, text: str) -> str:
     """Segments and angles are the same backwards, triangles in any order of their points."""
-    kind = kind.removeprefix("measured").replace("widehat", "arc")
+    kind = kind.removeprefix("measured").replace("widehat", "arc").replace("overline", "bar")
     if kind == "triangle" and not re.search(r"\\(?:sim|cong)(?![A-Za-z])", text):
         points = "".join(sorted(points))
     return f"{kind} {min(points, points[::-1]) if kind in ('angle', 'arc', 'overleftrightarrow') else points}"

@@ -33,7 +33,7 @@ def symbol_of(word: str) -> str:
     """The symbol of a unit, the whole name of a month, and other words in lower case and the singular."""
     if len(word) < 3:
         return _SYMBOLS.get(word, word)
-    lower, singular = word.casefold(), re.sub(r"(?<=..[^s])s\Z", "", word.casefold())
+    lower, singular = word.casefold(), re.sub(r"(?<=..[^s])(?<!\bthi)s\Z", "", word.casefold())
     known = (_SYMBOLS.get(each) for each in (word, lower, singular, word.removesuffix("s")))
     return next(filter(None, known), word if word.isupper() else singular)
 
