@@ -39,6 +39,7 @@ _ID = re.compile(r"[A-Za-z0-9_][\w.-]*(/[A-Za-z0-9_][\w.-]*)?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _LONGEST_ID = 96
 _ASK_S = 10.0
+_BY_PATH = "a folder of this machine needs no hub: name it by its path, as ./NAME"
 _SHARD = re.compile(r"(.+)-\d{5}-of-(\d{5})(\.safetensors|\.bin)")
 _TRUE = {"1", "true", "yes", "on"}
 
@@ -188,7 +189,7 @@ class Hub:
             raise UsageFault(
                 f"{repo} is no folder here and is not in the cache {self.cache}; to take it from the Hugging Face hub,"
                 " huggingface_hub is needed",
-                hint="pip install huggingface_hub",
+                hint=f"pip install huggingface_hub; {_BY_PATH}",
             ) from error
         try:
             with self._explained(repo, revision, kind):
@@ -233,12 +234,12 @@ class Hub:
         except errors.RepositoryNotFoundError as error:
             key = "that token may not see it" if self.token else "it is private and HF_TOKEN is not set"
             raise NotFound(
-                f"{kind} {repo} is not at {where}, or {key}", hint="check the spelling; a folder is named by its path"
+                f"{kind} {repo} is not at {where}, or {key}", hint=f"check the spelling; {_BY_PATH}"
             ) from error
         except errors.LocalEntryNotFoundError as error:
-            raise ArealError(f"{kind} {repo} cannot be downloaded: {_first_line(error)}") from error
+            raise ArealError(f"{kind} {repo} cannot be downloaded: {_first_line(error)}", hint=_BY_PATH) from error
         except errors.HfHubHTTPError as error:
-            raise ArealError(f"{kind} {repo}: {where} answers: {_first_line(error)}") from error
+            raise ArealError(f"{kind} {repo}: {where} answers: {_first_line(error)}", hint=_BY_PATH) from error
         except OSError as error:
             raise ArealError(f"{kind} {repo} cannot be stored in {self.cache}: {_first_line(error)}") from error
         except ArealError:
@@ -249,7 +250,7 @@ class Hub:
             raise ArealError(
                 f"{kind} {repo} is no folder here and {self._extent(repo, revision, kind)}, and the hub cannot be"
                 f" reached at {where}: {_first_line(error) or type(error).__name__}",
-                hint="check the spelling of a folder; or HF_ENDPOINT and the network",
+                hint=f"{_BY_PATH}; or check HF_ENDPOINT and the network",
             ) from error
 
 

@@ -125,10 +125,12 @@ def test_unknown_revision_is_named(hub: Hub, standin: HubStandin, revision: str)
 
 
 def test_unknown_model_and_unreachable_hub_are_told_apart(hub: Hub, tmp_path: Path) -> None:
-    with pytest.raises(NotFound, match=f"{NAME} is not at {hub.endpoint}"):
+    with pytest.raises(NotFound, match=f"{NAME} is not at {hub.endpoint}") as unknown:
         hub.commit(NAME)
-    with pytest.raises(ArealError, match="cannot be reached at http"):
+    with pytest.raises(ArealError, match="cannot be reached at http") as silent:
         Hub(tmp_path / "cache", "http://127.0.0.1:9").commit(NAME)
+    for caught in (unknown, silent):
+        assert "name it by its path" in str(caught.value.hint)
 
 
 def weights(folder: Path) -> Path:

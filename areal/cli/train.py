@@ -18,7 +18,7 @@ from areal.cli.apply import converge, foreground, preview, resource
 from areal.cli.logs import LogQuery, log_options, print_lines, show_logs
 from areal.cli.manifest import DryRunCommand, dry_run_option
 from areal.cli.objects import complete_names, recorded, stored
-from areal.cli.operate import confirmed, finish, mutate, mutation, wait_for
+from areal.cli.operate import confirmed, finish, mutation, wait_for
 from areal.cli.options import Invocation, change_options, pass_invocation, stack, stop_options, watch_options
 from areal.cli.output import Column, Row, emit_rows, field, show_status, text_of, write
 from areal.cli.remote import local_options
@@ -245,7 +245,13 @@ def stop(cli: Invocation, /, name: str, grace: float | None) -> int:
     lives = any(state.phase in LIVE for state in HomeView(cli.home).states([ref]))
     if grace == 0 and lives and not confirmed(cli, f"stop {ref} at once? It loses its steps since the last checkpoint"):
         raise UsageFault(f"{ref} would lose its steps since the last checkpoint", hint="--yes, or stop it with a grace")
-    return mutate(cli, operations.suspend, ref, timeout_s=cli.deadline_s(), grace_s=grace)
+    with mutation(cli) as context:
+        outcome = operations.suspend(context, ref, timeout_s=cli.deadline_s(), grace_s=grace)
+    outcome = operations.reworded(outcome, "suspended", "stopped")
+    status = finish(cli, outcome, interrupted=context.interrupted.is_set())
+    if any(item.action == "stopped" and not item.exit_code for item in outcome.objects):
+        cli.info(f"areal resume {str(ref).lower()} continues it from its newest checkpoint")
+    return status
 
 
 @click.command()

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from areal.dataclasses import dataclass, replace
 from areal.errors import Conflict, NotFound
 from areal.reconcilers.apply import apply
-from areal.reconcilers.context import ApplyRequest, Context, Outcome
+from areal.reconcilers.context import ApplyRequest, Context, ObjectOutcome, Outcome
 from areal.reconcilers.converge import converge
 from areal.reconcilers.desired import (
     Target,
@@ -108,12 +108,19 @@ def carry_out(
     outcome = _converge(ctx, choose, change.policy, timeout_s, approve, check=check)
     if change.done == _SUSPENDED and controller_of(change.ref.kind).runs_to_completion and not outcome.exit_code:
         rest(ctx, change.ref, timeout_s)
-    return _reworded(outcome, {"configured": change.done})
+    return reworded(outcome, "configured", change.done)
 
 
-def _reworded(outcome: Outcome, words: Mapping[str, str]) -> Outcome:
-    objects = tuple(replace(item, action=words.get(item.action, item.action)) for item in outcome.objects)
-    return replace(outcome, objects=objects)
+def reworded(outcome: Outcome, action: str, done: str) -> Outcome:
+    """The outcome with ``done`` for ``action``, which its message does not repeat."""
+
+    def reword(item: ObjectOutcome) -> ObjectOutcome:
+        if item.action != action:
+            return item
+        message = item.message.removesuffix(f"; {done}")
+        return replace(item, action=done, message="" if message.lower() == done else message)
+
+    return replace(outcome, objects=tuple(map(reword, outcome.objects)))
 
 
 def delete(
@@ -317,7 +324,7 @@ def adopt(
     if found is not None:
         manifest = over_applied(found, manifest)
     outcome = apply(ctx, ApplyRequest(RenderRequest(manifests=(manifest,)), timeout_s=timeout_s), _yes)
-    return _reworded(outcome, {"created": "adopted", "configured": "adopted"})
+    return reworded(reworded(outcome, "created", "adopted"), "configured", "adopted")
 
 
 _TTL = "finished, and ttlSecondsAfterFinished has passed"

@@ -203,7 +203,9 @@ def test_started_job_is_stopped_and_resumed_and_heals_when_its_supervisor_dies(j
     assert started.out == "count-to-ten\n"
     wait_until(lambda: status(jobs, "count-to-ten")["step"] == 5, 60, "it hangs")
     assert jobs.areal("train", "start", "--config", "count.yaml").code == 5
-    assert "Stopped" in jobs.ok("train", "stop", "count-to-ten", "--grace", "5s").out
+    stopped = jobs.ok("train", "stop", "count-to-ten", "--grace", "5s")
+    assert stopped.out == "trainjob/count-to-ten stopped\n"
+    assert stopped.err.endswith("areal resume trainjob/count-to-ten continues it from its newest checkpoint\n")
     unfinished = jobs.areal("train", "wait", "count-to-ten")
     assert unfinished.code == 8 and "was stopped" in unfinished.err
     assert not jobs.processes()

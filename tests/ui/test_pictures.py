@@ -21,6 +21,10 @@ from tests.ui.test_browser import Tab, chromium  # noqa: F401 - fixture
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(900)]
 PICTURES = os.environ.get("AREAL_UI_PICTURES")  # tests clear the variables of this project
 PROMPT, ANSWER = "1234", "4321"
+TESTED = (
+    *("--dataset", "examples/reverse_digits/test.jsonl", "--reward", "examples.reverse_digits.reward:reversed_digits"),
+    *("--n-samples", "4", "--max-tokens", "8"),
+)
 
 
 @pytest.fixture
@@ -70,4 +74,30 @@ def test_pictures_show_the_quickstart_from_its_objects_to_a_token(
     group = next(each for each in page.read("step", name="learn", step="40")["groups"] if each["spread"])
     it.open(f"/job/learn/step/40/group/{group['group']}")
     picture("group", "article .t")
+
+    other = ("total_train_steps=80", "actor.optimizer.lr=1e-4", "trial_name=slower")
+    trained.ok("train", "start", "--config", "examples/reverse_digits/grpo.yaml", "--name", "slower", *other)
+    trained.ok("eval", "trainjob/learn@350", "--name", "learn-350", "--baseline", "trainjob/learn@0", *TESTED)
+    it.open("/evaluations/learn-350")
+    picture("evaluation", "table >> text=pass@1")
+    prompts = page.read("evaluations", name="learn-350")["prompts"]
+    several = next(each for each in prompts if 1 < each["now"]["passes"] < 4 or each is prompts[-1])
+    it.open(f"/evaluations/learn-350/prompt/{several['prompt']}")
+    picture("evaluation-prompt", ".side section:nth-child(2) .t")
+    waited = trained.areal("wait", "trainjob/slower", "--for", "completed", timeout=400)
+    assert waited.code == 0, waited.text
+    it.open("/compare?jobs=learn,slower&smooth=some")
+    picture("compare", ".chart canvas")
+    it.open("/weights")
+    picture("weights", ".lane")
+    it.open("/logs/trainjob/learn")
+    picture("logs", ".log .line")
+    it.open("/chat?temperature=1&tokens=8")
+    it.press("i")
+    it.page.keyboard.type(PROMPT)
+    it.press("Enter")
+    picture("chat", ".answers .answer")
+    it.open("/top")
+    it.page.wait_for_timeout(8_000)  # a history to draw
+    picture("top", "main table svg")
     context.close()
