@@ -14,6 +14,7 @@ from tools import recording
 
 SVG = "{http://www.w3.org/2000/svg}"
 PICTURE = Path(__file__).parents[1] / "docs" / "images" / "quickstart.svg"
+LIVE = PICTURE.with_name("live.svg")
 needs_tmux = pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
 
 
@@ -49,6 +50,22 @@ def test_frames_that_are_alike_are_one_and_each_is_shown_for_its_time() -> None:
     svg = recording.svg([("a\n", 1.0), ("a\n", 2.0), ("b\n", 1.0)], "title")
     assert screens(svg) == ["a", "b"]
     assert f"animation:film {3.0 + recording._END_S:.1f}s" in svg and re.search(r"37\.500%\{[^}]*-\d+px", svg)
+
+
+@needs_tmux
+@pytest.mark.extended
+def test_recording_of_a_view_shows_each_key(tmp_path: Path) -> None:
+    env = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "HOME": str(tmp_path)}
+    (tmp_path / "view.sh").write_text("while read -rsn1 k && [ $k != q ]; do echo got $k; done")
+    shown = screens(recording.record_view("bash view.sh", ["a", "b"], tmp_path, env))
+    assert any(each.endswith("got a") for each in shown) and shown[-1].endswith("got a\ngot b")
+
+
+def test_picture_of_the_live_view_has_its_tables_and_pages() -> None:
+    shown = "\n".join(screens(LIVE.read_text(encoding="utf-8")))
+    for words in (f"$ {recording.LIVE}", "trainjob/learn", "TOKENS/S", "Conditions"):
+        assert words.lower() in shown.lower(), f"{words}: record it again (CONTRIBUTING.md)"
+    assert LIVE.stat().st_size < 200_000
 
 
 @needs_tmux

@@ -1,7 +1,9 @@
-"""A recording of the quickstart as an animated SVG: ``python tools/recording.py docs/images/quickstart.svg``.
+"""A recording of the quickstart as an animated SVG, and one of the live view beside it:
+``python tools/recording.py docs/images/quickstart.svg --live docs/images/live.svg``.
 
 Its commands are typed into a shell of a real terminal (tmux), and carried out. Each change of the screen is a frame;
-what takes long is shown faster, by few frames of a second at most. It needs tmux, and the gateway's port to be free.
+what takes long is shown faster, by few frames of a second at most; the live view is shown as fast as it was. It needs
+tmux, and the gateway's port to be free.
 """
 
 from __future__ import annotations
@@ -31,8 +33,12 @@ COMMANDS = (
     "areal inf chat -m 1234 --temperature 0",
     "areal delete inferenceservice/default --cascade --yes",
 )
+LIVE = "areal get -w"
+TRAINS = COMMANDS[3]  # after this command the job trains, which is what the live view shows
+KEYS = ("j", "j", "Enter", "Escape", "l", "Escape", "Tab", "s", "Tab")
 _FRAMES = 14  # at most, of one command
 _TYPED_S, _SHOWN_S, _READ_S, _END_S = 0.05, 0.5, 1.6, 5.0
+_VIEWED_S = 2.0  # after each key of a view
 _POLL_S = 0.1
 _COMMAND_S = 900.0
 _BRIGHT = 8
@@ -72,15 +78,33 @@ class Terminal:
 
     def run(self, command: str) -> None:
         """Type ``command``, and record until the prompt is back. Raise Failed where its status is not 0."""
-        for char in command:
-            self._tmux("send-keys", "-l", char)
-            self.frames.append((self._screen(), _TYPED_S))
-        self._tmux("send-keys", "Enter")
+        self._type(command)
         seen = self._until(lambda screen: plain(screen).rstrip().endswith(f"\n{PROMPT}"), _COMMAND_S)
         step = max(1, -(-len(seen) // _FRAMES))
         self.frames += [(screen, _SHOWN_S) for screen in seen[:-1:step]]
         self.frames.append((seen[-1], _READ_S))
         self._status(command)
+
+    def view(self, command: str, keys: Sequence[str]) -> None:
+        """Type a command that fills the screen, then each of ``keys``, and record what happens. ``q`` ends it."""
+        self._type(command)
+        for key in ("", *keys):
+            if key:
+                self._tmux("send-keys", key)
+            until = time.monotonic() + _VIEWED_S
+            while time.monotonic() < until:
+                began = time.monotonic()
+                screen = self._screen()
+                time.sleep(_POLL_S)
+                self.frames.append((screen, time.monotonic() - began))
+        self._tmux("send-keys", "q")
+        self._until(lambda screen: plain(screen).rstrip().endswith(PROMPT), 30.0)
+
+    def _type(self, command: str) -> None:
+        for char in command:
+            self._tmux("send-keys", "-l", char)
+            self.frames.append((self._screen(), _TYPED_S))
+        self._tmux("send-keys", "Enter")
 
     def _status(self, command: str) -> None:
         """Ask the shell in a second line, which is wiped from the screen and is no frame."""
@@ -213,15 +237,34 @@ def record(commands: Sequence[str], folder: Path, env: dict[str, str], after: Ca
         terminal.close()
 
 
+def record_view(command: str, keys: Sequence[str], folder: Path, env: dict[str, str]) -> str:
+    """The picture of a command that fills the screen, and what each key does."""
+    terminal = Terminal(folder, env)
+    try:
+        terminal.view(command, keys)
+        return svg(terminal.frames, f"Terminal: {command}, with the keys {' '.join(keys)}")
+    finally:
+        terminal.close()
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("out", type=Path, metavar="FILE.svg")
+    parser.add_argument("--live", type=Path, metavar="FILE.svg")
     given = parser.parse_args(argv)
     with tempfile.TemporaryDirectory(prefix="quickstart-") as folder:
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         env = {"PATH": path, "AREAL_HOME": f"{folder}/home", "OMP_NUM_THREADS": "1"}
+
+        def beside(command: str) -> None:
+            if given.live is not None and command == TRAINS and not viewed:
+                viewed.append(record_view(LIVE, KEYS, Path(folder), env))
+
+        viewed: list[str] = []
         try:
-            given.out.write_text(record(COMMANDS, Path(folder), env, lambda command: None), encoding="utf-8")
+            given.out.write_text(record(COMMANDS, Path(folder), env, beside), encoding="utf-8")
+            for picture in viewed:
+                given.live.write_text(picture, encoding="utf-8")
         except Failed as failed:
             print(f"error: {failed}", file=sys.stderr)
             return 1
