@@ -158,7 +158,9 @@ def _parse(target: str | None) -> str | _Saved | None:
 
 def _check_metric(given: Mapping[str, Any]) -> None:
     """Raises UsageFault where the metric of --fail-under will not be there."""
-    metrics = ["reward", *(f"pass@{k}" for k in _sample_counts(given["n_samples"]))]
+    from areal.rollout.evaluation import sample_counts
+
+    metrics = ["reward", *(f"pass@{k}" for k in sample_counts(given["n_samples"]))]
     if given["fail_under"] is not None and given["fail_under"][0] not in metrics:
         there = f"the scores of {given['n_samples']} samples are {', '.join(metrics)}"
         raise UsageFault(f"--fail-under {given['fail_under'][0]}: {there}")
@@ -274,7 +276,7 @@ def _scored(
     run: CollectionRun, scores: Sequence[PromptScores], dataset: ExampleSet, given: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The summary of the collection, with the scores. Raises UsageFault where nothing rewards."""
-    from areal.rollout.evaluation import pass_estimate, reward_estimate
+    from areal.rollout.evaluation import estimates
 
     summary = run.summary()
     if summary["unrewarded"]:
@@ -293,17 +295,9 @@ def _scored(
         "scores": {},
         **summary,
     }
-    if scores:
-        for k in _sample_counts(given["n_samples"]):
-            if (estimate := pass_estimate(scores, k, threshold, confidence)) is not None:
-                document["scores"][f"pass@{k}"] = estimate.document()
-        document["scores"]["reward"] = reward_estimate(scores, confidence).document()
+    found = estimates(scores, given["n_samples"], threshold, confidence)
+    document["scores"] = {name: each.document() for name, each in found.items()}
     return document
-
-
-def _sample_counts(samples: int) -> list[int]:
-    """Powers of two up to the number of samples, and that number."""
-    return sorted({*(2**power for power in range(samples.bit_length())), samples})
 
 
 def _scores(run: CollectionRun, given: Mapping[str, Any]) -> list[PromptScores]:

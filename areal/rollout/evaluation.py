@@ -116,6 +116,20 @@ def pass_estimate(scores: Sequence[PromptScores], k: int, threshold: float, conf
     return share_estimate(shares, sum(len(each.rewards) for each in scores), confidence) if shares else None
 
 
+def sample_counts(samples: int) -> list[int]:
+    """The ``k`` of pass@k: powers of two up to the number of samples, and that number."""
+    return sorted({*(2**power for power in range(samples.bit_length())), samples})
+
+
+def estimates(scores: Sequence[PromptScores], samples: int, threshold: float, confidence: float) -> dict[str, Estimate]:
+    """``pass@k`` for each ``k`` that a prompt has samples for, and ``reward``; none without a score."""
+    if not scores:
+        return {}
+    passes = {f"pass@{k}": pass_estimate(scores, k, threshold, confidence) for k in sample_counts(samples)}
+    found = {name: estimate for name, estimate in passes.items() if estimate is not None}
+    return {**found, "reward": reward_estimate(scores, confidence)}
+
+
 def check_prompts(keys: Iterable[str], baseline: Sequence[PromptScores]) -> None:
     """Raises Conflict unless the prompts of one are among those of the other."""
     here, there = set(keys), {each.key for each in baseline}

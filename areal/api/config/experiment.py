@@ -66,7 +66,11 @@ class SaverConfig(PeriodicConfig):
 
 @dataclass
 class EvaluatorConfig(PeriodicConfig):
+    """A sample of an evaluation passes from a reward of ``pass_threshold`` on. ``confidence``: of the intervals."""
+
     eval_before_train: bool = False
+    pass_threshold: float = 1.0
+    confidence: Annotated[float, Range(0.5, below=1)] = 0.95
 
 
 @dataclass

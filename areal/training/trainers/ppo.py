@@ -8,7 +8,6 @@ weight-update gateway; every data-parallel rank trains on its share of the group
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
@@ -38,6 +37,7 @@ from areal.training.trainers.rollouts import (
     RolloutBatch,
     RolloutSource,
     Sampling,
+    Validation,
     number_rows,
     rollout_controller,
     sample_rewards,
@@ -357,7 +357,7 @@ class PPOTrainer(Trainer):
         return {"weights/ms": delivered.duration_ms, "weights/paused_ms": delivered.paused_ms}
 
     def evaluate(self) -> Metrics:
-        """Mean reward over the validation set, sampled from the served weights."""
+        """Rewards of the validation set with their intervals, pass@k and lengths, sampled from the served weights."""
         if not self.valid_dataset:
             return {}
         metrics: Metrics = {}
@@ -371,9 +371,10 @@ class PPOTrainer(Trainer):
                 model = self.rollout.model
                 episodes = [sample for each in rollouts for sample in episodes_of(each, model, step=self.step)]
                 write_step(self.folder.trajectories, self.step, episodes, is_eval=True)
-            rewards = torch.cat([sample_rewards(each.trajectory) for each in rollouts] or [torch.tensor([math.nan])])
-            failed = max(0, len(rows) * samples - sum(len(sample_rewards(each.trajectory)) for each in rollouts))
-            metrics = {"reward/mean": float(rewards.mean()), "rollouts": float(len(rewards)), "failed": float(failed)}
+            validation = Validation(self.config.evaluator, samples)
+            validation.add(rollouts)
+            metrics = validation.metrics(len(rows))
+            self.progress.info(f"evaluation after step {self.step}: {validation.summary(len(rows))}")
         return self.ranks.broadcast(metrics)
 
 

@@ -21,13 +21,14 @@ import torch
 from torch import Tensor
 
 from areal.api import stats
-from areal.api.cli_args import PPOConfig
+from areal.api.cli_args import EvaluatorConfig, PPOConfig
 from areal.client.errors import Blame
 from areal.dataclasses import dataclass
 from areal.errors import ArealError, UsageFault
 from areal.http import tracing
 from areal.rollout.controller import RolloutController
 from areal.rollout.dump import episodes_of, write_step
+from areal.rollout.evaluation import Estimate, PromptScores, estimates
 from areal.rollout.staleness import EndCause, EpisodeEnd, Rollout
 from areal.rollout.tensors import concat_padded_tensors
 from areal.training.batches import Batch
@@ -329,6 +330,70 @@ def rollout_controller(config: PPOConfig, folder: RunFolder) -> RolloutControlle
     )
 
 
+class Validation:
+    """What an evaluation found: the rewards of each prompt's ``samples``, and the lengths of the answers."""
+
+    def __init__(self, evaluator: EvaluatorConfig, samples: int) -> None:
+        self._evaluator = evaluator
+        self._samples = samples
+        self._scores: list[PromptScores] = []
+        self._lengths: list[float] = []
+        self._truncated: list[float] = []
+
+    def add(self, rollouts: Sequence[Rollout]) -> None:
+        for rollout in rollouts:
+            number, trajectory = len(self._scores), rollout.trajectory
+            rewards = tuple(map(float, sample_rewards(trajectory)))
+            self._scores.append(PromptScores(str(number), number, rewards))
+            self._lengths += trajectory["loss_mask"].float().sum(1).tolist()
+            if "truncated" in trajectory:
+                self._truncated += trajectory["truncated"].float().tolist()
+
+    @property
+    def reward(self) -> float:
+        """The mean over all samples."""
+        rewards = [reward for each in self._scores for reward in each.rewards]
+        return statistics.fmean(rewards) if rewards else math.nan
+
+    def metrics(self, prompts: int) -> Metrics:
+        """``prompts``: how many were asked. An interval is ``low`` and ``high``; one prompt has none."""
+        rewards = [reward for each in self._scores for reward in each.rewards]
+        found: Metrics = {
+            "reward/mean": self.reward,
+            "reward/std": statistics.pstdev(rewards) if rewards else math.nan,
+            "rollouts": float(len(rewards)),
+            "failed": float(max(0, prompts * self._samples - len(rewards))),
+        }
+        for name, estimate in self._estimates().items():
+            if name != "reward":
+                found[f"{name}/mean"] = estimate.value
+            if not math.isnan(estimate.low):
+                found |= {f"{name}/low": estimate.low, f"{name}/high": estimate.high}
+        if self._lengths:
+            found["length/mean"] = statistics.fmean(self._lengths)
+        if self._truncated:
+            found["length/truncated"] = statistics.fmean(self._truncated)
+        return found
+
+    def summary(self, prompts: int) -> str:
+        """One line for the log."""
+        metrics, share = self.metrics(prompts), f"{self._evaluator.confidence:.4g}"
+        parts = []
+        for name in self._estimates():
+            interval = (
+                f" ({metrics[f'{name}/low']:.4f} to {metrics[f'{name}/high']:.4f})" if f"{name}/low" in metrics else ""
+            )
+            parts.append(f"{name} {metrics[f'{name}/mean']:.4f}{interval}")
+        if "length/truncated" in metrics:
+            parts.append(f"truncated {metrics['length/truncated']:.1%}")
+        parts.append(f"{metrics['rollouts']:.0f} samples, {metrics['failed']:.0f} failed; intervals of {share}")
+        return ", ".join(parts)
+
+    def _estimates(self) -> Mapping[str, Estimate]:
+        evaluator = self._evaluator
+        return estimates(self._scores, self._samples, evaluator.pass_threshold, evaluator.confidence)
+
+
 class Evaluation:
     """Rewards of rollouts of ``dataset`` from the served weights: ``eval_gconfig.n_samples`` responses to each row,
     or ``gconfig.n_samples`` without an ``eval_gconfig``."""
@@ -369,27 +434,19 @@ class Evaluation:
         size = max(self.config.rollout.consumer_batch_size, self.config.rollout.concurrency)
         stated, plain = self.config.eval_gconfig, self.config.gconfig.new(n_samples=1)
         samples = self.config.gconfig.n_samples if stated is None or stated == plain else stated.n_samples
-        progress, rewards = ProgressLine(len(self.dataset)), list[float]()
+        progress = ProgressLine(len(self.dataset))
+        validation = Validation(self.config.evaluator, samples)
         for first in range(0, len(self.dataset), size):
             rows = number_rows([self.dataset[n] for n in range(first, min(first + size, len(self.dataset)))], first)
             kwargs = eval_workflow_kwargs or workflow_kwargs
             rollouts = self.controller.run_batch(rows, workflow, kwargs, group_size=samples, is_eval=True)
-            rewards += [float(reward) for each in rollouts for reward in sample_rewards(each.trajectory)]
+            validation.add(rollouts)
             episodes = [sample for each in rollouts for sample in episodes_of(each, self.controller.model, step=0)]
             write_step(self.folder.trajectories, 0, episodes, is_eval=True, append=first > 0)
             self.controller.acknowledge(self.controller.spent_leases())
-            progress.step(first + len(rows), {"reward/mean": _mean(rewards)})
-        progress.close()
-        metrics: Metrics = {
-            "eval/reward/mean": _mean(rewards),
-            "eval/reward/std": statistics.pstdev(rewards) if rewards else math.nan,
-            "eval/rollouts": float(len(rewards)),
-            "eval/failed": float(max(0, len(self.dataset) * samples - len(rewards))),
-        }
+            progress.step(first + len(rows), {"reward/mean": validation.reward})
+        progress.info(f"evaluation: {validation.summary(len(self.dataset))}")
+        metrics = {f"eval/{name}": value for name, value in validation.metrics(len(self.dataset)).items()}
         self.log.write(0, stats.numbers_of(stats.taken()) | metrics)
         (self.folder.root / "evaluation.json").write_text(json.dumps(metrics, indent=1) + "\n")
         return metrics
-
-
-def _mean(rewards: Sequence[float]) -> float:
-    return statistics.fmean(rewards) if rewards else math.nan
