@@ -14,7 +14,7 @@ import click
 
 from areal.cli import options
 from areal.cli.apply import converge, resource
-from areal.cli.inf.collect import CollectionRun, collected, collection_options, only_model
+from areal.cli.inf.collect import CollectionRun, collected, collection_options, only_model, prepared
 from areal.cli.objects import complete_names, recorded, service_option, stored
 from areal.cli.operate import mutation
 from areal.cli.options import FiniteRange, Invocation, stack
@@ -112,6 +112,7 @@ def evaluate(cli: Invocation, /, target: str | None, **given: Any) -> int:
     if baseline is not None:
         _check_baseline(baseline, dataset, given)
     with contextlib.ExitStack() as stack:
+        work = stack.enter_context(prepared(given, dataset))
         if isinstance(wanted, _Saved):
             chosen, model = stack.enter_context(_served(cli, wanted, given["backend"], name, folder))
         else:
@@ -119,7 +120,7 @@ def evaluate(cli: Invocation, /, target: str | None, **given: Any) -> int:
                 raise UsageFault("--backend serves the weights of a job; this model is served already")
             chosen = gateway_of(cli, given["service"])
             model = model_at(cli, given["service"], wanted) or only_model(chosen)
-        run = stack.enter_context(collected(cli, given, chosen, model, dataset, folder, target=target or model))
+        run = stack.enter_context(collected(cli, given, work, chosen, model, dataset, folder, target=target or model))
         scores = _scores(run, given)
         document: dict[str, Any] = {"name": name, "target": target or model, "output": str(folder)}
         document |= _scored(run, scores, dataset, given)

@@ -134,12 +134,16 @@ def scorer(spec: str) -> Callable[[Mapping[str, Any]], Any]:
 
 
 def takes(spec: str) -> dict[str, Any]:
-    """A dict with the function's parameter names as ``takes``, or ``error`` and ``hint`` if it cannot be loaded."""
+    """A dict with the function's parameter names as ``takes``, those without a default as ``needs``; or ``error`` and
+    ``hint`` if it cannot be loaded."""
     try:
         function = load_callable(spec, "--reward")
     except ArealError as error:
         return {"error": error.message, "hint": error.hint}
     try:
-        return {"takes": list(inspect.signature(function).parameters)}
+        parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):  # a builtin
-        return {"takes": []}
+        return {"takes": [], "needs": []}
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    needs = [each.name for each in parameters.values() if each.kind in named and each.default is each.empty]
+    return {"takes": list(parameters), "needs": needs}

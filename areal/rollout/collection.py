@@ -18,7 +18,7 @@ from areal.client.http import AdminClient
 from areal.client.loop_thread import LoopThread
 from areal.dataclasses import dataclass, field
 from areal.dataset.examples import Example
-from areal.errors import ArealError, NotFound
+from areal.errors import ArealError, NotFound, UsageFault
 from areal.loading import call_with, load_callable
 from areal.reward.answers import BUILT_IN
 from areal.reward.frames import FunctionTarget, RewardError, RewardTimeout
@@ -55,6 +55,7 @@ Agent = Callable[[Example, AgentEndpoint], AgentResult]  # raises EpisodeFailed,
 
 _LOAD_S = 120.0
 _TOKENS = frozenset(("prompt_ids", "completion_ids"))
+_OURS = frozenset(("prompt", "messages", "completion", "completions"))
 _FUNCTIONS = "areal.reward.functions"
 _GRACE_S = 0.5  # an async agent gets this long to end after its deadline
 
@@ -149,19 +150,21 @@ def _run_with_deadline(work: Callable[[], AgentResult], name: str, timeout_s: fl
 class RewardScorer:
     """A context manager of ``size`` processes that run one reward function (``module:function`` or a built-in name),
     each call with a deadline. A reward that hangs, raises or crashes its process fails its episode and is never a
-    number. ``wants_tokens``: the function has a parameter for token ids."""
+    number. ``wants_tokens``: the function has a parameter for token ids. ``needs``: parameters without a default."""
 
     def __init__(self, spec: str, size: int, deadline_s: float) -> None:
         self._spec = BUILT_IN.get(spec, spec)
         self._deadline_s = deadline_s
         self._pool = RewardPool(size)
         self.wants_tokens = False
+        self.needs: tuple[str, ...] = ()
 
     def __enter__(self) -> RewardScorer:
         """Raises ArealError with the message of the first process where it cannot load the function."""
         self._thread = LoopThread("areal-rewards")
         try:
-            self.wants_tokens = not _TOKENS.isdisjoint(self._parameters())
+            found = self._parameters()
+            self.wants_tokens, self.needs = not _TOKENS.isdisjoint(found["takes"]), tuple(found["needs"])
         except BaseException:
             self.__exit__()
             raise
@@ -173,7 +176,18 @@ class RewardScorer:
         finally:
             self._thread.close()
 
-    def _parameters(self) -> list[str]:
+    def check_columns(self, examples: Sequence[Example]) -> None:
+        """Raises UsageFault for the first example without a column that the function needs."""
+        columns = [name for name in self.needs if name not in _OURS and name not in _TOKENS]
+        for example in examples:
+            if missing := [name for name in columns if name not in example.fields]:
+                raise UsageFault(
+                    f"the reward {self._spec} needs {', '.join(missing)}, and example {example.number} (from 0) has "
+                    f"{', '.join(example.fields)}",
+                    hint="rename the column, or give the parameter a default",
+                )
+
+    def _parameters(self) -> dict[str, list[str]]:
         try:
             target = FunctionTarget(_FUNCTIONS, "takes")
             (done,) = self._thread.run(self._pool.run(target, [((self._spec,), {})], _LOAD_S))
@@ -182,7 +196,7 @@ class RewardScorer:
         answer: dict[str, Any] = done.value or {"error": f"--reward {self._spec}: {done.error}"}
         if "error" in answer:
             raise ArealError(str(answer["error"]), hint=answer.get("hint"))
-        return list(answer["takes"])
+        return answer
 
     def score(self, given: Mapping[str, Any]) -> float:
         """Raises EpisodeFailed. May be called from any thread."""
@@ -334,6 +348,8 @@ class Collection:
                     with self._lock:
                         if last:
                             self.progress.failed[failure.kind] += 1
+                            if not self.progress.first_failure:
+                                self.progress.first_failure = f"prompt {group.example.number}: {failure.message}"
                             return
                         self.progress.retried += 1
                     if failure.kind is FailureKind.UNREACHABLE:

@@ -277,6 +277,7 @@ class CollectionProgress:
     outcomes: list[EpisodeOutcome] = field(default_factory=list)
     before: int = 0
     failed: Counter[str] = field(default_factory=Counter)
+    first_failure: str = ""
     retried: int = 0
     running: int = 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -105,10 +105,12 @@ def collect(cli: Invocation, /, **given: Any) -> int:
         from areal.trajectories.reading import pyarrow
 
         pyarrow()
-    chosen = gateway_of(cli, given["service"])
     dataset = load_examples(given["dataset"], prompt_field=given["prompt_field"], system=given["system"])
-    model = model_at(cli, given["service"], given["model"]) or only_model(chosen)
-    with collected(cli, given, chosen, model, dataset, Path(given["directory"])) as run:
+    with ExitStack() as stack:
+        work = stack.enter_context(prepared(given, dataset))
+        chosen = gateway_of(cli, given["service"])
+        model = model_at(cli, given["service"], given["model"]) or only_model(chosen)
+        run = stack.enter_context(collected(cli, given, work, chosen, model, dataset, Path(given["directory"])))
         document = {"output": given["directory"], "model": model, **run.summary()}
         run.output.finish(document, complete=run.complete)
         emit_one(cli, document, name=given["directory"], text=lambda: summary_page(document))
@@ -145,14 +147,35 @@ class CollectionRun:
             cli.info(f"interrupted with {done} of {planned} done; the same command with --resume goes on")
             return interrupt.STATUS
         why = f"{planned - done} of {planned} episodes failed: {failed_for(self.progress.failed)}"
+        why += f"; the first, {self.progress.first_failure}" if self.progress.first_failure else ""
         hint = f"see {self.output.path / 'failures.jsonl'}; the same command with --resume tries them again"
         raise (Partial if done else TargetFailed)(why, hint=hint)
+
+
+@dataclass
+class Prepared:
+    """The code of a collection: the agent, and the pool of reward processes, None without --reward."""
+
+    agent: Agent
+    scorer: RewardScorer | None
+
+
+@contextmanager
+def prepared(given: Mapping[str, Any], dataset: ExampleSet) -> Iterator[Prepared]:
+    """Load the code, before anything is served or sampled. Raises ArealError for what cannot be loaded, UsageFault for
+    a column that the reward needs and a row lacks."""
+    agent = _agent(given)
+    with _scoring(given) as scorer:
+        if scorer is not None:
+            scorer.check_columns(dataset.examples[: given["limit"]])
+        yield Prepared(agent, scorer)
 
 
 @contextmanager
 def collected(
     cli: Invocation,
     given: Mapping[str, Any],
+    work: Prepared,
     chosen: GatewayClient,
     model: str,
     dataset: ExampleSet,
@@ -165,7 +188,7 @@ def collected(
     from areal.rollout.collection_output import open_folder
     from areal.rollout.sessions import SessionService
 
-    agent, interrupted = _agent(given), threading.Event()
+    interrupted = threading.Event()
     discount, style = given.get("discount", 1.0), given.get("style", "individual")
     asked = {"dataset": dataset.digest, "model": model, "discount": discount, "style": style, **settings}
     asked |= {name: given[name] for name in ("workflow", "reward", "system", *_SAMPLING)}
@@ -173,7 +196,6 @@ def collected(
         began = time.monotonic()
         with (
             graceful(interrupted, "finishing the episodes at hand"),
-            _scoring(given) as pool,
             ProgressPrinter(quiet=cli.quiet, verbose=bool(cli.verbose)) as printer,
         ):
             plan = CollectionPlan(
@@ -182,11 +204,11 @@ def collected(
                 given["concurrency"],
                 given["retries"],
                 cli.timeout_s or _EPISODE_S,
-                pool is not None and pool.wants_tokens,
+                work.scorer is not None and work.scorer.wants_tokens,
             )
             service = SessionService(chosen.url, chosen.key, discount, style)
-            score, examples = pool.score if pool is not None else None, dataset.examples[: given["limit"]]
-            collection = Collection(service, agent, score, output, examples, plan)
+            score = work.scorer.score if work.scorer is not None else None
+            collection = Collection(service, work.agent, score, output, dataset.examples[: given["limit"]], plan)
             collection.run(interrupted, CollectionReport(printer))
         yield CollectionRun(output, plan, collection.progress, time.monotonic() - began, interrupted.is_set())
 

@@ -100,13 +100,35 @@ def test_failed_episodes_are_left_out_and_a_resumed_run_asks_only_those(
     code = "def reward(answer, **data):\n    return 1.0 if answer != 'so #### 6' else 1 / 0\n"
     reward = f"{collecting.code(code)}:reward"
     ran = evaluating("part", "--reward", reward, "--retries", "0")
-    assert ran.code == 9 and "1 of 4 episodes failed: 1 reward" in ran.err
+    assert ran.code == 9 and "1 of 4 episodes failed: 1 reward; the first, prompt 3: ZeroDivisionError" in ran.err
     assert value(ran.json, "scores", "pass@1", "prompts") == 3 and ran.json["failures"] == {"reward": 1}
     collecting.code(code.replace("1 / 0", "0.0"))
     script(bench.engine, reset=True)
     ran = evaluating("part", "--reward", reward, "--resume")
     assert (ran.code, value(ran.json, "scores", "pass@1", "value")) == (0, 0.75)
     assert len(engine_calls(bench.engine)) == 1
+
+
+@pytest.mark.parametrize(
+    ("reward", "code", "message"),
+    [
+        (
+            "def reward(completion, solution):\n    return 1.0\n",
+            2,
+            "needs solution, and example 0 (from 0) has question, answer",
+        ),
+        ("def other(completion):\n    return 1.0\n", 1, "reward"),
+        ("import nowhere_at_all\n", 1, "nowhere_at_all"),
+    ],
+)
+def test_reward_that_cannot_score_is_refused_before_a_prompt_is_asked(
+    bench: Bench, evaluating: Evaluating, collecting: Collecting, reward: str, code: int, message: str
+) -> None:
+    refused = evaluating("none", "--reward", f"{collecting.code(reward)}:reward")
+    assert refused.code == code and message in refused.err, refused.err
+    assert engine_calls(bench.engine) == [] and not evaluating.folder("none").exists()
+    served = evaluating("none", "trainjob/gone@3", "--context", "local", "--reward", "nowhere_at_all:reward")
+    assert "nowhere_at_all" in served.err and "gone" not in served.err  # nothing is served for it
 
 
 AGENT = """
