@@ -71,7 +71,20 @@ _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
 
 class UrlError(ValueError):
-    """An invalid URL. The message is a predicate whose subject is the URL: ``must hold no query and no fragment``."""
+    """An invalid URL. ``problem`` is a predicate whose subject is the URL: ``must hold no query and no fragment``.
+    ``is_private``: the URL is valid where private addresses are allowed."""
+
+    def __init__(self, problem: str, *, is_private: bool = False) -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.is_private = is_private
+
+    def __str__(self) -> str:
+        return self.with_advice("external.allowPrivate")
+
+    def with_advice(self, setting: str) -> str:
+        """The problem, and the setting by which private addresses are allowed if that would solve it."""
+        return f"{self.problem}: set {setting}: true if that is meant" if self.is_private else self.problem
 
 
 @dataclass(frozen=True)
@@ -97,7 +110,7 @@ class ExternalUrl:
         port = "" if self.port == _PORTS[self.scheme] else f":{self.port}"
         return f"{self.scheme}://{host}{port}{self.path}"
 
-    def refusal(self, address: IPAddress, *, allow_private: bool) -> str | None:
+    def refusal(self, address: IPAddress, *, allow_private: bool) -> UrlError | None:
         """Returns why a connection for this URL must not go to ``address``; None if it may.
 
         Loopback is allowed if the URL itself says so (``localhost`` or a loopback address), but not for another name
@@ -125,7 +138,7 @@ def parse_external_url(text: str, *, allow_private: bool = False) -> ExternalUrl
         raise UrlError("must hold no . or .. in its path")
     url = ExternalUrl(scheme, host, port, match["path"].rstrip("/") or DEFAULT_PATH)
     if url.address is not None and (why := url.refusal(url.address, allow_private=allow_private)) is not None:
-        raise UrlError(why)
+        raise why
     return url
 
 
@@ -179,21 +192,22 @@ def _name(text: str) -> str:
         raise UrlError(f"has the host {text!r}: write an IPv4 address as four decimal numbers") from error
 
 
-def refusal(address: IPAddress, *, allow_private: bool) -> str | None:
+def refusal(address: IPAddress, *, allow_private: bool) -> UrlError | None:
     """Returns why no request may be sent to ``address``; None if it may. The rules for IPv4 addresses also apply to
     IPv4 addresses that an IPv6 address embeds."""
     judged = _embedded_ipv4(address) or (address,)
     if any(each.is_link_local or each in _METADATA for each in (address, *judged)):
-        return f"leads to {address}, a link-local or metadata address: credentials of machines live there, no model"
+        reason = "a link-local or metadata address: credentials of machines live there, no model"
+        return UrlError(f"leads to {address}, {reason}")
     for each in judged:
         # 0.0.0.0/8 reaches this machine by another name; 240.0.0.0/4 holds the broadcast address.
         is_special = each.version == 4 and (int(each) >> 24 == 0 or int(each) >> 28 == 15)
         is_reserved = each.is_reserved and not each.is_private
         if each.is_unspecified or each.is_multicast or is_special or is_reserved:
-            return f"leads to {address}, which is no address of a server"
+            return UrlError(f"leads to {address}, which is no address of a server")
     is_public = all(each.is_global and not (each.version == 4 and each in _CARRIER) for each in judged)
     if not allow_private and not is_public:
-        return f"leads to {address}, a private address: set external.allowPrivate: true if that is meant"
+        return UrlError(f"leads to {address}, a private address", is_private=True)
     return None
 
 

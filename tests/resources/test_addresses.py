@@ -142,7 +142,7 @@ def test_link_local_metadata_and_nobody_are_refused_whatever_is_allowed(text: st
 @pytest.mark.parametrize("text", PRIVATE)
 def test_private_address_needs_the_setting(text: str) -> None:
     address = ipaddress.ip_address(text)
-    assert "allowPrivate" in (refusal(address, allow_private=False) or "")
+    assert "allowPrivate" in str(refusal(address, allow_private=False))
     assert refusal(address, allow_private=True) is None
 
 
@@ -206,7 +206,7 @@ def test_ipv6_in_any_spelling_is_judged_as_the_address_that_it_is(number: int) -
             assert parse_external_url(f"http://[{spelled}]").host == str(address)
             assert verdict is None or address.is_loopback
         except UrlError as error:
-            assert str(error) == verdict
+            assert str(error) == str(verdict)
 
 
 @given(st.ip_addresses(v=4), st.booleans())
@@ -229,3 +229,11 @@ def test_server_of_tools_may_be_private(url: str) -> None:
 def test_server_of_tools_is_at_no_address_of_credentials(url: str) -> None:
     with pytest.raises(UrlError):
         check_server_url(url)
+
+
+def test_private_address_is_refused_with_the_setting_of_the_caller() -> None:
+    with pytest.raises(UrlError) as caught:
+        parse_external_url("http://10.0.0.2/v1")
+    assert caught.value.is_private and caught.value.problem == "leads to 10.0.0.2, a private address"
+    assert str(caught.value).endswith(": set external.allowPrivate: true if that is meant")
+    assert caught.value.with_advice("allow_private").endswith(": set allow_private: true if that is meant")

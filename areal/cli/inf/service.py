@@ -257,8 +257,8 @@ def _model_spec(flags: ModelFlags, external: dict[str, Any]) -> dict[str, Any]:
     try:
         parse_external_url(url, allow_private="allow_private" in given)
     except UrlError as error:
-        hint = "--allow-private, if that is meant" if "allowPrivate" in str(error) else None
-        raise UsageFault(f'--api-url "{text}" {str(error).partition(": set external")[0]}', hint=hint) from error
+        hint = "--allow-private, if that is meant" if error.is_private else None
+        raise UsageFault(f'--api-url "{text}" {error.problem}', hint=hint) from error
     given["api_url"] = url.rstrip("/")
     return spec_of({**given, "served_model_name": flags.served_model_name})
 

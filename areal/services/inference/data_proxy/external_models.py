@@ -184,8 +184,7 @@ def _registered(body: RegisterExternal, own: str) -> ExternalRegistration:
     try:
         _ = registered.parsed_url
     except UrlError as error:
-        why = str(error).replace("external.allowPrivate", "allow_private")
-        raise bad_request(f"url {why}", param="url") from error
+        raise bad_request(f"url {error.with_advice('allow_private')}", param="url") from error
     return registered
 
 
