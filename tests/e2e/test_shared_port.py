@@ -1,13 +1,15 @@
-"""A listener of one's own behind the gateway's port takes some of its calls: it is found, and named."""
+"""A listener of one's own behind the gateway's port takes some of its calls: it is found, and named. Another home's
+service of the same name is another service."""
 
 from __future__ import annotations
 
 import json
 import socket
+from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import Box
+from tests.e2e.conftest import Box, make_box, tear_down
 
 pytestmark = [pytest.mark.extended, pytest.mark.timeout(200)]
 
@@ -32,3 +34,24 @@ def test_listener_behind_the_gateways_port_is_found_by_get_doctor_and_diff(serve
     assert drift.code == 1 and "InferenceService/default" in drift.out
     served.ok("wait", "inf/default", "--for", "ready", "--timeout", "30s")
     assert served.areal("diff", "--drift").code == 0
+
+
+def test_two_homes_with_the_same_names_leave_each_other_alone(box: Box, tmp_path: Path) -> None:
+    def manifest(at: Box, port: int) -> str:
+        head = "apiVersion: areal.dev/v1alpha1\nkind: InferenceService\nmetadata: {name: default}\n"
+        return at.write(f"{head}spec: {{gateway: {{port: {port}}}}}\n", f"{port}.yaml")
+
+    (tmp_path / "other").mkdir()
+    other = make_box(tmp_path / "other")
+    try:
+        box.ok("apply", "-f", manifest(box, box.port))
+        taken = other.areal("apply", "-f", manifest(other, box.port))
+        assert taken.code == 10 and f"port {box.port} is in use by pid" in taken.text and str(box.home) in taken.text
+        other.ok("apply", "-f", manifest(other, other.port))
+        before = box.pids()
+        assert set(before.values()).isdisjoint(other.pids().values())
+        other.ok("doctor", "--fix", "--yes")
+        other.ok("delete", "inf/default", "--yes")
+        assert box.pids() == before and box.phase("inf/default") == "Ready"
+    finally:
+        tear_down(other)
