@@ -70,6 +70,7 @@ RUNNERS = (
     "tests/test_release.py",
     "tests/engines/test_runbook.py",
     "tests/examples/test_gallery.py",
+    "tests/examples/test_training.py",
     ".ci/run",
 )
 

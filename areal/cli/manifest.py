@@ -373,7 +373,7 @@ def _write_example(cli: Invocation, name: str | None, folder: str | None, force:
         write_file(file, file.read_text(encoding="utf-8").replace("../../schemas/", ""))
     write_file(target / ALL_KINDS, schema_files()[ALL_KINDS])
     lines = (source / "README.md").read_text(encoding="utf-8").splitlines()
-    command = next(line for line in lines if line.startswith("areal apply "))
+    command = next(line for line in lines if line.startswith("areal apply ")).partition(" && ")[0]
     cli.info(f"wrote {target}; next: {_in_folder(target)}{command}")
 
 

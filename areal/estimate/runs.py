@@ -131,8 +131,10 @@ def run_of(get: Reader, shapes: dict[str, Shape], part: Part, batch: Batch, node
 def _trained(
     get: Reader, role: str, kind: str, shape: Shape, part: Part, batch: Batch, nodes: int, on_cpu: bool
 ) -> Trained:
+    section = role if get(role, None) else "actor"  # DPO's reference is the actor as it was
+
     def read(name: str) -> Any:
-        return get(f"{role}.{name}", DEFAULTS.get(name))
+        return get(f"{section}.{name}", DEFAULTS.get(name))
 
     is_critic = role == "critic" or kind == "rw"
     is_reference = role == "ref"

@@ -100,6 +100,12 @@ def test_pairs_are_two_rows() -> None:
     assert batch.samples == 16 and batch.prompt + batch.longest == 512
 
 
+def test_reference_of_dpo_has_the_settings_of_the_actor() -> None:
+    tree = {**GRPO, "trainer": {"type": "dpo"}, "actor": {"path": "m", "mb_spec": {"max_tokens_per_mb": 2048}}}
+    actor, reference = of(tree).models
+    assert (actor.micro_tokens, reference.micro_tokens, reference.trained) == (2048, 2048, 0)
+
+
 def test_adapters_are_what_is_trained() -> None:
     tree = {**GRPO, "actor": {"path": "m", "use_lora": True, "lora_rank": 8}}
     assert of(tree).models[0].trained == SHAPE.adapters(8, ())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -31,7 +33,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("example", "manifest", "profile"), CASES)
-def test_manifest_with_each_profile_renders_validates_and_plans(
+def test_manifest_renders_and_is_valid_with_each_profile(
     areal: Areal,  # noqa: F811
     written: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -40,9 +42,28 @@ def test_manifest_with_each_profile_renders_validates_and_plans(
     profile: str,
 ) -> None:
     monkeypatch.chdir(written / example)
-    planned = areal("diff", "-f", manifest, "--values", f"profiles/{profile}.yaml", "--assume-capacity")
+    rendered = areal("render", "-f", manifest, "--values", f"profiles/{profile}.yaml")
+    assert rendered.code == 0 and "${{" not in rendered.out and "kind: TrainJob" in rendered.out, rendered.err
+
+
+@pytest.mark.extended  # a second each: the configuration is checked in a process of its own
+@pytest.mark.parametrize(("example", "manifest", "profile"), CASES)
+def test_manifest_is_planned_with_each_profile(
+    areal: Areal,  # noqa: F811
+    written: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    example: str,
+    manifest: str,
+    profile: str,
+) -> None:
+    monkeypatch.chdir(written / example)
+    words = ("-f", manifest, "--values", f"profiles/{profile}.yaml")
+    for weights in set(re.findall(rf"{tmp_path}/home/jobs/[\w-]+/models/step_\d+", areal("render", *words).out)):
+        shutil.copytree("model", weights)  # of an earlier stage
+    planned = areal("diff", *words, "--assume-capacity")
     assert planned.code == DIFFERENCES, planned.err
-    assert "start TrainJob/" in planned.out and "${{" not in planned.out
+    assert "start TrainJob/" in planned.out
 
 
 def test_list_of_examples_names_each_with_its_title(areal: Areal) -> None:  # noqa: F811
@@ -74,3 +95,16 @@ def test_example_over_a_file_of_the_user_is_refused_and_changes_nothing(areal: A
     refused = areal("init", "example", "gsm8k", str(tmp_path))
     assert refused.code == 5 and str(mine) in refused.err
     assert [each.name for each in tmp_path.iterdir()] == ["reward.py"] and mine.read_text() == "mine = True\n"
+
+
+def test_stage_whose_weights_are_not_there_yet_is_refused_with_the_folder(
+    areal: Areal,  # noqa: F811
+    written: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(written / "tldr")
+    refused = areal("apply", "-f", "rw.yaml", "--values", "profiles/cpu.yaml")
+    assert (
+        refused.code == 3 and f"there is no model folder '{tmp_path}/home/jobs/tldr-sft/models/step_60'" in refused.err
+    )
