@@ -240,9 +240,9 @@ def _browser(server: Server, idle_s: float) -> dict[str, Any]:
 
 
 def misses(found: dict[str, Any]) -> list[str]:
-    """The targets that are missed: a second a view, 150 MB, one percent of a core for an idle page."""
+    """The targets that are missed: a second a view, 120 MB, one percent of a core for an idle page."""
     slow = [f"{row['view']}: {row['firstS']} s" for row in found["views"] if row["firstS"] > 1]
-    if found["residentMB"] > 150:
+    if found["residentMB"] > 120:
         slow.append(f"{found['residentMB']} MB")
     if found["idleCpuShare"] is not None and found["idleCpuShare"] > 0.01:
         slow.append(f"{found['idleCpuShare']} of a core")

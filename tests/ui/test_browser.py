@@ -241,6 +241,19 @@ def test_views_have_no_violation_and_do_not_scroll_sideways(objects: None, tab: 
     assert violations(it, VIEWS) == ""
 
 
+def test_every_view_is_reached_by_a_touch_at_400_pixels(objects: None, tab: Callable[..., Tab]) -> None:
+    it = tab(400)
+    it.open()
+    it.page.wait_for_selector("tr[aria-current]")
+    out_of_sight = """() => [...document.querySelectorAll("header a, header button")].filter(each => {
+        const box = each.getBoundingClientRect();
+        return box.left < 0 || box.right > innerWidth || box.top < 0;
+    }).map(each => each.innerText)"""
+    assert it.page.evaluate(out_of_sight) == []
+    table = "() => { const box = document.querySelector('main .scroll'); return box.scrollWidth <= box.clientWidth; }"
+    assert it.page.evaluate(table), "the columns of objects fit"
+
+
 def test_hostile_text_of_a_log_is_shown_and_not_run(objects: None, tab: Callable[..., Tab]) -> None:
     it = tab()
     it.open("/logs/trainjob/noisy?q=script")

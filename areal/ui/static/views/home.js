@@ -69,7 +69,7 @@ const COLUMNS = [
   { id: "name", title: "Object", value: (row) => row.ref, cls: "nowrap",
     cell: (row) => html`<span style=${{ paddingLeft: row.below ? "14px" : 0 }}><${Link} href=${objectPath(row.ref)} tabindex="-1" data-ref=${row.ref}>${row.name}<//> <span class="dim">${SHORT[row.kind] ?? row.kind}</span></span>` },
   { id: "status", title: "Status", value: (row) => row.status.phase, cell: (row) => html`<${State} value=${row.status.phase} />` },
-  { id: "ready", title: "Ready", value: (row) => row.status.ready, num: true, sort: false },
+  { id: "ready", title: "Ready", value: (row) => row.status.ready, num: true, sort: false, hide: 560 },
   { id: "progress", title: "Progress", optional: true, value: (row) => job(row).step, cls: "nowrap", search: (row) => "",
     cell: (row) => job(row).step === undefined ? "" : html`step ${fmt.number(job(row).step)}${job(row).total ? html`<span class="dim">/${fmt.number(job(row).total)}</span>` : ""}${WELL.has(row.status.phase) && row.status.phase === "Running" && job(row).etaSeconds ? html`<span class="dim">, ${fmt.age(job(row).etaSeconds)} left</span>` : ""}` },
   { id: "reward", title: "Reward", optional: true, value: (row) => job(row).reward, num: true, cell: (row) => fmt.number(job(row).reward) },
