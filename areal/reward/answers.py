@@ -128,10 +128,8 @@ def _unmarked(text: str) -> str | None:
     if not is_said and len(letters := set(_LETTER_LINE.findall(text))) == 1:
         return letters.pop()
     after = statements[-1].strip() if is_said else before.strip().rpartition("\n")[2]
-    stated = (
-        _SENTENCE_END.split(_RESTATED.split(after)[0], maxsplit=1)[0].strip(' "”') if is_said else _THUS.sub("", after)
-    )
-    stated = stated.removesuffix(" only")
+    sentence = _SENTENCE_END.split(_RESTATED.split(after)[0], maxsplit=1)[0].strip(' "”') if is_said else after
+    stated = _THUS.sub("", sentence).removesuffix(" only")
     predicate = None if is_said or "that " in stated else _PREDICATE.fullmatch(stated)
     if predicate and (
         (_is_formula(predicate[1]) and re.search(r"[,=(\[{<>\\]|\b(?:and|or)\b", predicate[1]))

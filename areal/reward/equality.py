@@ -61,7 +61,7 @@ _WHOLE = {
     r"(?: exists?)?": r"\emptyset",
     "(?:the )?empty set": r"\emptyset",
     r"(?:the set of )?all (?:the )?reals?(?: number)?(?: [a-z])?": r"(-\infty,\infty)",
-    r"dne|does? not exist": r"\text{undefined}",
+    r"(?:the \w+ )?(?:dne|does? not exist)": r"\text{undefined}",
     r"neither \w+ nor \w+": r"\text{neither}",
     r"(?:the set of )?all (?:the )?integer(?: [a-z])?": r"\mathbb{Z}",
 }
@@ -165,7 +165,7 @@ def _unbound(found: Formula) -> Formula:
         if not is_start or not _has(found[:i], "ns"):
             continue
         rest = [each for each in found[i:] if each.text not in ("{", "}", "(", ")", ",", "and")]
-        body = [each for each in rest if each.text.casefold() not in _BOUND]
+        body = [each for each in rest if each.kind == "s" or each.text.casefold() not in _BOUND]
         names = {each.text for each in body if each.kind == "s" and len(each.text) == 1 and each.text.islower()}
         others = " ".join(each.text for each in body if each.text not in names)
         is_set = re.fullmatch(r"∈ (?:- ∞ ∞|mathbb \w)\S*(?: \S+)*", others) and not re.search(r"[<]", others)
@@ -261,6 +261,7 @@ def _bracketed(brackets: str, inner: Formula) -> Node:
 
 def _relation(sides: list[Formula], operators: list[str]) -> Node:
     if any(each not in "=≈∈≡" for each in operators):
+        sides = [tuple(each for each in side if each.kind != "w" or each.text not in _BOUND) for side in sides]
         if _TURNED.keys() >= set(operators):
             sides, operators = sides[::-1], [_TURNED[each] for each in reversed(operators)]
         if operators == ["≠"] and _BOTH & set(_texts(sides[1])):
@@ -426,7 +427,7 @@ def _same_group(answer: Group, right: Group) -> bool:
     if brackets == {":"}:
         return len(first) == len(second) and _is_proportional(first, second)
     if brackets & _ORDERED:
-        is_like = len(brackets) == 1 or brackets == {"()", ","} or (len(first) > 2 and brackets == {"()", "[]"})
+        is_like = len(brackets) == 1 or brackets == {"()", ","} or (len(first) > 2 and brackets <= {"()", "[]", ","})
         return is_like and len(first) == len(second) and all(map(same, first, second))
     if all(_plain(each) in _TRUTHS for each in first):
         return len(first) == len(second) and all(map(same, first, second))

@@ -170,6 +170,10 @@ class _Reader:
             if self._is("*", "/"):
                 is_product = self._take() == "*"
                 factor = self._signed(self._raised)
+                while (
+                    not is_product and self._next.kind == "s" == self._tokens[self._at - 1].kind and not self._next.gap
+                ):
+                    factor = _both(mul, factor, self._raised())  # t/RC
                 value = _both(mul, value, factor) if is_product else self._divided(value, factor)
             elif self._starts():
                 if self._next.kind == self._tokens[self._at - 1].kind == "n":

@@ -277,7 +277,8 @@ def _letters(run: str, found: list[Token], gap: bool, is_text: bool, rest: str) 
     low, last = run.casefold(), found[-1] if found else Token("", "")
     before = found[-2] if len(found) > 1 else Token("", "")
     is_after_unit = last.text in ("*", "/") and before.kind == "w"
-    is_after_number = last.kind in ("n", "w") or last.text in (")", "}", "°", "%", "mu") or is_after_unit
+    is_after_number = last.kind in ("n", "w") or last.text in (")", "}", "°", "%") or is_after_unit
+    is_after_number |= last.text == "mu" and before.kind == "n"
     side = found[max((i for i, each in enumerate(found) if each.text in ("=", ",", "≈")), default=0) :]
     if run in _FUNCTIONS and not (run in ("min", "sec") and is_after_number):
         found.append(Token("f", run, gap))
