@@ -158,11 +158,11 @@ def metrics(
     areal train metrics NAME --all
     areal train metrics NAME OTHER --metric reward/mean --plot both.png
 
-    NAME with a / is the folder of a run that was started by hand.
+    NAME with a / is the folder of a run that was started by hand, or its file.
     """
     told = False
     while True:
-        runs = {name: curves_of(_read(_metrics_file(cli, name)), metrics) for name in dict.fromkeys(names)}
+        runs = {name: curves_of(read_metrics(metrics_file(cli, name)), metrics) for name in dict.fromkeys(names)}
         if watch and not any(runs.values()) and (waits := [name for name in runs if not _has_ended(cli, name)]):
             if not told:
                 cli.info(f"waiting for the first metrics of {', '.join(waits)}")
@@ -184,7 +184,7 @@ def metrics(
         time.sleep(_WATCH_S)
 
 
-def _read(path: Path) -> JobCurves:
+def read_metrics(path: Path) -> JobCurves:
     """Raises ArealError where there is something and it cannot be read."""
     try:
         return read_curves(path)
@@ -192,10 +192,11 @@ def _read(path: Path) -> JobCurves:
         raise explain(error, path, "read the metrics in") from error
 
 
-def _metrics_file(cli: Invocation, name: str) -> Path:
-    """Returns the metrics file of a job, or of the folder of a run. Raises NotFound."""
+def metrics_file(cli: Invocation, name: str) -> Path:
+    """Returns the metrics file of a job, of the folder of a run, or the file itself. Raises NotFound."""
     if "/" in name:
-        path = Path(name).expanduser() / "metrics.jsonl"
+        path = Path(name).expanduser()
+        path = path if path.suffix == ".jsonl" else path / "metrics.jsonl"
         if not path.is_file():
             raise NotFound(f"there is no {path}")
         return path

@@ -115,6 +115,7 @@ TRAIN: dict[str, Leaf | Subtree] = {
     "estimate": _leaf("estimate:estimate", "Memory of a job on each GPU and time of a step, before it starts."),
     "watch": _leaf("watch:watch", "Alerts of jobs: exits 8 when one fires."),
     "metrics": _leaf("curves:metrics", "Curves of jobs in the terminal or as a picture, compared."),
+    "diff": _leaf("runs_diff:diff", "Compare jobs: configurations, metrics at equal steps, significance."),
     "trajectories": _leaf("inf.trajectories:of_job", "Show a job's samples: tokens, rewards, advantages."),
 }
 

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from areal.dataclasses import dataclass
 from areal.dataset.examples import prompt_digest
 from areal.errors import Conflict
+from areal.rollout.significance import student_quantile
 from areal.trajectories.record import Episode
 
 
@@ -179,19 +180,3 @@ def share_estimate(shares: Sequence[float], samples: int, confidence: float) -> 
     centre = (mean + z * z / (2 * size)) / (1 + z * z / size)
     margin = z / (1 + z * z / size) * math.sqrt(mean * (1 - mean) / size + z * z / (4 * size * size))
     return Estimate(mean, max(0.0, centre - margin), min(1.0, centre + margin), count)
-
-
-def student_quantile(probability: float, freedom: int) -> float:
-    """The quantile of Student's t: exact for 1 and 2 degrees of freedom, else to 0.5 % (Abramowitz, Stegun 26.7.5)."""
-    if freedom == 1:
-        return math.tan(math.pi * (probability - 0.5))
-    if freedom == 2:
-        return (2 * probability - 1) * math.sqrt(2 / (4 * probability * (1 - probability)))
-    z = NormalDist().inv_cdf(probability)
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
-    )
-    return z + sum(term / freedom**power for power, term in enumerate(terms, 1))

@@ -22,7 +22,6 @@ from areal.rollout.evaluation import (
     reward_estimate,
     scores_of,
     share_estimate,
-    student_quantile,
 )
 from areal.trajectories.record import Episode
 
@@ -40,14 +39,6 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_pass(data: st.DataObject, samp
     passes, k = data.draw(st.integers(0, samples)), data.draw(st.integers(1, samples))
     subsets = list(itertools.combinations([index < passes for index in range(samples)], k))
     assert pass_at(k, samples, passes) == pytest.approx(fmean(any(each) for each in subsets))
-
-
-@pytest.mark.parametrize(
-    ("freedom", "value"),
-    [(1, 12.7062), (2, 4.3027), (3, 3.1824), (5, 2.5706), (10, 2.2281), (30, 2.0423), (199, 1.9720)],
-)
-def test_student_quantile_equals_the_tables(freedom: int, value: float) -> None:
-    assert student_quantile(0.975, freedom) == pytest.approx(value, rel=5e-3)
 
 
 def test_intervals_equal_a_bootstrap_over_prompts() -> None:

@@ -1,0 +1,78 @@
+"""``areal train diff``: configurations, metrics at equal steps, significance over seeds."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Areal
+
+
+def run(folder: Path, name: str, values: Sequence[float], seed: int = 1, lr: float = 1e-5, **more: object) -> str:
+    path = folder / name
+    path.mkdir()
+    lines = [{"step": step, "attempt": 1, "reward/mean": value} for step, value in enumerate(values, 1)]
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    config = {"seed": seed, "experiment_name": name, "actor": {"optimizer": {"lr": lr}, **more}}
+    (path / "config.yaml").write_text(json.dumps(config))
+    return str(path)
+
+
+def test_two_runs_are_compared_at_the_steps_that_both_have(areal: Areal, tmp_path: Path) -> None:
+    a = run(tmp_path, "a", [0.1] * 20, kl_ctl=0.1)
+    b = run(tmp_path, "b", [0.1 + step / 100 for step in range(1, 31)], lr=1e-4)
+    found = areal("train", "diff", a, b, "--last", "2", "-o", "json").json
+    assert found["config"] == [
+        {"key": "actor.kl_ctl", "a": 0.1, "b": None},
+        {"key": "actor.optimizer.lr", "a": 1e-5, "b": 1e-4},
+    ]
+    (metric,) = found["metrics"]
+    assert (metric["from_step"], metric["to_step"], metric["steps"][-1]) == (19, 20, 20)
+    assert metric["difference"] == pytest.approx(0.195)
+    assert (metric["method"], metric["p"], found["method"]) == ("none", None, "none")
+    page = areal("train", "diff", a, f"{b}/metrics.jsonl").out
+    assert "no significance: a side has one run" in page and "▁" in page and "19-20" in page
+
+
+def test_runs_with_the_same_seeds_are_paired_and_others_are_welchs(areal: Areal, tmp_path: Path) -> None:
+    chance = random.Random(1)
+    levels = [chance.uniform(0, 1) for _ in range(4)]
+    a = ",".join(run(tmp_path, f"a{seed}", [level] * 10, seed) for seed, level in enumerate(levels))
+    order = [2, 0, 3, 1]  # of the seeds: pairs are found by seed, not by place
+    gains = [0.05, 0.07, 0.06, 0.06]
+    b = ",".join(run(tmp_path, f"b{seed}", [levels[seed] + gains[seed]] * 10, seed, lr=2e-5) for seed in order)
+    (paired,) = areal("train", "diff", a, b, "-o", "json").json["metrics"]
+    assert paired["method"] == "paired" and paired["difference"] == pytest.approx(0.06)
+    # The differences have a deviation of 0.00816 and an error of 0.00408; t of 3 degrees is 3.182 at 0.975.
+    assert (paired["low"], paired["high"]) == (
+        pytest.approx(0.06 - 0.01299, abs=1e-5),
+        pytest.approx(0.07299, abs=1e-5),
+    )
+    assert 0 < paired["p"] < 0.001
+    (welch,) = areal("train", "diff", a, b, "--unpaired", "-o", "json").json["metrics"]
+    assert welch["method"] == "welch" and welch["p"] > 0.5 and welch["low"] < 0 < welch["high"]
+    document = areal("train", "diff", a, b, "-o", "json").json
+    assert document["config"] == [{"key": "actor.optimizer.lr", "a": 1e-5, "b": 2e-5}]  # seeds are those of both sides
+    assert "paired by seed" in areal("train", "diff", a, b).out
+
+
+@pytest.mark.parametrize(
+    ("sides", "words", "code", "message"),
+    [
+        (("a", "nowhere/x"), [], 4, "nowhere/x"),
+        (("a", "a,,a"), [], 2, "each once"),
+        (("a", "b"), ["--metric", "loss"], 4, "not every run has the metric loss"),
+        (("a", "empty"), [], 4, "has written no metrics yet"),
+    ],
+)
+def test_run_or_metric_that_is_not_there_is_named(
+    areal: Areal, tmp_path: Path, sides: tuple[str, str], words: list[str], code: int, message: str
+) -> None:
+    made = {"a": run(tmp_path, "a", [1.0]), "b": run(tmp_path, "b", [1.0]), "empty": run(tmp_path, "empty", [])}
+    a, b = (",".join(made.get(name, name) for name in side.split(",")) for side in sides)
+    ran = areal("train", "diff", a, b, *words)
+    assert ran.code == code and message in ran.err, ran.err
