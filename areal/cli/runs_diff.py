@@ -93,9 +93,7 @@ def diff(
         "method": _method(sides, unpaired=unpaired),
         "confidence": confidence,
         "config": _keys(sides),
-        "metrics": [
-            row for name in chosen if (row := _row(sides, name, last, confidence, unpaired=unpaired)) is not None
-        ],
+        "metrics": [row for row in rows if row is not None],
     }
     if not document["metrics"] and not document["config"]:
         cli.info("no step has a metric of every run")
