@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 from areal.dataclasses import dataclass, field
 from areal.errors import UsageFault
 from areal.files import parse_json, replace_file
+from areal.numbers import duration, number
 from areal.resources.addresses import is_loopback
 from areal.rollout.controller import KEY_FILE
 from areal.services.http.auth import AdminKey, load_admin_key
@@ -327,12 +328,12 @@ _WAITS = {
     "time/eval": "evaluation",
 }
 _SHOWN = (
-    ("reward/mean", "reward {:.3f}"),
-    ("accuracy", "accuracy {:.3f}"),
-    ("loss", "loss {:.4f}"),
-    ("tokens_per_second", "{:,.0f} tokens/s"),
-    ("staleness/max", "staleness {:.0f}"),
-    ("lr", "lr {:.1e}"),
+    ("reward/mean", "reward {}"),
+    ("accuracy", "accuracy {}"),
+    ("loss", "loss {}"),
+    ("tokens_per_second", "{} tokens/s"),
+    ("staleness/max", "staleness {}"),
+    ("lr", "lr {}"),
 )
 
 
@@ -347,10 +348,9 @@ def bottleneck(metrics: Mapping[str, float]) -> str:
 
 
 def step_line(step: int, total: int, metrics: Mapping[str, float]) -> str:
-    """``step 12/200  reward 0.412  ...  1.3 s/step  waited 71% for rollouts``."""
-    shown = [form.format(metrics[name]) for name, form in _SHOWN if name in metrics]
-    seconds = metrics.get("time/step")
-    paces = [] if seconds is None else [f"{seconds:.2f} s/step" if seconds >= 0.1 else f"{seconds * 1e3:.0f} ms/step"]
+    """``step 12/200  reward 0.412  ...  1.3s/step  waited 71% for rollouts``."""
+    shown = [form.format(number(metrics[name])) for name, form in _SHOWN if name in metrics]
+    paces = [f"{duration(metrics['time/step'])}/step"] if "time/step" in metrics else []
     return "  ".join([f"step {step}/{total}", *shown, *paces, bottleneck(metrics)]).rstrip()
 
 

@@ -229,7 +229,7 @@ STEP = {"step": 12, "total_steps": 200, "time/step": 0.5, "reward/mean": 0.41, "
 @pytest.mark.parametrize(
     ("phase", "step", "told"),
     [
-        ("Running", STEP, Progress(JOB, "step", 12, 200, 90.0, "reward 0.410, training", 94.0)),
+        ("Running", STEP, Progress(JOB, "step", 12, 200, 90.0, "reward 0.41, training", 94.0)),
         ("Running", {"step": 12}, Progress(JOB, "step 12", 12, None, 90.0)),
         ("Running", {}, Progress(JOB, "waiting for completed", elapsed_s=7.0)),
         ("Pending", STEP, Progress(JOB, "waiting for completed", elapsed_s=7.0)),

@@ -82,8 +82,8 @@ def test_progress_off_a_terminal_is_a_line_at_each_tenth_with_reward_and_failure
         report(progress())
         report(replace(progress(), outcomes=[*progress().outcomes, *progress().outcomes]))
     assert stream.getvalue().splitlines() == [
-        "episodes 4/10 (ETA 0s)  reward 0.500  3 running  1 failed",
-        "episodes 8/10 (ETA 0s)  reward 0.500  3 running  1 failed",
+        "episodes 4/10 (ETA 0s)  reward 0.5  3 running  1 failed",
+        "episodes 8/10 (ETA 0s)  reward 0.5  3 running  1 failed",
     ]
 
 
