@@ -92,11 +92,21 @@ def _converted(file: str, framework: str, trainer: str | None, overrides: Sequen
     if trainer is not None and trainer not in trainers:
         raise UsageFault(f"--trainer {trainer}: those of {framework} are {', '.join(trainers)}")
     chosen, keys = read_keys(framework, trainer, _text(Path(file)), os.environ, file)
-    if framework == "trl" and isinstance(below := keys.get("config"), str):  # TRL's own YAML file
-        beside = Path(file).parent / below
-        found = beside if beside.is_file() else Path(below)
-        keys = {**read_yaml(_text(found), str(found), nested=False), **keys}
+    if framework == "trl":
+        if isinstance(below := keys.get("config"), str):  # TRL's own YAML file
+            found = _beside(file, below)
+            keys = {**read_yaml(_text(found), str(found), nested=False), **keys}
+        launched = keys.get("config_file")
+        if isinstance(launched, str) and (found := _beside(file, launched)).is_file():  # that of accelerate
+            count = read_yaml(_text(found), str(found)).get("num_processes")
+            keys = {**({"num_processes": count} if count is not None else {}), **keys}
     return convert(trainers[chosen], {**keys, **assignments(overrides, "the command line")})
+
+
+def _beside(file: str, name: str) -> Path:
+    """The file of this name beside ``file``, else in the working folder."""
+    beside = Path(file).parent / name
+    return beside if beside.is_file() else Path(name)
 
 
 def _of_areal(file: str, trainer: str | None, overrides: Sequence[str]) -> Draft:

@@ -47,6 +47,9 @@ def _begin(draft: Draft, trainer: str, rows: str) -> None:
     folder = PurePath(str(values.get("output_dir") or draft.model or "trl")).name
     draft.set("experiment_name", folder or "trl")
     draft.set("trial_name", str(values.get("run_name") or trainer))
+    for key in ("config_file", "accelerate_config"):
+        if draft.is_given(key) and draft.is_given("num_processes"):
+            draft.mark(key, Fate.IGNORED, "num_processes is known")
     _data(draft)
     _dtype(draft)
     _optimizer(draft)

@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from areal.convert.rules import Draft, Fate, Framework, convert
 from areal.convert.sources import SOURCES, read_keys
+from tests.cli.conftest import Areal
 from tests.convert.test_verl import fates, loaded
 
 TRL = SOURCES["trl"].trainers
@@ -102,7 +104,7 @@ def test_offline_trainers_of_trl_are_ours(tmp_path: Path) -> None:
     sizes = {"num_processes": 2, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 8}
     for trainer, kind in (("sft", SFTConfig), ("dpo", DPOConfig), ("reward", RWConfig)):
         draft = offline(trainer, **sizes, eval_strategy="epoch")
-        (tmp_path / "config.yaml").write_text(__import__("yaml").safe_dump(draft.config))
+        (tmp_path / "config.yaml").write_text(yaml.safe_dump(draft.config))
         config: Any = load_expr_config(["--config", str(tmp_path / "config.yaml")], kind)[0]
         assert (config.train_dataset.batch_size, config.train_dataset.drop_last) == (64, False)
         assert config.valid_dataset is not None and config.evaluator.freq_epochs == 1
@@ -175,6 +177,21 @@ def test_command_in_a_docstring_and_an_unknown_trainer_of_a_file() -> None:
         read_keys("trl", None, "learning_rate: 1e-6", {}, "c.yaml")
     assert "--trainer grpo, rloo, sft, dpo, reward" in caught.value.hint  # type: ignore[attr-defined]
     assert read_keys("trl", "sft", "learning_rate: 1e-6", {}, "c.yaml") == ("sft", {"learning_rate": 1e-6})
+
+
+def test_files_of_a_command_are_read_beside_it(areal: Areal, tmp_path: Path) -> None:
+    (tmp_path / "zero3.yaml").write_text("num_processes: 4\ndistributed_type: DEEPSPEED\n")
+    (tmp_path / "sft.yaml").write_text("model_name_or_path: org/model\ndataset_name: org/rows\nlearning_rate: 1e-4\n")
+    command = "accelerate launch --config_file zero3.yaml trl/scripts/sft.py --config sft.yaml --learning_rate 3e-4"
+    (tmp_path / "run.sh").write_text(command)
+    ran = areal("convert", str(tmp_path / "run.sh"), "--from", "trl", "--out", str(tmp_path / "job"), "--allow-lossy")
+    assert ran.code == 0, ran.err
+    config = yaml.safe_load((tmp_path / "job" / "config.yaml").read_text())
+    assert (config["train_dataset"]["batch_size"], config["actor"]["backend"]) == (32, "fsdp:d4")
+    assert config["actor"]["optimizer"]["lr"] == 3e-4
+    assert "num_processes is known" in ran.out
+    refused = areal("convert", str(tmp_path / "sft.yaml"), "--from", "trl")
+    assert refused.code != 0 and "--trainer grpo, rloo, sft, dpo, reward" in refused.err
 
 
 def every_key() -> list[tuple[str, str, str]]:
