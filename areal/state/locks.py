@@ -2,8 +2,8 @@
 
 The lock is the descriptor; the file is only its name, and the readable *holder* in it is for people. Taking a lock
 therefore changes nothing on disk once its file is there, and a command announces itself (``Held.announce``) only when
-it has planned something to do: in the file of its first lock, for all of them, since to write and empty a thousand
-files takes much of the time of creating a thousand objects. The holder of an unannounced lock is read from /proc/locks.
+it has planned something to do: in the file of its first lock, for all of them, so that an apply of a thousand objects
+does not write and empty a thousand files. The holder of an unannounced lock is read from /proc/locks.
 
 Locks are taken in one order (sorted by reference), so two commands can never wait for each other. A lock file may be
 removed while it is held, so whoever gets a lock checks that the name still leads to the file that was locked.

@@ -26,7 +26,8 @@ def on_a_cpu(name: str, folder: Path) -> dict[str, str]:
     about = engine_of(name, folder)
     env = {key: value for key, value in about["env"].items() if key not in ("AREAL_ENGINE_PYTHON", "HF_HUB_OFFLINE")}
     arguments = {key: value for key, value in about["engineArgs"].items() if key != "dtype"}
-    return {"mem-fraction-static: 0.3": inner(arguments), 'CUDA_VISIBLE_DEVICES: "0"': inner(env)}
+    of_job = {"  env: {$GPU}": '  env: {OMP_NUM_THREADS: "1"}'}
+    return {"mem-fraction-static: 0.3": inner(arguments), 'CUDA_VISIBLE_DEVICES: "0"': inner(env), **of_job}
 
 
 def inner(mapping: dict[str, str]) -> str:
