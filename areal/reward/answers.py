@@ -12,9 +12,10 @@ import re
 from fractions import Fraction
 from typing import Any
 
-from areal.reward.equality import CHANGES, CHOICES, SCALE, Node, exact_number, is_number, same, structure
+from areal.reward.equality import CHANGES, CHOICES, SCALE, exact_number, is_number, same
 from areal.reward.formulas import Formula
 from areal.reward.notation import LONGEST, group, in_latex, render, tokens
+from areal.reward.structure import Node, structure
 from areal.reward.units import measure, symbol_of
 
 _MOST_BOXES = 20

@@ -1,10 +1,8 @@
-r"""Whether two answers are equal.
+r"""Whether two answers are equal: a rule for each pair of types of ``areal.reward.structure``.
 
-``structure`` makes a value of one of three types of the tokens of an answer: a ``Quantity``, which is a formula with
-words, a ``Group`` (list, tuple, set, interval, alternatives), or a ``Relation``. ``same`` has a rule for each pair of
-types. Formulas are compared exactly, and only decimals with a tolerance, relative to the right one. Words beside a
-number (a unit, ``apples``) may be left out, unless they choose between values (``pm``, ``loss``). Where both answers
-have words, those of one are among those of the other.
+Formulas are compared exactly, and only decimals with a tolerance, relative to the right one. Words beside a number (a
+unit, ``apples``) may be left out, unless they choose between values (``pm``, ``loss``). Where both answers have words,
+those of one are among those of the other.
 """
 
 from __future__ import annotations
@@ -13,24 +11,12 @@ import itertools
 import re
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from functools import lru_cache
 from typing import Any
 
-from areal.dataclasses import dataclass
-from areal.reward.formulas import (
-    ONE,
-    Formula,
-    NotAFormula,
-    close,
-    inexact,
-    is_real,
-    names_in,
-    ratio_of,
-    same_items,
-    same_value,
-    value_of,
-)
-from areal.reward.notation import Token, render, tokens
+from areal.reward import formulas
+from areal.reward.formulas import ONE, Formula, NotAFormula, close, inexact, is_real, names_in, value_of
+from areal.reward.notation import Token, tokens
+from areal.reward.structure import Group, Node, Quantity, Relation, has_kind, quantity, structure, texts_of
 from areal.reward.units import SCALES, measure, words_in
 
 SCALE = rf"(?:dozens?|tens|(?:{'|'.join(SCALES)})s?)"
@@ -47,306 +33,9 @@ CHOICES = re.compile(  # words that a reference with them asks for
     r"|lost|won|(?:jan|febr)uary|march|april|may|june|july|august|(?:sept|nov|dec)ember|october|\w+days?|true|false|yes|no"
     r"|odd|even)\b"
 )
-_IDLE = words_in(
-    """the a an of is are was has have answer final approximate approximately approx about total unit each on at exact
-    its exactly solution in simplified therefore thus"""
-)
-_BOUND = words_in(
-    """integer natural number real constant any all every each some an arbitrary positive nonnegative negative is are be
-    a for where with"""
-)
 _WINS = re.compile(r" (?:(?:always|will|can|has a) )*win(?:ning strategy)?\Z")
-_WHOLE = {
-    r"none|(?:there (?:are|is|exists?) )?no (?:\w+ )?(?:solution|value|number|root|integer|function|pair|triple)"
-    r"(?: exists?)?": r"\emptyset",
-    "(?:the )?empty set": r"\emptyset",
-    r"(?:the set of )?all (?:the )?reals?(?: number)?(?: [a-z])?": r"(-\infty,\infty)",
-    r"(?:the \w+ )?(?:dne|does? not exist)": r"\text{undefined}",
-    r"neither \w+ nor \w+": r"\text{neither}",
-    r"(?:the set of )?all (?:the )?integer(?: [a-z])?": r"\mathbb{Z}",
-}
-
-
-@dataclass(frozen=True)
-class Quantity:
-    """A formula with words beside it. Without a formula, the text is only words. ``text`` is the whole."""
-
-    text: str
-    formula: Formula
-    words: tuple[str, ...] = ()
-    sign: str = ""  # % or °
-
-
-@dataclass(frozen=True)
-class Group:
-    """Items in ``()``, ``[]``, ``[)``, ``(]`` or ``{}``. A bare list has ``,``, alternatives have ``or``, a ratio has
-    ``:``, sets with an operator have ``∪``, ``∩`` or ``∖``, and the numbers that meet a condition have ``|``."""
-
-    brackets: str
-    items: tuple[Node, ...]
-
-
-@dataclass(frozen=True)
-class Relation:
-    """Sides of an equation, an inequality or a chain of them. ``values`` are the sides that a name equals."""
-
-    sides: tuple[Formula, ...]
-    operators: tuple[str, ...]
-    name: str = ""
-    values: tuple[Node, ...] = ()
-
-
-Node = Quantity | Group | Relation
-
-_PAIRS = {"(": ")", "[": "]", "{": "}", r"\{": r"\}"}
-_CLOSING = frozenset(_PAIRS.values())
-_ORDERED = frozenset(("()", "[]", "[)", "(]"))
-_RELATIONS = words_in("= < > ≤ ≥ ≠ ≈ ∈ ≡ ∼ cong")
-_TURNED = {">": "<", "≥": "≤"}
-_BOTH = frozenset("±∓")
 _TRUTHS = words_in("yes no true false")
-_DEEPEST, _MOST_ITEMS = 12, 64
-
-
-@lru_cache(maxsize=1024)
-def structure(found: Formula) -> Node | None:
-    """The structure of an answer; None if it is too deep, or contradicts itself as ``[1, \\infty]`` does."""
-    plain = re.sub(r"[{}.]", "", render(found)).strip().casefold()
-    found = next((tokens(to) for pattern, to in _WHOLE.items() if re.fullmatch(pattern, plain)), found)
-    levels = _levels(found)
-    if not found or levels[-1] != 0 or max(levels) > _DEEPEST:
-        return None
-    try:
-        node = _read(_unbound(found))
-    except NotAFormula:
-        return None
-    is_one = isinstance(node, Group) and node.brackets == "{}" and len(node.items) == 1 and "∅" not in _texts(found)
-    return node.items[0] if is_one and isinstance(node, Group) else node
-
-
-def _texts(found: Formula) -> list[str]:
-    return [each.text for each in found]
-
-
-def _has(found: Formula, kinds: str) -> bool:
-    return any(each.kind in kinds for each in found)
-
-
-def _levels(found: Formula) -> list[int]:
-    """The number of brackets around each token, and around the end."""
-    levels, depth = [], 0
-    for text in _texts(found):
-        depth -= text in _CLOSING
-        levels.append(depth)
-        depth += text in _PAIRS
-    return [*levels, depth]
-
-
-def _split(found: Formula, *separators: str) -> tuple[list[Formula], list[str]]:
-    """The parts between the separators outside brackets, and the separators."""
-    levels = _levels(found)
-    at = [i for i, each in enumerate(found) if each.kind == "o" and each.text in separators and levels[i] == 0]
-    parts = [found[start + 1 : end] for start, end in itertools.pairwise((-1, *at, len(found)))]
-    return parts, [found[i].text for i in at]
-
-
-def _unwrapped(found: Formula) -> tuple[str, Formula]:
-    """The brackets around the whole, and what is between them."""
-    if len(found) > 1 and found[0].text in _PAIRS and found[-1].text in _CLOSING and all(_levels(found)[1:-2]):
-        return (found[0].text + found[-1].text).replace("\\", ""), found[1:-1]
-    return "", found
-
-
-def _unbound(found: Formula) -> Formula:
-    r"""Without a condition at the end that only says what a letter may be: ``, k \in \mathbb{Z}``, ``for any c``."""
-    texts, levels = _texts(found), _levels(found)
-    for i in range(1, len(found)):
-        is_start = levels[i] == 0 and texts[i] in (",", "(", "for", "where", "with") and texts[i - 1] not in "=<>≤≥"
-        if not is_start or not _has(found[:i], "ns"):
-            continue
-        rest = [each for each in found[i:] if each.text not in ("{", "}", "(", ")", ",", "and")]
-        body = [each for each in rest if each.kind == "s" or each.text.casefold() not in _BOUND]
-        names = {each.text for each in body if each.kind == "s" and len(each.text) == 1 and each.text.islower()}
-        others = " ".join(each.text for each in body if each.text not in names)
-        is_set = re.fullmatch(r"∈ (?:- ∞ ∞|mathbb \w)\S*(?: \S+)*", others) and not re.search(r"[<]", others)
-        is_natural = names <= set("kmn") and re.fullmatch(r"(?:> 0|≥ [01])", others)
-        is_domain = re.match("≠", others) and not {"<", ">", "≤", "≥", "≠"} & set(texts[:i]) and names <= set(texts[:i])
-        if len(names) < 3 and (is_domain or (names and is_set) or is_natural or (len(body) < len(rest) and not others)):
-            return found[:i]
-    return found
-
-
-def _read(found: Formula) -> Node:
-    if not found:
-        raise NotAFormula
-    if total := _sum_of(found):
-        return total
-    brackets, inner = _unwrapped(found)
-    if found[0].text == "{" and brackets and _condition(inner) is None:
-        return _read(inner)
-    parts, separators = _split(found, "or")
-    if separators:
-        return _group("or", [each[:-1] if each[-1:] and each[-1].text == "," else each for each in parts])
-    parts, separators = _split(found, ",", ";", "and")
-    is_list = set(separators) != {"and"} or (parts[0][-1:] and parts[0][-1].text == ")") or not _has(found, "n")
-    if set(separators) == {","} and _has(parts[0], "n") and not any(_has(part, "nsfmvo") for part in parts[1:]):
-        return _quantity(tuple(each for each in found if each.text != ","))  # 5 N, to the left
-    if separators and (is_list or all(map(_is_mathematics, parts))):
-        return _group(",", [each for each in parts if each] if "and" in separators else parts)
-    signs = _BOTH & set(_texts(found))
-    if brackets and not (brackets == "()" and "," in _texts(inner) and len(signs) == 1):
-        return _bracketed(brackets, inner)
-    parts, operators = _split(found, "∪", "∩", "∖")
-    if operators:
-        return _group(operators[-1], [found[: -len(parts[-1]) - 1], parts[-1]])
-    parts, operators = _split(found, *_RELATIONS)
-    if operators and any(parts):
-        return _relation(parts, operators)
-    if signs:
-        return _both_signs(found)
-    parts, separators = _split(found, ":")
-    if separators and all(_has(each, "n") and not _has(each, "w") for each in parts):
-        return _group(":", parts)
-    if found[0].kind == "s" and found[0].text.isupper() and _unwrapped(found[1:])[0] == "()" and "," in _texts(found):
-        return _relation([found[:1], found[1:]], ["="])  # the point A(1,2)
-    return _quantity(found)
-
-
-def _is_mathematics(found: Formula) -> bool:
-    return _has(found, "nfm") or bool(_RELATIONS & set(_texts(found))) or (len(found) <= 3 and _has(found, "s"))
-
-
-def _both_signs(found: Formula) -> Group:
-    signs = ({"±": "+", "∓": "-"}, {"±": "-", "∓": "+"})
-    return _group(",", [tuple(each._replace(text=sign.get(each.text, each.text)) for each in found) for sign in signs])
-
-
-def _group(brackets: str, parts: Sequence[Formula]) -> Group:
-    nodes: list[Node] = []
-    for part in parts:
-        node = _read(part)
-        last = nodes[-1] if nodes else None
-        if isinstance(last, Relation) and last.operators == ("≠",) and isinstance(node, Quantity):
-            node = Relation((last.sides[0], part), ("≠",))  # x ≠ 1, 2
-        is_flat = (
-            isinstance(node, Group)
-            and node.brackets == ","
-            and _BOTH & set(_texts(part))
-            and brackets in ("{}", ",", "or")
-        )
-        nodes += node.items if isinstance(node, Group) and is_flat else [node]  # 0, ±2 has three items
-        if len(nodes) > _MOST_ITEMS:
-            raise NotAFormula
-    return Group(brackets, tuple(nodes))
-
-
-def _condition(inner: Formula) -> Formula | None:
-    r"""The condition of ``\{x \mid x > 2\}`` and of ``\{x \in \mathbb{R} : x > 2\}``."""
-    head = _split(inner, "|", ":")[0][0]
-    is_head = head and head[0].kind == "s" and "".join(_texts(head[1:])) in ("", "∈(-∞,∞)") and len(head) < len(inner)
-    return inner[len(head) + 1 :] if is_head else None
-
-
-def _bracketed(brackets: str, inner: Formula) -> Node:
-    if brackets == "{}" and (condition := _condition(inner)) is not None:
-        node = _read(condition)
-        return node if isinstance(node, Relation) and node.values else Group("|", (node,))
-    parts, _ = _split(inner, ",", ";")
-    if len(parts) == 1 and brackets != "{}":
-        return _read(inner) if {",", ";", *_RELATIONS} & set(_texts(inner)) else _quantity(inner)
-    if (brackets[0] == "[" and "∞" in _texts(parts[0])) or (brackets[1] == "]" and "∞" in _texts(parts[-1])):
-        raise NotAFormula
-    return _group(brackets, parts if parts != [()] else [])
-
-
-def _relation(sides: list[Formula], operators: list[str]) -> Node:
-    if any(each not in "=≈∈≡" for each in operators):
-        sides = [tuple(each for each in side if each.kind != "w" or each.text not in _BOUND) for side in sides]
-        if _TURNED.keys() >= set(operators):
-            sides, operators = sides[::-1], [_TURNED[each] for each in reversed(operators)]
-        if operators == ["≠"] and _BOTH & set(_texts(sides[1])):
-            values = [each.formula for each in _both_signs(sides[1]).items if isinstance(each, Quantity)]
-            return Group(",", tuple(Relation((sides[0], each), ("≠",)) for each in values))
-        return Relation(tuple(sides), tuple(operators))
-    if _is_name(sides[-1]) and not _is_name(sides[0]):
-        sides = sides[::-1]  # 18 = x
-    are_names = all(_is_name(each) and len(each) == 1 for each in sides[:-1]) and not _is_name(sides[-1])
-    if len(sides) > 2 and are_names and set(operators) == {"="}:  # x = y = 1
-        return Group(",", tuple(_relation([each, sides[-1]], ["="]) for each in sides[:-1]))
-    is_named = not sides[0] or _is_name(sides[0])
-    if not is_named and names_in(*sides):
-        return Relation(tuple(sides), tuple(operators))
-    name = "".join(each for each in _texts(sides[0]) if each not in "{}") if is_named else ""
-    return Relation(tuple(sides), tuple(operators), name, tuple(_read(each) for each in sides[is_named:]))
-
-
-def _is_name(side: Formula) -> bool:
-    """Whether a side has no number, as in ``x``, ``S_5``, ``f(2)``, ``m + n``, or has words."""
-    texts = _texts(side)
-    is_call = len(side) > 3 and side[0].kind == "s" and (texts[1] == "(" and texts[-1] == ")")
-    is_inverse = texts[1:6] == ["^", "{", "-", "1", "}"]
-    is_value = _has(side, "nf") or {"sqrt", "∞", "pi"} & set(texts)
-    return _has(side, "w") if is_value and not (is_call or is_inverse) else _has(side, "sw")
-
-
-def _quantity(found: Formula) -> Quantity:
-    text = render(found)
-    dress = _brackets_of_words(found)
-    for i, (one, other) in enumerate(itertools.pairwise(found)):
-        if one.kind == "w" and other.text == "(" and not other.gap and i + 1 not in dress:
-            return Quantity(text, (), (text,))  # floor(18)
-    words, formula, is_below = list[str](), list[Token](), False
-    kept = [each for i, each in enumerate(found) if i not in dress]
-    for last, token, following in zip((None, *kept), kept, (*kept[1:], None), strict=False):
-        is_beside = (last and last.kind == "w") or (following and following.kind == "w")
-        if token.kind == "w":
-            name, _, power = token.text.partition("^")
-            sign = "/" if is_below != power.startswith("-") else ""
-            power = power.lstrip("-")
-            if name not in _IDLE or (name == "in" and text.count(" ") == 1):
-                words.append(sign + name + f"^{power}" * (power not in ("", "1")))
-        elif token.text == "/" and following and following.kind == "w":
-            is_below = True
-        elif not (token.text == "*" and is_beside):
-            formula.append(token)
-            is_below = False
-    while formula and formula[0].text in (".", ",", ":", "*", "/", "'", "≈", "…"):
-        del formula[0]
-    while formula and formula[-1].text in (".", ",", ":", "*", "/", "'"):
-        del formula[-1]
-    sign = next((each for each in "%°" if each in _texts(tuple(formula)) and not _has(tuple(formula), "f")), "")
-    joined = re.sub(r"\b(square|cubic) (\w+)", lambda m: f"{m[2]}^{2 if m[1] == 'square' else 3}", " ".join(words))
-    return Quantity(text, tuple(formula), tuple(joined.split()), sign)
-
-
-def _brackets_of_words(found: Formula) -> set[int]:
-    """Where brackets open and close that have only words, or nothing."""
-    result, opened = set[int](), list[tuple[int, bool]]()
-    for i, token in enumerate(found):
-        if token.text in _PAIRS:
-            opened.append((i, i == 0 or found[i - 1].text not in ("sqrt", "frac")))
-        elif token.text in _CLOSING and opened:
-            start, is_words = opened.pop()
-            result |= {start, i} if is_words else set()
-        if token.kind != "w" and token.text not in ("*", "/", *_PAIRS, *_CLOSING):
-            opened = [(start, False) for start, _ in opened]
-    return result
-
-
-def _sum_of(found: Formula) -> Quantity | None:
-    """``1 hour 30 minutes`` in its last unit; None for what is not several amounts of one dimension."""
-    kept = [each for each in found if each.text not in (",", "and", "{", "}")]
-    numbers, units = kept[::2], kept[1::2]
-    if len(units) < 2 or len(numbers) != len(units) or {each.kind for each in numbers} != {"n"}:
-        return None
-    measures = [measure(each.text) for each in units if each.kind == "w"]
-    sizes = [each[0] for each in measures if each]
-    if len({each and each[1] for each in measures}) > 1 or len(sizes) < len(units) or sizes != sorted(set(sizes))[::-1]:
-        return None
-    total = sum(Fraction(each.text) * size for each, size in zip(numbers, sizes, strict=True))
-    unit = 0 if units[0].text == "dollar" else -1
-    total /= sizes[unit]
-    return Quantity(render(found), tokens(f"{total.numerator}/{total.denominator}"), (units[unit].text,))
+_ORDERED = frozenset(("()", "[]", "[)", "(]"))
 
 
 def same(answer: Node | None, right: Node | None) -> bool:
@@ -379,9 +68,13 @@ def same(answer: Node | None, right: Node | None) -> bool:
     group, other = (answer, right) if isinstance(answer, Group) else (right, answer)
     if isinstance(group, Group) and isinstance(other, Quantity):
         if group.brackets == ":" and len(group.items) == 2:
-            return _is_proportional(group.items, (other, _quantity((Token("n", "1"),))))
+            return _is_proportional(group.items, (other, quantity((Token("n", "1"),))))
         items = [each.formula for each in group.items if isinstance(each, Quantity)]
-        return group.brackets in ("()", "[]") and len(items) == len(group.items) and same_items(items, other.formula)
+        return (
+            group.brackets in ("()", "[]")
+            and len(items) == len(group.items)
+            and formulas.same_items(items, other.formula)
+        )
     return False
 
 
@@ -389,7 +82,7 @@ def is_number(node: Node | None) -> bool:
     """Whether a text has only numbers, operators and words."""
     if isinstance(node, Relation):
         return bool(node.values) and all(map(is_number, node.values))
-    return isinstance(node, Quantity) and _has(node.formula, "n") and not _has(node.formula, "sfmv")
+    return isinstance(node, Quantity) and has_kind(node.formula, "n") and not has_kind(node.formula, "sfmv")
 
 
 def exact_number(node: Node | None) -> Fraction | None:
@@ -478,15 +171,15 @@ def _assignments(group: Node) -> dict[str, Node] | None:
 
 
 def _same_relation(answer: Relation, right: Relation) -> bool:
-    if (answer.operators, [*map(_texts, answer.sides)]) == (right.operators, [*map(_texts, right.sides)]):
+    if (answer.operators, [*map(texts_of, answer.sides)]) == (right.operators, [*map(texts_of, right.sides)]):
         return True
     if answer.values and right.values:
         one, other = answer.name.casefold(), right.name.casefold()
         calls = [re.fullmatch(r"(\w+)\(([a-z])\)", each.name) for each in (answer, right)]
         if calls[0] and calls[1] and calls[0][1] == calls[1][1] and calls[0][2] != calls[1][2]:  # f(n) and f(x)
             value = _renamed(answer.sides[-1], calls[0][2], calls[1][2])
-            return same(_read(value), right.values[-1])
-        described = [_has(each.sides[0], "w") for each in (answer, right)]
+            return same(structure(value), right.values[-1])
+        described = [has_kind(each.sides[0], "w") for each in (answer, right)]
         is_same_name = one == other or (all(described) and (one in other or other in one))
         if is_same_name or not one or not other or described[0] != described[1]:
             return _is_consistent(answer) and any(same(value, right.values[0]) for value in answer.values)
@@ -496,7 +189,9 @@ def _same_relation(answer: Relation, right: Relation) -> bool:
         return False
     is_equation = answer.operators[0] in "=≠≡"
     minus, end = tokens("-("), tokens(")")
-    ratio = ratio_of(*((*a, *minus, *b, *end) for a, b in (answer.sides, right.sides)), of_numerators=is_equation)
+    ratio = formulas.ratio_of(
+        *((*a, *minus, *b, *end) for a, b in (answer.sides, right.sides)), of_numerators=is_equation
+    )
     return ratio is not None and (is_equation or ratio > 0)  # the sign of a denominator turns an inequality
 
 
@@ -526,7 +221,7 @@ def _ends_with(answer: Quantity, right: Quantity) -> bool:
 def _same_quantity(answer: Quantity, right: Quantity) -> bool:
     if _plain(answer) == _plain(right):
         return True
-    if not _has(right.formula, "nsfmv") or not _has(answer.formula, "nsfmv"):
+    if not has_kind(right.formula, "nsfmv") or not has_kind(answer.formula, "nsfmv"):
         one, other = (re.sub(r"[\W_]", "", _WINS.sub("", each.text.casefold())) for each in (answer, right))
         words = [sorted(each.words) if {"all", "only"} & {*each.words} else each.words for each in (answer, right)]
         is_name = len(answer.formula) == 1 and answer.formula[0].kind == "s"  # all odd integers n
@@ -557,7 +252,7 @@ def _same_values(answer: Quantity, right: Quantity, tolerance: Fraction | None =
 
 def _is_cut(cut: Formula, whole: Quantity) -> bool:
     """Whether a number goes on where the digits of a decimal end: 1.414... is the square root of 2, and not 1.414."""
-    digits, value = re.fullmatch(r"(-?\d+\.(\d{3,}))…", "".join(_texts(cut))), _real(whole)
+    digits, value = re.fullmatch(r"(-?\d+\.(\d{3,}))…", "".join(texts_of(cut))), _real(whole)
     if digits is None or value is None:
         return False
     return bool(0 < abs(inexact(value) - inexact(Fraction(digits[1]))) < inexact(Fraction(1, 10 ** len(digits[2]))))
@@ -574,15 +269,15 @@ def _same_formula(
     if len(constants) == 2 and "C" in constants and set(constants) <= set("cCkK"):  # of integration
         answer, right = ((*each[:-2], *tokens("+C")) for each in (answer, right))
     mine, other = (names_in(each) & set("kmn") for each in (answer, right))
-    if "pi" in _texts(right) and len(mine) == len(other) == 1:  # the one integer in multiples of pi
+    if "pi" in texts_of(right) and len(mine) == len(other) == 1:  # the one integer in multiples of pi
         answer = _renamed(answer, *mine, *other)
     has_decimals = any(each.kind == "n" and "." in each.text for each in (*answer, *right))
-    if tolerance is None and has_decimals and not re.fullmatch(r"[-+]?\d+(?:\.0*)?", "".join(_texts(right))):
+    if tolerance is None and has_decimals and not re.fullmatch(r"[-+]?\d+(?:\.0*)?", "".join(texts_of(right))):
         tolerance = Fraction(1, 10**6)
-    if same_value(answer, right, tolerance, units, factor):
+    if formulas.same_value(answer, right, tolerance, units, factor):
         return True
-    is_natural = "log" in _texts(right) and "ln" in _texts(answer)
-    return is_natural and same_value(answer, _renamed(right, "log", "ln"), tolerance)
+    is_natural = "log" in texts_of(right) and "ln" in texts_of(answer)
+    return is_natural and formulas.same_value(answer, _renamed(right, "log", "ln"), tolerance)
 
 
 def _renamed(formula: Formula, old: str, new: str) -> Formula:
@@ -639,7 +334,7 @@ def _contains(node: Node, x: Any, is_condition: bool = False) -> bool:
     """Whether a number is in the set of an interval, a solved inequality, a union or alternatives. A condition of a set
     need not be solved. Raises NotAFormula for what is no set of real numbers."""
     if isinstance(node, Quantity):
-        if _texts(node.formula) != ["∅"]:
+        if texts_of(node.formula) != ["∅"]:
             raise NotAFormula
         return False
     if isinstance(node, Relation):
@@ -672,7 +367,7 @@ def _satisfies(node: Relation, x: Any, is_condition: bool) -> bool:
         raise NotAFormula
     (name,) = names
     for pair in itertools.pairwise(node.sides):
-        is_alone = any("".join(_texts(side)) in (name, f"|{name}|") for side in pair) and not all(map(names_in, pair))
+        is_alone = any("".join(texts_of(side)) in (name, f"|{name}|") for side in pair) and not all(map(names_in, pair))
         if not is_condition and not is_alone:
             raise NotAFormula
     values: list[Any] = []

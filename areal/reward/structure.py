@@ -1,0 +1,318 @@
+r"""The structure of an answer.
+
+``structure`` makes a value of one of three types of the tokens of an answer: a ``Quantity``, which is a formula with
+words, a ``Group`` (list, tuple, set, interval, alternatives), or a ``Relation``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Sequence
+from fractions import Fraction
+from functools import lru_cache
+
+from areal.dataclasses import dataclass
+from areal.reward.formulas import Formula, NotAFormula, names_in
+from areal.reward.notation import Token, render, tokens
+from areal.reward.units import measure, words_in
+
+_IDLE = words_in(
+    """the a an of is are was has have answer final approximate approximately approx about total unit each on at exact
+    its exactly solution in simplified therefore thus"""
+)
+_BOUND = words_in(
+    """integer natural number real constant any all every each some an arbitrary positive nonnegative negative is are be
+    a for where with"""
+)
+_WHOLE = {
+    r"none|(?:there (?:are|is|exists?) )?no (?:\w+ )?(?:solution|value|number|root|integer|function|pair|triple)"
+    r"(?: exists?)?": r"\emptyset",
+    "(?:the )?empty set": r"\emptyset",
+    r"(?:the set of )?all (?:the )?reals?(?: number)?(?: [a-z])?": r"(-\infty,\infty)",
+    r"(?:the \w+ )?(?:dne|does? not exist)": r"\text{undefined}",
+    r"neither \w+ nor \w+": r"\text{neither}",
+    r"(?:the set of )?all (?:the )?integer(?: [a-z])?": r"\mathbb{Z}",
+}
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A formula with words beside it. Without a formula, the text is only words. ``text`` is the whole."""
+
+    text: str
+    formula: Formula
+    words: tuple[str, ...] = ()
+    sign: str = ""  # % or °
+
+
+@dataclass(frozen=True)
+class Group:
+    """Items in ``()``, ``[]``, ``[)``, ``(]`` or ``{}``. A bare list has ``,``, alternatives have ``or``, a ratio has
+    ``:``, sets with an operator have ``∪``, ``∩`` or ``∖``, and the numbers that meet a condition have ``|``."""
+
+    brackets: str
+    items: tuple[Node, ...]
+
+
+@dataclass(frozen=True)
+class Relation:
+    """Sides of an equation, an inequality or a chain of them. ``values`` are the sides that a name equals."""
+
+    sides: tuple[Formula, ...]
+    operators: tuple[str, ...]
+    name: str = ""
+    values: tuple[Node, ...] = ()
+
+
+Node = Quantity | Group | Relation
+
+_PAIRS = {"(": ")", "[": "]", "{": "}", r"\{": r"\}"}
+_CLOSING = frozenset(_PAIRS.values())
+_RELATIONS = words_in("= < > ≤ ≥ ≠ ≈ ∈ ≡ ∼ cong")
+_TURNED = {">": "<", "≥": "≤"}
+_BOTH = frozenset("±∓")
+_DEEPEST, _MOST_ITEMS = 12, 64
+
+
+@lru_cache(maxsize=1024)
+def structure(found: Formula) -> Node | None:
+    """The structure of an answer; None if it is too deep, or contradicts itself as ``[1, \\infty]`` does."""
+    plain = re.sub(r"[{}.]", "", render(found)).strip().casefold()
+    found = next((tokens(to) for pattern, to in _WHOLE.items() if re.fullmatch(pattern, plain)), found)
+    levels = _levels(found)
+    if not found or levels[-1] != 0 or max(levels) > _DEEPEST:
+        return None
+    try:
+        node = _read(_unbound(found))
+    except NotAFormula:
+        return None
+    is_one = isinstance(node, Group) and node.brackets == "{}" and len(node.items) == 1 and "∅" not in texts_of(found)
+    return node.items[0] if is_one and isinstance(node, Group) else node
+
+
+def texts_of(found: Formula) -> list[str]:
+    return [each.text for each in found]
+
+
+def has_kind(found: Formula, kinds: str) -> bool:
+    return any(each.kind in kinds for each in found)
+
+
+def _levels(found: Formula) -> list[int]:
+    """The number of brackets around each token, and around the end."""
+    levels, depth = [], 0
+    for text in texts_of(found):
+        depth -= text in _CLOSING
+        levels.append(depth)
+        depth += text in _PAIRS
+    return [*levels, depth]
+
+
+def _split(found: Formula, *separators: str) -> tuple[list[Formula], list[str]]:
+    """The parts between the separators outside brackets, and the separators."""
+    levels = _levels(found)
+    at = [i for i, each in enumerate(found) if each.kind == "o" and each.text in separators and levels[i] == 0]
+    parts = [found[start + 1 : end] for start, end in itertools.pairwise((-1, *at, len(found)))]
+    return parts, [found[i].text for i in at]
+
+
+def _unwrapped(found: Formula) -> tuple[str, Formula]:
+    """The brackets around the whole, and what is between them."""
+    if len(found) > 1 and found[0].text in _PAIRS and found[-1].text in _CLOSING and all(_levels(found)[1:-2]):
+        return (found[0].text + found[-1].text).replace("\\", ""), found[1:-1]
+    return "", found
+
+
+def _unbound(found: Formula) -> Formula:
+    r"""Without a condition at the end that only says what a letter may be: ``, k \in \mathbb{Z}``, ``for any c``."""
+    texts, levels = texts_of(found), _levels(found)
+    for i in range(1, len(found)):
+        is_start = levels[i] == 0 and texts[i] in (",", "(", "for", "where", "with") and texts[i - 1] not in "=<>≤≥"
+        if not is_start or not has_kind(found[:i], "ns"):
+            continue
+        rest = [each for each in found[i:] if each.text not in ("{", "}", "(", ")", ",", "and")]
+        body = [each for each in rest if each.kind == "s" or each.text.casefold() not in _BOUND]
+        names = {each.text for each in body if each.kind == "s" and len(each.text) == 1 and each.text.islower()}
+        others = " ".join(each.text for each in body if each.text not in names)
+        is_set = re.fullmatch(r"∈ (?:- ∞ ∞|mathbb \w)\S*(?: \S+)*", others) and not re.search(r"[<]", others)
+        is_natural = names <= set("kmn") and re.fullmatch(r"(?:> 0|≥ [01])", others)
+        is_domain = re.match("≠", others) and not {"<", ">", "≤", "≥", "≠"} & set(texts[:i]) and names <= set(texts[:i])
+        if len(names) < 3 and (is_domain or (names and is_set) or is_natural or (len(body) < len(rest) and not others)):
+            return found[:i]
+    return found
+
+
+def _read(found: Formula) -> Node:
+    if not found:
+        raise NotAFormula
+    if total := _sum_of(found):
+        return total
+    brackets, inner = _unwrapped(found)
+    if found[0].text == "{" and brackets and _condition(inner) is None:
+        return _read(inner)
+    parts, separators = _split(found, "or")
+    if separators:
+        return _group("or", [each[:-1] if each[-1:] and each[-1].text == "," else each for each in parts])
+    parts, separators = _split(found, ",", ";", "and")
+    is_list = set(separators) != {"and"} or (parts[0][-1:] and parts[0][-1].text == ")") or not has_kind(found, "n")
+    if set(separators) == {","} and has_kind(parts[0], "n") and not any(has_kind(part, "nsfmvo") for part in parts[1:]):
+        return quantity(tuple(each for each in found if each.text != ","))  # 5 N, to the left
+    if separators and (is_list or all(map(_is_mathematics, parts))):
+        return _group(",", [each for each in parts if each] if "and" in separators else parts)
+    signs = _BOTH & set(texts_of(found))
+    if brackets and not (brackets == "()" and "," in texts_of(inner) and len(signs) == 1):
+        return _bracketed(brackets, inner)
+    parts, operators = _split(found, "∪", "∩", "∖")
+    if operators:
+        return _group(operators[-1], [found[: -len(parts[-1]) - 1], parts[-1]])
+    parts, operators = _split(found, *_RELATIONS)
+    if operators and any(parts):
+        return _relation(parts, operators)
+    if signs:
+        return _both_signs(found)
+    parts, separators = _split(found, ":")
+    if separators and all(has_kind(each, "n") and not has_kind(each, "w") for each in parts):
+        return _group(":", parts)
+    if found[0].kind == "s" and found[0].text.isupper() and _unwrapped(found[1:])[0] == "()" and "," in texts_of(found):
+        return _relation([found[:1], found[1:]], ["="])  # the point A(1,2)
+    return quantity(found)
+
+
+def _is_mathematics(found: Formula) -> bool:
+    return (
+        has_kind(found, "nfm") or bool(_RELATIONS & set(texts_of(found))) or (len(found) <= 3 and has_kind(found, "s"))
+    )
+
+
+def _both_signs(found: Formula) -> Group:
+    signs = ({"±": "+", "∓": "-"}, {"±": "-", "∓": "+"})
+    return _group(",", [tuple(each._replace(text=sign.get(each.text, each.text)) for each in found) for sign in signs])
+
+
+def _group(brackets: str, parts: Sequence[Formula]) -> Group:
+    nodes: list[Node] = []
+    for part in parts:
+        node = _read(part)
+        last = nodes[-1] if nodes else None
+        if isinstance(last, Relation) and last.operators == ("≠",) and isinstance(node, Quantity):
+            node = Relation((last.sides[0], part), ("≠",))  # x ≠ 1, 2
+        is_flat = (
+            isinstance(node, Group)
+            and node.brackets == ","
+            and _BOTH & set(texts_of(part))
+            and brackets in ("{}", ",", "or")
+        )
+        nodes += node.items if isinstance(node, Group) and is_flat else [node]  # 0, ±2 has three items
+        if len(nodes) > _MOST_ITEMS:
+            raise NotAFormula
+    return Group(brackets, tuple(nodes))
+
+
+def _condition(inner: Formula) -> Formula | None:
+    r"""The condition of ``\{x \mid x > 2\}`` and of ``\{x \in \mathbb{R} : x > 2\}``."""
+    head = _split(inner, "|", ":")[0][0]
+    is_head = head and head[0].kind == "s" and "".join(texts_of(head[1:])) in ("", "∈(-∞,∞)") and len(head) < len(inner)
+    return inner[len(head) + 1 :] if is_head else None
+
+
+def _bracketed(brackets: str, inner: Formula) -> Node:
+    if brackets == "{}" and (condition := _condition(inner)) is not None:
+        node = _read(condition)
+        return node if isinstance(node, Relation) and node.values else Group("|", (node,))
+    parts, _ = _split(inner, ",", ";")
+    if len(parts) == 1 and brackets != "{}":
+        return _read(inner) if {",", ";", *_RELATIONS} & set(texts_of(inner)) else quantity(inner)
+    if (brackets[0] == "[" and "∞" in texts_of(parts[0])) or (brackets[1] == "]" and "∞" in texts_of(parts[-1])):
+        raise NotAFormula
+    return _group(brackets, parts if parts != [()] else [])
+
+
+def _relation(sides: list[Formula], operators: list[str]) -> Node:
+    if any(each not in "=≈∈≡" for each in operators):
+        sides = [tuple(each for each in side if each.kind != "w" or each.text not in _BOUND) for side in sides]
+        if _TURNED.keys() >= set(operators):
+            sides, operators = sides[::-1], [_TURNED[each] for each in reversed(operators)]
+        if operators == ["≠"] and _BOTH & set(texts_of(sides[1])):
+            values = [each.formula for each in _both_signs(sides[1]).items if isinstance(each, Quantity)]
+            return Group(",", tuple(Relation((sides[0], each), ("≠",)) for each in values))
+        return Relation(tuple(sides), tuple(operators))
+    if _is_name(sides[-1]) and not _is_name(sides[0]):
+        sides = sides[::-1]  # 18 = x
+    are_names = all(_is_name(each) and len(each) == 1 for each in sides[:-1]) and not _is_name(sides[-1])
+    if len(sides) > 2 and are_names and set(operators) == {"="}:  # x = y = 1
+        return Group(",", tuple(_relation([each, sides[-1]], ["="]) for each in sides[:-1]))
+    is_named = not sides[0] or _is_name(sides[0])
+    if not is_named and names_in(*sides):
+        return Relation(tuple(sides), tuple(operators))
+    name = "".join(each for each in texts_of(sides[0]) if each not in "{}") if is_named else ""
+    return Relation(tuple(sides), tuple(operators), name, tuple(_read(each) for each in sides[is_named:]))
+
+
+def _is_name(side: Formula) -> bool:
+    """Whether a side has no number, as in ``x``, ``S_5``, ``f(2)``, ``m + n``, or has words."""
+    texts = texts_of(side)
+    is_call = len(side) > 3 and side[0].kind == "s" and (texts[1] == "(" and texts[-1] == ")")
+    is_inverse = texts[1:6] == ["^", "{", "-", "1", "}"]
+    is_value = has_kind(side, "nf") or {"sqrt", "∞", "pi"} & set(texts)
+    return has_kind(side, "w") if is_value and not (is_call or is_inverse) else has_kind(side, "sw")
+
+
+def quantity(found: Formula) -> Quantity:
+    text = render(found)
+    dress = _brackets_of_words(found)
+    for i, (one, other) in enumerate(itertools.pairwise(found)):
+        if one.kind == "w" and other.text == "(" and not other.gap and i + 1 not in dress:
+            return Quantity(text, (), (text,))  # floor(18)
+    words, formula, is_below = list[str](), list[Token](), False
+    kept = [each for i, each in enumerate(found) if i not in dress]
+    for last, token, following in zip((None, *kept), kept, (*kept[1:], None), strict=False):
+        is_beside = (last and last.kind == "w") or (following and following.kind == "w")
+        if token.kind == "w":
+            name, _, power = token.text.partition("^")
+            sign = "/" if is_below != power.startswith("-") else ""
+            power = power.lstrip("-")
+            if name not in _IDLE or (name == "in" and text.count(" ") == 1):
+                words.append(sign + name + f"^{power}" * (power not in ("", "1")))
+        elif token.text == "/" and following and following.kind == "w":
+            is_below = True
+        elif not (token.text == "*" and is_beside):
+            formula.append(token)
+            is_below = False
+    while formula and formula[0].text in (".", ",", ":", "*", "/", "'", "≈", "…"):
+        del formula[0]
+    while formula and formula[-1].text in (".", ",", ":", "*", "/", "'"):
+        del formula[-1]
+    sign = next((each for each in "%°" if each in texts_of(tuple(formula)) and not has_kind(tuple(formula), "f")), "")
+    joined = re.sub(r"\b(square|cubic) (\w+)", lambda m: f"{m[2]}^{2 if m[1] == 'square' else 3}", " ".join(words))
+    return Quantity(text, tuple(formula), tuple(joined.split()), sign)
+
+
+def _brackets_of_words(found: Formula) -> set[int]:
+    """Where brackets open and close that have only words, or nothing."""
+    result, opened = set[int](), list[tuple[int, bool]]()
+    for i, token in enumerate(found):
+        if token.text in _PAIRS:
+            opened.append((i, i == 0 or found[i - 1].text not in ("sqrt", "frac")))
+        elif token.text in _CLOSING and opened:
+            start, is_words = opened.pop()
+            result |= {start, i} if is_words else set()
+        if token.kind != "w" and token.text not in ("*", "/", *_PAIRS, *_CLOSING):
+            opened = [(start, False) for start, _ in opened]
+    return result
+
+
+def _sum_of(found: Formula) -> Quantity | None:
+    """``1 hour 30 minutes`` in its last unit; None for what is not several amounts of one dimension."""
+    kept = [each for each in found if each.text not in (",", "and", "{", "}")]
+    numbers, units = kept[::2], kept[1::2]
+    if len(units) < 2 or len(numbers) != len(units) or {each.kind for each in numbers} != {"n"}:
+        return None
+    measures = [measure(each.text) for each in units if each.kind == "w"]
+    sizes = [each[0] for each in measures if each]
+    if len({each and each[1] for each in measures}) > 1 or len(sizes) < len(units) or sizes != sorted(set(sizes))[::-1]:
+        return None
+    total = sum(Fraction(each.text) * size for each, size in zip(numbers, sizes, strict=True))
+    unit = 0 if units[0].text == "dollar" else -1
+    total /= sizes[unit]
+    return Quantity(render(found), tokens(f"{total.numerator}/{total.denominator}"), (units[unit].text,))
