@@ -390,7 +390,6 @@ _FIELD = re.compile(r"\bspec(?:\.[A-Za-z]\w*|\[[^\]]*\])*")
 _MISSING = re.compile(r'required field "(\w+)" is missing.*')
 _PLACE = re.compile(r"<stdin>:\d+:\d+: ")
 _PHRASES = {
-    "; the manifest says": "; the command line says",
     " and beside the manifest": "",
     ": neither in these manifests nor recorded": "",
 }
@@ -399,8 +398,13 @@ _PHRASES = {
 @contextmanager
 def flags_in_errors() -> Iterator[None]:
     """Rewrites errors to name flags instead of fields, without positions in a manifest."""
+    from areal.reconcilers.desired import HeldFields
+
     try:
         yield
+    except HeldFields as error:
+        hint = "leave the flag out to leave it to its owner, or take it with --force"
+        raise Conflict(error.worded("the command line", lambda path: flag_of(path) or path), hint=hint) from error
     except ArealError as error:
         faults = getattr(error, "diagnostics", ())
         if faults:
@@ -409,8 +413,6 @@ def flags_in_errors() -> Iterator[None]:
             lines = [_of_flag(each.path, each.message) if each.pos.file == STDIN else str(each) for each in faults]
             raise InvalidManifest("\n".join(lines), hint=error.hint) from error
         error.message = _in_flags(error.message)
-        if isinstance(error, Conflict) and error.hint is not None and "remove the field" in error.hint:
-            error.hint = "leave the flag out to leave it to its owner, or take it with --force"
         raise
 
 

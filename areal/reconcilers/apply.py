@@ -12,7 +12,16 @@ from areal.dataclasses import dataclass, field, replace
 from areal.errors import ArealError, Conflict, InvalidManifest, UsageFault, did_you_mean
 from areal.files import parse_json
 from areal.reconcilers.context import ApplyRequest, Context, Outcome
-from areal.reconcilers.desired import Target, Wanted, check_removals, is_derived, pruned, target_for, with_derived
+from areal.reconcilers.desired import (
+    HeldFields,
+    Target,
+    Wanted,
+    check_removals,
+    is_derived,
+    pruned,
+    target_for,
+    with_derived,
+)
 from areal.reconcilers.kinds import controller_of, controllers
 from areal.reconcilers.plan import PLAN_FORMAT, DoesNotFit, ObjectPlan, Plan, refusal_of, refused_error
 from areal.reconcilers.planning import Policy
@@ -142,6 +151,9 @@ def _raise_errors(errors: Sequence[ArealError]) -> None:
     for error in errors:
         if not isinstance(error, Conflict):
             raise error
+    held = [part for error in errors if isinstance(error, HeldFields) for part in error.parts]
+    if held and len(held) == len(errors):
+        raise HeldFields(*held)
     if errors:
         raise Conflict("\n".join(error.message for error in errors), hint=errors[0].hint)
 

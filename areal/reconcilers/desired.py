@@ -7,7 +7,7 @@ A target is the object as it should be recorded, with what changed and why. Iden
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -19,6 +19,7 @@ from areal.resources.tree import ABSENT, FieldPath, UpdateClass, changes, get_pa
 from areal.resources.validation import effective, references, spec_model, update_class, validate
 from areal.state.records import (
     APPLY,
+    FieldConflict,
     Layer,
     Listing,
     Revision,
@@ -289,20 +290,41 @@ def _settle_conflicts(
     if not found:
         return stored.layers, ()
 
+    if force:
+        return take_leaves(stored.layers, found), _sentences(found)
+    raise HeldFields((where, wanted.ref, found))
+
+
+def _sentences(
+    found: Sequence[FieldConflict], source: str = "the manifest", name: Callable[[str], str] = str
+) -> tuple[str, ...]:
     def clock(at: float) -> str:
         return time.strftime("%Y-%m-%d %H:%M", time.localtime(at)) if at else "at an unknown time"
 
-    sentences = tuple(
-        f"{path_text(('spec', *conflict.path))}: {conflict.theirs!r} was set by {conflict.manager}"
-        f" ({conflict.actor or 'unknown'}, {clock(conflict.at)}); the manifest says {conflict.mine!r}"
+    return tuple(
+        f"{name(path_text(('spec', *conflict.path)))}: {conflict.theirs!r} was set by {conflict.manager}"
+        f" ({conflict.actor or 'unknown'}, {clock(conflict.at)}); {source} says {conflict.mine!r}"
         for conflict in found
     )
-    if force:
-        return take_leaves(stored.layers, found), sentences
-    raise Conflict(
-        f"{where}{wanted.ref} has fields that another owner holds:\n  " + "\n  ".join(sentences),
-        hint="remove the field from the manifest to leave it to its owner, or take it with --force-conflicts",
-    )
+
+
+class HeldFields(Conflict):
+    """Fields that other owners hold. ``parts``: the place of each manifest, the object's reference, and the fields."""
+
+    def __init__(self, *parts: tuple[str, str, Sequence[FieldConflict]]) -> None:
+        self.parts = parts
+        super().__init__(
+            "\n".join(f"{where}{_held(ref, found)}" for where, ref, found in parts),
+            hint="remove the field from the manifest to leave it to its owner, or take it with --force-conflicts",
+        )
+
+    def worded(self, source: str, name: Callable[[str], str]) -> str:
+        """``source``: what wants other values. ``name``: what it calls a field ``spec.a.b``."""
+        return "\n".join(_held(ref, found, source, name) for _, ref, found in self.parts)
+
+
+def _held(ref: str, found: Sequence[FieldConflict], *words: Any) -> str:
+    return f"{ref} has fields that another owner holds:\n  " + "\n  ".join(_sentences(found, *words))
 
 
 def _compared(

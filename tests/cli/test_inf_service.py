@@ -240,7 +240,8 @@ def test_field_that_another_layer_holds_is_told_by_its_flag(
     result = areal("inf", "register", "--model", "m", *words, "--replicas", "2")
     assert result.code == 5
     assert "--replicas: 3 was set by scale (ann@desk" in result.err and "the command line says 2" in result.err
-    assert "--force" in result.err and "stdin" not in result.err and "manifest" not in result.err
+    assert "leave the flag out to leave it to its owner, or take it with --force" in result.err
+    assert "stdin" not in result.err and "manifest" not in result.err and "spec." not in result.err
     moved = areal("inf", "register", "--model", "m", *words, "--service", "other")
     assert moved.code == 4, "the service is not there"
 
