@@ -197,6 +197,7 @@ def test_wheel_and_sdist_have_the_files_that_a_user_needs(built: list[Path]) -> 
     tree -= {"areal/runtime/ruff.toml"}
     assert tree - names == set() and tree - packed == set()
     assert {"areal/dashboards/areal-training.json", "areal/quickstart/model/model.safetensors"} <= names
+    assert {"areal/examples/gsm8k/model/model.safetensors", "areal/examples/tldr/pairs/train.jsonl"} <= names
     assert not {name.partition("/")[0] for name in names} - {"areal", metadata_folder(names)}
     assert re.findall(r"\]\((?!https://)[^)#]+\)", metadata) == [], "links that lead nowhere from an index"
 

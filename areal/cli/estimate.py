@@ -120,7 +120,8 @@ def _document(job: Resource, resources: Sequence[Resource], device: Device | Non
     )
     found = device or (_device(_CPU, None) if on_one else None) or DEVICES["h100"]
     on_cpu = not found.flops
-    batch = batch_of(config.get, given["prompt_tokens"], given["answer_tokens"])
+    by_agents = bool((job.spec.get("rollout") or {}).get("agents"))
+    batch = batch_of(config.get, given["prompt_tokens"], given["answer_tokens"], by_agents=by_agents)
     paths = {role: config.absolute(path) if path else "" for role, path in roles(config.get).items()}
     shapes = {role: _shape(path, f"{job.ref}: {role}.path") for role, path in paths.items()}
     laid_out = config.training()

@@ -101,14 +101,18 @@ def roles(get: Reader) -> dict[str, str]:
     return found
 
 
-def batch_of(get: Reader, prompt: int, answer: int | None) -> Batch:
-    """``prompt``: tokens of a prompt; ``answer``: of an answer, by default half of the most."""
+def batch_of(get: Reader, prompt: int, answer: int | None, *, by_agents: bool = False) -> Batch:
+    """``prompt``: tokens of a prompt; ``answer``: of an answer, by default half of the most. ``by_agents``: an agent
+    says how long its answers are, where the configuration does not. Raises UsageFault."""
     rows, kind = int(get("train_dataset.batch_size", BATCH)), trainer_type(get)
     if kind in _OFFLINE:  # a row is a conversation, or a pair of them
         longest = get("train_dataset.max_length", None)
         most = max(1, int(longest) - prompt) if longest else 2 * (answer or prompt)
         return Batch(rows * (1 if kind == "sft" else 2), prompt, most, answer or max(1, most // 2))
-    most = int(get("gconfig.max_new_tokens", MAX_NEW_TOKENS))
+    most = int(get("gconfig.max_new_tokens", 0))
+    if not most and by_agents and answer is None:
+        raise UsageFault("nothing says how long the agents' answers are", hint="--answer-tokens N, on average")
+    most = most or (2 * answer if by_agents and answer else MAX_NEW_TOKENS)
     minibatches = int(get("actor.ppo_n_minibatches", N_MINIBATCHES))
     samples = rows * int(get("gconfig.n_samples", N_SAMPLES))
     return Batch(samples, prompt, most, min(most, answer or max(1, most // 2)), minibatches)

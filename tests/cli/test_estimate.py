@@ -68,6 +68,16 @@ def test_engine_and_trainer_that_share_a_gpu_need_the_sum(areal: Areal, folder: 
     assert [each["role"] for each in item["models"]] == ["actor", "critic", "rollout"]
 
 
+def test_model_of_the_agents_is_the_one_that_samples(areal: Areal, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    monkeypatch.chdir(GSM8K.parent / "search")
+    words = ("train", "estimate", "-f", "grpo.yaml", "--values", "profiles/cpu.yaml")
+    refused = areal(*words)
+    assert refused.code == 2 and "--answer-tokens" in refused.err
+    [item] = areal(*words, "--answer-tokens", "40", "-o", "json").items
+    assert [each["role"] for each in item["models"]] == ["actor", "rollout"]
+    assert item["device"] == "the CPU" and item["step"] is None and item["tokensAtMost"] == 256 + 80
+
+
 def test_model_of_the_hub_is_asked_for_its_config_alone(
     areal: Areal,  # noqa: F811
     folder: Path,

@@ -106,6 +106,15 @@ def test_reference_of_dpo_has_the_settings_of_the_actor() -> None:
     assert (actor.micro_tokens, reference.micro_tokens, reference.trained) == (2048, 2048, 0)
 
 
+def test_length_of_agents_answers_is_asked_for_where_nothing_says_it() -> None:
+    get = reader({**GRPO, "gconfig": {"n_samples": 8}})
+    with pytest.raises(UsageFault, match="how long the agents' answers are"):
+        batch_of(get, 256, None, by_agents=True)
+    assert batch_of(get, 256, 100, by_agents=True).longest == 200
+    assert batch_of(get, 256, 100).longest == runs.MAX_NEW_TOKENS
+    assert batch_of(reader(GRPO), 256, None, by_agents=True).longest == 1024
+
+
 def test_adapters_are_what_is_trained() -> None:
     tree = {**GRPO, "actor": {"path": "m", "use_lora": True, "lora_rank": 8}}
     assert of(tree).models[0].trained == SHAPE.adapters(8, ())
