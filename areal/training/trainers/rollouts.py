@@ -345,7 +345,8 @@ class Validation:
             number, trajectory = len(self._scores), rollout.trajectory
             rewards = tuple(map(float, sample_rewards(trajectory)))
             self._scores.append(PromptScores(str(number), number, rewards))
-            self._lengths += trajectory["loss_mask"].float().sum(1).tolist()
+            if "loss_mask" in trajectory:  # an evaluation needs rewards alone
+                self._lengths += trajectory["loss_mask"].float().sum(1).tolist()
             if "truncated" in trajectory:
                 self._truncated += trajectory["truncated"].float().tolist()
 
