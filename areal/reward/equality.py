@@ -348,7 +348,7 @@ def _contains(node: Node, x: Any, is_condition: bool = False) -> bool:
             return any(close(x, each) for each in values)
         low, high = "<≤"[brackets[0] == "["], "<≤"[brackets[1] == "]"]
         return _COMPARED[low](values[0], x) and _COMPARED[high](x, values[1])
-    found = [_contains(each, x, is_condition or brackets == "|") for each in items]
+    found = [_contains(each, x, is_condition or brackets in ("|", "or")) for each in items]
     if brackets == "∖":
         return found[0] and not found[1]
     if brackets == "or" and sum(found) > 1:  # x > 3 or x > 4

@@ -230,6 +230,7 @@ def _bracketed(brackets: str, inner: Formula) -> Node:
 
 def _relation(sides: list[Formula], operators: list[str]) -> Node:
     if any(each not in "=≈∈≡" for each in operators):
+        sides = [side[texts_of(side).index("that") + 1 if "that" in texts_of(side) else 0 :] for side in sides]
         sides = [tuple(each for each in side if each.kind != "w" or each.text not in _BOUND) for side in sides]
         if _TURNED.keys() >= set(operators):
             sides, operators = sides[::-1], [_TURNED[each] for each in reversed(operators)]
@@ -255,7 +256,8 @@ def _is_name(side: Formula) -> bool:
     is_call = len(side) > 3 and side[0].kind == "s" and (texts[1] == "(" and texts[-1] == ")")
     is_inverse = texts[1:6] == ["^", "{", "-", "1", "}"]
     is_value = has_kind(side, "nf") or {"sqrt", "∞", "pi"} & set(texts)
-    return has_kind(side, "w") if is_value and not (is_call or is_inverse) else has_kind(side, "sw")
+    is_described = any(each.kind == "w" and not measure(each.text) for each in side)  # and is not 180 minutes
+    return is_described if is_value and not (is_call or is_inverse) else has_kind(side, "sw")
 
 
 def quantity(found: Formula) -> Quantity:
