@@ -30,6 +30,7 @@ from areal.api.config.training import (
     TrainEngineConfig,
     check_pairs,
     check_policy,
+    check_untempered,
     proximal_faults,
     update_mode,
 )
@@ -353,7 +354,7 @@ class SFTConfig(BaseExperimentConfig):
         super().__post_init__()
         self._tokenizer_of(self.model)
         self._check_head(f"{name}.")
-        _check_untempered(**{name: self.model})
+        check_untempered(**{name: self.model})
 
     def _check_head(self, place: str) -> None:
         check_policy(self.model, place)
@@ -367,15 +368,6 @@ class RWConfig(SFTConfig):
         check_pairs(self.model, place)
 
 
-def _check_untempered(**engines: TrainEngineConfig | None) -> None:
-    """Raises ValueError for a temperature other than 1: the rows of a data set were not sampled at any."""
-    for place, engine in engines.items():
-        if engine is not None and engine.temperature not in (None, 1.0):
-            raise ValueError(
-                f"{place}.temperature: rows of a data set are not sampled, it is 1, not {engine.temperature:g}"
-            )
-
-
 @dataclass
 class DPOConfig(BaseExperimentConfig):
     """Direct preference optimisation against ``ref``; None: the actor's own weights at the start."""
@@ -387,7 +379,7 @@ class DPOConfig(BaseExperimentConfig):
         super().__post_init__()
         self._tokenizer_of(self.actor)
         check_policy(self.ref, "ref.")
-        _check_untempered(actor=self.actor, ref=self.ref)
+        check_untempered(actor=self.actor, ref=self.ref)
 
 
 @dataclass

@@ -333,6 +333,15 @@ def check_pairs(engine: TrainEngineConfig, place: str = "") -> None:
         raise ValueError(f"{place}mb_spec.granularity: two answers stay together, not {size}; leave it out")
 
 
+def check_untempered(**engines: TrainEngineConfig | None) -> None:
+    """Raises ValueError for a temperature other than 1: the rows of a data set were not sampled at any."""
+    for place, engine in engines.items():
+        if engine is not None and engine.temperature not in (None, 1.0):
+            raise ValueError(
+                f"{place}.temperature: rows of a data set are not sampled, it is 1, not {engine.temperature:g}"
+            )
+
+
 @dataclass
 class PPOActorConfig(TrainEngineConfig):
     """The policy. ``preset`` names an algorithm, which sets the fields that are absent.

@@ -30,7 +30,7 @@ from areal.errors import ArealError, Conflict
 from areal.services.inference.engines.embedded.decoder import RowSpan, cut
 from areal.services.inference.engines.embedded.linear import Adapter
 from areal.services.inference.engines.embedded.runner import Adapters, ModelRunner
-from areal.services.inference.engines.embedded.sampler import Batch, Sampled
+from areal.services.inference.engines.embedded.sampler import Sampled, SamplerBatch
 from areal.services.inference.engines.embedded.scheduler import (
     BatchScheduler,
     Copy,
@@ -171,7 +171,7 @@ class Engine:
         self._broken: Exception | None = None
         self._staged: tuple[int, Callable[[], object]] | None = None  # version, and its installation
         self._gathering = False
-        self._batch: Batch | None = None
+        self._batch: SamplerBatch | None = None
         self._adapters: Adapters = ()  # of the batch's sequences
         self._tokens = self._positions = torch.empty(0, dtype=torch.int64)
         self._spans: tuple[RowSpan, ...] = ()  # of the batch when it was bound
@@ -418,7 +418,7 @@ class Engine:
         if not completed:
             return False
         own = torch.tensor([place for _, place in step.completed], device=self._runner.device)
-        batch = Batch(completed, self.vocab_size, self._runner.device)
+        batch = SamplerBatch(completed, self.vocab_size, self._runner.device)
         sampled = batch.sample(logits[own])
         self._set_batch(batch, sampled.tokens)
         return self._append(completed, sampled)
@@ -442,11 +442,11 @@ class Engine:
         device = self._runner.device
         if not self._narrow(sequences):
             newest = [sequence.tokens(sequence.length - 1, sequence.length)[0] for sequence in sequences]
-            self._set_batch(Batch(sequences, self.vocab_size, device), torch.tensor(newest, device=device))
+            self._set_batch(SamplerBatch(sequences, self.vocab_size, device), torch.tensor(newest, device=device))
         lengths = [sequence.cached + 1 for sequence in sequences]
         self._spans, self._grown = cut(lengths, _CALL.get(device.type, _NEVER)), 0
 
-    def _set_batch(self, batch: Batch, tokens: torch.Tensor) -> None:
+    def _set_batch(self, batch: SamplerBatch, tokens: torch.Tensor) -> None:
         """Continue with this batch, whose newest tokens are ``tokens``; ``_bind`` sets the spans."""
         self._batch, self._tokens, self._spans = batch, tokens, ()
         self._adapters = _adapters(batch.sequences)

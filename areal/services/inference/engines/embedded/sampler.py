@@ -1,8 +1,8 @@
 """From logits to one token per row, with the logprob that a plain forward pass gives it.
 
-A ``Batch`` holds the parameters of a fixed list of sequences as tensors, so that a step over an unchanged batch does no
-work per sequence in Python. Reported logprobs are those of ``log_softmax(logits / temperature)`` at the sequence's
-temperature (1 for a greedy one): penalties, grammars and filters shape the choice, never the logprobs.
+A ``SamplerBatch`` holds the parameters of a fixed list of sequences as tensors, so that a step over an unchanged batch
+does no work per sequence in Python. Reported logprobs are those of ``log_softmax(logits / temperature)`` at the
+sequence's temperature (1 for a greedy one): penalties, grammars and filters shape the choice, never the logprobs.
 
 Randomness: one uniform number per token, a hash of the sequence's key and the token's absolute position (SplitMix64,
 doi:10.1145/2714064.2660195), mapped to a token by the inverse of the cumulative distribution. So a sequence's numbers
@@ -197,7 +197,7 @@ class Sampled:
     top: list[TopLogprobs] | None
 
 
-class Batch:
+class SamplerBatch:
     """Samples for ``sequences``, in the order of the rows of the logits."""
 
     def __init__(self, sequences: Sequence[TokenSequence], vocab_size: int, device: torch.device) -> None:
@@ -227,7 +227,7 @@ class Batch:
             else None
         )
 
-    def of_rows(self, rows: Sequence[int]) -> Batch | None:
+    def of_rows(self, rows: Sequence[int]) -> SamplerBatch | None:
         """The batch of these rows, in this order; None where it must be built anew."""
         if not self._is_simple:
             return None

@@ -16,7 +16,14 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from areal.services.inference.engines.embedded.sampler import Batch, Penalties, invert, keep_only, mix, stream_key
+from areal.services.inference.engines.embedded.sampler import (
+    Penalties,
+    SamplerBatch,
+    invert,
+    keep_only,
+    mix,
+    stream_key,
+)
 from areal.services.inference.engines.embedded.scheduler import TokenSequence
 from areal.wire.sampling import SamplingParams
 
@@ -34,7 +41,7 @@ def logits_of(seed: int, rows: int = 1) -> torch.Tensor:
 def draws(logits: torch.Tensor, count: int, **sampling: Any) -> torch.Tensor:
     """``count`` tokens drawn from the one row ``logits`` by sequences of different seeds; their shares [vocab]."""
     sequences = [make_sequence([1], seed=seed, **sampling) for seed in range(count)]
-    tokens = Batch(sequences, VOCAB, CPU).sample(logits.expand(count, -1)).tokens
+    tokens = SamplerBatch(sequences, VOCAB, CPU).sample(logits.expand(count, -1)).tokens
     return torch.bincount(tokens, minlength=VOCAB) / count
 
 
@@ -64,7 +71,7 @@ def test_shares_of_many_draws_follow_distribution(sampling: dict[str, Any]) -> N
 def test_numbers_of_successive_positions_are_independent() -> None:
     logits = torch.zeros(1, VOCAB)
     sequence = make_sequence([1], seed=5)
-    batch = Batch([sequence], VOCAB, CPU)
+    batch = SamplerBatch([sequence], VOCAB, CPU)
     tokens = torch.cat([batch.sample(logits).tokens for _ in range(20_000)])
     pairs = torch.bincount(tokens[:-1] * VOCAB + tokens[1:], minlength=VOCAB**2) / (len(tokens) - 1)
     assert torch.all((pairs - VOCAB**-2).abs() < 5 * (VOCAB**-2 / len(tokens)) ** 0.5)
@@ -174,7 +181,7 @@ def test_logit_bias_of_one_row_leaves_the_other() -> None:
         make_sequence([1], temperature=0.0),
         make_sequence([1], temperature=0.0, logit_bias={9: 100.0, 2: -100.0}),
     ]
-    sampled = Batch(sequences, VOCAB, CPU).sample(logits)
+    sampled = SamplerBatch(sequences, VOCAB, CPU).sample(logits)
     assert sampled.tokens.tolist() == [int(logits[0].argmax()), 9]
     assert torch.allclose(sampled.logprobs, logits.log_softmax(-1)[[0, 1], sampled.tokens])
 
@@ -182,7 +189,7 @@ def test_logit_bias_of_one_row_leaves_the_other() -> None:
 def test_greedy_and_drawn_rows_of_one_batch_keep_their_kind() -> None:
     logits = logits_of(4)
     sequences = [make_sequence([1], seed=seed, temperature=0.0 if seed % 2 else 1.0) for seed in range(200)]
-    tokens = Batch(sequences, VOCAB, CPU).sample(logits.expand(200, -1)).tokens
+    tokens = SamplerBatch(sequences, VOCAB, CPU).sample(logits.expand(200, -1)).tokens
     assert set(tokens[1::2].tolist()) == {int(logits.argmax())}
     assert len(set(tokens[0::2].tolist())) > 1
 
@@ -209,12 +216,12 @@ def test_batch_without_some_of_its_rows_goes_on_as_one_made_anew(
     kinds: list[dict[str, Any]], steps: int, data: st.DataObject
 ) -> None:
     sequences = [make_sequence([1], seed=seed, **kind) for seed, kind in enumerate(kinds)]
-    batch = Batch(sequences, VOCAB, CPU)
+    batch = SamplerBatch(sequences, VOCAB, CPU)
     for step in range(steps):
         for sequence, token in zip(sequences, batch.sample(logits_of(step, len(kinds))).tokens.tolist(), strict=True):
             sequence.output.append(token)
     rows = data.draw(st.lists(st.sampled_from(range(len(kinds))), min_size=1, unique=True))
-    kept, recreate = batch.of_rows(rows), Batch([sequences[row] for row in rows], VOCAB, CPU)
+    kept, recreate = batch.of_rows(rows), SamplerBatch([sequences[row] for row in rows], VOCAB, CPU)
     logits = logits_of(9, len(kinds))[rows]
     assert kept is not None and kept.sequences == recreate.sequences
     for _ in range(2):
@@ -225,7 +232,7 @@ def test_batch_without_some_of_its_rows_goes_on_as_one_made_anew(
 
 @pytest.mark.parametrize("sampling", [{"presence_penalty": 1.0}, {"top_k": 3}, {"logit_bias": {1: 2.0}}], ids=str)
 def test_batch_of_rows_that_need_more_is_made_anew(sampling: dict[str, Any]) -> None:
-    assert Batch([make_sequence([1], **sampling), make_sequence([1])], VOCAB, CPU).of_rows([1]) is None
+    assert SamplerBatch([make_sequence([1], **sampling), make_sequence([1])], VOCAB, CPU).of_rows([1]) is None
 
 
 @given(
@@ -250,7 +257,7 @@ def test_batch_of_rows_that_need_more_is_made_anew(sampling: dict[str, Any]) -> 
 @settings(STEADY, max_examples=150)
 def test_logprobs_are_of_the_temperature_of_each_row_and_of_nothing_else(seed: int, each: list[dict[str, Any]]) -> None:
     logits = logits_of(seed, len(each))
-    sampled = Batch([make_sequence([1], seed=seed, **how) for how in each], VOCAB, CPU).sample(logits)
+    sampled = SamplerBatch([make_sequence([1], seed=seed, **how) for how in each], VOCAB, CPU).sample(logits)
     for row, how in enumerate(each):
         expected = (logits[row].double() / (how["temperature"] or 1.0)).log_softmax(-1)
         assert sampled.logprobs[row].item() == pytest.approx(expected[sampled.tokens[row]].item(), abs=1e-4)

@@ -17,7 +17,7 @@ from areal.services.inference.engines.embedded.engine import Scores
 from areal.services.inference.engines.embedded.grammar import keep_allowed
 from areal.services.inference.engines.embedded.loading import LoadedModel, inspect_folder, load_model
 from areal.services.inference.engines.embedded.requests import Delta, Stream, Streams, make_sequences
-from areal.services.inference.engines.embedded.sampler import Batch, Sampled, keep_only
+from areal.services.inference.engines.embedded.sampler import Sampled, SamplerBatch, keep_only
 from areal.wire.processes import EmbeddedEngineConfig
 from areal.wire.sampling import parse_sampling
 
@@ -33,9 +33,9 @@ class Refused(Exception):
 def report(mode: str) -> None:
     """From now on logprobs are of another distribution than the contract's, as those of both engines may be: ``raw``
     before the temperature, ``tempered`` after penalties and grammars, ``processed`` after all that shapes it."""
-    exact = Batch.sample
+    exact = SamplerBatch.sample
 
-    def sample(self: Batch, logits: torch.Tensor) -> Sampled:
+    def sample(self: SamplerBatch, logits: torch.Tensor) -> Sampled:
         shaped = logits if self._penalties is None or mode == "raw" else self._penalties.apply(logits)
         shaped = keep_allowed(shaped, self._matchers) if self._matchers else shaped
         if mode != "raw" and not self._greedy:
@@ -48,7 +48,7 @@ def report(mode: str) -> None:
         chosen = logprobs.gather(1, tokens.unsqueeze(1)).squeeze(1)
         return Sampled(tokens, chosen, self._alternatives(logprobs) if self._most_top else None)
 
-    Batch.sample = sample  # type: ignore[method-assign]
+    SamplerBatch.sample = sample  # type: ignore[method-assign]
 
 
 class Core:
