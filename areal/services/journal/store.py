@@ -4,8 +4,9 @@
 journal again. A process adopts every other journal that its holder gave up, or whose lock stays free for longer than a
 restart takes: it serves the journal in place, under its own tag, and deletes it once it is empty. New sessions go to
 the process's own journal. A draining process gives its journals up to other processes (``hand_over``), each when none
-of its calls is running, and continues with a new one. From then on it adopts a journal only where no other process has
-done so for ``_TAKE_BACK_S``: calls of its sessions would not be sent here.
+of its calls is running, and continues with a new one, which leaves likewise once a session has started in it. From then
+on it adopts a journal only where no other process has done so for ``_TAKE_BACK_S``: calls of its sessions would not be
+sent here.
 """
 
 from __future__ import annotations
@@ -85,6 +86,7 @@ class JournalStore(Generic[J]):
         self._started = time.time_ns() // 1000  # so that a successor's count goes on above it
         self._news = asyncio.Event()
         self._adopting = asyncio.Lock()
+        self._leaving = asyncio.Lock()
         own.on_news = self._wake
 
     def __iter__(self) -> Iterator[J]:
@@ -156,6 +158,11 @@ class JournalStore(Generic[J]):
                         _log.info("the adopted journal %s is empty and gone", journal.folder.path.name)
                 except ApiError as error:  # of this journal; the others still get their upkeep
                     _log.warning("no upkeep of the journal %s: %s", journal.folder.path.name, error)
+            if self._drained and not _is_spent(self.own):  # a session has started here since: it goes, too
+                try:
+                    await self.hand_over()
+                except (ApiError, OSError, sqlite3.Error) as error:
+                    _log.warning("sessions that started since the drain stay here: %s", error)
             if self.leaving():
                 self.elsewhere = self.others()
             else:
@@ -192,22 +199,23 @@ class JournalStore(Generic[J]):
         """Give the journals that hold sessions up to other processes; returns their tags. Does not wait: each journal
         is closed when none of its calls is running."""
         self._drained = True
-        leaving = [journal for journal in self if not journal.is_spent()]
-        if self._handing is not None and not self._handing.done():
+        async with self._leaving:
+            leaving = [journal for journal in self if not journal.is_spent()]
+            if self._handing is not None and not self._handing.done():
+                return [journal.tag for journal in leaving]
+            if self.own in leaving:
+                folder = await asyncio.to_thread(_first_free, self.root, self._uid)
+                journal = await self._open_journal(folder)
+                self._serve(journal)
+                self.own = journal
+
+            async def leave_all() -> None:
+                async with asyncio.TaskGroup() as group:
+                    for journal in leaving:
+                        group.create_task(self._leave(journal), name=f"leave-{journal.tag}")
+
+            self._handing = asyncio.create_task(leave_all(), name="hand-over")
             return [journal.tag for journal in leaving]
-        if self.own in leaving:
-            folder = await asyncio.to_thread(_first_free, self.root, self._uid)
-            journal = await self._open_journal(folder)
-            self._serve(journal)
-            self.own = journal
-
-        async def leave_all() -> None:
-            async with asyncio.TaskGroup() as group:
-                for journal in leaving:
-                    group.create_task(self._leave(journal), name=f"leave-{journal.tag}")
-
-        self._handing = asyncio.create_task(leave_all(), name="hand-over")
-        return [journal.tag for journal in leaving]
 
     async def keep(self) -> None:
         """Cancel the hand-over: journals that are not closed yet stay."""

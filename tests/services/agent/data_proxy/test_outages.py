@@ -100,9 +100,17 @@ def test_drained_data_proxy_hands_its_sessions_over_when_their_turns_have_ended(
     refused = own.call("POST", own.path(idle, "/turn"), {"message": "b", "run_id": "r"})
     assert refused.status == 404
     assert (heir.say(idle, "b"), heir.say(busy, "b")) == ("b 2", "b 2")
+    own.call("POST", "/undrain", {})
     made = own.start()
     assert own.say(made, "a") == "a 0"  # it goes on with a journal of its own
-    own.call("POST", "/undrain", {})
+
+
+def test_session_that_starts_at_a_drained_data_proxy_is_handed_over_too(own: Pair) -> None:
+    heir = another(own)
+    own.call("POST", "/drain", {})
+    session = own.start("late")
+    wait_until(lambda: heir.call("GET", f"/session/{session}").status == 200, what="the session moves")
+    assert own.call("GET", f"/session/{session}").status != 200
 
 
 def test_session_is_never_unknown_while_its_journal_changes_hands(own: Pair) -> None:
