@@ -1,8 +1,8 @@
 """Reads the keys of a configuration: a YAML file, or the command in a shell script.
 
-Of a script, assignments of variables (``N=8``, ``${N}``, ``${1:-8}``, ``$((N * 2))``, ``A=(...)``), the branch of an
-``if`` that compares two texts, and the last command that runs a trainer are read. Both branches of another ``if`` are
-read, the second after the first. Nothing is executed.
+Of a script, assignments of variables (``N=8``, ``${N}``, ``${1:-8}``, ``$((N * 2))``, ``A=(...)``, ``A+=...``), the
+branch of an ``if`` that compares two values, and the last command that runs a trainer are read. All branches of another
+``if`` or of a ``case`` are read: a variable to which they give another value is unknown. Nothing is executed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import yaml
 
 from areal.errors import ArealError
 
-_ASSIGNMENT = re.compile(r"^\s*(?:export\s+)?([A-Za-z_]\w*)=(.*)$", re.DOTALL)
+_DECLARED = r"(?:(?:export|readonly|local|declare|typeset)\s+(?:-\w+\s+)*)?"
+_ASSIGNMENT = re.compile(rf"^\s*{_DECLARED}([A-Za-z_]\w*)(\+?)=(.*)$", re.DOTALL)
 _VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*|\d)(?::?-([^${}]*))?\}|\$([A-Za-z_]\w*)")  # of nested ones the inner
 _ARRAY = re.compile(r"\$\{([A-Za-z_]\w*)\[@\]\}")
 _ARGUMENTS = re.compile(r"\$(?:[@*]|\{[@*][^}]*\})")
@@ -91,14 +92,18 @@ def script_command(text: str, programs: re.Pattern[str], environment: Mapping[st
         raise Unread(f"{name}: {len(text)} characters are not a script of a training run")
     variables, arrays = dict(environment), dict[str, list[str]]()
     found: Command | None = None
-    for line in _taken(text, variables):
+    for line, doubtful in _taken(text, variables):
         assigned = _ASSIGNMENT.match(line)
-        if assigned is not None and assigned[2].strip().startswith("(") and assigned[2].strip().endswith(")"):
-            arrays[assigned[1]] = _words(assigned[2].strip()[1:-1], variables, arrays, name)
-        elif assigned is not None and (value := _one_word(_expanded(assigned[2].strip(), variables))) is not None:
-            variables[assigned[1]] = value
-        elif programs.search(_expanded(line, variables)) is not None:
-            found = _command(_words(line, variables, arrays, name), programs, name) or found
+        key, more, given = (assigned[1], assigned[2], assigned[3].strip()) if assigned is not None else ("", "", "")
+        if given.startswith("(") and given.endswith(")"):
+            words = _words(given[1:-1], variables, arrays, name)
+            arrays[key] = [*arrays.get(key, ()), *words] if more else words
+        elif key and (value := _one_word(_expanded(given, variables))) is not None:
+            value = variables.get(key, "") + value if more else value
+            unknown = doubtful and variables.get(key, value) != value
+            variables[key] = f"${{{key}}}" if unknown else value
+        elif line.split()[:1] not in (["echo"], ["printf"]) and programs.search(_expanded(line, variables)) is not None:
+            found = _command(_words(line, variables, arrays, name, programs), programs, name) or found
     if found is None:
         raise Unread(f"{name}: no command in it runs a trainer that is known here")
     return found
@@ -131,38 +136,66 @@ def _command(words: Sequence[str], programs: re.Pattern[str], name: str) -> Comm
 
 
 _TEST = re.compile(r"^\s*(?:el)?if\s+\[\[?\s+(.+?)\s+\]\]?\s*;?\s*(?:then)?\s*$")
+_SHORT = re.compile(r"^\s*(\[\[?\s.*?\s\]\]?)\s*(&&|\|\|)\s*(.*)$", re.DOTALL)
+_CLAUSE = re.compile(r";\s*(?=(?:then|else|elif|fi)\b)")
+_COMPARED = {"eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt}
+_COMPARED["ge"] = operator.ge
 
 
-def _taken(text: str, variables: Mapping[str, str]) -> Iterator[str]:
-    """The lines that run, as far as the conditions of ``if`` are known. ``variables`` change while this iterates."""
-    open_ifs: list[list[bool]] = []  # of each: whether its branch is read, and whether one was chosen
-    for line in _lines(text):
-        word = line.split(maxsplit=1)[0] if line.split() else ""
+def _clauses(line: str) -> list[str]:
+    """The clauses of an ``if`` on one line, or of ``[ test ] && command``, as lines of their own."""
+    short = _SHORT.match(line)
+    if short is not None:
+        return [f"if {short[1]}", *(["else"] if short[2] == "||" else []), short[3], "fi"]
+    if not re.match(r"\s*if\s.*;\s*fi\s*;?$", line, re.DOTALL):
+        return [line]
+    parts = (re.match(r"(then\b|else\b)?(.*)$", each, re.DOTALL) for each in _CLAUSE.split(line))
+    split = [word for each in parts if each is not None for word in (each[1], each[2])]
+    return [word for word in split if word and word.strip() and word != "then"]
+
+
+def _taken(text: str, variables: Mapping[str, str]) -> Iterator[tuple[str, bool]]:
+    """The lines that run, as far as the conditions of ``if`` are known, and whether one of them is not known.
+    ``variables`` change while this iterates."""
+    open_ifs: list[list[bool]] = []  # of each: whether its branch is read, whether one was chosen, whether in doubt
+    for line in (clause for whole in _lines(text) for clause in _clauses(whole)):
+        word = line.split(maxsplit=1)[0].rstrip(";") if line.split() else ""
         if word == "if":
             chosen = _holds(line, variables)
-            open_ifs.append([chosen is not False, chosen is True])
+            open_ifs.append([chosen is not False, chosen is True, chosen is None])
+        elif word == "case":
+            open_ifs.append([True, False, True])
         elif word == "elif" and open_ifs:
             chosen = _holds(line, variables)
-            before = open_ifs[-1][1]
-            open_ifs[-1] = [not before and chosen is not False, before or chosen is True]
-        elif word.rstrip(";") == "else" and open_ifs:
-            open_ifs[-1] = [not open_ifs[-1][1], True]
-        elif word.rstrip(";") == "fi" and open_ifs:
+            _, before, doubtful = open_ifs[-1]
+            open_ifs[-1] = [not before and chosen is not False, before or chosen is True, doubtful or chosen is None]
+        elif word == "else" and open_ifs:
+            open_ifs[-1] = [not open_ifs[-1][1], True, open_ifs[-1][2]]
+        elif word in ("fi", "esac") and open_ifs:
             open_ifs.pop()
         elif all(each[0] for each in open_ifs):
-            yield line
+            yield line, any(each[2] for each in open_ifs)
 
 
 def _holds(line: str, variables: Mapping[str, str]) -> bool | None:
-    """Whether a comparison of two texts holds; None for any other condition."""
+    """Whether a comparison of two texts or numbers holds, or a text is empty; None for any other condition."""
     test = _TEST.match(line)
     try:
         words = shlex.split(_expanded(test[1], variables)) if test is not None else []
     except ValueError:
         return None
-    if len(words) != 3 or words[1] not in ("=", "==", "!=") or "$" in words[0] + words[2]:
+    if len(words) == 2 and words[0] in ("-z", "-n"):
+        unset = _VARIABLE.fullmatch(words[1])
+        name = (unset[1] or unset[3]) if unset is not None else ""
+        if "$" in words[1] and (not name or name.isdigit() or name in variables):
+            return None
+        return (words[0] == "-z") == (not words[1] or bool(name))
+    if len(words) != 3 or "$" in words[0] + words[2]:
         return None
-    return (words[0] == words[2]) == (words[1] != "!=")
+    if (compared := _COMPARED.get(words[1].removeprefix("-"))) is not None:
+        numbers = [int(each) for each in (words[0], words[2]) if re.fullmatch(r"[+-]?\d+", each)]
+        return bool(compared(*numbers)) if len(numbers) == 2 else None
+    return (words[0] == words[2]) == (words[1] != "!=") if words[1] in ("=", "==", "!=") else None
 
 
 def _lines(text: str) -> Iterator[str]:
@@ -173,7 +206,7 @@ def _lines(text: str) -> Iterator[str]:
             continue
         stripped = re.sub(r"\s#[^'\"]*$", "", line).rstrip()
         parts.append(stripped.removesuffix("\\"))
-        open_array = re.match(r"\s*[A-Za-z_]\w*=\((?!.*\))", parts[0]) and not stripped.endswith(")")
+        open_array = re.match(rf"\s*{_DECLARED}[A-Za-z_]\w*\+?=\((?!.*\))", parts[0]) and not stripped.endswith(")")
         if not stripped.endswith("\\") and not open_array:
             yield " ".join(parts)
             parts = []
@@ -185,17 +218,33 @@ _ALONE = re.compile(r"(?<=\s)\$\{?([A-Za-z_]\w*)\}?(?=\s|$)")
 _MARK = re.compile("\x00(\\w+)\x00")
 
 
-def _words(line: str, variables: Mapping[str, str], arrays: Mapping[str, list[str]], name: str) -> list[str]:
+_SEPARATORS = ("|", "||", "&", "&&", ";")
+_REDIRECTED = re.compile(r"[\d&]?>.*", re.DOTALL)
+
+
+def _words(
+    line: str,
+    variables: Mapping[str, str],
+    arrays: Mapping[str, list[str]],
+    name: str,
+    programs: re.Pattern[str] | None = None,
+) -> list[str]:
+    """The words of a command: of ``programs``, where the line has several commands; else of the first."""
     # A variable outside quotes becomes several words: it is marked, as quotes are gone after the split.
     line = _ALONE.sub("\x00\\1\x00", f" {_calculated(line, variables)}")
     try:
-        words = shlex.split(line, comments=True)
+        split = shlex.split(line, comments=True)
     except ValueError as error:
         raise Unread(f"{name}: the command cannot be read: {error}") from error
     found: list[str] = []
-    for word in words:
-        if word in ("|", ">", "2>&1", "&", "&&", ";", "\\"):
+    for word in (part for each in split for part in ((each[:-1], ";") if each.endswith(";") else (each,)) if part):
+        if word == "\\" or _REDIRECTED.fullmatch(word):
             break
+        if word in _SEPARATORS:
+            if programs is None or _command(found, programs, name) is not None:
+                break
+            found = []
+            continue
         if _ARGUMENTS.fullmatch(word) or not word.strip(" \t\"'"):
             continue
         array, alone = _ARRAY.fullmatch(word), _MARK.fullmatch(word)
@@ -283,6 +332,10 @@ def typed(text: str) -> Any:
     """The value as YAML reads it: numbers, booleans, lists; other text unchanged. ``1e-6`` is a number."""
     if re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+", text):
         return float(text)
+    if re.fullmatch(r"[+-]?0\d+", text):  # YAML 1.1 reads it to base 8, and 1:30 to base 60
+        return int(text)
+    if re.fullmatch(r"\d+(:\d+)+(\.\d*)?", text):
+        return text
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError:

@@ -225,9 +225,10 @@ def period(value: Any) -> int | None:
 
 def choice(**choices: Any) -> Translate:
     def translate(value: Any) -> Any:
-        if str(value) not in choices:
+        name = "no" if value is False and "no" in choices else str(value)  # YAML reads `no` as false
+        if name not in choices:
             raise ValueError(f"{value!r} has no counterpart; these have: {', '.join(choices)}")
-        return choices[str(value)]
+        return choices[name]
 
     return translate
 

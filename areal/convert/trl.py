@@ -74,7 +74,7 @@ def _data(draft: Draft) -> None:
         draft.set("train_dataset.path", f"{name}:{config}:{draft.config['train_dataset']['split']}")
     else:
         draft.set("train_dataset.path", str(name))
-    if str(values.get("evaluation_strategy") or values["eval_strategy"]) != "no":
+    if str(values.get("evaluation_strategy") or values["eval_strategy"] or "no") != "no":
         split = values["dataset_test_split"]
         draft.set("valid_dataset.path", f"{name}:{config}:{split}" if config else str(name))
         draft.set("valid_dataset.split", split)
@@ -139,7 +139,7 @@ def _periods(draft: Draft, updates: int) -> None:
         draft.set("total_train_steps", max(1, -(-draft.number("max_steps") // updates)))
         if updates > 1:
             draft.mark("max_steps", Fate.MAPPED, f"a step here is {updates} updates", "total_train_steps")
-    evaluation = str(values.get("evaluation_strategy") or values["eval_strategy"])
+    evaluation = str(values.get("evaluation_strategy") or values["eval_strategy"] or "no")
     how_often = (
         ("save_steps", str(values["save_strategy"]), "saver", values["save_steps"]),
         ("eval_steps", evaluation, "evaluator", values.get("eval_steps") or _LOGGED),

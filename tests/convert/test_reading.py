@@ -118,12 +118,59 @@ def test_any_text_is_read_or_is_an_error(text: str) -> None:
         ('[ "$MODE" = "fast" ]', "slow", 2),
         ("[[ $MODE != fast ]]", "slow", 1),
         ("[[ $MODE == fast ]]", "other", 2),
-        ("[ $# -lt 2 ]", "fast", 2),  # a condition that is not known: both are read, the second after the first
+        ("[ -n $MODE ]", "fast", 1),
+        ('[ -z "$MODE" ]', "fast", 2),
+        ('[[ -z "$NOWHERE" ]]', "fast", 1),
+        ("[ $MODE -gt 4 ]", "8", 1),
+        ("[ $MODE -le 4 ]", "8", 2),
+        ("[ $# -lt 2 ]", "fast", "${A}"),  # a condition that is not known, and so is what depends on it
+        ('[ -z "$1" ]', "fast", "${A}"),
     ],
 )
-def test_branch_of_a_comparison_is_the_one_that_would_run(test: str, mode: str, expected: int) -> None:
-    script = f"if {test}; then\n  A=1\nelse\n  A=2\nfi\npython -m pkg.trainer.main a=$A\n"
-    assert keys(script, MODE=mode) == {"a": expected}
+def test_branch_of_a_comparison_is_the_one_that_would_run(test: str, mode: str, expected: int | str) -> None:
+    command = "python -m pkg.trainer.main a=$A\n"
+    for script in (
+        f"if {test}; then\n  A=1\nelse\n  A=2\nfi\n",
+        f"if {test}; then A=1; else A=2; fi\n",
+        f"A=2\n{test} && A=1\n",
+        f"A=1\n{test} || A=2\n",
+    ):
+        assert keys(script + command, MODE=mode) == {"a": expected}
+
+
+@pytest.mark.parametrize(
+    ("before", "expected"),
+    [
+        ("ARGS='a=1'\nARGS+=' b=2'", {"a": 1, "b": 2}),
+        ("export ARGS='a=1'\ndeclare -r ARGS+=' b=2'", {"a": 1, "b": 2}),
+        ("case x in\nx)\n  ARGS=a=1\n  ;;\n*)\n  ARGS=a=2\n  ;;\nesac\nARGS=a=3", {"a": 3}),
+    ],
+)
+def test_variable_that_is_extended_or_declared_has_its_whole_value(before: str, expected: dict[str, int]) -> None:
+    assert keys(f"{before}\npython -m pkg.trainer.main $ARGS\n") == expected
+
+
+def test_array_that_is_extended_has_all_its_words() -> None:
+    script = "A=(a=1)\nif [ x = x ]; then\n  A+=(\n    b=2\n    c=3\n  )\nfi\nlocal -a B=(d=4)\n"
+    assert keys(f'{script}python -m pkg.trainer.main "${{A[@]}}" "${{B[@]}}"\n') == {"a": 1, "b": 2, "c": 3, "d": 4}
+
+
+def test_variable_that_a_case_sets_is_not_known() -> None:
+    script = "case $1 in\nx)\n  A=1\n  ;;\n*)\n  A=2\n  ;;\nesac\npython -m pkg.trainer.main a=$A\n"
+    assert keys(script) == {"a": "${A}"}
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["{} >log", "{} >> log 2>&1", "{} 2>err", "{} &>log", "{}; echo done", "{} ; echo done", "cd /x && {} || exit 1"],
+)
+def test_redirections_and_other_commands_of_a_line_are_not_its_words(line: str) -> None:
+    command = line.format("python -m pkg.trainer.main a=1 b=text")
+    assert keys(f'{command}\necho "pkg.trainer.main a=7"\n') == {"a": 1, "b": "text"}
+
+
+def test_number_with_a_leading_zero_is_decimal_and_a_time_is_text() -> None:
+    assert assignments(["a=010", "b=12:30", "c=0", "d=0.5"], "run.sh") == {"a": 10, "b": "12:30", "c": 0, "d": 0.5}
 
 
 def test_program_behind_a_variable_and_words_of_a_variable_are_read() -> None:

@@ -114,6 +114,13 @@ def test_offline_trainers_of_trl_are_ours(tmp_path: Path) -> None:
     assert offline("sft", assistant_only_loss=True).config["train_dataset"]["train_on"] == "assistant"
 
 
+def test_strategy_no_which_yaml_reads_as_false_evaluates_and_saves_nothing() -> None:
+    for value in ("no", False):
+        draft = offline("sft", eval_strategy=value, save_strategy=value)
+        assert not fates(draft, Fate.REFUSED)
+        assert not {"valid_dataset", "evaluator", "saver"} & set(draft.config)
+
+
 @pytest.mark.parametrize(
     ("trainer", "key", "value", "fate"),
     [
