@@ -257,7 +257,7 @@ NUMBERS = {
     for cls, path, hint in fields_of(each)
     if not marks_of(hint) and path[-1] in ranges_of(cls)
 }
-ANY_NUMBER = {"temperature", "reward_scaling", "reward_bias", "entropy_coeff", "upper", "lower"}
+ANY_NUMBER = {"temperature", "reward_scaling", "reward_bias", "entropy_coeff", "upper", "lower", "pass_threshold"}
 """Of these any finite one is taken, or another field decides which."""
 
 

@@ -305,6 +305,9 @@ LORA = f"{FSDP}::test_lora_trains_adapters_only_and_publishes_the_merged_weights
 DROPOUT = f"{FSDP}::test_disable_dropout_trains_on_what_evaluation_computes_and_keeps_gradient_checkpointing"
 SEVERAL = f"{GRPO}::test_several_rewards_are_weighted_and_each_is_in_the_metrics"
 EVALUATED = f"{GRPO}::test_evaluation_is_of_the_weights_that_are_served"
+INTERVALS = (
+    "training/trainers/test_validation.py::test_validation_has_the_intervals_of_an_evaluation_of_the_same_rewards"
+)
 ORDER = "training/test_frontier.py::test_order_each_epoch_has_every_row_at_most_once"
 OLDER = f"{CONFIG}::test_older_spellings_are_what_they_have_become"
 WINDOW = f"{CONTROLLER}::test_no_more_than_the_window_starts_until_the_next_version"
@@ -357,7 +360,10 @@ NAMED: dict[str, dict[str, str]] = {
         "actor": f"{OFFLINE}::test_dpo_widens_the_margin_of_the_chosen_one",
         "ref": f"{OFFLINE}::test_reference_of_dpo_is_the_configured_one",
     },
-    "EvaluatorConfig": {"eval_before_train": EVALUATED},
+    "EvaluatorConfig": {
+        "eval_before_train": EVALUATED,
+        **dict.fromkeys(("pass_threshold", "confidence"), INTERVALS),
+    },
     "GenerationHyperparameters": {
         "drop_incomplete_group": GROUPS_THAT_DIFFER,
         "max_tokens": "rollout/test_engine.py::test_budget_keeps_prompt_and_answer_within_every_limit",

@@ -170,7 +170,7 @@ async def test_receiving_that_nobody_asks_for_any_more_ends_the_wait_of_who_make
     ready = asyncio.create_task(asyncio.to_thread(arrival.wait_all))
     received.cancel()
     async with asyncio.timeout(SOON_S):
-        with pytest.raises(ArealError, match="did not arrive: nobody asks"):
+        with pytest.raises(ArealError, match="did not arrive: no request asks"):
             await ready
         assert await carried(trainer, engine, 2)
 
