@@ -33,6 +33,7 @@ class _Run:
     name: str
     curves: Mapping[str, Curve]
     config: Mapping[str, Any]
+    not_finite: Mapping[str, int]  # metric -> the first step at which it is NaN or infinite
 
     @property
     def seed(self) -> Any:
@@ -82,7 +83,8 @@ def diff(
     of a run, or its file of metrics.
     """
     sides = [[_run(cli, name) for name in _names(side)] for side in (a, b)]
-    known = set.intersection(*(set(run.curves) for side in sides for run in side))
+    runs = {run.name: run for side in sides for run in side}
+    known = set.intersection(*(set(run.curves) for run in runs.values()))
     if missing := [metric for metric in metrics if metric not in known]:
         raise NotFound(f"not every run has the metric {', '.join(missing)}", hint=f"areal train metrics {a} --all")
     chosen = metrics or (sorted(known) if all_ else [name for name in MAIN if name in known] or sorted(known))
@@ -94,6 +96,12 @@ def diff(
         "confidence": confidence,
         "config": _keys(sides),
         "metrics": [row for row in rows if row is not None],
+        "not_finite": [
+            {"run": run.name, "metric": metric, "step": step}
+            for run in runs.values()
+            for metric, step in sorted(run.not_finite.items())
+            if metric in chosen or metric not in run.curves
+        ],
     }
     if not document["metrics"] and not document["config"]:
         cli.info("no step has a metric of every run")
@@ -112,11 +120,12 @@ def _run(cli: Invocation, name: str) -> _Run:
     from areal.reconcilers.kinds.job_config import read_config
 
     path = metrics_file(cli, name)
-    curves = curves_of(read_metrics(path))
-    if not curves:
+    steps = read_metrics(path)
+    curves = curves_of(steps)
+    if not curves and not steps.not_finite:
         raise NotFound(f"{name} has written no metrics yet", hint=f"areal train status {name}")
     config = path.with_name("config.yaml")
-    return _Run(name, curves, read_config(config) if config.is_file() else {})
+    return _Run(name, curves, read_config(config) if config.is_file() else {}, steps.not_finite)
 
 
 def _method(sides: Sequence[Sequence[_Run]], *, unpaired: bool) -> str:
@@ -201,12 +210,7 @@ _METHODS = {
 def _page(document: Mapping[str, Any]) -> str:
     parts = [f"{', '.join(document['a'])} against {', '.join(document['b'])}: {_METHODS[document['method']]}"]
     if document["config"]:
-        columns = (
-            field("KEY", "key"),
-            Column("A", lambda row: _short(row["a"])),
-            Column("B", lambda row: _short(row["b"])),
-        )
-        parts.append(render_table(document["config"], columns))
+        parts.append(render_table(document["config"], _KEYS))
     else:
         parts.append("no key of the configurations differs")
     if document["metrics"]:
@@ -215,6 +219,9 @@ def _page(document: Mapping[str, Any]) -> str:
         parts.append(render_table(rows, _columns(document["confidence"]) if tested else _UNTESTED))
     else:
         parts.append("no step has a metric of every run")
+    for each in document["not_finite"]:
+        note = "is NaN or infinite, first at step"
+        parts.append(f"{each['run']}: {each['metric']} {note} {each['step']}; such steps are not compared")
     return "\n\n".join(parts)
 
 

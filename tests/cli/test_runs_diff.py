@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -58,6 +59,19 @@ def test_runs_with_the_same_seeds_are_paired_and_others_are_welchs(areal: Areal,
     document = areal("train", "diff", a, b, "-o", "json").json
     assert document["config"] == [{"key": "actor.optimizer.lr", "a": 1e-5, "b": 2e-5}]  # seeds are those of both sides
     assert "paired by seed" in areal("train", "diff", a, b).out
+
+
+def test_run_that_diverged_is_named_and_its_first_step_that_is_not_finite(areal: Areal, tmp_path: Path) -> None:
+    a = run(tmp_path, "a", [0.5] * 20)
+    b = run(tmp_path, "b", [0.5] * 15 + [math.nan] * 5)
+    found = areal("train", "diff", a, b, "-o", "json").json
+    assert found["not_finite"] == [{"run": b, "metric": "reward/mean", "step": 16}]
+    assert found["metrics"][0]["to_step"] == 15
+    page = areal("train", "diff", a, b).out
+    assert "reward/mean is NaN or infinite, first at step 16; such steps are not compared" in page
+    assert "NaN" not in areal("train", "diff", a, a).out
+    never = areal("train", "diff", a, run(tmp_path, "never", [math.nan] * 3))
+    assert never.code == 0 and "first at step 1;" in never.out
 
 
 @pytest.mark.parametrize(
