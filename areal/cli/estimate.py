@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from areal.cli.manifest import SourceFlags, source_options
-from areal.cli.options import Invocation, print_options
+from areal.cli.options import FiniteRange, Invocation, print_options
 from areal.cli.output import Column, Row, as_list, emit_rows, field, render_table, write
 from areal.cli.train import job_manifest
 from areal.errors import InvalidManifest, NoCapacity, NotFound, UsageFault, did_you_mean
@@ -31,7 +31,7 @@ _PARTS = ("weights", "gradients", "optimizer", "gathered", "activations", "kvCac
 @click.argument("words", nargs=-1, metavar="[CONFIG] [KEY=VALUE]...")
 @source_options
 @click.option("--gpu", metavar="NAME", help="Such as h100 or a100-40, or cpu  [default: h100].")
-@click.option("--memory-gib", type=click.FloatRange(min=0, min_open=True), metavar="N", help="Of each GPU instead.")
+@click.option("--memory-gib", type=FiniteRange(min=0, min_open=True), metavar="N", help="Of each GPU instead.")
 @click.option("--prompt-tokens", type=click.IntRange(min=1), default=256, show_default=True, help="Of a prompt.")
 @click.option(
     "--answer-tokens", type=click.IntRange(min=1), help="Of an answer, on average  [default: half of the most]."
@@ -99,13 +99,20 @@ def _resources(words: Sequence[str], source: SourceFlags) -> Sequence[Resource]:
 
 def _config_of(job: Resource) -> JobConfig:
     from areal.reconcilers.desired import Wanted
-    from areal.reconcilers.kinds.job_config import JobConfig, config_file
+    from areal.reconcilers.kinds.job_config import JobConfig, class_faults, config_file
+    from areal.resources.nodes import ManifestError
 
     given, file = job.spec.get("config"), job.source.file
     folder = Path(str(job.spec.get("workingDir") or Path.cwd()))
-    if isinstance(given, str) and config_file(given, folder, file) is None:
-        raise NotFound(f"there is no configuration {given}")
-    return JobConfig.of(Wanted(str(job.ref), job.kind, job.name, job.spec, {}, {}, source={"file": file}))
+    spec = dict(job.spec)
+    if isinstance(given, str):
+        if (found := config_file(given, folder, file)) is None:
+            raise NotFound(f"there is no configuration {given}")
+        spec["config"] = str(found.absolute())
+    wanted = Wanted(str(job.ref), job.kind, job.name, spec, {}, {}, source={"file": file})
+    if faults := class_faults(wanted, job):
+        raise ManifestError(faults)
+    return JobConfig.of(wanted)
 
 
 def _document(job: Resource, resources: Sequence[Resource], device: Device | None, given: Mapping[str, Any]) -> Row:
@@ -262,12 +269,27 @@ def _served(engine: Mapping[str, Any], sequence: int, on_cpu: bool) -> Served:
     return Served(
         shape=_shape(engine["path"], "the engine's model"),
         part=part,
-        fraction=float(args.get(flag, FRACTIONS[part.engine])),
+        fraction=_share_of(flag, args.get(flag, FRACTIONS[part.engine])),
         sequence=sequence,
         compute=BYTES.get(str(args.get("dtype")), 4 if on_cpu else 2),
-        most=int(args.get("max-batch-size", _EMBEDDED_BATCH)) if part.engine == "embedded" else 0,
+        most=_batch(args.get("max-batch-size", _EMBEDDED_BATCH)) if part.engine == "embedded" else 0,
         reserve=CPU_RESERVE if on_cpu else ENGINE_RESERVE,
     )
+
+
+def _share_of(flag: str, value: Any) -> float:
+    try:
+        if 0 < (share := float(value)) <= 1:
+            return share
+    except (TypeError, ValueError):
+        pass
+    raise UsageFault(f"the engine's {flag}: must be above 0 and at most 1, not {value!r}")
+
+
+def _batch(value: Any) -> int:
+    if not str(value).isdecimal() or not int(value):
+        raise UsageFault(f"the engine's max-batch-size: must be a whole number of at least 1, not {value!r}")
+    return int(value)
 
 
 _EMBEDDED_BATCH = 64  # the default of the embedded engine's max_batch_size

@@ -107,8 +107,9 @@ def batch_of(get: Reader, prompt: int, answer: int | None, *, by_agents: bool = 
     rows, kind = int(get("train_dataset.batch_size", BATCH)), trainer_type(get)
     if kind in _OFFLINE:  # a row is a conversation, or a pair of them
         longest = get("train_dataset.max_length", None)
-        most = max(1, int(longest) - prompt) if longest else 2 * (answer or prompt)
-        return Batch(rows * (1 if kind == "sft" else 2), prompt, most, answer or max(1, most // 2))
+        prompt = min(prompt, int(longest) - 1) if longest else prompt
+        most = int(longest) - prompt if longest else 2 * (answer or prompt)
+        return Batch(rows * (1 if kind == "sft" else 2), prompt, most, min(most, answer or max(1, most // 2)))
     most = int(get("gconfig.max_new_tokens", 0))
     if not most and by_agents and answer is None:
         raise UsageFault("nothing says how long the agents' answers are", hint="--answer-tokens N, on average")

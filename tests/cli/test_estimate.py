@@ -100,10 +100,13 @@ def test_model_of_the_hub_is_asked_for_its_config_alone(
         (("none.yaml",), 4, "there is no configuration none.yaml"),
         (("grpo.yaml", "--gpu", "h10"), 2, 'did you mean "h100"?'),
         (("grpo.yaml", "actor.path=nowhere/at/all"), 4, "config.json cannot be read"),
-        (("grpo.yaml", "actor.path="), 2, "actor.path: nothing says which model it is"),
+        (("grpo.yaml", "actor.path=''"), 2, "actor.path: nothing says which model it is"),
         (("grpo.yaml", "trainer.type=null"), 2, "there is no trainer.type that trains"),
         (("grpo.yaml", "-f", "grpo.yaml"), 2, "a configuration and manifests are given"),
         (("grpo.yaml", "--memory-gib", "0"), 2, "0"),
+        (("grpo.yaml", "--memory-gib", "inf"), 2, "not a finite number"),
+        (("grpo.yaml", "--memory-gib", "nan"), 2, "not a finite number"),
+        (("grpo.yaml", "sglang.mem_fraction_static=7"), 2, "mem-fraction-static: must be above 0 and at most 1, not 7"),
     ],
 )
 def test_estimate_of_nothing_that_can_be_read_is_refused(
@@ -115,6 +118,34 @@ def test_estimate_of_nothing_that_can_be_read_is_refused(
 ) -> None:
     refused = areal("train", "estimate", *words)
     assert refused.code == code and message in refused.err, refused.err
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        {
+            "actor.dtype=float17": "must be one of float32, bfloat16, float16",
+            "actor.optimizer.type=lion": "must be one of adam, sgd",
+            "gconfig.n_samples=x": "must be a whole number, not 'x'",
+            "actor.lora_rnak=8": "lora_rank",
+        },
+        {
+            "actor.mb_spec.max_tokens_per_mb=-1": "must be at least 1, not -1",
+            "gconfig.n_samples=0": "must be at least 1, not 0",
+            "train_dataset.batch_size=-4": "must be at least 1, not -4",
+        },
+    ],
+)
+def test_values_that_the_configurations_class_refuses_are_refused_together(
+    areal: Areal,  # noqa: F811
+    folder: Path,
+    refused: dict[str, str],
+) -> None:
+    shown = areal("train", "estimate", "grpo.yaml", *refused)
+    assert shown.code == 3 and not shown.out
+    for override, message in refused.items():
+        key = override.partition("=")[0]
+        assert any(key in line and message in line for line in shown.err.splitlines()), (key, shown.err)
 
 
 def test_job_whose_model_is_in_no_manifest_is_refused(areal: Areal, folder: Path) -> None:  # noqa: F811

@@ -100,6 +100,12 @@ def test_pairs_are_two_rows() -> None:
     assert batch.samples == 16 and batch.prompt + batch.longest == 512
 
 
+def test_rows_of_a_data_set_are_no_longer_than_its_longest() -> None:
+    tree = {"trainer": {"type": "sft"}, "model": {"path": "m"}, "train_dataset": {"batch_size": 8, "max_length": 100}}
+    batch = batch_of(reader(tree), 256, 5000)
+    assert batch.prompt + batch.longest == 100 and batch.answer <= batch.longest
+
+
 def test_reference_of_dpo_has_the_settings_of_the_actor() -> None:
     tree = {**GRPO, "trainer": {"type": "dpo"}, "actor": {"path": "m", "mb_spec": {"max_tokens_per_mb": 2048}}}
     actor, reference = of(tree).models

@@ -391,6 +391,15 @@ def job_faults(
     return {ref: faults for ref, faults in found.items() if faults}
 
 
+def class_faults(job: Wanted, resource: Resource) -> list[Diagnostic]:
+    """What the configuration's class refuses. Nothing that the configuration names is searched. Raises UsageFault,
+    ManifestError."""
+    if (request := _request(job)) is None:
+        return []
+    [answer] = _check_all([{**request, "built_in": False}])
+    return [_fault_diagnostic(resource, request, fault) for fault in answer]
+
+
 def _missing_references(job: Wanted, resource: Resource) -> Iterator[Diagnostic]:
     """Folders, files and secrets that are missing."""
     spec, folder = job.spec, _folder(job)
