@@ -47,9 +47,13 @@ def _begin(draft: Draft, trainer: str, rows: str) -> None:
     folder = PurePath(str(values.get("output_dir") or draft.model or "trl")).name
     draft.set("experiment_name", folder or "trl")
     draft.set("trial_name", str(values.get("run_name") or trainer))
-    for key in ("config_file", "accelerate_config"):
-        if draft.is_given(key) and draft.is_given("num_processes"):
+    launchers = [key for key in ("config_file", "accelerate_config") if draft.is_given(key)]
+    if draft.is_given("num_processes"):
+        for key in launchers:
             draft.mark(key, Fate.IGNORED, "num_processes is known")
+    elif not launchers and not values["use_cpu"] and not values.get("no_cuda"):
+        note = "taken as 1; accelerate starts one for each GPU of the machine: say num_processes=N"
+        draft.mark("num_processes", Fate.LOSSY, note, "train_dataset.batch_size")
     _data(draft)
     _dtype(draft)
     _optimizer(draft)

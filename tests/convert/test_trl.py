@@ -114,6 +114,12 @@ def test_offline_trainers_of_trl_are_ours(tmp_path: Path) -> None:
     assert offline("sft", assistant_only_loss=True).config["train_dataset"]["train_on"] == "assistant"
 
 
+def test_number_of_processes_that_no_file_says_is_lossy() -> None:
+    assert "num_processes=N" in fates(offline("sft"), Fate.LOSSY)["num_processes"]
+    for more in ({"num_processes": 1}, {"use_cpu": True}, {"config_file": "zero3.yaml"}):
+        assert "num_processes" not in fates(offline("sft", **more), Fate.LOSSY)
+
+
 def test_strategy_no_which_yaml_reads_as_false_evaluates_and_saves_nothing() -> None:
     for value in ("no", False):
         draft = offline("sft", eval_strategy=value, save_strategy=value)
