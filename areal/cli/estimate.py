@@ -53,7 +53,10 @@ def estimate(cli: Invocation, /, words: tuple[str, ...], source: SourceFlags, **
         raise UsageFault(
             "there is no TrainJob in these manifests", hint="areal train estimate CONFIG, or -f FILE with one"
         )
-    documents = [_document(each, resources, device, given) for each in jobs]
+    try:
+        documents = [_document(each, resources, device, given) for each in jobs]
+    except OverflowError as error:
+        raise UsageFault("a number of the configuration is too large to estimate") from error
     if cli.format.is_table:
         write("\n\n".join(map(_page, documents)))
     else:

@@ -37,6 +37,7 @@ FAMILIES: Mapping[str, Family] = {
     "gemma2": Family(norms=4, tied=True),
     "gemma3_text": Family(query_norm="head", norms=4, tied=True),
 }
+_MOST, _MOST_LAYERS = 1 << 31, 1 << 16  # of a size
 _LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
@@ -164,13 +165,19 @@ def shape_of(config: Mapping[str, Any], where: str) -> Shape:
     def size(name: str, default: int | None = None) -> int:
         value = config.get(name)
         value = default if value is None else value
-        if not isinstance(value, int) or value < 1:
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise UsageFault(f"{where}: {name} must be a positive number, and is {value!r}")
+        if value > (most := _MOST_LAYERS if name == "num_hidden_layers" else _MOST):
+            raise UsageFault(f"{where}: {name} must be at most {most}")
         return value
 
     hidden, heads, layers = size("hidden_size"), size("num_attention_heads"), size("num_hidden_layers")
     tied = config.get("tie_word_embeddings")
+    if not isinstance(config.get("mlp_only_layers") or [], list):
+        raise UsageFault(f"{where}: mlp_only_layers must be a list of layers")
     experts = _experts(config, kind, layers, size)
+    if experts is not None and experts.chosen > experts.count:
+        raise UsageFault(f"{where}: a token cannot have {experts.chosen} of {experts.count} experts")
     return Shape(
         family=family,
         vocabulary=size("vocab_size"),
@@ -192,7 +199,7 @@ def _experts(config: Mapping[str, Any], kind: str, layers: int, size: Any) -> Ex
         return Experts(size("num_local_experts"), size("num_experts_per_tok"), size("intermediate_size"), layers)
     if not kind.endswith("_moe"):
         return None
-    dense, step = set(config.get("mlp_only_layers") or ()), size("decoder_sparse_step", 1)
+    dense, step = config.get("mlp_only_layers") or [], size("decoder_sparse_step", 1)
     sparse = sum(layer not in dense and (layer + 1) % step == 0 for layer in range(layers))
     shared = size("shared_expert_intermediate_size") if kind == "qwen2_moe" else 0
     count = size("num_experts", config.get("num_local_experts"))  # transformers 5 writes the second name

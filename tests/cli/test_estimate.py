@@ -106,6 +106,7 @@ def test_model_of_the_hub_is_asked_for_its_config_alone(
         (("grpo.yaml", "--memory-gib", "0"), 2, "0"),
         (("grpo.yaml", "--memory-gib", "inf"), 2, "not a finite number"),
         (("grpo.yaml", "--memory-gib", "nan"), 2, "not a finite number"),
+        (("grpo.yaml", f"train_dataset.batch_size=1{'0' * 400}"), 2, "too large to estimate"),
         (("grpo.yaml", "sglang.mem_fraction_static=7"), 2, "mem-fraction-static: must be above 0 and at most 1, not 7"),
     ],
 )

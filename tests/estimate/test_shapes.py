@@ -89,6 +89,13 @@ def test_active_parameters_of_experts_are_those_of_the_chosen_ones() -> None:
         ({"model_type": "llama", "hidden_size": 8, "num_attention_heads": 2}, "num_hidden_layers"),
         ({**SMALL, "model_type": "llama", "vocab_size": "many"}, "vocab_size must be a positive number"),
         ({**SMALL, "model_type": "llama", "num_hidden_layers": 0}, "num_hidden_layers must be a positive number"),
+        ({**SMALL, "model_type": "llama", "vocab_size": True}, "vocab_size must be a positive number"),
+        ({**SMALL, "model_type": "mixtral", "num_hidden_layers": 10**11}, "num_hidden_layers must be at most 65536"),
+        ({**SMALL, "model_type": "qwen3_moe", "mlp_only_layers": 5}, "mlp_only_layers must be a list"),
+        (
+            {**SMALL, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 9},
+            "a token cannot have 9 of 4 experts",
+        ),
     ],
 )
 def test_config_of_an_unknown_or_unfinished_model_is_refused_by_name(config: dict[str, Any], message: str) -> None:
