@@ -20,6 +20,7 @@ from areal.errors import ArealError
 
 _DECLARED = r"(?:(?:export|readonly|local|declare|typeset)\s+(?:-\w+\s+)*)?"
 _ASSIGNMENT = re.compile(rf"^\s*{_DECLARED}([A-Za-z_]\w*)(\+?)=(.*)$", re.DOTALL)
+_CHANGED = re.compile(r"^\s*(?:for|select|let|unset|read(?:\s+-\S+)*|\(\()\s*([A-Za-z_]\w*)")  # by what is not read
 _VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*|\d)(?::?-([^${}]*))?\}|\$([A-Za-z_]\w*)")  # of nested ones the inner
 _ARRAY = re.compile(r"\$\{([A-Za-z_]\w*)\[@\]\}")
 _ARGUMENTS = re.compile(r"\$(?:[@*]|\{[@*][^}]*\})")
@@ -93,6 +94,8 @@ def script_command(text: str, programs: re.Pattern[str], environment: Mapping[st
     variables, arrays = dict(environment), dict[str, list[str]]()
     found: Command | None = None
     for line, doubtful in _taken(text, variables):
+        if (changed := _CHANGED.match(line)) is not None:
+            variables[changed[1]] = f"${{{changed[1]}}}"
         assigned = _ASSIGNMENT.match(line)
         key, more, given = (assigned[1], assigned[2], assigned[3].strip()) if assigned is not None else ("", "", "")
         if given.startswith("(") and given.endswith(")"):
@@ -143,15 +146,20 @@ _COMPARED["ge"] = operator.ge
 
 
 def _clauses(line: str) -> list[str]:
-    """The clauses of an ``if`` on one line, or of ``[ test ] && command``, as lines of their own."""
+    """The clauses of an ``if``, of ``[ test ] && command`` and of ``A=1; B=2`` as lines of their own."""
     short = _SHORT.match(line)
     if short is not None:
         return [f"if {short[1]}", *(["else"] if short[2] == "||" else []), short[3], "fi"]
-    if not re.match(r"\s*if\s.*;\s*fi\s*;?$", line, re.DOTALL):
+    if _ASSIGNMENT.match(line) and not re.search(r"[\"'(`]", line):
+        exported = re.match(r"\s*export\s", line)
+        split = re.split(r";\s*", line) if exported is None else line.split()[1:]
+        return [each.rstrip(";") for each in split if each.strip()]
+    if not re.match(r"\s*(?:if|elif|then|else)\b", line):
         return [line]
     parts = (re.match(r"(then\b|else\b)?(.*)$", each, re.DOTALL) for each in _CLAUSE.split(line))
     split = [word for each in parts if each is not None for word in (each[1], each[2])]
-    return [word for word in split if word and word.strip() and word != "then"]
+    lines = [word.strip() for word in split if word and word.strip(" ;") and word != "then"]
+    return [clause for each in lines for clause in (_clauses(each) if _ASSIGNMENT.match(each) else [each])]
 
 
 def _taken(text: str, variables: Mapping[str, str]) -> Iterator[tuple[str, bool]]:

@@ -132,6 +132,7 @@ def test_branch_of_a_comparison_is_the_one_that_would_run(test: str, mode: str, 
     for script in (
         f"if {test}; then\n  A=1\nelse\n  A=2\nfi\n",
         f"if {test}; then A=1; else A=2; fi\n",
+        f"B=3\nif {test}; then B=1; A=1\nelse A=2\nfi\n",
         f"A=2\n{test} && A=1\n",
         f"A=1\n{test} || A=2\n",
     ):
@@ -142,6 +143,9 @@ def test_branch_of_a_comparison_is_the_one_that_would_run(test: str, mode: str, 
     ("before", "expected"),
     [
         ("ARGS='a=1'\nARGS+=' b=2'", {"a": 1, "b": 2}),
+        ("ARGS=a=0; B=7", {"a": 0}),
+        ("B=7; ARGS=a=0", {"a": 0}),
+        ("ARGS=a=9\nexport B=7 ARGS=a=0", {"a": 0}),
         ("export ARGS='a=1'\ndeclare -r ARGS+=' b=2'", {"a": 1, "b": 2}),
         ("case x in\nx)\n  ARGS=a=1\n  ;;\n*)\n  ARGS=a=2\n  ;;\nesac\nARGS=a=3", {"a": 3}),
     ],
@@ -155,9 +159,19 @@ def test_array_that_is_extended_has_all_its_words() -> None:
     assert keys(f'{script}python -m pkg.trainer.main "${{A[@]}}" "${{B[@]}}"\n') == {"a": 1, "b": 2, "c": 3, "d": 4}
 
 
-def test_variable_that_a_case_sets_is_not_known() -> None:
-    script = "case $1 in\nx)\n  A=1\n  ;;\n*)\n  A=2\n  ;;\nesac\npython -m pkg.trainer.main a=$A\n"
-    assert keys(script) == {"a": "${A}"}
+@pytest.mark.parametrize(
+    "script",
+    [
+        "case $1 in\nx)\n  A=1\n  ;;\n*)\n  A=2\n  ;;\nesac",
+        "for A in 2 3; do",
+        "read -r A < file",
+        "unset A",
+        "((A++))",
+        "let A=4",
+    ],
+)
+def test_variable_that_is_changed_by_what_is_not_read_is_not_known(script: str) -> None:
+    assert keys(f"A=1\n{script}\npython -m pkg.trainer.main a=$A\n") == {"a": "${A}"}
 
 
 @pytest.mark.parametrize(
