@@ -111,6 +111,8 @@ def _beside(file: str, name: str) -> Path:
 
 def _of_areal(file: str, trainer: str | None, overrides: Sequence[str]) -> Draft:
     """AReaL's configurations are read as they are: the table is what checking one finds."""
+    import json
+
     import yaml
 
     from areal.convert.areal import TRAINERS, convert, trainer_of
@@ -129,6 +131,10 @@ def _of_areal(file: str, trainer: str | None, overrides: Sequence[str]) -> Draft
         raise Unread(f"{file}: {error}") from error
     if not isinstance(document, dict):
         raise Unread(f"{file}: its top level is not a map of keys")
+    try:
+        json.dumps(document, default=str)
+    except (ValueError, RecursionError, TypeError) as error:  # an alias of YAML within what it names
+        raise Unread(f"{file}: {error}") from error
 
     def check(config: str, content: Mapping[str, Any]) -> list[tuple[tuple[Any, ...], str]]:
         return [(tuple(fault["path"]), str(fault["message"])) for fault in checked(config, content)]

@@ -77,3 +77,9 @@ def test_file_without_a_configuration_is_an_error(
     ran = areal("convert", str(path), "--from", "verl")
     assert (ran.code, message in ran.err) == (code, True), ran.err
     assert ran.out == ""
+
+
+def test_yaml_that_contains_itself_is_an_error(areal: Areal, tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("actor: &a [*a]\n")
+    ran = areal("convert", str(tmp_path / "c.yaml"), "--from", "areal")
+    assert ran.code == 1 and "Circular reference" in ran.err and "unexpected" not in ran.err
