@@ -18,7 +18,7 @@ from areal.client.http import AdminClient
 from areal.client.loop_thread import LoopThread
 from areal.dataclasses import dataclass, field
 from areal.dataset.examples import Example
-from areal.errors import ArealError, NotFound, UsageFault
+from areal.errors import ArealError, NotFound, UsageFault, did_you_mean
 from areal.loading import call_with, load_callable
 from areal.reward.answers import BUILT_IN
 from areal.reward.frames import FunctionTarget, RewardError, RewardTimeout
@@ -153,6 +153,12 @@ class RewardScorer:
     number. ``wants_tokens``: the function has a parameter for token ids. ``needs``: parameters without a default."""
 
     def __init__(self, spec: str, size: int, deadline_s: float) -> None:
+        """Raises UsageFault for a name that is neither built in nor that of a function."""
+        if spec not in BUILT_IN and ":" not in spec and "." not in spec:
+            raise UsageFault(
+                f"--reward {spec!r} is not built in{did_you_mean(spec, BUILT_IN)}",
+                hint=f"{', '.join(BUILT_IN)}, or module:function, or path/to/file.py:function",
+            )
         self._spec = BUILT_IN.get(spec, spec)
         self._deadline_s = deadline_s
         self._pool = RewardPool(size)

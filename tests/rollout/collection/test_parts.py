@@ -182,6 +182,12 @@ def test_reward_that_cannot_be_loaded_is_told_before_anything_starts() -> None:
         pass
 
 
+def test_reward_that_is_not_built_in_is_refused_with_the_names_of_those_that_are() -> None:
+    with pytest.raises(UsageFault, match='did you mean "exact"') as refused:
+        RewardScorer("exat", 1, 1.0)
+    assert refused.value.hint is not None and refused.value.hint.startswith("exact, number, or module:function")
+
+
 ORPHANS = """
 import os, sys, threading
 from areal.rollout.collection import RewardScorer
