@@ -69,7 +69,9 @@ class Fleet:
     def __post_init__(self) -> None:
         make = self._embedded if self.weights else self._engine
         self.engines = [make(number) for number in range(self.replicas)]
-        self.witness = Witness(*(self.folder / f"engine-{number}.log" for number in range(self.replicas)))
+        self.witness = Witness(
+            self.tokenizer, *(self.folder / f"engine-{number}.log" for number in range(self.replicas))
+        )
         self.proxies = [self._proxy(number) for number in range(self.replicas)]
         self.router: Member | None = None
         self.gateway: Member | None = None

@@ -179,14 +179,16 @@ def check_rows(export: Export, witness: Witness) -> None:
     for session, number in export.took:
         returns |= session.trajectories[number].returns(export.request["discount"])
     truths = {turn.name: witness.truth(turn.name) for turn in turns}
+    joined = {
+        turn for turn in turns if turn.parent is not None and truths[turn.name].continues(truths[turn.parent.name])
+    }
     for turn in turns:
-        if turn.parent is not None:
-            before = truths[turn.parent.name].tokens
-            assert truths[turn.name].prompt[: len(before)] == before, "earlier turns are never tokenised again"
+        if turn.parent is not None and turn not in joined:
+            assert not witness.is_plain(truths[turn.parent.name]), "an answer that is its text is not tokenised again"
     if export.request["style"] == "individual":
         _check_individual(export, turns, truths, returns)
     else:
-        _check_concat(export, turns, truths, returns)
+        _check_concat(export, turns, joined, truths, returns)
 
 
 def _check_individual(export: Export, turns: list[Turn], truths: dict[str, Truth], returns: dict[str, float]) -> None:
@@ -200,21 +202,27 @@ def _check_individual(export: Export, turns: list[Turn], truths: dict[str, Truth
     assert traj["original_rewards"] == [turn.own_reward for turn in turns]
 
 
-def _check_concat(export: Export, turns: list[Turn], truths: dict[str, Truth], returns: dict[str, float]) -> None:
-    parents = {turn.parent for turn in turns}
-    lines = [_line(turn) for turn in turns if turn not in parents]
+def _check_concat(
+    export: Export, turns: list[Turn], joined: set[Turn], truths: dict[str, Truth], returns: dict[str, float]
+) -> None:
+    continued = {turn.parent for turn in joined}
+    lines = [_line(turn, joined) for turn in turns if turn not in continued]
     rows, traj = export.answer["rows"], export.answer["traj"]
     assert [row["interaction_id"] for row in rows] == [line[-1].name for line in lines]
     for place, line in enumerate(lines):
         assert unpadded(traj, place) == expected_row([truths[turn.name] for turn in line])
     own = [sum(turn.own_reward for turn in line) for line in lines]
     close(traj["original_rewards"], own)
-    close(traj["rewards"], own)  # all turns of a line stand in its row: nothing comes back from other rows
+    given_back = dict.fromkeys((turn.name for turn in turns), 0.0)
+    for turn in turns:
+        if turn.parent is not None and turn not in joined:  # it begins a row of its own
+            given_back[turn.parent.name] += export.request["discount"] * returns[turn.name]
+    close(traj["rewards"], [sum(turn.own_reward + given_back[turn.name] for turn in line) for line in lines])
 
 
-def _line(leaf: Turn) -> list[Turn]:
+def _line(leaf: Turn, joined: set[Turn]) -> list[Turn]:
     line = [leaf]
-    while line[-1].parent is not None:
+    while line[-1] in joined and line[-1].parent is not None:
         line.append(line[-1].parent)
     return line[::-1]
 

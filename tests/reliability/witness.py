@@ -7,6 +7,10 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tokenizers import Tokenizer
+
+_SPECIAL = {0, 1, 2}  # of the tests' tokenizer
+_END = 2
 _INTERACTION = re.compile(r"(?P<answer>[a-z]+[-_][0-9a-z]+)(-(?P<choice>[0-9]+))?")
 
 
@@ -38,11 +42,16 @@ class Truth:
     def tokens(self) -> list[int]:
         return self.prompt + self.output.token_ids
 
+    def continues(self, before: Truth) -> bool:
+        """Its prompt begins with the tokens of ``before``, so that both are one row."""
+        return self.prompt[: len(before.tokens)] == before.tokens
+
 
 class Witness:
     """Reads the engines' logs as they grow."""
 
-    def __init__(self, *logs: Path) -> None:
+    def __init__(self, tokenizer: Path, *logs: Path) -> None:
+        self._tokenizer = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
         self._logs = dict.fromkeys(logs, 0)
         self._calls: dict[str, Seen] = {}
 
@@ -58,6 +67,13 @@ class Witness:
         assert named, interaction_id
         seen = self.calls()[f"{named['answer']}-0"]
         return Truth(seen.input_ids, seen.choices[int(named["choice"] or 0)])
+
+    def is_plain(self, turn: Truth) -> bool:
+        """Its answer's text says all of its tokens: none is special but the last, and its bytes are UTF-8. A template
+        cannot write another answer as it was sampled, so that the next turn is a branch."""
+        *others, last = turn.output.token_ids or [_END]
+        tokens = others if last == _END else [*others, last]
+        return not _SPECIAL.intersection(tokens) and "\ufffd" not in self._tokenizer.decode(tokens)
 
     def _read(self, log: Path) -> None:
         with log.open("rb") as file:
