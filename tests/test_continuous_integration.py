@@ -45,7 +45,7 @@ def folder(tmp_path: Path) -> Path:
 
 def environment(folder: Path) -> dict[str, str]:
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    return {"PATH": path, "HOME": str(folder / "nobody"), "PYTHONPATH": str(ROOT)}
+    return {"PATH": path, "HOME": str(folder / "absent"), "PYTHONPATH": str(ROOT)}
 
 
 def run_action(folder: Path, **inputs: str) -> tuple[int, str, str, str]:
@@ -108,7 +108,7 @@ def test_action_without_the_clusters_commands_assumes_capacity(folder: Path) -> 
 
 
 def test_failure_of_diff_fails_the_action_and_the_hook(folder: Path) -> None:
-    home = folder / "nobody" / ".areal"
+    home = folder / "absent" / ".areal"
     home.mkdir(parents=True)
     (home / "config.yaml").write_text("defaults: {output: wide\n")
     code, log, outputs, _ = run_action(folder, files="manifests", diff="true")

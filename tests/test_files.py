@@ -20,7 +20,7 @@ def test_replaced_file_has_the_new_bytes_and_leaves_no_draft(tmp_path: Path) -> 
     assert [each.name for each in tmp_path.iterdir()] == ["about.json"]
 
 
-def test_file_is_its_owners_alone_unless_said_otherwise(tmp_path: Path) -> None:
+def test_file_is_readable_by_its_owner_alone_by_default(tmp_path: Path) -> None:
     replace_file(tmp_path / "stage.json", b"{}")
     assert (tmp_path / "stage.json").stat().st_mode & 0o777 == 0o600
 

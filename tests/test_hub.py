@@ -124,7 +124,7 @@ def test_unknown_revision_is_named(hub: Hub, standin: HubStandin, revision: str)
         hub.snapshot(NAME, revision)
 
 
-def test_unknown_model_and_unreachable_hub_are_told_apart(hub: Hub, tmp_path: Path) -> None:
+def test_unknown_model_and_unreachable_hub_are_distinct(hub: Hub, tmp_path: Path) -> None:
     with pytest.raises(NotFound, match=f"{NAME} is not at {hub.endpoint}") as unknown:
         hub.commit(NAME)
     with pytest.raises(ArealError, match="cannot be reached at http") as silent:
@@ -278,7 +278,7 @@ def test_engine_that_runs_already_needs_no_weights(
     assert {path.name for path in folder.iterdir()} == {"config.json", "tokenizer.json", "tokenizer [special].json"}
 
 
-def test_driver_is_told_the_commits_of_its_model(tmp_path: Path) -> None:
+def test_driver_gets_the_commits_of_its_model(tmp_path: Path) -> None:
     store = ObjectStore(Home(tmp_path))
     store.put(_model({"commits": {f"{NAME}@v2": "b"}}, path=NAME, revision="v2"))
     hands: Any = SimpleNamespace(store=store, service_url=lambda op, ref: "http://s", key_file=lambda ref: "k")

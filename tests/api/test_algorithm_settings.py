@@ -22,9 +22,9 @@ OVERLONG = "gconfig: {max_new_tokens: 10}\nactor: {overlong_reward_penalty: true
 def test_overlong_penalty_is_linked_to_the_answers_longest_length(tmp_path: Path) -> None:
     assert load(tmp_path, SMALL + OVERLONG + "}").actor.max_new_tokens == 10
     assert load(tmp_path, SMALL + OVERLONG + ", max_new_tokens: 8}").actor.max_new_tokens == 8
-    said = faults(tmp_path, SMALL + OVERLONG + ", max_new_tokens: 1024}")
-    assert "config.yaml:4: actor.max_new_tokens: " in said
-    assert "gconfig.max_new_tokens 10" in said
+    reply = faults(tmp_path, SMALL + OVERLONG + ", max_new_tokens: 1024}")
+    assert "config.yaml:4: actor.max_new_tokens: " in reply
+    assert "gconfig.max_new_tokens 10" in reply
 
 
 def test_dropout_in_the_policys_ratio_is_refused(tmp_path: Path) -> None:
@@ -33,7 +33,7 @@ def test_dropout_in_the_policys_ratio_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("actor", "said"),
+    ("actor", "message"),
     [
         ("label_smoothing: 0.5", "actor.label_smoothing: label_smoothing must be at least 0 and below 0.5"),
         ("label_smoothing: -0.1", "actor.label_smoothing: label_smoothing must be at least 0 and below 0.5"),
@@ -44,8 +44,8 @@ def test_dropout_in_the_policys_ratio_is_refused(tmp_path: Path) -> None:
         ("mb_spec: {granularity: 3}", "actor.mb_spec.granularity: two answers stay together, not 3"),
     ],
 )
-def test_dpo_settings_out_of_range_are_refused(tmp_path: Path, actor: str, said: str) -> None:
-    assert f"config.yaml:3: {said}" in faults(tmp_path, SMALL + f"actor: {{{actor}}}", cls=DPOConfig)
+def test_dpo_settings_out_of_range_are_refused(tmp_path: Path, actor: str, message: str) -> None:
+    assert f"config.yaml:3: {message}" in faults(tmp_path, SMALL + f"actor: {{{actor}}}", cls=DPOConfig)
 
 
 @pytest.mark.parametrize("name", ["model", "actor"])
@@ -244,7 +244,7 @@ INEFFECTIVE = {
 
 
 @pytest.mark.parametrize("text", INEFFECTIVE)
-def test_settings_without_effect_beside_the_others_are_told_at_their_place(
+def test_settings_without_effect_beside_others_are_reported_at_their_place(
     tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     load(tmp_path, SMALL + text)

@@ -1,4 +1,4 @@
-"""Configurations from files and command lines: what is read, and what is said of what cannot be."""
+"""Configurations from files and command lines: what is read, and how faults are reported."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_override_changes_one_key(override: str, read) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("actor: {optimiser: 1}\n", '/config.yaml:3: actor.optimiser: there is no such key (did you mean "opt'),
         ("actor:\n  optimizer:\n    lr: fast\n", "/config.yaml:5: actor.optimizer.lr: must be a number, not 'fast'"),
@@ -135,11 +135,11 @@ def test_override_changes_one_key(override: str, read) -> None:
         ("seed: 1\nseed: 2\n", "/config.yaml:4:1: found duplicate key seed"),
     ],
 )  # fmt: skip
-def test_fault_names_file_line_and_key(tmp_path: Path, text: str, said: str) -> None:
-    assert said in faults(tmp_path, SMALL + text)
+def test_fault_names_file_line_and_key(tmp_path: Path, text: str, message: str) -> None:
+    assert message in faults(tmp_path, SMALL + text)
 
 
-def test_all_faults_are_told_at_once(tmp_path: Path) -> None:
+def test_all_faults_are_reported_at_once(tmp_path: Path) -> None:
     text = faults(tmp_path, "seed: x\nactor: {nope: 1}\n")
     assert [line.split(": ")[1] for line in text.splitlines()] == [
         "seed",
@@ -150,7 +150,7 @@ def test_all_faults_are_told_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "message"),
     [
         ("actor.optimizr.lr=1", 'there is no key actor.optimizr.lr (did you mean "actor.optimizer"?); +actor'),
         ("actor.optimizer.lr=fast", "command line, actor.optimizer.lr=fast: actor.optimizer.lr: must be a number"),
@@ -169,8 +169,8 @@ def test_all_faults_are_told_at_once(tmp_path: Path) -> None:
         ("actor.ppo_n_minibatches=0", "ppo_n_minibatches must be at least 1, not 0"),
     ],
 )
-def test_bad_override_is_quoted(tmp_path: Path, override: str, said: str) -> None:
-    assert said in faults(tmp_path, SMALL, override)
+def test_bad_override_is_quoted(tmp_path: Path, override: str, message: str) -> None:
+    assert message in faults(tmp_path, SMALL, override)
 
 
 @pytest.mark.parametrize(("word", "mode"), [("off", "off"), ("on", "on"), ("'off'", "off"), ("auto", "auto")])
@@ -247,7 +247,7 @@ def test_drivers_own_types_are_read(tmp_path: Path, override: str, value: object
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("pair: [1]\n", "/config.yaml:3: pair: must be a list of 2, not a list"),
         ("pair: [1, {}]\n", "/config.yaml:3: pair.1: must be text, not a map"),
@@ -257,8 +257,8 @@ def test_drivers_own_types_are_read(tmp_path: Path, override: str, value: object
         ("hook: print\n", "/config.yaml:3: hook: is of type Callable, which no configuration file can say"),
     ],
 )
-def test_fault_in_drivers_own_types_is_named(tmp_path: Path, text: str, said: str) -> None:
-    assert faults(tmp_path, SMALL + text, cls=Own) == said
+def test_fault_in_drivers_own_types_is_named(tmp_path: Path, text: str, message: str) -> None:
+    assert faults(tmp_path, SMALL + text, cls=Own) == message
 
 
 def test_sft_takes_model_or_actor(tmp_path: Path) -> None:
@@ -297,8 +297,8 @@ recover: {mode: auto, freq_steps: 5}
 
 
 def test_kl_penalty_that_is_asked_for_needs_a_reference(tmp_path: Path) -> None:
-    said = faults(tmp_path, SMALL + "actor:\n  kl_ctl: 0.05\n")
-    assert said.startswith("/config.yaml:4: actor.kl_ctl: 0.05 charges for the distance from a reference model, and")
+    reply = faults(tmp_path, SMALL + "actor:\n  kl_ctl: 0.05\n")
+    assert reply.startswith("/config.yaml:4: actor.kl_ctl: 0.05 charges for the distance from a reference model, and")
     assert faults(tmp_path, SMALL, "actor.kl_ctl=1").startswith("command line, actor.kl_ctl=1: actor.kl_ctl: 1 charges")
     nested = "trainer:\n  grpo:\n    actor: {kl_ctl: 0.1}\n"
     assert faults(tmp_path, SMALL + nested).startswith("/config.yaml:5: actor.kl_ctl: ")
@@ -307,11 +307,11 @@ def test_kl_penalty_that_is_asked_for_needs_a_reference(tmp_path: Path) -> None:
     assert load(tmp_path, SMALL).ref is None, "as AReaL's files have it, where the default has no effect"
 
 
-def test_fault_below_areal_lites_nesting_is_where_it_was_said(tmp_path: Path) -> None:
+def test_fault_below_areal_lites_nesting_is_at_its_own_line(tmp_path: Path) -> None:
     text = "trainer:\n  grpo:\n    gconfig: {n_samples: 0}\n"
     assert faults(tmp_path, SMALL + text).startswith("/config.yaml:5: gconfig.n_samples: n_samples must be at least 1")
-    said = faults(tmp_path, SMALL, "+trainer.grpo.kl_ctl=1")
-    assert said == "command line, +trainer.grpo.kl_ctl=1: kl_ctl: there is no such key"
+    reply = faults(tmp_path, SMALL, "+trainer.grpo.kl_ctl=1")
+    assert reply == "command line, +trainer.grpo.kl_ctl=1: kl_ctl: there is no such key"
 
 
 def test_defaults_are_those_that_drivers_rely_on() -> None:

@@ -65,7 +65,7 @@ def test_registry_takes_names_and_import_paths() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "said"),
+    ("path", "message"),
     [
         ("gsm9k", "there is no reward 'gsm9k' (did you mean \"gsm8k\"?)"),
         ("nowhere.to:be", "there is no module nowhere"),
@@ -74,7 +74,7 @@ def test_registry_takes_names_and_import_paths() -> None:
     ],
 )
 def test_name_that_leads_nowhere_says_where_it_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, message: str
 ) -> None:
     (tmp_path / "broken_driver.py").write_text("import not_installed_at_all\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -82,7 +82,7 @@ def test_name_that_leads_nowhere_says_where_it_ends(
     registry.register("gsm8k")(object())
     with pytest.raises(UsageFault) as caught:
         registry.resolve(path)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "broken_driver" not in sys.modules
 
 

@@ -90,7 +90,7 @@ def experiment_of(path: Path_) -> type:
 
 
 @pytest.mark.parametrize("path", sorted(MARKED), ids=".".join)
-def test_field_without_effect_is_refused_or_told_with_file_line_and_key(
+def test_field_without_effect_is_refused_or_reported_with_file_line_and_key(
     path: Path_, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     cls, hint = MARKED[path]
@@ -114,7 +114,7 @@ def test_field_without_effect_is_refused_or_told_with_file_line_and_key(
         assert any(f"{key}has no effect: {mark.why}" in message for message in caplog.messages)
 
 
-def test_layout_that_the_job_has_acted_upon_is_not_told_to_be_without_effect(
+def test_layout_that_the_job_used_has_no_warning_of_no_effect(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "c.yaml").write_text(

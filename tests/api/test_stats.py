@@ -12,7 +12,7 @@ from areal.api.stats import ReduceType, StatsTracker, merged, numbers_of
 from areal.utils import stats_tracker
 
 
-def test_scalars_are_told_as_their_mean_and_then_forgotten() -> None:
+def test_scalars_are_reported_as_their_mean_and_then_forgotten() -> None:
     tracker = StatsTracker("rollout")
     for reward in (0.0, 1.0, 1.0, 0.0):
         tracker.scalar(reward=reward)
@@ -30,7 +30,7 @@ def test_values_count_where_their_denominator_is_true() -> None:
 @pytest.mark.parametrize(
     ("how", "told"), [(ReduceType.AVG, 2.5), (ReduceType.SUM, 5.0), (ReduceType.MIN, 2.0), (ReduceType.MAX, 3.0)]
 )
-def test_reduce_type_says_the_one_number_that_is_told(how: ReduceType, told: float) -> None:
+def test_reduce_type_returns_the_one_recorded_number(how: ReduceType, told: float) -> None:
     tracker = StatsTracker()
     tracker.denominator(rows=torch.tensor([True, False, True]))
     tracker.stat(denominator="rows", reduce_type=how, length=torch.tensor([2.0, 7.0, 3.0]))
@@ -38,7 +38,7 @@ def test_reduce_type_says_the_one_number_that_is_told(how: ReduceType, told: flo
     assert tracker.export() == {"rows": 2.0}
 
 
-def test_stat_whose_mask_is_all_false_is_not_told() -> None:
+def test_stat_whose_mask_is_all_false_is_not_reported() -> None:
     tracker = StatsTracker()
     tracker.denominator(none=torch.tensor([False, False]))
     tracker.stat("none", loss=torch.tensor([1.0, 2.0]))
@@ -91,15 +91,15 @@ def test_ranks_together_tell_the_mean_over_all_of_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mask", "values", "said"),
+    ("mask", "values", "message"),
     [
         (torch.tensor([1, 0]), torch.tensor([1.0, 2.0]), "must be a mask of booleans"),
         (torch.tensor([True, False]), torch.tensor([1.0]), "they must agree"),
     ],
 )
-def test_mask_that_does_not_fit_is_said_at_once(mask: torch.Tensor, values: torch.Tensor, said: str) -> None:
+def test_mask_of_the_wrong_shape_is_refused_at_once(mask: torch.Tensor, values: torch.Tensor, message: str) -> None:
     tracker = StatsTracker()
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         tracker.denominator(rows=mask)
         tracker.stat("rows", loss=values)
 

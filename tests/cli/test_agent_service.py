@@ -111,16 +111,16 @@ def test_run_again_leaves_what_another_command_has_set_since(
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("--agent", "a:B", "--env", "A"), "--env 'A' is not NAME=VALUE"),
         (("--agent", "a:B", "--model", "m"), "--inf SERVICE is missing"),
         (("--command", "'a"), "--command: No closing quotation"),
     ],
 )
-def test_run_with_flags_that_do_not_fit_is_refused(areal: Areal, words: tuple[str, ...], said: str) -> None:
+def test_run_with_flags_that_do_not_fit_is_refused(areal: Areal, words: tuple[str, ...], message: str) -> None:
     result = areal("agent", "run", *words)
-    assert result.code == 2 and said in result.err
+    assert result.code == 2 and message in result.err
 
 
 @pytest.mark.parametrize(
@@ -145,9 +145,7 @@ def test_verb_on_a_service_that_is_not_there_is_not_found(areal: Areal, record: 
     assert result.code == 4 and 'did you mean "default"' in result.err
 
 
-def test_service_that_does_not_run_is_said_so_with_the_command_that_starts_it(
-    areal: Areal, record: Callable[..., Any]
-) -> None:
+def test_stopped_service_is_reported_with_the_command_that_starts_it(areal: Areal, record: Callable[..., Any]) -> None:
     record("AgentService", "default", {"agent": "a:B", "suspend": True})
     result = areal("agent", "sessions", "list")
     assert result.code == 1 and "areal agent run default -d" not in result.err

@@ -110,14 +110,14 @@ def test_piped_text_is_one_shot(service: WholeService, reached: list[str], spawn
     assert (process.popen.returncode, out) == (0, "from a pipe\n")
 
 
-def test_agent_that_fails_is_told_with_its_error(agent: Agent) -> None:
+def test_failed_agent_is_reported_with_its_error(agent: Agent) -> None:
     result = agent("chat", "-m", "fail")
     assert result.code == 1 and "told to fail" in result.err
 
 
 def test_empty_message_and_unknown_session_are_refused(agent: Agent) -> None:
     assert agent("chat", "-m", "  ").code == 2
-    unknown = agent("chat", "--session", "nobody", "-m", "x")
+    unknown = agent("chat", "--session", "absent", "-m", "x")
     assert unknown.code == 4 and "areal agent sessions list" in unknown.err
 
 
@@ -220,7 +220,7 @@ def test_session_is_named_by_a_beginning_that_no_other_has(agent: Agent, tmp_pat
     )
     assert agent("sessions", "close", "mine-1").code == 0
     assert agent("sessions", "close", "mine").out == "mine-2 is closed\n"
-    assert agent("sessions", "close", "nobody").code == 4
+    assert agent("sessions", "close", "absent").code == 4
 
 
 def test_failed_turn_is_shown_with_its_error(agent: Agent) -> None:
@@ -230,7 +230,7 @@ def test_failed_turn_is_shown_with_its_error(agent: Agent) -> None:
     assert ", agent]" in page and "failed: " in page and "told to fail" in page
 
 
-def test_list_is_cut_where_it_is_told_to(agent: Agent) -> None:
+def test_list_truncates_at_limit(agent: Agent) -> None:
     new_session(agent), new_session(agent)
     result = agent("sessions", "list", "--limit", "1", "-o", "name")
     assert len(result.out.splitlines()) == 1 and "more than 1" in result.err
@@ -296,8 +296,8 @@ def test_reward_below_zero_is_a_value_and_no_flag(agent: Agent) -> None:
 def test_reward_and_export_say_what_is_missing(agent: Agent, tmp_path: Path) -> None:
     nowhere = agent("reward", "1")
     assert nowhere.code == 2 and "There is no current one" in nowhere.err
-    unknown = agent("reward", "1", "--session", "nobody")
-    assert unknown.code == 4 and "session nobody: no session has this key" in unknown.err
+    unknown = agent("reward", "1", "--session", "absent")
+    assert unknown.code == 4 and "session absent: no session has this key" in unknown.err
     session = new_session(agent)
     assert agent("reward", "1").code == 2
     assert agent("export", "--output", str(tmp_path / "x.json")).code == 5
@@ -324,7 +324,7 @@ def test_damaged_file_of_current_sessions_counts_as_none(agent: Agent, tmp_path:
     assert agent("chat", "-m", "history").out == "2\n"
 
 
-def test_remote_service_is_listed_and_its_health_told(agent: Agent) -> None:
+def test_remote_service_is_listed_with_its_health(agent: Agent) -> None:
     (row,) = agent("ps", "--json").items
     assert row["phase"] == "Ready"
     assert agent("status").code == 0

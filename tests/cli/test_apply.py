@@ -367,7 +367,7 @@ AGENT = (
         (_MODEL + "backend: vllm, path: /, envFrom: {K: {env: NO_SUCH_KEY}}}\n", "Model/bad", "spec.envFrom.K.env"),
         (_BAD + "{scheduler: {type: nomad}}\n", "InferenceService/bad", '"nomad" is not one of local, ray, slurm'),
         (AGENT, "AgentService/a", "there is no module a"),
-        (AGENT.replace("good, model: m", "nobody, model: m"), "AgentService/a", "does not exist"),
+        (AGENT.replace("good, model: m", "absent, model: m"), "AgentService/a", "does not exist"),
     ],
 )
 @pytest.mark.parametrize("first", [True, False])
@@ -378,12 +378,12 @@ def test_what_is_invalid_is_3_and_the_rest_is_shown(
     file.write_text("---\n".join([text, GOOD] if first else [GOOD, text]))
     if "[1, 2}" in text and first:
         pytest.skip("nothing after a syntax error is read")
-    if "model: m" in text and "nobody" not in text:
+    if "model: m" in text and "absent" not in text:
         model = {"backend": "embedded", "path": str(tmp_path), "service": "good", "suspend": True}
         file.write_text(file.read_text() + "---\n" + yaml.safe_dump(document("Model", "m", model)))
     shown = areal("diff", "-f", str(file))
     assert shown.code == 3 and "+ InferenceService/good create" in shown.out, shown
-    assert words in shown.err and shown.err.count(words) == (2 if "nobody" in text else 1), shown.err
+    assert words in shown.err and shown.err.count(words) == (2 if "absent" in text else 1), shown.err
     found = areal("diff", "-f", str(file), "-o", "json")
     assert found.code == 3
     objects = {item["ref"]: item for item in json.loads(found.out)["objects"]}
@@ -414,13 +414,13 @@ def test_what_needs_an_invalid_object_is_blocked_with_it(
 
 def test_apply_names_the_faults_of_all_objects_as_diff_does(areal: Areal, tmp_path: Path) -> None:
     file = tmp_path / "m.yaml"
-    lost = _MODEL.replace("service: good", "service: nobody") + "external: {url: 'http://127.0.0.1:9'}}\n"
+    lost = _MODEL.replace("service: good", "service: absent") + "external: {url: 'http://127.0.0.1:9'}}\n"
     secret = _MODEL.replace("name: bad", "name: secret") + "backend: vllm, path: /, envFrom: {K: {env: NO_SUCH_KEY}}}\n"
     file.write_text("---\n".join([GOOD, lost, secret]))
     for verb in (("diff",), ("apply", "--yes")):
         result = areal(*verb, "-f", str(file))
         assert result.code == 3, result
-        assert "InferenceService/nobody does not exist" in result.err and "spec.envFrom.K.env" in result.err
+        assert "InferenceService/absent does not exist" in result.err and "spec.envFrom.K.env" in result.err
 
 
 def test_all_mistakes_of_a_model_are_reported_at_once(areal: Areal, tmp_path: Path) -> None:
@@ -451,7 +451,7 @@ def test_fault_that_follows_from_another_one_is_not_reported_beside_it(areal: Ar
     assert result.code == 3 and "expected text, got 5" in result.err and "there is none" not in result.err
 
 
-def test_worst_of_several_decides_and_each_is_told(
+def test_worst_of_several_decides_and_each_is_reported(
     areal: Areal, conflicting: None, manifests_of: Callable[..., str], model: dict[str, Any]
 ) -> None:
     both = [document("Model", "m1", {**model, "replicas": 2}), document("InferenceService", "bad", {"gatway": 1})]

@@ -42,7 +42,7 @@ def test_flow_style_is_read(home: Home) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("- 1\n", "does not hold a map"),
         ("defaults: [1]\n", "defaults does not hold a map"),
@@ -52,12 +52,12 @@ def test_flow_style_is_read(home: Home) -> None:
         ("{\n", "is not YAML"),
     ],
 )
-def test_config_that_is_wrong_is_an_error_naming_the_file(areal: Areal, home: Home, text: str, said: str) -> None:
+def test_config_that_is_wrong_is_an_error_naming_the_file(areal: Areal, home: Home, text: str, message: str) -> None:
     home.ensure()
     home.config.write_text(text)
     result = areal("get")
     assert result.code == 1
-    assert said in result.err and str(home.config) in result.err
+    assert message in result.err and str(home.config) in result.err
 
 
 @pytest.mark.parametrize("name", ["timeout", "lockTimeout"])

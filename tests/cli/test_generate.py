@@ -78,20 +78,20 @@ def test_unit_names_secrets_that_it_needs_and_never_holds_one(
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         (["systemd", "--env", "1=2"], "is not NAME or NAME=VALUE"),
         (["systemd", "--env", "NOT_SET_AT_ALL"], "it is not set here"),
         (["systemd", "--env", "A=b\nc"], "control character"),
-        (["systemd", "--run-as", "nobody-of-this-name"], "no user nobody-of-this-name"),
+        (["systemd", "--run-as", "absent-name"], "no user absent-name"),
         (["systemd", "-f", "-"], "cannot read stdin"),
         (["systemd", "-f", "x.yaml", "model/m"], "do not go with KIND/NAME"),
         (["docker"], "no manifests"),
     ],
 )
-def test_what_cannot_be_generated_is_refused(areal: Areal, flags: list[str], said: str) -> None:
+def test_what_cannot_be_generated_is_refused(areal: Areal, flags: list[str], message: str) -> None:
     found = areal("generate", *flags)
-    assert found.code == 2 and said in found.err
+    assert found.code == 2 and message in found.err
 
 
 def test_file_that_exists_is_kept_without_force(areal: Areal, tmp_path: Path) -> None:

@@ -178,7 +178,7 @@ def test_arguments_that_cannot_be_read_are_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "fault"),
     [
         (("--provider-model", "x"), "--api-url is missing"),
         (("--allow-private",), "--api-url is missing"),
@@ -189,10 +189,10 @@ def test_arguments_that_cannot_be_read_are_refused(text: str) -> None:
         (("--backend", "embedded"), "--model-path is missing"),
     ],
 )
-def test_register_with_half_a_model_is_refused(areal: Areal, words: tuple[str, ...], said: str) -> None:
+def test_register_with_half_a_model_is_refused(areal: Areal, words: tuple[str, ...], fault: str) -> None:
     result = areal("inf", "register", "--model", "x", *words)
     assert result.code == 2
-    assert said in result.err
+    assert fault in result.err
 
 
 # -- errors in terms of flags
@@ -203,7 +203,7 @@ REGISTER = ("inf", "register", "--model", "m", "--model-path")
 
 @pytest.mark.parametrize("dry", [(), ("--dry-run",)])
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "fault"),
     [
         ((*RUN, ".", "--backend", "embeded"), "--backend: "),
         ((*RUN, "./none", "--backend", "embedded"), "--model-path: model folder './none' does not exist"),
@@ -214,18 +214,18 @@ REGISTER = ("inf", "register", "--model", "m", "--model-path")
     ],
 )
 def test_fault_names_the_flag(
-    areal: Areal, record: Callable[..., Any], tmp_path: Path, words: tuple[str, ...], said: str, dry: tuple[str, ...],
+    areal: Areal, record: Callable[..., Any], tmp_path: Path, words: tuple[str, ...], fault: str, dry: tuple[str, ...],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
     record("InferenceService", "default", {"suspend": True})
     result = areal(*words, *dry)
     assert result.code == 3, result.err
-    assert said in result.err
+    assert fault in result.err
     assert "stdin" not in result.err and "spec." not in result.err and "manifest" not in result.err
 
 
-def test_field_that_another_layer_holds_is_told_by_its_flag(
+def test_field_of_another_layer_is_named_by_its_flag(
     areal: Areal, record: Callable[..., Any], home: Home, tmp_path: Path
 ) -> None:
     record("InferenceService", "default", {"suspend": True})

@@ -55,7 +55,7 @@ def test_faults_of_all_jobs_stand_where_manifests_and_files_say_them(
     (folder / "jobs.yaml").write_text("---\n".join(jobs))
     result = areal(*verb.split(), "-f", "jobs.yaml")
     assert result.code == 3, result.err
-    for said in (
+    for reply in (
         f'{folder}/bad.yaml:9:3: actor.optimzer: there is no such key (did you mean "optimizer"?)',
         f'{folder}/bad.yaml:10:1: sead: there is no such key (did you mean "seed"?)',
         "jobs.yaml:6:23: spec.overrides[1]: actor.lrr=3: there is no key actor.lrr",
@@ -67,7 +67,7 @@ def test_faults_of_all_jobs_stand_where_manifests_and_files_say_them(
         "spec.envFrom.TOKEN.env: environment variable NO_SUCH_VARIABLE is not set",
         "trainer.type 'gropo' has no built-in driver (did you mean \"grpo\"?)",
     ):
-        assert said in result.err
+        assert reply in result.err
     assert ("10 errors in the manifests" if verb == "apply" else "8 blocked") in result.out + result.err
     assert not (home.root / "objects").exists()
 
@@ -121,7 +121,7 @@ IMPORT = "from areal.api.cli_args import GRPOConfig as C, load_expr_config as lo
         ("def main(a):\n    print(a)", None),
     ],
 )
-def test_class_that_a_driver_reads_is_told_only_where_there_is_no_doubt(text: str, found: str | None) -> None:
+def test_config_class_of_a_driver_is_known_only_without_doubt(text: str, found: str | None) -> None:
     assert config_class(IMPORT + text, "main") == found
 
 
@@ -163,8 +163,8 @@ def test_name_is_looked_for_without_an_import(tmp_path: Path, name: str, fault: 
         "broken": "def there(:\n",
     }.items():
         (tmp_path / "pack" / f"{file}.py").write_text(text)
-    said = import_fault(name, [str(tmp_path), *sys.path])
-    assert said is None if fault is None else said is not None and fault in said
+    output = import_fault(name, [str(tmp_path), *sys.path])
+    assert output is None if fault is None else output is not None and fault in output
 
 
 IDS = """\
@@ -179,7 +179,7 @@ IDS = """\
 
 
 @pytest.mark.parametrize("missing", ["org/model", "org/words", "org/rows"])
-def test_id_that_neither_the_cache_nor_the_hub_has_is_said_before_anything_starts(
+def test_id_in_neither_cache_nor_hub_is_reported_before_anything_starts(
     areal: Areal, folder: Path, home: Home, monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

@@ -94,7 +94,7 @@ def test_selection_stays_with_its_row_where_rows_come_before_it() -> None:
     assert selected(refreshed(state, 0, pane(row("a"), row("b"), row("c")))) == ["c"]
 
 
-def test_selection_of_a_row_that_disappears_is_the_one_in_its_place_and_is_said() -> None:
+def test_selection_of_a_row_that_disappears_moves_to_its_place_with_a_notice() -> None:
     state = refreshed(typed(live(row("a"), row("b"), row("c")), "j"), 0, pane(row("a"), row("c")))
     assert selected(state) == ["c"] and drawn(state)[-1] == "b is gone"
     gone = refreshed(state, 0, pane())

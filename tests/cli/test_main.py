@@ -29,7 +29,7 @@ def test_unknown_command_of_a_group_suggests_from_that_group(areal: Areal) -> No
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("get", "--jsn"), "--json"),
         (("apply",), "neither -f nor -k"),
@@ -69,10 +69,10 @@ def test_unknown_command_of_a_group_suggests_from_that_group(areal: Areal) -> No
         (("adopt", "--as", "model/x"), "--pid and --url"),
     ],
 )
-def test_wrong_usage_exits_2_and_says_what_is_wrong(areal: Areal, words: tuple[str, ...], said: str) -> None:
+def test_wrong_usage_exits_2_and_says_what_is_wrong(areal: Areal, words: tuple[str, ...], message: str) -> None:
     result = areal(*words)
     assert result.code == 2
-    assert said in result.err
+    assert message in result.err
     assert result.out == ""
     assert "Traceback" not in result.err
 

@@ -292,8 +292,8 @@ def test_interrupt_during_an_import_is_one_line(
     assert process.stdout is not None
     assert process.stdout.readline() == "importing\n", process.communicate()
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 130 and said in ("interrupted\n", "stopped\n"), said
+    _, reply = process.communicate(timeout=60)
+    assert process.returncode == 130 and reply in ("interrupted\n", "stopped\n"), reply
 
 
 @pytest.mark.parametrize(

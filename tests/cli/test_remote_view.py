@@ -94,7 +94,7 @@ _WORKERS = st.lists(st.tuples(st.sampled_from("mno"), st.sampled_from(STATES)), 
 @given(
     _WORKERS, st.dictionaries(st.sampled_from("mno"), st.integers(0, 3)), st.sets(st.sampled_from("mno")), st.booleans()
 )
-def test_never_ready_without_every_replica_said_to_be_ready(
+def test_never_ready_unless_every_replica_is_ready(
     pairs: list[tuple[str, str]], expected: dict[str, int], listed: set[str], asked: bool
 ) -> None:
     rows = [worker(number, state, model) for number, (model, state) in enumerate(pairs)]
@@ -207,7 +207,7 @@ def test_key_that_may_not_see_workers_ends_the_waiting_at_once(areal: Areal, els
     assert waited.code == 1 and "--api-key-file" in waited.err
 
 
-def test_router_that_is_silent_holds_nobody_for_longer_than_the_deadline(
+def test_silent_router_holds_a_caller_no_longer_than_the_deadline(
     areal: Areal, elsewhere: Elsewhere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("areal.cli.remote_view._LOOK_S", 0.2)

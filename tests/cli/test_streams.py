@@ -33,7 +33,7 @@ def shell(script: str, **env: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize(
-    ("script", "code", "said"),
+    ("script", "code", "message"),
     [
         ("areal get -o json >&-", 1, "error: cannot write to standard output: Bad file descriptor\n"),
         ("areal get -o json > /dev/full", 1, "error: cannot write to standard output: No space left on device\n"),
@@ -51,11 +51,11 @@ def shell(script: str, **env: str) -> subprocess.CompletedProcess[str]:
     ],
 )
 def test_reader_of_a_command_that_reads_leaves_and_the_status_says_so(
-    script: str, code: int, said: str, unbuffered: str
+    script: str, code: int, message: str, unbuffered: str
 ) -> None:
     found = shell(script, PYTHONUNBUFFERED=unbuffered)
 
-    assert (found.returncode, found.stderr) == (code, said)
+    assert (found.returncode, found.stderr) == (code, message)
 
 
 @pytest.mark.parametrize(

@@ -204,7 +204,7 @@ def test_half_a_surrogate_pair_is_no_failure(areal: Areal, terminal: Areal, gate
         assert "m\\u{d800}" in call("inf", "models", "--gateway", gateway).out
 
 
-def test_our_own_colours_reach_a_terminal_and_nobody_can_forge_the_mark(
+def test_our_own_colours_reach_a_terminal_and_the_mark_cannot_be_forged(
     terminal: Areal, gateway: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("NO_COLOR")

@@ -159,7 +159,7 @@ async def test_call_without_an_answer_in_time_cancels_its_turn_unless_it_gave_a_
     assert await session.cancel(idempotency_key="mine")
 
 
-async def test_call_that_reaches_nobody_is_not_cancelled_there() -> None:
+async def test_call_that_reaches_no_server_is_not_cancelled_there() -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         address = f"http://127.0.0.1:{closed.getsockname()[1]}"
     async with AsyncAgentClient(address, "key", retry=ONCE) as client:
@@ -191,7 +191,7 @@ async def test_episode_is_rewarded_and_exported_as_the_engine_saw_it(aclient: As
 
 
 def test_unknown_session_and_wrong_key_are_typed(client: AgentClient, agents: WholeService) -> None:
-    nobody = client.session("nobody")
+    nobody = client.session("absent")
     for call in (nobody.show, nobody.cancel, nobody.close, lambda: nobody.reward(1.0), nobody.export):
         with pytest.raises(UnknownName):
             call()

@@ -84,7 +84,7 @@ def test_controller_without_an_agent_says_what_is_missing() -> None:
 
 async def test_call_before_initialize_says_so() -> None:
     with pytest.raises(RuntimeError, match="not initialized"):
-        await AgentController(AgentServiceConfig(agent_cls_path="a:B")).step("hello", "nobody")
+        await AgentController(AgentServiceConfig(agent_cls_path="a:B")).step("hello", "absent")
 
 
 # -- episodes, at a service that is there
@@ -169,9 +169,9 @@ async def test_foreign_inference_service_is_refused_and_nothing_is_left(
 async def test_failures_are_typed(config: AgentServiceConfig) -> None:
     async with AgentController(config) as controller:
         with pytest.raises(KeyError):
-            await controller.step("hello", "nobody")
+            await controller.step("hello", "absent")
         with pytest.raises(UnknownSession, match="started no such session"):
-            await controller.export_trajectory("nobody")
+            await controller.export_trajectory("absent")
         session = (await controller.start_session("task"))["session_id"]
         await controller.step("model", session, metadata={"any": "thing"})
         with pytest.raises(NotReady):
@@ -291,7 +291,7 @@ def test_service_that_is_there_already_is_left_alone(own_home: Path) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_agent_that_cannot_be_imported_is_told_and_leaves_nothing(own_home: Path) -> None:
+def test_agent_that_cannot_be_imported_is_reported_and_leaves_nothing(own_home: Path) -> None:
     controller = BlockingAgentController(AgentServiceConfig(agent_cls_path="helper_agent:Helpr", setup_timeout=60))
     with pytest.raises(ArealError, match="Helpr"):
         controller.initialize()

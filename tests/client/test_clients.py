@@ -96,7 +96,7 @@ def test_chat_silence_is_a_timeout(service: Service) -> None:
         ChatClient(service.gateway.url, service.key, timeout_s=0.3).complete(USER)
 
 
-def test_chat_with_nobody_there_says_whom_it_called() -> None:
+def test_chat_without_a_listener_names_the_address() -> None:
     with pytest.raises(ArealError, match=r"127\.0\.0\.1:9"):
         ChatClient("http://127.0.0.1:9").complete(USER)
 
@@ -110,7 +110,7 @@ def test_admin_client_returns_status_and_body(service: Service) -> None:
     client = AdminClient(service.router.url, service.key)
     status, body = client.get("/workers")
     assert status == 200 and body["workers"][0]["model"] == "tiny"
-    assert client.post("/drain", {"worker_id": "nobody"})[0] == 404
+    assert client.post("/drain", {"worker_id": "absent"})[0] == 404
     assert AdminClient(service.router.url).get("/workers")[0] == 401
 
 
@@ -120,7 +120,7 @@ def test_admin_client_keeps_a_base_path_and_its_key_to_itself(service: Service) 
     assert service.key not in repr(client)
 
 
-def test_admin_client_with_nobody_there_raises_oserror() -> None:
+def test_admin_client_without_a_listener_raises_oserror() -> None:
     with pytest.raises(OSError):
         AdminClient("http://127.0.0.1:9", timeout_s=2).get("/workers")
 

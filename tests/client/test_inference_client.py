@@ -128,7 +128,7 @@ def test_sessions_are_listed_over_pages(client: InferenceClient) -> None:
         (lambda c: c.chat(HELLO, model="none"), UnknownName, "model_not_found"),
         (lambda c: c.chat(HELLO, n=0), CallerError, "invalid_value"),
         (lambda c: c.chat(HELLO, key="unknown-key-1"), Unauthorized, None),
-        (lambda c: c.export(["nobody"]), UnknownName, "session_not_found"),
+        (lambda c: c.export(["absent"]), UnknownName, "session_not_found"),
         (lambda c: c.export([c.start_session("task").session_id]), NotReady, None),
         (lambda c: c.set_reward(1e300, key=c.start_session("task").api_key), CallerError, "invalid_value"),
     ],
@@ -180,7 +180,7 @@ async def test_call_that_takes_too_long_is_ended_and_says_so(place: Place, aclie
     release(place.engine)
 
 
-async def test_nobody_listening_is_unreachable_with_a_hint() -> None:
+async def test_absent_listener_is_unreachable_with_a_hint() -> None:
     async with AsyncInferenceClient("http://127.0.0.1:1", retry=AT_ONCE) as client:
         with pytest.raises(Unreachable) as caught:
             await client.models()

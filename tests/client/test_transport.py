@@ -90,7 +90,7 @@ async def test_header_with_a_line_break_is_the_callers_error() -> None:
         await client.json("GET", "/")
 
 
-async def test_server_without_tls_is_not_said_to_be_away() -> None:
+async def test_server_without_tls_is_not_reported_as_absent() -> None:
     service = Peak()
     async with service.client(connections=1) as plain:
         url = plain.base_url.replace("http://", "https://")

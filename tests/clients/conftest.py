@@ -54,8 +54,8 @@ def flaky(served: Served) -> Iterator[Served]:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             if self.path not in refused:
                 refused.add(self.path)
-                said = {"message": "the service starts", "type": "server_error", "code": "not_ready", "param": None}
-                self._say(503, {"Retry-After": "0", "Content-Type": "application/json"}, json.dumps({"error": said}))
+                reply = {"message": "the service starts", "type": "server_error", "code": "not_ready", "param": None}
+                self._say(503, {"Retry-After": "0", "Content-Type": "application/json"}, json.dumps({"error": reply}))
                 return
             connection = http.client.HTTPConnection(served.url.removeprefix("http://"), timeout=60)
             skipped = ("host", "content-length", "connection", "accept-encoding")

@@ -42,8 +42,8 @@ def test_tools(served: Served) -> None:
     (call,) = [block for block in answer.content if block.type == "tool_use"]
     assert answer.stop_reason == "tool_use" and call.input["state"] in ("on", "off")
     result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": call.id, "content": "done"}]}
-    said = {"role": "assistant", "content": answer.content}
-    again = {**ASKED, "tools": TOOLS, "messages": [*ASKED["messages"], said, result]}
+    reply = {"role": "assistant", "content": answer.content}
+    again = {**ASKED, "tools": TOOLS, "messages": [*ASKED["messages"], reply, result]}
     assert client(served).messages.create(**again).stop_reason
 
 
@@ -51,7 +51,7 @@ def test_tools(served: Served) -> None:
 def test_errors(served: Served) -> None:
     anthropic = pytest.importorskip("anthropic")
     with pytest.raises(anthropic.NotFoundError):
-        client(served).messages.create(**{**ASKED, "model": "nobody"})
+        client(served).messages.create(**{**ASKED, "model": "absent"})
     with pytest.raises(anthropic.AuthenticationError):
         client(Served(served.url, "wrong", "")).messages.create(**ASKED)
     with pytest.raises(anthropic.BadRequestError):

@@ -64,5 +64,5 @@ def test_calls_of_a_function_and_of_a_namespace_are_carried_out(tmp_path: Path) 
 
 @covers("codex", "errors")
 def test_errors(served: Served, tmp_path: Path) -> None:
-    (failed,) = [event for event in events(served, tmp_path, "nobody") if event["type"] == "turn.failed"]
-    assert "nobody" in failed["error"]["message"]
+    (failed,) = [event for event in events(served, tmp_path, "absent") if event["type"] == "turn.failed"]
+    assert "absent" in failed["error"]["message"]

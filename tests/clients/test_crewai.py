@@ -41,5 +41,5 @@ def test_streaming(served: Served) -> None:
 
 @covers("crewai", "errors")
 def test_errors(served: Served) -> None:
-    with pytest.raises(Exception, match="nobody"):
-        model(served, "nobody").call(SAY)
+    with pytest.raises(Exception, match="absent"):
+        model(served, "absent").call(SAY)

@@ -30,6 +30,6 @@ async def test_async(served: Served) -> None:
 
 @covers("dspy", "errors", "retries")
 def test_errors_and_retries(served: Served, flaky: Served) -> None:
-    with pytest.raises(Exception, match="nobody"):
-        model(served, "nobody")(SAY)
+    with pytest.raises(Exception, match="absent"):
+        model(served, "absent")(SAY)
     assert model(flaky, retries=2)(SAY)

@@ -20,9 +20,9 @@ def post(served: Served, path: str, body: dict[str, Any]) -> tuple[int, str]:
     headers = {"Authorization": f"Bearer {served.key}", "Content-Type": "application/json"}
     connection.request("POST", path, json.dumps(body), headers)
     answer = connection.getresponse()
-    said = answer.status, answer.read().decode()
+    reply = answer.status, answer.read().decode()
     connection.close()
-    return said
+    return reply
 
 
 @covers("guidellm", "chat", "streaming", "usage")
@@ -32,8 +32,8 @@ def post(served: Served, path: str, body: dict[str, Any]) -> tuple[int, str]:
 )
 def test_streamed_request(served: Served, path: str, asked: dict[str, Any], limit: str) -> None:
     body = {**asked, "model": MODEL, "stream": True, "stream_options": OPTIONS, limit: 8, "stop": None}
-    status, said = post(served, path, {**body, "ignore_eos": True})
-    assert status == 200, said
-    events = [json.loads(line[6:]) for line in said.splitlines() if line.startswith("data: {")]
+    status, reply = post(served, path, {**body, "ignore_eos": True})
+    assert status == 200, reply
+    events = [json.loads(line[6:]) for line in reply.splitlines() if line.startswith("data: {")]
     assert events[-1]["usage"]["completion_tokens"] == 8
     assert all(event["usage"] is not None for event in events), "continuous usage is in each event"

@@ -53,5 +53,5 @@ def test_tools(served: Served, api: str) -> None:
 
 @covers("haystack", "errors")
 def test_errors(served: Served) -> None:
-    with pytest.raises(Exception, match="nobody"):
-        ask(served, name="nobody")
+    with pytest.raises(Exception, match="absent"):
+        ask(served, name="absent")

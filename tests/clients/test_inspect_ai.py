@@ -48,8 +48,8 @@ async def test_structured_output(served: Served) -> None:
 
 @covers("inspect-ai", "errors", "retries")
 async def test_errors_and_retries(served: Served, flaky: Served) -> None:
-    with pytest.raises(Exception, match="nobody"):
-        await model(served, name="nobody").generate(SAY)
+    with pytest.raises(Exception, match="absent"):
+        await model(served, name="absent").generate(SAY)
     with pytest.raises(Exception, match=r"401|key"):
         await model(Served(served.url, "wrong", "")).generate(SAY)
     assert (await model(flaky, retries=3).generate(SAY)).completion is not None

@@ -34,8 +34,8 @@ def test_objects(served: Served, mode: str) -> None:
 @covers("instructor", "errors", "retries")
 def test_errors_and_retries(served: Served, flaky: Served) -> None:
     ours, stranger = client(served), client(Served(served.url, "wrong", ""))
-    with pytest.raises(Exception, match="nobody"):
-        ours.chat.completions.create(**asked("nobody"))
+    with pytest.raises(Exception, match="absent"):
+        ours.chat.completions.create(**asked("absent"))
     with pytest.raises(Exception, match="401"):
         stranger.chat.completions.create(**asked())
     assert isinstance(client(flaky, retries=2).chat.completions.create(**asked()), Mood)

@@ -55,7 +55,7 @@ def test_structured_output(served: Served, method: Any) -> None:
 @covers("langchain", "errors", "retries")
 @pytest.mark.parametrize("api", APIS)
 def test_errors_and_retries(served: Served, flaky: Served, api: str) -> None:
-    absent = model(served, api, name="nobody")
+    absent = model(served, api, name="absent")
     errors = pytest.importorskip(api)
     with pytest.raises(errors.NotFoundError):
         absent.invoke(SAY)

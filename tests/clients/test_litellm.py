@@ -59,7 +59,7 @@ def test_structured_output(served: Served, litellm: Any) -> None:
 @pytest.mark.parametrize("api", APIS)
 def test_errors_and_retries(served: Served, flaky: Served, litellm: Any, api: str) -> None:
     with pytest.raises(litellm.NotFoundError):
-        litellm.completion(**asked(served, api, model="nobody"))
+        litellm.completion(**asked(served, api, model="absent"))
     with pytest.raises(litellm.AuthenticationError):
         litellm.completion(**asked(Served(served.url, "wrong", ""), api))
     assert litellm.completion(**asked(flaky, api, num_retries=2)).choices

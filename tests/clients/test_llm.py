@@ -37,7 +37,7 @@ def test_structured_output(served: Served) -> None:
 
 @covers("llm", "errors")
 def test_errors(served: Served) -> None:
-    with pytest.raises(Exception, match="nobody"):
-        ask(served, "nobody").text()
+    with pytest.raises(Exception, match="absent"):
+        ask(served, "absent").text()
     with pytest.raises(Exception, match="401"):
         ask(Served(served.url, "wrong", "")).text()

@@ -52,9 +52,9 @@ def test_multiple_choice(served: Served, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_errors_and_retries(served: Served, flaky: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("transformers")
     more = {"tokenizer": served.folder}
-    absent = model(served, "local-completions", "/completions", monkeypatch, **{**more, "model": "nobody"})
+    absent = model(served, "local-completions", "/completions", monkeypatch, **{**more, "model": "absent"})
     request = [asked("generate_until", "Hello", UNTIL)]
-    with pytest.raises(Exception, match=r"404|nobody"):
+    with pytest.raises(Exception, match=r"404|absent"):
         absent.generate_until(request, disable_tqdm=True)
     again = model(flaky, "local-completions", "/completions", monkeypatch, **{**more, "max_retries": 3})
     assert again.generate_until(request, disable_tqdm=True)

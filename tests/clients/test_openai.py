@@ -66,7 +66,7 @@ def test_errors(served: Served) -> None:
     import openai
 
     with pytest.raises(openai.NotFoundError):
-        client(served).chat.completions.create(model="nobody", messages=USER)
+        client(served).chat.completions.create(model="absent", messages=USER)
     with pytest.raises(openai.AuthenticationError):
         client(Served(served.url, "wrong", "")).chat.completions.create(model=MODEL, messages=USER)
     with pytest.raises(openai.BadRequestError):

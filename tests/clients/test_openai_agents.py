@@ -72,7 +72,7 @@ async def test_structured_output(served: Served, api: str) -> None:
 @covers("openai-agents", "errors", "retries")
 @pytest.mark.parametrize("api", APIS)
 async def test_errors_and_retries(served: Served, flaky: Served, api: str) -> None:
-    absent = agent(served, api, model="nobody")
+    absent = agent(served, api, model="absent")
     import openai
     from agents import Runner
 

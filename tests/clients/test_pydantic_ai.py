@@ -67,7 +67,7 @@ async def test_native_output(served: Served, api: str) -> None:
 async def test_errors_and_retries(served: Served, flaky: Served, api: str) -> None:
     ai = pytest.importorskip("pydantic_ai")
     for status, ours in (
-        (404, agent(served, api, name="nobody")),
+        (404, agent(served, api, name="absent")),
         (401, agent(Served(served.url, "wrong", ""), api)),
     ):
         with pytest.raises(ai.exceptions.ModelHTTPError) as failed:

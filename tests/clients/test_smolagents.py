@@ -51,5 +51,5 @@ def test_tools(served: Served) -> None:
 
 @covers("smolagents", "errors")
 def test_errors(served: Served) -> None:
-    with pytest.raises(Exception, match="nobody"):
-        model(served, "nobody").generate(ASKED)
+    with pytest.raises(Exception, match="absent"):
+        model(served, "absent").generate(ASKED)

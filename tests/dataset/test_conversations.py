@@ -125,7 +125,7 @@ def test_glm_learns_the_token_that_ends_its_turn(tmp_path: Path, tokenizers: Any
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("row", "message"),
     [
         ({"messages": [USER, RAIN, USER]}, "messages[2].role is 'user': a row ends with the assistant's message"),
         ({"messages": [USER, called("{}"), RESULT]}, "messages[2].role is 'tool'"),
@@ -133,9 +133,9 @@ def test_glm_learns_the_token_that_ends_its_turn(tmp_path: Path, tokenizers: Any
     ],
 )
 def test_rows_that_do_not_end_with_the_assistant_are_refused(
-    tmp_path: Path, tokenizers: Any, row: dict[str, Any], said: str
+    tmp_path: Path, tokenizers: Any, row: dict[str, Any], message: str
 ) -> None:
-    assert f"rows.jsonl:1: {said}" in refusal(tmp_path, tokenizers("qwen3"), row)
+    assert f"rows.jsonl:1: {message}" in refusal(tmp_path, tokenizers("qwen3"), row)
 
 
 def test_user_turns_of_a_completion_and_a_default_system_prompt_are_not_learned(
@@ -161,7 +161,7 @@ def test_train_on_is_a_setting_of_the_data_set(tmp_path: Path, tokenizers: Any) 
 
 
 @pytest.mark.parametrize(
-    ("name", "row", "said"),
+    ("name", "row", "expected"),
     [
         ("llama3", {"messages": [USER, RAIN], "tools": [WEATHER]}, "tools have no place in the chat template"),
         ("llama3", {"messages": [USER, called({"city": "Oslo"})]}, "messages[1].tool_calls[0] has no place"),
@@ -196,10 +196,10 @@ def test_train_on_is_a_setting_of_the_data_set(tmp_path: Path, tokenizers: Any) 
     ],
 )
 def test_rows_that_the_template_does_not_show_are_refused_by_field(
-    tmp_path: Path, tokenizers: Any, name: str, row: dict[str, Any], said: str
+    tmp_path: Path, tokenizers: Any, name: str, row: dict[str, Any], expected: str
 ) -> None:
     message = refusal(tmp_path, tokenizers(name), row)
-    assert "rows.jsonl:1: " in message and said in message
+    assert "rows.jsonl:1: " in message and expected in message
 
 
 def test_thought_that_the_template_keeps_is_learned(tmp_path: Path, tokenizers: Any) -> None:

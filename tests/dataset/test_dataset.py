@@ -1,4 +1,4 @@
-"""Data sets from files: what is read, and what is said of what cannot be."""
+"""Data sets from files: what is read, and how faults are reported."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def test_rows_have_the_interface_that_training_needs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ('{"question": "a", "answer": "b"}\n{"question"\n', "a.jsonl:2: no JSON"),
         ("[1]\n", "a.jsonl: row 0: a row is a map of columns, not int"),
@@ -203,11 +203,11 @@ def test_rows_have_the_interface_that_training_needs(tmp_path: Path) -> None:
         ("", "there are no rows"),
     ],
 )
-def test_bad_row_is_named(tmp_path: Path, text: str, said: str) -> None:
+def test_bad_row_is_named(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "a.jsonl").write_text(text)
     with pytest.raises(BadData) as caught:
         get_custom_dataset(path=str(tmp_path / "a.jsonl"))
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_what_is_not_there_says_so(tmp_path: Path) -> None:
@@ -268,7 +268,7 @@ def test_data_set_that_was_saved_to_disk_is_read_without_its_library(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("row", "message"),
     [
         ({"messages": "hello"}, "messages must be a list with at least one message"),
         ({"messages": []}, "messages must be a list with at least one message"),
@@ -281,14 +281,14 @@ def test_data_set_that_was_saved_to_disk_is_read_without_its_library(tmp_path: P
         ({"question": "what is it?", "images": ["x.png"]}, "the row has images: prompts of more than text are not"),
     ],
 )
-def test_row_that_no_prompt_can_be_made_of_is_told_with_its_line(
-    tmp_path: Path, tokenizer: Any, row: dict[str, Any], said: str
+def test_row_without_a_possible_prompt_is_reported_with_its_line(
+    tmp_path: Path, tokenizer: Any, row: dict[str, Any], message: str
 ) -> None:
     good = {"messages": [{"role": "user", "content": "12"}], "answer": "21"}
     file = lines(tmp_path / "d.jsonl", [good, row])
     with pytest.raises(BadData) as caught:
         get_custom_dataset(path=str(file), type="rl", tokenizer=tokenizer, max_length=64)
-    assert f"d.jsonl:2: {said}" in str(caught.value)
+    assert f"d.jsonl:2: {message}" in str(caught.value)
 
 
 def test_tokenizer_without_a_chat_template_is_named(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def _wanted(source: str, split: str | None) -> list[str]:
 
 
 @pytest.mark.parametrize("source", [f"{NAME}:nope", f"{NAME}:nope:train", "org/nothing", "not a name", "a:b:c:d"])
-def test_what_is_not_there_is_said(standin: HubStandin, source: str) -> None:
+def test_missing_object_is_reported(standin: HubStandin, source: str) -> None:
     with pytest.raises(NotFound):
         hub_rows(source)
 

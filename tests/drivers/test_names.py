@@ -61,7 +61,7 @@ def test_second_engine_of_a_driver_is_a_server_that_runs() -> None:
         RemoteSGLangEngine(config)
 
 
-def test_name_of_nobody_is_an_ordinary_error() -> None:
+def test_name_of_no_object_is_an_ordinary_error() -> None:
     with pytest.raises(ModuleNotFoundError, match=r"No module named .areal\.no_such."):
         importlib.import_module("areal.no_such")
     with pytest.raises(ImportError, match="cannot import name 'nothing'"):

@@ -93,7 +93,7 @@ class Agents:
 
 
 def text_of(response: dict[str, Any]) -> str:
-    """What the agent said last; a sampled answer may be empty."""
+    """What the agent sent last; a sampled answer may be empty."""
     parts: list[str] = [part["text"] for item in response["output"] for part in item.get("content", ())]
     return parts[-1] if parts else ""
 
@@ -103,7 +103,7 @@ class Caller:
     """One session: the messages that were acknowledged, in their order, and the answers."""
 
     session: str
-    said: list[str] = field(default_factory=list)
+    sent: list[str] = field(default_factory=list)
     answers: list[str] = field(default_factory=list)
 
 
@@ -134,23 +134,23 @@ class AgentLoad:
     def wait_for_all(self, more: int) -> None:
         """Until every session has had ``more`` further answers (or one has broken)."""
         with self._progress:
-            goals = {caller.session: len(caller.said) + more for caller in self.callers}
+            goals = {caller.session: len(caller.sent) + more for caller in self.callers}
 
             def reached() -> bool:
-                return bool(self.broken) or all(len(each.said) >= goals[each.session] for each in self.callers)
+                return bool(self.broken) or all(len(each.sent) >= goals[each.session] for each in self.callers)
 
             assert self._progress.wait_for(reached, timeout=120), self.broken
         assert not self.broken
 
     def _run(self, caller: Caller) -> None:
         while not self._stop.is_set():
-            message = f"{caller.session} says {len(caller.said)}"
+            message = f"{caller.session} says {len(caller.sent)}"
             status, answer = self._ask(caller, message)
             while self._retries and status != 200:
                 status, answer = self._ask(caller, message)
             with self._progress:
                 if status == 200:
-                    caller.said.append(message)
+                    caller.sent.append(message)
                     caller.answers.append(text_of(answer))
                 else:
                     self.broken.append(f"{message}: {status} {answer}")
@@ -159,7 +159,7 @@ class AgentLoad:
                 return
 
     def _ask(self, caller: Caller, message: str) -> tuple[int, dict[str, Any]]:
-        repeat = f"{caller.session}-{len(caller.said)}"
+        repeat = f"{caller.session}-{len(caller.sent)}"
         try:
             return self._agents.ask("POST", "/v1/responses", {"input": message}, caller.session, repeat)
         except (OSError, http.client.HTTPException) as error:
@@ -170,6 +170,6 @@ class AgentLoad:
         assert self.broken == []
         for caller in self.callers:
             history = self._agents.show(caller.session)["history"]
-            assert [each["content"] for each in history if each["role"] == "user"] == caller.said
+            assert [each["content"] for each in history if each["role"] == "user"] == caller.sent
             assert [each["content"] for each in history if each["role"] == "assistant"] == caller.answers
-            assert [answer.split(" ")[1] for answer in caller.answers] == [str(n) for n in range(len(caller.said))]
+            assert [answer.split(" ")[1] for answer in caller.answers] == [str(n) for n in range(len(caller.sent))]

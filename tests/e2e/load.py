@@ -28,7 +28,7 @@ class Broken(Exception):
 
 
 @dataclass(frozen=True)
-class Said:
+class Reply:
     """One answered call, as its caller was told it. A stream does not tell the prompt's tokens."""
 
     interaction_id: str
@@ -61,7 +61,7 @@ class Client:
             raise Broken(f"POST {path} -> {status} {raw.decode()}")
         return json.loads(raw)
 
-    def chat(self, messages: list[dict[str, str]], *, stream: bool) -> Said:
+    def chat(self, messages: list[dict[str, str]], *, stream: bool) -> Reply:
         body = {"model": "reverse", "messages": messages, "max_tokens": 6, "stream": stream, "return_token_ids": True}
         status, raw = self.ask("POST", CHAT, body)
         if status != 200:
@@ -69,19 +69,19 @@ class Client:
         return _streamed(raw.decode()) if stream else _whole(json.loads(raw))
 
 
-def _whole(data: dict[str, Any]) -> Said:
+def _whole(data: dict[str, Any]) -> Reply:
     choice = data["choices"][0]
     text = choice["message"]["content"] or ""
-    return Said(data["id"], data["prompt_token_ids"], choice["token_ids"], choice["versions"], text)
+    return Reply(data["id"], data["prompt_token_ids"], choice["token_ids"], choice["versions"], text)
 
 
-def _streamed(text: str) -> Said:
+def _streamed(text: str) -> Reply:
     lines = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
     chunks = [json.loads(line) for line in lines if line != "[DONE]"]
     if lines[-1:] != ["[DONE]"] or any("error" in chunk for chunk in chunks):
         raise Broken(f"a stream that is not whole: {text[-300:]}", chunks[0].get("id") if chunks else None)
     choices = [choice for chunk in chunks for choice in chunk["choices"]]
-    return Said(
+    return Reply(
         chunks[0]["id"],
         None,
         [token for choice in choices for token in choice.get("token_ids", ())],
@@ -100,9 +100,9 @@ class Session:
     number: int
     session_id: str = ""
     client: Client | None = None
-    turns: list[Said] = field(default_factory=list)
+    turns: list[Reply] = field(default_factory=list)
     cut: set[str] = field(default_factory=set)
-    kept: dict[int, list[Said]] = field(default_factory=dict)  # by trajectory, not exported yet
+    kept: dict[int, list[Reply]] = field(default_factory=dict)  # by trajectory, not exported yet
     trajectories: int = 0
     calls: int = 0
 
@@ -116,8 +116,8 @@ class Session:
         """One more call, and what follows from it."""
         assert self.client is not None
         messages: list[dict[str, str]] = []
-        for turn, said in enumerate(self.turns):
-            messages += [{"role": "user", "content": str(turn)}, {"role": "assistant", "content": said.text or "-"}]
+        for turn, reply in enumerate(self.turns):
+            messages += [{"role": "user", "content": str(turn)}, {"role": "assistant", "content": reply.text or "-"}]
         messages.append({"role": "user", "content": str(len(self.turns))})
         try:
             self.turns.append(self.client.chat(messages, stream=self.calls % 2 == 0))
@@ -157,19 +157,19 @@ class Session:
             self.client.post("/rl/end_session", {})
 
 
-def _compare(what: str, exported: dict[str, Any], turns: list[Said], cut: set[str], reward: float) -> None:
-    told = [said.interaction_id for said in turns]
+def _compare(what: str, exported: dict[str, Any], turns: list[Reply], cut: set[str], reward: float) -> None:
+    told = [reply.interaction_id for reply in turns]
     ids = [row["interaction_id"] for row in exported["rows"]]
     rows = [row for row, name in enumerate(ids) if name not in cut]
     if [ids[row] for row in rows] != told:
         raise Broken(f"{what}: {ids} was exported, {told} was said")
     traj = exported["traj"]
-    for row, said in zip(rows, turns, strict=True):
-        length, count = sum(traj["attention_mask"][row]), len(said.token_ids)
+    for row, reply in zip(rows, turns, strict=True):
+        length, count = sum(traj["attention_mask"][row]), len(reply.token_ids)
         tokens, versions = traj["input_ids"][row][:length], traj["versions"][row][:length]
-        if tokens[-count:] != said.token_ids or said.prompt_ids not in (None, tokens[:-count]):
+        if tokens[-count:] != reply.token_ids or reply.prompt_ids not in (None, tokens[:-count]):
             raise Broken(f"{what}: row {row} has other tokens than its caller was told")
-        if versions != [-1] * (length - count) + said.versions:
+        if versions != [-1] * (length - count) + reply.versions:
             raise Broken(f"{what}: row {row} has other versions than its caller was told")
     if traj["original_rewards"][-1] != reward:
         raise Broken(f"{what}: the reward is {traj['original_rewards'][-1]}, and was {reward}")

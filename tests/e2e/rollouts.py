@@ -53,9 +53,9 @@ class Talks:
         ]
 
     def _start(self) -> Talk:
-        status, said = ask(self._box, "POST", "/rl/start_session", {"task_id": "talk"})
-        assert status == 201, said
-        (session,) = said["sessions"]
+        status, reply = ask(self._box, "POST", "/rl/start_session", {"task_id": "talk"})
+        assert status == 201, reply
+        (session,) = reply["sessions"]
         return Talk(session["session_id"], session["session_api_key"])
 
     def __enter__(self) -> Talks:
@@ -96,21 +96,21 @@ class Talks:
         talk.messages.append({"role": "user", "content": str(len(talk.answered))})
         body = {"model": "reverse", "messages": talk.messages, "max_tokens": 4}
         try:
-            status, said = ask(self._box, "POST", CHAT, body, talk.key)
+            status, reply = ask(self._box, "POST", CHAT, body, talk.key)
         except (OSError, http.client.HTTPException, ValueError) as error:
             return repr(error)
         if status != 200:
-            return f"{status} {said}"
-        talk.messages.append({"role": "assistant", "content": said["choices"][0]["message"]["content"] or "-"})
-        talk.answered.append(said["id"])
+            return f"{status} {reply}"
+        talk.messages.append({"role": "assistant", "content": reply["choices"][0]["message"]["content"] or "-"})
+        talk.answered.append(reply["id"])
         return ""
 
     def assert_all_is_there_once(self) -> None:
         """Reward every session, export all of them in one call, and compare."""
         assert self.broken == []
         for talk in self.talks:
-            status, said = ask(self._box, "POST", "/rl/set_reward", {"reward": 1.0}, talk.key)
-            assert (status, said.get("interaction_count")) == (200, len(talk.answered)), said
+            status, reply = ask(self._box, "POST", "/rl/set_reward", {"reward": 1.0}, talk.key)
+            assert (status, reply.get("interaction_count")) == (200, len(talk.answered)), reply
         request = {"session_ids": [talk.session_id for talk in self.talks]}
         status, exported = ask(self._box, "POST", "/export_trajectories", request)
         assert status == 200, exported

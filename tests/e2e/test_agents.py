@@ -45,8 +45,8 @@ def test_apply_of_the_manifest_answers_is_rewarded_exported_and_goes_away(box: B
     vocabulary = json.loads((ROOT / "examples/reverse_digits/model/tokenizer.json").read_text())["model"]["vocab"]
     text = {number: token for token, number in vocabulary.items()}
     assert "".join(text[token] for token, sampled in zip(row, mask, strict=True) if not sampled).endswith("1234=")
-    said = [text[token] for token, sampled in zip(row, mask, strict=True) if sampled]
-    assert "".join(token for token in said if not token.startswith("<")) == text_of(answer)  # without <eos>, ...
+    reply = [text[token] for token, sampled in zip(row, mask, strict=True) if sampled]
+    assert "".join(token for token in reply if not token.startswith("<")) == text_of(answer)  # without <eos>, ...
     readable = [path for path in box.home.rglob("*") if path.lstat().st_mode & 0o077 and not path.is_symlink()]
     assert not readable, "by others than their owner"
     assert "agentservice/reverser unchanged" in box.ok("apply", "-f", "manifests/agents.yaml", *sets).out
@@ -204,12 +204,12 @@ def test_agent_that_does_not_start_fails_the_apply_and_leaves_no_half_pair(
         ("agent: counter:Countr", "spec.agent", 'did you mean "Counter"'),
         ("command: [no-such-program]", "spec.command", "there is no program 'no-such-program'"),
         ("workingDir: nowhere", "spec.workingDir", "there is no folder"),
-        ("inference: {service: nobody}", "spec.inference.service", "InferenceService/nobody does not exist"),
+        ("inference: {service: absent}", "spec.inference.service", "InferenceService/absent does not exist"),
         ("envFrom: {A: {env: NO_SUCH_VARIABLE}}", "spec.envFrom.A.env", "NO_SUCH_VARIABLE is not set"),
         ("tools: [{mcp: {command: [no-such-program]}}]", "spec.tools[0].mcp.command", "there is no program"),
     ],
 )
-def test_what_is_missing_is_told_with_its_place_before_anything_starts(
+def test_what_is_missing_is_reported_with_its_place_before_anything_starts(
     box: Box, fields: str, where: str, words: str
 ) -> None:
     agents = Agents(box)

@@ -65,8 +65,8 @@ def check_row(box: Box, of: torch.nn.Module, version: int) -> None:
     """A recorded chat is what the model says, token by token, at its own temperature."""
     (session,) = ask(box, "POST", "/rl/start_session", {"task_id": "t"})[1]["sessions"]
     body = {"model": "theirs", "messages": [{"role": "user", "content": "1234"}], "max_tokens": 6, "temperature": 0.7}
-    status, said = ask(box, "POST", CHAT, body, session["session_api_key"])
-    assert status == 200, said
+    status, reply = ask(box, "POST", CHAT, body, session["session_api_key"])
+    assert status == 200, reply
     ask(box, "POST", "/rl/set_reward", {"reward": 1.0}, session["session_api_key"])
     traj = ask(box, "POST", "/export_trajectories", {"session_ids": [session["session_id"]]})[1]["traj"]
     ids, mask = traj["input_ids"][0], torch.tensor(traj["loss_mask"][0]).bool()

@@ -121,5 +121,5 @@ def test_agent_is_imported_from_its_folder_and_never_a_file_named_as_the_library
     applied = areal(box, folder, "apply", "-f", "agents.yaml")
     assert applied.returncode == 0, applied.stderr
 
-    said = box.ok("agent", "chat", "--service", "counter", "-m", "hello").out
-    assert "one 0 hello" in said
+    output = box.ok("agent", "chat", "--service", "counter", "-m", "hello").out
+    assert "one 0 hello" in output

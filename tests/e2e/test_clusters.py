@@ -31,7 +31,7 @@ from tests.cluster.ray import RayCluster, ray_cluster
 from tests.cluster.slurm import GPUS as SLURM_GPUS
 from tests.cluster.slurm import SlurmCluster
 from tests.e2e.conftest import MODEL, ROOT, Box, make_box, tear_down
-from tests.e2e.load import Broken, Client, Load, Said
+from tests.e2e.load import Broken, Client, Load, Reply
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 CLUSTERS = [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("ray", "slurm")]
@@ -143,9 +143,9 @@ def test_what_the_cluster_cannot_do_is_one_error_in_its_own_words_and_nothing_is
     cluster.scheduler = cluster.with_settings(settings)
     file = cluster.manifest(model) if model else cluster.service("info")
 
-    said = only_error(cluster.box, "apply", "-f", file)
+    reply = only_error(cluster.box, "apply", "-f", file)
 
-    assert re.search(words, said), said
+    assert re.search(words, reply), reply
     assert cluster.jobs() == []
 
 
@@ -158,9 +158,9 @@ def test_layout_that_nodes_cannot_share_alike_is_refused(cluster: ClusterBox) ->
         "job.yaml",
     )
 
-    said = only_error(cluster.box, "apply", "-f", file)
+    reply = only_error(cluster.box, "apply", "-f", file)
 
-    assert "fsdp:d3 cannot be spread over spec.resources.nodes 2" in said
+    assert "fsdp:d3 cannot be spread over spec.resources.nodes 2" in reply
     assert cluster.jobs() == []
 
 
@@ -181,9 +181,9 @@ def test_wrong_munge_key_is_one_error(
 ) -> None:
     box = make_box(tmp_path)
     with slurm_cluster.other_key(tmp_path) as env:
-        said = only_error(box, "apply", "-f", box.manifest(service="scheduler: {type: slurm}"), env=env)
+        reply = only_error(box, "apply", "-f", box.manifest(service="scheduler: {type: slurm}"), env=env)
 
-    assert re.search(r"Slurm does not answer: .*(Zero Bytes|authentication error)", said), said
+    assert re.search(r"Slurm does not answer: .*(Zero Bytes|authentication error)", reply), reply
     assert slurm_cluster.jobs() == []
     box.env |= slurm_cluster.env
     tear_down(box)
@@ -274,13 +274,13 @@ def _question(turn: int) -> list[dict[str, str]]:
     return [{"role": "user", "content": f"{turn}234"}]
 
 
-def _require_told(told: list[Said], found: dict[str, Any]) -> None:
+def _require_told(told: list[Reply], found: dict[str, Any]) -> None:
     ids = [row["interaction_id"] for row in found["rows"]]
-    for said in told:
-        assert said.interaction_id in ids, f"{said.interaction_id} was acknowledged, and {ids} are exported"
-        row, traj = ids.index(said.interaction_id), found["traj"]
+    for reply in told:
+        assert reply.interaction_id in ids, f"{reply.interaction_id} was acknowledged, and {ids} are exported"
+        row, traj = ids.index(reply.interaction_id), found["traj"]
         length = sum(traj["attention_mask"][row])
-        assert traj["input_ids"][row][:length][-len(said.token_ids) :] == said.token_ids
+        assert traj["input_ids"][row][:length][-len(reply.token_ids) :] == reply.token_ids
 
 
 def pids_of(uid: str) -> list[int]:
@@ -331,21 +331,21 @@ def test_50_kills_at_random_lose_no_acknowledged_record_and_leave_no_stray_job(c
     talkers = [Talker(box, number) for number in range(2)]
     for talker in talkers:
         talker.start()
-    said = []
+    reply = []
     try:
         for number in range(KILLS):
             if chance.random() < 0.5:
-                said.append(kill_a_command(chance, box, commands))
+                reply.append(kill_a_command(chance, box, commands))
             else:
-                said.append(kill_on_a_node(chance, cluster.follow()))
+                reply.append(kill_on_a_node(chance, cluster.follow()))
             if number % 5 == 4:
                 cluster.converge(
                     (one, other)[number % 2],
                     ["data-proxy/0", "data-proxy/1", "engine/0", "engine/1", "gateway/0", "router/0"],
                 )
-                assert [talker.lost for talker in talkers if talker.lost] == [], said
+                assert [talker.lost for talker in talkers if talker.lost] == [], reply
     finally:
-        print(json.dumps(said, indent=1))
+        print(json.dumps(reply, indent=1))
         for talker in talkers:
             talker.end()
     assert [talker.lost for talker in talkers if talker.lost] == []

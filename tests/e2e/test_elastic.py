@@ -136,8 +136,8 @@ class Run:
 def check(run: Run, attempts: int = 1) -> None:
     run.box.ok("wait", "trainjob/learn", "--for", "completed", "--timeout", "250s")
     now = run.status()
-    said = run.box.areal("train", "logs", "learn", "-n", "60").out + run.box.areal("logs", "model/reverse").out
-    assert (now["phase"], now["step"], now["attempt"]) == ("Succeeded", STEPS, attempts), said
+    output = run.box.areal("train", "logs", "learn", "-n", "60").out + run.box.areal("logs", "model/reverse").out
+    assert (now["phase"], now["step"], now["attempt"]) == ("Succeeded", STEPS, attempts), output
     steps = run.trained()
     positions = [position for step in steps for position in step["positions"]]
     assert len(positions) == len(set(positions)) == STEPS * BATCH, "none is lost, none trained on twice"

@@ -91,18 +91,18 @@ def phase_of(box: Box, name: str) -> tuple[str, str]:
 
 @pytest.mark.extended
 @pytest.mark.parametrize(
-    ("name", "key", "said"),
+    ("name", "key", "expected"),
     [("wrong", "sk-wrong", "does not take the key"), ("missing", "", "wants a key"), ("dead", KEY, "does not answer")],
 )
 def test_apply_and_get_say_at_once_why_an_endpoint_cannot_be_used(
-    front: Box, provider: Provider, name: str, key: str, said: str
+    front: Box, provider: Provider, name: str, key: str, expected: str
 ) -> None:
     url = provider.url if name != "dead" else "http://127.0.0.1:9/v1"
     applied = front.areal("apply", "-f", manifest(front, name, url, key), "--timeout", "250s")
-    assert applied.code == 8 and said in applied.text and "hint: " in applied.text, applied.text
+    assert applied.code == 8 and expected in applied.text and "hint: " in applied.text, applied.text
     assert "sk-wrong" not in applied.text
     phase, message = phase_of(front, name)
-    assert phase != "Ready" and said in message
+    assert phase != "Ready" and expected in message
     assert front.areal("wait", f"model/{name}", "--for", "ready", "--timeout", "200s").code == 8
     front.ok("delete", f"model/{name}", "--yes")
 
@@ -118,7 +118,7 @@ def test_register_says_at_once_that_the_key_is_refused(front: Box, provider: Pro
 
 
 @pytest.mark.extended
-def test_private_address_is_refused_where_it_is_said(front: Box) -> None:
+def test_private_address_is_refused_at_its_field(front: Box) -> None:
     file = manifest(front, "private", "http://10.0.0.1/v1", KEY)
     for verb in ("validate", "diff", "apply"):
         refused = front.areal(verb, "-f", file)
@@ -147,7 +147,7 @@ def test_endpoint_that_refuses_each_call_and_no_probe_is_degraded_until_it_takes
 
 
 @pytest.mark.extended
-def test_endpoint_that_dies_is_told_by_get_and_by_chat_and_served_again_when_it_is_back(front: Box) -> None:
+def test_dead_endpoint_is_reported_by_get_and_chat_and_served_again_when_it_returns(front: Box) -> None:
     provider = serve()
     file = manifest(front, "gpt", provider.url, KEY)
     front.ok("apply", "-f", file)

@@ -75,30 +75,30 @@ def _configurations(box: Box) -> str:
 
 
 @pytest.mark.parametrize(
-    ("path", "env", "said", "code"),
+    ("path", "env", "message", "code"),
     [
         ("org/nothing", {}, "org/nothing is not at", 4),
         ("org/nothing", {"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE", 4),
         ("no such folder", {}, "does not exist", 3),
     ],
 )
-def test_model_that_cannot_be_had_is_said_before_anything_starts(
+def test_unavailable_model_is_reported_before_anything_starts(
     box: Box,
     standin: HubStandin,
     tmp_path: Path,
     path: str,
     env: dict[str, str],
-    said: str,
+    message: str,
     code: int,
 ) -> None:
     box.env |= {"HF_HOME": str(tmp_path / "hf"), "HF_ENDPOINT": standin.url, **env}
     result = box.areal("apply", "-f", manifest(box, path))
-    assert (result.code, said in result.err) == (code, True), result.text
+    assert (result.code, message in result.err) == (code, True), result.text
     assert not (box.home / "objects").exists() and not (box.home / "runs").exists()
 
 
 @pytest.mark.extended
-def test_model_without_weights_is_said_before_anything_starts(box: Box, tmp_path: Path) -> None:
+def test_model_without_weights_is_reported_before_anything_starts(box: Box, tmp_path: Path) -> None:
     (tmp_path / "words").mkdir()
     for name in ("config.json", "tokenizer.json"):
         (tmp_path / "words" / name).write_bytes((MODEL / name).read_bytes())

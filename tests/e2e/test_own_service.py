@@ -19,7 +19,7 @@ import json, os, time, urllib.request
 from pathlib import Path
 
 def main(args):
-    said = dict(item.split("=") for item in args if "=" in item)
+    given = dict(item.split("=") for item in args if "=" in item)
     body = {"model": os.environ["AREAL_INFERENCE_MODEL"], "messages": [{"role": "user", "content": "1234"}]}
     key = Path(os.environ["AREAL_INFERENCE_KEY_FILE"]).read_text().strip()
     request = urllib.request.Request(
@@ -29,11 +29,11 @@ def main(args):
     )
     with urllib.request.urlopen(request, timeout=30) as answer:
         print("asked", body["model"], answer.status, "attempt", os.environ["AREAL_ATTEMPT"], flush=True)
-    if said.get("fail") and os.environ["AREAL_ATTEMPT"] == "1":
+    if given.get("fail") and os.environ["AREAL_ATTEMPT"] == "1":
         return 1
-    while not Path(said["until"]).exists():
+    while not Path(given["until"]).exists():
         time.sleep(0.02)
-    return int(said.get("status", 0))
+    return int(given.get("status", 0))
 """
 
 
@@ -66,10 +66,10 @@ def test_job_brings_a_service_that_rests_when_it_ends_and_goes_with_it(jobs: Box
     jobs.ok("train", "start", *arguments)
     assert objects(jobs) == ALL
     assert "TrainJob/own" in jobs.ok("describe", "inferenceservice/own").out
-    brought = servers(jobs)
-    assert sorted(brought) == ["data-proxy/0", "engine/0", "gateway/0", "router/0"]
+    started = servers(jobs)
+    assert sorted(started) == ["data-proxy/0", "engine/0", "gateway/0", "router/0"]
     wait_until(lambda: "asked own 200 attempt 2" in jobs.ok("train", "logs", "own").out, 90, "another attempt")
-    assert servers(jobs) == brought, "the next attempt finds them as they were"
+    assert servers(jobs) == started, "the next attempt finds them as they were"
     refused = jobs.areal("delete", "inferenceservice/own", "--yes")
     assert refused.code == 5 and "TrainJob/own" in refused.err
     done.touch()
@@ -135,14 +135,14 @@ def test_service_that_outlives_its_job_serves_on_and_the_next_one_takes_it(jobs:
     file = jobs.write(json.dumps(manifest), "job.yaml")
     jobs.ok("apply", "-f", file)
     wait_phase(jobs, "own", "Succeeded")
-    brought = servers(jobs)
+    started = servers(jobs)
     assert "unchanged" in jobs.ok("apply", "-f", file).out
     jobs.ok("delete", "trainjob/own", "--yes")
     jobs.ok("apply", "-f", file)
     wait_phase(jobs, "own", "Succeeded")
-    assert servers(jobs) == brought
+    assert servers(jobs) == started
     Path(file).write_text(json.dumps({**manifest, "spec": {"config": "own.yaml", "overrides": [f"until={done}"]}}))
     jobs.ok("delete", "trainjob/own", "--yes")
     refused = jobs.areal("apply", "-f", file)
     assert refused.code == 5 and "has another owner" in refused.err
-    assert servers(jobs) == brought
+    assert servers(jobs) == started

@@ -135,7 +135,7 @@ def test_queue_is_shown_and_waited_for(box: Box, cluster: Cluster) -> None:
 
 
 @pytest.mark.slow
-def test_lost_node_and_silent_scheduler_are_told_from_each_other(box: Box, cluster: Cluster) -> None:
+def test_lost_node_and_silent_scheduler_are_distinct(box: Box, cluster: Cluster) -> None:
     manifest = box.manifest(service=f"scheduler: {{type: {NAME}}}", model="replicas: 2")
     box.ok("apply", "-f", manifest)
     before = box.processes()
@@ -171,7 +171,7 @@ def test_lost_node_and_silent_scheduler_are_told_from_each_other(box: Box, clust
 
 
 @pytest.mark.slow
-def test_driver_on_a_cluster_is_told_the_address_of_its_service(box: Box, cluster: Cluster) -> None:
+def test_driver_on_a_cluster_gets_the_address_of_its_service(box: Box, cluster: Cluster) -> None:
     box.ok("apply", "-f", box.manifest(service=f"scheduler: {{type: {NAME}}}"))
     box.write(DRIVER, "told.py")
     job = box.write(

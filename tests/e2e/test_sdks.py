@@ -75,7 +75,7 @@ def assert_exported_is_what_the_engine_saw(service: Service, rollout: Rollout, t
     for turn, call in enumerate(calls):
         prompt = call["body"]["input_ids"]
         assert prompt[: len(tokens)] == tokens
-        tokens = [*prompt, *said(call)]
+        tokens = [*prompt, *response_tokens(call)]
         generated |= dict.fromkeys(range(len(prompt), len(tokens)), turn)
     places = range(len(tokens))
     assert traj["input_ids"] == [tokens]
@@ -85,8 +85,8 @@ def assert_exported_is_what_the_engine_saw(service: Service, rollout: Rollout, t
     assert traj["logprobs"] == [[-0.25 - 0.5 * (tokens[at] % 2) if at in generated else 0.0 for at in places]]
 
 
-def said(call: dict[str, Any]) -> list[int]:
-    tokens: list[int] = call["said"]
+def response_tokens(call: dict[str, Any]) -> list[int]:
+    tokens: list[int] = call["generated"]
     return tokens
 
 

@@ -62,7 +62,7 @@ def finished_session(box: Box) -> str:
 
 
 @pytest.mark.slow
-def test_deleted_model_keeps_what_nobody_exported_and_the_next_one_serves_it(box: Box) -> None:
+def test_deleted_model_keeps_unexported_trajectories_and_its_successor_serves_them(box: Box) -> None:
     manifest = box.manifest()
     box.ok("apply", "-f", manifest)
     session_id = finished_session(box)

@@ -20,7 +20,7 @@ import json, os, sys, time
 from pathlib import Path
 
 def main(args):
-    said = dict(item.split("=") for item in args if "=" in item)
+    given = dict(item.split("=") for item in args if "=" in item)
     folder = Path(os.environ["AREAL_RUN_FOLDER"])
     done = folder / "done.txt"
     first = int(done.read_text()) if done.exists() else 0
@@ -30,14 +30,14 @@ def main(args):
             metrics.write(json.dumps({"step": step, "reward/mean": step / 10}) + "\\n")
             metrics.flush()
             done.write_text(str(step))
-            if step == int(said.get("fail_at", 0)) and os.environ["AREAL_ATTEMPT"] == "1":
+            if step == int(given.get("fail_at", 0)) and os.environ["AREAL_ATTEMPT"] == "1":
                 raise RuntimeError("scripted failure")
-            if step == int(said.get("hang_at", 0)):
+            if step == int(given.get("hang_at", 0)):
                 print("hanging", flush=True)
                 time.sleep(1000)
     print("devices", repr(os.environ.get("CUDA_VISIBLE_DEVICES")))
     print("inference", os.environ.get("AREAL_INFERENCE_ADDR"), os.environ.get("AREAL_INFERENCE_MODEL"), flush=True)
-    return int(said.get("status", 0))
+    return int(given.get("status", 0))
 """
 
 
@@ -225,7 +225,7 @@ def test_started_job_is_stopped_and_resumed_and_heals_when_its_supervisor_dies(j
 
 
 @pytest.mark.extended
-def test_job_of_a_service_starts_when_its_model_is_ready_and_is_told_where_it_is(jobs: Box) -> None:
+def test_job_of_a_service_starts_when_its_model_is_ready_and_gets_its_address(jobs: Box) -> None:
     manifest = Path(jobs.manifest(model="servedModelName: Acme/Reverse-1.5"))
     manifest.write_text(
         manifest.read_text()
@@ -262,6 +262,6 @@ def test_job_of_two_processes_that_fails_once_leaves_no_log_files_outside_its_fo
     )
     jobs.ok("apply", "-f", "two.yaml")
     jobs.ok("wait", "trainjob/two", "--for", "completed", "--timeout", "200s")
-    said = jobs.ok("logs", "trainjob/two").out
-    assert "scripted failure" in said and "rank 0" in said and "rank 1" in said
+    given = jobs.ok("logs", "trainjob/two").out
+    assert "scripted failure" in given and "rank 0" in given and "rank 1" in given
     assert not list(Path(jobs.env["TMPDIR"]).iterdir())

@@ -62,7 +62,7 @@ def test_killed_engine_under_load_costs_at_most_the_streams_that_it_had_begun(tw
 
 
 @pytest.mark.slow
-def test_killed_router_under_load_is_told_again_and_no_engine_is_touched(two: Box) -> None:
+def test_router_killed_under_load_is_informed_again_and_no_engine_is_touched(two: Box) -> None:
     before = two.pids()
     with Load(two) as load:
         os.kill(before["router/0"], signal.SIGKILL)

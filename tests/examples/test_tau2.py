@@ -106,7 +106,7 @@ USER = [
 ]
 
 
-def test_batch_of_two_domains_is_scored_by_what_was_said_and_done(
+def test_batch_of_two_domains_is_scored_by_its_text_and_actions(
     keyed: Stage, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The code is at the end of a long answer; lamps of one episode are none of another's; one agent fails."""

@@ -206,7 +206,7 @@ async def test_answer_with_an_endless_head_is_lost(pool: HttpClient) -> None:
             await ask(pool, url)
 
 
-async def test_worker_that_nobody_is_raises_not_connected(pool: HttpClient) -> None:
+async def test_unknown_worker_raises_not_connected(pool: HttpClient) -> None:
     async with worker(says(OK)) as url:
         pass
     with pytest.raises(NotConnected):
@@ -264,19 +264,19 @@ async def test_streamed_body_reaches_its_sink_to_the_end_and_the_connection_is_k
     whole = chunked(b"one", b"two", b"three") + b"0\r\n\r\n"
     async with worker(says(whole, OK)) as url:
         for expected in (b"onetwothree", b"hello"):
-            said: list[bytes] = []
+            reply: list[bytes] = []
             async with asyncio.timeout(10), pool.call("POST", url, "/x", {}, b"{}") as answer:
-                await answer.stream_to(said.append)
-            assert b"".join(said) == expected
+                await answer.stream_to(reply.append)
+            assert b"".join(reply) == expected
 
 
 async def test_streamed_body_that_breaks_off_is_lost_after_what_came(pool: HttpClient) -> None:
-    said: list[bytes] = []
+    reply: list[bytes] = []
     async with worker(says(chunked(b"one", b"two"))) as url, asyncio.timeout(10):
         with pytest.raises(ResponseLost):
             async with pool.call("POST", url, "/x", {}, b"{}") as answer:
-                await answer.stream_to(said.append)
-    assert b"".join(said) == b"onetwo"
+                await answer.stream_to(reply.append)
+    assert b"".join(reply) == b"onetwo"
 
 
 async def test_sink_that_fails_ends_the_stream_and_tells_the_worker(pool: HttpClient) -> None:
@@ -345,19 +345,19 @@ def test_streamed_body_is_the_same_however_it_is_cut_and_whoever_takes_it(
     """What ``framed`` takes is a chunk of the body, between what the sink had before and after it."""
     stream = chunked(*parts) + b"0\r\n\r\n"
     edges = sorted({0, len(stream), *(place % (len(stream) + 1) for place in places)})
-    said: list[bytes] = []
+    reply: list[bytes] = []
 
     def framed(chunk: bytes) -> bool:
         if takes:
             size, _, rest = chunk.partition(b"\r\n")
             assert len(rest) == int(size, 16) + 2
-            said.append(rest[:-2])
+            reply.append(rest[:-2])
         return takes
 
     async def streamed() -> None:
         connection = Connection()
         connection.connection_made(Deaf())
-        asking = asyncio.create_task(_ask_stream(connection, said.append, framed), name="stream")
+        asking = asyncio.create_task(_ask_stream(connection, reply.append, framed), name="stream")
         for start, end in itertools.pairwise(edges):
             for _ in range(3):  # turns of the loop, until what came has found its reader
                 await asyncio.sleep(0)
@@ -366,7 +366,7 @@ def test_streamed_body_is_the_same_however_it_is_cut_and_whoever_takes_it(
             await asking
 
     asyncio.run(streamed())
-    assert b"".join(said) == b"".join(parts)
+    assert b"".join(reply) == b"".join(parts)
 
 
 async def _ask_stream(connection: Connection, sink: Callable[[bytes], None], framed: Callable[[bytes], bool]) -> None:
@@ -390,24 +390,24 @@ async def test_chunks_that_come_alone_are_offered_as_they_came(pool: HttpClient)
             writer.write(chunk_of(event))
         writer.write(b"0\r\n\r\n")
 
-    said: list[bytes] = []
+    reply: list[bytes] = []
     offered: list[bytes] = []
 
     def framed(chunk: bytes) -> bool:
         offered.append(chunk)
-        said.append(chunk.split(b"\r\n")[1])
+        reply.append(chunk.split(b"\r\n")[1])
         return True
 
     async with worker(talk) as url, asyncio.timeout(10), pool.call("POST", url, "/x", {}, b"{}") as answer:
-        await answer.stream_to(said.append, framed)
-    assert b"".join(said) == b"".join(events)
+        await answer.stream_to(reply.append, framed)
+    assert b"".join(reply) == b"".join(events)
     assert set(offered) <= set(map(chunk_of, events)) and len(offered) > len(events) // 2
 
 
 async def test_fetched_answer_has_its_status_fields_and_object(pool: HttpClient) -> None:
     body = b'{"a": 1}'
-    said = b"HTTP/1.1 404 Not Found\r\nX-Y: z\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
-    async with worker(says(said, OK)) as url:
+    reply = b"HTTP/1.1 404 Not Found\r\nX-Y: z\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+    async with worker(says(reply, OK)) as url:
         fetched = await pool.fetch("GET", url, "/x?y=1", timeout_s=10)
         assert (fetched.status, fetched.headers["x-y"], fetched.object()) == (404, "z", {"a": 1})
         assert (await pool.fetch("GET", url, "/x", timeout_s=10)).object() == {}

@@ -48,7 +48,7 @@ def queued(found: ObservedRun, reason: str = "Priority", cause: Cause = Cause.NO
     return replace(found, state=state, seen=Seen.UNSEEN)
 
 
-def test_process_that_is_told_an_address_is_started_after_the_one_that_has_it() -> None:
+def test_process_that_needs_an_address_starts_after_the_one_that_has_it() -> None:
     plan = plan_of()
     by_id = {op.id: op for op in plan.ops}
     needed = {
@@ -61,7 +61,7 @@ def test_process_that_is_told_an_address_is_started_after_the_one_that_has_it() 
     assert needed[f"{MODEL} engine/0"] == needed[f"{SERVICE} router/0"] == []
 
 
-def test_agents_are_started_after_the_gateway_that_they_are_told_of() -> None:
+def test_agents_start_after_the_gateway_that_they_use() -> None:
     agents = {**REMOTE, "agent": "a:B", "inference": {"service": "default"}}
     targets = (created("InferenceService", "default", REMOTE), created("AgentService", "talk", agents))
     plan = make_plan(PlanScope(targets), Observed(), Policy())

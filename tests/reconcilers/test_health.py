@@ -159,7 +159,7 @@ _STATES = st.sampled_from(["ready"] * 6 + ["draining", "cordoned", "dead"])
 
 
 @given(st.data(), st.integers(1, 3))
-def test_ready_is_said_only_of_what_was_asked_and_has_answered(data: st.DataObject, count: int) -> None:
+def test_ready_covers_only_what_was_asked_and_has_answered(data: st.DataObject, count: int) -> None:
     _, _, observed = steady(count)
 
     def otherwise(runs: Sequence[ObservedRun]) -> tuple[ObservedRun, ...]:

@@ -26,7 +26,7 @@ class Spoken:
 
 
 @dataclass(frozen=True)
-class Said:
+class Reply:
     """A whole answer, however it was cut."""
 
     answer_id: str
@@ -57,7 +57,7 @@ class Line:
         self._connection.request("GET", "/health")
         return int(json.loads(self._connection.getresponse().read())["pid"])
 
-    def ask(self, key: str, path: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> Said | Failed:
+    def ask(self, key: str, path: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> Reply | Failed:
         """One try, of a call with ``return_token_ids``. The connection is closed after it."""
         sent = {"Content-Type": "application/json", "Authorization": f"Bearer {key}", **headers}
         with contextlib.closing(self._connection):
@@ -67,25 +67,25 @@ class Line:
             except (OSError, http.client.HTTPException):
                 return Failed(0, "lost")
             try:
-                said = response.readline()
+                reply = response.readline()
                 self.begun.set()
-                said += response.read()
+                reply += response.read()
             except (OSError, http.client.HTTPException):
                 return Failed(0, "cut", begun=True)
-        return understood(Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, said))
+        return understood(Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, reply))
 
 
-def ask(front: Process, key: str, path: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> Said | Failed:
+def ask(front: Process, key: str, path: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> Reply | Failed:
     """One try, on a connection of its own."""
     return Line(front).ask(key, path, body, headers)
 
 
-def understood(answer: Answer) -> Said | Failed:
+def understood(answer: Answer) -> Reply | Failed:
     if answer.status != 200:
         return Failed(answer.status, answer.json()["error"]["code"])
     if not answer.headers["content-type"].startswith("text/event-stream"):
         data = answer.json()
-        return Said(data["id"], tuple(map(_whole, data["choices"])))
+        return Reply(data["id"], tuple(map(_whole, data["choices"])))
     return _streamed(answer.body)
 
 
@@ -94,7 +94,7 @@ def _whole(choice: dict[str, Any]) -> Spoken:
     return Spoken(text, tuple(choice["token_ids"]), tuple(choice["versions"]), choice["finish_reason"])
 
 
-def _streamed(body: bytes) -> Said | Failed:
+def _streamed(body: bytes) -> Reply | Failed:
     events = [line[6:].strip() for line in body.splitlines() if line.startswith(b"data: ")]
     if not events or events[-1] != b"[DONE]":
         last = json.loads(events[-1]) if events else {}
@@ -102,7 +102,7 @@ def _streamed(body: bytes) -> Said | Failed:
     data = [json.loads(event) for event in events[:-1]]
     chunks = [choice for event in data for choice in event["choices"]]
     count = max(chunk["index"] for chunk in chunks) + 1
-    return Said(data[0]["id"], tuple(_joined([c for c in chunks if c["index"] == index]) for index in range(count)))
+    return Reply(data[0]["id"], tuple(_joined([c for c in chunks if c["index"] == index]) for index in range(count)))
 
 
 def _joined(chunks: list[dict[str, Any]]) -> Spoken:

@@ -40,8 +40,8 @@ class Row:
 
     @classmethod
     def of(cls, plain: dict[str, str]) -> Row:
-        said = dict(plain)
-        return cls(Fault(said.pop("part"), said.pop("what"), said.pop("when")), **said)
+        reply = dict(plain)
+        return cls(Fault(reply.pop("part"), reply.pop("what"), reply.pop("when")), **reply)
 
 
 @dataclass
@@ -51,14 +51,14 @@ class Outcome:
     fault: Fault
     _seen: dict[str, list[str]] = field(default_factory=lambda: {"callers": [], "recorded": [], "healed": []})
 
-    def callers(self, *said: str) -> None:
-        self._seen["callers"] += said
+    def callers(self, *reply: str) -> None:
+        self._seen["callers"] += reply
 
-    def recorded(self, *said: str) -> None:
-        self._seen["recorded"] += said
+    def recorded(self, *reply: str) -> None:
+        self._seen["recorded"] += reply
 
-    def healed(self, *said: str) -> None:
-        self._seen["healed"] += said
+    def healed(self, *reply: str) -> None:
+        self._seen["healed"] += reply
 
     def row(self) -> Row:
         missing = [name for name, seen in self._seen.items() if not seen]

@@ -15,7 +15,7 @@ from typing import Any
 import hypothesis.strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from tests.reliability.asking import CHAT, COMPLETIONS, Failed, Said, ask
+from tests.reliability.asking import CHAT, COMPLETIONS, Failed, Reply, ask
 from tests.reliability.fleet import Fleet, Member
 from tests.reliability.model import Call, Export, Session, Turn, check_rows, requests_of
 from tests.services.inference.recorder.rollouts import begin_group
@@ -80,18 +80,18 @@ class DataPlaneMachine(RuleBasedStateMachine):
         """No answer of a real engine may be so short that another one is the same."""
         return {"ignore_eos": True} if self.fleet.weights else {}
 
-    def _ask(self, session: Session, call: Call, **headers: str) -> Said | Failed:
+    def _ask(self, session: Session, call: Call, **headers: str) -> Reply | Failed:
         return ask(self.fleet.front, session.rollout.key, call.path, call.body, {**call.headers, **headers})
 
-    def _answered(self, session: Session, call: Call, base: Turn | None, said: Said | Failed) -> None:
+    def _answered(self, session: Session, call: Call, base: Turn | None, message: Reply | Failed) -> None:
         """``said`` is the answer of a call that was sampled, and recorded."""
-        assert isinstance(said, Said), said
-        assert not any(turn.said.answer_id == said.answer_id for each in self.sessions for turn in each.turns())
-        for number, choice in enumerate(said.choices):
-            sampled = self.fleet.witness.truth(said.interaction_id(number)).output
+        assert isinstance(message, Reply), message
+        assert not any(turn.reply.answer_id == message.answer_id for each in self.sessions for turn in each.turns())
+        for number, choice in enumerate(message.choices):
+            sampled = self.fleet.witness.truth(message.interaction_id(number)).output
             assert list(choice.token_ids) == sampled.token_ids
             assert list(choice.versions) == sampled.versions
-        session.record(call, said, base)
+        session.record(call, message, base)
         self._check(session)
 
     def _check(self, session: Session) -> None:
@@ -100,11 +100,11 @@ class DataPlaneMachine(RuleBasedStateMachine):
         if session.removed:
             assert answer.status == 404
             return
-        said = answer.json()
-        assert said["state"] == ("ended" if session.ended else "active")
+        reply = answer.json()
+        assert reply["state"] == ("ended" if session.ended else "active")
         held = [(number, each) for number, each in enumerate(session.trajectories) if each.held]
-        assert [each["trajectory_id"] for each in said["trajectories"]] == [number for number, _ in held]
-        for shown, (_, trajectory) in zip(said["trajectories"], held, strict=True):
+        assert [each["trajectory_id"] for each in reply["trajectories"]] == [number for number, _ in held]
+        for shown, (_, trajectory) in zip(reply["trajectories"], held, strict=True):
             assert shown["state"] == ("taken" if trajectory.taken else "ready" if trajectory.ready else "open")
             assert [(each["interaction_id"], each["parent_id"], each["reward"]) for each in shown["interactions"]] == [
                 (turn.name, turn.parent.name if turn.parent else None, turn.reward) for turn in trajectory.turns
@@ -122,11 +122,11 @@ class DataPlaneMachine(RuleBasedStateMachine):
     def call(self, data: st.DataObject) -> None:
         session = self._pick(data)
         call, base = self._some_call(data, session)
-        said = self._ask(session, call)
+        reply = self._ask(session, call)
         if session.ended:
-            assert said == Failed(409, "session_ended")
+            assert reply == Failed(409, "session_ended")
         else:
-            self._answered(session, call, base, said)
+            self._answered(session, call, base, reply)
 
     @rule(data=st.data(), values=st.lists(REWARDS, min_size=1, max_size=3))
     @precondition(lambda self: any(not each.ended for each in self.live()))
@@ -153,11 +153,11 @@ class DataPlaneMachine(RuleBasedStateMachine):
     def retry(self, session: Session, turn: Turn) -> None:
         """The same answer, and no new sample; without a key only while the trajectory is open."""
         recorded, sampled = session.repeated(turn.call), len(self.fleet.witness.calls())
-        said = self._ask(session, turn.call, **RETRY)
+        reply = self._ask(session, turn.call, **RETRY)
         if recorded is None:
-            self._answered(session, turn.call, turn.base, said)
+            self._answered(session, turn.call, turn.base, reply)
             return
-        assert said == recorded
+        assert reply == recorded
         assert len(self.fleet.witness.calls()) == sampled
         self._check(session)
 
@@ -210,8 +210,8 @@ class DataPlaneMachine(RuleBasedStateMachine):
     def end(self, data: st.DataObject) -> None:
         session = self._pick(data)
         session.end()
-        said = session.rollout.post("/rl/end_session", {})
-        assert (said.status, said.json()["ready_trajectory_ids"]) == (200, session.ready())
+        result = session.rollout.post("/rl/end_session", {})
+        assert (result.status, result.json()["ready_trajectory_ids"]) == (200, session.ready())
         self._check(session)
 
     @rule(data=st.data(), remove=st.booleans(), style=st.sampled_from(["individual", "concat"]))
@@ -296,9 +296,9 @@ class DataPlaneMachine(RuleBasedStateMachine):
         self._reached(1)
         second = later(self._ask, session, call, **RETRY)
         self._release()
-        said = first.result()
-        assert said == second.result()
-        self._answered(session, call, base, said)
+        reply = first.result()
+        assert reply == second.result()
+        self._answered(session, call, base, reply)
 
     # -- what operators do
 
@@ -398,13 +398,13 @@ class DataPlaneMachine(RuleBasedStateMachine):
             if session is not unknown:
                 self._check(session)
 
-    def _until_answered(self, session: Session, call: Call) -> Said:
-        def answered() -> Said | None:
-            said = self._ask(session, call, **RETRY)
-            return said if isinstance(said, Said) else None
+    def _until_answered(self, session: Session, call: Call) -> Reply:
+        def answered() -> Reply | None:
+            reply = self._ask(session, call, **RETRY)
+            return reply if isinstance(reply, Reply) else None
 
-        said: Said = wait_until(answered, what="the call is answered")
-        return said
+        reply: Reply = wait_until(answered, what="the call is answered")
+        return reply
 
     def _script(self, **what: Any) -> None:
         for engine in self.fleet.engines:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from areal.services.inference.recorder.session import SessionName
-from tests.reliability.asking import CHAT, Said
+from tests.reliability.asking import CHAT, Reply
 from tests.reliability.witness import Truth, Witness
 from tests.services.inference.recorder.rollouts import Rollout
 
@@ -37,7 +37,7 @@ class Turn:
 
     name: str
     call: Call
-    said: Said
+    reply: Reply
     choice: int
     base: Turn | None
     parent: Turn | None
@@ -54,7 +54,7 @@ class Turn:
         """The conversation up to and with its answer; empty for a plain completion."""
         if self.call.path != CHAT:
             return []
-        return [*self.call.body["messages"], {"role": "assistant", "content": self.said.choices[self.choice].text}]
+        return [*self.call.body["messages"], {"role": "assistant", "content": self.reply.choices[self.choice].text}]
 
 
 @dataclass
@@ -108,19 +108,19 @@ class Session:
         shared = [number for number, each in enumerate(self.trajectories) if each.shared and each.held]
         return sorted({*self.ready(), *shared})
 
-    def repeated(self, call: Call) -> Said | None:
+    def repeated(self, call: Call) -> Reply | None:
         """The recorded answer that a retry of ``call`` gets: by its key, else the newest of the same body while its
         trajectory is open. None: the retry is sampled, as the next trajectory may begin with the same body."""
         for turn in reversed(self.turns()):
             if turn.call.path == call.path:
                 same = turn.call.key == call.key if call.key else turn.call.body == call.body
                 if same:
-                    return turn.said if call.key or not self.holder(turn).ready else None
+                    return turn.reply if call.key or not self.holder(turn).ready else None
         return None
 
     # -- what happens to it
 
-    def record(self, call: Call, said: Said, base: Turn | None) -> None:
+    def record(self, call: Call, message: Reply, base: Turn | None) -> None:
         """``base``: the turn from which the call's conversation, or its prompt, goes on."""
         trajectory = self.open()
         if trajectory is None:
@@ -128,8 +128,8 @@ class Session:
             self.trajectories.append(trajectory)
         near = trajectory.turns if call.path == CHAT else trajectory.turns[-_BY_TOKENS:]
         parent = base if base in near else None
-        for choice in range(len(said.choices)):
-            trajectory.turns.append(Turn(said.interaction_id(choice), call, said, choice, base, parent))
+        for choice in range(len(message.choices)):
+            trajectory.turns.append(Turn(message.interaction_id(choice), call, message, choice, base, parent))
 
     def reward(self, turn: Turn, value: float) -> int:
         """The status that this reward gets."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.reliability.asking import CHAT, Failed, Said, ask
+from tests.reliability.asking import CHAT, Failed, Reply, ask
 from tests.reliability.fleet import Fleet, Member
 from tests.reliability.model import expected_row, unpadded
 from tests.services.inference.recorder.rollouts import Rollout, begin
@@ -17,15 +17,15 @@ SERVED = "served"
 NOTHING_MORE = "what was acknowledged, nothing else"
 
 
-def failure(said: Said | Failed) -> str:
+def failure(message: Reply | Failed) -> str:
     """How a call went, for its caller."""
-    if isinstance(said, Said):
+    if isinstance(message, Reply):
         return "answered"
-    if said.status:
-        return f"{said.status} `{said.code}`"
-    if said.code in ("lost", "cut"):
-        return "the stream breaks off" if said.begun else "connection lost"
-    return f"error event `{said.code}`"
+    if message.status:
+        return f"{message.status} `{message.code}`"
+    if message.code in ("lost", "cut"):
+        return "the stream breaks off" if message.begun else "connection lost"
+    return f"error event `{message.code}`"
 
 
 def status_of(answer: Answer) -> str:
@@ -46,24 +46,24 @@ class Scene:
         messages = [{"role": "user", "content": f"question {self.calls}"}]
         return {"messages": messages, "return_token_ids": True, **more}
 
-    def ask(self, body: Mapping[str, Any] | None = None, **headers: str) -> Said | Failed:
+    def ask(self, body: Mapping[str, Any] | None = None, **headers: str) -> Reply | Failed:
         """One call; what is answered is acknowledged."""
         self.calls += 1
-        said = ask(self.fleet.front, self.rollout.key, CHAT, body or self.body(), headers)
-        if isinstance(said, Said):
-            names = [said.interaction_id(choice) for choice in range(len(said.choices))]
+        reply = ask(self.fleet.front, self.rollout.key, CHAT, body or self.body(), headers)
+        if isinstance(reply, Reply):
+            names = [reply.interaction_id(choice) for choice in range(len(reply.choices))]
             self.acknowledged += [name for name in names if name not in self.acknowledged]
-        return said
+        return reply
 
-    def until_answered(self, body: Mapping[str, Any], **headers: str) -> Said:
+    def until_answered(self, body: Mapping[str, Any], **headers: str) -> Reply:
         """As an SDK does that does not give up."""
 
-        def answered() -> Said | None:
-            said = self.ask(body, **headers)
-            return said if isinstance(said, Said) else None
+        def answered() -> Reply | None:
+            reply = self.ask(body, **headers)
+            return reply if isinstance(reply, Reply) else None
 
-        said: Said = wait_until(answered, what="answered")
-        return said
+        reply: Reply = wait_until(answered, what="answered")
+        return reply
 
     def recorded(self) -> list[str]:
         detail = self.fleet.admin("GET", f"/rl/sessions/{self.rollout.session_id}").json()
@@ -84,18 +84,18 @@ class Scene:
         request = {"session_ids": [self.rollout.session_id]}
         answer = self.fleet.admin("POST", "/export_trajectories", request)
         assert answer.status == 200, answer.body
-        said = answer.json()
-        assert [row["interaction_id"] for row in said["rows"]] == self.acknowledged
+        reply = answer.json()
+        assert [row["interaction_id"] for row in reply["rows"]] == self.acknowledged
         for place, name in enumerate(self.acknowledged):
-            assert unpadded(said["traj"], place) == expected_row([self.fleet.witness.truth(name)])
-        assert self.fleet.admin("POST", "/export_trajectories", request).json() == said
+            assert unpadded(reply["traj"], place) == expected_row([self.fleet.witness.truth(name)])
+        assert self.fleet.admin("POST", "/export_trajectories", request).json() == reply
         return "exported as the engine saw it"
 
 
 def scene_at(fleet: Fleet, turns: int = 1) -> Scene:
     scene = Scene(fleet, begin(fleet.front, fleet.key, online=False))
     for _ in range(turns):
-        assert isinstance(scene.ask(), Said)
+        assert isinstance(scene.ask(), Reply)
     return scene
 
 

@@ -65,7 +65,7 @@ WRONG: dict[str, Callable[[Scene], bytes]] = {
     "100,000 nested objects in a field": sent(CHAT, b'{"messages": ' + b'{"a":' * 100_000 + b"1" + b"}" * 100_001),
     "number of 10,000 digits": sent(CHAT, GOOD[:-1] + b', "n": ' + b"9" * 10_000 + b"}"),
     "no messages": sent(CHAT, _json({"messages": []})),
-    "unknown model": sent(CHAT, _json({"messages": MESSAGES, "model": "nobody"})),
+    "unknown model": sent(CHAT, _json({"messages": MESSAGES, "model": "absent"})),
     "`n` of 0": sent(CHAT, _json({"messages": MESSAGES, "n": 0})),
     "temperature `NaN`": sent(CHAT, GOOD[:-1] + b', "temperature": NaN}'),
     "prompt beyond the context": sent(CHAT, _json({"messages": [{"role": "user", "content": "Hello " * 200_000}]})),
@@ -76,7 +76,7 @@ WRONG: dict[str, Callable[[Scene], bytes]] = {
     "reward `NaN`": sent(REWARD, b'{"reward": NaN}'),
     "reward beyond float32": sent(REWARD, b'{"reward": 1e300}'),
     "reward of an interaction of nobody": sent(REWARD, _json({"reward": 1.0, "interaction_id": "chatcmpl-0"})),
-    "export of an unknown session": by_admin(EXPORT, {"session_ids": ["nobody"]}),
+    "export of an unknown session": by_admin(EXPORT, {"session_ids": ["absent"]}),
     "export of a session that is not ready": lambda scene: by_admin(
         EXPORT, {"session_ids": [scene.rollout.session_id]}
     )(scene),
@@ -123,7 +123,7 @@ def test_wrong_request_is_refused_and_leaves_nothing(
 def test_field_given_twice_is_taken_once(fleet: Fleet, outcome: Outcome) -> None:
     """As every JSON reader does: the last one counts, for the relay and for the data proxy alike."""
     scene = scene_at(fleet)
-    body = b'{"model": "nobody", "n": 3, "messages": %s, "n": 2, "model": "tiny", "return_token_ids": true}'
+    body = b'{"model": "absent", "n": 3, "messages": %s, "n": 2, "model": "tiny", "return_token_ids": true}'
     answer = told(fleet.front, sent(CHAT, body % _json(MESSAGES))(scene))
     outcome.callers(answer)
     outcome.recorded(f"{len(scene.recorded()) - 1} choices: the last one counts")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.reliability.asking import Line, Said
+from tests.reliability.asking import Line, Reply
 from tests.reliability.faults import Outcome, fault, slow_fault
 from tests.reliability.fleet import MODEL, Fleet, running_fleet
 from tests.reliability.scenes import NOTHING_MORE, RETRY, SERVED, Scene, failure, instruct, scene_at, status_of
@@ -123,7 +123,7 @@ def test_disk_that_fills_up_in_a_stream_ends_it_with_an_error(fleet: Fleet, outc
 
 
 @fault(FULL, "file system that takes no folder", "at the start of a data proxy")
-def test_state_folder_that_cannot_be_made_is_said_at_the_start(
+def test_state_folder_that_cannot_be_made_is_reported_at_the_start(
     processes: Processes, tokenizer: Path, outcome: Outcome
 ) -> None:
     flags = ("--model", MODEL, "--engine", "embedded", "--engine-url", "http://127.0.0.1:9", "--port", "0")
@@ -270,7 +270,7 @@ def test_journal_that_cannot_be_read_is_not_overwritten(
     outcome.recorded("the file is left as it is")
     files.folder.rename(files.folder.with_name("set-aside"))
     proxy.restart()
-    assert isinstance(scene_at(own).ask(), Said)
+    assert isinstance(scene_at(own).ask(), Reply)
     outcome.healed("served when the folder is moved away")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.reliability.asking import Said
+from tests.reliability.asking import Reply
 from tests.reliability.faults import Outcome, fault
 from tests.reliability.fleet import Fleet, running_fleet
 from tests.reliability.scenes import SERVED, failure, instruct, scene_at
@@ -54,6 +54,6 @@ def test_engine_that_lies_fails_its_call_and_nothing_of_it_is_recorded(
     outcome.callers(failure(scene.ask(body)), f"as a stream {failure(scene.ask(streamed))}")
     outcome.recorded(scene.kept())
     instruct(fleet.engines[0])
-    assert isinstance(scene.ask(body), Said)
+    assert isinstance(scene.ask(body), Reply)
     outcome.healed(SERVED)
     assert scene.exported()

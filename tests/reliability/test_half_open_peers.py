@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.reliability.asking import CHAT, Failed, Line, Said
+from tests.reliability.asking import CHAT, Failed, Line, Reply
 from tests.reliability.faults import Outcome, fault
 from tests.reliability.fleet import MODEL, Fleet, place_of, running_fleet
 from tests.reliability.peers import MANNERS, Peer, peer
@@ -64,7 +64,7 @@ def neighbour(fleet: Fleet, place: int) -> Scene:
 
 
 def serves_on(other: Scene) -> str:
-    assert isinstance(other.ask(), Said)
+    assert isinstance(other.ask(), Reply)
     return "the other replica serves on"
 
 
@@ -131,7 +131,7 @@ def test_router_held_still_is_not_noticed_by_calls(fleet: Fleet, outcome: Outcom
         outcome.callers(failure(scene.ask()))
     outcome.recorded(scene.kept())
     fleet.wait_ready()
-    assert isinstance(scene.ask(), Said) and scene.exported()
+    assert isinstance(scene.ask(), Reply) and scene.exported()
     outcome.healed(SERVED)
 
 
@@ -144,7 +144,7 @@ def test_relay_held_still_holds_its_own_callers_only(fleet: Fleet, outcome: Outc
         free = Line(fleet.front)
     with halted(victim):
         waiting = later(stuck.ask, scene.rollout.key, CHAT, scene.body(), {})
-        assert isinstance(free.ask(scene.rollout.key, CHAT, scene.body(), {"Idempotency-Key": "free"}), Said)
+        assert isinstance(free.ask(scene.rollout.key, CHAT, scene.body(), {"Idempotency-Key": "free"}), Reply)
         assert not waiting.done()
     outcome.callers(f"of the other relay: answered; of this one: {failure(waiting.result(60))} when it goes on")
     scene.acknowledged = scene.recorded()
@@ -165,9 +165,9 @@ def test_stranger_at_an_engines_address_is_a_failed_call(
         wait_ready(proxy)
         rollout = begin(proxy, processes.key)
         body = {"messages": [{"role": "user", "content": "Hello"}]}
-        said = Line(proxy).ask(rollout.key, CHAT, body, {})
+        reply = Line(proxy).ask(rollout.key, CHAT, body, {})
         streamed = Line(proxy).ask(rollout.key, CHAT, {**body, "stream": True}, {})
-    outcome.callers(failure(said), f"as a stream {failure(streamed)}")
+    outcome.callers(failure(reply), f"as a stream {failure(streamed)}")
     detail = proxy.call("GET", f"/rl/sessions/{rollout.session_id}", key=processes.key).json()
     assert detail["trajectories"] == []
     outcome.recorded("nothing")
@@ -191,11 +191,11 @@ def test_stranger_at_a_data_proxys_address_costs_at_most_its_own_calls(
         outcome.callers(failure(running.result(60)) + " elsewhere")
     fleet.register()
     outcome.recorded("nothing at the stranger's")
-    assert isinstance(scene_at(fleet).ask(), Said)
+    assert isinstance(scene_at(fleet).ask(), Reply)
     outcome.healed(SERVED)
 
 
-def _call_that_meets(fleet: Fleet, stranger: Peer) -> Future[Said | Failed]:
+def _call_that_meets(fleet: Fleet, stranger: Peer) -> Future[Reply | Failed]:
     """The first of many calls that the stranger was given; equal ones would all go the same way."""
     for number in range(200):
         messages = [{"role": "user", "content": f"{number} bottles"}]

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.reliability.asking import CHAT, Failed, Line, Said
+from tests.reliability.asking import CHAT, Failed, Line, Reply
 from tests.reliability.faults import Outcome, fault
 from tests.reliability.fleet import Fleet, Member, place_of, running_fleet
 from tests.reliability.scenes import NOTHING_MORE, RETRY, Scene, failure, instruct, reached, scene_at
@@ -58,15 +58,15 @@ class Stage:
         running = later(front.ask, scene.rollout.key, CHAT, body, {"Idempotency-Key": key})
         self.calls[key] = (body, running)
 
-    def outcomes(self) -> list[Said | Failed]:
+    def outcomes(self) -> list[Reply | Failed]:
         return [running.result(60) for _, running in self.calls.values()]
 
     def try_again(self) -> None:
         """Each call until it is answered; one that was answered before is told the same."""
         for key, (body, running) in self.calls.items():
-            said = self.scene.until_answered(body, **{"Idempotency-Key": key}, **RETRY)
+            reply = self.scene.until_answered(body, **{"Idempotency-Key": key}, **RETRY)
             first = running.result(60)
-            assert isinstance(first, Failed) or first == said
+            assert isinstance(first, Failed) or first == reply
 
 
 @pytest.fixture
@@ -223,7 +223,7 @@ def test_second_sample_of_a_body_is_a_second_one_where_a_process_is_killed(stage
     """The relay tries again what no caller has repeated."""
     kill, heal = VICTIMS[victim]
     body = stage.scene.body()
-    assert isinstance(stage.scene.ask(body), Said)
+    assert isinstance(stage.scene.ask(body), Reply)
     instruct(stage.engine, hold_after=0)
     second = later(stage.scene.ask, body)
     reached(stage.engine, 0)
@@ -231,7 +231,7 @@ def test_second_sample_of_a_body_is_a_second_one_where_a_process_is_killed(stage
     if victim != "engine":
         stage.engine.call("POST", "/release")
     heal(stage)
-    assert isinstance(second.result(60), Said)
+    assert isinstance(second.result(60), Reply)
     assert len(set(stage.scene.acknowledged)) == 3
     assert stage.scene.kept() == NOTHING_MORE
 
@@ -244,18 +244,18 @@ def _tell_callers(stage: Stage, outcome: Outcome, phase: str) -> None:
     if phase != "while it records":
         outcome.callers(*map(failure, outcomes))
         return
-    assert any(isinstance(each, Said) for each in outcomes)
+    assert any(isinstance(each, Reply) for each in outcomes)
     outcome.callers("whoever is not answered knows it")
 
 
 def _tell_exports(stage: Stage, outcome: Outcome) -> None:
     assert stage.exports is not None
     other, request, answers = stage.exports
-    said = []
+    reply = []
     for answer in answers:
         if answer.exception() is None and answer.result().status == 200:
-            said.append(answer.result().json())
+            reply.append(answer.result().json())
     again = stage.fleet.admin("POST", "/export_trajectories", request)
-    assert all(each == again.json() for each in said)
+    assert all(each == again.json() for each in reply)
     assert [row["interaction_id"] for row in again.json()["rows"]] == other.acknowledged
     outcome.callers("one answer for all who ask, then and afterwards")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.reliability.asking import CHAT, Line, Said
+from tests.reliability.asking import CHAT, Line, Reply
 from tests.reliability.faults import Outcome, fault
 from tests.reliability.fleet import Fleet, place_of, running_fleet
 from tests.reliability.scenes import NOTHING_MORE, RETRY, SERVED, Scene, failure, instruct, scene_at, status_of
@@ -44,7 +44,7 @@ def test_lost_replicas_sessions_go_on_at_its_sibling(fleet: Fleet, outcome: Outc
     assert rewarded.rollout.post("/rl/set_reward", {"reward": 1.0}).status == 200
     fleet.proxies[0].kill()
     fleet.engines[0].kill()
-    assert isinstance(other.ask(), Said)
+    assert isinstance(other.ask(), Reply)
     outcome.callers("the other replica's: answered", f"its own: {failure(scene.ask())} by the sibling")
     assert scene.kept() == other.kept() == rewarded.kept() == NOTHING_MORE
     outcome.recorded("all of it")
@@ -64,12 +64,12 @@ def test_drained_data_proxy_finishes_its_stream_and_leaves_its_sessions(fleet: F
     proxy.signal(TERM)
     wait_until(lambda: refuses_connections(proxy), what="it drains")
     assert engine.call("POST", "/release").status == 200
-    said = running.result(60)
-    outcome.callers(failure(said))
+    reply = running.result(60)
+    outcome.callers(failure(reply))
     assert proxy.wait() == 0
-    assert scene.until_answered(body, **{"Idempotency-Key": "k"}, **RETRY) == said
+    assert scene.until_answered(body, **{"Idempotency-Key": "k"}, **RETRY) == reply
     outcome.recorded("once" if scene.kept() == NOTHING_MORE else scene.kept())
-    assert isinstance(scene.ask(), Said) and scene.exported()
+    assert isinstance(scene.ask(), Reply) and scene.exported()
     outcome.healed("the session goes on at the sibling")
 
 
@@ -88,7 +88,7 @@ def test_lost_engine_holds_its_sessions_until_another_comes(fleet: Fleet, outcom
     outcome.recorded("all of it, and exported without the engine")
     fleet.engines[0].restart()
     fleet.wait_ready()
-    assert isinstance(scene_at(fleet).ask(), Said)
+    assert isinstance(scene_at(fleet).ask(), Reply)
     outcome.healed("served when an engine is back")
 
 
@@ -139,7 +139,7 @@ def test_gateway_and_router_that_know_nothing_refuse_and_then_serve(fleet: Fleet
     outcome.callers(failure(scene.ask()))
     fleet.register()
     fleet.wait_ready()
-    assert isinstance(scene.ask(), Said)
+    assert isinstance(scene.ask(), Reply)
     assert scene.kept() == NOTHING_MORE
     outcome.recorded("all of it")
     assert scene.exported()
@@ -170,7 +170,7 @@ def test_export_of_two_replicas_waits_for_both(tmp_path: Path, tokenizer: Path, 
 
 @pytest.mark.slow
 @fault(PART, "engine dead", "at a pause of all")
-def test_pause_that_one_worker_cannot_keep_is_said(fleet: Fleet, outcome: Outcome) -> None:
+def test_pause_that_one_worker_cannot_keep_is_reported(fleet: Fleet, outcome: Outcome) -> None:
     scene, other = scenes_of_both(fleet)
     fleet.engines[0].kill()
     answer = fleet.admin("POST", "/pause_generation/all", {})
@@ -179,7 +179,7 @@ def test_pause_that_one_worker_cannot_keep_is_said(fleet: Fleet, outcome: Outcom
     fleet.engines[0].restart()
     fleet.wait_ready()
     assert fleet.admin("POST", "/continue_generation/all", {}).status == 200
-    assert isinstance(scene.ask(), Said) and isinstance(other.ask(), Said)
+    assert isinstance(scene.ask(), Reply) and isinstance(other.ask(), Reply)
     assert scene.kept() == other.kept() == NOTHING_MORE
     outcome.recorded("all of it")
     assert scene.exported() and other.exported()

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.reliability.asking import CHAT, Line, Said, ask
+from tests.reliability.asking import CHAT, Line, Reply, ask
 from tests.reliability.faults import Outcome, fault
 from tests.reliability.fleet import Fleet, running_fleet
 from tests.reliability.raw import dial, read_answer, request
@@ -37,7 +37,7 @@ def scene(fleet: Fleet) -> Scene:
 
 
 def served(scene: Scene) -> str:
-    assert isinstance(scene.ask(), Said)
+    assert isinstance(scene.ask(), Reply)
     assert scene.exported()
     return SERVED
 
@@ -126,9 +126,7 @@ def test_storm_of_retries_is_one_sample(fleet: Fleet, scene: Scene, outcome: Out
 
 @pytest.mark.slow
 @fault(PART, "caller does not read its stream", "in a stream of eight times 50,000 tokens")
-def test_caller_that_does_not_read_holds_the_engine_back_and_nobody_else(
-    fleet: Fleet, scene: Scene, outcome: Outcome
-) -> None:
+def test_slow_reader_holds_the_engine_back_for_itself_alone(fleet: Fleet, scene: Scene, outcome: Outcome) -> None:
     tokens = 50_000
     instruct(fleet.engines[0], at_least=tokens)
     proxy = psutil.Process(fleet.proxies[0].process.popen.pid)
@@ -139,7 +137,7 @@ def test_caller_that_does_not_read_holds_the_engine_back_and_nobody_else(
     seen = -1
     while (now := furthest(fleet.engines[0])) != seen:  # until it is held back
         seen = now
-        assert isinstance(scene_at(fleet, turns=0).ask(scene.body(max_tokens=4)), Said)
+        assert isinstance(scene_at(fleet, turns=0).ask(scene.body(max_tokens=4)), Reply)
     assert 0 < seen < tokens and proxy.memory_info().rss - before < 100e6
     outcome.callers("it holds the engine back; others are served")
     assert list(events)[-1] == "[DONE]"
@@ -162,7 +160,7 @@ HALF_BODY = request(CHAT, {"Content-Length": "1000"}, b'{"messages": ')
     ],
 )
 @pytest.mark.slow
-def test_callers_that_never_finish_their_request_are_let_go(
+def test_callers_that_never_finish_their_request_are_disconnected(
     fleet: Fleet, scene: Scene, outcome: Outcome, words: bytes
 ) -> None:
     """Slow-loris: each holds a connection by saying next to nothing."""
@@ -175,7 +173,7 @@ def test_callers_that_never_finish_their_request_are_let_go(
             else words
         )
         sock.sendall(head)
-    assert isinstance(scene.ask(), Said)
+    assert isinstance(scene.ask(), Reply)
     outcome.callers(*sorted({read_answer(sock.makefile("rb")) for sock in sockets}))
     for sock in sockets:
         sock.close()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.reliability.asking import Said
+from tests.reliability.asking import Reply
 from tests.reliability.faults import Outcome, fault
 from tests.reliability.fleet import Fleet
 from tests.reliability.scenes import NOTHING_MORE, RETRY, Scene
@@ -33,23 +33,23 @@ class Caller:
         for turn in range(TURNS):
             messages.append({"role": "user", "content": f"question {self.number}.{turn}"})
             body = {"messages": messages, "return_token_ids": True, "stream": bool(turn % 2), "max_tokens": 64}
-            said = self._answered(body, f"key-{turn}")
-            messages.append({"role": "assistant", "content": said.choices[0].text})
+            reply = self._answered(body, f"key-{turn}")
+            messages.append({"role": "assistant", "content": reply.choices[0].text})
             self.turns += 1
 
-    def _answered(self, body: dict[str, Any], key: str) -> Said:
+    def _answered(self, body: dict[str, Any], key: str) -> Reply:
         self.scene.rollout.front = self.scene.fleet.front
         first = self.scene.ask(body, **{"Idempotency-Key": key})
-        if isinstance(first, Said):
+        if isinstance(first, Reply):
             return first
 
-        def again() -> Said | None:
+        def again() -> Reply | None:
             self.scene.rollout.front = self.scene.fleet.front
-            said = self.scene.ask(body, **{"Idempotency-Key": key}, **RETRY)
-            return said if isinstance(said, Said) else None
+            reply = self.scene.ask(body, **{"Idempotency-Key": key}, **RETRY)
+            return reply if isinstance(reply, Reply) else None
 
-        said: Said = wait_until(again, PATIENCE_S, "answered in the end")
-        return said
+        reply: Reply = wait_until(again, PATIENCE_S, "answered in the end")
+        return reply
 
 
 @pytest.mark.slow

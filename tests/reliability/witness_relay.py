@@ -35,17 +35,17 @@ class Relay:
         name = body["request_id"]
         self.write(call=name, input_ids=body["input_ids"], n=body["sampling"].get("n", 1))
         self.counts[name] = 0
-        async with self.http.post(f"{self.engine}/generate", json=body, timeout=aiohttp.ClientTimeout()) as said:
-            out = web.StreamResponse(status=said.status, headers={"Content-Type": said.headers["Content-Type"]})
+        async with self.http.post(f"{self.engine}/generate", json=body, timeout=aiohttp.ClientTimeout()) as reply:
+            out = web.StreamResponse(status=reply.status, headers={"Content-Type": reply.headers["Content-Type"]})
             await out.prepare(request)
             if not body.get("stream"):
-                whole = await said.read()
+                whole = await reply.read()
                 for place, choice in enumerate(json.loads(whole).get("choices", ())):
                     for line in _token_by_token({"index": place, **choice}):
                         await self._take(name, line)
                 await out.write(whole)
                 return out
-            async for text in said.content:
+            async for text in reply.content:
                 for line in _token_by_token(json.loads(text)):
                     await self._take(name, line)
                     await out.write(json.dumps(line).encode() + b"\n")
@@ -66,8 +66,8 @@ class Relay:
         url, data = f"{self.engine}{request.path}", await request.read()
         headers = {"Content-Type": "application/json"}
         try:
-            async with self.http.request(request.method, url, data=data, headers=headers) as said:
-                return web.Response(status=said.status, body=await said.read(), content_type="application/json")
+            async with self.http.request(request.method, url, data=data, headers=headers) as reply:
+                return web.Response(status=reply.status, body=await reply.read(), content_type="application/json")
         except aiohttp.ClientError as error:
             return web.json_response({"error": {"message": str(error)}}, status=503)
 

@@ -135,7 +135,7 @@ PRIVATE = [
 
 
 @pytest.mark.parametrize("text", FORBIDDEN)
-def test_link_local_metadata_and_nobody_are_refused_whatever_is_allowed(text: str) -> None:
+def test_link_local_metadata_and_unspecified_addresses_are_refused_whatever_is_allowed(text: str) -> None:
     assert refusal(ipaddress.ip_address(text), allow_private=True) is not None
 
 

@@ -165,7 +165,7 @@ def test_bad_generate_is_one_line(text: str, fault: str) -> None:
     assert found.startswith(fault)
 
 
-def test_fault_of_every_item_is_said_once() -> None:
+def test_fault_of_every_item_is_reported_once() -> None:
     template = "{kind: Model, metadata: {name: 'm${{ item }}'}, spec: {backend: embedded, path: m, replicaz: 1}}"
     assert faults(_generate('{each: "${{ range(500) }}"}', template)) == [
         '3:94: spec.replicaz: unknown field (did you mean "replicas"?) (each[0] and 499 more)'

@@ -333,8 +333,8 @@ WRONG = [
 ]
 
 
-def reward_of(function: Callable[..., float], said: str, answer: str) -> float:
-    return function("q", said, [], [], answer=answer)
+def reward_of(function: Callable[..., float], message: str, answer: str) -> float:
+    return function("q", message, [], [], answer=answer)
 
 
 def collected(prompt: str, completion: str, prompt_ids: object, completion_ids: object, answer: str) -> float:
@@ -342,22 +342,22 @@ def collected(prompt: str, completion: str, prompt_ids: object, completion_ids: 
 
 
 @pytest.mark.parametrize("function", [gsm8k_reward_fn, collected])
-@pytest.mark.parametrize(("said", "answer"), RIGHT)
-def test_right_number_is_rewarded(function: Callable[..., float], said: str, answer: str) -> None:
-    assert reward_of(function, said, answer) == 1.0
+@pytest.mark.parametrize(("message", "answer"), RIGHT)
+def test_right_number_is_rewarded(function: Callable[..., float], message: str, answer: str) -> None:
+    assert reward_of(function, message, answer) == 1.0
 
 
 @pytest.mark.parametrize("function", [gsm8k_reward_fn, collected])
-@pytest.mark.parametrize(("said", "answer"), WRONG)
-def test_wrong_number_is_not_rewarded(function: Callable[..., float], said: str, answer: str) -> None:
-    assert reward_of(function, said, answer) == 0.0
+@pytest.mark.parametrize(("message", "answer"), WRONG)
+def test_wrong_number_is_not_rewarded(function: Callable[..., float], message: str, answer: str) -> None:
+    assert reward_of(function, message, answer) == 0.0
 
 
 @pytest.mark.parametrize(
-    ("said", "answer", "reward"),
+    ("message", "answer", "reward"),
     [
-        *((said, answer, 1.0) for said, answer in RIGHT),
-        *((said, answer, 0.0) for said, answer in WRONG if not said.startswith(r"\boxed{(((")),
+        *((message, answer, 1.0) for message, answer in RIGHT),
+        *((message, answer, 0.0) for message, answer in WRONG if not message.startswith(r"\boxed{(((")),
         (r"\boxed{\frac{1}{2}}", "0.5", 1.0),
         ("$x = 3$", "3", 1.0),
         (r"\boxed{1+x^2}", "$x^2+1$", 1.0),
@@ -469,8 +469,8 @@ def test_wrong_number_is_not_rewarded(function: Callable[..., float], said: str,
         (r"\boxed{2,1,2}", "1,2,2", 1.0),
     ],
 )
-def test_math_answer(said: str, answer: str, reward: float) -> None:
-    assert reward_of(math_verify_reward_fn, said, answer) == reward
+def test_math_answer(message: str, answer: str, reward: float) -> None:
+    assert reward_of(math_verify_reward_fn, message, answer) == reward
 
 
 @pytest.mark.parametrize("function", [gsm8k_reward_fn, math_verify_reward_fn])
@@ -524,10 +524,15 @@ def test_number_is_read_with_or_without_separators(value: int) -> None:
 
 @given(st.integers(-(10**6), 10**6), st.integers(-(10**6), 10**6))
 @settings(deadline=None)
-def test_number_is_right_if_and_only_if_it_is_the_number(said: int, right: int) -> None:
-    for written in (rf"\boxed{{{said}}}", f"#### {said:,}", f"so {said}", rf"\boxed{{{said}.0\text{{ eggs}}}}"):
-        assert gsm8k_reward_fn("q", written, [], [], answer=str(right)) == float(said == right)
-        assert gsm8k_reward_fn("q", written, [], [], answer=f"{said}") == 1.0
+def test_number_is_right_if_and_only_if_it_is_the_number(given_number: int, right: int) -> None:
+    for written in (
+        rf"\boxed{{{given_number}}}",
+        f"#### {given_number:,}",
+        f"so {given_number}",
+        rf"\boxed{{{given_number}.0\text{{ eggs}}}}",
+    ):
+        assert gsm8k_reward_fn("q", written, [], [], answer=str(right)) == float(given_number == right)
+        assert gsm8k_reward_fn("q", written, [], [], answer=f"{given_number}") == 1.0
 
 
 @given(st.text(alphabet="0123456789,./$- \\boxed{}#^!()or"))

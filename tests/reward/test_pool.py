@@ -40,7 +40,7 @@ async def test_reward_is_computed_elsewhere_from_function_or_name() -> None:
     assert await AsyncRewardWrapper(rewards.process_id)() != os.getpid()
 
 
-async def test_reward_that_raises_is_told_with_its_own_words_and_the_process_goes_on() -> None:
+async def test_reward_that_raises_is_reported_with_its_message_and_the_process_continues() -> None:
     before = await AsyncRewardWrapper(rewards.process_id, max_workers=1)()
     with pytest.raises(RewardRaised, match=r"raises raised: KeyError: 'answer' \(.*rewards.py:\d+, in raises\)$"):
         await AsyncRewardWrapper(rewards.raises, max_workers=1)("p", "c", [], [])
@@ -120,7 +120,7 @@ async def test_object_is_computed_elsewhere_as_it_is_at_the_call() -> None:
     assert await AsyncRewardWrapper(functools.partial(rewards.process_id, scale=1.0))() != os.getpid()
 
 
-async def test_closure_runs_here_and_it_is_said(caplog: pytest.LogCaptureFixture) -> None:
+async def test_closure_runs_in_this_process_with_a_notice(caplog: pytest.LogCaptureFixture) -> None:
     lock = threading.Lock()
 
     def locked(prompt: str, completions: str, *_: Any) -> float:
@@ -181,7 +181,7 @@ def test_what_is_no_function_is_refused_at_once(given: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "args", "kwargs", "said"),
+    ("function", "args", "kwargs", "message"),
     [
         (rewards.length, ("p", "c"), {}, "missing a required argument: 'prompt_ids'"),
         (rewards.no_extra, ("p", "c", [], []), {"answer": "", "x": 1}, "got an unexpected keyword argument 'x'"),
@@ -191,12 +191,12 @@ def test_what_is_no_function_is_refused_at_once(given: Any) -> None:
     ],
 )
 async def test_arguments_that_a_reward_does_not_take_are_refused_with_its_signature(
-    function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], said: str
+    function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], message: str
 ) -> None:
     wrapper = AsyncRewardWrapper(function)
     with pytest.raises(UsageFault) as caught:
         await wrapper(*args, **kwargs)
-    assert said in str(caught.value) and f"the reward {name_of(function)}(" in str(caught.value)
+    assert message in str(caught.value) and f"the reward {name_of(function)}(" in str(caught.value)
     with pytest.raises(UsageFault):
         await wrapper.each([(args, kwargs)])
 
@@ -354,7 +354,7 @@ def test_jobs_of_keeps_order_and_is_quick_or_one(counts: list[int], seconds: flo
     assert all(len(job) == 1 or sum(counts[place] for place in job) * seconds <= 0.02 for job in jobs)
 
 
-async def test_reward_that_always_hangs_is_told_each_time_and_tried_again_no_more(
+async def test_reward_that_always_hangs_is_reported_each_time_and_not_retried(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     reward = AsyncRewardWrapper(rewards.hangs, timeout_seconds=0.01, max_retries=100)

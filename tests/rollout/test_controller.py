@@ -250,7 +250,7 @@ def test_evaluation_is_not_counted(make: Make) -> None:
         controller.wait_for_task(task)
 
 
-def test_nothing_but_refusals_is_said_and_sampling_goes_on(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+def test_refusals_alone_are_reported_and_sampling_goes_on(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     controller = make(consumer_batch_size=2, max_head_offpolicyness=2)
     first = 100
     taken = controller.prepare_batch(
@@ -288,7 +288,7 @@ def test_task_that_is_too_old_while_it_runs_is_none_at_once(place: Place, make: 
         assert (waiting.result() if waiting else controller.wait_for_task(task)) is None
 
 
-def test_workflow_that_raises_is_told_and_its_failures_are_kept(make: Make) -> None:
+def test_workflow_that_raises_is_reported_and_its_failures_are_kept(make: Make) -> None:
     controller = make()
     with pytest.raises(RolloutsFailed, match=r"fault of the workflow: KeyError: 'answer'"):
         controller.prepare_batch(rows(1, 2, 3), Broken())

@@ -67,7 +67,7 @@ TABLE: dict[str, tuple[Rollout, dict[int, list[tuple[list[int], str | None]]]]] 
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_samples_and_turns_are_told_apart(name: str) -> None:
+def test_samples_and_turns_are_distinct(name: str) -> None:
     given, expected = TABLE[name]
     assert shape(episodes_of(given)) == expected
 

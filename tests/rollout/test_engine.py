@@ -71,7 +71,7 @@ async def test_complete_in_other_ways_is_another_call(place: Place, batcher: Pro
     assert sorted(prompts_seen(place)) == [1, 1, 2]
 
 
-async def test_complete_where_nobody_tells_of_replicas_asks_alone(place: Place) -> None:
+async def test_complete_without_replicas_asks_alone(place: Place) -> None:
     async with AsyncInferenceClient(place.proxy.url, place.key, model="tiny", timeout_s=20) as client:
         batcher = PromptBatcher(client)
         await asyncio.gather(*(batcher.complete([5, 6], n=2, **OPTIONS) for _ in range(3)))
@@ -88,7 +88,7 @@ async def test_complete_beside_a_refused_prompt_gets_its_choices(place: Place, b
     assert isinstance(good, list) and len(good) == 2
 
 
-async def test_complete_when_the_engine_fails_all_are_told(place: Place, batcher: PromptBatcher) -> None:
+async def test_complete_reports_an_engine_failure_to_all_callers(place: Place, batcher: PromptBatcher) -> None:
     script(place.engine, cut_after=1)
     ends = await asyncio.gather(*(batcher.complete([5, 6], n=2, **OPTIONS) for _ in range(2)), return_exceptions=True)
     assert [type(end) for end in ends] == [ServiceError, ServiceError]

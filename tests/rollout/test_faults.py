@@ -97,7 +97,7 @@ def test_controls_name_who_failed(service: Service) -> None:
         with pytest.raises(ServiceError, match=f"failed on 1 of 2 workers: {workers[1]}"):
             client.workers.get_version()
         with pytest.raises(UnknownName):
-            client.workers.pause("nobody")
+            client.workers.pause("absent")
         assert client.chat([{"role": "user", "content": "Hello"}], store=False)["choices"]
 
 
@@ -131,7 +131,7 @@ class OlderService:
         return [{"index": 0, "text": "7", "finish_reason": "stop", "token_ids": [7], "versions": [0]}]
 
 
-async def test_service_of_another_release_is_to_blame_and_the_remedy_is_said() -> None:
+async def test_service_of_another_release_is_to_blame_and_the_remedy_is_named() -> None:
     older: Any = OlderService()
     engine = EpisodeEngine(older, older, "task", lambda: 0, timeout_s=1.0)
     with pytest.raises(ServiceError, match=r"without 'token_logprobs': it is of another release .* restart it"):

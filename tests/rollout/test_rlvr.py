@@ -215,7 +215,7 @@ async def test_rewards_without_weights_count_alike() -> None:
 
 
 @pytest.mark.parametrize(
-    ("functions", "weights", "said"),
+    ("functions", "weights", "message"),
     [
         ([LENGTH, RIGHT], [1.0], "reward_weights has 1 numbers, and reward_fn 2 functions"),
         ([LENGTH], [float("nan")], "must be finite"),
@@ -223,11 +223,11 @@ async def test_rewards_without_weights_count_alike() -> None:
         ([], None, "reward_fn 0 functions"),
     ],
 )
-def test_weights_that_do_not_fit_are_told(functions: list[Any], weights: list[float] | None, said: str) -> None:
-    with pytest.raises(UsageFault, match=said):
+def test_wrong_weights_are_reported(functions: list[Any], weights: list[float] | None, message: str) -> None:
+    with pytest.raises(UsageFault, match=message):
         RowReward(functions, 30.0, weights)
 
 
-def test_row_without_a_column_that_one_of_them_needs_is_told_before_anything_is_sampled() -> None:
+def test_row_without_a_required_column_is_reported_before_anything_is_sampled() -> None:
     with pytest.raises(UsageFault, match="answer"):
         RowReward([LENGTH, RIGHT]).check({"question": "?"})

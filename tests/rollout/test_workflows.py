@@ -214,17 +214,17 @@ def test_agent_that_gives_no_reward_is_rejected_and_leaves_nothing(
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("row", "message"),
     [
         ({"prompt": ""}, "this one has prompt"),
         ({"prompt": 5}, "this one has int 5"),
         ({"prompt": "1234", "when": int}, "cannot be written as JSON: Type is not JSON serializable: type"),
     ],
 )
-def test_row_that_no_agent_service_can_take_is_told(
-    controller: RolloutController, row: dict[str, Any], said: str
+def test_row_that_no_agent_service_can_take_is_reported(
+    controller: RolloutController, row: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(RolloutsFailed, match=said):
+    with pytest.raises(RolloutsFailed, match=message):
         controller.rollout_batch([row], AgentServiceWorkflow, {"address": "http://127.0.0.1:9"})
 
 
@@ -239,8 +239,8 @@ def test_online_mode_takes_what_users_have_made(digits: Place) -> None:
         assert sorted(each["rewards"].tolist() for each in batch) == [[0.0], [1.0]]
         session = client.start_session("a user", online=True)
         chat = session.chat(ROWS[0]["messages"], max_tokens=8)
-        said = [{"role": "assistant", "content": chat["choices"][0]["message"]["content"]}, *ROWS[0]["messages"]]
-        session.chat([*ROWS[0]["messages"], *said], max_tokens=8)
+        reply = [{"role": "assistant", "content": chat["choices"][0]["message"]["content"]}, *ROWS[0]["messages"]]
+        session.chat([*ROWS[0]["messages"], *reply], max_tokens=8)
         session.reward(1.0)
         for controller in controller_of(
             digits, agent=AgentConfig(mode="online", turn_discount=0.25), consumer_batch_size=1
@@ -356,7 +356,7 @@ def test_gymnasium_environment_is_one_of_ours() -> None:
 
 
 @pytest.mark.parametrize(
-    ("workflow", "kwargs", "said"),
+    ("workflow", "kwargs", "message"),
     [
         (None, None, "no workflow was given"),
         (object(), None, "object is no workflow"),
@@ -365,8 +365,8 @@ def test_gymnasium_environment_is_one_of_ours() -> None:
         (Rewarding(), {"x": 1}, "made already"),
     ],
 )
-def test_what_is_no_workflow_says_why(workflow: Any, kwargs: Any, said: str) -> None:
-    with pytest.raises(UsageFault, match=said):
+def test_what_is_no_workflow_says_why(workflow: Any, kwargs: Any, message: str) -> None:
+    with pytest.raises(UsageFault, match=message):
         WorkflowResolver().resolve(workflow, kwargs)
 
 
@@ -392,7 +392,7 @@ def test_same_workflow_is_made_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("workflow", "kwargs", "said"),
+    ("workflow", "kwargs", "message"),
     [
         (3, {}, "int is no workflow"),
         (3, {"x": 1}, "int is no workflow"),
@@ -408,12 +408,12 @@ def test_same_workflow_is_made_once() -> None:
     ],
 )
 def test_what_cannot_run_is_refused_before_the_first_episode(
-    tokenizer: Any, workflow: Any, kwargs: dict[str, Any], said: str
+    tokenizer: Any, workflow: Any, kwargs: dict[str, Any], message: str
 ) -> None:
     common = {"gconfig": GCONFIG, "tokenizer": tokenizer} if workflow is RLVRWorkflow else {}
     with pytest.raises(UsageFault) as caught:
         WorkflowResolver().resolve(workflow, {**common, **kwargs})
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def identity_ids(messages: Any, tokenizer: Any, thinking: bool) -> list[int]:
@@ -576,7 +576,7 @@ async def test_failed_member_fails_a_whole_group_and_is_missing_in_another(workf
     assert short is not None and short["sample_ids"].tolist() == [1]
 
 
-async def test_samples_that_are_left_out_are_counted_and_said(caplog: pytest.LogCaptureFixture) -> None:
+async def test_samples_that_are_left_out_are_counted_and_reported(caplog: pytest.LogCaptureFixture) -> None:
     group = GroupedWorkflow(Member(), 3, drop_incomplete_group=False)
     for _ in range(5):
         await group.arun_episode(Engines(), {"failing": [1]})

@@ -117,7 +117,7 @@ def test_observe_returns_the_spec_as_it_was_started(backend: Backend) -> None:
 
 def test_observe_of_unknown_uids_is_empty(backend: Backend) -> None:
     assert backend.observe() == {}
-    assert backend.observe(["nobody"]) == {}
+    assert backend.observe(["absent"]) == {}
 
 
 def test_observe_after_exit_tells_status_and_reason(backend: Backend) -> None:
@@ -175,7 +175,7 @@ def test_kick_of_an_ended_run_is_refused(backend: Backend) -> None:
     with pytest.raises(Conflict, match="has ended"):
         backend.kick("r1")
     with pytest.raises(NotFound):
-        backend.kick("nobody")
+        backend.kick("absent")
 
 
 def test_stop_ends_the_component_and_says_that_it_lived(backend: Backend) -> None:
@@ -190,12 +190,12 @@ def test_stop_ends_the_component_and_says_that_it_lived(backend: Backend) -> Non
     assert (state.phase, state.reason) == (Phase.EXITED, "stopped")
 
 
-def test_stop_is_idempotent_and_of_nobody_is_no_error(backend: Backend) -> None:
+def test_stop_is_idempotent_and_without_a_process_is_not_an_error(backend: Backend) -> None:
     started(backend, run_spec())
     backend.stop("r1")
 
     assert backend.stop("r1") == StopReport("r1", was_alive=False)
-    assert backend.stop("nobody") == StopReport("nobody", was_alive=False)
+    assert backend.stop("absent") == StopReport("absent", was_alive=False)
 
 
 def test_stop_of_a_component_that_ignores_sigterm_kills_it_after_the_grace(backend: Backend) -> None:

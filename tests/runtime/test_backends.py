@@ -80,10 +80,10 @@ def test_runs_of_every_backend_are_observed_and_handled_together(both: Backends,
 
 
 def test_run_that_no_backend_knows_is_answered_as_by_local(both: Backends) -> None:
-    assert both.stop("nobody") == StopReport("nobody", was_alive=False)
-    assert both.log_paths("nobody") == () and both.stage("nobody") is None
+    assert both.stop("absent") == StopReport("absent", was_alive=False)
+    assert both.log_paths("absent") == () and both.stage("absent") is None
     with pytest.raises(NotFound):
-        both.kick("nobody")
+        both.kick("absent")
 
 
 def test_observing_and_local_runs_leave_no_trace_of_other_backends(both: Backends, tmp_path: Path) -> None:

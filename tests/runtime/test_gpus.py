@@ -112,7 +112,7 @@ def test_capacity_leaves_out_leased_and_squatted_gpus(make_local: MakeBackend, s
     set_gpus([])
 
 
-def test_run_gets_its_gpus_by_uuid_and_nobody_else_does(make_local: MakeBackend, set_gpus: SetGpus) -> None:
+def test_run_gets_its_gpus_by_uuid_and_no_other_run_does(make_local: MakeBackend, set_gpus: SetGpus) -> None:
     set_gpus([card("GPU-a"), card("GPU-b")])
     local = make_local()
     local.start(run_spec(argv=("sh", "-c", "echo $CUDA_VISIBLE_DEVICES; exec sleep 1000"), gpus=("GPU-b", "GPU-a")))
@@ -157,11 +157,11 @@ def test_visible_gpus_are_those_left_to_us(environment: dict[str, str], expected
     assert [found.uuid for found in visible(gpus, environment)] == expected
 
 
-def test_squatter_of_an_idle_gpu_is_nobody() -> None:
+def test_squatter_of_an_idle_gpu_is_none() -> None:
     assert squatter(gpu(used=GIB // 2)) is None
 
 
-def test_squatter_outside_the_container_is_said_to_be() -> None:
+def test_squatter_outside_the_container_is_reported_as_such() -> None:
     assert squatter(gpu("GPU-a", 0, GIB, GpuProcess(2**22 + 1, GIB))) == f"pid {2**22 + 1} (outside this container)"
 
 

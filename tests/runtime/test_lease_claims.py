@@ -107,7 +107,7 @@ def test_claim_skips_a_strangers_port(local: LocalBackend, stranger: tuple[int, 
     assert stranger[0] not in local.claim_ports(1, owner="Model/a", prefer=[stranger[0]])
 
 
-def test_port_owner_of_a_free_port_is_nobody(local: LocalBackend) -> None:
+def test_port_owner_of_a_free_port_is_none(local: LocalBackend) -> None:
     (port,) = local.claim_ports(1, owner="Model/a")
 
     assert port_owner(port) is None

@@ -165,7 +165,7 @@ def test_share_opens_an_exclusive_lease_to_its_owner(leases: LeaseDir) -> None:
     assert not first
 
 
-def test_is_held_of_a_lease_nobody_ever_took_is_false_and_makes_no_file(leases: LeaseDir, lease_dir: Path) -> None:
+def test_is_held_of_an_untaken_lease_is_false_and_makes_no_file(leases: LeaseDir, lease_dir: Path) -> None:
     assert not leases.is_held("port-1")
     assert leases.names() == []
     assert not lease_dir.exists()
@@ -223,7 +223,7 @@ def test_lease_is_respected_between_users(leases: LeaseDir, lease_dir: Path, tmp
         "import os, sys; sys.path.insert(0, sys.argv[2])\n"
         "from pathlib import Path; from areal.runtime.leases import LeaseDir\n"
         "os.setuid(65534)\n"
-        "leases = LeaseDir(Path(sys.argv[1]), scope='nobody')\n"
+        "leases = LeaseDir(Path(sys.argv[1]), scope='absent')\n"
         "assert leases.try_acquire('port-1', owner='Model/b') is None\n"
         "assert leases.try_acquire('port-2', owner='Model/b') is not None\n"
         "assert leases.try_acquire('port-3', owner='Model/b') is not None\n"
@@ -288,7 +288,7 @@ def test_ports_of_a_process_are_those_it_listens_on() -> None:
     assert found - before == bound
 
 
-def test_ports_of_nobody_are_none() -> None:
+def test_ports_without_an_owner_are_none() -> None:
     assert ports_of(2**22 + 1) == ()
 
 

@@ -149,7 +149,7 @@ def test_observe_of_a_container_that_is_gone_is_dead_by_its_life_lock(local: Loc
     assert local.observe()["r1"].phase is Phase.DEAD
 
 
-def test_stop_of_a_recycled_pid_signals_nobody(local: LocalBackend, spawn: Spawn) -> None:
+def test_stop_of_a_recycled_pid_signals_no_process(local: LocalBackend, spawn: Spawn) -> None:
     """The record of a dead run whose pid was given to a stranger."""
     local.start(run_spec())
     local.stop("r1")

@@ -392,7 +392,7 @@ def impostor(local: LocalBackend, spawn: Spawn) -> str:
     ("path", "why"),
     [("/ready", r"another process \(pid \d+\) still answers on its port"), ("/plain", r"port \d+ belongs to pid \d+")],
 )
-def test_wait_ready_takes_nobody_elses_answer(local: LocalBackend, impostor: str, path: str, why: str) -> None:
+def test_wait_ready_rejects_the_answer_of_a_stranger(local: LocalBackend, impostor: str, path: str, why: str) -> None:
     local.start(run_spec(url=impostor))
 
     with pytest.raises(TimedOut, match=why):
@@ -412,7 +412,7 @@ def test_wait_ready_of_a_stopped_run_fails(local: LocalBackend) -> None:
     with pytest.raises(TargetFailed):
         wait_ready(local, "r1", timeout_s=1000)
     with pytest.raises(NotFound):
-        wait_ready(local, "nobody", timeout_s=1000)
+        wait_ready(local, "absent", timeout_s=1000)
 
 
 def test_wait_ready_stops_when_interrupted(local: LocalBackend) -> None:

@@ -186,7 +186,7 @@ def test_liveness_of_a_zombie_is_dead() -> None:
     assert liveness(identity) is Liveness.DEAD
 
 
-def test_identify_of_nobody_raises() -> None:
+def test_identify_without_a_process_raises() -> None:
     process = subprocess.Popen(["true"])
     process.wait()
 
@@ -285,4 +285,4 @@ def test_observe_job_goes_by_the_scheduler_and_the_records(
 
     assert state is not None and state.phase is phase, state
     assert state.reason == (job.reason if job is not None and job.reason else state.reason)
-    assert observe_job(store, "nobody", job) is None
+    assert observe_job(store, "absent", job) is None

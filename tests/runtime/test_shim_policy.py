@@ -92,14 +92,14 @@ def test_restarts_that_left_the_window_do_not_count() -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "window_s", "said"), [(1, 60.0, "1 restart within 60 s were"), (2, 1e9, "2 restarts were")]
+    ("count", "window_s", "message"), [(1, 60.0, "1 restart within 60 s were"), (2, 1e9, "2 restarts were")]
 )
 def test_crash_loop_says_how_many_restarts_were_not_enough_and_why_it_ended(
-    count: int, window_s: float, said: str
+    count: int, window_s: float, message: str
 ) -> None:
     history = budget(budget_count=count, budget_window_s=window_s)
     decisions = [history.decide(exited(), 1.0, 0.0, 0.5) for _ in range(count + 1)]
-    assert decisions[-1].reason == f"{said} not enough: exited 1"
+    assert decisions[-1].reason == f"{message} not enough: exited 1"
 
 
 def test_forgive_gives_a_fresh_budget_and_the_first_delay() -> None:

@@ -41,7 +41,7 @@ def test_send_reaches_the_recorded_process(sleeper: subprocess.Popen[bytes]) -> 
     assert sleeper.wait(30) == -signal.SIGTERM
 
 
-def test_send_to_a_recycled_pid_signals_nobody(sleeper: subprocess.Popen[bytes]) -> None:
+def test_send_to_a_recycled_pid_signals_no_process(sleeper: subprocess.Popen[bytes]) -> None:
     assert not signals.send(recycled(identify(sleeper.pid)), signal.SIGKILL)
     assert not signals.request_end(recycled(identify(sleeper.pid)))
     signals.ensure_dead(recycled(identify(sleeper.pid)), 0.0)
@@ -49,7 +49,7 @@ def test_send_to_a_recycled_pid_signals_nobody(sleeper: subprocess.Popen[bytes])
     assert alive(sleeper.pid)
 
 
-def test_sweep_of_a_recycled_session_number_kills_nobody(sleeper: subprocess.Popen[bytes]) -> None:
+def test_sweep_of_a_recycled_session_number_kills_no_process(sleeper: subprocess.Popen[bytes]) -> None:
     record = recycled(identify(sleeper.pid))
 
     assert not signals.session_is_ours(record)
@@ -121,7 +121,7 @@ def test_sweep_of_a_dead_leaders_session_kills_its_members(leaderless: Leaderles
         {"autogroup": "/autogroup-0"},  # the kernel counts it to another session
     ],
 )
-def test_sweep_of_a_session_that_reused_the_number_kills_nobody(
+def test_sweep_of_a_session_that_reused_the_number_kills_no_process(
     leaderless: Leaderless, changes: dict[str, object]
 ) -> None:
     identity, member = leaderless()

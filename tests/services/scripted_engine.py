@@ -13,7 +13,7 @@ changes what it does next:
     error_after  write an error line after so many tokens
     abort_after  the next answer is given up after so many tokens: finish reason ``abort``
 
-``GET /calls`` lists the generations it got (bodies, tokens said, and how each ended); ``GET /aborts`` the aborted
+``GET /calls`` lists the generations it got (bodies, tokens generated, and how each ended); ``GET /aborts`` the aborted
 request ids.
 """
 
@@ -97,8 +97,8 @@ def lines(engine: Engine, body: dict[str, Any]) -> list[list[dict[str, Any]]]:
     """What is said at each moment: a line of each prompt that has not ended."""
     prompts, sampling = body["input_ids"], body["sampling"]
     several = prompts if isinstance(prompts[0], list) else [prompts]
-    said = [_lines(engine, number, prompt, sampling) for number, prompt in enumerate(several)]
-    return [[line for line in moment if line is not None] for moment in zip_longest(*said)]
+    piece = [_lines(engine, number, prompt, sampling) for number, prompt in enumerate(several)]
+    return [[line for line in moment if line is not None] for moment in zip_longest(*piece)]
 
 
 def _lines(engine: Engine, number: int, prompt: list[int], sampling: dict[str, Any]) -> list[dict[str, Any]]:
@@ -127,7 +127,7 @@ def _lines(engine: Engine, number: int, prompt: list[int], sampling: dict[str, A
 
 async def generate(engine: Engine, request: web.Request) -> web.StreamResponse:
     body = await request.json()
-    record = {"body": body, "ended": "running", "headers": dict(request.headers), "tokens": 0, "said": []}
+    record = {"body": body, "ended": "running", "headers": dict(request.headers), "tokens": 0, "generated": []}
     engine.calls.append(record)
     engine.note()
     script = engine.script
@@ -154,13 +154,13 @@ async def generate(engine: Engine, request: web.Request) -> web.StreamResponse:
                 return response
             for line in moment:
                 for choice in range(body["sampling"].get("n", 1)):
-                    said = {**line, "index": line["index"] + choice}
+                    piece = {**line, "index": line["index"] + choice}
                     if whole:
-                        keep(choices, said)
+                        keep(choices, piece)
                     else:
-                        await response.write(json.dumps(said).encode() + b"\n")
+                        await response.write(json.dumps(piece).encode() + b"\n")
             record["tokens"] += len(moment[0]["token_ids"])
-            record["said"] += moment[0]["token_ids"]
+            record["generated"] += moment[0]["token_ids"]
             engine.note()
             await asyncio.sleep(script.delay_s)
         record["ended"] = "finished"
@@ -175,12 +175,12 @@ async def generate(engine: Engine, request: web.Request) -> web.StreamResponse:
     return response
 
 
-def keep(choices: dict[int, dict[str, Any]], said: dict[str, Any]) -> None:
+def keep(choices: dict[int, dict[str, Any]], piece: dict[str, Any]) -> None:
     """A whole answer's choice, and what is added to it."""
-    index = said["index"]
-    before = choices.get(index, {**said, "token_ids": [], "logprobs": [], "versions": [], "top_logprobs": []})
-    runs = {name: before[name] + (said[name] or []) for name in ("token_ids", "logprobs", "versions", "top_logprobs")}
-    choices[index] = {**said, **runs}
+    index = piece["index"]
+    before = choices.get(index, {**piece, "token_ids": [], "logprobs": [], "versions": [], "top_logprobs": []})
+    runs = {name: before[name] + (piece[name] or []) for name in ("token_ids", "logprobs", "versions", "top_logprobs")}
+    choices[index] = {**piece, **runs}
 
 
 async def before_line(engine: Engine, script: Script, record: dict[str, Any]) -> None:

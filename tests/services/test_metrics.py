@@ -93,7 +93,7 @@ def listed(fleet: Fleet) -> dict[str, list[str]]:
     return {each["labels"]["job"]: each["targets"] for each in answer.json()}
 
 
-def test_prometheus_is_told_every_process_and_its_successor(
+def test_prometheus_gets_every_process_and_its_successor(
     fleet: Fleet, module_processes: Processes, tmp_path: Path
 ) -> None:
     wait_until(lambda: len(listed(fleet)) == 4)

@@ -33,7 +33,7 @@ def test_crash_point_ends_the_process_as_a_kill_would(home: Home, at: str, passe
 
 
 @pytest.mark.parametrize("at", ["write-behind", "write-before:x", "any:0", ":"])
-def test_crash_point_that_nobody_knows_is_an_error_not_a_silent_pass(home: Home, at: str) -> None:
+def test_unknown_crash_point_is_an_error_not_a_silent_pass(home: Home, at: str) -> None:
     ended = run(PASS_TWICE, home, AREAL_CRASH_AT=at)
     assert ended.returncode == 1
     assert "UsageFault" in ended.stderr

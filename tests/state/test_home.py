@@ -39,7 +39,7 @@ def test_resolve_relative_is_made_absolute_without_following_links(
     assert Home.resolve("link").root == tmp_path / "link"
 
 
-@pytest.mark.parametrize("flag", ["~nobody-of-this-name/x", "a\0b"])
+@pytest.mark.parametrize("flag", ["~absent-name/x", "a\0b"])
 def test_resolve_impossible_path_is_an_error_with_a_hint(flag: str) -> None:
     with pytest.raises(ArealError) as caught:
         Home.resolve(flag)

@@ -25,7 +25,7 @@ def test_newest_step_of_a_long_run_is_its_last_whole_line(tmp_path: Path) -> Non
     assert len(steps_of(path)) == 2_000
 
 
-def test_bottleneck_is_what_the_trainer_said_of_its_step(tmp_path: Path) -> None:
+def test_bottleneck_comes_from_the_trainers_record_of_its_step(tmp_path: Path) -> None:
     log = MetricsLog(tmp_path / "metrics.jsonl", 1, [])
     log.write(1, {"time/step": 2.0, "time/rollout": 1.42})
     assert bottleneck(newest_step(tmp_path / "metrics.jsonl")) == "waited 71% for rollouts"

@@ -71,7 +71,7 @@ with lock_objects(home, [Ref("Model", "qwen")], command="areal.reconcilers.backg
         told.join()
 
 
-def test_lock_that_nobody_announced_is_told_by_the_kernel(home: Home) -> None:
+def test_unannounced_lock_is_found_in_the_kernels_list(home: Home) -> None:
     with running(SILENT, home) as process:
         assert heard(process) == "held"
         found = holder(home, QWEN)
@@ -228,7 +228,7 @@ def test_lock_whose_file_is_removed_while_waiting_is_still_exclusive(home: Home)
         assert (one.wait(60), two.wait(60)) == (0, 0)
 
 
-def test_holder_of_a_free_or_unknown_lock_is_nobody_and_writes_nothing(home: Home) -> None:
+def test_holder_of_a_free_or_unknown_lock_is_none_and_writes_nothing(home: Home) -> None:
     before = contents(home.root)
     assert holder(home, QWEN) is None
     assert holder(Home(home.root / "absent"), QWEN) is None
@@ -265,7 +265,7 @@ def test_lock_store_held_elsewhere_says_by_whom(home: Home) -> None:
     assert run(code, home).stdout == "in\n"
 
 
-def test_holder_that_cannot_be_seen_is_said_so() -> None:
+def test_invisible_holder_is_reported_as_such() -> None:
     assert "cannot be seen" in str(LockHolder("", "", 0, "", None))
 
 

@@ -74,7 +74,7 @@ def test_replace_keeps_one_layer_a_manager_with_apply_first(layers: tuple[Layer,
 
 
 @given(specs, specs)
-def test_replace_removed_field_held_by_nobody_is_gone(first: dict[str, Any], second: dict[str, Any]) -> None:
+def test_replace_removed_field_without_a_holder_is_gone(first: dict[str, Any], second: dict[str, Any]) -> None:
     layers = replace_layer(replace_layer((), apply_layer(first)), apply_layer(second))
     assert not changes(effective(layers), second)
 

@@ -113,7 +113,7 @@ def test_files_that_others_can_read_are_found_and_tightened(home: Home) -> None:
     assert exposed(home) == ()
 
 
-def test_filesystem_is_told_even_before_the_home_exists(home: Home) -> None:
+def test_filesystem_is_known_before_the_home_exists(home: Home) -> None:
     assert filesystem(home) == filesystem(Home(home.root / "absent"))
     kind, options = filesystem(Home(Path("/proc/x")))
     assert kind == "proc" and "rw" in options

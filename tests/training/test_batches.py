@@ -229,15 +229,15 @@ def test_rows_of_tokens_are_padded_and_the_first_token_of_none_is_trained_on() -
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("row", "message"),
     [
         ({"input_ids": [1, 2], "loss_mask": [1]}, "row 1 of the batch has 2 tokens and a mask of 1"),
         ({"input_ids": [], "loss_mask": []}, "row 1 of the batch has 0 tokens"),
         ({"input_ids": [1]}, "row 1 of the batch has no loss_mask"),
     ],
 )
-def test_row_without_a_mask_for_its_tokens_is_named(row: dict[str, list[int]], said: str) -> None:
-    with pytest.raises(UsageFault, match=said):
+def test_row_without_a_mask_for_its_tokens_is_named(row: dict[str, list[int]], message: str) -> None:
+    with pytest.raises(UsageFault, match=message):
         token_batch([{"input_ids": [1], "loss_mask": [1]}, row])
 
 
@@ -253,13 +253,13 @@ def test_pair_has_the_common_prefix_for_its_prompt() -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("row", "message"),
     [
         ({"chosen_ids": [1, 2]}, "row 0 of the batch has no rejected_ids"),
         ({"chosen_ids": [], "rejected_ids": [1, 2]}, "row 0 of the batch has no chosen_ids"),
         ({"chosen_ids": [1], "rejected_ids": [1, 2]}, "row 0 of the batch has an answer of one token"),
     ],
 )
-def test_pair_without_two_answers_is_named(row: dict[str, list[int]], said: str) -> None:
-    with pytest.raises(UsageFault, match=said):
+def test_pair_without_two_answers_is_named(row: dict[str, list[int]], message: str) -> None:
+    with pytest.raises(UsageFault, match=message):
         paired_batch([row])

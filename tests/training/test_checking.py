@@ -49,7 +49,7 @@ def faults(folder: Path, values: dict[str, Any] | str, *overrides: str, **reques
 
 
 @pytest.mark.parametrize(
-    ("values", "path", "said"),
+    ("values", "path", "message"),
     [
         ({"actor": {"path": "model", "optimzer": {"lr": 1}}}, ["actor", "optimzer"], "optimizer"),
         ({"seed": "many"}, ["seed"], "whole number"),
@@ -70,13 +70,13 @@ def faults(folder: Path, values: dict[str, Any] | str, *overrides: str, **reques
         ({"workflow": "areal.workflow.rlvr:RLVRWorkflo"}, ["workflow"], 'did you mean "RLVRWorkflow"'),
     ],
 )
-def test_fault_is_told_with_its_key(folder: Path, values: dict[str, Any], path: list[str], said: str) -> None:
+def test_fault_is_reported_with_its_key(folder: Path, values: dict[str, Any], path: list[str], message: str) -> None:
     (found,) = faults(folder, values)
-    assert (list(found["path"]), found["override"]) == (path, None) and said in found["message"]
+    assert (list(found["path"]), found["override"]) == (path, None) and message in found["message"]
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "message"),
     [
         ("actor.lrr=1", "there is no key actor.lrr"),
         ("gconfig.n_samples=none", "a whole number"),
@@ -84,9 +84,9 @@ def test_fault_is_told_with_its_key(folder: Path, values: dict[str, Any], path: 
         ("seed=${nothing}", "nothing"),
     ],
 )
-def test_fault_of_an_override_names_it_and_the_others_are_told_too(folder: Path, override: str, said: str) -> None:
+def test_faults_of_overrides_are_named_with_all_others(folder: Path, override: str, message: str) -> None:
     found = faults(folder, {}, "total_train_steps=2", override)
-    assert [each["override"] for each in found] == [override] and said in found[0]["message"]
+    assert [each["override"] for each in found] == [override] and message in found[0]["message"]
     if "${" not in override:  # of an interpolation nothing else can be read
         assert len(faults(folder, {"sed": 1}, override, "trialname=x")) == 3
 

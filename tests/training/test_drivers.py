@@ -61,7 +61,7 @@ def test_agent_of_the_configuration_is_the_workflow() -> None:
     assert workflow_of(f"+rollout.agent.agent_cls_path={AGENT}", stated)["workflow"] == stated.partition("=")[2]
 
 
-def test_sampling_that_a_workflow_does_not_take_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_sampling_that_a_workflow_does_not_take_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     workflow_of(f"workflow={AGENT}", "gconfig.n_samples=4")
     assert not caplog.messages
     workflow_of(f"workflow={AGENT}", "gconfig={temperature: 0.6, stop: [x]}", "eval_gconfig={temperature: 0}")
@@ -86,7 +86,7 @@ def test_online_training_needs_neither_rows_nor_a_workflow(tmp_path: Path) -> No
         PPOTrainer(config)
 
 
-def test_trainer_samples_whole_groups_that_differ_where_it_is_told_to(
+def test_trainer_samples_whole_groups_that_differ_where_configured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """``drop_incomplete_group`` and ``dynamic_sampling`` reach the rollouts, beside a filter of one's own."""

@@ -101,7 +101,7 @@ def test_processes_are_those_of_the_training_engine(words: tuple[str, ...], proc
 
 
 @pytest.mark.parametrize(
-    ("text", "name", "said"),
+    ("text", "name", "message"),
     [
         ("def main(args):\n    print('main', args)\n", "", "main ['a=1']"),
         ("def other(args):\n    print('other', args)\n", ":other", "other ['a=1']"),
@@ -113,18 +113,18 @@ def test_processes_are_those_of_the_training_engine(words: tuple[str, ...], proc
         ),
     ],
 )
-def test_driver_may_be_a_file(tmp_path: Path, text: str, name: str, said: str) -> None:
+def test_driver_may_be_a_file(tmp_path: Path, text: str, name: str, message: str) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "drive_it.py").write_text(text)
     done = ran(tmp_path, "-m", "areal.training", "--driver", f"sub/drive_it.py{name}", "--", "a=1")
-    assert (done.returncode, done.stdout.strip()) == (0, said), done.stderr
+    assert (done.returncode, done.stdout.strip()) == (0, message), done.stderr
 
 
 @pytest.mark.parametrize(
-    ("path", "said"), [("nothing.py", "there is no driver"), ("os.getcwd", "cannot be called with one list")]
+    ("path", "message"), [("nothing.py", "there is no driver"), ("os.getcwd", "cannot be called with one list")]
 )
-def test_driver_that_is_none_is_refused(path: str, said: str) -> None:
-    with pytest.raises(ArealError, match=said):
+def test_driver_that_is_none_is_refused(path: str, message: str) -> None:
+    with pytest.raises(ArealError, match=message):
         load_driver(path)
 
 
@@ -197,7 +197,7 @@ def test_run_folder_that_is_not_on_every_node_is_refused_and_ranks_leave_no_thre
         "    try:\n"
         "        require_shared(own, ranks)\n"
         "    except UsageFault as error:\n"
-        "        (own / 'said').write_text(str(error))\n"
+        "        (own / 'error').write_text(str(error))\n"
         "names = [task.joinpath('comm').read_text().strip() for task in Path('/proc/self/task').iterdir()]\n"
         "(own / 'threads').write_text(' '.join(names))\n"
     )
@@ -209,6 +209,6 @@ def test_run_folder_that_is_not_on_every_node_is_refused_and_ranks_leave_no_thre
         started = [agents.submit(ran, tmp_path, *words, f"--node-rank={n}", str(script), str(tmp_path)) for n in (0, 1)]
     assert [each.result().returncode for each in started] == [0, 0], started[0].result().stderr
     for rank in (0, 1):
-        assert "a run over several nodes has one folder" in (tmp_path / str(rank) / "said").read_text()
+        assert "a run over several nodes has one folder" in (tmp_path / str(rank) / "error").read_text()
         assert "gloo" not in (tmp_path / str(rank) / "threads").read_text()
     assert not list(tmp_path.glob("**/.shared-*"))

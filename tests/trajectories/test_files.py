@@ -120,7 +120,7 @@ def test_file_is_known_by_its_name_and_content(
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "message"),
     [
         ("t.jsonl", b'{"episode": "0", "interactions": []}\n{"episode"', "t.jsonl:2"),
         (
@@ -136,10 +136,10 @@ def test_file_is_known_by_its_name_and_content(
         ("t.parquet", b"PAR1", "holds no trajectories"),
     ],
 )
-def test_broken_file_is_named(tmp_path: Path, name: str, content: bytes, said: str) -> None:
+def test_broken_file_is_named(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     path = tmp_path / name
     path.write_bytes(content)
-    with pytest.raises(ArealError, match=said):
+    with pytest.raises(ArealError, match=message):
         list(read_episodes(path))
 
 

@@ -148,14 +148,14 @@ def test_ids_stand_for_text_where_no_tokenizer_is() -> None:
     assert '"texts":[null,null,null]' in render_html([episode], None, title="t")[0]
 
 
-def test_external_models_messages_are_shown_as_said() -> None:
+def test_messages_of_external_models_are_shown_unchanged() -> None:
     episode = external()
     assert "  user: <b>hi</b>\n  assistant: ho" in render_terminal(episode, turns(episode, None), paint=None)
 
 
 def test_role_and_failure_of_a_hostile_record_are_spelled_out() -> None:
-    said = {"role": "assistant", "content": "ho"}
-    row = Interaction("x", messages=[{"role": HOSTILE, "content": "hi"}], response=said)
+    reply = {"role": "assistant", "content": "ho"}
+    row = Interaction("x", messages=[{"role": HOSTILE, "content": "hi"}], response=reply)
     episode = replace(external(), interactions=(row,), failures=({"code": HOSTILE, "count": 1},))
     text = render_terminal(episode, turns(episode, None), paint=None)
     assert not [each for each in text if each != "\n" and not each.isprintable()]
@@ -192,8 +192,8 @@ def parsed(text: str) -> _Page:
 
 def test_tool_calls_of_an_external_model_are_a_line_each() -> None:
     call = {"id": "c", "type": "function", "function": {"name": "weather", "arguments": '{"city":\n "Rome"}'}}
-    said = {"role": "assistant", "content": None, "tool_calls": [call, call]}
-    row = Interaction("x", messages=[{"role": "user", "content": "hi"}], response=said)
+    reply = {"role": "assistant", "content": None, "tool_calls": [call, call]}
+    row = Interaction("x", messages=[{"role": "user", "content": "hi"}], response=reply)
     line = '-> weather({"city": "Rome"})'
     assert text_of_messages(row) == [("user", "hi"), ("assistant", f"{line}\n{line}")]
 

@@ -86,7 +86,7 @@ def test_loopback_names_reach_the_server_also_through_a_tunnel(host: str) -> Non
 
 
 @pytest.mark.parametrize("host", ["", "a@localhost", "localhost/x", "localhost:port", "[::1", "localhost#", "\u3000"])
-def test_malformed_hosts_name_nobody(host: str) -> None:
+def test_malformed_hosts_have_no_name(host: str) -> None:
     assert PageAccess("t").refuses(AccessHeaders(host, None, "Bearer t", None), secret=True) is not None
     assert host_name(host) != "localhost"
 
@@ -245,7 +245,7 @@ def test_every_view_has_a_reader() -> None:
     assert all(reader_of(name) is not None for name in VIEWS)
 
 
-def test_unfinished_connections_keep_nobody_with_the_token_waiting(page: Page) -> None:
+def test_unfinished_connections_keep_no_caller_with_the_token_waiting(page: Page) -> None:
     name, _, port = page.host.rpartition(":")
     with contextlib.ExitStack() as stack:
         held = [stack.enter_context(socket.create_connection((name, int(port)), 30)) for _ in range(_THREADS + 8)]

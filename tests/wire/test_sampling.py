@@ -29,7 +29,7 @@ def test_parse_of_every_field_keeps_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("raw", "said"),
+    ("raw", "message"),
     [
         ({"temperature": -1}, "temperature must be between 0 and 2,"),
         ({"temperature": "hot"}, "temperature must be a number"),
@@ -45,8 +45,8 @@ def test_parse_of_every_field_keeps_it() -> None:
         ({"beams": 4}, "beams is not a sampling parameter"),
     ],
 )
-def test_parse_of_wrong_value_names_the_field(raw: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageFault, match=said):
+def test_parse_of_wrong_value_names_the_field(raw: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageFault, match=message):
         parse_sampling(raw, 100)
 
 

@@ -34,7 +34,7 @@ def test_supervised_run_without_gradient_has_no_groups() -> None:
     assert messages(steps(12, grad_norm=0.0, loss=1.0)) == ["no gradient: all are zero for 12 steps"]
 
 
-def test_reward_that_does_not_move_is_told_with_its_value() -> None:
+def test_reward_that_does_not_move_is_reported_with_its_value() -> None:
     assert messages(steps(STILL_REWARD_STEPS, **{"grad_norm": 0.5, "reward/mean": 0.125})) == [
         "the reward does not move: 0.125 for 30 steps"
     ]
@@ -64,7 +64,7 @@ def test_reward_that_is_noise_around_a_mean_does_not_move(mean: float, noise: fl
     count=st.integers(100, 600),
     seed=st.integers(0, 99),
 )
-def test_run_that_learns_is_not_told_that_its_reward_does_not_move(
+def test_run_that_learns_has_no_warning_of_a_flat_reward(
     first: float, gain: float, begins: float, noise: float, count: int, seed: int
 ) -> None:
     def mean(place: float) -> float:  # flat, then rising, in its last tenth flat again
@@ -75,7 +75,7 @@ def test_run_that_learns_is_not_told_that_its_reward_does_not_move(
 
 
 @given(noise=st.floats(0.001, 0.05), count=st.integers(100, 600), seed=st.integers(0, 99))
-def test_run_that_is_solved_from_its_first_step_is_not_told(noise: float, count: int, seed: int) -> None:
+def test_run_that_is_solved_from_its_first_step_has_no_warning(noise: float, count: int, seed: int) -> None:
     assert messages(rewarded([0.97] * count, noise, seed)) == []
 
 

@@ -142,7 +142,7 @@ def test_plan_for_a_router_that_came_back_empty_names_route_missing() -> None:
     assert verbs(plan) == ["route routes", "synced router", "visible routes"]
 
 
-def test_plan_for_a_name_that_nobody_declares_takes_it_out_of_the_table() -> None:
+def test_plan_for_an_undeclared_name_removes_it_from_the_table() -> None:
     item, observed = steady()
     routes = table({"tau": observed.of(REF, "data-proxy"), "stranger": []})
     plan = plan_of(unchanged(item), observed=replace(observed, routes={REF: routes}))
@@ -302,7 +302,7 @@ def test_plan_of_a_deletion_ends_the_pairs_before_the_model_that_they_call() -> 
     assert last.id in first.needs
 
 
-def test_neighbour_that_nobody_asked_for_is_only_routed() -> None:
+def test_neighbour_that_was_not_asked_for_is_only_routed() -> None:
     item, observed = steady()
     plan = plan_of(observed=without(observed, "tau-worker-0"), context=(unchanged(item),))
     assert plan.is_empty

@@ -191,7 +191,7 @@ def check(folder: Path, config: dict[str, Any], **spec: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "spec", "code", "said"),
+    ("config", "spec", "code", "message"),
     [
         ({"scheduler": {"type": "nomad"}}, {}, 3, "scheduler.type nomad"),
         ({}, {"overrides": ["scheduler.type=slurm"], "scheduler": {"type": "local"}}, 3, "scheduler.type is slurm"),
@@ -208,11 +208,11 @@ def check(folder: Path, config: dict[str, Any], **spec: Any) -> None:
     ],
 )
 def test_job_that_cannot_run_is_refused_with_the_reason(
-    tmp_path: Path, config: dict[str, Any], spec: dict[str, Any], code: int, said: str
+    tmp_path: Path, config: dict[str, Any], spec: dict[str, Any], code: int, message: str
 ) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "__init__.py").write_text("")
-    with pytest.raises(ArealError, match=said) as caught:
+    with pytest.raises(ArealError, match=message) as caught:
         check(tmp_path, config, **spec)
     assert caught.value.exit_code == code
     check(tmp_path, config, **spec, suspend=True)

@@ -103,7 +103,7 @@ def test_job_that_names_a_service_or_needs_none_brings_none(config: Any, spec: d
     assert found["TrainJob/learn"].spec.get("rollout") == spec.get("rollout")
 
 
-def test_job_whose_layout_is_impossible_or_whose_model_is_not_said_is_an_error() -> None:
+def test_job_with_an_impossible_layout_or_without_a_model_is_an_error() -> None:
     with pytest.raises(InvalidManifest, match=r"TrainJob/learn: rollout\.backend 'embedded:t2'"):
         expanded(job(overrides=["rollout.backend=embedded:t2"]))
     with pytest.raises(UsageFault, match="its configuration names no model"):
@@ -218,7 +218,7 @@ def test_two_jobs_of_one_configuration_each_have_a_model() -> None:
     assert models == {"Model/mine": "InferenceService/learn", "Model/other": "InferenceService/other"}
 
 
-def test_service_that_outlives_its_job_is_nobodys_and_is_taken_again() -> None:
+def test_service_that_outlives_its_job_has_no_owner_and_is_taken_again() -> None:
     stays = job(overrides=["+shutdown_server_on_exit=false"])
     found = expanded(stays)
     assert found["InferenceService/learn"].owner is None
@@ -238,7 +238,7 @@ def test_service_that_outlives_its_job_is_nobodys_and_is_taken_again() -> None:
     assert named == [by_hand], "one that the manifests declare is theirs"
 
 
-def test_manifest_of_what_a_job_brought_is_applied_again_and_leaves_it_the_jobs() -> None:
+def test_manifest_of_a_derived_object_applies_again_and_stays_the_jobs() -> None:
     service, model, learn = recorded(expanded(job()))
     stored = [with_layer(service, JOB, {"suspend": True}, "").object, model, learn]
     for item in stored:
@@ -301,7 +301,7 @@ def test_service_of_a_job_rests_with_it_and_runs_again_when_it_does() -> None:
     assert followed(stored, [Target(suspended, "unchanged")], [ended(143)])[0] == "configure"  # type: ignore[index]
 
 
-def test_service_of_no_job_and_jobs_that_nobody_asked_about_are_left_alone() -> None:
+def test_service_of_no_job_and_jobs_outside_the_request_are_left_alone() -> None:
     stored = recorded(expanded(job()))
     assert following_jobs([], stored, [ended(0)]) == ()
     own = [replace(stored[0], owner=None), *stored[1:]]
@@ -407,6 +407,6 @@ def test_scheduling_spec_that_cannot_be_honoured_is_refused_with_its_place(
         expanded(scheduled([{}, {}], by=by, rollout=[]))
 
 
-def test_ray_is_told_the_strategy() -> None:
+def test_ray_gets_the_strategy() -> None:
     found = expanded(scheduled([{"ray_placement_strategy": "PACK"}], by="ray"))
     assert found["TrainJob/learn"].spec["scheduler"] == {"type": "ray", "ray": {"placementStrategy": "PACK"}}

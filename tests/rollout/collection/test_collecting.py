@@ -17,8 +17,8 @@ QUESTIONS = [{"question": f"{n} and {n}?", "answer": f"so #### {2 * n}"} for n i
 
 def test_every_episode_is_what_the_engine_saw(bench: Bench, collecting: Collecting) -> None:
     script(bench.engine, text="it is 2", version=5)
-    said = collecting(collecting.data(*QUESTIONS), "--reward", "number", "--n-samples", "2", "--max-tokens", "40")
-    assert said.code == 0, said.err
+    result = collecting(collecting.data(*QUESTIONS), "--reward", "number", "--n-samples", "2", "--max-tokens", "40")
+    assert result.code == 0, result.err
     lines = sorted(collecting.lines(), key=lambda line: line["episode"])
     assert [line["episode"] for line in lines] == ["0-0", "0-1", "1-0", "1-1", "2-0", "2-1"]
     assert [line["reward"] for line in lines] == [0, 0, 1, 1, 0, 0]
@@ -31,9 +31,9 @@ def test_every_episode_is_what_the_engine_saw(bench: Bench, collecting: Collecti
     assert {each["sampling"]["max_new_tokens"] for each in seen} == {40}
     assert row["versions"] == [-1] * prompt + [5] * answer
     assert row["rewarded"] and row["finish_reason"] == "stop"
-    assert said.json["reward"]["mean"] == pytest.approx(1 / 3)
-    assert said.json["groups"] == {"prompts": 3, "all_best": 1, "all_equal": 3, "best_of_n": pytest.approx(1 / 3)}
-    assert json.loads((collecting.output / "summary.json").read_text()) == said.json
+    assert result.json["reward"]["mean"] == pytest.approx(1 / 3)
+    assert result.json["groups"] == {"prompts": 3, "all_best": 1, "all_equal": 3, "best_of_n": pytest.approx(1 / 3)}
+    assert json.loads((collecting.output / "summary.json").read_text()) == result.json
     assert not (collecting.output / "journal.jsonl").exists()
 
 
@@ -90,8 +90,8 @@ class Agent:
 def test_agent_of_a_file_rewards_each_of_its_turns(bench: Bench, collecting: Collecting) -> None:
     agent = collecting.code(AGENT)
     data = collecting.data({"prompt": "x"})
-    said = collecting(data, "--agent", f"{agent}:Agent", "--discount", "0.5", "--style", "concat")
-    assert said.code == 0, said.err
+    result = collecting(data, "--agent", f"{agent}:Agent", "--discount", "0.5", "--style", "concat")
+    assert result.code == 0, result.err
     (line,) = collecting.lines()
     (row,) = line["interactions"]
     assert max(row["turn_ids"]) == 1
@@ -125,12 +125,12 @@ def test_failing_reward_is_a_failure_of_its_kind_and_never_a_number(bench: Bench
     reward = collecting.code(REWARDS)
     prompts = ["raises", "fine", "nan", "hangs", "dies", "fine"]
     data = collecting.data(*({"prompt": each, "answer": 0} for each in prompts))
-    said = collecting(data, "--reward", f"{reward}:reward", "--reward-timeout", "2", "--retries", "0")
-    assert said.code == 9
+    result = collecting(data, "--reward", f"{reward}:reward", "--reward-timeout", "2", "--retries", "0")
+    assert result.code == 9
     assert [line["reward"] for line in collecting.lines()] == [0.75, 0.75]
-    assert said.json["failures"] == {"reward": 3, "reward_timeout": 1}
-    assert said.json["reward"]["mean"] == 0.75
-    assert "4 of 6 episodes failed" in said.err
+    assert result.json["failures"] == {"reward": 3, "reward_timeout": 1}
+    assert result.json["reward"]["mean"] == 0.75
+    assert "4 of 6 episodes failed" in result.err
     reasons = {failure["episode"]: failure["message"] for failure in collecting.failures()}
     assert "no such thing" in reasons["0-0"]
     assert "must be finite" in reasons["2-0"]
@@ -140,10 +140,10 @@ def test_failing_reward_is_a_failure_of_its_kind_and_never_a_number(bench: Bench
 def test_failed_episodes_are_tried_again_and_a_later_run_mends_them(bench: Bench, collecting: Collecting) -> None:
     script(bench.engine, fail=500)
     data = collecting.data(*QUESTIONS)
-    said = collecting(data, "--retries", "1")
-    assert said.code == 8
-    assert said.json["failures"] == {"unreachable": 3}
-    assert said.json["retries"] == 3
+    result = collecting(data, "--retries", "1")
+    assert result.code == 8
+    assert result.json["failures"] == {"unreachable": 3}
+    assert result.json["retries"] == 3
     script(bench.engine, reset=True)
     assert collecting(data).code == 5, "without --resume the folder is taken"
     mended = collecting(data, "--resume")
@@ -179,9 +179,9 @@ def agent(data, base_url, api_key, model):
 def test_agent_that_hangs_raises_or_never_asks_is_a_failure(bench: Bench, collecting: Collecting) -> None:
     agent = collecting.code(SLOW)
     data = collecting.data(*({"prompt": each} for each in ("slow", "raises", "silent")))
-    said = collecting(data, "--agent", f"{agent}:agent", "--timeout", "2", "--retries", "0")
-    assert said.code == 8
-    assert said.json["failures"] == {"agent": 1, "no_interaction": 1, "timeout": 1}
+    result = collecting(data, "--agent", f"{agent}:agent", "--timeout", "2", "--retries", "0")
+    assert result.code == 8
+    assert result.json["failures"] == {"agent": 1, "no_interaction": 1, "timeout": 1}
     messages = [each["message"] for each in collecting.failures()]
     assert any(each.startswith("RuntimeError: the tool is broken (") and "user.py:" in each for each in messages)
 
@@ -189,22 +189,22 @@ def test_agent_that_hangs_raises_or_never_asks_is_a_failure(bench: Bench, collec
 def test_folder_with_more_than_is_asked_for_is_complete(bench: Bench, collecting: Collecting) -> None:
     data = collecting.data(*QUESTIONS)
     assert collecting(data, "--n-samples", "2").code == 0
-    said = collecting(data, "--limit", "2", "--resume")
-    assert (said.code, said.json["planned"], said.json["done"], said.json["missing"]) == (0, 2, 2, 0)
+    result = collecting(data, "--limit", "2", "--resume")
+    assert (result.code, result.json["planned"], result.json["done"], result.json["missing"]) == (0, 2, 2, 0)
     assert len(collecting.lines()) == 6
 
 
 def test_refused_request_is_not_tried_again(bench: Bench, collecting: Collecting) -> None:
-    said = collecting(collecting.data({"prompt": "word " * 5000}), "--retries", "5")
-    assert (said.code, said.json["failures"], said.json["retries"]) == (8, {"refused": 1}, 0)
+    result = collecting(collecting.data({"prompt": "word " * 5000}), "--retries", "5")
+    assert (result.code, result.json["failures"], result.json["retries"]) == (8, {"refused": 1}, 0)
 
 
 def test_resume_of_something_else_names_what_differs(bench: Bench, collecting: Collecting) -> None:
     data = collecting.data(*QUESTIONS)
     assert collecting(data, "--temperature", "0.5").code == 0
-    said = collecting(data, "--temperature", "1", "--resume")
-    assert said.code == 5
-    assert "temperature: 0.5 there, 1.0 now" in said.err
+    result = collecting(data, "--temperature", "1", "--resume")
+    assert result.code == 5
+    assert "temperature: 0.5 there, 1.0 now" in result.err
     other = collecting(collecting.data({"prompt": "x"}, name="other.jsonl"), "--temperature", "0.5", "--resume")
     assert other.code == 5 and "dataset:" in other.err
 
@@ -232,9 +232,9 @@ def test_bad_input_is_named(
 ) -> None:
     path = tmp_path / "data.jsonl"
     path.write_text(text, encoding="utf-8")
-    said = collecting(str(path), *words)
-    assert said.code == code, said.err
-    assert message in said.err
+    result = collecting(str(path), *words)
+    assert result.code == code, result.err
+    assert message in result.err
 
 
 def test_missing_data_set_is_not_found(
@@ -243,15 +243,15 @@ def test_missing_data_set_is_not_found(
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     assert collecting("./nothing.jsonl").code == 4
-    said = collecting("someone/some-set")
-    assert said.code == 4 and "HF_HUB_OFFLINE" in said.err
+    result = collecting("someone/some-set")
+    assert result.code == 4 and "HF_HUB_OFFLINE" in result.err
 
 
 def test_service_that_is_away_ends_the_run_early_and_says_how_to_go_on(collecting: Collecting) -> None:
     data = collecting.data(*({"prompt": str(each)} for each in range(200)))
-    said = collecting(data, "--model", "x", "--gateway", "http://127.0.0.1:9", "--concurrency", "2", "--retries", "0")
-    assert said.code == 1
-    assert "has not answered" in said.err and "--resume" in said.err
+    result = collecting(data, "--model", "x", "--gateway", "http://127.0.0.1:9", "--concurrency", "2", "--retries", "0")
+    assert result.code == 1
+    assert "has not answered" in result.err and "--resume" in result.err
     assert len(collecting.failures()) < 20
 
 
@@ -265,15 +265,15 @@ def test_external_models_messages_are_collected_and_shown(bench: Bench, collecti
     wait_ready(friend)
     data = collecting.data({"prompt": "hi", "answer": "Hello there, friend!"})
     words = ("--reward", "exact", "--gateway", friend.url)
-    said = collecting(data, *words)
-    assert said.code == 0, said.err
+    result = collecting(data, *words)
+    assert result.code == 0, result.err
     (line,) = collecting.lines()
     (row,) = line["interactions"]
     assert (row["messages"], row["response"]["content"]) == (
         [{"role": "user", "content": "hi"}],
         "Hello there, friend!",
     )
-    assert (line["reward"], said.json["generated_tokens"]) == (1.0, 0)
+    assert (line["reward"], result.json["generated_tokens"]) == (1.0, 0)
     shown = collecting.areal("inf", "trajectories", "show", str(collecting.output))
     assert "user: hi\n  assistant: Hello there, friend!" in shown.out
     assert shown.err == "", "no tokenizer is missed where there are no tokens"

@@ -97,8 +97,8 @@ def test_kill_9_anywhere_loses_nothing_and_doubles_nothing(
         crossing.arm(at, heard=heard, pid=killed.popen.pid)
         assert killed.finish().code == -signal.SIGKILL, f"request {at} never came"
         crossing.arm(0, heard=False, pid=0)
-        said = collecting.areal(*words, "--resume", "-o", "json")
-        assert said.code == 0, said.err
+        result = collecting.areal(*words, "--resume", "-o", "json")
+        assert result.code == 0, result.err
         lines = [json.loads(line) for line in (folder / "trajectories.jsonl").read_text().splitlines()]
         assert sorted(line["episode"] for line in lines) == [f"{each}-0" for each in range(prompts)], f"killed at {at}"
         assert [line["reward"] for line in lines] == [0.0] * prompts
@@ -118,8 +118,8 @@ def test_torn_line_and_unheard_acknowledgement_are_mended(bench: Bench, collecti
     lines = collecting.output / "trajectories.jsonl"
     whole = lines.read_bytes()
     lines.write_bytes(whole[:-20])
-    said = collecting(data, "--resume")
-    assert (said.code, said.json["done_before"], said.json["done"]) == (0, 1, 2)
+    result = collecting(data, "--resume")
+    assert (result.code, result.json["done_before"], result.json["done"]) == (0, 1, 2)
     assert len({line["episode"] for line in collecting.lines()}) == 2
     assert lines.read_bytes().startswith(whole[: whole.index(b"\n") + 1])
 
@@ -131,8 +131,8 @@ def test_second_collection_into_the_same_folder_is_locked_out(
     data = collecting.data({"prompt": "a"})
     first = spawn(*collecting.arguments(data, "--agent", f"{hold}:agent"))
     assert first.popen.stdout is not None and first.popen.stdout.readline() == "holding\n"
-    said = collecting(data, "--agent", f"{hold}:agent", "--resume")
-    assert said.code == 6 and "another collection writes into" in said.err
+    result = collecting(data, "--agent", f"{hold}:agent", "--resume")
+    assert result.code == 6 and "another collection writes into" in result.err
 
 
 def test_ctrl_c_finishes_what_runs_and_says_how_to_go_on(bench: Bench, collecting: Collecting, spawn: Spawner) -> None:

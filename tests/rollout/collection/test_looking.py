@@ -24,8 +24,8 @@ def rollout(bench: Bench) -> Rollout:
 
 
 def test_sessions_are_listed_with_turns_rewards_and_state(bench: Bench, rollout: Rollout, areal: Areal) -> None:
-    said = areal("inf", "sessions", "list", "--task", "looking/", "--ready", "-o", "json", "--limit", "1000")
-    (mine,) = [each for each in said.json["items"] if each["sessionId"] == rollout.session_id]
+    result = areal("inf", "sessions", "list", "--task", "looking/", "--ready", "-o", "json", "--limit", "1000")
+    (mine,) = [each for each in result.json["items"] if each["sessionId"] == rollout.session_id]
     assert (mine["state"], mine["interactionCount"], mine["reward"], mine["ready"]) == ("active", 2, 0.5, 1)
     table = areal("inf", "sessions", "list", "--group", rollout.group_id).rows
     assert table[0] == ["SESSION", "TASK", "STATE", "TURNS", "REWARD", "READY", "AGE"]
@@ -33,18 +33,18 @@ def test_sessions_are_listed_with_turns_rewards_and_state(bench: Bench, rollout:
     assert areal("inf", "sessions", "list", "--group", rollout.group_id, "--state", "ended").out == ""
 
 
-def test_more_sessions_than_asked_for_are_told_of(bench: Bench, areal: Areal) -> None:
+def test_sessions_past_the_number_asked_for_are_reported(bench: Bench, areal: Areal) -> None:
     for _ in range(3):
         begin(bench.proxy, bench.key, task_id="many")
-    said = areal("inf", "sessions", "list", "--task", "many", "--limit", "2", "-o", "name")
-    assert len(said.out.splitlines()) == 2
-    assert "there are more than 2" in said.err
+    result = areal("inf", "sessions", "list", "--task", "many", "--limit", "2", "-o", "name")
+    assert len(result.out.splitlines()) == 2
+    assert "there are more than 2" in result.err
 
 
 def test_one_session_is_shown_with_its_interactions(bench: Bench, rollout: Rollout, areal: Areal) -> None:
-    said = areal("inf", "sessions", "show", rollout.session_id)
-    assert "trajectory 0: ready" in said.out
-    assert [line.split()[5] for line in said.out.splitlines() if line.startswith("chatcmpl-")] == ["-", "0.5"]
+    result = areal("inf", "sessions", "show", rollout.session_id)
+    assert "trajectory 0: ready" in result.out
+    assert [line.split()[5] for line in result.out.splitlines() if line.startswith("chatcmpl-")] == ["-", "0.5"]
     document = areal("inf", "sessions", "show", rollout.session_id, "-o", "json").json
     assert [each["reward"] for each in document["trajectories"][0]["interactions"]] == [None, 0.5]
 
@@ -52,11 +52,11 @@ def test_one_session_is_shown_with_its_interactions(bench: Bench, rollout: Rollo
 def test_sessions_trajectory_is_shown_and_still_there_for_its_trainer(
     bench: Bench, rollout: Rollout, areal: Areal, tokenizer: Path
 ) -> None:
-    said = areal("inf", "trajectories", "show", rollout.session_id, "--tokenizer", str(tokenizer))
-    assert said.code == 0, said.err
-    assert said.out.count("answer:\n    Hello there, friend!<|im_end|>") == 2
-    assert "[2]" in said.out and "tokens as above" in said.out
-    assert "\x1b" not in said.out
+    result = areal("inf", "trajectories", "show", rollout.session_id, "--tokenizer", str(tokenizer))
+    assert result.code == 0, result.err
+    assert result.out.count("answer:\n    Hello there, friend!<|im_end|>") == 2
+    assert "[2]" in result.out and "tokens as above" in result.out
+    assert "\x1b" not in result.out
     assert rollout.export()["traj"]["rewards"] == [0.5, 0.5]
 
 
@@ -88,6 +88,6 @@ def test_collected_folder_is_shown_best_first_and_as_a_page(
     ],
 )
 def test_what_is_not_there_is_not_found(bench: Bench, areal: Areal, words: tuple[str, ...], message: str) -> None:
-    said = areal("inf", *words)
-    assert said.code == 4
-    assert message in said.err
+    result = areal("inf", *words)
+    assert result.code == 4
+    assert message in result.err

@@ -130,7 +130,7 @@ def test_named_code_is_found_in_modules_and_files(tmp_path: Path) -> None:
         (404, "<html>", FailureKind.REFUSED),
     ],
 )
-def test_answers_are_told_apart_by_who_can_act(status: int, body: Any, kind: FailureKind) -> None:
+def test_answers_are_classified_by_who_can_act(status: int, body: Any, kind: FailureKind) -> None:
     assert refusal(status, body).kind is kind
 
 
@@ -177,7 +177,7 @@ def test_reward_pool_goes_on_after_whatever_a_reward_does(tmp_path: Path) -> Non
             os.kill(pid, signal.SIGTERM)
 
 
-def test_reward_that_cannot_be_loaded_is_told_before_anything_starts() -> None:
+def test_reward_that_cannot_be_loaded_is_reported_before_anything_starts() -> None:
     with pytest.raises(ArealError, match="there is no module nowhere"), RewardScorer("nowhere:f", 2, 1.0):
         pass
 
@@ -254,7 +254,7 @@ def test_folder_keeps_what_was_whole_wherever_its_writer_was_cut(tmp_path: Path)
             assert again.previous_run.sessions == {"3-0": "s-3"}
 
 
-def test_full_disk_leaves_whole_lines_and_is_told(tmp_path: Path) -> None:
+def test_full_disk_leaves_whole_lines_and_is_reported(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     with open_folder(tmp_path, ASKED, parquet=False, resume=False) as folder:
         folder.write(branched())

@@ -46,5 +46,5 @@ async def ask_model(access: dict[str, Any]) -> str:
     async with aiohttp.ClientSession(headers=headers) as http:
         async with http.post(f"{access['base_url']}/v1/chat/completions", json=body) as answer:
             answer.raise_for_status()
-            said: str = (await answer.json())["choices"][0]["message"]["content"]
-            return said
+            reply: str = (await answer.json())["choices"][0]["message"]["content"]
+            return reply

@@ -69,7 +69,7 @@ def test_stage_is_written_whole_where_the_environment_says(tmp_path: Path, monke
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_stage_without_a_file_is_nobodys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stage_without_a_file_has_no_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AREAL_STAGE_FILE", raising=False)
     report_stage("serving")
 

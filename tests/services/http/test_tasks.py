@@ -176,7 +176,7 @@ async def test_watchdog_that_its_excuse_refers_to_is_freed_with_its_body() -> No
         gc.enable()
 
 
-async def test_event_that_happens_in_time_is_told_and_one_that_does_not_is_not() -> None:
+async def test_event_in_time_is_reported_and_a_late_one_is_not() -> None:
     event = asyncio.Event()
     assert not await happens(event, 0.01)
     asyncio.get_running_loop().call_later(0.01, event.set)

@@ -67,9 +67,9 @@ class Service:
         """Change something at the router and return once the gateway goes by it."""
         answer = self.router.call("POST", path, body, key=self.key)
         assert answer.status == 200, answer.body
-        said: dict[str, Any] = answer.json()
-        wait_until(lambda: self.gateway.call("GET", "/health").json()["table"]["serial"] >= said["serial"], what=path)
-        return said
+        reply: dict[str, Any] = answer.json()
+        wait_until(lambda: self.gateway.call("GET", "/health").json()["table"]["serial"] >= reply["serial"], what=path)
+        return reply
 
     def register(self, *proxies: Process, model: str = "tiny", expected: int | None = None) -> None:
         self.tell_router("/register_model", **self.processes.registration(*proxies, model=model, expected=expected))

@@ -182,7 +182,7 @@ def test_router_refuses_what_makes_no_sense(service: Service, path: str, body: o
 @pytest.mark.parametrize(
     ("path", "body"),
     [
-        ("/unregister", {"worker_id": "nobody"}), ("/remove_model", {"model": "nope"}), ("/drain", {"worker_id": "x"}),
+        ("/unregister", {"worker_id": "absent"}), ("/remove_model", {"model": "nope"}), ("/drain", {"worker_id": "x"}),
         ("/route", {"model": "nope"}), ("/unregister", {"worker_addr": "h:1"}),
     ],
 )  # fmt: skip

@@ -231,14 +231,14 @@ def test_bind_beyond_loopback_answers_health_to_everyone_and_metrics_to_the_key(
     assert router.call("GET", "/metrics", key=processes.key).status == 200
 
 
-def test_port_that_is_taken_is_said(processes: Processes) -> None:
+def test_taken_port_is_reported(processes: Processes) -> None:
     router = processes.router()
     second = processes.spawn(*ROUTER, "--port", str(router.port))
     assert second.wait() == 1
     second.wait_log(f"error: cannot listen on 127.0.0.1:{router.port}: Address already in use")
 
 
-def test_port_that_a_stranger_holds_is_said_by_the_supervisor(processes: Processes) -> None:
+def test_port_held_by_another_program_is_reported_by_the_supervisor(processes: Processes) -> None:
     router = processes.router()
     gateway = processes.spawn(*GATEWAY, "--relays", "2", "--port", str(router.port))
     assert gateway.wait() == 1

@@ -304,7 +304,7 @@ def test_route_says_where_a_call_would_go(service: Service) -> None:
     assert service.router.call("POST", "/route", {"model": "tiny"}, key=service.key).status == 503
 
 
-def test_workers_are_told_with_their_load(service: Service) -> None:
+def test_workers_are_listed_with_their_load(service: Service) -> None:
     service.tell_router("/drain", worker_id="tiny-1")
     script(service.engine, gate=1)
     stream = service.stream_chat(max_tokens=100)
@@ -320,7 +320,7 @@ def test_workers_are_told_with_their_load(service: Service) -> None:
 
 
 @pytest.mark.extended
-async def test_client_of_a_model_that_is_not_there_is_told_at_once_unless_something_is_on_its_way(
+async def test_client_of_a_missing_model_fails_at_once_unless_a_change_is_pending(
     processes: Processes, tokenizer: Path
 ) -> None:
     service = build_service(processes, tokenizer)

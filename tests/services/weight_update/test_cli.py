@@ -106,7 +106,7 @@ def test_verbs_show_and_sync_the_pairs_of_a_job(
         proxy.call("POST", "/set_version", {"version": 1}, **headers)  # as a worker that started anew would be behind
         assert "pair/actor synced: version 3" in areal("force-sync", "--pair", "actor")
         assert proxy.call("GET", "/get_version", **headers).json()["version"] == 3
-        assert "nobody" in areal("force-sync", "--pair", "nobody", code=4)
+        assert "absent" in areal("force-sync", "--pair", "absent", code=4)
 
         remote = ("--gateway", gateway, "--api-key-file", str(processes.key_file))
         assert areal("pairs", *remote).splitlines()[1].split()[:5] == ["actor", "disk", "1", "1", "3"]

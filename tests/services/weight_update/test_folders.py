@@ -72,7 +72,7 @@ def test_write_never_touches_what_is_on_lease_and_has_three_places_at_most(folde
     assert len(list(folders.root.glob("*/model.safetensors"))) == 2  # what is not needed any more is given back
 
 
-def test_write_that_fails_leaves_the_newest_and_lets_nobody_read_the_half(folders: FolderPublisher) -> None:
+def test_failed_write_leaves_the_newest_and_its_half_is_unreadable(folders: FolderPublisher) -> None:
     kept = written(folders, 1)
     half = written(folders, 2).folder
 

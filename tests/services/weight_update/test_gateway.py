@@ -54,7 +54,7 @@ def test_connect_workers_that_do_not_answer_leave_nothing_behind(gateway: Proces
 
 @pytest.mark.parametrize("path", ["/update_weights", "/force_sync", "/disconnect"])
 def test_an_unknown_pair_is_404(gateway: Process, module_processes: Processes, path: str) -> None:
-    answer = gateway.call("POST", path, {"pair_name": "nobody", "version": 1}, key=module_processes.key)
+    answer = gateway.call("POST", path, {"pair_name": "absent", "version": 1}, key=module_processes.key)
     assert answer.status == 404
     assert answer.json()["error"]["code"] == "pair_not_found"
     for body in ({}, {"pair_name": 5, "version": 1}):
@@ -85,7 +85,7 @@ def test_values_and_barriers(gateway: Process, module_processes: Processes) -> N
     assert ask("PUT", "set/ready", {"value": "a"}).json()["size"] == 1
     assert ask("PUT", "set/ready", {"value": "b"}).json()["size"] == 2
     assert ask("GET", "set/ready/size").json() == {"size": 2}
-    assert ask("GET", "set/nobody/size").json() == {"size": 0}
+    assert ask("GET", "set/absent/size").json() == {"size": 0}
 
 
 @pytest.mark.parametrize(

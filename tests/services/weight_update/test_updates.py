@@ -225,11 +225,11 @@ def test_sync_carries_over_what_is_staged_and_the_trainers_own_update_of_it_is_d
     pair.connect()
     pair.publish(1, weights(model(5)))
     pair.stage(2, weights(new := model(6)), probe_of(new))
-    said = here.post("/force_sync", {"pair_name": "actor"})
-    assert (said.status, said.json()["version"], here.versions()) == (200, 2, [2])
+    result = here.post("/force_sync", {"pair_name": "actor"})
+    assert (result.status, result.json()["version"], here.versions()) == (200, 2, [2])
     assert here.post("/force_sync", {"pair_name": "actor"}).status == 200  # it carries over nothing more
     done = pair.deliver(2)
-    assert (done.version, done.bytes) == (2, said.json()["bytes"])
+    assert (done.version, done.bytes) == (2, result.json()["bytes"])
     with pytest.raises(WeightUpdateFailed, match="is at version 2: the next must be above it"):
         pair.deliver(2)
     pair.publish(3, weights(model(7)))

@@ -236,7 +236,7 @@ def test_loss_of_ones_own_is_weighted_and_averaged_as_the_built_in_ones() -> Non
     assert rows_with_gradient(micro, plain) == [1, 2]
 
 
-def test_loss_of_ones_own_that_is_no_loss_of_tokens_is_told() -> None:
+def test_custom_loss_that_is_not_per_token_is_refused() -> None:
     logits, micro = _case()
     with pytest.raises(UsageFault, match=r"the loss_fn gave \[\]: it must be a loss for each token, \[3, 5\]"):
         ActorLoss(PPOActorConfig(), loss_fn=one_number)(token_outputs(logits, micro), micro)

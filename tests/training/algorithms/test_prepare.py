@@ -73,12 +73,12 @@ def test_mask_truncated_completions_leaves_them_out_of_the_loss_and_in_the_basel
 
 
 @pytest.mark.parametrize("name", ["mask_truncated_completions", "mask_no_eos_with_zero"])
-def test_truncation_that_nobody_tells_is_an_error_where_a_setting_needs_it(name: str) -> None:
+def test_unreported_truncation_is_an_error_where_a_setting_needs_it(name: str) -> None:
     with pytest.raises(UsageFault, match=f"actor.{name} needs to know which answers were cut off"):
         prepare(_batch([1.0] * 4), GROUPS, _config(**{name: True}), AuxiliaryOutputs())
 
 
-def test_turns_that_nobody_tells_are_an_error_where_they_are_the_timestep() -> None:
+def test_unreported_turns_are_an_error_where_they_are_the_timestep() -> None:
     batch = _batch([1.0] * 4)
     del batch["turn_ids"]
     with pytest.raises(UsageFault, match="timestep_unit turn needs turns"):
@@ -149,7 +149,7 @@ def test_gae_lambda_that_names_a_function_is_one_for_each_answer() -> None:
         torch.testing.assert_close(got[row], alone[row])
 
 
-def test_gae_lambda_that_names_no_such_function_or_gives_no_such_numbers_is_told() -> None:
+def test_gae_lambda_without_such_a_function_or_with_bad_numbers_is_refused() -> None:
     batch, auxiliary = _batch([1.0, 1.0, 1.0, 1.0]), AuxiliaryOutputs(values=torch.full((4, 4), 0.25))
     with pytest.raises(UsageFault, match="gae_lambda 'nowhere:f': there is no module nowhere"):
         prepare(batch, GROUPS, _config(gae_lambda="nowhere:f"), auxiliary)
@@ -179,6 +179,6 @@ def test_advantages_of_ones_own_take_the_place_of_gae() -> None:
     torch.testing.assert_close(given["advantages"], got["advantages"])
 
 
-def test_advantages_of_ones_own_that_are_not_of_tokens_are_told() -> None:
+def test_custom_advantages_of_the_wrong_shape_are_refused() -> None:
     with pytest.raises(UsageFault, match=r"the advantage_fn gave \[4\]: it must be an advantage for each token"):
         prepare(_batch([1.0] * 4), GROUPS, _config(), AuxiliaryOutputs(), advantage_fn=lambda given: given.rewards)

@@ -55,7 +55,7 @@ def test_cause_is_the_first_that_is_no_consequence_of_another() -> None:
     assert root_cause([second, lost, first], (0, 1)) == ("nan", 3)
 
 
-def test_cause_where_nobody_says_one_is_how_the_first_ended() -> None:
+def test_cause_is_the_first_exit_where_no_process_names_one() -> None:
     lost = _error(0, 1.0, "closed by peer", is_consequence=True)
     assert root_cause([lost], (1, -9)) == ("error: rank 1 was killed by SIGKILL\n", 1)
     assert root_cause([], (1, 7)) == ("error: rank 1 ended with status 7\n", 7)
@@ -63,14 +63,14 @@ def test_cause_where_nobody_says_one_is_how_the_first_ended() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("driver", "said", "status", "tracebacks"),
+    ("driver", "error", "status", "tracebacks"),
     [
         ("refused", "error: no such thing\nhint: try another\n", 2, 0),
         ("broken", "error: rank 1: KeyError: 'answer'\n", 1, 1),
         ("killed", "error: rank 1 was killed by SIGKILL\n", 1, 0),
     ],
 )
-def test_ranks_that_fail_are_one_failure(tmp_path: Path, driver: str, said: str, status: int, tracebacks: int) -> None:
+def test_ranks_that_fail_are_one_failure(tmp_path: Path, driver: str, error: str, status: int, tracebacks: int) -> None:
     (tmp_path / "ranks.py").write_text(RANKS)
     ran = subprocess.run(
         [sys.executable, "-m", "areal.training.launch", "--processes", "2", "--", "--driver", f"ranks:{driver}"],
@@ -81,7 +81,7 @@ def test_ranks_that_fail_are_one_failure(tmp_path: Path, driver: str, said: str,
         timeout=200,
     )
     assert ran.returncode == status, ran.stderr
-    assert ran.stderr.endswith(said)
+    assert ran.stderr.endswith(error)
     assert ran.stderr.count("Traceback") == tracebacks
     assert ran.stderr.count("error:") == 1
 
@@ -105,6 +105,6 @@ def test_launchers_of_two_nodes_make_one_world(tmp_path: Path) -> None:
     ]
     ended = [(*node.communicate(timeout=200), node.returncode) for node in nodes]
     assert [code for *_, code in ended] == [0, 0], ended
-    said = sorted(line for out, *_ in ended for line in out.splitlines() if line.startswith("rank"))
-    assert [line.split()[:2] for line in said] == [["rank", "0"], ["rank", "1"]]
-    assert all("'0'" in line and "'1'" in line for line in said)
+    error = sorted(line for out, *_ in ended for line in out.splitlines() if line.startswith("rank"))
+    assert [line.split()[:2] for line in error] == [["rank", "0"], ["rank", "1"]]
+    assert all("'0'" in line and "'1'" in line for line in error)

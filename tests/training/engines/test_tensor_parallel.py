@@ -37,7 +37,7 @@ def run(model: Path, out: Path, layout: str, processes: int, agents: int = 1) ->
         ]
     started = [subprocess.Popen(each, env=environment, stderr=subprocess.PIPE, text=True) for each in words]
     ends = [(each.communicate(timeout=170)[1], each.returncode) for each in started]
-    assert all(status == 0 for _, status in ends), "\n".join(said for said, _ in ends)
+    assert all(status == 0 for _, status in ends), "\n".join(reply for reply, _ in ends)
     found: dict[str, Any] = torch.load(out / "found.pt")
     return found
 
@@ -107,14 +107,14 @@ def test_copies_of_shards_are_one_for_each_node_where_they_fit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("about", "said"),
+    ("about", "message"),
     [
         ({"model_type": "gpt2"}, "fsdp has no tensor parallelism for gpt2: only for llama, qwen2, qwen3"),
         ({"num_key_value_heads": 2}, "the model's num_key_value_heads 2 cannot be cut over 4 tensor-parallel ranks"),
     ],
 )
-def test_model_that_cannot_be_cut_is_refused(about: dict[str, Any], said: str) -> None:
+def test_model_that_cannot_be_cut_is_refused(about: dict[str, Any], message: str) -> None:
     sizes = {"model_type": "llama", "num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 48}
-    with pytest.raises(UsageFault, match=said):
+    with pytest.raises(UsageFault, match=message):
         model, mesh = SimpleNamespace(config=SimpleNamespace(**(sizes | about))), SimpleNamespace(size=lambda: 4)
         apply_tensor_parallelism(model, mesh)  # type: ignore[arg-type]

@@ -46,7 +46,7 @@ def test_vision_language_model_is_refused_by_its_type(tmp_path: Path) -> None:
     assert "prompts are text" in str(caught.value.hint)
 
 
-def test_model_that_nothing_trains_is_told_before_there_is_a_service(tmp_path: Path) -> None:
+def test_untrained_model_is_reported_before_there_is_a_service(tmp_path: Path) -> None:
     data = TrainDatasetConfig(batch_size=4)
     actor = PPOActorConfig(**engine(optimizer=None))
     config = GRPOConfig(**experiment(tmp_path, total_train_steps=1), train_dataset=data, actor=actor)
@@ -55,11 +55,11 @@ def test_model_that_nothing_trains_is_told_before_there_is_a_service(tmp_path: P
 
 
 @pytest.mark.parametrize("name", ["loss_fn", "advantage_fn", "gae_lambda"])
-@pytest.mark.parametrize(("said", "fault"), [("math:pi", "cannot be called"), ("nowhere:f", "there is no module")])
-def test_function_of_ones_own_that_is_none_is_told_before_the_first_rollout(
-    tmp_path: Path, name: str, said: str, fault: str
+@pytest.mark.parametrize(("message", "fault"), [("math:pi", "cannot be called"), ("nowhere:f", "there is no module")])
+def test_custom_value_that_is_not_a_function_is_refused_before_the_first_rollout(
+    tmp_path: Path, name: str, message: str, fault: str
 ) -> None:
-    actor = PPOActorConfig(**engine(**{name: said}))
+    actor = PPOActorConfig(**engine(**{name: message}))
     config = GRPOConfig(
         **experiment(tmp_path, total_train_steps=1), train_dataset=TrainDatasetConfig(batch_size=4), actor=actor
     )
@@ -67,7 +67,7 @@ def test_function_of_ones_own_that_is_none_is_told_before_the_first_rollout(
         PPOTrainer(config, prompts(4))
 
 
-def test_token_that_the_model_does_not_know_is_told_with_the_tokenizers_name(tmp_path: Path) -> None:
+def test_unknown_token_is_reported_with_the_tokenizers_name(tmp_path: Path) -> None:
     rows = [{"input_ids": [1, 5, 99], "loss_mask": [0, 1, 1]}] * 4
     with _trainer(tmp_path, rows) as trainer, pytest.raises(UsageFault, match=r"token 99, .* knows 16") as caught:
         trainer.train()

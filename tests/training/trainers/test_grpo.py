@@ -142,7 +142,7 @@ def test_users_trajectories_are_acknowledged_once_their_step_is_done(tmp_path: P
 
 
 @pytest.mark.extended
-def test_epochs_that_train_is_told_are_those_of_the_schedule(tmp_path: Path, service: Service) -> None:
+def test_epochs_passed_to_train_are_those_of_the_schedule(tmp_path: Path, service: Service) -> None:
     config = _config(
         tmp_path,
         service,
@@ -289,7 +289,7 @@ def test_temperature_that_is_not_that_of_the_samples_is_refused() -> None:
 
 
 @pytest.mark.extended
-def test_default_penalty_without_a_reference_is_none_and_is_said(
+def test_default_penalty_without_a_reference_is_none_and_is_logged(
     tmp_path: Path, service: Service, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = _config(tmp_path, service, 1, actor={"kl_ctl": PPOActorConfig().kl_ctl})
@@ -608,7 +608,7 @@ def test_prompt_whose_rollout_fails_is_sampled_again_and_trained_on(tmp_path: Pa
     assert lines[-1]["prompts/returned"] == counts.returned <= 3
 
 
-def test_prompt_that_always_fails_is_given_up_and_said(
+def test_prompt_that_always_fails_is_dropped_and_reported(
     tmp_path: Path, service: Service, caplog: pytest.LogCaptureFixture
 ) -> None:
     trainer, lines = _unreliable(tmp_path, service, [1000] * 2 + [0] * 14)
@@ -616,9 +616,9 @@ def test_prompt_that_always_fails_is_given_up_and_said(
     assert counts.trained == 16
     assert counts.given_up <= 4 and counts.returned >= 2
     assert lines[-1]["prompts/consumed"] == 16
-    said = [record.message for record in caplog.records if "given up" in record.message]
-    assert len(said) == counts.given_up
-    assert all("ConnectionError('the tool is gone')" in text for text in said)
+    reply = [record.message for record in caplog.records if "given up" in record.message]
+    assert len(reply) == counts.given_up
+    assert all("ConnectionError('the tool is gone')" in text for text in reply)
 
 
 def test_run_most_of_whose_prompts_fail_ends_with_the_first_cause(tmp_path: Path, service: Service) -> None:

@@ -164,7 +164,7 @@ def test_run_that_does_not_resume_has_no_metrics_of_the_run_before(tmp_path: Pat
     assert len(steps_of(earlier)) == 4 and f"are kept as {earlier}" in capsys.readouterr().err
 
 
-def test_data_that_has_changed_since_the_checkpoint_is_said(tmp_path: Path, capsys) -> None:
+def test_data_that_changed_since_the_checkpoint_is_reported(tmp_path: Path, capsys) -> None:
     with _trainer(tmp_path, 2) as first:
         first.train()
     with _trainer(tmp_path, 4) as same:
@@ -175,7 +175,7 @@ def test_data_that_has_changed_since_the_checkpoint_is_said(tmp_path: Path, caps
     assert "is not that of the checkpoint (count 64 -> 56, rows of memory (sha256 " in capsys.readouterr().err
 
 
-def test_other_rows_of_the_same_number_are_said_with_both_names(tmp_path: Path, capsys) -> None:
+def test_other_rows_of_the_same_number_are_reported_with_both_names(tmp_path: Path, capsys) -> None:
     rows = list(solved(64))
     sources = {"first.jsonl": rows, "copy.jsonl": rows, "second.jsonl": rows[::-1]}
     told = []

@@ -118,8 +118,8 @@ class History:
                 assert self.caller.acknowledge(self.last.pop("export")[2].json()["export_id"]).status == 200
 
     def comparable(self, answer: Answer) -> Any:
-        said = answer.json()
-        return (said["export_id"], said["rows"]) if "export_id" in said else said
+        reply = answer.json()
+        return (reply["export_id"], reply["rows"]) if "export_id" in reply else reply
 
     def send(self, what: str, body: dict[str, Any]) -> Any:
         self.keys += 1

@@ -25,7 +25,7 @@ KINDS = ("plain", "plain", "tools", "fail", "cut")
 
 
 @dataclass
-class Said:
+class SentMessage:
     """``outcome`` None: the client was not told."""
 
     message: str
@@ -38,7 +38,7 @@ class Client:
     session: str
     dice: random.Random
     heard: threading.Semaphore
-    said: list[Said] = field(default_factory=list)
+    sent: list[SentMessage] = field(default_factory=list)
 
     def talk(self) -> None:
         for number in range(TURNS):
@@ -50,10 +50,10 @@ class Client:
         while True:
             outcome = self.attempt(message, key)
             if key is None or outcome in ("complete", "agent"):
-                self.said.append(Said(message, outcome))
+                self.sent.append(SentMessage(message, outcome))
                 return
             if outcome == "infra":  # recorded, and a repetition runs it again
-                self.said.append(Said(message, outcome))
+                self.sent.append(SentMessage(message, outcome))
                 if message.startswith("cut"):
                     return
 
@@ -76,14 +76,14 @@ def check(client: Client) -> None:
     shown = client.pair.show(client.session)
     recorded = [(turn["messages"][0]["content"], turn["outcome"]) for turn in shown["recorded_turns"]]
     left = iter(recorded)
-    for said in client.said:
-        if said.outcome is not None:
+    for reply in client.sent:
+        if reply.outcome is not None:
             for message, outcome in left:
-                if (message, outcome) == (said.message, said.outcome):
+                if (message, outcome) == (reply.message, reply.outcome):
                     break
-                assert may_be_lost(client, message), (message, outcome, recorded, client.said)
+                assert may_be_lost(client, message), (message, outcome, recorded, client.sent)
             else:
-                raise AssertionError(f"{said} is not in {recorded}")
+                raise AssertionError(f"{reply} is not in {recorded}")
     assert all(may_be_lost(client, message) for message, _ in left)
     done = [message for message, outcome in recorded if outcome == "complete"]
     assert len(done) == len(set(done))
@@ -92,7 +92,7 @@ def check(client: Client) -> None:
 
 def may_be_lost(client: Client, message: str) -> bool:
     """Recorded without the client's knowledge: its answer was lost, or it failed before a repetition."""
-    return any(said.message == message for said in client.said)
+    return any(reply.message == message for reply in client.sent)
 
 
 def check_histories(client: Client, turns: list[dict[str, Any]]) -> None:

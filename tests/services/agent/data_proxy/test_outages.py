@@ -189,7 +189,7 @@ def test_full_disk_is_507_before_the_agent_runs_and_nothing_is_lost(own: Pair) -
     assert len(own.show(session)["history"]) == 4
 
 
-def test_damaged_turn_is_told_and_other_sessions_are_served(own: Pair) -> None:
+def test_damaged_turn_is_reported_and_other_sessions_are_served(own: Pair) -> None:
     bad, good = own.start("bad"), own.start("good")
     own.say(bad, "a")
     own.say(good, "a")

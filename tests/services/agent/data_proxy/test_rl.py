@@ -86,7 +86,7 @@ def ends_asked(inference: RecordingService) -> float:
     return sum(float(line.split()[-1]) for line in own)
 
 
-def test_rl_session_that_was_exported_is_replaced_before_the_next_turn_and_that_is_told(trained: Pair) -> None:
+def test_exported_rl_session_is_replaced_before_the_next_turn_with_a_notice(trained: Pair) -> None:
     session = trained.start()
     trained.say(session, "model")
     reward(trained, session)
@@ -181,8 +181,8 @@ def test_caller_that_leaves_a_collected_turn_takes_its_rl_session_along(
     assert rl_session(trained, session) == own
 
 
-def test_key_that_no_rl_session_has_is_told_before_any_turn(trained: Pair, inference: RecordingService) -> None:
-    access = {"base_url": inference.gateway.url, "api_key": "nobody", "model": "tiny"}
+def test_key_of_no_rl_session_is_refused_before_any_turn(trained: Pair, inference: RecordingService) -> None:
+    access = {"base_url": inference.gateway.url, "api_key": "absent", "model": "tiny"}
     session = trained.start()
     turn = {"message": "free", "run_id": "run-x", "inference": access}
     for path, body in (("/rl/start_session", {"inference": access}), (trained.path(session, "/turn"), turn)):

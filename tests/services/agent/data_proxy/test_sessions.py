@@ -116,7 +116,7 @@ def test_unknown_session_is_404_everywhere(pair: Pair) -> None:
         ("POST", "/reward", reward),
         ("POST", "/export", {}),
     ):
-        answer = pair.call(method, pair.path("nobody", verb), body)
+        answer = pair.call(method, pair.path("absent", verb), body)
         assert (answer.status, answer.json()["error"]["code"]) == (404, "session_not_found"), verb
 
 
@@ -218,7 +218,7 @@ def test_idle_session_is_closed_and_never_one_with_a_turn(own: Pair) -> None:
     wait_until(lambda: own.proxy.call("GET", "/ready").json()["sessions"] == 0)
 
 
-def test_settings_that_were_configured_are_told_and_kept_by_a_restarted_process(own: Pair, tmp_path: Path) -> None:
+def test_configured_settings_are_shown_and_kept_by_a_restarted_process(own: Pair, tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     config.write_text('{"max_concurrent": 4, "idle_timeout": 60}')
     own.proxy.kill()

@@ -170,7 +170,7 @@ def test_cancel_with_an_idempotency_key_takes_back_a_message_that_waits(pair: Pa
     path = pair.path(session, "/turn?idempotency_key=")
     assert pair.call("DELETE", f"{path}k").json()["cancelled"] is True
     assert asked[0].result()[-1] == {"type": "failed", "failure": "cancelled", "error": "the turn was cancelled"}
-    for key in ("k", "nobody", ""):
+    for key in ("k", "absent", ""):
         assert pair.call("DELETE", path + key).json()["cancelled"] is False
     pair.release()
     assert [each.result()[-1]["summary"] for each in (running, *asked[1:])] == ["wait 0", "c 2", "d 4"]
@@ -314,22 +314,22 @@ def test_retry_joins_the_turn_that_runs_or_waits(pair: Pair) -> None:
     assert len(pair.calls(session)) == 2
 
 
-def test_retry_that_joins_a_turn_gets_what_was_said_and_what_follows(pair: Pair) -> None:
+def test_retry_that_joins_a_turn_gets_the_events_so_far_and_the_rest(pair: Pair) -> None:
     session = pair.start()
     events = iter(pair.stream(session, "wait", idempotency_key="k"))
-    said = [next(events) for _ in range(2)]
-    assert kinds(said) == ["accepted", "delta"]
+    reply = [next(events) for _ in range(2)]
+    assert kinds(reply) == ["accepted", "delta"]
     again = iter(pair.stream(session, "wait", idempotency_key="k"))
-    assert [next(again) for _ in range(2)] == said  # while the turn runs
+    assert [next(again) for _ in range(2)] == reply  # while the turn runs
     whole = pair.later(session, "wait", idempotency_key="k", stream=False)
     wait_until(lambda: pair.show(session)["state"] == "running")
     pair.release()
     rest = list(events)
     assert rest[-1]["summary"] == "wait 0" and list(again) == rest
-    assert whole.result() == [*said, *rest]
+    assert whole.result() == [*reply, *rest]
 
 
-def test_retry_that_joins_a_turn_which_has_said_much_gets_its_end(pair: Pair) -> None:
+def test_retry_that_joins_a_long_turn_gets_its_end(pair: Pair) -> None:
     session = pair.start()
     events = iter(pair.stream(session, "flood 5000 wait", idempotency_key="k"))
     for _ in range(5001):

@@ -37,8 +37,8 @@ class AgentService:
         return self.call("POST", "/v1/responses", {"input": message, **body}, headers=headers)
 
     def stream(self, message: str, session: str, path: str = "/v1/responses") -> Stream:
-        said = {"input": message, "messages": [{"role": "user", "content": message}]}
-        return Stream(self.gateway.port, path, {**said, "user": session}, self.key)
+        reply = {"input": message, "messages": [{"role": "user", "content": message}]}
+        return Stream(self.gateway.port, path, {**reply, "user": session}, self.key)
 
     def sdk(self) -> OpenAI:
         return OpenAI(base_url=f"{self.gateway.url}/v1", api_key=self.key, max_retries=0)

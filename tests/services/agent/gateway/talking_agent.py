@@ -95,10 +95,10 @@ async def using_tools(request: AgentRequest, *, emitter: EventEmitter) -> None:
     calls: Any = True
     while calls:
         answer = await client.chat.completions.create(model=access["model"], messages=messages, tools=TOOLS)
-        said = answer.choices[0].message
-        messages.append(said)
-        await emitter.emit_delta(said.content or "")
-        calls = said.tool_calls or ()
+        reply = answer.choices[0].message
+        messages.append(reply)
+        await emitter.emit_delta(reply.content or "")
+        calls = reply.tool_calls or ()
         for call in calls:
             await emitter.emit_tool_call(call.function.name, call.function.arguments, call.id)
         for call in calls:

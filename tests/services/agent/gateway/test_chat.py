@@ -33,7 +33,7 @@ def test_client_has_streamed_completion(service: AgentService) -> None:
     assert chunks[-1].choices[0].finish_reason == "stop"
 
 
-def test_summary_is_said_where_there_were_no_deltas(service: AgentService) -> None:
+def test_summary_is_sent_where_there_were_no_deltas(service: AgentService) -> None:
     events = list(service.stream("metadata", "summary", "/v1/chat/completions").events())
     assert events[-1] == "[DONE]"
     assert "chat_request" in json.loads(chat_text(events))

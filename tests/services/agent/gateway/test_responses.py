@@ -243,7 +243,7 @@ def test_data_proxy_that_is_lost_midway_fails_the_turn_and_the_session_goes_on(
     own.register()
     assert text_of(turn.result(30).json()) == "You said: two"
     history = own.call("GET", "/sessions/goes-on").json()["history"]
-    assert [said["content"] for said in history][::2] == ["one", "two"]
+    assert [reply["content"] for reply in history][::2] == ["one", "two"]
 
 
 def test_repeated_request_is_answered_from_its_record(service: AgentService) -> None:

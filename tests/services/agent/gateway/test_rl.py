@@ -37,14 +37,14 @@ def test_rows_of_a_conversation_with_tools_continue_one_trajectory(
     tokenizer = write_tokenizer(tmp_path / "tokenizer", template=TEMPLATE)
     service, engine = start(processes, tmp_path, tokenizer, agent, "--tool-call-parser", "hermes")
     for message in ("How is Rome?", "And now?"):
-        said = [["<tool_response>", "It is sunny."], [message, f"I look.\n{TWO_CALLS}"]]
-        script(engine, replies=said)
+        reply = [["<tool_response>", "It is sunny."], [message, f"I look.\n{TWO_CALLS}"]]
+        script(engine, replies=reply)
         answer = service.respond(message, "learner")
         assert (answer.status, answer.json()["output"][-1]["content"][0]["text"]) == (200, "It is sunny."), answer.body
     calls = engine_calls(engine)
     assert len(calls) == 4
     for before, after in pairwise(calls):
-        known = before["body"]["input_ids"] + before["said"]
+        known = before["body"]["input_ids"] + before["generated"]
         assert after["body"]["input_ids"][: len(known)] == known
     assert service.call("POST", "/sessions/learner/reward", {"reward": 1}).status == 200
     (row,) = service.call("POST", "/sessions/learner/export", {"style": "concat"}).json()["traj"]["input_ids"]

@@ -70,11 +70,11 @@ def test_bad_key_in_a_header_or_a_path_is_refused(service: AgentService) -> None
 @pytest.mark.parametrize(
     ("method", "path", "body"),
     [
-        ("GET", "/sessions/nobody", None),
-        ("POST", "/sessions/close", {"session_key": "nobody"}),
-        ("DELETE", "/sessions/nobody/turn", None),
-        ("POST", "/sessions/nobody/reward", {"reward": 1}),
-        ("POST", "/sessions/nobody/export", {}),
+        ("GET", "/sessions/absent", None),
+        ("POST", "/sessions/close", {"session_key": "absent"}),
+        ("DELETE", "/sessions/absent/turn", None),
+        ("POST", "/sessions/absent/reward", {"reward": 1}),
+        ("POST", "/sessions/absent/export", {}),
         ("GET", "/sessions/sk-aaaaaaaa-" + "x" * 43, None),
     ],
 )
@@ -90,9 +90,9 @@ def test_unknown_session_is_404(service: AgentService, method: str, path: str, b
         ("/sessions", {"metadata": {"areal_inference": {}}}, "metadata.areal_inference"),
         ("/sessions", {"inf_base_url": INFERENCE}, "session_api_key"),
         ("/sessions/close", {}, "session_key"),
-        ("/sessions/nobody/reward", {}, "reward"),
-        ("/sessions/nobody/reward", {"reward": "1"}, "reward"),
-        ("/sessions/nobody/export", {"style": "best"}, "style"),
+        ("/sessions/absent/reward", {}, "reward"),
+        ("/sessions/absent/reward", {"reward": "1"}, "reward"),
+        ("/sessions/absent/export", {"style": "best"}, "style"),
     ],
 )
 def test_bad_body_is_refused_by_name(service: AgentService, path: str, body: object, param: str) -> None:

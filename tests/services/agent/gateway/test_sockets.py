@@ -103,8 +103,8 @@ def test_messages_sent_at_once_to_a_new_session_keep_their_order(service: AgentS
                 frame = caller.answer_any()
                 ended |= {frame["id"]} if frame["payload"]["status"] == "complete" else set()
         history = service.call("GET", f"/sessions/{session}").json()["history"]
-        said = [message["content"] for message in history if message["role"] == "user"]
-        assert "\n\n".join(said).split("\n\n") == words
+        reply = [message["content"] for message in history if message["role"] == "user"]
+        assert "\n\n".join(reply).split("\n\n") == words
 
 
 def test_cancel_right_behind_a_message_cancels_it(service: AgentService) -> None:
@@ -180,7 +180,7 @@ def test_cancel(service: AgentService) -> None:
         answers = {frame["id"]: frame for frame in (accepted, *(caller.answer_any() for _ in "12"))}
         assert answers[2]["payload"]["cancelled"] is True
         assert (answers[1]["ok"], answers[1]["payload"]["error"]["code"]) == (False, "turn_cancelled")
-        caller.send({"type": "req", "id": 3, "method": "cancel", "params": {"sessionKey": "nobody"}})
+        caller.send({"type": "req", "id": 3, "method": "cancel", "params": {"sessionKey": "absent"}})
         assert caller.answer(3)["payload"]["error"]["code"] == "session_not_found"
 
 

@@ -16,7 +16,7 @@ def two(processes: Processes, tmp_path: Path) -> AgentService:
     return build(processes, tmp_path / "state", 2)
 
 
-def said(service: AgentService, session: str) -> list[str]:
+def user_texts(service: AgentService, session: str) -> list[str]:
     shown = service.call("GET", f"/sessions/{session}")
     assert shown.status == 200, shown.body
     return [message["content"] for message in shown.json()["history"] if message["role"] == "user"]
@@ -43,7 +43,7 @@ def test_drained_pair_lets_its_turn_end_and_leaves_its_sessions_with_their_histo
     two.release()
     assert turn.result(20).status == 200
     assert following.result(20).status == 200
-    assert said(two, "moved") == ["one", "wait", "three"]
+    assert user_texts(two, "moved") == ["one", "wait", "three"]
     wait_until(lambda: holder(two, "moved") == 1 - before, what="the session moves")
     assert two.respond("four", "moved").status == 200
     assert two.call("POST", "/sessions", {}).status == 201
@@ -58,7 +58,7 @@ def test_lost_pair_is_adopted_and_the_others_never_notice(two: AgentService) -> 
     two.proxies[lost].kill()
     assert [two.respond("two", key).status for key in others] == [200] * len(others)
     assert {two.respond("two", key).status for key in keys if key not in others} == {200}
-    assert [said(two, key) for key in keys] == [["one", "two"]] * 8
+    assert [user_texts(two, key) for key in keys] == [["one", "two"]] * 8
 
 
 def test_session_that_another_relay_started_again_in_another_journal_is_found(two: AgentService) -> None:
@@ -71,11 +71,11 @@ def test_session_that_another_relay_started_again_in_another_journal_is_found(tw
     wait_until(lambda: tag not in two.router.call("GET", "/table", key=two.key).body.decode(), what="the journal goes")
     body = {"api_key": "again", "model": NAME, "reopen": True}
     wait_until(lambda: two.router.call("POST", "/register_session", body, key=two.key).status == 201, what="a start")
-    assert said(two, "again") == []
+    assert user_texts(two, "again") == []
     while (answer := two.respond("two", "again")).status == 503:  # as long as a busy machine hides the other pair
         assert answer.json()["error"]["code"] == "session_moving"
     assert answer.status == 200
-    assert said(two, "again") == ["two"]
+    assert user_texts(two, "again") == ["two"]
 
 
 def test_lost_router_stops_no_session_that_there_is(own: AgentService) -> None:
@@ -85,7 +85,7 @@ def test_lost_router_stops_no_session_that_there_is(own: AgentService) -> None:
     own.router.kill()
     for key in (made, "chosen"):
         assert own.respond("two", key).status == 200
-        assert said(own, key) == ["one", "two"]
+        assert user_texts(own, key) == ["one", "two"]
 
 
 def test_call_that_waits_while_the_last_pair_goes_may_be_tried_again(own: AgentService) -> None:
@@ -105,7 +105,7 @@ def test_lost_worker_fails_its_turn_and_no_other(own: AgentService) -> None:
     own.workers[0].kill()
     failed = turn.result(20)
     assert (failed.status, failed.json()["error"]["code"]) == (502, "worker_lost")
-    assert said(own, "lost") == []
+    assert user_texts(own, "lost") == []
     shown = own.call("GET", "/sessions/lost").json()
     assert [turn["outcome"] for turn in shown["recorded_turns"]] == ["infra"]
 

@@ -97,7 +97,7 @@ async def test_turn_streams_calls_results_and_text(worker: Process, model: Scrip
     assert "reasoning_effort" not in first and "verbosity" not in first
 
 
-async def test_invalid_arguments_of_a_call_are_told_to_the_model(worker: Process, model: ScriptedApi) -> None:
+async def test_invalid_arguments_of_a_call_are_returned_to_the_model(worker: Process, model: ScriptedApi) -> None:
     script(model, calls(("1", "add", '{"a": 1, "b"')), says("Sorry."))
     call, result, *_, last = await turn(worker, model)
     assert call["arguments"] == '{"a": 1, "b"' and "An error occurred" in result["result"]

@@ -84,7 +84,7 @@ async def test_stream_for_http_1_0_is_ended_by_the_connection() -> None:
     assert answer.body == b"onetwo" and "transfer-encoding" not in answer.headers
 
 
-async def test_stream_that_nobody_wrote_to_is_an_empty_one() -> None:
+async def test_unwritten_stream_is_empty() -> None:
     async def nothing(request: Request) -> AnyResponse:
         return StreamingResponse()
 
@@ -224,13 +224,13 @@ async def test_source_of_a_stream_is_paused_and_resumed_with_its_caller() -> Non
 
 @pytest.mark.parametrize(("method", "version"), [("GET", "1.1"), ("GET", "1.0"), ("HEAD", "1.1")])
 async def test_what_a_stream_begins_with_is_framed_as_the_rest_of_it(method: str, version: str) -> None:
-    async def said_at_once(request: Request) -> AnyResponse:
+    async def answer_at_once(request: Request) -> AnyResponse:
         out = StreamingResponse(headers={"X-Y": "z"})
         out.begin(request, b"first ")
         out.write_nowait(b"second")
         return out
 
-    async with serving(said_at_once) as fixture, fixture.caller() as caller:
+    async with serving(answer_at_once) as fixture, fixture.caller() as caller:
         await caller.say(f"{method} /x HTTP/{version}\r\nHost: h\r\nConnection: close\r\n\r\n".encode())
         async with asyncio.timeout(20):
             head, _, body = (await caller.reader.read()).partition(b"\r\n\r\n")
@@ -336,7 +336,7 @@ async def test_handler_that_takes_long_is_not_an_idle_connection() -> None:
         assert (await fixture.ask(get())).status == 200
 
 
-async def test_caller_that_takes_nothing_of_its_answer_is_let_go() -> None:
+async def test_caller_that_reads_nothing_of_its_answer_is_disconnected() -> None:
     async def much(request: Request) -> AnyResponse:
         return Response(200, b"x" * 2**26)
 
@@ -374,7 +374,7 @@ async def test_answer_without_content_has_no_length() -> None:
             assert "content-length" not in (await caller.answer()).headers
 
 
-async def test_close_answers_connections_that_the_kernel_has_taken_and_nobody_has_accepted() -> None:
+async def test_close_answers_connections_that_the_kernel_has_taken_before_accept() -> None:
     async with serving(echo) as fixture:
         with socket.create_connection(("127.0.0.1", fixture.port)) as caller:  # blocks the loop, which accepts nothing
             caller.sendall(get("/waiting"))

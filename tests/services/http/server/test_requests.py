@@ -61,7 +61,7 @@ async def test_head_is_answered_without_a_body() -> None:
         assert (await caller.answer()).status == 200
 
 
-async def test_continue_is_said_only_once_the_body_is_wanted() -> None:
+async def test_continue_is_sent_only_when_the_body_is_wanted() -> None:
     async def refusing(request: Request) -> AnyResponse:
         return Response(401) if request.path == "/no" else await echo(request)
 
@@ -223,7 +223,7 @@ async def test_caller_that_sends_all_of_a_refused_body_still_reads_the_refusal()
         assert (await caller.answer()).status == 413
 
 
-async def test_body_that_nobody_reads_is_not_taken_in_and_its_answer_is_the_last() -> None:
+async def test_unread_body_is_not_buffered_and_its_answer_is_the_last() -> None:
     seen: list[int] = []
 
     async def deaf(request: Request) -> AnyResponse:

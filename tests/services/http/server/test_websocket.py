@@ -56,7 +56,7 @@ async def test_silent_caller_is_asked_once_then_given_up(transport: Transport, s
     assert socket.is_gone(asyncio.get_running_loop().time() + 80)
 
 
-async def test_input_is_held_while_nobody_receives(transport: Transport, socket: WebSocket) -> None:
+async def test_input_is_held_until_a_receiver_reads(transport: Transport, socket: WebSocket) -> None:
     for number in range(16):
         socket.received(transport.caller.send(TextMessage(data=str(number))))
     assert transport.held[-1] is True

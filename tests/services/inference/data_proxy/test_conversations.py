@@ -178,8 +178,8 @@ def test_thoughts_that_the_template_drops_branch_at_each_question(
 ) -> None:
     session = talk(families()[name], reasoning_parser if parser else "none", streamed=streamed)
     for question in ("Oslo?", "Rome?", "Bergen?"):
-        said = session.say(f"{thought}The rain.{end}", user(question))
-        assert ("reasoning_content" in said) == parser
+        reply = session.say(f"{thought}The rain.{end}", user(question))
+        assert ("reasoning_content" in reply) == parser
     tokenizer = session.family.tokenizer
     for at, prompt in enumerate(session.prompts()):
         held = session.messages[: 2 * at + 1]
@@ -219,8 +219,8 @@ def test_call_of_ours_that_was_cut_is_accepted_for_as_long_as_the_conversation_l
 ) -> None:
     family = family_of("mistral", MISTRAL, "llava") if name == "mistral" else families()[name]
     session = talk(family, more={"tools": TOOLS})
-    said = session.say(sampled, user("Oslo?"), cut=True)
-    (call,) = said["tool_calls"]
+    reply = session.say(sampled, user("Oslo?"), cut=True)
+    (call,) = reply["tool_calls"]
     assert call["function"]["name"] == "weather"
     with pytest.raises(ValueError):
         json.loads(call["function"]["arguments"])
@@ -233,13 +233,13 @@ def test_call_of_ours_that_was_cut_is_accepted_for_as_long_as_the_conversation_l
 
 def test_content_of_ours_beside_a_call_is_accepted_after_the_response(talk: Begin) -> None:
     session = talk(families()["gptoss"], more={"tools": TOOLS})
-    said = session.say(
+    reply = session.say(
         "<|channel|>commentary<|message|>Let me look.<|end|><|start|>assistant"
         '<|channel|>commentary to=functions.weather json<|message|>{"city": "Oslo"}<|call|>',
         user("Oslo?"),
     )
-    assert said["content"] == "Let me look."
-    result = {"role": "tool", "tool_call_id": said["tool_calls"][0]["id"], "content": "rain"}
+    assert reply["content"] == "Let me look."
+    result = {"role": "tool", "tool_call_id": reply["tool_calls"][0]["id"], "content": "rain"}
     session.say("<|channel|>final<|message|>Rain.<|return|>", result)
     session.say("<|channel|>final<|message|>Dry.<|return|>", user("Rome?"))
     *_, before, last = session.texts()
@@ -271,8 +271,8 @@ def test_arguments_that_are_blank_or_null_are_none(talk: Begin, name: str, argum
 def test_glm_turn_ends_with_the_next_roles_token(talk: Begin) -> None:
     session = talk(families()["glm4moe"])
     for question in ("Oslo?", "Rome?", "Bergen?"):
-        said = session.say("\n<think></think>\nThe rain.<|user|>", user(question))
-        assert not said["content"].endswith("<|user|>")
+        reply = session.say("\n<think></think>\nThe rain.<|user|>", user(question))
+        assert not reply["content"].endswith("<|user|>")
     (row,) = session.rows()
     text = session.family.base.decode(row, skip_special_tokens=False)
     assert "<|user|><|user|>" not in text

@@ -131,7 +131,7 @@ def proxy(
     return request.param, started
 
 
-SAID = ["A stream ends with\n", "data: [DONE]\n", "and a message with message_stop."]
+ANSWER = ["A stream ends with\n", "data: [DONE]\n", "and a message with message_stop."]
 PATHS = {"openai": ("/v1/chat/completions", chat_events), "anthropic": ("/v1/messages", messages_events)}
 
 
@@ -141,7 +141,7 @@ def test_stream_whose_text_holds_its_own_end_is_recorded_and_a_cut_one_is_a_fail
     api, process = proxy
     path, events_of = PATHS[api]
     opened = process.call("POST", "/rl/start_session", {"task_id": "t"}, key=module_processes.key).json()["sessions"][0]
-    blocks = encoded(events_of(SAID))
+    blocks = encoded(events_of(ANSWER))
     whole, cut = b"".join(blocks), b"".join(blocks[: 3 if api == "openai" else 4])
     answers = []
     for sent in (whole, cut):
@@ -154,7 +154,7 @@ def test_stream_whose_text_holds_its_own_end_is_recorded_and_a_cut_one_is_a_fail
     body = {"session_ids": [opened["session_id"]]}
     exported = process.call("POST", "/export_trajectories", body, key=module_processes.key).json()
     (recorded,) = exported["traj"]["interactions"]
-    assert recorded["response"]["content"] == "".join(SAID)
+    assert recorded["response"]["content"] == "".join(ANSWER)
     assert [(each["code"], each["count"]) for each in exported["failures"]] == [("engine_failed", 1)]
 
 

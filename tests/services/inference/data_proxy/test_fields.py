@@ -73,7 +73,7 @@ def test_constraint_that_cannot_be_followed_is_400_and_named(body: dict[str, Any
     assert (caught.value.status, caught.value.param) == (400, param)
 
 
-def test_engines_are_told_in_their_own_words() -> None:
+def test_engines_get_parameters_by_their_own_names() -> None:
     def call(**wanted: Any) -> EngineCall:
         return EngineCall("c", ((1,),), SamplingParams(), wanted)
 
@@ -157,11 +157,11 @@ def test_fault_inside_a_chats_field_names_the_dialects_field_alone(place: str) -
     assert (caught.value.message, caught.value.param) == ("input is of type 'image_url'", "input")
 
 
-def test_form_of_the_answer_is_the_same_unsaid_and_said_to_be_the_default() -> None:
-    said = {"stop": [], "skip_special_tokens": True, "return_token_ids": False, "stream_options": {}}
+def test_form_of_the_answer_is_the_same_by_default_and_when_the_default_is_set() -> None:
+    reply = {"stop": [], "skip_special_tokens": True, "return_token_ids": False, "stream_options": {}}
     for stream in (False, True):
         unsaid = read_response_options(Fields({"stream": stream}), None, Capabilities())
-        assert unsaid == read_response_options(Fields({"stream": stream, **said}), None, Capabilities())
+        assert unsaid == read_response_options(Fields({"stream": stream, **reply}), None, Capabilities())
         assert unsaid == ResponseOptions(stream, False, False, (), None, True, False, None)
 
 
@@ -171,18 +171,18 @@ def codec(tokenizer: Path) -> TextCodec:
     return TextCodec(loaded, template=None, end_ids=[2], max_positions=None)
 
 
-def test_sampling_is_the_same_unsaid_and_said_to_be_the_default(codec: TextCodec) -> None:
-    said = {"temperature": 1, "top_p": 1, "top_k": -1, "n": 1, "min_tokens": 0, "ignore_eos": False, "logit_bias": {}}
+def test_sampling_is_the_same_by_default_and_when_the_default_is_set(codec: TextCodec) -> None:
+    reply = {"temperature": 1, "top_p": 1, "top_k": -1, "n": 1, "min_tokens": 0, "ignore_eos": False, "logit_bias": {}}
     options = read_response_options(Fields({}), None, Capabilities())
     unsaid = read_sampling(Fields({}), codec, options, Capabilities(), 7)
-    assert unsaid == read_sampling(Fields(said), codec, options, Capabilities(), 7)
+    assert unsaid == read_sampling(Fields(reply), codec, options, Capabilities(), 7)
     assert unsaid == SamplingParams(7, stop_token_ids=(2,))
     assert read_sampling(Fields({"seed": 1}), codec, options, Capabilities(), 7) == replace(unsaid, seed=1)
 
 
 @pytest.mark.parametrize("more", [{}, {"seed": 1}])
 @pytest.mark.parametrize(("asked", "of_the_engine"), [(None, 0), (0, 0), (5, 5)])
-def test_engine_is_asked_for_as_many_alternatives_as_are_told(
+def test_engine_is_asked_for_the_requested_alternatives(
     codec: TextCodec, more: dict[str, int], asked: int | None, of_the_engine: int
 ) -> None:
     options = read_response_options(Fields({}), asked, Capabilities())
@@ -219,7 +219,7 @@ def test_bias_that_is_none_is_400_and_named(codec: TextCodec, bias: dict[str, An
     assert read_sampling(whole, codec, options, Capabilities(), 7).logit_bias == {1: 100.0, 0: -100.0}
 
 
-def test_engine_is_told_of_every_parameter_that_it_might_take_from_the_model() -> None:
+def test_engine_gets_every_parameter_that_it_might_take_from_the_model() -> None:
     plain = {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
     plain |= {"repetition_penalty": 1.0}
     call = EngineCall("c", ((1,),), SamplingParams())

@@ -163,24 +163,24 @@ def test_outcome_does_not_depend_on_how_the_text_is_cut(stop_strings: list[str],
 @given(stops, texts)
 def test_nothing_emitted_is_ever_part_of_a_stop_string_that_completes(stop_strings: list[str], text: str) -> None:
     emitted, met = scan(stop_strings, list(text))
-    said = "".join(emitted)
-    assert text.startswith(said)
-    assert not any(stop in said for stop in stop_strings)
+    reply = "".join(emitted)
+    assert text.startswith(reply)
+    assert not any(stop in reply for stop in stop_strings)
     if met is None:
-        assert said == text
+        assert reply == text
     else:
-        assert text[len(said) :].startswith(met)
+        assert text[len(reply) :].startswith(met)
 
 
 @given(stops, texts)
 def test_text_is_held_back_no_longer_than_it_must(stop_strings: list[str], text: str) -> None:
-    scanner, said = StopScanner(stop_strings), ""
+    scanner, reply = StopScanner(stop_strings), ""
     for position, char in enumerate(text):
         emitted, stop = scanner.push(char)
-        said += emitted
+        reply += emitted
         if stop is not None:
             return
-        held = text[len(said) : position + 1]
+        held = text[len(reply) : position + 1]
         assert held == "" or any(stop.startswith(held) for stop in stop_strings)
 
 
@@ -252,7 +252,7 @@ def test_opening_is_numbered_before_what_comes_with_it() -> None:
     assert b"".join(out.written) == b"0 open 1 a 2 b "
 
 
-def test_connections_are_let_go_at_the_end() -> None:
+def test_connections_are_closed_at_the_end() -> None:
     out, source = Out(), Flow()
     writer = stream_of(out)
     writer.add_flow(source)
@@ -308,7 +308,7 @@ def test_token_that_is_none_is_the_engines_failure(token: Any) -> None:
 
 
 @pytest.mark.parametrize("index", [-1, 2])
-def test_choice_that_nobody_asked_for_is_the_engines_failure(index: int) -> None:
+def test_unrequested_choice_is_an_engine_failure(index: int) -> None:
     with pytest.raises(EngineFailed, match="choice"):
         validate_delta(delta([], index), 2)
 

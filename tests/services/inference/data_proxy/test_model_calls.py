@@ -45,8 +45,8 @@ def first_logprob(service: EmbeddedService, model: str) -> tuple[str, float]:
     body = {"model": model, "prompt": PROMPT, "max_tokens": 1, "temperature": 0.0, "logprobs": 0, "ignore_eos": True}
     answer = service.ask("POST", COMPLETIONS, body)
     assert answer.status == 200, answer.body
-    said = answer.json()
-    return said["model"], said["choices"][0]["logprobs"]["token_logprobs"][0]
+    reply = answer.json()
+    return reply["model"], reply["choices"][0]["logprobs"]["token_logprobs"][0]
 
 
 @pytest.mark.parametrize("name", ["scrambled", f"{MODEL}:scrambled", MODEL])
@@ -66,7 +66,7 @@ def test_adapter_is_listed_beside_its_model(service: EmbeddedService) -> None:
 
 
 @pytest.mark.parametrize("name", [f"{MODEL}:other", "other", "other:scrambled", f"{MODEL}:"])
-def test_adapter_that_nobody_serves_is_404(service: EmbeddedService, name: str) -> None:
+def test_unserved_adapter_is_404(service: EmbeddedService, name: str) -> None:
     answer = service.ask("POST", COMPLETIONS, {"model": name, "prompt": PROMPT, "max_tokens": 1})
     assert (answer.status, answer.json()["error"]["code"]) == (404, "model_not_found")
 

@@ -414,7 +414,7 @@ def _sglang_event(ids: list[int], completion_tokens: int, finish: dict[str, Any]
     }
 
 
-async def test_sglang_finish_by_abort_and_by_length_are_told_apart(http: HttpClient, api: ScriptedApi) -> None:
+async def test_sglang_finish_by_abort_and_by_length_are_distinct(http: HttpClient, api: ScriptedApi) -> None:
     for kind, reason in (("length", FinishReason.LENGTH), ("abort", FinishReason.ABORT)):
         api.replies["POST /generate"] = [_sglang_event([5], 1, {"type": kind}), "[DONE]"]
         deltas = await collect(await engine("sglang", http, api.url))

@@ -26,7 +26,7 @@ def test_model_and_size_are_read() -> None:
 
 
 @pytest.mark.parametrize("asked", [None, "many", -5, True])
-def test_size_of_an_answer_that_is_not_said_is_guessed(asked: object) -> None:
+def test_unknown_size_of_an_answer_is_guessed(asked: object) -> None:
     body = json.dumps({"max_tokens": asked}).encode()
     _, key = read_envelope(body, with_prefix=False)
     assert key.tokens > 100

@@ -124,7 +124,7 @@ def recording(
     return live(Snapshot("e", 0, synced, models=models, learning=learning))
 
 
-async def test_journals_are_known_by_their_model_also_when_nobody_serves_them() -> None:
+async def test_journals_are_known_by_their_model_also_without_a_server() -> None:
     table = recording(WorkerEntry("a", "http://a:1", DEAD, ("aaaaaaaa",)), orphans=("oooooooo",))
     assert [table.model_of_journal(tag) for tag in ("aaaaaaaa", "oooooooo", "xxxxxxxx")] == ["m", "m", None]
     assert table.records
@@ -137,7 +137,7 @@ async def test_journal_of_a_data_proxy_with_an_external_model_too_is_that_of_its
     assert live(Snapshot("e", 0, True, models=models)).model_of_journal("aaaaaaaa") == engine
 
 
-async def test_unknown_journal_is_nobodys_only_where_all_were_heard() -> None:
+async def test_unknown_journal_has_no_owner_only_where_all_answered() -> None:
     heard, unheard = WorkerEntry("a", "http://a:1"), WorkerEntry("b", "http://b:1", heard=False)
     assert recording(heard).all_heard
     assert not recording(heard, unheard).all_heard

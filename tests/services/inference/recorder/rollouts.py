@@ -33,9 +33,9 @@ class Rollout:
         body = self.body(text, **more)
         answered = self.post(CHAT, body, **(headers or {}))
         assert answered.status == 200, answered.body
-        said: dict[str, Any] = answered.json()
-        self.messages = [*body["messages"], said["choices"][0]["message"]]
-        return said
+        reply: dict[str, Any] = answered.json()
+        self.messages = [*body["messages"], reply["choices"][0]["message"]]
+        return reply
 
     def stream(self, text: str = "Hello", **more: Any) -> Stream:
         return Stream(self.front.port, CHAT, self.body(text, **more), self.key)
@@ -43,8 +43,8 @@ class Rollout:
     def reward(self, value: float, **more: Any) -> dict[str, Any]:
         answered = self.post("/rl/set_reward", {"reward": value, **more})
         assert answered.status == 200, answered.body
-        said: dict[str, Any] = answered.json()
-        return said
+        reply: dict[str, Any] = answered.json()
+        return reply
 
     def export(self, **more: Any) -> dict[str, Any]:
         return export(self.front, self.admin_key, [self.session_id], **more)
@@ -69,5 +69,5 @@ def begin(front: Process, admin_key: str, **more: Any) -> Rollout:
 def export(front: Process, admin_key: str, session_ids: list[str], **more: Any) -> dict[str, Any]:
     answer = front.call("POST", "/export_trajectories", {"session_ids": session_ids, **more}, key=admin_key)
     assert answer.status == 200, answer.body
-    said: dict[str, Any] = answer.json()
-    return said
+    reply: dict[str, Any] = answer.json()
+    return reply

@@ -72,9 +72,9 @@ class Calls:
 
     def text(self, messages: Sequence[dict[str, Any]], response: str) -> ModelCall:
         self.count += 1
-        said = {"role": "assistant", "content": response}
+        reply = {"role": "assistant", "content": response}
         asked = digest_conversation(messages)
-        return self._call([TextSample(list(messages), said, "stop", asked.after(said))], asked, None, None)
+        return self._call([TextSample(list(messages), reply, "stop", asked.after(reply))], asked, None, None)
 
     def _call(
         self, samples: list[Any], asked: ConversationDigest | None, body: bytes | None, key: bytes | None

@@ -190,8 +190,8 @@ async def test_calls_at_once_in_one_session_agree_with_the_disk(journal: Session
     number, _ = await start(journal)
     first = calls.tokens([1, 2], messages=[user("a")])
     await journal.record(number, first)
-    said = answer([7])
-    branches = [calls.tokens([1, 2, 7, 0, 5 + n], messages=[user("a"), said, user(f"b{n}")], n=2) for n in range(5)]
+    reply = answer([7])
+    branches = [calls.tokens([1, 2, 7, 0, 5 + n], messages=[user("a"), reply, user(f"b{n}")], n=2) for n in range(5)]
     recorded = await asyncio.gather(*(journal.record(number, call) for call in branches))
     assert len({one.first for one in recorded}) == 5
     check_warm(journal)

@@ -84,14 +84,14 @@ def killed_recorder(path: Path, lines: int) -> list[list[str]]:
     argv = [sys.executable, "-m", "tests.services.inference.recorder.recorder", str(path)]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout is not None
-        said = [process.stdout.readline() for _ in range(lines)]
+        output = [process.stdout.readline() for _ in range(lines)]
         process.kill()
-        return [line.split() for line in (*said, *process.stdout)]
+        return [line.split() for line in (*output, *process.stdout)]
 
 
 @pytest.mark.parametrize("lines", [7, 60])
 async def test_kill_9_of_a_recording_process_loses_nothing_acknowledged(tmp_path: Path, lines: int) -> None:
-    said = killed_recorder(tmp_path, lines)
+    reply = killed_recorder(tmp_path, lines)
     journal = await journal_in(tmp_path)
     turns = {}
     for session in journal.sessions(-1, 100):
@@ -99,7 +99,7 @@ async def test_kill_9_of_a_recording_process_loses_nothing_acknowledged(tmp_path
             for turn in (await journal.turns(session, trajectory)).turns:
                 assert turn.interaction_id not in turns
                 turns[turn.interaction_id] = turn
-    for kind, _, interaction_id in said:
+    for kind, _, interaction_id in reply:
         assert interaction_id in turns
         assert kind == "turn" or turns[interaction_id].reward == 0.5
     await journal.close()

@@ -130,9 +130,9 @@ async def test_rewards_that_add_up_beyond_float32_are_an_error_of_their_trajecto
         session, name = await start(journal)
         messages = [user("a")]
         first = calls.tokens([1], [2], messages=messages)
-        said = {"role": "assistant", "content": "2 0"}
+        reply = {"role": "assistant", "content": "2 0"}
         await journal.record(session, first)
-        await journal.record(session, calls.tokens([1, 2, 0, 5], [6], messages=[*messages, said, user("b")]))
+        await journal.record(session, calls.tokens([1, 2, 0, 5], [6], messages=[*messages, reply, user("b")]))
         await journal.reward(session, values[0], "chatcmpl-" + str(calls.count - 1))
         await journal.reward(session, values[1])
         names.append(name)
@@ -147,7 +147,7 @@ async def test_rewards_that_add_up_beyond_float32_are_an_error_of_their_trajecto
     await journal.close()
 
 
-async def test_finish_timeout_of_a_damaged_trajectory_wakes_nobody(tmp_path: Path) -> None:
+async def test_finish_timeout_of_a_damaged_trajectory_wakes_no_waiter(tmp_path: Path) -> None:
     clock = Clock()
     journal, calls = await journal_in(tmp_path / "run", clock, reward_finish_timeout=5.0), Calls()
     session, _ = await start(journal)

@@ -76,15 +76,15 @@ def test_what_the_engine_saw_is_what_is_exported(bench: Bench) -> None:
     rollout.chat("a")
     rollout.chat("b")
     rollout.reward(1.0)
-    said = rollout.export(discount=0.5)
+    reply = rollout.export(discount=0.5)
     seen = prompts(bench)
     end = seen[1][len(seen[0]) + 3]  # the end token, which the template wrote after the answer
-    assert rows(said["traj"], "input_ids") == [[*prompt, 40, 41, 42, end] for prompt in seen]
-    assert rows(said["traj"], "versions") == [[-1] * len(prompt) + [7] * 4 for prompt in seen]
-    assert rows(said["traj"], "loss_mask") == [[0] * len(prompt) + [1] * 4 for prompt in seen]
-    assert rows(said["traj"], "logprobs")[0][-4:] == [-0.25, -0.75, -0.25, -0.25 - 0.5 * (end % 2)]
-    assert said["traj"]["rewards"] == [0.5, 1.0]
-    assert said["rows"][1]["parent_id"] == said["rows"][0]["interaction_id"]
+    assert rows(reply["traj"], "input_ids") == [[*prompt, 40, 41, 42, end] for prompt in seen]
+    assert rows(reply["traj"], "versions") == [[-1] * len(prompt) + [7] * 4 for prompt in seen]
+    assert rows(reply["traj"], "loss_mask") == [[0] * len(prompt) + [1] * 4 for prompt in seen]
+    assert rows(reply["traj"], "logprobs")[0][-4:] == [-0.25, -0.75, -0.25, -0.25 - 0.5 * (end % 2)]
+    assert reply["traj"]["rewards"] == [0.5, 1.0]
+    assert reply["rows"][1]["parent_id"] == reply["rows"][0]["interaction_id"]
 
 
 def test_next_turn_goes_on_with_the_very_tokens_that_were_sampled(bench: Bench) -> None:
@@ -96,9 +96,9 @@ def test_next_turn_goes_on_with_the_very_tokens_that_were_sampled(bench: Bench) 
     rollout.reward(1.0)
     first, second = prompts(bench)
     assert second[: len(first) + 5] == [*first, *letters]
-    said = rollout.export(style="concat")
-    assert len(said["rows"]) == 1
-    assert rows(said["traj"], "input_ids")[0][: len(second)] == second
+    reply = rollout.export(style="concat")
+    assert len(reply["rows"]) == 1
+    assert rows(reply["traj"], "input_ids")[0][: len(second)] == second
 
 
 def bench_token(bench: Bench, text: str) -> int:
@@ -119,9 +119,9 @@ def test_edited_history_is_a_branch(bench: Bench) -> None:
     rollout.messages = [{"role": "user", "content": "something else"}]
     rollout.chat(None)
     rollout.reward(1.0)
-    said = rollout.export(style="concat")
-    assert len(said["rows"]) == 3
-    by_name = {row["interaction_id"]: row["parent_id"] for row in said["rows"]}
+    reply = rollout.export(style="concat")
+    assert len(reply["rows"]) == 3
+    by_name = {row["interaction_id"]: row["parent_id"] for row in reply["rows"]}
     assert len(set(by_name.values()) - {None}) == 1
 
 
@@ -146,9 +146,9 @@ def test_call_that_fails_is_no_interaction_but_counted(bench: Bench) -> None:
     assert rollout.post(CHAT, rollout.body("b")).status == 502
     script(bench.engine, reset=True)
     rollout.reward(1.0)
-    said = rollout.export()
-    assert len(said["rows"]) == 1
-    assert [(item["code"], item["count"]) for item in said["failures"]] == [("engine_failed", 1)]
+    reply = rollout.export()
+    assert len(reply["rows"]) == 1
+    assert [(item["code"], item["count"]) for item in reply["failures"]] == [("engine_failed", 1)]
 
 
 def test_caller_that_leaves_records_nothing(bench: Bench) -> None:
@@ -174,11 +174,11 @@ def test_repeated_call_is_answered_from_the_record(bench: Bench, again: dict[str
     script(bench.engine, reset=True, text="something else")
     second = rollout.post(CHAT, body, **again)
     assert engine_calls(bench.engine) == []
-    assert said_by(first) == said_by(second)
+    assert output_of(first) == output_of(second)
     assert rollout.reward(1.0)["interaction_count"] == 2
 
 
-def said_by(answer: Answer) -> Any:
+def output_of(answer: Answer) -> Any:
     """What was said, however the stream was cut."""
     assert answer.status == 200
     if not answer.headers["content-type"].startswith("text/event-stream"):
@@ -204,18 +204,18 @@ def test_next_attempt_of_a_relay_gets_the_answer_of_its_own_call(bench: Bench) -
     """Two samples of one body are two calls; sealed or not, each is known again."""
     rollout = bench.begin()
 
-    def said(call: str, **more: str) -> str:
+    def bodies(call: str, **more: str) -> str:
         answered = rollout.post(CHAT, rollout.body("a"), **{names.CALL: call}, **more)
         assert answered.status == 200
         return str(answered.json()["id"])
 
-    told = {call: said(call) for call in ("one", "two")}
+    told = {call: bodies(call) for call in ("one", "two")}
     again = {names.AGAIN: "1"}
-    assert {call: said(call, **again) for call in told} == told
-    assert said("three", **again) not in told.values()
+    assert {call: bodies(call, **again) for call in told} == told
+    assert bodies("three", **again) not in told.values()
     rollout.reward(1.0)
-    assert {call: said(call, **again) for call in told} == told
-    assert said("four", **again, **RETRY) not in told.values()
+    assert {call: bodies(call, **again) for call in told} == told
+    assert bodies("four", **again, **RETRY) not in told.values()
 
 
 def test_retry_joins_the_newest_equal_call_in_flight(bench: Bench) -> None:
@@ -271,8 +271,8 @@ def test_completions_and_choices_are_interactions(bench: Bench) -> None:
     rollout = bench.begin()
     body = {"prompt": ["Hello", "How"], "n": 2, "max_tokens": 4}
     answer = rollout.post("/v1/completions", body).json()
-    said = rollout.reward(1.0, interaction_id=f"{answer['id']}-3")
-    assert (said["interaction_count"], said["trajectory_ready"]) == (4, True)
+    reply = rollout.reward(1.0, interaction_id=f"{answer['id']}-3")
+    assert (reply["interaction_count"], reply["trajectory_ready"]) == (4, True)
     exported = rollout.export()
     assert [row["truncated"] for row in exported["rows"]] == [True] * 4
     assert exported["traj"]["rewards"] == [0.0, 0.0, 0.0, 1.0]
@@ -280,10 +280,10 @@ def test_completions_and_choices_are_interactions(bench: Bench) -> None:
 
 def test_dialects_are_recorded_as_the_same_conversation(bench: Bench) -> None:
     rollout = bench.begin()
-    said = rollout.post("/v1/messages", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 99}).json()
+    reply = rollout.post("/v1/messages", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 99}).json()
     messages = [
         {"role": "user", "content": "a"},
-        {"role": "assistant", "content": said["content"][0]["text"]},
+        {"role": "assistant", "content": reply["content"][0]["text"]},
         {"role": "user", "content": "b"},
     ]
     assert rollout.post("/v1/responses", {"input": messages}).status == 200
@@ -301,10 +301,10 @@ def test_reward_answers_and_refusals(bench: Bench) -> None:
     assert rollout.post("/rl/set_reward", b'{"reward": NaN}').status == 400
     assert rollout.post("/rl/set_reward", {"reward": 1.0, "interaction_id": "chatcmpl-0"}).status == 400
     assert not rollout.reward(0.25, interaction_id=first)["trajectory_ready"]
-    said = rollout.reward(1.0)
-    assert said.pop("message")
-    assert said.pop("interaction_id")
-    assert said == {
+    reply = rollout.reward(1.0)
+    assert reply.pop("message")
+    assert reply.pop("interaction_id")
+    assert reply == {
         "interaction_count": 2,
         "session_id": rollout.session_id,
         "trajectory_id": 0,
@@ -367,8 +367,8 @@ def test_end_session_closes_and_marks_unrewarded(bench: Bench) -> None:
     rollout.chat("a")
     assert rollout.post("/rl/end_session", {}).json()["ready_trajectory_ids"] == [0]
     assert rollout.post(CHAT, rollout.body("b")).json()["error"]["code"] == "session_ended"
-    said = rollout.export()
-    assert (said["traj"]["rewards"], said["rows"][0]["rewarded"]) == ([0.0], False)
+    reply = rollout.export()
+    assert (reply["traj"]["rewards"], reply["rows"][0]["rewarded"]) == ([0.0], False)
     assert rollout.post(CHAT, rollout.body("b")).status == 401  # removed with its export
 
 
@@ -382,12 +382,12 @@ def test_group_is_exported_and_ended_by_its_id(bench: Bench) -> None:
     assert bench.admin("POST", "/export_trajectories", body).status == 425
     ended = bench.admin("POST", "/rl/end_session", body).json()["ended"]
     assert [each["session_id"] for each in ended] == [rollout.session_id for rollout in group]
-    said = bench.admin("POST", "/export_trajectories", body).json()
-    assert said["traj"]["rewards"] == [0.0, 1.0, 2.0]
-    assert bench.admin("POST", "/export_trajectories", body).json() == said, "an answer that was lost"
+    reply = bench.admin("POST", "/export_trajectories", body).json()
+    assert reply["traj"]["rewards"] == [0.0, 1.0, 2.0]
+    assert bench.admin("POST", "/export_trajectories", body).json() == reply, "an answer that was lost"
     error = bench.admin("POST", "/export_trajectories", {**body, "style": "concat"}).json()["error"]
     assert error["code"] == "nothing_to_export"
-    assert bench.admin("POST", "/export_trajectories/ack", {"export_id": said["export_id"]}).json()["released"]
+    assert bench.admin("POST", "/export_trajectories/ack", {"export_id": reply["export_id"]}).json()["released"]
     gone = bench.admin("POST", "/export_trajectories", body)
     assert (gone.status, gone.json()["error"]["code"]) == (404, "group_not_found")
 
@@ -405,13 +405,13 @@ def test_export_comes_again_until_acknowledged_and_as_npz(bench: Bench) -> None:
     rollout = bench.begin()
     rollout.chat("a")
     rollout.reward(0.5)
-    said = rollout.export()
-    assert rollout.export() == said
+    reply = rollout.export()
+    assert rollout.export() == reply
     packed = bench.admin("POST", "/export_trajectories", {"session_ids": [rollout.session_id], "format": "npz"})
-    assert packed.headers["x-areal-export-id"] == said["export_id"]
+    assert packed.headers["x-areal-export-id"] == reply["export_id"]
     loaded = np.load(io.BytesIO(packed.body))
-    assert {name: loaded[name].tolist() for name in said["traj"]} == said["traj"]
-    assert bench.admin("POST", "/export_trajectories/ack", {"export_id": said["export_id"]}).json()["released"]
+    assert {name: loaded[name].tolist() for name in reply["traj"]} == reply["traj"]
+    assert bench.admin("POST", "/export_trajectories/ack", {"export_id": reply["export_id"]}).json()["released"]
     assert bench.admin("POST", "/export_trajectories", {"session_ids": [rollout.session_id]}).status == 404
 
 
@@ -431,7 +431,7 @@ def test_export_refusals(bench: Bench) -> None:
     ):
         assert bench.admin("POST", "/export_trajectories", bad).status == 400, bad
     assert bench.admin("POST", "/export_trajectories", good).status == 425
-    assert bench.admin("POST", "/export_trajectories", {"session_ids": ["nobody"]}).status == 404
+    assert bench.admin("POST", "/export_trajectories", {"session_ids": ["absent"]}).status == 404
     assert bench.admin("POST", "/export_trajectories/ack", {"export_id": "x"}).status == 400
 
 
@@ -466,8 +466,8 @@ def test_admin_key_is_the_human_in_the_loop(bench: Bench) -> None:
     (item,) = bench.admin("GET", "/trajectories").json()["items"]
     exported = export(bench.proxy, bench.key, [item["session_id"]], trajectory_id=item["trajectory_id"])
     assert exported["traj"]["rewards"] == [1.0]
-    said = human.reward(2.0)  # the conversation in progress is still there
-    assert (said["trajectory_id"], said["interaction_count"]) == (item["trajectory_id"] + 1, 1)
+    reply = human.reward(2.0)  # the conversation in progress is still there
+    assert (reply["trajectory_id"], reply["interaction_count"]) == (item["trajectory_id"] + 1, 1)
 
 
 def test_sessions_are_listed_in_pages(bench: Bench) -> None:
@@ -550,15 +550,15 @@ def test_data_proxy_without_state_has_no_sessions(processes: Processes, tokenize
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_response_that_is_said_again_is_the_same_to_its_items_ids(bench: Bench, streamed: bool) -> None:
+def test_replayed_response_is_the_same_to_its_items_ids(bench: Bench, streamed: bool) -> None:
     rollout = bench.begin()
-    said = [
+    reply = [
         rollout.post("/v1/responses", {"input": "a", "stream": streamed}, **{"Idempotency-Key": "k"}) for _ in range(2)
     ]
     if not streamed:
-        assert said[0].json() == said[1].json()
+        assert reply[0].json() == reply[1].json()
         return
-    last = [json.loads(each.body.decode().strip().split("data: ")[-1])["response"] for each in said]
+    last = [json.loads(each.body.decode().strip().split("data: ")[-1])["response"] for each in reply]
     assert last[0] == last[1] and last[0]["output"]
 
 

@@ -22,7 +22,7 @@ async def test_folder_without_a_finished_trajectory_goes(tmp_path: Path) -> None
     assert not root.exists()
 
 
-async def test_finished_trajectory_that_nobody_fetched_is_kept_and_served_again(tmp_path: Path) -> None:
+async def test_finished_unfetched_trajectory_is_kept_and_served_again(tmp_path: Path) -> None:
     root, calls = tmp_path / "model", Calls()
     vault, other = await vault_in(root), await vault_in(root, "other")
     _, session_id = await rewarded(vault, calls)

@@ -72,7 +72,7 @@ def test_messages_and_the_assistants_answer_are_exported(rollout: Rollout) -> No
         ("/v1/completions", {"prompt": "a"}),
     ],
 )
-def test_repeated_call_is_said_again(
+def test_repeated_call_gets_the_same_answer(
     friend: tuple[Service, Process], rollout: Rollout, path: str, body: dict[str, Any], stream: bool
 ) -> None:
     headers = {"Idempotency-Key": "k"}
@@ -95,9 +95,9 @@ def test_failures_of_the_api_are_counted_not_recorded(friend: tuple[Service, Pro
     script(friend[0].engine, cut_after=0)
     assert rollout.post(CHAT, rollout.body("b")).status == 502
     rollout.reward(1.0)
-    said = rollout.export()
-    assert len(said["traj"]["interactions"]) == 1
-    assert [(item["code"], item["count"]) for item in said["failures"]] == [("engine_failed", 2)]
+    reply = rollout.export()
+    assert len(reply["traj"]["interactions"]) == 1
+    assert [(item["code"], item["count"]) for item in reply["failures"]] == [("engine_failed", 2)]
 
 
 def test_completion_of_a_session_needs_a_text(friend: tuple[Service, Process], rollout: Rollout) -> None:

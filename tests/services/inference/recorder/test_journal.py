@@ -334,9 +334,7 @@ async def test_export_that_keeps_its_session_leaves_it_for_other_requests(
     assert journal.session(session) is None
 
 
-async def test_export_past_its_retention_is_there_for_nobody(
-    journal: SessionJournal, calls: Calls, clock: Clock
-) -> None:
+async def test_expired_export_is_gone_for_every_caller(journal: SessionJournal, calls: Calls, clock: Clock) -> None:
     session, session_id = await start(journal)
     await journal.record(session, calls.tokens([1]))
     await journal.reward(session, 1.0)
@@ -356,7 +354,7 @@ async def test_export_refusals_take_nothing(journal: SessionJournal, calls: Call
     await journal.reward(ready, 1.0)
     await journal.record(text, calls.text([user("a")], "b"))
     await journal.reward(text, 1.0)
-    assert (await refused(journal.export(ExportRequest((ready_id, "nobody"))))).status == 404
+    assert (await refused(journal.export(ExportRequest((ready_id, "absent"))))).status == 404
     assert (await refused(journal.export(ExportRequest((ready_id, open_id))))).status == 425
     error = await refused(journal.export(columns))
     assert (error.status, error.param) == (400, "format")
@@ -426,13 +424,13 @@ async def test_numbers_are_never_used_again(journal: SessionJournal, calls: Call
 async def test_text_sessions_export_messages(journal: SessionJournal, calls: Calls) -> None:
     session, session_id = await start(journal)
     await journal.record(session, calls.text([user("a")], "b"))
-    said = {"role": "assistant", "content": "b"}
-    await journal.record(session, calls.text([user("a"), said, user("c")], "d"))
+    reply = {"role": "assistant", "content": "b"}
+    await journal.record(session, calls.text([user("a"), reply, user("c")], "d"))
     await journal.reward(session, 1.0)
     _, export = await journal.export(ExportRequest((session_id,), discount=0.5))
     interactions = export.traj()["interactions"]
     assert [item["reward"] for item in interactions] == [0.5, 1.0]
-    assert interactions[0] == {"messages": [user("a")], "response": said, "reward": 0.5, "original_reward": 0.0}
+    assert interactions[0] == {"messages": [user("a")], "response": reply, "reward": 0.5, "original_reward": 0.0}
 
 
 async def test_reused_key_is_409_until_its_session_has_a_trajectory(journal: SessionJournal, calls: Calls) -> None:
@@ -458,8 +456,8 @@ async def test_turn_of_another_conversation_that_had_the_same_row_is_not_continu
     assert await journal.release(session, 0)
     second = await journal.record(session, calls.text([user("task")], "B"))
     assert second.first == first.first, "the row is used again"
-    said = {"role": "assistant", "content": "B"}
-    assert await journal.match_prefix(session, digest_conversation([user("task"), said, user("go on")])) is None
+    reply = {"role": "assistant", "content": "B"}
+    assert await journal.match_prefix(session, digest_conversation([user("task"), reply, user("go on")])) is None
 
 
 async def test_failures_are_counted_beside_the_rows(journal: SessionJournal, calls: Calls) -> None:

@@ -166,7 +166,7 @@ async def test_followers_of_a_failed_leader_go_on_one_after_another() -> None:
     assert sorted(ran) == [0, 1, 2]
 
 
-async def test_follower_is_told_where_its_leader_is_recorded_whoever_else_flies() -> None:
+async def test_follower_gets_the_place_of_its_leaders_record_whatever_else_is_in_flight() -> None:
     flights = CallsInFlight()
     with flights.leading(FIRST):
         with flights.leading(FIRST) as newest:

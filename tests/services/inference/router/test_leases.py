@@ -113,7 +113,7 @@ def test_renewing_looks_at_its_own_worker_only_though_some_of_a_large_pool_are_g
     assert registry.snapshot().models["m"].published
 
 
-def test_lease_brings_back_nobody_that_was_removed_until_it_is_declared_again() -> None:
+def test_lease_restores_no_removed_worker_until_it_is_declared_again() -> None:
     registry = WorkerRegistry()
     renewed(registry, 0)
     renewed(registry, 1)
@@ -224,7 +224,7 @@ _STEP = st.tuples(
 
 
 @given(st.lists(_STEP, max_size=40))
-def test_follower_that_is_told_changes_has_the_same_table(steps: list[tuple[str, int, ProbeResult]]) -> None:
+def test_follower_that_gets_changes_has_the_same_table(steps: list[tuple[str, int, ProbeResult]]) -> None:
     registry, table = WorkerRegistry(), None
     for now, (step, number, answer) in enumerate([*steps, ("tell", 0, ProbeResult.READY)]):
         if step == "renew":

@@ -25,7 +25,7 @@ def test_register_model_is_declarative() -> None:
     assert states(registry) == {"b": READY, "c": DEAD}  # who stays keeps its health; who came was not probed yet
 
 
-def test_register_model_said_again_changes_nothing() -> None:
+def test_repeated_register_model_changes_nothing() -> None:
     registry = registry_with(("a", "http://h:1"))
     serial = registry.serial
     registry.register_model("m", [("a", "http://h:1")], expected=None, external=False)
@@ -182,7 +182,7 @@ def test_router_that_just_started_knows_not_whose_a_journal_is() -> None:
     assert empty.all_heard
 
 
-def test_worker_that_joins_a_declared_set_is_told_to_followers_alone() -> None:
+def test_worker_that_joins_a_declared_set_is_sent_to_followers_alone() -> None:
     registry = WorkerRegistry()
     registry.register_model("m", [("a", "http://h:1"), ("b", "http://h:2")], expected=2, external=False)
     before = registry.snapshot()

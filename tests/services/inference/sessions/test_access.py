@@ -44,7 +44,7 @@ def test_no_key_and_a_malformed_one_are_401(recording: RecordingService, method:
 
 
 @pytest.mark.parametrize(("method", "path"), SESSION_ROUTES)
-@pytest.mark.parametrize("key", ["nobody-has-this-key", f"sk-aaaaaaaa-{'x' * 43}"])
+@pytest.mark.parametrize("key", ["absent-key", f"sk-aaaaaaaa-{'x' * 43}"])
 def test_key_of_no_session_is_401(recording: RecordingService, method: str, path: str, key: str) -> None:
     assert refused(recording.gateway.call(method, path, BODY, key=key), 401)["code"] == "invalid_api_key"
 

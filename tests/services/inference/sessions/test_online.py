@@ -43,8 +43,8 @@ class Human:
 def reward(service: RecordingService, value: float, **more: Any) -> dict[str, Any]:
     answer = service.admin("POST", "/rl/set_reward", {"reward": value, **more})
     assert answer.status == 200, answer.body
-    said: dict[str, Any] = answer.json()
-    return said
+    reply: dict[str, Any] = answer.json()
+    return reply
 
 
 def take(
@@ -82,8 +82,8 @@ def test_conversation_is_recorded_as_one_and_sealed_by_its_reward(online: Record
     human.say()
     human.say("and then?")
     human.say("and in the end?")
-    said = reward(online, 0.5)
-    assert said["trajectory_ready"]
+    reply = reward(online, 0.5)
+    assert reply["trajectory_ready"]
     [item] = take(online)
     rows = [row for row in item["rows"] if row["interaction_id"] in human.ids]
     assert [row["interaction_id"] for row in rows] == human.ids
@@ -107,8 +107,8 @@ def test_leased_rows_are_those_of_an_export(online: RecordingService, style: str
 def test_reward_goes_to_the_replica_where_the_human_spoke_last(online: RecordingService) -> None:
     for human in on_two_replicas(online):
         human.say("once more")
-        said = reward(online, 1.0)
-        assert human.ids[-1] in online.admin("GET", f"/rl/sessions/{said['session_id']}").body.decode()
+        reply = reward(online, 1.0)
+        assert human.ids[-1] in online.admin("GET", f"/rl/sessions/{reply['session_id']}").body.decode()
     items = take(online)
     assert len({tag_of(item["session_id"]) for item in items}) == 2
     acknowledge(online, items)
@@ -118,8 +118,8 @@ def test_reward_by_interaction_reaches_the_other_replica(online: RecordingServic
     first, last = on_two_replicas(online)
     first.say("and then?")
     last.say("the last word")
-    said = reward(online, 0.25, interaction_id=first.ids[-1])
-    assert said["trajectory_ready"]
+    reply = reward(online, 0.25, interaction_id=first.ids[-1])
+    assert reply["trajectory_ready"]
     acknowledge(online, take(online))
 
 
@@ -155,7 +155,7 @@ def test_what_is_lent_comes_again_until_it_is_acknowledged(build: Build) -> None
     assert take(service, wait=0.5) == []
 
 
-def test_whoever_waits_is_told_of_a_trajectory_of_any_replica(online: RecordingService) -> None:
+def test_waiter_hears_of_a_trajectory_of_any_replica(online: RecordingService) -> None:
     for rollout in online.on_each_replica():
         waiting = later(take, online, 10, 30.0)
         rollout.chat("a")
@@ -165,7 +165,7 @@ def test_whoever_waits_is_told_of_a_trajectory_of_any_replica(online: RecordingS
         acknowledge(online, [item])
 
 
-def test_session_that_is_not_online_is_offered_to_nobody(online: RecordingService) -> None:
+def test_session_that_is_not_online_is_never_offered(online: RecordingService) -> None:
     rollout = online.begin(online=False)
     rollout.chat("a")
     rollout.reward(1.0)

@@ -17,8 +17,8 @@ USER = {"role": "user", "content": "Hello"}
 
 
 def interactions(recording: RecordingService, rollout: Rollout) -> int:
-    said = recording.admin("GET", f"/rl/sessions/{rollout.session_id}").json()
-    return sum(len(trajectory["interactions"]) for trajectory in said["trajectories"])
+    reply = recording.admin("GET", f"/rl/sessions/{rollout.session_id}").json()
+    return sum(len(trajectory["interactions"]) for trajectory in reply["trajectories"])
 
 
 def raw(recording: RecordingService, path: str, body: bytes, key: bytes) -> Answer:
@@ -37,7 +37,7 @@ def raw(recording: RecordingService, path: str, body: bytes, key: bytes) -> Answ
 @pytest.mark.parametrize(
     ("body", "status"),
     [
-        ({"model": "nobody", "messages": [USER]}, 404),
+        ({"model": "absent", "messages": [USER]}, 404),
         ({"n": 0, "messages": [USER]}, 400),
         ({"n": 1025, "messages": [USER]}, 400),
         ({"messages": []}, 400),
@@ -97,7 +97,7 @@ def test_reward_of_a_session_without_an_interaction_is_400(recording: RecordingS
 
 @pytest.mark.parametrize("path", ["/rl/set_reward", "/rl/end_session"])
 def test_human_who_names_a_model_that_is_not_there_is_404_at_once(recording: RecordingService, path: str) -> None:
-    answer = recording.admin("POST", path, {"reward": 1.0, "model": "nobody"})
+    answer = recording.admin("POST", path, {"reward": 1.0, "model": "absent"})
     assert refused(answer, 404)["code"] == "model_not_found"
 
 
@@ -125,7 +125,7 @@ def test_second_reward_of_another_value_is_409_and_the_same_is_answered_again(re
         ({"session_ids": []}, 400, "session_ids"),
         ({"session_ids": "a"}, 400, "session_ids"),
         ({"session_ids": [7]}, 400, "session_ids"),
-        ({"session_ids": ["nobody"]}, 404, "session_ids"),
+        ({"session_ids": ["absent"]}, 404, "session_ids"),
         ({"session_ids": ["task-aaaaaaaa-1"]}, 404, None),
         ({"group_id": "grp"}, 404, "group_id"),
         ({"group_id": "grp-aaaaaaaa-1-1"}, 404, None),
@@ -170,7 +170,7 @@ def test_acknowledgement_of_no_export_is_400(recording: RecordingService, export
     assert error["param"] == "export_id"
 
 
-@pytest.mark.parametrize("session_id", ["nobody", "task-aaaaaaaa-1", "..%2F..%2Fetc"])
+@pytest.mark.parametrize("session_id", ["absent", "task-aaaaaaaa-1", "..%2F..%2Fetc"])
 def test_unknown_session_is_404(recording: RecordingService, session_id: str) -> None:
     refused(recording.admin("GET", f"/rl/sessions/{session_id}"), 404)
     refused(recording.admin("POST", "/rl/end_session", {"session_id": session_id}), 404)
@@ -188,4 +188,4 @@ def test_own_key_that_cannot_be_one_is_refused(recording: RecordingService, key:
 
 
 def test_session_of_an_unknown_model_is_404(recording: RecordingService) -> None:
-    refused(recording.admin("POST", "/rl/start_session", {"task_id": "task", "model": "nobody"}), 404)
+    refused(recording.admin("POST", "/rl/start_session", {"task_id": "task", "model": "absent"}), 404)

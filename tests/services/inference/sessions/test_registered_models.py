@@ -90,7 +90,7 @@ def test_text_and_token_sessions_are_exported_side_by_side(friend: RecordingServ
     assert exported["traj"]["rewards"] == [1.0]
 
 
-def test_session_of_a_token_model_and_a_judge_keeps_both_and_starves_nobody(friend: RecordingService) -> None:
+def test_session_of_a_token_model_and_a_judge_keeps_both_and_starves_neither(friend: RecordingService) -> None:
     session = friend.begin(model="tiny")
     session.chat("a", model="tiny")
     session.chat("b", model="friend")
@@ -196,8 +196,8 @@ def test_configured_backend_takes_over_while_calls_go_on(build: Build) -> None:
     rollout.chat("a")
     assert len(engine_calls(first)) == 1
     script(first, reset=True)
-    said = service.proxy.call("POST", "/configure_backend", {"backend_addr": second.url}, key=service.key)
-    assert (said.status, said.json()) == (200, {"status": "ok", "backend_addr": second.url})
+    result = service.proxy.call("POST", "/configure_backend", {"backend_addr": second.url}, key=service.key)
+    assert (result.status, result.json()) == (200, {"status": "ok", "backend_addr": second.url})
     rollout.chat("b")
     assert (len(engine_calls(first)), len(engine_calls(second))) == (0, 1)
     assert rollout.reward(1.0)["interaction_count"] == 2

@@ -47,9 +47,9 @@ def test_what_was_sampled_is_what_is_exported(recording: RecordingService) -> No
     first = rollout.chat("a")
     with_events = rollout.stream("b")
     assert chat_text(list(with_events.events()))
-    said = rollout.reward(1.0)
-    assert said["session_id"] == rollout.session_id
-    assert (said["interaction_count"], said["trajectory_ready"]) == (2, True)
+    reply = rollout.reward(1.0)
+    assert reply["session_id"] == rollout.session_id
+    assert (reply["interaction_count"], reply["trajectory_ready"]) == (2, True)
     exported = rollout.export(discount=0.5)
     assert exported["rows"][0]["interaction_id"] == first["id"]
     assert exported["traj"]["rewards"] == [0.5, 1.0]
@@ -67,9 +67,9 @@ def test_sessions_of_several_replicas_are_exported_as_one(recording: RecordingSe
     rewarded(short, "a", 0.5)
     rewarded(long, "a much longer prompt than the other one has", 2.0)
     ids = [long.session_id, short.session_id]
-    said = export(recording.gateway, recording.key, ids)
-    assert [row["session_id"] for row in said["rows"]] == ids
-    traj = said["traj"]
+    reply = export(recording.gateway, recording.key, ids)
+    assert [row["session_id"] for row in reply["rows"]] == ids
+    traj = reply["traj"]
     assert traj["rewards"] == [2.0, 0.5]
     widths = {len(values) for name in ("input_ids", "versions", "attention_mask") for values in traj[name]}
     assert widths == {sum(traj["attention_mask"][0])}
@@ -85,8 +85,8 @@ def test_export_of_several_replicas_is_repeatable_until_acknowledged(recording: 
     assert first["removed"]
     assert export(recording.gateway, recording.key, ids) == first
     ack = {"export_id": first["export_id"]}
-    said = recording.admin("POST", "/export_trajectories/ack", ack).json()
-    assert said == {"status": "ok", "released": True}
+    reply = recording.admin("POST", "/export_trajectories/ack", ack).json()
+    assert reply == {"status": "ok", "released": True}
     assert recording.admin("POST", "/export_trajectories/ack", ack).json()["released"] is False
     refused(recording.admin("POST", "/export_trajectories", {"session_ids": ids}), 404)
 
@@ -111,15 +111,15 @@ def test_npz_of_several_replicas_holds_the_same_columns(recording: RecordingServ
     ids = [
         rewarded(rollout, f"say {place}", 1.0).session_id for place, rollout in enumerate(recording.on_each_replica())
     ]
-    said = export(recording.gateway, recording.key, ids)
+    reply = export(recording.gateway, recording.key, ids)
     answer = recording.admin("POST", "/export_trajectories", {"session_ids": ids, "format": "npz"})
     assert answer.status == 200, answer.body
-    assert answer.headers["x-areal-export-id"] == said["export_id"]
+    assert answer.headers["x-areal-export-id"] == reply["export_id"]
     with np.load(io.BytesIO(answer.body)) as columns:
         kinds = {name: columns[name].dtype.str for name in columns.files if name != "about.json"}
-        assert set(kinds) == set(said["traj"])
+        assert set(kinds) == set(reply["traj"])
         assert (kinds["input_ids"], kinds["logprobs"], kinds["turn_ids"]) == ("<i8", "<f4", "<i4")
-        for name, values in said["traj"].items():
+        for name, values in reply["traj"].items():
             assert np.array_equal(columns[name], np.array(values, dtype=columns[name].dtype)), name
 
 
@@ -170,8 +170,8 @@ def test_key_of_the_callers_own_opens_its_session_and_is_refused_while_active(re
 def test_ended_session_is_ready_unrewarded_and_takes_no_more(recording: RecordingService) -> None:
     rollout = recording.begin()
     rollout.chat("a")
-    said = rollout.post("/rl/end_session", {}).json()
-    assert said["ready_trajectory_ids"] == [0]
+    reply = rollout.post("/rl/end_session", {}).json()
+    assert reply["ready_trajectory_ids"] == [0]
     refused(rollout.post(CHAT, rollout.body("b")), 409)
     (row,) = rollout.export()["rows"]
     assert row["rewarded"] is False
@@ -187,8 +187,8 @@ def test_admin_ends_a_group_by_its_id(recording: RecordingService) -> None:
 def test_admin_rewards_a_session_by_its_id_and_by_an_interaction(recording: RecordingService) -> None:
     first, second = recording.on_each_replica()
     first.chat("a")
-    said = recording.admin("POST", "/rl/set_reward", {"reward": 1.0, "session_id": first.session_id}).json()
-    assert said["session_id"] == first.session_id
+    reply = recording.admin("POST", "/rl/set_reward", {"reward": 1.0, "session_id": first.session_id}).json()
+    assert reply["session_id"] == first.session_id
     interaction = second.chat("a")["id"]
     by_interaction = {"reward": 1.0, "interaction_id": interaction, "session_id": second.session_id}
     assert recording.admin("POST", "/rl/set_reward", by_interaction).json()["session_id"] == second.session_id
@@ -213,9 +213,9 @@ def test_sessions_are_listed_over_all_replicas_page_by_page(recording: Recording
 def test_session_is_described_by_the_replica_that_has_it(recording: RecordingService) -> None:
     for rollout in recording.on_each_replica():
         interaction = rollout.chat("a")["id"]
-        said = recording.admin("GET", f"/rl/sessions/{rollout.session_id}").json()
-        assert said["state"] == "active"
-        assert [turn["interaction_id"] for turn in said["trajectories"][0]["interactions"]] == [interaction]
+        reply = recording.admin("GET", f"/rl/sessions/{rollout.session_id}").json()
+        assert reply["state"] == "active"
+        assert [turn["interaction_id"] for turn in reply["trajectories"][0]["interactions"]] == [interaction]
 
 
 @pytest.mark.parametrize("group_size", [0, 1025, "2", True, 1.5])
@@ -237,7 +237,7 @@ def test_router_finds_a_session_by_id_and_by_key(recording: RecordingService) ->
         tag = tag_of(rollout.session_id)
         asked: list[dict[str, Any]] = [{"session_id": rollout.session_id}, {"api_key": rollout.key}]
         for body in asked:
-            said = recording.router.call("POST", "/route", body, key=recording.key).json()
-            assert said["journal"] == tag
-            assert said["worker_addr"] == said["url"]
-    refused(recording.router.call("POST", "/route", {"api_key": "nobody-has-this"}, key=recording.key), 404)
+            reply = recording.router.call("POST", "/route", body, key=recording.key).json()
+            assert reply["journal"] == tag
+            assert reply["worker_addr"] == reply["url"]
+    refused(recording.router.call("POST", "/route", {"api_key": "absent-key"}, key=recording.key), 404)

@@ -73,10 +73,10 @@ def test_probe_is_open_on_loopback(recording: RecordingService, component: str, 
 def test_router_resolves_workers_and_removes_groups(recording: RecordingService) -> None:
     worker = recording.router.call("GET", "/resolve_worker/tiny-0", key=recording.key).json()
     assert (worker["worker_id"], worker["worker_addr"]) == ("tiny-0", recording.proxy.url)
-    refused(recording.router.call("GET", "/resolve_worker/nobody", key=recording.key), 404)
+    refused(recording.router.call("GET", "/resolve_worker/absent", key=recording.key), 404)
     started = recording.router.call("POST", "/register_session", {"task_id": "t", "group_size": 2}, key=recording.key)
     assert started.status == 201
     group = {"group_id": started.json()["group_id"]}
-    said = recording.router.call("POST", "/remove_session", group, key=recording.key).json()
-    assert (said["removed"], len(said["ended"])) == (True, 2)
+    reply = recording.router.call("POST", "/remove_session", group, key=recording.key).json()
+    assert (reply["removed"], len(reply["ended"])) == (True, 2)
     refused(recording.router.call("POST", "/remove_session", {"group_id": "grp"}, key=recording.key), 404)

@@ -199,8 +199,8 @@ def test_control_with_a_body_that_is_no_object_is_400_and_reaches_no_worker(
 
 
 def test_unknown_worker_is_404_and_no_key_is_401(service: EmbeddedService) -> None:
-    assert service.ask("POST", "/pause_generation/nobody", {}).status == 404
-    assert service.ask("GET", "/get_version/nobody").status == 404
+    assert service.ask("POST", "/pause_generation/absent", {}).status == 404
+    assert service.ask("GET", "/get_version/absent").status == 404
     for process in (service.gateway, service.proxy):
         path = "/pause_generation/all" if process is service.gateway else "/pause_generation"
         assert process.call("POST", path, {}).status == 401

@@ -89,7 +89,7 @@ def test_prompt_logprobs_are_by_token_as_vllm_writes_them(service: EmbeddedServi
             assert about["logprob"] == pytest.approx(float(row[int(each)]), abs=TOLERANCE)
 
 
-def test_prompt_logprobs_are_told_beside_those_of_an_echo(service: EmbeddedService) -> None:
+def test_prompt_logprobs_stand_beside_those_of_an_echo(service: EmbeddedService) -> None:
     for prompt in (ASKED, ASKED[:1]):
         (one,) = ask(service, prompt=prompt, max_tokens=1, prompt_logprobs=0, logprobs=2, echo=True)["choices"]
         assert [entry and list(entry) for entry in one["prompt_logprobs"]] == [None, *([str(t)] for t in prompt[1:])]

@@ -52,12 +52,12 @@ def test_registering_again_keeps_the_ids_of_workers_that_stay(service: Service) 
     assert answer.status == 200 and workers_of(service, "tiny") == before
 
 
-@pytest.mark.parametrize(("wrong", "status"), [("nobody", 502), ("another model", 409), ("no data proxy", 409)])
+@pytest.mark.parametrize(("wrong", "status"), [("absent", 502), ("another model", 409), ("no data proxy", 409)])
 def test_registration_with_one_bad_proxy_changes_nothing(
     service: Service, second: Process, wrong: str, status: int
 ) -> None:
     before = workers_of(service, "tiny")
-    bad = {"nobody": "http://127.0.0.1:9", "another model": second.url, "no data proxy": service.router.url}[wrong]
+    bad = {"absent": "http://127.0.0.1:9", "another model": second.url, "no data proxy": service.router.url}[wrong]
     answer = post(service, "/register_model", model="tiny", data_proxy_addrs=[service.proxy.url, bad])
     assert answer.status == status and bad in answer.json()["error"]["message"]
     assert workers_of(service, "tiny") == before

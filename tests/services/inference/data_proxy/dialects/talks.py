@@ -45,9 +45,9 @@ TWO_CALLS = f'{CALL}\n<tool_call>\n{{"name": "now", "arguments": {{}}}}\n</tool_
 THOUGHT = "<think>\nThe user wants\nthe weather.\n</think>\n\n"
 
 
-def build_talking_service(processes: Processes, tokenizer: Path, **said: Any) -> Service:
+def build_talking_service(processes: Processes, tokenizer: Path, **reply: Any) -> Service:
     engine = processes.engine(tokenizer)
-    script(engine, **said)
+    script(engine, **reply)
     proxy = processes.data_proxy(engine, tokenizer, "--tool-call-parser", "hermes", "--reasoning-parser", "qwen3")
     router = processes.router()
     gateway = processes.gateway(router)

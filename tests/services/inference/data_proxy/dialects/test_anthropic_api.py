@@ -68,7 +68,7 @@ def test_answer_goes_through_and_is_recorded_as_a_chats_message(rollout: Rollout
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_repeated_call_is_told_again_and_recorded_once(
+def test_repeated_call_is_answered_again_and_recorded_once(
     rollout: Rollout, friend: tuple[Service, Process], stream: bool
 ) -> None:
     body = {"model": "friend", "max_tokens": 50, "messages": [USER], "stream": stream}

@@ -47,8 +47,8 @@ def test_a_conversation_with_tools(client: openai.OpenAI, service: Service, talk
     assert second.choices[0].message.tool_calls is None
 
     before, after = prompts(service, talking_tokenizer)
-    said = f"{THOUGHT}I look.\n{TWO_CALLS}<|im_end|>\n"
-    assert after.startswith(before + said)  # what the model said comes back to it token for token
+    reply = f"{THOUGHT}I look.\n{TWO_CALLS}<|im_end|>\n"
+    assert after.startswith(before + reply)  # what the model said comes back to it token for token
     assert after.count("<tool_response>\nsun\n</tool_response>") == 2
 
 
@@ -70,23 +70,23 @@ def test_streamed_deltas_have_the_name_first_then_the_arguments(service: Service
     stream = service.stream_chat(tools=TOOLS)
     events = list(stream.events())
     assert events[-1] == "[DONE]" and chat_text(events) == "Hm."
-    said = deltas(events)
-    assert said[0] == {"role": "assistant", "content": ""}
-    assert "".join(each.get("reasoning_content", "") for each in said) == "The user wants\nthe weather."
-    calls = [each["tool_calls"][0] for each in said if "tool_calls" in each]
+    reply = deltas(events)
+    assert reply[0] == {"role": "assistant", "content": ""}
+    assert "".join(each.get("reasoning_content", "") for each in reply) == "The user wants\nthe weather."
+    calls = [each["tool_calls"][0] for each in reply if "tool_calls" in each]
     assert calls[0]["function"] == {"name": "get_weather", "arguments": ""} and calls[0]["id"] and len(calls) > 1
     assert all(set(call) == {"index", "function"} and call["index"] == 0 for call in calls[1:])
     assert "".join(call["function"]["arguments"] for call in calls) == ROME
-    assert "tool_call" not in json.dumps([each.get("content") for each in said])
+    assert "tool_call" not in json.dumps([each.get("content") for each in reply])
 
 
 @pytest.mark.parametrize("flush", [1, 3, 7, 1000])
 def test_streams_say_the_same_however_the_engine_cuts_them(service: Service, flush: int) -> None:
     script(service.engine, text=f"{THOUGHT}Hm.\n{TWO_CALLS}", flush=flush)
-    said = deltas(list(service.stream_chat(tools=TOOLS, logprobs=True, return_token_ids=True).events()))
-    names = [each["tool_calls"][0]["function"].get("name") for each in said if "tool_calls" in each]
+    reply = deltas(list(service.stream_chat(tools=TOOLS, logprobs=True, return_token_ids=True).events()))
+    names = [each["tool_calls"][0]["function"].get("name") for each in reply if "tool_calls" in each]
     assert [name for name in names if name] == ["get_weather", "now"]
-    arguments = [each["tool_calls"][0]["function"]["arguments"] for each in said if "tool_calls" in each]
+    arguments = [each["tool_calls"][0]["function"]["arguments"] for each in reply if "tool_calls" in each]
     assert "".join(arguments) == ROME + "{}"
 
 
@@ -141,8 +141,8 @@ def test_named_tool_choice_begins_the_call_for_the_model(service: Service, talki
 
 def test_named_tool_choice_streams_the_name_at_once(service: Service) -> None:
     script(service.engine, text=f" {ROME}}}\n</tool_call>")
-    said = deltas(list(service.stream_chat(tools=TOOLS, tool_choice=NAMED).events()))
-    calls = [each["tool_calls"][0] for each in said if "tool_calls" in each]
+    reply = deltas(list(service.stream_chat(tools=TOOLS, tool_choice=NAMED).events()))
+    calls = [each["tool_calls"][0] for each in reply if "tool_calls" in each]
     assert calls[0]["function"]["name"] == "get_weather"
     assert "".join(call["function"]["arguments"] for call in calls) == ROME
 
@@ -260,8 +260,8 @@ def test_custom_tool_is_answered_in_its_own_form_and_taken_back(
 @pytest.mark.parametrize("flush", [1, 7, 1000])
 def test_streamed_call_of_a_custom_tool_has_its_name_then_its_input(service: Service, flush: int) -> None:
     script(service.engine, text=f"{CALL}\n{PATCH_CALL}", flush=flush)
-    said = deltas(list(service.stream_chat(tools=[*TOOLS, PATCH], logprobs=True).events()))
-    calls = [each["tool_calls"][0] for each in said if "tool_calls" in each]
+    reply = deltas(list(service.stream_chat(tools=[*TOOLS, PATCH], logprobs=True).events()))
+    calls = [each["tool_calls"][0] for each in reply if "tool_calls" in each]
     custom = [call for call in calls if call["index"] == 1]
     assert custom[0].pop("id").startswith("call_")
     assert custom == [
@@ -277,8 +277,8 @@ def test_custom_call_that_is_cut_has_what_there_is_of_its_input(service: Service
     assert choice["finish_reason"] == "length"
     [call] = choice["message"]["tool_calls"]
     script(service.engine, text=PATCH_CALL)
-    said = deltas(list(service.stream_chat(**asked).events()))
-    inputs = [each["tool_calls"][0]["custom"]["input"] for each in said if "tool_calls" in each]
+    reply = deltas(list(service.stream_chat(**asked).events()))
+    inputs = [each["tool_calls"][0]["custom"]["input"] for each in reply if "tool_calls" in each]
     assert "".join(inputs) == call["custom"]["input"] != ""
 
 

@@ -72,8 +72,10 @@ def test_a_conversation_with_tools(client: anthropic.Anthropic, service: Service
     assert second.stop_reason == "end_turn" and second.content[0].text == "Sunny."  # type: ignore[union-attr]
     before, after = prompts(service, talking_tokenizer)
     assert after.startswith(f"{before}{THOUGHT}I look.\n{TWO_CALLS}<|im_end|>\n")
-    said = "<tool_response>\nsun\n</tool_response><|im_end|>\n<|im_start|>user\n<tool_response>\nnoon\n</tool_response>"
-    assert f"{said}<|im_end|>\n<|im_start|>user\nAnd?<|im_end|>" in after and "<|im_start|>system\nBe brief." in before
+    reply = (
+        "<tool_response>\nsun\n</tool_response><|im_end|>\n<|im_start|>user\n<tool_response>\nnoon\n</tool_response>"
+    )
+    assert f"{reply}<|im_end|>\n<|im_start|>user\nAnd?<|im_end|>" in after and "<|im_start|>system\nBe brief." in before
 
 
 def test_a_streamed_conversation_with_tools(client: anthropic.Anthropic, service: Service) -> None:
@@ -205,7 +207,7 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "text"),
     [
         ({"max_tokens": ...}, "max_tokens is required"),
         ({"max_tokens": 0}, "max_tokens must be between"),
@@ -238,11 +240,11 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
         ({"stream": "yes"}, "stream must be true or false"),
     ],
 )
-def test_bad_input_is_refused_in_anthropics_shape(service: Service, body: dict[str, Any], said: str) -> None:
+def test_bad_input_is_refused_in_anthropics_shape(service: Service, body: dict[str, Any], text: str) -> None:
     answer = post(service, **body)
     error = answer.json()
     assert answer.status == 400 and error["type"] == "error" and error["error"]["type"] == "invalid_request_error"
-    assert said in error["error"]["message"] and set(error["error"]) == {"type", "message"}
+    assert text in error["error"]["message"] and set(error["error"]) == {"type", "message"}
     assert error["request_id"] == answer.headers["request-id"] == answer.headers["x-request-id"]
 
 

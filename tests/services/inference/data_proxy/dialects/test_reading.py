@@ -112,14 +112,14 @@ def test_parsers_none_reads_nothing(template: str | None) -> None:
 def test_unknown_parser_is_refused_at_the_start(talking_tokenizer: Path) -> None:
     argv = ["--model", "m", "--engine", "embedded", "--engine-url", "http://127.0.0.1:9", "--port", "0"]
     module = ["-m", "areal.services.inference.data_proxy"]
-    said = subprocess.run(
+    result = subprocess.run(
         [sys.executable, *module, *argv, "--tokenizer-path", str(talking_tokenizer), "--tool-call-parser", "hermse"],
         capture_output=True,
         text=True,
         timeout=60,
     )
-    assert said.returncode != 0 and "Traceback" not in said.stderr
-    assert '"hermse" is not a tool-call parser (did you mean "hermes"?)' in said.stderr
+    assert result.returncode != 0 and "Traceback" not in result.stderr
+    assert '"hermse" is not a tool-call parser (did you mean "hermes"?)' in result.stderr
     with pytest.raises(UsageFault):
         load_parsers(None, "qwen4", None)
 

@@ -115,8 +115,8 @@ def test_items_of_what_a_provider_did_are_left_out_and_named(service: Service) -
     assert (answer.status, answer.headers["x-areal-ignored"]) == (200, "input.web_search_call")
     found = {"type": "web_search_tool_result", "tool_use_id": "s", "content": []}
     used = {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}}
-    said = {"role": "assistant", "content": [used, found, {"type": "text", "text": "Sunny."}]}
-    body = {"model": "tiny", "max_tokens": 20, "messages": [USER, said, USER]}
+    reply = {"role": "assistant", "content": [used, found, {"type": "text", "text": "Sunny."}]}
+    body = {"model": "tiny", "max_tokens": 20, "messages": [USER, reply, USER]}
     answer = service.gateway.call("POST", "/v1/messages", body, key=service.key)
     names = "messages.server_tool_use, messages.web_search_tool_result"
     assert (answer.status, answer.headers["x-areal-ignored"]) == (200, names)

@@ -14,8 +14,8 @@ RESULT = {"role": "tool", "tool_call_id": "t1", "content": "noon"}
 HI = {"role": "user", "content": "Hi"}
 
 
-def text(said: str) -> dict[str, str]:
-    return {"type": "text", "text": said}
+def text(message: str) -> dict[str, str]:
+    return {"type": "text", "text": message}
 
 
 def use(call_id: str = "t1") -> dict[str, Any]:
@@ -27,15 +27,15 @@ def result(content: Any, **more: Any) -> dict[str, Any]:
 
 
 def chat_of_anthropic(**body: Any) -> dict[str, Any]:
-    said = anthropic.translate(
+    reply = anthropic.translate(
         Fields({"max_tokens": 9, "messages": [HI], **body}), lambda name: name == "enable_thinking"
     )
-    return {name: value for name, value in said.chat.items() if value not in (None, [], False)}
+    return {name: value for name, value in reply.chat.items() if value not in (None, [], False)}
 
 
 def chat_of_responses(**body: Any) -> dict[str, Any]:
-    said = responses.translate(Fields({"input": "Hi", **body}), lambda name: name == "reasoning_effort")
-    return {name: value for name, value in said.chat.items() if value not in (None, [], {}, False)}
+    reply = responses.translate(Fields({"input": "Hi", **body}), lambda name: name == "reasoning_effort")
+    return {name: value for name, value in reply.chat.items() if value not in (None, [], {}, False)}
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from tests.services.inference.data_proxy.parsers.reading import new_reader, read
         ("granite", False, "Here is my thought process: Hm. Here is my response: Hi", " Hm.", " Hi"),
     ],
 )
-def test_reasoning_is_told_from_content(name: str, inside: bool, text: str, reasoning: str, content: str) -> None:
+def test_reasoning_is_separate_from_content(name: str, inside: bool, text: str, reasoning: str, content: str) -> None:
     reply = read(new_reader(None, REASONING_FORMATS[name], inside=inside), [text])
     assert (reply.reasoning, reply.content) == (reasoning, content)
 

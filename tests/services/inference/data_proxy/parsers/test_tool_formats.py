@@ -11,7 +11,7 @@ ROME = '{"city": "Rome"}'
 HERMES_ROME = f'<tool_call>\n{{"name": "get_weather", "arguments": {ROME}}}\n</tool_call>'
 
 
-def said(reply: Reply) -> tuple[str, list[tuple[str, str]]]:
+def content_and_calls(reply: Reply) -> tuple[str, list[tuple[str, str]]]:
     return reply.content, [(call.name, call.arguments) for call in reply.calls]
 
 
@@ -114,7 +114,7 @@ def said(reply: Reply) -> tuple[str, list[tuple[str, str]]]:
     ],
 )  # fmt: skip
 def test_text_is_read_as(name: str, text: str, content: str, calls: list[tuple[str, str]]) -> None:
-    assert said(read(new_reader(name), [text])) == (content, calls)
+    assert content_and_calls(read(new_reader(name), [text])) == (content, calls)
 
 
 def test_pieces_come_name_first_then_the_arguments_as_they_are_written() -> None:
@@ -177,7 +177,7 @@ def test_mistral_call_that_is_cut_keeps_what_was_written_of_its_arguments() -> N
     ],
 )
 def test_what_the_prompt_began_is_part_of_the_answer(name: str, primer: str, rest: str) -> None:
-    assert said(read(new_reader(name, primer=primer), [rest])) == ("", [("now", "{}")])
+    assert content_and_calls(read(new_reader(name, primer=primer), [rest])) == ("", [("now", "{}")])
 
 
 def test_a_call_that_is_cut_short_stays_open() -> None:

@@ -65,7 +65,7 @@ async def paused_midway(engine: Subject) -> Running:
     raise AssertionError("each call was over before its pause")
 
 
-async def test_pause_keeps_what_was_said_and_the_call_goes_on_after_it(engine: Subject) -> None:
+async def test_pause_keeps_the_tokens_so_far_and_the_call_resumes_after_it(engine: Subject) -> None:
     running = await paused_midway(engine)
     held = len(tokens(running.deltas))
     assert 5 <= held < COUNT

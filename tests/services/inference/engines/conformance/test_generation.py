@@ -117,7 +117,7 @@ SHAPED: list[dict[str, object]] = [
 
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 1.7])
 @pytest.mark.parametrize("shaping", SHAPED, ids=[next(iter(each)) for each in SHAPED])
-async def test_logprobs_are_tempered_and_nothing_else_or_said_not_to_be(
+async def test_logprobs_are_tempered_only_or_reported_as_not(
     engine: Subject, shaping: dict[str, object], temperature: float
 ) -> None:
     options: dict[str, object] = {"temperature": temperature, **shaping}
@@ -183,7 +183,7 @@ async def test_end_token_stops_unless_it_is_to_be_ignored(engine: Subject) -> No
     assert tokens(gone_on) == [END] * 5 and gone_on[-1].finish_reason is FinishReason.LENGTH
 
 
-async def test_choices_are_told_apart_and_each_ends(engine: Subject) -> None:
+async def test_choices_are_distinct_and_each_ends(engine: Subject) -> None:
     deltas = await engine.run(PROMPT, max_new_tokens=20, ignore_eos=True, n=3)
     ends = [delta.index for delta in deltas if delta.finish_reason is not None]
     assert sorted(ends) == [0, 1, 2]
@@ -268,11 +268,11 @@ async def test_answer_is_held_to_a_json_schema(engine: Subject) -> None:
     validate(json.loads(tokenizer.decode(answer[:-1])), SCHEMA)
 
 
-async def test_logprobs_under_a_schema_are_still_those_of_the_model_or_said_not_to_be(engine: Subject) -> None:
+async def test_logprobs_under_a_schema_are_the_models_or_reported_as_not(engine: Subject) -> None:
     """vLLM 0.32 and SGLang report the log-probabilities of what the grammar left, so that a token that had to come has
     0. A trainer must not take those for the model's."""
-    answer, said = await answer_in_schema(engine)
-    is_exact = gap(engine.models.versions[0], PROMPT, answer, said, 0.3) < TOLERANCE
+    answer, reply = await answer_in_schema(engine)
+    is_exact = gap(engine.models.versions[0], PROMPT, answer, reply, 0.3) < TOLERANCE
     assert is_exact == engine.client.capabilities.logprobs.before_grammars
 
 

@@ -27,8 +27,8 @@ async def test_model_that_cannot_be_served_ends_the_process_and_its_first_except
         assert await asyncio.to_thread(process.popen.wait, 600 if kind in REAL else 120) != 0
     finally:
         process.stop()
-    said = first_exception((str(log),)) or log.read_text()
-    assert "layers.1" in said or "size" in said or "not initialized" in said, said
+    output = first_exception((str(log),)) or log.read_text()
+    assert "layers.1" in output or "size" in output or "not initialized" in output, output
 
 
 @pytest.mark.extended

@@ -65,10 +65,10 @@ async def test_call_under_way_goes_on_with_new_weights_each_token_stamped(engine
     held, total = running.versions.count(0), len(tokens(running.deltas))
     assert total > held >= arrived and running.versions == [0] * held + [1] * (total - held)
     old, new = engine.models.versions
-    said, logprobs = tokens(running.deltas), told(running.deltas)
-    assert gap(old, PROMPT, said[:held], logprobs[:held]) < TOLERANCE
+    reply, logprobs = tokens(running.deltas), told(running.deltas)
+    assert gap(old, PROMPT, reply[:held], logprobs[:held]) < TOLERANCE
     # From the boundary on, also what came before it is read by the new weights: nothing is left of the old cache.
-    assert gap(new, [*PROMPT, *said[:held]], said[held:], logprobs[held:]) < TOLERANCE
+    assert gap(new, [*PROMPT, *reply[:held]], reply[held:], logprobs[held:]) < TOLERANCE
     assert gap(new, [20, 21], tokens(late), told(late)) < TOLERANCE
 
 
@@ -162,7 +162,7 @@ async def test_update_that_a_lost_data_proxy_left_open_holds_up_no_broadcast(eng
 
 
 @pytest.mark.slow
-async def test_group_and_broadcast_that_nobody_waits_for_any_more_hold_the_next_ones_up_for_nothing(
+async def test_abandoned_group_and_broadcast_do_not_hold_up_the_next(
     engine: Subject,
 ) -> None:
     client = engine.client

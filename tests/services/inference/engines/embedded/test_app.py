@@ -112,9 +112,7 @@ async def test_group_whose_other_member_does_not_come_is_left_at_once(
         assert await carried(trainer, engine, 1)
 
 
-async def test_join_that_nobody_asks_for_any_more_holds_the_next_one_up_for_nothing(
-    trainer: BroadcastPublisher, engine: WeightGroups
-) -> None:
+async def test_abandoned_join_does_not_hold_up_the_next(trainer: BroadcastPublisher, engine: WeightGroups) -> None:
     offer = await asyncio.to_thread(trainer.offer, "pair", 3, "plain")
     joining = asyncio.create_task(engine.join(place(offer), CPU))
     await asyncio.wait([joining], timeout=0.3)
@@ -134,7 +132,7 @@ async def test_join_of_a_trainer_that_is_gone_fails_at_once(tmp_path: Path, engi
             await joining
 
 
-async def test_member_that_never_receives_keeps_nobody_in_the_broadcast(
+async def test_member_that_never_receives_keeps_no_other_in_the_broadcast(
     trainer: BroadcastPublisher, engine: WeightGroups, other: WeightGroups
 ) -> None:
     """As an engine whose data proxy was killed: it is in the group, and nobody tells it of the broadcast."""
@@ -159,7 +157,7 @@ async def test_member_that_never_receives_keeps_nobody_in_the_broadcast(
     await asyncio.gather(receiving, return_exceptions=True)
 
 
-async def test_receiving_that_nobody_asks_for_any_more_ends_the_wait_of_who_makes_it_ready(
+async def test_abandoned_receiving_ends_the_wait_of_its_preparation(
     trainer: BroadcastPublisher, engine: WeightGroups
 ) -> None:
     offer = await asyncio.to_thread(trainer.offer, "pair", 2, "plain")
@@ -176,7 +174,7 @@ async def test_receiving_that_nobody_asks_for_any_more_ends_the_wait_of_who_make
 
 
 @pytest.mark.extended
-async def test_group_in_which_an_operation_hangs_is_let_go_of_by_nobody_who_is_waited_for(
+async def test_group_with_a_hanging_operation_is_abandoned_without_a_wait(
     trainer: BroadcastPublisher, engine: WeightGroups
 ) -> None:
     offer = await asyncio.to_thread(trainer.offer, "pair", 2, "plain")

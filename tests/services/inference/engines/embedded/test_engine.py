@@ -115,17 +115,17 @@ def test_close_ends_running_and_refuses_further_calls(llama: tuple[Path, Any], s
 
 def test_cancelled_command_of_a_caller_that_left_is_not_run(llama: tuple[Path, Any], start: Start) -> None:
     harness = start(llama[0])
-    held, let_go = threading.Event(), threading.Event()
+    held, released = threading.Event(), threading.Event()
 
     def hold() -> None:
         held.set()
-        let_go.wait(10)
+        released.wait(10)
 
     harness.engine._commands.call(hold)
     assert held.wait(10)
     pause = harness.engine.pause()
     assert pause.cancel()
-    let_go.set()
+    released.set()
     (sequence,) = harness.run([5], max_new_tokens=3)
     assert sequence.finish is Finish.LENGTH
 
@@ -144,7 +144,7 @@ class _Breaking(DecoderRunner):
         return super().decode(tokens, positions, spans, adapters)
 
 
-def test_failing_step_ends_everything_and_is_told(llama: tuple[Path, Any]) -> None:
+def test_failing_step_ends_everything_and_is_reported(llama: tuple[Path, Any]) -> None:
     runner = open_runner(llama[0])
     runner.__class__ = _Breaking
     harness = Harness(runner)
@@ -192,7 +192,7 @@ def test_calls_run_in_order_and_return_what_they_did() -> None:
     assert [future.result(0) for future in futures] == [0, 1, 2]
 
 
-def test_call_that_raises_tells_its_caller_and_nobody_else() -> None:
+def test_call_that_raises_reports_to_its_caller_alone() -> None:
     commands = CommandQueue()
 
     def fail() -> None:

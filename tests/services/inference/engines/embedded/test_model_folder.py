@@ -64,7 +64,7 @@ def test_parse_of_both_generations_of_fields_agrees(changes: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"model_type": "gpt2"}, "gpt2"),
         ({"hidden_act": "gelu"}, "gelu"),
@@ -75,8 +75,8 @@ def test_parse_of_both_generations_of_fields_agrees(changes: dict[str, Any]) -> 
         ({"model_type": "qwen2", "sliding_window": 128, "use_sliding_window": True}, "sliding"),
     ],
 )
-def test_parse_of_other_architecture_says_which_part(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(UnsupportedArchitecture, match=said):
+def test_parse_of_other_architecture_says_which_part(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedArchitecture, match=message):
         parse({**LLAMA, **changes})
 
 

@@ -122,7 +122,7 @@ async def test_generate_with_seed_twice_under_load_repeats(client: Client) -> No
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "message"),
     [
         ({}, "input_ids"),
         ({"input_ids": []}, "input_ids"),
@@ -136,10 +136,10 @@ async def test_generate_with_seed_twice_under_load_repeats(client: Client) -> No
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-async def test_generate_of_bad_request_is_400_saying_why(client: Client, body: dict[str, Any], said: str) -> None:
+async def test_generate_of_bad_request_is_400_saying_why(client: Client, body: dict[str, Any], message: str) -> None:
     status, answer = await client.post("/generate", body)
     assert status == 400
-    assert said in answer["error"]["message"]
+    assert message in answer["error"]["message"]
     assert answer["error"]["request_id"]
 
 
@@ -322,13 +322,13 @@ def _broken(tmp_path: Path, change: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [("tensor", r"error: .*lacks model.norm.weight"), ("shape", r"error: .*model.norm.weight is \[63\]")],
 )
-def test_start_on_broken_folder_says_one_line_and_exits_1(tmp_path: Path, change: str, said: str) -> None:
+def test_start_on_broken_folder_says_one_line_and_exits_1(tmp_path: Path, change: str, message: str) -> None:
     process = EngineProcess(model=_broken(tmp_path, change))
     assert process.wait_exit() == 1
-    process.expect(said)
+    process.expect(message)
     assert len(process.stderr) == 1
 
 

@@ -116,7 +116,7 @@ def test_filters_of_mixed_rows_touch_each_row_by_its_own() -> None:
     assert torch.equal(together[0], logits[0])
 
 
-def said(prompt: list[int], output: list[int], **sampling: Any) -> TokenSequence:
+def sequence_of(prompt: list[int], output: list[int], **sampling: Any) -> TokenSequence:
     sequence = make_sequence(prompt, **sampling)
     sequence.output = output
     sequence.produced = len(output)
@@ -125,7 +125,7 @@ def said(prompt: list[int], output: list[int], **sampling: Any) -> TokenSequence
 
 def test_presence_and_frequency_penalties_follow_formula() -> None:
     logits = logits_of(2)
-    sequence = said([7, 7], [3, 3, 5], presence_penalty=0.5, frequency_penalty=0.25)
+    sequence = sequence_of([7, 7], [3, 3, 5], presence_penalty=0.5, frequency_penalty=0.25)
     penalties = Penalties.of([sequence], VOCAB, CPU)
     assert penalties is not None
     expected = logits.clone()
@@ -136,15 +136,15 @@ def test_presence_and_frequency_penalties_follow_formula() -> None:
 
 def test_repetition_penalty_of_prompt_and_output_equals_transformers() -> None:
     logits = logits_of(2)
-    penalties = Penalties.of([said([7, 7], [3, 5], repetition_penalty=1.7)], VOCAB, CPU)
+    penalties = Penalties.of([sequence_of([7, 7], [3, 5], repetition_penalty=1.7)], VOCAB, CPU)
     assert penalties is not None
     expected = RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([[7, 7, 3, 5]]), logits.clone())
     assert torch.allclose(penalties.apply(logits), expected)
 
 
 def test_penalties_of_changing_company_count_on() -> None:
-    first = said([7], [3], frequency_penalty=0.5)
-    other = said([7], [4], presence_penalty=1.0)
+    first = sequence_of([7], [3], frequency_penalty=0.5)
+    other = sequence_of([7], [4], presence_penalty=1.0)
     logits = logits_of(2, rows=2)
     together = Penalties.of([other, first], VOCAB, CPU)
     assert together is not None
@@ -162,7 +162,7 @@ _STOPS = st.sets(st.integers(0, VOCAB - 1), max_size=3)
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3), _STOPS), min_size=1, max_size=6))
 @settings(STEADY)
 def test_stop_tokens_are_out_of_reach_until_each_row_is_long_enough(rows: list[tuple[int, int, set[int]]]) -> None:
-    sequences = [said([7], [3] * produced, min_new_tokens=least) for least, produced, _ in rows]
+    sequences = [sequence_of([7], [3] * produced, min_new_tokens=least) for least, produced, _ in rows]
     for sequence, (_, _, stops) in zip(sequences, rows, strict=True):
         sequence.stop_ids = frozenset(stops)
     penalties = Penalties.of(sequences, VOCAB, CPU)

@@ -140,7 +140,7 @@ async def test_stream_with_an_interval_waits_for_so_many_tokens() -> None:
     assert received[-1] == [7]
 
 
-async def test_no_step_wakes_the_loop_while_nobody_reads_a_stream() -> None:
+async def test_no_step_wakes_the_loop_while_a_stream_has_no_reader() -> None:
     opened = streams()
     patient, eager = make_sequence([1]), make_sequence([2])
     opened.open([patient], whole=True)

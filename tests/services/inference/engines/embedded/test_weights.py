@@ -254,7 +254,7 @@ def _gone(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("harm", "said"),
+    ("harm", "message"),
     [
         (_without_a_tensor, r"lacks model\.layers\.1\.mlp\.up_proj\.weight"),
         (_with_one_tensor_more, r"does not have: model\.layers\.3\.mlp\.up_proj\.weight"),
@@ -266,14 +266,14 @@ def _gone(folder: Path) -> None:
     ],
 )
 def test_load_weights_of_bad_folder_leaves_old_model_whole(
-    llama: tuple[Path, Any], tmp_path: Path, start: Start, room: None, harm: Callable[[Path], None], said: str
+    llama: tuple[Path, Any], tmp_path: Path, start: Start, room: None, harm: Callable[[Path], None], message: str
 ) -> None:
     folder, model = llama
     make_model(tmp_path / "new", seed=2)
     harm(tmp_path / "new")
     harness = start(folder)
     harness.engine.set_version(4).result(10)
-    with pytest.raises(ArealError, match=said):
+    with pytest.raises(ArealError, match=message):
         harness.engine.load_weights(tmp_path / "new", 5)
     (sequence,) = harness.run([5, 6, 7], max_new_tokens=10)
     assert gap(model, sequence) < 1e-4
