@@ -338,7 +338,7 @@ NO_WORKING_DIR = "WorkingDirMissing"
 _REASONS = {Phase.BACKOFF: "Restarting", Phase.CRASHLOOP: "CrashLoop"}
 _WELL = ("Ready", "Running", "Succeeded")
 _STALLED = (DIED, "CrashLoop", JOB_FAILED, NO_WORKING_DIR)  # no recovery without a command
-OF_A_PROCESS = (DIED, "CrashLoop", "Restarting", "Starting", "NotReady")  # newer than what a command waited for
+OF_A_PROCESS = ("CrashLoop", "Restarting", "Starting", "NotReady")  # newer than what a command waited for
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,8 @@ def missing(shown: str, output: str) -> list[str]:
     lines, absent = iter(output.splitlines()), []
     joined = shown.replace("\\\n", " ").splitlines()
     for line in (line for line in joined if line.strip(" .") and not line.startswith("$ ")):
-        number, blank = re.sub(r"\d+", lambda _: r"-?\d+", re.escape(line)), r"(?:\\ )+"
+        number = re.sub(r"\d+(?:\\\.\d+)?", lambda _: r"-?\d+(?:\.\d+)?", re.escape(line))
+        blank = r"(?:\\ )+"
         pattern = re.sub(blank, lambda _: r"\s+", number.replace(r"\.\.\.", ".*"))
         if not any(re.fullmatch(pattern, each.strip() if not line.startswith(" ") else each) for each in lines):
             absent.append(line)
