@@ -34,9 +34,9 @@ class Noting(PPOTrainer):
         if not self.ranks.is_first:
             return resumed
         tell, notes = self.source.consumed, Path(os.environ["AREAL_RUN_FOLDER"], "notes.jsonl").open("a")
-        def consumed(positions):
-            tell(positions)
-            line = {"step": self.step + 1, "positions": positions, "version": self.actor.version}
+        def consumed(positions, step):
+            tell(positions, step)
+            line = {"step": step, "positions": positions, "version": self.actor.version}
             notes.write(json.dumps(line) + "\\n")
             notes.flush()
         self.source.consumed = consumed
