@@ -203,16 +203,15 @@ def _use_row(use: Any, layout: str) -> dict[str, Any]:
 
 def _shape(path: str, where: str) -> Shape:
     """Of a folder, or of an id of the hub, of which the ``config.json`` is taken. Raises ArealError."""
-    import json
-
     from areal.estimate.shapes import shape_of
+    from areal.files import parse_json
     from areal.hub import model_folder
 
     if not path:
         raise UsageFault(f"{where}: nothing says which model it is")
     file = model_folder(path, ["config.json"]) / "config.json"
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = parse_json(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise NotFound(f"{where}: {file} cannot be read: {error.strerror}") from error
     except ValueError as error:
@@ -266,8 +265,11 @@ def _share(model: Mapping[str, Any], job: Mapping[str, Any]) -> bool:
 def _served(engine: Mapping[str, Any], sequence: int, on_cpu: bool) -> Served:
     from areal.estimate.memory import CPU_RESERVE, ENGINE_RESERVE, FRACTIONS, Served
     from areal.estimate.runs import BYTES
+    from areal.resources.backend import flag_name
+    from areal.wire.processes import EmbeddedEngineConfig
 
-    args, part = {key.replace("_", "-"): value for key, value in engine["args"].items()}, engine["part"]
+    args, part = {flag_name(key): value for key, value in engine["args"].items()}, engine["part"]
+    is_embedded = part.engine == "embedded"
     flag = {"sglang": "mem-fraction-static", "vllm": "gpu-memory-utilization"}.get(part.engine, "")
     return Served(
         shape=_shape(engine["path"], "the engine's model"),
@@ -275,7 +277,7 @@ def _served(engine: Mapping[str, Any], sequence: int, on_cpu: bool) -> Served:
         fraction=_share_of(flag, args.get(flag, FRACTIONS[part.engine])),
         sequence=sequence,
         compute=BYTES.get(str(args.get("dtype")), 4 if on_cpu else 2),
-        most=_batch(args.get("max-batch-size", _EMBEDDED_BATCH)) if part.engine == "embedded" else 0,
+        most=_batch(args.get("max-batch-size", EmbeddedEngineConfig.max_batch_size)) if is_embedded else 0,
         reserve=CPU_RESERVE if on_cpu else ENGINE_RESERVE,
     )
 
@@ -293,9 +295,6 @@ def _batch(value: Any) -> int:
     if not str(value).isdecimal() or not int(value):
         raise UsageFault(f"the engine's max-batch-size: must be a whole number of at least 1, not {value!r}")
     return int(value)
-
-
-_EMBEDDED_BATCH = 64  # the default of the embedded engine's max_batch_size
 
 
 _MODELS = (

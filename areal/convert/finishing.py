@@ -23,6 +23,24 @@ def adapt(draft: Draft, rank: str, alpha: str, modules: str) -> None:
     draft.set("actor.target_modules", list(found) if isinstance(found, list) else [str(found)])
 
 
+def adam(draft: Draft, betas: Any, least: Any = None, rate: Any = None) -> None:
+    """The optimizer's betas, and its ``least`` learning rate as a share of ``rate``."""
+    if isinstance(betas, list | tuple) and len(betas) == 2:
+        draft.set("actor.optimizer.beta1", betas[0])
+        draft.set("actor.optimizer.beta2", betas[1])
+    if least and rate:
+        draft.set("actor.optimizer.min_lr_ratio", min(1.0, round(float(least) / float(rate), 9)))
+
+
+def clip_rewards(draft: Draft, key: str) -> None:
+    """``actor.reward_clip``, from the two bounds of ``key``."""
+    low, high = draft.values[key]
+    if high == -low > 0:
+        draft.set("actor.reward_clip", float(high))
+    else:
+        draft.mark(key, Fate.REFUSED, "the range is symmetric here")
+
+
 def lay_out(draft: Draft, gpus: int, tensor: int = 1, engine: str = "vllm", train: str = "") -> None:
     """Half of the GPUs serve and half train; one GPU does both. ``train``: the training backend, if it is not fsdp."""
     serving = max(1, gpus // 2)

@@ -10,10 +10,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from areal.convert.finishing import (
+    adam,
     adapt,
+    clip_rewards,
     divided,
     engine_flags,
     lay_out,
+    name_run,
     pick_columns,
     save_and_resume,
     train_on,
@@ -37,8 +40,7 @@ from areal.convert.rules import Draft, Fate, Framework, period
 
 def _begin(draft: Draft, trainer: str, rows: str, model: str, optimizer: str) -> None:
     values = draft.values
-    for name in ("experiment_name", "trial_name"):
-        draft.set(name, str(draft.config[name]))
+    name_run(draft)
     draft.set("trainer.type", trainer)
     draft.set("train_dataset.type", rows)
     draft.set("train_dataset.shuffle", True)
@@ -51,8 +53,7 @@ def _begin(draft: Draft, trainer: str, rows: str, model: str, optimizer: str) ->
         draft.mark("data.dataset" if rows != "rl" else "data.prompt_dataset", Fate.REFUSED, "no data set is named")
     attention = "flash_attention_2" if values.get("flash_attn") else str(values["ds.attn_implementation"])
     draft.set("actor.attn_impl", attention)
-    for name, value in zip(("beta1", "beta2"), _pair(values[f"{optimizer}adam.betas"]), strict=False):
-        draft.set(f"actor.optimizer.{name}", value)
+    adam(draft, values[f"{optimizer}adam.betas"])
     if values["ds.lora.rank"]:
         adapt(draft, "ds.lora.rank", "ds.lora.alpha", "ds.lora.target_modules")
     if values.get("logger.wandb.key"):
@@ -104,7 +105,6 @@ def _ppo(draft: Draft) -> None:
     _end(draft)
 
 
-_BATCH = {"mean_level": "batch", "std_level": "batch"}
 _NORMS: Mapping[str, Mapping[str, Any] | None] = {
     "gae": None,
     "reinforce": None,
@@ -125,7 +125,7 @@ def _advantages(draft: Draft) -> None:
         draft.set("actor.reward_norm", dict(norm))
     if estimator in ("gae", "reinforce", "reinforce_baseline"):
         by_std = None if values["algo.advantage.no_std_norm"] else "batch"
-        draft.set("actor.adv_norm", {**_BATCH, "std_level": by_std})
+        draft.set("actor.adv_norm", {"mean_level": "batch", "std_level": by_std})
     if estimator != "gae":
         return
     draft.set("trainer.type", "ppo")
@@ -192,11 +192,7 @@ def _correction(draft: Draft) -> None:
 
 def _clips(draft: Draft) -> None:
     values = draft.values
-    bounds = _pair(values["reward.clip_range"])
-    if bounds and bounds[1] == -bounds[0] > 0:
-        draft.set("actor.reward_clip", float(bounds[1]))
-    else:
-        draft.mark("reward.clip_range", Fate.REFUSED, "the range is symmetric here")
+    clip_rewards(draft, "reward.clip_range")
     if values.get("reward.overlong_buffer_len") is not None:
         draft.set("actor.overlong_reward_penalty", True)
         draft.set("actor.overlong_tokens", draft.number("reward.overlong_buffer_len"))

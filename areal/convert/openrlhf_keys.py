@@ -11,6 +11,7 @@ from areal.convert.rules import (
     OFFLOAD,
     PACKED,
     REPORT,
+    SCHEDULE,
     SPEED,
     Rule,
     choice,
@@ -28,9 +29,6 @@ from areal.convert.rules import (
 ANSWERS = ("answer", "response", "completion", "output", "solution")
 _MIXED = refused("rows are read once each: write the mixture to a file")
 _ROWS = lossy("all rows are read")
-_SCHEDULE = choice(
-    cosine_with_min_lr="cosine", cosine="cosine", linear="linear", constant="constant", constant_with_warmup="constant"
-)
 
 
 def _optimizer(prefix: str, target: str) -> Mapping[str, Rule]:
@@ -44,7 +42,7 @@ def _optimizer(prefix: str, target: str) -> Mapping[str, Rule]:
         f"{prefix}adam.betas": to(f"({target}.beta1, beta2)"),
         f"{prefix}adam.eps": to(f"{target}.eps"),
         f"{prefix}adam.weight_decay": to(f"{target}.weight_decay"),
-        f"{prefix}lr_scheduler": to(f"{target}.lr_scheduler_type", _SCHEDULE),
+        f"{prefix}lr_scheduler": to(f"{target}.lr_scheduler_type", SCHEDULE),
         f"{prefix}lr_warmup_ratio": to(f"{target}.warmup_steps_proportion"),
         f"{prefix}min_lr_ratio": to(f"{target}.min_lr_ratio"),
         f"{prefix}max_norm": to(f"{target}.gradient_clipping"),

@@ -247,4 +247,7 @@ PACKED = ignored("rows are packed always")
 OFFLOAD = ignored("weights and optimizer stay on the GPU")
 FOLDER = ignored("a job has a folder of its own")
 NO_CODE = refused("code of a model's folder does not run", False)
+SCHEDULE = choice(
+    cosine_with_min_lr="cosine", cosine="cosine", linear="linear", constant="constant", constant_with_warmup="constant"
+)
 KLS = choice(kl="k1", k1="k1", mse="k2", k2="k2", low_var_kl="k3", k3="k3")

@@ -11,6 +11,7 @@ from pathlib import PurePath
 
 from areal.convert.finishing import (
     adapt,
+    clip_rewards,
     engine_flags,
     lay_out,
     save_and_resume,
@@ -202,10 +203,6 @@ def _dpo(draft: Draft) -> None:
         draft.set("actor.loss_type", names[0])
 
 
-def _reward(draft: Draft) -> None:
-    pass
-
-
 _AGGREGATED = {
     "grpo": "seq-mean-token-mean",
     "sapo": "seq-mean-token-mean",
@@ -303,11 +300,9 @@ def _correction(draft: Draft) -> None:
     most = values.get("vllm_importance_sampling_cap") or values["vllm_importance_sampling_clip_max"]
     least = values.get("vllm_importance_sampling_clip_min")
     draft.set("actor.use_decoupled_loss", True)
-    bounds = {"upper": most, "lower": least}
-    action = "mask" if how == "mask" else "clamp"
-    draft.set("actor.rejection_sampling", {"level": level, "action": action, "agg": "sum", **bounds})
-    if level == "token":
-        draft.config["actor"]["rejection_sampling"].pop("agg")
+    rejection = {"level": level, "action": "mask" if how == "mask" else "clamp"}
+    rejection |= {"agg": "sum"} if level == "sequence" else {}
+    draft.set("actor.rejection_sampling", {**rejection, "upper": most, "lower": least})
 
 
 def _rloo(draft: Draft) -> None:
@@ -323,12 +318,8 @@ def _rloo(draft: Draft) -> None:
     if updates > 1:
         note = "the ratio is that of each token, not of the whole answer"
         draft.mark("num_iterations", Fate.LOSSY, note, "actor.ppo_epochs")
-    clip = values.get("reward_clip_range")
-    if clip is not None:
-        if clip[1] == -clip[0] > 0:
-            draft.set("actor.reward_clip", float(clip[1]))
-        else:
-            draft.mark("reward_clip_range", Fate.REFUSED, "the range is symmetric here")
+    if values.get("reward_clip_range") is not None:
+        clip_rewards(draft, "reward_clip_range")
 
 
 _ACCURACY = """
@@ -398,4 +389,4 @@ GRPO = Framework("trl grpo", GRPO_RULES, GRPO_DEFAULTS, _grpo)
 RLOO = Framework("trl rloo", RLOO_RULES, RLOO_DEFAULTS, _rloo)
 SFT = Framework("trl sft", SFT_RULES, SFT_DEFAULTS, _offline("sft", "sft", _sft))
 DPO = Framework("trl dpo", DPO_RULES, DPO_DEFAULTS, _offline("dpo", "dpo", _dpo))
-REWARD = Framework("trl reward", REWARD_RULES, REWARD_DEFAULTS, _offline("rw", "rw", _reward))
+REWARD = Framework("trl reward", REWARD_RULES, REWARD_DEFAULTS, _offline("rw", "rw", lambda draft: None))

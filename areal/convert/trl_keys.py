@@ -10,6 +10,7 @@ from areal.convert.rules import (
     OFFLOAD,
     PACKED,
     REPORT,
+    SCHEDULE,
     SPEED,
     Rule,
     choice,
@@ -38,12 +39,6 @@ def _mixture(value: Any) -> Any:
     if not isinstance(first, Mapping) or not first.get("path") or set(first) - {"path", "name", "split"}:
         raise ValueError("a mixture: write the rows to a file")
     return value
-
-
-def _schedule(value: Any) -> str:
-    kinds = {"cosine_with_min_lr": "cosine", "constant_with_warmup": "constant"}
-    kinds |= {name: name for name in ("linear", "cosine", "constant")}
-    return str(choice(**kinds)(value))
 
 
 _REPORTED = """
@@ -121,7 +116,7 @@ _COMMON: Mapping[str, Rule] = {
     "pad_to_multiple_of": PACKED,
     # the optimizer
     "learning_rate": to("actor.optimizer.lr"),
-    "lr_scheduler_type": to("actor.optimizer.lr_scheduler_type", _schedule),
+    "lr_scheduler_type": to("actor.optimizer.lr_scheduler_type", SCHEDULE),
     "lr_scheduler_kwargs": to("(actor.optimizer.min_lr_ratio)", neutral=(None, {})),
     "warmup_steps": to("(actor.optimizer.warmup_steps_proportion)", number),
     "warmup_ratio": to("actor.optimizer.warmup_steps_proportion"),

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from areal.convert.finishing import (
+    adam,
     adapt,
     divided,
     engine_flags,
@@ -477,13 +478,7 @@ def _kl(draft: Draft) -> None:
 
 
 def _optimizer(draft: Draft) -> None:
-    key = f"{_ACTOR}.optim.betas"
-    if isinstance(betas := draft.values.get(key), list) and len(betas) == 2:
-        draft.set("actor.optimizer.beta1", betas[0])
-        draft.set("actor.optimizer.beta2", betas[1])
-    least, rate = draft.values.get(f"{_ACTOR}.optim.min_lr"), draft.values[f"{_ACTOR}.optim.lr"]
-    if least and rate:
-        draft.set("actor.optimizer.min_lr_ratio", min(1.0, round(float(least) / float(rate), 9)))
+    adam(draft, *(draft.values.get(f"{_ACTOR}.optim.{name}") for name in ("betas", "min_lr", "lr")))
     warm_up(draft, f"{_ACTOR}.optim.lr_warmup_steps", draft.values.get("trainer.total_training_steps"))
 
 

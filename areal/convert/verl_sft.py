@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from areal.convert.finishing import adapt, name_run, pick_columns, save_and_resume, train_on, validate, warm_up
+from areal.convert.finishing import adam, adapt, name_run, pick_columns, save_and_resume, train_on, validate, warm_up
 from areal.convert.finishing import megatron as megatron_backend
 from areal.convert.rules import (
     FOLDER,
@@ -191,14 +191,8 @@ def _finish(draft: Draft) -> None:
         draft.mark("model.path", Fate.REFUSED, "no model is named")
     if "path" not in draft.config["train_dataset"]:
         draft.mark("data.train_files", Fate.REFUSED, "no data set is named")
-    betas = values["optim.betas"]
-    if isinstance(betas, list) and len(betas) == 2:
-        draft.set("actor.optimizer.beta1", betas[0])
-        draft.set("actor.optimizer.beta2", betas[1])
+    adam(draft, values["optim.betas"], values.get("optim.min_lr") or values.get("optim.lr_min"), values["optim.lr"])
     warm_up(draft, "optim.lr_warmup_steps", values.get("trainer.total_training_steps"))
-    least = values.get("optim.min_lr") or values.get("optim.lr_min")
-    if least and values["optim.lr"]:
-        draft.set("actor.optimizer.min_lr_ratio", min(1.0, round(float(least) / float(values["optim.lr"]), 9)))
     if values["model.lora_rank"]:
         adapt(draft, "model.lora_rank", "model.lora_alpha", "model.target_modules")
     if values.get("data.use_dynamic_bsz") and values.get("data.max_token_len_per_gpu"):

@@ -120,11 +120,6 @@ class Shape:
         """Of the experts that are chosen from."""
         return 0 if self.experts is None else self.experts.layers * self.experts.count * self.mlp(self.experts.width)
 
-    @property
-    def kv_values(self) -> int:
-        """Keys and values that a token has in the cache."""
-        return 2 * self.layers * self.kv_width
-
     def adapters(self, rank: int, targets: tuple[str, ...]) -> int:
         """Parameters of LoRA adapters of ``rank``. Raises UsageFault for a target that is no linear layer of the
         model."""

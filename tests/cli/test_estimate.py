@@ -66,6 +66,14 @@ def test_engine_and_trainer_that_share_a_gpu_need_the_sum(areal: Areal, folder: 
     [item] = areal(*words, "-o", "json").items
     assert [each["place"] for each in item["needed"]] == ["training and rollout"]
     assert [each["role"] for each in item["models"]] == ["actor", "critic", "rollout"]
+    spelled = areal(*words, "--set", "values.engine.args.memFractionStatic=7")
+    assert spelled.code == 2 and "mem-fraction-static: must be above 0 and at most 1, not 7" in spelled.err
+
+
+def test_configuration_of_a_model_with_too_many_levels_is_refused(areal: Areal, folder: Path) -> None:  # noqa: F811
+    (folder / "model" / "config.json").write_text("[" * 200_000)
+    refused = areal("train", "estimate", "grpo.yaml")
+    assert refused.code == 2 and "is no JSON" in refused.err, refused.err
 
 
 def test_model_of_the_agents_is_the_one_that_samples(areal: Areal, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811

@@ -374,7 +374,7 @@ class PPOTrainer(Trainer):
             validation = Validation(self.config.evaluator, samples)
             validation.add(rollouts)
             metrics = validation.metrics(len(rows))
-            self.progress.info(f"evaluation after step {self.step}: {validation.summary(len(rows))}")
+            self.progress.info(f"evaluation after step {self.step}: {validation.summary(metrics)}")
         return self.ranks.broadcast(metrics)
 
 

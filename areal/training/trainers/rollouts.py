@@ -376,10 +376,9 @@ class Validation:
             found["length/truncated"] = statistics.fmean(self._truncated)
         return found
 
-    def summary(self, prompts: int) -> str:
-        """One line for the log."""
-        metrics, share = self.metrics(prompts), f"{self._evaluator.confidence:.4g}"
-        parts = []
+    def summary(self, metrics: Metrics) -> str:
+        """One line for the log, of what ``metrics`` returned."""
+        parts, share = [], f"{self._evaluator.confidence:.4g}"
         for name in self._estimates():
             interval = (
                 f" ({metrics[f'{name}/low']:.4f} to {metrics[f'{name}/high']:.4f})" if f"{name}/low" in metrics else ""
@@ -446,8 +445,9 @@ class Evaluation:
             write_step(self.folder.trajectories, 0, episodes, is_eval=True, append=first > 0)
             self.controller.acknowledge(self.controller.spent_leases())
             progress.step(first + len(rows), {"reward/mean": validation.reward})
-        progress.info(f"evaluation: {validation.summary(len(self.dataset))}")
-        metrics = {f"eval/{name}": value for name, value in validation.metrics(len(self.dataset)).items()}
+        found = validation.metrics(len(self.dataset))
+        progress.info(f"evaluation: {validation.summary(found)}")
+        metrics = {f"eval/{name}": value for name, value in found.items()}
         self.log.write(0, stats.numbers_of(stats.taken()) | metrics)
         (self.folder.root / "evaluation.json").write_text(json.dumps(metrics, indent=1) + "\n")
         return metrics

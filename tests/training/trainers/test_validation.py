@@ -40,7 +40,8 @@ def test_validation_has_the_intervals_of_an_evaluation_of_the_same_rewards() -> 
     assert [found[f"reward/{name}"] for name in names] == pytest.approx([reward.value, reward.low, reward.high])
     assert (found["rollouts"], found["failed"]) == (10, 2)
     assert [found["length/mean"], found["length/truncated"]] == pytest.approx([2, 0.6])
-    assert "pass@1 0.6000 (" in validation.summary(6) and "10 samples, 2 failed" in validation.summary(6)
+    line = validation.summary(found)
+    assert "pass@1 0.6000 (" in line and "10 samples, 2 failed" in line
 
 
 def test_validation_of_one_prompt_has_no_interval_and_of_none_no_scores() -> None:
