@@ -247,7 +247,9 @@ def init(cli: Invocation, kind: str, name: str | None, folder: str | None, out: 
     """
     force, listed = flags["force"], flags["listed"]
     if kind != "example" and (listed or folder is not None):
-        raise UsageFault("--list and DIR are of examples", hint="areal init example NAME [DIR]")
+        raise UsageFault(
+            f"--list and DIR belong to `example`, and KIND is {kind!r}", hint="areal init example NAME [DIR]"
+        )
     if kind == "example":
         if out is not None:
             raise UsageFault("an example is written into a folder", hint="areal init example NAME [DIR]")

@@ -74,7 +74,7 @@ def diff(
 ) -> int:
     """Compare jobs: keys of their configurations that differ, and their metrics at equal steps.
 
-    \\b
+    \b
     areal train diff base long-answers
     areal train diff base-1,base-2,base-3 new-1,new-2,new-3 --metric eval/reward/mean
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from areal.dataclasses import dataclass, field, replace
-from areal.errors import did_you_mean
+from areal.errors import closest, did_you_mean
 from areal.resources.expressions import OPENING, EnvironmentVariables, ExpressionError, Scope, parse_template
 from areal.resources.kinds import KINDS, Ref
 from areal.resources.nodes import (
@@ -94,7 +94,12 @@ def read_text(path: Path, problems: Problems, *, named: bool = True) -> SourceTe
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
-        problems.add(Pos(str(path), 1, 1), "", f"cannot be read: {error.strerror or error}")
+        absent = isinstance(error, FileNotFoundError)
+        beside = {each.stem: str(each) for suffix in _SUFFIXES if absent for each in path.parent.glob(f"*{suffix}")}
+        closest_stem = closest(path.stem, beside)
+        near = f' (did you mean "{beside[closest_stem]}"?)' if closest_stem is not None else ""
+        hint = f"a path is relative to the working folder, {Path.cwd()}" if absent and not near else None
+        problems.add(Pos(str(path), 1, 1), "", f"cannot be read: {error.strerror or error}{near}", hint=hint)
         return None
     return _decode(str(path), data, problems, named=named)
 
@@ -258,12 +263,13 @@ class ExpressionContext:
     problems: Problems
     budget: RenderBudget
     document: Document | None = None
+    reads: set[tuple[str | int, ...]] = field(default_factory=set)
 
-    def report(self, pos: Pos, path: FieldPath, message: str) -> None:
+    def report(self, pos: Pos, path: FieldPath, message: str, *, hint: str | None = None) -> None:
         if self.document is not None:
-            self.document.report(pos, path_text(path), message)
+            self.document.report(pos, path_text(path), message, hint=hint)
         else:
-            self.problems.add(pos, path_text(path), message)
+            self.problems.add(pos, path_text(path), message, hint=hint)
 
 
 def substitute(node: Node, context: ExpressionContext, path: FieldPath = ()) -> Node:
@@ -288,10 +294,12 @@ def _scalar(node: ScalarNode, context: ExpressionContext, path: FieldPath) -> No
     if context.budget.left <= 0:
         return unreadable(node.pos)
     try:
-        value = parse_template(str(node.value)).evaluate(context.scope)
+        text = parse_template(str(node.value))
+        context.reads.update(text.reads)
+        value = text.evaluate(context.scope)
     except ExpressionError as error:
         pos, where = text_place(node, error.column)
-        context.report(pos, path, error.message + where)
+        context.report(pos, path, error.message + where, hint=error.hint)
         return unreadable(node.pos)
     result = to_node(value, node.pos)
     if not context.budget.spend(result, _RESULT_COST):
@@ -388,7 +396,8 @@ def _list(node: Node, context: ExpressionContext, path: tuple[str, ...]) -> list
 @dataclass
 class Reading:
     """State of one rendering while files are read. ``profiles``: all profiles that files name; ``seen``: documents
-    read, including those of other profiles; ``count``: documents after ``generate`` is expanded."""
+    read, including those of other profiles; ``count``: documents after ``generate`` is expanded; ``reads``: the paths
+    below ``values`` that expressions name."""
 
     problems: Problems
     env: EnvironmentVariables
@@ -397,9 +406,10 @@ class Reading:
     profiles: set[str] = field(default_factory=set)
     seen: int = 0
     count: int = 0
+    reads: set[tuple[str | int, ...]] = field(default_factory=set)
 
     def context(self, values: Mapping[str, Any]) -> ExpressionContext:
-        return ExpressionContext(Scope(values, self.env, self.profile), self.problems, self.budget)
+        return ExpressionContext(Scope(values, self.env, self.profile), self.problems, self.budget, reads=self.reads)
 
     def documents(self, sources: Iterable[SourceText], values: Mapping[str, Any]) -> list[Document]:
         """Returns the documents of ``sources`` that belong to the profile, after ``generate`` and expressions."""

@@ -14,8 +14,9 @@ from __future__ import annotations
 import ast
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 from areal.dataclasses import dataclass, field
@@ -41,10 +42,11 @@ OPENING = "${{"
 class ExpressionError(ValueError):
     """An invalid expression; ``column`` is the 1-based position of the fault in the scalar that holds it."""
 
-    def __init__(self, message: str, column: int) -> None:
+    def __init__(self, message: str, column: int, hint: str | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.column = column
+        self.hint = hint
 
 
 @dataclass
@@ -84,6 +86,8 @@ class ExpressionText:
     """A scalar with expressions in it: literal texts and expressions in order."""
 
     parts: tuple[str | ast.expr, ...]
+    reads: frozenset[tuple[str | int, ...]] = frozenset()
+    """The paths below ``values`` that the expressions name, in branches that are not evaluated too."""
 
     def evaluate(self, scope: Scope) -> Any:
         """Returns the value of the expression if there is no literal text, else text. Raises ExpressionError."""
@@ -119,7 +123,28 @@ def parse_template(text: str) -> ExpressionText:
     literal += text[at:]
     if literal or not parts:
         parts.append(literal)
-    return ExpressionText(tuple(parts))
+    reads = frozenset(path for part in parts if not isinstance(part, str) for path in _value_paths(part))
+    return ExpressionText(tuple(parts), reads)
+
+
+def _value_paths(tree: ast.expr) -> Iterator[tuple[str | int, ...]]:
+    """Yields the path of each lookup in ``values``, up to the first key that is not literal."""
+    pending: list[ast.AST] = [tree]
+    while pending:
+        node = pending.pop()
+        keys: list[str | int | None] = []
+        while isinstance(node, ast.Attribute | ast.Subscript):
+            if isinstance(node, ast.Attribute):
+                keys.insert(0, node.attr)
+            else:
+                literal = node.slice.value if isinstance(node.slice, ast.Constant) else None
+                keys.insert(0, literal if isinstance(literal, str | int) else None)
+                pending.append(node.slice)
+            node = node.value
+        if isinstance(node, ast.Name) and node.id == "values":
+            yield tuple(takewhile(lambda key: key is not None, keys))  # type: ignore[arg-type]
+        else:
+            pending += ast.iter_child_nodes(node)
 
 
 # Text to syntax tree. Python's parser gets one token per line, so that the line of a node identifies its token.
@@ -291,6 +316,7 @@ class Unset:
 
     message: str
     column: int
+    hint: str | None = None
 
 
 def evaluate(tree: ast.expr, scope: Scope) -> Any:
@@ -306,7 +332,7 @@ def evaluate(tree: ast.expr, scope: Scope) -> Any:
 def _value(node: ast.expr, scope: Scope) -> Any:
     value = _resolve(node, scope)
     if isinstance(value, Unset):
-        raise ExpressionError(value.message, value.column)
+        raise ExpressionError(value.message, value.column, value.hint)
     if isinstance(value, EnvironmentVariables):
         raise ExpressionError("name a variable: env.NAME", node.col_offset)
     return value
@@ -384,8 +410,13 @@ def _lookup(node: ast.Attribute | ast.Subscript, scope: Scope) -> Any:
     if isinstance(holder, Mapping):
         if not isinstance(key, str):
             raise ExpressionError(f"a map is looked up by text, not by {type_name(key)}", column)
-        absent = f"{_path_text(node)} is not set"
-        return holder[key] if key in holder else Unset(f"{absent}{did_you_mean(key, holder)}", column)
+        if key in holder:
+            return holder[key]
+        text, near = _path_text(node), did_you_mean(key, holder)
+        hint = (
+            "--values FILE or --set values.NAME=VALUE sets values" if text.startswith("values") and not near else None
+        )
+        return Unset(f"{text} is not set{near}", column, hint)
     if isinstance(holder, list):
         if type(key) is not int:
             raise ExpressionError(f"a list is looked up by an integer, not by {type_name(key)}", column)

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from areal.dataclasses import dataclass, field
-from areal.errors import ArealError, did_you_mean
+from areal.errors import ArealError, closest, did_you_mean
 from areal.resources import tree
 from areal.resources.documents import Document, Reading, SourceText, read_sources, read_values
 from areal.resources.expressions import EnvironmentVariables
@@ -172,7 +172,11 @@ class _Places:
 def _documents(request: RenderRequest, sources: list[SourceText], reading: Reading) -> list[Document]:
     problems = reading.problems
     settings = parse_settings(request.sets, problems)
-    values = set_values(read_values(request.values_files, problems), settings, problems)
+    before = problems.met
+    values = read_values(request.values_files, problems)
+    if problems.met > before:  # every value that the file holds would be reported as not set
+        return []
+    values = set_values(values, settings, problems)
     documents = reading.documents(sources, values)
     if request.files and not documents and not reading.seen and not problems:
         problems.add(Pos(request.files[0], 1, 1), "", "no resources: every manifest in this folder is empty")
@@ -181,6 +185,8 @@ def _documents(request: RenderRequest, sources: list[SourceText], reading: Readi
 
         documents += overlay_documents(request.overlay, values, reading)
     reading.check_profile()
+    if not problems:
+        _check_reads(settings, reading.reads, problems)
     return apply_settings(documents, settings, problems)
 
 
@@ -209,6 +215,21 @@ def set_values(values: dict[str, Any], settings: Sequence[Setting], problems: Pr
             continue
         values = tree.set_path(values, setting.path[1:], plain(setting.value))
     return values
+
+
+def _check_reads(settings: Sequence[Setting], reads: Iterable[tuple[str | int, ...]], problems: Problems) -> None:
+    """Reports each setting of a value that no expression reads."""
+    known = sorted({path_text(path) for path in reads})
+    for setting in settings:
+        path = setting.path[1:]
+        if setting.path[0] == "values" and not any(
+            all(step == key for step, key in zip(path, read, strict=False)) for read in reads
+        ):
+            near = closest(path_text(path), known)
+            meant = f' (did you mean "values.{near}"?)' if near is not None else ""
+            hint = f"values that expressions read: {', '.join(known) or 'none'}" if near is None else None
+            message = f"no expression in the manifests reads it{meant}"
+            problems.add(setting.pos, path_text(setting.path), message, hint=hint)
 
 
 def apply_settings(documents: list[Document], settings: Sequence[Setting], problems: Problems) -> list[Document]:

@@ -353,6 +353,49 @@ def test_values_come_from_files_and_flags_in_order(tmp_path: Path) -> None:
     assert (found.spec["path"], found.spec["replicas"]) == ("/c", 1)
 
 
+READS_VALUES = model(
+    '{backend: embedded, path: "${{ values.paths[values.size] }}", replicas: "${{ values.n | default(1) }}"}'
+)
+
+
+@pytest.mark.parametrize(
+    ("setting", "fault"),
+    [
+        ("values.sise=x", 'values.sise: no expression in the manifests reads it (did you mean "values.size"?)'),
+        ("values.other=1", "values.other: no expression in the manifests reads it"),
+        ("values.n=2", None),
+        ("values.paths.large=/l", None),
+    ],
+)
+def test_set_of_a_value_that_no_expression_reads_is_a_fault(setting: str, fault: str | None) -> None:
+    sets = ("values.size=small", "values.paths.small=/s", setting)
+    if fault is None:
+        assert rendered(READS_VALUES, sets=sets).resources
+    else:
+        assert faults(READS_VALUES, sets=sets) == [f"--set:3:1: {fault}"]
+
+
+def test_set_of_a_value_in_a_branch_that_is_not_taken_is_accepted() -> None:
+    text = model('{backend: embedded, path: "${{ values.a if values.small else values.b }}"}')
+    (found,) = rendered(text, sets=("values.small=true", "values.a=/a", "values.b=/b")).resources
+    assert found.spec["path"] == "/a"
+
+
+def test_values_file_that_is_absent_is_the_only_fault_and_names_the_nearest(tmp_path: Path) -> None:
+    (tmp_path / "cpu.yaml").write_text("size: small\n")
+    for name, near in (("cpuu.yaml", f' (did you mean "{tmp_path}/cpu.yaml"?)'), ("other.yaml", "")):
+        file = str(tmp_path / name)
+        (fault,) = diagnostics(RenderRequest(("-",), stdin=READS_VALUES, values_files=(file,), env={}))
+        assert str(fault) == f"{file}:1:1: cannot be read: No such file or directory{near}"
+        assert (fault.hint is None) == bool(near)
+
+
+def test_value_that_is_not_set_has_the_flags_as_its_hint() -> None:
+    (fault,) = diagnostics(RenderRequest(("-",), stdin=READS_VALUES, env={}))
+    assert fault.message == "values.paths is not set"
+    assert fault.hint == "--values FILE or --set values.NAME=VALUE sets values"
+
+
 def test_text_from_values_is_never_evaluated_again(tmp_path: Path) -> None:
     (tmp_path / "v.yaml").write_text('root: "${{ env.HOME }}"\n')
     text = model('{backend: embedded, path: "${{ values.root }}"}')
