@@ -1,8 +1,8 @@
 """Traces: W3C trace context through every hop, and spans by OpenTelemetry where its environment variables ask for them.
 
 The ``traceparent`` and ``tracestate`` of a request go with every call that is made while the request is answered, also
-by a process that exports no spans. A process exports spans once ``start`` has found a place to send them to; before
-that ``opentelemetry`` is not imported, and ``span`` returns an object that does nothing. Parents follow the context of
+by a process that exports no spans. A process exports spans once ``start`` has found an exporter; before that
+``opentelemetry`` is not imported, and ``span`` returns an object that does nothing. Parents follow the context of
 tasks (``contextvars``), and OpenTelemetry's own context is kept the same, so that spans of instrumented libraries
 belong to the same trace. https://www.w3.org/TR/trace-context/
 """
@@ -25,7 +25,7 @@ _FIELDS = r"-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
 _VALID = re.compile(rf"00{_FIELDS}|(?!00|ff)[0-9a-f]{{2}}{_FIELDS}(?:-.*)?")  # later versions may have more fields
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
-_FLUSH_S = 2.0  # at the end of a process, whose collector may be away
+_FLUSH_S = 2.0  # at the end of a process, whose collector may be unreachable
 
 Attributes = Mapping[str, Any]
 Kind = Literal["internal", "server", "client"]
@@ -39,7 +39,7 @@ def is_on() -> bool:
 
 
 def header_lines() -> bytes:
-    """The header lines that tell a callee the current trace; empty where there is none."""
+    """The header lines of the current trace context; empty where there is none."""
     return _lines.get()
 
 
@@ -82,8 +82,8 @@ class _Passed(Span):
 
 
 class _Recorded(Span):
-    """A span that is exported. An error that leaves it is its status; of a server's span, only one with a status of 500
-    and more."""
+    """A span that is exported. An error raised in it sets its status; in a server's span, an HTTP error only from
+    status 500."""
 
     def __init__(self, name: str, kind: Kind, parent: Any, attributes: Attributes) -> None:
         from opentelemetry.trace import SpanKind
@@ -124,7 +124,7 @@ def _present(attributes: Attributes) -> dict[str, Any]:
 
 
 def span(name: str, attributes: Attributes | None = None, kind: Kind = "internal", *, root: bool = False) -> Span:
-    """A span to enter, below the current one. ``root``: the first of a new trace."""
+    """A new span, a child of the current one, to use in ``with``. ``root``: the first of a new trace."""
     if _tracer is None:
         return _NOTHING
     from opentelemetry.context import Context
@@ -133,7 +133,7 @@ def span(name: str, attributes: Attributes | None = None, kind: Kind = "internal
 
 
 def serving(method: str, route: str, headers: Mapping[str, str]) -> Span:
-    """The span of a request that is answered, below the caller's."""
+    """The server span of a request, a child of the caller's span."""
     if _tracer is not None:
         from opentelemetry import propagate
 
@@ -185,9 +185,9 @@ def is_wanted(environ: Mapping[str, str]) -> bool:
 
 
 def start(component: str, *, own_code: bool = False) -> None:
-    """Export this process's spans from now on, where the environment asks for it. ``own_code``: code of a user runs
-    here, whose calls through httpx carry the trace too. What hinders the export is logged once: tracing stops no
-    process."""
+    """Export this process's spans from now on, where the environment asks for it. ``own_code``: user code runs in
+    this process, and its calls through httpx carry the trace context too. An error of the
+    setup is logged, and the process continues without spans."""
     global _tracer
     if _tracer is not None or not is_wanted(os.environ):
         return
@@ -215,8 +215,8 @@ def start(component: str, *, own_code: bool = False) -> None:
 
 
 def _limiter(exporter: Any) -> threading.Event:
-    """An event that, once set, ends the exporter after ``_FLUSH_S``: a collector that is away would hold up the end of
-    its process by as many seconds as the exporter tries again."""
+    """An event that, once set, ends the exporter after ``_FLUSH_S``: otherwise an unreachable collector would delay
+    the end of the process for as long as the exporter retries."""
     ending = threading.Event()
 
     def limit() -> None:
@@ -235,7 +235,7 @@ def _end(provider: Any, ending: threading.Event) -> None:
 
 
 def _instrument_clients(provider: Any) -> None:
-    """Have the clients of SDKs, OpenAI's and Anthropic's among them, send the current trace."""
+    """Instrument httpx, so that SDKs such as OpenAI's and Anthropic's send the current trace context."""
     for library, name in (("httpx", "HTTPXClientInstrumentor"), ("httpx2", "HTTPX2ClientInstrumentor")):
         if find_spec(library):
             from opentelemetry.instrumentation import httpx
@@ -254,7 +254,7 @@ def _resource(component: str, environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _exporter(environ: Mapping[str, str]) -> Any:
-    """Raises ImportError, and ValueError for a setting that is not supported."""
+    """The exporter that the environment names. Raises ImportError, and ValueError for an unsupported setting."""
     kind = environ.get("OTEL_TRACES_EXPORTER") or "otlp"
     if kind == "console":
         from opentelemetry.sdk.trace.export import ConsoleSpanExporter

@@ -1,9 +1,9 @@
-"""The plan: what will be done, in which order, and why. A value; nothing here touches the world.
+"""The plan: operations, their order and their causes. A value, without I/O.
 
-Invariants: an op's ``needs`` name only ops with smaller ids; every op has a cause in words; equal inputs give an
+Invariants: an op's ``needs`` name only ops with smaller ids; every op has a cause as text; equal inputs give an
 equal plan, so that ``diff`` prints exactly what ``apply`` runs and a saved plan can be checked for staleness by
 planning again. Runs that the plan starts are named by a symbol ("+engine/0"); runs that exist by their uid. A GPU that
-an op frees is handed to an op that waits for it, so that no order of execution ever holds more GPUs than there are.
+an op frees goes to an op that waits for it, so that no order of execution ever holds more GPUs than there are.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class DoesNotFit(NoCapacity):
 
 @dataclass
 class GpuPool:
-    """``free`` GPUs can be taken at once; ``_coming`` holds (count, op after which they are free), earliest first."""
+    """``free`` GPUs can be taken at once; ``_coming`` has pairs of a count and the op that frees it, earliest first."""
 
     free: int = 0
     _coming: deque[tuple[int, int]] = field(default_factory=deque)
@@ -44,7 +44,7 @@ class GpuPool:
         return self.free + self._due
 
     def take(self, count: int, what: str) -> tuple[int, ...]:
-        """The ops to wait for before ``count`` more GPUs are there. Raises NoCapacity."""
+        """Take ``count`` GPUs; return the ops that free them. Raises NoCapacity."""
         if count > self.available:
             raise NoCapacity(
                 f"{what} needs {count} GPUs; {self.available} are free",
@@ -64,14 +64,14 @@ class GpuPool:
         return tuple(needs)
 
     def give(self, count: int, op: int) -> None:
-        """``count`` GPUs are free again after ``op``."""
+        """Add ``count`` GPUs that ``op`` frees."""
         if count:
             self._coming.append((count, op))
             self._due += count
 
     @contextmanager
     def all_or_nothing(self) -> Iterator[None]:
-        """An error inside gives back what was taken."""
+        """Undo all ``take`` inside if one raises NoCapacity."""
         free, coming, due = self.free, self._coming.copy(), self._due
         try:
             yield
@@ -81,27 +81,27 @@ class GpuPool:
 
 
 PLAN_FORMAT = 1
-_RESTARTED = "restartedAt"  # of a process's inputs: when its restart was asked for
+_RESTARTED = "restartedAt"  # of a process's inputs: when its restart was requested
 
 
 class Verb(StrEnum):
-    RECORD = "record"  # write the object as accepted: ours before it exists
+    RECORD = "record"  # write the accepted object, before its processes start
     SPAWN = "spawn"  # start a run
     KICK = "restart-now"  # end a back-off
-    REPAIR = "repair-record"  # write the damaged record of a run that lives again
-    AWAIT = "await-ready"  # the run's own child lives, owns its port and answers
+    REPAIR = "repair-record"  # write anew the damaged record of a live run
+    AWAIT = "await-ready"  # the run's process is alive, owns its port and answers
     WARM = "warm-up"  # a one-token completion through the data proxy
     ROUTE = "route"  # give the router a model's exact worker set
     CONFIGURE = "configure"  # hot settings of a running service
-    SYNC = "synced"  # tell a router that came back that its table is whole
+    SYNC = "synced"  # mark the table of a restarted router as complete
     SETTLE = "visible"  # the gateway lists the model
     SOAK = "soak"  # minReadySeconds without a failure
-    DRAIN = "drain"  # no new picks; running requests finish
-    UNROUTE = "unroute"  # forget a model at the router
+    DRAIN = "drain"  # no new requests; running ones finish
+    UNROUTE = "unroute"  # remove a model from the router
     STOP = "stop"  # end a run and everything in its session
     FORGET = "forget"  # delete the record of an ended run
     ERASE = "erase"  # delete the object
-    BARRIER = "barrier"  # nothing: what needs many ops needs this one instead
+    BARRIER = "barrier"  # no action: stands for many ops in the needs of others
 
 
 _WORDS = {
@@ -127,7 +127,7 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class OpArgs:
-    """What a verb needs to know besides the op's place in the plan. ``JSON``: names in a saved plan that differ."""
+    """The arguments of a verb. ``JSON``: names in a saved plan that differ from the attributes."""
 
     JSON: ClassVar[Mapping[str, str]] = {}
 
@@ -147,7 +147,8 @@ class StartRun(OpArgs):
 
 @dataclass(frozen=True)
 class AwaitReady(OpArgs):
-    """An ``engine`` that fails ends the wait. ``trainer``: the job that brings the weights, not waited for."""
+    """An ``engine`` that fails ends the wait. ``trainer``: the job that publishes the weights; the op does not
+    wait for it."""
 
     engine: str = ""
     trainer: str = ""
@@ -267,7 +268,8 @@ class FieldChange:
 
 @dataclass(frozen=True)
 class Drift:
-    """Reality left the record: ``kind`` is a stable name (process-died, route-missing, ...)."""
+    """A difference between the recorded and the observed state: ``kind`` is a stable name
+    (process-died, route-missing, ...)."""
 
     ref: str
     kind: str
@@ -322,8 +324,7 @@ class ObjectPlan:
     """One object's part: ``action`` is create | configure | unchanged | heal | replace | prune | delete | blocked.
 
     ``decided_by`` is the changed leaf with the highest update class, ``cause`` says what that class means here.
-    ``blocked`` comes with a ``refusal``. ``unseen``: a process of it that cannot be seen, and why;
-    it is left alone.
+    ``blocked`` has a ``refusal``. ``unseen``: a process that cannot be observed, and why; the plan does not change it.
     """
 
     ref: str
@@ -331,7 +332,7 @@ class ObjectPlan:
     cause: str = ""
     decided_by: str = ""
     changes: tuple[FieldChange, ...] = ()
-    taken: tuple[str, ...] = ()  # leaves taken from other layers by --force-conflicts, in words
+    taken: tuple[str, ...] = ()  # leaves taken from other layers by --force-conflicts, as text
     refusal: Refusal | None = None
     unseen: str = ""
 
@@ -367,7 +368,7 @@ class Plan:
     ops: tuple[Op[Any], ...] = ()
     drift: tuple[Drift, ...] = ()
     destructive: tuple[str, ...] = ()
-    unknown: tuple[str, ...] = ()  # what could not be seen, and so is left alone
+    unknown: tuple[str, ...] = ()  # what could not be observed; the plan does not change it
     faults: tuple[Mapping[str, Any], ...] = ()  # of the manifests; what has one is not planned
     serial: int = 0
     source: Mapping[str, Any] = field(default_factory=dict)
@@ -385,7 +386,7 @@ class Plan:
     @property
     def digest(self) -> str:
         """A hash of what is done to which object, and why. Equal for the same plan of a later state, whose serial
-        differs by other objects, and of a restart that is asked for at another time."""
+        differs by other objects, and of a restart that is requested at another time."""
         document = self.to_json()
         for op in document["ops"]:
             op["args"] = {**op["args"], "inputs": {**op["args"].get("inputs", {}), _RESTARTED: None}}
@@ -431,7 +432,7 @@ _MANY = 16  # ops; fewer need no barrier
 
 @dataclass
 class Report:
-    """The result of each op of ``plan``. ``skipped`` never began, or gave up on an interrupt."""
+    """The result of each op of ``plan``. ``skipped`` ops did not start, or ended at an interrupt."""
 
     plan: Plan = field(default_factory=Plan)
     done: set[int] = field(default_factory=set)
@@ -448,7 +449,7 @@ class Report:
 
 
 class PlanBuilder:
-    """Collects ops in order and hands out their ids; the only place where ids are made."""
+    """Collect ops in order. Only this class assigns ids."""
 
     def __init__(self) -> None:
         self._ops: list[Op[Any]] = []
@@ -480,8 +481,8 @@ class PlanBuilder:
         return number
 
     def barrier(self, ref: str, cause: str, needs: tuple[int, ...]) -> tuple[int, ...]:
-        """``needs``, or one op that needs all of them where they are many: n ops that need n others each would be a
-        plan of n^2."""
+        """``needs``, or one op that needs all of them where they are many: if n ops need n others each, the plan has
+        n^2 needs."""
         return needs if len(needs) <= _MANY else (self.add(Verb.BARRIER, ref, "", cause, needs=needs),)
 
     def ops(self) -> tuple[Op[Any], ...]:
@@ -501,7 +502,7 @@ class PlanBuilder:
 
     @contextmanager
     def all_or_nothing(self) -> Iterator[None]:
-        """A plan that turns out not to fit leaves no op behind."""
+        """Remove the ops that were added inside if NoCapacity is raised."""
         mark = len(self._ops)
         try:
             yield

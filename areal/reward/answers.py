@@ -94,10 +94,10 @@ _DOUBT_AFTER = re.compile(
     re.IGNORECASE,
 )
 _COMPARED = re.compile(r"\s*(?:less|more|fewer|[a-z]+er)\s+than\b")  # 20% less than before
-_NAMED = re.compile(r"([A-Za-z]\w*\s*=)\s*\Z")
+_ASSIGNED = re.compile(r"([A-Za-z]\w*\s*=)\s*\Z")
 _NEIGHBOURS = re.compile(r"(?:[A-Za-z'’]+[ ](?=(?:of|to)\b))?[A-Za-z'’]+(?=[ $\\*_]*\Z)")
 _NEGATED = re.compile(r"(?:\A|[=$(:])[-−]\Z|[=$]\s*[-−]\s*\Z")
-_DRESS = re.compile(r"\\(?:text|mathrm|mbox)\s*|\\[%,;: ]|[{}%]")
+_FORMATTING = re.compile(r"\\(?:text|mathrm|mbox)\s*|\\[%,;: ]|[{}%]")
 _JOINED = re.compile(
     r"[\s$()]*(?:[,;/|&~]|-{1,3}|[,;]?\s*\b(?:and/or|or|and|to|vs\.?)\b"
     r"(?:\s+(?:else|even|also|maybe|perhaps|possibly|alternatively))?)[\s$()]*",
@@ -121,28 +121,29 @@ def _unmarked(text: str) -> str | None:
     """What follows "the answer is" if it is a formula, a letter or has no number, else the last number in the prose."""
     text = _WITHDRAWN.split(_REJECTED.sub("", _ASIDE.sub("", _CLOSING.sub("", text))))[-1]
     before, *statements = _STATED.split(text)
-    is_said = bool(statements)
-    if not is_said and _LABELLED.fullmatch(text):
+    is_stated = bool(statements)
+    if not is_stated and _LABELLED.fullmatch(text):
         return text
-    if not is_said and (emphasis := _EMPHASIS.search(text)):
+    if not is_stated and (emphasis := _EMPHASIS.search(text)):
         return emphasis[1]
-    if not is_said and len(letters := set(_LETTER_LINE.findall(text))) == 1:
+    if not is_stated and len(letters := set(_LETTER_LINE.findall(text))) == 1:
         return letters.pop()
-    after = statements[-1].strip() if is_said else before.strip().rpartition("\n")[2]
-    sentence = _SENTENCE_END.split(_RESTATED.split(after)[0], maxsplit=1)[0].strip(' "”') if is_said else after
+    after = statements[-1].strip() if is_stated else before.strip().rpartition("\n")[2]
+    sentence = _SENTENCE_END.split(_RESTATED.split(after)[0], maxsplit=1)[0].strip(' "”') if is_stated else after
     stated = _THUS.sub("", sentence).removesuffix(" only")
-    predicate = None if is_said or "that " in stated else _PREDICATE.fullmatch(stated)
+    predicate = None if is_stated or "that " in stated else _PREDICATE.fullmatch(stated)
     if predicate and (
         (_is_formula(predicate[1]) and re.search(r"[,=(\[{<>\\]|\b(?:and|or)\b", predicate[1]))
         or not re.search(r"\d", text)
     ):
         return predicate[1]
     is_short = len(stated.split()) < 6 and len(_PROSE_NUMBER.findall(stated)) == 1 and not CHANGES.search(stated)
-    if is_said and is_short and CHOICES.search(stated.replace(".", "").casefold()):  # a loss of $5
+    if is_stated and is_short and CHOICES.search(stated.replace(".", "").casefold()):  # a loss of $5
         return rf"\text{{{stated}}}"
     is_formula = _is_formula(stated)
     if stated and (
-        not re.search(r"\d", after if is_said else text) or (is_said and (is_formula or choice_of(tokens(stated))[0]))
+        not re.search(r"\d", after if is_stated else text)
+        or (is_stated and (is_formula or choice_of(tokens(stated))[0]))
     ):
         return stated
     return _last_in_prose(text, doubt=True)
@@ -185,12 +186,12 @@ def _last_boxes(text: str, boxes: list[re.Match[str]]) -> str | None:
     found: list[str] = []
     after = 0
     for begin, start, end in reversed(arguments):
-        between, name = text[end:after], _NAMED.search(text[max(0, begin - _WINDOW) : begin])
+        between, name = text[end:after], _ASSIGNED.search(text[max(0, begin - _WINDOW) : begin])
         if (
-            name and (other := _NAMED.search(between)) and other[1].replace(" ", "") == name[1].replace(" ", "")
+            name and (other := _ASSIGNED.search(between)) and other[1].replace(" ", "") == name[1].replace(" ", "")
         ):  # x = 1 or x = 2
             between = between[: other.start()]
-        if found and not _JOINED.fullmatch(_DRESS.sub(" ", between)):
+        if found and not _JOINED.fullmatch(_FORMATTING.sub(" ", between)):
             break
         if not end:
             return ", ".join(found) or None
@@ -212,7 +213,7 @@ def _argument(text: str, start: int) -> tuple[int, int]:
 
 
 def _last_in_prose(text: str, doubt: bool = False) -> str | None:
-    """The last number or formula in prose. With ``doubt``, None if the words beside it say that it is not the answer,
+    """The last number or formula in prose. With ``doubt``, None if the words beside it mean that it is not the answer,
     or only a part of it."""
     text = in_latex(text)
     found = [
@@ -246,8 +247,8 @@ def same_number(answer: str | None, right: str | None) -> bool:
     """Whether ``answer`` as a whole equals the number ``right``. False if ``right`` is not a number.
 
     Units, currency and percent signs, and the name in ``x = 18``, are ignored. Several numbers, ranges, alternatives
-    and unknowns never equal one number. An answer that is no rational number needs mpmath: raises ImportError without
-    it."""
+    and unknowns never equal one number. An answer that is not a rational number needs mpmath: raises ImportError
+    without it."""
     if answer is None or as_number(right) is None:
         return False
     node = _read(answer)

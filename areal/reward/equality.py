@@ -1,8 +1,8 @@
 r"""Whether two answers are equal: a rule for each pair of types of ``areal.reward.structure``.
 
 Formulas are compared exactly, and only decimals with a tolerance, relative to the right one. Words beside a number (a
-unit, ``apples``) may be left out, unless they choose between values (``pm``, ``loss``). Where both answers have words,
-those of one are among those of the other.
+unit, ``apples``) may be omitted, unless they distinguish values (``pm``, ``loss``). Where both answers have words, one
+has all words of the other.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from areal.reward.structure import Group, Node, Quantity, Relation, has_kind, qu
 from areal.reward.units import SCALES, measure, words_in
 
 SCALE = rf"(?:dozens?|tens|(?:{'|'.join(SCALES)})s?)"
-CHANGES = re.compile(  # words that make a number another one, or one of several
+CHANGES = re.compile(  # words that change the value of a number, or make it one of several
     r"\b(?:not|cannot|incorrect|wrong|never|[a-z]+n['’]t|or|and|than|least|most|between|without|except|but|half|halves|third"
     r"|quarter|fifth|tenth|\w+ths|double|twice|thrice|n?either|nor|none|mod|modulo|over|under|above|below|up|instead|minus"
     r"|negative|plus|squared|cubed|root|cube|factorial|reciprocal|inverse|opposite|logarithm|(?:co)?sine|tangent|score"
     rf"|infinity|inf|out|floor|ceil(?:ing)?|remainder|[不没非错]\w*|{SCALE})\b",
     re.IGNORECASE,
 )
-CHOICES = re.compile(  # words that a reference with them asks for
+CHOICES = re.compile(  # words that an answer must have if its reference has them
     r"\b(?:[ap]m|noon|midnight|bc|ad|base|mod\d+|(?:north|south)(?:east|west)?|east|west|(?:in|de)crease[sd]?|profit|gain|loss"
     r"|debt|left|right|(?:counter)?clockwise|positive|negative|more|less|fewer|before|after|early|late|up|down|wins?|loses?"
     r"|lost|won|(?:jan|febr)uary|march|april|may|june|july|august|(?:sept|nov|dec)ember|october|\w+days?|true|false|yes|no"
     r"|odd|even)\b"
 )
-_WINS = re.compile(r" (?:(?:always|will|can|has a) )*win(?:ning strategy)?\Z")
-_TRUTHS = words_in("yes no true false")
+_WINNING = re.compile(r" (?:(?:always|will|can|has a) )*win(?:ning strategy)?\Z")
+_TRUTH_VALUES = words_in("yes no true false")
 _ORDERED = frozenset(("()", "[]", "[)", "(]"))
 
 
@@ -63,7 +63,7 @@ def same(answer: Node | None, right: Node | None) -> bool:
     if isinstance(answer, Group) and isinstance(right, Quantity):
         if answer.brackets == "or":
             return all(same(each, right) for each in answer.items)
-        if answer.brackets == "," and _plain(answer.items[0]) in _TRUTHS:  # yes, it is true
+        if answer.brackets == "," and _plain(answer.items[0]) in _TRUTH_VALUES:  # yes, it is true
             return same(answer.items[0], right) or (_plain(answer.items[0]) == "yes" and same(answer.items[1], right))
     group, other = (answer, right) if isinstance(answer, Group) else (right, answer)
     if isinstance(group, Group) and isinstance(other, Quantity):
@@ -104,7 +104,7 @@ def _real(node: Node) -> Any:
 
 
 def _is_consistent(answer: Relation) -> bool:
-    """Whether the values of a chain are equal; decimals nearly. ``20 = 18`` is not."""
+    """Whether the values of a chain are equal, and decimals nearly equal. ``20 = 18`` is not consistent."""
     for left, right in itertools.pairwise(answer.values):
         if isinstance(left, Quantity) and isinstance(right, Quantity) and not _same_measured(left, right):
             is_rough = "≈" in answer.operators or "." in left.text + right.text
@@ -114,7 +114,8 @@ def _is_consistent(answer: Relation) -> bool:
 
 
 def _same_group(answer: Group, right: Group) -> bool:
-    """A tuple's items are compared in their order, those of sets and lists in any. Only a set may repeat an item."""
+    """Whether two groups have the same items: tuples in order, sets and lists in any order. Only a set may repeat an
+    item."""
     brackets = {answer.brackets, right.brackets}
     first, second = _items(answer), _items(right)
     if brackets == {":"}:
@@ -122,7 +123,7 @@ def _same_group(answer: Group, right: Group) -> bool:
     if brackets & _ORDERED:
         is_like = len(brackets) == 1 or brackets == {"()", ","} or (len(first) > 2 and brackets <= {"()", "[]", ","})
         return is_like and len(first) == len(second) and all(map(same, first, second))
-    if all(_plain(each) in _TRUTHS for each in first):
+    if all(_plain(each) in _TRUTH_VALUES for each in first):
         return len(first) == len(second) and all(map(same, first, second))
     is_inequality = any(isinstance(each, Relation) and not each.values for each in first)
     if len(brackets) > 1 and (brackets & set("∪∩∖|:") or is_inequality):  # and is not or
@@ -144,7 +145,7 @@ def _is_proportional(first: Sequence[Node], second: Sequence[Node]) -> bool:
 
 
 def _items(group: Group) -> list[Node]:
-    """The items, in a set each once."""
+    """The items, without the repeated ones of a set."""
     items = group.items
     if group.brackets != "{}":
         return list(items)
@@ -152,8 +153,8 @@ def _items(group: Group) -> list[Node]:
 
 
 def _values(group: Group, names: dict[str, Node] | None, brackets: str) -> Group:
-    """``x = 2, y = 3`` as ``(2, 3)``: the values in the order of their names. A list has those of ``x_1``, ``x_2`` in
-    any order."""
+    """The values of ``x = 2, y = 3`` as the tuple ``(2, 3)``, in the order of their names; those of ``x_1``, ``x_2`` as
+    a list, whose order is free."""
     if not names:
         return group
     is_one_name = brackets == "," and len({name.partition("_")[0] for name in names}) == 1
@@ -177,7 +178,7 @@ def _same_relation(answer: Relation, right: Relation) -> bool:
         one, other = answer.name.casefold(), right.name.casefold()
         calls = [re.fullmatch(r"(\w+)\(([a-z])\)", each.name) for each in (answer, right)]
         if calls[0] and calls[1] and calls[0][1] == calls[1][1] and calls[0][2] != calls[1][2]:  # f(n) and f(x)
-            value = _renamed(answer.sides[-1], calls[0][2], calls[1][2])
+            value = _with_symbol(answer.sides[-1], calls[0][2], calls[1][2])
             return same(structure(value), right.values[-1])
         described = [has_kind(each.sides[0], "w") for each in (answer, right)]
         is_same_name = one == other or (all(described) and (one in other or other in one))
@@ -222,7 +223,7 @@ def _same_quantity(answer: Quantity, right: Quantity) -> bool:
     if _plain(answer) == _plain(right):
         return True
     if not has_kind(right.formula, "nsfmv") or not has_kind(answer.formula, "nsfmv"):
-        one, other = (re.sub(r"[\W_]", "", _WINS.sub("", each.text.casefold())) for each in (answer, right))
+        one, other = (re.sub(r"[\W_]", "", _WINNING.sub("", each.text.casefold())) for each in (answer, right))
         words = [sorted(each.words) if {"all", "only"} & {*each.words} else each.words for each in (answer, right)]
         is_name = len(answer.formula) == 1 and answer.formula[0].kind == "s"  # all odd integers n
         is_same = one == other != "" or words[0] == words[1] != ()
@@ -241,7 +242,7 @@ def _same_measured(answer: Quantity, right: Quantity) -> bool | None:
 
 def _same_values(answer: Quantity, right: Quantity, tolerance: Fraction | None = None) -> bool:
     if "…" in (answer.formula[-1:] + right.formula[-1:])[0].text + right.formula[-1].text:
-        return _is_cut(answer.formula, right) or _is_cut(right.formula, answer)
+        return _is_truncated(answer.formula, right) or _is_truncated(right.formula, answer)
     factors = {"%": [Fraction(1, 100)], "°": [value_of(tokens(r"\pi/180"))]}
     one, other = ([ONE, *(factors.get(each.sign, []) if answer.sign != right.sign else [])] for each in (answer, right))
     units = [*itertools.product(one, other)]
@@ -250,8 +251,8 @@ def _same_values(answer: Quantity, right: Quantity, tolerance: Fraction | None =
     return any(_same_formula(answer.formula, right.formula, tolerance, each) for each in units)
 
 
-def _is_cut(cut: Formula, whole: Quantity) -> bool:
-    """Whether a number goes on where the digits of a decimal end: 1.414... is the square root of 2, and not 1.414."""
+def _is_truncated(cut: Formula, whole: Quantity) -> bool:
+    """Whether a decimal is the first digits of a number that has more: 1.414... is the square root of 2, not 1.414."""
     digits, value = re.fullmatch(r"(-?\d+\.(\d{3,}))…", "".join(texts_of(cut))), _real(whole)
     if digits is None or value is None:
         return False
@@ -270,17 +271,17 @@ def _same_formula(
         answer, right = ((*each[:-2], *tokens("+C")) for each in (answer, right))
     mine, other = (names_in(each) & set("kmn") for each in (answer, right))
     if "pi" in texts_of(right) and len(mine) == len(other) == 1:  # the one integer in multiples of pi
-        answer = _renamed(answer, *mine, *other)
+        answer = _with_symbol(answer, *mine, *other)
     has_decimals = any(each.kind == "n" and "." in each.text for each in (*answer, *right))
     if tolerance is None and has_decimals and not re.fullmatch(r"[-+]?\d+(?:\.0*)?", "".join(texts_of(right))):
         tolerance = Fraction(1, 10**6)
     if formulas.same_value(answer, right, tolerance, units, factor):
         return True
     is_natural = "log" in texts_of(right) and "ln" in texts_of(answer)
-    return is_natural and formulas.same_value(answer, _renamed(right, "log", "ln"), tolerance)
+    return is_natural and formulas.same_value(answer, _with_symbol(right, "log", "ln"), tolerance)
 
 
-def _renamed(formula: Formula, old: str, new: str) -> Formula:
+def _with_symbol(formula: Formula, old: str, new: str) -> Formula:
     return tuple(each._replace(text=new) if each.text == old else each for each in formula)
 
 

@@ -1,8 +1,8 @@
 """The values of formulas, computed while their tokens are parsed.
 
-Rationals are exact. Other numbers have 60 digits, of which 40 must agree. Formulas with symbols are equal if they are
-at several points. The work is bounded, whatever the formula: numbers of more than ``_MOST_BITS`` bits, long sums and
-deep brackets are ``NotAFormula``, so that no deadline is needed.
+Rationals are exact. Other numbers have 60 digits, of which 40 must agree. Formulas with symbols are equal if their
+values at several points are. The work is bounded, whatever the formula: numbers of more than
+``_MOST_BITS`` bits, long sums and deep brackets raise ``NotAFormula``, so that no deadline is needed.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ ONE = Fraction(1)
 _DEEPEST, _LONGEST, _MOST_BITS, _MOST_TERMS = 48, 1500, 70_000, 2_000
 _SAME = Fraction(1, 10**40)
 _CLOSING = {"(": ")", "[": "]", "{": "}", r"\{": r"\}", "⌊": "⌋", "⌈": "⌉", "|": "|"}
-_BOUND = ("sum", "prod", "int", "lim")
-_STARTS = frozenset(("(", "[", "{", "⌊", "⌈", "frac", "binom", "sqrt", *_BOUND))
+_BINDERS = ("sum", "prod", "int", "lim")
+_STARTS = frozenset(("(", "[", "{", "⌊", "⌈", "frac", "binom", "sqrt", *_BINDERS))
 _CONSTANTS = frozenset(("pi", "e", "i", "∞"))
-_OF_SEVERAL: dict[str, Any] = {"gcd": math.gcd, "lcm": math.lcm, "max": max, "min": min}
+_VARIADIC: dict[str, Any] = {"gcd": math.gcd, "lcm": math.lcm, "max": max, "min": min}
 
 
 class NotAFormula(Exception):
-    """The tokens are no formula, or one whose value is not finite or too large to compute."""
+    """Raised for tokens that are not a formula, or whose value is not finite or too large to compute."""
 
 
 @lru_cache(maxsize=1)
@@ -61,7 +61,7 @@ def _cells(one: Any, other: Any) -> list[list[tuple[Any, Any]]] | None:
     return [[*zip(*rows, strict=True)] for rows in zip(one, other, strict=True)]
 
 
-def _both(function: Callable[[Any, Any], Any], one: Any, other: Any) -> Any:
+def _combined(function: Callable[[Any, Any], Any], one: Any, other: Any) -> Any:
     """A sum or product: exact if both are, and 0 if the first 45 digits cancel. A matrix is a tuple of rows."""
     if isinstance(other, tuple) and not isinstance(one, tuple):
         one, other = other, one
@@ -69,7 +69,7 @@ def _both(function: Callable[[Any, Any], Any], one: Any, other: Any) -> Any:
         cells = _cells(one, other) if function is add else [[(each, other) for each in row] for row in one]
         if cells is None or (function is mul and isinstance(other, tuple)):
             raise NotAFormula
-        return tuple(tuple(_both(function, *pair) for pair in row) for row in cells)
+        return tuple(tuple(_combined(function, *pair) for pair in row) for row in cells)
     if isinstance(one, Fraction) and isinstance(other, Fraction) and _bits(one, other) < 3 * _MOST_BITS:
         return function(one, other)
     one, other = inexact(one), inexact(other)
@@ -109,7 +109,7 @@ def _determinant(rows: Any) -> Any:
 
 
 def _applied(name: str, argument: Any) -> Any:
-    """A function's value; the rounding error of one that is 0 or infinite is neither."""
+    """A function's value; 0 for a rounding error beside 0. Raises NotAFormula where it is infinite."""
     if name == "exp":
         return _power(_mp().e, argument)
     known = {"arcsin": "asin", "arccos": "acos", "arctan": "atan", "log": "log10", "lg": "log10"}.get(name, name)
@@ -121,9 +121,9 @@ def _applied(name: str, argument: Any) -> Any:
     return Fraction(0) if abs(value) < _mp().mpf(10) ** -45 else value
 
 
-class _Reader:
-    """Reads by precedence: ``sum`` of ``_product`` of ``_raised`` of ``_atom``. ``divisors`` are all values by which
-    another one was divided."""
+class _Parser:
+    """A recursive-descent parser, from the lowest precedence to the highest: ``_sum``, ``_product``, ``_raised``,
+    ``_atom``. ``divisors`` has each value by which another one was divided."""
 
     def __init__(self, formula: Formula, point: Mapping[str, Any], unit: Any) -> None:
         if len(formula) > _LONGEST:
@@ -155,14 +155,14 @@ class _Reader:
     def _sum(self) -> Any:
         value = self._signed(self._product)
         while self._is("+", "-"):
-            value = _both(add, value, self._signed(self._product))
+            value = _combined(add, value, self._signed(self._product))
         return value
 
     def _signed(self, part: Callable[[], Any]) -> Any:
         sign = 1
         while self._is("+", "-"):
             sign *= -1 if self._take() == "-" else 1
-        return part() if sign > 0 else _both(mul, Fraction(-1), part())
+        return part() if sign > 0 else _combined(mul, Fraction(-1), part())
 
     def _product(self) -> Any:
         value = self._raised()
@@ -173,18 +173,18 @@ class _Reader:
                 while (
                     not is_product and self._next.kind == "s" == self._tokens[self._at - 1].kind and not self._next.gap
                 ):
-                    factor = _both(mul, factor, self._raised())  # t/RC
-                value = _both(mul, value, factor) if is_product else self._divided(value, factor)
+                    factor = _combined(mul, factor, self._raised())  # t/RC
+                value = _combined(mul, value, factor) if is_product else self._divided(value, factor)
             elif self._starts():
                 if self._next.kind == self._tokens[self._at - 1].kind == "n":
                     raise NotAFormula
-                value = _both(mul, value, self._raised())
+                value = _combined(mul, value, self._raised())
             else:
                 return value
 
     def _divided(self, value: Any, by: Any) -> Any:
         self.divisors.append(by)
-        return _both(mul, value, 1 / by)
+        return _combined(mul, value, 1 / by)
 
     def _starts(self) -> bool:
         return self._next.kind in "nsfmv" or self._next.text in _STARTS or (self._is("|") and not self._bars)
@@ -200,7 +200,7 @@ class _Reader:
 
     def _postfixed(self, value: Any) -> Any:
         while self._is("!", "%", "°"):
-            value = _factorial(value) if self._take() == "!" else _both(mul, value, self._unit)
+            value = _factorial(value) if self._take() == "!" else _combined(mul, value, self._unit)
         return value
 
     def _bracketed(self) -> Any:
@@ -247,7 +247,7 @@ class _Reader:
             return self._function(text)
         if kind in "mv":
             rows = [row.split("&") for row in text.split(r"\\") if row.strip()]
-            matrix = tuple(tuple(_Reader(tokens(each), self._point, ONE).whole() for each in row) for row in rows)
+            matrix = tuple(tuple(_Parser(tokens(each), self._point, ONE).whole() for each in row) for row in rows)
             return matrix if kind == "m" else _determinant(matrix)
         if text.startswith("unit "):
             axes = "ijk" if any(each.text == "unit k" for each in self._tokens) else "ij"
@@ -257,8 +257,8 @@ class _Reader:
             return _root(self._argument(), index)
         if text in ("frac", "binom"):
             return (self._divided if text == "frac" else _binomial)(self._argument(), self._argument())
-        if text in _BOUND:
-            return self._bound(text)
+        if text in _BINDERS:
+            return self._binder(text)
         raise NotAFormula
 
     def _number(self, value: Fraction) -> Any:
@@ -281,8 +281,8 @@ class _Reader:
                 base = self._argument()
             else:
                 power = self._signed(self._argument)
-        if name in _OF_SEVERAL:
-            return self._of_several(name)
+        if name in _VARIADIC:
+            return self._variadic(name)
         outer = self._unit
         self._unit = _mp().pi / 180 if name in ("sin", "cos", "tan", "cot", "sec", "csc") else outer
         if self._is("(", "{", "["):
@@ -290,15 +290,15 @@ class _Reader:
         else:
             argument = self._signed(self._raised)
             while self._starts() and self._next.kind != "f" and not self._is("(", "["):
-                argument = _both(mul, argument, self._raised())
+                argument = _combined(mul, argument, self._raised())
         self._unit = outer
         if power == -1:
             return _applied("arc" + name, argument)
         value = _applied(name if base is None else "ln", argument)
-        value = value if base is None else _both(mul, value, 1 / _applied("ln", base))
+        value = value if base is None else _combined(mul, value, 1 / _applied("ln", base))
         return value if power is None else _power(value, power)
 
-    def _of_several(self, name: str) -> Fraction:
+    def _variadic(self, name: str) -> Fraction:
         closing = _CLOSING[self._take("(", "{", r"\{")]
         parts = [self._sum()]
         while self._is(","):
@@ -307,9 +307,9 @@ class _Reader:
         self._take(closing)
         if name in ("gcd", "lcm"):
             parts = [int(each) for each in parts if each.denominator == 1]
-        return Fraction(_OF_SEVERAL[name](*parts))
+        return Fraction(_VARIADIC[name](*parts))
 
-    def _bound(self, name: str) -> Any:
+    def _binder(self, name: str) -> Any:
         r"""The value of ``\sum_{k=a}^{b}``, ``\prod``, ``\lim_{x \to a}`` or ``\int_a^b ... dx``."""
         limits, variable = [], ""
         while self._is("_", "^"):
@@ -340,11 +340,11 @@ class _Reader:
         if not 0 <= last - first < _MOST_TERMS or first.denominator * last.denominator > 1:
             raise NotAFormula
         values = [body(Fraction(i)) for i in range(int(first), int(last) + 1)]
-        return reduce(lambda a, b: _both(add if name == "sum" else mul, a, b), values)
+        return reduce(lambda a, b: _combined(add if name == "sum" else mul, a, b), values)
 
 
 def names_in(*formulas: Formula) -> set[str]:
-    """The symbols that are no constants."""
+    """The symbols that are not constants."""
     names = {each.text for formula in formulas for each in formula if each.kind == "s"}
     return {each for each in names - _CONSTANTS if not each.startswith("unit ")}
 
@@ -352,14 +352,14 @@ def names_in(*formulas: Formula) -> set[str]:
 @lru_cache(maxsize=4096)
 def _read(formula: Formula, point: tuple[tuple[str, Any], ...], unit: Any) -> tuple[Any, Any]:
     try:
-        reader = _Reader(formula, dict(point), unit)
-        return reader.whole(), reduce(lambda a, b: _both(mul, a, b), reader.divisors, ONE)
+        reader = _Parser(formula, dict(point), unit)
+        return reader.whole(), reduce(lambda a, b: _combined(mul, a, b), reader.divisors, ONE)
     except (ArithmeticError, ValueError, TypeError, AttributeError) as error:
         raise NotAFormula from error
 
 
 def value_of(formula: Formula, point: Mapping[str, Any] | None = None, unit: Any = ONE) -> Any:
-    """The value where the symbols have those of ``point``; a matrix is a tuple of rows. ``unit`` is the value of ``°``
+    """The value with the symbols' values in ``point``; a matrix is a tuple of rows. ``unit`` is the value of ``°``
     and ``%``, except in a trigonometric function. Raises NotAFormula."""
     return _read(formula, tuple((point or {}).items()), unit)[0]
 
@@ -396,7 +396,7 @@ def same_value(
         try:
             other = value_of(wanted, point, units[1])
             if is_positive or is_real(other):
-                if not close(_both(mul, value_of(found, point, units[0]), factor), other, tolerance):
+                if not close(_combined(mul, value_of(found, point, units[0]), factor), other, tolerance):
                     return False
                 same_points += 1
         except NotAFormula:
@@ -406,7 +406,7 @@ def same_value(
 
 
 def same_items(items: Sequence[Formula], wanted: Formula) -> bool:
-    """Whether the items of a tuple are those of a vector, in one row or column."""
+    """Whether a tuple has the items of a vector, which has one row or one column."""
     for point in _points(*items, wanted):
         try:
             found, value = [value_of(each, point) for each in items], value_of(wanted, point)
@@ -429,8 +429,8 @@ def ratio_of(found: Formula, wanted: Formula, *, of_numerators: bool) -> Any:
     for point in _points(found, wanted):
         try:
             (one, below), (other, beside) = (_read(each, tuple(point.items()), ONE) for each in (found, wanted))
-            ratio = _both(mul, one, 1 / other)
-            ratios.append(_both(mul, ratio, _both(mul, below, 1 / beside)) if of_numerators else ratio)
+            ratio = _combined(mul, one, 1 / other)
+            ratios.append(_combined(mul, ratio, _combined(mul, below, 1 / beside)) if of_numerators else ratio)
         except (NotAFormula, ZeroDivisionError):
             continue
     is_constant = len(ratios) > 2 and all(is_real(each) and each != 0 and close(each, ratios[0]) for each in ratios)

@@ -2,7 +2,7 @@ r"""The tokens of an answer in LaTeX, Unicode and plain text.
 
 Tables say what a notation stands for: ``_REWRITES``, ``pattern => text``, for those of several tokens, ``_COMMANDS``
 for LaTeX commands, and ``_WORDS``. Words of ``\text{}``, units after a number and names such as ``\angle ABC`` are one
-token each, so that they are no products of letters.
+token each, so that they are not read as products of letters.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from areal.reward.units import NUMBERS, PARTS, SCALES, counted, is_unit, symbol_of, words_in
+from areal.reward.units import NUMBERS, PARTS, SCALES, is_unit, number_in_words, symbol_of, words_in
 
 LONGEST = 1000
 
@@ -109,7 +109,7 @@ _NAMED = words_in(
     dot ddot mathbb mathcal mathscr mathfrak mathbf boldsymbol bm"""
 )
 _BOLD = words_in("mathbf boldsymbol bm")
-_DRESS = words_in(
+_FORMATTING = words_in(
     """displaystyle textstyle scriptstyle large Large LARGE huge Huge small normalsize boxed fbox fboxed underline
     mathit mathsf mathtt mathop checkmark square blacksquare Box qed therefore bf rm it sf tt hfill notag nonumber
     phantom left right middle quad qquad par noindent centering newline break displaylimits hline textcolor color
@@ -193,7 +193,7 @@ def tokens(text: str) -> tuple[Token, ...]:
 
 
 def _based(match: re.Match[str]) -> str:
-    """A numeral as its value and a word, so that it differs from a number without a base."""
+    """The value of a numeral and the word ``base``, so that it differs from a number without a base."""
     try:
         return rf"{int(match[1], NUMBERS.get(match[2], 0) or int(match[2]))} \text{{ base}}"
     except ValueError:
@@ -208,7 +208,7 @@ def _repeating(match: re.Match[str]) -> str:
 
 
 def _lines(match: re.Match[str]) -> str:
-    """A table of numbers as a matrix, values with conditions as pairs, other lines as a list."""
+    """Convert a table of numbers to a matrix, values with conditions to pairs, and other lines to a list."""
     relation = r"[=<>]|\\(?:[gl]eq?|ne)(?![a-z])"
     if "&" in match[1] and not re.search(rf"{relation}|\\text", match[1]):
         return rf"\begin{{pmatrix}}{match[1]}\end{{pmatrix}}"
@@ -221,7 +221,7 @@ def _lines(match: re.Match[str]) -> str:
 
 
 def group(text: str, start: int) -> tuple[str, int]:
-    """What the braces that open at ``start`` enclose, and where they end: 0 if they do not."""
+    """The content of the braces that open at ``start``, and the index after them: 0 if they are not closed."""
     depth = 0
     for match in _BRACE.finditer(text, start):
         depth += {"{": 1, "}": -1}.get(match[0], 0)
@@ -319,7 +319,7 @@ def _is_word(run: str, is_after_number: bool) -> bool:
 
 
 def _command(name: str, text: str, at: int, found: list[Token], gap: bool) -> int:
-    """Add the tokens of a command that ends at ``at``; return where to go on."""
+    """Add the tokens of a command that ends at ``at``; return the index of the text after its arguments."""
     last = found[-1] if found else Token("", "")
     if name in _TEXT:
         inner, at = _argument(text, at)
@@ -346,13 +346,13 @@ def _command(name: str, text: str, at: int, found: list[Token], gap: bool) -> in
         else:
             found.append(Token("s", _name(name, letters if letters.isalnum() else inner, text), gap))
         return end
-    elif name not in _DRESS:
+    elif name not in _FORMATTING:
         found.append(Token("s" if name in _SYMBOLS else "o", name.removeprefix("var"), gap))
     return at
 
 
 def _name(kind: str, points: str, text: str) -> str:
-    """Segments and angles are the same backwards, triangles in any order of their points."""
+    """One name for all orders of the points: angles may be read backwards, triangles from any point."""
     kind = kind.removeprefix("measured").replace("widehat", "arc").replace("overline", "bar")
     if kind == "triangle" and not re.search(r"\\(?:sim|cong)(?![A-Za-z])", text):
         points = "".join(sorted(points))
@@ -360,7 +360,7 @@ def _name(kind: str, points: str, text: str) -> str:
 
 
 def _with_numbers(found: list[Token]) -> list[Token]:
-    """Numbers in words as digits, ``million`` as a factor, hours of the afternoon from 13."""
+    """Convert numbers in words to digits, ``million`` to a factor, and hours with ``pm`` to 24-hour time."""
     result: list[Token] = []
     words = [each.text.casefold() for each in found]
     i = 0
@@ -372,7 +372,7 @@ def _with_numbers(found: list[Token]) -> list[Token]:
             at = len(result) - (last.kind == "w")
             result[at:at] = [Token("o", "*"), Token("n", str(SCALES[word]))]
         elif token.kind == "w" and (word in NUMBERS or (is_dozen and word == "dozen")):
-            number, taken = counted(words[i:])
+            number, taken = number_in_words(words[i:])
             result += [Token("n" if each.isdigit() else "o", each) for each in re.findall(r"\d+|.", number)]
             i += taken - 1
         elif token.kind == "w" and word in PARTS and not result and i + 1 < len(found) and word != "half":
@@ -389,7 +389,7 @@ def _with_numbers(found: list[Token]) -> list[Token]:
 
 
 def _with_moduli(found: list[Token]) -> list[Token]:
-    r"""``12 \pmod{7}`` as 5 and the word ``mod7``."""
+    r"""Convert ``12 \pmod{7}`` to 5 and the word ``mod7``."""
     at = next((i for i, each in enumerate(found) if each.text == "mod"), 0)
     digits = [int(each.text) for each in found[at:] if each.kind == "n" and each.text.isdigit()]
     start = max((i + 1 for i, each in enumerate(found[:at]) if each.text in ("≡", "=", "∈")), default=0)
@@ -406,7 +406,7 @@ def _with_moduli(found: list[Token]) -> list[Token]:
 
 
 def render(found: Sequence[Token]) -> str:
-    """The tokens as a text without dress."""
+    """The text of the tokens, without formatting commands."""
     text = ""
     for token in found:
         text += " " * bool(text and (token.gap or (text[-1:].isalnum() and token.kind in "wsf"))) + token.text

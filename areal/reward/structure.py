@@ -1,6 +1,6 @@
 r"""The structure of an answer.
 
-``structure`` makes a value of one of three types of the tokens of an answer: a ``Quantity``, which is a formula with
+``structure`` parses the tokens of an answer to a value of one of three types: a ``Quantity``, which is a formula with
 words, a ``Group`` (list, tuple, set, interval, alternatives), or a ``Relation``.
 """
 
@@ -17,15 +17,15 @@ from areal.reward.formulas import Formula, NotAFormula, names_in
 from areal.reward.notation import Token, render, tokens
 from areal.reward.units import measure, words_in
 
-_IDLE = words_in(
+_FILLERS = words_in(
     """the a an of is are was has have answer final approximate approximately approx about total unit each on at exact
     its exactly solution in simplified therefore thus"""
 )
-_BOUND = words_in(
+_QUANTIFIERS = words_in(
     """integer natural number real constant any all every each some an arbitrary positive nonnegative negative is are be
     a for where with"""
 )
-_WHOLE = {
+_PHRASES = {
     r"none|(?:there (?:are|is|exists?) )?no (?:\w+ )?(?:solution|value|number|root|integer|function|pair|triple)"
     r"(?: exists?)?": r"\emptyset",
     "(?:the )?empty set": r"\emptyset",
@@ -38,7 +38,7 @@ _WHOLE = {
 
 @dataclass(frozen=True)
 class Quantity:
-    """A formula with words beside it. Without a formula, the text is only words. ``text`` is the whole."""
+    """A formula with words beside it. Without a formula, the text is only words. ``text`` is all of it."""
 
     text: str
     formula: Formula
@@ -70,7 +70,7 @@ Node = Quantity | Group | Relation
 _PAIRS = {"(": ")", "[": "]", "{": "}", r"\{": r"\}"}
 _CLOSING = frozenset(_PAIRS.values())
 _RELATIONS = words_in("= < > ≤ ≥ ≠ ≈ ∈ ≡ ∼ cong")
-_TURNED = {">": "<", "≥": "≤"}
+_REVERSED = {">": "<", "≥": "≤"}
 _BOTH = frozenset("±∓")
 _DEEPEST, _MOST_ITEMS = 12, 64
 
@@ -79,12 +79,12 @@ _DEEPEST, _MOST_ITEMS = 12, 64
 def structure(found: Formula) -> Node | None:
     """The structure of an answer; None if it is too deep, or contradicts itself as ``[1, \\infty]`` does."""
     plain = re.sub(r"[{}.]", "", render(found)).strip().casefold()
-    found = next((tokens(to) for pattern, to in _WHOLE.items() if re.fullmatch(pattern, plain)), found)
+    found = next((tokens(to) for pattern, to in _PHRASES.items() if re.fullmatch(pattern, plain)), found)
     levels = _levels(found)
     if not found or levels[-1] != 0 or max(levels) > _DEEPEST:
         return None
     try:
-        node = _read(_unbound(found))
+        node = _read(_without_domain(found))
     except NotAFormula:
         return None
     is_one = isinstance(node, Group) and node.brackets == "{}" and len(node.items) == 1 and "∅" not in texts_of(found)
@@ -117,22 +117,23 @@ def _split(found: Formula, *separators: str) -> tuple[list[Formula], list[str]]:
     return parts, [found[i].text for i in at]
 
 
-def _unwrapped(found: Formula) -> tuple[str, Formula]:
-    """The brackets around the whole, and what is between them."""
+def _outer_brackets(found: Formula) -> tuple[str, Formula]:
+    """The brackets around a formula, and what is between them; no brackets and the formula where it has none."""
     if len(found) > 1 and found[0].text in _PAIRS and found[-1].text in _CLOSING and all(_levels(found)[1:-2]):
         return (found[0].text + found[-1].text).replace("\\", ""), found[1:-1]
     return "", found
 
 
-def _unbound(found: Formula) -> Formula:
-    r"""Without a condition at the end that only says what a letter may be: ``, k \in \mathbb{Z}``, ``for any c``."""
+def _without_domain(found: Formula) -> Formula:
+    r"""The formula without a condition at its end that only gives the values of a letter: ``, k \in \mathbb{Z}``, ``for
+    any c``."""
     texts, levels = texts_of(found), _levels(found)
     for i in range(1, len(found)):
         is_start = levels[i] == 0 and texts[i] in (",", "(", "for", "where", "with") and texts[i - 1] not in "=<>≤≥"
         if not is_start or not has_kind(found[:i], "ns"):
             continue
         rest = [each for each in found[i:] if each.text not in ("{", "}", "(", ")", ",", "and")]
-        body = [each for each in rest if each.kind == "s" or each.text.casefold() not in _BOUND]
+        body = [each for each in rest if each.kind == "s" or each.text.casefold() not in _QUANTIFIERS]
         names = {each.text for each in body if each.kind == "s" and len(each.text) == 1 and each.text.islower()}
         others = " ".join(each.text for each in body if each.text not in names)
         is_set = re.fullmatch(r"∈ (?:- ∞ ∞|mathbb \w)\S*(?: \S+)*", others) and not re.search(r"[<]", others)
@@ -148,7 +149,7 @@ def _read(found: Formula) -> Node:
         raise NotAFormula
     if total := _sum_of(found):
         return total
-    brackets, inner = _unwrapped(found)
+    brackets, inner = _outer_brackets(found)
     if found[0].text == "{" and brackets and _condition(inner) is None:
         return _read(inner)
     parts, separators = _split(found, "or")
@@ -174,7 +175,12 @@ def _read(found: Formula) -> Node:
     parts, separators = _split(found, ":")
     if separators and all(has_kind(each, "n") and not has_kind(each, "w") for each in parts):
         return _group(":", parts)
-    if found[0].kind == "s" and found[0].text.isupper() and _unwrapped(found[1:])[0] == "()" and "," in texts_of(found):
+    if (
+        found[0].kind == "s"
+        and found[0].text.isupper()
+        and _outer_brackets(found[1:])[0] == "()"
+        and "," in texts_of(found)
+    ):
         return _relation([found[:1], found[1:]], ["="])  # the point A(1,2)
     return quantity(found)
 
@@ -231,9 +237,9 @@ def _bracketed(brackets: str, inner: Formula) -> Node:
 def _relation(sides: list[Formula], operators: list[str]) -> Node:
     if any(each not in "=≈∈≡" for each in operators):
         sides = [side[texts_of(side).index("that") + 1 if "that" in texts_of(side) else 0 :] for side in sides]
-        sides = [tuple(each for each in side if each.kind != "w" or each.text not in _BOUND) for side in sides]
-        if _TURNED.keys() >= set(operators):
-            sides, operators = sides[::-1], [_TURNED[each] for each in reversed(operators)]
+        sides = [tuple(each for each in side if each.kind != "w" or each.text not in _QUANTIFIERS) for side in sides]
+        if _REVERSED.keys() >= set(operators):
+            sides, operators = sides[::-1], [_REVERSED[each] for each in reversed(operators)]
         if operators == ["≠"] and _BOTH & set(texts_of(sides[1])):
             values = [each.formula for each in _both_signs(sides[1]).items if isinstance(each, Quantity)]
             return Group(",", tuple(Relation((sides[0], each), ("≠",)) for each in values))
@@ -262,19 +268,19 @@ def _is_name(side: Formula) -> bool:
 
 def quantity(found: Formula) -> Quantity:
     text = render(found)
-    dress = _brackets_of_words(found)
+    ignored = _brackets_of_words(found)
     for i, (one, other) in enumerate(itertools.pairwise(found)):
-        if one.kind == "w" and other.text == "(" and not other.gap and i + 1 not in dress:
+        if one.kind == "w" and other.text == "(" and not other.gap and i + 1 not in ignored:
             return Quantity(text, (), (text,))  # floor(18)
     words, formula, is_below = list[str](), list[Token](), False
-    kept = [each for i, each in enumerate(found) if i not in dress]
+    kept = [each for i, each in enumerate(found) if i not in ignored]
     for last, token, following in zip((None, *kept), kept, (*kept[1:], None), strict=False):
         is_beside = (last and last.kind == "w") or (following and following.kind == "w")
         if token.kind == "w":
             name, _, power = token.text.partition("^")
             sign = "/" if is_below != power.startswith("-") else ""
             power = power.lstrip("-")
-            if name not in _IDLE or (name == "in" and text.count(" ") == 1):
+            if name not in _FILLERS or (name == "in" and text.count(" ") == 1):
                 words.append(sign + name + f"^{power}" * (power not in ("", "1")))
         elif token.text == "/" and following and following.kind == "w":
             is_below = True
@@ -291,7 +297,7 @@ def quantity(found: Formula) -> Quantity:
 
 
 def _brackets_of_words(found: Formula) -> set[int]:
-    """Where brackets open and close that have only words, or nothing."""
+    """The indices of the brackets that enclose only words, or nothing."""
     result, opened = set[int](), list[tuple[int, bool]]()
     for i, token in enumerate(found):
         if token.text in _PAIRS:
@@ -305,7 +311,7 @@ def _brackets_of_words(found: Formula) -> set[int]:
 
 
 def _sum_of(found: Formula) -> Quantity | None:
-    """``1 hour 30 minutes`` in its last unit; None for what is not several amounts of one dimension."""
+    """The sum of amounts such as ``1 hour 30 minutes``, in the last unit; None without several of one dimension."""
     kept = [each for each in found if each.text not in (",", "and", "{", "}")]
     numbers, units = kept[::2], kept[1::2]
     if len(units) < 2 or len(numbers) != len(units) or {each.kind for each in numbers} != {"n"}:

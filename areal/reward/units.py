@@ -43,7 +43,7 @@ def is_unit(word: str) -> bool:
 
 
 def measure(*words: str) -> Measure | None:
-    """The measure of a product such as ``km``, ``/h``; None without words, or if one is no unit."""
+    """The measure of a product such as ``km``, ``/h``; None without words, or if one is not a unit."""
     size, powers = Fraction(1), dict[str, int]()
     for word in words:
         unit = _UNIT.fullmatch(word)
@@ -85,8 +85,8 @@ _PARTS = re.findall(r"\w+", "half third fourth fifth sixth seventh eighth ninth 
 PARTS = {name: i for i, name in enumerate(_PARTS, 2)} | {"quarter": 4, "hundredth": 100, "halve": 2}
 
 
-def counted(words: Sequence[str]) -> tuple[str, int]:
-    """``two hundred and five``, ``two fifths`` or ``two and a half`` as a formula, and how many words it took."""
+def number_in_words(words: Sequence[str]) -> tuple[str, int]:
+    """The formula for ``two hundred and five``, ``two fifths`` or ``two and a half``, and the number of words read."""
     total, below, last, i = 0, 0, "", 0
     for i, word in enumerate((*words, "")):
         if word in SCALES:

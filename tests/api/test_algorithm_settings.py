@@ -22,9 +22,9 @@ OVERLONG = "gconfig: {max_new_tokens: 10}\nactor: {overlong_reward_penalty: true
 def test_overlong_penalty_is_linked_to_the_answers_longest_length(tmp_path: Path) -> None:
     assert load(tmp_path, SMALL + OVERLONG + "}").actor.max_new_tokens == 10
     assert load(tmp_path, SMALL + OVERLONG + ", max_new_tokens: 8}").actor.max_new_tokens == 8
-    reply = faults(tmp_path, SMALL + OVERLONG + ", max_new_tokens: 1024}")
-    assert "config.yaml:4: actor.max_new_tokens: " in reply
-    assert "gconfig.max_new_tokens 10" in reply
+    found = faults(tmp_path, SMALL + OVERLONG + ", max_new_tokens: 1024}")
+    assert "config.yaml:4: actor.max_new_tokens: " in found
+    assert "gconfig.max_new_tokens 10" in found
 
 
 def test_dropout_in_the_policys_ratio_is_refused(tmp_path: Path) -> None:

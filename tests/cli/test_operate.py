@@ -292,8 +292,8 @@ def test_interrupt_during_an_import_is_one_line(
     assert process.stdout is not None
     assert process.stdout.readline() == "importing\n", process.communicate()
     process.send_signal(signal.SIGINT)
-    _, reply = process.communicate(timeout=60)
-    assert process.returncode == 130 and reply in ("interrupted\n", "stopped\n"), reply
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130 and stderr in ("interrupted\n", "stopped\n"), stderr
 
 
 @pytest.mark.parametrize(

@@ -58,9 +58,9 @@ def test_run_has_its_node_its_gpus_and_the_copied_folder(ray: RayBackend, cluste
 
     ray.start(spec_at(cluster, gpus=2, workingDir=str(tmp_path / "work"), **on(SECOND)))
     state = until(lambda: [seen for seen in ray.observe().values() if seen.pid and seen.gpus], "its GPUs")[0]
-    reply = until(lambda: [line for line in log_text(ray, "r1").splitlines() if line.startswith("0 ")], "its words")
+    lines = until(lambda: [line for line in log_text(ray, "r1").splitlines() if line.startswith("0 ")], "its words")
 
-    rank, first, here, visible, folder = reply[0].split()
+    rank, first, here, visible, folder = lines[0].split()
     assert (rank, first, here) == ("0", SECOND, SECOND)
     assert (state.node, state.spec.url) == (SECOND, f"http://{SECOND}:7")
     assert state.gpus == tuple(visible.split(",")) and len(state.gpus) == 2

@@ -46,8 +46,10 @@ def overrides() -> dict[str, list[str]]:
     found["dapo"].append("actor.overlong_tokens=2")
     for name, keys, *_ in table("| with any of them |"):
         spans = [span for span in re.findall(r"`([^`]*)`", keys) if ": " in span]
-        reply = yaml.safe_load("{" + ", ".join(spans).replace("my.module:lambdas", f"{__name__}:length_adaptive") + "}")
-        found[name] = [f"actor.{key}={json.dumps(value)}" for key, value in reply.items()]
+        settings = yaml.safe_load(
+            "{" + ", ".join(spans).replace("my.module:lambdas", f"{__name__}:length_adaptive") + "}"
+        )
+        found[name] = [f"actor.{key}={json.dumps(value)}" for key, value in settings.items()]
         if "`ref`" in name:
             found[name].append("ref={}")
     return found
@@ -80,10 +82,10 @@ def test_null_trainer_samples_the_validation_set_and_trains_nothing(served: Path
     rows = (REPOSITORY / "examples/reverse_digits/test.jsonl").read_text().splitlines(keepends=True)[:8]
     (served / "few.jsonl").write_text("".join(rows))
     drivers.evaluate(["--config", CONFIG, *SMALL, "trainer.type=null", f"valid_dataset.path={served}/few.jsonl"])
-    output = json.loads((served / "evaluation.json").read_text())
-    assert output["eval/rollouts"] == 32 and output["eval/failed"] == 0
+    evaluation = json.loads((served / "evaluation.json").read_text())
+    assert evaluation["eval/rollouts"] == 32 and evaluation["eval/failed"] == 0
     once = ["eval_gconfig={n_samples: 1, greedy: true}", f"valid_dataset.path={served}/few.jsonl"]
     drivers.evaluate(["--config", CONFIG, *SMALL, "trainer.type=null", *once])
     assert json.loads((served / "evaluation.json").read_text())["eval/rollouts"] == 8
-    assert 0 <= output["eval/reward/mean"] <= 1
+    assert 0 <= evaluation["eval/reward/mean"] <= 1
     assert not (served / "checkpoints").exists()

@@ -45,8 +45,10 @@ def test_apply_of_the_manifest_answers_is_rewarded_exported_and_goes_away(box: B
     vocabulary = json.loads((ROOT / "examples/reverse_digits/model/tokenizer.json").read_text())["model"]["vocab"]
     text = {number: token for token, number in vocabulary.items()}
     assert "".join(text[token] for token, sampled in zip(row, mask, strict=True) if not sampled).endswith("1234=")
-    reply = [text[token] for token, sampled in zip(row, mask, strict=True) if sampled]
-    assert "".join(token for token in reply if not token.startswith("<")) == text_of(answer)  # without <eos>, ...
+    sampled_texts = [text[token] for token, sampled in zip(row, mask, strict=True) if sampled]
+    assert "".join(token for token in sampled_texts if not token.startswith("<")) == text_of(
+        answer
+    )  # without <eos>, ...
     readable = [path for path in box.home.rglob("*") if path.lstat().st_mode & 0o077 and not path.is_symlink()]
     assert not readable, "by others than their owner"
     assert "agentservice/reverser unchanged" in box.ok("apply", "-f", "manifests/agents.yaml", *sets).out

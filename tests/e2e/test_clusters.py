@@ -143,9 +143,9 @@ def test_what_the_cluster_cannot_do_is_one_error_in_its_own_words_and_nothing_is
     cluster.scheduler = cluster.with_settings(settings)
     file = cluster.manifest(model) if model else cluster.service("info")
 
-    reply = only_error(cluster.box, "apply", "-f", file)
+    error = only_error(cluster.box, "apply", "-f", file)
 
-    assert re.search(words, reply), reply
+    assert re.search(words, error), error
     assert cluster.jobs() == []
 
 
@@ -158,9 +158,9 @@ def test_layout_that_nodes_cannot_share_alike_is_refused(cluster: ClusterBox) ->
         "job.yaml",
     )
 
-    reply = only_error(cluster.box, "apply", "-f", file)
+    error = only_error(cluster.box, "apply", "-f", file)
 
-    assert "fsdp:d3 cannot be spread over spec.resources.nodes 2" in reply
+    assert "fsdp:d3 cannot be spread over spec.resources.nodes 2" in error
     assert cluster.jobs() == []
 
 
@@ -181,9 +181,9 @@ def test_wrong_munge_key_is_one_error(
 ) -> None:
     box = make_box(tmp_path)
     with slurm_cluster.other_key(tmp_path) as env:
-        reply = only_error(box, "apply", "-f", box.manifest(service="scheduler: {type: slurm}"), env=env)
+        error = only_error(box, "apply", "-f", box.manifest(service="scheduler: {type: slurm}"), env=env)
 
-    assert re.search(r"Slurm does not answer: .*(Zero Bytes|authentication error)", reply), reply
+    assert re.search(r"Slurm does not answer: .*(Zero Bytes|authentication error)", error), error
     assert slurm_cluster.jobs() == []
     box.env |= slurm_cluster.env
     tear_down(box)
@@ -331,21 +331,21 @@ def test_50_kills_at_random_lose_no_acknowledged_record_and_leave_no_stray_job(c
     talkers = [Talker(box, number) for number in range(2)]
     for talker in talkers:
         talker.start()
-    reply = []
+    kills = []
     try:
         for number in range(KILLS):
             if chance.random() < 0.5:
-                reply.append(kill_a_command(chance, box, commands))
+                kills.append(kill_a_command(chance, box, commands))
             else:
-                reply.append(kill_on_a_node(chance, cluster.follow()))
+                kills.append(kill_on_a_node(chance, cluster.follow()))
             if number % 5 == 4:
                 cluster.converge(
                     (one, other)[number % 2],
                     ["data-proxy/0", "data-proxy/1", "engine/0", "engine/1", "gateway/0", "router/0"],
                 )
-                assert [talker.lost for talker in talkers if talker.lost] == [], reply
+                assert [talker.lost for talker in talkers if talker.lost] == [], kills
     finally:
-        print(json.dumps(reply, indent=1))
+        print(json.dumps(kills, indent=1))
         for talker in talkers:
             talker.end()
     assert [talker.lost for talker in talkers if talker.lost] == []

@@ -28,8 +28,8 @@ async def show(request: Request) -> AnyResponse:
 
 @pytest.fixture(scope="module")
 def chain() -> Iterator[str]:
-    """The address of a service that asks a second one for the trace headers that it gets. The body of a request has
-    further headers for it."""
+    """The address of a service that asks a second one for the trace headers that it gets. The body of a request is a
+    JSON object of further headers for that call."""
     inner, outer = (Service(name, key=None, loopback=True) for name in ("inner", "outer"))
     inner.route("POST", "/show", show, Access.INFERENCE)
     with serve_in_thread(inner, "127.0.0.1") as url:
@@ -72,7 +72,7 @@ async def test_trace_context_of_a_request_goes_with_the_calls_made_for_it(
     assert await passed_on(chain, sent) == arrived
 
 
-async def test_trace_context_that_the_caller_of_a_service_gives_itself_is_kept(chain: str) -> None:
+async def test_trace_context_that_a_call_sets_itself_is_kept(chain: str) -> None:
     own = {"traceparent": f"00-{TRACE}-{'1' * 16}-00"}
     assert await passed_on(chain, {"traceparent": GIVEN}, own) == own
 
@@ -126,7 +126,7 @@ print(tracing.is_on(), sorted(name for name in sys.modules if name.startswith("o
         ),
     ],
 )
-def test_tracing_that_cannot_be_started_says_why_and_stops_nothing(
+def test_tracing_that_cannot_be_started_warns_and_the_process_continues(
     environ: dict[str, str], packages: str, printed: str, warning: str
 ) -> None:
     pytest.importorskip("opentelemetry.sdk")
@@ -146,10 +146,10 @@ with tracing.span("one"):
 """
 
 
-def test_collector_that_is_away_does_not_hold_up_the_end_of_a_process() -> None:
+def test_unreachable_collector_does_not_delay_the_end_of_a_process() -> None:
     pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
     environ = {**os.environ, "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", "OTEL_EXPORTER_OTLP_TIMEOUT": "40"}
-    # It tries for 40 s while it runs.
+    # Without a limit, the exporter would retry for 40 s.
     ran = subprocess.run([sys.executable, "-c", ENDED], env=environ, capture_output=True, text=True, timeout=25)
     assert ran.returncode == 0, ran.stderr
     assert len(ran.stdout.strip()) == 55

@@ -149,8 +149,8 @@ async def test_call_that_was_left_is_handed_nothing_more() -> None:
 
 def line(token: int, last: bool) -> bytes:
     finish = b'"length"' if last else b"null"
-    reply = b'{"index":0,"token_ids":[%d],"logprobs":[-0.%d],"versions":[%d],"finish_reason":%b}\n'
-    return reply % (token, token + 1, token // 20, finish)
+    template = b'{"index":0,"token_ids":[%d],"logprobs":[-0.%d],"versions":[%d],"finish_reason":%b}\n'
+    return template % (token, token + 1, token // 20, finish)
 
 
 async def test_tokens_of_a_window_are_one_delta_and_each_keeps_its_logprob_and_version() -> None:

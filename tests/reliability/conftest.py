@@ -45,5 +45,5 @@ def outcome(request: pytest.FixtureRequest) -> Iterator[Outcome]:
     row = outcome.row()
     request.node.user_properties.append(("fault", row.plain()))
     if WRITING not in os.environ:
-        output = read_page(PAGE.read_text(encoding="utf-8")).get(fault)
-        assert output == row, "python -m tests.reliability.table --write makes the page anew"
+        published = read_page(PAGE.read_text(encoding="utf-8")).get(fault)
+        assert published == row, "python -m tests.reliability.table --write makes the page anew"

@@ -40,8 +40,8 @@ class Row:
 
     @classmethod
     def of(cls, plain: dict[str, str]) -> Row:
-        reply = dict(plain)
-        return cls(Fault(reply.pop("part"), reply.pop("what"), reply.pop("when")), **reply)
+        cells = dict(plain)
+        return cls(Fault(cells.pop("part"), cells.pop("what"), cells.pop("when")), **cells)
 
 
 @dataclass
@@ -51,14 +51,14 @@ class Outcome:
     fault: Fault
     _seen: dict[str, list[str]] = field(default_factory=lambda: {"callers": [], "recorded": [], "healed": []})
 
-    def callers(self, *reply: str) -> None:
-        self._seen["callers"] += reply
+    def callers(self, *effects: str) -> None:
+        self._seen["callers"] += effects
 
-    def recorded(self, *reply: str) -> None:
-        self._seen["recorded"] += reply
+    def recorded(self, *effects: str) -> None:
+        self._seen["recorded"] += effects
 
-    def healed(self, *reply: str) -> None:
-        self._seen["healed"] += reply
+    def healed(self, *effects: str) -> None:
+        self._seen["healed"] += effects
 
     def row(self) -> Row:
         missing = [name for name, seen in self._seen.items() if not seen]

@@ -83,15 +83,15 @@ class DataPlaneMachine(RuleBasedStateMachine):
     def _ask(self, session: Session, call: Call, **headers: str) -> Reply | Failed:
         return ask(self.fleet.front, session.rollout.key, call.path, call.body, {**call.headers, **headers})
 
-    def _answered(self, session: Session, call: Call, base: Turn | None, message: Reply | Failed) -> None:
-        """``said`` is the answer of a call that was sampled, and recorded."""
-        assert isinstance(message, Reply), message
-        assert not any(turn.reply.answer_id == message.answer_id for each in self.sessions for turn in each.turns())
-        for number, choice in enumerate(message.choices):
-            sampled = self.fleet.witness.truth(message.interaction_id(number)).output
+    def _answered(self, session: Session, call: Call, base: Turn | None, reply: Reply | Failed) -> None:
+        """``reply`` is the answer of a call that was sampled and recorded."""
+        assert isinstance(reply, Reply), reply
+        assert not any(turn.reply.answer_id == reply.answer_id for each in self.sessions for turn in each.turns())
+        for number, choice in enumerate(reply.choices):
+            sampled = self.fleet.witness.truth(reply.interaction_id(number)).output
             assert list(choice.token_ids) == sampled.token_ids
             assert list(choice.versions) == sampled.versions
-        session.record(call, message, base)
+        session.record(call, reply, base)
         self._check(session)
 
     def _check(self, session: Session) -> None:

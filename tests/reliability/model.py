@@ -1,7 +1,7 @@
-"""What callers may expect of recorded sessions, in plain lists: no files, no processes, no time.
+"""A reference model of recorded sessions, in plain lists: no files, no processes, no clock.
 
-A session is a row of trajectories; a call joins the last one, or opens the next when that is sealed. The tokens are not
-here: they are the engine's to tell (``witness``).
+A session is a list of trajectories; a call joins the last one, or opens the next one when the last is ready. The model
+has no tokens: they come from the engine's log (``witness``).
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from tests.reliability.asking import CHAT, Reply
 from tests.reliability.witness import Truth, Witness
 from tests.services.inference.recorder.rollouts import Rollout
 
-_BY_TOKENS = 64  # a plain completion names no earlier turn: it is looked for among the newest ones
+_BY_TOKENS = 64  # a plain completion has no messages: its parent is searched by tokens, among the newest turns
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call that was made: what it takes to make it again."""
+    """A call, with all that a retry needs."""
 
     path: str
     body: Mapping[str, Any]
@@ -33,7 +33,8 @@ class Call:
 
 @dataclass(eq=False, repr=False)
 class Turn:
-    """One interaction. ``base``: the turn that its call went on from; ``parent``: the same, in the same trajectory."""
+    """One interaction. ``base``: the turn that its call continues; ``parent``: the same, if it is in the same
+    trajectory."""
 
     name: str
     call: Call
@@ -44,14 +45,14 @@ class Turn:
     reward: float | None = None
 
     def __repr__(self) -> str:
-        return self.name  # a turn knows the one before it, and that one its own
+        return self.name  # the generated one would print all of its ancestors
 
     @property
     def own_reward(self) -> float:
         return self.reward or 0.0
 
     def messages(self) -> list[dict[str, Any]]:
-        """The conversation up to and with its answer; empty for a plain completion."""
+        """The conversation, including its answer; empty for a plain completion."""
         if self.call.path != CHAT:
             return []
         return [*self.call.body["messages"], {"role": "assistant", "content": self.reply.choices[self.choice].text}]
@@ -59,8 +60,8 @@ class Turn:
 
 @dataclass
 class Trajectory:
-    """``held``: false once its export was acknowledged, when nothing of it is left. ``taken``: by an export, the newest
-    of several; others may have it too where that export is ``shared``."""
+    """``held``: false once its export was acknowledged and it was deleted. ``taken``: the newest export that has it;
+    others may have it too if that export is ``shared``."""
 
     turns: list[Turn] = field(default_factory=list)
     ready: bool = False
@@ -69,7 +70,7 @@ class Trajectory:
     held: bool = True
 
     def returns(self, discount: float) -> dict[str, float]:
-        """Discounted along the tree: ``r_i += discount * r_child``."""
+        """The discounted returns along the tree: ``r_i += discount * r_child``."""
         rewards = {turn.name: turn.own_reward for turn in self.turns}
         for turn in reversed(self.turns):
             if turn.parent is not None:
@@ -118,21 +119,19 @@ class Session:
                     return turn.reply if call.key or not self.holder(turn).ready else None
         return None
 
-    # -- what happens to it
-
-    def record(self, call: Call, message: Reply, base: Turn | None) -> None:
-        """``base``: the turn from which the call's conversation, or its prompt, goes on."""
+    def record(self, call: Call, reply: Reply, base: Turn | None) -> None:
+        """Record a call. ``base``: the turn that the call's conversation, or its prompt, continues."""
         trajectory = self.open()
         if trajectory is None:
             trajectory = Trajectory()
             self.trajectories.append(trajectory)
         near = trajectory.turns if call.path == CHAT else trajectory.turns[-_BY_TOKENS:]
         parent = base if base in near else None
-        for choice in range(len(message.choices)):
-            trajectory.turns.append(Turn(message.interaction_id(choice), call, message, choice, base, parent))
+        for choice in range(len(reply.choices)):
+            trajectory.turns.append(Turn(reply.interaction_id(choice), call, reply, choice, base, parent))
 
     def reward(self, turn: Turn, value: float) -> int:
-        """The status that this reward gets."""
+        """Set the reward; return the HTTP status of the request."""
         trajectory = self.holder(turn)
         if trajectory.ready:
             return 200 if turn.reward == value else 409
@@ -146,7 +145,7 @@ class Session:
             trajectory.ready = True
 
     def take(self, export_id: str, *, remove: bool) -> list[int]:
-        """What an export hands out."""
+        """Export the ready trajectories; return their numbers."""
         numbers = self.exportable()
         for number in numbers:
             self.trajectories[number].taken, self.trajectories[number].shared = export_id, not remove
@@ -156,7 +155,7 @@ class Session:
 
 @dataclass(frozen=True)
 class Export:
-    """One export that was made: the same request gets the same answer until it is acknowledged."""
+    """An export: the same request gets the same answer until it is acknowledged."""
 
     request: Mapping[str, Any]
     answer: Mapping[str, Any]
@@ -164,7 +163,7 @@ class Export:
 
 
 def requests_of(request: Mapping[str, Any]) -> set[tuple[object, ...]]:
-    """What each data proxy is asked for: one that it was asked for before gets its answer of then."""
+    """The request to each data proxy; the answer to a repeated one is that to the first."""
     places: dict[str, list[str]] = {}
     for name in request["session_ids"]:
         places.setdefault(SessionName.require(name).tag, []).append(name)
@@ -173,7 +172,7 @@ def requests_of(request: Mapping[str, Any]) -> set[tuple[object, ...]]:
 
 
 def check_rows(export: Export, witness: Witness) -> None:
-    """The rows are exactly what the engine saw and sampled, once each, with the rewards that callers gave."""
+    """Check that the rows have the engine's prompts and samples, once each, with the rewards that callers set."""
     turns = [turn for session, number in export.took for turn in session.trajectories[number].turns]
     returns: dict[str, float] = {}
     for session, number in export.took:
@@ -184,7 +183,7 @@ def check_rows(export: Export, witness: Witness) -> None:
     }
     for turn in turns:
         if turn.parent is not None and turn not in joined:
-            assert not witness.is_plain(truths[turn.parent.name]), "an answer that is its text is not tokenised again"
+            assert not witness.is_plain(truths[turn.parent.name]), "a plain answer was tokenised again"
     if export.request["style"] == "individual":
         _check_individual(export, turns, truths, returns)
     else:
@@ -198,7 +197,7 @@ def _check_individual(export: Export, turns: list[Turn], truths: dict[str, Truth
     assert [row["rewarded"] for row in rows] == [turn.reward is not None for turn in turns]
     for place, turn in enumerate(turns):
         assert unpadded(traj, place) == expected_row([truths[turn.name]])
-    close(traj["rewards"], [returns[turn.name] for turn in turns])
+    check_close(traj["rewards"], [returns[turn.name] for turn in turns])
     assert traj["original_rewards"] == [turn.own_reward for turn in turns]
 
 
@@ -212,12 +211,12 @@ def _check_concat(
     for place, line in enumerate(lines):
         assert unpadded(traj, place) == expected_row([truths[turn.name] for turn in line])
     own = [sum(turn.own_reward for turn in line) for line in lines]
-    close(traj["original_rewards"], own)
-    given_back = dict.fromkeys((turn.name for turn in turns), 0.0)
+    check_close(traj["original_rewards"], own)
+    from_branches = dict.fromkeys((turn.name for turn in turns), 0.0)
     for turn in turns:
         if turn.parent is not None and turn not in joined:  # it begins a row of its own
-            given_back[turn.parent.name] += export.request["discount"] * returns[turn.name]
-    close(traj["rewards"], [sum(turn.own_reward + given_back[turn.name] for turn in line) for line in lines])
+            from_branches[turn.parent.name] += export.request["discount"] * returns[turn.name]
+    check_close(traj["rewards"], [sum(turn.own_reward + from_branches[turn.name] for turn in line) for line in lines])
 
 
 def _line(leaf: Turn, joined: set[Turn]) -> list[Turn]:
@@ -227,8 +226,8 @@ def _line(leaf: Turn, joined: set[Turn]) -> list[Turn]:
     return line[::-1]
 
 
-def close(got: Sequence[float], wanted: Sequence[float]) -> None:
-    """Equal as float32 sums are."""
+def check_close(got: Sequence[float], wanted: Sequence[float]) -> None:
+    """Check that the values are equal within the precision of float32 sums."""
     assert len(got) == len(wanted)
     assert all(abs(one - other) < 1e-5 for one, other in zip(got, wanted, strict=True)), (got, wanted)
 

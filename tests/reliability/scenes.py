@@ -17,15 +17,15 @@ SERVED = "served"
 NOTHING_MORE = "what was acknowledged, nothing else"
 
 
-def failure(message: Reply | Failed) -> str:
+def failure(reply: Reply | Failed) -> str:
     """How a call went, for its caller."""
-    if isinstance(message, Reply):
+    if isinstance(reply, Reply):
         return "answered"
-    if message.status:
-        return f"{message.status} `{message.code}`"
-    if message.code in ("lost", "cut"):
-        return "the stream breaks off" if message.begun else "connection lost"
-    return f"error event `{message.code}`"
+    if reply.status:
+        return f"{reply.status} `{reply.code}`"
+    if reply.code in ("lost", "cut"):
+        return "the stream breaks off" if reply.begun else "connection lost"
+    return f"error event `{reply.code}`"
 
 
 def status_of(answer: Answer) -> str:

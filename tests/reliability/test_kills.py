@@ -251,11 +251,11 @@ def _tell_callers(stage: Stage, outcome: Outcome, phase: str) -> None:
 def _tell_exports(stage: Stage, outcome: Outcome) -> None:
     assert stage.exports is not None
     other, request, answers = stage.exports
-    reply = []
+    answers = []
     for answer in answers:
         if answer.exception() is None and answer.result().status == 200:
-            reply.append(answer.result().json())
+            answers.append(answer.result().json())
     again = stage.fleet.admin("POST", "/export_trajectories", request)
-    assert all(each == again.json() for each in reply)
+    assert all(each == again.json() for each in answers)
     assert [row["interaction_id"] for row in again.json()["rows"]] == other.acknowledged
     outcome.callers("one answer for all who ask, then and afterwards")

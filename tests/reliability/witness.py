@@ -1,4 +1,4 @@
-"""What an engine saw and sampled, by its own log: the truth that recordings are held against."""
+"""The prompts and samples in an engine's own log, with which recordings are compared."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _INTERACTION = re.compile(r"(?P<answer>[a-z]+[-_][0-9a-z]+)(-(?P<choice>[0-9]+))
 
 @dataclass(frozen=True)
 class Sampled:
-    """One choice, as the engine made it."""
+    """One choice that the engine sampled."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -33,7 +33,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Truth:
-    """One interaction: what the engine was given, and what it made of it."""
+    """One interaction: the prompt that the engine got, and the choice that it sampled."""
 
     prompt: list[int]
     output: Sampled
@@ -43,12 +43,12 @@ class Truth:
         return self.prompt + self.output.token_ids
 
     def continues(self, before: Truth) -> bool:
-        """Its prompt begins with the tokens of ``before``, so that both are one row."""
+        """Whether the prompt begins with the tokens of ``before``, so that both are one row."""
         return self.prompt[: len(before.tokens)] == before.tokens
 
 
 class Witness:
-    """Reads the engines' logs as they grow."""
+    """A reader of the engines' logs while they grow."""
 
     def __init__(self, tokenizer: Path, *logs: Path) -> None:
         self._tokenizer = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
@@ -56,21 +56,21 @@ class Witness:
         self._calls: dict[str, Seen] = {}
 
     def calls(self) -> dict[str, Seen]:
-        """By the id that the data proxy gave to the call: the answer's, and the number of the prompt in it."""
+        """The calls by the data proxy's id: that of the answer, and the index of the prompt in the request."""
         for log in self._logs:
             self._read(log)
         return self._calls
 
     def truth(self, interaction_id: str) -> Truth:
-        """Of a recorded interaction of a call with one prompt."""
+        """The truth of a recorded interaction whose call has one prompt."""
         named = _INTERACTION.fullmatch(interaction_id)
         assert named, interaction_id
         seen = self.calls()[f"{named['answer']}-0"]
         return Truth(seen.input_ids, seen.choices[int(named["choice"] or 0)])
 
     def is_plain(self, turn: Truth) -> bool:
-        """Its answer's text says all of its tokens: none is special but the last, and its bytes are UTF-8. A template
-        cannot write another answer as it was sampled, so that the next turn is a branch."""
+        """Whether the answer's text has all of its tokens: only the last may be special, and the bytes are UTF-8. A
+        chat template cannot render another answer as it was sampled, so that the next turn is a branch."""
         *others, last = turn.output.token_ids or [_END]
         tokens = others if last == _END else [*others, last]
         return not _SPECIAL.intersection(tokens) and "\ufffd" not in self._tokenizer.decode(tokens)
@@ -87,7 +87,7 @@ class Witness:
     def _take(self, line: dict[str, object]) -> None:
         match line:
             case {"call": str(name), "input_ids": list(ids), "n": int(count)}:
-                assert name not in self._calls, "the engine was asked twice under one name"
+                assert name not in self._calls, "the engine got two calls with one id"
                 self._calls[name] = Seen(ids, [Sampled() for _ in range(count)])
             case {"of": str(name), "index": int(index), "token": int(token), "logprob": float(lp), "version": int(v)}:
                 choice = self._calls[name].choices[index]

@@ -1,4 +1,4 @@
-"""Reward functions for tests, as a user's module has them."""
+"""Reward functions for tests, in a module such as a user writes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def length(prompt: str, completions: str, prompt_ids: list[int], completion_ids: list[int], **data: Any) -> float:
-    print("what a reward prints harms nobody")
+    print("the output of a reward is ignored")
     return len(completions) / data.get("scale", 1.0)
 
 
@@ -59,7 +59,7 @@ def never_right(*args: Any, **data: Any) -> float:
 
 
 def tricky(prompt: str, *args: Any, **data: Any) -> float:
-    """What it does is in the prompt: raise, hang, or be worth so much."""
+    """Raise, hang, or return a number, as the prompt asks."""
     if prompt == "raises":
         raise KeyError("answer")
     if prompt == "hangs":
@@ -68,7 +68,7 @@ def tricky(prompt: str, *args: Any, **data: Any) -> float:
 
 
 class Scorer:
-    """Rewards as objects have them."""
+    """An object whose methods are rewards."""
 
     def __init__(self, scale: float = 1.0) -> None:
         self.scale = scale
@@ -115,7 +115,7 @@ def decorated(prompt: str, completions: str, *_: Any) -> float:
     return float(len(completions))
 
 
-# Of the four own arguments and a row's columns, each takes what it names.
+# Each takes the arguments and the columns of a row that its parameters name.
 
 
 def only_some(completions: str, answer: str) -> float:

@@ -1,4 +1,4 @@
-"""Which answers are right."""
+"""Rewards for right and wrong answers."""
 
 from __future__ import annotations
 
@@ -333,8 +333,8 @@ WRONG = [
 ]
 
 
-def reward_of(function: Callable[..., float], message: str, answer: str) -> float:
-    return function("q", message, [], [], answer=answer)
+def reward_of(function: Callable[..., float], completion: str, answer: str) -> float:
+    return function("q", completion, [], [], answer=answer)
 
 
 def collected(prompt: str, completion: str, prompt_ids: object, completion_ids: object, answer: str) -> float:
@@ -342,22 +342,22 @@ def collected(prompt: str, completion: str, prompt_ids: object, completion_ids: 
 
 
 @pytest.mark.parametrize("function", [gsm8k_reward_fn, collected])
-@pytest.mark.parametrize(("message", "answer"), RIGHT)
-def test_right_number_is_rewarded(function: Callable[..., float], message: str, answer: str) -> None:
-    assert reward_of(function, message, answer) == 1.0
+@pytest.mark.parametrize(("completion", "answer"), RIGHT)
+def test_right_number_is_rewarded(function: Callable[..., float], completion: str, answer: str) -> None:
+    assert reward_of(function, completion, answer) == 1.0
 
 
 @pytest.mark.parametrize("function", [gsm8k_reward_fn, collected])
-@pytest.mark.parametrize(("message", "answer"), WRONG)
-def test_wrong_number_is_not_rewarded(function: Callable[..., float], message: str, answer: str) -> None:
-    assert reward_of(function, message, answer) == 0.0
+@pytest.mark.parametrize(("completion", "answer"), WRONG)
+def test_wrong_number_is_not_rewarded(function: Callable[..., float], completion: str, answer: str) -> None:
+    assert reward_of(function, completion, answer) == 0.0
 
 
 @pytest.mark.parametrize(
-    ("message", "answer", "reward"),
+    ("completion", "answer", "reward"),
     [
-        *((message, answer, 1.0) for message, answer in RIGHT),
-        *((message, answer, 0.0) for message, answer in WRONG if not message.startswith(r"\boxed{(((")),
+        *((completion, answer, 1.0) for completion, answer in RIGHT),
+        *((completion, answer, 0.0) for completion, answer in WRONG if not completion.startswith(r"\boxed{(((")),
         (r"\boxed{\frac{1}{2}}", "0.5", 1.0),
         ("$x = 3$", "3", 1.0),
         (r"\boxed{1+x^2}", "$x^2+1$", 1.0),
@@ -469,8 +469,8 @@ def test_wrong_number_is_not_rewarded(function: Callable[..., float], message: s
         (r"\boxed{2,1,2}", "1,2,2", 1.0),
     ],
 )
-def test_math_answer(message: str, answer: str, reward: float) -> None:
-    assert reward_of(math_verify_reward_fn, message, answer) == reward
+def test_math_answer_has_its_reward(completion: str, answer: str, reward: float) -> None:
+    assert reward_of(math_verify_reward_fn, completion, answer) == reward
 
 
 @pytest.mark.parametrize("function", [gsm8k_reward_fn, math_verify_reward_fn])
@@ -483,7 +483,7 @@ def test_reward_is_computed_off_the_main_thread(function: Callable[..., float]) 
 
 @pytest.mark.parametrize("function", [gsm8k_reward_fn, math_verify_reward_fn, collected])
 @pytest.mark.parametrize("answer", ["", None, "####"])
-def test_row_without_an_answer_is_an_error_and_no_reward_of_0(function: Callable[..., float], answer: str) -> None:
+def test_row_without_an_answer_raises(function: Callable[..., float], answer: str) -> None:
     with pytest.raises(ValueError, match="the row has no answer"):
         reward_of(function, r"\boxed{18}", answer)
 
@@ -512,7 +512,7 @@ def test_call_within_interrupts_what_takes_too_long_on_any_thread() -> None:
 
 @given(st.text(), st.text(alphabet=st.characters(exclude_characters="{}\\<>|")))
 @settings(deadline=None)
-def test_last_box_is_found_whatever_is_around(before: str, inside: str) -> None:
+def test_last_box_is_found_in_any_text(before: str, inside: str) -> None:
     assert final_answer(f"{before}\\boxed{{{inside}}} end") == inside.strip()
 
 

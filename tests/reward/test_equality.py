@@ -22,8 +22,8 @@ def is_right(answer: str, right: str) -> bool:
 
 
 def rows(table: str) -> list[tuple[str, str, bool]]:
-    """The responses, references and verdicts of a table. Answers are in a box, but for those of the kind ``prose`` and
-    the whole responses of ``answers_benchmarks.tsv``, in which ``⏎`` is a line break."""
+    """The responses, references and verdicts of a table. Each answer is put in a box, except for those of the
+    kind ``prose`` and the complete responses of ``answers_benchmarks.tsv``, in which ``⏎`` is a line break."""
     lines = [line.split("\t") for line in (FOLDER / table).read_text().splitlines()[1:]]
     is_whole = table == "answers_benchmarks.tsv"
     return [
@@ -151,20 +151,20 @@ def test_answer_in_prose_is_found(response: str, right: str, verdict: float) -> 
 
 
 POSITIVE = st.integers(1, 10**9)
-DRESSES = (
+NOTATIONS = (
     r"\frac{{{p}}}{{{q}}}", r"\dfrac{{{p}}}{{{q}}}", "{p}/{q}", r"\left(\frac{{{p}}}{{{q}}}\right)", "${p}/{q}$",
     r"x = \frac{{{p}}}{{{q}}}", r"\displaystyle\tfrac{{{p}}}{{{q}}}", r"\mathbf{{\frac{{{p}}}{{{q}}}}}",
 )  # fmt: skip
 
 
-@given(POSITIVE, POSITIVE, st.sampled_from(DRESSES), st.integers(1, 1000))
+@given(POSITIVE, POSITIVE, st.sampled_from(NOTATIONS), st.integers(1, 1000))
 @settings(deadline=None, max_examples=60)
-def test_rational_equals_itself_in_any_dress_and_no_other_one(p: int, q: int, dress: str, factor: int) -> None:
+def test_rational_equals_itself_in_any_notation_and_no_other_one(p: int, q: int, notation_of: str, factor: int) -> None:
     right = rf"\frac{{{p}}}{{{q}}}"
-    assert is_right(dress.format(p=p * factor, q=q * factor), right)
-    assert not is_right(dress.format(p=p + 1, q=q), right)
-    assert not is_right(dress.format(p=p, q=q + 1), right)
-    assert not is_right("-" + dress.format(p=p, q=q).removeprefix("x = "), right)
+    assert is_right(notation_of.format(p=p * factor, q=q * factor), right)
+    assert not is_right(notation_of.format(p=p + 1, q=q), right)
+    assert not is_right(notation_of.format(p=p, q=q + 1), right)
+    assert not is_right("-" + notation_of.format(p=p, q=q).removeprefix("x = "), right)
 
 
 @given(st.integers(10**7, 10**8), st.integers(-300, 300), st.sampled_from((1, -1)))
@@ -213,7 +213,7 @@ FORMS = (
 
 @given(st.integers(1, 999), st.sampled_from(CHOICES), st.sampled_from(FORMS), st.sampled_from(FORMS), st.data())
 @settings(deadline=None, max_examples=150)
-def test_words_that_choose_are_part_of_the_answer(
+def test_words_that_distinguish_values_are_part_of_the_answer(
     n: int, words: tuple[str, ...], form: str, other: str, data: st.DataObject
 ) -> None:
     word = data.draw(st.sampled_from(words))
@@ -277,7 +277,7 @@ PATHOLOGICAL = [
 
 
 @pytest.mark.parametrize("answer", PATHOLOGICAL, ids=range(len(PATHOLOGICAL)))
-def test_answer_that_would_take_for_ever_is_wrong_soon_without_a_clock(answer: str) -> None:
+def test_answer_too_large_to_compute_is_wrong_without_a_deadline(answer: str) -> None:
     began = time.thread_time()
     for right in ("18", "x^2+1", r"\frac{1}{3}, 2"):
         assert not is_right(answer, right)

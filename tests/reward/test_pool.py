@@ -1,4 +1,4 @@
-"""Rewards in processes of their own: what they return, and what becomes of those that do not."""
+"""Rewards in worker processes: their values, errors and timeouts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def pool() -> AsyncIterator[None]:
     await close_pools_of_this_loop()
 
 
-async def test_reward_is_computed_elsewhere_from_function_or_name() -> None:
+async def test_reward_given_as_function_or_name_is_computed_in_another_process() -> None:
     by_function = AsyncRewardWrapper(rewards.length)
     by_name = AsyncRewardWrapper("tests.reward.rewards:length")
     assert await by_function("p", "abcd", [1], [2], scale=2.0) == 2.0
@@ -47,13 +47,13 @@ async def test_reward_that_raises_is_reported_with_its_message_and_the_process_c
     assert await AsyncRewardWrapper(rewards.process_id, max_workers=1)() == before
 
 
-async def test_reward_that_hangs_is_killed_and_is_no_zero() -> None:
+async def test_reward_that_hangs_is_killed_and_raises_reward_timeout() -> None:
     with pytest.raises(RewardTimeout, match="hangs: no reward within"):
         await AsyncRewardWrapper(rewards.hangs, timeout_seconds=0.2, max_retries=1)()
     assert await AsyncRewardWrapper(rewards.length)("p", "abc", [1], [2]) == 3.0
 
 
-async def test_import_takes_its_time_and_is_not_the_answers_fault(
+async def test_slow_import_does_not_count_as_time_of_the_reward(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "slow_rewards.py").write_text("import time\ntime.sleep(0.5)\ndef one(*a, **k): return 1.0\n")
@@ -63,22 +63,22 @@ async def test_import_takes_its_time_and_is_not_the_answers_fault(
         await AsyncRewardWrapper("no_such_module:one")()
 
 
-async def test_process_that_dies_is_replaced_and_the_reward_is_had(tmp_path: Path) -> None:
+async def test_process_that_dies_is_replaced_and_the_reward_is_computed(tmp_path: Path) -> None:
     reward = AsyncRewardWrapper(rewards.dies_once)
     assert await reward("p", "c", [], [], mark=str(tmp_path / "mark")) == 1.0
 
 
 @pytest.mark.parametrize("function", [rewards.not_finite, rewards.past_float, rewards.past_float32])
-async def test_reward_that_no_training_row_can_hold_is_refused(function: Callable[..., Any]) -> None:
+async def test_reward_that_is_not_a_finite_float32_is_refused(function: Callable[..., Any]) -> None:
     with pytest.raises(RewardRaised, match="finite, within the range of float32"):
         await AsyncRewardWrapper(function)()
 
 
-async def test_coroutine_function_runs_here() -> None:
+async def test_coroutine_function_runs_in_this_process() -> None:
     assert await AsyncRewardWrapper(rewards.later)("p", "c", [], []) == 0.5
 
 
-async def test_argument_that_cannot_travel_is_named() -> None:
+async def test_argument_that_cannot_be_pickled_is_refused() -> None:
     with pytest.raises(RewardRaised, match="cannot go to another process"):
         await AsyncRewardWrapper(rewards.length)("p", lambda: None, [], [])
 
@@ -105,13 +105,13 @@ async def test_argument_that_cannot_travel_is_named() -> None:
         (lambda *_: rewards.later("p", "c", [], []), 0.5),
     ],
 )
-async def test_reward_is_any_callable(function: Any, reward: float) -> None:
+async def test_any_callable_is_a_reward(function: Any, reward: float) -> None:
     wrapper = AsyncRewardWrapper(function)
     assert await wrapper("p", "abcd", [1], [2]) == reward
     assert await wrapper.each([(("p", "abcd", [1], [2]), {})] * 3) == [reward] * 3
 
 
-async def test_object_is_computed_elsewhere_as_it_is_at_the_call() -> None:
+async def test_object_is_sent_to_another_process_in_its_state_at_the_call() -> None:
     scorer = rewards.Scorer()
     reward = AsyncRewardWrapper(scorer.method)
     scorer.scale = 5.0
@@ -175,7 +175,7 @@ async def test_closure_that_hangs_is_interrupted_at_its_deadline() -> None:
 
 
 @pytest.mark.parametrize("given", [None, 3, rewards.Scorer])
-def test_what_is_no_function_is_refused_at_once(given: Any) -> None:
+def test_object_that_is_not_callable_is_refused(given: Any) -> None:
     with pytest.raises(ValueError, match="a reward is a function, an object to call, or the name of one"):
         AsyncRewardWrapper(given)
 
@@ -233,7 +233,7 @@ def test_row_without_a_column_that_the_reward_needs_is_refused_before_anything_i
     assert "a row has messages, solution" in str(caught.value.hint)
 
 
-async def test_object_of_the_main_script_is_computed_elsewhere(tmp_path: Path) -> None:
+async def test_object_of_the_main_script_is_computed_in_another_process(tmp_path: Path) -> None:
     script = tmp_path / "driver.py"
     script.write_text(
         "import asyncio, functools, os\n"
@@ -313,9 +313,9 @@ async def test_pool_that_is_opened_again_keeps_its_processes() -> None:
     assert await AsyncRewardWrapper(rewards.process_id)() == first
 
 
-async def test_each_tells_what_kept_one_reward_and_has_the_others() -> None:
+async def test_each_returns_the_error_of_one_reward_and_the_values_of_the_others() -> None:
     reward = AsyncRewardWrapper(rewards.tricky, timeout_seconds=0.3, max_retries=0)
-    for _ in range(2):  # one by one while nothing is known of the function, then in one job
+    for _ in range(2):  # one by one until the function's duration is known, then in one job
         first, raised, last = await reward.each([((prompt,), {}) for prompt in ("1", "raises", "0.5")])
         assert (first, last) == (1.0, 0.5)
         assert isinstance(raised, RewardRaised) and "KeyError: 'answer'" in str(raised)
@@ -324,22 +324,22 @@ async def test_each_tells_what_kept_one_reward_and_has_the_others() -> None:
     assert isinstance(hung, RewardTimeout)
 
 
-async def test_each_asks_a_quick_function_in_one_process_and_a_coroutine_here() -> None:
+async def test_each_runs_a_quick_function_in_one_process_and_a_coroutine_in_this_one() -> None:
     reward = AsyncRewardWrapper(rewards.process_id)
     await reward.each([((), {})] * 8)
     assert len(set(await reward.each([((), {})] * 8))) == 1
     assert await AsyncRewardWrapper(rewards.later).each([(("p", "c", [], []), {})] * 2) == [0.5, 0.5]
 
 
-async def test_each_of_one_moment_share_a_job_and_each_has_its_own() -> None:
+async def test_concurrent_calls_of_each_share_a_job_and_get_their_own_rewards() -> None:
     reward = AsyncRewardWrapper(rewards.process_id)
     await reward.each([((), {})])
     alike = await asyncio.gather(*(reward.each([((), {})] * 3) for _ in range(5)))
     assert [len(each) for each in alike] == [3] * 5
-    assert len({process for each in alike for process in each}) == 1  # two would have taken what are two jobs
+    assert len({process for each in alike for process in each}) == 1  # separate jobs would go to two processes
 
 
-async def test_each_beside_one_whose_answer_hangs_has_its_rewards() -> None:
+async def test_each_beside_one_that_hangs_returns_its_rewards() -> None:
     reward = AsyncRewardWrapper(rewards.tricky, timeout_seconds=1.0, max_retries=0)
     await reward.each([(("1",), {})])
     good, bad = await asyncio.gather(reward.each([(("0.5",), {})]), reward.each([(("hangs",), {})]))
@@ -348,7 +348,7 @@ async def test_each_beside_one_whose_answer_hangs_has_its_rewards() -> None:
 
 
 @given(st.lists(st.integers(1, 20), max_size=30), st.floats(1e-6, 0.1))
-def test_jobs_of_keeps_order_and_is_quick_or_one(counts: list[int], seconds: float) -> None:
+def test_jobs_of_keeps_order_and_limits_the_seconds_of_a_job(counts: list[int], seconds: float) -> None:
     jobs = jobs_of(counts, seconds)
     assert [place for job in jobs for place in job] == list(range(len(counts)))
     assert all(len(job) == 1 or sum(counts[place] for place in job) * seconds <= 0.02 for job in jobs)
@@ -367,11 +367,11 @@ async def test_reward_that_always_hangs_is_reported_each_time_and_not_retried(
     assert len(caplog.records) == 9
 
 
-async def test_rewards_that_wait_behind_one_that_always_hangs_do_not_wait_for_ever(
+async def test_rewards_queued_behind_one_that_always_hangs_end_soon(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     reward = AsyncRewardWrapper(rewards.tricky, timeout_seconds=0.05, max_workers=2)
     ends = await reward.each([(("hangs",), {})] * 200)
     assert all(isinstance(end, RewardTimeout) for end in ends)
-    assert len(caplog.records) < 20  # each costs a deadline
-    assert await reward("0.5") == 0.5  # and what may have been a bad hour is no verdict
+    assert len(caplog.records) < 20  # each takes a whole timeout
+    assert await reward("0.5") == 0.5  # the function is called again later

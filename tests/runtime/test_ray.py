@@ -363,11 +363,11 @@ def test_stop_of_a_job_that_only_begins_slowly_submits_no_other_job(
     body = request()
     pending = {"status": "PENDING", "message": "", "metadata": body["metadata"], "submission_id": "r1.h1"}
     answers = [*[pending] * 4, {**pending, "status": "STOPPED"}]
-    reply: list[str] = []
+    posted: list[str] = []
 
     def call(api: RayApi, method: str, path: str, sent: Any = None, **_: Any) -> Any:
         if method == "POST":
-            reply.append("stop" if path.endswith("/stop") else "cancel")
+            posted.append("stop" if path.endswith("/stop") else "cancel")
             return None
         if path.endswith("/cluster_status"):
             return {"data": {"clusterStatus": {"loadMetricsReport": {"resourceDemand": [[d, 1] for d in demands]}}}}
@@ -381,4 +381,4 @@ def test_stop_of_a_job_that_only_begins_slowly_submits_no_other_job(
 
     backend.end_job("r1", RunState(run_spec(), Phase.QUEUED), 0.5)
 
-    assert reply == posts
+    assert posted == posts

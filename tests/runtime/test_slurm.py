@@ -484,9 +484,9 @@ def test_job_without_a_record_is_found_and_ended_by_doctor(
     slurm._forget_jobs()
 
     (problem,) = slurm.inspect()
-    reply = slurm.repair(problem)
+    advice = slurm.repair(problem)
 
     assert (problem.trouble, problem.subject) == (ProblemKind.STRAY_PROCESS, "r1")
-    assert "cancelled" in reply
+    assert "cancelled" in advice
     assert slurm.inspect() == ()
     until(lambda: not processes_under(tmp_path), "its processes to be gone")

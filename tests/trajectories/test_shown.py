@@ -29,15 +29,15 @@ def on_a_terminal(file: Path, *words: str, **env: str) -> str:
     environment = {**os.environ, "TERM": "xterm-256color", "AREAL_HOME": str(file.parent / "home"), **env}
     with subprocess.Popen(argv, stdin=writer, stdout=writer, stderr=subprocess.DEVNULL, env=environment) as process:
         os.close(writer)
-        reply = b""
+        output = b""
         try:
             while piece := os.read(reader, 65536):
-                reply += piece
+                output += piece
         except OSError:  # Linux says so when the other end is closed
             pass
         assert process.wait(60) == 0
     os.close(reader)
-    return reply.decode().replace("\r\n", "\n")
+    return output.decode().replace("\r\n", "\n")
 
 
 @pytest.mark.parametrize(("words", "code"), [((), "38;5;208"), (("--color", "version"), "38;5;214")])
@@ -48,6 +48,6 @@ def test_tokens_are_painted_on_a_terminal(file: Path, tmp_path: Path, words: tup
 
 @pytest.mark.parametrize("env", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
 def test_nothing_is_painted_where_it_is_not_wanted(file: Path, env: dict[str, str]) -> None:
-    reply = on_a_terminal(file, **env)
-    assert "\x1b" not in reply
-    assert "prompt:\n    1 2\n  answer:\n    3" in reply
+    output = on_a_terminal(file, **env)
+    assert "\x1b" not in output
+    assert "prompt:\n    1 2\n  answer:\n    3" in output

@@ -239,10 +239,10 @@ def test_worker_that_starts_when_the_trainer_was_killed_takes_its_folder_or_wait
 def test_release_is_refused_while_the_trainer_is_alive(served: Callable[[str], Served]) -> None:
     at = served("shm")
     remote = ("--gateway", at.front.url, "--api-key-file", str(at.here.processes.key_file))
-    with contextlib.redirect_stderr(reply := io.StringIO()):
+    with contextlib.redirect_stderr(stderr := io.StringIO()):
         assert run(["weight-update", "release", "--model", "m", *remote]) == 1
         assert run(["weight-update", "release", "--model", "another", *remote]) == 4
-    assert "stop it first" in reply.getvalue() and "no worker of the model 'another'" in reply.getvalue()
+    assert "stop it first" in stderr.getvalue() and "no worker of the model 'another'" in stderr.getvalue()
     at.publish(4, seed=6)
     assert at.version(at.here.proxies[0]) == 4
 

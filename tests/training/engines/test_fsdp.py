@@ -283,10 +283,10 @@ def test_head_of_a_critic_has_no_dropout_that_no_configuration_says(model: Path,
     engine = _engine(model, is_critic=True, disable_dropout=False)
     assert [each.p for each in engine.model.modules() if isinstance(each, torch.nn.Dropout) if each.p] == []
     about = json.loads((model / "config.json").read_text())
-    folder = save_model(tmp_path / "said")
+    folder = save_model(tmp_path / "dropout")
     (folder / "config.json").write_text(json.dumps({**about, "classifier_dropout": 0.25}))
-    reply = _engine(folder, is_critic=True, disable_dropout=False)
-    assert [each.p for each in reply.model.modules() if isinstance(each, torch.nn.Dropout) if each.p] == [0.25]
+    engine = _engine(folder, is_critic=True, disable_dropout=False)
+    assert [each.p for each in engine.model.modules() if isinstance(each, torch.nn.Dropout) if each.p] == [0.25]
 
 
 def test_configuration_of_a_saved_model_is_that_of_its_file(model: Path, tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def run(model: Path, out: Path, layout: str, processes: int, agents: int = 1) ->
         ]
     started = [subprocess.Popen(each, env=environment, stderr=subprocess.PIPE, text=True) for each in words]
     ends = [(each.communicate(timeout=170)[1], each.returncode) for each in started]
-    assert all(status == 0 for _, status in ends), "\n".join(reply for reply, _ in ends)
+    assert all(status == 0 for _, status in ends), "\n".join(output for output, _ in ends)
     found: dict[str, Any] = torch.load(out / "found.pt")
     return found
 

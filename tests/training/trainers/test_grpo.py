@@ -616,9 +616,9 @@ def test_prompt_that_always_fails_is_dropped_and_reported(
     assert counts.trained == 16
     assert counts.given_up <= 4 and counts.returned >= 2
     assert lines[-1]["prompts/consumed"] == 16
-    reply = [record.message for record in caplog.records if "given up" in record.message]
-    assert len(reply) == counts.given_up
-    assert all("ConnectionError('the tool is gone')" in text for text in reply)
+    warnings = [record.message for record in caplog.records if "given up" in record.message]
+    assert len(warnings) == counts.given_up
+    assert all("ConnectionError('the tool is gone')" in text for text in warnings)
 
 
 def test_run_most_of_whose_prompts_fail_ends_with_the_first_cause(tmp_path: Path, service: Service) -> None:

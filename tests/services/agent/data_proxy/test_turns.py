@@ -317,16 +317,16 @@ def test_retry_joins_the_turn_that_runs_or_waits(pair: Pair) -> None:
 def test_retry_that_joins_a_turn_gets_the_events_so_far_and_the_rest(pair: Pair) -> None:
     session = pair.start()
     events = iter(pair.stream(session, "wait", idempotency_key="k"))
-    reply = [next(events) for _ in range(2)]
-    assert kinds(reply) == ["accepted", "delta"]
+    first_events = [next(events) for _ in range(2)]
+    assert kinds(first_events) == ["accepted", "delta"]
     again = iter(pair.stream(session, "wait", idempotency_key="k"))
-    assert [next(again) for _ in range(2)] == reply  # while the turn runs
+    assert [next(again) for _ in range(2)] == first_events  # while the turn runs
     whole = pair.later(session, "wait", idempotency_key="k", stream=False)
     wait_until(lambda: pair.show(session)["state"] == "running")
     pair.release()
     rest = list(events)
     assert rest[-1]["summary"] == "wait 0" and list(again) == rest
-    assert whole.result() == [*reply, *rest]
+    assert whole.result() == [*first_events, *rest]
 
 
 def test_retry_that_joins_a_long_turn_gets_its_end(pair: Pair) -> None:

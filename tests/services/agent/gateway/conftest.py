@@ -37,8 +37,8 @@ class AgentService:
         return self.call("POST", "/v1/responses", {"input": message, **body}, headers=headers)
 
     def stream(self, message: str, session: str, path: str = "/v1/responses") -> Stream:
-        reply = {"input": message, "messages": [{"role": "user", "content": message}]}
-        return Stream(self.gateway.port, path, {**reply, "user": session}, self.key)
+        body = {"input": message, "messages": [{"role": "user", "content": message}]}
+        return Stream(self.gateway.port, path, {**body, "user": session}, self.key)
 
     def sdk(self) -> OpenAI:
         return OpenAI(base_url=f"{self.gateway.url}/v1", api_key=self.key, max_retries=0)

@@ -37,8 +37,8 @@ def test_rows_of_a_conversation_with_tools_continue_one_trajectory(
     tokenizer = write_tokenizer(tmp_path / "tokenizer", template=TEMPLATE)
     service, engine = start(processes, tmp_path, tokenizer, agent, "--tool-call-parser", "hermes")
     for message in ("How is Rome?", "And now?"):
-        reply = [["<tool_response>", "It is sunny."], [message, f"I look.\n{TWO_CALLS}"]]
-        script(engine, replies=reply)
+        replies = [["<tool_response>", "It is sunny."], [message, f"I look.\n{TWO_CALLS}"]]
+        script(engine, replies=replies)
         answer = service.respond(message, "learner")
         assert (answer.status, answer.json()["output"][-1]["content"][0]["text"]) == (200, "It is sunny."), answer.body
     calls = engine_calls(engine)

@@ -103,8 +103,8 @@ def test_messages_sent_at_once_to_a_new_session_keep_their_order(service: AgentS
                 frame = caller.answer_any()
                 ended |= {frame["id"]} if frame["payload"]["status"] == "complete" else set()
         history = service.call("GET", f"/sessions/{session}").json()["history"]
-        reply = [message["content"] for message in history if message["role"] == "user"]
-        assert "\n\n".join(reply).split("\n\n") == words
+        user_messages = [message["content"] for message in history if message["role"] == "user"]
+        assert "\n\n".join(user_messages).split("\n\n") == words
 
 
 def test_cancel_right_behind_a_message_cancels_it(service: AgentService) -> None:

@@ -134,19 +134,19 @@ class Upstream(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         Upstream.calls, Upstream.beta = Upstream.calls + 1, self.headers["anthropic-beta"]
-        reply = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["messages"][0]["content"]
+        question = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["messages"][0]["content"]
         self.close_connection = True
-        if reply == "drop":
+        if question == "drop":
             return
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Connection", "close")
         self.end_headers()
-        chunks = {"cut": (None,), "done": (None,), "whole": (None, "stop"), "empty": ()}[reply]
+        chunks = {"cut": (None,), "done": (None,), "whole": (None, "stop"), "empty": ()}[question]
         for finish in chunks:
             chunk = {"id": "c", "choices": [{"index": 0, "delta": {"content": "Hi"}, "finish_reason": finish}]}
             self.wfile.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
-        if reply == "done":
+        if question == "done":
             self.wfile.write(b"data: [DONE]\n\n")
 
 
@@ -159,8 +159,8 @@ def test_external_stream_that_is_cut_is_no_success_and_is_paid_for_once(processe
         processes.register(router, proxy, model="friend")
         wait_until(lambda: gateway.call("GET", "/ready", key=processes.key).status == 200)
 
-        def ask(reply: str, stream: bool = True) -> tuple[int, bytes]:
-            body = {"model": "friend", "messages": [{"role": "user", "content": reply}], "stream": stream}
+        def ask(question: str, stream: bool = True) -> tuple[int, bytes]:
+            body = {"model": "friend", "messages": [{"role": "user", "content": question}], "stream": stream}
             answer = gateway.call("POST", CHAT, body, key=processes.key)
             return answer.status, answer.body
 

@@ -158,10 +158,10 @@ def test_fault_inside_a_chats_field_names_the_dialects_field_alone(place: str) -
 
 
 def test_form_of_the_answer_is_the_same_by_default_and_when_the_default_is_set() -> None:
-    reply = {"stop": [], "skip_special_tokens": True, "return_token_ids": False, "stream_options": {}}
+    defaults = {"stop": [], "skip_special_tokens": True, "return_token_ids": False, "stream_options": {}}
     for stream in (False, True):
         unsaid = read_response_options(Fields({"stream": stream}), None, Capabilities())
-        assert unsaid == read_response_options(Fields({"stream": stream, **reply}), None, Capabilities())
+        assert unsaid == read_response_options(Fields({"stream": stream, **defaults}), None, Capabilities())
         assert unsaid == ResponseOptions(stream, False, False, (), None, True, False, None)
 
 
@@ -172,10 +172,18 @@ def codec(tokenizer: Path) -> TextCodec:
 
 
 def test_sampling_is_the_same_by_default_and_when_the_default_is_set(codec: TextCodec) -> None:
-    reply = {"temperature": 1, "top_p": 1, "top_k": -1, "n": 1, "min_tokens": 0, "ignore_eos": False, "logit_bias": {}}
+    defaults = {
+        "temperature": 1,
+        "top_p": 1,
+        "top_k": -1,
+        "n": 1,
+        "min_tokens": 0,
+        "ignore_eos": False,
+        "logit_bias": {},
+    }
     options = read_response_options(Fields({}), None, Capabilities())
     unsaid = read_sampling(Fields({}), codec, options, Capabilities(), 7)
-    assert unsaid == read_sampling(Fields(reply), codec, options, Capabilities(), 7)
+    assert unsaid == read_sampling(Fields(defaults), codec, options, Capabilities(), 7)
     assert unsaid == SamplingParams(7, stop_token_ids=(2,))
     assert read_sampling(Fields({"seed": 1}), codec, options, Capabilities(), 7) == replace(unsaid, seed=1)
 

@@ -163,24 +163,24 @@ def test_outcome_does_not_depend_on_how_the_text_is_cut(stop_strings: list[str],
 @given(stops, texts)
 def test_nothing_emitted_is_ever_part_of_a_stop_string_that_completes(stop_strings: list[str], text: str) -> None:
     emitted, met = scan(stop_strings, list(text))
-    reply = "".join(emitted)
-    assert text.startswith(reply)
-    assert not any(stop in reply for stop in stop_strings)
+    emitted_text = "".join(emitted)
+    assert text.startswith(emitted_text)
+    assert not any(stop in emitted_text for stop in stop_strings)
     if met is None:
-        assert reply == text
+        assert emitted_text == text
     else:
-        assert text[len(reply) :].startswith(met)
+        assert text[len(emitted_text) :].startswith(met)
 
 
 @given(stops, texts)
 def test_text_is_held_back_no_longer_than_it_must(stop_strings: list[str], text: str) -> None:
-    scanner, reply = StopScanner(stop_strings), ""
+    scanner, emitted_text = StopScanner(stop_strings), ""
     for position, char in enumerate(text):
         emitted, stop = scanner.push(char)
-        reply += emitted
+        emitted_text += emitted
         if stop is not None:
             return
-        held = text[len(reply) : position + 1]
+        held = text[len(emitted_text) : position + 1]
         assert held == "" or any(stop.startswith(held) for stop in stop_strings)
 
 

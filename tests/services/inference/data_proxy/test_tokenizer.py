@@ -277,8 +277,8 @@ def test_window_stream_of_garbage_bytes_does_not_hold_them_for_ever(sentencepiec
     lone = sentencepiece.token_to_id("<0xE4>")
     assert lone is not None
     stream = WindowStream(lambda part: whole(sentencepiece, part))
-    reply = "".join(stream.push([lone]) for _ in range(40))
-    assert len(reply) >= 24
+    text = "".join(stream.push([lone]) for _ in range(40))
+    assert len(text) >= 24
 
 
 def test_token_texts_and_bytes_are_exact(codec: TextCodec, sentencepiece: Tokenizer) -> None:

@@ -91,7 +91,7 @@ def killed_recorder(path: Path, lines: int) -> list[list[str]]:
 
 @pytest.mark.parametrize("lines", [7, 60])
 async def test_kill_9_of_a_recording_process_loses_nothing_acknowledged(tmp_path: Path, lines: int) -> None:
-    reply = killed_recorder(tmp_path, lines)
+    acknowledged = killed_recorder(tmp_path, lines)
     journal = await journal_in(tmp_path)
     turns = {}
     for session in journal.sessions(-1, 100):
@@ -99,7 +99,7 @@ async def test_kill_9_of_a_recording_process_loses_nothing_acknowledged(tmp_path
             for turn in (await journal.turns(session, trajectory)).turns:
                 assert turn.interaction_id not in turns
                 turns[turn.interaction_id] = turn
-    for kind, _, interaction_id in reply:
+    for kind, _, interaction_id in acknowledged:
         assert interaction_id in turns
         assert kind == "turn" or turns[interaction_id].reward == 0.5
     await journal.close()

@@ -552,13 +552,13 @@ def test_data_proxy_without_state_has_no_sessions(processes: Processes, tokenize
 @pytest.mark.parametrize("streamed", [False, True])
 def test_replayed_response_is_the_same_to_its_items_ids(bench: Bench, streamed: bool) -> None:
     rollout = bench.begin()
-    reply = [
+    answers = [
         rollout.post("/v1/responses", {"input": "a", "stream": streamed}, **{"Idempotency-Key": "k"}) for _ in range(2)
     ]
     if not streamed:
-        assert reply[0].json() == reply[1].json()
+        assert answers[0].json() == answers[1].json()
         return
-    last = [json.loads(each.body.decode().strip().split("data: ")[-1])["response"] for each in reply]
+    last = [json.loads(each.body.decode().strip().split("data: ")[-1])["response"] for each in answers]
     assert last[0] == last[1] and last[0]["output"]
 
 

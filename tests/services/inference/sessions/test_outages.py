@@ -31,7 +31,7 @@ def by_replica(service: RecordingService, rollouts: list[Rollout]) -> tuple[list
 @pytest.mark.extended
 def test_sessions_of_a_killed_data_proxy_come_back_with_it(service: RecordingService) -> None:
     rollouts = [service.begin() for _ in range(10)]
-    reply = {rollout.session_id: rollout.chat("a")["id"] for rollout in rollouts}
+    interaction_ids = {rollout.session_id: rollout.chat("a")["id"] for rollout in rollouts}
     mine, others = by_replica(service, rollouts)
     assert len(mine) == len(others) == 5
     mine[0].reward(0.5)
@@ -46,7 +46,7 @@ def test_sessions_of_a_killed_data_proxy_come_back_with_it(service: RecordingSer
         future.result(60)
         assert rollout.reward(1.0)["interaction_count"] == 2
     exported = {rollout.session_id: rollout.export() for rollout in rollouts}
-    assert {each: export["rows"][0]["interaction_id"] for each, export in exported.items()} == reply
+    assert {each: export["rows"][0]["interaction_id"] for each, export in exported.items()} == interaction_ids
     assert exported[mine[0].session_id]["traj"]["original_rewards"] == [0.5]
 
 

@@ -27,15 +27,15 @@ def result(content: Any, **more: Any) -> dict[str, Any]:
 
 
 def chat_of_anthropic(**body: Any) -> dict[str, Any]:
-    reply = anthropic.translate(
+    translation = anthropic.translate(
         Fields({"max_tokens": 9, "messages": [HI], **body}), lambda name: name == "enable_thinking"
     )
-    return {name: value for name, value in reply.chat.items() if value not in (None, [], False)}
+    return {name: value for name, value in translation.chat.items() if value not in (None, [], False)}
 
 
 def chat_of_responses(**body: Any) -> dict[str, Any]:
-    reply = responses.translate(Fields({"input": "Hi", **body}), lambda name: name == "reasoning_effort")
-    return {name: value for name, value in reply.chat.items() if value not in (None, [], {}, False)}
+    translation = responses.translate(Fields({"input": "Hi", **body}), lambda name: name == "reasoning_effort")
+    return {name: value for name, value in translation.chat.items() if value not in (None, [], {}, False)}
 
 
 @pytest.mark.parametrize(

@@ -126,25 +126,25 @@ def _xml(open_tag: str, close_tag: str, function: str, function_end: str, parame
     edge = "\n" if framed else ""
 
     def write(calls: Sequence[Call]) -> str:
-        reply = []
+        written = []
         for name, arguments in calls:
             values = "".join(
                 f"{parameter % key}{edge}{_value(value)}{edge}</parameter>\n" for key, value in arguments.items()
             )
-            reply.append(f"{open_tag}\n{function % name}\n{values}{function_end}\n{close_tag}")
-        return "\n".join(reply)
+            written.append(f"{open_tag}\n{function % name}\n{values}{function_end}\n{close_tag}")
+        return "\n".join(written)
 
     return write
 
 
 def _glm(calls: Sequence[Call]) -> str:
-    reply = []
+    written = []
     for name, arguments in calls:
         pairs = "".join(
             f"<arg_key>{key}</arg_key>\n<arg_value>{_value(value)}</arg_value>\n" for key, value in arguments.items()
         )
-        reply.append(f"<tool_call>{name}\n{pairs}</tool_call>")
-    return "\n".join(reply)
+        written.append(f"<tool_call>{name}\n{pairs}</tool_call>")
+    return "\n".join(written)
 
 
 def _deepseek_v3(calls: Sequence[Call]) -> str:
@@ -228,15 +228,15 @@ OTHER_WRITERS: list[tuple[str, Any]] = [
 
 
 def dsml(calls: Sequence[Call]) -> str:
-    reply = []
+    written = []
     for name, arguments in calls:
         values = "".join(
             f'<｜DSML｜parameter name="{key}" string="{str(isinstance(value, str)).lower()}">{_value(value)}'
             "</｜DSML｜parameter>\n"
             for key, value in arguments.items()
         )
-        reply.append(f'<｜DSML｜invoke name="{name}">\n{values}</｜DSML｜invoke>\n')
-    return f"<｜DSML｜function_calls>\n{''.join(reply)}</｜DSML｜function_calls>"
+        written.append(f'<｜DSML｜invoke name="{name}">\n{values}</｜DSML｜invoke>\n')
+    return f"<｜DSML｜function_calls>\n{''.join(written)}</｜DSML｜function_calls>"
 
 
 WRITERS["deepseek_v32"] = dsml

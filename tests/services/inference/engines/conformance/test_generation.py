@@ -271,8 +271,8 @@ async def test_answer_is_held_to_a_json_schema(engine: Subject) -> None:
 async def test_logprobs_under_a_schema_are_the_models_or_reported_as_not(engine: Subject) -> None:
     """vLLM 0.32 and SGLang report the log-probabilities of what the grammar left, so that a token that had to come has
     0. A trainer must not take those for the model's."""
-    answer, reply = await answer_in_schema(engine)
-    is_exact = gap(engine.models.versions[0], PROMPT, answer, reply, 0.3) < TOLERANCE
+    answer, logprobs = await answer_in_schema(engine)
+    is_exact = gap(engine.models.versions[0], PROMPT, answer, logprobs, 0.3) < TOLERANCE
     assert is_exact == engine.client.capabilities.logprobs.before_grammars
 
 

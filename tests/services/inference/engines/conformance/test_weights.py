@@ -65,10 +65,10 @@ async def test_call_under_way_goes_on_with_new_weights_each_token_stamped(engine
     held, total = running.versions.count(0), len(tokens(running.deltas))
     assert total > held >= arrived and running.versions == [0] * held + [1] * (total - held)
     old, new = engine.models.versions
-    reply, logprobs = tokens(running.deltas), told(running.deltas)
-    assert gap(old, PROMPT, reply[:held], logprobs[:held]) < TOLERANCE
+    sampled, logprobs = tokens(running.deltas), told(running.deltas)
+    assert gap(old, PROMPT, sampled[:held], logprobs[:held]) < TOLERANCE
     # From the boundary on, also what came before it is read by the new weights: nothing is left of the old cache.
-    assert gap(new, [*PROMPT, *reply[:held]], reply[held:], logprobs[held:]) < TOLERANCE
+    assert gap(new, [*PROMPT, *sampled[:held]], sampled[held:], logprobs[held:]) < TOLERANCE
     assert gap(new, [20, 21], tokens(late), told(late)) < TOLERANCE
 
 
