@@ -22,7 +22,10 @@ from typing import Any, Literal, Self
 
 _log = logging.getLogger(__name__)
 _FIELDS = r"-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
-_VALID = re.compile(rf"00{_FIELDS}|(?!00|ff)[0-9a-f]{{2}}{_FIELDS}(?:-.*)?")  # later versions may have more fields
+_LATER = rf"(?!00|ff)[0-9a-f]{{2}}{_FIELDS}(?:-[!-~]{{0,200}})?"  # later versions may have more fields
+_VALID = re.compile(rf"00{_FIELDS}|{_LATER}")
+_MEMBER = re.compile("[ -<>-~]+=[ -~]+")
+_MEMBERS, _STATE_LENGTH = 32, 512  # of a tracestate: the most it may have, and the least characters to pass on
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _FLUSH_S = 2.0  # at the end of a process, whose collector may be unreachable
@@ -97,7 +100,9 @@ class _Recorded(Span):
         self._attached = context.attach(trace.set_span_in_context(self._span))
         carrier: dict[str, str] = {}
         propagate.inject(carrier)
-        self._token: Token[bytes] = _lines.set("".join(f"{name}: {carrier[name]}\r\n" for name in carrier).encode())
+        carrier["tracestate"] = _shortened(carrier.get("tracestate", ""))
+        lines = "".join(f"{name}: {value}\r\n" for name, value in carrier.items() if value)
+        self._token: Token[bytes] = _lines.set(lines.encode())
         return self
 
     def set(self, attributes: Attributes) -> None:
@@ -138,12 +143,26 @@ def serving(method: str, route: str, headers: Mapping[str, str]) -> Span:
         from opentelemetry import propagate
 
         about = {"http.request.method": method, "http.route": route}
-        return _Recorded(f"{method} {route}", "server", propagate.extract(headers), about)
+        names = propagate.get_global_textmap().fields
+        carrier = {name: value for name in names if (value := headers.get(name, "")).isascii()}
+        return _Recorded(f"{method} {route}", "server", propagate.extract(carrier), about)
     given = headers.get("traceparent", "")
     if not _VALID.fullmatch(given):
         return _NOTHING
-    lines = f"traceparent: {given}\r\n" + (f"tracestate: {state}\r\n" if (state := headers.get("tracestate")) else "")
-    return _Passed(lines.encode("utf-8", "surrogateescape"))
+    state = _shortened(headers.get("tracestate", ""))
+    return _Passed((f"traceparent: {given}\r\n" + (f"tracestate: {state}\r\n" if state else "")).encode())
+
+
+def _shortened(state: str) -> str:
+    """The first members of a ``tracestate`` that are within the limits; empty where one of them is no member: a server
+    that is called may refuse a request for its headers."""
+    members = [each.strip() for each in state.split(",", _MEMBERS)[:_MEMBERS]]
+    members = [each for each in members if each]
+    if not all(map(_MEMBER.fullmatch, members)):
+        return ""
+    while len(state := ",".join(members)) > _STATE_LENGTH:
+        members.pop()
+    return state
 
 
 def here() -> Any:

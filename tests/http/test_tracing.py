@@ -62,6 +62,18 @@ async def passed_on(chain: str, headers: dict[str, str], own: dict[str, str] | N
         ({"traceparent": f"00-{TRACE}-{'0' * 16}-01"}, {}),
         ({"traceparent": GIVEN.upper()}, {}),
         ({"traceparent": "é"}, {}),
+        ({"traceparent": GIVEN[:-1]}, {}),
+        ({"traceparent": f"{GIVEN}, {GIVEN}"}, {}),  # as two headers arrive
+        ({"traceparent": "01" + GIVEN[2:] + "-" + "x" * 60_000}, {}),
+        ({"traceparent": "01" + GIVEN[2:] + "-\u2028"}, {}),
+        ({"traceparent": GIVEN, "tracestate": "a=1 , b=2,\t,c=3"}, {"traceparent": GIVEN, "tracestate": "a=1,b=2,c=3"}),
+        ({"traceparent": GIVEN, "tracestate": "a=1\u2028b=2"}, {"traceparent": GIVEN}),
+        ({"traceparent": GIVEN, "tracestate": "a=" + "b" * 511}, {"traceparent": GIVEN}),
+        ({"traceparent": GIVEN, "tracestate": "a=1," + "," * 60_000}, {"traceparent": GIVEN, "tracestate": "a=1"}),
+        (
+            {"traceparent": GIVEN, "tracestate": ",".join(f"k{number}={'v' * 97}" for number in range(10, 500))},
+            {"traceparent": GIVEN, "tracestate": ",".join(f"k{number}={'v' * 97}" for number in range(10, 15))},
+        ),
         ({"tracestate": "a=1"}, {}),
         ({}, {}),
     ],
@@ -153,3 +165,23 @@ def test_unreachable_collector_does_not_delay_the_end_of_a_process() -> None:
     ran = subprocess.run([sys.executable, "-c", ENDED], env=environ, capture_output=True, text=True, timeout=25)
     assert ran.returncode == 0, ran.stderr
     assert len(ran.stdout.strip()) == 55
+
+
+SERVED = """
+import os; os.environ["OTEL_TRACES_EXPORTER"] = "console"
+from areal.http import tracing
+from areal.http.headers import Headers
+tracing.start("gateway")
+for name in (b"traceparent", b"tracestate", b"baggage"):
+    given = {b"traceparent": b"GIVEN", name: b"a=\\xff\\xe2\\x80\\xa8"}
+    with tracing.serving("POST", "/x", Headers(given)):
+        assert set(tracing.headers()) == {"traceparent"}
+assert tracing.is_on()
+"""
+
+
+def test_trace_headers_that_are_not_ascii_fail_no_request_that_has_a_span() -> None:
+    pytest.importorskip("opentelemetry.sdk")
+    code = SERVED.replace("GIVEN", GIVEN)
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0, ran.stderr

@@ -474,7 +474,7 @@ class StreamOffsets:
         return EngineDelta(
             index=index,
             token_ids=tuple(entry[1] for entry in entries),
-            logprobs=tuple(entry[0] for entry in entries),
+            logprobs=_known(entries),
             versions=versions,
             top_logprobs=tuple(map(_top, tops)) if self.call.sampling.top_logprobs else None,
             finish_reason=FinishReason.read(reason.get("type")) if ended else None,
@@ -494,7 +494,7 @@ def read_prompt(about: Mapping[str, Any], prompt: Sequence[int], top: int) -> Pr
             f"SGLang told log-probabilities of {len(entries)} tokens, and not those of the prompt's {len(prompt)}"
         )
     tops = about.get("input_top_logprobs") or [None] * len(entries)
-    return PromptLogprobs(tuple(entry[0] for entry in entries[1:]), tuple(_top(each)[:top] for each in tops[1:]))
+    return PromptLogprobs(_known(entries[1:]), tuple(_top(each)[:top] for each in tops[1:]))
 
 
 def _steps(about: Mapping[str, Any]) -> int | None:
@@ -511,5 +511,15 @@ def _shapes_in(folder: Path) -> dict[str, list[int]]:
         raise EngineRefused(f"{_NOT_TAKEN}: {error.message}") from error
 
 
+def _known(entries: Sequence[Sequence[Any]]) -> tuple[float, ...]:
+    """SGLang writes null for a log-probability that is not finite."""
+    logprobs = tuple(entry[0] for entry in entries)
+    if None in logprobs:
+        token = entries[logprobs.index(None)][1]
+        raise EngineFailed(f"SGLang's log-probability of token {token} is not finite: check the weights and the dtype")
+    return logprobs
+
+
 def _top(entry: Any) -> TopLogprobs:
-    return tuple((item[1], item[0]) for item in entry or ())
+    """Without the tokens that a grammar or ``min_new_tokens`` excludes, whose log-probability is null."""
+    return tuple((item[1], item[0]) for item in entry or () if item[0] is not None)

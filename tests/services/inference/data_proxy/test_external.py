@@ -20,6 +20,7 @@ from areal.wire.processes import DataProxyConfig
 from tests.services.inference.running_service import CHAT, Service
 from tests.services.processes import Process, Processes, Stream, chat_text, script, wait_ready, wait_until
 
+GIVEN = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 BODY = {"model": "friend", "messages": [{"role": "user", "content": "Hello"}]}
 
 
@@ -44,6 +45,27 @@ def test_external_model_answers_under_our_name_for_it(
     assert answer.status == 200, answer.body
     assert answer.json()["choices"][0]["message"]["content"] == "Hello there, friend!"
     assert int(answer.headers["x-areal-overhead-us"]) > 0
+
+
+@pytest.mark.parametrize(
+    "trace",
+    [
+        {"traceparent": GIVEN.upper()},
+        {"traceparent": GIVEN[:-1]},
+        {"traceparent": "ff" + GIVEN[2:]},
+        {"traceparent": "00-" + "0" * 32 + GIVEN[35:]},
+        {"traceparent": f"{GIVEN}, {GIVEN}"},
+        {"traceparent": f"01{GIVEN[2:]}-\u2028".encode()},
+        {"traceparent": GIVEN, "tracestate": b"a=1," * 15_000},
+        {"traceparent": GIVEN, "tracestate": "a=1\u2028b=2".encode()},
+        {"traceparent": GIVEN, "tracestate": b"a=\xff"},
+    ],
+)
+def test_external_model_answers_whatever_the_trace_headers_are(
+    service: Service, friend: Process, module_processes: Processes, trace: dict[str, str | bytes]
+) -> None:
+    answer = friend.call("POST", CHAT, BODY, key=module_processes.key, headers=trace)
+    assert answer.status == 200, answer.body
 
 
 def test_external_model_streams(service: Service, friend: Process, module_processes: Processes) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from tokenizers import Tokenizer
 
 from areal.services.inference.engines import sglang, vllm
 from areal.services.inference.engines.base import (
+    Capabilities,
     EngineCall,
     EngineDelta,
     EngineFailed,
@@ -22,7 +24,9 @@ from areal.services.inference.engines.base import (
     FinishReason,
     PromptLogprobs,
     PromptScorer,
+    TopLogprobs,
 )
+from areal.services.inference.engines.transport import Pace
 from areal.wire.sampling import SamplingParams
 from tests.services.inference.engines.conformance.conftest import Subject
 from tests.services.inference.engines.conformance.models import END, MAX_LEN, TOLERANCE, VOCAB, gap, greedy, logprobs
@@ -127,6 +131,32 @@ async def test_logprobs_are_tempered_only_or_reported_as_not(
     deltas = await engine.run(PROMPT, max_new_tokens=12, stop_token_ids=(END,), **options)
     found = gap(engine.models.versions[0], PROMPT, tokens(deltas), told(deltas), sampling.temperature)
     assert found < TOLERANCE or told_not_to_be
+
+
+async def test_min_new_tokens_hold_for_calls_that_share_a_batch(engine: Subject) -> None:
+    shaping: dict[str, object] = {"temperature": 1.7, "min_new_tokens": 8, "logit_bias": {END: 5.0}}
+    calls = [{**shaping, "seed": seed, "top_logprobs": seed % 2 * 4} for seed in range(12)]
+    for deltas in await asyncio.gather(
+        *(engine.run(PROMPT, max_new_tokens=12, stop_token_ids=(END,), **call) for call in calls)
+    ):
+        assert len(tokens(deltas)) >= 8 and END not in tokens(deltas)[:8]
+        assert all(math.isfinite(value) for value in told(deltas))
+
+
+@pytest.mark.parametrize("about", ["output", "input"])
+def test_logprob_of_sglang_that_is_null_fails_and_a_null_alternative_is_left_out(about: str) -> None:
+    def read(logprob: float | None) -> tuple[TopLogprobs, ...]:
+        entries, tops = [[-0.5, 5], [logprob, 6]], [None, [[-0.1, 6], [None, 2]]]
+        meta = {"completion_tokens": 2, f"{about}_token_logprobs": entries, f"{about}_top_logprobs": tops}
+        if about == "input":
+            return sglang.read_prompt(meta, [5, 6], 2).top_logprobs
+        call = EngineCall("r", ((5,),), SamplingParams(top_logprobs=2))
+        reader = sglang.StreamOffsets(call, Capabilities(), Pace())
+        return (reader.deltas({"meta_info": meta})[0].top_logprobs or ())[1:]
+
+    assert read(-0.1) == (((6, -0.1),),)
+    with pytest.raises(EngineFailed, match="log-probability of token 6 is not finite"):
+        read(None)
 
 
 async def test_alternatives_are_tempered_too(engine: Subject) -> None:

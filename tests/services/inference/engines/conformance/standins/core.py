@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from concurrent.futures import Future
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from areal.services.inference.engines.embedded.engine import Scores
 from areal.services.inference.engines.embedded.grammar import keep_allowed
 from areal.services.inference.engines.embedded.loading import LoadedModel, inspect_folder, load_model
 from areal.services.inference.engines.embedded.requests import Delta, Stream, Streams, make_sequences
-from areal.services.inference.engines.embedded.sampler import Sampled, SamplerBatch, keep_only
+from areal.services.inference.engines.embedded.sampler import Penalties, Sampled, SamplerBatch, keep_only
 from areal.wire.processes import EmbeddedEngineConfig
 from areal.wire.sampling import parse_sampling
 
@@ -35,8 +36,14 @@ def report(mode: str) -> None:
     before the temperature, ``tempered`` after penalties and grammars, ``processed`` after all that shapes it."""
     exact = SamplerBatch.sample
 
+    def shape(penalties: Penalties, logits: torch.Tensor) -> torch.Tensor:
+        """As ``exact`` does next. A copy counts the token, or ``min_new_tokens`` would end after half of them."""
+        penalties = copy(penalties)
+        penalties._early = copy(penalties._early)
+        return penalties.apply(logits)
+
     def sample(self: SamplerBatch, logits: torch.Tensor) -> Sampled:
-        shaped = logits if self._penalties is None or mode == "raw" else self._penalties.apply(logits)
+        shaped = logits if self._penalties is None or mode == "raw" else shape(self._penalties, logits)
         shaped = keep_allowed(shaped, self._matchers) if self._matchers else shaped
         if mode != "raw" and not self._greedy:
             shaped = shaped * self._inverse_temperatures

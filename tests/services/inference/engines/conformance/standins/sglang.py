@@ -13,6 +13,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+import orjson
 import torch
 import torch.distributed as dist
 from aiohttp import web
@@ -152,12 +153,12 @@ class Sglang:
                 if about["sent"] and unsent < interval and not finish:
                     continue
                 about["sent"] += unsent
-                await out.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+                await out.write(b"data: " + orjson.dumps(event) + b"\n\n")
                 if aborted:
                     break
             if not body["stream"]:
                 answers = [whole[index] for index in sorted(whole)]
-                return web.json_response(answers if len(answers) > 1 else answers[0])
+                return _reply(answers if len(answers) > 1 else answers[0])
             await out.write(b"data: [DONE]\n\n")
         except Refused as refused:
             error = {"error": {"message": str(refused), "code": 400}}
@@ -180,7 +181,7 @@ class Sglang:
         ]
         if top:
             about["input_top_logprobs"] = [None, *([[value, token, None] for token, value in each] for each in tops)]
-        return web.json_response({"text": "x", "meta_info": about})
+        return _reply({"text": "x", "meta_info": about})
 
     async def _abort(self, request: web.Request) -> web.Response:
         rid = (await request.json())["rid"]
@@ -285,6 +286,11 @@ class Sglang:
     async def _restore(self, request: web.Request) -> web.Response:
         await done(self._core.engine.restore_memory())
         return web.Response()
+
+
+def _reply(answer: Any) -> web.Response:
+    """As orjson writes it, also events: log-probabilities that are not finite are null."""
+    return web.Response(body=orjson.dumps(answer), content_type="application/json")
 
 
 def _failed(message: str, **more: int) -> web.Response:

@@ -22,6 +22,7 @@ from areal.services.inference.engines.embedded.runner import DecoderRunner
 from areal.services.inference.engines.vllm_plugin import areal_vllm
 from tests.services.inference.engines.conformance.standins.core import Core, Refused, done
 
+_FLOOR = -9999.0  # of log-probabilities; also -inf becomes it
 _NAMES = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens"}
 _SAMPLING = (
     *("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "n", "logit_bias", "ignore_eos"),
@@ -270,8 +271,8 @@ def add_tokens(choice: dict[str, Any], delta: Any, top: int, labels: list[str]) 
     for position, token in enumerate(delta.token_ids):
         entries = {token: delta.logprobs[position], **dict(delta.top_logprobs[position] if top else ())}
         listed = list(entries.items())[: max(top, 1)]
-        tops = [{"token_id": each, "logprob": value, "rank": 1} for each, value in listed]
-        about = {"token_id": token, "logprob": delta.logprobs[position], "rank": 1, "top_logprobs": tops}
+        tops = [{"token_id": each, "logprob": max(value, _FLOOR), "rank": 1} for each, value in listed]
+        about = {"token_id": token, "logprob": max(delta.logprobs[position], _FLOOR), "rank": 1, "top_logprobs": tops}
         choice["logprobs"]["content"].append(about)
         choice["token_ids"].append(token)
     choice |= {"finish_reason": delta.finish_reason, "stop_reason": delta.stop_token_id}
@@ -287,11 +288,15 @@ def _choice(delta: Any, top: int) -> dict[str, Any]:
     for position, token in enumerate(delta.token_ids):
         entries = dict(delta.top_logprobs[position]) if top else {}
         entries[token] = delta.logprobs[position]
-        tops.append({f"token_id:{each}": max(value, -9999.0) for each, value in entries.items()})
+        tops.append({f"token_id:{each}": max(value, _FLOOR) for each, value in entries.items()})
     return {
         "index": delta.index,
         "text": "",
-        "logprobs": {"token_logprobs": delta.logprobs, "tokens": [], "top_logprobs": tops},
+        "logprobs": {
+            "token_logprobs": [max(value, _FLOOR) for value in delta.logprobs],
+            "tokens": [],
+            "top_logprobs": tops,
+        },
         "finish_reason": delta.finish_reason,
         "stop_reason": delta.stop_token_id,
         "token_ids": delta.token_ids,
