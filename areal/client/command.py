@@ -56,7 +56,7 @@ def address_lookup(ref: str) -> Callable[[], str] | None:
 
     def lookup() -> str:
         found = run_areal("get", ref.lower(), "-o", "json", what=f"the record of {ref}", absent=True)
-        return str(json.loads(found)["status"]["address"] or "") if found else ""
+        return str(json.loads(found)["status"].get("address") or "") if found else ""
 
     return lookup if ref else None
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import orjson
 import pytest
 from aiohttp import web
 
-from areal.client.command import free_port
+from areal.client.command import address_lookup, free_port, run_areal
 from areal.client.errors import Unreachable
 from areal.client.transport import HttpCall, RetryPolicy, Transport
 from areal.errors import ArealError
@@ -72,5 +73,24 @@ async def test_service_that_is_nowhere_is_unreachable(lookup: Callable[[], str] 
     try:
         with pytest.raises(Unreachable):
             await client.json("GET", "/")
+    finally:
+        await client.close()
+
+
+async def test_suspended_service_has_no_address_and_is_unreachable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AREAL_HOME", str(tmp_path / "home"))
+    manifest = tmp_path / "service.yaml"
+    manifest.write_text(
+        "apiVersion: areal.dev/v1alpha1\nkind: InferenceService\nmetadata: {name: default}\nspec: {suspend: true}\n"
+    )
+    run_areal("apply", "-f", str(manifest), "--yes", what="a suspended service")
+    lookup = address_lookup("InferenceService/default")
+    assert lookup is not None and lookup() == ""
+    client = transport(lookup)
+    try:
+        with pytest.raises(Unreachable):
+            await client.json("GET", "/v1/models")
     finally:
         await client.close()
