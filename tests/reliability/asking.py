@@ -16,7 +16,7 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 
 @dataclass(frozen=True)
-class Spoken:
+class ReplyChoice:
     """One choice of an answer."""
 
     text: str
@@ -27,10 +27,10 @@ class Spoken:
 
 @dataclass(frozen=True)
 class Reply:
-    """A whole answer, however it was cut."""
+    """A complete answer, streamed or not."""
 
     answer_id: str
-    choices: tuple[Spoken, ...]
+    choices: tuple[ReplyChoice, ...]
 
     def interaction_id(self, choice: int) -> str:
         return self.answer_id if choice == 0 else f"{self.answer_id}-{choice}"
@@ -38,7 +38,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class Failed:
-    """``status`` 0: the connection ended. ``begun``: some of a stream had come."""
+    """``status`` 0: the connection ended. ``begun``: a part of the stream had arrived."""
 
     status: int
     code: str
@@ -46,14 +46,14 @@ class Failed:
 
 
 class Line:
-    """One connection to a service. ``begun`` is set when the first of a stream was read."""
+    """One connection to a service. ``begun`` is set when the first line of a stream was read."""
 
     def __init__(self, front: Process) -> None:
         self.begun = threading.Event()
         self._connection = http.client.HTTPConnection("127.0.0.1", front.port, timeout=60)
 
     def pid(self) -> int:
-        """Of the process at its other end."""
+        """The id of the process at the other end."""
         self._connection.request("GET", "/health")
         return int(json.loads(self._connection.getresponse().read())["pid"])
 
@@ -67,12 +67,12 @@ class Line:
             except (OSError, http.client.HTTPException):
                 return Failed(0, "lost")
             try:
-                reply = response.readline()
+                content = response.readline()
                 self.begun.set()
-                reply += response.read()
+                content += response.read()
             except (OSError, http.client.HTTPException):
                 return Failed(0, "cut", begun=True)
-        return understood(Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, reply))
+        return understood(Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, content))
 
 
 def ask(front: Process, key: str, path: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> Reply | Failed:
@@ -89,9 +89,9 @@ def understood(answer: Answer) -> Reply | Failed:
     return _streamed(answer.body)
 
 
-def _whole(choice: dict[str, Any]) -> Spoken:
+def _whole(choice: dict[str, Any]) -> ReplyChoice:
     text = choice["text"] if "text" in choice else choice["message"]["content"]
-    return Spoken(text, tuple(choice["token_ids"]), tuple(choice["versions"]), choice["finish_reason"])
+    return ReplyChoice(text, tuple(choice["token_ids"]), tuple(choice["versions"]), choice["finish_reason"])
 
 
 def _streamed(body: bytes) -> Reply | Failed:
@@ -105,9 +105,9 @@ def _streamed(body: bytes) -> Reply | Failed:
     return Reply(data[0]["id"], tuple(_joined([c for c in chunks if c["index"] == index]) for index in range(count)))
 
 
-def _joined(chunks: list[dict[str, Any]]) -> Spoken:
+def _joined(chunks: list[dict[str, Any]]) -> ReplyChoice:
     texts = [chunk["text"] if "text" in chunk else chunk["delta"].get("content") or "" for chunk in chunks]
     token_ids = [token for chunk in chunks for token in chunk.get("token_ids", ())]
     versions = [version for chunk in chunks for version in chunk.get("versions", ())]
     finish = next((chunk["finish_reason"] for chunk in chunks if chunk["finish_reason"]), None)
-    return Spoken("".join(texts), tuple(token_ids), tuple(versions), finish)
+    return ReplyChoice("".join(texts), tuple(token_ids), tuple(versions), finish)

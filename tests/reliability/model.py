@@ -145,7 +145,7 @@ class Session:
             trajectory.ready = True
 
     def take(self, export_id: str, *, remove: bool) -> list[int]:
-        """Export the ready trajectories; return their numbers."""
+        """Export the ready and the shared trajectories; return their numbers."""
         numbers = self.exportable()
         for number in numbers:
             self.trajectories[number].taken, self.trajectories[number].shared = export_id, not remove
