@@ -97,7 +97,8 @@ def import_fault(name: str, places: Sequence[str]) -> str | None:
         module, _, attributes = name.rpartition(".")
     found = module_of(module, places)
     if isinstance(found, str):
-        return f"there is no module {found}"
+        near = did_you_mean(found, (file.stem for place in places[:1] for file in Path(place).glob("*.py")))
+        return f"there is no module {found}{near}"
     file, rest, folders = found
     attribute = [*rest, *attributes.split(".")][0]
     if not rest and _find(f"{module}.{attribute}", folders) is not None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from areal.resources.paths import looks_local, resolve_model_path, with_absolute_paths
+from areal.resources.paths import import_fault, looks_local, resolve_model_path, with_absolute_paths
 
 
 @pytest.mark.parametrize("path", ["./m", "../m", "/m", "~/m", ".", "a/b/c"])
@@ -93,3 +94,10 @@ def test_what_names_no_file_here_stays_as_it_was_written(there: Path, spec: dict
 def test_link_stays_a_link(there: Path) -> None:
     (there / "cwd" / "latest").symlink_to(there / "cwd" / "m")
     assert with_absolute_paths("Model", {"path": "latest"})["path"] == str(there / "cwd" / "latest")
+
+
+def test_import_fault_of_an_absent_module_names_the_nearest_file_of_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "reward.py").write_text("def score() -> float: ...\n")
+    absent = 'there is no module rewrd (did you mean "reward"?)'
+    assert import_fault("rewrd:score", [str(tmp_path), *sys.path]) == absent
+    assert import_fault("quite_other:score", [str(tmp_path), *sys.path]) == "there is no module quite_other"
