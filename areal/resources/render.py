@@ -176,7 +176,7 @@ def _documents(request: RenderRequest, sources: list[SourceText], reading: Readi
     values = read_values(request.values_files, problems)
     if problems.met > before:  # every value that the file holds would be reported as not set
         return []
-    values = set_values(values, settings, problems)
+    declared, values = values, set_values(values, settings, problems)
     documents = reading.documents(sources, values)
     if request.files and not documents and not reading.seen and not problems:
         problems.add(Pos(request.files[0], 1, 1), "", "no resources: every manifest in this folder is empty")
@@ -186,7 +186,8 @@ def _documents(request: RenderRequest, sources: list[SourceText], reading: Readi
         documents += overlay_documents(request.overlay, values, reading)
     reading.check_profile()
     if not problems:
-        _check_reads(settings, reading.reads, problems)
+        unknown = [each for each in settings if tree.get_path(declared, each.path[1:]) is tree.ABSENT]
+        _check_reads(unknown, reading.reads, problems)
     return apply_settings(documents, settings, problems)
 
 
@@ -218,7 +219,8 @@ def set_values(values: dict[str, Any], settings: Sequence[Setting], problems: Pr
 
 
 def _check_reads(settings: Sequence[Setting], reads: Iterable[tuple[str | int, ...]], problems: Problems) -> None:
-    """Reports each setting of a value that no expression reads."""
+    """Reports each setting of a value that no expression reads. ``settings``: those of values that no values file has;
+    a file serves several manifests, and each reads some of its values."""
     known = sorted({path_text(path) for path in reads})
     for setting in settings:
         path = setting.path[1:]
@@ -228,7 +230,7 @@ def _check_reads(settings: Sequence[Setting], reads: Iterable[tuple[str | int, .
             near = closest(path_text(path), known)
             meant = f' (did you mean "values.{near}"?)' if near is not None else ""
             hint = f"values that expressions read: {', '.join(known) or 'none'}" if near is None else None
-            message = f"no expression in the manifests reads it{meant}"
+            message = f"no expression reads it, and no values file has it{meant}"
             problems.add(setting.pos, path_text(setting.path), message, hint=hint)
 
 

@@ -361,8 +361,11 @@ READS_VALUES = model(
 @pytest.mark.parametrize(
     ("setting", "fault"),
     [
-        ("values.sise=x", 'values.sise: no expression in the manifests reads it (did you mean "values.size"?)'),
-        ("values.other=1", "values.other: no expression in the manifests reads it"),
+        (
+            "values.sise=x",
+            'values.sise: no expression reads it, and no values file has it (did you mean "values.size"?)',
+        ),
+        ("values.other=1", "values.other: no expression reads it, and no values file has it"),
         ("values.n=2", None),
         ("values.paths.large=/l", None),
     ],
@@ -373,6 +376,14 @@ def test_set_of_a_value_that_no_expression_reads_is_a_fault(setting: str, fault:
         assert rendered(READS_VALUES, sets=sets).resources
     else:
         assert faults(READS_VALUES, sets=sets) == [f"--set:3:1: {fault}"]
+
+
+def test_set_of_a_value_that_only_a_values_file_has_is_accepted(tmp_path: Path) -> None:
+    (tmp_path / "v.yaml").write_text("size: small\npaths: {small: /s}\nother: {job: 1}\n")
+    request = {"values_files": (str(tmp_path / "v.yaml"),)}
+    assert rendered(READS_VALUES, sets=("values.other.job=2",), **request).resources
+    (fault,) = faults(READS_VALUES, sets=("values.other.jbo=2",), **request)
+    assert fault.startswith("--set:1:1: values.other.jbo: no expression reads it")
 
 
 def test_set_of_a_value_in_a_branch_that_is_not_taken_is_accepted() -> None:
