@@ -15,8 +15,9 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar, Token
+from functools import partial
 from importlib.util import find_spec
 from typing import Any, Literal, Self
 
@@ -35,6 +36,7 @@ Kind = Literal["internal", "server", "client"]
 
 _lines: ContextVar[bytes] = ContextVar("areal_trace_context", default=b"")
 _tracer: Any = None  # opentelemetry.trace.Tracer, once spans are exported
+_ends: list[Callable[[], None]] = []  # what exports the last spans
 
 
 def is_on() -> bool:
@@ -228,7 +230,8 @@ def start(component: str, *, own_code: bool = False) -> None:
         _log.warning("no spans are exported: %s", error)
         return
     trace.set_tracer_provider(provider)
-    atexit.register(_end, provider, _limiter(exporter))
+    _ends.append(partial(_end, provider, _limiter(exporter)))
+    atexit.register(end)
     _tracer = provider.get_tracer("areal")
     _log.info("spans of areal-%s are exported", component)
 
@@ -245,6 +248,12 @@ def _limiter(exporter: Any) -> threading.Event:
 
     threading.Thread(target=limit, name="trace-flush", daemon=True).start()  # a process that ends starts no threads
     return ending
+
+
+def end() -> None:
+    """Export the last spans. A process that ends by ``os._exit``, which skips ``atexit``, calls it before."""
+    while _ends:
+        _ends.pop()()
 
 
 def _end(provider: Any, ending: threading.Event) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from areal.errors import ArealError
+from areal.http import tracing
 from areal.hub import model_folder
 from areal.services.http.process import ServeOptions, exit_on_failure, read_config, serve_options
 from areal.services.inference.engines.embedded.loading import (
@@ -160,6 +161,7 @@ def exit_process(status: int) -> NoReturn:
     """Exit with ``status``. While the model is loading the interpreter's own exit would abort the process, since it
     cannot unwind the loading thread's native code."""
     if any(thread.daemon for thread in threading.enumerate()):
+        tracing.end()
         logging.shutdown()
         sys.stderr.flush()
         os._exit(status)

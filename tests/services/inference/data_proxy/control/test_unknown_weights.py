@@ -257,7 +257,8 @@ async def test_published_weights_that_are_gone_after_a_failed_update_keep_the_mo
 
     assert (await proxy.post("/weights/release")).status == 200
     await in_thread(wait_ready, proxy.process)
-    assert not engine.paused and engine.label == "0" and engine.folders[-1] == str(own)
+    await asyncio.wait_for(engine.resumed.wait(), 20)
+    assert engine.label == "0" and engine.folders[-1] == str(own)
 
 
 async def test_successor_of_a_data_proxy_whose_update_the_engine_ended_alone_resumes_the_engine(
