@@ -249,7 +249,7 @@ class LeaseDir:
                 alone = self._locked(name, fd)
                 if not alone:
                     holder = self.holder(name)
-                    same = holder is not None and (holder.owner, holder.scope) == (owner, self.scope)
+                    same = holder is not None and holder.owner == owner and self.is_of_this_home(holder)
                     if same and self._locked(name, fd, shared=True):
                         alone = self._locked(name, fd)  # who held it alone has left: the name in it is a former one's
                         if not alone and self._locked(name, fd, shared=True):  # a failed lock has lost the other
@@ -260,6 +260,12 @@ class LeaseDir:
                     return lease, True
                 os.close(fd)
         raise self._taken(name)
+
+    def is_of_this_home(self, holder: LeaseHolder) -> bool:
+        """Whether this home's run holds the lease; a home that was moved is no longer where the holder has it."""
+        if holder.scope == self.scope or not holder.uid or os.path.exists(holder.scope):
+            return holder.scope == self.scope
+        return os.path.exists(f"{self.scope}/runs/{holder.uid}")
 
     def tidy(self, name: str) -> None:
         """Remove the file of a free lease. ``_locked`` checks that a locked file still has its name."""

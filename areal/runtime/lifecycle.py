@@ -40,7 +40,7 @@ from areal.runtime.procfs import (
     sweep,
     wait_gone,
 )
-from areal.runtime.runs import DAMAGED, RunStore, read_intent, record_end, supervisor_of
+from areal.runtime.runs import DAMAGED, RunStore, of_the_original, read_intent, record_end, supervisor_of
 from areal.runtime.shim import ACK, GO
 
 if TYPE_CHECKING:
@@ -245,7 +245,8 @@ def stop_run(
     crash("stop-before")
     identity = shim_identity(store, uid)
     alive = identity is not None and _end_shim(store, uid, identity, grace_s, crash)
-    swept = sweep_run(identity, folder)
+    started_in, is_copy = store.started_in(uid)
+    swept = () if is_copy else sweep_run(identity, started_in)  # what a copied run left is the original's to sweep
     if identity is not None:
         swept += _record_end(folder, swept)
     note = _await_memory(folder, list_gpus)
@@ -258,6 +259,7 @@ def shim_identity(store: RunStore, uid: str) -> ProcessIdentity | None:
 
     Between the "go" and its record a shim holds the life lock and has no identity yet: it is waited for. A record
     that was damaged is replaced by what /proc says about the process that was started to supervise this very folder.
+    Raises Conflict for the living one of another home, of which this one is a copy.
     """
     deadline = time.monotonic() + _BETWEEN_GO_AND_ID_S
     while True:
@@ -265,6 +267,10 @@ def shim_identity(store: RunStore, uid: str) -> ProcessIdentity | None:
         identity, lost = supervisor_of(store, uid)
         if identity is None and lost and held:
             raise Conflict(f"run {uid} cannot be stopped from here: its record is lost, and it does not run here")
+        started_in, is_copy = store.started_in(uid)
+        if is_copy and identity is not None and liveness(identity) is Liveness.ALIVE:
+            why = of_the_original(store.folder(uid), started_in)
+            raise Conflict(f"run {uid} cannot be signalled from here: {why}")
         if identity is not None or not held:
             return identity
         if time.monotonic() > deadline:

@@ -121,6 +121,31 @@ def read_intent(folder: str) -> tuple[dict[str, Any], RunSpec] | None:
     return None
 
 
+def birthplace(path: str, folder: str) -> dict[str, Any]:
+    """What a record keeps of ``folder``, which is at ``path`` or about to be, for ``is_copy``."""
+    return {"folder": path, "inode": os.stat(folder).st_ino}
+
+
+def is_copy(folder: str, record: Mapping[str, Any]) -> bool:
+    """Whether the record was made in another folder that is still there, so that ``folder`` was copied from it and not
+    moved. A run's processes are those of the original, never of a copy. An earlier version recorded no folder."""
+    path = record.get("folder", folder)
+    if path == folder:
+        return False
+    try:
+        original = os.stat(path)
+        return original.st_ino == record.get("inode") and not os.path.samestat(original, os.stat(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True  # it is there, and may not be looked at
+
+
+def of_the_original(folder: str, original: str) -> str:
+    """The reason that a copied run is neither seen nor touched, with the next step."""
+    return f"its processes belong to {original}, and this is a copy: use that home, or remove {folder} to start it here"
+
+
 def last_exit_from_record(record: Mapping[str, Any] | None) -> LastExit | None:
     if not record:
         return None
@@ -208,7 +233,8 @@ class RunStore:
             records.write_json(folder, records.SECRET, dict(spec.secret_env))
         if spec.config:
             records.write_json(folder, records.CONFIG, dict(spec.config))
-        intent = {**spec_to_record(spec), **facts, "created_at": time.time()}
+        facts = {**facts, **birthplace(self.folder(spec.uid), folder), "created_at": time.time()}
+        intent = {**spec_to_record(spec), **facts}
         records.write_json(folder, records.INTENT_COPY, intent, durable=False)
         records.write_json(folder, records.INTENT, intent)
         life = os.open(f"{folder}/{records.LIFE_LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -231,6 +257,15 @@ class RunStore:
         records.write_json(folder, records.INTENT_COPY, intent, durable=False)
         records.write_json(folder, records.INTENT, intent)
         return spec
+
+    def started_in(self, uid: str) -> tuple[str, bool]:
+        """The folder that the run was started in, and whether this one is a copy of it. A folder that was moved is not,
+        and its processes still have the former path. This folder where the record is lost."""
+        folder = self.folder(uid)
+        with contextlib.suppress(*DAMAGED):
+            if (found := read_intent(folder)) is not None:
+                return found[0].get("folder", folder), is_copy(folder, found[0])
+        return folder, False
 
     def end(self, uid: str, state: RunState) -> None:
         """Record that the run was stopped, where its supervisor has not done it. Raises OSError."""
@@ -327,6 +362,9 @@ def observe_run(store: RunStore, uid: str) -> RunState | None:
         state = liveness(identity)
         if ended is not None:
             return _ended(spec, identity, ended)
+        if state is Liveness.ALIVE and is_copy(folder, intent[0]):
+            reason = of_the_original(folder, intent[0]["folder"])
+            return RunState(spec, Phase.UNKNOWN, shim_pid=identity.pid, reason=reason)
         if state is Liveness.ALIVE:
             damage = f"{folder}/{records.ID} is lost" if lost else _config_damage(folder, intent[0])
             return replace(_living(folder, spec, identity), damage=damage)
@@ -480,6 +518,8 @@ def observe_job(store: RunStore, uid: str, job: Job | None) -> RunState | None:
         ended = records.read_object(folder, records.EXIT)
         if job is not None and job.requeues and _requeues_seen(folder) != job.requeues:
             identity, child, ended = None, {}, None
+        if ended is None and is_copy(folder, record):
+            return RunState(spec, Phase.UNKNOWN, reason=of_the_original(folder, record["folder"]))
         since = record.get("created_at")
         if job is None and identity is None and ended is None:
             return RunState(spec, Phase.INTENDED, queued_at=since)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -109,6 +110,23 @@ def test_set_up_commands_run_first_and_their_failure_is_the_reason(slurm: SlurmB
 
     assert "FAILED on n1, exit 4: no such module" in state.reason
     assert "no such module" in log_text(slurm, "r1")
+
+
+def test_job_of_a_moved_home_is_ended_by_it_and_by_no_copy(slurm: SlurmBackend, tmp_path: Path) -> None:
+    started(slurm, "r1")
+    shutil.copytree(tmp_path / "home", tmp_path / "copy")
+    copy = SlurmBackend(tmp_path / "copy")
+    assert copy.observe()["r1"].phase is Phase.UNKNOWN
+    with pytest.raises(Conflict, match="this is a copy"):
+        copy.stop("r1", grace_s=0)
+    shutil.rmtree(tmp_path / "copy")
+    (tmp_path / "home").rename(tmp_path / "moved")
+    moved = SlurmBackend(tmp_path / "moved")
+
+    assert moved.observe()["r1"].phase is Phase.RUNNING
+    assert moved.stop("r1", grace_s=0.5).was_alive
+    until(lambda: moved.jobs([]) == {} or moved.jobs(["r1"])["r1"].state is JobState.ENDED, "the end of the job")
+    (tmp_path / "moved").rename(tmp_path / "home")
 
 
 # -- what Slurm refuses

@@ -97,7 +97,7 @@ def _judge_leases(leases: LeaseDir, states: Mapping[str, RunState]) -> list[Prob
     problems = []
     for name in leases.names():
         holder = leases.holder(name)
-        if holder is None or holder.scope != leases.scope or not holder.uid:
+        if holder is None or not leases.is_of_this_home(holder) or not holder.uid:
             continue
         state = states.get(holder.uid)
         if _is_shared_by_a_living_run(name, holder.owner, states):

@@ -15,6 +15,7 @@ noticed; for as long the runs are UNKNOWN, and afterwards their nodes are lost.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import io
 import json
@@ -32,6 +33,7 @@ from typing import Any
 from urllib.parse import quote
 
 from areal.errors import ArealError, InvalidManifest, NoCapacity, NotFound, TimedOut
+from areal.files import replace_file
 from areal.runtime import records
 from areal.runtime.backends.base import Capacity, Cause, Job, JobState, RunSpec, RunState
 from areal.runtime.backends.cluster import ClusterBackend
@@ -57,6 +59,7 @@ from areal.runtime.backends.ray_job import (
     wants_in,
     why_impossible,
 )
+from areal.runtime.runs import birthplace, is_copy
 
 RAY = "ray.json"  # of a run's folder: the address of its cluster, and the cluster's session
 DRIVER = "driver.json"  # of a run over several nodes: the file that its driver waits for
@@ -223,16 +226,28 @@ class RayBackend(ClusterBackend):
         api.submit(job_request(spec, folder, self._home_id(), working_dir))
 
     def _home_id(self) -> str:
-        """A random name of this $AREAL_HOME: its path may be another home's on another machine."""
-        file = self._folder_of_cluster / "home"
-        if not file.exists():
-            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            new = file.with_name(f".home-{secrets.token_hex(4)}")
-            new.write_text(secrets.token_hex(4))
-            with suppress(FileExistsError):
-                os.link(new, file)
-            new.unlink()
-        return file.read_text()
+        """A random name of this $AREAL_HOME: its path may be another home's on another machine. A copy of the home gets
+        one of its own."""
+        if name := self._read_home_id():
+            return name
+        self._folder_of_cluster.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder = str(self._folder_of_cluster)
+        with open(f"{folder}/.home.lock", "a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not (name := self._read_home_id()):
+                name = secrets.token_hex(4)
+                made = birthplace(folder, folder)
+                replace_file(f"{folder}/home", f"{name} {made['inode']} {made['folder']}".encode(), mode=0o600)
+        return name
+
+    def _read_home_id(self) -> str:
+        """The recorded name; empty where there is none yet, or the one of the home that this is a copy of."""
+        folder = str(self._folder_of_cluster)
+        try:
+            name, *made = (self._folder_of_cluster / "home").read_text().split(" ", 2)
+        except FileNotFoundError:
+            return ""
+        return "" if made and is_copy(folder, {"inode": int(made[0]), "folder": made[1]}) else name
 
     def _job_id(self, uid: str) -> str:
         return submission_id(uid, self._home_id())

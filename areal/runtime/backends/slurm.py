@@ -128,10 +128,16 @@ class SlurmBackend(ClusterBackend):
 
     def jobs(self, uids: Collection[str]) -> Mapping[str, Job]:
         try:
-            known = newest(parse_squeue(_run_command("squeue", "--json", "--me", "--states=all")), str(self.home))
+            listed = parse_squeue(_run_command("squeue", "--json", "--me", "--states=all"))
         except ValueError as error:  # squeue says the rest of it only in plain words
             words = error_words(_run("squeue", "-h", "-o", "%i", "--me").stderr) or str(error)
             raise _silent(words) from None
+        known = newest(listed, str(self.home))
+        for uid in set(uids) - known.keys():
+            started_in, is_copy = self.store.started_in(uid)
+            former = Path(started_in).parents[3]  # where this home was when it submitted the job
+            if former != self.home and not is_copy and (job := newest(listed, str(former)).get(uid)):
+                known[uid] = job
         found = {uid: job.job(self._last_words(uid) if job.is_over else "") for uid, job in known.items()}
         forgotten = {job_id: uid for uid in uids if uid not in found and (job_id := self._job_of_node(uid))}
         if forgotten:
