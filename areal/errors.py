@@ -17,7 +17,7 @@ Standard library only: every floor imports this module.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 
 def where_raised(error: BaseException, *without: str) -> str:
@@ -30,6 +30,27 @@ def where_raised(error: BaseException, *without: str) -> str:
     libraries = (*sysconfig.get_paths().values(), __file__.removesuffix("errors.py"), "<frozen ")
     own = [each for each in frames if not each.filename.startswith(libraries)]
     return "".join(f" ({each.filename}:{each.lineno}, in {each.name})" for each in (own or frames)[-1:])
+
+
+class FieldName(str):
+    """The path of a field of a spec, ``spec.gateway.port``, as a part of a ``Wording``."""
+
+
+class Wording(str):
+    """A text in ``parts``, each a ``FieldName`` or plain text. A part that is a ``Wording`` adds its own parts."""
+
+    parts: tuple[str, ...]
+
+    def __new__(cls, *parts: str) -> Wording:
+        made = super().__new__(cls, "".join(parts))
+        made.parts = tuple(each for part in parts for each in (part.parts if isinstance(part, Wording) else (part,)))
+        return made
+
+
+def with_names(text: str, name: Callable[[str], str]) -> str:
+    """``text`` with ``name(path)`` for each field that it names, where it is a ``Wording``."""
+    parts = text.parts if isinstance(text, Wording) else (text,)
+    return "".join(name(part) if isinstance(part, FieldName) else part for part in parts)
 
 
 class ArealError(Exception):

@@ -7,7 +7,6 @@ their users do not see a manifest.
 from __future__ import annotations
 
 import json
-import re
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -44,7 +43,7 @@ from areal.cli.output import (
     write,
 )
 from areal.cli.remote import local_options
-from areal.errors import ArealError, Conflict, InvalidManifest, NotFound, UsageFault
+from areal.errors import ArealError, Conflict, InvalidManifest, NotFound, UsageFault, with_names
 from areal.reconcilers.home_view import manifest, source_text
 from areal.resources.kinds import API_VERSION, check_name
 
@@ -53,6 +52,7 @@ if TYPE_CHECKING:
     from areal.reconcilers.context import ApplyRequest, Context, Outcome
     from areal.reconcilers.plan import Plan
     from areal.resources.kinds import Ref
+    from areal.resources.nodes import Diagnostic
 
 _INVALID = 3
 
@@ -198,13 +198,12 @@ def _refused(plan: Plan) -> int:
     from areal.reconcilers.plan import refused_error
 
     lines = [line for fault in plan.faults for line in fault_lines(_fault_text(fault), fault["hint"])]
-    reported = {fault["message"] for fault in plan.faults}
     codes = [_INVALID] if plan.faults else []
     for item in plan.objects:
         if item.refusal is not None:
             error = refused_error(item.refusal)
             codes.append(error.exit_code)
-            if not any(message in error.message for message in reported):
+            if not item.refusal.has_faults:
                 lines += error_lines(error)
     if lines:
         sys.stdout.flush()
@@ -386,49 +385,37 @@ _FLAGS = {
     "spec.overrides": "",  # the message names the override
     "spec": "",
 }
-_FIELD = re.compile(r"\bspec(?:\.[A-Za-z]\w*|\[[^\]]*\])*")
-_MISSING = re.compile(r'required field "(\w+)" is missing.*')
-_PLACE = re.compile(r"<stdin>:\d+:\d+: ")
-_PHRASES = {
-    " and beside the manifest": "",
-    ": neither in these manifests nor recorded": "",
-}
 
 
 @contextmanager
 def flags_in_errors() -> Iterator[None]:
-    """Rewrites errors to name flags instead of fields, without positions in a manifest."""
+    """Makes errors name flags instead of fields, and no position in a manifest."""
     from areal.reconcilers.desired import HeldFields
+    from areal.resources.nodes import STDIN
 
     try:
         yield
     except HeldFields as error:
         hint = "leave the flag out to leave it to its owner, or take it with --force"
-        raise Conflict(error.worded("the command line", lambda path: flag_of(path) or path), hint=hint) from error
+        raise Conflict(error.worded("the command line", _flag_or_field), hint=hint) from error
     except ArealError as error:
-        faults = getattr(error, "diagnostics", ())
-        if faults:
-            from areal.resources.documents import STDIN
-
-            lines = [_of_flag(each.path, each.message) if each.pos.file == STDIN else str(each) for each in faults]
+        if faults := getattr(error, "diagnostics", ()):
+            lines = [_in_flags(each) if each.pos.file == STDIN else str(each) for each in faults]
             raise InvalidManifest("\n".join(lines), hint=error.hint) from error
-        error.message = _in_flags(error.message)
+        error.message = with_names(error.message, _flag_or_field)
+        error.hint = with_names(error.hint, _flag_or_field) if error.hint else None
         raise
 
 
-def _of_flag(path: str, message: str) -> str:
-    absent = _MISSING.fullmatch(message)
-    if absent is not None and (flag := _FLAGS.get(f"spec.{absent[1]}")):
+def _in_flags(fault: Diagnostic) -> str:
+    if flag := _FLAGS.get(fault.absent):
         return f"{flag} is missing"
-    flag, message = flag_of(path), _in_flags(message)
-    return f"{flag}: {message}" if flag else message
+    flag = flag_of(fault.path)
+    return f"{flag}: {fault.message}" if flag else fault.message
 
 
-def _in_flags(text: str) -> str:
-    text = _PLACE.sub("", text)
-    for phrase, own in _PHRASES.items():
-        text = text.replace(phrase, own)
-    return _FIELD.sub(lambda match: flag_of(match[0]) or match[0], text)
+def _flag_or_field(path: str) -> str:
+    return flag_of(path) or path
 
 
 def flag_of(path: str) -> str:

@@ -284,7 +284,8 @@ class _Manifests:
             missing = reference.target
             if missing not in known:
                 names = sorted(ref.name for ref in known if ref.kind == missing.kind)
-                message = f"{missing} does not exist: neither in these manifests nor recorded"
+                where = "" if self.request.source.manifests else ": neither in these manifests nor recorded"
+                message = f"{missing} does not exist{where}"
                 fault = Diagnostic(reference.pos, reference.path, message + did_you_mean(missing.name, names))
                 faults.setdefault(reference.source, []).append(fault)
         declared = {resource.ref for resource in self.rendered.resources}
@@ -399,6 +400,6 @@ def _refuse_dependents(targets: Sequence[Target], absent: set[str], refused: dic
             if lost is not None and target.ref not in refused:
                 why = refusal_of(refused[lost])
                 message = f"{target.ref} needs {lost}, which cannot be applied"
-                refused[target.ref] = refused_error(replace(why, message=message, hint=""))
+                refused[target.ref] = refused_error(replace(why, message=message, hint="", has_faults=False))
                 absent |= {target.ref} if target.action == "create" else set()
                 growing = True

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from areal.dataclasses import dataclass, replace
-from areal.errors import Conflict, InvalidManifest
+from areal.errors import Conflict, FieldName, InvalidManifest, Wording
 from areal.reconcilers.plan import FieldChange
 from areal.resources.backend import inference_part
 from areal.resources.tree import ABSENT, FieldPath, UpdateClass, changes, get_path, merge, path_text
@@ -348,8 +348,8 @@ def _compared(
         hint = f"delete it and apply again: areal delete {stored.ref}"
         if replaceable:
             hint = "apply with --replace to delete the object and create it again"
-        listed = "; ".join(change.to_text() for change in frozen)
-        raise Conflict(f"{where}{stored.ref}: immutable: {listed}", hint=hint)
+        listed = [part for change in frozen for part in ("; ", change.to_text())]
+        raise Conflict(Wording(f"{where}{stored.ref}: immutable: ", *listed[1:]), hint=hint)
     if found:
         after = replace(after, generation=stored.generation + 1)
     return Target(after, "configure", (*_metadata_changes(stored, after), *found), taken)
@@ -377,9 +377,10 @@ def _require_valid(after: StoredObject, where: str) -> None:
     lines = []
     for path, message in found:
         manager = origin(after.layers).get(path_text(tuple(path)), APPLY)
-        lines.append(f"{path_text(('spec', *path))}: {message}{f' (set by {manager})' if manager != APPLY else ''}")
+        setter = f" (set by {manager})" if manager != APPLY else ""
+        lines += ["\n  ", FieldName(path_text(("spec", *path))), f": {message}{setter}"]
     raise Conflict(
-        f"{where}{after.ref}: its fields contradict each other:\n  " + "\n  ".join(lines),
+        Wording(f"{where}{after.ref}: its fields contradict each other:", *lines),
         hint=f"areal get {after.ref} --show-origin; --force-conflicts takes a field for the manifest",
     )
 

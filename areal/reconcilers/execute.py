@@ -26,7 +26,7 @@ from threading import Event
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from areal.errors import ArealError, NoCapacity, TargetFailed, TimedOut
+from areal.errors import ArealError, FieldName, NoCapacity, TargetFailed, TimedOut, Wording
 from areal.reconcilers.kinds import Endpoint, controller_of, host_of
 from areal.reconcilers.launch import EffectContext, Interrupted, Slot
 from areal.reconcilers.observe import (
@@ -190,7 +190,7 @@ def _require_free(
     if owner is not None:
         raise NoCapacity(
             f"{ref}: port {endpoint.port} is in use by {owner}",
-            hint=f"stop that process, or choose another {endpoint.field}",
+            hint=Wording("stop that process, or choose another ", FieldName(endpoint.field)),
         )
 
 

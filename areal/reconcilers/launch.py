@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from areal import interrupt
 from areal.dataclasses import dataclass, field
-from areal.errors import ArealError, InvalidManifest, TargetFailed, TimedOut, UsageFault
+from areal.errors import ArealError, FieldName, InvalidManifest, TargetFailed, TimedOut, UsageFault, Wording
 from areal.reconcilers.context import Context, Deadline, Progress
 from areal.reconcilers.observe import KEYS, ObservedRun, queued_for
 from areal.resources.addresses import base_url, is_loopback, key_fault
@@ -373,7 +373,7 @@ def require_usable_key(home: Home, service: StoredObject) -> None:
     secret = _from_environment(declared).encode() or _from_file(home, service)
     if fault := key_fault(secret, host):
         raise InvalidManifest(
-            f"{service.ref}: the key of {_where(declared)} cannot be used: {fault}",
+            Wording(f"{service.ref}: the key of ", _where(declared), f" cannot be used: {fault}"),
             hint="write a long random key (openssl rand -hex 32), or drop adminKeyFrom to have one generated",
         )
 
@@ -408,12 +408,12 @@ def _from_file(home: Home, service: StoredObject) -> bytes:
     except FileNotFoundError as error:
         absent = "does not exist" if declared.get("file") else "is not set here"
         hint = "write the key there" if declared.get("file") else f"export {declared['env']}=... and run it again"
-        message = f"{service.ref}: {_where(declared)} {absent}"
+        message = Wording(f"{service.ref}: ", _where(declared), f" {absent}")
         raise InvalidManifest(message, hint=f"{hint}, or drop adminKeyFrom to have one generated") from error
     except OSError as error:
         raise explain(error, path, "read the key in") from error
 
 
-def _where(declared: Mapping[str, Any]) -> str:
+def _where(declared: Mapping[str, Any]) -> Wording:
     source, value = next(iter(declared.items()))
-    return f"spec.auth.adminKeyFrom.{source} {value}"
+    return Wording(FieldName(f"spec.auth.adminKeyFrom.{source}"), f" {value}")

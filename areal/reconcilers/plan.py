@@ -18,7 +18,7 @@ from functools import cached_property
 from typing import Any, ClassVar, Generic, Literal, TypeVar, cast
 
 from areal.dataclasses import asdict, dataclass, field
-from areal.errors import ArealError, Conflict, InvalidManifest, NoCapacity
+from areal.errors import ArealError, Conflict, FieldName, InvalidManifest, NoCapacity, Wording
 from areal.resources.tree import ABSENT, UpdateClass
 from areal.wire.fields import write_fields
 
@@ -29,6 +29,11 @@ class DoesNotFit(NoCapacity):
     def __init__(self, ref: str, error: NoCapacity) -> None:
         super().__init__(error.message, hint=error.hint, detail=error.detail)
         self.ref = ref
+
+
+FEWER_REPLICAS = Wording(
+    "areal get processes -o wide shows who holds the GPUs; lower ", FieldName("spec.replicas"), " or stop something"
+)
 
 
 @dataclass
@@ -48,7 +53,7 @@ class GpuPool:
         if count > self.available:
             raise NoCapacity(
                 f"{what} needs {count} GPUs; {self.available} are free",
-                hint="areal get processes -o wide shows who holds the GPUs; lower spec.replicas or stop something",
+                hint=FEWER_REPLICAS,
             )
         now = min(count, self.free)
         self.free -= now
@@ -257,9 +262,9 @@ class FieldChange:
     new: Any
     update: UpdateClass
 
-    def to_text(self) -> str:
+    def to_text(self) -> Wording:
         old, new = ("(not set)" if value is ABSENT else repr(value) for value in (self.old, self.new))
-        return f"{self.path}: {old} -> {new}  ({self.update.name})"
+        return Wording(FieldName(self.path), f": {old} -> {new}  ({self.update.name})")
 
     def to_json(self) -> dict[str, Any]:
         old, new = (None if value is ABSENT else value for value in (self.old, self.new))
@@ -282,11 +287,16 @@ class Drift:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why nothing is done about an object while the rest of the plan goes on."""
+    """Why nothing is done about an object while the rest of the plan goes on. ``has_faults``: the plan's faults say it,
+    each with its place."""
 
     reason: Literal["capacity", "unseen", "conflict", "invalid"]
     message: str
     hint: str
+    has_faults: bool = False
+
+    def to_json(self) -> dict[str, str]:
+        return {"reason": self.reason, "message": self.message, "hint": self.hint}
 
 
 _ACTIONS = {  # the sign in front of the object, the summary's words
@@ -316,7 +326,7 @@ def refusal_of(error: ArealError) -> Refusal:
     reason: Literal["capacity", "conflict", "invalid"] = "invalid"
     if isinstance(error, NoCapacity | Conflict):
         reason = "capacity" if isinstance(error, NoCapacity) else "conflict"
-    return Refusal(reason, error.message, error.hint or "")
+    return Refusal(reason, error.message, error.hint or "", bool(getattr(error, "diagnostics", ())))
 
 
 @dataclass(frozen=True)
@@ -358,7 +368,7 @@ class ObjectPlan:
             "decidedBy": self.decided_by,
             "changes": [change.to_json() for change in self.changes],
             "taken": list(self.taken),
-            **({"refusal": asdict(self.refusal)} if self.refusal else {}),
+            **({"refusal": self.refusal.to_json()} if self.refusal else {}),
         }
 
 

@@ -23,6 +23,7 @@ from areal.errors import closest, did_you_mean
 from areal.resources.expressions import OPENING, EnvironmentVariables, ExpressionError, Scope, parse_template
 from areal.resources.kinds import KINDS, Ref
 from areal.resources.nodes import (
+    STDIN,
     MappingNode,
     Node,
     Pos,
@@ -43,7 +44,6 @@ from areal.resources.validation import describe, spec_model
 from areal.resources.yaml_io import MAX_FILE_BYTES, load_documents
 
 OVERLAY_FILE = "areal.overlay.yaml"
-STDIN = "<stdin>"
 
 MAX_RENDERED = 4_000_000
 MAX_ITEMS = 20_000
@@ -188,9 +188,9 @@ class Document(NamedTuple):
             return []
         return [Ref(inline[1], name) for item in items.items if (name := item_name(item)) is not None]
 
-    def report(self, pos: Pos, path: str, message: str, *, hint: str | None = None) -> None:
+    def report(self, pos: Pos, path: str, message: str, *, hint: str | None = None, absent: str = "") -> None:
         """Reports a fault in this document, with its ``origin``: generated documents share one position."""
-        self.problems.add(pos, path, message, hint=hint, origin=self.origin)
+        self.problems.add(pos, path, message, hint=hint, absent=absent, origin=self.origin)
 
 
 def read_documents(source: SourceText, problems: Problems) -> list[Document]:

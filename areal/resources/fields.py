@@ -10,7 +10,7 @@ import re
 import types
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeAlias, Union, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -70,6 +70,21 @@ def without(*names: str) -> Schema:
     return {"properties": dict.fromkeys(names, EMPTY)}
 
 
+class Fault(NamedTuple):
+    """A fault at ``path`` inside the spec. ``absent``: the field whose absence is the fault. ``at_key``: the key is at
+    fault, not its value; ``column``: 1-based position in the value's text, 0 for the value as a whole."""
+
+    path: FieldPath
+    message: str
+    absent: FieldPath = ()
+    at_key: bool = False
+    column: int = 0
+
+    def below(self, base: FieldPath) -> Self:
+        """The fault of an item at ``base``."""
+        return self._replace(path=(*base, *self.path), absent=(*base, *self.absent) if self.absent else ())
+
+
 class SpecModel(BaseModel):
     """A map in a manifest: unknown fields are errors, values are frozen."""
 
@@ -97,8 +112,8 @@ class SpecModel(BaseModel):
     """References of the objects that the example refers to."""
     """The texts of the files that the example needs beside its manifest, by name."""
 
-    def problems(self) -> Iterator[tuple[FieldPath, str]]:
-        """Yields the faults of fields that are each valid alone, as (path with YAML names, message)."""
+    def problems(self) -> Iterator[tuple[FieldPath, str] | Fault]:
+        """Yields the faults of fields that are each valid alone: (path with YAML names, message), or a ``Fault``."""
         return iter(())
 
     @classmethod

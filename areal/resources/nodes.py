@@ -19,6 +19,8 @@ from areal.dataclasses import dataclass, field, replace
 from areal.errors import InvalidManifest
 from areal.resources.tree import FieldPath, bracketed
 
+STDIN = "<stdin>"
+
 
 class Pos(NamedTuple):
     """A position in a file; line and column are 1-based. For a value from the command line, the file is the flag."""
@@ -33,12 +35,14 @@ class Pos(NamedTuple):
 
 @dataclass(frozen=True)
 class Diagnostic:
-    """One fault. ``path``: the field of the resource (``spec.models[qwen].replicas``), empty for the whole file."""
+    """One fault. ``path``: the field of the resource (``spec.models[qwen].replicas``), empty for the whole file.
+    ``absent``: the field whose absence is the fault."""
 
     pos: Pos
     path: str
     message: str
     hint: str | None = None
+    absent: str = ""
 
     def __str__(self) -> str:
         where = f"{self.pos}: {self.path}" if self.path else str(self.pos)
@@ -66,9 +70,11 @@ class Problems:
     met: int = 0
     files: dict[str, None] = field(default_factory=dict)
 
-    def add(self, pos: Pos, path: str, message: str, *, hint: str | None = None, origin: str = "") -> None:
+    def add(
+        self, pos: Pos, path: str, message: str, *, hint: str | None = None, absent: str = "", origin: str = ""
+    ) -> None:
         self.met += 1
-        self.found.setdefault(Diagnostic(pos, path, message, hint), {})[origin] = None
+        self.found.setdefault(Diagnostic(pos, path, message, hint, absent), {})[origin] = None
 
     def __bool__(self) -> bool:
         return bool(self.found)

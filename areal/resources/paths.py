@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from areal.errors import did_you_mean
+from areal.resources.nodes import STDIN
 
 
 def looks_local(path: str) -> bool:
@@ -75,6 +76,11 @@ def _found(path: str, source_file: str | None, first: str | None = None) -> Path
     bases = [first or here, *(_above(here, source_file) if source_file else ())]
     places = (os.path.join(base, os.path.expanduser(path)) for base in bases)  # noqa: PTH111, PTH118
     return next((Path(place) for place in places if os.path.exists(place)), None)  # noqa: PTH110
+
+
+def looked_in(folder: str, source_file: str | None) -> str:
+    """Returns in words where a relative path was looked up. What flags set, and stdin, is beside no manifest."""
+    return f"looked in {folder}{'' if source_file in (None, STDIN) else ' and beside the manifest'}"
 
 
 @lru_cache(64)

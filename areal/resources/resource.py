@@ -13,7 +13,7 @@ from areal.dataclasses import dataclass, field, replace
 from areal.errors import did_you_mean
 from areal.resources import validation
 from areal.resources.documents import Document
-from areal.resources.fields import Metadata, fields_of
+from areal.resources.fields import Fault, Metadata, fields_of
 from areal.resources.kinds import API_VERSION, KINDS, SERVED, Ref, parse_ref, served_name
 from areal.resources.nodes import (
     Diagnostic,
@@ -32,7 +32,7 @@ from areal.resources.nodes import (
     without_entry,
 )
 from areal.resources.tree import FieldPath, path_text
-from areal.resources.validation import Fault, references, spec_model
+from areal.resources.validation import references, spec_model
 
 _NOTHING = MappingNode({}, {}, Pos("", 1, 1))
 
@@ -213,7 +213,8 @@ def _report(faults: list[Fault], document: Document, node: Node, base: FieldPath
         where = ""
         if fault.column and isinstance(found, ScalarNode):
             pos, where = text_place(found, fault.column)
-        document.report(pos, path_text((*base, *fault.path)), fault.message + where)
+        absent = path_text((*base, *fault.absent)) if fault.absent else ""
+        document.report(pos, path_text((*base, *fault.path)), fault.message + where, absent=absent)
 
 
 def _inline_objects(owner: Resource, field: str, kind: str, reference: str) -> Iterator[Resource]:

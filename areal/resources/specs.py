@@ -28,6 +28,7 @@ from areal.resources.fields import (
     Bytes,
     Cores,
     Count,
+    Fault,
     Gateway,
     LogLevel,
     ModelRef,
@@ -183,7 +184,7 @@ class ServedModel(SpecModel):
             ),
         ]
 
-    def problems(self) -> Iterator[tuple[FieldPath, str]]:
+    def problems(self) -> Iterator[tuple[FieldPath, str] | Fault]:
         if self.external is not None:
             try:
                 parse_external_url(self.external.url, allow_private=self.external.allow_private)
@@ -203,12 +204,14 @@ class ServedModel(SpecModel):
         if self.engine_url is not None:
             yield from self._attachment_problems(self.engine_url)
         elif self.engine_api_key_from is not None:
-            yield ("engineApiKeyFrom",), 'is the key of an engine at "engineUrl", and there is none'
+            message = 'is the key of an engine at "engineUrl", and there is none'
+            yield Fault(("engineApiKeyFrom",), message, absent=("engineUrl",))
         for argument, fault in engine_arg_faults(self._engine(), self.engine_args):
             yield ("engineArgs", argument), fault
         for name in ("backend", "path"):
             if getattr(self, name) is None:
-                yield (), f'required field "{name}" is missing (or "external", for a model behind a URL)'
+                message = f'required field "{name}" is missing (or "external", for a model behind a URL)'
+                yield Fault((), message, absent=(name,))
 
     @property
     def starts_engine(self) -> bool:

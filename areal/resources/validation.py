@@ -7,12 +7,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from itertools import starmap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import ValidationError
 
 from areal.errors import InvalidManifest, did_you_mean
-from areal.resources.fields import PATTERN_WORDS, SpecModel, fields_of, resolve
+from areal.resources.fields import PATTERN_WORDS, Fault, SpecModel, fields_of, resolve
 from areal.resources.kinds import KINDS, Ref, load
 from areal.resources.tree import ABSENT, FieldPath, UpdateClass, get_path, path_text
 
@@ -82,16 +83,6 @@ def references(kind: str, sparse: Mapping[str, Any]) -> tuple[Reference, ...]:
     return tuple(found)
 
 
-class Fault(NamedTuple):
-    """A fault at ``path``. ``at_key``: the key is at fault, not its value; ``column``: 1-based position in the value's
-    text, 0 for the value as a whole."""
-
-    path: FieldPath
-    message: str
-    at_key: bool = False
-    column: int = 0
-
-
 _EXPECTED = {
     "string_type": "text",
     "int_type": "an integer",
@@ -119,18 +110,18 @@ def check_model(model: type[SpecModel], value: Any) -> tuple[SpecModel | None, l
     except ValidationError as error:
         faults = _merge_unions(_fault(model, value, detail) for detail in error.errors(include_url=False))
         return None, [*faults, *_faults_beside(model, value, faults)]
-    found = [Fault(path, message) for path, message in spec.problems()]
+    found = [Fault(*each) for each in spec.problems()]
     for info in fields_of(type(spec)).values():
         if info.repeated and info.nested is not None and "name" in info.nested.model_fields:
             for item in getattr(spec, info.attribute):
                 base = (info.name, f"[{item.name}]")
-                found += [Fault((*base, *path), message) for path, message in item.problems()]
+                found += [each.below(base) for each in starmap(Fault, item.problems())]
     return (None, found) if found else (spec, found)
 
 
 def _faults_beside(model: type[SpecModel], value: Any, faults: Sequence[Fault]) -> list[Fault]:
-    """The faults between fields that are valid each, where other fields are not. A fault that concerns one of those, or
-    the spec as a whole, may be a consequence and is left out."""
+    """The faults between fields that are valid each, where other fields are not. That one of those is absent, and a
+    fault of the spec as a whole, may be a consequence and is left out."""
     lost = {str(fault.path[0]) for fault in faults if fault.path}
     if not isinstance(value, Mapping) or not lost:
         return []
@@ -138,8 +129,7 @@ def _faults_beside(model: type[SpecModel], value: Any, faults: Sequence[Fault]) 
         spec = model.model_validate({name: each for name, each in value.items() if name not in lost})
     except ValidationError:
         return []
-    found = (Fault(path, message) for path, message in spec.problems())
-    return [each for each in found if each.path and not any(name in each.message for name in lost)]
+    return [each for each in starmap(Fault, spec.problems()) if each.path and not lost.intersection(each.absent[:1])]
 
 
 def _fault(model: type[SpecModel], value: Any, detail: ErrorDetails) -> tuple[Fault, bool]:
@@ -150,7 +140,8 @@ def _fault(model: type[SpecModel], value: Any, detail: ErrorDetails) -> tuple[Fa
         near = did_you_mean(str(path[-1]), _siblings(model, path))
         return Fault(path, f"unknown field{near}", at_key=True), union
     if kind == "missing":
-        return Fault(path[:-1], f'required field "{path[-1]}" is missing', at_key=True), union
+        message = f'required field "{path[-1]}" is missing'
+        return Fault(path[:-1], message, at_key=True, absent=path), union
     if "key" in context:  # a validator of a whole map names the entry
         path = (*path, context["key"])
     message = _message(kind, detail["input"], context) or detail["msg"]

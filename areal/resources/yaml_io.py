@@ -22,6 +22,7 @@ from typing import Any
 import yaml
 
 from areal.dataclasses import dataclass, field
+from areal.errors import Wording
 from areal.resources.nodes import MappingNode, Node, Pos, Problems, ScalarNode, SequenceNode, Value, unreadable
 
 MAX_FILE_BYTES = 16 * 2**20
@@ -339,6 +340,7 @@ def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 
 
 _Dumper.add_representer(str, _represent_text)
+_Dumper.add_representer(Wording, _represent_text)
 _ManifestDumper.add_representer(str, lambda dumper, text: _represent_text(dumper, text.replace("${{", "$${{")))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -223,6 +224,25 @@ def test_fault_names_the_flag(
     assert result.code == 3, result.err
     assert fault in result.err
     assert "stdin" not in result.err and "spec." not in result.err and "manifest" not in result.err
+
+
+def test_fault_about_a_value_that_looks_like_a_field_keeps_the_value(areal: Areal, record: Callable[..., Any]) -> None:
+    record("InferenceService", "default", {"suspend": True})
+    result = areal(*REGISTER, "./spec.replicas and beside the manifest", "--backend", "embedded", "--dry-run")
+    assert result.code == 3
+    assert "--model-path: model folder './spec.replicas and beside the manifest' does not exist" in result.err
+    assert "(looked in the working directory)" in result.err
+
+
+def test_key_file_that_is_missing_is_named_by_its_flag(areal: Areal, tmp_path: Path) -> None:
+    result = areal("inf", "run", "-d", "--admin-api-key-file", str(tmp_path / "k"), "--dry-run")
+    assert result.code == 3 and f"--admin-api-key-file {tmp_path / 'k'} does not exist" in result.err
+
+
+def test_port_in_use_is_named_by_its_flag(areal: Areal) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        result = areal("inf", "run", "-d", "--port", str(taken.getsockname()[1]))
+    assert result.code == 10 and "choose another --port" in result.err
 
 
 def test_field_of_another_layer_is_named_by_its_flag(

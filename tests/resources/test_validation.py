@@ -18,6 +18,11 @@ from areal.resources.tree import ABSENT, UpdateClass, parse_path, path_text
 from areal.resources.validation import Reference, effective, references, spec_model, update_class, validate
 
 
+def test_fault_between_fields_whose_value_holds_the_name_of_an_invalid_field_is_reported() -> None:
+    spec = {"external": {"url": "http://10.0.0.1/env"}, "env": 5}
+    assert {path for path, _ in validate("Model", spec)} == {("env",), ("external", "url")}
+
+
 def test_effective_fills_defaults_and_keeps_what_is_set() -> None:
     spec = effective("InferenceService", {"gateway": {"port": 9000}})
     assert (spec.gateway.host, spec.gateway.port, spec.gateway.relays) == ("127.0.0.1", 9000, 1)

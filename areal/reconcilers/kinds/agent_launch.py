@@ -22,7 +22,7 @@ from areal.reconcilers.observe import ObservedRun
 from areal.reconcilers.plan import Op, StartRun
 from areal.resources.kinds import parse_ref, served_name
 from areal.resources.nodes import Diagnostic
-from areal.resources.paths import import_fault, import_path
+from areal.resources.paths import import_fault, import_path, looked_in
 from areal.resources.resource import Resource
 from areal.resources.specs import AgentServiceSpec
 from areal.resources.tree import FieldPath, path_text
@@ -141,7 +141,7 @@ def _faults(spec: AgentServiceSpec, folder: Path, file: str | None) -> Iterator[
         return
     places = [*_import_folders(folder, file), *import_path(folder, spec.env)]
     if spec.agent is not None and (fault := import_fault(spec.agent, places)) is not None:
-        hint = f"looked in {folder}, beside the manifest, in PYTHONPATH and where packages are installed"
+        hint = f"{looked_in(str(folder), file)}, in PYTHONPATH and where packages are installed"
         yield ("agent",), f"agent {spec.agent!r}: {fault}", hint
     programs: list[tuple[FieldPath, list[str]]] = [(("command",), spec.command)]
     programs += [(("tools", n, "mcp", "command"), tool.mcp.command) for n, tool in enumerate(spec.tools)]

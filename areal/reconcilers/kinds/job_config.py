@@ -30,7 +30,7 @@ from areal.reconcilers.launch import secret_faults
 from areal.resources.backend import Allocation, BackendError, Part, engine_arguments, parse_backend
 from areal.resources.kinds import BACKENDS, TRAIN_ENGINES, Ref
 from areal.resources.nodes import Diagnostic, ManifestError, Pos
-from areal.resources.paths import file_fault, import_fault, import_path, looks_local, module_of
+from areal.resources.paths import file_fault, import_fault, import_path, looked_in, looks_local, module_of
 from areal.resources.resource import Resource
 from areal.resources.specs import DRIVER, DRIVERS
 from areal.resources.tree import BadOverride, apply_override, dotted, parse_override, path_text
@@ -409,7 +409,7 @@ def _missing_references(job: Wanted, resource: Resource) -> Iterator[Diagnostic]
         file = folder / spec["config"]
         near = sorted(each.name for each in file.parent.iterdir() if each.is_file()) if file.parent.is_dir() else []
         message = f"there is no file {spec['config']!r}{did_you_mean(file.name, near)}"
-        yield resource.fault(("config",), message, f"looked in {folder} and beside the manifest")
+        yield resource.fault(("config",), message, looked_in(str(folder), resource.source.file))
     for path, message, hint in secret_faults(spec.get("envFrom") or {}):
         yield resource.fault(path, message, hint)
 

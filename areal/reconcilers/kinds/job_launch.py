@@ -14,6 +14,7 @@ from areal.reconcilers.kinds.job_status import DRIVER
 from areal.reconcilers.launch import NO_GPUS, EffectContext, Slot, restart_policy, secret_of, source_file
 from areal.reconcilers.plan import Op, StartRun
 from areal.resources.kinds import parse_ref, served_name
+from areal.resources.paths import looked_in
 from areal.resources.specs import TrainJobSpec
 from areal.resources.validation import effective
 from areal.runtime.backends.base import RunSpec
@@ -128,10 +129,10 @@ def _config_file(spec: TrainJobSpec, stored: StoredObject, folder: Path, cwd: Pa
     if not isinstance(spec.config, str):
         write_atomic(folder / _INLINE, json.dumps(spec.config, indent=1) + "\n")  # JSON is YAML
         return folder / _INLINE
-    found = config_file(spec.config, cwd, source_file(stored))
+    manifest = source_file(stored)
+    found = config_file(spec.config, cwd, manifest)
     if found is None:
-        hint = f"looked in {cwd} and beside the manifest"
-        raise UsageFault(f"{stored.ref}: there is no spec.config {spec.config!r}", hint=hint)
+        raise UsageFault(f"{stored.ref}: there is no spec.config {spec.config!r}", hint=looked_in(str(cwd), manifest))
     return found.resolve()
 
 

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 
 _DISPOSAL_S = 60.0
-_LOOKED = "(looked in the working directory and beside the manifest)"
 
 
 class ModelController(KindController):
@@ -52,7 +51,7 @@ class ModelController(KindController):
     ) -> dict[Ref, list[Diagnostic]]:
         from areal.hub import is_id
         from areal.resources.nodes import Diagnostic
-        from areal.resources.paths import is_there, looks_local, resolve_model_path
+        from areal.resources.paths import is_there, looked_in, looks_local, resolve_model_path
         from areal.resources.resource import served_as, served_name_conflict
         from areal.resources.tree import get_path
 
@@ -60,6 +59,7 @@ class ModelController(KindController):
         faults: dict[Ref, list[Diagnostic]] = {}
         for resource in resources:
             found, adapters = [], resource.spec.get("lora")
+            looked = f"({looked_in('the working directory', resource.source.file)})"
             places: list[FieldPath] = [("path",), ("tokenizerPath",)]
             places += [("lora", name) for name in adapters] if isinstance(adapters, dict) else []
             for place in places:
@@ -67,10 +67,10 @@ class ModelController(KindController):
                 if not isinstance(path, str) or resolve_model_path(path, resource.source.file) is not None:
                     continue
                 if looks_local(path) or not is_id(path):
-                    found.append(resource.fault(place, f"model folder {path!r} does not exist {_LOOKED}"))
+                    found.append(resource.fault(place, f"model folder {path!r} does not exist {looked}"))
             template = resource.spec.get("chatTemplate")
             if isinstance(template, str) and not is_there(template, resource.source.file):
-                found.append(resource.fault(("chatTemplate",), f"file {template!r} does not exist {_LOOKED}"))
+                found.append(resource.fault(("chatTemplate",), f"file {template!r} does not exist {looked}"))
             if (other := taken.get(served_as(resource.name, resource.spec))) is not None:
                 found.append(Diagnostic(*served_name_conflict(resource, str(other))))
             if found:

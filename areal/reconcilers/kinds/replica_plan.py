@@ -22,7 +22,7 @@ from areal.reconcilers.kinds.replicas import (
     with_callers,
 )
 from areal.reconcilers.observe import ObservedRun, RouteTable, Seen
-from areal.reconcilers.plan import Drift, SettleRoutes, SoakRuns, Verb
+from areal.reconcilers.plan import FEWER_REPLICAS, Drift, SettleRoutes, SoakRuns, Verb
 from areal.reconcilers.planning import Action, stoppable, unseen
 
 
@@ -188,7 +188,7 @@ def close_replicas(work: ReplicaWork) -> None:
     work.require_gpus(
         new * work.need,
         f" needs {new * work.need} GPUs for {new} new replica{'s' if new > 1 else ''}",
-        "areal get processes -o wide shows who holds the GPUs; lower spec.replicas or stop something",
+        FEWER_REPLICAS,
     )
     last = _start_missing(work, fresh, last)
     if any(replica.proxy.action is Action.DEFER for replica in fresh):
