@@ -5,8 +5,8 @@ processes of a home: `areal get processes` lists it, it is started again when it
 left to do. It begins when the command that started it has released its locks or died. A command that changes one of its
 objects ends it first, converges that object itself, and starts another for the rest.
 
-``HOME job-end TrainJob/NAME`` is started by a driver's supervisor when the driver has ended. If it fails, the next
-reconcile does its work.
+``HOME job-end TrainJob/NAME`` is started by a driver's supervisor when the driver has ended: it suspends the service
+that the job created, and starts the objects that waited for the job. If it fails, the next reconcile does its work.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from pathlib import Path
 from areal import interrupt
 from areal.errors import ArealError
 from areal.reconcilers.context import Context
-from areal.reconcilers.operations import reconcile_once, rest
+from areal.reconcilers.operations import reconcile_once, rest, start_dependents
 from areal.resources.kinds import Ref, parse_ref
 from areal.state.home import Home
 from areal.state.locks import HOUSEKEEPING, actor, command_line, lock_objects
 from areal.state.objects import ObjectStore
 
-_JOB_END_LOCK_S = 120.0
+_JOB_END_LOCK_S = 3600.0  # of a command that loads a model beside an object that the job's end starts
 
 
 def converge_rest(ctx: Context, refs: Iterable[Ref], seconds: float) -> int:
@@ -46,8 +46,10 @@ def converge_rest(ctx: Context, refs: Iterable[Ref], seconds: float) -> int:
 
 
 def end_job(home: Home, job: Ref) -> int:
+    ctx = Context(home, actor(), f"{HOUSEKEEPING} {job}", lock_timeout_s=_JOB_END_LOCK_S)
     try:
-        rest(Context(home, actor(), f"{HOUSEKEEPING} {job}", lock_timeout_s=_JOB_END_LOCK_S), job)
+        rest(ctx, job)
+        start_dependents(ctx, job)
     except ArealError as error:
         return error.exit_code
     return 0

@@ -88,7 +88,7 @@ def converge(
                 reports.append(report)
                 if report.failed or report.interrupted or not wait:
                     break
-                if _only_records(planned.plan):
+                if _only_records(planned):
                     unfinished = frozenset()
                     break
                 following = prepare()
@@ -113,9 +113,11 @@ def converge(
     return _with_notes(with_endings(with_stuck(outcome_of(prepared.plan, reports), stuck), endings), notes)
 
 
-def _only_records(plan: Plan) -> bool:
-    """Whether nothing can be left to do after the plan: what it records was planned for, and no process follows."""
-    return all(op.verb is Verb.RECORD for op in plan.ops)
+def _only_records(prepared: Prepared) -> bool:
+    """Whether nothing can be left to do after the plan: what it records was planned for, and no process follows. A job
+    that an object waits for may have ended before that was recorded, so that its end did not start the object."""
+    waits = any(target.object.awaits for target in prepared.scope.targets)
+    return not waits and all(op.verb is Verb.RECORD for op in prepared.plan.ops)
 
 
 def _check_start(command: CommandContext, prepared: Prepared) -> None:

@@ -196,14 +196,14 @@ def target_for(
     if not any((old.manager, old.spec) == (layer.manager, layer.spec) for old in layers):  # moving a file is no change
         layers = replace_layer(layers, layer)
     after = replace(stored, layers=layers, set_name=set_name or stored.set_name, **_metadata(wanted))
-    target = _compared(stored, after, taken, where, may_replace=replace_it)
+    target = compared(stored, after, taken, where, may_replace=replace_it)
     return replace(target, object=_new_object(wanted, layer, after.set_name)) if target.action == "replace" else target
 
 
 def with_layer(stored: StoredObject, manager: str, spec: Mapping[str, Any], cause: str) -> Target:
     """The target of an imperative verb that owns one layer (``scale``, ``suspend``); an empty spec drops it."""
     after = replace(stored, layers=replace_layer(stored.layers, Layer(manager, dict(spec), None, "", 0.0)))
-    return replace(_compared(stored, after), cause=cause)
+    return replace(compared(stored, after), cause=cause)
 
 
 def restored(stored: StoredObject, revision: Revision) -> Target:
@@ -215,7 +215,7 @@ def restored(stored: StoredObject, revision: Revision) -> Target:
         layers = replace_layer(layers, replace(applied, actor="", at=0.0))
     metadata = {name: getattr(then, name) for name in _OF_A_MANIFEST}
     after = replace(stored, layers=layers, **metadata)
-    return replace(_compared(stored, after), cause=f"rolled back to revision {revision.number}")
+    return replace(compared(stored, after), cause=f"rolled back to revision {revision.number}")
 
 
 _OF_A_MANIFEST = ("labels", "annotations", "depends_on", "protected")
@@ -327,7 +327,7 @@ def _held(ref: str, found: Sequence[FieldConflict], *words: Any) -> str:
     return f"{ref} has fields that another owner holds:\n  " + "\n  ".join(_sentences(found, *words))
 
 
-def _compared(
+def compared(
     stored: StoredObject,
     after: StoredObject,
     taken: tuple[str, ...] = (),
@@ -335,7 +335,7 @@ def _compared(
     *,
     may_replace: bool = False,
 ) -> Target:
-    """``where``: of the manifest, in front of messages."""
+    """The target that records ``after`` in place of ``stored``. ``where``: of the manifest, in front of messages."""
     if after == stored:
         return Target(stored, "unchanged")
     _require_valid(after, where)

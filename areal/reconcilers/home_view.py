@@ -136,7 +136,7 @@ class HomeView:
     def job_status(self, job: StoredObject) -> JobStatus:
         from areal.reconcilers.kinds.job_status import job_status
 
-        return job_status(self._observed(job), suspended=bool(job.spec.get("suspend")))
+        return job_status(self._observed(job), suspended=bool(job.spec.get("suspend")) and not job.awaits)
 
     def _observed(self, found: StoredObject) -> list[ObservedRun]:
         from areal.reconcilers.observe import ObservedRun
@@ -187,11 +187,11 @@ def document_of(found: StoredObject, status: ObjectStatus, *, defaults: bool = F
 
 def manifest(item: StoredObject | Resource) -> dict[str, Any]:
     """Returns the manifest with the fields that the user has set: applying it changes nothing."""
-    from areal.state.records import JOB, StoredObject, effective
+    from areal.state.records import AWAITING, JOB, StoredObject, effective
 
     asked = item.spec
-    if isinstance(item, StoredObject):  # without what its job at rest has set
-        asked = effective(tuple(layer for layer in item.layers if layer.manager != JOB))
+    if isinstance(item, StoredObject):  # without what a job at rest, or one to wait for, has set
+        asked = effective(tuple(layer for layer in item.layers if layer.manager not in (JOB, AWAITING)))
     metadata: dict[str, Any] = {"name": item.name}
     if item.labels:
         metadata["labels"] = dict(item.labels)

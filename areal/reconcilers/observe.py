@@ -335,9 +335,10 @@ def _table(router: RunState, answer: ProbeResponse | ProbeFailed, has_key: bool)
 JOB_FAILED = "JobFailed"
 DIED = "ProcessDied"  # only a reconcile restarts it
 NO_WORKING_DIR = "WorkingDirMissing"
+DEPENDENCY_FAILED = "DependencyFailed"
 _REASONS = {Phase.BACKOFF: "Restarting", Phase.CRASHLOOP: "CrashLoop"}
 _WELL = ("Ready", "Running", "Succeeded")
-_STALLED = (DIED, "CrashLoop", JOB_FAILED, NO_WORKING_DIR)  # no recovery without a command
+_STALLED = (DIED, "CrashLoop", JOB_FAILED, NO_WORKING_DIR, DEPENDENCY_FAILED)  # no recovery without a command
 OF_A_PROCESS = ("CrashLoop", "Restarting", "Starting", "NotReady")  # newer than what a command waited for
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from areal.dataclasses import dataclass, replace
-from areal.errors import Conflict, NotFound
+from areal.errors import ArealError, Conflict, NotFound
 from areal.reconcilers.apply import apply
 from areal.reconcilers.context import ApplyRequest, Context, ObjectOutcome, Outcome
 from areal.reconcilers.converge import converge
@@ -25,10 +25,12 @@ from areal.reconcilers.observe import ObservedRun
 from areal.reconcilers.plan import Plan
 from areal.reconcilers.planning import Policy
 from areal.reconcilers.prepare import Choose, CommandContext, plan_targets
-from areal.resources.kinds import Ref
+from areal.resources.kinds import KINDS, Ref
 from areal.resources.render import RenderRequest
-from areal.runtime.backends import Backends
+from areal.resources.validation import references
+from areal.runtime.backends import LOCAL, Backends
 from areal.runtime.backends.base import LIVE, RunState
+from areal.state.events import EventLog
 from areal.state.objects import ObjectStore
 from areal.state.records import StoredObject
 
@@ -252,6 +254,27 @@ def rest(ctx: Context, job: Ref, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
     """Suspend the service that an ended or suspended job owns."""
     if any(item.owner == str(job) for item in ObjectStore(ctx.home).list()):
         _converge(ctx, _only(ctx, job, lambda item: Target(item, "unchanged")), Policy(), timeout_s)
+
+
+def start_dependents(ctx: Context, job: Ref, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+    """Start the objects that waited for a job that has ended. One that runs on this machine is not started from the
+    node of a cluster, on which the job ran. An object that cannot be started has an event with the reason."""
+    command = CommandContext.open(ctx)
+    place = command.scheduler_of({}, str(job))["type"]
+    waiting = [item for item in command.store.list() if item.awaits == str(job)]
+    mine = [item for item in waiting if place in (LOCAL, command.scheduler_of({}, str(item.ref))["type"])]
+    failed: dict[str, str] = {}
+    for item in sorted(mine, key=lambda item: KINDS[item.kind].order):  # one by one: each that can start does
+        needed = (*item.depends_on, *(str(found.ref) for found in references(item.kind, item.spec)))
+        fault = next((f"{need} does not run: {failed[need]}" for need in needed if need in failed), None)
+        try:
+            outcome = reconcile_once(ctx, [item.ref], timeout_s) if fault is None else Outcome()
+            fault = fault or next((each.message for each in outcome.objects if each.exit_code), None)
+        except ArealError as error:
+            fault = error.message
+        if fault is not None:
+            failed[str(item.ref)] = fault
+            EventLog(ctx.home).record(item.ref, "Warning", "NotStarted", fault, actor=ctx.actor)
 
 
 def resume(ctx: Context, ref: Ref, timeout_s: float = DEFAULT_TIMEOUT_S) -> Outcome:

@@ -48,8 +48,8 @@ def write_statuses(
     state of every target. ``left``: objects with operations still to do."""
     targets, undone = scope.all, {*left, *_left_by(reports[-1])}
     touched = {op.ref for report in reports for op in report.plan.ops}
-    seen = observe(backend, [target.object for target in targets])
     hosts = hosts_of(ctx.home, [target.object for target in targets])
+    seen = observe(backend, [*(target.object for target in targets), *hosts.values()])
     endings: dict[str, Ending] = {}
     statuses: dict[Ref, dict[str, Any]] = {}
     events: list[tuple[Ref, str, str, str]] = []

@@ -14,6 +14,7 @@ from areal.dataclasses import dataclass, field, replace
 from areal.errors import ArealError, TargetFailed, TimedOut
 from areal.reconcilers.kinds import controller_of, host_of, started_again_by
 from areal.reconcilers.observe import (
+    DEPENDENCY_FAILED,
     OF_A_PROCESS,
     Condition,
     Health,
@@ -114,16 +115,35 @@ def gateway_address(ref: str, states: Iterable[RunState]) -> str:
 
 
 def health_of(obj: StoredObject, seen: Observed, hosts: Mapping[str, StoredObject]) -> Health:
-    """``hosts``: the recorded objects that others are attached to, by reference."""
+    """``hosts``: the recorded objects that others are attached to, or wait for, by reference."""
+    if job := obj.awaits:
+        return waiting_health(obj.ref, job, hosts.get(job), seen)
     host = hosts.get(host_of(obj) or "")
     spec = host.spec if host is not None else None
     return controller_of(obj.kind).health(str(obj.ref), obj.spec, seen, spec)
 
 
+def waiting_health(ref: Ref, job: str, found: StoredObject | None, seen: Observed) -> Health:
+    """Health of an object that starts when ``job`` has succeeded. ``found``: the job's record."""
+    if found is None:
+        return Health("Pending", 0, 1, "Waiting", f"waits for {job}, which is not recorded")
+    controller, runs = controller_of(found.kind), seen.of(job)
+    ended = controller.completion(found.spec, runs).ended
+    health = controller.health(job, found.spec, seen, None)
+    if ended == "Succeeded":
+        return Health("Pending", 0, 1, "Waiting", f"{job} has succeeded; areal reconcile {ref} starts it")
+    why = f" ({health.message})" if health.message else ""
+    if ended:
+        message = f"waits for {job}, which has failed{why}; areal restart {job} runs it again"
+        return Health("Pending", 0, 1, DEPENDENCY_FAILED, message)
+    again = f"; areal resume {job} goes on with it" if health.phase == "Stopped" else ""
+    return Health("Pending", 0, 1, "Waiting", f"waits for {job}, which is {health.phase}{why}{again}")
+
+
 def hosts_of(home: Home, objects: Sequence[StoredObject]) -> dict[str, StoredObject]:
-    """The objects, given or recorded, that any of ``objects`` is attached to."""
+    """The objects, given or recorded, that any of ``objects`` is attached to, or waits for."""
     known, store = {str(item.ref): item for item in objects}, ObjectStore(home)
-    wanted = sorted({host for item in objects if (host := host_of(item))})
+    wanted = sorted({other for item in objects for other in (host_of(item), item.awaits) if other})
     found = {ref: known.get(ref) or store.get(Ref(*ref.split("/", 1))) for ref in wanted}
     return {ref: item for ref, item in found.items() if item is not None}
 
@@ -277,6 +297,8 @@ def _fail_if_stalled(home: Home, ref: Ref, status: ObjectStatus, conditions: Con
     stalled = any(c.type == "Stalled" and c.status == "True" for c in status.conditions)
     rolled_out = any(c.type == "Degraded" and c.reason == "RolloutFailed" for c in status.conditions)
     if (stalled or rolled_out) and holder(home, ref) is None and not _converges_in_background(ref, runs):
+        if any(c.reason == DEPENDENCY_FAILED for c in status.conditions):
+            raise TargetFailed(f"{ref} {status.message}", hint=f"areal describe {ref}")
         raise TargetFailed(
             f"{ref} has failed: {status.message}", hint=f"areal logs {ref}; {started_again_by(ref)} starts it again"
         )

@@ -51,6 +51,7 @@ MAX_DOCUMENTS = 50_000
 TOO_MUCH = "templates and expressions yield more than any set of manifests needs"
 
 _SUFFIXES = (".yaml", ".yml", ".json")
+_SCHEMA = ".schema.json"
 _GENERATE_KEYS = ("apiVersion", "generate", "template", "profiles")
 _RESULT_COST = 4  # budget for a value that an expression returns; a value of a template, which is shared, costs 1
 
@@ -146,14 +147,15 @@ def _expand(argument: str, recursive: bool, problems: Problems) -> Iterator[tupl
 
 
 def _manifests(folder: Path, recursive: bool) -> Iterator[Path]:
-    """Yields manifest files of a folder by name. Skips hidden files and folders; does not follow links to folders."""
+    """Yields manifest files of a folder by name. Skips hidden files and folders, and the schemas that `areal init`
+    writes beside manifests for editors; does not follow links to folders."""
     for path in sorted(folder.iterdir()):
         if path.name.startswith("."):
             continue
         if path.is_dir():
             if recursive and not path.is_symlink():
                 yield from _manifests(path, recursive)
-        elif path.suffix in _SUFFIXES and path.name != OVERLAY_FILE:
+        elif path.suffix in _SUFFIXES and path.name != OVERLAY_FILE and not path.name.endswith(_SCHEMA):
             yield path
 
 

@@ -218,7 +218,8 @@ class Metadata(SpecModel):
     ] = {}
     """Anything else worth keeping with the object. `areal.dev/protect: "true"` refuses its deletion."""
     depends_on: Annotated[list[Annotated[str, AfterValidator(_check_ref), WithJsonSchema(_REF)]], UpdateClass.META] = []
-    """Objects, as KIND/NAME, that must be ready first, beside those the spec refers to."""
+    """Objects, as KIND/NAME, that must be ready first, beside those that the spec refers to. A TrainJob must have
+    succeeded."""
 
 
 LogLevel = Literal["debug", "info", "warning", "error"]

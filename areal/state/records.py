@@ -26,6 +26,7 @@ from areal.state.files import UnreadableFile
 
 APPLY = "apply"
 JOB = "job"  # of the service that a job created: the job is at rest
+AWAITING = "dependsOn"  # of an object that starts when a job has succeeded, which its ``source`` names
 
 
 @dataclass(frozen=True)
@@ -183,6 +184,16 @@ class StoredObject:
     def applied(self) -> Layer | None:
         """The manifest alone."""
         return next((layer for layer in self.layers if layer.manager == APPLY), None)
+
+    @property
+    def awaits(self) -> str:
+        """The job that must succeed before the object starts; "" for an object that waits for none, or that would not
+        start then either."""
+        layer = next((layer for layer in self.layers if layer.manager == AWAITING), None)
+        if layer is None or not self.spec.get("suspend"):
+            return ""
+        others = effective(tuple(each for each in self.layers if each is not layer))
+        return "" if others.get("suspend") else str((layer.source or {}).get("job", ""))
 
 
 @dataclass(frozen=True)

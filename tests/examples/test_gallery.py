@@ -97,14 +97,13 @@ def test_example_over_a_file_of_the_user_is_refused_and_changes_nothing(areal: A
     assert [each.name for each in tmp_path.iterdir()] == ["reward.py"] and mine.read_text() == "mine = True\n"
 
 
-def test_stage_whose_weights_are_not_there_yet_is_refused_with_the_folder(
+def test_stage_without_the_one_before_it_is_refused_with_its_name(
     areal: Areal,  # noqa: F811
     written: Path,
     monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
 ) -> None:
     monkeypatch.chdir(written / "tldr")
     refused = areal("apply", "-f", "rw.yaml", "--values", "profiles/cpu.yaml")
     assert (
-        refused.code == 3 and f"there is no model folder '{tmp_path}/home/jobs/tldr-sft/models/step_60'" in refused.err
+        refused.code == 3 and "TrainJob/tldr-sft does not exist: neither in these manifests nor recorded" in refused.err
     )

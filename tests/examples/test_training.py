@@ -43,7 +43,7 @@ def shell(box: Box, folder: Path, command: str, settings: tuple[str, ...]) -> su
     port = f"--set inferenceservice/default:spec.gateway.port={box.port}"
     areal = (
         f'areal() {{ local more=; if [ "$1" = apply ]; then more={shlex.quote(given)}; '
-        f'if grep -q "kind: InferenceService" "$3"; then more="$more {port}"; fi; fi; '
+        f'if grep -qrs --include=*.yaml "kind: InferenceService" "$3"; then more="$more {port}"; fi; fi; '
         f'{shlex.quote(sys.executable)} -P -m areal.cli "$@" $more; }}; '
     )
     env = {**os.environ, "AREAL_HOME": str(box.home), "OMP_NUM_THREADS": "1", **box.env}

@@ -133,6 +133,7 @@ def test_files_folders_and_stdin_are_read_in_order(tmp_path: Path) -> None:
     (tmp_path / "dir" / "notes.txt").write_text("not yaml: [")
     (tmp_path / "dir" / ".hidden.yaml").write_text("not yaml: [")
     (tmp_path / "dir" / "empty.yaml").write_text("# nothing yet\n")
+    (tmp_path / "dir" / "areal.schema.json").write_text('{"$schema": "of `areal init`"}')
     files = (str(tmp_path / "one.yaml"), str(tmp_path / "dir"), "-", str(tmp_path / "one.yaml"))
     flat = render(RenderRequest(files, stdin=model(name="piped")))
     assert [item.name for item in flat.resources] == ["one", "a", "b", "piped"]

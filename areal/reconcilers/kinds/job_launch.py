@@ -42,10 +42,7 @@ def driver_run(context: EffectContext, op: Op[StartRun], slot: Slot) -> RunSpec:
         message = f"{op.ref}: spec.workingDir: there is no folder {cwd}"
         raise UsageFault(message, hint="create it, or replace the job with another one: areal apply --replace")
     inputs, count = dict(op.args.inputs), op.args.gpus or 0
-    on_end: tuple[str, ...] = ()
-    if any(item.owner == op.ref for item in context.store.list("InferenceService")):  # it goes with the driver
-        words = (str(context.ctx.home.root), "job-end", op.ref)
-        on_end = tuple(module_argv("areal.reconcilers.background", *words))
+    on_end = module_argv("areal.reconcilers.background", str(context.ctx.home.root), "job-end", op.ref)
     gpus = context.backend.named(slot.backend).claim_gpus(count, owner=op.ref) if count else ()
     return RunSpec(
         uid=slot.uid,
@@ -79,7 +76,7 @@ def driver_run(context: EffectContext, op: Op[StartRun], slot: Slot) -> RunSpec:
             final_exit_codes=_HOPELESS,
         ),
         stop_grace_s=STOP_GRACE_S,
-        on_end=on_end,
+        on_end=tuple(on_end),
     )
 
 

@@ -9,6 +9,9 @@ A job without ``rollout`` whose configuration lays out an inference engine (``ro
 is owned by the job: it is deleted with it, and has processes for as long as the job may start its driver. With
 ``shutdown_server_on_exit: false`` it has no owner, and outlives the job. Objects of these names that the job does not
 own are never touched.
+
+An object of any kind whose ``metadata.dependsOn`` names a job starts when that job has succeeded, and so does an object
+that needs one which waits. Until then a layer of its own suspends it. An object that has started once waits no more.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from typing import Any
 
 from areal.errors import ArealError, Conflict, InvalidManifest, NoCapacity, UsageFault
 from areal.hub import TOKENIZER_FILES, is_id
-from areal.reconcilers.desired import Target, Wanted, is_derived, with_derived, with_layer
+from areal.reconcilers.desired import Target, Wanted, compared, is_derived, with_derived, with_layer
 from areal.reconcilers.kinds import StageReporter
 from areal.reconcilers.kinds.inference_launch import HubModel, hub_of, require_ids
 from areal.reconcilers.kinds.job_config import (
@@ -41,9 +44,9 @@ from areal.resources.kinds import name_problem
 from areal.resources.nodes import ManifestError
 from areal.resources.specs import TrainJobSpec
 from areal.resources.tree import ABSENT, get_path, set_path
-from areal.resources.validation import effective
+from areal.resources.validation import effective, references
 from areal.runtime.backends.base import RunState
-from areal.state.records import JOB, StoredObject
+from areal.state.records import AWAITING, JOB, Layer, StoredObject
 
 TARGET = f"{DRIVER}/0"
 _TO_START = (JobPhase.PENDING, JobPhase.STOPPED, JobPhase.LOST)
@@ -371,10 +374,11 @@ def _free_port() -> int:
 def following_jobs(
     targets: Sequence[Target], stored: Iterable[StoredObject], states: Iterable[RunState]
 ) -> tuple[Target, ...]:
-    """``targets``, with the services that their jobs own, suspended while the job is at rest."""
-    chosen = {target.ref: target for target in targets}
+    """``targets``, suspended while they wait for a job, with the services that their jobs own, suspended while the job
+    is at rest."""
+    runs, stored = list(states), list(stored)
+    chosen = {target.ref: target for target in _awaiting_jobs(targets, stored, runs)}
     known = {str(item.ref): item for item in stored} | {ref: target.object for ref, target in chosen.items()}
-    runs = list(states)
     for ref, item in known.items():
         job = known.get(item.owner or "")
         if item.kind != _SERVICE or job is None or job.kind != _JOB:
@@ -382,21 +386,79 @@ def following_jobs(
         asked, mine = chosen.get(str(job.ref)), chosen.get(ref)
         if (asked is None and mine is None) or (asked is not None and asked.is_deleted):
             continue
-        if mine is not None and mine.action != "unchanged":
+        if mine is not None and mine.action not in ("unchanged", "create"):
             continue
         resting = at_rest(asked or Target(job, "unchanged"), runs)
         if resting == any(layer.manager == JOB for layer in item.layers):
-            chosen[ref] = Target(item, "unchanged")
+            chosen[ref] = mine or Target(item, "unchanged")
         else:
             cause = f"{job.ref} is {'at rest' if resting else 'to run'}"
-            chosen[ref] = with_layer(item, JOB, {"suspend": True} if resting else {}, cause)
+            layered = with_layer(item, JOB, {"suspend": True} if resting else {}, cause)
+            chosen[ref] = replace(layered, action="create") if mine is not None and mine.action == "create" else layered
     return tuple(chosen.values())
+
+
+def _awaiting_jobs(
+    targets: Sequence[Target], stored: Sequence[StoredObject], states: Sequence[RunState]
+) -> tuple[Target, ...]:
+    """``targets``, each with the layer that suspends it while it waits for a job, or without."""
+    chosen = {target.ref: target for target in targets}
+    known = {str(item.ref): Target(item, "unchanged") for item in stored} | chosen
+    if not any(
+        target.object.awaits or any(need.startswith(f"{_JOB}/") for need in target.object.depends_on)
+        for target in known.values()
+    ):
+        return tuple(targets)
+    runs: dict[str, list[ObservedRun]] = {}
+    for state in states:
+        runs.setdefault(state.spec.owner, []).append(ObservedRun(state))
+
+    def awaited(ref: str, above: frozenset[str] = frozenset()) -> str:
+        """The job that has to end first; "" where none has."""
+        target = known.get(ref)
+        if target is None or ref in above or target.is_deleted:
+            return ""
+        is_new = target.action in ("create", "replace")
+        if not is_new and ref in runs:
+            return ""
+        item, above = target.object, above | {ref}
+        for need in item.depends_on:
+            if need.startswith(f"{_JOB}/") and not has_succeeded(need):
+                return awaited(need, above) or need
+        needed = (*item.depends_on, *(str(found.ref) for found in references(item.kind, item.spec)))
+        return next(filter(None, (awaited(need, above) for need in needed)), "")
+
+    def has_succeeded(ref: str) -> bool:
+        target = known.get(ref)
+        if target is None or target.action in ("create", "replace"):
+            return False
+        now = job_status(runs.get(ref, ()), suspended=False)
+        return now.phase is JobPhase.SUCCEEDED and not _restart_requested(target.object, now)
+
+    return tuple(target if target.is_deleted else _with_awaited(target, awaited(target.ref)) for target in targets)
+
+
+def _with_awaited(target: Target, job: str) -> Target:
+    """``target``, suspended until ``job`` has succeeded; "" lets it start."""
+    item = target.object
+    held = next((layer for layer in item.layers if layer.manager == AWAITING), None)
+    had = str((held.source or {}).get("job", "")) if held is not None else ""
+    cause = f"waits for {job}" if job else f"{had} has succeeded"
+    if job == had:
+        return replace(target, cause=cause) if job and item.awaits and not target.cause else target
+    layer = Layer(AWAITING, {"suspend": True}, {"job": job}, "", 0.0)
+    others = [each for each in item.layers if each is not held]
+    layers = tuple(layer if each is held else each for each in item.layers) if job and held else (*others, layer)
+    after = replace(item, layers=layers if job else tuple(others))
+    if target.action == "unchanged":
+        return replace(compared(item, after), cause=cause)
+    return replace(target, object=after, cause=target.cause or cause)
 
 
 def at_rest(job: Target, runs: Iterable[RunState]) -> bool:
     """Whether no driver runs and none is to be started."""
     if job.action in ("create", "replace"):
-        return False
+        return bool(job.object.spec.get("suspend"))
     mine = [ObservedRun(state) for state in runs if state.spec.owner == job.ref]
     now = job_status(mine, suspended=bool(job.object.spec.get("suspend")))
     if job.object.spec.get("suspend"):

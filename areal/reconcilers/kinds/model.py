@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from areal.installation import module_argv
 from areal.reconcilers.kinds import Endpoint, KindController, StageReporter, folders_without_object
 from areal.reconcilers.observe import Health, routed_health
-from areal.resources.kinds import API_VERSION, Ref, served_name, service_ref
+from areal.resources.kinds import API_VERSION, TRAIN_JOB, Ref, served_name, service_ref
 
 if TYPE_CHECKING:
     from areal.reconcilers.desired import Wanted
@@ -60,11 +60,12 @@ class ModelController(KindController):
         for resource in resources:
             found, adapters = [], resource.spec.get("lora")
             looked = f"({looked_in('the working directory', resource.source.file)})"
+            later = any(need.startswith(f"{TRAIN_JOB}/") for need in resource.depends_on)  # a job writes its folders
             places: list[FieldPath] = [("path",), ("tokenizerPath",)]
             places += [("lora", name) for name in adapters] if isinstance(adapters, dict) else []
             for place in places:
                 path = get_path(resource.spec, place)
-                if not isinstance(path, str) or resolve_model_path(path, resource.source.file) is not None:
+                if later or not isinstance(path, str) or resolve_model_path(path, resource.source.file) is not None:
                     continue
                 if looks_local(path) or not is_id(path):
                     found.append(resource.fault(place, f"model folder {path!r} does not exist {looked}"))
