@@ -8,7 +8,7 @@ from typing import Any
 
 from areal import interrupt
 from areal.dataclasses import dataclass, replace
-from areal.errors import TimedOut, worst_exit
+from areal.errors import worst_exit
 from areal.reconcilers.context import Context, ObjectOutcome, Outcome
 from areal.reconcilers.observe import conditions_of, observe, rollout_failure
 from areal.reconcilers.plan import ObjectPlan, Plan, Report, Verb, refused_error
@@ -60,9 +60,7 @@ def write_statuses(
         converged = target.ref in scope.requested and target.ref not in undone
         stored = replace(recorded, status=converged_status(recorded)) if converged else recorded
         health = health_of(stored, seen, hosts)
-        errors = [error for report in reports for error in report.errors_of(target.ref)]
-        if health.reason == "Queued":  # the command's timeout is no failure of a queued run
-            errors = [error for error in errors if not isinstance(error, TimedOut)]
+        errors = [error for report in reports for error in report.faults_of(target.ref)]
         error = errors[0].message if errors else None
         not_whole = not (error or is_converged(stored))
         health = rollout_health(stored, health, "the command has not finished it" if not_whole else None)

@@ -18,7 +18,7 @@ from functools import cached_property
 from typing import Any, ClassVar, Generic, Literal, TypeVar, cast
 
 from areal.dataclasses import asdict, dataclass, field
-from areal.errors import ArealError, Conflict, FieldName, InvalidManifest, NoCapacity, Wording
+from areal.errors import ArealError, Conflict, FieldName, InvalidManifest, NoCapacity, TimedOut, Wording
 from areal.resources.tree import ABSENT, UpdateClass
 from areal.wire.fields import write_fields
 
@@ -453,6 +453,13 @@ class Report:
 
     def errors_of(self, ref: str) -> list[ArealError]:
         return [self.failed[op.id] for op in self.plan.ops_of(ref) if op.id in self.failed]
+
+    def faults_of(self, ref: str) -> list[ArealError]:
+        """The errors but those of a command that had no time left: what it started goes on without it."""
+        failed = [op for op in self.plan.ops_of(ref) if op.id in self.failed]
+        return [
+            self.failed[op.id] for op in failed if op.verb is Verb.STOP or not isinstance(self.failed[op.id], TimedOut)
+        ]
 
     def is_unfinished(self, ref: str) -> bool:
         return any(op.id in self.skipped for op in self.plan.ops_of(ref))

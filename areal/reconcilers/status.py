@@ -264,7 +264,7 @@ def _met(
     if all(any(_holds(text, stored, status) for text in alternatives) for alternatives in conditions):
         return True
     if status is not None and stored is not None:
-        _fail_if_stalled(ctx.home, ref, status, conditions, runs)
+        _fail_if_stalled(ctx.home, stored, status, conditions, runs)
     elif stored is None and not _awaits_end(conditions):
         raise TargetFailed(f"{ref} was deleted while it was waited for")
     return False
@@ -289,19 +289,25 @@ def _holds(text: str, stored: StoredObject | None, status: ObjectStatus | None) 
     return evaluate(expression, object_document(stored, status)) == value
 
 
-def _fail_if_stalled(home: Home, ref: Ref, status: ObjectStatus, conditions: Conditions, runs: Runs) -> None:
-    """Raises TargetFailed when the object has failed, no command is working on it, and the wait is for success."""
-    ends_well = all(any(text in ("ready", "completed") for text in alternatives) for alternatives in conditions)
-    if not ends_well:
+def _fail_if_stalled(
+    home: Home, stored: StoredObject, status: ObjectStatus, conditions: Conditions, runs: Runs
+) -> None:
+    """Raises TargetFailed when the wait is for success, no command is working on the object, and it has failed or all
+    of its processes have started and a command has to go on."""
+    ref, reasons = stored.ref, {c.reason for c in status.conditions if c.type == "Ready"}
+    if not all(any(text in ("ready", "completed") for text in alternatives) for alternatives in conditions):
         return
     stalled = any(c.type == "Stalled" and c.status == "True" for c in status.conditions)
     rolled_out = any(c.type == "Degraded" and c.reason == "RolloutFailed" for c in status.conditions)
-    if (stalled or rolled_out) and holder(home, ref) is None and not _converges_in_background(ref, runs):
-        if any(c.reason == DEPENDENCY_FAILED for c in status.conditions):
-            raise TargetFailed(f"{ref} {status.message}", hint=f"areal describe {ref}")
-        raise TargetFailed(
-            f"{ref} has failed: {status.message}", hint=f"areal logs {ref}; {started_again_by(ref)} starts it again"
-        )
+    unfinished = not is_converged(stored) and not reasons.isdisjoint(("NotConverged", "NotRouted"))
+    if not (stalled or rolled_out or unfinished) or holder(home, ref) or _converges_in_background(ref, runs):
+        return
+    if any(c.reason == DEPENDENCY_FAILED for c in status.conditions):
+        raise TargetFailed(f"{ref} {status.message}", hint=f"areal describe {ref}")
+    if stalled or rolled_out:
+        hint = f"areal logs {ref}; {started_again_by(ref)} starts it again"
+        raise TargetFailed(f"{ref} has failed: {status.message}", hint=hint)
+    raise TargetFailed(f"{ref} waits for a command: {status.message}", hint=f"areal reconcile {ref}")
 
 
 def _converges_in_background(ref: Ref, runs: Runs) -> bool:
