@@ -53,6 +53,16 @@ def with_names(text: str, name: Callable[[str], str]) -> str:
     return "".join(name(part) if isinstance(part, FieldName) else part for part in parts)
 
 
+class FieldError(ValueError):
+    """A value that a record cannot have. ``field`` is the path of the field at fault, "" for the record itself."""
+
+    def __init__(self, field: str, problem: str, *, is_missing: bool = False) -> None:
+        super().__init__(f"{field} {problem}".lstrip())
+        self.field = field
+        self.problem = problem
+        self.is_missing = is_missing
+
+
 class ArealError(Exception):
     """An error for a user: what happened and why. ``exit_code`` is the process exit status."""
 

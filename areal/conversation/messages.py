@@ -7,17 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from areal.dataclasses import dataclass
+from areal.errors import FieldError
 
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 _REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 
 
-class ConversationError(ValueError):
+class ConversationError(FieldError):
     """A conversation that cannot become a prompt. ``field`` names the place: ``messages[1].content``."""
-
-    def __init__(self, field: str, message: str) -> None:
-        super().__init__(f"{field} {message}" if field else message)
-        self.field = field
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import orjson
 
 from areal.dataclasses import dataclass, field
 from areal.services.custom_tools import custom_input
-from areal.services.http.errors import bad_request
+from areal.services.http.errors import bad_field, bad_request
 
 # Requests.
 
@@ -24,7 +24,7 @@ def string_of(item: Mapping[str, Any], name: str, where: str) -> str:
     """A field of an item at ``where``. Raises 400 unless it is a string."""
     value = item.get(name)
     if not isinstance(value, str):
-        raise bad_request(f"{where}.{name} must be a string", param=f"{where}.{name}")
+        raise bad_field(f"{where}.{name}", "must be a string")
     return value
 
 
@@ -33,12 +33,12 @@ def joined_text(content: object, where: str, between: str, kinds: Collection[str
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise bad_request(f"{where} must be a string or a list of parts", param=where)
+        raise bad_field(where, "must be a string or a list of parts")
     texts = []
     for index, part in enumerate(content):
         place = f"{where}[{index}]"
         if not isinstance(part, Mapping):
-            raise bad_request(f"{place} must be an object with a type", param=place)
+            raise bad_field(place, "must be an object with a type")
         kind = part.get("type")
         if kind not in kinds:
             raise bad_request(f"{place}: this model takes text only, not {kind!r}", param=f"{place}.type")

@@ -45,7 +45,8 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from areal.dataclasses import dataclass, field
-from areal.wire.bodies import bounded, checked, idempotency_key, text
+from areal.wire.bodies import checked, idempotency_key, text
+from areal.wire.fields import bounded
 
 LONGEST_KEY = 1024  # bytes of UTF-8
 EVENTS = "application/x-ndjson"

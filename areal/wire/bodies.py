@@ -10,6 +10,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from areal.dataclasses import dataclass, field
+from areal.wire.fields import bounded
 from areal.wire.routing import DEFAULT_READINESS, Readiness, Strategy, worker_base_url
 from areal.wire.sampling import WHOLE_RANGES
 
@@ -32,10 +33,6 @@ def checked(problem: str, valid: Callable[[Any], object], default: Any = MISSING
 
 def text(default: Any = MISSING) -> Any:
     return checked("must be a text, not an empty one", lambda value: value != "" and "\0" not in value, default)
-
-
-def bounded(least: int, most: int, default: Any = MISSING) -> Any:
-    return field(default=default, metadata={"least": least, "most": most})
 
 
 IDEMPOTENCY_KEY = "Idempotency-Key"

@@ -10,24 +10,21 @@ from __future__ import annotations
 import sys
 import types
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, asdict, fields, is_dataclass
+from dataclasses import MISSING, Field, asdict, field, fields, is_dataclass
 from functools import cache
 from reprlib import repr as short
 from types import NoneType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from areal.errors import FieldError
 
 T = TypeVar("T")
 _TYPES: dict[type[Any], Mapping[str, Any]] = {}
 _NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a string", NoneType: "null"}
 
 
-class FieldError(ValueError):
-    """``field`` is the path of the field at fault, "" for the object itself."""
-
-    def __init__(self, field: str, problem: str) -> None:
-        super().__init__(f"{field} {problem}".lstrip())
-        self.field = field
-        self.problem = problem
+def bounded(least: float, most: float, default: Any = MISSING) -> Any:
+    return field(default=default, metadata={"least": least, "most": most})
 
 
 def field_types(cls: type[Any]) -> Mapping[str, Any]:
@@ -52,16 +49,16 @@ def read_fields(cls: type[T], data: object, path: str = "", *, lenient: bool = F
     if not lenient and (unknown := [name for name in data if name not in kinds]):
         raise FieldError(f"{prefix}{unknown[0]}", f"is not a known field: {', '.join(kinds)}")
     values = {}
-    for name, field in cls.__dataclass_fields__.items():  # type: ignore[attr-defined]
+    for name, each in cls.__dataclass_fields__.items():  # type: ignore[attr-defined]
         value = data.get(name, MISSING)
         if value is None and lenient and NoneType not in _taken_as_they_are(kinds[name]) and kinds[name] is not Any:
             value = MISSING
         if value is not MISSING:
             values[name] = _read(kinds[name], value, prefix + name)
-            if field.metadata:
-                _check_bounds(field, values[name], prefix + name)
-        elif field.default is MISSING and field.default_factory is MISSING:
-            raise FieldError(prefix + name, "is required")
+            if each.metadata:
+                _check_bounds(each, values[name], prefix + name)
+        elif each.default is MISSING and each.default_factory is MISSING:
+            raise FieldError(prefix + name, "is required", is_missing=True)
     return cls(**values)
 
 

@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any
 
-from areal.dataclasses import dataclass, field, fields
-from areal.errors import UsageFault
+from areal.dataclasses import dataclass, field, fields, replace
+from areal.errors import FieldError
+from areal.wire.fields import bounded, read_fields
 
 GREEDY_BELOW = 1e-5  # a lower temperature is greedy, recorded as 0: its inverse overflows logits
 MAX_CHOICES = 128
@@ -25,6 +25,24 @@ def derived_seed(*parts: object) -> int:
     return int.from_bytes(sha256(":".join(map(str, parts)).encode()).digest()[:4], "big") & _SEED_BITS
 
 
+REAL_RANGES = {  # name: (lowest, highest)
+    "temperature": (0.0, 2.0),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "repetition_penalty": (0.01, 100.0),
+}
+WHOLE_RANGES = {
+    "max_new_tokens": (1, 2**31 - 1),
+    "min_new_tokens": (0, 2**31 - 1),
+    "top_k": (-1, 2**31 - 1),
+    "seed": (-(2**63), 2**63 - 1),
+    "n": (1, MAX_CHOICES),
+    "top_logprobs": (0, MAX_TOP_LOGPROBS),
+}
+
+
 @dataclass(frozen=True)
 class SamplingParams:
     """Sampling parameters of a request. ``temperature`` 0 is greedy; ``top_k`` 0 or -1, ``top_p`` 1, ``min_p`` 0 filter
@@ -33,21 +51,21 @@ class SamplingParams:
     Filters apply after temperature, in the order top-k, top-p, min-p. Penalties and ``logit_bias`` come before it:
     presence and frequency look at generated tokens, repetition at prompt and output (arXiv:1909.05858)."""
 
-    max_new_tokens: int | None = None  # None: as many as the context has room for
-    min_new_tokens: int = 0  # until then no stop token can be sampled
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    seed: int | None = None
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
+    max_new_tokens: int | None = bounded(*WHOLE_RANGES["max_new_tokens"], None)  # None: as many as there is room for
+    min_new_tokens: int = bounded(*WHOLE_RANGES["min_new_tokens"], 0)  # until then no stop token can be sampled
+    temperature: float = bounded(*REAL_RANGES["temperature"], 1.0)
+    top_p: float = bounded(*REAL_RANGES["top_p"], 1.0)
+    top_k: int = bounded(*WHOLE_RANGES["top_k"], 0)
+    min_p: float = bounded(*REAL_RANGES["min_p"], 0.0)
+    seed: int | None = bounded(*WHOLE_RANGES["seed"], None)
+    presence_penalty: float = bounded(*REAL_RANGES["presence_penalty"], 0.0)
+    frequency_penalty: float = bounded(*REAL_RANGES["frequency_penalty"], 0.0)
+    repetition_penalty: float = bounded(*REAL_RANGES["repetition_penalty"], 1.0)
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False  # the model's own end tokens do not stop; stop_token_ids still do
-    n: int = 1
-    top_logprobs: int = 0
+    n: int = bounded(*WHOLE_RANGES["n"], 1)
+    top_logprobs: int = bounded(*WHOLE_RANGES["top_logprobs"], 0)
 
     def changed(self) -> dict[str, Any]:
         """The fields that differ from the defaults; only these are sent."""
@@ -70,78 +88,33 @@ class SamplingParams:
 _DEFAULTS: tuple[tuple[str, Any], ...] = tuple(
     (item.name, getattr(SamplingParams(), item.name)) for item in fields(SamplingParams)
 )
-REAL_RANGES = {  # name: (lowest, highest)
-    "temperature": (0.0, 2.0),
-    "top_p": (0.0, 1.0),
-    "min_p": (0.0, 1.0),
-    "presence_penalty": (-2.0, 2.0),
-    "frequency_penalty": (-2.0, 2.0),
-    "repetition_penalty": (0.01, 100.0),
-}
-WHOLE_RANGES = {
-    "max_new_tokens": (1, 2**31 - 1),
-    "min_new_tokens": (0, 2**31 - 1),
-    "top_k": (-1, 2**31 - 1),
-    "seed": (-(2**63), 2**63 - 1),
-    "n": (1, MAX_CHOICES),
-    "top_logprobs": (0, MAX_TOP_LOGPROBS),
-}
-_OTHER = {"logit_bias", "stop_token_ids", "ignore_eos"}
-assert REAL_RANGES.keys() | WHOLE_RANGES.keys() | _OTHER == {each.name for each in fields(SamplingParams)}
 
 
 def parse_sampling(raw: Mapping[str, Any], vocab_size: int) -> SamplingParams:
-    """Validate a client's parameters. An absent or null field has its default. Raises UsageFault for others."""
-    values: dict[str, Any] = {}
-    for name, value in raw.items():
-        if value is None:
-            continue
-        if name in REAL_RANGES:
-            values[name] = _number(name, value, *REAL_RANGES[name])
-        elif name in WHOLE_RANGES:
-            values[name] = _integer(name, value, *WHOLE_RANGES[name])
-        elif name == "ignore_eos":
-            if not isinstance(value, bool):
-                raise UsageFault(f"sampling.{name} must be true or false, not {value!r}")
-            values[name] = value
-        elif name == "stop_token_ids":
-            if not isinstance(value, list):
-                raise UsageFault(f"sampling.{name} must be a list, not {value!r}")
-            values[name] = tuple(_token(name, each, vocab_size) for each in value)
-        elif name == "logit_bias":
-            values[name] = _bias(value, vocab_size)
-        else:
-            raise UsageFault(f"sampling.{name} is not a sampling parameter")
-    if values.get("top_p") == 0.0:
-        values["top_k"], values["top_p"] = 1, 1.0  # the smallest nucleus: the most likely token alone
-    return SamplingParams(**values)
+    """Validate a client's parameters. An absent or null field has its default. Raises FieldError for others."""
+    given = {name: value for name, value in raw.items() if value is not None}
+    bias = given.pop("logit_bias", {})
+    params = read_fields(SamplingParams, given, "sampling")
+    for at, token in enumerate(params.stop_token_ids):
+        _check_token(f"stop_token_ids[{at}]", token, vocab_size)
+    if bias:
+        params = replace(params, logit_bias=_bias(bias, vocab_size))
+    return replace(params, top_k=1, top_p=1.0) if params.top_p == 0.0 else params  # the most likely token alone
 
 
-def _number(name: str, value: Any, low: float, high: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise UsageFault(f"sampling.{name} must be a number, not {value!r}")
-    if not low <= value <= high:
-        raise UsageFault(f"sampling.{name} must be between {low:g} and {high:g}, not {value!r}")
-    return float(value)
-
-
-def _integer(name: str, value: Any, low: int, high: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise UsageFault(f"sampling.{name} must be a whole number, not {value!r}")
-    if not low <= value <= high:
-        raise UsageFault(f"sampling.{name} must be between {low} and {high}, not {value}")
-    return value
-
-
-def _token(name: str, value: Any, vocab_size: int) -> int:
-    return _integer(name, value, 0, vocab_size - 1)
+def _check_token(name: str, token: object, vocab_size: int) -> None:
+    if type(token) is not int or not 0 <= token < vocab_size:
+        raise FieldError(f"sampling.{name}", f"must be a token id below {vocab_size}, not {token!r}")
 
 
 def _bias(value: Any, vocab_size: int) -> dict[int, float]:
     if not isinstance(value, Mapping):
-        raise UsageFault(f"sampling.logit_bias must map token ids to numbers, not {value!r}")
+        raise FieldError("sampling.logit_bias", f"must map token ids to numbers, not {value!r}")
     bias: dict[int, float] = {}
     for key, number in value.items():
         token = int(key) if isinstance(key, str) and key.isascii() and key.isdigit() else key
-        bias[_token("logit_bias", token, vocab_size)] = _number("logit_bias", number, -100.0, 100.0)
+        _check_token("logit_bias", token, vocab_size)
+        if type(number) not in (int, float) or not -100 <= number <= 100:
+            raise FieldError(f"sampling.logit_bias.{token}", f"must be from -100 to 100, not {number!r}")
+        bias[token] = float(number)
     return bias

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from areal.errors import FieldError
 from areal.wire.bodies import (
     ConnectPair,
     DisconnectPair,
@@ -15,7 +16,7 @@ from areal.wire.bodies import (
     StartSession,
     WeightOrder,
 )
-from areal.wire.fields import FieldError, read_fields
+from areal.wire.fields import read_fields
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 import pytest
 
-from areal.wire.fields import FieldError, read_fields, write_fields
+from areal.errors import FieldError
+from areal.wire.fields import read_fields, write_fields
 
 
 @dataclass(frozen=True)

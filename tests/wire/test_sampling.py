@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from areal.errors import UsageFault
+from areal.errors import FieldError
 from areal.wire.sampling import SamplingParams, parse_sampling
 
 
@@ -31,22 +31,23 @@ def test_parse_of_every_field_keeps_it() -> None:
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
-        ({"temperature": -1}, "temperature must be between 0 and 2,"),
+        ({"temperature": -1}, "temperature must be at least 0.0, not -1"),
         ({"temperature": "hot"}, "temperature must be a number"),
         ({"temperature": float("nan")}, "temperature must be a number"),
         ({"top_p": True}, "top_p must be a number"),
         ({"top_k": 1.5}, "top_k must be a whole number"),
         ({"stop_token_ids": 5}, "stop_token_ids must be a list"),
-        ({"stop_token_ids": [100]}, "stop_token_ids must be between 0 and 99"),
+        ({"stop_token_ids": [100]}, r"stop_token_ids\[0\] must be a token id below 100"),
         ({"logit_bias": [1]}, "logit_bias must map"),
-        ({"logit_bias": {"x": 1}}, "logit_bias must be a whole number"),
-        ({"logit_bias": {"100": 1}}, "logit_bias must be between 0 and 99"),
+        ({"logit_bias": {"7": True}}, "logit_bias.7 must be from -100 to 100"),
+        ({"logit_bias": {"x": 1}}, "logit_bias must be a token id"),
+        ({"logit_bias": {"100": 1}}, "logit_bias must be a token id below 100"),
         ({"ignore_eos": 1}, "ignore_eos must be true or false"),
-        ({"beams": 4}, "beams is not a sampling parameter"),
+        ({"beams": 4}, "beams is not a known field"),
     ],
 )
 def test_parse_of_wrong_value_names_the_field(raw: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageFault, match=message):
+    with pytest.raises(FieldError, match=message):
         parse_sampling(raw, 100)
 
 
@@ -77,7 +78,7 @@ def test_parse_takes_what_is_within_the_bounds_and_nothing_beyond(name: str) -> 
     for value in (low, high):
         parse_sampling({name: value}, 100)
     for value in (low - beyond, high + beyond):
-        with pytest.raises(UsageFault, match=f"{name} must be between"):
+        with pytest.raises(FieldError, match=f"{name} must be at (least|most)"):
             parse_sampling({name: value}, 100)
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from areal.errors import FieldName, Wording
 from areal.http.headers import ANTHROPIC_REQUEST_ID, REQUEST_ID
 
 if TYPE_CHECKING:
@@ -65,8 +66,12 @@ def bad_request(message: str, *, param: str | None = None, code: str | None = "i
     return ApiError(400, message, param=param, code=code)
 
 
+def bad_field(name: str, problem: str, *, code: str = "invalid_value") -> ApiError:
+    return bad_request(Wording(FieldName(name), f" {problem}"), param=name, code=code)
+
+
 def unsupported(name: str, why: str) -> ApiError:
-    return bad_request(f"{name} is not supported: {why}", param=name, code="unsupported_parameter")
+    return bad_field(name, f"is not supported: {why}", code="unsupported_parameter")
 
 
 def refusal(reply: HttpReply, who: str) -> ApiError:

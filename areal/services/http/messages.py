@@ -18,11 +18,12 @@ from urllib.parse import parse_qsl
 import orjson
 
 from areal.dataclasses import dataclass, field
+from areal.errors import FieldError
 from areal.http.headers import REQUEST_ID, Headers, unique_id
-from areal.services.http.errors import ApiError, ErrorFormat, bad_request
+from areal.services.http.errors import ApiError, ErrorFormat, bad_field, bad_request
 from areal.services.http.limits import BodyBudget
 from areal.wire.bodies import IDEMPOTENCY_KEY, IDEMPOTENCY_KEY_PROBLEM, is_idempotency_key
-from areal.wire.fields import FieldError, read_fields
+from areal.wire.fields import read_fields
 
 T = TypeVar("T")
 _GIVEN_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
@@ -405,15 +406,15 @@ def body_as(cls: type[T], data: Mapping[str, Any], path: str = "") -> T:
     try:
         return read_fields(cls, data, path, lenient=True)
     except FieldError as error:
-        code = "missing_field" if error.problem == "is required" else "invalid_value"
-        raise ApiError(400, str(error), code=code, param=error.field) from error
+        code = "missing_field" if error.is_missing else "invalid_value"
+        raise bad_field(error.field, error.problem, code=code) from error
 
 
 def idempotency_key(headers: Mapping[str, str]) -> str | None:
     """The request's Idempotency-Key. Raises 400 for a malformed one."""
     key = headers.get(IDEMPOTENCY_KEY)
     if key is not None and not is_idempotency_key(key):
-        raise bad_request(f"{IDEMPOTENCY_KEY} {IDEMPOTENCY_KEY_PROBLEM}", param=IDEMPOTENCY_KEY)
+        raise bad_field(IDEMPOTENCY_KEY, IDEMPOTENCY_KEY_PROBLEM)
     return key
 
 
@@ -430,7 +431,7 @@ def query_int(request: Request, name: str, default: int, least: int, most: int) 
     if text is None:
         return default
     if not text.isascii() or not text.isdecimal() or not least <= int(text) <= most:
-        raise bad_request(f"{name} must be a whole number from {least} to {most}", param=name)
+        raise bad_field(name, f"must be a whole number from {least} to {most}")
     return int(text)
 
 
@@ -441,5 +442,5 @@ def query_seconds(request: Request, name: str, most: float) -> float:
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds <= most:
-        raise bad_request(f"{name} must be between 0 and {most:g} seconds", param=name)
+        raise bad_field(name, f"must be between 0 and {most:g} seconds")
     return seconds

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from areal.dataclasses import dataclass, fields
-from areal.errors import ArealError, UsageFault
+from areal.errors import ArealError, FieldError, UsageFault
 from areal.files import parse_json, replace_file
 from areal.resources.addresses import is_loopback
 from areal.services.http.auth import AdminKey, load_admin_key, refuse_open_bind
-from areal.wire.fields import FieldError, field_types, read_fields
+from areal.wire.fields import field_types, read_fields
 from areal.wire.processes import ServeConfig
 
 C = TypeVar("C", bound=ServeConfig)

@@ -16,7 +16,7 @@ from wsproto.connection import Connection, ConnectionState, ConnectionType
 from wsproto.events import BytesMessage, CloseConnection, Event, Ping, TextMessage
 from wsproto.utilities import generate_accept_token
 
-from areal.services.http.errors import ApiError, bad_request
+from areal.services.http.errors import ApiError, bad_field
 from areal.services.http.messages import Request, ServerConnection, encode_head
 
 NORMAL, GOING_AWAY, TEXT_ONLY, TOO_LARGE, TRY_AGAIN_LATER = 1000, 1001, 1003, 1009, 1013
@@ -42,7 +42,7 @@ def accept(request: Request, most_bytes: int, *, trusted: bool = True) -> WebSoc
     except (binascii.Error, ValueError):
         valid = False
     if not valid:
-        raise bad_request("Sec-WebSocket-Key must be 16 bytes of base64", param="Sec-WebSocket-Key")
+        raise bad_field("Sec-WebSocket-Key", "must be 16 bytes of base64")
     framing = "Upgrade: websocket\r\nConnection: Upgrade\r\n"
     head = encode_head(101, {"Sec-WebSocket-Accept": generate_accept_token(key.encode()).decode()}, framing)
     socket = WebSocket(request.connection, most_bytes, trusted=trusted)

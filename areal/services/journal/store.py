@@ -25,7 +25,7 @@ from uuid import uuid4
 from areal.errors import UsageFault
 from areal.http.headers import STARTED
 from areal.services.http.auth import Access
-from areal.services.http.errors import ApiError, bad_request
+from areal.services.http.errors import ApiError, bad_field
 from areal.services.http.messages import Request, Response, read_object
 from areal.services.http.service import Metrics, Service, json_response
 from areal.services.http.tasks import IDLE_S, background, happens, uninterrupted, until_beat
@@ -414,7 +414,7 @@ class JournalRoutes(Generic[J]):
         try:
             wanted = bytes.fromhex(digest if isinstance(digest, str) else "")
         except ValueError as error:
-            raise bad_request("digest must be a key's SHA-256 in hexadecimal", param="digest") from error
+            raise bad_field("digest", "must be a key's SHA-256 in hexadecimal") from error
         journal = self._store.holder_of_digest(wanted)
         found = journal.tag if journal else self._store.departed_journal(wanted)
         return json_response({"journal": found, "journals": list(self._store.journals)})

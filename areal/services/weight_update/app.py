@@ -15,7 +15,7 @@ from areal.files import replace_file
 from areal.http.client import HttpClient
 from areal.resources.addresses import base_url
 from areal.services.http.auth import Access
-from areal.services.http.errors import bad_request, unsupported
+from areal.services.http.errors import bad_field, bad_request, unsupported
 from areal.services.http.messages import Request, Response, body_as, read_body, read_object
 from areal.services.http.process import ServeOptions
 from areal.services.http.service import Service, json_response
@@ -124,7 +124,7 @@ class WeightUpdateRoutes:
     async def put_value(self, request: Request) -> Response:
         data = await read_object(request, _BODY_BYTES)
         if "value" not in data:
-            raise bad_request("value is required", param="value", code="missing_field")
+            raise bad_field("value", "is required", code="missing_field")
         self._metadata.put(*_place(request), data["value"])
         return json_response({"status": "ok"})
 
@@ -134,7 +134,7 @@ class WeightUpdateRoutes:
     async def add_member(self, request: Request) -> Response:
         member = (await read_object(request, _BODY_BYTES)).get("value")
         if not isinstance(member, str):
-            raise bad_request("value must be a text", param="value")
+            raise bad_field("value", "must be a text")
         return json_response({"status": "ok", "size": self._metadata.add(*_place(request), member)})
 
     async def set_size(self, request: Request) -> Response:
@@ -156,7 +156,7 @@ def read_pair(data: Mapping[str, Any]) -> Pair:
         message = "inference_worker_urls or inference_gateway_url is required"
         raise bad_request(message, param="inference_worker_urls", code="missing_field")
     if gateway is not None and body.model is None:
-        raise bad_request("model is required beside inference_gateway_url", param="model", code="missing_field")
+        raise bad_field("model", "is required beside inference_gateway_url", code="missing_field")
     train = _without_slash(body.train_worker_urls)
     inference = _without_slash(body.inference_worker_urls or ()) if gateway is None else ()
     if both := set(train) & set(inference):

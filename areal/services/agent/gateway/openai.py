@@ -30,7 +30,7 @@ from areal.services.dialects import (
     joined_text,
     sse_data,
 )
-from areal.services.http.errors import ApiError, bad_request, unsupported
+from areal.services.http.errors import ApiError, bad_field, bad_request, unsupported
 from areal.services.http.messages import AnyResponse, Request, StreamingResponse, body_as
 from areal.services.http.service import json_response
 from areal.wire.agents import SESSION_KEY_HEADER, session_key
@@ -93,7 +93,7 @@ def read_responses(data: Mapping[str, Any]) -> TurnBody:
     if isinstance(items, str):
         items = [{"role": "user", "content": items}]
     if not isinstance(items, list) or not items:
-        raise bad_request("input must be a string or a list of items, not empty", param="input")
+        raise bad_field("input", "must be a string or a list of items, not empty")
     message = _last_message(items, "input")
     more: dict[str, Any] = {"input": body.input} if len(items) > 1 else {}
     more |= {"instructions": body.instructions} if body.instructions is not None else {}
@@ -124,7 +124,7 @@ def read_chat(data: Mapping[str, Any]) -> TurnBody:
     if body.n != 1:
         raise unsupported("n", "a turn has one answer")
     if not body.messages:
-        raise bad_request("messages must not be empty", param="messages")
+        raise bad_field("messages", "must not be empty")
     message = _last_message(body.messages, "messages")
     request = {name: value for name, value in data.items() if name not in (*ROUTING_FIELDS, "user", "metadata")}
     metadata = {**caller_metadata(body.metadata), "chat_request": request}
@@ -145,13 +145,13 @@ def _last_message(items: Any, where: str) -> str:
     texts: list[str] = []
     for place, item in enumerate(items):
         if not isinstance(item, Mapping):
-            raise bad_request(f"{where}[{place}] must be an object", param=f"{where}[{place}]")
+            raise bad_field(f"{where}[{place}]", "must be an object")
         if item.get("type", "message") == "message" and item.get("role") == "user":
             texts.append(joined_text(item.get("content"), f"{where}[{place}].content", "\n"))
         else:
             texts.clear()
     if not texts:
-        raise bad_request(f"{where} must end with a message of the user", param=where)
+        raise bad_field(where, "must end with a message of the user")
     return "\n\n".join(texts)
 
 

@@ -18,7 +18,7 @@ import orjson
 from areal.dataclasses import dataclass, field
 from areal.http.headers import Headers
 from areal.services.http.auth import Access
-from areal.services.http.errors import ApiError, bad_request, refusal
+from areal.services.http.errors import ApiError, bad_field, bad_request, refusal
 from areal.services.http.messages import (
     AnyResponse,
     Request,
@@ -76,7 +76,7 @@ def key_in_header(headers: Headers) -> str | None:
 def checked_key(key: str, param: str) -> str:
     """``key``, if it is a valid session key. Raises 400, which names ``param``."""
     if not is_session_key(key):
-        raise bad_request(f"{param} {KEY_PROBLEM}", param=param)
+        raise bad_field(param, f"{KEY_PROBLEM}")
     return key
 
 

@@ -32,7 +32,7 @@ from areal.services.agent.gateway.sessions import (
 from areal.services.agent.gateway.turns import Event, TurnCall, TurnDispatcher, new_run_id
 from areal.services.agent.own_stream import OwnStreamText
 from areal.services.http.auth import Access, Authenticator
-from areal.services.http.errors import ApiError, bad_request
+from areal.services.http.errors import ApiError, bad_field, bad_request
 from areal.services.http.messages import Request, Response, body_as, decode_object
 from areal.services.http.service import Service
 from areal.services.http.websocket import GOING_AWAY, WebSocket, accept
@@ -147,9 +147,9 @@ class _SocketTurns:
             frame = decode_object(text, "the frame")
             frame_id, method, params = frame.get("id"), frame.get("method"), frame.get("params") or {}
             if frame.get("type") != "req":
-                raise bad_request("type must be req", param="type")
+                raise bad_field("type", "must be req")
             if not isinstance(frame_id, str | int) or isinstance(frame_id, bool):
-                raise bad_request("id must be a text or a whole number", param="id")
+                raise bad_field("id", "must be a text or a whole number")
             if only is not None and method != only:
                 raise ApiError(401, f"the first frame must be {only}", code="missing_api_key", param="method")
             match method:
@@ -280,7 +280,7 @@ class _SocketTurns:
 def _params(cls: type[Any], params: object) -> Any:
     """``params`` as a ``cls``. Raises 400."""
     if not isinstance(params, Mapping):
-        raise bad_request("params must be an object", param="params")
+        raise bad_field("params", "must be an object")
     return body_as(cls, params, "params")
 
 

@@ -24,7 +24,7 @@ from areal.services.dialects import (
     sse_event,
     string_of,
 )
-from areal.services.http.errors import ApiError, bad_request
+from areal.services.http.errors import ApiError, bad_field, bad_request
 from areal.services.inference.data_proxy.fields import Fields, left_out_tool
 from areal.services.inference.data_proxy.serializers import ChatTranslation, TemplateUses
 from areal.wire.sampling import MAX_STOPS
@@ -174,7 +174,7 @@ def translate(fields: Fields, uses: TemplateUses, *, counting: bool = False) -> 
     chat |= {name: fields.take(name) for name in ("top_p", "top_k", "metadata")}
     chat["max_tokens"] = fields.whole("max_tokens", 1, 2**31 - 1)
     if chat["max_tokens"] is None and not counting:
-        raise bad_request("max_tokens is required", param="max_tokens", code="missing_field")
+        raise bad_field("max_tokens", "is required", code="missing_field")
     ignored = [*_thinking(fields, uses, chat), *_output_config(fields, uses, chat)]
     fields.accept(_NO_EFFECT)
     return ChatTranslation(
@@ -187,7 +187,7 @@ def _thinking(fields: Fields, uses: TemplateUses, chat: dict[str, Any]) -> list[
     thinking = fields.mapping("thinking")
     kind = thinking.get("type", "disabled")
     if kind not in ("enabled", "adaptive", "disabled"):
-        raise bad_request("thinking.type must be enabled, adaptive or disabled", param="thinking.type")
+        raise bad_field("thinking.type", "must be enabled, adaptive or disabled")
     if thinking:
         chat["chat_template_kwargs"] = {name: kind != "disabled" for name in _THINKING_SWITCHES if uses(name)}
     return [f"thinking.{name}" for name in ("budget_tokens", "display") if thinking.get(name) is not None]
@@ -198,7 +198,7 @@ def _output_config(fields: Fields, uses: TemplateUses, chat: dict[str, Any]) -> 
     wanted = config.mapping("format") or fields.mapping("output_format")
     if wanted:
         if wanted.get("type") != "json_schema" or not isinstance(wanted.get("schema"), dict):
-            raise bad_request("output_config.format must be a json_schema with a schema", param="output_config.format")
+            raise bad_field("output_config.format", "must be a json_schema with a schema")
         schema = {"name": "answer", "schema": wanted["schema"]}
         chat["response_format"] = {"type": "json_schema", "json_schema": schema}
     if uses("reasoning_effort") and (effort := config.text("effort")) is not None:
@@ -224,17 +224,17 @@ def _tools(fields: Fields) -> dict[str, Any]:
             return {**chat, "tool_choice": "required"}
         case "tool" if name:
             return {**chat, "tool_choice": {"type": "function", "function": {"name": name}}}
-    raise bad_request("tool_choice must be of type auto, any, none, or tool with a name", param="tool_choice")
+    raise bad_field("tool_choice", "must be of type auto, any, none, or tool with a name")
 
 
 def _tool(tool: object, where: str) -> dict[str, Any]:
     if not isinstance(tool, Mapping):
-        raise bad_request(f"{where} must be an object", param=where)
+        raise bad_field(where, "must be an object")
     name, schema = tool.get("name"), tool.get("input_schema")
     if not isinstance(name, str) or not name:
-        raise bad_request(f"{where}.name must be a string", param=f"{where}.name")
+        raise bad_field(f"{where}.name", "must be a string")
     if not isinstance(schema, Mapping):
-        raise bad_request(f"{where}.input_schema must be an object", param=f"{where}.input_schema")
+        raise bad_field(f"{where}.input_schema", "must be an object")
     function = {"name": name, "description": tool.get("description") or "", "parameters": schema}
     return {"type": "function", "function": function}
 
@@ -251,7 +251,7 @@ _PROVIDERS = (
 def chat_messages(system: object, messages: object, fields: Fields | None = None) -> list[dict[str, Any]]:
     """Return the messages in OpenAI's form; ``fields`` records what is left out. Raises 400 naming the block."""
     if not isinstance(messages, list) or not messages:
-        raise bad_request("messages must be a list with at least one message", param="messages")
+        raise bad_field("messages", "must be a list with at least one message")
     out: list[dict[str, Any]] = []
     if system is not None:
         out.append({"role": "system", "content": "\n".join(_texts(system, "system"))})
@@ -269,7 +269,7 @@ def chat_messages(system: object, messages: object, fields: Fields | None = None
                 texts = _texts(message.get("content"), f"{where}.content")
                 out.append({"role": "system", "content": "\n".join(texts)})
             case _:
-                raise bad_request(f"{where}.role must be user or assistant", param=f"{where}.role")
+                raise bad_field(f"{where}.role", "must be user or assistant")
     if out[-1].get("tool_calls"):
         raise bad_request("the last message's tool calls have no tool_result blocks after them", param="messages")
     return out
@@ -280,12 +280,12 @@ def _blocks(content: object, where: str) -> list[tuple[str, Mapping[str, Any], s
     if isinstance(content, str):
         content = [{"type": "text", "text": content}]
     if not isinstance(content, list):
-        raise bad_request(f"{where} must be a string or a list of blocks", param=where)
+        raise bad_field(where, "must be a string or a list of blocks")
     blocks = []
     for index, block in enumerate(content):
         place = f"{where}[{index}]"
         if not isinstance(block, Mapping) or not isinstance(block.get("type"), str):
-            raise bad_request(f"{place} must be an object with a type", param=place)
+            raise bad_field(place, "must be an object with a type")
         blocks.append((block["type"], block, place))
     return blocks
 
@@ -324,7 +324,7 @@ def _add_user(out: list[dict[str, Any]], content: object, where: str, known_call
     elif texts:
         out.append({"role": "user", "content": "\n".join(texts)})
     elif not content:
-        raise bad_request(f"{where} must not be empty", param=where)
+        raise bad_field(where, "must not be empty")
 
 
 def _image(block: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -337,7 +337,7 @@ def _image(block: Mapping[str, Any], where: str) -> dict[str, Any]:
             kind, data = (string_of(source, name, f"{where}.source") for name in ("media_type", "data"))
             url = f"data:{kind};base64,{data}"
         case _:
-            raise bad_request(f"{where}.source must be of type url or base64", param=f"{where}.source")
+            raise bad_field(f"{where}.source", "must be of type url or base64")
     return {"type": "image_url", "image_url": {"url": url}}
 
 
@@ -380,6 +380,6 @@ def _assistant(content: object, where: str, fields: Fields | None) -> dict[str, 
 def _tool_use(block: Mapping[str, Any], where: str) -> dict[str, Any]:
     arguments = block.get("input")
     if not isinstance(arguments, Mapping):
-        raise bad_request(f"{where}.input must be an object", param=f"{where}.input")
+        raise bad_field(f"{where}.input", "must be an object")
     function = {"name": string_of(block, "name", where), "arguments": orjson.dumps(arguments).decode()}
     return {"id": string_of(block, "id", where), "type": "function", "function": function}

@@ -31,7 +31,7 @@ from areal.dataclasses import asdict, dataclass
 from areal.files import parse_json, replace_file
 from areal.runtime.notes import note
 from areal.services.http.auth import Access
-from areal.services.http.errors import ApiError, bad_request
+from areal.services.http.errors import ApiError, bad_field, bad_request
 from areal.services.http.messages import AnyResponse, Request, Response, read_body, read_object
 from areal.services.http.service import Service, json_response
 from areal.services.http.tasks import uninterrupted
@@ -438,7 +438,7 @@ class EngineControl:
         calls end at the engine where they started. Raises 400, 502."""
         given = (await read_object(request, _BODY_BYTES)).get("backend_addr")
         if not isinstance(given, str):
-            raise bad_request("backend_addr must be the engine's address, host:port", param="backend_addr")
+            raise bad_field("backend_addr", "must be the engine's address, host:port")
         try:
             url = worker_base_url(given)
         except ValueError as error:

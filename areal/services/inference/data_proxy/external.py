@@ -343,7 +343,7 @@ class ExternalCalls:
                 writer = translation.writer(answer_id := recorder.answer_id(id_prefix), self._model, int(time.time()))
                 response_recorder = chat_recorder(recorder, self._model, CHAT_PATH, body, answer_id)
                 timeout = progress_timeout_s(request, self._timeout_s)
-                with api_failures(), dialect_field_names(translation.names):
+                with api_failures(), dialect_field_names(translation.names, foreign=True):
                     async with self._api.post(CHAT_PATH, body, request.id, timeout) as upstream:
                         call.waited = time.perf_counter() - call.started
                         headers = {names.OVERHEAD: call.overhead()}

@@ -19,7 +19,7 @@ from areal.dataclasses import asdict, dataclass, field
 from areal.files import replace_file
 from areal.resources.addresses import ExternalUrl, UrlError, parse_external_url
 from areal.services.http.auth import Access
-from areal.services.http.errors import ApiError, bad_request
+from areal.services.http.errors import ApiError, bad_field
 from areal.services.http.messages import AnyResponse, Request, Response, decode_object, read_body, read_object
 from areal.services.http.service import Handler, Service, json_response
 from areal.services.inference.data_proxy.sessions import CallRecorders
@@ -174,17 +174,17 @@ class ExternalModels:
 def _registered(body: RegisterExternal, own: str) -> ExternalRegistration:
     """Raises 400, 409."""
     if body.names is None:
-        raise bad_request("name must be the model's: letters, digits and -._:/", param="name")
+        raise bad_field("name", "must be the model's: letters, digits and -._:/")
     name, model = body.names
     if name == own:
         raise ApiError(409, f"{own!r} is what this data proxy serves itself", code="model_exists", param="name")
     if not body.url:
-        raise bad_request("url is required: the base URL of an external API", param="url", code="missing_field")
+        raise bad_field("url", "is required: the base URL of an external API", code="missing_field")
     registered = ExternalRegistration(name, body.url, model, body.api_key or None, body.api, body.allow_private)
     try:
         _ = registered.parsed_url
     except UrlError as error:
-        raise bad_request(f"url {error.with_advice('allow_private')}", param="url") from error
+        raise bad_field("url", f"{error.with_advice('allow_private')}") from error
     return registered
 
 

@@ -16,7 +16,8 @@ from urllib.parse import quote
 import orjson
 
 from areal.dataclasses import dataclass
-from areal.services.http.errors import ApiError, bad_request, unsupported
+from areal.errors import with_names
+from areal.services.http.errors import ApiError, bad_field, bad_request, unsupported
 from areal.services.inference.data_proxy.tokenizer import TextCodec
 from areal.services.inference.engines.base import SAMPLING_FIELDS, Capabilities
 from areal.wire.sampling import GREEDY_BELOW, MAX_STOPS, REAL_RANGES, WHOLE_RANGES, SamplingParams
@@ -52,9 +53,9 @@ class Fields:
             return default
         value = self._left.pop(name)
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise bad_request(f"{name} must be a number", param=name)
+            raise bad_field(name, "must be a number")
         if not low <= value <= high:
-            raise bad_request(f"{name} must be between {low:g} and {high:g}", param=name)
+            raise bad_field(name, f"must be between {low:g} and {high:g}")
         return float(value)
 
     def whole(self, name: str, low: int, high: int) -> int | None:
@@ -62,9 +63,9 @@ class Fields:
             return None
         value = self._left.pop(name)
         if isinstance(value, bool) or not isinstance(value, int):
-            raise bad_request(f"{name} must be a whole number", param=name)
+            raise bad_field(name, "must be a whole number")
         if not low <= value <= high:
-            raise bad_request(f"{name} must be between {low} and {high}", param=name)
+            raise bad_field(name, f"must be between {low} and {high}")
         return value
 
     def flag(self, name: str, default: bool = False) -> bool:
@@ -84,7 +85,7 @@ class Fields:
             return default
         value = self._left.pop(name)
         if not isinstance(value, kind):
-            raise bad_request(f"{name} must be {called}", param=name)
+            raise bad_field(name, f"must be {called}")
         return value
 
     def texts(self, name: str, at_most: int) -> tuple[str, ...]:
@@ -92,15 +93,15 @@ class Fields:
         value = self.take(name) or []
         items = [value] if isinstance(value, str) else value
         if not isinstance(items, list) or not all(isinstance(item, str) and item for item in items):
-            raise bad_request(f"{name} must be a string or a list of strings, not empty ones", param=name)
+            raise bad_field(name, "must be a string or a list of strings, not empty ones")
         if len(items) > at_most:
-            raise bad_request(f"{name} may hold at most {at_most} strings", param=name)
+            raise bad_field(name, f"may hold at most {at_most} strings")
         return tuple(items)
 
     def token_ids(self, name: str, vocab_size: int) -> tuple[int, ...]:
         value = self.take(name, [])
         if not is_token_ids(value, vocab_size):
-            raise bad_request(f"{name} must be a list of token ids below {vocab_size}", param=name)
+            raise bad_field(name, f"must be a list of token ids below {vocab_size}")
         return tuple(value)
 
     def accept(self, names: Iterable[str]) -> None:
@@ -155,18 +156,24 @@ def is_token_ids(value: object, vocab_size: int) -> bool:
     return isinstance(value, list) and all(type(item) is int and 0 <= item < vocab_size for item in value)
 
 
+_FIRST_STEP = re.compile(r"[^.\[]*")  # of a field's path
+
+
 @contextmanager
-def dialect_field_names(names: Mapping[str, str]) -> Iterator[None]:
+def dialect_field_names(names: Mapping[str, str], *, foreign: bool = False) -> Iterator[None]:
     """Make errors about a field of a chat body name the dialect's field instead. Indexes and subfields are left out,
-    since the dialect may number its items differently."""
+    since the dialect may number its items differently. ``foreign``: messages are another API's and stay, after the
+    field's name."""
+
+    def named(field: str) -> str:
+        return names.get(_FIRST_STEP.match(field)[0], field)  # type: ignore[index]  # it matches every text
+
     try:
         yield
     except ApiError as error:
-        given = re.split(r"[.\[]", error.param or "")[0]
-        known = names.get(given)
-        if known is None:
+        if error.param is None or (known := named(error.param)) == error.param:
             raise
-        message = re.sub(rf"\b{given}\b(\[\d+\]|\.\w+)*", known, error.message)
+        message = f"{known}: {error.message}" if foreign else with_names(error.message, named)
         raise ApiError(error.status, message, code=error.code, param=known, headers=error.headers) from error
 
 
@@ -232,14 +239,14 @@ def _constraint(name: str, kind: str, value: object) -> Mapping[str, Any]:
             return {"type": "json_schema", "json_schema": {"name": "answer", "schema": _schema(name, value)}}
         case "json_object":
             if value is not True:
-                raise bad_request(f"{name} must be true or false", param=name)
+                raise bad_field(name, "must be true or false")
             return {"type": "json_object"}
         case "choice":
             if not isinstance(value, list) or not value or not all(isinstance(each, str) and each for each in value):
-                raise bad_request(f"{name} must be a list of texts, none of them empty", param=name)
+                raise bad_field(name, "must be a list of texts, none of them empty")
             return {"type": "choice", "choice": value}
     if not isinstance(value, str) or not value:
-        raise bad_request(f"{name} must be a text, not an empty one", param=name)
+        raise bad_field(name, "must be a text, not an empty one")
     return {"type": kind, kind: value}
 
 
@@ -248,9 +255,9 @@ def _schema(name: str, value: object) -> Mapping[str, Any]:
         try:
             value = orjson.loads(value)
         except orjson.JSONDecodeError as error:
-            raise bad_request(f"{name} is not valid JSON: {error}", param=name) from error
+            raise bad_field(name, f"is not valid JSON: {error}") from error
     if not isinstance(value, Mapping):
-        raise bad_request(f"{name} must be a JSON schema", param=name)
+        raise bad_field(name, "must be a JSON schema")
     return value
 
 
@@ -310,7 +317,7 @@ def _usage_options(fields: Fields, stream: bool) -> tuple[bool, bool]:
     include, continuous = options.flag("include_usage"), options.flag("continuous_usage_stats")
     options.accept(("include_obfuscation",))
     if include and not stream:
-        raise bad_request("stream_options needs stream: true", param="stream_options")
+        raise bad_field("stream_options", "needs stream: true")
     for unknown in options.ignored():
         fields.name_left_out(f"stream_options.{unknown}")
     return include, include and continuous
@@ -320,7 +327,7 @@ def _response_format(fields: Fields, capabilities: Capabilities) -> Mapping[str,
     if (constraint := read_constraint(fields)) is not None:
         name, constrained = constraint
         if fields.given("response_format"):
-            raise bad_request(f"{name} and response_format cannot both be followed", param=name)
+            raise bad_field(name, "and response_format cannot both be followed")
         if not capabilities.response_format:
             raise unsupported(name, capabilities.no_response_format or "this engine has no grammars")
         return constrained
@@ -329,12 +336,12 @@ def _response_format(fields: Fields, capabilities: Capabilities) -> Mapping[str,
     if kind == "text":
         return None
     if kind not in ("json_object", "json_schema"):
-        raise bad_request("response_format.type must be text, json_object or json_schema", param="response_format")
+        raise bad_field("response_format", "must be of type text, json_object or json_schema")
     if not capabilities.response_format:
         raise unsupported("response_format", capabilities.no_response_format or f"this engine cannot force {kind}")
     if kind == "json_object" and wanted.get("schema") is not None:  # the form of Together, Fireworks and llama.cpp
         if not isinstance(wanted["schema"], Mapping):
-            raise bad_request("response_format.schema must be an object", param="response_format.schema")
+            raise bad_field("response_format.schema", "must be an object")
         return {"type": "json_schema", "json_schema": {"name": "answer", "schema": wanted["schema"]}}
     return wanted
 
@@ -404,6 +411,6 @@ def _logit_bias(fields: Fields, vocab_size: int) -> dict[int, float]:
         if not _TOKEN_ID.fullmatch(key) or int(key) >= vocab_size:
             raise bad_request(f"logit_bias: {key!r} is not a token id", param="logit_bias")
         if isinstance(value, bool) or not isinstance(value, int | float) or not -100 <= value <= 100:
-            raise bad_request(f"logit_bias of token {key} must be a number between -100 and 100", param="logit_bias")
+            raise bad_field("logit_bias", f"of token {key} must be a number between -100 and 100")
         bias[int(key)] = float(value)
     return bias

@@ -10,7 +10,7 @@ from typing import Any
 
 from areal.dataclasses import dataclass, field, replace
 from areal.services.dialects import assistant_message
-from areal.services.http.errors import ApiError, bad_request
+from areal.services.http.errors import ApiError, bad_field, bad_request
 from areal.services.http.messages import AnyResponse, Request, Response, decode_object
 from areal.services.http.service import SECONDS, TOKEN_SECONDS, Handler, Metrics, json_response
 from areal.services.inference.data_proxy import anthropic, responses
@@ -326,7 +326,7 @@ class ModelCalls:
             room = _room(generation, max(lengths), limit)
             if room is not None and generation.sampling.min_new_tokens > room:
                 least = generation.sampling.min_new_tokens
-                raise bad_request(f"min_tokens is {least}, and the answer has {room} at most", param="min_tokens")
+                raise bad_field("min_tokens", f"is {least}, and the answer has {room} at most")
         sampling = generation.sampling
         if sampling.max_new_tokens != room:
             sampling = replace(sampling, max_new_tokens=room)

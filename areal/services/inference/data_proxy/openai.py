@@ -15,7 +15,7 @@ from areal.conversation.messages import message_text, read_tools
 from areal.dataclasses import dataclass, replace
 from areal.errors import UsageFault
 from areal.services.custom_tools import function_of, with_function_calls
-from areal.services.http.errors import bad_request, unsupported
+from areal.services.http.errors import bad_field, bad_request, unsupported
 from areal.services.inference.data_proxy.fields import (
     Fields,
     ResponseOptions,
@@ -156,7 +156,7 @@ def read_tool_use(fields: Fields, template: Template, parsers: Parsers, capabili
         if parsers.tools is None:
             raise unsupported("tool_choice", _NO_PARSER)
         if not tools:
-            raise bad_request("tool_choice needs tools", param="tool_choice")
+            raise bad_field("tool_choice", "needs tools")
         if name is not None and parsers.tools.named_call is None:
             why = f"in the format {parsers.tools.name!r} a call of one tool cannot be forced; required can be"
             raise unsupported("tool_choice", why)
@@ -195,7 +195,7 @@ def _name(choice: Mapping[str, Any], tools: list[dict[str, Any]]) -> str:
     function = choice.get(kind)
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(name, str):
-        raise bad_request(f"tool_choice.{kind} must be an object with a name", param=f"tool_choice.{kind}")
+        raise bad_field(f"tool_choice.{kind}", "must be an object with a name")
     if name not in [tool["function"]["name"] for tool in tools]:
         raise bad_request(f"tool_choice: {name!r} is not among tools", param="tool_choice")
     return name
@@ -309,7 +309,7 @@ def read_chat(fields: Fields, codec: TextCodec, capabilities: Capabilities, pars
     parsing = ResponseParsing(None if continued else parsers.reasoning, tools)
     wants_logprobs, top = fields.flag("logprobs"), fields.whole("top_logprobs", 0, capabilities.max_top_logprobs)
     if top and not wants_logprobs:
-        raise bad_request("top_logprobs needs logprobs: true", param="top_logprobs")
+        raise bad_field("top_logprobs", "needs logprobs: true")
     options = read_response_options(fields, (top or 0) if wants_logprobs else None, capabilities)
     old, new = fields.whole("max_tokens", 1, 2**31 - 1), fields.whole("max_completion_tokens", 1, 2**31 - 1)
     sampling = read_sampling(fields, codec, options, capabilities, new or old)
@@ -356,7 +356,7 @@ def _continues_last_message(fields: Fields, messages: Sequence[Mapping[str, Any]
         return False
     last = messages[-1]
     if last["role"] != "assistant" or not message_text(last).strip() or "tool_calls" in last:
-        raise bad_request(f"{name} needs the last message to be the assistant's, with text and no calls", param=name)
+        raise bad_field(name, "needs the last message to be the assistant's, with text and no calls")
     if forced:
         raise bad_request(f"{name} does not go with a tool_choice that forces a call", param="tool_choice")
     return True
@@ -366,7 +366,7 @@ def _template_variables(fields: Fields, template: Template) -> dict[str, Any]:
     variables = fields.mapping("chat_template_kwargs")
     if reserved := RESERVED & variables.keys():
         name = f"chat_template_kwargs.{min(reserved)}"
-        raise bad_request(f"{name} is set by the service", param=name)
+        raise bad_field(name, "is set by the service")
     variables["add_generation_prompt"] = fields.flag(
         "add_generation_prompt", variables.get("add_generation_prompt", True)
     )
@@ -391,15 +391,15 @@ def read_completion(fields: Fields, codec: TextCodec, capabilities: Capabilities
         raise unsupported("prompt_logprobs", "not in a stream")
     most = fields.whole("max_tokens", 0, 2**31 - 1)
     if most == 0 and not echo:
-        raise bad_request("max_tokens may be 0 only with echo", param="max_tokens")
+        raise bad_field("max_tokens", "may be 0 only with echo")
     sampling = read_sampling(fields, codec, options, capabilities, most or (1 if most == 0 else None))
     if most == 0 and (sampling.n != 1 or options.stream):
-        raise bad_request("max_tokens 0 goes with neither n nor stream", param="max_tokens")
+        raise bad_field("max_tokens", "0 goes with neither n nor stream")
     best_of = fields.whole("best_of", 1, 128)
     if best_of is not None and best_of != sampling.n:
         raise unsupported("best_of", "only as many choices are made as n says")
     if sampling.n * len(prompts) > MAX_PROMPTS:
-        raise bad_request(f"n times the number of prompts may be at most {MAX_PROMPTS}", param="n")
+        raise bad_field("n", f"times the number of prompts may be at most {MAX_PROMPTS}")
     seeds = _default_seeds(fields, len(prompts)) if capabilities.free_seeds else None
     fields.accept(("default_seed",))
     store, ignored = _read_rest(fields)

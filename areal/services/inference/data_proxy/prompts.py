@@ -14,7 +14,7 @@ from typing import Any
 from areal.conversation import Branch, Chat, Conversation, ConversationError, normalise
 from areal.conversation.messages import message_text
 from areal.dataclasses import dataclass
-from areal.services.http.errors import bad_request
+from areal.services.http.errors import bad_field, bad_request
 from areal.services.inference.data_proxy.tokenizer import TextCodec, TooLong
 from areal.services.inference.recorder.records import PrefixMatch
 
@@ -27,7 +27,7 @@ def template_refusals() -> Iterator[None]:
     try:
         yield
     except ConversationError as error:
-        raise bad_request(str(error), param=error.field or "messages") from error
+        raise bad_field(error.field, error.problem) from error
 
 
 def read_conversation(messages: object) -> Conversation:
@@ -37,7 +37,7 @@ def read_conversation(messages: object) -> Conversation:
     for index, message in enumerate(conversation.messages):
         if message["role"] not in _ROLES:
             where = f"messages[{index}].role"
-            raise bad_request(f"{where} must be one of {', '.join(_ROLES)}", param=where)
+            raise bad_field(where, f"must be one of {', '.join(_ROLES)}")
     return conversation
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from areal.services.custom_tools import custom_arguments, custom_function
 from areal.services.dialects import CallForm, ResponsesWriter, joined_text, string_of
-from areal.services.http.errors import bad_request, unsupported
+from areal.services.http.errors import bad_field, bad_request, unsupported
 from areal.services.inference.data_proxy.fields import Fields, left_out_tool
 from areal.services.inference.data_proxy.serializers import ChatTranslation, TemplateUses
 
@@ -127,24 +127,24 @@ class _ResponseTools:
 
     def _add(self, tool: object, where: str) -> None:
         if not isinstance(tool, Mapping):
-            raise bad_request(f"{where} must be an object", param=where)
+            raise bad_field(where, "must be an object")
         if tool.get("type") != "namespace":
             self._add_one(tool, where, None)
             return
         inner = tool.get("tools")
         if not isinstance(inner, list):
-            raise bad_request(f"{where}.tools must be a list", param=f"{where}.tools")
+            raise bad_field(f"{where}.tools", "must be a list")
         name = _name(tool, where)
         for index, each in enumerate(inner):
             place = f"{where}.tools[{index}]"
             if not isinstance(each, Mapping):
-                raise bad_request(f"{place} must be an object", param=place)
+                raise bad_field(place, "must be an object")
             about = ": ".join(filter(None, (tool.get("description"), each.get("description"))))
             self._add_one({**each, "description": about or None}, place, name)
 
     def _add_one(self, tool: Mapping[str, Any], where: str, namespace: str | None) -> None:
         if not isinstance(tool.get("type"), str):
-            raise bad_request(f"{where}.type must be a string", param=f"{where}.type")
+            raise bad_field(f"{where}.type", "must be a string")
         if left_out_tool(self._fields, tool, ("function", "custom")):
             return
         form = CallForm(_name(tool, where), namespace, tool["type"] == "custom")
@@ -200,7 +200,7 @@ def _joined_name(name: str, namespace: str | None) -> str:
 def _name(tool: Mapping[str, Any], where: str) -> str:
     name = tool.get("name")
     if not isinstance(name, str) or not name:
-        raise bad_request(f"{where}.name must be a string", param=f"{where}.name")
+        raise bad_field(f"{where}.name", "must be a string")
     return name
 
 
@@ -245,7 +245,7 @@ def _messages(fields: Fields, tools: _ResponseTools, instructions: str | None, v
         for index, item in enumerate(value):
             _add(builder, item, f"input[{index}]", fields, tools)
     if not builder.messages or value in (None, "", []):
-        raise bad_request("input must be a string or a list of items, not empty", param="input")
+        raise bad_field("input", "must be a string or a list of items, not empty")
     return builder.messages
 
 
@@ -262,7 +262,7 @@ text of the answers stays."""
 
 def _add(builder: _MessageBuilder, item: object, where: str, fields: Fields, tools: _ResponseTools) -> None:
     if not isinstance(item, Mapping):
-        raise bad_request(f"{where} must be an object", param=where)
+        raise bad_field(where, "must be an object")
     match item.get("type", "message"):
         case "message":
             role = item.get("role")

@@ -12,7 +12,7 @@ from prometheus_client import Counter
 
 from areal.http import headers as names
 from areal.services.http.auth import Access, AdminKey
-from areal.services.http.errors import ApiError, bad_request
+from areal.services.http.errors import ApiError, bad_field, bad_request
 from areal.services.http.messages import (
     Request,
     Response,
@@ -108,10 +108,10 @@ class JournalSessionRoutes:
         if key is None:
             return
         if self._key is not None and self._key.matches(key.encode()):
-            raise bad_request("api_key must not be the admin key", param="api_key")
+            raise bad_field("api_key", "must not be the admin key")
         tag = tag_of_key(key)
         if tag is not None and self._store.journal(tag) is None:
-            raise bad_request("api_key looks like a key of this service, but of no session here", param="api_key")
+            raise bad_field("api_key", "looks like a key of this service, but of no session here")
 
     async def reward(self, request: Request) -> Response:
         caller = self._callers.resolve(request.headers)
@@ -314,7 +314,7 @@ class TrajectoryRoutes:
         """Reward the session's last interaction. Return whether it was given now, and the export if it was taken in the
         same commit. Raises 400 for several sessions, or a trajectory id."""
         if len(wanted.session_ids) > 1 or wanted.trajectory is not None:
-            raise bad_request("reward is for one session, and its last interaction", param="reward")
+            raise bad_field("reward", "is for one session, and its last interaction")
         return await journal.seal(SessionName.require(wanted.session_ids[0], "session_ids"), reward, wanted)
 
     def _export_request(self, body: ExportTrajectories, key: str | None) -> ExportRequest:
@@ -327,7 +327,7 @@ class TrajectoryRoutes:
             if not ids:
                 raise GroupName.unknown(body.group_id)
         if not ids:
-            raise bad_request("session_ids must be a list of session ids, not an empty one", param="session_ids")
+            raise bad_field("session_ids", "must be a list of session ids, not an empty one")
         if body.trajectory_id is not None and body.trajectory_id >= SEQUENCES:
             message = f"no trajectory {body.trajectory_id}"
             raise ApiError(404, message, code="trajectory_not_found", param="trajectory_id")
@@ -347,7 +347,7 @@ class TrajectoryRoutes:
         export_id = (await read_object(request, _EXPORT_BODY_BYTES)).get("export_id")
         name = ExportName.parse(export_id)
         if name is None:
-            raise bad_request("export_id must be that of an export", param="export_id")
+            raise bad_field("export_id", "must be that of an export")
         released = await journal_of(self._store, name.tag).acknowledge(name)
         self._acknowledged.inc(int(released))
         return json_response({"status": "ok", "released": released})

@@ -24,7 +24,7 @@ import orjson
 from areal.dataclasses import asdict, dataclass
 from areal.http.client import CallFailed, HttpClient
 from areal.services.http.auth import Access
-from areal.services.http.errors import ApiError, bad_request
+from areal.services.http.errors import ApiError, bad_field, bad_request
 from areal.services.http.messages import Request, Response, body_as, read_body
 from areal.services.http.service import Service, json_response
 from areal.services.http.tasks import IDLE_S, happens, until_beat
@@ -441,4 +441,4 @@ def _probe(data: Mapping[str, Any]) -> WeightProbe:
         input_ids = tuple(int(token) for token in data["input_ids"])
         return WeightProbe(input_ids, expected, float(data.get("tolerance", FLOAT32_TOLERANCE)))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise bad_request(f"probe is not one: {error}", param="probe") from error
+        raise bad_field("probe", f"is not one: {error}") from error

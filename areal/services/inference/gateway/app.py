@@ -15,7 +15,7 @@ import orjson
 from areal.dataclasses import dataclass, replace
 from areal.http.client import CallFailed, HttpClient, HttpReply
 from areal.services.http.auth import Access, presented_key
-from areal.services.http.errors import ApiError, bad_request
+from areal.services.http.errors import ApiError, bad_field
 from areal.services.http.messages import AnyResponse, Request, Response, decode_object, read_body
 from areal.services.http.process import ServeOptions
 from areal.services.http.service import Handler, Service, json_response, to_response
@@ -234,9 +234,9 @@ class Registration:
         body = await read_body(request, PublishModel, _REGISTRATION_BYTES)
         model, external = body.model, body.external
         if external is None and body.api_key is not None:
-            raise bad_request("api_key belongs to a url, and there is none", param="api_key")
+            raise bad_field("api_key", "belongs to a url, and there is none")
         if external is None and not body.addrs:
-            raise bad_request("data_proxy_addrs must be a list of addresses, not empty", param="data_proxy_addrs")
+            raise bad_field("data_proxy_addrs", "must be a list of addresses, not empty")
         async with self._lock:
             addrs = body.addrs or await self._healthy()
             before = await self._registered(model)

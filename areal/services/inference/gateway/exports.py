@@ -16,7 +16,7 @@ import orjson
 
 from areal.http import headers as names
 from areal.services.http.auth import Access
-from areal.services.http.errors import ApiError, bad_request
+from areal.services.http.errors import ApiError, bad_field
 from areal.services.http.messages import Request, Response, decode_object, query_int, query_seconds, read_object
 from areal.services.http.service import Service, json_response, to_response
 from areal.services.inference.gateway.relay import NO_SESSION
@@ -56,7 +56,7 @@ class ExportRoutes:
                 answer.headers[names.EXPORT_ID] = export_id
             return answer
         if data.get("reward") is not None:
-            raise bad_request("reward is for one session, and its last interaction", param="reward")
+            raise bad_field("reward", "is for one session, and its last interaction")
         return await self._several(data, places, self._journals.for_admin(request))
 
     async def _several(
@@ -64,7 +64,7 @@ class ExportRoutes:
     ) -> Response:
         form = data.get("format") or "json"
         if form not in ("json", "npz"):
-            raise bad_request("format must be json or npz", param="format")
+            raise bad_field("format", "must be json or npz")
         common = {name: value for name, value in data.items() if name != "group_id"} | {"format": "json"}
         checks = await self._call_each(places, {**common, "format": form, "dry_run": True}, headers)
         damaged = {tag: reply for tag, reply in zip(places, checks, strict=True) if _is_damaged(reply)}
@@ -97,7 +97,7 @@ class ExportRoutes:
         parts = export_id.split(_SEPARATOR) if isinstance(export_id, str) else []
         exports = [name for part in parts if (name := ExportName.parse(part))]
         if not exports or len(exports) < len(parts):
-            raise bad_request("export_id must be that of an export", param="export_id")
+            raise bad_field("export_id", "must be that of an export")
         released = False
         for name in exports:
             reply = await self._acknowledge(request, name.tag, f"{_PATH}/ack", {"export_id": str(name)})
@@ -202,7 +202,7 @@ def _places(data: Mapping[str, Any]) -> dict[str, list[str]]:
     if not ids and isinstance(group_id, str):
         return {GroupName.require(group_id).tag: []}
     if not isinstance(ids, list) or not ids or not all(isinstance(item, str) for item in ids):
-        raise bad_request("session_ids must be a list of session ids, not an empty one", param="session_ids")
+        raise bad_field("session_ids", "must be a list of session ids, not an empty one")
     places: dict[str, list[str]] = {}
     for session_id in ids:
         places.setdefault(SessionName.require(session_id).tag, []).append(session_id)

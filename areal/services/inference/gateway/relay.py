@@ -27,7 +27,7 @@ from areal.dataclasses import dataclass, field
 from areal.http import headers as names
 from areal.http.client import Connection, HttpClient, NotConnected, PendingCall, ResponseLost
 from areal.http.headers import Headers, unique_id
-from areal.services.http.errors import ApiError, bad_request
+from areal.services.http.errors import ApiError, bad_field
 from areal.services.http.messages import AnyResponse, Request, Response, StreamingResponse, decode_object
 from areal.services.http.service import EventCutter, Metrics
 from areal.services.http.tasks import Watchdog
@@ -48,7 +48,7 @@ def read_envelope(body: bytes, journal: str | None = None, *, with_prefix: bool)
     data = decode_object(body)
     model = data.get("model")
     if model is not None and not isinstance(model, str):
-        raise bad_request("model must be a string", param="model")
+        raise bad_field("model", "must be a string")
     prefix = prompt_prefix(data) if with_prefix else None
     tokens = len(body) / _BYTES_PER_TOKEN + _answer_tokens(data)
     return model, CallKey(tokens, prefix, journal)

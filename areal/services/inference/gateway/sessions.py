@@ -17,7 +17,7 @@ from areal.http import headers as names
 from areal.http.client import CallFailed, HttpClient, HttpReply
 from areal.http.headers import unique_id
 from areal.services.http.auth import Access, AdminKey, presented_key, unknown_key
-from areal.services.http.errors import ApiError, bad_request
+from areal.services.http.errors import ApiError, bad_field
 from areal.services.http.messages import (
     AnyResponse,
     Request,
@@ -382,7 +382,7 @@ class SessionRoutes:
         if key is None:
             refuse_idempotency_key(request, "give api_key, whose second start is refused")
         if name is not None and not isinstance(name, str):
-            raise bad_request("model must be a string", param="model")
+            raise bad_field("model", "must be a string")
         model = (await self._relay.resolve(name)).name
         body = orjson.dumps({**data, "model": model})
         reply = await place_sessions(self._table, self._router, body, model, request.id)
@@ -434,7 +434,7 @@ def _journal_tag(data: Mapping[str, Any]) -> str:
     session_id, group_id = data.get("session_id"), data.get("group_id")
     if session_id is not None:
         if not isinstance(session_id, str):
-            raise bad_request("session_id must be a string", param="session_id")
+            raise bad_field("session_id", "must be a string")
         return SessionName.require(session_id).tag
     return GroupName.require(group_id).tag
 

@@ -29,7 +29,7 @@ from enum import StrEnum
 from typing import Any
 
 from areal.dataclasses import dataclass, field, replace
-from areal.services.http.errors import bad_request
+from areal.services.http.errors import bad_field
 from areal.services.inference.recorder.records import RecordedTurn, TextTurn, TokenTurn, TrajectoryTurns
 from areal.wire.bodies import LARGEST_F32
 
@@ -95,13 +95,13 @@ def parse_rows(query: Mapping[str, str]) -> tuple[Style, float]:
     """``style`` and ``discount`` of a query. Raises 400."""
     text = query.get("style", Style.INDIVIDUAL.value)
     if text not in [each.value for each in Style]:
-        raise bad_request("style must be individual or concat", param="style")
+        raise bad_field("style", "must be individual or concat")
     try:
         discount = float(query.get("discount", "1"))
     except ValueError:
         discount = math.nan
     if not 0 <= discount <= 1:  # nor NaN
-        raise bad_request("discount must be from 0 to 1", param="discount")
+        raise bad_field("discount", "must be from 0 to 1")
     return Style(text), discount
 
 

@@ -26,7 +26,7 @@ from typing import Any, ClassVar, Self
 
 from areal.dataclasses import dataclass, replace
 from areal.http.headers import unique_id
-from areal.services.http.errors import ApiError, bad_request
+from areal.services.http.errors import ApiError, bad_field, bad_request
 from areal.services.journal.keys import TAG
 from areal.wire.bodies import LARGEST_F32
 
@@ -150,19 +150,19 @@ def parse_kind(text: str | None) -> TrajectoryKind | None:
     try:
         return {"tokens": TrajectoryKind.TOKENS, "text": TrajectoryKind.TEXT}[text]
     except KeyError:
-        raise bad_request("kind must be tokens or text", param="kind") from None
+        raise bad_field("kind", "must be tokens or text") from None
 
 
 def check_reward(value: object) -> float:
     """A reward as a number that fits a training row. Raises 400."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise bad_request("reward must be a number", param="reward")
+        raise bad_field("reward", "must be a number")
     try:
         number = float(value)
     except OverflowError:
         number = math.inf
     if not math.isfinite(number) or abs(number) > LARGEST_F32:
-        raise bad_request("reward must be finite, within the range of float32", param="reward")
+        raise bad_field("reward", "must be finite, within the range of float32")
     return number
 
 
@@ -306,7 +306,7 @@ def read_leases(data: Mapping[str, Any]) -> list[LeaseName]:
     given = data.get("lease_ids")
     leases = [lease for item in given if (lease := LeaseName.parse(item))] if isinstance(given, list) else []
     if not isinstance(given, list) or len(leases) < len(given):
-        raise bad_request("lease_ids must be a list of lease ids", param="lease_ids")
+        raise bad_field("lease_ids", "must be a list of lease ids")
     return leases
 
 

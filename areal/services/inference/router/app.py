@@ -21,7 +21,7 @@ from areal.dataclasses import dataclass, field
 from areal.files import parse_json, replace_file
 from areal.http.client import HttpClient
 from areal.services.http.auth import Access
-from areal.services.http.errors import ApiError, bad_request
+from areal.services.http.errors import ApiError, bad_field, bad_request
 from areal.services.http.messages import (
     AnyResponse,
     Request,
@@ -465,7 +465,7 @@ class RouterRoutes:
 
     def _worker(self, body: NameWorker) -> WorkerRecord:
         if body.worker_id is None and body.worker_addr is None:
-            raise bad_request("worker_id or worker_addr is required", param="worker_id")
+            raise bad_field("worker_id", "or worker_addr is required")
         addr = worker_base_url(body.worker_addr) if body.worker_addr is not None and body.worker_id is None else None
         worker = self._registry.find(worker_id=body.worker_id, addr=addr)
         if worker is None:
@@ -475,7 +475,7 @@ class RouterRoutes:
 
 def _required_model(name: str | None) -> str:
     if name is None:
-        raise bad_request("model is required", param="model", code="missing_field")
+        raise bad_field("model", "is required", code="missing_field")
     return name
 
 

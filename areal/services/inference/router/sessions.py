@@ -21,7 +21,7 @@ import orjson
 from areal.dataclasses import dataclass
 from areal.http import headers as names
 from areal.http.client import CallFailed, HttpClient, HttpReply, NotConnected
-from areal.services.http.errors import ApiError, bad_request
+from areal.services.http.errors import ApiError, bad_field, bad_request
 from areal.services.inference.recorder.session import GroupName, SessionName
 from areal.services.inference.router.picking import rendezvous
 from areal.services.inference.router.registry import WorkerRecord, WorkerRegistry, WorkerReport
@@ -201,7 +201,7 @@ class SessionPlacing:
         try:
             held = await self._find(bytes.fromhex(digest))
         except ValueError as error:
-            raise bad_request("api_key_digest must be hexadecimal", param="api_key_digest") from error
+            raise bad_field("api_key_digest", "must be hexadecimal") from error
         if held is None:
             raise ApiError(404, "no session has this key", code="session_not_found", param="api_key")
         return held

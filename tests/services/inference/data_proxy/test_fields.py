@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from areal.services.http.errors import ApiError
+from areal.services.http.errors import ApiError, bad_field
 from areal.services.inference.data_proxy.fields import (
     Fields,
     ResponseOptions,
@@ -137,24 +137,37 @@ def test_ignored_fields_are_named_up_to_fifty_and_the_rest_are_counted() -> None
     assert Fields(dict.fromkeys(names, 1)).ignored() == (*names[:50], "and 2 more")
 
 
-def test_faults_of_a_chats_field_name_the_dialects_own_and_others_stay() -> None:
-    def told(name: str | None) -> ApiError:
-        with pytest.raises(ApiError) as caught, dialect_field_names({"max_tokens": "max_output_tokens"}):
-            raise ApiError(400, f"{name} must be above 0", code="c", param=name, headers={"h": "1"})
-        return caught.value
+def dialect_error(error: ApiError, names: dict[str, str], *, foreign: bool = False) -> ApiError:
+    with pytest.raises(ApiError) as caught, dialect_field_names(names, foreign=foreign):
+        raise error
+    return caught.value
 
-    renamed = told("max_tokens")
+
+def test_error_about_a_field_of_a_chat_names_the_dialects_field() -> None:
+    names = {"max_tokens": "max_output_tokens"}
+    error = bad_field("max_tokens", "must be above 0", code="c")
+    error.headers["h"] = "1"
+    renamed = dialect_error(error, names)
     assert (renamed.message, renamed.param) == ("max_output_tokens must be above 0", "max_output_tokens")
     assert (renamed.status, renamed.code, renamed.headers) == (400, "c", {"h": "1"})
-    assert told("top_p").message == "top_p must be above 0"
-    assert told(None).param is None
+    assert dialect_error(bad_field("top_p", "must be above 0"), names).message == "top_p must be above 0"
+    assert dialect_error(ApiError(400, "max_tokens"), names).message == "max_tokens"
 
 
 @pytest.mark.parametrize("place", ["messages[1].content[0].type", "messages[1]", "messages"])
-def test_fault_inside_a_chats_field_names_the_dialects_field_alone(place: str) -> None:
-    with pytest.raises(ApiError) as caught, dialect_field_names({"messages": "input"}):
-        raise ApiError(400, f"{place.removesuffix('.type')} is of type 'image_url'", code="c", param=place)
-    assert (caught.value.message, caught.value.param) == ("input is of type 'image_url'", "input")
+def test_error_inside_a_field_of_a_chat_names_the_dialects_field_alone(place: str) -> None:
+    error = dialect_error(bad_field(place, "is of type 'image_url'"), {"messages": "input"})
+    assert (error.message, error.param) == ("input is of type 'image_url'", "input")
+
+
+def test_value_that_is_the_name_of_a_field_stays_in_an_error() -> None:
+    error = dialect_error(bad_field("messages[0].role", "is 'messages', not user"), {"messages": "input"})
+    assert error.message == "input is 'messages', not user"
+
+
+def test_message_of_another_api_stays_as_it_is_after_the_dialects_field() -> None:
+    error = dialect_error(ApiError(400, "max_tokens too large", param="max_tokens"), {"max_tokens": "m"}, foreign=True)
+    assert (error.message, error.param) == ("m: max_tokens too large", "m")
 
 
 def test_form_of_the_answer_is_the_same_by_default_and_when_the_default_is_set() -> None:

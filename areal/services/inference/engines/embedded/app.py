@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from areal.dataclasses import dataclass, field
 from areal.errors import ArealError, Conflict, UsageFault
 from areal.services.http.auth import Access
-from areal.services.http.errors import ApiError, bad_request
+from areal.services.http.errors import ApiError, bad_field, bad_request
 from areal.services.http.messages import AnyResponse, Request, Response, read_body, read_object
 from areal.services.http.service import Service, json_response
 from areal.services.inference.engines.embedded.loading import LoadedModel
@@ -330,7 +330,7 @@ def _group_errors() -> Iterator[None]:
 
 def _given(value: T | None, field: str) -> T:
     if value is None:
-        raise bad_request(f"{field} is required", param=field, code="missing_field")
+        raise bad_field(field, "is required", code="missing_field")
     return value
 
 

@@ -19,8 +19,8 @@ from typing import Any
 import orjson
 
 from areal.dataclasses import dataclass
-from areal.errors import UsageFault
-from areal.services.http.errors import ApiError, bad_request, unsupported
+from areal.errors import FieldError, UsageFault
+from areal.services.http.errors import ApiError, bad_field, bad_request, unsupported
 from areal.services.http.messages import AnyResponse, Request, Response, StreamingResponse
 from areal.services.http.service import json_response
 from areal.services.inference.engines.embedded.grammar import Matcher
@@ -192,24 +192,24 @@ def read_prompts(raw: Any, loaded: LoadedModel) -> list[list[int]]:
 
 def read_prompt(raw: Any, loaded: LoadedModel) -> list[int]:
     if not isinstance(raw, list) or not raw:
-        raise bad_request("input_ids must be a list of at least one token id", param="input_ids")
+        raise bad_field("input_ids", "must be a list of at least one token id")
     vocab_size, most = loaded.engine.vocab_size, loaded.engine.limits.max_length
     if len(raw) >= most:
         message = f"the prompt has {len(raw)} tokens; this model has room for {most} of prompt and answer together"
         raise bad_request(message, param="input_ids", code="context_length_exceeded")
     if set(map(type, raw)) != {int} or min(raw) < 0 or max(raw) >= vocab_size:
         wrong = next(token for token in raw if type(token) is not int or not 0 <= token < vocab_size)
-        raise bad_request(f"input_ids holds {wrong!r}, which is no token id below {vocab_size}", param="input_ids")
+        raise bad_field("input_ids", f"holds {wrong!r}, which is no token id below {vocab_size}")
     return raw
 
 
 def read_sampling(raw: Any, vocab_size: int) -> SamplingParams:
     if raw is not None and not isinstance(raw, dict):
-        raise bad_request("sampling must be an object", param="sampling")
+        raise bad_field("sampling", "must be an object")
     try:
         return parse_sampling(raw or {}, vocab_size)
-    except UsageFault as fault:
-        raise bad_request(fault.message, param=fault.message.split(" ")[0]) from fault
+    except FieldError as error:
+        raise bad_field(error.field, error.problem) from error
 
 
 def read_seeds(raw: Any, prompts: int) -> list[int] | None:
@@ -217,7 +217,7 @@ def read_seeds(raw: Any, prompts: int) -> list[int] | None:
     if raw is None:
         return None
     if not isinstance(raw, list) or len(raw) != prompts or set(map(type, raw)) != {int}:
-        raise bad_request(f"seeds must be {prompts} whole numbers, one for each prompt", param="seeds")
+        raise bad_field("seeds", f"must be {prompts} whole numbers, one for each prompt")
     return raw
 
 
@@ -226,7 +226,7 @@ def read_adapter(raw: Any, loaded: LoadedModel) -> Adapter | None:
         return None
     adapter = loaded.adapters.get(raw) if isinstance(raw, str) else None
     if adapter is None:
-        raise bad_request(f"adapter {raw!r} is not loaded here", param="adapter", code="adapter_not_found")
+        raise bad_field("adapter", f"{raw!r} is not loaded here", code="adapter_not_found")
     return adapter
 
 
@@ -236,7 +236,7 @@ async def read_grammar(raw: Any, sampling: SamplingParams, loaded: LoadedModel) 
         return None
     name = "response_format"
     if not isinstance(raw, dict):
-        raise bad_request(f"{name} must be an object", param=name)
+        raise bad_field(name, "must be an object")
     if loaded.grammars is None:
         raise unsupported(name, str(loaded.no_grammars))
     for field in ("ignore_eos", "min_new_tokens"):
@@ -253,7 +253,7 @@ def read_interval(raw: Any) -> int:
     if raw is None:
         return 1
     if type(raw) is not int or raw < 1:
-        raise bad_request("stream_interval must be a whole number from 1", param="stream_interval")
+        raise bad_field("stream_interval", "must be a whole number from 1")
     return raw
 
 

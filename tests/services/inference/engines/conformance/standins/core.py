@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from aiohttp import web
 
-from areal.errors import UsageFault
+from areal.errors import FieldError, UsageFault
 from areal.services.inference.engines.embedded.engine import Scores
 from areal.services.inference.engines.embedded.grammar import keep_allowed
 from areal.services.inference.engines.embedded.loading import LoadedModel, inspect_folder, load_model
@@ -93,8 +93,8 @@ class Core:
             matcher = (
                 self.loaded.grammars.matcher(response_format) if self.loaded.grammars and response_format else None
             )
-        except UsageFault as fault:
-            raise Refused(fault.message) from fault
+        except (FieldError, UsageFault) as fault:
+            raise Refused(str(fault)) from fault
         chosen = self.loaded.adapters[adapter] if adapter else None
         stream = self.streams.open(make_sequences([prompt], parsed, self.loaded, chosen, matcher), whole=False)
         self.engine.submit(stream.sequences)
