@@ -1,14 +1,12 @@
 """Probe components over HTTP, many at once, within one deadline and never through a proxy.
 
-Non-blocking sockets in one loop and a small parser, standard library only: ``areal get`` probes a home's processes
-with it and stays light, and a thousand stopped processes cost one deadline, not a thousand. Logs and leases, which only
-the wait for a start reads, are imported there.
+Non-blocking sockets in one loop, standard library only: ``areal get`` probes a home's processes with it and stays
+light, and a thousand stopped processes cost one deadline, not a thousand. Sockets, logs and leases are imported where
+they are used.
 """
 
 from __future__ import annotations
 
-import errno
-import os
 import resource
 import threading
 import time
@@ -24,11 +22,9 @@ from areal.runtime import procfs
 from areal.runtime.backends.base import ENDED, Phase, RunControl, RunState
 
 if TYPE_CHECKING:
-    import socket
+    from areal.runtime.exchange import HttpExchange
 
 MOST_BYTES = 1 << 20
-_BLOCK = 1 << 16
-_MOST_HEAD = 1 << 16
 _AT_ONCE = 2048
 _FILES_LEFT = 128  # of the process's limit, for whatever else it has open
 
@@ -80,8 +76,10 @@ def http_get_all(
         return []
     import selectors
 
-    exchanges = [_Exchange(request, timeout_s, most_bytes) for request in requests]
-    waiting, asked = deque(exchanges), deque[tuple[float, _Exchange]]()
+    from areal.runtime.exchange import HttpExchange
+
+    exchanges = [HttpExchange(request.url, request.headers, most_bytes) for request in requests]
+    waiting, asked = deque(exchanges), deque[tuple[float, HttpExchange]]()
     at_once = min(_AT_ONCE, max(16, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _FILES_LEFT))
     open_now, quiet_from = 0, time.monotonic()
     with selectors.DefaultSelector() as selector:
@@ -98,148 +96,31 @@ def http_get_all(
             seen = time.monotonic()  # answers that arrive while others are read are in time
             for key, _ in ready:
                 exchange, peer = key.data
-                exchange.step(peer)
-                if exchange.answer is not None:
+                exchange.step()
+                if exchange.has_ended:
                     selector.unregister(peer)
                     exchange.close()
                     open_now -= 1
                     quiet_from = seen
                 elif exchange.sent and key.events == selectors.EVENT_WRITE:
                     selector.modify(peer, selectors.EVENT_READ, key.data)
-            while asked and (asked[0][1].answer is not None or asked[0][0] <= seen):
-                exchange = asked.popleft()[1]
-                if exchange.answer is None and exchange.peer is not None:
-                    selector.unregister(exchange.peer)
-                    exchange.finish()
+            while asked and (asked[0][1].has_ended or asked[0][0] <= seen):
+                late = asked.popleft()[1]
+                if late.peer is not None:
+                    selector.unregister(late.peer)
+                    late.close()
                     open_now -= 1
             if seen - quiet_from >= 2 * timeout_s:
                 break
-    return [exchange.finish() for exchange in exchanges]
+    return [_result(exchange, timeout_s) for exchange in exchanges]
 
 
-class _Exchange:
-    """One request and its answer, driven by ``step`` whenever its socket is ready."""
-
-    def __init__(self, request: ProbeRequest, timeout_s: float, most_bytes: int) -> None:
-        self.url = request.url
-        self.answer: ProbeResponse | ProbeFailed | None = None
-        self.sent = False
-        self._timeout_s, self._most = timeout_s, most_bytes
-        self._out = b""
-        self._in = bytearray()
-        self._request = request
-        self.peer: socket.socket | None = None
-
-    def connect(self) -> socket.socket | None:
-        """A socket to wait for; None where ``answer`` already holds the failure."""
-        import socket
-
-        try:
-            parts = urlsplit(self.url)
-            host, port = parts.hostname, parts.port or 80
-        except ValueError:
-            parts, host, port = urlsplit(""), None, 0
-        if parts.scheme != "http" or host is None:
-            self.answer = ProbeFailed(f"{self.url}: not an http:// URL")
-            return None
-        path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        headers = {"Host": parts.netloc, "Accept-Encoding": "identity", "Connection": "close", **self._request.headers}
-        lines = [f"GET {path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items()), "", ""]
-        try:
-            self._out = "\r\n".join(lines).encode("latin-1")
-            family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-            self.peer = socket.socket(family, kind, proto)
-            self.peer.setblocking(False)
-            error = self.peer.connect_ex(address)
-            if error not in (0, errno.EINPROGRESS):
-                raise OSError(error, os.strerror(error))
-        except (OSError, UnicodeError) as failure:
-            self._fail(failure)
-            self.close()
-            return None
-        return self.peer
-
-    def step(self, peer: socket.socket) -> None:
-        import socket
-
-        try:
-            if not self.sent:
-                error = peer.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-                if error:
-                    raise OSError(error, os.strerror(error))
-                self._out = self._out[peer.send(self._out) :]
-                self.sent = not self._out
-                return
-            block = peer.recv(_BLOCK)
-        except BlockingIOError:
-            return
-        except OSError as failure:
-            self._fail(failure)
-            return
-        self._in += block
-        try:
-            self.answer = parse(bytes(self._in), ended=not block, most_bytes=self._most)
-        except ValueError as fault:
-            self.answer = ProbeFailed(f"{self.url}: {fault}")
-
-    def finish(self) -> ProbeResponse | ProbeFailed:
-        self.close()
-        self.answer = self.answer or NoAnswer(f"{self.url}: no answer within {self._timeout_s:g} s")
-        return self.answer
-
-    def close(self) -> None:
-        if self.peer is not None:
-            self.peer.close()
-
-    def _fail(self, failure: Exception) -> None:
-        self.answer = ProbeFailed(f"{self.url}: {failure or type(failure).__name__}")
-
-
-def parse(data: bytes, *, ended: bool, most_bytes: int = MOST_BYTES) -> ProbeResponse | None:
-    """The answer in ``data``, or None where more of it has to come. Raises ValueError: it is none, or was cut off."""
-    head, blank, body = data.partition(b"\r\n\r\n")
-    if not blank:
-        if ended or len(data) > _MOST_HEAD or not b"HTTP/".startswith(data[:5]):
-            raise ValueError("the answer was cut off" if data.startswith(b"HTTP/") else "the answer is not HTTP")
-        return None
-    first, *lines = head.split(b"\r\n")
-    words = first.split(None, 2)
-    if len(words) < 2 or not words[0].startswith(b"HTTP/1.") or not words[1].isdigit() or len(words[1]) != 3:
-        raise ValueError("the answer is not HTTP")
-    headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(b":") for line in lines)}
-    status = int(words[1])
-    if status < 200 and status != 101:
-        return parse(body, ended=ended, most_bytes=most_bytes)
-    if headers.get(b"transfer-encoding", b"").lower() == b"chunked":
-        content, whole = _unchunked(body)
-    else:
-        length = headers.get(b"content-length")
-        if length is not None and not length.isdigit():
-            raise ValueError("the answer is not HTTP")
-        expected = 0 if status in (204, 304) else int(length) if length is not None else None
-        content = body if expected is None else body[:expected]
-        whole = ended if expected is None else len(body) >= expected
-    if whole or len(content) >= most_bytes:
-        return ProbeResponse(status, content[:most_bytes])
-    if ended:
-        raise ValueError("the answer was cut off")
-    return None
-
-
-def _unchunked(body: bytes) -> tuple[bytes, bool]:
-    """The content of the chunks so far, and whether the last one has come."""
-    pieces: list[bytes] = []
-    while True:
-        line, end, rest = body.partition(b"\r\n")
-        if not end:
-            return b"".join(pieces), False
-        size = int(line.split(b";")[0], 16)
-        if size == 0:
-            return b"".join(pieces), True
-        pieces.append(rest[:size])
-        if len(rest) < size + 2:
-            return b"".join(pieces), False
-        body = rest[size + 2 :]
+def _result(exchange: HttpExchange, timeout_s: float) -> ProbeResponse | ProbeFailed:
+    exchange.close()
+    if exchange.answer is not None:
+        return ProbeResponse(*exchange.answer)
+    failure = exchange.failure
+    return ProbeFailed(failure) if failure else NoAnswer(f"{exchange.url}: no answer within {timeout_s:g} s")
 
 
 # Ready means: the run's own component lives, a process of its session owns the port, and its probe answers 200. The

@@ -8,7 +8,8 @@ whoever waits for it (a model load takes minutes).
 from __future__ import annotations
 
 import select
-import socket
+
+from areal.runtime.exchange import HttpExchange
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,30 +19,16 @@ if TYPE_CHECKING:
 _SEARCH_PERIOD_S = 1.0  # until the first answer: a component that hangs soon after it was ready is judged too
 
 
-def split_url(url: str) -> tuple[str, int, str]:
-    """``http://host:port/path`` as host, port, path. Only plain HTTP: the component is on this machine."""
-    scheme, _, rest = url.partition("://")
-    if scheme != "http":
-        raise ValueError(f"liveness probe {url!r}: only http:// is supported")
-    authority, slash, path = rest.partition("/")
-    host, colon, port = authority.rpartition(":")
-    if not colon or port.endswith("]"):
-        host, port = authority, "80"
-    return host.strip("[]"), int(port), slash + path or "/"
-
-
 class LivenessCheck:
     """``tick`` with the time, ``on_ready`` when ``fd`` is; ``failed`` says that the component must go.
     ``healthy_since``: its first healthy answer."""
 
     def __init__(self, record: Mapping[str, Any]) -> None:
-        self._host, self._port, self._path = split_url(str(record["url"]))
+        self._url = str(record["url"])
         self._period_s = float(record["period_s"])
         self._timeout_s = float(record["timeout_s"])
         self._threshold = int(record["failure_threshold"])
-        self._socket: socket.socket | None = None
-        self._sent = False
-        self._answer = b""
+        self._exchange: HttpExchange | None = None
         self.restart(0.0)
 
     def restart(self, now: float) -> None:
@@ -64,49 +51,28 @@ class LivenessCheck:
     @property
     def interest(self) -> tuple[int, int] | None:
         """The descriptor to poll and for what, while a probe is under way."""
-        if self._socket is None:
+        if self._exchange is None or self._exchange.peer is None:
             return None
-        return self._socket.fileno(), select.POLLIN if self._sent else select.POLLOUT
+        return self._exchange.peer.fileno(), select.POLLIN if self._exchange.sent else select.POLLOUT
 
     def tick(self, now: float) -> None:
         if now < self._due:
             return
-        if self._socket is not None:
+        if self._exchange is not None:
             self._settle(False, now)
-        else:
-            self._begin(now)
-
-    def _begin(self, now: float) -> None:
+            return
         self._due = now + self._timeout_s
-        try:
-            family, kind, proto, _, address = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)[0]
-            self._socket = socket.socket(family, kind, proto)
-            self._socket.setblocking(False)
-            self._socket.connect(address)
-        except BlockingIOError:
-            pass
-        except OSError:
+        self._exchange = HttpExchange(self._url, {}, 0)
+        if self._exchange.connect() is None:
             self._settle(False, now)
 
     def on_ready(self, now: float) -> None:
-        if self._socket is None:
+        if self._exchange is None:
             return
-        try:
-            if not self._sent:
-                request = f"GET {self._path} HTTP/1.1\r\nHost: {self._host}:{self._port}\r\nConnection: close\r\n\r\n"
-                self._socket.send(request.encode())
-                self._sent = True
-                return
-            data = self._socket.recv(4096)
-        except BlockingIOError:
-            return
-        except OSError:
-            self._settle(False, now)
-            return
-        self._answer += data
-        if b"\r\n" in self._answer or not data:
-            fields = self._answer.split(b"\r\n")[0].split()
-            self._settle(len(fields) > 1 and fields[0].startswith(b"HTTP/") and fields[1] == b"200", now)
+        self._exchange.step()
+        if self._exchange.has_ended:
+            answer = self._exchange.answer
+            self._settle(answer is not None and answer[0] == 200, now)
 
     def _settle(self, healthy: bool, now: float) -> None:
         self._close()
@@ -116,8 +82,6 @@ class LivenessCheck:
         self._due = now + (self._period_s if self._answered_once else min(self._period_s, _SEARCH_PERIOD_S))
 
     def _close(self) -> None:
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
-        self._sent = False
-        self._answer = b""
+        if self._exchange is not None:
+            self._exchange.close()
+            self._exchange = None
