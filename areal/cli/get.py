@@ -1,10 +1,11 @@
-"""``areal get``, ``describe`` and ``events``, which read state and /proc, or a remote gateway.
+"""``areal get``, ``describe``, ``events`` and ``top``, which read state and /proc, or a remote gateway.
 
 Pydantic models, YAML and the HTTP client are imported only for the flags that need them.
 """
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -23,12 +24,14 @@ from areal.cli.objects import (
     stored,
     targets_argument,
 )
-from areal.cli.options import Invocation, Seconds, read_options
+from areal.cli.options import Invocation, Seconds, read_options, watch_options
 from areal.cli.output import (
     Column,
     Row,
     Table,
+    clear,
     clock,
+    compact,
     emit_one,
     emit_rows,
     field,
@@ -39,6 +42,7 @@ from areal.cli.output import (
     text_of,
     to_yaml,
     watch_table,
+    write,
 )
 from areal.cli.remote import gateway, local_options
 from areal.errors import UsageFault
@@ -53,9 +57,9 @@ from areal.reconcilers.home_view import (
     weights_text,
 )
 from areal.resources.kinds import KINDS, Ref, resolve_kind
+from areal.terminal import fancy
 
 if TYPE_CHECKING:
-    from areal.cli.live_view import ViewTable
     from areal.client.gateway import GatewayClient
 
 _PROCESSES = ("processes", "process", "proc", "ps")
@@ -122,19 +126,12 @@ def get(
 
         tables = [ViewTable("Objects", look)]
         tables += [ViewTable("Processes", UsageMeter(cli, ()).table, 2.0)] if chosen is None else []
-        describe = live_description(cli, chosen)
+        describe = _live_description(cli, chosen)
         return show_live(cli, tables, describe, sort_by=sort_by, read=look(), has_logs=chosen is None)
     return watch_table(cli, look, sort_by) if watch else show_table(cli, look(), sort_by)
 
 
-def live_objects(cli: Invocation) -> ViewTable:
-    """All objects, for a view that begins with another table."""
-    from areal.cli.live_view import ViewTable
-
-    return ViewTable("Objects", partial(_objects, cli, (), None, False, set()))
-
-
-def live_description(cli: Invocation, chosen: GatewayClient | None) -> Callable[[Ref], str]:
+def _live_description(cli: Invocation, chosen: GatewayClient | None) -> Callable[[Ref], str]:
     return lambda ref: _described(cli, chosen, ref)[1]()
 
 
@@ -349,3 +346,37 @@ def _identity(row: Row) -> tuple[object, ...]:
 def _print(cli: Invocation, rows: Sequence[Row], *, header: bool) -> None:
     if rows or header:
         print_rows(cli, rows, _EVENT_COLUMNS, _event_name, header=header)
+
+
+@click.command()
+@click.argument("targets", nargs=-1, metavar="[KIND/NAME]...", shell_complete=complete_targets)
+@watch_options()
+@click.option(
+    "--sort-by",
+    type=click.Choice(["cpu", "memory", "name"]),
+    default="name",
+    show_default=True,
+    help="Order: the largest first, or by name.",
+)
+@local_options
+def top(cli: Invocation, targets: tuple[str, ...], watch: bool, interval: float, sort_by: str) -> int:
+    """CPU, memory, GPU and tokens a second of each process; of a service, its models' too."""
+    from areal.cli.usage import SAMPLE_S, USAGE_COLUMNS, UsageMeter
+
+    if watch and is_live(cli):
+        from areal.cli.live_view import ViewTable, show_live
+
+        processes = ViewTable("Processes", UsageMeter(cli, targets, sort_by).table, max(1.0, interval))
+        objects = ViewTable("Objects", partial(_objects, cli, (), None, False, set()))
+        return show_live(cli, [processes, objects], _live_description(cli, None))
+    while True:
+        rows = UsageMeter(cli, targets, sort_by, max(SAMPLE_S, interval) if watch else SAMPLE_S).read()
+        if watch and not cli.format.is_table:
+            write(compact(rows))
+        else:
+            if watch and fancy(sys.stdout):
+                clear()
+            emit_rows(cli, rows, USAGE_COLUMNS, name="{owner} {process}".format_map, empty="no process runs")
+        if not watch:
+            return 0
+        sys.stdout.flush()

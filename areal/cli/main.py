@@ -166,7 +166,7 @@ ROOT: dict[str, Leaf | Subtree] = {
     "history": _leaf("apply:history", "An object's accepted revisions.", _LOOK),
     "logs": _leaf("logs:logs", "Logs of an object's processes, merged or one.", _LOOK),
     "events": _leaf("get:events", "Events of objects, newest last.", _LOOK),
-    "top": _leaf("top:top", "CPU, memory, GPU and tokens/s of each process.", _LOOK),
+    "top": _leaf("get:top", "CPU, memory, GPU and tokens/s of each process.", _LOOK),
     "ui": _leaf("ui:ui", "Serve the live page of this home.", _LOOK),
     "eval": _leaf("evaluate:evaluate", "Score a model or a job's weights on a data set.", _LOOK),
     "init": _leaf("manifest:init", "Write a commented manifest of a kind.", _MANIFESTS),

@@ -35,17 +35,11 @@ def parse_refs(words: Sequence[str]) -> list[Ref]:
     try:
         return _parsed(words)
     except NotFound as error:
-        same = [f"{kind.lower()}/{words[0]}" for kind in KINDS if words[0] in names_of(_root(), kind)]
+        root = home_of(click.get_current_context(silent=True))
+        same = [f"{kind.lower()}/{words[0]}" for kind in KINDS if words[0] in names_of(root, kind)]
         if same and len(words) == 1:
             raise NotFound(f'"{words[0]}" is no kind', hint=f"write {' or '.join(same)}") from error
         raise
-
-
-def _root() -> str:
-    """The home of this invocation, as completion reads it."""
-    context = click.get_current_context(silent=True)
-    invocation = context.find_object(Invocation) if context is not None else None
-    return home_path(invocation.home_flag if invocation is not None else None)
 
 
 def _parsed(words: Sequence[str]) -> list[Ref]:
@@ -164,10 +158,10 @@ def complete_fields(ctx: click.Context, param: click.Parameter, incomplete: str)
     ]
 
 
-def home_of(ctx: click.Context) -> str:
+def home_of(ctx: click.Context | None) -> str:
     """Returns the state folder for completion, from the flags typed so far, the environment or the default. Never
     fails."""
-    invocation = ctx.find_object(Invocation)
+    invocation = ctx.find_object(Invocation) if ctx else None
     return home_path(invocation.home_flag if invocation else None)
 
 

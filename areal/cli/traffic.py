@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from areal.cli.curves import sparkline
 from areal.cli.output import Column, Row, render_table, text_of
 from areal.cli.output import field as shown
 from areal.client.gateway import GatewayClient
@@ -24,7 +25,6 @@ from areal.numbers import duration
 _TIMEOUT_S = 1.0
 _AT_ONCE = 16
 _HISTORY = 40
-_LEVELS = "▁▂▃▄▅▆▇█"
 _CALLS = frozenset(
     f"{prefix}/{call}"
     for prefix in ("/v1", "")
@@ -290,7 +290,4 @@ def agent_page(document: Row) -> str:
 
 def bars(values: Sequence[float]) -> str:
     """Draws values as bars, relative to the highest value."""
-    most = max(values, default=0.0)
-    if most <= 0:
-        return _LEVELS[0] * len(values)
-    return "".join(_LEVELS[min(7, int(8 * value / most))] for value in values)
+    return sparkline(list(enumerate(values)), (0, len(values) - 1), (0.0, max(values, default=0.0)))

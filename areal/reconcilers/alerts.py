@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from areal.client.http import AdminClient
-from areal.dataclasses import dataclass
+from areal.dataclasses import asdict, dataclass
 from areal.errors import ArealError
 from areal.numbers import age, duration
 from areal.reconcilers.weight_gateways import GatewayRecord, read_gateway
@@ -59,16 +59,7 @@ class Alert:
     since: float | None = None
 
     def document(self) -> dict[str, Any]:
-        return {
-            "rule": self.rule,
-            "severity": self.severity,
-            "object": self.object,
-            "message": self.message,
-            "cause": self.cause,
-            "next": self.next,
-            "step": self.step,
-            "since": self.since,
-        }
+        return asdict(self)
 
 
 @dataclass(frozen=True)

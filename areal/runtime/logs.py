@@ -1,19 +1,28 @@
-"""Logs of a run: their end, lines by time, and new lines while they are written. ``causes`` has what failed in them.
+"""Logs of a run: their end, lines by time, new lines while they are written, and windows by byte positions: the lines
+before a place and those after it, without the rest of the file. ``causes`` has what failed in them.
 
 Times come from the ``.times`` file beside each log, one entry about every second:
 enough to merge and cut the output of several processes without a stamp in front of every line.
+
+A place is the inode of a file and an offset in it, so that it stays the same line when the log is rotated. A line is
+whole when it has ended; the last one of a run that has ended is taken as it is.
 """
 
 from __future__ import annotations
 
 import bisect
+import io
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 from areal.dataclasses import dataclass
+from areal.runtime.causes import ERROR_LINE, TRACEBACK
 from areal.runtime.shim.log import TIMES, TIMES_STEP_S
+from areal.terminal import without_colours
 
-_BLOCK = 65536
+_BLOCK = 1 << 16
 
 
 def tail(paths: Sequence[str], n: int) -> list[str]:
@@ -39,9 +48,6 @@ def _tail_of_file(path: str, n: int) -> list[str]:
     except FileNotFoundError:
         return []
     return data.decode("utf-8", "replace").splitlines()[-n:] if n > 0 else []
-
-
-_READ_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +132,7 @@ class LogFollower:
 
     def _read(self) -> bytes:
         parts: list[bytes] = []
-        while self._fd >= 0 and (part := os.read(self._fd, _READ_BYTES)):
+        while self._fd >= 0 and (part := os.read(self._fd, _BLOCK)):
             parts.append(part)
         return b"".join(parts)
 
@@ -136,13 +142,177 @@ class LogFollower:
         if self._fd < 0:
             return list(paths[-1:])
         own = os.fstat(self._fd).st_ino
-        inodes = [_inode(path) for path in paths]
+        inodes = [found.st_ino if (found := _stat(path)) is not None else 0 for path in paths]
         position = inodes.index(own) if own in inodes else -1  # not there: it was deleted, all others are newer
         return list(paths[position + 1 :])
 
 
-def _inode(path: str) -> int:
+_LONGEST = 4000  # characters of a line that are given out
+_WARNING = re.compile(r"\b(?:WARN|WARNING|Warning)\b|\w+Warning:")
+
+
+class Place(NamedTuple):
+    """The beginning of a line, or the end of what was read."""
+
+    inode: int
+    offset: int
+
+    def __str__(self) -> str:
+        return f"{self.inode:x}.{self.offset:x}"
+
+    @classmethod
+    def parse(cls, text: str) -> Place:
+        """Raises ValueError."""
+        inode, offset = (int(part, 16) for part in text.split("."))
+        if not 0 <= min(inode, offset) <= max(inode, offset) < 1 << 63:
+            raise ValueError(f"{text[:40]} is no place in a file")
+        return cls(inode, offset)
+
+
+class PlacedLine(NamedTuple):
+    """``at``: seconds since the epoch, 0.0 when not known. ``end``: the offset behind it. ``cut``: the characters that
+    are left out at its end."""
+
+    at: float
+    text: str
+    place: Place
+    end: int = 0
+    cut: int = 0
+
+    @property
+    def level(self) -> str:
+        return level_of(self.text)
+
+
+class Older(NamedTuple):
+    """``lines`` oldest first. ``start``: where to go on; None at the beginning of what is kept."""
+
+    lines: list[PlacedLine]
+    start: Place | None
+
+
+class Newer(NamedTuple):
+    """``end``: where to go on; None without a file. ``more``: there are lines that were not read."""
+
+    lines: list[PlacedLine]
+    end: Place | None
+    more: bool
+
+
+Matches = Callable[[PlacedLine], bool]
+
+
+def level_of(text: str) -> str:
+    """``error``, ``warning`` or ``info``: what the line itself states."""
+    if TRACEBACK in text or ERROR_LINE.match(text):
+        return "error"
+    return "warning" if _WARNING.search(text) else "info"
+
+
+def end_of(paths: Sequence[str], *, ended: bool) -> Place | None:
+    """The end of the last line; of a log that is being written, of the last whole one. None without a log."""
+    for path in reversed(paths):
+        if (found := _stat(path)) is None:
+            continue
+        position = found.st_size
+        while not ended and position > 0:
+            start = max(0, position - _BLOCK)
+            last = _read(path, start, position - start).rfind(b"\n")
+            position = start + last + 1 if last >= 0 else start
+            if last >= 0:
+                break
+        return Place(found.st_ino, position)
+    return None
+
+
+def lines_before(paths: Sequence[str], end: Place, count: int, matches: Matches, *, most_bytes: int) -> Older:
+    """The last ``count`` lines that match before ``end``, as far back as ``most_bytes``."""
+    files = [(path, found.st_ino, found.st_size) for path in paths if (found := _stat(path)) is not None]
+    known = next((index for index, (_, inode, _) in enumerate(files) if inode == end.inode), None)
+    if known is None:
+        return Older([], None)  # rotated away
+    path, inode, size = files[known]
+    files = [*files[:known], (path, inode, min(size, end.offset))]
+    lines: list[PlacedLine] = []
+    for path, inode, size in reversed(files):
+        position = size
+        while position > 0:
+            if most_bytes <= 0:
+                return Older(lines, Place(inode, position))
+            position, block = _block_before(path, position)
+            most_bytes -= len(block)
+            chosen = [line for line in _placed(path, inode, position, block) if matches(line)]
+            room = count - len(lines)
+            if len(chosen) >= room:
+                kept = chosen[len(chosen) - room :]
+                return Older(kept + lines, kept[0].place if kept else Place(inode, position))
+            lines = chosen + lines
+    return Older(lines, None)
+
+
+def lines_after(paths: Sequence[str], start: Place | None, matches: Matches, *, most_bytes: int, ended: bool) -> Newer:
+    """The lines that match after ``start`` (None, or rotated away: the oldest that is kept), up to ``most_bytes``."""
+    files = [(path, found.st_ino, found.st_size) for path in paths if (found := _stat(path)) is not None]
+    inodes = [inode for _, inode, _ in files]
+    first = inodes.index(start.inode) if start is not None and start.inode in inodes else 0
+    offset = start.offset if start is not None and start.inode in inodes else 0
+    lines: list[PlacedLine] = []
+    end, window = start, most_bytes
+    for path, inode, size in files[first:]:
+        data = _read(path, offset, min(size - offset, most_bytes))
+        limited = len(data) < size - offset
+        if limited or (path == paths[-1] and not ended):
+            whole = data[: data.rfind(b"\n") + 1]
+            # A line that is longer than the whole window comes in pieces; one that began late in it waits for the next.
+            data = data if limited and not whole and most_bytes == window else whole
+        lines += [line for line in _placed(path, inode, offset, data) if matches(line)]
+        most_bytes -= len(data)
+        end = Place(inode, offset + len(data))
+        if limited:
+            return Newer(lines, end, True)
+        offset = 0
+    return Newer(lines, end, False)
+
+
+def _block_before(path: str, position: int) -> tuple[int, bytes]:
+    """The beginning of a block of whole lines that ends at ``position``, and its bytes. A line longer than a block is
+    taken whole."""
+    size = _BLOCK
+    while True:
+        start = max(0, position - size)
+        data = _read(path, start, position - start)
+        if start == 0:
+            return 0, data
+        cut = data.find(b"\n") + 1
+        if 0 < cut < len(data):
+            return start + cut, data[cut:]
+        size *= 2
+
+
+def _placed(path: str, inode: int, start: int, data: bytes) -> list[PlacedLine]:
+    """The lines of a block. They end at ``\\n`` alone: the carriage returns of a progress bar stay in its line."""
+    times, offsets = log_times(path)
+    lines, offset = [], start
+    for raw in io.BytesIO(data):
+        index = bisect.bisect_right(offsets, offset) - 1
+        text = without_colours(raw.decode("utf-8", "replace").rstrip("\r\n"))
+        at, cut = times[index] if index >= 0 else 0.0, max(0, len(text) - _LONGEST)
+        lines.append(PlacedLine(at, text[:_LONGEST], Place(inode, offset), offset + len(raw), cut))
+        offset += len(raw)
+    return lines
+
+
+def _read(path: str, start: int, size: int) -> bytes:
     try:
-        return os.stat(path).st_ino
+        with open(path, "rb") as file:
+            file.seek(start)
+            return file.read(max(0, size))
     except FileNotFoundError:
-        return 0
+        return b""
+
+
+def _stat(path: str) -> os.stat_result | None:
+    try:
+        return os.stat(path)
+    except OSError:
+        return None

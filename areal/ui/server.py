@@ -7,16 +7,16 @@ the page, whose router reads it. Every answer of every method, errors too, has p
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
+import math
 import mimetypes
 import select
 import socket
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -28,7 +28,6 @@ from areal import __version__
 from areal.errors import ArealError, Conflict, NotFound, UsageFault
 from areal.ui import access, changes
 from areal.ui.context import ViewContext
-from areal.ui.encoding import to_json
 from areal.ui.views import Marks, Reader, expect_reader
 
 STATIC = Path(__file__).parent / "static"
@@ -174,7 +173,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _parts(self, parts: Iterator[Mapping[str, Any]]) -> None:
         """Stream an answer that comes in parts, a line of JSON each. Its first part is there before the status, so that
         a refusal is one; a later failure is the last part. A client that leaves ends what makes them."""
-        with contextlib.closing(parts):  # type: ignore[type-var]
+        with closing(parts):  # type: ignore[type-var]
             first = next(parts, None)
             self.close_connection = True
             self._start(200, {"Content-Type": "application/x-ndjson"})
@@ -299,3 +298,21 @@ def serve(server: PageServer, ready: Callable[[], None]) -> None:
         server.serve_forever(poll_interval=0.5)
     finally:
         server.server_close()
+
+
+def to_json(value: Any) -> bytes:
+    """JSON that every browser parses: numbers that are not finite are strings, lone surrogates are escaped."""
+    try:
+        return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
+    except ValueError:
+        return json.dumps(_finite(value), allow_nan=False, separators=(",", ":")).encode()
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
+    if isinstance(value, Mapping):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return value

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from areal.runtime.log_windows import Place, PlacedLine, end_of, level_of, lines_after, lines_before
+from areal.runtime.logs import Place, PlacedLine, end_of, level_of, lines_after, lines_before
 
 WIDE = 1 << 30
 LINES = st.lists(st.text("ab\r\u00e9 E", max_size=12), max_size=40)

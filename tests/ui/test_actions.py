@@ -13,9 +13,9 @@ import pytest
 from areal.errors import Conflict, UsageFault
 from areal.state.home import Home
 from areal.state.records import StoredObject
-from areal.ui.action_plans import plan_of
 from areal.ui.actions import Actions
 from areal.ui.context import ViewContext
+from areal.ui.views.action import plan_of
 from tests.ui.conftest import Job, Page, eventually
 from tests.ui.test_server import METHODS
 

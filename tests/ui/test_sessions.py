@@ -14,11 +14,11 @@ from areal.errors import ArealError, NotFound, UsageFault
 from areal.reconcilers.home_view import HomeView
 from areal.state.home import Home
 from areal.state.records import StoredObject
-from areal.ui.action_plans import plan_of
 from areal.ui.actions import Actions
 from areal.ui.context import RemoteGateway, ViewContext
 from areal.ui.views import about, chat, expect_reader, sessions
 from areal.ui.views import home as objects
+from areal.ui.views.action import plan_of
 from tests.services.agent.whole import WholeService, start_agents
 from tests.services.processes import Process, Processes
 from tests.services.tokenizer_folder import write_tokenizer

@@ -16,7 +16,7 @@ from areal.reconcilers.home_view import HomeView
 from areal.runtime.backends import Backends
 from areal.runtime.backends.base import LIVE, RunState
 from areal.runtime.causes import starts
-from areal.runtime.log_windows import Matches, Older, Place, PlacedLine, end_of, lines_after, lines_before
+from areal.runtime.logs import Matches, Older, Place, PlacedLine, end_of, lines_after, lines_before
 from areal.state.objects import ObjectStore
 from areal.terminal import without_colours
 from areal.ui.context import ViewContext

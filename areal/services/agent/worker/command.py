@@ -30,15 +30,17 @@ from __future__ import annotations
 import asyncio
 import codecs
 import contextlib
+import ctypes
 import json
 import logging
 import os
 import re
 import shutil
 import signal
+import time
 from asyncio.subprocess import PIPE, SubprocessStreamProtocol
 from collections import deque
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, cast
 
@@ -47,10 +49,10 @@ import orjson
 from areal.api.agent import AgentRequest, AgentResponse
 from areal.errors import UsageFault
 from areal.http import tracing
+from areal.runtime import procfs
 from areal.services.agent.worker.agents import MODEL, AgentAdapter
-from areal.services.agent.worker.descendants import ProgramFamily
 from areal.services.agent.worker.turn import AgentFailed, WorkerTurn, response_of, waited
-from areal.services.http.tasks import Watchdog
+from areal.services.http.tasks import Watchdog, uninterrupted
 
 _READ = 64 * 1024
 _LONGEST_EVENT = 4 * 1024 * 1024
@@ -281,3 +283,67 @@ def _event_of(line: str) -> dict[str, Any] | None:
     if fault:
         raise AgentFailed(f"a {found['type']} of the program is no JSON: {fault}")
     return found
+
+
+_PR_SET_CHILD_SUBREAPER = 36
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PATIENCE_S = 5.0  # for killed processes to be gone, and for a program that forks as fast as it is killed
+_AGAIN_S = 0.02
+
+
+class ProgramFamily:
+    """The programs of a worker's turns. Processes that a program leaves behind end with its turn, also those that left
+    its group or its session.
+
+    The worker is a subreaper: a process whose parent has ended becomes the worker's child. At the end of a turn, these
+    are its own: a descendant with the turn's mark in its environment; and a child that the worker did not start, unless
+    it is younger than a turn that runs, to which it may belong. The latter ends with that turn.
+    """
+
+    def __init__(self) -> None:
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        self._turns: list[tuple[str, int]] = []  # the mark and the start of each
+        self.started: set[int] = set()  # pids of the programs that are not reaped yet
+
+    @contextlib.asynccontextmanager
+    async def turn(self, mark: str) -> AsyncIterator[None]:
+        """A turn, begun before its program starts and left after its exit: what it has left behind is gone then.
+        ``mark``: ``NAME=value`` in the environment of its processes."""
+        begun = (mark, int(time.clock_gettime(time.CLOCK_BOOTTIME) * _TICKS))
+        self._turns.append(begun)
+        try:
+            yield
+        finally:
+            self._turns.remove(begun)
+            await uninterrupted(asyncio.to_thread(self._kill_all, mark), "end-of-programs")
+
+    def _kill_all(self, mark: str) -> None:
+        deadline = time.monotonic() + _PATIENCE_S
+        while self._kill(mark) and time.monotonic() < deadline:
+            time.sleep(_AGAIN_S)
+
+    def _kill(self, mark: str) -> bool:
+        """Whether there were any."""
+        oldest_turn = min((started for _, started in self._turns), default=None)
+        ours, (name, _, value) = os.getpid(), mark.partition("=")
+        by_parent: dict[int, list[procfs.Stat]] = {}
+        for each in filter(None, map(procfs.read_stat, procfs.pids())):
+            by_parent.setdefault(each.ppid, []).append(each)
+        found, family = False, list(by_parent.get(ours, ()))
+        while family:
+            child = family.pop()
+            family += by_parent.get(child.pid, ())
+            if child.pid in self.started:
+                continue
+            left = child.ppid == ours and (oldest_turn is None or child.start_ticks < oldest_turn)
+            if not child.alive:
+                if child.ppid == ours:
+                    with contextlib.suppress(ChildProcessError):
+                        os.waitpid(child.pid, os.WNOHANG)
+            elif left or procfs.environment(child.pid).get(name) == value:
+                found = True
+                if (descriptor := procfs.open_verified(child.pid, child.start_ticks)) is not None:
+                    with contextlib.suppress(OSError):
+                        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+                    os.close(descriptor)
+        return found
