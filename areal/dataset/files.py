@@ -14,6 +14,7 @@ import fnmatch
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, overload
 
@@ -88,18 +89,19 @@ def read_dataset(source: str, split: str | None = None) -> Rows:
     return hub_rows(source, split)
 
 
-def read_rows(path: Path, split: str | None = None) -> Rows:
+def read_rows(path: Path, split: str | None = None, *, first: int | None = None) -> Rows:
     """Read a file, or the files of a folder whose names begin with ``split`` (``train.jsonl``, ``train-00000-of-...``);
     without ``split``, all of its files. Raises NotFound, UsageFault, BadData."""
     if path.is_file() and path.suffix not in SUFFIXES:
         raise UsageFault(f"{path}: a data set is one of {', '.join(SUFFIXES)}")
-    return read_files([path] if path.is_file() else _files_of(path, split), str(path))
+    return read_files([path] if path.is_file() else _files_of(path, split), str(path), first=first)
 
 
-def read_files(files: Iterable[Path], source: str) -> Rows:
-    """The concatenated rows of files: Parquet and Arrow by suffix, all others JSON. ``source`` is used in errors.
-    Raises BadData."""
-    found = [placed for file in files for placed in (_columns(file) if file.suffix in _BINARY else _json(file))]
+def read_files(files: Iterable[Path], source: str, *, first: int | None = None) -> Rows:
+    """The concatenated rows of files, or the ``first`` of them: Parquet and Arrow by suffix, all others JSON.
+    ``source`` is used in errors. Raises BadData."""
+    placed = (each for file in files for each in (_columns(file) if file.suffix in _BINARY else _json(file)))
+    found = list(islice(placed, first))
     rows = Rows((row for row, _ in found), source, [place for _, place in found])
     if not rows:
         raise BadData(f"{source}: there are no rows")
@@ -190,16 +192,17 @@ def _columns(file: Path) -> Iterator[Placed]:
         import pyarrow.parquet as parquet
     except ImportError as error:
         raise ArealError(f"{file} needs pyarrow", hint=install_command("parquet")) from error
+    number = 0
     try:
-        if file.suffix == ".parquet":
-            table = parquet.read_table(file)
-        else:
-            with arrow.memory_map(str(file)) as source:
-                table = arrow.ipc.open_stream(source).read_all()
+        with arrow.memory_map(str(file)) as source:
+            is_parquet = file.suffix == ".parquet"
+            batches = parquet.ParquetFile(source).iter_batches() if is_parquet else arrow.ipc.open_stream(source)
+            for batch in batches:
+                for row in batch.to_pylist():
+                    yield row, f"{file}: row {number}"
+                    number += 1
     except (arrow.ArrowException, OSError) as error:
         raise BadData(f"{file}: cannot be read as {file.suffix[1:]}: {error}") from error
-    for number, row in enumerate(table.to_pylist()):
-        yield row, f"{file}: row {number}"
 
 
 # Data sets of the hub

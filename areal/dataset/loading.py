@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from areal.api.cli_args import DatasetConfig
 
 
+DEFAULT_SPLITS = {"train_dataset": "train", "valid_dataset": "test"}
 KINDS = ("rl", "sft", "rw", "dpo")
 _QUESTIONS = ("question", "prompt", "problem", "instruction", "input")
 _ANSWERS = ("answer", "response", "completion", "output", "solution")
@@ -56,16 +57,16 @@ def formatted(
     if tokenizer is None and needs:
         raise UsageFault(f"a data set of type {kind} needs a tokenizer for {needs[0]}")
     given = template_kwargs or {}
+    places = [rows.place(number) for number in range(len(rows))]
     made = [
-        _formatted(row, rows.place(number), kind, tokenizer, instruction, train_on, given)
-        for number, row in enumerate(rows)
+        (_formatted(row, place, kind, tokenizer, instruction, train_on, given), place)
+        for row, place in zip(rows, places, strict=True)
     ]
     if max_length is not None:
-        sizes = [_length(row, rows.place(number), tokenizer) for number, row in enumerate(made)]
-        made = [row for row, size in zip(made, sizes, strict=True) if size <= max_length]
+        made = [(row, place) for row, place in made if _length(row, place, tokenizer) <= max_length]
         if not made:
             raise BadData(f"{rows.source}: every row is longer than max_length ({max_length} tokens)")
-    return Rows(made, rows.source)
+    return Rows((row for row, _ in made), rows.source, [place for _, place in made])
 
 
 def _formatted(

@@ -6,13 +6,13 @@ import functools
 import inspect
 import pickle
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from areal.dataclasses import dataclass
-from areal.errors import ArealError, UsageFault
+from areal.errors import ArealError, UsageFault, did_you_mean
 from areal.loading import call_with, load_callable
 from areal.reward.frames import FunctionTarget
 
@@ -103,8 +103,10 @@ class Parameters:
         try:
             self.signature.bind(*args, **kwargs)
         except TypeError as error:
+            lacking = (name for name in needed(self.signature) if name not in kwargs and name not in OWN_ARGUMENTS)
+            near = "".join(did_you_mean(name, columns) for name in lacking)
             raise UsageFault(
-                f"the reward {self.name}{self.signature} cannot be called: {error}",
+                f"the reward {self.name}{self.signature} cannot be called: {error}{near}",
                 hint=f"a row has {', '.join(row)}; the reward gets {', '.join(OWN_ARGUMENTS)} and those of these "
                 "columns that it takes",
             ) from error
@@ -141,9 +143,30 @@ def takes(spec: str) -> dict[str, Any]:
     except ArealError as error:
         return {"error": error.message, "hint": error.hint}
     try:
-        parameters = inspect.signature(function).parameters
+        signature = inspect.signature(function)
     except (TypeError, ValueError):  # a builtin
         return {"takes": [], "needs": []}
+    return {"takes": list(signature.parameters), "needs": needed(signature)}
+
+
+def needed(signature: inspect.Signature) -> list[str]:
+    """The parameters without a default that can be passed by name."""
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    needs = [each.name for each in parameters.values() if each.kind in named and each.default is each.empty]
-    return {"takes": list(parameters), "needs": needs}
+    return [each.name for each in signature.parameters.values() if each.kind in named and each.default is each.empty]
+
+
+def check_columns(
+    rewards: Iterable[Parameters], rows: Iterable[Mapping[str, Any]], place: Callable[[int], str]
+) -> None:
+    """Raises UsageFault, with its place, for the first row that lacks a column which one of ``rewards`` requires. Rows
+    of the same columns are checked once."""
+    functions, checked = list(rewards), set[tuple[str, ...]]()
+    for number, row in enumerate(rows):
+        if (columns := tuple(row)) in checked:
+            continue
+        checked.add(columns)
+        for function in functions:
+            try:
+                function.call(("", "", [], []), row)
+            except UsageFault as error:
+                raise UsageFault(f"{place(number)}: {error.message}", hint=error.hint) from error

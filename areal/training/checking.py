@@ -7,6 +7,8 @@ code is imported.
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
 import logging
 import os
@@ -21,11 +23,13 @@ from areal.api import cli_args
 from areal.api.cli_args import BaseExperimentConfig, PPOConfig
 from areal.api.config.loading import ConfigError, ConfigFault, examine
 from areal.api.config.training import TrainEngineConfig
-from areal.dataset.files import SUFFIXES
-from areal.errors import ArealError
+from areal.dataset.files import SUFFIXES, read_rows
+from areal.dataset.loading import DEFAULT_SPLITS, formatted
+from areal.errors import ArealError, UsageFault
 from areal.hub import is_id
-from areal.resources.paths import import_fault, looks_local
+from areal.resources.paths import import_fault, looks_local, module_of
 from areal.resources.tree import FieldPath
+from areal.reward.functions import Parameters, check_columns
 from areal.rollout.workflows import configured_workflow
 
 
@@ -39,6 +43,7 @@ def check(request: Mapping[str, Any]) -> list[ConfigFault]:
             yield from _code_faults(config)
             if not request["later"]:
                 yield from _file_faults(config, trains=request["trains"])
+                yield from _row_faults(config)
 
     try:
         found = examine(request["file"], request["overrides"], getattr(cli_args, request["config"]), more_faults)
@@ -88,6 +93,64 @@ def _code_faults(config: BaseExperimentConfig) -> Iterator[tuple[FieldPath, str]
             ("reward_fn",),
             "is needed: what an answer is worth, as module:function, such as areal.reward.gsm8k:gsm8k_reward_fn",
         )
+
+
+_FIRST_ROWS = 64
+
+
+def _row_faults(config: BaseExperimentConfig) -> Iterator[tuple[FieldPath, str]]:
+    """Columns that the reward requires and the first rows of a local data set lack. Workflows and data sets of the
+    user's own are not looked at; the driver checks all rows before an engine starts."""
+    if not isinstance(config, PPOConfig) or config.is_online or config.workflow != PPOConfig.workflow:
+        return
+    if config.rollout.agent is not None or config.rollout.openai is not None:
+        return
+    rewards = [config.reward_fn] if isinstance(config.reward_fn, str) else config.reward_fn
+    written = [written_parameters(each, ["", *sys.path]) for each in rewards if each]
+    for name in ("train_dataset", "valid_dataset"):
+        dataset = getattr(config, name)
+        paths = getattr(dataset, "path", "")
+        for path in [paths] if isinstance(paths, str) else paths:
+            if not path or not Path(path).expanduser().exists():
+                continue
+            try:
+                split = dataset.split or DEFAULT_SPLITS[name]
+                given = read_rows(Path(path).expanduser(), split, first=_FIRST_ROWS)
+                rows = formatted(given, "rl", None, None) if (dataset.type or "rl") == "rl" else given
+                check_columns(written, rows, rows.place)
+            except UsageFault as error:
+                yield (name, "path"), f"{error.message}{f'; {error.hint}' if error.hint else ''}"
+            except ArealError as error:
+                yield (name, "path"), error.message
+
+
+def written_parameters(name: str, places: Sequence[str]) -> Parameters:
+    """The parameters of ``module:function`` as its file defines it. Without a signature where the file does not show
+    it: the function is imported from elsewhere, decorated, or a class."""
+    module, colon, function = name.partition(":") if ":" in name else name.rpartition(".")
+    found = module_of(module, places) if colon else module
+    if isinstance(found, str) or found[1] or found[0].suffix != ".py":
+        return Parameters(name, None)
+    try:
+        body = ast.parse(found[0].read_bytes()).body
+    except (OSError, SyntaxError, ValueError):
+        return Parameters(name, None)
+    nodes = [
+        each for each in body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) and each.name == function
+    ]
+    if len(nodes) != 1 or nodes[0].decorator_list:
+        return Parameters(name, None)
+    made, given = inspect.Parameter, nodes[0].args
+    by_place = [*given.posonlyargs, *given.args]
+    optional = by_place[len(by_place) - len(given.defaults) :]
+    optional += [each for each, default in zip(given.kwonlyargs, given.kw_defaults, strict=True) if default is not None]
+    listed: list[tuple[ast.arg, Any]] = [(each, made.POSITIONAL_ONLY) for each in given.posonlyargs]
+    listed += [(each, made.POSITIONAL_OR_KEYWORD) for each in given.args]
+    listed += [(given.vararg, made.VAR_POSITIONAL)] if given.vararg else []
+    listed += [(each, made.KEYWORD_ONLY) for each in given.kwonlyargs]
+    listed += [(given.kwarg, made.VAR_KEYWORD)] if given.kwarg else []
+    signature = [made(each.arg, kind, default=None if each in optional else made.empty) for each, kind in listed]
+    return Parameters(function, inspect.Signature(signature))
 
 
 def check_all(requests: Sequence[Mapping[str, Any]]) -> list[list[dict[str, Any]]]:

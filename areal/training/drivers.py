@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -22,7 +22,10 @@ from areal.api.cli_args import (
     load_expr_config,
 )
 from areal.api.config.experiment import BaseExperimentConfig
+from areal.dataset.files import Rows
 from areal.errors import UsageFault
+from areal.loading import load_attr
+from areal.reward.functions import Parameters, check_columns
 from areal.rollout.workflows import WORKFLOWS, configured_workflow
 
 _log = logging.getLogger(__name__)
@@ -41,11 +44,12 @@ def ppo(args: Sequence[str]) -> None:
 def evaluate(args: Sequence[str]) -> None:
     """Rollouts of the validation set, without training."""
     config = load_expr_config(args, PPOConfig)[0]
-    rows = _rows(config, None, "valid")
+    rows, workflow = _rows(config, None, "valid"), _workflow(config)
+    _check_rows(workflow, rows)
     from areal.training.trainers.rollouts import Evaluation
 
     with Evaluation(config, rows) as evaluation:
-        evaluation.run(**_workflow(config))
+        evaluation.run(**workflow)
 
 
 def sft(args: Sequence[str]) -> None:
@@ -76,10 +80,12 @@ def _offline(args: Sequence[str], config_type: type[BaseExperimentConfig], train
 def _online(config: PPOConfig) -> None:
     train = None if config.is_online and not config.train_dataset.path else _rows(config, None, "train")
     valid = _rows(config, None, "valid")
+    workflow = _workflow(config)
+    _check_rows(workflow, train, valid)
     from areal.training.trainers.ppo import PPOTrainer
 
     with PPOTrainer(config, train, valid) as run:
-        run.train(**_workflow(config))
+        run.train(**workflow)
 
 
 def _workflow(config: PPOConfig) -> dict[str, Any]:
@@ -115,6 +121,20 @@ def _workflow(config: PPOConfig) -> dict[str, Any]:
     return {"workflow": chosen, "workflow_kwargs": kwargs, "eval_workflow_kwargs": evaluated}
 
 
+def _check_rows(workflow: Mapping[str, Any], *datasets: Any) -> None:
+    """Raises UsageFault for a row that lacks a column which the reward requires, before an engine starts. The workflows
+    of areal pass a row's columns to the reward; what a user's own passes is not known here."""
+    found = WORKFLOWS.resolve(workflow["workflow"]) if workflow else None
+    reward = workflow.get("workflow_kwargs", {}).get("reward_fn")
+    if not reward or not str(getattr(found, "__module__", "")).startswith("areal."):
+        return
+    given = reward if isinstance(reward, list | tuple) else [reward]
+    rewards = [Parameters.of(load_attr(each, "reward") if isinstance(each, str) else each) for each in given]
+    for rows in datasets:
+        if isinstance(rows, Rows):
+            check_columns(rewards, rows, rows.place)
+
+
 def _changed_sampling(config: PPOConfig) -> str:
     """The settings of ``gconfig`` and ``eval_gconfig`` that differ from what they are by default, by name."""
     gconfig, evaluated, plain = config.gconfig, config.eval_gconfig, GenerationHyperparameters()
@@ -136,6 +156,7 @@ def _tokenizer(config: BaseExperimentConfig) -> Any:
 
 def _rows(config: BaseExperimentConfig, tokenizer: Any, which: str, kind: str = "rl") -> Any:
     from areal.dataset import get_custom_dataset
+    from areal.dataset.loading import DEFAULT_SPLITS
 
     dataset = config.train_dataset if which == "train" else config.valid_dataset
     if dataset is None or not dataset.path:
@@ -144,5 +165,5 @@ def _rows(config: BaseExperimentConfig, tokenizer: Any, which: str, kind: str = 
         return None
     if tokenizer is None and (dataset.max_length is not None or dataset.chat_template_kwargs):
         tokenizer = _tokenizer(config)
-    split = dataset.split or ("train" if which == "train" else "test")
+    split = dataset.split or DEFAULT_SPLITS[f"{which}_dataset"]
     return get_custom_dataset(split, dataset, tokenizer, type=dataset.type or kind)

@@ -82,12 +82,14 @@ def test_reward_that_raises_on_one_row_names_it_and_the_others_are_trained(box: 
     assert "row 17 has no number" in failures
 
 
-def test_data_without_the_column_of_the_reward_fails_with_one_line(box: Box) -> None:  # noqa: F811
+def test_data_without_the_column_of_the_reward_is_refused_before_anything_starts(box: Box) -> None:  # noqa: F811
     box.ok("init", "example", "gsm8k")
     folder = box.folder / "gsm8k"
     rows = [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()]
     (folder / "train.jsonl").write_text("".join(json.dumps({"question": row["question"]}) + "\n" for row in rows))
     settings = (*SHORT["gsm8k"], "trainjob/gsm8k-grpo:spec.restart.policy=Never")
     done = shell(box, folder, command_of(folder / "README.md"), settings)
-    assert done.returncode != 0
+    assert done.returncode == 3
+    assert "train.jsonl:1: the reward right_number" in done.stderr
     assert "missing a required argument: 'answer'" in done.stderr
+    assert not box.home.joinpath("objects").exists() and not box.processes()

@@ -24,7 +24,7 @@ WELL: dict[str, Any] = {
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / "rows.jsonl").write_text("{}\n")
+    (tmp_path / "rows.jsonl").write_text('{"question": "1+1?", "answer": "2"}\n')
     (tmp_path / "rewards.py").write_text("import nowhere\n\n\ndef right(**row):\n    return 1\n")
     (tmp_path / "model").mkdir()
     return tmp_path
@@ -116,3 +116,47 @@ def test_what_a_driver_could_run_is_not_refused(folder: Path, monkeypatch: pytes
     assert faults(folder, {"reward_fn": "elsewhere:f"}, env={"PYTHONPATH": str(folder / "lib")}) == []
     assert faults(folder, {"reward_fn": "unknown:f"}, built_in=False) == [], "a driver of one's own knows"
     assert dict(os.environ) == before and Path.cwd() == Path("/")
+
+
+_ROW = '{"question": "1+1?", "%s": "2"}\n'
+
+
+@pytest.mark.parametrize(
+    ("reward", "rows", "message"),
+    [
+        ("def right(prompt, completions, gold): ...", [_ROW % "answer"], "row"),
+        ("async def right(prompt, completions, a, b, *, level): ...", [_ROW % "levle"], 'did you mean "levle"'),
+        ("def right(gold, *rest): ...\ndef right(prompt, completions, gold): ...", [_ROW % "answer"], ""),
+        ("@cache\ndef right(prompt, completions, gold): ...", [_ROW % "answer"], ""),
+        ("def right(prompt, completions, gold=None): ...", [_ROW % "answer"], ""),
+        ("def right(prompt, completions, **row): ...", [_ROW % "answer"], ""),
+        (
+            "def right(prompt, completions, gold): ...",
+            [_ROW % "gold"] * 2 + [_ROW % "answer"],
+            "rows.jsonl:3: the reward right",
+        ),
+        ("def right(prompt, completions): ...", ['{"text": "1+1?"}'], "rows.jsonl:1: a row of type rl has no question"),
+    ],
+)
+def test_column_that_the_reward_requires_and_a_row_lacks_is_a_fault_of_the_data_set(
+    folder: Path, reward: str, rows: list[str], message: str
+) -> None:
+    (folder / "rows.jsonl").write_text("".join(rows))
+    (folder / "rewards.py").write_text(f"import nowhere\n\n\n{reward}\n")
+    found = faults(folder, {})
+    assert len(found) == bool(message)
+    assert all(list(each["path"]) == ["train_dataset", "path"] and message in each["message"] for each in found)
+    if "gold" in reward and found:
+        assert (
+            "missing a required argument: 'gold'" in found[0]["message"] and "a row has answer" in found[0]["message"]
+        )
+
+
+def test_valid_data_set_is_checked_and_a_hub_id_and_a_workflow_of_the_users_own_are_not(folder: Path) -> None:
+    (folder / "rewards.py").write_text("def right(prompt, completions, gold): ...\nclass Mine: ...\n")
+    (folder / "good.jsonl").write_text(_ROW % "gold")
+    good = {"path": "good.jsonl"}
+    (found,) = faults(folder, {"train_dataset": good, "valid_dataset": {"path": "rows.jsonl"}})
+    assert list(found["path"]) == ["valid_dataset", "path"]
+    assert not faults(folder, {"train_dataset": {"path": "org/rows"}})
+    assert not faults(folder, {"workflow": "rewards:Mine"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from areal.api.cli_args import GRPOConfig, PPOConfig, load_expr_config
 from areal.errors import UsageFault
 from areal.resources.backend import engine_arguments
-from areal.training.drivers import _workflow
+from areal.training.drivers import _workflow, grpo
 from areal.training.trainers.ppo import PPOTrainer
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "reverse_digits"
@@ -48,6 +49,19 @@ def test_workflow_without_its_reward_is_refused(workflow: str) -> None:
 def test_reward_that_a_workflow_does_not_take_is_refused() -> None:
     with pytest.raises(UsageFault, match="takes no reward_fn"):
         workflow_of("workflow=tests.rollout.test_workflows:Mathematician", f"reward_fn={REWARD}")
+
+
+def test_row_that_lacks_a_column_of_the_reward_is_refused_before_an_engine_starts(tmp_path: Path) -> None:
+    rows = [{"question": "1+1?", "answer": "2", "level": 1}] * 200 + [{"question": "1+2?", "answer": "3", "levels": 1}]
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (tmp_path / "by_level.py").write_text("def right(prompt, completions, level): return 1.0\n")
+    data, reward = f"train_dataset.path={tmp_path / 'rows.jsonl'}", f"reward_fn={tmp_path / 'by_level.py'}:right"
+    with pytest.raises(UsageFault, match="missing a required argument: 'level'") as caught:
+        grpo([*NAMES, data, reward, "total_train_steps=1", f"cluster.fileroot={tmp_path}"])
+    assert 'did you mean "levels"' in caught.value.message
+    assert caught.value.message.startswith(
+        f"{tmp_path / 'rows.jsonl'}:201: the reward right(prompt, completions, level)"
+    )
 
 
 AGENT = "tests.rollout.test_workflows:Mathematician"
