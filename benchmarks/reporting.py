@@ -1,11 +1,15 @@
-"""What every benchmark says about where and when it was measured, and how it writes its results."""
+"""What every benchmark says about where and when it was measured, how it writes its results, and how it ends."""
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import ctypes
 import json
 import os
 import platform
 import resource
+import signal
 import statistics
 import subprocess
 import sys
@@ -17,6 +21,29 @@ from typing import Any
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # processes that are measured would compile all that they import
 
 RESULTS = Path(os.environ.get("AREAL_BENCH_RESULTS") or Path(__file__).resolve().parent / "results")
+
+_PR_SET_CHILD_SUBREAPER = 36
+_STOP_S = 20.0
+
+
+def _end_processes() -> None:
+    """End every process that this one has started and those that they have left, which are its children by then."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    deadline = time.monotonic() + _STOP_S
+    while children := Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        for pid in map(int, children):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM if time.monotonic() < deadline else signal.SIGKILL)
+        time.sleep(0.05)
+
+
+if Path(sys.argv[0]).resolve().parent == Path(__file__).resolve().parent:  # a benchmark is the program
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    atexit.register(_end_processes)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
 
 def header(name: str, **versions: str) -> dict[str, Any]:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import ast
 import importlib.util
 import json
+import shutil
+import signal
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +149,34 @@ def test_exit_code_says_whether_a_figure_got_worse(
     monkeypatch.setattr(run, "CATALOG", (run.CATALOG[0],))
     monkeypatch.setattr(run, "reasons_to_repeat", lambda benchmark: [])
     assert run.main(["cli"]) == code
+
+
+LEAVING = """
+import subprocess, sys
+import reporting
+child = "import subprocess, sys; print(subprocess.Popen(['sleep', '600'], start_new_session=True).pid, flush=True)"
+if sys.argv[1] == "waits":
+    child += "; import time; time.sleep(600)"
+started = subprocess.Popen([sys.executable, "-c", child], stdout=subprocess.PIPE, text=True)
+print(started.pid, started.stdout.readline(), flush=True)
+if sys.argv[1] == "waits":
+    started.wait()
+"""
+
+
+@pytest.mark.parametrize(("what", "code"), [("waits", 128 + signal.SIGTERM), ("ends", 0)])
+def test_benchmark_that_ends_or_is_terminated_leaves_no_process(tmp_path: Path, what: str, code: int) -> None:
+    """Also none that has left its session and whose parent is gone."""
+    script = tmp_path / "benchmark.py"
+    script.write_text(LEAVING)
+    shutil.copy(Path(run.REPOSITORY, "benchmarks", "reporting.py"), tmp_path)
+    with subprocess.Popen([sys.executable, str(script), what], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        pids = process.stdout.readline().split()
+        if what == "waits":
+            process.terminate()
+        assert len(pids) == 2 and process.wait(20) == code
+    assert not [pid for pid in pids if Path("/proc", pid).exists()]
 
 
 def test_unknown_name_is_a_usage_error() -> None:

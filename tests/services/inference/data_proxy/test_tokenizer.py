@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -157,6 +157,32 @@ def test_long_text_is_encoded_in_pieces_as_a_whole(kind: str, tmp_path: Path) ->
         assert ids == codec._whole(text, True) and (ids[0], ids[-1]) == (1, 2)
         assert len(sizes) > 5 and max(sizes) <= 16_384
         assert encoded_in_pieces(whole, text, lambda so_far: None) == ids[1:-1]
+
+
+class CountingTokenizer:
+    """A tokenizer that counts the texts that it encodes."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.encoded = 0
+
+    def encode_batch_fast(self, texts: list[str], **options: bool) -> Any:
+        self.encoded += len(texts)
+        return self._tokenizer.encode_batch_fast(texts, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+
+def test_prompt_of_a_group_is_encoded_once_and_each_rollout_has_its_own_tokens(sentencepiece: Tokenizer) -> None:
+    tokenizer = CountingTokenizer(sentencepiece)
+    codec = TextCodec(cast(Tokenizer, tokenizer), template=None, end_ids=(), max_positions=None)
+    first = codec.encode("Hello there", add_special_tokens=False)
+    tokens, tokenizer.encoded = list(first), 0
+    first.append(1)
+    assert [codec.encode("Hello there", add_special_tokens=False) for _ in range(8)] == [tokens] * 8
+    assert tokenizer.encoded == 0
+    assert codec.encode("Hello there", add_special_tokens=True) == sentencepiece.encode("Hello there").ids
 
 
 def test_text_that_is_one_word_is_encoded_as_a_whole(codec: TextCodec) -> None:
