@@ -1,4 +1,4 @@
-"""A model folder's own code is never run, and nobody is asked whether to, also on a terminal that says yes."""
+"""A model folder's own code is never run, and no question is asked, also on a terminal that says yes."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ class Shape:
         return 0 if self.experts is None else self.experts.layers * self.experts.count * self.mlp(self.experts.width)
 
     def adapters(self, rank: int, targets: tuple[str, ...]) -> int:
-        """Parameters of LoRA adapters of ``rank``. Raises UsageFault for a target that is no linear layer of the
+        """Parameters of LoRA adapters of ``rank``. Raises UsageFault for a target that is not a linear layer of the
         model."""
         sizes = {
             "q_proj": self.hidden + self.query_width,

@@ -84,7 +84,7 @@ class HomeView:
         return slots is not None and state.spec.replica >= slots.get(state.spec.component, 0)
 
     def gone(self, states: Sequence[RunState], *, failed: bool = True) -> set[str]:
-        """Returns the uids of processes that are no longer there: of removed replicas, those whose slot (owner,
+        """Returns the uids of processes that have gone: of removed replicas, those whose slot (owner,
         component, replica) a successor has taken, and background commands that have succeeded. ``failed`` False: not
         those that a successor had to follow because they failed."""
         from areal.runtime.backends.base import ENDED

@@ -252,5 +252,5 @@ def _impostor(state: RunState, response: ProbeResponse) -> str:
             return f"another process (pid {pid}) still answers on its port"
     port = urlsplit(state.spec.url).port or 80
     if not session_listens(port, state.shim_pid):
-        return f"port {port} belongs to {port_owner(port) or 'nobody'}"
+        return f"port {port} belongs to {port_owner(port) or 'no process'}"
     return ""

@@ -54,7 +54,7 @@ class ToolAgent:
         return AgentResponse("")
 
     async def _result(self, name: str, arguments: str) -> str:
-        """What the tool returns. A call that fails is told to the model, which may do better."""
+        """What the tool returns. The error of a call that fails goes to the model, which may do better."""
         tool = self._tools.get(name)
         if tool is None:
             return f"error: there is no tool {name}"

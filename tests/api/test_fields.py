@@ -1,4 +1,4 @@
-"""Every field of every configuration class: it is acted upon, or refused, or said to have no effect."""
+"""Every field of every configuration class: it is acted upon, or refused, or documented as without effect."""
 
 from __future__ import annotations
 

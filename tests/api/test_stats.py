@@ -1,4 +1,4 @@
-"""What is recorded, by whomever, is told once, as its mean over everything that was recorded."""
+"""What is recorded, by whomever, is reported once, as its mean over everything that was recorded."""
 
 from __future__ import annotations
 

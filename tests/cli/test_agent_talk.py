@@ -112,7 +112,7 @@ def test_piped_text_is_one_shot(service: WholeService, reached: list[str], spawn
 
 def test_failed_agent_is_reported_with_its_error(agent: Agent) -> None:
     result = agent("chat", "-m", "fail")
-    assert result.code == 1 and "told to fail" in result.err
+    assert result.code == 1 and "is to fail" in result.err
 
 
 def test_empty_message_and_unknown_session_are_refused(agent: Agent) -> None:
@@ -227,7 +227,7 @@ def test_failed_turn_is_shown_with_its_error(agent: Agent) -> None:
     session = new_session(agent)
     agent("chat", "-m", "fail")
     page = agent("sessions", "show", session).out
-    assert ", agent]" in page and "failed: " in page and "told to fail" in page
+    assert ", agent]" in page and "failed: " in page and "is to fail" in page
 
 
 def test_list_truncates_at_limit(agent: Agent) -> None:

@@ -290,7 +290,7 @@ def test_service_that_does_not_run_cannot_be_talked_to(areal: Areal, objects: No
 
 
 class TestJobsThatHaveEnded:
-    """A job that succeeded, with the service and the model that it brought, and one that has never begun."""
+    """A job that succeeded, with the service and the model that it created, and one that has never begun."""
 
     @pytest.fixture(autouse=True)
     def jobs(self, record: Record, home: Home) -> None:

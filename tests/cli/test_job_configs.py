@@ -1,4 +1,4 @@
-"""Jobs that cannot run are refused before anything of them starts, where their author said it."""
+"""Jobs that cannot run are refused before anything of them starts, at the line that is wrong."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def test_id_in_neither_cache_nor_hub_is_reported_before_anything_starts(
         fill_cache(cache, "org/rows", folder / "org" / "rows", kind="dataset")
     (folder / "org").rename(folder / "elsewhere")
     (folder / "job.yaml").write_text(JOB % "ids" + IDS + f"  env: {{HF_HOME: {folder / 'hf'}}}\n")
-    assert areal("diff", "-f", "job.yaml").code == 1, "a plan asks nobody"
+    assert areal("diff", "-f", "job.yaml").code == 1, "a plan asks no server"
     result = areal("apply", "-f", "job.yaml")
     kind, extent = ("dataset", "not in") if missing == "org/rows" else ("model", "only in part in")
     assert result.code == 4 and f"TrainJob/ids: {kind} {missing} is {extent} the cache" in result.err, result.err

@@ -111,7 +111,7 @@ def test_live_view_that_is_suspended_gives_the_terminal_back_and_takes_it_again(
 def test_live_view_of_a_terminal_that_takes_no_output_still_ends_by_a_signal(person: Callable[..., Typist]) -> None:
     typist = person("get", "-w")
     typist.until("model/qwen")
-    for _ in range(400):  # a screen each; nobody reads them
+    for _ in range(400):  # a screen each; no one reads them
         typist.type("?\x0c\x1b[A")
     typist.signal(signal.SIGTERM)
     typist.until(BACK, again="")

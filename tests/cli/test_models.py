@@ -66,7 +66,7 @@ def test_remove_asks_spares_what_is_used_and_keeps_shared_files(
     areal("models", "pull", NAME)
     record("Model", "m", {"backend": "embedded", "path": NAME}, status={"commits": {f"{NAME}@main": second}})
     assert areal("models", "rm", "org/other", "--yes").code == 4
-    assert areal("models", "rm", NAME, "--revision", first).code == 2  # nobody to ask
+    assert areal("models", "rm", NAME, "--revision", first).code == 2  # there is no terminal to ask on
     assert areal("models", "rm", NAME, "--yes").code == 5
     assert areal("models", "rm", NAME, "--revision", first, "--yes").code == 0
     cache = Hub.of()

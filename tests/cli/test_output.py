@@ -60,12 +60,12 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 def test_text_of_the_last_column_goes_on_below_itself(narrow: Callable[[int], None]) -> None:
     narrow(40)
-    rows = [{"name": "a", "text": "it could not be reached because nobody is there"}]
+    rows = [{"name": "a", "text": "it could not be reached because nothing is there"}]
     table = render_table(rows, (field("NAME", "name"), field("TEXT", "text")))
     assert table.splitlines() == [
         "NAME  TEXT",
         "a     it could not be reached because",
-        "      nobody is there",
+        "      nothing is there",
     ]
 
 

@@ -99,7 +99,7 @@ def test_never_ready_unless_every_replica_is_ready(
 ) -> None:
     rows = [worker(number, state, model) for number, (model, state) in enumerate(pairs)]
     models = {name: {"expected": count, "published": True} for name, count in expected.items()}
-    answer: Any = {"workers": rows, "models": models} if asked else ArealError("nobody answered")
+    answer: Any = {"workers": rows, "models": models} if asked else ArealError("no answer")
     for name, found in model_healths(GatewayAnswers(READY, [{"id": each} for each in listed], answer)).items():
         ready = sum((model, state) == (name, "ready") for model, state in pairs)
         whole = asked and name in listed and ready >= max(expected.get(name, 1), 0)

@@ -210,8 +210,8 @@ def test_gateway_by_environment_by_context_and_with_a_wrong_key(served: Box, tmp
     assert "reverse" in served.ok("inf", "models", *home).out
     refused = served.areal("inf", "models", env={**env, "AREAL_API_KEY": "wrong"})
     assert refused.code == 1 and "--api-key-file" in refused.err
-    nobody = served.areal("inf", "status", "--gateway", "http://127.0.0.1:1")
-    assert nobody.code == 1 and "Unreachable" in nobody.out
+    unreachable = served.areal("inf", "status", "--gateway", "http://127.0.0.1:1")
+    assert unreachable.code == 1 and "Unreachable" in unreachable.out
 
 
 @pytest.mark.extended

@@ -96,10 +96,10 @@ def test_awkward_session_key_is_one_name(client: AgentClient, key: str) -> None:
 
 def test_agent_that_fails_is_the_services_fault_with_its_words(client: AgentClient) -> None:
     session = client.start_session()
-    with pytest.raises(ServiceError, match="told to fail") as caught:
+    with pytest.raises(ServiceError, match="is to fail") as caught:
         session.respond("fail")
     assert caught.value.code == "agent_failed"
-    with pytest.raises(ServiceError, match="told to fail"), session.stream("fail") as events:
+    with pytest.raises(ServiceError, match="is to fail"), session.stream("fail") as events:
         list(events)
     assert response_text(session.respond("history")) == "0"
 
@@ -191,8 +191,8 @@ async def test_episode_is_rewarded_and_exported_as_the_engine_saw_it(aclient: As
 
 
 def test_unknown_session_and_wrong_key_are_typed(client: AgentClient, agents: WholeService) -> None:
-    nobody = client.session("absent")
-    for call in (nobody.show, nobody.cancel, nobody.close, lambda: nobody.reward(1.0), nobody.export):
+    absent = client.session("absent")
+    for call in (absent.show, absent.cancel, absent.close, lambda: absent.reward(1.0), absent.export):
         with pytest.raises(UnknownName):
             call()
     with AgentClient(agents.url, "wrong", retry=ONCE) as stranger, pytest.raises(Unauthorized):

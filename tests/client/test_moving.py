@@ -1,4 +1,4 @@
-"""A client whose service moves: it asks where it is when nobody listens, and goes on there."""
+"""A client whose service moves: it asks where it is when the port is closed, and goes on there."""
 
 from __future__ import annotations
 

@@ -33,5 +33,5 @@ const schema = z.object({ mood: z.enum(['good', 'bad']) });
 const held = await generateText({ ...asked, output: Output.object({ schema }), maxOutputTokens: 300 });
 show('structured output', held.output.mood);
 
-const refused = await generateText({ ...asked, model: provider('nobody') }).catch(error => error.statusCode);
+const refused = await generateText({ ...asked, model: provider('absent') }).catch(error => error.statusCode);
 show('errors', refused);

@@ -19,7 +19,7 @@ class Service:
     key_file: Path
 
     def environment(self, model: str = "m") -> dict[str, str]:
-        """What a job of this service is told."""
+        """What a job of this service gets."""
         return {
             "AREAL_INFERENCE_ADDR": self.gateway.url,
             "AREAL_INFERENCE_KEY_FILE": str(self.key_file),

@@ -144,7 +144,7 @@ def test_parquet_of_gsm8k_and_a_broadcast_of_weights_do_as_well(tmp_path: Path, 
 def test_areal_lite_overrides_reach_the_driver_through_the_command_line(
     tmp_path: Path, gsm8k: Path, service: Service
 ) -> None:
-    """``python -m areal.cli.main train run ...``, everything said by overrides of the nested form."""
+    """``python -m areal.cli.main train run ...``, everything set by overrides of the nested form."""
     (tmp_path / "lite.yaml").write_text("experiment_name: lite\ntrial_name: t\n")
     words = (
         "trainer.type=grpo",

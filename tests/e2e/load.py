@@ -1,5 +1,5 @@
 """Rollouts without end: sessions that talk, streamed and not, are rewarded and exported, while others ask the model
-without a session. Every answer is checked, every exported token compared with what its caller was told.
+without a session. Every answer is checked, every exported token compared with what its caller received.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Broken(Exception):
 
 @dataclass(frozen=True)
 class Reply:
-    """One answered call, as its caller was told it. A stream does not tell the prompt's tokens."""
+    """One answered call, as its caller received it. A stream has no prompt tokens."""
 
     interaction_id: str
     prompt_ids: list[int] | None
@@ -162,15 +162,15 @@ def _compare(what: str, exported: dict[str, Any], turns: list[Reply], cut: set[s
     ids = [row["interaction_id"] for row in exported["rows"]]
     rows = [row for row, name in enumerate(ids) if name not in cut]
     if [ids[row] for row in rows] != told:
-        raise Broken(f"{what}: {ids} was exported, {told} was said")
+        raise Broken(f"{what}: {ids} was exported, {told} was answered")
     traj = exported["traj"]
     for row, reply in zip(rows, turns, strict=True):
         length, count = sum(traj["attention_mask"][row]), len(reply.token_ids)
         tokens, versions = traj["input_ids"][row][:length], traj["versions"][row][:length]
         if tokens[-count:] != reply.token_ids or reply.prompt_ids not in (None, tokens[:-count]):
-            raise Broken(f"{what}: row {row} has other tokens than its caller was told")
+            raise Broken(f"{what}: row {row} has other tokens than its caller received")
         if versions != [-1] * (length - count) + reply.versions:
-            raise Broken(f"{what}: row {row} has other versions than its caller was told")
+            raise Broken(f"{what}: row {row} has other versions than its caller received")
     if traj["original_rewards"][-1] != reward:
         raise Broken(f"{what}: the reward is {traj['original_rewards'][-1]}, and was {reward}")
 
@@ -182,9 +182,9 @@ def _cut_short(what: str) -> bool:
 
 class Load:
     """``sessions`` sessions and ``strangers`` callers without one, each in a thread, until the block is left. What a
-    session was told and not yet exported is exported then. ``broken`` must be empty afterwards. A stream that had begun
-    when its engine or data proxy was killed cannot be saved: where the test ``kills`` one, ``forgiven`` counts those
-    that said so."""
+    session acknowledged and not yet exported is exported then. ``broken`` must be empty afterwards. A stream that had
+    begun when its engine or data proxy was killed cannot be saved: where the test ``kills`` one, ``forgiven`` counts
+    those that acknowledged it."""
 
     def __init__(self, box: Box, sessions: int = 4, strangers: int = 2) -> None:
         self.kills = False
@@ -242,7 +242,7 @@ class Load:
     def _note(self, number: int, work: Callable[[], None]) -> None:
         try:
             work()
-        except Exception as error:  # noqa: BLE001 - the end of a thread: whatever it is, the test is told
+        except Exception as error:  # noqa: BLE001 - the end of a thread: whatever it is, the test gets it
             with self._progress:
                 if self.kills and isinstance(error, Broken) and _cut_short(str(error)):
                     self.forgiven += 1

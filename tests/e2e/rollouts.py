@@ -1,4 +1,4 @@
-"""Sessions that go on talking, each in a thread of its own; what each was told is compared with what is exported."""
+"""Sessions that go on talking, each in a thread of its own; what each received is compared with what is exported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever is wrong is said clearly, with its place, and changes nothing."""
+"""Whatever is wrong is reported with its place, and changes nothing."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def test_two_applies_at_once_one_works_and_the_other_names_the_holder(box: Box) 
 def test_job_with_an_allocation_that_cannot_be_starts_nothing(
     bare: Box, overrides: list[str], spec: str, code: int, says: str
 ) -> None:
-    bare.write("def main(args): ...\n", "mine.py")  # whose configuration nobody can check
+    bare.write("def main(args): ...\n", "mine.py")  # whose configuration cannot be checked
     config = "{driver: mine.py, actor: {path: " + str(MODEL) + "}, rollout: {max_head_offpolicyness: 1}}"
     text = f"{HEAD}kind: TrainJob\nmetadata: {{name: j}}\nspec:\n  config: {config}\n  overrides: {overrides}\n{spec}"
     result = bare.areal("apply", "-f", bare.write(text))

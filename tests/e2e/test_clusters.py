@@ -1,6 +1,6 @@
 """A service on a real Slurm and on a real Ray: what either refuses, an update under load, its command killed at every
 point of the journal, and fifty kills at random of the command and of what runs on the nodes. No job is left that no run
-has, no record that a client was told of is lost, and one more apply converges."""
+has, no record that a client received is lost, and one more apply converges."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class ClusterBox:
         return rows
 
     def converge(self, file: str, components: list[str]) -> None:
-        """One more apply, every job is a run's, and nobody finds anything wrong."""
+        """One more apply, every job is a run's, and `doctor` finds nothing."""
         self.box.ok("apply", "-f", file, "--yes")
         rows = self.follow()
         assert sorted(rows) == components
@@ -223,7 +223,7 @@ def test_death_of_apply_at_every_point_of_the_journal_leaves_no_stray_job(cluste
 
 class Talker(threading.Thread):
     """A client that has its session's turns recorded, one trajectory a session, and compares the export with what it
-    was told. Whatever fails is tried again: only what was answered with 200 is acknowledged, and has to be there."""
+    received. Whatever fails is tried again: only what was answered with 200 is acknowledged, and has to be there."""
 
     def __init__(self, box: Box, number: int) -> None:
         super().__init__(name=f"talker-{number}", daemon=True)
@@ -236,7 +236,7 @@ class Talker(threading.Thread):
         try:
             while not self._ended.is_set():
                 self._trajectory()
-        except Exception as error:  # noqa: BLE001 - the end of a thread: whatever it is, the test is told
+        except Exception as error:  # noqa: BLE001 - the end of a thread: whatever it is, the test gets it
             self.lost = f"{self.name}: {error!r}"
 
     def end(self) -> None:

@@ -85,7 +85,7 @@ def test_collector_that_is_killed_goes_on_where_it_was(pair: Box) -> None:
     left = json.loads(pair.ok("inf", "sessions", "list", "--task", f"collect-{run_id}", "--ready", "-o", "json").out)[
         "items"
     ]
-    assert left == [], "what was not taken over was let go"
+    assert left == [], "what was not taken over was released"
 
 
 @pytest.mark.extended

@@ -1,5 +1,5 @@
 """Nothing needs a command to finish: what shims start again finds itself, whatever else was killed with it, and what
-nobody starts again needs one `apply`."""
+nothing starts again needs one `apply`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SOON = "restart: {backoff: {initialSeconds: 0.1, maxSeconds: 0.1, jitter: 0}, bu
 
 
 def kill_everything(box: Box) -> None:
-    """Shims too, as a reboot does: nobody sees another one die."""
+    """Shims too, as a reboot does: none sees another one die."""
     pids = box.living()
     for number in (signal.SIGSTOP, signal.SIGKILL):
         for pid in pids:
@@ -42,7 +42,7 @@ def kill_together(box: Box, *components: str) -> None:
 
 
 def asked(box: Box) -> tuple[int, str, str | None]:
-    """Status of a chat, 0 where nobody listens; the error's code; Retry-After."""
+    """Status of a chat, 0 where the port is closed; the error's code; Retry-After."""
     body = {"model": "reverse", "messages": [{"role": "user", "content": "12"}], "max_tokens": 2}
     headers = {"Authorization": f"Bearer {box.key}", "Content-Type": "application/json"}
     request = urllib.request.Request(f"{box.url}/v1/chat/completions", json.dumps(body).encode(), headers)

@@ -188,7 +188,7 @@ def _data_proxy(run: Run) -> None:
 def _router(run: Run) -> None:
     run.kill("router/0")
     run.reached(14)
-    run.kill("engine/0")  # its successor is found by a router that was told who there is
+    run.kill("engine/0")  # its successor is found by a router that has the list of workers
 
 
 def _both(run: Run) -> None:

@@ -1,4 +1,4 @@
-"""An external endpoint that cannot be used is told with its cause within the first probe, by every verb."""
+"""An external endpoint that cannot be used is reported with its cause within the first probe, by every verb."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ def test_lost_node_and_silent_scheduler_are_distinct(box: Box, cluster: Cluster)
     changed = box.manifest(service=f"scheduler: {{type: {NAME}}}\nlogLevel: warning", model="replicas: 2", name="other")
     left = box.areal("apply", "-f", changed, "--yes")
     assert left.code == 9 and "inferenceservice/default configured: not converged: router/0 cannot be seen" in left.text
-    assert box.areal("apply", "-f", manifest, "--yes").code == 9, "nobody knows what runs there"
+    assert box.areal("apply", "-f", manifest, "--yes").code == 9, "what runs there is not known"
     found = box.areal("doctor")
     assert found.code == 1 and "error: the remote cluster does not answer" in found.out.splitlines()
     cluster.set()

@@ -1,4 +1,4 @@
-"""Changes under load: nobody's request breaks, and a version that does not start replaces nothing."""
+"""Changes under load: no request breaks, and a version that does not start replaces nothing."""
 
 from __future__ import annotations
 

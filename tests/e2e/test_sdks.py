@@ -1,5 +1,5 @@
 """A conversation with a tool, held by the clients that people use, unchanged, in a session of a real gateway, router
-and data proxy; the engine is scripted. What is exported afterwards is, token for token, what the engine saw and said.
+and data proxy; the engine is scripted. What is exported afterwards is, token for token, what the engine got and made.
 """
 
 from __future__ import annotations

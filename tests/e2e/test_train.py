@@ -162,7 +162,7 @@ def test_finished_job_is_deleted_by_a_reconcile_once_its_time_has_passed(jobs: B
     kept = manifest.format(ttl=0).replace("{name: brief}", "{name: kept, annotations: {areal.dev/protect: 'true'}}")
     jobs.ok("apply", "-f", jobs.write(kept, "kept.yaml"))
     wait_phase(jobs, "kept", "Succeeded")
-    assert "ttlSecondsAfterFinished" in jobs.ok("reconcile").out, "a protected one beside it is in nobody's way"
+    assert "ttlSecondsAfterFinished" in jobs.ok("reconcile").out, "a protected one beside it hinders nothing"
     assert jobs.ok("get", "trainjobs", "-a", "-o", "name").out == "trainjob/kept\n"
 
 

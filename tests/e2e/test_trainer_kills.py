@@ -201,7 +201,7 @@ def test_trainer_killed_while_it_writes_a_checkpoint_and_in_a_step_loses_nothing
 
 
 def _moments(source: random.Random, mode: str) -> Iterator[Callable[[Job], object]]:
-    """20 of them, in any order. Weights in memory are seen by nobody: there, chance has to find them."""
+    """20 of them, in any order. Weights in memory cannot be watched for: there, chance has to find the moment."""
     pushes = [writing_weights] * 3 + [pushing_weights] * 3 if mode == "disk" else []
     named = [writing_a_checkpoint] * 5 + pushes
 

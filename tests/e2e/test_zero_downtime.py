@@ -1,5 +1,5 @@
 """Everything an operator does to a running service, done under sessions that talk, are rewarded and exported: no call
-or stream breaks, and every token comes out as its caller was told.
+or stream breaks, and every token comes out as its caller received it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def under_load(box: Box, *command: str) -> set[str]:
 
 
 def scraped(box: Box) -> dict[str, set[str]]:
-    """What Prometheus is told, by job."""
+    """What Prometheus scrapes, by job."""
     found: dict[str, set[str]] = {}
     for each in ask(box, "GET", "/http_sd")[1]:
         found.setdefault(each["labels"]["job"], set()).update(each["targets"])

@@ -201,7 +201,7 @@ def test_environment_bounds_the_batches_where_the_configuration_does_not(
         assert len(output.read_text().splitlines()) == batches
     monkeypatch.setenv(run_rollout.MAX_BATCHES, "all")
     assert run_rollout.main(["--config", str(CONFIG), *keyed.overrides(*one)]) == 2
-    assert "AREAL_MAX_BATCHES=all is no number of batches" in capfd.readouterr().err
+    assert "AREAL_MAX_BATCHES=all is not a number of batches" in capfd.readouterr().err
 
 
 def test_other_package_named_tau2_is_one_clear_error(

@@ -98,7 +98,7 @@ async def test_close_ends_running_calls(pool: HttpClient) -> None:
 
 @pytest.fixture
 def certificate(tmp_path: Path) -> Path:
-    """A certificate of localhost that nobody trusts, with its key."""
+    """A certificate of localhost that no client trusts, with its key."""
     file = tmp_path / "certificate.pem"
     made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
     made += ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(file), "-out", str(tmp_path / "public.pem")]
@@ -293,7 +293,7 @@ async def test_sink_that_fails_ends_the_stream_and_tells_the_worker(pool: HttpCl
 
     def sink(part: bytes) -> None:
         if b"two" in part:
-            raise ConnectionResetError("nobody listens")
+            raise ConnectionResetError("the port is closed")
 
     async with worker(talk) as url, asyncio.timeout(10):
         with pytest.raises(ConnectionResetError):
@@ -376,7 +376,7 @@ async def _ask_stream(connection: Connection, sink: Callable[[bytes], None], fra
 
 class Deaf(asyncio.Transport):
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Nobody is there."""
+        """The port is closed."""
 
 
 async def test_chunks_that_come_alone_are_offered_as_they_came(pool: HttpClient) -> None:
@@ -476,7 +476,7 @@ async def test_connection_is_freed_with_its_end() -> None:
         async with worker(says(OK)) as url, HttpClient() as pool:
             assert await ask(pool, url) == b"hello"
         async with asyncio.timeout(20):
-            while any(type(each) is Connection for each in gc.get_objects()):  # noqa: ASYNC110 - nobody is told of it
+            while any(type(each) is Connection for each in gc.get_objects()):  # noqa: ASYNC110 - no event tells of it
                 await asyncio.sleep(0)  # the transport's end is a callback of the loop
     finally:
         gc.enable()

@@ -1,7 +1,7 @@
 """Random pasts and futures for planning: what was once wanted, what became of it, and what is wanted now.
 
 A past is made the way real ones are: of processes that were started for some version of a spec, some of which died,
-are still starting, are out of sight or belong to a replica that nobody wants any more; and of a router that knows some
+are still starting, are out of sight or belong to a replica that was removed; and of a router that knows some
 of them.
 """
 

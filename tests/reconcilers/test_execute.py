@@ -1,4 +1,4 @@
-"""The executor runs what may run, skips what cannot, and stops beginning when it is told to."""
+"""The executor runs what may run, skips what cannot, and begins nothing more after a request to stop."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ def test_plan_of_what_cannot_be_seen_does_nothing_and_says_so() -> None:
     assert plan.is_empty
     assert any("cannot be seen" in reason for reason in plan.unknown)
     outcome = outcome_of(plan)
-    assert outcome.exit_code == 9, "nobody knows whether it has converged"
+    assert outcome.exit_code == 9, "whether it has converged is not known"
     told = {each.ref: each.message for each in outcome.objects}
     assert told[MODEL].startswith("not converged: engine/0 cannot be seen") and told[SERVICE] == ""
 

@@ -46,7 +46,7 @@ class Row:
 
 @dataclass
 class Outcome:
-    """What a test saw. Each is said at least once; several are joined in the order in which they were seen."""
+    """What a test saw. Each is reported at least once; several are joined in the order in which they were seen."""
 
     fault: Fault
     _seen: dict[str, list[str]] = field(default_factory=lambda: {"callers": [], "recorded": [], "healed": []})

@@ -111,7 +111,7 @@ class Fleet:
         return [worker["state"] for worker in workers]
 
     def heal(self, member: Member) -> None:
-        """``member`` is back: what it forgot is told again, as the reconciler does."""
+        """``member`` is back: what it forgot is sent again, as the reconciler does."""
         if member is self.router:
             self.register()
         self.wait_ready()

@@ -29,13 +29,13 @@ def failure(reply: Reply | Failed) -> str:
 
 
 def status_of(answer: Answer) -> str:
-    """An answer that is no model's."""
+    """An answer that is not a model's."""
     return str(answer.status) if answer.status < 400 else f"{answer.status} `{answer.json()['error']['code']}`"
 
 
 @dataclass
 class Scene:
-    """One session, and what its callers were told of."""
+    """One session, and what its callers received."""
 
     fleet: Fleet
     rollout: Rollout
@@ -76,7 +76,7 @@ class Scene:
             return NOTHING_MORE
         lost = [name for name in self.acknowledged if name not in recorded]
         more = [name for name in recorded if name not in self.acknowledged]
-        return f"{len(lost)} acknowledged interactions LOST, {len(more)} that nobody was told of"
+        return f"{len(lost)} acknowledged interactions LOST, {len(more)} that no caller received"
 
     def exported(self) -> str:
         """Sealed with a reward, unless it is sealed, and exported: every row must be what the engine saw."""

@@ -53,12 +53,12 @@ def raw(*parts: bytes) -> Callable[[Scene], bytes]:
 
 WRONG: dict[str, Callable[[Scene], bytes]] = {
     "no key": sent(CHAT, GOOD, Authorization=""),
-    "wrong key": sent(CHAT, GOOD, Authorization="Bearer nobody"),
+    "wrong key": sent(CHAT, GOOD, Authorization="Bearer unknown"),
     "key that is not ASCII": sent(CHAT, GOOD, Authorization="Bearer clé-日本".encode()),
     "key with a null byte": sent(CHAT, GOOD, Authorization=b"Bearer a\0b"),
     "session key at an admin's route": sent(START, _json({"task_id": "t"})),
     "broken JSON": sent(CHAT, GOOD[:-3]),
-    "JSON that is no object": sent(CHAT, b"[1, 2]"),
+    "JSON that is not an object": sent(CHAT, b"[1, 2]"),
     "JSON that is not UTF-8": sent(CHAT, GOOD.replace(b"Hello", b"\xff\xfe")),
     "half a surrogate pair": sent(CHAT, GOOD.replace(b"Hello", b"\\ud800")),
     "100,000 brackets": sent(CHAT, b"[" * 100_000),
@@ -75,7 +75,7 @@ WRONG: dict[str, Callable[[Scene], bytes]] = {
     ),
     "reward `NaN`": sent(REWARD, b'{"reward": NaN}'),
     "reward beyond float32": sent(REWARD, b'{"reward": 1e300}'),
-    "reward of an interaction of nobody": sent(REWARD, _json({"reward": 1.0, "interaction_id": "chatcmpl-0"})),
+    "reward of an unknown interaction": sent(REWARD, _json({"reward": 1.0, "interaction_id": "chatcmpl-0"})),
     "export of an unknown session": by_admin(EXPORT, {"session_ids": ["absent"]}),
     "export of a session that is not ready": lambda scene: by_admin(
         EXPORT, {"session_ids": [scene.rollout.session_id]}

@@ -1,5 +1,5 @@
 """Disks that are full, read-only or damaged, and clocks that jump: what was acknowledged stays, what cannot be kept is
-said."""
+reported."""
 
 from __future__ import annotations
 
@@ -205,9 +205,9 @@ def _back(fleet: Fleet, damage: Callable[[Files], None]) -> None:
     [
         pytest.param(_garbage_after_the_tail, 0, marks=fault(DAMAGE, "half a record", "after the last one")),
         pytest.param(
-            _cut_tail, 1, marks=slow_fault(DAMAGE, "last record cut short", "by a disk that had said it was safe")
+            _cut_tail, 1, marks=slow_fault(DAMAGE, "last record cut short", "by a disk that had acknowledged it")
         ),
-        pytest.param(_spoilt_tail, 1, marks=fault(DAMAGE, "last record spoilt", "by a disk that had said it was safe")),
+        pytest.param(_spoilt_tail, 1, marks=fault(DAMAGE, "last record spoilt", "by a disk that had acknowledged it")),
     ],
 )
 def test_damaged_tail_costs_at_most_the_last_record(

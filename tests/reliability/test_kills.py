@@ -62,7 +62,7 @@ class Stage:
         return [running.result(60) for _, running in self.calls.values()]
 
     def try_again(self) -> None:
-        """Each call until it is answered; one that was answered before is told the same."""
+        """Each call until it is answered; one that was answered before gets the same answer."""
         for key, (body, running) in self.calls.items():
             reply = self.scene.until_answered(body, **{"Idempotency-Key": key}, **RETRY)
             first = running.result(60)

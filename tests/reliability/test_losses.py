@@ -125,7 +125,7 @@ def test_whole_service_killed_comes_back_with_everything(fleet: Fleet, outcome: 
 
 
 @pytest.mark.slow
-@fault(PART, "gateway and router come back knowing nothing", "before they are told")
+@fault(PART, "gateway and router come back empty", "before they are configured")
 def test_gateway_and_router_that_know_nothing_refuse_and_then_serve(fleet: Fleet, outcome: Outcome) -> None:
     scene, _ = scenes_of_both(fleet)
     fleet.configure(request_timeout_seconds=PATIENCE_S)
@@ -143,7 +143,7 @@ def test_gateway_and_router_that_know_nothing_refuse_and_then_serve(fleet: Fleet
     assert scene.kept() == NOTHING_MORE
     outcome.recorded("all of it")
     assert scene.exported()
-    outcome.healed(f"{SERVED} as soon as the router is told, engines untouched")
+    outcome.healed(f"{SERVED} as soon as the router is configured, engines untouched")
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Callers that dawdle, leave, crowd, or do not listen: they cost themselves, and nobody else."""
+"""Callers that dawdle, leave, crowd, or do not listen: they slow themselves, and no other caller."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ _EACH = ("token_ids", "logprobs", "versions")
 
 
 def _token_by_token(line: dict[str, Any]) -> list[dict[str, Any]]:
-    """What the engine said in one line, in a line for each token, so that a call can be held after any."""
+    """What the engine sent in one line, in a line for each token, so that a call can be held after any."""
     count = len(line.get("token_ids", ()))
     if count < 2:
         return [line]

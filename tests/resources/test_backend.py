@@ -163,7 +163,7 @@ def test_fault_names_the_argument_and_what_was_meant(arguments: dict[str, Any], 
 def test_good_arguments_have_no_fault() -> None:
     good = {"maxBatchSize": 8, "kv_memory_gib": 1, "dtype": "auto", "device": "cuda:1", "threads": None}
     assert list(engine_arg_faults("embedded", good)) == []
-    assert list(engine_arg_faults("vllm", {"anything": 1})) == []  # nobody was asked
+    assert list(engine_arg_faults("vllm", {"anything": 1})) == []  # no engine was asked
     assert list(engine_arg_faults("vllm", {"compilationConfig.mode": 0}, {"compilation-config"})) == []
 
 

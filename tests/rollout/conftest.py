@@ -1,4 +1,4 @@
-"""Controllers before a scripted engine (what it says is told) and before a real one that samples digits."""
+"""Controllers before a scripted engine (which the test prescribes) and before a real one that samples digits."""
 
 from __future__ import annotations
 

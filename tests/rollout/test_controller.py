@@ -37,7 +37,7 @@ def one_row(value: int, version: int = 0, reward: float = 0.0) -> dict[str, torc
 
 
 class Gated(RolloutWorkflow):
-    """EpisodeRunner end when they are let go, in any order; ``data["n"]`` is its number."""
+    """Runs of episodes end when they are released, in any order; ``data["n"]`` is its number."""
 
     def __init__(self, version: Any = None) -> None:
         self.started: list[int] = []
@@ -59,7 +59,7 @@ class Gated(RolloutWorkflow):
             assert self.changed.wait_for(lambda: len(self.started) >= count, 20), self.started
             return list(self.started)
 
-    def let_go(self, *numbers: int) -> None:
+    def release(self, *numbers: int) -> None:
         self.wait_started(1)
         assert self.loop is not None
         for number in numbers:
@@ -102,7 +102,7 @@ def test_no_more_than_the_window_starts_until_the_next_version(make: Make) -> No
     for data in rows(*range(9)):
         controller.submit(data, gated)
     assert sorted(gated.wait_started(4)) == [0, 1, 2, 3]  # (eta + 1) * B
-    gated.let_go(0, 1)
+    gated.release(0, 1)
     assert sorted(values(controller.wait(2))) == [0, 1]
     assert controller.export_stats()["running"] == 2  # consumed, but its version is yet to come
     controller.set_version(1)
@@ -114,7 +114,7 @@ def test_overtaken_straggler_is_not_trained_on_and_its_prompt_runs_again(make: M
     controller.submit({"n": 0}, gated)
     gated.wait_started(1)
     controller.set_version(1)
-    gated.let_go(0)  # it started at version 0, and the run is at 1: the second run of its prompt ends at once
+    gated.release(0)  # it started at version 0, and the run is at 1: the second run of its prompt ends at once
     (taken,) = controller.take(1)
     assert (taken.head_version, taken.data) == (1, {"n": 0})
     assert controller.export_stats()["dropped"] == 1
@@ -176,7 +176,7 @@ def test_order_of_a_batch_is_that_of_no_clock(make: Make) -> None:
         for data in rows(0, 1, 2, 3):
             controller.submit(data, gated)
         gated.wait_started(4)
-        gated.let_go(*ends)
+        gated.release(*ends)
         orders.append(values(controller.wait(4)))
     assert orders[0] == orders[1]
 
@@ -351,7 +351,7 @@ def test_pause_holds_new_episodes_and_lets_the_others_end(make: Make) -> None:
     gated.wait_started(1)
     controller.pause()
     controller.submit({"n": 1}, gated)
-    gated.let_go(0, 1)
+    gated.release(0, 1)
     assert values(controller.wait(1)) == [0]
     assert gated.started == [0]
     controller.resume()
@@ -363,7 +363,7 @@ def test_outstanding_prompts_are_those_not_consumed(make: Make) -> None:
     for data in rows(0, 1, 2, 3):
         controller.submit(data, gated)
     gated.wait_started(2)
-    gated.let_go(0)
+    gated.release(0)
     controller.wait(1)
     assert sorted(each["n"] for each in controller.outstanding()) == [1, 2, 3]
 
@@ -418,7 +418,7 @@ def test_wait_for_a_batch_may_take_longer_than_a_request(make: Make) -> None:
         batch = pool.submit(controller.rollout_batch, rows(1), gated)
         with pytest.raises(concurrent.futures.TimeoutError):
             batch.result(0.5)
-        gated.let_go(1)
+        gated.release(1)
         assert values(batch.result()) == [1]
 
 

@@ -1,4 +1,4 @@
-"""Rollouts as the lines of a file: samples of a group are told from turns of a conversation."""
+"""Rollouts as the lines of a file: samples of a group differ from turns of a conversation."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ TURNS = [([1, 2], [5]), ([1, 2, 5, 8], [9]), ([1, 2, 5, 8, 9, 3], [4])]
 TABLE: dict[str, tuple[Rollout, dict[int, list[tuple[list[int], str | None]]]]] = {
     "one answer": (rollout(ANSWERS[:1]), {0: [([1, 2, 5], None)]}),
     "samples of a group": (rollout(ANSWERS, sample_ids=[0, 2]), {0: [([1, 2, 5], None)], 2: [([1, 2, 6, 7], None)]}),
-    "samples that nobody told": (rollout(ANSWERS), {0: [([1, 2, 5], None)], 1: [([1, 2, 6, 7], None)]}),
+    "samples without a report": (rollout(ANSWERS), {0: [([1, 2, 5], None)], 1: [([1, 2, 6, 7], None)]}),
     "equal samples": (rollout(ANSWERS[:1] * 2), {0: [([1, 2, 5], None)], 1: [([1, 2, 5], None)]}),
-    "turns that nobody told": (
+    "turns without a report": (
         rollout(TURNS),
         {0: [([1, 2, 5], None), ([1, 2, 5, 8, 9], "0"), ([1, 2, 5, 8, 9, 3, 4], "1")]},
     ),

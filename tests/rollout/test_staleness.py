@@ -271,7 +271,7 @@ def test_manager_is_idle_where_nothing_waits_and_nothing_runs(outside_window: bo
     running = manager.next_to_run()
     assert running is not None and not manager.idle, "it runs"
     manager.ended(running, rollout(0))
-    assert manager.idle, "a result that nobody took is not work"
+    assert manager.idle, "a result that was not taken is not work"
 
 
 def test_manager_with_work_of_one_kind_alone_is_not_idle() -> None:
@@ -296,7 +296,7 @@ def test_batch_in_training_holds_its_places_until_the_next_version() -> None:
     assert manager.capacity() == 1
 
 
-# Heavy tails, by simulation: 2 % of the prompts take forty times as long, and nobody trains on what is too old.
+# Heavy tails, by simulation: 2 % of the prompts take forty times as long, and what is too old is not trained on.
 
 BATCH, STEP_S, STEPS = 16, 1.0, 300
 

@@ -298,7 +298,7 @@ def test_agent_that_fails_is_a_failure_by_whose_fault_it_is(controller: RolloutC
 
 
 class Guess:
-    """An environment of gymnasium's interface: the number is right when its reverse was said, three tries."""
+    """An environment of gymnasium's interface: the number is right when its reverse was answered, three tries."""
 
     def __init__(self) -> None:
         self.tries, self.right, self.closed = 0, False, False

@@ -140,7 +140,7 @@ def test_home_that_was_moved_away_before_its_copy_took_its_place_keeps_the_proce
     assert make_local("moved").observe()["r1"].phase is Phase.RUNNING
 
 
-def test_copy_of_a_folder_is_told_from_the_folder_linked_and_moved(tmp_path: Path) -> None:
+def test_copy_of_a_folder_differs_from_the_folder_linked_and_moved(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
     record = birthplace(str(home), str(home))

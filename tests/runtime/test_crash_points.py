@@ -75,7 +75,7 @@ def test_death_at_a_crash_point_leaks_nothing_and_is_repaired_by_the_next_comman
     died = subprocess.run(command(verb, tmp_path, "r1", point), timeout=PATIENCE_S, check=False)
 
     assert died.returncode == 137
-    if point == "stop-signalled":  # the shim finishes what it was told
+    if point == "stop-signalled":  # the shim finishes what it was asked
         until(lambda: local.observe()["r1"].phase is Phase.EXITED, "the stop to be finished")
         until(lambda: not processes_under(tmp_path), "the shim to leave")
     check_nothing_leaked(local, tmp_path)

@@ -1,4 +1,4 @@
-"""Ready means our own component, on its own port, answering; a death while it starts is told at once."""
+"""Ready means our own component, on its own port, answering; a death while it starts is reported at once."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_http_get_has_one_deadline_for_a_peer_that_drips(serve: Serve) -> None:
 
 
 def test_http_get_all_asks_at_once_under_one_deadline(serve: Serve) -> None:
-    """A process that is stopped: the kernel takes the connection, and nobody answers."""
+    """A process that is stopped: the kernel takes the connection, and no answer comes."""
     with (
         socket.create_server(("127.0.0.1", 0), backlog=1000) as stopped,
         socket.create_server(("127.0.0.1", 0)) as gone,

@@ -1,4 +1,4 @@
-"""Signals reach the recorded process or nobody; a sweep leaves nothing of a run and touches nothing else."""
+"""Signals reach the recorded process or none; a sweep leaves nothing of a run and touches nothing else."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def leaderless() -> Iterator[Leaderless]:
     members: list[ProcessIdentity] = []
 
     def make(environment: dict[str, str] | None = None) -> tuple[ProcessIdentity, int]:
-        script = "sleep 1000 > /dev/null & echo $!; read wait"  # builtins: nobody else is ever in the session
+        script = "sleep 1000 > /dev/null & echo $!; read wait"  # builtins: no other process is ever in the session
         streams: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         leader = subprocess.Popen(["sh", "-c", script], **streams, start_new_session=True, env=environment)
         assert leader.stdout is not None

@@ -47,7 +47,7 @@ def until_state(slurm: SlurmBackend, condition: Callable[[RunState], bool], what
     return until(reached, what)
 
 
-# -- what a run is told, and what is seen of it
+# -- what a run gets, and what is seen of it
 
 
 def test_component_gets_the_address_of_its_node_and_slurms_gpus(slurm: SlurmBackend) -> None:

@@ -136,7 +136,7 @@ def chat_text(events: list[Any], index: int = 0) -> str:
 
 
 class Processes:
-    """Starts the services; ``stop`` kills what is left and checks that nobody else is."""
+    """Starts the services; ``stop`` kills what is left and checks that nothing else is."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

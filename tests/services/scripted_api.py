@@ -1,4 +1,4 @@
-"""A scripted HTTP server inside the test's own loop: routes answer what they are told, and remember what they got."""
+"""A scripted HTTP server inside the test's own loop: routes answer as prescribed, and remember what they got."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A scripted engine: a real process that speaks the embedded engine's HTTP contract and says what it is told.
+"""A scripted engine: a real process that speaks the embedded engine's HTTP contract and answers as prescribed.
 
 Started as ``python scripted_engine.py --port 0 --tokenizer DIR``; prints its port on the first line. ``POST /script``
 changes what it does next:
@@ -94,7 +94,7 @@ class Engine:
 
 
 def lines(engine: Engine, body: dict[str, Any]) -> list[list[dict[str, Any]]]:
-    """What is said at each moment: a line of each prompt that has not ended."""
+    """What is sampled at each moment: a line of each prompt that has not ended."""
     prompts, sampling = body["input_ids"], body["sampling"]
     several = prompts if isinstance(prompts[0], list) else [prompts]
     piece = [_lines(engine, number, prompt, sampling) for number, prompt in enumerate(several)]

@@ -87,8 +87,8 @@ CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "ma
 EVERYWHERE: dict[str, Callable[[Target], list[bytes]]] = {
     "header": lambda target: [b"POST / HTTP/1.1\r\nX-Long: " + _PART[:60_000].hex().encode()[:60_000]],
     "body": lambda target: [target.head(3 * _MIB), _PART],
-    "body that nobody reads": lambda target: [target.head(3 * _MIB, path="/elsewhere"), _PART],
-    "body that is no JSON": lambda target: [target.head(_MIB), _PART],
+    "body that is not read": lambda target: [target.head(3 * _MIB, path="/elsewhere"), _PART],
+    "body that is not JSON": lambda target: [target.head(_MIB), _PART],
 }
 BY_OTHER_WAYS: dict[str, Callable[[Target], list[bytes]]] = {
     "chunk": lambda target: [target.chunked(), b"200000\r\n" + _PART],
@@ -125,7 +125,7 @@ ONLY: dict[str, dict[str, Callable[[Target], list[bytes]]]] = {
 }
 LONG = {**CHAT, "stream": True, "n": 16, "logprobs": True, "top_logprobs": 5}
 for _name in ("gateway", "data proxy"):
-    ONLY[_name]["stream that nobody reads"] = lambda target: [target.call(LONG)]
+    ONLY[_name]["stream that is not read"] = lambda target: [target.call(LONG)]
 
 
 def break_off(target: Target, parts: list[bytes], count: int) -> None:

@@ -1,4 +1,4 @@
-"""Many threads, few syncs: who returns is durable, and nobody is told of somebody else's failure."""
+"""Many threads, few syncs: a call that returns is durable, and none gets the failure of another."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.state.support import an_object, run
 
 
 class Held:
-    """A commit that holds its first batch until it is let go, and refuses batches with ``bad`` in them."""
+    """A commit that holds its first batch until it is released, and refuses batches with ``bad`` in them."""
 
     def __init__(self, bad: str = "") -> None:
         self.batches: list[list[str]] = []

@@ -77,7 +77,7 @@ class Journals(RuleBasedStateMachine):
 
     @rule(command=consumes(living), torn=st.integers(0, 60))
     def die(self, command: Command, torn: int) -> None:
-        """Killed, perhaps in the middle of an append that nobody was told of."""
+        """Killed, perhaps in the middle of an append that was not acknowledged."""
         self.alive.remove(command)
         os.write(command.transaction._fd, encode_line({"type": "end", "n": 1, "data": {}})[:torn])
         os.close(command.transaction._fd)

@@ -10,7 +10,7 @@ START, LOWER, HIGHER, FOUND = "?", "<", ">", "!"
 
 
 class GuessNumber:
-    """An observation is what the player is told: ``?`` at the start, then ``<`` (the number is lower), ``>`` or ``!``.
+    """An observation is what the player sees: ``?`` at the start, then ``<`` (the number is lower), ``>`` or ``!``.
     An action is the player's text. The reward is 1 for finding the number, else 0."""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
@@ -21,10 +21,10 @@ class GuessNumber:
         return START, {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """What is no number ends the game."""
+        """An action that is not a number ends the game."""
         self._left -= 1
         if not action.strip().isdigit():
-            return FOUND, 0.0, True, False, {"problem": f"{action!r} is no number"}
+            return FOUND, 0.0, True, False, {"problem": f"{action!r} is not a number"}
         guess = int(action)
         if guess == self._number:
             return FOUND, 1.0, True, False, {}

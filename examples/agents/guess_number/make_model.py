@@ -60,7 +60,7 @@ def make_model() -> LlamaForCausalLM:
 
 def games(count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Games [count, 13] and which of their tokens [count, 13] the model says: a guess and <eos> a turn. Of the guesses
-    a part halves what is left, a part is any digit, and a part is no number at all."""
+    a part halves what is left, a part is any digit, and a part is not a number at all."""
     low, high = torch.full((count, 1), LOW), torch.full((count, 1), HIGH)
     number = torch.randint(LOW, HIGH + 1, (count, 1))
     columns, said = [torch.full((count, 1), IDS[BOS])], [False]

@@ -43,7 +43,7 @@ class Tau2Agent:
             answer = completion.choices[0].message
             if not answer.tool_calls:
                 if not (answer.content or "").strip():
-                    raise ValueError("the model said nothing and called no tool")
+                    raise ValueError("the model answered nothing and called no tool")
                 return AgentResponse(answer.content or "")
             calls = [call.model_dump() for call in answer.tool_calls]
             messages.append({"role": "assistant", "content": answer.content, "tool_calls": calls})

@@ -29,7 +29,7 @@ Ended = Literal["user_stop", "max_steps"]
 
 @dataclass(frozen=True)
 class Task:
-    """``opening``: what was said before; its last message is the agent's. ``user_prompt``: of the user's model."""
+    """``opening``: the conversation before; its last message is the agent's. ``user_prompt``: of the user's model."""
 
     id: str
     opening: Sequence[Message]

@@ -111,7 +111,7 @@ def _max_batches() -> int | None:
     if not given:
         return None
     if not given.isdecimal() or int(given) < 1:
-        raise UsageFault(f"{MAX_BATCHES}={given} is no number of batches")
+        raise UsageFault(f"{MAX_BATCHES}={given} is not a number of batches")
     return int(given)
 
 

@@ -1,6 +1,6 @@
 """An episode of tau2-bench: a model plays the user, an agent service the agent, and the conversation is scored.
 
-Everything that either side has said and done is in the conversation: the agent's tool calls with their results come
+Everything that either side has written and done is in the conversation: the agent's tool calls with their results come
 with its response. An agent, a user or a service that fails gives no reward (the episode fails). A reward of 0 is what
 the task's own rules say, also for an episode that did not end within ``max_steps``.
 """
@@ -83,7 +83,7 @@ class User:
         if answer.tool_calls:
             return {"role": "user", "content": None, "tool_calls": [call.model_dump() for call in answer.tool_calls]}
         if not (answer.content or "").strip():
-            raise EpisodeFailed("the user's model said nothing")
+            raise EpisodeFailed("the user's model answered nothing")
         return {"role": "user", "content": answer.content}
 
     async def close(self) -> None:

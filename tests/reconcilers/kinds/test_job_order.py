@@ -96,8 +96,8 @@ def test_job_that_waits_does_not_start_the_service_that_it_brings() -> None:
     service = created("InferenceService", "rw", {})
     service = replace(service, object=replace(service.object, owner=RW))
     found = following([service, job("sft"), job("rw", SFT)], [])
-    brought = found["InferenceService/rw"]
-    assert brought.action == "create" and [layer.manager for layer in brought.object.layers] == ["apply", JOB]
+    its_service = found["InferenceService/rw"]
+    assert its_service.action == "create" and [layer.manager for layer in its_service.object.layers] == ["apply", JOB]
     stored = recorded(found)
     after = following([Target(item, "unchanged") for item in stored], stored, DONE[SFT])
     assert not after["InferenceService/rw"].object.spec.get("suspend")

@@ -1,4 +1,4 @@
-"""What a job without ``rollout`` stands for, and when the service that it brought runs."""
+"""What a job without ``rollout`` stands for, and when the service that it created runs."""
 
 from __future__ import annotations
 

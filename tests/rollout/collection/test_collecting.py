@@ -80,9 +80,9 @@ class Agent:
             headers = {"Authorization": "Bearer " + api_key, "Content-Type": "application/json"}
             request = urllib.request.Request(base_url + "/chat/completions", body, headers)
             with urllib.request.urlopen(request) as answer:
-                said = json.load(answer)
-            messages.append(said["choices"][0]["message"])
-            ids.append(said["id"])
+                reply = json.load(answer)
+            messages.append(reply["choices"][0]["message"])
+            ids.append(reply["id"])
         return {ids[1]: 1.0, ids[0]: 0.5}
 """
 

@@ -15,7 +15,7 @@ from tests.services.processes import script
 
 @pytest.fixture
 def rollout(bench: Bench) -> Rollout:
-    """Two turns, the second rewarded: ready, and nobody's yet."""
+    """Two turns, the second rewarded: ready, and not leased yet."""
     made = begin(bench.proxy, bench.key, online=False, task_id="looking/1")
     made.chat("a")
     made.chat("b")
@@ -82,8 +82,8 @@ def test_collected_folder_is_shown_best_first_and_as_a_page(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("sessions", "show", "nobody-x-1"), "has no session"),
-        (("trajectories", "show", "nobody-x-1"), "has no session"),
+        (("sessions", "show", "absent-x-1"), "has no session"),
+        (("trajectories", "show", "absent-x-1"), "has no session"),
         (("trajectories", "show", "./nothing.jsonl"), "there is no file"),
     ],
 )

@@ -32,7 +32,7 @@ class Helper:
                 await emitter.emit_delta("waiting")
                 await asyncio.Event().wait()
             case "fail":
-                raise ValueError("this agent was told to fail")
+                raise ValueError("this agent is to fail")
         for number, word in enumerate(request.message.split(" ")):
             await emitter.emit_delta(f" {word}" if number else word)
         return AgentResponse(request.message)

@@ -168,7 +168,7 @@ async def test_requests_are_counted_by_how_they_ended() -> None:
             await asyncio.wait_for(begun.wait(), 10)
             assert service.lifetime.in_flight == 1
         await fixture.emptied()
-        assert (await fixture.ask(get("/call", "x-api-key: wrong"))).status == 401  # nobody's call is not counted
+        assert (await fixture.ask(get("/call", "x-api-key: wrong"))).status == 401  # not counted
         text = (await fixture.ask(get("/metrics"))).body.decode()
     for status, count in (("200", 2.0), ("409", 1.0), ("500", 1.0), ("499", 1.0)):
         assert f'areal_http_requests_total{{route="/call",status="{status}"}} {count}' in text

@@ -1,4 +1,4 @@
-"""Group commit: who shares a transaction, and who is told when it fails."""
+"""Group commit: who shares a transaction, and who gets the error when it fails."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ async def test_session_is_known_at_each_moment_while_its_journal_is_left(tmp_pat
         assert tag in reported(process), "the router answers 404 for a journal that no process reports"
         await asyncio.sleep(0)
     assert process.departed_journal(digest) == tag and tag in reported(process)
-    assert changes == [[tag, process.own.tag], [process.own.tag]], "the router is told at once"
+    assert changes == [[tag, process.own.tag], [process.own.tag]], "the router hears of it at once"
     await process.close()
 
 

@@ -120,7 +120,7 @@ def test_gateway_killed_in_the_middle_is_an_error_and_generation_goes_on(side: B
     with pytest.raises(WeightUpdateFailed, match="does not answer"):
         pair.publish(2, weights(model(2)))
     assert served(here, here.proxies[0]) == pytest.approx(expected(model(1)), abs=1e-3)
-    pair.disconnect()  # there is nobody to tell
+    pair.disconnect()  # there is no worker to disconnect
     here.gateway = here.processes.service("weight_update")
     again = here.pair("shm")
     again.connect()

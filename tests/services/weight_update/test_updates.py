@@ -325,7 +325,7 @@ def test_worker_that_missed_the_connection_of_a_new_trainer_is_connected_to_it_b
     first = here.pair("disk", inference=inference)
     first.connect()
     first.publish(1, weights(model(1)))
-    here.gateway.kill()  # as of a trainer that was killed: it disconnects nobody
+    here.gateway.kill()  # as of a trainer that was killed: it disconnects no worker
     here.processes.register(router, here.proxies[0], model="m")
     others_gateway = here.processes.service("weight_update")
     second = replace(here.pair("disk", inference=inference, folder=here.folder / "second"), gateway=others_gateway.url)
@@ -358,7 +358,7 @@ def test_broadcast_that_loses_a_worker_goes_on_in_a_group_without_it(side: Build
 def test_broadcast_goes_on_at_once_without_a_worker_that_is_killed_in_the_middle_of_it(
     side: Build, when: str, engine_too: bool
 ) -> None:
-    """With the data proxy alone killed its engine stays in the group, and nobody tells it anything."""
+    """With the data proxy alone killed its engine stays in the group, and hears of nothing."""
     here = side(3)
     router = here.processes.router()
     front = here.processes.gateway(router)

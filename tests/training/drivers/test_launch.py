@@ -1,4 +1,4 @@
-"""Several ranks that fail are told as one."""
+"""Several ranks that fail are reported as one."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The engine's promises: one gradient whatever the layout, nothing changed by a loss that is no number, checkpoints for
-any number of ranks, adapters merged into what is published."""
+"""The engine's promises: one gradient whatever the layout, nothing changed by a loss that is not a number, checkpoints
+for any number of ranks, adapters merged into what is published."""
 
 import json
 import os

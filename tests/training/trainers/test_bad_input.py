@@ -1,4 +1,4 @@
-"""Models and data that do not go together are told before the first update, by their names."""
+"""Models and data that do not go together are refused before the first update, by their names."""
 
 from __future__ import annotations
 

@@ -556,7 +556,7 @@ def test_resumed_run_consumes_each_prompt_once(tmp_path: Path, service: Service)
 
 
 def _check_written(episodes: list[Episode]) -> None:
-    """Each sample of each step is there once, with its group, row and advantage; evaluation is told apart."""
+    """Each sample of each step is there once, with its group, row and advantage; evaluation is marked."""
     trained = [each for each in episodes if not each.is_eval]
     assert Counter(each.step for each in trained) == dict.fromkeys(range(1, 7), 8 * ANSWERS.n_samples)
     groups: dict[str, list[Episode]] = {}
@@ -577,7 +577,7 @@ def _check_written(episodes: list[Episode]) -> None:
 
 
 class Unreliable(RolloutWorkflow):
-    """Rows that say so fail: ``fails`` times each, by nobody's fault."""
+    """Rows that say so fail: ``fails`` times each, without a cause in the service."""
 
     failed: ClassVar[Counter[str]] = Counter()
 

@@ -1,4 +1,4 @@
-"""A run and its disk, and a run that is told to stop: what it keeps, what it goes on from, what it says."""
+"""A run and its disk, and a run that is asked to stop: what it keeps, what it goes on from, what it reports."""
 
 import os
 import re

@@ -76,7 +76,7 @@ function AgentSession({ route }) {
     ${data.unseen && html`<p class="warn">${data.unseen}</p>`}
     <div class="bar"><${Filter} value=${q} label="Filter turns" placeholder="filter turns" />
       <button type="button" disabled=${!data.older} onClick=${() => setQuery({ before: data.turns[0].number })}>Older ([)</button> <button type="button" disabled=${!before} onClick=${() => setQuery({ before: null })}>Newest (])</button>
-      <span class="dim">${data.turns.length ? `turns ${data.turns[0].number} to ${data.turns.at(-1).number} of ${data.matching}` : q ? "no turn matches" : "nothing was said"}</span></div>
+      <span class="dim">${data.turns.length ? `turns ${data.turns[0].number} to ${data.turns.at(-1).number} of ${data.matching}` : q ? "no turn matches" : "no turn yet"}</span></div>
     <div ref=${turns}>${data.turns.map((turn) => html`<${Turn} key=${turn.number} turn=${turn} />`)}</div>
     ${data.calls.length > 0 && html`<${Table} label="Model calls" caption="Recorded model calls" name="call" sortName="callsort" columns=${CALLS} rows=${data.calls} rowKey=${(each) => each.id} />`}`;
 }

@@ -89,7 +89,7 @@ class InferenceCaller:
 
 @dataclass
 class History:
-    """What one caller was told. A trajectory is a session's id and its number."""
+    """What one caller received. A trajectory is a session's id and its number."""
 
     caller: Caller
     calls: int = 0

@@ -1,6 +1,6 @@
 """Generated histories against a model: clients that talk while the data proxy is killed again and again.
 
-The model is what each client was told. At the end every acknowledged turn is there once, in its order; one whose
+The model is what each client received. At the end every acknowledged turn is there once, in its order; one whose
 answer was lost is there once or not at all, and once where the client repeated it by its Idempotency-Key; and each
 turn's agent had just the complete turns before it.
 """

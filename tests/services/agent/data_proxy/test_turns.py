@@ -218,7 +218,7 @@ def test_caller_that_reads_nothing_holds_the_agent_back(own: Pair) -> None:
     session = own.start()
     stream = own.stream(session, "flood 30000")
     own.wait_begun(session)
-    assert own.say(own.start(), "a") == "a 0"  # nobody else waits
+    assert own.say(own.start(), "a") == "a 0"  # no other call waits
     assert own.calls(session)[0]["ended"] == "running"
     assert len(list(stream)) == 30_002
     assert own.told("finished", 2)

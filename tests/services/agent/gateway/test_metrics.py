@@ -24,7 +24,7 @@ def test_process_exposes_exactly_what_is_documented(processes_of: dict[str, Proc
 def test_turns_are_counted_by_their_outcome(own: AgentService) -> None:
     for message in ("hello", "fail"):
         own.respond(message)
-    assert scraped(own.gateway).total("areal_agent_first_event_seconds_count") == 0  # nobody waits for their events
+    assert scraped(own.gateway).total("areal_agent_first_event_seconds_count") == 0  # no caller waits for their events
     list(own.stream("lose", "streamed").events())
     own.respond(None)
     for process in (own.gateway, own.proxies[0], own.workers[0]):

@@ -273,7 +273,7 @@ BROKEN: dict[str, tuple[Any, int]] = {
     "continuation without a start": (lambda caller: caller.raw(0x0, b"x"), 1002),
     "start within a message": (_fragments, 1002),
     "close of one byte": (lambda caller: caller.raw(0x8, b"x"), 1002),
-    "close with a code that nobody has": (lambda caller: caller.raw(0x8, b"\x03\xed"), 1002),
+    "close with a code that is not assigned": (lambda caller: caller.raw(0x8, b"\x03\xed"), 1002),
     "close with a reason that is not UTF-8": (lambda caller: caller.raw(0x8, b"\x03\xe8\xff"), 1007),
     "too large": (lambda caller: caller.raw(0x1, b"x" * 70_000), 1009),
     "too large in fragments": (_large_fragments, 1009),

@@ -60,8 +60,8 @@ PROGRAM = """
         child = subprocess.Popen(["sleep", "3600"], start_new_session=True)
         print(child.pid)
     elif what == "vanished":  # no mark, no session, no parent of its own
-        said = "import os; pid = os.fork(); print(pid) if pid else os.execvpe('sleep', ['sleep', '3600'], {})"
-        subprocess.run([sys.executable, "-c", said], start_new_session=True, env={})
+        forking = "import os; pid = os.fork(); print(pid) if pid else os.execvpe('sleep', ['sleep', '3600'], {})"
+        subprocess.run([sys.executable, "-c", forking], start_new_session=True, env={})
     elif what == "wait":
         print("began", flush=True)
         time.sleep(3600)
@@ -81,7 +81,7 @@ PROGRAM = """
     elif what == "flood of lines":
         print("x\\n" * 1_000_000, file=sys.stderr)
         print("x\\n" * 500_000)
-    elif what == "full":  # writes until nobody reads on, and ends
+    elif what == "full":  # writes until its reader has gone, and ends
         os.set_blocking(1, False)
         written, since = 0, time.monotonic()
         while time.monotonic() - since < 0.5:

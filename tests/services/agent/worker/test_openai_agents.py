@@ -140,7 +140,7 @@ async def test_leaving_ends_the_models_call(worker: Process, model: ScriptedApi)
 async def test_output_type_is_written_as_json(start_worker: StartWorker, model: ScriptedApi) -> None:
     worker = await asyncio.to_thread(start_worker, CODE + "\n    Agent = typed\n", "--kwargs", '{"max_turns": 3}')
     script(model, says('{ "value": 3 }'))
-    assert (await turn(worker, model))[-1]["summary"] == '{ "value": 3 }'  # as the model said it
+    assert (await turn(worker, model))[-1]["summary"] == '{ "value": 3 }'  # as the model wrote it
 
 
 @pytest.mark.extended

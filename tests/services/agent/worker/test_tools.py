@@ -98,7 +98,7 @@ def test_server_that_dies_is_connected_again(worker: Process) -> None:
     assert "did not answer die" in answer(worker, "die")["summary"]
     assert answer(worker, 'add {"a": 1, "b": 2}')["summary"] == "3"
     [child] = psutil.Process(worker.popen.pid).children()
-    child.kill()  # while nobody calls it
+    child.kill()  # while no call runs
     wait_until(lambda: sum("has ended its connection" in line for line in worker.log) == 2)
     assert answer(worker, 'add {"a": 1, "b": 2}')["summary"] == "3"
 

@@ -99,7 +99,7 @@ class ServerFixture:
     async def emptied(self) -> None:
         """Return once the server has no connection."""
         async with asyncio.timeout(20):
-            while self.server.connections:  # noqa: ASYNC110 - the server tells nobody of each that goes
+            while self.server.connections:  # noqa: ASYNC110 - the server has no event for each that goes
                 await asyncio.sleep(0.01)
 
     async def ask(self, data: bytes, *, of: str = "GET") -> RawAnswer:

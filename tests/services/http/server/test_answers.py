@@ -322,7 +322,7 @@ async def test_server_without_connections_has_no_timer() -> None:
             assert (await caller.answer()).status == 200
             assert fixture.server._sweeps is not None
         async with asyncio.timeout(20):
-            while fixture.server._sweeps is not None:  # noqa: ASYNC110 - a timer tells nobody of its end
+            while fixture.server._sweeps is not None:  # noqa: ASYNC110 - a timer has no event for its end
                 await asyncio.sleep(0.01)
         assert (await fixture.ask(get())).status == 200
 

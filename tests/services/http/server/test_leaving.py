@@ -211,7 +211,7 @@ async def test_caller_that_leaves_while_its_body_is_decompressed_leaves_nothing(
 
 async def fixture_holds(fixture: ServerFixture, size: int) -> None:
     async with asyncio.timeout(20):
-        while fixture.server.budget.held < size:  # noqa: ASYNC110 - the server tells nobody of each part
+        while fixture.server.budget.held < size:  # noqa: ASYNC110 - the server has no event for each part
             await asyncio.sleep(0.01)
 
 

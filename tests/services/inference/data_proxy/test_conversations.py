@@ -53,7 +53,7 @@ SYSTEM = {"role": "system", "content": "Be brief."}
 
 @dataclass
 class Talk:
-    """A session at a data proxy whose engine answers what it is told, in tokens of single characters."""
+    """A session at a data proxy whose engine answers what the test prescribes, in tokens of single characters."""
 
     family: Family
     engine: Process

@@ -475,7 +475,7 @@ async def test_engine_that_does_not_answer_never_began(http: HttpClient, kind: s
     assert (await client.state()).not_ready
     with pytest.raises(EngineUnavailable):
         await collect(client)
-    await client.abort("call-1")  # nobody's failure
+    await client.abort("call-1")  # a failure of no call
 
 
 @pytest.mark.parametrize("kind", ["vllm", "sglang"])

@@ -79,7 +79,7 @@ async def reopened(live: Path, copy: Path, cut: int) -> list[Any]:
 
 
 def killed_recorder(path: Path, lines: int) -> list[list[str]]:
-    """What a recording process said before it was killed, which was after ``lines`` acknowledgements."""
+    """What a recording process reported before it was killed, which was after ``lines`` acknowledgements."""
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[4])}
     argv = [sys.executable, "-m", "tests.services.inference.recorder.recorder", str(path)]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=environment) as process:

@@ -187,7 +187,7 @@ async def test_export_whose_record_is_damaged_is_answered_from_what_it_took(tmp_
     request, other = ExportRequest((names[0], names[1])), ExportRequest((names[2],))
     kept, export = await journal.export(request)
     assert journal._db.execute(EXPORT_DAMAGE[damage]).rowcount == 1
-    await journal.sweep()  # nobody has acknowledged it
+    await journal.sweep()  # it was not acknowledged
     again, same = await journal.export(request)
     assert (again.name, same) == (kept.name, export)
     _, beside = await journal.export(other)

@@ -179,7 +179,7 @@ def test_repeated_call_is_answered_from_the_record(bench: Bench, again: dict[str
 
 
 def output_of(answer: Answer) -> Any:
-    """What was said, however the stream was cut."""
+    """What was answered, however the stream was cut."""
     assert answer.status == 200
     if not answer.headers["content-type"].startswith("text/event-stream"):
         return answer.json()
@@ -458,7 +458,7 @@ def drain_online(bench: Bench) -> None:
 def test_admin_key_is_the_human_in_the_loop(bench: Bench) -> None:
     drain_online(bench)
     human = Rollout(bench.proxy, bench.key, "__hitl__", bench.key)
-    bench.admin("POST", "/rl/end_session")  # whatever other tests said with this key
+    bench.admin("POST", "/rl/end_session")  # whatever other tests sent with this key
     drain_online(bench)
     human.chat("a")
     assert human.reward(1.0)["ready_transition"]

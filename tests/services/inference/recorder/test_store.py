@@ -135,7 +135,7 @@ async def test_online_trajectories_come_again_until_acknowledged(tmp_path: Path)
     [lent] = await leases.lease(10, 0.0)
     assert (lent.session_id, lent.trajectory, len(lent.export.rows)) == (session_id, 0, 1)
     assert await leases.lease(10, 0.0) == []
-    assert await leases.lease(10, 5.0) == [lent]  # nobody acknowledged it in time
+    assert await leases.lease(10, 5.0) == [lent]  # it was not acknowledged in time
     assert await leases.acknowledge([lent.lease]) == 1
     assert await leases.acknowledge([lent.lease]) == 0
     assert await leases.lease(10, 0.1) == []

@@ -1,4 +1,4 @@
-"""Data proxies that register themselves, what outlives a router, and followers that are told changes only."""
+"""Data proxies that register themselves, what outlives a router, and followers that get changes only."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def test_models_are_probed_as_each_says_and_a_change_holds_at_once(processes: Pr
     quick.kill()
     slow.kill()
     wait_until(lambda: states(router, processes.key)["quick-0"] == "dead", what="the quick one is found dead")
-    assert states(router, processes.key)["slow-0"] == "ready", "nobody has asked it yet"
+    assert states(router, processes.key)["slow-0"] == "ready", "it has not been asked yet"
 
     body = {**processes.registration(slow, model="slow", expected=None), "readiness": often}
     assert router.call("POST", "/register_model", body, key=processes.key).status == 200

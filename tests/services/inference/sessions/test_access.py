@@ -1,4 +1,4 @@
-"""Whose key opens what: the admin's everything, a session's its own session, and nobody else's anything."""
+"""Whose key opens what: the admin's everything, a session's its own session, and any other key nothing."""
 
 from __future__ import annotations
 

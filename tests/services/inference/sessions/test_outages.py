@@ -1,4 +1,4 @@
-"""What is lost when a process is killed: nothing that was acknowledged, and nobody else notices."""
+"""What is lost when a process is killed: nothing that was acknowledged, and no other process notices."""
 
 from __future__ import annotations
 

@@ -188,7 +188,7 @@ async def test_failed_pause_unpauses_and_released_memory_takes_no_calls(
 
 
 async def test_resume_that_failed_is_repeated(processes: Processes, api: ScriptedApi, tokenizer: Path) -> None:
-    """No client would resume an engine whose pause it was told has failed."""
+    """No client would resume an engine whose pause was answered with an error."""
     proxy = await proxy_before(processes, api, tokenizer)
     broken = (500, {"error": {"message": "half way"}})
     api.replies |= {"POST /pause": broken, "POST /resume": broken}

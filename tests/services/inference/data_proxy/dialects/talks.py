@@ -1,4 +1,4 @@
-"""A service whose model speaks in tool calls and reasoning, and what is said in it."""
+"""A service whose model speaks in tool calls and reasoning, and the calls to it."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def test_a_conversation_with_tools(client: openai.OpenAI, service: Service, talk
 
     before, after = prompts(service, talking_tokenizer)
     reply = f"{THOUGHT}I look.\n{TWO_CALLS}<|im_end|>\n"
-    assert after.startswith(before + reply)  # what the model said comes back to it token for token
+    assert after.startswith(before + reply)  # what the model wrote comes back to it token for token
     assert after.count("<tool_response>\nsun\n</tool_response>") == 2
 
 

@@ -1,4 +1,4 @@
-"""Tools of the Responses API that are no plain functions, as Codex sends them: namespaces and custom tools."""
+"""Tools of the Responses API that are not plain functions, as Codex sends them: namespaces and custom tools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of the contract applies to an external model: answers as they are, ends that are told, and nothing to control.
+"""What of the contract applies to an external model: answers as they are, reasons of ends, and nothing to control.
 
 The API over there is a data proxy before a real engine, so that what happens to an engine behind it can be seen.
 """

@@ -1,4 +1,4 @@
-"""Token in, token out: what is sampled, what is said about it, and when it ends."""
+"""Token in, token out: what is sampled, what is reported about it, and when it ends."""
 
 from __future__ import annotations
 
@@ -260,7 +260,7 @@ async def test_deltas_one_by_one_are_those_that_are_poured(engine: Subject) -> N
 
 async def test_sink_that_raises_ends_the_call_in_the_engine(engine: Subject) -> None:
     def sink(delta: EngineDelta) -> None:
-        raise ConnectionResetError("nobody listens")
+        raise ConnectionResetError("the port is closed")
 
     with pytest.raises(ConnectionResetError):
         call = engine.call(PROMPT, max_new_tokens=480, ignore_eos=True)

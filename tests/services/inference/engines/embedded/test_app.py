@@ -29,7 +29,7 @@ Start = Callable[..., Harness]
 async def test_pause_whose_caller_left_leaves_the_engine_as_it_was(
     llama: tuple[Path, Any], start: Start, monkeypatch: pytest.MonkeyPatch, paused_before: bool
 ) -> None:
-    """The reply waits for a stream that nobody reads; its caller does not wait for the reply."""
+    """The reply waits for a stream that is not read; its caller does not wait for the reply."""
     monkeypatch.setattr(app, "_SETTLE_S", 600.0)
     engine = start(llama[0]).engine
     streams = Streams(asyncio.get_running_loop())
@@ -135,7 +135,7 @@ async def test_join_of_a_trainer_that_is_gone_fails_at_once(tmp_path: Path, engi
 async def test_member_that_never_receives_keeps_no_other_in_the_broadcast(
     trainer: BroadcastPublisher, engine: WeightGroups, other: WeightGroups
 ) -> None:
-    """As an engine whose data proxy was killed: it is in the group, and nobody tells it of the broadcast."""
+    """As an engine whose data proxy was killed: it is in the group, and does not hear of the broadcast."""
     offer = await asyncio.to_thread(trainer.offer, "pair", 3, "plain")
     members = [engine.join(place(offer, 1), CPU), other.join(place(offer, 2), CPU)]
     await asyncio.gather(asyncio.to_thread(trainer.join), *members)

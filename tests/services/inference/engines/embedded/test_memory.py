@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 
 
 def weights_of(harness: Harness) -> list[weakref.ref[torch.Tensor]]:
-    """The tensors that hold the memory: each of them is gone once nobody has it any more."""
+    """The tensors that hold the memory: each of them is gone once nothing refers to it any more."""
     runner: Any = harness.engine._runner
     matrices = [
         each for matrix in runner._decoder._matrices.values() for each in (matrix._held.plain, matrix._held.blocked)

@@ -126,7 +126,7 @@ async def test_stream_with_an_interval_waits_for_so_many_tokens() -> None:
     produce(sequence, 1)
     opened.progress(True)
     await asyncio.sleep(0.01)
-    assert received == [[1]], "the first token is told at once"
+    assert received == [[1]], "the first token is sent at once"
     produce(sequence, 2, 3, 4)
     assert not stream.has_news()
     produce(sequence, 5)

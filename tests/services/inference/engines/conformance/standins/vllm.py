@@ -137,7 +137,7 @@ class Vllm:
         except Refused as refused:
             if not refused.of_tokens:
                 return _error(refused.status, str(refused))
-            await out.prepare(request)  # the real one finds a bad token when it has said 200
+            await out.prepare(request)  # the real one finds a bad token when it has answered 200
             error = {"error": {"message": str(refused), "type": "BadRequestError", "param": None, "code": 400}}
             await out.write(_event(error) + b"data: [DONE]\n\n")
         finally:
