@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from areal.cli.options import FiniteRange, Invocation, print_options
 from areal.cli.output import Column, Row, as_list, emit_rows, field, render_table, write
 from areal.cli.train import job_manifest
 from areal.errors import InvalidManifest, NoCapacity, NotFound, UsageFault, did_you_mean
+from areal.numbers import duration, number, size
 from areal.resources.kinds import AGENT_SERVICE, MODEL, TRAIN_JOB
 
 if TYPE_CHECKING:
@@ -148,9 +150,9 @@ def _document(job: Resource, resources: Sequence[Resource], device: Device | Non
         rows.append(_use_row(use, str(served.part)))
         needed["rollout"] = (served.part.world_size, use.kept + served.reserve)
         if engine["shared"]:
-            needed = {"training and rollout": (part.world_size, sum(size for _, size in needed.values()))}
+            needed = {"training and rollout": (part.world_size, sum(most for _, most in needed.values()))}
     if on_cpu:
-        needed = {"all processes": (1, sum(count * size for count, size in needed.values()))}
+        needed = {"all processes": (1, sum(count * most for count, most in needed.values()))}
     return {
         "job": job.name,
         "estimated": True,
@@ -160,8 +162,9 @@ def _document(job: Resource, resources: Sequence[Resource], device: Device | Non
         "tokensAtMost": batch.prompt + batch.longest,
         "microBatchTokens": run.models[0].micro_tokens,
         "models": rows,
-        "needed": [{"place": at, "devices": count, "gib": gib(size)} for at, (count, size) in needed.items()],
+        "needed": [{"place": at, "devices": count, "gib": gib(most)} for at, (count, most) in needed.items()],
         "cachedSequences": sequences(served, found.memory) if served is not None else None,
+        "sequenceTokens": served.sequence if served is not None else None,
         "step": None if on_cpu else _step_row(step_time(run, served, found)),
         "problems": [f"{job.ref}: {each}" for each in _problems(needed, served, found)],
     }
@@ -169,10 +172,10 @@ def _document(job: Resource, resources: Sequence[Resource], device: Device | Non
 
 def _step_row(time: StepTime) -> dict[str, Any]:
     return {
-        "seconds": round(time.whole, 1),
-        "rolloutSeconds": round(time.rollout, 1),
-        "trainingSeconds": round(time.training, 1),
-        "weightUpdateSeconds": round(time.update, 1),
+        "seconds": time.whole,
+        "rolloutSeconds": time.rollout,
+        "trainingSeconds": time.training,
+        "weightUpdateSeconds": time.update,
         "atOnce": time.at_once,
     }
 
@@ -180,18 +183,17 @@ def _step_row(time: StepTime) -> dict[str, Any]:
 def _problems(needed: Mapping[str, tuple[int, int]], served: Served | None, device: Device) -> Iterator[str]:
     """What cannot fit."""
     from areal.estimate.memory import sequences, serving_use
-    from areal.estimate.runs import gib
 
     if served is not None and not sequences(served, device.memory):
-        left, want = gib(serving_use(served, device.memory).kv_cache), gib(served.token_bytes * served.sequence)
+        left, want = serving_use(served, device.memory).kv_cache, served.token_bytes * served.sequence
         yield (
-            f"an engine has {left:.2f} GiB of {device.title} left for its cache, and one sequence of "
-            f"{served.sequence} tokens takes {want:.2f}"
+            f"an engine has {size(left)} of {device.title} left for its cache, and one sequence of "
+            f"{served.sequence} tokens takes {size(want)}"
         )
-    for place, (_, size) in needed.items():
-        if size > device.memory:
+    for place, (_, most) in needed.items():
+        if most > device.memory:
             each = " on each GPU" if device.flops else ""
-            yield f"{place} needs {gib(size):.1f} GiB{each}, and {device.title} has {gib(device.memory):.1f}"
+            yield f"{place} needs {size(most)}{each}, and {device.title} has {size(device.memory)}"
 
 
 def _use_row(use: Any, layout: str) -> dict[str, Any]:
@@ -263,7 +265,7 @@ def _share(model: Mapping[str, Any], job: Mapping[str, Any]) -> bool:
 
 
 def _served(engine: Mapping[str, Any], sequence: int, on_cpu: bool) -> Served:
-    from areal.estimate.memory import CPU_RESERVE, ENGINE_RESERVE, FRACTIONS, Served
+    from areal.estimate.memory import CPU_RESERVE, ENGINE_RESERVE, FRACTIONS, GIB, Served
     from areal.estimate.runs import BYTES
     from areal.resources.backend import flag_name
     from areal.wire.processes import EmbeddedEngineConfig
@@ -271,29 +273,36 @@ def _served(engine: Mapping[str, Any], sequence: int, on_cpu: bool) -> Served:
     args, part = {flag_name(key): value for key, value in engine["args"].items()}, engine["part"]
     is_embedded = part.engine == "embedded"
     flag = {"sglang": "mem-fraction-static", "vllm": "gpu-memory-utilization"}.get(part.engine, "")
+    limit = "context-length" if part.engine == "sglang" else "max-model-len"
+    longest = args.get(limit)
+    cache = args.get("kv-memory-gib") if is_embedded else None
     return Served(
         shape=_shape(engine["path"], "the engine's model"),
         part=part,
-        fraction=_share_of(flag, args.get(flag, FRACTIONS[part.engine])),
-        sequence=sequence,
+        fraction=_number(flag, args.get(flag, FRACTIONS[part.engine]), 1),
+        sequence=sequence if longest is None else min(sequence, _count(limit, longest)),
         compute=BYTES.get(str(args.get("dtype")), 4 if on_cpu else 2),
-        most=_batch(args.get("max-batch-size", EmbeddedEngineConfig.max_batch_size)) if is_embedded else 0,
+        most=_count("max-batch-size", args.get("max-batch-size", EmbeddedEngineConfig.max_batch_size))
+        if is_embedded
+        else 0,
+        cache=0 if cache is None else int(_number("kv-memory-gib", cache) * GIB),
         reserve=CPU_RESERVE if on_cpu else ENGINE_RESERVE,
     )
 
 
-def _share_of(flag: str, value: Any) -> float:
+def _number(flag: str, value: Any, most: float = math.inf) -> float:
     try:
-        if 0 < (share := float(value)) <= 1:
-            return share
+        if 0 < (given := float(value)) <= most and math.isfinite(given):
+            return given
     except (TypeError, ValueError):
         pass
-    raise UsageFault(f"the engine's {flag}: must be above 0 and at most 1, not {value!r}")
+    limit = "" if math.isinf(most) else f" and at most {number(most)}"
+    raise UsageFault(f"the engine's {flag}: must be above 0{limit}, not {value!r}")
 
 
-def _batch(value: Any) -> int:
+def _count(flag: str, value: Any) -> int:
     if not str(value).isdecimal() or not int(value):
-        raise UsageFault(f"the engine's max-batch-size: must be a whole number of at least 1, not {value!r}")
+        raise UsageFault(f"the engine's {flag}: must be a whole number of at least 1, not {value!r}")
     return int(value)
 
 
@@ -301,7 +310,7 @@ _MODELS = (
     field("ROLE", "role"),
     field("LAYOUT", "layout"),
     *(
-        Column(title, lambda row, name=name: f"{row[name]:.2f}" if row[name] >= 0.005 else None, right=True)  # type: ignore[misc]
+        Column(title, lambda row, name=name: _size(row[name]) if row[name] else None, right=True)  # type: ignore[misc]
         for title, name in zip(
             ("WEIGHTS", "GRADIENTS", "OPTIMIZER", "GATHERED", "ACTIVATIONS", "KV CACHE", "LOADING"),
             (*_PARTS, "loading"),
@@ -312,8 +321,14 @@ _MODELS = (
 _NEEDED = (
     field("PLACE", "place"),
     field("DEVICES", "devices", right=True),
-    Column("GIB OF EACH", lambda row: f"{row['gib']:.1f}", right=True),
+    Column("OF EACH", lambda row: _size(row["gib"]), right=True),
 )
+
+
+def _size(gib: float) -> str:
+    from areal.estimate.memory import GIB
+
+    return size(gib * GIB)
 
 
 def _page(document: Row) -> str:
@@ -323,7 +338,7 @@ def _page(document: Row) -> str:
 def _lines(document: Row) -> Iterator[str]:
     yield (
         f"{document['job']}: a step has {document['samples']} samples of at most {document['tokensAtMost']} tokens; "
-        f"{document['device']} has {document['memoryGiB']:.1f} GiB. All figures are estimated, in GiB on each device."
+        f"{document['device']} has {_size(document['memoryGiB'])}. All figures are estimated, for each device."
     )
     yield ""
     yield render_table(document["models"], _MODELS)
@@ -331,10 +346,11 @@ def _lines(document: Row) -> Iterator[str]:
     yield render_table(document["needed"], _NEEDED)
     yield ""
     if document["cachedSequences"] is not None:
-        yield f"cache  {document['cachedSequences']} sequences of {document['tokensAtMost']} tokens in each engine"
+        yield f"cache  {document['cachedSequences']} sequences of {document['sequenceTokens']} tokens in each engine"
     if (step := document["step"]) is not None:
-        parts = f"training {step['trainingSeconds']} s"
+        parts = f"training {duration(step['trainingSeconds'])}"
         if document["cachedSequences"] is not None:
             how = "at the same time" if step["atOnce"] else "one after the other"
-            parts = f"rollout {step['rolloutSeconds']} s, {parts}, weights {step['weightUpdateSeconds']} s, {how}"
-        yield f"step   {step['seconds']} s, estimated: {parts}"
+            rollout, update = duration(step["rolloutSeconds"]), duration(step["weightUpdateSeconds"])
+            parts = f"rollout {rollout}, {parts}, weights {update}, {how}"
+        yield f"step   {duration(step['seconds'])}, estimated: {parts}"

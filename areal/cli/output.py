@@ -202,9 +202,9 @@ def text_of(value: Any) -> str:
     if isinstance(value, float):
         return number(value)
     if isinstance(value, Mapping):
-        value = ",".join(f"{key}={value[key]}" for key in value)
+        value = ",".join(f"{key}={text_of(value[key])}" for key in value)
     elif isinstance(value, list | tuple):
-        value = ",".join(str(item) for item in value)
+        value = ",".join(text_of(item) for item in value)
     return safe(" ".join(str(value).split())) or "-"
 
 

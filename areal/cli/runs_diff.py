@@ -16,6 +16,7 @@ from areal.cli.output import Column, emit_one, field, render_table, text_of
 from areal.cli.remote import local_options
 from areal.dataclasses import dataclass
 from areal.errors import NotFound, UsageFault
+from areal.numbers import number
 from areal.resources.kinds import TRAIN_JOB
 from areal.ui.curves import MAIN, drawn_range
 
@@ -257,7 +258,7 @@ def _columns(confidence: float) -> tuple[Column, ...]:
 
     return (
         *_UNTESTED[:-1],
-        Column(f"{confidence:.4g} INTERVAL", interval, right=True),
+        Column(f"{number(confidence)} INTERVAL", interval, right=True),
         field("P", "p", right=True),
         _UNTESTED[-1],
     )

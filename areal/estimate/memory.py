@@ -167,7 +167,8 @@ def _megatron(model: Trained) -> Use:
 @dataclass(frozen=True)
 class Served:
     """An inference engine. ``fraction``: of a GPU's memory, that it takes; ``sequence``: tokens of the longest one;
-    ``most``: sequences that its cache has room for at most, 0 where it takes what is left."""
+    ``most``: sequences that its cache has room for at most, 0 where it takes what is left. ``cache``: bytes that a flag
+    bounds the cache to, of which the prefix cache has a quarter; 0: none does."""
 
     shape: Shape
     part: Part
@@ -175,6 +176,7 @@ class Served:
     sequence: int
     compute: int = 2
     most: int = 0
+    cache: int = 0
     reserve: int = ENGINE_RESERVE
 
     @property
@@ -189,9 +191,12 @@ def serving_use(served: Served, memory: int) -> Use:
     weights = served.compute * served.shape.parameters // (served.part.tensor * served.part.pipeline)
     left = max(0, int(served.fraction * memory) - weights - served.reserve)
     most = served.most * served.sequence * served.token_bytes
-    return Use("rollout", weights=weights, kv_cache=min(left, most) if most else left)
+    return Use("rollout", weights=weights, kv_cache=min(left, most or left, served.cache or left))
 
 
 def sequences(served: Served, memory: int) -> int:
     """Sequences of full length that the cache of a replica has room for."""
-    return serving_use(served, memory).kv_cache // (served.token_bytes * served.sequence)
+    room = serving_use(served, memory).kv_cache
+    if served.cache:
+        room = min(room, served.cache - served.cache // 4)
+    return room // (served.token_bytes * served.sequence)

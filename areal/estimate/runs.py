@@ -219,4 +219,4 @@ def _rollout(run: Run, served: Served, device: Device) -> float:
 
 
 def gib(size: int) -> float:
-    return round(size / GIB, 4)
+    return size / GIB

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from areal.cli.output import Row
 from tests.cli.conftest import Areal, areal, clean_environment  # noqa: F401 - fixtures
 from tests.estimate.test_memory import QWEN, N
 from tests.hub_standin import hub_standin
@@ -40,7 +41,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_estimate_of_a_configuration_names_each_part_and_says_that_it_is_estimated(areal: Areal, folder: Path) -> None:  # noqa: F811
     shown = areal("train", "estimate", "grpo.yaml", "actor.backend=fsdp:d2", "--gpu", "a100")
     assert shown.code == 0, shown.err
-    assert "All figures are estimated" in shown.out and "A100 80 GB has 80.0 GiB" in shown.out
+    assert "All figures are estimated" in shown.out and "A100 80 GB has 80GiB" in shown.out
     assert "fsdp:d2" in shown.out and "sglang:d4" in shown.out and "estimated: rollout" in shown.out
     [item] = areal("train", "estimate", "grpo.yaml", "-o", "json").items
     actor, rollout = item["models"]
@@ -53,7 +54,7 @@ def test_estimate_of_a_configuration_names_each_part_and_says_that_it_is_estimat
 def test_estimate_of_what_cannot_fit_is_shown_and_ends_with_10(areal: Areal, folder: Path) -> None:  # noqa: F811
     shown = areal("train", "estimate", "grpo.yaml", "actor.backend=fsdp:d1", "--gpu", "l4")
     assert shown.code == 10
-    assert "training needs" in shown.err and "L4 has 22.5" in shown.err and "OPTIMIZER" in shown.out
+    assert "training needs" in shown.err and "L4 has 22.5GiB" in shown.err and "OPTIMIZER" in shown.out
     small = areal("train", "estimate", "grpo.yaml", "--memory-gib", "5")
     assert small.code == 10 and "left for its cache, and one sequence of 1280 tokens takes" in small.err
 
@@ -162,3 +163,41 @@ def test_job_whose_model_is_in_no_manifest_is_refused(areal: Areal, folder: Path
     (folder / "job.yaml").write_text(f"{job}spec: {{config: grpo.yaml, rollout: {{service: default, model: m}}}}\n")
     refused = areal("train", "estimate", "-f", "job.yaml")
     assert refused.code == 3 and "the Model that it samples from is not in these manifests" in refused.err
+
+
+_EMBEDDED = """
+{apiVersion: areal.dev/v1alpha1, kind: InferenceService, metadata: {name: default}, spec: {}}
+---
+apiVersion: areal.dev/v1alpha1
+kind: Model
+metadata: {name: small}
+spec: {backend: "embedded:d1", path: model, engineArgs: %s}
+---
+apiVersion: areal.dev/v1alpha1
+kind: TrainJob
+metadata: {name: learn}
+spec: {config: grpo.yaml, rollout: {model: small}, overrides: [actor.backend=fsdp:d1]}
+"""
+
+
+def test_embedded_engine_is_estimated_within_its_own_limits_of_cache_and_length(areal: Areal, folder: Path) -> None:  # noqa: F811
+    def engine(**flags: float) -> Row:
+        (folder / "all.yaml").write_text(_EMBEDDED % json.dumps({"device": "cuda", **flags}))
+        [item] = areal("train", "estimate", "-f", "all.yaml", "--memory-gib", "400", "-o", "json").items
+        return {**item, "cache": item["models"][-1]["kvCache"]}
+
+    free, bound = engine(), engine(kvMemoryGib=1)
+    assert free["sequenceTokens"] == 1280 and free["cachedSequences"] == 64
+    saved = free["needed"][-1]["gib"] - bound["needed"][-1]["gib"]
+    assert bound["cache"] == 1 and saved == pytest.approx(free["cache"] - 1)
+    token = free["cache"] * 2**30 / 64 / 1280
+    assert bound["cachedSequences"] == int(0.75 * 2**30 // (1280 * token)), "a quarter is the prefix cache's"
+    short = engine(kvMemoryGib=1, maxModelLen=512)
+    assert short["sequenceTokens"] == 512 and short["cachedSequences"] == min(64, int(0.75 * 2**30 // (512 * token)))
+
+
+@pytest.mark.parametrize(("flag", "value"), [("kv-memory-gib", -1), ("max-model-len", 0), ("kv-memory-gib", "much")])
+def test_limit_of_an_engine_that_is_no_size_is_refused(areal: Areal, folder: Path, flag: str, value: object) -> None:  # noqa: F811
+    (folder / "all.yaml").write_text(_EMBEDDED % json.dumps({flag: value}))
+    refused = areal("train", "estimate", "-f", "all.yaml")
+    assert refused.code in (2, 3) and flag in refused.err and str(value) in refused.err, refused.err
