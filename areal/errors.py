@@ -54,12 +54,14 @@ def with_names(text: str, name: Callable[[str], str]) -> str:
 
 
 class FieldError(ValueError):
-    """A value that a record cannot have. ``field`` is the path of the field at fault, "" for the record itself."""
+    """A value that a record cannot have. ``field`` is the path of the field at fault, "" for the record itself.
+    ``others``: further fields of the contradiction, any of which may be the one to change."""
 
-    def __init__(self, field: str, problem: str, *, is_missing: bool = False) -> None:
+    def __init__(self, field: str, problem: str, *, others: tuple[str, ...] = (), is_missing: bool = False) -> None:
         super().__init__(f"{field} {problem}".lstrip())
         self.field = field
         self.problem = problem
+        self.others = others
         self.is_missing = is_missing
 
 

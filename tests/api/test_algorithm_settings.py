@@ -35,13 +35,13 @@ def test_dropout_in_the_policys_ratio_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("actor", "message"),
     [
-        ("label_smoothing: 0.5", "actor.label_smoothing: label_smoothing must be at least 0 and below 0.5"),
-        ("label_smoothing: -0.1", "actor.label_smoothing: label_smoothing must be at least 0 and below 0.5"),
-        ("label_smoothing: 0.1, loss_type: ipo", "actor.label_smoothing: label_smoothing has no effect on loss_type"),
-        ("beta: 0", "actor.beta: beta must be above 0"),
-        ("is_critic: true", "actor.is_critic: a policy has log-probabilities"),
-        ("temperature: 0.5", "actor.temperature: rows of a data set are not sampled"),
-        ("mb_spec: {granularity: 3}", "actor.mb_spec.granularity: two answers stay together, not 3"),
+        ("label_smoothing: 0.5", "actor.label_smoothing: must be at least 0 and below 0.5"),
+        ("label_smoothing: -0.1", "actor.label_smoothing: must be at least 0 and below 0.5"),
+        ("label_smoothing: 0.1, loss_type: ipo", "actor.label_smoothing: has no effect on loss_type"),
+        ("beta: 0", "actor.beta: must be above 0"),
+        ("is_critic: true", "actor.is_critic: must be false: a policy has log-probabilities"),
+        ("temperature: 0.5", "actor.temperature: must be 1, not 0.5: rows of a data set are not sampled"),
+        ("mb_spec: {granularity: 3}", "actor.mb_spec.granularity: must be 2, not 3: two answers stay together"),
     ],
 )
 def test_dpo_settings_out_of_range_are_refused(tmp_path: Path, actor: str, message: str) -> None:
@@ -81,43 +81,43 @@ REFUSED = {
     "actor: {rejection_sampling: {upper: 5.0}}": "actor.rejection_sampling: needs a proximal policy",
     "actor: {behave_imp_weight_cap: 5.0}": "actor.rejection_sampling: needs a proximal policy",
     "actor: {rejection_sampling: {action: clamp}, recompute_logprob: true}": "actor.rejection_sampling.action: ",
-    "actor: {use_decoupled_loss: true, rejection_sampling: {upper: -1}}": "actor.rejection_sampling.upper: upper must",
-    "actor: {use_decoupled_loss: true, rejection_sampling: {upper: 0.5}}": "actor.rejection_sampling.upper: upper must",
-    "actor: {use_decoupled_loss: true, rejection_sampling: {lower: 1.5}}": "actor.rejection_sampling.lower: lower must",
+    "actor: {use_decoupled_loss: true, rejection_sampling: {upper: -1}}": "actor.rejection_sampling.upper: must",
+    "actor: {use_decoupled_loss: true, rejection_sampling: {upper: 0.5}}": "actor.rejection_sampling.upper: must",
+    "actor: {use_decoupled_loss: true, rejection_sampling: {lower: 1.5}}": "actor.rejection_sampling.lower: must",
     "actor: {use_decoupled_loss: true, rejection_sampling: {metric: kl_k1, upper: -1}}": (
-        "actor.rejection_sampling.upper: upper must not be negative"
+        "actor.rejection_sampling.upper: must not be negative"
     ),
     "actor: {use_decoupled_loss: true, rejection_sampling: {metric: kl_k3, lower: 0.1}}": (
-        "actor.rejection_sampling.lower: lower must not be above 0"
+        "actor.rejection_sampling.lower: must not be above 0"
     ),
     "actor: {m2_threshold: 0.04}": "actor.m2_threshold: needs a proximal policy",
     "actor: {m2_threshold: 0.04, use_decoupled_loss: true, prox_logp_method: loglinear}": "actor.m2_threshold: ",
     "actor: {prox_logp_method: loglinear}": "actor.prox_logp_method: loglinear is a proximal policy of",
-    "actor: {use_sapo_loss: true, use_decoupled_loss: true}": "actor.use_sapo_loss: use_sapo_loss gates the ratio",
+    "actor: {use_sapo_loss: true, use_decoupled_loss: true}": "actor.use_sapo_loss: gates the ratio",
     "actor: {preset: sapo, use_decoupled_loss: true}": "actor.use_decoupled_loss: use_sapo_loss gates the ratio",
-    "actor: {use_sapo_loss: true, use_cispo_loss: true}": "actor.use_sapo_loss: use_sapo_loss and use_cispo_loss are",
+    "actor: {use_sapo_loss: true, use_cispo_loss: true}": "actor.use_sapo_loss: is another objective than",
     "actor: {use_sapo_loss: true, importance_sampling_level: sequence}": "actor.importance_sampling_level: ",
     "actor: {use_cispo_loss: true, importance_sampling_level: sequence}": "actor.importance_sampling_level: ",
     "actor: {use_decoupled_loss: true, rejection_sampling: {level: sequence, agg: max}}": (
-        "actor.rejection_sampling.agg: agg max would weigh every token by the largest ratio"
+        "actor.rejection_sampling.agg: max would weigh every token by the largest ratio"
     ),
     "actor: {preset: grpo, optimizer: null}\ntrainer: {type: grpo}": "actor.optimizer: is needed",
-    "actor: {reward_scaling: 0}": "actor.reward_scaling: reward_scaling 0 makes all rewards the same",
-    "actor: {discount: 3}": "actor.discount: discount must be from 0 to 1, not 3",
-    "actor: {gae_lambda: 1.5}": "actor.gae_lambda: gae_lambda must be from 0 to 1, not 1.5",
-    "actor: {eps_clip: -0.2}": "actor.eps_clip: eps_clip must not be negative",
-    "actor: {eps_clip_higher: -0.2}": "actor.eps_clip_higher: eps_clip_higher must not be negative",
-    "actor: {c_clip: 1.0}": "actor.c_clip: c_clip must be above 1",
-    "actor: {reward_clip: -1}": "actor.reward_clip: reward_clip must be above 0",
-    "actor: {reward_scaling: .inf}": "actor.reward_scaling: reward_scaling must be a finite number, not inf",
-    "actor: {entropy_coeff: .nan}": "actor.entropy_coeff: entropy_coeff must be a finite number, not nan",
-    "actor: {is_critic: true}": "actor.is_critic: a policy has log-probabilities",
-    "ref: {is_critic: true}": "ref.is_critic: a policy has log-probabilities",
-    "critic: {is_critic: false}": "critic.is_critic: is_critic must be true",
+    "actor: {reward_scaling: 0}": "actor.reward_scaling: 0 makes all rewards the same",
+    "actor: {discount: 3}": "actor.discount: must be from 0 to 1, not 3",
+    "actor: {gae_lambda: 1.5}": "actor.gae_lambda: must be from 0 to 1, not 1.5",
+    "actor: {eps_clip: -0.2}": "actor.eps_clip: must not be negative",
+    "actor: {eps_clip_higher: -0.2}": "actor.eps_clip_higher: must not be negative",
+    "actor: {c_clip: 1.0}": "actor.c_clip: must be above 1",
+    "actor: {reward_clip: -1}": "actor.reward_clip: must be above 0",
+    "actor: {reward_scaling: .inf}": "actor.reward_scaling: must be a finite number, not inf",
+    "actor: {entropy_coeff: .nan}": "actor.entropy_coeff: must be a finite number, not nan",
+    "actor: {is_critic: true}": "actor.is_critic: must be false: a policy has log-probabilities",
+    "ref: {is_critic: true}": "ref.is_critic: must be false: a policy has log-probabilities",
+    "critic: {is_critic: false}": "critic.is_critic: must be true",
     "actor: {mb_spec: {granularity: 4}}": "actor.mb_spec.granularity: ",
     "actor: {dynamic_sampling: true}": "actor.dynamic_sampling: gconfig.n_samples is 1",
     "actor: {use_decoupled_loss: true, rejection_sampling: {metric: kl_k2, upper: -1}}": (
-        "actor.rejection_sampling.upper: upper must not be negative"
+        "actor.rejection_sampling.upper: must not be negative"
     ),
     "actor: {use_decoupled_loss: true, behave_imp_weight_mode: token_mask, behav_imp_weight_mode: sequence_mask}": (
         "actor.behav_imp_weight_mode: "
@@ -128,23 +128,23 @@ REFUSED = {
     "gconfig: {greedy: true, n_samples: 4}": "gconfig.greedy: a policy is trained on samples",
     "gconfig: {temperature: 0}": "gconfig.temperature: a policy is trained on samples",
     "gconfig: {ignore_eos: true}": "gconfig.ignore_eos: no answer would end",
-    "gconfig: {temperature: -1}": "gconfig.temperature: temperature must be from 0 to 2, not -1",
-    "gconfig: {temperature: 5}": "gconfig.temperature: temperature must be from 0 to 2, not 5",
+    "gconfig: {temperature: -1}": "gconfig.temperature: must be from 0 to 2, not -1",
+    "gconfig: {temperature: 5}": "gconfig.temperature: must be from 0 to 2, not 5",
     "gconfig: {temperature: 1e-9}": "gconfig.temperature: a policy is trained on samples",
     "gconfig: {top_k: 1}": "gconfig.top_k: a policy is trained on samples",
     "gconfig: {top_p: 1e-9}": "gconfig.top_p: a policy is trained on samples",
     "gconfig: {min_p: 1}": "gconfig.min_p: a policy is trained on samples",
-    "gconfig: {stop: ['']}": "gconfig.stop: stop must have at most 16 strings, not empty ones",
-    "gconfig: {stop_token_ids: [-1]}": "gconfig.stop_token_ids: stop_token_ids must not be negative",
-    "reward_weights: [.nan]\nreward_fn: m:f": "reward_weights: reward_weights must be finite numbers",
-    "reward_weights: [0]\nreward_fn: m:f": "reward_weights: reward_weights of 0 make all rewards the same",
-    "actor: {overlong_reward_penalty: true, overlong_tokens: 20000}": "actor.overlong_tokens: actor.overlong_tokens is",
+    "gconfig: {stop: ['']}": "gconfig.stop: must have at most 16 strings, not empty ones",
+    "gconfig: {stop_token_ids: [-1]}": "gconfig.stop_token_ids: must not be negative",
+    "reward_weights: [.nan]\nreward_fn: m:f": "reward_weights: must be finite numbers",
+    "reward_weights: [0]\nreward_fn: m:f": "reward_weights: must not all be 0",
+    "actor: {overlong_reward_penalty: true, overlong_tokens: 20000}": "actor.overlong_tokens: is",
     "actor: {weight_update_mode: shm}\nweight_update_mode: disk": "actor.weight_update_mode: 'shm' and weight",
     "actor: {use_lora: true, peft_type: ia3}": "actor.peft_type: ",
-    "actor: {dtype: float16, optimizer: {lr: 1}}": "actor.dtype: dtype float16 loses small gradients",
-    "actor: {attn_impl: eagre}": "actor.attn_impl: attn_impl 'eagre' is not one of eager, sdpa",
-    "train_dataset: {path: rows.jsonl, type: rll}": "train_dataset.type: type 'rll' is not one of rl, sft",
-    "critic: {eps_clip: -1}": "critic.eps_clip: eps_clip must not be negative",
+    "actor: {dtype: float16, optimizer: {lr: 1}}": "actor.dtype: float16 loses small gradients",
+    "actor: {attn_impl: eagre}": "actor.attn_impl: 'eagre' is not one of eager, sdpa",
+    "train_dataset: {path: rows.jsonl, type: rll}": "train_dataset.type: 'rll' is not one of rl, sft",
+    "critic: {eps_clip: -1}": "critic.eps_clip: must not be negative",
 }
 
 

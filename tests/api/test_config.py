@@ -27,10 +27,23 @@ from areal.api.cli_args import (
     load_expr_config,
 )
 from areal.api.config.fields import Faults, build
-from areal.errors import NotFound, UsageFault
+from areal.errors import FieldError, NotFound, UsageFault
 
 AREAL = Path(__file__).parents[1] / "drivers" / "gsm8k_grpo.yaml"
 SMALL = "experiment_name: e\ntrial_name: t\n"
+
+
+@dataclass
+class Checked(GRPOConfig):
+    level: int = 0
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.level >= 3:
+            raise FieldError("level", "must be below 3")
+        if self.name:
+            raise ValueError(f"the name {self.name} is taken")
 
 
 def load(tmp_path: Path, text: str, *overrides: str, cls: type[Any] = GRPOConfig) -> Any:
@@ -122,12 +135,12 @@ def test_override_changes_one_key(override: str, read) -> None:
         ("seed: true\n", "/config.yaml:3: seed: must be a whole number, not True"),
         ("actor: {dtype: bf16}\n", "must be one of float32, bfloat16, float16, not 'bf16'"),
         ("actor: [1]\n", "/config.yaml:3: actor: must be a map, not a list"),
-        ("gconfig:\n  temperature: -1\n", "/config.yaml:4: gconfig.temperature: temperature must be from 0 to 2"),
-        ("actor: {backend: 'megatron:t2', use_lora: true}\n", "use_lora: the megatron engine trains all weights"),
+        ("gconfig:\n  temperature: -1\n", "/config.yaml:4: gconfig.temperature: must be from 0 to 2"),
+        ("actor: {backend: 'megatron:t2', use_lora: true}\n", "use_lora: is not for the megatron engine"),
         ("actor: {megatron: {async_save: true}}\n", "actor.megatron.async_save: is not supported"),
         ("allocation_mode: fsdp:p2\n", "fsdp has no pipeline parallelism"),
-        ("actor: {backend: 'fsdp:d2c2'}\n", "/config.yaml:3: actor.backend: fsdp:d2c2: fsdp has data and tensor"),
-        ("actor: {use_lora: true, backend: 'fsdp:t2'}\n", "actor.use_lora: use_lora and backend fsdp:d1t2"),
+        ("actor: {backend: 'fsdp:d2c2'}\n", "/config.yaml:3: actor.backend: is fsdp:d2c2, and fsdp has data"),
+        ("actor: {use_lora: true, backend: 'fsdp:t2'}\n", "actor.use_lora: does not go with backend fsdp:d1t2"),
         ("rollout: {backend: 'fsdp:d2'}\n", "/config.yaml:3: rollout.backend: column 1: unknown engine"),
         ("recover: {no_save_optim: true}\n", "/config.yaml:3: recover.no_save_optim: is not supported"),
         ("seed: ${sed}\n", "Interpolation key 'sed' not found"),
@@ -165,8 +178,8 @@ def test_all_faults_are_reported_at_once(tmp_path: Path) -> None:
         ("trial_name=${actor.pth}", "command line, trial_name=${actor.pth}: trial_name: Interpolation key 'actor.pth'"),
         ("trial_name=${actor.pth}", 'not found (did you mean "actor.path"?)'),
         ("trial_name=${actor", "command line: the value '${actor' is no YAML: quote it"),
-        ("total_train_steps=0", "total_train_steps must be at least 1, not 0"),
-        ("actor.ppo_n_minibatches=0", "ppo_n_minibatches must be at least 1, not 0"),
+        ("total_train_steps=0", "total_train_steps: must be at least 1, not 0"),
+        ("actor.ppo_n_minibatches=0", "ppo_n_minibatches: must be at least 1, not 0"),
     ],
 )
 def test_bad_override_is_quoted(tmp_path: Path, override: str, message: str) -> None:
@@ -261,6 +274,11 @@ def test_fault_in_drivers_own_types_is_named(tmp_path: Path, text: str, message:
     assert faults(tmp_path, SMALL + text, cls=Own) == message
 
 
+def test_error_of_a_drivers_own_class_has_the_place_of_its_field(tmp_path: Path) -> None:
+    assert faults(tmp_path, SMALL + "level: 3\n", cls=Checked) == "/config.yaml:3: level: must be below 3"
+    assert faults(tmp_path, SMALL + "name: level\n", cls=Checked) == "/config.yaml: the name level is taken"
+
+
 def test_sft_takes_model_or_actor(tmp_path: Path) -> None:
     for name in ("model", "actor"):
         config = load(tmp_path, SMALL + f"{name}: {{path: m, backend: 'fsdp:d2'}}\n", cls=SFTConfig)
@@ -309,7 +327,7 @@ def test_kl_penalty_that_is_asked_for_needs_a_reference(tmp_path: Path) -> None:
 
 def test_fault_below_areal_lites_nesting_is_at_its_own_line(tmp_path: Path) -> None:
     text = "trainer:\n  grpo:\n    gconfig: {n_samples: 0}\n"
-    assert faults(tmp_path, SMALL + text).startswith("/config.yaml:5: gconfig.n_samples: n_samples must be at least 1")
+    assert faults(tmp_path, SMALL + text).startswith("/config.yaml:5: gconfig.n_samples: must be at least 1")
     reply = faults(tmp_path, SMALL, "+trainer.grpo.kl_ctl=1")
     assert reply == "command line, +trainer.grpo.kl_ctl=1: kl_ctl: there is no such key"
 

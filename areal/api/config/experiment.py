@@ -34,7 +34,7 @@ from areal.api.config.training import (
     proximal_faults,
     update_mode,
 )
-from areal.errors import did_you_mean
+from areal.errors import FieldError, did_you_mean
 from areal.resources.backend import Allocation
 from areal.resources.tree import ABSENT, get_path
 from areal.wire.sampling import GREEDY_BELOW, WHOLE_RANGES
@@ -138,7 +138,7 @@ class TrackioConfig:
 
     def __post_init__(self) -> None:
         if self.space_id and self.mode == "local":
-            raise ValueError("space_id is of mode online: mode local writes to this machine")
+            raise FieldError("space_id", "is of mode online: mode local writes to this machine")
 
 
 @dataclass
@@ -213,8 +213,8 @@ class TrainDatasetConfig:
         # Else a loader of the user's, with its own types.
         ours = any(path.endswith(_FILES) or "/" in path for path in paths)
         if ours and self.type not in ("", *ROW_TYPES):
-            raise ValueError(
-                f"type {self.type!r} is not one of {', '.join(ROW_TYPES)}{did_you_mean(self.type, ROW_TYPES)}"
+            raise FieldError(
+                "type", f"{self.type!r} is not one of {', '.join(ROW_TYPES)}{did_you_mean(self.type, ROW_TYPES)}"
             )
 
 
@@ -317,7 +317,7 @@ class BaseExperimentConfig:
                     setattr(part, name, value)
                 elif own and own != value and place in shared:
                     top = f"cluster.{name}" if name == "fileroot" else name
-                    raise ValueError(f"{place}.{name} is {own!r} and {top} {value!r}: a run has one")
+                    raise FieldError(f"{place}.{name}", f"is {own!r} and {top} {value!r}: a run has one")
 
     def ineffective(self, given: Mapping[str, Any]) -> list[tuple[tuple[str | int, ...], str]]:
         """Keys of ``given`` that have no effect beside the rest, as (key, why), for a warning."""
@@ -348,7 +348,7 @@ class SFTConfig(BaseExperimentConfig):
         name = "model" if self.actor is None else "actor"
         if self.actor is not None:
             if self.model != TrainEngineConfig():
-                raise ValueError("model and actor are one thing: give one of them")
+                raise FieldError("actor", "is the same as model: give one of them")
             self.model = self.actor
         self.actor = self.model
         super().__post_init__()
@@ -408,18 +408,24 @@ class PPOConfig(BaseExperimentConfig):
         if self.eval_gconfig is None:
             self.eval_gconfig = copy.deepcopy(self.gconfig).new(n_samples=1)
         if self.actor.group_size not in (1, self.gconfig.n_samples):
-            raise ValueError(
-                f"actor.group_size is {self.actor.group_size} and gconfig.n_samples {self.gconfig.n_samples}: a group "
-                "is the samples of one prompt"
+            raise FieldError(
+                "actor.group_size",
+                f"is {self.actor.group_size} and gconfig.n_samples {self.gconfig.n_samples}: a group "
+                "is the samples of one prompt",
+                others=("gconfig.n_samples",),
             )
         self._link_max_new_tokens()
         names = [self.reward_fn] if isinstance(self.reward_fn, str) else self.reward_fn
         if self.reward_weights is not None and len(self.reward_weights) != len([name for name in names if name]):
-            raise ValueError(f"reward_weights has {len(self.reward_weights)} numbers: one for each of reward_fn")
+            raise FieldError(
+                "reward_weights",
+                f"has {len(self.reward_weights)} numbers: one for each of reward_fn",
+                others=("reward_fn",),
+            )
         if self.reward_weights is not None and not all(map(math.isfinite, self.reward_weights)):
-            raise ValueError(f"reward_weights must be finite numbers, not {self.reward_weights}")
+            raise FieldError("reward_weights", f"must be finite numbers, not {self.reward_weights}")
         if self.reward_weights and not any(self.reward_weights):
-            raise ValueError("reward_weights of 0 make all rewards the same")
+            raise FieldError("reward_weights", "must not all be 0: all rewards would be the same")
         self._check_temperatures()
         rollout = self.rollout
         rollout.tokenizer_path = rollout.tokenizer_path or self.tokenizer_path
@@ -438,24 +444,28 @@ class PPOConfig(BaseExperimentConfig):
         actor, most = self.actor, self.gconfig.max_new_tokens
         actor.max_new_tokens = actor.max_new_tokens or most
         if actor.overlong_reward_penalty and actor.max_new_tokens > most:
-            raise ValueError(
-                f"actor.max_new_tokens is {actor.max_new_tokens} and gconfig.max_new_tokens {most}: no answer is so "
-                "long that it has the whole overlong penalty; leave actor.max_new_tokens out"
+            raise FieldError(
+                "actor.max_new_tokens",
+                f"is {actor.max_new_tokens} and gconfig.max_new_tokens {most}: no answer is so "
+                "long that it has the whole overlong penalty; leave actor.max_new_tokens out",
+                others=("gconfig.max_new_tokens",),
             )
         if actor.overlong_reward_penalty and (actor.overlong_tokens or 0) > actor.max_new_tokens:
-            raise ValueError(
-                f"actor.overlong_tokens is {actor.overlong_tokens} and the longest answer {actor.max_new_tokens}: an "
-                "answer of no tokens would be overlong"
+            raise FieldError(
+                "actor.overlong_tokens",
+                f"is {actor.overlong_tokens} and the longest answer {actor.max_new_tokens}: an "
+                "answer of no tokens would be overlong",
             )
 
     def _check_temperatures(self) -> None:
-        """Raises ValueError for a temperature other than the samples', which log-probabilities are computed at."""
+        """Raises FieldError for a temperature other than the samples', which log-probabilities are computed at."""
         for place in ("actor", "ref", "critic"):
             stated = getattr(getattr(self, place), "temperature", None)
             if stated is not None and stated != self.gconfig.temperature:
-                raise ValueError(
-                    f"{place}.temperature: {stated:g} is not the temperature of the samples, gconfig.temperature is "
-                    f"{self.gconfig.temperature:g}; leave it out, it follows the samples"
+                raise FieldError(
+                    f"{place}.temperature",
+                    f"{stated:g} is not the temperature of the samples, gconfig.temperature is "
+                    f"{self.gconfig.temperature:g}; leave it out, it follows the samples",
                 )
 
     @classmethod

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field
@@ -19,7 +18,7 @@ from functools import cache
 from pathlib import Path as FilePath
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from areal.errors import did_you_mean
+from areal.errors import FieldError, did_you_mean
 from areal.resources.tree import FieldPath
 
 
@@ -76,15 +75,15 @@ def ranges_of(cls: type) -> dict[str, Range | None]:
 
 
 def check_numbers(config: Any) -> None:
-    """Check the ranges of all numeric fields. Raises ValueError naming the field."""
+    """Check the ranges of all numeric fields. Raises FieldError."""
     for name, allowed in ranges_of(type(config)).items():  # type: ignore[arg-type]  # a class is hashable
         value = getattr(config, name)
         if isinstance(value, bool) or not isinstance(value, int | float):
             continue
         if not math.isfinite(value):
-            raise ValueError(f"{name} must be a finite number, not {value}")
+            raise FieldError(name, f"must be a finite number, not {value}")
         if allowed is not None and not allowed.has(value):
-            raise ValueError(f"{name} {allowed}, not {value}")
+            raise FieldError(name, f"{allowed}, not {value}")
 
 
 @dataclass(frozen=True)
@@ -159,10 +158,13 @@ def build(cls: type[T], values: Mapping[str, Any], faults: Faults, path: FieldPa
         if preset:
             built.preset = values["preset"]  # type: ignore[attr-defined]
         return built
+    except FieldError as error:
+        keys = [tuple(each.split(".")) for each in (error.field, *error.others)]
+        place = next((key for key in keys if key[0] in values), ())
+        faults.add((*path, *place), error.problem if place == keys[0] else str(error))
     except (ValueError, TypeError, AssertionError) as error:  # raised by the checks of a driver's own class
-        named = _named(str(error), hints, values)
-        faults.add((*path, *named), str(error).removeprefix(f"{'.'.join(named)}: "))
-        return None
+        faults.add(path, str(error))
+    return None
 
 
 def _preset(cls: type, values: Mapping[str, Any], faults: Faults, path: FieldPath) -> Mapping[str, Any] | None:
@@ -183,18 +185,6 @@ def over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
         before = merged.get(key)
         merged[key] = over(before, value) if isinstance(before, Mapping) and isinstance(value, Mapping) else value
     return merged
-
-
-def _named(message: str, hints: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[str, ...]:
-    """The key that an error of a class refers to: the first one in its message that the user has set."""
-    for word in _KEY.findall(message):
-        parts = word.split(".")
-        if parts[0] in hints and parts[0] in values:
-            return tuple(parts)
-    return ()
-
-
-_KEY = re.compile(r"[a-z_][a-z0-9_]*(?:\.[a-z_][a-z0-9_]*)*")
 
 
 def _marked(cls: type, key: str, hint: Any, value: Any, faults: Faults, path: FieldPath) -> None:

@@ -18,6 +18,7 @@ from areal.api.config.fields import (
     Range,
     check_numbers,
 )
+from areal.errors import FieldError
 from areal.installation import module_argv
 from areal.resources.backend import INFERENCE_ENGINES, Allocation, Part, parse_backend
 from areal.resources.kinds import TRAIN_ENGINES
@@ -27,19 +28,19 @@ from areal.wire.sampling import GREEDY_BELOW, MAX_STOPS, REAL_RANGES, WHOLE_RANG
 
 
 def parsed(text: str, name: str, **how: Any) -> Allocation:
-    """Parse the allocation in the field ``name``. Raises ValueError naming the field and the column."""
+    """Parse the allocation in the field ``name``. Raises FieldError with the column."""
     try:
         return parse_backend(text, **how)
     except ValueError as error:
-        raise ValueError(f"{name}: {error}") from error
+        raise FieldError(name, str(error)) from error
 
 
 def check_training(part: Part, name: str) -> None:
-    """Raises ValueError for a training layout that is not supported."""
+    """Raises FieldError for a training layout that is not supported."""
     if part.engine not in TRAIN_ENGINES:
-        raise ValueError(f"{name}: the {part.engine} engine is not there yet: use fsdp")
+        raise FieldError(name, f"asks for the {part.engine} engine, which is not there yet: use fsdp")
     if part.engine == "fsdp" and (part.context > 1 or part.expert > 1):
-        raise ValueError(f"{name}: {part}: fsdp has data and tensor parallelism only, for example fsdp:d4 or fsdp:d2t2")
+        raise FieldError(name, f"is {part}, and fsdp has data and tensor parallelism only, as in fsdp:d4 or fsdp:d2t2")
 
 
 @dataclass
@@ -217,11 +218,11 @@ class AgentConfig(AgentServiceConfig):
     scheduling_spec: Annotated[list[SchedulingSpec], PLACEMENT] = field(default_factory=list)
 
     def check_inline(self) -> None:
-        """Raises ValueError for a setting that agents of a rollout do not have, as nothing runs but tasks."""
+        """Raises FieldError for a setting that agents of a rollout do not have, as nothing runs but tasks."""
         plain = AgentServiceConfig()
         for each in fields(AgentServiceConfig):
             if each.name not in _OF_ROLLOUTS and getattr(self, each.name) != getattr(plain, each.name):
-                raise ValueError(f"agent.{each.name} is an agent service's: agents of a rollout run inline")
+                raise FieldError(f"agent.{each.name}", "is an agent service's: agents of a rollout run inline")
 
 
 _OF_ROLLOUTS = ("agent_cls_path", "admin_api_key", "turn_discount", "export_style")
@@ -288,7 +289,7 @@ class InferenceEngineConfig:
             parsed(self.backend, "backend", engines=INFERENCE_ENGINES, single=True)
         agent = self.agent or self.openai
         if self.agent is not None and self.openai is not None:
-            raise ValueError("agent and openai are one thing: give one of them")
+            raise FieldError("openai", "is the same as agent: give one of them")
         if agent is not None:
             agent.check_inline()
         self.admin_api_key = self.admin_api_key or (agent.admin_api_key if agent is not None else "")
@@ -340,13 +341,15 @@ class GenerationHyperparameters:
     def __post_init__(self) -> None:
         check_numbers(self)
         if not 0 <= self.min_new_tokens <= self.max_new_tokens:
-            raise ValueError(
-                f"min_new_tokens must be from 0 to max_new_tokens ({self.max_new_tokens}), not {self.min_new_tokens}"
+            raise FieldError(
+                "min_new_tokens",
+                f"must be from 0 to max_new_tokens ({self.max_new_tokens}), not {self.min_new_tokens}",
+                others=("max_new_tokens",),
             )
         if self.stop and ("" in self.stop or len(self.stop) > MAX_STOPS):
-            raise ValueError(f"stop must have at most {MAX_STOPS} strings, not empty ones")
+            raise FieldError("stop", f"must have at most {MAX_STOPS} strings, not empty ones")
         if any(token < 0 for token in self.stop_token_ids):
-            raise ValueError("stop_token_ids must not be negative")
+            raise FieldError("stop_token_ids", "must not be negative")
 
     @property
     def is_greedy(self) -> bool:

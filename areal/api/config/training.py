@@ -20,22 +20,32 @@ from areal.api.config.fields import (
     check_numbers,
 )
 from areal.api.config.rollout import SchedulingSpec, SchedulingStrategy, check_training, parsed
-from areal.errors import did_you_mean
+from areal.errors import FieldError, did_you_mean
 from areal.resources.backend import TRAIN_ENGINES
 
 
-def objective_faults(actor: PPOActorConfig) -> Iterator[str]:
-    """Messages of contradictory settings of the objective, each naming its key."""
+def objective_faults(actor: PPOActorConfig) -> Iterator[FieldError]:
+    """Contradictory settings of the objective."""
     if actor.use_sapo_loss and actor.use_cispo_loss:
-        yield "use_sapo_loss and use_cispo_loss are two objectives: choose one"
+        yield FieldError(
+            "use_sapo_loss", "is another objective than use_cispo_loss: choose one", others=("use_cispo_loss",)
+        )
     if actor.loss_fn and (actor.use_sapo_loss or actor.use_cispo_loss or actor.importance_sampling_level != "token"):
-        others = "use_sapo_loss, use_cispo_loss and importance_sampling_level"
-        yield f"loss_fn is the whole objective: leave {others} out"
+        others = ("use_sapo_loss", "use_cispo_loss", "importance_sampling_level")
+        yield FieldError("loss_fn", f"is the whole objective: leave {', '.join(others)} out", others=others)
     if actor.use_sapo_loss and actor.use_decoupled_loss:
-        yield "use_sapo_loss gates the ratio itself: it has no decoupled form, leave use_decoupled_loss out"
+        yield FieldError(
+            "use_sapo_loss",
+            "gates the ratio itself: it has no decoupled form, leave use_decoupled_loss out",
+            others=("use_decoupled_loss",),
+        )
     for name in ("use_sapo_loss", "use_cispo_loss"):
         if getattr(actor, name) and actor.importance_sampling_level == "sequence":
-            yield f"importance_sampling_level sequence is that of a clipped ratio: {name} has one for each token"
+            yield FieldError(
+                "importance_sampling_level",
+                f"sequence is that of a clipped ratio: {name} has one for each token",
+                others=(name,),
+            )
 
 
 def proximal_faults(actor: PPOActorConfig) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -164,7 +174,7 @@ class NormConfig:
     def __post_init__(self) -> None:
         check_numbers(self)
         if self.mean_leave1out and self.mean_level is None:
-            raise ValueError("mean_leave1out needs mean_level")
+            raise FieldError("mean_leave1out", "needs mean_level")
 
 
 @dataclass
@@ -182,23 +192,28 @@ class RejectionSamplingConfig:
     def __post_init__(self) -> None:
         check_numbers(self)
         if self.agg == "max":
-            raise ValueError("agg max would weigh every token by the largest ratio of its sequence: use mean, or sum")
+            raise FieldError(
+                "agg", "max would weigh every token by the largest ratio of its sequence: use mean, or sum"
+            )
         if self.upper is None and self.lower is None:
-            raise ValueError("one of upper and lower is needed")
+            raise FieldError("", "one of upper and lower is needed")
         unmoved = 1 if self.metric == "ratio" else 0  # the metric of a token with unchanged probability
         if self.upper is not None and self.upper < unmoved:
             least = "below 1" if unmoved else "negative"
-            raise ValueError(
-                f"upper must not be {least}, not {self.upper}: {unmoved} is that of a token that has not moved"
+            raise FieldError(
+                "upper", f"must not be {least}, not {self.upper}: {unmoved} is that of a token that has not moved"
             )
         if self.lower is not None and self.lower > unmoved:
-            raise ValueError(
-                f"lower must not be above {unmoved}, not {self.lower}: {unmoved} is that of a token that has not moved"
+            raise FieldError(
+                "lower",
+                f"must not be above {unmoved}, not {self.lower}: {unmoved} is that of a token that has not moved",
             )
         if self.upper is not None and self.lower is not None and self.lower >= self.upper:
-            raise ValueError(f"lower ({self.lower}) must be below upper ({self.upper})")
+            raise FieldError("lower", f"must be below upper ({self.upper}), not {self.lower}", others=("upper",))
         if self.action == "clamp" and self.metric != "ratio":
-            raise ValueError("action clamp needs metric ratio: a divergence has nothing to clamp")
+            raise FieldError(
+                "action", "clamp needs metric ratio: a divergence has nothing to clamp", others=("metric",)
+            )
 
 
 @dataclass
@@ -224,25 +239,25 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         check_numbers(self)
         if self.type == "adam_bf16":
-            raise ValueError("type adam_bf16 is not supported: the optimizer's states are float32, use adam")
+            raise FieldError("type", "adam_bf16 is not supported: the optimizer's states are float32, use adam")
 
 
-def megatron_faults(engine: TrainEngineConfig) -> Iterator[str]:
-    """Messages of settings that the Megatron engine does not support, each naming its key."""
+def megatron_faults(engine: TrainEngineConfig) -> Iterator[FieldError]:
+    """Settings that the Megatron engine does not support."""
     if engine.use_lora:
-        yield "use_lora: the megatron engine trains all weights: adapters are of fsdp"
+        yield FieldError("use_lora", "is not for the megatron engine, which trains all weights: adapters are of fsdp")
     if engine.is_critic:
-        yield "is_critic: the megatron engine has no critics and reward models: fsdp has"
+        yield FieldError("is_critic", "is not for the megatron engine, which has no critics: fsdp has")
     if engine.attn_impl not in ("", "sdpa", "flash_attention_2"):
-        yield f"attn_impl {engine.attn_impl}: the megatron engine attends by torch's kernels, sdpa"
+        yield FieldError("attn_impl", f"{engine.attn_impl}: the megatron engine attends by torch's kernels, sdpa")
     if engine.optimizer is not None and engine.optimizer_dtype != "float32":
-        yield f"optimizer_dtype {engine.optimizer_dtype}: Megatron's master weights are float32"
+        yield FieldError("optimizer_dtype", f"{engine.optimizer_dtype}: Megatron's master weights are float32")
     if engine.optimizer is not None and engine.optimizer.type == "sgd" and engine.dtype != "float32":
-        yield "optimizer.type sgd: with Megatron it is of dtype float32"
+        yield FieldError("optimizer.type", "sgd: with Megatron it is of dtype float32")
     if engine.dtype == "float16":
-        yield "dtype float16: the megatron engine computes in bfloat16 or float32"
+        yield FieldError("dtype", "float16: the megatron engine computes in bfloat16 or float32")
     if engine.megatron.recompute_granularity and not engine.gradient_checkpointing:
-        yield "megatron.recompute_granularity needs gradient_checkpointing: true"
+        yield FieldError("megatron.recompute_granularity", "needs gradient_checkpointing: true")
 
 
 ATTENTION = ("eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3", "flash_attention_4")
@@ -250,10 +265,10 @@ UPDATE_MODES = ("disk", "shm", "xccl")
 
 
 def update_mode(mode: str) -> str:
-    """The current name of a transport of weights: ``nccl`` is now ``xccl``. Raises ValueError for an unknown one."""
+    """The current name of a transport of weights: ``nccl`` is now ``xccl``. Raises FieldError for an unknown one."""
     mode = "xccl" if mode == "nccl" else mode
     if mode not in UPDATE_MODES:
-        raise ValueError(f"weight_update_mode {mode} is not supported: it is one of {', '.join(UPDATE_MODES)}")
+        raise FieldError("weight_update_mode", f"{mode} is not supported: it is one of {', '.join(UPDATE_MODES)}")
     return mode
 
 
@@ -307,38 +322,42 @@ class TrainEngineConfig:
         check_numbers(self)
         if self.attn_impl not in ("", *ATTENTION) and "/" not in self.attn_impl:  # a slash: a kernel of the hub
             near = did_you_mean(self.attn_impl, ATTENTION)
-            raise ValueError(f"attn_impl {self.attn_impl!r} is not one of {', '.join(ATTENTION)}{near}")
+            raise FieldError("attn_impl", f"{self.attn_impl!r} is not one of {', '.join(ATTENTION)}{near}")
         if self.backend:
             part = parsed(self.backend, "backend", engines=TRAIN_ENGINES, single=True).parts[0]
             check_training(part, "backend")
             if self.use_lora and part.engine == "fsdp" and part.tensor > 1:
-                raise ValueError(f"use_lora and backend {part}: adapters are not cut over tensor-parallel ranks, use d")
+                raise FieldError(
+                    "use_lora",
+                    f"does not go with backend {part}: adapters are not cut over tensor-parallel ranks",
+                    others=("backend",),
+                )
             if part.engine == "megatron" and (fault := next(megatron_faults(self), None)):
-                raise ValueError(fault)
+                raise fault
         self.weight_update_mode = update_mode(self.weight_update_mode)  # type: ignore[assignment]
         if self.optimizer is not None:
             for name in ("dtype", "optimizer_dtype", "grad_reduce_dtype"):
                 if getattr(self, name) == "float16":
-                    raise ValueError(f"{name} float16 loses small gradients, there is no loss scaling: use bfloat16")
+                    raise FieldError(name, "float16 loses small gradients, there is no loss scaling: use bfloat16")
 
 
 def check_policy(engine: TrainEngineConfig | None, place: str = "") -> None:
-    """Raises ValueError for a policy with a value head, whose log-probabilities would be 0. ``place`` prefixes keys."""
+    """Raises FieldError for a policy with a value head, whose log-probabilities would be 0. ``place`` prefixes keys."""
     if engine is not None and engine.is_critic:
-        raise ValueError(f"{place}is_critic: a policy has log-probabilities, critics and reward models have values")
+        raise FieldError(f"{place}is_critic", "must be false: a policy has log-probabilities, only critics have values")
 
 
 def check_pairs(engine: TrainEngineConfig, place: str = "") -> None:
     if (size := engine.mb_spec.granularity) not in (1, 2):
-        raise ValueError(f"{place}mb_spec.granularity: two answers stay together, not {size}; leave it out")
+        raise FieldError(f"{place}mb_spec.granularity", f"must be 2, not {size}: two answers stay together")
 
 
 def check_untempered(**engines: TrainEngineConfig | None) -> None:
-    """Raises ValueError for a temperature other than 1: the rows of a data set were not sampled at any."""
+    """Raises FieldError for a temperature other than 1: the rows of a data set were not sampled at any."""
     for place, engine in engines.items():
         if engine is not None and engine.temperature not in (None, 1.0):
-            raise ValueError(
-                f"{place}.temperature: rows of a data set are not sampled, it is 1, not {engine.temperature:g}"
+            raise FieldError(
+                f"{place}.temperature", f"must be 1, not {engine.temperature:g}: rows of a data set are not sampled"
             )
 
 
@@ -418,36 +437,42 @@ class PPOActorConfig(TrainEngineConfig):
         super().__post_init__()
         check_policy(self)
         if self.mb_spec.granularity != 1:
-            raise ValueError("mb_spec.granularity: a policy's rows are cut one by one; leave it out")
+            raise FieldError("mb_spec.granularity", "must be 1: a policy's rows are cut one by one; leave it out")
         if not self.disable_dropout:
-            raise ValueError("disable_dropout false is not supported: with dropout the ratio of two policies is noise")
+            raise FieldError(
+                "disable_dropout", "false is not supported: with dropout the ratio of two policies is noise"
+            )
         if not self.reward_scaling:
-            raise ValueError("reward_scaling 0 makes all rewards the same")
+            raise FieldError("reward_scaling", "0 makes all rewards the same")
         self._adopt_importance_weight_cap()
         # Older forms: boolean flags instead of a NormConfig.
         if self.group_reward_norm and self.reward_norm is not None:
-            raise ValueError("group_reward_norm is the old name of reward_norm: give one of them")
+            raise FieldError(
+                "group_reward_norm", "is the old name of reward_norm: give one of them", others=("reward_norm",)
+            )
         if self.group_adv_norm and isinstance(self.adv_norm, NormConfig):
-            raise ValueError("group_adv_norm is the old name of adv_norm: give one of them")
+            raise FieldError("group_adv_norm", "is the old name of adv_norm: give one of them")
         if self.group_reward_norm:
             self.reward_norm = NormConfig("group", std_level="group")
         if isinstance(self.adv_norm, bool) or self.group_adv_norm:
             level: Level = "group" if self.group_adv_norm else "batch"
             self.adv_norm = NormConfig(level, std_level=level) if self.adv_norm or self.group_adv_norm else None
         if (fault := next(objective_faults(self), None)) is not None:
-            raise ValueError(fault)
+            raise fault
 
     def _adopt_importance_weight_cap(self) -> None:
         given = [each for each in (self.behave_imp_weight_cap, self.behav_imp_weight_cap) if each is not None]
         mode = self.behave_imp_weight_mode or self.behav_imp_weight_mode
         if self.behav_imp_weight_mode not in ("", mode):
-            raise ValueError(f"behav_imp_weight_mode is {self.behav_imp_weight_mode} and behave_imp_weight_mode {mode}")
+            raise FieldError(
+                "behav_imp_weight_mode", f"is {self.behav_imp_weight_mode}, and behave_imp_weight_mode {mode}"
+            )
         if mode not in _CAP_MODES:
-            raise ValueError(f"behave_imp_weight_mode must be one of {', '.join(_CAP_MODES[1:])}, not {mode!r}")
+            raise FieldError("behave_imp_weight_mode", f"must be one of {', '.join(_CAP_MODES[1:])}, not {mode!r}")
         if not given or mode == "disabled":
             return
         if self.rejection_sampling is not None or len(given) > 1:
-            raise ValueError("behave_imp_weight_cap is the old name of rejection_sampling: give one of them")
+            raise FieldError("behave_imp_weight_cap", "is the old name of rejection_sampling: give one of them")
         level: Literal["token", "sequence"] = "sequence" if mode.startswith("sequence") else "token"
         action: Literal["mask", "clamp"] = "clamp" if mode.endswith("truncate") else "mask"
         self.rejection_sampling = RejectionSamplingConfig(level, action, upper=given[0])
@@ -467,7 +492,7 @@ class PPOCriticConfig(TrainEngineConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.is_critic:
-            raise ValueError("is_critic must be true: a critic has values")
+            raise FieldError("is_critic", "must be true: a critic has values")
 
 
 @dataclass
@@ -484,4 +509,4 @@ class DPOEngineConfig(TrainEngineConfig):
         check_policy(self)
         check_pairs(self)
         if self.label_smoothing and self.loss_type == "ipo":
-            raise ValueError("label_smoothing has no effect on loss_type ipo: leave it out")
+            raise FieldError("label_smoothing", "has no effect on loss_type ipo: leave it out", others=("loss_type",))

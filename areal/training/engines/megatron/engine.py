@@ -61,7 +61,7 @@ class MegatronEngine(EngineBase):
         super().__init__(config, ranks, total_steps)
         self.part = replace(train_backend(config.backend, str(ranks.layout)), data=ranks.data_size)
         if fault := next(megatron_faults(config), None):
-            raise UsageFault(fault)
+            raise UsageFault(str(fault)) from fault
         require_layout(ranks, self.part, "the model's")
         choose_algorithms(config.megatron)
         folder = model_folder(config.path)
