@@ -12,17 +12,19 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 from uuid import uuid4
 
 from areal.client.errors import CallerError, ClientError, DeadlineExceeded, ServiceError, UnknownName
-from areal.client.trajectories import Lease, Trajectories, from_json, from_npz, lease_from_json
 from areal.client.transport import AddressLookup, AsyncClient, HttpCall, RetryPolicy, Transport, events
 from areal.dataclasses import dataclass, field
 from areal.errors import did_you_mean
 from areal.wire.bodies import EndSession, ExportTrajectories, RegisterTarget, SetReward, StartSession
 from areal.wire.fields import write_fields
+
+if TYPE_CHECKING:
+    from areal.client.trajectories import Lease, Trajectories
 
 Message = Mapping[str, Any]
 
@@ -397,6 +399,8 @@ class AsyncInferenceClient(AsyncClient):
         acknowledged or its retention is over.
         ``json`` is for sessions of external models, whose turns are text. ``reward``: of the last interaction of the
         one session, given first, in the same call. Raises NotReady, UnknownName."""
+        from areal.client.trajectories import from_json, from_npz
+
         export = ExportTrajectories(
             session_ids=tuple(session_ids),
             group_id=group_id,
@@ -432,6 +436,8 @@ class AsyncInferenceClient(AsyncClient):
         300). What is not acknowledged comes again. ``kind``: those of token models or of external ones only. The
         service skips trajectories that it cannot hand out; each of them is logged once. ``discount`` and ``style``
         are those of ``export``."""
+        from areal.client.trajectories import lease_from_json
+
         path = f"/trajectories?wait={wait_s:g}&limit={limit}" + (f"&kind={kind}" if kind else "")
         path += f"&discount={discount!r}" if discount != 1.0 else ""
         path += f"&style={style}" if style != "individual" else ""

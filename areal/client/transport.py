@@ -26,8 +26,6 @@ from typing import Any, Self
 from urllib.parse import quote
 from uuid import uuid4
 
-import orjson
-
 from areal.client.errors import (
     CallerError,
     ClientError,
@@ -50,6 +48,7 @@ from areal.http.client import (
     PendingCall,
     parse_address,
 )
+from areal.http.codec import dumps, loads
 from areal.http.events import EventReader
 from areal.wire.bodies import IDEMPOTENCY_KEY
 
@@ -305,7 +304,7 @@ def _encoded(body: Any) -> bytes:
     """The body as JSON. Raises CallerError for what is no JSON, and for a NaN or infinity, which orjson would write as
     null."""
     try:
-        data = orjson.dumps(body)
+        data = dumps(body)
         if b"null" in data:
             json.dumps(body, allow_nan=False, default=str)
     except (TypeError, ValueError) as error:
@@ -319,7 +318,7 @@ def checked(answer: HttpReply, what: str) -> HttpReply:
         return answer
     try:
         body: object = answer.json()
-    except orjson.JSONDecodeError:
+    except ValueError:
         body = answer.body.decode("utf-8", "replace")
     raise error_of_answer(answer.status, body, answer.headers, what)
 
@@ -342,7 +341,7 @@ async def events(answer: Connection, what: str, silence_s: float) -> AsyncIterat
                 return
             if not event.data:
                 continue
-            data = orjson.loads(event.data)
+            data = loads(event.data)
             kind = data.get("type") if isinstance(data, dict) else None
             if isinstance(data, dict) and (error := _stream_error(kind, data)) is not None:
                 raise error_of_answer(500, {"error": error}, answer.headers, what)

@@ -16,12 +16,15 @@ from functools import cache
 from typing import Any, cast
 from urllib.parse import urlsplit
 
-import httptools
-import orjson
-
 from areal.dataclasses import dataclass
 from areal.http import tracing
+from areal.http.codec import loads
 from areal.http.headers import Headers, add_field
+
+try:
+    from httptools import HttpParserError, HttpResponseParser
+except ImportError:
+    from areal.http.parser import HttpParserError, HttpResponseParser  # type: ignore[assignment]
 
 
 class CallFailed(Exception):
@@ -108,7 +111,7 @@ class Connection(asyncio.Protocol):
         self._reset()
 
     def _reset(self) -> None:
-        self._parser = httptools.HttpResponseParser(self)
+        self._parser = HttpResponseParser(self)
         self._parts: list[bytes] = []
         self._buffered = 0
         self._header_bytes = 0
@@ -274,7 +277,7 @@ class Connection(asyncio.Protocol):
         self._at_boundary = False
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError as error:
+        except HttpParserError as error:
             self._fail(ResponseLost(f"the other side speaks no HTTP: {error}"))
             return
         self._at_boundary = self._at_boundary and data.endswith(b"\r\n")  # else part of the next size line has arrived
@@ -318,7 +321,7 @@ class Connection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         self._header_bytes += len(name) + len(value)
         if self._header_bytes > _MOST_HEADER_BYTES:
-            raise httptools.HttpParserError("the answer's header is too large")
+            raise HttpParserError("the answer's header is too large")
         add_field(self._raw, name, value)
 
     def on_headers_complete(self) -> None:
@@ -387,14 +390,14 @@ class HttpReply:
     body: bytes
 
     def json(self) -> Any:
-        """The decoded body. Raises orjson.JSONDecodeError."""
-        return orjson.loads(self.body)
+        """The decoded body. Raises ValueError."""
+        return loads(self.body)
 
     def object(self) -> dict[str, Any]:
         """The JSON object in the body; empty where it holds none."""
         try:
             data = self.json()
-        except orjson.JSONDecodeError:
+        except ValueError:
             return {}
         return data if isinstance(data, dict) else {}
 

@@ -1,7 +1,9 @@
-"""Runs the episodes of a collection on threads; each thread takes the next episode until none is left.
+"""Runs the episodes of a collection on the rollout engine's executor: examples in, trajectories on disk out.
 
 The order within an episode makes a kill harmless: its session is journaled before it is used, and its export is on disk
 before it is acknowledged. The episodes on disk alone decide which ones a resumed run skips.
+
+It runs on an installation without extras: it imports neither torch nor NumPy.
 """
 
 from __future__ import annotations
@@ -11,98 +13,98 @@ import inspect
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from areal.client.http import AdminClient
-from areal.client.loop_thread import LoopThread
+from areal.client.errors import CallerError, ClientError, NotReady, UnknownName
 from areal.dataclasses import dataclass, field
 from areal.dataset.examples import Example
 from areal.errors import ArealError, NotFound, UsageFault, did_you_mean
 from areal.loading import call_with, load_callable
 from areal.reward.answers import BUILT_IN
-from areal.reward.frames import FunctionTarget, RewardError, RewardTimeout
+from areal.reward.frames import FunctionTarget, RewardError, RewardRaised, RewardTimeout
 from areal.reward.pool import RewardPool, number
 from areal.rollout.collection_output import CollectionProgress, OutputFolder, outcome_of
-from areal.rollout.failures import EpisodeFailed, FailureKind, failure_of_agent, refusal
-from areal.rollout.sessions import CollectionSession, Exported, SessionService
-from areal.trajectories.record import Episode, total_reward
+from areal.rollout.executor import Executor, Outcome, run_attempts
+from areal.rollout.failures import EpisodeFailed, FailureKind, failure_of
+from areal.rollout.sessions import GroupSessions, discard, export_document, reward_session
+from areal.rollout.staleness import EpisodeSpec, Rollout, StalenessManager, StalenessWindow
+from areal.trajectories.record import Episode, Interaction, rows_of_export, total_reward
+
+if TYPE_CHECKING:
+    from areal.client.inference import AsyncInferenceClient, AsyncSession, Style
+    from areal.client.loop_thread import LoopThread
 
 
 @dataclass(frozen=True)
-class AgentEndpoint:
-    """The session that an agent calls. ``base_url`` ends in ``/v1``, as OpenAI's SDK expects. ``tokens``: whether the
-    reward function takes the answer's token ids."""
+class CollectionPlan:
+    """``samples`` episodes of each example, ``concurrency`` at once. ``retries`` of a failed episode; ``timeout_s`` of
+    its agent; ``tokens``: the reward function takes token ids. ``discount`` and ``style``: of the export."""
 
-    base_url: str
-    api_key: str = field(repr=False)
-    model: str = ""
+    model: str
+    samples: int = 1
+    concurrency: int = 32
+    retries: int = 1
     timeout_s: float = 600.0
     tokens: bool = False
+    discount: float = 1.0
+    style: Style = "individual"
 
 
 @dataclass(frozen=True)
 class AgentResult:
     """``rewards`` by interaction id; the empty id is the last interaction. ``tokens``: the ids of prompt and answer,
-    where ``AgentEndpoint.tokens`` asks for them."""
+    where ``CollectionPlan.tokens`` asks for them."""
 
     answer: str | None = None
     rewards: Mapping[str, float] = field(default_factory=dict)
     tokens: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
-Agent = Callable[[Example, AgentEndpoint], AgentResult]  # raises EpisodeFailed, and ends within the endpoint's timeout
+Agent = Callable[[Example, "AsyncSession", CollectionPlan], Awaitable[AgentResult]]
+"""Calls the session. It is cancelled after the plan's timeout."""
 
 _LOAD_S = 120.0
 _TOKENS = frozenset(("prompt_ids", "completion_ids"))
 _OURS = frozenset(("prompt", "messages", "completion", "completions"))
 _FUNCTIONS = "areal.reward.functions"
-_GRACE_S = 0.5  # an async agent gets this long to end after its deadline
 
 
 def single_turn(sampling: Mapping[str, Any]) -> Agent:
     """One answer to the example's messages."""
 
-    def ask(example: Example, endpoint: AgentEndpoint) -> AgentResult:
-        client = AdminClient(endpoint.base_url, endpoint.api_key, timeout_s=endpoint.timeout_s)
-        body = {"model": endpoint.model, "messages": list(example.messages), **sampling}
-        if example.tools:
-            body["tools"] = list(example.tools)
-        if endpoint.tokens:
-            body["return_token_ids"] = True
-        try:
-            status, document = client.post("/chat/completions", body)
-        except TimeoutError as error:
-            raise EpisodeFailed(FailureKind.TIMEOUT, f"no answer within {endpoint.timeout_s:g} s") from error
-        except OSError as error:
-            raise EpisodeFailed(FailureKind.UNREACHABLE, f"{endpoint.base_url}: {error}") from error
-        if status != 200:
-            raise refusal(status, document)
+    async def ask(example: Example, session: AsyncSession, plan: CollectionPlan) -> AgentResult:
+        tools = {"tools": list(example.tools)} if example.tools else {}
+        asked = {**sampling, **tools, **({"return_token_ids": True} if plan.tokens else {})}
+        document = await session.chat(example.messages, timeout_s=2 * plan.timeout_s, **asked)
         try:
             choice = document["choices"][0]
             text = choice["message"].get("content") or ""
             prompt_ids, completion_ids = document.get("prompt_token_ids") or [], choice.get("token_ids") or []
         except (KeyError, IndexError, TypeError, AttributeError) as error:
-            raise EpisodeFailed(
-                FailureKind.REFUSED, f"{endpoint.base_url} answered no completion: {error!r}"
-            ) from error
-        tokens = {"prompt_ids": prompt_ids, "completion_ids": completion_ids} if endpoint.tokens else {}
+            message = f"{session.client.base_url} answered no completion: {error!r}"
+            raise EpisodeFailed(FailureKind.REFUSED, message) from error
+        tokens = {"prompt_ids": prompt_ids, "completion_ids": completion_ids} if plan.tokens else {}
         return AgentResult(text, tokens=tokens)
 
     return ask
 
 
 def named_agent(text: str) -> Agent:
-    """Load the function or class once. Raises ArealError where it does not exist."""
+    """Load the function or class once. Each call runs on its own thread, because it cannot be stopped from outside. One
+    that exceeds the deadline keeps running; its session is ended, so the service refuses its further requests. Raises
+    ArealError where it does not exist."""
     found = load_callable(text, "--workflow")
 
-    def call(example: Example, endpoint: AgentEndpoint) -> AgentResult:
+    def call(example: Example, session: AsyncSession, plan: CollectionPlan) -> AgentResult:
         function: Any = found() if inspect.isclass(found) else found
         function = getattr(function, "run", function)
-        given = {"base_url": endpoint.base_url, "api_key": endpoint.api_key, "model": endpoint.model}
+        given = {"base_url": f"{session.client.base_url}/v1", "api_key": session.api_key, "model": plan.model}
         returned = call_with(function, dict(example.fields), given=given)
         if inspect.isawaitable(returned):
-            returned = asyncio.run(asyncio.wait_for(returned, endpoint.timeout_s))
+            returned = asyncio.run(asyncio.wait_for(returned, plan.timeout_s))
         if returned is None:
             return AgentResult()
         if isinstance(returned, str):
@@ -111,9 +113,20 @@ def named_agent(text: str) -> Agent:
             return AgentResult(rewards={str(name): _number(value) for name, value in returned.items()})
         return AgentResult(rewards={"": _number(returned)})
 
-    return lambda example, endpoint: _run_with_deadline(
-        lambda: call(example, endpoint), f"episode-{example.number}", endpoint.timeout_s
-    )
+    async def run(example: Example, session: AsyncSession, plan: CollectionPlan) -> AgentResult:
+        result: Future[AgentResult] = Future()
+        result.set_running_or_notify_cancel()
+
+        def work() -> None:
+            try:
+                result.set_result(call(example, session, plan))
+            except BaseException as error:  # noqa: BLE001 - the boundary to user code: its failure is data
+                result.set_exception(failure_of(error, plan.timeout_s))
+
+        threading.Thread(target=work, name=f"episode-{example.number}", daemon=True).start()
+        return await asyncio.wrap_future(result)
+
+    return run
 
 
 def _number(value: Any) -> float:
@@ -125,35 +138,14 @@ def _number(value: Any) -> float:
         raise EpisodeFailed(FailureKind.AGENT, message) from error
 
 
-def _run_with_deadline(work: Callable[[], AgentResult], name: str, timeout_s: float) -> AgentResult:
-    """Run ``work`` on its own thread, because a call cannot be stopped from outside. A call that exceeds the deadline
-    keeps running; the caller ends its session, so the service refuses its further requests."""
-    outcome: list[AgentResult | BaseException] = []
-
-    def run() -> None:
-        try:
-            outcome.append(work())
-        except BaseException as error:  # noqa: BLE001 - the boundary to user code: its failure is data
-            outcome.append(error)
-
-    thread = threading.Thread(target=run, name=name, daemon=True)
-    thread.start()
-    thread.join(timeout_s + _GRACE_S)
-    if not outcome:
-        raise EpisodeFailed(FailureKind.TIMEOUT, f"the agent did not end within {timeout_s:g} s")
-    found = outcome[0]
-    if isinstance(found, AgentResult):
-        return found
-    raise found if isinstance(found, EpisodeFailed) else failure_of_agent(found, timeout_s) from found
-
-
 class RewardScorer:
     """A context manager of ``size`` processes that run one reward function (``module:function`` or a built-in name),
     each call with a deadline. A reward that hangs, raises or crashes its process fails its episode and is never a
     number. ``wants_tokens``: the function has a parameter for token ids. ``needs``: parameters without a default."""
 
-    def __init__(self, spec: str, size: int, deadline_s: float) -> None:
-        """Raises UsageFault for a name that is neither built in nor that of a function."""
+    def __init__(self, spec: str, size: int, deadline_s: float, thread: LoopThread) -> None:
+        """``thread``: of the event loop that calls ``score``. Raises UsageFault for a name that is neither built in nor
+        that of a function."""
         if spec not in BUILT_IN and ":" not in spec and "." not in spec:
             raise UsageFault(
                 f"--reward {spec!r} is not built in{did_you_mean(spec, BUILT_IN)}",
@@ -162,12 +154,12 @@ class RewardScorer:
         self._spec = BUILT_IN.get(spec, spec)
         self._deadline_s = deadline_s
         self._pool = RewardPool(size)
+        self._thread = thread
         self.wants_tokens = False
         self.needs: tuple[str, ...] = ()
 
     def __enter__(self) -> RewardScorer:
         """Raises ArealError with the message of the first process where it cannot load the function."""
-        self._thread = LoopThread("areal-rewards")
         try:
             found = self._parameters()
             self.wants_tokens, self.needs = not _TOKENS.isdisjoint(found["takes"]), tuple(found["needs"])
@@ -177,10 +169,7 @@ class RewardScorer:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        try:
-            self._thread.run(self._pool.close())
-        finally:
-            self._thread.close()
+        self._thread.run(self._pool.close())
 
     def check_columns(self, examples: Sequence[Example]) -> None:
         """Raises UsageFault for the first example without a column that the function needs."""
@@ -204,56 +193,37 @@ class RewardScorer:
             raise ArealError(str(answer["error"]), hint=answer.get("hint"))
         return answer
 
-    def score(self, given: Mapping[str, Any]) -> float:
-        """Raises EpisodeFailed. May be called from any thread."""
+    async def score(self, given: Mapping[str, Any]) -> float:
+        """Raises RewardError."""
         target = FunctionTarget(_FUNCTIONS, "scorer", argument=self._spec)
         try:
-            (done,) = self._thread.run(self._pool.run(target, [((dict(given),), {})], self._deadline_s))
-            if done.error is not None:
-                raise EpisodeFailed(FailureKind.REWARD, done.error)
-            return number(done.value)
+            (done,) = await self._pool.run(target, [((dict(given),), {})], self._deadline_s)
         except RewardTimeout as error:
-            message = f"the reward did not come within {self._deadline_s:g} s"
-            raise EpisodeFailed(FailureKind.REWARD_TIMEOUT, message) from error
-        except RewardError as error:
-            raise EpisodeFailed(FailureKind.REWARD, error.message) from error
+            raise RewardTimeout(f"the reward did not come within {self._deadline_s:g} s") from error
+        if done.error is not None:
+            raise RewardRaised(done.error)
+        return number(done.value)
 
 
 _LONGEST_PAUSE_S = 15.0
-_MIN_UNREACHABLE = 8  # unanswered attempts in a row, on top of two for each concurrent episode, that end the run
+_MIN_UNREACHABLE = 4  # unanswered attempts in a row, on top of two for each concurrent episode, that end the run
+_NOTHING_TO_EXPORT = "nothing_to_export"
 
-Score = Callable[[Mapping[str, Any]], float]
+Score = Callable[[Mapping[str, Any]], Awaitable[float]]
 
 
 @dataclass(frozen=True)
-class CollectionPlan:
-    """``samples`` episodes of each example, ``concurrency`` at once. ``retries`` of a failed episode; ``timeout_s`` of
-    its agent; ``tokens``: the reward function takes token ids."""
-
-    model: str
-    samples: int = 1
-    concurrency: int = 32
-    retries: int = 1
-    timeout_s: float = 600.0
-    tokens: bool = False
-
-
-@dataclass
-class _ExampleGroup:
-    """The remaining samples of one example. The first thread starts the sessions of all of them together."""
-
-    example: Example
-    samples: tuple[int, ...]
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    sessions: dict[int, CollectionSession] = field(default_factory=dict)
-    started: bool = False
+class Exported:
+    rows: tuple[Interaction, ...]
+    export_id: str
+    failures: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass
 class Collection:
     """Call ``run`` once. ``score``: None where the agent sets the rewards, or there are none."""
 
-    service: SessionService
+    client: AsyncInferenceClient
     agent: Agent
     score: Score | None
     output: OutputFolder
@@ -261,31 +231,44 @@ class Collection:
     plan: CollectionPlan
 
     def __post_init__(self) -> None:
-        self._lock = threading.Lock()
-        self._errors: list[BaseException] = []
+        self._fault: Exception | None = None  # ends the run
         self._unreachable = 0  # failed attempts since the service last answered one
+        self._groups: dict[int, GroupSessions] = {}
         self.progress = CollectionProgress(len(self.examples) * self.plan.samples)
 
     def run(
-        self, interrupted: threading.Event, tick: Callable[[CollectionProgress], None], every_s: float = 0.2
+        self,
+        thread: LoopThread,
+        interrupted: threading.Event,
+        tick: Callable[[CollectionProgress], None],
+        every_s: float = 0.2,
     ) -> None:
         """Run all episodes; after ``interrupted``, only those that run already. Calls ``tick`` periodically."""
-        done = self._resume()
-        waiting = self._episodes(done)
-        threads = [
-            threading.Thread(target=self._work, args=(waiting, interrupted), name=f"collect-{number}", daemon=True)
-            for number in range(min(self.plan.concurrency, max(1, self.progress.planned - len(done))))
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            while thread.is_alive():
-                thread.join(every_s)
-                tick(self.progress)
-        if self._errors:
-            raise self._errors[0]
+        running = thread.start(self._run(interrupted))
+        while wait([running], every_s).not_done:
+            tick(self.progress)
+        tick(self.progress)
+        running.result()
 
-    def _resume(self) -> set[str]:
+    async def _run(self, interrupted: threading.Event) -> None:
+        async with self.client:
+            done = await self._resume()
+            episodes = self._start_groups(done)
+
+            async def run(item: EpisodeSpec) -> Outcome:
+                return await self._episode(item, *episodes[item.number], interrupted)
+
+            executor = Executor(StalenessManager(StalenessWindow(0, 0, self.plan.concurrency)), run)
+            items = [
+                EpisodeSpec(number, example.fields, None, _name(example.number, sample), outside_window=True)
+                for number, (example, sample) in enumerate(episodes)
+            ]
+            if items:
+                await executor.run_all(items, None)
+        if self._fault is not None:
+            raise self._fault
+
+    async def _resume(self) -> set[str]:
         """The names of the finished episodes. Episodes in the folder beyond this plan are kept, but not counted."""
         done: set[str] = set()
         previous = self.output.previous_run
@@ -294,129 +277,151 @@ class Collection:
                 done.add(episode.episode)
                 self.progress.outcomes.append(outcome_of(episode))
             if episode.episode in previous.sessions and episode.episode not in previous.acknowledged:
-                self._acknowledge(episode.episode, episode.export_id)
+                await self._acknowledge(episode.episode, episode.export_id)
         for example in self.examples:
             for sample in range(self.plan.samples):
                 name = _name(example.number, sample)
                 session_id = previous.sessions.get(name) if name not in done else None
-                if session_id is not None and self._export_previous(example, sample, session_id):
+                if session_id is not None and await self._export_previous(example, sample, session_id):
                     done.add(name)
         self.progress.before = len(self.progress.outcomes)
         return done
 
-    def _export_previous(self, example: Example, sample: int, session_id: str) -> bool:
+    async def _export_previous(self, example: Example, sample: int, session_id: str) -> bool:
         """Export an interrupted episode's session where it is complete; whether it was. The text of the answer is lost
         with the killed process."""
-        session, name = CollectionSession(session_id), _name(example.number, sample)
         try:
-            exported = self.service.export(session)
-        except EpisodeFailed as failure:
+            exported = await self._export(session_id)
+        except (ClientError, EpisodeFailed) as error:
+            failure = failure_of(error, self.plan.timeout_s)
             if failure.kind is not FailureKind.LOST:
                 raise ArealError(f"session {session_id} of an earlier run: {failure.message}") from failure
             return False
-        if exported is None or (self.score is not None and not exported.rewarded):
-            self._drop(name, session)
+        if exported is None or not (self.score is None or any(row.rewarded for row in exported.rows)):
+            await self._drop(_name(example.number, sample), session_id)
             return False
-        self._finish(example, sample, exported, None, 0.0)
+        await self._finish(example, sample, exported, None, 0.0)
         return True
 
-    def _episodes(self, done: set[str]) -> Iterator[tuple[_ExampleGroup, int]]:
-        """The remaining episodes in the order of the data set, the samples of an example next to each other."""
+    def _start_groups(self, done: set[str]) -> list[tuple[Example, int]]:
+        """The remaining episodes in the order of the data set, the samples of an example next to each other. Each
+        example's have their sessions together."""
+        episodes = []
         for example in self.examples:
-            samples = tuple(s for s in range(self.plan.samples) if _name(example.number, s) not in done)
-            group = _ExampleGroup(example, samples)
-            yield from ((group, sample) for sample in samples)
+            number = example.number
+            samples = [sample for sample in range(self.plan.samples) if _name(number, sample) not in done]
+            task, note = f"collect-{self.output.run_id}.{number}", partial(self._note_started, number)
+            self._groups[number] = GroupSessions(self.client, task, samples, note, model=self.plan.model)
+            episodes += [(example, sample) for sample in samples]
+        return episodes
 
-    def _work(self, waiting: Iterator[tuple[_ExampleGroup, int]], interrupted: threading.Event) -> None:
-        try:
-            while not interrupted.is_set() and not self._errors:
-                with self._lock:
-                    following = next(waiting, None)
-                if following is None:
-                    return
-                self._episode(*following, interrupted)
-        except Exception as error:  # noqa: BLE001 - the thread's boundary: a full disk ends the run with its error
-            self._errors.append(error)
+    def _note_started(self, number: int, sample: int, session: AsyncSession) -> None:
+        self.output.started(_name(number, sample), session.session_id)
 
-    def _episode(self, group: _ExampleGroup, sample: int, interrupted: threading.Event) -> None:
-        name = _name(group.example.number, sample)
-        with self._lock:
-            self.progress.running += 1
+    async def _episode(self, item: EpisodeSpec, example: Example, sample: int, interrupted: threading.Event) -> Outcome:
+        if interrupted.is_set() or self._fault is not None:
+            return None
+        self.progress.running += 1
         try:
-            for attempt in range(self.plan.retries + 1):
-                try:
-                    self._attempt(group, sample)
-                    return
-                except EpisodeFailed as failure:
-                    self.output.failed(name, attempt, failure)
-                    last = attempt == self.plan.retries or not failure.retryable or interrupted.is_set()
-                    self._count_unreachable(failure)
-                    with self._lock:
-                        if last:
-                            self.progress.failed[failure.kind] += 1
-                            if not self.progress.first_failure:
-                                self.progress.first_failure = f"prompt {group.example.number}: {failure.message}"
-                            return
-                        self.progress.retried += 1
-                    if failure.kind is FailureKind.UNREACHABLE:
-                        interrupted.wait(min(_LONGEST_PAUSE_S, 2.0**attempt) * random.uniform(0.5, 1.0))
+            attempt = partial(self._attempt, item, example, sample)
+            return await run_attempts(item.task_id, attempt, partial(self._pause_s, example, sample, interrupted))
+        except Exception as error:  # noqa: BLE001 - the run's boundary: a full disk ends it with its error
+            self._fault = self._fault or error
+            return None
         finally:
-            with self._lock:
-                self.progress.running -= 1
+            self.progress.running -= 1
+
+    def _pause_s(
+        self, example: Example, sample: int, interrupted: threading.Event, error: Exception, number: int
+    ) -> float | None:
+        """Raises an error that is not the attempt's own."""
+        if not isinstance(error, EpisodeFailed):
+            raise error
+        self.output.failed(_name(example.number, sample), number - 1, error)
+        self._count_unreachable(error)
+        if number > self.plan.retries or error.kind is FailureKind.REFUSED or interrupted.is_set():
+            self.progress.failed[error.kind] += 1
+            if not self.progress.first_failure:
+                self.progress.first_failure = f"prompt {example.number}: {error.message}"
+            return None
+        self.progress.retried += 1
+        if error.kind is not FailureKind.UNREACHABLE:
+            return 0.0
+        return min(_LONGEST_PAUSE_S, 2.0 ** (number - 1)) * random.uniform(0.5, 1.0)
 
     def _count_unreachable(self, failure: EpisodeFailed) -> None:
         """Stop the run where the service stays away: it would fail every remaining episode."""
-        with self._lock:
-            self._unreachable = self._unreachable + 1 if failure.kind is FailureKind.UNREACHABLE else 0
-            if self._unreachable >= _MIN_UNREACHABLE + 2 * self.plan.concurrency and not self._errors:
-                message = f"the service has not answered {self._unreachable} attempts in a row: {failure.message}"
-                self._errors.append(ArealError(message, hint="areal inf status; then the same command with --resume"))
+        self._unreachable = self._unreachable + 1 if failure.kind is FailureKind.UNREACHABLE else 0
+        if self._unreachable >= _MIN_UNREACHABLE + 2 * self.plan.concurrency and self._fault is None:
+            message = f"the service has not answered {self._unreachable} attempts in a row: {failure.message}"
+            self._fault = ArealError(message, hint="areal inf status; then the same command with --resume")
 
-    def _attempt(self, group: _ExampleGroup, sample: int) -> None:
-        began, example = time.monotonic(), group.example
-        session = self._session(group, sample)
+    async def _attempt(self, item: EpisodeSpec, example: Example, sample: int, number: int) -> Rollout:
+        began = time.monotonic()
+        session = await self._session(example, sample)
         try:
-            endpoint = AgentEndpoint(
-                f"{self.service.url}/v1", session.key, self.plan.model, self.plan.timeout_s, self.plan.tokens
-            )
-            result = self.agent(example, endpoint)
-            scored = {"": self.score(_fields(example, result))} if self.score is not None else result.rewards
-            self.service.seal(session, scored)
-            exported = self.service.export(session)
-            if exported is None:
-                raise EpisodeFailed(FailureKind.NO_INTERACTION, "the agent ended without an answer of the model")
-        except EpisodeFailed:
-            self._drop(_name(example.number, sample), session)
-            raise
-        self._unreachable = 0
-        self._finish(example, sample, exported, result.answer, time.monotonic() - began)
-
-    def _session(self, group: _ExampleGroup, sample: int) -> CollectionSession:
-        """The session that was started with the group; a retry starts a new one."""
-        with group.lock:
-            if sample not in group.sessions:
-                together = (sample,) if group.started else group.samples
-                task = f"collect-{self.output.run_id}.{group.example.number}"
-                for each, session in zip(together, self._start(task, len(together)), strict=True):
-                    group.started = True
-                    group.sessions[each] = session
-                    self.output.started(_name(group.example.number, each), session.session_id)
-            return group.sessions.pop(sample)
-
-    def _start(self, task: str, count: int) -> list[CollectionSession]:
-        """Start sessions. A refusal ends the run: with a wrong model or key every later start fails too."""
-        try:
-            return self.service.start(task, count, self.plan.model)
-        except EpisodeFailed as failure:
-            if failure.kind is FailureKind.UNREACHABLE:
+            result, exported = await self._sample(example, session)
+        except Exception as error:
+            await self._drop(item.task_id, session.session_id)
+            if isinstance(error, EpisodeFailed):
                 raise
-            problem = NotFound if failure.status == 404 else ArealError
+            raise failure_of(error, self.plan.timeout_s) from error
+        self._unreachable = 0
+        await self._finish(example, sample, exported, result.answer, time.monotonic() - began)
+        return Rollout(item, None, 0, 0, number)
+
+    async def _session(self, example: Example, sample: int) -> AsyncSession:
+        """A refusal ends the run: with a wrong model or key every later start fails too."""
+        try:
+            return await self._groups[example.number].take(sample)
+        except ClientError as error:
+            failure = failure_of(error, self.plan.timeout_s)
+            if failure.kind is FailureKind.UNREACHABLE:
+                raise failure from error
+            problem = NotFound if error.status == 404 else ArealError
             raise problem(
                 f"the service does not start sessions of {self.plan.model}: {failure.message}",
                 hint="areal inf models lists its models; the key has to be the service's own",
-            ) from failure
+            ) from error
 
-    def _finish(self, example: Example, sample: int, exported: Exported, answer: str | None, seconds: float) -> None:
+    async def _sample(self, example: Example, session: AsyncSession) -> tuple[AgentResult, Exported]:
+        async with asyncio.timeout(self.plan.timeout_s):
+            result = await self.agent(example, session, self.plan)
+        rewards = result.rewards
+        if self.score is not None:
+            rewards = {"": await self.score(_fields(example, result))}
+        try:
+            await reward_session(session, rewards)
+        except UsageFault as error:
+            raise EpisodeFailed(FailureKind.REFUSED, error.message) from error
+        except CallerError as error:
+            if error.status == 400 and "" in rewards:
+                raise EpisodeFailed(FailureKind.NO_INTERACTION, error.message) from error
+            raise
+        exported = await self._export(session.session_id)
+        if exported is None:
+            raise EpisodeFailed(FailureKind.NO_INTERACTION, "the agent ended without an answer of the model")
+        return result, exported
+
+    async def _export(self, session_id: str) -> Exported | None:
+        """Returns the same export until it is acknowledged; None while no trajectory of the session is ready. Raises
+        ClientError, EpisodeFailed."""
+        try:
+            document = await export_document(self.client, session_id, self.plan.discount, self.plan.style)
+            return Exported(rows_of_export(document), document["export_id"], tuple(document.get("failures") or ()))
+        except NotReady:
+            return None
+        except UnknownName as error:
+            if error.code == _NOTHING_TO_EXPORT:
+                return None
+            raise EpisodeFailed(FailureKind.LOST, f"session {session_id} is gone") from error
+        except ValueError as error:
+            message = f"the export of {session_id} is unreadable: {error}"
+            raise EpisodeFailed(FailureKind.REFUSED, message) from error
+
+    async def _finish(
+        self, example: Example, sample: int, exported: Exported, answer: str | None, seconds: float
+    ) -> None:
         episode = Episode(
             episode=_name(example.number, sample),
             interactions=exported.rows,
@@ -429,22 +434,21 @@ class Collection:
             example=example.fields,
             failures=exported.failures,
         )
-        self.output.write(episode)
-        with self._lock:
-            self.progress.outcomes.append(outcome_of(episode))
-        self._acknowledge(episode.episode, episode.export_id)
+        await asyncio.to_thread(self.output.write, episode)
+        self.progress.outcomes.append(outcome_of(episode))
+        await self._acknowledge(episode.episode, episode.export_id)
 
-    def _acknowledge(self, name: str, export_id: str) -> None:
+    async def _acknowledge(self, name: str, export_id: str) -> None:
         """Acknowledge an export. A failure is ignored: the episode is on disk, and an unacknowledged export expires."""
         try:
-            self.service.acknowledge(export_id)
-        except EpisodeFailed:
+            await self.client.acknowledge(export_id)
+        except ClientError:
             return
         self.output.acknowledged(name)
 
-    def _drop(self, name: str, session: CollectionSession) -> None:
-        self.output.dropped(name, session.session_id)
-        self.service.drop(session)
+    async def _drop(self, name: str, session_id: str) -> None:
+        self.output.dropped(name, session_id)
+        await discard(self.client, session_id)
 
 
 def _name(number: int, sample: int) -> str:

@@ -30,10 +30,12 @@ from areal.proxies import loopback_without_proxy
 from areal.reward.pool import close_pools_of_this_loop, open_pool_of_this_loop
 from areal.rollout.dump import append_rollouts, fileroot_of, write_failure
 from areal.rollout.engine import EpisodeEngine, PromptBatcher
-from areal.rollout.executor import EpisodeRunner, Executor
+from areal.rollout.episodes import EpisodeRunner
+from areal.rollout.executor import Executor
 from areal.rollout.failures import AttemptReport, Failure, RolloutsFailed
+from areal.rollout.sessions import CLEAN_UP_S
 from areal.rollout.staleness import EpisodeEnd, EpisodeSpec, Rollout, StalenessManager, StalenessWindow
-from areal.rollout.workflows import CLEAN_UP_S, WorkflowResolver, close_shared_http_client
+from areal.rollout.workflows import WorkflowResolver, close_shared_http_client
 
 if TYPE_CHECKING:
     from areal.api.config.rollout import InferenceEngineConfig
@@ -237,7 +239,7 @@ class RolloutController:
         )
         max_failures = max(_MIN_FAILURES, 2 * config.consumer_batch_size)
         staleness = StalenessManager(window, seed=self._seed or 0)
-        self._executor = Executor(staleness, runner, max_failures, self._failed)
+        self._executor = Executor(staleness, runner.run, runner.head_of, max_failures, self._failed)
         opened.push_async_callback(self._executor.close)
 
     def destroy(self) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,6 +24,7 @@ from areal.client.errors import CallerError, ServiceError
 from areal.client.inference import AsyncGroup, AsyncInferenceClient
 from areal.dataclasses import dataclass, field, replace
 from areal.http import tracing
+from areal.rollout.sessions import GroupSessions
 from areal.wire.sampling import derived_seed
 
 if TYPE_CHECKING:
@@ -203,25 +204,6 @@ class HeadVersion:
     version: int | None = None
 
 
-class GroupSessions:
-    """Sessions for the members of a group. The first member that needs one starts all of them, so that they may share a
-    replica and its cached prompt."""
-
-    def __init__(self, client: AsyncInferenceClient, task_id: str, size: int, seed_fields: Mapping[str, Any]) -> None:
-        self._client = client
-        self._task_id = task_id
-        self._size = size
-        self._seed_fields = seed_fields
-        self._lock = asyncio.Lock()
-        self._group: AsyncGroup | None = None
-
-    async def of_member(self, member: int) -> AsyncGroup:
-        async with self._lock:
-            if self._group is None:
-                self._group = await self._client.start_group(self._task_id, self._size, **self._seed_fields)
-        return replace(self._group, sessions=(self._group.sessions[member],))
-
-
 @dataclass
 class EpisodeEngine:
     """An ``InferenceEngine``. ``member``: the number in the group. ``seed``: if set, sampling depends only on it and on
@@ -277,14 +259,16 @@ class EpisodeEngine:
 
     def for_group(self, size: int) -> list[EpisodeEngine]:
         """One engine for each episode of a group."""
-        sessions = GroupSessions(self.client, self._session_task, size, self._seeded(self.next_seed()))
+        seed = self._seeded(self.next_seed())
+        sessions = GroupSessions(self.client, self._session_task, range(size), **seed)
         return [replace(self, member=member, sessions=sessions, _calls=0) for member in range(size)]
 
     async def start_sessions(self, count: int = 1) -> AsyncGroup:
         self._pin_version()
         sessions, self.sessions = self.sessions, None
         if sessions is not None and count == 1:
-            return await sessions.of_member(self.member)
+            session = await sessions.take(self.member)
+            return AsyncGroup(self.client, session.group_id or "", (session,))
         return await self.client.start_group(self._session_task, count, **self._seeded(self.next_seed()))
 
     @property

@@ -1,33 +1,19 @@
-"""One episode with its attempts and its deadline; episodes as asyncio tasks on one loop, started as their staleness
-allows. A bad rollout is data, not a crash. Not thread-safe: the controller calls it on the loop."""
+"""Episodes as asyncio tasks on one loop, started as their staleness allows, each with its attempts. A bad rollout is
+data, not a crash. Not thread-safe: it is called on the loop."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
 
-import numpy as np
-
-from areal.api.workflow_context import EpisodeContext, episode
-from areal.client.errors import Blame
-from areal.dataclasses import dataclass, field
 from areal.errors import TimedOut
-from areal.http import tracing
-from areal.rollout.engine import EpisodeEngine, HeadVersion
-from areal.rollout.failures import Failure, RolloutFailed, RolloutsFailed, blame_of, error_line
+from areal.rollout.failures import Failure, RolloutFailed, RolloutsFailed, blame_of
 from areal.rollout.staleness import EpisodeSpec, Rollout, StalenessManager, is_stale
-from areal.rollout.workflows import run_episode, shared_http_client
-from areal.wire.bodies import LARGEST_F32
 
 _log = logging.getLogger(__name__)
-_FIRST_PAUSE_S = 0.5
-_LONGEST_PAUSE_S = 10.0
-_RETRYABLE = (Blame.SERVICE, Blame.INFRASTRUCTURE)
 _MAX_ENDS = 4096
 _WARN_FACTOR = 4  # rejections in a row, in multiples of the failures in a row that are too many: a warning
 _FAIL_FACTOR = 64  # an error
@@ -37,144 +23,40 @@ Outcome = Rollout | Failure | None
 """None: the episode was rejected, or abandoned as too old."""
 
 
-@dataclass(frozen=True)
-class EpisodeRunner:
-    """``attempts`` includes the first; only failures of the service or the infrastructure are retried. ``check``: rows
-    are validated before they are accepted. ``attempted`` gets the error of each attempt, or None."""
-
-    engine: Callable[[EpisodeSpec], EpisodeEngine]
-    attempts: int
-    timeout_s: float
-    check: bool = True
-    attempted: Callable[[BaseException | None], None] = lambda error: None
-    _heads: dict[int, HeadVersion] = field(default_factory=dict)
-
-    def head_of(self, item: EpisodeSpec) -> int | None:
-        """The version of the running episode's oldest token; None while it has sampled nothing."""
-        head = self._heads.get(item.number)
-        return head.version if head is not None else None
-
-    async def run(self, item: EpisodeSpec) -> Outcome:
-        about = {"areal.task_id": item.task_id, "areal.is_eval": item.is_eval}
-        with tracing.span("rollout", about, root=True) as span:
-            outcome = await self._run(item)
-            if tracing.is_on():
-                span.set(_described(outcome))
-        return outcome
-
-    async def _run(self, item: EpisodeSpec) -> Outcome:
-        started, attempt = time.monotonic(), 0
+async def run_attempts(
+    task_id: str,
+    attempt: Callable[[int], Awaitable[Rollout | None]],
+    pause_s: Callable[[Exception, int], float | None],
+) -> Outcome:
+    """Attempt an episode until it ends. ``pause_s``: of the error and the number, from 1, of an attempt, the seconds
+    before the next one; None: the episode has failed."""
+    number = 0
+    while True:
+        number += 1
         try:
-            while True:
-                attempt += 1
-                engine = self.engine(item)
-                self._heads[item.number] = engine.head
-                version = engine.get_version()
-                try:
-                    trajectory = await self._attempt(item, engine)
-                    self.attempted(None)
-                    if trajectory is None:
-                        return None
-                    head, tail = versions_of(trajectory, version)
-                    seconds = time.monotonic() - started
-                    return Rollout(item, trajectory, head, tail, attempt, seconds, tracing.here())
-                except Exception as error:  # noqa: BLE001 - the boundary to user code: its failure is data
-                    blame = blame_of(error)
-                    self.attempted(error)
-                    if attempt >= self.attempts or blame not in _RETRYABLE:
-                        return Failure(item.task_id, blame, error, attempt)
-                    _log.warning("episode %s: attempt %d failed: %s", item.task_id, attempt, error_line(error))
-                await asyncio.sleep(min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** (attempt - 1)))
-        finally:
-            self._heads.pop(item.number, None)
-
-    async def _attempt(self, item: EpisodeSpec, engine: EpisodeEngine) -> Any:
-        with episode(EpisodeContext(item.task_id, is_eval=item.is_eval, http_client=shared_http_client)):
-            try:
-                async with asyncio.timeout(self.timeout_s):
-                    trajectory = await run_episode(item.workflow, engine, dict(item.data))
-            except BaseException:
-                engine.release()
-                raise
-        if trajectory is None:
-            return None
-        if self.check:
-            check_rows(trajectory)
-        return trajectory if item.accept is None or item.accept(trajectory) else None
-
-
-def _described(outcome: Outcome) -> tracing.Attributes:
-    """The attributes of an episode's span; the reward is the mean of its samples, each the sum of its turns."""
-    if outcome is None:
-        return {"areal.outcome": "rejected"}
-    if isinstance(outcome, Failure):
-        return {
-            "areal.outcome": "failed",
-            "areal.attempts": outcome.attempts,
-            "error.type": type(outcome.error).__name__,
-        }
-    given = outcome.trajectory.get("original_rewards", outcome.trajectory.get("rewards", ()))
-    rewards = np.asarray(given, dtype=np.float64)
-    samples = len(np.unique(outcome.trajectory.get("sample_ids", np.arange(len(rewards)))))
-    return {
-        "areal.outcome": "accepted",
-        "areal.attempts": outcome.attempts,
-        "areal.reward": float(rewards.sum()) / samples if samples else None,
-        "areal.weight_version": outcome.tail_version,
-        "areal.weight_version.oldest": outcome.head_version,
-    }
-
-
-def versions_of(trajectory: Any, default: int) -> tuple[int, int]:
-    """The versions of the oldest and the newest sampled token; ``default`` where rows have none."""
-    versions = trajectory.get("versions") if isinstance(trajectory, Mapping) else None
-    if versions is None:
-        return default, default
-    sampled, mask = np.asarray(versions), trajectory.get("loss_mask")
-    is_sampled = sampled >= 0 if mask is None else (sampled >= 0) & (np.asarray(mask) > 0)
-    sampled = sampled[is_sampled]
-    return (int(sampled.min()), int(sampled.max())) if sampled.size else (default, default)
-
-
-def check_rows(trajectory: Any) -> None:
-    """Raises ValueError naming the column that is wrong."""
-    if not isinstance(trajectory, Mapping):
-        raise ValueError(f"an episode gives a dict of tensors or None, not {type(trajectory).__name__}")
-    if "interactions" in trajectory:
-        return  # an external model's, as text
-    for name in ("input_ids", "attention_mask"):
-        if name not in trajectory:
-            raise ValueError(f"a trajectory needs {name}")
-    shape = tuple(trajectory["input_ids"].shape)
-    if len(shape) != 2 or 0 in shape:
-        raise ValueError(f"input_ids must be [rows, tokens], not {list(shape)}")
-    for name in ("attention_mask", "loss_mask", "logprobs", "versions", "turn_ids", "token_temperatures"):
-        if name in trajectory and tuple(trajectory[name].shape) != shape:
-            raise ValueError(f"{name} is {list(trajectory[name].shape)}, input_ids {list(shape)}")
-    for name in ("rewards", "temperatures", "sample_ids", "parents"):
-        if name in trajectory and tuple(trajectory[name].shape) != shape[:1]:
-            raise ValueError(f"{name} must be one a row: {list(shape[:1])}, not {list(trajectory[name].shape)}")
-    rewards = np.asarray(trajectory.get("rewards", ()), dtype=np.float64)
-    if not (np.abs(rewards) <= LARGEST_F32).all():  # nor NaN
-        raise ValueError(f"rewards must be finite, within the range of float32, not {rewards.tolist()}")
-    if "logprobs" in trajectory:
-        sampled = np.asarray(trajectory["logprobs"])[np.asarray(trajectory.get("loss_mask", 1)) > 0]
-        if not np.isfinite(sampled).all():
-            raise ValueError(f"logprobs of sampled tokens must be finite, not {sampled[~np.isfinite(sampled)][0]}")
+            return await attempt(number)
+        except Exception as error:  # noqa: BLE001 - the boundary to user code: its failure is data
+            pause = pause_s(error, number)
+            if pause is None:
+                return Failure(task_id, blame_of(error), error, number)
+        await asyncio.sleep(pause)
 
 
 class Executor:
-    """``max_failures`` in a row end a wait. ``on_failure`` is called with each failure."""
+    """``run`` runs an episode. ``head_of``: the version of a running episode's oldest token, None while it has sampled
+    nothing. ``max_failures`` in a row end a wait. ``on_failure`` is called with each failure."""
 
     def __init__(
         self,
         staleness: StalenessManager,
-        runner: EpisodeRunner,
-        max_failures: int,
+        run: Callable[[EpisodeSpec], Awaitable[Outcome]],
+        head_of: Callable[[EpisodeSpec], int | None] = lambda item: None,
+        max_failures: int = 1,
         on_failure: Callable[[EpisodeSpec, Failure], None] = lambda item, failure: None,
     ) -> None:
         self.staleness = staleness
-        self._runner = runner
+        self._run_episode = run
+        self._head_of = head_of
         self._on_failure = on_failure
         self._max_failures = max_failures
         self._warn_at = _WARN_FACTOR * max_failures
@@ -222,7 +104,7 @@ class Executor:
         """Abort the running episodes that are now too stale: their results would be dropped."""
         self.staleness.set_version(version)
         for item, task in list(self._tasks.values()):
-            head = self._runner.head_of(item)
+            head = self._head_of(item)
             if (
                 item.number in self.staleness.running
                 and head is not None
@@ -238,7 +120,7 @@ class Executor:
 
     async def _run(self, item: EpisodeSpec) -> None:
         try:
-            outcome = await self._runner.run(item)
+            outcome = await self._run_episode(item)
         except BaseException:
             if item.number not in self._aborted:
                 self.staleness.cancelled(item)
@@ -320,7 +202,7 @@ class Executor:
             self._awaited.pop(number, None)
         return self.staleness.take_one(number) or _result(outcome)
 
-    async def run_all(self, items: Sequence[EpisodeSpec], timeout_s: float) -> list[Outcome]:
+    async def run_all(self, items: Sequence[EpisodeSpec], timeout_s: float | None) -> list[Outcome]:
         """Run episodes outside the staleness window and wait for all; outcomes in the order of ``items``. A wait that
         does not last that long aborts those that have not ended. Raises TimedOut."""
         futures = [self.expect(item.number) for item in items]

@@ -6,14 +6,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
-from typing import Any
 
-from areal.client.errors import Blame, ClientError
+from areal.client.errors import Blame, CallerError, ClientError
 from areal.dataclasses import dataclass
 from areal.errors import ArealError, where_raised
-from areal.reward.frames import RewardError
+from areal.reward.frames import RewardError, RewardTimeout
 from areal.wire.stage import report_stage
 
 WORKFLOW, REWARD = "workflow", "reward"
@@ -96,44 +95,41 @@ class AttemptReport:
 
 
 class EpisodeFailed(Exception):
-    """A failed attempt of a collection. ``status``: the HTTP status; 0 where the service is not the cause."""
+    """A failed attempt of a collection."""
 
-    def __init__(self, kind: FailureKind, message: str, status: int = 0) -> None:
+    def __init__(self, kind: FailureKind, message: str) -> None:
         super().__init__(message)
         self.kind = kind
         self.message = message
-        self.status = status
-
-    @property
-    def retryable(self) -> bool:
-        return self.kind is not FailureKind.REFUSED
 
 
-def refusal(status: int, document: Any) -> EpisodeFailed:
-    """The failure for an HTTP status. Server errors and a lost session are retryable; other 4xx are not."""
-    error = document.get("error") if isinstance(document, Mapping) else None
-    error = error if isinstance(error, Mapping) else {"message": str(document)[:200]}
-    if status >= 500 or status in (408, 425, 429):
-        kind = FailureKind.UNREACHABLE
-    elif status == 401 or error.get("code") in _SESSION_GONE:
-        kind = FailureKind.LOST
-    else:
-        kind = FailureKind.REFUSED
-    return EpisodeFailed(kind, f"{status}: {error.get('message')}", status)
-
-
-def failure_of_agent(error: BaseException, timeout_s: float) -> EpisodeFailed:
-    """The failure for an agent's exception; those of OpenAI's and Anthropic's clients may be the service's."""
-    message = f"{type(error).__name__}: {error}"
+def failure_of(error: BaseException, timeout_s: float) -> EpisodeFailed:
+    """The failure for what an attempt raised: a call to the service, the reward, or the agent, whose error may be that
+    of a client of OpenAI or Anthropic. ``timeout_s``: the agent's."""
+    if isinstance(error, EpisodeFailed):
+        return error
+    if isinstance(error, RewardError):
+        late = isinstance(error, RewardTimeout)
+        return EpisodeFailed(FailureKind.REWARD_TIMEOUT if late else FailureKind.REWARD, error.message)
     if isinstance(error, TimeoutError):
         return EpisodeFailed(FailureKind.TIMEOUT, f"the agent did not end within {timeout_s:g} s")
+    if isinstance(error, ClientError):
+        unsent = 400 if isinstance(error, CallerError) else 0
+        text = f"{error.status}: {error.message}" if error.status else error.message
+        return EpisodeFailed(_kind_of_answer(error.status or unsent, error.code), text)
+    message = f"{type(error).__name__}: {error}"
     if type(error).__module__.partition(".")[0] in ("openai", "anthropic"):
         status = getattr(error, "status_code", None)
-        if isinstance(status, int):
-            return EpisodeFailed(refusal(status, {}).kind, message, status)
-        if blame_of(error) is Blame.INFRASTRUCTURE:
-            return EpisodeFailed(FailureKind.UNREACHABLE, message)
+        if isinstance(status, int) or blame_of(error) is Blame.INFRASTRUCTURE:
+            return EpisodeFailed(_kind_of_answer(status or 0, getattr(error, "code", None)), message)
     return EpisodeFailed(FailureKind.AGENT, message + where_raised(error))
+
+
+def _kind_of_answer(status: int, code: str | None) -> FailureKind:
+    """``status`` 0: there was no answer."""
+    if status == 0 or status >= 500 or status in (408, 425, 429):
+        return FailureKind.UNREACHABLE
+    return FailureKind.LOST if status == 401 or code in _SESSION_GONE else FailureKind.REFUSED
 
 
 def blame_of(error: BaseException) -> str:

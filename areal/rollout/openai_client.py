@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import openai
 
 from areal.dataclasses import dataclass, field
-from areal.rollout.workflows import export_session, reward_session, shared_http_client
+from areal.rollout.sessions import reward_session
+from areal.rollout.workflows import export_session, shared_http_client
 
 if TYPE_CHECKING:
     from areal.client.inference import AsyncSession, Style

@@ -1,26 +1,27 @@
-"""The session routes of a gateway: the order of calls that rewards and seals a session, and a client for collections.
+"""Recorded sessions of episodes: started for a group, rewarded and sealed, exported, discarded.
 
-``seal`` is the protocol without I/O, for the threads of a collection and the tasks of a trainer: it yields calls and is
-sent the responses of the session routes. The reward of the newest interaction seals its trajectory, so rewards are sent
-oldest first. A session whose calls alternated between a token model and an external one has several trajectories, which
-all get the episode's reward.
+``seal`` is the order of calls that rewards and seals a session, without I/O: it yields calls and is sent the responses
+of the session routes. The reward of the newest interaction seals its trajectory, so rewards are sent oldest first. A
+session whose calls alternated between a token model and an external one has several trajectories, which all get the
+episode's reward.
 """
 
 from __future__ import annotations
 
-import random
-import time
-from collections.abc import Generator, Mapping
-from typing import Any, Literal, NamedTuple
-from urllib.parse import quote
+import asyncio
+import contextlib
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from areal.client.http import AdminClient
-from areal.dataclasses import dataclass, field
-from areal.errors import UsageFault
-from areal.rollout.failures import EpisodeFailed, FailureKind, refusal
-from areal.trajectories.record import Interaction, rows_of_export
-from areal.wire.bodies import EndSession, ExportTrajectories, SetReward, StartSession
+from areal.errors import ArealError, UsageFault
+from areal.http import tracing
+from areal.wire.bodies import ExportTrajectories
 from areal.wire.fields import write_fields
+
+if TYPE_CHECKING:
+    from areal.client.inference import AsyncInferenceClient, AsyncSession, Style
+
+CLEAN_UP_S = 10.0
 
 
 class SessionCall(NamedTuple):
@@ -56,123 +57,68 @@ def seal(reward: float | Mapping[str, float]) -> Generator[SessionCall, Mapping[
         yield SessionCall("end")
 
 
-# The client of a collection: standard library only, every failure typed
-
-_MAX_ATTEMPTS = 4
-_NOTHING_TO_EXPORT = "nothing_to_export"
-_FIRST_WAIT_S = 0.25
-
-
-@dataclass(frozen=True)
-class CollectionSession:
-    """``key`` is for the agent; empty for a session that an earlier run has started."""
-
-    session_id: str
-    key: str = field(default="", repr=False)
-
-
-@dataclass(frozen=True)
-class Exported:
-    rows: tuple[Interaction, ...]
-    export_id: str
-    failures: tuple[Mapping[str, Any], ...] = ()
-
-    @property
-    def rewarded(self) -> bool:
-        return any(row.rewarded for row in self.rows)
+async def reward_session(session: AsyncSession, reward: float | Mapping[str, float]) -> None:
+    """Reward and seal the episode at once, without the service's grace period for further rewards."""
+    steps, answer = seal(reward), None
+    value = {"areal.reward": reward} if isinstance(reward, int | float) else None
+    with tracing.span("set_reward", value), contextlib.suppress(StopIteration):
+        while True:
+            call = steps.send(answer)  # type: ignore[arg-type]  # None starts it
+            if call.kind == "describe":
+                answer = await session.client.session(session.session_id)
+            elif call.kind == "reward":
+                answer = vars(await session.reward(call.reward, call.interaction_id))
+            else:
+                await session.end()
 
 
-@dataclass(frozen=True)
-class SessionService:
-    """``url`` of a gateway or a data proxy. Idempotent calls are retried while the service is away."""
+async def export_document(
+    client: AsyncInferenceClient, session_id: str, discount: float = 1.0, style: Style = "individual"
+) -> dict[str, Any]:
+    """The export of a session as it is in JSON, without NumPy. Raises NotReady, UnknownName."""
+    body = ExportTrajectories(session_ids=(session_id,), discount=discount, style=style)
+    path, options = "/export_trajectories", {"repeatable": True}
+    return dict(await client.transport.json("POST", path, write_fields(body), **options))
 
-    url: str
-    admin_key: str | None = field(repr=False)
-    discount: float = 1.0
-    style: Literal["individual", "concat"] = "individual"
-    timeout_s: float = 60.0
 
-    def start(self, task: str, count: int, model: str) -> list[CollectionSession]:
-        """Start sessions, without a retry: it could start them twice. Sessions whose response is lost expire."""
-        body = write_fields(StartSession(task_id=task, group_size=count, model=model, online=False))
-        document = self._call("POST", "/rl/start_session", body, repeat=False)
-        return [CollectionSession(each["session_id"], each["session_api_key"]) for each in document["sessions"]]
+async def discard(client: AsyncInferenceClient, session_id: str) -> None:
+    """End a session and discard its trajectories. Where that fails, the session expires."""
+    with contextlib.suppress(ArealError, TimeoutError):
+        async with asyncio.timeout(CLEAN_UP_S):
+            await client.end_session(session_id=session_id)
+            await client.acknowledge((await export_document(client, session_id))["export_id"])
 
-    def seal(self, session: CollectionSession, rewards: Mapping[str, float]) -> None:
-        """Reward the session and seal it. Raises EpisodeFailed."""
-        steps, answer = seal(rewards), None
-        try:
-            while True:
-                answer = self._send(session, steps.send(answer))  # type: ignore[arg-type]  # None starts it
-        except StopIteration:
-            return
-        except UsageFault as error:
-            raise EpisodeFailed(FailureKind.REFUSED, error.message) from error
 
-    def _send(self, session: CollectionSession, call: SessionCall) -> Any:
-        if call.kind == "describe":
-            return self._call("GET", f"/rl/sessions/{quote(session.session_id, safe='')}")
-        if call.kind == "end":
-            return self._call("POST", "/rl/end_session", write_fields(EndSession(session_id=session.session_id)))
-        reward = SetReward(reward=call.reward, interaction_id=call.interaction_id, session_id=session.session_id)
-        try:
-            return self._call("POST", "/rl/set_reward", write_fields(reward))
-        except EpisodeFailed as failure:
-            if failure.status == 400 and call.interaction_id is None:
-                raise EpisodeFailed(FailureKind.NO_INTERACTION, failure.message) from failure
-            raise
+class GroupSessions:
+    """Sessions for the members of a group. The first member that needs one starts all of them, so that they may share a
+    replica and its cached prompt. ``started`` is called with each before it is used."""
 
-    def export(self, session: CollectionSession) -> Exported | None:
-        """Returns the same export until it is acknowledged; None while no trajectory of the session is ready."""
-        body = ExportTrajectories(session_ids=(session.session_id,), discount=self.discount, style=self.style)
-        status, document = self._request("POST", "/export_trajectories", write_fields(body))
-        if status == 425 or (status == 404 and document.get("error", {}).get("code") == _NOTHING_TO_EXPORT):
-            return None
-        if status == 404:
-            raise EpisodeFailed(FailureKind.LOST, f"session {session.session_id} is gone")
-        if status != 200:
-            raise refusal(status, document)
-        try:
-            return Exported(rows_of_export(document), document["export_id"], tuple(document.get("failures") or ()))
-        except ValueError as error:
-            raise EpisodeFailed(
-                FailureKind.REFUSED, f"the export of {session.session_id} is unreadable: {error}"
-            ) from error
+    def __init__(
+        self,
+        client: AsyncInferenceClient,
+        task_id: str,
+        members: Sequence[int],
+        started: Callable[[int, AsyncSession], None] = lambda member, session: None,
+        **options: Any,
+    ) -> None:
+        """``options``: of ``start_group``."""
+        self._client = client
+        self._task_id = task_id
+        self._members = members
+        self._started = started
+        self._options = options
+        self._lock = asyncio.Lock()
+        self._has_started = False
+        self._ready: dict[int, AsyncSession] = {}
 
-    def acknowledge(self, export_id: str) -> None:
-        self._call("POST", "/export_trajectories/ack", {"export_id": export_id})
-
-    def drop(self, session: CollectionSession) -> None:
-        """End the session and discard its trajectories. Failures are ignored: the session expires."""
-        try:
-            self._call("POST", "/rl/end_session", write_fields(EndSession(session_id=session.session_id)), repeat=False)
-            exported = self.export(session)
-            if exported is not None:
-                self.acknowledge(exported.export_id)
-        except EpisodeFailed:
-            return
-
-    def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None, *, repeat: bool = True) -> Any:
-        status, document = self._request(method, path, body, repeat=repeat)
-        if status not in (200, 201):
-            raise refusal(status, document)
-        return document
-
-    def _request(
-        self, method: str, path: str, body: Mapping[str, Any] | None = None, *, repeat: bool = True
-    ) -> tuple[int, Any]:
-        """Retry connection errors and transient statuses. Raises EpisodeFailed without a response."""
-        client = AdminClient(self.url, self.admin_key, timeout_s=self.timeout_s)
-        wait_s = _FIRST_WAIT_S
-        for left in range(_MAX_ATTEMPTS - 1 if repeat else 0, -1, -1):
-            try:
-                status, document = client.call(method, path, None if body is None else dict(body))
-                if status not in (502, 503, 504, 429) or not left:
-                    return status, document
-            except OSError as error:
-                if not left:
-                    reason = str(error) or type(error).__name__
-                    raise EpisodeFailed(FailureKind.UNREACHABLE, f"{self.url}{path}: {reason}") from error
-            time.sleep(wait_s * (0.5 + random.random()))
-            wait_s *= 2
-        raise AssertionError("unreachable")
+    async def take(self, member: int) -> AsyncSession:
+        """The session of a member; another one each time that the member asks again. Raises ClientError."""
+        async with self._lock:
+            if member not in self._ready:
+                together = (member,) if self._has_started else self._members
+                group = await self._client.start_group(self._task_id, len(together), **self._options)
+                self._has_started = True
+                for each, session in zip(together, group.sessions, strict=True):
+                    self._ready[each] = session
+                    self._started(each, session)
+            return self._ready.pop(member)

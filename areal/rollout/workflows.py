@@ -24,7 +24,7 @@ from areal.dataclasses import dataclass, field
 from areal.errors import ArealError, UsageFault
 from areal.http import tracing
 from areal.loading import Registry
-from areal.rollout.sessions import seal
+from areal.rollout.sessions import discard, reward_session
 from areal.rollout.tensors import RewardedResponse, concat_padded_tensors, response_rows
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
-CLEAN_UP_S = 10.0
 
 
 _http_clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Any] = weakref.WeakKeyDictionary()
@@ -104,13 +103,11 @@ class SessionWorkflow(ExportingWorkflow):
         try:
             reward = await self.run_session(session, engine, data)
             if reward is None:
-                await _discard(session)
+                await discard(session.client, session.session_id)
                 return None
             await reward_session(session, reward)
         except BaseException:
-            with contextlib.suppress(ArealError, TimeoutError):  # the session expires
-                async with asyncio.timeout(CLEAN_UP_S):
-                    await _discard(session)
+            await discard(session.client, session.session_id)
             raise
         return await export_session(session, discount=self._discount, style=self._style)
 
@@ -143,27 +140,6 @@ def trajectory_rows(exported: Trajectories) -> Trajectory:
         "parents": torch.tensor([places.get(row.get("parent_id"), -1) for row in rows], dtype=torch.int32),
         "sample_ids": torch.tensor([numbers[each] for each in sealed], dtype=torch.int32),
     }
-
-
-async def reward_session(session: AsyncSession, reward: float | Mapping[str, float]) -> None:
-    """Reward and seal the episode at once, without the service's grace period for further rewards."""
-    steps, answer = seal(reward), None
-    value = {"areal.reward": reward} if isinstance(reward, int | float) else None
-    with tracing.span("set_reward", value), contextlib.suppress(StopIteration):
-        while True:
-            call = steps.send(answer)  # type: ignore[arg-type]  # None starts it
-            if call.kind == "describe":
-                answer = await session.client.session(session.session_id)
-            elif call.kind == "reward":
-                answer = vars(await session.reward(call.reward, call.interaction_id))
-            else:
-                await session.end()
-
-
-async def _discard(session: AsyncSession) -> None:
-    """End the session and discard its trajectories."""
-    if await session.end():
-        await session.client.acknowledge(await session.export(format="json"))
 
 
 class OnlineEpisodes(ExportingWorkflow):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from areal.rollout.failures import Failure, RolloutFailed, error_line, failure_of_agent
+from areal.rollout.failures import Failure, RolloutFailed, error_line, failure_of
 
 
 def raises() -> None:
@@ -23,6 +23,6 @@ def raised() -> Exception:
 def test_failure_names_the_users_line_and_not_that_of_a_library() -> None:
     place = f"({Path(__file__)}:{raises.__code__.co_firstlineno + 1}, in raises)"
     assert error_line(raised()).endswith(place)
-    assert failure_of_agent(raised(), 1.0).message.endswith(place)
+    assert failure_of(raised(), 1.0).message.endswith(place)
     assert str(RolloutFailed(Failure("t", "workflow", raised(), 1))).endswith(place)
     assert error_line(ValueError("never raised")) == "ValueError: never raised"

@@ -13,7 +13,7 @@ from areal.api.cli_args import InferenceEngineConfig
 from areal.api.io_struct import ModelRequest
 from areal.client import InferenceClient, RolloutController, ServiceError, UnknownName
 from areal.rollout.engine import EpisodeEngine
-from areal.rollout.executor import check_rows
+from areal.rollout.episodes import check_rows
 from tests.client.conftest import tokenizer
 from tests.rollout.test_controller import Sampled, rows
 from tests.rollout.test_workflows import Mathematician

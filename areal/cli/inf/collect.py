@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ from areal.numbers import age, number
 
 if TYPE_CHECKING:
     from areal.client.gateway import GatewayClient
+    from areal.client.loop_thread import LoopThread
     from areal.dataset.examples import ExampleSet
     from areal.reconcilers.context import Progress
     from areal.rollout.collection import Agent, CollectionPlan, RewardScorer
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 
 _EPISODE_S = 600.0
+_SESSION_CALL_S = 60.0
 _SAMPLING = ("temperature", "top_p", "max_tokens")
 
 
@@ -154,21 +156,31 @@ class CollectionRun:
 
 @dataclass
 class Prepared:
-    """The code of a collection: the agent, and the pool of reward processes, None without --reward."""
+    """The code of a collection: the agent, and the pool of reward processes, None without --reward. ``thread``: of the
+    event loop that runs both."""
 
     agent: Agent
     scorer: RewardScorer | None
+    thread: LoopThread
 
 
 @contextmanager
 def prepared(given: Mapping[str, Any], dataset: ExampleSet) -> Iterator[Prepared]:
     """Load the code, before anything is served or sampled. Raises ArealError for what cannot be loaded, UsageFault for
     a column that the reward needs and a row lacks."""
+    from areal.client.loop_thread import LoopThread
+    from areal.rollout.collection import RewardScorer
+
     agent = _agent(given)
-    with _scoring(given) as scorer:
-        if scorer is not None:
+    with ExitStack() as stack:
+        thread = LoopThread("areal-collection")
+        stack.callback(thread.close)
+        scorer = None
+        if given["reward"]:
+            size = min(given["reward_processes"], given["concurrency"])
+            scorer = stack.enter_context(RewardScorer(given["reward"], size, given["reward_timeout"], thread))
             scorer.check_columns(dataset.examples[: given["limit"]])
-        yield Prepared(agent, scorer)
+        yield Prepared(agent, scorer, thread)
 
 
 @contextmanager
@@ -184,9 +196,9 @@ def collected(
 ) -> Iterator[CollectionRun]:
     """Collect the episodes that the options say into ``folder``. A resumed run must have the same model, workflow,
     sampling and ``settings``; limits and concurrency may differ."""
+    from areal.client.inference import AsyncInferenceClient
     from areal.rollout.collection import Collection, CollectionPlan
     from areal.rollout.collection_output import open_folder
-    from areal.rollout.sessions import SessionService
 
     interrupted = threading.Event()
     discount, style = given.get("discount", 1.0), given.get("style", "individual")
@@ -205,11 +217,19 @@ def collected(
                 given["retries"],
                 cli.timeout_s or _EPISODE_S,
                 work.scorer is not None and work.scorer.wants_tokens,
+                discount,
+                style,
             )
-            service = SessionService(chosen.url, chosen.key, discount, style)
+            client = AsyncInferenceClient(
+                chosen.url,
+                chosen.key or None,
+                model=model,
+                timeout_s=_SESSION_CALL_S,
+                connections=max(1024, plan.concurrency),
+            )
             score = work.scorer.score if work.scorer is not None else None
-            collection = Collection(service, work.agent, score, output, dataset.examples[: given["limit"]], plan)
-            collection.run(interrupted, CollectionReport(printer))
+            collection = Collection(client, work.agent, score, output, dataset.examples[: given["limit"]], plan)
+            collection.run(work.thread, interrupted, CollectionReport(printer))
         yield CollectionRun(output, plan, collection.progress, time.monotonic() - began, interrupted.is_set())
 
 
@@ -232,16 +252,6 @@ def only_model(chosen: GatewayClient) -> str:
         hint = f"--model {names[0]}" if names else "areal inf models"
         raise UsageFault(f"there are {len(names)} models; say which: {', '.join(names)}", hint=hint)
     return names[0]
-
-
-def _scoring(given: Mapping[str, Any]) -> AbstractContextManager[RewardScorer | None]:
-    """A context with the pool of reward processes, None without --reward."""
-    from areal.rollout.collection import RewardScorer
-
-    if not given["reward"]:
-        return nullcontext()
-    size = min(given["reward_processes"], given["concurrency"])
-    return RewardScorer(given["reward"], size, given["reward_timeout"])
 
 
 _SPREADS = (

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
 
 from areal.trajectories.reading import read_episodes
+from tests.cli.conftest import REPOSITORY, Spawner
 from tests.rollout.collection.conftest import Bench, Collecting
 from tests.services.processes import engine_calls, script, wait_ready
 
@@ -43,6 +45,27 @@ def test_tools_of_a_row_are_in_its_prompt(bench: Bench, collecting: Collecting, 
     (call,) = engine_calls(bench.engine)
     prompt = Tokenizer.from_file(str(tokenizer / "tokenizer.json")).decode(call["body"]["input_ids"])
     assert 'Tools: [{"type": "function", "function": {"name": "weather"}}]' in prompt
+
+
+EXTRAS = ("aiohttp", "httptools", "numpy", "orjson", "torch", "uvloop")
+
+
+def test_installation_without_extras_samples_rewards_and_exports_the_same(
+    bench: Bench, collecting: Collecting, spawn: Spawner, tmp_path: Path
+) -> None:
+    script(bench.engine, text="it is 2")
+    (tmp_path / "absent").mkdir()
+    for name in EXTRAS:
+        (tmp_path / "absent" / f"{name}.py").write_text(f"raise ImportError('no {name}')\n")
+    words = collecting.arguments(collecting.data(*QUESTIONS), "--reward", "number", "--n-samples", "2")
+    lean = spawn(*words, PYTHONPATH=os.pathsep.join([str(tmp_path / "absent"), str(REPOSITORY)])).finish()
+    assert lean.code == 0, lean.err
+    lines = collecting.lines()
+    assert sorted(line["episode"] for line in lines) == ["0-0", "0-1", "1-0", "1-1", "2-0", "2-1"]
+    assert sum(line["reward"] for line in lines) == 2
+    row = lines[0]["interactions"][0]
+    assert len(row["input_ids"]) == len(row["logprobs"]) == len(row["versions"]) > 0
+    assert [each for each in bench.sessions() if each["ready"]] == []
 
 
 def test_output_is_acknowledged_and_leaves_nothing_in_the_service(bench: Bench, collecting: Collecting) -> None:

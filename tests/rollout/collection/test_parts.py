@@ -11,6 +11,7 @@ import signal
 import statistics
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,15 @@ from hypothesis import strategies as st
 
 from areal.cli.inf.collect import CollectionReport, summary_page
 from areal.cli.operate import ProgressPrinter
+from areal.client.errors import error_of_answer
+from areal.client.loop_thread import LoopThread
 from areal.errors import ArealError, Conflict, NotFound, UsageFault
 from areal.loading import call_with, load_callable
 from areal.reward.answers import exact, number
+from areal.reward.frames import RewardError
 from areal.rollout.collection import RewardScorer
 from areal.rollout.collection_output import CollectionProgress, EpisodeOutcome, groups, open_folder, spread, summary
-from areal.rollout.failures import EpisodeFailed, FailureKind, failure_of_agent, refusal
+from areal.rollout.failures import FailureKind, failure_of
 from areal.trajectories.record import Episode
 from tests.trajectories.samples import branched
 
@@ -131,7 +135,7 @@ def test_named_code_is_found_in_modules_and_files(tmp_path: Path) -> None:
     ],
 )
 def test_answers_are_classified_by_who_can_act(status: int, body: Any, kind: FailureKind) -> None:
-    assert refusal(status, body).kind is kind
+    assert failure_of(error_of_answer(status, body, {}, "POST /"), 1.0).kind is kind
 
 
 @pytest.mark.parametrize(
@@ -159,15 +163,22 @@ def reward(completion):
 """
 
 
-def test_reward_pool_goes_on_after_whatever_a_reward_does(tmp_path: Path) -> None:
+@pytest.fixture
+def thread() -> Iterator[LoopThread]:
+    thread = LoopThread("rewards")
+    yield thread
+    thread.close()
+
+
+def test_reward_pool_goes_on_after_whatever_a_reward_does(tmp_path: Path, thread: LoopThread) -> None:
     (tmp_path / "misbehaving.py").write_text(MISBEHAVING)
     kinds = {}
-    with RewardScorer(f"{tmp_path}/misbehaving.py:reward", 1, 0.5) as pool:
+    with RewardScorer(f"{tmp_path}/misbehaving.py:reward", 1, 0.5, thread) as pool:
         for completion in ("hang", "die", "raise", "nan", "text"):
-            with pytest.raises(EpisodeFailed) as caught:
-                pool.score({"completion": completion})
-            kinds[completion] = caught.value.kind
-            assert pool.score({"completion": "fine", "unused": object()}) == 0.5
+            with pytest.raises(RewardError) as caught:
+                thread.run(pool.score({"completion": completion}))
+            kinds[completion] = failure_of(caught.value, 1.0).kind
+            assert thread.run(pool.score({"completion": "fine", "unused": object()})) == 0.5
         pids = [worker._process.pid for worker in pool._pool._all]
     assert kinds == {"hang": FailureKind.REWARD_TIMEOUT} | dict.fromkeys(
         ("die", "raise", "nan", "text"), FailureKind.REWARD
@@ -177,22 +188,24 @@ def test_reward_pool_goes_on_after_whatever_a_reward_does(tmp_path: Path) -> Non
             os.kill(pid, signal.SIGTERM)
 
 
-def test_reward_that_cannot_be_loaded_is_reported_before_anything_starts() -> None:
-    with pytest.raises(ArealError, match="there is no module nowhere"), RewardScorer("nowhere:f", 2, 1.0):
+def test_reward_that_cannot_be_loaded_is_reported_before_anything_starts(thread: LoopThread) -> None:
+    with pytest.raises(ArealError, match="there is no module nowhere"), RewardScorer("nowhere:f", 2, 1.0, thread):
         pass
 
 
-def test_reward_that_is_not_built_in_is_refused_with_the_names_of_those_that_are() -> None:
+def test_reward_that_is_not_built_in_is_refused_with_the_names_of_those_that_are(thread: LoopThread) -> None:
     with pytest.raises(UsageFault, match='did you mean "exact"') as refused:
-        RewardScorer("exat", 1, 1.0)
+        RewardScorer("exat", 1, 1.0, thread)
     assert refused.value.hint is not None and refused.value.hint.startswith("exact, number, or module:function")
 
 
 ORPHANS = """
-import os, sys, threading
+import sys, threading
+from areal.client.loop_thread import LoopThread
 from areal.rollout.collection import RewardScorer
-pool = RewardScorer(sys.argv[1], 1, 60.0).__enter__()
-threading.Thread(target=pool.score, args=({},), daemon=True).start()
+thread = LoopThread("rewards")
+pool = RewardScorer(sys.argv[1], 1, 60.0, thread).__enter__()
+scoring = thread.start(pool.score({}))
 threading.Event().wait()
 """
 
@@ -228,7 +241,7 @@ def test_agents_exception_is_blamed_on_whom_its_client_blames(
     error = type("APIConnectionError", (APIConnectionError,), {"__module__": module})("x")
     if status is not None:
         error.status_code = status
-    assert failure_of_agent(error, 1.0).kind is kind
+    assert failure_of(error, 1.0).kind is kind
 
 
 # -- the folder

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from areal.client.inference import AsyncInferenceClient
-from areal.rollout.workflows import reward_session, trajectory_rows
+from areal.rollout.sessions import reward_session
+from areal.rollout.workflows import trajectory_rows
 from tests.services.inference.running_service import CHAT
 from tests.services.inference.sessions.recording_service import RecordingService, tag_of
 from tests.services.inference.sessions.test_online import take

@@ -1,0 +1,150 @@
+"""One episode of a trainer: its attempts with their deadline, the check of its rows, and its span."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from areal.api.workflow_context import EpisodeContext, episode
+from areal.client.errors import Blame
+from areal.dataclasses import dataclass, field
+from areal.http import tracing
+from areal.rollout.engine import EpisodeEngine, HeadVersion
+from areal.rollout.executor import Outcome, run_attempts
+from areal.rollout.failures import Failure, blame_of, error_line
+from areal.rollout.staleness import EpisodeSpec, Rollout
+from areal.rollout.workflows import run_episode, shared_http_client
+from areal.wire.bodies import LARGEST_F32
+
+_log = logging.getLogger(__name__)
+_FIRST_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 10.0
+_RETRYABLE = (Blame.SERVICE, Blame.INFRASTRUCTURE)
+
+
+@dataclass(frozen=True)
+class EpisodeRunner:
+    """``attempts`` includes the first; only failures of the service or the infrastructure are retried. ``check``: rows
+    are validated before they are accepted. ``attempted`` gets the error of each attempt, or None."""
+
+    engine: Callable[[EpisodeSpec], EpisodeEngine]
+    attempts: int
+    timeout_s: float
+    check: bool = True
+    attempted: Callable[[BaseException | None], None] = lambda error: None
+    _heads: dict[int, HeadVersion] = field(default_factory=dict)
+
+    def head_of(self, item: EpisodeSpec) -> int | None:
+        """The version of the running episode's oldest token; None while it has sampled nothing."""
+        head = self._heads.get(item.number)
+        return head.version if head is not None else None
+
+    async def run(self, item: EpisodeSpec) -> Outcome:
+        about = {"areal.task_id": item.task_id, "areal.is_eval": item.is_eval}
+        attempt, pause_s = partial(self._attempt, item, time.monotonic()), partial(self._pause_s, item)
+        with tracing.span("rollout", about, root=True) as span:
+            try:
+                outcome = await run_attempts(item.task_id, attempt, pause_s)
+            finally:
+                self._heads.pop(item.number, None)
+            if tracing.is_on():
+                span.set(_described(outcome))
+        return outcome
+
+    async def _attempt(self, item: EpisodeSpec, started: float, number: int) -> Rollout | None:
+        engine = self.engine(item)
+        self._heads[item.number] = engine.head
+        version = engine.get_version()
+        trajectory = await self._trajectory(item, engine)
+        self.attempted(None)
+        if trajectory is None:
+            return None
+        head, tail = versions_of(trajectory, version)
+        return Rollout(item, trajectory, head, tail, number, time.monotonic() - started, tracing.here())
+
+    def _pause_s(self, item: EpisodeSpec, error: Exception, number: int) -> float | None:
+        self.attempted(error)
+        if number >= self.attempts or blame_of(error) not in _RETRYABLE:
+            return None
+        _log.warning("episode %s: attempt %d failed: %s", item.task_id, number, error_line(error))
+        return min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** (number - 1))
+
+    async def _trajectory(self, item: EpisodeSpec, engine: EpisodeEngine) -> Any:
+        with episode(EpisodeContext(item.task_id, is_eval=item.is_eval, http_client=shared_http_client)):
+            try:
+                async with asyncio.timeout(self.timeout_s):
+                    trajectory = await run_episode(item.workflow, engine, dict(item.data))
+            except BaseException:
+                engine.release()
+                raise
+        if trajectory is None:
+            return None
+        if self.check:
+            check_rows(trajectory)
+        return trajectory if item.accept is None or item.accept(trajectory) else None
+
+
+def _described(outcome: Outcome) -> tracing.Attributes:
+    """The attributes of an episode's span; the reward is the mean of its samples, each the sum of its turns."""
+    if outcome is None:
+        return {"areal.outcome": "rejected"}
+    if isinstance(outcome, Failure):
+        return {
+            "areal.outcome": "failed",
+            "areal.attempts": outcome.attempts,
+            "error.type": type(outcome.error).__name__,
+        }
+    given = outcome.trajectory.get("original_rewards", outcome.trajectory.get("rewards", ()))
+    rewards = np.asarray(given, dtype=np.float64)
+    samples = len(np.unique(outcome.trajectory.get("sample_ids", np.arange(len(rewards)))))
+    return {
+        "areal.outcome": "accepted",
+        "areal.attempts": outcome.attempts,
+        "areal.reward": float(rewards.sum()) / samples if samples else None,
+        "areal.weight_version": outcome.tail_version,
+        "areal.weight_version.oldest": outcome.head_version,
+    }
+
+
+def versions_of(trajectory: Any, default: int) -> tuple[int, int]:
+    """The versions of the oldest and the newest sampled token; ``default`` where rows have none."""
+    versions = trajectory.get("versions") if isinstance(trajectory, Mapping) else None
+    if versions is None:
+        return default, default
+    sampled, mask = np.asarray(versions), trajectory.get("loss_mask")
+    is_sampled = sampled >= 0 if mask is None else (sampled >= 0) & (np.asarray(mask) > 0)
+    sampled = sampled[is_sampled]
+    return (int(sampled.min()), int(sampled.max())) if sampled.size else (default, default)
+
+
+def check_rows(trajectory: Any) -> None:
+    """Raises ValueError naming the column that is wrong."""
+    if not isinstance(trajectory, Mapping):
+        raise ValueError(f"an episode gives a dict of tensors or None, not {type(trajectory).__name__}")
+    if "interactions" in trajectory:
+        return  # an external model's, as text
+    for name in ("input_ids", "attention_mask"):
+        if name not in trajectory:
+            raise ValueError(f"a trajectory needs {name}")
+    shape = tuple(trajectory["input_ids"].shape)
+    if len(shape) != 2 or 0 in shape:
+        raise ValueError(f"input_ids must be [rows, tokens], not {list(shape)}")
+    for name in ("attention_mask", "loss_mask", "logprobs", "versions", "turn_ids", "token_temperatures"):
+        if name in trajectory and tuple(trajectory[name].shape) != shape:
+            raise ValueError(f"{name} is {list(trajectory[name].shape)}, input_ids {list(shape)}")
+    for name in ("rewards", "temperatures", "sample_ids", "parents"):
+        if name in trajectory and tuple(trajectory[name].shape) != shape[:1]:
+            raise ValueError(f"{name} must be one a row: {list(shape[:1])}, not {list(trajectory[name].shape)}")
+    rewards = np.asarray(trajectory.get("rewards", ()), dtype=np.float64)
+    if not (np.abs(rewards) <= LARGEST_F32).all():  # nor NaN
+        raise ValueError(f"rewards must be finite, within the range of float32, not {rewards.tolist()}")
+    if "logprobs" in trajectory:
+        sampled = np.asarray(trajectory["logprobs"])[np.asarray(trajectory.get("loss_mask", 1)) > 0]
+        if not np.isfinite(sampled).all():
+            raise ValueError(f"logprobs of sampled tokens must be finite, not {sampled[~np.isfinite(sampled)][0]}")

@@ -1,0 +1,97 @@
+"""The parser of the base installation tells a client what httptools tells it, wherever the bytes are cut."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import httptools
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from areal.http import parser
+
+
+class Heard:
+    """What a client goes by. ``parser``: its parser."""
+
+    parser: Any
+
+    def __init__(self) -> None:
+        self.heard: list[Any] = []
+        self._body = b""
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.heard.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        self.heard.append(self.parser.get_status_code())
+
+    def on_chunk_header(self) -> None: ...
+
+    def on_chunk_complete(self) -> None: ...
+
+    def on_body(self, data: bytes) -> None:
+        self._body += data
+
+    def on_message_complete(self) -> None:
+        self.heard.append((self._body, self.parser.should_keep_alive()))
+        self._body = b""
+
+    @property
+    def whole(self) -> list[Any]:
+        return [*self.heard, self._body]
+
+
+def heard(kind: Any, parts: list[bytes]) -> list[Any]:
+    listener = Heard()
+    listener.parser = kind(listener)
+    for part in parts:
+        listener.parser.feed_data(part)
+    return listener.whole
+
+
+def chunked(body: bytes, size: int) -> bytes:
+    parts = [body[at : at + size] for at in range(0, len(body), size)]
+    return b"".join(b"%x;a=b\r\n%b\r\n" % (len(part), part) for part in parts) + b"0\r\n\r\n"
+
+
+@st.composite
+def answers(draw: st.DrawFn) -> bytes:
+    status = draw(st.sampled_from([b"200 OK", b"404 Not Found", b"500 ", b"204 No Content"]))
+    fields = draw(st.lists(st.sampled_from([b"X-A: b", b"Content-Type:application/json", b"Connection: close"])))
+    body = draw(st.binary(max_size=60))
+    interim = draw(st.sampled_from([b"", b"HTTP/1.1 100 Continue\r\n\r\n"]))
+    match draw(st.sampled_from(["length", "chunked", "until close"])):
+        case _ if status.startswith(b"204"):
+            body = b""
+        case "length":
+            fields.append(b"Content-Length: %d" % len(body))
+        case "chunked":
+            fields.append(b"Transfer-Encoding: chunked")
+            body = chunked(body, draw(st.integers(1, 70)))
+    return interim + b"\r\n".join([b"HTTP/1.1 " + status, *dict.fromkeys(fields), b"", b""]) + body
+
+
+@given(answers(), st.lists(st.integers(0, 400), max_size=6))
+def test_answer_cut_anywhere_is_read_as_httptools_reads_it(answer: bytes, cuts: list[int]) -> None:
+    places = [0, *sorted({min(cut, len(answer)) for cut in cuts}), len(answer)]
+    parts = [answer[a:b] for a, b in pairwise(places)]
+    assert heard(parser.HttpResponseParser, parts) == heard(httptools.HttpResponseParser, parts)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"SSH-2.0-OpenSSH_9.2\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nno field\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nab\r\n",
+        b"x" * 200_000,
+    ],
+)
+def test_answer_that_is_not_http_is_refused(answer: bytes) -> None:
+    with pytest.raises(parser.HttpParserError):
+        heard(parser.HttpResponseParser, [answer])
