@@ -1,5 +1,6 @@
 """Import paths of AReaL that no file here has. ``ALIASES`` names where the same thing lives. An import of what is in
-``UNSUPPORTED`` is an ImportError that says what to use instead.
+``UNSUPPORTED`` is an ImportError that says what to use instead. Paths that the documentation names have files, in which
+type checkers and editors find them.
 
 A key of ``UNSUPPORTED`` ``package.module`` stands for all that is below it, ``package.module:name`` for one name.
 """
@@ -22,6 +23,7 @@ ALIASES: dict[str, dict[str, str]] = {
     "areal.experimental.agent_service.types": _AGENT_TYPES,
     "areal.experimental.inference_service.controller.controller": _CONTROLLER,
     "areal.experimental.openai.types": {"InteractionWithTokenLogpReward": "areal.rollout.openai_client"},
+    "areal.utils.dynamic_import": {"import_from_string": "areal.loading"},
     "areal.trainer": dict.fromkeys(("DPOTrainer", "PPOTrainer", "RWTrainer", "SFTTrainer"), "areal"),
     "areal.v2.agent_service.controller": _CONTROLLER,
     "areal.v2.agent_service.types": _AGENT_TYPES,

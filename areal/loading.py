@@ -102,6 +102,9 @@ def load_attr(
     return found
 
 
+import_from_string = load_attr  # AReaL's name
+
+
 def load_function(
     path: str, kind: str, *, missing: type[ArealError] = UsageFault, broken: type[ArealError] = UsageFault
 ) -> Any:

@@ -60,7 +60,7 @@ def estimate(cli: Invocation, /, words: tuple[str, ...], source: SourceFlags, **
     except OverflowError as error:
         raise UsageFault("a number of the configuration is too large to estimate") from error
     if cli.format.is_table:
-        write("\n\n".join(map(_page, documents)))
+        write("\n\n".join("\n".join(_lines(each)) for each in documents))
     else:
         emit_rows(cli, documents, (), name=lambda row: str(row["job"]), wrap=as_list)
     problems = [problem for each in documents for problem in each["problems"]]
@@ -329,10 +329,6 @@ def _size(gib: float) -> str:
     from areal.estimate.memory import GIB
 
     return size(gib * GIB)
-
-
-def _page(document: Row) -> str:
-    return "\n".join(_lines(document))
 
 
 def _lines(document: Row) -> Iterator[str]:

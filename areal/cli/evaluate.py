@@ -388,12 +388,12 @@ def _page(document: Mapping[str, Any]) -> str:
     parts.append("\n".join([*facts, f"folder     {document['output']}"]))
     if comparison := document.get("comparison"):
         changed = comparison["changed"]
-        better = sum(each["after"] > each["before"] for each in changed)
+        fell = [each for each in changed if each["after"] < each["before"]]
         both = comparison["reward"]["prompts"]
         parts.append(f"difference to {comparison['baseline']}, prompt by prompt")
         parts.append(_table({name: comparison[name] for name in _METRICS}, document["confidence"]))
-        parts.append(f"{better} prompts better, {len(changed) - better} worse, {both - len(changed)} alike")
-        worst = sorted((each for each in changed if each["after"] < each["before"]), key=_gain)[:_WORST]
+        parts.append(f"{len(changed) - len(fell)} prompts better, {len(fell)} worse, {both - len(changed)} alike")
+        worst = sorted(fell, key=lambda each: each["after"] - each["before"])[:_WORST]
         parts.append(
             "\n".join(
                 f"  prompt {each['number']}: {number(each['before'])} before, {number(each['after'])} now"
@@ -401,10 +401,6 @@ def _page(document: Mapping[str, Any]) -> str:
             )
         )
     return "\n\n".join(parts)
-
-
-def _gain(change: Mapping[str, float]) -> float:
-    return change["after"] - change["before"]
 
 
 def _table(scores: Mapping[str, Mapping[str, Any]], confidence: float) -> str:

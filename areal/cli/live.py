@@ -306,7 +306,8 @@ def screen(live: Live, now: float, *, colour: bool) -> list[str]:
     error = (live.page or live.pane).error
     bottom = live.message or (f"cannot be read: {error}" if error else HINTS if live.page is None else _PAGE_HINTS)
     if live.page is None:
-        above.append(_line_of_titles(live))
+        titles = [column.title for column in live.pane.columns]
+        above.append("  " + _cells(titles, live.pane, _layout(live), paint=False))
     if live.is_typing:
         wanted = live.page.filter if live.page is not None else live.pane.filter
         bottom = f"/{wanted[max(0, len(wanted) - max(0, live.width - 2)) :]}_"
@@ -367,10 +368,6 @@ def _layout(live: Live) -> dict[int, int]:
     if places and sum(widths.values()) + 2 * len(places) > live.width:
         widths[0] = min(widths[0], max(_LEAST_FIRST, live.width // 2))
     return widths
-
-
-def _line_of_titles(live: Live) -> str:
-    return "  " + _cells([column.title for column in live.pane.columns], live.pane, _layout(live), paint=False)
 
 
 def _table_body(live: Live, colour: bool) -> list[str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -293,44 +295,45 @@ def _shipped(name: str) -> Path:
     return Path(areal.__file__).parent / name
 
 
-def _write_quickstart(cli: Invocation, target: Path, force: bool) -> None:
-    """Write the quickstart's manifests and files, whose paths are relative to the folder."""
-    import shutil
+def _shipped_files(source: Path) -> dict[str, Path]:
+    found = (Path(place, name) for place, _, names in os.walk(source, followlinks=True) for name in names)
+    return {str(each.relative_to(source)): each for each in sorted(found) if "__pycache__" not in each.parts}
 
+
+def _copy(target: Path, files: Mapping[str, Path], force: bool) -> None:
+    """Copy shipped files into a folder, by their names in it. Its manifests name the schema and files beside them."""
+    for name in files:
+        refuse_existing(target / name, force=force)
+    try:
+        for name, file in files.items():
+            content = file.read_bytes()
+            if name.endswith(".yaml") and "/" not in name:
+                content = re.sub(rb"(?:\.\./)+schemas/|manifests/", b"", content)
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            (target / name).write_bytes(content)
+    except OSError as error:
+        raise ArealError(f"cannot write {target}: {error.strerror or error}") from error
+
+
+def _write_schema(target: Path) -> None:
     from areal.resources.schema import ALL_KINDS, schema_files
 
-    source, beside = _shipped("quickstart"), target / "examples" / "reverse_digits"
-    shipped = {"quickstart.yaml": "quickstart.yaml", "agents.yaml": "agents.yaml", "reverser.txt": "agents/reverser.py"}
-    texts = {target / written: (source / name).read_text(encoding="utf-8") for name, written in shipped.items()}
-    for file in texts:
-        refuse_existing(file, force=force)
-    try:
-        shutil.copytree(
-            source,
-            beside,
-            dirs_exist_ok=True,
-            ignore=shutil.ignore_patterns("quickstart.yaml", "agents.yaml", "reverser.txt"),
-        )
-        (beside / "reward.txt").rename(beside / "reward.py")
-    except OSError as error:
-        raise ArealError(f"cannot write {beside}: {error.strerror or error}") from error
-    for file, text in texts.items():
-        write_file(file, text.replace("../schemas/", "").replace("manifests/", ""))
     write_file(target / ALL_KINDS, schema_files()[ALL_KINDS])
+
+
+def _write_quickstart(cli: Invocation, target: Path, force: bool) -> None:
+    names = {"quickstart.yaml": "quickstart.yaml", "agents.yaml": "agents.yaml", "reverser.txt": "agents/reverser.py"}
+    names |= {"reward.txt": "examples/reverse_digits/reward.py"}
+    shipped = _shipped_files(_shipped("quickstart"))
+    _copy(target, {names.get(name, f"examples/reverse_digits/{name}"): file for name, file in shipped.items()}, force)
+    _write_schema(target)
     cli.info(f"wrote {target}; next: {_in_folder(target)}areal apply -f quickstart.yaml")
 
 
 def _write_dashboards(cli: Invocation, target: Path, force: bool) -> None:
-    files = {target / file.name: file.read_text(encoding="utf-8") for file in sorted(_shipped("dashboards").iterdir())}
-    for file in files:
-        refuse_existing(file, force=force)
-    try:
-        target.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ArealError(f"cannot write {target}: {error.strerror or error}") from error
-    for file, text in files.items():
-        write_file(file, text)
-    cli.info(f"wrote {', '.join(map(str, files))}; next: import them in Grafana")
+    files = _shipped_files(_shipped("dashboards"))
+    _copy(target, files, force)
+    cli.info(f"wrote {', '.join(str(target / name) for name in files)}; next: import them in Grafana")
 
 
 _EXAMPLES = (field("NAME", "name"), field("EXAMPLE", "title"))
@@ -352,30 +355,15 @@ def _title(example: Path) -> str:
 
 def _write_example(cli: Invocation, name: str | None, folder: str | None, force: bool) -> None:
     """Write the example's folder. The next command is the first `areal apply` of its README."""
-    import shutil
-
-    from areal.resources.schema import ALL_KINDS, schema_files
-
     known = _examples()
     if name not in known:
         what = "an example has a name" if name is None else f"there is no example {name}{did_you_mean(name, known)}"
         raise UsageFault(f"{what}: {', '.join(known)}", hint="areal init example NAME [DIR]")
-    source, target = known[name], Path(folder or name)
-    files = [each for each in sorted(source.rglob("*")) if each.is_file() and "__pycache__" not in each.parts]
-    copies = {target / each.relative_to(source): each for each in files}
-    for file in copies:
-        refuse_existing(file, force=force)
-    try:
-        for file, original in copies.items():
-            file.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(original, file)
-    except OSError as error:
-        raise ArealError(f"cannot write {target}: {error.strerror or error}") from error
-    for file in target.glob("*.yaml"):
-        write_file(file, file.read_text(encoding="utf-8").replace("../../schemas/", ""))
-    write_file(target / ALL_KINDS, schema_files()[ALL_KINDS])
-    lines = (source / "README.md").read_text(encoding="utf-8").splitlines()
-    command = next(line for line in lines if line.startswith("areal apply ")).partition(" && ")[0]
+    target = Path(folder or name)
+    _copy(target, _shipped_files(known[name]), force)
+    _write_schema(target)
+    lines = (known[name] / "README.md").read_text(encoding="utf-8").splitlines()
+    command = next(line for line in lines if line.startswith("areal apply ")).partition(" &&")[0]
     cli.info(f"wrote {target}; next: {_in_folder(target)}{command}")
 
 

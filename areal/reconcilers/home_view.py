@@ -96,7 +96,7 @@ class HomeView:
 
         def is_gone(state: RunState) -> bool:
             if not state.spec.owner:
-                return _ended_well(state)
+                return not state.pid and state.last_exit is not None and state.last_exit.code == 0
             replaced = state.phase in ENDED and not state.pid and last[_slot(state)] is not state
             return self.is_removed(state) or (replaced and (failed or not has_failed(state)))
 
@@ -168,10 +168,6 @@ def _ended_at(state: RunState) -> float:
 
 def has_failed(state: RunState) -> bool:
     return state.last_exit is not None and state.last_exit.reason != "stopped"
-
-
-def _ended_well(state: RunState) -> bool:
-    return not state.pid and state.last_exit is not None and state.last_exit.code == 0
 
 
 def document_name(document: Mapping[str, Any]) -> str:

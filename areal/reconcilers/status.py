@@ -20,7 +20,6 @@ from areal.reconcilers.observe import (
     Health,
     Observed,
     ObservedRun,
-    Trouble,
     conditions_of,
     iso,
     look,
@@ -193,7 +192,8 @@ def _status(obj: StoredObject, seen: Observed, health: Health, left: str | None)
     health = rollout_health(obj, health, left)
     previous: Sequence[Mapping[str, Any]] = obj.status.get("conditions", [])
     failure = rollout_failure(obj)
-    notice = next((_placed(run, run.notice) for run in seen.of(ref) if run.is_live and run.notice), None)
+    noticed = ((run.slot, run.notice) for run in seen.of(ref) if run.is_live and run.notice)
+    notice = next((each._replace(message=f"{slot}: {each.message}") for slot, each in noticed), None)
     noted = f"{notice.message}; {notice.hint}" if notice else ""
     return ObjectStatus(
         ref,
@@ -207,10 +207,6 @@ def _status(obj: StoredObject, seen: Observed, health: Health, left: str | None)
         max(0.0, now - obj.created_at) if obj.created_at else 0.0,
         controller_of(obj.kind).details(ref, seen),
     )
-
-
-def _placed(run: ObservedRun, notice: Trouble) -> Trouble:
-    return notice._replace(message=f"{run.slot}: {notice.message}")
 
 
 _POLL_S = 0.2

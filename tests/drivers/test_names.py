@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -66,6 +67,16 @@ def test_name_of_no_object_is_an_ordinary_error() -> None:
         importlib.import_module("areal.no_such")
     with pytest.raises(ImportError, match="cannot import name 'nothing'"):
         imported("areal.infra", "nothing")
+
+
+def test_alias_is_the_same_object_by_import_pickle_and_dotted_string() -> None:
+    from areal import PPOTrainer
+    from areal.loading import load_attr
+
+    assert importlib.import_module("areal.trainer").PPOTrainer is PPOTrainer
+    assert pickle.loads(b"careal.trainer\nPPOTrainer\n.") is PPOTrainer  # noqa: S301
+    assert load_attr("areal.trainer.PPOTrainer") is load_attr("areal.trainer:PPOTrainer") is PPOTrainer
+    assert imported("areal.utils.dynamic_import", "import_from_string") is load_attr
 
 
 def test_names_cost_nothing_until_they_are_asked_for() -> None:

@@ -16,12 +16,12 @@ that needs one which waits. Until then a layer of its own suspends it. An object
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from areal.client.command import free_port
 from areal.errors import ArealError, Conflict, InvalidManifest, NoCapacity, UsageFault
 from areal.hub import TOKENIZER_FILES, is_id
 from areal.reconcilers.desired import Target, Wanted, compared, is_derived, with_derived, with_layer
@@ -302,7 +302,7 @@ def _claim_names(
             )
     earlier = known.get(service.ref)
     port = (earlier.spec.get("gateway") or {}).get("port") if earlier is not None else None
-    service = replace(service, spec={**service.spec, "gateway": {"port": port or _free_port()}})
+    service = replace(service, spec={**service.spec, "gateway": {"port": port or free_port()}})
     return replace(service, fresh=True), replace(model, fresh=True)
 
 
@@ -362,13 +362,6 @@ def _owned_service(job: Wanted, config: JobConfig) -> tuple[Wanted, Wanted] | No
 
 def _wanted(job: Wanted, kind: str, name: str, spec: Mapping[str, Any], owner: str | None) -> Wanted:
     return Wanted(f"{kind}/{name}", kind, name, spec, job.labels, {}, (), owner, job.source, job.where)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def following_jobs(

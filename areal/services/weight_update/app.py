@@ -19,8 +19,7 @@ from areal.services.http.errors import bad_field, bad_request, unsupported
 from areal.services.http.messages import Request, Response, body_as, read_body, read_object
 from areal.services.http.process import ServeOptions
 from areal.services.http.service import Service, json_response
-from areal.services.weight_update.history import UpdateHistory
-from areal.services.weight_update.pairs import Mode, Pair, PairMetadata, Pairs, check_version
+from areal.services.weight_update.pairs import Mode, Pair, PairMetadata, Pairs, UpdateHistory, check_version
 from areal.services.weight_update.updating import Updater, WorkerClient
 from areal.wire import bodies
 from areal.wire.processes import WEIGHT_HISTORY_FILE, WeightUpdateConfig

@@ -25,8 +25,7 @@ import orjson
 
 from areal.http.client import CallFailed, HttpClient
 from areal.services.http.errors import ApiError
-from areal.services.weight_update.history import UpdateHistory
-from areal.services.weight_update.pairs import Mode, Pair, PairState
+from areal.services.weight_update.pairs import Mode, Pair, PairState, UpdateHistory
 from areal.wire.bodies import CheckWeights, ConnectPair, UpdateResult, WeightOrder
 from areal.wire.routing import CORDONED, DRAINING, READY
 

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from areal.services.weight_update import history
-from areal.services.weight_update.history import UpdateHistory
-from areal.services.weight_update.pairs import Mode, Pair
+from areal.services.weight_update import pairs
+from areal.services.weight_update.pairs import Mode, Pair, UpdateHistory
 
 PAIR = Pair("p", Mode.DISK, ("http://t",), ("http://w",))
 
@@ -20,7 +19,7 @@ def note(path: Path | None, version: int) -> None:
 
 
 def test_history_keeps_the_newest_lines_and_each_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history, "_MOST_BYTES", 2000)
+    monkeypatch.setattr(pairs, "_MOST_BYTES", 2000)
     file = tmp_path / "weight_updates.jsonl"
     for version in range(100):
         note(file, version)

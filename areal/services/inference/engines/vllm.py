@@ -29,7 +29,7 @@ import asyncio
 import contextlib
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -445,8 +445,4 @@ def _tops(entries: Any, wanted: int) -> tuple[TopLogprobs, ...]:
     named = (
         ((int(name.removeprefix("token_id:")), value) for name, value in (entry or {}).items()) for entry in entries
     )
-    return tuple(_ranked(each)[:wanted] for each in named)
-
-
-def _ranked(entries: Iterable[tuple[int, float]]) -> TopLogprobs:
-    return tuple(sorted(entries, key=lambda item: -item[1]))
+    return tuple(tuple(sorted(each, key=lambda item: -item[1])[:wanted]) for each in named)
