@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -136,10 +136,7 @@ def _of_areal(file: str, trainer: str | None, overrides: Sequence[str]) -> Draft
     except (ValueError, RecursionError, TypeError) as error:  # an alias of YAML within what it names
         raise Unread(f"{file}: {error}") from error
 
-    def check(config: str, content: Mapping[str, Any]) -> list[tuple[tuple[Any, ...], str]]:
-        return [(tuple(fault["path"]), str(fault["message"])) for fault in checked(config, content)]
-
-    return convert(document, trainer or trainer_of(document), check)
+    return convert(document, trainer or trainer_of(document), checked)
 
 
 def _text(path: Path) -> str:

@@ -15,10 +15,9 @@ from areal.convert.rules import Draft, Entry, Fate
 from areal.resources.tree import ABSENT, get_path
 
 TRAINERS = {"grpo": "GRPOConfig", "ppo": "PPOConfig", "sft": "SFTConfig", "rw": "RWConfig", "dpo": "DPOConfig"}
-_NO_EFFECT = "has no effect: "
 _PASSES = 5
 
-Check = Callable[[str, Mapping[str, Any]], Sequence[tuple[tuple[Any, ...], str]]]
+Check = Callable[[str, Mapping[str, Any]], Sequence[Mapping[str, Any]]]
 """Paths and messages of a configuration's faults and notes, by the name of its class."""
 
 
@@ -42,11 +41,10 @@ def convert(document: Mapping[str, Any], trainer: str, check: Check) -> Draft:
     values = resolved(dict(flat(document)))
     refused, ignored = dict[str, str](), dict[str, str]()
     for _ in range(_PASSES):
-        found = [(tuple(map(str, path)), message) for path, message in check(TRAINERS[trainer], config)]
-        faults = {path: message for path, message in found if not message.startswith(_NO_EFFECT) and path}
-        ignored |= {
-            ".".join(path): text.removeprefix(_NO_EFFECT) for path, text in found if text.startswith(_NO_EFFECT)
-        }
+        answers = check(TRAINERS[trainer], config)
+        found = [(tuple(map(str, each["path"])), each["message"], each["kind"]) for each in answers]
+        faults = {path: message for path, message, kind in found if kind == "fault" and path}
+        ignored |= {".".join(path): message for path, message, kind in found if kind == "no effect"}
         unsolved = [path for path in faults if not _remove(config, path)]
         refused = {".".join(path): message for path, message in faults.items()} | refused
         if len(unsolved) == len(faults):

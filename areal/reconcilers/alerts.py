@@ -22,7 +22,7 @@ from areal.resources.addresses import is_loopback
 from areal.resources.kinds import TRAIN_JOB
 from areal.state.home import Home
 from areal.state.job_metrics import bottleneck, newest_step
-from areal.wire.training_health import Step, warnings_of
+from areal.wire.training_health import NO_WAIT, Step, warnings_of
 
 if TYPE_CHECKING:
     from areal.reconcilers.kinds.job_status import JobStatus
@@ -112,7 +112,7 @@ def _stall(steps: Sequence[Step], facts: JobFacts, now: float) -> Alert | None:
     if waited <= limit or _is_last(steps[-1]):
         return None
     usual = f", where {duration(statistics.median(took))} is usual" if took else ""
-    waits = f"; its last step {facts.waits_for}" if facts.waits_for.startswith("waited") else ""
+    waits = f"; its last step {facts.waits_for}" if facts.waits_for not in ("", NO_WAIT) else ""
     return Alert(
         "stall",
         "error",

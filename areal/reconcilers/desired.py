@@ -410,7 +410,7 @@ def deletions(stored: Sequence[StoredObject], refs: Iterable[str], *, cascade: b
     known = {str(item.ref): item for item in stored}
     causes = {ref: "deleted" for ref in refs if ref in known}
     while True:
-        more = {ref: cause for ref, cause in _dependents(known, causes) if cascade or cause.startswith(OWNED)}
+        more = {ref: cause for ref, cause, is_owned in _dependents(known, causes) if cascade or is_owned}
         if not more:
             return [Target(known[ref], "delete", cause=cause) for ref, cause in sorted(causes.items())]
         causes.update(more)
@@ -437,7 +437,7 @@ def check_removals(stored: Sequence[StoredObject], targets: Sequence[Target]) ->
                     f"{path} is unreadable ({why}), and {known} {', '.join(deleted)}; nothing was deleted",
                     hint="areal doctor --fix restores it from its newest revision",
                 )
-    left = sorted(f"{ref} ({cause})" for ref, cause in _dependents(after, deleted))
+    left = sorted(f"{ref} ({cause})" for ref, cause, _ in _dependents(after, deleted))
     if left:
         raise Conflict(
             f"other objects depend on deleted ones: {', '.join(left)}; nothing was deleted",
@@ -445,18 +445,15 @@ def check_removals(stored: Sequence[StoredObject], targets: Sequence[Target]) ->
         )
 
 
-OWNED = "owned by "
-
-
-def _dependents(known: Mapping[str, StoredObject], deleted: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Objects that stay although one that they need is deleted: (object, why)."""
+def _dependents(known: Mapping[str, StoredObject], deleted: Mapping[str, str]) -> Iterator[tuple[str, str, bool]]:
+    """Objects that stay although one that they need is deleted: (object, why, whether that one owns it)."""
     for ref, item in known.items():
         if ref in deleted:
             continue
         if item.owner in deleted:
-            yield ref, f"{OWNED}{item.owner}"
+            yield ref, f"owned by {item.owner}", True
             continue
         needed = [str(found.ref) for found in references(item.kind, item.spec)]
         lost = next((need for need in (*needed, *item.depends_on) if need in deleted), None)
         if lost is not None:
-            yield ref, f"depends on {lost}"
+            yield ref, f"depends on {lost}", False

@@ -104,8 +104,6 @@ def decide(component: Component, runs: Sequence[ObservedRun]) -> Decision:
         return Decision(Action.SPAWN, "no process")
     died = _death_of(dead)
     kind = "crash-loop" if dead.state.phase is Phase.CRASHLOOP else "process-died"
-    if "recycled" in dead.state.reason:
-        kind = "process-replaced"
     kind = str(dead.state.cause) or kind  # of the scheduler
     return Decision(Action.SPAWN, f"{kind}: {died}", dead, (kind, died))
 

@@ -36,7 +36,7 @@ from areal.rollout.workflows import configured_workflow
 def check(request: Mapping[str, Any]) -> list[ConfigFault]:
     """``config`` (the class), ``file`` or its ``text``, ``overrides``, ``trains``. ``built_in``: the driver is built
     in, so that data sets, models and functions are those of the configuration. ``later``: an earlier job may create
-    files. ``notes``: also keys that have no effect, whose message begins so."""
+    files. ``notes``: also keys that have no effect, and cautions."""
 
     def more_faults(config: BaseExperimentConfig) -> Iterator[tuple[FieldPath, str]]:
         if request["built_in"]:

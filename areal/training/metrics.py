@@ -26,6 +26,7 @@ from areal.rollout.controller import KEY_FILE
 from areal.services.http.auth import AdminKey, load_admin_key
 from areal.services.http.serve import serve_in_thread
 from areal.services.http.service import Service
+from areal.wire.training_health import NO_WAIT
 
 if TYPE_CHECKING:
     from areal.api.cli_args import BaseExperimentConfig
@@ -344,7 +345,7 @@ def bottleneck(metrics: Mapping[str, float]) -> str:
         return ""
     waits = {cause: metrics.get(name, 0.0) / whole for name, cause in _WAITS.items()}
     cause, share = max(waits.items(), key=lambda item: item[1])
-    return f"waited {share:.0%} for {cause}" if share >= 0.25 else "training"
+    return f"waited {share:.0%} for {cause}" if share >= 0.25 else NO_WAIT
 
 
 def step_line(step: int, total: int, metrics: Mapping[str, float]) -> str:

@@ -29,6 +29,9 @@ _LEAST_KL = 0.1  # nats a token: less is no spike
 _COLLAPSED = 0.3  # of the range of a sample's reward
 _FEWEST_POINTS = 40
 
+NO_WAIT = "training"
+"""What a step is reported to wait for where no wait took a quarter of it."""
+
 
 class TrainingWarning(NamedTuple):
     """``steps``: how many in a row, up to the newest; ``least``: from how many on it is a warning. ``step``: where it

@@ -172,12 +172,21 @@ def test_configuration_of_areal_keeps_its_keys_and_names_those_without_effect() 
         "teacher": {"path": "org/teacher"},
     }
     trainer = trainer_of(document)
-    draft = convert_areal(
-        document, trainer, lambda cls, content: [(tuple(e["path"]), e["message"]) for e in checked(cls, content)]
-    )
+    draft = convert_areal(document, trainer, checked)
     assert trainer in TRAINERS
     refused = fates(draft, Fate.REFUSED)
     assert "eps_clip" in refused["actor.eps_clipp"] and "distillation" in refused["teacher.path"]
     assert "reward_fn" in refused
     assert "not tensors" in fates(draft, Fate.IGNORED)["train_dataset.pin_memory"]
     assert "eps_clipp" not in draft.config["actor"] and draft.config["trainer"] == {"type": "grpo"}
+
+
+def test_areal_key_with_a_warning_is_kept() -> None:
+    document = {
+        "gconfig": {"top_p": 0.9},
+        "actor": {"path": "org/model", "optimizer": {"lr": 1e-5}},
+        "train_dataset": {"path": "org/rows", "type": "rl"},
+        "reward_fn": "areal.reward.gsm8k:gsm8k_reward_fn",
+    }
+    draft = convert_areal(document, "ppo", checked)
+    assert "gconfig.top_p" in fates(draft, Fate.MAPPED) and draft.config["gconfig"]["top_p"] == 0.9

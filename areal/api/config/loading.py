@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path as FilePath
 from types import TracebackType
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Literal, NoReturn, TypeVar
 
 import yaml
 
@@ -130,24 +130,29 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
+_Kind = Literal["fault", "no effect", "caution"]
+
+
 @dataclass(frozen=True)
 class ConfigFault:
-    """A fault in a configuration. ``override``: the override that set the key, if one did. ``mark``: line and column in
-    the file, from 1; None if the key is not in the file."""
+    """A fault in a configuration, a key without effect, or a value that is seldom wanted. ``override``: the override
+    that set the key, if one did. ``mark``: line and column in the file, from 1; None if the key is not in the file."""
 
     path: FieldPath
     message: str
     file: str = ""
     mark: tuple[int, int] | None = None
     override: str | None = None
+    kind: _Kind = "fault"
 
     def __str__(self) -> str:
+        message = f"has no effect: {self.message}" if self.kind == "no effect" else self.message
         if self.override is not None:
             where = f"command line, {self.override}" if self.path else "command line"
         else:
             place = self.mark or ()
             where = ":".join(map(str, (self.file, *(place[:1] if self.path else place))))  # column only of bad YAML
-        return f"{where}: {dotted(self.path)}: {self.message}" if self.path else f"{where}: {self.message}"
+        return f"{where}: {dotted(self.path)}: {message}" if self.path else f"{where}: {message}"
 
 
 class ConfigError(InvalidManifest):
@@ -222,15 +227,15 @@ def examine(
         faults.found += contradictions(given)
     if config is not None and not faults.found and not refused:
         faults.found += more_faults(config)
-    notes = [(path, f"has no effect: {mark.why}") for path, mark in faults.ineffective]
-    if isinstance(config, BaseExperimentConfig):
-        notes += [(tuple(path), f"has no effect: {why}") for path, why in config.ineffective(given)]
-    if isinstance(config, PPOConfig):
-        notes += [(tuple(path), why) for path, why in config.cautions(given)]
+    ineffective = [(path, mark.why) for path, mark in faults.ineffective]
+    ineffective += config.ineffective(given) if isinstance(config, BaseExperimentConfig) else ()
+    cautions = config.cautions(given) if isinstance(config, PPOConfig) else ()
+    notes = [source.fault(path, why, set_by, "no effect") for path, why in ineffective]
+    notes += [source.fault(tuple(path), why, set_by, "caution") for path, why in cautions]
     return Examined(
         config,
         (*refused, *(source.fault(path, message, set_by) for path, message in faults.found)),
-        tuple(source.fault(path, message, set_by) for path, message in notes),
+        tuple(notes),
     )
 
 
@@ -242,14 +247,14 @@ class _ConfigFile:
     text: str
     marks: dict[FieldPath, tuple[int, int]]
 
-    def fault(self, path: FieldPath, message: str, set_by: dict[FieldPath, str]) -> ConfigFault:
+    def fault(self, path: FieldPath, message: str, set_by: dict[FieldPath, str], kind: _Kind = "fault") -> ConfigFault:
         """A fault with its place: the override in ``set_by`` that set the key, else the position in the file."""
         for length in range(len(path), 0, -1):
             for key in _places(path[:length]):
                 if (override := set_by.get(key)) is not None:
-                    return ConfigFault(path, message, override=override)
+                    return ConfigFault(path, message, override=override, kind=kind)
         mark = next((self.marks[each] for each in _places(path) if each in self.marks), mark_of(path, self.marks))
-        return ConfigFault(path, message, self.file, mark)
+        return ConfigFault(path, message, self.file, mark, kind=kind)
 
 
 def _places(path: FieldPath) -> list[FieldPath]:
@@ -281,7 +286,7 @@ def _yaml_fault(file: str, error: yaml.YAMLError) -> ConfigError:
 @contextlib.contextmanager
 def _positioned(source: _ConfigFile, set_by: dict[FieldPath, str], cls: type) -> Iterator[None]:
     """Raise errors of OmegaConf and YAML as ConfigError with their place."""
-    from omegaconf.errors import OmegaConfBaseException
+    from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
 
     try:
         yield
@@ -291,12 +296,12 @@ def _positioned(source: _ConfigFile, set_by: dict[FieldPath, str], cls: type) ->
         key = str(getattr(error, "full_key", None) or "")
         path: FieldPath = tuple(int(part) if part.isdecimal() else part for part in _parts(key))
         message = str(getattr(error, "msg", None) or error).splitlines()[0]
-        if (missing := _MISSING.search(message)) is not None:
-            message += suggestion(cls, tuple(_parts(missing[1])))
+        named = _REFERENCE.findall(str(error.child_node)) if isinstance(error, InterpolationKeyError) else ()
+        message += next(filter(None, (suggestion(cls, tuple(_parts(each))) for each in named)), "")
         raise ConfigError(source.fault(path, message, set_by)) from error
 
 
-_MISSING = re.compile(r"Interpolation key '(.+?)' not found")
+_REFERENCE = re.compile(r"\$\{([^${}:]+)\}")  # of a value to another key
 
 
 def _parts(key: str) -> list[str]:

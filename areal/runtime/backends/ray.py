@@ -71,6 +71,10 @@ _PACKAGE_BYTES = 200 << 20
 _LEFT_OUT = frozenset({".git", "__pycache__", ".venv", "node_modules", ".mypy_cache", ".pytest_cache"})
 
 
+class _NotJson(ArealError):
+    pass
+
+
 class RayApi:
     """The dashboard of one cluster. Every call raises ArealError with the cluster's own words."""
 
@@ -104,7 +108,7 @@ class RayApi:
         try:
             return json.loads(text or b"null")
         except ValueError:
-            raise ArealError(f"{self.address} is not a Ray dashboard: {path} answered no JSON") from None
+            raise _NotJson(f"{self.address} is not a Ray dashboard: {path} answered no JSON") from None
 
     def jobs(self) -> list[dict[str, Any]]:
         found = self.call("GET", "/api/jobs/")
@@ -150,9 +154,8 @@ class RayApi:
             self.call("GET", f"/api/packages/gcs/{name}")
         except NotFound:
             self.call("PUT", f"/api/packages/gcs/{name}", package, timeout_s=_SUBMIT_S)
-        except ArealError as error:
-            if "no JSON" not in error.message:  # it answers with an empty body
-                raise
+        except _NotJson:  # it answers with an empty body
+            pass
         return f"gcs://{name}"
 
 
