@@ -510,10 +510,12 @@ class HttpClient:
             return
         connection.idle_since, connection.on_lost = self._loop.time(), self._on_lost
         self._idle.setdefault(address, []).append(connection)
-        if self._sweep is None:
-            self._sweep = self._loop.call_later(self._idle_s, self._close_old)
+        if self._sweep is None or self._sweep.when() - connection.idle_since < self._idle_s / 2:
+            self._close_old()  # here, so that a process that calls now and then is not woken for it
 
     def _close_old(self) -> None:
+        if self._sweep is not None:
+            self._sweep.cancel()
         oldest = self._loop.time() - self._idle_s
         for address, connections in list(self._idle.items()):
             kept = []

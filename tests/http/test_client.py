@@ -447,6 +447,25 @@ async def test_connection_that_lay_unused_too_long_is_not_used_again() -> None:
         assert connections == 2
 
 
+async def test_unused_connection_is_closed_while_others_are_used_again() -> None:
+    both, closed = asyncio.Barrier(2), asyncio.Event()
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        await both.wait()  # each call has a connection of its own
+        writer.write(OK)
+        try:
+            await says(*[OK] * 1000)(reader, writer)
+        finally:
+            closed.set()
+
+    async with worker(talk) as url, HttpClient(idle_s=0.1) as pool, asyncio.timeout(10):
+        await asyncio.gather(ask(pool, url), ask(pool, url))
+        while not closed.is_set():
+            assert await ask(pool, url) == b"hello"
+            await asyncio.sleep(0.02)
+
+
 async def test_unused_connection_that_the_worker_closes_is_reported_and_one_that_we_close_is_not() -> None:
     leave, lost = asyncio.Event(), asyncio.Event()
 
