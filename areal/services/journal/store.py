@@ -48,6 +48,7 @@ RUN_UID = "AREAL_RUN_UID"  # by which a restarted process finds its own journal 
 
 _log = logging.getLogger(__name__)
 _SWEEP_S = 1.0
+_IDLE_SWEEP_S = 3 * IDLE_S  # of a journal that nobody writes, without others beside it
 _LOOKED_AT_S = 0.2
 ADOPT_AFTER_S = 5.0
 _MOST_OWN_FOLDERS = 100
@@ -169,7 +170,7 @@ class JournalStore(Generic[J]):
                 await self.adopt(self._adopt_after_s)
             before, commits = commits, sum(journal.commits.commits for journal in self)
             is_idle = commits == before and len(self.journals) == 1 and not self.elsewhere and not self._free_since
-            await asyncio.sleep(until_beat(IDLE_S if is_idle else _SWEEP_S))
+            await asyncio.sleep(until_beat(_IDLE_SWEEP_S if is_idle else _SWEEP_S))
 
     async def adopt(self, after_s: float = 0.0) -> list[str]:
         """Adopt every journal that was given up, or whose lock has been free for ``after_s`` seconds; returns their
