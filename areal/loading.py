@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from areal.errors import ArealError, NotFound, UsageFault, did_you_mean, where_raised
+from areal.errors import ArealError, UsageFault, did_you_mean, where_raised
 
 _IMPORT_S = 120.0
 _UNNAMED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
@@ -65,12 +65,11 @@ def load_attr(
     path: str,
     kind: str = "object",
     *,
-    missing: type[ArealError] = UsageFault,
     broken: type[ArealError] = UsageFault,
     within_s: float = _IMPORT_S,
 ) -> Any:
-    """``kind`` is what errors call it. Raises UsageFault for what is not a name, ``missing`` for a module, file or
-    attribute that does not exist, ``broken`` for an exception of the module's own, or an import that takes longer than
+    """``kind`` is what errors call it. Raises UsageFault for what is not a name, and for a module, file or attribute
+    that does not exist, ``broken`` for an exception of the module's own, or an import that takes longer than
     ``within_s`` on the main thread."""
     place, _, attribute = path.rpartition(":" if ":" in path or path.endswith(".py") else ".")
     if not place or not attribute:
@@ -79,25 +78,26 @@ def load_attr(
         with _deadline(within_s):
             found: Any = _module_of_file(place) if place.endswith(".py") else importlib.import_module(place)
     except FileNotFoundError as error:
-        raise missing(f"{kind} {path!r}: there is no file {error}") from error
+        raise UsageFault(f"{kind} {path!r}: there is no file {error}") from error
     except ModuleNotFoundError as error:
         lacking = error.name or place
         why = f"there is no module {lacking}" if place.startswith(lacking) else f"its import of {lacking} failed"
-        raise missing(f"{kind} {path!r}: {why}", hint="is its folder on PYTHONPATH?") from error
+        raise UsageFault(f"{kind} {path!r}: {why}", hint="is its folder on PYTHONPATH?") from error
     except ArealError:
         raise
     except _ImportInterrupted as error:
         raise broken(f"{kind} {path!r}: its import did not end within {within_s:g} s{where_raised(error)}") from error
     except Exception as error:  # the boundary to user code: whatever its import raises is its failure
-        last = traceback.extract_tb(error.__traceback__)[-1]
+        last = error if isinstance(error, SyntaxError) else traceback.extract_tb(error.__traceback__)[-1]
+        problem = error.msg if isinstance(error, SyntaxError) else error
         raise broken(
-            f"{kind} {path!r} cannot be imported: {last.filename}:{last.lineno}: {type(error).__name__}: {error}",
+            f"{kind} {path!r} cannot be imported: {last.filename}:{last.lineno}: {type(error).__name__}: {problem}",
             detail=traceback.format_exc(),
         ) from error
     for part in attribute.split("."):
         if not hasattr(found, part):
             known = [name for name in vars(found) if not name.startswith("_")] if hasattr(found, "__dict__") else []
-            raise missing(f"{kind} {path!r}: no {part!r} there{did_you_mean(part, known)}")
+            raise UsageFault(f"{kind} {path!r}: no {part!r} there{did_you_mean(part, known)}")
         found = getattr(found, part)
     return found
 
@@ -105,11 +105,9 @@ def load_attr(
 import_from_string = load_attr  # AReaL's name
 
 
-def load_function(
-    path: str, kind: str, *, missing: type[ArealError] = UsageFault, broken: type[ArealError] = UsageFault
-) -> Any:
+def load_function(path: str, kind: str) -> Any:
     """Load a function; see ``load_attr``. Raises UsageFault also for an object that cannot be called."""
-    found = load_attr(path, kind, missing=missing, broken=broken)
+    found = load_attr(path, kind)
     if not callable(found):
         raise UsageFault(f"{kind}: {path} is {type(found).__name__}, and cannot be called")
     return found
@@ -117,10 +115,13 @@ def load_function(
 
 def load_callable(path: str, flag: str) -> Any:
     """Load the function that a flag names. The working folder is on the import path, as for ``python script.py``.
-    Raises UsageFault for what is not a name or cannot be called, NotFound for what does not exist, ArealError where its
-    import fails."""
+    Raises UsageFault for what is not a name, does not exist, fails in its import or cannot be called."""
     add_import_folder(Path.cwd())
-    return load_function(path, flag, missing=NotFound, broken=ArealError)
+    try:
+        return load_function(path, flag)
+    except UsageFault as error:
+        error.detail = None  # a command has a traceback with --debug alone
+        raise
 
 
 def _module_of_file(place: str) -> Any:

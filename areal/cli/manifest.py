@@ -53,7 +53,8 @@ class SourceFlags(NamedTuple):
         """Returns the request to render the manifests. Reads stdin if a flag names it."""
         from areal.resources.render import RenderRequest
 
-        return RenderRequest(**self._asdict(), stdin=sys.stdin.read() if STDIN in self.files else None)
+        stdin = sys.stdin.read() if STDIN in self.files else None
+        return RenderRequest(**self._asdict(), stdin=stdin, note=lambda text: click.echo(text, err=True))
 
     def render(self) -> Rendered:
         """Renders the manifests, from files and values alone. Raises ManifestError."""

@@ -27,7 +27,7 @@ Data goes to stdout, progress and hints to stderr. Names and flags are frozen; n
 | 0 | done; `diff`: no difference; `wait`: met; `inf status`: healthy |
 | 1 | `diff`: differences; `status`: something is down; `doctor`: work is left; elsewhere an unexpected failure |
 | 2 | wrong usage |
-| 3 | a manifest is invalid; every error of every file is listed with its position |
+| 3 | a manifest, or a row of a data set, is invalid; every error of every manifest is listed with its position |
 | 4 | not found |
 | 5 | conflict: field owner, immutable field, stale plan, protected object |
 | 6 | locked; the holder is named |

@@ -113,8 +113,11 @@ def gateway_of(cli: Invocation, service: str | None, kind: str = INFERENCE_SERVI
     chosen = gateway(cli)
     if chosen is not None:
         return chosen
-    ref = stored(cli.home, Ref(kind, service_name(cli, service))).ref
+    found = stored(cli.home, Ref(kind, service_name(cli, service)))
+    ref = found.ref
     address = HomeView(cli.home).address(ref)
+    if not address and found.spec.get("suspend") and not found.awaits:
+        raise ArealError(f"{ref} is suspended", hint=f"areal resume {ref}")
     if not address:
         raise ArealError(f"{ref} does not run", hint=f"start it: areal {namespace(kind)} run --service {ref.name} -d")
     key = read_key(cli.key_file_flag) if cli.key_file_flag else service_key(cli.home, ref.name, kind)

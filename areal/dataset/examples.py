@@ -14,7 +14,6 @@ from typing import Any
 
 from areal.dataclasses import dataclass
 from areal.dataset.files import BadData, read_dataset, read_files
-from areal.errors import ArealError
 
 _PROMPTS = ("messages", "prompt", "question", "problem", "instruction", "input", "text")
 Message = Mapping[str, Any]
@@ -47,13 +46,9 @@ class ExampleSet:
 
 
 def load_examples(source: str, *, prompt_field: str | None = None, system: str | None = None) -> ExampleSet:
-    """Load a file or a data set of the hub. Raises NotFound, and ArealError with the place of an unusable row."""
-    examples, digest = [], hashlib.sha256()
-    try:
-        path = Path(source).expanduser()
-        rows = read_files([path], source) if path.is_file() else read_dataset(source)  # a file of any suffix
-    except BadData as error:
-        raise ArealError(error.message, hint=error.hint) from error
+    """Load a file or a data set of the hub. Raises NotFound, and BadData with the place of an unusable row."""
+    examples, digest, path = [], hashlib.sha256(), Path(source).expanduser()
+    rows = read_files([path], source) if path.is_file() else read_dataset(source)  # a file of any suffix
     for number, fields in enumerate(rows):
         digest.update(json.dumps(fields, sort_keys=True, default=str).encode())
         place = rows.place(number)
@@ -66,7 +61,7 @@ def _messages(fields: Mapping[str, Any], where: str, chosen: str | None, system:
     name = chosen or next((name for name in _PROMPTS if fields.get(name)), None)
     if name is None or fields.get(name) is None:
         wanted = chosen or ", ".join(_PROMPTS)
-        raise ArealError(
+        raise BadData(
             f"{where}: the example has no prompt: none of its fields ({', '.join(fields)}) is {wanted}",
             hint="name it with --prompt-field",
         )
@@ -74,7 +69,7 @@ def _messages(fields: Mapping[str, Any], where: str, chosen: str | None, system:
     if isinstance(prompt, str):
         prompt = [{"role": "user", "content": prompt}]
     if not isinstance(prompt, list) or not all(isinstance(each, Mapping) and "role" in each for each in prompt):
-        raise ArealError(f"{where}: {name} is neither text nor a list of messages")
+        raise BadData(f"{where}: {name} is neither text nor a list of messages")
     before = [{"role": "system", "content": system}] if system else []
     return (*before, *prompt)
 
@@ -84,7 +79,7 @@ def prompt_digest(fields: Mapping[str, Any], prompt_field: str | None = None) ->
     of all fields where none is a prompt."""
     try:
         asked: Any = [each for each in _messages(fields, "", prompt_field, None) if each["role"] != "system"]
-    except ArealError:
+    except BadData:
         asked = fields
     return hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
@@ -97,4 +92,4 @@ def _tools(fields: Mapping[str, Any], where: str) -> tuple[Mapping[str, Any], ..
     try:
         return read_tools(fields["tools"])
     except ConversationError as error:
-        raise ArealError(f"{where}: {error}") from error
+        raise BadData(f"{where}: {error}") from error

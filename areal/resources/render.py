@@ -20,7 +20,7 @@ import json
 import os
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from areal.dataclasses import dataclass, field
@@ -69,7 +69,8 @@ _ROOTS = ("spec", "metadata", "values")
 @dataclass(frozen=True)
 class RenderRequest:
     """Input of a rendering. ``"-"`` in ``files`` means the text in ``stdin``; ``env`` None means the environment of
-    this process. ``manifests``: built from the flags of an imperative command, and read instead of ``files``."""
+    this process. ``manifests``: built from the flags of an imperative command, and read instead of ``files``. ``note``
+    is called with a sentence about a setting that has no effect."""
 
     files: tuple[str, ...] = ()
     recursive: bool = False
@@ -80,6 +81,7 @@ class RenderRequest:
     stdin: str | None = None
     manifests: tuple[Mapping[str, Any], ...] = ()
     env: Mapping[str, str] | None = field(default=None, repr=False)
+    note: Callable[[str], None] = field(default=lambda text: None, repr=False, compare=False)
 
 
 def render(request: RenderRequest) -> Rendered:
@@ -186,8 +188,11 @@ def _documents(request: RenderRequest, sources: list[SourceText], reading: Readi
         documents += overlay_documents(request.overlay, values, reading)
     reading.check_profile()
     if not problems:
-        unknown = [each for each in settings if tree.get_path(declared, each.path[1:]) is tree.ABSENT]
-        _check_reads(unknown, reading.reads, problems)
+        for setting in _unread(settings, reading.reads):
+            if tree.get_path(declared, setting.path[1:]) is tree.ABSENT:
+                _report_unread(setting, reading.reads, problems)
+            else:  # a values file serves several manifests, each of which reads some of its values
+                request.note(f"{setting.pos}: {path_text(setting.path)}: no effect: these manifests do not read it")
     return apply_settings(documents, settings, problems)
 
 
@@ -218,20 +223,22 @@ def set_values(values: dict[str, Any], settings: Sequence[Setting], problems: Pr
     return values
 
 
-def _check_reads(settings: Sequence[Setting], reads: Iterable[tuple[str | int, ...]], problems: Problems) -> None:
-    """Reports each setting of a value that no expression reads. ``settings``: those of values that no values file has;
-    a file serves several manifests, and each reads some of its values."""
+def _unread(settings: Sequence[Setting], reads: Collection[tuple[str | int, ...]]) -> list[Setting]:
+    """The settings of values that no expression reads."""
+
+    def is_read(path: FieldPath) -> bool:
+        return any(all(step == key for step, key in zip(path, read, strict=False)) for read in reads)
+
+    return [each for each in settings if each.path[0] == "values" and not is_read(each.path[1:])]
+
+
+def _report_unread(setting: Setting, reads: Iterable[tuple[str | int, ...]], problems: Problems) -> None:
     known = sorted({path_text(path) for path in reads})
-    for setting in settings:
-        path = setting.path[1:]
-        if setting.path[0] == "values" and not any(
-            all(step == key for step, key in zip(path, read, strict=False)) for read in reads
-        ):
-            near = closest(path_text(path), known)
-            meant = f' (did you mean "values.{near}"?)' if near is not None else ""
-            hint = f"values that expressions read: {', '.join(known) or 'none'}" if near is None else None
-            message = f"no expression reads it, and no values file has it{meant}"
-            problems.add(setting.pos, path_text(setting.path), message, hint=hint)
+    near = closest(path_text(setting.path[1:]), known)
+    meant = f' (did you mean "values.{near}"?)' if near is not None else ""
+    hint = f"values that expressions read: {', '.join(known) or 'none'}" if near is None else None
+    message = f"no expression reads it, and no values file has it{meant}"
+    problems.add(setting.pos, path_text(setting.path), message, hint=hint)
 
 
 def apply_settings(documents: list[Document], settings: Sequence[Setting], problems: Problems) -> list[Document]:

@@ -159,7 +159,7 @@ class RewardScorer:
         self.needs: tuple[str, ...] = ()
 
     def __enter__(self) -> RewardScorer:
-        """Raises ArealError with the message of the first process where it cannot load the function."""
+        """Raises UsageFault with the message of the first process where it cannot load the function."""
         try:
             found = self._parameters()
             self.wants_tokens, self.needs = not _TOKENS.isdisjoint(found["takes"]), tuple(found["needs"])
@@ -190,7 +190,7 @@ class RewardScorer:
             raise ArealError(f"--reward {self._spec}: its process did not start: {error.message}") from error
         answer: dict[str, Any] = done.value or {"error": f"--reward {self._spec}: {done.error}"}
         if "error" in answer:
-            raise ArealError(str(answer["error"]), hint=answer.get("hint"))
+            raise UsageFault(str(answer["error"]), hint=answer.get("hint"))
         return answer
 
     async def score(self, given: Mapping[str, Any]) -> float:

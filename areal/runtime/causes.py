@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _EXAMINED_BYTES = 8 << 20
 _MAX_TRACEBACK_LINES = 60
+_FOLLOWING = 6  # lines among which a traceback has one more of its process
 _LONGEST_LINE = 500
 _STARTED = re.compile(rf"{re.escape(MARK)}\S+ started pid \d+")
 TRACEBACK = "Traceback (most recent call last):"
@@ -25,6 +26,10 @@ ERROR_LINE = re.compile(
     r"^(?:[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)\b(?::|$)|(?:fatal|FATAL|panic|PANIC|CRITICAL)\b"
     r"|.*\b(?:ERROR|CRITICAL|FATAL)\b|Segmentation fault|terminate called|(?:[\w./-]+: )?error: )"  # argparse's, ours
 )
+# "ValueError: text", "pkg.Error", "__main__.f.<locals>.Mine: text"; not "INFO 12:00 ..." of another thread
+_NAMES_EXCEPTION = re.compile(r"^[A-Za-z_][\w.<>]*(?::(?: |$)|$)")
+_GROUP = re.compile(r" *\+ Exception Group $")
+_MARGIN = re.compile(r"^ *[|] ?|^ *\+[-+]*(?= )")
 _CHAIN = (
     "During handling of the above exception, another exception occurred:",
     "The above exception was the direct cause of the following exception:",
@@ -58,11 +63,13 @@ def first_exception(paths: Sequence[str]) -> str | None:
 
 
 def failing_line(paths: Sequence[str], *, last_start: bool = False) -> str:
-    """The one line of ``first_exception`` that names the error, "" where there is none. ``last_start``: of no earlier
-    start, since the last one has ended too."""
+    """The one line of ``first_exception`` that names the error, "" where there is none: a traceback may be cut.
+    ``last_start``: of no earlier start, since the last one has ended too."""
     found = _first_error((starts(paths) or [[]])[-1]) if last_start else first_exception(paths)
-    lines = (found or "").splitlines() or [""]
-    return lines[-1].strip()[:_LONGEST_LINE]
+    if found is None or TRACEBACK not in found:
+        return (found or "").strip()[:_LONGEST_LINE]
+    named = (line for line in reversed(found.splitlines()) if _NAMES_EXCEPTION.match(line))
+    return next(named, "").strip()[:_LONGEST_LINE]
 
 
 def _first_error(lines: Sequence[str]) -> str | None:
@@ -101,22 +108,32 @@ def _end_of_file(path: str, size: int) -> bytes:
 
 
 def _traceback(lines: Sequence[str], prefix: str) -> str:
-    """The lines from "Traceback" to the one that names the exception, with chained exceptions. The prefix that worker
-    processes put before each line, such as ``(EngineCore pid=7) ``, is removed."""
+    """The lines from "Traceback" to the one that names the exception, with chained exceptions, and of a group up to its
+    first exception; to the end of a traceback that was cut. Without the prefix that worker processes put before each
+    line, such as ``(EngineCore pid=7) ``, without the margin of a group, and without lines of other processes."""
+    group = _GROUP.search(prefix)
+    own = prefix[: group.start()] if group is not None else prefix
+    if not any(each.startswith(own) for each in lines[1:_FOLLOWING]):  # of a message, which is on the first line alone
+        own, lines = "", [lines[0][len(own) :], *lines[1:]]
+    mine = [each[len(own) :] for each in lines if each.startswith(own)]
     block: list[str] = []
-    in_frames = False
-    for raw in lines[:_MAX_TRACEBACK_LINES]:
-        line = raw.removeprefix(prefix)
-        block.append(line)
-        if line.startswith(TRACEBACK):
+    in_frames = True
+    for number, raw in enumerate(mine):
+        line = _MARGIN.sub("", raw) if group is not None else raw
+        if TRACEBACK in line:
+            block.append(TRACEBACK)
             in_frames = True
-        elif in_frames and line and not line.startswith((" ", "\t")):
-            in_frames = False
-            if not _is_chained(lines[len(block) : len(block) + 4], prefix):
+        elif in_frames and (line.startswith((" ", "\t")) or not line):
+            block.append(line)
+        elif in_frames and _NAMES_EXCEPTION.match(line):
+            block.append(line)
+            following = [each.strip() for each in mine[number + 1 : number + 3]]
+            in_frames = any(each.startswith("+-+-") for each in following)  # the first exception of a group
+            if not in_frames and not any(each in _CHAIN for each in following):
                 break
+        elif line.strip() in _CHAIN:
+            block += ["", line, ""]
+    if len(block) > _MAX_TRACEBACK_LINES:
+        half = _MAX_TRACEBACK_LINES // 2
+        block = [*block[:half], "    ...", *block[-half:]]
     return "\n".join(block).rstrip()
-
-
-def _is_chained(following: Sequence[str], prefix: str) -> bool:
-    texts = [line.removeprefix(prefix).strip() for line in following]
-    return any(text in _CHAIN for text in texts[:2])

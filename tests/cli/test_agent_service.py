@@ -145,11 +145,17 @@ def test_verb_on_a_service_that_is_not_there_is_not_found(areal: Areal, record: 
     assert result.code == 4 and 'did you mean "default"' in result.err
 
 
-def test_stopped_service_is_reported_with_the_command_that_starts_it(areal: Areal, record: Callable[..., Any]) -> None:
+def test_stopped_service_is_reported_with_the_command_that_starts_it(
+    areal: Areal, record: Callable[..., Any], tmp_path: Path
+) -> None:
     record("AgentService", "default", {"agent": "a:B", "suspend": True})
     result = areal("agent", "sessions", "list")
-    assert result.code == 1 and "areal agent run default -d" not in result.err
-    assert "AgentService/default does not run" in result.err and "areal agent run --service default -d" in result.err
+    assert result.code == 1 and "AgentService/default is suspended" in result.err
+    assert "areal resume AgentService/default" in result.err
+    record("InferenceService", "default", {"suspend": True})
+    (tmp_path / "rows.jsonl").write_text('{"question": "1+1?", "answer": "2"}\n')
+    asked = areal("eval", "m", "--dataset", str(tmp_path / "rows.jsonl"), "--reward", "number")
+    assert asked.code == 1 and "areal resume InferenceService/default" in asked.err
 
 
 def test_ps_shows_what_runs_and_with_all_what_is_stopped(areal: Areal, record: Callable[..., Any]) -> None:

@@ -379,10 +379,12 @@ def test_set_of_a_value_that_no_expression_reads_is_a_fault(setting: str, fault:
         assert faults(READS_VALUES, sets=sets) == [f"--set:3:1: {fault}"]
 
 
-def test_set_of_a_value_that_only_a_values_file_has_is_accepted(tmp_path: Path) -> None:
+def test_set_of_a_value_that_only_a_values_file_has_is_accepted_with_a_note(tmp_path: Path) -> None:
     (tmp_path / "v.yaml").write_text("size: small\npaths: {small: /s}\nother: {job: 1}\n")
-    request = {"values_files": (str(tmp_path / "v.yaml"),)}
-    assert rendered(READS_VALUES, sets=("values.other.job=2",), **request).resources
+    notes: list[str] = []
+    request = {"values_files": (str(tmp_path / "v.yaml"),), "note": notes.append}
+    assert rendered(READS_VALUES, sets=("values.other.job=2", "values.size=small"), **request).resources
+    assert notes == ["--set:1:1: values.other.job: no effect: these manifests do not read it"]
     (fault,) = faults(READS_VALUES, sets=("values.other.jbo=2",), **request)
     assert fault.startswith("--set:1:1: values.other.jbo: no expression reads it")
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -132,6 +134,46 @@ VLLM = "(Worker pid=26109) ERROR 11-28 22:15:44 [multiproc_executor.py:1063] "
 )
 def test_failing_line_is_the_engines_own_error(tmp_path: Path, text: str, expected: str) -> None:
     assert failing_line(write(tmp_path, START + text)) == expected
+
+
+_CODE = {
+    "deep": "\n".join(f"def f{n}():\n f{n + 1}()" for n in range(60)) + "\ndef f60():\n raise OSError('bottom')\nf0()",
+    "chained": "try:\n 1/0\nexcept Exception as e:\n raise KeyError('x') from e",
+    "group": "raise ExceptionGroup('several', [ExceptionGroup('in', [ValueError(1)]), TypeError(2)])",
+    "task": "import asyncio\nasync def f():\n raise RuntimeError('deep')\nasync def main():\n"
+    " async with asyncio.TaskGroup() as group: group.create_task(f())\nasyncio.run(main())",
+    "local": "def f():\n class Mine(Exception): pass\n raise Mine('a\\nb')\nf()",
+    "syntax": "compile('x = (', 's.py', 'exec')",
+}
+_SAYS = {
+    "deep": ["OSError: bottom"],
+    "chained": ["KeyError: 'x'", "ZeroDivisionError: division by zero"],
+    "group": [
+        "ValueError: 1",
+        "ExceptionGroup: several (2 sub-exceptions)",
+        "ExceptionGroup: in (1 sub-exception)",
+    ],
+    "task": ["RuntimeError: deep", "ExceptionGroup: unhandled errors in a TaskGroup (1 sub-exception)"],
+    "local": ["f.<locals>.Mine: a"],
+    "syntax": ["SyntaxError: '(' was never closed"],
+}
+
+
+@pytest.mark.parametrize("name", _CODE)
+@pytest.mark.parametrize("prefix", ["", "(EngineCore pid=7) "])
+def test_failing_line_of_a_real_traceback_names_an_exception_wherever_its_log_was_cut(
+    tmp_path: Path, name: str, prefix: str
+) -> None:
+    printed = subprocess.run([sys.executable, "-c", _CODE[name]], capture_output=True, text=True, timeout=60).stderr
+    lines = [f"{prefix}{line}" for line in printed.splitlines()]
+    if prefix:  # another process writes between them
+        lines = [each for line in lines for each in (line, "(Worker pid=8) INFO: at work")]
+    assert failing_line(write(tmp_path, START + "".join(f"{line}\n" for line in lines))) == _SAYS[name][0]
+    found = {
+        failing_line(write(tmp_path, START + "".join(f"{line}\n" for line in lines[:count])))
+        for count in range(len(lines))
+    }
+    assert found <= {"", *_SAYS[name]}
 
 
 @pytest.mark.parametrize("text", ["", START, START + "all went well\n0 errors\n", "[areal] x ERROR: ours\n"])

@@ -117,8 +117,8 @@ def test_failed_episodes_are_left_out_and_a_resumed_run_asks_only_those(
             2,
             "needs solution, and example 0 (from 0) has question, answer",
         ),
-        ("def other(completion):\n    return 1.0\n", 1, "reward"),
-        ("import nowhere_at_all\n", 1, "nowhere_at_all"),
+        ("def other(completion):\n    return 1.0\n", 2, "reward"),
+        ("import nowhere_at_all\n", 2, "nowhere_at_all"),
     ],
 )
 def test_reward_that_cannot_score_is_refused_before_a_prompt_is_asked(

@@ -24,7 +24,7 @@ from areal.cli.inf.collect import CollectionReport, summary_page
 from areal.cli.operate import ProgressPrinter
 from areal.client.errors import error_of_answer
 from areal.client.loop_thread import LoopThread
-from areal.errors import ArealError, Conflict, NotFound, UsageFault
+from areal.errors import ArealError, Conflict, UsageFault
 from areal.loading import call_with, load_callable
 from areal.reward.answers import exact, number
 from areal.reward.frames import RewardError
@@ -108,19 +108,22 @@ def test_named_code_is_found_in_modules_and_files(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("import neighbour\nclass A:\n    def run(self): return neighbour.N\nX = 3\n")
     (tmp_path / "neighbour.py").write_text("N = 7\n")
     (tmp_path / "broken.py").write_text("1/0\n")
+    (tmp_path / "syntax.py").write_text("\ndef f(:\n")
     assert load_callable("json:loads", "-f") is json.loads
     assert load_callable(f"{tmp_path}/mine.py:A", "-f")().run() == 7
     for text, error in [
         ("json", UsageFault),
         (f"{tmp_path}/mine.py:X", UsageFault),
-        (f"{tmp_path}/no.py:f", NotFound),
-        ("json:nothing", NotFound),
+        (f"{tmp_path}/no.py:f", UsageFault),
+        ("json:nothing", UsageFault),
     ]:
         with pytest.raises(error):
             load_callable(text, "-f")
-    with pytest.raises(ArealError, match="ZeroDivisionError") as caught:
+    with pytest.raises(UsageFault, match=r"broken.py:1: ZeroDivisionError") as caught:
         load_callable(f"{tmp_path}/broken.py:f", "-f")
-    assert "broken.py" in (caught.value.detail or "")
+    assert caught.value.detail is None, "a traceback is shown with --debug"
+    with pytest.raises(UsageFault, match=r"syntax.py:2: SyntaxError: invalid syntax$"):
+        load_callable(f"{tmp_path}/syntax.py:f", "-f")
 
 
 @pytest.mark.parametrize(
