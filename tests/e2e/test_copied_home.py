@@ -35,7 +35,8 @@ def test_copied_home_is_unknown_and_changes_nothing_of_the_original(box: Box) ->
     box.home.rename(moved.home)
     try:
         assert moved.pids() == pids
-        moved.ok("wait", "inferenceservice/default", "--for", "ready", "--timeout", "60")
+        moved.ok("reconcile", "inferenceservice/default", "--yes")  # their files are no longer where they know them
+        assert moved.areal("diff", "--drift").code == 0 and not set(moved.pids().values()) & set(pids.values())
         moved.ok("delete", "inferenceservice/default", "--yes")
         assert moved.living() == []
     finally:
