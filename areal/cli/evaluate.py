@@ -121,6 +121,7 @@ def evaluate(cli: Invocation, /, target: str | None, **given: Any) -> int:
             chosen = gateway_of(cli, given["service"])
             model = model_at(cli, given["service"], wanted) or only_model(chosen)
         run = stack.enter_context(collected(cli, given, work, chosen, model, dataset, folder, target=target or model))
+        _list(cli, folder, name)
         scores = _scores(run, given)
         document: dict[str, Any] = {"name": name, "target": target or model, "output": str(folder)}
         document |= _scored(run, scores, dataset, given)
@@ -134,6 +135,26 @@ def evaluate(cli: Invocation, /, target: str | None, **given: Any) -> int:
         run.output.finish(document, complete=run.complete)
         emit_one(cli, document, name=name, text=lambda: _page(document))
         return _verdict(document, comparison, given) or run.exit_status(cli)
+
+
+def _list(cli: Invocation, folder: Path, name: str) -> None:
+    """Link an evaluation in a folder of its own in the home, where the page and --baseline look: by its name, or by
+    that and a number where another evaluation has it."""
+    from itertools import count
+
+    from areal.rollout.evaluation_files import evaluations_folder
+
+    listed = evaluations_folder(cli.home)
+    if folder.parent == listed or any(each.resolve() == folder.resolve() for each in listed.glob("*")):
+        return
+    names = (name if number == 1 else f"{name}-{number}" for number in count(1))
+    link = next(listed / each for each in names if not (listed / each).exists())
+    try:
+        listed.mkdir(parents=True, exist_ok=True)
+        link.unlink(missing_ok=True)  # to a folder that is gone
+        link.symlink_to(folder)
+    except OSError as error:
+        cli.info(f"areal ui does not list {folder}: {error.strerror}")
 
 
 class _Saved(NamedTuple):

@@ -73,7 +73,7 @@ def tab(chromium: Any, page: Page) -> Iterator[Callable[..., Tab]]:
 
     def new(width: int = 1280, scheme: str = "light", *, noisy: bool = False) -> Tab:
         context = chromium.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
-        context.set_default_timeout(20_000)
+        context.set_default_timeout(60_000)  # an event is awaited: a busy machine makes it late, not wrong
         made = Tab(context.new_page(), page)
         made.page.on("console", lambda message: made.console.append(message.text))
         made.page.on("pageerror", lambda error: made.console.append(str(error)))

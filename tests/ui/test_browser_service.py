@@ -111,7 +111,7 @@ def test_two_versions_of_a_model_answer_side_by_side(service: Box, page: Page, t
     it.page.keyboard.type("1234")
     it.press("Enter")
     it.page.wait_for_function("() => document.querySelectorAll('.answers .answer').length === 2")
-    it.page.wait_for_function("() => !document.querySelector('.answers [role=status]')")
+    it.page.wait_for_function("() => !document.querySelector('.answers [role=status]')", timeout=120_000)
     facts = it.page.eval_on_selector_all(".answers p.dim", "all => all.map(each => each.innerText)")
     assert [re.findall(r"version \d+", each) for each in facts] == [["version 0"], ["version 3"]], facts
     texts = it.page.eval_on_selector_all(".answers .answer", "all => all.map(each => each.innerText)")

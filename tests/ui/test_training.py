@@ -75,6 +75,14 @@ def test_job_has_curves_groups_waits_and_alerts(job: Home) -> None:
         ask(job, "job", name="other")
 
 
+def test_job_names_its_newest_validation_that_has_samples(job: Home) -> None:
+    assert ask(job, "job", name="learn")["validatedStep"] is None, "no step has a score of a validation"
+    with (job.jobs / "learn" / "metrics.jsonl").open("a") as file:
+        file.write('n": 0}\n{"step": 3, "eval/reward/mean": 0.5}\n')
+    assert ask(job, "job", name="learn")["validatedStep"] == 3
+    assert ask(job, "step", name="learn", step="3", eval="1")["isEval"] is True
+
+
 def test_step_has_groups_numbers_and_failures_of_its_time(job: Home) -> None:
     found = ask(job, "step", name="learn", step="2")
     assert [(each["group"], each["withoutSpread"], len(each["samples"])) for each in found["groups"]] == [

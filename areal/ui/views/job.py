@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from areal.reconcilers.alerts import gather
 from areal.reconcilers.home_view import HomeView
-from areal.state.job_curves import Points
+from areal.state.job_curves import JobCurves, Points
 from areal.state.job_metrics import bottleneck, eta_s, newest_step
 from areal.ui.context import ViewContext
 from areal.ui.curves import MAIN, WAITS, group_of
@@ -72,7 +74,16 @@ def read(view: ViewContext) -> dict[str, Any]:
         "notFinite": dict(curves.not_finite),
         "evaluations": count_of(view, name),
         "hasSamples": (view.home.jobs / name / "trajectories").is_dir(),
+        "validatedStep": _validated_step(curves, view.home.jobs / name / "trajectories"),
     }
+
+
+def _validated_step(curves: JobCurves, folder: Path) -> int | None:
+    """The newest step after which the job made an evaluation of its own whose samples are recorded."""
+    scores = curves.columns.get("eval/reward/mean", ())
+    row = next((row for row in reversed(range(len(scores))) if not math.isnan(scores[row])), None)
+    step = curves.steps[row] if row is not None else None
+    return step if step is not None and (folder / f"trajectories-eval-{step:06d}.jsonl").is_file() else None
 
 
 def chosen_metrics(view: ViewContext, known: Iterable[str]) -> list[str]:

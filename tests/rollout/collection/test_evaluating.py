@@ -67,6 +67,20 @@ def test_baseline_is_compared_prompt_by_prompt(bench: Bench, evaluating: Evaluat
     assert "1 prompts better, 1 worse, 2 alike" in page and "prompt 1: 1 before, 0 now" in page
 
 
+def test_evaluation_in_a_folder_of_its_own_is_found_by_its_name_and_one_of_that_name_by_a_number(
+    bench: Bench, evaluating: Evaluating, tmp_path: Path
+) -> None:
+    script(bench.engine, text="it is 2")
+    for folder in ("one", "two"):
+        assert evaluating("mine", "--output", str(tmp_path / folder)).code == 0
+    listed = evaluating.home / "evaluations"
+    assert {each.name: each.resolve().name for each in listed.iterdir()} == {"mine": "one", "mine-2": "two"}
+    resumed = evaluating("mine", "--output", str(tmp_path / "one"), "--resume")
+    assert resumed.code == 0 and len(list(listed.iterdir())) == 2
+    assert evaluating("next", "--baseline", "mine-2").json["comparison"]["baseline"] == "mine-2"
+    assert evaluating("mine").code == 5, "the name is that of an evaluation"
+
+
 def test_significant_drop_and_low_score_exit_8(bench: Bench, evaluating: Evaluating, collecting: Collecting) -> None:
     data = collecting.data(*({"question": f"{n}?", "answer": "2"} for n in range(20)), name="all.jsonl")
     script(bench.engine, text="it is 2")

@@ -53,6 +53,7 @@ export default function Job({ route }) {
         ${data.bottleneck && html`<span>last step: <b>${data.bottleneck}</b></span>`}
         <${Link} href=${logsPath(`TrainJob/${name}`)}>logs<//> <${Link} href=${`/object/trainjob/${encodeURIComponent(name)}`}>object<//> <${Link} href=${`/compare?jobs=${encodeURIComponent(name)}`}>compare<//>
         ${data.hasSamples && html`<${Link} href=${`/job/${encodeURIComponent(name)}/step/${data.lastStep}`}>samples of the last step<//>`}
+        ${data.validatedStep !== null && html`<${Link} href=${`/job/${encodeURIComponent(name)}/step/${data.validatedStep}?eval=1`}>validation after step ${fmt.number(data.validatedStep)}<//>`}
         ${data.evaluations > 0 && html`<${Link} href=${`/evaluations?q=${encodeURIComponent(`trainjob/${name}`)}`}>${data.evaluations} evaluation${data.evaluations === 1 ? "" : "s"}<//>`}
       </span>
       <span class="grow"></span> <${Actions} target=${{ kind: "trainjob", name }} verbs=${verbsOf("TrainJob", data)} />
