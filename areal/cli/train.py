@@ -54,11 +54,11 @@ def job_manifest(
     config: str | None, *, name: str | None, driver: str | None, overrides: Sequence[str], restart: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Returns the manifest of a job. Raises UsageFault for an unreadable configuration, or one without a driver."""
-    from areal.reconcilers.kinds.job_config import choose_driver, overridden, read_config
+    from areal.reconcilers.kinds.job_config import choose_driver, config_tree
 
     path = Path(config).absolute() if config else None
-    content = read_config(path) if path is not None else {}
-    choose_driver(driver, content, overrides, config or "a job without --config")
+    tree = config_tree(path, overrides)
+    choose_driver(driver, tree, config or "a job without --config")
     spec: dict[str, Any] = {"workingDir": os.getcwd(), "restart": dict(restart)}  # noqa: PTH109
     if path is not None:
         spec["config"] = str(path)
@@ -69,8 +69,7 @@ def job_manifest(
         spec["driver"] = driver
     if overrides:
         spec["overrides"] = list(overrides)
-    called = {key: overridden(key, overrides) or content.get(key) for key in _NAMING}
-    return resource(TRAIN_JOB, name or name_from(called, path or Path(file or "run")), spec)
+    return resource(TRAIN_JOB, name or name_from(tree, path or Path(file or "run")), spec)
 
 
 def name_from(config: Mapping[str, Any], path: Path) -> str:

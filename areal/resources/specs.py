@@ -59,7 +59,7 @@ from areal.resources.fields import (
 )
 from areal.resources.parsers import ReasoningParser, ToolCallParser, parser_rules
 from areal.resources.scheduling import Scheduler
-from areal.resources.tree import FieldPath, UpdateClass
+from areal.resources.tree import TRAINERS, FieldPath, UpdateClass
 from areal.wire.parsers import parser_conflict
 
 SERVED_NAME = worded(  # without ":", which separates an adapter from its model
@@ -462,8 +462,7 @@ _FUNCTION = r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*"
 DRIVER = worded(
     rf"^(?:[^\s:]+\.py(?::{_FUNCTION})?|{_FUNCTION}[:.]{_FUNCTION})$", 'look like "module:function" or "path/driver.py"'
 )
-_TRAINERS = ("grpo", "ppo", "sft", "rw", "dpo")
-DRIVERS = {kind: (f"areal.training.drivers:{kind}", f"{kind.upper()}Config") for kind in _TRAINERS}
+DRIVERS = {kind: (f"areal.training.drivers:{kind}", f"{kind.upper()}Config") for kind in TRAINERS}
 DRIVERS["null"] = ("areal.training.drivers:evaluate", "PPOConfig")
 """The built-in drivers by ``trainer.type``, each with the class of its configuration."""
 

@@ -16,7 +16,7 @@ RECREATE in an InferenceService and IMMUTABLE in a TrainJob.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum, IntEnum
 from typing import Any, Final, TypeAlias
 
@@ -316,3 +316,32 @@ def _place(node: Any, part: Step, at: FieldPath) -> Any:
 
 def dotted(path: FieldPath) -> str:
     return ".".join(map(str, path))
+
+
+TRAINERS = ("grpo", "ppo", "sft", "rw", "dpo")
+
+
+def over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """``above`` merged over ``below``, recursively for mappings."""
+    merged = dict(below)
+    for key, value in above.items():
+        before = merged.get(key)
+        merged[key] = over(before, value) if isinstance(before, Mapping) and isinstance(value, Mapping) else value
+    return merged
+
+
+def lifted(tree: dict[str, Any], overridden: Iterable[FieldPath] = ()) -> dict[str, Any]:
+    """Moves the keys that AReaL-lite nests below ``trainer.grpo`` (or another trainer) to the top level, where what
+    overrides have set (``overridden``) is left as it is."""
+    trainer = tree.get("trainer")
+    if not isinstance(trainer, dict):
+        return tree
+    nested = [part for name in TRAINERS if isinstance(part := trainer.get(name), dict)]
+    found = {**tree, "trainer": {key: value for key, value in trainer.items() if key not in TRAINERS}}
+    for part in nested:
+        found = over(found, part)
+    for path in overridden:
+        depth = 2 if path[0] == "trainer" and path[1:2] and path[1] in TRAINERS else 0
+        if len(path) > depth and (value := get_path(tree, path)) is not ABSENT:
+            found = set_path(found, path[depth:], value)
+    return found

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from areal.dataset.files import read_rows
 from areal.dataset.tokenizers import load_hf_tokenizer
 from areal.loading import load_attr
-from areal.reconcilers.kinds.job_config import choose_driver, read_config
+from areal.reconcilers.kinds.job_config import choose_driver, config_tree
 from areal.state.job_metrics import steps_of
 from tests.drivers.conftest import Service
 from tests.services.processes import REPOSITORY
@@ -28,7 +28,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def run(name: str, *overrides: str) -> list[dict[str, Any]]:
         config = EXAMPLE / f"{name}.yaml"
-        driver = choose_driver(None, read_config(config), overrides, name)
+        driver = choose_driver(None, config_tree(config, overrides), name)
         load_attr(driver)(["--config", str(config), *overrides])
         return steps_of(tmp_path / "metrics.jsonl")
 

@@ -19,7 +19,7 @@ from pathlib import Path as FilePath
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from areal.errors import FieldError, did_you_mean
-from areal.resources.tree import FieldPath
+from areal.resources.tree import FieldPath, over
 
 
 @dataclass(frozen=True)
@@ -176,15 +176,6 @@ def _preset(cls: type, values: Mapping[str, Any], faults: Faults, path: FieldPat
     if name and name not in presets:
         faults.add((*path, "preset"), f"must be one of {', '.join(presets)}, not {name!r}{did_you_mean(name, presets)}")
     return presets.get(name, {})
-
-
-def over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """``above`` merged over ``below``, recursively for mappings."""
-    merged = dict(below)
-    for key, value in above.items():
-        before = merged.get(key)
-        merged[key] = over(before, value) if isinstance(before, Mapping) and isinstance(value, Mapping) else value
-    return merged
 
 
 def _marked(cls: type, key: str, hint: Any, value: Any, faults: Faults, path: FieldPath) -> None:

@@ -27,10 +27,19 @@ from typing import Any, Literal, NoReturn, TypeVar
 import yaml
 
 from areal.api.config.experiment import BaseExperimentConfig, PPOConfig
-from areal.api.config.fields import Faults, build, hints_of, over
+from areal.api.config.fields import Faults, build, hints_of
 from areal.errors import ArealError, InvalidManifest, NotFound, UsageFault, closest
 from areal.interrupt import STATUS, is_interrupt
-from areal.resources.tree import BadOverride, FieldPath, apply_override, dotted, parse_override
+from areal.resources.tree import (
+    TRAINERS,
+    BadOverride,
+    FieldPath,
+    apply_override,
+    dotted,
+    lifted,
+    over,
+    parse_override,
+)
 
 Mark = tuple[int, int]
 """Line and column, counted from 1."""
@@ -63,9 +72,6 @@ def mark_of(path: FieldPath, marks: Mapping[FieldPath, Mark]) -> Mark | None:
         if (mark := marks.get(path[:length])) is not None:
             return mark
     return None
-
-
-TRAINERS = ("grpo", "ppo", "sft", "rw", "dpo")
 
 
 def _undeclared(cls: type, path: FieldPath) -> tuple[type, FieldPath] | None:
@@ -220,7 +226,7 @@ def examine(
     with _positioned(source, set_by, cls):
         tree = _merged(source, overrides, cls, set_by, refused)
     faults = Faults()
-    given = _lifted(tree)
+    given = lifted(tree, set_by)
     complete = getattr(cls, "completed", None)
     config = build(cls, given if complete is None else complete(given), faults)
     if (contradictions := getattr(config, "contradictions", None)) is not None:
@@ -343,6 +349,7 @@ def _apply_override(tree: Any, text: str, cls: type, set_by: dict[FieldPath, str
         near = suggestion(cls, override.path)
         raise BadOverride(f"{text}: there is no key {dotted(override.path)}{near}; +{text} would add it")
     apply_override(tree, override, value)
+    set_by.pop(override.path, None)  # in the order of the last ones
     set_by[override.path] = text
 
 
@@ -397,15 +404,3 @@ def _known(tree: Any, path: FieldPath) -> bool:
         else:
             return False
     return True
-
-
-def _lifted(tree: dict[str, Any]) -> dict[str, Any]:
-    """Move the keys that AReaL-lite nests below ``trainer.grpo`` (or another trainer) to the top level."""
-    trainer = tree.get("trainer")
-    if not isinstance(trainer, dict):
-        return tree
-    found = {**tree, "trainer": {key: value for key, value in trainer.items() if key not in TRAINERS}}
-    for name in TRAINERS:
-        if isinstance(trainer.get(name), dict):
-            found = over(found, trainer[name])
-    return found

@@ -15,7 +15,7 @@ import importlib.util
 import json
 import re
 import subprocess
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
@@ -33,7 +33,15 @@ from areal.resources.nodes import Diagnostic, ManifestError, Pos
 from areal.resources.paths import file_fault, import_fault, import_path, looked_in, looks_local, module_of
 from areal.resources.resource import Resource
 from areal.resources.specs import DRIVER, DRIVERS
-from areal.resources.tree import BadOverride, apply_override, dotted, parse_override, path_text
+from areal.resources.tree import (
+    TRAINERS,
+    BadOverride,
+    apply_override,
+    get_path,
+    lifted,
+    parse_override,
+    path_text,
+)
 
 BUILT_IN = {kind: driver for kind, (driver, _) in DRIVERS.items()}
 _TYPE = "trainer.type"
@@ -68,33 +76,37 @@ def config_file(given: str, folder: Path, manifest: str | None) -> Path | None:
     return next((found for base in bases if (found := base / Path(given).expanduser()).is_file()), None)
 
 
-def choose_driver(given: str | None, config: Mapping[str, Any], overrides: Sequence[str], where: str) -> str:
-    """``module:function``. ``where`` names the configuration in errors. Raises UsageFault."""
-    named = given or overridden("driver", overrides) or config.get("driver")
-    if named:
+def config_tree(given: Path | Mapping[str, Any] | None, overrides: Iterable[str]) -> dict[str, Any]:
+    """The configuration as its driver reads it, with references as they are written: with overrides, and keys where the
+    class has them. The driver reports what is no override. Raises UsageFault, ManifestError."""
+    import yaml
+
+    tree = read_config(given) if isinstance(given, Path) else deepcopy(dict(given or {}))
+    paths = []
+    for text in overrides:
+        with suppress(BadOverride, yaml.YAMLError):
+            override = parse_override(str(text))
+            apply_override(tree, override, yaml.safe_load(override.value or ""))
+            paths.append(override.path)
+    return lifted(tree, paths)
+
+
+def choose_driver(given: str | None, tree: Mapping[str, Any], where: str) -> str:
+    """``module:function``. ``tree``: of ``config_tree``. ``where`` names the configuration in errors. Raises
+    UsageFault."""
+    if named := given or tree.get("driver"):
         return str(named)
-    trainer = config.get("trainer")
-    kind = overridden(_TYPE, overrides) or (trainer.get("type") if isinstance(trainer, Mapping) else None)
-    if kind is None:
+    trainer = tree.get("trainer")
+    if not isinstance(trainer, Mapping) or "type" not in trainer:
         raise UsageFault(
             f"{where} names no driver",
             hint="--driver module:function, or in the configuration `driver:`, or `trainer: {type: grpo}`",
         )
-    if str(kind) not in BUILT_IN:
-        guess = did_you_mean(str(kind), list(BUILT_IN))
+    kind = "null" if trainer["type"] is None else str(trainer["type"])
+    if kind not in BUILT_IN:
+        guess = did_you_mean(kind, list(BUILT_IN))
         raise UsageFault(f"{where}: {_TYPE} {kind!r} has no built-in driver{guess}", hint=", ".join(BUILT_IN))
-    return BUILT_IN[str(kind)]
-
-
-def overridden(key: str, overrides: Sequence[str]) -> str | None:
-    """The last override's text for a top-level or dotted key, with or without Hydra's ``+``."""
-    found = None
-    for text in overrides:
-        with suppress(BadOverride):  # the driver reports it
-            override = parse_override(text)
-            if override.op != "~" and dotted(override.path) == key:
-                found = override.value
-    return found.strip("'\"") if found is not None else None
+    return BUILT_IN[kind]
 
 
 CONFIGS = ("BaseExperimentConfig", "GRPOConfig", "PPOConfig", "SFTConfig", "RWConfig", "DPOConfig")
@@ -152,19 +164,11 @@ class JobConfig:
 
     @classmethod
     def of(cls, job: Wanted) -> JobConfig:
-        """Raises UsageFault. A missing file is reported when the driver starts."""
-        import yaml
-
+        """Raises UsageFault, ManifestError. A missing file is reported when the driver starts."""
         given, folder = job.spec.get("config"), _folder(job)
         if isinstance(given, str):
-            file = config_file(given, folder, (job.source or {}).get("file"))
-            tree = read_config(file) if file is not None else {}
-        else:
-            tree = deepcopy(dict(given or {}))
-        for text in job.spec.get("overrides") or ():
-            with suppress(BadOverride, yaml.YAMLError):  # the driver reports it
-                override = parse_override(str(text))
-                apply_override(tree, override, yaml.safe_load(override.value or ""))
+            given = config_file(given, folder, (job.source or {}).get("file"))
+        tree = config_tree(given, job.spec.get("overrides") or ())
         return cls(job, tree, folder)
 
     def get(self, key: str, default: Any = None, depth: int = 0) -> Any:
@@ -192,18 +196,17 @@ class JobConfig:
         if not online or self.get("rollout.gateway_addr"):
             return None
         for key in ("rollout.backend", "allocation_mode"):
-            if layout := self.text(key):
-                part = self._parsed(key, layout).inference
+            if (layout := self._layout(key)) is not None:
+                part = layout.inference
                 return part if part is None or part.engine != "external" else None
         return None
 
     def training(self) -> tuple[str, Part] | None:
         """The key that lays out the training engine, and the layout. Raises InvalidManifest."""
         for key in ("actor.backend", "model.backend", "allocation_mode"):
-            layout = self.text(key)
-            part = self._parsed(key, layout).training if layout else None
-            if part is not None:
-                return key, part
+            layout = self._layout(key)
+            if layout is not None and layout.training is not None:
+                return key, layout.training
         return None
 
     def placement_of(self, part: str, scheduler: Mapping[str, Any]) -> Placement:
@@ -221,7 +224,13 @@ class JobConfig:
         own = found.resources if part == "training" else {k: v for k, v in found.resources.items() if k != "gpus"}
         return replace(found, resources=own)
 
-    def _parsed(self, key: str, layout: str) -> Allocation:
+    def _layout(self, key: str) -> Allocation | None:
+        layout, written = self.text(key), get_path(self._tree, tuple(key.split(".")))
+        if not layout:
+            if isinstance(written, str) and written:
+                message = f"{self._job.ref}: {key} {written!r} refers to a key that the configuration does not have"
+                raise InvalidManifest(message, hint="write the value, or the key that it refers to")
+            return None
         try:
             return parse_backend(layout)
         except BackendError as error:
@@ -419,9 +428,9 @@ def _request(job: Wanted) -> dict[str, Any] | None:
     UsageFault, ManifestError."""
     spec, given = job.spec, job.spec.get("config")
     file = str((_folder(job) / given).expanduser()) if isinstance(given, str) else ""
-    content = read_config(Path(file)) if file else given or {}
     overrides = [str(each) for each in spec.get("overrides") or ()]
-    driver = choose_driver(spec.get("driver"), content, overrides, file or job.ref)
+    tree = config_tree(Path(file) if file else given, overrides)
+    driver = choose_driver(spec.get("driver"), tree, file or job.ref)
     if re.fullmatch(DRIVER, driver) is None:
         raise UsageFault(f"{driver!r} is no driver", hint="module:function, or path/driver.py")
     dotted = driver.replace(":", ".")
@@ -433,7 +442,7 @@ def _request(job: Wanted) -> dict[str, Any] | None:
     return {
         "config": config,
         "file": file,
-        "text": None if file else json.dumps(content),
+        "text": None if file else json.dumps(given or {}),
         "overrides": overrides,
         "folder": str(_folder(job)),
         "env": {**(spec.get("env") or {}), **dict.fromkeys(spec.get("envFrom") or (), "secret"), **later},
@@ -496,7 +505,7 @@ def _fault_diagnostic(resource: Resource, request: Mapping[str, Any], fault: Map
     if request["file"]:
         line, column = fault["mark"] or (1, 1)
         return Diagnostic(Pos(request["file"], line, column), path_text(path), message)
-    nested = (("trainer", kind, *path) for kind in BUILT_IN)  # as AReaL-lite has it
+    nested = (("trainer", kind, *path) for kind in TRAINERS)  # as AReaL-lite has it
     places = [path, *nested] if path else [path]
     place = next((each for each in places if _is_set(resource.spec.get("config"), each)), path)
     return resource.fault(("config", *place), message)

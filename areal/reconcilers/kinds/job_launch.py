@@ -9,7 +9,7 @@ from areal.errors import ArealError, UsageFault
 from areal.hub import COMMITS_VARIABLE
 from areal.installation import module_argv
 from areal.reconcilers.kinds.inference_launch import commits_of
-from areal.reconcilers.kinds.job_config import choose_driver, config_file, read_config
+from areal.reconcilers.kinds.job_config import choose_driver, config_file, config_tree
 from areal.reconcilers.kinds.job_status import DRIVER
 from areal.reconcilers.launch import NO_GPUS, EffectContext, Slot, restart_policy, secret_of, source_file
 from areal.reconcilers.plan import Op, StartRun
@@ -109,8 +109,7 @@ def _folder_owner(folder: Path) -> str:
 
 def _argv(spec: TrainJobSpec, stored: StoredObject, folder: Path, cwd: Path, slot: Slot) -> list[str]:
     config = _config_file(spec, stored, folder, cwd)
-    content = read_config(config) if config is not None else {}
-    driver = choose_driver(spec.driver, content, spec.overrides, str(config or stored.ref))
+    driver = choose_driver(spec.driver, config_tree(config, spec.overrides), str(config or stored.ref))
     words = [*(["--config", str(config)] if config is not None else []), *spec.overrides]
     processes, nodes = spec.resources.processes_per_node, spec.resources.nodes
     launch = ["areal.training.launch", "--processes", str(processes)]

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import tempfile
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from areal.api import cli_args
+from areal.api.config import loading
 from areal.cli.main import run
 from areal.errors import ArealError, InvalidManifest, UsageFault
 from areal.loading import load_attr
@@ -18,11 +22,13 @@ from areal.reconcilers.kinds.job_config import (
     BUILT_IN,
     JobConfig,
     choose_driver,
+    config_tree,
     expand_job,
     read_config,
     require_runnable,
 )
 from areal.resources.specs import DRIVERS
+from areal.resources.tree import over
 from tests.reconcilers.kinds.test_job_service import recorded, with_brought
 
 # -- the driver and the configuration's file
@@ -38,19 +44,21 @@ from tests.reconcilers.kinds.test_job_service import recorded, with_brought
         (None, {"trainer": {"type": "grpo"}}, ("trainer.type=sft",), BUILT_IN["sft"]),
         (None, {}, ("+trainer.type=dpo",), BUILT_IN["dpo"]),
         (None, {"trainer": {"type": "null"}}, (), BUILT_IN["null"]),
+        (None, {"trainer": {"type": None}}, (), BUILT_IN["null"]),
+        (None, {"trainer": {"type": "grpo"}}, ("trainer.type=null",), BUILT_IN["null"]),
     ],
 )
 def test_driver_is_chosen_by_precedence(
     given: str | None, config: dict[str, Any], overrides: tuple[str, ...], chosen: str
 ) -> None:
-    assert choose_driver(given, config, overrides, "c.yaml") == chosen
+    assert choose_driver(given, config_tree(config, overrides), "c.yaml") == chosen
 
 
 def test_no_driver_and_an_unknown_type_are_errors_that_say_what_to_do() -> None:
     with pytest.raises(UsageFault, match="names no driver"):
-        choose_driver(None, {}, (), "c.yaml")
+        choose_driver(None, {}, "c.yaml")
     with pytest.raises(UsageFault, match=r"'grop' has no built-in driver.*grpo"):
-        choose_driver(None, {"trainer": {"type": "grop"}}, (), "c.yaml")
+        choose_driver(None, {"trainer": {"type": "grop"}}, "c.yaml")
 
 
 @pytest.mark.parametrize("text", ["[1, 2]", "a: [", "just words"])
@@ -67,10 +75,62 @@ def test_built_in_drivers_are_those_that_there_are() -> None:
         assert issubclass(getattr(cli_args, config), cli_args.BaseExperimentConfig)
 
 
+# -- one reader: what the command line takes from a configuration is what its driver gets
+
+NAMED = {"experiment_name": "e", "trial_name": "t", "trainer": {"type": "grpo"}}
+VALUES: dict[str, Any] = {
+    "actor.backend": st.sampled_from(["fsdp:d1", "fsdp:d2", "megatron:d2"]),
+    "actor.dtype": st.sampled_from(["bfloat16", "float32"]),
+    "cluster.n_gpus_per_node": st.integers(1, 8),
+    "rollout.backend": st.sampled_from(["sglang:d1", "vllm:d2"]),
+}
+SET = st.sampled_from(sorted(VALUES)).flatmap(lambda key: st.tuples(st.just(key), st.booleans(), VALUES[key]))
+
+
+def tree_of(path: str, value: Any) -> dict[str, Any]:
+    first, _, rest = path.partition(".")
+    return {first: tree_of(rest, value) if rest else value}
+
+
+@settings(max_examples=10)  # a configuration is built in some 50 ms
+@given(st.lists(SET, max_size=4), st.lists(SET, max_size=4))
+def test_command_line_and_driver_read_one_configuration_alike(
+    written: list[tuple[str, bool, Any]], overridden: list[tuple[str, bool, Any]]
+) -> None:
+    config: dict[str, Any] = NAMED
+    for key, nested, value in written:
+        config = over(config, tree_of(f"trainer.grpo.{key}" if nested else key, value))
+    overrides = [f"{'+trainer.grpo.' if nested else ''}{key}={value}" for key, nested, value in overridden]
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        json.dump(config, file)
+        file.flush()
+        given = loading.examine(file.name, overrides, cli_args.GRPOConfig)
+        wanted = job(file.name, overrides=overrides)
+        read = JobConfig.of(wanted)
+    assert given.faults == ()
+    for key in {key for key, *_ in (*written, *overridden)}:
+        assert read.get(key) == attrgetter(key)(given.config), key
+
+
+def test_override_of_a_key_that_the_file_nests_below_its_trainer_has_its_effect(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(
+        "experiment_name: e\ntrial_name: t\ntrainer: {type: grpo, grpo: {actor: {path: m, backend: 'fsdp:d2'}}}\n"
+    )
+    wanted = job(str(tmp_path / "c.yaml"), overrides=["actor.backend=fsdp:d4"])
+    loaded = loading.load_config(str(tmp_path / "c.yaml"), ["actor.backend=fsdp:d4"], cli_args.GRPOConfig)
+    assert (loaded.actor.backend, processes(wanted)) == ("fsdp:d4", 4)
+    assert processes(job(str(tmp_path / "c.yaml"))) == 2
+
+
+def test_layout_that_refers_to_a_key_that_is_absent_is_refused() -> None:
+    with pytest.raises(InvalidManifest, match=r"actor\.backend '\$\{layout\}' refers to a key"):
+        processes(job({"actor": {"backend": "${layout}"}}))
+
+
 # -- the number of processes
 
 
-def job(config: dict[str, Any], **spec: Any) -> Wanted:
+def job(config: dict[str, Any] | str, **spec: Any) -> Wanted:
     return Wanted("TrainJob/learn", "TrainJob", "learn", {"config": config, **spec}, {}, {})
 
 
