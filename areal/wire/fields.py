@@ -1,26 +1,28 @@
-"""JSON objects as dataclasses and back: each field is checked against its annotation, an unknown one is refused.
+"""Plain data as dataclasses and back: each field is converted by its annotation, an unknown one is refused.
 
-An annotation is made of bool, int, float, str, None, Literal, unions of these, ``tuple[T, ...]``, ``Mapping[str, T]``
-and dataclasses. An int is taken for a float; nothing else is converted. A field's metadata may bound its value:
-``above`` (exclusive), ``least`` and ``most`` (inclusive), or ``valid``, a predicate, with the ``problem`` it names.
+``read_fields`` reads what crosses a process boundary, strictly: an int is taken for a float, and nothing else is
+converted. A field's metadata may bound its value: ``above`` (exclusive), ``least`` and ``most`` (inclusive), or
+``valid``, a predicate, with the ``problem`` it names. Configurations of drivers are read by the same ``Reader``, with
+the scalars of YAML (``areal.api.config.fields``).
 """
 
 from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, asdict, field, fields, is_dataclass
+from enum import Enum
 from functools import cache
 from reprlib import repr as short
 from types import NoneType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from areal.errors import FieldError
+from areal.dataclasses import dataclass
+from areal.errors import FieldError, did_you_mean
 
 T = TypeVar("T")
 _TYPES: dict[type[Any], Mapping[str, Any]] = {}
-_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a string", NoneType: "null"}
 
 
 def bounded(least: float, most: float, default: Any = MISSING) -> Any:
@@ -54,7 +56,8 @@ def read_fields(cls: type[T], data: object, path: str = "", *, lenient: bool = F
         if value is None and lenient and NoneType not in _taken_as_they_are(kinds[name]) and kinds[name] is not Any:
             value = MISSING
         if value is not MISSING:
-            values[name] = _read(kinds[name], value, prefix + name)
+            is_plain = type(value) in _taken_as_they_are(kinds[name])
+            values[name] = value if is_plain else _read(kinds[name], value, prefix + name)
             if each.metadata:
                 _check_bounds(each, values[name], prefix + name)
         elif each.default is MISSING and each.default_factory is MISSING:
@@ -69,54 +72,187 @@ def write_fields(value: Any) -> dict[str, Any]:
 
 
 @cache
-def _taken_as_they_are(kind: Any) -> frozenset[type[Any]]:
-    """Types whose values are valid for ``kind`` as they are: nearly all of a request."""
-    origin, arguments = get_origin(kind), get_args(kind)
+def _parts(hint: Any) -> tuple[Any, Any, tuple[Any, ...]]:
+    """A type without its marks, its origin, and its arguments."""
+    kind = hint.__origin__ if get_origin(hint) is Annotated else hint
+    return kind, get_origin(kind) or kind, get_args(kind)
+
+
+@cache
+def _taken_as_they_are(hint: Any) -> frozenset[type[Any]]:
+    """Types whose values are valid as they are: nearly all of a request."""
+    kind, origin, arguments = _parts(hint)
     if origin in (Union, types.UnionType):
         return frozenset().union(*map(_taken_as_they_are, arguments))
-    if origin is Mapping:
-        return frozenset((dict,)) if arguments[1] is Any else frozenset()
-    return frozenset((kind,)) if kind in _NAMES and kind is not float else frozenset()
+    return frozenset((kind,)) if kind in (bool, int, str, NoneType) else frozenset()
+
+
+BAD: Any = object()
+"""What a conversion returns of a value that it refuses."""
+FieldSteps = tuple[str | int, ...]
+
+
+@dataclass
+class Faults:
+    """Collected faults, and ``ineffective``: fields that have no effect, and why."""
+
+    found: list[tuple[FieldSteps, str]] = field(default_factory=list)
+    ineffective: list[tuple[FieldSteps, str]] = field(default_factory=list)
+
+    def add(self, path: FieldSteps, message: str) -> None:
+        self.found.append((path, message))
+
+
+_LISTS: dict[Any, Callable[[list[Any]], Any]] = {
+    list: list,
+    set: set,
+    frozenset: frozenset,
+    Sequence: list,
+    Iterable: list,
+    Collection: list,
+}
+"""Types that a list can be converted to, and the conversions."""
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Converts plain values to annotated types. ``scalars``: of each plain type, the name of its values and the
+    conversion, which returns BAD where there is none. ``record`` makes a dataclass of a mapping; None, with a fault
+    added, where it cannot."""
+
+    scalars: Mapping[Any, tuple[str, Callable[[Any], Any]]]
+    record: Callable[[type[Any], Mapping[str, Any], Faults, FieldSteps], Any]
+    mapping: str
+    fallback: str
+
+    def convert(self, hint: Any, value: Any, faults: Faults, path: FieldSteps) -> Any:
+        if type(value) in _taken_as_they_are(hint):
+            return value
+        hint, origin, kinds = _parts(hint)
+        if hint is Any or hint is object:
+            return value
+        if origin in (Union, types.UnionType):
+            return self._choice(kinds, value, faults, path)
+        if origin is Literal:
+            return self._literal(kinds, value, faults, path)
+        if origin is tuple or origin in _LISTS:
+            return self._sequence(origin, kinds, value, faults, path)
+        if not isinstance(origin, type):
+            return self._scalar(hint, value, faults, path)
+        if is_dataclass(origin) and isinstance(value, Mapping):
+            made = self.record(origin, value, faults, path)
+            return BAD if made is None else made
+        if is_dataclass(origin):
+            return value if isinstance(value, origin) else self._bad(faults, path, self.mapping, value)
+        if issubclass(origin, Mapping):
+            return self._mapping(hint, kinds, value, faults, path)
+        if issubclass(origin, Enum):
+            return self._enum(hint, value, faults, path)
+        return self._scalar(hint, value, faults, path)
+
+    def _bad(self, faults: Faults, path: FieldSteps, wanted: str, value: Any, guess: str = "") -> Any:
+        shown = self.mapping if isinstance(value, Mapping) else "a list" if isinstance(value, list) else short(value)
+        faults.add(path, f"must be {wanted}, not {'null' if value is None else shown}{guess}")
+        return BAD
+
+    def _choice(self, options: tuple[Any, ...], value: Any, faults: Faults, path: FieldSteps) -> Any:
+        """Convert to the first option that accepts the value. If none does, the faults of the first are reported."""
+        if value is None and NoneType in options:
+            return None
+        attempts: list[Faults] = []
+        for option in options:
+            if option is not NoneType:
+                attempts.append(attempt := Faults())
+                converted = self.convert(option, value, attempt, path)
+                if not attempt.found:
+                    faults.ineffective += attempt.ineffective
+                    return converted
+        faults.found += attempts[0].found
+        return BAD
+
+    def _literal(self, options: tuple[Any, ...], value: Any, faults: Faults, path: FieldSteps) -> Any:
+        if isinstance(value, bool) and (word := "on" if value else "off") in options:
+            return word  # YAML reads on and off as booleans
+        return value if value in options else self._not_one_of(list(map(str, options)), value, faults, path)
+
+    def _enum(self, cls: type[Enum], value: Any, faults: Faults, path: FieldSteps) -> Any:
+        """The member with this name or value."""
+        for member in cls:
+            if value is member or value == member.value or value == member.name:
+                return member
+        return self._not_one_of([str(member.value) for member in cls], value, faults, path)
+
+    def _not_one_of(self, names: list[str], value: Any, faults: Faults, path: FieldSteps) -> Any:
+        return self._bad(faults, path, f"one of {', '.join(names)}", value, did_you_mean(str(value), names))
+
+    def _sequence(self, origin: Any, kinds: tuple[Any, ...], value: Any, faults: Faults, path: FieldSteps) -> Any:
+        is_list = isinstance(value, list | tuple)
+        fixed = origin is tuple and bool(kinds) and kinds[-1] is not Ellipsis
+        if not is_list or (fixed and len(value) != len(kinds)):
+            return self._bad(faults, path, f"a list of {len(kinds)}" if fixed else "a list", value)
+        each = kinds if fixed else (kinds[0] if kinds else Any,) * len(value)
+        pairs = enumerate(zip(each, value, strict=True))
+        items = [self.convert(kind, item, faults, (*path, at)) for at, (kind, item) in pairs]
+        if any(item is BAD for item in items):
+            return BAD
+        return tuple(items) if origin is tuple else _LISTS[origin](items)
+
+    def _mapping(self, hint: Any, kinds: tuple[Any, ...], value: Any, faults: Faults, path: FieldSteps) -> Any:
+        if not isinstance(value, Mapping):
+            return self._bad(faults, path, self.mapping, value)
+        kind = kinds[1] if kinds else Any
+        items = {str(key): self.convert(kind, item, faults, (*path, key)) for key, item in value.items()}
+        if any(item is BAD for item in items.values()):
+            return BAD
+        return hint(items) if isinstance(hint, type) and issubclass(hint, dict) else items
+
+    def _scalar(self, hint: Any, value: Any, faults: Faults, path: FieldSteps) -> Any:
+        if hint in self.scalars:
+            wanted, read = self.scalars[hint]
+            converted = read(value)
+            return converted if converted is not BAD else self._bad(faults, path, wanted, value)
+        if value is None or (isinstance(hint, type) and isinstance(value, hint)):
+            return value
+        faults.add(path, f"is of type {getattr(hint, '__name__', hint)}, {self.fallback}")
+        return BAD
+
+
+def _exactly(kind: type[Any]) -> Callable[[Any], Any]:
+    return lambda value: value if type(value) is kind else BAD
+
+
+def _finite(value: Any) -> Any:
+    return float(value) if type(value) in (int, float) and abs(value) <= sys.float_info.max else BAD
+
+
+def _record(cls: type[Any], data: Mapping[str, Any], faults: Faults, path: FieldSteps) -> Any:
+    try:
+        return read_fields(cls, data)
+    except FieldError as error:
+        faults.add((*path, error.field), error.problem)
+        return None
+
+
+_STRICT = Reader(
+    {
+        bool: ("true or false", _exactly(bool)),
+        int: ("a whole number", _exactly(int)),
+        float: ("a number", _finite),
+        str: ("a string", _exactly(str)),
+    },
+    _record,
+    "an object",
+    "which is not read",
+)
 
 
 def _read(kind: Any, value: object, path: str) -> Any:
-    if kind is Any or type(value) in _taken_as_they_are(kind):
-        return value
-    if _fits(kind, value):
-        return _built(kind, value, path)
-    raise FieldError(path, f"must be {_described(kind)}, not {short(value)}")
-
-
-def _fits(kind: Any, value: object) -> bool:
-    """Whether ``value`` is of the kind, its items apart."""
-    origin = get_origin(kind)
-    if kind is Any:
-        return True
-    if origin is Literal:
-        return value in get_args(kind)
-    if origin in (Union, types.UnionType):
-        return any(_fits(each, value) for each in get_args(kind))
-    if origin is tuple:
-        return isinstance(value, list | tuple)
-    if origin is Mapping or is_dataclass(kind):
-        return isinstance(value, Mapping)
-    if kind is float:
-        return type(value) in (int, float) and abs(value) <= sys.float_info.max  # type: ignore[arg-type]
-    return type(value) is kind
-
-
-def _built(kind: Any, value: Any, path: str) -> Any:
-    """``value``, which fits, as the field holds it."""
-    origin, arguments = get_origin(kind), get_args(kind)
-    if origin in (Union, types.UnionType):
-        return _built(next(each for each in arguments if _fits(each, value)), value, path)
-    if origin is tuple:
-        return tuple(_read(arguments[0], item, f"{path}[{place}]") for place, item in enumerate(value))
-    if origin is Mapping and arguments[1] is not Any:
-        return {name: _read(arguments[1], item, f"{path}.{name}") for name, item in value.items()}
-    if is_dataclass(kind):
-        return read_fields(kind, value, path)  # type: ignore[arg-type]
-    return float(value) if kind is float else value
+    faults = Faults()
+    converted = _STRICT.convert(kind, value, faults, ())
+    for steps, problem in faults.found:
+        below = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps)
+        raise FieldError(path + below, problem)
+    return converted
 
 
 def _check_bounds(field: Field[Any], value: Any, path: str) -> None:
@@ -131,14 +267,3 @@ def _check_bounds(field: Field[Any], value: Any, path: str) -> None:
         raise FieldError(path, f"must be at most {bounds['most']}, not {value}")
     if "valid" in bounds and not bounds["valid"](value):
         raise FieldError(path, bounds["problem"])
-
-
-def _described(kind: Any) -> str:
-    origin, arguments = get_origin(kind), get_args(kind)
-    if origin is Literal:
-        return f"one of {', '.join(map(str, arguments))}"
-    if origin in (Union, types.UnionType):
-        return " or ".join(map(_described, arguments))
-    if origin is tuple:
-        return "a list"
-    return _NAMES.get(kind, "an object")

@@ -26,8 +26,9 @@ from areal.api.cli_args import (
     SFTConfig,
     load_expr_config,
 )
-from areal.api.config.fields import Faults, build
+from areal.api.config.fields import build
 from areal.errors import FieldError, NotFound, UsageFault
+from areal.wire.fields import Faults
 
 AREAL = Path(__file__).parents[1] / "drivers" / "gsm8k_grpo.yaml"
 SMALL = "experiment_name: e\ntrial_name: t\n"

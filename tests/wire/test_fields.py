@@ -55,7 +55,7 @@ def test_write_fields_leaves_defaults_out_and_is_read_back() -> None:
     ("changed", "at_fault", "problem"),
     [
         ({"cuont": 1}, "cuont", "is not a known field"),
-        ({"count": None}, "count", "must be a whole number, not None"),
+        ({"count": None}, "count", "must be a whole number, not null"),
         ({"count": True}, "count", "must be a whole number, not True"),
         ({"count": 1.0}, "count", "must be a whole number, not 1.0"),
         ({"count": 0}, "count", "must be at least 1, not 0"),
@@ -65,11 +65,11 @@ def test_write_fields_leaves_defaults_out_and_is_read_back() -> None:
         ({"seconds": -float("inf")}, "seconds", "must be a number, not -inf"),
         ({"kind": "c"}, "kind", "must be one of a, b, not 'c'"),
         ({"exact": 1}, "exact", "must be true or false, not 1"),
-        ({"file": 3}, "file", "must be a string or null, not 3"),
+        ({"file": 3}, "file", "must be a string, not 3"),
         ({"parts": "p"}, "parts", "must be a list, not 'p'"),
         ({"parts": [{"name": "p"}, {}]}, "parts[1].name", "is required"),
         ({"labels": {"k": 1}}, "labels.k", "must be a string, not 1"),
-        ({"free": []}, "free", "must be an object, not []"),
+        ({"free": []}, "free", "must be an object, not a list"),
     ],
 )
 def test_read_fields_wrong_field_is_named(changed: dict[str, Any], at_fault: str, problem: str) -> None:

@@ -11,15 +11,15 @@ from __future__ import annotations
 import dataclasses
 import math
 import types
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field
-from enum import Enum
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass
 from functools import cache
 from pathlib import Path as FilePath
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from areal.errors import FieldError, did_you_mean
 from areal.resources.tree import FieldPath, over
+from areal.wire.fields import BAD, Faults, Reader
 
 
 @dataclass(frozen=True)
@@ -114,20 +114,6 @@ ADAPTER = NoEffect("the adapter that is trained is served as the model's weights
 T = TypeVar("T")
 
 
-@dataclass
-class Faults:
-    """Collected faults, and ``ineffective``: set fields that have no effect."""
-
-    found: list[tuple[FieldPath, str]] = field(default_factory=list)
-    ineffective: list[tuple[FieldPath, NoEffect]] = field(default_factory=list)
-
-    def add(self, path: FieldPath, message: str) -> None:
-        self.found.append((path, message))
-
-
-_BAD = object()
-
-
 def build(cls: type[T], values: Mapping[str, Any], faults: Faults, path: FieldPath = ()) -> T | None:
     """An instance of ``cls`` from plain values; None, with faults added, if a value under ``path`` is invalid."""
     hints = hints_of(cls)  # type: ignore[arg-type]  # a class is hashable, whatever its instances are
@@ -140,8 +126,8 @@ def build(cls: type[T], values: Mapping[str, Any], faults: Faults, path: FieldPa
         if key not in hints:
             faults.add((*path, key), f"there is no such key{did_you_mean(str(key), hints)}")
             continue
-        converted = _convert(hints[key], value, faults, (*path, key))
-        if converted is not _BAD:
+        converted = _YAML.convert(hints[key], value, faults, (*path, key))
+        if converted is not BAD:
             given[key] = converted
             _marked(cls, key, hints[key], converted, faults, (*path, key))
     for key in getattr(cls, "required", ()) if not path else ():
@@ -185,7 +171,7 @@ def _marked(cls: type, key: str, hint: Any, value: Any, faults: Faults, path: Fi
         if isinstance(mark, NotSupported):
             faults.add(path, f"is not supported: {mark.why}")
         elif isinstance(mark, NoEffect):
-            faults.ineffective.append((path, mark))
+            faults.ineffective.append((path, mark.why))
 
 
 def default_of(cls: type, key: str) -> Any:
@@ -193,147 +179,35 @@ def default_of(cls: type, key: str) -> Any:
     return found.default if found.default_factory is MISSING else found.default_factory()
 
 
-def _convert(hint: Any, value: Any, faults: Faults, path: FieldPath) -> Any:
-    """``value`` converted to the type ``hint``; _BAD, with a fault added, if that is impossible."""
-    if get_origin(hint) is Annotated:
-        return _convert(hint.__origin__, value, faults, path)
-    if hint is Any or hint is object:
-        return value
-    origin, kinds = get_origin(hint) or hint, get_args(hint)
-    if origin in (Union, types.UnionType):
-        return _choice(kinds, value, faults, path)
-    if origin is Literal:
-        return _literal(kinds, value, faults, path)
-    if origin is tuple or origin in _LISTS:
-        return _sequence(origin, kinds, value, faults, path)
-    if not isinstance(origin, type):
-        return _scalar(hint, value, faults, path)
-    if dataclasses.is_dataclass(origin) and isinstance(value, Mapping):
-        built = build(origin, value, faults, path)
-        return _BAD if built is None else built
-    if dataclasses.is_dataclass(origin):
-        return value if isinstance(value, origin) else _bad(faults, path, "a map", value)
-    if issubclass(origin, Mapping):
-        return _mapping(hint, kinds, value, faults, path)
-    if issubclass(origin, Enum):
-        return _enum(hint, value, faults, path)
-    return _scalar(hint, value, faults, path)
-
-
-def _bad(faults: Faults, path: FieldPath, wanted: str, value: Any, guess: str = "") -> Any:
-    faults.add(path, f"must be {wanted}, not {_shown(value)}{guess}")
-    return _BAD
-
-
-def _shown(value: Any) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, Mapping):
-        return "a map"
-    return "a list" if isinstance(value, list) else repr(value)
-
-
-def _choice(options: tuple[Any, ...], value: Any, faults: Faults, path: FieldPath) -> Any:
-    """Convert to the first option that accepts the value. If none does, the faults of the first option are reported."""
-    if value is None and type(None) in options:
-        return None
-    attempts: list[Faults] = []
-    for option in options:
-        if option is not type(None):
-            attempts.append(attempt := Faults())
-            converted = _convert(option, value, attempt, path)
-            if not attempt.found:
-                faults.ineffective += attempt.ineffective
-                return converted
-    faults.found += attempts[0].found
-    return _BAD
-
-
-def _literal(options: tuple[Any, ...], value: Any, faults: Faults, path: FieldPath) -> Any:
-    if isinstance(value, bool) and (word := "on" if value else "off") in options:
-        return word  # YAML reads on and off as booleans
-    return value if value in options else _not_one_of(list(map(str, options)), value, faults, path)
-
-
-def _enum(cls: type[Enum], value: Any, faults: Faults, path: FieldPath) -> Any:
-    """The member with this name or value."""
-    for member in cls:
-        if value is member or value == member.value or value == member.name:
-            return member
-    return _not_one_of([str(member.value) for member in cls], value, faults, path)
-
-
-def _not_one_of(names: list[str], value: Any, faults: Faults, path: FieldPath) -> Any:
-    return _bad(faults, path, f"one of {', '.join(names)}", value, did_you_mean(str(value), names))
-
-
-_LISTS: dict[Any, Callable[[list[Any]], Any]] = {
-    list: list,
-    set: set,
-    frozenset: frozenset,
-    Sequence: list,
-    Iterable: list,
-    Collection: list,
-}
-"""Types that a YAML list can be converted to, and the conversions."""
-
-
-def _sequence(origin: Any, kinds: tuple[Any, ...], value: Any, faults: Faults, path: FieldPath) -> Any:
-    is_list = isinstance(value, list | tuple)
-    fixed = origin is tuple and bool(kinds) and kinds[-1] is not Ellipsis
-    if not is_list or (fixed and len(value) != len(kinds)):
-        return _bad(faults, path, f"a list of {len(kinds)}" if fixed else "a list", value)
-    each = kinds if fixed else (kinds[0] if kinds else Any,) * len(value)
-    items = [_convert(kind, item, faults, (*path, at)) for at, (kind, item) in enumerate(zip(each, value, strict=True))]
-    if any(item is _BAD for item in items):
-        return _BAD
-    return tuple(items) if origin is tuple else _LISTS[origin](items)
-
-
-def _mapping(hint: Any, kinds: tuple[Any, ...], value: Any, faults: Faults, path: FieldPath) -> Any:
-    if not isinstance(value, Mapping):
-        return _bad(faults, path, "a map", value)
-    items = {str(key): _convert(kinds[1] if kinds else Any, item, faults, (*path, key)) for key, item in value.items()}
-    if any(item is _BAD for item in items.values()):
-        return _BAD
-    return hint(items) if isinstance(hint, type) and issubclass(hint, dict) else items
-
-
 def _whole(value: Any) -> Any:
     is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
-    return int(value) if is_whole and not isinstance(value, bool) else _BAD
+    return int(value) if is_whole and not isinstance(value, bool) else BAD
 
 
 def _number(value: Any) -> Any:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return _BAD
+        return BAD
     try:
         number = float(value)
     except ValueError:
-        return _BAD
-    return number if math.isfinite(number) or not isinstance(value, str) else _BAD
+        return BAD
+    return number if math.isfinite(number) or not isinstance(value, str) else BAD
 
 
 def _text(value: Any) -> Any:
     """A string, also from a number: a trial may be named 1."""
-    return str(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else _BAD
+    return str(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else BAD
 
 
-_SCALARS: dict[Any, tuple[str, Callable[[Any], Any]]] = {
-    int: ("a whole number", _whole),
-    float: ("a number", _number),
-    bool: ("true or false", lambda value: value if isinstance(value, bool) else _BAD),
-    str: ("text", _text),
-    FilePath: ("a path", lambda value: FilePath(value) if isinstance(value, str | FilePath) else _BAD),
-}
-
-
-def _scalar(hint: Any, value: Any, faults: Faults, path: FieldPath) -> Any:
-    if hint in _SCALARS:
-        wanted, read = _SCALARS[hint]
-        converted = read(value)
-        return converted if converted is not _BAD else _bad(faults, path, wanted, value)
-    if value is None or (isinstance(hint, type) and isinstance(value, hint)):
-        return value
-    faults.add(path, f"is of type {getattr(hint, '__name__', hint)}, which no configuration file can say")
-    return _BAD
+_YAML = Reader(
+    {
+        int: ("a whole number", _whole),
+        float: ("a number", _number),
+        bool: ("true or false", lambda value: value if isinstance(value, bool) else BAD),
+        str: ("text", _text),
+        FilePath: ("a path", lambda value: FilePath(value) if isinstance(value, str | FilePath) else BAD),
+    },
+    build,
+    "a map",
+    "which no configuration file can say",
+)

@@ -27,7 +27,7 @@ from typing import Any, Literal, NoReturn, TypeVar
 import yaml
 
 from areal.api.config.experiment import BaseExperimentConfig, PPOConfig
-from areal.api.config.fields import Faults, build, hints_of
+from areal.api.config.fields import build, hints_of
 from areal.errors import ArealError, InvalidManifest, NotFound, UsageFault, closest
 from areal.interrupt import STATUS, is_interrupt
 from areal.resources.tree import (
@@ -40,6 +40,7 @@ from areal.resources.tree import (
     over,
     parse_override,
 )
+from areal.wire.fields import Faults
 
 Mark = tuple[int, int]
 """Line and column, counted from 1."""
@@ -233,7 +234,7 @@ def examine(
         faults.found += contradictions(given)
     if config is not None and not faults.found and not refused:
         faults.found += more_faults(config)
-    ineffective = [(path, mark.why) for path, mark in faults.ineffective]
+    ineffective = faults.ineffective
     ineffective += config.ineffective(given) if isinstance(config, BaseExperimentConfig) else ()
     cautions = config.cautions(given) if isinstance(config, PPOConfig) else ()
     notes = [source.fault(path, why, set_by, "no effect") for path, why in ineffective]

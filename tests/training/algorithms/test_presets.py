@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from areal.api.cli_args import PRESETS, PPOActorConfig
-from areal.api.config.fields import Faults, build
+from areal.api.config.fields import build
 from areal.training.algorithms.actor import ActorLoss
 from areal.training.algorithms.advantages import AuxiliaryOutputs, prepare
 from areal.training.algorithms.losses import token_logprobs, token_outputs
+from areal.wire.fields import Faults
 
 LONGEST = 8
 GROUPS = torch.tensor([0, 0, 0, 1, 1, 1])
