@@ -45,6 +45,7 @@ from areal.state.records import StoredObject
 NO_LIMIT = 1 << 20  # more GPUs than any plan takes
 KEY_LOST = "key-lost"  # a process has another key than its file
 STARTING_S = 60.0  # a process younger than this that does not answer yet is starting, not unhealthy
+ENV_INPUT = "serviceEnv"  # of a data proxy, from its service; compared even where there is none
 KEY_INPUT = "keyFrom"  # compared even where nothing is wanted: a process must not keep an undeclared key
 
 
@@ -136,7 +137,7 @@ def _outdated(component: Component, run: ObservedRun) -> str:
     if run.key_fault:
         return "its key"
     recorded = run.state.spec.inputs
-    for name, value in sorted({KEY_INPUT: None, **component.inputs}.items()):
+    for name, value in sorted({KEY_INPUT: None, ENV_INPUT: None, **component.inputs}.items()):
         if recorded.get(name) != value:
             return f"inputs.{name}"
     had, wanted = run.state.spec.spec, component.spec

@@ -304,6 +304,8 @@ class InferenceServiceSpec(SpecModel):
     """Limits of the gateway."""
     models: Annotated[list[InlineModel], UpdateClass.HOT] = []
     """Models of this service, written here for short. Each becomes a Model object owned by the service."""
+    env: Annotated[dict[str, str], UpdateClass.ROLL] = {}
+    """Environment of the gateway, the router and the data proxies of its models. Quote numbers: every value is text."""
     log_level: Annotated[LogLevel, UpdateClass.ROLL] = "info"
     """Least severe level that the gateway and the router log."""
     restart: Annotated[Restart, UpdateClass.META] = Restart.model_construct()

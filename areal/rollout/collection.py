@@ -22,6 +22,7 @@ from areal.client.errors import CallerError, ClientError, NotReady, UnknownName
 from areal.dataclasses import dataclass, field
 from areal.dataset.examples import Example
 from areal.errors import ArealError, NotFound, UsageFault, did_you_mean
+from areal.http import tracing
 from areal.loading import call_with, load_callable
 from areal.reward.answers import BUILT_IN
 from areal.reward.frames import FunctionTarget, RewardError, RewardRaised, RewardTimeout
@@ -324,7 +325,15 @@ class Collection:
         self.progress.running += 1
         try:
             attempt = partial(self._attempt, item, example, sample)
-            return await run_attempts(item.task_id, attempt, partial(self._pause_s, example, sample, interrupted))
+            about = {"areal.task_id": item.task_id, "areal.sample": sample}
+            with tracing.span("rollout", about, root=True) as span:
+                outcome = await run_attempts(
+                    item.task_id, attempt, partial(self._pause_s, example, sample, interrupted)
+                )
+                is_done = isinstance(outcome, Rollout)
+                attempts = outcome.attempts if isinstance(outcome, Rollout) else None
+                span.set({"areal.outcome": "accepted" if is_done else "failed", "areal.attempts": attempts})
+            return outcome
         except Exception as error:  # noqa: BLE001 - the run's boundary: a full disk ends it with its error
             self._fault = self._fault or error
             return None
@@ -389,7 +398,9 @@ class Collection:
             result = await self.agent(example, session, self.plan)
         rewards = result.rewards
         if self.score is not None:
-            rewards = {"": await self.score(_fields(example, result))}
+            with tracing.span("reward") as span:
+                rewards = {"": await self.score(_fields(example, result))}
+                span.set({"areal.reward": rewards[""]})
         try:
             await reward_session(session, rewards)
         except UsageFault as error:

@@ -100,6 +100,19 @@ def spans(tmp_path_factory: pytest.TempPathFactory, collector: tuple[Spans, str]
                 max_tokens=2,
                 extra_headers={"traceparent": f"00-{TRACE}-{PARENT}-01"},
             )
+        questions = tmp_path_factory.mktemp("questions") / "two.jsonl"
+        questions.write_text('{"question": "?", "answer": "1"}\n{"question": "!", "answer": "2"}\n')
+        options = (
+            "--model",
+            "guess",
+            "--max-tokens",
+            "2",
+            "--reward",
+            "number",
+            "--output",
+            str(questions.parent / "out"),
+        )
+        box.ok("inf", "collect", "--dataset", str(questions), *options)
         yield found_after_end(box, found)
     finally:
         tear_down(box)
@@ -166,3 +179,31 @@ def test_call_with_a_traceparent_is_answered_in_its_callers_trace(spans: Spans) 
     (first,) = (each for each in spans.by_id.values() if each.parent_span_id == bytes.fromhex(PARENT))
     assert first.trace_id == bytes.fromhex(TRACE)
     assert attributes(first)["http.response.status_code"] == 200
+
+
+def test_weight_update_is_a_tree_from_the_gateway_to_the_engine(spans: Spans) -> None:
+    updates = spans.named("weight_update")
+    assert {attributes(each)["areal.weight_version"] for each in updates} >= {1}
+    last = attributes(updates[-1])
+    assert last["areal.replicas"] == 1 and last["areal.bytes"] > 100_000 and last["areal.pause_ms"] > 0
+    below = [each for each in spans.by_id.values() if each.trace_id == updates[-1].trace_id]
+    paths = {tuple(spans.path(each)) for each in below}
+    for route in ("/weights/prepare", "/weights/update", "/weights/commit"):
+        assert any(
+            path[0] == "weight-update: weight_update" and path[-1] == f"data-proxy: POST {route}" for path in paths
+        )
+    assert any(path[-1] == "engine: POST /load_weights" for path in paths), paths
+
+
+def test_episodes_of_inf_collect_are_rollouts_from_the_command_to_the_engine(spans: Spans) -> None:
+    mine = [each for each in spans.named("rollout") if spans.services[each.span_id] == "areal-collect"]
+    assert len(mine) == 2 and all(attributes(each)["areal.outcome"] == "accepted" for each in mine)
+    generate = spans.named("POST /generate", mine[0].trace_id)[0]
+    path = spans.path(generate)
+    assert path[0] == "collect: rollout" and path[-3:] == [
+        "data-proxy: POST /v1/chat/completions",
+        "data-proxy: chat guess",
+        "engine: POST /generate",
+    ]
+    (reward,) = spans.named("reward", mine[0].trace_id)
+    assert spans.path(reward)[0] == "collect: rollout"

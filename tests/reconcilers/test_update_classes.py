@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,12 +14,12 @@ from areal.reconcilers.desired import Target, target_for
 from areal.reconcilers.observe import ObservedRun
 from areal.reconcilers.plan import Plan, Verb
 from areal.reconcilers.planner import make_plan
-from areal.reconcilers.planning import PlanScope, Policy
+from areal.reconcilers.planning import ENV_INPUT, PlanScope, Policy
 from areal.resources.tree import FieldPath, UpdateClass, leaves, set_path
 from areal.resources.validation import effective, validate
 from tests.reconcilers.histories import Wish, wishes, worlds
 from tests.reconcilers.simulator import Simulation
-from tests.reconcilers.worlds import changed, front, model, replica, service, stored, table, wish, world
+from tests.reconcilers.worlds import changed, front, model, replica, service, steady, stored, table, wish, world
 
 BASES: dict[str, dict[str, Any]] = {
     "InferenceService": {},
@@ -91,6 +92,34 @@ def test_class_of_a_models_allocation_is_that_of_its_effect(
     plan = make_plan(PlanScope((target,), (Target(home, "unchanged"),)), seen, Policy())
     (found,) = [each for each in plan.objects if each.ref == "Model/qwen"]
     assert words in found.cause, plan.to_text()
+
+
+def test_environment_of_a_service_replaces_all_its_own_processes_and_the_data_proxies_and_no_engine() -> None:
+    home, item, seen = steady()
+    env = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318"}
+
+    def started(target: Target) -> set[str]:
+        plan = make_plan(PlanScope((target,), (Target(item, "unchanged"),)), seen, Policy())
+        return {op.target for op in plan.ops if op.verb is Verb.SPAWN}
+
+    assert started(changed(home, {"env": env})) == {"router/0", "gateway/0", "data-proxy/0"}
+    assert started(Target(home, "unchanged")) == set()
+    gone = {
+        **seen.runs,
+        "Model/qwen": tuple(
+            replace(
+                run,
+                state=replace(
+                    run.state, spec=replace(run.state.spec, inputs={**run.state.spec.inputs, ENV_INPUT: "x"})
+                ),
+            )
+            for run in seen.runs["Model/qwen"]
+            if run.state.spec.component == "data-proxy"
+        )
+        + tuple(run for run in seen.runs["Model/qwen"] if run.state.spec.component == "engine"),
+    }
+    seen = replace(seen, runs=gone)
+    assert "data-proxy/0" in started(Target(home, "unchanged")), "what the service has no more"
 
 
 def test_suspended_object_rolls_nothing() -> None:

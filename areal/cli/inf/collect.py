@@ -197,6 +197,7 @@ def collected(
     """Collect the episodes that the options say into ``folder``. A resumed run must have the same model, workflow,
     sampling and ``settings``; limits and concurrency may differ."""
     from areal.client.inference import AsyncInferenceClient
+    from areal.http import tracing
     from areal.rollout.collection import Collection, CollectionPlan
     from areal.rollout.collection_output import open_folder
 
@@ -229,7 +230,9 @@ def collected(
             )
             score = work.scorer.score if work.scorer is not None else None
             collection = Collection(client, work.agent, score, output, dataset.examples[: given["limit"]], plan)
+            tracing.start("collect", own_code=True)
             collection.run(work.thread, interrupted, CollectionReport(printer))
+            tracing.end()
         yield CollectionRun(output, plan, collection.progress, time.monotonic() - began, interrupted.is_set())
 
 

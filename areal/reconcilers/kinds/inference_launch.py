@@ -144,7 +144,11 @@ def gateway(launch: Launch, spec: InferenceServiceSpec) -> RunSpec:
 
 def _service_run(launch: Launch, spec: InferenceServiceSpec, name: str, config: ServeConfig) -> RunSpec:
     return launch.run(
-        service_argv(f"inference.{name}"), spec, config, spec.strategy.drain_timeout_seconds, env=PLAIN_HTTP
+        service_argv(f"inference.{name}"),
+        spec,
+        config,
+        spec.strategy.drain_timeout_seconds,
+        env={**PLAIN_HTTP, **spec.env},
     )
 
 
@@ -208,7 +212,7 @@ def data_proxy(launch: Launch, spec: ModelSpec, service: InferenceServiceSpec) -
         **source,
     )
     argv = service_argv("inference.data_proxy", spec.proxy_args)
-    return launch.run(argv, spec, config, secret_env=secret_env, liveness=spec.probes.liveness)
+    return launch.run(argv, spec, config, env=service.env, secret_env=secret_env, liveness=spec.probes.liveness)
 
 
 def engine(launch: Launch, spec: ModelSpec, service: InferenceServiceSpec) -> RunSpec:

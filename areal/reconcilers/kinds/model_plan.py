@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from areal.reconcilers.desired import Target
@@ -10,7 +11,7 @@ from areal.reconcilers.kinds.replica_plan import close_replicas, end_replicas, o
 from areal.reconcilers.kinds.replicas import Replica, ReplicaWork
 from areal.reconcilers.kinds.service_plan import ServiceView
 from areal.reconcilers.plan import AwaitReady, Verb
-from areal.reconcilers.planning import KindPlan, Planning
+from areal.reconcilers.planning import ENV_INPUT, KindPlan, Planning
 from areal.resources.backend import inference_part
 from areal.resources.fields import Strategy
 from areal.resources.kinds import service_ref
@@ -70,6 +71,11 @@ class ModelWork(ReplicaWork):
         service = spec.get("service", "default")
         found = [trainers[key] for key in ((service, None), (service, self.target.object.name)) if key in trainers]
         return min(found)[1] if found else ""
+
+    @property
+    def proxy_inputs(self) -> Mapping[str, str]:
+        env = self.service.spec.env
+        return {ENV_INPUT: json.dumps(env, sort_keys=True)} if env else {}
 
     @property
     def name(self) -> str:

@@ -221,6 +221,8 @@ class ServiceWork(ObjectWork):
     def decide_component(
         self, name: str, fields: tuple[str, ...], inputs: Mapping[str, Any] | None = None
     ) -> tuple[Component, Decision]:
+        if isinstance(self.spec, InferenceServiceSpec):
+            fields = (*fields, "env")  # that of an AgentService is its workers'
         component = self.component(name, 0, fields, {**(inputs or {}), **key_input(self.spec)})
         decision = self.decide(component)
         self.note(component, decision)

@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 
 import orjson
 
+from areal.http import tracing
 from areal.http.client import CallFailed, HttpClient
 from areal.services.http.errors import ApiError
 from areal.services.weight_update.pairs import Mode, Pair, PairState, UpdateHistory
@@ -259,9 +260,12 @@ class Updater:
         began, at = time.monotonic(), time.time()
         pair.state = PairState.UPDATING
         replicas: dict[str, float | None] = {}
+        about = {"areal.pair": pair.name, "areal.weight_version": version, "areal.transport": pair.mode.value}
         try:
-            async with _as_api_error("update"):
-                done = await self._update(pair, version, began, replicas)
+            with tracing.span("weight_update", about) as span:
+                async with _as_api_error("update"):
+                    done = await self._update(pair, version, began, replicas)
+                span.set({"areal.bytes": done.bytes, "areal.pause_ms": done.paused_ms, "areal.replicas": len(replicas)})
         except BaseException as error:
             reason = error.message if isinstance(error, ApiError) else f"interrupted: {type(error).__name__}"
             pair.failed(reason)

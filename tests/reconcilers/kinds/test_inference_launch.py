@@ -60,6 +60,19 @@ def test_gateway_is_configured_by_its_spec() -> None:
     )
 
 
+def test_environment_of_a_service_is_that_of_its_processes_and_of_data_proxies(tmp_path: Path) -> None:
+    spec = InferenceServiceSpec.model_validate({"env": {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318"}})
+    item = model({"service": "home", "backend": "embedded", "path": str(tmp_path), "env": {"OMP_NUM_THREADS": "1"}})
+    slot = Slot(uid="u", ref=str(item.ref), component="data-proxy", replica=0, port=20000)
+    launch = Launch(
+        item, slot, "/keys/home", "/home/data/qwen", "/home/routes.json", {"engineUrl": "http://127.0.0.1:1"}
+    )
+    proxy = data_proxy(launch, effective("Model", item.spec), spec)
+    for run in (gateway(service_launch("gateway", 8080), spec), router(service_launch("router", 20001), spec), proxy):
+        assert run.env["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://collector:4318"
+    assert "OMP_NUM_THREADS" not in proxy.env, "that is the engine's"
+
+
 def test_router_is_configured_by_its_spec() -> None:
     spec = InferenceServiceSpec.model_validate({"router": {"strategy": "prefix"}, "logLevel": "debug"})
     run = router(service_launch("router", 20001), spec)
