@@ -67,12 +67,10 @@ def append_line(path: str, line: bytes, merged: Callable[[bytes], bytes | None] 
         fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             locked = try_lock(fd)
-            if (locked and os.path.samestat(os.fstat(fd), os.stat(path))) or attempt == _TRIES - 1:
+            if (locked and still_named(fd, path)) or attempt == _TRIES - 1:
                 instead = _take_last_line(fd, merged) if locked and merged is not None else None
                 write_all(fd, line if instead is None else instead)
                 return
-        except FileNotFoundError:  # replaced between the two looks
-            pass
         finally:
             os.close(fd)
         time.sleep(_PAUSE_S)
@@ -102,6 +100,35 @@ def try_lock(fd: int, *, shared: bool = False) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def still_named(fd: int, path: Path | str) -> bool:
+    """Whether ``path`` leads to the open file: the holder of its lock may remove or replace it."""
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def stat_of(path: Path | str) -> os.stat_result | None:
+    """None where there is no such file, or it cannot be looked at."""
+    try:
+        return os.stat(path)
+    except OSError:
+        return None
+
+
+def size_of(path: Path | str) -> int:
+    """0 where there is no file."""
+    found = stat_of(path)
+    return found.st_size if found is not None else 0
+
+
+def stamp(path: Path | str) -> tuple[int, int, int] | None:
+    """Size, time of the last write and inode, which tell a file from a later one at its path; None where there is no
+    file."""
+    found = stat_of(path)
+    return (found.st_size, found.st_mtime_ns, found.st_ino) if found is not None else None
 
 
 def sync_folder(path: Path | str) -> None:

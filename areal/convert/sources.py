@@ -7,20 +7,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from areal.convert.openrlhf import DPO as OPENRLHF_DPO
-from areal.convert.openrlhf import PPO as OPENRLHF_PPO
-from areal.convert.openrlhf import RM as OPENRLHF_RM
-from areal.convert.openrlhf import SFT as OPENRLHF_SFT
+from areal.convert import openrlhf, trl, verl, verl_sft
 from areal.convert.reading import Command, Unread, assignments, flags, read_yaml, script_command
 from areal.convert.rules import Framework
-from areal.convert.trl import DPO as TRL_DPO
-from areal.convert.trl import GRPO as TRL_GRPO
-from areal.convert.trl import REWARD as TRL_REWARD
-from areal.convert.trl import RLOO as TRL_RLOO
-from areal.convert.trl import SFT as TRL_SFT
-from areal.convert.verl import VERL
-from areal.convert.verl_sft import FSDP_SFT
-from areal.convert.verl_sft import SFT as VERL_SFT
 from areal.dataclasses import dataclass
 
 _LAUNCHER = ("nproc_per_node", "nnodes", "num_processes", "num_machines", "num_gpus", "num_nodes", "config_file")
@@ -70,21 +59,21 @@ def _of_verl(keys: Mapping[str, Any]) -> str:
 _VERL = {"main_ppo": "ppo", "fsdp_sft_trainer": "fsdp_sft", "sft_trainer": "sft", "sft_trainer_ray": "sft"}
 SOURCES: Mapping[str, Source] = {
     "verl": Source(
-        {"ppo": VERL, "sft": VERL_SFT, "fsdp_sft": FSDP_SFT},
+        {"ppo": verl.VERL, "sft": verl_sft.SFT, "fsdp_sft": verl_sft.FSDP_SFT},
         re.compile(rf"verl[./]trainer[./]({'|'.join(_VERL)})(?:\.py)?(?!\S)"),
         _VERL,
         assignments,
         trainer_of=_of_verl,
     ),
     "trl": Source(
-        {"grpo": TRL_GRPO, "rloo": TRL_RLOO, "sft": TRL_SFT, "dpo": TRL_DPO, "reward": TRL_REWARD},
+        {"grpo": trl.GRPO, "rloo": trl.RLOO, "sft": trl.SFT, "dpo": trl.DPO, "reward": trl.REWARD},
         re.compile(r"(?:^|/| )(?:trl (grpo|rloo|sft|dpo|reward)|(grpo|gspo|rloo|sft|dpo|reward)(?:_\w+)?\.py)(?!\S)"),
         {**{name: name for name in ("grpo", "rloo", "sft", "dpo", "reward")}, "gspo": "grpo"},
         flags,
         nested=False,
     ),
     "openrlhf": Source(
-        {"ppo": OPENRLHF_PPO, "sft": OPENRLHF_SFT, "dpo": OPENRLHF_DPO, "rm": OPENRLHF_RM},
+        {"ppo": openrlhf.PPO, "sft": openrlhf.SFT, "dpo": openrlhf.DPO, "rm": openrlhf.RM},
         re.compile(r"openrlhf[./]cli[./]train_(ppo_ray|ppo|sft|dpo|rm)(?:\.py)?(?!\S)"),
         {"ppo_ray": "ppo", "ppo": "ppo", "sft": "sft", "dpo": "dpo", "rm": "rm"},
         flags,

@@ -12,7 +12,6 @@ A killed writer may leave an incomplete last line. It is cut off on resume, and 
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import mmap
@@ -27,7 +26,7 @@ from typing import Any
 
 from areal.dataclasses import dataclass, field
 from areal.errors import Conflict, Locked
-from areal.files import parse_json, write_all
+from areal.files import parse_json, try_lock, write_all
 from areal.rollout.failures import EpisodeFailed
 from areal.state.files import explain, write_atomic
 from areal.trajectories.reading import JSONL, PARQUET, TRAJECTORIES, read_lines
@@ -192,11 +191,9 @@ def _has_begun(path: Path) -> bool:
 
 def _lock(path: Path) -> int:
     fd = os.open(path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if not try_lock(fd):
         os.close(fd)
-        raise Locked(f"another collection writes into {path}", hint="wait for it, or choose another --output") from None
+        raise Locked(f"another collection writes into {path}", hint="wait for it, or choose another --output")
     return fd
 
 

@@ -28,7 +28,7 @@ from typing import TypeVar
 
 from areal.dataclasses import asdict, dataclass
 from areal.errors import ArealError, NoCapacity, TimedOut
-from areal.files import parse_json, try_lock
+from areal.files import parse_json, still_named, try_lock
 from areal.runtime import procfs
 from areal.runtime.backends.base import RunSpec
 
@@ -281,12 +281,7 @@ class LeaseDir:
 
     def _locked(self, name: str, fd: int, *, shared: bool = False) -> bool:
         """Lock ``fd``; False when another process holds the lock, or the file of that name is another one."""
-        if not try_lock(fd, shared=shared):
-            return False
-        try:
-            return os.path.samestat(os.fstat(fd), os.stat(self._file(name)))
-        except FileNotFoundError:
-            return False
+        return try_lock(fd, shared=shared) and still_named(fd, self._file(name))
 
     def share(self, lease: ResourceLease) -> None:
         """Step down from a lock held alone to one shared with the same owner."""

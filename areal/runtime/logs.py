@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from areal.dataclasses import dataclass
+from areal.files import stat_of
 from areal.runtime.causes import ERROR_LINE, TRACEBACK
 from areal.runtime.shim.log import TIMES, TIMES_STEP_S
 from areal.terminal import without_colours
@@ -142,7 +143,7 @@ class LogFollower:
         if self._fd < 0:
             return list(paths[-1:])
         own = os.fstat(self._fd).st_ino
-        inodes = [found.st_ino if (found := _stat(path)) is not None else 0 for path in paths]
+        inodes = [found.st_ino if (found := stat_of(path)) is not None else 0 for path in paths]
         position = inodes.index(own) if own in inodes else -1  # not there: it was deleted, all others are newer
         return list(paths[position + 1 :])
 
@@ -212,7 +213,7 @@ def level_of(text: str) -> str:
 def end_of(paths: Sequence[str], *, ended: bool) -> Place | None:
     """The end of the last line; of a log that is being written, of the last whole one. None without a log."""
     for path in reversed(paths):
-        if (found := _stat(path)) is None:
+        if (found := stat_of(path)) is None:
             continue
         position = found.st_size
         while not ended and position > 0:
@@ -227,7 +228,7 @@ def end_of(paths: Sequence[str], *, ended: bool) -> Place | None:
 
 def lines_before(paths: Sequence[str], end: Place, count: int, matches: Matches, *, most_bytes: int) -> Older:
     """The last ``count`` lines that match before ``end``, as far back as ``most_bytes``."""
-    files = [(path, found.st_ino, found.st_size) for path in paths if (found := _stat(path)) is not None]
+    files = [(path, found.st_ino, found.st_size) for path in paths if (found := stat_of(path)) is not None]
     known = next((index for index, (_, inode, _) in enumerate(files) if inode == end.inode), None)
     if known is None:
         return Older([], None)  # rotated away
@@ -252,7 +253,7 @@ def lines_before(paths: Sequence[str], end: Place, count: int, matches: Matches,
 
 def lines_after(paths: Sequence[str], start: Place | None, matches: Matches, *, most_bytes: int, ended: bool) -> Newer:
     """The lines that match after ``start`` (None, or rotated away: the oldest that is kept), up to ``most_bytes``."""
-    files = [(path, found.st_ino, found.st_size) for path in paths if (found := _stat(path)) is not None]
+    files = [(path, found.st_ino, found.st_size) for path in paths if (found := stat_of(path)) is not None]
     inodes = [inode for _, inode, _ in files]
     first = inodes.index(start.inode) if start is not None and start.inode in inodes else 0
     offset = start.offset if start is not None and start.inode in inodes else 0
@@ -309,10 +310,3 @@ def _read(path: str, start: int, size: int) -> bytes:
             return file.read(max(0, size))
     except FileNotFoundError:
         return b""
-
-
-def _stat(path: str) -> os.stat_result | None:
-    try:
-        return os.stat(path)
-    except OSError:
-        return None

@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import Any
 
 from areal.dataclasses import dataclass, field
-from areal.files import parse_json, sync_folder, try_lock, write_all
+from areal.files import parse_json, still_named, sync_folder, try_lock, write_all
 from areal.state.files import (
     GroupCommit,
     crash_point,
@@ -33,7 +33,7 @@ from areal.state.files import (
     names_in,
 )
 from areal.state.home import Home
-from areal.state.locks import actor, still_named
+from areal.state.locks import actor
 
 # Lines as entries, entries as operations. A line is one JSON entry with the CRC-32 of its own bytes. An unreadable
 # tail was not written; an unreadable line before readable ones is damage, and counted.

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from areal.dataclasses import asdict, dataclass
 from areal.errors import Locked
-from areal.files import parse_json, try_lock, write_all
+from areal.files import parse_json, still_named, try_lock, write_all
 from areal.resources.kinds import Ref, check_name
 from areal.state.files import explain
 from areal.state.home import Home
@@ -53,14 +53,6 @@ def acquire(path: Path, timeout_s: float, pause: Callable[[float], object] = tim
             return None
         pause(wait)
         wait = min(wait * 2, longest)
-
-
-def still_named(fd: int, path: Path) -> bool:
-    """Whether ``path`` leads to the open file: the holder of its lock may remove or replace it."""
-    try:
-        return os.path.samestat(os.fstat(fd), path.stat())
-    except FileNotFoundError:
-        return False
 
 
 def flock_owner(path: Path) -> int:

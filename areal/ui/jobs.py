@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from areal.errors import ArealError, NotFound
+from areal.files import size_of
 from areal.reconcilers.home_view import HomeView
 from areal.resources.kinds import MODEL, TRAIN_JOB, Ref, check_name, served_name
 from areal.resources.paths import resolve_model_path
@@ -48,7 +49,7 @@ class _Kept:
         self.reader: threading.Thread | None = None
 
     def read(self) -> JobNumbers:
-        size = _size(self.curves.path)
+        size = size_of(self.curves.path)
         if size - self.curves.cursor <= _AT_ONCE and (self.reader is None or not self.reader.is_alive()):
             with self.lock:
                 if self.curves.update() or self.shown is None:
@@ -88,14 +89,7 @@ def read_mark(path: Path) -> str:
     with _lock:
         entry = _entries.get(path)
     reading = entry is not None and entry.reader is not None and entry.reader.is_alive()
-    return f"{_size(path)}{' reading' if reading else ''}"
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0
+    return f"{size_of(path)}{' reading' if reading else ''}"
 
 
 def job_of(home: Home, name: str) -> StoredObject:

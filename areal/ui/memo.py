@@ -7,17 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from areal.files import stamp
+
 T = TypeVar("T")
-Stamp = tuple[int, int, int]
-
-
-def stamp(path: Path | str) -> Stamp | None:
-    """Size, time of the last write and inode; None where there is no file."""
-    try:
-        found = Path(path).stat()
-    except OSError:
-        return None
-    return found.st_size, found.st_mtime_ns, found.st_ino
 
 
 class FileMemo(Generic[T]):
@@ -26,7 +18,7 @@ class FileMemo(Generic[T]):
     def __init__(self, load: Callable[[Path], T], most: int = 256) -> None:
         self._load = load
         self._most = most
-        self._known: dict[Path, tuple[Stamp | None, T]] = {}
+        self._known: dict[Path, tuple[tuple[int, int, int] | None, T]] = {}
         self._lock = threading.Lock()
 
     def get(self, path: Path) -> T:

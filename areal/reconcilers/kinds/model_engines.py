@@ -24,7 +24,7 @@ from typing import Any
 
 from areal.dataclasses import dataclass
 from areal.errors import ArealError, Conflict, NotFound, TargetFailed
-from areal.files import parse_json
+from areal.files import parse_json, stamp
 from areal.reconcilers.kinds import StageReporter
 from areal.reconcilers.kinds.engine_commands import ENGINE_COMMANDS, engine_env
 from areal.resources.backend import engine_arg_faults, inference_part
@@ -163,7 +163,8 @@ def _installation(of: InstalledEngine, cache: Path) -> Installation:
             known, imports = _ask_installation(of)
         except subprocess.TimeoutExpired:
             return Installation("", "")  # asked again the next time
-        seen = {name: _stamp(name) for name in (of.python, *imports)}
+        # A stamp changes when the interpreter is replaced, or a package installed in one of its folders.
+        seen = {name: repr(stamp(name)) for name in (of.python, *imports)}
         _keep(file, {"version": known.version, "package": known.package, "seen": seen})
     return known
 
@@ -173,7 +174,7 @@ def _unchanged(file: Path) -> Installation | None:
     record = _kept(file)
     if not isinstance(record, dict) or not isinstance(record.get("seen"), dict):
         return None
-    if any(_stamp(name) != stamp for name, stamp in record["seen"].items()):
+    if any(repr(stamp(name)) != known for name, known in record["seen"].items()):
         return None
     version, package = record.get("version"), record.get("package")
     return Installation(version, package) if isinstance(version, str) and isinstance(package, str) else None
@@ -193,15 +194,6 @@ def _ask_installation(of: InstalledEngine) -> tuple[Installation, list[str]]:
     )
     version, package, *imports = (*of.output(("-c", code), _VERSION_S).splitlines(), "", "")
     return Installation(version.strip(), package), [name for name in imports if name]
-
-
-def _stamp(path: str) -> list[int]:
-    """A mark that changes when an interpreter is replaced, or a package installed in one of its folders."""
-    try:
-        found = Path(path).stat()
-    except OSError:
-        return []
-    return [found.st_mtime_ns, found.st_ino]
 
 
 def _kept(path: Path) -> Any:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from areal.errors import ArealError, InvalidManifest, NoCapacity, TimedOut
+from areal.files import size_of
 from areal.runtime import records
 from areal.runtime.backends.base import (
     FIRST_NODE_VARIABLE,
@@ -169,7 +170,7 @@ class SlurmBackend(ClusterBackend):
     def log_paths(self, uid: str) -> tuple[str, ...]:
         """The log of Slurm and of set-up commands, the logs of further nodes, then the component's log."""
         folder = Path(self.store.folder(uid))
-        log = [self._job_log(uid)] if _size(self._job_log(uid)) else []
+        log = [self._job_log(uid)] if size_of(self._job_log(uid)) else []
         parts = [path for part in sorted(folder.glob(f"{uid}-node-*")) for path in run_log_paths(str(part))]
         return (*log, *parts, *run_log_paths(str(folder)))
 
@@ -270,13 +271,6 @@ def _state_of(job_id: str) -> str:
 def _is_gone(job_id: str) -> bool:
     state = _state_of(job_id)
     return not state or SlurmJob(job_id, "", state).is_over
-
-
-def _size(path: str) -> int:
-    try:
-        return os.path.getsize(path)
-    except OSError:
-        return 0
 
 
 def _run(*argv: str, script: str | None = None) -> subprocess.CompletedProcess[str]:

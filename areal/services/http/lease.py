@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from areal.files import parse_json
+from areal.files import parse_json, stamp
 from areal.http.client import CallFailed, HttpClient
 from areal.services.http.service import Service
 from areal.services.http.tasks import IDLE_S, happens, until_beat
@@ -60,8 +60,8 @@ class RouterLease:
         self._http = http
         self._headers = {**headers, "Content-Type": "application/json"}
         self._registered: bool | None = None
-        self._read: tuple[Any, str] = None, ""  # the file's inode, time and size when it was read, and the url in it
-        self._head: tuple[Any, bytes] = None, b""  # the same of its beginning, which is looked at more often
+        self._read: tuple[Any, str] = (), ""  # the file's stamp when it was read, and the url in it
+        self._head: tuple[Any, bytes] = (), b""  # the same of its beginning, which is looked at more often
         self._router = b""  # as it announced itself at the last renewal
 
     async def run(self) -> None:
@@ -106,7 +106,7 @@ class RouterLease:
     def _announced(self) -> bytes:
         """The address and epoch of the router in the beginning of its file; the last ones where it cannot be read."""
         try:
-            if (identity := self._identity()) != self._head[0]:
+            if (identity := stamp(self._file)) != self._head[0]:
                 with self._file.open("rb") as file:
                     head, found, _ = file.read(_HEAD_BYTES).partition(DECLARED.encode())
                 self._head = identity, head if found else self._router
@@ -114,16 +114,11 @@ class RouterLease:
             return self._router
         return self._head[1]
 
-    def _identity(self) -> tuple[int, int, int]:
-        """Of the router's file, which the router replaces. Raises OSError."""
-        status = self._file.stat()
-        return status.st_ino, status.st_mtime_ns, status.st_size
-
     def _router_url(self) -> str:
         """The router's address; while its file cannot be read, the last one. Raises OSError, ValueError, KeyError or
         TypeError where there is none."""
         try:
-            if (identity := self._identity()) != self._read[0]:
+            if (identity := stamp(self._file)) != self._read[0]:
                 self._read = identity, parse_json(self._file.read_text())["url"]
         except (OSError, ValueError, KeyError, TypeError):
             if not self._read[1]:

@@ -24,6 +24,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from areal.dataclasses import dataclass, field
+from areal.files import size_of
 from areal.http import tracing
 from areal.http.events import LONGEST_EVENT
 from areal.services.http.auth import Access, AdminKey, Authenticator
@@ -49,15 +50,8 @@ class _MultiprocessMetrics(Collector):
         self._folder = folder
 
     def collect(self) -> Iterable[Metric]:
-        written = [str(file) for file in self._folder.glob("*.db") if _size(file)]
+        written = [str(file) for file in self._folder.glob("*.db") if size_of(file)]
         return MultiProcessCollector.merge(written)  # type: ignore[no-untyped-call]
-
-
-def _size(file: Path) -> int:
-    try:
-        return file.stat().st_size
-    except FileNotFoundError:  # its process has ended
-        return 0
 
 
 class RouteMetrics:

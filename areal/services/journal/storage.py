@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import logging
 import os
 import shutil
@@ -26,7 +25,7 @@ from threading import Thread
 from typing import Any, Self, TypeVar
 
 from areal.dataclasses import dataclass
-from areal.files import replace_file
+from areal.files import replace_file, still_named, try_lock
 from areal.runtime.notes import note
 from areal.services.http.errors import ApiError
 from areal.services.journal.keys import is_tag, new_tag
@@ -154,15 +153,12 @@ def lock_folder(path: Path) -> JournalFolder | None:
     lock = path / _LOCK
     descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        about = os.fstat(descriptor)
-        if about.st_ino == lock.stat().st_ino:
+        if try_lock(descriptor) and still_named(descriptor, lock):
+            left = os.fstat(descriptor).st_size == 0
             holder = f"{os.getpid()}\n".encode()
             os.pwrite(descriptor, holder, 0)  # before it is cut: an empty file tells that the folder was given up
             os.ftruncate(descriptor, len(holder))
-            return JournalFolder(path, descriptor, left=about.st_size == 0)
-    except (BlockingIOError, FileNotFoundError):
-        pass
+            return JournalFolder(path, descriptor, left=left)
     except OSError:
         os.close(descriptor)
         raise

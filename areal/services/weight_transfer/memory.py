@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from areal.errors import ArealError
+from areal.files import try_lock
 
 
 class TransferProgress:
@@ -100,11 +101,7 @@ class MemoryFile:
 
     def try_lock(self) -> bool:
         """Keep readers out, for writing, until ``unlock``; False where one has it on lease."""
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
+        return try_lock(self._file)
 
     def unlock(self) -> None:
         fcntl.flock(self._file, fcntl.LOCK_UN)

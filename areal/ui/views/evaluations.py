@@ -10,7 +10,7 @@ from typing import Any
 from areal.dataclasses import dataclass
 from areal.dataset.examples import prompt_digest
 from areal.errors import ArealError, NotFound
-from areal.files import parse_json
+from areal.files import parse_json, size_of, stamp
 from areal.rollout.evaluation import Comparison, PromptScores, compare, prompt_keys
 from areal.rollout.evaluation_files import JOB, SUMMARY, EvaluationFiles, evaluations_folder, find_evaluation
 from areal.trajectories.record import Episode
@@ -19,7 +19,7 @@ from areal.trajectories.view import TokenDecoder
 from areal.ui.context import ViewContext
 from areal.ui.groups import group_row, side_by_side
 from areal.ui.jobs import decoder_named, decoder_of, job_of
-from areal.ui.memo import FileMemo, stamp
+from areal.ui.memo import FileMemo
 from areal.ui.views import Marks
 
 _RUN = "run.json"
@@ -97,7 +97,7 @@ def marks(view: ViewContext) -> Marks:
     stamps = {f"{folder.name}/{name}": stamp(folder / name) for folder in folders for name in (SUMMARY, _RUN)}
     found: dict[str, int | str] = {"files": f"{hash(tuple(stamps.items())) & 0xFFFFFFFFFFFF:x}"}
     if name := view.query.get("name"):
-        size = (stamp(EvaluationFiles(name, evaluations_folder(view.home) / name, {}).samples) or (0,))[0]
+        size = size_of(EvaluationFiles(name, evaluations_folder(view.home) / name, {}).samples)
         found["samples"] = size >> max(0, size.bit_length() - 4) | size.bit_length() << 8
     return found
 

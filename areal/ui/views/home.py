@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from areal.errors import ArealError
+from areal.files import stamp
 from areal.reconcilers.context import Context
 from areal.reconcilers.home_view import HomeView, document_of, event_row, service_of
 from areal.reconcilers.prepare import drift
@@ -23,7 +24,7 @@ from areal.state.events import Event, load
 from areal.state.home import Home
 from areal.state.job_metrics import bottleneck, eta_s, newest_step
 from areal.ui.context import REMOTE, RemoteGateway, ViewContext
-from areal.ui.memo import FileMemo, stamp
+from areal.ui.memo import FileMemo
 
 _EVENTS = 40
 _SHARE = 0.005  # of a core, for looking again at what no file shows

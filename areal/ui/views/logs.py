@@ -12,6 +12,7 @@ from heapq import merge
 from typing import Any, NamedTuple
 
 from areal.errors import NotFound, UsageFault
+from areal.files import stamp
 from areal.reconcilers.home_view import HomeView
 from areal.runtime.backends import Backends
 from areal.runtime.backends.base import LIVE, RunState
@@ -20,7 +21,6 @@ from areal.runtime.logs import Matches, Older, Place, PlacedLine, end_of, lines_
 from areal.state.objects import ObjectStore
 from areal.terminal import without_colours
 from areal.ui.context import ViewContext
-from areal.ui.memo import stamp
 
 _LINES = 1000
 _MOST_BYTES = 16 << 20  # of all processes, a request

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from areal.errors import UsageFault
+from areal.files import stamp
 from areal.reconcilers.context import ApplyRequest, Context
 from areal.reconcilers.plan import Plan
 from areal.ui.context import ViewContext
-from areal.ui.memo import stamp
 from areal.ui.views import home
 
 _PASTED = "-"

@@ -16,7 +16,7 @@ from typing import Any
 
 from areal.client.gateway import GatewayClient
 from areal.errors import ArealError
-from areal.files import parse_json
+from areal.files import parse_json, stamp
 from areal.reconcilers.alerts import read_pairs
 from areal.reconcilers.weight_gateways import read_gateway
 from areal.resources.kinds import INFERENCE_SERVICE, Ref
@@ -24,7 +24,7 @@ from areal.state.home import Home
 from areal.state.job_metrics import last_steps
 from areal.ui.context import ViewContext
 from areal.ui.gateways import ask_all, entries
-from areal.ui.memo import FileMemo, stamp
+from areal.ui.memo import FileMemo
 from areal.ui.samples import tokens_by_version
 from areal.ui.views import Marks
 from areal.wire.processes import WEIGHT_HISTORY_FILE, WEIGHT_UPDATE_FILE

@@ -28,7 +28,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from areal.dataclasses import asdict, dataclass
-from areal.files import parse_json, replace_file
+from areal.files import parse_json, replace_file, stamp
 from areal.runtime.notes import note
 from areal.services.http.auth import Access
 from areal.services.http.errors import ApiError, bad_field, bad_request
@@ -99,7 +99,7 @@ class WeightTracker:
         self._watch = watch
         self.file = folder / PUBLISHED if folder is not None else None
         self._base = base
-        self._stamp: tuple[int, int] | None = None
+        self._stamp: tuple[int, int, int] | None = None
         # Pair, version and the engine's losses at that time. Two entries: an update's weights count once it is
         # committed, the weights before them until then.
         self._loaded: deque[tuple[str, int, int]] = deque(maxlen=2)
@@ -116,14 +116,12 @@ class WeightTracker:
         if self.file is None:
             return
         try:
-            found = self.file.stat()
-            stamp = found.st_ino, found.st_mtime_ns
-            if stamp == self._stamp:
+            if (now := stamp(self.file)) is not None and now == self._stamp:
                 return
             record = PublishedWeights.read(self.file.read_text())
         except OSError:
-            stamp, record = None, None
-        self._stamp = stamp
+            now, record = None, None
+        self._stamp = now
         self.published = record if record is not None and record.base == self._base else None
 
     def loaded(self, pair: str, version: int) -> None:

@@ -22,6 +22,9 @@ from areal.services.inference.data_proxy.tokenizer import TextCodec
 from areal.services.inference.engines.base import SAMPLING_FIELDS, Capabilities
 from areal.wire.sampling import GREEDY_BELOW, MAX_STOPS, REAL_RANGES, WHOLE_RANGES, SamplingParams
 
+OPENAI_NO_EFFECT = (
+    "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options",
+)  # fmt: skip
 _MOST_IGNORED_NAMES = 50
 _T = TypeVar("_T")
 _D = TypeVar("_D")

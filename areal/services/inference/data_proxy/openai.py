@@ -17,6 +17,7 @@ from areal.errors import UsageFault
 from areal.services.custom_tools import function_of, with_function_calls
 from areal.services.http.errors import bad_field, bad_request, unsupported
 from areal.services.inference.data_proxy.fields import (
+    OPENAI_NO_EFFECT,
     Fields,
     ResponseOptions,
     is_token_ids,
@@ -232,9 +233,6 @@ def _forced(
 MAX_PROMPTS = 1024
 DEFAULT_COMPLETION_TOKENS = 16  # the completions API's default
 
-_NO_EFFECT = (
-    "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options",
-)  # fmt: skip
 _LEFT_OUT: dict[str, tuple[Any, ...]] = {
     "service_tier": ("auto", "default"),
     "verbosity": ("medium",),
@@ -344,7 +342,7 @@ def _read_rest(fields: Fields) -> tuple[bool, tuple[str, ...]]:
         return True, ()
     fields.mapping("metadata")
     store = fields.flag("store", True)
-    fields.accept(_NO_EFFECT)
+    fields.accept(OPENAI_NO_EFFECT)
     fields.leave_out(_LEFT_OUT)
     return store, fields.ignored()
 

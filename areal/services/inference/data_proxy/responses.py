@@ -13,7 +13,7 @@ from typing import Any
 from areal.services.custom_tools import custom_arguments, custom_function
 from areal.services.dialects import CallForm, ResponsesWriter, joined_text, string_of
 from areal.services.http.errors import bad_field, bad_request, unsupported
-from areal.services.inference.data_proxy.fields import Fields, left_out_tool
+from areal.services.inference.data_proxy.fields import OPENAI_NO_EFFECT, Fields, left_out_tool
 from areal.services.inference.data_proxy.serializers import ChatTranslation, TemplateUses
 
 _NOT_KEPT = "responses are not kept: send the whole conversation as input"
@@ -23,9 +23,6 @@ _REFUSED = {
     "prompt": "there are no stored prompts",
     "background": _NOT_KEPT,
 }
-_NO_EFFECT = (
-    "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options",
-)  # fmt: skip
 _LEFT_OUT: dict[str, tuple[Any, ...]] = {
     "service_tier": ("auto", "default"),
     "truncation": ("disabled",),  # input that is too long is refused
@@ -65,7 +62,7 @@ def translate(fields: Fields, uses: TemplateUses) -> ChatTranslation:
         chat["reasoning_effort"] = effort
     ignored = [*_text(fields, chat), *(f"reasoning.{name}" for name in reasoning.ignored())]
     ignored += [f"stream_options.{name}" for name in stream_options.ignored()]
-    fields.accept(_NO_EFFECT)
+    fields.accept(OPENAI_NO_EFFECT)
     echoed = {
         "instructions": instructions,
         "max_output_tokens": chat["max_tokens"],

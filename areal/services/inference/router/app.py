@@ -18,7 +18,7 @@ from typing import Any
 import orjson
 
 from areal.dataclasses import dataclass, field
-from areal.files import parse_json, replace_file
+from areal.files import parse_json, replace_file, stamp
 from areal.http.client import HttpClient
 from areal.services.http.auth import Access
 from areal.services.http.errors import ApiError, bad_field, bad_request
@@ -216,13 +216,13 @@ class DeclaredFile:
         content = {"url": self._url, "epoch": self._registry.epoch, DECLARED: self._registry.declared()}
         if content != self._written:
             replace_file(self._path, orjson.dumps(content), mode=0o600, durable=True)
-            self._written, self._identity = content, _identity(self._path)
+            self._written, self._identity = content, stamp(self._path)
         self._serial = self._registry.serial
 
     def keep(self) -> None:
         """Write the file if something has changed, or if somebody has damaged or removed it: data proxies find the
         router by it."""
-        if self._written is not None and self._path is not None and _identity(self._path) != self._identity:
+        if self._written is not None and self._path is not None and stamp(self._path) != self._identity:
             _log.warning("%s was changed or removed by another program, and is written again", self._path)
             self._written, self._serial = None, -1
         try:
@@ -242,15 +242,6 @@ class DeclaredFile:
             await asyncio.sleep(until_beat(IDLE_S if is_idle else _PERIOD_S))
             if self._registry.learning and time.monotonic() > learnt_at:
                 self._registry.mark_synced()
-
-
-def _identity(path: Path) -> tuple[int, int, int] | None:
-    """What tells a file from a later one at its path; None where there is none."""
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_ino, status.st_mtime_ns, status.st_size
 
 
 _LEASE_FIELDS = tuple(RenewLease.__dataclass_fields__)
