@@ -205,6 +205,7 @@ def _served(
     """Serve the weights by a service of their own, which another process deletes with the block or this process. Raises
     Conflict for an object of that name: it is not this evaluation's to delete."""
     from areal.client.command import free_port, stop_with_this_process
+    from areal.ui.jobs import config_of
 
     if (remote := gateway(cli)) is not None:
         raise UsageFault(
@@ -212,7 +213,7 @@ def _served(
             hint="--context local",
         )
     job = stored(cli.home, Ref(TRAIN_JOB, saved.job))
-    config = _job_config(cli, saved.job)
+    config = config_of(cli.home.jobs / saved.job)
     path = _weights(cli, saved, config, Path(job.spec.get("workingDir") or "."))
     name = f"eval-{evaluation}"[:MAX_NAME_LENGTH].strip("-")
     for ref in (Ref(INFERENCE_SERVICE, name), Ref(MODEL, name)):
@@ -245,14 +246,6 @@ def _served(
         if outcome.exit_code:
             raise TargetFailed(f"{name} did not become ready: {'; '.join(outcome.notes)}")
         yield gateway_of(cli, name), model_at(cli, name, name) or name
-
-
-def _job_config(cli: Invocation, job: str) -> Mapping[str, Any]:
-    """The configuration that the job's driver resolved, {} before it did."""
-    from areal.reconcilers.kinds.job_config import read_config
-
-    path = cli.home.jobs / job / "config.yaml"
-    return read_config(path) if path.is_file() else {}
 
 
 def _weights(cli: Invocation, saved: _Saved, config: Mapping[str, Any], working: Path) -> str | Path:

@@ -23,7 +23,6 @@ from areal.ui.curves import MAIN, drawn_range
 if TYPE_CHECKING:
     from areal.rollout.significance import Difference
 
-_NAMES = ("experiment_name", "trial_name", "fileroot")
 _SHARE = 10  # of the steps that are averaged, by default the last tenth
 _WIDTH = 30
 _LONGEST = 44  # characters of a value in the table of keys
@@ -118,15 +117,14 @@ def _names(side: str) -> list[str]:
 
 
 def _run(cli: Invocation, name: str) -> _Run:
-    from areal.reconcilers.kinds.job_config import read_config
+    from areal.ui.jobs import config_of
 
     path = metrics_file(cli, name)
     steps = read_metrics(path)
     curves = curves_of(steps)
     if not curves and not steps.not_finite:
         raise NotFound(f"{name} has written no metrics yet", hint=f"areal train status {name}")
-    config = path.with_name("config.yaml")
-    return _Run(name, curves, read_config(config) if config.is_file() else {}, steps.not_finite)
+    return _Run(name, curves, config_of(path.parent), steps.not_finite)
 
 
 def _method(sides: Sequence[Sequence[_Run]], *, unpaired: bool) -> str:
@@ -141,13 +139,11 @@ def _method(sides: Sequence[Sequence[_Run]], *, unpaired: bool) -> str:
 
 def _keys(sides: Sequence[Sequence[_Run]]) -> list[dict[str, Any]]:
     """The keys that differ between the sides, but for names. A side's value is a list where its runs differ."""
-    from areal.convert.reading import flat
+    from areal.ui.jobs import compared_keys
 
-    runs = [[dict(flat(run.config)) for run in side] for side in sides]
+    runs = [[compared_keys(run.config) for run in side] for side in sides]
     rows = []
     for key in sorted({key for side in runs for each in side for key in each}):
-        if key.rpartition(".")[2] in _NAMES:
-            continue
         values = [_distinct([each.get(key) for each in side]) for side in runs]
         if values[0] != values[1]:
             a, b = (each[0] if len(each) == 1 else each for each in values)

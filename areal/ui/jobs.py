@@ -101,31 +101,36 @@ def job_of(home: Home, name: str) -> StoredObject:
 
 
 def _load_config(path: Path) -> dict[str, Any]:
-    import yaml
+    from areal.reconcilers.kinds.job_config import read_config
 
-    try:
-        found = yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
-        raise ArealError(f"{path} cannot be read: {str(error)[:300]}") from error
-    return found if isinstance(found, dict) else {}
+    return read_config(path) if path.is_file() else {}
 
 
 _configs: FileMemo[dict[str, Any]] = FileMemo(_load_config, 8)
 _decoders: FileMemo[TokenDecoder] = FileMemo(load_decoder, 2)
 
 
-def config_of(home: Home, name: str) -> Mapping[str, Any]:
-    """The resolved configuration of a job; empty before it has begun. Raises ArealError where it is damaged."""
-    return _configs.get(home.jobs / name / "config.yaml")
+def config_of(folder: Path) -> Mapping[str, Any]:
+    """The configuration that a run's driver wrote into its folder; empty before it has begun. Raises ArealError where
+    it is damaged."""
+    return _configs.get(folder / "config.yaml")
+
+
+_OF_ONE_RUN = ("experiment_name", "trial_name", "fileroot", "nfs_record_root")
+
+
+def compared_keys(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a configuration by keys with dots, but for the names and folders in which any two runs differ."""
+    from areal.convert.reading import flat
+
+    return {key: value for key, value in flat(config) if key.rpartition(".")[2] not in _OF_ONE_RUN}
 
 
 def decoder_of(home: Home, job: StoredObject) -> TokenDecoder | None:
     """The decoder of the tokenizer that the job's configuration names; None where it is not on this machine, and tokens
     are shown by their ids."""
     try:
-        config = config_of(home, job.name)
+        config = config_of(home.jobs / job.name)
         actor = config.get("actor")
         path = config.get("tokenizer_path") or (actor.get("path") if isinstance(actor, dict) else None)
         return decoder_named(home, str(path), job.spec.get("workingDir")) if path else None

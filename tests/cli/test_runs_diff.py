@@ -19,6 +19,7 @@ def run(folder: Path, name: str, values: Sequence[float], seed: int = 1, lr: flo
     lines = [{"step": step, "attempt": 1, "reward/mean": value} for step, value in enumerate(values, 1)]
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     config = {"seed": seed, "experiment_name": name, "actor": {"optimizer": {"lr": lr}, **more}}
+    config["cluster"] = {"fileroot": str(path), "name_resolve": {"nfs_record_root": f"{path}/names"}}  # of each run
     (path / "config.yaml").write_text(json.dumps(config))
     return str(path)
 

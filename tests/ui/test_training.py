@@ -145,7 +145,10 @@ def test_compare_lists_the_fields_that_differ(job: Home, record: Recorder) -> No
     ]
     assert [each["steps"] for each in found["jobs"]] == [50, 0] and found["unreadable"] == {}
     (folder / "config.yaml").write_text("a: [")
-    assert "cannot be read" in ask(job, "compare", jobs="learn,other")["unreadable"]["other"]
+    assert (
+        "config.yaml:1:5: the configuration is no YAML"
+        in ask(job, "compare", jobs="learn,other")["unreadable"]["other"]
+    )
     with pytest.raises(UsageFault, match="at most 8"):
         ask(job, "compare", jobs="a,b,c,d,e,f,g,h,i")
 

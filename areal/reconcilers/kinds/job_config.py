@@ -59,7 +59,7 @@ def read_config(path: Path) -> dict[str, Any]:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageFault(f"the configuration {path} cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         pos = Pos(str(path), mark.line + 1, mark.column + 1) if mark is not None else Pos(str(path), 1, 1)
         problem = getattr(error, "problem", None) or str(error)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 from areal.errors import ArealError, UsageFault
@@ -10,13 +9,12 @@ from areal.reconcilers.home_view import HomeView
 from areal.resources.kinds import TRAIN_JOB, check_name
 from areal.state.job_curves import Points
 from areal.ui.context import ViewContext
-from areal.ui.jobs import config_of, job_of, numbers_of, read_mark
+from areal.ui.jobs import compared_keys, config_of, job_of, numbers_of, read_mark
 from areal.ui.views import Marks
 from areal.ui.views.job import chosen_metrics, grouped_names, series_of
 
 _MOST_JOBS = 8
 _POINTS = 400
-_NAMES = ("experiment_name", "trial_name", "cluster.fileroot", "cluster.name_resolve.nfs_record_root")  # differ always
 _ABSENT = object()
 
 
@@ -63,7 +61,7 @@ def config_differences(view: ViewContext, names: list[str]) -> tuple[list[dict[s
     unreadable: dict[str, str] = {}
     for name in names:
         try:
-            if found := dict(flattened(config_of(view.home, name))):
+            if found := compared_keys(config_of(view.home.jobs / name)):
                 flat[name] = found
             else:
                 unreadable[name] = "it has written no config.yaml"
@@ -73,18 +71,9 @@ def config_differences(view: ViewContext, names: list[str]) -> tuple[list[dict[s
     rows = []
     for key in keys:
         values = [each.get(key, _ABSENT) for each in flat.values()]
-        if key not in _NAMES and any(repr(value) != repr(values[0]) for value in values):
+        if any(repr(value) != repr(values[0]) for value in values):
             rows.append({"field": key, "values": {name: each.get(key) for name, each in flat.items() if key in each}})
     return rows, unreadable
-
-
-def flattened(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """The leaves of a configuration: path and value."""
-    if isinstance(value, Mapping) and value:
-        for key, each in value.items():
-            yield from flattened(each, f"{path}.{key}" if path else str(key))
-    else:
-        yield path, value
 
 
 def marks(view: ViewContext) -> Marks:
