@@ -15,7 +15,7 @@ from typing import Any
 from areal.reward.equality import CHANGES, CHOICES, SCALE, exact_number, is_number, same
 from areal.reward.formulas import Formula
 from areal.reward.notation import LONGEST, group, in_latex, render, tokens
-from areal.reward.structure import Node, structure
+from areal.reward.structure import Node, structure, texts_of
 from areal.reward.units import measure, symbol_of
 
 _MOST_BOXES = 20
@@ -97,7 +97,7 @@ _COMPARED = re.compile(r"\s*(?:less|more|fewer|[a-z]+er)\s+than\b")  # 20% less 
 _ASSIGNED = re.compile(r"([A-Za-z]\w*\s*=)\s*\Z")
 _NEIGHBOURS = re.compile(r"(?:[A-Za-z'’]+[ ](?=(?:of|to)\b))?[A-Za-z'’]+(?=[ $\\*_]*\Z)")
 _NEGATED = re.compile(r"(?:\A|[=$(:])[-−]\Z|[=$]\s*[-−]\s*\Z")
-_FORMATTING = re.compile(r"\\(?:text|mathrm|mbox)\s*|\\[%,;: ]|[{}%]")
+_FORMATTING = re.compile(r"\\(?:text|mathrm|mbox)\s*|\\q?quad\b|\\[%,;: ()\[\]]|[{}%]")
 _JOINED = re.compile(
     r"[\s$()]*(?:[,;/|&~]|-{1,3}|[,;]?\s*\b(?:and/or|or|and|to|vs\.?)\b"
     r"(?:\s+(?:else|even|also|maybe|perhaps|possibly|alternatively))?)[\s$()]*",
@@ -122,6 +122,8 @@ def _unmarked(text: str) -> str | None:
     text = _WITHDRAWN.split(_REJECTED.sub("", _ASIDE.sub("", _CLOSING.sub("", text))))[-1]
     before, *statements = _STATED.split(text)
     is_stated = bool(statements)
+    if not is_stated and "\n" not in text.strip() and _is_formula(text) and not re.search(r"\d\s*=|</|[.:?](?:\s|\Z)", text):
+        return text.strip() or None
     if not is_stated and _LABELLED.fullmatch(text):
         return text
     if not is_stated and (emphasis := _EMPHASIS.search(text)):
@@ -183,24 +185,26 @@ def _last_boxes(text: str, boxes: list[re.Match[str]]) -> str | None:
             start, end = _argument(text, box.end())
             arguments.append((box.start(), start, end))
             covered = end or start + len(text[start:].partition("\n")[0])
-    found: list[str] = []
+    found: list[tuple[str, str]] = []
     after = 0
     for begin, start, end in reversed(arguments):
         between, name = text[end:after], _ASSIGNED.search(text[max(0, begin - _WINDOW) : begin])
-        if (
-            name and (other := _ASSIGNED.search(between)) and other[1].replace(" ", "") == name[1].replace(" ", "")
-        ):  # x = 1 or x = 2
-            between = between[: other.start()]
+        if name and found and found[0][0]:  # x = 1 or x = 2
+            between = _ASSIGNED.sub("", between)
         if found and not _JOINED.fullmatch(_FORMATTING.sub(" ", between)):
             break
         if not end:
-            return ", ".join(found) or None
+            break
         content = text[start:end].removeprefix("{").removesuffix("}").strip()
         if _NEGATED.search(text[max(0, begin - _WINDOW) : begin]):
             content = f"-({content})"
-        found[:0] = [content] if content not in found else []
+        key = name[1].replace(" ", "") if name else ""
+        is_repeated = any(content == each and (key == other or not key * bool(other)) for other, each in found)
+        found[:0] = [] if is_repeated else [(key, content)]
         after = begin
-    return ", ".join(found)
+    names = {name for name, _ in found}
+    are_named = len(names) == len(found) > 1 and all(names)  # x = 1 and y = 2
+    return ", ".join(name * are_named + content for name, content in found) if found else None
 
 
 def _argument(text: str, start: int) -> tuple[int, int]:
@@ -271,6 +275,8 @@ def same_expression(answer: str, right: str) -> bool:
     (choice, rest), (other, other_rest) = choice_of(found), choice_of(wanted)
     if choice and other and (choice != other or not rest or not other_rest):
         return choice == other
+    if found and texts_of(found) == texts_of(wanted):
+        return True
     pairs = {(found, wanted), (rest, other_rest)}
     if "base" in [each.text for each in found] and "base" not in [each.text for each in wanted]:
         pairs.add((tokens(re.sub(r"(?<=\d)_\{?\d+\}?\s*\Z", "", answer)), wanted))
@@ -280,7 +286,7 @@ def same_expression(answer: str, right: str) -> bool:
 _LABEL = re.compile(
     r"(?:[Tt]he\s+)?(?:(?:[Cc]orrect|[Ff]inal|[Bb]est)\s+)?(?:[Oo]ption|[Cc]hoice|[Aa]nswer)?(?:\s+is)?[\s:]*"
     r"(?:\(\s*([A-Ja-j])\s*\)|([A-J])(?:\s?[.:)]|\s*\Z|\s(?=\([A-Za-z ]+\))"
-    r"|\s-\s(?=[A-Za-z]{3})|,[^,]{1,40},(?=\sis\b)|(?=(?:,|,?\s)(?:is|as|since|because|因为|for|which|due)\b|,\s(?:the|an?)\s|,\s*-?\d+\Z))|([a-d])\Z)\s*"
+    r"|\s-\s(?=[A-Za-z]{3})|,[^,]{1,40},(?=\sis\b)|(?=(?:,|,?\s)(?:is|as|since|because|因为|for|which|due)\b|,\s(?:the|an?|it|this)\s|,\s*-?\d+\Z))|([a-d])\Z)\s*"
 )
 _NO_LABEL = re.compile(
     rf"{_REFUTED}|[/&+*^=<>]|[,;](?!\s*(?:因为|(?!or\b|and\b)[a-z]{{2}})|\s*-?\d+\Z)|-(?!\s*[\d\\.]|\s+[A-Za-z]{{3}})|or\b|and\b|\(?[A-J]\)?(?:\W|\Z)"

@@ -16,7 +16,7 @@ from typing import Any
 from areal.reward import formulas
 from areal.reward.formulas import ONE, Formula, NotAFormula, close, inexact, is_real, names_in, value_of
 from areal.reward.notation import Token, tokens
-from areal.reward.structure import Group, Node, Quantity, Relation, has_kind, quantity, structure, texts_of
+from areal.reward.structure import LISTS, Group, Node, Quantity, Relation, has_kind, quantity, structure, texts_of
 from areal.reward.units import SCALES, measure, words_in
 
 SCALE = rf"(?:dozens?|tens|(?:{'|'.join(SCALES)})s?)"
@@ -27,10 +27,11 @@ CHANGES = re.compile(  # words that change the value of a number, or make it one
     rf"|infinity|inf|out|floor|ceil(?:ing)?|remainder|[不没非错]\w*|{SCALE})\b",
     re.IGNORECASE,
 )
+_MONTH = r"(?:(?:jan|febr)uary|march|april|may|june|july|august|(?:sept|nov|dec)ember|october)"
 CHOICES = re.compile(  # words that an answer must have if its reference has them
     r"\b(?:[ap]m|noon|midnight|bc|ad|base|mod\d+|(?:north|south)(?:east|west)?|east|west|(?:in|de)crease[sd]?|profit|gain|loss"
     r"|debt|left|right|(?:counter)?clockwise|positive|negative|more|less|fewer|before|after|early|late|up|down|wins?|loses?"
-    r"|lost|won|(?:jan|febr)uary|march|april|may|june|july|august|(?:sept|nov|dec)ember|october|\w+days?|true|false|yes|no"
+    rf"|lost|won|{_MONTH}|\w+days?|true|false|yes|no"
     r"|odd|even)\b"
 )
 _WINNING = re.compile(r" (?:(?:always|will|can|has a) )*win(?:ning strategy)?\Z")
@@ -47,14 +48,14 @@ def same(answer: Node | None, right: Node | None) -> bool:
         return names.keys() == others.keys() and all(same(names[each], others[each]) for each in names)
     if isinstance(answer, Group) and isinstance(right, Group) and (names or others):
         brackets = right.brackets if names else answer.brackets
-        return brackets in ("()", ",") and same(_values(answer, names, brackets), _values(right, others, brackets))
+        return brackets in ("()", *LISTS) and same(_values(answer, names, brackets), _values(right, others, brackets))
     if isinstance(answer, Quantity) and isinstance(right, Quantity):
         return _same_quantity(answer, right)
     if isinstance(answer, Relation) and isinstance(right, Relation):
         return _same_relation(answer, right)
     if isinstance(answer, Relation) and answer.values:
         return _is_consistent(answer) and any(same(value, right) for value in answer.values)
-    if isinstance(right, Relation) and right.values and not re.search(r"[-+*/^]|frac", right.name):
+    if isinstance(right, Relation) and right.values and not re.search(r"[-+*/^]|frac(?![A-Z]{4})", right.name):
         return any(same(answer, value) for value in right.values)
     if isinstance(answer, Group) and isinstance(right, Group) and _same_group(answer, right):
         return True
@@ -63,11 +64,11 @@ def same(answer: Node | None, right: Node | None) -> bool:
     if isinstance(answer, Group) and isinstance(right, Quantity):
         if answer.brackets == "or":
             return all(same(each, right) for each in answer.items)
-        if answer.brackets == "," and _plain(answer.items[0]) in _TRUTH_VALUES:  # yes, it is true
+        if answer.brackets in LISTS and _plain(answer.items[0]) in _TRUTH_VALUES:  # yes, it is true
             return same(answer.items[0], right) or (_plain(answer.items[0]) == "yes" and same(answer.items[1], right))
     group, other = (answer, right) if isinstance(answer, Group) else (right, answer)
     if isinstance(group, Group) and isinstance(other, Quantity):
-        if group.brackets == ":" and len(group.items) == 2:
+        if group.brackets == ":" and len(group.items) == 2 and _plain(group.items[1])[:1] != "0":
             return _is_proportional(group.items, (other, quantity((Token("n", "1"),))))
         items = [each.formula for each in group.items if isinstance(each, Quantity)]
         return (
@@ -125,8 +126,9 @@ def _same_group(answer: Group, right: Group) -> bool:
         return is_like and len(first) == len(second) and all(map(same, first, second))
     if all(_plain(each) in _TRUTH_VALUES for each in first):
         return len(first) == len(second) and all(map(same, first, second))
-    is_inequality = any(isinstance(each, Relation) and not each.values for each in first)
-    if len(brackets) > 1 and (brackets & set("∪∩∖|:") or is_inequality):  # and is not or
+    is_condition = any(isinstance(each, Relation) and not each.values for each in first)
+    is_condition |= all(isinstance(each, Quantity) and not has_kind(each.formula, "nfm") for each in first)
+    if len(brackets) > 1 and (brackets & set("∪∩∖|:") or ("or" in brackets and is_condition)):  # and is not or
         return False
     for item in first:
         place = next((i for i, each in enumerate(second) if same(item, each)), None)
@@ -157,7 +159,7 @@ def _values(group: Group, names: dict[str, Node] | None, brackets: str) -> Group
     a list, whose order is free."""
     if not names:
         return group
-    is_one_name = brackets == "," and len({name.partition("_")[0] for name in names}) == 1
+    is_one_name = brackets in LISTS and len({name.partition("_")[0] for name in names}) == 1
     return Group("," if is_one_name else "()", tuple(names[name] for name in sorted(names)))
 
 
@@ -198,6 +200,9 @@ def _same_relation(answer: Relation, right: Relation) -> bool:
 
 def _words_agree(answer: Quantity, right: Quantity) -> bool:
     found, wanted = set(answer.words), set(right.words)
+    weekdays = {each for each in found ^ wanted if re.fullmatch(r"\w{3,}day", each)}
+    if len(weekdays) == 1 and any(re.fullmatch(_MONTH, each) for each in found & wanted):
+        found, wanted = found - weekdays, wanted - weekdays
     changed = [set(CHANGES.findall(" ".join(words))) for words in (found, wanted)]
     points = set("NSEW" if right.sign == "°" else "")
     chosen = [{word for word in words if CHOICES.fullmatch(word) or word in points} for words in (found, wanted)]
@@ -228,8 +233,17 @@ def _same_quantity(answer: Quantity, right: Quantity) -> bool:
         is_name = len(answer.formula) == 1 and answer.formula[0].kind == "s"  # all odd integers n
         is_same = one == other != "" or words[0] == words[1] != ()
         return (is_name or not answer.formula) and not right.formula and (is_same or _ends_with(answer, right))
+    answer, right = _with_unit(answer, right), _with_unit(right, answer)
     measured = _same_measured(answer, right)
     return _words_agree(answer, right) and _same_values(answer, right) if measured is None else measured
+
+
+def _with_unit(node: Quantity, other: Quantity) -> Quantity:
+    """``5m`` as 5 and the word ``m`` beside an amount in a unit or one number."""
+    units = "mgsLNJWVKAC" if other.words else "mLNJWVK" if len(other.formula) == 1 else ""
+    if node.words or [each.kind for each in node.formula] != ["n", "s"] or node.formula[1].text not in units:
+        return node
+    return Quantity(node.text, node.formula[:1], (node.formula[1].text,), node.sign)
 
 
 def _same_measured(answer: Quantity, right: Quantity) -> bool | None:
@@ -309,7 +323,7 @@ def _same_region(one: Node, other: Node) -> bool:
         found, wanted = ([_contains(node, x) for x in probes] for node in (one, other))
     except NotAFormula:
         return False
-    is_list = any(isinstance(each, Group) and each.brackets == "," for each in (one, other))
+    is_list = any(isinstance(each, Group) and each.brackets in LISTS for each in (one, other))
     return found == wanted and (any(found) or not is_list)
 
 
@@ -352,11 +366,9 @@ def _contains(node: Node, x: Any, is_condition: bool = False) -> bool:
     found = [_contains(each, x, is_condition or brackets in ("|", "or")) for each in items]
     if brackets == "∖":
         return found[0] and not found[1]
-    if brackets == "or" and sum(found) > 1:  # x > 3 or x > 4
+    is_every = brackets == "∩" or (brackets in LISTS and all(isinstance(each, Relation) for each in items))
+    if brackets == ":" or (brackets in ("or", *LISTS) and not is_every and sum(found) > 1):  # x > 3 or x > 4
         raise NotAFormula
-    if brackets == ":":
-        raise NotAFormula
-    is_every = brackets == "∩" or (brackets == "," and all(isinstance(each, Relation) for each in items))
     return all(found) if is_every else any(found)
 
 

@@ -121,6 +121,11 @@ def _applied(name: str, argument: Any) -> Any:
     return Fraction(0) if abs(value) < _mp().mpf(10) ** -45 else value
 
 
+def _rows(matrix: str) -> list[list[Formula]]:
+    """The cells of a matrix in LaTeX."""
+    return [[tokens(cell) for cell in row.split("&")] for row in matrix.split(r"\\") if row.strip()]
+
+
 class _Parser:
     """A recursive-descent parser, from the lowest precedence to the highest: ``_sum``, ``_product``, ``_raised``,
     ``_atom``. ``divisors`` has each value by which another one was divided."""
@@ -246,8 +251,7 @@ class _Parser:
         if kind == "f":
             return self._function(text)
         if kind in "mv":
-            rows = [row.split("&") for row in text.split(r"\\") if row.strip()]
-            matrix = tuple(tuple(_Parser(tokens(each), self._point, ONE).whole() for each in row) for row in rows)
+            matrix = tuple(tuple(_Parser(each, self._point, ONE).whole() for each in row) for row in _rows(text))
             return matrix if kind == "m" else _determinant(matrix)
         if text.startswith("unit "):
             axes = "ijk" if any(each.text == "unit k" for each in self._tokens) else "ij"
@@ -345,7 +349,9 @@ class _Parser:
 
 def names_in(*formulas: Formula) -> set[str]:
     """The symbols that are not constants."""
-    names = {each.text for formula in formulas for each in formula if each.kind == "s"}
+    found = [*itertools.chain(*formulas)]
+    inner = [cell for each in found if each.kind in "mv" for row in _rows(each.text) for cell in row]
+    names = {each.text for each in itertools.chain(found, *inner) if each.kind == "s"}
     return {each for each in names - _CONSTANTS if not each.startswith("unit ")}
 
 
@@ -367,7 +373,9 @@ def value_of(formula: Formula, point: Mapping[str, Any] | None = None, unit: Any
 def _points(*formulas: Formula) -> Iterator[dict[str, Fraction]]:
     """Values for the symbols, negative ones at the end; of sums, whole ones."""
     names = sorted(names_in(*formulas))
-    is_whole = any(each.text in ("sum", "prod") for formula in formulas for each in formula)
+    texts = [each.text for formula in formulas for each in formula]
+    signs = zip(texts, texts[1:], texts[2:], texts[3:], texts[4:], strict=False)
+    is_whole = {"sum", "prod"} & {*texts} or ("(", "-", "1", ")", "^") in signs  # an integer power
     for start, sign in ((0, 1), (2, 1), (5, 1), (1, -1), (4, -1))[: 5 if names else 1]:
         above = [sign * (13 + 5 * i + 3 * start) for i in range(len(names))]
         yield {name: Fraction(above[i], 1 if is_whole else 7 + 2 * i) for i, name in enumerate(names)}

@@ -30,6 +30,7 @@ class Token(NamedTuple):
 _REWRITES = r"""
 \\(?:left|right|middle|[bB]igg?[lrm]?)(?![A-Za-z])\s*\.?|\\(?:no)?limits(?![A-Za-z])|\\hline|\\!\s* =>
 \{([:,.])\} => \1
+\\[dtc]frac(?![A-Za-z]) => \\frac
 \\(?:begin|end)\{(?:equation|displaymath)\*?\} =>
 \\begin\{[dr]?cases\} => \\begin{array}{l}
 \\\{\s*\\begin\{\w+\*?\}(?:\{[^{}]*\})?(?!.*\\\}) => \\begin{array}{l}
@@ -46,7 +47,10 @@ _REWRITES = r"""
 \\frac\s*\{(\\{{text}}\{[^{}]*\})\}\s*\{(\\{{text}}\{[^{}]*\}(?:\^\{?\d\}?)?)\} => \1/(\2)
 (?<=\d)\s+and\s+a\s+half\b => .5
 (?<=\d):00(?=\s*(?:\\text\{\s*|~)?[aApP][mM]) =>
+(?<![A-Za-z\\])([A-Za-z]'*)\s?\(0\) => \1_0@
 12\s*(?=(?:\\text\s*\{\s*)?(?:noon|midnight)) =>
+(?<=[a-z]day),(?=\s+[A-Z][a-z]{2,}\.?\s+\d) =>
+((?:\\text\w*\{)?\b[A-Z][a-z]{2,8}\.?\s*\}?)\s*(\d\d?),?\s+(\d{4})\b => \2 \1 \3
 n['’]t\b => @not
 \\frac\s*\{d(\w)\}\s*\{d\w\}\s*(?==) => \1'
 \^\s*\{?\s*\\prime\s*\}? => '
@@ -59,7 +63,7 @@ n['’]t\b => @not
 \(-\\infty,\\infty\)\s*[\^_]\s*\{?\s*\+\s*\}? => (0,\\infty)
 (?<=\))\s*-\s*(?=\\\{) => \\setminus@
 \\math(?:rm|normal)\s*\{\s*([eidPT])\s*\} => @\1@
-(?<=\d)(?:[eE]|\s+[Ee]\s?|\s*\\text\{E\}\s?)([+-]?\d+)(?![\w.]) => *10^{\1}
+(?<=\d)(?:[eE]|\s+[Ee]\s?|\s*\\text\{E\}\s?)([+-]?\d+)(?!\w|\.\d) => *10^{\1}
 \A([^$]*)(?<!\\)\$(?=\s*-?[\d.])([^$]*)\Z => \1\\$\2
 \\\$\s*(-?[\d.]+) => \1\\text{ dollar}@
 \\{{text}}\{abs\}\s*\(([^()]*)\) => |\1|
@@ -67,6 +71,7 @@ n['’]t\b => @not
 \\sqrt\s*\(([^()]*)\)|\bsqrt\s*\(([^()]*)\) => \\sqrt{\1\2}
 (?i:\A\W*(?:text\W*)?(?:all\s+)?(?:real\s+)?(?:reals|numbers?)\s+(?:\$?\w\$?\s+)?except)[\s}]*(.+?)\Z => {{reals}}\1\\}
 \b(\d+)\s+(?:\\text\{\s*)?to\s*\}?\s+(\d+)\b => \1:\2
+\b(\d+)\s+(?:\\text\{\s*)?(?:in|out\s+of)\s*\}?\s+(\d+)\b => \1/\2
 \(\s*(\\approx[^()]*)\) => \1
 (\\\{\s*\([a-z](?:,\s*[a-z])*\)\s*): => \1|
 """
@@ -93,14 +98,14 @@ _COMMANDS: dict[str, str] = {
         : colon = ≈ approx simeq doteq thickapprox = ∼ sim = ∞ infty = ∅ emptyset varnothing O = ∪ cup = ∩ cap
         ∖ setminus backslash smallsetminus = ∈ in = ± pm = ∓ mp = | mid vert lvert rvert Vert lVert rVert = ⌊ lfloor
         ⌋ rfloor = ⌈ lceil = ⌉ rceil = \{ lbrace = \} rbrace = ( langle lparen = ) rangle rparen = [ lbrack = ] rbrack
-        … ldots cdots dots = % percent = ≡ equiv = mod bmod pmod = or lor vee = and land wedge = → to rightarrow
-        frac dfrac tfrac cfrac nicefrac sfrac = binom dbinom tbinom = ⇒ Rightarrow = cong = sqrt = over = choose
+        … ldots cdots dots = % percent = ≡ equiv = mod bmod pmod = or lor vee = and land wedge = ¬ neg lnot
+        → to rightarrow longrightarrow Rightarrow implies = ↔ iff leftrightarrow Leftrightarrow = frac nicefrac sfrac = binom dbinom tbinom = cong = sqrt = over = choose
         sum = prod = int = lim""",
     )
     for to, *names in [line.split()]
     for name in (*names, to)
 }
-_WORDS = {"or": "or", "and": "and", "percent": "%", "percentage": "%", "degree": "°", "degrees": "°", "minus": "-"}
+_WORDS = {"or": "or", "and": "and", "percent": "%", "percentage": "%", "pct": "%", "degree": "°", "degrees": "°", "minus": "-"}
 _WORDS |= {"negative": "-", "per": "/", "mod": "mod", "modulo": "mod", "sqrt": "sqrt"}
 _FUNCTIONS = words_in("sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln lg exp gcd lcm max min det")
 _TEXT = words_in("text textbf textit textrm textnormal texttt textsf mathrm mathnormal mbox hbox operatorname")
@@ -129,7 +134,7 @@ _SIGNS = dict(
     )
 )
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
-_SEPARATOR = r"(?:,|\{,\}|\\[,;: ]|~|'|_|[ ])"
+_SEPARATOR = r"(?:,|[ ]?\{,[ ]?\}|\\[,;: ]|~|'|_|[ ])"
 _TUPLE = re.compile(r"(?<!\w)(?:[(\[]|\\\{)\s*-?\d+(?:\s*,\s*-?\d+)+\s*(?=[)\]]|\\\})")
 _GROUPED = re.compile(
     rf"(?<![\d.])(?!0\d*{_SEPARATOR})(?:\d{{1,3}}(?:{_SEPARATOR}\d{{3}})+|\d{{1,2}}(?:,\d{{2}})+,\d{{3}})"
@@ -157,6 +162,7 @@ _POINTS = re.compile(r"\s*(\\?[A-Z]+'*|\\[A-Za-z]+|\w)")
 _UNITS_ONLY = re.compile(
     r"(?:\s*\^\s*\{?\s*-?\d\s*\}?|\s*/\s*[A-Za-z]+|\s+[mgshdlLCFKNJWVASEMTHk](?![A-Za-z]))*\s*(?:\Z|\d)"
 )
+_CLOCK = re.compile(r"(?:0?\d|1[0-2]):[0-5]\d")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _ARTICLE = re.compile(r"\s+(?:(?!sin|cos|tan|log|ln|exp|sqrt)[a-z]{3}|\d)")
 _EQUAL = {"!=": "≠", "<=": "≤", "=<": "≤", ">=": "≥", "...": "…", r"\%": "%", r"\&": "and", r"\|": "|"}
@@ -179,6 +185,8 @@ def in_latex(text: str) -> str:
 @lru_cache(maxsize=1024)  # all samples of a row have one reference
 def tokens(text: str) -> tuple[Token, ...]:
     (first, to), *others = _TABLE
+    if re.search(r"\\\\[A-Za-z]", text) and not re.search(r"(?<!\\)\\[A-Za-z]", text):
+        text = text.replace("\\\\", "\\")  # escaped twice
     text = first.sub(to, in_latex(text))
     text = _TUPLE.sub(lambda match: match[0].replace(",", ", "), text)  # the interval (0,100) is not the number 0100
     text = _GROUPED.sub(lambda match: re.sub(r"\D", "", match[0]), text)
@@ -327,7 +335,7 @@ def _command(name: str, text: str, at: int, found: list[Token], gap: bool) -> in
         is_name = name in ("mathrm", "operatorname") and len(inner) == 1 and not found
         _scan(inner, found, is_text=not is_function and not is_name)
     elif name == "begin" and (matrix := _MATRIX.match(text, at)):
-        found.append(Token("v" if matrix[1] == "v" else "m", matrix[2], gap))
+        found.append(Token("v" if matrix[1] == "v" else "m", re.sub(r"\s+", " ", matrix[2]), gap))
         return matrix.end()
     elif name in _COMMANDS:
         found.append(Token("s" if name == "infty" else "o", _COMMANDS[name], gap))
@@ -377,7 +385,7 @@ def _with_numbers(found: list[Token]) -> list[Token]:
             i += taken - 1
         elif token.kind == "w" and word in PARTS and not result and i + 1 < len(found) and word != "half":
             result.append(Token("n", str(PARTS[word])))  # the fourth quadrant
-        elif word == "pm" and [each.kind for each in result[-3:]] == ["n", "o", "n"] and result[-2].text == ":":
+        elif word == "pm" and _CLOCK.fullmatch("".join(each.text for each in result[-3:])):
             result[-3] = Token("n", str(int(result[-3].text) % 12 + 12))
         elif word == "mu" and i + 1 < len(found) and found[i + 1].kind == "w":
             result.append(Token("w", "u" + found[i + 1].text, token.gap))

@@ -48,7 +48,7 @@ class Quantity:
 
 @dataclass(frozen=True)
 class Group:
-    """Items in ``()``, ``[]``, ``[)``, ``(]`` or ``{}``. A bare list has ``,``, alternatives have ``or``, a ratio has
+    """Items in ``()``, ``[]``, ``[)``, ``(]`` or ``{}``. A bare list has ``,`` or ``and``, alternatives have ``or``, a ratio has
     ``:``, sets with an operator have ``∪``, ``∩`` or ``∖``, and the numbers that meet a condition have ``|``."""
 
     brackets: str
@@ -67,6 +67,7 @@ class Relation:
 
 Node = Quantity | Group | Relation
 
+LISTS = (",", "and")
 _PAIRS = {"(": ")", "[": "]", "{": "}", r"\{": r"\}"}
 _CLOSING = frozenset(_PAIRS.values())
 _RELATIONS = words_in("= < > ≤ ≥ ≠ ≈ ∈ ≡ ∼ cong")
@@ -155,12 +156,16 @@ def _read(found: Formula) -> Node:
     parts, separators = _split(found, "or")
     if separators:
         return _group("or", [each[:-1] if each[-1:] and each[-1].text == "," else each for each in parts])
+    parts, separators = _split(found, ";")
+    if separators and {",", "="} <= set(texts_of(found)):  # x = 1, y = 2; x = 3, y = 4
+        return _group(",", parts)
     parts, separators = _split(found, ",", ";", "and")
     is_list = set(separators) != {"and"} or (parts[0][-1:] and parts[0][-1].text == ")") or not has_kind(found, "n")
     if set(separators) == {","} and has_kind(parts[0], "n") and not any(has_kind(part, "nsfmvo") for part in parts[1:]):
         return quantity(tuple(each for each in found if each.text != ","))  # 5 N, to the left
     if separators and (is_list or all(map(_is_mathematics, parts))):
-        return _group(",", [each for each in parts if each] if "and" in separators else parts)
+        is_joined = "and" in separators
+        return _group("and" if is_joined else ",", [each for each in parts if each] if is_joined else parts)
     signs = _BOTH & set(texts_of(found))
     if brackets and not (brackets == "()" and "," in texts_of(inner) and len(signs) == 1):
         return _bracketed(brackets, inner)
@@ -203,16 +208,17 @@ def _group(brackets: str, parts: Sequence[Formula]) -> Group:
         last = nodes[-1] if nodes else None
         if isinstance(last, Relation) and last.operators == ("≠",) and isinstance(node, Quantity):
             node = Relation((last.sides[0], part), ("≠",))  # x ≠ 1, 2
-        is_flat = (
-            isinstance(node, Group)
-            and node.brackets == ","
-            and _BOTH & set(texts_of(part))
-            and brackets in ("{}", ",", "or")
-        )
-        nodes += node.items if isinstance(node, Group) and is_flat else [node]  # 0, ±2 has three items
+        is_list = isinstance(node, Group) and node.brackets in LISTS and brackets in ("{}", *LISTS, "or")
+        others = node.items[1:] if isinstance(node, Group) and is_list else ()  # of 0, ±2, and of 1, 2 or 3
+        is_flat = others and (_BOTH & set(texts_of(part)) or brackets == "or" and all(map(_is_quantity, others)))
+        nodes += node.items if isinstance(node, Group) and is_flat else [node]
         if len(nodes) > _MOST_ITEMS:
             raise NotAFormula
     return Group(brackets, tuple(nodes))
+
+
+def _is_quantity(node: Node) -> bool:
+    return isinstance(node, Quantity)
 
 
 def _condition(inner: Formula) -> Formula | None:
