@@ -49,6 +49,7 @@ _LABELLED = re.compile(r"\W*\(?[A-J][).:]\s[^\n]*\s*")
 _EMPHASIS = re.compile(r"(?<!not )(?<!n't )\*\*\W*([A-J])\W*\*\*\W*\Z")
 _SENTENCE_END = re.compile(r"\n|[.!?](?:\s|\Z)")
 _FORMULA = re.compile(r"\$([^$\n]+(?:\$(?:,?\s*(?:or|and)|,)\s*\$[^$\n]+)*)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
+_SUM = re.compile(r".*\band\s(?=\s*\w+(?:\s*[-+]\s*\w+)+\s*=)", re.DOTALL)  # m/n = 27/64 and m + n = 91
 _QUANTITY = (
     r"(?:(?:\d{1,3}(?:[,_' ]\d{3})+(?!\d)|\d+[ ]\d+/\d+|\d+)(?:\.\d+)*(?:[eE][-+]?\d+(?!\w))?|(?<![\w.])\.\d+"
     r"|\\[dtc]?frac\s*\{[^{}]*\}\s*\{[^{}]*\}|\\sqrt\s*\{[^{}]*\})"
@@ -122,7 +123,12 @@ def _unmarked(text: str) -> str | None:
     text = _WITHDRAWN.split(_REJECTED.sub("", _ASIDE.sub("", _CLOSING.sub("", text))))[-1]
     before, *statements = _STATED.split(text)
     is_stated = bool(statements)
-    if not is_stated and "\n" not in text.strip() and _is_formula(text) and not re.search(r"\d\s*=|</|[.:?](?:\s|\Z)", text):
+    if (
+        not is_stated
+        and "\n" not in text.strip()
+        and _is_formula(text)
+        and not re.search(r"\d\s*=|</|[.:?](?:\s|\Z)", text)
+    ):
         return text.strip() or None
     if not is_stated and _LABELLED.fullmatch(text):
         return text
@@ -230,6 +236,7 @@ def _last_in_prose(text: str, doubt: bool = False) -> str | None:
     if not found:
         return None
     end, start, answer = max(found)
+    answer = _SUM.split(answer)[-1]
     before, after = text[max(0, -start - _WINDOW) : -start], text[end : end + _WINDOW]
     beside = _NEIGHBOURS.search(before)
     is_changed = beside is not None and CHANGES.search(beside[0])

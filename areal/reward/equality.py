@@ -124,6 +124,9 @@ def _same_group(answer: Group, right: Group) -> bool:
     if brackets & _ORDERED:
         is_like = len(brackets) == 1 or brackets == {"()", ","} or (len(first) > 2 and brackets <= {"()", "[]", ","})
         return is_like and len(first) == len(second) and all(map(same, first, second))
+    cut = min(len(first), len(second)) - 1
+    if cut > 2 and _plain(first[-1]) == _plain(second[-1]) == "…":  # 1, 3, 5, ...
+        first, second = first[:cut], second[:cut]
     if all(_plain(each) in _TRUTH_VALUES for each in first):
         return len(first) == len(second) and all(map(same, first, second))
     is_condition = any(isinstance(each, Relation) and not each.values for each in first)
@@ -208,6 +211,8 @@ def _words_agree(answer: Quantity, right: Quantity) -> bool:
     chosen = [{word for word in words if CHOICES.fullmatch(word) or word in points} for words in (found, wanted)]
     if changed[0] != changed[1] or chosen[1] - found:
         return False
+    if "".join(answer.words) == "".join(right.words):  # kA and k A
+        return True
     return not wanted or not found or found <= wanted or (wanted <= found and not chosen[0] - wanted)
 
 
@@ -228,12 +233,13 @@ def _same_quantity(answer: Quantity, right: Quantity) -> bool:
     if _plain(answer) == _plain(right):
         return True
     if not has_kind(right.formula, "nsfmv") or not has_kind(answer.formula, "nsfmv"):
-        one, other = (re.sub(r"[\W_]", "", _WINNING.sub("", each.text.casefold())) for each in (answer, right))
+        one, other = (re.sub(r"[\W_]|number", "", _WINNING.sub("", each.text.casefold())) for each in (answer, right))
         words = [sorted(each.words) if {"all", "only"} & {*each.words} else each.words for each in (answer, right)]
         is_name = len(answer.formula) == 1 and answer.formula[0].kind == "s"  # all odd integers n
         is_same = one == other != "" or words[0] == words[1] != ()
         return (is_name or not answer.formula) and not right.formula and (is_same or _ends_with(answer, right))
     answer, right = _with_unit(answer, right), _with_unit(right, answer)
+    answer, right = _as_product(answer, right), _as_product(right, answer)
     measured = _same_measured(answer, right)
     return _words_agree(answer, right) and _same_values(answer, right) if measured is None else measured
 
@@ -244,6 +250,14 @@ def _with_unit(node: Quantity, other: Quantity) -> Quantity:
     if node.words or [each.kind for each in node.formula] != ["n", "s"] or node.formula[1].text not in units:
         return node
     return Quantity(node.text, node.formula[:1], (node.formula[1].text,), node.sign)
+
+
+def _as_product(node: Quantity, other: Quantity) -> Quantity:
+    """``2 kA^2`` as a product of symbols beside a formula that has symbols."""
+    is_amount = node.words and measure(*node.words) and {each.kind for each in node.formula} <= {"n"}
+    if not is_amount or other.words or not has_kind(other.formula, "s"):
+        return node
+    return quantity(tokens(re.sub("[A-Za-z]", r"{\g<0>}", node.text)))
 
 
 def _same_measured(answer: Quantity, right: Quantity) -> bool | None:

@@ -20,7 +20,7 @@ from areal.reward.notation import Token, tokens
 Formula = tuple[Token, ...]
 
 ONE = Fraction(1)
-_DEEPEST, _LONGEST, _MOST_BITS, _MOST_TERMS = 48, 1500, 70_000, 2_000
+_DEEPEST, _LONGEST, _MOST_BITS, _MOST_TERMS, _MOST_STEPS = 48, 1500, 70_000, 2_000, 30_000
 _SAME = Fraction(1, 10**40)
 _CLOSING = {"(": ")", "[": "]", "{": "}", r"\{": r"\}", "⌊": "⌋", "⌈": "⌉", "|": "|"}
 _BINDERS = ("sum", "prod", "int", "lim")
@@ -130,11 +130,11 @@ class _Parser:
     """A recursive-descent parser, from the lowest precedence to the highest: ``_sum``, ``_product``, ``_raised``,
     ``_atom``. ``divisors`` has each value by which another one was divided."""
 
-    def __init__(self, formula: Formula, point: Mapping[str, Any], unit: Any) -> None:
+    def __init__(self, formula: Formula, point: Mapping[str, Any], unit: Any, steps: Iterator[int]) -> None:
         if len(formula) > _LONGEST:
             raise NotAFormula
         self._tokens = [*formula, Token("o", "")]
-        self._point, self._unit = dict(point), unit
+        self._point, self._unit, self._steps = dict(point), unit, steps
         self._at = self._bars = self._depth = 0
         self.divisors: list[Any] = []
 
@@ -231,7 +231,7 @@ class _Parser:
 
     def _atom(self) -> Any:
         self._depth += 1
-        if self._depth > _DEEPEST:
+        if self._depth > _DEEPEST or next(self._steps) > _MOST_STEPS:  # sums of sums
             raise NotAFormula
         text = self._next.text
         value = self._bracketed() if self._is(*_CLOSING) else self._plain(*self._tokens[self._at][:2])
@@ -251,7 +251,8 @@ class _Parser:
         if kind == "f":
             return self._function(text)
         if kind in "mv":
-            matrix = tuple(tuple(_Parser(each, self._point, ONE).whole() for each in row) for row in _rows(text))
+            inner = (self._point, ONE, self._steps)
+            matrix = tuple(tuple(_Parser(each, *inner).whole() for each in row) for row in _rows(text))
             return matrix if kind == "m" else _determinant(matrix)
         if text.startswith("unit "):
             axes = "ijk" if any(each.text == "unit k" for each in self._tokens) else "ij"
@@ -358,7 +359,7 @@ def names_in(*formulas: Formula) -> set[str]:
 @lru_cache(maxsize=4096)
 def _read(formula: Formula, point: tuple[tuple[str, Any], ...], unit: Any) -> tuple[Any, Any]:
     try:
-        reader = _Parser(formula, dict(point), unit)
+        reader = _Parser(formula, dict(point), unit, itertools.count())
         return reader.whole(), reduce(lambda a, b: _combined(mul, a, b), reader.divisors, ONE)
     except (ArithmeticError, ValueError, TypeError, AttributeError) as error:
         raise NotAFormula from error

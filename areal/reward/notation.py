@@ -52,6 +52,7 @@ _REWRITES = r"""
 (?<=[a-z]day),(?=\s+[A-Z][a-z]{2,}\.?\s+\d) =>
 ((?:\\text\w*\{)?\b[A-Z][a-z]{2,8}\.?\s*\}?)\s*(\d\d?),?\s+(\d{4})\b => \2 \1 \3
 n['’]t\b => @not
+(?i:\b(?:both|only|(?:the\s+)?statements?)\s+)(?=(?:I{1,3}|IV|V)\b)|(?<=[IV])\s+only\b =>
 \\frac\s*\{d(\w)\}\s*\{d\w\}\s*(?==) => \1'
 \^\s*\{?\s*\\prime\s*\}? => '
 (?:\A|(?<=\\cup)|(?<=\\in)|(?<==))\s*\](?=[^\[\]()]*,) => (
@@ -99,13 +100,23 @@ _COMMANDS: dict[str, str] = {
         ∖ setminus backslash smallsetminus = ∈ in = ± pm = ∓ mp = | mid vert lvert rvert Vert lVert rVert = ⌊ lfloor
         ⌋ rfloor = ⌈ lceil = ⌉ rceil = \{ lbrace = \} rbrace = ( langle lparen = ) rangle rparen = [ lbrack = ] rbrack
         … ldots cdots dots = % percent = ≡ equiv = mod bmod pmod = or lor vee = and land wedge = ¬ neg lnot
-        → to rightarrow longrightarrow Rightarrow implies = ↔ iff leftrightarrow Leftrightarrow = frac nicefrac sfrac = binom dbinom tbinom = cong = sqrt = over = choose
+        → to rightarrow longrightarrow Rightarrow implies = ↔ iff leftrightarrow Leftrightarrow = frac nicefrac sfrac
+        binom dbinom tbinom = cong = sqrt = over = choose
         sum = prod = int = lim""",
     )
     for to, *names in [line.split()]
     for name in (*names, to)
 }
-_WORDS = {"or": "or", "and": "and", "percent": "%", "percentage": "%", "pct": "%", "degree": "°", "degrees": "°", "minus": "-"}
+_WORDS = {
+    "or": "or",
+    "and": "and",
+    "percent": "%",
+    "percentage": "%",
+    "pct": "%",
+    "degree": "°",
+    "degrees": "°",
+    "minus": "-",
+}
 _WORDS |= {"negative": "-", "per": "/", "mod": "mod", "modulo": "mod", "sqrt": "sqrt"}
 _FUNCTIONS = words_in("sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln lg exp gcd lcm max min det")
 _TEXT = words_in("text textbf textit textrm textnormal texttt textsf mathrm mathnormal mbox hbox operatorname")
@@ -145,7 +156,7 @@ _REPEATING = re.compile(
     r"|\\dot\s*\{?(\d)\}?(?:(\d{0,20})\\dot\s*\{?(\d)\}?)?)|(\d{0,3}?)(\d{1,6}?)\9{2,}(?:\\[lc]?dots|\.\.\.))"
 )
 _BASED = re.compile(
-    r"(?<![\w.])\(?(\d\w*?)\)?\s*_\s*\{?\s*(?:\\text\w*\{\s*)?(\d+|[a-z]{3,})\s*\}*(?=\s*(?:\Z|\$|\\\)))"
+    r"(?<![\w.])\(?(\d\w*?|[A-F]+\d\w*?|[A-F]{2,})\)?\s*_\s*\{?\s*(?:\\text\w*\{\s*)?(\d+|[a-z]{3,})\s*\}*(?=\s*(?:\Z|\$|\\\)))"
 )
 _LINES = re.compile(
     r"\\begin\{(?:array|aligned|align\*?|gathered|split)\}(?:\{[^{}]*\})?(.*?)\\end\{\w+\*?\}", re.DOTALL

@@ -48,8 +48,9 @@ class Quantity:
 
 @dataclass(frozen=True)
 class Group:
-    """Items in ``()``, ``[]``, ``[)``, ``(]`` or ``{}``. A bare list has ``,`` or ``and``, alternatives have ``or``, a ratio has
-    ``:``, sets with an operator have ``∪``, ``∩`` or ``∖``, and the numbers that meet a condition have ``|``."""
+    """Items in ``()``, ``[]``, ``[)``, ``(]`` or ``{}``. A bare list has ``,`` or ``and``, alternatives have ``or``, a
+    ratio has ``:``, sets with an operator have ``∪``, ``∩`` or ``∖``, and the numbers that meet a condition have
+    ``|``."""
 
     brackets: str
     items: tuple[Node, ...]
@@ -210,7 +211,7 @@ def _group(brackets: str, parts: Sequence[Formula]) -> Group:
             node = Relation((last.sides[0], part), ("≠",))  # x ≠ 1, 2
         is_list = isinstance(node, Group) and node.brackets in LISTS and brackets in ("{}", *LISTS, "or")
         others = node.items[1:] if isinstance(node, Group) and is_list else ()  # of 0, ±2, and of 1, 2 or 3
-        is_flat = others and (_BOTH & set(texts_of(part)) or brackets == "or" and all(map(_is_quantity, others)))
+        is_flat = others and (_BOTH & set(texts_of(part)) or (brackets == "or" and all(map(_is_quantity, others))))
         nodes += node.items if isinstance(node, Group) and is_flat else [node]
         if len(nodes) > _MOST_ITEMS:
             raise NotAFormula

@@ -268,6 +268,8 @@ PATHOLOGICAL = [
     r"2^{1000}!",
     r"\binom{10^9}{5\cdot 10^8}",
     r"\prod_{n=1}^{10^{6}} n",
+    r"\prod_{k=1}^{1000}\prod_{j=1}^{1000}\sum_{i=1}^{1000} i",
+    r"\int_0^1\int_0^1\int_0^1 xyz dx dy dz",
     r"\Gamma(10^9)",
     "a" * 1_000_000,
     "1" * 1_000_000,
