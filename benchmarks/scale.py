@@ -30,7 +30,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -289,7 +289,7 @@ def record_home(folder: Path, size: int, url: str, scheduler: Mapping[str, Any] 
         {"id": worker, "addr": f"{url}/{addr.rpartition('://')[2]}", "state": state}
         for worker, addr, state in fleet.routes.models["model-000"]
     ]
-    readiness = Readiness().to_json()
+    readiness = asdict(Readiness())
     told = {"models": {"model-000": {"workers": workers, "readiness": readiness}}, "synced": True}
     (folder / "table.json").write_text(json.dumps({**told, "strategy": "auto", "limits": fleet.routes.limits}))
     return nodes

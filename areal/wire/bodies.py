@@ -203,6 +203,28 @@ class DisconnectPair:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GenerateTokens:
+    """``input_ids``: of one prompt, or of several, which are in the vocabulary. ``stream_interval``: new tokens for
+    which a line of a stream waits. ``seeds``: one for each prompt."""
+
+    input_ids: Any
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    adapter: str | None = None
+    response_format: Mapping[str, Any] | None = None
+    request_id: str | None = None
+    stream: bool = False
+    stream_interval: int = field(default=1, metadata={"least": 1})
+    seeds: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreTokens:
+    input_ids: Any
+    top_logprobs: int = bounded(*WHOLE_RANGES["top_logprobs"], 0)
+    adapter: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class LoadWeights:
     """Serve the weights in the folder ``path``, or those that were ``staged`` as ``version``."""
 

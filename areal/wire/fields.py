@@ -200,8 +200,8 @@ class Reader:
     def _mapping(self, hint: Any, kinds: tuple[Any, ...], value: Any, faults: Faults, path: FieldSteps) -> Any:
         if not isinstance(value, Mapping):
             return self._bad(faults, path, self.mapping, value)
-        kind = kinds[1] if kinds else Any
-        items = {str(key): self.convert(kind, item, faults, (*path, key)) for key, item in value.items()}
+        key_of, kind = (_whole_key, kinds[1]) if kinds[:1] == (int,) else (str, kinds[1] if kinds else Any)
+        items = {key_of(key): self.convert(kind, item, faults, (*path, key)) for key, item in value.items()}
         if any(item is BAD for item in items.values()):
             return BAD
         return hint(items) if isinstance(hint, type) and issubclass(hint, dict) else items
@@ -215,6 +215,11 @@ class Reader:
             return value
         faults.add(path, f"is of type {getattr(hint, '__name__', hint)}, {self.fallback}")
         return BAD
+
+
+def _whole_key(key: Any) -> Any:
+    """A key of a JSON object as a number, where it is one."""
+    return int(key) if isinstance(key, str) and key.isascii() and key.isdigit() else key
 
 
 def _exactly(kind: type[Any]) -> Callable[[Any], Any]:

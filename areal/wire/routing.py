@@ -38,19 +38,15 @@ def worker_base_url(text: str) -> str:
 class GatewayLimits:
     """Bounds on model calls; all of them change while running."""
 
-    max_body_bytes: int = 32 * 1024 * 1024
-    request_timeout_seconds: float = 600.0  # without progress, not in all
-    max_queued_requests: int = 10_000  # calls that wait for a worker, in one relay process
+    max_body_bytes: int = field(default=32 * 1024 * 1024, metadata={"least": 0})
+    request_timeout_seconds: float = field(default=600.0, metadata={"least": 0})  # without progress, not in all
+    max_queued_requests: int = field(
+        default=10_000, metadata={"least": 0}
+    )  # calls that wait for a worker, in one relay process
 
-    def updated(self, given: Mapping[str, Any]) -> GatewayLimits:
-        """These limits with ``given`` on top. Raises ValueError naming the limit."""
-        known = {item.name for item in fields(self)}
-        for name, value in given.items():
-            if name not in known:
-                raise ValueError(f"unknown limit {name!r}; known: {', '.join(sorted(known))}")
-            if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-                raise ValueError(f"limit {name} must be a number, not below 0")
-        return replace(self, **{name: type(getattr(self, name))(value) for name, value in given.items()})
+    def updated(self, given: Mapping[str, float]) -> GatewayLimits:
+        """These limits with ``given`` on top. Raises FieldError."""
+        return read_fields(GatewayLimits, {**vars(self), **given}, "limits")
 
 
 def _positive(default: float) -> Any:
@@ -66,14 +62,6 @@ class Readiness:
     timeout_seconds: float = _positive(2.0)
     failure_threshold: int = _positive(3)
     success_threshold: int = _positive(2)
-
-    @classmethod
-    def of(cls, given: Mapping[str, Any]) -> Readiness:
-        """Raises ValueError naming the field."""
-        return read_fields(cls, given)
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 DEFAULT_READINESS = Readiness()
@@ -247,14 +235,14 @@ _MODEL_FIELDS = {each.name for each in fields(ModelEntry)}
 def _model_to_json(model: ModelEntry) -> dict[str, Any]:
     about = {name: value for name, value in vars(model).items() if name != "name"}
     workers = [dict(vars(worker)) for worker in model.workers]
-    return {**about, "workers": workers, "published": model.published, "readiness": model.readiness.to_json()}
+    return {**about, "workers": workers, "published": model.published, "readiness": asdict(model.readiness)}
 
 
 def _model_from_json(name: str, data: Mapping[str, Any]) -> ModelEntry:
     """The fields that this version knows."""
     about: dict[str, Any] = {name: tuple(value) if type(value) is list else value for name, value in data.items()}
     about |= {"name": name, "workers": tuple(map(_worker_from_json, data["workers"]))}
-    about["readiness"] = Readiness.of(data.get("readiness", {}))
+    about["readiness"] = read_fields(Readiness, data.get("readiness", {}))
     return ModelEntry(**{name: value for name, value in about.items() if name in _MODEL_FIELDS})
 
 

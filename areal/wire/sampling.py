@@ -61,7 +61,13 @@ class SamplingParams:
     presence_penalty: float = bounded(*REAL_RANGES["presence_penalty"], 0.0)
     frequency_penalty: float = bounded(*REAL_RANGES["frequency_penalty"], 0.0)
     repetition_penalty: float = bounded(*REAL_RANGES["repetition_penalty"], 1.0)
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    logit_bias: Mapping[int, float] = field(
+        default_factory=dict,
+        metadata={
+            "valid": lambda bias: all(-100 <= each <= 100 for each in bias.values()),
+            "problem": "must have numbers from -100 to 100",
+        },
+    )
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False  # the model's own end tokens do not stop; stop_token_ids still do
     n: int = bounded(*WHOLE_RANGES["n"], 1)
@@ -93,28 +99,9 @@ _DEFAULTS: tuple[tuple[str, Any], ...] = tuple(
 def parse_sampling(raw: Mapping[str, Any], vocab_size: int) -> SamplingParams:
     """Validate a client's parameters. An absent or null field has its default. Raises FieldError for others."""
     given = {name: value for name, value in raw.items() if value is not None}
-    bias = given.pop("logit_bias", {})
     params = read_fields(SamplingParams, given, "sampling")
-    for at, token in enumerate(params.stop_token_ids):
-        _check_token(f"stop_token_ids[{at}]", token, vocab_size)
-    if bias:
-        params = replace(params, logit_bias=_bias(bias, vocab_size))
+    for name in ("stop_token_ids", "logit_bias"):
+        for token in getattr(params, name):
+            if type(token) is not int or not 0 <= token < vocab_size:
+                raise FieldError(f"sampling.{name}", f"must have token ids below {vocab_size}, not {token!r}")
     return replace(params, top_k=1, top_p=1.0) if params.top_p == 0.0 else params  # the most likely token alone
-
-
-def _check_token(name: str, token: object, vocab_size: int) -> None:
-    if type(token) is not int or not 0 <= token < vocab_size:
-        raise FieldError(f"sampling.{name}", f"must be a token id below {vocab_size}, not {token!r}")
-
-
-def _bias(value: Any, vocab_size: int) -> dict[int, float]:
-    if not isinstance(value, Mapping):
-        raise FieldError("sampling.logit_bias", f"must map token ids to numbers, not {value!r}")
-    bias: dict[int, float] = {}
-    for key, number in value.items():
-        token = int(key) if isinstance(key, str) and key.isascii() and key.isdigit() else key
-        _check_token("logit_bias", token, vocab_size)
-        if type(number) not in (int, float) or not -100 <= number <= 100:
-            raise FieldError(f"sampling.logit_bias.{token}", f"must be from -100 to 100, not {number!r}")
-        bias[token] = float(number)
-    return bias

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from areal.dataclasses import asdict
 from areal.reconcilers.desired import Target
 from areal.reconcilers.kinds.replica_plan import close_replicas, open_replicas, settle, stop_replicas
 from areal.reconcilers.kinds.replicas import PROXY, ReplicaWork
@@ -103,7 +104,7 @@ class PairWork(ReplicaWork):
 
     @property
     def readiness(self) -> dict[str, Any]:
-        return readiness_of(self.spec).to_json()
+        return asdict(readiness_of(self.spec))
 
     @property
     def proxy_inputs(self) -> Mapping[str, str]:

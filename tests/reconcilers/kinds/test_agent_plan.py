@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -263,7 +263,7 @@ def test_plan_of_session_settings_configures_the_data_proxies_and_restarts_nothi
 
 def test_plan_of_the_health_poll_configures_router_and_data_proxies() -> None:
     item, observed = steady(1)
-    told = replace(table({"tau": observed.of(REF, "data-proxy")}), readiness={"tau": Readiness(5.0).to_json()})
+    told = replace(table({"tau": observed.of(REF, "data-proxy")}), readiness={"tau": asdict(Readiness(5.0))})
     observed = replace(observed, routes={REF: told})
     plan = plan_of(changed(item, {**item.spec, "healthPollSeconds": 1.0}), observed=observed)
     assert verbs(plan) == ["record", "route routes", "configure data-proxy/0", "visible routes"]

@@ -15,9 +15,10 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from areal.dataclasses import dataclass, field, replace
+from areal.dataclasses import asdict, dataclass, field, replace
 from areal.services.inference.router.health import ProbeResult, WorkerHealth
 from areal.wire.bodies import RenewLease
+from areal.wire.fields import read_fields
 from areal.wire.routing import (
     CORDONED,
     DEAD,
@@ -458,7 +459,7 @@ class WorkerRegistry:
                 "expected": model.expected,
                 "external": model.external,
                 "created": model.created,
-                "readiness": model.readiness.to_json(),
+                "readiness": asdict(model.readiness),
                 "journals": sorted(model.journals),
                 "withheld": model.withheld,
             }
@@ -488,7 +489,7 @@ class WorkerRegistry:
                 int(model["expected"]),
                 bool(model["external"]),
                 int(model["created"]),
-                Readiness.of(model["readiness"]),
+                read_fields(Readiness, model["readiness"]),
                 frozenset(map(str, model["journals"])),
                 bool(model["withheld"]),
             )

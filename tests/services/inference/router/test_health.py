@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from areal.services.inference.router.health import ProbeResult, WorkerHealth
+from areal.wire.fields import read_fields
 from areal.wire.routing import DEFAULT_READINESS, Readiness
 
 
@@ -65,7 +66,7 @@ def test_thresholds_are_the_models_own() -> None:
 )
 def test_readiness_that_is_none_is_refused_by_name(given: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=next(iter(given))):
-        Readiness.of(given)
+        read_fields(Readiness, given)
 
 
 @given(st.lists(st.sampled_from(ProbeResult)))

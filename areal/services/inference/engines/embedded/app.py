@@ -27,14 +27,12 @@ from areal.services.inference.engines.embedded.requests import (
     Streams,
     answer_stream,
     answer_whole,
+    find_adapter,
     make_sequences,
-    read_adapter,
     read_grammar,
-    read_interval,
     read_prompt,
     read_prompts,
     read_sampling,
-    read_seeds,
 )
 from areal.services.weight_transfer.memory import TransferProgress
 from areal.wire import bodies
@@ -129,21 +127,22 @@ class EngineRoutes:
 
     async def _generate(self, request: Request) -> AnyResponse:
         loaded = self._model()
-        body = await read_object(request)
-        prompts = read_prompts(body.get("input_ids"), loaded)
+        body = await read_body(request, bodies.GenerateTokens)
+        prompts = read_prompts(body.input_ids, loaded)
         prompt_tokens = sum(map(len, prompts))
-        sampling = read_sampling(body.get("sampling"), loaded.engine.vocab_size)
-        adapter = read_adapter(body.get("adapter"), loaded)
-        matcher = await read_grammar(body.get("response_format"), sampling, loaded)
-        request_id = str(body.get("request_id") or request.id)
+        sampling = read_sampling(body.sampling, loaded.engine.vocab_size)
+        adapter = find_adapter(body.adapter, loaded)
+        matcher = await read_grammar(body.response_format, sampling, loaded)
+        if body.seeds is not None and len(body.seeds) != len(prompts):
+            raise bad_field("seeds", f"must be {len(prompts)} whole numbers, one for each prompt")
+        request_id = body.request_id or request.id
         if request_id in self._requests:
             raise ApiError(
                 409, f"request {request_id} is running already", code="duplicate_request", param="request_id"
             )
-        whole, interval = not body.get("stream", False), read_interval(body.get("stream_interval"))
-        seeds = read_seeds(body.get("seeds"), len(prompts))
-        sequences = make_sequences(prompts, sampling, loaded, adapter, matcher, seeds)
-        stream = self._streams.open(sequences, whole=whole, interval=interval)
+        whole = not body.stream
+        sequences = make_sequences(prompts, sampling, loaded, adapter, matcher, body.seeds)
+        stream = self._streams.open(sequences, whole=whole, interval=body.stream_interval)
         self._requests[request_id] = stream
         try:
             try:
@@ -165,11 +164,9 @@ class EngineRoutes:
     async def _score(self, request: Request) -> Response:
         """``input_ids`` of one prompt, ``top_logprobs``, ``adapter?`` -> ``logprobs`` and ``top_logprobs`` of all
         tokens but the first."""
-        loaded, body = self._model(), await read_object(request)
-        prompt = read_prompt(body.get("input_ids"), loaded)
-        sampling = read_sampling({"top_logprobs": body.get("top_logprobs")}, loaded.engine.vocab_size)
-        adapter = read_adapter(body.get("adapter"), loaded)
-        logprobs, tops = await asyncio.wrap_future(loaded.engine.score(prompt, sampling.top_logprobs, adapter))
+        loaded, body = self._model(), await read_body(request, bodies.ScoreTokens)
+        prompt, adapter = read_prompt(body.input_ids, loaded), find_adapter(body.adapter, loaded)
+        logprobs, tops = await asyncio.wrap_future(loaded.engine.score(prompt, body.top_logprobs, adapter))
         self._tokens.labels("prompt").inc(len(prompt))
         return json_response({"logprobs": logprobs, "top_logprobs": tops})
 

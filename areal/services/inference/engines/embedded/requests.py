@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -203,40 +203,25 @@ def read_prompt(raw: Any, loaded: LoadedModel) -> list[int]:
     return raw
 
 
-def read_sampling(raw: Any, vocab_size: int) -> SamplingParams:
-    if raw is not None and not isinstance(raw, dict):
-        raise bad_field("sampling", "must be an object")
+def read_sampling(raw: Mapping[str, Any], vocab_size: int) -> SamplingParams:
     try:
-        return parse_sampling(raw or {}, vocab_size)
+        return parse_sampling(raw, vocab_size)
     except FieldError as error:
         raise bad_field(error.field, error.problem) from error
 
 
-def read_seeds(raw: Any, prompts: int) -> list[int] | None:
-    """``seeds``: one for each prompt. Raises 400."""
-    if raw is None:
-        return None
-    if not isinstance(raw, list) or len(raw) != prompts or set(map(type, raw)) != {int}:
-        raise bad_field("seeds", f"must be {prompts} whole numbers, one for each prompt")
-    return raw
-
-
-def read_adapter(raw: Any, loaded: LoadedModel) -> Adapter | None:
-    if raw is None:
-        return None
-    adapter = loaded.adapters.get(raw) if isinstance(raw, str) else None
-    if adapter is None:
-        raise bad_field("adapter", f"{raw!r} is not loaded here", code="adapter_not_found")
+def find_adapter(name: str | None, loaded: LoadedModel) -> Adapter | None:
+    adapter = loaded.adapters.get(name) if name is not None else None
+    if adapter is None and name is not None:
+        raise bad_field("adapter", f"{name!r} is not loaded here", code="adapter_not_found")
     return adapter
 
 
-async def read_grammar(raw: Any, sampling: SamplingParams, loaded: LoadedModel) -> Matcher | None:
+async def read_grammar(raw: Mapping[str, Any] | None, sampling: SamplingParams, loaded: LoadedModel) -> Matcher | None:
     """The matcher of a ``response_format``, built in a thread: a large one takes seconds. Raises 400."""
     if raw is None:
         return None
     name = "response_format"
-    if not isinstance(raw, dict):
-        raise bad_field(name, "must be an object")
     if loaded.grammars is None:
         raise unsupported(name, str(loaded.no_grammars))
     for field in ("ignore_eos", "min_new_tokens"):
@@ -246,15 +231,6 @@ async def read_grammar(raw: Any, sampling: SamplingParams, loaded: LoadedModel) 
         return await asyncio.to_thread(loaded.grammars.matcher, raw)
     except UsageFault as fault:
         raise bad_request(fault.message, param=name) from fault
-
-
-def read_interval(raw: Any) -> int:
-    """``stream_interval``: new tokens for which a line of a stream waits. Raises 400."""
-    if raw is None:
-        return 1
-    if type(raw) is not int or raw < 1:
-        raise bad_field("stream_interval", "must be a whole number from 1")
-    return raw
 
 
 def make_sequences(
