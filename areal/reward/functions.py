@@ -17,6 +17,7 @@ from areal.loading import call_with, load_callable
 from areal.reward.frames import FunctionTarget
 
 OWN_ARGUMENTS = ("prompt", "completions", "prompt_ids", "completion_ids")
+_SHAPES = 64  # of calls whose arguments are known to fit a function
 
 
 def name_of(function: Any) -> str:
@@ -83,7 +84,7 @@ class Parameters:
         """Raises UsageFault if the function cannot be called with these arguments."""
         try:
             if self.signature is not None:
-                self.signature.bind(*args, **kwargs)
+                self._bind(len(args), tuple(kwargs))
         except TypeError as error:
             raise UsageFault(f"the reward {self.name}{self.signature} cannot be called: {error}") from error
 
@@ -95,13 +96,10 @@ class Parameters:
             return own, columns
         named = dict(zip(OWN_ARGUMENTS, own, strict=True))
         args, kwargs = (own, columns) if self._in_order else ((), {**named, **columns})
-        parameters = self.signature.parameters
-        if not any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
-            by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-            taken = {each.name for each in parameters.values() if each.kind in by_name}
-            kwargs = {name: value for name, value in kwargs.items() if name in taken}
+        if self._names is not None:
+            kwargs = {name: value for name, value in kwargs.items() if name in self._names}
         try:
-            self.signature.bind(*args, **kwargs)
+            self._bind(len(args), tuple(kwargs))
         except TypeError as error:
             lacking = (name for name in needed(self.signature) if name not in kwargs and name not in OWN_ARGUMENTS)
             near = "".join(did_you_mean(name, columns) for name in lacking)
@@ -111,6 +109,25 @@ class Parameters:
                 "columns that it takes",
             ) from error
         return args, kwargs
+
+    @cached_property
+    def _bind(self) -> Callable[[int, tuple[str, ...]], object]:
+        """Raises TypeError if the function cannot be called with so many arguments by position and these by name. The
+        responses of a job all have the same ones, and binding takes longer than many a reward."""
+        assert self.signature is not None
+        bind = self.signature.bind
+        return functools.lru_cache(_SHAPES)(lambda count, names: bind(*[None] * count, **dict.fromkeys(names)))
+
+    @cached_property
+    def _names(self) -> frozenset[str] | None:
+        """The arguments that the function takes by name. None: any."""
+        assert self.signature is not None
+        parameters = self.signature.parameters.values()
+        if any(each.kind is each.VAR_KEYWORD for each in parameters):
+            return None
+        return frozenset(
+            each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
+        )
 
     @cached_property
     def _in_order(self) -> bool:

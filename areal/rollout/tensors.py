@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
-from itertools import chain
+from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -115,17 +115,16 @@ def concat_padded_tensors(trajectories: Sequence[Mapping[str, Any]]) -> Trajecto
     width = max(each["attention_mask"].shape[1] for each in trajectories)
 
     counts = [len(each["attention_mask"]) for each in trajectories]
+    ends = [*accumulate(counts)]
 
     def joined(name: str) -> torch.Tensor:
         parts = [each[name] for each in trajectories]
         if parts[0].dim() < 2 or all(part.shape[1] == width for part in parts):
             return torch.cat(parts)
         kind = reduce(torch.promote_types, (part.dtype for part in parts))
-        whole = torch.full((sum(counts), width, *parts[0].shape[2:]), _PADDING.get(name, 0), dtype=kind)
-        start = 0
-        for part in parts:
-            whole[start : start + len(part), : part.shape[1]] = part
-            start += len(part)
+        whole = torch.full((ends[-1], width, *parts[0].shape[2:]), _PADDING.get(name, 0), dtype=kind)
+        for part, start, end in zip(parts, [0, *ends], ends, strict=False):
+            whole[start:end, : part.shape[1]] = part
         return whole
 
     columns = {name: joined(name) for name in names}

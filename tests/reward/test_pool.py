@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from areal.api.reward_api import AsyncRewardWrapper, RewardRaised, RewardTimeout
 from areal.errors import UsageFault
-from areal.reward.functions import name_of
+from areal.reward.functions import Parameters, name_of
 from areal.reward.pool import close_pools_of_this_loop, jobs_of, open_pool_of_this_loop
 from areal.rollout.rlvr import RowReward
 from tests.reward import rewards
@@ -225,6 +225,16 @@ async def test_reward_of_a_row_gets_those_of_its_columns_that_it_takes(function:
     of_row.check(ROW)
     assert await of_row("q", "7", [1], [2, 3, 4], ROW) == reward
     assert await of_row.each("q", [1], [("7", [2, 3, 4])] * 2, ROW) == [reward] * 2
+
+
+def test_call_that_does_not_fit_is_refused_each_time_also_after_one_that_fits() -> None:
+    own = ("p", "abc", [1], [2])
+    parameters = Parameters.of(rewards.no_extra)
+    for _ in range(2):
+        parameters.check(own, {"answer": "7"})
+        for args, kwargs in ((("p",), {"answer": "7"}), (own, {}), (own, {"answer": "7", "other": 1})):
+            with pytest.raises(UsageFault, match=r"the reward no_extra.* cannot be called"):
+                parameters.check(args, kwargs)
 
 
 def test_row_without_a_column_that_the_reward_needs_is_refused_before_anything_is_sampled() -> None:
