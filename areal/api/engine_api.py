@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from areal.errors import ArealError
 
@@ -82,6 +82,17 @@ class Update:
     grad_norm: float
     learning_rate: float
     micro_batches: int
+
+
+@runtime_checkable
+class VisionEngine(Protocol):
+    """A train engine that also trains on prompts with images."""
+
+    def see_images(self, images: Mapping[int, Sequence[bytes]], batch: Batch) -> None:
+        """The images of the batches to come, by the numbers in their column ``images`` int64 [B], where 0 is none.
+        ``batch`` is the whole of them. Raises UsageFault for images that the model cannot see, and for prompts that
+        lack theirs."""
+        ...
 
 
 class TrainEngine(Protocol):

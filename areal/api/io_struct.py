@@ -14,7 +14,8 @@ StopReason = Literal["length", "stop", "tool_calls", "abort"]
 
 @dataclass
 class ModelRequest:
-    """One sample of a prompt of token ids. ``tokenizer`` is not needed to sample; workflows pass it along."""
+    """One sample of a prompt of token ids. ``image_data``: encoded images, bytes or base64, for which the prompt has
+    placeholders. ``tokenizer`` and ``processor`` are not needed to sample; workflows pass them along."""
 
     input_ids: list[int]
     gconfig: GenerationHyperparameters = field(default_factory=GenerationHyperparameters)
@@ -31,7 +32,8 @@ class ModelRequest:
 @dataclass(frozen=True)
 class ModelResponse:
     """Lists of ``output_`` have equal lengths; the token that ended the answer is in them. ``temperature`` is that
-    of the sampling and of the log-probabilities, 0 for a greedy answer. ``latency`` in seconds."""
+    of the sampling and of the log-probabilities, 0 for a greedy answer. ``latency`` in seconds. ``images``: of the
+    prompt, by ``areal.dataset.images.images_key``; 0 without."""
 
     input_tokens: list[int]
     output_tokens: list[int]
@@ -44,6 +46,7 @@ class ModelResponse:
     text: str = ""
     tokenizer: Any = field(default=None, repr=False)
     temperature: float = 1.0
+    images: int = 0
 
     def __post_init__(self) -> None:
         if not len(self.output_tokens) == len(self.output_logprobs) == len(self.output_versions):

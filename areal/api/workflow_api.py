@@ -26,6 +26,7 @@ Trajectory: TypeAlias = "dict[str, torch.Tensor]"
     rewards f32, original_rewards f32 (before discounts), truncated bool (the last answer was truncated)          [B]
     temperatures f32 (of the sampling, and of ``logprobs``)                                                       [B]
     token_temperatures f32 (instead, if the turns of a row have different ones)                                [B, S]
+    images i64 (the row's images by areal.dataset.images.images_key, 0 for none)                                  [B]
     sample_ids i32 (index of the sample in its group), parents i32 (row whose conversation it continues, else -1) [B]
 
 The default temperature of a row is that of ``gconfig``.

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from areal.conversation import TRAIN_ON, TrainedTokens, TrainOn, in_common, normalise, trained_tokens
+from areal.dataclasses import dataclass
 from areal.dataset.files import SUFFIXES, BadData, Row, Rows, read_dataset
+from areal.dataset.images import BadImage, check, check_count, located
 from areal.dataset.tokenizers import chat_of, prompt_tokens, template_variables
 from areal.errors import UsageFault
 from areal.loading import Registry, load_attr
@@ -28,6 +30,7 @@ _QUESTIONS = ("question", "prompt", "problem", "instruction", "input")
 _ANSWERS = ("answer", "response", "completion", "output", "solution")
 _SFT_TARGETS = (*_ANSWERS[1:], _ANSWERS[0])  # a whole solution rather than the bare answer beside it
 _PICTURES = ("images", "image", "videos", "video", "audio")
+_TEXT_ALONE = "here prompts are text; images are seen by areal.workflow.vision_rlvr:VisionRLVRWorkflow, of type rl"
 _KWARGS = "chat_template_kwargs"
 _IGNORE_INDEX = -100  # the label of a token that is not learned, as in torch
 BOXED = "\nPlease put your final answer within \\boxed{}."
@@ -41,17 +44,21 @@ def formatted(
     instruction: str = "",
     train_on: TrainOn = "last",
     template_kwargs: Mapping[str, Any] | None = None,
+    images: ImageColumn | None = None,
 ) -> Rows:
     """Rows in the format of ``kind``. ``instruction`` is appended to a question of ``rl`` that has no ``messages``.
     ``train_on``: the messages of a conversation that ``sft`` learns. ``template_kwargs``: variables of the chat
-    template; those of the row's own column ``chat_template_kwargs`` come first. Rows longer than ``max_length`` tokens
-    are dropped. Raises UsageFault, and BadData naming the row."""
+    template; those of the row's own column ``chat_template_kwargs`` come first. ``images``: of ``rl``, where the model
+    sees images; otherwise rows with images are refused. Rows longer than ``max_length`` tokens are dropped. Raises
+    UsageFault, and BadData naming the row."""
     if kind not in KINDS:
         raise UsageFault(f"a data set's type is one of {', '.join(KINDS)}, not {kind!r}")
     if train_on not in TRAIN_ON:
         raise UsageFault(f"train_on is one of {', '.join(TRAIN_ON)}, not {train_on!r}")
     if train_on != "last" and kind != "sft":
         raise UsageFault(f"train_on is of data sets of type sft, and this one is {kind}")
+    if images is not None and max_length is not None:
+        raise UsageFault("max_length of a data set with images: the tokens of an image are not counted when it is read")
     needs = [] if kind == "rl" else ["its rows"]
     needs += [name for name, value in (("max_length", max_length), (_KWARGS, template_kwargs or None)) if value]
     if tokenizer is None and needs:
@@ -59,7 +66,7 @@ def formatted(
     given = template_kwargs or {}
     places = [rows.place(number) for number in range(len(rows))]
     made = [
-        (_formatted(row, place, kind, tokenizer, instruction, train_on, given), place)
+        (_formatted(row, place, kind, tokenizer, instruction, train_on, given, images), place)
         for row, place in zip(rows, places, strict=True)
     ]
     if max_length is not None:
@@ -77,9 +84,14 @@ def _formatted(
     instruction: str,
     train_on: TrainOn,
     template_kwargs: Mapping[str, Any],
+    images: ImageColumn | None,
 ) -> Row:
     try:
         row = _with_kwargs(row, template_kwargs)
+        if images is not None and kind == "rl":
+            row = images.checked(row)
+        elif pictures := [name for name in _PICTURES if row.get(name)]:
+            raise ValueError(f"the row has {', '.join(pictures)}: {_TEXT_ALONE}")
         if kind == "rl":
             made = _prompt(row, instruction)
             if tokenizer is not None:
@@ -89,7 +101,7 @@ def _formatted(
     except KeyError as error:
         columns = ", ".join(row) or "nothing"
         raise BadData(f"{place}: a row of type {kind} has no {error.args[0]}; it has {columns}") from error
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, BadImage) as error:
         raise BadData(f"{place}: {error}") from error
 
 
@@ -103,11 +115,32 @@ def _with_kwargs(row: Row, given: Mapping[str, Any]) -> Row:
     return {**rest, _KWARGS: kwargs} if kwargs else rest
 
 
+@dataclass(frozen=True)
+class ImageColumn:
+    """How a data set's images are found: relative paths are in ``folder``."""
+
+    folder: Path | None
+
+    def checked(self, row: Row) -> Row:
+        """The row with a list ``images``, of files that are there. Raises ValueError, BadImage."""
+        if others := [name for name in _PICTURES[2:] if row.get(name)]:
+            raise ValueError(f"the row has {', '.join(others)}: a model sees images alone")
+        given = [name for name in _PICTURES[:2] if row.get(name)]
+        if not given:
+            return row
+        if len(given) == 2:
+            raise ValueError("the row has image and images: give one of them")
+        images = located(row[given[0]], self.folder)
+        check_count(len(images))
+        for number, each in enumerate(images):
+            check(each, f"images[{number}]")
+        return {**{name: value for name, value in row.items() if name != "image"}, "images": images}
+
+
 def _prompt(row: Row, instruction: str) -> Row:
-    if pictures := [name for name in _PICTURES if row.get(name)]:
-        raise ValueError(f"the row has {', '.join(pictures)}: prompts of more than text are not supported")
     if "messages" in row:
-        normalise(row["messages"], row.get("tools"))  # a malformed one is refused here, and not in an episode
+        if not row.get("images"):
+            normalise(row["messages"], row.get("tools"))  # a malformed one is refused here, and not in an episode
         return dict(row)
     answers = [name for name in _ANSWERS if row.get(name) is not None]
     answer = {"answer": _answer(row[answers[0]])} if answers else {}
@@ -254,15 +287,16 @@ def get_custom_dataset(
 ) -> Any:
     """Load a data set. ``path`` is a local file or folder, a registered name or ``module:function``, or a data set of
     the Hugging Face hub (``org/name``, ``org/name:split`` or ``org/name:config:split``). Arguments override
-    ``dataset_config``. Raises NotFound, UsageFault, BadData."""
+    ``dataset_config``. ``processor``: of a model that sees the rows' images, whose relative paths are in
+    ``img_folder_path``, by default the folder of the file. Raises NotFound, UsageFault, BadData."""
     where = path or (dataset_config.path if dataset_config is not None else "")
     if not isinstance(where, str):
         options: dict[str, Any] = {"type": type, "max_length": max_length, "train_on": train_on}
-        options |= {_KWARGS: chat_template_kwargs}
+        options |= {_KWARGS: chat_template_kwargs, "processor": processor, "img_folder_path": img_folder_path}
         read = [get_custom_dataset(split, dataset_config, tokenizer, path=each, **options) for each in where]
         return Rows((row for rows in read for row in rows), ", ".join(where))
-    if img_folder_path is not None:
-        raise UsageFault("img_folder_path is not supported: prompts are text, and images would not be seen")
+    if img_folder_path is not None and processor is None:
+        raise UsageFault("img_folder_path has no effect without a processor, by which the model sees images")
     if not where:
         raise UsageFault("the data set has no path", hint="train_dataset.path=FILE")
     split = split or (dataset_config.split if dataset_config is not None else None)
@@ -276,7 +310,16 @@ def get_custom_dataset(
     is_gsm8k = set(first) == {"question", "answer"} and "####" in str(first["answer"])
     learned = train_on or getattr(dataset_config, "train_on", None) or "last"
     template_kwargs = chat_template_kwargs or getattr(dataset_config, _KWARGS, None)
-    return formatted(rows, kind, tokenizer, longest, BOXED if is_gsm8k else "", learned, template_kwargs)
+    images = None if processor is None else ImageColumn(_image_folder(where, img_folder_path))
+    return formatted(rows, kind, tokenizer, longest, BOXED if is_gsm8k else "", learned, template_kwargs, images)
+
+
+def _image_folder(where: str, given: str | None) -> Path | None:
+    """The folder of relative paths of images: that of the data set's file, where it is one."""
+    if given is not None:
+        return Path(given).expanduser()
+    path = Path(where).expanduser()
+    return (path if path.is_dir() else path.parent).absolute() if path.exists() else None
 
 
 def columns_named(

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import orjson
 
+from areal.dataset.images import shortened
 from areal.rollout.failures import Failure, error_line
 from areal.rollout.staleness import EpisodeSpec, Rollout
 from areal.trajectories.record import Episode, Interaction, total_reward
@@ -94,7 +95,10 @@ def write_failure(folder: Path, item: EpisodeSpec, failure: Failure) -> None:
 
 
 def _plain_columns(data: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in data.items() if isinstance(value, str | int | float | list)}
+    plain = {name: value for name, value in data.items() if isinstance(value, str | int | float | list)}
+    if isinstance(images := plain.get("images"), list):
+        plain["images"] = [shortened(each) for each in images]
+    return plain
 
 
 def _prompt(data: Mapping[str, Any], default: int) -> int:

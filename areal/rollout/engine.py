@@ -12,6 +12,7 @@ and the router balances replicas only by whole calls.
 from __future__ import annotations
 
 import asyncio
+import base64
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -23,6 +24,7 @@ from areal.api.io_struct import ModelRequest, ModelResponse
 from areal.client.errors import CallerError, ServiceError
 from areal.client.inference import AsyncGroup, AsyncInferenceClient
 from areal.dataclasses import dataclass, field, replace
+from areal.dataset.images import BadImage, from_base64, images_key
 from areal.http import tracing
 from areal.rollout.sessions import GroupSessions
 from areal.wire.sampling import derived_seed
@@ -86,7 +88,8 @@ class PromptBatcher:
         ``default_seed``. Raises ClientError."""
         options = {**fields, "n": n, "max_tokens": max_tokens}
         pending = _PendingPrompt(prompt, default_seed)
-        if not (self._replicas and is_short(len(prompt), max_tokens)) or tracing.header_lines():  # one call, one trace
+        alone = "image_data" in fields or tracing.header_lines()  # one call, one trace
+        if alone or not (self._replicas and is_short(len(prompt), max_tokens)):
             return await self._complete_one(pending, options)
         key = orjson.dumps(options, option=orjson.OPT_SORT_KEYS)
         if (others := self._waiting.get(key)) is not None:
@@ -194,7 +197,20 @@ class PartialResponse:
             latency=seconds,
             text=self.text,
             tokenizer=req.tokenizer,
+            images=images_key([_encoded(each) for each in req.image_data or ()]),
         )
+
+
+def _encoded(image: bytes | str) -> bytes:
+    """An image of a request, whose text is base64. Raises CallerError."""
+    try:
+        return from_base64(image, "image_data") if isinstance(image, str) else image
+    except BadImage as error:
+        raise CallerError(error.message, param="image_data") from error
+
+
+def _in_base64(image: bytes | str) -> str:
+    return image if isinstance(image, str) else base64.b64encode(image).decode()
 
 
 @dataclass
@@ -284,8 +300,6 @@ class EpisodeEngine:
 
     async def agenerate_group(self, req: ModelRequest, count: int) -> list[ModelResponse]:
         """``count`` samples of one prompt in one call."""
-        if req.image_data:
-            raise CallerError("image_data is not supported: prompts are token ids", param="image_data")
         self._pin_version()
         started = time.monotonic()
         budget, fields = answer_budget(req.gconfig, len(req.input_ids), self.context), self._fields(req)
@@ -327,6 +341,10 @@ class EpisodeEngine:
             raise ServiceError(f"the engine aborted the answer {_MAX_SEGMENTS} times", code="aborted")
 
     def _fields(self, req: ModelRequest) -> dict[str, Any]:
+        images = {"image_data": [_in_base64(each) for each in req.image_data]} if req.image_data else {}
+        return images | self._sampling_fields(req)
+
+    def _sampling_fields(self, req: ModelRequest) -> dict[str, Any]:
         given = req.gconfig.seed
         if given is not None:
             return req.gconfig.request_fields(self.next_seed(given))

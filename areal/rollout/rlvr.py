@@ -37,13 +37,22 @@ def prompt_ids(tokenizer: Any, data: Mapping[str, Any], thinking: bool | None = 
     if data.get("input_ids") is not None:
         return [int(token) for token in data["input_ids"]]
     if data.get("messages") is not None:
-        return prompt_tokens(tokenizer, data["messages"], data.get("tools"), **_variables(tokenizer, data, thinking))
+        return prompt_tokens(tokenizer, data["messages"], data.get("tools"), **variables_of(tokenizer, data, thinking))
     if isinstance(data.get("prompt"), str):
         return list(tokenizer.encode(data["prompt"]))
     raise UsageFault(f"a row needs messages, prompt or input_ids; this one has {', '.join(data) or 'nothing'}")
 
 
-def _variables(tokenizer: Any, data: Mapping[str, Any], thinking: bool | None) -> dict[str, Any]:
+def refuse_images(data: Mapping[str, Any]) -> None:
+    """Raises UsageFault for a row with images, which a workflow of text would not show to the model."""
+    if data.get("images"):
+        raise UsageFault(
+            "the row has images, and this workflow samples from text",
+            hint="workflow: areal.workflow.vision_rlvr:VisionRLVRWorkflow",
+        )
+
+
+def variables_of(tokenizer: Any, data: Mapping[str, Any], thinking: bool | None) -> dict[str, Any]:
     """The chat template's variables: those of the row, and ``thinking``. None: the template's default."""
     given = {} if thinking is None else {"enable_thinking": thinking}
     chat = chat_of(tokenizer, bool(data.get("tools")))
@@ -87,7 +96,7 @@ class PromptCache:
         if data.get("messages") is None:
             return str(data.get("prompt"))
         template = chat_of(self._tokenizer, bool(data.get("tools"))).template
-        variables = _variables(self._tokenizer, data, self._thinking)
+        variables = variables_of(self._tokenizer, data, self._thinking)
         return template.key(data["messages"], data.get("tools"), **variables)
 
     def _remember(self, key: str, ids: tuple[int, ...], text: str) -> None:
@@ -236,6 +245,7 @@ class RLVRWorkflow(RolloutWorkflow):
 
     async def _request(self, data: dict[str, Any]) -> tuple[ModelRequest, str]:
         """The request for a row, and the text of its prompt."""
+        refuse_images(data)
         characters = sum(len(str(data[name])) for name in ("messages", "tools", "prompt") if name in data)
         ids, prompt = await run_off_loop(lambda: self._prompt(data), characters)
         return ModelRequest(input_ids=ids, gconfig=self.gconfig, tokenizer=self.tokenizer), prompt
@@ -331,9 +341,10 @@ class MultiTurnWorkflow(RolloutWorkflow):
 
     async def arun_episode(self, engine: InferenceEngine, data: dict[str, Any]) -> Trajectory | None:
         self._reward.check(data)
+        refuse_images(data)
         held = normalise(data["messages"], data.get("tools"))
         chat = chat_of(self.tokenizer, bool(held.tools))
-        variables = _variables(self.tokenizer, data, self._thinking)
+        variables = variables_of(self.tokenizer, data, self._thinking)
         prompt = question = await asyncio.to_thread(chat.prompt, held, **variables)
         rows, scale, reward = [_RowBuilder()], 1.0, 0.0
         for turn in range(self._max_turns):

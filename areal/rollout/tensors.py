@@ -58,6 +58,8 @@ def response_rows(given: Sequence[RewardedResponse]) -> Trajectory:
         "temperatures": np.array([each.temperature for each in answers], dtype=np.float32),
         "truncated": np.array([each.stop_reason == "length" for each in answers]),
     }
+    if any(each.images for each in answers):
+        columns["images"] = np.array([each.images for each in answers], dtype=np.int64)
     # Through numpy, which reads lists several times as fast as torch.
     return {name: torch.from_numpy(values) for name, values in columns.items()}
 

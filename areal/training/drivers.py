@@ -10,6 +10,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 from areal.api.cli_args import (
@@ -44,7 +45,8 @@ def ppo(args: Sequence[str]) -> None:
 def evaluate(args: Sequence[str]) -> None:
     """Rollouts of the validation set, without training."""
     config = load_expr_config(args, PPOConfig)[0]
-    rows, workflow = _rows(config, None, "valid"), _workflow(config)
+    workflow = _workflow(config)
+    rows = _rows(config, None, "valid", processor=_processor(workflow))
     _check_rows(workflow, rows)
     from areal.training.trainers.rollouts import Evaluation
 
@@ -78,9 +80,10 @@ def _offline(args: Sequence[str], config_type: type[BaseExperimentConfig], train
 
 
 def _online(config: PPOConfig) -> None:
-    train = None if config.is_online and not config.train_dataset.path else _rows(config, None, "train")
-    valid = _rows(config, None, "valid")
     workflow = _workflow(config)
+    read = partial(_rows, config, None, processor=_processor(workflow))
+    train = None if config.is_online and not config.train_dataset.path else read("train")
+    valid = read("valid")
     _check_rows(workflow, train, valid)
     from areal.training.trainers.ppo import PPOTrainer
 
@@ -88,9 +91,15 @@ def _online(config: PPOConfig) -> None:
         run.train(**workflow)
 
 
+def _processor(workflow: Mapping[str, Any]) -> Any:
+    """The processor of images that the workflow is made with."""
+    return workflow.get("workflow_kwargs", {}).get("processor")
+
+
 def _workflow(config: PPOConfig) -> dict[str, Any]:
-    """The keyword arguments of ``train``. The workflow's parameters ``tokenizer``, ``gconfig``, ``reward_fn`` and
-    ``reward_weights`` come from the configuration; ``workflow_kwargs`` take precedence. Raises UsageFault."""
+    """The keyword arguments of ``train``. The workflow's parameters ``tokenizer``, ``processor``, ``gconfig``,
+    ``reward_fn`` and ``reward_weights`` come from the configuration; ``workflow_kwargs`` take precedence. Raises
+    UsageFault."""
     is_default = config.workflow == PPOConfig.workflow
     if config.is_online and is_default:
         return {}  # users make the conversations
@@ -101,6 +110,7 @@ def _workflow(config: PPOConfig) -> dict[str, Any]:
     takes = inspect.signature(workflow).parameters if inspect.isclass(workflow) else {}
     common: dict[str, Any] = {
         "tokenizer": config.tokenizer_path,
+        "processor": config.tokenizer_path,
         "gconfig": config.gconfig,
         "reward_fn": config.reward_fn,
         "reward_weights": config.reward_weights,
@@ -154,7 +164,7 @@ def _tokenizer(config: BaseExperimentConfig) -> Any:
     return load_hf_tokenizer(config.tokenizer_path)
 
 
-def _rows(config: BaseExperimentConfig, tokenizer: Any, which: str, kind: str = "rl") -> Any:
+def _rows(config: BaseExperimentConfig, tokenizer: Any, which: str, kind: str = "rl", processor: Any = None) -> Any:
     from areal.dataset import get_custom_dataset
     from areal.dataset.loading import DEFAULT_SPLITS
 
@@ -166,4 +176,4 @@ def _rows(config: BaseExperimentConfig, tokenizer: Any, which: str, kind: str = 
     if tokenizer is None and (dataset.max_length is not None or dataset.chat_template_kwargs):
         tokenizer = _tokenizer(config)
     split = dataset.split or DEFAULT_SPLITS[f"{which}_dataset"]
-    return get_custom_dataset(split, dataset, tokenizer, type=dataset.type or kind)
+    return get_custom_dataset(split, dataset, tokenizer, processor, type=dataset.type or kind)

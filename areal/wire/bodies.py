@@ -205,7 +205,7 @@ class DisconnectPair:
 @dataclass(frozen=True, kw_only=True)
 class GenerateTokens:
     """``input_ids``: of one prompt, or of several, which are in the vocabulary. ``stream_interval``: new tokens for
-    which a line of a stream waits. ``seeds``: one for each prompt."""
+    which a line of a stream waits. ``seeds``: one for each prompt. ``image_data``: images of the one prompt, base64."""
 
     input_ids: Any
     sampling: Mapping[str, Any] = field(default_factory=dict)
@@ -215,6 +215,7 @@ class GenerateTokens:
     stream: bool = False
     stream_interval: int = field(default=1, metadata={"least": 1})
     seeds: tuple[int, ...] | None = None
+    image_data: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -456,6 +456,7 @@ NAMED: dict[str, dict[str, str]] = {
         **dict.fromkeys(("use_lora", "lora_rank", "lora_alpha"), LORA),
         "disable_dropout": DROPOUT,
         "gradient_checkpointing": DROPOUT,
+        "freeze_vision_tower": "training/engines/test_vision.py::test_update_changes_the_tower_unless_it_is_frozen",
         "init_from_scratch": "training/trainers/test_bad_input.py::test_model_folder_without_weights_is_named",
         "is_critic": f"{FSDP}::test_packed_rows_of_a_critic_have_the_value_of_the_last_token_too",
         "megatron": MEGATRON,

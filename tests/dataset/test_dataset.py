@@ -278,7 +278,10 @@ def test_data_set_that_was_saved_to_disk_is_read_without_its_library(tmp_path: P
             "messages[0].content[0].type is 'image': this model takes text only",
         ),
         ({"question": ["what", "is it?"]}, "question must be a text, not a list"),
-        ({"question": "what is it?", "images": ["x.png"]}, "the row has images: prompts of more than text are not"),
+        (
+            {"question": "what is it?", "images": ["x.png"]},
+            "the row has images: here prompts are text; images are seen by",
+        ),
     ],
 )
 def test_row_without_a_possible_prompt_is_reported_with_its_line(

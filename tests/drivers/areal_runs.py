@@ -106,7 +106,7 @@ REFUSED_FAMILIES = {
     "camel": "areal.experimental.camel.openai_model",
     "scaffolding": "areal.experimental.openai.cache",
     "evaluation": "areal.engine: trainer.type=null, or areal inf collect, evaluates",
-    "vision": "areal.workflow.vision_rlvr: prompts are text",
+    "vision": "actor.path: models of Qwen-VL have three-dimensional positions",
     "distillation": "teacher: there is no distillation",
     "fp8": "actor.megatron.fp8_config, actor.archon: training in FP8 is not there",
     "lora of megatron": "actor.use_lora: adapters are of fsdp",

@@ -19,6 +19,7 @@ pytestmark = [pytest.mark.extended, pytest.mark.timeout(600)]
 
 SHORT = {
     "gsm8k": ("values.steps=2", "values.prompts=4", "values.data.test=train.jsonl"),
+    "vision": ("values.steps=2", "values.prompts=4"),
     "tldr": (
         "values.sft.steps=2",
         "values.rw.steps=2",
@@ -27,7 +28,7 @@ SHORT = {
         "values.ppo.batch=8",
     ),
 }
-JOBS = {"gsm8k": ["gsm8k-grpo"], "tldr": ["tldr-sft", "tldr-rw", "tldr-ppo", "tldr-dpo"]}
+JOBS = {"gsm8k": ["gsm8k-grpo"], "vision": ["vision-grpo"], "tldr": ["tldr-sft", "tldr-rw", "tldr-ppo", "tldr-dpo"]}
 
 
 def command_of(readme: Path) -> str:

@@ -396,7 +396,7 @@ def test_same_workflow_is_made_once() -> None:
     [
         (3, {}, "int is no workflow"),
         (3, {"x": 1}, "int is no workflow"),
-        ("areal.workflow.vision_rlvr.VisionRLVRWorkflow", {"x": 1}, "VisionRLVRWorkflow is not supported: prompts are"),
+        ("areal.workflow.vision_rlvr.VisionRLVRWorkflow", {"x": 1}, "VisionRLVRWorkflow: missing a required argument"),
         (
             RLVRWorkflow,
             {"reward_fn": f"{__name__}:NO_REWARD"},

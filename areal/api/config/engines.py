@@ -19,7 +19,7 @@ class FSDPEngineConfig:
     offload_params: Annotated[bool, NotSupported("parameters stay on the device")] = False
     per_layer_optim_step: Annotated[bool, NotSupported("the optimizer's states stay on the device")] = False
     optim_step_prefetch_layers: Annotated[int, NoEffect("it is of per_layer_optim_step")] = 1
-    shard_vision_across_sp: Annotated[bool, NotSupported("prompts are text")] = False
+    shard_vision_across_sp: Annotated[bool, NotSupported("a vision-language model is trained on one rank")] = False
     memory_efficient_load: Annotated[bool, NoEffect("weights are always loaded shard by shard")] = False
 
 

@@ -248,6 +248,8 @@ def megatron_faults(engine: TrainEngineConfig) -> Iterator[FieldError]:
         yield FieldError("use_lora", "is not for the megatron engine, which trains all weights: adapters are of fsdp")
     if engine.is_critic:
         yield FieldError("is_critic", "is not for the megatron engine, which has no critics: fsdp has")
+    if engine.freeze_vision_tower:
+        yield FieldError("freeze_vision_tower", "is not for the megatron engine, which has no vision-language models")
     if engine.attn_impl not in ("", "sdpa", "flash_attention_2"):
         yield FieldError("attn_impl", f"{engine.attn_impl}: the megatron engine attends by torch's kernels, sdpa")
     if engine.optimizer is not None and engine.optimizer_dtype != "float32":
@@ -283,6 +285,7 @@ class TrainEngineConfig:
     backend: str = ""
     attn_impl: str = ""  # empty: the model's default
     init_from_scratch: bool = False
+    freeze_vision_tower: bool = False  # of a vision-language model: its connector and its decoder are trained
     is_critic: bool = False
     temperature: float | None = None  # each row has its own; if set, it must equal gconfig's
     mb_spec: MicroBatchSpec = field(default_factory=MicroBatchSpec)

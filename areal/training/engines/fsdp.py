@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from areal.api.engine_api import CheckpointUnreadable, LossFn, TokenOutputs, Update, WeightFn
+from areal.errors import UsageFault
 from areal.training.algorithms.losses import token_outputs
 from areal.training.batches import (
     Batch,
@@ -45,6 +46,7 @@ from areal.training.engines.huggingface import (
     shard_model,
     write_model,
 )
+from areal.training.engines.vision import TrainedImages, is_vision_model
 from areal.training.ranks import Ranks
 
 if TYPE_CHECKING:
@@ -63,7 +65,13 @@ class FSDPEngine(EngineBase):
         if ranks.device.type == "cpu":
             self.default_tokens = _CPU_TOKENS
         model = load_model(config, ranks)
-        self._packs = prepare_packing(model)
+        self._images = TrainedImages(model, config.path) if is_vision_model(model) else None
+        if self._images is not None and ranks.group is not None:
+            raise UsageFault(
+                f"fsdp trains the vision-language model {config.path} on one rank, and there are {ranks.size}",
+                hint="backend: fsdp:d1",
+            )
+        self._packs = self._images is None and prepare_packing(model)
         # None: the model computes the logits of all tokens.
         self._head = None if config.is_critic else install_head(model)
         self.model = shard_model(model, config, ranks)
@@ -73,7 +81,13 @@ class FSDPEngine(EngineBase):
 
     @property
     def vocab_size(self) -> int:
-        return int(self.model.config.vocab_size)
+        return int(self.model.config.get_text_config().vocab_size)
+
+    def see_images(self, images: Mapping[int, Sequence[bytes]], batch: Mapping[str, Tensor]) -> None:
+        if self._images is not None:
+            self._images.see(images, batch)
+        elif images:
+            raise UsageFault(f"{self.config.path} is trained on prompts with images, and has no vision tower")
 
     def outputs(self, batch: Mapping[str, Tensor], packed: PackedRows | None = None) -> TokenOutputs:
         """``packed``: the batch's rows, packed. Rows that are not packed need no attention mask: a causal model never
@@ -100,6 +114,8 @@ class FSDPEngine(EngineBase):
     def _run(self, batch: Mapping[str, Tensor], packed: PackedRows | None) -> Tensor:
         """The output of the model's head for every computed token."""
         with self._precision():
+            if self._images is not None and "images" in batch:
+                return self.model(inputs_embeds=self._images.embedded(self.model, batch), use_cache=False).logits
             if packed is None:
                 return self.model(input_ids=batch["input_ids"], use_cache=False).logits
             inputs = {"input_ids": packed.input_ids, "position_ids": packed.positions, "packed": packed}

@@ -28,10 +28,12 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from areal.dataset.vision import VISION_MODELS
 from areal.errors import NotFound, UsageFault, did_you_mean
 from areal.hub import model_folder
 from areal.installation import install_command
 from areal.training.batches import PackedRows
+from areal.training.engines.vision import freeze_tower
 from areal.training.ranks import Ranks
 from areal.training.run_folder import copy_missing
 
@@ -46,17 +48,22 @@ LORA_TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", 
 
 def load_model(config: TrainEngineConfig, ranks: Ranks) -> nn.Module:
     """Load the unsharded model in the dtype of its master weights (``optimizer_dtype``) onto the rank's device."""
+    import transformers
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()  # type: ignore[no-untyped-call]
     path = _model_path(config.path)
-    loader = AutoModelForTokenClassification if config.is_critic else AutoModelForCausalLM
     about = _load_config(AutoConfig, path)
+    loader: Any = AutoModelForTokenClassification if config.is_critic else AutoModelForCausalLM
+    if about.model_type in VISION_MODELS and not config.is_critic:
+        if config.use_lora:
+            raise UsageFault(f"use_lora: adapters of vision-language models ({about.model_type}) are not supported")
+        loader = transformers.AutoModelForImageTextToText
     if type(about) not in loader._model_mapping:
         raise UsageFault(
             f"{path} cannot be trained: transformers has no {loader.__name__} of the model type {about.model_type}",
-            hint="vision-language models are not supported: prompts are text",
+            hint=f"vision-language models are trained by fsdp, as policies: {', '.join(VISION_MODELS)}",
         )
     if config.is_critic:
         about.num_labels = 1
@@ -67,7 +74,7 @@ def load_model(config: TrainEngineConfig, ranks: Ranks) -> nn.Module:
     if config.init_from_scratch:
         with torch.random.fork_rng():  # a reference of the actor as it begins is the same model
             torch.manual_seed(torch.initial_seed())
-            model = loader.from_config(about, dtype=dtype, trust_remote_code=False, **settings)  # type: ignore[no-untyped-call]
+            model = loader.from_config(about, dtype=dtype, trust_remote_code=False, **settings)
     else:
         folder = Path(path).expanduser()
         if folder.is_dir() and not any(folder.glob("*.safetensors")) and not any(folder.glob("pytorch_model*.bin")):
@@ -84,6 +91,8 @@ def load_model(config: TrainEngineConfig, ranks: Ranks) -> nn.Module:
         for name in sorted(read["missing_keys"]):
             if not config.is_critic or name.startswith(base):
                 raise NotFound(f"the weights in {path} lack {name}")
+    if config.freeze_vision_tower:
+        freeze_tower(model)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # transformers 5 deprecates names that peft still uses
         if config.gradient_checkpointing:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from areal.api.algorithm_api import AdvantageFn, LossFn
 from areal.api.cli_args import PPOConfig, PPOCriticConfig
-from areal.api.engine_api import TokenOutputs, Update
+from areal.api.engine_api import TokenOutputs, Update, VisionEngine
 from areal.errors import UsageFault
 from areal.loading import load_function
 from areal.rollout.controller import RolloutController
@@ -188,6 +188,11 @@ class PPOTrainer(Trainer):
             taken: RolloutBatch | None = self.ranks.broadcast(self._take())
         if taken is None:
             raise stopping.Stopped
+        for role, engine in self.engines.items():
+            if isinstance(engine, VisionEngine):
+                engine.see_images(taken.images, taken.batch)
+            elif taken.images:
+                raise UsageFault(f"{role}: its engine does not train on prompts with images", hint="backend: fsdp:d1")
         parts = split_groups(lengths(taken.batch), taken.groups.tolist(), self.ranks.data_size)
         share = parts[self.ranks.data_rank]
         with self.timings.of("prepare"):

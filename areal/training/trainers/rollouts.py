@@ -24,6 +24,7 @@ from areal.api import stats
 from areal.api.cli_args import EvaluatorConfig, PPOConfig
 from areal.client.errors import Blame
 from areal.dataclasses import dataclass
+from areal.dataset.images import images_key, row_images
 from areal.errors import ArealError, UsageFault
 from areal.http import tracing
 from areal.rollout.controller import RolloutController
@@ -86,6 +87,7 @@ _TYPES = {
     "temperatures": torch.float32,
     "token_temperatures": torch.float32,
     "truncated": torch.bool,
+    "images": torch.int64,
 }
 """The columns of ``areal.api.workflow_api.Trajectory``."""
 
@@ -96,12 +98,14 @@ class PromptsFailed(ArealError):
 
 @dataclass(frozen=True)
 class RolloutBatch:
-    """``groups`` [B]: the number of each row's episode (one prompt's group)."""
+    """``groups`` [B]: the number of each row's episode (one prompt's group). ``images``: by the numbers in the batch's
+    column ``images``."""
 
     batch: Batch
     groups: Tensor
     positions: tuple[int, ...]
     metrics: Metrics
+    images: Mapping[int, tuple[bytes, ...]]
 
 
 @dataclass
@@ -157,7 +161,7 @@ class RolloutSource:
         version = self._controller.get_version()
         batch, groups = to_batch(rollouts, self._temperature)
         positions = tuple(rollout.data.position for rollout in rollouts)  # type: ignore[attr-defined]
-        return RolloutBatch(batch, groups, positions, self._metrics(rollouts, batch, version))
+        return RolloutBatch(batch, groups, positions, self._metrics(rollouts, batch, version), images_of(rollouts))
 
     def consumed(self, positions: Sequence[int], step: int) -> None:
         """Record that these prompts were trained on, in ``step``."""
@@ -252,6 +256,8 @@ def to_batch(rollouts: Sequence[Rollout], temperature: float = 1.0) -> tuple[Bat
     where not all are 1, ``sample_ids`` [B] only where a sample of a group has several rows. ``temperature``: of rows
     without their own."""
     batches = [_columns(rollout, temperature) for rollout in rollouts]
+    if any("images" in each for each in batches):
+        batches = [{"images": torch.zeros(len(each["rewards"]), dtype=torch.int64), **each} for each in batches]
     shared = set.intersection(*(set(batch) for batch in batches))
     batch = concat_padded_tensors(
         [{name: column for name, column in each.items() if name in shared} for each in batches]
@@ -267,6 +273,25 @@ def to_batch(rollouts: Sequence[Rollout], temperature: float = 1.0) -> tuple[Bat
     if firsts[-1] < len(together):
         batch["sample_ids"] = together
     return batch, groups
+
+
+def images_of(rollouts: Sequence[Rollout]) -> dict[int, tuple[bytes, ...]]:
+    """The images that rollouts were sampled with, read from their rows of the data set. Raises UsageFault for others
+    than those of the row."""
+    found: dict[int, tuple[bytes, ...]] = {}
+    for rollout in rollouts:
+        keys = rollout.trajectory.get("images")
+        for key in () if keys is None else set(keys.tolist()) - {0}:
+            if key not in found:
+                images = row_images(rollout.data)
+                if images_key(images) != key:
+                    raise UsageFault(
+                        f"episode {rollout.task_id} cannot be trained on: its row of the data set has other images "
+                        "than those that its prompt was sampled with",
+                        hint="the files have changed, or the workflow shows images that are not in the column images",
+                    )
+                found[key] = images
+    return found
 
 
 def _samples(trajectory: Mapping[str, Tensor]) -> Tensor:
@@ -298,7 +323,10 @@ def _columns(rollout: Rollout, temperature: float) -> dict[str, Tensor]:
             hint="a workflow returns tensors of areal.api.workflow_api.Trajectory",
         )
     if given.get("multi_modal_input"):
-        raise UsageFault(f"episode {rollout.task_id} cannot be trained on: images are not supported, only tokens")
+        raise UsageFault(
+            f"episode {rollout.task_id} cannot be trained on: multi_modal_input is not read",
+            hint="areal.workflow.vision_rlvr:VisionRLVRWorkflow returns the numbers of a row's images",
+        )
     found = {name: given[name].to(kind) for name, kind in _TYPES.items() if name in given}
     if "versions" not in found:
         found["versions"] = torch.where(found["loss_mask"].bool(), rollout.head_version, -1)

@@ -62,6 +62,7 @@ def test_chat_field_that_cannot_be_honoured_is_400_and_named(service: Service, f
         ("prompt", None), ("prompt", ""), ("prompt", []), ("prompt", [[]]), ("prompt", [1, "a"]), ("prompt", [10**9]),
         ("prompt", {}), ("prompt", [-1]), ("prompt", [True]), ("suffix", "x"), ("best_of", 3), ("logprobs", 99),
         ("logprobs", True), ("max_tokens", 0), ("min_tokens", 17), ("echo", "yes"),
+        ("image_data", ["aGk="]), ("image_data", "aGk="), ("image_data", 7),
     ],
 )  # fmt: skip
 def test_completion_field_that_cannot_be_honoured_is_400_and_named(service: Service, field: str, value: object) -> None:

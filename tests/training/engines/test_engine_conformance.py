@@ -241,11 +241,12 @@ def test_saved_model_is_read_back_and_replaces_what_was_there(make: Make, tmp_pa
 
 
 def test_unknown_engine_is_refused_where_it_is_named() -> None:
-    with pytest.raises(ValueError, match='backend: column 1: unknown engine "nowhere"'):
+    with pytest.raises(ValueError, match='backend column 1: unknown engine "nowhere"'):
         TrainEngineConfig(path="m", backend="nowhere:d1")
     for changes, told in (
-        ({"use_lora": True}, "use_lora: the megatron engine trains all weights"),
-        ({"is_critic": True}, "is_critic: the megatron engine has no critics"),
+        ({"use_lora": True}, "use_lora is not for the megatron engine"),
+        ({"is_critic": True}, "is_critic is not for the megatron engine"),
+        ({"freeze_vision_tower": True}, "freeze_vision_tower is not for the megatron engine"),
         ({"attn_impl": "eager"}, "attn_impl eager"),
         ({"dtype": "float16"}, "dtype float16"),
     ):

@@ -43,7 +43,7 @@ def test_vision_language_model_is_refused_by_its_type(tmp_path: Path) -> None:
     (tmp_path / "model" / "config.json").write_text(json.dumps({"model_type": "qwen2_vl"}))
     with pytest.raises(UsageFault, match="no AutoModelForCausalLM of the model type qwen2_vl") as caught:
         _trainer(tmp_path, solved(4), tmp_path / "model")
-    assert "prompts are text" in str(caught.value.hint)
+    assert "vision-language models are trained by fsdp, as policies: idefics3" in str(caught.value.hint)
 
 
 def test_untrained_model_is_reported_before_there_is_a_service(tmp_path: Path) -> None:

@@ -427,6 +427,7 @@ class ModelCalls:
                     stream=stream,
                     stream_interval=interval,
                     seeds=None if seeds is None or together == 1 else seeds[first : first + together],
+                    images=generation.images,
                 ),
                 state.choices[first * each : (first + together) * each],
             )

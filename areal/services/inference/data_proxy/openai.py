@@ -13,6 +13,7 @@ from typing import Any
 from areal.conversation import RESERVED, Template
 from areal.conversation.messages import message_text, read_tools
 from areal.dataclasses import dataclass, replace
+from areal.dataset.images import MAX_IMAGES
 from areal.errors import UsageFault
 from areal.services.custom_tools import function_of, with_function_calls
 from areal.services.http.errors import bad_field, bad_request, unsupported
@@ -260,7 +261,8 @@ class GenerationRequest:
     tokens as the context holds. ``store`` false: the call is not recorded. ``echo``: the texts of the prompts, which
     precede the responses; None for a prompt of token ids. ``prompt_logprobs``: how many alternatives to each prompt
     token are returned. ``messages``: the chat as the client sent it, in OpenAI's form. ``adapter``: the LoRA adapter
-    that samples. ``default_seeds``: one for each prompt, where the engine has them for nothing."""
+    that samples. ``default_seeds``: one for each prompt, where the engine has them for nothing. ``images``: those of
+    the one prompt, in base64; such a call is not recorded."""
 
     sampling: SamplingParams
     options: ResponseOptions
@@ -276,6 +278,7 @@ class GenerationRequest:
     chat: ChatPrompt | None = None
     adapter: str | None = None
     default_seeds: Sequence[int] | None = None
+    images: Sequence[str] = ()
 
     @property
     def scored(self) -> int | None:
@@ -400,7 +403,11 @@ def read_completion(fields: Fields, codec: TextCodec, capabilities: Capabilities
         raise bad_field("n", f"times the number of prompts may be at most {MAX_PROMPTS}")
     seeds = _default_seeds(fields, len(prompts)) if capabilities.free_seeds else None
     fields.accept(("default_seed",))
+    images = _images(fields, prompt, capabilities)
     store, ignored = _read_rest(fields)
+    if images and (store or scored is not None):
+        why = "its call is not recorded: send store: false" if store else "its prompt has no log-probabilities"
+        raise unsupported("image_data", why)
     return GenerationRequest(
         sampling,
         options,
@@ -412,7 +419,21 @@ def read_completion(fields: Fields, codec: TextCodec, capabilities: Capabilities
         no_answer=most == 0,
         default_max_tokens=DEFAULT_COMPLETION_TOKENS,
         default_seeds=seeds,
+        images=images,
     )
+
+
+def _images(fields: Fields, prompt: object, capabilities: Capabilities) -> tuple[str, ...]:
+    """``image_data``: images in base64, which the placeholders in the one prompt of token ids stand for."""
+    name = "image_data"
+    if not fields.given(name):
+        return ()
+    if not capabilities.images:
+        raise unsupported(name, capabilities.no_images)
+    images = fields.texts(name, MAX_IMAGES)
+    if images and not (isinstance(prompt, list) and all(type(token) is int for token in prompt)):
+        raise bad_request(f"{name} goes with one prompt of token ids", param=name)
+    return images
 
 
 def _default_seeds(fields: Fields, prompts: int) -> list[int] | None:

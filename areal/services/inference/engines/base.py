@@ -47,7 +47,8 @@ class EngineCall:
     ``response_format``, where the engine has it: OpenAI's, or of type ``regex``, ``choice`` or ``grammar`` (EBNF) with
     a field of that name. ``adapter``: one that ``EngineState`` lists; None is the model itself. ``stream`` false: only
     the whole answer is needed; an engine with ``whole_answers`` answers once, at the end. ``stream_interval``: new
-    tokens of a choice for which an event of the stream may wait. ``seeds``: one for each of several prompts."""
+    tokens of a choice for which an event of the stream may wait. ``seeds``: one for each of several prompts.
+    ``images``: those of the one prompt, in base64, where the engine has them."""
 
     request_id: str
     prompts: Sequence[Sequence[int]]
@@ -57,6 +58,7 @@ class EngineCall:
     stream: bool = True
     stream_interval: int = 1
     seeds: Sequence[int] | None = None
+    images: Sequence[str] = ()
 
     @property
     def prompt(self) -> Sequence[int]:
@@ -154,6 +156,8 @@ class Capabilities:
     sampling_fields: frozenset[str] = SAMPLING_FIELDS
     response_format: bool = False
     no_response_format: str = ""  # the reason why not, if known
+    images: bool = False
+    no_images: str = "this engine takes token ids alone"
     max_top_logprobs: int = 20
     prompt_logprobs: bool = False  # ``PromptScorer``
     many_prompts: bool = False  # in one call

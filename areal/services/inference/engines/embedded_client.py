@@ -50,6 +50,8 @@ class EmbeddedClient(EngineClient):
         sampling = sampling_fields(call)
         body: dict[str, Any] = {"sampling": sampling, "stream": call.stream, "request_id": call.request_id}
         body["input_ids"] = call.prompt if len(call.prompts) == 1 else call.prompts
+        if call.images:
+            body["image_data"] = call.images
         if call.seeds is not None:
             body["seeds"] = call.seeds
         if call.adapter is not None:
@@ -78,6 +80,8 @@ class EmbeddedClient(EngineClient):
             return EngineState(not_ready="the engine's memory is released")
         self.capabilities.response_format = data.get("structured") is True
         self.capabilities.no_response_format = str(data.get("no_grammars") or "")
+        self.capabilities.images = data.get("images") is True
+        self.capabilities.no_images = str(data.get("no_images") or "")
         return EngineState(
             not_ready=None,
             adapters=tuple(data.get("adapters") or ()),

@@ -30,6 +30,7 @@ from areal.services.inference.engines.embedded.requests import (
     find_adapter,
     make_sequences,
     read_grammar,
+    read_images,
     read_prompt,
     read_prompts,
     read_sampling,
@@ -79,6 +80,8 @@ class EngineRoutes:
             "adapters": sorted(self._loaded.adapters),
             "structured": self._loaded.grammars is not None,
             "no_grammars": self._loaded.no_grammars,
+            "images": self._loaded.images is not None,
+            "no_images": self._loaded.no_images,
         }
 
     def add_to(self, service: Service) -> None:
@@ -141,7 +144,8 @@ class EngineRoutes:
                 409, f"request {request_id} is running already", code="duplicate_request", param="request_id"
             )
         whole = not body.stream
-        sequences = make_sequences(prompts, sampling, loaded, adapter, matcher, body.seeds)
+        pixels = await read_images(body.image_data, prompts, loaded)
+        sequences = make_sequences(prompts, sampling, loaded, adapter, matcher, body.seeds, pixels)
         stream = self._streams.open(sequences, whole=whole, interval=body.stream_interval)
         self._requests[request_id] = stream
         try:

@@ -29,10 +29,11 @@ from areal.dataclasses import dataclass, field, replace
 from areal.errors import ArealError, Conflict
 from areal.services.inference.engines.embedded.decoder import RowSpan, cut
 from areal.services.inference.engines.embedded.linear import Adapter
-from areal.services.inference.engines.embedded.runner import Adapters, ModelRunner
+from areal.services.inference.engines.embedded.runner import Adapters, ModelRunner, PartImages
 from areal.services.inference.engines.embedded.sampler import Sampled, SamplerBatch
 from areal.services.inference.engines.embedded.scheduler import (
     BatchScheduler,
+    Chunk,
     Copy,
     Decode,
     Finish,
@@ -408,7 +409,8 @@ class Engine:
     def _prefill(self, step: Prefill) -> bool:
         tokens = [chunk.sequence.tokens(chunk.start, chunk.stop) for chunk in step.chunks]
         starts, adapters = [chunk.start for chunk in step.chunks], _adapters([chunk.sequence for chunk in step.chunks])
-        logits = self._runner.prefill(tokens, starts, step.first_row, adapters)
+        images = [_images(chunk) for chunk in step.chunks]
+        logits = self._runner.prefill(tokens, starts, step.first_row, adapters, images if any(images) else ())
         self.counters.prefill_steps += 1
         self.counters.prompt_tokens += sum(map(len, tokens))
         if step.spread is not None:
@@ -513,3 +515,9 @@ def _adapters(sequences: list[TokenSequence] | tuple[TokenSequence, ...]) -> Ada
     """The sequences' adapters; empty where none has one, which is the fast path."""
     adapters = [sequence.adapter for sequence in sequences]
     return adapters if any(adapters) else ()
+
+
+def _images(chunk: Chunk) -> PartImages | None:
+    """The images of the chunk's prompt."""
+    pixels = chunk.sequence.pixels
+    return None if pixels is None else PartImages(pixels, 0).after(chunk.sequence.tokens(0, chunk.start))

@@ -10,9 +10,10 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from areal.dataclasses import dataclass, field
+from areal.dataset.vision import VISION_MODELS
 from areal.errors import ArealError, UsageFault
 from areal.hub import model_folder
 from areal.services.inference.engines.embedded.model_folder import (
@@ -31,6 +32,7 @@ from areal.wire.processes import EmbeddedEngineConfig
 if TYPE_CHECKING:
     import torch
 
+    from areal.dataset.vision import VisionProcessor
     from areal.services.inference.engines.embedded.engine import Engine
     from areal.services.inference.engines.embedded.grammar import Grammars
     from areal.services.inference.engines.embedded.linear import Adapter
@@ -54,6 +56,7 @@ def _default_threads() -> int:
     return int(given) if given.isdigit() and int(given) > 0 else max(1, min(16, len(os.sched_getaffinity(0)) // 2))
 
 
+T = TypeVar("T")
 logger = logging.getLogger(__name__)
 Report = Callable[[str, int | None, int | None], None]  # stage, done, total
 _CPU_SHARE, _CUDA_SHARE = 0.25, 0.85  # of free memory, for the KV cache
@@ -61,7 +64,8 @@ _CPU_SHARE, _CUDA_SHARE = 0.25, 0.85  # of free memory, for the KV cache
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """``adapters`` by name; where ``grammars`` is None, ``no_grammars`` is the reason."""
+    """``adapters`` by name; where ``grammars`` or ``images`` is None, ``no_grammars`` and ``no_images`` are the
+    reasons."""
 
     engine: Engine
     end_tokens: frozenset[int]
@@ -69,6 +73,8 @@ class LoadedModel:
     adapters: dict[str, Adapter] = field(default_factory=dict)
     grammars: Grammars | None = None
     no_grammars: str = ""
+    images: VisionProcessor | None = None
+    no_images: str = ""
 
 
 @dataclass(frozen=True)
@@ -117,11 +123,27 @@ def load_model(
     engine.start()
     description = f"{runner.description}; {limits.max_rows} sequences of up to {limits.max_length} tokens"
     ends = end_tokens(folder.path, folder.raw)
+    grammars, no_grammars = _or_reason(lambda: Grammars(folder.path, runner.vocab_size, ends))
+    images, no_images = _or_reason(lambda: _images(folder, runner))
+    return LoadedModel(engine, ends, description, adapters, grammars, no_grammars, images, no_images)
+
+
+def _or_reason(make: Callable[[], T]) -> tuple[T | None, str]:
+    """What ``make`` makes, or None and why it cannot."""
     try:
-        return LoadedModel(engine, ends, description, adapters, Grammars(folder.path, runner.vocab_size, ends))
+        return make(), ""
     except ArealError as error:
-        reason = f"{error.message}" + (f" ({error.hint})" if error.hint else "")
-        return LoadedModel(engine, ends, description, adapters, None, reason)
+        return None, error.message + (f" ({error.hint})" if error.hint else "")
+
+
+def _images(folder: ModelFolder, runner: ModelRunner) -> VisionProcessor:
+    if folder.raw.get("model_type") not in VISION_MODELS:
+        raise ArealError(f"the model type {folder.raw.get('model_type')} takes no images here")
+    from areal.dataset.vision import check_fit, load_processor
+
+    processor = load_processor(str(folder.path))
+    check_fit(runner.model, processor)  # type: ignore[attr-defined]
+    return processor
 
 
 def _open_runner(

@@ -14,11 +14,12 @@ import contextlib
 import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from areal.dataclasses import dataclass
+from areal.dataset.images import from_base64
 from areal.errors import FieldError, UsageFault
 from areal.services.http.errors import ApiError, bad_field, bad_request, unsupported
 from areal.services.http.messages import AnyResponse, Request, Response, StreamingResponse
@@ -29,6 +30,9 @@ from areal.services.inference.engines.embedded.loading import LoadedModel
 from areal.services.inference.engines.embedded.sampler import stream_key
 from areal.services.inference.engines.embedded.scheduler import Finish, TokenSequence, TopLogprobs
 from areal.wire.sampling import SamplingParams, parse_sampling
+
+if TYPE_CHECKING:
+    from areal.dataset.vision import Pixels
 
 # From the engine's thread to the event loop. A step may append a token to each of many sequences every millisecond;
 # waking the loop and the clients each time would cost more than the step. So the loop is woken at once when a sequence
@@ -233,6 +237,26 @@ async def read_grammar(raw: Mapping[str, Any] | None, sampling: SamplingParams, 
         raise bad_request(fault.message, param=name) from fault
 
 
+async def read_images(raw: Sequence[str], prompts: Sequence[Sequence[int]], loaded: LoadedModel) -> Pixels | None:
+    """The images of ``image_data`` (in base64) that the placeholders of the one prompt stand for. Raises 400."""
+    if not raw:
+        return None
+    name = "image_data"
+    if loaded.images is None:
+        raise unsupported(name, loaded.no_images)
+    if len(prompts) != 1:
+        raise bad_field(name, f"goes with one prompt, not {len(prompts)}")
+    images = loaded.images
+    try:
+        data = [from_base64(each, f"images[{number}]") for number, each in enumerate(raw)]
+        pixels = await asyncio.to_thread(images.pixels, data)
+    except UsageFault as fault:
+        raise bad_field(name, f"has no such images: {fault.message}") from fault
+    if (count := prompts[0].count(pixels.token_id)) < pixels.placeholders:
+        raise bad_field(name, f"stands for {pixels.placeholders} tokens {pixels.token_id}, and the prompt has {count}")
+    return pixels
+
+
 def make_sequences(
     prompts: list[list[int]],
     sampling: SamplingParams,
@@ -240,6 +264,7 @@ def make_sequences(
     adapter: Adapter | None = None,
     matcher: Matcher | None = None,
     seeds: Sequence[int] | None = None,
+    pixels: Pixels | None = None,
 ) -> list[TokenSequence]:
     """The request's n choices of each prompt. Their random numbers are those that they would have with this prompt
     alone. ``seeds``: one for each prompt, instead of the sampling parameters' one."""
@@ -260,6 +285,7 @@ def make_sequences(
                 key=stream_key(seed, choice),
                 adapter=adapter,
                 matcher=matcher.fork() if matcher else None,
+                pixels=pixels,
             )
             for choice in range(sampling.n)
         ]

@@ -13,12 +13,13 @@ import mmap
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from areal.dataclasses import dataclass, replace
 from areal.errors import ArealError
 from areal.services.inference.engines.embedded.decoder import DecodePart, KVCache, LlamaDecoder, PrefillShape, RowSpan
 from areal.services.inference.engines.embedded.linear import Adapter, MatrixForms, deltas_of, read_adapter
@@ -38,11 +39,26 @@ from areal.services.inference.engines.embedded.model_folder import (
 from areal.services.inference.engines.embedded.scheduler import Copy, Drop, Keep, Move, Restore, SchedulerLimits, Spread
 from areal.services.weight_transfer.memory import TransferProgress
 
+if TYPE_CHECKING:
+    from areal.dataset.vision import Pixels
+
 Adapters = Sequence[Adapter | None]
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 _CGROUP = Path("/sys/fs/cgroup")
 _SCORED = 256  # tokens of a prompt that are scored at once, since all of their logits are in memory
 _ROOM = 1.5  # times the new weights' size that must be free to stage them
+
+
+@dataclass(frozen=True)
+class PartImages:
+    """The images of a prompt of which a part is computed. ``used``: how many placeholders are in earlier parts."""
+
+    pixels: Pixels
+    used: int
+
+    def after(self, tokens: Sequence[int]) -> PartImages:
+        """The images once the part ``tokens`` is computed."""
+        return replace(self, used=self.used + tokens.count(self.pixels.token_id))
 
 
 class ModelRunner(Protocol):
@@ -59,12 +75,17 @@ class ModelRunner(Protocol):
         """Make room for ``rows`` rows of ``width`` positions, keeping what is cached."""
 
     def prefill(
-        self, tokens: Sequence[Sequence[int]], starts: Sequence[int], first_row: int, adapters: Adapters = ()
+        self,
+        tokens: Sequence[Sequence[int]],
+        starts: Sequence[int],
+        first_row: int,
+        adapters: Adapters = (),
+        images: Sequence[PartImages | None] = (),
     ) -> Tensor:
         """Compute ``tokens[i]`` from position ``starts[i]`` of row ``first_row + i``, on top of what the row caches.
 
-        Logits [len(tokens), vocab] float32 after the last token of each. ``adapters`` has one for each sequence, or
-        is empty when none has one.
+        Logits [len(tokens), vocab] float32 after the last token of each. ``adapters`` and ``images`` have one for each
+        sequence, or are empty when none has one.
         """
 
     def score(self, tokens: Sequence[int], adapter: Adapter | None = None) -> Iterator[Tensor]:
@@ -229,8 +250,14 @@ class DecoderRunner:
                 del self._kept[number]
 
     def prefill(
-        self, tokens: Sequence[Sequence[int]], starts: Sequence[int], first_row: int, adapters: Adapters = ()
+        self,
+        tokens: Sequence[Sequence[int]],
+        starts: Sequence[int],
+        first_row: int,
+        adapters: Adapters = (),
+        images: Sequence[PartImages | None] = (),
     ) -> Tensor:
+        assert not images, "requests with images are refused"
         return self._prefill(self._cache, tokens, starts, first_row, adapters)
 
     def score(self, tokens: Sequence[int], adapter: Adapter | None = None) -> Iterator[Tensor]:

@@ -30,6 +30,7 @@ from areal.dataclasses import dataclass, field
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from areal.dataset.vision import Pixels
     from areal.services.inference.engines.embedded.grammar import Matcher
     from areal.services.inference.engines.embedded.linear import Adapter
     from areal.wire.sampling import SamplingParams
@@ -55,6 +56,7 @@ class TokenSequence:
     key: int = 0  # of its random numbers, by ``sampler.stream_key``
     adapter: Adapter | None = None
     matcher: Matcher | None = None  # of its grammar, at the newest token
+    pixels: Pixels | None = None  # of the images in its prompt
     row: int | None = None  # of the KV cache, while it is admitted
     cached: int = 0  # positions that are computed
     arrival: int = 0  # order of arrival, given by the scheduler

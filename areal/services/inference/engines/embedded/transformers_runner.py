@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import transformers
@@ -20,11 +21,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
+from areal.dataset.vision import VISION_MODELS, Pixels, embeddings, image_features
 from areal.errors import ArealError
 from areal.services.inference.engines.embedded.decoder import RowSpan
 from areal.services.inference.engines.embedded.linear import Adapter
 from areal.services.inference.engines.embedded.model_folder import is_finite
-from areal.services.inference.engines.embedded.runner import Adapters, WeightOffload, return_freed_memory
+from areal.services.inference.engines.embedded.runner import Adapters, PartImages, WeightOffload, return_freed_memory
 from areal.services.inference.engines.embedded.scheduler import Copy, Move
 from areal.services.weight_transfer.memory import TransferProgress
 
@@ -44,22 +46,23 @@ class TransformersRunner:
     def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
         self.device = device
         self._dtype = dtype
-        self._model = _load(folder, dtype).to(device)
-        text = self._model.config.get_text_config()
+        self.model = _load(folder, dtype).to(device)
+        text = self.model.config.get_text_config()
         self.vocab_size = int(text.vocab_size)
         self.max_positions = _max_positions(text)
         self._caches: list[Any] = []
+        self._vectors: WeakKeyDictionary[Pixels, Tensor] = WeakKeyDictionary()  # of the present weights
         self._offload: WeightOffload | None = None
-        self._parameters = inspect.signature(self._model.forward).parameters
+        self._parameters = inspect.signature(self.model.forward).parameters
         self._cache_name = next((name for name in _CACHES if name in self._parameters), _CACHES[0])
         self._one_by_one = False  # whether later parts of a prompt are computed token by token
         self._check()
-        size = sum(parameter.numel() for parameter in self._model.parameters())
-        name = type(self._model).__name__
+        size = sum(parameter.numel() for parameter in self.model.parameters())
+        name = type(self.model).__name__
         self.description = f"transformers {name}, {size} parameters, {str(dtype).removeprefix('torch.')} on {device}"
 
     def position_bytes(self) -> int:
-        text = self._model.config.get_text_config()
+        text = self.model.config.get_text_config()
         all_heads = getattr(text, "num_attention_heads", None)
         if not isinstance(all_heads, int):  # a recurrent model, whose state does not grow
             return int(text.num_hidden_layers * 2 * text.hidden_size * self._dtype.itemsize)
@@ -77,23 +80,30 @@ class TransformersRunner:
         self._caches[copy.target], self._caches[copy.source] = self._caches[copy.source], None
 
     def prefill(
-        self, tokens: Sequence[Sequence[int]], starts: Sequence[int], first_row: int, adapters: Adapters = ()
+        self,
+        tokens: Sequence[Sequence[int]],
+        starts: Sequence[int],
+        first_row: int,
+        adapters: Adapters = (),
+        images: Sequence[PartImages | None] = (),
     ) -> Tensor:
         logits = []
         for offset, (new, start) in enumerate(zip(tokens, starts, strict=True)):
-            row = first_row + offset
+            row, shown = first_row + offset, images[offset] if images else None
             if start == 0:
                 self._caches[row] = None
             ids = torch.tensor([list(new)], device=self.device)
             parts = torch.split(ids, 1, dim=1) if start and self._one_by_one else (ids,)
             for place, part in enumerate(parts):
-                last = self._forward(row, part, start + place)
+                last = self._forward(row, part, start + place, shown)
+                if shown is not None:
+                    shown = shown.after(part[0].tolist())
             logits.append(last)
         return torch.stack(logits)
 
     @torch.inference_mode()
     def score(self, tokens: Sequence[int], adapter: Adapter | None = None) -> Iterator[Tensor]:
-        output = self._model(input_ids=torch.tensor([list(tokens)], device=self.device), use_cache=False)
+        output = self.model(input_ids=torch.tensor([list(tokens)], device=self.device), use_cache=False)
         yield output.logits[0, :, : self.vocab_size].float()
 
     def decode(self, tokens: Tensor, positions: Tensor, spans: Sequence[RowSpan], adapters: Adapters = ()) -> Tensor:
@@ -101,7 +111,7 @@ class TransformersRunner:
         return torch.stack([self._forward(row, tokens[row].view(1, 1), start) for row, start in enumerate(starts)])
 
     @torch.inference_mode()
-    def _forward(self, row: int, tokens: Tensor, start: int) -> Tensor:
+    def _forward(self, row: int, tokens: Tensor, start: int, images: PartImages | None = None) -> Tensor:
         """Logits [vocab] after the last of ``tokens`` [1, time], whose first position is ``start``."""
         end = start + tokens.shape[1]
         options: dict[str, Any] = {"logits_to_keep": 1} if "logits_to_keep" in self._parameters else {}
@@ -110,13 +120,23 @@ class TransformersRunner:
         if self._cache_name == "past_key_values":  # recurrent states take no mask
             options["attention_mask"] = torch.ones(1, end, dtype=torch.int64, device=self.device)
         options[self._cache_name] = self._caches[row]
-        output = self._model(input_ids=tokens, use_cache=True, **options)
+        inputs = {"input_ids": tokens} if images is None else {"inputs_embeds": self._embedded(tokens, images)}
+        output = self.model(**inputs, use_cache=True, **options)
         self._caches[row] = output[self._cache_name]
         return output.logits[0, -1, : self.vocab_size].float()
 
+    def _embedded(self, tokens: Tensor, images: PartImages) -> Tensor:
+        """The inputs [1, time, hidden size] for a part of a prompt with images."""
+        pixels = images.pixels
+        if pixels not in self._vectors:
+            self._vectors[pixels] = image_features(self.model, [pixels], self.device)[0]
+        left = self._vectors[pixels][images.used :]
+        count = min(len(left), int((tokens == pixels.token_id).sum()))
+        return embeddings(self.model, tokens, [left[:count]], pixels.token_id)
+
     def _check(self) -> None:
         """Compare decoding with the cache with a plain forward pass. Raises ArealError naming the architecture."""
-        name, tolerance = type(self._model).__name__, _TOLERANCES[self._dtype]
+        name, tolerance = type(self.model).__name__, _TOLERANCES[self._dtype]
         gap, reason = math.inf, ""
         for one_by_one in (False, True):
             self._one_by_one, reason = one_by_one, ""
@@ -150,7 +170,7 @@ class TransformersRunner:
         for place in range(first + second, len(ids)):
             begun.append(self._forward(0, torch.tensor([[ids[place]]], device=self.device), place))
         decoded = torch.stack(begun).log_softmax(-1)
-        whole = self._model(input_ids=torch.tensor([ids], device=self.device), use_cache=False).logits[0]
+        whole = self.model(input_ids=torch.tensor([ids], device=self.device), use_cache=False).logits[0]
         plain = whole[:, : self.vocab_size].float().log_softmax(-1)[[first - 1, *range(first + second - 1, len(ids))]]
         likeliest = plain.topk(min(_LIKELIEST, self.vocab_size), dim=-1).indices
         return float((decoded - plain).gather(1, likeliest).abs().max())
@@ -158,8 +178,8 @@ class TransformersRunner:
     def prepare(self, folder: Path, arrival: TransferProgress | None = None) -> Callable[[], object]:
         if arrival is not None:
             arrival.wait_all()
-        new = _load(folder, self._dtype, like=self._model).state_dict()
-        for name, current in self._model.state_dict().items():
+        new = _load(folder, self._dtype, like=self.model).state_dict()
+        for name, current in self.model.state_dict().items():
             if name not in new or new[name].shape != current.shape:
                 raise ArealError(f"{folder}: {name} is missing or of another shape")
             if not is_finite(new[name]):
@@ -167,8 +187,9 @@ class TransformersRunner:
 
         @torch.inference_mode()
         def install() -> None:
-            for name, current in self._model.state_dict().items():
+            for name, current in self.model.state_dict().items():
                 current.copy_(new[name])
+            self._vectors.clear()
 
         return install
 
@@ -180,17 +201,18 @@ class TransformersRunner:
 
     @torch.inference_mode()
     def release(self) -> None:
-        weights = ((name, parameter.data) for name, parameter in self._model.named_parameters())
+        weights = ((name, parameter.data) for name, parameter in self.model.named_parameters())
         self._offload = WeightOffload(weights, self.device)
-        for parameter in self._model.parameters():
+        for parameter in self.model.parameters():
             parameter.data = parameter.data.new_empty(0)
         self._caches = []
+        self._vectors.clear()
         return_freed_memory(self.device)
 
     @torch.inference_mode()
     def restore(self) -> None:
         assert self._offload is not None
-        parameters = dict(self._model.named_parameters())
+        parameters = dict(self.model.named_parameters())
         for name, values in self._offload.tensors():
             parameters[name].data = values.to(self.device, copy=True)
         self._offload.close()
@@ -238,7 +260,10 @@ def _load(path: Path, dtype: torch.dtype, like: Any = None) -> Any:
             model, report = type(like).from_pretrained(None, config=like.config, state_dict=tensors, **options)
         elif path.is_dir():
             config = None if like is None else like.config
-            model, report = library.AutoModelForCausalLM.from_pretrained(path, config=config, **options)
+            about = library.AutoConfig.from_pretrained(path, trust_remote_code=False) if config is None else config
+            sees = about.model_type in VISION_MODELS
+            loader = library.AutoModelForImageTextToText if sees else library.AutoModelForCausalLM
+            model, report = loader.from_pretrained(path, config=about, **options)
         else:
             raise ArealError(f"model folder {path} does not exist")
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:

@@ -112,4 +112,4 @@ def test_fallback_releases_and_restores_too(tmp_path: Path) -> None:
 
 
 def _parameters(runner: TransformersRunner) -> Any:
-    return runner._model.parameters()
+    return runner.model.parameters()

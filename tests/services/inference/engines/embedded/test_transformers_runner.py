@@ -175,8 +175,8 @@ def test_model_whose_cache_is_wrong_is_refused_by_name(tmp_path: Path, monkeypat
     make(tmp_path, "GPT2")
     right = TransformersRunner._forward
 
-    def shifted(self: TransformersRunner, row: int, tokens: torch.Tensor, start: int) -> torch.Tensor:
-        logits = right(self, row, tokens, start)
+    def shifted(self: TransformersRunner, row: int, tokens: torch.Tensor, start: int, *images: Any) -> torch.Tensor:
+        logits = right(self, row, tokens, start, *images)
         return logits.roll(1) if start > 6 else logits
 
     monkeypatch.setattr(TransformersRunner, "_forward", shifted)

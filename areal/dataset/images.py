@@ -1,0 +1,174 @@
+"""Images of rows and of requests, encoded as PNG, JPEG or WebP, within bounds. They are never fetched from a network.
+
+A row has a list ``images`` of paths, ``data:`` URLs, bytes, the ``{"bytes", "path"}`` of the package ``datasets``, or
+images of Pillow. In memory, in requests and in training an image is its encoded bytes, which ``images_key`` identifies.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import hashlib
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from areal.errors import UsageFault
+from areal.installation import install_command
+
+MAX_IMAGES = 16  # of one prompt
+MAX_IMAGE_BYTES = 8 << 20  # of one image, encoded
+MAX_PIXELS = 1 << 25  # of one image
+_FORMATS = ("PNG", "JPEG", "WEBP")
+_LONGEST_NAME = 80
+
+
+class BadImage(UsageFault):
+    """An image that is missing, broken or above a bound. The message begins with its place: ``images[0]``."""
+
+
+def row_images(row: Mapping[str, Any]) -> tuple[bytes, ...]:
+    """The encoded images of a row's column ``images``. Raises BadImage."""
+    given = row.get("images")
+    if given is None:
+        return ()
+    if not isinstance(given, Sequence) or isinstance(given, str | bytes):
+        raise BadImage(f"images must be a list, not a {type(given).__name__}")
+    check_count(len(given))
+    return tuple(encoded(each, f"images[{number}]") for number, each in enumerate(given))
+
+
+def check_count(count: int) -> None:
+    """Raises BadImage."""
+    if count > MAX_IMAGES:
+        raise BadImage(f"images has {count} images, and a prompt may have {MAX_IMAGES}")
+
+
+def located(images: Any, folder: Path | None) -> Any:
+    """The column ``images`` of a row, its relative paths resolved against ``folder``."""
+    given = list(images) if isinstance(images, list | tuple) else [images]
+    return [str(folder / each) if folder is not None and is_path(each) else each for each in given]
+
+
+def is_path(value: object) -> bool:
+    return isinstance(value, str) and not value.startswith("data:") and "://" not in value
+
+
+def encoded(value: Any, place: str) -> bytes:
+    """The bytes of an image in any of its forms. Raises BadImage."""
+    if isinstance(value, Mapping):
+        value = value["bytes"] if value.get("bytes") is not None else value.get("path")
+    if isinstance(value, str) and value.startswith("data:"):
+        head, _, body = value.partition(",")
+        if not head.endswith(";base64"):
+            raise BadImage(f"{place} must be a data: URL in base64")
+        return from_base64(body, place)
+    if isinstance(value, str) and not is_path(value):
+        raise BadImage(f"{place} is {value[:_LONGEST_NAME]}: images are not fetched; give a file or a data: URL")
+    if isinstance(value, str):
+        return _bounded(_read(Path(value).expanduser(), place), place)
+    if isinstance(value, bytes):
+        return _bounded(value, place)
+    if hasattr(value, "save") and hasattr(value, "size"):
+        buffer = io.BytesIO()
+        value.save(buffer, "PNG")
+        return _bounded(buffer.getvalue(), place)
+    raise BadImage(f"{place} must be a file, a data: URL or an image, not a {type(value).__name__}")
+
+
+def from_base64(text: str, place: str) -> bytes:
+    """Raises BadImage."""
+    if len(text) > 4 * MAX_IMAGE_BYTES // 3 + 4:
+        raise _too_large(place)
+    try:
+        return _bounded(base64.b64decode(text, validate=True), place)
+    except (binascii.Error, ValueError) as error:
+        raise BadImage(f"{place} is not in base64: {error}") from error
+
+
+def _read(path: Path, place: str) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(MAX_IMAGE_BYTES + 1)
+    except OSError as error:
+        raise BadImage(f"{place} cannot be read: {path}: {error.strerror or error}") from error
+
+
+def _bounded(data: bytes, place: str) -> bytes:
+    if len(data) > MAX_IMAGE_BYTES:
+        raise _too_large(place)
+    return data
+
+
+def _too_large(place: str) -> BadImage:
+    return BadImage(f"{place} has more than {MAX_IMAGE_BYTES >> 20} MiB")
+
+
+def decoded(data: bytes, place: str) -> Any:
+    """The image as an image of Pillow, turned as its EXIF data says. Raises BadImage before it takes memory for one of
+    more than ``MAX_PIXELS``."""
+    with _opened(io.BytesIO(data), place) as image:
+        from PIL import ImageOps
+
+        image.load()
+        return ImageOps.exif_transpose(image)
+
+
+def check(value: Any, place: str) -> None:
+    """Check an image in any of its forms; of a file its head alone is read. Raises BadImage."""
+    if not is_path(value):
+        source: Any = io.BytesIO(encoded(value, place))
+    else:
+        source = Path(value).expanduser()
+        try:
+            size = source.stat().st_size
+        except OSError as error:
+            raise BadImage(f"{place} cannot be read: {source}: {error.strerror or error}") from error
+        if size > MAX_IMAGE_BYTES:
+            raise _too_large(place)
+    with _opened(source, place):
+        pass
+
+
+@contextlib.contextmanager
+def _opened(source: Any, place: str) -> Iterator[Any]:
+    """The image within its bounds, not decoded yet. Its errors are BadImage."""
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise UsageFault("images need the package pillow", hint=install_command("vision")) from error
+    try:
+        with Image.open(source, formats=_FORMATS) as image:
+            width, height = image.size
+            if width * height > MAX_PIXELS:
+                raise BadImage(f"{place} has {width} x {height} pixels, and {MAX_PIXELS} are the most")
+            if (frames := getattr(image, "n_frames", 1)) > 1:
+                raise BadImage(f"{place} has {frames} frames: an animation is not one image")
+            yield image
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise BadImage(f"{place} cannot be decoded ({', '.join(_FORMATS)}): {error}") from error
+
+
+def images_key(images: Sequence[bytes]) -> int:
+    """A number from 1 below 2**63 that identifies these images in this order; 0 without images."""
+    if not images:
+        return 0
+    digest = hashlib.blake2b(digest_size=8)
+    for each in images:
+        digest.update(hashlib.blake2b(each, digest_size=32).digest())
+    return int.from_bytes(digest.digest()) >> 1 or 1
+
+
+def shortened(value: Any) -> Any:
+    """An image of a row for a log or a journal: a path as it is, else its kind and size."""
+    if is_path(value):
+        return value
+    if isinstance(value, str):
+        return f"{value[:32]}... ({len(value)} characters)"
+    if isinstance(value, bytes):
+        return f"image of {len(value)} bytes"
+    if isinstance(value, Mapping):
+        return shortened(value["bytes"] if value.get("bytes") is not None else value.get("path"))
+    return f"image of {type(value).__name__}"

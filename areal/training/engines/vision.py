@@ -1,0 +1,62 @@
+"""Images in training: the inputs of a vision-language model's decoder for the rows of a micro-batch.
+
+A batch's column ``images`` [B] has a number for each row's images, 0 for none. Rows of one prompt share them, and the
+vision tower computes them once for each micro-batch. Their pixels are made anew for each, since a step's pixels take a
+hundred times the memory of its images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from areal.dataset.vision import VISION_MODELS, check_fit, embeddings, image_features, load_processor
+from areal.errors import UsageFault
+
+
+def is_vision_model(model: Any) -> bool:
+    return model.config.model_type in VISION_MODELS
+
+
+def freeze_tower(model: Any) -> None:
+    """Train the connector and the decoder alone. Raises UsageFault for a model without a vision tower."""
+    tower = getattr(getattr(model, "model", None), "vision_model", None)
+    if not isinstance(tower, nn.Module):
+        raise UsageFault(f"freeze_vision_tower: {type(model).__name__} has no vision tower")
+    tower.requires_grad_(False)
+
+
+class TrainedImages:
+    """The images of the batches that an engine is about to get."""
+
+    def __init__(self, model: nn.Module, path: str) -> None:
+        """Raises ArealError for a processor that does not fit the model."""
+        self._processor = load_processor(path)
+        check_fit(model, self._processor)
+        self._images: Mapping[int, Sequence[bytes]] = {}
+
+    def see(self, images: Mapping[int, Sequence[bytes]], batch: Mapping[str, Tensor]) -> None:
+        """Raises UsageFault for a prompt of ``batch`` that has placeholders and no images."""
+        self._images = images
+        keys = batch.get("images")
+        in_prompt = batch["attention_mask"].bool() & ~batch["loss_mask"].bool()
+        blind = ((batch["input_ids"] == self._processor.token_id) & in_prompt).any(1)
+        if keys is not None:
+            blind &= keys == 0
+        if bool(blind.any()):
+            raise UsageFault(
+                f"row {int(blind.nonzero()[0])} of the batch has placeholders of images in its prompt, and no images",
+                hint="areal.workflow.vision_rlvr:VisionRLVRWorkflow passes the images of a row on",
+            )
+
+    def embedded(self, model: Any, batch: Mapping[str, Tensor]) -> Tensor:
+        """[B, T, hidden size], with a gradient."""
+        ids = batch["input_ids"]
+        keys = batch["images"].tolist()
+        numbers = {key: place for place, key in enumerate(key for key in dict.fromkeys(keys) if key)}
+        pixels = [self._processor.pixels(self._images[key]) for key in numbers]
+        vectors = image_features(model, pixels, ids.device)
+        rows = [vectors[numbers[key]] if key else None for key in keys]
+        return embeddings(model, ids, rows, self._processor.token_id)

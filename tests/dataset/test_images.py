@@ -1,0 +1,169 @@
+"""Images of rows: their forms, their bounds, and errors that name the place."""
+
+from __future__ import annotations
+
+import io
+import json
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from areal.conversation import ConversationError
+from areal.dataset import get_custom_dataset
+from areal.dataset.files import BadData
+from areal.dataset.images import MAX_IMAGE_BYTES, BadImage, decoded, images_key, row_images, shortened
+from areal.dataset.vision import load_processor, with_places
+from areal.errors import UsageFault
+from tests.vision import MODEL, drawing, in_base64, question
+
+RED = drawing("red")
+URL = f"data:image/png;base64,{in_base64(RED)}"
+
+
+def bomb(width: int, height: int) -> bytes:
+    """A PNG of few bytes whose head has this size."""
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+
+
+def animation() -> bytes:
+    frames = [Image.new("RGB", (4, 4), colour) for colour in ("red", "blue")]
+    buffer = io.BytesIO()
+    frames[0].save(buffer, "PNG", save_all=True, append_images=frames[1:])
+    return buffer.getvalue()
+
+
+def test_image_in_any_of_its_forms_is_the_same_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "red.png"
+    path.write_bytes(RED)
+    forms = [URL, str(path), RED, {"bytes": RED, "path": "gone.png"}, {"bytes": None, "path": str(path)}]
+    assert set(row_images({"images": forms})) == {RED}
+    (made,) = row_images({"images": [Image.open(path)]})
+    assert decoded(made, "").tobytes() == decoded(RED, "").tobytes()
+
+
+def test_key_of_images_depends_on_their_bytes_and_order() -> None:
+    blue = drawing("blue")
+    keys = [images_key(each) for each in ([RED], [blue], [RED, blue], [blue, RED], [RED + blue])]
+    assert len(set(keys)) == 5 and all(0 < key < 2**63 for key in keys)
+    assert images_key([]) == 0 and images_key([RED]) == images_key((RED,))
+
+
+@pytest.mark.parametrize(
+    ("image", "message"),
+    [
+        ("https://example.org/a.png", "is https://example.org/a.png: images are not fetched"),
+        ("http://127.0.0.1/a.png", "images are not fetched"),
+        ("gone.png", "cannot be read: "),
+        ("data:image/png,abc", "must be a data: URL in base64"),
+        ("data:image/png;base64,%%%", "is not in base64"),
+        (7, "must be a file, a data: URL or an image, not a int"),
+        (b"GIF89a", "cannot be decoded (PNG, JPEG, WEBP)"),
+        (RED[:40], "cannot be decoded"),
+        (bomb(100_000, 100_000), "cannot be decoded"),  # refused by Pillow itself
+        (bomb(6000, 6000), "has 6000 x 6000 pixels, and 33554432 are the most"),
+        (b"\0" * (MAX_IMAGE_BYTES + 1), "has more than 8 MiB"),
+        (animation(), "has 2 frames"),
+    ],
+    ids=lambda value: value[:24] if isinstance(value, str) else type(value).__name__,
+)
+def test_image_that_is_missing_broken_or_too_large_is_one_error_with_its_place(image: Any, message: str) -> None:
+    with pytest.raises(BadImage) as refused:
+        for each in row_images({"images": [RED, image]}):
+            decoded(each, "images[1]")
+    assert "images[1]" in refused.value.message and message in refused.value.message
+
+
+def write(tmp_path: Path, *rows: dict[str, Any]) -> str:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return str(path)
+
+
+def test_rows_with_images_are_read_where_the_model_sees_them(tmp_path: Path) -> None:
+    (tmp_path / "red.png").write_bytes(RED)
+    path = write(
+        tmp_path, {"image": "red.png", "question": "What?", "answer": "red"}, {"question": "Why?", "answer": ""}
+    )
+    rows = get_custom_dataset(path=path, processor=True)
+    assert rows[0]["images"] == [str(tmp_path / "red.png")] and "image" not in rows[0]
+    assert rows[0]["messages"] == question("What?") and "images" not in rows[1]
+
+
+@pytest.mark.parametrize("type", ["rl", "sft"])
+def test_rows_with_images_are_refused_where_prompts_are_text(tmp_path: Path, type: str) -> None:
+    path = write(tmp_path, {"images": [URL], "question": "What?", "answer": "red"})
+    with pytest.raises(BadData, match=r"rows\.jsonl:1: the row has images: here prompts are text; images are seen by"):
+        get_custom_dataset(path=path, type=type, tokenizer=load_processor(str(MODEL)).tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"images": [URL, "gone.png"]}, r"rows.jsonl:2: images\[1\] cannot be read: .*gone.png: No such file"),
+        ({"images": [URL] * 17}, "rows.jsonl:2: images has 17 images, and a prompt may have 16"),
+        ({"images": [URL], "image": URL}, "rows.jsonl:2: the row has image and images"),
+        ({"images": [URL], "audio": "a.wav"}, "rows.jsonl:2: the row has audio: a model sees images alone"),
+    ],
+)
+def test_row_with_a_wrong_image_is_named_when_the_data_is_read(
+    tmp_path: Path, row: dict[str, Any], message: str
+) -> None:
+    path = write(tmp_path, {"images": [URL], "question": "x"}, {**row, "question": "x"})
+    with pytest.raises(BadData, match=message):
+        get_custom_dataset(path=path, processor=True)
+
+
+def test_prompt_has_placeholders_where_the_messages_have_images() -> None:
+    processor = load_processor(str(MODEL))
+    image = {"type": "image"}
+    parts = [{"type": "text", "text": "What"}, image, {"type": "text", "text": " color"}]
+    first = processor.prompt(question("What color"), [RED])
+    middle = processor.prompt([{"role": "user", "content": parts}], [RED])
+    assert sorted(first) == sorted(middle) and first != middle
+    assert processor.prompt(question("What<image> color"), [RED]) == middle
+    assert first.count(processor.token_id) == processor.pixels([RED]).placeholders == 4
+
+
+def test_processor_and_tokenizer_agree_with_transformers_own_call() -> None:
+    from transformers import AutoProcessor
+
+    plain = AutoProcessor.from_pretrained(MODEL)
+    text = f"<bos><image>{question()[0]['content']}<end_of_utterance>"
+    wanted = plain(text=[text], images=[[decoded(RED, "")]], return_tensors="pt", add_special_tokens=False)
+    processor = load_processor(str(MODEL))
+    assert processor.prompt(question(), [RED]) == wanted["input_ids"][0].tolist()
+    assert processor.pixels([RED]).tensors["pixel_values"].equal(wanted["pixel_values"])
+
+
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [
+        ([{"role": "user", "content": [{"type": "image"}] * 2}], "have places for 2 images, and there are 1"),
+        ([{"role": "user", "content": [{"type": "text", "text": "<image>"}]}], "has the text <image>"),
+        ([{"role": "user", "content": [{"type": "image_url", "url": "x"}]}], "has a part of type 'image_url'"),
+        ([{"role": "system", "content": "x"}], "no message of the user to put them in"),
+        ([], "must be a list with at least one message"),
+    ],
+)
+def test_messages_that_do_not_fit_their_images_are_refused(messages: Any, message: str) -> None:
+    with pytest.raises(UsageFault, match=message):
+        with_places(messages, 1, "<image>")
+
+
+def test_malformed_message_beside_an_image_is_named() -> None:
+    with pytest.raises((UsageFault, ConversationError), match=r"messages\[0\]"):
+        load_processor(str(MODEL)).prompt([{"content": "x"}], [RED])
+
+
+def test_images_of_a_log_are_short() -> None:
+    assert shortened("red.png") == "red.png"
+    assert len(shortened(URL)) < 60 and len(shortened(RED)) < 60 and len(shortened({"bytes": RED})) < 60
