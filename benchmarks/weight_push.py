@@ -46,6 +46,7 @@ from areal.services.weight_transfer.memory import MemoryFile
 from areal.services.weight_update.publisher import TrainerPair, serve_endpoint
 from areal.services.weight_update.staging import open_publisher, probe
 from areal.training.run_folder import config_files
+from areal.wire.bodies import ProbeOfWeights
 from benchmarks.relaying.floor import KEY, Floor, answers, cpu_us, until
 from benchmarks.reporting import header, publish, table
 
@@ -117,7 +118,7 @@ class Push:
         self._pair.connect()
         self._stack.callback(self._pair.disconnect)
 
-    def once(self, version: int, weights: list[tuple[str, torch.Tensor]], told: dict[str, Any] | None = None) -> None:
+    def once(self, version: int, weights: list[tuple[str, torch.Tensor]], told: ProbeOfWeights | None = None) -> None:
         with _first(self._pids, self._ahead):
             cpu = self._cpu()
             began = time.perf_counter()
@@ -277,7 +278,7 @@ def start(floor: Floor, model: Path) -> tuple[list[int], dict[str, str]]:
 
 
 @torch.no_grad()
-def told_by(model: torch.nn.Module) -> dict[str, Any]:
+def told_by(model: torch.nn.Module) -> ProbeOfWeights:
     ids = torch.arange(1, 9)
     return probe(torch.log_softmax(model(input_ids=ids[None]).logits[0, -1], -1), ids, tolerance=2e-3)
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired, TypedDict
 from urllib.parse import urlsplit
 
 from areal.dataclasses import dataclass, field
@@ -115,12 +115,19 @@ class JoinPair:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LeftWeights:
+    """Weights that workers load if they start after the trainer has ended."""
+
+    path: str = text()
+    version: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class EndPair:
-    """``left``: ``path`` and ``version`` of the weights that workers load if they start later; null for none. Without
-    it, workers that start wait for another trainer."""
+    """``left``: null for none. Without it, workers that start wait for another trainer."""
 
     pair_name: str
-    left: Mapping[str, Any] | Literal["unknown"] | None = "unknown"
+    left: LeftWeights | Literal["unknown"] | None = "unknown"
 
 
 # Weight updates: from the weight-update gateway to the trainer's endpoint, and to the data proxies of a pair.
@@ -164,15 +171,37 @@ class GroupOffer:
     backend: Any = None
 
 
+class WeightSource(TypedDict, total=False):
+    """``path`` of a folder with weights, or ``layout`` of their broadcast."""
+
+    path: str
+    layout: Any
+
+
+class ProbeOfWeights(TypedDict):
+    """``expected``: log-probabilities by token after ``input_ids``. ``tolerance``: in nats."""
+
+    input_ids: list[int]
+    expected: dict[str, float]
+    tolerance: float
+
+
+class PublishedVersion(TypedDict):
+    """``probe``: what an engine with these weights must compute."""
+
+    source: WeightSource
+    bytes: int
+    probe: NotRequired[ProbeOfWeights]
+
+
 @dataclass(frozen=True, kw_only=True)
 class WeightOrder:
-    """One version of a pair's weights. ``source``: ``path`` of their folder, or ``layout`` of their broadcast.
-    ``verify``: the engine only says whether it would refuse them. ``writer``: the job, or the folder of the run, that
-    trained them."""
+    """One version of a pair's weights. ``verify``: the engine only says whether it would refuse them. ``writer``: the
+    job, or the folder of the run, that trained them."""
 
     pair_name: str = text()
     version: int = bounded(0, 2**63 - 1)
-    source: Mapping[str, Any] = field(default_factory=dict)
+    source: WeightSource = field(default_factory=WeightSource)
     verify: bool = False
     gateway: str | None = None
     writer: str | None = None
@@ -185,9 +214,7 @@ class FolderSource:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckWeights:
-    """``probe``: ``input_ids``, the ``expected`` log-probabilities by token, and their ``tolerance``."""
-
-    probe: Mapping[str, Any]
+    probe: ProbeOfWeights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,7 +223,7 @@ class DisconnectPair:
 
     pair_name: str = text()
     gateway: str | None = None
-    left: Mapping[str, Any] | Literal["unknown"] | None = "unknown"
+    left: LeftWeights | Literal["unknown"] | None = "unknown"
 
 
 # Weights and adapters: from a data proxy to its embedded engine.

@@ -125,15 +125,8 @@ class Snapshot:
     learning: bool = False  # the router lost its table, and learns it from the workers
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "epoch": self.epoch,
-            "serial": self.serial,
-            "synced": self.synced,
-            "strategy": self.strategy,
-            "limits": dict(self.limits),
-            "models": {name: _model_to_json(model) for name, model in self.models.items()},
-            "learning": self.learning,
-        }
+        models = {name: _model_to_json(model) for name, model in self.models.items()}
+        return {**vars(self), "limits": dict(self.limits), "models": models}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Snapshot:

@@ -45,7 +45,7 @@ class WeightPublisher(Protocol):
         """Close the connections to workers. Idempotent."""
         ...
 
-    def write(self, version: int, weights: Iterable[tuple[str, Tensor]], probe: dict[str, Any] | None) -> None:
+    def write(self, version: int, weights: Iterable[tuple[str, Tensor]], probe: bodies.ProbeOfWeights | None) -> None:
         """Begin to stage ``weights``; on the trainer's thread. The caller must not change them until ``settle``."""
         ...
 
@@ -53,8 +53,8 @@ class WeightPublisher(Protocol):
         """Return when all weights are staged; on the trainer's thread. Raises the error of the staging."""
         ...
 
-    def published(self, version: int) -> dict[str, Any]:
-        """``{"source", "bytes", "probe"?}`` of the staged version. Raises ApiError 409 if another version is staged."""
+    def published(self, version: int) -> bodies.PublishedVersion:
+        """The staged version. Raises ApiError 409 if another version is staged."""
         ...
 
     def send(self, version: int) -> None:
@@ -182,7 +182,7 @@ class TrainerPair:
         self.connected = True
 
     def publish(
-        self, version: int, weights: Iterable[tuple[str, Tensor]], probe: dict[str, Any] | None = None
+        self, version: int, weights: Iterable[tuple[str, Tensor]], probe: bodies.ProbeOfWeights | None = None
     ) -> bodies.UpdateResult:
         """Stage ``weights`` and transfer them, in parallel if the mode allows. Raises WeightUpdateFailed: then workers
         still serve the old version."""
@@ -192,7 +192,9 @@ class TrainerPair:
         finally:
             self.publisher.settle()
 
-    def stage(self, version: int, weights: Iterable[tuple[str, Tensor]], probe: dict[str, Any] | None = None) -> None:
+    def stage(
+        self, version: int, weights: Iterable[tuple[str, Tensor]], probe: bodies.ProbeOfWeights | None = None
+    ) -> None:
         self.publisher.write(version, weights, probe)
         self.publisher.settle()
 

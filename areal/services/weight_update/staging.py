@@ -28,6 +28,7 @@ from areal.errors import ArealError
 from areal.services.http.errors import ApiError
 from areal.services.weight_transfer.group import Sender, open_group, open_store, release
 from areal.services.weight_transfer.memory import Image, MemoryFile, TransferProgress, ends, layout_of
+from areal.wire.bodies import ProbeOfWeights, PublishedVersion
 
 _FILE = "model.safetensors"
 _PROBED_TOKENS = 8
@@ -35,7 +36,7 @@ _KEPT = 2
 _MOST_IN_MEMORY = 3
 
 
-def probe(logprobs: Tensor, input_ids: Tensor, tolerance: float) -> dict[str, Any]:
+def probe(logprobs: Tensor, input_ids: Tensor, tolerance: float) -> ProbeOfWeights:
     """A check that an engine computes with these weights: the likeliest tokens after ``input_ids`` [T] and their
     log-probabilities, from ``logprobs`` [V] of a plain forward pass."""
     values, tokens = torch.topk(logprobs.float(), min(_PROBED_TOKENS, logprobs.numel()))
@@ -72,7 +73,7 @@ class StagedWeights:
     version: int
     folder: Path
     bytes: int
-    probe: dict[str, Any] | None = None
+    probe: ProbeOfWeights | None = None
 
 
 @dataclass
@@ -127,7 +128,7 @@ class FolderPublisher:
     def send(self, version: int) -> None:
         """Do nothing: workers read the weights themselves."""
 
-    def write(self, version: int, weights: Iterable[tuple[str, Tensor]], probe: dict[str, Any] | None = None) -> None:
+    def write(self, version: int, weights: Iterable[tuple[str, Tensor]], probe: ProbeOfWeights | None = None) -> None:
         """Stage all weights. Raises ArealError naming an unwritable folder; the earlier version stays published."""
         try:
             self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -214,12 +215,12 @@ class FolderPublisher:
         file = self.root / f"v{version}" / _FILE
         return file if file.is_file() else None
 
-    def published(self, version: int) -> dict[str, Any]:
+    def published(self, version: int) -> PublishedVersion:
         staged = self.staged
         if staged is None or staged.version != version:
             raise _not_staged(version, self.staged_version)
-        answer: dict[str, Any] = {"source": {"path": str(staged.folder)}, "bytes": staged.bytes}
-        return answer | ({"probe": staged.probe} if staged.probe else {})
+        answer: PublishedVersion = {"source": {"path": str(staged.folder)}, "bytes": staged.bytes}
+        return {**answer, "probe": staged.probe} if staged.probe else answer
 
     def remove(self) -> None:
         for place in list(self._places):
@@ -272,9 +273,9 @@ class BroadcastPublisher:
         self._staging: Future[None] | None = None
         self._copying = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weight-staging")
         self.staged_version: int | None = None
-        self._probe: dict[str, Any] | None = None
+        self._probe: ProbeOfWeights | None = None
 
-    def write(self, version: int, weights: Iterable[tuple[str, Tensor]], probe: dict[str, Any] | None) -> None:
+    def write(self, version: int, weights: Iterable[tuple[str, Tensor]], probe: ProbeOfWeights | None) -> None:
         held = list(weights)
         layout = layout_of(held)
         if self._image is None or self._image.layout != layout:
@@ -329,10 +330,10 @@ class BroadcastPublisher:
             rendezvous.given_up.set()
             rendezvous.part()
 
-    def published(self, version: int) -> dict[str, Any]:
+    def published(self, version: int) -> PublishedVersion:
         image = self._staged(version)
-        answer: dict[str, Any] = {"source": {"layout": image.layout}, "bytes": image.bytes}
-        return answer | ({"probe": self._probe} if self._probe else {})
+        answer: PublishedVersion = {"source": {"layout": image.layout}, "bytes": image.bytes}
+        return {**answer, "probe": self._probe} if self._probe else answer
 
     def send(self, version: int) -> None:
         """Broadcast the version. Raises ApiError 409 if it is not staged or no group was formed, and RuntimeError if a

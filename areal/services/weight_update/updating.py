@@ -27,7 +27,7 @@ from areal.http import tracing
 from areal.http.client import CallFailed, HttpClient
 from areal.services.http.errors import ApiError
 from areal.services.weight_update.pairs import Mode, Pair, PairState, UpdateHistory
-from areal.wire.bodies import CheckWeights, ConnectPair, UpdateResult, WeightOrder
+from areal.wire.bodies import CheckWeights, ConnectPair, PublishedVersion, UpdateResult, WeightOrder
 from areal.wire.routing import CORDONED, DRAINING, READY
 
 T = TypeVar("T")
@@ -333,7 +333,7 @@ class Updater:
     async def _publish(self, pair: Pair, workers: WorkerSet, order: WeightOrder) -> tuple[int, float]:
         """Publish a folder, and make each worker prepare and swap it. Returns as ``_swap``."""
         await self._connect_newcomers(pair, workers)
-        published = await self._client.post(pair.train[0], "/weights/publish", order, _TRANSFER_S)
+        published: Any = await self._client.post(pair.train[0], "/weights/publish", order, _TRANSFER_S)
         taken = replace(order, source=published["source"])
         await workers.all("/weights/prepare", taken, _TRANSFER_S)
         return await self._swap(workers, taken, published)
@@ -354,7 +354,7 @@ class Updater:
         """Send and receive at the same time. If a member fails, disconnect the pair, because the others would wait for
         that member; the next broadcast forms a new process group."""
         await self._connect_newcomers(pair, workers)
-        manifest = await self._client.post(pair.train[0], "/weights/manifest", order, _TRANSFER_S)
+        manifest: Any = await self._client.post(pair.train[0], "/weights/manifest", order, _TRANSFER_S)
         taken = replace(order, source=manifest["source"])
         await workers.all("/weights/prepare", replace(taken, verify=True))
         calls = [self._client.post(pair.train[0], "/weights/publish", order, _TRANSFER_S)]
@@ -366,7 +366,7 @@ class Updater:
             raise
         return await self._swap(workers, taken, manifest)
 
-    async def _swap(self, workers: WorkerSet, taken: WeightOrder, published: dict[str, Any]) -> tuple[int, float]:
+    async def _swap(self, workers: WorkerSet, taken: WeightOrder, published: PublishedVersion) -> tuple[int, float]:
         """Make each worker pause and swap in its prepared weights. Returns the bytes, and the longest pause in ms."""
         reply = await workers.each(lambda url: self._client.post(url, "/weights/update", taken, _TRANSFER_S))
         if (probe := published.get("probe")) is not None:

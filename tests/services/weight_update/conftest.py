@@ -16,6 +16,7 @@ from areal.services.http.auth import load_admin_key
 from areal.services.weight_update.publisher import TrainerPair, serve_endpoint
 from areal.services.weight_update.staging import open_publisher, probe
 from areal.training.run_folder import config_files
+from areal.wire.bodies import ProbeOfWeights
 from tests.services.processes import REPOSITORY, Process, Processes, wait_ready
 
 MODEL = REPOSITORY / "examples" / "reverse_digits" / "model"
@@ -104,7 +105,7 @@ def weights(of: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
 
 
 @torch.no_grad()
-def probe_of(of: torch.nn.Module) -> dict[str, Any]:
+def probe_of(of: torch.nn.Module) -> ProbeOfWeights:
     ids = torch.tensor([PROMPT])
     return probe(torch.log_softmax(of(input_ids=ids).logits[0, -1], -1), ids[0], tolerance=1e-3)
 

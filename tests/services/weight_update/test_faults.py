@@ -17,6 +17,7 @@ from areal.services.weight_update.pairs import Mode, Pair
 from areal.services.weight_update.publisher import WeightUpdateFailed
 from areal.services.weight_update.staging import FolderPublisher
 from areal.services.weight_update.updating import Updater, WorkerClient
+from areal.wire.bodies import PublishedVersion
 from tests.services.processes import Process
 from tests.services.weight_update.conftest import PROMPT, Side, logprobs_of, model, probe_of, weights
 
@@ -112,7 +113,7 @@ def test_gateway_killed_in_the_middle_is_an_error_and_generation_goes_on(side: B
     pair.publish(1, weights(model(1)))
     published = pair.publisher.published
 
-    def after_a_death(version: int) -> dict[str, object]:
+    def after_a_death(version: int) -> PublishedVersion:
         here.gateway.kill()
         return published(version)
 

@@ -9,13 +9,13 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from areal.cli.main import run
 from areal.services.weight_update.publisher import TrainerPair
 from areal.services.weight_update.staging import copy_model
+from areal.wire.bodies import PublishedVersion
 from tests.services.processes import Process, Processes, wait_ready, wait_until
 from tests.services.weight_update.conftest import MODEL, Side, embedded_worker, model, probe_of, weights
 
@@ -151,7 +151,7 @@ def test_update_between_whose_steps_a_worker_restarts_is_repeated(
     published = at.pair.publisher.published
     restarts: list[int] = []
 
-    def after_a_restart(version: int) -> dict[str, Any]:
+    def after_a_restart(version: int) -> PublishedVersion:
         found = published(version)
         if not restarts:
             restarts.append(version)

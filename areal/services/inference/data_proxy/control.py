@@ -22,7 +22,7 @@ import json
 import os
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -45,7 +45,7 @@ from areal.services.inference.engines.base import (
     TokenEngine,
 )
 from areal.services.inference.recorder.storage import PAUSING, PUBLISHED
-from areal.wire.bodies import SetVersion
+from areal.wire.bodies import LeftWeights, SetVersion
 from areal.wire.fields import read_fields
 from areal.wire.processes import DataProxyConfig
 from areal.wire.routing import worker_base_url
@@ -191,15 +191,14 @@ class WeightTracker:
             by = f" of {record.writer}" if record.writer else ""
             note(os.environ, "Normal", "Serves", f"serves version {record.version}{by}", "data-proxy")
 
-    def end(self, pair: str, left: Mapping[str, Any] | None) -> None:
+    def end(self, pair: str, left: LeftWeights | None) -> None:
         """Note that the trainer has ended. Weights that it leaves in a folder are still served; without them an engine
         that starts serves its own weights. Raises OSError."""
         record = self.published
         if record is None or record.pair != pair:
             return
-        path = left.get("path") if left is not None and left.get("version") == record.version else None
-        if isinstance(path, str) and Path(path).is_dir():
-            self._write(PublishedWeights(pair, record.version, path, None, record.base, record.writer))
+        if left is not None and left.version == record.version and Path(left.path).is_dir():
+            self._write(PublishedWeights(pair, record.version, left.path, None, record.base, record.writer))
         else:
             if self.file is not None:
                 self.file.unlink(missing_ok=True)

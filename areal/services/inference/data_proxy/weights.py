@@ -16,7 +16,6 @@ from contextlib import suppress
 from errno import EDQUOT, ENOSPC
 from functools import partial
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 import orjson
@@ -435,7 +434,7 @@ async def _shared_folder(offer: bodies.FolderOffer) -> Path:
     raise ApiError(409, f"{root} is not here what it is on the training side: {seen}", code="not_shared", param="offer")
 
 
-def _probe(data: Mapping[str, Any]) -> WeightProbe:
+def _probe(data: bodies.ProbeOfWeights) -> WeightProbe:
     try:
         expected = {int(token): float(logprob) for token, logprob in data["expected"].items()}
         input_ids = tuple(int(token) for token in data["input_ids"])

@@ -456,25 +456,15 @@ class WorkerRegistry:
             self._update_journals(name)
         models = {
             name: {
-                "expected": model.expected,
-                "external": model.external,
-                "created": model.created,
+                **{each: getattr(model, each) for each in ("expected", "external", "created", "withheld")},
                 "readiness": asdict(model.readiness),
                 "journals": sorted(model.journals),
-                "withheld": model.withheld,
             }
             for name, model in self._models.items()
         }
+        declared = ("id", "addr", "model", "drained", "stopping", "cordoned")
         workers = [
-            {
-                "id": worker.id,
-                "addr": worker.addr,
-                "model": worker.model,
-                "drained": worker.drained,
-                "stopping": worker.stopping,
-                "cordoned": worker.cordoned,
-                "leased": worker.expires_at is not None,
-            }
+            {**{name: getattr(worker, name) for name in declared}, "leased": worker.expires_at is not None}
             for worker in self._workers.values()
         ]
         settings = {"strategy": self.strategy, "limits": dict(self.limits)}

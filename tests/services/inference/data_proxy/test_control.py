@@ -17,6 +17,7 @@ from areal.services.inference.data_proxy.control import EngineControl, Published
 from areal.services.inference.data_proxy.engine_watch import EngineWatch, PauseState
 from areal.services.inference.engines.base import EngineState
 from areal.services.inference.recorder.storage import PUBLISHED
+from areal.wire.bodies import LeftWeights
 
 READY = EngineState(None, version=3)
 LOST = EngineState("no answer")
@@ -223,9 +224,9 @@ async def test_tracker_after_the_trainer_is_what_it_left_or_nothing(tmp_path: Pa
     tracker.commit(tracker.record("actor", 7, None, "http://127.0.0.1:1"))
     tracker.end("critic", None)
     assert tracker.published is not None, "another pair's"
-    tracker.end("actor", {"path": str(tmp_path), "version": 7})
+    tracker.end("actor", LeftWeights(path=str(tmp_path), version=7))
     assert tracker.published == PublishedWeights("actor", 7, str(tmp_path))
-    tracker.end("actor", {"path": str(tmp_path), "version": 6})
+    tracker.end("actor", LeftWeights(path=str(tmp_path), version=6))
     assert tracker.published is None
     assert not (tmp_path / PUBLISHED).exists()
 
