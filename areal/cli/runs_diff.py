@@ -21,7 +21,7 @@ from areal.resources.kinds import TRAIN_JOB
 from areal.ui.curves import MAIN, drawn_range
 
 if TYPE_CHECKING:
-    from areal.rollout.significance import Difference
+    from areal.rollout.evaluation import Difference
 
 _SHARE = 10  # of the steps that are averaged, by default the last tenth
 _WIDTH = 30
@@ -189,7 +189,7 @@ def _row(
 def _difference(
     sides: Sequence[Sequence[_Run]], values: Sequence[Sequence[float]], confidence: float, *, unpaired: bool
 ) -> Difference:
-    from areal.rollout.significance import paired, welch
+    from areal.rollout.evaluation import paired, welch
 
     if _method(sides, unpaired=unpaired) != "paired":
         return welch(values[0], values[1], confidence)

@@ -48,9 +48,13 @@ from areal.http.client import (
     PendingCall,
     parse_address,
 )
-from areal.http.codec import dumps, loads
 from areal.http.events import EventReader
 from areal.wire.bodies import IDEMPOTENCY_KEY
+
+try:
+    from orjson import dumps, loads
+except ImportError:
+    from areal.http.fallback import dumps, loads  # type: ignore[assignment]
 
 _log = logging.getLogger(__name__)
 AddressLookup = Callable[[], str]

@@ -18,13 +18,13 @@ from urllib.parse import urlsplit
 
 from areal.dataclasses import dataclass
 from areal.http import tracing
-from areal.http.codec import loads
 from areal.http.headers import Headers, add_field
 
 try:
     from httptools import HttpParserError, HttpResponseParser
+    from orjson import loads
 except ImportError:
-    from areal.http.parser import HttpParserError, HttpResponseParser  # type: ignore[assignment]
+    from areal.http.fallback import HttpParserError, HttpResponseParser, loads  # type: ignore[assignment]
 
 
 class CallFailed(Exception):

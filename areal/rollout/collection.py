@@ -19,7 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from areal.client.errors import CallerError, ClientError, NotReady, UnknownName
-from areal.dataclasses import dataclass, field
+from areal.dataclasses import dataclass, field, replace
 from areal.dataset.examples import Example
 from areal.errors import ArealError, NotFound, UsageFault, did_you_mean
 from areal.http import tracing
@@ -32,7 +32,7 @@ from areal.rollout.executor import Executor, Outcome, run_attempts
 from areal.rollout.failures import EpisodeFailed, FailureKind, failure_of
 from areal.rollout.sessions import GroupSessions, discard, export_document, reward_session
 from areal.rollout.staleness import EpisodeSpec, Rollout, StalenessManager, StalenessWindow
-from areal.trajectories.record import Episode, Interaction, rows_of_export, total_reward
+from areal.trajectories.record import Episode, rows_of_export, total_reward
 
 if TYPE_CHECKING:
     from areal.client.inference import AsyncInferenceClient, AsyncSession, Style
@@ -162,11 +162,17 @@ class RewardScorer:
     def __enter__(self) -> RewardScorer:
         """Raises UsageFault with the message of the first process where it cannot load the function."""
         try:
-            found = self._parameters()
-            self.wants_tokens, self.needs = not _TOKENS.isdisjoint(found["takes"]), tuple(found["needs"])
-        except BaseException:
+            target = FunctionTarget(_FUNCTIONS, "takes")
+            (done,) = self._thread.run(self._pool.run(target, [((self._spec,), {})], _LOAD_S))
+            found: dict[str, Any] = done.value or {"error": f"--reward {self._spec}: {done.error}"}
+            if "error" in found:
+                raise UsageFault(str(found["error"]), hint=found.get("hint"))
+        except BaseException as error:
             self.__exit__()
+            if isinstance(error, RewardError):
+                raise ArealError(f"--reward {self._spec}: its process did not start: {error.message}") from error
             raise
+        self.wants_tokens, self.needs = not _TOKENS.isdisjoint(found["takes"]), tuple(found["needs"])
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -182,17 +188,6 @@ class RewardScorer:
                     f"{', '.join(example.fields)}",
                     hint="rename the column, or give the parameter a default",
                 )
-
-    def _parameters(self) -> dict[str, list[str]]:
-        try:
-            target = FunctionTarget(_FUNCTIONS, "takes")
-            (done,) = self._thread.run(self._pool.run(target, [((self._spec,), {})], _LOAD_S))
-        except RewardError as error:
-            raise ArealError(f"--reward {self._spec}: its process did not start: {error.message}") from error
-        answer: dict[str, Any] = done.value or {"error": f"--reward {self._spec}: {done.error}"}
-        if "error" in answer:
-            raise UsageFault(str(answer["error"]), hint=answer.get("hint"))
-        return answer
 
     async def score(self, given: Mapping[str, Any]) -> float:
         """Raises RewardError."""
@@ -211,13 +206,6 @@ _MIN_UNREACHABLE = 4  # unanswered attempts in a row, on top of two for each con
 _NOTHING_TO_EXPORT = "nothing_to_export"
 
 Score = Callable[[Mapping[str, Any]], Awaitable[float]]
-
-
-@dataclass(frozen=True)
-class Exported:
-    rows: tuple[Interaction, ...]
-    export_id: str
-    failures: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass
@@ -292,16 +280,16 @@ class Collection:
         """Export an interrupted episode's session where it is complete; whether it was. The text of the answer is lost
         with the killed process."""
         try:
-            exported = await self._export(session_id)
+            episode = await self._export(example, sample, session_id)
         except (ClientError, EpisodeFailed) as error:
             failure = failure_of(error, self.plan.timeout_s)
             if failure.kind is not FailureKind.LOST:
                 raise ArealError(f"session {session_id} of an earlier run: {failure.message}") from failure
             return False
-        if exported is None or not (self.score is None or any(row.rewarded for row in exported.rows)):
+        if episode is None or not (self.score is None or any(row.rewarded for row in episode.interactions)):
             await self._drop(_name(example.number, sample), session_id)
             return False
-        await self._finish(example, sample, exported, None, 0.0)
+        await self._finish(episode)
         return True
 
     def _start_groups(self, done: set[str]) -> list[tuple[Example, int]]:
@@ -347,7 +335,10 @@ class Collection:
         if not isinstance(error, EpisodeFailed):
             raise error
         self.output.failed(_name(example.number, sample), number - 1, error)
-        self._count_unreachable(error)
+        self._unreachable = self._unreachable + 1 if error.kind is FailureKind.UNREACHABLE else 0
+        if self._unreachable >= _MIN_UNREACHABLE + 2 * self.plan.concurrency and self._fault is None:
+            message = f"the service has not answered {self._unreachable} attempts in a row: {error.message}"
+            self._fault = ArealError(message, hint="areal inf status; then the same command with --resume")
         if number > self.plan.retries or error.kind is FailureKind.REFUSED or interrupted.is_set():
             self.progress.failed[error.kind] += 1
             if not self.progress.first_failure:
@@ -358,25 +349,18 @@ class Collection:
             return 0.0
         return min(_LONGEST_PAUSE_S, 2.0 ** (number - 1)) * random.uniform(0.5, 1.0)
 
-    def _count_unreachable(self, failure: EpisodeFailed) -> None:
-        """Stop the run where the service stays away: it would fail every remaining episode."""
-        self._unreachable = self._unreachable + 1 if failure.kind is FailureKind.UNREACHABLE else 0
-        if self._unreachable >= _MIN_UNREACHABLE + 2 * self.plan.concurrency and self._fault is None:
-            message = f"the service has not answered {self._unreachable} attempts in a row: {failure.message}"
-            self._fault = ArealError(message, hint="areal inf status; then the same command with --resume")
-
     async def _attempt(self, item: EpisodeSpec, example: Example, sample: int, number: int) -> Rollout:
         began = time.monotonic()
         session = await self._session(example, sample)
         try:
-            result, exported = await self._sample(example, session)
+            episode = await self._sample(example, sample, session)
         except Exception as error:
             await self._drop(item.task_id, session.session_id)
             if isinstance(error, EpisodeFailed):
                 raise
             raise failure_of(error, self.plan.timeout_s) from error
         self._unreachable = 0
-        await self._finish(example, sample, exported, result.answer, time.monotonic() - began)
+        await self._finish(replace(episode, seconds=time.monotonic() - began))
         return Rollout(item, None, 0, 0, number)
 
     async def _session(self, example: Example, sample: int) -> AsyncSession:
@@ -393,7 +377,7 @@ class Collection:
                 hint="areal inf models lists its models; the key has to be the service's own",
             ) from error
 
-    async def _sample(self, example: Example, session: AsyncSession) -> tuple[AgentResult, Exported]:
+    async def _sample(self, example: Example, sample: int, session: AsyncSession) -> Episode:
         async with asyncio.timeout(self.plan.timeout_s):
             result = await self.agent(example, session, self.plan)
         rewards = result.rewards
@@ -409,17 +393,17 @@ class Collection:
             if error.status == 400 and "" in rewards:
                 raise EpisodeFailed(FailureKind.NO_INTERACTION, error.message) from error
             raise
-        exported = await self._export(session.session_id)
-        if exported is None:
+        episode = await self._export(example, sample, session.session_id)
+        if episode is None:
             raise EpisodeFailed(FailureKind.NO_INTERACTION, "the agent ended without an answer of the model")
-        return result, exported
+        return replace(episode, answer=result.answer)
 
-    async def _export(self, session_id: str) -> Exported | None:
+    async def _export(self, example: Example, sample: int, session_id: str) -> Episode | None:
         """Returns the same export until it is acknowledged; None while no trajectory of the session is ready. Raises
         ClientError, EpisodeFailed."""
         try:
             document = await export_document(self.client, session_id, self.plan.discount, self.plan.style)
-            return Exported(rows_of_export(document), document["export_id"], tuple(document.get("failures") or ()))
+            rows, export_id = rows_of_export(document), document["export_id"]
         except NotReady:
             return None
         except UnknownName as error:
@@ -429,22 +413,18 @@ class Collection:
         except ValueError as error:
             message = f"the export of {session_id} is unreadable: {error}"
             raise EpisodeFailed(FailureKind.REFUSED, message) from error
-
-    async def _finish(
-        self, example: Example, sample: int, exported: Exported, answer: str | None, seconds: float
-    ) -> None:
-        episode = Episode(
+        return Episode(
             episode=_name(example.number, sample),
-            interactions=exported.rows,
+            interactions=rows,
             prompt=example.number,
             sample=sample,
-            reward=total_reward(exported.rows),
-            answer=answer,
-            seconds=seconds,
-            export_id=exported.export_id,
+            reward=total_reward(rows),
+            export_id=export_id,
             example=example.fields,
-            failures=exported.failures,
+            failures=tuple(document.get("failures") or ()),
         )
+
+    async def _finish(self, episode: Episode) -> None:
         await asyncio.to_thread(self.output.write, episode)
         self.progress.outcomes.append(outcome_of(episode))
         await self._acknowledge(episode.episode, episode.export_id)

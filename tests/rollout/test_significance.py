@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal.rollout.significance import paired, student_quantile, student_tails, welch
+from areal.rollout.evaluation import paired, student_quantile, student_tails, welch
 
 
 @pytest.mark.parametrize(

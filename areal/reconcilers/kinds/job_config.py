@@ -34,6 +34,7 @@ from areal.resources.paths import file_fault, import_fault, import_path, looked_
 from areal.resources.resource import Resource
 from areal.resources.specs import DRIVER, DRIVERS
 from areal.resources.tree import (
+    ABSENT,
     TRAINERS,
     BadOverride,
     apply_override,
@@ -173,11 +174,9 @@ class JobConfig:
 
     def get(self, key: str, default: Any = None, depth: int = 0) -> Any:
         """The value of a dotted key, with ``${another.key}`` resolved."""
-        node: Any = self._tree
-        for part in key.split("."):
-            if not isinstance(node, Mapping) or part not in node:
-                return default
-            node = node[part]
+        node = get_path(self._tree, tuple(key.split(".")))
+        if node is ABSENT:
+            return default
         while isinstance(node, str) and (match := _REFERENCE.search(node)) and depth < _DEEPEST:
             depth += 1
             inner = self.get(match[1], None, depth)
@@ -507,13 +506,5 @@ def _fault_diagnostic(resource: Resource, request: Mapping[str, Any], fault: Map
         return Diagnostic(Pos(request["file"], line, column), path_text(path), message)
     nested = (("trainer", kind, *path) for kind in TRAINERS)  # as AReaL-lite has it
     places = [path, *nested] if path else [path]
-    place = next((each for each in places if _is_set(resource.spec.get("config"), each)), path)
+    place = next((each for each in places if get_path(resource.spec.get("config"), each) is not ABSENT), path)
     return resource.fault(("config", *place), message)
-
-
-def _is_set(node: Any, path: tuple[Any, ...]) -> bool:
-    for part in path:
-        if not isinstance(node, Mapping) or part not in node:
-            return False
-        node = node[part]
-    return True
