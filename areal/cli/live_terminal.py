@@ -31,7 +31,6 @@ _ESCAPE_S = 0.05  # an escape character that nothing follows for so long is the 
 _TICK_S = 1.0
 _LEAVE_S = 0.5  # that the last output may take
 _MOST_READS = 8  # threads, where reads hang
-_FIRST_RETRY_S = 2.0
 
 _NAMES = {
     "\r": "enter",

@@ -100,6 +100,13 @@ def call_session(chosen: GatewayClient, method: str, key: str, verb: str = "", b
     raise fault(str(error.get("message")), detail=f"request {error.get('request_id')}")
 
 
+def content_text(content: Any) -> str:
+    """The text of a message of a turn; a part without one as it is."""
+    if isinstance(content, str) or content is None:
+        return content or ""
+    return "\n".join(str(part.get("text", part)) if isinstance(part, dict) else str(part) for part in content)
+
+
 def close_session(chosen: GatewayClient, key: str) -> None:
     chosen.checked("POST", "/sessions/close", *chosen.ask("POST", "/sessions/close", {"session_key": key}))
 

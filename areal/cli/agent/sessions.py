@@ -15,7 +15,7 @@ from areal.cli.options import FiniteRange, Invocation, common, output, pass_invo
 from areal.cli.output import Column, clock, emit_one, field
 from areal.cli.remote import gateway, gateway_of
 from areal.cli.services import all_sessions, emit_sessions, limit_option
-from areal.client.gateway import GatewayClient, call_session, checked_session_key, close_session
+from areal.client.gateway import GatewayClient, call_session, checked_session_key, close_session, content_text
 from areal.errors import ArealError, NotFound, UsageFault
 from areal.numbers import age, duration, number
 from areal.resources.kinds import AGENT_SERVICE
@@ -166,7 +166,7 @@ def turn_lines(document: Mapping[str, Any]) -> Iterator[str]:
     for turn in document["recorded_turns"]:
         yield f"\n[{clock(turn['at'])}, {duration(turn['seconds'])}, {turn['outcome']}]"
         for message in turn["messages"]:
-            role, content = message.get("role"), _content(message.get("content"))
+            role, content = message.get("role"), content_text(message.get("content"))
             if role == "tool":
                 yield result_line(content)
                 continue
@@ -186,12 +186,6 @@ def tool_line(name: str, arguments: str) -> str:
 
 def result_line(text: str) -> str:
     return f"  <- {_short(text)}"
-
-
-def _content(content: Any) -> str:
-    if isinstance(content, str):
-        return content
-    return "" if content is None else "\n".join(str(part.get("text", part)) for part in content)
 
 
 def _short(text: str) -> str:

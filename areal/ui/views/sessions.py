@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import Any
 
-from areal.client.gateway import GatewayClient, call_session, read_session, session_pages
+from areal.client.gateway import GatewayClient, call_session, content_text, read_session, session_pages
 from areal.errors import ArealError, UsageFault
 from areal.reconcilers.home_view import HomeView
 from areal.resources.kinds import AGENT_SERVICE, INFERENCE_SERVICE, Ref, resolve_kind
@@ -172,15 +172,9 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
     calls = [each.get("function") or {} for each in message.get("tool_calls") or ()]
     return {
         "role": str(message.get("role")),
-        **_cut(_content(message.get("content"))),
+        **_cut(content_text(message.get("content"))),
         "calls": [{"name": str(each.get("name")), **_cut(str(each.get("arguments") or ""))} for each in calls],
     }
-
-
-def _content(content: Any) -> str:
-    if isinstance(content, str) or content is None:
-        return content or ""
-    return "\n".join(str(part.get("text", part)) if isinstance(part, dict) else str(part) for part in content)
 
 
 def _cut(text: str) -> dict[str, Any]:
