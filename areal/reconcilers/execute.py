@@ -67,8 +67,8 @@ from areal.state.events import events_file
 from areal.state.records import StoredObject, new_uid
 from areal.wire.agents import ConfigureSessions
 from areal.wire.bodies import ConfigureRouter, ModelWorker, NameWorker, RegisterModel, RemoveModel
-from areal.wire.fields import read_fields, write_fields
-from areal.wire.routing import DRAINING, READY, Readiness
+from areal.wire.fields import write_fields
+from areal.wire.routing import DRAINING, READY
 
 PARALLEL_OPS = 32
 _INTERRUPT_POLL_S = 0.2
@@ -405,8 +405,8 @@ def route(context: EffectContext, op: Op[SetRoutes], number: int) -> None:
         ModelWorker(worker_id=context.uid(run), worker_addr=context.url(op, run), cordoned=run in op.args.cordoned)
         for run in op.runs
     )
-    readiness = read_fields(Readiness, op.args.readiness)
-    body = RegisterModel(model=_served(context, op), workers=workers, expected=op.args.expected, readiness=readiness)
+    model, expected = _served(context, op), op.args.expected
+    body = RegisterModel(model=model, workers=workers, expected=expected, readiness=op.args.readiness)
     answer = _post(context, op, "/register_model", write_fields(body))
     for worker in answer.get("workers", ()) if isinstance(answer, dict) else ():
         if worker.get("state") == "draining":

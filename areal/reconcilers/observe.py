@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from areal.dataclasses import dataclass, field, replace
 from areal.errors import ArealError
@@ -23,6 +23,9 @@ from areal.runtime.probes import NoAnswer, ProbeFailed, ProbeRequest, ProbeRespo
 from areal.runtime.shim import NO_FOLDER
 from areal.state.home import read_key
 from areal.state.records import StoredObject
+
+if TYPE_CHECKING:
+    from areal.wire.routing import Readiness
 
 
 class Seen(StrEnum):
@@ -101,7 +104,7 @@ class RouteTable:
     strategy: str = ""
     limits: Mapping[str, Any] = field(default_factory=dict)
     synced: bool = False
-    readiness: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    readiness: Mapping[str, Readiness] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -323,7 +326,14 @@ def _table(router: RunState, answer: ProbeResponse | ProbeFailed, has_key: bool)
         model: tuple((w["id"], w["addr"], w["state"]) for w in entry.get("workers", ()))
         for model, entry in data.get("models", {}).items()
     }
-    readiness = {model: entry["readiness"] for model, entry in data.get("models", {}).items() if "readiness" in entry}
+    from areal.wire.fields import read_fields
+    from areal.wire.routing import Readiness  # imported where a table is read: `get` of jobs has none
+
+    readiness = {
+        model: read_fields(Readiness, entry["readiness"], lenient=True)
+        for model, entry in data.get("models", {}).items()
+        if "readiness" in entry
+    }
     return RouteTable(models, data.get("strategy", ""), data.get("limits", {}), bool(data.get("synced")), readiness)
 
 

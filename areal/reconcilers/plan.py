@@ -15,12 +15,15 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
 from functools import cached_property
-from typing import Any, ClassVar, Generic, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar, cast
 
 from areal.dataclasses import asdict, dataclass, field
 from areal.errors import ArealError, Conflict, FieldName, InvalidManifest, NoCapacity, TimedOut, Wording
 from areal.resources.tree import ABSENT, UpdateClass
 from areal.wire.fields import write_fields
+
+if TYPE_CHECKING:
+    from areal.wire.routing import Readiness
 
 
 class DoesNotFit(NoCapacity):
@@ -172,7 +175,7 @@ class SetRoutes(AtRouter):
     """``cordoned``: those of the op's runs that get no new sessions."""
 
     expected: int
-    readiness: Mapping[str, Any]
+    readiness: Readiness
     cordoned: tuple[str, ...] = ()
 
 

@@ -22,6 +22,7 @@ from areal.resources.validation import spec_model
 from areal.runtime.backends.base import Phase
 from areal.state.records import StoredObject
 from areal.wire.bodies import ConfigureRouter
+from areal.wire.routing import Readiness
 from tests.reconcilers.worlds import (
     MODEL,
     SERVICE,
@@ -297,7 +298,7 @@ def test_plan_of_a_hot_setting_configures_the_router_and_restarts_nothing() -> N
 
 def test_plan_of_a_changed_readiness_probe_tells_the_router_and_restarts_nothing() -> None:
     home, item, observed = steady()
-    told = {"period_seconds": 1.0, "timeout_seconds": 2.0, "failure_threshold": 3, "success_threshold": 2}
+    told = Readiness(period_seconds=1.0, timeout_seconds=2.0, failure_threshold=3, success_threshold=2)
     tables = observed.routes[SERVICE]
     assert isinstance(tables, RouteTable)
     observed = replace(observed, routes={SERVICE: replace(tables, readiness={"qwen": told})})
@@ -305,7 +306,7 @@ def test_plan_of_a_changed_readiness_probe_tells_the_router_and_restarts_nothing
     target = changed(item, {**item.spec, "probes": {"readiness": {"failureThreshold": 5}}})
     plan = plan_of(unchanged(home), target, observed=observed)
     assert verbs(plan) == ["record", "route routes", "visible routes"]
-    assert plan.ops[1].args.readiness == {**told, "failure_threshold": 5}
+    assert plan.ops[1].args.readiness == replace(told, failure_threshold=5)
     assert plan.ops[1].cause == "probes.readiness changed"
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from areal.dataclasses import asdict
 from areal.reconcilers.desired import Target
 from areal.reconcilers.kinds.replica_plan import close_replicas, open_replicas, settle, stop_replicas
 from areal.reconcilers.kinds.replicas import PROXY, ReplicaWork
@@ -103,8 +102,8 @@ class PairWork(ReplicaWork):
         return self.spec.drain_timeout_seconds
 
     @property
-    def readiness(self) -> dict[str, Any]:
-        return asdict(readiness_of(self.spec))
+    def readiness(self) -> Readiness:
+        return readiness_of(self.spec)
 
     @property
     def proxy_inputs(self) -> Mapping[str, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from areal.reconcilers.desired import Target
 from areal.reconcilers.kinds.replica_plan import close_replicas, end_replicas, open_replicas, settle
@@ -16,6 +15,7 @@ from areal.resources.backend import inference_part
 from areal.resources.fields import Strategy
 from areal.resources.kinds import service_ref
 from areal.resources.specs import InferenceServiceSpec, ModelSpec
+from areal.wire.routing import Readiness
 
 ENGINE = "engine"
 ENGINE_FIELDS = ("backend", "path", "revision", "engineArgs", "env", "envFrom", "resources", "lora")
@@ -112,8 +112,8 @@ class ModelWork(ReplicaWork):
         return self.strategy.drain_timeout_seconds
 
     @property
-    def readiness(self) -> dict[str, Any]:
-        return self.spec.probes.readiness.model_dump(by_alias=False, mode="json")
+    def readiness(self) -> Readiness:
+        return Readiness(**self.spec.probes.readiness.model_dump(by_alias=False))
 
     def warm(self, replica: Replica, run: str, needs: Sequence[int]) -> tuple[int, ...]:
         """One completion through the data proxy, before it is routed. An external endpoint is not warmed up:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from areal.dataclasses import dataclass, field, replace
 from areal.errors import NoCapacity
@@ -28,6 +28,7 @@ from areal.reconcilers.planning import (
     unseen,
 )
 from areal.resources.fields import RolloutStrategy
+from areal.wire.routing import Readiness
 
 PROXY = "data-proxy"
 
@@ -214,7 +215,7 @@ class ReplicaWork(ObjectWork, ABC):
 
     @property
     @abstractmethod
-    def readiness(self) -> dict[str, Any]:
+    def readiness(self) -> Readiness:
         """The router's settings for probes of the data proxies."""
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -263,12 +263,12 @@ def test_plan_of_session_settings_configures_the_data_proxies_and_restarts_nothi
 
 def test_plan_of_the_health_poll_configures_router_and_data_proxies() -> None:
     item, observed = steady(1)
-    told = replace(table({"tau": observed.of(REF, "data-proxy")}), readiness={"tau": asdict(Readiness(5.0))})
+    told = replace(table({"tau": observed.of(REF, "data-proxy")}), readiness={"tau": Readiness(5.0)})
     observed = replace(observed, routes={REF: told})
     plan = plan_of(changed(item, {**item.spec, "healthPollSeconds": 1.0}), observed=observed)
     assert verbs(plan) == ["record", "route routes", "configure data-proxy/0", "visible routes"]
     route = next(op for op in plan.ops if op.verb is Verb.ROUTE)
-    assert route.args.readiness["period_seconds"] == 1.0
+    assert route.args.readiness.period_seconds == 1.0
 
 
 def test_plan_of_a_suspended_service_stops_gateway_pairs_and_router() -> None:
