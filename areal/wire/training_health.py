@@ -142,7 +142,7 @@ def _reward_collapse(steps: Sequence[Step]) -> TrainingWarning | None:
     if not now or not best:
         return None
     before, after = statistics.fmean(best), statistics.fmean(now)
-    error = math.sqrt((statistics.pvariance(best) + statistics.pvariance(now)) / size)
+    error = math.sqrt((_variance(best) + _variance(now)) / size)
     if before - after <= _COLLAPSED * (high - low) + _CERTAIN * error:
         return None
     message = f"the reward has collapsed: {after:.3g}, where it was {before:.3g}"
@@ -165,11 +165,17 @@ def _flat_reward(steps: Sequence[Step]) -> float | None:
     size = len(rewards) // 4
     quarters = [rewards[size * number :][:size] for number in range(4)]
     means = [statistics.fmean(quarter) for quarter in quarters]
-    variance = statistics.fmean(map(statistics.pvariance, quarters, means))
+    variance = statistics.fmean(map(_variance, quarters))
     error = math.sqrt(2 * variance / (size - 1))
     low, high = _range(chosen)
     is_flat = max(means) - min(means) + _CERTAIN * error < _MOVED * (high - low)
     return statistics.fmean(means) if is_flat else None
+
+
+def _variance(values: Sequence[float]) -> float:
+    """That of ``statistics``, which adds fractions, takes ten times as long."""
+    mean = statistics.fmean(values)
+    return statistics.fmean([(value - mean) ** 2 for value in values])
 
 
 def _some(steps: Sequence[Step]) -> list[Step]:
