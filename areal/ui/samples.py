@@ -4,12 +4,15 @@ them, and the tokens that each version of the weights has sampled."""
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from areal.files import parse_json
 from areal.state.home import Home
-from areal.trajectories.record import read_episode
+from areal.trajectories.record import Episode, read_episode
 from areal.trajectories.steps import StepFile, step_files
 from areal.ui.memo import FileMemo
 
@@ -33,44 +36,30 @@ def find_trained(home: Home, session: str, since: float) -> dict[str, Any]:
         room -= size
         if room < 0 or len(samples) >= _MOST_FOUND:
             return {"samples": samples, "whole": False}
-        samples += _samples(path, session.encode(), job, step)
+        samples += _samples(path, session, job, step)
     return {"samples": samples, "whole": True}
 
 
-def _samples(path: Path, needle: bytes, job: str, step: StepFile) -> list[dict[str, Any]]:
-    found = []
-    try:
-        with path.open("rb") as file:
-            for line in file:
-                if needle not in line:
-                    continue
-                try:
-                    episode = read_episode(parse_json(line))
-                except ValueError:
-                    continue
-                if any(row.session_id.encode() == needle for row in episode.interactions):
-                    about = {"job": job, "step": step.step, "isEval": step.is_eval, "reward": episode.reward}
-                    found.append({**about, "group": episode.group or episode.episode, "sample": episode.sample})
-    except FileNotFoundError:
-        return []
-    return found
+def _samples(path: Path, session: str, job: str, step: StepFile) -> Iterator[dict[str, Any]]:
+    for episode in _episodes(path, session.encode()):
+        if any(row.session_id == session for row in episode.interactions):
+            about = {"job": job, "step": step.step, "isEval": step.is_eval, "reward": episode.reward}
+            yield {**about, "group": episode.group or episode.episode, "sample": episode.sample}
+
+
+def _episodes(path: Path, needle: bytes = b"") -> Iterator[Episode]:
+    """The episodes of the lines that have ``needle`` and can be read; none where the file is gone."""
+    with suppress(FileNotFoundError), path.open("rb") as file:
+        for line in file:
+            if needle in line:
+                with suppress(ValueError):
+                    yield read_episode(parse_json(line))
 
 
 def _count(path: Path) -> Counter[int]:
     """How many tokens of a step's file each version has sampled."""
-    found: Counter[int] = Counter()
-    try:
-        with path.open("rb") as file:
-            for line in file:
-                try:
-                    rows = read_episode(parse_json(line)).interactions
-                except ValueError:
-                    continue
-                for row in rows:
-                    found.update(version for version in row.versions if version >= 0)
-    except FileNotFoundError:
-        return found
-    return found
+    rows = chain.from_iterable(episode.interactions for episode in _episodes(path))
+    return Counter(version for row in rows for version in row.versions if version >= 0)
 
 
 _counts = FileMemo[Counter[int]](_count, most=2000)
