@@ -61,7 +61,7 @@ _PROSE_NUMBER = re.compile(  # including context that changes its value or adds 
     rf"(?:(?<![)\]}}.])[-+]|(?:\\pm|±)[ ]{{0,2}}|(?:minus|negative)[ ])?(?:[$€£¥]-?)?{_QUANTITY}"
     rf"(?:{_BETWEEN}{_QUANTITY}\}}?)*"
     r"(?: ?[aApP]\.?[mM]\b\.?"
-    rf"|[^\W\d_]\w*|\\sqrt\s*\{{[^{{}}]*\}}| ?\\pi(?![a-z])"
+    rf"|[^\W\d_\u4e00-\u9fff]\w*|[\u4e00-\u9fff]++(?!\d)|\\sqrt\s*\{{[^{{}}]*\}}| ?\\pi(?![a-z])"
     rf"|(?:° ?[NSEW]\b| ?\\?%| (?:{SCALE}|squared|cubed|and a half)\b))?"
 )
 _REFUTED = r"(?:\s*(?:is|are|was)(?:n['’]t|\s+(?:not|wrong|false|incorrect|impossible))\b|\s*(?:错|不正确|不对|不成立))"
@@ -285,11 +285,15 @@ def same_expression(answer: str, right: str) -> bool:
     if found and texts_of(found) == texts_of(wanted):
         return True
     pairs = {(found, wanted), (rest, other_rest)}
-    if "base" in [each.text for each in found] and "base" not in [each.text for each in wanted]:
-        pairs.add((tokens(re.sub(r"(?<=\d)_\{?\d+\}?\s*\Z", "", answer)), wanted))
+    if not _ASIDES.search(right):
+        pairs.add((tokens(_ASIDES.sub("", answer)), wanted))
     return any(same(structure(one), structure(two)) for one, two in pairs if one and two)
 
 
+_ASIDES = re.compile(  # a base, a multiplicity and what an interval is of, which the reference may leave out
+    r"(?<=\d)_\{?\d+\}?\s*\Z|(?:\\text\w*\s*\{\s*)?\(?\b(?:with )?multiplicity\s*\}?\s*(?:\d|two|three)\)?\s*\}?"
+    r"|\A\W*(?:text\w*\{)?[A-Za-z ]*\bon(?: the interval)?\s*\}?\s*(?=\$?(?:\\left)?\s*[(\[][^()\[\]]*,)"
+)
 _LABEL = re.compile(
     r"(?:[Tt]he\s+)?(?:(?:[Cc]orrect|[Ff]inal|[Bb]est)\s+)?(?:[Oo]ption|[Cc]hoice|[Aa]nswer)?(?:\s+is)?[\s:]*"
     r"(?:\(\s*([A-Ja-j])\s*\)|([A-J])(?:\s?[.:)]|\s*\Z|\s(?=\([A-Za-z ]+\))"

@@ -232,6 +232,7 @@ def _ends_with(answer: Quantity, right: Quantity) -> bool:
 def _same_quantity(answer: Quantity, right: Quantity) -> bool:
     if _plain(answer) == _plain(right):
         return True
+    answer, right = _as_product(answer, right), _as_product(right, answer)
     if not has_kind(right.formula, "nsfmv") or not has_kind(answer.formula, "nsfmv"):
         one, other = (re.sub(r"[\W_]|number", "", _WINNING.sub("", each.text.casefold())) for each in (answer, right))
         words = [sorted(each.words) if {"all", "only"} & {*each.words} else each.words for each in (answer, right)]
@@ -239,7 +240,6 @@ def _same_quantity(answer: Quantity, right: Quantity) -> bool:
         is_same = one == other != "" or words[0] == words[1] != ()
         return (is_name or not answer.formula) and not right.formula and (is_same or _ends_with(answer, right))
     answer, right = _with_unit(answer, right), _with_unit(right, answer)
-    answer, right = _as_product(answer, right), _as_product(right, answer)
     measured = _same_measured(answer, right)
     return _words_agree(answer, right) and _same_values(answer, right) if measured is None else measured
 
@@ -254,8 +254,9 @@ def _with_unit(node: Quantity, other: Quantity) -> Quantity:
 
 def _as_product(node: Quantity, other: Quantity) -> Quantity:
     """``2 kA^2`` as a product of symbols beside a formula that has symbols."""
+    is_short = len(node.words) == 1 and len(node.words[0]) < 4 and not node.formula  # cab
     is_amount = node.words and measure(*node.words) and {each.kind for each in node.formula} <= {"n"}
-    if not is_amount or other.words or not has_kind(other.formula, "s"):
+    if not (is_amount or is_short) or other.words or sum(each.kind == "s" for each in other.formula) < 2:
         return node
     return quantity(tokens(re.sub("[A-Za-z]", r"{\g<0>}", node.text)))
 
@@ -274,7 +275,9 @@ def _same_values(answer: Quantity, right: Quantity, tolerance: Fraction | None =
     factors = {"%": [Fraction(1, 100)], "°": [value_of(tokens(r"\pi/180"))]}
     one, other = ([ONE, *(factors.get(each.sign, []) if answer.sign != right.sign else [])] for each in (answer, right))
     units = [*itertools.product(one, other)]
-    if answer.sign != right.sign and {"rad", "radian"} & {*answer.words, *right.words}:
+    value = _real(right) if answer.sign == "%" != right.sign else None
+    is_part = value is not None and inexact(abs(value)) < 1  # 0.35% is not 0.35, and 35% is 35
+    if is_part or (answer.sign != right.sign and {"rad", "radian"} & {*answer.words, *right.words}):
         units.remove((ONE, ONE))
     return any(_same_formula(answer.formula, right.formula, tolerance, each) for each in units)
 
@@ -294,6 +297,11 @@ def _same_formula(
     units: tuple[Any, Any] = (ONE, ONE),
     factor: Fraction = ONE,
 ) -> bool:
+    mine, theirs = map(_arbitrary, (answer, right))
+    if 1 < len(mine) == len(theirs) < 4:
+        wanted = _renamed(right, theirs)
+        orders = itertools.permutations(mine)
+        return any(_same_formula(_renamed(answer, each), wanted, tolerance, units, factor) for each in orders)
     constants = [each[-1].text for each in (answer, right) if len(each) > 1 and each[-2].text in ("+", "-")]
     if len(constants) == 2 and "C" in constants and set(constants) <= set("cCkK"):  # of integration
         answer, right = ((*each[:-2], *tokens("+C")) for each in (answer, right))
@@ -307,6 +315,16 @@ def _same_formula(
         return True
     is_natural = "log" in texts_of(right) and "ln" in texts_of(answer)
     return is_natural and formulas.same_value(answer, _with_symbol(right, "log", "ln"), tolerance)
+
+
+def _arbitrary(formula: Formula) -> list[str]:
+    """The constants ``C_1``, ``C_2`` of a general solution."""
+    return sorted({each.text for each in formula if re.fullmatch(r"[cC]_\d", each.text)})
+
+
+def _renamed(formula: Formula, names: Sequence[str]) -> Formula:
+    places = {name: f"constant {i}" for i, name in enumerate(names)}
+    return tuple(each._replace(text=places.get(each.text, each.text)) for each in formula)
 
 
 def _with_symbol(formula: Formula, old: str, new: str) -> Formula:

@@ -52,6 +52,7 @@ _REWRITES = r"""
 (?<=[a-z]day),(?=\s+[A-Z][a-z]{2,}\.?\s+\d) =>
 ((?:\\text\w*\{)?\b[A-Z][a-z]{2,8}\.?\s*\}?)\s*(\d\d?),?\s+(\d{4})\b => \2 \1 \3
 n['’]t\b => @not
+(?<=[a-z])\s+by\s+(?:the\s+)?[A-Za-z\s-]+(?:test|theorem|criterion) =>
 (?i:\b(?:both|only|(?:the\s+)?statements?)\s+)(?=(?:I{1,3}|IV|V)\b)|(?<=[IV])\s+only\b =>
 \\frac\s*\{d(\w)\}\s*\{d\w\}\s*(?==) => \1'
 \^\s*\{?\s*\\prime\s*\}? => '
@@ -163,7 +164,7 @@ _LINES = re.compile(
 )
 _SCAN = re.compile(
     r"(?P<gap>\s+|~|\\[,;: ]|\\q?quad(?![A-Za-z]))|(?P<n>\d+(?:\.\d+)?|\.\d+)|\\(?P<c>[A-Za-z]+)\*?|(?P<e>\\.)"
-    r"|(?P<w>[A-Za-z]-[a-z]{5,}|[A-Za-z]+)|(?P<z>[\u4e00-\u9fff]+)|(?P<o>\.\.\.|[<>!]=|=<|.)",
+    r"|(?P<w>[A-Za-z]-[a-z]{5,}|[A-Za-z]+)|(?P<z>[万亿]|[\u4e00-\u9fff]+)|(?P<o>\.\.\.|[<>!]=|=<|.)",
     re.DOTALL,
 )
 _MATRIX = re.compile(r"\{([bBpvV]?)(?:small)?matrix\*?\}(.*?)\\end\{\w+\*?\}", re.DOTALL)

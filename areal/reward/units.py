@@ -11,7 +11,7 @@ Measure = tuple[Fraction, frozenset[tuple[str, int]]]  # the size, and the power
 # A unit's symbol (with * where prefixes may be before it), its names, and what it is made of.
 _TABLE = """m* meter metre 米; g* gram gm 克; s* second sec 秒; A* ampere amp; K kelvin; mol* mole; dollar; oz ounce;
     千克 = 1 kg; 千米 公里 = 1 km; 厘米 = 1 cm; 毫米 = 1 mm; cent = 1/100 dollar; L* liter litre l = 1/1000 m^3;
-    N* newton = 1000 g m /s^2; J* joule = 1 N m; W* watt = 1 J /s; Pa* pascal = 1 N /m^2; Hz* hertz = 1 /s;
+    N* newton = 1000 g m /s^2; J* joule = 1 N m; W* watt = 1 J /s; Wh* = 3600 J; Pa* pascal = 1 N /m^2; Hz* hertz = 1 /s;
     V* volt = 1 W /A; C* coulomb = 1 A s; Omega* ohm = 1 V /A; F* farad = 1 C /V; T* tesla = 1 N /A /m;
     eV* = 1602176634/10000000000000000000000000000 J; min minute = 60 s; h hour hr = 60 min; day = 24 h; week = 7 day;
     in inche inch = 127/5000 m; ft foot feet = 12 in; yd yard = 3 ft; mi mile = 1760 yd; mph = 1 mi /h;
