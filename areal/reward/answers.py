@@ -297,12 +297,12 @@ _ASIDES = re.compile(  # a base, a multiplicity and what an interval is of, whic
 _LABEL = re.compile(
     r"(?:[Tt]he\s+)?(?:(?:[Cc]orrect|[Ff]inal|[Bb]est)\s+)?(?:[Oo]ption|[Cc]hoice|[Aa]nswer)?(?:\s+is)?[\s:]*"
     r"(?:\(\s*([A-Ja-j])\s*\)|([A-J])(?:\s?[.:)]|\s*\Z|\s(?=\([A-Za-z ]+\))"
-    r"|\s-\s(?=[A-Za-z]{3})|,[^,]{1,40},(?=\sis\b)|(?=(?:,|,?\s)(?:is|as|since|because|因为|for|which|due)\b|,\s(?:the|an?|it|this)\s|,\s*-?\d+\Z))|([a-d])\Z)\s*"
+    r"|\s-\s(?=[A-Za-z]{3})|,[^,]{1,40},(?=\sis\b)|(?=(?:,|,?\s)(?:is|as|since|because|因为|for|which|due)\b|,\s(?:the|an?|it|this)\s|,\s*-?\d+\Z))|([a-d])\)?\Z)\s*"
 )
 _NO_LABEL = re.compile(
     rf"{_REFUTED}|[/&+*^=<>]|[,;](?!\s*(?:因为|(?!or\b|and\b)[a-z]{{2}})|\s*-?\d+\Z)|-(?!\s*[\d\\.]|\s+[A-Za-z]{{3}})|or\b|and\b|\(?[A-J]\)?(?:\W|\Z)"
 )
-_LETTERS = re.compile(r"(?:\(?[A-J]\)?(?:\s*(?:,|;|&|\band\b)\s*|\s+|\Z))+|[A-J]{2,}")
+_LETTERS = re.compile(r"(?:\(?[A-J]\)?(?:\s*(?:[,;]|[,;]?\s*(?:&|\band\b))\s*|\s+|\Z))+|[A-J]{2,}")
 
 
 def choice_of(found: Formula) -> tuple[str, Formula]:

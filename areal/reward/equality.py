@@ -234,7 +234,10 @@ def _same_quantity(answer: Quantity, right: Quantity) -> bool:
         return True
     answer, right = _as_product(answer, right), _as_product(right, answer)
     if not has_kind(right.formula, "nsfmv") or not has_kind(answer.formula, "nsfmv"):
-        one, other = (re.sub(r"[\W_]|number", "", _WINNING.sub("", each.text.casefold())) for each in (answer, right))
+        one, other = (
+            re.sub(r"[\W_]|number|triangle|function", "", _WINNING.sub("", each.text.casefold()))
+            for each in (answer, right)
+        )
         words = [sorted(each.words) if {"all", "only"} & {*each.words} else each.words for each in (answer, right)]
         is_name = len(answer.formula) == 1 and answer.formula[0].kind == "s"  # all odd integers n
         is_same = one == other != "" or words[0] == words[1] != ()
@@ -297,10 +300,10 @@ def _same_formula(
     units: tuple[Any, Any] = (ONE, ONE),
     factor: Fraction = ONE,
 ) -> bool:
-    mine, theirs = map(_arbitrary, (answer, right))
-    if 1 < len(mine) == len(theirs) < 4:
-        wanted = _renamed(right, theirs)
-        orders = itertools.permutations(mine)
+    free, wanted_free = map(_arbitrary, (answer, right))
+    if 1 < len(free) == len(wanted_free) < 4:
+        wanted = _renamed(right, wanted_free)
+        orders = itertools.permutations(free)
         return any(_same_formula(_renamed(answer, each), wanted, tolerance, units, factor) for each in orders)
     constants = [each[-1].text for each in (answer, right) if len(each) > 1 and each[-2].text in ("+", "-")]
     if len(constants) == 2 and "C" in constants and set(constants) <= set("cCkK"):  # of integration

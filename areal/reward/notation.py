@@ -48,7 +48,10 @@ _REWRITES = r"""
 (?<=\d)\s+and\s+a\s+half\b => .5
 (?<=\d):00(?=\s*(?:\\text\{\s*|~)?[aApP][mM]) =>
 (?<![A-Za-z\\])([A-Za-z]'*)\s?\(0\) => \1_0@
-12\s*(?=(?:\\text\s*\{\s*)?(?:noon|midnight)) =>
+12(?::00)?\s*(?=(?:\\text\s*\{\s*)?(?:noon|midnight)) =>
+\bUS\s*(?=\\?\$) =>
+\A\s*\\sim\s*(?=[\d.]) => \\approx@
+(?:\\text\{\s*)?\(\s*(?:approx(?:imately|\.)?|about)\s*\}?\s*([^(){}]*)\)\s*\}? => \\approx \1
 (?<=[a-z]day),(?=\s+[A-Z][a-z]{2,}\.?\s+\d) =>
 ((?:\\text\w*\{)?\b[A-Z][a-z]{2,8}\.?\s*\}?)\s*(\d\d?),?\s+(\d{4})\b => \2 \1 \3
 n['’]t\b => @not
@@ -157,7 +160,7 @@ _REPEATING = re.compile(
     r"|\\dot\s*\{?(\d)\}?(?:(\d{0,20})\\dot\s*\{?(\d)\}?)?)|(\d{0,3}?)(\d{1,6}?)\9{2,}(?:\\[lc]?dots|\.\.\.))"
 )
 _BASED = re.compile(
-    r"(?<![\w.])\(?(\d\w*?|[A-F]+\d\w*?|[A-F]{2,})\)?\s*_\s*\{?\s*(?:\\text\w*\{\s*)?(\d+|[a-z]{3,})\s*\}*(?=\s*(?:\Z|\$|\\\)))"
+    r"(?<![\w.])\(?(?:\\(?:text|mathrm)\{)?(\d\w*?|[A-F]+\d\w*?|[A-F]{2,})\}?\)?\s*_\s*\{?\s*(?:\\text\w*\{\s*)?(\d+|[a-z]{3,})\s*\}*(?=\s*(?:\Z|\$|\\\)))"
 )
 _LINES = re.compile(
     r"\\begin\{(?:array|aligned|align\*?|gathered|split)\}(?:\{[^{}]*\})?(.*?)\\end\{\w+\*?\}", re.DOTALL
@@ -179,6 +182,8 @@ _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _ARTICLE = re.compile(r"\s+(?:(?!sin|cos|tan|log|ln|exp|sqrt)[a-z]{3}|\d)")
 _EQUAL = {"!=": "≠", "<=": "≤", "=<": "≤", ">=": "≥", "...": "…", r"\%": "%", r"\&": "and", r"\|": "|"}
 _SHORT = words_in("is of to no it at on by be if am pm do as")
+_ROMAN = ("i", "ii", "iii", "iv")
+_NOONS = {"noon": "pm", "midnight": "am"}
 _UNIT_LETTERS = frozenset("mgshdlLCFKNJWVASEMTHk")
 
 
@@ -302,7 +307,9 @@ def _letters(run: str, found: list[Token], gap: bool, is_text: bool, rest: str) 
     side = found[max((i for i, each in enumerate(found) if each.text in ("=", ",", "≈")), default=0) :]
     if run in _FUNCTIONS and not (run in ("min", "sec") and is_after_number):
         found.append(Token("f", run, gap))
-    elif run in ("pi", "inf", "infinity"):
+    elif low in _ROMAN and last.text == "quadrant":
+        found.append(Token("n", str(_ROMAN.index(low) + 1), gap=True))
+    elif run == "pi" or low in ("inf", "infinity"):
         found.append(Token("s", "pi" if run == "pi" else "∞", gap))
     elif low in ("am", "pm") and is_after_number:
         found.append(Token("w", low, gap))
@@ -395,7 +402,15 @@ def _with_numbers(found: list[Token]) -> list[Token]:
             number, taken = number_in_words(words[i:])
             result += [Token("n" if each.isdigit() else "o", each) for each in re.findall(r"\d+|.", number)]
             i += taken - 1
-        elif token.kind == "w" and word in PARTS and not result and i + 1 < len(found) and word != "half":
+        elif word in _NOONS:
+            result += [Token("n", "12", token.gap), Token("w", _NOONS[word], gap=True)]
+        elif (
+            token.kind == "w"
+            and word in PARTS
+            and {each.text for each in result} <= {"the"}
+            and i + 1 < len(found)
+            and word != "half"
+        ):
             result.append(Token("n", str(PARTS[word])))  # the fourth quadrant
         elif word == "pm" and _CLOCK.fullmatch("".join(each.text for each in result[-3:])):
             result[-3] = Token("n", str(int(result[-3].text) % 12 + 12))

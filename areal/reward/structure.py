@@ -30,7 +30,7 @@ _PHRASES = {
     r"(?: exists?)?": r"\emptyset",
     "(?:the )?empty set": r"\emptyset",
     r"(?:the set of )?all (?:the )?reals?(?: number)?(?: [a-z])?": r"(-\infty,\infty)",
-    r"(?:the \w+ )?(?:dne|does? not exist)": r"\text{undefined}",
+    r"(?:the \w+ )?(?:dne|does? not exist|not defined)": r"\text{undefined}",
     r"neither \w+ nor \w+": r"\text{neither}",
     r"(?:the set of )?all (?:the )?integer(?: [a-z])?": r"\mathbb{Z}",
 }
@@ -268,7 +268,8 @@ def _is_name(side: Formula) -> bool:
     texts = texts_of(side)
     is_call = len(side) > 3 and side[0].kind == "s" and (texts[1] == "(" and texts[-1] == ")")
     is_inverse = texts[1:6] == ["^", "{", "-", "1", "}"]
-    is_value = has_kind(side, "nf") or {"sqrt", "∞", "pi"} & set(texts)
+    is_function = bool(side) and side[0].kind == "f" and names_in(side) and not {"+", "-"} & set(texts)  # sin 2x
+    is_value = (has_kind(side, "nf") and not is_function) or {"sqrt", "∞", "pi"} & set(texts)
     is_described = any(each.kind == "w" and not measure(each.text) for each in side)  # and is not 180 minutes
     return is_described if is_value and not (is_call or is_inverse) else has_kind(side, "sw")
 
