@@ -44,6 +44,7 @@ from areal.reconcilers.observe import (
     trouble_of,
 )
 from areal.reconcilers.plan import (
+    NO_PROCESS,
     AtRouter,
     AwaitReady,
     DrainWorker,
@@ -254,7 +255,8 @@ def spawn(context: EffectContext, op: Op[StartRun], number: int) -> None:
     with context.lock:
         context.spawned[op.run] = slot.uid
     where = f" on port {slot.port}" if slot.port else ""
-    context.event(op.ref, "Normal", "Started", f"{op.target}{where}: {op.cause}")
+    cause = "" if op.cause == NO_PROCESS else f": {op.cause}"
+    context.event(op.ref, "Normal", "Started", f"{op.target}{where}{cause}")
 
 
 def kick(context: EffectContext, op: Op[Any], number: int) -> None:

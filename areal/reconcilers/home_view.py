@@ -134,11 +134,9 @@ class HomeView:
         return ended
 
     def job_status(self, job: StoredObject) -> JobStatus:
-        from areal.reconcilers.kinds.job_status import JobPhase, JobStatus, job_status
+        from areal.reconcilers.kinds.job_status import job_status
 
-        if job.awaits:
-            return JobStatus(JobPhase.PENDING, self.statuses([job])[str(job.ref)].message)
-        return job_status(self._observed(job), suspended=bool(job.spec.get("suspend")))
+        return job_status(self._observed(job), suspended=bool(job.spec.get("suspend")) and not job.awaits)
 
     def _observed(self, found: StoredObject) -> list[ObservedRun]:
         from areal.reconcilers.observe import ObservedRun

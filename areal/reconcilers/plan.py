@@ -213,6 +213,7 @@ class StopRun(OpArgs):
 
 
 NO_ARGS, PLAIN_START, OWN_GRACE = OpArgs(), StartRun(), StopRun()
+NO_PROCESS = "no process"  # the cause of a first start
 A = TypeVar("A")  # OpArgs, or the body of POST /configure
 
 

@@ -22,6 +22,7 @@ from areal.errors import InvalidManifest, NoCapacity
 from areal.reconcilers.desired import Target, in_full
 from areal.reconcilers.observe import Observed, ObservedRun, Seen
 from areal.reconcilers.plan import (
+    NO_PROCESS,
     OWN_GRACE,
     PLAIN_START,
     AwaitReady,
@@ -102,7 +103,7 @@ def decide(component: Component, runs: Sequence[ObservedRun]) -> Decision:
     ended = [run for run in runs if run.state.phase in (*ENDED, Phase.INTENDED)]
     dead = max(ended, key=lambda run: (run.ended_at, run.uid), default=None)
     if dead is None:
-        return Decision(Action.SPAWN, "no process")
+        return Decision(Action.SPAWN, NO_PROCESS)
     died = _death_of(dead)
     kind = "crash-loop" if dead.state.phase is Phase.CRASHLOOP else "process-died"
     kind = str(dead.state.cause) or kind  # of the scheduler

@@ -13,7 +13,8 @@ import pytest
 from areal.errors import NotFound, UsageFault
 from areal.rollout.dump import write_step
 from areal.state.home import Home
-from areal.state.records import StoredObject
+from areal.state.objects import ObjectStore
+from areal.state.records import AWAITING, Layer, StoredObject
 from areal.ui import jobs
 from areal.ui.context import ViewContext
 from areal.ui.curves import drawn_range
@@ -73,6 +74,17 @@ def test_job_has_curves_groups_waits_and_alerts(job: Home) -> None:
     assert part["series"]["reward/mean"]["high"][-1] == 0.6
     with pytest.raises(NotFound, match="TrainJob/other"):
         ask(job, "job", name="other")
+
+
+def test_job_that_waits_for_another_is_pending_with_that_jobs_state(job: Home) -> None:
+    layers = (
+        Layer("apply", {"driver": "a:b"}, None, "me", 1.0),
+        Layer(AWAITING, {"suspend": True}, {"job": "TrainJob/learn"}, "", 1.0),
+    )
+    store = ObjectStore(job)
+    store.put(store.add_revision(StoredObject("TrainJob", "after", "uid-after", layers=layers, created_at=1.0)))
+    found = ask(job, "job", name="after")
+    assert (found["phase"], found["message"]) == ("Pending", "waits for TrainJob/learn, which is Pending")
 
 
 def test_job_names_its_newest_validation_that_has_samples(job: Home) -> None:

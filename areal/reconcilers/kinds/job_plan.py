@@ -38,7 +38,7 @@ from areal.reconcilers.kinds.job_status import DRIVER, JobPhase, JobStatus, has_
 from areal.reconcilers.kinds.scheduling_spec import with_placement
 from areal.reconcilers.kinds.service_plan import called_first
 from areal.reconcilers.observe import ObservedRun
-from areal.reconcilers.plan import Drift, StartRun, Verb
+from areal.reconcilers.plan import NO_PROCESS, Drift, StartRun, Verb
 from areal.reconcilers.planning import KindPlan, ObjectWork, stoppable, superseded
 from areal.resources.kinds import name_problem
 from areal.resources.nodes import ManifestError
@@ -108,7 +108,7 @@ def _why_start(work: JobWork, now: JobStatus) -> str:
     if _restart_requested(work.target.object, now):
         return "restart requested"
     if now.phase is JobPhase.PENDING:
-        return "no process"
+        return NO_PROCESS
     if now.phase is JobPhase.STOPPED:
         return f"resumes after attempt {now.attempt}"
     if now.phase is JobPhase.RUNNING and now.run is not None:

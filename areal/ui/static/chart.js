@@ -145,7 +145,7 @@ function draw(host, shown, cursor, height) {
   };
   const axis = { stroke: ink, font: "11px ui-sans-serif, system-ui, sans-serif", grid: { stroke: line, width: 1 }, ticks: { show: false } };
   const plot = new uPlot({
-    width: host.clientWidth || 300, height, legend: { show: false }, padding: [6, 8, 0, 0], bands,
+    width: host.clientWidth || 300, height, legend: { show: false }, padding: [6, beside(shown.current.starts.at(-1)), 0, 0], bands,
     cursor: { y: false, points: { size: 6, show: stacked ? false : undefined }, drag: { x: false, y: false } },
     scales: { x: { time: false }, y: { range, distr: log && !stacked ? 3 : 1, log: 10 } },
     axes: [{ ...axis, size: 22, space: 60 }, { ...axis, size: 48, space: 26, values: (u, values) => values.map((value) => (value === null ? "" : stacked ? `${Math.round(100 * value)}%` : compact(value))) }],
@@ -155,6 +155,9 @@ function draw(host, shown, cursor, height) {
   plot.over.addEventListener("click", () => { if (plot.cursor.idx !== null && plot.cursor.idx !== undefined) shown.current.onOpen?.(shown.current.starts[plot.cursor.idx]); });
   return plot;
 }
+
+// Right of a chart, for half of the last step's label below it.
+const beside = (last) => Math.max(8, Math.ceil(3.2 * (String(last ?? 0).length + 1)));
 
 function compact(value) {
   const size = Math.abs(value);

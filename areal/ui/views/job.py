@@ -38,7 +38,8 @@ def read(view: ViewContext) -> dict[str, Any]:
     by comma; ``all=1``: all metrics  [default: those that a run is judged by]."""
     name = view.name()
     job = job_of(view.home, name)
-    status = HomeView(view.home).job_status(job)
+    seen = HomeView(view.home)
+    status = seen.job_status(job)
     path = view.home.job_metrics(name)
     curves, share = numbers_of(path)
     chosen = chosen_metrics(view, curves.columns)
@@ -52,7 +53,7 @@ def read(view: ViewContext) -> dict[str, Any]:
     return {
         "name": name,
         "phase": str(status.phase),
-        "message": status.message,
+        "message": seen.statuses([job])[str(job.ref)].message,
         "attempt": status.attempt or None,
         "step": newest.get("step"),
         "totalSteps": newest.get("total_steps"),

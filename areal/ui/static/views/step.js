@@ -64,7 +64,7 @@ function Groups({ route }) {
     ${error && html`<${Problem} error=${error} />`}
     <div class="step-top">
       <div class="panel pad"><${Histogram} rewards=${all.map((each) => each.reward)} from=${from} to=${to} /></div>
-      <${Waits} data=${data} />
+      <${Waits} data=${data} isEval=${isEval} />
     </div>
     <div class="bar">
       <input type="search" data-filter value=${query.q ?? ""} onInput=${(event) => setQuery({ q: event.target.value })} placeholder="filter by text  (/)" aria-label="Filter by text" />
@@ -97,10 +97,12 @@ function Histogram({ rewards, from, to }) {
   return html`<div ref=${host}></div>`;
 }
 
-function Waits({ data }) {
-  const whole = data.metrics["time/step"];
-  const known = ["reward/mean", "approx_kl", "entropy", "grad_norm", "staleness/max", "length/mean", "tokens_per_second"].filter((name) => data.metrics[name] !== undefined);
-  if (!known.length && !data.waits.length) return html`<p class="panel pad dim">metrics.jsonl has no numbers of this step</p>`;
+// The numbers of a training step, or the scores of the evaluation after it.
+function Waits({ data, isEval }) {
+  const whole = isEval ? undefined : data.metrics["time/step"];
+  const names = isEval ? Object.keys(data.metrics).filter((name) => name.startsWith("eval/")).sort() : ["reward/mean", "approx_kl", "entropy", "grad_norm", "staleness/max", "length/mean", "tokens_per_second"];
+  const known = names.filter((name) => typeof data.metrics[name] === "number");
+  if (!known.length && whole === undefined) return html`<p class="panel pad dim">metrics.jsonl has no numbers of this step</p>`;
   return html`<dl class="facts panel">
     ${known.map((name) => html`<dt key=${name}>${name}</dt><dd>${fmt.number(data.metrics[name])}</dd>`)}
     ${whole !== undefined && html`<dt>time</dt><dd>${fmt.duration(whole)}: ${data.waits.filter((each) => each.seconds > 0.005 * whole).sort((a, b) => b.seconds - a.seconds).map((each) => `${each.title} ${Math.round((100 * each.seconds) / whole)}%`).join(", ")}</dd>`}
