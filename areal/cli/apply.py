@@ -197,7 +197,7 @@ def _refused(plan: Plan) -> int:
     from areal.errors import worst_exit
     from areal.reconcilers.plan import refused_error
 
-    lines = [line for fault in plan.faults for line in fault_lines(_fault_text(fault), fault["hint"])]
+    lines = [line for fault in plan.faults for line in fault_lines(str(fault), fault.hint)]
     codes = [_INVALID] if plan.faults else []
     for item in plan.objects:
         if item.refusal is not None:
@@ -209,11 +209,6 @@ def _refused(plan: Plan) -> int:
         sys.stdout.flush()
         click.echo("\n".join(lines), err=True)
     return worst_exit(codes)
-
-
-def _fault_text(fault: Mapping[str, Any]) -> str:
-    where = f"{fault['file']}:{fault['line']}:{fault['col']}"
-    return f"{where}: {fault['path']}: {fault['message']}" if fault["path"] else f"{where}: {fault['message']}"
 
 
 def _check(plan: str | None, source: SourceFlags, policy: PolicyFlags, verb: str) -> None:
@@ -249,7 +244,7 @@ def _markdown(plan: Plan) -> str:
     for item in changed:
         why = (item.cause or item.decided_by).replace("|", "\\|") or " "
         lines.append(f"| `{item.ref}` | {item.action} | {why} |")
-    lines += [f"> [!CAUTION]\n> {_fault_text(fault)}" for fault in plan.faults]
+    lines += [f"> [!CAUTION]\n> {fault}" for fault in plan.faults]
     lines += [f"> [!WARNING]\n> {sentence}" for sentence in plan.destructive]
     lines += ["", "<details><summary>plan</summary>", "", "```diff", plan.to_text(), "```", "", "</details>"]
     return "\n".join(lines)

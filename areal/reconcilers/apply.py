@@ -122,7 +122,7 @@ def diff(ctx: Context, request: ApplyRequest) -> Plan:
     objects = {item.ref: item for item in plan.objects} | blocked
     faults = [fault for error in refused.values() if isinstance(error, ManifestError) for fault in error.diagnostics]
     every = dict.fromkeys((*loaded.faults, *faults))
-    return replace(plan, objects=tuple(objects.values()), faults=tuple(fault.to_json() for fault in every))
+    return replace(plan, objects=tuple(objects.values()), faults=tuple(every))
 
 
 def apply(ctx: Context, request: ApplyRequest, approve: Approve) -> Outcome:

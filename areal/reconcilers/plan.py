@@ -23,6 +23,7 @@ from areal.resources.tree import ABSENT, UpdateClass
 from areal.wire.fields import write_fields
 
 if TYPE_CHECKING:
+    from areal.resources.nodes import Diagnostic
     from areal.wire.routing import Readiness
 
 
@@ -383,7 +384,7 @@ class Plan:
     drift: tuple[Drift, ...] = ()
     destructive: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()  # what could not be observed; the plan does not change it
-    faults: tuple[Mapping[str, Any], ...] = ()  # of the manifests; what has one is not planned
+    faults: tuple[Diagnostic, ...] = ()  # of the manifests; what has one is not planned
     serial: int = 0
     source: Mapping[str, Any] = field(default_factory=dict)
 
@@ -434,7 +435,7 @@ class Plan:
             "objects": [item.to_json() for item in self.objects],
             "drift": [asdict(drift) for drift in self.drift],
             "unknown": list(self.unknown),
-            "faults": [dict(fault) for fault in self.faults],
+            "faults": [fault.to_json() for fault in self.faults],
             "destructive": list(self.destructive),
             "ops": [op.to_json() for op in self.ops],
             "source": dict(self.source),

@@ -22,19 +22,43 @@ from areal.dataclasses import dataclass
 from areal.errors import FieldError, did_you_mean
 
 T = TypeVar("T")
-_TYPES: dict[type[Any], Mapping[str, Any]] = {}
+
+
+@dataclass(frozen=True)
+class Range:
+    """A range from ``least`` to ``most`` inclusive, or from ``above`` to ``below`` exclusive."""
+
+    least: float | None = None
+    most: float | None = None
+    above: float | None = None
+    below: float | None = None
+
+    def has(self, value: float) -> bool:
+        return (
+            (self.least is None or value >= self.least)
+            and (self.most is None or value <= self.most)
+            and (self.above is None or value > self.above)
+            and (self.below is None or value < self.below)
+        )
+
+    def __str__(self) -> str:
+        if self == Range(0):
+            return "must not be negative"
+        if self.least is not None and self.most is not None:
+            return f"must be from {self.least:.12g} to {self.most:.12g}"
+        bounds = (("at least", self.least), ("above", self.above), ("at most", self.most), ("below", self.below))
+        return "must be " + " and ".join(f"{word} {value:.12g}" for word, value in bounds if value is not None)
 
 
 def bounded(least: float, most: float, default: Any = MISSING) -> Any:
     return field(default=default, metadata={"least": least, "most": most})
 
 
-def field_types(cls: type[Any]) -> Mapping[str, Any]:
-    """The resolved annotation of each field."""
-    if cls not in _TYPES:
-        hints = get_type_hints(cls)
-        _TYPES[cls] = {field.name: hints[field.name] for field in fields(cls)}
-    return _TYPES[cls]
+@cache
+def hints_of(cls: type[Any]) -> dict[str, Any]:
+    """The annotations of a dataclass's fields in order, with their marks."""
+    hints = get_type_hints(cls, include_extras=True)
+    return {each.name: hints[each.name] for each in fields(cls)}
 
 
 def default_of(field: Field[Any]) -> Any:
@@ -47,7 +71,7 @@ def read_fields(cls: type[T], data: object, path: str = "", *, lenient: bool = F
     ignored, and null stands for a default, as in a request's body. Raises FieldError."""
     if not isinstance(data, Mapping):
         raise FieldError(path, "must be an object")
-    prefix, kinds = f"{path}." if path else "", field_types(cls)
+    prefix, kinds = f"{path}." if path else "", hints_of(cls)  # type: ignore[arg-type]  # a class is hashable
     if not lenient and (unknown := [name for name in data if name not in kinds]):
         raise FieldError(f"{prefix}{unknown[0]}", f"is not a known field: {', '.join(kinds)}")
     values = {}
@@ -260,15 +284,16 @@ def _read(kind: Any, value: object, path: str) -> Any:
     return converted
 
 
-def _check_bounds(field: Field[Any], value: Any, path: str) -> None:
+@cache
+def _range_of(field: Field[Any]) -> Range:
     bounds = field.metadata
+    return Range(bounds.get("least"), bounds.get("most"), bounds.get("above"))
+
+
+def _check_bounds(field: Field[Any], value: Any, path: str) -> None:
     if value is None:
         return
-    if "above" in bounds and not value > bounds["above"]:
-        raise FieldError(path, f"must be above {bounds['above']}, not {value}")
-    if "least" in bounds and value < bounds["least"]:
-        raise FieldError(path, f"must be at least {bounds['least']}, not {value}")
-    if "most" in bounds and value > bounds["most"]:
-        raise FieldError(path, f"must be at most {bounds['most']}, not {value}")
-    if "valid" in bounds and not bounds["valid"](value):
-        raise FieldError(path, bounds["problem"])
+    if not (allowed := _range_of(field)).has(value):
+        raise FieldError(path, f"{allowed}, not {value}")
+    if "valid" in field.metadata and not field.metadata["valid"](value):
+        raise FieldError(path, field.metadata["problem"])

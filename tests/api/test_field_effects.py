@@ -25,7 +25,6 @@ from areal.api.cli_args import (
     PPOCriticConfig,
     RejectionSamplingConfig,
 )
-from areal.api.config.fields import hints_of
 from areal.api.engine_api import TokenOutputs
 from areal.training.algorithms.actor import ActorLoss, add_second_moment_mask
 from areal.training.algorithms.advantages import AuxiliaryOutputs, prepare
@@ -34,6 +33,7 @@ from areal.training.batches import micro_batches
 from areal.training.engines import learning_rate, micro_batch_limits
 from areal.training.engines.huggingface import clip_gradients, make_optimizer
 from areal.training.trainers.ppo import critic_loss
+from areal.wire.fields import hints_of
 from tests.api.test_fields import EXPERIMENTS, classes_below, fields_of, marks_of
 from tests.training.algorithms.test_presets import GROUPS, LONGEST, case
 from tests.training.test_trackers import FIELDS as TRACKED

@@ -25,7 +25,8 @@ from areal.api.cli_args import (
     SFTConfig,
     load_expr_config,
 )
-from areal.api.config.fields import NoEffect, NotSupported, default_of, hints_of
+from areal.api.config.fields import NoEffect, NotSupported
+from areal.wire.fields import default_of, hints_of
 
 ROOT = Path(areal.__file__).parent
 EXPERIMENTS = (GRPOConfig, SFTConfig, RWConfig, DPOConfig)
@@ -38,6 +39,10 @@ ADOPTED = {"max_concurrent_rollouts", "greedy", "peft_type", "preset", "group_re
 HANDED_DOWN = ("experiment_name", "trial_name", "fileroot")
 
 Path_ = tuple[str, ...]
+
+
+def default_in(cls: Any, name: str) -> Any:
+    return default_of(cls.__dataclass_fields__[name])
 
 
 def classes_below(hint: Any) -> Iterator[type]:
@@ -74,7 +79,7 @@ def other_than(default: Any, hint: Any) -> Any:
     kind: Any = get_origin(hint) or hint
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         name = next(name for name in hints_of(kind) if name not in HANDED_DOWN)
-        return {name: other_than(default_of(kind, name), hints_of(kind)[name])}
+        return {name: other_than(default_in(kind, name), hints_of(kind)[name])}
     if isinstance(kind, type) and issubclass(kind, dict):
         return {"x": 1}
     return {bool: not default, int: 7, float: 7.5}.get(kind, "x")
@@ -97,7 +102,7 @@ def test_field_without_effect_is_refused_or_reported_with_file_line_and_key(
     (mark,) = marks_of(hint)
     name = path[-1]
     spelt = TRAINED if path[0] in ("actor", "critic", "ref", "model", "teacher") else SPELT
-    tree: Any = spelt.get(name, other_than(default_of(cls, name), hint))
+    tree: Any = spelt.get(name, other_than(default_in(cls, name), hint))
     for part in reversed(path):
         tree = {part: tree}
     file = tmp_path / "c.yaml"

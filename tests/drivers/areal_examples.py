@@ -40,10 +40,11 @@ import yaml
 
 from areal.api import cli_args
 from areal.api.cli_args import ConfigError, load_expr_config
-from areal.api.config.fields import NoEffect, NotSupported, hints_of
+from areal.api.config.fields import NoEffect, NotSupported
 from areal.api.config.rollout import check_training
 from areal.resources.backend import parse_backend
 from areal.resources.kinds import TRAIN_ENGINES
+from areal.wire.fields import hints_of
 from tests.drivers.areal_runs import FAMILIES, REFUSED_FAMILIES, run, write_data, write_model
 from tests.drivers.areal_uses import DOTTED, Refused, Uses, hints_by_name, imported, kinds_of
 

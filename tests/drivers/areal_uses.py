@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, get_args, get_origin
 
 from areal.api import cli_args
-from areal.api.config.fields import hints_of
+from areal.wire.fields import hints_of
 
 
 class Refused(Exception):

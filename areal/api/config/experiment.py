@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
-from areal.api.config.fields import COUNT, NOT_NEGATIVE, PLACEMENT, PORT, NoEffect, NotSupported, Range, check_numbers
+from areal.api.config.fields import COUNT, NOT_NEGATIVE, PLACEMENT, PORT, NoEffect, NotSupported, check_numbers
 from areal.api.config.ineffective import run_ineffective
 from areal.api.config.rollout import (
     ClusterSpecConfig,
@@ -37,6 +37,7 @@ from areal.api.config.training import (
 from areal.errors import FieldError, did_you_mean
 from areal.resources.backend import Allocation
 from areal.resources.tree import ABSENT, get_path
+from areal.wire.fields import Range
 from areal.wire.sampling import GREEDY_BELOW, WHOLE_RANGES
 
 ROW_TYPES = ("rl", "sft", "rw", "dpo")

@@ -15,51 +15,17 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass
 from functools import cache
 from pathlib import Path as FilePath
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 from areal.errors import FieldError, did_you_mean
 from areal.resources.tree import FieldPath, over
-from areal.wire.fields import BAD, Faults, Reader
-
-
-@dataclass(frozen=True)
-class Range:
-    """A range from ``least`` to ``most`` inclusive, or from ``above`` to ``below`` exclusive."""
-
-    least: float | None = None
-    most: float | None = None
-    above: float | None = None
-    below: float | None = None
-
-    def has(self, value: float) -> bool:
-        return (
-            (self.least is None or value >= self.least)
-            and (self.most is None or value <= self.most)
-            and (self.above is None or value > self.above)
-            and (self.below is None or value < self.below)
-        )
-
-    def __str__(self) -> str:
-        if self == Range(0):
-            return "must not be negative"
-        if self.least is not None and self.most is not None:
-            return f"must be from {self.least:g} to {self.most:g}"
-        bounds = (("at least", self.least), ("above", self.above), ("at most", self.most), ("below", self.below))
-        return "must be " + " and ".join(f"{word} {value:g}" for word, value in bounds if value is not None)
-
+from areal.wire.fields import BAD, Faults, Range, Reader, default_of, hints_of
 
 POSITIVE = Range(above=0)
 NOT_NEGATIVE = Range(0)
 COUNT = Range(1)
 SHARE = Range(0, 1)
 PORT = Range(0, 65535)
-
-
-@cache
-def hints_of(cls: type) -> dict[str, Any]:
-    """The annotations of a dataclass's fields in order, with their marks."""
-    hints = get_type_hints(cls, include_extras=True)
-    return {each.name: hints[each.name] for each in dataclasses.fields(cls)}
 
 
 @cache
@@ -164,19 +130,14 @@ def _preset(cls: type, values: Mapping[str, Any], faults: Faults, path: FieldPat
     return presets.get(name, {})
 
 
-def _marked(cls: type, key: str, hint: Any, value: Any, faults: Faults, path: FieldPath) -> None:
-    if get_origin(hint) is not Annotated or value == default_of(cls, key):
+def _marked(cls: Any, key: str, hint: Any, value: Any, faults: Faults, path: FieldPath) -> None:
+    if get_origin(hint) is not Annotated or value == default_of(cls.__dataclass_fields__[key]):
         return
     for mark in hint.__metadata__:
         if isinstance(mark, NotSupported):
             faults.add(path, f"is not supported: {mark.why}")
         elif isinstance(mark, NoEffect):
             faults.ineffective.append((path, mark.why))
-
-
-def default_of(cls: type, key: str) -> Any:
-    (found,) = (each for each in dataclasses.fields(cls) if each.name == key)
-    return found.default if found.default_factory is MISSING else found.default_factory()
 
 
 def _whole(value: Any) -> Any:

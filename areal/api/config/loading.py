@@ -27,7 +27,7 @@ from typing import Any, Literal, NoReturn, TypeVar
 import yaml
 
 from areal.api.config.experiment import BaseExperimentConfig, PPOConfig
-from areal.api.config.fields import build, hints_of
+from areal.api.config.fields import build
 from areal.errors import ArealError, InvalidManifest, NotFound, UsageFault, closest
 from areal.interrupt import STATUS, is_interrupt
 from areal.resources.tree import (
@@ -40,7 +40,7 @@ from areal.resources.tree import (
     over,
     parse_override,
 )
-from areal.wire.fields import Faults
+from areal.wire.fields import Faults, hints_of
 
 Mark = tuple[int, int]
 """Line and column, counted from 1."""

@@ -15,13 +15,13 @@ from areal.api.config.fields import (
     SHARE,
     NoEffect,
     NotSupported,
-    Range,
     check_numbers,
 )
 from areal.errors import FieldError
 from areal.installation import module_argv
 from areal.resources.backend import INFERENCE_ENGINES, Allocation, Part, parse_backend
 from areal.resources.kinds import TRAIN_ENGINES
+from areal.wire.fields import Range
 from areal.wire.sampling import GREEDY_BELOW, MAX_STOPS, REAL_RANGES, WHOLE_RANGES
 
 # Placement of processes in AReaL's drivers. These fields are accepted without effect: manifests place processes.

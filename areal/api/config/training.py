@@ -16,12 +16,12 @@ from areal.api.config.fields import (
     SHARE,
     NoEffect,
     NotSupported,
-    Range,
     check_numbers,
 )
 from areal.api.config.rollout import SchedulingSpec, SchedulingStrategy, check_training, parsed
 from areal.errors import FieldError, did_you_mean
 from areal.resources.backend import TRAIN_ENGINES
+from areal.wire.fields import Range
 
 
 def objective_faults(actor: PPOActorConfig) -> Iterator[FieldError]:

@@ -21,7 +21,7 @@ from areal.errors import ArealError, FieldError, UsageFault
 from areal.files import parse_json, replace_file
 from areal.resources.addresses import is_loopback
 from areal.services.http.auth import AdminKey, load_admin_key, refuse_open_bind
-from areal.wire.fields import field_types, read_fields
+from areal.wire.fields import hints_of, read_fields
 from areal.wire.processes import ServeConfig
 
 C = TypeVar("C", bound=ServeConfig)
@@ -57,7 +57,8 @@ def read_config(cls: type[C], prog: str, argv: Sequence[str] | None = None) -> C
     parser.add_argument("--config", metavar="FILE", help="JSON object of the fields that the flags below are named for")
     for each in fields(cls):
         flag, about = "--" + each.name.replace("_", "-"), each.metadata["help"] or argparse.SUPPRESS
-        parser.add_argument(flag, default=argparse.SUPPRESS, help=about, **_flag_options(field_types(cls)[each.name]))
+        kind = hints_of(cls)[each.name]  # type: ignore[arg-type]  # a class is hashable
+        parser.add_argument(flag, default=argparse.SUPPRESS, help=about, **_flag_options(kind))
     given = vars(parser.parse_args(argv))
     path = given.pop("config")
     try:
