@@ -222,7 +222,7 @@ class Collection:
     def __post_init__(self) -> None:
         self._fault: Exception | None = None  # ends the run
         self._unreachable = 0  # failed attempts since the service last answered one
-        self._groups: dict[int, GroupSessions] = {}
+        self._groups: dict[int, GroupSessions[str]] = {}
         self.progress = CollectionProgress(len(self.examples) * self.plan.samples)
 
     def run(
@@ -299,13 +299,13 @@ class Collection:
         for example in self.examples:
             number = example.number
             samples = [sample for sample in range(self.plan.samples) if _name(number, sample) not in done]
-            task, note = f"collect-{self.output.run_id}.{number}", partial(self._note_started, number)
-            self._groups[number] = GroupSessions(self.client, task, samples, note, model=self.plan.model)
+            task, names = f"collect-{self.output.run_id}.{number}", [_name(number, sample) for sample in samples]
+            self._groups[number] = GroupSessions(self.client, task, names, self._note_started, model=self.plan.model)
             episodes += [(example, sample) for sample in samples]
         return episodes
 
-    def _note_started(self, number: int, sample: int, session: AsyncSession) -> None:
-        self.output.started(_name(number, sample), session.session_id)
+    def _note_started(self, name: str, session: AsyncSession) -> None:
+        self.output.started(name, session.session_id)
 
     async def _episode(self, item: EpisodeSpec, example: Example, sample: int, interrupted: threading.Event) -> Outcome:
         if interrupted.is_set() or self._fault is not None:
@@ -313,15 +313,8 @@ class Collection:
         self.progress.running += 1
         try:
             attempt = partial(self._attempt, item, example, sample)
-            about = {"areal.task_id": item.task_id, "areal.sample": sample}
-            with tracing.span("rollout", about, root=True) as span:
-                outcome = await run_attempts(
-                    item.task_id, attempt, partial(self._pause_s, example, sample, interrupted)
-                )
-                is_done = isinstance(outcome, Rollout)
-                attempts = outcome.attempts if isinstance(outcome, Rollout) else None
-                span.set({"areal.outcome": "accepted" if is_done else "failed", "areal.attempts": attempts})
-            return outcome
+            pause_s = partial(self._pause_s, example, sample, interrupted)
+            return await run_attempts(item.task_id, attempt, pause_s, {"areal.sample": sample})
         except Exception as error:  # noqa: BLE001 - the run's boundary: a full disk ends it with its error
             self._fault = self._fault or error
             return None
@@ -351,7 +344,7 @@ class Collection:
 
     async def _attempt(self, item: EpisodeSpec, example: Example, sample: int, number: int) -> Rollout:
         began = time.monotonic()
-        session = await self._session(example, sample)
+        session = await self._session(example, item.task_id)
         try:
             episode = await self._sample(example, sample, session)
         except Exception as error:
@@ -363,10 +356,10 @@ class Collection:
         await self._finish(replace(episode, seconds=time.monotonic() - began))
         return Rollout(item, None, 0, 0, number)
 
-    async def _session(self, example: Example, sample: int) -> AsyncSession:
+    async def _session(self, example: Example, name: str) -> AsyncSession:
         """A refusal ends the run: with a wrong model or key every later start fails too."""
         try:
-            return await self._groups[example.number].take(sample)
+            return await self._groups[example.number].take(name)
         except ClientError as error:
             failure = failure_of(error, self.plan.timeout_s)
             if failure.kind is FailureKind.UNREACHABLE:
@@ -383,7 +376,9 @@ class Collection:
         rewards = result.rewards
         if self.score is not None:
             with tracing.span("reward") as span:
-                rewards = {"": await self.score(_fields(example, result))}
+                ours = {"prompt": example.prompt, "messages": list(example.messages)}
+                given = {**example.fields, **ours, "completion": result.answer, "completions": result.answer}
+                rewards = {"": await self.score({**given, **result.tokens})}
                 span.set({"areal.reward": rewards[""]})
         try:
             await reward_session(session, rewards)
@@ -444,14 +439,3 @@ class Collection:
 
 def _name(number: int, sample: int) -> str:
     return f"{number}-{sample}"
-
-
-def _fields(example: Example, result: AgentResult) -> dict[str, Any]:
-    """The keyword arguments for the reward function."""
-    ours = {
-        "prompt": example.prompt,
-        "messages": list(example.messages),
-        "completion": result.answer,
-        "completions": result.answer,
-    }
-    return {**example.fields, **ours, **result.tokens}

@@ -237,7 +237,7 @@ class EpisodeEngine:
     seed_field: Literal["seed", "default_seed"] = "seed"
     place: str = ""
     member: int = 0
-    sessions: GroupSessions | None = None
+    sessions: GroupSessions[int] | None = None
     head: HeadVersion = field(default_factory=HeadVersion)
     number: int = 0
     leases: dict[str, int] = field(default_factory=dict)

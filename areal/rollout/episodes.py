@@ -1,4 +1,4 @@
-"""One episode of a trainer: its attempts with their deadline, the check of its rows, and its span."""
+"""One episode of a trainer: its attempts with their deadline, and the check of its rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from areal.dataclasses import dataclass, field
 from areal.http import tracing
 from areal.rollout.engine import EpisodeEngine, HeadVersion
 from areal.rollout.executor import Outcome, run_attempts
-from areal.rollout.failures import Failure, blame_of, error_line
+from areal.rollout.failures import blame_of, error_line
 from areal.rollout.staleness import EpisodeSpec, Rollout
 from areal.rollout.workflows import run_episode, shared_http_client
 from areal.wire.bodies import LARGEST_F32
@@ -46,16 +46,11 @@ class EpisodeRunner:
         return head.version if head is not None else None
 
     async def run(self, item: EpisodeSpec) -> Outcome:
-        about = {"areal.task_id": item.task_id, "areal.is_eval": item.is_eval}
         attempt, pause_s = partial(self._attempt, item, time.monotonic()), partial(self._pause_s, item)
-        with tracing.span("rollout", about, root=True) as span:
-            try:
-                outcome = await run_attempts(item.task_id, attempt, pause_s)
-            finally:
-                self._heads.pop(item.number, None)
-            if tracing.is_on():
-                span.set(_described(outcome))
-        return outcome
+        try:
+            return await run_attempts(item.task_id, attempt, pause_s, {"areal.is_eval": item.is_eval}, _described)
+        finally:
+            self._heads.pop(item.number, None)
 
     async def _attempt(self, item: EpisodeSpec, started: float, number: int) -> Rollout | None:
         engine = self.engine(item)
@@ -90,25 +85,15 @@ class EpisodeRunner:
         return trajectory if item.accept is None or item.accept(trajectory) else None
 
 
-def _described(outcome: Outcome) -> tracing.Attributes:
-    """The attributes of an episode's span; the reward is the mean of its samples, each the sum of its turns."""
-    if outcome is None:
-        return {"areal.outcome": "rejected"}
-    if isinstance(outcome, Failure):
-        return {
-            "areal.outcome": "failed",
-            "areal.attempts": outcome.attempts,
-            "error.type": type(outcome.error).__name__,
-        }
-    given = outcome.trajectory.get("original_rewards", outcome.trajectory.get("rewards", ()))
+def _described(rollout: Rollout) -> tracing.Attributes:
+    """The reward is the mean of its samples, each the sum of its turns."""
+    given = rollout.trajectory.get("original_rewards", rollout.trajectory.get("rewards", ()))
     rewards = np.asarray(given, dtype=np.float64)
-    samples = len(np.unique(outcome.trajectory.get("sample_ids", np.arange(len(rewards)))))
+    samples = len(np.unique(rollout.trajectory.get("sample_ids", np.arange(len(rewards)))))
     return {
-        "areal.outcome": "accepted",
-        "areal.attempts": outcome.attempts,
         "areal.reward": float(rewards.sum()) / samples if samples else None,
-        "areal.weight_version": outcome.tail_version,
-        "areal.weight_version.oldest": outcome.head_version,
+        "areal.weight_version": rollout.tail_version,
+        "areal.weight_version.oldest": rollout.head_version,
     }
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 
 from areal.errors import TimedOut
+from areal.http import tracing
 from areal.rollout.failures import Failure, RolloutFailed, RolloutsFailed, blame_of
 from areal.rollout.staleness import EpisodeSpec, Rollout, StalenessManager, is_stale
 
@@ -27,19 +29,27 @@ async def run_attempts(
     task_id: str,
     attempt: Callable[[int], Awaitable[Rollout | None]],
     pause_s: Callable[[Exception, int], float | None],
+    about: tracing.Attributes,
+    described: Callable[[Rollout], tracing.Attributes] = lambda rollout: {},
 ) -> Outcome:
     """Attempt an episode until it ends. ``pause_s``: of the error and the number, from 1, of an attempt, the seconds
-    before the next one; None: the episode has failed."""
-    number = 0
-    while True:
-        number += 1
-        try:
-            return await attempt(number)
-        except Exception as error:  # noqa: BLE001 - the boundary to user code: its failure is data
-            pause = pause_s(error, number)
-            if pause is None:
-                return Failure(task_id, blame_of(error), error, number)
-        await asyncio.sleep(pause)
+    before the next one; None: the episode has failed. ``about`` and ``described`` are attributes of its span."""
+    with tracing.span("rollout", {"areal.task_id": task_id, **about}, root=True) as span:
+        for number in itertools.count(1):
+            try:
+                rollout = await attempt(number)
+            except Exception as error:  # noqa: BLE001 - the boundary to user code: its failure is data
+                if (pause := pause_s(error, number)) is None:
+                    ended = {"areal.outcome": "failed", "error.type": type(error).__name__}
+                    span.set({**ended, "areal.attempts": number})
+                    return Failure(task_id, blame_of(error), error, number)
+                await asyncio.sleep(pause)
+            else:
+                found = described(rollout) if rollout is not None and tracing.is_on() else {}
+                ended = {"areal.outcome": "rejected" if rollout is None else "accepted"}
+                span.set({**ended, "areal.attempts": number, **found})
+                return rollout
+    raise AssertionError("unreachable")
 
 
 class Executor:

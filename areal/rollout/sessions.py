@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
 from areal.errors import ArealError, UsageFault
 from areal.http import tracing
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from areal.client.inference import AsyncInferenceClient, AsyncSession, Style
 
 CLEAN_UP_S = 10.0
+M = TypeVar("M")
 
 
 class SessionCall(NamedTuple):
@@ -89,7 +90,7 @@ async def discard(client: AsyncInferenceClient, session_id: str) -> None:
             await client.acknowledge((await export_document(client, session_id))["export_id"])
 
 
-class GroupSessions:
+class GroupSessions(Generic[M]):
     """Sessions for the members of a group. The first member that needs one starts all of them, so that they may share a
     replica and its cached prompt. ``started`` is called with each before it is used."""
 
@@ -97,8 +98,8 @@ class GroupSessions:
         self,
         client: AsyncInferenceClient,
         task_id: str,
-        members: Sequence[int],
-        started: Callable[[int, AsyncSession], None] = lambda member, session: None,
+        members: Sequence[M],
+        started: Callable[[M, AsyncSession], None] = lambda member, session: None,
         **options: Any,
     ) -> None:
         """``options``: of ``start_group``."""
@@ -109,9 +110,9 @@ class GroupSessions:
         self._options = options
         self._lock = asyncio.Lock()
         self._has_started = False
-        self._ready: dict[int, AsyncSession] = {}
+        self._ready: dict[M, AsyncSession] = {}
 
-    async def take(self, member: int) -> AsyncSession:
+    async def take(self, member: M) -> AsyncSession:
         """The session of a member; another one each time that the member asks again. Raises ClientError."""
         async with self._lock:
             if member not in self._ready:
