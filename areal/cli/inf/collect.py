@@ -172,6 +172,11 @@ def prepared(given: Mapping[str, Any], dataset: ExampleSet) -> Iterator[Prepared
     from areal.rollout.collection import RewardScorer
 
     agent = _agent(given)
+    if given["workflow"] is None and any(example.fields.get("images") for example in dataset.examples):
+        raise UsageFault(
+            f"{dataset.source} has a column images, and its prompts are asked in text",
+            hint="--agent: a workflow or an agent that shows them to the model",
+        )
     with ExitStack() as stack:
         thread = LoopThread("areal-collection")
         stack.callback(thread.close)

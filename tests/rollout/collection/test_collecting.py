@@ -305,3 +305,10 @@ def test_external_models_messages_are_collected_and_shown(bench: Bench, collecti
     (collecting.output / "run.json").unlink()
     assert collecting(data, *words, "--parquet").code == 0
     assert "assistant: Hello there" in collecting.areal("inf", "trajectories", "show", str(collecting.output)).out
+
+
+def test_rows_with_images_are_refused_where_they_would_be_asked_in_text(bench: Bench, collecting: Collecting) -> None:
+    data = collecting.data({"question": "what is it?", "images": ["red.png"], "answer": "red"})
+    refused = collecting(data, "--reward", "exact")
+    assert refused.code == 2 and "has a column images, and its prompts are asked in text" in refused.err
+    assert not collecting.output.exists() and not engine_calls(bench.engine)
