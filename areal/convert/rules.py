@@ -20,6 +20,17 @@ _UNSET = re.compile(r"\$\{?\w+\}?")
 Translate = Callable[[Any], Any]
 
 
+class NotLiteral(str):
+    """The text of a value in code, which is not known without running it, with a ``note`` of its place."""
+
+    note: str
+
+    def __new__(cls, text: str, note: str) -> NotLiteral:
+        made = super().__new__(cls, text)
+        made.note = note
+        return made
+
+
 class Fate(StrEnum):
     MAPPED = "mapped"
     IGNORED = "ignored"
@@ -148,6 +159,10 @@ def convert(source: Framework, given: Mapping[str, Any]) -> Draft:
     values = {**source.defaults, **given}
     for key, value in values.items():
         rule = source.rule(key, values)
+        if isinstance(value, NotLiteral):
+            entries.append(Entry(key, str(value), Fate.REFUSED, note=value.note))
+            unusable.add(key)
+            continue
         entry, target_value = rule.entry(key, value)
         unwanted = value in rule.neutral
         if rule.fate is Fate.MAPPED and not unwanted and (why := _fault(key, value, source.defaults.get(key))):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from areal.convert import openrlhf, trl, verl, verl_sft
+from areal.convert.python_code import read_python
 from areal.convert.reading import Command, Unread, assignments, flags, read_yaml, script_command
 from areal.convert.rules import Framework
 from areal.dataclasses import dataclass
@@ -86,6 +87,8 @@ def read_keys(
 ) -> tuple[str, Any]:
     """The trainer and the keys of a file. Raises Unread, also where the trainer of a YAML file is not known."""
     of = SOURCES[source]
+    if source == "trl" and name.endswith(".py") and (made := read_python(text, name)) is not None:
+        return trainer or made[0], made[1]
     if not name.endswith((".yaml", ".yml")):
         found, keys = of.of_script(text, environment, name)
         return trainer or found, keys

@@ -10,6 +10,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from areal.convert.reading import Unread
 from areal.convert.rules import Draft, Fate, Framework, convert
 from areal.convert.sources import SOURCES, read_keys
 from tests.cli.conftest import Areal
@@ -233,3 +234,61 @@ def test_any_value_of_any_key_of_any_framework_is_converted_or_named(at: tuple[s
     source, trainer, key = at
     draft = convert(SOURCES[source].trainers[trainer], {key: value})
     assert [each.key for each in draft.entries].count(key) == 1
+
+
+CODE = """
+from datasets import load_dataset
+from peft import LoraConfig
+from trl import GRPOConfig, GRPOTrainer
+from trl.rewards import accuracy_reward
+raise RuntimeError("never run")
+MODEL, TOKENS = "unused", 1
+PATH = "Qwen/Qwen2.5-0.5B"
+rate = 1e-6
+rate *= 2
+data = load_dataset("trl-lib/DeepMath-103K", split="train")
+args = GRPOConfig(
+    "out", learning_rate=rate, num_generations=8, beta=-0.0, bf16=True, max_completion_length=2 * 128,
+    gradient_accumulation_steps=2, num_train_epochs=float("1"), **more
+)
+GRPOTrainer(model=PATH, reward_funcs=[accuracy_reward], args=args, train_dataset=data, peft_config=LoraConfig(r=16))
+"""
+
+
+def test_configuration_in_code_is_read_without_running_it_and_what_is_no_literal_is_refused_with_its_line() -> None:
+    trainer, keys = read_keys("trl", None, CODE, {}, "train.py")
+    draft = convert(SOURCES["trl"].trainers[trainer], {**keys, "num_processes": 1})
+    found = {each.key: each for each in draft.entries}
+    assert trainer == "grpo" and draft.config["actor"]["path"] == "Qwen/Qwen2.5-0.5B"
+    assert draft.config["gconfig"]["n_samples"] == 8 and draft.config["actor"]["lora_rank"] == 16
+    assert draft.config["train_dataset"]["path"] == "trl-lib/DeepMath-103K"
+    refused = {key: each.note for key, each in found.items() if each.fate is Fate.REFUSED}
+    assert refused == {
+        "learning_rate": "train.py:13: not a literal: add KEY=VALUE",
+        "max_completion_length": "train.py:13: not a literal: add KEY=VALUE",
+        "num_train_epochs": "train.py:14: not a literal: add KEY=VALUE",
+        "**more": "train.py:14: not a literal: add KEY=VALUE",
+    }
+    given = convert(SOURCES["trl"].trainers[trainer], {**keys, "num_processes": 1, "learning_rate": 2e-6})
+    assert given.config["actor"]["optimizer"]["lr"] == 2e-6
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("SFTConfig(seed=1)\nSFTConfig(seed=2)", "several configurations, in the lines 1, 2"),
+        ("SFTConfig(seed=", "not a Python script"),
+        ("SFTConfig()", "no command"),
+    ],
+)
+def test_script_that_shows_no_single_configuration_is_an_error(code: str, message: str) -> None:
+    with pytest.raises(Unread, match=message):
+        read_keys("trl", None, code, {}, "train.py")
+
+
+def test_function_of_the_script_as_a_reward_is_refused_with_the_override_that_names_it() -> None:
+    code = "def score(completions, **row): ...\nGRPOConfig(seed=1)\nGRPOTrainer('org/m', reward_funcs=score)"
+    trainer, keys = read_keys("trl", None, code, {}, "train.py")
+    (found,) = (each for each in convert(SOURCES["trl"].trainers[trainer], keys).entries if each.key == "reward_funcs")
+    assert found.fate is Fate.REFUSED and found.note.startswith("train.py:3: a function of the script")
+    assert keys["model_name_or_path"] == "org/m"

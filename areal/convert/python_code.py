@@ -1,0 +1,132 @@
+"""Reads TRL's configuration in Python code: the keywords of ``GRPOConfig(...)`` and of the trainer that gets it. The
+script is parsed and never run: a keyword has a value where it is a literal, or a name that is bound once, to one."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from areal.convert.reading import Unread
+from areal.convert.rules import NotLiteral
+
+_CONFIGS = {
+    "GRPOConfig": "grpo",
+    "RLOOConfig": "rloo",
+    "SFTConfig": "sft",
+    "DPOConfig": "dpo",
+    "RewardConfig": "reward",
+}
+_TRAINERS = {name.replace("Config", "Trainer"): trainer for name, trainer in _CONFIGS.items()}
+_OF_TRAINER = {"model": "model_name_or_path", "reward_funcs": "reward_funcs"}
+_OF_LORA = {"r": "lora_r", "target_modules": "lora_target_modules", "task_type": ""}
+_IMPORT = "import"  # of a constant that is a dotted name
+_REWARDS = "trl.rewards."  # functions that are known by their names
+
+
+def read_python(text: str, name: str) -> tuple[str, dict[str, Any]] | None:
+    """The trainer and the keys of a script; None where it makes no configuration with arguments. Raises Unread for a
+    script that makes several."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
+        raise Unread(f"{name}: not a Python script: {error}") from error
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    configs = [each for each in calls if _called(each) in _CONFIGS and (each.args or each.keywords)]
+    if not configs:
+        return None
+    if len(configs) > 1:
+        lines = ", ".join(str(each.lineno) for each in configs)
+        raise Unread(
+            f"{name}: several configurations, in the lines {lines}", hint="keep the one that is to be converted"
+        )
+    names, trainer = _bound(tree), _CONFIGS[_called(configs[0])]
+    keys = {key: _value(node, names, name) for key, node in _arguments(configs[0])}
+    for call in calls:
+        if _TRAINERS.get(_called(call)) == trainer:
+            keys |= _of_trainer(call, names, name)
+    return trainer, keys
+
+
+def _called(call: ast.Call) -> str:
+    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+
+
+def _arguments(call: ast.Call, first: str = "output_dir") -> Iterator[tuple[str, ast.expr]]:
+    """The arguments of a call by name. Several that a mapping holds (``**more``) are one, of the mapping's name."""
+    for place, node in enumerate(call.args):
+        yield (first if place == 0 else f"argument {place + 1}"), node
+    for keyword in call.keywords:
+        yield keyword.arg or f"**{ast.unparse(keyword.value)}", keyword.value
+
+
+def _bound(tree: ast.Module) -> dict[str, ast.expr]:
+    """What each name stands for that is bound once: an expression, or the dotted name that it is imported as."""
+    found: dict[str, ast.expr] = {}
+    bound: Counter[str] = Counter()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+            found[node.targets[0].id] = node.value
+        elif isinstance(node, ast.ImportFrom):
+            for each in node.names:
+                found[each.asname or each.name] = ast.Constant(f"{node.module}.{each.name}", kind=_IMPORT)
+                bound[each.asname or each.name] += 1
+        elif isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            bound[node.id] += 1
+        elif isinstance(node, ast.arg):
+            bound[node.arg] += 1
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            bound[node.name] += 1
+    return {name: node for name, node in found.items() if bound[name] == 1}
+
+
+def _value(node: ast.expr, names: Mapping[str, ast.expr], file: str) -> Any:
+    given = names.get(node.id, node) if isinstance(node, ast.Name) else node
+    if not isinstance(given, ast.Constant) or given.kind != _IMPORT:
+        try:
+            return ast.literal_eval(given)
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+            pass
+    return NotLiteral(ast.unparse(node), f"{file}:{node.lineno}: not a literal: add KEY=VALUE")
+
+
+def _of_trainer(call: ast.Call, names: Mapping[str, ast.expr], file: str) -> dict[str, Any]:
+    """Model, rewards, data set and adapters are arguments of the trainer."""
+    keys: dict[str, Any] = {}
+    for key, node in _arguments(call, "model"):
+        given = names.get(node.id, node) if isinstance(node, ast.Name) else node
+        made = _called(given) if isinstance(given, ast.Call) else ""
+        if key == "reward_funcs":
+            keys[key] = _rewards(node, names, file)
+        elif key in _OF_TRAINER:
+            keys[_OF_TRAINER[key]] = _value(node, names, file)
+        elif key == "train_dataset" and isinstance(given, ast.Call) and made == "load_dataset":
+            values = {each: _value(value, names, file) for each, value in _arguments(given, "path")}
+            renamed = {"path": "dataset_name", "argument 2": "dataset_config", "name": "dataset_config"}
+            keys |= {renamed.get(each, f"dataset_{each}"): value for each, value in values.items()}
+            if keys.pop("dataset_split", "train") != "train":
+                keys["dataset_name"] = NotLiteral(ast.unparse(given), f"{file}:{given.lineno}: not the split train")
+        elif key == "train_dataset":
+            keys["dataset_name"] = _value(node, names, file)
+        elif key == "peft_config" and isinstance(given, ast.Call) and made == "LoraConfig":
+            keys["use_peft"] = True
+            values = {each: _value(value, names, file) for each, value in _arguments(given, "r")}
+            named = ((_OF_LORA.get(each, each), value) for each, value in values.items())
+            keys |= {each: value for each, value in named if each}
+        elif key == "peft_config":
+            keys["use_peft"] = _value(node, names, file)
+    return keys
+
+
+def _rewards(node: ast.expr, names: Mapping[str, ast.expr], file: str) -> Any:
+    """The names of imported functions, of which TRL's own are known without their module."""
+    found = []
+    for each in node.elts if isinstance(node, ast.List | ast.Tuple) else [node]:
+        given = names.get(each.id) if isinstance(each, ast.Name) else None
+        if not isinstance(given, ast.Constant) or given.kind != _IMPORT:
+            return NotLiteral(
+                ast.unparse(node), f"{file}:{node.lineno}: a function of the script: add reward_funcs=module.function"
+            )
+        found.append(str(given.value).removeprefix(_REWARDS))
+    return found
