@@ -103,10 +103,13 @@ def _of_trainer(call: ast.Call, names: Mapping[str, ast.expr], file: str) -> dic
             keys[_OF_TRAINER[key]] = _value(node, names, file)
         elif key == "train_dataset" and isinstance(given, ast.Call) and made == "load_dataset":
             values = {each: _value(value, names, file) for each, value in _arguments(given, "path")}
-            renamed = {"path": "dataset_name", "argument 2": "dataset_config", "name": "dataset_config"}
+            renamed = {
+                "path": "dataset_name",
+                "argument 2": "dataset_config",
+                "name": "dataset_config",
+                "split": "dataset_train_split",
+            }
             keys |= {renamed.get(each, f"dataset_{each}"): value for each, value in values.items()}
-            if keys.pop("dataset_split", "train") != "train":
-                keys["dataset_name"] = NotLiteral(ast.unparse(given), f"{file}:{given.lineno}: not the split train")
         elif key == "train_dataset":
             keys["dataset_name"] = _value(node, names, file)
         elif key == "peft_config" and isinstance(given, ast.Call) and made == "LoraConfig":
@@ -116,6 +119,8 @@ def _of_trainer(call: ast.Call, names: Mapping[str, ast.expr], file: str) -> dic
             keys |= {each: value for each, value in named if each}
         elif key == "peft_config":
             keys["use_peft"] = _value(node, names, file)
+        elif key != "args":
+            keys[key] = _value(node, names, file)
     return keys
 
 

@@ -159,7 +159,7 @@ def convert(source: Framework, given: Mapping[str, Any]) -> Draft:
     values = {**source.defaults, **given}
     for key, value in values.items():
         rule = source.rule(key, values)
-        if isinstance(value, NotLiteral):
+        if isinstance(value, NotLiteral) and rule.fate in (Fate.MAPPED, Fate.REFUSED):
             entries.append(Entry(key, str(value), Fate.REFUSED, note=value.note))
             unusable.add(key)
             continue

@@ -105,6 +105,12 @@ _COMMON: Mapping[str, Rule] = {
     "ignore_bias_buffers": SPEED,
     "chat_template_kwargs": to("train_dataset.chat_template_kwargs", neutral=(None, {})),
     "chat_template_path": refused("the template is the tokenizer's"),
+    # arguments of a trainer in Python code
+    "processing_class": lossy("the tokenizer is the model's own"),
+    "tokenizer": lossy("the tokenizer is the model's own"),
+    "eval_dataset": ignored("it changes what is reported: set valid_dataset"),
+    "compute_metrics": REPORT,
+    "callbacks": lossy("callbacks do not run", []),
     "data_seed": ignored("`seed` orders the rows too"),
     "train_sampling_strategy": to("train_dataset.shuffle", choice(random=True, sequential=False)),
     "group_by_length": ignored("rows are packed by length"),

@@ -251,7 +251,8 @@ args = GRPOConfig(
     "out", learning_rate=rate, num_generations=8, beta=-0.0, bf16=True, max_completion_length=2 * 128,
     gradient_accumulation_steps=2, num_train_epochs=float("1"), **more
 )
-GRPOTrainer(model=PATH, reward_funcs=[accuracy_reward], args=args, train_dataset=data, peft_config=LoraConfig(r=16))
+GRPOTrainer(model=PATH, reward_funcs=[accuracy_reward], args=args, train_dataset=data, peft_config=LoraConfig(r=16),
+    processing_class=tokenizer, eval_dataset=data["test"], rollout_func=mine)
 """
 
 
@@ -268,7 +269,9 @@ def test_configuration_in_code_is_read_without_running_it_and_what_is_no_literal
         "max_completion_length": "train.py:13: not a literal: add KEY=VALUE",
         "num_train_epochs": "train.py:14: not a literal: add KEY=VALUE",
         "**more": "train.py:14: not a literal: add KEY=VALUE",
+        "rollout_func": "train.py:17: not a literal: add KEY=VALUE",
     }
+    assert (found["processing_class"].fate, found["eval_dataset"].fate) == (Fate.LOSSY, Fate.IGNORED)
     given = convert(SOURCES["trl"].trainers[trainer], {**keys, "num_processes": 1, "learning_rate": 2e-6})
     assert given.config["actor"]["optimizer"]["lr"] == 2e-6
 
