@@ -57,7 +57,7 @@ class FieldError(ValueError):
     """A value that a record cannot have. ``field`` is the path of the field at fault, "" for the record itself.
     ``others``: further fields of the contradiction, any of which may be the one to change."""
 
-    def __init__(self, field: str, problem: str, *, others: tuple[str, ...] = (), is_missing: bool = False) -> None:
+    def __init__(self, field: str, problem: str, *others: str, is_missing: bool = False) -> None:
         super().__init__(f"{field} {problem}".lstrip())
         self.field = field
         self.problem = problem

@@ -40,7 +40,7 @@ def test_dropout_in_the_policys_ratio_is_refused(tmp_path: Path) -> None:
         ("label_smoothing: 0.1, loss_type: ipo", "actor.label_smoothing: has no effect on loss_type"),
         ("beta: 0", "actor.beta: must be above 0"),
         ("is_critic: true", "actor.is_critic: must be false: a policy has log-probabilities"),
-        ("temperature: 0.5", "actor.temperature: must be 1, not 0.5: rows of a data set are not sampled"),
+        ("temperature: 0.5", "actor.temperature: must be 1, not 0.5: rows are not sampled"),
         ("mb_spec: {granularity: 3}", "actor.mb_spec.granularity: must be 2, not 3: two answers stay together"),
     ],
 )
@@ -99,7 +99,7 @@ REFUSED = {
     "actor: {use_sapo_loss: true, importance_sampling_level: sequence}": "actor.importance_sampling_level: ",
     "actor: {use_cispo_loss: true, importance_sampling_level: sequence}": "actor.importance_sampling_level: ",
     "actor: {use_decoupled_loss: true, rejection_sampling: {level: sequence, agg: max}}": (
-        "actor.rejection_sampling.agg: max would weigh every token by the largest ratio"
+        "actor.rejection_sampling.agg: max weighs all tokens by the largest ratio"
     ),
     "actor: {preset: grpo, optimizer: null}\ntrainer: {type: grpo}": "actor.optimizer: is needed",
     "actor: {reward_scaling: 0}": "actor.reward_scaling: 0 makes all rewards the same",

@@ -410,18 +410,13 @@ class PPOConfig(BaseExperimentConfig):
             self.eval_gconfig = copy.deepcopy(self.gconfig).new(n_samples=1)
         if self.actor.group_size not in (1, self.gconfig.n_samples):
             raise FieldError(
-                "actor.group_size",
-                f"is {self.actor.group_size} and gconfig.n_samples {self.gconfig.n_samples}: a group "
-                "is the samples of one prompt",
-                others=("gconfig.n_samples",),
+                "actor.group_size", f"is not gconfig.n_samples ({self.gconfig.n_samples})", "gconfig.n_samples"
             )
         self._link_max_new_tokens()
         names = [self.reward_fn] if isinstance(self.reward_fn, str) else self.reward_fn
         if self.reward_weights is not None and len(self.reward_weights) != len([name for name in names if name]):
             raise FieldError(
-                "reward_weights",
-                f"has {len(self.reward_weights)} numbers: one for each of reward_fn",
-                others=("reward_fn",),
+                "reward_weights", f"has not {len([name for name in names if name])} numbers, as reward_fn", "reward_fn"
             )
         if self.reward_weights is not None and not all(map(math.isfinite, self.reward_weights)):
             raise FieldError("reward_weights", f"must be finite numbers, not {self.reward_weights}")
@@ -449,7 +444,7 @@ class PPOConfig(BaseExperimentConfig):
                 "actor.max_new_tokens",
                 f"is {actor.max_new_tokens} and gconfig.max_new_tokens {most}: no answer is so "
                 "long that it has the whole overlong penalty; leave actor.max_new_tokens out",
-                others=("gconfig.max_new_tokens",),
+                "gconfig.max_new_tokens",
             )
         if actor.overlong_reward_penalty and (actor.overlong_tokens or 0) > actor.max_new_tokens:
             raise FieldError(

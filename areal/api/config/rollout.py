@@ -342,9 +342,7 @@ class GenerationHyperparameters:
         check_numbers(self)
         if not 0 <= self.min_new_tokens <= self.max_new_tokens:
             raise FieldError(
-                "min_new_tokens",
-                f"must be from 0 to max_new_tokens ({self.max_new_tokens}), not {self.min_new_tokens}",
-                others=("max_new_tokens",),
+                "min_new_tokens", f"must be from 0 to max_new_tokens, {self.max_new_tokens}", "max_new_tokens"
             )
         if self.stop and ("" in self.stop or len(self.stop) > MAX_STOPS):
             raise FieldError("stop", f"must have at most {MAX_STOPS} strings, not empty ones")

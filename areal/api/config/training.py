@@ -27,25 +27,15 @@ from areal.wire.fields import Range
 def objective_faults(actor: PPOActorConfig) -> Iterator[FieldError]:
     """Contradictory settings of the objective."""
     if actor.use_sapo_loss and actor.use_cispo_loss:
-        yield FieldError(
-            "use_sapo_loss", "is another objective than use_cispo_loss: choose one", others=("use_cispo_loss",)
-        )
+        yield FieldError("use_sapo_loss", "is another objective than use_cispo_loss: choose one", "use_cispo_loss")
     if actor.loss_fn and (actor.use_sapo_loss or actor.use_cispo_loss or actor.importance_sampling_level != "token"):
         others = ("use_sapo_loss", "use_cispo_loss", "importance_sampling_level")
-        yield FieldError("loss_fn", f"is the whole objective: leave {', '.join(others)} out", others=others)
+        yield FieldError("loss_fn", f"is the whole objective: leave {', '.join(others)} out", *others)
     if actor.use_sapo_loss and actor.use_decoupled_loss:
-        yield FieldError(
-            "use_sapo_loss",
-            "gates the ratio itself: it has no decoupled form, leave use_decoupled_loss out",
-            others=("use_decoupled_loss",),
-        )
+        yield FieldError("use_sapo_loss", "gates the ratio itself: leave use_decoupled_loss out", "use_decoupled_loss")
     for name in ("use_sapo_loss", "use_cispo_loss"):
         if getattr(actor, name) and actor.importance_sampling_level == "sequence":
-            yield FieldError(
-                "importance_sampling_level",
-                f"sequence is that of a clipped ratio: {name} has one for each token",
-                others=(name,),
-            )
+            yield FieldError("importance_sampling_level", f"sequence is of a clipped ratio, which {name} has not", name)
 
 
 def proximal_faults(actor: PPOActorConfig) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -192,28 +182,23 @@ class RejectionSamplingConfig:
     def __post_init__(self) -> None:
         check_numbers(self)
         if self.agg == "max":
-            raise FieldError(
-                "agg", "max would weigh every token by the largest ratio of its sequence: use mean, or sum"
-            )
+            raise FieldError("agg", "max weighs all tokens by the largest ratio of the sequence: use mean, or sum")
         if self.upper is None and self.lower is None:
             raise FieldError("", "one of upper and lower is needed")
         unmoved = 1 if self.metric == "ratio" else 0  # the metric of a token with unchanged probability
         if self.upper is not None and self.upper < unmoved:
             least = "below 1" if unmoved else "negative"
             raise FieldError(
-                "upper", f"must not be {least}, not {self.upper}: {unmoved} is that of a token that has not moved"
+                "upper", f"must not be {least}, not {self.upper}: a token that has not moved has {unmoved}"
             )
         if self.lower is not None and self.lower > unmoved:
             raise FieldError(
-                "lower",
-                f"must not be above {unmoved}, not {self.lower}: {unmoved} is that of a token that has not moved",
+                "lower", f"must not be above {unmoved}, which a token has that has not moved, not {self.lower}"
             )
         if self.upper is not None and self.lower is not None and self.lower >= self.upper:
-            raise FieldError("lower", f"must be below upper ({self.upper}), not {self.lower}", others=("upper",))
+            raise FieldError("lower", f"must be below upper ({self.upper}), not {self.lower}", "upper")
         if self.action == "clamp" and self.metric != "ratio":
-            raise FieldError(
-                "action", "clamp needs metric ratio: a divergence has nothing to clamp", others=("metric",)
-            )
+            raise FieldError("action", "clamp needs metric ratio: a divergence has nothing to clamp", "metric")
 
 
 @dataclass
@@ -330,11 +315,7 @@ class TrainEngineConfig:
             part = parsed(self.backend, "backend", engines=TRAIN_ENGINES, single=True).parts[0]
             check_training(part, "backend")
             if self.use_lora and part.engine == "fsdp" and part.tensor > 1:
-                raise FieldError(
-                    "use_lora",
-                    f"does not go with backend {part}: adapters are not cut over tensor-parallel ranks",
-                    others=("backend",),
-                )
+                raise FieldError("use_lora", f"does not go with backend {part}: adapters are not cut", "backend")
             if part.engine == "megatron" and (fault := next(megatron_faults(self), None)):
                 raise fault
         self.weight_update_mode = update_mode(self.weight_update_mode)  # type: ignore[assignment]
@@ -359,9 +340,7 @@ def check_untempered(**engines: TrainEngineConfig | None) -> None:
     """Raises FieldError for a temperature other than 1: the rows of a data set were not sampled at any."""
     for place, engine in engines.items():
         if engine is not None and engine.temperature not in (None, 1.0):
-            raise FieldError(
-                f"{place}.temperature", f"must be 1, not {engine.temperature:g}: rows of a data set are not sampled"
-            )
+            raise FieldError(f"{place}.temperature", f"must be 1, not {engine.temperature:g}: rows are not sampled")
 
 
 @dataclass
@@ -442,17 +421,13 @@ class PPOActorConfig(TrainEngineConfig):
         if self.mb_spec.granularity != 1:
             raise FieldError("mb_spec.granularity", "must be 1: a policy's rows are cut one by one; leave it out")
         if not self.disable_dropout:
-            raise FieldError(
-                "disable_dropout", "false is not supported: with dropout the ratio of two policies is noise"
-            )
+            raise FieldError("disable_dropout", "false is not supported: dropout makes the ratio of two policies noise")
         if not self.reward_scaling:
             raise FieldError("reward_scaling", "0 makes all rewards the same")
         self._adopt_importance_weight_cap()
         # Older forms: boolean flags instead of a NormConfig.
         if self.group_reward_norm and self.reward_norm is not None:
-            raise FieldError(
-                "group_reward_norm", "is the old name of reward_norm: give one of them", others=("reward_norm",)
-            )
+            raise FieldError("group_reward_norm", "is the old name of reward_norm: give one of them", "reward_norm")
         if self.group_adv_norm and isinstance(self.adv_norm, NormConfig):
             raise FieldError("group_adv_norm", "is the old name of adv_norm: give one of them")
         if self.group_reward_norm:
@@ -467,9 +442,7 @@ class PPOActorConfig(TrainEngineConfig):
         given = [each for each in (self.behave_imp_weight_cap, self.behav_imp_weight_cap) if each is not None]
         mode = self.behave_imp_weight_mode or self.behav_imp_weight_mode
         if self.behav_imp_weight_mode not in ("", mode):
-            raise FieldError(
-                "behav_imp_weight_mode", f"is {self.behav_imp_weight_mode}, and behave_imp_weight_mode {mode}"
-            )
+            raise FieldError("behav_imp_weight_mode", f"is not behave_imp_weight_mode, {mode}: give one")
         if mode not in _CAP_MODES:
             raise FieldError("behave_imp_weight_mode", f"must be one of {', '.join(_CAP_MODES[1:])}, not {mode!r}")
         if not given or mode == "disabled":
@@ -512,4 +485,4 @@ class DPOEngineConfig(TrainEngineConfig):
         check_policy(self)
         check_pairs(self)
         if self.label_smoothing and self.loss_type == "ipo":
-            raise FieldError("label_smoothing", "has no effect on loss_type ipo: leave it out", others=("loss_type",))
+            raise FieldError("label_smoothing", "has no effect on loss_type ipo: leave it out", "loss_type")

@@ -52,23 +52,18 @@ class Fields:
         return names.isdisjoint(self._left)
 
     def number(self, name: str, default: float, low: float, high: float) -> float:
-        if name not in self._left:
-            return default
-        value = self._left.pop(name)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise bad_field(name, "must be a number")
-        if not low <= value <= high:
-            raise bad_field(name, f"must be between {low:g} and {high:g}")
-        return float(value)
+        value = self._within(name, (int, float), "a number", low, high)
+        return default if value is None else float(value)
 
     def whole(self, name: str, low: int, high: int) -> int | None:
-        if name not in self._left:
-            return None
-        value = self._left.pop(name)
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise bad_field(name, "must be a whole number")
-        if not low <= value <= high:
-            raise bad_field(name, f"must be between {low} and {high}")
+        return self._within(name, (int,), "a whole number", low, high)
+
+    def _within(self, name: str, kinds: tuple[type, ...], called: str, low: float, high: float) -> Any:
+        value = self._left.pop(name, None)
+        if value is not None and (type(value) not in kinds or not math.isfinite(value)):
+            raise bad_field(name, f"must be {called}")
+        if value is not None and not low <= value <= high:
+            raise bad_field(name, f"must be between {low:.12g} and {high:.12g}")
         return value
 
     def flag(self, name: str, default: bool = False) -> bool:
