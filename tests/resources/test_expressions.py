@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from areal.resources.expressions import EnvironmentVariables, ExpressionError, Scope, parse_template
+from areal.resources.expressions import MAX_DEPTH, EnvironmentVariables, ExpressionError, Scope, parse_template
 from areal.resources.operations import FUNCTIONS, MAX_NODES, MAX_TEXT
 
 _VALUES = {
@@ -339,3 +339,26 @@ def test_call_with_too_few_or_too_many_arguments_says_how_it_is_used(name: str) 
     for count in (least - 1, most + 1):
         with pytest.raises(ExpressionError, match=f"usage: {name}\\("):
             _value(f"{name}({', '.join(['1'] * count)})")
+
+
+@pytest.mark.parametrize(
+    ("expression", "path"),
+    [
+        ("values.models[0].name", ("models", 0, "name")),
+        ('values["max-len"]', ("max-len",)),
+        ("values.models[n].name", ("models",)),
+        ("values", ()),
+    ],
+)
+def test_value_that_an_expression_reads_is_known_by_its_whole_literal_path(
+    expression: str, path: tuple[str | int, ...]
+) -> None:
+    assert parse_template(f"${{{{ {expression} }}}}").reads == {path}
+
+
+def test_parentheses_are_accepted_up_to_the_bound() -> None:
+    deepest = MAX_DEPTH - 1
+
+    assert _value("(" * deepest + "1" + ")" * deepest) == 1
+    with pytest.raises(ExpressionError, match=f"more than {MAX_DEPTH} deep"):
+        _value("(" * MAX_DEPTH + "1" + ")" * MAX_DEPTH)
