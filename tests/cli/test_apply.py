@@ -202,6 +202,16 @@ def test_init_quickstart_writes_all_that_the_readme_applies(
     assert planned.code == 1 and "3 to create" in planned.out, planned.err
 
 
+def test_init_quickstart_where_a_file_of_it_is_there_is_refused_and_leaves_it(areal: Areal, tmp_path: Path) -> None:
+    own = tmp_path / "examples" / "reverse_digits" / "reward.py"
+    own.parent.mkdir(parents=True)
+    own.write_text("mine")
+    refused = areal("init", "quickstart", str(tmp_path))
+    assert refused.code == 5 and str(own) in refused.err, refused
+    assert own.read_text() == "mine" and not (tmp_path / "quickstart.yaml").exists()
+    assert areal("init", "quickstart", str(tmp_path), "--force").code == 0 and own.read_text() != "mine"
+
+
 def test_file_that_cannot_be_written_is_named(areal: Areal, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     nowhere = str(tmp_path / "file" / "x")
