@@ -47,7 +47,9 @@ def same(answer: Node | None, right: Node | None) -> bool:
     if names and others:
         return names.keys() == others.keys() and all(same(names[each], others[each]) for each in names)
     if isinstance(answer, Group) and isinstance(right, Group) and (names or others):
-        brackets = right.brackets if names else answer.brackets
+        brackets, unnamed = (right.brackets, right) if names else (answer.brackets, answer)
+        if sum(isinstance(each, Relation) for each in unnamed.items) > 1:  # y = 1, y = 2
+            return False
         return brackets in ("()", *LISTS) and same(_values(answer, names, brackets), _values(right, others, brackets))
     if isinstance(answer, Quantity) and isinstance(right, Quantity):
         return _same_quantity(answer, right)

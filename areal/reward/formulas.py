@@ -377,6 +377,10 @@ def _points(*formulas: Formula) -> Iterator[dict[str, Fraction]]:
     texts = [each.text for formula in formulas for each in formula]
     signs = zip(texts, texts[1:], texts[2:], texts[3:], texts[4:], strict=False)
     is_whole = {"sum", "prod"} & {*texts} or ("(", "-", "1", ")", "^") in signs  # an integer power
+    if names and {"⌊", "⌈"} & {*texts}:  # steps show only at neighbouring whole numbers
+        yield from ({name: Fraction(start + 7 * i) for i, name in enumerate(names)} for start in range(2, 22))
+        if set(names) <= set("ijkmn"):
+            return
     for start, sign in ((0, 1), (2, 1), (5, 1), (1, -1), (4, -1))[: 5 if names else 1]:
         above = [sign * (13 + 5 * i + 3 * start) for i in range(len(names))]
         yield {name: Fraction(above[i], 1 if is_whole else 7 + 2 * i) for i, name in enumerate(names)}

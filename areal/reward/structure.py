@@ -211,15 +211,19 @@ def _group(brackets: str, parts: Sequence[Formula]) -> Group:
             node = Relation((last.sides[0], part), ("≠",))  # x ≠ 1, 2
         is_list = isinstance(node, Group) and node.brackets in LISTS and brackets in ("{}", *LISTS, "or")
         others = node.items[1:] if isinstance(node, Group) and is_list else ()  # of 0, ±2, and of 1, 2 or 3
-        is_flat = others and (_BOTH & set(texts_of(part)) or (brackets == "or" and all(map(_is_quantity, others))))
+        is_flat = others and (
+            _BOTH & set(texts_of(part)) or (brackets == "or" and all(_is_another(node, each) for each in others))
+        )
         nodes += node.items if isinstance(node, Group) and is_flat else [node]
         if len(nodes) > _MOST_ITEMS:
             raise NotAFormula
     return Group(brackets, tuple(nodes))
 
 
-def _is_quantity(node: Node) -> bool:
-    return isinstance(node, Quantity)
+def _is_another(group: Node, item: Node) -> bool:
+    """Whether an item of a list is one more value of its first one: ``x = 1, 2`` and ``x = 1, x = 2``."""
+    names = {each.name for each in getattr(group, "items", ()) if isinstance(each, Relation)}
+    return isinstance(item, Quantity) or (isinstance(item, Relation) and bool(item.values) and len(names) == 1)
 
 
 def _condition(inner: Formula) -> Formula | None:
@@ -288,7 +292,7 @@ def quantity(found: Formula) -> Quantity:
             name, _, power = token.text.partition("^")
             sign = "/" if is_below != power.startswith("-") else ""
             power = power.lstrip("-")
-            if name not in _FILLERS or (name == "in" and text.count(" ") == 1):
+            if name not in _FILLERS or (name == "in" and (sign or power or text.count(" ") == 1)):
                 words.append(sign + name + f"^{power}" * (power not in ("", "1")))
         elif token.text == "/" and following and following.kind == "w":
             is_below = True
