@@ -197,8 +197,9 @@ def measure(steps: int, episodes: int, idle_s: float) -> dict[str, Any]:
             view("sample", "step", name="long", step=str(steps), group=group, sample="1")
             view("compare", "compare", jobs="long,other")
             view("alerts", "alerts")
-            results["residentMB"], results["peakMB"] = round(server.memory(), 1), round(server.memory("VmHWM"), 1)
+            results["viewsMB"] = round(server.memory(), 1)
             results |= _browser(server, idle_s)
+            results["residentMB"], results["peakMB"] = round(server.memory(), 1), round(server.memory("VmHWM"), 1)
         finally:
             server.close()
     return results
