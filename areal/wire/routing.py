@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from areal.dataclasses import asdict, dataclass, field, fields, replace
+from areal.dataclasses import asdict, dataclass, field, replace
 from areal.wire.fields import read_fields
 
 READY = "ready"
@@ -130,15 +130,8 @@ class Snapshot:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Snapshot:
-        return cls(
-            epoch=data["epoch"],
-            serial=data["serial"],
-            synced=data["synced"],
-            strategy=data["strategy"],
-            limits=data["limits"],
-            models={name: _model_from_json(name, model) for name, model in data["models"].items()},
-            learning=data.get("learning", False),
-        )
+        models = {name: _model_from_json(name, model) for name, model in data["models"].items()}
+        return cls(**{**_known(Snapshot, data), "models": models})
 
     def changed(self, changes: Changes) -> Snapshot:
         """The table after ``changes``. Raises ValueError where they belong to another one."""
@@ -222,9 +215,6 @@ def _overlay_model(kept: ModelEntry | None, incoming: ModelEntry) -> ModelEntry:
     return replace(incoming, workers=tuple(workers.values()), created=kept.created, orphans=orphans)
 
 
-_MODEL_FIELDS = {each.name for each in fields(ModelEntry)}
-
-
 def _model_to_json(model: ModelEntry) -> dict[str, Any]:
     about = {name: value for name, value in vars(model).items() if name != "name"}
     workers = [dict(vars(worker)) for worker in model.workers]
@@ -232,15 +222,12 @@ def _model_to_json(model: ModelEntry) -> dict[str, Any]:
 
 
 def _model_from_json(name: str, data: Mapping[str, Any]) -> ModelEntry:
-    """The fields that this version knows."""
-    about: dict[str, Any] = {name: tuple(value) if type(value) is list else value for name, value in data.items()}
-    about |= {"name": name, "workers": tuple(map(_worker_from_json, data["workers"]))}
-    about["readiness"] = read_fields(Readiness, data.get("readiness", {}))
-    return ModelEntry(**{name: value for name, value in about.items() if name in _MODEL_FIELDS})
+    workers = tuple(WorkerEntry(**_known(WorkerEntry, worker)) for worker in data["workers"])
+    readiness = read_fields(Readiness, data.get("readiness", {}))
+    return ModelEntry(**{**_known(ModelEntry, data), "name": name, "workers": workers, "readiness": readiness})
 
 
-def _worker_from_json(data: Mapping[str, Any]) -> WorkerEntry:
-    journals = tuple(data.get("journals", ()))
-    turns_away = data.get("turns_away", False)
-    heard, fault = data.get("heard", True), data.get("fault", "")
-    return WorkerEntry(data["id"], data["addr"], data["state"], journals, heard, turns_away, fault)
+def _known(cls: type, data: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that this version knows. Not ``read_fields``: a relay reads thousands of workers at each change."""
+    known = cls.__dataclass_fields__  # type: ignore[attr-defined]
+    return {name: tuple(each) if type(each) is list else each for name, each in data.items() if name in known}
