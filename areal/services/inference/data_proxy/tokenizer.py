@@ -280,10 +280,10 @@ class TextCodec:
         added = tokenizer.get_added_tokens_decoder()
         self._special = {token_id for token_id, token in added.items() if token.special}
         self._byte_level = _is_byte_level(json.loads(tokenizer.to_str()).get("decoder"))
-        self.bytes_of: Callable[[int], bytes] = _ByteTable(self._bytes_of).__getitem__
-        self._visible: Callable[[int], bytes] = _ByteTable(
-            lambda token_id: b"" if token_id in self._special else self.bytes_of(token_id)
-        ).__getitem__
+        self.bytes_of: Callable[[int], bytes] = lru_cache(maxsize=65536)(self._bytes_of)
+        self._visible: Callable[[int], bytes] = lru_cache(maxsize=65536)(
+            lambda token_id: b"" if token_id in self._special else self._bytes_of(token_id)
+        )
         self._repeated = lru_cache(maxsize=_REPEATED)(lambda *text: token_array(self._whole(*text)))
         self.chat = self._chat(template, end_ids, frozenset(added)) if template is not None else None
         self.tool_chat = self._chat(tool_template, end_ids, frozenset(added)) if tool_template else self.chat
@@ -385,19 +385,6 @@ class TextCodec:
         if token_id in self._special:
             return piece.encode()
         return byte_level_bytes(piece) if self._byte_level else sentencepiece_bytes(piece)
-
-
-class _ByteTable(dict[int, bytes]):
-    """The bytes of the tokens that have occurred, without those that have none. Reading it takes a third of the time of
-    a cached function."""
-
-    def __init__(self, bytes_of: Callable[[int], bytes]) -> None:
-        self._bytes_of = bytes_of
-
-    def __missing__(self, token_id: int) -> bytes:
-        if data := self._bytes_of(token_id):
-            self[token_id] = data
-        return data
 
 
 def _is_byte_level(decoder: Any) -> bool:
