@@ -72,6 +72,17 @@ def test_step_is_summarised_by_group_with_its_spread(tmp_path: Path) -> None:
     assert read_step(tmp_path / "trajectories-000001.jsonl").groups[0].samples[0].hint == "3 4"
 
 
+def test_rows_without_turn_ids_count_as_a_turn_each(tmp_path: Path) -> None:
+    several = sample("g", 0, 1.0)
+    (row,) = several.interactions
+    rows = (replace(row, turn_ids=(-1, -1, 0, 1)), replace(row, turn_ids=(-1, -1, -1, -1)))
+    write_step(tmp_path, 1, [replace(several, interactions=rows)])
+
+    (group,) = read_step(tmp_path / "trajectories-000001.jsonl").groups
+
+    assert group.samples[0].turns == 3
+
+
 def test_damaged_lines_are_named_and_the_others_read(tmp_path: Path) -> None:
     path = tmp_path / "trajectories-000001.jsonl"
     write_step(tmp_path, 1, [sample("g-1", number, 1.0) for number in (0, 1)])
