@@ -92,6 +92,8 @@ class FSDPEngine(EngineBase):
     def outputs(self, batch: Mapping[str, Tensor], packed: PackedRows | None = None) -> TokenOutputs:
         """``packed``: the batch's rows, packed. Rows that are not packed need no attention mask: a causal model never
         attends to the padding on the right, and attention without a mask is several times as fast."""
+        if self._images is not None:
+            self._images.check(batch)
         if self.config.is_critic:
             values = self._run(batch, packed)
             return TokenOutputs.of_critic((packed.unpacked(values) if packed else values)[..., 0].float())

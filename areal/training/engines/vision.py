@@ -51,6 +51,10 @@ class TrainedImages:
                 hint="areal.workflow.vision_rlvr:VisionRLVRWorkflow passes the images of a row on",
             )
 
+    def check(self, batch: Mapping[str, Tensor]) -> None:
+        """A batch of prompts with images must not lose its column ``images``: it would be trained as text."""
+        assert "images" in batch or not self._images, "the column images of the batch is lost"
+
     def embedded(self, model: Any, batch: Mapping[str, Tensor]) -> Tensor:
         """[B, T, hidden size], with a gradient."""
         ids = batch["input_ids"]

@@ -115,6 +115,8 @@ def test_prompt_with_placeholders_and_no_images_is_refused(trained: FSDPEngine) 
     with pytest.raises(UsageFault, match="row 2 of the batch has placeholders of images in its prompt, and no images"):
         trained.see_images(IMAGES, batch)
     del batch["images"]
+    with pytest.raises(AssertionError, match="the column images of the batch is lost"):
+        trained.forward(batch, lambda outputs, micro: outputs.logprobs)
     with pytest.raises(UsageFault, match="row 0 of the batch has placeholders"):
         trained.see_images({}, batch)
     trained.see_images(IMAGES, rows())
