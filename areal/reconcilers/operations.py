@@ -219,7 +219,10 @@ def restart(ctx: Context, ref: Ref, timeout_s: float = DEFAULT_TIMEOUT_S) -> Out
 
 def restarting(ctx: Context, ref: Ref) -> ObjectChange:
     """Replace every process of the object by its rollout strategy. Raises Conflict when it is suspended."""
-    if ObjectStore(ctx.home).expect(ref).spec.get("suspend"):
+    found = ObjectStore(ctx.home).expect(ref)
+    if found.awaits:
+        raise Conflict(f"{ref} waits for {found.awaits}", hint=f"areal resume {ref} starts it without waiting")
+    if found.spec.get("suspend"):
         raise Conflict(f"{ref} is suspended: it has no process", hint=f"areal resume {ref} starts it")
     stamp = f"{time.time():.3f}"
 

@@ -96,6 +96,15 @@ def _code_faults(config: BaseExperimentConfig) -> Iterator[tuple[FieldPath, str]
 
 
 _FIRST_ROWS = 64
+_LARGE = 64 << 20
+
+
+def _is_large_list(file: Path) -> bool:
+    """Whether the first rows of a file cost the reading of a large one: a JSON list is decoded as a whole."""
+    if not file.is_file() or file.stat().st_size < _LARGE:
+        return False
+    with file.open("rb") as stream:
+        return stream.read(1) == b"["
 
 
 def _row_faults(config: BaseExperimentConfig) -> Iterator[tuple[FieldPath, str]]:
@@ -111,7 +120,7 @@ def _row_faults(config: BaseExperimentConfig) -> Iterator[tuple[FieldPath, str]]
         dataset = getattr(config, name)
         paths = getattr(dataset, "path", "")
         for path in [paths] if isinstance(paths, str) else paths:
-            if not path or not Path(path).expanduser().exists():
+            if not path or not Path(path).expanduser().exists() or _is_large_list(Path(path).expanduser()):
                 continue
             try:
                 split = dataset.split or DEFAULT_SPLITS[name]

@@ -128,6 +128,8 @@ def test_job_that_waits_is_started_by_resume_and_by_reconcile_where_nothing_else
         "all.yaml",
     )
     chain.ok("apply", "-f", path)
+    refused = chain.areal("restart", "trainjob/second")
+    assert refused.code == 5 and "waits for TrainJob/first" in refused.err
     chain.ok("resume", "trainjob/second")
     wait_until(lambda: sorted(started(chain)) == ["first", "second"], 30, "a person has started it")
     assert chain.areal("diff", "-f", path).code == 0, "it is not stopped again"

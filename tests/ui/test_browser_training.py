@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from areal.state.home import Home
 from areal.state.records import StoredObject
 from areal.ui.page import render_html
 from tests.trajectories.test_steps import HOSTILE, decoder, sample
+from tests.ui.conftest import Page
 from tests.ui.test_browser import Tab, chromium, tab, violations  # noqa: F401 - fixtures
 from tests.ui.test_training import job  # noqa: F401 - fixture
 
@@ -235,3 +237,19 @@ def test_written_page_has_no_violation(written: Path, tab: Tabs, scheme: str) ->
         for each in axe.run(it.page).response["violations"]
     ]
     assert not found, "\n".join(found)
+
+
+def test_job_that_was_stopped_is_offered_to_resume(
+    home: Home,
+    record: Recorder,
+    serve: Callable[..., Page],
+    chromium: Any,  # noqa: F811
+) -> None:
+    record("TrainJob", "stopped", {"driver": "a:b", "suspend": True})
+    context = chromium.new_context()
+    it = Tab(context.new_page(), serve("--allow-actions"))
+    it.open("/job/stopped")
+    ready(it)
+    it.page.wait_for_selector("main button >> text=/^Resume$/")
+    assert it.page.locator("main button >> text=/^(Restart|Suspend)$/").count() == 0
+    context.close()

@@ -41,7 +41,9 @@ export default function ObjectView({ route }) {
 }
 
 const SERVES = new Set(["InferenceService", "AgentService"]);
-export const verbsOf = (kind, status) => [status.phase === "Suspended" ? "resume" : "restart", ...(status.phase === "Suspended" ? [] : ["suspend"]), ...(/^(Model|AgentService)$/.test(kind) ? ["scale"] : [])];
+// Suspended, a job that was stopped, and what waits for a job: each has no process, and resumes.
+const RESTS = new Set(["Suspended", "Stopped", "Pending"]);
+export const verbsOf = (kind, status) => [...(RESTS.has(status.phase) ? ["resume"] : ["restart", "suspend"]), ...(/^(Model|AgentService)$/.test(kind) ? ["scale"] : [])];
 
 const reason = (row) => row.reason && row.state !== "running" ? html`<span class=${row.state === "queued" ? "warn" : "bad"}>${row.reason}</span>` : null;
 
