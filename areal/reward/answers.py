@@ -29,7 +29,7 @@ _STATED = re.compile(
     r"|(?:(?<!not )(?<!n't )\b(?:choose|pick|select|go with|answer|is|corresponds?\sto|matches|gives|yields|leaves"
     r"|[Ii]t['’]s|[Ss]o)\s+"
     r"(?:(?:the\s+)?(?:answer\s+)?(?:option|choice|answer)\s+)?|,\s(?:answer\s)?(?:option|choice)\s)"
-    r"(?=(?:\W|\\(?:text|math)\w*){0,6}[A-J]\b\W*(?:$|[.:\n]))"
+    r"(?=(?:\W|\\(?:text|math)\w*){0,6}[A-J]\b\W*(?:$|[.:\n]|because\b|since\b))"
     r"|(?<!, )(?<!or )(?<!and )(?<!that )(?<!ment )(?=\(?\b[A-J]\b(?:\W{0,4}(?:which\s)?|,[^,.\n]{1,40},\s)(?:is|as)"
     r"(?:\s(?:therefore|thus|also|the|only)){0,3}\s(?:correct|right|best|answer)\b)"
     r"|(?=\([A-J]\)\sit\sis\b)"
@@ -39,7 +39,7 @@ _REJECTED = re.compile(  # before "but", and at the end of a sentence
     r"|(?:(?:,\s*|\s\()(?:and\s|but\s)?not\s[^\w\s]*\w+[^\w\s]*?|\s(?:rather than|instead of)[^,.!?\n]*)"
     r"(?=[.!]?(?:\n|\Z))"
 )
-_ASIDE = re.compile(r"(?<=\w)\s\((?!or\b|maybe|perhaps|possibly|mod)(?=[^()]*\d)(?=[^()]*[A-Za-z]{2})[^()]*\)")
+_ASIDE = re.compile(r"(?<=[\w.])\s\((?!or\b|maybe|perhaps|possibly|mod)(?=[^()]*\d)(?=[^()]*[A-Za-z]{2})[^()]*\)")
 _CLOSING = re.compile(r"\n\s*(?:Let me know|I hope|Hope|Feel free|Would you|Do you|If you|Please)\b[^\n]*\s*\Z")
 _UNIT = re.compile(r"[ ]?(?!in\b|A\b)([kM]?\\Omega|[A-Za-z]+)(?:\^\d)?(?:/[A-Za-z]+(?:\^\d)?)?\b")
 _WITHDRAWN = re.compile(r"\b(?:Wait|Actually|Hmm|On second thought|Correction)\b")
@@ -272,6 +272,11 @@ def as_number(text: str | None) -> Fraction | None:
     return exact_number(_read(text)) if text else None
 
 
+def _plain(found: Formula) -> str:
+    """The tokens, without braces around a single one."""
+    return re.sub(r"\{\0([^\0]+)\0\}", r"\1", "\0".join(texts_of(found)))
+
+
 def same_expression(answer: str, right: str) -> bool:
     """Whether both are mathematically equal, or the same text if they are not mathematics."""
     if answer.strip() == right.strip():
@@ -282,7 +287,7 @@ def same_expression(answer: str, right: str) -> bool:
     (choice, rest), (other, other_rest) = choice_of(found), choice_of(wanted)
     if choice and other and (choice != other or not rest or not other_rest):
         return choice == other
-    if found and texts_of(found) == texts_of(wanted):
+    if found and _plain(found) == _plain(wanted):
         return True
     pairs = {(found, wanted), (rest, other_rest)}
     if not _ASIDES.search(right):
@@ -292,7 +297,8 @@ def same_expression(answer: str, right: str) -> bool:
 
 _ASIDES = re.compile(  # a base, a multiplicity and what an interval is of, which the reference may leave out
     r"(?<=\d)_\{?\d+\}?\s*\Z|(?:\\text\w*\s*\{\s*)?\(?\b(?:with )?multiplicity\s*\}?\s*(?:\d|two|three)\)?\s*\}?"
-    r"|\A\W*(?:text\w*\{)?[A-Za-z ]*\bon(?: the interval)?\s*\}?\s*(?=\$?(?:\\left)?\s*[(\[][^()\[\]]*,)"
+    r"|\A\W*(?:text\w*\{)?(?!.*\bnot\b)[A-Za-z ]*\b(?:on|at|is|are)(?: the (?:interval|point))?"
+    r"\s*\}?\s*(?=\$?(?:\\left)?\s*[(\[][^()\[\]]*,)"
 )
 _LABEL = re.compile(
     r"(?:[Tt]he\s+)?(?:(?:[Cc]orrect|[Ff]inal|[Bb]est)\s+)?(?:[Oo]ption|[Cc]hoice|[Aa]nswer)?(?:\s+is)?[\s:]*"

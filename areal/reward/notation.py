@@ -214,7 +214,7 @@ def tokens(text: str) -> tuple[Token, ...]:
     _scan(_LINES.sub(_lines, text)[: 3 * LONGEST], found, is_text=False)
     while found and found[-1].text in (".", ",", ";", ":"):
         found.pop()
-    return tuple(_with_moduli(_with_numbers(found)))
+    return tuple(_with_indices(_with_moduli(_with_numbers(found))))
 
 
 def _based(match: re.Match[str]) -> str:
@@ -438,6 +438,14 @@ def _with_moduli(found: list[Token]) -> list[Token]:
             residue = Token("n", str(sign * int(token.text) % digits[0]), token.gap)
             result[len(result) - 1 - (sign < 0) :] = [residue, Token("w", f"mod{digits[0]}")]
     return result
+
+
+def _with_indices(found: list[Token]) -> list[Token]:
+    """Give the index of each sum and product a name of its own, so that it may have any letter."""
+    heads = zip(found, found[1:], found[2:], found[3:], found[4:], strict=False)
+    named = [head[3].text for head in heads if head[0].text in ("sum", "prod") and head[4].text == "="]
+    places = {name: f"index {i}" for i, name in enumerate(dict.fromkeys(named))}
+    return [each._replace(text=places.get(each.text, each.text)) if each.kind == "s" else each for each in found]
 
 
 def render(found: Sequence[Token]) -> str:
