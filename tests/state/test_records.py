@@ -129,6 +129,14 @@ def test_take_conflicts_touches_no_other_leaf(layers: tuple[Layer, ...], spec: d
         }
 
 
+def test_conflict_behind_an_empty_map_of_the_manifest_is_found() -> None:
+    layers = (apply_layer({}), Layer("scale", {"env": {"a": "1"}, "replicas": 4}, None, "alice@box", 7.0))
+
+    found = conflicts(layers, apply_layer({"env": {}, "replicas": 3}))
+
+    assert [each.path for each in found] == [("replicas",)]
+
+
 def test_conflict_names_owner_time_and_both_values() -> None:
     layers = (apply_layer({"replicas": 2}), Layer("scale", {"replicas": 4}, None, "alice@box", 7.0))
     (conflict,) = conflicts(layers, apply_layer({"replicas": 3}))
