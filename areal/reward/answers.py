@@ -60,7 +60,7 @@ _PROSE_NUMBER = re.compile(  # including context that changes its value or adds 
     r"(?<![^\W_]_)(?<!_\{)(?<!\d\.)(?<!\^)(?<!\^[{-])(?<!\^\{-)"  # CO2, x_2, cm^2
     rf"(?:(?<![)\]}}.])[-+]|(?:\\pm|±)[ ]{{0,2}}|(?:minus|negative)[ ])?(?:[$€£¥]-?)?{_QUANTITY}"
     rf"(?:{_BETWEEN}{_QUANTITY}\}}?)*"
-    r"(?: ?[aApP]\.?[mM]\b\.?"
+    r"(?: ?[aApP]\.?[mM]\b\.?| ?\(mod \d+\)"
     rf"|[^\W\d_\u4e00-\u9fff]\w*|[\u4e00-\u9fff]++(?!\d)|\\sqrt\s*\{{[^{{}}]*\}}| ?\\pi(?![a-z])"
     rf"|(?:° ?[NSEW]\b| ?\\?%| (?:{SCALE}|squared|cubed|and a half)\b))?"
 )
@@ -69,6 +69,7 @@ _PREDICATE = re.compile(
     r".*\b(?:is|are|equals)\s+(?!not\b|an?\b|the\b|true|false|correct|right|wrong|incorrect)([^?\n]+?)[.!\s]*",
     re.DOTALL,
 )
+_TRUTH = re.compile(r"(Yes|No)[,.](?=\s+(?:it|this|that|they|there|the)\b[^\d$]*\Z)")
 _THUS = re.compile(r"\A(?:thus|therefore|hence|so|then|finally|in conclusion),?\s+", re.IGNORECASE)
 _WINDOW = 80
 _MEASURED = r"(?:hours?|minutes?|seconds?|days?|weeks?|f(?:ee|oo)?t|inch(?:es)?|yards?|dollars?|cents?|pounds?|ounces?)"
@@ -139,6 +140,8 @@ def _unmarked(text: str) -> str | None:
     after = statements[-1].strip() if is_stated else before.strip().rpartition("\n")[2]
     sentence = _SENTENCE_END.split(_RESTATED.split(after)[0], maxsplit=1)[0].strip(' "”') if is_stated else after
     stated = _THUS.sub("", sentence).removesuffix(" only")
+    if not is_stated and (truth := _TRUTH.match(stated)):
+        return truth[1]
     predicate = None if is_stated or "that " in stated else _PREDICATE.fullmatch(stated)
     if predicate and (
         (_is_formula(predicate[1]) and re.search(r"[,=(\[{<>\\]|\b(?:and|or)\b", predicate[1]))

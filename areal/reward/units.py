@@ -9,8 +9,9 @@ from fractions import Fraction
 Measure = tuple[Fraction, frozenset[tuple[str, int]]]  # the size, and the powers of basic units
 
 # A unit's symbol (with * where prefixes may be before it), its names, and what it is made of.
-_TABLE = """m* meter metre 米; g* gram gm 克; s* second sec 秒; A* ampere amp; K kelvin; mol* mole; dollar; oz ounce;
-    千克 = 1 kg; 千米 公里 = 1 km; 厘米 = 1 cm; 毫米 = 1 mm; cent = 1/100 dollar; L* liter litre l = 1/1000 m^3;
+_TABLE = """m* meter metre 米; g* gram gm 克; s* second sec 秒; A* ampere amp; K kelvin; mol* mole; dollar USD;
+    oz ounce; 千克 = 1 kg;
+    千米 公里 = 1 km; 厘米 = 1 cm; 毫米 = 1 mm; cent = 1/100 dollar; L* liter litre l = 1/1000 m^3;
     N* newton = 1000 g m /s^2; J* joule = 1 N m; W* watt = 1 J /s; Wh* = 3600 J; Pa* pascal = 1 N /m^2;
     Hz* hertz = 1 /s; V* volt = 1 W /A; C* coulomb = 1 A s; Omega* ohm = 1 V /A; F* farad = 1 C /V;
     T* tesla = 1 N /A /m;
