@@ -3,6 +3,8 @@ see is refused."""
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +72,30 @@ def test_logprobs_of_rows_with_images_are_those_of_transformers(trained: FSDPEng
         own = found[(0, 2, 3)[number], 1:length]
         torch.testing.assert_close(own[mask], plain[mask], atol=1e-5, rtol=1e-5)
     assert bool((found[1][batch["loss_mask"][1]] < 0).all())  # the sampled placeholder is a token
+
+
+def test_logprobs_of_an_image_in_tiles_are_those_of_transformers(tmp_path: Path) -> None:
+    shutil.copytree(MODEL, tmp_path / "tiles")
+    for path in (tmp_path / "tiles").glob("*processor_config.json"):
+        about = json.loads(path.read_text())
+        about.get("image_processor", about).update(do_image_splitting=True, size={"longest_edge": 64})
+        path.write_text(json.dumps(about))
+    processor = load_processor(str(tmp_path / "tiles"))
+    wide = drawing("red", size=(200, 120))
+    prompt = processor.prompt(question(), [wide])
+    assert prompt.count(processor.token_id) == processor.pixels([wide]).placeholders == 5 * 4
+    ids = torch.tensor([[*prompt, 9, 2]])
+    batch = {
+        "input_ids": ids,
+        "attention_mask": torch.ones_like(ids, dtype=torch.bool),
+        "loss_mask": torch.arange(ids.shape[1])[None] >= len(prompt),
+        "images": torch.tensor([images_key([wide])]),
+    }
+    made = FSDPEngine(config(tmp_path / "tiles"), ALONE)
+    made.see_images({images_key([wide]): (wide,)}, batch)
+    found = made.forward(batch, lambda outputs, micro: outputs.logprobs)[0, len(prompt) :]
+    plain = plain_logprobs(ids[0].tolist(), [wide], tmp_path / "tiles").gather(1, ids[0, 1:, None])[-2:, 0]
+    torch.testing.assert_close(found, plain, atol=1e-5, rtol=1e-5)
 
 
 def test_micro_batches_of_one_row_have_the_gradient_of_the_whole() -> None:
