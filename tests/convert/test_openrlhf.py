@@ -183,10 +183,12 @@ def test_configuration_of_areal_keeps_its_keys_and_names_those_without_effect() 
 
 def test_areal_key_with_a_warning_is_kept() -> None:
     document = {
-        "gconfig": {"top_p": 0.9},
+        "experiment_name": "e",
+        "trial_name": "t",
+        "gconfig": {"top_p": 0.9, "n_samples": 2},
         "actor": {"path": "org/model", "optimizer": {"lr": 1e-5}},
         "train_dataset": {"path": "org/rows", "type": "rl"},
         "reward_fn": "areal.reward.gsm8k:gsm8k_reward_fn",
     }
-    draft = convert_areal(document, "ppo", checked)
+    draft = convert_areal(document, "grpo", checked)
     assert "gconfig.top_p" in fates(draft, Fate.MAPPED) and draft.config["gconfig"]["top_p"] == 0.9
