@@ -142,6 +142,9 @@ def test_cache_has_what_the_weights_leave_which_may_be_nothing() -> None:
     assert serving_use(served, 4 * GIB).kv_cache == 0 and sequences(served, 4 * GIB) == 0
     bounded = replace(served, most=3)
     assert sequences(bounded, H100) == 3 and sequences(bounded, 4 * GIB) == 0
+    few = replace(bounded, most=64, cache=1 * GIB)
+    assert serving_use(few, H100).kv_cache == GIB
+    assert sequences(few, H100) == (GIB - GIB // 4) // (few.token_bytes * few.sequence), "the prefix cache: a quarter"
 
 
 def test_heads_of_the_cache_are_cut_over_tensor_parallel_ranks_as_far_as_there_are_some() -> None:
