@@ -34,7 +34,6 @@ _REWRITES = r"""
 \\(?:begin|end)\{(?:equation|displaymath)\*?\} =>
 \\begin\{[dr]?cases\} => \\begin{array}{l}
 \\\{\s*\\begin\{\w+\*?\}(?:\{[^{}]*\})?(?!.*\\\}) => \\begin{array}{l}
-[(\[]\s*\\begin\{array\}\{[^{}]*\}((?:(?!\\begin).)*?)\\end\{array\}\s*[)\]] => \\begin{pmatrix}\1\\end{pmatrix}
 \A(?=\D*\d).*\\(?:implies|therefore|Rightarrow|Longrightarrow)(?![A-Za-z])(?=\D*\d) =>
 \\(?:text)?color\s*\{\w+\}|\\[hv]space\*?\{[^{}]*\} =>
 (?<=\d)\*\*(?=\d) => ^
@@ -54,7 +53,6 @@ _REWRITES = r"""
 (?:\\text\{\s*)?\(\s*(?:approx(?:imately|\.)?|about)\s*\}?\s*([^(){}]*)\)\s*\}? => \\approx \1
 (?<=[a-z]day),(?=\s+[A-Z][a-z]{2,}\.?\s+\d) =>
 ((?:\\text\w*\{)?\b[A-Z][a-z]{2,8}\.?\s*\}?)\s*(\d\d?),?\s+(\d{4})\b => \2 \1 \3
-n['’]t\b => @not
 (?<=[a-z])\s+by\s+(?:the\s+)?[A-Za-z\s-]+(?:test|theorem|criterion) =>
 (?i:\b(?:both|only|(?:the\s+)?statements?)\s+)(?=(?:I{1,3}|IV|V)\b)|(?<=[IV])\s+only\b =>
 \\frac\s*\{d(\w)\}\s*\{d\w\}\s*(?==) => \1'
@@ -67,13 +65,11 @@ n['’]t\b => @not
 \\math(?:bb|rm|bf)\s*\{?\s*R\s*\}?|\\(?:R|Reals)(?![A-Za-z])|ℝ => (-\\infty,\\infty)
 \(-\\infty,\\infty\)\s*[\^_]\s*\{?\s*\+\s*\}? => (0,\\infty)
 (?<=\))\s*-\s*(?=\\\{) => \\setminus@
-\\math(?:rm|normal)\s*\{\s*([eidPT])\s*\} => @\1@
 (?<=\d)(?:[eE]|\s+[Ee]\s?|\s*\\text\{E\}\s?)([+-]?\d+)(?!\w|\.\d) => *10^{\1}
 \A([^$]*)(?<!\\)\$(?=\s*-?[\d.])([^$]*)\Z => \1\\$\2
 \\\$\s*(-?[\d.]+) => \1\\text{ dollar}@
 \\{{text}}\{abs\}\s*\(([^()]*)\) => |\1|
 \\?(?:{{text}}\{\s*cis\s*\}|cis\b)\s*(?:\(([^()]*)\)|([^\s(]\S*)) => (\\cos(\1\2)+i\\sin(\1\2))
-\\sqrt\s*\(([^()]*)\)|\bsqrt\s*\(([^()]*)\) => \\sqrt{\1\2}
 (?i:\A\W*(?:text\W*)?(?:all\s+)?(?:real\s+)?(?:reals|numbers?)\s+(?:\$?\w\$?\s+)?except)[\s}]*(.+?)\Z => {{reals}}\1\\}
 \b(\d+)\s+(?:\\text\{\s*)?to\s*\}?\s+(\d+)\b => \1:\2
 \b(\d+)\s+(?:\\text\{\s*)?(?:in|out\s+of)\s*\}?\s+(\d+)\b => \1/\2
