@@ -17,7 +17,7 @@ _LAUNCHER = ("nproc_per_node", "nnodes", "num_processes", "num_machines", "num_g
 
 
 @dataclass(frozen=True)
-class Source:
+class SourceFormat:
     """A framework. ``programs``: a pattern whose last group that matches names the trainer, in the words of
     ``called``. ``read``: the keys of a command's words. ``nested``: whether keys of a YAML file have dots.
     ``trainer_of``: the trainer of a YAML file by its keys, "" where they do not show it."""
@@ -58,22 +58,22 @@ def _of_verl(keys: Mapping[str, Any]) -> str:
 
 
 _VERL = {"main_ppo": "ppo", "fsdp_sft_trainer": "fsdp_sft", "sft_trainer": "sft", "sft_trainer_ray": "sft"}
-SOURCES: Mapping[str, Source] = {
-    "verl": Source(
+SOURCES: Mapping[str, SourceFormat] = {
+    "verl": SourceFormat(
         {"ppo": verl.VERL, "sft": verl_sft.SFT, "fsdp_sft": verl_sft.FSDP_SFT},
         re.compile(rf"verl[./]trainer[./]({'|'.join(_VERL)})(?:\.py)?(?!\S)"),
         _VERL,
         assignments,
         trainer_of=_of_verl,
     ),
-    "trl": Source(
+    "trl": SourceFormat(
         {"grpo": trl.GRPO, "rloo": trl.RLOO, "sft": trl.SFT, "dpo": trl.DPO, "reward": trl.REWARD},
         re.compile(r"(?:^|/| )(?:trl (grpo|rloo|sft|dpo|reward)|(grpo|gspo|rloo|sft|dpo|reward)(?:_\w+)?\.py)(?!\S)"),
         {**{name: name for name in ("grpo", "rloo", "sft", "dpo", "reward")}, "gspo": "grpo"},
         flags,
         nested=False,
     ),
-    "openrlhf": Source(
+    "openrlhf": SourceFormat(
         {"ppo": openrlhf.PPO, "sft": openrlhf.SFT, "dpo": openrlhf.DPO, "rm": openrlhf.RM},
         re.compile(r"openrlhf[./]cli[./]train_(ppo_ray|ppo|sft|dpo|rm)(?:\.py)?(?!\S)"),
         {"ppo_ray": "ppo", "ppo": "ppo", "sft": "sft", "dpo": "dpo", "rm": "rm"},

@@ -28,7 +28,7 @@ from areal import __version__
 from areal.errors import ArealError, Conflict, NotFound, UsageFault
 from areal.ui import access, changes
 from areal.ui.context import ViewContext
-from areal.ui.views import Marks, Reader, expect_reader
+from areal.ui.views import Marks, ViewReader, expect_reader
 
 STATIC = Path(__file__).parent / "static"
 _INDEX = "index.html"
@@ -161,7 +161,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._allow("GET", "HEAD", "POST")
             self._view(reader, dict(pairs))
 
-    def _view(self, reader: Reader, query: Mapping[str, str]) -> None:
+    def _view(self, reader: ViewReader, query: Mapping[str, str]) -> None:
         view = self.server.view(query, self._body() if self.command == "POST" else None)
         marks = reader.marks(view) if self.command != "POST" else {}  # before the read: what comes after it is a change
         found = reader.read(view)

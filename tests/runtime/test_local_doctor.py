@@ -32,11 +32,11 @@ def test_stray_processes_of_a_deleted_record_are_found_and_ended(local: LocalBac
     shutil.rmtree(local.store.folder("r1"))
 
     (problem,) = local.inspect()
-    told = local.repair(problem)
+    action = local.repair(problem)
 
     assert problem.trouble is ProblemKind.STRAY_PROCESS
     assert set(problem.pids) == {state.pid, state.shim_pid}
-    assert "ended" in told
+    assert "ended" in action
     assert processes_under(tmp_path) == []
     assert local.inspect() == ()
 

@@ -409,9 +409,9 @@ UNTIL_TOLD = 'until [ -e "$0" ]; do sleep 0.01; done'
 
 
 def test_end_on_a_full_disk_is_recorded_once_there_is_room(local: LocalBackend, tmp_path: Path) -> None:
-    done, told = tmp_path / "done", tmp_path / "told"
+    done, marker = tmp_path / "done", tmp_path / "ended"
     argv = ("sh", "-c", UNTIL_TOLD, str(done))
-    state = local.start(run_spec(argv=argv, restart=NEVER, on_end=("touch", str(told))))
+    state = local.start(run_spec(argv=argv, restart=NEVER, on_end=("touch", str(marker))))
     with full_disk(state.shim_pid or 0):
         done.touch()
         until(lambda: procfs.read_stat(state.pid or 0) is None, "the component to end")
@@ -421,13 +421,13 @@ def test_end_on_a_full_disk_is_recorded_once_there_is_room(local: LocalBackend, 
     ended = until_phase(local, "r1", Phase.EXITED, Phase.DEAD)
 
     assert ended.phase is Phase.EXITED and ended.last_exit is not None and ended.last_exit.code == 0
-    until(told.exists, "the command of its end")
+    until(marker.exists, "the command of its end")
 
 
 def test_run_that_ended_on_a_full_disk_is_stopped_at_once(local: LocalBackend, tmp_path: Path) -> None:
-    done, told = tmp_path / "done", tmp_path / "told"
+    done, marker = tmp_path / "done", tmp_path / "ended"
     argv = ("sh", "-c", UNTIL_TOLD, str(done))
-    state = local.start(run_spec(argv=argv, restart=NEVER, on_end=("touch", str(told)), stop_grace_s=1000.0))
+    state = local.start(run_spec(argv=argv, restart=NEVER, on_end=("touch", str(marker)), stop_grace_s=1000.0))
     with full_disk(state.shim_pid or 0):
         done.touch()
         until(lambda: procfs.read_stat(state.pid or 0) is None, "the component to end")
@@ -436,7 +436,7 @@ def test_run_that_ended_on_a_full_disk_is_stopped_at_once(local: LocalBackend, t
 
     assert report.was_alive
     assert not alive(state.shim_pid or 0)
-    assert (local.observe()["r1"].phase, told.exists()) == (Phase.EXITED, False)
+    assert (local.observe()["r1"].phase, marker.exists()) == (Phase.EXITED, False)
 
 
 def test_restart_on_a_full_disk_is_recorded_once_there_is_room(local: LocalBackend) -> None:

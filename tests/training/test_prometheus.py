@@ -58,13 +58,13 @@ def test_trainer_exposes_exactly_what_is_documented_and_is_found_by_its_file(tmp
         text = scrape(url)
     assert not (tmp_path / "prometheus.json").exists()
     check_documented(text, "trainer")
-    told = parse(text)
-    assert told.total("areal_trainer_step") == 5 and told.total("areal_trainer_total_steps") == 7
-    assert told.total("areal_trainer_reward") == 0.5
-    assert told.total("areal_trainer_kl_nats", lambda labels: labels["kind"] == "reference") == 0.25
-    assert told.total("areal_trainer_staleness_versions", lambda labels: labels["statistic"] == "max") == 0.25
-    assert told.total("areal_trainer_tokens_total") == 200  # of both steps: rate() is the throughput
-    assert told.total("areal_trainer_seconds_total", lambda labels: labels["phase"] == "rollout") == 2
+    metrics = parse(text)
+    assert metrics.total("areal_trainer_step") == 5 and metrics.total("areal_trainer_total_steps") == 7
+    assert metrics.total("areal_trainer_reward") == 0.5
+    assert metrics.total("areal_trainer_kl_nats", lambda labels: labels["kind"] == "reference") == 0.25
+    assert metrics.total("areal_trainer_staleness_versions", lambda labels: labels["statistic"] == "max") == 0.25
+    assert metrics.total("areal_trainer_tokens_total") == 200  # of both steps: rate() is the throughput
+    assert metrics.total("areal_trainer_seconds_total", lambda labels: labels["phase"] == "rollout") == 2
 
 
 def test_metrics_of_a_trainer_need_a_key_beyond_loopback(tmp_path: Path) -> None:

@@ -535,10 +535,8 @@ class PPOConfig(BaseExperimentConfig):
     def cautions(self, given: Mapping[str, Any]) -> list[tuple[tuple[str | int, ...], str]]:
         """Keys of ``given`` with an effect that is seldom wanted, as (key, why), for a warning: those of ``gconfig``
         that change what is sampled and not what is trained, and a trainer without a baseline."""
-        plain, why = (
-            GenerationHyperparameters(),
-            "log-probabilities that are trained are those of the temperature alone",
-        )
+        plain = GenerationHyperparameters()
+        why = "log-probabilities that are trained are those of the temperature alone"
         trains = self.trainer is None or self.trainer.type != "null" or "trainer" not in given
         shaped = [name for name in _SHAPING if trains and getattr(self.gconfig, name) != getattr(plain, name)]
         places: list[tuple[str | int, ...]] = [("gconfig", name) for name in shaped]

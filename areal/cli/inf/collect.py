@@ -155,7 +155,7 @@ class CollectionRun:
 
 
 @dataclass
-class Prepared:
+class RolloutWork:
     """The code of a collection: the agent, and the pool of reward processes, None without --reward. ``thread``: of the
     event loop that runs both."""
 
@@ -165,7 +165,7 @@ class Prepared:
 
 
 @contextmanager
-def prepared(given: Mapping[str, Any], dataset: ExampleSet) -> Iterator[Prepared]:
+def prepared(given: Mapping[str, Any], dataset: ExampleSet) -> Iterator[RolloutWork]:
     """Load the code, before anything is served or sampled. Raises ArealError for what cannot be loaded, UsageFault for
     a column that the reward needs and a row lacks."""
     from areal.client.loop_thread import LoopThread
@@ -185,14 +185,14 @@ def prepared(given: Mapping[str, Any], dataset: ExampleSet) -> Iterator[Prepared
             size = min(given["reward_processes"], given["concurrency"])
             scorer = stack.enter_context(RewardScorer(given["reward"], size, given["reward_timeout"], thread))
             scorer.check_columns(dataset.examples[: given["limit"]])
-        yield Prepared(agent, scorer, thread)
+        yield RolloutWork(agent, scorer, thread)
 
 
 @contextmanager
 def collected(
     cli: Invocation,
     given: Mapping[str, Any],
-    work: Prepared,
+    work: RolloutWork,
     chosen: GatewayClient,
     model: str,
     dataset: ExampleSet,

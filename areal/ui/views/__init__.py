@@ -21,17 +21,17 @@ VIEWS = (*_OF_GATEWAYS, *_OF_HOME, "action")
 Marks = Mapping[str, int | str]
 
 
-class Reader(NamedTuple):
+class ViewReader(NamedTuple):
     read: Callable[[ViewContext], dict[str, Any] | Iterator[dict[str, Any]]]
     marks: Callable[[ViewContext], Marks]
 
 
-def reader_of(name: str) -> Reader | None:
+def reader_of(name: str) -> ViewReader | None:
     """The functions of a view; None for a name that no view has."""
     if name not in VIEWS:
         return None
     module = importlib.import_module(f"areal.ui.views.{name}")
-    return Reader(module.read, getattr(module, "marks", lambda view: {}))
+    return ViewReader(module.read, getattr(module, "marks", lambda view: {}))
 
 
 def shown_by(view: ViewContext) -> tuple[str, ...]:
@@ -43,7 +43,7 @@ def shown_by(view: ViewContext) -> tuple[str, ...]:
     )
 
 
-def expect_reader(name: str, view: ViewContext) -> Reader:
+def expect_reader(name: str, view: ViewContext) -> ViewReader:
     """Raises NotFound for a view that the server does not have, UsageFault for one that a gateway cannot serve."""
     reader = reader_of(name)
     if reader is None or (name == "action" and view.actions is None):
