@@ -15,6 +15,7 @@ REPOSITORY = Path(__file__).parents[1]
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 PAGE = (REPOSITORY / "docs" / "dependencies.md").read_text()
 MODULES = {
+    "pillow": "PIL",
     "pyyaml": "yaml",
     "prometheus-client": "prometheus_client",
     "huggingface-hub": "huggingface_hub",

@@ -10,14 +10,16 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
 from urllib.parse import urlsplit
 
 from areal.dataclasses import dataclass, field
 from areal.errors import ArealError, NotFound, TimedOut, UsageFault
 from areal.files import parse_json
 from areal.http.events import EventReader
+
+T = TypeVar("T")
 
 
 @contextlib.contextmanager
@@ -120,6 +122,26 @@ class _SyncClient:
             what = str(error) or type(error).__name__
             raise ArealError(f"cannot talk to {base_url}: {what}", hint=f"areal {self._namespace} status") from error
 
+    def _deltas(self, response: http.client.HTTPResponse, read: Callable[[Mapping[str, Any]], T]) -> Iterator[T]:
+        events = _events(response)
+        while True:
+            with self._checked():
+                if response.getheader("Content-Type", "").partition(";")[0].strip() != "text/event-stream":
+                    raise ValueError("not a stream of events")
+                if (event := next(events, None)) is None:
+                    return
+                delta = read(event)
+            yield delta
+
+    @contextlib.contextmanager
+    def _checked(self) -> Iterator[None]:
+        """Raises ArealError where the answer that is read in the block has another form than the API's."""
+        try:
+            yield
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            message = f"{self.base_url} answered 200, and the body has another form than a gateway's"
+            raise ArealError(message, hint="is it the address of a gateway?") from error
+
 
 class ChatClient(_SyncClient):
     """Client of a gateway of an inference service."""
@@ -128,7 +150,7 @@ class ChatClient(_SyncClient):
 
     def models(self) -> list[str]:
         """Names of the models that the gateway serves."""
-        with self._request("GET", "/v1/models", None) as response:
+        with self._request("GET", "/v1/models", None) as response, self._checked():
             return [entry["id"] for entry in json.loads(response.read())["data"]]
 
     @contextlib.contextmanager
@@ -142,15 +164,17 @@ class ChatClient(_SyncClient):
         """
         body = _body(messages, model, {**fields, "stream": True})
         with self._request("POST", "/v1/chat/completions", body) as response:
-            yield map(_delta, _events(response))
+            yield self._deltas(response, _delta)
 
     def complete(self, messages: Sequence[Message], *, model: str | None = None, **fields: Any) -> ChatDelta:
         """The whole completion. Raises as ``stream`` does."""
         with self._request("POST", "/v1/chat/completions", _body(messages, model, fields)) as response:
-            data = json.loads(response.read())
-        choice = data["choices"][0]
-        text = choice["message"].get("content") or ""
-        return ChatDelta(text, _logprobs(choice), choice.get("finish_reason"), data.get("usage"))
+            raw = response.read()
+        with self._checked():
+            data = json.loads(raw)
+            choice = data["choices"][0]
+            text = choice["message"].get("content") or ""
+            return ChatDelta(text, _logprobs(choice), choice.get("finish_reason"), data.get("usage"))
 
 
 def _body(messages: Sequence[Message], model: str | None, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -241,7 +265,7 @@ class TurnClient(_SyncClient):
         other failure, including a failed turn."""
         body = {"input": message, "user": session, "stream": True}
         with self._request("POST", "/v1/responses", body) as response:
-            yield (delta for data in _events(response) if (delta := _turn_delta(data)) is not None)
+            yield (delta for delta in self._deltas(response, _turn_delta) if delta is not None)
 
 
 def _turn_delta(data: Mapping[str, Any]) -> TurnDelta | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from areal.cli.inf.chat import SETTINGS, ModelChat
 from areal.client.http import ChatClient, ChatDelta, TokenLogprob
 from areal.errors import ArealError, UsageFault
+from tests.cli.conftest import Areal, serving
 
 
 class Scripted(ChatClient):
@@ -28,7 +30,7 @@ class Scripted(ChatClient):
     def stream(self, messages: Any, *, model: str | None = None, **fields: Any) -> Iterator[Iterator[ChatDelta]]:
         self.asked.append({"messages": list(messages), "model": model, **fields})
         try:
-            yield self._deltas()
+            yield self._pieces()
         finally:
             self.closed = True
 
@@ -37,7 +39,7 @@ class Scripted(ChatClient):
             "".join(piece.text for piece in self.pieces if isinstance(piece, ChatDelta)), finish_reason="stop"
         )
 
-    def _deltas(self) -> Iterator[ChatDelta]:
+    def _pieces(self) -> Iterator[ChatDelta]:
         for piece in self.pieces:
             if isinstance(piece, BaseException):
                 raise piece
@@ -135,3 +137,37 @@ def test_file_that_holds_no_conversation_changes_nothing(tmp_path: Path, text: s
     with pytest.raises(ArealError):
         talk.load(str(tmp_path / "none.json"))
     assert (talk.settings, talk.messages) == ({"seed": 1}, [{"role": "user", "content": "kept"}])
+
+
+@pytest.mark.parametrize(
+    ("words", "body", "content_type"),
+    [
+        ("inf chat", b"<html>welcome</html>", "text/html"),
+        ("inf chat", b"data: <html>\n\n", "text/event-stream"),
+        ("inf chat", b"data: [1]\n\n", "text/event-stream"),
+        ("inf chat", b'data: {"choices": [{}]}\n\n', "text/event-stream; charset=utf-8"),
+        ("inf chat --no-stream", b"<html>welcome</html>", "text/html"),
+        ("inf chat --no-stream", b"[]", "application/json"),
+        ("inf chat --no-stream", b'{"choices": []}', "application/json"),
+    ],
+)
+def test_answer_of_a_server_that_is_no_gateway_is_an_error_that_names_it(
+    words: str, body: bytes, content_type: str, areal: Areal, tmp_path: Path
+) -> None:
+    class Answer(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", content_type)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    key = tmp_path / "key"
+    key.write_text("k" * 32)
+    with serving(Answer) as url:
+        found = areal(*words.split(), "--gateway", url, "--api-key-file", str(key), "--model", "m", "-m", "hello")
+    assert (found.code, found.out) == (1, "")
+    assert f"{url} answered 200, and the body has another form than a gateway's" in found.err

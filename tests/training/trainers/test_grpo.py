@@ -283,7 +283,7 @@ def test_greedy_answers_are_not_trained_on(tmp_path: Path, service: Service) -> 
 
 def test_temperature_that_is_not_that_of_the_samples_is_refused() -> None:
     actor = PPOActorConfig(temperature=0.6)
-    with pytest.raises(ValueError, match=r"actor\.temperature: 0.6 .* gconfig.temperature is 1"):
+    with pytest.raises(ValueError, match=r"actor\.temperature 0.6 .* gconfig.temperature is 1"):
         GRPOConfig(actor=actor, gconfig=ANSWERS)
     GRPOConfig(actor=PPOActorConfig(temperature=0.6), gconfig=ANSWERS.new(temperature=0.6))
 
