@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -172,7 +173,9 @@ def tear_down(box: Box) -> None:
         box.areal("delete", *names, "--yes", "--cascade", "--grace", "1", timeout=60)
     if box.living():
         box.areal("doctor", "--fix", "--yes", timeout=60)
-    left = box.living()
+    deadline = time.monotonic() + 20
+    while (left := box.living()) and time.monotonic() < deadline:  # the command of a job's end ends by itself
+        time.sleep(0.1)
     for pid in left:
         os.kill(pid, 9)
     assert not left, f"processes were left behind: {left}"

@@ -58,12 +58,17 @@ def test_manifest_is_planned_with_each_profile(
     profile: str,
 ) -> None:
     monkeypatch.chdir(written / example)
-    words = ("-f", manifest, "--values", f"profiles/{profile}.yaml")
+    text = Path(manifest).read_text()
+    waits = "dependsOn" in text  # for the jobs of other files
+    words = ("-f", "." if waits else manifest, "--values", f"profiles/{profile}.yaml")
     for weights in set(re.findall(rf"{tmp_path}/home/jobs/[\w-]+/models/step_\d+", areal("render", *words).out)):
         shutil.copytree("model", weights)  # of an earlier stage
     planned = areal("diff", *words, "--assume-capacity")
     assert planned.code == DIFFERENCES, planned.err
     assert "start TrainJob/" in planned.out
+    if waits:
+        (job,) = re.findall(r"\{name: ([a-z]+-[a-z]+), dependsOn", text)
+        assert re.search(rf"TrainJob/{job} create.*waits for TrainJob/", planned.out), planned.out
 
 
 def test_list_of_examples_names_each_with_its_title(areal: Areal) -> None:  # noqa: F811

@@ -102,9 +102,8 @@ def test_worker_that_starts_has_the_published_version_before_it_is_ready(
     never_serves_older(at, proxy, 3)
     assert at.here.greedy(proxy) == at.here.greedy(at.here.proxies[0])
     at.here.processes.register(at.router, at.here.proxies[0], proxy, model="m")
-    (told,) = at.here.pairs()  # before any update took it along
     both = [{"url": each.url, "state": "ready", "version": 3} for each in (at.here.proxies[0], proxy)]
-    assert told["inference_workers"] == both
+    wait_until(lambda: at.here.pairs()[0]["inference_workers"] == both)  # before any update took it along
     at.publish(4, seed=6)
     assert [at.version(each) for each in (at.here.proxies[0], proxy)] == [4, 4]
     proxy.kill()
