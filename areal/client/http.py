@@ -126,8 +126,6 @@ class _SyncClient:
         events = _events(response)
         while True:
             with self._checked():
-                if response.getheader("Content-Type", "").partition(";")[0].strip() != "text/event-stream":
-                    raise ValueError("not a stream of events")
                 if (event := next(events, None)) is None:
                     return
                 delta = read(event)
@@ -183,17 +181,20 @@ def _body(messages: Sequence[Message], model: str | None, fields: Mapping[str, A
 
 
 def _events(response: http.client.HTTPResponse) -> Iterator[Mapping[str, Any]]:
-    """Server-sent events until ``[DONE]`` or ``response.completed``. Raises ArealError if the stream ends before."""
-    reader = EventReader()
+    """Server-sent events until ``[DONE]`` or ``response.completed``. Raises ArealError if the stream ends before,
+    ValueError if it is none."""
+    reader, has_begun = EventReader(), "text/event-stream" in response.getheader("Content-Type", "")
     while part := response.read1():
         for event in reader.feed(part):
             if event.data == b"[DONE]":
                 return
             if event.data:
-                data = json.loads(event.data)
+                data, has_begun = json.loads(event.data), True
                 yield data
                 if data.get("type") == "response.completed":
                     return
+    if not has_begun:
+        raise ValueError("not a stream of events")
     raise ArealError("the answer was cut short: the connection ended in the middle", hint="areal logs")
 
 
