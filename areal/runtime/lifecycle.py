@@ -40,7 +40,7 @@ from areal.runtime.procfs import (
     sweep,
     wait_gone,
 )
-from areal.runtime.runs import DAMAGED, RunStore, of_the_original, read_intent, record_end, supervisor_of
+from areal.runtime.runs import DAMAGED, RunStore, copy_reason, read_intent, record_end, supervisor_of
 from areal.runtime.shim import ACK, GO
 
 if TYPE_CHECKING:
@@ -269,7 +269,7 @@ def shim_identity(store: RunStore, uid: str) -> ProcessIdentity | None:
             raise Conflict(f"run {uid} cannot be stopped from here: its record is lost, and it does not run here")
         started_in, is_copy = store.started_in(uid)
         if is_copy and identity is not None and liveness(identity) is Liveness.ALIVE:
-            why = of_the_original(store.folder(uid), started_in)
+            why = copy_reason(store.folder(uid), started_in)
             raise Conflict(f"run {uid} cannot be signalled from here: {why}")
         if identity is not None or not held:
             return identity

@@ -121,8 +121,8 @@ def read_intent(folder: str) -> tuple[dict[str, Any], RunSpec] | None:
     return None
 
 
-def birthplace(path: str, folder: str) -> dict[str, Any]:
-    """What a record keeps of ``folder``, which is at ``path`` or about to be, for ``is_copy``."""
+def folder_identity(path: str, folder: str) -> dict[str, Any]:
+    """The entries of a record that ``is_copy`` reads. ``folder`` is at ``path``, or will be moved there."""
     return {"folder": path, "inode": os.stat(folder).st_ino}
 
 
@@ -141,7 +141,7 @@ def is_copy(folder: str, record: Mapping[str, Any]) -> bool:
         return True  # it is there, and may not be looked at
 
 
-def of_the_original(folder: str, original: str) -> str:
+def copy_reason(folder: str, original: str) -> str:
     """The reason that a copied run is neither seen nor touched, with the next step."""
     return f"its processes belong to {original}, and this is a copy: use that home, or remove {folder} to start it here"
 
@@ -233,7 +233,7 @@ class RunStore:
             records.write_json(folder, records.SECRET, dict(spec.secret_env))
         if spec.config:
             records.write_json(folder, records.CONFIG, dict(spec.config))
-        facts = {**facts, **birthplace(self.folder(spec.uid), folder), "created_at": time.time()}
+        facts = {**facts, **folder_identity(self.folder(spec.uid), folder), "created_at": time.time()}
         intent = {**spec_to_record(spec), **facts}
         records.write_json(folder, records.INTENT_COPY, intent, durable=False)
         records.write_json(folder, records.INTENT, intent)
@@ -363,7 +363,7 @@ def observe_run(store: RunStore, uid: str) -> RunState | None:
         if ended is not None:
             return _ended(spec, identity, ended)
         if state is Liveness.ALIVE and is_copy(folder, intent[0]):
-            reason = of_the_original(folder, intent[0]["folder"])
+            reason = copy_reason(folder, intent[0]["folder"])
             return RunState(spec, Phase.UNKNOWN, shim_pid=identity.pid, reason=reason)
         if state is Liveness.ALIVE:
             damage = f"{folder}/{records.ID} is lost" if lost else _config_damage(folder, intent[0])
@@ -519,7 +519,7 @@ def observe_job(store: RunStore, uid: str, job: Job | None) -> RunState | None:
         if job is not None and job.requeues and _requeues_seen(folder) != job.requeues:
             identity, child, ended = None, {}, None
         if ended is None and is_copy(folder, record):
-            return RunState(spec, Phase.UNKNOWN, reason=of_the_original(folder, record["folder"]))
+            return RunState(spec, Phase.UNKNOWN, reason=copy_reason(folder, record["folder"]))
         since = record.get("created_at")
         if job is None and identity is None and ended is None:
             return RunState(spec, Phase.INTENDED, queued_at=since)

@@ -15,7 +15,7 @@ from areal.runtime import records
 from areal.runtime.backends.base import Backend, Phase
 from areal.runtime.backends.local import LocalBackend
 from areal.runtime.backends.ray import RayBackend
-from areal.runtime.runs import birthplace, is_copy
+from areal.runtime.runs import folder_identity, is_copy
 
 from .conftest import MakeBackend
 from .remote_backend import RemoteBackend
@@ -143,7 +143,7 @@ def test_home_that_was_moved_away_before_its_copy_took_its_place_keeps_the_proce
 def test_copy_of_a_folder_differs_from_the_folder_linked_and_moved(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
-    record = birthplace(str(home), str(home))
+    record = folder_identity(str(home), str(home))
     copy = copied(tmp_path)
     link = tmp_path / "link"
     link.symlink_to(home)

@@ -59,7 +59,7 @@ from areal.runtime.backends.ray_job import (
     wants_in,
     why_impossible,
 )
-from areal.runtime.runs import birthplace, is_copy
+from areal.runtime.runs import folder_identity, is_copy
 
 RAY = "ray.json"  # of a run's folder: the address of its cluster, and the cluster's session
 DRIVER = "driver.json"  # of a run over several nodes: the file that its driver waits for
@@ -239,7 +239,7 @@ class RayBackend(ClusterBackend):
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not (name := self._read_home_id()):
                 name = secrets.token_hex(4)
-                made = birthplace(folder, folder)
+                made = folder_identity(folder, folder)
                 replace_file(f"{folder}/home", f"{name} {made['inode']} {made['folder']}".encode(), mode=0o600)
         return name
 

@@ -129,8 +129,8 @@ def test_layouts_of_four_ranks_compute_and_train_as_one(models: dict[str, Path],
         assert_same(found, layouts[layout], tmp_path / f"model-{file_name(layout)}")
     losses = seen["megatron:d2t2"]["third"], seen["megatron:d2t2"]["fourth"]
     assert seen["megatron:t2p2"]["others' third"] == {"megatron:d2t2": pytest.approx(losses, abs=1e-5)}
-    told = seen["megatron:p2c2"]["others' third"]["megatron:(attn:d2t2|ffn:d2t1e2)"]
-    assert "a checkpoint with e1 and one with more are not read by each other" in told
+    message = seen["megatron:p2c2"]["others' third"]["megatron:(attn:d2t2|ffn:d2t1e2)"]
+    assert "a checkpoint with e1 and one with more are not read by each other" in message
 
 
 @pytest.mark.extended
@@ -170,13 +170,13 @@ def test_settings_of_megatron_are_followed(models: dict[str, Path]) -> None:
     from areal.training.engines.megatron.model import transformer_config
     from areal.training.engines.megatron.optimizer import ddp_config
 
-    told = MegatronEngineConfig(
+    settings = MegatronEngineConfig(
         ddp=MegatronDDPConfig(overlap_grad_reduce=True),
         recompute_granularity="full",
         recompute_method="block",
         recompute_num_layers=2,
     )
-    asked = config(models["Llama"], backend="megatron:d1", megatron=told, gradient_checkpointing=True)
+    asked = config(models["Llama"], backend="megatron:d1", megatron=settings, gradient_checkpointing=True)
     model = architecture(AutoConfig.from_pretrained(models["Llama"]))
     built = transformer_config(model, Part("megatron"), asked)
     assert (built.recompute_granularity, built.recompute_method, built.recompute_num_layers) == ("full", "block", 2)
@@ -185,11 +185,11 @@ def test_settings_of_megatron_are_followed(models: dict[str, Path]) -> None:
         how = ddp_config(each)
         assert (how.overlap_grad_reduce, how.use_distributed_optimizer, how.grad_reduce_in_fp32) == wanted
     with pytest.raises(ValueError, match="recompute_granularity needs gradient_checkpointing"):
-        config(models["Llama"], backend="megatron:d1", megatron=told)
+        config(models["Llama"], backend="megatron:d1", megatron=settings)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
 def test_machine_without_a_gpu_is_refused(models: dict[str, Path]) -> None:
-    with pytest.raises(UsageFault, match="megatron computes on GPUs, and torch finds none") as told:
+    with pytest.raises(UsageFault, match="megatron computes on GPUs, and torch finds none") as failure:
         open_engine(config(models["Llama"], backend="megatron:d1"), ALONE)
-    assert told.value.hint == "backend=fsdp:d1 runs on CPUs too"
+    assert failure.value.hint == "backend=fsdp:d1 runs on CPUs too"

@@ -313,8 +313,8 @@ class PairRoutes:
         finally:
             if timer is not None:
                 timer.cancel()
-        told_all = recorded_events(turn.recorded) if turn.recorded is not None and not caller.live else turn.last
-        last = caller.failed or told_all
+        events = recorded_events(turn.recorded) if turn.recorded is not None and not caller.live else turn.last
+        last = caller.failed or events
         if not caller.out.prepared:
             return Response(body=caller.accepted + last, headers=caller.out.headers)
         caller.out.end = last
