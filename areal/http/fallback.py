@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from http.client import HTTPException, HTTPResponse, IncompleteRead
 from typing import Any
 
@@ -15,6 +16,9 @@ __all__ = ["HttpParserError", "HttpResponseParser", "dumps", "loads"]
 
 def dumps(value: Any, /) -> bytes:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+
+
+_INTERIM = re.compile(rb"HTTP/1\.[01] 1\d\d\b.*?\r\n\r\n", re.DOTALL)
 
 
 class HttpParserError(Exception):
@@ -46,6 +50,8 @@ class HttpResponseParser:
             self._protocol.on_body(data)
             return
         self._data += data
+        while interim := _INTERIM.match(self._data):
+            self._data = self._data[interim.end() :]
         if b"\r\n\r\n" not in self._data:
             return
         response = self._response = HTTPResponse(self)  # type: ignore[arg-type]
@@ -62,6 +68,7 @@ class HttpResponseParser:
         for name, value in response.getheaders():
             self._protocol.on_header(name.encode("latin-1"), value.encode("latin-1"))
         self._protocol.on_headers_complete()
-        self._protocol.on_body(body)
+        if body:
+            self._protocol.on_body(body)
         if not self._until_close:
             self._protocol.on_message_complete()
