@@ -42,12 +42,12 @@ spec: {{driver: "chain:main", restart: {{policy: Never}}, resources: {{gpus: 0}}
 """
 
 
-def served(folder: Path) -> str:
+def served(folder: Path, port: int) -> str:
     return f"""
 apiVersion: areal.dev/v1alpha1
 kind: InferenceService
 metadata: {{name: default}}
-spec: {{}}
+spec: {{gateway: {{port: {port}}}}}
 ---
 apiVersion: areal.dev/v1alpha1
 kind: Model
@@ -85,7 +85,8 @@ def end(box: Box, name: str, code: int = 0) -> None:
 def test_jobs_of_a_folder_run_in_order_each_when_those_before_it_have_succeeded(chain: Box) -> None:
     folder = chain.folder
     manifests = [job("third", folder, "second"), job("second", folder, "first", reads="made")]
-    path = chain.write("---".join([*manifests, job("first", folder, model=str(MODEL)), served(folder)]), "all.yaml")
+    service = served(folder, chain.port)
+    path = chain.write("---".join([*manifests, job("first", folder, model=str(MODEL)), service]), "all.yaml")
 
     planned = chain.areal("diff", "-f", path).out
     assert "TrainJob/second create (waits for TrainJob/first)" in planned
