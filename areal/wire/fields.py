@@ -118,9 +118,11 @@ FieldSteps = tuple[str | int, ...]
 
 @dataclass
 class Faults:
-    """Collected faults, and ``ineffective``: fields that have no effect, and why."""
+    """Collected faults. ``missing``: those of required fields that are absent. ``ineffective``: fields that have no
+    effect, and why."""
 
     found: list[tuple[FieldSteps, str]] = field(default_factory=list)
+    missing: set[FieldSteps] = field(default_factory=set)
     ineffective: list[tuple[FieldSteps, str]] = field(default_factory=list)
 
     def add(self, path: FieldSteps, message: str) -> None:
@@ -192,6 +194,7 @@ class Reader:
                     faults.ineffective += attempt.ineffective
                     return converted
         faults.found += attempts[0].found
+        faults.missing |= attempts[0].missing
         return BAD
 
     def _literal(self, options: tuple[Any, ...], value: Any, faults: Faults, path: FieldSteps) -> Any:
@@ -259,6 +262,8 @@ def _record(cls: type[Any], data: Mapping[str, Any], faults: Faults, path: Field
         return read_fields(cls, data)
     except FieldError as error:
         faults.add((*path, error.field), error.problem)
+        if error.is_missing:
+            faults.missing.add((*path, error.field))
         return None
 
 
@@ -280,7 +285,7 @@ def _read(kind: Any, value: object, path: str) -> Any:
     converted = _STRICT.convert(kind, value, faults, ())
     for steps, problem in faults.found:
         below = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps)
-        raise FieldError(path + below, problem)
+        raise FieldError(path + below, problem, is_missing=steps in faults.missing)
     return converted
 
 

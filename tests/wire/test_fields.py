@@ -26,6 +26,7 @@ class Whole:
     parts: tuple[Part, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
     free: Mapping[str, Any] = field(default_factory=dict)
+    part: Part | None = None
 
 
 FULL = {
@@ -68,6 +69,7 @@ def test_write_fields_leaves_defaults_out_and_is_read_back() -> None:
         ({"file": 3}, "file", "must be a string, not 3"),
         ({"parts": "p"}, "parts", "must be a list, not 'p'"),
         ({"parts": [{"name": "p"}, {}]}, "parts[1].name", "is required"),
+        ({"part": {}}, "part.name", "is required"),
         ({"labels": {"k": 1}}, "labels.k", "must be a string, not 1"),
         ({"free": []}, "free", "must be an object, not a list"),
     ],
@@ -77,6 +79,7 @@ def test_read_fields_wrong_field_is_named(changed: dict[str, Any], at_fault: str
         read_fields(Whole, FULL | changed)
     assert caught.value.field == at_fault
     assert caught.value.problem.startswith(problem)
+    assert caught.value.is_missing == (problem == "is required")
 
 
 def test_read_fields_missing_or_no_object_is_refused() -> None:
