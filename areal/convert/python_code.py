@@ -21,6 +21,8 @@ _CONFIGS = {
 _TRAINERS = {name.replace("Config", "Trainer"): trainer for name, trainer in _CONFIGS.items()}
 _OF_TRAINER = {"model": "model_name_or_path", "reward_funcs": "reward_funcs"}
 _OF_LORA = {"r": "lora_r", "target_modules": "lora_target_modules", "task_type": ""}
+_LORA_DEFAULTS = {"lora_r": 8, "lora_alpha": 8, "lora_dropout": 0.0}  # peft's, which are not those of TRL's options
+_LORA_NEUTRAL = {"bias": "none", "init_lora_weights": True, "inference_mode": False}  # they ask for nothing
 _IMPORT = "import"  # of a constant that is a dotted name
 _REWARDS = "trl.rewards."  # functions that are known by their names
 
@@ -113,10 +115,10 @@ def _of_trainer(call: ast.Call, names: Mapping[str, ast.expr], file: str) -> dic
         elif key == "train_dataset":
             keys["dataset_name"] = _value(node, names, file)
         elif key == "peft_config" and isinstance(given, ast.Call) and made == "LoraConfig":
-            keys["use_peft"] = True
-            values = {each: _value(value, names, file) for each, value in _arguments(given, "r")}
+            keys |= {"use_peft": True, **_LORA_DEFAULTS}
+            values = {each: _value(value, names, file) for each, value in _arguments(given, "task_type")}
             named = ((_OF_LORA.get(each, each), value) for each, value in values.items())
-            keys |= {each: value for each, value in named if each}
+            keys |= {each: value for each, value in named if each and (each, value) not in _LORA_NEUTRAL.items()}
         elif key == "peft_config":
             keys["use_peft"] = _value(node, names, file)
         elif key != "args":

@@ -295,3 +295,15 @@ def test_function_of_the_script_as_a_reward_is_refused_with_the_override_that_na
     (found,) = (each for each in convert(SOURCES["trl"].trainers[trainer], keys).entries if each.key == "reward_funcs")
     assert found.fate is Fate.REFUSED and found.note.startswith("train.py:3: a function of the script")
     assert keys["model_name_or_path"] == "org/m"
+
+
+def test_adapters_in_code_have_the_defaults_of_peft() -> None:
+    given = "lora_alpha=4, bias='none', init_lora_weights=True, inference_mode=False, task_type='CAUSAL_LM'"
+    code = f"GRPOConfig(seed=1)\nGRPOTrainer('org/m', peft_config=LoraConfig({given}))"
+    trainer, keys = read_keys("trl", None, code, {}, "train.py")
+    draft = convert(SOURCES["trl"].trainers[trainer], keys)
+    assert (draft.config["actor"]["lora_rank"], draft.config["actor"]["lora_alpha"]) == (8, 4)
+    assert not {"lora_dropout", "bias"} & {each.key for each in draft.entries if each.fate is not Fate.MAPPED}
+    _, other = read_keys("trl", None, code.replace("'none'", "'all'"), {}, "train.py")
+    (refused,) = (each for each in convert(SOURCES["trl"].trainers[trainer], other).entries if each.key == "bias")
+    assert refused.fate is Fate.REFUSED
