@@ -29,7 +29,7 @@ _REWARDS = "trl.rewards."  # functions that are known by their names
 
 def read_python(text: str, name: str) -> tuple[str, dict[str, Any]] | None:
     """The trainer and the keys of a script; None where it makes no configuration with arguments. Raises Unread for a
-    script that makes several."""
+    script that makes several, or several trainers."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
@@ -38,17 +38,29 @@ def read_python(text: str, name: str) -> tuple[str, dict[str, Any]] | None:
     configs = [each for each in calls if _called(each) in _CONFIGS and (each.args or each.keywords)]
     if not configs:
         return None
-    if len(configs) > 1:
-        lines = ", ".join(str(each.lineno) for each in configs)
-        raise Unread(
-            f"{name}: several configurations, in the lines {lines}", hint="keep the one that is to be converted"
-        )
     names, trainer = _bound(tree), _CONFIGS[_called(configs[0])]
-    keys = {key: _value(node, names, name) for key, node in _arguments(configs[0])}
-    for call in calls:
-        if _TRAINERS.get(_called(call)) == trainer:
-            keys |= _of_trainer(call, names, name)
+    trainers = [each for each in calls if _TRAINERS.get(_called(each)) == trainer]
+    for what, found in (("configurations", configs), ("trainers", trainers)):
+        if len(found) > 1:
+            lines = ", ".join(str(each.lineno) for each in found)
+            raise Unread(f"{name}: several {what}, in the lines {lines}", hint="keep the one that is to be converted")
+    keys = {key: _value(node, names, name) for key, node in _arguments(configs[0])} | _assigned(tree, configs[0], name)
+    for call in trainers:
+        keys |= _of_trainer(call, names, name)
     return trainer, keys
+
+
+def _assigned(tree: ast.Module, config: ast.Call, file: str) -> dict[str, Any]:
+    """The fields that the script assigns to the configuration once it is made."""
+    made = [node for node in ast.walk(tree) if getattr(node, "value", None) is config]
+    targets = [each for node in made for each in getattr(node, "targets", [getattr(node, "target", None)])]
+    names = {each.id for each in targets if isinstance(each, ast.Name)}
+    return {
+        node.attr: NotLiteral(ast.unparse(node), f"{file}:{node.lineno}: assigned by the script: add KEY=VALUE")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+        if isinstance(node.value, ast.Name) and node.value.id in names
+    }
 
 
 def _called(call: ast.Call) -> str:

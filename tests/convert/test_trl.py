@@ -280,6 +280,7 @@ def test_configuration_in_code_is_read_without_running_it_and_what_is_no_literal
     ("code", "message"),
     [
         ("SFTConfig(seed=1)\nSFTConfig(seed=2)", "several configurations, in the lines 1, 2"),
+        ("SFTConfig(seed=1)\nSFTTrainer('a')\nSFTTrainer('b')", "several trainers, in the lines 2, 3"),
         ("SFTConfig(seed=", "not a Python script"),
         ("SFTConfig()", "no command"),
     ],
@@ -307,3 +308,15 @@ def test_adapters_in_code_have_the_defaults_of_peft() -> None:
     _, other = read_keys("trl", None, code.replace("'none'", "'all'"), {}, "train.py")
     (refused,) = (each for each in convert(SOURCES["trl"].trainers[trainer], other).entries if each.key == "bias")
     assert refused.fate is Fate.REFUSED
+
+
+@pytest.mark.parametrize("made", ["args = GRPOConfig", "args: GRPOConfig = GRPOConfig", "args = (other := GRPOConfig"])
+def test_field_that_the_script_assigns_later_is_refused_with_its_line(made: str) -> None:
+    name = "other" if ":=" in made else "args"
+    code = f"{made}(seed=1, beta=0.1){')' * (':=' in made)}\n{name}.beta = 0.2\n{name}.num_generations *= 2"
+    trainer, keys = read_keys("trl", None, code, {}, "train.py")
+    entries = convert(SOURCES["trl"].trainers[trainer], keys).entries
+    notes = {each.key: each.note for each in entries if each.fate is Fate.REFUSED}
+    assert notes["beta"] == "train.py:2: assigned by the script: add KEY=VALUE"
+    assert notes["num_generations"] == "train.py:3: assigned by the script: add KEY=VALUE"
+    assert keys["seed"] == 1
