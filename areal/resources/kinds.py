@@ -125,7 +125,7 @@ def parse_ref(text: str) -> Ref:
     """Parses ``kind/name``. Raises UsageFault for other forms and invalid names, NotFound for an unknown kind."""
     kind, slash, name = text.partition("/")
     if not slash:
-        raise UsageFault(f'"{text}" is not a reference', hint="write KIND/NAME, for example model/qwen")
+        raise UsageFault(f'"{text}" is not a reference: write KIND/NAME, for example model/qwen')
     return Ref(resolve_kind(kind), check_name(name))
 
 

@@ -81,7 +81,11 @@ def test_one_mistake_gives_one_line(extra: str, fault: str | None) -> None:
             '3:33: metadata.labels.a: "b c" is no label value: '
             'at most 63 letters, digits and "-_.", no sign first or last',
         ),
-        ("name: qwen", "name: q, dependsOn: [qwen]", '3:33: metadata.dependsOn[0]: "qwen" is not a reference'),
+        (
+            "name: qwen",
+            "name: q, dependsOn: [qwen]",
+            '3:33: metadata.dependsOn[0]: "qwen" is not a reference: write KIND/NAME, for example model/qwen',
+        ),
         (
             "name: qwen",
             "name: q, dependsOn: [modle/q]",
