@@ -136,7 +136,7 @@ def check(value: Any, place: str) -> None:
 def _opened(source: Any, place: str) -> Iterator[Any]:
     """The image within its bounds, not decoded yet. Its errors are BadImage."""
     try:
-        from PIL import Image
+        from PIL import Image, UnidentifiedImageError
     except ImportError as error:
         raise UsageFault("images need the package pillow", hint=install_command("vision")) from error
     try:
@@ -148,7 +148,9 @@ def _opened(source: Any, place: str) -> Iterator[Any]:
                 raise BadImage(f"{place} has {frames} frames: an animation is not one image")
             yield image
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise BadImage(f"{place} cannot be decoded ({', '.join(_FORMATS)}): {error}") from error
+        unknown = isinstance(error, UnidentifiedImageError)  # its message is the address of a buffer
+        why = "its first bytes are of none of these formats" if unknown else error
+        raise BadImage(f"{place} cannot be decoded ({', '.join(_FORMATS)}): {why}") from error
 
 
 def images_key(images: Sequence[bytes]) -> int:

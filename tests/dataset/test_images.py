@@ -66,7 +66,7 @@ def test_key_of_images_depends_on_their_bytes_and_order() -> None:
         ("data:image/png,abc", "must be a data: URL in base64"),
         ("data:image/png;base64,%%%", "is not in base64"),
         (7, "must be a file, a data: URL or an image, not a int"),
-        (b"GIF89a", "cannot be decoded (PNG, JPEG, WEBP)"),
+        (b"GIF89a", "cannot be decoded (PNG, JPEG, WEBP): its first bytes are of none of these formats"),
         (RED[:40], "cannot be decoded"),
         (bomb(100_000, 100_000), "cannot be decoded"),  # refused by Pillow itself
         (bomb(6000, 6000), "has 6000 x 6000 pixels, and 33554432 are the most"),
