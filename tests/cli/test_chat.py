@@ -171,3 +171,14 @@ def test_answer_of_a_server_that_is_no_gateway_is_an_error_that_names_it(
         found = areal(*words.split(), "--gateway", url, "--api-key-file", str(key), "--model", "m", "-m", "hello")
     assert (found.code, found.out) == (1, "")
     assert f"{url} answered 200, and the body has another form than a gateway's" in found.err
+
+
+def test_page_of_a_server_that_is_no_gateway_is_its_status_in_one_line(areal: Areal) -> None:
+    class Pages(BaseHTTPRequestHandler):  # answers a POST with 501 and a page of HTML
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with serving(Pages) as url:
+        found = areal("inf", "chat", "--gateway", url, "--model", "m", "-m", "hello")
+    line = f"error: {url} answered 501: Unsupported method ('POST')\n  hint: is it the address of a gateway?\n"
+    assert (found.code, found.out, found.err) == (1, "", line)
