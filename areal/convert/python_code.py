@@ -30,10 +30,7 @@ _REWARDS = "trl.rewards."  # functions that are known by their names
 def read_python(text: str, name: str) -> tuple[str, dict[str, Any]] | None:
     """The trainer and the keys of a script; None where it makes no configuration with arguments. Raises Unread for a
     script that makes several, or several trainers."""
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
-        raise Unread(f"{name}: not a Python script: {error}") from error
+    tree = syntax_tree(text, name)
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     configs = [each for each in calls if _called(each) in _CONFIGS and (each.args or each.keywords)]
     if not configs:
@@ -61,6 +58,17 @@ def _assigned(tree: ast.Module, config: ast.Call, file: str) -> dict[str, Any]:
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
         if isinstance(node.value, ast.Name) and node.value.id in names
     }
+
+
+def syntax_tree(text: str, name: str) -> ast.Module:
+    """The script, parsed. Raises Unread with the line of what is no Python."""
+    try:
+        return ast.parse(text)
+    except SyntaxError as error:
+        place = name if error.lineno is None else f"{name}:{error.lineno}"
+        raise Unread(f"{place}: not a Python script: {error.msg}") from error
+    except (ValueError, MemoryError, RecursionError) as error:
+        raise Unread(f"{name}: not a Python script: {error}") from error
 
 
 def _called(call: ast.Call) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from areal.convert import openrlhf, trl, verl, verl_sft
-from areal.convert.python_code import read_python
+from areal.convert.python_code import read_python, syntax_tree
 from areal.convert.reading import Command, Unread, assignments, flags, read_yaml, script_command
 from areal.convert.rules import Framework
 from areal.dataclasses import dataclass
@@ -31,17 +31,11 @@ class SourceFormat:
 
     def of_script(self, text: str, environment: Mapping[str, str], name: str) -> tuple[str, dict[str, Any]]:
         """The trainer, and the keys of the command with what its launcher says of processes. Raises Unread."""
-        command = script_command(_commands(text) if name.endswith(".py") else text, self.programs, environment, name)
+        if name.endswith(".py"):  # its docstring shows its commands
+            text = ast.get_docstring(syntax_tree(text, name)) or ""
+        command = script_command(text, self.programs, environment, name)
         called = command.program[command.program.lastindex or 0]
         return self.called[called], {**_launched(command, name), **self.read(command.words, name)}
-
-
-def _commands(text: str) -> str:
-    """The docstring of a Python script, which shows its commands."""
-    try:
-        return ast.get_docstring(ast.parse(text)) or ""
-    except SyntaxError as error:
-        raise Unread(f"not a Python script: {error}") from error
 
 
 def _launched(command: Command, name: str) -> dict[str, Any]:
