@@ -22,7 +22,8 @@ MAX_IMAGES = 16  # of one prompt
 MAX_IMAGE_BYTES = 8 << 20  # of one image, encoded
 MAX_PIXELS = 1 << 25  # of one image
 _FORMATS = ("PNG", "JPEG", "WEBP")
-_LONGEST_NAME = 80
+_COLOURS = ("CMYK", "YCbCr", "LAB", "HSV", "RGBX")  # that PNG does not have
+_LONGEST_NAME, _LONGEST_PATH = 80, 255
 
 
 class BadImage(UsageFault):
@@ -71,11 +72,22 @@ def encoded(value: Any, place: str) -> bytes:
         return _bounded(_read(Path(value).expanduser(), place), place)
     if isinstance(value, bytes):
         return _bounded(value, place)
-    if hasattr(value, "save") and hasattr(value, "size"):
-        buffer = io.BytesIO()
-        value.save(buffer, "PNG")
-        return _bounded(buffer.getvalue(), place)
+    if hasattr(value, "save") and hasattr(value, "getexif"):
+        return _bounded(_as_png(value, place), place)
     raise BadImage(f"{place} must be a file, a data: URL or an image, not a {type(value).__name__}")
+
+
+def _as_png(image: Any, place: str) -> bytes:
+    """An image of Pillow, turned as its EXIF data says, which PNG does not keep."""
+    from PIL import ImageOps
+
+    buffer = io.BytesIO()
+    try:
+        turned = ImageOps.exif_transpose(image)
+        (turned.convert("RGB") if turned.mode in _COLOURS else turned).save(buffer, "PNG")
+    except (OSError, ValueError, SyntaxError) as error:
+        raise BadImage(f"{place} cannot be encoded as PNG: {error}") from error
+    return buffer.getvalue()
 
 
 def from_base64(text: str, place: str) -> bytes:
@@ -92,8 +104,14 @@ def _read(path: Path, place: str) -> bytes:
     try:
         with path.open("rb") as file:
             return file.read(MAX_IMAGE_BYTES + 1)
-    except OSError as error:
-        raise BadImage(f"{place} cannot be read: {path}: {error.strerror or error}") from error
+    except (OSError, ValueError) as error:
+        raise _unread(path, place, error) from error
+
+
+def _unread(path: Path, place: str, error: Exception) -> BadImage:
+    name = str(path)  # or a base64 text without its head
+    shown = name if len(name) <= _LONGEST_PATH else f"{name[:_LONGEST_NAME]}..."
+    return BadImage(f"{place} cannot be read: {shown}: {getattr(error, 'strerror', None) or error}")
 
 
 def _bounded(data: bytes, place: str) -> bytes:
@@ -124,8 +142,8 @@ def check(value: Any, place: str) -> None:
         source = Path(value).expanduser()
         try:
             size = source.stat().st_size
-        except OSError as error:
-            raise BadImage(f"{place} cannot be read: {source}: {error.strerror or error}") from error
+        except (OSError, ValueError) as error:
+            raise _unread(source, place, error) from error
         if size > MAX_IMAGE_BYTES:
             raise _too_large(place)
     with _opened(source, place):
@@ -146,6 +164,8 @@ def _opened(source: Any, place: str) -> Iterator[Any]:
                 raise BadImage(f"{place} has {width} x {height} pixels, and {MAX_PIXELS} are the most")
             if (frames := getattr(image, "n_frames", 1)) > 1:
                 raise BadImage(f"{place} has {frames} frames: an animation is not one image")
+            if image.mode.startswith(("I", "F")):  # as RGB, all above 255 would be white
+                raise BadImage(f"{place} has pixels of 16 bits: save it with 8 bits")
             yield image
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         unknown = isinstance(error, UnidentifiedImageError)  # its message is the address of a buffer

@@ -34,6 +34,12 @@ def bomb(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
 
 
+def pillow(mode: str, form: str, **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    Image.new(mode, (4, 2)).save(buffer, form, **options)
+    return buffer.getvalue()
+
+
 def animation() -> bytes:
     frames = [Image.new("RGB", (4, 4), colour) for colour in ("red", "blue")]
     buffer = io.BytesIO()
@@ -50,6 +56,21 @@ def test_image_in_any_of_its_forms_is_the_same_bytes(tmp_path: Path) -> None:
     assert decoded(made, "").tobytes() == decoded(RED, "").tobytes()
 
 
+@pytest.mark.parametrize("mode", ["CMYK", "YCbCr", "LAB", "HSV", "RGBX"])
+def test_image_of_pillow_in_other_colours_is_encoded_as_rgb(mode: str) -> None:
+    image = Image.new("RGB", (4, 2), "red").convert(mode)
+    (made,) = row_images({"images": [image]})
+    assert decoded(made, "").tobytes() == image.convert("RGB").tobytes()
+
+
+def test_image_of_pillow_is_turned_as_its_file_is() -> None:
+    turned = Image.Exif()
+    turned[0x112] = 6
+    photo = pillow("RGB", "JPEG", exif=turned)
+    (made,) = row_images({"images": [Image.open(io.BytesIO(photo))]})
+    assert decoded(made, "").size == decoded(photo, "").size == (2, 4)
+
+
 def test_key_of_images_depends_on_their_bytes_and_order() -> None:
     blue = drawing("blue")
     keys = [images_key(each) for each in ([RED], [blue], [RED, blue], [blue, RED], [RED + blue])]
@@ -63,6 +84,8 @@ def test_key_of_images_depends_on_their_bytes_and_order() -> None:
         ("https://example.org/a.png", "is https://example.org/a.png: images are not fetched"),
         ("http://127.0.0.1/a.png", "images are not fetched"),
         ("gone.png", "cannot be read: "),
+        ("a\0.png", "cannot be read: "),
+        (in_base64(bytes(300)), "AAA...: File name too long"),
         ("data:image/png,abc", "must be a data: URL in base64"),
         ("data:image/png;base64,%%%", "is not in base64"),
         (7, "must be a file, a data: URL or an image, not a int"),
@@ -72,6 +95,8 @@ def test_key_of_images_depends_on_their_bytes_and_order() -> None:
         (bomb(6000, 6000), "has 6000 x 6000 pixels, and 33554432 are the most"),
         (b"\0" * (MAX_IMAGE_BYTES + 1), "has more than 8 MiB"),
         (animation(), "has 2 frames"),
+        (pillow("I;16", "PNG"), "has pixels of 16 bits"),
+        (Image.new("F", (4, 4)), "cannot be encoded as PNG"),
     ],
     ids=lambda value: value[:24] if isinstance(value, str) else type(value).__name__,
 )
