@@ -86,6 +86,7 @@ class JournalStore(Generic[J]):
         self._failures: dict[Path, str] = {}  # why journals could not be opened, as it was logged
         self._started = time.time_ns() // 1000  # so that a successor's count goes on above it
         self._news = asyncio.Event()
+        self._appeared = asyncio.Event()  # a journal that the last sweep did not see
         self._adopting = asyncio.Lock()
         self._leaving = asyncio.Lock()
         own.on_news = self._wake
@@ -107,8 +108,14 @@ class JournalStore(Generic[J]):
         return {STARTED: str(self._started)}
 
     def others(self) -> tuple[str, ...]:
-        """Tags of the journals under the root that this process does not hold and that can be read, at present."""
-        return self._tags(other_folders(self.root, {journal.folder.path for journal in self}))
+        """Look up ``elsewhere`` anew, since the router starts new sessions in place of those of a journal that it has
+        not heard of. It stays as it was while the root cannot be read."""
+        before = self.elsewhere
+        with contextlib.suppress(OSError):
+            self.elsewhere = self._tags(other_folders(self.root, {journal.folder.path for journal in self}))
+        if not set(before).issuperset(self.elsewhere):
+            self._appeared.set()
+        return self.elsewhere
 
     def _tags(self, folders: Iterable[Path]) -> tuple[str, ...]:
         return tuple(tag for path in folders if path not in self.unreadable and (tag := read_tag(path)) is not None)
@@ -165,12 +172,13 @@ class JournalStore(Generic[J]):
                 except (ApiError, OSError, sqlite3.Error) as error:
                     _log.warning("sessions that started since the drain stay here: %s", error)
             if self.leaving():
-                self.elsewhere = self.others()
+                self.others()
             else:
                 await self.adopt(self._adopt_after_s)
             before, commits = commits, sum(journal.commits.commits for journal in self)
             is_idle = commits == before and len(self.journals) == 1 and not self.elsewhere and not self._free_since
-            await asyncio.sleep(until_beat(_IDLE_SWEEP_S if is_idle else _SWEEP_S))
+            self._appeared.clear()
+            await happens(self._appeared, until_beat(_IDLE_SWEEP_S if is_idle else _SWEEP_S))
 
     async def adopt(self, after_s: float = 0.0) -> list[str]:
         """Adopt every journal that was given up, or whose lock has been free for ``after_s`` seconds; returns their
@@ -310,7 +318,7 @@ async def open_journal_store(
     try:
         folder = _first_free(root, uid)
         store = JournalStore(root, await open_journal(folder), open_journal, adopt_after_s)
-        store.elsewhere = store.others()
+        store.others()
         return store
     except (OSError, sqlite3.Error) as error:
         hint = "move the folder away to start without what is recorded in it, or name another --state-dir"
@@ -353,7 +361,7 @@ def store_details(store: JournalStore[J]) -> dict[str, Any]:
     noted += [f"{path.name}: {store.fault_of(path)}" for path in sorted(store.unreadable)]
     return {
         "journals": list(store.journals),
-        "journals_elsewhere": list(store.elsewhere),
+        "journals_elsewhere": list(store.others()),
         "sessions": sum(journal.live_sessions() for journal in store),
         "sessions_started": store.started,
         "journal_failing": failing,
@@ -409,8 +417,8 @@ class JournalRoutes(Generic[J]):
         return json_response({"status": "ok", "journals": list(self._store.journals)})
 
     async def find_key(self, request: Request) -> Response:
-        """The tag of the journal with the session whose key, chosen by the client, has this SHA-256 digest, and the
-        ``journals`` that were searched."""
+        """The tag of the journal with the session whose key, chosen by the client, has this SHA-256 digest, the
+        ``journals`` that were searched, and those ``elsewhere``."""
         digest = (await read_object(request, _BODY_BYTES)).get("digest")
         try:
             wanted = bytes.fromhex(digest if isinstance(digest, str) else "")
@@ -418,4 +426,5 @@ class JournalRoutes(Generic[J]):
             raise bad_field("digest", "must be a key's SHA-256 in hexadecimal") from error
         journal = self._store.holder_of_digest(wanted)
         found = journal.tag if journal else self._store.departed_journal(wanted)
-        return json_response({"journal": found, "journals": list(self._store.journals)})
+        about = {"journals": list(self._store.journals), "elsewhere": list(self._store.others())}
+        return json_response({"journal": found, **about})

@@ -15,6 +15,7 @@ import pytest
 
 from areal.errors import UsageFault
 from areal.services.agent.data_proxy.journal import AgentJournal, open_agent_journal
+from areal.services.http.tasks import background
 from areal.services.journal import store
 from areal.services.journal.keys import key_digest
 from areal.services.journal.storage import DATABASE, is_left, lock_folder
@@ -49,6 +50,25 @@ async def test_session_is_known_at_each_moment_while_its_journal_is_left(tmp_pat
     assert process.departed_journal(digest) == tag and tag in reported(process)
     assert changes == [[tag, process.own.tag], [process.own.tag]], "the router hears of it at once"
     await process.close()
+
+
+async def test_journal_of_another_process_is_reported_at_once_and_adopted_without_waiting_for_an_idle_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "_IDLE_SWEEP_S", 3600.0)
+    monkeypatch.setattr(store, "_SWEEP_S", 0.01)
+    kept = await open_journal_store(tmp_path, "kept", open_agent_journal)
+    async with background("upkeep", kept.run):
+        await asyncio.sleep(0.05)  # it is idle: the next sweep is in an hour
+        removed = await open_journal_store(tmp_path, "removed", open_agent_journal)
+        await removed.own.start("mine", {}, None)
+        assert store_details(kept)["journals_elsewhere"] == [removed.own.tag]
+        adopted = asyncio.Event()
+        kept.on_change = adopted.set
+        await removed.close()
+        await asyncio.wait_for(adopted.wait(), 10.0)
+    assert kept.holder_of_key(b"mine") is not None
+    await kept.close()
 
 
 async def test_folders_that_are_all_held_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,6 +130,9 @@ class _Model:
     withheld: bool = False
     were_ready: int = 0  # workers that were ready while it is withheld
     journals_due: bool = False  # some worker reported others than before
+    departed: frozenset[str] = frozenset()  # journals of removed workers, until all others have reported since
+    departed_at: float = 0.0  # monotonic
+    awaited: set[str] | None = None  # ids of workers that have not reported since; None: not computed yet
 
 
 class WorkerRegistry:
@@ -350,10 +353,25 @@ class WorkerRegistry:
         before, journals = worker.public, worker.report.journals
         worker.health = worker.health.after(result, self.readiness(worker))
         worker.report = report or worker.report
-        if worker.public != before and self._workers.get(worker.id) is worker:
+        if self._workers.get(worker.id) is worker and (self._ends_departure(worker) or worker.public != before):
             self._index_journals(worker, journals, worker.report.journals)
             self._journals_changed(worker.model)
             self._changed(worker)
+
+    def _ends_departure(self, worker: WorkerRecord) -> bool:
+        """Forget the journals of removed workers if this was the last worker to report since. Return whether it was."""
+        model = self._models.get(worker.model or "")
+        if model is None or not model.departed:
+            return False
+        if model.awaited is None:
+            members = self._members[worker.model].values()
+            model.awaited = {each.id for each in members if each.report.asked_at <= model.departed_at}
+        elif worker.report.asked_at > model.departed_at:
+            model.awaited.discard(worker.id)
+        if model.awaited:
+            return False
+        model.departed = frozenset()
+        return True
 
     def _index_journals(self, worker: WorkerRecord, old: Sequence[str], new: Sequence[str]) -> None:
         if old == new:
@@ -370,15 +388,16 @@ class WorkerRegistry:
             model.journals_due = True
 
     def _update_journals(self, name: str | None) -> None:
-        """Update the model's journals from its workers' reports, before they are read or a worker goes. Without any
-        report the previous ones stay, for the successors."""
+        """Update the model's journals from its workers' reports, before they are read or a worker goes. Those of a
+        removed worker stay until every other worker has reported since. Without any report the previous ones stay, for
+        the successors."""
         model = self._models.get(name) if name is not None else None
         if model is None or not model.journals_due:
             return
         model.journals_due = False
         heard = [worker.report for worker in self.workers(name) if worker.health.seen]
         if heard:
-            model.journals = frozenset().union(*(report.journals + report.elsewhere for report in heard))
+            model.journals = model.departed.union(*(report.journals + report.elsewhere for report in heard))
 
     @property
     def all_heard(self) -> bool:
@@ -521,6 +540,9 @@ class WorkerRegistry:
 
     def _delete(self, worker: WorkerRecord) -> None:
         self._update_journals(worker.model)
+        if (model := self._models.get(worker.model or "")) is not None:
+            model.departed = model.departed.union(worker.report.journals)
+            model.departed_at, model.awaited = time.monotonic(), None
         del self._workers[worker.id]
         for index, key in ((self._members, worker.model), (self._by_addr, worker.addr)):
             del index[key][worker.id]  # type: ignore[index]

@@ -228,6 +228,7 @@ class SessionPlacing:
         homes = {rendezvous(digest, entries)[0].addr for entries in models.values()}
         unanswered = not self._registry.all_heard  # a replica that reports only later is not asked below
         searched: set[str] = set()
+        known: set[str] = set()
         for group in (homes, workers.keys() - homes):
             asked = [workers[addr] for addr in group]
             answers = await asyncio.gather(*(self._journal_of_key(worker, digest) for worker in asked))
@@ -238,13 +239,14 @@ class SessionPlacing:
                     return SessionLocation(worker, answer["journal"])
                 else:
                     searched.update(answer["journals"])
-        if unanswered or not self._registry.all_heard or not searched.issuperset(self._registry.journals()):
+                    known.update(answer.get("elsewhere", self._registry.journals()))
+        if unanswered or not self._registry.all_heard or not searched.issuperset(known):
             raise _session_away("no data proxy has a session with this key, but one of them is away")
         return None
 
     async def _journal_of_key(self, worker: WorkerRecord, digest: bytes) -> dict[str, Any] | None:
-        """The ``journal`` with the session of this key, None where the worker has no such session, and the ``journals``
-        that it searched. None where it does not answer."""
+        """The ``journal`` with the session of this key, None where the worker has no such session, the ``journals``
+        that it searched, and those that it sees ``elsewhere``. None where it does not answer."""
         try:
             reply = await self._post(worker, "/rl/find_key", {"digest": digest.hex()}, timeout_s=_FIND_TIMEOUT_S)
         except (CallFailed, TimeoutError):

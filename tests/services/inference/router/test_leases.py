@@ -179,8 +179,9 @@ def test_router_goes_on_from_what_was_declared_to_the_one_before(tmp_path: Path)
     DeclaredFile(path, after).read()
     assert (after.synced, after.learning, after.declared()) == (True, False, before.declared())
     assert states(after) == {"w0": DEAD}, "it was not heard from yet"
-    assert after.snapshot().models["m"].orphans == ("tag0",)
+    assert after.snapshot().models["m"].orphans == ("tag0", "tag1")
     renewed(after, 0)
+    assert after.snapshot().models["m"].orphans == (), "the other worker has reported since the removal"
     assert states(after) == {"w0": DRAINING}
     assert not renewed(after, 1), "who was removed stays out"
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from areal.services.inference.router.health import ProbeResult
@@ -104,7 +106,7 @@ def test_worker_address_that_is_none_is_refused(text: str) -> None:
 
 
 def told(*journals: str, elsewhere: tuple[str, ...] = ()) -> WorkerReport:
-    return WorkerReport(journals=journals, elsewhere=elsewhere)
+    return WorkerReport(journals=journals, elsewhere=elsewhere, asked_at=time.monotonic())
 
 
 def observe(registry: WorkerRegistry, worker_id: str, answer: ProbeResult, report: WorkerReport | None) -> None:
@@ -142,6 +144,23 @@ def test_journal_of_a_worker_that_left_is_an_orphan_until_it_is_adopted_or_gone(
     assert registry.snapshot().models["m"].orphans == ()
     observe(registry, "b", ProbeResult.READY, told("bbbbbbbb"))
     assert registry.orphans() == frozenset()
+
+
+def test_journal_of_a_removed_worker_stays_until_every_other_worker_has_reported_since() -> None:
+    registry = registry_with(("a", "http://h:1"), ("b", "http://h:2"), ("c", "http://h:3"))
+    for name in "abc":
+        observe(registry, name, ProbeResult.READY, told(name * 8))  # before they saw each other's journals
+    late = told("bbbbbbbb")
+    registry.register_model("m", [("b", "http://h:2"), ("c", "http://h:3")], expected=None, external=False)
+    observe(registry, "b", ProbeResult.READY, late)  # it was on its way when the worker was removed
+    observe(registry, "c", ProbeResult.READY, told("cccccccc"))
+    assert registry.snapshot().models["m"].orphans == ("aaaaaaaa",)
+    observe(registry, "b", ProbeResult.LOST, None)
+    assert registry.orphans() == {"aaaaaaaa"}
+    serial = registry.serial
+    observe(registry, "b", ProbeResult.READY, told("bbbbbbbb"))
+    assert registry.orphans() == frozenset() and registry.serial > serial
+    assert registry.snapshot().models["m"].orphans == ()
 
 
 def test_model_whose_workers_are_all_replaced_keeps_its_journals() -> None:
