@@ -141,15 +141,33 @@ def _module_of_file(place: str) -> Any:
 
 def call_with(function: Callable[..., Any], *positional: Any, given: Mapping[str, Any]) -> Any:
     """Call with those of ``given`` that it takes. Raises TypeError for one that it needs and ``given`` lacks."""
+    return function(*positional, **_taken(function, len(positional), given))
+
+
+def check_call(function: Callable[..., Any], *positional: Any, given: Mapping[str, Any]) -> None:
+    """Raises UsageFault where ``call_with`` would raise TypeError for the arguments."""
+    try:
+        signature = inspect.signature(function)
+        signature.bind(*positional, **_taken(function, len(positional), given))
+    except ValueError:  # a builtin
+        return
+    except TypeError as error:
+        raise UsageFault(
+            f"{getattr(function, '__qualname__', function)}{signature} cannot be called: {error}"
+        ) from error
+
+
+def _taken(function: Callable[..., Any], count: int, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of ``given`` that the function takes after ``count`` arguments by position."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):  # a builtin
-        return function(*positional)
+        return {}
     if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters):
-        first = [each.name for each in parameters][: len(positional)]
-        return function(*positional, **{name: value for name, value in given.items() if name not in first})
-    named = {each.name for each in parameters[len(positional) :] if each.kind not in _UNNAMED}
-    return function(*positional, **{name: value for name, value in given.items() if name in named})
+        first = [each.name for each in parameters][:count]
+        return {name: value for name, value in given.items() if name not in first}
+    named = {each.name for each in parameters[count:] if each.kind not in _UNNAMED}
+    return {name: value for name, value in given.items() if name in named}
 
 
 T = TypeVar("T")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +38,13 @@ class Example:
 
 @dataclass(frozen=True)
 class ExampleSet:
-    """A loaded data set. ``digest`` covers the content of the examples, so that copies of a file have the same one."""
+    """A loaded data set. ``digest`` covers the content of the examples, so that copies of a file have the same one.
+    ``place``: the file and line of an example, by its number."""
 
     source: str
     examples: Sequence[Example]
     digest: str
+    place: Callable[[int], str]
 
 
 def load_examples(source: str, *, prompt_field: str | None = None, system: str | None = None) -> ExampleSet:
@@ -54,7 +56,7 @@ def load_examples(source: str, *, prompt_field: str | None = None, system: str |
         place = rows.place(number)
         messages = _messages(fields, place, prompt_field, system)
         examples.append(Example(number, fields, messages, _tools(fields, place)))
-    return ExampleSet(source, examples, digest.hexdigest())
+    return ExampleSet(source, examples, digest.hexdigest(), rows.place)
 
 
 def _messages(fields: Mapping[str, Any], where: str, chosen: str | None, system: str | None) -> tuple[Message, ...]:

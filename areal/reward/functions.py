@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import inspect
 import pickle
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from areal.dataclasses import dataclass
 from areal.errors import ArealError, UsageFault, did_you_mean
-from areal.loading import call_with, load_callable
+from areal.loading import load_callable
 from areal.reward.frames import FunctionTarget
 
 OWN_ARGUMENTS = ("prompt", "completions", "prompt_ids", "completion_ids")
+_TOKENS = OWN_ARGUMENTS[2:]
 _SHAPES = 64  # of calls whose arguments are known to fit a function
+_LISTS = frozenset(("list", "List", "Sequence", "Iterable", "Iterator", "Collection", "tuple", "Tuple", "set", "Set"))
+_OTHER = frozenset(("dict", "Dict", "Mapping", "bytes", "int", "float", "bool"))
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+_NO_NUMBER = _LISTS | {"dict", "Dict", "Mapping", "bytes", "Callable"}
 
 
 def name_of(function: Any) -> str:
@@ -88,24 +95,58 @@ class Parameters:
         except TypeError as error:
             raise UsageFault(f"the reward {self.name}{self.signature} cannot be called: {error}") from error
 
-    def call(self, own: tuple[Any, ...], row: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """``(args, kwargs)`` for the values of ``OWN_ARGUMENTS`` and a row, whose columns are passed as far as the
-        function has parameters for them. Raises UsageFault naming a column that the row lacks."""
-        columns = {name: value for name, value in row.items() if name not in OWN_ARGUMENTS}
+    def check_types(self) -> None:
+        """Raises UsageFault for annotations by which the function rewards a list of responses, or
+        makes a reward, and does not reward one response."""
+        if self.signature is None:
+            return
+        parameters = list(self.signature.parameters.values())
+        named = dict(zip(OWN_ARGUMENTS, parameters, strict=False)) if self._in_order else self.signature.parameters
+        why = [
+            f"{each.name} is {'the text' if name not in _TOKENS else 'the token ids'} of one"
+            for name in OWN_ARGUMENTS
+            if (each := named.get(name)) is not None
+            and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+            and _is_other(each.annotation, ids=name in _TOKENS)
+        ]
+        returned = [outer for outer, _ in _alternatives(self.signature.return_annotation)]
+        if returned and _NO_NUMBER.issuperset(returned):
+            why.append("a reward is one number")
+        if why:
+            raise UsageFault(
+                f"the reward {self.name}{self.signature} cannot be called: {', '.join(why)}",
+                hint="write a function of one response that calls it, or correct its annotations",
+            )
+
+    @property
+    def takes_tokens(self) -> bool:
+        """Whether the function has a parameter for token ids."""
+        return self.signature is not None and (self._in_order or not (self._names or frozenset()).isdisjoint(_TOKENS))
+
+    def call(
+        self, own: tuple[Any, ...], row: Mapping[str, Any], also: Mapping[str, Any] = _NOTHING
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """``(args, kwargs)`` for the values of ``OWN_ARGUMENTS``, without token ids where those are None, and a row,
+        whose columns are passed as far as the function has parameters for them. ``also``: further arguments by name,
+        which hide a row's. Raises UsageFault naming a column that the row lacks."""
+        own = own if own[-1] is not None else own[: -len(_TOKENS)]
+        columns = {name: value for name, value in row.items() if name not in OWN_ARGUMENTS} | dict(also)
         if self.signature is None:
             return own, columns
-        named = dict(zip(OWN_ARGUMENTS, own, strict=True))
+        named = dict(zip(OWN_ARGUMENTS, own, strict=False))
         args, kwargs = (own, columns) if self._in_order else ((), {**named, **columns})
         if self._names is not None:
             kwargs = {name: value for name, value in kwargs.items() if name in self._names}
         try:
             self._bind(len(args), tuple(kwargs))
+            if self.signature.parameters and not args and not kwargs:
+                raise TypeError("it has a parameter for none of what it gets")
         except TypeError as error:
             lacking = (name for name in needed(self.signature) if name not in kwargs and name not in OWN_ARGUMENTS)
-            near = "".join(did_you_mean(name, columns) for name in lacking)
+            near = "".join(did_you_mean(name, row) for name in lacking)
             raise UsageFault(
                 f"the reward {self.name}{self.signature} cannot be called: {error}{near}",
-                hint=f"a row has {', '.join(row)}; the reward gets {', '.join(OWN_ARGUMENTS)} and those of these "
+                hint=f"a row has {', '.join(row)}; the reward gets {', '.join([*named, *also])} and those of these "
                 "columns that it takes",
             ) from error
         return args, kwargs
@@ -145,25 +186,99 @@ class Parameters:
         return len(fixed) >= len(OWN_ARGUMENTS)
 
 
-def scorer(spec: str) -> Callable[[Mapping[str, Any]], Any]:
-    """A function of a mapping of fields, which calls ``module:function`` or ``path/to/file.py:function`` with the
-    fields that it has parameters for. It is run in a reward process. Raises ArealError."""
+def scorer(spec: str) -> Callable[[tuple[Any, ...], Mapping[str, Any], Mapping[str, Any]], Any]:
+    """A function of the arguments of ``Parameters.call``, which calls ``module:function`` or
+    ``path/to/file.py:function``. It is run in a reward process. Raises ArealError."""
     function = load_callable(spec, "--reward")
-    return lambda given: call_with(function, given=given)
+    parameters = Parameters.of(function)
+
+    def score(own: tuple[Any, ...], row: Mapping[str, Any], also: Mapping[str, Any]) -> Any:
+        args, kwargs = parameters.call(own, row, also)
+        return function(*args, **kwargs)
+
+    return score
 
 
-def takes(spec: str) -> dict[str, Any]:
-    """A dict with the function's parameter names as ``takes``, those without a default as ``needs``; or ``error`` and
-    ``hint`` if it cannot be loaded."""
+def parameters_of(spec: str) -> dict[str, Any]:
+    """The function's ``parameters``, which can go to another process; or ``error`` and ``hint`` if it cannot be
+    loaded."""
     try:
         function = load_callable(spec, "--reward")
+        if inspect.isclass(function):
+            raise UsageFault(f"--reward {spec}: a reward is a function, not a class")
     except ArealError as error:
         return {"error": error.message, "hint": error.hint}
+    found = Parameters.of(function)
+    return {"parameters": Parameters(found.name, found.signature and as_text(found.signature))}
+
+
+class Source(str):
+    """Source text in a signature: of an annotation or a default."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
+def as_text(signature: inspect.Signature) -> inspect.Signature:
+    """A copy that has text in place of annotations and defaults."""
+
+    def text(value: Any) -> Any:
+        if value is signature.empty:
+            return value
+        return Source(value if isinstance(value, str) else inspect.formatannotation(value))
+
+    return inspect.Signature(
+        [
+            each.replace(
+                annotation=text(each.annotation),
+                default=each.default if each.default is each.empty else Source(repr(each.default)),
+            )
+            for each in signature.parameters.values()
+        ],
+        return_annotation=text(signature.return_annotation),
+    )
+
+
+def _is_other(annotation: Any, *, ids: bool) -> bool:
+    """Whether no value of the annotation is a text, or a list of token ids with ``ids``. Unknown types pass."""
+    found = list(_alternatives(annotation))
+    if ids:
+        return bool(found) and all(outer in _OTHER | {"str"} or inner in _LISTS for outer, inner in found)
+    return bool(found) and all(outer in _LISTS | _OTHER for outer, _ in found)
+
+
+def _alternatives(annotation: Any) -> Iterator[tuple[str, str]]:
+    """The names of the types that an annotation allows, and of the type of each one's items, without modules and None.
+    Empty names: unknown."""
+    if annotation is inspect.Signature.empty:
+        return
+    text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
     try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # a builtin
-        return {"takes": [], "needs": []}
-    return {"takes": list(signature.parameters), "needs": needed(signature)}
+        yield from _types(ast.parse(text, mode="eval").body)
+    except (SyntaxError, ValueError):
+        yield "", ""
+
+
+def _types(node: ast.expr) -> Iterator[tuple[str, str]]:
+    match node:
+        case ast.Constant(value=None):
+            return
+        case ast.Constant(value=str(text)):
+            yield from _alternatives(text)
+        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
+            yield from _types(left)
+            yield from _types(right)
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            yield name, ""
+        case ast.Subscript(value=ast.Name(id=name) | ast.Attribute(attr=name), slice=inside):
+            items = inside.elts if isinstance(inside, ast.Tuple) else [inside]
+            if name in ("Optional", "Union", "Annotated"):
+                for item in items[: 1 if name == "Annotated" else None]:
+                    yield from _types(item)
+            else:
+                yield name, next((outer for item in items for outer, _ in _types(item)), "")
+        case _:
+            yield "", ""
 
 
 def needed(signature: inspect.Signature) -> list[str]:
@@ -173,17 +288,25 @@ def needed(signature: inspect.Signature) -> list[str]:
 
 
 def check_columns(
-    rewards: Iterable[Parameters], rows: Iterable[Mapping[str, Any]], place: Callable[[int], str]
+    rewards: Iterable[Parameters],
+    rows: Iterable[Mapping[str, Any]],
+    place: Callable[[int], str],
+    *,
+    also: Sequence[str] = (),
+    tokens: bool = True,
 ) -> None:
     """Raises UsageFault, with its place, for the first row that lacks a column which one of ``rewards`` requires. Rows
-    of the same columns are checked once."""
+    of the same columns are checked once. ``also``: further arguments that the rewards get; ``tokens``: whether they get
+    token ids."""
     functions, checked = list(rewards), set[tuple[str, ...]]()
+    own: tuple[Any, ...] = ("", "", [], []) if tokens else ("", "", None, None)
+    further = dict.fromkeys(also)
     for number, row in enumerate(rows):
         if (columns := tuple(row)) in checked:
             continue
         checked.add(columns)
         for function in functions:
             try:
-                function.call(("", "", [], []), row)
+                function.call(own, row, further)
             except UsageFault as error:
                 raise UsageFault(f"{place(number)}: {error.message}", hint=error.hint) from error

@@ -20,12 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 from areal.client.errors import CallerError, ClientError, NotReady, UnknownName
 from areal.dataclasses import dataclass, field, replace
-from areal.dataset.examples import Example
+from areal.dataset.examples import Example, ExampleSet
 from areal.errors import ArealError, NotFound, UsageFault, did_you_mean
 from areal.http import tracing
-from areal.loading import call_with, load_callable
+from areal.loading import call_with, check_call, load_callable
 from areal.reward.answers import BUILT_IN
 from areal.reward.frames import FunctionTarget, RewardError, RewardRaised, RewardTimeout
+from areal.reward.functions import OWN_ARGUMENTS, Parameters, check_columns
 from areal.reward.pool import RewardPool, number
 from areal.rollout.collection_output import CollectionProgress, OutputFolder, outcome_of
 from areal.rollout.executor import Executor, Outcome, run_attempts
@@ -68,8 +69,8 @@ Agent = Callable[[Example, "AsyncSession", CollectionPlan], Awaitable[AgentResul
 """Calls the session. It is cancelled after the plan's timeout."""
 
 _LOAD_S = 120.0
-_TOKENS = frozenset(("prompt_ids", "completion_ids"))
-_OURS = frozenset(("prompt", "messages", "completion", "completions"))
+_AGENT_ARGUMENTS = ("base_url", "api_key", "model")
+_FURTHER = ("messages", "completion")  # arguments of a reward beside OWN_ARGUMENTS
 _FUNCTIONS = "areal.reward.functions"
 
 
@@ -98,11 +99,23 @@ def named_agent(text: str) -> Agent:
     that exceeds the deadline keeps running; its session is ended, so the service refuses its further requests. Raises
     ArealError where it does not exist."""
     found = load_callable(text, "--workflow")
+    given = dict.fromkeys(_AGENT_ARGUMENTS)
+    try:
+        if inspect.isclass(found):
+            check_call(found, given={})
+            static = isinstance(inspect.getattr_static(found, "run", None), staticmethod | classmethod)
+            check_call(getattr(found, "run", found.__call__), *[None][static:], {}, given=given)
+        else:
+            check_call(getattr(found, "run", found), {}, given=given)
+    except UsageFault as error:
+        hint = f"it gets the row, and those of {', '.join(_AGENT_ARGUMENTS)} that it has parameters for"
+        raise UsageFault(f"--workflow {text}: {error.message}", hint=hint) from error
 
     def call(example: Example, session: AsyncSession, plan: CollectionPlan) -> AgentResult:
         function: Any = found() if inspect.isclass(found) else found
         function = getattr(function, "run", function)
-        given = {"base_url": f"{session.client.base_url}/v1", "api_key": session.api_key, "model": plan.model}
+        values = (f"{session.client.base_url}/v1", session.api_key, plan.model)
+        given = dict(zip(_AGENT_ARGUMENTS, values, strict=True))
         returned = call_with(function, dict(example.fields), given=given)
         if inspect.isawaitable(returned):
             returned = asyncio.run(asyncio.wait_for(returned, plan.timeout_s))
@@ -142,7 +155,9 @@ def _number(value: Any) -> float:
 class RewardScorer:
     """A context manager of ``size`` processes that run one reward function (``module:function`` or a built-in name),
     each call with a deadline. A reward that hangs, raises or crashes its process fails its episode and is never a
-    number. ``wants_tokens``: the function has a parameter for token ids. ``needs``: parameters without a default."""
+    number. ``parameters``: those of the function."""
+
+    parameters: Parameters
 
     def __init__(self, spec: str, size: int, deadline_s: float, thread: LoopThread) -> None:
         """``thread``: of the event loop that calls ``score``. Raises UsageFault for a name that is neither built in nor
@@ -156,13 +171,11 @@ class RewardScorer:
         self._deadline_s = deadline_s
         self._pool = RewardPool(size)
         self._thread = thread
-        self.wants_tokens = False
-        self.needs: tuple[str, ...] = ()
 
     def __enter__(self) -> RewardScorer:
         """Raises UsageFault with the message of the first process where it cannot load the function."""
         try:
-            target = FunctionTarget(_FUNCTIONS, "takes")
+            target = FunctionTarget(_FUNCTIONS, "parameters_of")
             (done,) = self._thread.run(self._pool.run(target, [((self._spec,), {})], _LOAD_S))
             found: dict[str, Any] = done.value or {"error": f"--reward {self._spec}: {done.error}"}
             if "error" in found:
@@ -172,28 +185,26 @@ class RewardScorer:
             if isinstance(error, RewardError):
                 raise ArealError(f"--reward {self._spec}: its process did not start: {error.message}") from error
             raise
-        self.wants_tokens, self.needs = not _TOKENS.isdisjoint(found["takes"]), tuple(found["needs"])
+        self.parameters = found["parameters"]
         return self
 
     def __exit__(self, *exc: object) -> None:
         self._thread.run(self._pool.close())
 
-    def check_columns(self, examples: Sequence[Example]) -> None:
-        """Raises UsageFault for the first example without a column that the function needs."""
-        columns = [name for name in self.needs if name not in _OURS and name not in _TOKENS]
-        for example in examples:
-            if missing := [name for name in columns if name not in example.fields]:
-                raise UsageFault(
-                    f"the reward {self._spec} needs {', '.join(missing)}, and example {example.number} (from 0) has "
-                    f"{', '.join(example.fields)}",
-                    hint="rename the column, or give the parameter a default",
-                )
+    def check(self, dataset: ExampleSet, limit: int | None, *, tokens: bool) -> None:
+        """Raises UsageFault for a function that does not take one response, or not from the columns of the first
+        ``limit`` examples. ``tokens``: whether there will be token ids."""
+        self.parameters.check_types()
+        rows = (example.fields for example in dataset.examples[:limit])
+        check_columns([self.parameters], rows, dataset.place, also=_FURTHER, tokens=tokens)
 
-    async def score(self, given: Mapping[str, Any]) -> float:
+    async def score(self, example: Example, result: AgentResult) -> float:
         """Raises RewardError."""
         target = FunctionTarget(_FUNCTIONS, "scorer", argument=self._spec)
+        own = (example.prompt, result.answer, *(result.tokens.get(name) for name in OWN_ARGUMENTS[2:]))
+        also = dict(zip(_FURTHER, (list(example.messages), result.answer), strict=True))
         try:
-            (done,) = await self._pool.run(target, [((dict(given),), {})], self._deadline_s)
+            (done,) = await self._pool.run(target, [((own, dict(example.fields), also), {})], self._deadline_s)
         except RewardTimeout as error:
             raise RewardTimeout(f"the reward did not come within {self._deadline_s:g} s") from error
         if done.error is not None:
@@ -205,18 +216,20 @@ _LONGEST_PAUSE_S = 15.0
 _MIN_UNREACHABLE = 4  # unanswered attempts in a row, on top of two for each concurrent episode, that end the run
 _NOTHING_TO_EXPORT = "nothing_to_export"
 
-Score = Callable[[Mapping[str, Any]], Awaitable[float]]
+Score = Callable[[Example, AgentResult], Awaitable[float]]
 
 
 @dataclass
 class Collection:
-    """Call ``run`` once. ``score``: None where the agent sets the rewards, or there are none."""
+    """Call ``run`` once. ``score``: None where the agent sets the rewards, or there are none. ``place``: the file and
+    line of an example, by its number."""
 
     client: AsyncInferenceClient
     agent: Agent
     score: Score | None
     output: OutputFolder
     examples: Sequence[Example]
+    place: Callable[[int], str]
     plan: CollectionPlan
 
     def __post_init__(self) -> None:
@@ -335,7 +348,7 @@ class Collection:
         if number > self.plan.retries or error.kind is FailureKind.REFUSED or interrupted.is_set():
             self.progress.failed[error.kind] += 1
             if not self.progress.first_failure:
-                self.progress.first_failure = f"prompt {example.number}: {error.message}"
+                self.progress.first_failure = f"{self.place(example.number)}: {error.message}"
             return None
         self.progress.retried += 1
         if error.kind is not FailureKind.UNREACHABLE:
@@ -376,9 +389,7 @@ class Collection:
         rewards = result.rewards
         if self.score is not None:
             with tracing.span("reward") as span:
-                ours = {"prompt": example.prompt, "messages": list(example.messages)}
-                given = {**example.fields, **ours, "completion": result.answer, "completions": result.answer}
-                rewards = {"": await self.score({**given, **result.tokens})}
+                rewards = {"": await self.score(example, result)}
                 span.set({"areal.reward": rewards[""]})
         try:
             await reward_session(session, rewards)

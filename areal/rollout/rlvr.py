@@ -122,7 +122,9 @@ class _RewardCaller:
             self.wrapper = AsyncRewardWrapper(found, timeout_seconds=timeout_s)
         except ValueError as error:
             raise UsageFault(f"reward {reward_fn!r}: {error}") from error
-        self.call = Parameters.of(found).call
+        parameters = Parameters.of(found)
+        parameters.check_types()
+        self.call = parameters.call
         if isinstance(reward_fn, str):
             self.name = reward_fn.replace(":", ".").rpartition(".")[2]
         else:

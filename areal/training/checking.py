@@ -29,7 +29,7 @@ from areal.errors import ArealError, UsageFault
 from areal.hub import is_id
 from areal.resources.paths import import_fault, looks_local, module_of
 from areal.resources.tree import FieldPath
-from areal.reward.functions import Parameters, check_columns
+from areal.reward.functions import Parameters, Source, check_columns
 from areal.rollout.workflows import configured_workflow
 
 
@@ -87,6 +87,11 @@ def _code_faults(config: BaseExperimentConfig) -> Iterator[tuple[FieldPath, str]
     for path, name in named:
         if (":" in name or "." in name) and (fault := import_fault(name, ["", *sys.path])) is not None:
             yield path, f"{name!r}: {fault}"
+    for name in filter(None, rewards):
+        try:
+            written_parameters(name, ["", *sys.path]).check_types()
+        except UsageFault as error:
+            yield ("reward_fn",), f"{error.message}; {error.hint}"
     rewarded = any(rewards) or config.is_online or "reward_fn" in config.workflow_kwargs
     if workflow == PPOConfig.workflow and not rewarded:  # the default workflow requires one
         yield (
@@ -133,33 +138,65 @@ def _row_faults(config: BaseExperimentConfig) -> Iterator[tuple[FieldPath, str]]
                 yield (name, "path"), error.message
 
 
+_MAX_IMPORTS = 8  # of a function from one module by another
+
+
 def written_parameters(name: str, places: Sequence[str]) -> Parameters:
-    """The parameters of ``module:function`` as its file defines it. Without a signature where the file does not show
-    it: the function is imported from elsewhere, decorated, or a class."""
-    module, colon, function = name.partition(":") if ":" in name else name.rpartition(".")
-    found = module_of(module, places) if colon else module
-    if isinstance(found, str) or found[1] or found[0].suffix != ".py":
-        return Parameters(name, None)
-    try:
-        body = ast.parse(found[0].read_bytes()).body
-    except (OSError, SyntaxError, ValueError):
-        return Parameters(name, None)
-    nodes = [
-        each for each in body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) and each.name == function
-    ]
-    if len(nodes) != 1 or nodes[0].decorator_list:
-        return Parameters(name, None)
-    made, given = inspect.Parameter, nodes[0].args
+    """The parameters of ``module:function`` as its file defines it, also where other modules import it by name. Without
+    a signature where the files do not show it: the function is assigned, decorated, or a class."""
+    module, _, function = name.partition(":") if ":" in name else name.rpartition(".")
+    for _ in range(_MAX_IMPORTS):
+        found = module_of(module, places)
+        if isinstance(found, str) or found[1] or found[0].suffix != ".py":
+            break
+        try:
+            tree = ast.parse(found[0].read_bytes())
+        except (OSError, SyntaxError, ValueError):
+            break
+        defined = [
+            each
+            for each in tree.body
+            if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) and each.name == function
+        ]
+        if len(defined) == 1 and not defined[0].decorator_list:
+            return Parameters(function, _signature(defined[0]))
+        imports = [
+            (each, alias.name)
+            for each in ast.walk(tree)
+            if isinstance(each, ast.ImportFrom)
+            for alias in each.names
+            if (alias.asname or alias.name) == function
+        ]
+        if defined or len(imports) != 1:
+            break
+        node, function = imports[0]
+        above = module.split(".")
+        above = above[: len(above) - node.level + (found[0].name == "__init__.py")] if node.level else []
+        module = ".".join([*above, *([node.module] if node.module else [])])
+    return Parameters(name, None)
+
+
+def _signature(function: ast.FunctionDef | ast.AsyncFunctionDef) -> inspect.Signature:
+    made, given = inspect.Parameter, function.args
+
+    def text(node: ast.expr | None) -> Any:
+        return made.empty if node is None else Source(ast.unparse(node))
+
     by_place = [*given.posonlyargs, *given.args]
-    optional = by_place[len(by_place) - len(given.defaults) :]
-    optional += [each for each, default in zip(given.kwonlyargs, given.kw_defaults, strict=True) if default is not None]
+    defaults = dict(zip(reversed(by_place), reversed(given.defaults), strict=False))
+    named = dict(zip(given.kwonlyargs, given.kw_defaults, strict=True))
     listed: list[tuple[ast.arg, Any]] = [(each, made.POSITIONAL_ONLY) for each in given.posonlyargs]
     listed += [(each, made.POSITIONAL_OR_KEYWORD) for each in given.args]
     listed += [(given.vararg, made.VAR_POSITIONAL)] if given.vararg else []
     listed += [(each, made.KEYWORD_ONLY) for each in given.kwonlyargs]
     listed += [(given.kwarg, made.VAR_KEYWORD)] if given.kwarg else []
-    signature = [made(each.arg, kind, default=None if each in optional else made.empty) for each, kind in listed]
-    return Parameters(function, inspect.Signature(signature))
+    return inspect.Signature(
+        [
+            made(each.arg, kind, default=text(defaults.get(each) or named.get(each)), annotation=text(each.annotation))
+            for each, kind in listed
+        ],
+        return_annotation=text(function.returns),
+    )
 
 
 def check_all(requests: Sequence[Mapping[str, Any]]) -> list[list[dict[str, Any]]]:

@@ -132,14 +132,17 @@ def _workflow(config: PPOConfig) -> dict[str, Any]:
 
 
 def _check_rows(workflow: Mapping[str, Any], *datasets: Any) -> None:
-    """Raises UsageFault for a row that lacks a column which the reward requires, before an engine starts. The workflows
-    of areal pass a row's columns to the reward; what a user's own passes is not known here."""
+    """Raises UsageFault, before an engine starts, for a reward that does not take one response, and for a row that
+    lacks a column which the reward requires. The workflows of areal pass a row's columns to the reward; what a user's
+    own passes is not known here."""
     found = WORKFLOWS.resolve(workflow["workflow"]) if workflow else None
     reward = workflow.get("workflow_kwargs", {}).get("reward_fn")
     if not reward or not str(getattr(found, "__module__", "")).startswith("areal."):
         return
     given = reward if isinstance(reward, list | tuple) else [reward]
     rewards = [Parameters.of(load_attr(each, "reward") if isinstance(each, str) else each) for each in given]
+    for function in rewards:
+        function.check_types()
     for rows in datasets:
         if isinstance(rows, Rows):
             check_columns(rewards, rows, rows.place)

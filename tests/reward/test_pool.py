@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from areal.errors import UsageFault
 from areal.reward.functions import Parameters, name_of
 from areal.reward.pool import close_pools_of_this_loop, jobs_of, open_pool_of_this_loop
 from areal.rollout.rlvr import RowReward
+from areal.training.checking import written_parameters
 from tests.reward import rewards
 
 
@@ -241,6 +243,57 @@ def test_row_without_a_column_that_the_reward_needs_is_refused_before_anything_i
     with pytest.raises(UsageFault, match="missing a required argument: 'answer'") as caught:
         RowReward(rewards.only_some).check({"messages": [], "solution": "7"})
     assert "a row has messages, solution" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "fault"),
+    [
+        ("prompt: str, completions: str | None, **data: list", ""),
+        (
+            "prompt: 'str', completions: Optional['str'], prompt_ids: list[int], completion_ids: typing.Sequence[int]",
+            "",
+        ),
+        ("completions: list[str] | str, level: list[int]", ""),
+        ("a: Text, b: Any, c: torch.Tensor, d: Annotated[list[int], 'ids'], answer) -> Awaitable[float", ""),
+        ("completions: list[list[dict[str, str]]], **kwargs", "completions is the text of one"),
+        ("completions: 'Optional[typing.List[str]]'", "completions is the text of one"),
+        ("prompt, completions, completion_ids: list[list[int]]", "completion_ids is the token ids of one"),
+        ("prompts: list[str], answers: list[str], a, b", "prompts is the text of one, answers is the text of one"),
+        ("completions) -> list[float | None", "a reward is one number"),
+        ("largest: int) -> Callable[..., list[float]", "a reward is one number"),
+    ],
+)
+def test_reward_of_a_batch_is_known_by_its_annotations(tmp_path: Path, parameters: str, fault: str) -> None:
+    ends = "]" * (parameters.count("[") - parameters.count("]")) if "->" in parameters else ")"
+    (tmp_path / "written.py").write_text(f"def reward({parameters}{ends}: ...\n")
+    for found in (
+        written_parameters("written:reward", [str(tmp_path)]),
+        Parameters.of(annotated(f"def reward({parameters}{ends}: ...\n")),
+    ):
+        if fault:
+            with pytest.raises(UsageFault, match=re.escape(fault)):
+                found.check_types()
+        else:
+            found.check_types()
+
+
+def annotated(source: str) -> Any:
+    """The function, with annotations that are text."""
+    names: dict[str, Any] = {}
+    exec("from __future__ import annotations\n" + source, names)
+    return names["reward"]
+
+
+def test_rewards_of_trl_are_refused_by_their_signatures() -> None:
+    rewards_of_trl = pytest.importorskip("trl.rewards")
+    for name in ("accuracy_reward", "think_format_reward", "get_soft_overlong_punishment"):
+        for found in (
+            Parameters.of(getattr(rewards_of_trl, name)),
+            written_parameters(f"trl.rewards.{name}", sys.path),
+        ):
+            with pytest.raises(UsageFault, match=f"the reward {name}"):
+                found.check_types()
+                found.call(("p", "c", [1], [2]), {"solution": "1"})
 
 
 async def test_object_of_the_main_script_is_computed_in_another_process(tmp_path: Path) -> None:

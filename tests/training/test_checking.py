@@ -152,6 +152,29 @@ def test_column_that_the_reward_requires_and_a_row_lacks_is_a_fault_of_the_data_
         )
 
 
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"rewards.py": "def right(completions: list[str], **kwargs) -> list[float]: ...\n"},
+        {
+            "rewards.py": "from grading.batch import all_right as right\n",
+            "grading/__init__.py": "",
+            "grading/batch.py": "import sys\nif sys:\n    from .rules import all_right\n",
+            "grading/rules.py": "def all_right(completions: list[str], **kwargs) -> list[float]: ...\n",
+        },
+    ],
+)
+def test_reward_of_a_batch_is_a_fault_of_the_reward_also_where_the_rows_are_on_a_hub(
+    folder: Path, files: dict[str, str]
+) -> None:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    (found,) = faults(folder, {"train_dataset": {"path": "org/rows"}})
+    assert list(found["path"]) == ["reward_fn"]
+    assert "(completions: list[str], **kwargs) -> list[float] cannot be called" in found["message"]
+
+
 def test_valid_data_set_is_checked_and_a_hub_id_and_a_workflow_of_the_users_own_are_not(folder: Path) -> None:
     (folder / "rewards.py").write_text("def right(prompt, completions, gold): ...\nclass Mine: ...\n")
     (folder / "good.jsonl").write_text(_ROW % "gold")

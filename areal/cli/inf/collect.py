@@ -184,7 +184,7 @@ def prepared(given: Mapping[str, Any], dataset: ExampleSet) -> Iterator[RolloutW
         if given["reward"]:
             size = min(given["reward_processes"], given["concurrency"])
             scorer = stack.enter_context(RewardScorer(given["reward"], size, given["reward_timeout"], thread))
-            scorer.check_columns(dataset.examples[: given["limit"]])
+            scorer.check(dataset, given["limit"], tokens=given["workflow"] is None)
         yield RolloutWork(agent, scorer, thread)
 
 
@@ -222,7 +222,7 @@ def collected(
                 given["concurrency"],
                 given["retries"],
                 cli.timeout_s or _EPISODE_S,
-                work.scorer is not None and work.scorer.wants_tokens,
+                work.scorer is not None and work.scorer.parameters.takes_tokens,
                 discount,
                 style,
             )
@@ -234,7 +234,8 @@ def collected(
                 connections=max(1024, plan.concurrency),
             )
             score = work.scorer.score if work.scorer is not None else None
-            collection = Collection(client, work.agent, score, output, dataset.examples[: given["limit"]], plan)
+            examples = dataset.examples[: given["limit"]]
+            collection = Collection(client, work.agent, score, output, examples, dataset.place, plan)
             tracing.start("collect", own_code=True)
             collection.run(work.thread, interrupted, CollectionReport(printer))
             tracing.end()

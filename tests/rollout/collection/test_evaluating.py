@@ -114,7 +114,10 @@ def test_failed_episodes_are_left_out_and_a_resumed_run_asks_only_those(
     code = "def reward(answer, **data):\n    return 1.0 if answer != 'so #### 6' else 1 / 0\n"
     reward = f"{collecting.code(code)}:reward"
     ran = evaluating("part", "--reward", reward, "--retries", "0")
-    assert ran.code == 9 and "1 of 4 episodes failed: 1 reward; the first, prompt 3: ZeroDivisionError" in ran.err
+    assert (
+        ran.code == 9
+        and f"1 of 4 episodes failed: 1 reward; the first, {evaluating.data}:4: ZeroDivisionError" in ran.err
+    )
     assert value(ran.json, "scores", "pass@1", "prompts") == 3 and ran.json["failures"] == {"reward": 1}
     collecting.code(code.replace("1 / 0", "0.0"))
     script(bench.engine, reset=True)
@@ -129,8 +132,15 @@ def test_failed_episodes_are_left_out_and_a_resumed_run_asks_only_those(
         (
             "def reward(completion, solution):\n    return 1.0\n",
             2,
-            "needs solution, and example 0 (from 0) has question, answer",
+            "data.jsonl:1: the reward reward(completion, solution) cannot be called: missing a required argument: ",
         ),
+        (
+            "def reward(completions: list[str], **kwargs) -> list[float]:\n    return [1.0]\n",
+            2,
+            "reward(completions: list[str], **kwargs) -> list[float] cannot be called: completions is the text of one",
+        ),
+        ("def reward(ngram: int = 3, least=-1.0):\n    return 1.0\n", 2, "it has a parameter for none of what it gets"),
+        ("class reward:\n    pass\n", 2, "a reward is a function, not a class"),
         ("def other(completion):\n    return 1.0\n", 2, "reward"),
         ("import nowhere_at_all\n", 2, "nowhere_at_all"),
     ],
@@ -154,6 +164,19 @@ def ask(data, base_url, api_key):
     urllib.request.urlopen(urllib.request.Request(base_url + "/chat/completions", body, headers)).read()
     return "no reward"
 """
+
+
+def test_reward_of_token_ids_is_refused_for_an_agent_before_a_prompt_is_asked(
+    bench: Bench, evaluating: Evaluating, collecting: Collecting
+) -> None:
+    code = (
+        AGENT + "def reward(prompt, completions, prompt_ids, completion_ids, answer):\n    return len(completion_ids)\n"
+    )
+    agent, reward = (f"{collecting.code(code)}:{name}" for name in ("ask", "reward"))
+    refused = evaluating("none", "--agent", agent, "--reward", reward)
+    assert refused.code == 2 and "missing a required argument: 'prompt_ids'" in refused.err
+    assert engine_calls(bench.engine) == []
+    assert evaluating("ids", "--reward", reward).code == 0
 
 
 def test_evaluation_without_a_reward_is_refused(bench: Bench, evaluating: Evaluating, collecting: Collecting) -> None:

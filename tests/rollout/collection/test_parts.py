@@ -24,11 +24,12 @@ from areal.cli.inf.collect import CollectionReport, summary_page
 from areal.cli.operate import ProgressPrinter
 from areal.client.errors import error_of_answer
 from areal.client.loop_thread import LoopThread
+from areal.dataset.examples import Example
 from areal.errors import ArealError, Conflict, UsageFault
 from areal.loading import call_with, load_callable
 from areal.reward.answers import exact, number
 from areal.reward.frames import RewardError
-from areal.rollout.collection import RewardScorer
+from areal.rollout.collection import AgentResult, RewardScorer, named_agent
 from areal.rollout.collection_output import CollectionProgress, EpisodeOutcome, groups, open_folder, spread, summary
 from areal.rollout.failures import FailureKind, failure_of
 from areal.trajectories.record import Episode
@@ -126,6 +127,47 @@ def test_named_code_is_found_in_modules_and_files(tmp_path: Path) -> None:
         load_callable(f"{tmp_path}/syntax.py:f", "-f")
 
 
+AGENTS = """
+class Plain:
+    def run(self, data, **extra): ...
+class Fixed:
+    @staticmethod
+    def run(data, base_url, api_key): ...
+class Called:
+    def __call__(self, data, model): ...
+class Configured:
+    def __init__(self, depth): ...
+    def run(self, data): ...
+async def asked(data, *, api_key): ...
+def other(data, base_url, token): ...
+def nothing(): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("Plain", ""),
+        ("Fixed", ""),
+        ("Called", ""),
+        ("asked", ""),
+        ("Configured", r"Configured\(depth\) cannot be called: missing a required argument: 'depth'"),
+        ("other", r"other\(data, base_url, token\) cannot be called: missing a required argument: 'token'"),
+        ("nothing", r"nothing\(\) cannot be called: too many positional arguments"),
+    ],
+)
+def test_agent_that_does_not_take_what_it_gets_is_refused_before_a_session_starts(
+    tmp_path: Path, name: str, fault: str
+) -> None:
+    (tmp_path / "agents.py").write_text(AGENTS)
+    if not fault:
+        named_agent(f"{tmp_path}/agents.py:{name}")
+        return
+    with pytest.raises(UsageFault, match=fault) as refused:
+        named_agent(f"{tmp_path}/agents.py:{name}")
+    assert "it gets the row, and those of base_url, api_key, model" in str(refused.value.hint)
+
+
 @pytest.mark.parametrize(
     ("status", "body", "kind"),
     [
@@ -157,6 +199,7 @@ def test_built_in_rewards(reward: Any, completion: str, answer: object, value: f
 
 # -- rewards in processes
 
+EXAMPLE = Example(0, {"unused": 1}, ())
 MISBEHAVING = """
 import os, sys, time
 def reward(completion):
@@ -179,9 +222,9 @@ def test_reward_pool_goes_on_after_whatever_a_reward_does(tmp_path: Path, thread
     with RewardScorer(f"{tmp_path}/misbehaving.py:reward", 1, 0.5, thread) as pool:
         for completion in ("hang", "die", "raise", "nan", "text"):
             with pytest.raises(RewardError) as caught:
-                thread.run(pool.score({"completion": completion}))
+                thread.run(pool.score(EXAMPLE, AgentResult(completion)))
             kinds[completion] = failure_of(caught.value, 1.0).kind
-            assert thread.run(pool.score({"completion": "fine", "unused": object()})) == 0.5
+            assert thread.run(pool.score(EXAMPLE, AgentResult("fine"))) == 0.5
         pids = [worker._process.pid for worker in pool._pool._all]
     assert kinds == {"hang": FailureKind.REWARD_TIMEOUT} | dict.fromkeys(
         ("die", "raise", "nan", "text"), FailureKind.REWARD
@@ -205,10 +248,11 @@ def test_reward_that_is_not_built_in_is_refused_with_the_names_of_those_that_are
 ORPHANS = """
 import sys, threading
 from areal.client.loop_thread import LoopThread
-from areal.rollout.collection import RewardScorer
+from areal.dataset.examples import Example
+from areal.rollout.collection import AgentResult, RewardScorer
 thread = LoopThread("rewards")
 pool = RewardScorer(sys.argv[1], 1, 60.0, thread).__enter__()
-scoring = thread.start(pool.score({}))
+scoring = thread.start(pool.score(Example(0, {}, ()), AgentResult("x")))
 threading.Event().wait()
 """
 
