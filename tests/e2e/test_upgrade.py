@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -10,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import ROOT, Box
+from tests.e2e.conftest import ROOT, Box, free_port
+from tests.e2e.earlier_home import unpack
 
 BEFORE = {
     "packages rearranged": "d218cc02ee296e079466bba82bfddcfc127ce6c1",
     "first restart at once": "5fd65c0fc31f03299a2d347ce3cbf478e4ef22bc",
+    "shared values of manifests": "0ea3d210",
 }
-
-pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(params=list(BEFORE.values()), ids=list(BEFORE))
@@ -34,6 +35,7 @@ def before(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_service_of_an_earlier_commit_is_kept_healed_rolled_and_deleted(box: Box, before: Path) -> None:
     manifest = box.manifest()
     first = box.areal("apply", "-f", manifest, "--yes", env={"PYTHONPATH": str(before)})
@@ -61,6 +63,7 @@ def test_service_of_an_earlier_commit_is_kept_healed_rolled_and_deleted(box: Box
     assert box.living() == []
 
 
+@pytest.mark.slow
 def test_end_of_a_driver_that_an_earlier_commit_started_is_followed(box: Box) -> None:
     home = str(box.home)
     box.ok("get")
@@ -69,3 +72,27 @@ def test_end_of_a_driver_that_an_earlier_commit_started_is_followed(box: Box) ->
         subprocess.run([sys.executable, "-m", *end, "TrainJob/none"], capture_output=True, text=True) for end in ends
     ]
     assert [(each.returncode, each.stderr) for each in done] == [(0, "")] * 2
+
+
+@pytest.mark.extended
+def test_sessions_that_an_earlier_commit_recorded_are_shown_and_go_on(box: Box) -> None:
+    unpack(box.home.parent, **{"18977": str(box.port), "18978": str(free_port())})
+    for ref in ("inferenceservice/default", "model/reverse", "agentservice/counter"):
+        box.ok("resume", ref)
+
+    listed = json.loads(box.ok("inf", "sessions", "list", "--json").out)["items"]
+    shown = {
+        each["taskId"]: (each["state"], each["ready"], each["interactionCount"], each["reward"]) for each in listed
+    }
+    assert shown == {
+        "__hitl__": ("active", 0, 0, None),
+        "rewarded": ("ended", 1, 2, 0.5),
+        "open": ("active", 0, 2, None),
+    }
+    (rewarded,) = [each["sessionId"] for each in listed if each["taskId"] == "rewarded"]
+    document = json.loads(box.ok("inf", "trajectories", "show", rewarded, "--json").out)
+    first, last = document["items"][0]["interactions"]
+    assert (first["text"], first["versions"][6:], first["originalReward"]) == ("4312<eos>", [0] * 5, 0.0)
+    assert last["inputIds"] == [1, 5, 6, 7, 8, 14, 8, 7, 5, 6, 2, 13, 12, 11, 14, 2]
+    assert (last["parentId"], last["lossMask"], last["reward"]) == (first["interactionId"], [0] * 15 + [1], 0.5)
+    assert box.ok("agent", "chat", "-m", "third").out.split() == ["one", "2", "one", "2", "third"]

@@ -228,7 +228,7 @@ class DataPlaneMachine(RuleBasedStateMachine):
             "style": style,
             "discount": discount,
         }
-        if any(requests_of(kept.request) & requests_of(request) for kept in self.exports):
+        if self._kept(request):
             return  # that is the rule ``export_again``
         answer = self.fleet.admin("POST", "/export_trajectories", request)
         if unready := [each for each in chosen if not each.exportable()]:
@@ -243,6 +243,10 @@ class DataPlaneMachine(RuleBasedStateMachine):
         self.exports.append(export)
         for session in chosen:
             self._check(session)
+
+    def _kept(self, request: dict[str, Any]) -> bool:
+        """Whether the answer to the same request is still kept."""
+        return any(requests_of(kept.request) & requests_of(request) for kept in self.exports)
 
     @rule(data=st.data())
     @precondition(lambda self: self.exports)
@@ -375,6 +379,8 @@ class DataPlaneMachine(RuleBasedStateMachine):
     def kill_in_an_export(self, data: st.DataObject, remove: bool) -> None:
         session = data.draw(st.sampled_from([each for each in self.live() if each.exportable()]))
         request = {"session_ids": [session.name], "remove_session": remove, "style": "concat", "discount": 0.5}
+        if self._kept(request):
+            return
         member = self._victim(data)
         running = later(self.fleet.admin, "POST", "/export_trajectories", request)
         member.kill()
