@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import shutil
@@ -23,6 +24,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any, Self, TypeVar
+from urllib.parse import quote
 
 from areal.dataclasses import dataclass
 from areal.files import replace_file, still_named, try_lock
@@ -99,8 +101,11 @@ def open_reader(file: Path) -> sqlite3.Connection:
 
 
 def _connect(file: Path, cache_kb: int) -> sqlite3.Connection:
-    # Statements run on the event loop's thread and commits on another thread, but never at the same time.
-    db = sqlite3.connect(file, isolation_level=None, check_same_thread=False, timeout=_BUSY_S, cached_statements=128)
+    # Statements run on the event loop's thread and commits on another thread, but never at the same time. The lock of
+    # the folder keeps other processes out, so that the index of the log is in this process's memory instead of a mapped
+    # file, which network file systems do not share or refuse (https://sqlite.org/wal.html, "noshm").
+    uri = f"file:{quote(os.fspath(file))}?vfs=unix-excl"
+    db = sqlite3.connect(uri, _BUSY_S, isolation_level=None, check_same_thread=False, cached_statements=128, uri=True)
     db.text_factory = _text
     db.execute(f"PRAGMA cache_size=-{cache_kb}")
     return db
@@ -142,9 +147,16 @@ class JournalFolder:
         self.release()
 
     def remove(self) -> None:
-        """Delete the folder, then release the lock: a process that waits for the lock finds the folder gone."""
-        shutil.rmtree(self.path)
+        """Delete the folder, then release the lock: a process that waits for the lock finds the folder gone. A network
+        file system may keep the open lock file in the folder, under another name, until it is closed."""
+        try:
+            shutil.rmtree(self.path)
+        except OSError as error:
+            if error.errno != errno.ENOTEMPTY:
+                raise
         self.release()
+        with contextlib.suppress(OSError):  # gone, or another process's by now
+            self.path.rmdir()
 
 
 def lock_folder(path: Path) -> JournalFolder | None:
