@@ -128,6 +128,7 @@ def diff(ctx: Context, request: ApplyRequest) -> Plan:
 def apply(ctx: Context, request: ApplyRequest, approve: Approve) -> Outcome:
     """Converge to the manifests. Raises ArealError before the first effect; afterwards failures are in the outcome."""
     from areal.reconcilers.converge import converge  # which `diff` does not need
+    from areal.reconcilers.outcomes import with_failed_dependencies
 
     command = CommandContext.open(ctx)
     saved = SavedPlan.read(request.plan_file, request) if request.plan_file else None
@@ -136,7 +137,14 @@ def apply(ctx: Context, request: ApplyRequest, approve: Approve) -> Outcome:
     else:
         loaded = _Manifests.load(command, request)
     check = saved.require_current if saved is not None else lambda plan: None
-    return converge(command, loaded.prepare, approve, timeout_s=request.timeout_s, wait=request.wait, check=check)
+    made: list[Prepared] = []
+
+    def prepare() -> Prepared:
+        made.append(loaded.prepare())
+        return made[-1]
+
+    outcome = converge(command, prepare, approve, timeout_s=request.timeout_s, wait=request.wait, check=check)
+    return with_failed_dependencies(ctx, command.backend, made[-1].scope, outcome)
 
 
 Faults = dict[Ref, list[Diagnostic]]

@@ -8,9 +8,9 @@ from typing import Any
 
 from areal import interrupt
 from areal.dataclasses import dataclass, replace
-from areal.errors import worst_exit
+from areal.errors import TargetFailed, worst_exit
 from areal.reconcilers.context import Context, ObjectOutcome, Outcome
-from areal.reconcilers.observe import conditions_of, observe, rollout_failure
+from areal.reconcilers.observe import DEPENDENCY_FAILED, conditions_of, observe, rollout_failure
 from areal.reconcilers.plan import ObjectPlan, Plan, Report, Verb, refused_error
 from areal.reconcilers.planning import PlanScope
 from areal.reconcilers.status import (
@@ -185,6 +185,28 @@ def with_stuck(outcome: Outcome, stuck: Mapping[str, str]) -> Outcome:
     )
     worst = worst_exit([outcome.exit_code, *(item.exit_code for item in objects)])
     return replace(outcome, objects=objects, exit_code=worst)
+
+
+def with_failed_dependencies(ctx: Context, backend: RunControl, scope: PlanScope, outcome: Outcome) -> Outcome:
+    """Objects that wait for a job which has failed are failures, also where nothing was to be done."""
+    waiting = [target.object for target in scope.targets if target.object.awaits and not target.is_deleted]
+    if not waiting:
+        return outcome
+    hosts = hosts_of(ctx.home, waiting)
+    seen = observe(backend, [*waiting, *hosts.values()])
+    health = {str(item.ref): health_of(item, seen, hosts) for item in waiting}
+    failed = {
+        ref: TargetFailed(f"{ref} {found.message}", hint=f"areal describe {ref}")
+        for ref, found in health.items()
+        if found.reason == DEPENDENCY_FAILED
+    }
+    objects = tuple(
+        replace(item, message=health[item.ref].message, exit_code=error.exit_code, error=error)
+        if not item.exit_code and (error := failed.get(item.ref)) is not None
+        else item
+        for item in outcome.objects
+    )
+    return replace(outcome, objects=objects, exit_code=worst_exit([outcome.exit_code, *(o.exit_code for o in objects)]))
 
 
 def with_endings(outcome: Outcome, endings: Mapping[str, Ending]) -> Outcome:

@@ -111,6 +111,11 @@ def test_jobs_of_a_folder_run_in_order_each_when_those_before_it_have_succeeded(
     assert failed.code == 8 and "waits for TrainJob/second, which has failed" in failed.err
     assert status(chain, "trainjob/third")["phase"] == "Pending"
     assert started(chain) == ["first", "second"]
+    again = chain.areal("apply", "-f", path)
+    assert again.code == 8 and "waits for TrainJob/second, which has failed (attempt 1: exited 1" in again.err, (
+        again.err
+    )
+    assert "trainjob/third unchanged: waits for TrainJob/second, which has failed" in again.out
 
     (folder / "second.end").unlink()
     chain.ok("restart", "trainjob/second")

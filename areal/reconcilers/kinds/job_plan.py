@@ -416,27 +416,33 @@ def _awaiting_jobs(
             return ""
         item, above = target.object, above | {ref}
         for need in item.depends_on:
-            if need.startswith(f"{_JOB}/") and not has_succeeded(need):
+            if need.startswith(f"{_JOB}/") and end_of(need) is not JobPhase.SUCCEEDED:
                 return awaited(need, above) or need
         needed = (*item.depends_on, *(str(found.ref) for found in references(item.kind, item.spec)))
         return next(filter(None, (awaited(need, above) for need in needed)), "")
 
-    def has_succeeded(ref: str) -> bool:
+    def end_of(ref: str) -> JobPhase | None:
         target = known.get(ref)
         if target is None or target.action in ("create", "replace"):
-            return False
+            return None
         now = job_status(runs.get(ref, ()), suspended=False)
-        return now.phase is JobPhase.SUCCEEDED and not _restart_requested(target.object, now)
+        ended = has_ended(now, target.object.spec) and not _restart_requested(target.object, now)
+        return now.phase if ended else None
 
-    return tuple(target if target.is_deleted else _with_awaited(target, awaited(target.ref)) for target in targets)
+    def with_awaited(target: Target) -> Target:
+        job = awaited(target.ref)
+        return _with_awaited(target, job, has_failed=end_of(job) is not None)
+
+    return tuple(target if target.is_deleted else with_awaited(target) for target in targets)
 
 
-def _with_awaited(target: Target, job: str) -> Target:
+def _with_awaited(target: Target, job: str, *, has_failed: bool) -> Target:
     """``target``, suspended until ``job`` has succeeded; "" lets it start."""
     item = target.object
     held = next((layer for layer in item.layers if layer.manager == AWAITING), None)
     had = str((held.source or {}).get("job", "")) if held is not None else ""
-    cause = f"waits for {job}" if job else f"{had} has succeeded"
+    failed = ", which has failed" if has_failed else ""
+    cause = f"waits for {job}{failed}" if job else f"{had} has succeeded"
     if job == had:
         return replace(target, cause=cause) if job and item.awaits and not target.cause else target
     layer = Layer(AWAITING, {"suspend": True}, {"job": job}, "", 0.0)

@@ -92,6 +92,16 @@ def test_each_starts_when_those_before_it_have_succeeded_and_runs_on_whatever_th
     assert awaited(following(same, stored, DONE[SFT], DONE[RW]))[PPO] == ""
 
 
+def test_cause_names_the_failure_of_the_job_and_not_a_restart_of_it() -> None:
+    stored = recorded(following([job("sft"), job("rw", SFT), job("ppo", RW)], []))
+    unchanged = [Target(item, "unchanged") for item in stored]
+    failed = following(unchanged, stored, ran(SFT, Phase.EXITED, 3))
+    assert {failed[ref].cause for ref in (RW, PPO)} == {f"waits for {SFT}, which has failed"}
+    asked = replace(stored[0], status={"restartedAt": "now"})
+    again = following([Target(asked, "unchanged"), *unchanged[1:]], stored, ran(SFT, Phase.EXITED, 3))
+    assert {again[ref].cause for ref in (RW, PPO)} == {f"waits for {SFT}"}
+
+
 def test_job_that_waits_does_not_start_the_service_that_it_brings() -> None:
     service = created("InferenceService", "rw", {})
     service = replace(service, object=replace(service.object, owner=RW))
