@@ -42,7 +42,8 @@ def plain_model(folder: Path = MODEL) -> Any:
 
 def plain_logprobs(tokens: Sequence[int], images: Sequence[bytes], folder: Path = MODEL) -> Any:
     """[len(tokens) - 1, vocabulary]: log-probabilities of each token but the first by transformers' own forward pass,
-    with pixels of its own processor."""
+    with pixels of its own processor. Placeholders after those of the images, which the model sampled, are tokens as any
+    other: transformers itself refuses such a row."""
     import torch
     from PIL import Image
     from transformers import AutoProcessor
@@ -51,6 +52,10 @@ def plain_logprobs(tokens: Sequence[int], images: Sequence[bytes], folder: Path 
     pictures = [Image.open(io.BytesIO(image)) for image in images]
     given = processor(text=["<image>" * len(pictures)], images=pictures, return_tensors="pt")
     inputs = {name: given[name] for name in ("pixel_values", "pixel_attention_mask")}
+    model, ids = plain_model(folder), torch.tensor([list(tokens)])
     with torch.no_grad():
-        logits = plain_model(folder)(input_ids=torch.tensor([list(tokens)]), use_cache=False, **inputs).logits
-    return logits[0, :-1].log_softmax(-1)
+        vectors = torch.cat(list(model.get_image_features(**inputs).pooler_output)).flatten(0, -2)
+        embeds = model.get_input_embeddings()(ids)
+        places = (ids[0] == model.config.image_token_id).nonzero()[: len(vectors), 0]
+        embeds[0, places] = vectors
+        return model(inputs_embeds=embeds, use_cache=False).logits[0, :-1].log_softmax(-1)
