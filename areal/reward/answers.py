@@ -41,12 +41,15 @@ _REJECTED = re.compile(  # before "but", and at the end of a sentence
 )
 _ASIDE = re.compile(r"(?<=[\w.])\s\((?!or\b|maybe|perhaps|possibly|mod)(?=[^()]*\d)(?=[^()]*[A-Za-z]{2})[^()]*\)")
 _CLOSING = re.compile(r"\n\s*(?:Let me know|I hope|Hope|Feel free|Would you|Do you|If you|Please)\b[^\n]*\s*\Z")
+_CLAUSE = re.compile(  # after a number in bold
+    r"(?<=\d\*\*)\s(?:over|in|for|after|when|if|with|at|on|from|during|per|by|because|since|before)\b[^*\n]*\Z"
+)
 _UNIT = re.compile(r"[ ]?(?!in\b|A\b)([kM]?\\Omega|[A-Za-z]+)(?:\^\d)?(?:/[A-Za-z]+(?:\^\d)?)?\b")
 _WITHDRAWN = re.compile(r"\b(?:Wait|Actually|Hmm|On second thought|Correction)\b")
 _RESTATED = re.compile(r"(?<=[\d$)}%])[,;]?\s+\(?(?:i\.e\.|that is,|which (?:is|equals)\b)")
-_LETTER_LINE = re.compile(r"^\W*([A-J])\W*$", re.MULTILINE)
+_LETTER_LINE = re.compile(r"(?:^\W*|(?<!not )\*\*\(?)([A-J])(?:\W*$|\)?\*\*)", re.MULTILINE)
 _LABELLED = re.compile(r"\W*\(?[A-J][).:]\s[^\n]*\s*")
-_EMPHASIS = re.compile(r"(?<!not )(?<!n't )\*\*\W*([A-J])\W*\*\*\W*\Z")
+_EMPHASIS = re.compile(r"(?<!not )(?<!n't )\*\*\W*([A-J]|[A-Za-z][^\d*:$\\]+?)\W*\*\*\W*\Z")
 _SENTENCE_END = re.compile(r"\n|[.!?](?:\s|\Z)")
 _FORMULA = re.compile(r"\$([^$\n]+(?:\$(?:,?\s*(?:or|and)|,)\s*\$[^$\n]+)*)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 _SUM = re.compile(r".*\band\s(?=\s*\w+(?:\s*[-+]\s*\w+)+\s*=)", re.DOTALL)  # m/n = 27/64 and m + n = 91
@@ -121,7 +124,9 @@ def final_answer(text: str) -> str | None:
 
 def _unmarked(text: str) -> str | None:
     """What follows "the answer is" if it is a formula, a letter or has no number, else the last number in the prose."""
-    text = _WITHDRAWN.split(_REJECTED.sub("", _ASIDE.sub("", _CLOSING.sub("", text))))[-1]
+    for what in (_CLOSING, _ASIDE, _REJECTED, _CLAUSE):
+        text = what.sub("", text)
+    text = _WITHDRAWN.split(text)[-1]
     before, *statements = _STATED.split(text)
     is_stated = bool(statements)
     if (
@@ -133,7 +138,8 @@ def _unmarked(text: str) -> str | None:
         return text.strip() or None
     if not is_stated and _LABELLED.fullmatch(text):
         return text
-    if not is_stated and (emphasis := _EMPHASIS.search(text)):
+    emphasis = _EMPHASIS.search(text)
+    if not is_stated and emphasis and (len(emphasis[1]) == 1 or not _DOUBT_BEFORE.search(text[: emphasis.start()])):
         return emphasis[1]
     if not is_stated and len(letters := set(_LETTER_LINE.findall(text))) == 1:
         return letters.pop()

@@ -35,6 +35,7 @@ CHOICES = re.compile(  # words that an answer must have if its reference has the
     r"|odd|even)\b"
 )
 _WINNING = re.compile(r" (?:(?:always|will|can|has a) )*win(?:ning strategy)?\Z")
+_WINDS = words_in("north south east west")
 _TRUTH_VALUES = words_in("yes no true false")
 _ORDERED = frozenset(("()", "[]", "[)", "(]"))
 
@@ -48,8 +49,13 @@ def same(answer: Node | None, right: Node | None) -> bool:
         return names.keys() == others.keys() and all(same(names[each], others[each]) for each in names)
     if isinstance(answer, Group) and isinstance(right, Group) and (names or others):
         brackets, unnamed = (right.brackets, right) if names else (answer.brackets, answer)
+        stems = {name.partition("_")[0] for name in names or others or ()}
         if sum(isinstance(each, Relation) for each in unnamed.items) > 1:  # y = 1, y = 2
-            return False
+            if stems != {getattr(each, "name", "") for each in unnamed.items}:
+                return False
+            values = tuple(each.values[-1] for each in unnamed.items if isinstance(each, Relation) and each.values)
+            answer, right = (Group(",", values) if each is unnamed else each for each in (answer, right))
+            brackets = ","
         return brackets in ("()", *LISTS) and same(_values(answer, names, brackets), _values(right, others, brackets))
     if isinstance(answer, Quantity) and isinstance(right, Quantity):
         return _same_quantity(answer, right)
@@ -182,7 +188,7 @@ def _same_relation(answer: Relation, right: Relation) -> bool:
     if (answer.operators, [*map(texts_of, answer.sides)]) == (right.operators, [*map(texts_of, right.sides)]):
         return True
     if answer.values and right.values:
-        one, other = answer.name.casefold(), right.name.casefold()
+        one, other = (re.sub(r"\([a-z]\)\Z", "", each.name.casefold()) for each in (answer, right))
         calls = [re.fullmatch(r"(\w+)\(([a-z])\)", each.name) for each in (answer, right)]
         if calls[0] and calls[1] and calls[0][1] == calls[1][1] and calls[0][2] != calls[1][2]:  # f(n) and f(x)
             value = _with_symbol(answer.sides[-1], calls[0][2], calls[1][2])
@@ -211,7 +217,8 @@ def _words_agree(answer: Quantity, right: Quantity) -> bool:
     changed = [set(CHANGES.findall(" ".join(words))) for words in (found, wanted)]
     points = set("NSEW" if right.sign == "°" else "")
     chosen = [{word for word in words if CHOICES.fullmatch(word) or word in points} for words in (found, wanted)]
-    if changed[0] != changed[1] or chosen[1] - found:
+    winds = [[word for word in words if word in _WINDS] for words in (answer.words, right.words)]
+    if changed[0] != changed[1] or chosen[1] - found or (all(winds) and winds[0] != winds[1]):  # north of east
         return False
     if "".join(answer.words) == "".join(right.words):  # kA and k A
         return True
@@ -219,7 +226,7 @@ def _words_agree(answer: Quantity, right: Quantity) -> bool:
 
 
 def _plain(node: Node) -> str:
-    return re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", node.text) if isinstance(node, Quantity) else ""
+    return re.sub(r"(?<!\d)\s+|\s+(?!\d)|(?<=[A-Za-z])_(?=\d)", "", node.text) if isinstance(node, Quantity) else ""
 
 
 def _ends_with(answer: Quantity, right: Quantity) -> bool:

@@ -55,7 +55,7 @@ _REWRITES = r"""
 ((?:\\text\w*\{)?\b[A-Z][a-z]{2,8}\.?\s*\}?)\s*(\d\d?),?\s+(\d{4})\b => \2 \1 \3
 (?<=[a-z])\s+by\s+(?:the\s+)?[A-Za-z\s-]+(?:test|theorem|criterion) =>
 (?i:\b(?:both|only|(?:the\s+)?statements?)\s+)(?=(?:I{1,3}|IV|V)\b)|(?<=[IV])\s+only\b =>
-\\frac\s*\{d(\w)\}\s*\{d\w\}\s*(?==) => \1'
+\\frac\s*\{\s*d\s*(\w)\s*\}\s*\{\s*d\s*\w\s*\}\s*(?==) => \1'
 \^\s*\{?\s*\\prime\s*\}? => '
 (?:\A|(?<=\\cup)|(?<=\\in)|(?<==))\s*\](?=[^\[\]()]*,) => (
 (?<=[\[(])([^\[\]()]*,[^\[\]()]*)\[(?=\s*(?:\\cup|\Z)) => \1)
@@ -68,6 +68,9 @@ _REWRITES = r"""
 (?<=\d)(?:[eE]|\s+[Ee]\s?|\s*\\text\{E\}\s?)([+-]?\d+)(?!\w|\.\d) => *10^{\1}
 \A([^$]*)(?<!\\)\$(?=\s*-?[\d.])([^$]*)\Z => \1\\$\2
 \\\$\s*(-?[\d.]+) => \1\\text{ dollar}@
+€\s*(-?[\d.]+) => \1\\text{ euro}@
+平方([千厘毫]?米) => \1^2@
+立方([千厘毫]?米) => \1^3@
 \\{{text}}\{abs\}\s*\(([^()]*)\) => |\1|
 \\?(?:{{text}}\{\s*cis\s*\}|cis\b)\s*(?:\(([^()]*)\)|([^\s(]\S*)) => (\\cos(\1\2)+i\\sin(\1\2))
 (?i:\A\W*(?:text\W*)?(?:all\s+)?(?:real\s+)?(?:reals|numbers?)\s+(?:\$?\w\$?\s+)?except)[\s}]*(.+?)\Z => {{reals}}\1\\}
@@ -158,9 +161,12 @@ _REPEATING = re.compile(
 _BASED = re.compile(
     r"(?<![\w.])\(?(?:\\(?:text|mathrm)\{)?(\d\w*?|[A-F]+\d\w*?|[A-F]{2,})\}?\)?\s*_\s*\{?\s*(?:\\text\w*\{\s*)?(\d+|[a-z]{3,})\s*\}*(?=\s*(?:\Z|\$|\\\)))"
 )
+_DATE = re.compile(r"\A\W*(?:(\d{4})[-/年](\d\d?)[-/月](\d\d?)日?|(\d\d?)/(\d\d?)/(\d{4}))\W*\Z")
+_MONTHS = re.findall(r"\w+", "jan feb mar apr may jun jul aug sep oct nov dec")
 _LINES = re.compile(
     r"\\begin\{(?:array|aligned|align\*?|gathered|split)\}(?:\{[^{}]*\})?(.*?)\\end\{\w+\*?\}", re.DOTALL
 )
+_IF = re.compile(r"(?:\\text\w*\s*\{\s*)?\b(?:if|for|when|where)\b\s*\}?(?:\\ )?")
 _SCAN = re.compile(
     r"(?P<gap>\s+|~|\\[,;: ]|\\q?quad(?![A-Za-z]))|(?P<n>\d+(?:\.\d+)?|\.\d+)|\\(?P<c>[A-Za-z]+)\*?|(?P<e>\\.)"
     r"|(?P<w>[A-Za-z]-[a-z]{5,}|[A-Za-z]+)|(?P<z>[万亿]|[\u4e00-\u9fff]+)|(?P<o>\.\.\.|[<>!]=|=<|.)",
@@ -171,7 +177,7 @@ _POWER = re.compile(r"\s*\^\s*(?:\{\s*([-+]?\d)\s*\}|(-?\d))")
 _ARGUMENT = re.compile(r"\s*(\\?[A-Za-z]+|.)", re.DOTALL)
 _POINTS = re.compile(r"\s*(\\?[A-Z]+'*|\\[A-Za-z]+|\w)")
 _UNITS_ONLY = re.compile(
-    r"(?:\s*\^\s*\{?\s*-?\d\s*\}?|\s*/\s*[A-Za-z]+|\s+[mgshdlLCFKNJWVASEMTHk](?![A-Za-z]))*\s*(?:\Z|\d)"
+    r"(?:\s*\^\s*\{?\s*-?\d\s*\}?|\s*/\s*\(?[A-Za-z]+|\s+[mgshdlLCFKNJWVASEMTHk](?![A-Za-z])|\s*\))*\s*(?:\Z|\d)"
 )
 _CLOCK = re.compile(r"(?:0?\d|1[0-2]):[0-5]\d")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
@@ -179,6 +185,7 @@ _ARTICLE = re.compile(r"\s+(?:(?!sin|cos|tan|log|ln|exp|sqrt)[a-z]{3}|\d)")
 _EQUAL = {"!=": "≠", "<=": "≤", "=<": "≤", ">=": "≥", "...": "…", r"\%": "%", r"\&": "and", r"\|": "|"}
 _SHORT = words_in("is of to no it at on by be if am pm do as")
 _ROMAN = ("i", "ii", "iii", "iv")
+_MONEY = {"k": 10**3, "m": 10**6, "b": 10**9}
 _NOONS = {"noon": "pm", "midnight": "am"}
 _UNIT_LETTERS = frozenset("mgshdlLCFKNJWVASEMTHk")
 
@@ -203,7 +210,7 @@ def tokens(text: str) -> tuple[Token, ...]:
     text = first.sub(to, in_latex(text))
     text = _TUPLE.sub(lambda match: match[0].replace(",", ", "), text)  # the interval (0,100) is not the number 0100
     text = _GROUPED.sub(lambda match: re.sub(r"\D", "", match[0]), text)
-    text = _REPEATING.sub(_repeating, _BASED.sub(_based, text))
+    text = _DATE.sub(_date, _REPEATING.sub(_repeating, _BASED.sub(_based, text)))
     for pattern, to in others:
         text = pattern.sub(to, text)
     found: list[Token] = []
@@ -221,6 +228,14 @@ def _based(match: re.Match[str]) -> str:
         return match[0]
 
 
+def _date(match: re.Match[str]) -> str:
+    first, second, third = (int(each) for each in match.groups() if each)
+    year, month, day = (third, second, first) if 12 < first < 32 else (third, first, second)
+    if first > 31:
+        year, month, day = first, second, third
+    return rf"{day} \text{{ {_MONTHS[month - 1]} }} {year}" if 0 < month < 13 else match[0]
+
+
 def _repeating(match: re.Match[str]) -> str:
     whole, *parts = (each or "" for each in match.groups())
     digits, period = parts[0] + parts[6], "".join(parts[1:6]) + parts[7]
@@ -233,12 +248,14 @@ def _lines(match: re.Match[str]) -> str:
     relation = r"[=<>]|\\(?:[gl]eq?|ne)(?![a-z])"
     if "&" in match[1] and not re.search(rf"{relation}|\\text", match[1]):
         return rf"\begin{{pmatrix}}{match[1]}\end{{pmatrix}}"
-    lines = []
+    lines, is_piecewise = [], False
     for line in re.split(r"\\\\(?:\[\w+\])?", match[1]):
-        value, _, condition = (part.strip(" ,;.") for part in line.partition("&"))
-        is_pair = value and not re.search(relation, value) and re.search(rf"\w.*(?:{relation})", condition)
+        value, _, condition = (part.strip(" ,;.~") for part in _IF.sub("", line).partition("&"))
+        is_pair = value and not re.search(relation, value) and re.search(rf"\w.*(?:{relation})|else|wise", condition)
         lines.append(f"({value}, {condition})" if is_pair else line.replace("&", " ").strip(" ,;."))
-    return ", ".join(filter(None, lines))
+        is_piecewise |= bool(is_pair)
+    joined = ", ".join(filter(None, lines))
+    return rf"\{{{joined}\}}" if is_piecewise else joined
 
 
 def group(text: str, start: int) -> tuple[str, int]:
@@ -270,7 +287,7 @@ def _scan(text: str, found: list[Token], is_text: bool) -> None:
         last = found[-1] if found else Token("", "")
         value = _EQUAL.get(value, value)
         if kind == "n" or kind == "z":
-            found.append(Token("n" if kind == "n" else "w", value, gap))
+            found.append(Token("n", value, gap) if kind == "n" else Token("w", symbol_of(value), gap))
         elif kind == "w":
             _letters(value, found, gap, is_text, text[at:])
         elif kind == "c":
@@ -320,9 +337,10 @@ def _letters(run: str, found: list[Token], gap: bool, is_text: bool, rest: str) 
         is_unit_at_end = (
             run in _UNIT_LETTERS and (gap or last.text == "°") and is_after_number and _UNITS_ONLY.match(rest)
         )
-        has_symbols = any(each.kind == "s" for each in side) or any(each.text in ("sum", "prod") for each in found)
+        symbols = {each.text for each in side if each.kind == "s"} - {"mu"}
+        symbols |= {"sum", "prod"} & {each.text for each in found}
         is_word = is_text and (is_after_number or any(each.kind == "n" for each in found[-8:]))
-        is_measure = (last.text == "/" and is_after_unit) or (is_unit_at_end and not has_symbols)
+        is_measure = (last.text == "/" and is_after_unit) or (is_unit_at_end and not symbols)
         found.append(Token("w" if is_word or is_measure else "s", run, gap))
     elif is_text or _is_word(run, is_after_number):
         found.append(Token("w", symbol_of(run), gap))
@@ -398,6 +416,8 @@ def _with_numbers(found: list[Token]) -> list[Token]:
             number, taken = number_in_words(words[i:])
             result += [Token("n" if each.isdigit() else "o", each) for each in re.findall(r"\d+|.", number)]
             i += taken - 1
+        elif last.text == "dollar" and word in _MONEY:
+            result[-1:] = [Token("o", "*"), Token("n", str(_MONEY[word])), last]
         elif word in _NOONS:
             result += [Token("n", "12", token.gap), Token("w", _NOONS[word], gap=True)]
         elif (

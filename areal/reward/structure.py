@@ -74,6 +74,7 @@ _CLOSING = frozenset(_PAIRS.values())
 _RELATIONS = words_in("= < > ≤ ≥ ≠ ≈ ∈ ≡ ∼ cong")
 _REVERSED = {">": "<", "≥": "≤"}
 _BOTH = frozenset("±∓")
+_SCALAR = words_in("{ } - * / frac sqrt")
 _DEEPEST, _MOST_ITEMS = 12, 64
 
 
@@ -151,6 +152,11 @@ def _read(found: Formula) -> Node:
         raise NotAFormula
     if total := _sum_of(found):
         return total
+    start = max(i for i, each in enumerate(_levels(found[:-1])) if not each) if found[-1].text == ")" else 0
+    factor, items = found[:start], _split(found[start + 1 : -1], ",")[0]
+    is_scalar = has_kind(factor, "n") and all(each.kind == "n" or each.text in _SCALAR for each in factor)
+    if is_scalar and len(items) > 1:  # 1/3 (1, 2)
+        return _group("()", [(*factor, Token("o", "("), *each, Token("o", ")")) for each in items])
     brackets, inner = _outer_brackets(found)
     if found[0].text == "{" and brackets and _condition(inner) is None:
         return _read(inner)
@@ -275,7 +281,7 @@ def _is_name(side: Formula) -> bool:
     is_function = bool(side) and side[0].kind == "f" and names_in(side) and not {"+", "-"} & set(texts)  # sin 2x
     is_value = (has_kind(side, "nf") and not is_function) or {"sqrt", "∞", "pi"} & set(texts)
     is_described = any(each.kind == "w" and not measure(each.text) for each in side)  # and is not 180 minutes
-    return is_described if is_value and not (is_call or is_inverse) else has_kind(side, "sw")
+    return is_described if is_value and not (is_call or is_inverse or "…" in texts) else has_kind(side, "sw")
 
 
 def quantity(found: Formula) -> Quantity:
