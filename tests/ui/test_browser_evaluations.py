@@ -73,5 +73,6 @@ def test_other_baseline_is_chosen_and_kept_in_the_address(tab: Callable[..., Tab
     it.page.wait_for_selector(".side section[aria-label=other] article .t")
 
 
+@pytest.mark.timeout(600)
 def test_evaluations_have_no_violation_and_do_not_scroll_sideways(tab: Callable[..., Tab]) -> None:  # noqa: F811
     assert violations(tab(noisy=True), VIEWS) == ""

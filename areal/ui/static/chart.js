@@ -49,11 +49,12 @@ export function Chart({ title, starts, series, smooth = 0, log = false, clip = t
   const key = JSON.stringify([starts.length, series.map((each) => each.name), smooth, log, clip, stacked, height]);
   const shown = useRef(null);
   shown.current = { starts, series, smooth, log, clip, stacked, onOpen };
+  const form = (value) => (stacked && value !== null ? `${Math.round(100 * value)}%` : fmt.number(value));
   const write = (at) => {
     const index = at === null || at === undefined ? null : nearest(shown.current.starts, at);
     readout.current?.querySelectorAll("[data-series]").forEach((node, place) => {
       const values = shown.current.series[place]?.points.mean ?? [];
-      node.textContent = fmt.number(index === null ? lastOf(values) : values[index]) || "–";
+      node.textContent = form(index === null ? lastOf(values) : values[index] ?? null) || "–";
     });
   };
   useLayoutEffect(() => {
@@ -77,10 +78,10 @@ export function Chart({ title, starts, series, smooth = 0, log = false, clip = t
     cursor.listeners.add(move);
     return () => cursor.listeners.delete(move);
   }, [cursor]);
-  const words = series.map((each) => `${each.name} ${fmt.number(lastOf(each.points.mean))}`).join(", ");
+  const words = series.map((each) => `${each.name} ${form(lastOf(each.points.mean))}`).join(", ");
   return html`<figure class="chart" role="group" aria-label=${`${title}: ${words}`}>
     <figcaption ref=${readout}><b>${title}</b>${unit && html` <span class="dim">${unit}</span>`}
-      ${series.map((each, at) => html`<span class="key" key=${each.name}><i style=${{ background: stacked ? undefined : colourOf(each.colour ?? at), borderColor: colourOf(each.colour ?? at), backgroundColor: colourOf(each.colour ?? at) }} data-dash=${each.dash ?? 0}></i>${series.length > 1 || each.label ? `${each.label ?? each.name} ` : ""}<span class="num" data-series=${at}>${fmt.number(lastOf(each.points.mean))}</span></span>`)}
+      ${series.map((each, at) => html`<span class="key" key=${each.name}><i style=${{ background: stacked ? undefined : colourOf(each.colour ?? at), borderColor: colourOf(each.colour ?? at), backgroundColor: colourOf(each.colour ?? at) }} data-dash=${each.dash ?? 0}></i>${series.length > 1 || each.label ? `${each.label ?? each.name} ` : ""}<span class="num" data-series=${at}>${form(lastOf(each.points.mean))}</span></span>`)}
     </figcaption>
     <div ref=${host} style=${{ height: `${height}px` }}></div>
   </figure>`;

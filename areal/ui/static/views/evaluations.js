@@ -29,16 +29,16 @@ function All({ route }) {
 }
 
 const score = (row, name) => row.scores.find((each) => each.name === name);
-const scored = (name) => ({ id: name, title: name, value: (row) => score(row, name)?.value, num: true, cell: (row) => { const found = score(row, name); return found ? html`<span title=${interval(found)}>${fmt.number(found.value)}</span>` : ""; } });
+const scored = (name, rest) => ({ ...rest, id: name, title: name, value: (row) => score(row, name)?.value, num: true, cell: (row) => { const found = score(row, name); return found ? html`<span title=${interval(found)}>${fmt.number(found.value)}</span>` : ""; } });
 const interval = (each) => (each.low === null ? "one prompt has no interval" : `${fmt.number(each.low)} to ${fmt.number(each.high)}`);
 const signed = (value) => (value > 0 ? `+${fmt.number(value)}` : fmt.number(value));
 const Change = ({ value }) => (value === null || value === undefined ? "" : html`<span class=${value > 0 ? "ok" : value < 0 ? "bad" : "dim"}>${signed(value)}</span>`);
 
 const ALL = [
   { id: "name", title: "Evaluation", value: (row) => row.name, cls: "nowrap", cell: (row) => html`<${Link} href=${pathOf(row.name)} tabindex="-1">${row.name}<//>` },
-  { id: "target", title: "Of", value: (row) => row.target, cls: "nowrap" },
-  { id: "dataset", title: "Data set", value: (row) => row.dataset, cls: "clip", hide: 820 },
-  scored("pass@1"), scored("reward"),
+  { id: "target", title: "Of", value: (row) => row.target, cls: "breaks" },
+  { id: "dataset", title: "Data set", value: (row) => row.dataset, cls: "clip wide", hide: 820 },
+  scored("pass@1"), scored("reward", { hide: 560 }),
 ];
 const COMPARED = [
   { id: "baseline", title: "Baseline", value: (row) => row.baseline, hide: 560, cls: "nowrap" },
@@ -75,7 +75,7 @@ function Evaluation({ route }) {
       ${data.scores.length > 0 && html`<${Scores} label="Scores" rows=${data.scores} data=${data} />`}
       ${data.difference.length > 0 && html`<${Scores} label=${`Difference to ${data.against}, prompt by prompt`} rows=${data.difference} data=${data} isDifference />`}
     </div>
-    ${data.against && data.both > 0 && html`<p><b class="ok">${data.better}</b> ${data.better === 1 ? "prompt" : "prompts"} better, <b class="bad">${data.worse}</b> worse, <b>${data.both - data.better - data.worse}</b> alike${data.isDropped ? html`. <b class="bad">It is significantly worse.</b>` : ""}</p>`}
+    ${data.against && data.both > 0 && html`<p><b class="ok">${data.better}</b> ${data.better === 1 ? "prompt" : "prompts"} better, <b class=${data.worse ? "bad" : ""}>${data.worse}</b> worse, <b>${data.both - data.better - data.worse}</b> alike${data.isDropped ? html`. <b class="bad">It is significantly worse.</b>` : ""}</p>`}
     <div class="bar">
       <${Filter} value=${query.q} label="Filter prompts" placeholder="filter prompts" />
       ${(data.choices.length > 0 || data.baseline) && html`<label class="row">against <select onChange=${(event) => setQuery({ against: event.target.value, show: null })}>${[...new Set(["none", data.baseline, ...data.choices].filter(Boolean))].map((each) => html`<option key=${each} value=${each} selected=${each === (data.against ?? query.against ?? data.baseline ?? "none")}>${each}</option>`)}</select></label>`}

@@ -71,16 +71,17 @@ const COLUMNS = [
   { id: "status", title: "Status", value: (row) => row.status.phase, cell: (row) => html`<${State} value=${row.status.phase} />` },
   { id: "ready", title: "Ready", value: (row) => row.status.ready, num: true, sort: false, hide: 560 },
   { id: "progress", title: "Progress", optional: true, value: (row) => job(row).step, cls: "nowrap", search: (row) => "",
-    cell: (row) => job(row).step === undefined ? "" : html`step ${fmt.number(job(row).step)}${job(row).total ? html`<span class="dim">/${fmt.number(job(row).total)}</span>` : ""}${WELL.has(row.status.phase) && row.status.phase === "Running" && job(row).etaSeconds ? html`<span class="dim">, ${fmt.age(job(row).etaSeconds)} left</span>` : ""}` },
+    cell: (row) => job(row).step === undefined ? "" : html`step ${fmt.number(job(row).step)}${job(row).total ? html`<span class="dim">/${fmt.number(job(row).total)}</span>` : ""}${WELL.has(row.status.phase) && row.status.phase === "Running" && job(row).etaSeconds ? html`<span class="dim hide-560">, ${fmt.age(job(row).etaSeconds)} left</span>` : ""}` },
   { id: "reward", title: "Reward", optional: true, value: (row) => job(row).reward, num: true, cell: (row) => fmt.number(job(row).reward) },
-  { id: "weights", title: "Weights", optional: true, value: (row) => weights(row).version ?? weights(row).path, search: (row) => `${weights(row).writer ?? ""} ${weights(row).path ?? ""}`, hide: 820,
-    cell: (row) => weights(row).version == null && !weights(row).path ? "" : html`${weights(row).version != null ? `v${weights(row).version}` : ""}${weights(row).writer ? html` <span class="dim">of</span> <${Link} href=${objectPath(weights(row).writer)} tabindex="-1">${weights(row).writer.split("/")[1]}<//>` : ""} <span class="dim mono">${base(weights(row).path)}</span>${weights(row).others?.length ? html` <span class="warn">others ${weights(row).others.map((v) => `v${v}`).join(", ")}</span>` : ""}` },
+  { id: "weights", title: "Weights", optional: true, value: (row) => weights(row).version ?? weights(row).path, search: (row) => `${weights(row).writer ?? ""} ${weights(row).path ?? ""}`, hide: 820, cls: "links",
+    cell: (row) => weights(row).version == null && !weights(row).path ? "" : html`${weights(row).version != null ? `v${weights(row).version}` : ""}${weights(row).writer ? html` <span class="dim">of</span> <${Link} href=${objectPath(weights(row).writer)} tabindex="-1">${weights(row).writer.split("/")[1]}<//>` : ""} <span class="dim mono">${base(weights(row))}</span>${weights(row).others?.length ? html` <span class="warn">others ${weights(row).others.map((v) => `v${v}`).join(", ")}</span>` : ""}` },
   { id: "address", title: "Address", optional: true, value: (row) => row.status.address, hide: 820, cell: (row) => html`<span class="mono">${row.status.address ?? ""}</span>` },
   { id: "restarts", title: "Restarts", optional: true, value: (row) => row.processes.restarts, num: true, hide: 820, cell: (row) => row.processes.restarts ? html`<span class="warn">${row.processes.restarts}</span>` : html`<span class="dim">0</span>` },
   { id: "age", title: "Age", value: (row) => row.createdAt ? Date.now() / 1000 - row.createdAt : null, num: true, hide: 560, cls: "nowrap", search: () => "", cell: (row) => row.createdAt ? fmt.age(Date.now() / 1000 - row.createdAt) : "" },
 ];
 
-const base = (path) => (path ? path.replace(/\/+$/, "").split("/").pop() : "");
+// The last part of a path of weights, unless it is their version.
+const base = ({ path, version }) => { const last = path?.replace(/\/+$/, "").split("/").pop() ?? ""; return last === `v${version}` ? "" : last; };
 
 // The cause of what is not ready, and what left the record.
 function note(row) {

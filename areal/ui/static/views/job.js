@@ -61,16 +61,16 @@ export default function Job({ route }) {
     ${error && html`<${Problem} error=${error} />`}
     ${data.message && data.phase !== "Succeeded" && html`<div class="problem"><pre>${data.message}</pre></div>`}
     ${data.alerts.map((alert) => html`<div class="problem" key=${alert.rule}><pre>${alert.message}</pre><p class="hint">${alert.cause}. <code>${alert.next}</code></p></div>`)}
-    <div class="bar">
+    ${data.steps > 0 && html`<div class="bar">
       <input type="search" data-filter value=${q ?? ""} onInput=${(event) => setQuery({ q: event.target.value })} placeholder="filter metrics  (/)" aria-label="Filter metrics" />
       <label class="row">smoothing <select onChange=${(event) => setQuery({ smooth: event.target.value === "none" ? null : event.target.value })}>${Object.keys(SMOOTH).map((each) => html`<option key=${each} selected=${each === smooth}>${each}</option>`)}</select></label>
       <button type="button" aria-pressed=${String(Boolean(log))} onClick=${() => turn("log", log)}>log axis</button>
       <button type="button" aria-pressed=${String(!noclip)} onClick=${() => turn("noclip", noclip)}>clip outliers</button>
       <button type="button" aria-pressed=${String(Boolean(all))} onClick=${() => turn("all", all)}>all metrics</button>
       <${Readout} cursor=${cursor} data=${data} open=${open} />
-    </div>
+    </div>`}
     ${data.shareRead < 1 && html`<p class="dim" role="status">${Math.round(100 * data.shareRead)}% of ${data.name}'s steps are read; until then the curves are of a sample of them</p>`}
-    ${!data.steps && html`<p class="empty">it has written no step yet</p>`}
+    ${!data.steps && html`<p class="empty">It has written no step. <${Link} href=${logsPath(`TrainJob/${name}`)}>Its logs<//> have what it does.</p>`}
     ${data.steps > 0 && html`<div class="charts">
       ${charts.map((chart) => html`<${Chart} key=${chart.title} ...${look} ...${chart} />`)}
     </div>`}

@@ -74,7 +74,7 @@ export default function Logs({ route }) {
 
   const choose = (parameter) => (event) => setQuery({ [parameter]: event.target.value });
   const head = html`<div class="head"><h1><span class="dim">Logs</span> <${Link} href=${objectPath(refOf(kind, name))}>${name}<//></h1>
-    <span class="facts">${data && html`<span><b>${fmt.number(lines.length)}</b> lines${next ? ", older ones by scrolling" : ""}</span> ${errors.length > 0 && html`<span class="bad">${errors.length} ${errors.length === 1 ? "error" : "errors"}</span>`}`}
+    <span class="facts">${data && html`<span><b>${fmt.number(lines.length)}</b> ${lines.length === 1 ? "line" : "lines"}${next ? ", older ones by scrolling" : ""}</span> ${errors.length > 0 && html`<span class="bad">${errors.length} ${errors.length === 1 ? "error" : "errors"}</span>`}`}
       ${data && !previous && (paused ? html`<span class="warn">not following</span>` : html`<span class="ok">following</span>`)}</span></div>`;
   const bar = html`<div class="bar">
     <${Filter} value=${q} label="Filter lines" placeholder="filter lines" />
@@ -84,6 +84,7 @@ export default function Logs({ route }) {
     <button type="button" aria-pressed=${String(Boolean(previous))} onClick=${() => setQuery({ previous: previous ? null : 1 })}>previous run</button>
     <button type="button" onClick=${() => jump(-1)} disabled=${!errors.length && !next}>previous error</button>
     <button type="button" onClick=${() => jump(1)} disabled=${!errors.length}>next error</button>
+    <button type="button" aria-pressed=${String(Boolean(wrap))} onClick=${() => setQuery({ wrap: wrap ? null : 1 })}>wrap lines</button>
     ${paused && html`<button type="button" onClick=${toEnd}>to the end</button>`}
   </div>`;
   if (!data) return html`${head}${bar}<${Loading} error=${error} />`;

@@ -43,7 +43,8 @@ export default function ObjectView({ route }) {
 const SERVES = new Set(["InferenceService", "AgentService"]);
 // Suspended, a job that was stopped, and what waits for a job: each has no process, and resumes.
 const RESTS = new Set(["Suspended", "Stopped", "Pending"]);
-export const verbsOf = (kind, status) => [...(RESTS.has(status.phase) ? ["resume"] : ["restart", "suspend"]), ...(/^(Model|AgentService)$/.test(kind) ? ["scale"] : [])];
+const ENDED = new Set(["Succeeded", "Failed"]);
+export const verbsOf = (kind, status) => [...(RESTS.has(status.phase) ? ["resume"] : kind === "TrainJob" && ENDED.has(status.phase) ? ["restart"] : ["restart", "suspend"]), ...(/^(Model|AgentService)$/.test(kind) ? ["scale"] : [])];
 
 const reason = (row) => row.reason && row.state !== "running" ? html`<span class=${row.state === "queued" ? "warn" : "bad"}>${row.reason}</span>` : null;
 

@@ -1,7 +1,8 @@
 // `/agents/NAME[/session/S]` and `/sessions[/NAME[/session/S]]`: sessions of agents and recorded ones, their turns and tokens.
 import { html, useData, useEffect, useKeys, useRef, useState, call, Filter, Link, Loading, Problem, State, Table, fmt, go, objectPath, sessionsPath, setQuery } from "../ui.js";
 import { Actions } from "../actions.js";
-import { COLOURS, legendOf, readable, showEpisode, versionsOf } from "../tokens.js";
+import { plural, readable, showEpisode, versionsOf } from "../tokens.js";
+import { ColourBar, colourOf, tokenKeys } from "./step.js";
 
 const kindOf = (route) => (route.path.startsWith("/agents/") ? "agentservice" : "inferenceservice");
 export const title = (route) => (route.params.session ? `session ${route.params.session}` : route.params.name ? `sessions of ${route.params.name}` : "sessions");
@@ -37,7 +38,7 @@ function List({ route, kind }) {
   if (!data) return html`<h1>Sessions of ${name}</h1><${Loading} error=${error} />`;
   const rows = [...new Map([data, ...more].flatMap((page) => page.sessions).map((row) => [row.id, row])).values()];
   const read = [data, ...more].reduce((sum, page) => sum + page.read, 0);
-  return html`<div class="head"><h1>Sessions of <${Link} href=${objectPath(`${kind === "agentservice" ? "AgentService" : "InferenceService"}/${name}`)}>${name}<//></h1><span class="facts"><span><b>${rows.length}</b> ${q ? `of ${read} read` : "sessions"}</span></span></div>
+  return html`<div class="head"><h1>Sessions of <${Link} href=${objectPath(`${kind === "agentservice" ? "AgentService" : "InferenceService"}/${name}`)}>${name}<//></h1><span class="facts"><span>${q ? html`<b>${fmt.number(rows.length)}</b> of ${fmt.number(read)} read` : html`<b>${plural(rows.length, "session")}</b>`}</span></span></div>
     ${(failed ?? error) && html`<${Problem} error=${failed ?? error} />`}
     ${data.away > 0 && html`<p class="warn">sessions of ${data.away} data proxies that are away are not listed</p>`}
     <div class="bar"><${Filter} value=${q} label="Filter sessions" placeholder="filter sessions" /></div>
@@ -68,24 +69,28 @@ function AgentSession({ route }) {
   if (!data) return html`<h1>Session ${short(session)}</h1><${Loading} error=${error} />`;
   const { session: row } = data;
   return html`<div class="head"><h1>Session <span class="mono">${short(session)}</span></h1> <${State} value=${row.state} />
-      <span class="facts"><span><b>${data.count}</b> turns</span><span>begun ${fmt.ago(row.created)}</span><span>used ${fmt.ago(row.used)}</span><${Link} href=${sessionsPath("agentservice", name)}>${name}<//></span>
+      <span class="facts"><span><b>${plural(data.count, "turn")}</b></span><span>begun ${fmt.ago(row.created)}</span><span>used ${fmt.ago(row.used)}</span><${Link} href=${sessionsPath("agentservice", name)}>${name}<//></span>
       <span class="grow"></span> <${Actions} target=${asked} verbs=${[...(row.recorded ? ["reward"] : []), "end-session"]} /></div>
     ${error && html`<${Problem} error=${error} />`}
     ${Object.keys(row.metadata ?? {}).length > 0 && html`<p class="mono dim">${JSON.stringify(row.metadata)}</p>`}
     <${Trained} asked=${asked} recorded=${row.recorded} by=${data.recordedBy} count=${data.calls.length} />
     ${data.unseen && html`<p class="warn">${data.unseen}</p>`}
     <div class="bar"><${Filter} value=${q} label="Filter turns" placeholder="filter turns" />
-      <button type="button" disabled=${!data.older} onClick=${() => setQuery({ before: data.turns[0].number })}>Older ([)</button> <button type="button" disabled=${!before} onClick=${() => setQuery({ before: null })}>Newest (])</button>
-      <span class="dim">${data.turns.length ? `turns ${data.turns[0].number} to ${data.turns.at(-1).number} of ${data.matching}` : q ? "no turn matches" : "no turn yet"}</span></div>
+      ${(data.older || before) && html`<button type="button" disabled=${!data.older} onClick=${() => setQuery({ before: data.turns[0].number })}>Older ([)</button> <button type="button" disabled=${!before} onClick=${() => setQuery({ before: null })}>Newest (])</button>`}
+      <span class="dim">${data.turns.length ? `turns ${data.turns[0].number} to ${data.turns.at(-1).number} of ${data.matching}` : q ? "no turn matches" : "no turn has ended yet"}</span></div>
     <div ref=${turns}>${data.turns.map((turn) => html`<${Turn} key=${turn.number} turn=${turn} />`)}</div>
+    ${row.state === "running" && !before && html`<p class="panel talk" role="status"><b class="ok">turn ${data.count + 1} runs</b>, for ${fmt.age(Date.now() / 1000 - row.used)}. Its messages are shown when it has ended.${row.waiting > 0 ? ` ${plural(row.waiting, "more message")} ${row.waiting === 1 ? "waits" : "wait"}.` : ""}</p>`}
     ${data.calls.length > 0 && html`<${Table} label="Model calls" caption="Recorded model calls" name="call" sortName="callsort" columns=${CALLS} rows=${data.calls} rowKey=${(each) => each.id} />`}`;
 }
 
 function Turn({ turn }) {
+  const unanswered = turn.outcome === "complete" && turn.messages.at(-1)?.role !== "assistant";
+  const messages = unanswered ? [...turn.messages, { role: "assistant", text: "", cut: 0, calls: [] }] : turn.messages;
   return html`<article class="panel talk" tabindex="-1" aria-label=${`turn ${turn.number}`}>
     <header><b>turn ${turn.number}</b><span>${fmt.clock(turn.at)}</span><span>${fmt.duration(turn.seconds)}</span><span class=${turn.error ? "bad" : ""}>${turn.outcome}</span></header>
-    ${turn.messages.map((each, at) => html`<div class="say" key=${at}><span>${each.role}</span><div>
-      ${(each.text || each.cut > 0) && html`<${Text} cls=${each.role === "tool" ? "result" : ""} text=${each.text} cut=${each.cut} />`}
+    ${messages.map((each, at) => html`<div class="say" key=${at}><span>${each.role}</span><div>
+      ${!each.text.trim() && !each.calls.length && html`<span class="dim">no text</span>`}
+      ${(each.text.trim() || each.cut > 0) && html`<${Text} cls=${each.role === "tool" ? "result" : ""} text=${each.text} cut=${each.cut} />`}
       ${each.calls.map((one, place) => html`<${Text} key=${place} cls="call" text=${`${one.name}(${one.text})`} cut=${one.cut} />`)}</div></div>`)}
     ${turn.error && html`<div class="say"><span>error</span><pre class="bad">${turn.error}</pre></div>`}
   </article>`;
@@ -107,44 +112,37 @@ function Trained({ asked, recorded, by, count }) {
   const path = (each) => `/job/${encodeURIComponent(each.job)}/step/${each.step}/group/${encodeURIComponent(each.group)}/sample/${each.sample}${each.isEval ? "?eval=1" : ""}`;
   return html`<p class="facts">${asked.session !== recorded && html`<span>recorded as ${by ? html`<${Link} class="mono" href=${sessionsPath("inferenceservice", by, recorded)}>${recorded}<//>` : html`<span class="mono">${recorded}</span>`} </span>`}
     ${found?.samples.map((each) => html`<span key=${path(each)}>trained on: <${Link} href=${path(each)}>${each.job} step ${each.step}, sample ${each.sample}<//> </span>`)}
-    ${found && !found.samples.length && html`<span class="dim">no job's samples have it${found.whole ? "" : ", in those that were searched"}</span>`}</p>`;
+    ${found && !found.samples.length && html`<span class="dim">no job has trained on it${found.whole ? "" : ", in the samples that were searched"}</span>`}</p>`;
 }
 
 function Recorded({ route }) {
   const { name, session } = route.params;
-  const colour = COLOURS.includes(route.query.colour) ? route.query.colour : "logprob";
+  const colour = colourOf(route.query);
   const asked = { kind: "inferenceservice", name, session };
   const { data, error } = useData("sessions", asked);
   const [tokens, setTokens] = useState(null);
   const count = data?.calls.length;
   useEffect(() => { if (count !== undefined) call("sessions", { ...asked, tokens: 1 }).then((found) => setTokens(found.data), (failure) => setTokens({ error: failure })); }, [session, count]);
-  useKeys(COLOURS.map((each, at) => ({ key: String(at + 1), help: `colour by ${each}`, run: () => setQuery({ colour: each === "logprob" ? null : each }) })));
+  useKeys(tokenKeys(route.query));
   if (!data) return html`<h1>Session ${short(session)}</h1><${Loading} error=${error} />`;
   const { session: row } = data;
   const versions = versionsOf(tokens?.episodes ?? []);
   return html`<div class="head"><h1>Session <span class="mono">${short(session)}</span></h1> <${State} value=${row.state} />
-      <span class="facts"><span><b>${row.turns}</b> calls</span>${row.reward !== null && html`<span>reward <b>${fmt.number(row.reward)}</b></span>`}<span>task <b>${row.task}</b></span>${row.group && html`<span>group ${row.group}</span>`}<span>begun ${fmt.ago(row.created)}</span><${Link} href=${sessionsPath("inferenceservice", name)}>${name}<//></span>
+      <span class="facts"><span><b>${plural(row.turns, "call")}</b></span>${row.reward !== null && html`<span>reward <b>${fmt.number(row.reward)}</b></span>`}<span>task <b>${row.task}</b></span>${row.group && html`<span>group ${row.group}</span>`}<span>begun ${fmt.ago(row.created)}</span><${Link} href=${sessionsPath("inferenceservice", name)}>${name}<//></span>
       <span class="grow"></span> <${Actions} target=${asked} verbs=${["reward", "end-session"]} /></div>
     ${error && html`<${Problem} error=${error} />`}
     <${Trained} asked=${asked} recorded=${session} by=${null} count=${count} />
     ${data.failures.map((each) => html`<p class="warn" key=${each.trajectory}>trajectory ${each.trajectory}: ${each.error ?? Object.entries(each.codes).map(([code, times]) => `${code} ×${times}`).join(", ")}</p>`)}
     <${Table} focus label="Model calls" caption="Model calls" columns=${CALLS} rows=${data.calls} rowKey=${(each) => each.id} empty="no call is recorded" />
     ${tokens?.error && html`<${Problem} error=${tokens.error} />`}
-    ${tokens?.episodes?.length > 0 && html`<div class="bar" role="group" aria-label="Colour of tokens">${COLOURS.map((each) => html`<button type="button" key=${each} aria-pressed=${String(each === colour)} onClick=${() => setQuery({ colour: each === "logprob" ? null : each })}>${each}</button>`)}</div>
-      <${Legend} colour=${colour} versions=${versions} />
-      ${tokens.episodes.map((each) => html`<${Episode} key=${each.name} episode=${each} colour=${colour} versions=${versions} />`)}
+    ${tokens?.episodes?.length > 0 && html`<${ColourBar} colour=${colour} versions=${versions} />
+      ${tokens.episodes.map((each) => html`<${Episode} key=${each.name} episode=${each} colour=${colour} versions=${versions} open=${route.query.open ? true : null} />`)}
       ${tokens.leftOut > 0 && html`<p class="dim">${tokens.leftOut} more trajectories are not shown</p>`}`}`;
 }
 
-function Legend({ colour, versions }) {
+function Episode({ episode, colour, versions, open }) {
   const host = useRef(null);
-  useEffect(() => { host.current.replaceChildren(legendOf(colour, versions)); }, [colour, versions.length]);
-  return html`<div ref=${host}></div>`;
-}
-
-function Episode({ episode, colour, versions }) {
-  const host = useRef(null);
-  useEffect(() => { showEpisode(host.current, episode, { colour, versions }); }, [episode, colour]);
+  useEffect(() => { showEpisode(host.current, episode, { colour, versions, open }); }, [episode, colour, open]);
   return html`<div ref=${host}></div>`;
 }
 
@@ -162,7 +160,7 @@ const OF_AGENTS = [
   { id: "turns", title: "Turns", value: (row) => row.turns, num: true },
   { id: "waiting", title: "Waiting", value: (row) => row.waiting, num: true, optional: true },
   age,
-  { id: "idle", title: "Idle", value: (row) => (row.state === "idle" ? Date.now() / 1000 - row.used : null), num: true, cls: "nowrap", hide: 560, cell: (row) => (row.state === "idle" ? fmt.age(Date.now() / 1000 - row.used) : "") },
+  { id: "idle", title: "Idle", value: (row) => (row.state === "idle" ? Date.now() / 1000 - row.used : null), num: true, cls: "nowrap", hide: 560, optional: true, cell: (row) => (row.state === "idle" ? fmt.age(Date.now() / 1000 - row.used) : "") },
   { id: "recorded", title: "Recorded as", value: (row) => row.recorded, cls: "mono", optional: true, hide: 820 },
   { id: "metadata", title: "Metadata", value: (row) => (Object.keys(row.metadata ?? {}).length ? JSON.stringify(row.metadata) : null), cls: "mono", optional: true, hide: 820 },
 ];

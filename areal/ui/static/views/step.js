@@ -32,7 +32,7 @@ function Head({ data, params, isEval, children }) {
   return html`
     <div class="head">
       <h1><${Link} href=${`/job/${encodeURIComponent(params.name)}?at=${params.step}`}>${params.name}<//> ${isEval ? "evaluation after" : ""} step ${fmt.number(data.step)}</h1>
-      <span class="facts">${link(data.previous, "← previous")} ${link(data.next, "next →")} <span>of ${plural(data.count, "recorded step")}, ${fmt.number(data.firstStep)} to ${fmt.number(data.lastStep)}</span> ${children}</span>
+      <span class="facts">${link(data.previous, "← previous")} ${link(data.next, "next →")} <span>of ${plural(data.count, "recorded step")}${data.evaluations ? ` and ${plural(data.evaluations, "evaluation")}` : ""}, ${fmt.number(data.firstStep)} to ${fmt.number(data.lastStep)}</span> ${children}</span>
     </div>
     ${!data.decoded && html`<p class="dim">Token ids are shown: the tokenizer of the job's configuration is not on this machine.</p>`}
     ${data.damagedLines > 0 && html`<div class="problem"><pre>${plural(data.damagedLines, "line")} of ${data.path} cannot be read; the others are shown</pre><p class="hint">${data.damaged[0]}</p></div>`}`;

@@ -71,7 +71,7 @@ function Timeline({ lanes, span }) {
   const tell = (each) => [version(each.version) || "unknown version", each.job && `of ${each.job}`, each.joined && "it caught up", each.ms !== null && `update ${ms(each.ms)}`, each.pause !== null && `pause ${ms(each.pause)}`, each.at && fmt.clock(each.at)].filter(Boolean).join(", ");
   return html`<section class="panel lanes" aria-label="Versions over time"><h2>Versions over time</h2><div class="pad">
     <div class="bar" role="group" aria-label="Span of time">${Object.keys(SPANS).map((each) => html`<button type="button" key=${each} aria-pressed=${String(each === span)} onClick=${() => setQuery({ span: each === "all" ? null : each })}>${each}</button>`)}<span class="dim">${fmt.clock(lanes.from)} to ${fmt.clock(lanes.to)}</span></div>
-    ${lanes.rows.map((row) => html`<div class="lane" key=${row.key}><span class="mono">${row.title}</span>
+    ${lanes.rows.map((row) => html`<div class="lane" key=${row.key}><span class="mono" title=${row.title}>${row.title}</span>
       <svg viewBox=${`0 0 ${DRAWN} 18`} preserveAspectRatio="none" role="img" aria-label=${`${row.title}: ${row.segments.slice(-8).map((each) => `${version(each.version) || "unknown"} from ${fmt.clock(each.from)}`).join(", ")}${row.missed.length ? `; missed ${row.missed.length}` : ""}`}>
         ${row.segments.map((each) => html`<rect key=${`${each.from} ${each.version}`} class=${`w${(each.version ?? 0) % 6}`} x=${x(each.from)} y="2" width=${Math.max(2, x(each.to) - x(each.from))} height="14"><title>${tell(each)}</title></rect>`)}
         ${row.missed.map((each) => html`<rect key=${`missed ${each.at}`} class="missed" x=${x(each.at) - 2} y="0" width="4" height="18"><title>${`${version(each.version)} was not taken: ${each.error}`}</title></rect>`)}
