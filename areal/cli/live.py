@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from areal.cli.output import cell_width, longest, paint_state
@@ -352,13 +353,14 @@ def _table_title(live: Live, now: float, colour: bool) -> str:
     sort = pane.columns[pane.sort].title if 0 <= pane.sort < len(pane.columns) else ""
     order = " ".join(filter(None, [f"sort {sort}" if sort else "", "reversed" if pane.is_reversed else ""]))
     state = _age(pane.at, now, pane.error)
-    facts = [state, f"/{pane.filter}" if pane.filter else "", order, pane.note]
+    more = "right: more columns" if len(pane.columns) - 1 not in _layout(live) else ""
+    facts = [state, f"/{pane.filter}" if pane.filter else "", order, more, pane.note]
     title = "  ".join([" ".join(names), *filter(None, facts)])
     return style(title, fg="yellow") if colour and state else style(title, bold=True) if colour else title
 
 
 def _layout(live: Live) -> dict[int, int]:
-    """The columns that are shown, and their widths."""
+    """The columns that are shown, and their widths: those that the screen has room for, none in part."""
     pane, rows = live.pane, shown_rows(live.pane)
     places = [place for place in range(len(pane.columns)) if place == 0 or place > pane.left]
     widths = {
@@ -367,7 +369,8 @@ def _layout(live: Live) -> dict[int, int]:
     }
     if places and sum(widths.values()) + 2 * len(places) > live.width:
         widths[0] = min(widths[0], max(_LEAST_FIRST, live.width // 2))
-    return widths
+    ends = zip(widths, accumulate(width + 2 for width in widths.values()), strict=True)
+    return {place: widths[place] for number, (place, end) in enumerate(ends) if end <= live.width or not number}
 
 
 def _table_body(live: Live, colour: bool) -> list[str]:

@@ -54,6 +54,9 @@ def watch(cli: Invocation, /, names: tuple[str, ...], once: bool, notify: str | 
     target = _target(notify) if notify else None
     refs = [Ref(TRAIN_JOB, check_name(name)) for name in dict.fromkeys(names)] or _running(cli)
     curves = {ref.name: JobCurves(cli.home.job_metrics(ref.name)) for ref in refs}
+    names_of_all = ", ".join(curves)
+    if refs and not once:
+        cli.info(f"watching {names_of_all}: ends at the first alert, or with the jobs; Ctrl-C ends it before")
     while True:
         view = HomeView(cli.home)
         jobs = [stored(cli.home, ref) for ref in refs]
@@ -82,7 +85,7 @@ def watch(cli: Invocation, /, names: tuple[str, ...], once: bool, notify: str | 
                     hint=f"areal train logs {failed[0].name}",
                 )
             if cli.format.is_table:
-                cli.info(f"no alert in {', '.join(ref.name for ref in refs) or 'any job: none runs'}")
+                cli.info(f"no alert in {names_of_all or 'any job: none runs'}")
             return 0
         time.sleep(interval)
 

@@ -191,6 +191,13 @@ def test_colours_mark_states_and_the_selected_row() -> None:
     assert not any(ESCAPE in line for line in drawn(live(row("a"))))
 
 
+def test_column_that_does_not_fit_is_left_out_whole_until_the_view_moves_right() -> None:
+    state = live(row("n" * 40, 1, "s" * 20), width=60)
+    assert "right: more columns" in drawn(state)[0] and drawn(state)[1].split() == ["NAME", "COUNT"]
+    moved = typed(state, "right")
+    assert "right: more columns" not in drawn(moved)[0] and drawn(moved)[1].split() == ["NAME", "STATUS"]
+
+
 @pytest.mark.parametrize(
     ("text", "width", "expected"),
     [

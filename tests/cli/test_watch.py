@@ -70,8 +70,8 @@ def test_watch_exits_8_with_cause_and_next_command_when_an_alert_fires(
     url, taken = hook
     watching = spawn("train", "watch", "learn", "--interval", "0.1", "--notify", f"{url}/alerts?x=1").popen
     diverge(learn)
-    out, _ = watching.communicate(timeout=60)
-    assert watching.returncode == 8
+    out, err = watching.communicate(timeout=60)
+    assert watching.returncode == 8 and "watching learn: ends at the first alert" in err
     assert "loss is NaN at step 6" in out and "cause: a loss or a gradient overflowed" in out
     assert "next:  areal train metrics learn" in out
     assert [(each["path"], each["rule"], each["step"]) for each in taken] == [("/alerts?x=1", "not-finite", 6)]
