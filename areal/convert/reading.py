@@ -86,9 +86,11 @@ class Command(NamedTuple):
     words: list[str]
 
 
-def script_command(text: str, programs: re.Pattern[str], environment: Mapping[str, str], name: str) -> Command:
+def script_command(
+    text: str, programs: re.Pattern[str], environment: Mapping[str, str], name: str, hint: str = ""
+) -> Command:
     """The last command that runs one of ``programs``: a pattern of a word, or of two words with a space between them.
-    Raises Unread."""
+    Raises Unread, with ``hint`` where there is none."""
     if len(text) > _MOST_BYTES:
         raise Unread(f"{name}: {len(text)} characters are not a script of a training run")
     variables, arrays = dict(environment), dict[str, list[str]]()
@@ -108,7 +110,7 @@ def script_command(text: str, programs: re.Pattern[str], environment: Mapping[st
         elif line.split()[:1] not in (["echo"], ["printf"]) and programs.search(_expanded(line, variables)) is not None:
             found = _command(_words(line, variables, arrays, name, programs), programs, name) or found
     if found is None:
-        raise Unread(f"{name}: no command in it runs a trainer that is known here")
+        raise Unread(f"{name}: no command in it runs a trainer that is known here", hint=hint)
     return found
 
 
@@ -207,16 +209,19 @@ def _holds(line: str, variables: Mapping[str, str]) -> bool | None:
 
 
 def _lines(text: str) -> Iterator[str]:
-    """Logical lines: a backslash or an open bracket of an array continues one; comments between its lines go."""
+    """Logical lines: a backslash, an open bracket of an array or an open quote of a variable continues one; comments
+    between its lines go."""
     parts: list[str] = []
     for line in text.splitlines():
         if line.lstrip().startswith("#"):
             continue
         stripped = re.sub(r"\s#[^'\"]*$", "", line).rstrip()
         parts.append(stripped.removesuffix("\\"))
+        whole = " ".join(parts)
         open_array = re.match(rf"\s*{_DECLARED}[A-Za-z_]\w*\+?=\((?!.*\))", parts[0]) and not stripped.endswith(")")
-        if not stripped.endswith("\\") and not open_array:
-            yield " ".join(parts)
+        open_quote = re.fullmatch(rf"\s*{_DECLARED}[A-Za-z_]\w*\+?=\"[^\"]*", whole)
+        if not stripped.endswith("\\") and not open_array and not open_quote:
+            yield whole
             parts = []
     if parts:
         yield " ".join(parts)
@@ -311,7 +316,7 @@ def flags(words: Sequence[str], name: str) -> dict[str, Any]:
             found[key] = typed(value) if equals else True
             fresh = not equals
         elif not key:
-            raise Unread(f"{name}: {word!r} is not --key")
+            raise _unread_word(word, "--key", name)
         else:
             value = typed(word.removesuffix(","))
             before = found[key]
@@ -323,6 +328,13 @@ def flags(words: Sequence[str], name: str) -> dict[str, Any]:
     }
 
 
+def _unread_word(word: str, form: str, name: str) -> Unread:
+    if (variable := re.fullmatch(r"\$\{?(\w+)\}?", word)) is None:
+        return Unread(f"{name}: {word!r} is not {form}")
+    why = f"{name}: ${variable[1]} is not set, or set under a condition that is not known here"
+    return Unread(why, hint=f"export {variable[1]}, or the variables of that condition")
+
+
 def assignments(words: Sequence[str], name: str) -> dict[str, Any]:
     """``key=value`` words, as Hydra reads them: ``+key`` adds, ``~key`` removes."""
     found: dict[str, Any] = {}
@@ -331,7 +343,7 @@ def assignments(words: Sequence[str], name: str) -> dict[str, Any]:
         if word.startswith("--"):
             continue  # --config-name and others of Hydra itself
         if not equals:
-            raise Unread(f"{name}: {word!r} is not key=value")
+            raise _unread_word(word, "key=value", name)
         found[key.lstrip("+")] = typed(value)
     return found
 

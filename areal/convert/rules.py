@@ -16,7 +16,7 @@ from areal.dataclasses import dataclass, field, replace
 from areal.errors import did_you_mean
 from areal.resources.tree import set_path
 
-_UNSET = re.compile(r"\$\{?\w+\}?")
+_UNSET = re.compile(r"\$\{?(\w+)")
 Translate = Callable[[Any], Any]
 
 
@@ -191,7 +191,9 @@ def convert(source: Framework, given: Mapping[str, Any]) -> Draft:
 def _fault(key: str, value: Any, default: Any) -> str:
     """Why the value cannot be used; "" where no fault is found."""
     if isinstance(value, str) and (unset := _UNSET.search(value)) is not None:
-        return f"{unset[0]} is not set: export it, or add {key}=VALUE"
+        if unset[1].isdigit():
+            return f"it is argument {unset[1]} of the script: add {key}=VALUE"
+        return f"${unset[1]} is not set: export it, or add {key}=VALUE"
     if value is None and default is not None:
         return f"it must not be null; its default is {default!r}"
     if isinstance(default, bool) and not isinstance(value, bool):

@@ -19,13 +19,15 @@ _LAUNCHER = ("nproc_per_node", "nnodes", "num_processes", "num_machines", "num_g
 @dataclass(frozen=True)
 class SourceFormat:
     """A framework. ``programs``: a pattern whose last group that matches names the trainer, in the words of
-    ``called``. ``read``: the keys of a command's words. ``nested``: whether keys of a YAML file have dots.
-    ``trainer_of``: the trainer of a YAML file by its keys, "" where they do not show it."""
+    ``called``. ``read``: the keys of a command's words. ``readable``: what can be read, in words. ``nested``: whether
+    keys of a YAML file have dots. ``trainer_of``: the trainer of a YAML file by its keys, "" where they do not show
+    it."""
 
     trainers: Mapping[str, Framework]
     programs: re.Pattern[str]
     called: Mapping[str, str]
     read: Callable[[Sequence[str], str], dict[str, Any]]
+    readable: str
     nested: bool = True
     trainer_of: Callable[[Mapping[str, Any]], str] = lambda keys: ""
 
@@ -33,7 +35,10 @@ class SourceFormat:
         """The trainer, and the keys of the command with what its launcher says of processes. Raises Unread."""
         if name.endswith(".py"):  # its docstring shows its commands
             text = ast.get_docstring(syntax_tree(text, name)) or ""
-        command = script_command(text, self.programs, environment, name)
+        others = (
+            f"--from {other}" for other, each in SOURCES.items() if each is not self and each.programs.search(text)
+        )
+        command = script_command(text, self.programs, environment, name, next(others, self.readable))
         called = command.program[command.program.lastindex or 0]
         return self.called[called], {**_launched(command, name), **self.read(command.words, name)}
 
@@ -48,7 +53,9 @@ def _launched(command: Command, name: str) -> dict[str, Any]:
 def _of_verl(keys: Mapping[str, Any]) -> str:
     if any(key.startswith("actor_rollout_ref.") for key in keys):
         return "ppo"
-    return "fsdp_sft" if "model.partial_pretrain" in keys else "sft"
+    if "model.partial_pretrain" in keys:
+        return "fsdp_sft"
+    return "sft" if any(key.startswith(("data.", "model.", "optim.", "engine.", "trainer.")) for key in keys) else ""
 
 
 _VERL = {"main_ppo": "ppo", "fsdp_sft_trainer": "fsdp_sft", "sft_trainer": "sft", "sft_trainer_ray": "sft"}
@@ -58,6 +65,7 @@ SOURCES: Mapping[str, SourceFormat] = {
         re.compile(rf"verl[./]trainer[./]({'|'.join(_VERL)})(?:\.py)?(?!\S)"),
         _VERL,
         assignments,
+        "a script with `python3 -m verl.trainer.main_ppo KEY=VALUE ...`, or the trainer's YAML file, is read",
         trainer_of=_of_verl,
     ),
     "trl": SourceFormat(
@@ -65,6 +73,8 @@ SOURCES: Mapping[str, SourceFormat] = {
         re.compile(r"(?:^|/| )(?:trl (grpo|rloo|sft|dpo|reward)|(grpo|gspo|rloo|sft|dpo|reward)(?:_\w+)?\.py)(?!\S)"),
         {**{name: name for name in ("grpo", "rloo", "sft", "dpo", "reward")}, "gspo": "grpo"},
         flags,
+        "a script with `trl grpo --KEY VALUE ...` or one of TRL's own scripts, Python code that calls `GRPOConfig(...)`"
+        " with arguments, or a YAML file is read",
         nested=False,
     ),
     "openrlhf": SourceFormat(
@@ -72,6 +82,7 @@ SOURCES: Mapping[str, SourceFormat] = {
         re.compile(r"openrlhf[./]cli[./]train_(ppo_ray|ppo|sft|dpo|rm)(?:\.py)?(?!\S)"),
         {"ppo_ray": "ppo", "ppo": "ppo", "sft": "sft", "dpo": "dpo", "rm": "rm"},
         flags,
+        "a script with `python3 -m openrlhf.cli.train_ppo_ray --KEY VALUE ...` is read",
     ),
 }
 

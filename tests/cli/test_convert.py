@@ -64,8 +64,11 @@ def test_backends_of_the_command_line_replace_the_framework_s(areal: Areal, scri
     ("text", "name", "code", "message"),
     [
         ("echo", "run.sh", 1, "no command in it runs a trainer that is known here"),
+        ("print(1)", "run.py", 1, "hint: a script with `python3 -m verl.trainer.main_ppo KEY=VALUE ...`"),
+        ("trl grpo --seed 1", "run.sh", 1, "hint: --from trl"),
         ("a: [", "run.yaml", 1, "not YAML"),
         ("- 1", "run.yaml", 1, "its top level is not a map"),
+        ("jobs: {test: {steps: []}}", "run.yaml", 1, "which trainer reads it is not in the file"),
         ("\x00\xff", "run.sh", 1, "no command in it runs"),
     ],
 )

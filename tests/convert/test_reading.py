@@ -64,6 +64,24 @@ def test_variables_arrays_arithmetic_and_defaults_of_a_script_are_expanded() -> 
     }
 
 
+def test_quoted_variable_over_several_lines_is_one_value() -> None:
+    script = """
+ACTOR="
+    a.size=2
+    # a.gone=1
+    a.name=$NAME"
+if [ "$KIND" = "b" ]; then
+    ACTOR="$ACTOR
+        a.more=1"
+fi
+python3 -m pkg.trainer.main a.first=1 $ACTOR
+"""
+    assert keys(script, NAME="x", KIND="a") == {"a.first": 1, "a.size": 2, "a.name": "x"}
+    with pytest.raises(Unread, match=r"\$ACTOR is not set, or set under a condition that is not known here"):
+        keys(script)
+    assert keys(script, NAME="x", KIND="b") == {"a.first": 1, "a.size": 2, "a.name": "x", "a.more": 1}
+
+
 def test_environment_comes_before_a_default_of_the_script() -> None:
     assert (keys(SCRIPT, NODES="3")["a.nodes"], keys(SCRIPT, NODES="3")["a.gpus"]) == (3, 24)
 
