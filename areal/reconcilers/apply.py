@@ -18,6 +18,7 @@ from areal.reconcilers.desired import (
     Wanted,
     check_removals,
     is_derived,
+    needs_of,
     pruned,
     target_for,
     with_derived,
@@ -31,7 +32,7 @@ from areal.resources.nodes import Diagnostic, ManifestError
 from areal.resources.paths import with_absolute_paths
 from areal.resources.render import ValidPart, render_valid
 from areal.resources.resource import Rendered, Resource
-from areal.resources.validation import references, spec_model
+from areal.resources.validation import spec_model
 from areal.state.records import StoredObject
 
 if TYPE_CHECKING:
@@ -402,9 +403,7 @@ def _refuse_dependents(targets: Sequence[Target], absent: set[str], refused: dic
     while growing:
         growing = False
         for target in targets:
-            item = target.object
-            needs = [*(str(found.ref) for found in references(item.kind, item.spec)), *item.depends_on]
-            lost = next((need for need in (*needs, item.owner) if need in absent), None)
+            lost = next((need for need in (*needs_of(target.object), target.object.owner) if need in absent), None)
             if lost is not None and target.ref not in refused:
                 why = refusal_of(refused[lost])
                 message = f"{target.ref} needs {lost}, which cannot be applied"

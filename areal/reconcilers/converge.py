@@ -30,13 +30,13 @@ from areal.reconcilers.kinds import controller_of
 from areal.reconcilers.outcomes import outcome_of, settle_statuses, with_endings, with_stuck, write_statuses
 from areal.reconcilers.plan import Op, Plan, Report, StartRun, Verb
 from areal.reconcilers.prepare import CommandContext, Prepared
-from areal.reconcilers.status import BACKGROUND
+from areal.reconcilers.status import BACKGROUND, held_back
 from areal.resources.kinds import Ref, parse_ref
 from areal.runtime.backends.base import ENDED, Phase, RestartPolicy, RunControl, RunSpec, RunState
 from areal.runtime.backends.cluster import reserved
 from areal.state.events import EventLog
 from areal.state.journal import Operation, Transaction, orphans
-from areal.state.locks import lock_objects
+from areal.state.locks import HOUSEKEEPING, lock_objects
 
 MAX_PASSES = 3  # later passes act on facts that the first could not know, such as a port that had to move
 
@@ -108,9 +108,18 @@ def converge(
                 planned = following
             left_to_do = {str(ref) for ref in unfinished}
             endings = write_statuses(command.ctx, command.store, command.backend, prepared.scope, reports, left_to_do)
+        if any(op.verb is Verb.STOP and op.id in report.done for report in reports for op in report.plan.ops):
+            left |= _held_back(command)
     finally:
         start_background(command, left, timeout_s)  # after an error, such as locks held by another command
     return _with_notes(with_endings(with_stuck(outcome_of(prepared.plan, reports), stuck), endings), notes)
+
+
+def _held_back(command: CommandContext) -> frozenset[Ref]:
+    """Objects for which there may be room now that processes were stopped. A job's end sees to them itself."""
+    if HOUSEKEEPING in command.ctx.command:
+        return frozenset()
+    return frozenset(item.ref for item in held_back(command.ctx.home, command.backend))
 
 
 def _only_records(prepared: Prepared) -> bool:

@@ -55,7 +55,8 @@ class Wanted:
 @dataclass(frozen=True)
 class Target:
     """``object`` is what to record; ``action`` create | configure | unchanged | replace | prune | delete. ``replaces``:
-    the stored object that has to be deleted first, for ``replace``. ``is_expired``: its manifest limits its time."""
+    the stored object that has to be deleted first, for ``replace``. ``is_expired``: its manifest limits its time.
+    ``follows``: it is deleted because one that it needs is."""
 
     object: StoredObject
     action: str
@@ -64,6 +65,7 @@ class Target:
     cause: str = ""
     replaces: StoredObject | None = None
     is_expired: bool = False
+    follows: bool = False
 
     @cached_property
     def ref(self) -> str:
@@ -408,11 +410,15 @@ def pruned(
 def deletions(stored: Sequence[StoredObject], refs: Iterable[str], *, cascade: bool) -> list[Target]:
     """Delete ``refs`` with the objects that they own; with ``cascade`` also objects that depend on those."""
     known = {str(item.ref): item for item in stored}
-    causes = {ref: "deleted" for ref in refs if ref in known}
+    asked = {ref for ref in refs if ref in known}
+    causes = dict.fromkeys(asked, "deleted")
     while True:
         more = {ref: cause for ref, cause, is_owned in _dependents(known, causes) if cascade or is_owned}
         if not more:
-            return [Target(known[ref], "delete", cause=cause) for ref, cause in sorted(causes.items())]
+            return [
+                Target(known[ref], "delete", cause=cause, follows=ref not in asked)
+                for ref, cause in sorted(causes.items())
+            ]
         causes.update(more)
 
 
@@ -445,6 +451,11 @@ def check_removals(stored: Sequence[StoredObject], targets: Sequence[Target]) ->
         )
 
 
+def needs_of(item: StoredObject | Wanted) -> tuple[str, ...]:
+    """The objects that it refers to and depends on."""
+    return (*(str(found.ref) for found in references(item.kind, item.spec)), *item.depends_on)
+
+
 def _dependents(known: Mapping[str, StoredObject], deleted: Mapping[str, str]) -> Iterator[tuple[str, str, bool]]:
     """Objects that stay although one that they need is deleted: (object, why, whether that one owns it)."""
     for ref, item in known.items():
@@ -453,7 +464,6 @@ def _dependents(known: Mapping[str, StoredObject], deleted: Mapping[str, str]) -
         if item.owner in deleted:
             yield ref, f"owned by {item.owner}", True
             continue
-        needed = [str(found.ref) for found in references(item.kind, item.spec)]
-        lost = next((need for need in (*needed, *item.depends_on) if need in deleted), None)
+        lost = next((need for need in needs_of(item) if need in deleted), None)
         if lost is not None:
             yield ref, f"depends on {lost}", False

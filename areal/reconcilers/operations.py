@@ -15,6 +15,7 @@ from areal.reconcilers.desired import (
     Target,
     check_removals,
     deletions,
+    needs_of,
     over_applied,
     restored,
     same_manifest,
@@ -25,9 +26,9 @@ from areal.reconcilers.observe import ObservedRun
 from areal.reconcilers.plan import Plan
 from areal.reconcilers.planning import Policy
 from areal.reconcilers.prepare import Choose, CommandContext, plan_targets
+from areal.reconcilers.status import held_back
 from areal.resources.kinds import KINDS, Ref
 from areal.resources.render import RenderRequest
-from areal.resources.validation import references
 from areal.runtime.backends import LOCAL, Backends
 from areal.runtime.backends.base import LIVE, RunState
 from areal.state.events import EventLog
@@ -260,16 +261,17 @@ def rest(ctx: Context, job: Ref, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
 
 
 def start_dependents(ctx: Context, job: Ref, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-    """Start the objects that waited for a job that has ended. One that runs on this machine is not started from the
-    node of a cluster, on which the job ran. An object that cannot be started has an event with the reason."""
+    """Start the objects that waited for a job that has ended, and those for which there was no room when theirs did.
+    One that runs on this machine is not started from the node of a cluster, on which the job ran. An object that cannot
+    be started has an event with the reason."""
     command = CommandContext.open(ctx)
     place = command.scheduler_of({}, str(job))["type"]
-    waiting = [item for item in command.store.list() if item.awaits == str(job)]
-    mine = [item for item in waiting if place in (LOCAL, command.scheduler_of({}, str(item.ref))["type"])]
+    waiting = {str(item.ref): item for item in command.store.list() if item.awaits == str(job)}
+    waiting |= {str(item.ref): item for item in held_back(ctx.home, command.backend)}
+    mine = [item for item in waiting.values() if place in (LOCAL, command.scheduler_of({}, str(item.ref))["type"])]
     failed: dict[str, str] = {}
     for item in sorted(mine, key=lambda item: KINDS[item.kind].order):  # one by one: each that can start does
-        needed = (*item.depends_on, *(str(found.ref) for found in references(item.kind, item.spec)))
-        fault = next((f"{need} does not run: {failed[need]}" for need in needed if need in failed), None)
+        fault = next((f"{need} does not run: {failed[need]}" for need in needs_of(item) if need in failed), None)
         try:
             outcome = reconcile_once(ctx, [item.ref], timeout_s) if fault is None else Outcome()
             fault = fault or next((each.message for each in outcome.objects if each.exit_code), None)

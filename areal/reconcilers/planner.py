@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from areal.reconcilers.desired import Target
+from areal.reconcilers.desired import Target, needs_of
 from areal.reconcilers.kinds import called_by, controller_of, host_of
 from areal.reconcilers.observe import DIED, Observed, rollout_failure
 from areal.reconcilers.plan import Drift, GpuPool, ObjectPlan, Op, Plan, Refusal, Verb
@@ -110,24 +110,32 @@ def _note_unready(planning: Planning) -> None:
 
 
 def _refuse_unseen(planning: Planning) -> None:
-    """An object with a run that cannot be seen is not deleted, nor are the objects that it is attached to."""
+    """An object with a run that cannot be seen is not deleted, nor is what it needs, what is attached to it and what
+    would be deleted because of it."""
     refused = planning.notes.refused
 
     def refuse(ref: str, why: str, hint: str = _HINT) -> None:
         refused.setdefault(ref, Refusal("unseen", f"{ref} is not deleted: {why}", hint))
 
     deleted = {target.ref: ending for target in planning.scope.all if (ending := target.ending) is not None}
-    hosts = {ref: host for ref, target in deleted.items() if (host := host_of(target.object))}
     for ref, target in deleted.items():
         for run in unseen(controller_of(target.object.kind).needed_to_end(target.object, planning.observed))[:1]:
             hint = f"{_HINT}; if that place is gone for good, remove {_folder(run.state.spec)} from the areal home"
             refuse(ref, f"{run.state.spec.owner} {run.slot} cannot be seen: {run.state.reason}", hint)
-    for ref, host in hosts.items():
-        if ref in refused and host in deleted:
-            refuse(host, f"{ref} still belongs to it")
-    for ref, host in hosts.items():
-        if host in refused:
-            refuse(ref, f"{host} cannot be deleted")
+    needs = [
+        (ref, need)
+        for ref, target in deleted.items()
+        for need in dict.fromkeys((*needs_of(target.object), target.object.owner, host_of(target.object)))
+        if need in deleted
+    ]
+    before = -1
+    while before < len(refused):
+        before = len(refused)
+        for ref, need in needs:
+            if ref in refused:
+                refuse(need, f"{ref} still needs it")
+            elif need in refused and (deleted[ref].follows or need == host_of(deleted[ref].object)):
+                refuse(ref, f"{need} cannot be deleted")
 
 
 def _folder(spec: RunSpec) -> str:

@@ -35,7 +35,7 @@ from areal.state.records import StoredObject
 
 if TYPE_CHECKING:
     from areal.reconcilers.context import Context, Outcome, Progress
-    from areal.runtime.backends.base import RunState
+    from areal.runtime.backends.base import RunControl, RunState
 
 
 def object_document(
@@ -130,13 +130,30 @@ def waiting_health(ref: Ref, job: str, found: StoredObject | None, seen: Observe
     ended = controller.completion(found.spec, runs).ended
     health = controller.health(job, found.spec, seen, None)
     if ended == "Succeeded":
-        return Health("Pending", 0, 1, "Waiting", f"{job} has succeeded; areal reconcile {ref} starts it")
+        why = (
+            f"{job} has succeeded; it starts when another job ends or a process is stopped, or by areal reconcile {ref}"
+        )
+        return Health("Pending", 0, 1, "Waiting", why)
     why = f" ({health.message})" if health.message else ""
     if ended:
         message = f"waits for {job}, which has failed{why}; areal restart {job} runs it again"
         return Health("Pending", 0, 1, DEPENDENCY_FAILED, message)
     again = f"; areal resume {job} goes on with it" if health.phase == "Stopped" else ""
     return Health("Pending", 0, 1, "Waiting", f"waits for {job}, which is {health.phase}{why}{again}")
+
+
+def held_back(home: Home, backend: RunControl) -> list[StoredObject]:
+    """The objects that wait for a job which has succeeded: there was no room for them when it ended."""
+    waiting = [item for item in ObjectStore(home).list() if item.awaits]
+    if not waiting:
+        return []
+    jobs, states = hosts_of(home, waiting), backend.observe().values()
+
+    def has_succeeded(job: StoredObject) -> bool:
+        runs = [ObservedRun(state) for state in states if state.spec.owner == str(job.ref)]
+        return controller_of(job.kind).completion(job.spec, runs).ended == "Succeeded"
+
+    return [item for item in waiting if (job := jobs.get(item.awaits)) is not None and has_succeeded(job)]
 
 
 def hosts_of(home: Home, objects: Sequence[StoredObject]) -> dict[str, StoredObject]:

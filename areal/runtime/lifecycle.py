@@ -267,9 +267,12 @@ def shim_identity(store: RunStore, uid: str) -> ProcessIdentity | None:
         identity, lost = supervisor_of(store, uid)
         if identity is None and lost and held:
             raise Conflict(f"run {uid} cannot be stopped from here: its record is lost, and it does not run here")
-        started_in, is_copy = store.started_in(uid)
-        if is_copy and identity is not None and liveness(identity) is Liveness.ALIVE:
-            why = copy_reason(store.folder(uid), started_in)
+        if (
+            identity is not None
+            and liveness(identity) is Liveness.ALIVE
+            and (other := store.original_of(uid, identity))
+        ):
+            why = copy_reason(store.folder(uid), other)
             raise Conflict(f"run {uid} cannot be signalled from here: {why}")
         if identity is not None or not held:
             return identity

@@ -166,6 +166,17 @@ def record_end(
     records.write_json(folder, records.EXIT, {**record, "logged_at": logged_at, "swept": list(swept)})
 
 
+def _locked_folder(supervisor_pid: int) -> str:
+    """The run's folder whose lock the supervisor holds, where it is now; "" where that cannot be seen."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(f"/proc/{supervisor_pid}/fd"):
+            with contextlib.suppress(OSError):
+                folder, _, file = os.readlink(f"/proc/{supervisor_pid}/fd/{name}").rpartition("/")
+                if file == records.LIFE_LOCK:
+                    return folder
+    return ""
+
+
 def _remove_tree(folder: str) -> None:
     import shutil  # has all compressions import with it
 
@@ -267,6 +278,16 @@ class RunStore:
                 return found[0].get("folder", folder), is_copy(folder, found[0])
         return folder, False
 
+    def original_of(self, uid: str, supervisor: ProcessIdentity) -> str:
+        """The run's folder that its living supervisor belongs to; "" where that is the one here. A supervisor holds the
+        lock of its own folder, wherever that was moved, and never that of a copy."""
+        started_in, is_copied = self.started_in(uid)
+        if is_copied:
+            return started_in
+        if self.is_held(uid) or not os.path.exists(f"{self.folder(uid)}/{records.LIFE_LOCK}"):
+            return ""
+        return _locked_folder(supervisor.pid) or "another home"
+
     def end(self, uid: str, state: RunState) -> None:
         """Record that the run was stopped, where its supervisor has not done it. Raises OSError."""
         folder = self.folder(uid)
@@ -362,8 +383,8 @@ def observe_run(store: RunStore, uid: str) -> RunState | None:
         state = liveness(identity)
         if ended is not None:
             return _ended(spec, identity, ended)
-        if state is Liveness.ALIVE and is_copy(folder, intent[0]):
-            reason = copy_reason(folder, intent[0]["folder"])
+        if state is Liveness.ALIVE and (original := store.original_of(uid, identity)):
+            reason = copy_reason(folder, original)
             return RunState(spec, Phase.UNKNOWN, shim_pid=identity.pid, reason=reason)
         if state is Liveness.ALIVE:
             damage = f"{folder}/{records.ID} is lost" if lost else _config_damage(folder, intent[0])

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import MODEL, Box
+from tests.runtime.test_gpus import STAND_IN, card
 from tests.services.processes import wait_until
 
 # Notes its start, waits for a file, and writes the folder that the next one reads.
@@ -60,7 +61,7 @@ spec: {{service: default, backend: "embedded:d1", path: {folder / "made"}, token
 def chain(box: Box) -> Iterator[Box]:
     box.write(DRIVER, "chain.py")
     yield box
-    for name in ("first", "second", "third"):
+    for name in ("first", "second", "third", "other"):
         (box.folder / f"{name}.end").write_text("0")
 
 
@@ -143,3 +144,31 @@ def test_job_that_waits_is_started_by_resume_and_by_reconcile_where_nothing_else
     assert status(chain, "trainjob/third")["message"].startswith("waits for TrainJob/first, which is Stopped")
     chain.ok("reconcile")
     assert sorted(started(chain)) == ["first", "second"]
+
+
+@pytest.mark.extended
+def test_job_without_room_starts_when_another_job_ends_or_is_suspended(chain: Box) -> None:
+    (chain.folder / "pynvml.py").write_text(STAND_IN)
+    (chain.folder / "nvml.json").write_text(json.dumps([card("GPU-a")]))
+    chain.env |= {"PYTHONPATH": str(chain.folder), "NVML_STATE": str(chain.folder / "nvml.json")}
+    chain.env |= {"CUDA_VISIBLE_DEVICES": "0"}
+
+    def on_the_gpu(name: str, *needs: str) -> str:
+        return job(name, chain.folder, *needs).replace("gpus: 0", "gpus: 1")
+
+    waiting = [on_the_gpu(name, "first") for name in ("second", "third")]
+    path = chain.write("---".join([job("first", chain.folder), on_the_gpu("other"), *waiting]), "all.yaml")
+    chain.ok("apply", "-f", path)
+    end(chain, "first")
+
+    def noted(name: str) -> bool:
+        return "NotStarted" in chain.ok("describe", f"trainjob/{name}").out
+
+    wait_until(lambda: noted("second") and noted("third"), 60, "there is no room for either")
+    message = status(chain, "trainjob/second")["message"]
+    assert message.startswith("TrainJob/first has succeeded; it starts when another job ends or a process is stopped")
+    end(chain, "other")
+    wait_until(lambda: {"second", "third"} & {*started(chain)}, 60, "the end of another job starts one")
+    (one,) = {"second", "third"} & {*started(chain)}
+    chain.ok("suspend", f"trainjob/{one}")
+    wait_until(lambda: {"second", "third"} <= {*started(chain)}, 60, "a command makes room for the other")

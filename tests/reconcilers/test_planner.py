@@ -9,7 +9,7 @@ from types import FrameType
 import pytest
 
 from areal.errors import Conflict, NoCapacity
-from areal.reconcilers.desired import Target, with_layer
+from areal.reconcilers.desired import Target, deletions, with_layer
 from areal.reconcilers.kinds.model_plan import ENGINE_FIELDS, PROXY_FIELDS
 from areal.reconcilers.observe import Observed, RouteTable
 from areal.reconcilers.outcomes import outcome_of
@@ -34,6 +34,7 @@ from tests.reconcilers.worlds import (
     run,
     service,
     steady,
+    stored,
     table,
     unchanged,
     without,
@@ -432,6 +433,26 @@ def test_plan_of_deleting_what_cannot_be_seen_is_refused_and_touches_nothing() -
     (refused,) = (part for part in plan.objects if part.ref == MODEL)
     assert (refused.action, verbs(plan, MODEL)) == ("blocked", [])
     assert "engine/0 cannot be seen" in refused.cause
+
+
+def test_deletion_with_what_depends_on_it_is_refused_whole_where_one_cannot_be_seen() -> None:
+    home, item, observed = steady()
+    job = stored("TrainJob", "learn", {"driver": "my.code:main"}, depends_on=(MODEL,))
+    own = stored("InferenceService", "own", {}, owner="TrainJob/learn")
+    hidden = without(observed, "qwen-engine-0", Phase.UNKNOWN)
+
+    def deleted(*refs: str) -> dict[str, str]:
+        targets = deletions([home, item, job, own], refs, cascade=True)
+        plan = make_plan(PlanScope(tuple(targets), (unchanged(home),)), hidden, Policy())
+        assert {op.ref for op in plan.ops} - {SERVICE} == {part.ref for part in plan.objects if part.action == "delete"}
+        return {part.ref: part.cause for part in plan.objects if part.action == "blocked"}
+
+    assert deleted(MODEL)["TrainJob/learn"] == f"TrainJob/learn is not deleted: {MODEL} cannot be deleted"
+    assert deleted(MODEL)["InferenceService/own"] == (
+        "InferenceService/own is not deleted: TrainJob/learn cannot be deleted"
+    )
+    assert deleted(MODEL, "TrainJob/learn").keys() == {MODEL}
+    assert not deleted("TrainJob/learn")
 
 
 @pytest.mark.parametrize("strategy", ["Rolling", "BlueGreen", "Recreate"])

@@ -137,7 +137,12 @@ def test_home_that_was_moved_away_before_its_copy_took_its_place_keeps_the_proce
     (tmp_path / "home").rename(tmp_path / "moved")
     shutil.copytree(tmp_path / "moved", tmp_path / "home")
 
-    assert make_local("moved").observe()["r1"].phase is Phase.RUNNING
+    moved, copy = make_local("moved"), LocalBackend(tmp_path / "home", tmp_path / "leases")
+    assert moved.observe()["r1"].phase is Phase.RUNNING
+    assert f"its processes belong to {moved.store.folder('r1')}" in copy.observe()["r1"].reason
+    with pytest.raises(Conflict, match="this is a copy"):
+        copy.stop("r1", grace_s=0)
+    shutil.rmtree(tmp_path / "home")
 
 
 def test_copy_of_a_folder_differs_from_the_folder_linked_and_moved(tmp_path: Path) -> None:
@@ -188,7 +193,7 @@ def test_name_on_ray_that_an_earlier_version_wrote_stays(tmp_path: Path) -> None
     assert RayBackend(tmp_path / "home")._home_id() == "0a1b2c3d"
 
 
-def test_run_that_an_earlier_version_started_is_its_homes(make_local: MakeBackend) -> None:
+def test_run_that_an_earlier_version_started_is_its_homes_and_no_copys(make_local: MakeBackend, tmp_path: Path) -> None:
     local = make_local()
     local.start(run_spec())
     for name in (records.INTENT, records.INTENT_COPY):
@@ -197,5 +202,10 @@ def test_run_that_an_earlier_version_started_is_its_homes(make_local: MakeBacken
         del intent["folder"], intent["inode"]
         path.write_text(json.dumps(intent))
 
+    copy = LocalBackend(copied(tmp_path), tmp_path / "leases")
     assert local.observe()["r1"].phase is Phase.RUNNING
+    assert f"its processes belong to {local.store.folder('r1')}, and this is a copy" in copy.observe()["r1"].reason
+    for command in (lambda: copy.stop("r1", grace_s=0), lambda: copy.kick("r1"), lambda: copy.forget("r1")):
+        with pytest.raises(Conflict, match="this is a copy"):
+            command()
     assert local.stop("r1").was_alive

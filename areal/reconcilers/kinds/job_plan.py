@@ -24,7 +24,7 @@ from typing import Any
 from areal.client.command import free_port
 from areal.errors import ArealError, Conflict, InvalidManifest, NoCapacity, UsageFault
 from areal.hub import TOKENIZER_FILES, is_id
-from areal.reconcilers.desired import Target, Wanted, compared, is_derived, with_derived, with_layer
+from areal.reconcilers.desired import Target, Wanted, compared, is_derived, needs_of, with_derived, with_layer
 from areal.reconcilers.kinds import StageReporter
 from areal.reconcilers.kinds.inference_launch import HubModel, hub_of, require_ids
 from areal.reconcilers.kinds.job_config import (
@@ -44,7 +44,7 @@ from areal.resources.kinds import name_problem
 from areal.resources.nodes import ManifestError
 from areal.resources.specs import TrainJobSpec
 from areal.resources.tree import ABSENT, get_path, set_path
-from areal.resources.validation import effective, references
+from areal.resources.validation import effective
 from areal.runtime.backends.base import RunState
 from areal.state.records import AWAITING, JOB, Layer, StoredObject
 
@@ -418,8 +418,7 @@ def _awaiting_jobs(
         for need in item.depends_on:
             if need.startswith(f"{_JOB}/") and end_of(need) is not JobPhase.SUCCEEDED:
                 return awaited(need, above) or need
-        needed = (*item.depends_on, *(str(found.ref) for found in references(item.kind, item.spec)))
-        return next(filter(None, (awaited(need, above) for need in needed)), "")
+        return next(filter(None, (awaited(need, above) for need in needs_of(item))), "")
 
     def end_of(ref: str) -> JobPhase | None:
         target = known.get(ref)

@@ -129,7 +129,7 @@ def test_object_that_a_person_has_resumed_or_suspended_does_as_that_person_says(
     [
         (None, "Waiting", f"waits for {SFT}, which is Pending"),
         (ran(SFT), "Waiting", f"waits for {SFT}, which is Running"),
-        (DONE[SFT], "Waiting", f"{SFT} has succeeded; areal reconcile {RW} starts it"),
+        (DONE[SFT], "Waiting", f"{SFT} has succeeded; it starts when another job ends or a process is stopped, or by "),
         (ran(SFT, Phase.EXITED, 3), "DependencyFailed", f"waits for {SFT}, which has failed (attempt 1: exited 3)"),
     ],
 )
