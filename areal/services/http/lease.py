@@ -27,7 +27,7 @@ _IDLE_SHARE = 0.4  # of a lease, after which a process renews it that has nothin
 _LATEST_SHARE = 0.8  # of a lease, up to which a renewal waits for the beat
 _RETRY_S = 0.5
 _TIMER_SLACK_S = 0.002  # timers fire a little early
-_TIMEOUT_S = 5.0
+RENEWAL_TIMEOUT_S = 5.0  # so old is the report in a lease at most when it arrives
 _SPREAD_S = 2.0  # over which data proxies take their leases of a new router
 _HEAD_BYTES = 512
 _URGENT_FIELDS = ("status", "fault", "model", "version", "paused", "max_model_len", "root", "adapters", "journals")
@@ -132,7 +132,7 @@ class RouterLease:
         try:
             url = self._router_url()
             response = await self._http.fetch(
-                "POST", url, "/lease", headers=self._headers, body=body, timeout_s=_TIMEOUT_S
+                "POST", url, "/lease", headers=self._headers, body=body, timeout_s=RENEWAL_TIMEOUT_S
             )
             answer = response.object()
             if response.status != 200:

@@ -22,6 +22,7 @@ from areal.files import parse_json, replace_file, stamp
 from areal.http.client import HttpClient
 from areal.services.http.auth import Access
 from areal.services.http.errors import ApiError, bad_field, bad_request
+from areal.services.http.lease import RENEWAL_TIMEOUT_S
 from areal.services.http.messages import (
     AnyResponse,
     Request,
@@ -253,7 +254,6 @@ def _read_lease(own: bytes) -> RenewLease:
     return body_as(RenewLease, orjson.loads(own))
 
 
-_ON_ITS_WAY_S = 0.1  # the age of a lease's report at most; sessions placed since then are counted on top
 _REMOVED_AGAIN_S = 5.0
 
 
@@ -313,7 +313,7 @@ class RouterRoutes:
         data = await read_object(request)
         own = orjson.dumps({name: data[name] for name in _LEASE_FIELDS if name in data})
         lease, now = _read_lease(own), time.monotonic()
-        worker = self._registry.renew(lease, read_result(data), read_report(data, now - _ON_ITS_WAY_S), now)
+        worker = self._registry.renew(lease, read_result(data), read_report(data, now - RENEWAL_TIMEOUT_S), now)
         if worker is None:
             return json_response({"status": "ok", "registered": False, "renew_seconds": _REMOVED_AGAIN_S})
         body = {"status": "ok", "registered": True, "renew_seconds": self._registry.renew_s(worker)}

@@ -130,7 +130,7 @@ class _Model:
     withheld: bool = False
     were_ready: int = 0  # workers that were ready while it is withheld
     journals_due: bool = False  # some worker reported others than before
-    departed: frozenset[str] = frozenset()  # journals of removed workers, until all others have reported since
+    departed: frozenset[str] = frozenset()  # all when a worker was removed, until all others have reported since
     departed_at: float = 0.0  # monotonic
     awaited: set[str] | None = None  # ids of workers that have not reported since; None: not computed yet
 
@@ -359,7 +359,7 @@ class WorkerRegistry:
             self._changed(worker)
 
     def _ends_departure(self, worker: WorkerRecord) -> bool:
-        """Forget the journals of removed workers if this was the last worker to report since. Return whether it was."""
+        """Forget ``departed`` if this was the last worker to report since. Return whether it was."""
         model = self._models.get(worker.model or "")
         if model is None or not model.departed:
             return False
@@ -388,9 +388,9 @@ class WorkerRegistry:
             model.journals_due = True
 
     def _update_journals(self, name: str | None) -> None:
-        """Update the model's journals from its workers' reports, before they are read or a worker goes. Those of a
-        removed worker stay until every other worker has reported since. Without any report the previous ones stay, for
-        the successors."""
+        """Update the model's journals from its workers' reports, before they are read or a worker goes. Those known
+        when a worker was removed stay until every other worker has reported since. Without any report the previous ones
+        stay, for the successors."""
         model = self._models.get(name) if name is not None else None
         if model is None or not model.journals_due:
             return
@@ -407,15 +407,14 @@ class WorkerRegistry:
         known = not self.learning and (bool(workers) or self.synced)
         return known and all(worker.health.seen for worker in workers)
 
-    def journals(self) -> frozenset[str]:
-        """All journals of which a worker has reported, served now or not."""
-        for name in self._models:
-            self._update_journals(name)
-        return frozenset().union(*(model.journals for model in self._models.values()))
+    def journals(self, name: str | None) -> frozenset[str]:
+        """The model's journals, served now or not."""
+        self._update_journals(name)
+        return self._models[name].journals if name in self._models else frozenset()
 
-    def orphans(self) -> frozenset[str]:
-        """Journals that no worker serves now."""
-        return self.journals() - {tag for worker in self.workers() for tag in worker.report.journals}
+    def is_orphan(self, tag: str) -> bool:
+        """Whether a journal exists that no worker serves now."""
+        return tag not in self._by_journal and any(tag in self.journals(name) for name in self._models)
 
     def configure(self, strategy: str | None, limits: Mapping[str, Any]) -> None:
         """Raises ValueError for an unknown limit, or a wrong value."""
@@ -486,7 +485,7 @@ class WorkerRegistry:
             {**{name: getattr(worker, name) for name in declared}, "leased": worker.expires_at is not None}
             for worker in self._workers.values()
         ]
-        settings = {"strategy": self.strategy, "limits": dict(self.limits)}
+        settings = {"strategy": self.strategy, "limits": dict(self.limits), "learning": self.learning}
         return {**settings, "models": models, "workers": workers, "removed": list(self._removed)}
 
     def restore(self, declared: Mapping[str, Any], now: float) -> None:
@@ -499,8 +498,10 @@ class WorkerRegistry:
                 bool(model["external"]),
                 int(model["created"]),
                 read_fields(Readiness, model["readiness"]),
-                frozenset(map(str, model["journals"])),
-                bool(model["withheld"]),
+                journals=(journals := frozenset(map(str, model["journals"]))),
+                withheld=bool(model["withheld"]),
+                departed=journals,
+                departed_at=now,
             )
             for name, model in declared["models"].items()
         }
@@ -516,7 +517,8 @@ class WorkerRegistry:
         for worker in workers.values():
             self._insert(worker)
         self._removed = dict.fromkeys(map(str, declared["removed"]))
-        self.synced = True
+        self.learning = bool(declared.get("learning"))
+        self.synced = not self.learning
         self._changed()
 
     def _place(self, worker_id: str, addr: str, model: str | None) -> WorkerRecord:
@@ -541,8 +543,7 @@ class WorkerRegistry:
     def _delete(self, worker: WorkerRecord) -> None:
         self._update_journals(worker.model)
         if (model := self._models.get(worker.model or "")) is not None:
-            model.departed = model.departed.union(worker.report.journals)
-            model.departed_at, model.awaited = time.monotonic(), None
+            model.departed, model.departed_at, model.awaited = model.journals, time.monotonic(), None
         del self._workers[worker.id]
         for index, key in ((self._members, worker.model), (self._by_addr, worker.addr)):
             del index[key][worker.id]  # type: ignore[index]

@@ -211,7 +211,7 @@ class SessionPlacing:
         for worker in holders:
             if worker.state != DEAD:
                 return worker
-        if holders or tag in self._registry.orphans() or not self._registry.all_heard:
+        if holders or self._registry.is_orphan(tag) or not self._registry.all_heard:
             raise _session_away("the session's data proxy is away; it, or another one, will serve it again")
         raise ApiError(404, "no data proxy has this session", code="session_not_found")
 
@@ -228,7 +228,7 @@ class SessionPlacing:
         homes = {rendezvous(digest, entries)[0].addr for entries in models.values()}
         unanswered = not self._registry.all_heard  # a replica that reports only later is not asked below
         searched: set[str] = set()
-        known: set[str] = set()
+        known = {tag for name in self._registry.names if name not in models for tag in self._registry.journals(name)}
         for group in (homes, workers.keys() - homes):
             asked = [workers[addr] for addr in group]
             answers = await asyncio.gather(*(self._journal_of_key(worker, digest) for worker in asked))
@@ -239,7 +239,7 @@ class SessionPlacing:
                     return SessionLocation(worker, answer["journal"])
                 else:
                     searched.update(answer["journals"])
-                    known.update(answer.get("elsewhere", self._registry.journals()))
+                    known.update(answer.get("elsewhere", self._registry.journals(worker.model)))
         if unanswered or not self._registry.all_heard or not searched.issuperset(known):
             raise _session_away("no data proxy has a session with this key, but one of them is away")
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import math
+import time
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,8 @@ def renewed(
     registry: WorkerRegistry, number: int, answer: ProbeResult = ProbeResult.READY, now: float = 0.0, **more: object
 ) -> bool:
     lease = RenewLease(worker_id=f"w{number}", worker_addr=f"http://h:{number + 1}", model="m", **more)  # type: ignore[arg-type]
-    return registry.renew(lease, answer, WorkerReport(journals=(f"tag{number}",)), now) is not None
+    report = WorkerReport(journals=(f"tag{number}",), asked_at=time.monotonic())
+    return registry.renew(lease, answer, report, now) is not None
 
 
 def states(registry: WorkerRegistry) -> dict[str, str]:
