@@ -27,7 +27,7 @@ _HELD_S = 0.05
 _process: contextvars.ContextVar[SimulatedProcess | None] = contextvars.ContextVar("process", default=None)
 
 
-class _Selector(selectors.DefaultSelector):  # type: ignore[valid-type, misc]
+class _Selector(selectors.DefaultSelector):
     """Never waits: an idle loop's clock jumps to its next timer."""
 
     loop: SimulatedLoop
@@ -56,12 +56,12 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         """As ``time.sleep``, which blocks the whole loop."""
         self.now += seconds
 
-    def call_soon(self, callback: Callable[..., Any], *args: Any, context: Any = None) -> asyncio.Handle:
+    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> Any:
         process = _owner(context)
         guarded = (callback, *args) if process is None else (process.run_or_hold, callback, *args)
         return super().call_soon(*guarded, context=context)
 
-    def call_at(self, when: float, callback: Callable[..., Any], *args: Any, context: Any = None) -> Any:
+    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> Any:
         process = _owner(context)
         guarded = (callback, *args) if process is None else (process.run_or_drop, callback, *args)
         return super().call_at(when, *guarded, context=context)
