@@ -56,12 +56,12 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         """As ``time.sleep``, which blocks the whole loop."""
         self.now += seconds
 
-    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> Any:
+    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> Any:  # type: ignore[override]
         process = _owner(context)
         guarded = (callback, *args) if process is None else (process.run_or_hold, callback, *args)
         return super().call_soon(*guarded, context=context)
 
-    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> Any:
+    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> Any:  # type: ignore[override]
         process = _owner(context)
         guarded = (callback, *args) if process is None else (process.run_or_drop, callback, *args)
         return super().call_at(when, *guarded, context=context)
