@@ -51,31 +51,37 @@ class Entry:
 
 @dataclass(frozen=True)
 class Rule:
-    """``target``: our key, which ``convert`` sets; in brackets, one of ``Framework.finish``. ``neutral``: values that
-    ask for nothing: their key is ignored. ``translate`` raises ValueError for a value without a counterpart."""
+    """``target``: our key, which ``convert`` sets, or ``Framework.finish`` where it ``is_joint``. ``neutral``: values
+    that ask for nothing: their key is ignored. ``translate`` raises ValueError for a value without a counterpart."""
 
     fate: Fate
     target: str = ""
     note: str = ""
     translate: Translate | None = None
     neutral: tuple[Any, ...] = ()
+    is_joint: bool = False
 
     def entry(self, key: str, value: Any) -> tuple[Entry, Any]:
         """The entry, and the value of the target."""
         if value in self.neutral:
             return Entry(key, value, Fate.IGNORED, note="it asks for nothing"), None
         if self.fate is not Fate.MAPPED or self.translate is None:
-            return Entry(key, value, self.fate, self.target.strip("()"), self.note), value
+            return Entry(key, value, self.fate, self.target, self.note), value
         try:
-            return Entry(key, value, self.fate, self.target.strip("()"), self.note), self.translate(value)
+            return Entry(key, value, self.fate, self.target, self.note), self.translate(value)
         except (ValueError, KeyError, TypeError) as error:
             why = str(error) if isinstance(error, ValueError) else f"{value!r} has no counterpart"
             return Entry(key, value, Fate.REFUSED, note=why), None
 
 
 def to(target: str, translate: Translate | None = None, note: str = "", neutral: tuple[Any, ...] = ()) -> Rule:
-    """The key is ours under another name. ``Framework.finish`` sets a target in brackets, from several keys."""
+    """The key is ours under another name."""
     return Rule(Fate.MAPPED, target, note, translate, neutral)
+
+
+def joint(target: str, translate: Translate | None = None, note: str = "", neutral: tuple[Any, ...] = ()) -> Rule:
+    """``Framework.finish`` sets the target, from several keys."""
+    return replace(to(target, translate, note, neutral), is_joint=True)
 
 
 def ignored(note: str) -> Rule:
@@ -88,6 +94,11 @@ def lossy(note: str, *neutral: Any) -> Rule:
 
 def refused(note: str, *neutral: Any) -> Rule:
     return Rule(Fate.REFUSED, note=note, neutral=(None, *neutral))
+
+
+def alike(rule: Rule, keys: str, prefix: str = "") -> dict[str, Rule]:
+    """The same rule for several ``keys``, words of a text, below ``prefix``."""
+    return {f"{prefix}.{key}" if prefix else key: rule for key in keys.split()}
 
 
 @dataclass
@@ -171,12 +182,12 @@ def convert(source: Framework, given: Mapping[str, Any]) -> Draft:
             entries.append(entry)
         if rule.fate is Fate.MAPPED and entry.fate is Fate.REFUSED:
             unusable.add(key)
-        elif entry.fate is Fate.MAPPED and not rule.target.startswith("(") and target_value is not None:
+        elif entry.fate is Fate.MAPPED and not rule.is_joint and target_value is not None:
             targets[entry.target] = target_value
     draft = Draft({**source.defaults, **{key: value for key, value in given.items() if key not in unusable}})
     for key in source.defaults.keys() & unusable:
         rule = source.rule(key, values)
-        if not rule.target.startswith("(") and (value := rule.entry(key, source.defaults[key])[1]) is not None:
+        if not rule.is_joint and (value := rule.entry(key, source.defaults[key])[1]) is not None:
             targets[rule.target] = value
     draft.entries = entries
     for target, value in targets.items():
