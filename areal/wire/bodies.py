@@ -281,13 +281,6 @@ class JoinGroup:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReceiveWeights:
-    name: str = text()
-    version: int = bounded(0, 2**63 - 1)
-    layout: Any = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class LeaveGroup:
     name: str = text()
 

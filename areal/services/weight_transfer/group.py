@@ -185,7 +185,7 @@ def open_group(
     device: torch.device = _CPU,
     given_up: threading.Event | None = None,
 ) -> Sender:
-    """The trainer's end of a group of ``size``, of the form that its engines know (``GroupReceiver``)."""
+    """The trainer's end of a group of ``size``, of the form that its engines know (``GroupMember``)."""
     if form == "named":
         return NamedGroup(store, size, timeout_s, name, device)
     return BroadcastGroup(store, 0, size, timeout_s, device, given_up)

@@ -41,6 +41,7 @@ from areal.services.inference.engines.base import (
     EngineRefused,
     EngineUnavailable,
     EngineUnsupported,
+    GroupMember,
     GroupReceiver,
     TokenEngine,
     WeightProbe,
@@ -207,7 +208,7 @@ class WeightRoutes:
     async def _join(self, pair: WeightPair, group: bodies.GroupOffer, rank: int | None) -> None:
         """Join the process group; return when all members have joined."""
         with engine_errors_as_api_errors():  # without the lock: the other members may join much later
-            await self._receiver().join_group(pair.name, {**asdict(group), "rank": rank})
+            await self._group_member().join_group(pair.name, {**asdict(group), "rank": rank})
 
     async def _require_alone(self, name: str, gateway: str | None) -> None:
         """Refuse a second trainer of the model: two would overwrite each other's weights. A trainer's weight-update
@@ -241,8 +242,8 @@ class WeightRoutes:
                 pass
             elif isinstance(self._engine, WeightStager):
                 await self._engine.stage_weights(source, body.version)
-            elif isinstance(source, Broadcast):
-                receive = partial(self._receiver().receive_weights, source.group, source.layout, body.version)
+            elif isinstance(source, Broadcast) and isinstance(self._engine, GroupReceiver):
+                receive = partial(self._engine.receive_weights, source.group, source.layout, body.version)
                 self._early = pair.name, body.version, await self._swap(pair, body.version, receive)
         return json_response({"status": "ok", "pair_name": pair.name, "version": body.version})
 
@@ -352,7 +353,7 @@ class WeightRoutes:
             await self._control.probe()
         known = [pair for pair in self._pairs.values() if pair.mode != XCCL or pair.losses == self._control.losses]
         gateways = {pair.name: pair.gateway for pair in known}
-        form = self._engine.group_form if isinstance(self._engine, GroupReceiver) else None
+        form = self._engine.group_form if isinstance(self._engine, GroupMember) else None
         incarnation = f"{self._process}-{self._control.losses}"
         about = {"pairs": list(gateways), "gateways": gateways, "group_form": form, "incarnation": incarnation}
         return json_response(about)
@@ -405,12 +406,12 @@ class WeightRoutes:
         """Remove the pair's process group and staged weights from the engine, unless the engine is lost."""
         with engine_errors_as_api_errors(), contextlib.suppress(EngineUnavailable):
             if pair.mode == XCCL:
-                await self._receiver().leave_group(pair.name)
+                await self._group_member().leave_group(pair.name)
             if isinstance(self._engine, WeightStager):
                 await self._engine.forget_weights()
 
-    def _receiver(self) -> GroupReceiver:
-        if not isinstance(self._engine, GroupReceiver):
+    def _group_member(self) -> GroupMember:
+        if not isinstance(self._engine, GroupMember):
             message = f"this engine takes weights by {', '.join(FOLDER_MODES)}, not by xccl"
             raise ApiError(400, message, code="unsupported_by_engine", param="mode")
         return self._engine

@@ -302,10 +302,11 @@ class WeightVerifier(Protocol):
 
 
 @runtime_checkable
-class GroupReceiver(Protocol):
+class GroupMember(Protocol):
     """An engine that takes weights from a process group (``areal.services.weight_transfer.group``).
 
-    ``group_form``: ``plain`` is a ``BroadcastGroup``, ``named`` a ``NamedGroup``.
+    ``group_form``: ``plain`` is a ``BroadcastGroup``, ``named`` a ``NamedGroup``. An engine that does not stage a
+    broadcast is a ``GroupReceiver``.
     """
 
     group_form: str
@@ -313,11 +314,14 @@ class GroupReceiver(Protocol):
     async def join_group(self, name: str, place: Mapping[str, Any]) -> None:
         """``place``: host, port, rank, world_size. Return when all members have joined; raises EngineError."""
 
-    async def receive_weights(self, name: str, layout: Any, version: int) -> None:
-        """Load the tensors of ``layout`` that the group's rank 0 broadcasts; see ``load_weights``."""
-
     async def leave_group(self, name: str) -> None:
         """Idempotent."""
+
+
+@runtime_checkable
+class GroupReceiver(Protocol):
+    async def receive_weights(self, name: str, layout: Any, version: int) -> None:
+        """Load the tensors of ``layout`` that the group's rank 0 broadcasts; see ``load_weights``."""
 
 
 class Dialect(StrEnum):

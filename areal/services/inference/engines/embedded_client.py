@@ -121,10 +121,6 @@ class EmbeddedClient(EngineClient):
     async def join_group(self, name: str, place: Mapping[str, Any]) -> None:
         await self._command("/weight_group/join", {**place, "name": name}, if_missing=_NO_GROUP, timeout_s=LOAD_S)
 
-    async def receive_weights(self, name: str, layout: Any, version: int) -> None:
-        body = {"name": name, "layout": layout, "version": version}
-        await self._command("/weight_group/receive", body, if_missing=_NO_GROUP, timeout_s=LOAD_S)
-
     async def leave_group(self, name: str) -> None:
         await self._command("/weight_group/leave", {"name": name}, if_missing=_NO_GROUP)
 

@@ -264,10 +264,6 @@ class VllmClient(EngineClient):
             "areal_join", {"name": name, "host": place["host"], "port": place["port"], **numbers}
         )
 
-    async def receive_weights(self, name: str, layout: Any, version: int) -> None:
-        await self.stage_weights(Broadcast(name, layout), version)
-        await self.load_staged(version)
-
     async def leave_group(self, name: str) -> None:
         await self._call_workers("areal_forget", {"group": name})
 

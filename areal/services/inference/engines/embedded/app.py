@@ -105,7 +105,6 @@ class EngineRoutes:
             "/load_weights": (bodies.LoadWeights, self._load_weights),
             "/stage_weights": (bodies.StageWeights, self._stage_weights),
             "/weight_group/join": (bodies.JoinGroup, self._join_group),
-            "/weight_group/receive": (bodies.ReceiveWeights, self._receive_weights),
             "/load_adapter": (bodies.LoadAdapter, self._load_adapter),
             "/unload_adapter": (bodies.UnloadAdapter, self._unload_adapter),
             "/set_version": (bodies.SetVersion, self._set_version),
@@ -275,11 +274,6 @@ class EngineRoutes:
             await self._groups.join(body, loaded.engine.device)
         return {"status": "ok"}
 
-    async def _receive_weights(self, loaded: LoadedModel, body: bodies.ReceiveWeights) -> Body:
-        with _group_errors():
-            folder = await self._groups.receive(body.name, body.layout)
-        return await self._swap(loaded, partial(loaded.engine.load_weights, folder, body.version))
-
     async def _leave_group(self, request: Request) -> Response:
         self._groups.leave((await read_body(request, bodies.LeaveGroup)).name)
         return json_response({"status": "ok"})
@@ -390,12 +384,6 @@ class WeightGroups:
         received = asyncio.ensure_future(self._run(_receive, member, image.body, arrival.reach))
         received.add_done_callback(partial(self._ended, name, member, arrival))
         return image.path, arrival, received
-
-    async def receive(self, name: str, layout: object) -> Path:
-        """The file that holds what was broadcast. Raises Conflict, UsageFault, ArealError."""
-        file, _, received = await self.receiving(name, layout)
-        await received
-        return file
 
     def _ended(self, name: str, member: _Member, arrival: TransferProgress, received: asyncio.Future[None]) -> None:
         """Leave the group after a broadcast that ended early: the rest of its data would be taken for the next
