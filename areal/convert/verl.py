@@ -25,10 +25,8 @@ from areal.convert.finishing import (
     write_rewards,
 )
 from areal.convert.rules import (
-    FOLDER,
     KLS,
     NO_CODE,
-    OFFLOAD,
     PACKED,
     REPORT,
     SPEED,
@@ -42,18 +40,17 @@ from areal.convert.rules import (
     ignored,
     joint,
     lossy,
-    number,
     optional,
     period,
     refused,
     to,
     whole,
 )
+from areal.convert.verl_sft import COMMON, optimizer_rules
 
 _ACTOR, _ROLLOUT, _MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 
 _PICTURES = ignored("rows with images or videos are refused when they are read")
-_FIRST_ROWS = lossy("all rows are read", -1)
 _CORRECTION = lossy("set actor.use_decoupled_loss and actor.rejection_sampling")
 _VALIDATION: Mapping[str, Rule] = {
     f"{_ROLLOUT}.val_kwargs.n": to("eval_gconfig.n_samples"),
@@ -64,25 +61,22 @@ _VALIDATION: Mapping[str, Rule] = {
 }
 
 RULES: Mapping[str, Rule] = {
+    **COMMON,
+    **optimizer_rules(f"{_ACTOR}.optim"),
     # data
-    "data.train_files": to("train_dataset.path", files),
     "data.val_files": to("valid_dataset.path", files),
-    "data.train_batch_size": to("train_dataset.batch_size", whole(1)),
     **alike(ignored("all rows are evaluated"), "data.val_batch_size data.validation_shuffle"),
     "data.max_prompt_length": to("train_dataset.max_length", whole(1), note="longer prompts are left out"),
     "data.max_response_length": to("gconfig.max_new_tokens", whole(1)),
     "data.filter_overlong_prompts": ignored("longer prompts are left out always"),
-    **alike(SPEED, "data.filter_overlong_prompts_workers data.dataloader_num_workers data.use_shm"),
+    **alike(SPEED, "data.filter_overlong_prompts_workers data.dataloader_num_workers"),
     "data.truncation": lossy("longer prompts are left out, not cut", "error"),
-    "data.prompt_key": joint("rows.py"),
     "data.reward_fn_key": refused("the scorer is chosen by the column `data_source`", "data_source"),
     "data.shuffle": to("train_dataset.shuffle"),
     "data.seed": to("seed"),
     "data.return_raw_chat": ignored("prompts are conversations always"),
     **alike(_PICTURES, "data.image_key data.video_key data.image_patch_size data.return_multi_modal_inputs"),
-    **alike(_FIRST_ROWS, "data.train_max_samples data.val_max_samples"),
     **alike(REPORT, "data.return_raw_input_ids data.return_full_prompt"),
-    "data.apply_chat_template_kwargs": to("train_dataset.chat_template_kwargs", neutral=(None, {})),
     "data.apply_chat_template_kwargs.*": joint("train_dataset.chat_template_kwargs"),
     "data.custom_cls.*": refused("write the rows to a file"),
     **alike(refused("rows are sampled at random, or in order"), "data.sampler.class_path data.sampler.class_name"),
@@ -118,41 +112,16 @@ RULES: Mapping[str, Rule] = {
     f"{_ACTOR}.ppo_epochs": to("actor.ppo_epochs", whole(1)),
     **alike(
         SPEED,
-        "ppo_micro_batch_size ppo_micro_batch_size_per_gpu optim.use_checkpoint_opt_param_scheduler "
-        "sum_pi_squared_checkpointing use_prefix_grouper use_fused_kernels use_torch_compile "
-        "entropy_checkpointing entropy_from_logits_with_chunking fsdp_config.* "
-        "megatron.override_transformer_config.* megatron.virtual_pipeline_model_parallel_size megatron.*",
+        "ppo_micro_batch_size ppo_micro_batch_size_per_gpu sum_pi_squared_checkpointing use_prefix_grouper "
+        "use_fused_kernels use_torch_compile entropy_checkpointing entropy_from_logits_with_chunking "
+        "fsdp_config.* megatron.override_transformer_config.* megatron.virtual_pipeline_model_parallel_size "
+        "megatron.*",
         _ACTOR,
     ),
     f"{_ACTOR}.use_dynamic_bsz": joint("actor.mb_spec"),
     f"{_ACTOR}.ppo_max_token_len_per_gpu": joint("actor.mb_spec", whole(1)),
-    f"{_ACTOR}.optim.lr": to("actor.optimizer.lr"),
-    f"{_ACTOR}.optim.weight_decay": to("actor.optimizer.weight_decay"),
-    f"{_ACTOR}.optim.betas": joint("actor.optimizer.beta1, beta2"),
-    f"{_ACTOR}.optim.lr_warmup_steps_ratio": to("actor.optimizer.warmup_steps_proportion"),
-    f"{_ACTOR}.optim.lr_warmup_steps": joint("actor.optimizer.warmup_steps_proportion", optional),
-    f"{_ACTOR}.optim.lr_scheduler_type": to(
-        "actor.optimizer.lr_scheduler_type", choice(constant="constant", cosine="cosine")
-    ),
-    f"{_ACTOR}.optim.warmup_style": to(
-        "actor.optimizer.lr_scheduler_type", choice(constant="constant", cosine="cosine"), neutral=(None,)
-    ),
-    f"{_ACTOR}.optim.lr_decay_style": to(
-        "actor.optimizer.lr_scheduler_type", choice(constant="constant", linear="linear", cosine="cosine")
-    ),
-    f"{_ACTOR}.optim.optimizer": to("actor.optimizer.type", choice(AdamW="adam", Adam="adam", adam="adam", SGD="sgd")),
-    f"{_ACTOR}.optim.optimizer_impl": refused("the optimizers are torch's", "torch.optim"),
-    f"{_ACTOR}.optim.total_training_steps": ignored("the schedule is over all steps of the run"),
-    f"{_ACTOR}.optim.min_lr": joint("actor.optimizer.min_lr_ratio", number, neutral=(None,)),
-    f"{_ACTOR}.optim.lr_warmup_init": refused("a warm-up begins at 0", 0.0),
-    f"{_ACTOR}.optim.weight_decay_incr_style": refused("the weight decay is constant", "constant"),
-    **alike(ignored("it is of lr_decay_style WSD"), "optim.lr_wsd_decay_style optim.lr_wsd_decay_steps", _ACTOR),
-    f"{_ACTOR}.optim.lr_decay_steps": lossy("the schedule is over all steps of the run"),
     f"{_ACTOR}.load_weight": refused("set actor.init_from_scratch", True),
-    f"{_ACTOR}.optim.num_cycles": refused("a cosine has half a cycle", 0.5),
-    f"{_ACTOR}.optim.min_lr_ratio": to("actor.optimizer.min_lr_ratio"),
-    **alike(to("actor.optimizer.gradient_clipping"), "optim.clip_grad grad_clip", _ACTOR),
-    **alike(OFFLOAD, "optim.override_optimizer_config optim.override_optimizer_config.*", _ACTOR),
+    f"{_ACTOR}.grad_clip": to("actor.optimizer.gradient_clipping"),
     **alike(joint("actor.kl_loss_coef"), "use_kl_loss kl_loss_coef", _ACTOR),
     f"{_ACTOR}.kl_loss_type": to("actor.kl_loss_type", KLS),
     f"{_ACTOR}.entropy_coeff": to("actor.entropy_coeff"),
@@ -258,19 +227,14 @@ RULES: Mapping[str, Rule] = {
     "reward_model.overlong_buffer.penalty_factor": to("actor.overlong_penalty_factor"),
     "reward_model.*": ignored("no reward model scores"),
     # the run
-    "trainer.project_name": to("experiment_name"),
-    "trainer.experiment_name": to("trial_name"),
-    "trainer.logger": joint("stats_logger.wandb.mode"),
     "trainer.total_epochs": to("total_train_epochs"),
     "trainer.total_training_steps": to("total_train_steps", optional),
     "trainer.save_freq": to("saver.freq_steps", period),
     "trainer.test_freq": to("evaluator.freq_steps", period),
     "trainer.val_before_train": to("evaluator.eval_before_train"),
     **alike(joint("backend", whole(1)), "trainer.n_gpus_per_node trainer.nnodes"),
-    "trainer.resume_mode": to("recover.mode", choice(auto="auto", disable="disabled")),
     "trainer.critic_warmup": lossy("the policy learns from the first step", 0),
     "trainer.val_only": refused("trainer.type=null evaluates, and `areal eval`", False),
-    **alike(FOLDER, "trainer.default_local_dir trainer.default_hdfs_dir"),
     "trainer.log_val_generations": REPORT,
     "trainer.rollout_data_dir": REPORT,
     "trainer.validation_data_dir": REPORT,
@@ -281,10 +245,7 @@ RULES: Mapping[str, Rule] = {
         "trainer.balance_batch trainer.use_legacy_worker_impl trainer.ray_wait_register_center_timeout "
         "trainer.del_local_ckpt_after_load trainer.esi_redundant_time ray_kwargs.* ray_init.* transfer_queue.*",
     ),
-    "trainer.device": refused("CUDA and CPUs only", "cuda", "cpu"),
-    "trainer.resume_from_path": lossy("a job resumes from its own checkpoint"),
     "global_profiler.*": REPORT,
-    **alike(ignored("Hydra composes the file"), "defaults hydra.*"),
 }
 
 DEFAULTS: Mapping[str, Any] = {

@@ -36,23 +36,64 @@ from areal.convert.rules import (
 )
 
 _COLUMN = "the columns of a conversation are `messages` and `tools`"
-_FIRST_ROWS = lossy("all rows are read", -1)
 _SCHEDULE = choice(constant="constant", linear="linear", cosine="cosine")
 
-RULES: Mapping[str, Rule] = {
+
+def optimizer_rules(prefix: str) -> Mapping[str, Rule]:
+    return {
+        f"{prefix}.lr": to("actor.optimizer.lr"),
+        f"{prefix}.betas": joint("actor.optimizer.beta1, beta2"),
+        f"{prefix}.weight_decay": to("actor.optimizer.weight_decay"),
+        f"{prefix}.weight_decay_incr_style": refused("the weight decay is constant", "constant"),
+        f"{prefix}.clip_grad": to("actor.optimizer.gradient_clipping"),
+        f"{prefix}.optimizer": to("actor.optimizer.type", choice(AdamW="adam", Adam="adam", adam="adam", SGD="sgd")),
+        f"{prefix}.optimizer_impl": refused("the optimizers are torch's", "torch.optim"),
+        **alike(OFFLOAD, "override_optimizer_config override_optimizer_config.*", prefix),
+        f"{prefix}.use_checkpoint_opt_param_scheduler": SPEED,
+        **alike(to("actor.optimizer.lr_scheduler_type", _SCHEDULE), "lr_scheduler_type lr_decay_style", prefix),
+        f"{prefix}.warmup_style": to("actor.optimizer.lr_scheduler_type", _SCHEDULE, neutral=(None,)),
+        f"{prefix}.lr_warmup_steps_ratio": to("actor.optimizer.warmup_steps_proportion"),
+        f"{prefix}.lr_warmup_steps": joint("actor.optimizer.warmup_steps_proportion", optional, neutral=(None, -1)),
+        f"{prefix}.lr_warmup_init": refused("a warm-up begins at 0", 0.0),
+        f"{prefix}.min_lr_ratio": to("actor.optimizer.min_lr_ratio", neutral=(None,)),
+        f"{prefix}.min_lr": joint("actor.optimizer.min_lr_ratio", number, neutral=(None,)),
+        f"{prefix}.num_cycles": refused("a cosine has half a cycle", 0.5),
+        f"{prefix}.total_training_steps": ignored("the schedule is over all steps of the run"),
+        f"{prefix}.lr_decay_steps": lossy("the schedule is over all steps of the run"),
+        **alike(ignored("it is of lr_decay_style WSD"), "lr_wsd_decay_style lr_wsd_decay_steps", prefix),
+    }
+
+
+COMMON: Mapping[str, Rule] = {
     "data.train_files": to("train_dataset.path", files),
-    "data.val_files": to("valid_dataset.path", files, neutral=(None,)),
     "data.train_batch_size": to("train_dataset.batch_size", whole(1)),
+    "data.use_shm": SPEED,
+    "data.prompt_key": joint("rows.py"),
+    **alike(lossy("all rows are read", -1), "data.train_max_samples data.val_max_samples"),
+    "data.apply_chat_template_kwargs": to("train_dataset.chat_template_kwargs", neutral=(None, {})),
+    "trainer.project_name": to("experiment_name"),
+    "trainer.experiment_name": to("trial_name"),
+    "trainer.logger": joint("stats_logger.wandb.mode"),
+    "trainer.resume_mode": to("recover.mode", choice(auto="auto", disable="disabled")),
+    "trainer.resume_from_path": lossy("a job resumes from its own checkpoint"),
+    **alike(FOLDER, "trainer.default_local_dir trainer.default_hdfs_dir"),
+    "trainer.device": refused("CUDA and CPUs only", "cuda", "cpu"),
+    **alike(ignored("Hydra composes the file"), "defaults hydra.*"),
+}
+"""The keys that all of verl's trainers have."""
+
+RULES: Mapping[str, Rule] = {
+    **COMMON,
+    **optimizer_rules("optim"),
+    "data.val_files": to("valid_dataset.path", files, neutral=(None,)),
     **alike(
         SPEED,
-        "data.micro_batch_size data.micro_batch_size_per_gpu data.balance_dp_token data.use_shm "
-        "data.num_workers model.use_shm model.fsdp_config.* model.use_liger model.use_fused_kernels "
-        "model.enable_activation_offload engine.*",
+        "data.micro_batch_size data.micro_batch_size_per_gpu data.balance_dp_token data.num_workers model.use_shm "
+        "model.fsdp_config.* model.use_liger model.use_fused_kernels model.enable_activation_offload engine.*",
     ),
     "data.use_dynamic_bsz": joint("actor.mb_spec"),
     "data.max_token_len_per_gpu": joint("actor.mb_spec", whole(1)),
-    **alike(_FIRST_ROWS, "data.train_max_samples data.val_max_samples"),
-    **alike(joint("rows.py"), "data.prompt_key data.response_key"),
+    "data.response_key": joint("rows.py"),
     **alike(joint("rows.py", neutral=(None,)), "data.prompt_dict_keys data.response_dict_keys"),
     "data.multiturn.enable": joint("train_dataset.train_on"),
     **alike(refused(_COLUMN, "messages"), "data.multiturn.messages_key data.messages_key"),
@@ -65,7 +106,6 @@ RULES: Mapping[str, Rule] = {
     "data.chat_template": refused("the template is the tokenizer's"),
     "data.custom_cls.path": refused("write the rows to a file"),
     "data.custom_cls.name": ignored("it is of custom_cls.path"),
-    "data.apply_chat_template_kwargs": to("train_dataset.chat_template_kwargs", neutral=(None, {})),
     "data.ignore_input_ids_mismatch": ignored("a conversation is rendered as a whole"),
     **alike(joint("actor.path", neutral=(None,)), "model.partial_pretrain model.path"),
     "model.fsdp_config.model_dtype": ignored("master weights are float32"),
@@ -76,25 +116,9 @@ RULES: Mapping[str, Rule] = {
     "model.target_modules": joint("actor.target_modules"),
     "model.strategy": ignored("actor.backend says it"),
     "ulysses_sequence_parallel_size": lossy("rows are not split over GPUs; set actor.mb_spec", 1),
-    **alike(ignored("Hydra composes the file"), "optim defaults hydra.*"),
-    "optim.lr": to("actor.optimizer.lr"),
-    "optim.betas": joint("actor.optimizer.beta1, beta2"),
-    "optim.weight_decay": to("actor.optimizer.weight_decay"),
-    "optim.lr_warmup_steps_ratio": to("actor.optimizer.warmup_steps_proportion"),
-    "optim.lr_warmup_steps": joint("actor.optimizer.warmup_steps_proportion", optional, neutral=(None, -1)),
-    "optim.clip_grad": to("actor.optimizer.gradient_clipping"),
+    "optim": ignored("Hydra composes the file"),
     "optim.lr_scheduler": to("actor.optimizer.lr_scheduler_type", _SCHEDULE),
-    "optim.lr_scheduler_type": to("actor.optimizer.lr_scheduler_type", _SCHEDULE),
-    "optim.warmup_style": to("actor.optimizer.lr_scheduler_type", _SCHEDULE, neutral=(None,)),
-    "optim.lr_decay_style": to("actor.optimizer.lr_scheduler_type", _SCHEDULE),
-    "optim.min_lr_ratio": to("actor.optimizer.min_lr_ratio", neutral=(None,)),
-    **alike(joint("actor.optimizer.min_lr_ratio", number, neutral=(None,)), "optim.min_lr optim.lr_min"),
-    "optim.lr_warmup_init": refused("a warm-up begins at 0", 0),
-    "optim.optimizer": to("actor.optimizer.type", choice(AdamW="adam", Adam="adam", adam="adam", SGD="sgd")),
-    "optim.optimizer_impl": refused("the optimizers are torch's", "torch.optim"),
-    "optim.total_training_steps": ignored("the schedule is over all steps of the run"),
-    "optim.num_cycles": refused("a cosine has half a cycle", 0.5),
-    **alike(OFFLOAD, "optim.override_optimizer_config optim.override_optimizer_config.*"),
+    "optim.lr_min": joint("actor.optimizer.min_lr_ratio", number, neutral=(None,)),
     **alike(joint("actor.backend", choice(fsdp="fsdp", fsdp2="fsdp", megatron="megatron")), "engine engine.strategy"),
     "engine.ulysses_sequence_parallel_size": lossy("rows are not split over GPUs; set actor.mb_spec", 1),
     **alike(
@@ -104,19 +128,12 @@ RULES: Mapping[str, Rule] = {
     ),
     **alike(ignored("a checkpoint has all that a resumed run needs"), "checkpoint.* trainer.checkpoint.*"),
     **alike(REPORT, "profiler.* trainer.profile_interval"),
-    **alike(FOLDER, "trainer.default_local_dir trainer.default_hdfs_dir"),
-    "trainer.project_name": to("experiment_name"),
-    "trainer.experiment_name": to("trial_name"),
     "trainer.total_epochs": to("total_train_epochs", whole(1)),
     "trainer.total_training_steps": to("total_train_steps", optional, neutral=(None,)),
-    "trainer.logger": joint("stats_logger.wandb.mode"),
     "trainer.seed": to("seed"),
     "trainer.save_freq": joint("saver"),
     "trainer.test_freq": joint("evaluator"),
     "trainer.max_ckpt_to_keep": ignored("the newest checkpoints are kept"),
-    "trainer.resume_mode": to("recover.mode", choice(auto="auto", disable="disabled")),
-    "trainer.resume_from_path": lossy("a job resumes from its own checkpoint"),
-    "trainer.device": refused("CUDA and CPUs only", "cuda", "cpu"),
 }
 
 DEFAULTS: Mapping[str, Any] = {
