@@ -10,7 +10,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from areal.convert.reading import flat, resolved
+from areal.convert.reading import flat, without_references
 from areal.convert.rules import Draft, Entry, Fate
 from areal.resources.tree import ABSENT, get_path
 
@@ -38,7 +38,7 @@ def convert(document: Mapping[str, Any], trainer: str, check: Check) -> Draft:
     """The draft of a TrainJob. Refused keys are not in its configuration: what is found without them is found too."""
     config = copy.deepcopy(dict(document))
     config["trainer"] = {**(config.get("trainer") or {}), "type": trainer}
-    values = resolved(dict(flat(document)))
+    values = without_references(dict(flat(document)))
     refused, ignored = dict[str, str](), dict[str, str]()
     for _ in range(_PASSES):
         answers = check(TRAINERS[trainer], config)

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from areal.errors import ArealError
+from areal.resources.tree import ABSENT, resolved
 
 _DECLARED = r"(?:(?:export|readonly|local|declare|typeset)\s+(?:-\w+\s+)*)?"
 _ASSIGNMENT = re.compile(rf"^\s*{_DECLARED}([A-Za-z_]\w*)(\+?)=(.*)$", re.DOTALL)
@@ -43,27 +44,16 @@ def read_yaml(text: str, name: str, *, nested: bool = True) -> dict[str, Any]:
     if not isinstance(document, Mapping):
         raise Unread(f"{name}: its top level is not a map of keys")
     leaves = flat(document) if nested else ((str(key), _leaf(value)) for key, value in document.items())
-    return {key: value for key, value in resolved(dict(leaves)).items() if value != _MISSING}
+    return {key: value for key, value in without_references(dict(leaves)).items() if value != _MISSING}
 
 
 _MISSING = "???"  # OmegaConf's value of a key that the user has to give
-_REFERENCE = re.compile(r"\$\{(?:oc\.select:)?([\w.]+)(?:,\s*([^}]*))?\}")
 
 
-def resolved(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """``keys`` with OmegaConf's ``${key}`` and ``${oc.select:key,default}`` replaced where the key is there, or has a
-    default."""
-
-    def value(given: Any, key: str, depth: int = 0) -> Any:
-        match = _REFERENCE.fullmatch(given) if isinstance(given, str) else None
-        if match is None or depth > 8:
-            return given
-        name = key.rpartition(".")[0] + match[1] if match[1].startswith(".") else match[1]
-        if name in keys:
-            return value(keys[name], name, depth + 1)
-        return typed(match[2]) if match[2] is not None else given
-
-    return {key: value(given, key) for key, given in keys.items()}
+def without_references(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """``keys`` with references replaced, but for those that lead nowhere."""
+    found = {key: resolved(value, key, lambda name: keys.get(name, ABSENT)) for key, value in keys.items()}
+    return {key: keys[key] if value is ABSENT else _leaf(value) for key, value in found.items()}
 
 
 def flat(document: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:

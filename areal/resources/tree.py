@@ -16,7 +16,7 @@ RECREATE in an InferenceService and IMMUTABLE in a TrainJob.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum, IntEnum
 from typing import Any, Final, TypeAlias
 
@@ -316,6 +316,26 @@ def _place(node: Any, part: Step, at: FieldPath) -> Any:
 
 def dotted(path: FieldPath) -> str:
     return ".".join(map(str, path))
+
+
+_REFERENCE = re.compile(r"\$\{(?:oc\.select:)?([\w.]+)(?:,\s*([^}]*))?\}")
+_MOST_REFERENCES = 10
+
+
+def resolved(value: Any, key: str, written: Callable[[str], Any]) -> Any:
+    """``value`` of the dotted ``key`` with OmegaConf's ``${other.key}``, ``${.key}`` beside it and
+    ``${oc.select:key,default}`` replaced; a default is text. ABSENT where a reference leads nowhere. ``written``: the
+    value of a key as it is written, or ABSENT."""
+    for _ in range(_MOST_REFERENCES):
+        if not isinstance(value, str) or (match := _REFERENCE.search(value)) is None:
+            return value
+        name = key.rpartition(".")[0] + match[1] if match[1].startswith(".") else match[1]
+        if (inner := written(name)) is ABSENT:
+            name, inner = key, ABSENT if match[2] is None else match[2]
+        if inner is ABSENT:
+            return ABSENT
+        key, value = (name, inner) if match[0] == value else (key, value.replace(match[0], str(inner)))
+    return ABSENT
 
 
 TRAINERS = ("grpo", "ppo", "sft", "rw", "dpo")

@@ -119,6 +119,8 @@ def test_yaml_is_flattened_and_its_numbers_are_numbers() -> None:
 def test_references_of_omegaconf_are_replaced_and_missing_values_left_out() -> None:
     text = "a: {b: 2, c: '${a.b}', d: '${oc.select:x.y,7}', e: '${oc.select:.b,1}', f: '${no.key}', g: '???'}\n"
     assert read_yaml(text, "c.yaml") == {"a.b": 2, "a.c": 2, "a.d": 7, "a.e": 2, "a.f": "${no.key}"}
+    text = "a: /x, b: '${a}/y', c: '${b}/z', d: '${no}/y'".join("{}")
+    assert read_yaml(text, "c.yaml") == {"a": "/x", "b": "/x/y", "c": "/x/y/z", "d": "${no}/y"}
 
 
 @given(st.text(max_size=80))

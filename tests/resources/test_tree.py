@@ -162,3 +162,21 @@ def test_delete_of_the_whole_leaves_nothing_and_of_an_unknown_path_everything() 
     assert tree.delete_path(value, ()) == {}
     assert tree.delete_path(value, ("a", "z")) == value
     assert tree.delete_path(value, ("a", "b")) == {"c": value["c"]}
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        ("${b}", 2),
+        ("x${b}y${b}", "x2y2"),
+        ("${.near}", "far"),
+        ("${oc.select:no, 7}", "7"),
+        ("${chain}", 2),
+        ("${no}", tree.ABSENT),
+        ("${loop}", tree.ABSENT),
+        (["${b}"], ["${b}"]),
+    ],
+)
+def test_reference_is_replaced_by_what_it_leads_to(value: Any, found: Any) -> None:
+    keys = {"b": 2, "a.near": "${.next}", "a.next": "far", "chain": "${b}", "loop": "${loop}"}
+    assert tree.resolved(value, "a.key", lambda key: keys.get(key, tree.ABSENT)) == found

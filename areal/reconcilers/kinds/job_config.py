@@ -42,6 +42,7 @@ from areal.resources.tree import (
     lifted,
     parse_override,
     path_text,
+    resolved,
 )
 
 BUILT_IN = {kind: driver for kind, (driver, _) in DRIVERS.items()}
@@ -151,8 +152,6 @@ def _is_called_with_more(tree: ast.Module, function: str) -> bool:
 
 
 _OFFLINE = ("sft", "rw", "dpo")
-_REFERENCE = re.compile(r"\$\{([A-Za-z_][\w.]*)\}")
-_DEEPEST = 10
 
 
 class JobConfig:
@@ -172,18 +171,13 @@ class JobConfig:
         tree = config_tree(given, job.spec.get("overrides") or ())
         return cls(job, tree, folder)
 
-    def get(self, key: str, default: Any = None, depth: int = 0) -> Any:
+    def get(self, key: str, default: Any = None) -> Any:
         """The value of a dotted key, with ``${another.key}`` resolved."""
-        node = get_path(self._tree, tuple(key.split(".")))
-        if node is ABSENT:
-            return default
-        while isinstance(node, str) and (match := _REFERENCE.search(node)) and depth < _DEEPEST:
-            depth += 1
-            inner = self.get(match[1], None, depth)
-            if inner is None:
-                return default
-            node = inner if match[0] == node else node.replace(match[0], str(inner))
-        return node
+        found = resolved(self._written(key), key, self._written)
+        return default if found is ABSENT else found
+
+    def _written(self, key: str) -> Any:
+        return get_path(self._tree, tuple(key.split(".")))
 
     def text(self, key: str) -> str:
         value = self.get(key)
@@ -212,7 +206,7 @@ class JobConfig:
         """Resources of the processes of ``training``, or of the job's own engines (``rollout``), whose GPUs follow from
         their layout. On this machine nothing is reserved. Raises InvalidManifest."""
         kind = str(scheduler.get("type", ""))
-        if kind not in ("ray", "slurm"):
+        if kind not in CLUSTERS:
             return Placement()
         trained = "model" if self.text("model.backend") and not self.text("actor.backend") else "actor"
         section = trained if part == "training" else part
@@ -224,7 +218,7 @@ class JobConfig:
         return replace(found, resources=own)
 
     def _layout(self, key: str) -> Allocation | None:
-        layout, written = self.text(key), get_path(self._tree, tuple(key.split(".")))
+        layout, written = self.text(key), self._written(key)
         if not layout:
             if isinstance(written, str) and written:
                 message = f"{self._job.ref}: {key} {written!r} refers to a key that the configuration does not have"
@@ -247,6 +241,7 @@ class JobConfig:
 
 
 PROCESSES = "processesPerNode"
+CLUSTERS = ("ray", "slurm")
 
 
 def expand_job(job: Wanted, config: JobConfig) -> Wanted:

@@ -29,6 +29,7 @@ from areal.reconcilers.kinds import StageReporter
 from areal.reconcilers.kinds.inference_launch import HubModel, hub_of, require_ids
 from areal.reconcilers.kinds.job_config import (
     BUILT_IN,
+    CLUSTERS,
     PROCESSES,
     JobConfig,
     expand_job,
@@ -273,12 +274,16 @@ def _with_recorded_fields(job: Wanted, earlier: StoredObject) -> Wanted:
     for path in _DERIVED:
         if get_path(spec, path) is ABSENT and is_derived(earlier, path, unnoted=True):
             spec = set_path(spec, path, get_path(earlier.spec, path))
-    return _place_job(replace(job, spec=spec), JobConfig.of(job))
+    return _place_job(replace(job, spec=spec))
 
 
-def _place_job(job: Wanted, config: JobConfig) -> Wanted:
-    """Add the cluster resources that the configuration's ``scheduling_spec`` requests. Raises InvalidManifest."""
-    placement = config.placement_of("training", job.spec.get("scheduler") or {})
+def _place_job(job: Wanted, config: JobConfig | None = None) -> Wanted:
+    """Add the cluster resources that the configuration's ``scheduling_spec`` requests; on this machine it requests
+    none, and is not read. Raises InvalidManifest."""
+    scheduler = job.spec.get("scheduler") or {}
+    if scheduler.get("type") not in CLUSTERS:
+        return job
+    placement = (config or JobConfig.of(job)).placement_of("training", scheduler)
     return replace(job, spec=with_placement(job.spec, placement))
 
 

@@ -157,6 +157,8 @@ def test_scheduler_of_the_configuration_is_the_jobs_where_the_manifest_has_none(
         ({"actor": {"backend": "fsdp:d4"}}, 4),
         ({"actor": {"backend": "fsdp:d2t2"}}, 4),
         ({"actor": {"backend": "${allocation}"}, "allocation": "fsdp:d2"}, 2),
+        ({"actor": {"backend": "fsdp:${oc.select:layout,d3}"}}, 3),
+        ({"actor": {"backend": "fsdp:${.layout}", "layout": "d2"}}, 2),
         ({"model": {"backend": "fsdp:d8p1t1"}}, 8),
         ({"allocation_mode": "sglang.d4p1m1+d4p1m1"}, 4),
         ({"allocation_mode": "sglang:d4"}, None),

@@ -187,6 +187,12 @@ def test_job_that_is_wanted_anew_is_another_job_though_nothing_differs_and_once_
     assert again.action == "unchanged"
 
 
+def test_job_on_this_machine_is_unchanged_though_its_configuration_is_gone() -> None:
+    spec = {"config": "/nowhere/config.yaml"}
+    target = target_for(wanted(spec), job(spec), set_name=None, force_conflicts=False, replace_it=False)
+    assert target.action == "unchanged"
+
+
 def test_plan_of_deleting_a_job_stops_it_and_erases() -> None:
     plan = plan_of(Target(job(), "delete"), runs=(driver(),), policy=Policy(grace_s=5))
     assert ops(plan) == ["stop driver/0", "forget driver/0", "erase"]
