@@ -221,11 +221,11 @@ class Policy:
 class PlanScope:
     """``targets`` are asked for. ``context`` are stored neighbours: services that targets need, and models whose
     routes a restarted router would lose. Of the context, services are healed and models only routed. ``unreadable``:
-    objects that are recorded and cannot be read, and why."""
+    objects that are recorded and cannot be read: why, and what to do."""
 
     targets: tuple[Target, ...]
     context: tuple[Target, ...] = ()
-    unreadable: Mapping[str, str] = field(default_factory=dict)
+    unreadable: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     @cached_property
     def all(self) -> tuple[Target, ...]:

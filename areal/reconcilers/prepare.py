@@ -25,7 +25,6 @@ from areal.state.upkeep import ref_of
 
 STABLE_READS = 3
 _FILE = "object.json"
-_GONE = "its processes live, and it is not recorded"
 
 Choose = Callable[[list[StoredObject]], tuple[Target, ...]]
 
@@ -98,14 +97,11 @@ def plan_targets(
 
 def _with_unreadable(plan: Plan, scope: PlanScope) -> Plan:
     """The plan with the objects that cannot be read, blocked."""
-    drifts = [Drift(ref, "record-unreadable", _FILE, reason) for ref, reason in scope.unreadable.items()]
-    blocked = []
-    for it in drifts:
-        hint = "areal doctor --fix restores it from its newest revision; without one, apply its manifest again"
-        if it.message == _GONE:
-            hint = "apply its manifest again, which keeps them; areal doctor --fix ends them"
-        refusal = Refusal("invalid", f"{it.ref}: {it.message}", hint)
-        blocked.append(ObjectPlan(it.ref, "blocked", it.message, refusal=refusal))
+    drifts = [Drift(ref, "record-unreadable", _FILE, why) for ref, (why, _) in scope.unreadable.items()]
+    blocked = [
+        ObjectPlan(ref, "blocked", why, refusal=Refusal("invalid", f"{ref}: {why}", hint))
+        for ref, (why, hint) in scope.unreadable.items()
+    ]
     return replace(plan, objects=(*plan.objects, *blocked), drift=(*plan.drift, *drifts))
 
 
@@ -139,13 +135,17 @@ def _observe_stable(
     return snapshot, by_uid, scope, observed
 
 
-def _unreadable(stored: Listing[StoredObject], targets: Sequence[Target], states: Iterable[RunState]) -> dict[str, str]:
-    """Objects whose record cannot be read, or is gone while their processes live, and why."""
+def _unreadable(
+    stored: Listing[StoredObject], targets: Sequence[Target], states: Iterable[RunState]
+) -> dict[str, tuple[str, str]]:
+    """Objects whose record cannot be read, or is gone while their processes live: why, and the next step."""
     known = {str(item.ref) for item in stored} | {target.ref for target in targets}
-    found = {str(ref_of(path)): f"{path} is unreadable: {why}" for path, why in stored.unreadable}
+    hint = "areal doctor --fix restores it from its newest revision; without one, apply its manifest again"
+    found = {str(ref_of(path)): (f"{path} is unreadable: {why}", hint) for path, why in stored.unreadable}
+    hint = "apply its manifest again, which keeps them; areal doctor --fix ends them"
     for state in states:
         if state.phase in LIVE and state.spec.owner and state.spec.owner not in known:
-            found.setdefault(state.spec.owner, _GONE)
+            found.setdefault(state.spec.owner, ("its processes live, and it is not recorded", hint))
     return found
 
 

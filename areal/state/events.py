@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -26,7 +25,6 @@ from areal.state.locks import actor as this_actor
 
 SERVES = "Serves"  # weights of a trainer
 _STEPS = (SERVES,)  # only the newest of them in a row is kept: a training run has one for each of its steps
-_NUMBER = re.compile(r"version [0-9]+")
 KEEP = 1000
 _SLACK = 250  # cut only this many above KEEP, so that not every append rewrites the file
 _LINE_FLOOR = 90  # no event is shorter: below KEEP + _SLACK such lines there is nothing to count
@@ -49,8 +47,7 @@ class Event:
 
     @property
     def same(self) -> tuple[str, str, str, str]:
-        message = _NUMBER.sub("", self.message) if self.reason in _STEPS else self.message
-        return self.ref, self.type, self.reason, message
+        return self.ref, self.type, self.reason, "" if self.reason in _STEPS else self.message
 
 
 def events_file(home: Home, ref: Ref) -> Path:

@@ -489,7 +489,7 @@ def test_plan_of_a_model_whose_rollout_failed_names_it_and_leaves_it() -> None:
 
 def test_plan_beside_an_unreadable_object_unroutes_nothing() -> None:
     home, _, seen = steady()
-    scope = PlanScope((unchanged(home),), unreadable={"Model/qwen": "it is damaged"})
+    scope = PlanScope((unchanged(home),), unreadable={"Model/qwen": ("it is damaged", "")})
     assert make_plan(scope, seen, Policy()).is_empty
     assert [op.verb for op in make_plan(PlanScope((unchanged(home),)), seen, Policy()).ops] == [Verb.UNROUTE]
 
