@@ -81,13 +81,19 @@ def place(offer: dict[str, Any], rank: int = 1) -> JoinGroup:
     return JoinGroup(name="pair", host=offer["host"], port=offer["port"], rank=rank, world_size=offer["world_size"])
 
 
+async def received(engine: WeightGroups, layout: object) -> Path:
+    file, _, end = await engine.receiving("pair", layout)
+    await end
+    return file
+
+
 async def carried(trainer: BroadcastPublisher, engine: WeightGroups, version: int) -> bool:
     """A group of two forms, and brings what was staged."""
     offer = await asyncio.to_thread(trainer.offer, "pair", 2, "plain")
     await asyncio.gather(asyncio.to_thread(trainer.join), engine.join(place(offer), CPU))
     trainer.write(version, [("a", torch.full((1000, 100), float(version)))], None)
     layout = trainer.published(version)["source"]["layout"]
-    file, _ = await asyncio.gather(engine.receive("pair", layout), asyncio.to_thread(trainer.send, version))
+    file, _ = await asyncio.gather(received(engine, layout), asyncio.to_thread(trainer.send, version))
     trainer.settle()
     return bool(file.read_bytes().endswith(torch.full((100,), float(version)).numpy().tobytes()))
 
@@ -143,7 +149,7 @@ async def test_member_that_never_receives_keeps_no_other_in_the_broadcast(
     trainer.settle()
     layout = trainer.published(1)["source"]["layout"]
     sending = asyncio.create_task(asyncio.to_thread(trainer.send, 1))
-    receiving = asyncio.create_task(engine.receive("pair", layout))
+    receiving = asyncio.create_task(received(engine, layout))
     await asyncio.wait([sending], timeout=1.0)
     assert not sending.done()
     began = time.monotonic()
@@ -181,7 +187,7 @@ async def test_group_with_a_hanging_operation_is_abandoned_without_a_wait(
     await asyncio.gather(asyncio.to_thread(trainer.join), engine.join(place(offer), CPU))
     trainer.write(1, [("a", torch.zeros(10))], None)
     trainer.settle()
-    receiving = asyncio.create_task(engine.receive("pair", trainer.published(1)["source"]["layout"]))
+    receiving = asyncio.create_task(received(engine, trainer.published(1)["source"]["layout"]))
     await asyncio.wait([receiving], timeout=1.0)  # the trainer sends nothing
     engine.leave("pair")
     await asyncio.wait([receiving])
@@ -196,17 +202,17 @@ async def test_group_with_a_hanging_operation_is_abandoned_without_a_wait(
 async def test_file_of_a_group_that_was_left_is_not_another_one_under_its_path(
     trainer: BroadcastPublisher, engine: WeightGroups
 ) -> None:
-    async def received() -> Path:
+    async def brought() -> Path:
         offer = await asyncio.to_thread(trainer.offer, "pair", 2, "plain")
         await asyncio.gather(asyncio.to_thread(trainer.join), engine.join(place(offer), CPU))
         trainer.write(1, [("a", torch.zeros(10))], None)
         layout = trainer.published(1)["source"]["layout"]
-        file, _ = await asyncio.gather(engine.receive("pair", layout), asyncio.to_thread(trainer.send, 1))
+        file, _ = await asyncio.gather(received(engine, layout), asyncio.to_thread(trainer.send, 1))
         trainer.settle()
         return file
 
-    first = await received()
+    first = await brought()
     engine.leave("pair")
     assert not first.exists()
-    second = await received()
+    second = await brought()
     assert second.exists() and not first.exists()
