@@ -5,7 +5,8 @@ from __future__ import annotations
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
-from typing import cast
+from contextlib import contextmanager
+from typing import Any, cast
 
 import pytest
 
@@ -18,9 +19,10 @@ from areal.ui.context import ViewContext
 from areal.ui.server import PageServer
 from areal.ui.views import sessions
 from tests.services.agent.whole import WholeService
+from tests.services.processes import Process
 from tests.ui.conftest import Page, eventually
 from tests.ui.test_browser import Tab, chromium, judged, tab, violations  # noqa: F401 - fixtures
-from tests.ui.test_sessions import agents, say, served  # noqa: F401 - fixtures
+from tests.ui.test_sessions import agents, remote, say, served  # noqa: F401 - fixtures
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
 Tabs = Callable[..., Tab]
@@ -29,8 +31,14 @@ Tabs = Callable[..., Tab]
 @pytest.fixture
 def page(home: Home, agents: WholeService) -> Iterator[Page]:  # noqa: F811
     """A server in this process, whose home has the services, and which may change them."""
+    with page_over(ViewContext(home, actions=Actions())) as made:
+        yield made
+
+
+@contextmanager
+def page_over(context: ViewContext) -> Iterator[Page]:
     rules = access_of("127.0.0.1", None)
-    server = PageServer("127.0.0.1", 0, ViewContext(home, actions=Actions()), rules)
+    server = PageServer("127.0.0.1", 0, context, rules)
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     yield Page(cast("subprocess.Popen[str]", None), f"127.0.0.1:{server.server_port}", rules.token)
@@ -131,6 +139,27 @@ def test_running_turn_is_shown_until_it_has_ended_and_an_empty_answer_is_named(
     assert "1 turn " in it.page.inner_text(".head").replace("\n", " ")
     say(agents, "busy", " ")
     it.page.wait_for_selector("[aria-label='turn 2'] >> text=no text")
+
+
+def test_objects_of_a_remote_gateway_lead_to_its_chat_and_its_sessions(
+    served: tuple[WholeService, Process],  # noqa: F811
+    home: Home,
+    chromium: Any,  # noqa: F811
+) -> None:
+    service, recorder = served
+    tabs = chromium.new_context()
+    with page_over(remote(recorder.url, service.key, home)) as far:
+        it = Tab(tabs.new_page(), far)
+        it.page.on("console", lambda message: it.console.append(message.text))
+        it.open("/")
+        it.page.click("main tbody >> text=tiny")
+        it.page.wait_for_selector("text=default/tiny", state="detached")
+        assert it.path == "/chat" and it.page.input_value("select >> nth=0") == "remote/tiny"
+        it.page.go_back()
+        it.page.click("main tbody >> text=remote")
+        it.at("/sessions/remote")
+        assert it.page.locator(".alerts").count() == 0 and it.console == []
+    tabs.close()
 
 
 VIEWS = (

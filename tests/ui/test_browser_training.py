@@ -85,6 +85,25 @@ def test_job_to_token_and_back_by_the_keyboard_alone(job: Home, tab: Tabs) -> No
     it.at("/job/learn")
 
 
+def test_bar_has_the_worst_alerts_first_and_the_others_behind_a_button(job: Home, tab: Tabs) -> None:  # noqa: F811
+    alert = {"object": "TrainJob/learn", "message": "m", "cause": "c", "next": "n", "route": "/job/learn"}
+    severities = ("warning", "warning", "warning", "error")
+    alerts = [{**alert, "rule": f"rule-{at}", "severity": each} for at, each in enumerate(severities)]
+    it = tab()
+    it.page.route("**/api/alerts*", lambda route: route.fulfill(json={"alerts": alerts}))
+    it.open("/job/learn")
+    it.page.wait_for_selector(".alerts >> text=rule-3")
+    rules = "[...document.querySelectorAll('.alerts li > b')].map(each => each.innerText)"
+    assert it.page.evaluate(rules) == ["rule-3", "rule-0"]
+    it.page.focus(".alerts >> text=2 more alerts")
+    it.press("Enter")
+    it.page.wait_for_selector(".alerts >> text=rule-2")
+    assert it.page.evaluate(rules) == ["rule-3", "rule-0", "rule-1", "rule-2"]
+    series = [{"points": {"mean": [0.0, 1.0] * 50 + [80.0]}}]
+    words = it.page.evaluate("series => import('/static/chart.js').then(chart => chart.outliers(series))", series)
+    assert words == "up to 80, clipped"
+
+
 def test_histogram_filters_by_keys_and_the_address_keeps_it(job: Home, tab: Tabs) -> None:  # noqa: F811
     it = tab()
     it.open("/job/learn/step/2?view=samples")

@@ -192,6 +192,8 @@ def test_remote_gateway_shows_sessions_models_and_chat_and_refuses_what_reads_fi
     assert objects.read(view)["objects"][0]["kind"] == "InferenceService"
     found = about.read(view)
     assert found["gateway"] == recorder.url and "weights" in found["views"] and "job" not in found["views"]
+    for name in found["views"]:
+        assert len(expect_reader(name, view).marks(view)) <= 2
     for name in ("job", "logs", "plan", "top", "object", "step", "compare"):
         with pytest.raises(UsageFault, match="reads files"):
             expect_reader(name, view)

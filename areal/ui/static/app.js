@@ -60,16 +60,21 @@ function App() {
 
 const isShown = (about, route) => !about || about.views.includes(route.view);
 
+const FEW_ALERTS = 2; // the bar is on every page
+
 function Alerts() {
   const { data, error } = useData("alerts", {});
+  const [all, setAll] = useState(false);
   if (error && error.status !== 404 && error.status !== 0) return html`<ul class="alerts" aria-label="Alerts"><li class="error"><b>alerts cannot be read</b> ${error.message}</li></ul>`;
   if (!data?.alerts?.length) return null;
-  return html`<ul class="alerts" aria-label="Alerts">${data.alerts.map((alert) => html`
+  const ordered = [...data.alerts].sort((a, b) => (b.severity === "error") - (a.severity === "error"));
+  const left = ordered.length - FEW_ALERTS;
+  return html`<ul class="alerts" aria-label="Alerts">${ordered.slice(0, all || left <= 0 ? undefined : FEW_ALERTS).map((alert) => html`
     <li key=${`${alert.object} ${alert.rule}`} class=${alert.severity}>
       <b class=${alert.severity === "error" ? "bad" : "warn"}>${alert.rule}</b>
       ${alert.route ? html`<${Link} href=${alert.route}>${alert.object}<//>` : html`<span>${alert.object}</span>`}
-      <span>${alert.message}</span> <span class="dim">${alert.cause}</span> ${alert.next && html`<code class="dim">${alert.next}</code>`}
-    </li>`)}</ul>`;
+      <span>${alert.message}</span> <span class="dim hide-560">${alert.cause}</span> ${alert.next && html`<code class="dim hide-560">${alert.next}</code>`}
+    </li>`)}${left > 0 && html`<li class="more"><button type="button" onClick=${() => setAll(!all)}>${all ? "the worst alone" : `${left} more ${left === 1 ? "alert" : "alerts"}`}</button></li>`}</ul>`;
 }
 
 function View({ route }) {

@@ -1,7 +1,7 @@
 // Curves over steps by uPlot: one cursor for all charts of a page, moved by the mouse or by arrows; smoothing; a log axis;
 // outliers clipped, so that one spike does not flatten a curve.
 import uPlot from "./uplot.js";
-import { html, useEffect, useLayoutEffect, useRef, fmt } from "./ui.js";
+import { html, useEffect, useLayoutEffect, useMemo, useRef, fmt } from "./ui.js";
 
 const COLOURS = ["--s1", "--s2", "--s3", "--s4", "--s5", "--s6", "--s7", "--s8"];
 const DASHES = [[], [6, 3], [2, 2], [8, 3, 2, 3]];
@@ -41,6 +41,13 @@ export function drawnRange(values) {
   return [known.find((each) => each >= low - room), known.findLast((each) => each <= high + room)];
 }
 
+// What is outside of the drawn range.
+export function outliers(series) {
+  const values = series.flatMap(({ points: { mean, low, high } }) => (low ? [...low, ...high] : mean)).filter((each) => each !== null && Number.isFinite(each));
+  const [from, to] = drawnRange(values), [least, most] = values.reduce(([a, b], each) => [Math.min(a, each), Math.max(b, each)], [from, to]);
+  return [most > to && `up to ${fmt.number(most)}`, least < from && `down to ${fmt.number(least)}`].filter(Boolean).map((each) => `${each}, clipped`).join("; ");
+}
+
 // series: [{ name, points: {mean, low, high}, starts?, colour?: index }] over `starts`. cursor: { at: step|null, set(step), listeners }.
 export function Chart({ title, starts, series, smooth = 0, log = false, clip = true, cursor, onOpen, height = 150, stacked = false, unit = "" }) {
   const host = useRef(null);
@@ -78,10 +85,12 @@ export function Chart({ title, starts, series, smooth = 0, log = false, clip = t
     cursor.listeners.add(move);
     return () => cursor.listeners.delete(move);
   }, [cursor]);
+  const beyond = useMemo(() => (clip && !stacked ? outliers(series) : ""), [series, clip, stacked]);
   const words = series.map((each) => `${each.name} ${form(lastOf(each.points.mean))}`).join(", ");
   return html`<figure class="chart" role="group" aria-label=${`${title}: ${words}`}>
     <figcaption ref=${readout}><b>${title}</b>${unit && html` <span class="dim">${unit}</span>`}
       ${series.map((each, at) => html`<span class="key" key=${each.name}><i style=${{ background: stacked ? undefined : colourOf(each.colour ?? at), borderColor: colourOf(each.colour ?? at), backgroundColor: colourOf(each.colour ?? at) }} data-dash=${each.dash ?? 0}></i>${series.length > 1 || each.label ? `${each.label ?? each.name} ` : ""}<span class="num" data-series=${at}>${form(lastOf(each.points.mean))}</span></span>`)}
+      ${beyond && html`<span class="dim" title="c shows them">${beyond}</span>`}
     </figcaption>
     <div ref=${host} style=${{ height: `${height}px` }}></div>
   </figure>`;
@@ -149,7 +158,7 @@ function draw(host, shown, cursor, height) {
     width: host.clientWidth || 300, height, legend: { show: false }, padding: [6, beside(shown.current.starts.at(-1)), 0, 0], bands,
     cursor: { y: false, points: { size: 6, show: stacked ? false : undefined }, drag: { x: false, y: false } },
     scales: { x: { time: false }, y: { range, distr: log && !stacked ? 3 : 1, log: 10 } },
-    axes: [{ ...axis, size: 22, space: 60 }, { ...axis, size: 48, space: 26, values: (u, values) => values.map((value) => (value === null ? "" : stacked ? `${Math.round(100 * value)}%` : compact(value))) }],
+    axes: [{ ...axis, size: 22, space: 60 }, { ...axis, size: (u, values) => Math.max(48, 14 + 6.5 * Math.max(0, ...(values ?? []).map((each) => each.length))), space: 26, values: (u, values) => values.map((value) => (value === null ? "" : stacked ? `${Math.round(100 * value)}%` : compact(value))) }],
     series: columns,
   }, dataOf(shown.current), host);
   plot.over.addEventListener("mousemove", () => { if (plot.cursor.idx !== null && plot.cursor.idx !== undefined) cursor.set(shown.current.starts[plot.cursor.idx]); });

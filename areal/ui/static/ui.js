@@ -54,8 +54,10 @@ export function Link({ href, children, ...rest }) {
   return html`<a href=${href} onClick=${follow} ...${rest}>${children}</a>`;
 }
 
+// A remote gateway has no files of its objects: a model leads to its chat, a service to its sessions.
 export const objectPath = (ref, query) => {
   const [kind, name] = ref.split("/");
+  if (known?.gateway) return kind === "Model" ? `/chat?${queryText({ a: `remote/${name}` })}` : sessionsPath(kind, name);
   const path = kind === "TrainJob" ? `/job/${name}` : `/object/${kind.toLowerCase()}/${name}`;
   return query ? `${path}?${queryText(query)}` : path;
 };

@@ -29,4 +29,6 @@ def read(view: ViewContext) -> dict[str, Any]:
 
 
 def marks(view: ViewContext) -> Marks:
+    if view.remote is not None:
+        return {}
     return {"objects": home.marks(view)["files"], "clock": int(time.time() // _AGAIN_S)}

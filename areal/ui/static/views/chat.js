@@ -1,6 +1,7 @@
 // `/chat`: one model, or two models or versions side by side; answers come token by token, coloured by log-probability.
 import { html, useData, useEffect, useKeys, useRef, useState, callParts, Link, Loading, Problem, fmt, sessionsPath, setQuery } from "../ui.js";
 import { Actions } from "../actions.js";
+import { plural } from "../tokens.js";
 
 export const title = () => "chat";
 
@@ -90,7 +91,7 @@ const step = (logprob) => (logprob > -0.1 ? 0 : logprob > -0.7 ? 1 : logprob > -
 function Answer({ side, answer, service, last }) {
   const { end } = answer;
   const versions = [...new Set(answer.tokens.map((each) => each.version).filter((each) => each !== null))];
-  const facts = [side.slice(2), ...(end ? [fmt.duration(end.seconds), end.firstSeconds !== null && `first token ${fmt.duration(end.firstSeconds)}`, `${end.usage.completion_tokens ?? "?"} tokens`, end.finishReason] : []), versions.length > 0 && `version ${versions.join(", ")}`].filter(Boolean);
+  const facts = [side.slice(2), ...(end ? [fmt.duration(end.seconds), end.firstSeconds !== null && `first token ${fmt.duration(end.firstSeconds)}`, plural(end.usage.completion_tokens ?? "?", "token"), end.finishReason] : []), versions.length > 0 && `version ${versions.join(", ")}`].filter(Boolean);
   const tell = (token) => [`probability ${(100 * Math.exp(token.logprob)).toPrecision(3)}%`, `logprob ${token.logprob.toFixed(3)}`, token.version !== null && `version ${token.version}`].filter(Boolean).join(", ");
   return html`<div class="pad"><p class="dim">${facts.join(", ")}</p>
     ${answer.tokens.length > 0 ? html`<pre class="answer">${answer.tokens.map((token, at) => html`<span key=${at} class=${`p${step(token.logprob)}`} title=${tell(token)}>${token.text}</span>`)}</pre>` : html`<pre>${answer.text}</pre>`}

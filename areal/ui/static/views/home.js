@@ -1,5 +1,5 @@
 // `/`: every object with its readiness, the cause of what is not ready, and the last events.
-import { html, useData, useKeys, useMemo, Table, Filter, Link, Loading, Problem, State, fmt, go, objectPath, logsPath, setQuery } from "../ui.js";
+import { html, useAbout, useData, useKeys, useMemo, Table, Filter, Link, Loading, Problem, State, fmt, go, objectPath, logsPath, setQuery } from "../ui.js";
 
 export const title = () => "objects";
 export const up = () => "/";
@@ -9,6 +9,7 @@ const SHORT = { InferenceService: "service", Model: "model", AgentService: "agen
 
 export default function Home({ route }) {
   const { data, error } = useData("home", {});
+  const about = useAbout();
   const all = route.query.all === "1";
   useKeys([
     { key: "a", help: "also jobs that have ended", run: () => setQuery({ all: all ? null : 1 }) },
@@ -39,7 +40,7 @@ export default function Home({ route }) {
     ${data.unreadable.map((each) => html`<div class="problem" key=${each.path}><pre class="mono">${each.path}</pre><p class="hint">${each.reason}</p></div>`)}
     ${data.driftUnknown && html`<p class="dim">Drift is not known: ${data.driftUnknown}</p>`}
     <${Table} label="Last events" caption="Last events" columns=${EVENTS} rows=${events} name="event" sortName="eventsort" rowKey=${(row) => `${row.at} ${row.ref} ${row.reason}`}
-      filterText=${route.query.q} onOpen=${(row) => go(objectPath(row.ref))} empty="nothing happened yet" />`;
+      filterText=${route.query.q} onOpen=${(row) => go(objectPath(row.ref))} empty=${about?.gateway ? "events are on the machine of the gateway" : "nothing happened yet"} />`;
 }
 
 // Whether a job has ended and nothing has happened to it for a day.
@@ -77,7 +78,7 @@ const COLUMNS = [
     cell: (row) => weights(row).version == null && !weights(row).path ? "" : html`${weights(row).version != null ? `v${weights(row).version}` : ""}${weights(row).writer ? html` <span class="dim">of</span> <${Link} href=${objectPath(weights(row).writer)} tabindex="-1">${weights(row).writer.split("/")[1]}<//>` : ""} <span class="dim mono">${base(weights(row))}</span>${weights(row).others?.length ? html` <span class="warn">others ${weights(row).others.map((v) => `v${v}`).join(", ")}</span>` : ""}` },
   { id: "address", title: "Address", optional: true, value: (row) => row.status.address, hide: 820, cell: (row) => html`<span class="mono">${row.status.address ?? ""}</span>` },
   { id: "restarts", title: "Restarts", optional: true, value: (row) => row.processes.restarts, num: true, hide: 820, cell: (row) => row.processes.restarts ? html`<span class="warn">${row.processes.restarts}</span>` : html`<span class="dim">0</span>` },
-  { id: "age", title: "Age", value: (row) => row.createdAt ? Date.now() / 1000 - row.createdAt : null, num: true, hide: 560, cls: "nowrap", search: () => "", cell: (row) => row.createdAt ? fmt.age(Date.now() / 1000 - row.createdAt) : "" },
+  { id: "age", title: "Age", optional: true, value: (row) => row.createdAt ? Date.now() / 1000 - row.createdAt : null, num: true, hide: 560, cls: "nowrap", search: () => "", cell: (row) => row.createdAt ? fmt.age(Date.now() / 1000 - row.createdAt) : "" },
 ];
 
 // The last part of a path of weights, unless it is their version.

@@ -129,7 +129,7 @@ function Recorded({ route }) {
   const versions = versionsOf(tokens?.episodes ?? []);
   return html`<div class="head"><h1>Session <span class="mono">${short(session)}</span></h1> <${State} value=${row.state} />
       <span class="facts"><span><b>${plural(row.turns, "call")}</b></span>${row.reward !== null && html`<span>reward <b>${fmt.number(row.reward)}</b></span>`}<span>task <b>${row.task}</b></span>${row.group && html`<span>group ${row.group}</span>`}<span>begun ${fmt.ago(row.created)}</span><${Link} href=${sessionsPath("inferenceservice", name)}>${name}<//></span>
-      <span class="grow"></span> <${Actions} target=${asked} verbs=${["reward", "end-session"]} /></div>
+      <span class="grow"></span> <${Actions} target=${asked} verbs=${row.state === "ended" ? ["reward"] : ["reward", "end-session"]} /></div>
     ${error && html`<${Problem} error=${error} />`}
     <${Trained} asked=${asked} recorded=${session} by=${null} count=${count} />
     ${data.failures.map((each) => html`<p class="warn" key=${each.trajectory}>trajectory ${each.trajectory}: ${each.error ?? Object.entries(each.codes).map(([code, times]) => `${code} ×${times}`).join(", ")}</p>`)}
@@ -149,7 +149,7 @@ function Episode({ episode, colour, versions, open }) {
 const SERVICES = [
   { id: "name", title: "Service", value: (row) => row.name, cell: (row) => html`<${Link} tabindex="-1" href=${sessionsPath(row.kind, row.name)}>${row.name}<//>` },
   { id: "kind", title: "Sessions of", value: (row) => (row.kind === "AgentService" ? "agents" : "model calls") },
-  { id: "phase", title: "Status", value: (row) => row.phase, cell: (row) => (row.phase ? html`<${State} value=${row.phase} />` : "") },
+  { id: "phase", title: "Status", optional: true, value: (row) => row.phase, cell: (row) => (row.phase ? html`<${State} value=${row.phase} />` : "") },
   { id: "address", title: "Address", value: (row) => row.address, cls: "mono", hide: 560 },
 ];
 const age = { id: "created", title: "Age", value: (row) => (row.created ? Date.now() / 1000 - row.created : null), num: true, cls: "nowrap", cell: (row) => (row.created ? fmt.age(Date.now() / 1000 - row.created) : "") };
