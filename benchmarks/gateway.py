@@ -3,7 +3,7 @@
     python benchmarks/gateway.py [--rounds 3] [--quick] [--only NAME] [--without scale] [--write]
 
 All processes are on loopback, load generators and mocks are processes of their own, and only the system's own CPU
-counts (all its threads, by the kernel's clock of the process). Six shapes, the first four at 1, 16, 128 and 512
+counts (all its threads, by the kernel's clock of the process). Seven shapes, the first four at 1, 16, 128 and 512
 connections:
 
     plain         2 KB in, 12 KB of JSON out: the gateway, nginx, sglang-router and LiteLLM before one mock worker
@@ -11,7 +11,10 @@ connections:
     turn          gateway and data proxy before a mock engine: a short turn of a conversation in a session, templated,
                   tokenised (8,000 tokens, trained here), 64 tokens sampled one by one as an engine does, recorded on
                   disk before the last byte
-    turn stream   the same, streamed to the caller; tokens that the data proxy has within 20 ms are one event
+    turn stream   the same, streamed to the caller, from an engine that sends what it sampled in 25 ms, as the embedded
+                  one does
+    turn token stream  the same from an engine that sends token by token, as a vLLM before 0.32; tokens that the data
+                  proxy has within 20 ms are one event
     turn at once  the same turn from an engine that answers at once, so that the services never wait
     episode       of an RL run, 64 at once: a session's start, 4 such turns, a reward, the export
 
@@ -54,7 +57,7 @@ TOKEN_S = 0.001  # between two tokens of a turn that is not streamed: so fast is
 DIRECT, GATEWAY, WHOLE = "direct", "gateway", "gateway + data proxy"
 AT_ONCE = {16: 2000, 64: 2000, 128: 2000}
 SHAPES = {"plain": PLAIN, "stream": STREAMS, "turn": PLAIN, "turn stream": STREAMS}
-SHAPES |= {"turn at once": AT_ONCE, "episode": {64: 512}}
+SHAPES |= {"turn token stream": {16: STREAMS[16]}, "turn at once": AT_ONCE, "episode": {64: 512}}
 
 
 class Bench:
@@ -83,7 +86,8 @@ class Bench:
         """Each system once, those of a shape in an order that turns."""
         streamed = shape.endswith("stream")
         gap_s = count / EVENTS_A_SECOND if streamed else 0.0 if shape in ("turn at once", "episode") else TOKEN_S
-        ask(self.mock, "POST", "/pace", {"gap_s": gap_s})
+        line = {"line_s": 0} if shape == "turn token stream" else {}
+        ask(self.mock, "POST", "/pace", {"gap_s": gap_s, **line})
         if shape.startswith(("turn", "episode")):
             whole = shape == "episode"
             keys, turns = ([KEY], 4) if whole else (self.keys[:count], 8)

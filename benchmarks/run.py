@@ -75,6 +75,7 @@ CATALOG = (
         {"idleMb.gateway*": "lower"},
         least_spread=0.15,
     ),
+    Benchmark("growth", _PROXY, {"ratio": "lower"}, ratios=True),
     Benchmark(
         "agents",
         ("areal/services/agent", "areal/services/journal", "areal/services/inference/router", *_WEB),

@@ -3,16 +3,19 @@
     python benchmarks/relaying/mock.py [HOSTS]
 
 Prints its port, which is the same on each of as many loopback addresses. ``POST /v1/chat/completions`` answers 12 KB
-of JSON, or with ``"stream":true`` 64 server-sent events; ``POST /generate`` is the embedded engine's: 64 tokens, each
-in a line of NDJSON as it is sampled, or without ``"stream":true`` the whole answer once they all are. ``POST /pace``
-sets the seconds between two events or tokens (``{"gap_s": 0.01}``). Anything else is 200, as for a probe.
+of JSON, or with ``"stream":true`` 64 server-sent events; ``POST /generate`` is the embedded engine's: 64 tokens, the
+first in a line of its own and then those of 25 ms a line, or without ``"stream":true`` the whole answer once they all
+are sampled. ``POST /pace`` sets the seconds between two events or tokens (``{"gap_s": 0.01}``); with ``"line_s": 0``
+each token has a line, as from a vLLM before 0.32. Anything else is 200, as for a probe.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -51,8 +54,13 @@ def _sampled(tokens: int, last: bool) -> dict[str, object]:
     }
 
 
-def _line(last: bool) -> bytes:
-    return json.dumps(_sampled(1, last)).encode() + b"\n"
+@functools.cache
+def lines(each: int) -> list[bytes]:
+    """An answer in lines: one token, and then ``each``."""
+    counts = [1, *(min(each, CHUNKS - first) for first in range(1, CHUNKS, each))]
+    last = len(counts) - 1
+    found = [_chunk(json.dumps(_sampled(count, n == last)).encode() + b"\n") for n, count in enumerate(counts)]
+    return [*found[:-1], found[-1] + b"0\r\n\r\n"]
 
 
 PLAIN = _response(_answer())
@@ -60,14 +68,19 @@ OK = _response(json.dumps({"status": "ready", "component": "mock", "in_flight": 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: %b\r\nTransfer-Encoding: chunked\r\n\r\n"
 EVENTS = [_chunk(event("word ", "stop" if n == CHUNKS - 1 else None)) for n in range(CHUNKS)]
 EVENTS.append(_chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
-LINES = [_chunk(_line(n == CHUNKS - 1)) for n in range(CHUNKS)]
-LINES[-1] += b"0\r\n\r\n"
 WHOLE = _response(json.dumps({"choices": [_sampled(CHUNKS, True)], "prompt_tokens": 100}).encode())
 
 
 @dataclass
 class Pace:
+    """Seconds between two tokens or events, and between two lines of the embedded engine (its ``FLUSH_S``)."""
+
     gap_s: float = 0.0
+    line_s: float = 0.025
+
+    @property
+    def tokens_a_line(self) -> int:
+        return max(1, min(CHUNKS, int(self.line_s / self.gap_s) if self.gap_s else CHUNKS))
 
 
 class Mock(asyncio.Protocol):
@@ -99,29 +112,31 @@ class Mock(asyncio.Protocol):
     def _answer(self, path: bytes, body: bytes) -> None:
         if path.endswith(b"/chat/completions"):
             if b'"stream":true' in body:
-                self._start(b"text/event-stream", EVENTS)
+                self._start(b"text/event-stream", EVENTS, self._pace.gap_s)
             else:
                 self._transport.write(PLAIN)
         elif path == b"/generate":
             if b'"stream":true' in body:
-                self._start(b"application/x-ndjson", LINES)
+                each = self._pace.tokens_a_line
+                self._start(b"application/x-ndjson", lines(each), self._pace.gap_s * each)
             else:
                 asyncio.get_running_loop().call_later(self._pace.gap_s * CHUNKS, self._transport.write, WHOLE)
         else:
             if path == b"/pace":
-                self._pace.gap_s = json.loads(body)["gap_s"]
+                wanted = json.loads(body)
+                self._pace.gap_s, self._pace.line_s = wanted["gap_s"], wanted.get("line_s", Pace.line_s)
             self._transport.write(OK)
 
-    def _start(self, kind: bytes, chunks: list[bytes]) -> None:
+    def _start(self, kind: bytes, chunks: Sequence[bytes], gap_s: float) -> None:
         self._transport.write(HEAD % kind)
-        self._next(chunks, 0)
+        self._next(chunks, 0, gap_s)
 
-    def _next(self, chunks: list[bytes], number: int) -> None:
+    def _next(self, chunks: Sequence[bytes], number: int, gap_s: float) -> None:
         if self._transport.is_closing():
             return
         self._transport.write(chunks[number])
         if number + 1 < len(chunks):
-            asyncio.get_running_loop().call_later(self._pace.gap_s, self._next, chunks, number + 1)
+            asyncio.get_running_loop().call_later(gap_s, self._next, chunks, number + 1, gap_s)
 
 
 def host(place: int) -> str:
