@@ -93,4 +93,7 @@ def test_engine_learns_and_its_log_probabilities_stay_the_trainers(box: Box, nam
         assert abs(line["mismatch_kl"]) < 1e-3, line
         assert abs(line["importance_weight"] - 1) < 1e-3, line
     rewards = [line["reward/mean"] for line in lines]
+    waited_for = [sum(line.get(key, 0.0) for line in lines) for key in ("time/rollout", "time/weights", "time/step")]
+    print(f"reward {statistics.mean(rewards[:10]):.2f} to {statistics.mean(rewards[-10:]):.2f}", end=" ")
+    print(f"waited {waited_for[0] / waited_for[2]:.0%} for rollouts, {waited_for[1] / waited_for[2]:.0%} for weights")
     assert statistics.mean(rewards[-10:]) > statistics.mean(rewards[:10]) + 0.1, rewards

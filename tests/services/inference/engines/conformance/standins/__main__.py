@@ -49,10 +49,6 @@ def main() -> None:
     parser.add_argument("--lora", nargs="*", default=[])
     parser.add_argument("--logprobs-mode", help="vLLM's; SGLang's raw_logprobs is an environment variable of its own")
     parser.add_argument("--refuses", nargs="*", default=[], help="weight versions that are not taken from disk")
-    parser.add_argument("--old", action="store_true", help="the routes of an older SGLang")
-    parser.add_argument(
-        "--keeps-cache", action="store_true", help="updates of weights from disk do not flush the cache"
-    )
     parser.add_argument("--api-key")
     parser.add_argument("--tied-fault", action="store_true")
     asyncio.run(run(parser.parse_args()))
