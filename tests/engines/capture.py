@@ -38,6 +38,7 @@ _IDS = {"return_token_ids": True, "return_tokens_as_token_ids": True, "logprobs"
 _UPDATE = {"weight_version": "3", "abort_all_requests": False, "flush_cache": True}
 _TENSORS = {"names": [], "dtypes": [], "shapes": [], "group_name": "none", **_UPDATE}
 _SCORED = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "max_new_tokens": 1}
+_SEEDED = {**_GENERATE, "sampling_params": {**_GREEDY, "seed": 7}, "logprob_start_len": -1, "rid": "seeded"}
 _LORA = {"lora_name": "none", "lora_path": "/nowhere"}
 _ADAPTER = {"lora_name": "pirate", "lora_path": "ADAPTER"}
 _TOO_LONG = [5] * 100_000
@@ -92,6 +93,8 @@ EXCHANGES: dict[str, tuple[tuple[str, str, Any], ...]] = {
         ("restore", "POST /resume_memory_occupation", {}),
         ("whole", "POST /generate", {**_GENERATE, "stream": False, "logprob_start_len": -1, "rid": "whole"}),
         ("too long", "POST /generate", {**_LONG_STREAM, "rid": "too long"}),
+        ("field that is none", "POST /generate", {**_SEEDED, "stream": False}),
+        ("field that is none in a stream", "POST /generate", {**_SEEDED, "stream": True}),
         ("load of no adapter", "POST /load_lora_adapter", _LORA),
         ("unload of no adapter", "POST /unload_lora_adapter", {"lora_name": "none"}),
         ("no route", "GET /no_such_route", None),

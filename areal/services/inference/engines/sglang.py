@@ -4,8 +4,8 @@ Each event repeats the whole answer so far, or with SGLang's incremental option 
 ``completion_tokens`` tells which. The end of an answer has ``weight_versions``, exact spans of its tokens, so that
 whole answers need no event per token, and events of a stream may have several (``stream_interval`` of the request): as
 many as are sampled in 50 ms. Other events, and older servers, report one ``weight_version``, that of the server when
-the event is sent. ``seed`` is not supported: it needs the server's deterministic mode, and is silently
-dropped without it.
+the event is sent. ``seed`` is not supported: SGLang's ``sampling_seed`` needs the server's deterministic mode, and is
+silently dropped without it.
 
 Log-probabilities are tempered, before top-k, top-p and min-p, and after penalties, ``logit_bias`` and grammars; with
 ``SGLANG_RETURN_ORIGINAL_LOGPROB`` in the server's environment they are not tempered. The mode is determined once the

@@ -1,5 +1,5 @@
 """SGLang's routes as 0.5.23 answers them: native ``/generate`` (each event repeats the whole answer so far), its pause,
-weight, adapter and memory routes. A seed is dropped without a word, as SGLang does outside its deterministic mode."""
+weight, adapter and memory routes. It refuses unknown sampling parameters, of which ``seed`` is one."""
 
 from __future__ import annotations
 
@@ -22,6 +22,12 @@ from torch.distributed import distributed_c10d as c10d
 
 from areal.errors import ArealError
 from tests.services.inference.engines.conformance.standins.core import Core, Refused, done
+
+_SAMPLING = {
+    *("max_new_tokens", "min_new_tokens", "temperature", "top_p", "top_k", "min_p", "n", "logit_bias", "ignore_eos"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty", "stop_token_ids", "stream_interval"),
+    *("regex", "ebnf"),
+}
 
 
 class Sglang:
@@ -121,8 +127,9 @@ class Sglang:
         assert body["return_logprob"] and body["logprob_start_len"] == -1
         sampling = dict(body["sampling_params"])
         schema, top = sampling.pop("json_schema", None), body["top_logprobs_num"]
-        for dropped in ("seed", "skip_special_tokens"):
-            sampling.pop(dropped, None)
+        sampling.pop("skip_special_tokens", None)
+        if unknown := sampling.keys() - _SAMPLING:
+            return web.json_response({"error": f"unknown field `{min(unknown)}`, expected one of ..."}, status=400)
         interval = sampling.pop("stream_interval", 1)
         wanted = {"type": "json_schema", "json_schema": {"schema": json.loads(schema)}} if schema else None
         events = self._core.deltas(body["input_ids"], {**sampling, "top_logprobs": top}, body.get("lora_path"), wanted)
