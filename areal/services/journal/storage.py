@@ -186,14 +186,6 @@ def wait_for_lock(path: Path, patience_s: float) -> JournalFolder | None:
     return folder
 
 
-def is_left(path: Path) -> bool:
-    """Whether the last holder gave the folder up, and no process has taken it since."""
-    try:
-        return (path / _LOCK).stat().st_size == 0
-    except FileNotFoundError:
-        return False
-
-
 def read_tag(path: Path) -> str | None:
     try:
         tag = (path / _TAG).read_text(encoding="ascii")
@@ -396,7 +388,6 @@ class Journal(ABC):
         self.clock: Callable[[], float] = time.time
         self.on_news: Callable[[], None] = lambda: None
         self.corrupt: list[str] = []
-        self.released = False  # whether the folder's lock is
         self.commits = CommitQueue(db, tag, settled)
         self._db = db
         self._readers: list[sqlite3.Connection] = []
@@ -464,7 +455,6 @@ class Journal(ABC):
             self.folder.remove()
         else:
             self.folder.leave()
-        self.released = True
 
     def _reader(self) -> sqlite3.Connection:
         self._readers.append(open_reader(self.folder.database))

@@ -17,13 +17,13 @@ import logging
 import os
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 from uuid import uuid4
 
 from areal.errors import UsageFault
-from areal.http.headers import STARTED
+from areal.http.headers import JOURNAL, STARTED
 from areal.services.http.auth import Access
 from areal.services.http.errors import ApiError, bad_field
 from areal.services.http.messages import Request, Response, read_object
@@ -33,8 +33,8 @@ from areal.services.journal.keys import key_digest, tag_of_key
 from areal.services.journal.storage import (
     Journal,
     JournalFolder,
+    held_elsewhere,
     is_damage,
-    is_left,
     lock_folder,
     note_damage,
     other_folders,
@@ -78,7 +78,6 @@ class JournalStore(Generic[J]):
         self._siblings = False
         self._uid = own.folder.path.name
         self._left: dict[Path, float] = {}  # journals that were given up, and when, in loop time
-        self._departed: list[J] = []
         self._handing: asyncio.Task[None] | None = None
         self._drained = False
         self.journals: dict[str, J] = {own.tag: own}
@@ -96,6 +95,11 @@ class JournalStore(Generic[J]):
 
     def journal(self, tag: str) -> J | None:
         return self.journals.get(tag)
+
+    def require(self, headers: Mapping[str, str]) -> None:
+        """Raises 421 where the request names a journal that another process holds. A caller's key does not name it."""
+        if (tag := headers.get(JOURNAL)) is not None and tag not in self.journals:
+            raise held_elsewhere()
 
     @property
     def started(self) -> int:
@@ -133,15 +137,6 @@ class JournalStore(Generic[J]):
     def holder_of_digest(self, digest: bytes) -> J | None:
         return next((journal for journal in self if journal.knows(digest)), None)
 
-    def departed_journal(self, digest: bytes) -> str | None:
-        """The tag of the given-up journal that has the session with this key digest, until a process adopts it."""
-        self._departed = [each for each in self._departed if not each.released or is_left(each.folder.path)]
-        for journal in self._departed:
-            with contextlib.suppress(ApiError):  # a closed journal answers only from memory
-                if journal.session_by_key(digest) is not None:
-                    return journal.tag
-        return None
-
     def _wake(self) -> None:
         self._news.set()
         self._news = asyncio.Event()
@@ -171,9 +166,7 @@ class JournalStore(Generic[J]):
                     await self.hand_over()
                 except (ApiError, OSError, sqlite3.Error) as error:
                     _log.warning("sessions that started since the drain stay here: %s", error)
-            if self.leaving():
-                self.others()
-            else:
+            if not self.leaving():
                 await self.adopt(self._adopt_after_s)
             before, commits = commits, sum(journal.commits.commits for journal in self)
             is_idle = commits == before and len(self.journals) == 1 and not self.elsewhere and not self._free_since
@@ -199,7 +192,8 @@ class JournalStore(Generic[J]):
                 if tag is not None:
                     adopted.append(tag)
             self._siblings = any(path in self._held_elsewhere for path in candidates)
-            self.elsewhere = self.others() if adopted else self._tags(candidates)
+            held = {journal.folder.path for journal in self}
+            self.elsewhere = self._tags(path for path in candidates if path not in held)
             if adopted:
                 self._wake()
             return adopted
@@ -236,9 +230,7 @@ class JournalStore(Generic[J]):
     async def _leave(self, journal: J) -> None:
         await journal.wait_idle()
         del self.journals[journal.tag]
-        self.elsewhere = (*self.elsewhere, journal.tag)  # at once: the other processes may not have seen it yet
         self.on_change()
-        self._departed.append(journal)
         self._left[journal.folder.path] = asyncio.get_running_loop().time()
         await uninterrupted(journal.close(), f"close-{journal.tag}")
         _log.info("left the journal %s to other processes", journal.folder.path.name)
@@ -425,6 +417,5 @@ class JournalRoutes(Generic[J]):
         except ValueError as error:
             raise bad_field("digest", "must be a key's SHA-256 in hexadecimal") from error
         journal = self._store.holder_of_digest(wanted)
-        found = journal.tag if journal else self._store.departed_journal(wanted)
         about = {"journals": list(self._store.journals), "elsewhere": list(self._store.others())}
-        return json_response({"journal": found, **about})
+        return json_response({"journal": journal.tag if journal else None, **about})

@@ -91,6 +91,21 @@ def test_session_of_a_removed_replica_is_known_to_a_router_whose_other_reports_a
         model.loop.run_for(0.1)
 
 
+def test_key_of_a_session_that_moves_is_in_use(model: SimulatedService) -> None:
+    model.add_replica("b")
+    model.loop.run_for(3.0)
+    keys = [f"callers-key-{number}" for number in range(8)]
+    for key in keys:
+        start(model, api_key=key)
+    for uid in "ab":
+        model.command("/drain", {"worker_id": uid})
+        for key in keys:  # half of them are at this replica
+            reply = model.call("POST", "/rl/start_session", {"task_id": "task", "api_key": key})
+            assert reply is not None and (reply.status, reply.error()["code"]) == (409, "api_key_in_use"), reply.body
+        model.command("/undrain", {"worker_id": uid})
+        model.loop.run_for(10.0)
+
+
 def test_router_that_is_killed_while_it_learns_its_workers_learns_them_again(model: SimulatedService) -> None:
     session = start(model, api_key="callers-key")
     model.kill(model.replicas["a"])

@@ -98,6 +98,7 @@ class PairRoutes:
         if body.model not in (None, self._service_name):
             raise ApiError(404, f"no agent service {body.model!r}", code="model_not_found", param="model")
         _check_metadata(body.metadata)
+        self._store.require(request.headers)
         theirs = RlSession(**vars(body.inference)) if body.inference is not None else None
         session, new = self._find(body.api_key) if body.api_key is not None else None, False
         if session is not None and session.closing is not None:
@@ -152,13 +153,8 @@ class PairRoutes:
         return journal
 
     def _find(self, key: str) -> SessionEntry | None:
-        """The open session with this key. Raises 421 for a session of a journal that this process is handing over."""
         held = self._store.holder_of_key(key.encode())
-        if held is not None:
-            return held[0].sessions[held[1]]
-        if self._store.departed_journal(key_digest(key.encode())) is not None:
-            raise held_elsewhere()
-        return None
+        return held[0].sessions[held[1]] if held is not None else None
 
     def _named(self, request: Request) -> SessionEntry:
         """The open session that the path names. Raises 400, 404, 410, and 421 for a session of a journal that this
@@ -166,9 +162,7 @@ class PairRoutes:
         key = request.match_info["key"]
         if not is_session_key(key):
             raise bad_request("this is no session key", param="session_key")
-        journal = request.headers.get(names.JOURNAL)
-        if journal is not None and self._store.journal(journal) is None:
-            raise held_elsewhere()
+        self._store.require(request.headers)
         session = self._find(key)
         if session is not None and session.closing is None:
             return session

@@ -89,6 +89,7 @@ class JournalSessionRoutes:
         if body.api_key is None:
             refuse_idempotency_key(request, "give api_key, whose second start is refused")
         self._check_name(body.model)
+        self._store.require(request.headers)
         self._check_key(body.api_key)
         seed = self._seeds.chosen(body.seed, body.default_seed)
         journal = self._store.own

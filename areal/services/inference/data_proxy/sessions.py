@@ -70,10 +70,8 @@ class CallerResolver:
         self._key = key
 
     def resolve(self, headers: Mapping[str, str]) -> Caller:
-        """Return the caller. Raises 401 for an unknown key, 421 for a session that another data proxy holds. The relay
-        names the journal: a key that the client chose does not."""
-        if (journal := headers.get(names.JOURNAL)) is not None:
-            journal_of(self._store, journal)
+        """Return the caller. Raises 401 for an unknown key, 421 for a session that another data proxy holds."""
+        self._store.require(headers)
         try:
             key = presented_key(headers)
         except ApiError:

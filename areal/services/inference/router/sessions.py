@@ -112,8 +112,10 @@ _LARGEST_GROUP = 1024
 
 @dataclass(frozen=True)
 class SessionLocation:
+    """``journal``: the tag of the session's, None for a session to be started in the worker's own."""
+
     worker: WorkerRecord
-    journal: str
+    journal: str | None = None
 
 
 class SessionPlacing:
@@ -125,20 +127,20 @@ class SessionPlacing:
 
     async def start(self, data: Mapping[str, Any], request_id: str) -> HttpReply:
         """Start a group of sessions. Raises 400, 404, 502, 503."""
-        for worker in await self._preferred(data.get("api_key"), self._model(data.get("model"))):
+        for place in await self._preferred(data.get("api_key"), self._model(data.get("model"))):
             try:
-                return await self._start(worker, data, request_id)
+                return await self._start(place, data, request_id)
             except NotConnected:
                 continue  # nothing was started
             except (CallFailed, TimeoutError) as error:
                 raise ApiError(502, f"the data proxy was lost: {error!r}", code="worker_lost") from error
         raise ApiError(503, "no data proxy took the sessions", code="no_worker_available", headers={"Retry-After": "1"})
 
-    async def _start(self, worker: WorkerRecord, data: Mapping[str, Any], request_id: str) -> HttpReply:
+    async def _start(self, place: SessionLocation, data: Mapping[str, Any], request_id: str) -> HttpReply:
         size = data.get("group_size", 1)
         size = size if isinstance(size, int) and 1 <= size <= _LARGEST_GROUP else 1
-        with self._placements.placing(worker, size) as placed:
-            reply = await self._post(worker, "/rl/start_session", data, request_id)
+        with self._placements.placing(place.worker, size) as placed:
+            reply = await self._post(place.worker, "/rl/start_session", data, request_id, journal=place.journal)
             placed.size = size if reply.status == 201 else 0
             count = reply.headers.get(names.STARTED, "")
             placed.started = int(count) if count.isdecimal() else None
@@ -168,11 +170,12 @@ class SessionPlacing:
             raise bad_request(message, param="model", code="sessions_not_kept")
         return recorders
 
-    async def _preferred(self, key: object, model: str) -> list[WorkerRecord]:
-        """The workers to try in turn."""
+    async def _preferred(self, key: object, model: str) -> list[SessionLocation]:
+        """The places to try in turn."""
         if not isinstance(key, str):  # the data proxy refuses a malformed one
             lightest = self._placements.lightest_first
-            return lightest(self._registry.members(model)) or lightest(self._recorders(model))
+            workers = lightest(self._registry.members(model)) or lightest(self._recorders(model))
+            return [SessionLocation(worker) for worker in workers]
         recorders = self._recorders(model)
         tag = tag_of_key(key)
         if tag is not None:
@@ -180,21 +183,21 @@ class SessionPlacing:
         digest = key_digest(key.encode("utf-8", "surrogatepass"))
         held = await self._find(digest)
         if held is not None:
-            return [held.worker]
+            return [held]
         by_addr = {worker.addr: worker for worker in recorders}
-        return [by_addr[entry.addr] for entry in rendezvous(digest, [worker.entry for worker in recorders])]
+        order = rendezvous(digest, [worker.entry for worker in recorders])
+        return [SessionLocation(by_addr[entry.addr]) for entry in order]
 
     async def holder(self, body: RouteCall) -> SessionLocation | None:
         """The location of the session named by id, key or the key's digest; None where none is named. Raises 404,
         503."""
         digest = body.api_key_digest
         if body.session_id is not None:
-            name = SessionName.require(body.session_id)
-            return SessionLocation(self._with_journal(name.tag), name.tag)
+            return self._with_journal(SessionName.require(body.session_id).tag)
         if body.api_key is not None:
             tag = tag_of_key(body.api_key)
             if tag is not None:
-                return SessionLocation(self._with_journal(tag), tag)
+                return self._with_journal(tag)
             digest = key_digest(body.api_key.encode("utf-8", "surrogatepass")).hex()
         if digest is None:
             return None
@@ -206,11 +209,11 @@ class SessionPlacing:
             raise ApiError(404, "no session has this key", code="session_not_found", param="api_key")
         return held
 
-    def _with_journal(self, tag: str) -> WorkerRecord:
+    def _with_journal(self, tag: str) -> SessionLocation:
         holders = self._registry.holders(tag)
         for worker in holders:
             if worker.state != DEAD:
-                return worker
+                return SessionLocation(worker, tag)
         if holders or self._registry.is_orphan(tag) or not self._registry.all_heard:
             raise _session_away("the session's data proxy is away; it, or another one, will serve it again")
         raise ApiError(404, "no data proxy has this session", code="session_not_found")
@@ -274,7 +277,7 @@ class SessionPlacing:
     async def end(self, data: Mapping[str, Any], request_id: str) -> HttpReply:
         """End every session of a group. Raises 404, 502, 503."""
         group_id = data.get("group_id")
-        worker = self._with_journal(GroupName.require(group_id).tag)
+        worker = self._with_journal(GroupName.require(group_id).tag).worker
         try:
             return await self._post(worker, "/rl/end_session", {"group_id": group_id}, request_id)
         except (CallFailed, TimeoutError) as error:
@@ -287,10 +290,13 @@ class SessionPlacing:
         body: Mapping[str, Any],
         request_id: str | None = None,
         timeout_s: float = _START_TIMEOUT_S,
+        journal: str | None = None,
     ) -> HttpReply:
         headers = {**self._headers, "Content-Type": "application/json"}
         if request_id is not None:
             headers[names.REQUEST_ID] = request_id
+        if journal is not None:  # the worker may have left it meanwhile
+            headers[names.JOURNAL] = journal
         data = orjson.dumps(body)
         return await self._http.fetch("POST", worker.addr, path, headers=headers, body=data, timeout_s=timeout_s)
 
