@@ -54,6 +54,7 @@ ADOPT_AFTER_S = 5.0
 _MOST_OWN_FOLDERS = 100
 _MOST_TOLD = 3  # damaged records in a report
 _TAKE_BACK_S = 30.0  # a journal that was given up, and that no process has adopted in this time, is taken back
+_TICK_NS = 100_000_000  # longer than a tick of a file system's clock
 _COMMIT_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5)
 
 
@@ -82,6 +83,7 @@ class JournalStore(Generic[J]):
         self._drained = False
         self.journals: dict[str, J] = {own.tag: own}
         self.unreadable: set[Path] = set()
+        self._listed: object = None  # of the root, when ``elsewhere`` was looked up
         self._failures: dict[Path, str] = {}  # why journals could not be opened, as it was logged
         self._started = time.time_ns() // 1000  # so that a successor's count goes on above it
         self._news = asyncio.Event()
@@ -113,13 +115,25 @@ class JournalStore(Generic[J]):
 
     def others(self) -> tuple[str, ...]:
         """Look up ``elsewhere`` anew, since the router starts new sessions in place of those of a journal that it has
-        not heard of. It stays as it was while the root cannot be read."""
+        not heard of. It stays as it was while the root cannot be read. Folders are listed only after a change."""
         before = self.elsewhere
         with contextlib.suppress(OSError):
-            self.elsewhere = self._tags(other_folders(self.root, {journal.folder.path for journal in self}))
+            changed_at = self.root.stat().st_mtime_ns
+            state = changed_at, tuple(self.journals), frozenset(self.unreadable)
+            if state == self._listed:
+                return before
+            entries = [path for path in self.root.iterdir() if path.is_dir()]
+            self.elsewhere = self._tags(other_folders(self.root, self._held))
+            # One that was just made has its tag later, and another one may have come in the same tick of the clock.
+            is_whole = len(self.journals) + len(self.elsewhere) == len(entries)
+            self._listed = state if is_whole and time.time_ns() - changed_at > _TICK_NS else None
         if not set(before).issuperset(self.elsewhere):
             self._appeared.set()
         return self.elsewhere
+
+    @property
+    def _held(self) -> set[Path]:
+        return {journal.folder.path for journal in self}
 
     def _tags(self, folders: Iterable[Path]) -> tuple[str, ...]:
         return tuple(tag for path in folders if path not in self.unreadable and (tag := read_tag(path)) is not None)
@@ -178,7 +192,7 @@ class JournalStore(Generic[J]):
         tags. If other processes hold journals under ``root``, adopt one per call, so that each process gets a share. A
         journal that cannot be read is logged and skipped."""
         async with self._adopting:
-            candidates = other_folders(self.root, {journal.folder.path for journal in self})
+            candidates = other_folders(self.root, self._held)
             self.unreadable.intersection_update(candidates)  # one that was set aside is damaged no more
             adopted: list[str] = []
             for path in candidates:
@@ -192,7 +206,7 @@ class JournalStore(Generic[J]):
                 if tag is not None:
                     adopted.append(tag)
             self._siblings = any(path in self._held_elsewhere for path in candidates)
-            held = {journal.folder.path for journal in self}
+            held = self._held
             self.elsewhere = self._tags(path for path in candidates if path not in held)
             if adopted:
                 self._wake()

@@ -18,7 +18,7 @@ from areal.services.agent.data_proxy.journal import AgentJournal, open_agent_jou
 from areal.services.http.tasks import background
 from areal.services.journal import store
 from areal.services.journal.keys import key_digest
-from areal.services.journal.storage import DATABASE, lock_folder
+from areal.services.journal.storage import DATABASE, lock_folder, other_folders
 from areal.services.journal.store import JournalStore, open_journal_store, store_details
 
 
@@ -202,3 +202,27 @@ async def test_tag_is_not_written_again_when_a_journal_is_opened_again(tmp_path:
     again = await open_journal_store(tmp_path, "dead", open_agent_journal)
     assert shown.stat().st_mtime_ns == before, "on a full disk it would be empty now"
     await again.close()
+
+
+async def test_folder_is_listed_again_only_after_a_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "_TICK_NS", 0)
+    one = await open_journal_store(tmp_path, "one", open_agent_journal)
+    listings: list[Path] = []
+
+    def listed(root: Path, held: set[Path]) -> list[Path]:
+        listings.append(root)
+        return other_folders(root, held)
+
+    monkeypatch.setattr(store, "other_folders", listed)
+    assert one.others() == one.others() == () and len(listings) <= 1
+    (tmp_path / "two").mkdir()
+    os.utime(tmp_path, ns=(1, 1))  # a change in a tick of its own
+    assert one.others() == one.others() == () and len(listings) >= 2, "a folder that was just made has its tag later"
+    two = await open_journal_store(tmp_path, "two", open_agent_journal)
+    assert one.others() == one.others() == (two.own.tag,)
+    listings.clear()
+    assert one.others() == (two.own.tag,) and not listings
+    await two.close()
+    os.utime(tmp_path, ns=(2, 2))
+    assert one.others() == ()
+    await one.close()

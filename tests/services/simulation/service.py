@@ -12,7 +12,7 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -50,6 +50,7 @@ from tests.services.tokenizer_folder import write_tokenizer
 MODEL = "tiny"
 RELAYS = ("relay-a", "relay-b")
 KEY = AdminKey(b"key-of-the-simulated-service-000000000000")
+_BURIAL_S = 60.0
 _SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -299,18 +300,7 @@ class SimulatedService:
             process.kill()
         for process in [*self.processes, self.client]:
             process.bury()
-        tasks = asyncio.all_tasks(self.loop)
-        self.loop.run_until_complete(
-            asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 600.0)
-        ) if tasks else None
+        if tasks := asyncio.all_tasks(self.loop):
+            self.loop.run_until_complete(asyncio.wait(tasks, timeout=_BURIAL_S))
         self.loop.close()
         self._stack.close()
-
-
-@contextlib.contextmanager
-def simulated_service(*, agents: bool) -> Iterator[SimulatedService]:
-    service = SimulatedService(agents=agents)
-    try:
-        yield service
-    finally:
-        service.close()
