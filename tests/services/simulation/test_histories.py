@@ -101,7 +101,7 @@ def test_key_of_a_session_that_moves_is_in_use(model: SimulatedService) -> None:
         model.command("/drain", {"worker_id": uid})
         for key in keys:  # half of them are at this replica
             reply = model.call("POST", "/rl/start_session", {"task_id": "task", "api_key": key})
-            assert reply is not None and (reply.status, reply.error()["code"]) == (409, "api_key_in_use"), reply.body
+            assert reply is not None and (reply.status, reply.error()["code"]) == (409, "api_key_in_use"), reply
         model.command("/undrain", {"worker_id": uid})
         model.loop.run_for(10.0)
 
