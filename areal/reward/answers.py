@@ -36,11 +36,11 @@ _STATED = re.compile(
 )
 _REJECTED = re.compile(  # before "but", and at the end of a sentence
     r"\bnot\s(?!only\b)(?:[^\s.!?]+\s){1,3}?but\s(?:rather\s)?"
-    r"|(?:(?:,\s*|\s\()(?:and\s|but\s)?not\s[^\w\s]*\w+[^\w\s]*?|\s(?:rather than|instead of)[^,.!?\n]*)"
+    r"|(?:(?:,\s*|\s\(|\s(?=and|but))(?:and\s|but\s)?not\s[^\s,.!?]+|\s(?:rather than|instead of)[^,.!?\n]*)"
     r"(?=[.!]?(?:\n|\Z))"
 )
 _ASIDE = re.compile(r"(?<=[\w.])\s\((?!or\b|maybe|perhaps|possibly|mod)(?=[^()]*\d)(?=[^()]*[A-Za-z]{2})[^()]*\)")
-_CLOSING = re.compile(r"\n\s*(?:Let me know|I hope|Hope|Feel free|Would you|Do you|If you|Please)\b[^\n]*\s*\Z")
+_CLOSING = re.compile(r"\n\s*(?:Let me know|\W*Note\b|I hope|Hope|Feel free|Would you|Do you|If you|Please)\b[^\n]*\s*\Z")
 _CLAUSE = re.compile(  # after a number in bold
     r"(?<=\d\*\*)\s(?:over|in|for|after|when|if|with|at|on|from|during|per|by|because|since|before)\b[^*\n]*\Z"
 )
@@ -49,7 +49,7 @@ _WITHDRAWN = re.compile(r"\b(?:Wait|Actually|Hmm|On second thought|Correction)\b
 _RESTATED = re.compile(r"(?<=[\d$)}%])[,;]?\s+\(?(?:i\.e\.|that is,|which (?:is|equals)\b)")
 _LETTER_LINE = re.compile(r"(?:^\W*|(?<!not )\*\*\(?)([A-J])(?:\W*$|\)?\*\*)", re.MULTILINE)
 _LABELLED = re.compile(r"\W*\(?[A-J][).:]\s[^\n]*\s*")
-_EMPHASIS = re.compile(r"(?<!not )(?<!n't )\*\*\W*([A-J]|[A-Za-z][^\d*:$\\]+?)\W*\*\*\W*\Z")
+_EMPHASIS = re.compile(r"(?<!not )(?<!n't )\*\*\W*([A-J]|[A-Za-z][^\d*:$\\]+?)\W*\*\*(?:,\s(?!or|but|not|and)[^*\n]*)?\W*\Z")
 _SENTENCE_END = re.compile(r"\n|[.!?](?:\s|\Z)")
 _FORMULA = re.compile(r"\$([^$\n]+(?:\$(?:,?\s*(?:or|and)|,)\s*\$[^$\n]+)*)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 _SUM = re.compile(r".*\band\s(?=\s*\w+(?:\s*[-+]\s*\w+)+\s*=)", re.DOTALL)  # m/n = 27/64 and m + n = 91
@@ -161,6 +161,7 @@ def _unmarked(text: str) -> str | None:
     if stated and (
         not re.search(r"\d", after if is_stated else text)
         or (is_stated and (is_formula or choice_of(tokens(stated))[0]))
+        or (is_formula and re.match(r"[A-Za-z]'*(?:\([a-z]\))?\s*=[^=]*[A-Za-z][^=]*\Z", stated))
     ):
         return stated
     return _last_in_prose(text, doubt=True)
@@ -336,7 +337,7 @@ def choice_of(found: Formula) -> tuple[str, Formula]:
     plains = ([each for each in found[i:] if each.text not in ("{", "}")] for i in range(len(found)))
     if re.match(r",?\s*(?:is|as|since|because|因为|for|which|due)\b", rest):
         rest = ""
-    after = next((found[i:] for i, each in enumerate(plains) if render(each).strip() == rest), ())
+    after = next((found[i:] for i, each in enumerate(plains) if rest and render(each).strip() == rest), ())
     return (label[1] or label[2] or label[3]).upper(), after
 
 

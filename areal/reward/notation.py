@@ -60,12 +60,13 @@ _REWRITES = r"""
 (?:\A|(?<=\\cup)|(?<=\\in)|(?<==))\s*\](?=[^\[\]()]*,) => (
 (?<=[\[(])([^\[\]()]*,[^\[\]()]*)\[(?=\s*(?:\\cup|\Z)) => \1)
 (?<![A-Za-z\\])C\(([nmN]),\s*(\w+)\) => \\binom{\1}{\2}
-(\([^()]*,[^()]*\))\s*\^\s*\{?\s*(?:T|\\top)\s*\}?\s*\Z => \1
+([(\[][^()\[\]]*,[^()\[\]]*[)\]])\s*\^\s*\{?\s*(?:T|\\top)\s*\}?\s*\Z => \1
+\[\s*(\[[^\[\]]*(?:\],\s*\[[^\[\]]*)+\])\s*\] => \\begin{matrix}\1\\end{matrix}
 (\w)\^(\w|\{[^{}]*\})_(\w|\{[^{}]*\}) => \1_\3^\2
 \\math(?:bb|rm|bf)\s*\{?\s*R\s*\}?|\\(?:R|Reals)(?![A-Za-z])|ℝ => (-\\infty,\\infty)
 \(-\\infty,\\infty\)\s*[\^_]\s*\{?\s*\+\s*\}? => (0,\\infty)
 (?<=\))\s*-\s*(?=\\\{) => \\setminus@
-(?<=\d)(?:[eE]|\s+[Ee]\s?|\s*\\text\{E\}\s?)([+-]?\d+)(?!\w|\.\d) => *10^{\1}
+(?<=\d)(?:[eE]|\s+[Ee]\s?|\s*\\{{text}}\{[eE]\}\s?)\{?([+-]?\d+)\}?(?!\w|\.\d) => *10^{\1}
 \A([^$]*)(?<!\\)\$(?=\s*-?[\d.])([^$]*)\Z => \1\\$\2
 \\\$\s*(-?[\d.]+) => \1\\text{ dollar}@
 €\s*(-?[\d.]+) => \1\\text{ euro}@
@@ -76,12 +77,16 @@ _REWRITES = r"""
 (?i:\A\W*(?:text\W*)?(?:all\s+)?(?:real\s+)?(?:reals|numbers?)\s+(?:\$?\w\$?\s+)?except)[\s}]*(.+?)\Z => {{reals}}\1\\}
 \b(\d+)\s+(?:\\text\{\s*)?to\s*\}?\s+(\d+)\b => \1:\2
 \b(\d+)\s+(?:\\text\{\s*)?(?:in|out\s+of)\s*\}?\s+(\d+)\b => \1/\2
-\(\s*(\\approx[^()]*)\) => \1
+\(\s*((?:\\approx|or\b)[^()]*)\) => \1
+°\s*\\{{text}}\s*\{\s*([CF])\s*\}|(?:°|\bdegrees?)\s*([CF])(?:elsius|ahrenheit)?\b => \\text{ deg\1\2}
+(?<=\d)\s*'\s*(\d+)\s*(?:''|") => \\text{ ft }\1\\text{ in}
+(?<=\d)\s+(?:\\text\{\s*)?in the (?:afternoon|evening)\s*\}? => \\text{ pm}
+(?<=\d)(?:\\text\{)?[时点]\}?(\d\d)(?:\\text\{)?分\}? => :\1
 (\\\{\s*\([a-z](?:,\s*[a-z])*\)\s*): => \1|
 """
 _PATTERNS = {
     "th": "(?:st|nd|rd|th)",
-    "text": "(?:text|mathrm|operatorname)",
+    "text": "(?:text(?:rm|bf|it)?|mathrm|operatorname)",
     "reals": r"(-\\infty,\\infty)\\setminus\\{",
 }
 
@@ -166,6 +171,7 @@ _MONTHS = re.findall(r"\w+", "jan feb mar apr may jun jul aug sep oct nov dec")
 _LINES = re.compile(
     r"\\begin\{(?:array|aligned|align\*?|gathered|split)\}(?:\{[^{}]*\})?(.*?)\\end\{\w+\*?\}", re.DOTALL
 )
+_WRAPPER = re.compile(r"\s*\\(?:underline|mathbf|boldsymbol|bm|textrm|textbf|emph)\s*\{(?!\w+\})")
 _IF = re.compile(r"(?:\\text\w*\s*\{\s*)?\b(?:if|for|when|where)\b\s*\}?(?:\\ )?")
 _SCAN = re.compile(
     r"(?P<gap>\s+|~|\\[,;: ]|\\q?quad(?![A-Za-z]))|(?P<n>\d+(?:\.\d+)?|\.\d+)|\\(?P<c>[A-Za-z]+)\*?|(?P<e>\\.)"
@@ -213,6 +219,8 @@ def tokens(text: str) -> tuple[Token, ...]:
     text = _DATE.sub(_date, _REPEATING.sub(_repeating, _BASED.sub(_based, text)))
     for pattern, to in others:
         text = pattern.sub(to, text)
+    while (wrapper := _WRAPPER.match(text)) and group(text, wrapper.end() - 1)[1] == len(text):
+        text = text[wrapper.end() : -1].strip()
     found: list[Token] = []
     _scan(_LINES.sub(_lines, text)[: 3 * LONGEST], found, is_text=False)
     while found and found[-1].text in (".", ",", ";", ":"):
@@ -368,7 +376,9 @@ def _command(name: str, text: str, at: int, found: list[Token], gap: bool) -> in
         is_name = name in ("mathrm", "operatorname") and len(inner) == 1 and not found
         _scan(inner, found, is_text=not is_function and not is_name)
     elif name == "begin" and (matrix := _MATRIX.match(text, at)):
-        found.append(Token("v" if matrix[1] == "v" else "m", re.sub(r"\s+", " ", matrix[2]), gap))
+        rows = re.sub(r"\]\s*,\s*\[", r"\\\\", matrix[2])
+        rows = rows.strip(" []").replace(",", "&") if rows[:1] == "[" else rows  # [[1, 2], [3, 4]]
+        found.append(Token("v" if matrix[1] == "v" else "m", re.sub(r"\s+", " ", rows), gap))
         return matrix.end()
     elif name in _COMMANDS:
         found.append(Token("s" if name == "infty" else "o", _COMMANDS[name], gap))

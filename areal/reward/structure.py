@@ -277,6 +277,7 @@ def _is_name(side: Formula) -> bool:
     """Whether a side has no number, as in ``x``, ``S_5``, ``f(2)``, ``m + n``, or has words."""
     texts = texts_of(side)
     is_call = len(side) > 3 and side[0].kind == "s" and (texts[1] == "(" and texts[-1] == ")")
+    is_call |= texts[:1] in (["sum"], ["int"], ["lim"])
     is_inverse = texts[1:6] == ["^", "{", "-", "1", "}"]
     is_function = bool(side) and side[0].kind == "f" and names_in(side) and not {"+", "-"} & set(texts)  # sin 2x
     is_value = (has_kind(side, "nf") and not is_function) or {"sqrt", "∞", "pi"} & set(texts)
