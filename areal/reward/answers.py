@@ -19,13 +19,14 @@ from areal.reward.structure import Node, structure, texts_of
 from areal.reward.units import measure, symbol_of
 
 _MOST_BOXES = 20
+_TAIL = 3000  # of a text without a marked answer: the patterns take quadratic time in the worst case
 
 _SPECIAL_TOKEN = re.compile(r"</answer>|<\|[^|<>]*\|>|</s>|<end_of_turn>|<eos>")
 _BOX = re.compile(r"\\f?box(?:ed)?(?![A-Za-z])\s*")
 _MARK = re.compile(r"####\s*(?=[-+\d.$€£¥({*\\]|\Z)|<answer>\s*")  # before other text it is a heading
 _STATED = re.compile(
     r"(?:\b(?:[Aa]nswer|ANSWER|[Oo]ption|[Cc]hoice)(?:\s*[*:]|\s+[-–—]\s|\s+(?:is|(?:would|must|should|has\sto)\s+be)\b)"
-    r"|(?:故|应|题)选择?(?:选项)?|【?答案】?[是为选]?)[\s:：*\"“]*(?=[^\s.!?*])"
+    r"|(?:故|应|题|，)选择?(?:选项)?|【?答案】?[是为选]?)[\s:：*\"“]*(?=[^\s.!?*])"
     r"|(?:(?<!not )(?<!n't )\b(?:choose|pick|select|go with|answer|is|corresponds?\sto|matches|gives|yields|leaves"
     r"|[Ii]t['’]s|[Ss]o)\s+"
     r"(?:(?:the\s+)?(?:answer\s+)?(?:option|choice|answer)\s+)?|,\s(?:answer\s)?(?:option|choice)\s)"
@@ -40,16 +41,18 @@ _REJECTED = re.compile(  # before "but", and at the end of a sentence
     r"(?=[.!]?(?:\n|\Z))"
 )
 _ASIDE = re.compile(r"(?<=[\w.])\s\((?!or\b|maybe|perhaps|possibly|mod)(?=[^()]*\d)(?=[^()]*[A-Za-z]{2})[^()]*\)")
-_CLOSING = re.compile(r"\n\s*(?:Let me know|\W*Note\b|I hope|Hope|Feel free|Would you|Do you|If you|Please)\b[^\n]*\s*\Z")
-_CLAUSE = re.compile(  # after a number in bold
-    r"(?<=\d\*\*)\s(?:over|in|for|after|when|if|with|at|on|from|during|per|by|because|since|before)\b[^*\n]*\Z"
+_CLOSING = re.compile(r"\n\s*(?:Let me know|\W*Note\b|I hope|Hope|Feel free|Would|Do you|If you|Please)\b[^\n]*\s*\Z")
+_CLAUSE = re.compile(  # after a number in bold, or an amount of money
+    r"(?:(?<=\d\*\*)|(?<=\.\d\d))\s(?:over|in|for|after|when|if|with|at|on|from|during|per|by|because|since|before)\b[^*\n]*\Z"
 )
 _UNIT = re.compile(r"[ ]?(?!in\b|A\b)([kM]?\\Omega|[A-Za-z]+)(?:\^\d)?(?:/[A-Za-z]+(?:\^\d)?)?\b")
 _WITHDRAWN = re.compile(r"\b(?:Wait|Actually|Hmm|On second thought|Correction)\b")
 _RESTATED = re.compile(r"(?<=[\d$)}%])[,;]?\s+\(?(?:i\.e\.|that is,|which (?:is|equals)\b)")
 _LETTER_LINE = re.compile(r"(?:^\W*|(?<!not )\*\*\(?)([A-J])(?:\W*$|\)?\*\*)", re.MULTILINE)
 _LABELLED = re.compile(r"\W*\(?[A-J][).:]\s[^\n]*\s*")
-_EMPHASIS = re.compile(r"(?<!not )(?<!n't )\*\*\W*([A-J]|[A-Za-z][^\d*:$\\]+?)\W*\*\*(?:,\s(?!or|but|not|and)[^*\n]*)?\W*\Z")
+_EMPHASIS = re.compile(
+    r"(?<!not )(?<!n't )\*\*\W*([A-J]|[A-Za-z][^\d*:$\\]+?)\W*\*\*(?:, (?!or|but|not|and)[^*\n]*)?\W*\Z"
+)
 _SENTENCE_END = re.compile(r"\n|[.!?](?:\s|\Z)")
 _FORMULA = re.compile(r"\$([^$\n]+(?:\$(?:,?\s*(?:or|and)|,)\s*\$[^$\n]+)*)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 _SUM = re.compile(r".*\band\s(?=\s*\w+(?:\s*[-+]\s*\w+)+\s*=)", re.DOTALL)  # m/n = 27/64 and m + n = 91
@@ -115,7 +118,7 @@ def final_answer(text: str) -> str | None:
     text = _SPECIAL_TOKEN.sub("", text)
     marks = [*_BOX.finditer(text), *_MARK.finditer(text)]
     if not marks:
-        return _unmarked(text)
+        return _unmarked(text[-_TAIL:])
     last = max(marks, key=re.Match.start)
     if last[0].startswith("\\"):
         return _last_boxes(text, [mark for mark in marks if mark[0].startswith("\\")])
@@ -313,7 +316,8 @@ _ASIDES = re.compile(  # a base, a multiplicity and what an interval is of, whic
 _LABEL = re.compile(
     r"(?:[Tt]he\s+)?(?:(?:[Cc]orrect|[Ff]inal|[Bb]est)\s+)?(?:[Oo]ption|[Cc]hoice|[Aa]nswer)?(?:\s+is)?[\s:]*"
     r"(?:\(\s*([A-Ja-j])\s*\)|([A-J])(?:\s?[.:)]|\s*\Z|\s(?=\([A-Za-z ]+\))"
-    r"|\s-\s(?=[A-Za-z]{3})|,[^,]{1,40},(?=\sis\b)|(?=(?:,|,?\s)(?:is|as|since|because|因为|for|which|due)\b|,\s(?:the|an?|it|this)\s|,\s*-?\d+\Z))|([a-d])\)?\Z)\s*"
+    r"|\s-\s(?=(?:[\d.]+ )?[A-Za-z]{3}|[\d.]+ [a-z])"
+    r"|,[^,]{1,40},(?=\sis\b)|(?=(?:,|,?\s)(?:is|as|since|because|因为|for|which|due)\b|,\s(?:the|an?|it|this)\s|,\s*-?\d+\Z))|([a-d])\)?\Z)\s*"
 )
 _NO_LABEL = re.compile(
     rf"{_REFUTED}|[/&+*^=<>]|[,;](?!\s*(?:因为|(?!or\b|and\b)[a-z]{{2}})|\s*-?\d+\Z)|-(?!\s*[\d\\.]|\s+[A-Za-z]{{3}})|or\b|and\b|\(?[A-J]\)?(?:\W|\Z)"

@@ -180,7 +180,7 @@ _SCAN = re.compile(
 )
 _MATRIX = re.compile(r"\{([bBpvV]?)(?:small)?matrix\*?\}(.*?)\\end\{\w+\*?\}", re.DOTALL)
 _POWER = re.compile(r"\s*\^\s*(?:\{\s*([-+]?\d)\s*\}|(-?\d))")
-_ARGUMENT = re.compile(r"\s*(\\?[A-Za-z]+|.)", re.DOTALL)
+_ARGUMENT = re.compile(r"\s*(\\[A-Za-z]+|[a-z]{2,}|.)", re.DOTALL)
 _POINTS = re.compile(r"\s*(\\?[A-Z]+'*|\\[A-Za-z]+|\w)")
 _UNITS_ONLY = re.compile(
     r"(?:\s*\^\s*\{?\s*-?\d\s*\}?|\s*/\s*\(?[A-Za-z]+|\s+[mgshdlLCFKNJWVASEMTHk](?![A-Za-z])|\s*\))*\s*(?:\Z|\d)"
@@ -259,7 +259,7 @@ def _lines(match: re.Match[str]) -> str:
     lines, is_piecewise = [], False
     for line in re.split(r"\\\\(?:\[\w+\])?", match[1]):
         value, _, condition = (part.strip(" ,;.~") for part in _IF.sub("", line).partition("&"))
-        is_pair = value and not re.search(relation, value) and re.search(rf"\w.*(?:{relation})|else|wise", condition)
+        is_pair = value and not re.search(relation, value) and re.search(rf"\w.*(?:{relation})|\\text", condition)
         lines.append(f"({value}, {condition})" if is_pair else line.replace("&", " ").strip(" ,;."))
         is_piecewise |= bool(is_pair)
     joined = ", ".join(filter(None, lines))

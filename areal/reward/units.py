@@ -16,8 +16,8 @@ _TABLE = """m* meter metre 米; g* gram gm 克; s* second sec 秒 秒钟; A* amp
     Hz* hertz = 1 /s; V* volt = 1 W /A; C* coulomb = 1 A s; Omega* ohm = 1 V /A; F* farad = 1 C /V;
     T* tesla = 1 N /A /m; eV* = 1602176634/10000000000000000000000000000 J;
     min minute 分钟 分 = 60 s; h hour hr 小时 = 60 min; day 天 = 24 h; week = 7 day; month; year yr = 12 month;
-    in inche inch = 127/5000 m; ft foot feet = 12 in; yd yard = 3 ft; mi mile = 1760 yd; mph = 1 mi /h; kph kmph = 1 km /h;
-    angstrom = 1/10000000000 m; ton tonne 吨 = 1000 kg; lb pound = 16 oz"""
+    in inche inch = 127/5000 m; ft foot feet = 12 in; yd yard = 3 ft; mi mile = 1760 yd; mph = 1 mi /h;
+    kph kmph = 1 km /h; angstrom = 1/10000000000 m; ton tonne 吨 = 1000 kg; lb pound = 16 oz"""
 _OTHER_NAMES = """sq=square losse=loss AM=am PM=pm jan=january feb=february mar=march apr=april jun=june jul=july
     aug=august sep=september sept=september oct=october nov=november dec=december mon=monday tue=tuesday tues=tuesday
     wed=wednesday thu=thursday thur=thursday thurs=thursday fri=friday sat=saturday sun=sunday"""
