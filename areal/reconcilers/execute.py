@@ -322,9 +322,10 @@ def _accepts(op: Op[AwaitReady], response: ProbeResponse) -> bool:
         raise _failed(op, trouble)
     if response.status == 200 or (op.args.trainer and readiness.get("awaits_version") is not None):
         return True
-    if fault := readiness.get("fault"):
-        what, _, advice = str(fault).rpartition("; ")
-        raise TargetFailed(f"{op.ref} {op.target}: {what}", hint=f"{advice}; then the same command again")
+    if advice := readiness.get("advice"):
+        raise TargetFailed(
+            f"{op.ref} {op.target}: {readiness['reason']}", hint=f"{advice}; then the same command again"
+        )
     return False
 
 

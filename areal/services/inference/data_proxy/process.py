@@ -122,7 +122,6 @@ def _token_engine(config: DataProxyConfig) -> Build:
                 "adapters": list(watch.state.adapters),
                 "paused": pause.active,
                 "models": models.names,
-                "fault": watch.state.fault,
                 "awaits_version": tracker.behind.version if control.engine_is_available and tracker.behind else None,
                 "weights": tracker.about(),
                 "weights_not_kept": tracker.not_kept or None,
@@ -231,6 +230,7 @@ def _service(
             "engine": config.engine,
             "version": state.version,
             "fault": state.fault,
+            "advice": state.advice,
             **details(),
         }
 

@@ -100,7 +100,7 @@ class EngineState:
 
     ``root``: the model's source. ``paused``: None where unknown. ``adapters``: the LoRA adapters that a call may name.
     ``generated``: tokens sampled since the engine's start, where it reports them: the progress of whole answers.
-    ``fault``: why waiting will not make it ready, and what to do about it.
+    ``advice``: what to do where waiting will not make it ready.
     """
 
     not_ready: str | None
@@ -110,7 +110,11 @@ class EngineState:
     paused: bool | None = None
     adapters: tuple[str, ...] = ()
     generated: int | None = None
-    fault: str | None = None
+    advice: str | None = None
+
+    @property
+    def fault(self) -> str | None:
+        return None if self.advice is None else f"{self.not_ready}; {self.advice}"
 
 
 @dataclass(frozen=True)

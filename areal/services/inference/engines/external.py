@@ -132,7 +132,7 @@ class ExternalApi:
         return EngineState(not_ready=None)
 
     def _fault(self, what: str, advice: str) -> EngineState:
-        return EngineState(not_ready=f"{self._base_url} {what}", fault=f"{self._base_url} {what}; {advice}")
+        return EngineState(not_ready=f"{self._base_url} {what}", advice=advice)
 
 
 _IDLE_S = 30.0

@@ -95,7 +95,7 @@ _LOOK_AGAIN_S = 0.02
 _NOT_FLUSHED = "cache was not flushed"  # its message after an update that took place
 _INTERVAL = (
     "SGLang was started with --stream-interval %s: tokens sampled before a weight update may come after it, and get the"
-    " new weights' version; start it with 1"
+    " new weights' version"
 )
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _NO_SAVER = "this SGLang cannot release its memory: start it with --enable-memory-saver"
@@ -174,7 +174,7 @@ class SglangClient(EngineClient):
                 return EngineState(not_ready=self._silent("SGLang", "/server_info", status))
             self._interval = about.get("stream_interval", 1)
         if self._interval != 1 and not self.capabilities.whole_answers:  # otherwise each call has its own
-            return EngineState(not_ready=_INTERVAL % self._interval, fault=_INTERVAL % self._interval)
+            return EngineState(not_ready=_INTERVAL % self._interval, advice="start it with --stream-interval 1")
         _, listed = await self._get("/v1/models")
         _, about = await self._get("/v1/loads")
         served: dict[str, Any] = next((entry for entry in listed.get("data") or () if not entry.get("parent")), {})

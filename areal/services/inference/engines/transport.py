@@ -476,7 +476,7 @@ def key_refused(engine: str, status: int) -> EngineState | None:
     if status not in (401, 403):
         return None
     what = f"{engine} does not take the key, or wants one: it answered {status}"
-    return EngineState(not_ready=what, fault=f"{what}; name the one of its --api-key in engineApiKeyFrom")
+    return EngineState(not_ready=what, advice="name the one of its --api-key in engineApiKeyFrom")
 
 
 def read_error(body: bytes) -> tuple[str, str | None]:

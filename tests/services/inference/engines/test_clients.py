@@ -429,7 +429,7 @@ async def test_sglang_that_sends_several_steps_at_once_without_spans_is_not_read
         api.replies["GET /server_info"] = (200, {"stream_interval": interval})
         state = await open_engine("sglang", http, api.url, {}).state()
         assert (state.not_ready is None, state.fault is None) == (ready, ready)
-    assert state.fault is not None and "--stream-interval 8" in state.fault
+    assert state.not_ready and "--stream-interval 8" in state.not_ready and "--stream-interval 1" in str(state.fault)
     spans = _sglang_event([5], 1, {"type": "length"})
     spans["meta_info"]["weight_versions"] = [{"version": "7", "start": 0, "end": 1}]
     api.replies["POST /generate"] = [spans, "[DONE]"]
