@@ -15,7 +15,6 @@ from areal.convert.finishing import (
     divided,
     engine_flags,
     lay_out,
-    megatron,
     name_run,
     pick_columns,
     save_and_resume,
@@ -46,7 +45,7 @@ from areal.convert.rules import (
     to,
     whole,
 )
-from areal.convert.verl_sft import COMMON, optimizer_rules
+from areal.convert.verl_sft import COMMON, megatron_backend, optimizer_rules, parallel_rules
 
 _ACTOR, _ROLLOUT, _MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 
@@ -152,10 +151,7 @@ RULES: Mapping[str, Rule] = {
     f"{_ACTOR}.fsdp_config.model_dtype": to(
         "actor.dtype", choice(fp32="float32", float32="float32", bfloat16="bfloat16", bf16="bfloat16")
     ),
-    f"{_ACTOR}.megatron.tensor_model_parallel_size": joint("actor.backend", whole(1)),
-    f"{_ACTOR}.megatron.pipeline_model_parallel_size": joint("actor.backend", whole(1)),
-    f"{_ACTOR}.megatron.context_parallel_size": joint("actor.backend", whole(1)),
-    f"{_ACTOR}.megatron.expert_model_parallel_size": joint("actor.backend", whole(1)),
+    **parallel_rules(f"{_ACTOR}.megatron"),
     f"{_ACTOR}.megatron.expert_tensor_parallel_size": lossy("experts use the tensor ranks", 1),
     f"{_ACTOR}.checkpoint.*": ignored("a checkpoint has all that a resumed run needs"),
     # the reference
@@ -410,26 +406,15 @@ def _layout(draft: Draft) -> None:
     gpus = draft.number("trainer.n_gpus_per_node") * draft.number("trainer.nnodes")
     engine = str(values.get(f"{_ROLLOUT}.name", "vllm"))
     lay_out(draft, gpus, draft.number(f"{_ROLLOUT}.tensor_model_parallel_size"), engine)
-    train = _train_backend(draft, max(1, gpus - gpus // 2))
+    training, prefix = max(1, gpus - gpus // 2), f"{_ACTOR}.megatron"
+    asks = values[f"{_ACTOR}.strategy"] == "megatron" or any(key.startswith(f"{prefix}.") for key in values)
+    train = megatron_backend(draft, prefix, training) if asks else f"fsdp:d{training}"
     train_on(draft, gpus - max(1, gpus // 2) or 1, train)
     note = f"{gpus} GPUs: {draft.backend} serves, {train} trains; verl does both on all of them in turn"
     draft.mark("trainer.n_gpus_per_node", Fate.MAPPED, note, "backend")
     names = ("gpu_memory_utilization", "max_model_len", "max_num_seqs", "enforce_eager")
     engine_flags(draft, engine, *(f"{_ROLLOUT}.{name}" for name in names))
     draft.model = str(values.get(f"{_MODEL}.path") or "")
-
-
-_PARALLEL = {"tensor": "t", "pipeline": "p", "context": "c", "expert": "e"}
-
-
-def _train_backend(draft: Draft, gpus: int) -> str:
-    """fsdp, or megatron with verl's parallel sizes where the GPUs that train hold them."""
-    values, prefix = draft.values, f"{_ACTOR}.megatron."
-    if values[f"{_ACTOR}.strategy"] != "megatron" and not any(key.startswith(prefix) for key in values):
-        return f"fsdp:d{gpus}"
-    keys = {name: f"{prefix}{name}{'_model' if name != 'context' else ''}_parallel_size" for name in _PARALLEL}
-    sizes = {_PARALLEL[name]: int(values.get(key) or 1) for name, key in keys.items()}
-    return megatron(draft, sizes, gpus, keys["expert"])
 
 
 _SCORE = """

@@ -8,8 +8,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from areal.convert.finishing import adam, adapt, name_run, pick_columns, save_and_resume, train_on, validate, warm_up
-from areal.convert.finishing import megatron as megatron_backend
+from areal.convert.finishing import (
+    adam,
+    adapt,
+    megatron,
+    name_run,
+    pick_columns,
+    save_and_resume,
+    train_on,
+    validate,
+    warm_up,
+)
 from areal.convert.rules import (
     FOLDER,
     NO_CODE,
@@ -37,6 +46,14 @@ from areal.convert.rules import (
 
 _COLUMN = "the columns of a conversation are `messages` and `tools`"
 _SCHEDULE = choice(constant="constant", linear="linear", cosine="cosine")
+
+
+_PARALLEL = {"t": "tensor_model", "p": "pipeline_model", "c": "context", "e": "expert_model"}
+
+
+def parallel_rules(prefix: str) -> dict[str, Rule]:
+    """Of Megatron's sizes below ``prefix``."""
+    return {f"{prefix}.{name}_parallel_size": joint("actor.backend", whole(1)) for name in _PARALLEL.values()}
 
 
 def optimizer_rules(prefix: str) -> Mapping[str, Rule]:
@@ -121,11 +138,8 @@ RULES: Mapping[str, Rule] = {
     "optim.lr_min": joint("actor.optimizer.min_lr_ratio", number, neutral=(None,)),
     **alike(joint("actor.backend", choice(fsdp="fsdp", fsdp2="fsdp", megatron="megatron")), "engine engine.strategy"),
     "engine.ulysses_sequence_parallel_size": lossy("rows are not split over GPUs; set actor.mb_spec", 1),
-    **alike(
-        joint("actor.backend", whole(1)),
-        "engine.tensor_model_parallel_size engine.pipeline_model_parallel_size engine.context_parallel_size "
-        "engine.expert_model_parallel_size trainer.nnodes trainer.n_gpus_per_node nnodes nproc_per_node",
-    ),
+    **parallel_rules("engine"),
+    **alike(joint("actor.backend", whole(1)), "trainer.nnodes trainer.n_gpus_per_node nnodes nproc_per_node"),
     **alike(ignored("a checkpoint has all that a resumed run needs"), "checkpoint.* trainer.checkpoint.*"),
     **alike(REPORT, "profiler.* trainer.profile_interval"),
     "trainer.total_epochs": to("total_train_epochs", whole(1)),
@@ -221,22 +235,18 @@ def _steps(draft: Draft, key: str, every: Any) -> int | None:
         return None
 
 
+def megatron_backend(draft: Draft, prefix: str, gpus: int) -> str:
+    """Megatron with verl's parallel sizes below ``prefix``, where ``gpus`` hold them."""
+    keys = {letter: f"{prefix}.{name}_parallel_size" for letter, name in _PARALLEL.items()}
+    return megatron(draft, {letter: int(draft.values.get(key) or 1) for letter, key in keys.items()}, gpus, keys["e"])
+
+
 def _layout(draft: Draft) -> None:
     values = draft.values
     a_node = values.get("nproc_per_node") or values.get("trainer.n_gpus_per_node") or 8
     gpus = int(a_node) * int(values.get("nnodes") or values["trainer.nnodes"])
     if "megatron" in (values.get("engine"), values.get("engine.strategy")):
-        sizes = {
-            letter: int(values.get(f"engine.{name}_parallel_size") or 1)
-            for letter, name in (
-                ("t", "tensor_model"),
-                ("p", "pipeline_model"),
-                ("c", "context"),
-                ("e", "expert_model"),
-            )
-        }
-        key = "engine.expert_model_parallel_size"
-        draft.set("actor.backend", megatron_backend(draft, sizes, gpus, key))
+        draft.set("actor.backend", megatron_backend(draft, "engine", gpus))
     else:
         train_on(draft, gpus)
 
