@@ -19,6 +19,7 @@ from areal.resources.fields import (
     Schema,
     SpecModel,
     Text,
+    given,
     when,
     written,
 )
@@ -123,6 +124,10 @@ class Slurm(SpecModel):
     @classmethod
     def _job_can_be_found(cls, words: list[str]) -> list[str]:
         for word in words:
+            if word == ":":
+                raise PydanticCustomError(
+                    "areal_sbatch_option", '":" begins a second part of the job, and each process is one job'
+                )
             option = word.partition("=")[0]
             long = len(option) > 2 and option.startswith("--") and any(own.startswith(option) for own in _OWN_OPTIONS)
             if long or (not option.startswith("--") and option[:2] in _OWN_LETTERS):
@@ -132,6 +137,23 @@ class Slurm(SpecModel):
                     {"option": option},
                 )
         return words
+
+    @classmethod
+    def schema_rules(cls) -> list[Schema]:
+        apptainer, mounted = (
+            written("containerType", {"const": "apptainer"}),
+            written("containerMounts", {"minItems": 1}),
+        )
+        return [when({"anyOf": [apptainer, mounted]}, given("containerImage"))]
+
+    @model_validator(mode="after")
+    def _container_has_an_image(self) -> Self:
+        if self.container_image is None and (self.container_type != "pyxis" or self.container_mounts):
+            field = "containerMounts" if self.container_mounts else "containerType"
+            raise PydanticCustomError(
+                "areal_container", "{field} has no effect without containerImage", {"field": field}
+            )
+        return self
 
 
 def _registered(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:

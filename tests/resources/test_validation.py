@@ -186,12 +186,22 @@ def test_validate_scheduler_settings_belong_to_its_type() -> None:
     assert path == ("scheduler",) and '"ray" settings need "type: ray"' in message
 
 
-@pytest.mark.parametrize("words", [["--array=0-3"], ["-Jmine"], ["--job-n", "mine"], ["--comment=mine"], ["-o", "f"]])
+@pytest.mark.parametrize(
+    "words", [["--array=0-3"], ["-Jmine"], ["--job-n", "mine"], ["--comment=mine"], ["-o", "f"], [":"]]
+)
 def test_validate_option_that_a_slurm_job_is_found_by_is_areals_own(words: list[str]) -> None:
     ((path, message),) = validate("InferenceService", {"scheduler": {"type": "slurm", "slurm": {"extraArgs": words}}})
     assert path == ("scheduler", "slurm", "extraArgs") and "each process is one job" in message
     allowed = ["--exclusive", "--wait-all-nodes=1", "-p", "a"]
     assert validate("InferenceService", {"scheduler": {"type": "slurm", "slurm": {"extraArgs": allowed}}}) == []
+
+
+@pytest.mark.parametrize("settings", [{"containerType": "apptainer"}, {"containerMounts": ["/data:/data"]}])
+def test_validate_settings_of_a_container_need_its_image(settings: dict[str, Any]) -> None:
+    ((path, message),) = validate("InferenceService", {"scheduler": {"type": "slurm", "slurm": settings}})
+    assert path == ("scheduler", "slurm") and message == f"{next(iter(settings))} has no effect without containerImage"
+    whole = {**settings, "containerImage": "/a.sif"}
+    assert validate("InferenceService", {"scheduler": {"type": "slurm", "slurm": whole}}) == []
 
 
 _ROOTS: dict[str, type[SpecModel]] = {
