@@ -280,13 +280,16 @@ class RunStore:
 
     def original_of(self, uid: str, supervisor: ProcessIdentity) -> str:
         """The run's folder that its living supervisor belongs to; "" where that is the one here. A supervisor holds the
-        lock of its own folder, wherever that was moved, and never that of a copy."""
+        lock of its own folder, wherever that was moved, and never that of a copy. One that exits holds none."""
         started_in, is_copied = self.started_in(uid)
         if is_copied:
             return started_in
-        if self.is_held(uid) or not os.path.exists(f"{self.folder(uid)}/{records.LIFE_LOCK}"):
+        if self.is_held(uid):
             return ""
-        return _locked_folder(supervisor.pid) or "another home"
+        with contextlib.suppress(OSError):
+            held = _locked_folder(supervisor.pid)
+            return "" if not held or os.path.samefile(held, self.folder(uid)) else held
+        return ""
 
     def end(self, uid: str, state: RunState) -> None:
         """Record that the run was stopped, where its supervisor has not done it. Raises OSError."""
