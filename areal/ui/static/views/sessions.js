@@ -1,5 +1,5 @@
 // `/agents/NAME[/session/S]` and `/sessions[/NAME[/session/S]]`: sessions of agents and recorded ones, their turns and tokens.
-import { html, useData, useEffect, useKeys, useRef, useState, call, Filter, Link, Loading, Problem, State, Table, fmt, go, objectPath, sessionsPath, setQuery } from "../ui.js";
+import { html, useData, useEffect, useKeys, useLayoutEffect, useRef, useState, call, Filter, Link, Loading, Problem, State, Table, fmt, go, objectPath, sessionsPath, setQuery } from "../ui.js";
 import { Actions } from "../actions.js";
 import { plural, readable, showEpisode, versionsOf } from "../tokens.js";
 import { ColourBar, colourOf, tokenKeys } from "./step.js";
@@ -98,7 +98,7 @@ function Turn({ turn }) {
 
 function Text({ text, cut, cls }) {
   const host = useRef(null);
-  useEffect(() => { host.current.replaceChildren(...readable(text, 20000), ...(cut ? [` … ${fmt.number(cut)} more characters`] : [])); }, [text, cut]);
+  useLayoutEffect(() => { host.current.replaceChildren(...readable(text, 20000), ...(cut ? [` … ${fmt.number(cut)} more characters`] : [])); }, [text, cut]);
   return html`<pre ref=${host} class=${cls}></pre>`;
 }
 
