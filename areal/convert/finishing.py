@@ -41,12 +41,14 @@ def clip_rewards(draft: Draft, key: str) -> None:
         draft.mark(key, Fate.REFUSED, "the range is symmetric here")
 
 
-def lay_out(draft: Draft, gpus: int, tensor: int = 1, engine: str = "vllm", train: str = "") -> None:
-    """Half of the GPUs serve and half train; one GPU does both. ``train``: the training backend, if it is not fsdp."""
+def lay_out(draft: Draft, gpus: int, tensor: int = 1, engine: str = "vllm") -> int:
+    """Half of the GPUs serve and half train, by fsdp; one GPU does both. Returns how many train."""
     serving = max(1, gpus // 2)
     tensor = min(tensor, serving)
     draft.backend = f"{engine}:d{serving // tensor}" + (f"t{tensor}" if tensor > 1 else "")
-    train_on(draft, max(1, gpus - serving), train)
+    training = max(1, gpus - serving)
+    train_on(draft, training)
+    return training
 
 
 def train_on(draft: Draft, gpus: int, backend: str = "") -> None:
@@ -84,9 +86,9 @@ def engine_flags(draft: Draft, engine: str, *keys: str) -> None:
                 draft.mark(key, Fate.MAPPED, "", f"Model engineArgs.{flag}")
 
 
-def warm_up(draft: Draft, key: str, total: Any, optimizer: str = "actor.optimizer") -> None:
+def warm_up(draft: Draft, key: str, total: Any) -> None:
     """``key`` gives the warm-up in steps: a share of them here. ``total``: their number, None if it is not known."""
-    steps, target = draft.values.get(key), f"{optimizer}.warmup_steps_proportion"
+    steps, target = draft.values.get(key), "actor.optimizer.warmup_steps_proportion"
     if steps is None or int(steps) <= 0:
         return
     if total:

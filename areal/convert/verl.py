@@ -405,11 +405,11 @@ def _layout(draft: Draft) -> None:
     values = draft.values
     gpus = draft.number("trainer.n_gpus_per_node") * draft.number("trainer.nnodes")
     engine = str(values.get(f"{_ROLLOUT}.name", "vllm"))
-    lay_out(draft, gpus, draft.number(f"{_ROLLOUT}.tensor_model_parallel_size"), engine)
-    training, prefix = max(1, gpus - gpus // 2), f"{_ACTOR}.megatron"
+    training = lay_out(draft, gpus, draft.number(f"{_ROLLOUT}.tensor_model_parallel_size"), engine)
+    prefix = f"{_ACTOR}.megatron"
     asks = values[f"{_ACTOR}.strategy"] == "megatron" or any(key.startswith(f"{prefix}.") for key in values)
     train = megatron_backend(draft, prefix, training) if asks else f"fsdp:d{training}"
-    train_on(draft, gpus - max(1, gpus // 2) or 1, train)
+    train_on(draft, training, train)
     note = f"{gpus} GPUs: {draft.backend} serves, {train} trains; verl does both on all of them in turn"
     draft.mark("trainer.n_gpus_per_node", Fate.MAPPED, note, "backend")
     names = ("gpu_memory_utilization", "max_model_len", "max_num_seqs", "enforce_eager")
