@@ -26,7 +26,7 @@ from areal.services.weight_transfer.memory import Image, layout_of
 from tests.services.inference.engines.conformance.conftest import Subject
 from tests.services.inference.engines.conformance.engines import start
 from tests.services.inference.engines.conformance.models import TOLERANCE, Models, gap, probe
-from tests.services.inference.engines.conformance.test_controls import paused_midway
+from tests.services.inference.engines.conformance.test_controls import ENDS_S, paused_midway
 from tests.services.inference.engines.conformance.test_generation import LONG, PROMPT, tokens, told
 
 
@@ -62,7 +62,7 @@ async def test_call_under_way_goes_on_with_new_weights_each_token_stamped(engine
     await engine.client.load_weights(str(engine.models.folders[1]), 1)
     await engine.client.resume()
     late = await engine.run([20, 21], max_new_tokens=8, ignore_eos=True)
-    await asyncio.wait_for(running.task, 60)
+    await asyncio.wait_for(running.task, ENDS_S)
     held, total = running.versions.count(0), len(tokens(running.deltas))
     assert total > held >= arrived and running.versions == [0] * held + [1] * (total - held)
     old, new = engine.models.versions
