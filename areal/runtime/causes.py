@@ -28,6 +28,9 @@ ERROR_LINE = re.compile(
 )
 # "ValueError: text", "pkg.Error", "__main__.f.<locals>.Mine: text"; not "INFO 12:00 ..." of another thread
 _NAMES_EXCEPTION = re.compile(r"^[A-Za-z_][\w.<>]*(?::(?: |$)|$)")
+_COUNTS_FAULTS = re.compile(r"\d+ validation errors? for \w+$")
+_POINTER = "For further information visit"
+_MOST_LINES = 3
 _GROUP = re.compile(r" *\+ Exception Group $")
 _MARGIN = re.compile(r"^ *[|] ?|^ *\+[-+]*(?= )")
 _CHAIN = (
@@ -107,6 +110,22 @@ def _end_of_file(path: str, size: int) -> bytes:
         return b""  # rotated away while we looked
 
 
+def _rest_of_message(line: str, after: Sequence[str]) -> list[str]:
+    """The lines that say what happened, where the first line of a message is a heading: pydantic's "1 validation error
+    for M", then perhaps the field on a line of its own, and torch's "Error(s) in loading state_dict for M:"."""
+    of_pydantic = _COUNTS_FAULTS.search(line) is not None
+    if not of_pydantic and not line.endswith(":"):
+        return []
+    more: list[str] = []
+    for each in after[:_MOST_LINES]:
+        if not each.strip() or not (each.startswith((" ", "\t")) or (of_pydantic and not more)):
+            break
+        if each.strip().startswith(_POINTER):
+            break
+        more.append(each.strip())
+    return more
+
+
 def _traceback(lines: Sequence[str], prefix: str) -> str:
     """The lines from "Traceback" to the one that names the exception, with chained exceptions, and of a group up to its
     first exception; to the end of a traceback that was cut. Without the prefix that worker processes put before each
@@ -126,8 +145,9 @@ def _traceback(lines: Sequence[str], prefix: str) -> str:
         elif in_frames and (line.startswith((" ", "\t")) or not line):
             block.append(line)
         elif in_frames and _NAMES_EXCEPTION.match(line):
-            block.append(line)
-            following = [each.strip() for each in mine[number + 1 : number + 3]]
+            more = _rest_of_message(line, mine[number + 1 :]) if group is None else []
+            block.append(": ".join((line.rstrip(" :"), *more)) if more else line)
+            following = [each.strip() for each in mine[number + 1 + len(more) : number + 3 + len(more)]]
             in_frames = any(each.startswith("+-+-") for each in following)  # the first exception of a group
             if not in_frames and not any(each in _CHAIN for each in following):
                 break

@@ -108,6 +108,9 @@ def test_first_exception_of_a_start_that_has_not_failed_yet_is_that_of_the_one_b
     assert first_exception(write(tmp_path, START + TRACEBACK, START + "loading again\n")) == TRACEBACK.rstrip()
 
 
+FAULTS = "pydantic_core._pydantic_core.ValidationError: 1 validation error for "
+TOO_LONG = "User-specified max_model_len (100000) is greater than the derived max_model_len (512)"
+SEE = "    For further information visit https://errors.pydantic.dev/2.14/v/value_error"
 VLLM = "(Worker pid=26109) ERROR 11-28 22:15:44 [multiproc_executor.py:1063] "
 
 
@@ -129,8 +132,21 @@ VLLM = "(Worker pid=26109) ERROR 11-28 22:15:44 [multiproc_executor.py:1063] "
         ("loading\nerror: reward cannot be imported (r.py:3)\nhint: x\n", "error: reward cannot be imported (r.py:3)"),
         ("[2026-11-28 22:03:11] Scheduler hit an exception: " + TRACEBACK, "ValueError: no such model"),
         ("loading\n", ""),
+        (
+            TRACEBACK.replace("ValueError: no such model", f"{FAULTS}ModelConfig\n  Value error, {TOO_LONG}\n{SEE}"),
+            f"{FAULTS}ModelConfig: Value error, {TOO_LONG}",
+        ),
+        (
+            TRACEBACK.replace("ValueError: no such model", f"{FAULTS}M\nseed\n  Input should be an integer\n{SEE}"),
+            f"{FAULTS}M: seed: Input should be an integer",
+        ),
+        (
+            "".join(f"{VLLM}{line}\n" for line in TRACEBACK.splitlines()[:-1])
+            + f"{VLLM}RuntimeError: Error(s) in loading state_dict for M:\n{VLLM}\tsize mismatch for head\n",
+            "RuntimeError: Error(s) in loading state_dict for M: size mismatch for head",
+        ),
     ],
-    ids=["vllm", "arguments", "areal", "sglang", "none"],
+    ids=["vllm", "arguments", "areal", "sglang", "none", "pydantic", "pydantic-field", "torch"],
 )
 def test_failing_line_is_the_engines_own_error(tmp_path: Path, text: str, expected: str) -> None:
     assert failing_line(write(tmp_path, START + text)) == expected
