@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakValueDictionary
 
 import orjson
 
@@ -124,9 +125,16 @@ class SessionPlacing:
         self._http = http
         self._headers = dict(headers)
         self._placements = Placements()
+        self._starting: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def start(self, data: Mapping[str, Any], request_id: str) -> HttpReply:
-        """Start a group of sessions. Raises 400, 404, 502, 503."""
+        """Start a group of sessions. Starts with one key follow each other: each finds the session of the one before.
+        Raises 400, 404, 502, 503."""
+        key = data.get("api_key")
+        async with self._starting.setdefault(key, asyncio.Lock()) if isinstance(key, str) else asyncio.Lock():
+            return await self._start_first(data, request_id)
+
+    async def _start_first(self, data: Mapping[str, Any], request_id: str) -> HttpReply:
         for place in await self._preferred(data.get("api_key"), self._model(data.get("model"))):
             try:
                 return await self._start(place, data, request_id)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Callable, Mapping
@@ -224,3 +225,45 @@ async def test_key_is_not_unknown_while_a_router_learns_who_its_data_proxies_are
     assert await refusal(registry) == 503
     registry.mark_synced()
     assert await refusal(registry) == 404
+
+
+class OneSession(NoKeys):
+    """Data proxies where the first start takes a moment, and that know its key afterwards."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: None, {})
+        self.calls: list[str] = []
+        self.begun = asyncio.Event()
+        self.holder: str | None = None
+
+    async def fetch(self, method: str, base: str, path: str, **options: Any) -> HttpReply:
+        self.calls.append(f"{base}{path}")
+        if path == "/rl/find_key":
+            found = {
+                "journal": "tag-0" if base == self.holder else None,
+                "journals": ["tag-0", "tag-1"],
+                "elsewhere": [],
+            }
+            return HttpReply(200, Headers({}), json.dumps(found).encode())
+        self.begun.set()
+        await asyncio.sleep(0.01)
+        self.holder = self.holder or base
+        return HttpReply(201, Headers({}), b"{}")
+
+
+async def test_starts_with_one_key_are_at_one_data_proxy_though_another_one_joins_between_them() -> None:
+    registry, first, second = two_workers()
+    proxies, key = OneSession(), {"api_key": "callers-key", "model": "m"}
+    placing = SessionPlacing(registry, cast(HttpClient, proxies), {})
+    registry.observe(second, ProbeResult.READY, WorkerReport(journals=("tag-1",)))
+    for worker in (first, second):  # alone in turn, so that one of them is not the other one's choice
+        registry.observe(worker, ProbeResult.NOT_READY, None)
+        begun = asyncio.create_task(placing.start(key, "a"))
+        await proxies.begun.wait()
+        for _ in range(2):
+            registry.observe(worker, ProbeResult.READY, None)
+        await asyncio.gather(begun, placing.start(key, "b"))
+        assert len({call for call in proxies.calls if "start_session" in call}) == 1
+        proxies.calls.clear()
+        proxies.begun.clear()
+        proxies.holder = None
