@@ -287,6 +287,13 @@ def test_answer_too_large_to_compute_is_wrong_without_a_deadline(answer: str) ->
     assert time.thread_time() - began < 5
 
 
+@pytest.mark.parametrize("part", ["\n", "*", "**a ", "(1 ab", "1 and ", "$", " "])
+def test_prose_of_any_length_is_read_in_bounded_time(part: str) -> None:
+    began = time.thread_time()
+    assert math_verify_reward_fn("q", part * 100_000, answer="18") == 0.0
+    assert time.thread_time() - began < 3
+
+
 @given(
     st.text(alphabet="0123456789,./$- \\boxed{}#^!()or=<>|_xtfrac%[]&~«»", max_size=300),
     st.sampled_from(("18", "(1,2)", "x=1")),
