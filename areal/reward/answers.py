@@ -41,7 +41,7 @@ _REJECTED = re.compile(  # before "but", and at the end of a sentence
     r"(?=[.!]?(?:\n|\Z))"
 )
 _ASIDE = re.compile(r"(?<=[\w.])\s\((?!or\b|maybe|perhaps|possibly|mod)(?=[^()]*\d)(?=[^()]*[A-Za-z]{2})[^()]*\)")
-_CLOSING = re.compile(r"\n\s*(?:Let me know|[^\w\s]*Note\b|I hope|Hope|Feel free|Would|Do you|If you|Please)\b[^\n]*\s*\Z")
+_CLOSING = re.compile(r"\n\s*(?:Let me know|[^\w\s]*Note\b|I hope|Hope|Feel free|Would|Do|If you|Please)\b[^\n]*\s*\Z")
 _CLAUSE = re.compile(  # after a number in bold, or an amount of money
     r"(?:(?<=\d\*\*)|(?<=\.\d\d))\s(?:over|in|for|after|when|if|with|at|on|from|during|per|by|because|since|before)\b[^*\n]*\Z"
 )
