@@ -31,6 +31,7 @@ from areal.runtime import gpus, procfs, records
 from areal.runtime.backends.base import STOPPED_DEAD, RunSpec, StopReport
 from areal.runtime.environment import inherited
 from areal.runtime.identity import Liveness, ProcessIdentity, liveness, same_boot, where
+from areal.runtime.observation import supervisor_of
 from areal.runtime.procfs import (
     NO_SESSION,
     RUN_DIR_VARIABLE,
@@ -40,7 +41,7 @@ from areal.runtime.procfs import (
     sweep,
     wait_gone,
 )
-from areal.runtime.runs import DAMAGED, RunStore, copy_reason, read_intent, record_end, supervisor_of
+from areal.runtime.runs import DAMAGED, RunStore, copy_reason, read_intent, record_end
 from areal.runtime.shim import ACK, GO
 
 if TYPE_CHECKING:

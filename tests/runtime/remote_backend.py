@@ -25,7 +25,7 @@ from areal.runtime import records
 from areal.runtime.backends.base import NODE_ADDRESS_VARIABLE, Capacity, Cause, Job, JobState, RunSpec, RunState
 from areal.runtime.backends.cluster import ClusterBackend
 from areal.runtime.lifecycle import sweep_run
-from areal.runtime.runs import read_identity
+from areal.runtime.observation import read_identity
 
 NAME = "remote"
 NODE = "node-7"

@@ -16,7 +16,8 @@ import pytest
 from areal.runtime import records
 from areal.runtime.backends.base import NODE_HOST, NODE_RANK_VARIABLE, Job, JobState, Phase, RunState
 from areal.runtime.backends.node import KICK, node_address
-from areal.runtime.runs import RunStore, observe_job
+from areal.runtime.observation import observe_job
+from areal.runtime.runs import RunStore
 from areal.runtime.shim import PARENT_VARIABLE
 
 from .conftest import Spawn

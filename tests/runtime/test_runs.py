@@ -16,7 +16,8 @@ from areal.errors import ArealError, UsageFault
 from areal.runtime import procfs, records
 from areal.runtime.backends.base import NODE_HOST, HttpProbe, Job, JobState, Phase, RestartPolicy, RunSpec
 from areal.runtime.identity import Liveness, ProcessIdentity, identify, liveness, where
-from areal.runtime.runs import RunStore, check_uid, is_placed, observe_job, spec_from_record, spec_to_record
+from areal.runtime.observation import observe_job
+from areal.runtime.runs import RunStore, check_uid, is_placed, spec_from_record, spec_to_record
 
 from .support import run_spec, unhurried
 

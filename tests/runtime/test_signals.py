@@ -17,8 +17,8 @@ from areal.errors import ArealError
 from areal.runtime import lifecycle as signals
 from areal.runtime import procfs
 from areal.runtime.identity import ProcessIdentity, identify
+from areal.runtime.observation import find_shim
 from areal.runtime.procfs import RUN_DIR_VARIABLE, open_verified
-from areal.runtime.runs import find_shim
 
 from .conftest import Spawn
 from .support import alive, until

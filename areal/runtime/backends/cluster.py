@@ -41,7 +41,8 @@ from areal.runtime.backends.base import (
 )
 from areal.runtime.causes import run_log_paths
 from areal.runtime.leases import FIRST_PORT, LAST_PORT
-from areal.runtime.runs import RunStore, observe_job
+from areal.runtime.observation import observe_job
+from areal.runtime.runs import RunStore
 
 _PORTS = range(FIRST_PORT, LAST_PORT + 1)
 _SUBMITTING_S = 60.0  # an intent that is younger may be about to be submitted

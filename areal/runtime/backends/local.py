@@ -41,8 +41,9 @@ from areal.runtime.lifecycle import (
     sweep_run,
     wait_dead,
 )
+from areal.runtime.observation import find_shim, observe_run, repair_run
 from areal.runtime.procfs import RUN_DIR_VARIABLE
-from areal.runtime.runs import RunStore, check_uid, find_shim, observe_run, repair_run
+from areal.runtime.runs import RunStore, check_uid
 
 if TYPE_CHECKING:
     import subprocess

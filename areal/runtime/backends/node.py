@@ -43,7 +43,8 @@ from areal.runtime.backends.base import (
     RunSpec,
 )
 from areal.runtime.lifecycle import fork_shim, sweep_run
-from areal.runtime.runs import RunStore, placed, read_identity, read_intent, record_end, spec_from_record
+from areal.runtime.observation import read_identity
+from areal.runtime.runs import RunStore, placed, read_intent, record_end, spec_from_record
 from areal.runtime.shim import PARENT_VARIABLE
 
 KICK = "kick"

@@ -1,0 +1,263 @@
+"""The state of a run, from its folder, /proc, and the scheduler where there is one.
+
+Observation never raises, and says DEAD only on proof. The shim writes ``exit.json`` before it dies, so its life is
+checked first and the exit record after: a run found dead without one truly has none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from areal.dataclasses import replace
+from areal.runtime import procfs, records
+from areal.runtime.backends.base import Cause, Job, JobState, LastExit, Phase, RunSpec, RunState
+from areal.runtime.identity import Liveness, ProcessIdentity, identify, liveness, same_boot, where
+from areal.runtime.runs import DAMAGED, RunStore, copy_reason, is_copy, last_exit_from_record, read_intent, stage_record
+from areal.wire.stage import FAILING
+
+_HALTED = "Tt"  # by a signal (SIGSTOP), or by a debugger
+_SETTLE_TRIES = 60  # a quarter of a second: a supervisor on a loaded machine may have to wait for its turn
+_SETTLE_STEP_S = 0.004
+
+
+def observe_run(store: RunStore, uid: str) -> RunState | None:
+    """The run's state; None when there is no such run."""
+    folder = f"{store.root}/{uid}"
+    try:
+        intent = read_intent(folder)
+    except DAMAGED as error:
+        return _unreadable(uid, f"{records.INTENT} cannot be read: {_brief(error)}")
+    if intent is None:
+        return _unreadable(uid, f"{records.INTENT} is missing") if uid in store.uids() else None
+    _, spec = intent
+    try:
+        identity, lost = supervisor_of(store, uid)
+        ended = records.read_object(folder, records.EXIT)
+        if identity is None and ended is not None:
+            return _ended(spec, None, ended)
+        if identity is None and lost:
+            return RunState(
+                spec, Phase.UNKNOWN, reason=f"{folder}/{records.ID} is lost, and its supervisor is not here"
+            )
+        if identity is None:
+            return RunState(spec, Phase.INTENDED)
+        state = liveness(identity)
+        if ended is not None:
+            return _ended(spec, identity, ended)
+        if state is Liveness.ALIVE and (original := store.original_of(uid, identity)):
+            reason = copy_reason(folder, original)
+            return RunState(spec, Phase.UNKNOWN, shim_pid=identity.pid, reason=reason)
+        if state is Liveness.ALIVE:
+            damage = f"{folder}/{records.ID} is lost" if lost else _config_damage(folder, intent[0])
+            return replace(_living(folder, spec, identity), damage=damage)
+        if state is Liveness.UNKNOWN and not store.is_provably_over(spec.uid, identity):
+            return RunState(spec, Phase.UNKNOWN, shim_pid=identity.pid, reason=where(identity))
+        return _dead(folder, spec, identity)
+    except DAMAGED as error:
+        return RunState(spec, Phase.UNKNOWN, reason=f"a record in {folder} cannot be read: {_brief(error)}")
+
+
+def _brief(error: Exception) -> str:
+    """The error without the bytes of the file."""
+    return "it is not UTF-8" if isinstance(error, UnicodeError) else repr(error)
+
+
+def read_identity(folder: str) -> ProcessIdentity | None:
+    """The shim's; raises ValueError, KeyError or TypeError on a damaged record."""
+    record = records.read_object(folder, records.ID)
+    return None if record is None else ProcessIdentity.from_record(record)
+
+
+def repair_run(store: RunStore, uid: str) -> None:
+    """Write the lost identity of a living supervisor, and its component's configuration, again. Raises OSError."""
+    folder = store.folder(uid)
+    identity, lost = supervisor_of(store, uid)
+    if identity is not None and lost:
+        records.write_json(folder, records.ID, procfs.identity_fields(identity.pid))
+    found = read_intent(folder)
+    if found is not None and _config_damage(folder, found[0]):
+        records.write_json(folder, records.CONFIG, found[0]["config"])
+
+
+def _config_damage(folder: str, intent: Mapping[str, Any]) -> str:
+    """Why the component's next start could not read its configuration; "" if it can. The component itself may have
+    written other values: settings that were changed while it ran."""
+    try:
+        found = records.read_object(folder, records.CONFIG)
+    except DAMAGED:
+        found = None
+    is_whole = found is not None and found.keys() >= intent["config"].keys() if intent.get("config") else True
+    return "" if is_whole else f"{folder}/{records.CONFIG} is not what it was started with"
+
+
+def supervisor_of(store: RunStore, uid: str) -> tuple[ProcessIdentity | None, bool]:
+    """The shim's identity, and whether its record is lost: it is then read from the living process."""
+    folder = store.folder(uid)
+    try:
+        identity = read_identity(folder)
+        if identity is not None or not store.is_held(uid) or not os.path.exists(f"{folder}/{records.CHILD}"):
+            return identity, False  # it did not start, or has yet to
+    except DAMAGED:
+        pass
+    return find_shim(folder), True
+
+
+def find_shim(run_dir: str) -> ProcessIdentity | None:
+    """The living supervisor of a run folder, found without its record: the session leader started with the folder.
+
+    Shims never rename themselves, and only a shim leads a session with that folder in its first environment.
+    """
+    for stat in procfs.processes():
+        if stat.session == stat.pid and procfs.environment(stat.pid).get(procfs.RUN_DIR_VARIABLE) == run_dir:
+            with contextlib.suppress(ProcessLookupError):
+                return identify(stat.pid)
+    return None
+
+
+def _ended(spec: RunSpec, identity: ProcessIdentity | None, record: Mapping[str, Any]) -> RunState:
+    return RunState(
+        spec,
+        Phase(record["phase"]),
+        shim_pid=identity.pid if identity is not None else None,
+        restarts=int(record["restarts"]),
+        last_exit=last_exit_from_record(record["last_exit"]),
+        reason=str(record["reason"]),
+        logged_at=record.get("logged_at"),
+    )
+
+
+def _dead(folder: str, spec: RunSpec, identity: ProcessIdentity) -> RunState:
+    reason = "its supervisor died without a word" if same_boot(identity) else "the machine was restarted"
+    restarts, last_exit, started_at = 0, None, None
+    try:
+        child = records.read_object(folder, records.CHILD)
+        if child:
+            restarts, last_exit = int(child["restarts"]), last_exit_from_record(child["last_exit"])
+            started_at = child.get("started_at")
+    except DAMAGED:
+        pass  # written without fsync: after a power cut it may be empty, and the verdict does not need it
+    logged_at = records.logged_at(folder)
+    return RunState(spec, Phase.DEAD, None, identity.pid, started_at, restarts, last_exit, reason, logged_at=logged_at)
+
+
+def _living(folder: str, spec: RunSpec, identity: ProcessIdentity) -> RunState:
+    """The shim lives. A component that has just died is given a moment to be noticed by it."""
+    child = records.read_object(folder, records.CHILD)
+    for _ in range(_SETTLE_TRIES):
+        if child is None or child["state"] != "running" or _living_child(child) is not None:
+            break
+        time.sleep(_SETTLE_STEP_S)
+        if ended := records.read_object(folder, records.EXIT):
+            return _ended(spec, identity, ended)
+        child = records.read_object(folder, records.CHILD)
+    if child is None:
+        return RunState(spec, Phase.STARTING, shim_pid=identity.pid)
+    stat = _living_child(child) if child["state"] == "running" else None
+    runs, halted = stat is not None, stat is not None and stat.state in _HALTED
+    return _of_child(folder, spec, identity, child, runs=runs, halted=halted)
+
+
+def _of_child(
+    folder: str, spec: RunSpec, identity: ProcessIdentity, child: Mapping[str, Any], *, runs: bool, halted: bool
+) -> RunState:
+    """The state of a run whose supervisor lives and has started the component."""
+    restarts, last_exit = int(child["restarts"]), last_exit_from_record(child["last_exit"])
+    if runs:
+        pid, started_at = int(child["pid"]), float(child["started_at"])
+        failing = "" if spec.url else str((stage_record(folder) or {}).get(FAILING, ""))
+        return RunState(
+            spec, Phase.RUNNING, pid, identity.pid, started_at, restarts, last_exit, halted=halted, failing=failing
+        )
+    reason = _backoff_reason(child, last_exit)
+    return RunState(spec, Phase.BACKOFF, None, identity.pid, None, restarts, last_exit, reason)
+
+
+def _living_child(child: Mapping[str, Any]) -> procfs.Stat | None:
+    """The stat of the recorded child; None when the child is gone."""
+    stat = procfs.read_stat(int(child["pid"]))
+    return stat if stat is not None and stat.alive and stat.start_ticks == int(child["start_ticks"]) else None
+
+
+def _backoff_reason(child: Mapping[str, Any], last_exit: LastExit | None) -> str:
+    if child["state"] == "running":
+        return "the component has died and its supervisor has not noticed yet"
+    wait_s = max(0.0, float(child["next_start_at"]) - time.time())
+    return f"{last_exit.reason if last_exit else 'not started'}; next start in {wait_s:.0f} s"
+
+
+def observe_job(store: RunStore, uid: str, job: Job | None) -> RunState | None:
+    """The state of a run of another machine: its records, and the scheduler's word in place of /proc. ``job`` None: the
+    scheduler does not know it. None when there is no such run."""
+    folder = f"{store.root}/{uid}"
+    try:
+        intent = read_intent(folder)
+        if intent is None:
+            return _unreadable(uid, f"{records.INTENT} is missing") if uid in store.uids() else None
+        # The order of the reads is that of a local run: life first (the scheduler was asked before), the end after.
+        record, spec = intent
+        identity = read_identity(folder)
+        child = records.read_object(folder, records.CHILD) or {}
+        ended = records.read_object(folder, records.EXIT)
+        if job is not None and job.requeues and _requeues_seen(folder) != job.requeues:
+            identity, child, ended = None, {}, None
+        if ended is None and is_copy(folder, record):
+            return RunState(spec, Phase.UNKNOWN, reason=copy_reason(folder, record["folder"]))
+        since = record.get("created_at")
+        if job is None and identity is None and ended is None:
+            return RunState(spec, Phase.INTENDED, queued_at=since)
+        job = job or Job(JobState.ENDED)
+        asked = job.cause and records.read_object(folder, records.STOP)  # by us: no accident
+        state, cause = _of_job(folder, spec, identity, child, ended, job), Cause.NONE if asked else job.cause
+        if cause and job.reason and state.reason == "stopped":  # its supervisor knew no more
+            last = state.last_exit or LastExit(None, None, job.ended_at or time.time())
+            state = replace(state, last_exit=replace(last, reason=job.reason))
+        return replace(
+            state,
+            node=job.node,
+            job_id=job.job_id,
+            gpus=job.gpus,
+            cause=cause,
+            queued_at=job.queued_at or since,
+        )
+    except DAMAGED as error:
+        return _unreadable(uid, f"a record cannot be read: {error!r}")
+
+
+def _requeues_seen(folder: str) -> int:
+    """How often the job had been requeued when its node program last started."""
+    return int((records.read_object(folder, records.NODE) or {}).get("requeues", 0))
+
+
+def _of_job(
+    folder: str,
+    spec: RunSpec,
+    identity: ProcessIdentity | None,
+    child: Mapping[str, Any],
+    ended: Mapping[str, Any] | None,
+    job: Job,
+) -> RunState:
+    if ended is not None and job.state is not JobState.QUEUED:
+        return _ended(spec, identity, ended)
+    if job.state is JobState.QUEUED:
+        return RunState(spec, Phase.QUEUED, reason=job.reason)
+    shim_pid = identity.pid if identity is not None else None
+    restarts, last_exit = int(child.get("restarts", 0)), last_exit_from_record(child.get("last_exit"))
+    if job.state is not JobState.RUNNING:
+        phase = Phase.UNKNOWN if job.state is JobState.UNKNOWN else Phase.DEAD
+        reason = job.reason or "its job is gone without a word of its supervisor"
+        if phase is Phase.DEAD and job.ended_at is not None:
+            last_exit = LastExit(None, None, job.ended_at, reason)
+        return RunState(spec, phase, shim_pid=shim_pid, restarts=restarts, last_exit=last_exit, reason=reason)
+    if identity is None or not child:
+        return RunState(spec, Phase.STARTING, shim_pid=shim_pid)
+    state = _of_child(folder, spec, identity, child, runs=child["state"] == "running", halted=job.suspended)
+    return replace(state, reason=job.reason) if job.suspended else state
+
+
+def _unreadable(uid: str, reason: str) -> RunState:
+    spec = RunSpec(uid=uid, owner="", component="", replica=0, argv=())
+    return RunState(spec, Phase.UNKNOWN, reason=reason)
