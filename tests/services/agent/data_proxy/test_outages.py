@@ -119,21 +119,26 @@ def test_session_is_never_unknown_while_its_journal_changes_hands(own: Pair) -> 
     digest = {"digest": key_digest(session.encode()).hex()}
     (tag,) = own.call("POST", "/drain", {}).json()["journals"]
     wait_until(lambda: tag not in ready(own.proxy)["journals"])
-    assert own.call("POST", "/rl/find_key", digest).json()["journal"] == tag
-    for path, body in (
-        (own.path(session, "/turn"), {"message": "b", "run_id": "r"}),
-        ("/rl/start_session", {"api_key": session}),
-    ):
-        refused = own.call("POST", path, body)
-        assert (refused.status, refused.json()["error"]["code"]) == (421, "session_elsewhere")
+    found = own.call("POST", "/rl/find_key", digest).json()
+    assert (found["journal"], found["elsewhere"]) == (None, [tag]), "the router asks again: a journal was not searched"
+    assert tag in ready(own.proxy)["journals_elsewhere"]
+    _assert_refused_where_it_is_named(own, session, tag)
     heir = another(own)
     wait_until(lambda: tag in ready(heir.proxy)["journals"])
     assert heir.call("POST", "/rl/find_key", digest).json()["journal"] == tag
-    assert own.call("POST", "/rl/find_key", digest).json()["journal"] is None
     assert own.call("GET", own.path(session)).status == 404
-    # The gateway names the journal: it asks again elsewhere, and answers no 404.
-    refused = own.proxy.call("GET", own.path(session), key=own.key, headers={JOURNAL: tag})
-    assert (refused.status, refused.json()["error"]["code"]) == (421, "session_elsewhere")
+    _assert_refused_where_it_is_named(own, session, tag)
+
+
+def _assert_refused_where_it_is_named(own: Pair, session: str, tag: str) -> None:
+    """The router and the gateway name the journal: they ask again elsewhere, and answer no 404."""
+    for method, path, body in (
+        ("GET", own.path(session), None),
+        ("POST", own.path(session, "/turn"), {"message": "b", "run_id": "r"}),
+        ("POST", "/rl/start_session", {"api_key": session}),
+    ):
+        refused = own.proxy.call(method, path, body, key=own.key, headers={JOURNAL: tag})
+        assert (refused.status, refused.json()["error"]["code"]) == (421, "session_elsewhere")
 
 
 def test_stopped_data_proxy_lets_its_turns_end(own: Pair) -> None:
