@@ -225,6 +225,8 @@ def _refusal(response: http.client.HTTPResponse, base_url: str, namespace: str) 
     try:
         error = parse_json(raw)["error"]
     except (ValueError, KeyError, TypeError):
+        error = None
+    if not isinstance(error, Mapping):
         is_page = response.headers.get_content_type() == "text/html"
         text = response.reason if is_page else raw.decode("utf-8", "replace")[:200]
         return ArealError(f"{base_url} answered {response.status}: {text}", hint="is it the address of a gateway?")

@@ -11,6 +11,7 @@ import binascii
 import contextlib
 import hashlib
 import io
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,13 @@ def check_count(count: int) -> None:
 def located(images: Any, folder: Path | None) -> Any:
     """The column ``images`` of a row, its relative paths resolved against ``folder``."""
     given = list(images) if isinstance(images, list | tuple) else [images]
-    return [str(folder / each) if folder is not None and is_path(each) else each for each in given]
+    return [_located(each, folder) for each in given]
+
+
+def _located(image: Any, folder: Path | None) -> Any:
+    if isinstance(image, Mapping) and image.get("bytes") is None:
+        image = image.get("path")
+    return str(folder / Path(image).expanduser()) if folder is not None and is_path(image) else image
 
 
 def is_path(value: object) -> bool:
@@ -85,7 +92,7 @@ def _as_png(image: Any, place: str) -> bytes:
     try:
         turned = ImageOps.exif_transpose(image)
         (turned.convert("RGB") if turned.mode in _COLOURS else turned).save(buffer, "PNG")
-    except (OSError, ValueError, SyntaxError) as error:
+    except (OSError, ValueError, SyntaxError, struct.error) as error:
         raise BadImage(f"{place} cannot be encoded as PNG: {error}") from error
     return buffer.getvalue()
 
@@ -162,12 +169,12 @@ def _opened(source: Any, place: str) -> Iterator[Any]:
             width, height = image.size
             if width * height > MAX_PIXELS:
                 raise BadImage(f"{place} has {width} x {height} pixels, and {MAX_PIXELS} are the most")
-            if (frames := getattr(image, "n_frames", 1)) > 1:
+            if (frames := getattr(image, "n_frames", 1)) > 1 and image.format != "MPO":  # a photo and its previews
                 raise BadImage(f"{place} has {frames} frames: an animation is not one image")
             if image.mode.startswith(("I", "F")):  # as RGB, all above 255 would be white
                 raise BadImage(f"{place} has pixels of 16 bits: save it with 8 bits")
             yield image
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+    except (OSError, ValueError, SyntaxError, struct.error, Image.DecompressionBombError) as error:
         unknown = isinstance(error, UnidentifiedImageError)  # its message is the address of a buffer
         why = "its first bytes are of none of these formats" if unknown else error
         raise BadImage(f"{place} cannot be decoded ({', '.join(_FORMATS)}): {why}") from error

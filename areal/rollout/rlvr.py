@@ -45,7 +45,7 @@ def prompt_ids(tokenizer: Any, data: Mapping[str, Any], thinking: bool | None = 
 
 def refuse_images(data: Mapping[str, Any]) -> None:
     """Raises UsageFault for a row with images, which a workflow of text would not show to the model."""
-    if data.get("images"):
+    if data.get("images") or data.get("image"):
         raise UsageFault(
             "the row has images, and this workflow samples from text",
             hint="workflow: areal.workflow.vision_rlvr:VisionRLVRWorkflow",

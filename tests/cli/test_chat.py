@@ -154,9 +154,25 @@ def test_file_that_holds_no_conversation_changes_nothing(tmp_path: Path, text: s
 def test_answer_of_a_server_that_is_no_gateway_is_an_error_that_names_it(
     words: str, body: bytes, content_type: str, areal: Areal, tmp_path: Path
 ) -> None:
+    found = _chat_with(areal, tmp_path, words, 200, body, content_type)
+    assert (found.code, found.out) == (1, "")
+    assert "answered 200, and the body has another form than a gateway's" in found.err
+
+
+@pytest.mark.parametrize("error", ["model not found", None, ["model not found"]])
+def test_error_of_a_server_that_is_no_gateway_is_its_status_and_body(error: Any, areal: Areal, tmp_path: Path) -> None:
+    body = json.dumps({"error": error}).encode()
+    found = _chat_with(areal, tmp_path, "inf chat", 404, body, "application/json")
+    assert (found.code, found.out) == (1, "")
+    assert f"answered 404: {body.decode()}" in found.err
+
+
+def _chat_with(areal: Areal, folder: Path, words: str, status: int, body: bytes, content_type: str) -> Any:
+    """A message to a server that answers so."""
+
     class Answer(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            self.send_response(200)
+            self.send_response(status)
             self.send_header("Content-Type", content_type)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -165,12 +181,10 @@ def test_answer_of_a_server_that_is_no_gateway_is_an_error_that_names_it(
         def log_message(self, *args: object) -> None:
             pass
 
-    key = tmp_path / "key"
+    key = folder / "key"
     key.write_text("k" * 32)
     with serving(Answer) as url:
-        found = areal(*words.split(), "--gateway", url, "--api-key-file", str(key), "--model", "m", "-m", "hello")
-    assert (found.code, found.out) == (1, "")
-    assert f"{url} answered 200, and the body has another form than a gateway's" in found.err
+        return areal(*words.split(), "--gateway", url, "--api-key-file", str(key), "--model", "m", "-m", "hello")
 
 
 def test_page_of_a_server_that_is_no_gateway_is_its_status_in_one_line(areal: Areal) -> None:

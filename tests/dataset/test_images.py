@@ -15,7 +15,7 @@ from PIL import Image
 from areal.conversation import ConversationError
 from areal.dataset import get_custom_dataset
 from areal.dataset.files import BadData
-from areal.dataset.images import MAX_IMAGE_BYTES, BadImage, decoded, images_key, row_images, shortened
+from areal.dataset.images import MAX_IMAGE_BYTES, BadImage, check, decoded, images_key, located, row_images, shortened
 from areal.dataset.vision import load_processor, with_places
 from areal.errors import UsageFault
 from tests.vision import MODEL, drawing, in_base64, question
@@ -69,6 +69,31 @@ def test_image_of_pillow_is_turned_as_its_file_is() -> None:
     photo = pillow("RGB", "JPEG", exif=turned)
     (made,) = row_images({"images": [Image.open(io.BytesIO(photo))]})
     assert decoded(made, "").size == decoded(photo, "").size == (2, 4)
+
+
+def test_photo_with_a_second_picture_is_the_photo() -> None:
+    photo, preview = Image.new("RGB", (8, 4), (255, 0, 0)), Image.new("RGB", (4, 2), (0, 0, 255))
+    buffer = io.BytesIO()
+    photo.save(buffer, "MPO", save_all=True, append_images=[preview])
+    check(buffer.getvalue(), "images[0]")
+    assert decoded(buffer.getvalue(), "images[0]").size == (8, 4)
+
+
+def test_image_whose_exif_data_is_malformed_is_an_error_with_its_place() -> None:
+    exif = Image.Exif()
+    exif[0x0112], exif[0x011A], exif[0x0131] = 6, 72.0, "x"  # its orientation, resolution and software
+    buffer = io.BytesIO()
+    Image.new("RGB", (8, 4)).save(buffer, "JPEG", exif=exif)
+    data = bytearray(buffer.getvalue())
+    data[data.index(b"Exif\0\0") + 6 + 23] = 1  # the resolution is of the type of a byte
+    with pytest.raises(BadImage, match=r"^images\[0\] cannot be decoded"):
+        decoded(bytes(data), "images[0]")
+
+
+def test_path_of_an_image_is_resolved_in_each_of_its_forms(tmp_path: Path) -> None:
+    given = ["a.png", "~/b.png", {"bytes": None, "path": "c.png"}, {"bytes": b"x", "path": "d.png"}]
+    home = str(Path("~/b.png").expanduser())
+    assert located(given, tmp_path) == [str(tmp_path / "a.png"), home, str(tmp_path / "c.png"), given[3]]
 
 
 def test_key_of_images_depends_on_their_bytes_and_order() -> None:

@@ -172,9 +172,10 @@ def prepared(given: Mapping[str, Any], dataset: ExampleSet) -> Iterator[RolloutW
     from areal.rollout.collection import RewardScorer
 
     agent = _agent(given)
-    if given["workflow"] is None and any(example.fields.get("images") for example in dataset.examples):
+    columns = [name for name in ("images", "image") if any(each.fields.get(name) for each in dataset.examples)]
+    if given["workflow"] is None and columns:
         raise UsageFault(
-            f"{dataset.source} has a column images, and its prompts are asked in text",
+            f"{dataset.source} has a column {columns[0]}, and its prompts are asked in text",
             hint="--agent: a workflow or an agent that shows them to the model",
         )
     with ExitStack() as stack:

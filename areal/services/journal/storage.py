@@ -104,7 +104,7 @@ def _connect(file: Path, cache_kb: int) -> sqlite3.Connection:
     # Statements run on the event loop's thread and commits on another thread, but never at the same time. The lock of
     # the folder keeps other processes out, so that the index of the log is in this process's memory instead of a mapped
     # file, which network file systems do not share or refuse (https://sqlite.org/wal.html, "noshm").
-    uri = f"file:{quote(os.fspath(file))}?vfs=unix-excl"
+    uri = f"file://{quote(os.fsencode(file.absolute()))}?vfs=unix-excl"
     db = sqlite3.connect(uri, _BUSY_S, isolation_level=None, check_same_thread=False, cached_statements=128, uri=True)
     db.text_factory = _text
     db.execute(f"PRAGMA cache_size=-{cache_kb}")

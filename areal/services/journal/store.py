@@ -54,7 +54,7 @@ ADOPT_AFTER_S = 5.0
 _MOST_OWN_FOLDERS = 100
 _MOST_TOLD = 3  # damaged records in a report
 _TAKE_BACK_S = 30.0  # a journal that was given up, and that no process has adopted in this time, is taken back
-_TICK_NS = 100_000_000  # longer than a tick of a file system's clock
+_TICK_NS = 2_000_000_000  # longer than a tick of a file system's clock (Lustre: 1 s), and than a server's lags behind
 _COMMIT_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5)
 
 
@@ -122,7 +122,7 @@ class JournalStore(Generic[J]):
             state = changed_at, tuple(self.journals), frozenset(self.unreadable)
             if state == self._listed:
                 return before
-            entries = [path for path in self.root.iterdir() if path.is_dir()]
+            entries = [path for path in self.root.iterdir() if path.is_dir() and path not in self.unreadable]
             self.elsewhere = self._tags(other_folders(self.root, self._held))
             # One that was just made has its tag later, and another one may have come in the same tick of the clock.
             is_whole = len(self.journals) + len(self.elsewhere) == len(entries)

@@ -307,8 +307,11 @@ def test_external_models_messages_are_collected_and_shown(bench: Bench, collecti
     assert "assistant: Hello there" in collecting.areal("inf", "trajectories", "show", str(collecting.output)).out
 
 
-def test_rows_with_images_are_refused_where_they_would_be_asked_in_text(bench: Bench, collecting: Collecting) -> None:
-    data = collecting.data({"question": "what is it?", "images": ["red.png"], "answer": "red"})
+@pytest.mark.parametrize(("column", "images"), [("images", ["red.png"]), ("image", "red.png")])
+def test_rows_with_images_are_refused_where_they_would_be_asked_in_text(
+    column: str, images: str | list[str], bench: Bench, collecting: Collecting
+) -> None:
+    data = collecting.data({"question": "what is it?", column: images, "answer": "red"})
     refused = collecting(data, "--reward", "exact")
-    assert refused.code == 2 and "has a column images, and its prompts are asked in text" in refused.err
+    assert refused.code == 2 and f"has a column {column}, and its prompts are asked in text" in refused.err
     assert not collecting.output.exists() and not engine_calls(bench.engine)

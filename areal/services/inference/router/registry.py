@@ -359,7 +359,7 @@ class WorkerRegistry:
             self._changed(worker)
 
     def _ends_departure(self, worker: WorkerRecord) -> bool:
-        """Forget ``departed`` if this was the last worker to report since. Return whether it was."""
+        """Forget ``departed`` if this was the last living worker to report since. Return whether it was."""
         model = self._models.get(worker.model or "")
         if model is None or not model.departed:
             return False
@@ -368,7 +368,8 @@ class WorkerRegistry:
             model.awaited = {each.id for each in members if each.report.asked_at <= model.departed_at}
         elif worker.report.asked_at > model.departed_at:
             model.awaited.discard(worker.id)
-        if model.awaited:
+        silent_s = worker.report.asked_at - model.departed_at  # of those that are still awaited: by now they are dead
+        if model.awaited and silent_s <= self.lease_s(worker):
             return False
         model.departed = frozenset()
         return True

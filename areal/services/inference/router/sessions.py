@@ -189,7 +189,7 @@ class SessionPlacing:
         if tag is not None:
             return [self._with_journal(tag)]
         digest = key_digest(key.encode("utf-8", "surrogatepass"))
-        held = await self._find(digest)
+        held = await self._find(digest, model)
         if held is not None:
             return [held]
         by_addr = {worker.addr: worker for worker in recorders}
@@ -226,10 +226,11 @@ class SessionPlacing:
             raise _session_away("the session's data proxy is away; it, or another one, will serve it again")
         raise ApiError(404, "no data proxy has this session", code="session_not_found")
 
-    async def _find(self, digest: bytes) -> SessionLocation | None:
+    async def _find(self, digest: bytes, model: str | None = None) -> SessionLocation | None:
         """The location of the session with this key, asked of the replicas: first those where it would have been
         started, then all others. Raises 503 where none has it, but a replica does not answer or has not reported yet,
-        or some journal was not searched: it has no replica, or moves."""
+        or some journal was not searched: it has no replica, or moves. A start in ``model`` does not wait for another
+        model without replicas, whose journals may be gone: no process tells."""
         workers = {worker.addr: worker for worker in self._registry.workers() if worker.report.journals}
         # The workers where each model starts sessions with this key while all its replicas are there.
         models: dict[str | None, list[WorkerEntry]] = {}
@@ -239,7 +240,8 @@ class SessionPlacing:
         homes = {rendezvous(digest, entries)[0].addr for entries in models.values()}
         unanswered = not self._registry.all_heard  # a replica that reports only later is not asked below
         searched: set[str] = set()
-        known = {tag for name in self._registry.names if name not in models for tag in self._registry.journals(name)}
+        away = [name for name in self._registry.names if name not in models and model in (None, name)]
+        known = {tag for name in away for tag in self._registry.journals(name)}
         for group in (homes, workers.keys() - homes):
             asked = [workers[addr] for addr in group]
             answers = await asyncio.gather(*(self._journal_of_key(worker, digest) for worker in asked))

@@ -163,6 +163,20 @@ def test_journal_of_a_removed_worker_stays_until_every_other_worker_has_reported
     assert registry.snapshot().models["m"].orphans == ()
 
 
+def test_journal_of_a_removed_worker_does_not_wait_for_a_dead_worker() -> None:
+    registry = registry_with(("a", "http://h:1"), ("b", "http://h:2"), ("c", "http://h:3"))
+    for name in "abc":
+        observe(registry, name, ProbeResult.READY, told(name * 8))
+    registry.register_model("m", [("b", "http://h:2"), ("c", "http://h:3")], expected=None, external=False)
+    dead, living = registry.find(worker_id="b"), registry.find(worker_id="c")
+    assert dead is not None and living is not None
+    observe(registry, "c", ProbeResult.READY, told("cccccccc"))
+    assert registry.snapshot().models["m"].orphans == ("aaaaaaaa",)
+    later = time.monotonic() + registry.lease_s(dead) + 1.0
+    registry.observe(living, ProbeResult.READY, WorkerReport(journals=("cccccccc",), asked_at=later))
+    assert registry.snapshot().models["m"].orphans == ()
+
+
 def test_model_whose_workers_are_all_replaced_keeps_its_journals() -> None:
     registry = registry_with(("a", "http://h:1"))
     observe(registry, "a", ProbeResult.READY, told("aaaaaaaa"))

@@ -137,13 +137,13 @@ class EngineRoutes:
         matcher = await read_grammar(body.response_format, sampling, loaded)
         if body.seeds is not None and len(body.seeds) != len(prompts):
             raise bad_field("seeds", f"must be {len(prompts)} whole numbers, one for each prompt")
+        pixels = await read_images(body.image_data, prompts, loaded)
         request_id = body.request_id or request.id
-        if request_id in self._requests:
+        if request_id in self._requests:  # nothing is awaited until it is there
             raise ApiError(
                 409, f"request {request_id} is running already", code="duplicate_request", param="request_id"
             )
         whole = not body.stream
-        pixels = await read_images(body.image_data, prompts, loaded)
         sequences = make_sequences(prompts, sampling, loaded, adapter, matcher, body.seeds, pixels)
         stream = self._streams.open(sequences, whole=whole, interval=body.stream_interval)
         self._requests[request_id] = stream
