@@ -41,14 +41,18 @@ _REJECTED = re.compile(  # before "but", and at the end of a sentence
     r"(?=[.!]?(?:\n|\Z))"
 )
 _ASIDE = re.compile(r"(?<=[\w.])\s\((?!or\b|maybe|perhaps|possibly|mod)(?=[^()]*\d)(?=[^()]*[A-Za-z]{2})[^()]*\)")
-_CLOSING = re.compile(r"\n\s*(?:Let me know|[^\w\s]*Note\b|I hope|Hope|Feel free|Would|Do|If you|Please)\b[^\n]*\s*\Z")
+_CLOSING = re.compile(
+    r"\n\s*(?:Let me know|[^\w\s]*Note\b(?! that)(?![^\n]*(?:=|\b(?:so|total|answer|thus|therefore|hence)\b))"
+    r"|I hope|Hope|Feel free|Would you|Do you|If you|Please)\b[^\n]*\s*\Z"
+)
 _CLAUSE = re.compile(  # after a number in bold, or an amount of money
-    r"(?:(?<=\d\*\*)|(?<=\.\d\d))\s(?:over|in|for|after|when|if|with|at|on|from|during|per|by|because|since|before)\b[^*\n]*\Z"
+    r"(?:(?<=\d\*\*)|(?<=\.\d\d))\s(?!.*\d\D+\d)"
+    r"(?!.*\b(?:and|or|but|so|then|otherwise|is|are|was|were|equals|gives|makes|leaves)\b)"
+    r"(?:over|in|for|after|when|if|with|at|on|from|during|per|because|since|before)\b[^*\n.!?,;:=$]*[.!]?\s*\Z"
 )
 _UNIT = re.compile(r"[ ]?(?!in\b|A\b)([kM]?\\Omega|[A-Za-z]+)(?:\^\d)?(?:/[A-Za-z]+(?:\^\d)?)?\b")
-_WITHDRAWN = re.compile(r"\b(?:Wait|Actually|Hmm|On second thought|Correction)\b")
+_WITHDRAWN = re.compile(r"\b(?:Wait|Actually|Hmm|On second thought|Correction)\b[\s,.:!…]*")
 _RESTATED = re.compile(r"(?<=[\d$)}%])[,;]?\s+\(?(?:i\.e\.|that is,|which (?:is|equals)\b)")
-_LETTER_LINE = re.compile(r"(?:^\W*|(?<!not )\*\*\(?)([A-J])(?:\W*$|\)?\*\*)", re.MULTILINE)
 _LABELLED = re.compile(r"\W*\(?[A-J][).:]\s[^\n]*\s*")
 _EMPHASIS = re.compile(
     r"(?<!not )(?<!n't )\*\*\W*([A-J]|[A-Za-z][^\d*:$\\]+?)\W*\*\*(?:, (?!or|but|not|and)[^*\n]*)?\W*\Z"
@@ -71,6 +75,9 @@ _PROSE_NUMBER = re.compile(  # including context that changes its value or adds 
     rf"|(?:° ?[NSEW]\b| ?\\?%| (?:{SCALE}|squared|cubed|and a half)\b))?"
 )
 _REFUTED = r"(?:\s*(?:is|are|was)(?:n['’]t|\s+(?:not|wrong|false|incorrect|impossible))\b|\s*(?:错|不正确|不对|不成立))"
+_LETTER_LINE = re.compile(
+    rf"^\W*(?P<a>[A-J])\W*$|(?<!not )\*\*\(?(?P<b>[A-J])(?:\W*$|\)?\*\*)(?!{_REFUTED})(?=[^\n\d]*\Z)", re.MULTILINE
+)
 _PREDICATE = re.compile(
     r".*\b(?:is|are|equals)\s+(?!not\b|an?\b|the\b|true|false|correct|right|wrong|incorrect)([^?\n]+?)[.!\s]*",
     re.DOTALL,
@@ -144,7 +151,7 @@ def _unmarked(text: str) -> str | None:
     emphasis = _EMPHASIS.search(text)
     if not is_stated and emphasis and (len(emphasis[1]) == 1 or not _DOUBT_BEFORE.search(text[: emphasis.start()])):
         return emphasis[1]
-    if not is_stated and len(letters := set(_LETTER_LINE.findall(text))) == 1:
+    if not is_stated and len(letters := {each["a"] or each["b"] for each in _LETTER_LINE.finditer(text)}) == 1:
         return letters.pop()
     after = statements[-1].strip() if is_stated else before.strip().rpartition("\n")[2]
     sentence = _SENTENCE_END.split(_RESTATED.split(after)[0], maxsplit=1)[0].strip(' "”') if is_stated else after

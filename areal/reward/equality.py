@@ -139,6 +139,8 @@ def _same_group(answer: Group, right: Group) -> bool:
         first, second = first[:cut], second[:cut]
     if all(_plain(each) in _TRUTH_VALUES for each in first):
         return len(first) == len(second) and all(map(same, first, second))
+    if brackets == {"{}"} and _has_rest(first) != _has_rest(second) and not _is_whole([*first, *second]):
+        return False
     is_condition = any(isinstance(each, Relation) and not each.values for each in first)
     is_condition |= all(isinstance(each, Quantity) and not has_kind(each.formula, "nfm") for each in first)
     if len(brackets) > 1 and (brackets & set("∪∩∖|:") or ("or" in brackets and is_condition)):  # and is not or
@@ -149,6 +151,21 @@ def _same_group(answer: Group, right: Group) -> bool:
             return False
         del second[place]
     return not second
+
+
+def _has_rest(cases: Sequence[Node]) -> bool:
+    return any(isinstance(each, Group) and _plain(each.items[-1]) == "otherwise" for each in cases)
+
+
+def _is_whole(cases: Sequence[Node]) -> bool:
+    """Whether each real number meets a condition of ``cases``, as it must where one is ``otherwise``."""
+    conditions = [each.items[-1] for each in cases if isinstance(each, Group) and _plain(each.items[-1]) != "otherwise"]
+    names = set[str]().union(*map(_unknowns, conditions))
+    try:
+        found = [any([_contains(each, x, True) for each in conditions]) for x in _probes(*conditions)]
+    except NotAFormula:
+        return True
+    return bool(names & set("kmn")) or (len(names) == 1 and all(found))
 
 
 def _is_proportional(first: Sequence[Node], second: Sequence[Node]) -> bool:
@@ -362,15 +379,18 @@ def _same_region(one: Node, other: Node) -> bool:
     names = [_unknowns(each) for each in (one, other)]
     if max(map(len, names)) > 1 or len(names[0] | names[1]) > 1:
         return False
-    ends = sorted({*_ends(one), *_ends(other)}, key=inexact)
-    between = [(inexact(a) + inexact(b)) / 2 for a, b in itertools.pairwise(ends)]
-    probes = [*ends, *between, *_GRID, *((inexact(ends[0]) - 1, inexact(ends[-1]) + 1) if ends else ())]
     try:
-        found, wanted = ([_contains(node, x) for x in probes] for node in (one, other))
+        found, wanted = ([_contains(node, x) for x in _probes(one, other)] for node in (one, other))
     except NotAFormula:
         return False
     is_list = any(isinstance(each, Group) and each.brackets in LISTS for each in (one, other))
     return found == wanted and (any(found) or not is_list)
+
+
+def _probes(*nodes: Node) -> list[Any]:
+    ends = sorted(set[Any]().union(*map(_ends, nodes)), key=inexact)
+    between = [(inexact(a) + inexact(b)) / 2 for a, b in itertools.pairwise(ends)]
+    return [*ends, *between, *_GRID, *((inexact(ends[0]) - 1, inexact(ends[-1]) + 1) if ends else ())]
 
 
 def _unknowns(node: Node) -> set[str]:

@@ -100,7 +100,7 @@ class Parameters:
         makes a reward, and does not reward one response."""
         if self.signature is None:
             return
-        parameters = list(self.signature.parameters.values())
+        parameters = [each for each in self.signature.parameters.values() if each.kind is not each.KEYWORD_ONLY]
         named = dict(zip(OWN_ARGUMENTS, parameters, strict=False)) if self._in_order else self.signature.parameters
         why = [
             f"{each.name} is {'the text' if name not in _TOKENS else 'the token ids'} of one"

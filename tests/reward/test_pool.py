@@ -255,6 +255,8 @@ def test_row_without_a_column_that_the_reward_needs_is_refused_before_anything_i
         ),
         ("completions: list[str] | str, level: list[int]", ""),
         ("a: Text, b: Any, c: torch.Tensor, d: Annotated[list[int], 'ids'], answer) -> Awaitable[float", ""),
+        ("prompt: str, completion: str, *rest, answer: dict, **row", ""),
+        ("*given, answer: list[int]", ""),
         ("completions: list[list[dict[str, str]]], **kwargs", "completions is the text of one"),
         ("completions: 'Optional[typing.List[str]]'", "completions is the text of one"),
         ("prompt, completions, completion_ids: list[list[int]]", "completion_ids is the token ids of one"),
