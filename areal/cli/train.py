@@ -69,7 +69,20 @@ def job_manifest(
         spec["driver"] = driver
     if overrides:
         spec["overrides"] = list(overrides)
-    return resource(TRAIN_JOB, name or name_from(tree, path or Path(file or "run")), spec)
+    return resource(TRAIN_JOB, name or name_from({**tree, **_names_in(overrides)}, path or Path(file or "run")), spec)
+
+
+def _names_in(overrides: Sequence[str]) -> dict[str, str]:
+    """The names that overrides set, as they are written: 2024-01-02 and 0012 are a date and a number in YAML."""
+    from areal.resources.tree import BadOverride, dotted, parse_override
+
+    found: dict[str, str] = {}
+    for text in overrides:
+        with contextlib.suppress(BadOverride):  # the driver reports it
+            override = parse_override(text)
+            if override.op != "~" and (key := dotted(override.path)) in _NAMING:
+                found[key] = (override.value or "").strip("'\"")
+    return found
 
 
 def name_from(config: Mapping[str, Any], path: Path) -> str:

@@ -77,6 +77,9 @@ class Target:
         try:
             return effective(self.object.kind, self.object.spec)
         except InvalidManifest as error:
+            if self.is_deleted:  # without the fields that are refused
+                wrong = {path[0] for path, *_ in validate(self.object.kind, self.object.spec) if path}
+                return effective(self.object.kind, {k: v for k, v in self.object.spec.items() if k not in wrong})
             hint = f"apply its manifest again without the fault, or: areal delete {self.ref}"
             raise InvalidManifest(f"{self.ref}: {error.message}", hint=hint) from error
 

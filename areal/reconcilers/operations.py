@@ -245,7 +245,7 @@ def suspending(ctx: Context, ref: Ref, grace_s: float | None = None) -> ObjectCh
     ObjectStore(ctx.home).expect(ref)
 
     def edit(item: StoredObject) -> Target:
-        if item.spec.get("suspend"):
+        if item.spec.get("suspend") and not item.awaits:
             return Target(item, "unchanged", cause="it is suspended already")
         if ended := _completion(ctx, item).ended:
             return Target(item, "unchanged", cause=f"it has ended: {ended}")

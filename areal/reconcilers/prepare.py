@@ -9,10 +9,10 @@ from typing import Any
 from areal.dataclasses import dataclass, replace
 from areal.errors import ArealError, NoCapacity
 from areal.reconcilers.context import Context
-from areal.reconcilers.desired import Target
+from areal.reconcilers.desired import Target, needs_of
 from areal.reconcilers.kinds import controller_of, controllers, host_of
 from areal.reconcilers.observe import Observed, look
-from areal.reconcilers.plan import Drift, ObjectPlan, Plan, Refusal, Verb
+from areal.reconcilers.plan import DoesNotFit, Drift, ObjectPlan, Plan, Refusal, Verb, refusal_of
 from areal.reconcilers.planner import make_plan
 from areal.reconcilers.planning import NO_LIMIT, PlanScope, Policy
 from areal.resources.kinds import Ref, parse_ref
@@ -82,7 +82,33 @@ def plan_targets(
     """Choose targets among what is stored, add their neighbours, observe, plan. Read-only. ``whole``: the plan is that
     of all that is recorded, so that it names what cannot be read."""
     snapshot, states, scope, observed = _observe_stable(command, choose)
-    plan = make_plan(scope, observed, replace(policy, free_gpus=NO_LIMIT), serial=snapshot.serial, source=source)
+    refused: dict[str, Refusal] = {}
+    while True:
+        try:
+            plan, seen = _plan_scope(command, scope, observed, policy, snapshot.serial, source)
+            break
+        except DoesNotFit as error:  # what only waited for a job goes on waiting, and the rest of the plan goes on
+            waiting = _still_waiting(scope, snapshot.objects, error.ref)
+            if waiting is None:
+                raise
+            scope, refused[error.ref] = waiting, refusal_of(error)
+    objects = [
+        ObjectPlan(item.ref, "blocked", why.message, refusal=why) if (why := refused.get(item.ref)) else item
+        for item in plan.objects
+    ]
+    plan = replace(plan, objects=tuple(objects))
+    return Prepared(scope, seen, _with_unreadable(plan, scope) if whole else plan, states)
+
+
+def _plan_scope(
+    command: CommandContext,
+    scope: PlanScope,
+    observed: Observed,
+    policy: Policy,
+    serial: int,
+    source: dict[str, Any] | None,
+) -> tuple[Plan, Observed]:
+    plan = make_plan(scope, observed, replace(policy, free_gpus=NO_LIMIT), serial=serial, source=source)
     # Reading GPUs starts a process for NVML: only a plan that starts or stops something needs it.
     if not policy.assume_capacity and any(op.verb in (Verb.SPAWN, Verb.STOP) for op in plan.ops):
         computing = [t for t in scope.all if controller_of(t.object.kind).wants_gpus(t.object.spec)]
@@ -91,8 +117,35 @@ def plan_targets(
             needed = {command.scheduler_of(planned, target.ref)["type"] for target in computing}
             observed = replace(observed, capacity=_capacity(command, needed))
             policy = replace(policy, free_gpus=len(observed.capacity.gpus))
-            plan = make_plan(scope, observed, policy, serial=snapshot.serial, source=source)
-    return Prepared(scope, observed, _with_unreadable(plan, scope) if whole else plan, states)
+            plan = make_plan(scope, observed, policy, serial=serial, source=source)
+    return plan, observed
+
+
+def _still_waiting(scope: PlanScope, stored: Sequence[StoredObject], ref: str) -> PlanScope | None:
+    """``scope`` in which ``ref``, and what it owns, hosts or is needed by, waits as recorded; None where it did not
+    wait, or its manifest has changed."""
+    known = {str(item.ref): item for item in stored}
+
+    def only_waited(target: Target) -> bool:
+        before = known.get(target.ref)
+        same = before is not None and bool(before.awaits) and target.object.applied == before.applied
+        return same and not target.is_deleted
+
+    if not only_waited(scope.by_ref[ref]):
+        return None
+    kept = {ref}
+
+    def follows(target: Target) -> bool:
+        needs = (*needs_of(target.object), target.object.owner, host_of(target.object))
+        mine = (target.object.owner in kept and not target.is_deleted) or only_waited(target)
+        return target.ref in known and target.ref not in kept and mine and not kept.isdisjoint(needs)
+
+    while more := {target.ref for target in scope.targets if follows(target)}:
+        kept |= more
+    return replace(
+        scope,
+        targets=tuple(Target(known[t.ref], "unchanged") if t.ref in kept else t for t in scope.targets),
+    )
 
 
 def _with_unreadable(plan: Plan, scope: PlanScope) -> Plan:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from areal.cli.train import job_manifest
 from areal.reconcilers.kinds.job_config import config_class
 from areal.resources.paths import import_fault
 from areal.state.home import Home
@@ -199,3 +200,20 @@ def test_id_in_neither_cache_nor_hub_is_reported_before_anything_starts(
     kind, extent = ("dataset", "not in") if missing == "org/rows" else ("model", "only in part in")
     assert result.code == 4 and f"TrainJob/ids: {kind} {missing} is {extent} the cache" in result.err, result.err
     assert not home.objects.exists() and not home.runs.exists()
+
+
+@pytest.mark.parametrize(
+    ("trial", "name"),
+    [
+        ("2024-01-02", "e-2024-01-02"),
+        ("0012", "e-0012"),
+        ("20241129_01", "e-20241129-01"),
+        ("12:30", "e-12-30"),
+        ("2024-13-01", "e-2024-13-01"),
+        ("'a'", "e-a"),
+    ],
+)
+def test_job_is_named_by_what_its_overrides_say_and_not_by_what_it_is_in_yaml(trial: str, name: str) -> None:
+    overrides = ("experiment_name=e", f"trial_name={trial}")
+    manifest = job_manifest(None, name=None, driver="m:f", overrides=overrides, restart={})
+    assert manifest["metadata"]["name"] == name

@@ -144,6 +144,12 @@ def test_job_that_waits_is_started_by_resume_and_by_reconcile_where_nothing_else
     assert status(chain, "trainjob/third")["message"].startswith("waits for TrainJob/first, which is Stopped")
     chain.ok("reconcile")
     assert sorted(started(chain)) == ["first", "second"]
+    assert "third suspended" in chain.ok("suspend", "trainjob/third").out
+    chain.ok("resume", "trainjob/first")
+    end(chain, "first")
+    chain.ok("wait", "trainjob/first", "--for", "completed", "--timeout", "60s")
+    chain.ok("reconcile")
+    assert status(chain, "trainjob/third")["phase"] == "Stopped" and "third" not in started(chain)
 
 
 @pytest.mark.extended
@@ -167,6 +173,8 @@ def test_job_without_room_starts_when_another_job_ends_or_is_suspended(chain: Bo
     wait_until(lambda: noted("second") and noted("third"), 60, "there is no room for either")
     message = status(chain, "trainjob/second")["message"]
     assert message.startswith("TrainJob/first has succeeded; it starts when another job ends or a process is stopped")
+    drift = chain.areal("diff", "--drift")
+    assert drift.code == 10 and "trainjob/second blocked" in drift.out.lower(), drift
     end(chain, "other")
     wait_until(lambda: {"second", "third"} & {*started(chain)}, 60, "the end of another job starts one")
     (one,) = {"second", "third"} & {*started(chain)}

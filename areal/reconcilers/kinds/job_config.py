@@ -86,7 +86,7 @@ def config_tree(given: Path | Mapping[str, Any] | None, overrides: Iterable[str]
     tree = read_config(given) if isinstance(given, Path) else deepcopy(dict(given or {}))
     paths = []
     for text in overrides:
-        with suppress(BadOverride, yaml.YAMLError):
+        with suppress(BadOverride, yaml.YAMLError, ValueError):  # 2024-13-01 is no date
             override = parse_override(str(text))
             apply_override(tree, override, yaml.safe_load(override.value or ""))
             paths.append(override.path)
