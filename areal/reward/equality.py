@@ -162,7 +162,7 @@ def _is_whole(cases: Sequence[Node]) -> bool:
     conditions = [each.items[-1] for each in cases if isinstance(each, Group) and _plain(each.items[-1]) != "otherwise"]
     names = set[str]().union(*map(_unknowns, conditions))
     try:
-        found = [any([_contains(each, x, True) for each in conditions]) for x in _probes(*conditions)]
+        found = [any(_contains(each, x, True) for each in conditions) for x in _probes(*conditions)]
     except NotAFormula:
         return True
     return bool(names & set("kmn")) or (len(names) == 1 and all(found))

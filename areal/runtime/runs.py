@@ -308,7 +308,7 @@ class RunStore:
     def is_held(self, uid: str) -> bool:
         """Whether a shim, or a caller about to start one, holds the run's life lock."""
         try:
-            fd = os.open(f"{self.folder(uid)}/{records.LIFE_LOCK}", os.O_RDWR | os.O_CLOEXEC)
+            fd = os.open(f"{self.folder(uid)}/{records.LIFE_LOCK}", os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return False
         try:

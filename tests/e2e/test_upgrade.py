@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -11,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import ROOT, Box, free_port
-from tests.e2e.earlier_home import unpack
+from tests.e2e.conftest import ROOT, Box
 
 BEFORE = {
     "packages rearranged": "d218cc02ee296e079466bba82bfddcfc127ce6c1",
@@ -72,27 +70,3 @@ def test_end_of_a_driver_that_an_earlier_commit_started_is_followed(box: Box) ->
         subprocess.run([sys.executable, "-m", *end, "TrainJob/none"], capture_output=True, text=True) for end in ends
     ]
     assert [(each.returncode, each.stderr) for each in done] == [(0, "")] * 2
-
-
-@pytest.mark.extended
-def test_sessions_that_an_earlier_commit_recorded_are_shown_and_go_on(box: Box) -> None:
-    unpack(box.home.parent, **{"18977": str(box.port), "18978": str(free_port())})
-    for ref in ("inferenceservice/default", "model/reverse", "agentservice/counter"):
-        box.ok("resume", ref)
-
-    listed = json.loads(box.ok("inf", "sessions", "list", "--json").out)["items"]
-    shown = {
-        each["taskId"]: (each["state"], each["ready"], each["interactionCount"], each["reward"]) for each in listed
-    }
-    assert shown == {
-        "__hitl__": ("active", 0, 0, None),
-        "rewarded": ("ended", 1, 2, 0.5),
-        "open": ("active", 0, 2, None),
-    }
-    (rewarded,) = [each["sessionId"] for each in listed if each["taskId"] == "rewarded"]
-    document = json.loads(box.ok("inf", "trajectories", "show", rewarded, "--json").out)
-    first, last = document["items"][0]["interactions"]
-    assert (first["text"], first["versions"][6:], first["originalReward"]) == ("4312<eos>", [0] * 5, 0.0)
-    assert last["inputIds"] == [1, 5, 6, 7, 8, 14, 8, 7, 5, 6, 2, 13, 12, 11, 14, 2]
-    assert (last["parentId"], last["lossMask"], last["reward"]) == (first["interactionId"], [0] * 15 + [1], 0.5)
-    assert box.ok("agent", "chat", "-m", "third").out.split() == ["one", "2", "one", "2", "third"]
