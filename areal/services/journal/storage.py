@@ -66,18 +66,29 @@ def open_writer(file: Path, tables: str, version: int) -> sqlite3.Connection:
     """Open the journal's only writing connection, and create ``tables`` in a new file. Raises sqlite3.Error, also for a
     file of another format ``version``."""
     file.touch(mode=0o600)  # SQLite gives its log the same mode
-    db = _connect(file, _WRITER_CACHE_KB)
-    (found,) = db.execute("PRAGMA user_version").fetchone()
-    if found == 0:
-        db.execute("PRAGMA auto_vacuum=INCREMENTAL")
-    db.execute("PRAGMA journal_mode=WAL")
-    db.execute("PRAGMA synchronous=FULL")
-    db.execute(f"PRAGMA wal_autocheckpoint={_PAGES_A_CHECKPOINT}")
-    if found == 0:
-        db.executescript(f"BEGIN; {_ABOUT} {tables} PRAGMA user_version={version}; COMMIT")
-    elif found != version:
-        raise OtherFormat(f"{file} has format {found}; this version reads format {version}")
-    return db
+    with closed_on_error(_connect(file, _WRITER_CACHE_KB)) as db:
+        (found,) = db.execute("PRAGMA user_version").fetchone()
+        if found == 0:
+            db.execute("PRAGMA auto_vacuum=INCREMENTAL")
+        db.execute("PRAGMA journal_mode=WAL")
+        db.execute("PRAGMA synchronous=FULL")
+        db.execute(f"PRAGMA wal_autocheckpoint={_PAGES_A_CHECKPOINT}")
+        if found == 0:
+            db.executescript(f"BEGIN; {_ABOUT} {tables} PRAGMA user_version={version}; COMMIT")
+        elif found != version:
+            raise OtherFormat(f"{file} has format {found}; this version reads format {version}")
+        return db
+
+
+@contextlib.contextmanager
+def closed_on_error(db: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
+    """Close ``db`` if the block fails. A connection is part of a cycle: until the next collection of garbage it would
+    hold the file's lock, for which other processes wait."""
+    try:
+        yield db
+    except BaseException:
+        db.close()
+        raise
 
 
 def journal_tag(db: sqlite3.Connection, fill: Callable[[str], object] = lambda tag: None) -> str:
@@ -95,9 +106,9 @@ def journal_tag(db: sqlite3.Connection, fill: Callable[[str], object] = lambda t
 
 def open_reader(file: Path) -> sqlite3.Connection:
     """Open a connection that sees committed rows and never waits for a lock."""
-    db = _connect(file, _READER_CACHE_KB)
-    db.execute("PRAGMA query_only=1")
-    return db
+    with closed_on_error(_connect(file, _READER_CACHE_KB)) as db:
+        db.execute("PRAGMA query_only=1")
+        return db
 
 
 def _connect(file: Path, cache_kb: int) -> sqlite3.Connection:
@@ -106,9 +117,10 @@ def _connect(file: Path, cache_kb: int) -> sqlite3.Connection:
     # file, which network file systems do not share or refuse (https://sqlite.org/wal.html, "noshm").
     uri = f"file://{quote(os.fsencode(file.absolute()))}?vfs=unix-excl"
     db = sqlite3.connect(uri, _BUSY_S, isolation_level=None, check_same_thread=False, cached_statements=128, uri=True)
-    db.text_factory = _text
-    db.execute(f"PRAGMA cache_size=-{cache_kb}")
-    return db
+    with closed_on_error(db):
+        db.text_factory = _text
+        db.execute(f"PRAGMA cache_size=-{cache_kb}")
+        return db
 
 
 DATABASE = "journal.db"
@@ -455,6 +467,11 @@ class Journal(ABC):
             self.folder.remove()
         else:
             self.folder.leave()
+
+    def abandon(self) -> None:
+        """Close the connections of a journal that cannot be served."""
+        for db in (*self._readers, self._db):
+            db.close()
 
     def _reader(self) -> sqlite3.Connection:
         self._readers.append(open_reader(self.folder.database))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import shutil
 import sqlite3
 import subprocess
@@ -70,3 +71,23 @@ async def test_journal_has_no_mapped_file_and_keeps_other_processes_out(tmp_path
     assert "database is locked" in await asyncio.to_thread(read, database)
     await kept.close()
     assert await asyncio.to_thread(read, database) == ""
+
+
+@pytest.mark.parametrize("damage", [b"no database", b""])
+async def test_journal_that_cannot_be_opened_is_not_locked_for_other_processes(tmp_path: Path, damage: bytes) -> None:
+    kept = await open_journal_store(tmp_path, "kept", open_agent_journal)
+    dead = await open_journal_store(tmp_path, "dead", open_agent_journal)
+    await dead.own.start("mine", {}, None)
+    await dead.close()
+    database = tmp_path / "dead" / DATABASE
+    content = bytearray(database.read_bytes())
+    content[4096:] = b"x" * (len(content) - 4096)  # its pages but the first
+    database.write_bytes(damage or content)
+    gc.disable()
+    try:
+        assert await kept.adopt() == []
+        assert "database is locked" not in (error := await asyncio.to_thread(read, database)), error
+        assert error
+    finally:
+        gc.enable()
+    await kept.close()

@@ -24,7 +24,14 @@ from areal.dataclasses import dataclass, field, replace
 from areal.services.http.errors import ApiError
 from areal.services.http.tasks import uninterrupted
 from areal.services.journal.keys import key_digest, new_session_key, tag_of_key
-from areal.services.journal.storage import CorruptRecord, Journal, JournalFolder, journal_tag, open_writer
+from areal.services.journal.storage import (
+    CorruptRecord,
+    Journal,
+    JournalFolder,
+    closed_on_error,
+    journal_tag,
+    open_writer,
+)
 
 Outcome = Literal["complete", "agent", "infra", "cancelled"]
 Message = Mapping[str, Any]
@@ -363,11 +370,15 @@ def _corrupt(turn_id: int) -> CorruptRecord:
 
 async def open_agent_journal(folder: JournalFolder, clock: Callable[[], float] = time.time) -> AgentJournal:
     """Open or create the journal in ``folder``, which may be that of a killed process. Raises sqlite3.Error."""
-    db = open_writer(folder.database, _TABLES, _FORMAT)
-    db.execute(_ENDED)
-    db.execute(_STREAMS)
-    db.execute(_CALLS)
-    journal = AgentJournal(folder, db, journal_tag(db))
+    with closed_on_error(open_writer(folder.database, _TABLES, _FORMAT)) as db:
+        db.execute(_ENDED)
+        db.execute(_STREAMS)
+        db.execute(_CALLS)
+        journal = AgentJournal(folder, db, journal_tag(db))
     journal.clock = clock
-    journal.load()
+    try:
+        journal.load()
+    except BaseException:
+        journal.abandon()
+        raise
     return journal

@@ -70,6 +70,7 @@ from areal.services.journal.storage import (
     CorruptRecord,
     Journal,
     JournalFolder,
+    closed_on_error,
     journal_tag,
 )
 from areal.wire.processes import Retention
@@ -472,8 +473,8 @@ async def open_journal(
     folder: JournalFolder, retention: Retention, clock: Callable[[], float] = time.time
 ) -> SessionJournal:
     """Open the journal of a locked folder; recovers it after a crash. Raises sqlite3.Error."""
-    db = open_writer(folder.database)
-    tag = journal_tag(db, lambda tag: changes.start_hitl(SessionTables(db, tag), clock()))
-    journal = SessionJournal(folder, db, tag, retention)
+    with closed_on_error(open_writer(folder.database)) as db:
+        tag = journal_tag(db, lambda tag: changes.start_hitl(SessionTables(db, tag), clock()))
+        journal = SessionJournal(folder, db, tag, retention)
     journal.clock = clock
     return journal

@@ -65,9 +65,9 @@ CREATE INDEX IF NOT EXISTS requests_until ON requests (until);
 
 def open_writer(file: Path) -> sqlite3.Connection:
     """The journal's only writing connection. Creates missing tables. Raises sqlite3.Error."""
-    db = storage.open_writer(file, _TABLES, _FORMAT)
-    db.executescript(_REQUESTS)  # journals of earlier versions lack it
-    return db
+    with storage.closed_on_error(storage.open_writer(file, _TABLES, _FORMAT)) as db:
+        db.executescript(_REQUESTS)  # journals of earlier versions lack it
+        return db
 
 
 _LOOKED_AT_S = 1.0
