@@ -28,7 +28,7 @@ class ServerLimits:
     linger_s: float = 10.0  # for a caller to stop sending and to read its last answer
     linger_bytes: int = 64 * 1024 * 1024  # that it may still send
     stalled_s: float = 900.0  # for a caller to read any byte of the answer
-    sweep_s: float = 6.0  # between two looks at these times; each wakes an idle process
+    sweep_s: float = 2.0  # between two looks at these times; until then a caller that left keeps its buffers
 
 
 class BodyBudget:
