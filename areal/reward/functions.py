@@ -82,10 +82,13 @@ class Parameters:
 
     @classmethod
     def of(cls, function: Any) -> Parameters:
+        """The parameters of a function. A wrapper has the names, but not the annotations, of what it wraps: it may call
+        a function of a batch with lists of one."""
         try:
-            return cls(name_of(function), None if isinstance(function, str) else inspect.signature(function))
+            signature = None if isinstance(function, str) else inspect.signature(function)
         except (TypeError, ValueError):
-            return cls(name_of(function), None)
+            signature = None
+        return cls(name_of(function), _not_annotated(signature) if signature and _is_wrapper(function) else signature)
 
     def check(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Raises UsageFault if the function cannot be called with these arguments."""
@@ -103,7 +106,7 @@ class Parameters:
         parameters = [each for each in self.signature.parameters.values() if each.kind is not each.KEYWORD_ONLY]
         named = dict(zip(OWN_ARGUMENTS, parameters, strict=False)) if self._in_order else self.signature.parameters
         why = [
-            f"{each.name} is {'the text' if name not in _TOKENS else 'the token ids'} of one"
+            f"{each.name} is one {'text' if name not in _TOKENS else 'list of token ids'}"
             for name in OWN_ARGUMENTS
             if (each := named.get(name)) is not None
             and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
@@ -212,7 +215,7 @@ def parameters_of(spec: str) -> dict[str, Any]:
     return {"parameters": Parameters(found.name, found.signature and as_text(found.signature))}
 
 
-class Source(str):
+class SignatureText(str):
     """Source text in a signature: of an annotation or a default."""
 
     __slots__ = ()
@@ -225,18 +228,30 @@ def as_text(signature: inspect.Signature) -> inspect.Signature:
     def text(value: Any) -> Any:
         if value is signature.empty:
             return value
-        return Source(value if isinstance(value, str) else inspect.formatannotation(value))
+        return SignatureText(value if isinstance(value, str) else inspect.formatannotation(value))
 
     return inspect.Signature(
         [
             each.replace(
                 annotation=text(each.annotation),
-                default=each.default if each.default is each.empty else Source(repr(each.default)),
+                default=each.default if each.default is each.empty else SignatureText(repr(each.default)),
             )
             for each in signature.parameters.values()
         ],
         return_annotation=text(signature.return_annotation),
     )
+
+
+def _is_wrapper(function: Any) -> bool:
+    """Whether ``functools.wraps`` gave a function, or the method that calls an object, the signature of another."""
+    if isinstance(function, functools.partial):
+        return _is_wrapper(function.func)
+    return hasattr(function, "__wrapped__") or hasattr(type(function).__call__, "__wrapped__")
+
+
+def _not_annotated(signature: inspect.Signature) -> inspect.Signature:
+    parameters = [each.replace(annotation=each.empty) for each in signature.parameters.values()]
+    return inspect.Signature(parameters)
 
 
 def _is_other(annotation: Any, *, ids: bool) -> bool:

@@ -29,7 +29,7 @@ from areal.errors import ArealError, UsageFault
 from areal.hub import is_id
 from areal.resources.paths import import_fault, looks_local, module_of
 from areal.resources.tree import FieldPath
-from areal.reward.functions import Parameters, Source, check_columns
+from areal.reward.functions import Parameters, SignatureText, check_columns
 from areal.rollout.workflows import configured_workflow
 
 
@@ -180,7 +180,7 @@ def _signature(function: ast.FunctionDef | ast.AsyncFunctionDef) -> inspect.Sign
     made, given = inspect.Parameter, function.args
 
     def text(node: ast.expr | None) -> Any:
-        return made.empty if node is None else Source(ast.unparse(node))
+        return made.empty if node is None else SignatureText(ast.unparse(node))
 
     by_place = [*given.posonlyargs, *given.args]
     defaults = dict(zip(reversed(by_place), reversed(given.defaults), strict=False))

@@ -257,10 +257,10 @@ def test_row_without_a_column_that_the_reward_needs_is_refused_before_anything_i
         ("a: Text, b: Any, c: torch.Tensor, d: Annotated[list[int], 'ids'], answer) -> Awaitable[float", ""),
         ("prompt: str, completion: str, *rest, answer: dict, **row", ""),
         ("*given, answer: list[int]", ""),
-        ("completions: list[list[dict[str, str]]], **kwargs", "completions is the text of one"),
-        ("completions: 'Optional[typing.List[str]]'", "completions is the text of one"),
-        ("prompt, completions, completion_ids: list[list[int]]", "completion_ids is the token ids of one"),
-        ("prompts: list[str], answers: list[str], a, b", "prompts is the text of one, answers is the text of one"),
+        ("completions: list[list[dict[str, str]]], **kwargs", "completions is one text"),
+        ("completions: 'Optional[typing.List[str]]'", "completions is one text"),
+        ("prompt, completions, completion_ids: list[list[int]]", "completion_ids is one list of token ids"),
+        ("prompts: list[str], answers: list[str], a, b", "prompts is one text, answers is one text"),
         ("completions) -> list[float | None", "a reward is one number"),
         ("largest: int) -> Callable[..., list[float]", "a reward is one number"),
     ],
@@ -277,6 +277,34 @@ def test_reward_of_a_batch_is_known_by_its_annotations(tmp_path: Path, parameter
                 found.check_types()
         else:
             found.check_types()
+
+
+def batch(completions: list[str], answer: list[str]) -> list[float]:
+    return [float(each == right) for each, right in zip(completions, answer, strict=True)]
+
+
+@functools.wraps(batch)
+def of_one(completions: str, answer: str) -> float:
+    return batch([completions], [answer])[0]
+
+
+class OfOne:
+    def batch(self, completions: list[str], answer: list[str]) -> list[float]:
+        return batch(completions, answer)
+
+    @functools.wraps(batch)  # that of the class
+    def __call__(self, completions: str, answer: str) -> float:
+        return of_one(completions, answer)
+
+
+@pytest.mark.parametrize("function", [of_one, functools.partial(of_one), OfOne(), OfOne().__call__])
+def test_wrapper_of_a_reward_of_a_batch_rewards_one_response(function: Any) -> None:
+    found = Parameters.of(function)
+    found.check_types()
+    args, kwargs = found.call(("p", "7", [1], [2]), {"answer": "7", "level": 3})
+    assert function(*args, **kwargs) == 1.0
+    with pytest.raises(UsageFault, match="completions is one text, a reward is one number"):
+        Parameters.of(batch).check_types()
 
 
 def annotated(source: str) -> Any:

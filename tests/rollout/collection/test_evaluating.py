@@ -137,7 +137,7 @@ def test_failed_episodes_are_left_out_and_a_resumed_run_asks_only_those(
         (
             "def reward(completions: list[str], **kwargs) -> list[float]:\n    return [1.0]\n",
             2,
-            "reward(completions: list[str], **kwargs) -> list[float] cannot be called: completions is the text of one",
+            "reward(completions: list[str], **kwargs) -> list[float] cannot be called: completions is one text",
         ),
         ("def reward(ngram: int = 3, least=-1.0):\n    return 1.0\n", 2, "it has a parameter for none of what it gets"),
         ("class reward:\n    pass\n", 2, "a reward is a function, not a class"),
