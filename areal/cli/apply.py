@@ -487,7 +487,7 @@ _COLUMNS = (
 @click.option("--revision", type=click.IntRange(min=1), metavar="N", help="Print the spec of this revision.")
 @local_options
 def history(cli: Invocation, targets: tuple[str, ...], revision: int | None) -> None:
-    """An object's accepted specs, with actor, time and file. The last 20 are kept."""
+    """List the accepted specs of an object, with actor, time and file. The last 20 are kept."""
     from areal.state.objects import ObjectStore
 
     ref = one_ref(targets)

@@ -152,7 +152,7 @@ _NARROWEST = 10  # characters of a curve
 def metrics(
     cli: Invocation, /, names: tuple[str, ...], plot: str | None, metrics: tuple[str, ...], all_: bool, watch: bool
 ) -> int:
-    """Curves of jobs in the terminal, related metrics on one scale. Several jobs are compared.
+    """Draw curves of jobs in the terminal, related metrics on one scale. Several jobs are compared.
 
     \b
     areal train metrics NAME --all

@@ -219,7 +219,7 @@ _EVENT_COLUMNS = (
 @targets_argument
 @read_options()
 def describe(cli: Invocation, targets: tuple[str, ...]) -> int:
-    """One object: its spec with the origin of each field, conditions, processes with their last exit, last events."""
+    """Show an object: its spec with the origin of each field, conditions, processes with last exits, last events."""
     chosen = gateway(cli)
     document, page = _described(cli, chosen, one_ref(targets))
     emit_one(cli, document, name=document_name(document), text=page)
@@ -310,7 +310,7 @@ _EVENTS_POLL_S = 0.5
 def events(
     cli: Invocation, targets: tuple[str, ...], watch: bool, limit: int, since: float | None, type_: str | None
 ) -> int:
-    """Events of objects, newest last. A deleted object keeps its last events."""
+    """List events of objects, newest last. A deleted object keeps its last events."""
     refs = parse_refs(targets)
     rows = _read(cli, refs, type_)
     recent = [row for row in rows if since is None or time.time() - row["at"] <= since][-limit:]
@@ -360,7 +360,7 @@ def _print(cli: Invocation, rows: Sequence[Row], *, header: bool) -> None:
 )
 @local_options
 def top(cli: Invocation, targets: tuple[str, ...], watch: bool, interval: float, sort_by: str) -> int:
-    """CPU, memory, GPU and tokens a second of each process; of a service, its models' too."""
+    """Show CPU, memory, GPU and tokens a second of each process; of a service, its models' too."""
     from areal.cli.usage import SAMPLE_S, USAGE_COLUMNS, UsageMeter
 
     if watch and is_live(cli):

@@ -83,7 +83,7 @@ def log_options(
 @log_options(KINDS)
 @local_options
 def logs(cli: Invocation, targets: tuple[str, ...], query: LogQuery) -> int:
-    """Logs of an object's processes, merged in order of time and prefixed; of a service, its models' too."""
+    """Print logs of an object's processes, merged in order of time and prefixed; of a service, its models' too."""
     return show_logs(cli, stored(cli.home, one_ref(targets)).ref, query)
 
 

@@ -58,7 +58,7 @@ _UNEXPECTED = 70  # EX_SOFTWARE of sysexits.h
 
 INF_SESSIONS: dict[str, Leaf | Subtree] = {
     "list": _leaf("inf.trajectories:sessions_list", "List sessions: state, turns, rewards, age."),
-    "show": _leaf("inf.trajectories:sessions_show", "One session's trajectories and interactions."),
+    "show": _leaf("inf.trajectories:sessions_show", "Show a session's trajectories and interactions."),
 }
 
 TRAJECTORIES: dict[str, Leaf | Subtree] = {
@@ -68,7 +68,7 @@ TRAJECTORIES: dict[str, Leaf | Subtree] = {
 INF: dict[str, Leaf | Subtree] = {
     "run": _leaf("inf.service:run", "Start an inference service, and a model with --model."),
     "stop": _leaf("inf.service:stop", "Stop a service and its models."),
-    "status": _leaf("inf.status:status", "Health of one service: components, models, routes.", failed=_UNEXPECTED),
+    "status": _leaf("inf.status:status", "Show a service's health: components, models, routes.", failed=_UNEXPECTED),
     "ps": _leaf("inf.status:ps", "List inference services."),
     "register": _leaf("inf.service:register", "Add a model to a service: own replicas, or an external URL."),
     "deregister": _leaf("inf.service:deregister", "Take a model out of a service and stop its replicas."),
@@ -79,12 +79,12 @@ INF: dict[str, Leaf | Subtree] = {
     "collect": _leaf("inf.collect:collect", "Collect a batch of rollout trajectories."),
     "sessions": Subtree("List and show RL sessions.", INF_SESSIONS),
     "trajectories": Subtree("Look at recorded trajectories.", TRAJECTORIES),
-    "logs": _leaf("inf.status:logs", "Logs of a service's processes."),
+    "logs": _leaf("inf.status:logs", "Print logs of a service's processes."),
 }
 
 SESSIONS: dict[str, Leaf | Subtree] = {
     "list": _leaf("agent.sessions:sessions_list", "List sessions."),
-    "show": _leaf("agent.sessions:sessions_show", "One session's history."),
+    "show": _leaf("agent.sessions:sessions_show", "Show the history of a session."),
     "new": _leaf("agent.sessions:sessions_new", "Open a session."),
     "switch": _leaf("agent.sessions:sessions_switch", "Make a session the current one."),
     "close": _leaf("agent.sessions:sessions_close", "Close a session."),
@@ -93,9 +93,9 @@ SESSIONS: dict[str, Leaf | Subtree] = {
 AGENT: dict[str, Leaf | Subtree] = {
     "run": _leaf("agent.service:run", "Start an agent service."),
     "stop": _leaf("agent.service:stop", "Stop an agent service."),
-    "status": _leaf("agent.service:status", "Health of one agent service.", failed=_UNEXPECTED),
+    "status": _leaf("agent.service:status", "Show the health of an agent service.", failed=_UNEXPECTED),
     "ps": _leaf("agent.service:ps", "List agent services."),
-    "logs": _leaf("agent.service:logs", "Logs of an agent service's processes."),
+    "logs": _leaf("agent.service:logs", "Print logs of an agent service's processes."),
     "scaleup": _leaf("agent.service:scaleup", "Add worker and data-proxy pairs."),
     "scaledown": _leaf("agent.service:scaledown", "Drain and remove pairs."),
     "chat": _leaf("agent.chat:chat", "Talk to the agent: one shot or a REPL."),
@@ -109,21 +109,21 @@ TRAIN: dict[str, Leaf | Subtree] = {
     "start": _leaf("train:start", "Run a driver detached; prints the job's name."),
     "stop": _leaf("train:stop", "Stop a job by name."),
     "ps": _leaf("train:ps", "List jobs."),
-    "status": _leaf("train:status", "One job: phase, step, reward, throughput, staleness.", failed=_UNEXPECTED),
+    "status": _leaf("train:status", "Show a job: phase, step, reward, throughput, staleness.", failed=_UNEXPECTED),
     "wait": _leaf("train:wait", "Wait until a job has ended; shows its step and ETA."),
-    "logs": _leaf("train:logs", "A job's output."),
-    "estimate": _leaf("estimate:estimate", "Memory of a job on each GPU and time of a step, before it starts."),
-    "watch": _leaf("watch:watch", "Alerts of jobs: exits 8 when one fires."),
-    "metrics": _leaf("curves:metrics", "Curves of jobs in the terminal or as a picture, compared."),
+    "logs": _leaf("train:logs", "Print the output of a job."),
+    "estimate": _leaf("estimate:estimate", "Estimate a job's memory on each GPU and time of a step."),
+    "watch": _leaf("watch:watch", "Watch jobs for alerts; exits 8 when one fires."),
+    "metrics": _leaf("curves:metrics", "Draw and compare curves of jobs, in the terminal or as a picture."),
     "diff": _leaf("runs_diff:diff", "Compare jobs: configurations, metrics at equal steps, significance."),
     "trajectories": _leaf("inf.trajectories:of_job", "Show a job's samples: tokens, rewards, advantages."),
 }
 
 WEIGHT_UPDATE: dict[str, Leaf | Subtree] = {
-    "status": _leaf("weight_update:status", "Health of a weight-update gateway."),
-    "pairs": _leaf("weight_update:pairs", "Train-inference pairs, their versions and last update."),
+    "status": _leaf("weight_update:status", "Show the health of a weight-update gateway."),
+    "pairs": _leaf("weight_update:pairs", "List train-inference pairs, their versions and last update."),
     "ps": _leaf("weight_update:ps", "List weight-update gateways."),
-    "logs": _leaf("weight_update:logs", "Logs of a weight-update gateway."),
+    "logs": _leaf("weight_update:logs", "Print logs of a weight-update gateway."),
     "force-sync": _leaf("weight_update:force_sync", "Push the training side's weights now."),
     "release": _leaf("weight_update:release", "Stop waiting for weights of a trainer that is gone."),
 }
@@ -162,16 +162,16 @@ ROOT: dict[str, Leaf | Subtree] = {
     "rollback": _leaf("apply:rollback", "Go back to an earlier revision.", _CONVERGE),
     "wait": _leaf("operate:wait", "Wait for a condition.", _CONVERGE),
     "get": _leaf("get:get", "List kinds, objects or processes.", _LOOK),
-    "describe": _leaf("get:describe", "Everything about one object.", _LOOK),
-    "history": _leaf("apply:history", "An object's accepted revisions.", _LOOK),
-    "logs": _leaf("logs:logs", "Logs of an object's processes, merged or one.", _LOOK),
-    "events": _leaf("get:events", "Events of objects, newest last.", _LOOK),
-    "top": _leaf("get:top", "CPU, memory, GPU and tokens/s of each process.", _LOOK),
+    "describe": _leaf("get:describe", "Show everything about one object.", _LOOK),
+    "history": _leaf("apply:history", "List the revisions of an object.", _LOOK),
+    "logs": _leaf("logs:logs", "Print logs of an object's processes.", _LOOK),
+    "events": _leaf("get:events", "List events of objects, newest last.", _LOOK),
+    "top": _leaf("get:top", "Show CPU, memory, GPU and tokens/s of each process.", _LOOK),
     "ui": _leaf("ui:ui", "Serve the live page of this home.", _LOOK),
     "eval": _leaf("evaluate:evaluate", "Score a model or a job's weights on a data set.", _LOOK),
     "init": _leaf("manifest:init", "Write a commented manifest of a kind.", _MANIFESTS),
     "convert": _leaf("convert:convert", "Convert a configuration of another framework.", _MANIFESTS),
-    "validate": _leaf("manifest:validate", "Check manifests; every error with its position.", _MANIFESTS),
+    "validate": _leaf("manifest:validate", "Check manifests; lists every error with its position.", _MANIFESTS),
     "render": _leaf("manifest:render", "Print manifests after templating and overlays.", _MANIFESTS),
     "graph": _leaf("manifest:graph", "Print the dependencies of objects.", _MANIFESTS),
     "schema": _leaf("manifest:schema", "Print the JSON Schema of a kind.", _MANIFESTS),
@@ -179,7 +179,7 @@ ROOT: dict[str, Leaf | Subtree] = {
     "reconcile": _leaf("operate:reconcile", "Heal drift, once or with --watch.", _UPKEEP),
     "adopt": _leaf("operate:adopt", "Take a running process or URL under management.", _UPKEEP),
     "doctor": _leaf(
-        "operate:doctor", "Find strays, open journals, stale leases, bad modes; --fix.", _UPKEEP, failed=_UNEXPECTED
+        "operate:doctor", "Find strays, open journals, stale leases, bad modes.", _UPKEEP, failed=_UNEXPECTED
     ),
     "models": Subtree("Models of the Hugging Face cache.", MODELS, _UPKEEP),
     "generate": Subtree("Files by which services come back after a boot.", GENERATE, _UPKEEP),

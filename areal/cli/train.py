@@ -299,7 +299,7 @@ _JOBS = (
 @watch_options()
 @local_options
 def status(cli: Invocation, /, name: str, watch: bool, interval: float) -> int:
-    """The job NAME: phase, attempt, step, reward, throughput, staleness, bottleneck."""
+    """Show the job NAME: phase, attempt, step, reward, throughput, staleness, bottleneck."""
     ref = Ref(TRAIN_JOB, check_name(name))
 
     def look() -> dict[str, Any]:
@@ -356,7 +356,7 @@ def wait(cli: Invocation, /, name: str) -> int:
 @log_options()
 @local_options
 def logs(cli: Invocation, /, name: str, attempt: int | None, query: LogQuery) -> int:
-    """The combined output of the job NAME."""
+    """Print the output of the job NAME."""
     from areal.reconcilers.kinds.job_status import DRIVER
 
     ref = stored(cli.home, Ref(TRAIN_JOB, check_name(name))).ref

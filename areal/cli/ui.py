@@ -23,8 +23,8 @@ from areal.errors import ArealError
 @click.option("--allow-actions", is_flag=True, help="Let the page restart, suspend, resume, scale, end and reward.")
 @read_options()
 def ui(cli: Invocation, host: str, port: int, key_file: str | None, open_: bool, allow_actions: bool) -> int:
-    """The live page of this home: objects and why they are not ready, logs, jobs, samples. It writes nothing without
-    --allow-actions; Ctrl-C ends it.
+    """Serve the live page of this home: objects and why they are not ready, logs, jobs, samples. It writes
+    nothing without --allow-actions; Ctrl-C ends it.
 
     \b
     areal ui --open

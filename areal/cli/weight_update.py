@@ -70,7 +70,7 @@ _GATEWAYS = (
 @watch_options()
 @read_options()
 def status(cli: Invocation, service: str, watch: bool, interval: float) -> int:
-    """Health of a weight-update gateway. Exit status 1 when it cannot be reached."""
+    """Show the health of a weight-update gateway. Exit status 1 when it cannot be reached."""
     document = show_status(
         cli,
         lambda: _health(_chosen(cli, service)),
@@ -111,7 +111,7 @@ def _page(document: Mapping[str, Any]) -> str:
 @_service
 @read_options()
 def pairs(cli: Invocation, service: str) -> int:
-    """Pairs of training and inference: NAME MODE TRAIN INFER VERSION LAST-UPDATE DURATION STATE."""
+    """List pairs of training and inference: NAME MODE TRAIN INFER VERSION LAST-UPDATE DURATION STATE."""
     rows = _chosen(cli, service).get("/pairs")["pairs"]
     emit_rows(cli, rows, _PAIRS, name="{pair_name}".format_map, empty="no pair is connected", answered=True)
     return 0
@@ -142,7 +142,7 @@ def ps(cli: Invocation, all_: bool) -> int:
 @log_options(since="Only if the log was written in the last TIME.")
 @local_options
 def logs(cli: Invocation, service: str, query: LogQuery) -> int:
-    """Logs of a weight-update gateway."""
+    """Print logs of a weight-update gateway."""
     path = _named(cli, service, ended=True).folder / _LOG
     try:
         with path.open(encoding="utf-8", errors="replace") as file:

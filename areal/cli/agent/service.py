@@ -135,7 +135,7 @@ def stop(cli: Invocation, service: str, **given: Any) -> int:
 @log_options([AGENT_SERVICE], replica="One pair.")
 @local_options
 def logs(cli: Invocation, service: str, query: LogQuery) -> int:
-    """Logs of an agent service's processes, merged in order of time."""
+    """Print logs of an agent service's processes, merged in order of time."""
     return show_logs(cli, stored(cli.home, Ref(AGENT_SERVICE, check_name(service))).ref, query)
 
 
@@ -182,7 +182,7 @@ def _about(home: HomeView, item: StoredObject) -> dict[str, Any]:
 @watch_options("Refresh until Ctrl-C, with rates and latencies.")
 @read_options()
 def status(cli: Invocation, service: str, watch: bool, interval: float) -> int:
-    """Health of one agent service, each process probed. Exit status 1 when something is down.
+    """Show the health of an agent service, each process probed. Exit status 1 when something is down.
 
     With --watch also its traffic, from the metrics of its gateway and data proxies: sessions, turns a second,
     p50 and p99 of latencies since the last refresh, failures and rewards.

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @log_options([INFERENCE_SERVICE, MODEL])
 @local_options
 def logs(cli: Invocation, service: str | None, query: LogQuery) -> int:
-    """Logs of a service's processes and its models', merged in order of time."""
+    """Print logs of a service's processes and its models', merged in order of time."""
     return show_logs(cli, stored(cli.home, Ref(INFERENCE_SERVICE, service_name(cli, service))).ref, query)
 
 
@@ -69,7 +69,7 @@ _MODELS = (
 @watch_options("Refresh until Ctrl-C, with rates and latencies.")
 @read_options()
 def status(cli: Invocation, service: str | None, watch: bool, interval: float) -> int:
-    """Health of one service: its processes and its models, each probed. Exit status 1 when something is down.
+    """Show the health of a service: its processes and its models, each probed. Exit status 1 when something is down.
 
     With --watch also its traffic, from the metrics of its gateway and data proxies: requests and tokens a second,
     p50 and p99 of latencies since the last refresh, and each replica's load, sessions and weight version.

@@ -90,7 +90,7 @@ def sessions_list(cli: Invocation, /, service: str | None, limit: int, **given: 
 @service_option
 @read_options()
 def sessions_show(cli: Invocation, session: str, service: str | None) -> int:
-    """One session: its trajectories, their interactions, rewards and failures.
+    """Show a session: its trajectories, their interactions, rewards and failures.
 
     `areal inf trajectories show SESSION` shows the tokens.
     """
