@@ -288,7 +288,7 @@ def notice_of(about: Mapping[str, Any]) -> Trouble | None:
     listed = about.get("journal_damage")
     named = [str(each) for each in listed] if isinstance(listed, list) else []
     where = f" ({'; '.join(named)}{'; ...' * (len(named) < damaged)})" if named else ""
-    message = f"damaged journal entries: {damaged}{where}; requests of their sessions get 404 or an error"
+    message = f"damaged journal entries: {damaged}{where}; calls of their sessions get an error"
     return Trouble("JournalDamaged", message, "docs/troubleshooting.md says how to set the files aside")
 
 

@@ -89,6 +89,7 @@ class ModelEntry:
     ``max_model_len`` (the least of its workers') and ``root`` (where they have it from) are None until they tell.
     ``adapters``: LoRA adapters that all of its ready workers serve.
     ``orphans``: journals that none of its workers serves just now; some worker will.
+    ``damaged``: the folders' names of journals that no worker can open, by tag.
     ``withheld``: not declared yet, and fewer than ``expected`` of its workers were ready.
     """
 
@@ -101,6 +102,7 @@ class ModelEntry:
     root: str | None = None
     adapters: tuple[str, ...] = ()
     orphans: tuple[str, ...] = ()
+    damaged: Mapping[str, str] = field(default_factory=dict)
     readiness: Readiness = DEFAULT_READINESS
     withheld: bool = False
 
@@ -212,7 +214,8 @@ def _overlay_model(kept: ModelEntry | None, incoming: ModelEntry) -> ModelEntry:
             worker = replace(worker, journals=before.journals, heard=before.heard)
         workers[worker.addr] = worker
     orphans = tuple(dict.fromkeys((*kept.orphans, *incoming.orphans)))
-    return replace(incoming, workers=tuple(workers.values()), created=kept.created, orphans=orphans)
+    damaged = {**kept.damaged, **incoming.damaged}
+    return replace(incoming, workers=tuple(workers.values()), created=kept.created, orphans=orphans, damaged=damaged)
 
 
 def _model_to_json(model: ModelEntry) -> dict[str, Any]:

@@ -50,7 +50,7 @@ def changed(observed: Observed, component: str, **changes: Any) -> Observed:
 @pytest.mark.parametrize(
     ("answer", "reason", "words"),
     [
-        ({"journal_damaged": 2}, "JournalDamaged", "damaged journal entries: 2; requests"),
+        ({"journal_damaged": 2}, "JournalDamaged", "damaged journal entries: 2; calls"),
         ({"journal_damaged": 4, "journal_damage": ["/d/j: torn"]}, "JournalDamaged", "entries: 4 (/d/j: torn; ...);"),
         ({"weights_not_kept": "No space left on device"}, "WeightsNotKept", "No space left on device; free space"),
     ],

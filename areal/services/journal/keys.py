@@ -9,6 +9,8 @@ import hashlib
 import re
 import secrets
 
+from areal.services.http.errors import ApiError
+
 TAG = "[a-z2-7]{8}"
 _TAG_ALONE = re.compile(TAG)
 _KEY = re.compile(rf"sk-(?P<tag>{TAG})-[A-Za-z0-9_-]{{43}}")
@@ -40,3 +42,9 @@ def key_digest(key: bytes) -> bytes:
 def request_digest(data: bytes | str) -> bytes:
     """The stored form of an Idempotency-Key, or of what a request asks for."""
     return hashlib.blake2b(data.encode() if isinstance(data, str) else data, digest_size=16).digest()
+
+
+def damaged_journal(name: str, was: str = "was") -> ApiError:
+    """The refusal of a call whose session ``was`` recorded in the journal of the folder ``name``."""
+    message = f"this session {was} recorded in the journal {name}, which is damaged: repair its folder or set it aside"
+    return ApiError(503, message, code="journal_damaged", headers={"x-should-retry": "false"})

@@ -368,6 +368,7 @@ def store_details(store: JournalStore[J]) -> dict[str, Any]:
     return {
         "journals": list(store.journals),
         "journals_elsewhere": list(store.others()),
+        "journals_damaged": {tag: path.name for path in store.unreadable if (tag := read_tag(path)) is not None},
         "sessions": sum(journal.live_sessions() for journal in store),
         "sessions_started": store.started,
         "journal_failing": failing,

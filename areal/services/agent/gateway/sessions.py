@@ -166,6 +166,7 @@ class AgentSessions:
         tag = await self._keys.journal_with(key.encode())
         if tag is None:
             self.require_pairs()
+            self._table.require_readable()
             raise session_not_found(key)
         return tag
 

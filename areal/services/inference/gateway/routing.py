@@ -24,6 +24,7 @@ from areal.services.http.errors import ApiError, refusal
 from areal.services.http.messages import AnyResponse, Request, decode_object
 from areal.services.http.service import Handler, Service, json_response, to_response
 from areal.services.http.tasks import Watchdog, happens
+from areal.services.journal.keys import damaged_journal
 from areal.wire.bodies import is_target, scrape_target
 from areal.wire.routing import (
     CORDONED,
@@ -57,6 +58,7 @@ class LiveTable:
             str, tuple[float, list[WorkerEntry]]
         ] = {}  # a model's ready workers without suspects, until (loop time)
         self._journals: dict[str, str] = {}  # tag -> model
+        self._damaged: dict[str, str] = {}  # tag -> folder
         self._ready: dict[str, list[WorkerEntry]] = {}  # by published model
         self._holders: dict[tuple[str, str], list[WorkerEntry]] = {}  # by published model and journal
         self.received = asyncio.Event()
@@ -93,6 +95,7 @@ class LiveTable:
         self._followed = self._followed.follow(incoming)
         self.limits = self._defaults.updated(self.snapshot.limits)
         self._journals = _journals(self.snapshot)
+        self._damaged = {tag: name for each in self.snapshot.models.values() for tag, name in each.damaged.items()}
         published = [model for model in self.snapshot.models.values() if model.published]
         self._ready = {model.name: [each for each in model.workers if each.state == READY] for model in published}
         self._holders = _holders(published)
@@ -138,8 +141,15 @@ class LiveTable:
         return having[0] if len(having) == 1 else None
 
     def model_of_journal(self, tag: str) -> str | None:
-        """The model whose folder has this journal, also while no data proxy serves it."""
+        """The model whose folder has this journal, also while no data proxy serves it. Raises 503 for a damaged one."""
+        if (damaged := self._damaged.get(tag)) is not None:
+            raise damaged_journal(damaged)
         return self._journals.get(tag)
+
+    def require_readable(self) -> None:
+        """Raises 503 while some journal is damaged: it may have the session that no data proxy has."""
+        for name in self._damaged.values():
+            raise damaged_journal(name, "may have been")
 
     @property
     def records(self) -> bool:

@@ -66,7 +66,8 @@ class SessionKeys:
         self._lookups = asyncio.Semaphore(_LOOKUPS_AT_ONCE)
 
     async def journal_of(self, headers: Mapping[str, str]) -> str | None:
-        """The tag of the caller's session's journal; None for the admin. Raises 401 for anybody else."""
+        """The tag of the caller's session's journal; None for the admin. Raises 401 for anybody else, 503 where that is
+        unknown for now."""
         try:
             key = presented_key(headers)
         except ApiError:
@@ -78,6 +79,7 @@ class SessionKeys:
         tag = await self.journal_with(key)
         if tag is None and self._key is not None:
             self._table.require_whole()
+            self._table.require_readable()
             raise unknown_key()
         return tag
 
@@ -267,7 +269,7 @@ class JournalClient:
         without a data proxy, and those that came to a data proxy after it was asked."""
         models = [each for each in self._table.snapshot.models.values() if model in (None, each.name)]
         known = {tag for each in models for worker in each.workers for tag in worker.journals}
-        known |= {tag for each in models for tag in each.orphans}
+        known |= {tag for each in models for tag in each.orphans if tag not in each.damaged}
         return sorted(known - {tag for reply in answers.values() for tag in reply.journals})
 
     def recorders(self, model: str | None = None) -> list[WorkerEntry]:

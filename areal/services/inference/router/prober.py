@@ -124,6 +124,7 @@ def read_report(data: Mapping[str, Any], asked_at: float) -> WorkerReport:
     def tags(name: str) -> tuple[str, ...]:
         return tuple(item for item in value(name, list) or () if isinstance(item, str) and is_tag(item))
 
+    damaged = value("journals_damaged", dict) or {}
     return WorkerReport(
         in_flight=value("in_flight", int) or 0,
         in_flight_tokens=value("in_flight_tokens", int) or 0,
@@ -134,6 +135,7 @@ def read_report(data: Mapping[str, Any], asked_at: float) -> WorkerReport:
         adapters=tuple(map(str, value("adapters", list) or ())),
         journals=tags("journals"),
         elsewhere=tags("journals_elsewhere"),
+        damaged={tag: str(name) for tag, name in damaged.items() if is_tag(tag)},
         sessions=value("sessions", int) or 0,
         started=value("sessions_started", int),
         asked_at=asked_at,

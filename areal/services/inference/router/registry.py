@@ -44,6 +44,7 @@ class WorkerReport:
     """A worker's report at its last probe, which was sent at ``asked_at`` (monotonic).
 
     ``journals`` and ``elsewhere``: tags of the journals that it serves, and of the others in its model's folder.
+    ``damaged``: the folders' names of those that cannot be opened, by tag.
     ``sessions``: the number of active ones; ``started``: the count of those ever started, None from an earlier version.
     ``fault``: why it is not ready, where waiting alone does not help.
     ``engine_url``, ``agent_url``: the engine, or the agent's worker, that serves /metrics.
@@ -58,6 +59,7 @@ class WorkerReport:
     adapters: tuple[str, ...] = ()
     journals: tuple[str, ...] = ()
     elsewhere: tuple[str, ...] = ()
+    damaged: Mapping[str, str] = field(default_factory=dict)
     sessions: int = 0
     started: int | None = None
     asked_at: float = 0.0
@@ -94,7 +96,7 @@ class WorkerRecord:
         """The parts on which the table depends."""
         report = self.report
         about = report.max_model_len, report.root, report.adapters, report.fault
-        return self.state, self.health.seen, about, report.journals, report.elsewhere
+        return self.state, self.health.seen, about, report.journals, report.elsewhere, report.damaged
 
     @property
     def entry(self) -> WorkerEntry:
@@ -417,6 +419,11 @@ class WorkerRegistry:
         """Whether a journal exists that no worker serves now."""
         return tag not in self._by_journal and any(tag in self.journals(name) for name in self._models)
 
+    def damaged(self, name: str | None = None) -> dict[str, str]:
+        """The folders' names of a model's journals, or of all, that no worker can open, by tag."""
+        reports = [worker.report for worker in self.workers(name) if worker.report.damaged]
+        return {tag: each for report in reports for tag, each in report.damaged.items() if tag not in self._by_journal}
+
     def configure(self, strategy: str | None, limits: Mapping[str, Any]) -> None:
         """Raises ValueError for an unknown limit, or a wrong value."""
         GatewayLimits().updated(limits)
@@ -465,6 +472,7 @@ class WorkerRegistry:
             root=next(filter(None, (worker.report.root for worker in of_engines)), None),
             adapters=_adapters([worker for worker in of_engines if worker.state == READY]),
             orphans=tuple(sorted(model.journals - held)),
+            damaged=self.damaged(name),
             readiness=model.readiness,
             withheld=model.withheld,
         )

@@ -26,7 +26,7 @@ from areal.services.http.errors import ApiError, bad_field, bad_request
 from areal.services.inference.recorder.session import GroupName, SessionName
 from areal.services.inference.router.picking import rendezvous
 from areal.services.inference.router.registry import WorkerRecord, WorkerRegistry, WorkerReport
-from areal.services.journal.keys import key_digest, tag_of_key
+from areal.services.journal.keys import damaged_journal, key_digest, tag_of_key
 from areal.wire.bodies import RouteCall
 from areal.wire.routing import CORDONED, DEAD, READY, WorkerEntry
 
@@ -222,6 +222,8 @@ class SessionPlacing:
         for worker in holders:
             if worker.state != DEAD:
                 return SessionLocation(worker, tag)
+        if (damaged := self._registry.damaged().get(tag)) is not None:
+            raise damaged_journal(damaged)
         if holders or self._registry.is_orphan(tag) or not self._registry.all_heard:
             raise _session_away("the session's data proxy is away; it, or another one, will serve it again")
         raise ApiError(404, "no data proxy has this session", code="session_not_found")

@@ -9,7 +9,7 @@ import pytest
 from tests.services.inference.recorder.rollouts import Rollout
 from tests.services.inference.running_service import later
 from tests.services.inference.sessions.recording_service import RecordingService, tag_of
-from tests.services.processes import engine_calls, script
+from tests.services.processes import engine_calls, script, wait_until
 
 Build = Callable[..., RecordingService]
 
@@ -142,3 +142,36 @@ def test_every_relay_knows_every_session(service: RecordingService) -> None:
         for _ in range(12):
             rollout.chat("a")
         assert rollout.reward(1.0)["interaction_count"] == 12
+
+
+def test_sessions_of_a_damaged_journal_are_refused_with_its_name(service: RecordingService) -> None:
+    rollouts = service.on_each_replica()
+    mine, (whole,) = by_replica(service, rollouts)
+    service.proxy.kill()
+    database = service.state / "replica-0" / "journal.db"
+    database.with_name("journal.db-wal").unlink()
+    database.write_bytes(b"x" * 8192)
+    service.register(service.proxies[1])
+
+    def refused(key: str) -> bool:
+        body = {"messages": [{"role": "user", "content": "b"}]}
+        answer = service.gateway.call("POST", "/v1/chat/completions", body, key=key)
+        return answer.status == 503 and answer.json()["error"]["code"] == "journal_damaged"
+
+    wait_until(lambda: refused(mine[0].key), what="the other data proxy has seen the damage")
+    call = {"session_id": mine[0].session_id, "reward": 1.0}
+    answers = [
+        service.admin("POST", "/rl/set_reward", call),
+        service.admin("GET", f"/rl/sessions/{mine[0].session_id}"),
+        service.admin("POST", "/export_trajectories", {"session_ids": [mine[0].session_id]}),
+        service.gateway.call("POST", "/rl/set_reward", {"reward": 1.0}, key=mine[0].key),
+        service.gateway.call("POST", "/rl/set_reward", {"reward": 1.0}, key="a-key-of-nobody"),
+        service.router.call("POST", "/route", {"session_id": mine[0].session_id}, key=service.key),
+    ]
+    assert [(each.status, each.json()["error"]["code"]) for each in answers] == [(503, "journal_damaged")] * 6
+    assert "the journal replica-0, which is damaged" in answers[0].json()["error"]["message"]
+    whole.chat("b")
+    service.begin().chat("a")
+    database.parent.rename(service.state.with_name("set-aside"))
+    wait_until(lambda: service.gateway.call("POST", "/rl/set_reward", {"reward": 1.0}, key="k").status == 401)
+    assert service.admin("POST", "/rl/set_reward", call).status == 404
