@@ -92,7 +92,8 @@ def _bound(tree: ast.Module) -> dict[str, ast.expr]:
             found[node.targets[0].id] = node.value
         elif isinstance(node, ast.ImportFrom):
             for each in node.names:
-                found[each.asname or each.name] = ast.Constant(f"{node.module}.{each.name}", kind=_IMPORT)
+                if node.level == 0:  # a relative module has no name outside of its package
+                    found[each.asname or each.name] = ast.Constant(f"{node.module}.{each.name}", kind=_IMPORT)
                 bound[each.asname or each.name] += 1
         elif isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
             bound[node.id] += 1

@@ -329,13 +329,23 @@ def resolved(value: Any, key: str, written: Callable[[str], Any]) -> Any:
     for _ in range(_MOST_REFERENCES):
         if not isinstance(value, str) or (match := _REFERENCE.search(value)) is None:
             return value
-        name = key.rpartition(".")[0] + match[1] if match[1].startswith(".") else match[1]
-        if (inner := written(name)) is ABSENT:
+        name = _absolute(match[1], key)
+        if (inner := written(name) if name else ABSENT) is ABSENT:
             name, inner = key, ABSENT if match[2] is None else match[2]
         if inner is ABSENT:
             return ABSENT
         key, value = (name, inner) if match[0] == value else (key, value.replace(match[0], str(inner)))
     return ABSENT
+
+
+def _absolute(reference: str, key: str) -> str:
+    """The key to which OmegaConf's ``reference`` in the value of ``key`` leads: its first dot is the mapping that has
+    ``key``, and each further dot the one above. Empty above the top level."""
+    name = reference.lstrip(".")
+    steps, up = key.split("."), len(reference) - len(name)
+    if up == 0:
+        return name
+    return ".".join((*steps[: len(steps) - up], name)) if up <= len(steps) else ""
 
 
 TRAINERS = ("grpo", "ppo", "sft", "rw", "dpo")

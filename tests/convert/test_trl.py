@@ -290,8 +290,11 @@ def test_script_that_shows_no_single_configuration_is_an_error(code: str, messag
         read_keys("trl", None, code, {}, "train.py")
 
 
-def test_function_of_the_script_as_a_reward_is_refused_with_the_override_that_names_it() -> None:
-    code = "def score(completions, **row): ...\nGRPOConfig(seed=1)\nGRPOTrainer('org/m', reward_funcs=score)"
+@pytest.mark.parametrize(
+    "first", ["def score(completions, **row): ...", "from .rewards import score", "from .. import best as score"]
+)
+def test_function_of_the_script_as_a_reward_is_refused_with_the_override_that_names_it(first: str) -> None:
+    code = f"{first}\nGRPOConfig(seed=1)\nGRPOTrainer('org/m', reward_funcs=score)"
     trainer, keys = read_keys("trl", None, code, {}, "train.py")
     (found,) = (each for each in convert(SOURCES["trl"].trainers[trainer], keys).entries if each.key == "reward_funcs")
     assert found.fate is Fate.REFUSED and found.note.startswith("train.py:3: a function of the script")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 from operator import attrgetter
 from pathlib import Path
@@ -122,9 +123,10 @@ def test_override_of_a_key_that_the_file_nests_below_its_trainer_has_its_effect(
     assert processes(job(str(tmp_path / "c.yaml"))) == 2
 
 
-def test_layout_that_refers_to_a_key_that_is_absent_is_refused() -> None:
-    with pytest.raises(InvalidManifest, match=r"actor\.backend '\$\{layout\}' refers to a key"):
-        processes(job({"actor": {"backend": "${layout}"}}))
+@pytest.mark.parametrize("absent", ["${layout}", "${..layout}", "${...base}"])
+def test_layout_that_refers_to_a_key_that_is_absent_is_refused(absent: str) -> None:
+    with pytest.raises(InvalidManifest, match=rf"actor\.backend '{re.escape(absent)}' refers to a key"):
+        processes(job({"actor": {"backend": absent}, "base": "fsdp:d3"}))
 
 
 # -- the number of processes
@@ -159,6 +161,9 @@ def test_scheduler_of_the_configuration_is_the_jobs_where_the_manifest_has_none(
         ({"actor": {"backend": "${allocation}"}, "allocation": "fsdp:d2"}, 2),
         ({"actor": {"backend": "fsdp:${oc.select:layout,d3}"}}, 3),
         ({"actor": {"backend": "fsdp:${.layout}", "layout": "d2"}}, 2),
+        ({"actor": {"backend": "fsdp:${..layout}"}, "layout": "d2"}, 2),
+        ({"actor": {"backend": "${..own.layout}"}, "own": {"layout": "${..base}"}, "base": "fsdp:d3"}, 3),
+        ({"allocation_mode": "${.layout}", "layout": "sglang:d4+fsdp:d8"}, 8),
         ({"model": {"backend": "fsdp:d8p1t1"}}, 8),
         ({"allocation_mode": "sglang.d4p1m1+d4p1m1"}, 4),
         ({"allocation_mode": "sglang:d4"}, None),
