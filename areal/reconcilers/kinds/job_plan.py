@@ -16,7 +16,7 @@ that needs one which waits. Until then a layer of its own suspends it. An object
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -433,20 +433,21 @@ def _awaiting_jobs(
         ended = has_ended(now, target.object.spec) and not _restart_requested(target.object, now)
         return now.phase if ended else None
 
-    def with_awaited(target: Target) -> Target:
-        job = awaited(target.ref)
-        return _with_awaited(target, job, has_failed=end_of(job) is not None)
-
-    return tuple(target if target.is_deleted else with_awaited(target) for target in targets)
+    return tuple(
+        target if target.is_deleted else _with_awaited(target, awaited(target.ref), end_of) for target in targets
+    )
 
 
-def _with_awaited(target: Target, job: str, *, has_failed: bool) -> Target:
-    """``target``, suspended until ``job`` has succeeded; "" lets it start."""
+def _with_awaited(target: Target, job: str, end_of: Callable[[str], JobPhase | None]) -> Target:
+    """``target``, suspended until ``job`` has succeeded; "" lets it start. ``end_of``: the phase in which a job ended,
+    or None."""
     item = target.object
     held = next((layer for layer in item.layers if layer.manager == AWAITING), None)
     had = str((held.source or {}).get("job", "")) if held is not None else ""
-    failed = ", which has failed" if has_failed else ""
-    cause = f"waits for {job}{failed}" if job else f"{had} has succeeded"
+    if job:
+        cause = f"waits for {job}{', which has failed' if end_of(job) is not None else ''}"
+    else:  # a person may have resumed it, or its manifest names the job no longer
+        cause = f"{had} has succeeded" if end_of(had) is JobPhase.SUCCEEDED else f"waits for {had} no longer"
     if job == had:
         return replace(target, cause=cause) if job and item.awaits and not target.cause else target
     layer = Layer(AWAITING, {"suspend": True}, {"job": job}, "", 0.0)

@@ -119,6 +119,9 @@ def test_object_that_a_person_has_resumed_or_suspended_does_as_that_person_says(
     resumed = with_layer(second, SUSPEND, {"suspend": False}, "resumed")
     found = following([resumed], stored, ran(SFT))[RW]
     assert not found.object.spec["suspend"] and found.object.awaits == ""
+    same = [Target(found.object, "unchanged")]
+    for state, cause in ((ran(SFT), f"waits for {SFT} no longer"), (DONE[SFT], f"{SFT} has succeeded")):
+        assert following(same, [first, found.object], state, ran(RW))[RW].cause == cause
     stopped = with_layer(second, SUSPEND, {"suspend": True}, "suspended").object
     after = following([Target(stopped, "unchanged")], [first, stopped], DONE[SFT])[RW]
     assert after.object.spec["suspend"] and after.object.awaits == ""
