@@ -44,7 +44,7 @@ def test_usual_budget_lasts_five_minutes_of_quick_deaths() -> None:
 
 def test_component_that_never_becomes_healthy_is_given_up_however_far_its_starts_are_apart() -> None:
     history = budget(jitter=0.0)
-    decisions = [history.decide(exited(), 900.0, at * 1200.0, 0.5, was_healthy=False) for at in range(7)]
+    decisions = [history.decide(exited(), 900.0, at * 1200.0, 0.5, healthy_s=0.0) for at in range(7)]
 
     assert [decision.action for decision in decisions] == [RESTART] * 6 + [CRASHLOOP]
     assert decisions[-1].reason == "7 starts in a row ended before it was healthy: exited 1"
@@ -52,11 +52,19 @@ def test_component_that_never_becomes_healthy_is_given_up_however_far_its_starts
 
 def test_component_that_was_healthy_between_deaths_far_apart_is_restarted_without_end() -> None:
     history = budget(jitter=0.0)
-    healthy = [True, *[False] * 5] * 10
+    healthy = [30.0, *[0.0] * 5] * 10
 
-    assert {
-        history.decide(exited(), 900.0, at * 1200.0, 0.5, was_healthy=each).action for at, each in enumerate(healthy)
-    } == {RESTART}
+    assert {history.decide(exited(), 900.0, at * 1200.0, 0.5, each).action for at, each in enumerate(healthy)} == {
+        RESTART
+    }
+
+
+def test_engine_that_dies_soon_after_each_slow_start_is_restarted_later_and_later() -> None:
+    history = budget(jitter=0.0)
+    decisions = [history.decide(exited(), 900.0, at * 1200.0, 0.5, healthy_s=60.0) for at in range(8)]
+
+    assert delays(decisions) == [0, 10, 20, 40, 80, 160, 300, 300]
+    assert history.decide(exited(), 1500.0, 12000.0, 0.5, healthy_s=600.0).delay_s == 0
 
 
 @pytest.mark.parametrize(("spread", "delay_s"), [(0.0, 8.0), (0.5, 10.0), (0.75, 11.0)])

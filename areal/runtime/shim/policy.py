@@ -1,9 +1,10 @@
 """Restart decisions: pure, no clock and no randomness of their own.
 
 A failed component is started again at once, and where it fails again after ``initial * factor**n`` seconds (at most
-``max``), spread by ``jitter`` so that replicas which fail together do not return together. One that ran for
-``reset_after`` seconds starts over. More than ``budget_count`` restarts within ``budget_window`` seconds, or
-as many in a row of which none became healthy, is a crash loop: give up, and release the GPU to somebody it can help.
+``max``), spread by ``jitter`` so that replicas which fail together do not return together. One that was healthy for
+``reset_after`` seconds, however long its start took, starts over. More than ``budget_count`` restarts within
+``budget_window`` seconds, or as many in a row of which none became healthy, is a crash loop: give up, and release the
+GPU to somebody it can help.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ RESTART = "restart"
 FINISHED = "finished"
 CRASHLOOP = "crashloop"
 _A_YEAR_S = 365 * 86400.0
+_HEALTHY_S = 30.0  # one that dies of its first request was healthy for a moment only
 
 
 class Exit:
@@ -68,13 +70,14 @@ class RestartBudget:
         self._restarts = []
 
     def decide(
-        self, exit: Exit, ran_s: float, now: float, spread: float, *, was_healthy: bool = True
+        self, exit: Exit, ran_s: float, now: float, spread: float, healthy_s: float | None = None
     ) -> RestartDecision:
-        """The decision after an exit. ``now`` is any monotonic clock in seconds, ``spread`` uniform in [0, 1)."""
+        """The decision after an exit. ``healthy_s``: how long it was healthy; None where nothing probes it. ``now`` is
+        any monotonic clock in seconds, ``spread`` uniform in [0, 1)."""
         if not self._wants_restart(exit):
             return RestartDecision(FINISHED, reason=exit.reason)
-        self._unhealthy = 0 if was_healthy else self._unhealthy + 1
-        if ran_s >= self._reset_after and was_healthy:
+        self._unhealthy = 0 if healthy_s is None or healthy_s >= _HEALTHY_S else self._unhealthy + 1
+        if (ran_s if healthy_s is None else healthy_s) >= self._reset_after:
             self._streak = 0
         self._restarts = [at for at in self._restarts if now - at < self._window]
         if len(self._restarts) >= self._count:

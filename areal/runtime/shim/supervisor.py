@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 _EXEC_FAILED = 127
-_HEALTHY_S = 30.0
 _FILES = 65536  # open at once, where the hard limit allows it
 _LIMITS = (
     *(resource.RLIMIT_AS, resource.RLIMIT_CPU, resource.RLIMIT_DATA, resource.RLIMIT_FSIZE),
@@ -328,9 +327,7 @@ class RunSupervisor:
     def _on_exit(self, exit: Exit) -> None:
         now = time.monotonic()
         ran_s = now - self._child.started_monotonic if self._child else 0.0
-        since = self._probe.healthy_since if self._probe else None
-        # One that dies of its first request was healthy for a moment only.
-        was_healthy = self._probe is None or (since is not None and now - since >= _HEALTHY_S)
+        healthy_s = now - (self._probe.healthy_since or now) if self._probe else None
         self._child = None
         self._kill_at = None
         self._last_exit = exit
@@ -342,7 +339,7 @@ class RunSupervisor:
             exit.line = failing_line(run_log_paths(self._run_dir), last_start=True)
         line = f": {exit.line}" if exit.line else ""
         spread = int.from_bytes(os.urandom(4), "big") / 2**32
-        decision = self._budget.decide(exit, ran_s, now, spread, was_healthy=was_healthy)
+        decision = self._budget.decide(exit, ran_s, now, spread, healthy_s)
         if decision.action == RESTART:
             self._restart_at = time.monotonic() + decision.delay_s
             self._record_child("backoff", next_start_at=time.time() + decision.delay_s)
