@@ -40,7 +40,8 @@ ENGINE_COMMANDS = {
         "--lora-modules",
         # log-probabilities are those of the request's temperature
         ("--worker-extension-cls", "areal_vllm.Worker", "--logprobs-mode", "processed_logprobs"),
-        {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"},
+        # its sockets outlive it: they are in the run's folder, which goes with the run
+        {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "VLLM_RPC_BASE_PATH": "."},
     ),
     "sglang": EngineCommand(
         "areal_sglang",

@@ -99,6 +99,7 @@ def test_vllm_is_started_with_its_control_routes_and_our_extension_of_its_worker
     folder, mine = run.env["PYTHONPATH"].split(":")
     assert mine == "/mine" and name in (Path(folder) / f"{module}.py").read_text()
     assert run.env["VLLM_SERVER_DEV_MODE"] == "1" and run.argv[0] == "/venv/bin/python"
+    assert run.env["VLLM_RPC_BASE_PATH"] == "." and run.cwd is None, "its sockets go with the run's folder"
 
 
 def test_sglang_is_probed_without_sampling_a_token_unless_its_env_says_otherwise(tmp_path: Path) -> None:

@@ -468,7 +468,7 @@ def _failure(status: int, body: bytes) -> EngineFailed | EngineRefused | EngineU
         return EngineUnavailable(f"the engine takes no requests now: {text}")
     if 400 <= status < 500 and status not in (401, 403, 404, 405):
         return EngineRefused(text, code)
-    return EngineFailed(f"the engine answered {status}: {text}")
+    return EngineFailed(f"the engine answered {status}: {text}" + "; its log has the cause" * (status >= 500))
 
 
 def key_refused(engine: str, status: int) -> EngineState | None:
