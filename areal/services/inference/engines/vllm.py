@@ -161,23 +161,21 @@ class VllmClient(EngineClient):
         """Do nothing: closing the connection aborted the request."""
 
     async def state(self) -> EngineState:
-        status, _ = await self._get("/health")
+        about = await asyncio.gather(*map(self._get, ("/health", "/v1/models", "/is_paused")))
+        (status, _), (status_listed, listed), (_, pausing) = about
         if status != 200:
             return EngineState(not_ready=self._silent("vLLM", "/health", status))
-        status, listed = await self._get("/v1/models")
-        if (refused := key_refused("vLLM", status)) is not None:
+        if (refused := key_refused("vLLM", status_listed)) is not None:
             return refused
-        models = listed.get("data") or []
-        served = next((model for model in models if not model.get("parent")), None)
+        served = next((model for model in listed.get("data") or () if not model.get("parent")), None)
         if served is None:
             return EngineState(not_ready="vLLM lists no model")
         self._model = served["id"]
         if self._version is None:  # an earlier data proxy may have set one
-            status, about = await self._get("/weight_info")
+            status, labelled = await self._get("/weight_info")
             if status != 200 and status not in NO_SUCH_ROUTE:
                 return EngineState(not_ready=self._silent("vLLM", "/weight_info", status))
-            self._version = weight_version(about.get("weight_version"))
-        _, pausing = await self._get("/is_paused")
+            self._version = weight_version(labelled.get("weight_version"))
         paused = typed(pausing, "is_paused", bool)
         if paused is not True and (problem := await self._generation_problem(_PROCESSED, "vLLM")) is not None:
             return EngineState(not_ready=problem)

@@ -34,6 +34,7 @@ _TIMEOUT = datetime.timedelta(seconds=300)
 _CONNECT = datetime.timedelta(seconds=30)  # once all members are there
 _LOOK = datetime.timedelta(seconds=0.5)
 _MEET_S = 0.01
+_SHORT_S = 0.01  # generation waits for it; reading a small model needs no second call
 _RUNNING, _DONE = "running", "done"
 _DTYPES = {
     "F32": "float32",
@@ -186,7 +187,8 @@ class _WeightState:
 
         self._thread = threading.Thread(target=run, name="areal-weights", daemon=True)
         self._thread.start()
-        return _RUNNING
+        self._thread.join(_SHORT_S)
+        return self.state()
 
     def state(self) -> str:
         if self._given_up.is_set():
