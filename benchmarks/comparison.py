@@ -38,7 +38,8 @@ _SIZES = (
 class Benchmark:
     """``measures``: paths of the repository whose change makes the result old. ``figures``: patterns of paths that are
     compared, and which direction is better. ``interval``: names of a middle, a low and a high value beside a figure.
-    ``ratios``: every figure is a ratio within one run; others cannot be compared between two machines."""
+    ``ratios``: every figure is a ratio within one run; others cannot be compared between two machines. ``command``: the
+    script's name and its arguments, where they are not ``name`` alone."""
 
     name: str
     measures: tuple[str, ...]
@@ -46,10 +47,11 @@ class Benchmark:
     interval: tuple[str, str, str] | None = None
     least_spread: float = 0.1
     ratios: bool = False
+    command: tuple[str, ...] = ()
 
     @property
     def script(self) -> str:
-        return f"benchmarks/{self.name}.py"
+        return f"benchmarks/{(self.command or (self.name,))[0]}.py"
 
 
 @dataclass(frozen=True)

@@ -117,6 +117,19 @@ def import_without(python: str, engine: str, env: Mapping[str, str], without: Se
     return "" if done.returncode == 0 else done.stderr.strip().splitlines()[-1]
 
 
+def about_engine(python: str, engine: str) -> dict[str, str]:
+    """The version of the engine and of its torch, and what it computes on."""
+    code = (
+        "import importlib.metadata as about, json, torch\n"
+        f"names = [dist.name for dist in about.distributions() if dist.name in ({engine!r}, '{engine}-cpu')]\n"
+        "device = torch.cuda.get_device_name(0) if torch.cuda.is_available() else 'cpu'\n"
+        "print(json.dumps({name: about.version(name) for name in names} | {'torch': torch.__version__, 'on': device}))"
+    )
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
+    found: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
 def make_model(folder: Path, profile: Profile) -> int:
     """A random model with the example's tokenizer, filled up to the vocabulary; the number of its parameters."""
     import torch
@@ -259,21 +272,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("engine", choices=sorted(IMPORTS))
     parser.add_argument("--profile", choices=sorted(PROFILES), default="gpu")
-    parser.add_argument("--python", default=sys.executable, help="the Python that has the engine")
+    parser.add_argument("--python", help="that has the engine; default: $AREAL_VLLM_PYTHON, $AREAL_SGLANG_PYTHON")
     parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="of the engine's process")
     parser.add_argument("--modes", nargs="+", default=["disk", "xccl"])
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--without", nargs="*", default=HEAVY, help="packages that the import has to do without")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
+    python = options.python or os.environ.get(f"AREAL_{options.engine.upper()}_PYTHON", sys.executable)
     profile, env = PROFILES[options.profile], dict(item.split("=", 1) for item in options.env)
     engine_env = {**profile.env[options.engine], **env}
     plugin = str(PLUGINS / f"{options.engine}_plugin")
     path = os.pathsep.join(filter(None, (plugin, engine_env.get("PYTHONPATH"))))
-    missing = import_without(options.python, options.engine, {**engine_env, "PYTHONPATH": path}, options.without)
+    missing = import_without(python, options.engine, {**engine_env, "PYTHONPATH": path}, options.without)
     print(f"import without {', '.join(options.without)}: {missing or 'works'}", flush=True)
     with tempfile.TemporaryDirectory(prefix="real-engines-") as folder:
-        run = Run(Path(folder), options.engine, profile, options.python, env)
+        run = Run(Path(folder), options.engine, profile, python, env)
         run.found["parameters"] = make_model(run.folder / "model", profile)
         try:
             run.serve()
@@ -284,8 +298,9 @@ def main() -> None:
         finally:
             print(json.dumps(run.found), flush=True)
             run.end()
-    found = header(f"real_engines_{options.engine}_{options.profile}") | {"import": missing or "works"} | run.found
-    publish(found, table(("figure", "value"), list(flat(run.found))), options.write)
+    name, versions = f"real_engines_{options.engine}_{options.profile}", about_engine(python, options.engine)
+    found = header(name, **versions) | {"import": missing or "works"} | run.found
+    publish(found, table(("figure", "value"), list(flat(versions | run.found))), options.write)
 
 
 def flat(found: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

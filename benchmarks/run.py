@@ -104,7 +104,16 @@ CATALOG = (
     Benchmark("sft", ("areal/training", "areal/dataset"), {"arms.areal*.tokensPerCpuSecond": "higher"}, None, 0.15),
     Benchmark("logits", ("areal/training/engines",), {"steps.chunked.peak_mib": "lower"}),
     Benchmark("ui", ("areal/ui", "areal/trajectories"), {"views.*.cpuS": "lower", "*MB": "lower"}, least_spread=0.5),
-    Benchmark("real_engines", ("areal/services/inference/engines", *_PROXY), {}),
+    *(
+        Benchmark(
+            f"real_engines_{engine}_cpu",
+            (f"areal/services/inference/engines/{engine}.py", "areal/services/inference/engines/transport.py"),
+            {"train_*.weights_s": "lower", "train_*.mismatch_kl": "lower"},
+            least_spread=0.5,
+            command=("real_engines", engine, "--profile", "cpu"),
+        )
+        for engine in ("sglang", "vllm")
+    ),
     Benchmark("staleness", ("areal/rollout", *_PROXY), {"arms.*.per_cpu_s": "higher"}, None, 0.15),
 )
 
@@ -157,7 +166,7 @@ def repeated(benchmark: Benchmark, *, write: bool) -> bool:
     print(f"# {benchmark.name}\n", flush=True)
     before = checked_in(benchmark)
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, str(REPOSITORY / benchmark.script), "--write"]
+        command = [sys.executable, str(REPOSITORY / benchmark.script), *benchmark.command[1:], "--write"]
         environment = {**os.environ, "AREAL_BENCH_RESULTS": folder}
         code = subprocess.run(
             command, env=environment, cwd=REPOSITORY, stdin=subprocess.DEVNULL, check=False
