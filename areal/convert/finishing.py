@@ -23,13 +23,18 @@ def adapt(draft: Draft, rank: str, alpha: str, modules: str) -> None:
     draft.set("actor.target_modules", list(found) if isinstance(found, list) else [str(found)])
 
 
-def adam(draft: Draft, betas: Any, least: Any = None, rate: Any = None) -> None:
+def adam(draft: Draft, betas: Any, least: Any = None, rate: Any = None, target: str = "actor.optimizer") -> None:
     """The optimizer's betas, and its ``least`` learning rate as a share of ``rate``."""
     if isinstance(betas, list | tuple) and len(betas) == 2:
-        draft.set("actor.optimizer.beta1", betas[0])
-        draft.set("actor.optimizer.beta2", betas[1])
+        draft.set(f"{target}.beta1", betas[0])
+        draft.set(f"{target}.beta2", betas[1])
     if least and rate:
-        draft.set("actor.optimizer.min_lr_ratio", min(1.0, round(float(least) / float(rate), 9)))
+        draft.set(f"{target}.min_lr_ratio", min(1.0, round(float(least) / float(rate), 9)))
+
+
+def keep_rewards(draft: Draft) -> None:
+    """Rewards are not clipped: ``actor.reward_clip`` is 20 by default."""
+    draft.set("actor.reward_clip", 1e9)
 
 
 def clip_rewards(draft: Draft, key: str) -> None:
@@ -41,11 +46,16 @@ def clip_rewards(draft: Draft, key: str) -> None:
         draft.mark(key, Fate.REFUSED, "the range is symmetric here")
 
 
+def serve(draft: Draft, gpus: int, tensor: int = 1, engine: str = "vllm") -> None:
+    """The Model's backend: replicas of ``tensor`` GPUs each, or of all where there are fewer."""
+    tensor = min(tensor, gpus)
+    draft.backend = f"{engine}:d{gpus // tensor}" + (f"t{tensor}" if tensor > 1 else "")
+
+
 def lay_out(draft: Draft, gpus: int, tensor: int = 1, engine: str = "vllm") -> int:
     """Half of the GPUs serve and half train, by fsdp; one GPU does both. Returns how many train."""
     serving = max(1, gpus // 2)
-    tensor = min(tensor, serving)
-    draft.backend = f"{engine}:d{serving // tensor}" + (f"t{tensor}" if tensor > 1 else "")
+    serve(draft, serving, tensor, engine)
     training = max(1, gpus - serving)
     train_on(draft, training)
     return training
@@ -86,9 +96,18 @@ def engine_flags(draft: Draft, engine: str, *keys: str) -> None:
                 draft.mark(key, Fate.MAPPED, "", f"Model engineArgs.{flag}")
 
 
-def warm_up(draft: Draft, key: str, total: Any) -> None:
+def without_warm_up(draft: Draft, schedule: str, *keys: str, target: str = "actor.optimizer") -> None:
+    """``constant`` of transformers has no warm-up: that is ``constant_with_warmup``."""
+    if str(draft.values[schedule]) == "constant":
+        draft.set(f"{target}.warmup_steps_proportion", 0.0)
+        for key in keys:
+            if draft.is_given(key):
+                draft.mark(key, Fate.IGNORED, f"{schedule} constant has no warm-up")
+
+
+def warm_up(draft: Draft, key: str, total: Any, target: str = "actor.optimizer") -> None:
     """``key`` gives the warm-up in steps: a share of them here. ``total``: their number, None if it is not known."""
-    steps, target = draft.values.get(key), "actor.optimizer.warmup_steps_proportion"
+    steps, target = draft.values.get(key), f"{target}.warmup_steps_proportion"
     if steps is None or int(steps) <= 0:
         return
     if total:
@@ -98,15 +117,15 @@ def warm_up(draft: Draft, key: str, total: Any) -> None:
         draft.mark(key, Fate.LOSSY, "the warm-up is a share of the steps here, and their number is not given")
 
 
-def divided(draft: Draft, key: str, whole_batch: int, part: int, unit: str) -> None:
-    """``actor.ppo_n_minibatches``, from the sizes of a step and of an update."""
+def divided(draft: Draft, key: str, whole_batch: int, part: int, unit: str, model: str = "actor") -> None:
+    """``ppo_n_minibatches`` of a model, from the sizes of a step and of an update."""
     if part < 1 or whole_batch % part:
         draft.mark(key, Fate.REFUSED, f"minibatches of {part} {unit} do not divide a step of {whole_batch}")
         return
-    draft.set("actor.ppo_n_minibatches", whole_batch // part)
+    draft.set(f"{model}.ppo_n_minibatches", whole_batch // part)
     note = f"{whole_batch} {unit} of a step in minibatches of {part}"
     if draft.is_given(key):
-        draft.mark(key, Fate.MAPPED, note, "actor.ppo_n_minibatches")
+        draft.mark(key, Fate.MAPPED, note, f"{model}.ppo_n_minibatches")
 
 
 def validate(draft: Draft) -> None:

@@ -15,12 +15,15 @@ from areal.convert.finishing import (
     clip_rewards,
     divided,
     engine_flags,
+    keep_rewards,
     lay_out,
     name_run,
     pick_columns,
     save_and_resume,
+    serve,
     train_on,
     validate,
+    without_warm_up,
     write_rewards,
 )
 from areal.convert.openrlhf_keys import (
@@ -54,6 +57,7 @@ def _begin(draft: Draft, trainer: str, rows: str, model: str, optimizer: str) ->
     attention = "flash_attention_2" if values.get("flash_attn") else str(values["ds.attn_implementation"])
     draft.set("actor.attn_impl", attention)
     adam(draft, values[f"{optimizer}adam.betas"])
+    _schedule(draft, optimizer, "actor.optimizer")
     if values["ds.lora.rank"]:
         adapt(draft, "ds.lora.rank", "ds.lora.alpha", "ds.lora.target_modules")
     if values.get("logger.wandb.key"):
@@ -61,6 +65,15 @@ def _begin(draft: Draft, trainer: str, rows: str, model: str, optimizer: str) ->
     if "valid_dataset" in draft.config:
         draft.set("valid_dataset.split", str(values["eval.split"]))
     draft.set("recover.mode", "auto" if values["ckpt.load_enable"] else "disabled")
+
+
+def _schedule(draft: Draft, prefix: str, target: str) -> None:
+    schedule, least = f"{prefix}lr_scheduler", f"{prefix}min_lr_ratio"
+    if str(draft.values[schedule]) != "cosine_with_min_lr":
+        draft.set(f"{target}.min_lr_ratio", 0.0)
+        if draft.is_given(least):
+            draft.mark(least, Fate.IGNORED, "it is of lr_scheduler cosine_with_min_lr")
+    without_warm_up(draft, schedule, f"{prefix}lr_warmup_ratio", target=target)
 
 
 def _end(draft: Draft) -> None:
@@ -95,7 +108,7 @@ def _ppo(draft: Draft) -> None:
     _advantages(draft)
     _kl(draft)
     _correction(draft)
-    _clips(draft)
+    _overlong(draft)
     queue = draft.number("train.async_queue_size") if values["train.async_enable"] else 0
     draft.set("rollout.max_head_offpolicyness", queue)
     draft.set("rollout.dump_to_file", True)
@@ -123,6 +136,15 @@ def _advantages(draft: Draft) -> None:
         return
     if (norm := _NORMS[estimator]) is not None:
         draft.set("actor.reward_norm", dict(norm))
+        keep_rewards(draft)
+        note = "rewards are clipped before the baseline is subtracted: these are not"
+        if draft.is_given("reward.clip_range"):
+            draft.mark("reward.clip_range", Fate.LOSSY, note)
+        draft.set("actor.discount", 1)
+        if draft.is_given("algo.advantage.gamma"):
+            draft.mark("algo.advantage.gamma", Fate.IGNORED, f"{estimator} takes it as 1")
+    else:
+        clip_rewards(draft, "reward.clip_range")
     if estimator in ("gae", "reinforce", "reinforce_baseline"):
         by_std = None if values["algo.advantage.no_std_norm"] else "batch"
         draft.set("actor.adv_norm", {"mean_level": "batch", "std_level": by_std})
@@ -156,6 +178,7 @@ def _advantages(draft: Draft) -> None:
             "optimizer": {**optimizer, "lr_scheduler_type": schedule or "constant"},
         },
     )
+    _schedule(draft, "critic.", "critic.optimizer")
 
 
 def _kl(draft: Draft) -> None:
@@ -174,7 +197,11 @@ def _kl(draft: Draft) -> None:
 
 def _correction(draft: Draft) -> None:
     values, key = draft.values, "algo.advantage.is_correction_type"
-    if not values["algo.advantage.is_correction_enable"]:
+    corrects = values["algo.advantage.is_correction_enable"]
+    if corrects and values.get("actor.policy_loss_type") == "gspo":
+        return  # the ratio is to the engine's log-probabilities
+    if not corrects:
+        draft.set("actor.recompute_logprob", True)
         return
     forms = {"tis": ("token", "clamp"), "icepop": ("token", "mask"), "seq-mask-tis": ("sequence", "mask")}
     bounds = _pair(values["algo.advantage.is_correction_threshold"])
@@ -190,9 +217,8 @@ def _correction(draft: Draft) -> None:
     draft.set("actor.rejection_sampling", rejection)
 
 
-def _clips(draft: Draft) -> None:
+def _overlong(draft: Draft) -> None:
     values = draft.values
-    clip_rewards(draft, "reward.clip_range")
     if values.get("reward.overlong_buffer_len") is not None:
         draft.set("actor.overlong_reward_penalty", True)
         draft.set("actor.overlong_tokens", draft.number("reward.overlong_buffer_len"))
@@ -206,7 +232,7 @@ def _layout(draft: Draft) -> None:
     if values["train.colocate_all"] or not engines:
         lay_out(draft, gpus, tensor)
     else:
-        draft.backend = f"vllm:d{engines}" + (f"t{tensor}" if tensor > 1 else "")
+        serve(draft, engines * tensor, tensor)
         train_on(draft, gpus)
     note = f"{draft.backend} serves, {draft.config['actor']['backend']} trains"
     if draft.is_given("actor.num_gpus_per_node"):

@@ -161,7 +161,7 @@ PPO_RULES: Mapping[str, Rule] = {
     "algo.kl.target": to("actor.kl_target", neutral=(None,)),
     "algo.kl.horizon": joint("actor.kl_horizon", whole(1)),
     "algo.dynamic_filtering_enable": to("actor.dynamic_sampling"),
-    "algo.dynamic_filtering_range": ignored("a group whose rewards are all alike is filtered"),
+    "algo.dynamic_filtering_range": lossy("a group is filtered where its rewards are all alike", [0, 1]),
     "actor.eps_clip": to("actor.eps_clip"),
     "actor.eps_clip_low_high": joint("actor.eps_clip, actor.eps_clip_higher", neutral=(None,)),
     "actor.dual_clip": to("actor.c_clip", neutral=(None,)),

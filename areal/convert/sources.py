@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from areal.convert import openrlhf, trl, verl, verl_sft
+from areal.convert import openrlhf, trl, verl, verl_async, verl_sft
 from areal.convert.python_code import read_python, syntax_tree
 from areal.convert.reading import Command, Unread, assignments, flags, read_yaml, script_command
 from areal.convert.rules import Framework
@@ -51,18 +51,38 @@ def _launched(command: Command, name: str) -> dict[str, Any]:
 
 
 def _of_verl(keys: Mapping[str, Any]) -> str:
+    if any(key.startswith("async_training.") for key in keys):
+        return "fully_async"
     if any(key.startswith("actor_rollout_ref.") for key in keys):
-        return "ppo"
+        return "one_step_off" if "rollout.n_gpus_per_node" in keys else "ppo"
     if "model.partial_pretrain" in keys:
         return "fsdp_sft"
     return "sft" if any(key.startswith(("data.", "model.", "optim.", "engine.", "trainer.")) for key in keys) else ""
 
 
-_VERL = {"main_ppo": "ppo", "fsdp_sft_trainer": "fsdp_sft", "sft_trainer": "sft", "sft_trainer_ray": "sft"}
+_VERL = {
+    "main_ppo": "ppo",
+    "fsdp_sft_trainer": "fsdp_sft",
+    "sft_trainer": "sft",
+    "sft_trainer_ray": "sft",
+    "fully_async_main": "fully_async",
+    "one_step_off_policy.main_ppo": "one_step_off",
+}
+_VERL_PROGRAMS = (
+    r"verl[./]trainer[./](main_ppo|fsdp_sft_trainer|sft_trainer|sft_trainer_ray)",
+    r"fully_async_policy[./](fully_async_main)",
+    r"(one_step_off_policy\.main_ppo)",
+)
 SOURCES: Mapping[str, SourceFormat] = {
     "verl": SourceFormat(
-        {"ppo": verl.VERL, "sft": verl_sft.SFT, "fsdp_sft": verl_sft.FSDP_SFT},
-        re.compile(rf"verl[./]trainer[./]({'|'.join(_VERL)})(?:\.py)?(?!\S)"),
+        {
+            "ppo": verl.VERL,
+            "one_step_off": verl_async.ONE_STEP_OFF,
+            "fully_async": verl_async.FULLY_ASYNC,
+            "sft": verl_sft.SFT,
+            "fsdp_sft": verl_sft.FSDP_SFT,
+        },
+        re.compile(rf"(?:{'|'.join(_VERL_PROGRAMS)})(?:\.py)?(?!\S)"),
         _VERL,
         assignments,
         "a script with `python3 -m verl.trainer.main_ppo KEY=VALUE ...`, or the trainer's YAML file, is read",

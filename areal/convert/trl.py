@@ -13,11 +13,14 @@ from areal.convert.finishing import (
     adapt,
     clip_rewards,
     engine_flags,
+    keep_rewards,
     lay_out,
     save_and_resume,
+    serve,
     train_on,
     validate,
     warm_up,
+    without_warm_up,
     write_rewards,
 )
 from areal.convert.rules import Draft, Fate, Framework
@@ -117,6 +120,7 @@ def _optimizer(draft: Draft) -> None:
         draft.set("actor.optimizer.warmup_steps_proportion", given)
     else:
         warm_up(draft, "warmup_steps", max(0, draft.number("max_steps")))
+    without_warm_up(draft, "lr_scheduler_type", "warmup_steps", "warmup_ratio")
 
 
 def _report(draft: Draft) -> None:
@@ -244,7 +248,7 @@ def _online(draft: Draft) -> int:
     updates *= draft.number("num_iterations")
     gpus, tensor = draft.number("num_processes"), draft.number("vllm_tensor_parallel_size")
     if values["use_vllm"] and values["vllm_mode"] == "server":
-        draft.backend = "vllm:d1" + (f"t{tensor}" if tensor > 1 else "")
+        serve(draft, tensor, tensor)
         train_on(draft, gpus)
     else:
         lay_out(draft, gpus, tensor)
@@ -252,6 +256,8 @@ def _online(draft: Draft) -> int:
         draft, "vllm", *(("vllm_gpu_memory_utilization",) if values["use_vllm"] else ("",)), "vllm_max_model_length"
     )
     _rewards(draft)
+    draft.set("actor.recompute_logprob", True)
+    keep_rewards(draft)
     draft.set("rollout.max_head_offpolicyness", 0)
     draft.set("rollout.dump_to_file", True)
     _periods(draft, updates)
@@ -259,7 +265,8 @@ def _online(draft: Draft) -> int:
 
 
 def _grpo(draft: Draft) -> None:
-    updates, values = _online(draft), draft.values
+    values = draft.values
+    _online(draft)
     loss = str(values["loss_type"])
     if loss not in _AGGREGATED:
         draft.mark("loss_type", Fate.REFUSED, f"{loss} is not here; {', '.join(_AGGREGATED)} are")
@@ -281,8 +288,6 @@ def _grpo(draft: Draft) -> None:
     if values["beta"]:
         draft.set("actor.kl_loss_coef", float(values["beta"]))
         draft.set("actor.kl_loss_type", "k3")
-        if values["use_bias_correction_kl"] and updates > 1:
-            draft.mark("use_bias_correction_kl", Fate.LOSSY, "the KL term is not weighted by the ratio")
     _correction(draft)
 
 
@@ -300,6 +305,7 @@ def _correction(draft: Draft) -> None:
     most = values.get("vllm_importance_sampling_cap") or values["vllm_importance_sampling_clip_max"]
     least = values.get("vllm_importance_sampling_clip_min")
     draft.set("actor.use_decoupled_loss", True)
+    draft.config["actor"].pop("recompute_logprob")
     rejection = {"level": level, "action": "mask" if how == "mask" else "clamp"}
     rejection |= {"agg": "sum"} if level == "sequence" else {}
     draft.set("actor.rejection_sampling", {**rejection, "upper": most, "lower": least})
@@ -309,9 +315,9 @@ def _rloo(draft: Draft) -> None:
     updates, values = _online(draft), draft.values
     draft.set("actor.reward_norm", {"mean_level": "group", "std_level": None, "mean_leave1out": True})
     draft.set("actor.loss_agg_mode", "seq-mean-token-sum")
-    draft.set("actor.recompute_logprob", True)
     if values["normalize_advantages"]:
-        draft.set("actor.adv_norm", {"mean_level": "batch", "std_level": "batch"})
+        draft.set("actor.adv_norm", {"mean_level": "batch", "std_level": "batch", "eps": 1e-4})
+        draft.mark("normalize_advantages", Fate.LOSSY, "the mean is that of all tokens, not of all samples")
     if values["beta"]:
         draft.set("actor.kl_ctl", float(values["beta"]))
         draft.mark("beta", Fate.LOSSY, "the KL penalty is not part of the baseline", "actor.kl_ctl")

@@ -1,4 +1,5 @@
-"""verl: Hydra configurations of ``verl.trainer.main_ppo``, as a YAML file or as the command of a script.
+"""verl: Hydra configurations of ``verl.trainer.main_ppo`` and of its asynchronous relatives, as a YAML file or as the
+command of a script.
 
 Names and defaults are those of verl's configuration of January 2026. verl trains and samples on the same GPUs in turn;
 here they are divided, half to serve and half to train. verl is synchronous: ``max_head_offpolicyness`` is 0.
@@ -14,10 +15,12 @@ from areal.convert.finishing import (
     adapt,
     divided,
     engine_flags,
+    keep_rewards,
     lay_out,
     name_run,
     pick_columns,
     save_and_resume,
+    serve,
     train_on,
     validate,
     warm_up,
@@ -47,21 +50,21 @@ from areal.convert.rules import (
 )
 from areal.convert.verl_sft import COMMON, megatron_backend, optimizer_rules, parallel_rules
 
-_ACTOR, _ROLLOUT, _MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
+ACTOR, ROLLOUT, _MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 
 _PICTURES = ignored("rows with images or videos are refused when they are read")
 _CORRECTION = lossy("set actor.use_decoupled_loss and actor.rejection_sampling")
 _VALIDATION: Mapping[str, Rule] = {
-    f"{_ROLLOUT}.val_kwargs.n": to("eval_gconfig.n_samples"),
-    f"{_ROLLOUT}.val_kwargs.temperature": to("eval_gconfig.temperature"),
-    f"{_ROLLOUT}.val_kwargs.top_p": to("eval_gconfig.top_p"),
-    f"{_ROLLOUT}.val_kwargs.top_k": to("eval_gconfig.top_k", period),
-    f"{_ROLLOUT}.val_kwargs.do_sample": to("eval_gconfig.greedy", lambda value: not value),
+    f"{ROLLOUT}.val_kwargs.n": to("eval_gconfig.n_samples"),
+    f"{ROLLOUT}.val_kwargs.temperature": to("eval_gconfig.temperature"),
+    f"{ROLLOUT}.val_kwargs.top_p": to("eval_gconfig.top_p"),
+    f"{ROLLOUT}.val_kwargs.top_k": to("eval_gconfig.top_k", period),
+    f"{ROLLOUT}.val_kwargs.do_sample": ignored("verl's engines go by the temperature alone"),
 }
 
 RULES: Mapping[str, Rule] = {
     **COMMON,
-    **optimizer_rules(f"{_ACTOR}.optim"),
+    **optimizer_rules(f"{ACTOR}.optim"),
     # data
     "data.val_files": to("valid_dataset.path", files),
     **alike(ignored("all rows are evaluated"), "data.val_batch_size data.validation_shuffle"),
@@ -106,28 +109,29 @@ RULES: Mapping[str, Rule] = {
     f"{_MODEL}.exclude_modules": refused("name the modules that have adapters"),
     f"{_MODEL}.torch_dtype": ignored("master weights are float32"),
     # the policy
-    f"{_ACTOR}.strategy": joint("actor.backend", choice(fsdp="fsdp", fsdp2="fsdp", megatron="megatron")),
-    f"{_ACTOR}.ppo_mini_batch_size": joint("actor.ppo_n_minibatches", whole(1)),
-    f"{_ACTOR}.ppo_epochs": to("actor.ppo_epochs", whole(1)),
+    f"{ACTOR}.strategy": joint("actor.backend", choice(fsdp="fsdp", fsdp2="fsdp", megatron="megatron")),
+    f"{ACTOR}.ppo_mini_batch_size": joint("actor.ppo_n_minibatches", whole(1)),
+    f"{ACTOR}.ppo_epochs": to("actor.ppo_epochs", whole(1)),
     **alike(
         SPEED,
         "ppo_micro_batch_size ppo_micro_batch_size_per_gpu sum_pi_squared_checkpointing use_prefix_grouper "
         "use_fused_kernels use_torch_compile entropy_checkpointing entropy_from_logits_with_chunking "
         "fsdp_config.* megatron.override_transformer_config.* megatron.virtual_pipeline_model_parallel_size "
         "megatron.*",
-        _ACTOR,
+        ACTOR,
     ),
-    f"{_ACTOR}.use_dynamic_bsz": joint("actor.mb_spec"),
-    f"{_ACTOR}.ppo_max_token_len_per_gpu": joint("actor.mb_spec", whole(1)),
-    f"{_ACTOR}.load_weight": refused("set actor.init_from_scratch", True),
-    f"{_ACTOR}.grad_clip": to("actor.optimizer.gradient_clipping"),
-    **alike(joint("actor.kl_loss_coef"), "use_kl_loss kl_loss_coef", _ACTOR),
-    f"{_ACTOR}.kl_loss_type": to("actor.kl_loss_type", KLS),
-    f"{_ACTOR}.entropy_coeff": to("actor.entropy_coeff"),
-    **alike(to("actor.eps_clip"), "clip_ratio clip_ratio_low", _ACTOR),
-    f"{_ACTOR}.clip_ratio_high": to("actor.eps_clip_higher"),
-    f"{_ACTOR}.clip_ratio_c": to("actor.c_clip"),
-    f"{_ACTOR}.loss_agg_mode": to(
+    f"{ACTOR}.use_dynamic_bsz": joint("actor.mb_spec"),
+    f"{ACTOR}.ppo_max_token_len_per_gpu": joint("actor.mb_spec", whole(1)),
+    f"{ACTOR}.load_weight": refused("set actor.init_from_scratch", True),
+    f"{ACTOR}.grad_clip": to("actor.optimizer.gradient_clipping"),
+    **alike(joint("actor.kl_loss_coef"), "use_kl_loss kl_loss_coef", ACTOR),
+    f"{ACTOR}.kl_loss_type": to("actor.kl_loss_type", KLS),
+    f"{ACTOR}.entropy_coeff": to("actor.entropy_coeff"),
+    f"{ACTOR}.clip_ratio": joint("actor.eps_clip"),
+    f"{ACTOR}.clip_ratio_low": joint("actor.eps_clip", neutral=(None,)),
+    f"{ACTOR}.clip_ratio_high": joint("actor.eps_clip_higher", neutral=(None,)),
+    f"{ACTOR}.clip_ratio_c": to("actor.c_clip"),
+    f"{ACTOR}.loss_agg_mode": to(
         "actor.loss_agg_mode",
         choice(
             **{
@@ -136,53 +140,57 @@ RULES: Mapping[str, Rule] = {
             }
         ),
     ),
-    f"{_ACTOR}.policy_loss.loss_mode": to("actor.importance_sampling_level", choice(vanilla="token", gspo="sequence")),
-    f"{_ACTOR}.loss_scale_factor": to("actor.loss_scale_factor", whole(1), neutral=(None,)),
-    **alike(ignored("it is of another loss_mode"), "policy_loss.* tau_pos tau_neg", _ACTOR),
-    f"{_ACTOR}.rollout_n": ignored("it is rollout.n"),
-    f"{_ACTOR}.freeze_vision_tower": refused("models are text models", False),
-    **alike(REPORT, "calculate_entropy calculate_sum_pi_squared profiler.*", _ACTOR),
-    f"{_ACTOR}.use_remove_padding": PACKED,
-    f"{_ACTOR}.shuffle": lossy("a step's rows are divided by their length", False),
-    f"{_ACTOR}.data_loader_seed": ignored("it is of `shuffle`"),
-    f"{_ACTOR}.router_replay.mode": refused("experts are routed anew in training", "disabled"),
-    f"{_ACTOR}.router_replay.*": ignored("it is of router_replay.mode"),
-    f"{_ACTOR}.ulysses_sequence_parallel_size": lossy("rows are not split over GPUs; set actor.mb_spec", 1),
-    f"{_ACTOR}.fsdp_config.model_dtype": to(
+    f"{ACTOR}.policy_loss.loss_mode": to("actor.importance_sampling_level", choice(vanilla="token", gspo="sequence")),
+    f"{ACTOR}.loss_scale_factor": to("actor.loss_scale_factor", whole(1), neutral=(None,)),
+    **alike(ignored("it is of another loss_mode"), "policy_loss.* tau_pos tau_neg", ACTOR),
+    f"{ACTOR}.rollout_n": ignored("it is rollout.n"),
+    f"{ACTOR}.freeze_vision_tower": refused("models are text models", False),
+    **alike(REPORT, "calculate_entropy calculate_sum_pi_squared profiler.*", ACTOR),
+    f"{ACTOR}.use_remove_padding": PACKED,
+    f"{ACTOR}.shuffle": lossy("a step's rows are divided by their length", False),
+    f"{ACTOR}.data_loader_seed": ignored("it is of `shuffle`"),
+    f"{ACTOR}.router_replay.mode": refused("experts are routed anew in training", "disabled"),
+    f"{ACTOR}.router_replay.*": ignored("it is of router_replay.mode"),
+    f"{ACTOR}.ulysses_sequence_parallel_size": lossy("rows are not split over GPUs; set actor.mb_spec", 1),
+    f"{ACTOR}.fsdp_config.model_dtype": ignored("master weights are float32"),
+    f"{ACTOR}.fsdp_config.dtype": to(
         "actor.dtype", choice(fp32="float32", float32="float32", bfloat16="bfloat16", bf16="bfloat16")
     ),
-    **parallel_rules(f"{_ACTOR}.megatron"),
-    f"{_ACTOR}.megatron.expert_tensor_parallel_size": lossy("experts use the tensor ranks", 1),
-    f"{_ACTOR}.checkpoint.*": ignored("a checkpoint has all that a resumed run needs"),
+    **parallel_rules(f"{ACTOR}.megatron"),
+    f"{ACTOR}.megatron.expert_tensor_parallel_size": lossy("experts use the tensor ranks", 1),
+    f"{ACTOR}.checkpoint.*": ignored("a checkpoint has all that a resumed run needs"),
     # the reference
     "actor_rollout_ref.ref.model.path": to("ref.path"),
     **alike(SPEED, "actor_rollout_ref.ref.* actor_rollout_ref.nccl_timeout"),
     "actor_rollout_ref.hybrid_engine": ignored("the GPUs are divided"),
     # sampling and the engine
-    f"{_ROLLOUT}.name": joint("Model backend", choice(vllm="vllm", sglang="sglang")),
-    f"{_ROLLOUT}.mode": ignored("engines are servers always"),
-    f"{_ROLLOUT}.n": to("gconfig.n_samples", whole(1)),
-    f"{_ROLLOUT}.temperature": to("gconfig.temperature"),
-    f"{_ROLLOUT}.top_p": to("gconfig.top_p"),
-    f"{_ROLLOUT}.top_k": to("gconfig.top_k", period),
+    f"{ROLLOUT}.name": joint("Model backend", choice(vllm="vllm", sglang="sglang")),
+    f"{ROLLOUT}.mode": ignored("engines are servers always"),
+    f"{ROLLOUT}.n": to("gconfig.n_samples", whole(1)),
+    f"{ROLLOUT}.temperature": to("gconfig.temperature"),
+    f"{ROLLOUT}.top_p": to("gconfig.top_p"),
+    f"{ROLLOUT}.top_k": to("gconfig.top_k", period),
     **_VALIDATION,
-    f"{_ROLLOUT}.tensor_model_parallel_size": joint("Model backend", whole(1)),
-    f"{_ROLLOUT}.data_parallel_size": ignored("the GPUs that serve are divided by the tensor parallel size"),
-    **alike(joint("Model engineArgs"), "gpu_memory_utilization max_model_len max_num_seqs enforce_eager", _ROLLOUT),
-    f"{_ROLLOUT}.prompt_length": ignored("the data set's max_length holds"),
-    f"{_ROLLOUT}.response_length": to("gconfig.max_new_tokens", whole(1)),
-    f"{_ROLLOUT}.ignore_eos": to("gconfig.ignore_eos"),
-    f"{_ROLLOUT}.calculate_log_probs": ignored("log-probabilities are recorded always"),
-    f"{_ROLLOUT}.multi_turn.enable": refused("an agent is a workflow here: docs/agents.md", False),
-    **alike(refused("an agent is a workflow here: docs/agents.md"), "multi_turn.* agent.*", _ROLLOUT),
-    **alike(SPEED, "agent.num_workers *", _ROLLOUT),
-    f"{_ROLLOUT}.agent.default_agent_loop": refused("an agent is a workflow here: docs/agents.md", "single_turn_agent"),
-    f"{_ROLLOUT}.over_sample_rate": lossy("every sample of a group is waited for", 0),
+    f"{ROLLOUT}.tensor_model_parallel_size": joint("Model backend", whole(1)),
+    f"{ROLLOUT}.data_parallel_size": ignored("the GPUs that serve are divided by the tensor parallel size"),
+    **alike(joint("Model engineArgs"), "gpu_memory_utilization max_model_len max_num_seqs enforce_eager", ROLLOUT),
+    f"{ROLLOUT}.prompt_length": ignored("the data set's max_length holds"),
+    f"{ROLLOUT}.response_length": to("gconfig.max_new_tokens", whole(1)),
+    f"{ROLLOUT}.ignore_eos": to("gconfig.ignore_eos"),
+    f"{ROLLOUT}.calculate_log_probs": ignored("log-probabilities are recorded always"),
+    f"{ROLLOUT}.multi_turn.enable": refused("an agent is a workflow here: docs/agents.md", False),
+    **alike(refused("an agent is a workflow here: docs/agents.md"), "multi_turn.* agent.*", ROLLOUT),
+    **alike(SPEED, "agent.num_workers *", ROLLOUT),
+    f"{ROLLOUT}.agent.default_agent_loop": refused("an agent is a workflow here: docs/agents.md", "single_turn_agent"),
+    f"{ROLLOUT}.over_sample_rate": lossy("every sample of a group is waited for", 0),
+    f"{ROLLOUT}.enable_rollout_routing_replay": lossy("experts are routed anew in training", False),
+    f"{ROLLOUT}.quantization": lossy("set engineArgs of the Model"),
+    f"{ROLLOUT}.skip_rollout": refused("answers are sampled always", False),
     # the algorithm
     "algorithm.adv_estimator": joint("trainer.type, actor.reward_norm"),
     "algorithm.norm_adv_by_std_in_grpo": joint("actor.reward_norm"),
-    "algorithm.gamma": to("actor.discount"),
-    "algorithm.lam": to("actor.gae_lambda"),
+    "algorithm.gamma": joint("actor.discount"),
+    "algorithm.lam": joint("actor.gae_lambda"),
     **alike(joint("actor.kl_ctl"), "algorithm.use_kl_in_reward algorithm.kl_ctrl.kl_coef"),
     "algorithm.kl_ctrl.type": joint("actor.kl_target", choice(fixed="fixed", adaptive="adaptive")),
     "algorithm.kl_ctrl.target_kl": joint("actor.kl_target"),
@@ -191,6 +199,7 @@ RULES: Mapping[str, Rule] = {
     "algorithm.filter_groups.enable": to("actor.dynamic_sampling"),
     "algorithm.filter_groups.metric": ignored("groups are filtered by their rewards"),
     "algorithm.filter_groups.max_num_gen_batches": ignored("prompts are sampled until the batch is full"),
+    "algorithm.rollout_correction.bypass_mode": joint("actor.recompute_logprob"),
     "algorithm.rollout_correction.rollout_is": _CORRECTION,
     "algorithm.rollout_correction.rollout_rs": _CORRECTION,
     "algorithm.rollout_correction.rollout_token_veto_threshold": _CORRECTION,
@@ -198,13 +207,18 @@ RULES: Mapping[str, Rule] = {
     "algorithm.use_pf_ppo": refused("there is no PF-PPO", False),
     "algorithm.pf_ppo.*": refused("there is no PF-PPO"),
     # the critic
-    "critic.model.path": joint("critic.path"),
-    "critic.optim.lr": joint("critic.optimizer.lr"),
-    "critic.optim.weight_decay": joint("critic.optimizer.weight_decay"),
-    "critic.optim.lr_warmup_steps_ratio": joint("critic.optimizer.warmup_steps_proportion"),
-    "critic.model.enable_gradient_checkpointing": joint("critic.gradient_checkpointing"),
-    "critic.cliprange_value": joint("critic.eps_clip"),
-    "critic.ppo_epochs": joint("critic.ppo_epochs"),
+    **optimizer_rules("critic.optim", "critic.optimizer"),
+    "critic.model.path": to("critic.path"),
+    "critic.model.enable_gradient_checkpointing": to("critic.gradient_checkpointing"),
+    "critic.model.trust_remote_code": NO_CODE,
+    "critic.model.lora_rank": refused("a critic is trained whole", 0),
+    "critic.grad_clip": to("critic.optimizer.gradient_clipping"),
+    "critic.cliprange_value": to("critic.eps_clip"),
+    "critic.ppo_epochs": to("critic.ppo_epochs", whole(1)),
+    "critic.ppo_mini_batch_size": joint("critic.ppo_n_minibatches", whole(1)),
+    "critic.loss_agg_mode": lossy("a critic's loss is the mean over tokens", "token-mean"),
+    "critic.shuffle": lossy("a step's rows are divided by their length", False),
+    "critic.enable": ignored("the estimator says whether there is a critic"),
     "critic.*": SPEED,
     # the reward
     **alike(joint("reward.py"), "custom_reward_function.path custom_reward_function.name"),
@@ -252,27 +266,27 @@ DEFAULTS: Mapping[str, Any] = {
     f"{_MODEL}.enable_gradient_checkpointing": True,
     f"{_MODEL}.lora_rank": 0,
     f"{_MODEL}.lora_alpha": 16,
-    f"{_ACTOR}.strategy": "fsdp",
-    f"{_ACTOR}.ppo_mini_batch_size": 256,
-    f"{_ACTOR}.ppo_epochs": 1,
-    f"{_ACTOR}.optim.lr": 1e-6,
-    f"{_ACTOR}.optim.weight_decay": 0.01,
-    f"{_ACTOR}.optim.lr_warmup_steps_ratio": 0.0,
-    f"{_ACTOR}.grad_clip": 1.0,
-    f"{_ACTOR}.use_kl_loss": False,
-    f"{_ACTOR}.kl_loss_coef": 0.001,
-    f"{_ACTOR}.kl_loss_type": "low_var_kl",
-    f"{_ACTOR}.entropy_coeff": 0.0,
-    f"{_ACTOR}.clip_ratio": 0.2,
-    f"{_ACTOR}.clip_ratio_c": 3.0,
-    f"{_ACTOR}.loss_agg_mode": "token-mean",
-    f"{_ROLLOUT}.n": 1,
-    f"{_ROLLOUT}.temperature": 1.0,
-    f"{_ROLLOUT}.top_p": 1.0,
-    f"{_ROLLOUT}.tensor_model_parallel_size": 2,
-    f"{_ROLLOUT}.gpu_memory_utilization": 0.5,
-    f"{_ROLLOUT}.val_kwargs.n": 1,
-    f"{_ROLLOUT}.val_kwargs.do_sample": False,
+    f"{ACTOR}.strategy": "fsdp",
+    f"{ACTOR}.ppo_mini_batch_size": 256,
+    f"{ACTOR}.ppo_epochs": 1,
+    f"{ACTOR}.optim.lr": 1e-6,
+    f"{ACTOR}.optim.weight_decay": 0.01,
+    f"{ACTOR}.optim.lr_warmup_steps_ratio": 0.0,
+    f"{ACTOR}.grad_clip": 1.0,
+    f"{ACTOR}.use_kl_loss": False,
+    f"{ACTOR}.kl_loss_coef": 0.001,
+    f"{ACTOR}.kl_loss_type": "low_var_kl",
+    f"{ACTOR}.entropy_coeff": 0.0,
+    f"{ACTOR}.clip_ratio": 0.2,
+    f"{ACTOR}.clip_ratio_c": 3.0,
+    f"{ACTOR}.loss_agg_mode": "token-mean",
+    f"{ROLLOUT}.n": 1,
+    f"{ROLLOUT}.temperature": 1.0,
+    f"{ROLLOUT}.top_p": 1.0,
+    f"{ROLLOUT}.tensor_model_parallel_size": 2,
+    f"{ROLLOUT}.gpu_memory_utilization": 0.5,
+    f"{ROLLOUT}.val_kwargs.n": 1,
+    f"{ROLLOUT}.val_kwargs.temperature": 0,
     "algorithm.adv_estimator": "gae",
     "algorithm.norm_adv_by_std_in_grpo": True,
     "algorithm.gamma": 1.0,
@@ -292,16 +306,18 @@ DEFAULTS: Mapping[str, Any] = {
 }
 
 
-def _finish(draft: Draft) -> None:
+def finish(draft: Draft) -> None:
     name_run(draft)
     template = "data.apply_chat_template_kwargs."
     if found := {key.removeprefix(template): value for key, value in draft.values.items() if key.startswith(template)}:
         draft.set("train_dataset.chat_template_kwargs", found)
     pick_columns(draft, {"prompt": draft.values.get("data.prompt_key")}, "data.prompt_key")
     _batches(draft)
+    _objective(draft)
     _advantages(draft)
     _kl(draft)
     _optimizer(draft)
+    keep_rewards(draft)
     if draft.values[f"{_MODEL}.lora_rank"]:
         adapt(draft, *(f"{_MODEL}.{name}" for name in ("lora_rank", "lora_alpha", "target_modules")))
     _layout(draft)
@@ -310,7 +326,7 @@ def _finish(draft: Draft) -> None:
         draft.set("stats_logger.wandb.mode", "online")
     if not draft.model:
         draft.mark(f"{_MODEL}.path", Fate.REFUSED, "no model is named")
-    draft.set("rollout.max_head_offpolicyness", 0)
+    draft.set("rollout.max_head_offpolicyness", draft.config.get("rollout", {}).get("max_head_offpolicyness", 0))
     draft.set("rollout.dump_to_file", True)
     validate(draft)
     save_and_resume(draft, period(draft.values.get("trainer.save_freq")))
@@ -318,60 +334,90 @@ def _finish(draft: Draft) -> None:
 
 def _batches(draft: Draft) -> None:
     """verl's sizes are prompts: of a step, and of a minibatch."""
-    key = f"{_ACTOR}.ppo_mini_batch_size"
-    batch, mini = int(draft.values["data.train_batch_size"]), int(draft.values[key])
+    key = f"{ACTOR}.ppo_mini_batch_size"
+    batch, mini = int(draft.config["train_dataset"]["batch_size"]), int(draft.values[key])
     draft.set("train_dataset.type", "rl")
     draft.set(
         "gconfig.max_tokens", draft.config["gconfig"]["max_new_tokens"] + int(draft.values["data.max_prompt_length"])
     )
     divided(draft, key, batch, mini, "prompts")
-    key = f"{_ACTOR}.ppo_max_token_len_per_gpu"
-    if draft.values.get(f"{_ACTOR}.use_dynamic_bsz") and draft.values.get(key):
+    key = f"{ACTOR}.ppo_max_token_len_per_gpu"
+    if draft.values.get(f"{ACTOR}.use_dynamic_bsz") and draft.values.get(key):
         draft.set("actor.mb_spec.max_tokens_per_mb", int(draft.values[key]))
 
 
+def _objective(draft: Draft) -> None:
+    """The clipped ratio: to the log-probabilities that the trainer computes before a step, or to the engine's."""
+    values = draft.values
+    draft.set("actor.recompute_logprob", not values.get("algorithm.rollout_correction.bypass_mode"))
+    clip, used = f"{ACTOR}.clip_ratio", False
+    for bound, target in (("low", "actor.eps_clip"), ("high", "actor.eps_clip_higher")):
+        own = values.get(f"{clip}_{bound}", _CLIP)
+        used |= own is None
+        draft.set(target, values[clip] if own is None else own)
+    if draft.is_given(clip) and not used:
+        draft.mark(clip, Fate.IGNORED, f"clip_ratio_low and clip_ratio_high hold, {_CLIP} where they are not given")
+    if draft.config["actor"].get("importance_sampling_level") == "sequence":
+        draft.set("actor.loss_agg_mode", "seq-mean-token-mean")
+        draft.config["actor"].pop("c_clip")
+        for key in (f"{ACTOR}.loss_agg_mode", f"{ACTOR}.clip_ratio_c"):
+            if draft.is_given(key):
+                draft.mark(key, Fate.IGNORED, "loss_mode gspo is seq-mean-token-mean, and has no dual clip")
+    elif draft.config["actor"]["loss_agg_mode"] == "seq-mean-token-sum-norm":
+        note = "verl leaves out the division by the number of sequences: gradient_clipping is of another scale"
+        draft.mark(f"{ACTOR}.loss_agg_mode", Fate.LOSSY, note, "actor.loss_agg_mode")
+
+
+_CLIP = 0.2
+_DISCOUNTED = {"algorithm.gamma": ("gae", "reinforce_plus_plus"), "algorithm.lam": ("gae",)}
+
+
 def _advantages(draft: Draft) -> None:
-    key = "algorithm.adv_estimator"
-    estimator, by_std = str(draft.values[key]), bool(draft.values["algorithm.norm_adv_by_std_in_grpo"])
+    key, values = "algorithm.adv_estimator", draft.values
+    estimator, by_std = str(values[key]), bool(values["algorithm.norm_adv_by_std_in_grpo"])
+    draft.set("trainer.type", "ppo" if estimator == "gae" else "grpo")
+    for name, target in (("algorithm.gamma", "actor.discount"), ("algorithm.lam", "actor.gae_lambda")):
+        if estimator in _DISCOUNTED[name]:
+            draft.set(target, values[name])
+        elif draft.is_given(name):
+            draft.mark(name, Fate.IGNORED, f"{estimator} does not use it")
     if estimator == "grpo":
-        draft.set("trainer.type", "grpo")
-        draft.set("actor.reward_norm", {"mean_level": "group", "std_level": "group" if by_std else None})
+        draft.set("actor.reward_norm", {"mean_level": "group", "std_level": "group" if by_std else None, "eps": 1e-6})
     elif estimator == "rloo":
-        draft.set("trainer.type", "grpo")
         draft.set("actor.reward_norm", {"mean_level": "group", "std_level": None, "mean_leave1out": True})
-    elif estimator in ("reinforce_plus_plus", "reinforce_plus_plus_baseline"):
-        draft.set("trainer.type", "grpo")
+    elif estimator in ("gae", "reinforce_plus_plus", "reinforce_plus_plus_baseline"):
         draft.set("actor.adv_norm", {"mean_level": "batch", "std_level": "batch"})
         if estimator.endswith("_baseline"):
             draft.set("actor.reward_norm", {"mean_level": "group", "std_level": None})
-    elif estimator == "gae":
-        draft.set("trainer.type", "ppo")
-        draft.set("actor.adv_norm", {"mean_level": "batch", "std_level": "batch"})
-        _critic(draft)
     else:
         draft.mark(key, Fate.REFUSED, f"{estimator} is not here; {_ESTIMATORS} are")
+    if values["algorithm.use_kl_in_reward"] and estimator not in _DISCOUNTED["algorithm.gamma"]:
+        note = "the KL penalty is not part of the baseline"
+        draft.mark("algorithm.use_kl_in_reward", Fate.LOSSY, note, "actor.kl_ctl")
+    _critic(draft, estimator)
 
 
 _ESTIMATORS = "grpo, rloo, gae, reinforce_plus_plus and reinforce_plus_plus_baseline"
 
 
-def _critic(draft: Draft) -> None:
-    values = draft.values
-    critic: dict[str, Any] = {
-        "path": values.get("critic.model.path", values.get(f"{_MODEL}.path", "")),
+def _critic(draft: Draft, estimator: str) -> None:
+    if estimator != "gae":
+        draft.config.pop("critic", None)
+        for each in [
+            each for each in draft.entries if each.key.startswith("critic.") and each.fate is not Fate.IGNORED
+        ]:
+            if "not a known key" not in each.note:
+                draft.mark(each.key, Fate.IGNORED, f"{estimator} has no critic")
+        return
+    values, key = draft.values, "critic.ppo_mini_batch_size"
+    draft.config["critic"] = {
+        "path": values.get(f"{_MODEL}.path", ""),
         "dtype": draft.config["actor"].get("dtype", "bfloat16"),
-        "gradient_checkpointing": values.get("critic.model.enable_gradient_checkpointing", True),
-        "eps_clip": values["critic.cliprange_value"],
-        "ppo_n_minibatches": draft.config["actor"].get("ppo_n_minibatches", 1),
-        "optimizer": {
-            "lr": values["critic.optim.lr"],
-            "weight_decay": values["critic.optim.weight_decay"],
-            "warmup_steps_proportion": values.get("critic.optim.lr_warmup_steps_ratio", 0.0),
-        },
+        **draft.config["critic"],
     }
-    if "critic.ppo_epochs" in values:
-        critic["ppo_epochs"] = values["critic.ppo_epochs"]
-    draft.set("critic", critic)
+    mini = int(values.get(key) or values[f"{ACTOR}.ppo_mini_batch_size"])
+    divided(draft, key, draft.config["train_dataset"]["batch_size"], mini, "prompts", "critic")
+    _schedule(draft, "critic.optim", "critic.optimizer")
 
 
 _ADAPTIVE = {"target_kl": 0.1, "horizon": 10_000}
@@ -379,9 +425,9 @@ _ADAPTIVE = {"target_kl": 0.1, "horizon": 10_000}
 
 def _kl(draft: Draft) -> None:
     values = draft.values
-    in_reward, in_loss = values["algorithm.use_kl_in_reward"], values[f"{_ACTOR}.use_kl_loss"]
+    in_reward, in_loss = values["algorithm.use_kl_in_reward"], values[f"{ACTOR}.use_kl_loss"]
     draft.set("actor.kl_ctl", float(values["algorithm.kl_ctrl.kl_coef"]) if in_reward else 0.0)
-    draft.set("actor.kl_loss_coef", float(values[f"{_ACTOR}.kl_loss_coef"]) if in_loss else 0.0)
+    draft.set("actor.kl_loss_coef", float(values[f"{ACTOR}.kl_loss_coef"]) if in_loss else 0.0)
     adaptive = in_reward and str(values.get("algorithm.kl_ctrl.type")) == "adaptive"
     for key, target in (("target_kl", "actor.kl_target"), ("horizon", "actor.kl_horizon")):
         if adaptive:
@@ -397,23 +443,37 @@ def _kl(draft: Draft) -> None:
 
 
 def _optimizer(draft: Draft) -> None:
-    adam(draft, *(draft.values.get(f"{_ACTOR}.optim.{name}") for name in ("betas", "min_lr", "lr")))
-    warm_up(draft, f"{_ACTOR}.optim.lr_warmup_steps", draft.values.get("trainer.total_training_steps"))
+    _schedule(draft, f"{ACTOR}.optim", "actor.optimizer")
+    key = f"{ACTOR}.optim.clip_grad"
+    if draft.is_given(key) and draft.values[f"{ACTOR}.strategy"] != "megatron":
+        draft.set("actor.optimizer.gradient_clipping", draft.values[f"{ACTOR}.grad_clip"])
+        draft.mark(key, Fate.IGNORED, "of fsdp, grad_clip is used")
+
+
+def _schedule(draft: Draft, prefix: str, target: str) -> None:
+    betas, least, rate = (draft.values.get(f"{prefix}.{name}") for name in ("betas", "min_lr", "lr"))
+    adam(draft, betas, least, rate, target)
+    warm_up(draft, f"{prefix}.lr_warmup_steps", draft.config.get("total_train_steps"), target)
 
 
 def _layout(draft: Draft) -> None:
     values = draft.values
     gpus = draft.number("trainer.n_gpus_per_node") * draft.number("trainer.nnodes")
-    engine = str(values.get(f"{_ROLLOUT}.name", "vllm"))
-    training = lay_out(draft, gpus, draft.number(f"{_ROLLOUT}.tensor_model_parallel_size"), engine)
-    prefix = f"{_ACTOR}.megatron"
-    asks = values[f"{_ACTOR}.strategy"] == "megatron" or any(key.startswith(f"{prefix}.") for key in values)
+    engine = str(values.get(f"{ROLLOUT}.name", "vllm"))
+    tensor, apart = draft.number(f"{ROLLOUT}.tensor_model_parallel_size"), values.get("rollout.n_gpus_per_node")
+    if apart is None:
+        training, note = lay_out(draft, gpus, tensor, engine), "verl does both on all of them in turn"
+    else:
+        training, note = gpus, "as in verl, on GPUs of their own"
+        serve(draft, int(apart) * draft.number("rollout.nnodes"), tensor, engine)
+    prefix = f"{ACTOR}.megatron"
+    asks = values[f"{ACTOR}.strategy"] == "megatron" or any(key.startswith(f"{prefix}.") for key in values)
     train = megatron_backend(draft, prefix, training) if asks else f"fsdp:d{training}"
     train_on(draft, training, train)
-    note = f"{gpus} GPUs: {draft.backend} serves, {train} trains; verl does both on all of them in turn"
+    note = f"{gpus} GPUs: {draft.backend} serves, {train} trains; {note}"
     draft.mark("trainer.n_gpus_per_node", Fate.MAPPED, note, "backend")
     names = ("gpu_memory_utilization", "max_model_len", "max_num_seqs", "enforce_eager")
-    engine_flags(draft, engine, *(f"{_ROLLOUT}.{name}" for name in names))
+    engine_flags(draft, engine, *(f"{ROLLOUT}.{name}" for name in names))
     draft.model = str(values.get(f"{_MODEL}.path") or "")
 
 
@@ -444,11 +504,11 @@ def _reward(draft: Draft) -> None:
         draft.mark("data.reward_fn_key", Fate.LOSSY, note, "reward_fn")
 
 
-_SWITCHES = {
-    f"{_ROLLOUT}.multi_turn.": f"{_ROLLOUT}.multi_turn.enable",
+SWITCHES = {
+    f"{ROLLOUT}.multi_turn.": f"{ROLLOUT}.multi_turn.enable",
     f"{_MODEL}.mtp.": f"{_MODEL}.mtp.enable",
     f"{_MODEL}.lora.": f"{_MODEL}.lora.rank",
     "algorithm.pf_ppo.": "algorithm.use_pf_ppo",
     "algorithm.rollout_correction.": "algorithm.rollout_correction.rollout_is",
 }
-VERL = Framework("verl", RULES, DEFAULTS, _finish, switches=_SWITCHES)
+VERL = Framework("verl", RULES, DEFAULTS, finish, switches=SWITCHES)

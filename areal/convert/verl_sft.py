@@ -56,24 +56,24 @@ def parallel_rules(prefix: str) -> dict[str, Rule]:
     return {f"{prefix}.{name}_parallel_size": joint("actor.backend", whole(1)) for name in _PARALLEL.values()}
 
 
-def optimizer_rules(prefix: str) -> Mapping[str, Rule]:
+def optimizer_rules(prefix: str, target: str = "actor.optimizer") -> Mapping[str, Rule]:
     return {
-        f"{prefix}.lr": to("actor.optimizer.lr"),
-        f"{prefix}.betas": joint("actor.optimizer.beta1, beta2"),
-        f"{prefix}.weight_decay": to("actor.optimizer.weight_decay"),
+        f"{prefix}.lr": to(f"{target}.lr"),
+        f"{prefix}.betas": joint(f"{target}.beta1, beta2"),
+        f"{prefix}.weight_decay": to(f"{target}.weight_decay"),
         f"{prefix}.weight_decay_incr_style": refused("the weight decay is constant", "constant"),
-        f"{prefix}.clip_grad": to("actor.optimizer.gradient_clipping"),
-        f"{prefix}.optimizer": to("actor.optimizer.type", choice(AdamW="adam", Adam="adam", adam="adam", SGD="sgd")),
+        f"{prefix}.clip_grad": to(f"{target}.gradient_clipping"),
+        f"{prefix}.optimizer": to(f"{target}.type", choice(AdamW="adam", Adam="adam", adam="adam", SGD="sgd")),
         f"{prefix}.optimizer_impl": refused("the optimizers are torch's", "torch.optim"),
         **alike(OFFLOAD, "override_optimizer_config override_optimizer_config.*", prefix),
         f"{prefix}.use_checkpoint_opt_param_scheduler": SPEED,
-        **alike(to("actor.optimizer.lr_scheduler_type", _SCHEDULE), "lr_scheduler_type lr_decay_style", prefix),
-        f"{prefix}.warmup_style": to("actor.optimizer.lr_scheduler_type", _SCHEDULE, neutral=(None,)),
-        f"{prefix}.lr_warmup_steps_ratio": to("actor.optimizer.warmup_steps_proportion"),
-        f"{prefix}.lr_warmup_steps": joint("actor.optimizer.warmup_steps_proportion", optional, neutral=(None, -1)),
+        **alike(to(f"{target}.lr_scheduler_type", _SCHEDULE), "lr_scheduler_type lr_decay_style", prefix),
+        f"{prefix}.warmup_style": to(f"{target}.lr_scheduler_type", _SCHEDULE, neutral=(None,)),
+        f"{prefix}.lr_warmup_steps_ratio": to(f"{target}.warmup_steps_proportion"),
+        f"{prefix}.lr_warmup_steps": joint(f"{target}.warmup_steps_proportion", optional, neutral=(None, -1)),
         f"{prefix}.lr_warmup_init": refused("a warm-up begins at 0", 0.0),
-        f"{prefix}.min_lr_ratio": to("actor.optimizer.min_lr_ratio", neutral=(None,)),
-        f"{prefix}.min_lr": joint("actor.optimizer.min_lr_ratio", number, neutral=(None,)),
+        f"{prefix}.min_lr_ratio": to(f"{target}.min_lr_ratio", neutral=(None,)),
+        f"{prefix}.min_lr": joint(f"{target}.min_lr_ratio", number, neutral=(None,)),
         f"{prefix}.num_cycles": refused("a cosine has half a cycle", 0.5),
         f"{prefix}.total_training_steps": ignored("the schedule is over all steps of the run"),
         f"{prefix}.lr_decay_steps": lossy("the schedule is over all steps of the run"),

@@ -35,6 +35,8 @@ CHOSEN = {
         "examples/sft/multiturn/run_qwen_05_sp2.sh",
         "examples/sft/vlm/run_qwen3_vl_2b.sh",
         "verl/trainer/config/_generated_ppo_trainer.yaml",
+        "verl/experimental/fully_async_policy/shell/dapo_7b_math_fsdp2_64_64_mis.sh",
+        "verl/experimental/one_step_off_policy/shell/grpo_0.6b_gsm8k_fsdp2_2_6.sh",
     ),
     "trl": (
         "examples/cli_configs/example_config.yaml",

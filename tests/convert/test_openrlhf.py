@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,47 @@ def test_ppo_of_openrlhf_is_the_same_ppo(tmp_path: Path) -> None:
         0.1,
     )
     assert config.recover.mode == "disabled" and config.rollout.max_head_offpolicyness == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        # a schedule of transformers: min_lr_ratio is of cosine_with_min_lr, and constant has no warm-up
+        ({"actor.lr_scheduler": "cosine"}, {"actor.optimizer.min_lr_ratio": 0.0}),
+        ({"actor.lr_scheduler": "constant"}, {"actor.optimizer.warmup_steps_proportion": 0.0}),
+        (
+            {"critic.lr_scheduler": "linear"},
+            {"critic.optimizer.min_lr_ratio": 0.0, "actor.optimizer.min_lr_ratio": 0.1},
+        ),
+        # gamma is 1 where there is a baseline, and rewards are clipped after it
+        (
+            {"algo.advantage.estimator": "rloo", "algo.advantage.gamma": 0.9},
+            {"actor.discount": 1.0, "actor.reward_clip": 1e9},
+        ),
+        (
+            {"algo.advantage.estimator": "reinforce", "algo.advantage.gamma": 0.9},
+            {"actor.discount": 0.9, "actor.reward_clip": 10.0},
+        ),
+        # the ratio is to the log-probabilities of the trainer, or of the engine where gspo is corrected
+        ({}, {"actor.recompute_logprob": True, "actor.use_decoupled_loss": False}),
+        (
+            {"algo.advantage.is_correction_enable": True},
+            {"actor.recompute_logprob": False, "actor.use_decoupled_loss": True},
+        ),
+        (
+            {"algo.advantage.is_correction_enable": True, "actor.policy_loss_type": "gspo"},
+            {"actor.recompute_logprob": False, "actor.use_decoupled_loss": False},
+        ),
+    ],
+)
+def test_settings_mean_what_they_mean_in_openrlhf(given: dict[str, Any], meant: dict[str, Any], tmp_path: Path) -> None:
+    config = loaded(ppo(**{"rollout.n_samples_per_prompt": 8, **given}), tmp_path)
+    assert {key: attrgetter(key)(config) for key in meant} == meant
+
+
+def test_filter_of_groups_by_their_mean_is_lossy() -> None:
+    key = "algo.dynamic_filtering_range"
+    assert key in fates(ppo(**{key: [0.2, 0.8]}), Fate.LOSSY) and key in fates(ppo(**{key: [0, 1]}), Fate.IGNORED)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,33 @@ def test_sizes_of_completions_become_prompts_and_minibatches(tmp_path: Path) -> 
     assert (config.train_dataset.batch_size, config.gconfig.n_samples) == (32, 8)
     assert (config.actor.ppo_n_minibatches, config.actor.ppo_epochs) == (4, 2)
     assert (config.total_train_steps, config.saver.freq_steps) == (100, 10)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "given", "meant"),
+    [
+        # constant of transformers has no warm-up: that is constant_with_warmup
+        (
+            "grpo",
+            {"lr_scheduler_type": "constant", "warmup_steps": 5, "max_steps": 10},
+            {"actor.optimizer.warmup_steps_proportion": 0.0, "actor.optimizer.lr_scheduler_type": "constant"},
+        ),
+        (
+            "grpo",
+            {"lr_scheduler_type": "constant_with_warmup", "warmup_ratio": 0.1},
+            {"actor.optimizer.warmup_steps_proportion": 0.1},
+        ),
+        # the ratio is to the log-probabilities of the trainer, and rewards are not clipped
+        ("grpo", {}, {"actor.recompute_logprob": True, "actor.use_decoupled_loss": False, "actor.reward_clip": 1e9}),
+        ("grpo", {"use_vllm": True}, {"actor.recompute_logprob": False, "actor.use_decoupled_loss": True}),
+        ("rloo", {"reward_clip_range": [-5, 5]}, {"actor.reward_clip": 5.0, "actor.recompute_logprob": True}),
+    ],
+)
+def test_settings_mean_what_they_mean_in_trl(
+    trainer: str, given: dict[str, Any], meant: dict[str, Any], tmp_path: Path
+) -> None:
+    config = loaded(online(trainer, **given), tmp_path)
+    assert {key: attrgetter(key)(config) for key in meant} == meant
 
 
 def test_defaults_of_trl_are_part_of_the_run(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from areal.api.cli_args import GRPOConfig, PPOConfig, load_expr_config
 from areal.convert.rules import Draft, Fate, convert
+from areal.convert.sources import SOURCES, read_keys
 from areal.convert.verl import DEFAULTS, RULES, VERL
 
 BASE = {
@@ -75,6 +77,98 @@ def test_dr_grpo_rloo_and_gspo_are_what_their_keys_say() -> None:
     assert converted(**{"algorithm.adv_estimator": "rloo"}).config["actor"]["reward_norm"]["mean_leave1out"]
     gspo = converted(**{"actor_rollout_ref.actor.policy_loss.loss_mode": "gspo"}).config["actor"]
     assert gspo["importance_sampling_level"] == "sequence"
+
+
+ACTOR, VALIDATION = "actor_rollout_ref.actor", "actor_rollout_ref.rollout.val_kwargs"
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        # verl reads clip_ratio where clip_ratio_low or _high is null, and these are 0.2 by default
+        ({f"{ACTOR}.clip_ratio": 0.1}, {"actor.eps_clip": 0.2, "actor.eps_clip_higher": 0.2}),
+        (
+            {f"{ACTOR}.clip_ratio": 0.1, f"{ACTOR}.clip_ratio_low": None, f"{ACTOR}.clip_ratio_high": 0.28},
+            {"actor.eps_clip": 0.1, "actor.eps_clip_higher": 0.28},
+        ),
+        # without a critic verl discounts nothing, but for reinforce_plus_plus, which has no lambda
+        ({"algorithm.gamma": 0.9, "algorithm.lam": 0.95}, {"actor.discount": 1.0, "actor.gae_lambda": 1.0}),
+        (
+            {"algorithm.adv_estimator": "reinforce_plus_plus", "algorithm.gamma": 0.9, "algorithm.lam": 0.95},
+            {"actor.discount": 0.9, "actor.gae_lambda": 1.0},
+        ),
+        (
+            {"algorithm.adv_estimator": "gae", "algorithm.gamma": 0.9, "algorithm.lam": 0.95},
+            {"actor.discount": 0.9, "actor.gae_lambda": 0.95},
+        ),
+        # loss_mode gspo has its own aggregation, and no dual clip
+        (
+            {f"{ACTOR}.policy_loss.loss_mode": "gspo", f"{ACTOR}.clip_ratio_c": 10.0},
+            {"actor.loss_agg_mode": "seq-mean-token-mean", "actor.c_clip": None},
+        ),
+        # the ratio is to the log-probabilities of the trainer, and rewards are not clipped
+        ({}, {"actor.recompute_logprob": True, "actor.reward_clip": 1e9, "actor.dtype": "bfloat16"}),
+        ({"algorithm.rollout_correction.bypass_mode": True}, {"actor.recompute_logprob": False}),
+        ({f"{ACTOR}.fsdp_config.model_dtype": "fp32"}, {"actor.dtype": "bfloat16"}),
+        ({f"{ACTOR}.grad_clip": 0.5, f"{ACTOR}.optim.clip_grad": 1.0}, {"actor.optimizer.gradient_clipping": 0.5}),
+        # evaluation goes by the temperature, which is 0 by default
+        ({"data.val_files": "v.parquet"}, {"eval_gconfig.temperature": 0, "eval_gconfig.max_new_tokens": 512}),
+        (
+            {"data.val_files": "v.parquet", f"{VALIDATION}.temperature": 0.6, f"{VALIDATION}.do_sample": False},
+            {"eval_gconfig.temperature": 0.6, "eval_gconfig.is_greedy": False},
+        ),
+        ({"critic.optim.lr": 1e-4}, {"critic": None}),
+        (
+            {
+                "algorithm.adv_estimator": "gae",
+                "critic.grad_clip": 0.5,
+                "critic.ppo_mini_batch_size": 32,
+                "critic.optim.betas": [0.8, 0.9],
+                "critic.optim.lr_scheduler_type": "cosine",
+            },
+            {
+                "critic.optimizer.gradient_clipping": 0.5,
+                "critic.ppo_n_minibatches": 2,
+                "critic.optimizer.beta1": 0.8,
+                "critic.optimizer.lr_scheduler_type": "cosine",
+                "actor.optimizer.lr_scheduler_type": "constant",
+            },
+        ),
+    ],
+)
+def test_settings_mean_what_they_mean_in_verl(given: dict[str, Any], meant: dict[str, Any], tmp_path: Path) -> None:
+    config = loaded(converted(**given), tmp_path)
+    assert {key: attrgetter(key)(config) for key in meant} == meant
+
+
+def test_what_verl_counts_in_another_way_is_lossy() -> None:
+    assert f"{ACTOR}.loss_agg_mode" in fates(
+        converted(**{f"{ACTOR}.loss_agg_mode": "seq-mean-token-sum-norm"}), Fate.LOSSY
+    )
+    kl = {"algorithm.use_kl_in_reward": True}
+    assert "algorithm.use_kl_in_reward" in fates(converted(**kl), Fate.LOSSY)
+    assert "algorithm.use_kl_in_reward" in fates(converted(**kl, **{"algorithm.adv_estimator": "gae"}), Fate.MAPPED)
+
+
+def test_asynchronous_trainers_of_verl_keep_their_batch_staleness_and_gpus(tmp_path: Path) -> None:
+    words = " ".join(f"{key}={value}" for key, value in BASE.items() if key != "data.train_batch_size")
+    script = f"""python -m verl.experimental.fully_async_policy.fully_async_main {words} data.train_batch_size=0 \\
+        rollout.nnodes=2 rollout.total_rollout_steps=51200 rollout.test_freq=5 trainer.nnodes=1 \\
+        async_training.trigger_parameter_sync_step=4 async_training.require_batches=2 \\
+        async_training.staleness_threshold=0.5 data.val_files=v.parquet"""
+    trainer, keys = read_keys("verl", None, script, {}, "run.sh")
+    draft = convert(SOURCES["verl"].trainers[trainer], keys)
+    config = loaded(draft, tmp_path)
+    # Weights are pushed after 4 * 2 minibatches of 16 prompts.
+    assert (config.train_dataset.batch_size, config.actor.ppo_n_minibatches) == (128, 8)
+    assert (config.total_train_steps, config.evaluator.freq_steps, config.rollout.max_head_offpolicyness) == (400, 5, 1)
+    assert (draft.backend, draft.config["actor"]["backend"]) == ("sglang:d8t2", "fsdp:d8")
+    assert not config.actor.recompute_logprob and not fates(draft, Fate.REFUSED)
+    behind = script.replace("fully_async_policy.fully_async_main", "one_step_off_policy.main_ppo")
+    trainer, keys = read_keys("verl", None, behind.partition("rollout.total")[0] + "rollout.nnodes=1", {}, "run.sh")
+    draft = convert(SOURCES["verl"].trainers[trainer], {**keys, "data.train_batch_size": 64})
+    assert (trainer, draft.backend, draft.config["actor"]["backend"]) == ("one_step_off", "sglang:d4t2", "fsdp:d8")
+    assert loaded(draft, tmp_path).rollout.max_head_offpolicyness == 1
 
 
 def test_gpus_are_divided_between_engine_and_trainer() -> None:
