@@ -27,12 +27,11 @@ from typing import Any
 from areal.dataclasses import dataclass, field
 from areal.errors import Conflict, Locked
 from areal.files import parse_json, try_lock, write_all
+from areal.rollout.evaluation_files import FORMAT, RUN, read_settings
 from areal.rollout.failures import EpisodeFailed
 from areal.state.files import explain, write_atomic
 from areal.trajectories.reading import JSONL, PARQUET, TRAJECTORIES, read_lines
 from areal.trajectories.record import Episode
-
-_FORMAT = 1
 
 
 @dataclass(frozen=True)
@@ -158,12 +157,12 @@ def open_folder(path: Path, settings: Mapping[str, Any], *, parquet: bool, resum
 
 def _check_settings(path: Path, settings: Mapping[str, Any], *, resume: bool) -> str:
     """Compare or write ``run.json``; the run's id."""
-    about = path / "run.json"
+    about = path / RUN
     run_id = secrets.token_hex(4)
     if not resume:
         refuse_begun(path)
     if about.exists() and (resume or _has_begun(path)):
-        before = parse_json(about.read_bytes())
+        before = read_settings(path)
         run_id = before["run_id"]
         differ = {name: value for name, value in settings.items() if before.get(name) != value}
         if differ:
@@ -174,13 +173,13 @@ def _check_settings(path: Path, settings: Mapping[str, Any], *, resume: bool) ->
             f"{path} holds trajectories, but no run.json that describes them", hint="choose another --output"
         )
     else:
-        _write_json(about, {"format": _FORMAT, "run_id": run_id, **settings})
+        _write_json(about, {"format": FORMAT, "run_id": run_id, **settings})
     return str(run_id)
 
 
 def refuse_begun(path: Path) -> None:
     """Raises Conflict for a folder that has a run already."""
-    if (path / "run.json").exists() and _has_begun(path):
+    if (path / RUN).exists() and _has_begun(path):
         raise Conflict(f"{path} holds a run already", hint="add --resume to go on with it, or choose another --output")
 
 

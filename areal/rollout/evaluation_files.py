@@ -10,12 +10,14 @@ from typing import Any, NamedTuple
 from areal.errors import NotFound
 from areal.files import parse_json
 from areal.resources.kinds import name_problem
+from areal.state.files import UnreadableFile
 from areal.state.home import Home
 from areal.trajectories.reading import JSONL, TRAJECTORIES
 from areal.trajectories.steps import step_files
 
 JOB = re.compile(r"(?:trainjobs?|train|job)/(?P<name>[^/@]+)(?:@(?P<step>\d{1,12}))?", re.IGNORECASE)
-SUMMARY = "summary.json"
+RUN, SUMMARY = "run.json", "summary.json"
+FORMAT = 1  # of run.json, and of the folder that it describes
 
 
 class EvaluationFiles(NamedTuple):
@@ -50,7 +52,28 @@ def find_evaluation(home: Home, text: str) -> EvaluationFiles:
             f"there is no finished evaluation in {folder}",
             hint=f"evaluations of this home: {', '.join(known)}" if known else "evaluate the baseline first",
         )
-    return EvaluationFiles(text, folder.absolute(), parse_json((folder / SUMMARY).read_bytes()))
+    if (folder / RUN).exists():
+        read_settings(folder)
+    return EvaluationFiles(text, folder.absolute(), _document(folder / SUMMARY))
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """``run.json`` of a collection's folder. Raises UnreadableFile, also for one that a newer version wrote."""
+    settings = _document(folder / RUN)
+    if not isinstance(found := settings.get("format"), int) or found > FORMAT:
+        reason = f"a newer areal wrote it (format {found}, this one knows {FORMAT})"
+        raise UnreadableFile(folder / RUN, reason, damaged=False, hint="upgrade areal, or choose another folder")
+    return settings
+
+
+def _document(path: Path) -> dict[str, Any]:
+    try:
+        found = parse_json(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise UnreadableFile(path, str(error), damaged=False, hint="choose another folder") from error
+    if not isinstance(found, dict):
+        raise UnreadableFile(path, "it is no object", damaged=False, hint="choose another folder")
+    return found
 
 
 def _validation(home: Home, text: str, job: str, step: str | None) -> EvaluationFiles:

@@ -12,7 +12,7 @@ from areal.dataset.examples import prompt_digest
 from areal.errors import ArealError, NotFound
 from areal.files import parse_json, size_of, stamp
 from areal.rollout.evaluation import Comparison, PromptScores, compare, prompt_keys
-from areal.rollout.evaluation_files import JOB, SUMMARY, EvaluationFiles, evaluations_folder, find_evaluation
+from areal.rollout.evaluation_files import JOB, RUN, SUMMARY, EvaluationFiles, evaluations_folder, find_evaluation
 from areal.trajectories.record import Episode
 from areal.trajectories.steps import GroupSummary, StepSummary, read_step
 from areal.trajectories.view import TokenDecoder
@@ -22,7 +22,6 @@ from areal.ui.jobs import decoder_named, decoder_of, job_of
 from areal.ui.memo import FileMemo
 from areal.ui.views import Marks
 
-_RUN = "run.json"
 _MOST = 5000  # prompts in one answer
 _SHOWN = ("changed", "worse", "better", "all")
 
@@ -57,9 +56,9 @@ def read(view: ViewContext) -> dict[str, Any]:
     if not view.query.get("name"):
         return {"evaluations": [_row(folder) for folder in _folders(view)]}
     folder = evaluations_folder(view.home) / view.name()
-    if not (folder / SUMMARY).is_file() and not (folder / _RUN).is_file():
+    if not (folder / SUMMARY).is_file() and not (folder / RUN).is_file():
         raise NotFound(f"there is no evaluation {folder}", hint="esc goes to the evaluations of this home")
-    own = EvaluationFiles(view.name(), folder, _document(folder / _RUN) | _document(folder / SUMMARY))
+    own = EvaluationFiles(view.name(), folder, _document(folder / RUN) | _document(folder / SUMMARY))
     samples = _samples_of(view, own)
     other, problem = _other(view, own)
     before = _samples_of(view, other) if other is not None else None
@@ -94,7 +93,7 @@ def count_of(view: ViewContext, job: str) -> int:
 def marks(view: ViewContext) -> Marks:
     """The size of a file that grows counts by an eighth: it is read again as a whole."""
     folders = _folders(view)
-    stamps = {f"{folder.name}/{name}": stamp(folder / name) for folder in folders for name in (SUMMARY, _RUN)}
+    stamps = {f"{folder.name}/{name}": stamp(folder / name) for folder in folders for name in (SUMMARY, RUN)}
     found: dict[str, int | str] = {"files": f"{hash(tuple(stamps.items())) & 0xFFFFFFFFFFFF:x}"}
     if name := view.query.get("name"):
         size = size_of(EvaluationFiles(name, evaluations_folder(view.home) / name, {}).samples)
@@ -104,8 +103,8 @@ def marks(view: ViewContext) -> Marks:
 
 def _folders(view: ViewContext) -> list[Path]:
     """The newest first."""
-    folders = [path for path in evaluations_folder(view.home).glob("*/") if (path / _RUN).is_file()]
-    return sorted(folders, key=lambda path: (path / _RUN).stat().st_mtime, reverse=True)
+    folders = [path for path in evaluations_folder(view.home).glob("*/") if (path / RUN).is_file()]
+    return sorted(folders, key=lambda path: (path / RUN).stat().st_mtime, reverse=True)
 
 
 def _document(path: Path) -> dict[str, Any]:
@@ -122,7 +121,7 @@ def _document(path: Path) -> dict[str, Any]:
 def _row(folder: Path) -> dict[str, Any]:
     run: dict[str, Any] = {}
     try:
-        run = _document(folder / _RUN)
+        run = _document(folder / RUN)
         found, problem = _document(folder / SUMMARY), ""
     except ArealError as error:
         found, problem = {}, error.message
@@ -131,7 +130,7 @@ def _row(folder: Path) -> dict[str, Any]:
         "name": folder.name,
         "problem": problem,
         "isFinished": bool(found),
-        "at": (folder / (SUMMARY if found else _RUN)).stat().st_mtime,
+        "at": (folder / (SUMMARY if found else RUN)).stat().st_mtime,
         "target": found.get("target", run.get("target")),
         "dataset": (found.get("dataset") or {}).get("source"),
         "samples": found.get("samples"),

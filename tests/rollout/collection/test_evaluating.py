@@ -108,6 +108,21 @@ def test_baseline_of_other_prompts_or_reward_is_refused_before_a_prompt_is_asked
     assert engine_calls(bench.engine) == [] and not evaluating.folder("after").exists()
 
 
+def test_evaluation_of_a_newer_version_is_refused_before_a_prompt_is_asked(
+    bench: Bench, evaluating: Evaluating
+) -> None:
+    assert evaluating("before").code == 0
+    script(bench.engine, reset=True)
+    about = evaluating.folder("before") / "run.json"
+    about.write_text(json.dumps({**json.loads(about.read_text()), "format": 2}))
+    for words in (("after", "--baseline", "before"), ("before", "--resume")):
+        refused = evaluating(*words)
+        assert refused.code == 3 and "a newer areal wrote it (format 2, this one knows 1)" in refused.err, refused.err
+    about.write_text("{")
+    assert "run.json is unreadable" in evaluating("after", "--baseline", "before").err
+    assert engine_calls(bench.engine) == []
+
+
 def test_failed_episodes_are_left_out_and_a_resumed_run_asks_only_those(
     bench: Bench, evaluating: Evaluating, collecting: Collecting
 ) -> None:
