@@ -442,9 +442,10 @@ def show_table(cli: Invocation, table: Table, sort_by: str | None) -> int:
         emit_rows(cli, rows, table.columns, name=table.name, empty=empty)
     if table.note and rows:
         cli.info(table.note)
+    if table.unreadable:
+        from areal.state.files import remedy
     for path, reason in table.unreadable:
-        hint = "areal doctor --fix restores it from its newest revision"
-        report(ArealError(f"{path} is unreadable: {reason}", hint=hint), cli)
+        report(ArealError(f"{path} is unreadable: {reason}", hint=remedy(reason)), cli)
     return InvalidManifest.exit_code if table.unreadable else 0
 
 

@@ -17,6 +17,7 @@ from areal.reconcilers.plan import FieldChange
 from areal.resources.backend import inference_part
 from areal.resources.tree import ABSENT, FieldPath, UpdateClass, changes, get_path, merge, path_text
 from areal.resources.validation import effective, references, spec_model, update_class, validate
+from areal.state.files import remedy
 from areal.state.records import (
     APPLY,
     FieldConflict,
@@ -444,7 +445,7 @@ def check_removals(stored: Sequence[StoredObject], targets: Sequence[Target]) ->
                 known = "may depend on" if presumed is None else "depends on one of"
                 raise Conflict(
                     f"{path} is unreadable ({why}), and {known} {', '.join(deleted)}; nothing was deleted",
-                    hint="areal doctor --fix restores it from its newest revision",
+                    hint=remedy(why),
                 )
     left = sorted(f"{ref} ({cause})" for ref, cause, _ in _dependents(after, deleted))
     if left:

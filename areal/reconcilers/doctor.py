@@ -26,7 +26,7 @@ from areal.resources.kinds import Ref, parse_ref
 from areal.runtime.backends import Backends
 from areal.runtime.backends.base import LIVE, LOOPBACK, Phase, ProblemKind, RunState
 from areal.state import upkeep
-from areal.state.files import crash_point
+from areal.state.files import NEWER, crash_point, remedy
 from areal.state.home import read_key
 from areal.state.journal import orphans
 from areal.state.locks import holder
@@ -100,7 +100,9 @@ def _names() -> Iterator[_Diagnosis]:
 
 def _state(ctx: Context, backend: Backends) -> Iterator[_Diagnosis]:
     for defect in upkeep.defects(ctx.home):
-        if defect.ref is not None:
+        if defect.reason.startswith(NEWER):
+            yield _Diagnosis(Finding("error", f"unreadable file: {defect.path}", defect.reason, remedy(defect.reason)))
+        elif defect.ref is not None:
             finding = Finding("error", f"unreadable state of {defect.ref}: {defect.path}", defect.reason, FIX)
             yield _Diagnosis(finding, partial(_restore, ctx, backend, defect.ref))
         else:

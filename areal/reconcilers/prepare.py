@@ -18,7 +18,7 @@ from areal.reconcilers.planning import NO_LIMIT, PlanScope, Policy
 from areal.resources.kinds import Ref, parse_ref
 from areal.runtime.backends import Backends
 from areal.runtime.backends.base import LIVE, Capacity, RunState
-from areal.state.files import crash_point
+from areal.state.files import crash_point, remedy
 from areal.state.objects import ObjectStore, StoreSnapshot
 from areal.state.records import Listing, StoredObject
 from areal.state.upkeep import ref_of
@@ -193,8 +193,7 @@ def _unreadable(
 ) -> dict[str, tuple[str, str]]:
     """Objects whose record cannot be read, or is gone while their processes live: why, and the next step."""
     known = {str(item.ref) for item in stored} | {target.ref for target in targets}
-    hint = "areal doctor --fix restores it from its newest revision; without one, apply its manifest again"
-    found = {str(ref_of(path)): (f"{path} is unreadable: {why}", hint) for path, why in stored.unreadable}
+    found = {str(ref_of(path)): (f"{path} is unreadable: {why}", remedy(why)) for path, why in stored.unreadable}
     hint = "apply its manifest again, which keeps them; areal doctor --fix ends them"
     for state in states:
         if state.phase in LIVE and state.spec.owner and state.spec.owner not in known:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from areal.errors import NotFound
 from areal.files import parse_json
 from areal.resources.kinds import name_problem
-from areal.state.files import UnreadableFile
+from areal.state.files import NEWER, UnreadableFile
 from areal.state.home import Home
 from areal.trajectories.reading import JSONL, TRAJECTORIES
 from areal.trajectories.steps import step_files
@@ -61,7 +61,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
     """``run.json`` of a collection's folder. Raises UnreadableFile, also for one that a newer version wrote."""
     settings = _document(folder / RUN)
     if not isinstance(found := settings.get("format"), int) or found > FORMAT:
-        reason = f"a newer areal wrote it (format {found}, this one knows {FORMAT})"
+        reason = f"{NEWER} (format {found}, this one knows {FORMAT})"
         raise UnreadableFile(folder / RUN, reason, damaged=False, hint="upgrade areal, or choose another folder")
     return settings
 

@@ -105,6 +105,14 @@ _CAUSES = {
 }
 
 
+NEWER = "a newer areal wrote it"  # how the reason for such a file begins, which nothing here may change
+
+
+def remedy(reason: str) -> str:
+    """The next step for an object whose file is unreadable for ``reason``."""
+    return "upgrade areal" if reason.startswith(NEWER) else "areal doctor --fix restores it from its newest revision"
+
+
 class UnreadableFile(ArealError):
     """A file is there and cannot be used. ``damaged``: its content is wrong, so it may be quarantined and restored;
     otherwise (permissions, I/O, a newer format) it must be left alone."""

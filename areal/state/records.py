@@ -22,7 +22,7 @@ from typing import Any, TypeAlias, TypeVar
 from areal.dataclasses import dataclass, field, fields, replace
 from areal.resources.kinds import Ref
 from areal.resources.tree import ABSENT, FieldPath, bracketed, changes, delete_path, get_path, leaves, merge, path_text
-from areal.state.files import UnreadableFile
+from areal.state.files import NEWER, UnreadableFile
 
 APPLY = "apply"
 JOB = "job"  # of the service that a job created: the job is at rest
@@ -270,5 +270,5 @@ def _check_format(body: Any, path: Path | str) -> None:
     if not isinstance(number, int):
         raise UnreadableFile(path, "it does not describe an object", damaged=True)
     if number > FORMAT:
-        reason = f"a newer areal wrote it (format {number}, this one knows {FORMAT})"
+        reason = f"{NEWER} (format {number}, this one knows {FORMAT})"
         raise UnreadableFile(path, reason, damaged=False, hint="upgrade areal")

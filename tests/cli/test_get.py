@@ -16,6 +16,7 @@ from areal.runtime import procfs, records
 from areal.runtime.backends.base import RunSpec
 from areal.runtime.runs import RunStore
 from areal.state.events import EventLog
+from areal.state.files import seal, unseal
 from areal.state.home import Home
 from areal.state.objects import ObjectStore
 from areal.state.records import Layer, replace_layer
@@ -203,6 +204,20 @@ def test_damaged_object_is_reported_and_the_others_are_shown(areal: Areal, objec
     assert [row[0] for row in result.rows[1:]] == ["qwen"]
     assert "unreadable" in result.err and "areal doctor --fix" in result.err
     assert path.exists()
+
+
+def test_object_of_a_newer_version_is_left_alone_and_wants_a_newer_areal(
+    areal: Areal, objects: None, home: Home
+) -> None:
+    folder = home.objects / "model" / "llama"
+    files = [folder / "object.json", *(folder / "revisions").glob("*.json")]
+    for path in files:
+        path.write_bytes(seal({**unseal(path.read_bytes()), "format": 2}))
+    for words in (("get", "models"), ("reconcile",), ("doctor", "--fix"), ("delete", "model/llama", "-y")):
+        result = areal(*words)
+        assert result.code != 0 and "a newer areal wrote it (format 2, this one knows 1)" in result.out + result.err
+        assert "upgrade areal" in result.out + result.err and "--fix" not in result.out + result.err, words
+    assert all(unseal(path.read_bytes())["format"] == 2 for path in files)
 
 
 def test_get_kinds(areal: Areal) -> None:
