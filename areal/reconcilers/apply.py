@@ -254,9 +254,7 @@ class _Manifests:
             if item.ref in too_large:
                 continue
             try:
-                target = self._target(item, by_ref.get(item.ref))
-                self._require_runnable(target)
-                targets.append(target)
+                targets.append(self._target(item, by_ref.get(item.ref)))
             except ArealError as error:
                 refused[item.ref] = error
         return wanted, targets
@@ -334,10 +332,10 @@ class _Manifests:
 
     def _target(self, item: Wanted, stored: StoredObject | None) -> Target:
         if stored is None:
-            self.command.store.require_readable(parse_ref(item.ref))  # a damaged file is never taken as absent
+            self.command.store.get(parse_ref(item.ref))  # a damaged file is never taken as absent
         elif self.request.source.manifests:  # flags name no owner
             item = replace(item, owner=item.owner or stored.owner)
-        return target_for(
+        target = target_for(
             item,
             stored,
             set_name=self.request.set_name,
@@ -345,11 +343,9 @@ class _Manifests:
             replace_it=self.request.replace,
             recreate=self.request.recreate,
         )
-
-    def _require_runnable(self, target: Target) -> None:
-        """Raises InvalidManifest, before anything is recorded, for an object whose processes could not run."""
-        if not target.is_deleted and not target.object.spec.get("suspend"):
-            controller_of(target.object.kind).require_runnable(self.command.ctx.home, target.object)
+        if not target.object.spec.get("suspend"):
+            controller_of(item.kind).require_runnable(self.command.ctx.home, target.object)
+        return target
 
 
 def _with_working_dirs(
@@ -362,13 +358,9 @@ def _with_working_dirs(
         if ("workingDir",) not in spec_model(item.kind).FILES:
             return item
         folder, earlier = item.applied_in, known.get(item.ref)
-        if earlier is not None and "workingDir" not in earlier.spec:
-            folder = ""  # an earlier version recorded it: as it is
-        elif earlier is not None and is_derived(earlier, ("workingDir",), unnoted=False):
+        if earlier is not None and is_derived(earlier, ("workingDir",)):
             folder = earlier.spec["workingDir"]
-        return with_derived(
-            item, {**({"workingDir": folder} if folder else {}), **item.spec}, [("workingDir",)], earlier
-        )
+        return with_derived(item, {"workingDir": folder, **item.spec}, [("workingDir",)], earlier)
 
     return [placed(item) for item in wanted]
 

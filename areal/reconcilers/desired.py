@@ -111,22 +111,17 @@ def with_derived(
         given, value = get_path(wanted.spec, path), get_path(spec, path)
         if given is ABSENT:
             return value is not ABSENT
-        return (
-            earlier is not None and is_derived(earlier, path, unnoted=False) and value == get_path(earlier.spec, path)
-        )
+        return earlier is not None and is_derived(earlier, path) and value == get_path(earlier.spec, path)
 
     source = dict(wanted.source or {})
     added = {path_text(path) for path in fields if filled_in(path)}
     return replace(wanted, spec=spec, source={**source, _DERIVED: sorted(added.union(source.get(_DERIVED, ())))})
 
 
-def is_derived(stored: StoredObject, path: FieldPath, *, unnoted: bool) -> bool:
-    """Whether a recorded field was filled in, so that it stays while manifests leave it open. ``unnoted``: the answer
-    for an object whose fields were not noted, as by earlier versions."""
-    applied = stored.applied
-    source = (applied.source if applied is not None else None) or {}
-    there = get_path(stored.spec, path) is not ABSENT
-    return there and (path_text(path) in source[_DERIVED] if _DERIVED in source else unnoted)
+def is_derived(stored: StoredObject, path: FieldPath) -> bool:
+    """Whether a recorded field was filled in, so that it stays while manifests leave it open."""
+    source = (stored.applied.source if stored.applied is not None else None) or {}
+    return path_text(path) in source.get(_DERIVED, ()) and get_path(stored.spec, path) is not ABSENT
 
 
 def field_changes(kind: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[FieldChange, ...]:

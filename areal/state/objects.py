@@ -258,10 +258,6 @@ class ObjectStore:
                         found.append(obj)
         return found
 
-    def require_readable(self, ref: Ref) -> None:
-        """Raises UnreadableFile when there is such an object and it cannot be read."""
-        self.get(ref)
-
     def snapshot(self) -> StoreSnapshot:
         """The serial and every object as of one instant, for a plan."""
         with share_store(self.home):

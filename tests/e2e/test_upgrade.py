@@ -65,8 +65,6 @@ def test_service_of_an_earlier_commit_is_kept_healed_rolled_and_deleted(box: Box
 def test_end_of_a_driver_that_an_earlier_commit_started_is_followed(box: Box) -> None:
     home = str(box.home)
     box.ok("get")
-    ends = [["areal.reconcilers.job_end", home], ["areal.reconcilers.background", home, "job-end"]]
-    done = [
-        subprocess.run([sys.executable, "-m", *end, "TrainJob/none"], capture_output=True, text=True) for end in ends
-    ]
-    assert [(each.returncode, each.stderr) for each in done] == [(0, "")] * 2
+    end = [sys.executable, "-m", "areal.reconcilers.background", home, "job-end", "TrainJob/none"]
+    done = subprocess.run(end, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -128,7 +128,7 @@ def test_damaged_object_is_reported_by_readers_and_touched_by_none(store: Object
     with pytest.raises(UnreadableFile, match="torn write"):
         store.get(QWEN)
     with pytest.raises(UnreadableFile):
-        store.require_readable(QWEN)
+        store.get(QWEN)
     listing = store.list()
     assert [obj.name for obj in listing] == ["whole"]
     assert [path.parent.name for path, _ in listing.unreadable] == ["qwen"]

@@ -77,14 +77,6 @@ def test_leftovers_of_crashes_are_swept_and_young_writes_are_not(store: ObjectSt
     assert len(list(home.objects.glob(".serial.tmp-*"))) == 1
 
 
-def test_holders_of_locks_that_earlier_versions_wrote_are_swept(store: ObjectStore) -> None:
-    store.put(an_object())
-    old = store.home.locks / "model" / "qwen.holder.json"
-    old.parent.mkdir(parents=True, exist_ok=True)
-    old.write_text("{}")
-    assert leftovers(store.home) == sweep(store.home) == (old,)
-
-
 def test_killed_command_leaves_no_holder_and_nothing_to_sweep(store: ObjectStore) -> None:
     store.put(an_object())
     code = """

@@ -8,7 +8,7 @@ without importing the agent.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +18,6 @@ from areal.reconcilers.kinds.agent_plan import WORKER, readiness_of, session_set
 from areal.reconcilers.kinds.inference_launch import PLAIN_HTTP, Launch, launch_of, service_argv
 from areal.reconcilers.kinds.service_plan import inference_inputs
 from areal.reconcilers.launch import EffectContext, Fault, Slot, secret_faults, secret_of, source_file
-from areal.reconcilers.observe import ObservedRun
 from areal.reconcilers.plan import Op, StartRun
 from areal.resources.kinds import parse_ref, served_name
 from areal.resources.nodes import Diagnostic
@@ -45,7 +44,7 @@ def agent_run(context: EffectContext, op: Op[StartRun], slot: Slot) -> RunSpec:
     launch = launch_of(context, op, slot, "workerUrl")
     launch = replace(launch, data_folder=str(context.ctx.home.sessions / parse_ref(op.ref).name))
     if slot.component == WORKER:
-        return _worker(context, launch, spec)
+        return _worker(launch, spec)
     about = {**launch.address(spec.log_level), "drain_timeout": spec.drain_timeout_seconds}
     grace_s = spec.drain_timeout_seconds
     if slot.component == "router":
@@ -95,9 +94,8 @@ def _inference(context: EffectContext, op: Op[StartRun], spec: AgentServiceSpec)
     return InferenceAccess(addr=context.service_url(op, ref), admin_key_file=context.key_file(ref), model=model)
 
 
-def _worker(context: EffectContext, launch: Launch, spec: AgentServiceSpec) -> RunSpec:
-    earlier = context.observed.of(str(launch.object.ref), WORKER)
-    folder, file = Path(spec.working_dir or _applied_in(earlier)), source_file(launch.object)
+def _worker(launch: Launch, spec: AgentServiceSpec) -> RunSpec:
+    folder, file = Path(spec.working_dir or Path.cwd()), source_file(launch.object)
     for path, message, hint in _faults(spec, folder, file):
         raise UsageFault(f"{launch.object.ref}: {path_text(('spec', *path))}: {message}", hint=hint)
     config = AgentWorkerConfig(
@@ -112,12 +110,6 @@ def _worker(context: EffectContext, launch: Launch, spec: AgentServiceSpec) -> R
     secret_env = {name: secret_of(source, launch.object) for name, source in spec.env_from.items()}
     argv = service_argv("agent.worker")
     return launch.run(argv, spec, config, env=spec.env, secret_env=secret_env, cwd=str(folder))
-
-
-def _applied_in(earlier: Sequence[ObservedRun]) -> str:
-    """The folder where a service that has no ``workingDir``, as an earlier version recorded it, was first applied."""
-    own = (run.state.spec.cwd for run in earlier if not run.state.spec.spec.get("workingDir"))
-    return str(next(filter(None, own), Path.cwd()))
 
 
 def _import_folders(folder: Path, file: str | None) -> list[str]:
@@ -146,10 +138,8 @@ def _faults(spec: AgentServiceSpec, folder: Path, file: str | None) -> Iterator[
     programs: list[tuple[FieldPath, list[str]]] = [(("command",), spec.command)]
     programs += [(("tools", n, "mcp", "command"), tool.mcp.command) for n, tool in enumerate(spec.tools)]
     for path, command in programs:
-        if command and shutil.which(_from(folder, command[0]), path=spec.env.get("PATH")) is None:
+        if not command:
+            continue
+        program = str(folder / command[0]) if "/" in command[0] else command[0]  # a bare name is searched in PATH
+        if shutil.which(program, path=spec.env.get("PATH")) is None:
             yield path, f"there is no program {command[0]!r}", f"looked in {folder} and in PATH"
-
-
-def _from(folder: Path, program: str) -> str:
-    """A path is relative to the folder; a bare name is searched in PATH."""
-    return str(folder / program) if "/" in program else program
