@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 
 STDIN = "-"
+_PACKAGE = Path(__file__).parents[1]
 
 
 class SourceFlags(NamedTuple):
@@ -256,7 +257,12 @@ def init(cli: Invocation, kind: str, name: str | None, folder: str | None, out: 
     if kind == "example":
         if out is not None:
             raise UsageFault("an example is written into a folder", hint="areal init example NAME [DIR]")
-        _list_examples(cli) if listed else _write_example(cli, name, folder, force)
+        if not listed:
+            _write_example(cli, name, folder, force)
+            return
+        heads = {each: (path / "README.md").read_text(encoding="utf-8") for each, path in _examples().items()}
+        rows = [{"name": each, "title": text.partition("\n")[0].lstrip("# ")} for each, text in heads.items()]
+        emit_rows(cli, rows, _EXAMPLES, name="{name}".format_map)
         return
     if kind in _FOLDERS:
         if name is None or out is not None:
@@ -290,13 +296,9 @@ def _in_folder(folder: Path) -> str:
     return "" if folder.resolve() == Path.cwd() else f"cd {shlex.quote(str(folder))} && "
 
 
-def _shipped(name: str) -> Path:
-    import areal
-
-    return Path(areal.__file__).parent / name
-
-
-def _shipped_files(source: Path) -> dict[str, Path]:
+def _shipped_files(folder: str) -> dict[str, Path]:
+    """The files in a folder of the package, by their paths in it."""
+    source = _PACKAGE / folder
     found = (Path(place, name) for place, _, names in os.walk(source, followlinks=True) for name in names)
     return {str(each.relative_to(source)): each for each in sorted(found) if "__pycache__" not in each.parts}
 
@@ -325,14 +327,14 @@ def _write_schema(target: Path) -> None:
 def _write_quickstart(cli: Invocation, target: Path, force: bool) -> None:
     names = {"quickstart.yaml": "quickstart.yaml", "agents.yaml": "agents.yaml", "reverser.txt": "agents/reverser.py"}
     names |= {"reward.txt": "examples/reverse_digits/reward.py"}
-    shipped = _shipped_files(_shipped("quickstart"))
+    shipped = _shipped_files("quickstart")
     _copy(target, {names.get(name, f"examples/reverse_digits/{name}"): file for name, file in shipped.items()}, force)
     _write_schema(target)
     cli.info(f"wrote {target}; next: {_in_folder(target)}areal apply -f quickstart.yaml")
 
 
 def _write_dashboards(cli: Invocation, target: Path, force: bool) -> None:
-    files = _shipped_files(_shipped("dashboards"))
+    files = _shipped_files("dashboards")
     _copy(target, files, force)
     cli.info(f"wrote {', '.join(str(target / name) for name in files)}; next: import them in Grafana")
 
@@ -340,18 +342,9 @@ def _write_dashboards(cli: Invocation, target: Path, force: bool) -> None:
 _EXAMPLES = (field("NAME", "name"), field("EXAMPLE", "title"))
 
 
-def _list_examples(cli: Invocation) -> None:
-    rows = [{"name": each.name, "title": _title(each)} for each in _examples().values()]
-    emit_rows(cli, rows, _EXAMPLES, name=lambda row: str(row["name"]))
-
-
 def _examples() -> dict[str, Path]:
     """The folders of the examples, by name."""
-    return {each.name: each for each in sorted(_shipped("examples").iterdir()) if (each / "README.md").is_file()}
-
-
-def _title(example: Path) -> str:
-    return (example / "README.md").read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
+    return {each.name: each for each in sorted((_PACKAGE / "examples").iterdir()) if (each / "README.md").is_file()}
 
 
 def _write_example(cli: Invocation, name: str | None, folder: str | None, force: bool) -> None:
@@ -361,7 +354,7 @@ def _write_example(cli: Invocation, name: str | None, folder: str | None, force:
         what = "an example has a name" if name is None else f"there is no example {name}{did_you_mean(name, known)}"
         raise UsageFault(f"{what}: {', '.join(known)}", hint="areal init example NAME [DIR]")
     target = Path(folder or name)
-    _copy(target, _shipped_files(known[name]), force)
+    _copy(target, _shipped_files(f"examples/{name}"), force)
     _write_schema(target)
     lines = (known[name] / "README.md").read_text(encoding="utf-8").splitlines()
     command = next(line for line in lines if line.startswith("areal apply ")).partition(" &&")[0]

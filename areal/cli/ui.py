@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
+import sys
 from typing import Any
 from urllib.parse import quote
 
@@ -62,7 +63,7 @@ def ui(cli: Invocation, host: str, port: int, key_file: str | None, open_: bool,
             cli.info("Ctrl-C ends it")
         else:
             write(compact({"url": address}))
-        _flush()
+        sys.stdout.flush()
         if open_:
             _open(cli, address)
 
@@ -74,12 +75,6 @@ def page_url(host: str, port: Any, token: str) -> str:
     """The address of the page with its token in the fragment, which browsers do not send."""
     shown = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host) or (f"[{host}]" if ":" in host else host)
     return f"http://{shown}:{port}/#token={quote(token, safe='')}"
-
-
-def _flush() -> None:
-    import sys
-
-    sys.stdout.flush()
 
 
 def _open(cli: Invocation, address: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -52,7 +51,10 @@ def watch(cli: Invocation, /, names: tuple[str, ...], once: bool, notify: str | 
     areal train watch learn --notify https://hooks.example.com/areal
     """
     target = _target(notify) if notify else None
-    refs = [Ref(TRAIN_JOB, check_name(name)) for name in dict.fromkeys(names)] or _running(cli)
+    refs = [Ref(TRAIN_JOB, check_name(name)) for name in dict.fromkeys(names)]
+    if not refs:
+        view = HomeView(cli.home)
+        refs = [job.ref for job in view.of_kind(TRAIN_JOB) if not view.job_status(job).finished]
     curves = {ref.name: JobCurves(cli.home.job_metrics(ref.name)) for ref in refs}
     names_of_all = ", ".join(curves)
     if refs and not once:
@@ -76,7 +78,8 @@ def watch(cli: Invocation, /, names: tuple[str, ...], once: bool, notify: str | 
                 _notify(cli, target, alerts)
             if alerts:
                 if cli.format.is_table:
-                    _explain(alerts)
+                    page = "\n{object}: {message}\n  cause: {cause}\n  next:  {next}".format_map
+                    write("\n".join(page(alert.document()) for alert in alerts))
                 return TargetFailed.exit_code
             if failed and not once:
                 message = statuses[failed[0].name].message
@@ -88,21 +91,6 @@ def watch(cli: Invocation, /, names: tuple[str, ...], once: bool, notify: str | 
                 cli.info(f"no alert in {names_of_all or 'any job: none runs'}")
             return 0
         time.sleep(interval)
-
-
-def _running(cli: Invocation) -> list[Ref]:
-    view = HomeView(cli.home)
-    return [job.ref for job in view.of_kind(TRAIN_JOB) if not view.job_status(job).finished]
-
-
-def _explain(alerts: list[Alert]) -> None:
-    def lines() -> Iterator[str]:
-        for alert in alerts:
-            yield f"\n{alert.object}: {alert.message}"
-            yield f"  cause: {alert.cause}"
-            yield f"  next:  {alert.next}"
-
-    write("\n".join(lines()))
 
 
 def _target(url: str) -> tuple[str, str]:

@@ -120,7 +120,9 @@ def _files_of(folder: Path, split: str | None) -> list[Path]:
         return sorted(folder.glob("*.arrow"))
     for place in (folder, folder / "data", folder / "main"):
         found = sorted(each for each in place.glob("*") if each.suffix in SUFFIXES)
-        of_split = [each for each in found if split is not None and _is_of(split, each.name)]
+        # Its file or its parts, train.jsonl or train-00000-of-00002.parquet, and not train_hard.jsonl.
+        pattern = re.compile(re.escape(split or "") + r"[-_.]?\d*(-of-\d+)?(-[0-9a-f]{6,})?\.")
+        of_split = [each for each in found if split is not None and pattern.match(each.name)]
         if of_split:
             _check_once(of_split)
             return of_split
@@ -129,15 +131,6 @@ def _files_of(folder: Path, split: str | None) -> list[Path]:
     there = sorted(each.name for each in folder.rglob("*") if each.suffix in SUFFIXES)
     what = f"split {split!r}" if split is not None else "JSONL, JSON or Parquet file"
     raise NotFound(f"{folder} has no {what}; there is {', '.join(there[:8]) or 'nothing'}")
-
-
-def _is_of(split: str, name: str) -> bool:
-    """Whether a file is the split's, or a part of it: ``train.jsonl``, ``train-00000-of-00002.parquet``; not
-    ``train_hard.jsonl``."""
-    return name.startswith(split) and _PART.match(name.removeprefix(split)) is not None
-
-
-_PART = re.compile(r"[-_.]?\d*(-of-\d+)?(-[0-9a-f]{6,})?\.")
 
 
 def _check_once(files: list[Path]) -> None:
@@ -294,10 +287,16 @@ def files_of(
         chosen = config or (_DEFAULT if len(configs) > 1 else next(iter(configs)))
         if chosen not in configs:
             raise NotFound(f"the data set {name} has no configuration {chosen}; there is {_shown(configs)}")
-        by_split = {each: [n for n in names if _matches(n, paths)] for each, paths in configs[chosen].items()}
+        by_split = {
+            each: [
+                n for n in names if any(fnmatch.fnmatchcase(n, p) or n.startswith(f"{p.rstrip('/')}/") for p in paths)
+            ]
+            for each, paths in configs[chosen].items()
+        }
     else:
         data = [n for n in names if n.endswith((*SUFFIXES, ".csv")) and (config is None or n.startswith(f"{config}/"))]
-        by_split = {each: [n for n in data if _has_word(n, words)] for each, words in _WORDS.items()}
+        words = {each: rf"(?:^|[/._-])(?:{'|'.join(spelled)})(?:$|[/._-])" for each, spelled in _WORDS.items()}
+        by_split = {each: [n for n in data if re.search(word, n, re.IGNORECASE)] for each, word in words.items()}
         by_split = {each: found for each, found in by_split.items() if found}
         if data and not by_split:
             by_split = {"train": data}
@@ -311,11 +310,3 @@ def files_of(
 
 def _shown(configs: Mapping[str, Files]) -> str:
     return ", ".join(each for each in configs if each)
-
-
-def _matches(name: str, patterns: Sequence[str]) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern) or name.startswith(f"{pattern.rstrip('/')}/") for pattern in patterns)
-
-
-def _has_word(name: str, words: Sequence[str]) -> bool:
-    return any(re.search(rf"(?:^|[/._-]){word}(?:$|[/._-])", name, re.IGNORECASE) for word in words)

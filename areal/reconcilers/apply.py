@@ -242,7 +242,8 @@ class _Manifests:
         refused |= self.invalid
         known = {item.ref for item in stored} | {parse_ref(ref) for ref in self.invalid}
         refused |= {str(ref): ManifestError(it) for ref, it in self._faults_against_state(stored, known).items()}
-        recreate = self._recreated(stored)
+        replaced = {item.ref for item in self.resources} if self.request.replace else set()
+        recreate = [str(it.ref) for it in stored if it.uid in self.request.recreate or str(it.ref) in replaced]
         read = [item for item in _with_working_dirs(self.resources, stored, recreate) if item.ref not in refused]
         refused |= {str(ref): ManifestError(it) for ref, it in self._start_faults(read, stored, recreate).items()}
         wanted: Sequence[Wanted] = [item for item in read if item.ref not in refused]
@@ -321,11 +322,6 @@ class _Manifests:
             found = controller_of(kind).faults_before_start(mine, self.command.ctx.report)
             self.checked.update({resource.ref: found.get(resource.ref, []) for _, resource in mine})
         return {it.ref: faults for _, it in beginning if (faults := self.checked[it.ref])}
-
-    def _recreated(self, stored: Sequence[StoredObject]) -> list[str]:
-        """References of objects that are deleted and created again."""
-        wanted = {item.ref for item in self.resources} if self.request.replace else set()
-        return [str(item.ref) for item in stored if item.uid in self.request.recreate or str(item.ref) in wanted]
 
     def _pruned(self, stored: Sequence[StoredObject], wanted: Sequence[Wanted]) -> list[Target]:
         return pruned(stored, wanted, prune=self.request.prune, set_name=self.request.set_name)

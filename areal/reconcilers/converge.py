@@ -108,18 +108,12 @@ def converge(
                 planned = following
             left_to_do = {str(ref) for ref in unfinished}
             endings = write_statuses(command.ctx, command.store, command.backend, prepared.scope, reports, left_to_do)
-        if any(op.verb is Verb.STOP and op.id in report.done for report in reports for op in report.plan.ops):
-            left |= _held_back(command)
+        stopped = any(op.verb is Verb.STOP and op.id in report.done for report in reports for op in report.plan.ops)
+        if stopped and HOUSEKEEPING not in command.ctx.command:  # a job's end sees to what was held back itself
+            left |= {item.ref for item in held_back(command.ctx.home, command.backend)}  # there may be room for it now
     finally:
         start_background(command, left, timeout_s)  # after an error, such as locks held by another command
     return _with_notes(with_endings(with_stuck(outcome_of(prepared.plan, reports), stuck), endings), notes)
-
-
-def _held_back(command: CommandContext) -> frozenset[Ref]:
-    """Objects for which there may be room now that processes were stopped. A job's end sees to them itself."""
-    if HOUSEKEEPING in command.ctx.command:
-        return frozenset()
-    return frozenset(item.ref for item in held_back(command.ctx.home, command.backend))
 
 
 def _only_records(prepared: Prepared) -> bool:
@@ -234,13 +228,9 @@ def is_overtaken(report: Report, observe: Callable[[Sequence[str]], Mapping[str,
     if not failed or any(op.verb is not Verb.AWAIT or op.run in begun for op in failed):
         return False
     states = observe([op.run for op in failed])
-    return all(op.run in states and _was_ended(states[op.run]) for op in failed)
-
-
-def _was_ended(state: RunState) -> bool:
-    return state.phase is Phase.DEAD or (
-        state.phase is Phase.EXITED and (state.reason == "stopped" or bool(state.cause))
-    )
+    found = [states.get(op.run) for op in failed]
+    ended = [s for s in found if s is not None and s.phase is Phase.EXITED and (s.reason == "stopped" or s.cause)]
+    return len(failed) == len(ended) + sum(s is not None and s.phase is Phase.DEAD for s in found)
 
 
 def abandoned(report: Report, spawned: Collection[str]) -> tuple[str, ...]:

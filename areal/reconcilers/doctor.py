@@ -64,7 +64,8 @@ def doctor(
     process that lives is made if ``may_end`` approves it."""
     backend = Backends(ctx.home.root, crash=crash_point)
     found = [*_journals(ctx, backend), *_state(ctx, backend), *_processes(ctx, backend), *_keys(ctx, backend)]
-    found += [*_home(ctx), *_data(ctx), *_names()]
+    names = (Finding("warning", other.what, other.why, other.fix) for other in conflicts(searched()))
+    found += [*_home(ctx), *_data(ctx), *map(_Diagnosis, names)]
     if security:
         found += _security(ctx, backend)
     results = [
@@ -91,11 +92,6 @@ def _journals(ctx: Context, backend: Backends) -> Iterator[_Diagnosis]:
         why = f"its process {orphan.pid} is gone; {count} operation{'s were' if count != 1 else ' was'} open"
         finding = Finding("warning", f"interrupted command: {orphan.command}", why, FIX)
         yield _Diagnosis(finding, lambda: recover(ctx, backend))
-
-
-def _names() -> Iterator[_Diagnosis]:
-    for other in conflicts(searched()):
-        yield _Diagnosis(Finding("warning", other.what, other.why, other.fix))
 
 
 def _state(ctx: Context, backend: Backends) -> Iterator[_Diagnosis]:

@@ -106,7 +106,9 @@ def execute(plan: Plan, perform: Callable[[Sequence[Op[Any]]], None], interrupte
                     else:
                         report.skipped.add(number)
                         order.done(number)
-                start(_performed_together(possible))
+                if records := [op for op in possible if op.verb is Verb.RECORD]:
+                    start([records])
+                start([op] for op in possible if op.verb is not Verb.RECORD)
             if running:
                 with suppress(Empty):
                     future = ended.get(timeout=_INTERRUPT_POLL_S)
@@ -117,11 +119,6 @@ def execute(plan: Plan, perform: Callable[[Sequence[Op[Any]]], None], interrupte
                     _note_end(report, {op.id for op in ops}, future)
                     order.done(*(op.id for op in ops))
     return report
-
-
-def _performed_together(ops: Sequence[Op[Any]]) -> list[list[Op[Any]]]:
-    records = [op for op in ops if op.verb is Verb.RECORD]
-    return [*([records] if records else []), *([op] for op in ops if op.verb is not Verb.RECORD)]
 
 
 def _note_end(report: Report, numbers: Collection[int], future: Future[None]) -> None:

@@ -87,10 +87,11 @@ class HomeView:
         """Returns the uids of processes that have gone: of removed replicas, those whose slot (owner,
         component, replica) a successor has taken, and background commands that have succeeded. ``failed`` False: not
         those that a successor had to follow because they failed."""
+        from areal.reconcilers.observe import ObservedRun
         from areal.runtime.backends.base import ENDED
 
         last: dict[tuple[str, str, int], RunState] = {}
-        for state in sorted(states, key=_ended_at):
+        for state in sorted(states, key=lambda each: ObservedRun(each).ended_at):
             if state.phase not in ENDED or last.get(_slot(state), state).phase in ENDED:
                 last[_slot(state)] = state
 
@@ -160,10 +161,6 @@ def service_of(found: StoredObject) -> str | None:
 
 def _slot(state: RunState) -> tuple[str, str, int]:
     return state.spec.owner, state.spec.component, state.spec.replica
-
-
-def _ended_at(state: RunState) -> float:
-    return max(state.last_exit.at if state.last_exit is not None else 0.0, state.started_at or 0.0)
 
 
 def has_failed(state: RunState) -> bool:

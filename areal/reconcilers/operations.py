@@ -260,7 +260,7 @@ def rest(ctx: Context, job: Ref, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         _converge(ctx, _only(ctx, job, lambda item: Target(item, "unchanged")), Policy(), timeout_s)
 
 
-def start_dependents(ctx: Context, job: Ref, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+def start_dependents(ctx: Context, job: Ref) -> None:
     """Start the objects that waited for a job that has ended, and those for which there was no room when theirs did.
     One that runs on this machine is not started from the node of a cluster, on which the job ran. An object that cannot
     be started has an event with the reason."""
@@ -273,7 +273,7 @@ def start_dependents(ctx: Context, job: Ref, timeout_s: float = DEFAULT_TIMEOUT_
     for item in sorted(mine, key=lambda item: KINDS[item.kind].order):  # one by one: each that can start does
         fault = next((f"{need} does not run: {failed[need]}" for need in needs_of(item) if need in failed), None)
         try:
-            outcome = reconcile_once(ctx, [item.ref], timeout_s) if fault is None else Outcome()
+            outcome = reconcile_once(ctx, [item.ref]) if fault is None else Outcome()
             fault = fault or next((each.message for each in outcome.objects if each.exit_code), None)
         except ArealError as error:
             fault = error.message
@@ -361,7 +361,7 @@ _TTL = "finished, and ttlSecondsAfterFinished has passed"
 def reconcile_once(
     ctx: Context,
     refs: Iterable[Ref] | None = None,
-    timeout_s: float = 600.0,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
     approve: Callable[[Plan], bool] = _yes,
 ) -> Outcome:
     """Compare what is recorded with what is alive and converge. Raises NotFound for an unknown ``ref``."""

@@ -103,7 +103,9 @@ def statuses(home: Home, objects: Iterable[StoredObject], runs: Runs) -> dict[st
     owners = {str(item.ref) for item in items} | set(hosts)
     seen = look([state for state in runs.values() if state.spec.owner in owners], _TIMEOUT_S)
     health = {str(item.ref): health_of(item, seen, hosts) for item in items}
-    left = _left_to_do(home, [item for item in items if health[str(item.ref)].phase == "Ready" and _may_have_ops(item)])
+    ready = [item for item in items if health[str(item.ref)].phase == "Ready"]
+    # After a failed rollout the previous version stays in service, and no operation is left.
+    left = _left_to_do(home, [item for item in ready if not is_converged(item) and rollout_failure(item) is None])
     return {ref: _status(item, seen, health[ref], left.get(ref)) for item in items if (ref := str(item.ref))}
 
 
@@ -197,11 +199,6 @@ def _left_to_do(home: Home, objects: Sequence[StoredObject]) -> dict[str, str]:
         return dict.fromkeys(refs, error.message)
     left = {op.ref: f"{op.target}: {op.cause}" for op in reversed(plan.ops)}
     return left | {item.ref: item.unseen for item in plan.objects if item.unseen}
-
-
-def _may_have_ops(obj: StoredObject) -> bool:
-    """Whether operations may be left. After a failed rollout the previous version stays in service, and none are."""
-    return not is_converged(obj) and rollout_failure(obj) is None
 
 
 def _status(obj: StoredObject, seen: Observed, health: Health, left: str | None) -> ObjectStatus:

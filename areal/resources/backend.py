@@ -325,19 +325,15 @@ def flag_name(name: str) -> str:
     return spaced.replace("_", "-").strip("-")
 
 
-def areal_sets(engine: str, name: str) -> bool:
-    """Whether areal itself sets this argument of ``engine``."""
-    return flag_name(name).partition(".")[0] in _RESERVED_FLAGS.get(engine, {})
-
-
 def engine_arguments(engine: str, section: Mapping[str, Any], trainer_dtype: str = "") -> dict[str, Any]:
     """Returns ``engineArgs`` from the engine's section of a job's configuration, without empty values and without
     arguments that areal sets. The ``dtype`` of the embedded engine defaults to the trainer's."""
     defaults = {"dtype": trainer_dtype} if engine == "embedded" and trainer_dtype else {}
+    ours = _RESERVED_FLAGS.get(engine, {})
     return defaults | {
         str(name): value
         for name, value in section.items()
-        if value not in (None, "", [], {}) and not areal_sets(engine, str(name))
+        if value not in (None, "", [], {}) and flag_name(str(name)).partition(".")[0] not in ours
     }
 
 

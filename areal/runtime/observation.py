@@ -202,8 +202,10 @@ def observe_job(store: RunStore, uid: str, job: Job | None) -> RunState | None:
         identity = read_identity(folder)
         child = records.read_object(folder, records.CHILD) or {}
         ended = records.read_object(folder, records.EXIT)
-        if job is not None and job.requeues and _requeues_seen(folder) != job.requeues:
-            identity, child, ended = None, {}, None
+        if job is not None and job.requeues:  # what its node program had not seen when it last started
+            started = records.read_object(folder, records.NODE) or {}
+            if int(started.get("requeues", 0)) != job.requeues:
+                identity, child, ended = None, {}, None
         if ended is None and is_copy(folder, record):
             return RunState(spec, Phase.UNKNOWN, reason=copy_reason(folder, record["folder"]))
         since = record.get("created_at")
@@ -225,11 +227,6 @@ def observe_job(store: RunStore, uid: str, job: Job | None) -> RunState | None:
         )
     except DAMAGED as error:
         return _unreadable(uid, f"a record cannot be read: {error!r}")
-
-
-def _requeues_seen(folder: str) -> int:
-    """How often the job had been requeued when its node program last started."""
-    return int((records.read_object(folder, records.NODE) or {}).get("requeues", 0))
 
 
 def _of_job(

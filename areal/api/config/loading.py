@@ -200,15 +200,9 @@ class Examined:
     notes: tuple[ConfigFault, ...]
 
 
-def load_config(
-    file: str,
-    overrides: Sequence[str],
-    cls: type[T],
-    more_faults: Callable[[T], Iterable[tuple[FieldPath, str]]] = lambda config: (),
-) -> T:
-    """Load a configuration. Raises ConfigError with all faults, NotFound for a missing file. ``more_faults``: further
-    checks of a configuration that the class accepts; returns paths and messages of faults."""
-    found = examine(file, overrides, cls, more_faults)
+def load_config(file: str, overrides: Sequence[str], cls: type[T]) -> T:
+    """Load a configuration. Raises ConfigError with all faults, NotFound for a missing file."""
+    found = examine(file, overrides, cls)
     if found.faults:
         raise ConfigError(*found.faults)
     for note in found.notes:
@@ -222,7 +216,8 @@ def examine(
     cls: type[T],
     more_faults: Callable[[T], Iterable[tuple[FieldPath, str]]] = lambda config: (),
 ) -> Examined:
-    """What ``load_config`` finds. Raises ConfigError for a file that is not read, NotFound for a missing one."""
+    """What ``load_config`` finds, and the faults of ``more_faults`` in what the class accepts. Raises ConfigError for a
+    file that is not read, NotFound for a missing one."""
     source, set_by, refused = _read(file), dict[FieldPath, str](), list[ConfigFault]()
     with _positioned(source, set_by, cls):
         tree = _merged(source, overrides, cls, set_by, refused)

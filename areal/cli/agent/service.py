@@ -85,7 +85,10 @@ def run(
     The agent is imported from the current folder. With --inf, that service records its model calls.
     """
     if (command := settings["command"]) is not None:
-        settings["command"] = _words(command)
+        try:
+            settings["command"] = shlex.split(command)
+        except ValueError as error:
+            raise UsageFault(f"--command: {error}: {command!r}") from None
     if settings["model"] and not settings["inf"]:
         raise UsageFault("--model is a model of an inference service, and --inf SERVICE is missing")
     ref = Ref(AGENT_SERVICE, check_name(service))
@@ -98,13 +101,6 @@ def run(
     seconds = _LAUNCH_S + (_SETUP_S if setup_timeout is None else setup_timeout)
     seconds = cli.deadline_s(seconds, flagged=setup_timeout is not None)
     return run_service(cli, ref, [manifest], seconds=seconds, detach=detach, force=force, dry_run=dry_run)
-
-
-def _words(command: str) -> list[str]:
-    try:
-        return shlex.split(command)
-    except ValueError as error:
-        raise UsageFault(f"--command: {error}: {command!r}") from None
 
 
 def _environment(words: tuple[str, ...]) -> dict[str, str]:

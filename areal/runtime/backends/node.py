@@ -108,15 +108,6 @@ def _routed_address(towards: str = "192.0.2.1", port: int = 9) -> list[str]:  # 
     return []
 
 
-def node_rank(environ: Mapping[str, str]) -> int:
-    return int(environ.get(NODE_RANK_VARIABLE) or environ.get("SLURM_NODEID") or 0)
-
-
-def seen_gpus(environ: Mapping[str, str]) -> list[str]:
-    """The GPUs that the scheduler gave this process, as indices or UUIDs."""
-    return [gpu for gpu in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
-
-
 def prepare(run_dir: str, rank: int, address: str, environ: Mapping[str, str]) -> tuple[str, RunSpec, int]:
     """Folder, placed spec and held life lock of this node's part of the run. Raises NotFound where the run was
     forgotten or its home is not here, Conflict where it runs already, ArealError, OSError."""
@@ -134,17 +125,16 @@ def prepare(run_dir: str, rank: int, address: str, environ: Mapping[str, str]) -
         spec, folder = store.place(uid, address), run_dir
     else:
         folder, life, spec = _part_of(run_dir, found[0], f"{uid}-node-{rank}", address)
-    node = environ.get("SLURMD_NODENAME") or socket.gethostname()
-    job_id = environ.get("SLURM_JOB_ID") or environ.get("RAY_JOB_ID") or ""
-    seen: dict[str, object] = {
-        "node": node,
+    seen = {
+        "node": environ.get("SLURMD_NODENAME") or socket.gethostname(),
         "address": address,
         "rank": rank,
-        "job_id": job_id,
-        "gpus": seen_gpus(environ),
+        "job_id": environ.get("SLURM_JOB_ID") or environ.get("RAY_JOB_ID") or "",
+        "gpus": [gpu for gpu in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu],  # indices or UUIDs
+        "requeues": int(environ.get("SLURM_RESTART_COUNT") or 0),
+        "at": time.time(),
     }
-    seen["requeues"] = int(environ.get("SLURM_RESTART_COUNT") or 0)
-    records.write_json(folder, records.NODE, {**seen, "at": time.time()})
+    records.write_json(folder, records.NODE, seen)
     return folder, spec, life
 
 
@@ -187,12 +177,6 @@ def require_free_ports(spec: RunSpec, address: str) -> None:
                     f"port {port} cannot be used on node {socket.gethostname()} ({address}): {error.strerror}",
                     hint="the next start takes another port",
                 ) from error
-
-
-def record_failure(folder: str, reason: str) -> None:
-    """The end of a run of which nothing could be started, as a supervisor would have written it."""
-    records.write_json(folder, records.ID, procfs.identity_fields(os.getpid()))
-    record_end(folder, reason, 0, asdict(LastExit(FAILED, None, time.time(), reason)))
 
 
 def supervise(folder: str, spec: RunSpec, life: int, environ: Mapping[str, str], watched: str | None = None) -> int:
@@ -250,7 +234,7 @@ def main(argv: Sequence[str]) -> int:
         print(node_address(environ))
         return 0
     run_dir, watch = argv[0].rstrip("/"), "--watch" in argv
-    rank, folder = node_rank(environ), ""
+    rank, folder = int(environ.get(NODE_RANK_VARIABLE) or environ.get("SLURM_NODEID") or 0), ""
     try:
         address = node_address(environ)
         folder, spec, life = prepare(run_dir, rank, address, environ)
@@ -258,8 +242,9 @@ def main(argv: Sequence[str]) -> int:
             require_free_ports(spec, address)
     except (ArealError, OSError) as error:
         print(f"areal: {error}", file=sys.stderr, flush=True)
-        if folder:
-            record_failure(folder, str(error))
+        if folder:  # the end as a supervisor would have written it
+            records.write_json(folder, records.ID, procfs.identity_fields(os.getpid()))
+            record_end(folder, str(error), 0, asdict(LastExit(FAILED, None, time.time(), str(error))))
         return FAILED
     given = {NODE_ADDRESS_VARIABLE: address, NODE_RANK_VARIABLE: str(rank)}
     given[FIRST_NODE_VARIABLE] = environ.get(FIRST_NODE_VARIABLE) or address

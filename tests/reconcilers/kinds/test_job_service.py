@@ -146,10 +146,6 @@ def test_field_that_is_removed_from_a_manifest_is_removed_from_the_job(field: st
         target_for(again, first[0], set_name=None, force_conflicts=False, replace_it=False)
     (replaced,) = expanded(job(config), first, recreate=True).values()
     assert field not in replaced.spec
-    layer = first[0].layers[0]
-    earlier = replace(first[0], layers=(replace(layer, source=None),))  # of a version that noted nothing
-    (kept,) = expanded(job(config), [earlier]).values()
-    assert dict(kept.spec) == first[0].spec
 
 
 def test_manifest_that_sets_what_was_derived_leaves_it_derived() -> None:
