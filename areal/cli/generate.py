@@ -235,7 +235,7 @@ EXPOSE {ports}
 ENTRYPOINT ["tini", "--"]
 CMD {command}
 """
-_ENGINES = {"embedded": "embedded", "sglang": "sglang", "vllm": "vllm"}  # the extra that each needs
+_ENGINES = ("embedded", "sglang", "vllm")  # each needs the extra of its name
 _KINDS = {TRAIN_JOB: "train", AGENT_SERVICE: "agents"}
 
 
@@ -245,7 +245,7 @@ def _extras(kind: str, spec: Mapping[str, Any]) -> Iterator[str]:
         from areal.resources.backend import parse_backend
 
         part = parse_backend(str(spec["backend"])).inference
-        yield _ENGINES.get(part.engine if part else "", "serve")
+        yield part.engine if part is not None and part.engine in _ENGINES else "serve"
 
 
 def _of_dockerfile(text: str) -> str:

@@ -143,7 +143,10 @@ def _prompt(row: Row, instruction: str) -> Row:
             normalise(row["messages"], row.get("tools"))  # a malformed one is refused here, and not in an episode
         return dict(row)
     answers = [name for name in _ANSWERS if row.get(name) is not None]
-    answer = {"answer": _answer(row[answers[0]])} if answers else {}
+    answer = {}
+    if answers:  # several right answers stay a list, for a reward that takes one
+        value = row[answers[0]]
+        answer["answer"] = value if isinstance(value, list | tuple | dict) else str(value)
     if _is_conversation(row.get("prompt")):
         rest = {name: value for name, value in row.items() if name != "prompt"}
         return {**rest, **answer, "messages": list(row["prompt"])}
@@ -243,11 +246,6 @@ def _first(row: Row, names: Sequence[str]) -> str:
         if row.get(name) is not None:
             return _text(name, row[name])
     raise KeyError(" or ".join(names))
-
-
-def _answer(value: Any) -> Any:
-    """Several right answers stay a list, for a reward that takes one."""
-    return value if isinstance(value, list | tuple | dict) else str(value)
 
 
 def _text(name: str, value: Any) -> str:

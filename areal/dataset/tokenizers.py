@@ -101,30 +101,21 @@ def _chat(tokenizer: Any, source: str) -> Chat:
         name = getattr(tokenizer, "name_or_path", "")
         message = f"the chat template of {name} is not valid: line {error.lineno}: {error.message}"
         raise UsageFault(message) from error
+    # Neither way refers to the tokenizer of transformers itself: ``_CHATS`` does not keep it. A slow one must be alive.
     fast = _plain(tokenizer)
-    encode, decode = _conversions(tokenizer) if fast is None else _fast_conversions(fast)
+    own: Callable[[], Any] = weakref.ref(tokenizer)
+
+    def encode(text: str) -> Sequence[int]:
+        encoded = (own() if fast is None else fast).encode(text, add_special_tokens=False)
+        return list(encoded if fast is None else encoded.ids)
+
+    def decode(ids: Sequence[int]) -> str:
+        if fast is not None:
+            return str(fast.decode(list(ids), skip_special_tokens=False))
+        return str(own().decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
     added = getattr(tokenizer, "added_tokens_decoder", {})
     return Chat(template, encode, decode, _eos_ids(tokenizer), frozenset(added))
-
-
-_Conversions = tuple[Callable[[str], Sequence[int]], Callable[[Sequence[int]], str]]
-
-
-def _conversions(tokenizer: Any) -> _Conversions:
-    """Those of a slow tokenizer, which must be alive: ``_CHATS`` does not keep it."""
-    own: Callable[[], Any] = weakref.ref(tokenizer)
-    return (
-        lambda text: list(own().encode(text, add_special_tokens=False)),
-        lambda ids: str(own().decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)),
-    )
-
-
-def _fast_conversions(fast: Any) -> _Conversions:
-    """They do not refer to the tokenizer of transformers, so that ``_CHATS`` does not keep it."""
-    return (
-        lambda text: list(fast.encode(text, add_special_tokens=False).ids),
-        lambda ids: str(fast.decode(list(ids), skip_special_tokens=False)),
-    )
 
 
 def _eos_ids(tokenizer: Any) -> frozenset[int]:

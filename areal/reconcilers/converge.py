@@ -191,18 +191,14 @@ def _execute(command: CommandContext, prepared: Prepared, deadline: Deadline, wa
     specs = {ref: target.object.spec for ref, target in targets.items()}
     slots = claim_slots(plan, prepared.observed, specs, command.backend.named, schedulers)
     ctx = command.ctx
-    transaction = Transaction.open(ctx.home, ctx.command, sorted(targets))
     try:
-        context = EffectContext(
-            ctx, command.backend, command.store, targets, prepared.observed, slots, transaction, deadline
-        )
-        report = execute(plan, partial(perform, context), ctx.interrupted)
-        report.notes = tuple(context.notes)
-        give_up(context, abandoned(report, context.spawned.keys()))
-        transaction.commit()
-    except BaseException as error:
-        transaction.abort(str(error) or type(error).__name__)
-        raise
+        with Transaction.open(ctx.home, ctx.command, sorted(targets)) as transaction:
+            context = EffectContext(
+                ctx, command.backend, command.store, targets, prepared.observed, slots, transaction, deadline
+            )
+            report = execute(plan, partial(perform, context), ctx.interrupted)
+            report.notes = tuple(context.notes)
+            give_up(context, abandoned(report, context.spawned.keys()))
     finally:
         command.backend.release_claims()
     return report

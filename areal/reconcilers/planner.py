@@ -152,7 +152,7 @@ def _object_plan(target: Target, ops: Sequence[Op[Any]], drifts: Sequence[Drift]
         update, decided = target.decisive.update, target.decisive.path
         verbs = {op.verb for op in ops} & {Verb.SPAWN, Verb.STOP}
         if replaced is not None and update < UpdateClass.ROLL:  # for what an earlier command left undone
-            update, decided = UpdateClass.ROLL, replaced.removesuffix(" changed")
+            update, decided = UpdateClass.ROLL, replaced
         elif replaced is None and update >= UpdateClass.ROLL:  # no process is there that depends on it
             cause = cause or (_STARTS if Verb.SPAWN in verbs else _HOW[UpdateClass.META])
         elif update is UpdateClass.HOT and len(verbs) == 1:  # scaled, suspended or resumed

@@ -80,12 +80,14 @@ class Component:
 
 @dataclass(frozen=True)
 class Decision:
-    """``run`` is the run acted on (kept, kicked, replaced); ``drift`` is (kind, message) when reality moved."""
+    """``run`` is the run acted on (kept, kicked, replaced); ``drift`` is (kind, message) when reality moved;
+    ``changed``: the field for which it is replaced."""
 
     action: Action
     cause: str = ""
     run: ObservedRun | None = None
     drift: tuple[str, str] | None = None
+    changed: str = ""
 
 
 def decide(component: Component, runs: Sequence[ObservedRun]) -> Decision:
@@ -99,7 +101,7 @@ def decide(component: Component, runs: Sequence[ObservedRun]) -> Decision:
         run, changed = max(live, key=lambda each: _preference(each[0]))
         if run.key_fault:
             return Decision(Action.REPLACE, f"{KEY_LOST}: {run.key_fault}", run, (KEY_LOST, run.key_fault))
-        return Decision(Action.REPLACE, f"{changed} changed", run)
+        return Decision(Action.REPLACE, f"{changed} changed", run, changed=changed)
     ended = [run for run in runs if run.state.phase in (*ENDED, Phase.INTENDED)]
     dead = max(ended, key=lambda run: (run.ended_at, run.uid), default=None)
     if dead is None:
@@ -248,7 +250,7 @@ class PlanNotes:
     unknown: list[str] = field(default_factory=list)
     unseen: dict[str, str] = field(default_factory=dict)  # by object: a process of it that cannot be seen, and why
     refused: dict[str, Refusal] = field(default_factory=dict)  # by object
-    replaced: dict[str, str] = field(default_factory=dict)  # by object: why a process of it gets a successor
+    replaced: dict[str, str] = field(default_factory=dict)  # by object: the field for which a process gets a successor
 
     def destroy(self, sentence: str) -> None:
         """Note what needs an approval, once."""
@@ -440,7 +442,7 @@ class ObjectWork:
             needs = (add(Verb.KICK, ref, target, decision.cause, needs=needs, run=run),)
         elif decision.action in (Action.SPAWN, Action.REPLACE):
             if decision.action is Action.REPLACE:
-                self.notes.replaced.setdefault(ref, decision.cause)
+                self.notes.replaced.setdefault(ref, decision.changed or decision.cause)
             needs = (*needs, *self.swept.get(target, ()))
             for old in superseded(self.observed.of(ref, component.name, component.replica)):
                 add(Verb.FORGET, ref, target, "an older record", needs=needs, run=old.uid)
@@ -514,6 +516,8 @@ class KindPlan:
         self.planning = planning
         found = (target for target in planning.scope.all if target.object.kind == kind)
         self.targets = [target for target in found if target.ref not in planning.notes.refused]
+        self.staying = [target for target in self.targets if not target.is_deleted]
+        self.deleted = [target for target in self.targets if target.is_deleted]
 
     def drain(self) -> None:
         """Drain objects that end. The kinds that refer to others come first."""
@@ -532,9 +536,8 @@ class KindPlan:
 
     def finish(self) -> None:
         """Erase objects that others needed until now, start objects that need the others."""
-        for target in self.targets:
-            if target.is_deleted:
-                ObjectWork(self.planning, target).erase(())
+        for target in self.deleted:
+            ObjectWork(self.planning, target).erase(())
 
 
 class SimplePlan(KindPlan):
@@ -568,8 +571,8 @@ class SimplePlan(KindPlan):
                     self.planning.record_again(target, erased)
 
     def close(self) -> None:
-        for target in self.targets:
-            if not target.is_deleted and target.ref in self.planning.scope.requested:
+        for target in self.staying:
+            if target.ref in self.planning.scope.requested:
                 with self.planning.healing(target):
                     self._converge(ObjectWork(self.planning, target))
 

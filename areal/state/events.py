@@ -22,9 +22,8 @@ from areal.state.files import explain, make_folder, read_raw, write_atomic
 from areal.state.home import Home
 from areal.state.locks import acquire, flock_owner
 from areal.state.locks import actor as this_actor
+from areal.wire.notes import SERVES
 
-SERVES = "Serves"  # weights of a trainer
-_STEPS = (SERVES,)  # only the newest of them in a row is kept: a training run has one for each of its steps
 KEEP = 1000
 _SLACK = 250  # cut only this many above KEEP, so that not every append rewrites the file
 _LINE_FLOOR = 90  # no event is shorter: below KEEP + _SLACK such lines there is nothing to count
@@ -47,7 +46,8 @@ class Event:
 
     @property
     def same(self) -> tuple[str, str, str, str]:
-        return self.ref, self.type, self.reason, "" if self.reason in _STEPS else self.message
+        """Only the newest note in a row of served weights is kept: a training run has one for each of its steps."""
+        return self.ref, self.type, self.reason, "" if self.reason == SERVES else self.message
 
 
 def events_file(home: Home, ref: Ref) -> Path:

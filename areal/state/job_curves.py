@@ -260,10 +260,9 @@ class JobCurves(Sequence[dict[str, Any]]):
         *,
         first: int | None = None,
         last: int | None = None,
-        since: int = 0,
     ) -> Reduced:
         """The curves between the steps ``first`` and ``last``, in at most ``most`` buckets of a power of two steps:
-        their borders stay where they are while a run goes on. ``since``: only buckets that end after this step."""
+        their borders stay where they are while a run goes on."""
         if not self.steps:
             return Reduced(1, [], {})
         first = self.steps[0] if first is None else max(first, self.steps[0])
@@ -271,7 +270,7 @@ class JobCurves(Sequence[dict[str, Any]]):
         size = 1
         while (last // size) - (first // size) >= most:
             size *= 2
-        begin, end = bisect_left(self.steps, max(first, since // size * size)), bisect_left(self.steps, last + 1)
+        begin, end = bisect_left(self.steps, first), bisect_left(self.steps, last + 1)
         starts: list[int] = []
         rows: list[int] = []
         while begin < end:

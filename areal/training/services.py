@@ -36,7 +36,6 @@ from areal.resources.addresses import base_url
 from areal.resources.backend import engine_arguments
 from areal.rollout.controller import ADDRESS, ServiceAddress
 from areal.runtime.backends.base import NODE_ADDRESS_VARIABLE
-from areal.runtime.notes import OWNER_VARIABLE
 from areal.services.http.auth import load_admin_key
 from areal.services.http.process import die_with_parent
 from areal.services.weight_update.publisher import TrainerPair, WeightPublisher, serve_endpoint
@@ -44,6 +43,7 @@ from areal.services.weight_update.staging import copy_model, open_publisher, pro
 from areal.training.run_folder import RunFolder, config_files
 from areal.wire.bodies import UpdateResult
 from areal.wire.fields import write_fields
+from areal.wire.notes import OWNER_VARIABLE
 from areal.wire.processes import WEIGHT_UPDATE_FILE, WeightUpdateConfig
 
 _log = logging.getLogger(__name__)

@@ -58,7 +58,8 @@ def events(
             differing = changed(before, marks)
             if before is None or differing:
                 seen[watch], sent_at = marks, time.monotonic()
-                yield _event("marks" if before is None else "changed", {"watch": watch, "marks": differing})
+                kind, data = "marks" if before is None else "changed", json.dumps({"watch": watch, "marks": differing})
+                yield f"event: {kind}\ndata: {data}\n\n".encode()
         if time.monotonic() - sent_at >= PING_S:
             sent_at = time.monotonic()
             yield b": still here\n\n"
@@ -70,7 +71,3 @@ def changed(before: Marks | None, now: Marks) -> dict[str, int | str | None]:
     old = before or {}
     gone = {name: None for name in old if name not in now}
     return {name: cursor for name, cursor in now.items() if old.get(name) != cursor} | gone
-
-
-def _event(kind: str, data: Mapping[str, object]) -> bytes:
-    return f"event: {kind}\ndata: {json.dumps(data)}\n\n".encode()

@@ -17,7 +17,7 @@ import logging
 import re
 import sys
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path as FilePath
@@ -65,14 +65,6 @@ def _walk(node: yaml.Node, path: FieldPath, marks: dict[FieldPath, Mark]) -> Non
         for number, item in enumerate(node.value):
             marks[(*path, number)] = item.start_mark.line + 1, item.start_mark.column + 1
             _walk(item, (*path, number), marks)
-
-
-def mark_of(path: FieldPath, marks: Mapping[FieldPath, Mark]) -> Mark | None:
-    """The position of ``path``, or of its nearest enclosing key."""
-    for length in range(len(path), 0, -1):
-        if (mark := marks.get(path[:length])) is not None:
-            return mark
-    return None
 
 
 def _undeclared(cls: type, path: FieldPath) -> tuple[type, FieldPath] | None:
@@ -251,11 +243,11 @@ class _ConfigFile:
 
     def fault(self, path: FieldPath, message: str, set_by: dict[FieldPath, str], kind: _Kind = "fault") -> ConfigFault:
         """A fault with its place: the override in ``set_by`` that set the key, else the position in the file."""
-        for length in range(len(path), 0, -1):
-            for key in _places(path[:length]):
-                if (override := set_by.get(key)) is not None:
-                    return ConfigFault(path, message, override=override, kind=kind)
-        mark = next((self.marks[each] for each in _places(path) if each in self.marks), mark_of(path, self.marks))
+        enclosing = [path[:length] for length in range(len(path), 0, -1)]
+        for key in (place for each in enclosing for place in _places(each)):
+            if (override := set_by.get(key)) is not None:
+                return ConfigFault(path, message, override=override, kind=kind)
+        mark = next((self.marks[each] for each in (*_places(path), *enclosing) if each in self.marks), None)
         return ConfigFault(path, message, self.file, mark, kind=kind)
 
 

@@ -152,10 +152,8 @@ def scaledown(cli: Invocation, service: str, scale: ScaleFlags) -> int:
 
 
 def _scale(cli: Invocation, service: str, scale: ScaleFlags, *, up: bool) -> int:
-    scale.require_one("--pairs")
     found = stored(cli.home, Ref(AGENT_SERVICE, check_name(service)))
-    other = f"areal agent {'scaledown' if up else 'scaleup'} --service {service}"
-    return scale_service(cli, found, scale, other, up=up)
+    return scale_service(cli, found, scale, f"areal agent {{}} --service {service}", up=up)
 
 
 _SERVICES = service_columns(field("PAIRS", "pairs", right=True), field("AGENT", "agent", wide=True))

@@ -307,6 +307,4 @@ def scaledown(cli: Invocation, **given: Any) -> int:
 
 
 def _scale(cli: Invocation, model: str, service: str | None, scale: ScaleFlags, *, up: bool) -> int:
-    scale.require_one("--replicas")
-    other = f"areal inf {'scaledown' if up else 'scaleup'} --model {model}"
-    return scale_service(cli, _model(cli, model, service), scale, other, up=up)
+    return scale_service(cli, _model(cli, model, service), scale, f"areal inf {{}} --model {model}", up=up)

@@ -132,7 +132,7 @@ class PairWork(ReplicaWork):
 class AgentServicePlan(ServicePlan):
     def __init__(self, planning: Planning, kind: str) -> None:
         super().__init__(planning, kind)
-        self._opened: list[PairWork] = []
+        self._pairs: list[PairWork] = []
 
     def declared(self, ref: str) -> frozenset[str]:
         return frozenset({ref.partition("/")[2]})
@@ -141,24 +141,22 @@ class AgentServicePlan(ServicePlan):
         """Stop everything but the router before the services that its agents call."""
         super().drain()
         planning = self.planning
-        for target in self.targets:
-            if target.is_deleted:
-                gateway = planning.views[target.ref].gateway_stopped
-                stopped = stop_replicas(PairWork(planning, target), gateway)
-                planning.ended[target.ref] = stopped
-                planning.drained[target.ref] = (*gateway, *stopped)
+        for target in self.deleted:
+            gateway = planning.views[target.ref].gateway_stopped
+            stopped = stop_replicas(PairWork(planning, target), gateway)
+            planning.ended[target.ref] = stopped
+            planning.drained[target.ref] = (*gateway, *stopped)
 
     def open(self) -> None:
         super().open()
-        for target in self.targets:
-            if not target.is_deleted:
-                work = PairWork(self.planning, target, routes_only=target.ref not in self.planning.scope.requested)
-                open_replicas(work)
-                self._opened.append(work)
+        for target in self.staying:
+            work = PairWork(self.planning, target, routes_only=target.ref not in self.planning.scope.requested)
+            open_replicas(work)
+            self._pairs.append(work)
 
     def close(self) -> None:
         super().close()
-        for work in self._opened:
+        for work in self._pairs:
             with self.planning.healing(work.target):
                 close_replicas(work)
             work.configure_sessions()

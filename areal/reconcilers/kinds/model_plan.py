@@ -134,9 +134,7 @@ class ModelPlan(KindPlan):
 
     def open(self) -> None:
         planning = self.planning
-        for target in sorted(self.targets, key=self._gpu_growth):
-            if target.is_deleted:
-                continue
+        for target in sorted(self.staying, key=self._gpu_growth):
             ref = service_ref(target.object.spec)
             service: ServiceView | None = planning.views.get(ref)
             if service is None or service.is_deleted:
@@ -149,8 +147,6 @@ class ModelPlan(KindPlan):
     def _gpu_growth(self, target: Target) -> tuple[int, str]:
         """The number of GPUs by which the model grows, and its name."""
         held = sum(len(run.state.spec.gpus) for run in self.planning.observed.of(target.ref, ENGINE) if run.is_live)
-        if target.is_deleted:
-            return -held, target.object.name
         spec: ModelSpec = target.spec
         service: ServiceView | None = self.planning.views.get(service_ref(target.object.spec))
         idle = spec.suspend or (service is not None and service.suspended)

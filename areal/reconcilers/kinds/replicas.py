@@ -86,7 +86,7 @@ def _behind(engine: Decision, proxy: Decision) -> Decision:
     if engine.action is Action.LEAVE and proxy.action is not Action.KEEP:
         return Decision(Action.DEFER, "its engine cannot be seen", proxy.run)
     if engine.action is Action.REPLACE and proxy.run is not None and proxy.run.is_live:
-        return Decision(Action.REPLACE, engine.cause, proxy.run)
+        return replace(engine, run=proxy.run, drift=None)
     return proxy
 
 

@@ -108,7 +108,7 @@ class ServicePlan(KindPlan, ABC):
 
     def __init__(self, planning: Planning, kind: str) -> None:
         super().__init__(planning, kind)
-        self._staying: list[ServiceWork] = []
+        self._opened: list[ServiceWork] = []
 
     @abstractmethod
     def declared(self, ref: str) -> frozenset[str]:
@@ -116,23 +116,17 @@ class ServicePlan(KindPlan, ABC):
 
     def drain(self) -> None:
         planning = self.planning
-        for target in self.targets:
-            if target.is_deleted:
-                work = ServiceWork(planning, target)
-                grace = StopRun(planning.policy.drain_s(work.drain_s))
-                stopped = work.stop_component(
-                    "gateway", stoppable(work.runs), work.end_cause, planning.all_drained, grace
-                )
-                view = ServiceView(target.ref, work.spec, is_deleted=True, gateway_stopped=stopped)
-                planning.views[target.ref] = view
+        for target in self.deleted:
+            work = ServiceWork(planning, target)
+            grace = StopRun(planning.policy.drain_s(work.drain_s))
+            stopped = work.stop_component("gateway", stoppable(work.runs), work.end_cause, planning.all_drained, grace)
+            planning.views[target.ref] = ServiceView(target.ref, work.spec, is_deleted=True, gateway_stopped=stopped)
 
     def open(self) -> None:
         planning = self.planning
-        for target in self.targets:
-            if target.is_deleted:
-                continue
+        for target in self.staying:
             work = ServiceWork(planning, target)
-            self._staying.append(work)
+            self._opened.append(work)
             planning.views[target.ref] = work.view
             open_service(work)
             if target.action == "configure" and any(change.path.startswith("spec.auth.") for change in target.changes):
@@ -171,15 +165,13 @@ class ServicePlan(KindPlan, ABC):
         view.synced = (op,)
 
     def close(self) -> None:
-        for work in self._staying:
+        for work in self._opened:
             close_service(work)
 
     def finish(self) -> None:
         """Stop the router, then erase the service."""
         planning = self.planning
-        for target in self.targets:
-            if not target.is_deleted:
-                continue
+        for target in self.deleted:
             work = ServiceWork(planning, target)
             needs = (*planning.views[target.ref].gateway_stopped, *planning.ended.get(target.ref, ()))
             stopped = work.stop_component("router", stoppable(work.runs), work.end_cause, needs, work.policy.grace)

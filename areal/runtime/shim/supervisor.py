@@ -22,12 +22,13 @@ import time
 from contextlib import suppress
 
 from areal.proxies import loopback_without_proxy
-from areal.runtime import notes, procfs, records
+from areal.runtime import procfs, records
 from areal.runtime.causes import failing_line, run_log_paths
 from areal.runtime.procfs import RUN_DIR_VARIABLE, RUN_UID_VARIABLE, run_members, sweep
 from areal.runtime.shim import ACK, GO, NO_FOLDER, NOT_STARTED, PARENT_VARIABLE
 from areal.runtime.shim.log import RotatingLog
 from areal.runtime.shim.policy import CRASHLOOP, RESTART, Exit, RestartBudget
+from areal.wire import notes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -28,9 +28,9 @@ from urllib.parse import quote
 
 from areal.dataclasses import dataclass
 from areal.files import replace_file, still_named, try_lock
-from areal.runtime.notes import note
 from areal.services.http.errors import ApiError
 from areal.services.journal.keys import is_tag, new_tag
+from areal.wire.notes import note
 
 _PAGES_A_CHECKPOINT = 1000  # overwriting the log costs half as much as growing it
 _WRITER_CACHE_KB = 4096

@@ -11,7 +11,7 @@ from areal.dataclasses import dataclass
 from areal.dataset.examples import prompt_digest
 from areal.errors import ArealError, NotFound
 from areal.files import parse_json, size_of, stamp
-from areal.rollout.evaluation import Comparison, PromptScores, compare, prompt_keys
+from areal.rollout.evaluation import PromptScores, compare, prompt_keys
 from areal.rollout.evaluation_files import JOB, RUN, SUMMARY, EvaluationFiles, evaluations_folder, find_evaluation
 from areal.trajectories.record import Episode
 from areal.trajectories.steps import GroupSummary, StepSummary, read_step
@@ -62,7 +62,9 @@ def read(view: ViewContext) -> dict[str, Any]:
     samples = _samples_of(view, own)
     other, problem = _other(view, own)
     before = _samples_of(view, other) if other is not None else None
-    comparison = _compared(own, samples, before)
+    confidence = float(own.summary.get("confidence", 0.95))
+    pairs = (samples.scores(), before.scores()) if before is not None else None
+    comparison = compare(*pairs, _threshold(own), confidence) if pairs is not None else None
     wanted = view.query.get("show") or ("changed" if before is not None else "all")
     rows = [row for row in _prompts(own, samples, before) if _is_shown(row, wanted)]
     document = _row(folder) | {
@@ -202,12 +204,6 @@ def _decoder(view: ViewContext, files: EvaluationFiles) -> TokenDecoder | None:
         except NotFound:
             return None
     return decoder_named(view.home, target.rpartition("/")[2])
-
-
-def _compared(own: EvaluationFiles, samples: _Samples, before: _Samples | None) -> Comparison | None:
-    if before is None:
-        return None
-    return compare(samples.scores(), before.scores(), _threshold(own), float(own.summary.get("confidence", 0.95)))
 
 
 def _threshold(own: EvaluationFiles) -> float:

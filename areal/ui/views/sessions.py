@@ -37,7 +37,9 @@ def read(view: ViewContext) -> dict[str, Any]:
     its tokens, and with ``trained`` the samples that jobs trained on."""
     if not view.query.get("name"):
         return {"services": _services(view)}
-    ref = Ref(_kind(view), view.name())
+    ref = Ref(resolve_kind(view.query.get("kind") or AGENT_SERVICE), view.name())
+    if ref.kind not in SERVICES:
+        raise UsageFault(f"{ref.kind} has no sessions")
     session = view.query.get("session")
     try:
         client = gateway_of(view, ref, _CALL_S)
@@ -55,13 +57,6 @@ def read(view: ViewContext) -> dict[str, Any]:
 def marks(view: ViewContext) -> Marks:
     """A cursor that changes once in a period: the gateway is asked again."""
     return {"look": int(time.monotonic() / _PERIOD_S)}
-
-
-def _kind(view: ViewContext) -> str:
-    kind = resolve_kind(view.query.get("kind") or AGENT_SERVICE)
-    if kind not in SERVICES:
-        raise UsageFault(f"{kind} has no sessions")
-    return kind
 
 
 def _services(view: ViewContext) -> list[dict[str, Any]]:

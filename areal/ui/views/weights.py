@@ -61,7 +61,8 @@ _seen = _ServedVersions()
 def read(view: ViewContext) -> dict[str, Any]:
     """With ``tokens`` how many tokens each version has sampled, of the last files of each job that has any."""
     if view.query.get("tokens"):
-        return {"jobs": [] if view.remote is not None else _tokens(view.home)}
+        folders = [] if view.remote is not None else sorted(view.home.jobs.glob("*/trajectories"))
+        return {"jobs": [found for folder in folders if (found := tokens_by_version(folder))["versions"]]}
     services = ask_all(view, INFERENCE_SERVICE, _workers, _TIMEOUT_S)
     replicas = [each for item in services for each in item.answer or ()]
     unseen = [f"{item.ref}: its replicas are not known: {item.why}" for item in services if item.why]
@@ -160,8 +161,3 @@ def _history(home: Home) -> list[dict[str, Any]]:
     files = sorted(home.jobs.glob(f"*/{WEIGHT_HISTORY_FILE}"))
     found = [{"job": path.parent.name, **each} for path in files for each in _histories.get(path)]
     return sorted(found, key=lambda each: float(each["at"]))[-_HISTORY:]
-
-
-def _tokens(home: Home) -> list[dict[str, Any]]:
-    jobs = [tokens_by_version(folder) for folder in sorted(home.jobs.glob("*/trajectories"))]
-    return [each for each in jobs if each["versions"]]

@@ -29,7 +29,6 @@ from urllib.parse import urlsplit
 
 from areal.dataclasses import asdict, dataclass
 from areal.files import parse_json, replace_file, stamp
-from areal.runtime.notes import note
 from areal.services.http.auth import Access
 from areal.services.http.errors import ApiError, bad_field, bad_request
 from areal.services.http.messages import AnyResponse, Request, Response, read_body, read_object
@@ -47,6 +46,7 @@ from areal.services.inference.engines.base import (
 from areal.services.inference.recorder.storage import PAUSING, PUBLISHED
 from areal.wire.bodies import LeftWeights, SetVersion
 from areal.wire.fields import read_fields
+from areal.wire.notes import SERVES, note
 from areal.wire.processes import DataProxyConfig
 from areal.wire.routing import worker_base_url
 
@@ -189,7 +189,7 @@ class WeightTracker:
         self._write(record)
         if is_news:
             by = f" of {record.writer}" if record.writer else ""
-            note(os.environ, "Normal", "Serves", f"serves version {record.version}{by}", "data-proxy")
+            note(os.environ, "Normal", SERVES, f"serves version {record.version}{by}", "data-proxy")
 
     def end(self, pair: str, left: LeftWeights | None) -> None:
         """Note that the trainer has ended. Weights that it leaves in a folder are still served; without them an engine

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from areal.errors import UsageFault
-from areal.runtime.notes import EVENTS_VARIABLE, OWNER_VARIABLE
 from areal.services.inference.recorder.exporting import ExportRequest
 from areal.services.inference.recorder.session import LeaseName
 from areal.services.inference.recorder.store import TrajectoryLeases, TrajectoryStore
 from areal.services.journal.storage import lock_folder
+from areal.wire.notes import EVENTS_VARIABLE, OWNER_VARIABLE
 from tests.services.inference.recorder.support import Calls, start, vault_in
 from tests.services.processes import REPOSITORY, wait_until
 

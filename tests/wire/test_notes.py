@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from areal.runtime.notes import EVENTS_VARIABLE, OWNER_VARIABLE, SERVES, note
+from areal.wire.notes import EVENTS_VARIABLE, OWNER_VARIABLE, SERVES, note
 
 
 def lines(file: Path) -> list[tuple[str | None, str | None, int | None]]:
