@@ -116,6 +116,7 @@ class SglangClient(EngineClient):
         )
         super().__init__(http, url, headers, capabilities)
         self._checksum: str | None = None  # of the weights before an update
+        self._verified: str | Broadcast | None = None  # the next update, to which ``_checksum`` belongs
         self._shapes: Mapping[str, list[int]] = {}
         self._prefix: str | None = None  # of /model_info and /server_info
         self._interval: int | None = None
@@ -175,8 +176,7 @@ class SglangClient(EngineClient):
             self._interval = about.get("stream_interval", 1)
         if self._interval != 1 and not self.capabilities.whole_answers:  # otherwise each call has its own
             return EngineState(not_ready=_INTERVAL % self._interval, advice="start it with --stream-interval 1")
-        _, listed = await self._get("/v1/models")
-        _, about = await self._get("/v1/loads")
+        (_, listed), (_, about) = await asyncio.gather(self._get("/v1/models"), self._get("/v1/loads"))
         served: dict[str, Any] = next((entry for entry in listed.get("data") or () if not entry.get("parent")), {})
         self._version = weight_version(model.get("weight_version"))
         return EngineState(
@@ -216,7 +216,7 @@ class SglangClient(EngineClient):
 
     def _forget_engine(self) -> None:
         super()._forget_engine()
-        self._prefix = self._interval = self._paused = self._version = None
+        self._prefix = self._interval = self._paused = self._version = self._verified = None
         self._has_sessions, self.capabilities.whole_answers = True, False
 
     async def _adapters(self) -> tuple[str, ...]:
@@ -253,6 +253,13 @@ class SglangClient(EngineClient):
         wrong = [name for name in old if new.get(name) != old[name]] + [name for name in new if old and name not in old]
         if wrong:
             raise EngineRefused(f"{_NOT_TAKEN}: {wrong[0]} is {new.get(wrong[0])}, was {old.get(wrong[0])}")
+        self._verified = source
+
+    async def _verify_once(self, source: str | Broadcast) -> None:
+        """Verify what was not verified while it generated: it is paused now."""
+        if self._verified != source:
+            await self.verify_weights(source)
+        self._verified = None
 
     async def _served_shapes(self) -> Mapping[str, list[int]]:
         """The shapes of the served tensors; none where no folder of theirs was readable here yet."""
@@ -266,7 +273,7 @@ class SglangClient(EngineClient):
         return self._shapes
 
     async def load_weights(self, folder: str, version: int) -> None:
-        await self.verify_weights(folder)
+        await self._verify_once(folder)
         body = {"model_path": folder, "abort_all_requests": False, "flush_cache": True}
         async with self._replacing_weights(version) as label:
             await self._update("/update_weights_from_disk", {**body, "weight_version": label}, _NO_UPDATE)
@@ -316,7 +323,7 @@ class SglangClient(EngineClient):
 
     async def receive_weights(self, name: str, layout: Any, version: int) -> None:
         """Checks all shapes first: the server loads each tensor as it arrives."""
-        await self.verify_weights(Broadcast(name, layout))
+        await self._verify_once(Broadcast(name, layout))
         body = {
             "names": [entry[0] for entry in layout],
             "dtypes": [_DTYPES[entry[2]] for entry in layout],

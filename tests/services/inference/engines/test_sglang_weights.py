@@ -111,6 +111,18 @@ async def test_update_from_disk_leaves_the_weights_that_the_server_has_by_its_ch
     assert versions_set(api) == (["unknown", "3"] if expected is EngineRefused else ["unknown", "unknown"])
 
 
+async def test_weights_that_were_verified_ahead_are_not_verified_again_in_the_pause(
+    client: SglangClient, api: ScriptedApi, folder: Path
+) -> None:
+    for version in (4, 5):
+        await client.verify_weights(str(folder))
+        before = len(api.got)
+        await client.load_weights(str(folder), version)
+        assert "POST /weights_checker" not in asked(api)[before:]
+    await client.load_weights(str(folder), 6)
+    assert asked(api).count("POST /weights_checker") == 3, "each update has a checksum of its own"
+
+
 async def test_broadcast_runs_between_begin_and_end_where_the_server_has_them(
     client: SglangClient, api: ScriptedApi
 ) -> None:

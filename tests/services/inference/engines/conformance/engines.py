@@ -107,7 +107,9 @@ def start(kind: str, folder: Path, log: Path, adapters: Mapping[str, Path] | Non
             argv += ["--logprobs-mode", "processed_logprobs"]
         argv += more
     with log.open("wb") as out:
-        popen = subprocess.Popen(argv, stdout=out, stderr=subprocess.STDOUT, env=env, start_new_session=True)
+        popen = subprocess.Popen(  # sockets of SGLang stay where it runs
+            argv, stdout=out, stderr=subprocess.STDOUT, env=env, cwd=log.parent, start_new_session=True
+        )
     return EngineProcess(kind, popen, log, port)
 
 
