@@ -86,7 +86,7 @@ PROFILES = {
         {
             "vllm": {"enforceEager": True, "maxModelLen": 512, "maxNumSeqs": 32},
             "sglang": {"device": "cpu", "attention-backend": "torch_native", "sampling-backend": "pytorch"}
-            | {"disable-overlap-schedule": True, "mem-fraction-static": "0.05", "max-total-tokens": 8192},
+            | {"disable-overlap-schedule": True, "mem-fraction-static": "0.3", "max-total-tokens": 8192},
         },
         {
             "vllm": {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1"},

@@ -24,7 +24,7 @@ KINDS = ("embedded", "vllm-standin", "sglang-standin", "vllm", "sglang")
 REAL = {"vllm": "AREAL_VLLM_PYTHON", "sglang": "AREAL_SGLANG_PYTHON"}
 ON_GPU = bool(os.environ.get("CUDA_VISIBLE_DEVICES"))
 SGLANG_ON_CPU_FLAGS = ["--device", "cpu", "--attention-backend", "torch_native", "--disable-overlap-schedule"]
-SGLANG_ON_CPU_FLAGS += ["--mem-fraction-static", "0.05", "--max-total-tokens", "8192", "--sleep-on-idle"]
+SGLANG_ON_CPU_FLAGS += ["--mem-fraction-static", "0.3", "--max-total-tokens", "8192", "--sleep-on-idle"]
 _PORT = re.compile(r"^(?:.*listens on \S+ port )?(\d+)$", re.MULTILINE)
 _START_S = {"vllm": 900.0, "sglang": 900.0}
 
