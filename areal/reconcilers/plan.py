@@ -36,7 +36,9 @@ class DoesNotFit(NoCapacity):
 
 
 FEWER_REPLICAS = Wording(
-    "areal get processes -o wide shows who holds the GPUs; lower ", FieldName("spec.replicas"), " or stop something"
+    "areal get processes -o wide shows who holds the GPUs; lower ",
+    FieldName("spec.replicas"),
+    " or stop something; resources: {gpus: 0} computes on the CPU",
 )
 
 
