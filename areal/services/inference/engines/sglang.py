@@ -244,6 +244,7 @@ class SglangClient(EngineClient):
 
     async def verify_weights(self, source: str | Broadcast) -> None:
         """Compares shapes with those of the weights that were served first, if that folder can be read here."""
+        self._verified = None
         if isinstance(source, Broadcast):
             new = {name: list(shape) for name, shape, _ in source.layout}
         else:
