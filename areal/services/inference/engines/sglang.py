@@ -176,7 +176,7 @@ class SglangClient(EngineClient):
             self._interval = about.get("stream_interval", 1)
         if self._interval != 1 and not self.capabilities.whole_answers:  # otherwise each call has its own
             return EngineState(not_ready=_INTERVAL % self._interval, advice="start it with --stream-interval 1")
-        (_, listed), (_, about) = await asyncio.gather(self._get("/v1/models"), self._get("/v1/loads"))
+        listed, loads = [answer for _, answer in await asyncio.gather(*map(self._get, ("/v1/models", "/v1/loads")))]
         served: dict[str, Any] = next((entry for entry in listed.get("data") or () if not entry.get("parent")), {})
         self._version = weight_version(model.get("weight_version"))
         return EngineState(
@@ -186,7 +186,7 @@ class SglangClient(EngineClient):
             root=typed(model, "model_path", str),
             paused=self._paused,
             adapters=adapters_of(listed),
-            generated=_steps(about),
+            generated=_steps(loads),
         )
 
     async def _info(self, name: str) -> tuple[int, dict[str, Any]]:
