@@ -16,14 +16,14 @@ _HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/x-ndjson\r\nContent-Lengt
 # What it does with a call: what it sends, and whether it then stays, leaves, or breaks the connection.
 MANNERS: dict[str, tuple[bytes, str]] = {
     "accepts and never answers": (b"", "stay"),
-    "closes without a word": (b"", "leave"),
+    "closes the connection without a response": (b"", "leave"),
     "resets the connection": (b"", "reset"),
-    "sends half a status line and stays": (b"HTTP/1.", "stay"),
-    "sends headers and never a body": (_HEAD, "stay"),
-    "sends half a body and leaves": (_HEAD + b'{"index": 0, "token', "leave"),
-    "sends half a body and resets": (_HEAD + b'{"index": 0, "token', "reset"),
+    "sends half a status line and keeps the connection open": (b"HTTP/1.", "stay"),
+    "sends headers and no body": (_HEAD, "stay"),
+    "sends half a body and closes the connection": (_HEAD + b'{"index": 0, "token', "leave"),
+    "sends half a body and resets the connection": (_HEAD + b'{"index": 0, "token', "reset"),
     "speaks another protocol": (b"SSH-2.0-OpenSSH_9.6\r\n", "leave"),
-    "sends a status that is none": (b"HTTP/1.1 999999 Fine\r\n\r\n", "leave"),
+    "sends an invalid status": (b"HTTP/1.1 999999 Fine\r\n\r\n", "leave"),
     "sends 10 MB of headers": (b"HTTP/1.1 200 OK\r\n" + b"x-a: bbbbbbbbbbbbbbbbb\r\n" * 430_000, "leave"),
 }
 

@@ -14,7 +14,7 @@ from tests.services.processes import Answer, wait_until
 
 RETRY = {"x-stainless-retry-count": "1"}
 SERVED = "served"
-NOTHING_MORE = "what was acknowledged, nothing else"
+NOTHING_MORE = "exactly what was acknowledged"
 
 
 def failure(reply: Reply | Failed) -> str:
@@ -24,7 +24,7 @@ def failure(reply: Reply | Failed) -> str:
     if reply.status:
         return f"{reply.status} `{reply.code}`"
     if reply.code in ("lost", "cut"):
-        return "the stream breaks off" if reply.begun else "connection lost"
+        return "the stream is cut off" if reply.begun else "connection lost"
     return f"error event `{reply.code}`"
 
 
@@ -89,7 +89,7 @@ class Scene:
         for place, name in enumerate(self.acknowledged):
             assert unpadded(reply["traj"], place) == expected_row([self.fleet.witness.truth(name)])
         assert self.fleet.admin("POST", "/export_trajectories", request).json() == reply
-        return "exported as the engine saw it"
+        return "exported as the engine sampled it"
 
 
 def scene_at(fleet: Fleet, turns: int = 1) -> Scene:

@@ -22,55 +22,64 @@ _FOLDER = Path(__file__).parent
 _HEAD = "| fault | when | callers see | recorded | afterwards |\n|---|---|---|---|---|\n"
 _INTRODUCTION = """# Reliability
 
-An engine is killed in the middle of a training run. This happens next, without a command from you:
+This page lists what callers see, what is recorded and what happens afterwards when a process dies, a disk is full,
+a clock jumps or a caller misbehaves.
 
-1. The engine's supervisor records how it ended and starts it again: at once the first time, then after 10 seconds,
-   then with a doubled delay.
-2. The router takes the replica out of rotation. The gateway sends new calls to other replicas, and a call that no
-   engine has begun is tried on another one. If there is no other replica, calls wait.
-3. A stream that was open ends with an error. If the client sends the call again with the same `Idempotency-Key`, it
-   is answered, and recorded once.
-4. What the session had recorded is on disk. Rewards and exports go on while the engine is away.
-5. The new engine loads the weights that the trainer published last. It gets calls after that, not before.
-6. A rollout that failed has no reward; it is never a reward of 0. The trainer samples its prompt again.
+## When an engine is killed during training
 
-If the trainer is killed, its job starts a new attempt from the newest checkpoint, as its restart policy says. It
-samples again the prompts that were not trained on, and publishes versions above those that are served.
+areal recovers without a command from you:
 
-If a command is killed, the next one recovers its journal and finishes the operation. If the machine reboots,
-`areal apply` starts what the records name. [Concepts](concepts.md) lists what remains after
-each kind of death. To try one: [break the quickstart](quickstart.md#break-it).
+1. The supervisor of the engine records how the engine exited and restarts it: at once the first time, then after 10
+   seconds, then with a doubled delay.
+2. The router takes the replica out of rotation. The gateway sends new calls to other replicas, and retries a call
+   that no engine has begun on another replica. If there is no other replica, calls wait.
+3. An open stream ends with an error. If the client repeats the call with the same `Idempotency-Key`, the call is
+   answered and recorded once.
+4. The record of the session is on disk. Rewards and exports work while the engine is down.
+5. The new engine loads the weights that the trainer published last, and only then gets calls.
+6. A failed rollout has no reward; it never counts as a reward of 0. The trainer samples its prompt again.
 
-`areal events` lists what happened, `areal describe` how each process last ended, with its last log lines.
+## When other processes are killed
+
+- **The trainer**: its job starts a new attempt from the newest checkpoint, according to its restart policy. The
+  attempt samples the prompts again that were not trained on, and publishes higher versions than the served one.
+- **A command**: the next command recovers its journal and finishes the operation.
+- **The machine**: `areal apply` starts what the records name.
+
+[Concepts](concepts.md#processes) lists what is left after each kind of death. To try one:
+[break the quickstart](quickstart.md#break-it).
+
+`areal events` lists what happened. `areal describe` shows how each process exited last, with its last log lines.
 
 ## How to read the tables
 
-Each row below is a test in `tests/reliability/`. It injects the fault into real processes on loopback, and fails when
-it sees anything else than the row. The tests write this page (`python -m tests.reliability.table --write`).
+Each row below is a test in `tests/reliability/`. The test injects the fault into real processes on loopback, and
+fails if it sees anything other than the row. The tests write this page
+(`python -m tests.reliability.table --write`).
 
-*Recorded: once* means exactly one interaction, with exactly the tokens, log-probabilities and weight versions of the
-engine's own log. Callers retry a failed call with the same `Idempotency-Key`. Besides, `test_data_plane_machine.py`
-compares random histories of callers, operators and kills with a simple model.
+- *recorded: once* means exactly one interaction, with the tokens, log-probabilities and weight versions of the
+  engine's own log.
+- Callers retry a failed call with the same `Idempotency-Key`.
+- `test_data_plane_machine.py` also compares random histories of callers, operators and kills with a simple model.
 """
 
-_CONCLUSION = """## What these tests found
+_CONCLUSION = """## Faults that these tests found
 
-Each fault is fixed, and the row that found it is its regression test.
+All are fixed; the rows above are the regression tests.
 
-- An engine's impossible answer (log-probabilities missing or `NaN`, invalid tokens, too many choices) was recorded as
-  training data, or was a 500. It is now a 502, and nothing of it is recorded.
-- Rewards and exports of a session waited for its engine, although recorded data does not need it.
-- If a special token was sampled in the middle of a turn, the next turn tokenized that turn again and split its row in
-  two.
+- An invalid answer of an engine (log-probabilities missing or `NaN`, invalid tokens, too many choices) was recorded
+  as training data or answered with a 500. It is now a 502 and is not recorded.
+- Rewards and exports of a session waited for its engine, although recorded data does not need the engine.
+- If a special token was sampled in the middle of a turn, the next turn tokenized that turn again and split its row.
 
 ## Known limits
 
-- A worker that answers its probes but no calls stays in rotation as long as the router finds it ready.
-- A relay that is stopped (`SIGSTOP`) holds its callers until it continues: its supervisor detects only its end.
-- A caller that closes its sending side is treated as one that has left.
-- A plain completion continues one of the newest 64 turns of its trajectory; a continuation of an older turn begins a
-  row of its own.
-- Sessions expire by the wall clock: if the clock jumps two days ahead, idle sessions end.
+- A worker that answers probes but no calls stays in rotation as long as the router considers it ready.
+- A stopped relay (`SIGSTOP`) delays its callers until it continues, because its supervisor detects only its exit.
+- A caller that half-closes its connection is treated as disconnected.
+- A plain completion continues one of the newest 64 turns of its trajectory. A continuation of an older turn begins
+  a new row.
+- Sessions expire by the wall clock: if the clock jumps forward by two days, idle sessions end.
 """
 
 

@@ -15,7 +15,7 @@ from tests.reliability.fleet import Fleet, running_fleet
 from tests.reliability.raw import request, told
 from tests.reliability.scenes import SERVED, Scene, failure, scene_at
 
-PART = "Callers that send what is wrong"
+PART = "Invalid requests"
 REWARD, START, EXPORT = "/rl/set_reward", "/rl/start_session", "/export_trajectories"
 
 
@@ -56,11 +56,11 @@ WRONG: dict[str, Callable[[Scene], bytes]] = {
     "wrong key": sent(CHAT, GOOD, Authorization="Bearer unknown"),
     "key that is not ASCII": sent(CHAT, GOOD, Authorization="Bearer clé-日本".encode()),
     "key with a null byte": sent(CHAT, GOOD, Authorization=b"Bearer a\0b"),
-    "session key at an admin's route": sent(START, _json({"task_id": "t"})),
+    "session key on an admin route": sent(START, _json({"task_id": "t"})),
     "broken JSON": sent(CHAT, GOOD[:-3]),
     "JSON that is not an object": sent(CHAT, b"[1, 2]"),
     "JSON that is not UTF-8": sent(CHAT, GOOD.replace(b"Hello", b"\xff\xfe")),
-    "half a surrogate pair": sent(CHAT, GOOD.replace(b"Hello", b"\\ud800")),
+    "lone surrogate": sent(CHAT, GOOD.replace(b"Hello", b"\\ud800")),
     "100,000 brackets": sent(CHAT, b"[" * 100_000),
     "100,000 nested objects in a field": sent(CHAT, b'{"messages": ' + b'{"a":' * 100_000 + b"1" + b"}" * 100_001),
     "number of 10,000 digits": sent(CHAT, GOOD[:-1] + b', "n": ' + b"9" * 10_000 + b"}"),
@@ -80,26 +80,24 @@ WRONG: dict[str, Callable[[Scene], bytes]] = {
     "export of a session that is not ready": lambda scene: by_admin(
         EXPORT, {"session_ids": [scene.rollout.session_id]}
     )(scene),
-    "key that another session has": lambda scene: by_admin(START, {"task_id": "t", "api_key": scene.rollout.key})(
-        scene
-    ),
+    "key of another session": lambda scene: by_admin(START, {"task_id": "t", "api_key": scene.rollout.key})(scene),
     "group of 2,000": by_admin(START, {"task_id": "t", "group_size": 2000}),
     "headers of 1 MB": sent(CHAT, GOOD, x_large="a" * 2**20),
     "10,000 headers": lambda scene: request(CHAT, {f"x-{number}": "a" for number in range(10_000)}, GOOD),
-    "two lengths": raw(
+    "two content lengths": raw(
         b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\nContent-Length: 40\r\n\r\n{}"
     ),
-    "length and chunks": raw(
+    "content length and chunked encoding": raw(
         b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n",
         b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
     ),
-    "negative length": sent(CHAT, GOOD, Content_Length="-5"),
-    "chunk size that is none": lambda scene: (
+    "negative content length": sent(CHAT, GOOD, Content_Length="-5"),
+    "invalid chunk size": lambda scene: (
         sent(CHAT, b"", Content_Length="", Transfer_Encoding="chunked")(scene) + b"zzz\r\n"
     ),
     "another protocol": raw(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 20),
-    "path out of the tree": sent("/v1/../../etc/passwd", GOOD),
-    "method that is none": raw(b"BREW /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n\r\n"),
+    "path outside the tree": sent("/v1/../../etc/passwd", GOOD),
+    "invalid method": raw(b"BREW /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n\r\n"),
 }
 
 
@@ -119,7 +117,7 @@ def test_wrong_request_is_refused_and_leaves_nothing(
     assert scene.exported()
 
 
-@fault(PART, "field given twice", "in a request")
+@fault(PART, "duplicate field", "in a request")
 def test_field_given_twice_is_taken_once(fleet: Fleet, outcome: Outcome) -> None:
     """As every JSON reader does: the last one counts, for the relay and for the data proxy alike."""
     scene = scene_at(fleet)

@@ -21,9 +21,9 @@ from tests.services.inference.recorder.rollouts import CHAT
 from tests.services.inference.running_service import later
 from tests.services.processes import Answer, Process, Processes, wait_until
 
-FULL = "Disks that take nothing more"
-DAMAGE = "Journals that are damaged (a data proxy is killed and comes back to them)"
-CLOCK = "Clocks that jump"
+FULL = "Full disks"
+DAMAGE = "Damaged journals (a data proxy is killed and restarts)"
+CLOCK = "Clock jumps"
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +103,7 @@ def test_full_disk_refuses_what_it_cannot_keep_and_takes_it_when_there_is_room(
         assert len(scene.acknowledged) == 3
     if operation is not _export:
         assert scene.exported()
-    outcome.healed("done when there is room")
+    outcome.healed("succeeds when there is space")
 
 
 @fault(FULL, "disk full", "in a stream")
@@ -119,10 +119,10 @@ def test_disk_that_fills_up_in_a_stream_ends_it_with_an_error(fleet: Fleet, outc
         outcome.recorded(scene.kept())
     scene.until_answered(body, **{"Idempotency-Key": "k"}, **RETRY)
     assert scene.exported()
-    outcome.healed("answered when there is room and the call is tried again")
+    outcome.healed("a retry is answered when there is space")
 
 
-@fault(FULL, "file system that takes no folder", "at the start of a data proxy")
+@fault(FULL, "file system that refuses a folder", "at the start of a data proxy")
 def test_state_folder_that_cannot_be_made_is_reported_at_the_start(
     processes: Processes, tokenizer: Path, outcome: Outcome
 ) -> None:
@@ -153,7 +153,7 @@ class Files:
 
 def _garbage_after_the_tail(files: Files) -> None:
     with files.log.open("ab") as log:
-        log.write(b"half a record" * 100)
+        log.write(b"half-written record" * 100)
 
 
 def _cut_tail(files: Files) -> None:
@@ -203,11 +203,13 @@ def _back(fleet: Fleet, damage: Callable[[Files], None]) -> None:
 @pytest.mark.parametrize(
     ("damage", "lost"),
     [
-        pytest.param(_garbage_after_the_tail, 0, marks=fault(DAMAGE, "half a record", "after the last one")),
+        pytest.param(_garbage_after_the_tail, 0, marks=fault(DAMAGE, "half-written record", "after the last record")),
         pytest.param(
-            _cut_tail, 1, marks=slow_fault(DAMAGE, "last record cut short", "by a disk that had acknowledged it")
+            _cut_tail, 1, marks=slow_fault(DAMAGE, "last record truncated", "after the disk had acknowledged it")
         ),
-        pytest.param(_spoilt_tail, 1, marks=fault(DAMAGE, "last record spoilt", "by a disk that had acknowledged it")),
+        pytest.param(
+            _spoilt_tail, 1, marks=fault(DAMAGE, "last record corrupted", "after the disk had acknowledged it")
+        ),
     ],
 )
 def test_damaged_tail_costs_at_most_the_last_record(
@@ -218,7 +220,7 @@ def test_damaged_tail_costs_at_most_the_last_record(
     scene.rollout.front = own.front
     scene.acknowledged = scene.acknowledged[: 3 - lost]
     assert scene.kept() == NOTHING_MORE
-    outcome.recorded("all of it" if not lost else "all but the last one")
+    outcome.recorded("everything" if not lost else "everything except the last record")
     outcome.callers(failure(scene.ask()))
     assert scene.exported()
     outcome.healed(SERVED)
@@ -227,8 +229,8 @@ def test_damaged_tail_costs_at_most_the_last_record(
 @pytest.mark.parametrize(
     "damage",
     [
-        pytest.param(_spoilt_payload, marks=fault(DAMAGE, "bit of a payload turned", "in an earlier record")),
-        pytest.param(_cut_payload, marks=slow_fault(DAMAGE, "payload cut short", "in an earlier record")),
+        pytest.param(_spoilt_payload, marks=fault(DAMAGE, "one bit of a payload flipped", "in an earlier record")),
+        pytest.param(_cut_payload, marks=slow_fault(DAMAGE, "payload truncated", "in an earlier record")),
     ],
 )
 def test_damaged_payload_is_named_and_never_exported(
@@ -241,16 +243,16 @@ def test_damaged_payload_is_named_and_never_exported(
     assert _reward(spoilt).status == 200
     outcome.callers(f"its export is {status_of(_export(spoilt))}")
     assert good.exported()
-    outcome.recorded("the other sessions' all")
+    outcome.recorded("everything of the other sessions")
     assert own.front.call("GET", "/ready").json()["journal_damaged"] == 1
-    outcome.healed("`/ready` counts it; all else served")
+    outcome.healed("`/ready` counts it; everything else is served")
 
 
 @pytest.mark.parametrize(
     "damage",
     [
-        pytest.param(_no_database, marks=fault(DAMAGE, "no database any more", "the whole file")),
-        pytest.param(_half_database, marks=slow_fault(DAMAGE, "database cut in half", "the whole file")),
+        pytest.param(_no_database, marks=fault(DAMAGE, "not a database", "the whole file")),
+        pytest.param(_half_database, marks=slow_fault(DAMAGE, "database truncated to half", "the whole file")),
     ],
 )
 def test_journal_that_cannot_be_read_is_not_overwritten(
@@ -265,13 +267,13 @@ def test_journal_that_cannot_be_read_is_not_overwritten(
     again = own.processes.spawn(*proxy.process.popen.args[1:], env={"AREAL_RUN_UID": "run-0"})  # type: ignore[index]
     assert again.wait() == 2
     assert again.wait_log("error: cannot open the journal") and again.wait_log("hint: move the folder away")
-    outcome.callers("the data proxy does not start, and says why and what to do")
+    outcome.callers("the data proxy does not start; the error has the cause and the next step")
     assert files.database.read_bytes() == before
-    outcome.recorded("the file is left as it is")
+    outcome.recorded("the file is unchanged")
     files.folder.rename(files.folder.with_name("set-aside"))
     proxy.restart()
     assert isinstance(scene_at(own).ask(), Reply)
-    outcome.healed("served when the folder is moved away")
+    outcome.healed("served after the folder is moved")
 
 
 # -- clocks
@@ -296,7 +298,7 @@ def clock(tmp_path: Path, processes: Processes, tokenizer: Path) -> Iterator[tup
     ("seconds", "what"),
     [
         pytest.param(-86_400, "back by a day", marks=fault(CLOCK, "back by a day", "in a session")),
-        pytest.param(600, "on by ten minutes", marks=slow_fault(CLOCK, "on by ten minutes", "in a session")),
+        pytest.param(600, "forward by ten minutes", marks=slow_fault(CLOCK, "forward by ten minutes", "in a session")),
     ],
 )
 def test_clock_that_jumps_in_a_session_loses_nothing(
@@ -309,12 +311,12 @@ def test_clock_that_jumps_in_a_session_loses_nothing(
     jump(seconds)
     outcome.callers(failure(scene.ask()))
     assert scene.kept() == sealed.kept() == NOTHING_MORE
-    outcome.recorded("all of it")
+    outcome.recorded("everything")
     assert scene.exported() and sealed.exported()
-    outcome.healed("exported, and the same again when asked again")
+    outcome.healed("exported; a repeated export is the same")
 
 
-@fault(CLOCK, "on by two days", "while sessions lie idle")
+@fault(CLOCK, "forward by two days", "while sessions are idle")
 def test_clock_that_jumps_beyond_every_deadline_ends_what_lay_idle_for_so_long(
     clock: tuple[Fleet, Callable[[float], None]], outcome: Outcome
 ) -> None:
@@ -327,6 +329,6 @@ def test_clock_that_jumps_beyond_every_deadline_ends_what_lay_idle_for_so_long(
     jump(2 * 86_400)
     wait_until(gone, what="expired")
     outcome.callers(status_of(scene.rollout.post(CHAT, scene.body())))
-    outcome.recorded("what lay idle for longer than its time is dropped, never scored")
+    outcome.recorded("expired sessions are dropped without a reward")
     assert scene_at(fleet).exported()
-    outcome.healed("new sessions served")
+    outcome.healed("new sessions are served")

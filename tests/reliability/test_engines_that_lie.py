@@ -13,7 +13,7 @@ from tests.reliability.faults import Outcome, fault
 from tests.reliability.fleet import Fleet, running_fleet
 from tests.reliability.scenes import SERVED, failure, instruct, scene_at
 
-PART = "Engines that say what cannot be true"
+PART = "Invalid answers of an engine"
 LIES: dict[str, dict[str, Any]] = {
     "log-probabilities that are not numbers": {"line": {"logprobs": [float("nan")]}},
     "log-probability of minus infinity": {"line": {"logprobs": [float("-inf")]}},
@@ -21,12 +21,12 @@ LIES: dict[str, dict[str, Any]] = {
     "log-probability as text": {"line": {"logprobs": ["-0.5"]}},
     "more log-probabilities than tokens": {"line": {"logprobs": [-0.5, -0.5]}},
     "weight version missing": {"line": {"versions": []}},
-    "token beyond any vocabulary": {"line": {"token_ids": [2**40]}},
+    "token outside any vocabulary": {"line": {"token_ids": [2**40]}},
     "token that is not a whole number": {"line": {"token_ids": [7.5]}},
     "negative token": {"line": {"token_ids": [-7]}},
     "token as text": {"line": {"token_ids": ["7"]}},
-    "choice that was not asked for": {"line": {"index": 7}},
-    "finish reason that does not exist": {"line": {"finish_reason": "tired"}},
+    "choice that was not requested": {"line": {"index": 7}},
+    "unknown finish reason": {"line": {"finish_reason": "tired"}},
     "end without a finish reason": {"line": {"finish_reason": None}},
     "line without fields": {"raw": "{}"},
     "line that is not an object": {"raw": "[1, 2]"},

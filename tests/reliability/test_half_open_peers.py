@@ -19,14 +19,14 @@ from tests.services.inference.recorder.rollouts import begin
 from tests.services.inference.running_service import later
 from tests.services.processes import Processes, halted, wait_ready, wait_until
 
-STUCK = "Processes that are held still (`SIGSTOP`)"
-ENGINE = "Strangers at an engine's address"
-WORKER = "Strangers at a data proxy's address"
+STUCK = "Stopped processes (`SIGSTOP`)"
+ENGINE = "Other servers at an engine's address"
+WORKER = "Other servers at a data proxy's address"
 PATIENCE_S = 0.7
 QUICK = (
     "accepts and never answers",
     "resets the connection",
-    "sends half a body and leaves",
+    "sends half a body and closes the connection",
     "speaks another protocol",
 )
 
@@ -65,7 +65,7 @@ def neighbour(fleet: Fleet, place: int) -> Scene:
 
 def serves_on(other: Scene) -> str:
     assert isinstance(other.ask(), Reply)
-    return "the other replica serves on"
+    return "the other replica continues to serve"
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_engine_held_still_is_a_failure_in_time(fleet: Fleet, outcome: Outcome, 
     fleet.wait_ready()
     scene.until_answered(body, **{"Idempotency-Key": "k"}, **RETRY)
     assert scene.exported()
-    outcome.healed("answered when it goes on and the call is tried again")
+    outcome.healed("a retry is answered after it continues")
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_data_proxy_held_still_is_a_failure_in_time(fleet: Fleet, outcome: Outco
     scene.until_answered(body, **{"Idempotency-Key": "k"}, **RETRY)
     outcome.recorded("once" if scene.kept() == NOTHING_MORE else scene.kept())
     assert scene.exported()
-    outcome.healed("answered when it goes on and the call is tried again")
+    outcome.healed("a retry is answered after it continues")
 
 
 @fault(STUCK, "router", "while calls are made")
@@ -146,7 +146,9 @@ def test_relay_held_still_holds_its_own_callers_only(fleet: Fleet, outcome: Outc
         waiting = later(stuck.ask, scene.rollout.key, CHAT, scene.body(), {})
         assert isinstance(free.ask(scene.rollout.key, CHAT, scene.body(), {"Idempotency-Key": "free"}), Reply)
         assert not waiting.done()
-    outcome.callers(f"of the other relay: answered; of this one: {failure(waiting.result(60))} when it goes on")
+    outcome.callers(
+        f"through the other relay: answered; through this one: {failure(waiting.result(60))} after it continues"
+    )
     scene.acknowledged = scene.recorded()
     assert len(scene.acknowledged) == 3
     outcome.recorded("each call once")
@@ -172,7 +174,7 @@ def test_stranger_at_an_engines_address_is_a_failed_call(
     assert detail["trajectories"] == []
     outcome.recorded("nothing")
     wait_until(lambda: proxy.call("GET", "/health").json()["in_flight"] == 0, what="nothing is left running")
-    outcome.healed("no call is left running")
+    outcome.healed("no call remains running")
 
 
 @pytest.mark.parametrize("manners", behaviours(WORKER))
@@ -186,11 +188,11 @@ def test_stranger_at_a_data_proxys_address_costs_at_most_its_own_calls(
         with contextlib.suppress(TimeoutError):
             running.result(4 * PATIENCE_S)
         if not running.done():  # the data proxy of a worker that is ready is trusted to keep the deadline
-            outcome.callers("waits while the router finds the worker ready")
+            outcome.callers("waits while the router considers the worker ready")
         stranger.close()
-        outcome.callers(failure(running.result(60)) + " elsewhere")
+        outcome.callers(failure(running.result(60)) + " by another worker")
     fleet.register()
-    outcome.recorded("nothing at the stranger's")
+    outcome.recorded("nothing at the other server")
     assert isinstance(scene_at(fleet).ask(), Reply)
     outcome.healed(SERVED)
 

@@ -23,7 +23,7 @@ from tests.reliability.scenes import NOTHING_MORE, RETRY, Scene, failure, instru
 from tests.services.inference.running_service import later, refuses_connections
 from tests.services.processes import wait_until
 
-PART = "Processes that are killed (`kill -9`)"
+PART = "Killed processes (`kill -9`)"
 BURST = 16
 
 
@@ -215,7 +215,7 @@ def test_killed_process_loses_nothing_acknowledged(stage: Stage, outcome: Outcom
     assert stage.scene.kept() == NOTHING_MORE
     outcome.recorded("each call once")
     assert stage.scene.exported()
-    outcome.healed("all answered when tried again, all exported")
+    outcome.healed("every retry is answered; everything is exported")
 
 
 @pytest.mark.parametrize("victim", ["data proxy", "engine"])
@@ -245,17 +245,14 @@ def _tell_callers(stage: Stage, outcome: Outcome, phase: str) -> None:
         outcome.callers(*map(failure, outcomes))
         return
     assert any(isinstance(each, Reply) for each in outcomes)
-    outcome.callers("whoever is not answered knows it")
+    outcome.callers("answered, or an error")
 
 
 def _tell_exports(stage: Stage, outcome: Outcome) -> None:
     assert stage.exports is not None
-    other, request, answers = stage.exports
-    answers = []
-    for answer in answers:
-        if answer.exception() is None and answer.result().status == 200:
-            answers.append(answer.result().json())
+    other, request, exports = stage.exports
+    answers = [each.result().json() for each in exports if each.exception() is None and each.result().status == 200]
     again = stage.fleet.admin("POST", "/export_trajectories", request)
     assert all(each == again.json() for each in answers)
     assert [row["interaction_id"] for row in again.json()["rows"]] == other.acknowledged
-    outcome.callers("one answer for all who ask, then and afterwards")
+    outcome.callers("the same answer for every request, also later")

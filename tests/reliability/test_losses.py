@@ -15,7 +15,7 @@ from tests.reliability.scenes import NOTHING_MORE, RETRY, SERVED, Scene, failure
 from tests.services.inference.running_service import later, refuses_connections
 from tests.services.processes import TERM, wait_until
 
-PART = "What is lost for good, or together"
+PART = "Permanent and combined losses"
 PATIENCE_S = 0.7
 
 
@@ -37,7 +37,7 @@ def scenes_of_both(fleet: Fleet) -> tuple[Scene, Scene]:
 
 
 @pytest.mark.extended
-@fault(PART, "data proxy and its engine lost for good", "idle")
+@fault(PART, "data proxy and its engine lost permanently", "idle")
 def test_lost_replicas_sessions_go_on_at_its_sibling(fleet: Fleet, outcome: Outcome) -> None:
     scene, other = scenes_of_both(fleet)
     rewarded = scene_at(fleet)
@@ -45,15 +45,17 @@ def test_lost_replicas_sessions_go_on_at_its_sibling(fleet: Fleet, outcome: Outc
     fleet.proxies[0].kill()
     fleet.engines[0].kill()
     assert isinstance(other.ask(), Reply)
-    outcome.callers("the other replica's: answered", f"its own: {failure(scene.ask())} by the sibling")
+    outcome.callers(
+        "sessions of the other replica: answered", f"its own sessions: {failure(scene.ask())} by the other replica"
+    )
     assert scene.kept() == other.kept() == rewarded.kept() == NOTHING_MORE
-    outcome.recorded("all of it")
+    outcome.recorded("everything")
     assert scene.exported() and other.exported() and rewarded.exported()
-    outcome.healed("every session is exported from the sibling")
+    outcome.healed("every session is exported from the other replica")
 
 
 @pytest.mark.slow
-@fault(PART, "data proxy told to stop (`SIGTERM`)", "in a stream")
+@fault(PART, "data proxy terminated (`SIGTERM`)", "in a stream")
 def test_drained_data_proxy_finishes_its_stream_and_leaves_its_sessions(fleet: Fleet, outcome: Outcome) -> None:
     scene, _ = scenes_of_both(fleet)
     engine, proxy = fleet.engines[0], fleet.proxies[0].process
@@ -70,11 +72,11 @@ def test_drained_data_proxy_finishes_its_stream_and_leaves_its_sessions(fleet: F
     assert scene.until_answered(body, **{"Idempotency-Key": "k"}, **RETRY) == reply
     outcome.recorded("once" if scene.kept() == NOTHING_MORE else scene.kept())
     assert isinstance(scene.ask(), Reply) and scene.exported()
-    outcome.healed("the session goes on at the sibling")
+    outcome.healed("the session continues at the other replica")
 
 
 @pytest.mark.slow
-@fault(PART, "engine lost for good", "its data proxy lives")
+@fault(PART, "engine lost permanently", "its data proxy is alive")
 def test_lost_engine_holds_its_sessions_until_another_comes(fleet: Fleet, outcome: Outcome) -> None:
     scene, other = scenes_of_both(fleet)
     fleet.configure(request_timeout_seconds=PATIENCE_S)
@@ -85,7 +87,7 @@ def test_lost_engine_holds_its_sessions_until_another_comes(fleet: Fleet, outcom
     outcome.callers(f"a reward: {status_of(answer)}", f"the other replica's: {failure(other.ask())}")
     assert scene.kept() == other.kept() == NOTHING_MORE
     assert scene.exported() and other.exported()
-    outcome.recorded("all of it, and exported without the engine")
+    outcome.recorded("everything, and exported without the engine")
     fleet.engines[0].restart()
     fleet.wait_ready()
     assert isinstance(scene_at(fleet).ask(), Reply)
@@ -120,12 +122,12 @@ def test_whole_service_killed_comes_back_with_everything(fleet: Fleet, outcome: 
         scene.until_answered(body, **{"Idempotency-Key": "k"}, **RETRY)
         assert scene.kept() == NOTHING_MORE
         assert scene.exported()
-    outcome.recorded("all of it; the calls, tried again, once")
+    outcome.recorded("everything; retried calls once")
     outcome.healed("all exported")
 
 
 @pytest.mark.slow
-@fault(PART, "gateway and router come back empty", "before they are configured")
+@fault(PART, "gateway and router restart without state", "before they are configured")
 def test_gateway_and_router_that_know_nothing_refuse_and_then_serve(fleet: Fleet, outcome: Outcome) -> None:
     scene, _ = scenes_of_both(fleet)
     fleet.configure(request_timeout_seconds=PATIENCE_S)
@@ -141,13 +143,13 @@ def test_gateway_and_router_that_know_nothing_refuse_and_then_serve(fleet: Fleet
     fleet.wait_ready()
     assert isinstance(scene.ask(), Reply)
     assert scene.kept() == NOTHING_MORE
-    outcome.recorded("all of it")
+    outcome.recorded("everything")
     assert scene.exported()
-    outcome.healed(f"{SERVED} as soon as the router is configured, engines untouched")
+    outcome.healed(f"{SERVED} as soon as the router is configured; engines are unchanged")
 
 
 @pytest.mark.slow
-@fault(PART, "one of two data proxies away", "at an export of sessions of both")
+@fault(PART, "one of two data proxies down", "at an export of sessions of both")
 def test_export_of_two_replicas_waits_for_both(tmp_path: Path, tokenizer: Path, outcome: Outcome) -> None:
     with running_fleet(tmp_path, tokenizer, replicas=2, behind_gateway=True) as fleet:
         scenes = scenes_of_both(fleet)
@@ -164,23 +166,23 @@ def test_export_of_two_replicas_waits_for_both(tmp_path: Path, tokenizer: Path, 
         assert answers[0] == answers[1]
         names = [row["interaction_id"] for row in answers[0]["rows"]]
         assert names == [name for scene in scenes for name in scene.acknowledged]
-        outcome.recorded("nothing is handed out by halves")
-        outcome.healed("exported whole when it is back, and the same again")
+        outcome.recorded("nothing is exported partially")
+        outcome.healed("exported completely when it is back; a repeated export is the same")
 
 
 @pytest.mark.slow
-@fault(PART, "engine dead", "at a pause of all")
+@fault(PART, "engine dead", "at a pause of all workers")
 def test_pause_that_one_worker_cannot_keep_is_reported(fleet: Fleet, outcome: Outcome) -> None:
     scene, other = scenes_of_both(fleet)
     fleet.engines[0].kill()
     answer = fleet.admin("POST", "/pause_generation/all", {})
     results = sorted(str(result["status"]) for result in answer.json()["results"])
-    outcome.callers(f"{answer.status}, of the workers {' and '.join(results)}")
+    outcome.callers(f"{answer.status}; results of the workers: {' and '.join(results)}")
     fleet.engines[0].restart()
     fleet.wait_ready()
     assert fleet.admin("POST", "/continue_generation/all", {}).status == 200
     assert isinstance(scene.ask(), Reply) and isinstance(other.ask(), Reply)
     assert scene.kept() == other.kept() == NOTHING_MORE
-    outcome.recorded("all of it")
+    outcome.recorded("everything")
     assert scene.exported() and other.exported()
     outcome.healed(f"{SERVED} after the next continue")

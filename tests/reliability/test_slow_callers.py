@@ -19,7 +19,7 @@ from tests.reliability.scenes import SERVED, Scene, failure, furthest, instruct,
 from tests.services.inference.running_service import later
 from tests.services.processes import Stream, wait_until
 
-PART = "Callers that dawdle, leave or crowd"
+PART = "Slow, disconnecting and many callers"
 IDLE = 10_000
 STORM = 32
 
@@ -50,8 +50,8 @@ def nothing_runs(fleet: Fleet) -> None:
 @pytest.mark.parametrize(
     ("tokens", "stream"),
     [
-        pytest.param(0, False, marks=fault(PART, "caller leaves", "before the first byte")),
-        pytest.param(2, True, marks=fault(PART, "caller leaves", "in a stream")),
+        pytest.param(0, False, marks=fault(PART, "caller disconnects", "before the first byte")),
+        pytest.param(2, True, marks=fault(PART, "caller disconnects", "in a stream")),
     ],
 )
 def test_caller_that_leaves_ends_its_own_call(
@@ -73,12 +73,12 @@ def test_caller_that_leaves_ends_its_own_call(
             assert sock.recv(1)
     nothing_runs(fleet)
     assert engine.call("POST", "/release").status == 200
-    outcome.callers("no reader")
+    outcome.callers("nothing (disconnected)")
     outcome.recorded(scene.kept())
-    outcome.healed("the engine's work ends; " + served(scene))
+    outcome.healed("the engine stops the call; " + served(scene))
 
 
-@fault(PART, "caller that has sent all closes its sending side", "before the first byte")
+@fault(PART, "caller half-closes the connection after its request", "before the first byte")
 def test_half_closed_caller(fleet: Fleet, scene: Scene, outcome: Outcome) -> None:
     instruct(fleet.engines[0], hold_after=0)
     headers = {"Authorization": f"Bearer {scene.rollout.key}"}
@@ -106,7 +106,7 @@ def test_pipelined_requests_are_answered_in_their_order(fleet: Fleet, scene: Sce
     outcome.healed(served(scene))
 
 
-@fault(PART, f"{STORM} tries of one call at once", "at a call")
+@fault(PART, f"{STORM} concurrent attempts of one call", "at a call")
 def test_storm_of_retries_is_one_sample(fleet: Fleet, scene: Scene, outcome: Outcome) -> None:
     instruct(fleet.engines[0], hold_after=1)
     body = scene.body()
@@ -116,7 +116,7 @@ def test_storm_of_retries_is_one_sample(fleet: Fleet, scene: Scene, outcome: Out
     assert fleet.engines[0].call("POST", "/release").status == 200
     answers = {each.result(60) for each in tries}
     assert len(answers) == 1
-    outcome.callers(f"all {failure(answers.pop())}, with one answer")
+    outcome.callers("all get the same answer" if failure(answers.pop()) == "answered" else "not answered")
     assert len(fleet.witness.calls()) == calls + 1
     scene.acknowledged = scene.recorded()
     assert len(scene.acknowledged) == 2
@@ -139,11 +139,11 @@ def test_slow_reader_holds_the_engine_back_for_itself_alone(fleet: Fleet, scene:
         seen = now
         assert isinstance(scene_at(fleet, turns=0).ask(scene.body(max_tokens=4)), Reply)
     assert 0 < seen < tokens and proxy.memory_info().rss - before < 100e6
-    outcome.callers("it holds the engine back; others are served")
+    outcome.callers("only its own engine slows down; other callers are served")
     assert list(events)[-1] == "[DONE]"
     stream.close()
     scene.acknowledged = scene.recorded()
-    outcome.recorded("all of it, when it is read at last")
+    outcome.recorded("everything, when it is finally read")
     instruct(fleet.engines[0])
     outcome.healed(served(scene))
 
@@ -203,4 +203,4 @@ def test_ten_thousand_idle_connections_are_not_noticed(fleet: Fleet, scene: Scen
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     wait_until(lambda: gateway.num_fds() < 1000, what="they are gone")
     outcome.recorded(scene.kept())
-    outcome.healed("their files are closed; " + served(scene))
+    outcome.healed("their file descriptors are closed; " + served(scene))

@@ -54,7 +54,7 @@ class Caller:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@fault("Processes that are killed (`kill -9`)", "each in turn", f"under {CALLERS} callers at once")
+@fault("Killed processes (`kill -9`)", "each in turn", f"with {CALLERS} concurrent callers")
 def test_everything_killed_in_turn_under_load_loses_nothing(fleet: Fleet, outcome: Outcome) -> None:
     dice = random.Random(3)
     callers = [Caller(fleet, number) for number in range(CALLERS)]
@@ -78,4 +78,4 @@ def test_everything_killed_in_turn_under_load_loses_nothing(fleet: Fleet, outcom
     outcome.recorded("each call once")
     for caller in callers:
         assert caller.scene.exported()
-    outcome.healed("all exported as the engine saw it, in one conversation each")
+    outcome.healed("everything is exported as the engine sampled it, as one conversation each")
