@@ -21,7 +21,7 @@ from areal.runtime.backends.base import HttpProbe, Phase, RestartPolicy
 from areal.runtime.backends.local import LocalBackend
 from areal.runtime.lifecycle import SHIM_PATH, fork_shim
 from areal.runtime.shim import NOT_STARTED
-from areal.runtime.shim.supervisor import spawn
+from areal.runtime.shim.supervisor import describe_exit, out_of_memory_kills, spawn
 
 from .support import (
     FORKING_COMPONENT,
@@ -69,6 +69,17 @@ def test_gate_with_another_word_than_go_starts_nothing(local: LocalBackend) -> N
         os.close(fd)
 
 
+def test_end_tells_of_processes_that_the_kernel_killed_for_want_of_memory() -> None:
+    assert out_of_memory_kills() >= 0
+    note = " (meanwhile the kernel killed a process of this machine for want of memory)"
+    assert describe_exit(1 << 8, out_of_memory=True).reason == f"exited 1{note}", (
+        "it may have been a worker of the engine"
+    )
+    assert describe_exit(signal.SIGKILL, out_of_memory=True).reason == f"killed by SIGKILL{note}"
+    assert describe_exit(0, out_of_memory=True).reason == "exited 0"
+    assert describe_exit(1 << 8).reason == "exited 1"
+
+
 def test_shim_imports_only_light_modules() -> None:
     """Its start-up time is most of the time to start a process, and each replica pays for its memory."""
     program = (
@@ -82,7 +93,7 @@ def test_shim_imports_only_light_modules() -> None:
     heavy = {"dataclasses", "typing", "inspect", "subprocess", "pathlib", "socket", "threading", "random", "logging"}
     assert heavy.isdisjoint(output.stdout.split())
     ours = {name for name in output.stdout.split() if name.startswith("areal.") and ".runtime" not in name}
-    assert ours <= {"areal.files", "areal.interrupt", "areal.lazy", "areal.proxies"}
+    assert ours <= {"areal.files", "areal.interrupt", "areal.lazy", "areal.proxies", "areal.wire", "areal.wire.notes"}
 
 
 def test_record_names_the_shim_as_leader_of_its_own_session(local: LocalBackend) -> None:

@@ -130,16 +130,25 @@ def leave_the_callers_limits() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (_FILES if hard < 0 else max(soft, min(hard, _FILES)), hard))
 
 
-def describe_exit(status: int, cause: str = "") -> Exit:
-    """Decode a wait status; ``cause`` replaces the plain words when the shim knows better."""
+def describe_exit(status: int, cause: str = "", *, out_of_memory: bool = False) -> Exit:
+    """Decode a wait status; ``cause`` replaces the plain words when the shim knows better. ``out_of_memory``: meanwhile
+    the kernel has killed a process for want of memory, perhaps one that the component had started."""
     code = os.waitstatus_to_exitcode(status)
+    note = " (meanwhile the kernel killed a process of this machine for want of memory)" * (out_of_memory and code != 0)
     if code >= 0:
-        return Exit(code, None, time.time(), cause or f"exited {code}")
+        return Exit(code, None, time.time(), (cause or f"exited {code}") + note)
     try:
         name = signal.Signals(-code).name
     except ValueError:
         name = f"signal {-code}"
-    return Exit(None, -code, time.time(), cause or f"killed by {name}")
+    return Exit(None, -code, time.time(), (cause or f"killed by {name}") + note)
+
+
+def out_of_memory_kills() -> int:
+    """The processes that the kernel has killed for want of memory since it started; 0 where it does not tell."""
+    with suppress(OSError), open("/proc/vmstat", "rb") as file:
+        return next((int(line.split()[1]) for line in file if line.startswith(b"oom_kill ")), 0)
+    return 0
 
 
 STAGE_FILE_VARIABLE = "AREAL_STAGE_FILE"
@@ -175,6 +184,7 @@ class RunSupervisor:
         self._signals: list[int] = []
         self._child: Child | None = None
         self._cause = ""  # why the component is about to die, when we know
+        self._memory_kills = 0  # ``out_of_memory_kills`` when it started
         self._restarts = 0
         self._last_exit: Exit | None = None
         self._restart_at: float | None = None
@@ -287,7 +297,8 @@ class RunSupervisor:
             if self._child and pid == self._child.pid:
                 ended = status
         if ended is not None:
-            self._on_exit(describe_exit(ended, self._cause))
+            killed = out_of_memory_kills() > self._memory_kills
+            self._on_exit(describe_exit(ended, self._cause, out_of_memory=killed))
 
     def _on_time(self, probe_ready: bool) -> None:
         now = time.monotonic()
@@ -309,7 +320,7 @@ class RunSupervisor:
 
     def _start_component(self) -> None:
         records.remove(os.path.join(self._run_dir, records.STAGE))
-        self._cause = ""
+        self._cause, self._memory_kills = "", out_of_memory_kills()
         if self._probe:
             self._probe.restart(time.monotonic())
         try:
