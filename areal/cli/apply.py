@@ -43,7 +43,7 @@ from areal.cli.output import (
     write,
 )
 from areal.cli.remote import local_options
-from areal.errors import ArealError, Conflict, InvalidManifest, NotFound, UsageFault, with_names
+from areal.errors import ArealError, Conflict, InvalidManifest, NotFound, UsageFault, with_names, worst_exit
 from areal.reconcilers.home_view import manifest, source_text
 from areal.resources.kinds import API_VERSION, check_name
 
@@ -194,7 +194,6 @@ def _emit_plan(cli: Invocation, plan: Plan, page: Callable[[Plan], str]) -> int:
 
 def _refused(plan: Plan) -> int:
     """Prints the objects that cannot be applied. Returns the most severe exit status, or 0 if there are none."""
-    from areal.errors import worst_exit
     from areal.reconcilers.plan import refused_error
 
     lines = [line for fault in plan.faults for line in fault_lines(str(fault), fault.hint)]

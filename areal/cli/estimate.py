@@ -14,7 +14,9 @@ from areal.cli.manifest import SourceFlags, source_options
 from areal.cli.options import FiniteRange, Invocation, print_options
 from areal.cli.output import Column, Row, as_list, emit_rows, field, render_table, write
 from areal.cli.train import job_manifest
+from areal.dataclasses import replace
 from areal.errors import InvalidManifest, NoCapacity, NotFound, UsageFault, did_you_mean
+from areal.files import parse_json
 from areal.numbers import duration, number, size
 from areal.resources.kinds import AGENT_SERVICE, MODEL, TRAIN_JOB
 
@@ -206,7 +208,6 @@ def _use_row(use: Any, layout: str) -> dict[str, Any]:
 def _shape(path: str, where: str) -> Shape:
     """Of a folder, or of an id of the hub, of which the ``config.json`` is taken. Raises ArealError."""
     from areal.estimate.shapes import shape_of
-    from areal.files import parse_json
     from areal.hub import model_folder
 
     if not path:
@@ -249,8 +250,6 @@ def _engine(job: Resource, config: JobConfig, resources: Sequence[Resource]) -> 
     part = inference_part(str(model.spec["backend"]))
     replicas = model.spec.get("replicas")
     if isinstance(replicas, int) and replicas > 0:
-        from areal.dataclasses import replace
-
         part = replace(part, data=replicas)
     args = dict(model.spec.get("engineArgs") or {})
     path = config.absolute(str(model.spec.get("path")))

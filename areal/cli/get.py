@@ -48,6 +48,7 @@ from areal.cli.remote import gateway, local_options
 from areal.errors import UsageFault
 from areal.reconcilers.home_view import (
     HomeView,
+    description,
     document_name,
     document_of,
     event_row,
@@ -233,8 +234,6 @@ def _described(cli: Invocation, chosen: GatewayClient | None, ref: Ref) -> tuple
 
         document = describe_remote(chosen, ref)
         return document, lambda: to_yaml([document])
-    from areal.reconcilers.home_view import description
-
     found = description(cli.home, ref)
     return found, lambda: _page(found)
 

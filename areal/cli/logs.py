@@ -17,10 +17,11 @@ from areal.cli.objects import complete, one_ref, stored, targets_argument
 from areal.cli.options import Decorator, Invocation, Seconds, gather
 from areal.cli.output import Column, clock, compact, emit_rows, field, iso, write
 from areal.cli.remote import local_options
-from areal.errors import NotFound
+from areal.errors import NotFound, did_you_mean
 from areal.reconcilers.home_view import HomeView
 from areal.resources.kinds import KINDS, components_of
-from areal.runtime.logs import TimedLine, timed_lines
+from areal.runtime.causes import starts
+from areal.runtime.logs import LogFollower, TimedLine, timed_lines
 from areal.terminal import fancy, style, without_colours
 
 if TYPE_CHECKING:
@@ -134,8 +135,6 @@ def _no_process(cli: Invocation, ref: Ref, query: LogQuery) -> NotFound:
     every = [f"{state.spec.component}/{state.spec.replica}" for state in logged(cli, ref, LogQuery())]
     if not every:
         return NotFound(f"{ref} has no process and no log", hint=f"areal describe {ref.kind.lower()}/{ref.name}")
-    from areal.errors import did_you_mean
-
     guess = did_you_mean(query.component, [name.partition("/")[0] for name in every]) if query.component else ""
     return NotFound(f"{ref} has no such process{guess}", hint=f"it has: {', '.join(dict.fromkeys(every))}")
 
@@ -165,8 +164,6 @@ class Line(NamedTuple):
 
 
 def _lines(backend: RunControl, state: RunState, query: LogQuery) -> list[TimedLine]:
-    from areal.runtime.causes import starts
-
     paths = backend.log_paths(state.spec.uid)
     if not query.lines:
         return []
@@ -208,8 +205,6 @@ class _Tail:
     """Follows the log of one process. ``shown``: its lines that have been printed before."""
 
     def __init__(self, backend: RunControl, state: RunState, *, new: bool = False) -> None:
-        from areal.runtime.logs import LogFollower
-
         self._follower = LogFollower(lambda: backend.log_paths(state.spec.uid), from_start=new)
         self._state = state
         self.shown: list[str] = []

@@ -30,8 +30,8 @@ from areal.cli.objects import (
 )
 from areal.cli.options import Invocation, change_options, interactive, stack, timeout
 from areal.cli.output import emit_rows, field, show
-from areal.cli.remote import checked_url, gateway
-from areal.errors import ArealError, NotFound, UsageFault
+from areal.cli.remote import checked_url, gateway, refuse_remote_context
+from areal.errors import ArealError, NotFound, UsageFault, did_you_mean, worst_exit
 from areal.numbers import age, duration, size
 from areal.resources.kinds import MODEL
 from areal.terminal import ESCAPE, fancy, outlive_readers, safe
@@ -184,7 +184,6 @@ _OUTCOME_COLUMNS = (field("OBJECT", "ref"), field("ACTION", "action", state=True
 def mutation(cli: Invocation, *, changes: bool = True) -> Iterator[Context]:
     """Yields the context of a mutating command. Progress goes to stderr; the first Ctrl-C lets the current operation
     finish. ``changes``: the command changes something, so it goes on after whoever reads its output has left."""
-    from areal.cli.remote import refuse_remote_context
     from areal.reconcilers.context import Context
     from areal.state.locks import actor, command_line
 
@@ -333,7 +332,6 @@ resume = _verb("resume", "Start a suspended object again.")
 
 def merge_outcomes(outcomes: Sequence[Outcome]) -> Outcome:
     """Merges outcomes. The exit status is the most severe one; an object keeps its last change."""
-    from areal.errors import worst_exit
     from areal.reconcilers.context import Outcome
 
     objects = {item.ref: item for outcome in outcomes for item in outcome.objects if item.action == "unchanged"}
@@ -503,8 +501,6 @@ def _condition(text: str) -> str:
             raise UsageFault(f"--for {text} names no value", hint="write jsonpath={.status.phase}=Running")
         compile_template(expression)
         return text
-    from areal.errors import did_you_mean
-
     raise UsageFault(f'no condition "{text}"{did_you_mean(text, _WORDS)}', hint=f"write {_FORMS}")
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from areal.cli.failures import report
 from areal.cli.options import Format, Invocation
-from areal.errors import ArealError, Conflict, InvalidManifest, UsageFault
+from areal.errors import ArealError, Conflict, InvalidManifest, UsageFault, did_you_mean
 from areal.numbers import number
 from areal.terminal import ESCAPE, can_move, fancy, safe, spelled, style
 
@@ -413,8 +413,6 @@ class Table(NamedTuple):
             return lambda row: row.get("metadata", {}).get("createdAt") or row.get("startedAt")
         titles = {column.title.lower(): column for column in self.columns}
         if sort_by.lower() not in titles:
-            from areal.errors import did_you_mean
-
             message = f'no column "{sort_by}"{did_you_mean(sort_by, titles)}'
             raise UsageFault(message, hint=f"one of {', '.join(titles)}")
         column = titles[sort_by.lower()]

@@ -18,7 +18,8 @@ import click
 from areal.cli.objects import service_name, stored
 from areal.cli.options import LOCAL, Invocation, read_options
 from areal.client.gateway import GatewayClient
-from areal.errors import ArealError, Conflict, NotFound, UsageFault
+from areal.errors import ArealError, Conflict, NotFound, UsageFault, did_you_mean
+from areal.reconcilers.home_view import HomeView
 from areal.resources.kinds import INFERENCE_SERVICE, KINDS, MODEL, Ref, name_problem, served_name
 
 _DEADLINE_S = 10.0
@@ -89,8 +90,6 @@ def _context(cli: Invocation) -> Mapping[str, Any]:
     if name == LOCAL:
         return {}
     if name not in cli.contexts:
-        from areal.errors import did_you_mean
-
         raise NotFound(
             f'no context "{name}" in {cli.home.config}{did_you_mean(name, [*cli.contexts, LOCAL])}',
             hint=f"areal config set-context {name} --gateway URL",
@@ -106,7 +105,6 @@ def namespace(kind: str) -> str:
 def gateway_of(cli: Invocation, service: str | None, kind: str = INFERENCE_SERVICE) -> GatewayClient:
     """Returns the client of the remote gateway, else of a service of this home. Raises NotFound for an unknown service,
     ArealError for a service that does not run or has no key here."""
-    from areal.reconcilers.home_view import HomeView
     from areal.reconcilers.usage import service_key
     from areal.state.home import read_key
 

@@ -10,7 +10,7 @@ import click
 
 from areal.cli.failures import report
 from areal.cli.options import Decorator, Invocation
-from areal.errors import ArealError, UsageFault
+from areal.errors import ArealError, UsageFault, did_you_mean
 
 message_option: Decorator[Any] = click.option(
     "-m", "--message", metavar="TEXT", help="One shot: send TEXT, print the answer."
@@ -97,8 +97,6 @@ class Repl:
         if name in _LEAVING:
             return True
         if name not in self._commands:
-            from areal.errors import did_you_mean
-
             known = (*self._commands, *_LEAVING)
             raise UsageFault(f'no command "/{name}"{did_you_mean(name, known)}', hint="/? lists them")
         self._commands[name](rest.strip())

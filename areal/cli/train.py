@@ -27,6 +27,8 @@ from areal.installation import module_argv
 from areal.numbers import age
 from areal.reconcilers.home_view import HomeView
 from areal.resources.kinds import MAX_NAME_LENGTH, TRAIN_JOB, Ref, check_name, name_problem
+from areal.runtime.causes import starts
+from areal.state.job_curves import read_curves
 from areal.state.job_metrics import bottleneck, eta_s, newest_step
 
 if TYPE_CHECKING:
@@ -304,7 +306,6 @@ def status(cli: Invocation, /, name: str, watch: bool, interval: float) -> int:
 
     def look() -> dict[str, Any]:
         from areal.state.files import explain
-        from areal.state.job_curves import read_curves
         from areal.wire.training_health import warnings_of
 
         row = job_row(HomeView(cli.home), stored(cli.home, ref))
@@ -370,15 +371,14 @@ def logs(cli: Invocation, /, name: str, attempt: int | None, query: LogQuery) ->
 
 def _attempt(cli: Invocation, ref: Ref, attempt: int) -> list[str]:
     """Returns the output of an attempt. Raises NotFound, with the attempts whose output is kept."""
+    from areal.reconcilers.kinds.job_status import attempt_of
     from areal.runtime.backends import Backends
-    from areal.runtime.causes import starts
 
     backend = Backends(cli.home.root)
     found: dict[int, list[str]] = {}
     for state in HomeView(cli.home).states([ref]):
         each = starts(backend.log_paths(state.spec.uid))
-        last = int(state.spec.inputs.get("attempt", 1)) + state.restarts
-        found |= {last - back: output for back, output in enumerate(reversed(each))}
+        found |= {attempt_of(state) - back: output for back, output in enumerate(reversed(each))}
     if attempt not in found:
         known = ", ".join(map(str, sorted(found))) or "none"
         raise NotFound(f"{ref} has no output of attempt {attempt}", hint=f"there is that of: {known}")

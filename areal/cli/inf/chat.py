@@ -21,7 +21,7 @@ from areal.cli.remote import gateway, gateway_of, model_at
 from areal.cli.repl import Repl, message_of, message_option, read_line
 from areal.client.gateway import GatewayClient
 from areal.dataclasses import dataclass, field
-from areal.errors import ArealError, UsageFault
+from areal.errors import ArealError, UsageFault, did_you_mean
 from areal.files import parse_json
 from areal.reconcilers.home_view import HomeView
 from areal.resources.kinds import MODEL, served_name
@@ -266,8 +266,6 @@ class ModelChat:
     def set(self, name: str, text: str) -> None:
         """Set a setting; an empty ``text`` removes it. Raises UsageFault for an unknown name or an invalid value."""
         if name not in SETTINGS:
-            from areal.errors import did_you_mean
-
             raise UsageFault(
                 f'no setting "{name}"{did_you_mean(name, SETTINGS)}', hint=f"settings: {', '.join(SETTINGS)}"
             )

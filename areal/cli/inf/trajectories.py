@@ -21,7 +21,7 @@ from areal.cli.services import all_sessions, emit_sessions, limit_option
 from areal.client.gateway import GatewayClient, read_session
 from areal.errors import ArealError, NotFound
 from areal.numbers import age
-from areal.resources.kinds import TRAIN_JOB
+from areal.resources.kinds import TRAIN_JOB, Ref, check_name
 from areal.terminal import fancy
 
 if TYPE_CHECKING:
@@ -188,7 +188,6 @@ def of_job(cli: Invocation, /, name: str, **given: Any) -> int:
 
     Jobs with `rollout.dump_to_file: true` write them.
     """
-    from areal.resources.kinds import Ref, check_name
     from areal.trajectories.reading import read_episodes
 
     stored(cli.home, Ref(TRAIN_JOB, check_name(name)))

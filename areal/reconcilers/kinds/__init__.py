@@ -5,7 +5,8 @@ executor, status and the command line know a kind through its controller alone. 
 those of a kind that has no processes; ``SimpleController`` runs N processes of one component.
 
 `areal get` asks controllers for health: a controller's module imports nothing heavy, and its methods import planning,
-the spec's model and clients when they are called. ``spec`` is the sparse spec, as it is recorded.
+the spec's model and clients when they are called; ``lazy`` names the function that a method is. ``spec`` is the sparse
+spec, as it is recorded.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from areal.errors import UsageFault
 from areal.reconcilers.observe import Health, best_run, judge, serves
 from areal.resources.kinds import KINDS, Ref, load
 from areal.runtime.backends.base import LOOPBACK, RestartPolicy
+from areal.state.home import forget_admin_key
 
 if TYPE_CHECKING:
     from areal.errors import ArealError
@@ -65,6 +67,11 @@ class Completion:
     running: bool = False
 
 
+def lazy(path: str) -> Any:
+    """A method that is the function at ``module:name``, imported when it is called; it is not given the controller."""
+    return lambda controller, *given: load(path)(*given)
+
+
 class KindController:
     """The methods that the reconcilers call, in the order of an object's life. A kind overrides those in which it
     differs."""
@@ -74,6 +81,8 @@ class KindController:
     """The field that `areal scale` sets."""
     kept_status: ClassVar[tuple[str, ...]] = ()
     """Fields of the status that effects write: recording the object keeps them."""
+    plan_class: ClassVar[str] = "areal.reconcilers.planning:KindPlan"
+    """``module:class`` of the kind's part of a plan."""
     ready_title: ClassVar[str] = "READY"
     """The title of the column of `areal get` that counts what is ready."""
     columns: ClassVar[tuple[tuple[str, tuple[str, ...], bool], ...]] = ()
@@ -156,9 +165,8 @@ class KindController:
         return None
 
     def plan(self, planning: Planning) -> KindPlan:
-        from areal.reconcilers.planning import KindPlan
-
-        return KindPlan(planning, self.kind)
+        part: KindPlan = load(self.plan_class)(planning, self.kind)
+        return part
 
     def needed_to_end(self, found: StoredObject, observed: Observed) -> tuple[ObservedRun, ...]:
         """The runs that must be seen before the object is deleted."""
@@ -220,17 +228,12 @@ def folders_without_object(folder: Path, names: Collection[str]) -> list[Path]:
 class ServiceController(KindController):
     """A service behind a gateway that asks for a key of the service's own."""
 
-    def require_runnable(self, home: Home, found: StoredObject) -> None:
-        from areal.reconcilers.launch import require_usable_key
-
-        require_usable_key(home, found)
+    require_runnable = lazy("areal.reconcilers.launch:require_usable_key")
 
     def address(self, runs: Iterable[ObservedRun]) -> str:
         return next((run.url for run in runs if run.is_live and run.state.spec.component == "gateway"), "")
 
     def deleted(self, home: Home, ref: Ref) -> None:
-        from areal.state.home import forget_admin_key
-
         forget_admin_key(home, ref.name, ref.kind)
 
 

@@ -4,31 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from areal.reconcilers.kinds import Endpoint, ServiceController, StageReporter, folders_without_object
+from areal.reconcilers.kinds import Endpoint, ServiceController, StageReporter, folders_without_object, lazy
 from areal.reconcilers.observe import Health, routed_health
+from areal.state.files import UnreadableFile, read_json, write_json
 
 if TYPE_CHECKING:
-    from areal.reconcilers.desired import Target, Wanted
-    from areal.reconcilers.launch import EffectContext, Slot
+    from areal.reconcilers.desired import Wanted
+    from areal.reconcilers.launch import EffectContext
     from areal.reconcilers.observe import Observed
-    from areal.reconcilers.plan import Op, StartRun
-    from areal.reconcilers.planning import KindPlan, Planning
     from areal.resources.kinds import Ref
     from areal.resources.nodes import Diagnostic
     from areal.resources.resource import Resource
     from areal.resources.specs import AgentServiceSpec
-    from areal.runtime.backends.base import RunSpec, RunState
     from areal.state.home import Home
-    from areal.state.records import StoredObject
 
 
 class AgentServiceController(ServiceController):
     replicas_field = "pairs"
     ready_title = "PAIRS"
     columns = (("ADDRESS", ("status", "address"), False), ("AGENT", ("spec", "agent"), False))
+    plan_class = "areal.reconcilers.kinds.agent_plan:AgentServicePlan"
+    follow = lazy("areal.reconcilers.kinds.agent_plan:with_callers_of")
+    launch = lazy("areal.reconcilers.kinds.agent_launch:agent_run")
 
     def faults_before_start(
         self, items: Sequence[tuple[Wanted, Resource]], report: StageReporter
@@ -41,13 +41,6 @@ class AgentServiceController(ServiceController):
         inference = spec.get("inference")
         return f"InferenceService/{inference.get('service', 'default')}" if inference else None
 
-    def follow(
-        self, targets: Sequence[Target], stored: Iterable[StoredObject], states: Iterable[RunState]
-    ) -> tuple[Target, ...]:
-        from areal.reconcilers.kinds.agent_plan import with_callers_of
-
-        return with_callers_of(targets, stored, states)
-
     def health(self, ref: str, spec: Mapping[str, Any], seen: Observed, host: Mapping[str, Any] | None) -> Health:
         count = self.replicas(spec)
         if count == 0:
@@ -58,11 +51,6 @@ class AgentServiceController(ServiceController):
         count = self.replicas(spec)
         return {} if spec.get("suspend") else {"router": 1, "gateway": 1, "worker": count, "data-proxy": count}
 
-    def plan(self, planning: Planning) -> KindPlan:
-        from areal.reconcilers.kinds.agent_plan import AgentServicePlan
-
-        return AgentServicePlan(planning, self.kind)
-
     def endpoint(self, spec: Mapping[str, Any], component: str) -> Endpoint | None:
         from areal.resources.validation import effective
 
@@ -72,11 +60,6 @@ class AgentServiceController(ServiceController):
         callers = {"router": ("gateway", "routerUrl"), "worker": ("data-proxy", "workerUrl")}
         return Endpoint(in_place=component == "router", caller=callers.get(component))
 
-    def launch(self, context: EffectContext, op: Op[StartRun], slot: Slot) -> RunSpec:
-        from areal.reconcilers.kinds.agent_launch import agent_run
-
-        return agent_run(context, op, slot)
-
     def start_deadline_s(self, context: EffectContext, ref: str) -> float:
         spec: AgentServiceSpec = context.spec_of(ref)
         return spec.setup_timeout_seconds
@@ -84,8 +67,6 @@ class AgentServiceController(ServiceController):
     def dispose(self, home: Home, ref: Ref) -> str | None:
         """Remove the service's conversations, and the record of its current one. Recorded model calls belong to the
         inference service and stay."""
-        from areal.state.files import UnreadableFile, read_json, write_json
-
         shutil.rmtree(home.sessions / ref.name, ignore_errors=True)
         file = home.current_sessions
         with contextlib.suppress(FileNotFoundError, UnreadableFile):

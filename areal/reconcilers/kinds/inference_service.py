@@ -6,22 +6,20 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from areal.errors import NotFound, UsageFault, did_you_mean
-from areal.reconcilers.kinds import Endpoint, ServiceController
+from areal.reconcilers.kinds import Endpoint, ServiceController, lazy
 from areal.reconcilers.observe import Health, best_run, judge, serves
 from areal.resources.kinds import Ref
 
 if TYPE_CHECKING:
-    from areal.reconcilers.launch import EffectContext, Slot
     from areal.reconcilers.observe import Observed
-    from areal.reconcilers.plan import Op, StartRun
-    from areal.reconcilers.planning import KindPlan, Planning
     from areal.resources.specs import InferenceServiceSpec
-    from areal.runtime.backends.base import RunSpec
     from areal.state.objects import ObjectStore
 
 
 class InferenceServiceController(ServiceController):
     columns = (("ADDRESS", ("status", "address"), False),)
+    plan_class = "areal.reconcilers.kinds.service_plan:InferenceServicePlan"
+    launch = lazy("areal.reconcilers.kinds.inference_launch:service_run")
 
     def health(self, ref: str, spec: Mapping[str, Any], seen: Observed, host: Mapping[str, Any] | None) -> Health:
         if spec.get("suspend"):
@@ -32,11 +30,6 @@ class InferenceServiceController(ServiceController):
     def slots(self, spec: Mapping[str, Any], host: Mapping[str, Any] | None) -> Mapping[str, int]:
         return {} if spec.get("suspend") else {"router": 1, "gateway": 1}
 
-    def plan(self, planning: Planning) -> KindPlan:
-        from areal.reconcilers.kinds.service_plan import InferenceServicePlan
-
-        return InferenceServicePlan(planning, self.kind)
-
     def endpoint(self, spec: Mapping[str, Any], component: str) -> Endpoint | None:
         from areal.resources.validation import effective
 
@@ -45,11 +38,6 @@ class InferenceServiceController(ServiceController):
             return Endpoint(full.gateway.port, full.gateway.host, "spec.gateway.port", shared=True)
         caller = ("gateway", "routerUrl")
         return Endpoint(full.router.port or 0, field="spec.router.port", in_place=True, caller=caller)
-
-    def launch(self, context: EffectContext, op: Op[StartRun], slot: Slot) -> RunSpec:
-        from areal.reconcilers.kinds.inference_launch import service_run
-
-        return service_run(context, op, slot)
 
     def scaled(self, store: ObjectStore, ref: Ref, model: str | None) -> Ref:
         """The only model of the service, or the one that is named."""

@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from areal.installation import module_argv
-from areal.reconcilers.kinds import Endpoint, KindController, StageReporter, folders_without_object
+from areal.reconcilers.kinds import Endpoint, KindController, StageReporter, folders_without_object, lazy
 from areal.reconcilers.observe import Health, routed_health
 from areal.resources.kinds import API_VERSION, TRAIN_JOB, Ref, served_name, service_ref
+from areal.resources.tree import get_path
 
 if TYPE_CHECKING:
     from areal.reconcilers.desired import Wanted
-    from areal.reconcilers.launch import EffectContext, Slot
+    from areal.reconcilers.launch import EffectContext
     from areal.reconcilers.observe import Observed, ObservedRun
-    from areal.reconcilers.plan import Op, StartRun
-    from areal.reconcilers.planning import KindPlan, Planning
     from areal.resources.fields import Strategy
     from areal.resources.nodes import Diagnostic
     from areal.resources.resource import Resource
@@ -37,6 +36,8 @@ class ModelController(KindController):
     replicas_field = "replicas"
     kept_status = ("commits",)
     columns = (("SERVICE", ("spec", "service"), False), ("BACKEND", ("spec", "backend"), False))
+    plan_class = "areal.reconcilers.kinds.model_plan:ModelPlan"
+    launch = lazy("areal.reconcilers.kinds.inference_launch:model_run")
 
     def faults(self, resources: Sequence[Resource], cache: Path, report: StageReporter) -> dict[Ref, list[Diagnostic]]:
         with_arguments = [each for each in resources if each.spec.get("engineArgs")]
@@ -53,7 +54,6 @@ class ModelController(KindController):
         from areal.resources.nodes import Diagnostic
         from areal.resources.paths import is_there, looked_in, looks_local, resolve_model_path
         from areal.resources.resource import served_as, served_name_conflict
-        from areal.resources.tree import get_path
 
         taken = {served_as(item.name, item.spec): item.ref for item in stored if item.kind == self.kind}
         faults: dict[Ref, list[Diagnostic]] = {}
@@ -83,7 +83,6 @@ class ModelController(KindController):
     ) -> dict[Ref, list[Diagnostic]]:
         """Secrets that cannot be read."""
         from areal.reconcilers.launch import secret_fault, secret_faults
-        from areal.resources.tree import get_path
 
         faults: dict[Ref, list[Diagnostic]] = {}
         for wanted, resource in items:
@@ -134,11 +133,6 @@ class ModelController(KindController):
         found = re.search(r"[:.](?:[a-z]\d+)*?d(\d+)", str(spec.get("backend", "")))
         return int(found[1]) if found else 1
 
-    def plan(self, planning: Planning) -> KindPlan:
-        from areal.reconcilers.kinds.model_plan import ModelPlan
-
-        return ModelPlan(planning, self.kind)
-
     def needed_to_end(self, found: StoredObject, observed: Observed) -> tuple[ObservedRun, ...]:
         return (*observed.of(str(found.ref)), *observed.of(service_ref(found.spec), "router"))
 
@@ -156,11 +150,6 @@ class ModelController(KindController):
         from areal.resources.validation import effective
 
         require_models({ref: (item, effective(self.kind, item.spec)) for ref, item in starting.items()}, report)
-
-    def launch(self, context: EffectContext, op: Op[StartRun], slot: Slot) -> RunSpec:
-        from areal.reconcilers.kinds.inference_launch import model_run
-
-        return model_run(context, op, slot)
 
     def start_deadline_s(self, context: EffectContext, ref: str) -> float:
         """The earlier of the startup probe's deadline and the rollout's progress deadline."""

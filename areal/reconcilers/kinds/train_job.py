@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from areal.numbers import number
-from areal.reconcilers.kinds import Completion, Endpoint, KindController, StageReporter
+from areal.reconcilers.kinds import Completion, Endpoint, KindController, StageReporter, lazy
 from areal.reconcilers.kinds.job_status import JobPhase, has_ended, job_status
 from areal.reconcilers.observe import DIED, JOB_FAILED, NO_WORKING_DIR, Health, lacks_folder
+from areal.runtime.backends import Backends
 from areal.runtime.backends.base import LIVE, Phase
 
 if TYPE_CHECKING:
-    from areal.errors import ArealError
     from areal.reconcilers.context import Progress
-    from areal.reconcilers.desired import Target, Wanted
-    from areal.reconcilers.launch import EffectContext, Slot
+    from areal.reconcilers.desired import Wanted
     from areal.reconcilers.observe import Observed, ObservedRun
-    from areal.reconcilers.plan import Op, StartRun
-    from areal.reconcilers.planning import KindPlan, Planning
     from areal.resources.kinds import Ref
     from areal.resources.nodes import Diagnostic
     from areal.resources.resource import Resource
-    from areal.runtime.backends.base import RunSpec, RunState
     from areal.state.home import Home
-    from areal.state.records import StoredObject
 
 
 def _stage(home: Home, ref: str) -> str | None:
     """What a job that starts is doing, in its driver's words."""
-    from areal.runtime.backends import Backends
-
     backends = Backends(home.root)
     live = [uid for uid, state in backends.observe().items() if state.spec.owner == ref and state.phase in LIVE]
     found = backends.stage(max(live)) if live else None
@@ -40,6 +33,11 @@ def _stage(home: Home, ref: str) -> str | None:
 class TrainJobController(KindController):
     runs_to_completion = True
     columns = (("DRIVER", ("spec", "driver"), True),)
+    plan_class = "areal.reconcilers.kinds.job_plan:TrainJobPlan"
+    expand = lazy("areal.reconcilers.kinds.job_plan:with_services")
+    follow = lazy("areal.reconcilers.kinds.job_plan:following_jobs")
+    check_start = lazy("areal.reconcilers.kinds.job_plan:require_job_ids")
+    launch = lazy("areal.reconcilers.kinds.job_launch:driver_run")
 
     def faults_before_start(
         self, items: Sequence[tuple[Wanted, Resource]], report: StageReporter
@@ -48,28 +46,10 @@ class TrainJobController(KindController):
 
         return job_faults(items, lambda ref: report(ref, "checking its configuration"))
 
-    def expand(
-        self,
-        wanted: Sequence[Wanted],
-        stored: Sequence[StoredObject],
-        recreate: Sequence[str],
-        refused: MutableMapping[str, ArealError],
-    ) -> list[Wanted]:
-        from areal.reconcilers.kinds.job_plan import with_services
-
-        return with_services(wanted, stored, recreate, refused)
-
     def neighbour_of(self, spec: Mapping[str, Any]) -> str | None:
         """A model may wait for the weights of the job that trains it."""
         rollout = spec.get("rollout") or {}
         return f"InferenceService/{rollout.get('service')}"
-
-    def follow(
-        self, targets: Sequence[Target], stored: Iterable[StoredObject], states: Iterable[RunState]
-    ) -> tuple[Target, ...]:
-        from areal.reconcilers.kinds.job_plan import following_jobs
-
-        return following_jobs(targets, stored, states)
 
     def health(self, ref: str, spec: Mapping[str, Any], seen: Observed, host: Mapping[str, Any] | None) -> Health:
         now = job_status(seen.of(ref), suspended=bool(spec.get("suspend")))
@@ -114,24 +94,9 @@ class TrainJobController(KindController):
         stage = "step" if isinstance(total, int) else f"step {step['step']}"
         return Progress(f"{self.kind}/{name}", stage, step["step"], total, age_s, detail, eta_s(step))
 
-    def plan(self, planning: Planning) -> KindPlan:
-        from areal.reconcilers.kinds.job_plan import TrainJobPlan
-
-        return TrainJobPlan(planning, self.kind)
-
     def wants_gpus(self, spec: Mapping[str, Any]) -> bool:
         return not spec.get("suspend") and (spec.get("resources") or {}).get("gpus") != 0
 
     def endpoint(self, spec: Mapping[str, Any], component: str) -> Endpoint | None:
         """The rendezvous of a job on several nodes; None for one node."""
         return Endpoint() if ((spec.get("resources") or {}).get("nodes") or 1) > 1 else None
-
-    def check_start(self, starting: Mapping[str, StoredObject], report: StageReporter) -> None:
-        from areal.reconcilers.kinds.job_plan import require_job_ids
-
-        require_job_ids(starting, report)
-
-    def launch(self, context: EffectContext, op: Op[StartRun], slot: Slot) -> RunSpec:
-        from areal.reconcilers.kinds.job_launch import driver_run
-
-        return driver_run(context, op, slot)

@@ -15,6 +15,7 @@ from typing import Any
 from areal.client.gateway import GatewayClient, call_session, close_session, read_session
 from areal.errors import ArealError, Conflict, UsageFault
 from areal.resources.kinds import AGENT_SERVICE, Ref
+from areal.state.locks import actor
 from areal.ui.actions import ActionPlan, Actions, RunningAction, changed
 from areal.ui.context import ViewContext
 from areal.ui.gateways import SERVICES, gateway_of
@@ -69,7 +70,6 @@ def _object_plan(view: ViewContext, verb: str, ref: Ref, asked: Mapping[str, Any
     from areal.reconcilers import operations
     from areal.reconcilers.context import Context, Progress
     from areal.reconcilers.plan import Plan
-    from areal.state.locks import actor
 
     words = f"areal {verb} {ref.kind.lower()}/{ref.name}"
     replicas = asked.get("replicas")

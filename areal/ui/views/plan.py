@@ -14,6 +14,7 @@ from areal.errors import UsageFault
 from areal.files import stamp
 from areal.reconcilers.context import ApplyRequest, Context
 from areal.reconcilers.plan import Plan
+from areal.reconcilers.prepare import drift
 from areal.ui.context import ViewContext
 from areal.ui.views import home
 
@@ -34,7 +35,6 @@ def marks(view: ViewContext) -> Mapping[str, int | str]:
 
 def _plan(view: ViewContext) -> Plan:
     from areal.reconcilers.apply import diff
-    from areal.reconcilers.prepare import drift
     from areal.resources.render import RenderRequest
 
     context, assume = Context(view.home, "", ""), bool(view.query.get("assume"))
