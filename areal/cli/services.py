@@ -218,6 +218,11 @@ class ScaleFlags(NamedTuple):
     by: int | None
     force_conflicts: bool
 
+    def require_one(self, flag: str) -> None:
+        """Raises UsageFault if both ``flag``, for the target number, and --by are given."""
+        if self.to is not None and self.by is not None:
+            raise UsageFault(f"{flag} says to how many, --by by how many; give one of them")
+
 
 def scale_options(flag: str) -> Decorator[Any]:
     """Adds the options for scaling, passed as ``scale``. ``flag``: option for the target number. Must be the last
@@ -240,10 +245,7 @@ def scale_service(cli: Invocation, found: StoredObject, flags: ScaleFlags, comma
     """Scales a service, or a model of one. ``command``: ``areal inf {} --model x``, for the hint of an error."""
     from areal.reconcilers.kinds import controller_of
 
-    controller = controller_of(found.kind)
-    if flags.to is not None and flags.by is not None:
-        raise UsageFault(f"--{controller.replicas_field} says to how many, --by by how many; give one of them")
-    present = controller.replicas(found.spec)
+    present = controller_of(found.kind).replicas(found.spec)
     wanted = flags.to if flags.to is not None else present + (flags.by or 1) * (1 if up else -1)
     if wanted < 0:
         raise UsageFault(f"--by {flags.by or 1} is too many: {found.ref} has {present}")

@@ -152,6 +152,7 @@ def scaledown(cli: Invocation, service: str, scale: ScaleFlags) -> int:
 
 
 def _scale(cli: Invocation, service: str, scale: ScaleFlags, *, up: bool) -> int:
+    scale.require_one("--pairs")
     found = stored(cli.home, Ref(AGENT_SERVICE, check_name(service)))
     return scale_service(cli, found, scale, f"areal agent {{}} --service {service}", up=up)
 

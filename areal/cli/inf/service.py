@@ -307,4 +307,5 @@ def scaledown(cli: Invocation, **given: Any) -> int:
 
 
 def _scale(cli: Invocation, model: str, service: str | None, scale: ScaleFlags, *, up: bool) -> int:
+    scale.require_one("--replicas")
     return scale_service(cli, _model(cli, model, service), scale, f"areal inf {{}} --model {model}", up=up)
