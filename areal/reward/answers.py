@@ -31,8 +31,9 @@ _STATED = re.compile(
     r"|[Ii]t['’]s|[Ss]o)\s+"
     r"(?:(?:the\s+)?(?:answer\s+)?(?:option|choice|answer)\s+)?|,\s(?:answer\s)?(?:option|choice)\s)"
     r"(?=(?:\W|\\(?:text|math)\w*){0,6}[A-J]\b\W*(?:$|[.:\n]|because\b|since\b))"
-    r"|(?<!, )(?<!or )(?<!and )(?<!that )(?<!ment )(?=\(?\b[A-J]\b(?:\W{0,4}(?:which\s)?|,[^,.\n]{1,40},\s)(?:is|as)"
-    r"(?:\s(?:therefore|thus|also|the|only)){0,3}\s(?:correct|right|best|answer)\b)"
+    r"|(?<![A-J], )(?<!\), )(?<!or )(?<!and )(?<!that )(?<!ment )"
+    r"(?=\(?\b[A-J]\b(?:\W{0,4}(?:which\s)?|,[^,.\n]{1,40},\s)(?:is|as)"
+    r"(?:\s(?:therefore|thus|also|the|only)){0,3}\s(?:correct|right|best|closest|nearest|answer)\b)"
     r"|(?=\([A-J]\)\sit\sis\b)"
 )
 _REJECTED = re.compile(  # before "but", and at the end of a sentence
@@ -40,7 +41,9 @@ _REJECTED = re.compile(  # before "but", and at the end of a sentence
     r"|(?:(?:,\s*|\s\(|\s(?=and|but))(?:and\s|but\s)?not\s[^\s,.!?]+|\s(?:rather than|instead of)[^,.!?\n]*)"
     r"(?=[.!]?(?:\n|\Z))"
 )
-_ASIDE = re.compile(r"(?<=[\w.])\s\((?!or\b|maybe|perhaps|possibly|mod)(?=[^()]*\d)(?=[^()]*[A-Za-z]{2})[^()]*\)")
+_ASIDE = re.compile(
+    r"(?<=[\w.])\s\((?!or\b|maybe|perhaps|possibly|mod)(?=[^()]*\d)(?=[^()]*(?<![\\A-Za-z])[A-Za-z]{2})[^()]*\)"
+)
 _CLOSING = re.compile(
     r"\n\s*(?:Let me know|[^\w\s]*Note\b(?! that)(?![^\n]*(?:=|\b(?:so|total|answer|thus|therefore|hence)\b))"
     r"|I hope|Hope|Feel free|Would you|Do you|If you|Please)\b[^\n]*\s*\Z"
@@ -57,7 +60,7 @@ _LABELLED = re.compile(r"\W*\(?[A-J][).:]\s[^\n]*\s*")
 _EMPHASIS = re.compile(
     r"(?<!not )(?<!n't )\*\*\W*([A-J]|[A-Za-z][^\d*:$\\]+?)\W*\*\*(?:, (?!or|but|not|and)[^*\n]*)?\W*\Z"
 )
-_SENTENCE_END = re.compile(r"\n|[.!?](?:\s|\Z)")
+_SENTENCE_END = re.compile(r"\n|(?<!\\)[.!?](?:\s(?!\\[a-z]|[-+*/=<>])|\Z)")
 _FORMULA = re.compile(r"\$([^$\n]+(?:\$(?:,?\s*(?:or|and)|,)\s*\$[^$\n]+)*)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 _SUM = re.compile(r".*\band\s(?=\s*\w+(?:\s*[-+]\s*\w+)+\s*=)", re.DOTALL)  # m/n = 27/64 and m + n = 91
 _QUANTITY = (
@@ -327,7 +330,7 @@ _LABEL = re.compile(
     r"|,[^,]{1,40},(?=\sis\b)|(?=(?:,|,?\s)(?:is|as|since|because|因为|for|which|due)\b|,\s(?:the|an?|it|this)\s|,\s*-?\d+\Z))|([a-d])\)?\Z)\s*"
 )
 _NO_LABEL = re.compile(
-    rf"{_REFUTED}|[/&+*^=<>]|[,;](?!\s*(?:因为|(?!or\b|and\b)[a-z]{{2}})|\s*-?\d+\Z)|-(?!\s*[\d\\.]|\s+[A-Za-z]{{3}})|or\b|and\b|\(?[A-J]\)?(?:\W|\Z)"
+    rf"{_REFUTED}|[/&+*^=<>]|[,;](?!\s*(?:因为|(?!or\b|and\b)[a-z]{{2}})|\s*-?\d)|-(?!\s*(?:[\d\\.]|frac|sqrt)|\s+[A-Za-z]{{3}})|or\b|and\b|\(?[A-J]\)?(?:\W|\Z)"
 )
 _LETTERS = re.compile(r"(?:\(?[A-J]\)?(?:\s*(?:[,;]|[,;]?\s*(?:&|\band\b))\s*|\s+|\Z))+|[A-J]{2,}")
 

@@ -24,12 +24,12 @@ CHANGES = re.compile(  # words that change the value of a number, or make it one
     r"\b(?:not|cannot|incorrect|wrong|never|[a-z]+n['’]t|or|and|than|least|most|between|without|except|but|half|halves|third"
     r"|quarter|fifth|tenth|\w+ths|double|twice|thrice|n?either|nor|none|mod|modulo|over|under|above|below|up|instead|minus"
     r"|negative|plus|squared|cubed|root|cube|factorial|reciprocal|inverse|opposite|logarithm|(?:co)?sine|tangent|score"
-    rf"|infinity|inf|out|floor|ceil(?:ing)?|remainder|[不没非错]\w*|{SCALE})\b",
+    rf"|infinity|inf|depend|multiple|divisible|proportional|out|floor|ceil(?:ing)?|remainder|[不没非错]\w*|{SCALE})\b",
     re.IGNORECASE,
 )
 _MONTH = r"(?:(?:jan|febr)uary|march|april|may|june|july|august|(?:sept|nov|dec)ember|october)"
 CHOICES = re.compile(  # words that an answer must have if its reference has them
-    r"\b(?:[ap]m|noon|midnight|bc|ad|base|mod\d+|(?:north|south)(?:east|west)?|east|west|(?:in|de)crease[sd]?|profit|gain|loss"
+    r"(?<!\\)\b(?:[ap]m|noon|midnight|bc|ad|base|mod\d+|(?:north|south)(?:east|west)?|east|west|(?:in|de)crease[sd]?|profit|gain|loss"
     r"|debt|left|right|(?:counter)?clockwise|positive|negative|more|less|fewer|before|after|early|late|up|down|wins?|loses?"
     rf"|lost|won|{_MONTH}|\w+days?|true|false|yes|no"
     r"|odd|even)\b"
@@ -78,7 +78,8 @@ def same(answer: Node | None, right: Node | None) -> bool:
             return same(answer.items[0], right) or (_plain(answer.items[0]) == "yes" and same(answer.items[1], right))
     group, other = (answer, right) if isinstance(answer, Group) else (right, answer)
     if isinstance(group, Group) and isinstance(other, Quantity):
-        if group.brackets == ":" and len(group.items) == 2 and _plain(group.items[1])[:1] != "0":
+        is_like = group is answer or {"/", "frac"} & {*texts_of(other.formula)}
+        if group.brackets == ":" and len(group.items) == 2 and is_like and _plain(group.items[1])[:1] != "0":
             return _is_proportional(group.items, (other, quantity((Token("n", "1"),))))
         items = [each.formula for each in group.items if isinstance(each, Quantity)]
         return (
@@ -116,6 +117,8 @@ def _real(node: Node) -> Any:
 
 def _is_consistent(answer: Relation) -> bool:
     """Whether the values of a chain are equal, and decimals nearly equal. ``20 = 18`` is not consistent."""
+    if answer.operators[-1] == "≡":
+        return True
     for left, right in itertools.pairwise(answer.values):
         if isinstance(left, Quantity) and isinstance(right, Quantity) and not _same_measured(left, right):
             is_rough = "≈" in answer.operators or "." in left.text + right.text
@@ -208,10 +211,10 @@ def _same_relation(answer: Relation, right: Relation) -> bool:
         return True
     if answer.values and right.values:
         one, other = (re.sub(r"\([a-z]\)\Z", "", each.name.casefold()) for each in (answer, right))
-        calls = [re.fullmatch(r"(\w+)\(([a-z])\)", each.name) for each in (answer, right)]
+        calls = [re.fullmatch(r"(.+)\(([a-z])\)", each.name) for each in (answer, right)]
         if calls[0] and calls[1] and calls[0][1] == calls[1][1] and calls[0][2] != calls[1][2]:  # f(n) and f(x)
-            value = _with_symbol(answer.sides[-1], calls[0][2], calls[1][2])
-            return same(structure(value), right.values[-1])
+            value = _with_symbol(answer.sides[-1], calls[0][2], "argument")
+            return same(structure(value), structure(_with_symbol(right.sides[-1], calls[1][2], "argument")))
         described = [has_kind(each.sides[0], "w") for each in (answer, right)]
         is_same_name = one == other or (all(described) and (one in other or other in one))
         if is_same_name or not one or not other or described[0] != described[1]:
@@ -230,9 +233,11 @@ def _same_relation(answer: Relation, right: Relation) -> bool:
 
 def _words_agree(answer: Quantity, right: Quantity) -> bool:
     found, wanted = set(answer.words), set(right.words)
-    weekdays = {each for each in found ^ wanted if re.fullmatch(r"\w{3,}day", each)}
-    if len(weekdays) == 1 and any(re.fullmatch(_MONTH, each) for each in found & wanted):
-        found, wanted = found - weekdays, wanted - weekdays
+    months = {each for each in found | wanted if re.fullmatch(_MONTH, each)}
+    if months and found ^ wanted == months:  # July 1969
+        return False
+    if months <= found & wanted:
+        found = {each for each in found if each in wanted or not (months and re.fullmatch(r"\w{3,}day", each))}
     changed = [set(CHANGES.findall(" ".join(words))) for words in (found, wanted)]
     points = set("NSEW" if right.sign == "°" else "")
     chosen = [{word for word in words if CHOICES.fullmatch(word) or word in points} for words in (found, wanted)]
@@ -328,6 +333,8 @@ def _same_formula(
     units: tuple[Any, Any] = (ONE, ONE),
     factor: Fraction = ONE,
 ) -> bool:
+    for axis in "ijk" if any("unit" in each.text for each in (*answer, *right)) else "":  # 2i + j without hats
+        answer, right = (_with_symbol(each, axis, f"unit {axis}") for each in (answer, right))
     free, wanted_free = map(_arbitrary, (answer, right))
     if 1 < len(free) == len(wanted_free) < 4:
         wanted = _renamed(right, wanted_free)

@@ -360,7 +360,8 @@ def names_in(*formulas: Formula) -> set[str]:
 def _read(formula: Formula, point: tuple[tuple[str, Any], ...], unit: Any) -> tuple[Any, Any]:
     try:
         reader = _Parser(formula, dict(point), unit, itertools.count())
-        return reader.whole(), reduce(lambda a, b: _combined(mul, a, b), reader.divisors, ONE)
+        value = reader.whole()
+        return value.real if is_real(value) else value, reduce(lambda a, b: _combined(mul, a, b), reader.divisors, ONE)
     except (ArithmeticError, ValueError, TypeError, AttributeError) as error:
         raise NotAFormula from error
 
@@ -378,7 +379,9 @@ def _points(*formulas: Formula) -> Iterator[dict[str, Fraction]]:
     signs = zip(texts, texts[1:], texts[2:], texts[3:], texts[4:], strict=False)
     is_whole = {"sum", "prod"} & {*texts} or ("(", "-", "1", ")", "^") in signs  # an integer power
     if names and {"⌊", "⌈"} & {*texts}:  # steps show only at neighbouring whole numbers
-        yield from ({name: Fraction(start + 7 * i) for i, name in enumerate(names)} for start in range(2, 22))
+        yield from (
+            {name: Fraction(start + (start**2 % 7 + 3) * i) for i, name in enumerate(names)} for start in range(2, 22)
+        )
         if set(names) <= set("ijkmn"):
             return
     for start, sign in ((0, 1), (2, 1), (5, 1), (1, -1), (4, -1))[: 5 if names else 1]:

@@ -171,7 +171,10 @@ _MONTHS = re.findall(r"\w+", "jan feb mar apr may jun jul aug sep oct nov dec")
 _LINES = re.compile(
     r"\\begin\{(?:array|aligned|align\*?|gathered|split)\}(?:\{[^{}]*\})?(.*?)\\end\{\w+\*?\}", re.DOTALL
 )
-_WRAPPER = re.compile(r"\s*\\(?:underline|mathbf|boldsymbol|bm|textrm|textbf|emph)\s*\{(?!\w+\})")
+_WRAPPER = re.compile(
+    r"(?:\\(?:underline|mathbf|boldsymbol|bm|textrm|textbf|emph)\s*\{(?!\w+\})|\{(?![^|:]*(?:[|:]|\\mid)))"
+)
+_EDGES = re.compile(r"\A(?:[\s~]|\\[,;:!(\[ ]|\\displaystyle(?![A-Za-z]))+|(?:[\s~]|\\[,;:!)\] ]|\\|(?<!\.)\.)+\Z")
 _IF = re.compile(r"(?:\\text\w*\s*\{\s*)?\b(?:if|for|when|where)\b\s*\}?(?:\\ )?")
 _SCAN = re.compile(
     r"(?P<gap>\s+|~|\\[,;: ]|\\q?quad(?![A-Za-z]))|(?P<n>\d+(?:\.\d+)?|\.\d+)|\\(?P<c>[A-Za-z]+)\*?|(?P<e>\\.)"
@@ -211,6 +214,7 @@ def in_latex(text: str) -> str:
 @lru_cache(maxsize=1024)  # all samples of a row have one reference
 def tokens(text: str) -> tuple[Token, ...]:
     (first, to), *others = _TABLE
+    text = re.sub(r"(?<!\w)0(?:x[\dA-Fa-f]+|b[01]+)(?!\w)", lambda match: str(int(match[0], 0)), _undressed(text))
     if re.search(r"\\\\[A-Za-z]", text) and not re.search(r"(?<!\\)\\[A-Za-z]", text):
         text = text.replace("\\\\", "\\")  # escaped twice
     text = first.sub(to, in_latex(text))
@@ -219,8 +223,6 @@ def tokens(text: str) -> tuple[Token, ...]:
     text = _DATE.sub(_date, _REPEATING.sub(_repeating, _BASED.sub(_based, text)))
     for pattern, to in others:
         text = pattern.sub(to, text)
-    while (wrapper := _WRAPPER.match(text)) and group(text, wrapper.end() - 1)[1] == len(text):
-        text = text[wrapper.end() : -1].strip()
     found: list[Token] = []
     _scan(_LINES.sub(_lines, text)[: 3 * LONGEST], found, is_text=False)
     while found and found[-1].text in (".", ",", ";", ":"):
@@ -228,10 +230,23 @@ def tokens(text: str) -> tuple[Token, ...]:
     return tuple(_with_indices(_with_moduli(_with_numbers(found))))
 
 
+def _undressed(text: str) -> str:
+    """The text without the space, dollar signs and braces around it."""
+    while True:
+        inner = _EDGES.sub("", text)
+        if inner[:1] == inner[-1:] == "$" and inner.count("$") == 2:
+            inner = inner[1:-1]
+        if (wrapper := _WRAPPER.match(inner)) and group(inner, wrapper.end() - 1)[1] == len(inner):
+            inner = inner[wrapper.end() : -1]
+        if inner == text:
+            return text
+        text = inner
+
+
 def _based(match: re.Match[str]) -> str:
     """The value of a numeral and the word ``base``, so that it differs from a number without a base."""
     try:
-        return rf"{int(match[1], NUMBERS.get(match[2], 0) or int(match[2]))} \text{{ base}}"
+        return rf"{int(match[1], NUMBERS.get(match[2], 0) or int(match[2]) or 1)} \text{{ base}}"
     except ValueError:
         return match[0]
 
@@ -392,7 +407,12 @@ def _command(name: str, text: str, at: int, found: list[Token], gap: bool) -> in
         letters = re.sub(r"\\math(?:bf|rm|it)|\\hat|math(?=\Z)|[^A-Za-z\d]", "", inner)
         if letters in ("i", "j", "k") and name in ("hat", "vec", "widehat", "mathbf", "bm", "boldsymbol"):
             found.append(Token("s", f"unit {letters}", gap))
-        elif name in _BOLD or not letters or (name == "overline" and letters.isupper() and len(letters) > 1):
+        elif (
+            name in _BOLD
+            or (name == "vec" and len(letters) == 1)
+            or not letters
+            or (name == "overline" and letters.isupper() and len(letters) > 1)
+        ):
             return at
         else:
             found.append(Token("s", _name(name, letters if letters.isalnum() else inner, text), gap))

@@ -133,6 +133,7 @@ def _without_domain(found: Formula) -> Formula:
     texts, levels = texts_of(found), _levels(found)
     for i in range(1, len(found)):
         is_start = levels[i] == 0 and texts[i] in (",", "(", "for", "where", "with") and texts[i - 1] not in "=<>≤≥"
+        is_start &= not re.match(r",? ?\( \S+ ,", " ".join(texts[i : i + 4]))  # the point (n, n)
         if not is_start or not has_kind(found[:i], "ns"):
             continue
         rest = [each for each in found[i:] if each.text not in ("{", "}", "(", ")", ",", "and")]
@@ -142,7 +143,11 @@ def _without_domain(found: Formula) -> Formula:
         is_set = re.fullmatch(r"∈ (?:- ∞ ∞|mathbb \w)\S*(?: \S+)*", others) and not re.search(r"[<]", others)
         is_natural = names <= set("kmn") and re.fullmatch(r"(?:> 0|≥ [01])", others)
         is_domain = re.match("≠", others) and not {"<", ">", "≤", "≥", "≠"} & set(texts[:i]) and names <= set(texts[:i])
-        if len(names) < 3 and (is_domain or (names and is_set) or is_natural or (len(body) < len(rest) and not others)):
+        if (
+            len(names) < 3
+            and names <= set(texts[:i])
+            and (is_domain or (names and is_set) or is_natural or (len(body) < len(rest) and not others))
+        ):
             return found[:i]
     return found
 
@@ -241,6 +246,8 @@ def _condition(inner: Formula) -> Formula | None:
 
 def _bracketed(brackets: str, inner: Formula) -> Node:
     if brackets == "{}" and (condition := _condition(inner)) is not None:
+        if inner[0].text not in texts_of(condition):
+            raise NotAFormula
         node = _read(condition)
         return node if isinstance(node, Relation) and node.values else Group("|", (node,))
     parts, _ = _split(inner, ",", ";")
@@ -281,7 +288,7 @@ def _is_name(side: Formula) -> bool:
     is_inverse = texts[1:6] == ["^", "{", "-", "1", "}"]
     is_function = bool(side) and side[0].kind == "f" and names_in(side) and not {"+", "-"} & set(texts)  # sin 2x
     is_value = (has_kind(side, "nf") and not is_function) or {"sqrt", "∞", "pi"} & set(texts)
-    is_described = any(each.kind == "w" and not measure(each.text) for each in side)  # and is not 180 minutes
+    is_described = any(each.kind == "w" and not measure(each.text) and each.text[:3] != "mod" for each in side)
     return is_described if is_value and not (is_call or is_inverse or "…" in texts) else has_kind(side, "sw")
 
 
