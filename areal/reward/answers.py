@@ -27,8 +27,8 @@ _MARK = re.compile(r"####\s*(?=[-+\d.$€£¥({*\\]|\Z)|<answer>\s*")  # before 
 _STATED = re.compile(
     r"(?:\b(?:[Aa]nswer|ANSWER|[Oo]ption|[Cc]hoice)(?:\s*[*:]|\s+[-–—]\s|\s+(?:is|(?:would|must|should|has\sto)\s+be)\b)"
     r"|(?:故|应|题|，)选择?(?:选项)?|【?答案】?[是为选]?)[\s:：*\"“]*(?=[^\s.!?*])"
-    r"|(?:(?<!not )(?<!n't )\b(?:choose|pick|select|go with|answer|is|corresponds?\sto|matches|gives|yields|leaves"
-    r"|[Ii]t['’]s|[Ss]o)\s+"
+    r"|(?:(?<!not )(?<!n't )\b(?:choose|pick|select|go(?:ing)? with|answer|is|corresponds?\sto|matches|gives"
+    r"|yields|leaves|leaving|[Ii]t['’]s|[Ss]o)\s+"
     r"(?:(?:the\s+)?(?:answer\s+)?(?:option|choice|answer)\s+)?|,\s(?:answer\s)?(?:option|choice)\s)"
     r"(?=(?:\W|\\(?:text|math)\w*){0,6}[A-J]\b\W*(?:$|[.:\n]|because\b|since\b))"
     r"|(?<![A-J], )(?<!\), )(?<!or )(?<!and )(?<!that )(?<!ment )"
@@ -79,7 +79,8 @@ _PROSE_NUMBER = re.compile(  # including context that changes its value or adds 
 )
 _REFUTED = r"(?:\s*(?:is|are|was)(?:n['’]t|\s+(?:not|wrong|false|incorrect|impossible))\b|\s*(?:错|不正确|不对|不成立))"
 _LETTER_LINE = re.compile(
-    rf"^\W*(?P<a>[A-J])\W*$|(?<!not )\*\*\(?(?P<b>[A-J])(?:\W*$|\)?\*\*)(?!{_REFUTED})(?=[^\n\d]*\Z)", re.MULTILINE
+    rf"^\W*(?P<a>[A-J])\W*$|(?<!not )\*\*\(?(?P<b>[A-J])(?:\W*$|(?:\)[^*\n]*)?\*\*)(?!{_REFUTED})(?=[^\n\d]*\Z)",
+    re.MULTILINE,
 )
 _PREDICATE = re.compile(
     r".*\b(?:is|are|equals)\s+(?!not\b|an?\b|the\b|true|false|correct|right|wrong|incorrect)([^?\n]+?)[.!\s]*",

@@ -291,7 +291,7 @@ def _with_unit(node: Quantity, other: Quantity) -> Quantity:
 def _as_product(node: Quantity, other: Quantity) -> Quantity:
     """``2 kA^2`` as a product of symbols beside a formula that has symbols."""
     is_short = len(node.words) == 1 and len(node.words[0]) < 4 and not node.formula  # cab
-    is_amount = node.words and measure(*node.words) and {each.kind for each in node.formula} <= {"n"}
+    is_amount = node.words and measure(*node.words) and {each.kind for each in node.formula} <= {"n", "o"}
     if not (is_amount or is_short) or other.words or sum(each.kind == "s" for each in other.formula) < 2:
         return node
     return quantity(tokens(re.sub("[A-Za-z]", r"{\g<0>}", node.text)))

@@ -196,7 +196,7 @@ _SHORT = words_in("is of to no it at on by be if am pm do as")
 _ROMAN = ("i", "ii", "iii", "iv")
 _MONEY = {"k": 10**3, "m": 10**6, "b": 10**9}
 _NOONS = {"noon": "pm", "midnight": "am"}
-_UNIT_LETTERS = frozenset("mgshdlLCFKNJWVASEMTHk")
+_UNIT_LETTERS = frozenset("mgshdlLCFKNJWVASEMTH")
 
 
 def in_latex(text: str) -> str:
