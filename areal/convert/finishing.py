@@ -220,7 +220,5 @@ def pick_columns(draft: Draft, columns: Mapping[str, Any], key: str) -> None:
     draft.mark(key, Fate.MAPPED, f"rows.py: {listed}", "train_dataset.path")
 
 
-_READ = {
-    "prompt": ("messages", "prompt", "question", "problem", "instruction", "input"),
-    "response": ("answer", "response", "completion", "output", "solution"),
-}
+# Names that are read before others: a row may have `messages` or `prompt` beside the `problem` that the source names.
+_READ = {"prompt": ("messages", "prompt"), "response": ("response",)}

@@ -42,6 +42,7 @@ from areal.convert.rules import (
     ignored,
     joint,
     lossy,
+    number,
     optional,
     period,
     refused,
@@ -53,7 +54,7 @@ from areal.convert.verl_sft import COMMON, megatron_backend, optimizer_rules, pa
 ACTOR, ROLLOUT, _MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 
 _PICTURES = ignored("rows with images or videos are refused when they are read")
-_CORRECTION = lossy("set actor.use_decoupled_loss and actor.rejection_sampling")
+_CORRECTION = lossy("set actor.rejection_sampling")
 _VALIDATION: Mapping[str, Rule] = {
     f"{ROLLOUT}.val_kwargs.n": to("eval_gconfig.n_samples"),
     f"{ROLLOUT}.val_kwargs.temperature": to("eval_gconfig.temperature"),
@@ -200,7 +201,12 @@ RULES: Mapping[str, Rule] = {
     "algorithm.filter_groups.metric": ignored("groups are filtered by their rewards"),
     "algorithm.filter_groups.max_num_gen_batches": ignored("prompts are sampled until the batch is full"),
     "algorithm.rollout_correction.bypass_mode": joint("actor.recompute_logprob"),
-    "algorithm.rollout_correction.rollout_is": _CORRECTION,
+    "algorithm.rollout_correction.rollout_is": joint(
+        "actor.rejection_sampling", choice(token="token", sequence="sequence"), neutral=(None,)
+    ),
+    "algorithm.rollout_correction.rollout_is_threshold": joint("actor.rejection_sampling", number),
+    "algorithm.rollout_correction.rollout_is_batch_normalize": lossy("weights are not normalized", False),
+    "algorithm.rollout_correction.loss_type": refused("the loss is that of PPO", "ppo_clip"),
     "algorithm.rollout_correction.rollout_rs": _CORRECTION,
     "algorithm.rollout_correction.rollout_token_veto_threshold": _CORRECTION,
     "algorithm.rollout_correction.*": _CORRECTION,
@@ -349,7 +355,16 @@ def _batches(draft: Draft) -> None:
 def _objective(draft: Draft) -> None:
     """The clipped ratio: to the log-probabilities that the trainer computes before a step, or to the engine's."""
     values = draft.values
-    draft.set("actor.recompute_logprob", not values.get("algorithm.rollout_correction.bypass_mode"))
+    correction = "algorithm.rollout_correction"
+    level, bypassed = values.get(f"{correction}.rollout_is"), bool(values.get(f"{correction}.bypass_mode"))
+    if level and bypassed:
+        draft.mark(f"{correction}.rollout_is", Fate.LOSSY, "the ratio is to the engine's: nothing is corrected")
+    elif level:
+        draft.set("actor.use_decoupled_loss", True)
+        rejection = {"level": level, "action": "clamp", "upper": values.get(f"{correction}.rollout_is_threshold", 2.0)}
+        draft.set("actor.rejection_sampling", rejection | ({"agg": "sum"} if level == "sequence" else {}))
+    else:
+        draft.set("actor.recompute_logprob", not bypassed)
     clip, used = f"{ACTOR}.clip_ratio", False
     for bound, target in (("low", "actor.eps_clip"), ("high", "actor.eps_clip_higher")):
         own = values.get(f"{clip}_{bound}", _CLIP)

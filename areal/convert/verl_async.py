@@ -73,9 +73,9 @@ def _finish_queue(draft: Draft) -> None:
     if stale % 1:
         note = f"verl bounds the share of stale samples; here each may be {math.ceil(stale)} version old"
         draft.mark(key, Fate.LOSSY, note, "rollout.max_head_offpolicyness")
-    finish(draft)
     engines = values["async_training.use_rollout_log_probs"] and not values["async_training.compute_prox_log_prob"]
-    draft.set("actor.recompute_logprob", not engines)
+    draft.values = {**values, "algorithm.rollout_correction.bypass_mode": engines}
+    finish(draft)
 
 
 ONE_STEP_OFF = Framework(

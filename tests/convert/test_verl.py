@@ -109,6 +109,15 @@ ACTOR, VALIDATION = "actor_rollout_ref.actor", "actor_rollout_ref.rollout.val_kw
         # the ratio is to the log-probabilities of the trainer, and rewards are not clipped
         ({}, {"actor.recompute_logprob": True, "actor.reward_clip": 1e9, "actor.dtype": "bfloat16"}),
         ({"algorithm.rollout_correction.bypass_mode": True}, {"actor.recompute_logprob": False}),
+        (
+            {"algorithm.rollout_correction.rollout_is": "token"},
+            {
+                "actor.use_decoupled_loss": True,
+                "actor.rejection_sampling.level": "token",
+                "actor.rejection_sampling.action": "clamp",
+                "actor.rejection_sampling.upper": 2.0,
+            },
+        ),
         ({f"{ACTOR}.fsdp_config.model_dtype": "fp32"}, {"actor.dtype": "bfloat16"}),
         ({f"{ACTOR}.grad_clip": 0.5, f"{ACTOR}.optim.clip_grad": 1.0}, {"actor.optimizer.gradient_clipping": 0.5}),
         # evaluation goes by the temperature, which is 0 by default
@@ -145,6 +154,11 @@ def test_what_verl_counts_in_another_way_is_lossy() -> None:
     assert f"{ACTOR}.loss_agg_mode" in fates(
         converted(**{f"{ACTOR}.loss_agg_mode": "seq-mean-token-sum-norm"}), Fate.LOSSY
     )
+    masks = {
+        "algorithm.rollout_correction.rollout_is": "sequence",
+        "algorithm.rollout_correction.rollout_rs": "token_k1",
+    }
+    assert set(fates(converted(**masks), Fate.LOSSY)) >= {"algorithm.rollout_correction.rollout_rs"}
     kl = {"algorithm.use_kl_in_reward": True}
     assert "algorithm.use_kl_in_reward" in fates(converted(**kl), Fate.LOSSY)
     assert "algorithm.use_kl_in_reward" in fates(converted(**kl, **{"algorithm.adv_estimator": "gae"}), Fate.MAPPED)
