@@ -77,7 +77,12 @@ def test_configuration_that_a_preset_made_is_the_same_when_it_is_read_again(tmp_
     assert load(tmp_path, written + "gconfig: {n_samples: 4}").actor == config.actor
 
 
+_IMAGES = "\nworkflow: areal.workflow.vision_rlvr:VisionRLVRWorkflow"
 REFUSED = {
+    f"actor: {{backend: 'fsdp:d2'}}{_IMAGES}": "actor.backend: fsdp:d2: a policy that sees images is trained by",
+    f"actor: {{backend: 'megatron:d1'}}{_IMAGES}": "actor.backend: megatron:d1: a policy that sees images",
+    f"actor: {{use_lora: true}}{_IMAGES}": "actor.use_lora: adapters of a policy that sees images",
+    f"critic: {{path: m}}{_IMAGES}": "critic: there is no critic that sees images",
     "actor: {rejection_sampling: {upper: 5.0}}": "actor.rejection_sampling: needs a proximal policy",
     "actor: {behave_imp_weight_cap: 5.0}": "actor.rejection_sampling: needs a proximal policy",
     "actor: {rejection_sampling: {action: clamp}, recompute_logprob: true}": "actor.rejection_sampling.action: ",

@@ -31,6 +31,7 @@ from areal.api.config.training import (
     check_pairs,
     check_policy,
     check_untempered,
+    image_faults,
     proximal_faults,
     update_mode,
 )
@@ -414,21 +415,19 @@ class PPOConfig(BaseExperimentConfig):
             )
         self._link_max_new_tokens()
         names = [self.reward_fn] if isinstance(self.reward_fn, str) else self.reward_fn
-        if self.reward_weights is not None and len(self.reward_weights) != len([name for name in names if name]):
-            raise FieldError(
-                "reward_weights", f"has not {len([name for name in names if name])} numbers, as reward_fn", "reward_fn"
-            )
+        count = len([name for name in names if name])
+        if self.reward_weights is not None and len(self.reward_weights) != count:
+            raise FieldError("reward_weights", f"has not {count} numbers, as reward_fn", "reward_fn")
         if self.reward_weights is not None and not all(map(math.isfinite, self.reward_weights)):
             raise FieldError("reward_weights", f"must be finite numbers, not {self.reward_weights}")
         if self.reward_weights and not any(self.reward_weights):
             raise FieldError("reward_weights", "must not all be 0: all rewards would be the same")
         self._check_temperatures()
-        rollout = self.rollout
-        rollout.tokenizer_path = rollout.tokenizer_path or self.tokenizer_path
+        self.rollout.tokenizer_path = self.rollout.tokenizer_path or self.tokenizer_path
         if self.min_required_servers is not None:
-            rollout.min_required_servers = self.min_required_servers
+            self.rollout.min_required_servers = self.min_required_servers
         if self.shutdown_server_on_exit is not None:
-            rollout.shutdown_server_on_exit = self.shutdown_server_on_exit
+            self.rollout.shutdown_server_on_exit = self.shutdown_server_on_exit
 
     @property
     def is_online(self) -> bool:
@@ -519,6 +518,7 @@ class PPOConfig(BaseExperimentConfig):
     def training_faults(self) -> Iterator[tuple[tuple[str, ...], str]]:
         """Settings that a policy cannot be trained with, as (key, why)."""
         yield from ((("actor", *key), why) for key, why in proximal_faults(self.actor))
+        yield from image_faults(self.workflow, self.actor, self.critic)
         gconfig = self.gconfig
         likeliest = {
             "greedy": gconfig.greedy,

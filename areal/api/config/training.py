@@ -56,6 +56,21 @@ def proximal_faults(actor: PPOActorConfig) -> Iterator[tuple[tuple[str, ...], st
         yield ("prox_logp_method",), f"{actor.prox_logp_method} is a proximal policy of use_decoupled_loss"
 
 
+def image_faults(
+    workflow: str, actor: PPOActorConfig, critic: PPOCriticConfig | None
+) -> Iterator[tuple[tuple[str, ...], str]]:
+    """(key, why) of settings that a policy cannot be trained with whose workflow shows it images."""
+    if workflow != "areal.workflow.vision_rlvr:VisionRLVRWorkflow":
+        return
+    part = parsed(actor.backend, "actor.backend").parts[0] if actor.backend else None
+    if part is not None and (part.engine != "fsdp" or part.world_size > 1):
+        yield ("actor", "backend"), f"{part}: a policy that sees images is trained by fsdp on one rank, fsdp:d1"
+    if actor.use_lora:
+        yield ("actor", "use_lora"), "adapters of a policy that sees images are not supported"
+    if critic is not None:
+        yield ("critic",), "there is no critic that sees images: leave it out"
+
+
 # Presets of algorithms: values that ``actor.preset`` sets for unset fields. Each follows its paper in the normalization
 # of rewards, the clipping of the ratio, and the aggregation of the loss.
 
