@@ -80,16 +80,9 @@ from areal.services.inference.engines.transport import (
 
 _log = logging.getLogger(__name__)
 
-_NO_PAUSE = "this SGLang has no /pause_generation: it is too old"
-_NO_VERSION = "this SGLang has no /update_weight_version: it is too old"
 _NO_LORA = "this SGLang loads no adapters: start it with --enable-lora"
-_NO_UPDATE = "this SGLang has no /update_weights_from_disk: it is too old"
 _NOT_TAKEN = "the weights were not taken, the old ones serve on"
-_NO_GROUP = "this SGLang has no /init_weights_update_group: it is too old"
 _NO_STOPS = "SGLang does not stop at stop_token_ids where ignore_eos is set: leave one of them out"
-_NO_CHECKSUM = "this SGLang tells no checksum of its weights"
-_NO_SESSION = "this SGLang has no /begin_weight_update"
-_NO_FLUSH = "this SGLang has no /flush_cache"
 _IDLE_S = 10.0
 _LOOK_AGAIN_S = 0.02
 _NOT_FLUSHED = "cache was not flushed"  # its message after an update that took place
@@ -106,6 +99,7 @@ _TEMPERED = LogprobsMode(before_penalties=False, before_grammars=False)
 
 class SglangClient(EngineClient):
     group_form = "named"
+    no_route = "this SGLang has no {path}: it is too old"
 
     def __init__(self, http: HttpClient, url: str, headers: Mapping[str, str]) -> None:
         capabilities = Capabilities(
@@ -153,7 +147,7 @@ class SglangClient(EngineClient):
             "logprob_start_len": 0,
             "top_logprobs_num": top,
         }
-        answer = await self._command("/generate", body, if_missing="this SGLang has no /generate", timeout_s=LOAD_S)
+        answer = await self._command("/generate", body, timeout_s=LOAD_S)
         return read_prompt(answer.get("meta_info") or {}, prompt, top)
 
     async def abort(self, request_id: str) -> None:
@@ -224,16 +218,16 @@ class SglangClient(EngineClient):
         return adapters_of(listed)
 
     async def pause(self) -> None:
-        await self._command("/pause_generation", {"mode": "retract"}, if_missing=_NO_PAUSE)
+        await self._command("/pause_generation", {"mode": "retract"})
         self._paused = True
 
     async def resume(self) -> None:
-        await self._command("/continue_generation", if_missing=_NO_PAUSE)
+        await self._command("/continue_generation")
         self._paused = False
 
     async def set_version(self, version: int) -> None:
         body = {"new_version": version_label(version), "abort_all_requests": False}
-        await self._command("/update_weight_version", body, if_missing=_NO_VERSION)
+        await self._command("/update_weight_version", body)
         self._version = version
 
     async def version(self) -> int | None:
@@ -277,12 +271,12 @@ class SglangClient(EngineClient):
         await self._verify_once(folder)
         body = {"model_path": folder, "abort_all_requests": False, "flush_cache": True}
         async with self._replacing_weights(version) as label:
-            await self._update("/update_weights_from_disk", {**body, "weight_version": label}, _NO_UPDATE)
+            await self._update("/update_weights_from_disk", {**body, "weight_version": label})
 
-    async def _update(self, path: str, body: Mapping[str, Any], if_missing: str) -> None:
+    async def _update(self, path: str, body: Mapping[str, Any]) -> None:
         """Run an update of the weights; see the module's docstring for what follows one that fails."""
         try:
-            await self._checked_command(path, body, if_missing, LOAD_S)
+            await self._checked_command(path, body, LOAD_S)
         except EngineRefused as refused:
             if _NOT_FLUSHED not in str(refused):
                 raise await self._judged(str(refused)) from refused
@@ -300,14 +294,14 @@ class SglangClient(EngineClient):
     async def _weights_checksum(self) -> str | None:
         """Of the weights that the server computes with; None where it has no such answer."""
         try:
-            answer = await self._command("/weights_checker", {"action": "checksum"}, if_missing=_NO_CHECKSUM)
+            answer = await self._command("/weights_checker", {"action": "checksum"})
         except (EngineUnsupported, EngineRefused):
             return None
         return typed(answer, "per_engine_checksum", str)
 
     async def _flush_cache(self) -> None:
         try:
-            await self._command("/flush_cache", if_missing=_NO_FLUSH)
+            await self._command("/flush_cache")
         except (EngineRefused, EngineUnsupported) as error:
             raise EngineFailed(f"SGLang has the new weights and the cache of the old ones: {error}") from error
 
@@ -320,7 +314,7 @@ class SglangClient(EngineClient):
             "group_name": name,
             "backend": place.get("backend") or "gloo",
         }
-        await self._checked_command("/init_weights_update_group", body, _NO_GROUP, LOAD_S)
+        await self._checked_command("/init_weights_update_group", body, LOAD_S)
 
     async def receive_weights(self, name: str, layout: Any, version: int) -> None:
         """Checks all shapes first: the server loads each tensor as it arrives."""
@@ -334,7 +328,7 @@ class SglangClient(EngineClient):
             "abort_all_requests": False,
         }
         async with self._replacing_weights(version) as label, self._update_session():
-            await self._update("/update_weights_from_distributed", {**body, "weight_version": label}, _NO_GROUP)
+            await self._update("/update_weights_from_distributed", {**body, "weight_version": label})
 
     @contextlib.asynccontextmanager
     async def _update_session(self) -> AsyncIterator[None]:
@@ -349,33 +343,33 @@ class SglangClient(EngineClient):
         finally:
             if self._has_sessions:
                 try:
-                    await self._checked_command("/end_weight_update", {}, _NO_SESSION, LOAD_S)
+                    await self._checked_command("/end_weight_update", {}, LOAD_S)
                 except (EngineRefused, EngineUnsupported) as error:
                     raise EngineFailed(f"SGLang did not finish the new weights: {error}") from error
 
     async def _begin_session(self) -> None:
         try:
-            await self._checked_command("/begin_weight_update", {}, _NO_SESSION, LOAD_S)
+            await self._checked_command("/begin_weight_update", {}, LOAD_S)
         except EngineRefused:  # a data proxy that died left one open
-            await self._checked_command("/end_weight_update", {}, _NO_SESSION, LOAD_S)
-            await self._checked_command("/begin_weight_update", {}, _NO_SESSION, LOAD_S)
+            await self._checked_command("/end_weight_update", {}, LOAD_S)
+            await self._checked_command("/begin_weight_update", {}, LOAD_S)
 
     async def leave_group(self, name: str) -> None:
         with contextlib.suppress(
             EngineUnsupported, EngineRefused
         ):  # an older SGLang keeps the group, or it never joined
-            await self._command("/destroy_weights_update_group", {"group_name": name}, if_missing=_NO_GROUP)
+            await self._command("/destroy_weights_update_group", {"group_name": name})
 
     async def load_adapter(self, name: str, folder: str) -> None:
         if name in await self._adapters():
             await self.unload_adapter(name)
-        await self._checked_command("/load_lora_adapter", {"lora_name": name, "lora_path": folder}, _NO_LORA)
+        await self._checked_command("/load_lora_adapter", {"lora_name": name, "lora_path": folder}, if_missing=_NO_LORA)
 
     async def unload_adapter(self, name: str) -> None:
-        await self._checked_command("/unload_lora_adapter", {"lora_name": name}, _NO_LORA)
+        await self._checked_command("/unload_lora_adapter", {"lora_name": name}, if_missing=_NO_LORA)
 
     async def _checked_command(
-        self, path: str, body: Mapping[str, Any], if_missing: str, timeout_s: float = COMMAND_S
+        self, path: str, body: Mapping[str, Any], timeout_s: float = COMMAND_S, if_missing: str | None = None
     ) -> None:
         """A command whose failure may come with status 200."""
         answer = await self._command(path, body, if_missing=if_missing, timeout_s=timeout_s)
@@ -395,7 +389,7 @@ class SglangClient(EngineClient):
 
     async def _flushes(self) -> bool:
         try:
-            await self._command("/flush_cache", if_missing=_NO_FLUSH)
+            await self._command("/flush_cache")
         except EngineRefused:
             return False
         return True

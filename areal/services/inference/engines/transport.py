@@ -282,6 +282,8 @@ GenerateRequest = tuple[str, Mapping[str, Any], JsonLines]
 class EngineClient(ABC):
     """Drives the engine at ``url``. Generations have no time limit: their caller watches the progress."""
 
+    no_route = "this engine has no {path}"  # the message of EngineUnsupported
+
     def __init__(self, http: HttpClient, url: str, headers: Mapping[str, str], capabilities: Capabilities) -> None:
         self.capabilities = capabilities
         self._http = http
@@ -397,12 +399,12 @@ class EngineClient(ABC):
         path: str,
         body: Mapping[str, Any] | None = None,
         *,
-        if_missing: str,
+        if_missing: str | None = None,
         params: Mapping[str, str] | None = None,
         timeout_s: float = COMMAND_S,
     ) -> dict[str, Any]:
-        """Run a control; returns the JSON object of the answer. ``if_missing``: the message of EngineUnsupported,
-        raised where the engine lacks the route."""
+        """Run a control; returns the JSON object of the answer. ``if_missing`` replaces ``no_route``, the message of
+        EngineUnsupported, which is raised where the engine lacks the route."""
         where = f"{path}?{urlencode(params)}" if params else path
         data = orjson.dumps(body or {})
         try:
@@ -414,7 +416,7 @@ class EngineClient(ABC):
         except (CallFailed, TimeoutError) as error:
             raise EngineFailed(f"the engine did not answer to {path}: {error!r}") from error
         if answer.status in NO_SUCH_ROUTE:
-            raise EngineUnsupported(if_missing)
+            raise EngineUnsupported(if_missing or self.no_route.format(path=path))
         if answer.status != 200:
             raise _failure(answer.status, answer.body)
         return answer.object()

@@ -75,7 +75,6 @@ from areal.services.inference.engines.transport import (
 from areal.wire.sampling import SamplingParams
 
 _WIRE_NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
-_NO_DEV_MODE = "this vLLM has no such route: start it with VLLM_SERVER_DEV_MODE=1 (sleeping: and --enable-sleep-mode)"
 _NO_LORA = (
     "this vLLM loads no adapters while it runs: start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
 )
@@ -96,6 +95,7 @@ _LOWEST_TEMPERATURE = 0.01
 
 class VllmClient(EngineClient):
     group_form = "plain"
+    no_route = "this vLLM has no {path}: start it with VLLM_SERVER_DEV_MODE=1 (sleeping: and --enable-sleep-mode)"
 
     def __init__(self, http: HttpClient, url: str, headers: Mapping[str, str]) -> None:
         capabilities = Capabilities(
@@ -195,7 +195,7 @@ class VllmClient(EngineClient):
         call = EngineCall(unique_id("whole_"), ((1,),), SamplingParams(max_new_tokens=1, temperature=0.0), stream=False)
         body = spans_body(call, self._served(), 1)
         try:
-            answer = await self._command(_GENERATE, body, if_missing="this vLLM has no such route")
+            answer = await self._command(_GENERATE, body)
         except (EngineUnsupported, EngineRefused):
             answer = {}
         except EngineError:  # asked again
@@ -221,7 +221,7 @@ class VllmClient(EngineClient):
 
     async def pause(self) -> None:
         """Also clears the prefix cache, which new weights could not use."""
-        await self._command("/pause", params={"mode": "keep"}, if_missing=_NO_DEV_MODE)
+        await self._command("/pause", params={"mode": "keep"})
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_SETTLE_S):
                 while self._calls[_COMPLETIONS]:
@@ -230,14 +230,14 @@ class VllmClient(EngineClient):
                         await self._event.wait()
 
     async def resume(self) -> None:
-        await self._command("/resume", if_missing=_NO_DEV_MODE)
+        await self._command("/resume")
 
     async def set_version(self, version: int) -> None:
         self._flush()  # tokens that have arrived belong to the old version
         self._version = version
         with contextlib.suppress(EngineUnsupported):  # an older vLLM stores no version
             body = {"new_version": version_label(version)}
-            await self._command("/update_weight_version", body, if_missing=_NO_DEV_MODE)
+            await self._command("/update_weight_version", body)
 
     async def version(self) -> int | None:
         return self._version
@@ -285,7 +285,7 @@ class VllmClient(EngineClient):
         self, method: str, order: Mapping[str, Any], timeout_s: float = _WORKERS_S
     ) -> list[str | None]:
         body = {"method": method, "kwargs": order}
-        answer = await self._command("/collective_rpc", body, if_missing=_NO_DEV_MODE, timeout_s=timeout_s)
+        answer = await self._command("/collective_rpc", body, timeout_s=timeout_s)
         results = answer.get("results")
         if not isinstance(results, list) or not results:
             raise EngineFailed(f"vLLM's workers did not answer to {method}: {answer}")
@@ -299,10 +299,10 @@ class VllmClient(EngineClient):
         await self._command("/v1/unload_lora_adapter", {"lora_name": name}, if_missing=_NO_LORA)
 
     async def release_memory(self) -> None:
-        await self._command("/sleep", params={"level": "1"}, if_missing=_NO_DEV_MODE)
+        await self._command("/sleep", params={"level": "1"})
 
     async def restore_memory(self) -> None:
-        await self._command("/wake_up", if_missing=_NO_DEV_MODE)
+        await self._command("/wake_up")
 
 
 def _check_refusals(results: list[str | None]) -> None:
