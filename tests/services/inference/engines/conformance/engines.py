@@ -107,7 +107,7 @@ def start(kind: str, folder: Path, log: Path, adapters: Mapping[str, Path] | Non
             argv += ["--logprobs-mode", "processed_logprobs"]
         argv += more
     with log.open("wb") as out:
-        popen = subprocess.Popen(  # sockets of SGLang stay where it runs
+        popen = subprocess.Popen(  # their sockets stay where they run
             argv, stdout=out, stderr=subprocess.STDOUT, env=env, cwd=log.parent, start_new_session=True
         )
     return EngineProcess(kind, popen, log, port)
@@ -126,6 +126,7 @@ def _vllm(folder: Path, port: int, lora: list[str]) -> tuple[list[str], dict[str
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_RPC_BASE_PATH": ".",
     }
     return argv, env
 
