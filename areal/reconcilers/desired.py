@@ -85,6 +85,15 @@ class Target:
             raise InvalidManifest(f"{self.ref}: {error.message}", hint=hint) from error
 
     @property
+    def fault(self) -> tuple[str, str] | None:
+        """Why its recorded spec is refused, and the next step."""
+        try:
+            self.spec  # noqa: B018 - cached
+        except InvalidManifest as error:
+            return error.message.removeprefix(f"{self.ref}: "), error.hint or ""
+        return None
+
+    @property
     def is_deleted(self) -> bool:
         return self.action in ("prune", "delete")
 

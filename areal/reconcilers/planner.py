@@ -93,7 +93,7 @@ def _note_unready(planning: Planning) -> None:
     named = {drift.ref for drift in notes.drift} | notes.unseen.keys() | notes.refused.keys()
     for target in scope.targets:
         item, controller = target.object, controller_of(target.object.kind)
-        if target.is_deleted or target.ref in named or ops_of(target.ref):
+        if target.is_deleted or target.ref in named or ops_of(target.ref) or host_of(item) in scope.unreadable:
             continue
         host = scope.by_ref.get(host_of(item) or "")
         health = controller.health(target.ref, item.spec, planning.observed, host.object.spec if host else None)

@@ -80,8 +80,9 @@ def plan_targets(
     whole: bool = False,
 ) -> Prepared:
     """Choose targets among what is stored, add their neighbours, observe, plan. Read-only. ``whole``: the plan is that
-    of all that is recorded, so that it names what cannot be read."""
+    of all that is recorded, so that it names all that cannot be read."""
     snapshot, states, scope, observed = _observe_stable(command, choose)
+    named = {ref: why for ref, why in scope.unreadable.items() if whole or ref in scope.refused}
     refused: dict[str, Refusal] = {}
     while True:
         try:
@@ -97,7 +98,7 @@ def plan_targets(
         for item in plan.objects
     ]
     plan = replace(plan, objects=tuple(objects))
-    return Prepared(scope, seen, _with_unreadable(plan, scope) if whole else plan, states)
+    return Prepared(scope, seen, _with_unreadable(plan, named), states)
 
 
 def _plan_scope(
@@ -148,12 +149,12 @@ def _still_waiting(scope: PlanScope, stored: Sequence[StoredObject], ref: str) -
     )
 
 
-def _with_unreadable(plan: Plan, scope: PlanScope) -> Plan:
+def _with_unreadable(plan: Plan, unreadable: Mapping[str, tuple[str, str]]) -> Plan:
     """The plan with the objects that cannot be read, blocked."""
-    drifts = [Drift(ref, "record-unreadable", _FILE, why) for ref, (why, _) in scope.unreadable.items()]
+    drifts = [Drift(ref, "record-unreadable", _FILE, why) for ref, (why, _) in unreadable.items()]
     blocked = [
         ObjectPlan(ref, "blocked", why, refusal=Refusal("invalid", f"{ref}: {why}", hint))
-        for ref, (why, hint) in scope.unreadable.items()
+        for ref, (why, hint) in unreadable.items()
     ]
     return replace(plan, objects=(*plan.objects, *blocked), drift=(*plan.drift, *drifts))
 
@@ -174,18 +175,26 @@ def _observe_stable(
     look undeclared: its routes are observed, its object is not."""
     for _ in range(STABLE_READS):
         snapshot = command.store.snapshot()
-        targets, by_uid = choose(snapshot.objects), command.backend.observe()
+        chosen, by_uid = choose(snapshot.objects), command.backend.observe()
+        targets, refused = _accepted(chosen)
         states = tuple(by_uid.values())
         kinds = {item.kind for item in (*snapshot.objects, *(target.object for target in targets))}
         for controller in controllers(kinds):
             targets = controller.follow(targets, snapshot.objects, states)
-        unreadable = _unreadable(snapshot.objects, targets, states)
-        scope = PlanScope(targets, _context(targets, snapshot.objects), unreadable)
+        unreadable = _unreadable(snapshot.objects, chosen, states)
+        context, others = _accepted(_context(chosen, snapshot.objects))
+        scope = PlanScope(targets, context, {**unreadable, **others, **refused}, frozenset(refused))
         owners = {target.ref for target in scope.all}
         observed = look([state for state in states if state.spec.owner in owners])
         if command.store.serial() == snapshot.serial:
             break
     return snapshot, by_uid, scope, observed
+
+
+def _accepted(targets: Iterable[Target]) -> tuple[tuple[Target, ...], dict[str, tuple[str, str]]]:
+    """``targets`` without the recorded ones that this version refuses, and those: why, and the next step."""
+    faults = {each.ref: fault for each in targets if each.action == "unchanged" and (fault := each.fault)}
+    return tuple(each for each in targets if each.ref not in faults), faults
 
 
 def _unreadable(

@@ -15,6 +15,7 @@ import yaml
 from areal.cli.operate import _asked_once
 from areal.errors import UsageFault
 from areal.reconcilers.plan import Plan
+from areal.state.files import seal, unseal
 from areal.state.home import Home
 from tests.cli.conftest import Areal, Spawner
 from tests.cli.test_apply import document
@@ -57,6 +58,25 @@ def test_unreadable_object_without_a_revision_may_need_anything(areal: Areal, re
         revision.write_text("{")
     refused = areal("delete", "inf/spare", "--yes")
     assert refused.code == 5 and "may depend on InferenceService/spare" in refused.err, refused
+
+
+def test_object_with_fields_that_this_version_refuses_is_blocked_alone(
+    areal: Areal, recorded: Callable[[str], Path]
+) -> None:
+    record = recorded("inferenceservice/default")
+    body = unseal(record.read_bytes())
+    body["layers"][0]["spec"]["scheduler"] = {"type": "slurm", "slurm": {"containerMounts": ["/a:/a"]}}
+    record.write_bytes(seal(body))
+    why = "InferenceService/default: the spec of this InferenceService is not valid: spec.scheduler.slurm: containerM"
+    for command in (("reconcile", "--yes"), ("diff", "--drift")):
+        found = areal(*command)
+        assert found.code == 3 and why in found.err and "apply its manifest again without the fault" in found.err
+        assert "/spare unchanged" in found.out and "/other unchanged" in found.out
+    assert areal("suspend", "inf/default").code == 3
+    assert areal("resume", "inf/spare", "--timeout", "30s").code == 0
+    assert areal("suspend", "inf/spare").code == 0
+    assert areal("delete", "inf/default", "--cascade", "--yes").code == 0
+    assert areal("reconcile", "--yes").code == 0
 
 
 def ticks(pid: int) -> int:

@@ -138,7 +138,8 @@ class ModelPlan(KindPlan):
             ref = service_ref(target.object.spec)
             service: ServiceView | None = planning.views.get(ref)
             if service is None or service.is_deleted:
-                planning.notes.unknown.append(f"{target.ref}: its service {ref} is not recorded")
+                why = "cannot be read" if ref in planning.scope.unreadable else "is not recorded"
+                planning.notes.unknown.append(f"{target.ref}: its service {ref} {why}")
                 continue
             work = ModelWork(planning, target, routes_only=not {target.ref, service.ref} & planning.scope.requested)
             open_replicas(work)
