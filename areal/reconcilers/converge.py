@@ -295,14 +295,14 @@ def _settle(backend: RunControl, operation: Operation) -> str:
 
 
 _GRACE_S = 60.0  # to finish operations that have begun
-_TRY_AGAIN = (6, 7, interrupt.STATUS)  # locked, timed out, interrupted; other failures are permanent
+TRY_AGAIN = (6, 7, interrupt.STATUS)  # locked, timed out, interrupted; other failures are permanent
 _RESTART = RestartPolicy(
     "OnFailure",
     1.0,
     2.0,
     10.0,
     budget_count=20,
-    final_exit_codes=tuple(code for code in range(1, 128) if code not in _TRY_AGAIN),
+    final_exit_codes=tuple(code for code in range(1, 128) if code not in TRY_AGAIN),
 )
 
 
@@ -327,7 +327,7 @@ def start_background(command: CommandContext, refs: Collection[Ref], seconds: fl
         command.backend.start(spec, on_pid=lambda pid: tx.note(number, pid=pid))
         tx.end(number)
         for ref in refs:
-            message = f"process {uid} waits for the started processes in the background, and ends by itself"
+            message = f"process {uid} starts what is left in the background, and ends by itself"
             EventLog(ctx.home).record(ref, "Normal", "GoesOn", message, actor=ctx.actor)
 
 

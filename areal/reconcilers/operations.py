@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from areal.dataclasses import dataclass, replace
-from areal.errors import ArealError, Conflict, NotFound
+from areal.errors import Conflict, NotFound
 from areal.reconcilers.apply import apply
 from areal.reconcilers.context import ApplyRequest, Context, ObjectOutcome, Outcome
 from areal.reconcilers.converge import converge
@@ -15,7 +15,6 @@ from areal.reconcilers.desired import (
     Target,
     check_removals,
     deletions,
-    needs_of,
     over_applied,
     restored,
     same_manifest,
@@ -27,11 +26,10 @@ from areal.reconcilers.plan import Plan
 from areal.reconcilers.planning import Policy
 from areal.reconcilers.prepare import Choose, CommandContext, plan_targets
 from areal.reconcilers.status import held_back
-from areal.resources.kinds import KINDS, Ref
+from areal.resources.kinds import Ref
 from areal.resources.render import RenderRequest
 from areal.runtime.backends import LOCAL, Backends
 from areal.runtime.backends.base import LIVE, RunState
-from areal.state.events import EventLog
 from areal.state.objects import ObjectStore
 from areal.state.records import StoredObject
 
@@ -260,26 +258,14 @@ def rest(ctx: Context, job: Ref, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         _converge(ctx, _only(ctx, job, lambda item: Target(item, "unchanged")), Policy(), timeout_s)
 
 
-def start_dependents(ctx: Context, job: Ref) -> None:
-    """Start the objects that waited for a job that has ended, and those for which there was no room when theirs did.
-    One that runs on this machine is not started from the node of a cluster, on which the job ran. An object that cannot
-    be started has an event with the reason."""
-    command = CommandContext.open(ctx)
+def dependents(command: CommandContext, job: Ref) -> frozenset[Ref]:
+    """The objects that waited for a job that has ended, and those for which there was no room when theirs did. One that
+    runs on this machine is not started from the node of a cluster, on which the job ran."""
     place = command.scheduler_of({}, str(job))["type"]
-    waiting = {str(item.ref): item for item in command.store.list() if item.awaits == str(job)}
-    waiting |= {str(item.ref): item for item in held_back(ctx.home, command.backend)}
-    mine = [item for item in waiting.values() if place in (LOCAL, command.scheduler_of({}, str(item.ref))["type"])]
-    failed: dict[str, str] = {}
-    for item in sorted(mine, key=lambda item: KINDS[item.kind].order):  # one by one: each that can start does
-        fault = next((f"{need} does not run: {failed[need]}" for need in needs_of(item) if need in failed), None)
-        try:
-            outcome = reconcile_once(ctx, [item.ref]) if fault is None else Outcome()
-            fault = fault or next((each.message for each in outcome.objects if each.exit_code), None)
-        except ArealError as error:
-            fault = error.message
-        if fault is not None:
-            failed[str(item.ref)] = fault
-            EventLog(ctx.home).record(item.ref, "Warning", "NotStarted", fault, actor=ctx.actor)
+    waiting = [item for item in command.store.list() if item.awaits == str(job)]
+    waiting += held_back(command.ctx.home, command.backend)
+    places = {item.ref: command.scheduler_of({}, str(item.ref))["type"] for item in waiting}
+    return frozenset(ref for ref, its in places.items() if place in (LOCAL, its))
 
 
 def resume(ctx: Context, ref: Ref, timeout_s: float = DEFAULT_TIMEOUT_S) -> Outcome:

@@ -77,7 +77,7 @@ def make_plan(
         ops=planning.build.ops(),
         drift=tuple(notes.drift),
         destructive=(*notes.destructive, *(f"{t.ref} is {past[t.action]}" for t in ended)),
-        unknown=tuple(dict.fromkeys(notes.unknown)),
+        unknown=tuple(dict.fromkeys((*scope.left_alone, *notes.unknown))),
         serial=serial,
         source=source or {},
     )

@@ -223,13 +223,13 @@ class Policy:
 class PlanScope:
     """``targets`` are asked for. ``context`` are stored neighbours: services that targets need, and models whose
     routes a restarted router would lose. Of the context, services are healed and models only routed. ``unreadable``:
-    objects that are recorded and cannot be read, or that this version refuses: why, and what to do. ``refused``: those
-    of them that are asked for."""
+    objects that are recorded and cannot be read, or that this version refuses: why, and what to do. ``left_alone``: the
+    refused ones among the neighbours."""
 
     targets: tuple[Target, ...]
     context: tuple[Target, ...] = ()
     unreadable: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    refused: frozenset[str] = frozenset()
+    left_alone: tuple[str, ...] = ()
 
     @cached_property
     def all(self) -> tuple[Target, ...]:

@@ -81,8 +81,7 @@ def plan_targets(
 ) -> Prepared:
     """Choose targets among what is stored, add their neighbours, observe, plan. Read-only. ``whole``: the plan is that
     of all that is recorded, so that it names all that cannot be read."""
-    snapshot, states, scope, observed = _observe_stable(command, choose)
-    named = {ref: why for ref, why in scope.unreadable.items() if whole or ref in scope.refused}
+    snapshot, states, scope, observed, asked = _observe_stable(command, choose)
     refused: dict[str, Refusal] = {}
     while True:
         try:
@@ -98,7 +97,7 @@ def plan_targets(
         for item in plan.objects
     ]
     plan = replace(plan, objects=tuple(objects))
-    return Prepared(scope, seen, _with_unreadable(plan, named), states)
+    return Prepared(scope, seen, _with_unreadable(plan, scope.unreadable if whole else asked), states)
 
 
 def _plan_scope(
@@ -170,9 +169,9 @@ def _capacity(command: CommandContext, schedulers: Collection[str]) -> Capacity:
 
 def _observe_stable(
     command: CommandContext, choose: Choose
-) -> tuple[StoreSnapshot, Mapping[str, RunState], PlanScope, Observed]:
-    """A consistent snapshot of objects and processes. Otherwise a model that another command records meanwhile would
-    look undeclared: its routes are observed, its object is not."""
+) -> tuple[StoreSnapshot, Mapping[str, RunState], PlanScope, Observed, dict[str, tuple[str, str]]]:
+    """A consistent snapshot of objects and processes, and the chosen objects that this version refuses. A model that
+    another command records meanwhile would look undeclared: its routes are observed, its object is not."""
     for _ in range(STABLE_READS):
         snapshot = command.store.snapshot()
         chosen, by_uid = choose(snapshot.objects), command.backend.observe()
@@ -183,12 +182,13 @@ def _observe_stable(
             targets = controller.follow(targets, snapshot.objects, states)
         unreadable = _unreadable(snapshot.objects, chosen, states)
         context, others = _accepted(_context(chosen, snapshot.objects))
-        scope = PlanScope(targets, context, {**unreadable, **others, **refused}, frozenset(refused))
+        left = tuple(f"{ref}: {why}" for ref, (why, _) in others.items())
+        scope = PlanScope(targets, context, {**unreadable, **others, **refused}, left)
         owners = {target.ref for target in scope.all}
         observed = look([state for state in states if state.spec.owner in owners])
         if command.store.serial() == snapshot.serial:
             break
-    return snapshot, by_uid, scope, observed
+    return snapshot, by_uid, scope, observed, refused
 
 
 def _accepted(targets: Iterable[Target]) -> tuple[tuple[Target, ...], dict[str, tuple[str, str]]]:

@@ -180,3 +180,28 @@ def test_job_without_room_starts_when_another_job_ends_or_is_suspended(chain: Bo
     (one,) = {"second", "third"} & {*started(chain)}
     chain.ok("suspend", f"trainjob/{one}")
     wait_until(lambda: {"second", "third"} <= {*started(chain)}, 60, "a command makes room for the other")
+
+
+@pytest.mark.extended
+def test_start_of_an_object_that_waited_for_a_job_is_interrupted_by_a_command_that_changes_it(chain: Box) -> None:
+    folder = chain.folder
+    chain.write("import time\ntime.sleep(600)\n", "sitecustomize.py")  # its engine starts for ever
+    service = served(folder, chain.port).replace("path:", f"env: {{PYTHONPATH: {folder}}}, path:")
+    service += service[service.rindex("---") :].replace("name: tuned", "name: other")
+    path = chain.write("---".join([job("first", folder, model=str(MODEL)), service]), "all.yaml")
+    chain.ok("apply", "-f", path)
+    end(chain, "first")
+
+    def begun(*refs: str) -> bool:
+        rows = json.loads(chain.ok("get", "processes", "-o", "json").out)["items"]
+        found = {(row["owner"], row["component"]) for row in rows if row["state"] == "running"}
+        return found >= {("", "reconcile"), *((ref, "engine") for ref in refs)}
+
+    wait_until(
+        lambda: begun("Model/tuned", "Model/other"), 60, "both models start, and the command that starts them is listed"
+    )
+    assert chain.ok("suspend", "model/tuned").out == "model/tuned suspended\n"
+    wait_until(lambda: begun("Model/other"), 60, "the other one goes on to start")
+    assert "model/tuned deleted" in chain.ok("delete", "model/tuned", "--yes").out
+    assert "model/other deleted" in chain.ok("delete", "model/other", "--yes").out
+    wait_until(lambda: "reconcile" not in str(chain.processes()), 60, "nothing is left to start")
