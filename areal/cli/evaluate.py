@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import re
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from areal.rollout.evaluation_files import EvaluationFiles
 
 _START_S = 1800.0
+_DELETION_S = 30.0
+_LOOK_S = 0.2
 _WORST = 5  # prompts that are printed of those that got worse
 _METRICS = ("pass@1", "reward")
 
@@ -114,7 +117,8 @@ def evaluate(cli: Invocation, /, target: str | None, **given: Any) -> int:
     with contextlib.ExitStack() as stack:
         work = stack.enter_context(prepared(given, dataset))
         if isinstance(wanted, _Saved):
-            chosen, model = stack.enter_context(_served(cli, wanted, given["backend"], name, folder))
+            left_s = _DELETION_S if given["resume"] else 0.0
+            chosen, model = stack.enter_context(_served(cli, wanted, given["backend"], name, folder, left_s))
         else:
             if given["backend"]:
                 raise UsageFault("--backend serves the weights of a job; this model is served already")
@@ -200,10 +204,11 @@ def _name(given: str | None, target: str | None) -> str:
 
 @contextlib.contextmanager
 def _served(
-    cli: Invocation, saved: _Saved, backend: str | None, evaluation: str, folder: Path
+    cli: Invocation, saved: _Saved, backend: str | None, evaluation: str, folder: Path, left_s: float
 ) -> Iterator[tuple[GatewayClient, str]]:
     """Serve the weights by a service of their own, which another process deletes with the block or this process. Raises
-    Conflict for an object of that name: it is not this evaluation's to delete."""
+    Conflict for an object of that name that is there for longer than ``left_s``: it is not this evaluation's to
+    delete."""
     from areal.client.command import free_port, stop_with_this_process
     from areal.ui.jobs import config_of
 
@@ -217,6 +222,9 @@ def _served(
     path = _weights(cli, saved, config, Path(job.spec.get("workingDir") or "."))
     name = f"eval-{evaluation}"[:MAX_NAME_LENGTH].strip("-")
     for ref in (Ref(INFERENCE_SERVICE, name), Ref(MODEL, name)):
+        deadline = time.monotonic() + left_s  # a command that was killed leaves it for as long as its deletion takes
+        while recorded(cli, ref) is not None and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
         if recorded(cli, ref) is not None:
             raise Conflict(
                 f"{ref} exists: another evaluation of this name runs, or its service was not deleted",

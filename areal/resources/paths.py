@@ -96,13 +96,16 @@ def import_path(folder: Path, env: Mapping[str, Any]) -> list[str]:
 
 
 def import_fault(name: str, places: Sequence[str]) -> str | None:
-    """Returns why ``package.module:attr.attr`` (or the same with dots) cannot be imported; None if no fault is found.
-    ``places``: folders, as in ``sys.path``."""
+    """Returns why ``package.module:attr.attr`` (or the same with dots), or ``path/to/file.py:attr``, cannot be
+    imported; None if no fault is found. ``places``: folders, as in ``sys.path``; the path of a file is relative to the
+    first."""
     module, colon, attributes = name.partition(":")
-    if not colon:
+    if not colon and not name.endswith(".py"):
         module, _, attributes = name.rpartition(".")
     found = module_of(module, places)
     if isinstance(found, str):
+        if found.endswith(".py"):
+            return f"there is no file {Path(places[0], found).absolute()}"
         near = did_you_mean(found, (file.stem for place in places[:1] for file in Path(place).glob("*.py")))
         return f"there is no module {found}{near}"
     file, rest, folders = found
@@ -114,7 +117,11 @@ def import_fault(name: str, places: Sequence[str]) -> str | None:
 
 def module_of(module: str, places: Sequence[str]) -> tuple[Path, list[str], list[str]] | str:
     """Returns (file of ``package.module``, trailing parts of the name that are names in that file, folders of the
-    package). Returns the name of the first module that does not exist if there is one."""
+    package). Returns the name of the first module that does not exist if there is one. ``module`` may be a file's path,
+    which is relative to the first of ``places``."""
+    if module.endswith(".py"):
+        script = Path(places[0]) / Path(module).expanduser()
+        return (script, [], []) if script.is_file() else module
     folders, parts = list(places), module.split(".")
     file = Path()
     for count in range(1, len(parts) + 1):

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import ROOT, Box
+from tests.services.processes import wait_until
 from tests.test_documentation import lines_of_areal
 
 
@@ -72,6 +73,12 @@ def assert_saved_weights_are_evaluated_beside_those_before(box: Box) -> None:
     taken = box.areal("eval", "trainjob/learn@3", *words, "--name", "mine")
     assert taken.code == 5 and "InferenceService/eval-mine exists" in taken.err
     box.ok("delete", "inferenceservice/eval-mine", "--yes")
+    killed = box.start("eval", "trainjob/learn@3", *words, "--name", "killed")
+    wait_until(lambda: "model/eval-killed" in box.ok("get", "-o", "name").out, 60, "its service is recorded")
+    killed.kill()
+    killed.communicate()
+    resumed = box.ok("eval", "trainjob/learn@3", *words, "--name", "killed", "--resume")
+    assert json.loads(resumed.out)["done"] == 20
     assert box.pids() == pids and "eval-" not in box.ok("get", "-o", "name").out
 
 

@@ -64,6 +64,8 @@ def faults(folder: Path, values: dict[str, Any] | str, *overrides: str, **reques
         ({"reward_fn": ""}, ["reward_fn"], "what an answer is worth"),
         ({"reward_fn": "rewards:rihgt"}, ["reward_fn"], 'did you mean "right"'),
         ({"reward_fn": ["rewards:right", "rewads:right"]}, ["reward_fn"], "no module rewads"),
+        ({"reward_fn": "./rewards.py:rihgt"}, ["reward_fn"], 'did you mean "right"'),
+        ({"reward_fn": "rewads.py:right"}, ["reward_fn"], "there is no file /"),
         ({"actor": {"path": "model", "loss_fn": "rewards:los"}}, ["actor", "loss_fn"], "no 'los'"),
         ({"actor": {"path": "model", "advantage_fn": "rewads:right"}}, ["actor", "advantage_fn"], "no module rewads"),
         ({"actor": {"path": "model", "gae_lambda": "rewads:right"}}, ["actor", "gae_lambda"], "no module rewads"),
@@ -107,6 +109,7 @@ def test_what_a_driver_could_run_is_not_refused(folder: Path, monkeypatch: pytes
     assert faults(folder, {"train_dataset": {"path": "openai/gsm8k"}, "actor": {"path": "org/model"}}) == []
     assert faults(folder, {"actor": {"path": "./made/later"}}, later=True) == []
     assert faults(folder, {"train_dataset": {}}, trains=False) == []
+    assert faults(folder, {"reward_fn": ["rewards.py:right", "./rewards.py:right"]}) == []
     assert faults(folder, {"train_dataset": {}, "reward_fn": "", "rollout": {"openai": {"mode": "online"}}}) == []
     assert faults(folder, {"trial_name": "${oc.env:NAME_OF_A_TRIAL}"}, env={"NAME_OF_A_TRIAL": "t"}) == []
     assert faults(folder, {"trial_name": "${oc.env:NAME_OF_A_TRIAL}"}) != []

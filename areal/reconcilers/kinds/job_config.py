@@ -30,7 +30,7 @@ from areal.reconcilers.launch import secret_faults
 from areal.resources.backend import Allocation, BackendError, Part, engine_arguments, parse_backend
 from areal.resources.kinds import BACKENDS, TRAIN_ENGINES, Ref
 from areal.resources.nodes import Diagnostic, ManifestError, Pos
-from areal.resources.paths import file_fault, import_fault, import_path, looked_in, looks_local, module_of
+from areal.resources.paths import import_fault, import_path, looked_in, looks_local, module_of
 from areal.resources.resource import Resource
 from areal.resources.specs import DRIVER, DRIVERS
 from areal.resources.tree import (
@@ -349,14 +349,8 @@ def require_runnable(job: Wanted, config: JobConfig) -> None:
 
 def _require_driver(job: Wanted, driver: str) -> None:
     """Raises UsageFault where the driver's module, its file, or the function in it is not there."""
-    file, _, function = driver.partition(":")
-    if not file.endswith(".py"):
-        fault = import_fault(driver, import_places(job))
-        hint = f"looked in {_folder(job)}, PYTHONPATH and where packages are installed"
-    elif (script := _folder(job) / Path(file).expanduser()).is_file():
-        fault, hint = file_fault(script, function), None
-    else:
-        fault, hint = f"there is no file {script}", None
+    fault, of_file = import_fault(driver, import_places(job)), driver.partition(":")[0].endswith(".py")
+    hint = None if of_file else f"looked in {_folder(job)}, PYTHONPATH and where packages are installed"
     if fault is not None:
         raise UsageFault(f"{job.ref}: driver {driver!r}: {fault}", hint=hint)
 
@@ -448,15 +442,13 @@ def _request(job: Wanted) -> dict[str, Any] | None:
 
 def _config_of(job: Wanted, driver: str) -> str | None:
     """The configuration class of a user's own driver, where its source names it."""
-    name, colon, function = driver.partition(":")
-    if name.endswith(".py"):
-        file, rest = _folder(job) / Path(name).expanduser(), [function or "main"]
-    else:
-        module, function = (name, function) if colon else driver.rpartition(".")[::2]
-        found = module_of(module, import_places(job))
-        if isinstance(found, str):
-            return None
-        file, rest = found[0], [*found[1], function]
+    module, colon, function = driver.partition(":")
+    if not colon and not module.endswith(".py"):
+        module, function = driver.rpartition(".")[::2]
+    found = module_of(module, import_places(job))
+    if isinstance(found, str):
+        return None
+    file, rest = found[0], [*found[1], function or "main"]
     try:
         return config_class(file.read_text(encoding="utf-8"), rest[0]) if len(rest) == 1 else None
     except (OSError, SyntaxError, ValueError):  # told elsewhere
