@@ -193,6 +193,10 @@ def convert(source: Framework, given: Mapping[str, Any]) -> Draft:
     for target, value in targets.items():
         draft.set(target, value)
     source.finish(draft)
+    if draft.config.get("total_train_steps") is not None:
+        draft.config.pop("total_train_epochs", None)
+        for each in [each for each in draft.entries if each.target == "total_train_epochs"]:
+            draft.mark(each.key, Fate.IGNORED, "the number of steps is given")
     order = {key: place for place, key in enumerate(given)}
     draft.entries.sort(key=lambda each: order.get(each.key, len(order)))
     draft.entries = [replace(each, key=older.get(each.key, each.key)) for each in draft.entries]

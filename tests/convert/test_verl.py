@@ -245,6 +245,12 @@ def test_warm_up_in_steps_is_a_share_of_a_known_number_of_steps() -> None:
     assert draft.config["actor"]["optimizer"]["warmup_steps_proportion"] == 0.05
 
 
+def test_epochs_are_left_out_where_the_number_of_steps_is_given(tmp_path: Path) -> None:
+    draft = converted(**{"trainer.total_training_steps": 200, "trainer.total_epochs": 15})
+    assert "total_train_epochs" not in draft.config and loaded(draft, tmp_path).total_train_steps == 200
+    assert "trainer.total_epochs" in fates(draft, Fate.IGNORED)
+
+
 def test_own_reward_of_verl_is_called_as_verl_calls_it(tmp_path: Path) -> None:
     score = tmp_path / "score.py"
     score.write_text(
