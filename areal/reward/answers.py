@@ -91,10 +91,8 @@ _THUS = re.compile(r"\A(?:thus|therefore|hence|so|then|finally|in conclusion),?\
 _WINDOW = 80
 _MEASURED = r"(?:hours?|minutes?|seconds?|days?|weeks?|f(?:ee|oo)?t|inch(?:es)?|yards?|dollars?|cents?|pounds?|ounces?)"
 _AMOUNTS = re.compile(rf"(?<![\d.,])(?:\d+ {_MEASURED}(?:,| and|, and)? )+\d+ {_MEASURED}\b")
-_DATE = re.compile(
-    r"\b(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*\.?\s\d{1,2}(?:st|nd|rd|th)?(?:,?\s\d{4})?\b"
-    r"|\b\d{1,2}(?:st|nd|rd|th)?\s(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*(?:,?\s\d{4})?\b"
-)
+_MONTH, _DAY = "(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*", r"\d{1,2}(?:st|nd|rd|th)?"
+_DATE = re.compile(rf"\b(?:{_MONTH}\.?\s{_DAY}|{_DAY}\s{_MONTH})(?:,?\s\d{{4}})?\b")
 _GAP = r"[^\w\n.!?:=]*"
 _DOUBT_BEFORE = re.compile(  # text before the last number that makes it one of several numbers, or not the answer
     rf"\d[^\n.!?:=]*\bor\b{_GAP}(?:[A-Za-z'’]+{_GAP}){{0,3}}\Z"  # 18 eggs, or maybe 20
@@ -143,12 +141,8 @@ def _unmarked(text: str) -> str | None:
     text = _WITHDRAWN.split(text)[-1]
     before, *statements = _STATED.split(text)
     is_stated = bool(statements)
-    if (
-        not is_stated
-        and "\n" not in text.strip()
-        and _is_formula(text)
-        and not re.search(r"\d\s*=|</|[.:?](?:\s|\Z)", text)
-    ):
+    is_prose = is_stated or not _is_formula(text) or "\n" in text.strip()
+    if not is_prose and not re.search(r"\d\s*=|</|[.:?](?:\s|\Z)", text):
         return text.strip() or None
     if not is_stated and _LABELLED.fullmatch(text):
         return text
@@ -163,10 +157,8 @@ def _unmarked(text: str) -> str | None:
     if not is_stated and (truth := _TRUTH.match(stated)):
         return truth[1]
     predicate = None if is_stated or "that " in stated else _PREDICATE.fullmatch(stated)
-    if predicate and (
-        (_is_formula(predicate[1]) and re.search(r"[,=(\[{<>\\]|\b(?:and|or)\b", predicate[1]))
-        or not re.search(r"\d", text)
-    ):
+    is_whole = predicate and _is_formula(predicate[1]) and re.search(r"[,=(\[{<>\\]|\b(?:and|or)\b", predicate[1])
+    if predicate and (is_whole or not re.search(r"\d", text)):
         return predicate[1]
     is_short = len(stated.split()) < 6 and len(_PROSE_NUMBER.findall(stated)) == 1 and not CHANGES.search(stated)
     if is_stated and is_short and CHOICES.search(stated.replace(".", "").casefold()):  # a loss of $5

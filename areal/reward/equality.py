@@ -55,8 +55,6 @@ def same(answer: Node | None, right: Node | None) -> bool:
         if sum(isinstance(each, Relation) for each in unnamed.items) > 1:  # y = 1, y = 2
             if stems != {getattr(each, "name", "") for each in unnamed.items}:
                 return False
-            values = tuple(each.values[-1] for each in unnamed.items if isinstance(each, Relation) and each.values)
-            answer, right = (Group(",", values) if each is unnamed else each for each in (answer, right))
             brackets = ","
         return brackets in ("()", *LISTS) and same(_values(answer, names, brackets), _values(right, others, brackets))
     if isinstance(answer, Quantity) and isinstance(right, Quantity):
@@ -82,11 +80,8 @@ def same(answer: Node | None, right: Node | None) -> bool:
         if group.brackets == ":" and len(group.items) == 2 and is_like and _plain(group.items[1])[:1] != "0":
             return _is_proportional(group.items, (other, quantity((Token("n", "1"),))))
         items = [each.formula for each in group.items if isinstance(each, Quantity)]
-        return (
-            group.brackets in ("()", "[]")
-            and len(items) == len(group.items)
-            and formulas.same_items(items, other.formula)
-        )
+        is_vector = group.brackets in ("()", "[]") and len(items) == len(group.items)
+        return is_vector and formulas.same_items(items, other.formula)
     return False
 
 
@@ -225,9 +220,8 @@ def _same_relation(answer: Relation, right: Relation) -> bool:
         return False
     is_equation = answer.operators[0] in "=≠≡"
     minus, end = tokens("-("), tokens(")")
-    ratio = formulas.ratio_of(
-        *((*a, *minus, *b, *end) for a, b in (answer.sides, right.sides)), of_numerators=is_equation
-    )
+    found, wanted = ((*a, *minus, *b, *end) for a, b in (answer.sides, right.sides))
+    ratio = formulas.ratio_of(found, wanted, of_numerators=is_equation)
     return ratio is not None and (is_equation or ratio > 0)  # the sign of a denominator turns an inequality
 
 

@@ -175,9 +175,7 @@ class _Parser:
             if self._is("*", "/"):
                 is_product = self._take() == "*"
                 factor = self._signed(self._raised)
-                while (
-                    not is_product and self._next.kind == "s" == self._tokens[self._at - 1].kind and not self._next.gap
-                ):
+                while not is_product and self._next[::2] == ("s", False) and self._tokens[self._at - 1].kind == "s":
                     factor = _combined(mul, factor, self._raised())  # t/RC
                 value = _combined(mul, value, factor) if is_product else self._divided(value, factor)
             elif self._starts():

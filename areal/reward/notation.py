@@ -115,17 +115,8 @@ _COMMANDS: dict[str, str] = {
     for to, *names in [line.split()]
     for name in (*names, to)
 }
-_WORDS = {
-    "or": "or",
-    "and": "and",
-    "percent": "%",
-    "percentage": "%",
-    "pct": "%",
-    "degree": "°",
-    "degrees": "°",
-    "minus": "-",
-}
-_WORDS |= {"negative": "-", "per": "/", "mod": "mod", "modulo": "mod", "sqrt": "sqrt"}
+_WORDS = dict.fromkeys(("percent", "percentage", "pct"), "%") | {"degree": "°", "degrees": "°", "per": "/"}
+_WORDS |= {"or": "or", "and": "and", "minus": "-", "negative": "-", "mod": "mod", "modulo": "mod", "sqrt": "sqrt"}
 _FUNCTIONS = words_in("sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln lg exp gcd lcm max min det")
 _TEXT = words_in("text textbf textit textrm textnormal texttt textsf mathrm mathnormal mbox hbox operatorname")
 _NAMED = words_in(
@@ -353,17 +344,14 @@ def _letters(run: str, found: list[Token], gap: bool, is_text: bool, rest: str) 
         found.append(Token("w", run, gap))
     elif low in _WORDS:
         found.append(Token("o", _WORDS[low], gap))
-    elif (split := re.fullmatch(r"(a?)(sin|cos|tan|log|ln)([a-zA-Z])", run)) and not is_text:
-        found += [Token("s", split[1], gap)] * bool(split[1])
-        found += [Token("f", split[2], gap), Token("s", split[3], True)]
     elif len(run) == 1:
-        is_unit_at_end = (
-            run in _UNIT_LETTERS and (gap or last.text == "°") and is_after_number and _UNITS_ONLY.match(rest)
-        )
+        is_unit_at_end = run in _UNIT_LETTERS and is_after_number and (gap or last.text == "°")
         symbols = {each.text for each in side if each.kind == "s"} - {"mu"}
         symbols |= {"sum", "prod"} & {each.text for each in found}
         is_word = is_text and (is_after_number or any(each.kind == "n" for each in found[-8:]))
-        is_measure = (last.text == "/" and is_after_unit) or (is_unit_at_end and not symbols)
+        is_measure = (last.text == "/" and is_after_unit) or (
+            is_unit_at_end and not symbols and _UNITS_ONLY.match(rest)
+        )
         found.append(Token("w" if is_word or is_measure else "s", run, gap))
     elif is_text or _is_word(run, is_after_number):
         found.append(Token("w", symbol_of(run), gap))
@@ -373,12 +361,8 @@ def _letters(run: str, found: list[Token], gap: bool, is_text: bool, rest: str) 
 
 def _is_word(run: str, is_after_number: bool) -> bool:
     if len(run) < 3 or not re.search("[aeiouyAEIOUY]", run):
-        return (
-            (is_after_number and is_unit(run))
-            or run.casefold() in _SHORT
-            or (len(run) > 2 and run.isupper())
-            or len(run) > 4
-        )
+        is_known = run.casefold() in _SHORT or (is_after_number and is_unit(run))
+        return is_known or len(run) > 4 or (len(run) > 2 and run.isupper())
     return not re.fullmatch("[apx][bqy][crz]", run)
 
 
@@ -437,6 +421,7 @@ def _with_numbers(found: list[Token]) -> list[Token]:
     i = 0
     while i < len(found):
         token, word, last = found[i], words[i], result[-1] if result else Token("", "")
+        is_first = {each.text for each in result} <= {"the"}
         is_amount = last.kind == "n" or last.text in ("dollar", "}", ")")
         is_dozen = word in SCALES and i + 1 < len(found) and not (last.kind == "w" and last.text not in ("a", "is"))
         if token.kind == "w" and word in SCALES and is_amount:
@@ -450,13 +435,7 @@ def _with_numbers(found: list[Token]) -> list[Token]:
             result[-1:] = [Token("o", "*"), Token("n", str(_MONEY[word])), last]
         elif word in _NOONS:
             result += [Token("n", "12", token.gap), Token("w", _NOONS[word], gap=True)]
-        elif (
-            token.kind == "w"
-            and word in PARTS
-            and {each.text for each in result} <= {"the"}
-            and i + 1 < len(found)
-            and word != "half"
-        ):
+        elif is_first and token.kind == "w" and PARTS.get(word, 2) > 2 and i + 1 < len(found):
             result.append(Token("n", str(PARTS[word])))  # the fourth quadrant
         elif word == "pm" and _CLOCK.fullmatch("".join(each.text for each in result[-3:])):
             result[-3] = Token("n", str(int(result[-3].text) % 12 + 12))

@@ -192,20 +192,15 @@ def _read(found: Formula) -> Node:
     parts, separators = _split(found, ":")
     if separators and all(has_kind(each, "n") and not has_kind(each, "w") for each in parts):
         return _group(":", parts)
-    if (
-        found[0].kind == "s"
-        and found[0].text.isupper()
-        and _outer_brackets(found[1:])[0] == "()"
-        and "," in texts_of(found)
-    ):
-        return _relation([found[:1], found[1:]], ["="])  # the point A(1,2)
+    is_named = found[0].kind == "s" and found[0].text.isupper() and "," in texts_of(found)
+    if is_named and _outer_brackets(found[1:])[0] == "()":  # the point A(1,2)
+        return _relation([found[:1], found[1:]], ["="])
     return quantity(found)
 
 
 def _is_mathematics(found: Formula) -> bool:
-    return (
-        has_kind(found, "nfm") or bool(_RELATIONS & set(texts_of(found))) or (len(found) <= 3 and has_kind(found, "s"))
-    )
+    is_symbol = len(found) <= 3 and has_kind(found, "s")
+    return is_symbol or has_kind(found, "nfm") or bool(_RELATIONS & set(texts_of(found)))
 
 
 def _both_signs(found: Formula) -> Group:
@@ -222,9 +217,8 @@ def _group(brackets: str, parts: Sequence[Formula]) -> Group:
             node = Relation((last.sides[0], part), ("≠",))  # x ≠ 1, 2
         is_list = isinstance(node, Group) and node.brackets in LISTS and brackets in ("{}", *LISTS, "or")
         others = node.items[1:] if isinstance(node, Group) and is_list else ()  # of 0, ±2, and of 1, 2 or 3
-        is_flat = others and (
-            _BOTH & set(texts_of(part)) or (brackets == "or" and all(_is_another(node, each) for each in others))
-        )
+        is_one_kind = brackets == "or" and all(_is_another(node, each) for each in others)
+        is_flat = others and (is_one_kind or _BOTH & set(texts_of(part)))
         nodes += node.items if isinstance(node, Group) and is_flat else [node]
         if len(nodes) > _MOST_ITEMS:
             raise NotAFormula
