@@ -14,6 +14,7 @@ JSON has the numbers themselves.
 from __future__ import annotations
 
 import math
+import time
 
 _DIGITS = 4
 _WHOLE = 1e15  # integers below it are exact, and have all their digits
@@ -54,6 +55,11 @@ def duration(value: float | None) -> str:
         if short < least:
             return f"{plain(rounded(short * factor, 3))}{unit}"
     return f"{plain(str(short))}s"
+
+
+def iso(at: float | None) -> str | None:
+    """Seconds since the epoch as RFC 3339 in UTC; None where there are none, or 0."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at)) if at else None
 
 
 def age(value: float | None) -> str:

@@ -37,13 +37,13 @@ from areal.cli.output import (
     emit_one,
     emit_rows,
     field,
-    iso,
     show,
     to_yaml,
     write,
 )
 from areal.cli.remote import local_options
 from areal.errors import ArealError, Conflict, InvalidManifest, NotFound, UsageFault, with_names, worst_exit
+from areal.numbers import iso
 from areal.reconcilers.home_view import manifest, source_text
 from areal.resources.kinds import API_VERSION, check_name
 

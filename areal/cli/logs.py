@@ -15,9 +15,10 @@ import click
 
 from areal.cli.objects import complete, one_ref, stored, targets_argument
 from areal.cli.options import Decorator, Invocation, Seconds, gather
-from areal.cli.output import Column, clock, compact, emit_rows, field, iso, write
+from areal.cli.output import Column, clock, compact, emit_rows, field, write
 from areal.cli.remote import local_options
 from areal.errors import NotFound, did_you_mean
+from areal.numbers import iso
 from areal.reconcilers.home_view import HomeView
 from areal.resources.kinds import KINDS, components_of
 from areal.runtime.causes import starts
@@ -262,7 +263,7 @@ class LinePrinter:
 def _row(line: Line) -> dict[str, Any]:
     spec = line.process.spec
     return {
-        "time": iso(line.at or None),
+        "time": iso(line.at),
         "at": line.at or None,
         "owner": spec.owner,
         "component": spec.component,

@@ -374,13 +374,6 @@ def clock(at: float | None) -> str:
     return time.strftime("%H:%M:%S" if same_day else "%Y-%m-%d %H:%M:%S", moment)
 
 
-def iso(at: float | None) -> str | None:
-    """Formats UTC time as RFC 3339, for JSON and manifests."""
-    if at is None:
-        return None
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
-
-
 _WATCH_S = 1.0
 _CLOCKS = ("AGE", "UPTIME")
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from areal.numbers import iso
 from areal.resources.kinds import API_VERSION, Ref
 
 if TYPE_CHECKING:
@@ -240,7 +241,6 @@ def weights_text(status: Mapping[str, Any]) -> str:
 
 def process_row(state: RunState) -> dict[str, Any]:
     """Returns the document of a process."""
-    from areal.reconcilers.observe import iso
     from areal.runtime.runs import is_placed
 
     last = state.last_exit
@@ -255,7 +255,7 @@ def process_row(state: RunState) -> dict[str, Any]:
         "gpus": list(state.gpus or state.spec.gpus),
         "ports": [*state.spec.ports, *state.spec.shared_ports],
         "url": state.spec.url if is_placed(state.spec) else None,
-        "startedAt": iso(state.started_at or 0.0),
+        "startedAt": iso(state.started_at),
         "uptimeSeconds": None
         if state.started_at is None or not state.pid
         else round(max(0.0, time.time() - state.started_at), 1),
@@ -268,7 +268,7 @@ def process_row(state: RunState) -> dict[str, Any]:
         **({"node": state.node} if state.node else {}),
         **({"jobId": state.job_id} if state.job_id else {}),
         **({"cause": str(state.cause)} if state.cause else {}),
-        **({"queuedAt": iso(state.queued_at or 0.0)} if state.job_id and state.queued_at else {}),
+        **({"queuedAt": iso(state.queued_at)} if state.job_id and state.queued_at else {}),
     }
 
 
@@ -288,8 +288,6 @@ def failed_process_row(home: Home, state: RunState) -> dict[str, Any]:
 
 def event_row(event: Event) -> dict[str, Any]:
     """Returns the document of an event."""
-    from areal.reconcilers.observe import iso
-
     return {
         "ref": event.ref,
         "type": event.type,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from enum import StrEnum
 from functools import cache, cached_property
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from areal.dataclasses import dataclass, field, replace
 from areal.errors import ArealError
+from areal.numbers import iso
 from areal.runtime import procfs
 from areal.runtime.backends.base import LIVE, NODE_HOST, Capacity, Phase, RunControl, RunSpec, RunState
 from areal.runtime.probes import NoAnswer, ProbeFailed, ProbeRequest, ProbeResponse, halted_note, http_get_all
@@ -541,8 +542,3 @@ def _seconds(text: Any, default: float) -> float:
         return datetime.fromisoformat(str(text)).timestamp()
     except ValueError:
         return default
-
-
-def iso(at: float) -> str | None:
-    """Seconds since the epoch as RFC 3339 in UTC; None for 0."""
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if at else None

@@ -311,10 +311,6 @@ def rollback(
 
 
 def rolling_back(ctx: Context, ref: Ref, to: int | None = None) -> ObjectChange:
-    return ObjectChange(ref, _rolled_back(ctx, ref, to), "rolled back")
-
-
-def _rolled_back(ctx: Context, ref: Ref, to: int | None) -> Edit:
     """Raises NotFound when there is no such revision."""
     store = ObjectStore(ctx.home)
     present, found = store.expect(ref), store.revisions(ref)
@@ -326,7 +322,7 @@ def _rolled_back(ctx: Context, ref: Ref, to: int | None) -> Edit:
         numbers = ", ".join(str(revision.number) for revision in found)
         lacks = "no earlier revision with another manifest" if to is None else f"no revision {to}; it has {numbers}"
         raise NotFound(f"{ref} has {lacks}", hint=f"areal history {ref}")
-    return lambda item: restored(item, earlier[-1])
+    return ObjectChange(ref, lambda item: restored(item, earlier[-1]), "rolled back")
 
 
 def adopt(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from areal import interrupt
 from areal.dataclasses import dataclass, field, replace
 from areal.errors import ArealError, TargetFailed, TimedOut
+from areal.numbers import iso
 from areal.reconcilers.kinds import controller_of, host_of, started_again_by
 from areal.reconcilers.observe import (
     DEPENDENCY_FAILED,
@@ -21,7 +22,6 @@ from areal.reconcilers.observe import (
     Observed,
     ObservedRun,
     conditions_of,
-    iso,
     look,
     rollout_failure,
 )

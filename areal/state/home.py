@@ -85,19 +85,15 @@ class Home:
             for folder in (self.root, *self.folders):
                 make_folder(folder)
         except OSError as error:
-            raise self._unusable(error) from error
+            culprit = next((path for path in (self.root, *self.folders) if path.exists() and not path.is_dir()), None)
+            if culprit is None:
+                raise ArealError(explain(error, self.root, "use").message, hint=_ELSEWHERE) from error
+            raise ArealError(f"cannot use {self.root} as a home: {culprit} is not a folder", hint=_ELSEWHERE) from error
         for folder in (self.root, *self.folders):
             if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
                 who = f"uid {os.geteuid()} (permissions, or a read-only file system)"
                 raise ArealError(f"cannot use {folder}: it cannot be written by {who}", hint=_ELSEWHERE)
         return self
-
-    def _unusable(self, error: OSError) -> ArealError:
-        culprit = next((path for path in (self.root, *self.folders) if path.exists() and not path.is_dir()), None)
-        if culprit is not None:
-            return ArealError(f"cannot use {self.root} as a home: {culprit} is not a folder", hint=_ELSEWHERE)
-        explained = explain(error, self.root, "use")
-        return ArealError(explained.message, hint=_ELSEWHERE)
 
 
 _KEY_BYTES = 32

@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from areal.cli.options import FORMATS, Format, parse_format, parse_seconds
-from areal.cli.output import Column, camel, cell_width, field, folded, iso, render_table, text_of, to_yaml
+from areal.cli.output import Column, camel, cell_width, field, folded, render_table, text_of, to_yaml
 from areal.errors import UsageFault
-from areal.numbers import age, size
+from areal.numbers import age, iso, size
 from areal.resources.render import RenderRequest, render
 from areal.terminal import fancy, spelled
 
