@@ -238,8 +238,8 @@ def test_keys_of_an_answer_are_in_one_case_at_every_depth_and_data_is_kept() -> 
 
 
 def test_iso_is_utc() -> None:
-    assert iso(0.0) == "1970-01-01T00:00:00Z"
-    assert iso(None) is None
+    assert iso(1.0) == "1970-01-01T00:00:01Z"
+    assert iso(None) is None and iso(0.0) is None
 
 
 @pytest.mark.parametrize(
