@@ -55,7 +55,8 @@ class Repl:
         self._cli = cli
         self._answer = answer
         self._read = read
-        self._commands = {**commands, **dict.fromkeys(("?", "help"), lambda rest: cli.info(f"{help}\n{_HELP}"))}
+        self._help = f"{help}\n{_HELP}"
+        self._commands = {**commands, "?": self._show_help, "help": self._show_help}
 
     def run(self) -> int:
         leave = False
@@ -76,6 +77,9 @@ class Repl:
             except ArealError as error:
                 report(error, self._cli)
         return 0
+
+    def _show_help(self, rest: str) -> None:
+        self._cli.info(self._help)
 
     def _next(self) -> str:
         line = self._read(">>> ")

@@ -5,11 +5,13 @@ A document is a typed tree, the same in JSON, YAML and JSONPath. Each part is re
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from areal.dataclasses import asdict
 from areal.numbers import iso
 from areal.resources.kinds import API_VERSION, Ref
 
@@ -168,6 +170,14 @@ def has_failed(state: RunState) -> bool:
     return state.last_exit is not None and state.last_exit.reason != "stopped"
 
 
+def fields_document(value: Any) -> dict[str, Any]:
+    """Returns the fields of a dataclass, with keys as in all documents: ``first_at`` is ``firstAt``."""
+    return {
+        re.sub("_([a-z])", lambda found: found[1].upper(), name): list(held) if isinstance(held, tuple) else held
+        for name, held in asdict(value).items()
+    }
+
+
 def document_name(document: Mapping[str, Any]) -> str:
     return f"{document['kind'].lower()}/{document['metadata']['name']}"
 
@@ -288,17 +298,7 @@ def failed_process_row(home: Home, state: RunState) -> dict[str, Any]:
 
 def event_row(event: Event) -> dict[str, Any]:
     """Returns the document of an event."""
-    return {
-        "ref": event.ref,
-        "type": event.type,
-        "reason": event.reason,
-        "message": event.message,
-        "actor": event.actor,
-        "at": event.at,
-        "time": iso(event.at),
-        "count": event.count,
-        "firstAt": event.first_at,
-    }
+    return {**fields_document(event), "time": iso(event.at)}
 
 
 def description(home: Home, ref: Ref) -> dict[str, Any]:

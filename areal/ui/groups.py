@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from areal.reconcilers.home_view import fields_document
 from areal.trajectories.document import shown_episode
 from areal.trajectories.steps import GroupSummary, SampleSummary, read_sample
 from areal.trajectories.view import TokenDecoder
@@ -25,22 +26,7 @@ def group_row(group: GroupSummary) -> dict[str, Any]:
 
 
 def sample_row(sample: SampleSummary) -> dict[str, Any]:
-    return {
-        "episode": sample.episode,
-        "prompt": sample.prompt,
-        "sample": sample.sample,
-        "reward": sample.reward,
-        "advantage": sample.advantage,
-        "tokens": sample.tokens,
-        "turns": sample.turns,
-        "truncated": sample.truncated,
-        "seconds": sample.seconds,
-        "meanLogprob": sample.mean_logprob,
-        "versions": list(sample.versions),
-        "question": sample.question,
-        "hint": sample.hint,
-        "failures": list(sample.failures),
-    }
+    return {name: each for name, each in fields_document(sample).items() if name not in ("line", "group")}
 
 
 def side_by_side(path: Path, samples: Sequence[SampleSummary], decoder: TokenDecoder | None) -> dict[str, Any]:
