@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import re
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import cached_property
@@ -13,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from areal.files import parse_json, stamp
+from areal.files import stamp
 from areal.http.client import CallFailed, HttpClient
 from areal.services.http.service import Service
 from areal.services.http.tasks import IDLE_S, happens, until_beat
@@ -30,6 +31,7 @@ _TIMER_SLACK_S = 0.002  # timers fire a little early
 RENEWAL_TIMEOUT_S = 5.0  # so old is the report in a lease at most when it arrives
 _SPREAD_S = 2.0  # over which data proxies take their leases of a new router
 _HEAD_BYTES = 512
+_URL = re.compile(rb'"url": ?"([^"]+)"')
 _URGENT_FIELDS = ("status", "fault", "model", "version", "paused", "max_model_len", "root", "adapters", "journals")
 
 
@@ -60,8 +62,7 @@ class RouterLease:
         self._http = http
         self._headers = {**headers, "Content-Type": "application/json"}
         self._registered: bool | None = None
-        self._read: tuple[Any, str] = (), ""  # the file's stamp when it was read, and the url in it
-        self._head: tuple[Any, bytes] = (), b""  # the same of its beginning, which is looked at more often
+        self._head: tuple[Any, bytes] = (), b""  # the file's stamp when its beginning was read, and that beginning
         self._router = b""  # as it announced itself at the last renewal
 
     async def run(self) -> None:
@@ -104,33 +105,24 @@ class RouterLease:
                 return
 
     def _announced(self) -> bytes:
-        """The address and epoch of the router in the beginning of its file; the last ones where it cannot be read."""
+        """The address and epoch of the router in the beginning of its file; the last ones where that names none."""
         try:
             if (identity := stamp(self._file)) != self._head[0]:
                 with self._file.open("rb") as file:
-                    head, found, _ = file.read(_HEAD_BYTES).partition(DECLARED.encode())
-                self._head = identity, head if found else self._router
+                    head = file.read(_HEAD_BYTES).partition(DECLARED.encode())[0]
+                self._head = identity, head if _URL.search(head) else self._router
         except OSError:
             return self._router
         return self._head[1]
-
-    def _router_url(self) -> str:
-        """The router's address; while its file cannot be read, the last one. Raises OSError, ValueError, KeyError or
-        TypeError where there is none."""
-        try:
-            if (identity := stamp(self._file)) != self._read[0]:
-                self._read = identity, parse_json(self._file.read_text())["url"]
-        except (OSError, ValueError, KeyError, TypeError):
-            if not self._read[1]:
-                raise
-        return self._read[1]
 
     async def _renew(self, ready: Mapping[str, Any], is_idle: bool) -> float:
         """Renew the lease; returns the seconds until the next renewal."""
         body = orjson.dumps({**ready, **self._lease})
         self._router = self._announced()
         try:
-            url = self._router_url()
+            if (found := _URL.search(self._router)) is None:
+                raise ValueError(f"{self._file} names no router")
+            url = found[1].decode()
             response = await self._http.fetch(
                 "POST", url, "/lease", headers=self._headers, body=body, timeout_s=RENEWAL_TIMEOUT_S
             )

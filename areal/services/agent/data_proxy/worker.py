@@ -150,7 +150,7 @@ def event_line(**event: Any) -> bytes:
 
 
 ALL_EVENTS = b'{"type":"all"}'
-"""The first line of a recorded stream with every event of its turn; older ones have those of the own stream alone."""
+"""The first line of a recorded stream, which has every event of its turn."""
 
 
 def recorded_events(turn: TurnEntry) -> bytes:
@@ -178,10 +178,7 @@ def recorded_events(turn: TurnEntry) -> bytes:
     else:
         events.append({"type": "failed", "failure": turn.outcome, "error": turn.error})
     *before, last = (event_line(**event) for event in events)
-    stream = turn.stream or b""
-    if stream.startswith(ALL_EVENTS):
-        return stream.removeprefix(ALL_EVENTS + b"\n") + last
-    return b"".join((*before, stream, last))
+    return turn.stream.removeprefix(ALL_EVENTS + b"\n") + last if turn.stream else b"".join((*before, last))
 
 
 def last_event(line: bytes, transcript: Transcript) -> dict[str, Any] | TurnFailed | None:

@@ -290,7 +290,7 @@ class SessionTables:
 
     def match_prefix(self, row: int) -> PrefixMatch | None:
         """All tokens of the turn in ``row``, including those stored with its ancestors. None if the turn has been
-        deleted, or was no chat (or one of a version that did not record the place of its answer)."""
+        deleted, or was no chat."""
         parts: list[array[int]] = []
         place: int | None = None
         at: int | None = row
@@ -300,7 +300,7 @@ class SessionTables:
                 return None
             packed = unpack(found[1], f"interaction {found[0]}")
             if at == row:
-                place = packed.header.get("place")
+                place = packed.header["place"]
                 if place is None:
                     return None
             parts += [packed.output, packed.prompt]
@@ -347,7 +347,7 @@ class SessionTables:
                 output_ids=item.output,
                 logprobs=item.logprobs,
                 versions=item.versions(),
-                temperature=head.get("temperature", 1.0),  # older records have none: theirs is 1
+                temperature=head["temperature"],
             )
 
 
@@ -391,7 +391,5 @@ def _trajectory(row: tuple[Any, ...]) -> Trajectory:
 
 def _reward(interaction: int, value: float, at: float, crc: int) -> float:
     if checksum(interaction, value, at) != crc:
-        if value == 0.0 and checksum(interaction, -0.0, at) == crc:  # older journals' column of type REAL lost the sign
-            return -0.0
         raise CorruptRecord(f"reward of interaction {interaction}: the checksum does not match")
     return value

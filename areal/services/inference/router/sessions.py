@@ -254,7 +254,7 @@ class SessionPlacing:
                     return SessionLocation(worker, answer["journal"])
                 else:
                     searched.update(answer["journals"])
-                    known.update(answer.get("elsewhere", self._registry.journals(worker.model)))
+                    known.update(answer["elsewhere"])
         if unanswered or not self._registry.all_heard or not searched.issuperset(known):
             raise _session_away("no data proxy has a session with this key, but one of them is away")
         return None
@@ -262,14 +262,10 @@ class SessionPlacing:
     async def _journal_of_key(self, worker: WorkerRecord, digest: bytes) -> dict[str, Any] | None:
         """The ``journal`` with the session of this key, None where the worker has no such session, the ``journals``
         that it searched, and those that it sees ``elsewhere``. None where it does not answer."""
-        try:
+        with contextlib.suppress(CallFailed, TimeoutError):
             reply = await self._post(worker, "/rl/find_key", {"digest": digest.hex()}, timeout_s=_FIND_TIMEOUT_S)
-        except (CallFailed, TimeoutError):
-            return None
-        found = reply.object()
-        if reply.status != 200 or "journal" not in found:
-            return None
-        return {"journals": worker.report.journals, **found}  # a data proxy of an earlier version names none
+            return found if "journal" in (found := reply.object()) else None
+        return None
 
     async def move(self, worker: WorkerRecord) -> None:
         """Tell a drained worker to move its sessions to the model's other workers, if there are any, and any other

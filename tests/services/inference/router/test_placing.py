@@ -175,11 +175,11 @@ class NoKeys:
         return HttpReply(200, Headers({}), self._answer)
 
 
-OLD = {"journal": ""}  # an earlier version's answer
+UNKNOWN = {"journal": None, "journals": ["tag-0", "tag-1"], "elsewhere": []}
 
 
 async def refusal(
-    registry: WorkerRegistry, meanwhile: Callable[[], None] = lambda: None, answer: Mapping[str, Any] = OLD
+    registry: WorkerRegistry, meanwhile: Callable[[], None] = lambda: None, answer: Mapping[str, Any] = UNKNOWN
 ) -> int:
     """The status with which the router refuses a key that no data proxy has."""
     placing = SessionPlacing(registry, cast(HttpClient, NoKeys(meanwhile, answer)), {})
@@ -206,9 +206,9 @@ async def test_key_is_not_unknown_while_some_journal_was_not_searched() -> None:
     """The data proxy that reported ``tag-0`` has left it meanwhile, and no other one has adopted it yet."""
     registry, _, second = two_workers()
     registry.observe(second, ProbeResult.READY, WorkerReport(journals=("tag-1",), elsewhere=("tag-0",)))
-    left = {"journal": None, "journals": ["tag-1"]}
+    left = {"journal": None, "journals": ["tag-1"], "elsewhere": ["tag-0"]}
     assert await refusal(registry, answer=left) == 503
-    assert await refusal(registry, answer={"journal": None, "journals": ["tag-0", "tag-1"]}) == 404
+    assert await refusal(registry) == 404
 
 
 async def test_key_is_unknown_only_after_a_data_proxy_that_was_heard_from_meanwhile_was_asked() -> None:
