@@ -76,7 +76,7 @@ async def main() -> None:
         if request.path != "/events":
             return Response(body=_answer(data), content_type=_JSON)
         stream = StreamingResponse(headers={"Content-Type": _EVENT_STREAM})
-        await stream.prepare(request)
+        stream.begin(request)
         for each in EVENTS:
             await asyncio.sleep(data["gap_s"])
             await stream.write(each)

@@ -263,7 +263,7 @@ class Response:
 
 
 class StreamingResponse:
-    """A response that is written in parts: ``prepare`` sends its head, returning it from the handler ends it.
+    """A response that is written in parts: ``begin`` sends its head, returning it from the handler ends it.
 
     ``write`` waits while the caller lags behind. ``write_nowait`` never waits: pause its source by
     ``set_backpressure``. Both raise ConnectionResetError once the caller is gone. ``end``: the last bytes, sent with
@@ -286,12 +286,8 @@ class StreamingResponse:
     def is_events(self) -> bool:
         return self.headers.get("Content-Type", "").startswith("text/event-stream")
 
-    async def prepare(self, request: Request) -> None:
-        """Send the head. Raises ConnectionResetError when the caller is gone."""
-        self.begin(request)
-
     def begin(self, request: Request, first: bytes = b"") -> None:
-        """Send the head and ``first`` in one write. Raises as ``prepare`` does."""
+        """Send the head and ``first`` in one write. Raises ConnectionResetError when the caller is gone."""
         assert self._request is None, "a stream begins once"
         request.connection.begin_stream(request, self, first)
         self._request = request

@@ -231,30 +231,21 @@ class PathTable(Generic[T]):
         return pattern
 
     def find(self, method: str, path: str) -> tuple[T, dict[str, str]]:
-        """The target and the path's parameters. A fixed path without this method may still match a pattern that has it.
+        """The target and the path's parameters. A path without this method may still match a pattern that has it.
         Raises 404, and 405 with the methods that the path has."""
-        methods = self._fixed.get(path)
-        if methods is not None and _offers(methods, method):
-            return _target_of(methods, method, path), {}
+        wanted, methods = "GET" if method == "HEAD" else method, self._fixed.get(path)
+        if methods is not None and wanted in methods:
+            return methods[wanted], {}
         for pattern in self._patterns:
-            if (found := pattern.match(path)) is not None and (methods is None or _offers(pattern.methods, method)):
-                return _target_of(pattern.methods, method, path), found
-        if methods is not None:
-            return _target_of(methods, method, path), {}
-        raise ApiError(404, f"no such path: {method} {path}", code="unknown_path")
-
-
-def _offers(methods: dict[str, T], method: str) -> bool:
-    return ("GET" if method == "HEAD" else method) in methods
-
-
-def _target_of(methods: dict[str, T], method: str, path: str) -> T:
-    target = methods.get("GET" if method == "HEAD" else method)
-    if target is None:
+            if (found := pattern.match(path)) is not None:
+                if wanted in pattern.methods:
+                    return pattern.methods[wanted], found
+                methods = methods or pattern.methods
+        if methods is None:
+            raise ApiError(404, f"no such path: {method} {path}", code="unknown_path")
         allowed = sorted({*methods, *(("HEAD",) if "GET" in methods else ())})
         message = f"{method} is not allowed on {path}"
         raise ApiError(405, message, code="method_not_allowed", headers={"Allow": ", ".join(allowed)})
-    return target
 
 
 Handler = Callable[[Request], Awaitable[AnyResponse]]

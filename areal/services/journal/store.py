@@ -84,8 +84,8 @@ class JournalStore(Generic[J]):
         self.journals: dict[str, J] = {own.tag: own}
         self.unreadable: set[Path] = set()
         self._listed: object = None  # of the root, when ``elsewhere`` was looked up
-        self._failures: dict[Path, str] = {}  # why journals could not be opened, as it was logged
-        self._started = time.time_ns() // 1000  # so that a successor's count goes on above it
+        self.failures: dict[Path, str] = {}  # why journals could not be opened, as it was logged
+        self.started = time.time_ns() // 1000  # of sessions: so that a successor's count goes on above it
         self._news = asyncio.Event()
         self._appeared = asyncio.Event()  # a journal that the last sweep did not see
         self._adopting = asyncio.Lock()
@@ -95,23 +95,15 @@ class JournalStore(Generic[J]):
     def __iter__(self) -> Iterator[J]:
         return iter(tuple(self.journals.values()))
 
-    def journal(self, tag: str) -> J | None:
-        return self.journals.get(tag)
-
     def require(self, headers: Mapping[str, str]) -> None:
         """Raises 421 where the request names a journal that another process holds. A caller's key does not name it."""
         if (tag := headers.get(JOURNAL)) is not None and tag not in self.journals:
             raise held_elsewhere()
 
-    @property
-    def started(self) -> int:
-        """A count of started sessions, from a number that differs between processes."""
-        return self._started
-
     def count_started(self, sessions: int) -> dict[str, str]:
         """Count sessions that have started. Returns the header by which the router finds them in a report."""
-        self._started += sessions
-        return {STARTED: str(self._started)}
+        self.started += sessions
+        return {STARTED: str(self.started)}
 
     def others(self) -> tuple[str, ...]:
         """Look up ``elsewhere`` anew, since the router starts new sessions in place of those of a journal that it has
@@ -279,21 +271,17 @@ class JournalStore(Generic[J]):
             folder.give_back()
             raise
         self.unreadable.discard(path)
-        self._failures.pop(path, None)
+        self.failures.pop(path, None)
         self._free_since.pop(path, None)
         self._left.pop(path, None)
         self._serve(journal)
         _log.info("adopted the journal %s with %d sessions", path.name, journal.live_sessions())
         return journal.tag
 
-    def fault_of(self, path: Path) -> str:
-        """Why a journal could not be opened."""
-        return self._failures.get(path, "")
-
     def _note_failure(self, path: Path, error: OSError | sqlite3.Error) -> None:
         """Log it once, and go on trying. Only a damaged journal's sessions are nowhere."""
-        if self._failures.get(path) != str(error):
-            self._failures[path] = str(error)
+        if self.failures.get(path) != str(error):
+            self.failures[path] = str(error)
             _log.error("the journal %s cannot be opened: %s", path, error)
         if is_damage(error) and path not in self.unreadable:
             self.unreadable.add(path)
@@ -364,7 +352,7 @@ def store_details(store: JournalStore[J]) -> dict[str, Any]:
     """The store's status for the router: the journals here and elsewhere, the number of live sessions, and damage."""
     failing = next((journal.commits.failing for journal in store if journal.commits.failing), None)
     noted = [f"{journal.folder.path.name}: {text}" for journal in store for text in journal.corrupt]
-    noted += [f"{path.name}: {store.fault_of(path)}" for path in sorted(store.unreadable)]
+    noted += [f"{path.name}: {store.failures.get(path, '')}" for path in sorted(store.unreadable)]
     return {
         "journals": list(store.journals),
         "journals_elsewhere": list(store.others()),

@@ -109,7 +109,7 @@ async def test_fault_of_ours_is_500_without_its_detail(caplog: pytest.LogCapture
 async def test_failure_in_a_stream_of_events_is_its_last_event() -> None:
     async def stream(request: Request) -> AnyResponse:
         out = StreamingResponse(headers={"Content-Type": "text/event-stream"})
-        await out.prepare(request)
+        out.begin(request)
         await out.write(b"data: {}\n\n")
         raise ApiError(502, "the worker was lost", code="worker_lost")
 
@@ -128,7 +128,7 @@ async def test_failure_in_a_stream_of_events_is_its_last_event() -> None:
 async def test_failure_in_any_other_stream_breaks_it_off() -> None:
     async def stream(request: Request) -> AnyResponse:
         out = StreamingResponse(headers={"Content-Type": "application/x-ndjson"})
-        await out.prepare(request)
+        out.begin(request)
         await out.write(b"{}\n")
         await asyncio.sleep(0.05)
         raise ApiError(502, "the engine was lost")

@@ -148,7 +148,7 @@ class PairRoutes:
         tag = tag_of_key(key)
         if tag is None:
             return self._store.holder_of_digest(key_digest(key.encode()))
-        if (journal := self._store.journal(tag)) is None:
+        if (journal := self._store.journals.get(tag)) is None:
             raise held_elsewhere()
         return journal
 

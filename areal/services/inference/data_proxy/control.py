@@ -255,7 +255,7 @@ class EngineControl:
         self._kind = config.engine
         self._engine = engine
         self._engine_at = engine_at
-        self._watch = watch
+        self.watch = watch
         self._pause = pause
         self._in_flight = in_flight
         self._tracker = tracker
@@ -282,23 +282,14 @@ class EngineControl:
             self.on_change()
 
     @property
-    def losses(self) -> int:
-        """How often the engine was lost or replaced so far."""
-        return self._watch.losses
-
-    async def probe(self) -> None:
-        """Poll the engine now, until it is certain whether it is up."""
-        await self._watch.confirm()
-
-    @property
     def engine_is_available(self) -> bool:
-        return self._watch.state.not_ready is None and not self.memory_released
+        return self.watch.state.not_ready is None and not self.memory_released
 
     @property
     def not_ready(self) -> str | None:
         """Why the data proxy is not ready now; None if it is."""
         released = "the engine's memory is released" if self.memory_released else None
-        return released or self._watch.state.not_ready or self._tracker.reason
+        return released or self.watch.state.not_ready or self._tracker.reason
 
     def check_serving(self) -> None:
         """Raises 503 while the engine's memory is released, or while it lacks the published weights."""
@@ -324,7 +315,7 @@ class EngineControl:
             self._mark(False)
             self._resume_due.clear()
             self._held_at = None
-        return json_response({"status": "ok", "paused": True, "version": self._watch.state.version})
+        return json_response({"status": "ok", "paused": True, "version": self.watch.state.version})
 
     async def _undo_pause(self) -> None:
         """Resume the engine, since it may have received a pause that failed or whose client disconnected."""
@@ -350,7 +341,7 @@ class EngineControl:
     @property
     def _is_held(self) -> bool:
         """Whether the engine is paused until it has loaded valid weights."""
-        return self._held_at == self._watch.losses
+        return self._held_at == self.watch.losses
 
     @property
     def _wants_pause(self) -> bool:
@@ -361,7 +352,7 @@ class EngineControl:
         """Resume the engine; ``run`` repeats it if the engine fails. An engine whose weights are invalid is resumed by
         the swap that loads others. Raises EngineError."""
         if self._tracker.is_invalid:
-            self._held_at = self._watch.losses
+            self._held_at = self.watch.losses
             self._resume_due.clear()
             self._mark(False)  # the version that the engine has says it
             return
@@ -393,7 +384,7 @@ class EngineControl:
         async with self.exclusively():
             await self._resume()
             paused = self._is_held
-        return json_response({"status": "ok", "paused": paused, "version": self._watch.state.version})
+        return json_response({"status": "ok", "paused": paused, "version": self.watch.state.version})
 
     async def set_version(self, request: Request) -> Response:
         """Set the weight version, which only grows unless ``force`` sets it back."""
@@ -447,7 +438,7 @@ class EngineControl:
         async with self.exclusively():
             self._engine.point_to(url)
             self.engine_url = url
-            self._watch.losses += 1
+            self.watch.losses += 1
         return json_response({"status": "ok", "backend_addr": url})
 
     async def swap_weights(self, swap: Callable[[], Awaitable[None]]) -> float:
@@ -490,7 +481,7 @@ class EngineControl:
             if await self._engine.version() == UNKNOWN_VERSION and not self._tracker.is_invalid:
                 self._tracker.invalidate()
                 if self._pause.active:
-                    self._held_at = self._watch.losses
+                    self._held_at = self.watch.losses
             elif self._pausing is not None and self._pausing.exists() and not self._resume_due.is_set():
                 await self._resume()
             self._mark(False)
@@ -508,7 +499,7 @@ class EngineControl:
         """The same as ``exclusively``; raises EngineError."""
         async with self._lock:
             yield
-            await self._watch.refresh()
+            await self.watch.refresh()
 
 
 _NOT_OURS = "an external model is not ours to pause, to resize or to version"

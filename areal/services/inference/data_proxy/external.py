@@ -94,7 +94,7 @@ async def answer_in_dialect(
         async with contextlib.aclosing(_dialect_parts(writer, upstream, response_recorder)) as parts:
             async for part in parts:
                 if not out.prepared:
-                    await out.prepare(request)
+                    out.begin(request)
                 await out.write(part)
     return out
 
@@ -185,7 +185,7 @@ async def _replay(
         pieces, summary = _read_completion(completion)
         events = writer.opening(0) + writer.pieces(pieces) + writer.closing(summary)
     out = StreamingResponse(headers={**names.EVENT_STREAM})
-    await out.prepare(request)
+    out.begin(request)
     await out.write(events)
     return out
 
@@ -376,7 +376,7 @@ async def _relay_answer(
             async for event in events:
                 if passed := response_recorder.event(event):
                     if not out.prepared:
-                        await out.prepare(call.request)
+                        out.begin(call.request)
                     await out.write(passed)
         if not response_recorder.is_whole:
             raise EngineFailed("the stream was cut")

@@ -15,8 +15,7 @@ from areal.resources.addresses import UrlError
 from areal.services.http.auth import Access
 from areal.services.http.lease import RouterLease
 from areal.services.http.messages import Request, Response
-from areal.services.http.process import ServeOptions, serve_options
-from areal.services.http.serve import run_service
+from areal.services.http.process import ServeOptions
 from areal.services.http.service import Handler, Service, json_response
 from areal.services.http.tasks import background
 from areal.services.inference.data_proxy.control import EngineControl, WeightTracker, refuse_controls
@@ -58,16 +57,9 @@ _SCRAPED = ("embedded", "vllm")  # engines that serve /metrics without a flag
 Build = Callable[[ServeOptions, TrajectoryStore | None], AbstractAsyncContextManager[Service]]
 
 
-def run_data_proxy(config: DataProxyConfig) -> None:
-    """Serve until a stop signal. Raises UsageFault for flags that conflict."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    options = serve_options(config)
-    service = data_proxy(config, options)
-    run_service(lambda: service, options)
-
-
 def data_proxy(config: DataProxyConfig, options: ServeOptions) -> AbstractAsyncContextManager[Service]:
     """Return the service of a data proxy, to be entered. Raises UsageFault at once for flags that conflict."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     build = _external(config) if config.engine == "external" else _token_engine(config)
 
     @contextlib.asynccontextmanager

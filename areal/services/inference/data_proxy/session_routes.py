@@ -111,7 +111,7 @@ class JournalSessionRoutes:
         if self._key is not None and self._key.matches(key.encode()):
             raise bad_field("api_key", "must not be the admin key")
         tag = tag_of_key(key)
-        if tag is not None and self._store.journal(tag) is None:
+        if tag is not None and tag not in self._store.journals:
             raise bad_field("api_key", "looks like a key of this service, but of no session here")
 
     async def reward(self, request: Request) -> Response:

@@ -46,7 +46,7 @@ _COUNTED_REFUSALS = ("context_length_exceeded",)  # 4xx codes that describe the 
 
 def journal_of(store: TrajectoryStore, tag: str) -> SessionJournal:
     """Return the journal with this tag. Raises 421 if another data proxy holds it."""
-    journal = store.journal(tag)
+    journal = store.journals.get(tag)
     if journal is None:
         raise held_elsewhere()
     return journal

@@ -83,8 +83,11 @@ class WeightSync:
         while True:
             self._tracker.failed.clear()
             self._tracker.reload()
-            if self._control.engine_is_available and self._taken_over != self._control.losses:
-                await self._take_over()
+            losses = self._control.watch.losses
+            if self._control.engine_is_available and self._taken_over != losses:
+                with suppress(EngineError):
+                    await self._control.take_over()
+                    self._taken_over = losses
             record = self._tracker.behind
             failed = await self._catch_up(record) if record is not None and self._control.engine_is_available else ""
             before, self._tracker.obstacle = self._tracker.obstacle, failed
@@ -93,12 +96,6 @@ class WeightSync:
             if failed:
                 self._tracker.failed.clear()  # by the attempt itself, which is repeated after a pause
             await happens(self._tracker.failed, _RETRY_S if failed else until_beat(_POLL_S))
-
-    async def _take_over(self) -> None:
-        losses = self._control.losses
-        with suppress(EngineError):
-            await self._control.take_over()
-            self._taken_over = losses
 
     async def _catch_up(self, record: PublishedWeights) -> str:
         """Load or request the published weights. Return the reason of a failure, "" without one."""
@@ -120,7 +117,7 @@ class WeightSync:
         async def load() -> None:
             if self._tracker.behind == record:  # otherwise an update was loaded meanwhile
                 await self._engine.load_weights(path, record.version)
-                await self._control.probe()  # ready means ready with this version, also in what the router gets
+                await self._control.watch.confirm()  # ready means ready with this version, also in what the router gets
                 self._tracker.reloaded(record.pair, record.version)
 
         try:
@@ -195,20 +192,17 @@ class WeightRoutes:
         body = await read_body(request, bodies.ConnectPair, _BODY_BYTES)
         root = Path() if body.mode == XCCL else await _shared_folder(body_as(bodies.FolderOffer, body.offer, "offer"))
         await self._require_alone(body.pair_name, body.gateway)
-        pair = WeightPair(body.pair_name, body.mode, root, self._control.losses, body.gateway)
+        pair = WeightPair(body.pair_name, body.mode, root, self._control.watch.losses, body.gateway)
         self._pairs[pair.name] = pair
         if body.mode == XCCL:
             try:
-                await self._join(pair, body_as(bodies.GroupOffer, body.offer, "offer"), body.rank)
+                group = body_as(bodies.GroupOffer, body.offer, "offer")
+                with engine_errors_as_api_errors():  # without the lock: the other members may join much later
+                    await self._group_member().join_group(pair.name, {**asdict(group), "rank": body.rank})
             except BaseException:
                 self._pairs.pop(pair.name, None)
                 raise
         return json_response({"status": "ok", "pair_name": pair.name})
-
-    async def _join(self, pair: WeightPair, group: bodies.GroupOffer, rank: int | None) -> None:
-        """Join the process group; return when all members have joined."""
-        with engine_errors_as_api_errors():  # without the lock: the other members may join much later
-            await self._group_member().join_group(pair.name, {**asdict(group), "rank": rank})
 
     async def _require_alone(self, name: str, gateway: str | None) -> None:
         """Refuse a second trainer of the model: two would overwrite each other's weights. A trainer's weight-update
@@ -350,11 +344,12 @@ class WeightRoutes:
         first. ``gateways``: the weight-update gateway of each pair. ``group_form``: the form of the process groups that
         the engine joins, null if it joins none. ``incarnation`` changes when this process or the engine restarts."""
         if request.query_string == "look":
-            await self._control.probe()
-        known = [pair for pair in self._pairs.values() if pair.mode != XCCL or pair.losses == self._control.losses]
+            await self._control.watch.confirm()
+        losses = self._control.watch.losses
+        known = [pair for pair in self._pairs.values() if pair.mode != XCCL or pair.losses == losses]
         gateways = {pair.name: pair.gateway for pair in known}
         form = self._engine.group_form if isinstance(self._engine, GroupMember) else None
-        incarnation = f"{self._process}-{self._control.losses}"
+        incarnation = f"{self._process}-{losses}"
         about = {"pairs": list(gateways), "gateways": gateways, "group_form": form, "incarnation": incarnation}
         return json_response(about)
 

@@ -347,7 +347,6 @@ class RecordedCall:
     """``first`` is the row id of the first choice; the other choices have the next row ids. ``parents``: for each
     choice the row id of the turn with whose tokens its prompt begins."""
 
-    session: int
     trajectory: int
     first: int
     parents: Sequence[int | None]
@@ -435,7 +434,7 @@ def record(
     else:
         cache.follow(pending, placed.trajectory, [((row.id, row.total, row.tokens), row.after) for row in rows])
     joined = [row_id(number, parent.seq) if parent is not None and parent.shared else None for parent in parents]
-    return RecordedCall(number, placed.trajectory.number, row_id(number, seq), joined)
+    return RecordedCall(placed.trajectory.number, row_id(number, seq), joined)
 
 
 class _InteractionRow(NamedTuple):

@@ -107,7 +107,7 @@ class TrajectoryLeases:
         """Delete received trajectories, durably. Returns how many were found here."""
         done = 0
         for lease in leases:
-            journal = self._store.journal(lease.tag)
+            journal = self._store.journals.get(lease.tag)
             if journal is not None:
                 done += await journal.release(lease.session, lease.trajectory)
                 self.give_back([lease])

@@ -300,7 +300,7 @@ class SessionTables:
                 return None
             packed = unpack(found[1], f"interaction {found[0]}")
             if at == row:
-                place = packed.header["place"]
+                place = packed.header.get("place")  # messages without tokens have none
                 if place is None:
                     return None
             parts += [packed.output, packed.prompt]

@@ -102,7 +102,7 @@ class Watch:
 
     async def handle(self, request: Request) -> AnyResponse:
         response = StreamingResponse(headers={"Content-Type": "application/x-ndjson", "Cache-Control": "no-store"})
-        await response.prepare(request)
+        response.begin(request)
         waker = asyncio.Event()
         self._wakers.add(waker)
         leaving = asyncio.create_task(self._lifetime.wait_draining(), name="watch-until-draining")

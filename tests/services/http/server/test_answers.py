@@ -20,7 +20,7 @@ from tests.services.http.server.server_fixture import QUICK, echo, get, post, se
 def streaming(*parts: bytes, **headers: str) -> Callable[[Request], Awaitable[AnyResponse]]:
     async def stream(request: Request) -> AnyResponse:
         out = StreamingResponse(headers={"Content-Type": "text/plain", **headers})
-        await out.prepare(request)
+        out.begin(request)
         for part in parts:
             await out.write(part)
             await asyncio.sleep(0)
@@ -163,7 +163,7 @@ async def test_slow_caller_holds_its_stream_back() -> None:
     async def much(request: Request) -> AnyResponse:
         nonlocal written
         out = StreamingResponse()
-        await out.prepare(request)
+        out.begin(request)
         for _ in range(parts):
             await out.write(part)
             written += 1
@@ -243,7 +243,7 @@ async def test_writing_to_a_caller_that_is_gone_raises() -> None:
 
     async def late(request: Request) -> AnyResponse:
         out = StreamingResponse()
-        await out.prepare(request)
+        out.begin(request)
         try:
             await asyncio.sleep(60)
         except asyncio.CancelledError:

@@ -59,7 +59,7 @@ async def application(request: Request) -> AnyResponse:
     if request.path == "/answer":
         return Response(200, body)
     stream = StreamingResponse(headers={"Content-Type": "text/event-stream"})
-    await stream.prepare(request)
+    stream.begin(request)
     while True:
         await stream.write(_PART)
 

@@ -34,7 +34,7 @@ async def test_finished_unfetched_trajectory_is_kept_and_served_again(tmp_path: 
     assert [path.name for path in root.iterdir()] == ["a"]
     again = await vault_in(root, "successor")
     [tag] = await again.adopt(after_s=3600.0)
-    journal = again.journal(tag)
+    journal = again.journals.get(tag)
     assert journal is not None
     _, exported = await journal.export(ExportRequest((session_id,)))
     assert len(exported.rows) == 1

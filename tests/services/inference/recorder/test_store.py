@@ -68,7 +68,7 @@ async def test_journal_of_a_dead_process_is_adopted_served_and_retired(tmp_path:
     running = asyncio.create_task(heir.run(), name="vault")
     journal.clock = lambda: 1e12  # the empty session expires, and with it the journal
     await asyncio.to_thread(wait_until, lambda: not (tmp_path / "dead").exists())
-    assert heir.journal(tag) is None
+    assert heir.journals.get(tag) is None
     running.cancel()
     await heir.close()
 

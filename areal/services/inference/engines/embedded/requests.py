@@ -308,7 +308,7 @@ async def answer_whole(stream: Stream, prompt_tokens: int) -> Response:
 async def answer_stream(request: Request, stream: Stream) -> AnyResponse:
     response = StreamingResponse(headers={"Content-Type": "application/x-ndjson"})
     with contextlib.suppress(ConnectionResetError):  # the caller left
-        await response.prepare(request)
+        response.begin(request)
         while not stream.ended:
             deltas = await stream.next()
             if (failure := _failure(deltas, stream)) is not None:
