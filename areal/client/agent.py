@@ -25,7 +25,7 @@ from areal.wire.fields import write_fields
 RESPONSES = "/v1/responses"
 _CANCEL_S = 2.0
 
-Input = str | Sequence[Mapping[str, Any]]
+Input = str | Sequence[Mapping[str, object]]
 """The input of a turn: text, or items of the Responses API."""
 
 
@@ -73,7 +73,7 @@ class AsyncAgentSession:
         async with self.client.transport.stream(call) as response:
             yield events(response, f"POST {self.client.base_url}{RESPONSES}", silence_s)
 
-    def _body(self, input: Input, fields: Mapping[str, Any]) -> dict[str, Any]:
+    def _body(self, input: Input, fields: Mapping[str, object]) -> dict[str, Any]:
         """The request body. It carries the session key, which may have characters that a header cannot have."""
         given = {name: value for name, value in fields.items() if value is not None}
         return {"input": input if isinstance(input, str) else list(input), "user": self.key, **given}
@@ -131,7 +131,7 @@ class AsyncAgentClient(AsyncClient):
         self,
         key: str | None = None,
         *,
-        metadata: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, object] | None = None,
         inference: ModelAccess | None = None,
     ) -> AsyncAgentSession:
         """Open a session, under a new key where none is given. ``inference``: an RL session of the caller's own, at an

@@ -99,7 +99,9 @@ class Episodes:
             "api_key": recorded.api_key,
         }
 
-    async def step(self, input: Input, session_id: str, *, metadata: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    async def step(
+        self, input: Input, session_id: str, *, metadata: Mapping[str, object] | None = None
+    ) -> dict[str, Any]:
         """One turn: the response, with the agent's text and tool calls in its ``output``."""
         self._recorded(session_id)
         return await self.agents.session(session_id).respond(input, metadata=metadata)

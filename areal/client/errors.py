@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from areal.errors import ArealError
 
@@ -116,7 +116,7 @@ _BY_STATUS: dict[int, type[ClientError]] = {
 def error_of_answer(status: int, body: object, headers: Mapping[str, str], what: str) -> ClientError:
     """The typed error of a response with an error status. ``body`` is the decoded JSON, or text if it is not JSON."""
     found = body.get("error") if isinstance(body, Mapping) else None
-    error: Mapping[str, Any] = found if isinstance(found, Mapping) else {}
+    error: Mapping[str, object] = found if isinstance(found, Mapping) else {}
     kind = _BY_STATUS.get(status) or (CallerError if status < 500 else ServiceError)
     message = error.get("message")
     return kind(

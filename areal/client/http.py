@@ -76,7 +76,7 @@ class AdminClient:
 
 # Chat completions
 
-Message = Mapping[str, Any]
+Message = Mapping[str, object]
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class _SyncClient:
             what = str(error) or type(error).__name__
             raise ArealError(f"cannot talk to {base_url}: {what}", hint=f"areal {self._namespace} status") from error
 
-    def _deltas(self, response: http.client.HTTPResponse, read: Callable[[Mapping[str, Any]], T]) -> Iterator[T]:
+    def _deltas(self, response: http.client.HTTPResponse, read: Callable[[Mapping[str, object]], T]) -> Iterator[T]:
         events = _events(response)
         while True:
             with self._checked():
@@ -175,12 +175,12 @@ class ChatClient(_SyncClient):
             return ChatDelta(text, _logprobs(choice), choice.get("finish_reason"), data.get("usage"))
 
 
-def _body(messages: Sequence[Message], model: str | None, fields: Mapping[str, Any]) -> dict[str, Any]:
+def _body(messages: Sequence[Message], model: str | None, fields: Mapping[str, object]) -> dict[str, Any]:
     given = {name: value for name, value in fields.items() if value is not None}
     return {"messages": list(messages), **({"model": model} if model else {}), **given}
 
 
-def _events(response: http.client.HTTPResponse) -> Iterator[Mapping[str, Any]]:
+def _events(response: http.client.HTTPResponse) -> Iterator[Mapping[str, object]]:
     """Server-sent events until ``[DONE]`` or ``response.completed``. Raises ArealError if the stream ends before,
     ValueError if it is none."""
     reader, has_begun = EventReader(), "text/event-stream" in response.getheader("Content-Type", "")
@@ -234,7 +234,7 @@ def _refusal(response: http.client.HTTPResponse, base_url: str, namespace: str) 
     return _error(error, response.status, hint)
 
 
-def _error(error: Mapping[str, Any], status: int, hint: str | None = None) -> ArealError:
+def _error(error: Mapping[str, object], status: int, hint: str | None = None) -> ArealError:
     message, detail = str(error.get("message")), f"request {error.get('request_id')}"
     if status in (404, 410):
         return NotFound(message, hint=hint, detail=detail)

@@ -26,7 +26,7 @@ from areal.wire.fields import write_fields
 if TYPE_CHECKING:
     from areal.client.trajectories import Lease, Trajectories
 
-Message = Mapping[str, Any]
+Message = Mapping[str, object]
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class AsyncWorkers:
     async def deregister_model(self, model: str) -> None:
         await self._transport.call(HttpCall("POST", "/deregister_model", {"model": model}))
 
-    async def _control(self, path: str, worker: str, body: Mapping[str, Any] | None = None) -> None:
+    async def _control(self, path: str, worker: str, body: Mapping[str, object] | None = None) -> None:
         path = f"{path}/{quote(worker, safe='')}"
         _check(path, await self._transport.json("POST", path, body or {}, timeout_s=_CONTROL_S, repeatable=True))
 
@@ -313,7 +313,7 @@ class AsyncInferenceClient(AsyncClient):
         async with self.transport.stream(call) as response:
             yield events(response, f"POST {self.base_url}{CHAT}", silence_s)
 
-    def _body(self, model: str | None, fields: Mapping[str, Any]) -> dict[str, Any]:
+    def _body(self, model: str | None, fields: Mapping[str, object]) -> dict[str, Any]:
         named = model or self.model
         given = {name: value for name, value in fields.items() if value is not None}
         return {**({"model": named} if named else {}), **given}

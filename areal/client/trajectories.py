@@ -53,7 +53,7 @@ class Trajectories:
     errors: Sequence[Mapping[str, Any]] = ()
 
     @property
-    def token_rows(self) -> Sequence[Mapping[str, Any]]:
+    def token_rows(self) -> Sequence[Mapping[str, object]]:
         """The entries in ``rows`` of the columns' rows; those of ``interactions`` follow them."""
         return self.rows[: len(self.rows) - len(self.interactions)]
 

@@ -78,11 +78,11 @@ class Meter:
 
     __slots__ = ("_budget", "_given", "_spent", "_start", "room", "steps")
 
-    def __init__(self, budget: TemplateBudget, given: Mapping[str, Any]) -> None:
+    def __init__(self, budget: TemplateBudget, given: Mapping[str, object]) -> None:
         self.room = budget.units
         self.steps = 0
         self._budget = budget
-        self._given: Mapping[str, Any] | None = given
+        self._given: Mapping[str, object] | None = given
         self._spent = _spent.get() or Spent()
         self._start = time.thread_time()  # a busy machine is no fault of the template
         self.check_time()  # a short rendering has no other check

@@ -173,7 +173,7 @@ class Chat:
         return rest if len(rest) <= len(whole) - asked else None
 
     def _around_thoughts(
-        self, recorded: str, after: Conversation, count: int, variables: Mapping[str, Any]
+        self, recorded: str, after: Conversation, count: int, variables: Mapping[str, object]
     ) -> tuple[Conversation, list[str]]:
         """Return the text of ``after`` in pieces, between which the recorded text has reasoning that the messages do
         not hold, where the template writes the reasoning of that message, and ``after`` with marks there. All are tried

@@ -49,7 +49,7 @@ class CompiledTemplate:
         self._template.root_render_func.__globals__.update(_NAMES_IN_CODE)
         self._template.globals = dict(self._template.globals)  # a plain dict: each rendering copies it
 
-    def render(self, values: Mapping[str, Any]) -> str:
+    def render(self, values: Mapping[str, object]) -> str:
         """Render with these variables, within the budget in use. Raises ``jinja2.TemplateError`` whatever goes wrong,
         and TakesLonger."""
         used = Meter(budget.budget_in_use(), values)
@@ -71,7 +71,7 @@ class CompiledTemplate:
 
 _CHAIN = 8  # operands of one sum that is paid for at its end
 _SMALL = 256  # characters of a sum that the pass of its loop has paid for
-_NAMES_IN_CODE: Mapping[str, Any] = {
+_NAMES_IN_CODE: Mapping[str, object] = {
     "str": text_of,
     "plain_text": str,
     "pay_tick": budget.tick,
@@ -285,7 +285,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return sized(super().call(__context, __obj, *args, **named))
 
 
-def _given(named: Mapping[str, Any]) -> dict[str, Any]:
+def _given(named: Mapping[str, object]) -> dict[str, Any]:
     """The arguments of a template's call, without those that Jinja adds."""
     return {name: value for name, value in named.items() if name not in ("_loop_vars", "_block_vars")}
 
@@ -294,7 +294,7 @@ def _paying(name: str, filter: Callable[..., Any]) -> Callable[..., Any]:
     """Return a filter that pays."""
     before, is_deep = budget.BEFORE_FILTER.get(name), name in budget.DEEP_FILTERS
 
-    def pay(value: Any, rest: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+    def pay(value: Any, rest: tuple[Any, ...], named: Mapping[str, object]) -> Any:
         if isinstance(value, Iterator) and (before or is_deep):
             value = list(value)  # it gives each item only once
         if before is not None:

@@ -31,7 +31,7 @@ _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _FLUSH_S = 2.0  # at the end of a process, whose collector may be unreachable
 
-Attributes = Mapping[str, Any]
+Attributes = Mapping[str, object]
 Kind = Literal["internal", "server", "client"]
 
 _lines: ContextVar[bytes] = ContextVar("areal_trace_context", default=b"")

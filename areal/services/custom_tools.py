@@ -20,7 +20,7 @@ _PARAMETERS = {
 }
 
 
-def custom_function(tool: Mapping[str, Any]) -> dict[str, Any]:
+def custom_function(tool: Mapping[str, object]) -> dict[str, Any]:
     """Return the function that a custom tool is to the model, without its name. A grammar is part of the
     description."""
     description, form = str(tool.get("description") or ""), tool.get("format")

@@ -20,7 +20,7 @@ from areal.services.http.errors import bad_field, bad_request
 TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text")
 
 
-def string_of(item: Mapping[str, Any], name: str, where: str) -> str:
+def string_of(item: Mapping[str, object], name: str, where: str) -> str:
     """A field of an item at ``where``. Raises 400 unless it is a string."""
     value = item.get(name)
     if not isinstance(value, str):
@@ -140,7 +140,7 @@ def sse_data(data: object) -> bytes:
     return b"data: " + orjson.dumps(data) + b"\n\n"
 
 
-def sse_event(kind: str, data: Mapping[str, Any]) -> bytes:
+def sse_event(kind: str, data: Mapping[str, object]) -> bytes:
     return b"event: " + kind.encode() + b"\ndata: " + orjson.dumps({"type": kind, **data}) + b"\n\n"
 
 
@@ -228,7 +228,7 @@ class ResponsesWriter:
         model: str,
         created: int,
         *,
-        echoed: Mapping[str, Any],
+        echoed: Mapping[str, object],
         forms: Mapping[str, CallForm] = {},
     ) -> None:
         self._id = answer_id

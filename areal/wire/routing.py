@@ -230,7 +230,7 @@ def _model_from_json(name: str, data: Mapping[str, Any]) -> ModelEntry:
     return ModelEntry(**{**_known(ModelEntry, data), "name": name, "workers": workers, "readiness": readiness})
 
 
-def _known(cls: type, data: Mapping[str, Any]) -> dict[str, Any]:
+def _known(cls: type, data: Mapping[str, object]) -> dict[str, Any]:
     """The fields that this version knows. Not ``read_fields``: a relay reads thousands of workers at each change."""
     known = cls.__dataclass_fields__  # type: ignore[attr-defined]
     return {name: tuple(each) if type(each) is list else each for name, each in data.items() if name in known}

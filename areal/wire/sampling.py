@@ -96,7 +96,7 @@ _DEFAULTS: tuple[tuple[str, Any], ...] = tuple(
 )
 
 
-def parse_sampling(raw: Mapping[str, Any], vocab_size: int) -> SamplingParams:
+def parse_sampling(raw: Mapping[str, object], vocab_size: int) -> SamplingParams:
     """Validate a client's parameters. An absent or null field has its default. Raises FieldError for others."""
     given = {name: value for name, value in raw.items() if value is not None}
     params = read_fields(SamplingParams, given, "sampling")

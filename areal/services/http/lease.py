@@ -66,7 +66,7 @@ class RouterLease:
         self._router = b""  # as it announced itself at the last renewal
 
     async def run(self) -> None:
-        sent: Mapping[str, Any] = {}
+        sent: Mapping[str, object] = {}
         while True:
             ready = self._service.readiness()
             is_idle, sent = ready == sent and not ready["in_flight"], ready
@@ -87,7 +87,7 @@ class RouterLease:
         )
         return asdict(lease)
 
-    async def _wait_for_change(self, sent: Mapping[str, Any], seconds: float, poll_s: float) -> None:
+    async def _wait_for_change(self, sent: Mapping[str, object], seconds: float, poll_s: float) -> None:
         """Return when an urgent field differs from ``sent``, or after ``seconds``."""
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
@@ -115,7 +115,7 @@ class RouterLease:
             return self._router
         return self._head[1]
 
-    async def _renew(self, ready: Mapping[str, Any], is_idle: bool) -> float:
+    async def _renew(self, ready: Mapping[str, object], is_idle: bool) -> float:
         """Renew the lease; returns the seconds until the next renewal."""
         body = orjson.dumps({**ready, **self._lease})
         self._router = self._announced()

@@ -397,7 +397,7 @@ async def read_body(request: Request, cls: type[T], limit: int = DEFAULT_MAX_BOD
     return body_as(cls, await read_object(request, limit))
 
 
-def body_as(cls: type[T], data: Mapping[str, Any], path: str = "") -> T:
+def body_as(cls: type[T], data: Mapping[str, object], path: str = "") -> T:
     """``data`` as ``cls``; ``path`` locates it within the body. Raises 400 naming the field."""
     try:
         return read_fields(cls, data, path, lenient=True)

@@ -74,7 +74,7 @@ def read_config(cls: type[C], prog: str, argv: Sequence[str] | None = None) -> C
         raise UsageFault(f"the configuration {path} is not valid JSON: {error}") from error
 
 
-def save_settings(settings: Mapping[str, Any]) -> None:
+def save_settings(settings: Mapping[str, object]) -> None:
     """Write changed settings into the configuration file, if there is one, for the next start of this process. Raises
     OSError."""
     parser = argparse.ArgumentParser(add_help=False)

@@ -9,7 +9,6 @@ import os
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from areal.files import replace_file
 from areal.http.client import HttpClient
@@ -144,7 +143,7 @@ def _place(request: Request) -> tuple[str, str]:
     return request.match_info["pair"], request.match_info["key"]
 
 
-def read_pair(data: Mapping[str, Any]) -> Pair:
+def read_pair(data: Mapping[str, object]) -> Pair:
     """Parse the body of ``/connect``. Raises 400 naming the field."""
     for field, why in _NOT_HONOURED.items():
         if data.get(field) not in (None, False, ""):

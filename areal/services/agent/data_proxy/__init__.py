@@ -4,6 +4,5 @@ journal      sessions and turns on disk
 inference    the RL sessions that record the model calls of sessions
 worker       client of the pair's worker, and parser of its events
 turns        the queue of turns of each session
-routes       sessions and turns over HTTP
-process      construction of the process
+app          sessions and turns over HTTP, and the process's construction
 """

@@ -376,7 +376,7 @@ def _accepted(run_id: str) -> bytes:
     return event_line(type="accepted", run_id=run_id)
 
 
-def _check_metadata(metadata: Mapping[str, Any]) -> None:
+def _check_metadata(metadata: Mapping[str, object]) -> None:
     if _RESERVED in metadata:
         message = f"metadata.{_RESERVED} is reserved: the service sets it"
         raise bad_request(message, param=f"metadata.{_RESERVED}", code="reserved_metadata")

@@ -118,7 +118,7 @@ class RlSessions:
             message = f"the inference service at {theirs.base_url} {knows} this session_api_key"
             raise ApiError(401, message, code="invalid_session_api_key", param="session_api_key")
 
-    async def start(self, metadata: Mapping[str, Any]) -> RlSession | None:
+    async def start(self, metadata: Mapping[str, object]) -> RlSession | None:
         """Start an RL session; None without an inference service. Raises 502 if the start is refused, 503 if the
         inference service does not answer."""
         if self._access is None:
@@ -187,7 +187,7 @@ class RlSessions:
             raise _rl_session_ended(rl)
         return reply
 
-    async def _place(self, session: SessionEntry, key: str | None, what: str, body: Mapping[str, Any]) -> RlSession:
+    async def _place(self, session: SessionEntry, key: str | None, what: str, body: Mapping[str, object]) -> RlSession:
         """The session's RL session; for a repetition of the call with this Idempotency-Key, the one it was sent to."""
         current = self._of(session)
         if key is None:
@@ -248,7 +248,7 @@ class RlSessions:
         method: str,
         base: str,
         path: str,
-        body: Mapping[str, Any] | None = None,
+        body: Mapping[str, object] | None = None,
         timeout_s: float = _TIMEOUT_S,
         headers: Mapping[str, str] | None = None,
     ) -> HttpReply:
@@ -269,7 +269,7 @@ class RlSessions:
         base: str,
         path: str,
         headers: Mapping[str, str],
-        body: Mapping[str, Any] | None = None,
+        body: Mapping[str, object] | None = None,
         timeout_s: float = _TIMEOUT_S,
     ) -> HttpReply:
         """Raises 503 if the inference service does not answer."""

@@ -34,7 +34,7 @@ from areal.services.journal.storage import (
 )
 
 Outcome = Literal["complete", "agent", "infra", "cancelled"]
-Message = Mapping[str, Any]
+Message = Mapping[str, object]
 _SEQUENCES = 2**32
 _FORMAT = 1
 _TABLES = """
@@ -201,7 +201,7 @@ class AgentJournal(Journal):
         return _FREED_PAGES
 
     async def start(
-        self, key: str | None, metadata: Mapping[str, Any], inference: RlSession | None
+        self, key: str | None, metadata: Mapping[str, object], inference: RlSession | None
     ) -> tuple[SessionEntry, bool]:
         """The session with this key, and whether it is new. A key whose session has ended gets a new session; without a
         key, one is generated."""
@@ -347,7 +347,7 @@ class AgentJournal(Journal):
         session.conversation = None
 
 
-def _about(metadata: Mapping[str, Any], inference: RlSession | None) -> bytes:
+def _about(metadata: Mapping[str, object], inference: RlSession | None) -> bytes:
     return orjson.dumps({"metadata": metadata, "inference": inference})
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any
 
 from areal.http.client import HttpClient
 from areal.http.headers import OVERHEAD
@@ -30,7 +29,7 @@ from areal.wire.agents import StartAgentSession, TurnRequest
 from areal.wire.bodies import IDEMPOTENCY_KEY
 from areal.wire.processes import AgentGatewayConfig
 
-ReadBody = Callable[[Mapping[str, Any]], TurnBody]
+ReadBody = Callable[[Mapping[str, object]], TurnBody]
 
 
 class TurnRoutes:

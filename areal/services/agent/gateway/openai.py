@@ -83,7 +83,7 @@ class TurnBody:
     ignored: tuple[str, ...] = ()
 
 
-def read_responses(data: Mapping[str, Any]) -> TurnBody:
+def read_responses(data: Mapping[str, object]) -> TurnBody:
     """Parse a body of the Responses API. Raises 400, which names the field."""
     _refuse(data)
     body = body_as(_ResponsesBody, data)
@@ -117,7 +117,7 @@ def read_responses(data: Mapping[str, Any]) -> TurnBody:
     return TurnBody(message, {**metadata, **more}, body.user, body.model, body.stream, asked, ignored)
 
 
-def read_chat(data: Mapping[str, Any]) -> TurnBody:
+def read_chat(data: Mapping[str, object]) -> TurnBody:
     """Parse a body of the Chat Completions API. Raises 400, which names the field."""
     _refuse(data)
     body = body_as(_ChatBody, data)
@@ -131,7 +131,7 @@ def read_chat(data: Mapping[str, Any]) -> TurnBody:
     return TurnBody(message, metadata, body.user, body.model, body.stream, {})
 
 
-def _refuse(data: Mapping[str, Any]) -> None:
+def _refuse(data: Mapping[str, object]) -> None:
     for name in data.keys() & _REFUSED.keys():
         if data[name] not in (None, [], {}, "", *_NEUTRAL.get(name, ())):
             raise unsupported(name, _REFUSED[name])
@@ -193,7 +193,7 @@ class TurnAnswer(ABC):
         elif self._body.stream:
             self._out.begin(self._request, data)
 
-    def _whole(self, data: Mapping[str, Any]) -> AnyResponse:
+    def _whole(self, data: Mapping[str, object]) -> AnyResponse:
         return json_response(data, more_headers=self._headers)
 
 
@@ -214,7 +214,7 @@ class _TurnWriter(ResponsesWriter):
         self._items.append(item)
         return done + self._event("response.output_item.added", **at) + self._event("response.output_item.done", **at)
 
-    def completed(self, summary: str, metadata: Mapping[str, Any]) -> tuple[bytes, dict[str, Any]]:
+    def completed(self, summary: str, metadata: Mapping[str, object]) -> tuple[bytes, dict[str, Any]]:
         """The last events, and the whole response. ``summary`` is added as text unless the deltas had it already.
         ``metadata`` is the agent's; the response's field ``metadata`` repeats the request's."""
         sent = self._open is not None and self._open["type"] == "message" and "".join(self._text) == summary
@@ -300,7 +300,7 @@ class CompletionAnswer(TurnAnswer):
         self._sent_text.append(text)
         await self._write(self._chunk({**first, "content": text}))
 
-    def _chunk(self, delta: Mapping[str, Any], finish: str | None = None) -> bytes:
+    def _chunk(self, delta: Mapping[str, object], finish: str | None = None) -> bytes:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
         return sse_data({**self._head, "object": "chat.completion.chunk", "choices": [choice]})
 

@@ -89,7 +89,7 @@ def require_session_key(idempotency_key: str | None, session: str | None, param:
     return idempotency_key
 
 
-def caller_metadata(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
+def caller_metadata(metadata: Mapping[str, object]) -> Mapping[str, object]:
     """``metadata``, if it has no reserved names. Raises 400."""
     for name in RESERVED:
         if name in metadata:
@@ -142,7 +142,7 @@ class AgentSessions:
         self._inference = {_base(access.addr): access for access in inference}
         self._starting: dict[str, asyncio.Task[OpenedSession]] = {}
 
-    def model_access(self, data: Mapping[str, Any]) -> ModelAccess | None:
+    def model_access(self, data: Mapping[str, object]) -> ModelAccess | None:
         """The caller's own RL session, if the request names one. Raises 400 for an incomplete one, and for an inference
         service that is not configured."""
         if all(data.get(name) is None for name in ROUTING_FIELDS):
@@ -336,7 +336,7 @@ class AgentSessionRoutes:
             self._sessions.forget(key)
         return reply
 
-    async def cancel(self, key: str, idempotency_key: str | None, request: Request) -> Mapping[str, Any]:
+    async def cancel(self, key: str, idempotency_key: str | None, request: Request) -> Mapping[str, object]:
         """Cancel the session's running turn; with ``idempotency_key``, the message of that request. Raises 404."""
         query = f"?idempotency_key={quote(idempotency_key, safe='')}" if idempotency_key is not None else ""
         reply = await self._send(request, key, "DELETE", f"/turn{query}")

@@ -170,7 +170,9 @@ class _SocketTurns:
             return False
         return True
 
-    def _begin(self, frame_id: Any, given: _AgentParams, params: Mapping[str, Any], request_id: str, size: int) -> None:
+    def _begin(
+        self, frame_id: Any, given: _AgentParams, params: Mapping[str, object], request_id: str, size: int
+    ) -> None:
         """Start a turn, whose frame of ``size`` bytes is held until it ends. Raises 400, 429, 503."""
         turn = TurnRequest(
             message=given.message,
@@ -263,17 +265,17 @@ class _SocketTurns:
         done = {"status": "complete", "summary": last["summary"], "metadata": last["metadata"]}
         await self._answer(frame_id, {**about, **done})
 
-    async def _answer(self, frame_id: Any, payload: Mapping[str, Any]) -> None:
+    async def _answer(self, frame_id: Any, payload: Mapping[str, object]) -> None:
         await self._send({"type": "res", "id": frame_id, "ok": True, "payload": payload})
 
-    async def _fail(self, frame_id: Any, error: ApiError, request_id: str, about: Mapping[str, Any] = {}) -> None:
+    async def _fail(self, frame_id: Any, error: ApiError, request_id: str, about: Mapping[str, object] = {}) -> None:
         payload = {**about, "status": "failed", **error.body(request_id)}
         try:
             await self._send({"type": "res", "id": frame_id, "ok": False, "payload": payload})
         except ConnectionResetError:
             """The caller has left."""
 
-    async def _send(self, frame: Mapping[str, Any]) -> None:
+    async def _send(self, frame: Mapping[str, object]) -> None:
         await self._socket.send(orjson.dumps(frame).decode())
 
 

@@ -86,7 +86,7 @@ def import_agent(path: str) -> Any:
         raise ArealError(f"agent {path!r} ends the process when it is imported: SystemExit({error.code})") from error
 
 
-def make_agent(path: str, found: Any, kwargs: Mapping[str, Any], tools: Sequence[Any] | None) -> AgentAdapter:
+def make_agent(path: str, found: Any, kwargs: Mapping[str, object], tools: Sequence[Any] | None) -> AgentAdapter:
     """The adapter of ``found``, the object at ``path``. A class is instantiated here, on the loop that will run its
     turns. ``tools`` is None if none are configured. Raises ArealError."""
     if tools is not None and not is_async(getattr(found, "run", found)):
@@ -105,7 +105,7 @@ def make_agent(path: str, found: Any, kwargs: Mapping[str, Any], tools: Sequence
     return AgentAdapter(_described(found, function), _runner(function, form, {**more, **kwargs}), found)
 
 
-def _construct(path: str, cls: type[Any], kwargs: Mapping[str, Any]) -> Any:
+def _construct(path: str, cls: type[Any], kwargs: Mapping[str, object]) -> Any:
     try:
         inspect.signature(cls).bind(**kwargs)
     except TypeError as error:

@@ -66,7 +66,7 @@ _BEGINS_AS_EVENT = re.compile(rf"\{{\s*{_NAMES_A_TYPE.pattern}")
 _log = logging.getLogger(__name__)
 
 
-def command_agent(command: Sequence[str], tools: Sequence[Mapping[str, Any]]) -> AgentAdapter:
+def command_agent(command: Sequence[str], tools: Sequence[Mapping[str, object]]) -> AgentAdapter:
     """The adapter of a program. Raises UsageFault if the program does not exist."""
     if shutil.which(command[0]) is None:
         raise UsageFault(f"command: there is no program {command[0]!r}")

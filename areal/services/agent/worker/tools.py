@@ -41,7 +41,7 @@ class McpTool:
     description: str
     input_schema: Mapping[str, Any]
 
-    async def call(self, arguments: Mapping[str, Any]) -> str:
+    async def call(self, arguments: Mapping[str, object]) -> str:
         about = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": self.name}
         with tracing.span(f"execute_tool {self.name}", about, "client"):
             return await self.server.call(self.name, arguments)
@@ -57,12 +57,12 @@ class ThreadTool:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.tool, name)
 
-    def call(self, arguments: Mapping[str, Any]) -> str:
+    def call(self, arguments: Mapping[str, object]) -> str:
         result: Future[str] = asyncio.run_coroutine_threadsafe(_awaited(self.tool, arguments), self.loop)
         return result.result()
 
 
-async def _awaited(tool: Tool, arguments: Mapping[str, Any]) -> str:
+async def _awaited(tool: Tool, arguments: Mapping[str, object]) -> str:
     return await tool.call(arguments)
 
 
@@ -137,7 +137,7 @@ class McpConnection:
                 return
         raise ToolError(f"its list of tools has more than {_MOST_PAGES} pages")
 
-    async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+    async def call(self, name: str, arguments: Mapping[str, object]) -> str:
         connection = self._client
         client = await self.connected()
         try:

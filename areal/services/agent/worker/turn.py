@@ -163,7 +163,7 @@ class WorkerTurn:
             async for part in parts:
                 await waited(self._put({"type": "data", "data": base64.b64encode(part).decode()}, counted=False))
 
-    def _put(self, event: Mapping[str, Any], *, counted: bool = True, outcome: Outcome = "") -> Future[None] | None:
+    def _put(self, event: Mapping[str, object], *, counted: bool = True, outcome: Outcome = "") -> Future[None] | None:
         try:
             line = orjson.dumps(event, option=orjson.OPT_APPEND_NEWLINE)
         except orjson.JSONEncodeError as error:
@@ -252,7 +252,7 @@ class Emitter:
     async def emit_delta(self, text: str) -> None:
         await waited(self._turn.delta(text))
 
-    async def emit_tool_call(self, name: str, args: str | Mapping[str, Any], call_id: str | None = None) -> None:
+    async def emit_tool_call(self, name: str, args: str | Mapping[str, object], call_id: str | None = None) -> None:
         await waited(self._turn.tool_call(name, args, call_id))
 
     async def emit_tool_result(self, name: str, result: Any, call_id: str | None = None) -> None:
@@ -268,7 +268,7 @@ class ThreadEmitter:
     def emit_delta(self, text: str) -> None:
         _wait(self._turn.delta(text))
 
-    def emit_tool_call(self, name: str, args: str | Mapping[str, Any], call_id: str | None = None) -> None:
+    def emit_tool_call(self, name: str, args: str | Mapping[str, object], call_id: str | None = None) -> None:
         _wait(self._turn.tool_call(name, args, call_id))
 
     def emit_tool_result(self, name: str, result: Any, call_id: str | None = None) -> None:

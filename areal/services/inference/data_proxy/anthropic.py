@@ -275,7 +275,7 @@ def chat_messages(system: object, messages: object, fields: Fields | None = None
     return out
 
 
-def _blocks(content: object, where: str) -> list[tuple[str, Mapping[str, Any], str]]:
+def _blocks(content: object, where: str) -> list[tuple[str, Mapping[str, object], str]]:
     """Return each block's type, the block, and its place in the body."""
     if isinstance(content, str):
         content = [{"type": "text", "text": content}]
@@ -327,9 +327,9 @@ def _add_user(out: list[dict[str, Any]], content: object, where: str, known_call
         raise bad_field(where, "must not be empty")
 
 
-def _image(block: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _image(block: Mapping[str, object], where: str) -> dict[str, Any]:
     given = block.get("source")
-    source: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
+    source: Mapping[str, object] = given if isinstance(given, Mapping) else {}
     match source.get("type"):
         case "url":
             url = string_of(source, "url", f"{where}.source")
@@ -341,7 +341,7 @@ def _image(block: Mapping[str, Any], where: str) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": url}}
 
 
-def _tool_result(block: Mapping[str, Any], where: str, known_calls: set[str]) -> dict[str, Any]:
+def _tool_result(block: Mapping[str, object], where: str, known_calls: set[str]) -> dict[str, Any]:
     call_id = string_of(block, "tool_use_id", where)
     if call_id not in known_calls:
         message = f"{where}.tool_use_id: no tool_use block before it has the id {call_id!r}"
@@ -377,7 +377,7 @@ def _assistant(content: object, where: str, fields: Fields | None) -> dict[str, 
     return message
 
 
-def _tool_use(block: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _tool_use(block: Mapping[str, object], where: str) -> dict[str, Any]:
     arguments = block.get("input")
     if not isinstance(arguments, Mapping):
         raise bad_field(f"{where}.input", "must be an object")

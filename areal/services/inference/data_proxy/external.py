@@ -122,7 +122,7 @@ async def _events(upstream: aiohttp.ClientResponse) -> AsyncGenerator[ServerEven
 
 async def _chunks(
     upstream: aiohttp.ClientResponse, response_recorder: ResponseRecorder
-) -> AsyncGenerator[Mapping[str, Any], None]:
+) -> AsyncGenerator[Mapping[str, object], None]:
     """Yield the chunks of a stream until ``[DONE]``. Raises EngineFailed for an error event; NotACompletion."""
     async with contextlib.aclosing(_events(upstream)) as events:
         async for event in events:
@@ -159,13 +159,13 @@ async def _dialect_parts(
     yield writer.closing(chunks.summary())
 
 
-def _read_completion(completion: Mapping[str, Any]) -> tuple[list[Piece], ResponseSummary]:
+def _read_completion(completion: Mapping[str, object]) -> tuple[list[Piece], ResponseSummary]:
     chunks = ChatDeltaReader()
     chunks.note(completion)
     return chunks.pieces(message_of(completion)), chunks.summary()
 
 
-def _whole_answer(writer: DialectWriter, completion: Mapping[str, Any]) -> dict[str, Any]:
+def _whole_answer(writer: DialectWriter, completion: Mapping[str, object]) -> dict[str, Any]:
     pieces, summary = _read_completion(completion)
     reply = Reply()
     reply.add(pieces)
@@ -199,7 +199,7 @@ class ChatDeltaReader:
         self._stop: str | None = None
         self._usage: dict[str, Any] = {}
 
-    def note(self, data: Mapping[str, Any]) -> None:
+    def note(self, data: Mapping[str, object]) -> None:
         """Note the finish reason and usage of a chunk or a whole response."""
         self._usage = field_of(data, "usage", dict, self._usage)
         for choice in items_of(data, "choices")[:1]:
@@ -207,7 +207,7 @@ class ChatDeltaReader:
             stop = choice.get("stop_reason")  # vLLM's and SGLang's
             self._stop = stop if isinstance(stop, str) else self._stop
 
-    def pieces(self, delta: Mapping[str, Any]) -> list[Piece]:
+    def pieces(self, delta: Mapping[str, object]) -> list[Piece]:
         pieces: list[Piece] = []
         if reasoning := field_of(delta, "reasoning_content", str, "") or field_of(delta, "reasoning", str, ""):
             pieces.append(Reasoning(reasoning))
@@ -217,8 +217,8 @@ class ChatDeltaReader:
             pieces.extend(self._call_pieces(call, field_of(call, "index", int, position)))
         return pieces
 
-    def _call_pieces(self, call: Mapping[str, Any], index: int) -> Iterator[Piece]:
-        function: Mapping[str, Any] = field_of(call, "function", dict, {})
+    def _call_pieces(self, call: Mapping[str, object], index: int) -> Iterator[Piece]:
+        function: Mapping[str, object] = field_of(call, "function", dict, {})
         if index == self._call + 1:
             if self._call >= 0:
                 yield CallEnd(self._call)
@@ -233,7 +233,7 @@ class ChatDeltaReader:
             yield CallArguments(index, arguments)
 
     def summary(self) -> ResponseSummary:
-        details: Mapping[str, Any] = field_of(self._usage, "completion_tokens_details", dict, {})
+        details: Mapping[str, object] = field_of(self._usage, "completion_tokens_details", dict, {})
         return ResponseSummary(
             finish=self._finish,
             prompt_tokens=field_of(self._usage, "prompt_tokens", int, 0),

@@ -23,7 +23,7 @@ class NotACompletion(Exception):
     """An external API's response is not a chat completion."""
 
 
-def decoded_answer(body: bytes) -> Mapping[str, Any]:
+def decoded_answer(body: bytes) -> Mapping[str, object]:
     """Decode a JSON object. Raises NotACompletion."""
     try:
         data = orjson.loads(body)
@@ -34,7 +34,7 @@ def decoded_answer(body: bytes) -> Mapping[str, Any]:
     return data
 
 
-def field_of(data: Mapping[str, Any], name: str, kind: type[T], default: T) -> T:
+def field_of(data: Mapping[str, object], name: str, kind: type[T], default: T) -> T:
     """Return a field of an external API's response; ``default`` for null. Raises NotACompletion for another type."""
     value = data.get(name)
     if value is None:
@@ -44,7 +44,7 @@ def field_of(data: Mapping[str, Any], name: str, kind: type[T], default: T) -> T
     return value
 
 
-def items_of(data: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+def items_of(data: Mapping[str, object], name: str) -> list[Mapping[str, object]]:
     """Return a field that is a list of objects; empty for null. Raises NotACompletion."""
     items = field_of(data, name, list, [])
     if not all(isinstance(item, dict) for item in items):
@@ -52,7 +52,7 @@ def items_of(data: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
     return items
 
 
-def message_of(completion: Mapping[str, Any]) -> Mapping[str, Any]:
+def message_of(completion: Mapping[str, object]) -> Mapping[str, object]:
     """Return the first choice's message. Raises NotACompletion."""
     for choice in items_of(completion, "choices"):
         if choice.get("message") is not None:
@@ -69,13 +69,13 @@ class CompletionAssembler:
         self._completion: dict[str, Any] = {}
         self._choices: dict[int, dict[str, Any]] = {}
 
-    def whole(self, data: Mapping[str, Any]) -> None:
+    def whole(self, data: Mapping[str, object]) -> None:
         self._completion = dict(data)
         for place, choice in enumerate(items_of(data, "choices")):
             field_of(choice, "message", dict, {})
             self._choices[place] = dict(choice)
 
-    def chunk(self, data: Mapping[str, Any]) -> None:
+    def chunk(self, data: Mapping[str, object]) -> None:
         for name in ("id", "created", "model", "usage"):
             if data.get(name) is not None:
                 self._completion[name] = data[name]
@@ -98,7 +98,7 @@ class CompletionAssembler:
         return {"object": kind, **self._completion, "choices": choices}
 
 
-def _join(message: dict[str, Any], delta: Mapping[str, Any]) -> None:
+def _join(message: dict[str, Any], delta: Mapping[str, object]) -> None:
     for name in _JOINED:
         if text := field_of(delta, name, str, ""):
             message[name] = (message.get(name) or "") + text
@@ -109,7 +109,7 @@ def _join(message: dict[str, Any], delta: Mapping[str, Any]) -> None:
             calls.append({"type": "function", "function": {"name": "", "arguments": ""}})
         if fragment.get("id"):
             calls[index]["id"] = fragment["id"]
-        function: Mapping[str, Any] = field_of(fragment, "function", dict, {})
+        function: Mapping[str, object] = field_of(fragment, "function", dict, {})
         for name in ("name", "arguments"):
             calls[index]["function"][name] += field_of(function, name, str, "")
 
@@ -172,7 +172,7 @@ class ResponseRecorder:
         self,
         call: CallRecorder | None,
         model: str = "",
-        messages: Sequence[Mapping[str, Any]] = (),
+        messages: Sequence[Mapping[str, object]] = (),
         answer_id: str | None = None,
     ) -> None:
         self._call = call
@@ -211,7 +211,7 @@ class ResponseRecorder:
         """Take the stream's last event, ``[DONE]``."""
         self._ended = True
 
-    def _take(self, chunk: Mapping[str, Any]) -> None:
+    def _take(self, chunk: Mapping[str, object]) -> None:
         self.data(chunk, whole=False)
 
     @property
@@ -219,7 +219,7 @@ class ResponseRecorder:
         """Whether the stream came to its end: by its last event, by the API's error, or with all choices finished."""
         return self._ended or self._assembler.completion() is not None
 
-    def data(self, data: Mapping[str, Any], *, whole: bool) -> None:
+    def data(self, data: Mapping[str, object], *, whole: bool) -> None:
         try:
             if whole:
                 self._assembler.whole(self._completion(data))
@@ -228,7 +228,7 @@ class ResponseRecorder:
         except NotACompletion:
             self._malformed = True
 
-    def _completion(self, data: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _completion(self, data: Mapping[str, object]) -> Mapping[str, object]:
         """A whole response as a chat completion. Raises NotACompletion."""
         return data
 
@@ -260,7 +260,7 @@ class ResponseRecorder:
 
 
 def chat_recorder(
-    recorder: CallRecorder, model: str, path: str, data: Mapping[str, Any], answer_id: str | None = None
+    recorder: CallRecorder, model: str, path: str, data: Mapping[str, object], answer_id: str | None = None
 ) -> ResponseRecorder:
     """Return the recorder of a call's response. Raises 400 for a session's call that cannot be recorded."""
     if not recorder.records(data.get("store") is not False):
@@ -288,7 +288,7 @@ class MessagesRecorder(ResponseRecorder):
 
     _blocks = 0  # tool_use blocks so far
 
-    def _take(self, event: Mapping[str, Any]) -> None:
+    def _take(self, event: Mapping[str, object]) -> None:
         if event.get("type") == "message_stop":
             self._ended = True
         try:
@@ -301,10 +301,10 @@ class MessagesRecorder(ResponseRecorder):
     def is_whole(self) -> bool:
         return self._ended
 
-    def _completion(self, data: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _completion(self, data: Mapping[str, object]) -> Mapping[str, object]:
         return _completion(data)
 
-    def _chunks(self, event: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    def _chunks(self, event: Mapping[str, object]) -> Iterator[dict[str, Any]]:
         match event.get("type"):
             case "message_start":
                 message = _mapping(event, "message")
@@ -330,7 +330,7 @@ class MessagesRecorder(ResponseRecorder):
         return _chunk({"tool_calls": [{**head, "index": self._blocks - 1, "function": function}]})
 
 
-def messages_recorder(recorder: CallRecorder, model: str, data: Mapping[str, Any]) -> ResponseRecorder:
+def messages_recorder(recorder: CallRecorder, model: str, data: Mapping[str, object]) -> ResponseRecorder:
     """Return the recorder of a call's response. Raises 400 for a session's call whose messages are no chat."""
     if not recorder.records(True):
         return MessagesRecorder(None)
@@ -343,7 +343,7 @@ def messages_recorder(recorder: CallRecorder, model: str, data: Mapping[str, Any
     return MessagesRecorder(recorder, model, messages, None)
 
 
-def _mapping(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def _mapping(data: Mapping[str, object], name: str) -> Mapping[str, object]:
     value = data.get(name)
     return value if isinstance(value, Mapping) else {}
 
@@ -356,12 +356,12 @@ def _finish(stop_reason: object) -> str | None:
     return None if stop_reason is None else _FINISH.get(str(stop_reason), "stop")
 
 
-def _usage(usage: Mapping[str, Any]) -> dict[str, int]:
+def _usage(usage: Mapping[str, object]) -> dict[str, int]:
     prompt, completion = (field_of(usage, name, int, 0) for name in ("input_tokens", "output_tokens"))
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
-def _completion(message: Mapping[str, Any]) -> dict[str, Any]:
+def _completion(message: Mapping[str, object]) -> dict[str, Any]:
     """Convert a whole Anthropic message to a chat completion."""
     answer: dict[str, Any] = {"role": "assistant", "content": ""}
     for block in items_of(message, "content"):

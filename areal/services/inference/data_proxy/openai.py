@@ -192,7 +192,7 @@ def _choice(choice: object, tools: list[dict[str, Any]]) -> tuple[list[dict[str,
     raise bad_request(message, param="tool_choice")
 
 
-def _name(choice: Mapping[str, Any], tools: list[dict[str, Any]]) -> str:
+def _name(choice: Mapping[str, object], tools: list[dict[str, Any]]) -> str:
     kind = "custom" if choice.get("type") == "custom" else "function"
     function = choice.get(kind)
     name = function.get("name") if isinstance(function, Mapping) else None
@@ -350,7 +350,7 @@ def _read_rest(fields: Fields) -> tuple[bool, tuple[str, ...]]:
     return store, fields.ignored()
 
 
-def _continues_last_message(fields: Fields, messages: Sequence[Mapping[str, Any]], *, forced: bool) -> bool:
+def _continues_last_message(fields: Fields, messages: Sequence[Mapping[str, object]], *, forced: bool) -> bool:
     """Whether the response continues the last message instead of starting a new one."""
     name = "continue_final_message"
     if not fields.flag(name):

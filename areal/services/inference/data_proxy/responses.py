@@ -139,7 +139,7 @@ class _ResponseTools:
             about = ": ".join(filter(None, (tool.get("description"), each.get("description"))))
             self._add_one({**each, "description": about or None}, place, name)
 
-    def _add_one(self, tool: Mapping[str, Any], where: str, namespace: str | None) -> None:
+    def _add_one(self, tool: Mapping[str, object], where: str, namespace: str | None) -> None:
         if not isinstance(tool.get("type"), str):
             raise bad_field(f"{where}.type", "must be a string")
         if left_out_tool(self._fields, tool, ("function", "custom")):
@@ -194,7 +194,7 @@ def _joined_name(name: str, namespace: str | None) -> str:
     return name if namespace is None else f"{namespace}__{name}"
 
 
-def _name(tool: Mapping[str, Any], where: str) -> str:
+def _name(tool: Mapping[str, object], where: str) -> str:
     name = tool.get("name")
     if not isinstance(name, str) or not name:
         raise bad_field(f"{where}.name", "must be a string")

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any
 
 from areal.dataclasses import dataclass
 from areal.http import headers as names
@@ -158,11 +157,11 @@ class CallRecorder:
     def answer_id(self, prefix: str) -> str:
         return new_answer_id(prefix, self._caller.journal.tag if self._caller is not None else None)
 
-    def set_conversation(self, messages: Sequence[Mapping[str, Any]]) -> ConversationDigest:
+    def set_conversation(self, messages: Sequence[Mapping[str, object]]) -> ConversationDigest:
         self.conversation = digest_conversation(messages)
         return self.conversation
 
-    async def match_prefix(self, messages: Sequence[Mapping[str, Any]]) -> PrefixMatch | None:
+    async def match_prefix(self, messages: Sequence[Mapping[str, object]]) -> PrefixMatch | None:
         """Return the recorded turn that this chat continues."""
         if self._caller is None:
             return None

@@ -86,7 +86,7 @@ class ExportRoutes:
         return await asyncio.to_thread(merged_answer, bodies, data["session_ids"], form, errors)
 
     async def _call_each(
-        self, places: Mapping[str, list[str]], common: Mapping[str, Any], headers: Mapping[str, str]
+        self, places: Mapping[str, list[str]], common: Mapping[str, object], headers: Mapping[str, str]
     ) -> list[WorkerReply]:
         bodies = {tag: orjson.dumps({**common, "session_ids": ids}) for tag, ids in places.items()}
         calls = [self._journals.call(tag, "POST", _PATH, headers, body, _EXPORT_S) for tag, body in bodies.items()]
@@ -185,7 +185,9 @@ class ExportRoutes:
             released += reply.object()["released"] if reply is not None else 0
         return json_response({"status": "ok", "released": released})
 
-    async def _acknowledge(self, request: Request, tag: str, path: str, body: Mapping[str, Any]) -> WorkerReply | None:
+    async def _acknowledge(
+        self, request: Request, tag: str, path: str, body: Mapping[str, object]
+    ) -> WorkerReply | None:
         """The answer of the data proxy with journal ``tag``; None where the journal is gone: an adopted one is deleted
         once all of it was acknowledged."""
         try:
@@ -196,7 +198,7 @@ class ExportRoutes:
             return None
 
 
-def _places(data: Mapping[str, Any]) -> dict[str, list[str]]:
+def _places(data: Mapping[str, object]) -> dict[str, list[str]]:
     """The requested sessions by journal. Raises 400, 404."""
     ids, group_id = data.get("session_ids"), data.get("group_id")
     if not ids and isinstance(group_id, str):

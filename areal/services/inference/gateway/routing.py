@@ -389,7 +389,7 @@ class RouterClient:
         """The JSON of the answer. Raises ApiError: the router's refusal, or 502 or 503 where there is no answer."""
         return _accepted(await self.send("GET", path))
 
-    async def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    async def post(self, path: str, body: Mapping[str, object]) -> dict[str, Any]:
         return _accepted(await self.send("POST", path, orjson.dumps(body)))
 
     async def send(self, method: str, path: str, body: bytes = b"", request_id: str | None = None) -> HttpReply:

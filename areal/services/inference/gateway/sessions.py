@@ -251,7 +251,9 @@ class JournalClient:
         replies = await asyncio.gather(*(self.request(worker, "GET", path, headers, timeout_s) for worker in workers))
         return {worker.addr: answer for worker, answer in zip(workers, replies, strict=True) if answer is not None}
 
-    async def page(self, request: Request, path: str, name: str, place: Callable[[Mapping[str, Any]], Any]) -> Response:
+    async def page(
+        self, request: Request, path: str, name: str, place: Callable[[Mapping[str, object]], Any]
+    ) -> Response:
         """A page of the sessions of all data proxies' GET ``path``, in the order of ``place``; ``next`` is the field
         ``name`` of its last one. ``journals_away``: those that no data proxy serves now."""
         limit = query_int(request, "limit", 100, 1, 1000)
@@ -426,12 +428,12 @@ class SessionRoutes:
         return to_response(await self._journals.call(SessionName.require(session_id).tag, "GET", path, headers))
 
 
-def _page_order(session: Mapping[str, Any]) -> tuple[str, int]:
+def _page_order(session: Mapping[str, object]) -> tuple[str, int]:
     name = SessionName.parse(session["session_id"])
     return (name.tag, name.number) if name is not None else ("", 0)
 
 
-def _journal_tag(data: Mapping[str, Any]) -> str:
+def _journal_tag(data: Mapping[str, object]) -> str:
     """The journal of the session or group in an admin's body. Raises 400, 404."""
     session_id, group_id = data.get("session_id"), data.get("group_id")
     if session_id is not None:

@@ -22,7 +22,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 from areal.dataclasses import dataclass, replace
 from areal.http.headers import unique_id
@@ -301,7 +301,7 @@ class LeaseName(Name):
         return f"lse-{self.tag}-{self.session}-{self.trajectory}"
 
 
-def read_leases(data: Mapping[str, Any]) -> list[LeaseName]:
+def read_leases(data: Mapping[str, object]) -> list[LeaseName]:
     """``lease_ids`` of a request. Raises 400."""
     given = data.get("lease_ids")
     leases = [lease for item in given if (lease := LeaseName.parse(item))] if isinstance(given, list) else []

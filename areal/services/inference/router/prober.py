@@ -7,7 +7,7 @@ import asyncio
 import math
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from areal.http.client import CallFailed, HttpClient
 from areal.services.http.tasks import IDLE_S, until_beat
@@ -108,13 +108,13 @@ async def expire_leases(registry: WorkerRegistry) -> None:
         registry.expire(looked)
 
 
-def read_result(data: Mapping[str, Any]) -> ProbeResult:
+def read_result(data: Mapping[str, object]) -> ProbeResult:
     """The status in a body of /ready, or of a lease."""
     known = {"ready": ProbeResult.READY, "draining": ProbeResult.DRAINING}
     return known.get(str(data.get("status")), ProbeResult.NOT_READY)
 
 
-def read_report(data: Mapping[str, Any], asked_at: float) -> WorkerReport:
+def read_report(data: Mapping[str, object], asked_at: float) -> WorkerReport:
     """The report in a body of /ready, or of a lease; fields of another type are ignored."""
 
     def value(name: str, kind: type[T]) -> T | None:

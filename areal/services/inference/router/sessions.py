@@ -127,14 +127,14 @@ class SessionPlacing:
         self._placements = Placements()
         self._starting: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    async def start(self, data: Mapping[str, Any], request_id: str) -> HttpReply:
+    async def start(self, data: Mapping[str, object], request_id: str) -> HttpReply:
         """Start a group of sessions. Starts with one key follow each other: each finds the session of the one before.
         Raises 400, 404, 502, 503."""
         key = data.get("api_key")
         async with self._starting.setdefault(key, asyncio.Lock()) if isinstance(key, str) else asyncio.Lock():
             return await self._start_first(data, request_id)
 
-    async def _start_first(self, data: Mapping[str, Any], request_id: str) -> HttpReply:
+    async def _start_first(self, data: Mapping[str, object], request_id: str) -> HttpReply:
         for place in await self._preferred(data.get("api_key"), self._model(data.get("model"))):
             try:
                 return await self._start(place, data, request_id)
@@ -144,7 +144,7 @@ class SessionPlacing:
                 raise ApiError(502, f"the data proxy was lost: {error!r}", code="worker_lost") from error
         raise ApiError(503, "no data proxy took the sessions", code="no_worker_available", headers={"Retry-After": "1"})
 
-    async def _start(self, place: SessionLocation, data: Mapping[str, Any], request_id: str) -> HttpReply:
+    async def _start(self, place: SessionLocation, data: Mapping[str, object], request_id: str) -> HttpReply:
         size = data.get("group_size", 1)
         size = size if isinstance(size, int) and 1 <= size <= _LARGEST_GROUP else 1
         with self._placements.placing(place.worker, size) as placed:
@@ -282,7 +282,7 @@ class SessionPlacing:
         with contextlib.suppress(CallFailed, TimeoutError):
             await self._post(worker, "/drain" if worker.drained else "/undrain", {}, timeout_s=_MOVE_TIMEOUT_S)
 
-    async def end(self, data: Mapping[str, Any], request_id: str) -> HttpReply:
+    async def end(self, data: Mapping[str, object], request_id: str) -> HttpReply:
         """End every session of a group. Raises 404, 502, 503."""
         group_id = data.get("group_id")
         worker = self._with_journal(GroupName.require(group_id).tag).worker
@@ -295,7 +295,7 @@ class SessionPlacing:
         self,
         worker: WorkerRecord,
         path: str,
-        body: Mapping[str, Any],
+        body: Mapping[str, object],
         request_id: str | None = None,
         timeout_s: float = _START_TIMEOUT_S,
         journal: str | None = None,
