@@ -152,7 +152,7 @@ def diff(
     from areal.reconcilers.prepare import drift as plan_drift
 
     if drift and (not source.is_empty or out):
-        raise UsageFault("--drift compares reality with the record; it takes no -f, -k or --out")
+        raise UsageFault("--drift compares processes with the recorded state; it cannot be used with -f, -k or --out")
     if targets and not drift:
         raise UsageFault(
             "objects are named only with --drift", hint="areal diff -f FILE, or areal diff --drift KIND/NAME"
@@ -212,7 +212,7 @@ def _refused(plan: Plan) -> int:
 
 def _check(plan: str | None, source: SourceFlags, policy: PolicyFlags, verb: str) -> None:
     if plan and not source.is_empty:
-        raise UsageFault("a saved plan carries its own manifests; -f and -k do not go with it")
+        raise UsageFault("a saved plan contains its manifests; it cannot be used with -f or -k")
     if not plan:
         source.require(verb)
     if policy.prune and not policy.set_name:

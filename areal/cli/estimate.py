@@ -93,11 +93,11 @@ def _resources(words: Sequence[str], source: SourceFlags) -> Sequence[Resource]:
 
     if not source.is_empty:
         if words:
-            raise UsageFault("a configuration and manifests are given", hint="with -f, --set changes what they say")
+            raise UsageFault("CONFIG and -f cannot be used together", hint="with -f, use --set to change values")
         return source.render().resources
     config = words[0] if words and "=" not in words[0] else None
     if config is None:
-        raise UsageFault("nothing says what is estimated", hint="areal train estimate CONFIG, or -f FILE")
+        raise UsageFault("no configuration and no manifest is given", hint="areal train estimate CONFIG, or -f FILE")
     if not Path(config).is_file():
         raise NotFound(f"there is no configuration {config}")
     manifest = job_manifest(config, name=None, driver=None, overrides=words[1:], restart={"policy": "Never"})
@@ -211,14 +211,14 @@ def _shape(path: str, where: str) -> Shape:
     from areal.hub import model_folder
 
     if not path:
-        raise UsageFault(f"{where}: nothing says which model it is")
+        raise UsageFault(f"{where}: no model path is set")
     file = model_folder(path, ["config.json"]) / "config.json"
     try:
         content = parse_json(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise NotFound(f"{where}: {file} cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise UsageFault(f"{where}: {file} is no JSON: {error}") from error
+        raise UsageFault(f"{where}: {file} is not valid JSON: {error}") from error
     return shape_of(content if isinstance(content, dict) else {}, f"{where}: {file}")
 
 

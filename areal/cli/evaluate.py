@@ -121,7 +121,7 @@ def evaluate(cli: Invocation, /, target: str | None, **given: Any) -> int:
             chosen, model = stack.enter_context(_served(cli, wanted, given["backend"], name, folder, left_s))
         else:
             if given["backend"]:
-                raise UsageFault("--backend serves the weights of a job; this model is served already")
+                raise UsageFault("--backend is only for the weights of a job; this model is already served")
             chosen = gateway_of(cli, given["service"])
             model = model_at(cli, given["service"], wanted) or only_model(chosen)
         run = stack.enter_context(collected(cli, given, work, chosen, model, dataset, folder, target=target or model))
@@ -191,7 +191,7 @@ def _check_metric(given: Mapping[str, Any]) -> None:
         there = f"the scores of {given['n_samples']} samples are {', '.join(metrics)}"
         raise UsageFault(f"--fail-under {given['fail_under'][0]}: {there}")
     if not given["reward"] and not given["workflow"]:
-        raise UsageFault("nothing rewards an answer", hint="--reward module:function, or `exact` or `number`")
+        raise UsageFault("no reward is given", hint="--reward module:function, or `exact` or `number`")
 
 
 def _name(given: str | None, target: str | None) -> str:
@@ -235,7 +235,7 @@ def _served(
         spec["backend"] = backend
     if not spec.get("backend"):
         raise UsageFault(
-            f"how the weights of {job.ref} are served is not known: it has no model of this home",
+            f"cannot choose an engine for the weights of {job.ref}: it samples from no model of this home",
             hint="--backend embedded, sglang:d1, vllm:d1 ...",
         )
     manifests = [
@@ -262,7 +262,7 @@ def _weights(cli: Invocation, saved: _Saved, config: Mapping[str, Any], working:
         actor = config.get("actor")
         path = actor.get("path") if isinstance(actor, Mapping) else None
         if not isinstance(path, str) or not path:
-            raise NotFound(f"which weights trainjob/{saved.job} began with is not known: it has written no config.yaml")
+            raise NotFound(f"the initial weights of trainjob/{saved.job} are unknown: it has written no config.yaml")
         return working / path if (working / path).is_dir() else path
     models = cli.home.jobs / saved.job / "models"
     steps = {

@@ -107,7 +107,7 @@ def get(
 
         local = {"--selector": selector, "--show-origin": show_origin, "--show-defaults": show_defaults}
         if given := [flag for flag, value in local.items() if value]:
-            raise UsageFault(f"{', '.join(given)} cannot be asked of a gateway, which knows no manifests")
+            raise UsageFault(f"{', '.join(given)} cannot be used with a gateway, which has no manifests")
 
         look: Callable[[], Table] = partial(get_remote, chosen, targets)
     elif targets and targets[0] in _PROCESSES:

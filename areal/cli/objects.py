@@ -38,7 +38,7 @@ def parse_refs(words: Sequence[str]) -> list[Ref]:
         root = home_of(click.get_current_context(silent=True))
         same = [f"{kind.lower()}/{words[0]}" for kind in KINDS if words[0] in names_of(root, kind)]
         if same and len(words) == 1:
-            raise NotFound(f'"{words[0]}" is no kind', hint=f"write {' or '.join(same)}") from error
+            raise NotFound(f'"{words[0]}" is not a kind', hint=f"write {' or '.join(same)}") from error
         raise
 
 
@@ -221,7 +221,7 @@ def parse_selector(text: str) -> Selector:
         terms.append(_term(match))
         at = match.end()
     if not terms or text.rstrip().endswith(","):
-        raise UsageFault(f"the selector {text!r} ends where a requirement is needed")
+        raise UsageFault(f"the selector {text!r} is incomplete: a requirement is missing at its end")
     return lambda labels: all(term(labels) for term in terms)
 
 

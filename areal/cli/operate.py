@@ -357,7 +357,7 @@ def reconcile(cli: Invocation, targets: tuple[str, ...], watch: bool, interval: 
 
     refs = tuple(parse_refs(targets)) or None
     if stop_at_exit and (refs or not watch):
-        raise UsageFault("--stop-at-exit goes with --watch, and without KIND/NAME")
+        raise UsageFault("--stop-at-exit needs --watch and cannot be used with KIND/NAME")
     approve = approver(cli, "this reconcile")
     if not watch:
         return mutate(cli, reconcile_once, refs, cli.deadline_s(), approve)

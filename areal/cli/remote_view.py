@@ -320,9 +320,11 @@ def wait_remote(
 ) -> int:
     """Polls until every model is Ready (``ready``) or gone (``deleted``). Raises TimedOut."""
     if any(word not in ("ready", "deleted") for alternatives in wanted for word in alternatives):
-        raise UsageFault("of a gateway, --for ready and --for deleted can be asked")
+        raise UsageFault("with a gateway, only --for ready and --for deleted are supported")
     if any(ref.kind != MODEL for ref in refs):
-        raise UsageFault("of a gateway, models can be awaited", hint="areal wait model/NAME --for ready --gateway URL")
+        raise UsageFault(
+            "with a gateway, areal can wait only for models", hint="areal wait model/NAME --for ready --gateway URL"
+        )
     until = time.monotonic() + deadline_s
     why = ""
     while True:

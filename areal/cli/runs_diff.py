@@ -112,7 +112,7 @@ def diff(
 def _names(side: str) -> list[str]:
     names = [name for name in side.split(",") if name]
     if not names or len(set(names)) < len(names):
-        raise UsageFault(f"{side!r}: a side is a run, or several with commas, each once")
+        raise UsageFault(f"{side!r}: expected a run, or several different runs separated by commas")
     return names
 
 

@@ -221,7 +221,7 @@ class ScaleFlags(NamedTuple):
     def require_one(self, flag: str) -> None:
         """Raises UsageFault if both ``flag``, for the target number, and --by are given."""
         if self.to is not None and self.by is not None:
-            raise UsageFault(f"{flag} says to how many, --by by how many; give one of them")
+            raise UsageFault(f"use either {flag} (the new number) or --by (the change), not both")
 
 
 def scale_options(flag: str) -> Decorator[Any]:

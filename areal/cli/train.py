@@ -94,7 +94,7 @@ def name_from(config: Mapping[str, Any], path: Path) -> str:
     words = [str(part) for part in parts if isinstance(part, str | int) and "${" not in str(part)] or [path.stem]
     name = re.sub(r"[^a-z0-9]+", "-", "-".join(words).lower())[:MAX_NAME_LENGTH].strip("-")
     if name_problem(name) is not None:
-        raise UsageFault(f"no name can be made of {path.name}", hint="give the job one: --name NAME")
+        raise UsageFault(f"cannot derive a job name from {path.name}", hint="give the job one: --name NAME")
     return name
 
 

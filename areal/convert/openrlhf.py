@@ -259,7 +259,7 @@ def _reward(draft: Draft) -> None:
     elif url:
         draft.mark("reward.remote_url", Fate.REFUSED, "a server does not score here; write a reward function")
     elif not (draft.values.get("reward.model_name_or_path") or draft.values.get("train.agent_func_path")):
-        draft.mark("reward.remote_url", Fate.REFUSED, "nothing says what an answer is worth")
+        draft.mark("reward.remote_url", Fate.REFUSED, "no reward is configured")
 
 
 def _offline(trainer: str, rows: str, more: Callable[[Draft], None]) -> Callable[[Draft], None]:

@@ -372,7 +372,7 @@ def _rewards(draft: Draft) -> None:
                 "reward_funcs", Fate.REFUSED, f"{name} is not here: actor.overlong_reward_penalty, or a function"
             )
     if not names:
-        note = "nothing says what an answer is worth: the script does; add reward_funcs=module.function"
+        note = "the script sets the reward in code; add reward_funcs=module.function"
         draft.mark("reward_funcs", Fate.REFUSED, note)
     elif any(name.endswith("accuracy_reward") for name in names):
         draft.mark("reward_funcs", Fate.LOSSY, "math-verify compares answers with its own settings", "reward_fn")

@@ -75,7 +75,7 @@ class SavedPlan:
     def read(cls, path: str, request: ApplyRequest) -> SavedPlan:
         """Raises ArealError when the file is not a plan of this version."""
         if path.endswith((".yaml", ".yml")) or Path(path).is_dir():
-            raise UsageFault(f"{path} is no saved plan; manifests are named by -f", hint=f"areal apply -f {path}")
+            raise UsageFault(f"{path} is not a saved plan; use -f for manifests", hint=f"areal apply -f {path}")
         try:
             saved = parse_json(Path(path).read_bytes())
             if (found := saved.get("format", PLAN_FORMAT)) != PLAN_FORMAT:
@@ -214,7 +214,8 @@ class _Manifests:
         request = self.request
         if not self.faults and not self.resources and not request.allow_empty:
             raise UsageFault(
-                "the manifests hold no resources", hint="--allow-empty applies an empty set (with --prune: deletes it)"
+                "the manifests contain no resources",
+                hint="--allow-empty applies an empty set (with --prune: deletes it)",
             )
 
         def choose(stored: list[StoredObject]) -> tuple[Target, ...]:

@@ -194,8 +194,8 @@ class EffectContext:
                 owners = {state.spec.owner for state in states if str(path) in state.spec.inputs.get(KEYS, {})}
                 if kept := owners - {slot.ref for slot in self.slots.values()}:
                     raise ArealError(
-                        f"{service}: its key is lost ({why}), and the processes of {', '.join(sorted(kept))} have it",
-                        hint="put it back, or have all of them replaced with a new one: areal reconcile --yes",
+                        f"{service}: the key file is lost ({why}), but {', '.join(sorted(kept))} still use the key",
+                        hint="restore the file, or replace the key and these processes: areal reconcile --yes",
                     )
                 if path.exists():
                     quarantine(path)

@@ -285,7 +285,7 @@ def resuming(ctx: Context, ref: Ref) -> ObjectChange:
         raise Conflict(f"{subject} has ended ({ended})", hint=f"areal restart {each.ref} runs it again")
     host = known.get(host_of(item) or "")
     if host is not None and host.spec.get("suspend"):
-        raise Conflict(f"{item.ref} rests with {host.ref}, which is suspended", hint=f"areal resume {host.ref}")
+        raise Conflict(f"{item.ref} is suspended with {host.ref}", hint=f"areal resume {host.ref}")
 
     def edit(item: StoredObject) -> Target:
         if not item.spec.get("suspend"):

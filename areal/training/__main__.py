@@ -147,7 +147,7 @@ def _is_executable(file: Path) -> bool:
 def _checked(found: Any, path: str) -> Callable[[Sequence[str]], object]:
     """Raises UsageFault where the driver does not take one list of arguments."""
     if not callable(found):
-        raise UsageFault(f"driver {path} is no function, but {type(found).__name__}")
+        raise UsageFault(f"driver {path} is not a function but {type(found).__name__}")
     try:
         inspect.signature(found).bind([])
     except TypeError as error:

@@ -114,7 +114,7 @@ def test_run_again_leaves_what_another_command_has_set_since(
     ("words", "message"),
     [
         (("--agent", "a:B", "--env", "A"), "--env 'A' is not NAME=VALUE"),
-        (("--agent", "a:B", "--model", "m"), "--inf SERVICE is missing"),
+        (("--agent", "a:B", "--model", "m"), "--model needs --inf SERVICE"),
         (("--command", "'a"), "--command: No closing quotation"),
     ],
 )
@@ -172,7 +172,7 @@ def test_scale_says_what_makes_no_sense_and_the_other_verb(areal: Areal, record:
     down = areal("agent", "scaledown", "--by", "3")
     assert down.code == 2 and "--by 3 is too many: AgentService/default has 2" in down.err
     both = areal("agent", "scaledown", "--pairs", "1", "--by", "1")
-    assert both.code == 2 and "--pairs says to how many, --by by how many" in both.err
+    assert both.code == 2 and "use either --pairs (the new number) or --by" in both.err
 
 
 def test_verbs_mean_the_only_agent_service(areal: Areal, tmp_path: Path) -> None:

@@ -295,7 +295,7 @@ def test_reward_below_zero_is_a_value_and_no_flag(agent: Agent) -> None:
 
 def test_reward_and_export_say_what_is_missing(agent: Agent, tmp_path: Path) -> None:
     nowhere = agent("reward", "1")
-    assert nowhere.code == 2 and "There is no current one" in nowhere.err
+    assert nowhere.code == 2 and "no session is selected" in nowhere.err
     unknown = agent("reward", "1", "--session", "absent")
     assert unknown.code == 4 and "session absent: no session has this key" in unknown.err
     session = new_session(agent)

@@ -73,7 +73,7 @@ def test_engine_and_trainer_that_share_a_gpu_need_the_sum(areal: Areal, folder: 
 def test_configuration_of_a_model_with_too_many_levels_is_refused(areal: Areal, folder: Path) -> None:  # noqa: F811
     (folder / "model" / "config.json").write_text("[" * 200_000)
     refused = areal("train", "estimate", "grpo.yaml")
-    assert refused.code == 2 and "is no JSON" in refused.err, refused.err
+    assert refused.code == 2 and "is not valid JSON" in refused.err, refused.err
 
 
 def test_model_of_the_agents_is_the_one_that_samples(areal: Areal, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
@@ -104,13 +104,13 @@ def test_model_of_the_hub_is_asked_for_its_config_alone(
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        ((), 2, "nothing says what is estimated"),
+        ((), 2, "no configuration and no manifest is given"),
         (("none.yaml",), 4, "there is no configuration none.yaml"),
         (("grpo.yaml", "--gpu", "h10"), 2, 'did you mean "h100"?'),
         (("grpo.yaml", "actor.path=nowhere/at/all"), 4, "config.json cannot be read"),
-        (("grpo.yaml", "actor.path=''"), 2, "actor.path: nothing says which model it is"),
+        (("grpo.yaml", "actor.path=''"), 2, "actor.path: no model path is set"),
         (("grpo.yaml", "trainer.type=null"), 2, "there is no trainer.type that trains"),
-        (("grpo.yaml", "-f", "grpo.yaml"), 2, "a configuration and manifests are given"),
+        (("grpo.yaml", "-f", "grpo.yaml"), 2, "CONFIG and -f cannot be used together"),
         (("grpo.yaml", "--memory-gib", "0"), 2, "0"),
         (("grpo.yaml", "--memory-gib", "inf"), 2, "not a finite number"),
         (("grpo.yaml", "--memory-gib", "nan"), 2, "not a finite number"),

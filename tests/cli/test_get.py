@@ -412,5 +412,5 @@ def test_name_in_the_place_of_a_kind_is_answered_with_the_object(areal: Areal, o
     for verb in ("logs", "describe", "history"):
         result = areal(verb, "qwen")
         assert result.code == 4, result.err
-        assert result.err == 'error: "qwen" is no kind\n  hint: write model/qwen\n'
+        assert result.err == 'error: "qwen" is not a kind\n  hint: write model/qwen\n'
     assert 'unknown kind "qwne"' in areal("logs", "qwne").err

@@ -63,7 +63,7 @@ def test_faults_of_all_jobs_stand_where_manifests_and_files_say_them(
         "jobs.yaml:17:42: spec.config.model.optimizer.lr: must be a number, not 'fast'",
         "spec.config: there is no file 'grpoo.yaml' (did you mean \"grpo.yaml\"?)",
         "spec.workingDir: there is no folder",
-        "spec.config: '3' is no driver",
+        "spec.config: '3' is not a driver",
         "spec.config.trainer.sft.model.pth: there is no such key",
         "spec.envFrom.TOKEN.env: environment variable NO_SUCH_VARIABLE is not set",
         "trainer.type 'gropo' has no built-in driver (did you mean \"grpo\"?)",

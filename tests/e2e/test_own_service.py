@@ -144,5 +144,5 @@ def test_service_that_outlives_its_job_serves_on_and_the_next_one_takes_it(jobs:
     Path(file).write_text(json.dumps({**manifest, "spec": {"config": "own.yaml", "overrides": [f"until={done}"]}}))
     jobs.ok("delete", "trainjob/own", "--yes")
     refused = jobs.areal("apply", "-f", file)
-    assert refused.code == 5 and "has another owner" in refused.err
+    assert refused.code == 5 and "belongs to another owner" in refused.err
     assert servers(jobs) == started

@@ -42,7 +42,7 @@ def test_agent_gets_only_what_it_takes() -> None:
     "workflow", ["areal.workflow.rlvr:RLVRWorkflow", "areal.workflow.multi_turn:MultiTurnWorkflow"]
 )
 def test_workflow_without_its_reward_is_refused(workflow: str) -> None:
-    with pytest.raises(UsageFault, match="nothing says what an answer is worth"):
+    with pytest.raises(UsageFault, match="no reward is configured"):
         workflow_of(f"workflow={workflow}")
 
 
@@ -96,7 +96,7 @@ def test_online_training_needs_neither_rows_nor_a_workflow(tmp_path: Path) -> No
     with PPOTrainer(config) as trainer:
         assert trainer.total_steps == 3 and trainer.steps_per_epoch == 1
     config, _ = load_expr_config(words, PPOConfig)
-    with pytest.raises(UsageFault, match="no rows that could end it"):
+    with pytest.raises(UsageFault, match="no data set that ends"):
         PPOTrainer(config)
 
 

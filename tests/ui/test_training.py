@@ -158,7 +158,7 @@ def test_compare_lists_the_fields_that_differ(job: Home, record: Recorder) -> No
     assert [each["steps"] for each in found["jobs"]] == [50, 0] and found["unreadable"] == {}
     (folder / "config.yaml").write_text("a: [")
     assert (
-        "config.yaml:1:5: the configuration is no YAML"
+        "config.yaml:1:5: the configuration is not valid YAML"
         in ask(job, "compare", jobs="learn,other")["unreadable"]["other"]
     )
     with pytest.raises(UsageFault, match="at most 8"):

@@ -65,7 +65,7 @@ def chat(
     chosen = agent_gateway(cli, service)
     text = message_of(message, "areal agent chat")
     if text is None and not cli.format.is_table:
-        raise UsageFault("-o json needs one shot: give -m TEXT or pipe the text in")
+        raise UsageFault("-o json needs a message: pass -m TEXT or pipe the text in")
     key = _session(cli, chosen, service, session)
     if session is None:
         set_current(cli, service, key)

@@ -90,7 +90,7 @@ def run(
         except ValueError as error:
             raise UsageFault(f"--command: {error}: {command!r}") from None
     if settings["model"] and not settings["inf"]:
-        raise UsageFault("--model is a model of an inference service, and --inf SERVICE is missing")
+        raise UsageFault("--model needs --inf SERVICE, the inference service of the model")
     ref = Ref(AGENT_SERVICE, check_name(service))
     spec = spec_of({**settings, "env": _environment(env)})
     manifest = with_applied(cli, resource(AGENT_SERVICE, ref.name, spec), force=force)

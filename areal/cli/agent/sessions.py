@@ -112,7 +112,7 @@ def named_session(cli: Invocation, service: str, given: str | None) -> str:
     """The given session, else the current one. Raises UsageFault without either."""
     key = given if given is not None else current_session(cli, service)
     if key is None:
-        raise UsageFault("which session? There is no current one", hint="--session ID, or areal agent sessions switch")
+        raise UsageFault("no session is selected", hint="--session ID, or areal agent sessions switch")
     return key
 
 
@@ -315,7 +315,9 @@ def export(
 
     path = Path(file).absolute()
     if path.suffix not in _FORMATS:
-        raise UsageFault(f"{file}: an export is one of {', '.join(_FORMATS)}", hint=f"--output {path.stem}.json")
+        raise UsageFault(
+            f"{file}: the name must end in one of {', '.join(_FORMATS)}", hint=f"--output {path.stem}.json"
+        )
     if path.suffix == ".parquet":
         pyarrow()  # raises if it is not installed, before the export
     if not path.parent.is_dir():

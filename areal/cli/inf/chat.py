@@ -78,7 +78,7 @@ def _one_shot(cli: Invocation, talk: ModelChat, text: str) -> int:
 
 def _prompt(cli: Invocation, talk: ModelChat) -> int:
     if not cli.format.is_table:
-        raise UsageFault("-o json needs one shot: give -m TEXT or pipe the text in")
+        raise UsageFault("-o json needs a message: pass -m TEXT or pipe the text in")
     models = talk.client.models()
     if talk.model is None and len(models) == 1:
         talk.settings["model"] = models[0]

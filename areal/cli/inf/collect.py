@@ -251,7 +251,7 @@ def _agent(given: Mapping[str, Any]) -> Agent:
         return single_turn(sampling)
     unused = [f"--{name.replace('_', '-')}" for name in sampling]
     if unused:
-        raise UsageFault(f"{', '.join(unused)}: the agent that --workflow names asks the model as it likes")
+        raise UsageFault(f"{', '.join(unused)} cannot be used with --workflow: its agent sets the sampling parameters")
     return named_agent(given["workflow"])
 
 

@@ -113,7 +113,7 @@ def _words(words: Sequence[str], flag: str) -> dict[str, Any]:
         name, equals, value = words[at].partition("=")
         at += 1
         if not equals and not name.startswith("--"):
-            raise UsageFault(f"{flag}: {name!r} is no argument", hint="write '--name value', name=value, or JSON")
+            raise UsageFault(f"{flag}: {name!r} is not an argument", hint="write '--name value', name=value, or JSON")
         name = name.removeprefix("--")
         if equals:
             found[name] = _typed(value)
@@ -166,7 +166,7 @@ def run(
         raise UsageFault(f"NAME says {name} and --service says {service}; give one of them")
     ref = Ref(INFERENCE_SERVICE, service_name(cli, service or name))
     if flags.given and not model:
-        raise UsageFault(f"{flags.given[0]} describes a model, and --model NAME is missing")
+        raise UsageFault(f"{flags.given[0]} needs --model NAME")
     if settings["routing_strategy"] == "least_busy":  # AReaL's name
         settings["routing_strategy"] = "least_loaded"
     manifests = [with_applied(cli, resource(INFERENCE_SERVICE, ref.name, spec_of(settings)), force=force)]
@@ -249,7 +249,7 @@ def _model_spec(flags: ModelFlags, external: dict[str, Any]) -> dict[str, Any]:
         return flags.spec()
     unused = flags._replace(served_model_name=None).given
     if unused:
-        raise UsageFault(f"{unused[0]} does not go with --api-url, which has no engine of ours")
+        raise UsageFault(f"{unused[0]} cannot be used with --api-url: areal starts no engine for it")
     from areal.resources.addresses import UrlError, parse_external_url
 
     text = given["api_url"]

@@ -65,7 +65,7 @@ def read_config(path: Path) -> dict[str, Any]:
         mark = getattr(error, "problem_mark", None)
         pos = Pos(str(path), mark.line + 1, mark.column + 1) if mark is not None else Pos(str(path), 1, 1)
         problem = getattr(error, "problem", None) or str(error)
-        raise ManifestError([Diagnostic(pos, "", f"the configuration is no YAML: {problem}")]) from error
+        raise ManifestError([Diagnostic(pos, "", f"the configuration is not valid YAML: {problem}")]) from error
     if data is not None and not isinstance(data, dict):
         message = f"the configuration must be a map, not {type(data).__name__}"
         raise ManifestError([Diagnostic(Pos(str(path), 1, 1), "", message)])
@@ -420,7 +420,7 @@ def _request(job: Wanted) -> dict[str, Any] | None:
     tree = config_tree(Path(file) if file else given, overrides)
     driver = choose_driver(spec.get("driver"), tree, file or job.ref)
     if re.fullmatch(DRIVER, driver) is None:
-        raise UsageFault(f"{driver!r} is no driver", hint="module:function, or path/driver.py")
+        raise UsageFault(f"{driver!r} is not a driver", hint="module:function, or path/driver.py")
     dotted = driver.replace(":", ".")
     kind = next((kind for kind, known in BUILT_IN.items() if known.replace(":", ".") == dotted), None)
     config = DRIVERS[kind][1] if kind is not None else _config_of(job, driver)

@@ -302,7 +302,7 @@ def _claim_names(
     for item in (service, model):
         if is_taken(item):
             raise Conflict(
-                f"{job.ref} would bring {item.ref}, which exists and has another owner; nothing was changed",
+                f"{job.ref} would create {item.ref}, which exists and belongs to another owner; nothing was changed",
                 hint="give the job `rollout: {service: ..., model: ...}` to sample from it, or another name",
             )
     earlier = known.get(service.ref)
@@ -342,7 +342,7 @@ def _owned_service(job: Wanted, config: JobConfig) -> tuple[Wanted, Wanted] | No
     path = config.text("actor.path")
     if not path:
         raise UsageFault(
-            f"{job.ref} brings its own {part.engine} engine, and its configuration names no model",
+            f"{job.ref} starts its own {part.engine} engine, but its configuration names no model",
             hint="actor.path=...",
         )
     name = config.text("rollout.model") or job.name

@@ -294,7 +294,7 @@ def _with_adapters(model: nn.Module, config: TrainEngineConfig) -> nn.Module:
 
 def _model_path(path: str) -> str:
     if not path:
-        raise UsageFault("nothing says which model is trained", hint="actor.path=FOLDER, or a Hugging Face id")
+        raise UsageFault("no model is configured for training", hint="actor.path=FOLDER, or a Hugging Face id")
     looks_local = path.startswith((".", "/", "~"))
     if looks_local and not Path(path).expanduser().is_dir():
         raise NotFound(f"there is no model folder {path}")
@@ -305,7 +305,7 @@ def _load_config(loader: Any, path: str) -> Any:
     try:
         return loader.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError) as error:  # neither a local model nor one that the hub serves
-        raise NotFound(f"{path} is no model: {str(error).splitlines()[0]}") from error
+        raise NotFound(f"{path} is not a model folder: {str(error).splitlines()[0]}") from error
 
 
 def dtype_by_name(name: str) -> torch.dtype:
@@ -434,11 +434,13 @@ def apply_tensor_parallelism(model: Any, mesh: DeviceMesh) -> None:
             hint="a layout without t, for example fsdp:d4",
         )
     if hasattr(model, "get_base_model"):
-        raise UsageFault(f"adapters (use_lora) are not cut over {size} tensor-parallel ranks", hint="use_lora: false")
+        raise UsageFault(
+            f"adapters (use_lora) cannot be sharded over {size} tensor-parallel ranks", hint="use_lora: false"
+        )
     for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
         if (count := getattr(about, name)) % size:
             raise UsageFault(
-                f"the model's {name} {count} cannot be cut over {size} tensor-parallel ranks",
+                f"the model's {name} {count} cannot be divided over {size} tensor-parallel ranks",
                 hint=f"t has to divide {count}",
             )
     layer: dict[str, ParallelStyle] = {

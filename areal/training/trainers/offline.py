@@ -81,7 +81,7 @@ class OfflineTrainer(Trainer):
         known, highest = self.actor.vocab_size, int(batch["input_ids"].max())
         if highest >= known:
             raise UsageFault(
-                f"the data has token {highest}, and the model {self.actor.config.path} knows {known}: they are of two "
+                f"the data has token {highest}, but the model {self.actor.config.path} has {known}: they use different "
                 "tokenizers",
                 hint=f"tokenizer_path is {self.config.tokenizer_path}: leave it out to take the model's own",
             )

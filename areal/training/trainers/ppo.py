@@ -73,7 +73,9 @@ class PPOTrainer(Trainer):
             raise UsageFault(f"{'.'.join(key)}: {why}")
         if self.train_dataset is None and config.is_online:
             if config.total_train_steps is None:
-                raise UsageFault("online training has no rows that could end it", hint="total_train_steps=N")
+                raise UsageFault(
+                    "online training has no data set that ends; set the number of steps", hint="total_train_steps=N"
+                )
             self.train_dataset = [{}] * config.train_dataset.batch_size  # each row waits for a conversation
         coefficients = {name: getattr(config.actor, name) for name in ("kl_ctl", "kl_loss_coef")}
         without_reference = [name for name, value in coefficients.items() if value and config.ref is None]

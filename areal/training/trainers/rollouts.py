@@ -428,7 +428,7 @@ class Evaluation:
 
     def __init__(self, config: PPOConfig, dataset: Sequence[Any] | None) -> None:
         if not dataset:
-            raise UsageFault("there is nothing to evaluate on", hint="valid_dataset.path=FILE")
+            raise UsageFault("no data set for the evaluation is configured", hint="valid_dataset.path=FILE")
         self.config = config
         self.dataset = dataset
         self.folder = run_folder(config)

@@ -193,7 +193,7 @@ def test_job_never_takes_a_service_or_a_model_that_is_not_its_own() -> None:
     stored = recorded(expanded(job()))[:2]
     named = replace(stored[1], name="learn", owner=None)
     for foreign in ([replace(stored[0], owner=None)], [replace(stored[1], owner=None), named]):
-        with pytest.raises(Conflict, match="has another owner"):
+        with pytest.raises(Conflict, match="belongs to another owner"):
             expanded(job(), foreign)
 
 

@@ -196,7 +196,7 @@ def test_reward_of_token_ids_is_refused_for_an_agent_before_a_prompt_is_asked(
 
 def test_evaluation_without_a_reward_is_refused(bench: Bench, evaluating: Evaluating, collecting: Collecting) -> None:
     ran = evaluating.areal("eval", "--dataset", evaluating.data, "--name", "none")
-    assert ran.code == 2 and "nothing rewards an answer" in ran.err
+    assert ran.code == 2 and "no reward is given" in ran.err
     agent = f"{collecting.code(AGENT)}:ask"
     ran = evaluating.areal("eval", "--dataset", evaluating.data, "--name", "none", "--agent", agent)
     assert ran.code == 2 and "4 of 4 episodes have no reward" in ran.err
@@ -211,7 +211,7 @@ def test_evaluation_without_a_reward_is_refused(bench: Bench, evaluating: Evalua
         (["--fail-under", "pass@0=1"], 2, "is not a number, pass@K=NUMBER or reward=NUMBER"),
         (["--fail-under", "nan"], 2, "is not a number"),
         (["--fail-under", "pass@4=0.5"], 2, "the scores of 1 samples are reward, pass@1"),
-        (["--backend", "embedded"], 2, "this model is served already"),
+        (["--backend", "embedded"], 2, "this model is already served"),
         (["--confidence", "1"], 2, "--confidence"),
         (["--name", "../up"], 2, "--name ../up"),
     ],

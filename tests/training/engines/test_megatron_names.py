@@ -147,7 +147,7 @@ def test_weights_of_other_shapes_than_the_configuration_are_an_error_that_names_
     weight = Weight("qkv", ("q", "k", "v"), (16, 1), 0, "qkv", groups=4, head_size=2)
     for rows in ((4, 4, 4), (8, 4, 4)):  # the second has as many rows in all, and other heads
         parts = [torch.rand(count, 1) for count in rows]
-        with pytest.raises(UsageFault, match=rf"which makes \[16, 1\] of q \[{rows[0]}, 1\], k \[4, 1\]"):
+        with pytest.raises(UsageFault, match=rf"needs \[16, 1\], and the folder has q \[{rows[0]}, 1\], k \[4, 1\]"):
             join(weight, parts)
 
 
@@ -181,5 +181,5 @@ def test_layout_that_does_not_divide_the_model_is_refused(part: Part, told: str)
 
 
 def test_experts_of_a_model_without_any_are_refused() -> None:
-    with pytest.raises(UsageFault, match="megatron:d2e2: the model has no experts to share out"):
+    with pytest.raises(UsageFault, match="megatron:d2e2: the model has no experts to distribute"):
         check(architecture(about()), Part("megatron", data=2, expert=2))

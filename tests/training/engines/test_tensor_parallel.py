@@ -110,7 +110,10 @@ def test_copies_of_shards_are_one_for_each_node_where_they_fit() -> None:
     ("about", "message"),
     [
         ({"model_type": "gpt2"}, "fsdp has no tensor parallelism for gpt2: only for llama, qwen2, qwen3"),
-        ({"num_key_value_heads": 2}, "the model's num_key_value_heads 2 cannot be cut over 4 tensor-parallel ranks"),
+        (
+            {"num_key_value_heads": 2},
+            "the model's num_key_value_heads 2 cannot be divided over 4 tensor-parallel ranks",
+        ),
     ],
 )
 def test_model_that_cannot_be_cut_is_refused(about: dict[str, Any], message: str) -> None:

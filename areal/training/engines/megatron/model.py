@@ -51,7 +51,7 @@ def check(model: Architecture, part: Part) -> None:
             (model.expert_feed_forward % tensor, f"an expert's width of {model.expert_feed_forward} over t{tensor}"),
         ]
     elif experts > 1:
-        raise UsageFault(f"{part}: the model has no experts to share out", hint="leave e out of the backend")
+        raise UsageFault(f"{part}: the model has no experts to distribute", hint="leave e out of the backend")
     for rest, what in uneven:
         if rest:
             raise UsageFault(f"{part}: megatron cannot share {what} evenly")
@@ -84,7 +84,7 @@ def join_groups(ranks: Ranks, part: Part) -> Any:
         state.get_expert_tensor_parallel_world_size(),
     )
     if actual != tuple(sizes.values()):
-        raise UsageFault(f"{part}: another megatron model of this run is cut differently: all share one layout")
+        raise UsageFault(f"{part}: another megatron model of this run has a different layout; all must have the same")
     from megatron.core.process_groups_config import ProcessGroupCollection
 
     return ProcessGroupCollection.use_mpu_process_groups()

@@ -188,7 +188,9 @@ def join(weight: Weight, parts: Sequence[Tensor]) -> Tensor:
     fits = weight.kind != "qkv" or len(parts[1]) == len(parts[2]) == keys
     if tuple(whole.shape) != weight.shape or not fits:
         found = ", ".join(f"{name} {list(part.shape)}" for name, part in zip(weight.hf_names, parts, strict=True))
-        raise UsageFault(f"the weights are not those of config.json, which makes {list(weight.shape)} of {found}")
+        raise UsageFault(
+            f"the weights do not fit config.json: it needs {list(weight.shape)}, and the folder has {found}"
+        )
     if weight.kind != "qkv":
         return whole
     grouped = [part.reshape(weight.groups, -1, *part.shape[1:]) for part in parts]
