@@ -32,7 +32,7 @@ _STATED = re.compile(
     r"(?:(?:the\s+)?(?:answer\s+)?(?:option|choice|answer)\s+)?|,\s(?:answer\s)?(?:option|choice)\s)"
     r"(?=(?:\W|\\(?:text|math)\w*){0,6}[A-J]\b\W*(?:$|[.:\n]|because\b|since\b))"
     r"|(?<![A-J], )(?<!\), )(?<!or )(?<!and )(?<!that )(?<!ment )"
-    r"(?=\(?\b[A-J]\b(?:\W{0,4}(?:which\s)?|,[^,.\n]{1,40},\s)(?:is|as)"
+    r"(?=\(?\b[A-J]\b(?:\W{0,4}(?:which\s)?|\)?,[^,.\n]{1,40},\s)(?:is|as)"
     r"(?:\s(?:therefore|thus|also|the|only)){0,3}\s(?:correct|right|best|closest|nearest|answer)\b)"
     r"|(?=\([A-J]\)\sit\sis\b)"
 )
@@ -87,7 +87,7 @@ _PREDICATE = re.compile(
     re.DOTALL,
 )
 _TRUTH = re.compile(r"(Yes|No)[,.](?=\s+(?:it|this|that|they|there|the)\b[^\d$]*\Z)")
-_THUS = re.compile(r"\A(?:thus|therefore|hence|so|then|finally|in conclusion),?\s+", re.IGNORECASE)
+_THUS = re.compile(r"(?i)\A(?:thus|therefore|hence|so|then|finally|in conclusion|(?:most )?likely|probably),?\s+")
 _WINDOW = 80
 _MEASURED = r"(?:hours?|minutes?|seconds?|days?|weeks?|f(?:ee|oo)?t|inch(?:es)?|yards?|dollars?|cents?|pounds?|ounces?)"
 _AMOUNTS = re.compile(rf"(?<![\d.,])(?:\d+ {_MEASURED}(?:,| and|, and)? )+\d+ {_MEASURED}\b")

@@ -139,8 +139,8 @@ _SIGNS = dict(
     re.findall(
         r"(\S)(\S+)",
         r"""−- –- —- ×\times ·\cdot ÷\div ⁄/ ∪\cup ∩\cap ∞\infty π\pi ≤\le ≥\ge ≠\ne ≈\approx ∅\emptyset ±\pm ∈\in
-        ∠\angle △\triangle θ\theta ≡\equiv Ω\Omega Ω\Omega µ\mu μ\mu ⇒\Rightarrow ¢cents 、, 。. ；; 或or 和and 与and
-        且and""",
+        ∠\angle △\triangle θ\theta ≡\equiv Ω\Omega Ω\Omega Å\AA µ\mu μ\mu ⇒\Rightarrow ¢cents 、, 。. ；; 或or 和and
+        与and 且and""",
     )
 )
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
