@@ -73,7 +73,7 @@ class AsyncAgentSession:
         async with self.client.transport.stream(call) as response:
             yield events(response, f"POST {self.client.base_url}{RESPONSES}", silence_s)
 
-    def _body(self, input: Input, fields: Mapping[str, object]) -> dict[str, Any]:
+    def _body(self, input: Input, fields: Mapping[str, object]) -> dict[str, object]:
         """The request body. It carries the session key, which may have characters that a header cannot have."""
         given = {name: value for name, value in fields.items() if value is not None}
         return {"input": input if isinstance(input, str) else list(input), "user": self.key, **given}

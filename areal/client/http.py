@@ -175,7 +175,7 @@ class ChatClient(_SyncClient):
             return ChatDelta(text, _logprobs(choice), choice.get("finish_reason"), data.get("usage"))
 
 
-def _body(messages: Sequence[Message], model: str | None, fields: Mapping[str, object]) -> dict[str, Any]:
+def _body(messages: Sequence[Message], model: str | None, fields: Mapping[str, object]) -> dict[str, object]:
     given = {name: value for name, value in fields.items() if value is not None}
     return {"messages": list(messages), **({"model": model} if model else {}), **given}
 

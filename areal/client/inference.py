@@ -290,7 +290,7 @@ class AsyncInferenceClient(AsyncClient):
 
     async def _model_call(
         self, path: str, body: Any, key: str | None, idempotency_key: str | None, timeout_s: float | None
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         headers = {"Idempotency-Key": idempotency_key or uuid4().hex}
         return await self.transport.json(
             "POST", path, body, key=key, headers=headers, timeout_s=timeout_s, repeatable=True
@@ -313,7 +313,7 @@ class AsyncInferenceClient(AsyncClient):
         async with self.transport.stream(call) as response:
             yield events(response, f"POST {self.base_url}{CHAT}", silence_s)
 
-    def _body(self, model: str | None, fields: Mapping[str, object]) -> dict[str, Any]:
+    def _body(self, model: str | None, fields: Mapping[str, object]) -> dict[str, object]:
         named = model or self.model
         given = {name: value for name, value in fields.items() if value is not None}
         return {**({"model": named} if named else {}), **given}

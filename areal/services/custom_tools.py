@@ -20,7 +20,7 @@ _PARAMETERS = {
 }
 
 
-def custom_function(tool: Mapping[str, object]) -> dict[str, Any]:
+def custom_function(tool: Mapping[str, object]) -> dict[str, object]:
     """Return the function that a custom tool is to the model, without its name. A grammar is part of the
     description."""
     description, form = str(tool.get("description") or ""), tool.get("format")
@@ -50,7 +50,7 @@ def custom_input(arguments: str) -> str:
 # Chat completions.
 
 
-def custom_call(call_id: str, name: str, given: str) -> dict[str, Any]:
+def custom_call(call_id: str, name: str, given: str) -> dict[str, object]:
     return {"id": call_id, "type": "custom", "custom": {"name": name, "input": given}}
 
 

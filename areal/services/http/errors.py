@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import orjson
 
@@ -56,7 +56,7 @@ class ApiError(Exception):
     def type(self) -> str:
         return _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
 
-    def body(self, request_id: str) -> dict[str, Any]:
+    def body(self, request_id: str) -> dict[str, object]:
         """OpenAI's error object."""
         fields = {"message": self.message, "type": self.type, "code": self.code, "param": self.param}
         return {"error": {**fields, "request_id": request_id}}
@@ -88,7 +88,7 @@ class ErrorFormat:
 
     id_headers: tuple[str, ...] = (REQUEST_ID,)
 
-    def body(self, error: ApiError, request_id: str) -> dict[str, Any]:
+    def body(self, error: ApiError, request_id: str) -> dict[str, object]:
         return error.body(request_id)
 
     def event(self, error: ApiError, request_id: str, last_part: bytes) -> bytes:
@@ -110,7 +110,7 @@ class _ResponsesFormat(ErrorFormat):
 class _AnthropicFormat(ErrorFormat):
     id_headers = (REQUEST_ID, ANTHROPIC_REQUEST_ID)
 
-    def body(self, error: ApiError, request_id: str) -> dict[str, Any]:
+    def body(self, error: ApiError, request_id: str) -> dict[str, object]:
         kind = _ANTHROPIC_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
         return {"type": "error", "error": {"type": kind, "message": error.message}, "request_id": request_id}
 

@@ -74,7 +74,7 @@ class RouterLease:
             await self._wait_for_change(ready, renew_in_s, IDLE_S if is_idle else _POLL_S)
 
     @cached_property
-    def _lease(self) -> dict[str, Any]:
+    def _lease(self) -> dict[str, object]:
         config, address = self._config, self._service.address
         assert address is not None, "a lease is taken by a service that listens"
         lease = RenewLease(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 from urllib.parse import parse_qsl
 
 import orjson
@@ -374,7 +374,7 @@ def is_deeper(value: object, levels: int) -> bool:
     return any(isinstance(each, _CONTAINERS) for each in level)
 
 
-def decode_object(body: bytes | str, what: str = "the request body") -> dict[str, Any]:
+def decode_object(body: bytes | str, what: str = "the request body") -> dict[str, object]:
     """The JSON object in ``body``, in UTF-8. Raises 400 naming ``what`` it is."""
     try:
         data = orjson.loads(body)
@@ -388,7 +388,7 @@ def decode_object(body: bytes | str, what: str = "the request body") -> dict[str
     return data
 
 
-async def read_object(request: Request, limit: int = DEFAULT_MAX_BODY_BYTES) -> dict[str, Any]:
+async def read_object(request: Request, limit: int = DEFAULT_MAX_BODY_BYTES) -> dict[str, object]:
     return decode_object(await request.read(limit))
 
 

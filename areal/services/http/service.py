@@ -277,7 +277,7 @@ class Service:
         key: AdminKey | None,
         loopback: bool,
         not_ready: Callable[[], str | None] = lambda: None,
-        details: Callable[[], dict[str, Any]] = dict,
+        details: Callable[[], dict[str, object]] = dict,
     ) -> None:
         self.component = component
         self.address: str | None = None  # once it listens
@@ -370,7 +370,7 @@ class Service:
             body = {name: body[name] for name in ("status", "component", "reason")}
         return json_response(body, status=status)
 
-    def readiness(self) -> dict[str, Any]:
+    def readiness(self) -> dict[str, object]:
         """The body of /ready for callers that see details."""
         state, reason = self.lifetime.state()
         body: dict[str, Any] = {"status": state, "component": self.component, "reason": reason, "pid": os.getpid()}

@@ -53,7 +53,7 @@ class Pair:
     error: str | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    def to_json(self, present: Sequence[Mapping[str, object]] | None = None) -> dict[str, Any]:
+    def to_json(self, present: Sequence[Mapping[str, object]] | None = None) -> dict[str, object]:
         """``present``: the workers that serve the model now ("url", "state", "version"). If None, they are unknown and
         the workers of the last update are listed."""
         urls = sorted(self.connected) or list(self.inference)

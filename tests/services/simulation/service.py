@@ -182,14 +182,14 @@ class SimulatedService:
 
     async def _run_agent(self, request: Request) -> AnyResponse:
         """Answer with the number of turns before this one."""
-        turn = await read_object(request)
+        turn: dict[str, Any] = await read_object(request)
         await self._think(str(turn["message"]))
         summary = str(sum(message["role"] == "user" for message in turn["history"]))
         event = {"type": "complete", "summary": summary, "metadata": {}}
         return Response(body=orjson.dumps(event) + b"\n", content_type=EVENTS)
 
     async def _generate(self, request: Request) -> AnyResponse:
-        body = await read_object(request)
+        body: dict[str, Any] = await read_object(request)
         await self._think("long" if len(body["input_ids"]) % 2 else "short")
         tokens = [64, 2]  # ends with <|im_end|>
         about = {"token_ids": tokens, "logprobs": [-0.5, -0.5], "versions": [0, 0], "top_logprobs": None}

@@ -8,7 +8,6 @@ import heapq
 import logging
 import time
 from collections.abc import AsyncIterator, Mapping
-from typing import Any
 from urllib.parse import quote
 
 import orjson
@@ -185,7 +184,7 @@ class PairRoutes:
         turns = [_turn(each) for each in session.journal.turns(session)]
         return json_response({**self._summary(session), "history": history, "recorded_turns": turns})
 
-    def _summary(self, session: SessionEntry) -> dict[str, Any]:
+    def _summary(self, session: SessionEntry) -> dict[str, object]:
         queue, rl = self._runner.queue(session), session.inference
         return {
             "session_key": session.key,
@@ -394,7 +393,7 @@ def _check_same(before: TurnRequestKey, now: TurnRequestKey) -> None:
         raise ApiError(422, message, code="idempotency_key_reused", param="idempotency_key")
 
 
-def _turn(turn: TurnEntry) -> dict[str, Any]:
+def _turn(turn: TurnEntry) -> dict[str, object]:
     return {
         "run_id": turn.run_id,
         "outcome": turn.outcome,
@@ -414,7 +413,7 @@ async def agent_data_proxy(config: AgentDataProxyConfig, options: ServeOptions) 
     ):
         worker = PairWorker(config, http, options.headers)
 
-        def details() -> dict[str, Any]:
+        def details() -> dict[str, object]:
             return {
                 "model": config.service,
                 "worker_url": config.worker_url,

@@ -13,7 +13,6 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
 from urllib.parse import quote
 
 import orjson
@@ -132,7 +131,7 @@ class RlSessions:
         started = reply.object()["sessions"][0]
         return RlSession(self._access.addr, started["session_api_key"], self._access.model, started["session_id"])
 
-    async def prepare(self, session: SessionEntry) -> dict[str, Any] | None:
+    async def prepare(self, session: SessionEntry) -> dict[str, object] | None:
         """Ensure before a turn that the session's RL session records: wait for an export to end, start a missing one,
         replace a stale one. Returns the turn metadata that reports a replacement, else None. Raises 502, 503."""
         await _exported(session)

@@ -181,7 +181,7 @@ def recorded_events(turn: TurnEntry) -> bytes:
     return turn.stream.removeprefix(ALL_EVENTS + b"\n") + last if turn.stream else b"".join((*before, last))
 
 
-def last_event(line: bytes, transcript: Transcript) -> dict[str, Any] | TurnFailed | None:
+def last_event(line: bytes, transcript: Transcript) -> dict[str, object] | TurnFailed | None:
     """Parse an event and add it to ``transcript``. If it ends the turn, returns ``complete`` or the failure."""
     try:
         event: dict[str, Any] = orjson.loads(line)

@@ -214,7 +214,7 @@ class _TurnWriter(ResponsesWriter):
         self._items.append(item)
         return done + self._event("response.output_item.added", **at) + self._event("response.output_item.done", **at)
 
-    def completed(self, summary: str, metadata: Mapping[str, object]) -> tuple[bytes, dict[str, Any]]:
+    def completed(self, summary: str, metadata: Mapping[str, object]) -> tuple[bytes, dict[str, object]]:
         """The last events, and the whole response. ``summary`` is added as text unless the deltas had it already.
         ``metadata`` is the agent's; the response's field ``metadata`` repeats the request's."""
         sent = self._open is not None and self._open["type"] == "message" and "".join(self._text) == summary

@@ -144,7 +144,7 @@ class _SocketTurns:
         frame_id: Any = None
         request_id = unique_id("req_")
         try:
-            frame = decode_object(text, "the frame")
+            frame: dict[str, Any] = decode_object(text, "the frame")
             frame_id, method, params = frame.get("id"), frame.get("method"), frame.get("params") or {}
             if frame.get("type") != "req":
                 raise bad_field("type", "must be req")

@@ -203,7 +203,7 @@ def _runner(
     return run
 
 
-def _data(request: AgentRequest) -> dict[str, Any]:
+def _data(request: AgentRequest) -> dict[str, object]:
     """The ``data`` argument of an agent in the form of a workflow."""
     theirs = {name: value for name, value in request.metadata.items() if name != "areal_inference"}
     return {"messages": [*request.history, {"role": "user", "content": request.message}], **theirs}

@@ -182,7 +182,7 @@ class _ProgramRun:
             await self._take(output.push(decode(data)))
         await self._take(output.push(decode(b"", True), last=True))
 
-    async def _take(self, parts: Iterator[str | dict[str, Any]]) -> None:
+    async def _take(self, parts: Iterator[str | dict[str, object]]) -> None:
         self._writing = True
         for part in parts:
             if isinstance(part, str):
@@ -236,7 +236,7 @@ class ProgramOutput:
         self._within_line = False
         self._breaks = ""
 
-    def push(self, text: str, *, last: bool = False) -> Iterator[str | dict[str, Any]]:
+    def push(self, text: str, *, last: bool = False) -> Iterator[str | dict[str, object]]:
         self._pending += text
         while self._pending:
             begins_event = self._pending[0] == "{" and not self._within_line

@@ -89,7 +89,7 @@ class _Calls:
         return None
 
 
-def items_of(history: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+def items_of(history: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, object]]:
     """Chat messages as input items of the Responses API, which the SDK accepts for any model."""
     for message in history:
         if message["role"] == "tool":

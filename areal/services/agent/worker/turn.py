@@ -93,7 +93,7 @@ class WorkerTurn:
         """The text of the deltas since the last tool call or result."""
         return "".join(self._texts)
 
-    def _with_text(self, event: dict[str, Any]) -> Future[None] | None:
+    def _with_text(self, event: dict[str, object]) -> Future[None] | None:
         """Emit a tool call or result, with the text since the previous one: both belong to one chat message."""
         content = {"content": text} if (text := self.text) else {}
         self._texts.clear()

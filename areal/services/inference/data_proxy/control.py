@@ -24,7 +24,6 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 from areal.dataclasses import asdict, dataclass
@@ -209,7 +208,7 @@ class WeightTracker:
     ) -> PublishedWeights:
         return PublishedWeights(pair, version, path, gateway, self._base, writer)
 
-    def about(self) -> dict[str, Any]:
+    def about(self) -> dict[str, object]:
         """The weights that the model serves: their folder, if they are in one, their version and who trained them."""
         record = self.published
         if record is None:

@@ -275,7 +275,7 @@ class ModelCalls:
             message = f"this model's context is {limit} tokens; you asked for more in the prompt"
             raise _context_exceeded(generation, message) from None
 
-    def _parse(self, data: dict[str, Any], parse: Parse) -> ParsedRequest:
+    def _parse(self, data: dict[str, object], parse: Parse) -> ParsedRequest:
         fields = Fields(data)
         adapter = adapter_of(fields.text("model"), self._model, self._watch.state.adapters)
         parsed = parse(fields)

@@ -7,7 +7,6 @@ import os
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any
 
 from areal.errors import UsageFault
 from areal.http.client import ENGINE_IDLE_S, HttpClient
@@ -105,7 +104,7 @@ def _token_engine(config: DataProxyConfig) -> Build:
             busy=lambda: calls.tokens_in_flight > 0,
         )
 
-        def details() -> dict[str, Any]:
+        def details() -> dict[str, object]:
             return {
                 "in_flight_tokens": calls.tokens_in_flight,
                 "max_model_len": calls.max_model_len,
@@ -179,7 +178,7 @@ def _external(config: DataProxyConfig) -> Build:
         external = open_external(wanted, recorders, config.max_body_bytes, config.request_timeout)
         watch = EngineWatch(external.api.state, period_s=_EXTERNAL_PERIOD_S)
 
-        def details() -> dict[str, Any]:
+        def details() -> dict[str, object]:
             about = {"root": name, "models": models.names, "calls_refused": external.api.refusal}
             return {**about, **(store_details(store) if store is not None else {})}
 
@@ -213,9 +212,9 @@ def _service(
     options: ServeOptions,
     watch: EngineWatch,
     not_ready: Callable[[], str | None],
-    details: Callable[[], dict[str, Any]],
+    details: Callable[[], dict[str, object]],
 ) -> Service:
-    def about() -> dict[str, Any]:
+    def about() -> dict[str, object]:
         state = watch.state
         return {
             "model": config.model,

@@ -141,7 +141,7 @@ class JournalSessionRoutes:
             return json_response({"ended": ended})
         return json_response(await self._end(self._callers.selected(caller, body.session_id)))
 
-    async def _end(self, caller: Caller) -> dict[str, Any]:
+    async def _end(self, caller: Caller) -> dict[str, object]:
         ended = await caller.journal.end(caller.session)
         self._seeds.end(caller.journal.tag, caller.session)
         return {"message": "session ended", "session_id": ended.session_id, "ready_trajectory_ids": ended.ready}
@@ -200,7 +200,7 @@ def _group(store: TrajectoryStore, group_id: str) -> tuple[SessionJournal, Group
     return journal_of(store, group.tag), group
 
 
-def _summary(journal: SessionJournal, session: SessionRecord) -> dict[str, Any]:
+def _summary(journal: SessionJournal, session: SessionRecord) -> dict[str, object]:
     trajectories = journal.trajectories(session.number)
     interactions, reward = journal.totals(session.number)
     return {
@@ -219,7 +219,7 @@ def _summary(journal: SessionJournal, session: SessionRecord) -> dict[str, Any]:
 
 async def _trajectory(
     journal: SessionJournal, session: SessionRecord, trajectory: Trajectory, whole: bool
-) -> dict[str, Any]:
+) -> dict[str, object]:
     about = {"trajectory_id": trajectory.number, "state": trajectory.phase.name.lower()}
     try:
         turns = await journal.turns(session, trajectory)
@@ -245,7 +245,7 @@ async def _trajectory(
     return {**about, "interactions": interactions, "failures": dict(turns.failures), **rows}
 
 
-def _rows(turns: TrajectoryTurns) -> dict[str, Any]:
+def _rows(turns: TrajectoryTurns) -> dict[str, object]:
     found = export_all([turns], Style.INDIVIDUAL, 1.0)
     return {"traj": found.traj(), "rows": found.rows}
 

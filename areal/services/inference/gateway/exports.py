@@ -130,7 +130,7 @@ class ExportRoutes:
 
     async def _lease_now(
         self, recorders: Sequence[WorkerEntry], limit: int, query: str, headers: Mapping[str, str]
-    ) -> tuple[list[Any], dict[str, Any]]:
+    ) -> tuple[list[Any], dict[str, object]]:
         """Leased items, and the answer's other fields: skipped trajectories, and journals of silent data proxies."""
         items: list[Any] = []
         skipped: list[Any] = []
@@ -218,7 +218,7 @@ def _is_damaged(reply: WorkerReply) -> bool:
     return reply.status in (422, 500) and _error_of(reply)["code"] in UNEXPORTABLE
 
 
-def _error_of(reply: WorkerReply) -> dict[str, Any]:
+def _error_of(reply: WorkerReply) -> dict[str, object]:
     error = reply.object()["error"]
     return {"code": error["code"], "message": error["message"]}
 

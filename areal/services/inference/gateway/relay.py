@@ -19,7 +19,6 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection
-from typing import Any
 
 from prometheus_client import Gauge, Histogram
 
@@ -54,7 +53,7 @@ def read_envelope(body: bytes, journal: str | None = None, *, with_prefix: bool)
     return model, CallKey(tokens, prefix, journal)
 
 
-def _answer_tokens(data: dict[str, Any]) -> float:
+def _answer_tokens(data: dict[str, object]) -> float:
     names = ("max_completion_tokens", "max_output_tokens", "max_tokens")
     asked = next((data[name] for name in names if data.get(name) is not None), None)
     if type(asked) is not int or asked <= 0:
@@ -62,7 +61,7 @@ def _answer_tokens(data: dict[str, Any]) -> float:
     return float(min(asked, _MOST_ANSWER_TOKENS))
 
 
-def prompt_prefix(data: dict[str, Any]) -> bytes | None:
+def prompt_prefix(data: dict[str, object]) -> bytes | None:
     """A digest of the prompt's beginning; None without a prompt.
 
     For a chat: all messages up to the first user message, so that all turns of a conversation and all samples of a
@@ -87,7 +86,7 @@ def prompt_prefix(data: dict[str, Any]) -> bytes | None:
     return digest.digest()
 
 
-def _messages(data: dict[str, Any]) -> object:
+def _messages(data: dict[str, object]) -> object:
     """The messages of a chat, message or response request, preceded by its system prompt or instructions."""
     before = data.get("system", data.get("instructions"))
     messages = data.get("messages", data.get("input"))

@@ -405,7 +405,7 @@ class SessionRoutes:
 
         return handle
 
-    async def _with_session(self, data: dict[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
+    async def _with_session(self, data: dict[str, object], headers: Mapping[str, str]) -> dict[str, object]:
         """An admin's body with a session: by default the human in the loop's."""
         if data.get("session_id") not in (None, HITL) or data.get("group_id") is not None:
             return data

@@ -165,7 +165,7 @@ def _stored(tables: SessionTables, condition: str, *values: object) -> StoredExp
         raise CorruptRecord(f"export {number}: {error}") from error
 
 
-def error_entry(session_id: str, trajectory: int | None, error: CorruptRecord | RewardOverflow) -> dict[str, Any]:
+def error_entry(session_id: str, trajectory: int | None, error: CorruptRecord | RewardOverflow) -> dict[str, object]:
     """An entry of ``errors``."""
     return {"session_id": session_id, "trajectory_id": trajectory, "code": error.code, "message": str(error)}
 

@@ -185,7 +185,7 @@ def token_rows(trajectory: TrajectoryTurns, style: Style, discount: float) -> li
     return rows
 
 
-def _row(line: Sequence[RecordedTurn], reward: float, original: float, about: dict[str, Any]) -> TrainingRow:
+def _row(line: Sequence[RecordedTurn], reward: float, original: float, about: dict[str, object]) -> TrainingRow:
     turns = [turn for turn in line if isinstance(turn, TokenTurn)]
     assert len(turns) == len(line)
     temperatures = tuple(turn.temperature for turn in turns)
@@ -205,7 +205,7 @@ def _repeat(code: str, value: int, count: int) -> array[Any]:
     return array(code, [value]) * count
 
 
-def _abouts(trajectory: TrajectoryTurns) -> dict[int, dict[str, Any]]:
+def _abouts(trajectory: TrajectoryTurns) -> dict[int, dict[str, object]]:
     """The entry in ``rows`` of each turn, by sequence number."""
     names = {turn.seq: turn.interaction_id for turn in trajectory.turns}
     return {
@@ -318,7 +318,7 @@ def export_trajectory(trajectory: TrajectoryTurns, style: Style, discount: float
     return TrajectoryExport(trajectory.session_id, rows, interactions, failures)
 
 
-def join_exports(parts: Sequence[TrajectoryExport], errors: Sequence[dict[str, Any]] = ()) -> Export:
+def join_exports(parts: Sequence[TrajectoryExport], errors: Sequence[dict[str, object]] = ()) -> Export:
     rows = [row for part in parts for row in part.tokens]
     texts = [text for part in parts for text in part.texts]
     return Export(

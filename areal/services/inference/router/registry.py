@@ -104,7 +104,7 @@ class WorkerRecord:
         report = self.report
         return WorkerEntry(self.id, self.addr, self.state, report.journals, self.health.seen, turns_away, report.fault)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return {
             "worker_id": self.id,
             "worker_addr": self.addr,
@@ -477,7 +477,7 @@ class WorkerRegistry:
             withheld=model.withheld,
         )
 
-    def declared(self) -> dict[str, Any]:
+    def declared(self) -> dict[str, object]:
         """Models, workers and removed ids as JSON, for ``restore``."""
         for name in self._models:
             self._update_journals(name)
