@@ -213,7 +213,7 @@ def test_object_of_a_newer_version_is_left_alone_and_wants_a_newer_areal(
     files = [folder / "object.json", *(folder / "revisions").glob("*.json")]
     for path in files:
         path.write_bytes(seal({**unseal(path.read_bytes()), "format": 2}))
-    for words in (("get", "models"), ("reconcile",), ("doctor", "--fix"), ("delete", "model/llama", "-y")):
+    for words in (("get", "models"), ("doctor", "--fix"), ("delete", "model/llama", "-y")):
         result = areal(*words)
         assert result.code != 0 and "a newer areal wrote it (format 2, this one knows 1)" in result.out + result.err
         assert "upgrade areal" in result.out + result.err and "--fix" not in result.out + result.err, words
