@@ -19,6 +19,7 @@ READY = "ready"
 CORDONED = "cordoned"  # nothing new, but the calls of the sessions that it has
 DRAINING = "draining"
 DEAD = "dead"
+NO_REPLICAS = "model_has_no_replicas"  # the code of an error
 
 Strategy = Literal["auto", "round_robin", "least_loaded", "prefix"]
 

@@ -31,7 +31,7 @@ from areal.services.http.messages import (
 )
 from areal.services.http.service import Handler, Service, json_response, to_response
 from areal.services.inference.gateway.relay import NO_SESSION
-from areal.services.inference.gateway.routing import NO_REPLICAS, LiveTable, RouterClient
+from areal.services.inference.gateway.routing import LiveTable, RouterClient
 from areal.services.inference.gateway.sessions import JournalClient, SessionKeys, WorkerReply, place_sessions
 from areal.services.journal.keys import tag_of_key
 from areal.wire.agents import (
@@ -46,6 +46,7 @@ from areal.wire.agents import (
     session_key,
 )
 from areal.wire.processes import InferenceAccess
+from areal.wire.routing import NO_REPLICAS
 
 RESERVED = ("areal_inference", "chat_request")  # metadata that the service sets
 _BODY_BYTES = 1024 * 1024

@@ -31,6 +31,7 @@ from areal.wire.routing import (
     DEAD,
     DRAINING,
     EMPTY,
+    NO_REPLICAS,
     READY,
     Changes,
     Followed,
@@ -42,7 +43,6 @@ from areal.wire.routing import (
 
 _SUSPECT_FIRST_S = 0.5
 _SUSPECT_MAX_S = 2.0
-NO_REPLICAS = "model_has_no_replicas"
 
 
 class LiveTable:

@@ -415,6 +415,10 @@ class WorkerRegistry:
         self._update_journals(name)
         return self._models[name].journals if name in self._models else frozenset()
 
+    def is_idle(self, name: str) -> bool:
+        """Whether a model is declared to have no replica."""
+        return self._models[name].expected == 0 and not self._members.get(name)
+
     def is_orphan(self, tag: str) -> bool:
         """Whether a journal exists that no worker serves now."""
         return tag not in self._by_journal and any(tag in self.journals(name) for name in self._models)

@@ -28,7 +28,7 @@ from areal.services.inference.router.picking import rendezvous
 from areal.services.inference.router.registry import WorkerRecord, WorkerRegistry, WorkerReport
 from areal.services.journal.keys import damaged_journal, key_digest, tag_of_key
 from areal.wire.bodies import RouteCall
-from areal.wire.routing import CORDONED, DEAD, READY, WorkerEntry
+from areal.wire.routing import CORDONED, DEAD, NO_REPLICAS, READY, WorkerEntry
 
 _LARGE_POOL = 32
 _CANDIDATES = 4
@@ -255,8 +255,13 @@ class SessionPlacing:
                 else:
                     searched.update(answer["journals"])
                     known.update(answer["elsewhere"])
-        if unanswered or not self._registry.all_heard or not searched.issuperset(known):
+        idle = [name for name in away if self._registry.is_idle(name)]
+        elsewhere = known.difference(searched, *map(self._registry.journals, idle))
+        if unanswered or not self._registry.all_heard or elsewhere:
             raise _session_away("no data proxy has a session with this key, but one of them is away")
+        if not searched.issuperset(known):  # the caller does not wait: nothing brings a replica
+            message = f"no data proxy has a session with this key, and the model {idle[0]!r} has no replica to search"
+            raise ApiError(503, message, code=NO_REPLICAS, headers={"Retry-After": "5"})
         return None
 
     async def _journal_of_key(self, worker: WorkerRecord, digest: bytes) -> dict[str, Any] | None:

@@ -175,17 +175,18 @@ class NoKeys:
         return HttpReply(200, Headers({}), self._answer)
 
 
-UNKNOWN = {"journal": None, "journals": ["tag-0", "tag-1"], "elsewhere": []}
+UNKNOWN, AWAY = (404, "session_not_found"), (503, "session_away")
+SEARCHED = {"journal": None, "journals": ["tag-0", "tag-1"], "elsewhere": []}
 
 
 async def refusal(
-    registry: WorkerRegistry, meanwhile: Callable[[], None] = lambda: None, answer: Mapping[str, Any] = UNKNOWN
-) -> int:
-    """The status with which the router refuses a key that no data proxy has."""
+    registry: WorkerRegistry, meanwhile: Callable[[], None] = lambda: None, answer: Mapping[str, Any] = SEARCHED
+) -> tuple[int, str | None]:
+    """The status and code with which the router refuses a key that no data proxy has."""
     placing = SessionPlacing(registry, cast(HttpClient, NoKeys(meanwhile, answer)), {})
     with pytest.raises(ApiError) as caught:
         await placing.holder(RouteCall(api_key_digest="00" * 16))
-    return caught.value.status
+    return caught.value.status, caught.value.code
 
 
 def two_workers() -> tuple[WorkerRegistry, WorkerRecord, WorkerRecord]:
@@ -199,7 +200,7 @@ def two_workers() -> tuple[WorkerRegistry, WorkerRecord, WorkerRecord]:
 async def test_unknown_key_is_404_when_every_data_proxy_was_asked() -> None:
     registry, _, second = two_workers()
     registry.observe(second, ProbeResult.READY, WorkerReport(journals=("tag-1",)))
-    assert await refusal(registry) == 404
+    assert await refusal(registry) == UNKNOWN
 
 
 async def test_key_is_not_unknown_while_some_journal_was_not_searched() -> None:
@@ -207,24 +208,36 @@ async def test_key_is_not_unknown_while_some_journal_was_not_searched() -> None:
     registry, _, second = two_workers()
     registry.observe(second, ProbeResult.READY, WorkerReport(journals=("tag-1",), elsewhere=("tag-0",)))
     left = {"journal": None, "journals": ["tag-1"], "elsewhere": ["tag-0"]}
-    assert await refusal(registry, answer=left) == 503
-    assert await refusal(registry) == 404
+    assert await refusal(registry, answer=left) == AWAY
+    assert await refusal(registry) == UNKNOWN
+
+
+async def test_key_that_only_a_model_without_replicas_may_have_is_refused_with_its_name() -> None:
+    registry, _, second = two_workers()
+    registry.observe(second, ProbeResult.READY, WorkerReport(journals=("tag-1",)))
+    registry.register_model("idle", [("w2", "http://h:3")], expected=1, external=False)
+    (third,) = registry.workers("idle")
+    registry.observe(third, ProbeResult.READY, WorkerReport(journals=("tag-2",)))
+    registry.register_model("idle", [], expected=1, external=False)
+    assert await refusal(registry) == AWAY
+    registry.register_model("idle", [], expected=0, external=False)
+    assert await refusal(registry) == (503, "model_has_no_replicas")
 
 
 async def test_key_is_unknown_only_after_a_data_proxy_that_was_heard_from_meanwhile_was_asked() -> None:
     registry, _, second = two_workers()
     report = WorkerReport(journals=("tag-1",))
-    assert await refusal(registry, lambda: registry.observe(second, ProbeResult.READY, report)) == 503
-    assert await refusal(registry) == 404
+    assert await refusal(registry, lambda: registry.observe(second, ProbeResult.READY, report)) == AWAY
+    assert await refusal(registry) == UNKNOWN
 
 
 async def test_key_is_not_unknown_while_a_router_learns_who_its_data_proxies_are() -> None:
     registry, _, second = two_workers()
     registry.observe(second, ProbeResult.READY, WorkerReport(journals=("tag-1",)))
     registry.learning = True
-    assert await refusal(registry) == 503
+    assert await refusal(registry) == AWAY
     registry.mark_synced()
-    assert await refusal(registry) == 404
+    assert await refusal(registry) == UNKNOWN
 
 
 class OneSession(NoKeys):
