@@ -19,6 +19,7 @@ for name in {names!r}:
 loaded = set(sys.modules) - before
 print([name for name in {HEAVY!r} if name in sys.modules])
 print(sorted({{name.partition(".")[0] for name in loaded}} - set(sys.stdlib_module_names)))
+loaded -= {{"areal.wire", "areal.wire.notes"}}  # the notes of processes are lines of the events
 floors = {{name.split(".")[1] for name in loaded if name.startswith("areal.")}}
 print(sorted(floors - {{"state", "resources", "dataclasses", "errors", "files", "interrupt", "lazy"}}))
 """
