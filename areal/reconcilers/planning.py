@@ -107,8 +107,7 @@ def decide(component: Component, runs: Sequence[ObservedRun]) -> Decision:
     if dead is None:
         return Decision(Action.SPAWN, NO_PROCESS)
     died = _death_of(dead)
-    kind = "crash-loop" if dead.state.phase is Phase.CRASHLOOP else "process-died"
-    kind = str(dead.state.cause) or kind  # of the scheduler
+    kind = str(dead.state.cause) or ("crash-loop" if dead.state.phase is Phase.CRASHLOOP else "process-died")
     return Decision(Action.SPAWN, f"{kind}: {died}", dead, (kind, died))
 
 
@@ -117,8 +116,7 @@ def _decide_living(run: ObservedRun) -> Decision:
         died = _death_of(run)
         return Decision(Action.KICK, f"process-died: {died}", run, ("process-died", died))
     if run.state.phase is Phase.QUEUED:
-        cause = str(run.state.cause)
-        drift = (cause, f"{cause}: queued again") if cause else None
+        drift = (cause, f"{cause}: queued again") if (cause := str(run.state.cause)) else None
         return Decision(Action.AWAIT, f"queued: {run.state.reason}" if run.state.reason else "queued", run, drift)
     if run.state.phase is Phase.STARTING:
         return Decision(Action.AWAIT, "starting", run)
@@ -192,8 +190,8 @@ def unseen(runs: Sequence[ObservedRun]) -> list[ObservedRun]:
 def superseded(slot: Sequence[ObservedRun], kept: int = 1) -> list[ObservedRun]:
     """Runs whose records can be deleted: all ended ones but the last ``kept``, and those that never started."""
     ended = [run for run in slot if run.state.phase in ENDED]
-    unstarted = [run for run in slot if run.state.phase is Phase.INTENDED]
-    return [*unstarted, *sorted(ended, key=lambda run: (run.ended_at, run.uid))[:-kept]]
+    ended.sort(key=lambda run: (run.ended_at, run.uid))
+    return [*(run for run in slot if run.state.phase is Phase.INTENDED), *ended[:-kept]]
 
 
 @dataclass(frozen=True)
