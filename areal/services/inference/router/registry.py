@@ -424,9 +424,10 @@ class WorkerRegistry:
         return tag not in self._by_journal and any(tag in self.journals(name) for name in self._models)
 
     def damaged(self, name: str | None = None) -> dict[str, str]:
-        """The folders' names of a model's journals, or of all, that no worker can open, by tag."""
-        reports = [worker.report for worker in self.workers(name) if worker.report.damaged]
-        return {tag: each for report in reports for tag, each in report.damaged.items() if tag not in self._by_journal}
+        """The folders' names of a model's journals, or of all, that no worker can open, by tag. One that has died
+        cannot open its own again either."""
+        found = [each for worker in self.workers(name) for each in worker.report.damaged.items()]
+        return {tag: text for tag, text in found if all(each.state == DEAD for each in self.holders(tag))}
 
     def configure(self, strategy: str | None, limits: Mapping[str, Any]) -> None:
         """Raises ValueError for an unknown limit, or a wrong value."""

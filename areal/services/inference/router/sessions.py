@@ -233,12 +233,15 @@ class SessionPlacing:
         started, then all others. Raises 503 where none has it, but a replica does not answer or has not reported yet,
         or some journal was not searched: it has no replica, or moves. A start in ``model`` does not wait for another
         model without replicas, whose journals may be gone: no process tells."""
-        workers = {worker.addr: worker for worker in self._registry.workers() if worker.report.journals}
+        damaged = self._registry.damaged()  # no process can search those
+        recorders = [
+            each for each in self._registry.workers() if any(tag not in damaged for tag in each.report.journals)
+        ]
+        workers = {worker.addr: worker for worker in recorders}
         # The workers where each model starts sessions with this key while all its replicas are there.
         models: dict[str | None, list[WorkerEntry]] = {}
-        for worker in self._registry.workers():
-            if worker.report.journals:
-                models.setdefault(worker.model, []).append(worker.entry)
+        for worker in recorders:
+            models.setdefault(worker.model, []).append(worker.entry)
         homes = {rendezvous(digest, entries)[0].addr for entries in models.values()}
         unanswered = not self._registry.all_heard  # a replica that reports only later is not asked below
         searched: set[str] = set()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -132,6 +133,19 @@ def test_dead_worker_keeps_its_journals_until_another_has_them() -> None:
     workers = {worker.id: worker for worker in registry.snapshot().models["m"].workers}
     assert (workers["a"].state, workers["a"].journals) == (DEAD, ("aaaaaaaa",))
     assert registry.snapshot().models["m"].orphans == ()
+
+
+def test_journal_that_its_dead_worker_served_and_another_cannot_open_is_damaged() -> None:
+    registry = registry_with(("a", "http://h:1"), ("b", "http://h:2"))
+    observe(registry, "a", ProbeResult.READY, told("aaaaaaaa", elsewhere=("bbbbbbbb",)))
+    report = replace(told("bbbbbbbb"), damaged={"aaaaaaaa": "run-a"})
+    observe(registry, "b", ProbeResult.READY, report)
+    assert registry.snapshot().models["m"].damaged == {}, "it is open where it is served"
+    for _ in range(3):
+        observe(registry, "a", ProbeResult.LOST, None)
+    assert registry.snapshot().models["m"].damaged == {"aaaaaaaa": "run-a"}
+    observe(registry, "b", ProbeResult.READY, told("bbbbbbbb", "aaaaaaaa"))
+    assert registry.snapshot().models["m"].damaged == {}
 
 
 def test_journal_of_a_worker_that_left_is_an_orphan_until_it_is_adopted_or_gone() -> None:
