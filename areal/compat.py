@@ -103,7 +103,7 @@ FINDER = AliasFinder()
 
 
 def refuse(module: str, name: str | None = None) -> None:
-    """Raises ImportError for what is in the table."""
+    """Raise ImportError for what is in the table."""
     parts = module.split(".")
     keys = [".".join(parts[:length]) for length in range(len(parts), 1, -1)]
     keys[:0] = [f"{module}:{name}"] if name is not None else []
@@ -114,6 +114,6 @@ def refuse(module: str, name: str | None = None) -> None:
 
 
 def attribute(module: str, name: str) -> object:
-    """A module's ``__getattr__``. Raises ImportError for a name in the table, else AttributeError."""
+    """Return a module's ``__getattr__``. Raises ImportError for a name in the table, else AttributeError."""
     refuse(module, name)
     raise AttributeError(f"module {module!r} has no attribute {name!r}")

@@ -117,7 +117,7 @@ _PRECEDENCE = (3, 5, 10, 8, 9, 7)
 
 
 def worst_exit(codes: list[int]) -> int:
-    """The exit status when several apply (cli.md: 3 > 5 > 10 > 8 > 9 > 7, then any other failure)."""
+    """Return the exit status when several apply (cli.md: 3 > 5 > 10 > 8 > 9 > 7, then any other failure)."""
     failures = [code for code in codes if code]
     for code in _PRECEDENCE:
         if code in failures:
@@ -126,7 +126,8 @@ def worst_exit(codes: list[int]) -> int:
 
 
 def closest(word: str, options: Iterable[str]) -> str | None:
-    """The option a reader most likely meant, None when nothing is near. Case and ``_-`` are not held against them."""
+    """Return the option a reader most likely meant, None when nothing is near. Case and ``_-`` are not held against
+    them."""
     import difflib
 
     folded = {_fold(option): option for option in options}

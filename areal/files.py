@@ -103,7 +103,7 @@ def try_lock(fd: int, *, shared: bool = False) -> bool:
 
 
 def still_named(fd: int, path: Path | str) -> bool:
-    """Whether ``path`` leads to the open file: the holder of its lock may remove or replace it."""
+    """Return whether ``path`` leads to the open file: the holder of its lock may remove or replace it."""
     try:
         return os.path.samestat(os.fstat(fd), os.stat(path))
     except FileNotFoundError:

@@ -62,7 +62,7 @@ _NO_WEIGHTS = {"training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.p
 
 
 def is_id(text: str) -> bool:
-    """Whether the hub could have a repository of this name."""
+    """Return whether the hub could have a repository of this name."""
     fits = len(text) <= _LONGEST_ID and _ID.fullmatch(text) is not None
     return fits and "--" not in text and ".." not in text and not text.endswith((".git", ".ipynb", "/.", "."))
 
@@ -94,7 +94,7 @@ class Hub:
         return self.cache / f"{kind}s--{repo.replace('/', '--')}"
 
     def cached_commit(self, repo: str, revision: str = MAIN, kind: Kind = "model") -> str | None:
-        """The commit that the cache has for a revision; None where there is none, or nothing of it."""
+        """Return the commit that the cache has for a revision; None if there is none, or nothing of it."""
         folder = self.repository(repo, kind)
         try:
             commit = revision if is_commit(revision) else (folder / "refs" / revision).read_text().strip()
@@ -105,8 +105,8 @@ class Hub:
     def cached(
         self, repo: str, revision: str = MAIN, kind: Kind = "model", only: Sequence[str] | None = None
     ) -> Path | None:
-        """The snapshot's folder in the cache; None where it is not there, or in part: without a file of ``only``, or
-        where that is None, without all weights of a model."""
+        """Return the snapshot's folder in the cache; None if it is not there, or in part: without a file of ``only``,
+        or where that is None, without all weights of a model."""
         commit = self.cached_commit(repo, revision, kind)
         if commit is None:
             return None
@@ -119,14 +119,14 @@ class Hub:
         return folder if found else None
 
     def has(self, repo: str, kind: Kind = "model", only: Sequence[str] | None = None) -> bool:
-        """Whether the cache has any commit of a repository, as ``cached`` means it."""
+        """Return whether the cache has any commit of a repository, as ``cached`` means it."""
         folder = self.repository(repo, kind) / "snapshots"
         return folder.is_dir() and any(self.cached(repo, path.name, kind, only) for path in folder.iterdir())
 
     def commit(
         self, repo: str, revision: str = MAIN, kind: Kind = "model", *, only: Sequence[str] | None = None
     ) -> str:
-        """The commit that a revision stands for now, of which ``only`` (as of ``snapshot``) can be had. Raises
+        """Return the commit that a revision stands for now, of which ``only`` (as of ``snapshot``) can be had. Raises
         NotFound, ArealError."""
         found = self._about(repo, revision, kind, only)
         return found.commit if found is not None else self._needed(repo, revision, kind, only).name
@@ -141,9 +141,9 @@ class Hub:
         force: bool = False,
         report: ByteReporter | None = None,
     ) -> Path:
-        """The folder of a revision's snapshot, named by its commit, with all files that are of use; what is missing is
-        downloaded. ``only``: patterns of files; ``force``: what is there is downloaded again. Raises NotFound,
-        ArealError."""
+        """Return the folder of a revision's snapshot, named by its commit, with all files that are of use; what is
+        missing is downloaded. ``only``: patterns of files; ``force``: what is there is downloaded again. Raises
+        NotFound, ArealError."""
         about = self._about(repo, revision, kind, only)
         if about is None:
             return self._needed(repo, revision, kind, only)
@@ -167,7 +167,7 @@ class Hub:
         return Path(found)
 
     def files(self, repo: str, revision: str = MAIN, kind: Kind = "model") -> list[str]:
-        """The names of a revision's files: the hub's, or those that are cached. Raises NotFound, ArealError."""
+        """Return the names of a revision's files: the hub's, or those that are cached. Raises NotFound, ArealError."""
         about = self._about(repo, revision, kind)
         if about is not None:
             return list(about.sizes)
@@ -175,8 +175,8 @@ class Hub:
         return [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
 
     def _about(self, repo: str, revision: str, kind: Kind, only: Sequence[str] | None = None) -> _HubRevision | None:
-        """The hub's description of a revision; None offline, and where the hub does not answer and the cache has the
-        revision."""
+        """Return the hub's description of a revision; None offline, and where the hub does not answer and the cache has
+        the revision."""
         if not is_id(repo):
             raise NotFound(f"{repo!r} is neither a folder nor a {kind} id of the Hugging Face hub")
         if self.offline:
@@ -212,13 +212,13 @@ class Hub:
         )
 
     def _extent(self, repo: str, revision: str, kind: Kind) -> str:
-        """How much of a revision that ``cached`` does not have is in the cache, in words."""
+        """Return how much of a revision that ``cached`` does not have is in the cache, in words."""
         partly = self.cached_commit(repo, revision, kind) is not None
         return f"only in part in the cache {self.cache}" if partly else f"not in the cache {self.cache}"
 
     @contextmanager
     def _explained(self, repo: str, revision: str, kind: Kind) -> Iterator[None]:
-        """The library's errors in our words."""
+        """Yield the library's errors in our words."""
         from huggingface_hub import errors
 
         where = self.endpoint or "https://huggingface.co"
@@ -260,7 +260,7 @@ class _HubRevision:
     sizes: Mapping[str, int]
 
     def chosen(self, only: Sequence[str] | None) -> list[str]:
-        """The files to have: those that match ``only``, else all but other programs' and doubles."""
+        """Return the files to have: those that match ``only``, else all but other programs' and doubles."""
         if only is not None:
             return [name for name in self.sizes if _matches(name, only)]
         doubles = _BESIDE_SAFETENSORS if any(name.endswith(".safetensors") for name in self.sizes) else ()
@@ -268,8 +268,9 @@ class _HubRevision:
 
 
 def model_folder(path: str, only: Sequence[str] | None = None) -> Path:
-    """The folder that ``path`` is, or of the model that it names on the hub: at the commit that AREAL_HUB_COMMITS says,
-    else at that which this process had first. ``only``: as of ``Hub.snapshot``. Raises NotFound, ArealError."""
+    """Return the folder that ``path`` is, or of the model that it names on the hub: at the commit that
+    AREAL_HUB_COMMITS says, else at that which this process had first. ``only``: as of ``Hub.snapshot``. Raises
+    NotFound, ArealError."""
     local = Path(path).expanduser()
     if local.is_dir() or path.startswith((".", "/", "~")) or not is_id(path):
         return local
@@ -284,7 +285,7 @@ _COMMITS: dict[tuple[Hub, str], str] = {}
 
 
 def holds_weights(folder: Path) -> bool:
-    """Whether a folder has weight files, and all that its index names."""
+    """Return whether a folder has weight files, and all that its index names."""
     names = [path.name for path in folder.iterdir() if path.suffix in _WEIGHTS and path.exists()]
     return bool(set(names) - _NO_WEIGHTS) and not any(missing_shards(folder))
 
@@ -312,7 +313,7 @@ def _matches(name: str, patterns: Iterable[str]) -> bool:
 
 
 def literal_pattern(name: str) -> str:
-    """A file name as a pattern that matches it alone."""
+    """Return a file name as a pattern that matches it alone."""
     return re.sub(r"([*?[])", r"[\1]", name)
 
 
@@ -322,7 +323,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _bar(report: ByteReporter | None, total: int) -> type[Any]:
-    """A progress class for the library that shows nothing, and reports bytes."""
+    """Return a progress class for the library that shows nothing, and reports bytes."""
     from tqdm import tqdm
 
     class Bar(tqdm):  # type: ignore[type-arg,misc,unused-ignore]

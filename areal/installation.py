@@ -16,17 +16,19 @@ _PACKAGE = Path(__file__).resolve().parent
 
 
 def module_argv(module: str, *words: str) -> list[str]:
-    """The argv of a module of ours. ``-P``: a file of the working folder never shadows a module that it imports."""
+    """Return the argv of a module of ours. ``-P``: a file of the working folder never shadows a module that it
+    imports."""
     return [sys.executable, "-P", "-m", module, *words]
 
 
 def install_command(extra: str) -> str:
-    """The shell command that adds ``extra`` from where areal itself was installed."""
+    """Return the shell command that adds ``extra`` from where areal itself was installed."""
     return _command(extra, _recorded())
 
 
 def origin() -> str:
-    """The source of this installation: a URL for pip, or a folder; "" for an index or where areal is not installed."""
+    """Return the source of this installation: a URL for pip, or a folder; "" for an index or where areal is not
+    installed."""
     source = _recorded()
     if not source:
         return ""
@@ -34,7 +36,7 @@ def origin() -> str:
 
 
 def requirement(extras: str) -> str:
-    """What pip takes to install this areal with ``extras``; "" where areal is not installed."""
+    """Return what pip takes to install this areal with ``extras``; "" where areal is not installed."""
     source = _recorded()
     return "" if source is None else _requirement(extras, source)
 
@@ -48,7 +50,7 @@ class ForeignProject(NamedTuple):
 
 
 def conflicts(search: Sequence[str]) -> Iterator[ForeignProject]:
-    """Those among the installed distributions, and in the folders of ``search``."""
+    """Yield those among the installed distributions, and in the folders of ``search``."""
     from importlib import metadata
 
     again = install_command("train").replace("[train]", "").replace("pip install", "pip install --force-reinstall")
@@ -69,12 +71,14 @@ def conflicts(search: Sequence[str]) -> Iterator[ForeignProject]:
 
 
 def searched() -> list[str]:
-    """The folders that this Python, a script of the working folder, or a child of theirs may import `areal` from."""
+    """Return the folders that this Python, a script of the working folder, or a child of theirs may import `areal`
+    from."""
     return [".", *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), *filter(os.path.isdir, sys.path)]
 
 
 def _recorded() -> Mapping[str, Any] | None:
-    """The PEP 610 record of this installation: empty where the source was an index, None without an installation."""
+    """Return the PEP 610 record of this installation: empty if the source was an index, None without an
+    installation."""
     from importlib import metadata  # it takes as long as a light command's start
 
     for found in metadata.distributions(name=DISTRIBUTION):

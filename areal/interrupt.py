@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def is_interrupt(error: BaseException | None) -> bool:
-    """Whether an interrupt caused the error, directly or where a library has wrapped it in another error."""
+    """Return whether an interrupt caused the error, directly or where a library has wrapped it in another error."""
     while error is not None:
         if isinstance(error, KeyboardInterrupt):
             return True
@@ -37,7 +37,7 @@ def set_in_handler(event: threading.Event) -> None:
 
 
 def is_ours(words: list[str]) -> bool:
-    """Whether an interpreter that was started with these words runs a program of ours."""
+    """Return whether an interpreter that was started with these words runs a program of ours."""
     module = words[words.index("-m") + 1 :][:1] if "-m" in words else []
     program = module[0].partition(".")[0] if module else words[1:][:1]
     return program == "areal" if module else any(word.rpartition("/")[2] == "areal" for word in program)

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def lazy(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """The package's ``__getattr__``. ``homes``: the module of each name, or the module that it names."""
+    """Return the package's ``__getattr__``. ``homes``: the module of each name, or the module that it names."""
 
     def find(name: str) -> Any:
         if (home := homes.get(name)) is None:

@@ -125,7 +125,7 @@ def load_callable(path: str, flag: str) -> Any:
 
 
 def _module_of_file(place: str) -> Any:
-    """The module in the file, whose folder stays on the import path. Raises FileNotFoundError."""
+    """Return the module in the file, whose folder stays on the import path. Raises FileNotFoundError."""
     file = Path(place).expanduser().resolve()
     if not file.is_file():
         raise FileNotFoundError(file)
@@ -145,7 +145,7 @@ def call_with(function: Callable[..., Any], *positional: Any, given: Mapping[str
 
 
 def check_call(function: Callable[..., Any], *positional: Any, given: Mapping[str, Any]) -> None:
-    """Raises UsageFault where ``call_with`` would raise TypeError for the arguments."""
+    """Raise UsageFault if ``call_with`` would raise TypeError for the arguments."""
     try:
         signature = inspect.signature(function)
         signature.bind(*positional, **_taken(function, len(positional), given))
@@ -158,7 +158,7 @@ def check_call(function: Callable[..., Any], *positional: Any, given: Mapping[st
 
 
 def _taken(function: Callable[..., Any], count: int, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of ``given`` that the function takes after ``count`` arguments by position."""
+    """Return those of ``given`` that the function takes after ``count`` arguments by position."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):  # a builtin
@@ -182,7 +182,7 @@ class Registry(Generic[T]):
         self._entries: dict[str, T] = {}
 
     def register(self, name: str) -> Callable[[T], T]:
-        """Decorator. Registering another thing under a taken name is a mistake."""
+        """Return a decorator. Registering another thing under a taken name is a mistake."""
 
         def keep(entry: T) -> T:
             if self._entries.setdefault(name, entry) is not entry:
@@ -195,7 +195,7 @@ class Registry(Generic[T]):
         return iter(self._entries)
 
     def resolve(self, name: str) -> T:
-        """Raises UsageFault naming what was looked for."""
+        """Raise UsageFault naming what was looked for."""
         if name in self._entries:
             return self._entries[name]
         if ":" not in name and "." not in name:

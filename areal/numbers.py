@@ -40,12 +40,12 @@ def rounded(value: float, digits: int) -> str:
 
 
 def plain(text: str) -> str:
-    """The number without an exponent and without trailing zeros."""
+    """Return the number without an exponent and without trailing zeros."""
     return repr(float(text)).removesuffix(".0")
 
 
 def duration(value: float | None) -> str:
-    """A measured time."""
+    """Return a measured time."""
     if value is None:
         return "-"
     if value >= 10:
@@ -58,7 +58,7 @@ def duration(value: float | None) -> str:
 
 
 def iso(at: float | None) -> str | None:
-    """Seconds since the epoch as RFC 3339 in UTC; None where there are none, or 0."""
+    """Return seconds since the epoch as RFC 3339 in UTC; None where there are none, or 0."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at)) if at else None
 
 
@@ -77,7 +77,7 @@ def age(value: float | None) -> str:
 
 
 def size(count: float | None) -> str:
-    """A number of bytes."""
+    """Return a number of bytes."""
     if count is None:
         return "-"
     value, units = float(count), ["TiB", "GiB", "MiB", "KiB", "B"]

@@ -25,8 +25,8 @@ _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 
 
 def safe(text: str) -> str:
-    """The text with every character spelled out that a terminal would obey: escapes, bells, overrides of direction,
-    line ends that hide."""
+    """Return the text with every character spelled out that a terminal would obey: escapes, bells, overrides of
+    direction, line ends that hide."""
     if text.isascii():
         return _OBEYED_ASCII.sub(lambda found: _spelled(found[0]), text)
     return "".join(
@@ -35,12 +35,12 @@ def safe(text: str) -> str:
 
 
 def without_colours(text: str) -> str:
-    """A line of a log without the colours that its program gave it."""
+    """Return a line of a log without the colours that its program gave it."""
     return _COLOUR.sub("", text)
 
 
 def spelled(text: str, escape: str = ESCAPE) -> str:
-    """The text of others spelled, the mark of ours kept, or turned into ``escape``."""
+    """Return the text of others spelled, the mark of ours kept, or turned into ``escape``."""
     return escape.join(safe(part.replace("\r\n", "\n")) for part in text.split(ESCAPE))
 
 
@@ -50,12 +50,12 @@ def _spelled(character: str) -> str:
 
 
 def fancy(stream: Any) -> bool:
-    """Whether colour and moving lines are welcome on ``stream`` (https://no-color.org)."""
+    """Return whether colour and moving lines are welcome on ``stream`` (https://no-color.org)."""
     return bool(stream.isatty()) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def can_move(stream: Any) -> bool:
-    """Whether ``stream`` is a terminal whose screen can be written as a whole, in colour or not."""
+    """Return whether ``stream`` is a terminal whose screen can be written as a whole, in colour or not."""
     return bool(stream.isatty()) and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
 
 

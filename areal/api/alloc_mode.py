@@ -17,7 +17,7 @@ class AllocationMode:
 
     @classmethod
     def from_str(cls, text: str) -> AllocationMode:
-        """Raises BackendError (a ValueError) naming the column."""
+        """Raise BackendError (a ValueError) naming the column."""
         return cls(parse_backend(text))
 
     @property
@@ -77,7 +77,7 @@ class ModelAllocation:
 
     @classmethod
     def from_str(cls, text: str, name: str | None = None) -> ModelAllocation:
-        """Raises BackendError, also where there are two engines."""
+        """Raise BackendError, also where there are two engines."""
         part = parse_backend(text, single=True).parts[0]
         return cls(
             part.engine, ParallelStrategy(part.data, part.tensor, part.pipeline, part.context, part.expert), name
@@ -85,8 +85,8 @@ class ModelAllocation:
 
 
 def train_backend(backend: str, allocation_mode: str = "") -> Part:
-    """The training layout: ``backend`` if it is set, else the one in ``allocation_mode``, else one process. Raises
-    BackendError."""
+    """Return the training layout: ``backend`` if it is set, else the one in ``allocation_mode``, else one process.
+    Raises BackendError."""
     if backend:
         return parse_backend(backend, engines=TRAIN_ENGINES, single=True).parts[0]
     found = AllocationMode.from_str(allocation_mode).train if allocation_mode else None

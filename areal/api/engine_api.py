@@ -52,16 +52,16 @@ class InferenceEngine(Protocol):
     base_url: str
 
     async def agenerate(self, req: ModelRequest) -> ModelResponse:
-        """One sample, each token with its log-probability and the version of the weights that sampled it. A weight
-        update on the way is survived: the answer then has tokens of two versions. Raises ClientError."""
+        """Return one sample, each token with its log-probability and the version of the weights that sampled it. A
+        weight update on the way is survived: the answer then has tokens of two versions. Raises ClientError."""
         ...
 
     async def start_sessions(self, count: int = 1) -> AsyncGroup:
-        """Recorded sessions for this episode; what is sampled with their keys can be exported."""
+        """Return recorded sessions for this episode; what is sampled with their keys can be exported."""
         ...
 
     def get_version(self) -> int:
-        """The version of the newest weights that the trainer has published."""
+        """Return the version of the newest weights that the trainer has published."""
         ...
 
 
@@ -89,7 +89,7 @@ class VisionEngine(Protocol):
     """A train engine that also trains on prompts with images."""
 
     def see_images(self, images: Mapping[int, Sequence[bytes]], batch: Batch) -> None:
-        """The images of the batches to come, by the numbers in their column ``images`` int64 [B], where 0 is none.
+        """Take the images of the batches to come, by the numbers in their column ``images`` int64 [B], where 0 is none.
         ``batch`` is the whole of them. Raises UsageFault for images that the model cannot see, and for prompts that
         lack theirs."""
         ...
@@ -148,13 +148,13 @@ class TrainEngine(Protocol):
         ...
 
     def train_batch(self, batch: Batch, loss_fn: LossFn, loss_weight_fn: WeightFn) -> Update:
-        """One optimizer step over this rank's rows: schedule, gradient, clipping to ``gradient_clipping``, step;
+        """Return one optimizer step over this rank's rows: schedule, gradient, clipping to ``gradient_clipping``, step;
         ``steps`` grows by one. Raises NonFinite before the step where loss or gradient is NaN or infinite, and
         UsageFault where the engine is not trained; then nothing has changed."""
         ...
 
     def eval_batch(self, batch: Batch, loss_fn: LossFn, loss_weight_fn: WeightFn) -> float:
-        """The loss as ``train_batch`` would have it, over all ranks; without gradients and without dropout."""
+        """Return the loss as ``train_batch`` would have it, over all ranks; without gradients and without dropout."""
         ...
 
     def forward(self, batch: Batch, of: Callable[[TokenOutputs, Any], torch.Tensor]) -> torch.Tensor:
@@ -187,6 +187,6 @@ class TrainEngine(Protocol):
         ...
 
     def load_checkpoint(self, folder: Path) -> None:
-        """The inverse, by whatever number of ranks. Raises CheckpointUnreadable; the engine is then to be given up or
-        loaded from another checkpoint."""
+        """Read what ``save_checkpoint`` wrote, by whatever number of ranks. Raises CheckpointUnreadable; the engine is
+        then to be given up or loaded from another checkpoint."""
         ...

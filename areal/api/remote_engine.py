@@ -39,7 +39,7 @@ class RemoteSGLangEngine:
     def as_controller(
         cls: type[Self], config: InferenceEngineConfig, scheduler: object = None
     ) -> RemoteEngineController:
-        """Raises UsageFault where no server is given."""
+        """Raise UsageFault where no server is given."""
         if not config.gateway_addr:
             raise UsageFault(
                 f"the server of {config.backend or 'a second engine'} is not given: a driver starts only its own",

@@ -60,7 +60,7 @@ class Sums:
         )
 
     def numbers(self, key: str) -> dict[str, float]:
-        """The metrics under ``key``; empty if all values were masked out, except for a sum."""
+        """Return the metrics under ``key``; empty if all values were masked out, except for a sum."""
         if self.how is ReduceType.SUM:
             return {key: self.total}
         if self.count == 0:
@@ -75,7 +75,7 @@ Recorded = dict[str, Sums]
 
 
 def merged(parts: Iterable[Mapping[str, Sums]]) -> Recorded:
-    """The aggregates of several ranks or intervals, merged by key."""
+    """Return the aggregates of several ranks or intervals, merged by key."""
     found: Recorded = {}
     for part in parts:
         for key, sums in part.items():
@@ -152,7 +152,7 @@ class StatsTracker:
             self._add(f"{_TIMES}/{self._key(key)}", _one(time.perf_counter() - began))
 
     def taken(self, key: str | None = None, *, reset: bool = True) -> Recorded:
-        """Aggregates since the last call; with ``key``, only those under it. ``reset`` removes them."""
+        """Return the aggregates since the last call; with ``key``, only those under it. ``reset`` removes them."""
         with self._lock:
             pending, self._tensors = self._tensors, []
             for pending_key, how, sums in pending:
@@ -176,7 +176,7 @@ class StatsTracker:
         return "/".join(filter(None, (self.name, *inside, key)))
 
     def _mask(self, name: str) -> Tensor:
-        """The mask of this scope, or of the nearest enclosing scope that has one of this name."""
+        """Return the mask of this scope, or of the nearest enclosing scope that has one of this name."""
         key, found = self._key(name), None
         parents = key.split("/")[: -len(name.split("/"))]
         while (found := self._masks.get("/".join((*parents, name)))) is None and parents:
@@ -219,13 +219,13 @@ _trackers: dict[str, StatsTracker] = {}
 
 
 def get(name: str = "") -> StatsTracker:
-    """The tracker with this name, created on first use. Episodes use ``rollout`` and ``eval-rollout``."""
+    """Return the tracker with this name, created on first use. Episodes use ``rollout`` and ``eval-rollout``."""
     with _lock:
         return _trackers.setdefault(name, StatsTracker(name))
 
 
 def taken(*, reset: bool = True) -> Recorded:
-    """Aggregates of all trackers since the last call. ``reset`` removes them."""
+    """Return the aggregates of all trackers since the last call. ``reset`` removes them."""
     with _lock:
         trackers = list(_trackers.values())
     return merged(tracker.taken(reset=reset) for tracker in trackers)
@@ -237,7 +237,7 @@ def export_all(reduce_group: Any = None, reset: bool = True) -> dict[str, float]
 
 
 def scope_func_wrapper(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorator that runs the function in the scope ``name`` of the unnamed tracker."""
+    """Return a decorator that runs the function in the scope ``name`` of the unnamed tracker."""
 
     def wrap(function: Callable[P, R]) -> Callable[P, R]:
         @wraps(function)

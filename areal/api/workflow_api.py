@@ -42,7 +42,8 @@ class RolloutWorkflow(ABC):
 
     @abstractmethod
     async def arun_episode(self, engine: InferenceEngine, data: dict[str, Any]) -> Trajectory | None:
-        """``data`` is one row of the data set. None: the episode is rejected, and replaced by another prompt's."""
+        """Return ``data`` is one row of the data set. None: the episode is rejected, and replaced by another
+        prompt's."""
 
 
 @runtime_checkable

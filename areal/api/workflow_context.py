@@ -28,13 +28,13 @@ def get() -> EpisodeContext:
 
 
 def stat_scope() -> str:
-    """The name of the metrics tracker of the episode: evaluation has its own."""
+    """Return the name of the metrics tracker of the episode: evaluation has its own."""
     return "eval-rollout" if get().is_eval else "rollout"
 
 
 async def get_httpx_client() -> Any:
-    """The ``httpx.AsyncClient`` that episodes share, for clients such as ``openai.AsyncOpenAI(http_client=...)``; its
-    owner closes it. Raises RuntimeError outside of episodes."""
+    """Return the ``httpx.AsyncClient`` that episodes share, for clients such as
+    ``openai.AsyncOpenAI(http_client=...)``; its owner closes it. Raises RuntimeError outside of episodes."""
     if (client := get().http_client) is None:
         raise RuntimeError("the HTTP client of episodes is only there in an episode")
     return client()

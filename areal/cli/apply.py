@@ -182,7 +182,7 @@ def diff(
 
 
 def _emit_plan(cli: Invocation, plan: Plan, page: Callable[[Plan], str]) -> int:
-    """Prints a plan. Returns the most severe exit status of the objects that cannot be applied, or 0."""
+    """Print a plan. Returns the most severe exit status of the objects that cannot be applied, or 0."""
     if cli.format.kind == "name":
         write("\n".join(item.ref for item in plan.objects if item.action != "unchanged"))
     elif cli.format.is_table:
@@ -193,7 +193,7 @@ def _emit_plan(cli: Invocation, plan: Plan, page: Callable[[Plan], str]) -> int:
 
 
 def _refused(plan: Plan) -> int:
-    """Prints the objects that cannot be applied. Returns the most severe exit status, or 0 if there are none."""
+    """Print the objects that cannot be applied. Returns the most severe exit status, or 0 if there are none."""
     from areal.reconcilers.plan import refused_error
 
     lines = [line for fault in plan.faults for line in fault_lines(str(fault), fault.hint)]
@@ -234,7 +234,7 @@ def _readable(plan: Plan) -> str:
 
 
 def _markdown(plan: Plan) -> str:
-    """Returns a pull request comment: a table of objects and, folded, the whole plan."""
+    """Return a pull request comment: a table of objects and, folded, the whole plan."""
     changed = [item for item in plan.objects if item.action != "unchanged"]
     if not changed and not plan.drift and not plan.faults:
         return "**areal diff**: no difference"
@@ -290,7 +290,7 @@ FLAG_FIELDS = {
 
 
 def spec_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the spec that the given flags set. Other flags set nothing, so that no default is stored."""
+    """Return the spec that the given flags set. Other flags set nothing, so that no default is stored."""
     from areal.resources.tree import set_path
 
     spec: dict[str, Any] = {}
@@ -307,7 +307,7 @@ def resource(kind: str, name: str, spec: dict[str, Any]) -> dict[str, Any]:
 def preview(
     cli: Invocation, manifests: Sequence[Manifest], dry_run: str, *, force: bool = False, recreate: str = ""
 ) -> int:
-    """Implements ``--dry-run``: prints the plan, or with ``=client`` or -o the manifests built from the flags."""
+    """Implement ``--dry-run``: print the plan, or with ``=client`` or -o the manifests built from the flags."""
     if dry_run == "client" or not cli.format.is_table:
         print_manifests(cli, manifests, "(dry run)")
         return 0
@@ -329,7 +329,7 @@ def converge(
     timeout: float | None = None,
     recreate: str = "",
 ) -> Outcome:
-    """Applies ``manifests`` as one request. ``force`` replaces objects to change immutable fields, takes fields that
+    """Apply ``manifests`` as one request. ``force`` replaces objects to change immutable fields, takes fields that
     other layers hold and allows downtime. ``recreate``: uid of an object that is replaced even if it is unchanged."""
     from areal.reconcilers.apply import apply
 
@@ -383,7 +383,7 @@ _FLAGS = {
 
 @contextmanager
 def flags_in_errors() -> Iterator[None]:
-    """Makes errors name flags instead of fields, and no position in a manifest."""
+    """Make errors name flags instead of fields, and no position in a manifest."""
     from areal.reconcilers.desired import HeldFields
     from areal.resources.nodes import STDIN
 
@@ -413,7 +413,7 @@ def _flag_or_field(path: str) -> str:
 
 
 def flag_of(path: str) -> str:
-    """Returns the flag that sets the field ``spec.a.b[c]``; "" if several flags do or the message names the flag; the
+    """Return the flag that sets the field ``spec.a.b[c]``; "" if several flags do or the message names the flag; the
     field itself if no flag sets it."""
     for end in range(len(path), 0, -1):
         if (end == len(path) or path[end] in ".[") and (flag := _FLAGS.get(path[:end])) is not None:

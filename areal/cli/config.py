@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 
 
 def config_text(config: Mapping[str, Any]) -> str:
-    """Returns the configuration as YAML in block style, without empty sections."""
+    """Return the configuration as YAML in block style, without empty sections."""
     kept = {key: value for key, value in config.items() if value not in ({}, None)}
     return to_yaml([kept]) if kept else ""
 
 
 def check_default(name: str, value: str) -> None:
-    """Raises UsageFault for a value that ``defaults.<name>`` cannot hold."""
+    """Raise UsageFault for a value that ``defaults.<name>`` cannot hold."""
     if name not in DEFAULTS:
         raise UsageFault(f'no default "{name}"{did_you_mean(name, DEFAULTS)}', hint=f"defaults: {', '.join(DEFAULTS)}")
     if name == "output":
@@ -187,7 +187,7 @@ def _no_context(cli: Invocation, name: str) -> NotFound:
 
 @contextmanager
 def _changed(cli: Invocation, message: str) -> Iterator[dict[str, Any]]:
-    """Yields a copy of the configuration to change in place. At the end, writes it and prints ``message``."""
+    """Yield a copy of the configuration to change in place. At the end, writes it and prints ``message``."""
     from areal.state.files import write_atomic
 
     config = copy.deepcopy(dict(cli.config))

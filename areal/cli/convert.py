@@ -104,7 +104,7 @@ def _converted(file: str, framework: str, trainer: str | None, overrides: Sequen
 
 
 def _beside(file: str, name: str) -> Path:
-    """The file of this name beside ``file``, else in the working folder."""
+    """Return the file of this name beside ``file``, else in the working folder."""
     beside = Path(file).parent / name
     return beside if beside.is_file() else Path(name)
 

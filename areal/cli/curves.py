@@ -58,13 +58,13 @@ class CurveGroup:
 
 
 def curves_of(steps: JobCurves, wanted: Sequence[str] = ()) -> dict[str, Curve]:
-    """Returns the curve, (step, value) ordered by step, of each metric in ``wanted``, or of all if it is empty."""
+    """Return the curve, (step, value) ordered by step, of each metric in ``wanted``, or of all if it is empty."""
     names = [name for name in steps.columns if name not in _NO_CURVES and (not wanted or name in wanted)]
     return {name: curve for name in names if (curve := steps.curve(name))}
 
 
 def grouped(runs: Mapping[str, Mapping[str, Curve]]) -> list[CurveGroup]:
-    """Groups curves. ``runs``: job -> metric -> curve. The curves of one metric are adjacent for all jobs."""
+    """Group curves. ``runs``: job -> metric -> curve. The curves of one metric are adjacent for all jobs."""
     found: dict[tuple[int, str], list[Series]] = {}
     metrics = sorted({metric for curves in runs.values() for metric in curves})
     for metric in metrics:
@@ -94,7 +94,7 @@ def sparkline(curve: Curve, span: Span, scale: tuple[float, float], width: int =
 
 
 def draw(groups: Sequence[CurveGroup], path: str) -> None:
-    """Writes an image with a diagram for each group. Colors distinguish jobs and line styles metrics; for a single job,
+    """Write an image with a diagram for each group. Colors distinguish jobs and line styles metrics; for a single job,
     colors distinguish metrics. Raises ArealError without matplotlib, or if the file cannot be written."""
     try:
         from matplotlib.figure import Figure  # type: ignore[import-not-found, import-untyped, unused-ignore]
@@ -185,7 +185,7 @@ def metrics(
 
 
 def read_metrics(path: Path) -> JobCurves:
-    """Raises ArealError where there is something and it cannot be read."""
+    """Raise ArealError where there is something and it cannot be read."""
     try:
         return read_curves(path)
     except OSError as error:
@@ -193,7 +193,7 @@ def read_metrics(path: Path) -> JobCurves:
 
 
 def metrics_file(cli: Invocation, name: str) -> Path:
-    """Returns the metrics file of a job, of the folder of a run, or the file itself. Raises NotFound."""
+    """Return the metrics file of a job, of the folder of a run, or the file itself. Raises NotFound."""
     if "/" in name:
         path = Path(name).expanduser()
         path = path if path.suffix == ".jsonl" else path / "metrics.jsonl"
@@ -205,12 +205,12 @@ def metrics_file(cli: Invocation, name: str) -> Path:
 
 
 def _has_ended(cli: Invocation, name: str) -> bool:
-    """Whether a job writes no more metrics. A folder of a run by hand does not tell."""
+    """Return whether a job writes no more metrics. A folder of a run by hand does not tell."""
     return "/" not in name and HomeView(cli.home).job_status(stored(cli.home, Ref(TRAIN_JOB, name))).finished
 
 
 def _require(cli: Invocation, runs: Mapping[str, Mapping[str, Curve]], wanted: Sequence[str]) -> None:
-    """Raises NotFound for a metric that no job has, and if no job has any metric."""
+    """Raise NotFound for a metric that no job has, and if no job has any metric."""
     known = {metric for curves in runs.values() for metric in curves}
     first = next(iter(runs))
     if missing := [metric for metric in wanted if metric not in known]:
@@ -226,7 +226,7 @@ def _require(cli: Invocation, runs: Mapping[str, Mapping[str, Curve]], wanted: S
 
 
 def _main(cli: Invocation, runs: Mapping[str, Mapping[str, Curve]]) -> dict[str, dict[str, Curve]]:
-    """Returns the metrics of ``MAIN``, or all metrics if the jobs write none of them."""
+    """Return the metrics of ``MAIN``, or all metrics if the jobs write none of them."""
     chosen = {job: {name: curves[name] for name in MAIN if name in curves} for job, curves in runs.items()}
     known, shown = ({metric for curves in every.values() for metric in curves} for every in (runs, chosen))
     if not shown:
@@ -237,7 +237,7 @@ def _main(cli: Invocation, runs: Mapping[str, Mapping[str, Curve]]) -> dict[str,
 
 
 def _emit_curves(cli: Invocation, groups: Sequence[CurveGroup], *, several: bool) -> None:
-    """Prints a table with group titles between its rows. On a terminal, curves take the width that is left."""
+    """Print a table with group titles between its rows. On a terminal, curves take the width that is left."""
     rows = [
         {
             "group": group.title,

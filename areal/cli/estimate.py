@@ -183,7 +183,7 @@ def _step_row(time: StepTime) -> dict[str, Any]:
 
 
 def _problems(needed: Mapping[str, tuple[int, int]], served: Served | None, device: Device) -> Iterator[str]:
-    """What cannot fit."""
+    """Yield what cannot fit."""
     from areal.estimate.memory import sequences, serving_use
 
     if served is not None and not sequences(served, device.memory):
@@ -223,8 +223,8 @@ def _shape(path: str, where: str) -> Shape:
 
 
 def _engine(job: Resource, config: JobConfig, resources: Sequence[Resource]) -> dict[str, Any] | None:
-    """The engine that the job samples from: its layout, model, flags, and whether it shares the trainer's GPU. None for
-    a job that samples nothing."""
+    """Return the engine that the job samples from: its layout, model, flags, and whether it shares the trainer's GPU.
+    None for a job that samples nothing."""
     from areal.resources.backend import inference_part
 
     wanted = job.spec.get("rollout")
@@ -257,7 +257,7 @@ def _engine(job: Resource, config: JobConfig, resources: Sequence[Resource]) -> 
 
 
 def _share(model: Mapping[str, Any], job: Mapping[str, Any]) -> bool:
-    """Whether both name the same GPU themselves and lease none."""
+    """Return whether both name the same GPU themselves and lease none."""
     leases = [(spec.get("resources") or {}).get("gpus") for spec in (model, job)]
     seen = [(spec.get("env") or {}).get("CUDA_VISIBLE_DEVICES") for spec in (model, job)]
     return leases == [0, 0] and seen[0] is not None and seen[0] == seen[1]

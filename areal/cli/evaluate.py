@@ -183,7 +183,7 @@ def _parse(target: str | None) -> str | _Saved | None:
 
 
 def _check_metric(given: Mapping[str, Any]) -> None:
-    """Raises UsageFault where the metric of --fail-under will not be there."""
+    """Raise UsageFault where the metric of --fail-under will not be there."""
     from areal.rollout.evaluation import sample_counts
 
     metrics = ["reward", *(f"pass@{k}" for k in sample_counts(given["n_samples"]))]
@@ -257,7 +257,7 @@ def _served(
 
 
 def _weights(cli: Invocation, saved: _Saved, config: Mapping[str, Any], working: Path) -> str | Path:
-    """The folder of the weights, or their id on the hub."""
+    """Return the folder of the weights, or their id on the hub."""
     if saved.step == 0:
         actor = config.get("actor")
         path = actor.get("path") if isinstance(actor, Mapping) else None
@@ -283,7 +283,7 @@ def _weights(cli: Invocation, saved: _Saved, config: Mapping[str, Any], working:
 
 
 def _model_spec(cli: Invocation, job: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    """The spec of the model that the job samples from: its engine, parsers and limits."""
+    """Return the spec of the model that the job samples from: its engine, parsers and limits."""
     from areal.state.objects import ObjectStore
 
     rollout = job.get("rollout") or {}
@@ -298,7 +298,7 @@ def _model_spec(cli: Invocation, job: Mapping[str, Any], config: Mapping[str, An
 def _scored(
     run: CollectionRun, scores: Sequence[PromptScores], dataset: ExampleSet, given: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The summary of the collection, with the scores. Raises UsageFault where nothing rewards."""
+    """Return the summary of the collection, with the scores. Raises UsageFault where nothing rewards."""
     from areal.rollout.evaluation import estimates
 
     summary = run.summary()
@@ -352,7 +352,7 @@ def _read_baseline(cli: Invocation, text: str) -> _Baseline:
 
 
 def _check_baseline(baseline: _Baseline, dataset: ExampleSet, given: Mapping[str, Any]) -> None:
-    """Raises Conflict for a baseline of another reward or of other prompts, before a prompt is asked."""
+    """Raise Conflict for a baseline of another reward or of other prompts, before a prompt is asked."""
     from areal.dataset.examples import prompt_digest
     from areal.rollout.evaluation import check_prompts, prompt_keys
 
@@ -378,7 +378,7 @@ def _compared(
 
 
 def _verdict(document: Mapping[str, Any], comparison: Comparison | None, given: Mapping[str, Any]) -> int:
-    """Raises TargetFailed for a score below --fail-under, or a significant drop."""
+    """Raise TargetFailed for a score below --fail-under, or a significant drop."""
     faults = []
     if given["fail_under"] is not None:
         metric, least = given["fail_under"]

@@ -13,7 +13,7 @@ from areal.terminal import OutputLost, fancy, style
 
 
 def report(error: BaseException, cli: Invocation) -> int:
-    """Prints ``error`` and returns the exit status of the process; that of an unexpected failure is the command's."""
+    """Print ``error`` and return the exit status of the process; that of an unexpected failure is the command's."""
     lines, code = _describe(error)
     if cli.debug:
         import traceback
@@ -37,7 +37,7 @@ def message_lines(message: str, hint: str | None = None, detail: str | None = No
 
 
 def fault_lines(text: str, hint: str | None) -> list[str]:
-    """Returns the lines of one fault of a manifest."""
+    """Return the lines of one fault of a manifest."""
     return [_paint(text, "red", bold=False), *_hint(hint)]
 
 

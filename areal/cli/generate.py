@@ -44,7 +44,7 @@ _env = click.option(
 
 
 def _environment(variables: Sequence[str]) -> dict[str, str]:
-    """Parses ``NAME=VALUE`` and ``NAME``. Raises UsageFault."""
+    """Parse ``NAME=VALUE`` and ``NAME``. Raises UsageFault."""
     found = {}
     for text in variables:
         name, equals, value = text.partition("=")
@@ -57,7 +57,7 @@ def _environment(variables: Sequence[str]) -> dict[str, str]:
 
 
 def _secrets(items: Sequence[StoredObject]) -> dict[str, str]:
-    """Returns the environment variables that objects read secrets from, each with a field that names it."""
+    """Return the environment variables that objects read secrets from, each with a field that names it."""
 
     def walk(value: Any, path: str) -> Iterator[tuple[str, str]]:
         for key, inner in value.items() if isinstance(value, Mapping) else ():
@@ -122,7 +122,7 @@ def _quoted(text: str, *, expands: bool = False) -> str:
 
 
 def _absolute(source: SourceFlags) -> list[str]:
-    """Returns the flags as words with absolute paths. Raises UsageFault for stdin."""
+    """Return the flags as words with absolute paths. Raises UsageFault for stdin."""
     if STDIN in source.files:
         raise UsageFault("a unit cannot read stdin", hint="-f FILE")
     words = [word for file in source.files for word in ("-f", os.path.abspath(file))]  # noqa: PTH100 - symlinks stay
@@ -134,7 +134,7 @@ def _absolute(source: SourceFlags) -> list[str]:
 
 
 def _login(name: str | None) -> str:
-    """Returns the name of the given or the current user. Raises UsageFault."""
+    """Return the name of the given or the current user. Raises UsageFault."""
     try:
         return pwd.getpwnam(name).pw_name if name else pwd.getpwuid(os.getuid()).pw_name
     except KeyError as error:
@@ -256,7 +256,7 @@ def _of_dockerfile(text: str) -> str:
 
 
 def _inside(source: SourceFlags) -> list[str]:
-    """Returns the flags as words with paths relative to the working directory. Raises UsageFault for other paths."""
+    """Return the flags as words with paths relative to the working directory. Raises UsageFault for other paths."""
     words, here = _absolute(source), Path.cwd()
     for place, word in enumerate(words):
         if words[place - 1] in ("-f", "-k", "--values"):

@@ -139,8 +139,8 @@ def _live_description(cli: Invocation, chosen: GatewayClient | None) -> Callable
 def _objects(
     cli: Invocation, targets: Sequence[str], selector: str | None, defaults: bool, listed: set[str] | None
 ) -> Table:
-    """``listed``: the objects that earlier calls listed. They stay listed after they end; other ended objects are left
-    out. None: all are listed."""
+    """Return ``listed``: the objects that earlier calls listed. They stay listed after they end; other ended objects
+    are left out. None: all are listed."""
     home = HomeView(cli.home)
     refs, kinds = _requested(targets)
     unreadable: list[tuple[str, str]] = []
@@ -169,7 +169,7 @@ def _objects(
 
 
 def _requested(targets: Sequence[str]) -> tuple[list[Ref], list[str]]:
-    """Returns (named objects, kinds); one of them is empty."""
+    """Return (named objects, kinds); one of them is empty."""
     if not targets or tuple(targets) == ("all",):
         return [], list(KINDS)
     if len(targets) == 1 and "/" not in targets[0]:
@@ -228,7 +228,7 @@ def describe(cli: Invocation, targets: tuple[str, ...]) -> int:
 
 
 def _described(cli: Invocation, chosen: GatewayClient | None, ref: Ref) -> tuple[dict[str, Any], Callable[[], str]]:
-    """All that is known of an object, here or behind a gateway, and what makes a page of it. Raises NotFound."""
+    """Return all that is known of an object, here or behind a gateway, and what makes a page of it. Raises NotFound."""
     if chosen is not None:
         from areal.cli.remote_view import describe_remote
 
@@ -276,7 +276,7 @@ def _section(title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[Co
 
 
 def _waiting(process: Mapping[str, Any]) -> str:
-    """Describes a queued process, with the scheduler's reason."""
+    """Describe a queued process, with the scheduler's reason."""
     who = f"{process['owner']} {process['component']}/{process['replica']}"
     since = f" since {process['queuedAt']}" if process.get("queuedAt") else ""
     return f"{who} waits for a node{since}: {process['reason'] or 'no reason is given'}"

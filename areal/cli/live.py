@@ -121,7 +121,7 @@ class Live:
 
 
 def matches(text: str, wanted: str) -> bool:
-    """Whether ``text`` has all words of ``wanted``, in either case."""
+    """Return whether ``text`` has all words of ``wanted``, in either case."""
     folded = text.casefold()
     return all(word in folded for word in wanted.casefold().split())
 
@@ -134,7 +134,7 @@ def shown_rows(pane: Pane) -> list[LiveRow]:
 
 
 def place_of(pane: Pane, rows: Sequence[LiveRow]) -> int:
-    """The place of the selected row; where it is gone, the row that took its place."""
+    """Return the place of the selected row; where it is gone, the row that took its place."""
     found = next((place for place, row in enumerate(rows) if row.name == pane.selected), pane.index)
     return max(0, min(found, len(rows) - 1))
 
@@ -169,7 +169,7 @@ def paged(live: Live, read: LivePage) -> Live:
 
 
 def failed(live: Live, target: int | LivePage, error: str) -> Live:
-    """A read failed. What was read before stays on the screen."""
+    """Return a read failed. What was read before stays on the screen."""
     if isinstance(target, int):
         return _with_pane(live, replace(live.panes[target], error=error), target)
     page = live.page
@@ -321,7 +321,7 @@ def screen(live: Live, now: float, *, colour: bool) -> list[str]:
 
 
 def cut(text: str, width: int) -> str:
-    """The text in at most ``width`` columns, with an ellipsis where it had more. Colours take no room."""
+    """Return the text in at most ``width`` columns, with an ellipsis where it had more. Colours take no room."""
     if cell_width(_MARK.sub("", text)) <= width:
         return text
     if width < 1:
@@ -360,7 +360,7 @@ def _table_title(live: Live, now: float, colour: bool) -> str:
 
 
 def _layout(live: Live) -> dict[int, int]:
-    """The columns that are shown, and their widths: those that the screen has room for, none in part."""
+    """Return the columns that are shown, and their widths: those that the screen has room for, none in part."""
     pane, rows = live.pane, shown_rows(live.pane)
     places = [place for place in range(len(pane.columns)) if place == 0 or place > pane.left]
     widths = {

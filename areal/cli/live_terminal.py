@@ -49,8 +49,8 @@ _TILDES = {"1": "home", "7": "home", "4": "end", "8": "end", "5": "pageup", "6":
 
 
 def keys_of(text: str, *, is_whole: bool) -> tuple[list[str], str]:
-    """The keys in what a terminal has sent, and the rest that may be the beginning of a key. ``is_whole``: nothing
-    follows soon. Sequences that name no key of ours are left out."""
+    """Return the keys in what a terminal has sent, and the rest that may be the beginning of a key. ``is_whole``:
+    nothing follows soon. Sequences that name no key of ours are left out."""
     found: list[str] = []
     at = 0
     while at < len(text):
@@ -70,8 +70,8 @@ def keys_of(text: str, *, is_whole: bool) -> tuple[list[str], str]:
 
 
 def _sequence(text: str) -> tuple[str, int]:
-    """The key that the escape sequence at the beginning of ``text`` names ("": none of ours), and the characters of it;
-    0 where it may go on."""
+    """Return the key that the escape sequence at the beginning of ``text`` names ("": none of ours), and the characters
+    of it; 0 where it may go on."""
     if len(text) == 1:
         return "", 0
     if text[1] not in "[O":
@@ -170,7 +170,7 @@ class LiveTerminal:
         raise _Ended(number)
 
     def enter(self) -> None:
-        """Takes the terminal: no echo, a key at a time; Ctrl-C and Ctrl-Z are signals still."""
+        """Take the terminal: no echo, a key at a time; Ctrl-C and Ctrl-Z are signals still."""
         mode = termios.tcgetattr(self.fd)
         mode[0] &= ~(termios.IXON | termios.ICRNL)  # Ctrl-S would stop the screen
         mode[3] &= ~(termios.ECHO | termios.ICANON | termios.IEXTEN)
@@ -180,7 +180,7 @@ class LiveTerminal:
         self.flush()
 
     def leave(self) -> None:
-        """Gives the terminal back, within ``_LEAVE_S`` also where it takes no output."""
+        """Give the terminal back, within ``_LEAVE_S`` also where it takes no output."""
         with suppress(termios.error):
             if self._before:
                 termios.tcsetattr(self.fd, termios.TCSANOW, self._before)
@@ -191,7 +191,7 @@ class LiveTerminal:
                 select.select([], [self.fd], [], left)
 
     def suspend(self) -> None:
-        """Stops the process, as Ctrl-Z does; returns when it goes on."""
+        """Stop the process, as Ctrl-Z does; returns when it goes on."""
         with _undisturbed():
             self.leave()
         before = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
@@ -203,7 +203,7 @@ class LiveTerminal:
         return found.columns or 80, found.lines or 24
 
     def forget(self) -> None:
-        """What is shown is not known: the next screen is written as a whole."""
+        """Forget what is shown: the next screen is written as a whole."""
         self._shown = []
 
     @property
@@ -211,7 +211,7 @@ class LiveTerminal:
         return bool(self._waiting)
 
     def flush(self) -> bool:
-        """Writes what the terminal takes now. Returns whether something waits."""
+        """Write what the terminal takes now. Returns whether something waits."""
         while self._waiting:
             try:
                 self._waiting = self._waiting[os.write(self.fd, self._waiting) :]
@@ -220,7 +220,7 @@ class LiveTerminal:
         return False
 
     def show(self, lines: Sequence[str]) -> None:
-        """Writes the lines that differ from those before."""
+        """Write the lines that differ from those before."""
         parts = [] if len(lines) == len(self._shown) else ["\x1b[2J"]
         before = self._shown if not parts else [None] * len(lines)
         for number, (line, old) in enumerate(zip(lines, before, strict=True), 1):
@@ -242,7 +242,7 @@ def _undisturbed() -> Iterator[None]:
 
 
 def run_live(live: Live, reads: LiveReads) -> int:
-    """Shows ``live`` until ``q``, the end of the keyboard, or a signal. Returns the exit status."""
+    """Show ``live`` until ``q``, the end of the keyboard, or a signal. Returns the exit status."""
     try:
         with LiveTerminal() as terminal:
             _Loop(terminal, live, reads).run()
@@ -277,7 +277,7 @@ class _Loop:
                 return
 
     def _wait(self) -> bool:
-        """Waits for a key, a signal, a result or the time of a read, and takes them. False at the keyboard's end."""
+        """Wait for a key, a signal, a result or the time of a read, and take them. False at the keyboard's end."""
         terminal = self._terminal
         sources = [*self._tables[self._live.active :][:1], *([self._page] if self._page else [])]
         due = min((each.due for each in sources if not each.is_running), default=float("inf"))
@@ -357,7 +357,7 @@ def _is_same(target: int | LivePage, page: LivePage) -> bool:
 
 
 def _drain(fd: int) -> bytes | None:
-    """What can be read now; None where there is nothing."""
+    """Return what can be read now; None where there is nothing."""
     try:
         return os.read(fd, 4096)
     except BlockingIOError:

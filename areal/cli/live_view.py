@@ -43,7 +43,7 @@ def show_live(
     read: Table | None = None,
     has_logs: bool = True,
 ) -> int:
-    """Runs the live view until ``q`` or Ctrl-C, and returns the exit status. ``sort_by``: the order of the first table;
+    """Run the live view until ``q`` or Ctrl-C, and return the exit status. ``sort_by``: the order of the first table;
     ``read``: what it shows until it is read again."""
     wide = cli.format.kind == "wide"
 
@@ -83,7 +83,7 @@ def _target(row: Row) -> LiveTarget:
 def _open(
     cli: Invocation, describe: Callable[[Ref], str], has_logs: bool, page: LivePage
 ) -> tuple[Callable[[], LivePage], float]:
-    """The reader of a page, and the seconds between its reads."""
+    """Return the reader of a page, and the seconds between its reads."""
     if page.kind == "logs":
         if not has_logs:
             raise UsageFault("a gateway shows no logs: they are on its own machine")

@@ -50,7 +50,7 @@ class LogQuery(NamedTuple):
 def log_options(
     kinds: Iterable[str] = (), *, replica: str = "One replica.", since: str = "Only lines of the last TIME."
 ) -> Decorator[Any]:
-    """Adds the options of logs, passed to the command as ``query``. ``kinds``: the kinds whose processes can be
+    """Add the options of logs, passed to the command as ``query``. ``kinds``: the kinds whose processes can be
     selected; if there are none, the command has one process and no options to select it."""
     components = components_of(kinds)
     more = ", also of processes yet to come" if kinds else ""
@@ -90,7 +90,7 @@ def logs(cli: Invocation, targets: tuple[str, ...], query: LogQuery) -> int:
 
 
 def show_logs(cli: Invocation, ref: Ref, query: LogQuery, until: Callable[[], bool] = lambda: False) -> int:
-    """Prints logs; with ``follow``, until Ctrl-C or until ``until()`` is true. Raises NotFound without a process."""
+    """Print logs; with ``follow``, until Ctrl-C or until ``until()`` is true. Raises NotFound without a process."""
     states = logged(cli, ref, query)
     if not states and not query.follow:
         raise _no_process(cli, ref, query)
@@ -141,7 +141,7 @@ def _no_process(cli: Invocation, ref: Ref, query: LogQuery) -> NotFound:
 
 
 def print_lines(cli: Invocation, lines: Sequence[str], *, follow: bool = False) -> None:
-    """Prints lines of a file without timestamps. ``follow``: more lines may come, so that each is a JSON document."""
+    """Print lines of a file without timestamps. ``follow``: more lines may come, so that each is a JSON document."""
     rows = [{"line": line} for line in lines]
     if cli.format.is_table:
         write("\n".join(lines))
@@ -175,7 +175,7 @@ def _lines(backend: RunControl, state: RunState, query: LogQuery) -> list[TimedL
 
 
 def last_lines(paths: Sequence[str], count: int, since: float = 0.0) -> list[TimedLine]:
-    """Returns the last ``count`` lines written at ``since`` or later. Widens its time window step by step, so that it
+    """Return the last ``count`` lines written at ``since`` or later. Widens its time window step by step, so that it
     does not read the beginning of a long log."""
     newest = max((Path(path).stat().st_mtime for path in paths if Path(path).exists()), default=0.0)
     window = _FIRST_WINDOW_S
@@ -189,13 +189,13 @@ def last_lines(paths: Sequence[str], count: int, since: float = 0.0) -> list[Tim
 
 
 def merged(streams: Sequence[tuple[RunState, Sequence[TimedLine]]]) -> Iterator[Line]:
-    """Yields all lines by time. Lines of one process keep their order, since their times never decrease."""
+    """Yield all lines by time. Lines of one process keep their order, since their times never decrease."""
     lines = [[Line(line.at, process, line.text) for line in stream] for process, stream in streams]
     return merge(*lines, key=lambda line: line.at)
 
 
 def not_yet_shown(shown: Sequence[str], polled: Sequence[str]) -> list[str]:
-    """Returns ``polled`` without the first lines if ``shown`` ends with them (written between opening and reading)."""
+    """Return ``polled`` without the first lines if ``shown`` ends with them (written between opening and reading)."""
     for overlap in range(min(len(shown), len(polled)), 0, -1):
         if list(shown[-overlap:]) == list(polled[:overlap]):
             return list(polled[overlap:])

@@ -252,7 +252,7 @@ class LazyGroup(click.Group):
 
 
 def load(name: str, leaf: Leaf) -> click.Command:
-    """Imports the command of ``leaf``. Its short help is taken from the table, so that the two cannot differ."""
+    """Import the command of ``leaf``. Its short help is taken from the table, so that the two cannot differ."""
     module_name, attribute = leaf.target.split(":")
     __import__(module_name)
     command = getattr(sys.modules[module_name], attribute)
@@ -276,7 +276,7 @@ def cli() -> None:
 
 
 def main() -> int:
-    """Runs the console script. Most of what a command makes lives until it ends: collections of garbage are rare, and
+    """Run the console script. Most of what a command makes lives until it ends: collections of garbage are rare, and
     ``gc.freeze`` skips those at exit. They would take a tenth of the time of a short command, a fifth of a long one."""
     gc.set_threshold(100_000, 20, 20)
     _skip_plugins_of_pydantic()
@@ -292,7 +292,7 @@ def main() -> int:
 
 
 def _skip_plugins_of_pydantic() -> None:
-    """Keeps pydantic, where it is imported, from a search for plugins in every installed distribution: a fifth of the
+    """Keep pydantic, where it is imported, from a search for plugins in every installed distribution: a fifth of the
     time that it takes. A command has no use for them. Another version of pydantic may search again."""
     module = ModuleType("pydantic.plugin._loader")
     module.get_plugins = tuple  # type: ignore[attr-defined]
@@ -300,7 +300,7 @@ def _skip_plugins_of_pydantic() -> None:
 
 
 def _open_streams() -> None:
-    """Opens the standard streams that the caller has closed: to read nothing, and to fail when written, as a closed one
+    """Open the standard streams that the caller has closed: to read nothing, and to fail when written, as a closed one
     does. A file that is opened later would take the number of a closed one. Signals that the caller blocks or, of its
     children's ends, ignores are ours again."""
     for fd, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
@@ -315,7 +315,7 @@ def _open_streams() -> None:
 
 
 def run(args: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit status (docs/reference/cli.md)."""
+    """Run one command and return its exit status (docs/reference/cli.md)."""
     with guarded():
         return _run(args)
 
@@ -345,7 +345,7 @@ def _run(args: Sequence[str] | None) -> int:
 
 
 def _invoke(args: list[str], invocation: Invocation) -> int:
-    """Runs the command and returns its exit status. ``cli.main`` would turn a closed pipe into status 1."""
+    """Run the command and return its exit status. ``cli.main`` would turn a closed pipe into status 1."""
     try:
         with cli.make_context("areal", args, obj=invocation) as ctx:
             result = cli.invoke(ctx)

@@ -51,14 +51,14 @@ class SourceFlags(NamedTuple):
         return self
 
     def read(self) -> RenderRequest:
-        """Returns the request to render the manifests. Reads stdin if a flag names it."""
+        """Return the request to render the manifests. Reads stdin if a flag names it."""
         from areal.resources.render import RenderRequest
 
         stdin = sys.stdin.read() if STDIN in self.files else None
         return RenderRequest(**self._asdict(), stdin=stdin, note=lambda text: click.echo(text, err=True))
 
     def render(self) -> Rendered:
-        """Renders the manifests, from files and values alone. Raises ManifestError."""
+        """Render the manifests, from files and values alone. Raises ManifestError."""
         from areal.resources.render import render
 
         return render(self.read())
@@ -116,7 +116,7 @@ dry_run_option = click.option(
 
 
 def print_manifests(cli: Invocation, manifests: Sequence[Mapping[str, Any]], note: str) -> None:
-    """Prints manifests that can be applied; in the table format, one line each with ``note``."""
+    """Print manifests that can be applied; in the table format, one line each with ``note``."""
     if cli.format.kind == "yaml":
         write(to_yaml(manifests, manifests=True))
     elif cli.format.kind == "table":
@@ -297,7 +297,7 @@ def _in_folder(folder: Path) -> str:
 
 
 def _shipped_files(folder: str) -> dict[str, Path]:
-    """The files in a folder of the package, by their paths in it."""
+    """Return the files in a folder of the package, by their paths in it."""
     source = _PACKAGE / folder
     found = (Path(place, name) for place, _, names in os.walk(source, followlinks=True) for name in names)
     return {str(each.relative_to(source)): each for each in sorted(found) if "__pycache__" not in each.parts}
@@ -343,7 +343,7 @@ _EXAMPLES = (field("NAME", "name"), field("EXAMPLE", "title"))
 
 
 def _examples() -> dict[str, Path]:
-    """The folders of the examples, by name."""
+    """Return the folders of the examples, by name."""
     return {each.name: each for each in sorted((_PACKAGE / "examples").iterdir()) if (each / "README.md").is_file()}
 
 

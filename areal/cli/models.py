@@ -101,7 +101,7 @@ def rm(cli: Invocation, /, id: str, revision: str | None, force: bool) -> int:
 
 
 def _rows(cli: Invocation, hub: Hub) -> list[dict[str, Any]]:
-    """Returns each snapshot of each model, with its branches and tags, and the objects that recorded its commit."""
+    """Return each snapshot of each model, with its branches and tags, and the objects that recorded its commit."""
     import time
 
     from areal.state.objects import ObjectStore
@@ -135,7 +135,7 @@ def _bytes(snapshot: Path) -> int:
 
 
 def _remove(hub: Hub, name: str, commits: set[str]) -> None:
-    """Removes snapshots, their branches and tags, and the blobs that no other snapshot uses."""
+    """Remove snapshots, their branches and tags, and the blobs that no other snapshot uses."""
     repository = hub.repository(name)
     snapshots = {path for path in (repository / "snapshots").glob("*") if path.name not in commits}
     if not snapshots:

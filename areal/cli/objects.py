@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def parse_refs(words: Sequence[str]) -> list[Ref]:
-    """Parses ``model qwen llama`` or ``model/qwen job/x``. Raises UsageFault if the two forms are mixed, and NotFound,
+    """Parse ``model qwen llama`` or ``model/qwen job/x``. Raises UsageFault if the two forms are mixed, and NotFound,
     with the object that has such a name, for an unknown kind."""
     try:
         return _parsed(words)
@@ -64,7 +64,7 @@ def one_ref(words: Sequence[str]) -> Ref:
 
 
 def names_of(home_root: str, kind: str) -> list[str]:
-    """Returns the names of the stored objects of a kind, from the folder listing alone."""
+    """Return the names of the stored objects of a kind, from the folder listing alone."""
     try:
         entries = os.scandir(os.path.join(home_root, "objects", kind.lower()))  # noqa: PTH118 - pathlib is slower
     except OSError:
@@ -74,7 +74,7 @@ def names_of(home_root: str, kind: str) -> list[str]:
 
 
 def stored(home: Home, ref: Ref) -> StoredObject:
-    """Returns the object. Raises NotFound, with a suggestion, or UnreadableFile if its file is damaged."""
+    """Return the object. Raises NotFound, with a suggestion, or UnreadableFile if its file is damaged."""
     from areal.state.objects import ObjectStore
 
     return ObjectStore(home).expect(ref)
@@ -87,7 +87,7 @@ def recorded(cli: Invocation, ref: Ref) -> StoredObject | None:
 
 
 def select(home: Home, words: Sequence[str], selector: str) -> list[Ref]:
-    """Returns the objects of one kind with matching labels."""
+    """Return the objects of one kind with matching labels."""
     from areal.state.objects import ObjectStore
 
     if len(words) != 1 or "/" in words[0]:
@@ -101,7 +101,7 @@ Completer = Callable[[click.Context, click.Parameter, str], list[str]]
 
 
 def complete(choices: Callable[[click.Context], Iterable[str]]) -> Completer:
-    """Returns a completer for the words of ``choices``."""
+    """Return a completer for the words of ``choices``."""
 
     def completer(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
         return [word for word in choices(ctx) if word.startswith(incomplete)]
@@ -110,7 +110,7 @@ def complete(choices: Callable[[click.Context], Iterable[str]]) -> Completer:
 
 
 def complete_names(kind: str) -> Completer:
-    """Returns a completer for the names of one kind."""
+    """Return a completer for the names of one kind."""
     return complete(lambda ctx: names_of(home_of(ctx), kind))
 
 
@@ -159,7 +159,7 @@ def complete_fields(ctx: click.Context, param: click.Parameter, incomplete: str)
 
 
 def home_of(ctx: click.Context | None) -> str:
-    """Returns the state folder for completion, from the flags typed so far, the environment or the default. Never
+    """Return the state folder for completion, from the flags typed so far, the environment or the default. Never
     fails."""
     invocation = ctx.find_object(Invocation) if ctx else None
     return home_path(invocation.home_flag if invocation else None)
@@ -206,7 +206,7 @@ _TERM = rf"""\s*(?:
 
 
 def parse_selector(text: str) -> Selector:
-    """Returns a predicate that is true if labels meet all comma-separated requirements. As in Kubernetes, ``!=`` and
+    """Return a predicate that is true if labels meet all comma-separated requirements. As in Kubernetes, ``!=`` and
     ``notin`` also match an object without the label. Raises UsageFault."""
     requirement = re.compile(_TERM, re.VERBOSE)
     terms: list[Selector] = []
@@ -238,7 +238,7 @@ def _term(match: re.Match[str]) -> Selector:
 
 
 def columns_for(kinds: Iterable[str]) -> tuple[Column, ...]:
-    """Returns the columns of a table. A single kind has columns of its own; for several kinds there are only the common
+    """Return the columns of a table. A single kind has columns of its own; for several kinds there are only the common
     columns, and objects are named KIND/NAME."""
     from areal.reconcilers.kinds import KindController, controller_of
 

@@ -138,7 +138,7 @@ def _progress_line(progress: Progress, *, waited: float = 0.0) -> str:
 
 
 def _tenth(progress: Progress) -> int:
-    """Returns how many tenths are done of work with an ETA; 0 for other work."""
+    """Return how many tenths are done of work with an ETA; 0 for other work."""
     if progress.eta_s is None or not progress.total:
         return 0
     return 10 * (progress.done or 0) // progress.total
@@ -149,7 +149,7 @@ _NOTICE = "\ninterrupted: {doing}; again to leave at once (nothing is lost eithe
 
 @contextmanager
 def graceful(interrupted: threading.Event, doing: str = "finishing the operation at hand") -> Iterator[None]:
-    """Makes SIGINT and SIGTERM set ``interrupted``; a second signal exits the process with status 130.
+    """Make SIGINT and SIGTERM set ``interrupted``; a second signal exits the process with status 130.
 
     Exiting at once is safe: every operation is journaled before it runs, and the next command finishes open operations
     or rolls them back.
@@ -182,7 +182,7 @@ _OUTCOME_COLUMNS = (field("OBJECT", "ref"), field("ACTION", "action", state=True
 
 @contextmanager
 def mutation(cli: Invocation, *, changes: bool = True) -> Iterator[Context]:
-    """Yields the context of a mutating command. Progress goes to stderr; the first Ctrl-C lets the current operation
+    """Yield the context of a mutating command. Progress goes to stderr; the first Ctrl-C lets the current operation
     finish. ``changes``: the command changes something, so it goes on after whoever reads its output has left."""
     from areal.reconcilers.context import Context
     from areal.state.locks import actor, command_line
@@ -209,19 +209,19 @@ def mutation(cli: Invocation, *, changes: bool = True) -> Iterator[Context]:
 def mutate(
     cli: Invocation, operation: Callable[Concatenate[Context, P], Outcome], *args: P.args, **given: P.kwargs
 ) -> int:
-    """Runs ``operation`` and prints its outcome. Returns the exit status."""
+    """Run ``operation`` and print its outcome. Returns the exit status."""
     with mutation(cli) as context:
         outcome = operation(context, *args, **given)
     return finish(cli, outcome, interrupted=context.interrupted.is_set())
 
 
 def confirmed(cli: Invocation, question: str) -> bool:
-    """Whether --yes is given, or the user of a terminal agrees."""
+    """Return whether --yes is given, or the user of a terminal agrees."""
     return cli.yes or (interactive() and click.confirm(question, err=True))
 
 
 def approver(cli: Invocation, command: str) -> Callable[[Plan], bool]:
-    """Returns a function that approves plans. It asks only about destructive plans, and not with --yes. Without a
+    """Return a function that approves plans. It asks only about destructive plans, and not with --yes. Without a
     terminal to ask on, it raises UsageFault."""
 
     def approve(plan: Plan) -> bool:
@@ -240,7 +240,7 @@ def approver(cli: Invocation, command: str) -> Callable[[Plan], bool]:
 
 
 def finish(cli: Invocation, outcome: Outcome, *, interrupted: bool = False) -> int:
-    """Prints an outcome: data to stdout, failures and notes to stderr. Returns the exit status."""
+    """Print an outcome: data to stdout, failures and notes to stderr. Returns the exit status."""
     if cli.format.kind == "table":
         for item in outcome.objects:
             kind, _, name = item.ref.partition("/")
@@ -296,7 +296,7 @@ def scale_object(cli: Invocation, ref: Ref, replicas: int, *, within_s: float = 
 
 
 def _verb(name: str, text: str) -> click.Command:
-    """Returns a command that runs an operation on each object in turn, and reports failures with all outcomes."""
+    """Return a command that runs an operation on each object in turn, and reports failures with all outcomes."""
 
     def run(cli: Invocation, targets: tuple[str, ...]) -> int:
         from areal.reconcilers import operations
@@ -331,7 +331,7 @@ resume = _verb("resume", "Start a suspended object again.")
 
 
 def merge_outcomes(outcomes: Sequence[Outcome]) -> Outcome:
-    """Merges outcomes. The exit status is the most severe one; an object keeps its last change."""
+    """Merge outcomes. The exit status is the most severe one; an object keeps its last change."""
     from areal.reconcilers.context import Outcome
 
     objects = {item.ref: item for outcome in outcomes for item in outcome.objects if item.action == "unchanged"}
@@ -481,7 +481,7 @@ def wait_for(
 
 
 def parse_alternatives(text: str) -> tuple[str, ...]:
-    """Splits ``a,b`` into (a, b), but not at commas inside quotes or brackets. Raises UsageFault."""
+    """Split ``a,b`` into (a, b), but not at commas inside quotes or brackets. Raises UsageFault."""
     parts = re.findall(_PART, text)
     if not parts or ",".join(parts) != text:
         raise UsageFault(f"cannot read --for {text!r}", hint=f"write {_FORMS}")

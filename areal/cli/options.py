@@ -65,7 +65,7 @@ DEFAULTS = {
 
 
 def read_config(path: str) -> dict[str, Any]:
-    """Returns the file as a map; empty for an absent file. Raises ArealError if it is unreadable or invalid."""
+    """Return the file as a map; empty for an absent file. Raises ArealError if it is unreadable or invalid."""
     try:
         with open(path, encoding="utf-8") as file:
             text = file.read()
@@ -161,7 +161,7 @@ class Invocation:
         return self.config.get("contexts") or {}
 
     def default(self, name: str) -> Any:
-        """Returns a default that the user has set in ``config.yaml``, or None."""
+        """Return a default that the user has set in ``config.yaml``, or None."""
         return (self.config.get("defaults") or {}).get(name)
 
     @property
@@ -177,8 +177,8 @@ class Invocation:
         return self._default_seconds("lockTimeout", 0.0)
 
     def deadline_s(self, default: float = 600.0, *, flagged: bool = False) -> float:
-        """Returns ``--timeout``, else the user's default, else ``default``, in seconds. ``flagged``: ``default`` is
-        from a flag of the command and takes precedence over the user's default."""
+        """Return ``--timeout``, else the user's default, else ``default``, in seconds. ``flagged``: ``default`` is from
+        a flag of the command and takes precedence over the user's default."""
         if self.timeout_s is not None:
             return self.timeout_s
         return default if flagged else self._default_seconds("timeout", default)
@@ -192,24 +192,24 @@ class Invocation:
             raise _config_error(f'{where}: "{given}" is not a duration', "write 90, 90s, 5m") from None
 
     def info(self, text: str) -> None:
-        """Prints a hint or progress to stderr, unless -q is given."""
+        """Print a hint or progress to stderr, unless -q is given."""
         if not self.quiet:
             sys.stdout.flush()
             click.echo(text, err=True)
 
     def detail(self, text: str) -> None:
-        """Prints details to stderr if -v is given."""
+        """Print details to stderr if -v is given."""
         if self.verbose:
             self.info(text)
 
 
 def home_path(flag: str | None) -> str:
-    """Returns the state folder without importing ``Home``. ``Home.resolve`` returns the same, but raises errors."""
+    """Return the state folder without importing ``Home``. ``Home.resolve`` returns the same, but raises errors."""
     return os.path.expanduser(flag or os.environ.get("AREAL_HOME") or "~/.areal")  # noqa: PTH111
 
 
 def interactive() -> bool:
-    """Whether a user can answer questions: stdin and stderr are terminals."""
+    """Return whether a user can answer questions: stdin and stderr are terminals."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
@@ -223,7 +223,7 @@ _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}  # "ms" b
 
 
 def parse_seconds(value: object) -> float:
-    """Parses ``90``, ``90s``, ``1.5m``, ``2h``, ``1d`` or ``500ms`` into seconds. Raises ValueError."""
+    """Parse ``90``, ``90s``, ``1.5m``, ``2h``, ``1d`` or ``500ms`` into seconds. Raises ValueError."""
     text = str(value).strip()
     unit = next((unit for unit in _UNITS if text.endswith(unit)), "")
     seconds = float(text.removesuffix(unit)) * _UNITS.get(unit, 1.0)
@@ -295,7 +295,7 @@ def _format_callback(ctx: click.Context, param: click.Parameter, value: Any) -> 
 
 
 def stack(*decorators: Decorator[Any]) -> Decorator[Any]:
-    """Combines decorators so that --help lists their options in the order written."""
+    """Combine decorators so that --help lists their options in the order written."""
 
     def decorate(function: Any) -> Any:
         for decorator in reversed(decorators):
@@ -353,13 +353,13 @@ remote = stack(
 def timeout(
     default: str = "", what: str = "Give up waiting after this long (exit 7)", *, positive: bool = False
 ) -> Decorator[Any]:
-    """Adds ``--timeout``. ``positive`` rejects 0, for commands that wait for the response to one request."""
+    """Add ``--timeout``. ``positive`` rejects 0, for commands that wait for the response to one request."""
     text = f"{what}  [default: {default}]." if default else f"{what}."
     return _shared("--timeout", attribute="timeout_s", type=Seconds(positive=positive), metavar="TIME", help=text)
 
 
 def output(*extra: str, dest: str | None = "--output") -> Decorator[Any]:
-    """Adds ``-o`` and ``--json``. ``extra``: formats of this command only; ``dest`` None: the command has its own
+    """Add ``-o`` and ``--json``. ``extra``: formats of this command only; ``dest`` None: the command has its own
     --output."""
     return stack(
         click.option(
@@ -376,7 +376,7 @@ def output(*extra: str, dest: str | None = "--output") -> Decorator[Any]:
 
 
 def gather(name: str, flags: Any, options: Sequence[Decorator[Any]]) -> Decorator[Any]:
-    """Adds ``options`` and passes their values to the command as ``name=flags(...)``. ``flags`` is a NamedTuple."""
+    """Add ``options`` and pass their values to the command as ``name=flags(...)``. ``flags`` is a NamedTuple."""
 
     def decorate(function: Any) -> Any:
         @functools.wraps(function)
@@ -390,7 +390,7 @@ def gather(name: str, flags: Any, options: Sequence[Decorator[Any]]) -> Decorato
 
 
 def duration(name: str, default: str, help: str) -> Decorator[Any]:
-    """An option of a time above 0."""
+    """Return an option of a time above 0."""
     return click.option(
         name, type=Seconds(positive=True), default=default, show_default=True, metavar="TIME", help=help
     )
@@ -404,7 +404,7 @@ def watch_options(help: str = "Refresh until Ctrl-C.") -> Decorator[Any]:
 
 
 def read_options(*formats: str) -> Decorator[Any]:
-    """Adds the options of a command that reads, and passes the invocation. Must be the last decorator."""
+    """Add the options of a command that reads, and pass the invocation. Must be the last decorator."""
     return stack(remote, output(*formats), common, pass_invocation)
 
 
@@ -413,13 +413,13 @@ print_options = stack(output(), common, pass_invocation)
 
 
 def change_options(deadline: Decorator[Any] | None = None, *, destructive: bool = False) -> Decorator[Any]:
-    """Adds the options of a mutating command, and passes the invocation. Must be the last decorator."""
+    """Add the options of a mutating command, and pass the invocation. Must be the last decorator."""
     options = (deadline or timeout("10m"), lock_timeout, print_options)
     return stack(yes, *options) if destructive else stack(*options)
 
 
 def stop_options(function: Any) -> Any:
-    """Adds ``--grace`` and ``--force``, passed as ``grace``: seconds, or None for the grace of the object."""
+    """Add ``--grace`` and ``--force``, passed as ``grace``: seconds, or None for the grace of the object."""
 
     @functools.wraps(function)
     def with_grace(*args: Any, grace: float | None, force: bool, **given: Any) -> Any:

@@ -31,13 +31,13 @@ _UNDERSCORE = re.compile("(?<=[a-z])_([a-z])")
 
 
 def write(text: str) -> None:
-    """Writes data to stdout, with one trailing newline."""
+    """Write data to stdout, with one trailing newline."""
     if text:
         sys.stdout.write(text if text.endswith("\n") else text + "\n")
 
 
 def refuse_existing(path: Path, *, force: bool) -> None:
-    """Raises Conflict for a file that exists, unless ``force`` replaces it."""
+    """Raise Conflict for a file that exists, unless ``force`` replaces it."""
     if path.exists() and not force:
         raise Conflict(f"{path} exists already", hint="--force replaces it")
 
@@ -52,12 +52,12 @@ def write_file(path: Path, text: str) -> None:
 
 
 def show(text: str) -> None:
-    """Writes a page for people, wrapped to the width of the terminal."""
+    """Write a page for people, wrapped to the width of the terminal."""
     write(folded(spelled(text)))
 
 
 def clear() -> None:
-    """Clears the terminal's window."""
+    """Clear the terminal's window."""
     sys.stdout.write(f"{ESCAPE}[H{ESCAPE}[2J")
 
 
@@ -71,7 +71,7 @@ def emit_rows(
     wrap: Callable[[Sequence[Row]], Any] | None = None,
     answered: bool = False,
 ) -> None:
-    """Prints a list. ``wrap`` builds the document for JSON, YAML and JSONPath, by default a List as in Kubernetes;
+    """Print a list. ``wrap`` builds the document for JSON, YAML and JSONPath, by default a List as in Kubernetes;
     jsonl and name print row by row. ``answered``: the rows are a service's answer, with keys of another spelling."""
     chosen = cli.format
     if answered and not chosen.is_table and chosen.kind != "name":
@@ -90,7 +90,7 @@ def emit_rows(
 
 
 def emit_one(cli: Invocation, document: Row, *, name: str, text: Callable[[], str], answered: bool = False) -> None:
-    """Prints one document. ``text`` returns the page for people and is called only for the table formats."""
+    """Print one document. ``text`` returns the page for people and is called only for the table formats."""
     chosen = cli.format
     if chosen.is_table:
         show(text())
@@ -126,14 +126,14 @@ def _escaped(text: str) -> str:
 
 
 def to_yaml(documents: Iterable[Any], *, manifests: bool = False) -> str:
-    """Returns documents as YAML. ``manifests``: the text can be applied again."""
+    """Return documents as YAML. ``manifests``: the text can be applied again."""
     from areal.resources.yaml_io import dump_documents
 
     return _escaped(dump_documents(documents, manifests=manifests))
 
 
 def as_list(items: Sequence[Any]) -> dict[str, Any]:
-    """Returns a List as in Kubernetes."""
+    """Return a List as in Kubernetes."""
     from areal.resources.kinds import API_VERSION
 
     return {"apiVersion": API_VERSION, "kind": "List", "items": list(items)}
@@ -143,7 +143,7 @@ _AS_WRITTEN = {"messages", "message", "metadata", "failures"}  # whose keys are 
 
 
 def camel(value: Any) -> Any:
-    """Returns a service's answer with keys as in our own documents, at every depth."""
+    """Return a service's answer with keys as in our own documents, at every depth."""
     if isinstance(value, list | tuple):
         return [camel(each) for each in value]
     if not isinstance(value, Mapping):
@@ -183,7 +183,7 @@ class Column(NamedTuple):
 
 
 def field(title: str, *path: str, wide: bool = False, right: bool = False, state: bool = False) -> Column:
-    """Returns a column that shows ``row[path[0]][path[1]]...``; empty if any step is absent."""
+    """Return a column that shows ``row[path[0]][path[1]]...``; empty if any step is absent."""
 
     def cell(row: Row) -> Any:
         value: Any = row
@@ -211,7 +211,7 @@ def text_of(value: Any) -> str:
 def render_table(
     rows: Sequence[Row], columns: Sequence[Column], *, wide: bool = False, header: bool = True, indent: int = 0
 ) -> str:
-    """Renders one line per row. On a terminal, no line is wider than the terminal and no text is cut: the last column
+    """Render one line per row. On a terminal, no line is wider than the terminal and no text is cut: the last column
     wraps below itself, and columns that do not fit follow on separate lines, each value after its title. ``indent``:
     characters that the caller puts before each line."""
     shown = [column for column in columns if wide or not column.wide]
@@ -243,7 +243,7 @@ def render_table(
 
 
 def cell_width(text: str) -> int:
-    """Returns the terminal columns of ``text``: wide East Asian characters take two, marks and joiners none."""
+    """Return the terminal columns of ``text``: wide East Asian characters take two, marks and joiners none."""
     if text.isascii():
         return len(text)
     return sum(
@@ -257,7 +257,7 @@ def cell_width(text: str) -> int:
 
 
 def folded(text: str) -> str:
-    """Wraps the lines of a page that are wider than the terminal, with an extra indent. Without a terminal, returns
+    """Wrap the lines of a page that are wider than the terminal, with an extra indent. Without a terminal, returns
     ``text`` unchanged."""
     room = _room(0)
     if room is None:
@@ -287,7 +287,7 @@ def _room(indent: int) -> int | None:
 
 
 def _aligned(widths: list[int], room: int | None, *, last_is_text: bool) -> int:
-    """Returns the number of columns that fit side by side."""
+    """Return the number of columns that fit side by side."""
     if room is None or sum(widths) + 2 * (len(widths) - 1) <= room:
         return len(widths)
     if len(widths) > 1 and last_is_text and sum(widths[:-1]) + 2 * (len(widths) - 1) + _TEXT_LEAST <= room:
@@ -317,7 +317,7 @@ def _line(
 
 
 def _packed(fields: list[str], room: int) -> list[str]:
-    """Returns the fields in indented lines, with as many fields per line as fit."""
+    """Return the fields in indented lines, with as many fields per line as fit."""
     space = room - len(_INDENT)
     lines: list[str] = []
     joins = False  # whether a field may follow on the last line: not if that ends a value of several lines
@@ -337,7 +337,7 @@ def _indented(text: str, space: int) -> list[str]:
 
 
 def _wrapped(text: str, first: int, others: int) -> list[str]:
-    """Wraps ``text`` at spaces and commas, and inside longer words. ``first`` and ``others``: maximum columns of the
+    """Wrap ``text`` at spaces and commas, and inside longer words. ``first`` and ``others``: maximum columns of the
     first line and of the other lines."""
     lines, space = [], first
     while cell_width(text) > space:
@@ -351,7 +351,7 @@ def _wrapped(text: str, first: int, others: int) -> list[str]:
 
 
 def longest(text: str, space: int) -> int:
-    """Returns how many characters, at least one, fit into ``space`` columns."""
+    """Return how many characters, at least one, fit into ``space`` columns."""
     taken = 0
     for count, each in enumerate(text):
         taken += cell_width(each)
@@ -366,7 +366,7 @@ def paint_state(word: str, padded: str) -> str:
 
 
 def clock(at: float | None) -> str:
-    """Formats local time, with the date unless it is today."""
+    """Format local time, with the date unless it is today."""
     if at is None:
         return "-"
     moment = time.localtime(at)
@@ -413,7 +413,7 @@ class Table(NamedTuple):
 
 
 def orderable(value: Any) -> tuple[int, Any]:
-    """Returns a sort key: absent values first, then numbers, then text; values of different types are not compared."""
+    """Return a sort key: absent values first, then numbers, then text; values of different types are not compared."""
     if value is None:
         return 0, 0
     if isinstance(value, int | float):
@@ -422,7 +422,7 @@ def orderable(value: Any) -> tuple[int, Any]:
 
 
 def show_table(cli: Invocation, table: Table, sort_by: str | None) -> int:
-    """Prints a table once. Returns the status of files that cannot be read after reporting them, else 0."""
+    """Print a table once. Returns the status of files that cannot be read after reporting them, else 0."""
     rows = table.sorted(sort_by)
     if cli.format.kind == "manifest":
         write(to_yaml(table.manifests, manifests=True) if table.manifests else "")
@@ -443,7 +443,7 @@ def show_table(cli: Invocation, table: Table, sort_by: str | None) -> int:
 def print_rows(
     cli: Invocation, rows: Sequence[Row], columns: Sequence[Column], name: Callable[[Row], str], *, header: bool
 ) -> None:
-    """Prints rows of a table that is printed piece by piece."""
+    """Print rows of a table that is printed piece by piece."""
     if cli.format.is_table:
         write(render_table(rows, columns, wide=cli.format.kind == "wide", header=header))
     else:
@@ -453,12 +453,13 @@ def print_rows(
 
 
 def is_live(cli: Invocation) -> bool:
-    """Whether a watch is a view with keys: tables between a person's keyboard and a terminal that moves its cursor."""
+    """Return whether a watch is a view with keys: tables between a person's keyboard and a terminal that moves its
+    cursor."""
     return cli.format.is_table and sys.stdin.isatty() and can_move(sys.stdout)
 
 
 def watch_table(cli: Invocation, look: Callable[[], Table], sort_by: str | None) -> int:
-    """Prints the table, then each row again when one of its cells except AGE and UPTIME changes, until Ctrl-C."""
+    """Print the table, then each row again when one of its cells except AGE and UPTIME changes, until Ctrl-C."""
     wide = cli.format.kind != "table"
     seen: dict[str, Any] = {}
     header = True
@@ -490,7 +491,7 @@ def show_status(
     interval: float,
     answered: bool = False,
 ) -> Row:
-    """Prints a document. With ``watch``, prints it every ``interval`` seconds until Ctrl-C: on a terminal in place
+    """Print a document. With ``watch``, prints it every ``interval`` seconds until Ctrl-C: on a terminal in place
     (line by line, to avoid flicker), elsewhere one after the other, and in data formats as a line of JSON each."""
     while watch:
         document = look()

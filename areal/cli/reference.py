@@ -50,7 +50,7 @@ _SHARED = {"--home", "--context", "--quiet", "--verbose", "--debug", "--help"}
 
 
 def commands() -> Iterator[tuple[tuple[str, ...], click.Command, Leaf]]:
-    """Yields every command with its words and table entry, in the order of the help text."""
+    """Yield every command with its words and table entry, in the order of the help text."""
     root = click.Context(cli, info_name="areal")
     yield from _below(cli, root, ())
 
@@ -88,7 +88,7 @@ def page() -> str:
 
 
 def _text(command: click.Command) -> str:
-    """Returns the help text as Markdown; a block that click does not wrap (``\\b``) becomes code."""
+    """Return the help text as Markdown; a block that click does not wrap (``\b``) becomes code."""
     parts = []
     for block in inspect.cleandoc(command.help or "").split("\n\n"):
         if block.startswith("\b"):

@@ -26,7 +26,7 @@ _DEADLINE_S = 10.0
 
 
 def gateway(cli: Invocation) -> GatewayClient | None:
-    """Returns the client of the remote gateway, or None if the command uses the state of this machine."""
+    """Return the client of the remote gateway, or None if the command uses the state of this machine."""
     url = cli.gateway_flag or (None if cli.context_flag else os.environ.get("AREAL_GATEWAY"))
     context = {} if url else _context(cli)
     url = url or context.get("gateway")
@@ -45,7 +45,7 @@ def gateway(cli: Invocation) -> GatewayClient | None:
 
 
 def local_options(verb: Any) -> Any:
-    """Adds the options of a command that reads files of the machine that runs the processes, and refuses a remote
+    """Add the options of a command that reads files of the machine that runs the processes, and refuse a remote
     gateway. Must be the last decorator."""
 
     @functools.wraps(verb)
@@ -63,7 +63,7 @@ def local_options(verb: Any) -> Any:
 
 
 def refuse_remote_context(cli: Invocation) -> None:
-    """Raises Conflict if a remote context is selected. For mutating commands, which act on this machine."""
+    """Raise Conflict if a remote context is selected. For mutating commands, which act on this machine."""
     if _context(cli).get("gateway"):
         raise Conflict(
             f"the context {cli.context!r} is a remote gateway, and this command changes the machine that it runs on",
@@ -98,12 +98,12 @@ def _context(cli: Invocation) -> Mapping[str, Any]:
 
 
 def namespace(kind: str) -> str:
-    """Returns the command group of a kind: ``inf``, ``agent``."""
+    """Return the command group of a kind: ``inf``, ``agent``."""
     return KINDS[kind].short[0]
 
 
 def gateway_of(cli: Invocation, service: str | None, kind: str = INFERENCE_SERVICE) -> GatewayClient:
-    """Returns the client of the remote gateway, else of a service of this home. Raises NotFound for an unknown service,
+    """Return the client of the remote gateway, else of a service of this home. Raises NotFound for an unknown service,
     ArealError for a service that does not run or has no key here."""
     from areal.reconcilers.usage import service_key
     from areal.state.home import read_key
@@ -123,7 +123,7 @@ def gateway_of(cli: Invocation, service: str | None, kind: str = INFERENCE_SERVI
 
 
 def model_at(cli: Invocation, service: str | None, model: str | None) -> str | None:
-    """Returns the served name of a model, given its object name or its served name."""
+    """Return the served name of a model, given its object name or its served name."""
     from areal.state.objects import ObjectStore
 
     if model is None or gateway(cli) is not None or name_problem(model) is not None:

@@ -46,13 +46,13 @@ class GatewayAnswers:
 
 
 def _entries(body: Any, key: str) -> list[Mapping[str, Any]] | None:
-    """Returns the objects of the list ``body[key]``; None if there is no such list."""
+    """Return the objects of the list ``body[key]``; None if there is no such list."""
     rows = body.get(key) if isinstance(body, Mapping) else None
     return [row for row in rows if isinstance(row, Mapping)] if isinstance(rows, list) else None
 
 
 def service_health(answers: GatewayAnswers) -> Health:
-    """Returns the health of the gateway and its router; Unknown if the key may not read the router."""
+    """Return the health of the gateway and its router; Unknown if the key may not read the router."""
     if isinstance(answers.ready, ArealError):
         return Health("Unknown", 0, _COMPONENTS, "NoAnswer", answers.ready.message)
     status, body = answers.ready
@@ -70,7 +70,7 @@ def service_health(answers: GatewayAnswers) -> Health:
 
 
 def model_healths(answers: GatewayAnswers) -> dict[str, Health]:
-    """Returns the health of each model that is listed, has a worker, or is declared at the router. An adapter has the
+    """Return the health of each model that is listed, has a worker, or is declared at the router. An adapter has the
     health of its model."""
     listed = [] if isinstance(answers.listed, ArealError) else answers.listed
     parents = {str(item.get("id")): str(item.get("parent") or item.get("id")) for item in listed}
@@ -171,8 +171,8 @@ def get_remote(chosen: GatewayClient, targets: Sequence[str]) -> Table:
 
 
 def look(chosen: GatewayClient) -> GatewayAnswers:
-    """Returns the responses of the gateway to concurrent requests with one deadline. Raises KeyRefused if it rejects
-    the key for the list of models, ArealError if there is no response at all."""
+    """Return the responses of the gateway to concurrent requests with one deadline. Raises KeyRefused if it rejects the
+    key for the list of models, ArealError if there is no response at all."""
     chosen = chosen._replace(timeout_s=min(chosen.timeout_s, _LOOK_S))
     ready, listed, seen = _get_together(chosen, ("/ready", "/v1/models", "/workers"))
     if all(isinstance(answer, ArealError) for answer in (ready, listed, seen)):
@@ -186,8 +186,8 @@ def look(chosen: GatewayClient) -> GatewayAnswers:
 
 
 def _get_together(chosen: GatewayClient, paths: Sequence[str]) -> list[tuple[int, Any] | ArealError]:
-    """Returns status and body for each path. The deadline covers all requests, so that a gateway that sends single
-    bytes cannot extend it."""
+    """Return status and body for each path. The deadline covers all requests, so that a gateway that sends single bytes
+    cannot extend it."""
     silent = ArealError(f"the gateway {chosen.url} does not answer within {chosen.timeout_s:g} s")
     answers: dict[str, tuple[int, Any] | ArealError] = {}
 
@@ -228,7 +228,7 @@ def _listing(document: Any) -> list[Mapping[str, Any]] | None:
 
 
 def documents(chosen: GatewayClient) -> list[Document]:
-    """Returns the documents of the gateway, as an InferenceService, and of its models."""
+    """Return the documents of the gateway, as an InferenceService, and of its models."""
     answers = look(chosen)
     models = model_healths(answers)
     service = _document(INFERENCE_SERVICE, _NAME, chosen, service_health(answers))
@@ -247,7 +247,7 @@ def _document(kind: str, name: str, chosen: GatewayClient, health: Health) -> Do
 
 
 def workers(chosen: GatewayClient) -> list[Document]:
-    """Returns the router's workers; needs the admin key. Raises ArealError."""
+    """Return the router's workers; needs the admin key. Raises ArealError."""
     found = _checked(chosen, "/workers", chosen.ask("GET", "/workers"), _object)
     if isinstance(found, ArealError):
         raise found
@@ -255,7 +255,7 @@ def workers(chosen: GatewayClient) -> list[Document]:
 
 
 def describe_remote(chosen: GatewayClient, ref: Ref) -> Document:
-    """Returns the document of a model (or the service) with its workers, or with the error of reading them."""
+    """Return the document of a model (or the service) with its workers, or with the error of reading them."""
     document = dict(get_remote(chosen, [str(ref)]).rows[0])
     try:
         served = workers(chosen)
@@ -267,7 +267,7 @@ def describe_remote(chosen: GatewayClient, ref: Ref) -> Document:
 
 
 def model_rows(chosen: GatewayClient, answers: GatewayAnswers | None = None) -> list[Document]:
-    """Returns the rows of ``inf models``."""
+    """Return the rows of ``inf models``."""
     answers = answers or look(chosen)
     owners = (
         {} if isinstance(answers.listed, ArealError) else {str(it["id"]): it.get("owned_by") for it in answers.listed}
@@ -288,7 +288,7 @@ def model_rows(chosen: GatewayClient, answers: GatewayAnswers | None = None) -> 
 
 
 def _weights(answers: GatewayAnswers, model: str) -> Document | None:
-    """The newest version that a worker of the model serves; a gateway does not know who wrote it."""
+    """Return the newest version that a worker of the model serves; a gateway does not know who wrote it."""
     versions = [row.get("version") for row in answers.worker_rows if row.get("model") == model]
     known = sorted({version for version in versions if isinstance(version, int)})
     if not known:
@@ -297,7 +297,7 @@ def _weights(answers: GatewayAnswers, model: str) -> Document | None:
 
 
 def service_status(chosen: GatewayClient) -> Document:
-    """Returns the document of ``inf status``. An unreachable gateway is a status, not an error."""
+    """Return the document of ``inf status``. An unreachable gateway is a status, not an error."""
     document: Document = {"service": _NAME, "address": chosen.url, "models": [], "components": [], "ready": None}
     try:
         answers = look(chosen)
@@ -318,7 +318,7 @@ def service_status(chosen: GatewayClient) -> Document:
 def wait_remote(
     cli: Invocation, chosen: GatewayClient, refs: Sequence[Ref], wanted: Sequence[Sequence[str]], deadline_s: float
 ) -> int:
-    """Polls until every model is Ready (``ready``) or gone (``deleted``). Raises TimedOut."""
+    """Poll until every model is Ready (``ready``) or gone (``deleted``). Raises TimedOut."""
     if any(word not in ("ready", "deleted") for alternatives in wanted for word in alternatives):
         raise UsageFault("with a gateway, only --for ready and --for deleted are supported")
     if any(ref.kind != MODEL for ref in refs):
@@ -353,8 +353,8 @@ def wait_remote(
 
 
 def _met(health: Health | None, answers: GatewayAnswers, wanted: Sequence[Sequence[str]]) -> bool:
-    """Whether a model meets the conditions. It is deleted if the model list and the router were both read, and neither
-    has it."""
+    """Return whether a model meets the conditions. It is deleted if the model list and the router were both read, and
+    neither has it."""
     were_read = not isinstance(answers.listed, ArealError) and not isinstance(answers.workers, ArealError)
     now = {"ready": health is not None and health.phase == "Ready", "deleted": health is None and were_read}
     return all(any(now[word] for word in alternatives) for alternatives in wanted)

@@ -18,7 +18,7 @@ message_option: Decorator[Any] = click.option(
 
 
 def message_of(given: str | None, command: str) -> str | None:
-    """Returns the message to send (``-m``, or piped text); None at a terminal, which gets a prompt. Raises UsageFault
+    """Return the message to send (``-m``, or piped text); None at a terminal, which gets a prompt. Raises UsageFault
     for an empty message."""
     if given is None and sys.stdin.isatty():
         return None
@@ -92,7 +92,7 @@ class Repl:
         return "\n".join(lines).strip("\n")
 
     def _command(self, text: str) -> bool:
-        """Runs a command. Returns whether to leave. Raises UsageFault for an unknown command."""
+        """Run a command. Returns whether to leave. Raises UsageFault for an unknown command."""
         name, _, rest = text.strip().partition(" ")
         if name in _LEAVING:
             return True
@@ -104,7 +104,7 @@ class Repl:
 
 
 def read_line(prompt: str) -> str:
-    """Reads a line from the terminal, with arrow keys and the history of this session."""
+    """Read a line from the terminal, with arrow keys and the history of this session."""
     import readline  # noqa: F401 - its import makes input() editable
 
     return input(prompt)

@@ -138,7 +138,7 @@ def _method(sides: Sequence[Sequence[_Run]], *, unpaired: bool) -> str:
 
 
 def _keys(sides: Sequence[Sequence[_Run]]) -> list[dict[str, Any]]:
-    """The keys that differ between the sides, but for names. A side's value is a list where its runs differ."""
+    """Return the keys that differ between the sides, but for names. A side's value is a list where its runs differ."""
     from areal.ui.jobs import compared_keys
 
     runs = [[compared_keys(run.config) for run in side] for side in sides]
@@ -162,7 +162,7 @@ def _distinct(values: Sequence[Any]) -> list[Any]:
 def _row(
     sides: Sequence[Sequence[_Run]], metric: str, last: int | None, confidence: float, *, unpaired: bool
 ) -> dict[str, Any] | None:
-    """A metric over the steps at which every run has it; None without one."""
+    """Return a metric over the steps at which every run has it; None without one."""
     curves = [[dict(run.curves[metric]) for run in side] for side in sides]
     steps = sorted(set.intersection(*(set(each) for side in curves for each in side)))
     steps = [step for step in steps if all(math.isfinite(each[step]) for side in curves for each in side)]

@@ -42,7 +42,7 @@ def noun(kind: str) -> str:
 
 
 def gateway_options(port: int) -> Decorator[Any]:
-    """Adds the options of a service with a gateway. ``port``: its default port."""
+    """Add the options of a service with a gateway. ``port``: its default port."""
     return stack(
         click.option("--host", metavar="HOST", help="Where the gateway listens  [default: 127.0.0.1]."),
         click.option("--port", type=click.IntRange(1, 65535), metavar="PORT", help=f"Its port  [default: {port}]."),
@@ -87,7 +87,7 @@ def run_service(
     force: bool,
     dry_run: str | None,
 ) -> int:
-    """Starts or resumes the service and the other objects of ``manifests``. Without ``detach``, the service runs in the
+    """Start or resume the service and the other objects of ``manifests``. Without ``detach``, the service runs in the
     foreground. Returns the exit status."""
     if dry_run:
         return preview(cli, manifests, dry_run, force=force)
@@ -102,7 +102,7 @@ def run_service(
 def _start(
     cli: Invocation, context: Context, ref: Ref, manifests: list[Document], force: bool, seconds: float
 ) -> Outcome:
-    """Applies the manifests, and resumes a service that `stop --keep-state` has suspended."""
+    """Apply the manifests, and resume a service that `stop --keep-state` has suspended."""
     from areal.reconcilers import operations
 
     command = f"{namespace(ref.kind)} run"
@@ -126,7 +126,7 @@ def _foreground(cli: Invocation, ref: Ref) -> int:
 
 
 def _stopped(cli: Invocation, ref: Ref) -> Callable[[], bool]:
-    """Returns a check for whether another command has stopped or deleted the service. The check reads the state at most
+    """Return a check for whether another command has stopped or deleted the service. The check reads the state at most
     every two seconds."""
     next_look = time.monotonic() + _LOOK_S
 
@@ -189,7 +189,7 @@ def stop_service(
 
 
 def all_sessions(cli: Invocation, chosen: GatewayClient, path: str) -> Iterator[dict[str, Any]]:
-    """Yields all sessions of the list at ``path``. Reports how many data proxies are away, whose sessions are not
+    """Yield all sessions of the list at ``path``. Reports how many data proxies are away, whose sessions are not
     listed."""
 
     def away(count: int) -> None:
@@ -206,7 +206,7 @@ limit_option: Decorator[Any] = click.option(
 def emit_sessions(
     cli: Invocation, sessions: Iterator[Document], limit: int, columns: Sequence[Column], *, name: str
 ) -> None:
-    """Prints the first ``limit`` sessions, and whether there are more. ``name``: the field with the session's id."""
+    """Print the first ``limit`` sessions, and whether there are more. ``name``: the field with the session's id."""
     found = list(islice(sessions, limit + 1))
     if len(found) > limit:
         cli.info(f"there are more than {limit}; --limit shows them")
@@ -219,13 +219,13 @@ class ScaleFlags(NamedTuple):
     force_conflicts: bool
 
     def require_one(self, flag: str) -> None:
-        """Raises UsageFault if both ``flag``, for the target number, and --by are given."""
+        """Raise UsageFault if both ``flag``, for the target number, and --by are given."""
         if self.to is not None and self.by is not None:
             raise UsageFault(f"use either {flag} (the new number) or --by (the change), not both")
 
 
 def scale_options(flag: str) -> Decorator[Any]:
-    """Adds the options for scaling, passed as ``scale``. ``flag``: option for the target number. Must be the last
+    """Add the options for scaling, passed as ``scale``. ``flag``: option for the target number. Must be the last
     decorator."""
     return stack(
         gather(
@@ -256,7 +256,7 @@ def scale_service(cli: Invocation, found: StoredObject, flags: ScaleFlags, comma
 
 
 def service_columns(*own: Column) -> tuple[Column, ...]:
-    """Returns the columns of ``ps``, with the columns ``own`` of one kind."""
+    """Return the columns of ``ps``, with the columns ``own`` of one kind."""
     return (
         field("SERVICE", "service"),
         field("STATUS", "phase", state=True),
@@ -278,7 +278,7 @@ def list_services(
     own: Callable[[HomeView, StoredObject], Mapping[str, Any]],
     remote: Callable[[GatewayClient], Mapping[str, Any]],
 ) -> int:
-    """Prints a row per service. ``own`` returns the fields of this kind; ``remote``, the row of a remote gateway."""
+    """Print a row per service. ``own`` returns the fields of this kind; ``remote``, the row of a remote gateway."""
     chosen = gateway(cli)
     if chosen is not None:
         rows = [{"pid": None, "ageSeconds": None, **remote(chosen)}]
@@ -312,7 +312,7 @@ _FINE = {"Ready", "Suspended"}
 def service_status(
     home: HomeView, found: StoredObject, members: Sequence[StoredObject] = ()
 ) -> tuple[Document, dict[str, ObjectStatus]]:
-    """Returns the document of ``status``, and the statuses of the service and its ``members`` by reference."""
+    """Return the document of ``status``, and the statuses of the service and its ``members`` by reference."""
     from areal.reconcilers.launch import key_path
 
     seen = home.statuses([found, *members])
@@ -343,7 +343,7 @@ def watch_service(
     watch: bool,
     interval: float,
 ) -> int:
-    """Prints the status of a service; with ``watch`` repeatedly, with its traffic. Returns the exit status."""
+    """Print the status of a service; with ``watch`` repeatedly, with its traffic. Returns the exit status."""
     traffic: ServiceTraffic | None = None
 
     def document() -> Document:
@@ -364,7 +364,7 @@ def watch_service(
 
 
 def status_page(document: Mapping[str, Any], *tables: str, traffic: Callable[[Any], str]) -> str:
-    """Renders a status document. ``tables``: tables of one kind, placed before the table of processes."""
+    """Render a status document. ``tables``: tables of one kind, placed before the table of processes."""
     head = f"{document['service']}: {document['phase']}" + (f" ({document['ready']})" if document["ready"] else "")
     head += f" at {document['address']}" if document["address"] else ""
     parts = [head + (f"\n{document['message']}" if document["message"] else ""), *filter(None, tables)]

@@ -59,7 +59,7 @@ class ServiceTraffic:
     history: deque[float] = field(default_factory=lambda: deque(maxlen=_HISTORY))
 
     def look(self) -> Document:
-        """Takes a sample and returns the document. Raises ArealError if the gateway does not respond."""
+        """Take a sample and return the document. Raises ArealError if the gateway does not respond."""
         after = self.sample()
         found = self.compare(self.before or after, after)
         if self.before is not None:
@@ -84,7 +84,7 @@ def agent_traffic(chosen: GatewayClient, addresses: Callable[[], Mapping[str, st
 def sampled(
     chosen: GatewayClient, addresses: Mapping[str, str], workers: Sequence[Mapping[str, Any]] = ()
 ) -> TrafficSample:
-    """Takes a sample. ``addresses``: of data proxies, by name. Raises ArealError if the gateway does not respond."""
+    """Take a sample. ``addresses``: of data proxies, by name. Raises ArealError if the gateway does not respond."""
     gateway = parse(str(chosen.get("/metrics")))
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="metrics") as pool:
         pages = pool.map(lambda address: _metrics_page(address, chosen.key), addresses.values())
@@ -215,7 +215,7 @@ def rate(count: float, seconds: float) -> float | None:
 
 
 def quantiles(cumulative: Mapping[float, float], seconds: float) -> Document | None:
-    """Returns p50 and p99; None for the first sample, and without requests since the previous sample."""
+    """Return p50 and p99; None for the first sample, and without requests since the previous sample."""
     middle, far = quantile(cumulative, 0.5), quantile(cumulative, 0.99)
     if seconds <= 0 or middle is None or far is None:
         return None
@@ -245,7 +245,7 @@ _REPLICAS = (
 
 
 def inference_page(document: Document, *, wide: bool) -> str:
-    """Renders inference traffic. Pairs of figures are p50 and p99 since the previous sample."""
+    """Render inference traffic. Pairs of figures are p50 and p99 since the previous sample."""
     gateway = document["gateway"]
     failed = f", {text_of(gateway['failuresPerSecond'])}/s failed" if gateway["failuresPerSecond"] else ""
     load = f"{text_of(gateway['inFlight'])} in flight, {text_of(gateway['queued'])} waiting"
@@ -270,7 +270,7 @@ _PAIRS = (
 
 
 def agent_page(document: Row) -> str:
-    """Renders agent traffic. Pairs of figures are p50 and p99 since the previous sample."""
+    """Render agent traffic. Pairs of figures are p50 and p99 since the previous sample."""
     parts = [f"{text_of(document['running'])} run, {text_of(document['queued'])} wait"]
     for name, word in (("failuresPerSecond", "failed"), ("cancelledPerSecond", "cancelled")):
         parts += [f"{text_of(document[name])}/s {word}"] if document[name] else []

@@ -55,7 +55,7 @@ _driver_options = stack(
 def job_manifest(
     config: str | None, *, name: str | None, driver: str | None, overrides: Sequence[str], restart: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Returns the manifest of a job. Raises UsageFault for an unreadable configuration, or one without a driver."""
+    """Return the manifest of a job. Raises UsageFault for an unreadable configuration, or one without a driver."""
     from areal.reconcilers.kinds.job_config import choose_driver, config_tree
 
     path = Path(config).absolute() if config else None
@@ -75,7 +75,7 @@ def job_manifest(
 
 
 def _names_in(overrides: Sequence[str]) -> dict[str, str]:
-    """The names that overrides set, as they are written: 2024-01-02 and 0012 are a date and a number in YAML."""
+    """Return the names that overrides set, as they are written: 2024-01-02 and 0012 are a date and a number in YAML."""
     from areal.resources.tree import BadOverride, dotted, parse_override
 
     found: dict[str, str] = {}
@@ -88,7 +88,7 @@ def _names_in(overrides: Sequence[str]) -> dict[str, str]:
 
 
 def name_from(config: Mapping[str, Any], path: Path) -> str:
-    """Returns a job's name, from experiment and trial of the configuration, else from the name of the file. Raises
+    """Return a job's name, from experiment and trial of the configuration, else from the name of the file. Raises
     UsageFault if neither makes a valid name."""
     parts = [config.get(key) for key in _NAMING]
     words = [str(part) for part in parts if isinstance(part, str | int) and "${" not in str(part)] or [path.stem]
@@ -146,7 +146,7 @@ def start(cli: Invocation, /, restart: str, max_restarts: int | None, dry_run: s
 
 
 def _ended_job_uid(cli: Invocation, ref: Ref) -> str:
-    """Returns the uid of an ended job of this name, which is replaced even if its spec is unchanged; "" if there is no
+    """Return the uid of an ended job of this name, which is replaced even if its spec is unchanged; "" if there is no
     such job. Raises Conflict if the job runs."""
     found = recorded(cli, ref)
     if found is None:
@@ -160,7 +160,7 @@ def _ended_job_uid(cli: Invocation, ref: Ref) -> str:
 
 
 def _foreground(cli: Invocation, ref: Ref) -> int:
-    """Prints the driver's output until it ends; Ctrl-C stops it. Returns the driver's exit code, or 130."""
+    """Print the driver's output until it ends; Ctrl-C stops it. Returns the driver's exit code, or 130."""
     from areal.reconcilers import operations
     from areal.reconcilers.kinds.job_status import DRIVER, exit_code
 
@@ -179,7 +179,7 @@ def _foreground(cli: Invocation, ref: Ref) -> int:
 
 
 def _stop_in_background(cli: Invocation, ref: Ref) -> None:
-    """Starts a process that finishes the stop, since the same command again would begin another run."""
+    """Start a process that finishes the stop, since the same command again would begin another run."""
     words = ("train", "stop", ref.name, "--yes", "--home", str(cli.home.root), "--lock-timeout", "10m")
     subprocess.Popen(
         module_argv("areal.cli", *words),
@@ -192,7 +192,7 @@ def _stop_in_background(cli: Invocation, ref: Ref) -> None:
 
 
 def _ended(cli: Invocation, ref: Ref) -> Callable[[], bool]:
-    """Returns a check for whether the driver has ended. It is true only at the second call after the end, when the last
+    """Return a check for whether the driver has ended. It is true only at the second call after the end, when the last
     lines have been printed."""
     seen = 0
 
@@ -209,14 +209,14 @@ def _ended(cli: Invocation, ref: Ref) -> Callable[[], bool]:
 
 
 def step_of(row: Mapping[str, Any]) -> str | None:
-    """Formats step and total steps: ``12/200``."""
+    """Format step and total steps: ``12/200``."""
     if row["step"] is None:
         return None
     return f"{row['step']}/{row['totalSteps']}" if row["totalSteps"] is not None else str(row["step"])
 
 
 def job_row(home: HomeView, found: StoredObject) -> dict[str, Any]:
-    """Returns the document of a job: its progress, and the metrics of its last step."""
+    """Return the document of a job: its progress, and the metrics of its last step."""
     from areal.reconcilers.kinds.job_status import JobPhase, exit_code
 
     status = home.statuses([found])[str(found.ref)]
@@ -370,7 +370,7 @@ def logs(cli: Invocation, /, name: str, attempt: int | None, query: LogQuery) ->
 
 
 def _attempt(cli: Invocation, ref: Ref, attempt: int) -> list[str]:
-    """Returns the output of an attempt. Raises NotFound, with the attempts whose output is kept."""
+    """Return the output of an attempt. Raises NotFound, with the attempts whose output is kept."""
     from areal.reconcilers.kinds.job_status import attempt_of
     from areal.runtime.backends import Backends
 

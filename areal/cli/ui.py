@@ -72,7 +72,7 @@ def ui(cli: Invocation, host: str, port: int, key_file: str | None, open_: bool,
 
 
 def page_url(host: str, port: Any, token: str) -> str:
-    """The address of the page with its token in the fragment, which browsers do not send."""
+    """Return the address of the page with its token in the fragment, which browsers do not send."""
     shown = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host) or (f"[{host}]" if ":" in host else host)
     return f"http://{shown}:{port}/#token={quote(token, safe='')}"
 

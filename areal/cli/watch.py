@@ -94,7 +94,7 @@ def watch(cli: Invocation, /, names: tuple[str, ...], once: bool, notify: str | 
 
 
 def _target(url: str) -> tuple[str, str]:
-    """The base and the path of the URL. Raises UsageFault unless it is https, or http on loopback."""
+    """Return the base and the path of the URL. Raises UsageFault unless it is https, or http on loopback."""
     parts = urlsplit(url)
     try:
         port = parts.port

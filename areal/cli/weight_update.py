@@ -214,7 +214,7 @@ def _gateway_of(found: GatewayRecord) -> GatewayClient:
 
 
 def _named(cli: Invocation, service: str, *, ended: bool = False) -> GatewayRecord:
-    """Returns the gateway of a job. Raises NotFound, and UsageFault if several gateways match."""
+    """Return the gateway of a job. Raises NotFound, and UsageFault if several gateways match."""
     found = {each.name: each for each in _gateways(cli, ended=ended)}
     if service in found:
         return found[service]
@@ -228,8 +228,8 @@ def _named(cli: Invocation, service: str, *, ended: bool = False) -> GatewayReco
 
 
 def _lives(found: GatewayRecord) -> bool:
-    """Whether the process of a gateway is alive, since a killed trainer leaves the file behind. True for a gateway on
-    another machine, which cannot be checked."""
+    """Return whether the process of a gateway is alive, since a killed trainer leaves the file behind. True for a
+    gateway on another machine, which cannot be checked."""
     if not is_loopback(urlsplit(found.url).hostname or "localhost"):
         return True
     try:
@@ -239,7 +239,7 @@ def _lives(found: GatewayRecord) -> bool:
 
 
 def _gateways(cli: Invocation, *, ended: bool = False) -> Iterator[GatewayRecord]:
-    """Yields gateways found by their discovery files; with ``ended`` also those that ended and removed their file."""
+    """Yield gateways found by their discovery files; with ``ended`` also those that ended and removed their file."""
     for folder in sorted(cli.home.jobs.glob("*")):
         try:
             yield read_gateway(folder)

@@ -46,9 +46,9 @@ class AsyncAgentSession:
         timeout_s: float | None = None,
         **fields: Any,
     ) -> dict[str, Any]:
-        """One turn: the whole response. It carries an ``Idempotency-Key``, a new one unless you give it, so that it is
-        sent again where it got no answer, and done once. A cancelled call cancels its turn, as does one that gets no
-        answer within its deadline, unless you gave the key: then the turn runs on for a call with the same key. The
+        """Return one turn: the whole response. It carries an ``Idempotency-Key``, a new one unless you give it, so that
+        it is sent again where it got no answer, and done once. A cancelled call cancels its turn, as does one that gets
+        no answer within its deadline, unless you gave the key: then the turn runs on for a call with the same key. The
         cancellation takes up to 2 s more where the service does not answer."""
         key = idempotency_key or uuid4().hex
         headers = {"Idempotency-Key": key}
@@ -66,20 +66,20 @@ class AsyncAgentSession:
     async def stream(
         self, input: Input, *, timeout_s: float | None = None, **fields: Any
     ) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
-        """One turn: the events of its response while they come. Leaving the context cancels the turn. ``timeout_s``
-        bounds each silence."""
+        """Yield one turn: the events of its response while they come. Leaving the context cancels the turn.
+        ``timeout_s`` bounds each silence."""
         call = HttpCall("POST", RESPONSES, self._body(input, {**fields, "stream": True}), timeout_s=timeout_s)
         silence_s = self.client.timeout_s if timeout_s is None else timeout_s
         async with self.client.transport.stream(call) as response:
             yield events(response, f"POST {self.client.base_url}{RESPONSES}", silence_s)
 
     def _body(self, input: Input, fields: Mapping[str, object]) -> dict[str, object]:
-        """The request body. It carries the session key, which may have characters that a header cannot have."""
+        """Return the request body. It carries the session key, which may have characters that a header cannot have."""
         given = {name: value for name, value in fields.items() if value is not None}
         return {"input": input if isinstance(input, str) else list(input), "user": self.key, **given}
 
     async def show(self) -> dict[str, Any]:
-        """The session's state, its turns, and its history as OpenAI chat messages."""
+        """Return the session's state, its turns, and its history as OpenAI chat messages."""
         return dict(await self._call("GET", ""))
 
     async def cancel(self, *, idempotency_key: str | None = None, timeout_s: float | None = None) -> bool:
@@ -110,12 +110,12 @@ class AsyncAgentSession:
         return from_json(await self._call("POST", "/export", body, timeout_s=timeout_s))
 
     async def acknowledge(self, export: Trajectories | str) -> None:
-        """The export is safe with its caller: its data may go."""
+        """Acknowledge an export that is safe with its caller: its data may go."""
         export_id = export if isinstance(export, str) else export.export_id
         await self._call("POST", "/export/ack", {"export_id": export_id})
 
     async def close(self) -> None:
-        """A turn that runs is cancelled."""
+        """Cancel a turn that runs."""
         body = {"session_key": self.key}
         await self.client.transport.call(HttpCall("POST", "/sessions/close", body, repeatable=True))
 
@@ -145,17 +145,17 @@ class AsyncAgentClient(AsyncClient):
         return AsyncAgentSession(self, answer["session_key"], answer.get("inference_session_id"))
 
     def session(self, key: str) -> AsyncAgentSession:
-        """A session by its key; nothing is asked. Its first turn opens it, where there is none."""
+        """Return a session by its key; nothing is asked. Its first turn opens it, where there is none."""
         return AsyncAgentSession(self, key)
 
     async def sessions(self, page: int = 1000) -> AsyncIterator[dict[str, Any]]:
-        """Every session, by its key, without its history."""
+        """Yield every session, by its key, without its history."""
         async for session in self.transport.sessions("/sessions", page):
             yield session
 
 
 def response_text(response: Mapping[str, Any]) -> str:
-    """The text of a response's messages."""
+    """Return the text of a response's messages."""
     messages = (item for item in response["output"] if item["type"] == "message")
     return "".join(part.get("text", "") for item in messages for part in item["content"])
 

@@ -18,7 +18,8 @@ T = TypeVar("T")
 
 
 def blocking(method: Callable[Concatenate[A, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Any, P], T]:
-    """The blocking form of an async method: it runs the method on ``self._async``, on the loop of ``self._thread``."""
+    """Return the blocking form of an async method: it runs the method on ``self._async``, on the loop of
+    ``self._thread``."""
 
     @wraps(method)
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -115,7 +116,7 @@ def _items(thread: LoopThread, items: Any) -> Iterator[dict[str, Any]]:
 
 @contextlib.contextmanager
 def _streamed(thread: LoopThread, context: Any) -> Iterator[Iterator[dict[str, Any]]]:
-    """The items of the async iterator that ``context`` yields."""
+    """Yield the items of the async iterator that ``context`` yields."""
     pieces = thread.run(_coroutine(context.__aenter__))
     try:
         yield _items(thread, pieces)

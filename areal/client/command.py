@@ -17,8 +17,9 @@ _NOT_FOUND = 4
 
 
 def run_areal(*words: str, what: str, hint: str | None = None, absent: bool = False) -> str:
-    """The output of an areal command. With ``absent``, the exit status "not found" gives "" instead of an error. Raises
-    ArealError with the prefix ``what``, the command's own error, its hint (else ``hint``) and its exit status."""
+    """Return the output of an areal command. With ``absent``, the exit status "not found" gives "" instead of an
+    error. Raises ArealError with the prefix ``what``, the command's own error, its hint (else ``hint``) and its exit
+    status."""
     ran = subprocess.run([*AREAL, *words], stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if ran.returncode == 0:
         return ran.stdout
@@ -52,7 +53,8 @@ def stop_with_this_process(service: str, log: Path, environment: Mapping[str, st
 
 
 def address_lookup(ref: str) -> Callable[[], str] | None:
-    """A function that reads the service's current address from its record, "" if it has none. None if ``ref`` is ""."""
+    """Return a function that reads the service's current address from its record, "" if it has none. None if ``ref`` is
+    ""."""
 
     def lookup() -> str:
         found = run_areal("get", ref.lower(), "-o", "json", what=f"the record of {ref}", absent=True)
@@ -62,13 +64,13 @@ def address_lookup(ref: str) -> Callable[[], str] | None:
 
 
 def _last_line(output: str, mark: str) -> str:
-    """The text of the last line that begins with ``mark``."""
+    """Return the text of the last line that begins with ``mark``."""
     lines = [line.strip() for line in output.splitlines()]
     return next((line.removeprefix(mark) for line in reversed(lines) if line.startswith(mark)), "")
 
 
 def read_key_file(path: str) -> str:
-    """The API key in a file. Raises NotFound."""
+    """Return the API key in a file. Raises NotFound."""
     try:
         return Path(path).expanduser().read_text(encoding="utf-8").strip()
     except OSError as error:

@@ -71,9 +71,9 @@ class Episodes:
         inference_model: str | None = None,
         api_key: str | None = None,
     ) -> ControllerSession:
-        """A session for one episode. The service starts its RL session; with ``inference_gateway_addr`` it is started
-        here, under the key ``api_key`` where one is given. It has to be the gateway that the service is configured
-        with."""
+        """Return a session for one episode. The service starts its RL session; with ``inference_gateway_addr`` it is
+        started here, under the key ``api_key`` where one is given. It has to be the gateway that the service is
+        configured with."""
         about = {"task_id": task_id}
         if inference_gateway_addr is None:
             if inference_admin_api_key or inference_model or api_key:
@@ -102,7 +102,7 @@ class Episodes:
     async def step(
         self, input: Input, session_id: str, *, metadata: Mapping[str, object] | None = None
     ) -> dict[str, Any]:
-        """One turn: the response, with the agent's text and tool calls in its ``output``."""
+        """Return one turn: the response, with the agent's text and tool calls in its ``output``."""
         self._recorded(session_id)
         return await self.agents.session(session_id).respond(input, metadata=metadata)
 
@@ -144,7 +144,7 @@ class Episodes:
             await recorded.end()
 
     def _recorded(self, session_id: str) -> AsyncSession | None:
-        """The RL session that this controller started for the session, if any. Raises UnknownSession."""
+        """Return the RL session that this controller started for the session, if any. Raises UnknownSession."""
         if session_id not in self._sessions:
             raise UnknownSession("this controller has started no such session", param="session_id")
         return self._sessions[session_id]
@@ -161,7 +161,7 @@ class Episodes:
 
 
 def run_flags(config: AgentServiceConfig, key_file: str = "") -> list[str]:
-    """The configuration as flags of ``areal agent run``."""
+    """Return the configuration as flags of ``areal agent run``."""
     agent = config.agent_cls_path
     if ":" not in agent:  # a.b.Class, as AReaL writes it
         agent = ":".join(agent.rsplit(".", 1))
@@ -267,7 +267,7 @@ class _Controller:
         return about["address"], Path(about["keyFile"]).read_text("utf-8").strip()
 
     def _key_file(self) -> str:
-        """The file of the configured admin key; "" lets the service generate a key."""
+        """Return the file of the configured admin key; "" lets the service generate a key."""
         if not self.config.admin_api_key:
             return self.config.admin_api_key_file
         folder = Path(tempfile.mkdtemp(prefix="areal-agents-"))  # 0700
@@ -316,7 +316,8 @@ class _Controller:
 def _awaited(
     method: Callable[Concatenate[Episodes, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[_Controller, P], Coroutine[Any, Any, T]]:
-    """The method of a controller that runs ``method`` on the controller's thread, awaited on the caller's loop."""
+    """Return the method of a controller that runs ``method`` on the controller's thread, awaited on the caller's
+    loop."""
 
     @wraps(method)
     async def call(self: _Controller, /, *args: P.args, **kwargs: P.kwargs) -> T:

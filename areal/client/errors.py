@@ -114,7 +114,8 @@ _BY_STATUS: dict[int, type[ClientError]] = {
 
 
 def error_of_answer(status: int, body: object, headers: Mapping[str, str], what: str) -> ClientError:
-    """The typed error of a response with an error status. ``body`` is the decoded JSON, or text if it is not JSON."""
+    """Return the typed error of a response with an error status. ``body`` is the decoded JSON, or text if it is not
+    JSON."""
     found = body.get("error") if isinstance(body, Mapping) else None
     error: Mapping[str, object] = found if isinstance(found, Mapping) else {}
     kind = _BY_STATUS.get(status) or (CallerError if status < 500 else ServiceError)

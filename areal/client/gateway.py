@@ -23,11 +23,11 @@ class GatewayClient(NamedTuple):
     timeout_s: float = _DEADLINE_S
 
     def get(self, path: str) -> Any:
-        """Sends GET and returns the JSON document. Raises ArealError for an error status or without a response."""
+        """Send GET and return the JSON document. Raises ArealError for an error status or without a response."""
         return self.checked("GET", path, *self.ask("GET", path))
 
     def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
-        """Sends a request and returns (status, document), also for an error status. Raises ArealError without a
+        """Send a request and return (status, document), also for an error status. Raises ArealError without a
         response."""
         from areal.client.http import AdminClient
 
@@ -40,7 +40,7 @@ class GatewayClient(NamedTuple):
             ) from error
 
     def checked(self, method: str, path: str, status: int, document: Any) -> Any:
-        """Returns the document of a 2xx response. Raises KeyRefused for 401 and 403, ArealError for other statuses."""
+        """Return the document of a 2xx response. Raises KeyRefused for 401 and 403, ArealError for other statuses."""
         if status in (401, 403):
             raise KeyRefused(
                 f"the gateway {self.url} refuses the key ({method} {path} answers {status})",
@@ -64,8 +64,8 @@ def _reason(document: Any) -> str | None:
 def session_pages(
     chosen: GatewayClient, path: str, after: str | None = "", *, away: Callable[[int], None] = lambda count: None
 ) -> Iterator[dict[str, Any]]:
-    """All sessions of the list at ``path`` behind ``after``, page by page. ``away`` is called with the number of data
-    proxies that are away, whose sessions are not listed."""
+    """Yield all sessions of the list at ``path`` behind ``after``, page by page. ``away`` is called with the number of
+    data proxies that are away, whose sessions are not listed."""
     while after is not None:
         page = chosen.get(f"{path}?limit={_SESSIONS_A_PAGE}" + (f"&after={quote(after, safe='')}" if after else ""))
         yield from page["sessions"]
@@ -83,7 +83,7 @@ def checked_session_key(key: str) -> str:
 
 
 def session_path(key: str, verb: str = "") -> str:
-    """The path of an agent's session. Raises UsageFault for a text that is not a session's key."""
+    """Return the path of an agent's session. Raises UsageFault for a text that is not a session's key."""
     return f"/sessions/{quote(checked_session_key(key), safe='')}{verb}"
 
 
@@ -101,7 +101,7 @@ def call_session(chosen: GatewayClient, method: str, key: str, verb: str = "", b
 
 
 def content_text(content: Any) -> str:
-    """The text of a message of a turn; a part without one as it is."""
+    """Return the text of a message of a turn; a part without one as it is."""
     if isinstance(content, str) or content is None:
         return content or ""
     return "\n".join(str(part.get("text", part)) if isinstance(part, dict) else str(part) for part in content)

@@ -26,7 +26,7 @@ T = TypeVar("T")
 def _answer(
     base_url: str, key: str | None, timeout_s: float, method: str, path: str, body: Any
 ) -> Iterator[http.client.HTTPResponse]:
-    """The response to one call. ``timeout_s`` bounds the connect and each read. Raises OSError, HTTPException."""
+    """Yield the response to one call. ``timeout_s`` bounds the connect and each read. Raises OSError, HTTPException."""
     parts = urlsplit(base_url)
     connect = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     connection = connect(parts.hostname or "127.0.0.1", parts.port, timeout=timeout_s)
@@ -62,7 +62,7 @@ class AdminClient:
         return self.call("DELETE", path, body)
 
     def call(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
-        """Returns the status, and the decoded JSON or, if the body is not JSON, its text."""
+        """Return the status, and the decoded JSON or, if the body is not JSON, its text."""
         try:
             with _answer(self.base_url, self.admin_key, self.timeout_s, method, path, body) as answer:
                 raw = answer.read()
@@ -109,7 +109,7 @@ class _SyncClient:
 
     @contextlib.contextmanager
     def _request(self, method: str, path: str, body: Any) -> Iterator[http.client.HTTPResponse]:
-        """A response with status 200. Raises ArealError for every failure of the call or of its reading."""
+        """Yield a response with status 200. Raises ArealError for every failure of the call or of its reading."""
         base_url = self.base_url
         try:
             with _answer(base_url, self.api_key, self.timeout_s, method, path, body) as response:
@@ -133,7 +133,7 @@ class _SyncClient:
 
     @contextlib.contextmanager
     def _checked(self) -> Iterator[None]:
-        """Raises ArealError where the answer that is read in the block has another form than the API's."""
+        """Raise ArealError where the answer that is read in the block has another form than the API's."""
         try:
             yield
         except (ValueError, LookupError, TypeError, AttributeError) as error:
@@ -165,7 +165,7 @@ class ChatClient(_SyncClient):
             yield self._deltas(response, _delta)
 
     def complete(self, messages: Sequence[Message], *, model: str | None = None, **fields: Any) -> ChatDelta:
-        """The whole completion. Raises as ``stream`` does."""
+        """Return the whole completion. Raises as ``stream`` does."""
         with self._request("POST", "/v1/chat/completions", _body(messages, model, fields)) as response:
             raw = response.read()
         with self._checked():

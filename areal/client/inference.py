@@ -66,7 +66,7 @@ class AsyncSession:
         return await self.client.set_reward(value, key=self.api_key, interaction_id=interaction_id)
 
     async def end(self) -> list[int]:
-        """The ids of its trajectories that are ready. Ending it again changes nothing."""
+        """Return the ids of its trajectories that are ready. Ending it again changes nothing."""
         return await self.client.end_session(key=self.api_key)
 
     async def export(self, /, **options: Any) -> Trajectories:
@@ -99,7 +99,8 @@ class AsyncWorkers:
         self._transport = transport
 
     async def list(self) -> list[dict[str, Any]]:
-        """The workers, each with its id, address, state, health, requests and tokens in flight, and weight version."""
+        """Return the workers, each with its id, address, state, health, requests and tokens in flight, and weight
+        version."""
         return list((await self._transport.json("GET", "/workers", repeatable=True))["workers"])
 
     async def pause(self, worker: str = ALL) -> None:
@@ -120,7 +121,7 @@ class AsyncWorkers:
         await self._control("/set_version", worker, {"version": version, **({"force": True} if force else {})})
 
     async def get_version(self, worker: str = ALL) -> int | None:
-        """The weight version of the worker; of all workers, None if they differ."""
+        """Return the weight version of the worker; of all workers, None if they differ."""
         path = f"/get_version/{quote(worker, safe='')}"
         answer = await self._transport.json("GET", path, timeout_s=_CONTROL_S, repeatable=True)
         _check(path, answer)
@@ -194,7 +195,7 @@ class AsyncInferenceClient(AsyncClient):
         self.workers = AsyncWorkers(self.transport)
 
     async def current_address(self) -> str:
-        """The service's address after a call to it: the new one where it has moved and answers there."""
+        """Return the service's address after a call to it: the new one where it has moved and answers there."""
         with contextlib.suppress(ClientError):
             await self.transport.json("GET", "/health", timeout_s=_PROBE_S, repeatable=True)
         return self.base_url
@@ -203,7 +204,7 @@ class AsyncInferenceClient(AsyncClient):
         return [entry["id"] for entry in await self.model_entries()]
 
     async def model_entries(self) -> list[dict[str, Any]]:
-        """Served models, with ``max_model_len`` where the gateway knows it."""
+        """Return served models, with ``max_model_len`` where the gateway knows it."""
         return list((await self.transport.json("GET", "/v1/models", repeatable=True))["data"])
 
     async def wait_ready(self, timeout_s: float = 300.0) -> None:
@@ -246,8 +247,8 @@ class AsyncInferenceClient(AsyncClient):
         return f"model {self.model!r} is not served; there is {names or 'none'}{did_you_mean(self.model, names)}"
 
     async def _settled(self) -> bool:
-        """Whether the gateway has the complete routing table and all workers are ready, so that a missing model is not
-        about to appear. False if that is unknown, and if there is no worker."""
+        """Return whether the gateway has the complete routing table and all workers are ready, so that a missing model
+        is not about to appear. False if that is unknown, and if there is no worker."""
         try:
             health = await self.transport.json("GET", "/health", timeout_s=_PROBE_S)
             workers = await self.workers.list()
@@ -267,7 +268,7 @@ class AsyncInferenceClient(AsyncClient):
         timeout_s: float | None = None,
         **fields: Any,
     ) -> dict[str, Any]:
-        """A whole chat completion. Repeated where it got no answer, and then recorded once: it carries an
+        """Return a whole chat completion. Repeated where it got no answer, and then recorded once: it carries an
         ``Idempotency-Key``, a new one unless you give it."""
         body = self._body(model, {"messages": list(messages), **fields})
         return await self._model_call(CHAT, body, key, idempotency_key, timeout_s)
@@ -283,8 +284,8 @@ class AsyncInferenceClient(AsyncClient):
         timeout_s: float | None = None,
         **fields: Any,
     ) -> dict[str, Any]:
-        """A text completion of a text, of token ids, or of several prompts of token ids. With ``return_token_ids``
-        choices have ``token_ids``, ``token_logprobs``, ``versions`` and ``prompt_token_ids``."""
+        """Return a text completion of a text, of token ids, or of several prompts of token ids. With
+        ``return_token_ids`` choices have ``token_ids``, ``token_logprobs``, ``versions`` and ``prompt_token_ids``."""
         body = self._body(model, {"prompt": prompt if isinstance(prompt, str) else list(prompt), **fields})
         return await self._model_call(COMPLETIONS, body, key, idempotency_key, timeout_s)
 
@@ -373,12 +374,12 @@ class AsyncInferenceClient(AsyncClient):
         return list(answer["ready_trajectory_ids"])
 
     async def sessions(self, page: int = 1000) -> AsyncIterator[dict[str, Any]]:
-        """Every session, in the order in which they were started."""
+        """Yield every session, in the order in which they were started."""
         async for session in self.transport.sessions("/rl/sessions", page):
             yield session
 
     async def session(self, session_id: str) -> dict[str, Any]:
-        """A session with its trajectories and their interactions."""
+        """Return a session with its trajectories and their interactions."""
         path = f"/rl/sessions/{quote(session_id, safe='')}"
         return await self.transport.json("GET", path, repeatable=True)
 
@@ -417,7 +418,7 @@ class AsyncInferenceClient(AsyncClient):
         return from_npz(answer.body) if format == "npz" else from_json(answer.json())
 
     async def acknowledge(self, export: Trajectories | str) -> None:
-        """The export is safe with its caller: its data may go."""
+        """Acknowledge an export that is safe with its caller: its data may go."""
         export_id = export if isinstance(export, str) else export.export_id
         await self.transport.call(
             HttpCall("POST", "/export_trajectories/ack", {"export_id": export_id}, repeatable=True)
@@ -455,6 +456,7 @@ class AsyncInferenceClient(AsyncClient):
         await self.transport.call(HttpCall("POST", "/http_sd", body, repeatable=True))
 
     async def acknowledge_leases(self, leases: Sequence[Lease | str]) -> None:
-        """The trajectories (or those of these lease ids) are safe with the caller: the service deletes them."""
+        """Acknowledge the trajectories (or those of these lease ids), which are safe with the caller: the service
+        deletes them."""
         body = {"lease_ids": [lease if isinstance(lease, str) else lease.lease_id for lease in leases]}
         await self.transport.call(HttpCall("POST", "/trajectories/ack", body, repeatable=True))

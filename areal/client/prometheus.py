@@ -25,7 +25,7 @@ class Page:
     samples: Mapping[str, Mapping[Labels, float]] = field(default_factory=dict)
 
     def total(self, name: str, matches: Callable[[Mapping[str, str]], bool] = lambda labels: True) -> float | None:
-        """The sum of the series of ``name`` whose labels match; None if there are none."""
+        """Return the sum of the series of ``name`` whose labels match; None if there are none."""
         found = [value for labels, value in self.samples.get(name, {}).items() if matches(dict(labels))]
         return math.fsum(found) if found else None
 
@@ -53,7 +53,8 @@ def _labels(text: str) -> Iterator[tuple[str, str]]:
 def increase(
     before: Page, after: Page, name: str, matches: Callable[[Mapping[str, str]], bool] = lambda _: True
 ) -> float:
-    """The summed increase of the counters ``name``. A series that decreased was reset; a new series started at 0."""
+    """Return the summed increase of the counters ``name``. A series that decreased was reset; a new series started at
+    0."""
     earlier = before.samples.get(name, {})
     return math.fsum(
         _increase_of(earlier.get(labels, 0.0), value)
@@ -93,7 +94,7 @@ def sum_buckets(parts: Iterable[Buckets]) -> Buckets:
 
 
 def quantile(cumulative: Buckets, share: float) -> float | None:
-    """The value that ``share`` of the observations do not exceed, interpolated; None without observations."""
+    """Return the value that ``share`` of the observations do not exceed, interpolated; None without observations."""
     bounds = sorted(cumulative)
     if not bounds or cumulative[bounds[-1]] <= 0:
         return None

@@ -64,7 +64,7 @@ class Trajectories:
         return dict(self.columns)
 
     def torch(self) -> dict[str, torch.Tensor]:
-        """The columns as tensors on the CPU, sharing their memory."""
+        """Return the columns as tensors on the CPU, sharing their memory."""
         import torch
 
         return {name: torch.from_numpy(column) for name, column in self.columns.items()}

@@ -73,7 +73,7 @@ class RetryPolicy:
     longest_s: float = 4.0
 
     def pause_s(self, attempt: int, error: ClientError, *, repeatable: bool, jitter: float) -> float | None:
-        """Seconds to wait before the next attempt, None to give up. ``attempt`` counts those made, from 1."""
+        """Return seconds to wait before the next attempt, None to give up. ``attempt`` counts those made, from 1."""
         if attempt >= self.attempts or not may_repeat(error, repeatable=repeatable):
             return None
         pause = min(self.longest_s, self.first_s * 2.0 ** (attempt - 1)) * (0.5 + 0.5 * jitter)
@@ -121,7 +121,7 @@ class Transport:
         connections: int = 1024,
         lookup: AddressLookup | None = None,
     ) -> None:
-        """Raises CallerError for a ``base_url`` that is not an address."""
+        """Raise CallerError for a ``base_url`` that is not an address."""
         try:
             parse_address(base_url)
         except ValueError as error:
@@ -178,11 +178,11 @@ class Transport:
             return self.base_url != base
 
     async def json(self, method: str, path: str, body: Any = None, **options: Any) -> Any:
-        """The decoded response. ``options`` are the other fields of HttpCall."""
+        """Return the decoded response. ``options`` are the other fields of HttpCall."""
         return (await self.call(HttpCall(method, path, body, **options))).json()
 
     async def sessions(self, path: str, page: int) -> AsyncIterator[dict[str, Any]]:
-        """All sessions of the list at ``path``, requested in pages of ``page`` sessions."""
+        """Yield all sessions of the list at ``path``, requested in pages of ``page`` sessions."""
         after = ""
         while True:
             answer = await self.json(
@@ -196,8 +196,8 @@ class Transport:
 
     @contextlib.asynccontextmanager
     async def stream(self, call: HttpCall) -> AsyncGenerator[Connection, None]:
-        """A streamed response; read it with ``events``. The timeout applies to the response head, then to each read.
-        The call is not retried, except at a new address after a refused connection."""
+        """Yield a streamed response; read it with ``events``. The timeout applies to the response head, then to each
+        read. The call is not retried, except at a new address after a refused connection."""
         timeout_s = self._timeout_s if call.timeout_s is None else call.timeout_s
         async with contextlib.AsyncExitStack() as stack:
             while True:
@@ -305,8 +305,8 @@ def failures(what: str, timeout_s: float) -> Iterator[None]:
 
 
 def _encoded(body: Any) -> bytes:
-    """The body as JSON. Raises CallerError for what is no JSON, and for a NaN or infinity, which orjson would write as
-    null."""
+    """Return the body as JSON. Raises CallerError for what is no JSON, and for a NaN or infinity, which orjson would
+    write as null."""
     try:
         data = dumps(body)
         if b"null" in data:
@@ -331,8 +331,8 @@ _LAST = ("response.completed", "response.incomplete")  # events that end a strea
 
 
 async def events(answer: Connection, what: str, silence_s: float) -> AsyncIterator[Any]:
-    """Decoded server-sent events until ``[DONE]`` or the end event of a response. Raises ConnectionLost for a stream
-    that ends before, and the typed error of an error event."""
+    """Yield decoded server-sent events until ``[DONE]`` or the end event of a response. Raises ConnectionLost for a
+    stream that ends before, and the typed error of an error event."""
     reader = EventReader()
     while True:
         with failures(what, silence_s):
@@ -355,7 +355,7 @@ async def events(answer: Connection, what: str, silence_s: float) -> AsyncIterat
 
 
 def _stream_error(kind: object, data: Mapping[str, Any]) -> Any:
-    """The error of an error event, in the form of any of the APIs; None for other events."""
+    """Return the error of an error event, in the form of any of the APIs; None for other events."""
     if kind == "response.failed":
         return data["response"].get("error") or {}
     error = data.get("error")

@@ -52,7 +52,7 @@ class TemplateBudget:
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """Renderings in this block have this budget, and share its seconds."""
+        """Give renderings in this block this budget, whose seconds they share."""
         token, shared = _budget.set(self), _spent.set(Spent())
         try:
             yield
@@ -146,7 +146,7 @@ class Meter:
 
 
 def _size(item: Any, waiting: list[Any]) -> int:
-    """The units of a value itself. What it holds is appended to ``waiting``."""
+    """Return the units of a value itself. What it holds is appended to ``waiting``."""
     if isinstance(item, str | bytes):
         return NODE + len(item)
     if isinstance(item, int):
@@ -273,7 +273,7 @@ def _pay_join(values: Any, separator: Any = "", *rest: Any, **named: Any) -> Non
 
 
 def _pay_split(text: Any, separator: Any = None, *rest: Any, **named: Any) -> None:
-    """Each part is a text of its own, of some fifty bytes."""
+    """Pay for the parts, each a text of its own, of some fifty bytes."""
     text = text_of(text)
     parts = text.count(separator) if separator and isinstance(separator, str) else len(text) // 2
     meter().pay(NODE + len(text) + 4 * NODE * parts)

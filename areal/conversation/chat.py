@@ -52,12 +52,12 @@ class Chat:
         return frozenset(self.eos_ids) | self.turn_ends(False) | self.turn_ends(True)
 
     def turn_ends(self, with_calls: bool) -> frozenset[int]:
-        """The tokens that come after a response, with calls or without. A token that is also within a response does not
-        end it."""
+        """Return the tokens that come after a response, with calls or without. A token that is also within a response
+        does not end it."""
         return frozenset(end for end in self._ends[with_calls] if end is not None)
 
     def following_end(self, with_calls: bool) -> int | None:
-        """The token that ends a response where the template writes none, but the next message begins with it."""
+        """Return the token that ends a response where the template writes none, but the next message begins with it."""
         return self._ends[with_calls][1]
 
     @cached_property
@@ -66,8 +66,8 @@ class Chat:
         return self._end_after(0) or none, self._end_after(2) or self._end_after(1) or none  # some take one call only
 
     def _end_after(self, calls: int) -> tuple[int | None, int | None] | None:
-        """The token that the template writes at the end of a response with so many calls, or else that of the next
-        message. None if it refuses them."""
+        """Return the token that the template writes at the end of a response with so many calls, or else that of the
+        next message. None if it refuses them."""
         asked = Conversation(({"role": "user", "content": "x"},))
         function = {"name": "x", "arguments": {"x": "x"}}
         made = [{"id": f"probecal{n}", "type": "function", "function": function} for n in range(calls)]
@@ -224,8 +224,8 @@ class Chat:
 
 
 def _end_of(pieces: Sequence[str], text: str, ends: Sequence[str]) -> int | None:
-    """Where the last of these pieces ends in the text, which begins with the first. White space where two pieces meet
-    may differ. Between two pieces is a thought, in which no turn ends."""
+    """Return where the last of these pieces ends in the text, which begins with the first. White space where two pieces
+    meet may differ. Between two pieces is a thought, in which no turn ends."""
     first = pieces[0].rstrip()
     if not text.startswith(first):
         return None
@@ -243,7 +243,7 @@ def _has_any(text: str, parts: Sequence[str]) -> bool:
 
 
 def _rest(pieces: Sequence[str], text: str, ends: Sequence[str]) -> str | None:
-    """What follows ``text`` in the pieces, between which it has text of its own. None if it does not fit."""
+    """Return what follows ``text`` in the pieces, between which it has text of its own. None if it does not fit."""
     *others, last = pieces
     if not others:
         return last[len(text) :] if last.startswith(text) else None

@@ -76,8 +76,8 @@ class _Row:
         return self.chat.template.render(self.conversation, **self.variables) + self.added_end
 
     def _after_opened_thought(self, prompt: str) -> str:
-        """The text of a row whose prompt opens a thought that the template leaves out once it is past (DeepSeek R1):
-        the prompt, the thought as it is sampled, and what the template writes of the message. Raises
+        """Return the text of a row whose prompt opens a thought that the template leaves out once it is past (DeepSeek
+        R1): the prompt, the thought as it is sampled, and what the template writes of the message. Raises
         ConversationError."""
         content, at = message_text(self.conversation.messages[self.last]), prompt.rfind(_THOUGHT_START)
         differs = prompt[in_common(prompt, self.written) :][:60]
@@ -98,7 +98,7 @@ class _Row:
         raise ConversationError(f"messages[{self.last}]", why)
 
     def _prompt(self, index: int) -> str | None:
-        """The prompt that is served for this message. None where there is none."""
+        """Return the prompt that is served for this message. None if there is none."""
         try:
             return self.chat.template.plain(self.conversation.head(index), True, **self.variables) if index else ""
         except ConversationError:
@@ -114,7 +114,7 @@ class _Row:
         return bool(self.conversation.messages[index]["role"] == "assistant")
 
     def span(self, index: int) -> tuple[int, int]:
-        """Where the message begins and its turn ends in the text. Raises ConversationError."""
+        """Return where the message begins and its turn ends in the text. Raises ConversationError."""
         start, end = self._start(index), self._end(index)
         if self._opening and self.text.startswith(self._opening, start):
             why = f"is written after another prompt than the one that is served, which has no {self._opening!r}"
@@ -137,7 +137,7 @@ class _Row:
         return len(prompt) if prompt and self.text.startswith(prompt) else self._beginning(index)
 
     def _beginning(self, index: int) -> int:
-        """Where the message's own text begins."""
+        """Return where the message's own text begins."""
         message = self.conversation.messages[index]
         other = {**message, "content": _other(message_text(message))}
         if "reasoning_content" in message:
@@ -145,7 +145,8 @@ class _Row:
         return in_common(self.text, self._with(index, other))
 
     def _end(self, index: int) -> int:
-        """Where the turn's end token ends, the first one after the message's text and before the next message's."""
+        """Return where the turn's end token ends, the first one after the message's text and before the next
+        message's."""
         message = self.conversation.messages[index]
         if calls := message.get("tool_calls"):
             other = {**message, "tool_calls": swapped(calls, len(calls) - 1, _with_other_arguments(calls[-1]))}
@@ -165,7 +166,7 @@ class _Row:
         return self.chat.template.plain(other, **self.variables) + self.added_end
 
     def _check(self, index: int, learned: str) -> None:
-        """Raises ConversationError unless the learned text has what the message has. Thoughts of earlier turns are the
+        """Raise ConversationError unless the learned text has what the message has. Thoughts of earlier turns are the
         template's choice."""
         message, where = self.conversation.messages[index], f"messages[{index}]"
         thought, _, response = message_text(message).rpartition(THOUGHT_END)

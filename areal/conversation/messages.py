@@ -48,7 +48,7 @@ def normalise(messages: object, tools: object = None) -> Conversation:
 
 
 def _is_plain(message: object) -> bool:
-    """Whether a message has a role and a text and nothing else, as nearly all have: it is in the normal form."""
+    """Return whether a message has a role and a text and nothing else, as nearly all have: it is in the normal form."""
     if type(message) is not dict or len(message) != 2 or type(message.get("content")) is not str:
         return False
     role = message.get("role")
@@ -110,7 +110,7 @@ def _calls(value: object, where: str) -> list[dict[str, Any]]:
 
 
 def message_text(message: Mapping[str, Any]) -> str:
-    """The text of a message in the normal form."""
+    """Return the text of a message in the normal form."""
     content: Any = message.get("content", "")
     return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
 
@@ -137,7 +137,8 @@ def read_tools(value: object) -> tuple[dict[str, Any], ...]:
 
 
 def _function(value: object, where: str, names: tuple[str, ...]) -> dict[str, Any]:
-    """A tool or a call in the form ``{"type": "function", "function": {...}}``, into which a bare function is put."""
+    """Return a tool or a call in the form ``{"type": "function", "function": {...}}``, into which a bare function is
+    put."""
     if isinstance(value, dict) and "function" not in value and isinstance(value.get("name"), str):
         rest = {name: item for name, item in value.items() if name not in names}
         value = {"type": "function", **rest, "function": {name: value[name] for name in names if name in value}}
@@ -148,8 +149,8 @@ def _function(value: object, where: str, names: tuple[str, ...]) -> dict[str, An
 
 
 def decoded_arguments(value: object) -> Any:
-    """The arguments of a call as a mapping. Blank text and ``null`` are no arguments. Text that is not a JSON object
-    stays as the model wrote it."""
+    """Return the arguments of a call as a mapping. Blank text and ``null`` are no arguments. Text that is not a JSON
+    object stays as the model wrote it."""
     if not isinstance(value, str):
         return value if value is not None else {}
     if not value.strip():

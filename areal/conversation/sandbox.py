@@ -286,7 +286,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 
 def _given(named: Mapping[str, object]) -> dict[str, Any]:
-    """The arguments of a template's call, without those that Jinja adds."""
+    """Return the arguments of a template's call, without those that Jinja adds."""
     return {name: value for name, value in named.items() if name not in ("_loop_vars", "_block_vars")}
 
 

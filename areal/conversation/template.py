@@ -144,7 +144,7 @@ class Template:
         return text if self._takes_text else [{"type": "text", "text": text}]
 
     def _probed(self, messages: list[dict[str, Any]], text: str = PROBE, unlike: str = "\0") -> bool:
-        """Whether the template shows ``text`` of these messages."""
+        """Return whether the template shows ``text`` of these messages."""
         try:
             rendered = self.text(messages, None, {})
         except ConversationError:
@@ -154,9 +154,9 @@ class Template:
     # What a rendered text must show.
 
     def _check_shown(self, conversation: Conversation, text: str, render: Callable[[Conversation], str]) -> None:
-        """Raises ConversationError for what has no effect on the text. What the template shows of a probe, and is in
-        the text, is shown. The others are replaced by marks, all at once. Where the mark is not shown either, the text
-        is compared with that of the conversation with this mark alone."""
+        """Raise ConversationError for what has no effect on the text. What the template shows of a probe, and is in the
+        text, is shown. The others are replaced by marks, all at once. Where the mark is not shown either, the text is
+        compared with that of the conversation with this mark alone."""
         if conversation.tools and not self._shows("tools") and text == render(Conversation(conversation.messages)):
             raise ConversationError("tools", "have no place in the chat template")
         open_ones = [
@@ -180,18 +180,19 @@ class Template:
                 raise ConversationError(f"messages[{index}].{name}", "has no place in the chat template")
 
     def _drops_as_thought(self, message: Mapping[str, Any], name: str) -> bool:
-        """Whether the template takes a content beside calls for a thought, and writes it in the last turn only."""
+        """Return whether the template takes a content beside calls for a thought, and writes it in the last turn
+        only."""
         return name == "content" and "tool_calls" in message and self._shows(_kind(message, name))
 
     def _shows_plain(self, message: Mapping[str, Any], text: str) -> bool:
-        """Whether this is a message of one text, as nearly all are, and the text is shown."""
+        """Return whether this is a message of one text, as nearly all are, and the text is shown."""
         content: Any = message.get("content")
         if len(message) > 2 or type(content) is not str:
             return False
         return _shown_part(content) in text and self._shows(f"{message['role']} alone")
 
     def _shows(self, kind: str) -> bool:
-        """Whether the template shows a part of a message, or the tools, of a probe. False if it refuses that."""
+        """Return whether the template shows a part of a message, or the tools, of a probe. False if it refuses that."""
         if kind not in self._shown:
             conversation = _probe(kind)
             try:
@@ -203,14 +204,14 @@ class Template:
 
 
 def _kind(message: Mapping[str, Any], name: str) -> str:
-    """What kind of part this is: of which role, and what else its message has."""
+    """Return what kind of part this is: of which role, and what else its message has."""
     if name == "content":
         return f"{message['role']} {'with calls' if message.get('tool_calls') else 'alone'}"
     return f"{'first' if name == 'tool_calls[0]' else 'later'} call{' with content' if message.get('content') else ''}"
 
 
 def _probe(kind: str) -> Conversation:
-    """The smallest conversation with a part of this kind, whose text is the probe."""
+    """Return the smallest conversation with a part of this kind, whose text is the probe."""
 
     def calls(*names: str) -> list[dict[str, Any]]:
         functions = [{"name": name, "arguments": {"city": "x"}} for name in names]
@@ -281,7 +282,7 @@ def swapped(items: Sequence[Any], at: int, item: Any) -> list[Any]:
 
 
 def shows(text: str, part: str) -> bool:
-    """Whether a rendered text has this part, as it is or as JSON."""
+    """Return whether a rendered text has this part, as it is or as JSON."""
     return part in text or json.dumps(part, ensure_ascii=False)[1:-1] in text
 
 

@@ -22,7 +22,7 @@ Check = Callable[[str, Mapping[str, Any]], Sequence[Mapping[str, Any]]]
 
 
 def trainer_of(document: Mapping[str, Any]) -> str:
-    """The built-in trainer of a configuration that names none."""
+    """Return the built-in trainer of a configuration that names none."""
     named = (document.get("trainer") or {}).get("type")
     if named in TRAINERS:
         return str(named)
@@ -35,7 +35,8 @@ def trainer_of(document: Mapping[str, Any]) -> str:
 
 
 def convert(document: Mapping[str, Any], trainer: str, check: Check) -> Draft:
-    """The draft of a TrainJob. Refused keys are not in its configuration: what is found without them is found too."""
+    """Return the draft of a TrainJob. Refused keys are not in its configuration: what is found without them is found
+    too."""
     config = copy.deepcopy(dict(document))
     config["trainer"] = {**(config.get("trainer") or {}), "type": trainer}
     values = without_references(dict(flat(document)))
@@ -72,7 +73,7 @@ def _above(key: str) -> list[str]:
 
 
 def _remove(config: dict[str, Any], path: Sequence[str]) -> bool:
-    """Whether the key was there."""
+    """Return whether the key was there."""
     parent = get_path(config, tuple(path[:-1])) if len(path) > 1 else config
     if parent is ABSENT or not isinstance(parent, dict) or path[-1] not in parent:
         return False

@@ -24,7 +24,7 @@ def adapt(draft: Draft, rank: str, alpha: str, modules: str) -> None:
 
 
 def adam(draft: Draft, betas: Any, least: Any = None, rate: Any = None, target: str = "actor.optimizer") -> None:
-    """The optimizer's betas, and its ``least`` learning rate as a share of ``rate``."""
+    """Set the optimizer's betas, and its ``least`` learning rate as a share of ``rate``."""
     if isinstance(betas, list | tuple) and len(betas) == 2:
         draft.set(f"{target}.beta1", betas[0])
         draft.set(f"{target}.beta2", betas[1])
@@ -47,13 +47,13 @@ def clip_rewards(draft: Draft, key: str) -> None:
 
 
 def serve(draft: Draft, gpus: int, tensor: int = 1, engine: str = "vllm") -> None:
-    """The Model's backend: replicas of ``tensor`` GPUs each, or of all where there are fewer."""
+    """Set the Model's backend: replicas of ``tensor`` GPUs each, or of all where there are fewer."""
     tensor = min(tensor, gpus)
     draft.backend = f"{engine}:d{gpus // tensor}" + (f"t{tensor}" if tensor > 1 else "")
 
 
 def lay_out(draft: Draft, gpus: int, tensor: int = 1, engine: str = "vllm") -> int:
-    """Half of the GPUs serve and half train, by fsdp; one GPU does both. Returns how many train."""
+    """Let half of the GPUs serve and half train, by fsdp; one GPU does both. Return how many train."""
     serving = max(1, gpus // 2)
     serve(draft, serving, tensor, engine)
     training = max(1, gpus - serving)
@@ -87,8 +87,8 @@ _SERVED = {
 
 
 def engine_flags(draft: Draft, engine: str, *keys: str) -> None:
-    """The engine's flags for memory, length, requests at once and eager mode, from the source's ``keys`` in this order
-    ("" for none)."""
+    """Set the engine's flags for memory, length, requests at once and eager mode, from the source's ``keys`` in this
+    order ("" for none)."""
     for key, flag in zip(keys, _SERVED.get(engine, ()), strict=False):
         if key and (value := draft.values.get(key)) not in (None, False):
             draft.engine_args[flag] = value

@@ -390,8 +390,8 @@ vllm.sync_backend vllm.sync_with_ray vllm.enable_sleep vllm.enable_prefix_cachin
 
 
 def older(rules: Mapping[str, Rule], own: Mapping[str, str]) -> Mapping[str, str]:
-    """The present names by the older ones: with underscores for dots, or without what is before the last dot, where
-    that is one key alone; else as the tables say."""
+    """Return the present names by the older ones: with underscores for dots, or without what is before the last dot,
+    where that is one key alone; else as the tables say."""
     dotted = [*(key for key in rules if "." in key and not key.endswith("*")), *_BELOW.split()]
     last = Counter(key.rpartition(".")[2] for key in dotted)
     short = {key.rpartition(".")[2]: key for key in dotted}

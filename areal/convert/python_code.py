@@ -28,8 +28,8 @@ _REWARDS = "trl.rewards."  # functions that are known by their names
 
 
 def read_python(text: str, name: str) -> tuple[str, dict[str, Any]] | None:
-    """The trainer and the keys of a script; None where it makes no configuration with arguments. Raises Unread for a
-    script that makes several, or several trainers."""
+    """Return the trainer and the keys of a script; None if it makes no configuration with arguments. Raises Unread for
+    a script that makes several, or several trainers."""
     tree = syntax_tree(text, name)
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     configs = [each for each in calls if _called(each) in _CONFIGS and (each.args or each.keywords)]
@@ -48,7 +48,7 @@ def read_python(text: str, name: str) -> tuple[str, dict[str, Any]] | None:
 
 
 def _assigned(tree: ast.Module, config: ast.Call, file: str) -> dict[str, Any]:
-    """The fields that the script assigns to the configuration once it is made."""
+    """Return the fields that the script assigns to the configuration once it is made."""
     made = [node for node in ast.walk(tree) if getattr(node, "value", None) is config]
     targets = [each for node in made for each in getattr(node, "targets", [getattr(node, "target", None)])]
     names = {each.id for each in targets if isinstance(each, ast.Name)}
@@ -61,7 +61,7 @@ def _assigned(tree: ast.Module, config: ast.Call, file: str) -> dict[str, Any]:
 
 
 def syntax_tree(text: str, name: str) -> ast.Module:
-    """The script, parsed. Raises Unread with the line of what is no Python."""
+    """Return the script, parsed. Raises Unread with the line of what is no Python."""
     try:
         return ast.parse(text)
     except SyntaxError as error:
@@ -76,7 +76,8 @@ def _called(call: ast.Call) -> str:
 
 
 def _arguments(call: ast.Call, first: str = "output_dir") -> Iterator[tuple[str, ast.expr]]:
-    """The arguments of a call by name. Several that a mapping holds (``**more``) are one, of the mapping's name."""
+    """Yield the arguments of a call by name. Several that a mapping holds (``**more``) are one, of the mapping's
+    name."""
     for place, node in enumerate(call.args):
         yield (first if place == 0 else f"argument {place + 1}"), node
     for keyword in call.keywords:
@@ -84,7 +85,7 @@ def _arguments(call: ast.Call, first: str = "output_dir") -> Iterator[tuple[str,
 
 
 def _bound(tree: ast.Module) -> dict[str, ast.expr]:
-    """What each name stands for that is bound once: an expression, or the dotted name that it is imported as."""
+    """Return what each name stands for that is bound once: an expression, or the dotted name that it is imported as."""
     found: dict[str, ast.expr] = {}
     bound: Counter[str] = Counter()
     for node in ast.walk(tree):
@@ -148,7 +149,7 @@ def _of_trainer(call: ast.Call, names: Mapping[str, ast.expr], file: str) -> dic
 
 
 def _rewards(node: ast.expr, names: Mapping[str, ast.expr], file: str) -> Any:
-    """The names of imported functions, of which TRL's own are known without their module."""
+    """Return the names of imported functions, of which TRL's own are known without their module."""
     found = []
     for each in node.elts if isinstance(node, ast.List | ast.Tuple) else [node]:
         given = names.get(each.id) if isinstance(each, ast.Name) else None

@@ -36,7 +36,7 @@ class Unread(ArealError):
 
 
 def read_yaml(text: str, name: str, *, nested: bool = True) -> dict[str, Any]:
-    """The leaves of a YAML document, by keys with dots; with ``nested`` false, its top level."""
+    """Return the leaves of a YAML document, by keys with dots; with ``nested`` false, its top level."""
     try:
         document = yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -79,8 +79,8 @@ class Command(NamedTuple):
 def script_command(
     text: str, programs: re.Pattern[str], environment: Mapping[str, str], name: str, hint: str = ""
 ) -> Command:
-    """The last command that runs one of ``programs``: a pattern of a word, or of two words with a space between them.
-    Raises Unread, with ``hint`` where there is none."""
+    """Return the last command that runs one of ``programs``: a pattern of a word, or of two words with a space between
+    them. Raises Unread, with ``hint`` where there is none."""
     if len(text) > _MOST_BYTES:
         raise Unread(f"{name}: {len(text)} characters are not a script of a training run")
     variables, arrays = dict(environment), dict[str, list[str]]()
@@ -105,8 +105,8 @@ def script_command(
 
 
 def _one_word(text: str) -> str | None:
-    """The value of an assignment; None where more than one word follows: the rest of the line is a command. The output
-    of a command is not known: its text stays."""
+    """Return the value of an assignment; None if more than one word follows: the rest of the line is a command. The
+    output of a command is not known: its text stays."""
     if text.startswith(("$(", "`")):
         return text
     try:
@@ -138,7 +138,7 @@ _COMPARED["ge"] = operator.ge
 
 
 def _clauses(line: str) -> list[str]:
-    """The clauses of an ``if``, of ``[ test ] && command`` and of ``A=1; B=2`` as lines of their own."""
+    """Return the clauses of an ``if``, of ``[ test ] && command`` and of ``A=1; B=2`` as lines of their own."""
     short = _SHORT.match(line)
     if short is not None:
         return [f"if {short[1]}", *(["else"] if short[2] == "||" else []), short[3], "fi"]
@@ -155,7 +155,7 @@ def _clauses(line: str) -> list[str]:
 
 
 def _taken(text: str, variables: Mapping[str, str]) -> Iterator[tuple[str, bool]]:
-    """The lines that run, as far as the conditions of ``if`` are known, and whether one of them is not known.
+    """Yield the lines that run, as far as the conditions of ``if`` are known, and whether one of them is not known.
     ``variables`` change while this iterates."""
     open_ifs: list[list[bool]] = []  # of each: whether its branch is read, whether one was chosen, whether in doubt
     for line in (clause for whole in _lines(text) for clause in _clauses(whole)):
@@ -178,7 +178,7 @@ def _taken(text: str, variables: Mapping[str, str]) -> Iterator[tuple[str, bool]
 
 
 def _holds(line: str, variables: Mapping[str, str]) -> bool | None:
-    """Whether a comparison of two texts or numbers holds, or a text is empty; None for any other condition."""
+    """Return whether a comparison of two texts or numbers holds, or a text is empty; None for any other condition."""
     test = _TEST.match(line)
     try:
         words = shlex.split(_expanded(test[1], variables)) if test is not None else []
@@ -232,7 +232,7 @@ def _words(
     name: str,
     programs: re.Pattern[str] | None = None,
 ) -> list[str]:
-    """The words of a command: of ``programs``, where the line has several commands; else of the first."""
+    """Return the words of a command: of ``programs``, where the line has several commands; else of the first."""
     # A variable outside quotes becomes several words: it is marked, as quotes are gone after the split.
     line = _ALONE.sub("\x00\\1\x00", f" {_calculated(line, variables)}")
     try:
@@ -339,7 +339,7 @@ def assignments(words: Sequence[str], name: str) -> dict[str, Any]:
 
 
 def typed(text: str) -> Any:
-    """The value as YAML reads it: numbers, booleans, lists; other text unchanged. ``1e-6`` is a number."""
+    """Return the value as YAML reads it: numbers, booleans, lists; other text unchanged. ``1e-6`` is a number."""
     if re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+", text):
         return float(text)
     if re.fullmatch(r"[+-]?0\d+", text):  # YAML 1.1 reads it to base 8, and 1:30 to base 60

@@ -62,7 +62,7 @@ class Rule:
     is_joint: bool = False
 
     def entry(self, key: str, value: Any) -> tuple[Entry, Any]:
-        """The entry, and the value of the target."""
+        """Return the entry, and the value of the target."""
         if value in self.neutral:
             return Entry(key, value, Fate.IGNORED, note="it asks for nothing"), None
         if self.fate is not Fate.MAPPED or self.translate is None:
@@ -75,7 +75,7 @@ class Rule:
 
 
 def to(target: str, translate: Translate | None = None, note: str = "", neutral: tuple[Any, ...] = ()) -> Rule:
-    """The key is ours under another name."""
+    """Return the rule of a key that is ours under another name."""
     return Rule(Fate.MAPPED, target, note, translate, neutral)
 
 
@@ -97,7 +97,7 @@ def refused(note: str, *neutral: Any) -> Rule:
 
 
 def alike(rule: Rule, keys: str, prefix: str = "") -> dict[str, Rule]:
-    """The same rule for several ``keys``, words of a text, below ``prefix``."""
+    """Return the same rule for several ``keys``, words of a text, below ``prefix``."""
     return {f"{prefix}.{key}" if prefix else key: rule for key in keys.split()}
 
 
@@ -161,9 +161,9 @@ class Framework:
 
 
 def convert(source: Framework, given: Mapping[str, Any]) -> Draft:
-    """The conversion of ``given``, keys with dots and their values. Defaults of the source are set as if they were
-    given, without an entry: a framework's default is part of what its users run. So is the default of a key whose value
-    cannot be used, which is refused."""
+    """Return the conversion of ``given``, keys with dots and their values. Defaults of the source are set as if they
+    were given, without an entry: a framework's default is part of what its users run. So is the default of a key whose
+    value cannot be used, which is refused."""
     entries, targets, unusable = [], dict[str, Any](), set[str]()
     older = {source.aliases[key]: key for key in given if key in source.aliases}
     given = {source.aliases.get(key, key): value for key, value in given.items()}
@@ -204,7 +204,7 @@ def convert(source: Framework, given: Mapping[str, Any]) -> Draft:
 
 
 def _fault(key: str, value: Any, default: Any) -> str:
-    """Why the value cannot be used; "" where no fault is found."""
+    """Return why the value cannot be used; "" where no fault is found."""
     if isinstance(value, str) and (unset := _UNSET.search(value)) is not None:
         if unset[1].isdigit():
             return f"it is argument {unset[1]} of the script: add {key}=VALUE"
@@ -223,21 +223,21 @@ def _is_number(value: Any) -> bool:
 
 
 def number(value: Any) -> float:
-    """A translation of finite numbers."""
+    """Return a translation of finite numbers."""
     if not _is_number(value):
         raise ValueError(f"it must be a number, not {value!r}")
     return float(value) if isinstance(value, float) else int(value)
 
 
 def pair(value: Any) -> list[float]:
-    """A translation of two numbers."""
+    """Return a translation of two numbers."""
     if not isinstance(value, list | tuple) or len(value) != 2 or not all(map(_is_number, value)):
         raise ValueError(f"it must be two numbers, not {value!r}")
     return list(value)
 
 
 def whole(least: int) -> Translate:
-    """A translation of whole numbers from ``least`` on."""
+    """Return a translation of whole numbers from ``least`` on."""
 
     def translate(value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -266,7 +266,7 @@ def choice(**choices: Any) -> Translate:
 
 
 def files(value: Any) -> Any:
-    """One data set, or a list: they are read one after the other."""
+    """Return one data set, or a list: they are read one after the other."""
     names = value.split(",") if isinstance(value, str) else list(value)
     if not names or not all(isinstance(each, str) and each.strip() for each in names):
         raise ValueError(f"it names no data set: {value!r}")

@@ -32,7 +32,7 @@ class SourceFormat:
     trainer_of: Callable[[Mapping[str, Any]], str] = lambda keys: ""
 
     def of_script(self, text: str, environment: Mapping[str, str], name: str) -> tuple[str, dict[str, Any]]:
-        """The trainer, and the keys of the command with what its launcher says of processes. Raises Unread."""
+        """Return the trainer, and the keys of the command with what its launcher says of processes. Raises Unread."""
         if name.endswith(".py"):  # its docstring shows its commands
             text = ast.get_docstring(syntax_tree(text, name)) or ""
         others = (
@@ -44,7 +44,7 @@ class SourceFormat:
 
 
 def _launched(command: Command, name: str) -> dict[str, Any]:
-    """The number of processes, of the words before the program."""
+    """Return the number of processes, of the words before the program."""
     first = next((at for at, word in enumerate(command.launcher) if word.startswith("--")), len(command.launcher))
     given = flags([word for word in command.launcher[first:] if word not in ("-m", "--")], name)
     return {key: given[key] for key in _LAUNCHER if key in given}
@@ -110,7 +110,7 @@ SOURCES: Mapping[str, SourceFormat] = {
 def read_keys(
     source: str, trainer: str | None, text: str, environment: Mapping[str, str], name: str
 ) -> tuple[str, Any]:
-    """The trainer and the keys of a file. Raises Unread, also where the trainer of a YAML file is not known."""
+    """Return the trainer and the keys of a file. Raises Unread, also where the trainer of a YAML file is not known."""
     of = SOURCES[source]
     if source == "trl" and name.endswith(".py") and (made := read_python(text, name)) is not None:
         return trainer or made[0], made[1]

@@ -40,7 +40,7 @@ from areal.convert.trl_keys import (
 
 
 def _begin(draft: Draft, trainer: str, rows: str) -> None:
-    """What all of TRL's trainers have in common."""
+    """Map what all of TRL's trainers have in common."""
     values = draft.values
     draft.set("trainer.type", trainer)
     draft.set("train_dataset.type", rows)
@@ -142,7 +142,8 @@ _LOGGED = 10  # steps: TRL evaluates as often as it logs, by default
 
 
 def _periods(draft: Draft, updates: int) -> None:
-    """``updates``: those of a step of ours. TRL counts updates, of a run and between saves and evaluations."""
+    """Map the periods. ``updates``: those of a step of ours. TRL counts updates, of a run and between saves and
+    evaluations."""
     values = draft.values
     if values["max_steps"] > 0:
         draft.set("total_train_steps", max(1, -(-draft.number("max_steps") // updates)))
@@ -218,7 +219,7 @@ _AGGREGATED = {
 
 
 def _online(draft: Draft) -> int:
-    """The updates of a step."""
+    """Return the updates of a step."""
     _begin(draft, "grpo", "rl")
     values = draft.values
     update, group = _rows_of_update(draft), draft.number("num_generations")

@@ -353,7 +353,7 @@ def _batches(draft: Draft) -> None:
 
 
 def _objective(draft: Draft) -> None:
-    """The clipped ratio: to the log-probabilities that the trainer computes before a step, or to the engine's."""
+    """Map the clipped ratio: to the log-probabilities that the trainer computes before a step, or to the engine's."""
     values = draft.values
     correction = "algorithm.rollout_correction"
     level, bypassed = values.get(f"{correction}.rollout_is"), bool(values.get(f"{correction}.bypass_mode"))

@@ -58,7 +58,7 @@ def _finish_one_step_off(draft: Draft) -> None:
 
 
 def _finish_queue(draft: Draft) -> None:
-    """A step is what verl trains on between two pushes of weights."""
+    """Finish the queue: a step is what verl trains on between two pushes of weights."""
     values, syncs = draft.values, "async_training.trigger_parameter_sync_step"
     minibatches = draft.number(syncs) * draft.number("async_training.require_batches")
     batch = minibatches * draft.number(f"{ACTOR}.ppo_mini_batch_size")

@@ -219,7 +219,7 @@ def _finish(draft: Draft) -> None:
 
 
 def _column(draft: Draft, side: str) -> str:
-    """The column of a side, with dots where it is in an object."""
+    """Return the column of a side, with dots where it is in an object."""
     inner = draft.values.get(f"data.{side}_dict_keys")
     names = inner if isinstance(inner, list) else [inner] if inner else []
     if len(names) > 1:

@@ -77,7 +77,7 @@ def _messages(fields: Mapping[str, Any], where: str, chosen: str | None, system:
 
 
 def prompt_digest(fields: Mapping[str, Any], prompt_field: str | None = None) -> str:
-    """Identifies what an example asks, in every data set that has it: a digest of its messages without system prompts,
+    """Identify what an example asks, in every data set that has it: a digest of its messages without system prompts,
     of all fields where none is a prompt."""
     try:
         asked: Any = [each for each in _messages(fields, "", prompt_field, None) if each["role"] != "system"]

@@ -36,7 +36,7 @@ class Rows(Sequence[Row]):
         self._places = places
 
     def place(self, index: int) -> str:
-        """The file and line of a row."""
+        """Return the file and line of a row."""
         return self._places[index] if index < len(self._places) else f"{self.source or 'the data set'}: row {index}"
 
     def __len__(self) -> int:
@@ -98,7 +98,7 @@ def read_rows(path: Path, split: str | None = None, *, first: int | None = None)
 
 
 def read_files(files: Iterable[Path], source: str, *, first: int | None = None) -> Rows:
-    """The concatenated rows of files, or the ``first`` of them: Parquet and Arrow by suffix, all others JSON.
+    """Return the concatenated rows of files, or the ``first`` of them: Parquet and Arrow by suffix, all others JSON.
     ``source`` is used in errors. Raises BadData."""
     placed = (each for file in files for each in (_columns(file) if file.suffix in _BINARY else _json(file)))
     found = list(islice(placed, first))
@@ -134,7 +134,7 @@ def _files_of(folder: Path, split: str | None) -> list[Path]:
 
 
 def _check_once(files: list[Path]) -> None:
-    """Raises BadData where a split is there in two formats: each row would come twice."""
+    """Raise BadData if a split is there in two formats: each row would come twice."""
     by_stem: dict[str, Path] = {}
     for file in files:
         if (other := by_stem.setdefault(file.stem, file)) != file:
@@ -146,7 +146,7 @@ Placed = tuple[Row, str]
 
 
 def _json(file: Path) -> Iterator[Placed]:
-    """The rows of a JSON list if the file begins with ``[``, else of JSON lines."""
+    """Yield the rows of a JSON list if the file begins with ``[``, else of JSON lines."""
     try:
         with file.open(encoding="utf-8") as lines:
             if lines.read(1) == "[":
@@ -243,7 +243,7 @@ def hub_rows(source: str, split: str | None = None) -> Rows:
 
 
 def configs_of(card: str) -> dict[str, Files]:
-    """The configurations that a data set card declares. The default one is also under ""."""
+    """Return the configurations that a data set card declares. The default one is also under ""."""
     import yaml
 
     match = re.match(r"---\s*\n(.*?)\n---", card, re.DOTALL)
@@ -276,7 +276,7 @@ def _listed(paths: Any) -> list[str]:
 def files_of(
     names: Iterable[str], configs: Mapping[str, Files], config: str | None, split: str | None, name: str
 ) -> list[str]:
-    """The sorted files of a split; empty for an unknown layout. Raises UsageFault, NotFound."""
+    """Return the sorted files of a split; empty for an unknown layout. Raises UsageFault, NotFound."""
     names = sorted(names)
     if configs:
         if config is None and len(configs) > 1 and _DEFAULT not in configs:

@@ -32,7 +32,7 @@ class BadImage(UsageFault):
 
 
 def row_images(row: Mapping[str, Any]) -> tuple[bytes, ...]:
-    """The encoded images of a row's column ``images``. Raises BadImage."""
+    """Return the encoded images of a row's column ``images``. Raises BadImage."""
     given = row.get("images")
     if given is None:
         return ()
@@ -43,13 +43,13 @@ def row_images(row: Mapping[str, Any]) -> tuple[bytes, ...]:
 
 
 def check_count(count: int) -> None:
-    """Raises BadImage."""
+    """Raise BadImage."""
     if count > MAX_IMAGES:
         raise BadImage(f"images has {count} images, and a prompt may have {MAX_IMAGES}")
 
 
 def located(images: Any, folder: Path | None) -> Any:
-    """The column ``images`` of a row, its relative paths resolved against ``folder``."""
+    """Return the column ``images`` of a row, its relative paths resolved against ``folder``."""
     given = list(images) if isinstance(images, list | tuple) else [images]
     return [_located(each, folder) for each in given]
 
@@ -65,7 +65,7 @@ def is_path(value: object) -> bool:
 
 
 def encoded(value: Any, place: str) -> bytes:
-    """The bytes of an image in any of its forms. Raises BadImage."""
+    """Return the bytes of an image in any of its forms. Raises BadImage."""
     if isinstance(value, Mapping):
         value = value["bytes"] if value.get("bytes") is not None else value.get("path")
     if isinstance(value, str) and value.startswith("data:"):
@@ -85,7 +85,7 @@ def encoded(value: Any, place: str) -> bytes:
 
 
 def _as_png(image: Any, place: str) -> bytes:
-    """An image of Pillow, turned as its EXIF data says, which PNG does not keep."""
+    """Return an image of Pillow, turned as its EXIF data says, which PNG does not keep."""
     from PIL import ImageOps
 
     buffer = io.BytesIO()
@@ -98,7 +98,7 @@ def _as_png(image: Any, place: str) -> bytes:
 
 
 def from_base64(text: str, place: str) -> bytes:
-    """Raises BadImage."""
+    """Raise BadImage."""
     if len(text) > 4 * MAX_IMAGE_BYTES // 3 + 4:
         raise _too_large(place)
     try:
@@ -132,8 +132,8 @@ def _too_large(place: str) -> BadImage:
 
 
 def decoded(data: bytes, place: str) -> Any:
-    """The image as an image of Pillow, turned as its EXIF data says. Raises BadImage before it takes memory for one of
-    more than ``MAX_PIXELS``."""
+    """Return the image as an image of Pillow, turned as its EXIF data says. Raises BadImage before it takes memory for
+    one of more than ``MAX_PIXELS``."""
     with _opened(io.BytesIO(data), place) as image:
         from PIL import ImageOps
 
@@ -159,7 +159,7 @@ def check(value: Any, place: str) -> None:
 
 @contextlib.contextmanager
 def _opened(source: Any, place: str) -> Iterator[Any]:
-    """The image within its bounds, not decoded yet. Its errors are BadImage."""
+    """Yield the image within its bounds, not decoded yet. Its errors are BadImage."""
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError as error:
@@ -181,7 +181,7 @@ def _opened(source: Any, place: str) -> Iterator[Any]:
 
 
 def images_key(images: Sequence[bytes]) -> int:
-    """A number from 1 below 2**63 that identifies these images in this order; 0 without images."""
+    """Return a number from 1 below 2**63 that identifies these images in this order; 0 without images."""
     if not images:
         return 0
     digest = hashlib.blake2b(digest_size=8)
@@ -191,7 +191,7 @@ def images_key(images: Sequence[bytes]) -> int:
 
 
 def shortened(value: Any) -> Any:
-    """An image of a row for a log or a journal: a path as it is, else its kind and size."""
+    """Return an image of a row for a log or a journal: a path as it is, else its kind and size."""
     if is_path(value):
         return value
     if isinstance(value, str):

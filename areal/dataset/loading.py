@@ -106,7 +106,7 @@ def _formatted(
 
 
 def _with_kwargs(row: Row, given: Mapping[str, Any]) -> Row:
-    """The row with the variables of its chat template: its own, then those of the data set."""
+    """Return the row with the variables of its chat template: its own, then those of the data set."""
     own = row.get(_KWARGS)
     if not isinstance(own, Mapping | None):
         raise ValueError(f"{_KWARGS} must be an object, not {type(own).__name__}")
@@ -122,7 +122,7 @@ class ImageColumn:
     folder: Path | None
 
     def checked(self, row: Row) -> Row:
-        """The row with a list ``images``, of files that are there. Raises ValueError, BadImage."""
+        """Return the row with a list ``images``, of files that are there. Raises ValueError, BadImage."""
         if others := [name for name in _PICTURES[2:] if row.get(name)]:
             raise ValueError(f"the row has {', '.join(others)}: a model sees images alone")
         given = [name for name in _PICTURES[:2] if row.get(name)]
@@ -234,7 +234,7 @@ def _is_conversation(value: Any) -> bool:
 
 
 def _question(row: Row) -> tuple[str, tuple[str, ...]]:
-    """The question, and the columns that it is made of: of Alpaca's rows ``instruction`` and ``input``."""
+    """Return the question, and the columns that it is made of: of Alpaca's rows ``instruction`` and ``input``."""
     if row.get("instruction") is not None and row.get("input") and not any(row.get(each) for each in _QUESTIONS[:3]):
         return f"{_first(row, ('instruction',))}\n{_first(row, ('input',))}", ("instruction", "input")
     name = next((each for each in _QUESTIONS if row.get(each) is not None), "")
@@ -249,7 +249,7 @@ def _first(row: Row, names: Sequence[str]) -> str:
 
 
 def _text(name: str, value: Any) -> str:
-    """Raises ValueError for a list or a map, whose Python spelling is not text of a data set."""
+    """Raise ValueError for a list or a map, whose Python spelling is not text of a data set."""
     if isinstance(value, list | tuple | dict):
         raise ValueError(f"{name} must be a text, not a {type(value).__name__}")
     return str(value)
@@ -313,7 +313,7 @@ def get_custom_dataset(
 
 
 def _image_folder(where: str, given: str | None) -> Path | None:
-    """The folder of relative paths of images: that of the data set's file, where it is one."""
+    """Return the folder of relative paths of images: that of the data set's file, where it is one."""
     if given is not None:
         return Path(given).expanduser()
     path = Path(where).expanduser()
@@ -327,8 +327,9 @@ def columns_named(
     dataset_config: DatasetConfig,
     tokenizer: Any,
 ) -> Rows:
-    """A data set whose columns have other names: for a loader of one's own (``path: module:function``). ``columns``: by
-    the name that is read here, that of the files; dots go into an object. Raises BadData for a row without one."""
+    """Return a data set whose columns have other names: for a loader of one's own (``path: module:function``).
+    ``columns``: by the name that is read here, that of the files; dots go into an object. Raises BadData for a row
+    without one."""
 
     def renamed(row: Row, place: str) -> Row:
         found = {name: value for name, value in row.items() if name != "messages" and name not in columns.values()}
@@ -356,7 +357,7 @@ def columns_named(
 
 
 def _is_dotted(where: str) -> bool:
-    """Whether ``where`` is ``package.module.function``, and neither a file nor a name on the hub."""
+    """Return whether ``where`` is ``package.module.function``, and neither a file nor a name on the hub."""
     *module, name = where.split(".")
     is_name = bool(module) and where.replace(".", "").isidentifier() and f".{name}" not in SUFFIXES
     return is_name and not Path(where).exists()

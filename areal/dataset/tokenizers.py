@@ -119,7 +119,7 @@ def _chat(tokenizer: Any, source: str) -> Chat:
 
 
 def _eos_ids(tokenizer: Any) -> frozenset[int]:
-    """The end tokens of the tokenizer and of the model's configurations beside it."""
+    """Return the end tokens of the tokenizer and of the model's configurations beside it."""
     found = {getattr(tokenizer, "eos_token_id", None)}
     folder = Path(str(getattr(tokenizer, "name_or_path", "") or "."))
     for name in ("generation_config.json", "config.json"):
@@ -130,7 +130,7 @@ def _eos_ids(tokenizer: Any) -> frozenset[int]:
 
 
 def texts(tokenizer: Any, answers: Sequence[Sequence[int]]) -> list[str]:
-    """The text of each list of token ids without special tokens, equal to that of ``tokenizer.decode``."""
+    """Return the text of each list of token ids without special tokens, equal to that of ``tokenizer.decode``."""
     plain = _plain(tokenizer)
     if plain is None or tokenizer.clean_up_tokenization_spaces:
         return [tokenizer.decode(answer, skip_special_tokens=True) for answer in answers]
@@ -139,7 +139,8 @@ def texts(tokenizer: Any, answers: Sequence[Sequence[int]]) -> list[str]:
 
 
 def _plain(tokenizer: Any) -> Any | None:
-    """The Rust tokenizer behind the one of transformers, several times faster; None if their results would differ."""
+    """Return the Rust tokenizer behind the one of transformers, several times faster; None if their results would
+    differ."""
     found = getattr(tokenizer, "backend_tokenizer", None) if getattr(tokenizer, "is_fast", False) else None
     if found is None or found.truncation or found.padding or getattr(tokenizer, "split_special_tokens", False):
         return None
@@ -147,7 +148,8 @@ def _plain(tokenizer: Any) -> Any | None:
 
 
 def _folder(path: str) -> str:
-    """The local folder of a model. Raises NotFound for a missing local path, which must not be taken for a hub id."""
+    """Return the local folder of a model. Raises NotFound for a missing local path, which must not be taken for a hub
+    id."""
     if not path:
         raise UsageFault("no tokenizer is given", hint="actor.path=FOLDER, or tokenizer_path=FOLDER")
     if path.startswith((".", "/", "~")) and not Path(path).expanduser().exists():

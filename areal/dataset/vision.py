@@ -56,7 +56,7 @@ class VisionProcessor:
         return list(self._processed(text, images)["input_ids"][0].tolist())
 
     def pixels(self, images: Sequence[bytes]) -> Pixels:
-        """Raises BadImage."""
+        """Raise BadImage."""
         made = self._processed(self.token * len(images), images)
         tensors = {name: made[name] for name in _PIXELS if name in made}
         return Pixels(tensors, int((made["input_ids"] == self.token_id).sum()), self.token_id)
@@ -122,7 +122,7 @@ def _with_parts(message: Any, place: str, token: str) -> dict[str, Any]:
 
 
 def _split(text: str) -> list[dict[str, str]]:
-    """The parts of a text in which ``<image>`` is the place of an image, as data sets write it."""
+    """Return the parts of a text in which ``<image>`` is the place of an image, as data sets write it."""
     parts: list[dict[str, str]] = []
     for number, piece in enumerate(text.split(_PLACE)):
         parts += [_IMAGE] * (number > 0)
@@ -137,7 +137,7 @@ def _texts(parts: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 @lru_cache(maxsize=4)
 def load_processor(path: str) -> VisionProcessor:
-    """The processor of a model folder or hub id. Raises NotFound, and UsageFault where a package is missing."""
+    """Return the processor of a model folder or hub id. Raises NotFound, and UsageFault where a package is missing."""
     try:
         import PIL  # noqa: F401
     except ImportError as error:
@@ -152,8 +152,8 @@ def load_processor(path: str) -> VisionProcessor:
 
 
 def check_fit(model: Any, processor: VisionProcessor) -> None:
-    """Raises ArealError where the model makes another number of vectors of an image than the processor has
-    placeholders for, or has another placeholder."""
+    """Raise ArealError if the model makes another number of vectors of an image than the processor has placeholders
+    for, or has another placeholder."""
     import io
 
     import torch
@@ -175,8 +175,8 @@ def check_fit(model: Any, processor: VisionProcessor) -> None:
 
 
 def image_features(model: Any, several: Sequence[Pixels], device: Any) -> list[Tensor]:
-    """The tower's vectors [``placeholders``, hidden size] of each prompt's images, computed at once where they have one
-    size."""
+    """Return the tower's vectors [``placeholders``, hidden size] of each prompt's images, computed at once where they
+    have one size."""
     import torch
 
     shapes = {each.tensors[name].shape[2:] for each in several for name in each.tensors}
@@ -193,8 +193,8 @@ def image_features(model: Any, several: Sequence[Pixels], device: Any) -> list[T
 
 
 def embeddings(model: Any, input_ids: Tensor, vectors: Sequence[Tensor | None], token_id: int) -> Tensor:
-    """The decoder's inputs [B, T, hidden size] for ``input_ids`` [B, T]: in each row the first placeholders are its
-    ``vectors``."""
+    """Return the decoder's inputs [B, T, hidden size] for ``input_ids`` [B, T]: in each row the first placeholders are
+    its ``vectors``."""
     import torch
 
     embedded: Tensor = model.get_input_embeddings()(input_ids)

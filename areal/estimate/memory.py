@@ -101,7 +101,7 @@ def training_use(model: Trained, memory: int) -> Use:
 
 
 def _shards(model: Trained, memory: int) -> int:
-    """The ranks that one copy of the weights is cut over; as of ``copies_of_shards`` of the FSDP engine."""
+    """Return the ranks that one copy of the weights is cut over; as of ``copies_of_shards`` of the FSDP engine."""
     within, rest = divmod(model.part.data, model.nodes)
     state = model.parameters * (16 if model.trained else 4)
     local = not rest and state // model.part.tensor <= within * memory // _HYBRID
@@ -109,10 +109,10 @@ def _shards(model: Trained, memory: int) -> int:
 
 
 def layer_bytes(shape: Shape, compute: int, *, mixed: bool = False) -> int:
-    """What a layer keeps of a token for the backward pass. Each of two norms: its input in float32, the normalized
-    input and its output. Attention (flash or sdpa): queries, keys, values, the output twice, and a float32 number for
-    each head. A gated MLP: gate, its activation, up, their product. ``mixed``, with autocast: the norms are in float32,
-    and each matrix has a copy of its input."""
+    """Return what a layer keeps of a token for the backward pass. Each of two norms: its input in float32, the
+    normalized input and its output. Attention (flash or sdpa): queries, keys, values, the output twice, and a float32
+    number for each head. A gated MLP: gate, its activation, up, their product. ``mixed``, with autocast: the norms are
+    in float32, and each matrix has a copy of its input."""
     width = shape.width
     if shape.experts is not None:
         width = shape.experts.chosen * shape.experts.width + shape.experts.shared
@@ -187,7 +187,7 @@ class Served:
 
 
 def serving_use(served: Served, memory: int) -> Use:
-    """The cache has what is left of the engine's part of the memory, which may be nothing."""
+    """Return the size of the cache: what is left of the engine's part of the memory, which may be nothing."""
     weights = served.compute * served.shape.parameters // (served.part.tensor * served.part.pipeline)
     left = max(0, int(served.fraction * memory) - weights - served.reserve)
     most = served.most * served.sequence * served.token_bytes

@@ -89,7 +89,7 @@ def trainer_type(get: Reader) -> str:
 
 
 def roles(get: Reader) -> dict[str, str]:
-    """The section of each model, and its path."""
+    """Return the section of each model, and its path."""
     kind = trainer_type(get)
     first = "actor" if kind not in ("sft", "rw") or get("actor", None) else "model"
     found = {first: str(get(f"{first}.path", None) or "")}
@@ -202,8 +202,8 @@ def step_time(run: Run, served: Served | None, device: Device) -> StepTime:
 
 
 def _rollout(run: Run, served: Served, device: Device) -> float:
-    """A token of each running sequence costs a pass over the weights and over their caches, or its flops where those
-    take longer."""
+    """Return a token of each running sequence costs a pass over the weights and over their caches, or its flops where
+    those take longer."""
     shape, part, batch = served.shape, served.part, run.batch
     ranks = part.tensor * part.pipeline
     own = -(-min(run.concurrent or batch.samples, batch.samples * 2) // part.data)

@@ -79,14 +79,14 @@ _NO_SIZE = b"\n"  # for lengths that no chunk has: no chunk begins so
 
 
 def start_of_chunk(data: bytes) -> int:
-    """The offset of the content where ``data`` is exactly one chunk with a size line in the usual form; the content
-    ends two bytes before the end of ``data``. 0 for anything else, also for the last chunk."""
+    """Return the offset of the content where ``data`` is exactly one chunk with a size line in the usual form; the
+    content ends two bytes before the end of ``data``. 0 for anything else, also for the last chunk."""
     size = _SIZES.get(len(data)) or _size_line(len(data))
     return len(size) if data.startswith(size) and data.endswith(b"\r\n") else 0
 
 
 def _size_line(length: int) -> bytes:
-    """The size line of a chunk of ``length`` bytes in all, cached: a few lengths recur."""
+    """Return the size line of a chunk of ``length`` bytes in all, cached: a few lengths recur."""
     if len(_SIZES) > _MOST_SIZES:
         _SIZES.clear()
     lines = [b"%x\r\n" % (length - 4 - digits) for digits in range(1, 9) if length - 4 - digits > 0]
@@ -141,7 +141,7 @@ class Connection(asyncio.Protocol):
             await self._wait()
 
     async def part(self) -> bytes:
-        """The next bytes of the body; empty at its end. Raises ResponseLost."""
+        """Return the next bytes of the body; empty at its end. Raises ResponseLost."""
         while not self._parts:
             if self._ended:
                 return b""
@@ -151,7 +151,7 @@ class Connection(asyncio.Protocol):
         return data
 
     async def whole(self, most: int | None = None) -> bytes:
-        """The rest of the body. Raises ResponseLost, also where that is more than ``most`` bytes."""
+        """Return the rest of the body. Raises ResponseLost, also where that is more than ``most`` bytes."""
         parts = []
         size = 0
         while part := await self.part():
@@ -253,7 +253,7 @@ class Connection(asyncio.Protocol):
             self._parse(data)
 
     def _defer(self, window: Window, part: bytes) -> bool:
-        """Whether ``part`` is deferred to the window's end."""
+        """Return whether ``part`` is deferred to the window's end."""
         now = self._loop.time()
         if not self._deferred:
             if now - self._delivered_at >= window.seconds:
@@ -367,7 +367,7 @@ class Address:
 
 
 def parse_address(url: str) -> Address:
-    """Raises ValueError for a URL that is not ``http(s)://host[:port][/path]``."""
+    """Raise ValueError for a URL that is not ``http(s)://host[:port][/path]``."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
         raise ValueError(f"{url!r} is not an address like http://host:port")
@@ -390,11 +390,11 @@ class HttpReply:
     body: bytes
 
     def json(self) -> Any:
-        """The decoded body. Raises ValueError."""
+        """Return the decoded body. Raises ValueError."""
         return loads(self.body)
 
     def object(self) -> dict[str, Any]:
-        """The JSON object in the body; empty where it holds none."""
+        """Return the JSON object in the body; empty if it holds none."""
         try:
             data = self.json()
         except ValueError:
@@ -402,7 +402,7 @@ class HttpReply:
         return data if isinstance(data, dict) else {}
 
     def error(self) -> dict[str, Any]:
-        """The error object (``message``, ``code``, ``param``) in the body; empty where it holds none."""
+        """Return the error object (``message``, ``code``, ``param``) in the body; empty if it holds none."""
         error = self.object().get("error")
         return error if isinstance(error, dict) else {}
 
@@ -448,7 +448,8 @@ class HttpClient:
         self._sweep: asyncio.TimerHandle | None = None
 
     def call(self, method: str, base: str, path: str, headers: Mapping[str, str], body: bytes = b"") -> PendingCall:
-        """A call, whose deadline is the caller's business. Raises ValueError for a header or path with a line break."""
+        """Return a call, whose deadline is the caller's business. Raises ValueError for a header or path with a line
+        break."""
         lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
         if lines.count("\n") != len(headers) or lines.count("\r") != len(headers):
             raise ValueError("a header's value has a line break")
@@ -478,8 +479,8 @@ class HttpClient:
         body: bytes = b"",
         most: int | None = None,
     ) -> HttpReply:
-        """The whole response within ``timeout_s``. Raises NotConnected, TimeoutError, and ResponseLost, also for a body
-        of more than ``most`` bytes."""
+        """Return the whole response within ``timeout_s``. Raises NotConnected, TimeoutError, and ResponseLost, also for
+        a body of more than ``most`` bytes."""
         async with asyncio.timeout(timeout_s), self.call(method, base, path, headers or {}, body) as answer:
             return HttpReply(answer.status, answer.headers, await answer.whole(most))
 
@@ -557,7 +558,7 @@ class Lines:
         self._size = 0
 
     def is_line(self, part: bytes) -> bool:
-        """Whether ``part`` is exactly one line, as nearly every step of a stream is."""
+        """Return whether ``part`` is exactly one line, as nearly every step of a stream is."""
         return not self._rest and part.find(b"\n") == len(part) - 1 > 0
 
     def feed(self, part: bytes) -> list[bytes]:
@@ -575,7 +576,7 @@ class Lines:
 
 
 def event_payloads(lines: Iterable[bytes]) -> Iterator[bytes]:
-    """The data in the lines of a server-sent event stream."""
+    """Yield the data in the lines of a server-sent event stream."""
     for line in lines:
         if line.startswith(b"data:") and (payload := line.removeprefix(b"data:").strip()):
             yield payload

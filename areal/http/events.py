@@ -34,7 +34,8 @@ class EventReader:
         self._after_cr = False  # a line ended with a CR, and the LF that belongs to it may come
 
     def feed(self, part: bytes) -> list[ServerEvent]:
-        """The events that ``part`` completes. Raises ValueError for one that is longer than ``LONGEST_EVENT``."""
+        """Return the events that ``part`` completes. Raises ValueError for one that is longer than
+        ``LONGEST_EVENT``."""
         if self._raw or self._after_cr or b"\r" in part:
             return self._feed(part)
         events: list[ServerEvent] = []
@@ -69,7 +70,8 @@ class EventReader:
         return events
 
     def end(self) -> ServerEvent | None:
-        """The event that the end of the stream leaves without its blank line. None if there are no such bytes."""
+        """Return the event that the end of the stream leaves without its blank line. None if there are no such
+        bytes."""
         if not self._raw:
             return None
         self._take_line()

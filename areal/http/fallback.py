@@ -59,7 +59,7 @@ class HttpResponseParser:
         return b"close" not in self._options if self._minor else b"keep-alive" in self._options
 
     def feed_data(self, data: bytes) -> None:
-        """Raises HttpParserError, and the errors of ``protocol``."""
+        """Raise HttpParserError, and the errors of ``protocol``."""
         self._data = self._data[self._at :] + data
         self._at = 0
         while self._at < len(self._data) and self._next():
@@ -173,7 +173,7 @@ class HttpResponseParser:
         return True
 
     def _pass_empty_line(self) -> bool:
-        """Whether the next byte was part of one, of which there may be some between responses."""
+        """Return whether the next byte was part of one, of which there may be some between responses."""
         self._at += (found := self._data[self._at] in b"\r\n")
         return found
 
@@ -189,7 +189,7 @@ class HttpResponseParser:
         self._next = self._read_status if self.should_keep_alive() else self._refuse
 
     def _line(self, what: str) -> bytes | None:
-        """The next line without its end; None where that has not arrived."""
+        """Return the next line without its end; None where that has not arrived."""
         end = self._data.find(b"\n", self._at)
         if (end if end >= 0 else len(self._data)) - self._at > _MOST_LINE:
             raise HttpParserError(f"{what} has more than {_MOST_LINE} bytes")

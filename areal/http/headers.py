@@ -36,7 +36,8 @@ T = TypeVar("T")
 
 
 def is_single(name: bytes) -> bool:
-    """Whether a request has at most one field of this lower-case name. Of two, another program may go by the other."""
+    """Return whether a request has at most one field of this lower-case name. Of two, another program may go by the
+    other."""
     return name in _SINGLE or name.startswith(b"x-areal-")
 
 

@@ -44,7 +44,7 @@ def is_on() -> bool:
 
 
 def header_lines() -> bytes:
-    """The header lines of the current trace context; empty where there is none."""
+    """Return the header lines of the current trace context; empty if there is none."""
     return _lines.get()
 
 
@@ -131,7 +131,7 @@ def _present(attributes: Attributes) -> dict[str, Any]:
 
 
 def span(name: str, attributes: Attributes | None = None, kind: Kind = "internal", *, root: bool = False) -> Span:
-    """A new span, a child of the current one, to use in ``with``. ``root``: the first of a new trace."""
+    """Return a new span, a child of the current one, to use in ``with``. ``root``: the first of a new trace."""
     if _tracer is None:
         return _NOTHING
     from opentelemetry.context import Context
@@ -140,7 +140,7 @@ def span(name: str, attributes: Attributes | None = None, kind: Kind = "internal
 
 
 def serving(method: str, route: str, headers: Mapping[str, str]) -> Span:
-    """The server span of a request, a child of the caller's span."""
+    """Return the server span of a request, a child of the caller's span."""
     if _tracer is not None:
         from opentelemetry import propagate
 
@@ -156,8 +156,8 @@ def serving(method: str, route: str, headers: Mapping[str, str]) -> Span:
 
 
 def _shortened(state: str) -> str:
-    """The first members of a ``tracestate`` that are within the limits; empty where one of them is no member: a server
-    that is called may refuse a request for its headers."""
+    """Return the first members of a ``tracestate`` that are within the limits; empty if one of them is no member: a
+    server that is called may refuse a request for its headers."""
     members = [each.strip() for each in state.split(",", _MEMBERS)[:_MEMBERS]]
     members = [each for each in members if each]
     if not all(map(_MEMBER.fullmatch, members)):
@@ -168,7 +168,7 @@ def _shortened(state: str) -> str:
 
 
 def here() -> Any:
-    """The current span, for ``record_step``; None where it is not exported."""
+    """Return the current span, for ``record_step``; None if it is not exported."""
     if _tracer is None:
         return None
     from opentelemetry import trace
@@ -198,7 +198,7 @@ def record_step(name: str, rollouts: Iterable[Any], started_s: float, attributes
 
 
 def is_wanted(environ: Mapping[str, str]) -> bool:
-    """Whether OpenTelemetry's environment variables ask for spans."""
+    """Return whether OpenTelemetry's environment variables ask for spans."""
     if environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return False
     exporter = environ.get("OTEL_TRACES_EXPORTER", "")
@@ -237,8 +237,8 @@ def start(component: str, *, own_code: bool = False) -> None:
 
 
 def _limiter(exporter: Any) -> threading.Event:
-    """An event that, once set, ends the exporter after ``_FLUSH_S``: otherwise an unreachable collector would delay
-    the end of the process for as long as the exporter retries."""
+    """Return an event that, once set, ends the exporter after ``_FLUSH_S``: otherwise an unreachable collector would
+    delay the end of the process for as long as the exporter retries."""
     ending = threading.Event()
 
     def limit() -> None:
@@ -282,7 +282,7 @@ def _resource(component: str, environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _exporter(environ: Mapping[str, str]) -> Any:
-    """The exporter that the environment names. Raises ImportError, and ValueError for an unsupported setting."""
+    """Return the exporter that the environment names. Raises ImportError, and ValueError for an unsupported setting."""
     kind = environ.get("OTEL_TRACES_EXPORTER") or "otlp"
     if kind == "console":
         from opentelemetry.sdk.trace.export import ConsoleSpanExporter

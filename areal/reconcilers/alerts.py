@@ -1,8 +1,8 @@
-"""Alerts: what is wrong with training jobs and their services now, each with its cause and the next command.
+"""Alerts: current problems of training jobs and their services, each with its cause and the next command.
 
-The rules are pure. Those over the numbers of steps are ``areal.wire.training_health``'s, which the trainer's log and a
-job's status share; this module adds those that need more than numbers (a step that stalls, restarts without progress, a
-replica behind), and gathers what they judge from a home.
+The rules are pure. Rules on step metrics are in ``areal.wire.training_health``, which the trainer's log and a job's
+status share. This module adds the rules that need more (a stalled step, restarts without progress, a replica behind),
+and collects their inputs from a home.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from areal.reconcilers.kinds.job_status import JobStatus
     from areal.state.records import StoredObject
 
-_STALLED = 10.0  # times the longest of the steps before
+_STALLED = 10.0  # times the longest of the previous steps
 _LEAST_STALL_S = 120.0
 _REMEMBERED = 100  # steps
 _RESTARTS = 2  # starts since the newest step
 _BEHIND = 2  # versions; one is usual while an update is under way
 _CALL_S = 1.0
-_GREATEST = 1e12  # seconds; nothing greater is a time
+_GREATEST = 1e12  # seconds; a greater value is not a time
 _METRICS = "areal train metrics {name} --metric reward/mean --metric approx_kl --metric entropy --metric grad_norm"
 _NEXT = {
     "not-finite": _METRICS,
@@ -47,7 +47,7 @@ _NEXT = {
 
 @dataclass(frozen=True)
 class Alert:
-    """``since``: seconds since the epoch, where known; ``step``: where it began."""
+    """A problem. ``since``: seconds since the epoch, if known; ``step``: where it began."""
 
     rule: str
     severity: str  # error or warning
@@ -64,7 +64,7 @@ class Alert:
 
 @dataclass(frozen=True)
 class JobFacts:
-    """What is known of a job beside its steps. ``attempt``: the newest start of its driver, from 1; 0: none."""
+    """Facts about a job besides its steps. ``attempt``: the newest start of its driver, from 1; 0 if there is none."""
 
     name: str
     is_running: bool
@@ -73,8 +73,8 @@ class JobFacts:
 
 
 def job_alerts(steps: Sequence[Step], facts: JobFacts, now: float) -> list[Alert]:
-    """The alerts of a job at its newest step. Steps of a job that has ended are judged too; stalls and restarts are of
-    jobs that run."""
+    """Return the alerts of a job at its newest step. The steps of an ended job are judged, too; stalls and restarts
+    concern running jobs only."""
     newest: Step = steps[-1] if steps else {}
     found = []
     for warning in warnings_of(steps):
@@ -126,7 +126,7 @@ def _stall(steps: Sequence[Step], facts: JobFacts, now: float) -> Alert | None:
 
 
 def _is_last(step: Step) -> bool:
-    """The run's last step: what follows is its final save."""
+    """Return whether this is the run's last step, after which only the final save follows."""
     number, total = step.get("step"), step.get("total_steps")
     return isinstance(number, int) and isinstance(total, int) and number >= total
 
@@ -148,7 +148,8 @@ def _restart_loop(newest: Step, facts: JobFacts) -> Alert | None:
 
 
 def replica_alerts(name: str, pairs: Sequence[Mapping[str, Any]]) -> list[Alert]:
-    """The alerts of the weights that the job ``name`` publishes; ``pairs`` as its weight-update gateway lists them."""
+    """Return the alerts about the weights that the job ``name`` publishes. ``pairs``: as its weight-update gateway
+    lists them."""
     found = []
     for pair in pairs:
         version = pair.get("version")
@@ -175,7 +176,7 @@ def replica_alerts(name: str, pairs: Sequence[Mapping[str, Any]]) -> list[Alert]
 
 
 def read_pairs(gateway: GatewayRecord, key: str | None) -> list[dict[str, Any]]:
-    """The pairs that a weight-update gateway lists within a second. Raises ArealError if it does not."""
+    """Return the pairs that a weight-update gateway lists within a second. Raises ArealError if it does not."""
     status, document = AdminClient(gateway.url, key, _CALL_S).get("/pairs")
     if status != 200 or not isinstance(document, dict) or not isinstance(document.get("pairs"), list):
         raise ArealError(f"GET /pairs answers {status} without pairs")  # its port may be another's now
@@ -183,7 +184,8 @@ def read_pairs(gateway: GatewayRecord, key: str | None) -> list[dict[str, Any]]:
 
 
 def _pairs_of(home: Home, name: str) -> list[dict[str, Any]]:
-    """None where the job has no gateway, or it does not answer. A key is sent on this machine only."""
+    """Return the pairs of a job; none if it has no gateway or the gateway does not answer. The key is sent on this
+    machine only."""
     try:
         gateway = read_gateway(home.jobs / name)
         return read_pairs(gateway, gateway.key() if is_loopback(urlsplit(gateway.url).hostname or "") else None)
@@ -199,7 +201,7 @@ def gather(
     *,
     with_replicas: bool = True,
 ) -> Iterator[Alert]:
-    """The alerts of ``jobs``. ``statuses`` and ``steps`` are by the job's name. ``with_replicas``: ask the
+    """Yield the alerts of ``jobs``. ``statuses`` and ``steps`` are by job name. ``with_replicas``: query the
     weight-update gateways, too."""
     from areal.reconcilers.kinds.job_status import JobPhase
 

@@ -63,7 +63,8 @@ _OPTIONS = ("prune", "set_name", "allow_empty", "replace", "force_conflicts", "a
 
 @dataclass(frozen=True)
 class SavedPlan:
-    """``request`` and ``wanted`` are the inputs to plan again; ``serial`` and ``ops`` the expected result."""
+    """A saved plan. ``request`` and ``wanted`` are the inputs for planning again; ``serial`` and ``ops`` the expected
+    result."""
 
     path: str
     request: ApplyRequest
@@ -73,7 +74,7 @@ class SavedPlan:
 
     @classmethod
     def read(cls, path: str, request: ApplyRequest) -> SavedPlan:
-        """Raises ArealError when the file is not a plan of this version."""
+        """Read a saved plan. Raises ArealError if the file is not a plan of this version."""
         if path.endswith((".yaml", ".yml")) or Path(path).is_dir():
             raise UsageFault(f"{path} is not a saved plan; use -f for manifests", hint=f"areal apply -f {path}")
         try:
@@ -93,7 +94,7 @@ class SavedPlan:
             raise ArealError(f"{path} is not a plan saved by `areal diff --out`: {error!r}") from error
 
     def require_current(self, plan: Plan) -> None:
-        """Raises Conflict when state or processes have moved since the plan was made."""
+        """Raise Conflict if state or processes have changed since the plan was made."""
         now = json.loads(json.dumps(plan.to_json()))
         if now["serial"] == self.serial and now["ops"] == self.ops:
             return
@@ -105,8 +106,8 @@ class SavedPlan:
 
 
 def diff(ctx: Context, request: ApplyRequest) -> Plan:
-    """The plan that ``apply`` would run; objects that cannot be applied are blocked, with the reason. Read-only. Raises
-    ManifestError for faults of flags, values and overlays, which all manifests share."""
+    """Return the plan that ``apply`` would run. Objects that cannot be applied are blocked, with the reason. Read-only.
+    Raises ManifestError for faults in flags, values and overlays, which all manifests share."""
     command = CommandContext.open(ctx)
     if request.source.manifests:  # a verb built them from its flags: all or nothing
         return _Manifests.load(command, request).prepare().plan
@@ -152,8 +153,8 @@ Faults = dict[Ref, list[Diagnostic]]
 
 
 def _raise_errors(errors: Sequence[ArealError]) -> None:
-    """Raises ManifestError with every fault of every object; else the first error that is not a conflict; else Conflict
-    with every conflict."""
+    """Raise ManifestError with every fault of every object; without faults, the first error that is not a conflict;
+    otherwise Conflict with every conflict."""
     faults = [fault for error in errors if isinstance(error, ManifestError) for fault in error.diagnostics]
     if faults:
         raise ManifestError(faults)
@@ -185,7 +186,7 @@ class _Manifests:
 
     @classmethod
     def load(cls, command: CommandContext, request: ApplyRequest) -> _Manifests:
-        """Raises ManifestError with every diagnostic of every file."""
+        """Load the manifests. Raises ManifestError with every diagnostic of every file."""
         valid = render_valid(request.source)
         if valid.faults:
             raise ManifestError((*valid.faults, *(fault for more in _file_faults(valid).values() for fault in more)))
@@ -198,7 +199,7 @@ class _Manifests:
 
     @classmethod
     def load_valid(cls, command: CommandContext, request: ApplyRequest) -> _Manifests:
-        """The valid resources, and the faults of the others."""
+        """Load the valid resources, and the faults of the others."""
         valid = render_valid(request.source)
         invalid = {**valid.invalid, **_faults(command.ctx, valid.rendered.resources)}
         resources = tuple(wanted_of(item) for item in valid.rendered.resources if item.ref not in invalid)
@@ -209,8 +210,9 @@ class _Manifests:
     def prepare(
         self, refused: dict[str, ArealError] | None = None, too_large: Mapping[str, ArealError] | None = None
     ) -> Prepared:
-        """``refused`` collects the errors of objects that cannot be applied; they then stay as they are. None: the
-        errors are raised. ``too_large``: objects that an earlier plan had no room for."""
+        """Return the plan and its inputs. ``refused`` collects the errors of objects that cannot be applied, which then
+        stay as they are; if it is None, errors are raised. ``too_large``: objects for which an earlier plan had no
+        room."""
         request = self.request
         if not self.faults and not self.resources and not request.allow_empty:
             raise UsageFault(
@@ -237,8 +239,8 @@ class _Manifests:
     def _requested(
         self, stored: Sequence[StoredObject], refused: dict[str, ArealError], too_large: Mapping[str, ArealError]
     ) -> tuple[Sequence[Wanted], list[Target]]:
-        """The requested objects with those that they bring, and the targets of all that can be applied. ``refused``
-        collects the errors of the others."""
+        """Return the requested objects with the objects that they bring along, and the targets of those that can be
+        applied. ``refused`` collects the errors of the others."""
         by_ref = {str(item.ref): item for item in stored}
         refused |= self.invalid
         known = {item.ref for item in stored} | {parse_ref(ref) for ref in self.invalid}
@@ -268,8 +270,8 @@ class _Manifests:
         targets: Sequence[Target],
         refused: dict[str, ArealError],
     ) -> tuple[Target, ...]:
-        """``targets`` and pruned objects, without those that depend on a refused object, which are refused too. Refused
-        objects stay as recorded."""
+        """Return ``targets`` and the objects to prune. Targets that depend on a refused object are refused, too;
+        refused objects stay as recorded."""
         by_ref = {str(item.ref): item for item in stored}
         _refuse_dependents(targets, set(refused) - set(by_ref), refused)
         kept = [by_ref[ref] for ref in refused if ref in by_ref]
@@ -284,8 +286,8 @@ class _Manifests:
         return (*targets, *(Target(by_ref[ref], "unchanged") for ref in refused if ref in by_ref))
 
     def _faults_against_state(self, stored: Sequence[StoredObject], known: Collection[Ref]) -> Faults:
-        """Unresolved references and faults that each kind finds, with positions, by object. ``known``: objects that may
-        be referred to."""
+        """Return unresolved references and the faults that each kind finds, with positions, by object. ``known``:
+        objects that may be referred to."""
         faults: Faults = {}
         if self.rendered is None:  # a saved plan was checked when it was made
             return faults
@@ -307,7 +309,7 @@ class _Manifests:
     def _start_faults(
         self, wanted: Iterable[Wanted], stored: Sequence[StoredObject], recreate: Sequence[str]
     ) -> Faults:
-        """Faults that would keep objects which start from running."""
+        """Return the faults that would keep objects about to start from running."""
         if self.rendered is None:
             return {}
         running = {str(item.ref) for item in stored if str(item.ref) not in recreate and not item.spec.get("suspend")}
@@ -329,7 +331,7 @@ class _Manifests:
 
     def _target(self, item: Wanted, stored: StoredObject | None) -> Target:
         if stored is None:
-            self.command.store.get(parse_ref(item.ref))  # a damaged file is never taken as absent
+            self.command.store.get(parse_ref(item.ref))  # raises for a damaged file, so that it is not taken as absent
         elif self.request.source.manifests:  # flags name no owner
             item = replace(item, owner=item.owner or stored.owner)
         target = target_for(
@@ -348,7 +350,8 @@ class _Manifests:
 def _with_working_dirs(
     wanted: Iterable[Wanted], stored: Iterable[StoredObject], recreate: Sequence[str]
 ) -> list[Wanted]:
-    """``wanted``, each with the folder that its processes start in: its manifest's, else where it was first applied."""
+    """Return ``wanted``, each with the folder in which its processes start: the manifest's, or the one where it was
+    first applied."""
     known = {str(item.ref): item for item in stored if str(item.ref) not in recreate}
 
     def placed(item: Wanted) -> Wanted:
@@ -370,7 +373,7 @@ def _by_kind(resources: Iterable[Resource]) -> dict[str, list[Resource]]:
 
 
 def _faults(ctx: Context, resources: Iterable[Resource]) -> Faults:
-    """Faults that each kind finds in its resources."""
+    """Return the faults that each kind finds in its resources."""
     cache = ctx.home.root / "cache" / "engine-flags"
     found: Faults = {}
     for kind, mine in _by_kind(resources).items():
@@ -379,7 +382,8 @@ def _faults(ctx: Context, resources: Iterable[Resource]) -> Faults:
 
 
 def _file_faults(valid: ValidPart) -> Faults:
-    """Faults in what resources name, of those that have other faults too, so that all are reported at once."""
+    """Return the faults in what resources refer to, for resources with other faults, so that all are reported at
+    once."""
     found: Faults = {}
     for kind, mine in _by_kind(valid.faulty).items():
         found |= controller_of(kind).faults_against_state(mine, ())

@@ -37,7 +37,7 @@ _JOB_END_LOCK_S = 3600.0  # of a command that loads a model beside an object tha
 
 
 def converge_rest(ctx: Context, refs: Iterable[Ref], seconds: float) -> int:
-    """Converge those of ``refs`` that are still recorded; the exit status."""
+    """Converge those of ``refs`` that are still recorded. Return the exit status."""
     with lock_objects(ctx.home, sorted(refs), ctx.lock_timeout_s, ctx.command, interrupted=ctx.interrupted):
         pass  # the command that started this process has recorded everything, or is dead
     store = ObjectStore(ctx.home)

@@ -1,13 +1,13 @@
 """Converge: observe, plan, lock what the plan touches, plan again under the locks, execute; until nothing is left.
 
-Every verb changes objects through this module, and so plans as ``diff`` does.
-Invariants: nothing is written, and no lock is taken, when the plan is empty; a plan that is executed touches only
-objects whose locks are held, and destroys only what was approved.
+Every verb changes objects through this module, and therefore plans as ``diff`` does. Invariants: with an empty plan,
+nothing is written and no lock is taken; an executed plan touches only objects whose locks are held, and destroys only
+what was approved.
 
-Leftovers of earlier commands come first: interrupted operations are finished or rolled back, and background processes
-of commands that did not wait are ended if they converge one of the objects. Only starting a process can leave something
-that the next plan does not see: a shim between its fork and its identity. Every other operation is idempotent and
-level-triggered, so planning again is its recovery.
+Leftovers of earlier commands come first: interrupted operations are finished or rolled back, and background commands
+are ended if they converge one of the objects. Only starting a process can leave something that the next plan does not
+see: a shim between its fork and its identity record. Every other operation is idempotent and level-triggered, so that
+planning again recovers it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from areal.state.events import EventLog
 from areal.state.journal import Operation, Transaction, orphans
 from areal.state.locks import HOUSEKEEPING, lock_objects
 
-MAX_PASSES = 3  # later passes act on facts that the first could not know, such as a port that had to move
+MAX_PASSES = 3  # a pass can reveal facts that it did not know, such as a port that had to change
 
 Approve = Callable[[Plan], bool]
 
@@ -52,10 +52,10 @@ def converge(
     wait: bool = True,
     check: Callable[[Plan], None] = lambda plan: None,
 ) -> Outcome:
-    """Make reality agree with what ``prepare`` plans; ``check`` may refuse a plan before the first effect. Raises
-    ArealError before the first effect; afterwards failures are in the outcome."""
+    """Make the actual state match what ``prepare`` plans. ``check`` may refuse a plan before the first effect. Raises
+    ArealError before the first effect; later failures are in the outcome."""
     notes = list(recover(command.ctx, command.backend))
-    approved: set[str] = set()  # destructive sentences; each is asked once
+    approved: set[str] = set()  # destructive sentences that were approved; each is asked once
 
     def require_approval(plan: Plan) -> None:
         check(plan)
@@ -117,8 +117,9 @@ def converge(
 
 
 def _only_records(prepared: Prepared) -> bool:
-    """Whether nothing can be left to do after the plan: what it records was planned for, and no process follows. A job
-    that an object waits for may have ended before that was recorded, so that its end did not start the object."""
+    """Return whether nothing can be left to do after the plan: it only records, and no process follows. If an object
+    waits for a job, the answer is False: the job may have ended before that was recorded, without starting the
+    object."""
     waits = any(target.object.awaits for target in prepared.scope.targets)
     return not waits and all(op.verb is Verb.RECORD for op in prepared.plan.ops)
 
@@ -158,7 +159,7 @@ def _locked(
     command: CommandContext, prepared: Prepared, prepare: Callable[[], Prepared]
 ) -> Iterator[tuple[Prepared, frozenset[Ref]]]:
     """Hold the locks of all objects that the plan touches, and plan again under them, unless nothing has changed since
-    the plan was made and it was not asked about. When the new plan touches more objects, release the locks and take
+    the plan was made and no approval was requested. If the new plan touches more objects, release the locks and take
     all of them in order."""
     refs, ctx = prepared.touched, command.ctx
     while True:
@@ -170,7 +171,7 @@ def _locked(
             interrupted=ctx.interrupted,
             on_wait=partial(ctx.report, ""),
         ) as held:
-            asked = bool(prepared.plan.destructive)  # the answer took its time, in which health and GPUs may change
+            asked = bool(prepared.plan.destructive)  # health and GPUs may have changed while the user was deciding
             again = prepared if not (asked or held.waited) and prepared.is_current(command) else prepare()
             if again.touched <= refs:
                 if not again.plan.is_empty:
@@ -181,7 +182,7 @@ def _locked(
 
 
 def _execute(command: CommandContext, prepared: Prepared, deadline: Deadline, wait: bool) -> Report:
-    """Execute one plan in one transaction, and stop processes that were started in vain."""
+    """Execute one plan in one transaction, and stop the processes that it started in vain."""
     from areal.reconcilers.execute import claim_slots, execute, give_up, perform
     from areal.reconcilers.launch import EffectContext
 
@@ -205,8 +206,9 @@ def _execute(command: CommandContext, prepared: Prepared, deadline: Deadline, wa
 
 
 def begun_only(plan: Plan, deleted: Collection[str] = ()) -> Plan:
-    """The ops of ``--no-wait``: start processes and wait for nothing, not even for the cluster to place a neighbor; a
-    background process does the rest. Deletions (``deleted``) run completely, since no record says that they are due."""
+    """Return the ops for ``--no-wait``: start processes without waiting for anything, not even for the cluster to place
+    a neighbor. A background command does the rest. Deletions (``deleted``) run completely, since no record says that
+    they are due."""
     kept = {Verb.RECORD, Verb.SPAWN, Verb.KICK, Verb.REPAIR, Verb.FORGET, Verb.ERASE, Verb.STOP, Verb.BARRIER}
     begun: dict[int, Op[Any]] = {}
     for op in plan.ops:
@@ -217,8 +219,8 @@ def begun_only(plan: Plan, deleted: Collection[str] = ()) -> Plan:
 
 
 def is_overtaken(report: Report, observe: Callable[[Sequence[str]], Mapping[str, RunState]]) -> bool:
-    """Whether a pass failed only because processes that it had not started were ended while it waited for them: a
-    cancelled job, a lost node, a killed supervisor. The next pass then plans again."""
+    """Return whether a pass failed only because processes that it had not started ended while it waited for them, by a
+    cancelled job, a lost node or a killed supervisor. The next pass then plans again."""
     ops, failed = report.plan.ops, [op for op in report.plan.ops if op.id in report.failed]
     begun = {op.run for op in ops if op.verb in (Verb.SPAWN, Verb.KICK)}
     if not failed or any(op.verb is not Verb.AWAIT or op.run in begun for op in failed):
@@ -230,7 +232,7 @@ def is_overtaken(report: Report, observe: Callable[[Sequence[str]], Mapping[str,
 
 
 def abandoned(report: Report, spawned: Collection[str]) -> tuple[str, ...]:
-    """Runs to stop after a failure: the failed ones, those that wait for them in order to start, and successors of
+    """Return the runs to stop after a failure: failed runs, runs whose start waits for them, and successors of
     processes that still serve.
 
     The command's own timeout and an interrupt are not failures of a process: it continues to start, and the same
@@ -332,8 +334,8 @@ def start_background(command: CommandContext, refs: Collection[Ref], seconds: fl
 
 
 def take_over(backend: RunControl, touched: Collection[Ref]) -> frozenset[Ref]:
-    """End the background processes that converge one of ``touched``, and forget those that have ended. Returns the
-    objects that the ended processes were to converge."""
+    """End the background commands that converge one of ``touched``, and forget those that have ended. Return the
+    objects that the ended commands were to converge."""
     left: set[Ref] = set()
     for uid, state in backend.observe().items():
         if state.spec.component != BACKGROUND or uid == os.environ.get("AREAL_RUN_UID"):

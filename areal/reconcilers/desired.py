@@ -1,7 +1,7 @@
-"""Desired state, decided without I/O: manifests meet the stored objects and become targets.
+"""Desired state, decided without I/O: manifests and stored objects become targets.
 
 A target is the object as it should be recorded, with what changed and why. Identity and time are not decided here
-(``uid`` "" and times 0 mean "stamped when recorded"), so equal manifests over equal state give equal targets.
+(``uid`` "" and times 0 mean "stamped when recorded"), so that equal manifests over equal state give equal targets.
 """
 
 from __future__ import annotations
@@ -74,11 +74,11 @@ class Target:
 
     @cached_property
     def spec(self) -> Any:
-        """The object's spec with its defaults. Raises InvalidManifest where only an earlier version accepted it."""
+        """The object's spec with its defaults. Raises InvalidManifest if only an earlier version accepted it."""
         try:
             return effective(self.object.kind, self.object.spec)
         except InvalidManifest as error:
-            if self.is_deleted:  # without the fields that are refused
+            if self.is_deleted:  # leave out the refused fields
                 wrong = {path[0] for path, *_ in validate(self.object.kind, self.object.spec) if path}
                 return effective(self.object.kind, {k: v for k, v in self.object.spec.items() if k not in wrong})
             hint = f"apply its manifest again without the fault, or: areal delete {self.ref}"
@@ -99,7 +99,7 @@ class Target:
 
     @property
     def ending(self) -> Target | None:
-        """The deletion of the object, or of the one that it replaces; None when nothing is deleted."""
+        """The deletion of this object, or of the object that it replaces; None if nothing is deleted."""
         if self.replaces is not None:
             return Target(self.replaces, "delete", cause=f"replaced: {self.cause}")
         return self if self.is_deleted else None
@@ -113,8 +113,8 @@ class Target:
 def with_derived(
     wanted: Wanted, spec: Mapping[str, Any], fields: Iterable[FieldPath], earlier: StoredObject | None
 ) -> Wanted:
-    """``wanted`` with ``spec``; of ``fields``, those that its manifest does not set are noted as derived. Those that it
-    sets to what was derived (``get -o manifest``) stay so."""
+    """Return ``wanted`` with ``spec``. Those of ``fields`` that the manifest does not set are marked as derived; so are
+    fields that it sets to the derived value (``get -o manifest``)."""
 
     def filled_in(path: FieldPath) -> bool:
         given, value = get_path(wanted.spec, path), get_path(spec, path)
@@ -128,13 +128,13 @@ def with_derived(
 
 
 def is_derived(stored: StoredObject, path: FieldPath) -> bool:
-    """Whether a recorded field was filled in, so that it stays while manifests leave it open."""
+    """Return whether a recorded field was filled in, so that it stays while manifests do not set it."""
     source = (stored.applied.source if stored.applied is not None else None) or {}
     return path_text(path) in source.get(_DERIVED, ()) and get_path(stored.spec, path) is not ABSENT
 
 
 def field_changes(kind: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[FieldChange, ...]:
-    """Leaves that differ between two sparse specs, each with the update class of its field, in path order."""
+    """Return the leaves that differ between two sparse specs, each with its field's update class, in path order."""
     found = [
         FieldChange(path_text(("spec", *change.path)), change.old, change.new, update_class(kind, change.path))
         for change in changes(dict(old), dict(new))
@@ -143,8 +143,8 @@ def field_changes(kind: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> 
 
 
 def in_full(kind: str, spec: Mapping[str, Any]) -> dict[str, Any]:
-    """The spec with its defaults, sizes in bytes and parsers by their canonical names; of a Model, with its number of
-    replicas apart from its backend."""
+    """Return the spec with its defaults, sizes in bytes and canonical parser names; for a Model, with the number of
+    replicas separate from its backend."""
     full: dict[str, Any] = effective(kind, spec).model_dump(by_alias=True, mode="json")
     resources = full.get("resources") or {}
     if resources.get("memory"):
@@ -162,8 +162,8 @@ def in_full(kind: str, spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _effective_changes(kind: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[FieldChange, ...]:
-    """``field_changes``, each with the class of its effect: META where the value in force stays, because one of the two
-    specs leaves a default out, or because another field decides."""
+    """Return ``field_changes``, each with the class of its effect: META if the value in force does not change, because
+    one of the specs leaves a default out or another field decides."""
     found = field_changes(kind, old, new)
     if all(change.update is UpdateClass.META for change in found) or validate(kind, old):
         return found  # an earlier version's spec, which this one refuses, has no values in force
@@ -188,8 +188,8 @@ def target_for(
     replace_it: bool,
     recreate: Sequence[str] = (),
 ) -> Target:
-    """Lay ``wanted`` over the stored object, or replace an object whose uid is in ``recreate``. Raises Conflict for a
-    leaf owned by a later layer, and for an immutable leaf."""
+    """Lay ``wanted`` over the stored object, or replace it if its uid is in ``recreate``. Raises Conflict for a leaf
+    that a later layer owns, and for an immutable leaf."""
     layer = Layer(APPLY, dict(wanted.spec), dict(wanted.source) if wanted.source else None, "", 0.0)
     if stored is None:
         return Target(_new_object(wanted, layer, set_name), "create", field_changes(wanted.kind, {}, wanted.spec))
@@ -211,14 +211,15 @@ def target_for(
 
 
 def with_layer(stored: StoredObject, manager: str, spec: Mapping[str, Any], cause: str) -> Target:
-    """The target of an imperative verb that owns one layer (``scale``, ``suspend``); an empty spec drops it."""
+    """Return the target of an imperative verb that owns one layer (``scale``, ``suspend``). An empty spec drops the
+    layer."""
     after = replace(stored, layers=replace_layer(stored.layers, Layer(manager, dict(spec), None, "", 0.0)))
     return replace(compared(stored, after), cause=cause)
 
 
 def restored(stored: StoredObject, revision: Revision) -> Target:
-    """The target of a rollback: the revision's manifest in place of the present one, below the other layers, which
-    stay."""
+    """Return the target of a rollback: the revision's manifest in place of the present one. The other layers stay above
+    it."""
     then, applied = revision.object, revision.object.applied
     layers = stored.layers
     if applied is not None:
@@ -232,7 +233,7 @@ _OF_A_MANIFEST = ("labels", "annotations", "depends_on", "protected")
 
 
 def same_manifest(a: StoredObject, b: StoredObject) -> bool:
-    """Whether the manifests of two states of an object say the same. Other layers are ignored."""
+    """Return whether two states of an object have the same manifest. Other layers are ignored."""
 
     def declared(item: StoredObject) -> list[Any]:
         applied = item.applied
@@ -242,10 +243,11 @@ def same_manifest(a: StoredObject, b: StoredObject) -> bool:
 
 
 def over_applied(stored: StoredObject, wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """The manifest of an object after a command that names only the fields of ``wanted``, a manifest too: other fields
-    stay as they were applied. A Model that changes between an engine and an external endpoint keeps none.
+    """Return the manifest of an object after a command that sets only the fields of ``wanted``, also a manifest: other
+    fields stay as they were applied. A Model that changes between an engine and an external endpoint keeps no fields.
 
-    Applied fields have their values in force, since another command (`scale`) may have changed them."""
+    Applied fields have their values in force, since another command (`scale`) may have changed them.
+    """
     applied = stored.applied.spec if stored.applied is not None else {}
     spec = wanted["spec"]
     if ("external" in applied) == ("external" in spec):
@@ -260,7 +262,7 @@ def over_applied(stored: StoredObject, wanted: Mapping[str, Any]) -> dict[str, A
 
 
 def _in_force(applied: Mapping[str, Any], spec: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of ``applied`` with their values in ``spec``."""
+    """Return the fields of ``applied`` with their values in ``spec``."""
     return {
         name: _in_force(value, now) if isinstance(value, Mapping) and isinstance(now, Mapping) else now
         for name, value in applied.items()
@@ -329,7 +331,7 @@ class HeldFields(Conflict):
         )
 
     def worded(self, source: str, name: Callable[[str], str]) -> str:
-        """``source``: what wants other values. ``name``: what it calls a field ``spec.a.b``."""
+        """Return the message. ``source``: what sets other values. ``name`` words a field such as ``spec.a.b``."""
         return "\n".join(_held(ref, found, source, name) for _, ref, found in self.parts)
 
 
@@ -345,7 +347,8 @@ def compared(
     *,
     may_replace: bool = False,
 ) -> Target:
-    """The target that records ``after`` in place of ``stored``. ``where``: of the manifest, in front of messages."""
+    """Return the target that records ``after`` in place of ``stored``. ``where``: the manifest's position, for
+    messages."""
     if after == stored:
         return Target(stored, "unchanged")
     _require_valid(after, where)
@@ -366,7 +369,7 @@ def compared(
 
 
 def _metadata_changes(old: StoredObject, new: StoredObject) -> tuple[FieldChange, ...]:
-    """Changes of labels, annotations, dependencies and the set."""
+    """Return the changes of labels, annotations, dependencies and the set."""
 
     def of(item: StoredObject) -> dict[str, Any]:
         lists = {"dependsOn": list(item.depends_on), "set": item.set_name}
@@ -380,7 +383,7 @@ def _metadata_changes(old: StoredObject, new: StoredObject) -> tuple[FieldChange
 
 
 def _require_valid(after: StoredObject, where: str) -> None:
-    """Raises Conflict, with the layer that set each field, when valid layers are invalid together."""
+    """Raise Conflict, with the layer that set each field, if valid layers are invalid together."""
     found = validate(after.kind, after.spec)
     if not found:
         return
@@ -398,8 +401,9 @@ def _require_valid(after: StoredObject, where: str) -> None:
 def pruned(
     stored: Iterable[StoredObject], wanted: Sequence[Wanted], *, prune: bool, set_name: str | None
 ) -> list[Target]:
-    """Objects to delete: members of the set and objects of an applied owner that the manifests no longer hold, and
-    everything that those own. The objects of an owner that belongs to another come and go with that one's manifest."""
+    """Return the objects to delete: members of the set and objects of an applied owner that the manifests no longer
+    contain, and everything that those own. If an owner itself has an owner, its objects follow that owner's
+    manifest."""
     refs = {item.ref for item in wanted}
     whole = {item.ref for item in wanted if item.owner is None or item.owner in refs}
     rest = {str(item.ref): item for item in stored if str(item.ref) not in refs}
@@ -431,8 +435,8 @@ def deletions(stored: Sequence[StoredObject], refs: Iterable[str], *, cascade: b
 
 
 def check_removals(stored: Sequence[StoredObject], targets: Sequence[Target]) -> None:
-    """Raises Conflict when a protected object, or one that a remaining object needs, would be deleted. An object whose
-    record is unreadable needs what its newest revision needs."""
+    """Raise Conflict if a protected object, or one that a remaining object needs, would be deleted. An object with an
+    unreadable record counts as needing what its newest revision needs."""
     deleted = {target.ref: target.cause for target in targets if target.is_deleted}
     ending = [target.object if target.is_deleted else target.replaces for target in targets]
     protected = sorted(str(item.ref) for item in ending if item is not None and item.protected)
@@ -460,12 +464,13 @@ def check_removals(stored: Sequence[StoredObject], targets: Sequence[Target]) ->
 
 
 def needs_of(item: StoredObject | Wanted) -> tuple[str, ...]:
-    """The objects that it refers to and depends on."""
+    """Return the objects that ``item`` refers to or depends on."""
     return (*(str(found.ref) for found in references(item.kind, item.spec)), *item.depends_on)
 
 
 def _dependents(known: Mapping[str, StoredObject], deleted: Mapping[str, str]) -> Iterator[tuple[str, str, bool]]:
-    """Objects that stay although one that they need is deleted: (object, why, whether that one owns it)."""
+    """Yield the objects that remain although an object that they need is deleted: (object, why, whether that object
+    owns it)."""
     for ref, item in known.items():
         if ref in deleted:
             continue

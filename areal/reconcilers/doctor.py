@@ -1,5 +1,5 @@
-"""``areal doctor``: inconsistencies between the records and the machine, and their repair. All are found before the
-first is fixed.
+"""``areal doctor``: finds inconsistencies between the records and the machine, and repairs them. All are found before
+the first is repaired.
 
 The backends and the state report their own problems (``Backend.inspect``, ``state.upkeep``). This module turns them
 into findings with the next command to run, and adds runs whose owner is not recorded.
@@ -50,7 +50,7 @@ class Finding:
 
 
 class _Diagnosis(NamedTuple):
-    """``ends``: the repair ends a process that lives."""
+    """A finding and its repair. ``ends``: the repair ends a living process."""
 
     finding: Finding
     repair: Callable[[], object] | None = None
@@ -60,8 +60,8 @@ class _Diagnosis(NamedTuple):
 def doctor(
     ctx: Context, fix: bool = False, security: bool = False, may_end: Callable[[str], bool] = lambda what: False
 ) -> tuple[Finding, ...]:
-    """Every finding, worst first. ``fix`` repairs those that lose no data when they are repaired; one that ends a
-    process that lives is made if ``may_end`` approves it."""
+    """Return every finding, worst first. ``fix`` makes the repairs that lose no data; a repair that ends a living
+    process also needs the approval of ``may_end``."""
     backend = Backends(ctx.home.root, crash=crash_point)
     found = [*_journals(ctx, backend), *_state(ctx, backend), *_processes(ctx, backend), *_keys(ctx, backend)]
     names = (Finding("warning", other.what, other.why, other.fix) for other in conflicts(searched()))
@@ -109,7 +109,7 @@ def _state(ctx: Context, backend: Backends) -> Iterator[_Diagnosis]:
 
 
 def _restore(ctx: Context, backend: Backends, ref: Ref) -> None:
-    """Restore an object from its newest revision, and what its processes tell of its status."""
+    """Restore an object from its newest revision, and its status as far as its processes know it."""
     store = ObjectStore(ctx.home)
     found = store.restore(ref)
     states = sorted(backend.observe().values(), key=lambda state: state.started_at or 0.0)
@@ -151,7 +151,7 @@ def _processes(ctx: Context, backend: Backends) -> Iterator[_Diagnosis]:
 
 
 def _keys(ctx: Context, backend: Backends) -> Iterator[_Diagnosis]:
-    """Services whose processes live with a key that cannot be read any more."""
+    """Find services whose processes run with a key that can no longer be read."""
     alive = {state.spec.owner for state in backend.observe().values() if state.phase in LIVE}
     for item in ObjectStore(ctx.home).list():
         if str(item.ref) not in alive or not isinstance(controller_of(item.kind), ServiceController):
@@ -164,7 +164,7 @@ def _keys(ctx: Context, backend: Backends) -> Iterator[_Diagnosis]:
 
 
 def _orphan(ctx: Context, backend: Backends, uid: str, state: RunState) -> Iterator[_Diagnosis]:
-    """A run whose owner is not recorded. ``Backend.inspect`` reports problems of its processes."""
+    """Report a run whose owner is not recorded. ``Backend.inspect`` reports problems of its processes."""
     owner = state.spec.owner
     if holder(ctx.home, parse_ref(owner)) is not None:
         return  # another command holds its lock
@@ -203,7 +203,7 @@ def _home(ctx: Context) -> Iterator[_Diagnosis]:
 
 
 def _data(ctx: Context) -> Iterator[_Diagnosis]:
-    """Files whose object is deleted."""
+    """Find files whose object is deleted."""
     for controller in controllers():
         found = ObjectStore(ctx.home).list(controller.kind)
         known = [item.name for item in found] + [path.parent.name for path, _ in found.unreadable]
@@ -218,7 +218,7 @@ def _security(ctx: Context, backend: Backends) -> Iterator[_Diagnosis]:
         yield _Diagnosis(finding, partial(upkeep.tighten, path))
     for uid, state in sorted(backend.observe().items()):
         host = setting(state.spec, "host") or LOOPBACK
-        if state.phase in LIVE and not is_loopback(host) and not state.job_id:  # on a cluster they must
+        if state.phase in LIVE and not is_loopback(host) and not state.job_id:  # on a cluster, all listen openly
             what = f"run {uid} of {state.spec.owner} listens on {host}"
             why = "reachable from outside: every route but health wants a key, and traffic is not encrypted"
             hint = "spec.gateway.host: 127.0.0.1, or a TLS proxy in front"

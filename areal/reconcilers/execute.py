@@ -1,13 +1,13 @@
-"""Execute a plan: claim slots, run its ops in dependency order and in parallel, journal each. Decides nothing.
+"""Execute a plan: claim slots, run its ops in dependency order and in parallel, journal each. Makes no decisions.
 
-Invariants: an op begins only when all it needs have succeeded; an op that needs a failed one is skipped, and so is
-whatever needs that; after an interrupt nothing new begins and what runs is finished, or gives up by itself. Ops in
-its ``after`` must have ended, well or not. Every effect is idempotent. Records that can be written at
-the same time are written together: one entry in the journal, one change of the store; if that fails, each by itself.
+Invariants: an op begins only when all ops in its ``needs`` have succeeded; if one of them fails, the op is skipped, and
+so are all ops that need it. Ops in its ``after`` must have ended, successfully or not. After an interrupt no op begins;
+running ops finish or give up by themselves. Every effect is idempotent. Records that can be written at the same time
+are written together, as one journal entry and one change of the store; if that fails, each is written by itself.
 
-A uid and a port are claimed, before the first effect, for every run that a plan starts: all of them or none. Ports are
-sticky: a run that follows a dead or stopped one takes its port again, so that neighbours' URLs stay true. A successor
-that runs beside its predecessor takes a new port, but for a gateway, whose address users know: the two share it.
+Before the first effect, a uid and a port are claimed for every run that the plan starts: all of them or none. Ports are
+sticky: a run that follows a dead or stopped one takes its port, so that its neighbors' URLs stay valid. A successor
+that runs beside its predecessor takes a new port, except a gateway, whose address users know: the two share the port.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ _INTERRUPT_POLL_S = 0.2
 
 
 def execute(plan: Plan, perform: Callable[[Sequence[Op[Any]]], None], interrupted: Event) -> Report:
-    """Perform every op that can be performed. Only ArealErrors count as an op's failure; others propagate."""
+    """Perform every op that can be performed. Only ArealErrors count as an op's failure; other errors propagate."""
     report = Report(plan)
     waiting = {op.id: op for op in plan.ops}
     known = frozenset(waiting)
@@ -151,8 +151,8 @@ def claim_slots(
     owner_of: Callable[[int], PortOwner | None] = port_owner,
     new_suffix: Callable[[], str] = lambda: secrets.token_hex(4),
 ) -> dict[str, Slot]:
-    """Symbol -> slot for every SPAWN of the plan. ``scheduler_of``: ``spec.scheduler`` of an object, with its ``type``.
-    Raises NoCapacity naming who holds a declared port."""
+    """Return the slot of every SPAWN of the plan, by symbol. ``scheduler_of`` returns ``spec.scheduler`` of an object,
+    with its ``type``. Raises NoCapacity naming the holder of a declared port."""
     stopping = frozenset(op.run for op in plan.ops if op.verb is Verb.STOP)
     slots = {}
     for op in plan.ops:
@@ -181,7 +181,7 @@ def claim_slots(
 def _require_free(
     ref: str, runs: Sequence[ObservedRun], endpoint: Endpoint, owner_of: Callable[[int], PortOwner | None]
 ) -> None:
-    """Raises NoCapacity, before anything is changed, when a process not of the object holds the declared port."""
+    """Raise NoCapacity, before anything is changed, if a process of another object holds the declared port."""
     if any(run.is_live and endpoint.port in _ports(run) for run in runs):
         return
     owner = owner_of(endpoint.port)
@@ -202,7 +202,7 @@ def _choose_port(
         return held[0]
     if op.args.successor:
         return ports.claim_ports(1, owner=op.ref)[0]  # not to be taken for its predecessor
-    called: list[int] = []  # ports that live neighbors call: data proxies their engine, gateways their router
+    called: list[int] = []  # ports that live neighbors use: an engine's by its data proxies, a router's by its gateways
     if endpoint.caller is not None:
         caller, input_name = endpoint.caller
         callers = [run for run in observed.of(op.ref, caller, int(replica)) if run.is_live]
@@ -221,11 +221,11 @@ POLL_S = 0.02
 SLOW_POLL_S = 0.1
 KICK_SETTLE_S = 60.0  # a supervisor on a busy machine has taken 10 s
 WARM_TIMEOUT_S = 120.0
-WEIGHTS_BEHIND = "weights_behind"  # a data proxy's answer to calls while its engine lacks what a trainer published
+WEIGHTS_BEHIND = "weights_behind"  # a data proxy's error while its engine lacks the published weights
 
 
 def perform(context: EffectContext, ops: Sequence[Op[Any]]) -> None:
-    """Perform one op, or several records. Raises ArealError when that fails; only a killed command leaves it open in
+    """Perform one op, or several records. Raises ArealError if that fails. Only a killed command leaves the op open in
     the journal."""
     op, together = ops[0], [op.ref for op in ops[1:]]
     also = {"also": together} if together else {}
@@ -275,7 +275,8 @@ def repair(context: EffectContext, op: Op[Any], number: int) -> None:
 
 
 def await_ready(context: EffectContext, op: Op[AwaitReady], number: int) -> None:
-    """Wait until the run's own child owns its port and answers; a child that ends while it starts fails at once."""
+    """Wait until the run's own process owns its port and answers. A process that ends while it starts fails the wait at
+    once."""
     context.placed(op, op.run)
     patience_s = controller_of(parse_ref(op.ref).kind).start_deadline_s(context, op.ref)
     left_s = context.left_s
@@ -312,8 +313,8 @@ def _failed(op: Op[Any], trouble: Trouble) -> TargetFailed:
 
 
 def _accepts(op: Op[AwaitReady], response: ProbeResponse) -> bool:
-    """Whether the process is ready, or a data proxy that only waits for weights which its model's trainer will bring.
-    Raises TargetFailed when the process reports a fault that waiting does not clear."""
+    """Return whether the process is ready, or is a data proxy that only waits for weights that its model's trainer will
+    publish. Raises TargetFailed if the process reports a fault that waiting does not clear."""
     readiness = response.json()
     if trouble := trouble_of(readiness):
         raise _failed(op, trouble)
@@ -333,7 +334,7 @@ def _say_stage(context: EffectContext, op: Op[Any], uid: str) -> None:
 
 
 def warm(context: EffectContext, op: Op[AwaitReady], number: int) -> None:
-    """A one-token completion through the data proxy. Raises TargetFailed when the model does not complete."""
+    """Request a one-token completion from the data proxy. Raises TargetFailed if that fails."""
     context.report(op, "warming up")
     model = context.object(op.ref)
     client = context.admin(host_of(model) or op.ref, context.url(op, op.run), WARM_TIMEOUT_S)
@@ -359,7 +360,7 @@ def warm(context: EffectContext, op: Op[AwaitReady], number: int) -> None:
 
 
 def soak(context: EffectContext, op: Op[SoakRuns], number: int) -> None:
-    """Wait while the new processes stay ready. Raises TargetFailed when one does not."""
+    """Wait while the new processes stay ready. Raises TargetFailed if one does not."""
     until = time.monotonic() + op.args.seconds
     while time.monotonic() < until:
         for symbol in op.runs:
@@ -384,7 +385,7 @@ def forget(context: EffectContext, op: Op[Any], number: int) -> None:
 
 
 def give_up(context: EffectContext, runs: tuple[str, ...]) -> None:
-    """Stop runs that were started in vain. `areal doctor` or the next plan stops those that fail to stop here."""
+    """Stop runs that were started in vain. Those that fail to stop are stopped by `areal doctor` or the next plan."""
     for symbol in runs:
         slot = context.slots[symbol]
         try:
@@ -400,7 +401,7 @@ DRAIN_SETTLE_S = 0.3  # a relay may have picked the worker just before it heard 
 
 
 def route(context: EffectContext, op: Op[SetRoutes], number: int) -> None:
-    """Register the model's whole set of workers, and undrain those that drain."""
+    """Register the model's whole set of workers, and undrain those that are draining."""
     workers = tuple(
         ModelWorker(worker_id=context.uid(run), worker_addr=context.url(op, run), cordoned=run in op.args.cordoned)
         for run in op.runs
@@ -437,7 +438,7 @@ def sync(context: EffectContext, op: Op[Any], number: int) -> None:
 
 def drain(context: EffectContext, op: Op[DrainWorker], number: int) -> None:
     """Stop new requests to the data proxy, then wait until it has none in flight, is gone, or its deadline passes. A
-    silent one may only be slow or halted: it is waited for."""
+    data proxy that does not answer may only be slow or halted, so the wait continues."""
     body = NameWorker(worker_id=op.run, stopping=True)
     _post(context, op, "/drain", write_fields(body), missing_is_fine=True)
     url, seconds, began = context.url(op, op.run), op.args.seconds, time.monotonic()
@@ -461,15 +462,16 @@ def drain(context: EffectContext, op: Op[DrainWorker], number: int) -> None:
 
 
 def _in_flight(url: str, headers: Mapping[str, str]) -> int:
-    """Requests in flight at a data proxy, or turns of agents whose callers have disconnected. Raises ProbeFailed, or
-    ValueError for an answer that is not a data proxy's."""
+    """Return the number of requests in flight at a data proxy, or of agent turns whose callers have disconnected.
+    Raises ProbeFailed, or ValueError for an answer that is not a data proxy's."""
     health = json.loads(http_get(f"{url}/health", DRAIN_PROBE_S, headers).body)
     return max(int(health.get("in_flight", 0)), int(health.get("busy_sessions", 0)))
 
 
 def settle(context: EffectContext, op: Op[SettleRoutes], number: int) -> None:
-    """Wait until the gateway lists the model (an agent service's gateway: is ready) and the router sends requests to
-    its replicas, as `Ready` promises to clients. An unhealthy replica is waited for ``ROUTED_S``, and is no failure."""
+    """Wait until the gateway lists the model (for an agent service: is ready) and the router sends requests to its
+    replicas, which is what `Ready` promises. An unhealthy replica is waited for up to ``ROUTED_S``, and is no
+    failure."""
     service, name = op.args.service, _served(context, op)
     gateway = context.url(op, context.run_of(service, "gateway"))
     client = context.admin(service, gateway)
@@ -484,7 +486,7 @@ def settle(context: EffectContext, op: Op[SettleRoutes], number: int) -> None:
         context.pause(op, POLL_S)
 
     def is_unrouted() -> bool:
-        """Whether the router does not find a worker healthy yet, and sends it no requests."""
+        """Return whether the router does not find a worker healthy yet, and sends it no requests."""
         try:
             status, answer = context.admin(service, context.url(op, context.run_of(service, "router"))).get("/table")
         except OSError:
@@ -498,7 +500,7 @@ def settle(context: EffectContext, op: Op[SettleRoutes], number: int) -> None:
 
 
 def _brief(answer: Any) -> str:
-    """An error body in a few words."""
+    """Return an error body in a few words."""
     if isinstance(answer, dict) and isinstance(answer.get("error"), dict):
         return str(answer["error"].get("message", ""))
     return str(answer)[:300]
@@ -507,7 +509,8 @@ def _brief(answer: Any) -> str:
 def _post(
     context: EffectContext, op: Op[Any], path: str, body: Mapping[str, Any], *, missing_is_fine: bool = False
 ) -> Any:
-    """POST to the service's router, or to the op's own process. Raises ArealError for an error response or none."""
+    """Post to the service's router, or to the op's own process. Raises ArealError for an error response or no
+    response."""
     at = op.args if isinstance(op.args, AtRouter) else AtRouter(op.ref, op.run)
     called = "data proxy" if op.verb is Verb.CONFIGURE and op.target != "router" else "router"
     hint = f"areal logs {at.service.lower()} -c {called.replace(' ', '-')}; then the same command again"

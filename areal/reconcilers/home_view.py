@@ -1,4 +1,4 @@
-"""A home at one moment, and its objects and processes as documents: what every reading verb and the page show.
+"""A snapshot of a home, and its objects and processes as documents, for every reading verb and the web page.
 
 A document is a typed tree, the same in JSON, YAML and JSONPath. Each part is read on first use.
 """
@@ -62,20 +62,20 @@ class HomeView:
         return statuses(self.home, objects, self.runs if objects and probe else {})
 
     def states(self, refs: Iterable[Ref] | None = None) -> list[RunState]:
-        """Returns the processes of ``refs``, or all, sorted by slot (owner, component, replica), then by start time."""
+        """Return the processes of ``refs``, or all, sorted by slot (owner, component, replica), then by start time."""
         owners = {str(ref) for ref in refs} if refs is not None else None
         found = [state for state in self.runs.values() if owners is None or state.spec.owner in owners]
         return sorted(found, key=lambda state: (*_slot(state), state.started_at or 0.0))
 
     def stage(self, state: RunState) -> str | None:
-        """Returns what a process that starts is doing, in its own words."""
+        """Return what a starting process is doing, as it reports itself."""
         from areal.runtime.backends import Backends
 
         found = Backends(self.home.root).stage(state.spec.uid)
         return found.stage if found is not None else None
 
     def is_removed(self, state: RunState) -> bool:
-        """Whether a process has ended with a replica that its object no longer has."""
+        """Return whether a process has ended with a replica that its object no longer has."""
         from areal.reconcilers.kinds import controller_of, host_of
         from areal.runtime.backends.base import ENDED
 
@@ -87,9 +87,9 @@ class HomeView:
         return slots is not None and state.spec.replica >= slots.get(state.spec.component, 0)
 
     def gone(self, states: Sequence[RunState], *, failed: bool = True) -> set[str]:
-        """Returns the uids of processes that have gone: of removed replicas, those whose slot (owner,
-        component, replica) a successor has taken, and background commands that have succeeded. ``failed`` False: not
-        those that a successor had to follow because they failed."""
+        """Return the uids of processes that are gone: of removed replicas, of slots (owner, component, replica) that a
+        successor has taken, and background commands that succeeded. ``failed`` False excludes processes that were
+        replaced because they failed."""
         from areal.reconcilers.observe import ObservedRun
         from areal.runtime.backends.base import ENDED
 
@@ -107,14 +107,14 @@ class HomeView:
         return {state.spec.uid for state in states if is_gone(state)}
 
     def family(self, ref: Ref) -> list[Ref]:
-        """Returns the object, the objects that it owns, and the objects attached to it, as models to a service."""
+        """Return the object, the objects that it owns, and the objects attached to it, as models to a service."""
         from areal.reconcilers.kinds import host_of
 
         return [ref, *(found.ref for found in self.objects if str(ref) in (found.owner, host_of(found)))]
 
     def logged(self, ref: Ref, component: str | None = None, replica: int | None = None) -> list[RunState]:
-        """Returns the processes of an object and its family whose logs are shown; without a replica, those of removed
-        replicas are left out, unless there are no others."""
+        """Return the processes of an object and its family whose logs are shown. Without ``replica``, processes of
+        removed replicas are left out unless there are no others."""
         found = [
             state
             for state in self.states(self.family(ref))
@@ -125,7 +125,7 @@ class HomeView:
         return [state for state in found if not self.is_removed(state)] or found
 
     def ended(self) -> set[str]:
-        """Returns the objects that have completed, such as succeeded or failed jobs, and the objects that they own."""
+        """Return the objects that have completed, such as succeeded or failed jobs, and the objects that they own."""
         from areal.reconcilers.kinds import controller_of
 
         ended = set()
@@ -148,14 +148,14 @@ class HomeView:
         return [ObservedRun(state) for state in self.states([found.ref])]
 
     def address(self, ref: Ref) -> str:
-        """Returns the URL of a service's gateway; "" if none runs."""
+        """Return the URL of a service's gateway; "" if none runs."""
         from areal.reconcilers.status import gateway_address
 
         return gateway_address(str(ref), self.runs.values())
 
 
 def service_of(found: StoredObject) -> str | None:
-    """Returns the name of the service that a model is attached to; None for an object without one."""
+    """Return the name of the service that a model is attached to; None for an object without one."""
     from areal.reconcilers.kinds import host_of
 
     host = host_of(found)
@@ -171,7 +171,7 @@ def has_failed(state: RunState) -> bool:
 
 
 def fields_document(value: Any) -> dict[str, Any]:
-    """Returns the fields of a dataclass, with keys as in all documents: ``first_at`` is ``firstAt``."""
+    """Return the fields of a dataclass, with keys as in all documents: ``first_at`` is ``firstAt``."""
     return {
         re.sub("_([a-z])", lambda found: found[1].upper(), name): list(held) if isinstance(held, tuple) else held
         for name, held in asdict(value).items()
@@ -183,14 +183,14 @@ def document_name(document: Mapping[str, Any]) -> str:
 
 
 def document_of(found: StoredObject, status: ObjectStatus, *, defaults: bool = False) -> dict[str, Any]:
-    """Returns ``apiVersion, kind, metadata, spec, status``; ``spec`` as the user set it, or with defaults."""
+    """Return ``apiVersion, kind, metadata, spec, status``; ``spec`` as the user set it, or with defaults."""
     from areal.reconcilers.status import object_document
 
     return object_document(found, status, spec=with_defaults(found) if defaults else None)
 
 
 def manifest(item: StoredObject | Resource) -> dict[str, Any]:
-    """Returns the manifest with the fields that the user has set: applying it changes nothing."""
+    """Return the manifest with the fields that the user has set. Applying it changes nothing."""
     from areal.state.records import AWAITING, JOB, StoredObject, effective
 
     asked = item.spec
@@ -207,7 +207,7 @@ def manifest(item: StoredObject | Resource) -> dict[str, Any]:
 
 
 def with_defaults(found: StoredObject) -> dict[str, Any]:
-    """Returns the spec with defaults. Slow, because it validates the spec."""
+    """Return the spec with defaults. Slow, because it validates the spec."""
     from areal.resources.validation import effective
 
     dumped: dict[str, Any] = effective(found.kind, found.spec).model_dump(mode="json", by_alias=True)
@@ -215,7 +215,7 @@ def with_defaults(found: StoredObject) -> dict[str, Any]:
 
 
 def origin_rows(found: StoredObject, *, defaults: bool = False) -> list[dict[str, Any]]:
-    """Returns a row per field: its value, the layer that set it, the actor, the time and the source file."""
+    """Return a row per field: its value, the layer that set it, the actor, the time and the source file."""
     from areal.resources.tree import leaves, path_text
     from areal.state.records import origins
 
@@ -231,14 +231,14 @@ def origin_rows(found: StoredObject, *, defaults: bool = False) -> list[dict[str
 
 
 def source_text(source: Mapping[str, Any] | None) -> str | None:
-    """Returns ``file:line`` of a manifest; None if there was no file."""
+    """Return ``file:line`` of a manifest; None if there was no file."""
     if not source or not source.get("file"):
         return None
     return f"{source['file']}:{source['line']}" if source.get("line") else str(source["file"])
 
 
 def weights_text(status: Mapping[str, Any]) -> str:
-    """``version 353 of TrainJob/x, /path``: the weights that a model serves, of its status or row."""
+    """Return ``version 353 of TrainJob/x, /path``: the weights that a model serves, from its status or row."""
     weights = status.get("weights") or {}
     version, writer = weights.get("version"), weights.get("writer")
     if version is None:
@@ -250,7 +250,7 @@ def weights_text(status: Mapping[str, Any]) -> str:
 
 
 def process_row(state: RunState) -> dict[str, Any]:
-    """Returns the document of a process."""
+    """Return the document of a process."""
     from areal.runtime.runs import is_placed
 
     last = state.last_exit
@@ -259,7 +259,7 @@ def process_row(state: RunState) -> dict[str, Any]:
         "owner": state.spec.owner,
         "component": state.spec.component,
         "replica": state.spec.replica,
-        "state": "halted" if state.halted else state.phase.value,  # halted: alive, stopped by a signal or debugger
+        "state": "halted" if state.halted else state.phase.value,  # halted: alive, but stopped by a signal or debugger
         "pid": state.pid,
         "shimPid": state.shim_pid,
         "gpus": list(state.gpus or state.spec.gpus),
@@ -283,7 +283,7 @@ def process_row(state: RunState) -> dict[str, Any]:
 
 
 def failed_process_row(home: Home, state: RunState) -> dict[str, Any]:
-    """Returns the document of a process; if it failed, with its first exception and last log lines."""
+    """Return the document of a process; if it failed, with its first exception and last log lines."""
     row = process_row(state)
     if has_failed(state):
         from areal.runtime.backends import Backends
@@ -297,13 +297,13 @@ def failed_process_row(home: Home, state: RunState) -> dict[str, Any]:
 
 
 def event_row(event: Event) -> dict[str, Any]:
-    """Returns the document of an event."""
+    """Return the document of an event."""
     return {**fields_document(event), "time": iso(event.at)}
 
 
 def description(home: Home, ref: Ref) -> dict[str, Any]:
-    """Returns all that is known of one object: its document, the origin of its fields, processes, objects that belong
-    to it, last events. Raises NotFound and UnreadableFile."""
+    """Return everything known about an object: its document, the origin of its fields, its processes, objects that
+    belong to it, and its last events. Raises NotFound and UnreadableFile."""
     from areal.state.events import EventLog
     from areal.state.objects import ObjectStore
 

@@ -1,8 +1,8 @@
-"""The parts of an effect: its context, and what a process is started with: a slot, a run spec, secrets.
+"""The parts of an effect: its context, and the inputs of a process: a slot, a run spec, secrets.
 
-The admin key of a service is a file. A key that the spec takes from the environment is written to the service's 0600
-file under ``credentials/`` when a process is started by a command that has the variable; later commands, and the shim
-that restarts a process, need the file alone.
+The admin key of a service is a file. If the spec takes a key from the environment, the command that starts a process,
+and that has the variable, writes it to the service's 0600 file under ``credentials/``. Later commands, and the shim
+that restarts a process, need only the file.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ SUBMITTED_S = 10.0  # until a scheduler lists what it has accepted
 
 @dataclass(frozen=True)
 class Slot:
-    """A place for a run, claimed before anything starts: its uid, its port and where it will answer."""
+    """A place for a run, claimed before anything starts: its uid, its port and its address."""
 
     uid: str
     ref: str
@@ -65,8 +65,8 @@ class Slot:
     replica: int
     port: int
     host: str = LOOPBACK  # where it listens; NODE_HOST: at the address of its node
-    called: str = ""  # the host for callers, where it differs from ``host``
-    shared: bool = False  # the port is held together with the predecessor's
+    called: str = ""  # the host for callers, if it differs from ``host``
+    shared: bool = False  # the port is shared with the predecessor
     backend: str = "local"  # spec.scheduler.type of the object
     scheduler: Mapping[str, Any] = field(default_factory=dict, hash=False)  # all of spec.scheduler
 
@@ -86,7 +86,7 @@ class Interrupted(ArealError):
 
 @dataclass
 class EffectContext:
-    """One execution of one plan. ``slots`` maps the plan's symbols to claimed slots; used from several threads."""
+    """The execution of one plan. ``slots`` maps the plan's symbols to claimed slots. Used from several threads."""
 
     ctx: Context
     backend: Backends
@@ -105,7 +105,8 @@ class EffectContext:
         return self.slots[run].uid if run in self.slots else run
 
     def url(self, op: Op[Any], run: str) -> str:
-        """The run's address, waiting while the run is queued. Raises TargetFailed, TimedOut, Interrupted."""
+        """Return the run's address, after waiting while the run is queued. Raises TargetFailed, TimedOut,
+        Interrupted."""
         if run in self.slots:
             found = self.slots[run].url
         else:
@@ -118,7 +119,7 @@ class EffectContext:
         return found
 
     def placed(self, op: Op[Any], run: str) -> RunState:
-        """The run's state once its scheduler has found a node for it, or it has ended. Raises TimedOut, Interrupted."""
+        """Return the run's state once its scheduler has placed it or it has ended. Raises TimedOut, Interrupted."""
         submitted_by = time.monotonic() + SUBMITTED_S
         while True:
             state = self.state(run)
@@ -139,8 +140,8 @@ class EffectContext:
         return state
 
     def service_url(self, op: Op[Any], service: str) -> str:
-        """The address of a service's gateway: the declared one on this machine, else that of its process. Raises
-        UsageFault when a cluster's process would get a loopback address of this machine."""
+        """Return the address of a service's gateway: the declared one on this machine, otherwise that of its process.
+        Raises UsageFault if a process on a cluster would get a loopback address of this machine."""
         spec = self.spec_of(service)
         if spec.scheduler.type == "local":
             url, slot = base_url(spec.gateway.host, spec.gateway.port), self.slots[op.run]
@@ -153,7 +154,7 @@ class EffectContext:
         return self.url(op, self.run_of(service, "gateway"))
 
     def run_of(self, service: str, component: str) -> str:
-        """The component's run that this plan starts, else a live one. Raises TargetFailed."""
+        """Return the component's run that this plan starts, or else a live one. Raises TargetFailed."""
         runs = [run for run, slot in self.slots.items() if (slot.ref, slot.component) == (service, component)]
         runs += [run.uid for run in self.observed.of(service, component) if run.is_live]
         if not runs and not self.observed.of(service):  # no part of this plan
@@ -164,14 +165,14 @@ class EffectContext:
         return runs[0]
 
     def object(self, ref: str) -> StoredObject:
-        """The plan's target object, else the recorded one."""
+        """Return the plan's target object, or else the recorded one."""
         found = self.targets[ref].object if ref in self.targets else self.store.get(parse_ref(ref))
         if found is None:
             raise ArealError(f"{ref} is not recorded", hint="areal get")
         return found
 
     def spec_of(self, ref: str) -> Any:
-        """The object's spec with defaults, an instance of its kind's model."""
+        """Return the object's spec with defaults, an instance of its kind's model."""
         from areal.resources.validation import effective
 
         return effective(parse_ref(ref).kind, self.object(ref).spec)
@@ -184,8 +185,8 @@ class EffectContext:
         return found
 
     def key_file(self, service: str) -> str:
-        """The service's key file, written when needed. Raises ArealError instead of making a new key beside processes
-        that have the earlier one and are not replaced by this plan."""
+        """Return the service's key file, after writing it if needed. Raises ArealError instead of making a new key if
+        processes that this plan does not replace still have the earlier one."""
         found = self.object(service)
         path = key_path(self.ctx.home, found)
         with self.lock:
@@ -215,7 +216,7 @@ class EffectContext:
         *,
         elapsed_s: float | None = None,
     ) -> None:
-        """``elapsed_s``: None: since the plan began."""
+        """Report the op's progress. ``elapsed_s`` None: since the plan began."""
         key = f"{op.ref} {op.target}".strip()
         elapsed_s = time.monotonic() - self.began if elapsed_s is None else elapsed_s
         self.ctx.progress(Progress(key, stage, done, total, elapsed_s))
@@ -238,7 +239,7 @@ class EffectContext:
             raise TimedOut(message, hint=hint)
 
 
-# For what leases no GPUs: CUDA would take the first one of the machine. A spec's env overrides it.
+# For processes that lease no GPUs: CUDA would otherwise take the machine's first one. A spec's env overrides it.
 NO_GPUS = {"CUDA_VISIBLE_DEVICES": ""}
 
 
@@ -257,8 +258,8 @@ def run_spec(
     config: Mapping[str, Any] | None = None,
     cwd: str | None = None,
 ) -> RunSpec:
-    """The run of a process that answers at its slot's address. ``inputs``: values from its neighbors. ``config``: its
-    configuration (``areal.wire.processes``), beside its argv."""
+    """Return the run of a process that answers at its slot's address. ``inputs``: values from its neighbors.
+    ``config``: its configuration (``areal.wire.processes``), besides its argv."""
     from areal.resources.fields import LivenessProbe
 
     probe = liveness or LivenessProbe()
@@ -288,7 +289,7 @@ def run_spec(
 
 
 def restart_policy(restart: Any, **budget: Any) -> RestartPolicy:
-    """``budget`` replaces that of the spec."""
+    """Return the policy of a spec's restart. ``budget``, if given, replaces the spec's budget."""
     backoff = restart.backoff
     if not budget:
         budget = {"budget_count": restart.budget.count, "budget_window_s": restart.budget.window_seconds}
@@ -298,13 +299,14 @@ def restart_policy(restart: Any, **budget: Any) -> RestartPolicy:
 
 
 def source_file(stored: StoredObject) -> str | None:
-    """The manifest's file."""
+    """Return the manifest's file, or None."""
     files = (str(layer.source["file"]) for layer in stored.layers if layer.source and layer.source.get("file"))
     return next(files, None)
 
 
 def secret_of(key_from: Any, stored: StoredObject) -> str:
-    """Resolve ``apiKeyFrom: {env|file}`` at spawn; the value travels by a 0600 file, never by argv or state."""
+    """Resolve ``apiKeyFrom: {env|file}`` when a process is started. The value is passed in a 0600 file, never by argv
+    or state."""
     if key_from.env:
         value = os.environ.get(key_from.env, "")
         if not value:
@@ -329,13 +331,13 @@ Fault = tuple[FieldPath, str, str | None]
 
 
 def secret_faults(env_from: Mapping[str, Any]) -> Iterator[Fault]:
-    """Faults of secrets of a sparse spec's ``envFrom`` that cannot be read."""
+    """Yield the faults of secrets in a sparse spec's ``envFrom`` that cannot be read."""
     for name, source in env_from.items():
         yield from secret_fault(("envFrom", name), source)
 
 
 def secret_fault(path: FieldPath, source: Mapping[str, Any]) -> Iterator[Fault]:
-    """The fault of a secret that cannot be read; ``source``: ``{env: NAME}`` or ``{file: PATH}``, at ``path``."""
+    """Yield the fault of a secret that cannot be read. ``source``: ``{env: NAME}`` or ``{file: PATH}``, at ``path``."""
     variable, secret = source.get("env"), source.get("file")
     if variable and not os.environ.get(variable):
         message, hint = f"environment variable {variable} is not set", f"export {variable}=... and apply again"
@@ -347,13 +349,13 @@ def secret_fault(path: FieldPath, source: Mapping[str, Any]) -> Iterator[Fault]:
 
 
 def key_path(home: Home, service: StoredObject) -> Path:
-    """The file that holds the service's admin key; it need not exist yet."""
+    """Return the file that holds the service's admin key. It need not exist yet."""
     declared = _declared(service).get("file")
     return Path(str(declared)).expanduser() if declared else admin_key_path(home, service.name, service.kind)
 
 
 def _lost(path: Path) -> str:
-    """Why the file has no key; "" where it has one, or may not be read."""
+    """Return why the file has no key; "" if it has one, or must not be read."""
     try:
         read_key(path)
     except ArealError as error:
@@ -364,7 +366,7 @@ def _lost(path: Path) -> str:
 def require_usable_key(home: Home, service: StoredObject) -> None:
     """Check a declared key before any process is started. Read-only.
 
-    Raises InvalidManifest when it is missing, malformed, or too short for an address that other machines reach.
+    Raises InvalidManifest if it is missing, malformed, or too short for an address that other machines reach.
     """
     declared = _declared(service)
     if not declared:
@@ -379,7 +381,8 @@ def require_usable_key(home: Home, service: StoredObject) -> None:
 
 
 def ensure_key(home: Home, service: StoredObject) -> Path:
-    """The service's key file, written when needed. Raises InvalidManifest when the declared source has no key."""
+    """Return the service's key file, after writing it if needed. Raises InvalidManifest if the declared source has no
+    key."""
     declared, path = _declared(service), key_path(home, service)
     if not declared:
         return ensure_admin_key(home, service.name, service.kind)
@@ -401,7 +404,7 @@ def _from_environment(declared: Mapping[str, Any]) -> str:
 
 
 def _from_file(home: Home, service: StoredObject) -> bytes:
-    """The content of the declared key file. Raises InvalidManifest where there is none."""
+    """Return the content of the declared key file. Raises InvalidManifest if there is none."""
     declared, path = _declared(service), key_path(home, service)
     try:
         return path.read_bytes().strip()

@@ -1,7 +1,7 @@
-"""The observed state: runs with their probe's answer, routing tables, GPUs; and an object's health from it.
+"""The observed state: runs with the answers to their probes, routing tables, GPUs; and an object's health from these.
 
-Read-only, all at once, under one deadline; unknown is a value. Standard library only: ``areal get`` and ``apply``
-observe in the same way.
+Observing is read-only and concurrent, under one deadline; unknown is a valid result. Standard library only: ``areal
+get`` and ``apply`` observe in the same way.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class Seen(StrEnum):
     """A run's answer to GET /ready."""
 
     READY = "ready"
-    NOT_READY = "not ready"  # it answered, and not with 200
-    REFUSING = "refusing"  # nothing listens, or what answers is not HTTP
+    NOT_READY = "not ready"  # it answered, but not with 200
+    REFUSING = "refusing"  # nothing listens, or the answer is not HTTP
     SILENT = "silent"  # no answer in time
-    UNSEEN = "unseen"  # not asked
+    UNSEEN = "unseen"  # not probed
 
 
 class Trouble(NamedTuple):
@@ -51,11 +51,11 @@ class ObservedRun:
     seen: Seen = Seen.UNSEEN
     why: str = ""
     age_s: float | None = None  # of the present child, when it was observed
-    settings: Mapping[str, Any] = field(default_factory=dict)  # that can change while it runs
-    trouble: Trouble | None = None  # a failure that its callers get while it answers its probe
-    notice: Trouble | None = None  # a failure that some requests get, while the others are served
-    weights: Mapping[str, Any] = field(default_factory=dict)  # that a data proxy serves: path, version, writer
-    key_fault: str = ""  # why the file of its admin key no longer has the key that it was started with
+    settings: Mapping[str, Any] = field(default_factory=dict)  # settings that can change while it runs
+    trouble: Trouble | None = None  # a failure of all its callers' requests, although it answers its probe
+    notice: Trouble | None = None  # a failure of some requests, while the others are served
+    weights: Mapping[str, Any] = field(default_factory=dict)  # a data proxy's served weights: path, version, writer
+    key_fault: str = ""  # why its admin key file no longer has the key that it was started with
 
     @property
     def uid(self) -> str:
@@ -71,7 +71,7 @@ class ObservedRun:
 
     @property
     def url(self) -> str:
-        """The run's address; "" while it is not known."""
+        """The run's address; "" while it is unknown."""
         url = self.state.spec.url or ""
         return "" if NODE_HOST in url else url
 
@@ -86,20 +86,21 @@ class ObservedRun:
 
     @property
     def leaves_session(self) -> bool:
-        """A shim that died may have left members of its session behind: stopping sweeps them."""
+        """Whether members of the run's session may be left to stop, because its shim has died."""
         return self.state.phase is Phase.DEAD
 
     @property
     def ended_at(self) -> float:
-        """Seconds since the epoch; 0 when unknown. Without an exit record, the last write to the log or the start."""
+        """When the run ended, in seconds since the epoch; 0 if unknown. Without an exit record: the last write to the
+        log, or the start."""
         exited_at = self.state.last_exit.at if self.state.last_exit else 0.0
         return max(exited_at, self.state.started_at or 0.0, self.state.logged_at or 0.0)
 
 
 @dataclass(frozen=True)
 class RouteTable:
-    """The router's own view. ``models`` maps a model to its workers' (id, address, state), ``readiness`` to how they
-    are probed."""
+    """The router's table. ``models`` maps a model to its workers' (id, address, state), ``readiness`` to their probe
+    settings."""
 
     models: Mapping[str, tuple[tuple[str, str, str], ...]] = field(default_factory=dict)
     strategy: str = ""
@@ -110,15 +111,15 @@ class RouteTable:
 
 @dataclass(frozen=True)
 class Observed:
-    """``runs``: by owner, in the order of their uids. ``routes``: of a service, its table, or a sentence saying why it
-    could not be read; nothing where there is no router."""
+    """The observed state. ``runs``: by owner, in the order of their uids. ``routes``: by service, its table or a
+    sentence why it could not be read; no entry without a router."""
 
     runs: Mapping[str, tuple[ObservedRun, ...]] = field(default_factory=dict)
     routes: Mapping[str, RouteTable | str] = field(default_factory=dict)
     capacity: Capacity = field(default_factory=Capacity)
 
     def of(self, ref: str, component: str | None = None, replica: int | None = None) -> tuple[ObservedRun, ...]:
-        """The runs of an object, of one component of it, or of one replica of that."""
+        """Return the runs of an object, of one of its components, or of one replica of that component."""
         if component is None:
             return self.runs.get(ref, ())
         if ref not in self._slots:
@@ -136,22 +137,22 @@ class Observed:
         return {}
 
     def without(self, ref: str) -> Observed:
-        """The same without the runs of ``ref``."""
+        """Return the same state without the runs of ``ref``."""
         return replace(self, runs={owner: runs for owner, runs in self.runs.items() if owner != ref})
 
 
 PROBE_TIMEOUT_S = 2.0
-_MOST_BYTES = 64 << 20  # a table of ten thousand workers has two
+_MOST_BYTES = 64 << 20  # a table of ten thousand workers takes 2 MB
 
 
 def observe(backend: RunControl, objects: Iterable[StoredObject]) -> Observed:
-    """Look at the runs of ``objects``, and at the tables of the routers among them."""
+    """Observe the runs of ``objects``, and the tables of the routers among them."""
     wanted = {str(item.ref) for item in objects}
     return look([state for state in backend.observe().values() if state.spec.owner in wanted])
 
 
 def look(states: Sequence[RunState], timeout_s: float = PROBE_TIMEOUT_S) -> Observed:
-    """Ask every running process whether it is ready, and every router for its table."""
+    """Probe every running process, and read every router's table."""
     headers, key_id = cache(key_headers), cache(_key_id)
     asked = [state for state in states if state.phase is Phase.RUNNING and state.spec.url]
     routers = [state for state in asked if state.spec.component == "router"]
@@ -182,18 +183,18 @@ def _unasked(state: RunState) -> ObservedRun:
 
 
 def probe_run(state: RunState) -> ObservedRun:
-    """Ask one run whether it is ready; only a running process with a URL is asked."""
+    """Probe one run; only a running process with a URL is asked."""
     return look([state]).runs[state.spec.owner][0]
 
 
 def ready_path(spec: RunSpec) -> str:
-    """The path of a run's readiness probe; engines that are not ours only know /health."""
+    """Return the path of a run's readiness probe. Third-party engines only have /health."""
     foreign = spec.component == "engine" and not str(spec.spec.get("backend", "")).startswith("embedded")
     return "/health" if foreign else "/ready"
 
 
 def setting(spec: RunSpec, name: str) -> str | None:
-    """A setting that the run's process was started with, in its configuration or as a flag."""
+    """Return a setting with which the run's process was started, from its configuration or a flag."""
     if name in spec.config:
         return str(spec.config[name])
     argv, flag = spec.argv, "--" + name.replace("_", "-")
@@ -201,12 +202,12 @@ def setting(spec: RunSpec, name: str) -> str | None:
 
 
 def key_file(spec: RunSpec) -> str | None:
-    """The file of the admin key that the run's process was started with."""
+    """Return the admin key file with which the run's process was started."""
     return setting(spec, "admin_key_file")
 
 
 def key_headers(path: str | None) -> dict[str, str]:
-    """The Authorization header with the key of an admin key file; empty when it cannot be read."""
+    """Return the Authorization header with the key of an admin key file; empty if the file cannot be read."""
     if path is None:
         return {}
     try:
@@ -215,11 +216,12 @@ def key_headers(path: str | None) -> dict[str, str]:
         return {}
 
 
-KEYS = "keys"  # of a run's inputs: by file, what tells its key from others
+KEYS = "keys"  # in a run's inputs: a fingerprint of the key in each file
 
 
 def key_ids(spec: RunSpec) -> dict[str, str]:
-    """What tells the keys that a process reads from others, by file; it does not reveal them. Raises ArealError."""
+    """Return the fingerprints of the keys that a process reads, by file. They do not reveal the keys. Raises
+    ArealError."""
     called = spec.config.get("inference") or ()
     accesses = (called,) if isinstance(called, Mapping) else called
     files = (key_file(spec), *(access.get("admin_key_file") for access in accesses))
@@ -231,8 +233,8 @@ def _key_id(path: Path | str) -> str:
 
 
 def _key_fault(spec: RunSpec, key_id: Callable[[str], str]) -> str:
-    """Why a key file is not what the process was started with. A declared key comes back only from its source, and a
-    file that may not be read is there."""
+    """Return why a key file is not as it was when the process started, or "". A missing declared key is no fault, since
+    it comes back only from its source, nor is a file without read permission."""
     declared = "keyFrom" in spec.inputs or spec.inputs.get("inferenceKeyFrom", "generated") != "generated"
     for path, had in spec.inputs.get(KEYS, {}).items():
         try:
@@ -257,7 +259,8 @@ def _observed(
 
 
 def port_trouble(state: RunState, states: Iterable[RunState]) -> Trouble | None:
-    """Another process behind a port that the run shares with others of its owner. ``states``: with all of those."""
+    """Return the trouble if another process listens on a port that the run shares with its owner's other runs.
+    ``states`` must contain all of those."""
     from areal.runtime.leases import foreign_listener
 
     for port in () if state.node else state.spec.shared_ports:
@@ -268,7 +271,8 @@ def port_trouble(state: RunState, states: Iterable[RunState]) -> Trouble | None:
 
 
 def trouble_of(about: Mapping[str, Any]) -> Trouble | None:
-    """A failure that a process reports beside its readiness: its callers get it, and its probe is answered."""
+    """Return the failure that a process reports, beside its readiness, for all its callers' requests; its probe still
+    answers."""
     if refusal := about.get("calls_refused"):
         return Trouble("ProviderRefuses", f"calls fail: {refusal}", "give the right key in external.apiKeyFrom")
     why = about.get("journal_failing")
@@ -279,7 +283,7 @@ def trouble_of(about: Mapping[str, Any]) -> Trouble | None:
 
 
 def notice_of(about: Mapping[str, Any]) -> Trouble | None:
-    """A failure that a process reports and that some of its requests get; it serves the others."""
+    """Return the failure that a process reports for some of its requests; it serves the others."""
     if why := about.get("weights_not_kept"):
         message = f"weight updates fail, since the published version cannot be recorded: {why}"
         return Trouble("WeightsNotKept", message, "free space under $AREAL_HOME")
@@ -311,7 +315,7 @@ def _probed(state: RunState, answer: ProbeResponse | ProbeFailed) -> tuple[Seen,
 
 
 def _table(router: RunState, answer: ProbeResponse | ProbeFailed, has_key: bool) -> RouteTable | str:
-    """The router's table, or why it could not be read. ``has_key``: whether the key file could be read."""
+    """Return the router's table, or why it could not be read. ``has_key``: whether the key file could be read."""
     why = f"{router.spec.owner} router/0: its table cannot be read: "
     if isinstance(answer, ProbeFailed):
         return f"{why}{answer}"
@@ -338,10 +342,10 @@ def _table(router: RunState, answer: ProbeResponse | ProbeFailed, has_key: bool)
     return RouteTable(models, data.get("strategy", ""), data.get("limits", {}), bool(data.get("synced")), readiness)
 
 
-# Phases, best first: Ready, Suspended, Progressing, Recorded, Degraded, Failed, Unknown; a job's: Pending, Queued,
-# Running, Succeeded, Failed, Stopped. Ready is only what was asked and has answered: a process that did not answer in
-# time, a model whose router or gateway says nothing, is Unknown. A stored condition that is older than the object's
-# generation is not trusted.
+# Phases, best first: Ready, Suspended, Progressing, Recorded, Degraded, Failed, Unknown; for a job: Pending, Queued,
+# Running, Succeeded, Failed, Stopped. Ready requires answers to the probes: if a process did not answer in time, or a
+# model's router or gateway does not answer, the phase is Unknown. A stored condition older than the object's generation
+# is not trusted.
 
 JOB_FAILED = "JobFailed"
 DIED = "ProcessDied"  # only a reconcile restarts it
@@ -375,7 +379,7 @@ class Condition:
 
 @dataclass(frozen=True)
 class Health:
-    """``ready`` of ``desired`` units: processes of a service, replicas of a model."""
+    """An object's health: ``ready`` of ``desired`` units, which are processes of a service or replicas of a model."""
 
     phase: str
     ready: int
@@ -389,18 +393,18 @@ class Health:
 
 
 def lacks_folder(state: RunState) -> bool:
-    """Whether the component could not start last because its working folder is gone."""
+    """Return whether the component last failed to start because its working folder is gone."""
     return state.phase is not Phase.RUNNING and state.death.startswith(NO_FOLDER)
 
 
 def queued_for(state: RunState) -> str:
-    """Since when a run waits for a node, and the scheduler's reason."""
+    """Return since when a run has been waiting for a node, and the scheduler's reason."""
     since = f" since {iso(state.queued_at)}" if state.queued_at else ""
     return f"queued{since}" + (f": {state.reason}" if state.reason else "")
 
 
 def best_run(seen: Observed, ref: str, name: str, index: int = 0) -> ObservedRun | None:
-    """The run of a component that serves, else one that lives, else the one that ended last."""
+    """Return the component's run that serves, or else one that lives, or else the one that ended last."""
     return max(seen.of(ref, name, index), key=lambda run: (serves(run), run.is_live, run.ended_at), default=None)
 
 
@@ -409,7 +413,7 @@ def serves(run: ObservedRun | None) -> bool:
 
 
 def _earlier_start(state: RunState) -> str:
-    """Why a process that is not ready was started again."""
+    """Return why a process that is not ready was restarted."""
     last = state.last_exit
     if last is None or not state.restarts:
         return ""
@@ -417,7 +421,8 @@ def _earlier_start(state: RunState) -> str:
 
 
 def judge(ready: int, desired: int, best: Sequence[ObservedRun | None], *, external: bool = False) -> Health:
-    """``external``: there is no model to load, so a process that is not ready has a fault."""
+    """Return the health of these processes. ``external``: there is no model to load, so a process that is not ready is
+    faulty."""
     waiting = [run for run in best if run is not None and not serves(run)]
     if not waiting and None not in best:
         return Health("Ready", ready, desired, "AllReady")
@@ -487,7 +492,7 @@ def routed_health(
 
 
 def _unseen_routes(owner: str, component: str, run: ObservedRun | None, why: object, count: int) -> Health:
-    """Health of ready replicas whose router or gateway is not known to serve."""
+    """Return the health of ready replicas whose router or gateway is not known to serve."""
     if run is None or not run.is_live:
         reason = f"{component}/0 of {owner} does not run"
         phase = "Unknown" if component == "router" else "Degraded"  # relays serve on from the last table
@@ -506,8 +511,9 @@ def conditions_of(
     now: float,
     notice: Trouble | None = None,
 ) -> tuple[Condition, ...]:
-    """The four conditions. One that has not changed keeps the time of its last transition; another one has ``now``, 0
-    where the change was only seen, some time after it. ``notice``: what is Degraded of an object that serves."""
+    """Return the four conditions. An unchanged condition keeps the time of its last transition; a changed one gets
+    ``now``, or 0 if the change was only observed some time after it happened. ``notice``: a problem that makes a
+    serving object Degraded."""
     whole = health.desired > 0 and health.ready == health.desired
     ready = "Unknown" if health.phase == "Unknown" else str(whole and health.phase in _WELL)
     failed = error is not None
@@ -529,8 +535,8 @@ def conditions_of(
 
 
 def rollout_failure(obj: StoredObject) -> str | None:
-    """Why the last rollout of this generation failed. A later rollout that succeeds clears it, and so does a
-    command that finds nothing left to do."""
+    """Return why the last rollout of this generation failed, or None. It is cleared by a later rollout that succeeds,
+    and by a command that finds nothing left to do."""
     previous: Sequence[Mapping[str, Any]] = obj.status.get("conditions", [])
     mark = {"type": "Degraded", "reason": "RolloutFailed", "observedGeneration": obj.generation}
     failures = [str(each.get("message", "")) for each in previous if mark.items() <= each.items()]

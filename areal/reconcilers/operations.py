@@ -44,7 +44,7 @@ Check = Callable[[Plan], None]
 
 @dataclass(frozen=True)
 class ObjectChange:
-    """What a verb does to one object: ``edit`` makes its target, ``done`` is the outcome's word."""
+    """What a verb does to one object: ``edit`` makes the target; ``done`` is the action named in the outcome."""
 
     ref: Ref
     edit: Edit
@@ -57,7 +57,7 @@ def _yes(plan: Plan) -> bool:
 
 
 def _any(plan: Plan) -> None:
-    """Refuses no plan."""
+    """Accept every plan."""
 
 
 def _converge(
@@ -81,7 +81,7 @@ def _converge(
 
 
 def _only(ctx: Context, ref: Ref, edit: Edit) -> Choose:
-    """The target that ``edit`` makes of one object."""
+    """Return a function that chooses the target that ``edit`` makes of one object."""
 
     def choose(stored: list[StoredObject]) -> tuple[Target, ...]:
         item = next((item for item in stored if item.ref == ref), None)
@@ -93,7 +93,7 @@ def _only(ctx: Context, ref: Ref, edit: Edit) -> Choose:
 
 
 def plan_change(ctx: Context, change: ObjectChange) -> Plan:
-    """The plan that the verb would carry out. Read-only."""
+    """Return the plan that the verb would carry out. Read-only."""
     return plan_targets(CommandContext.open(ctx), _only(ctx, change.ref, change.edit), change.policy).plan
 
 
@@ -104,7 +104,7 @@ def carry_out(
     approve: Callable[[Plan], bool] = _yes,
     check: Check = _any,
 ) -> Outcome:
-    """``check`` may refuse the plan before the first effect, by raising ArealError."""
+    """Carry out a verb. ``check`` may refuse the plan before the first effect by raising ArealError."""
     choose = _only(ctx, change.ref, change.edit)
     outcome = _converge(ctx, choose, change.policy, timeout_s, approve, check=check)
     if change.done == _SUSPENDED and controller_of(change.ref.kind).runs_to_completion and not outcome.exit_code:
@@ -113,7 +113,7 @@ def carry_out(
 
 
 def reworded(outcome: Outcome, action: str, done: str) -> Outcome:
-    """The outcome with ``done`` for ``action``, which its message does not repeat."""
+    """Return the outcome with ``done`` in place of ``action``, and without ``done`` in the messages."""
 
     def reword(item: ObjectOutcome) -> ObjectOutcome:
         if item.action != action:
@@ -195,7 +195,7 @@ def scaling(
     current: int | None = None,
     force: bool = False,
 ) -> ObjectChange:
-    """Set the ``scale`` layer's replicas; it wins over a manifest that does not mention them."""
+    """Set the replicas in the ``scale`` layer, which takes precedence over a manifest that does not set them."""
     store = ObjectStore(ctx.home)
     store.expect(ref)
     scaled = controller_of(ref.kind).scaled(store, ref, model)
@@ -217,7 +217,7 @@ def restart(ctx: Context, ref: Ref, timeout_s: float = DEFAULT_TIMEOUT_S) -> Out
 
 
 def restarting(ctx: Context, ref: Ref) -> ObjectChange:
-    """Replace every process of the object by its rollout strategy. Raises Conflict when it is suspended."""
+    """Replace every process of the object, following its rollout strategy. Raises Conflict if it is suspended."""
     found = ObjectStore(ctx.home).expect(ref)
     if found.awaits:
         raise Conflict(f"{ref} waits for {found.awaits}", hint=f"areal resume {ref} starts it without waiting")
@@ -239,7 +239,8 @@ def suspend(ctx: Context, ref: Ref, timeout_s: float = DEFAULT_TIMEOUT_S, grace_
 
 
 def suspending(ctx: Context, ref: Ref, grace_s: float | None = None) -> ObjectChange:
-    """``grace_s`` between SIGTERM and SIGKILL of its processes; None: as each was started with."""
+    """Suspend an object. ``grace_s``: seconds between SIGTERM and SIGKILL of its processes; None: as each was started
+    with."""
     ObjectStore(ctx.home).expect(ref)
 
     def edit(item: StoredObject) -> Target:
@@ -259,8 +260,8 @@ def rest(ctx: Context, job: Ref, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
 
 
 def dependents(command: CommandContext, job: Ref) -> frozenset[Ref]:
-    """The objects that waited for a job that has ended, and those for which there was no room when theirs did. One that
-    runs on this machine is not started from the node of a cluster, on which the job ran."""
+    """Return the objects that waited for a job that has ended, and those for which there was no room when theirs did.
+    One that runs on this machine is not started from the node of a cluster, on which the job ran."""
     place = command.scheduler_of({}, str(job))["type"]
     waiting = [item for item in command.store.list() if item.awaits == str(job)]
     waiting += held_back(command.ctx.home, command.backend)
@@ -273,11 +274,12 @@ def resume(ctx: Context, ref: Ref, timeout_s: float = DEFAULT_TIMEOUT_S) -> Outc
 
 
 def resuming(ctx: Context, ref: Ref) -> ObjectChange:
-    """Raises Conflict when the object would still not run: it or its owner has ended, or its host is suspended."""
+    """Resume an object. Raises Conflict if it would still not run: it or its owner has ended, or its host is
+    suspended."""
     store = ObjectStore(ctx.home)
     item = store.expect(ref)
     known = {str(each.ref): each for each in store.list()}
-    owner = known.get(item.owner or "")  # it, or its host, may have to be started instead
+    owner = known.get(item.owner or "")  # the owner, or the host, may have to be started instead
     for each in (item, owner):
         if each is None or (each is item and item.spec.get("suspend")) or not (ended := _completion(ctx, each).ended):
             continue
@@ -305,13 +307,13 @@ def rollback(
     timeout_s: float = DEFAULT_TIMEOUT_S,
     approve: Callable[[Plan], bool] = _yes,
 ) -> Outcome:
-    """Apply the manifest of revision ``to`` again; None: of the newest one with another manifest. Layers of other
+    """Apply the manifest of revision ``to`` again; None: the newest revision with a different manifest. Layers of other
     verbs, such as ``scale``, stay."""
     return carry_out(ctx, rolling_back(ctx, ref, to), timeout_s, approve)
 
 
 def rolling_back(ctx: Context, ref: Ref, to: int | None = None) -> ObjectChange:
-    """Raises NotFound when there is no such revision."""
+    """Return the edit of a rollback. Raises NotFound if there is no such revision."""
     store = ObjectStore(ctx.home)
     present, found = store.expect(ref), store.revisions(ref)
     if to is None:
@@ -328,7 +330,7 @@ def rolling_back(ctx: Context, ref: Ref, to: int | None = None) -> ObjectChange:
 def adopt(
     ctx: Context, ref: Ref, pid: int | None = None, url: str | None = None, timeout_s: float = DEFAULT_TIMEOUT_S
 ) -> Outcome:
-    """Route to a model server that already runs. It is not restarted, and never stopped by areal."""
+    """Route to a model server that already runs. areal neither restarts nor stops it."""
     store = ObjectStore(ctx.home)
     manifest, found = controller_of(ref.kind).adopted(store, ref, pid, url), store.get(ref)
     if found is not None:
@@ -346,7 +348,7 @@ def reconcile_once(
     timeout_s: float = DEFAULT_TIMEOUT_S,
     approve: Callable[[Plan], bool] = _yes,
 ) -> Outcome:
-    """Compare what is recorded with what is alive and converge. Raises NotFound for an unknown ``ref``."""
+    """Compare the recorded state with the running processes, and converge. Raises NotFound for an unknown ``ref``."""
     wanted = None if refs is None else set(refs)
 
     def choose(stored: list[StoredObject]) -> tuple[Target, ...]:
@@ -375,7 +377,7 @@ def reconcile_once(
 
 
 def _is_deletable(stored: list[StoredObject], ref: Ref) -> bool:
-    """Whether an object may be deleted alone: it is not protected, and nothing that stays needs it."""
+    """Return whether an object may be deleted alone: it is not protected, and nothing that stays needs it."""
     try:
         check_removals(stored, deletions(stored, [str(ref)], cascade=False))
     except Conflict:

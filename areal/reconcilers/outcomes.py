@@ -29,7 +29,8 @@ from areal.state.objects import ObjectStore
 
 @dataclass(frozen=True)
 class Ending:
-    """The state of one object after a plan was executed; ``address`` of a service whose gateway runs, else ""."""
+    """The state of one object after a plan was executed. ``address``: of a service with a running gateway, otherwise
+    ""."""
 
     phase: str
     message: str
@@ -44,7 +45,7 @@ def write_statuses(
     reports: Sequence[Report],
     left: Collection[str] = (),
 ) -> dict[str, Ending]:
-    """Record the status of objects that the plans touched, and of requested objects that have converged. Returns the
+    """Record the status of objects that the plans touched, and of requested objects that have converged. Return the
     state of every target. ``left``: objects with operations still to do."""
     targets, undone = scope.all, {*left, *_left_by(reports[-1])}
     touched = {op.ref for report in reports for op in report.plan.ops}
@@ -115,7 +116,7 @@ def settle_statuses(ctx: Context, store: ObjectStore, backend: RunControl, plan:
 
 
 def _left_by(report: Report) -> set[str]:
-    """The objects with an operation left undone, or a process that cannot be seen."""
+    """Return the objects with an unfinished operation, or with a process that cannot be observed."""
     undone = {op.ref for op in report.plan.ops if op.id in report.failed or op.id in report.skipped}
     return undone | {item.ref for item in report.plan.objects if item.unseen or item.refusal}
 
@@ -133,8 +134,8 @@ _PARTIAL = 9
 
 
 def outcome_of(plan: Plan, reports: Sequence[Report] = ()) -> Outcome:
-    """The outcome of ``plan`` for each of its objects. ``reports`` are those of its passes; only the last one can hold
-    failures, since a pass that fails is the last."""
+    """Return the outcome of ``plan`` for each of its objects. ``reports``: those of its passes; only the last can have
+    failures, since a failed pass is the last."""
     last = reports[-1] if reports else Report()
     found = {item.ref: item for item in plan.objects}
     for report in reports:  # objects that only a later pass touched
@@ -174,7 +175,8 @@ def _object_outcome(item: ObjectPlan, last: Report, unseen: str) -> ObjectOutcom
 
 
 def with_stuck(outcome: Outcome, stuck: Mapping[str, str]) -> Outcome:
-    """``stuck``: by object, what is still to be done although it was done."""
+    """Mark objects as not converged. ``stuck``: by object, the operation that is still needed although it was
+    performed."""
     if not stuck:
         return outcome  # its exit status may be that of an interrupt, which belongs to no object
     objects = tuple(
@@ -188,7 +190,7 @@ def with_stuck(outcome: Outcome, stuck: Mapping[str, str]) -> Outcome:
 
 
 def with_failed_dependencies(ctx: Context, backend: RunControl, scope: PlanScope, outcome: Outcome) -> Outcome:
-    """Objects that wait for a job which has failed are failures, also where nothing was to be done."""
+    """Mark objects that wait for a failed job as failed, even if nothing was to be done."""
     waiting = [target.object for target in scope.targets if target.object.awaits and not target.is_deleted]
     if not waiting:
         return outcome

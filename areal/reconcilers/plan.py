@@ -1,9 +1,9 @@
 """The plan: operations, their order and their causes. A value, without I/O.
 
-Invariants: an op's ``needs`` name only ops with smaller ids; every op has a cause as text; equal inputs give an
-equal plan, so that ``diff`` prints exactly what ``apply`` runs and a saved plan can be checked for staleness by
-planning again. Runs that the plan starts are named by a symbol ("+engine/0"); runs that exist by their uid. A GPU that
-an op frees goes to an op that waits for it, so that no order of execution ever holds more GPUs than there are.
+Invariants: an op's ``needs`` name only ops with smaller ids; every op has a cause as text; equal inputs give an equal
+plan, so that ``diff`` prints exactly what ``apply`` runs, and planning again shows whether a saved plan is stale. Runs
+that the plan starts are named by a symbol ("+engine/0"), existing runs by their uid. An op that waits for GPUs needs
+the ops that free them, so that no order of execution ever holds more GPUs than there are.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class DoesNotFit(NoCapacity):
-    """There is no room for what a plan wants for the object ``ref``."""
+    """There is not enough room for the object ``ref`` of a plan."""
 
     def __init__(self, ref: str, error: NoCapacity) -> None:
         super().__init__(error.message, hint=error.hint, detail=error.detail)
@@ -44,18 +44,19 @@ FEWER_REPLICAS = Wording(
 
 @dataclass
 class GpuPool:
-    """``free`` GPUs can be taken at once; ``_coming`` has pairs of a count and the op that frees it, earliest first."""
+    """The GPUs of a plan. ``free`` can be taken at once; ``_coming`` has pairs of a count and the op that frees that
+    many, earliest first."""
 
     free: int = 0
     _coming: deque[tuple[int, int]] = field(default_factory=deque)
-    _due: int = 0  # of all that are coming
+    _due: int = 0  # the sum of the counts in ``_coming``
 
     @property
     def available(self) -> int:
         return self.free + self._due
 
     def take(self, count: int, what: str) -> tuple[int, ...]:
-        """Take ``count`` GPUs; return the ops that free them. Raises NoCapacity."""
+        """Take ``count`` GPUs. Return the ops that free them. Raises NoCapacity."""
         if count > self.available:
             raise NoCapacity(
                 f"{what} needs {count} GPUs; {self.available} are free",
@@ -82,7 +83,7 @@ class GpuPool:
 
     @contextmanager
     def all_or_nothing(self) -> Iterator[None]:
-        """Undo all ``take`` inside if one raises NoCapacity."""
+        """Undo every ``take`` in the block if one raises NoCapacity."""
         free, coming, due = self.free, self._coming.copy(), self._due
         try:
             yield
@@ -92,14 +93,14 @@ class GpuPool:
 
 
 PLAN_FORMAT = 1
-_RESTARTED = "restartedAt"  # of a process's inputs: when its restart was requested
+_RESTARTED = "restartedAt"  # in a process's inputs: when its restart was requested
 
 
 class Verb(StrEnum):
     RECORD = "record"  # write the accepted object, before its processes start
     SPAWN = "spawn"  # start a run
     KICK = "restart-now"  # end a back-off
-    REPAIR = "repair-record"  # write anew the damaged record of a live run
+    REPAIR = "repair-record"  # rewrite the damaged record of a live run
     AWAIT = "await-ready"  # the run's process is alive, owns its port and answers
     WARM = "warm-up"  # a one-token completion through the data proxy
     ROUTE = "route"  # give the router a model's exact worker set
@@ -112,7 +113,7 @@ class Verb(StrEnum):
     STOP = "stop"  # end a run and everything in its session
     FORGET = "forget"  # delete the record of an ended run
     ERASE = "erase"  # delete the object
-    BARRIER = "barrier"  # no action: stands for many ops in the needs of others
+    BARRIER = "barrier"  # no action: replaces many ops in the needs of others
 
 
 _WORDS = {
@@ -145,8 +146,8 @@ class OpArgs:
 
 @dataclass(frozen=True)
 class StartRun(OpArgs):
-    """``router`` and ``engine`` are the runs whose addresses the new one needs; ``inputs`` is recorded with it. A
-    ``successor`` starts beside its predecessor. ``gpus``: on each node."""
+    """Arguments of SPAWN. ``router`` and ``engine``: the runs whose addresses the new run needs. ``inputs`` are
+    recorded with the run. A ``successor`` starts beside its predecessor. ``gpus``: on each node."""
 
     router: str = ""
     engine: str = ""
@@ -158,8 +159,8 @@ class StartRun(OpArgs):
 
 @dataclass(frozen=True)
 class AwaitReady(OpArgs):
-    """An ``engine`` that fails ends the wait. ``trainer``: the job that publishes the weights; the op does not
-    wait for it."""
+    """Arguments of AWAIT. An ``engine`` that fails ends the wait. ``trainer``: the job that publishes the weights, for
+    which the op does not wait."""
 
     engine: str = ""
     trainer: str = ""
@@ -167,7 +168,7 @@ class AwaitReady(OpArgs):
 
 @dataclass(frozen=True)
 class AtRouter(OpArgs):
-    """An op that asks the router of a service."""
+    """Arguments of an op that calls a service's router."""
 
     service: str
     router: str
@@ -175,7 +176,7 @@ class AtRouter(OpArgs):
 
 @dataclass(frozen=True)
 class SetRoutes(AtRouter):
-    """``cordoned``: those of the op's runs that get no new sessions."""
+    """Arguments of ROUTE. ``cordoned``: those of the op's runs that get no new sessions."""
 
     expected: int
     readiness: Readiness
@@ -184,8 +185,8 @@ class SetRoutes(AtRouter):
 
 @dataclass(frozen=True)
 class RemoveRoutes(AtRouter):
-    """``model``: the name at the router, where it is not the object's own. ``declared``: the model has no replicas, and
-    its callers are to try again."""
+    """Arguments of UNROUTE. ``model``: the name at the router, if it is not the object's. ``declared``: the model stays
+    declared without replicas, so that its callers try again."""
 
     model: str = ""
     declared: bool = False
@@ -209,7 +210,7 @@ class SoakRuns(OpArgs):
 
 @dataclass(frozen=True)
 class StopRun(OpArgs):
-    """``grace_seconds`` between SIGTERM and SIGKILL; None: the run's own."""
+    """Arguments of STOP. ``grace_seconds``: between SIGTERM and SIGKILL; None: the run's own."""
 
     JSON = {"grace_seconds": "graceSeconds"}
     grace_seconds: float | None = None
@@ -222,7 +223,7 @@ A = TypeVar("A")  # OpArgs, or the body of POST /configure
 
 @dataclass(frozen=True)
 class Op(Generic[A]):
-    """``after``: ops that must have ended, well or not."""
+    """One operation. ``after``: ops that must have ended, successfully or not."""
 
     id: int
     verb: Verb
@@ -256,7 +257,7 @@ class Op(Generic[A]):
         }
 
     def to_words(self) -> str:
-        """The op for users: "2. start Model/qwen engine/0: no process (after 1)"."""
+        """Return the op in words: "2. start Model/qwen engine/0: no process (after 1)"."""
         after = f" (after {', '.join(str(need) for need in self.needs)})" if self.needs else ""
         target = f" {self.target}" if self.target else ""
         return f"{self.id}. {_WORDS[self.verb]} {self.ref}{target}: {self.cause}{after}"
@@ -280,8 +281,7 @@ class FieldChange:
 
 @dataclass(frozen=True)
 class Drift:
-    """A difference between the recorded and the observed state: ``kind`` is a stable name
-    (process-died, route-missing, ...)."""
+    """A difference between recorded and observed state. ``kind``: a stable name (process-died, route-missing, ...)."""
 
     ref: str
     kind: str
@@ -294,8 +294,8 @@ class Drift:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why nothing is done about an object while the rest of the plan goes on. ``has_faults``: the plan's faults say it,
-    each with its place."""
+    """Why nothing is done about an object while the rest of the plan proceeds. ``has_faults``: the plan's faults
+    already state the reason, each with its position."""
 
     reason: Literal["capacity", "unseen", "conflict", "invalid"]
     message: str
@@ -324,12 +324,12 @@ _REFUSED: Mapping[str, type[ArealError]] = {"capacity": NoCapacity, "invalid": I
 
 
 def refused_error(refusal: Refusal) -> ArealError:
-    """The refusal as an error with its exit code."""
+    """Return the refusal as an error with its exit code."""
     return _REFUSED.get(refusal.reason, Conflict)(refusal.message, hint=refusal.hint)
 
 
 def refusal_of(error: ArealError) -> Refusal:
-    """An object's error as a refusal, by exit code: NoCapacity (10), Conflict (5), all others invalid (3)."""
+    """Return an object's error as a refusal, by exit code: NoCapacity (10), Conflict (5), all others invalid (3)."""
     reason: Literal["capacity", "conflict", "invalid"] = "invalid"
     if isinstance(error, NoCapacity | Conflict):
         reason = "capacity" if isinstance(error, NoCapacity) else "conflict"
@@ -338,10 +338,10 @@ def refusal_of(error: ArealError) -> Refusal:
 
 @dataclass(frozen=True)
 class ObjectPlan:
-    """One object's part: ``action`` is create | configure | unchanged | heal | replace | prune | delete | blocked.
+    """One object's part. ``action``: create | configure | unchanged | heal | replace | prune | delete | blocked.
 
-    ``decided_by`` is the changed leaf with the highest update class, ``cause`` says what that class means here.
-    ``blocked`` has a ``refusal``. ``unseen``: a process that cannot be observed, and why; the plan does not change it.
+    A ``blocked`` object has a ``refusal``. ``decided_by``: the changed leaf with the highest update class; ``cause``:
+    what that class means here. ``unseen``: a process that cannot be observed, and why; the plan does not change it.
     """
 
     ref: str
@@ -355,7 +355,7 @@ class ObjectPlan:
 
     @property
     def outlook(self) -> str:
-        """The action in the summary's words."""
+        """The action, in the words of the summary."""
         decisive = max((change.update for change in self.changes), default=UpdateClass.META)
         rollout = _ROLLOUTS.get(decisive) if self.action == "configure" else None
         return rollout or _ACTIONS[self.action][1]
@@ -385,8 +385,8 @@ class Plan:
     ops: tuple[Op[Any], ...] = ()
     drift: tuple[Drift, ...] = ()
     destructive: tuple[str, ...] = ()
-    unknown: tuple[str, ...] = ()  # what could not be observed; the plan does not change it
-    faults: tuple[Diagnostic, ...] = ()  # of the manifests; what has one is not planned
+    unknown: tuple[str, ...] = ()  # parts that could not be observed; the plan does not change them
+    faults: tuple[Diagnostic, ...] = ()  # in the manifests; objects with faults are not planned
     serial: int = 0
     source: Mapping[str, Any] = field(default_factory=dict)
 
@@ -396,14 +396,14 @@ class Plan:
 
     @property
     def summary(self) -> str:
-        """ "3 to create, 1 to roll, 2 unchanged": how many objects, by what happens to them."""
+        """The number of objects by what happens to them: "3 to create, 1 to roll, 2 unchanged"."""
         counts = Counter(item.outlook for item in self.objects)
         return ", ".join(f"{counts[words]} {words}" for words in _SUMMARY if counts[words]) or "no object"
 
     @property
     def digest(self) -> str:
-        """A hash of what is done to which object, and why. Equal for the same plan of a later state, whose serial
-        differs by other objects, and of a restart that is requested at another time."""
+        """A hash of what is done to which object and why. It does not change with the serial, which other
+        objects change, or with the time at which a restart is requested."""
         document = self.to_json()
         for op in document["ops"]:
             op["args"] = {**op["args"], "inputs": {**op["args"].get("inputs", {}), _RESTARTED: None}}
@@ -449,7 +449,7 @@ _MANY = 16  # ops; fewer need no barrier
 
 @dataclass
 class Report:
-    """The result of each op of ``plan``. ``skipped`` ops did not start, or ended at an interrupt."""
+    """The results of the ops of ``plan``. ``skipped`` ops did not start, or ended at an interrupt."""
 
     plan: Plan = field(default_factory=Plan)
     done: set[int] = field(default_factory=set)
@@ -462,7 +462,8 @@ class Report:
         return [self.failed[op.id] for op in self.plan.ops_of(ref) if op.id in self.failed]
 
     def faults_of(self, ref: str) -> list[ArealError]:
-        """The errors but those of a command that had no time left: what it started goes on without it."""
+        """Return the object's errors, except timeouts of the command itself: the processes that it started continue
+        without it."""
         failed = [op for op in self.plan.ops_of(ref) if op.id in self.failed]
         return [
             self.failed[op.id] for op in failed if op.verb is Verb.STOP or not isinstance(self.failed[op.id], TimedOut)
@@ -473,7 +474,7 @@ class Report:
 
 
 class PlanBuilder:
-    """Collect ops in order. Only this class assigns ids."""
+    """Collects ops in order. Only this class assigns ids."""
 
     def __init__(self) -> None:
         self._ops: list[Op[Any]] = []
@@ -505,8 +506,8 @@ class PlanBuilder:
         return number
 
     def barrier(self, ref: str, cause: str, needs: tuple[int, ...]) -> tuple[int, ...]:
-        """``needs``, or one op that needs all of them where they are many: if n ops need n others each, the plan has
-        n^2 needs."""
+        """Return ``needs``, or, if they are many, one op that needs all of them: otherwise n ops that need n others
+        each would give the plan n^2 needs."""
         return needs if len(needs) <= _MANY else (self.add(Verb.BARRIER, ref, "", cause, needs=needs),)
 
     def ops(self) -> tuple[Op[Any], ...]:
@@ -516,17 +517,17 @@ class PlanBuilder:
         return tuple(self._by_ref.get(ref, ()))
 
     def spawn_ops(self, runs: Iterable[str]) -> tuple[int, ...]:
-        """The ops that start these runs."""
+        """Return the ops that start these runs."""
         return tuple(self._spawns[run] for run in runs if run in self._spawns)
 
     def ready_ops(self, refs: Collection[str]) -> tuple[int, ...]:
-        """The ops after which objects serve."""
+        """Return the ops after which these objects serve."""
         awaited = (Verb.ROUTE, Verb.SETTLE, Verb.AWAIT)
         return tuple(sorted(op.id for ref in refs for op in self.ops_of(ref) if op.verb in awaited))
 
     @contextmanager
     def all_or_nothing(self) -> Iterator[None]:
-        """Remove the ops that were added inside if NoCapacity is raised."""
+        """Remove the ops added in the block if it raises NoCapacity."""
         mark = len(self._ops)
         try:
             yield

@@ -1,12 +1,11 @@
 """The whole plan: the ops of every target in dependency order. Pure: no I/O, no clock, no randomness.
 
-Records come first (an object is ours before its processes exist). Then every kind plans its own objects (``KindPlan``),
-phase by phase: what ends takes no more work, what stays is opened, routing tables are completed, what ends is ended,
-and what is missing or outdated is started, replaced and removed. Kinds that others refer to are planned before those;
-``drain`` runs the other way round.
+Records come first: an object is recorded before its processes exist. Then every kind plans its own objects
+(``KindPlan``), phase by phase: drain what ends, open what stays, complete routing tables, end what ends, then start,
+replace and remove processes. Kinds to which others refer are planned first, except in ``drain``, which runs in reverse.
 
-An object of which a run cannot be seen is never deleted, and an object that only has to be healed and does not fit is
-left as it is: both are *refused*, and the rest of the plan goes on.
+Two kinds of objects are *refused* while the rest of the plan proceeds: objects to delete with a run that cannot be
+observed, and objects that only need healing but do not fit.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ def make_plan(
     serial: int = 0,
     source: Mapping[str, Any] | None = None,
 ) -> Plan:
-    """Plan the operations after which reality agrees with ``scope.targets``. Raises NoCapacity."""
+    """Plan the operations that bring the actual state to ``scope.targets``. Raises NoCapacity."""
     planning = Planning(scope, observed, policy, GpuPool(policy.free_gpus), host_of, called_by)
     _refuse_unseen(planning)
     for target in scope.all:
@@ -87,8 +86,8 @@ _WELL = ("Ready", "Suspended", "Recorded")
 
 
 def _note_unready(planning: Planning) -> None:
-    """Note as drift why an object is not ready where nothing else in the plan says so: its status and its plan must not
-    contradict each other."""
+    """Note as drift why an object is not ready if the plan does not say so otherwise, so that its status and its plan
+    do not contradict each other."""
     notes, scope, ops_of = planning.notes, planning.scope, planning.build.ops_of
     named = {drift.ref for drift in notes.drift} | notes.unseen.keys() | notes.refused.keys()
     for target in scope.targets:
@@ -103,15 +102,15 @@ def _note_unready(planning: Planning) -> None:
         elif health.phase not in _WELL:
             message = health.message or health.reason
             notes.drift.append(Drift(target.ref, "not-ready", health.phase, message))
-            if host is None or not ops_of(host.ref):  # else the plan mends its host
+            if host is None or not ops_of(host.ref):  # otherwise the plan repairs its host
                 notes.unseen.setdefault(target.ref, message)
-        elif (failure := rollout_failure(item)) is not None:  # which the next apply finds to be over
+        elif (failure := rollout_failure(item)) is not None:  # the next apply clears it
             notes.drift.append(Drift(target.ref, "rollout-failed", "status", failure))
 
 
 def _refuse_unseen(planning: Planning) -> None:
-    """An object with a run that cannot be seen is not deleted, nor is what it needs, what is attached to it and what
-    would be deleted because of it."""
+    """Refuse to delete an object with a run that cannot be observed, and objects that it needs, that are attached to
+    it, or that would be deleted because of it."""
     refused = planning.notes.refused
 
     def refuse(ref: str, why: str, hint: str = _HINT) -> None:
@@ -139,7 +138,7 @@ def _refuse_unseen(planning: Planning) -> None:
 
 
 def _folder(spec: RunSpec) -> str:
-    """The run's folder in the home."""
+    """Return the run's folder in the home."""
     return f"runs/{spec.uid}" if spec.backend == "local" else f"clusters/{spec.backend}/runs/{spec.uid}"
 
 
@@ -151,9 +150,9 @@ def _object_plan(target: Target, ops: Sequence[Op[Any]], drifts: Sequence[Drift]
     if action == "configure" and target.decisive is not None:
         update, decided = target.decisive.update, target.decisive.path
         verbs = {op.verb for op in ops} & {Verb.SPAWN, Verb.STOP}
-        if replaced is not None and update < UpdateClass.ROLL:  # for what an earlier command left undone
+        if replaced is not None and update < UpdateClass.ROLL:  # replaced because of work that an earlier command left
             update, decided = UpdateClass.ROLL, replaced
-        elif replaced is None and update >= UpdateClass.ROLL:  # no process is there that depends on it
+        elif replaced is None and update >= UpdateClass.ROLL:  # there is no process that depends on the field
             cause = cause or (_STARTS if Verb.SPAWN in verbs else _HOW[UpdateClass.META])
         elif update is UpdateClass.HOT and len(verbs) == 1:  # scaled, suspended or resumed
             cause = cause or (_MORE if Verb.SPAWN in verbs else _FEWER)

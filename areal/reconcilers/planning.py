@@ -1,11 +1,11 @@
 """The building blocks of a kind's plan. Pure.
 
-- ``decide``: keep, heal or replace one process. It compares specs: the sparse spec that the run was started for,
-  against the object's, both read with today's defaults and cut to the fields that the process depends on. Never a
-  hash: an upgrade that adds a defaulted field or reorders keys restarts nothing.
-- ``Planning``: the state of one plan, shared by the kinds; ``ObjectWork``: that of one object, with the ops that start,
-  stop and erase.
-- ``KindPlan``: the phases of a kind's part; ``SimplePlan``: that of a ``SimpleController``.
+- ``decide``: keep, heal or replace one process. It compares the sparse spec for which the run was started with the
+  object's, both read with today's defaults and reduced to the fields on which the process depends. It never compares
+  hashes: an upgrade that adds a field with a default, or reorders keys, restarts nothing.
+- ``Planning``: the state of one plan, shared by the kinds; ``ObjectWork``: the state of one object, with the ops that
+  start, stop and erase.
+- ``KindPlan``: the phases of a kind's part; ``SimplePlan``: those of a ``SimpleController``.
 """
 
 from __future__ import annotations
@@ -44,26 +44,27 @@ from areal.runtime.backends.base import ENDED, Phase
 from areal.state.records import StoredObject
 
 NO_LIMIT = 1 << 20  # more GPUs than any plan takes
-KEY_LOST = "key-lost"  # a process has another key than its file
+KEY_LOST = "key-lost"  # a process uses a key that is no longer in its file
 STARTING_S = 60.0  # a process younger than this that does not answer yet is starting, not unhealthy
-ENV_INPUT = "serviceEnv"  # of a data proxy, from its service; compared even where there is none
-KEY_INPUT = "keyFrom"  # compared even where nothing is wanted: a process must not keep an undeclared key
+ENV_INPUT = "serviceEnv"  # a data proxy's input from its service; compared even if absent
+KEY_INPUT = "keyFrom"  # compared even if absent from the spec: a process must not keep an undeclared key
 
 
 class Action(StrEnum):
     KEEP = "keep"
-    AWAIT = "await"  # lives, has not answered yet
+    AWAIT = "await"  # it lives and has not answered yet
     KICK = "kick"  # its shim waits in back-off
     SPAWN = "spawn"
     REPLACE = "replace"
-    LEAVE = "leave"  # cannot be seen
+    LEAVE = "leave"  # it cannot be observed
     DEFER = "defer"  # its neighbor has no address yet: the next pass decides
 
 
 @dataclass(frozen=True)
 class Component:
-    """One process that an object should have. ``fields``: the top-level spec keys that it depends on. ``inputs``: what
-    it must have been told about its neighbours; a key absent here is not compared, but for the key's origin."""
+    """One process that an object should have. ``fields``: the top-level spec keys on which it depends. ``inputs``: the
+    values from its neighbors that it must have been started with; an absent key is not compared, except for the key's
+    origin."""
 
     ref: str
     name: str
@@ -80,8 +81,8 @@ class Component:
 
 @dataclass(frozen=True)
 class Decision:
-    """``run`` is the run acted on (kept, kicked, replaced); ``drift`` is (kind, message) when reality moved;
-    ``changed``: the field for which it is replaced."""
+    """A decision about a process. ``run``: the run acted on (kept, kicked, replaced). ``drift``: (kind, message) if the
+    actual state differs. ``changed``: the field because of which it is replaced."""
 
     action: Action
     cause: str = ""
@@ -134,7 +135,7 @@ def _decide_living(run: ObservedRun) -> Decision:
 
 
 def _outdated(component: Component, run: ObservedRun) -> str:
-    """The field that makes ``run`` the wrong process for ``component``; "" when it may stay."""
+    """Return the field that makes ``run`` the wrong process for ``component``; "" if it may stay."""
     if run.key_fault:
         return "its key"
     recorded = run.state.spec.inputs
@@ -147,10 +148,10 @@ def _outdated(component: Component, run: ObservedRun) -> str:
     return _changed_field(component.kind, component.fields, json.dumps(had), json.dumps(wanted))
 
 
-@lru_cache(maxsize=1024)  # the replicas of an object were started for a few specs only
+@lru_cache(maxsize=1024)  # the replicas of an object were started for only a few specs
 def _changed_field(kind: str, fields: tuple[str, ...], had: str, wanted: str) -> str:
-    """The changed field of the highest update class between two sparse specs, given as JSON; "" where no change needs a
-    new process."""
+    """Return the changed field with the highest update class between two sparse specs, given as JSON; "" if no change
+    requires a new process."""
     one, other = json.loads(had), json.loads(wanted)
     with suppress(InvalidManifest):  # a process that an earlier version started may have a spec that is now refused
         one, other = in_full(kind, one), in_full(kind, other)
@@ -161,7 +162,7 @@ def _changed_field(kind: str, fields: tuple[str, ...], had: str, wanted: str) ->
 
 
 def key_input(service: InferenceServiceSpec | AgentServiceSpec) -> dict[str, str]:
-    """The origin of the key that all processes of a service share; nothing when it is generated."""
+    """Return the origin of the key that all processes of a service share; empty if it is generated."""
     source = service.auth.admin_key_from
     if source is None:
         return {}
@@ -169,7 +170,7 @@ def key_input(service: InferenceServiceSpec | AgentServiceSpec) -> dict[str, str
 
 
 def _death_of(run: ObservedRun) -> str:
-    """ "killed by SIGKILL", "exited 1": the last exit in words, else why the record says it is gone."""
+    """Return the last exit in words ("killed by SIGKILL", "exited 1"), or why the record says that the run is gone."""
     return run.state.death or "gone without an exit record"
 
 
@@ -179,7 +180,7 @@ def _preference(run: ObservedRun) -> tuple[int, int, str]:
 
 
 def stoppable(runs: Sequence[ObservedRun]) -> list[ObservedRun]:
-    """Live runs, and dead ones whose session may have left processes; none that cannot be seen."""
+    """Return live runs, and dead ones whose session may have left processes, but no run that cannot be observed."""
     return [run for run in runs if run.is_live or run.leaves_session]
 
 
@@ -188,7 +189,8 @@ def unseen(runs: Sequence[ObservedRun]) -> list[ObservedRun]:
 
 
 def superseded(slot: Sequence[ObservedRun], kept: int = 1) -> list[ObservedRun]:
-    """Runs whose records can be deleted: all ended ones but the last ``kept``, and those that never started."""
+    """Return runs whose records can be deleted: all ended runs except the last ``kept``, and runs that never
+    started."""
     ended = [run for run in slot if run.state.phase in ENDED]
     ended.sort(key=lambda run: (run.ended_at, run.uid))
     return [*(run for run in slot if run.state.phase is Phase.INTENDED), *ended[:-kept]]
@@ -196,10 +198,9 @@ def superseded(slot: Sequence[ObservedRun], kept: int = 1) -> list[ObservedRun]:
 
 @dataclass(frozen=True)
 class Policy:
-    """The caller's limits. ``free_gpus`` can be leased before this plan begins; ``assume_capacity``: any number.
-    For deletions: ``grace_s`` between SIGTERM and SIGKILL, and for running requests (None: as each object says);
-    ``drain`` False waits for none.
-    """
+    """The caller's limits. ``free_gpus``: GPUs that can be leased before this plan begins; ``assume_capacity``: assume
+    any number. For deletions, ``grace_s``: seconds between SIGTERM and SIGKILL, and for running requests (None: as each
+    object says); ``drain`` False: do not wait for running requests."""
 
     allow_downtime: bool = False
     assume_capacity: bool = False
@@ -208,7 +209,7 @@ class Policy:
     drain: bool = True
 
     def drain_s(self, usual: float) -> float:
-        """Seconds that running requests get when their object is deleted."""
+        """Return the seconds that running requests get when their object is deleted."""
         return 0.0 if not self.drain else usual if self.grace_s is None else self.grace_s
 
     @property
@@ -293,13 +294,13 @@ class Planning:
     trainers: dict[tuple[str, str | None], tuple[int, str]] = field(default_factory=dict)
 
     def scheduler_of(self, target: Target) -> str:
-        """``spec.scheduler.type`` of an object, or of the one that it is attached to."""
+        """Return ``spec.scheduler.type`` of an object, or of the one to which it is attached."""
         while (host := self.host_of(target.object)) is not None and host in self.scope.by_ref:
             target = self.scope.by_ref[host]
         return str((target.object.spec.get("scheduler") or {}).get("type", LOCAL))
 
     def record_again(self, target: Target, erased: int) -> None:
-        """Record a target anew after its predecessor was erased."""
+        """Record a target again after its predecessor was erased."""
         again = self.build.add(Verb.RECORD, target.ref, "", f"created again: {target.cause}", needs=(erased,))
         self.recorded[target.ref] = (again,)
 
@@ -309,7 +310,7 @@ class Planning:
 
     @contextmanager
     def healing(self, target: Target) -> Iterator[None]:
-        """Refuse an unchanged object that does not fit on the GPUs; NoCapacity is raised for a changed one."""
+        """Refuse an unchanged object for which there are not enough GPUs. For a changed one, raise NoCapacity."""
         try:
             with self.build.all_or_nothing(), self.gpus.all_or_nothing():
                 yield
@@ -324,7 +325,7 @@ STARTED = "started"  # the cause of the wait for a process that the plan itself 
 
 @dataclass(frozen=True)
 class Started:
-    """``run`` is the uid or symbol of a process that is or will be there; it is ready after the ops ``ready``."""
+    """A process that is, or will be, running. ``run``: its uid or symbol; it is ready after the ops ``ready``."""
 
     run: str
     ready: tuple[int, ...] = ()
@@ -332,8 +333,8 @@ class Started:
 
 @dataclass
 class ObjectWork:
-    """The working state of one object's plan, or of those of its processes that are ``components`` (none: of all).
-    ``swept``: by slot, the ops that end what dead shims have left there."""
+    """The working state of one object's plan, or of its processes in ``components`` (empty: all). ``swept``: by slot,
+    the ops that end what dead shims have left there."""
 
     components: ClassVar[tuple[str, ...]] = ()
     planning: Planning
@@ -372,12 +373,12 @@ class ObjectWork:
 
     @property
     def queues(self) -> bool:
-        """Whether its processes wait for GPUs in their scheduler's queue, and not in a plan."""
+        """Whether its processes wait for GPUs in their scheduler's queue instead of in a plan."""
         return self.scheduler in self.planning.observed.capacity.queued
 
     @cached_property
     def observed(self) -> Observed:
-        """The observed state; without the runs of this object when it is created again."""
+        """The observed state, without this object's runs if it is created again."""
         observed = self.planning.observed
         return observed.without(self.ref) if self.target.replaces is not None else observed
 
@@ -410,7 +411,7 @@ class ObjectWork:
         return decision
 
     def note(self, component: Component, decision: Decision) -> None:
-        """Note a process's drift, or that it cannot be seen."""
+        """Note a process's drift, or that it cannot be observed."""
         if decision.drift is not None:
             kind, message = decision.drift
             self.notes.drift.append(Drift(self.ref, kind, component.target, message))
@@ -468,8 +469,8 @@ class ObjectWork:
         grace: StopRun = OWN_GRACE,
         after: Sequence[int] = (),
     ) -> int:
-        """End a run; its GPUs are free afterwards. The lease of a run whose shim died is free already; what its session
-        left may still use the GPU."""
+        """End a run, after which its GPUs are free. If its shim has died, its lease is already free, but processes left
+        in its session may still use the GPU."""
         op = self.build.add(Verb.STOP, self.ref, run.slot, cause, needs=needs, run=run.uid, args=grace, after=after)
         squatters = self.observed.capacity.squatters
         self.gpus.give(sum(1 for uuid in run.state.spec.gpus if run.is_live or uuid in squatters), op)
@@ -484,12 +485,12 @@ class ObjectWork:
         grace: StopRun = OWN_GRACE,
         after: Sequence[int] = (),
     ) -> tuple[int, ...]:
-        """Stop those of ``runs`` that are of one component; ``needs`` where there is none."""
+        """Stop those of ``runs`` that belong to one component. Return the ops, or ``needs`` if there are none."""
         stops = (self.stop(run, cause, needs, grace, after) for run in runs if run.state.spec.component == name)
         return tuple(stops) or tuple(needs)
 
     def sweep(self) -> None:
-        """Stop processes that dead shims left, before their successors start: they may hold ports and GPUs."""
+        """Stop processes that dead shims left, before their successors start, since they may hold ports and GPUs."""
         for run in self.runs:
             if run.leaves_session:
                 op = self.stop(run, "sweep what its session left", self.recorded)
@@ -510,7 +511,7 @@ class ObjectWork:
 
 
 class KindPlan:
-    """One kind's part of a plan. Every phase is called for all kinds before the next one."""
+    """One kind's part of a plan. Each phase is run for all kinds before the next phase."""
 
     def __init__(self, planning: Planning, kind: str) -> None:
         self.planning = planning
@@ -520,22 +521,22 @@ class KindPlan:
         self.deleted = [target for target in self.targets if target.is_deleted]
 
     def drain(self) -> None:
-        """Drain objects that end. The kinds that refer to others come first."""
+        """Drain ending objects. Kinds that refer to others come first."""
 
     def open(self) -> None:
-        """Decide about the objects that stay, route to what serves, start what other kinds need."""
+        """Decide about the objects that stay, route to processes that serve, start what other kinds need."""
 
     def sync(self) -> None:
         """Complete the routing tables."""
 
     def end(self) -> None:
-        """Stop and erase what ends, before anything takes its place."""
+        """Stop and erase ending objects before anything takes their place."""
 
     def close(self) -> None:
         """Start what is missing, replace what is outdated, remove what is superfluous. Raises NoCapacity."""
 
     def finish(self) -> None:
-        """Erase objects that others needed until now, start objects that need the others."""
+        """Erase objects that others needed until now, and start objects that need the others."""
         for target in self.deleted:
             ObjectWork(self.planning, target).erase(())
 
@@ -577,7 +578,7 @@ class SimplePlan(KindPlan):
                     self._converge(ObjectWork(self.planning, target))
 
     def finish(self) -> None:
-        """Ended objects were erased in ``end``."""
+        """Do nothing: ended objects were erased in ``end``."""
 
     def _converge(self, work: ObjectWork) -> None:
         item = work.target.object

@@ -44,8 +44,8 @@ class CommandContext:
         return cls(ctx, ObjectStore(ctx.home), Backends(ctx.home.root, crash=crash_point))
 
     def scheduler_of(self, planned: Mapping[str, StoredObject], ref: str) -> Mapping[str, Any]:
-        """``spec.scheduler`` of an object that is planned or recorded, or of its host where it has one. ``type`` is the
-        name of its backend."""
+        """Return ``spec.scheduler`` of a planned or recorded object, or of its host if it has one. ``type`` is the name
+        of its backend."""
         item = planned.get(ref) or self.store.get(parse_ref(ref))
         if item is not None and (host := host_of(item)) is not None:
             return self.scheduler_of(planned, host)
@@ -54,7 +54,7 @@ class CommandContext:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A plan with what it was made from."""
+    """A plan and its inputs."""
 
     scope: PlanScope
     observed: Observed
@@ -67,7 +67,7 @@ class Prepared:
         return frozenset(parse_ref(op.ref) for op in self.plan.ops)
 
     def is_current(self, command: CommandContext) -> bool:
-        """Whether no object and no process has changed since. Routes may have."""
+        """Return whether no object and no process has changed since the plan was made. Routes may have changed."""
         return command.store.serial() == self.plan.serial and command.backend.observe() == self.states
 
 
@@ -87,7 +87,7 @@ def plan_targets(
         try:
             plan, seen = _plan_scope(command, scope, observed, policy, snapshot.serial, source)
             break
-        except DoesNotFit as error:  # what only waited for a job goes on waiting, and the rest of the plan goes on
+        except DoesNotFit as error:  # an object that only waited for a job keeps waiting, and the plan proceeds
             waiting = _still_waiting(scope, snapshot.objects, error.ref)
             if waiting is None:
                 raise
@@ -122,8 +122,8 @@ def _plan_scope(
 
 
 def _still_waiting(scope: PlanScope, stored: Sequence[StoredObject], ref: str) -> PlanScope | None:
-    """``scope`` in which ``ref``, and what it owns, hosts or is needed by, waits as recorded; None where it did not
-    wait, or its manifest has changed."""
+    """Return ``scope`` with ``ref``, and the objects that it owns, hosts or is needed by, waiting as recorded. Return
+    None if it did not wait or its manifest has changed."""
     known = {str(item.ref): item for item in stored}
 
     def only_waited(target: Target) -> bool:
@@ -149,7 +149,7 @@ def _still_waiting(scope: PlanScope, stored: Sequence[StoredObject], ref: str) -
 
 
 def _with_unreadable(plan: Plan, unreadable: Mapping[str, tuple[str, str]]) -> Plan:
-    """The plan with the objects that cannot be read, blocked."""
+    """Return the plan with the unreadable objects added as blocked."""
     drifts = [Drift(ref, "record-unreadable", _FILE, why) for ref, (why, _) in unreadable.items()]
     blocked = [
         ObjectPlan(ref, "blocked", why, refusal=Refusal("invalid", f"{ref}: {why}", hint))
@@ -159,7 +159,7 @@ def _with_unreadable(plan: Plan, unreadable: Mapping[str, tuple[str, str]]) -> P
 
 
 def _capacity(command: CommandContext, schedulers: Collection[str]) -> Capacity:
-    """Raises NoCapacity where a scheduler does not answer."""
+    """Return the capacity. Raises NoCapacity if a scheduler does not answer."""
     try:
         return command.backend.capacity(schedulers)
     except ArealError as error:
@@ -170,8 +170,8 @@ def _capacity(command: CommandContext, schedulers: Collection[str]) -> Capacity:
 def _observe_stable(
     command: CommandContext, choose: Choose
 ) -> tuple[StoreSnapshot, Mapping[str, RunState], PlanScope, Observed, dict[str, tuple[str, str]]]:
-    """A consistent snapshot of objects and processes, and the chosen objects that this version refuses. A model that
-    another command records meanwhile would look undeclared: its routes are observed, its object is not."""
+    """Return a consistent snapshot of objects and processes, and the chosen objects that this version refuses. A model
+    that another command records meanwhile would look undeclared: its routes are observed, its object is not."""
     for _ in range(STABLE_READS):
         snapshot = command.store.snapshot()
         chosen, by_uid = choose(snapshot.objects), command.backend.observe()
@@ -200,7 +200,7 @@ def _accepted(targets: Iterable[Target]) -> tuple[tuple[Target, ...], dict[str, 
 def _unreadable(
     stored: Listing[StoredObject], targets: Sequence[Target], states: Iterable[RunState]
 ) -> dict[str, tuple[str, str]]:
-    """Objects whose record cannot be read, or is gone while their processes live: why, and the next step."""
+    """Return objects with unreadable records, or with living processes but no record: why, and the next step."""
     known = {str(item.ref) for item in stored} | {target.ref for target in targets}
     found = {str(ref_of(path)): (f"{path} is unreadable: {why}", remedy(why)) for path, why in stored.unreadable}
     hint = "apply its manifest again, which keeps them; areal doctor --fix ends them"
@@ -211,8 +211,8 @@ def _unreadable(
 
 
 def _context(targets: Sequence[Target], stored: Sequence[StoredObject]) -> tuple[Target, ...]:
-    """The hosts of the targets, the services that they call, and the neighbors needed to plan those: the other models
-    of a service, and the jobs that train in it."""
+    """Return the hosts of the targets, the services that they call, and the neighbors needed for planning those: the
+    other models of a service, and the jobs that train in it."""
     names = {target.ref for target in targets}
     hosts = {host for target in targets if (host := host_of(target.object))}
     staying = [target.object for target in targets if not target.is_deleted]
@@ -227,7 +227,7 @@ def _context(targets: Sequence[Target], stored: Sequence[StoredObject]) -> tuple
 
 
 def drift(ctx: Context, refs: Iterable[str] | None = None, *, assume_capacity: bool = False) -> Plan:
-    """The plan that heals what is recorded, with every drift named; ``refs`` None: of all objects. Read-only."""
+    """Return the plan that heals the recorded objects, naming every drift. ``refs`` None: all objects. Read-only."""
     wanted = None if refs is None else set(refs)
 
     def choose(stored: list[StoredObject]) -> tuple[Target, ...]:

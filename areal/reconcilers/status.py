@@ -1,4 +1,4 @@
-"""The status of objects, recomputed from running processes, never only from the record. Standard library only.
+"""The status of objects, computed from running processes, never only from the record. Standard library only.
 
 Every verb that prints a status observes all processes that it needs once, here.
 """
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 def object_document(
     found: StoredObject, status: ObjectStatus, *, spec: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """``apiVersion, kind, metadata, spec, status``; ``spec`` as the user set it unless another is given."""
+    """Return ``apiVersion, kind, metadata, spec, status``. ``spec``: as the user set it, unless another is given."""
     metadata: dict[str, Any] = {
         "name": found.name,
         "uid": found.uid,
@@ -74,11 +74,11 @@ def object_document(
     }
 
 
-_TIMEOUT_S = 1.5  # for all probes together; `areal get` waits for it
+_TIMEOUT_S = 1.5  # of all probes together, for which `areal get` waits
 
 Runs = Mapping[str, "RunState"]
 
-BACKGROUND = "reconcile"  # the component of a command in the background
+BACKGROUND = "reconcile"  # the component name of a background command
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,8 @@ class ObjectStatus:
 
 
 def statuses(home: Home, objects: Iterable[StoredObject], runs: Runs) -> dict[str, ObjectStatus]:
-    """The status of each object, by its reference. ``runs`` must contain those of the objects and of their
-    hosts, and may contain others."""
+    """Return the status of each object, by its reference. ``runs`` must contain those of the objects and of their
+    hosts."""
     items = list(objects)
     hosts = hosts_of(home, items)
     owners = {str(item.ref) for item in items} | set(hosts)
@@ -110,13 +110,14 @@ def statuses(home: Home, objects: Iterable[StoredObject], runs: Runs) -> dict[st
 
 
 def gateway_address(ref: str, states: Iterable[RunState]) -> str:
-    """The URL at which users reach the object, from its processes' records; "" where none runs."""
+    """Return the URL at which users reach the object, from its processes' records; "" if none runs."""
     runs = (ObservedRun(state) for state in states if state.spec.owner == ref)
     return controller_of(ref.partition("/")[0]).address(runs)
 
 
 def health_of(obj: StoredObject, seen: Observed, hosts: Mapping[str, StoredObject]) -> Health:
-    """``hosts``: the recorded objects that others are attached to, or wait for, by reference."""
+    """Return an object's health. ``hosts``: the recorded objects to which others are attached or for which they
+    wait."""
     if job := obj.awaits:
         return waiting_health(obj.ref, job, hosts.get(job), seen)
     host = hosts.get(host_of(obj) or "")
@@ -125,7 +126,7 @@ def health_of(obj: StoredObject, seen: Observed, hosts: Mapping[str, StoredObjec
 
 
 def waiting_health(ref: Ref, job: str, found: StoredObject | None, seen: Observed) -> Health:
-    """Health of an object that starts when ``job`` has succeeded. ``found``: the job's record."""
+    """Return the health of an object that starts when ``job`` has succeeded. ``found``: the job's record."""
     if found is None:
         return Health("Pending", 0, 1, "Waiting", f"waits for {job}, which is not recorded")
     controller, runs = controller_of(found.kind), seen.of(job)
@@ -145,7 +146,7 @@ def waiting_health(ref: Ref, job: str, found: StoredObject | None, seen: Observe
 
 
 def held_back(home: Home, backend: RunControl) -> list[StoredObject]:
-    """The objects that wait for a job which has succeeded: there was no room for them when it ended."""
+    """Return the objects that wait for a job that has succeeded: there was no room for them when it ended."""
     waiting = [item for item in ObjectStore(home).list() if item.awaits]
     if not waiting:
         return []
@@ -159,7 +160,7 @@ def held_back(home: Home, backend: RunControl) -> list[StoredObject]:
 
 
 def hosts_of(home: Home, objects: Sequence[StoredObject]) -> dict[str, StoredObject]:
-    """The objects, given or recorded, that any of ``objects`` is attached to, or waits for."""
+    """Return the objects, given or recorded, to which any of ``objects`` is attached or for which it waits."""
     known, store = {str(item.ref): item for item in objects}, ObjectStore(home)
     wanted = sorted({other for item in objects for other in (host_of(item), item.awaits) if other})
     found = {ref: known.get(ref) or store.get(Ref(*ref.split("/", 1))) for ref in wanted}
@@ -167,17 +168,18 @@ def hosts_of(home: Home, objects: Sequence[StoredObject]) -> dict[str, StoredObj
 
 
 def is_converged(obj: StoredObject) -> bool:
-    """Whether a command has finished this generation. Its processes may serve earlier, without their hot settings."""
+    """Return whether a command has finished this generation. Processes may serve earlier, without their hot
+    settings."""
     return obj.status.get("observedGeneration") == obj.generation
 
 
 def converged_status(obj: StoredObject) -> dict[str, Any]:
-    """The recorded status of an object whose generation a command has finished."""
+    """Return the recorded status of an object whose generation a command has finished."""
     return {**obj.status, "observedGeneration": obj.generation}
 
 
 def rollout_health(obj: StoredObject, health: Health, left: str | None) -> Health:
-    """``health``, with Progressing instead of Ready while ``left`` is still to be done."""
+    """Return ``health``, with Progressing in place of Ready while the operation ``left`` is to be done."""
     if health.phase != "Ready" or left is None:
         return health
     message = f"generation {obj.generation} has not converged: {left}; areal reconcile goes on with it"
@@ -185,8 +187,8 @@ def rollout_health(obj: StoredObject, health: Health, left: str | None) -> Healt
 
 
 def _left_to_do(home: Home, objects: Sequence[StoredObject]) -> dict[str, str]:
-    """The first operation that each object still needs, in words. It costs a plan, so callers pass only objects whose
-    command has not finished: it may be running, or was killed."""
+    """Return the first operation that each object still needs, in words. This makes a plan, so callers pass only
+    objects whose command has not finished: it is running, or was killed."""
     if not objects:
         return {}
     from areal.reconcilers.context import Context
@@ -302,8 +304,8 @@ def _holds(text: str, stored: StoredObject | None, status: ObjectStatus | None) 
 def _fail_if_stalled(
     home: Home, stored: StoredObject, status: ObjectStatus, conditions: Conditions, runs: Runs
 ) -> None:
-    """Raises TargetFailed when the wait is for success, no command is working on the object, and it has failed or all
-    of its processes have started and a command has to go on."""
+    """Raise TargetFailed if the wait is for success, no command is working on the object, and the object has failed or
+    only another command can continue its rollout."""
     ref, reasons = stored.ref, {c.reason for c in status.conditions if c.type == "Ready"}
     if not all(any(text in ("ready", "completed") for text in alternatives) for alternatives in conditions):
         return
@@ -321,7 +323,7 @@ def _fail_if_stalled(
 
 
 def _converges_in_background(ref: Ref, runs: Runs) -> bool:
-    """Whether a background command converges the object."""
+    """Return whether a background command converges the object."""
     commands = [run for run in runs.values() if run.spec.component == BACKGROUND and run.phase not in ENDED]
     return any(str(ref) in run.spec.inputs["refs"] for run in commands)
 

@@ -1,7 +1,7 @@
-"""CPU, memory, GPU and the counters of engines of each process: two samples, and the figures between them.
+"""CPU, memory, GPU and engine counters of each process, from two samples.
 
-CPU and memory are sums over the process's session (engines fork). Processes on nodes of a cluster cannot be measured
-from here: their values are None.
+CPU and memory are sums over the process's session (engines fork). Processes on cluster nodes cannot be measured from
+here: their values are None.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Usage(NamedTuple):
 
 
 class EngineCounters(NamedTuple):
-    """Of an engine: tokens that it has generated, sequences that wait, and the share of its KV cache that is in use."""
+    """Counters of an engine: generated tokens, waiting sequences, and the used share of its KV cache."""
 
     generated: float
     waiting: float | None = None
@@ -55,7 +55,7 @@ def sample(home: HomeView, states: Sequence[RunState]) -> Sample:
 
 
 def figures(states: Sequence[RunState], before: Sample, after: Sample) -> list[dict[str, Any]]:
-    """A row for each process. What one of the samples does not have is None."""
+    """Return a row for each process. Values missing in one of the samples are None."""
     took = max(1e-6, after.at - before.at)
     gpus = _gpus([uuid for state in states if not state.job_id for uuid in state.spec.gpus])
     rows = []
@@ -88,7 +88,7 @@ def figures(states: Sequence[RunState], before: Sample, after: Sample) -> list[d
 
 
 def _usage() -> dict[int, Usage]:
-    """Returns the usage (CPU time, resident memory) of all visible processes, by session id."""
+    """Return the usage (CPU time, resident memory) of all visible processes, by session id."""
     found: dict[int, Usage] = {}
     for entry in os.scandir("/proc"):
         if not entry.name.isdigit():
@@ -109,7 +109,7 @@ def _usage() -> dict[int, Usage]:
 
 
 def _gpus(uuids: Sequence[str]) -> dict[str, Mapping[str, Any]]:
-    """Returns GPUs of this machine by UUID. A GPU that the driver does not list has no figures."""
+    """Return GPUs of this machine by UUID. A GPU that the driver does not list has no figures."""
     if not uuids:
         return {}
     from areal.runtime.gpus import list_gpus
@@ -122,7 +122,7 @@ def _gpus(uuids: Sequence[str]) -> dict[str, Mapping[str, Any]]:
 
 
 def _of_node(name: str) -> Mapping[str, Any]:
-    """Returns a GPU of a cluster node, which is named by its index on the node or by its UUID."""
+    """Return a GPU of a cluster node, named by its index on the node or by its UUID."""
     index = int(name) if name.isdecimal() else None
     return {"uuid": None if index is not None else name, "index": index, "usedBytes": None}
 
@@ -134,12 +134,12 @@ _CACHE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token
 
 
 def _counters(home: HomeView, states: Sequence[RunState]) -> dict[str, EngineCounters]:
-    """Returns the counters of engines that can be read, by uid."""
+    """Return the counters of engines that can be read, by uid."""
     engines = [state for state in states if state.spec.component == "engine" and state.spec.url]
     if not engines:
         return {}
     services = {str(item.ref): service_of(item) for item in home.objects}
-    keys: dict[str, str] = {}  # admin keys that can be read here; without its key, an engine refuses its counters
+    keys: dict[str, str] = {}  # admin keys readable here; an engine refuses to show its counters without its key
     for owner in {state.spec.owner for state in engines}:
         if (service := services.get(owner)) is not None:
             with contextlib.suppress(ArealError):
@@ -172,7 +172,7 @@ def _read(url: str, key: str | None) -> EngineCounters | None:
 
 
 def service_key(home: Home, service: str, kind: str = INFERENCE_SERVICE) -> str:
-    """Returns the admin key of a service of this home. Raises ArealError with the reason if there is none."""
+    """Return the admin key of a service of this home. Raises ArealError with the reason if there is none."""
     from areal.reconcilers.launch import key_path
     from areal.state.home import admin_key_path, read_key
     from areal.state.objects import ObjectStore

@@ -11,7 +11,7 @@ from areal.wire.processes import WEIGHT_UPDATE_FILE
 
 
 class GatewayRecord(NamedTuple):
-    """One gateway. ``name``: the name of its job. ``url`` and ``pid`` are from its file; the process may have died
+    """One gateway. ``name``: the name of its job. ``url`` and ``pid`` come from its file; the process may have died
     since."""
 
     name: str
@@ -21,12 +21,13 @@ class GatewayRecord(NamedTuple):
     key_file: str | None
 
     def key(self) -> str | None:
-        """The admin key; None without a key file, or where it is gone. Raises ArealError if it cannot be read."""
+        """Return the admin key; None if there is no key file or it is gone. Raises ArealError if it cannot be read."""
         return read_key(self.key_file) if self.key_file is not None and Path(self.key_file).exists() else None
 
 
 def read_gateway(folder: Path) -> GatewayRecord:
-    """Raise OSError if the job has no gateway, and ValueError, KeyError or TypeError if its file is damaged."""
+    """Read a gateway's file. Raises OSError if the job has no gateway, and ValueError, KeyError or TypeError if the
+    file is damaged."""
     about = parse_json((folder / WEIGHT_UPDATE_FILE).read_text(encoding="utf-8"))
     key_file = about["admin_key_file"]
     if not isinstance(about["url"], str) or not (key_file is None or isinstance(key_file, str)):

@@ -27,8 +27,8 @@ def is_loopback(host: str) -> bool:
 
 
 def base_url(host: str, port: int) -> str:
-    """The URL at which processes of this machine reach a service on ``host``. An unspecified address (0.0.0.0, ::) is
-    replaced by loopback: it can be listened on, but not connected to."""
+    """Return the URL at which processes of this machine reach a service on ``host``. An unspecified address (0.0.0.0,
+    ::) is replaced by loopback: it can be listened on, but not connected to."""
     try:
         address = ipaddress.ip_address(host or "0.0.0.0")
     except ValueError:
@@ -39,7 +39,7 @@ def base_url(host: str, port: int) -> str:
 
 
 def key_fault(key: bytes, host: str) -> str | None:
-    """Returns why ``key`` is not a valid admin key for a service that listens on ``host``; None if it is valid."""
+    """Return why ``key`` is not a valid admin key for a service that listens on ``host``; None if it is valid."""
     if not key:
         return "it is empty"
     if not key.isascii() or any(byte <= 32 or byte == 127 for byte in key):
@@ -83,7 +83,7 @@ class UrlError(ValueError):
         return self.with_advice("external.allowPrivate")
 
     def with_advice(self, setting: str) -> str:
-        """The problem, and the setting by which private addresses are allowed if that would solve it."""
+        """Return the problem, and the setting by which private addresses are allowed if that would solve it."""
         return f"{self.problem}: set {setting}: true if that is meant" if self.is_private else self.problem
 
 
@@ -111,7 +111,7 @@ class ExternalUrl:
         return f"{self.scheme}://{host}{port}{self.path}"
 
     def refusal(self, address: IPAddress, *, allow_private: bool) -> UrlError | None:
-        """Returns why a connection for this URL must not go to ``address``; None if it may.
+        """Return why a connection for this URL must not go to ``address``; None if it may.
 
         Loopback is allowed if the URL itself says so (``localhost`` or a loopback address), but not for another name
         that resolves to it.
@@ -121,7 +121,7 @@ class ExternalUrl:
 
 
 def parse_external_url(text: str, *, allow_private: bool = False) -> ExternalUrl:
-    """Parses the base URL of an external API. Raises UrlError, also for an address that must not be reached."""
+    """Parse the base URL of an external API. Raises UrlError, also for an address that must not be reached."""
     if any(char <= " " or char == "\\" or char == "\x7f" or unicodedata.category(char) in _INVISIBLE for char in text):
         raise UrlError("holds a space, a backslash or a character that does not show")
     match = _URL.fullmatch(text)
@@ -174,7 +174,7 @@ def _ipv6(text: str) -> str:
 
 
 def _name(text: str) -> str:
-    """Returns a host name or an IPv4 address in its canonical spelling."""
+    """Return a host name or an IPv4 address in its canonical spelling."""
     try:
         # Compatibility forms first: full-width digits are digits, and an ideographic full stop is a dot.
         name = unicodedata.normalize("NFKC", text).replace("\u3002", ".").encode("idna").decode("ascii").lower()
@@ -193,8 +193,8 @@ def _name(text: str) -> str:
 
 
 def refusal(address: IPAddress, *, allow_private: bool) -> UrlError | None:
-    """Returns why no request may be sent to ``address``; None if it may. The rules for IPv4 addresses also apply to
-    IPv4 addresses that an IPv6 address embeds."""
+    """Return why no request may be sent to ``address``; None if it may. The rules for IPv4 addresses also apply to IPv4
+    addresses that an IPv6 address embeds."""
     judged = _embedded_ipv4(address) or (address,)
     if any(each.is_link_local or each in _METADATA for each in (address, *judged)):
         reason = "a link-local or metadata address: credentials of machines live there, no model"
@@ -212,7 +212,7 @@ def refusal(address: IPAddress, *, allow_private: bool) -> UrlError | None:
 
 
 def _embedded_ipv4(address: IPAddress) -> tuple[IPAddress, ...]:
-    """Returns the IPv4 addresses that an IPv6 address embeds: mapped, compatible, 6to4, Teredo, NAT64."""
+    """Return the IPv4 addresses that an IPv6 address embeds: mapped, compatible, 6to4, Teredo, NAT64."""
     if not isinstance(address, ipaddress.IPv6Address):
         return ()
     found: list[IPAddress] = [each for each in (address.ipv4_mapped, address.sixtofour) if each is not None]

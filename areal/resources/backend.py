@@ -117,13 +117,13 @@ class Allocation:
 
 
 def is_train_engine(engine: str) -> bool:
-    """Whether ``engine`` is a train engine, built in or registered by another package."""
+    """Return whether ``engine`` is a train engine, built in or registered by another package."""
     return engine in TRAIN_ENGINES or (engine not in ENGINES and engine in kinds.TRAIN_ENGINES)
 
 
 @lru_cache(1024)
 def parse_backend(text: str, *, engines: Collection[str] = ENGINES, single: bool = False) -> Allocation:
-    """Parses ``text``. ``engines``: the engines allowed here; if ``fsdp`` is among them, so are train engines of other
+    """Parse ``text``. ``engines``: the engines allowed here; if ``fsdp`` is among them, so are train engines of other
     packages. ``single`` forbids ``+``. Raises BackendError."""
     parts: list[Part] = []
     column = 1
@@ -142,7 +142,7 @@ def parse_backend(text: str, *, engines: Collection[str] = ENGINES, single: bool
 
 
 def inference_part(backend: str) -> Part:
-    """The inference engine of a backend that has been validated."""
+    """Return the inference engine of a backend that has been validated."""
     part = parse_backend(backend).inference
     assert part is not None, f"validated backends name an inference engine: {backend}"
     return part
@@ -175,7 +175,7 @@ def _parse_part(piece: str, column: int, before: list[Part], engines: Collection
 
 
 def _parse_hybrid(engine: str, piece: str, column: int) -> Part:
-    """Parses ``megatron:(attn:DIMS|ffn:DIMS)``."""
+    """Parse ``megatron:(attn:DIMS|ffn:DIMS)``."""
     match = _HYBRID.fullmatch(piece)
     at = column + len(engine) + 1
     if engine != "megatron":
@@ -300,7 +300,7 @@ _ONE_ONLY = {"stream-interval"}  # flags of vLLM and SGLang that must be 1
 
 @cache
 def own_flags(program: str) -> dict[str, Flag]:
-    """Returns the flags of the embedded engine that ``engineArgs`` may set, or those of the data proxy that
+    """Return the flags of the embedded engine that ``engineArgs`` may set, or those of the data proxy that
     ``proxyArgs`` may set, from its configuration class."""
     from areal.wire.processes import DataProxyConfig, EmbeddedEngineConfig
 
@@ -326,7 +326,7 @@ def flag_name(name: str) -> str:
 
 
 def engine_arguments(engine: str, section: Mapping[str, Any], trainer_dtype: str = "") -> dict[str, Any]:
-    """Returns ``engineArgs`` from the engine's section of a job's configuration, without empty values and without
+    """Return ``engineArgs`` from the engine's section of a job's configuration, without empty values and without
     arguments that areal sets. The ``dtype`` of the embedded engine defaults to the trainer's."""
     defaults = {"dtype": trainer_dtype} if engine == "embedded" and trainer_dtype else {}
     ours = _RESERVED_FLAGS.get(engine, {})
@@ -340,7 +340,7 @@ def engine_arguments(engine: str, section: Mapping[str, Any], trainer_dtype: str
 def engine_arg_faults(
     engine: str, arguments: Mapping[str, Any], known: Collection[str] | None = None
 ) -> Iterator[tuple[str, str]]:
-    """Yields (argument, fault) for invalid arguments. ``known``: the engine's flags without leading dashes; None if no
+    """Yield (argument, fault) for invalid arguments. ``known``: the engine's flags without leading dashes; None if no
     installed engine can list them. A flag of vLLM or SGLang that takes a map may be written as ``flag.key``."""
     own = own_flags(engine) if engine in _OWN else {}
     known = own or known
@@ -359,7 +359,7 @@ def engine_arg_faults(
 
 
 def engine_args_schema(engine: str) -> Schema:
-    """Returns the JSON Schema of ``engineArgs``, or of ``proxyArgs``. It lists the flags and values of the embedded
+    """Return the JSON Schema of ``engineArgs``, or of ``proxyArgs``. It lists the flags and values of the embedded
     engine and of the data proxy; for other engines, it only rejects the flags that areal sets."""
     refused: Schema = {f"^{_spellings(flag)}$": False for flag in _RESERVED_FLAGS[engine]}
     if engine not in _OWN:
@@ -369,7 +369,7 @@ def engine_args_schema(engine: str) -> Schema:
 
 
 def _spellings(flag: str, *, dotted: bool = True) -> str:
-    """Returns a regular expression for the spellings that ``flag_name`` maps to this flag. ``dotted``: also with
+    """Return a regular expression for the spellings that ``flag_name`` maps to this flag. ``dotted``: also with
     ``.key``."""
     first, *words = flag.split("-")
     head = f"[{first[0]}{first[0].upper()}]{first[1:]}"
@@ -390,7 +390,7 @@ def _value_schema(flag: Flag) -> Schema:
 
 
 def _value_fault(flag: Flag, value: Any) -> str | None:
-    """Returns the fault of a value for a flag of our own programs. Null is valid: it leaves the flag out."""
+    """Return the fault of a value for a flag of our own programs. Null is valid: it leaves the flag out."""
     if value is None:
         return None
     if flag.choices:

@@ -69,7 +69,7 @@ class SourceText:
 def read_sources(
     files: tuple[str, ...], recursive: bool, stdin: str | None, problems: Problems
 ) -> Iterator[SourceText]:
-    """Yields the text of each file once, in the order of the arguments; the files of a folder are sorted by name."""
+    """Yield the text of each file once, in the order of the arguments; the files of a folder are sorted by name."""
     seen: set[Path] = set()
     for argument in files:
         if argument == "-":
@@ -89,7 +89,7 @@ def read_sources(
 
 
 def read_text(path: Path, problems: Problems, *, named: bool = True) -> SourceText | None:
-    """Returns the text of one file. Returns None if it cannot be read, after reporting the reason."""
+    """Return the text of one file. Returns None if it cannot be read, after reporting the reason."""
     problems.files[str(path)] = None
     try:
         with path.open("rb") as file:
@@ -147,7 +147,7 @@ def _expand(argument: str, recursive: bool, problems: Problems) -> Iterator[tupl
 
 
 def _manifests(folder: Path, recursive: bool) -> Iterator[Path]:
-    """Yields manifest files of a folder by name. Skips hidden files and folders, and the schemas that `areal init`
+    """Yield manifest files of a folder by name. Skips hidden files and folders, and the schemas that `areal init`
     writes beside manifests for editors; does not follow links to folders."""
     for path in sorted(folder.iterdir()):
         if path.name.startswith("."):
@@ -177,13 +177,13 @@ class Document(NamedTuple):
         return item_name(self.node.get("metadata") or self.node) or ""
 
     def declared(self) -> list[Ref]:
-        """Returns the references of the document's resource and of its inline objects, if their names can be read."""
+        """Return the references of the document's resource and of its inline objects, if their names can be read."""
         if self.kind not in KINDS or not self.name:
             return []
         return [Ref(self.kind, self.name), *self.inline()]
 
     def inline(self) -> list[Ref]:
-        """Returns the references of the named objects that the document declares inside its spec."""
+        """Return the references of the named objects that the document declares inside its spec."""
         inline = spec_model(self.kind).INLINE if self.kind in KINDS else None
         items = child(self.node.get("spec") or self.node, inline[0]) if inline is not None else None
         if inline is None or not isinstance(items, SequenceNode):
@@ -191,12 +191,12 @@ class Document(NamedTuple):
         return [Ref(inline[1], name) for item in items.items if (name := item_name(item)) is not None]
 
     def report(self, pos: Pos, path: str, message: str, *, hint: str | None = None, absent: str = "") -> None:
-        """Reports a fault in this document, with its ``origin``: generated documents share one position."""
+        """Report a fault in this document, with its ``origin``: generated documents share one position."""
         self.problems.add(pos, path, message, hint=hint, absent=absent, origin=self.origin)
 
 
 def read_documents(source: SourceText, problems: Problems) -> list[Document]:
-    """Returns the documents of one file, with each item of a ``kind: List`` as a document. An empty file is a fault if
+    """Return the documents of one file, with each item of a ``kind: List`` as a document. An empty file is a fault if
     the user named it."""
     before = problems.met
     found: list[Document] = []
@@ -221,7 +221,7 @@ def _flatten(node: Node, source: SourceText, problems: Problems) -> list[Documen
 
 
 def read_values(files: tuple[str, ...], problems: Problems) -> dict[str, Any]:
-    """Merges values files, a later file over an earlier one. Every document must be a map."""
+    """Merge values files, a later file over an earlier one. Every document must be a map."""
     values: dict[str, Any] = {}
     for file in files:
         source = read_text(Path(file), problems)
@@ -275,7 +275,7 @@ class ExpressionContext:
 
 
 def substitute(node: Node, context: ExpressionContext, path: FieldPath = ()) -> Node:
-    """Returns ``node`` with every expression evaluated; the same object if it has none."""
+    """Return ``node`` with every expression evaluated; the same object if it has none."""
     if isinstance(node, ScalarNode):
         return _scalar(node, context, path) if isinstance(node.value, str) and OPENING in node.value else node
     if isinstance(node, SequenceNode):
@@ -311,7 +311,7 @@ def _scalar(node: ScalarNode, context: ExpressionContext, path: FieldPath) -> No
 
 
 def expand(document: Document, context: ExpressionContext) -> Iterator[Document]:
-    """Yields the documents that ``generate`` produces, or ``document`` itself, with every expression evaluated."""
+    """Yield the documents that ``generate`` produces, or ``document`` itself, with every expression evaluated."""
     context = replace(context, document=document)
     if "generate" not in document.node.entries and "template" not in document.node.entries:
         node = substitute(document.node, context)
@@ -414,7 +414,7 @@ class Reading:
         return ExpressionContext(Scope(values, self.env, self.profile), self.problems, self.budget, reads=self.reads)
 
     def documents(self, sources: Iterable[SourceText], values: Mapping[str, Any]) -> list[Document]:
-        """Returns the documents of ``sources`` that belong to the profile, after ``generate`` and expressions."""
+        """Return the documents of ``sources`` that belong to the profile, after ``generate`` and expressions."""
         context = self.context(values)
         found: list[Document] = []
         for source in sources:
@@ -431,14 +431,14 @@ class Reading:
         return found
 
     def check_profile(self) -> None:
-        """Reports an unknown profile, if files name any."""
+        """Report an unknown profile, if files name any."""
         if self.profile is not None and self.profiles and self.profile not in self.profiles:
             near = did_you_mean(self.profile, self.profiles)
             known = ", ".join(sorted(self.profiles))
             self.problems.add(Pos("--profile", 1, 1), "", f'unknown profile "{self.profile}"{near}: there are {known}')
 
     def _is_active(self, document: Document) -> bool:
-        """Whether the document belongs to the profile, or to all profiles."""
+        """Return whether the document belongs to the profile, or to all profiles."""
         node = document.node.get("profiles")
         if node is None:
             return True

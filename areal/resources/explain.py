@@ -25,21 +25,21 @@ _BOUNDS = {"ge": "from", "gt": "above", "le": "to", "lt": "below"}
 
 
 def type_text(info: FieldInfo) -> str:
-    """Returns the type of a field in words: ``integer from 1 to 65535 (port)``, ``list of maps``, ``auto | prefix``."""
+    """Return the type of a field in words: ``integer from 1 to 65535 (port)``, ``list of maps``, ``auto | prefix``."""
     field = info.owner.model_fields[info.attribute]
     text = _type(info.annotation, list(_bounds(field.metadata)))
     return f"{text} ({info.unit.name})" if info.unit is not None and info.unit.name not in text else text
 
 
 def default_text(info: FieldInfo) -> str:
-    """Returns the default in YAML flow style; ``required`` for a required field, ``absent`` for a null default."""
+    """Return the default in YAML flow style; ``required`` for a required field, ``absent`` for a null default."""
     if info.default is ABSENT or info.default is None:
         return "required" if info.default is ABSENT else "absent"
     return json.dumps(plain_default(info.default), ensure_ascii=False)
 
 
 def plain_default(value: Any) -> Any:
-    """Converts a default that is a model to a map with YAML names, without null entries."""
+    """Convert a default that is a model to a map with YAML names, without null entries."""
     dump = getattr(value, "model_dump", None)
     return dump(by_alias=True, exclude_none=True) if dump is not None else value
 
@@ -67,7 +67,7 @@ def _type(annotation: Any, bounds: list[Any]) -> str:
 
 
 def _bounds(metadata: Any) -> Iterator[Any]:
-    """Yields the bounds of a field, including those inside a pydantic ``FieldInfo``."""
+    """Yield the bounds of a field, including those inside a pydantic ``FieldInfo``."""
     for mark in metadata:
         if hasattr(mark, "metadata"):
             yield from _bounds(mark.metadata)
@@ -109,7 +109,7 @@ def explain(path: str) -> str:
 
 
 def fields_below(path: str) -> dict[str, str]:
-    """Returns the description of each field below ``path``; empty if ``path`` is unknown or has no fields."""
+    """Return the description of each field below ``path``; empty if ``path`` is unknown or has no fields."""
     first, *steps = [step.partition("[")[0] for step in path.split(".")]
     try:
         kind = resolve_kind(first)
@@ -197,7 +197,7 @@ _EXAMPLES: dict[str, Any] = {
 
 
 def init(kind: str, name: str | None = None) -> str:
-    """Returns a manifest of ``kind``, with the example's name unless one is given, and a modeline with the file of the
+    """Return a manifest of ``kind``, with the example's name unless one is given, and a modeline with the file of the
     JSON Schema of all kinds for editors."""
     model = spec_model(kind)
     fields = fields_of(model)
@@ -228,7 +228,7 @@ def _field(info: FieldInfo, filled: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _shown(info: FieldInfo) -> Any:
-    """Returns the example of a field, else its default, else an empty map or null."""
+    """Return the example of a field, else its default, else an empty map or null."""
     if info.name in _EXAMPLES:
         return _EXAMPLES[info.name]
     default = plain_default(info.default)
@@ -238,7 +238,7 @@ def _shown(info: FieldInfo) -> Any:
 
 
 def _yaml(value: dict[str, Any], indent: str) -> Iterator[str]:
-    """Yields YAML lines: block style for non-empty maps and lists of maps, flow style for other values."""
+    """Yield YAML lines: block style for non-empty maps and lists of maps, flow style for other values."""
     for key, item in value.items():
         if isinstance(item, dict) and item:
             yield f"{indent}{key}:"

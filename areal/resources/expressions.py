@@ -90,7 +90,7 @@ class ExpressionText:
     """The paths below ``values`` that the expressions name, in branches that are not evaluated too."""
 
     def evaluate(self, scope: Scope) -> Any:
-        """Returns the value of the expression if there is no literal text, else text. Raises ExpressionError."""
+        """Return the value of the expression if there is no literal text, else text. Raises ExpressionError."""
         if len(self.parts) == 1 and not isinstance(self.parts[0], str):
             return evaluate(self.parts[0], scope)
         texts: list[str] = []
@@ -107,7 +107,7 @@ class ExpressionText:
 
 @lru_cache(maxsize=4096)
 def parse_template(text: str) -> ExpressionText:
-    """Parses a scalar; ``$${{`` is a literal ``${{``. Raises ExpressionError. The cache makes ``generate`` parse its
+    """Parse a scalar; ``$${{`` is a literal ``${{``. Raises ExpressionError. The cache makes ``generate`` parse its
     template once."""
     parts: list[str | ast.expr] = []
     literal, at = "", 0
@@ -128,7 +128,7 @@ def parse_template(text: str) -> ExpressionText:
 
 
 def _value_paths(tree: ast.expr) -> Iterator[tuple[str | int, ...]]:
-    """Yields the path of each lookup in ``values``, up to the first key that is not literal."""
+    """Yield the path of each lookup in ``values``, up to the first key that is not literal."""
     pending: list[ast.AST] = [tree]
     while pending:
         node = pending.pop()
@@ -177,7 +177,7 @@ _PAIRS = {*_CLOSING.items(), ("not", "in")}  # (previous, current) tokens that a
 
 
 def _tokenize(text: str, start: int) -> tuple[list[_Token], int]:
-    """Returns the tokens from offset ``start`` to the closing braces, and the offset after the braces."""
+    """Return the tokens from offset ``start`` to the closing braces, and the offset after the braces."""
     tokens: list[_Token] = []
     at = start
     while at < len(text):
@@ -215,7 +215,7 @@ def _token(kind: str, text: str, column: int, after_dot: bool) -> _Token:
 
 
 def _parse(tokens: list[_Token]) -> ast.expr:
-    """Returns the syntax tree of one expression; the last token is its end."""
+    """Return the syntax tree of one expression; the last token is its end."""
     lines = _grouped(tokens)
     try:
         tree = ast.parse("\n".join(["(", *(token.python for token in lines[:-1]), ")"]), mode="eval").body
@@ -236,7 +236,7 @@ def _parse(tokens: list[_Token]) -> ast.expr:
 
 
 def _grouped(tokens: list[_Token]) -> list[_Token]:
-    """Returns the tokens with parentheses around the left operand of every ``|``, so that ``|`` binds weakest."""
+    """Return the tokens with parentheses around the left operand of every ``|``, so that ``|`` binds weakest."""
     grouped: list[_Token] = []
     starts, closing = [0], ["}}"]  # for each open bracket: where its current expression begins, and its closing token
     pipes = 0
@@ -266,7 +266,7 @@ def _grouped(tokens: list[_Token]) -> list[_Token]:
 
 
 def _expected(previous: _Token, token: _Token, closing: list[str]) -> str | None:
-    """Returns, in words, what must follow ``previous`` instead of ``token``; None if ``token`` is valid there."""
+    """Return, in words, what must follow ``previous`` instead of ``token``; None if ``token`` is valid there."""
     is_operand = token.kind in ("value", "name")
     if previous.text in (".", "|"):
         return None if token.kind == "name" else "a name" if previous.text == "." else "a function"
@@ -279,7 +279,7 @@ def _expected(previous: _Token, token: _Token, closing: list[str]) -> str | None
 
 
 def _check(node: ast.expr, lines: list[_Token]) -> None:
-    """Sets the names and the column of a node. Raises ExpressionError for a node that the language does not have."""
+    """Set the names and the column of a node. Raises ExpressionError for a node that the language does not have."""
     first = lines[node.lineno - 2]
     node.col_offset = first.column
     match node:
@@ -320,7 +320,7 @@ class Unset:
 
 
 def evaluate(tree: ast.expr, scope: Scope) -> Any:
-    """Returns the value of an expression. Raises only ExpressionError."""
+    """Return the value of an expression. Raises only ExpressionError."""
     try:
         value = _value(tree, scope)
         check_size(value)
@@ -339,7 +339,7 @@ def _value(node: ast.expr, scope: Scope) -> Any:
 
 
 def _resolve(node: ast.expr, scope: Scope) -> Any:
-    """Returns the value of ``node``, or Unset."""
+    """Return the value of ``node``, or Unset."""
     match node:
         case ast.Constant():
             return node.value
@@ -442,7 +442,7 @@ def _call(name: str, arguments: list[ast.expr], column: int, scope: Scope) -> An
 
 
 def _path_text(node: ast.expr) -> str:
-    """Returns the text of a lookup; parts that are neither names nor literals are elided."""
+    """Return the text of a lookup; parts that are neither names nor literals are elided."""
     match node:
         case ast.Name(id=name):
             return name

@@ -41,23 +41,23 @@ PATTERN_WORDS: dict[str, str] = {}
 
 
 def worded(pattern: str, words: str) -> str:
-    """Registers ``words`` for the errors of ``pattern``. Returns ``pattern``."""
+    """Register ``words`` for the errors of ``pattern``. Returns ``pattern``."""
     PATTERN_WORDS[pattern] = words
     return pattern
 
 
 def text(pattern: str) -> Schema:
-    """Returns the schema of a text that matches ``pattern`` as a whole."""
+    """Return the schema of a text that matches ``pattern`` as a whole."""
     return {"type": "string", "pattern": f"^(?:{pattern})$"}
 
 
 def given(*names: str) -> Schema:
-    """Returns a schema that is true if all of ``names`` are set, or may be after expressions are evaluated."""
+    """Return a schema that is true if all of ``names`` are set, or may be after expressions are evaluated."""
     return {"required": list(names), "properties": {name: {"not": {"type": "null"}} for name in names}}
 
 
 def written(name: str, shape: Schema | None = None) -> Schema:
-    """Returns a schema that is true if the field ``name`` is set to a value of ``shape``, not to an expression."""
+    """Return a schema that is true if the field ``name`` is set to a value of ``shape``, not to an expression."""
     value: Schema = {"not": {"anyOf": [{"type": "null"}, EXPRESSION]}}
     return {"required": [name], "properties": {name: {**value, **(shape or {})}}}
 
@@ -81,7 +81,7 @@ class Fault(NamedTuple):
     column: int = 0
 
     def below(self, base: FieldPath) -> Self:
-        """The fault of an item at ``base``."""
+        """Return the fault of an item at ``base``."""
         return self._replace(path=(*base, *self.path), absent=(*base, *self.absent) if self.absent else ())
 
 
@@ -113,12 +113,12 @@ class SpecModel(BaseModel):
     """The texts of the files that the example needs beside its manifest, by name."""
 
     def problems(self) -> Iterator[tuple[FieldPath, str] | Fault]:
-        """Yields the faults of fields that are each valid alone: (path with YAML names, message), or a ``Fault``."""
+        """Yield the faults of fields that are each valid alone: (path with YAML names, message), or a ``Fault``."""
         return iter(())
 
     @classmethod
     def schema_rules(cls) -> list[Schema]:
-        """Returns ``problems`` as JSON Schema rules, as far as JSON Schema can express them."""
+        """Return ``problems`` as JSON Schema rules, as far as JSON Schema can express them."""
         return []
 
 
@@ -130,7 +130,7 @@ class Unit:
 
 
 def _checked(kind: str, problem: Callable[[str], str | None]) -> AfterValidator:
-    """Returns a validator that rejects a text for which ``problem`` returns a message."""
+    """Return a validator that rejects a text for which ``problem`` returns a message."""
 
     def check(value: str) -> str:
         if (found := problem(value)) is not None:
@@ -421,7 +421,7 @@ class FieldInfo:
 
 
 def resolve(model: type[SpecModel], path: FieldPath) -> Iterator[FieldInfo]:
-    """Yields the fields along ``path``, down to the last one that a model declares."""
+    """Yield the fields along ``path``, down to the last one that a model declares."""
     current: type[SpecModel] | None = model
     steps = iter(path)
     for step in steps:
@@ -436,12 +436,13 @@ def resolve(model: type[SpecModel], path: FieldPath) -> Iterator[FieldInfo]:
 
 @cache
 def fields_of(model: type[SpecModel]) -> dict[str, FieldInfo]:
-    """The fields of a model by YAML name, in declaration order."""
+    """Return the fields of a model by YAML name, in declaration order."""
     return {info.name: info for info in (_field(model, name) for name in model.model_fields)}
 
 
 def all_fields(model: type[SpecModel], prefix: FieldPath = ()) -> Iterator[tuple[FieldPath, FieldInfo]]:
-    """Every field below ``model``, depth first, with its path (``[]`` stands for an item, ``*`` for a map key)."""
+    """Yield every field below ``model``, depth first, with its path (``[]`` stands for an item, ``*`` for a map
+    key)."""
     for info in fields_of(model).values():
         path = (*prefix, info.name)
         yield path, info
@@ -470,7 +471,7 @@ def _field(model: type[SpecModel], attribute: str) -> FieldInfo:
 
 
 def _nested(annotation: Any) -> tuple[type[SpecModel] | None, bool, bool]:
-    """Returns (model inside an annotation, whether it is in a list, whether it is in a map)."""
+    """Return (model inside an annotation, whether it is in a list, whether it is in a map)."""
     if isinstance(annotation, type) and get_origin(annotation) is None:
         return (annotation, False, False) if issubclass(annotation, SpecModel) else (None, False, False)
     origin, args = get_origin(annotation), get_args(annotation)
@@ -488,7 +489,7 @@ def _nested(annotation: Any) -> tuple[type[SpecModel] | None, bool, bool]:
 
 
 def _marks(annotation: Any) -> Iterator[Any]:
-    """Yields metadata nested in an annotation, as in ``Seconds | None``."""
+    """Yield metadata nested in an annotation, as in ``Seconds | None``."""
     if get_origin(annotation) is Annotated:
         yield from annotation.__metadata__
         yield from _marks(get_args(annotation)[0])

@@ -56,7 +56,7 @@ def evaluate(template: str, document: Any) -> str:
 
 
 def first(expression: str, document: Any) -> Any:
-    """Returns the first value that one expression selects; None if it selects nothing."""
+    """Return the first value that one expression selects; None if it selects nothing."""
     for node in compile_template(expression):
         if node.steps is not None and node.body is None:
             return next(iter(_select(node.steps, document)), None)
@@ -64,12 +64,12 @@ def first(expression: str, document: Any) -> Any:
 
 
 def compile_template(template: str) -> tuple[Node, ...]:
-    """Parses ``template``. Raises UsageFault with the part that is invalid."""
+    """Parse ``template``. Raises UsageFault with the part that is invalid."""
     return _parse(_tokens(template if "{" in template else f"{{{template}}}"), closing=False)
 
 
 def _tokens(text: str) -> Iterator[tuple[bool, str]]:
-    """Yields (False, literal text) and (True, expression)."""
+    """Yield (False, literal text) and (True, expression)."""
     at = 0
     for match in _SPLIT.finditer(text):
         if match.start() > at:
@@ -139,7 +139,7 @@ def _step(kind: str, text: str) -> Step:
 
 
 def _condition(text: str) -> tuple[tuple[Step, ...], Callable[[Any], bool]]:
-    """Returns the path of a filter and the predicate for its values; without a comparison, every value passes."""
+    """Return the path of a filter and the predicate for its values; without a comparison, every value passes."""
     match = _FILTER.match(text)
     if match is None:
         raise UsageFault(f"jsonpath: cannot read the filter {text!r}", hint='write [?(@.field=="value")]')

@@ -53,7 +53,7 @@ _BY_SPELLING: dict[str, str] = {}
 
 
 def register(info: KindInfo) -> None:
-    """Adds a kind. Raises ValueError if another kind has one of its spellings."""
+    """Add a kind. Raises ValueError if another kind has one of its spellings."""
     taken = sorted(_BY_SPELLING.keys() & set(info.spellings))
     if taken:
         raise ValueError(f"{info.kind}: {', '.join(taken)} is {_BY_SPELLING[taken[0]]}")
@@ -111,7 +111,7 @@ class Ref:
 
 
 def resolve_kind(text: str) -> str:
-    """Returns the canonical kind of any spelling, case-insensitive. Raises NotFound with a suggestion."""
+    """Return the canonical kind of any spelling, case-insensitive. Raises NotFound with a suggestion."""
     kind = _BY_SPELLING.get(text.lower())
     if kind is None:
         raise NotFound(
@@ -122,7 +122,7 @@ def resolve_kind(text: str) -> str:
 
 
 def parse_ref(text: str) -> Ref:
-    """Parses ``kind/name``. Raises UsageFault for other forms and invalid names, NotFound for an unknown kind."""
+    """Parse ``kind/name``. Raises UsageFault for other forms and invalid names, NotFound for an unknown kind."""
     kind, slash, name = text.partition("/")
     if not slash:
         raise UsageFault(f'"{text}" is not a reference: write KIND/NAME, for example model/qwen')
@@ -130,14 +130,14 @@ def parse_ref(text: str) -> Ref:
 
 
 def ref_pattern() -> str:
-    """Returns a regular expression for the references that ``parse_ref`` accepts, without the limit on name length."""
+    """Return a regular expression for the references that ``parse_ref`` accepts, without the limit on name length."""
     spellings = ("".join(f"[{char.upper()}{char}]" for char in word) for word in _BY_SPELLING)
     return f"(?:{'|'.join(spellings)})/{NAME_PATTERN}"
 
 
 @lru_cache(16384)
 def name_problem(name: str) -> str | None:
-    """Returns why ``name`` is not a valid object name; None if it is valid."""
+    """Return why ``name`` is not a valid object name; None if it is valid."""
     if not name:
         return "a name is needed"
     if len(name) > MAX_NAME_LENGTH:
@@ -148,7 +148,7 @@ def name_problem(name: str) -> str | None:
 
 
 def check_name(name: str) -> str:
-    """Returns ``name``. Raises UsageFault if it is not a valid object name."""
+    """Return ``name``. Raises UsageFault if it is not a valid object name."""
     problem = name_problem(name)
     if problem is not None:
         raise UsageFault(problem)
@@ -156,12 +156,12 @@ def check_name(name: str) -> str:
 
 
 def served_name(name: str, spec: Mapping[str, Any]) -> str:
-    """Returns the name that clients, the gateway and the router use for the Model ``name``."""
+    """Return the name that clients, the gateway and the router use for the Model ``name``."""
     return str(spec.get(SERVED) or name)
 
 
 def service_ref(spec: Mapping[str, Any]) -> str:
-    """Returns the reference of the InferenceService that a Model is attached to."""
+    """Return the reference of the InferenceService that a Model is attached to."""
     return f"InferenceService/{spec.get('service', 'default')}"
 
 
@@ -198,7 +198,7 @@ class PluginRegistry:
         return sorted({*self.factories, *(point.name for point in entry_points(group=self.group))})
 
     def make(self, name: str, *args: Any) -> Any:
-        """Calls the factory of ``name`` with ``args``. Raises KeyError for an unknown name."""
+        """Call the factory of ``name`` with ``args``. Raises KeyError for an unknown name."""
         factory = self._factory(name)
         if factory is None:
             raise KeyError(name)

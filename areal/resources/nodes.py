@@ -80,7 +80,7 @@ class Problems:
         return bool(self.found)
 
     def diagnostics(self) -> list[Diagnostic]:
-        """Returns the diagnostics by file, in the order files were read, then by position."""
+        """Return the diagnostics by file, in the order files were read, then by position."""
         files = {**self.files, **{diagnostic.pos.file: None for diagnostic in self.found}}
         order = {file: index for index, file in enumerate(files)}
         ordered = sorted(self.found, key=lambda found: (order[found.pos.file], found.pos[1:]))
@@ -123,7 +123,7 @@ class MappingNode(NamedTuple):
         return self.entries.get(key)
 
     def key_pos(self, key: str) -> Pos:
-        """Returns the position of ``key``, or of the map if it has no such key."""
+        """Return the position of ``key``, or of the map if it has no such key."""
         return self.keys.get(key, self.pos)
 
 
@@ -131,7 +131,7 @@ Node: TypeAlias = ScalarNode | SequenceNode | MappingNode
 
 
 def plain(node: Node) -> Any:
-    """Returns the value without positions."""
+    """Return the value without positions."""
     if isinstance(node, MappingNode):
         return {key: plain(value) for key, value in node.entries.items()}
     if isinstance(node, SequenceNode):
@@ -140,7 +140,7 @@ def plain(node: Node) -> Any:
 
 
 def to_node(value: Any, pos: Pos) -> Node:
-    """Converts a plain value to nodes that all have the position ``pos``."""
+    """Convert a plain value to nodes that all have the position ``pos``."""
     if isinstance(value, Mapping):
         entries = {str(key): to_node(item, pos) for key, item in value.items()}
         return MappingNode(entries, dict.fromkeys(entries, pos), pos)
@@ -150,19 +150,19 @@ def to_node(value: Any, pos: Pos) -> Node:
 
 
 def unreadable(pos: Pos) -> ScalarNode:
-    """Returns a placeholder for a value whose fault has been reported, so that it is not also reported as missing."""
+    """Return a placeholder for a value whose fault has been reported, so that it is not also reported as missing."""
     return ScalarNode(None, pos, _UNREADABLE)
 
 
 def is_unreadable(node: Node | None) -> bool:
-    """Whether ``node`` is an unreadable value, or a map with one as an entry."""
+    """Return whether ``node`` is an unreadable value, or a map with one as an entry."""
     if isinstance(node, MappingNode):
         return any(isinstance(value, ScalarNode) and is_unreadable(value) for value in node.entries.values())
     return isinstance(node, ScalarNode) and node.text_col == _UNREADABLE
 
 
 def text_place(node: ScalarNode, column: int) -> tuple[Pos, str]:
-    """Returns the position of a 1-based ``column`` of a scalar's text, and "". If the file does not show the text
+    """Return the position of a 1-based ``column`` of a scalar's text, and "". If the file does not show the text
     verbatim, returns the scalar's position and the column in words."""
     if node.text_col:
         return node.pos._replace(col=node.text_col + column - 1), ""
@@ -170,7 +170,7 @@ def text_place(node: ScalarNode, column: int) -> tuple[Pos, str]:
 
 
 def at_path(node: Node, path: FieldPath) -> Node | None:
-    """Returns the node at ``path``; None if there is none."""
+    """Return the node at ``path``; None if there is none."""
     found: Node | None = node
     for step in path:
         found = child(found, step) if found is not None else None
@@ -178,12 +178,12 @@ def at_path(node: Node, path: FieldPath) -> Node | None:
 
 
 def mapping(entries: Mapping[str, Node], pos: Pos) -> MappingNode:
-    """Returns a map in which each key has the position of its value."""
+    """Return a map in which each key has the position of its value."""
     return MappingNode(dict(entries), {key: node.pos for key, node in entries.items()}, pos)
 
 
 def with_entry(node: MappingNode, key: str, value: Node, key_pos: Pos | None = None) -> MappingNode:
-    """Returns ``node`` with ``key`` set. The key's position is ``key_pos``, else its old position, else the value's."""
+    """Return ``node`` with ``key`` set. The key's position is ``key_pos``, else its old position, else the value's."""
     where = key_pos or node.keys.get(key, value.pos)
     return MappingNode({**node.entries, key: value}, {**node.keys, key: where}, node.pos)
 
@@ -194,7 +194,7 @@ def without_entry(node: MappingNode, *keys: str) -> MappingNode:
 
 
 def child(node: Node, step: str | int) -> Node | None:
-    """Returns the node one path step below; None if there is none."""
+    """Return the node one path step below; None if there is none."""
     name = bracketed(step)
     if isinstance(node, MappingNode):
         key = str(step).removeprefix("\\")
@@ -209,18 +209,18 @@ def child(node: Node, step: str | int) -> Node | None:
 
 
 def item_name(node: Node) -> str | None:
-    """Returns the ``name`` of a list item; None if it has none."""
+    """Return the ``name`` of a list item; None if it has none."""
     name = node.entries.get("name") if isinstance(node, MappingNode) else None
     return name.value if isinstance(name, ScalarNode) and isinstance(name.value, str) else None
 
 
 def text_of(node: Node | None) -> str:
-    """Returns the text of a scalar; empty for any other value."""
+    """Return the text of a scalar; empty for any other value."""
     return node.value if isinstance(node, ScalarNode) and isinstance(node.value, str) else ""
 
 
 def locate(node: Node, path: FieldPath, *, at_key: bool = False) -> Pos:
-    """Returns the position of ``path``, or of the deepest part of it that exists.
+    """Return the position of ``path``, or of the deepest part of it that exists.
 
     The position of a scalar is that of its text; of a list or map, or of any value if ``at_key``, that of its key.
     """
@@ -240,7 +240,7 @@ APPEND = "$append"
 
 
 def patched(base: Node, patch: Node, problems: Problems) -> Node:
-    """Applies the merge patch ``patch`` to ``base``."""
+    """Apply the merge patch ``patch`` to ``base``."""
     directive = _directive(patch, problems)
     if directive == "replace" or (isinstance(patch, MappingNode) and isinstance(base, ScalarNode)):
         return stripped(patch, problems)
@@ -259,7 +259,7 @@ def patched(base: Node, patch: Node, problems: Problems) -> Node:
 
 
 def stripped(patch: Node, problems: Problems) -> Node:
-    """Applies a patch to nothing: its removals and directives are dropped."""
+    """Apply a patch to nothing: its removals and directives are dropped."""
     if isinstance(patch, MappingNode):
         if APPEND in patch.entries:
             return _appended(SequenceNode((), patch.pos), patch, problems)
@@ -314,7 +314,7 @@ def _appended(base: Node, patch: MappingNode, problems: Problems) -> Node:
 
 
 def _names(node: SequenceNode) -> bool:
-    """Whether every item has a name; a leading ``{$patch: replace}`` does not count."""
+    """Return whether every item has a name; a leading ``{$patch: replace}`` does not count."""
     items = node.items[1:] if node.items and _is_marker(node.items[0]) else node.items
     names = [item_name(item) for item in items]
     return bool(node.items) and None not in names and len(set(names)) == len(names)

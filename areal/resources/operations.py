@@ -25,7 +25,7 @@ class OperandError(ValueError):
 
 
 def to_text(value: Any) -> str:
-    """Returns a scalar as text, as YAML writes it. Raises OperandError for null, lists and maps."""
+    """Return a scalar as text, as YAML writes it. Raises OperandError for null, lists and maps."""
     if value is None:
         raise OperandError("null has no text; use default()")
     if isinstance(value, (list, dict)):
@@ -39,7 +39,7 @@ def type_name(value: Any) -> str:
 
 
 def check_size(value: Any) -> None:
-    """Raises OperandError if ``value`` has more than MAX_NODES values; shared parts count each time."""
+    """Raise OperandError if ``value`` has more than MAX_NODES values; shared parts count each time."""
     pending, count = [value], 0
     while pending:
         found = pending.pop()
@@ -63,7 +63,7 @@ def _check_items(count: int) -> None:
 
 
 def _bounded(value: int | float) -> int | float:
-    """Returns ``value``. Raises OperandError unless it is finite and fits in 64 bits."""
+    """Return ``value``. Raises OperandError unless it is finite and fits in 64 bits."""
     if isinstance(value, float) and not math.isfinite(value):
         raise OperandError("the result is not a finite number")
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
@@ -94,7 +94,7 @@ def _arithmetic(operate: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]
 
 
 def _ordered(holds: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
-    """Returns a comparison of two numbers or two texts."""
+    """Return a comparison of two numbers or two texts."""
     return lambda a, b: holds(a, b) if isinstance(a, str) and isinstance(b, str) else holds(_number(a), _number(b))
 
 
@@ -115,7 +115,7 @@ def negate(value: Any) -> int | float:
 
 
 def _divide(a: int | float, b: int | float) -> int | float:
-    """Returns an integer if two integers divide evenly, else a float: ``8 / 2`` can be a port."""
+    """Return an integer if two integers divide evenly, else a float: ``8 / 2`` can be a port."""
     return a // b if isinstance(a, int) and isinstance(b, int) and a % b == 0 else a / b
 
 

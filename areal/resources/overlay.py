@@ -107,7 +107,7 @@ class Overlay(OverlaySection):
 
 
 def prefixed(documents: list[Document], prefix: str) -> list[Document]:
-    """Returns ``documents`` with ``prefix`` before every name, and with their references renamed."""
+    """Return ``documents`` with ``prefix`` before every name, and with their references renamed."""
     renamed = {ref for document in documents for ref in document.declared()}
     return [document._replace(node=_prefixed_node(document.node, prefix, renamed)) for document in documents]
 
@@ -179,7 +179,7 @@ class _Chain:
 
 
 def overlay_documents(folder: str, values: Mapping[str, Any], reading: Reading) -> list[Document]:
-    """Returns the documents of the overlay in ``folder``; ``values`` take precedence over the overlay's values."""
+    """Return the documents of the overlay in ``folder``; ``values`` take precedence over the overlay's values."""
     path = Path(folder)
     if not (path / OVERLAY_FILE).is_file():
         what = "no such folder" if not path.is_dir() else f"no {OVERLAY_FILE} in this folder"
@@ -207,7 +207,7 @@ def _build(folder: Path, outer: Mapping[str, Any], reading: Reading, chain: _Cha
 
 
 def _sections(folder: Path, reading: Reading) -> list[_Section]:
-    """Returns the overlay and its section for the profile; empty if the file is invalid, after reporting its faults."""
+    """Return the overlay and its section for the profile; empty if the file is invalid, after reporting its faults."""
     source = read_text(folder / OVERLAY_FILE, reading.problems)
     nodes = load_documents(source.text, source.file, reading.problems) if source is not None else []
     if source is None or len(nodes) != 1 or not isinstance(nodes[0], MappingNode):
@@ -285,7 +285,7 @@ def _patch(documents: list[Document], section: _Section, values: Mapping[str, An
 
 
 def _inline_patched(node: MappingNode, refs: list[Ref], patch: Node, reading: Reading) -> MappingNode:
-    """Returns the document with ``patch.spec`` merged into the objects ``refs`` that it declares inline."""
+    """Return the document with ``patch.spec`` merged into the objects ``refs`` that it declares inline."""
     declared, spec = spec_model(text_of(node.get("kind"))).INLINE, child(patch, "spec")
     assert declared is not None
     field = declared[0]
@@ -298,7 +298,8 @@ def _inline_patched(node: MappingNode, refs: list[Ref], patch: Node, reading: Re
 
 
 def _matches(document: Document, patch: Patch, inline: Ref | None = None) -> bool:
-    """Whether the patch is for the document, or for the object ``inline`` in it, which has the document's labels."""
+    """Return whether the patch is for the document, or for the object ``inline`` in it, which has the document's
+    labels."""
     target, name = patch.target, document.name if inline is None else inline.name
     labels = child(document.node.get("metadata") or document.node, "labels")
     carried = plain(labels) if isinstance(labels, MappingNode) else {}
@@ -310,7 +311,7 @@ def _matches(document: Document, patch: Patch, inline: Ref | None = None) -> boo
 
 
 def _decorated(document: Document, section: _Section) -> Document:
-    """Returns the document with the section's labels and annotations merged over its own."""
+    """Return the document with the section's labels and annotations merged over its own."""
     node = document.node
     for field, entries in (("labels", section.spec.labels), ("annotations", section.spec.annotations)):
         metadata = node.get("metadata")

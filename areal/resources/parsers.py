@@ -29,7 +29,7 @@ def _parser_schema(names: ParserNames) -> WithJsonSchema:
 
 
 def _spelled(names: ParserNames, wanted: Iterable[str]) -> str:
-    """Returns a regular expression for every spelling of these parsers, which ``names.resolve`` accepts."""
+    """Return a regular expression for every spelling of these parsers, which ``names.resolve`` accepts."""
     spellings = [each for each in names.spellings if each in wanted or names.canonical.get(each, each) in wanted]
     return "|".join(
         "".join("[-_]" if char == "_" else f"[{char}{char.upper()}]" if char.isalpha() else char for char in each)
@@ -42,7 +42,7 @@ ReasoningParser: TypeAlias = Annotated[str, _check_parser(REASONING_PARSERS), _p
 
 
 def parser_rules() -> Iterator[Schema]:
-    """Yields ``parser_conflict`` as rules."""
+    """Yield ``parser_conflict`` as rules."""
     for name in WHOLE:
         same: list[Schema] = [{"type": "null"}, EXPRESSION, text(_spelled(TOOL_CALL_PARSERS, (name,)))]
         yield when(

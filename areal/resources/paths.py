@@ -22,12 +22,12 @@ from areal.resources.nodes import STDIN
 
 
 def looks_local(path: str) -> bool:
-    """Whether ``path`` can only be a folder; ``org/name`` can also be a Hugging Face id."""
+    """Return whether ``path`` can only be a folder; ``org/name`` can also be a Hugging Face id."""
     return path.startswith(("/", "./", "../", "~")) or path in (".", "..") or path.count("/") > 1
 
 
 def resolve_model_path(path: str, source_file: str | None = None) -> str | None:
-    """Returns the absolute folder that ``path`` names, relative to the working directory, else to the folder of its
+    """Return the absolute folder that ``path`` names, relative to the working directory, else to the folder of its
     manifest, else to the folder above that.
 
     Returns None if there is no such folder: ``path`` is then a Hugging Face id, or a mistake if ``looks_local``.
@@ -37,12 +37,12 @@ def resolve_model_path(path: str, source_file: str | None = None) -> str | None:
 
 
 def is_there(path: str, source_file: str | None = None) -> bool:
-    """Whether ``path`` exists, relative to the working directory, else to the folders of its manifest."""
+    """Return whether ``path`` exists, relative to the working directory, else to the folders of its manifest."""
     return _found(path, source_file) is not None
 
 
 def with_absolute_paths(kind: str, spec: Mapping[str, Any], source_file: str | None = None) -> dict[str, Any]:
-    """Returns ``spec`` with the paths of files and folders made absolute, so that the working directories of later
+    """Return ``spec`` with the paths of files and folders made absolute, so that the working directories of later
     commands do not matter. A path that does not exist on this machine is not changed.
 
     Paths are relative to the working directory (``config`` of a job: to the job's ``workingDir``, if set), else to the
@@ -79,26 +79,25 @@ def _found(path: str, source_file: str | None, first: str | None = None) -> Path
 
 
 def looked_in(folder: str, source_file: str | None) -> str:
-    """Returns in words where a relative path was looked up. What flags set, and stdin, is beside no manifest."""
+    """Return in words where a relative path was looked up. What flags set, and stdin, is beside no manifest."""
     return f"looked in {folder}{'' if source_file in (None, STDIN) else ' and beside the manifest'}"
 
 
 @lru_cache(64)
 def _above(here: str, source_file: str) -> tuple[str, ...]:
-    """Returns the folder of a manifest and the one above that."""
+    """Return the folder of a manifest and the one above that."""
     return tuple(str(folder) for folder in Path(here, source_file).parents[:2])
 
 
 def import_path(folder: Path, env: Mapping[str, Any]) -> list[str]:
-    """Returns the import path of a process that areal starts in ``folder`` with ``env``."""
+    """Return the import path of a process that areal starts in ``folder`` with ``env``."""
     given = env.get("PYTHONPATH") or os.environ.get("PYTHONPATH", "")
     return [str(folder), *(str(folder / each) for each in str(given).split(os.pathsep)), *sys.path]
 
 
 def import_fault(name: str, places: Sequence[str]) -> str | None:
-    """Returns why ``package.module:attr.attr`` (or the same with dots), or ``path/to/file.py:attr``, cannot be
-    imported; None if no fault is found. ``places``: folders, as in ``sys.path``; the path of a file is relative to the
-    first."""
+    """Return why ``package.module:attr.attr`` (or the same with dots), or ``path/to/file.py:attr``, cannot be imported;
+    None if no fault is found. ``places``: folders, as in ``sys.path``; the path of a file is relative to the first."""
     module, colon, attributes = name.partition(":")
     if not colon and not name.endswith(".py"):
         module, _, attributes = name.rpartition(".")
@@ -116,7 +115,7 @@ def import_fault(name: str, places: Sequence[str]) -> str | None:
 
 
 def module_of(module: str, places: Sequence[str]) -> tuple[Path, list[str], list[str]] | str:
-    """Returns (file of ``package.module``, trailing parts of the name that are names in that file, folders of the
+    """Return (file of ``package.module``, trailing parts of the name that are names in that file, folders of the
     package). Returns the name of the first module that does not exist if there is one. ``module`` may be a file's path,
     which is relative to the first of ``places``."""
     if module.endswith(".py"):
@@ -137,7 +136,7 @@ def module_of(module: str, places: Sequence[str]) -> tuple[Path, list[str], list
 
 
 def _find(name: str, folders: Sequence[str]) -> ModuleSpec | None:
-    """Returns the spec that ``PathFinder`` would find, without importing the parents of a namespace package."""
+    """Return the spec that ``PathFinder`` would find, without importing the parents of a namespace package."""
     portions: list[str] = []
     for folder in folders:
         importer = pkgutil.get_importer(folder or os.getcwd())  # noqa: PTH109 - a string is wanted
@@ -153,7 +152,7 @@ def _find(name: str, folders: Sequence[str]) -> ModuleSpec | None:
 
 
 def _installed(name: str) -> ModuleSpec | None:
-    """Returns a spec from any other finder of this interpreter: built-in modules, editable installations."""
+    """Return a spec from any other finder of this interpreter: built-in modules, editable installations."""
     try:
         return importlib.util.find_spec(name)
     except (ImportError, ValueError):
@@ -161,7 +160,7 @@ def _installed(name: str) -> ModuleSpec | None:
 
 
 def file_fault(file: Path, attribute: str) -> str | None:
-    """Returns the fault of a module's file (a syntax error, or no such name in it); None if no fault is found."""
+    """Return the fault of a module's file (a syntax error, or no such name in it); None if no fault is found."""
     if file.suffix != ".py" or not file.is_file():
         return None
     try:
@@ -178,7 +177,7 @@ def file_fault(file: Path, attribute: str) -> str | None:
 
 
 def _bound(body: Sequence[ast.stmt]) -> Iterator[str]:
-    """Yields the names that a module's statements bind, outside functions and classes; ``*`` for names that are bound
+    """Yield the names that a module's statements bind, outside functions and classes; ``*`` for names that are bound
     dynamically."""
     pending: list[ast.AST] = list(body)
     while pending:

@@ -85,7 +85,7 @@ class RenderRequest:
 
 
 def render(request: RenderRequest) -> Rendered:
-    """Returns the resources in file order, inline models after their service. Raises ManifestError with all faults."""
+    """Return the resources in file order, inline models after their service. Raises ManifestError with all faults."""
     valid = _rendered(request)
     if valid.faults:
         raise ManifestError(valid.faults)
@@ -105,7 +105,7 @@ class ValidPart:
 
 
 def render_valid(request: RenderRequest) -> ValidPart:
-    """Renders the documents that have no faults. Raises ManifestError if there is a fault in flags, values or overlays,
+    """Render the documents that have no faults. Raises ManifestError if there is a fault in flags, values or overlays,
     since it can affect every document."""
     return _rendered(request, partly=True)
 
@@ -162,7 +162,7 @@ class _Places:
         return file, bisect_right(self._begins.get(file, ()), line)
 
     def of(self, faults: tuple[Diagnostic, ...]) -> dict[tuple[str, int], list[Diagnostic]]:
-        """Groups faults by document. Raises ManifestError with all faults if one belongs to no document."""
+        """Group faults by document. Raises ManifestError with all faults if one belongs to no document."""
         found: dict[tuple[str, int], list[Diagnostic]] = {}
         for fault in faults:
             if fault.pos.file not in self._begins:
@@ -212,7 +212,7 @@ def parse_settings(texts: Sequence[str], problems: Problems) -> list[Setting]:
 
 
 def set_values(values: dict[str, Any], settings: Sequence[Setting], problems: Problems) -> dict[str, Any]:
-    """Returns ``values`` with all settings of ``values.NAME`` applied."""
+    """Return ``values`` with all settings of ``values.NAME`` applied."""
     for setting in settings:
         if setting.path[0] != "values":
             continue
@@ -224,7 +224,7 @@ def set_values(values: dict[str, Any], settings: Sequence[Setting], problems: Pr
 
 
 def _unread(settings: Sequence[Setting], reads: Collection[tuple[str | int, ...]]) -> list[Setting]:
-    """The settings of values that no expression reads."""
+    """Return the settings of values that no expression reads."""
 
     def is_read(path: FieldPath) -> bool:
         return any(all(step == key for step, key in zip(path, read, strict=False)) for read in reads)
@@ -242,7 +242,7 @@ def _report_unread(setting: Setting, reads: Iterable[tuple[str | int, ...]], pro
 
 
 def apply_settings(documents: list[Document], settings: Sequence[Setting], problems: Problems) -> list[Document]:
-    """Returns the documents with all settings applied, except those of ``values``."""
+    """Return the documents with all settings applied, except those of ``values``."""
     fields = [setting for setting in settings if setting.path[0] != "values"]
     if not fields:
         return documents
@@ -301,7 +301,7 @@ def _parse(text: str, line: int, problems: Problems) -> Setting | None:
 
 
 def _target(documents: list[Document], names: dict[Ref, int], setting: Setting, problems: Problems) -> int | None:
-    """Returns the index of the document that the setting changes; None after reporting that there is none."""
+    """Return the index of the document that the setting changes; None after reporting that there is none."""
     text = path_text(setting.path)
     if setting.ref is None:
         if len(documents) == 1:
@@ -317,7 +317,7 @@ def _target(documents: list[Document], names: dict[Ref, int], setting: Setting, 
 
 
 def _set(node: Node | None, path: FieldPath, setting: Setting, above: FieldPath, kind: str) -> Node:
-    """Returns ``node`` with the setting's value at ``path``. Missing maps and lists on the path are created as the
+    """Return ``node`` with the setting's value at ``path``. Missing maps and lists on the path are created as the
     kind's model declares them."""
     if not path:
         return setting.value
@@ -337,7 +337,7 @@ def _set(node: Node | None, path: FieldPath, setting: Setting, above: FieldPath,
 
 
 def _removed(node: Node, path: FieldPath) -> Node:
-    """Returns ``node`` without what is at ``path``, if there is anything."""
+    """Return ``node`` without what is at ``path``, if there is anything."""
     step, below = path[0], child(node, path[0])
     if below is None:
         return node
@@ -365,7 +365,7 @@ def _set_item(
 
 
 def _is_declared(path: FieldPath, kind: str) -> bool:
-    """Whether the kind has such a field."""
+    """Return whether the kind has such a field."""
     if path[:1] != ("spec",) or kind not in KINDS:
         return path[0] == "metadata"
     fields = list(resolve(spec_model(kind), path[1:]))

@@ -71,16 +71,16 @@ class Resource:
         return Ref(self.kind, self.name)
 
     def pos_of(self, path: FieldPath) -> Pos:
-        """Returns the position of ``path`` (inside the spec), or of the deepest part of it that exists."""
+        """Return the position of ``path`` (inside the spec), or of the deepest part of it that exists."""
         return locate(self.spec_node, path)
 
     def text_of(self, path: FieldPath) -> str:
-        """Returns ``path`` (inside the spec) as text relative to the document: that of an inline model begins with its
+        """Return ``path`` (inside the spec) as text relative to the document: that of an inline model begins with its
         item in the service."""
         return path_text((*self.spec_path, *path))
 
     def fault(self, path: FieldPath, message: str, hint: str | None = None) -> Diagnostic:
-        """A fault at ``path`` (inside the spec)."""
+        """Return a fault at ``path`` (inside the spec)."""
         return Diagnostic(self.pos_of(path), self.text_of(path), message, hint)
 
 
@@ -114,8 +114,8 @@ ENVELOPE = ("apiVersion", "kind", "metadata", "spec", "profiles")
 
 
 def assemble(document: Document) -> list[Resource]:
-    """Returns the resource of a document and then its inline models. After faults, which are reported, the result can
-    be empty or incomplete."""
+    """Return the resource of a document and then its inline models. After faults, which are reported, the result can be
+    empty or incomplete."""
     kind = _kind(document)
     _check_envelope(document)
     metadata = _metadata(document)
@@ -218,7 +218,7 @@ def _report(faults: list[Fault], document: Document, node: Node, base: FieldPath
 
 
 def _inline_objects(owner: Resource, field: str, kind: str, reference: str) -> Iterator[Resource]:
-    """Yields each named item of a field as a separate object, with the labels of its owner."""
+    """Yield each named item of a field as a separate object, with the labels of its owner."""
     items = owner.spec_node.entries[field]
     for item in items.items if isinstance(items, SequenceNode) else ():
         name = item_name(item)
@@ -241,7 +241,7 @@ def _inline_objects(owner: Resource, field: str, kind: str, reference: str) -> I
 
 
 def unique(resources: Sequence[Resource], problems: Problems) -> None:
-    """Reports resources of the same kind and name, across all files."""
+    """Report resources of the same kind and name, across all files."""
     first: dict[Ref, Resource] = {}
     for resource in resources:
         earlier = first.setdefault(resource.ref, resource)
@@ -253,12 +253,12 @@ def unique(resources: Sequence[Resource], problems: Problems) -> None:
 
 
 def served_as(name: str, spec: Mapping[str, Any]) -> tuple[str, str]:
-    """Returns (service, served name) of a Model. The pair is unique among models."""
+    """Return (service, served name) of a Model. The pair is unique among models."""
     return str(spec.get("service", "default")), served_name(name, spec)
 
 
 def served_name_conflict(resource: Resource, other: str) -> tuple[Pos, str, str]:
-    """Returns position, field and message for a Model whose served name ``other`` already has."""
+    """Return position, field and message for a Model whose served name ``other`` already has."""
     service, name = served_as(resource.name, resource.spec)
     is_set = SERVED in resource.spec
     pos, path = (resource.pos_of((SERVED,)), resource.text_of((SERVED,))) if is_set else (resource.pos, "metadata.name")
@@ -266,7 +266,7 @@ def served_name_conflict(resource: Resource, other: str) -> tuple[Pos, str, str]
 
 
 def served_once(resources: Sequence[Resource], problems: Problems) -> None:
-    """Reports models of one service that have the same served name."""
+    """Report models of one service that have the same served name."""
     first: dict[tuple[str, str], Resource] = {}
     for resource in resources:
         if SERVED not in fields_of(spec_model(resource.kind)):
@@ -278,7 +278,7 @@ def served_once(resources: Sequence[Resource], problems: Problems) -> None:
 
 
 def place_references(resources: Sequence[Resource]) -> tuple[PlacedReference, ...]:
-    """Returns all references of all resources, including ``dependsOn``, in file order."""
+    """Return all references of all resources, including ``dependsOn``, in file order."""
     declared = {resource.ref for resource in resources}
     found = []
     for resource in resources:
@@ -292,7 +292,7 @@ def place_references(resources: Sequence[Resource]) -> tuple[PlacedReference, ..
 
 
 def acyclic(references: Sequence[PlacedReference], problems: Problems) -> None:
-    """Reports each dependency cycle once, with the position of each of its references."""
+    """Report each dependency cycle once, with the position of each of its references."""
     edges: dict[Ref, list[PlacedReference]] = {}
     for reference in references:
         if reference.declared:
@@ -307,7 +307,7 @@ def acyclic(references: Sequence[PlacedReference], problems: Problems) -> None:
 def _cycles_from(
     start: Ref, edges: dict[Ref, list[PlacedReference]], done: set[Ref]
 ) -> Iterator[list[PlacedReference]]:
-    """Yields the cycles found depth first; without recursion, since a chain of references may be long."""
+    """Yield the cycles found depth first; without recursion, since a chain of references may be long."""
     if start in done:
         return
     path: list[PlacedReference] = []
@@ -329,7 +329,7 @@ def _cycles_from(
 
 
 def graph(resources: Iterable[Resource], format: str = "dot") -> str:
-    """Renders references as ``dot``, ``mermaid`` or ``text``, sorted by kind, then name. An edge leads from a resource
+    """Render references as ``dot``, ``mermaid`` or ``text``, sorted by kind, then name. An edge leads from a resource
     to the one that it needs, labelled with the field. Objects outside the files are dashed, or marked ``?``."""
     declared = {resource.ref: resource for resource in resources}
     references = place_references([*declared.values()])

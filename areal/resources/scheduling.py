@@ -157,7 +157,7 @@ class Slurm(SpecModel):
 
 
 def _registered(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
-    """Accepts the name of a backend that a package has registered."""
+    """Accept the name of a backend that a package has registered."""
     return value if isinstance(value, str) and value in BACKENDS else validate(value)
 
 

@@ -39,7 +39,7 @@ _PROFILES: Schema = {
 
 
 def json_schema(kind: str, draft: int = 7) -> Schema:
-    """The schema of a manifest of ``kind``, or of ``Overlay``; ``draft`` is 7 or 2020 (2020-12)."""
+    """Return the schema of a manifest of ``kind``, or of ``Overlay``; ``draft`` is 7 or 2020 (2020-12)."""
     if kind == "Overlay":
         definitions = _overlay_definitions()
         body: Schema = definitions.pop("Overlay")
@@ -51,7 +51,7 @@ def json_schema(kind: str, draft: int = 7) -> Schema:
 
 
 def combined_schema(draft: int = 7) -> Schema:
-    """One schema for files that hold any kind, a ``generate``, a List or an overlay."""
+    """Return one schema for files that hold any kind, a ``generate``, a List or an overlay."""
     definitions: Schema = _overlay_definitions()
     for kind in KINDS:
         definitions.update(_definitions(kind))
@@ -85,21 +85,21 @@ def combined_schema(draft: int = 7) -> Schema:
 
 
 def schema_files() -> dict[str, str]:
-    """Returns the content of each file of ``schemas/``, by name."""
+    """Return the content of each file of ``schemas/``, by name."""
     schemas = {kind.lower(): json_schema(kind) for kind in (*KINDS, "Overlay")}
     schemas[COMBINED] = combined_schema()
     return {f"{name}.schema.json": json.dumps(schema, indent=2) + "\n" for name, schema in schemas.items()}
 
 
 def stale_files(folder: Path) -> list[str]:
-    """Returns the names of files in ``folder`` that are missing, out of date, or superfluous."""
+    """Return the names of files in ``folder`` that are missing, out of date, or superfluous."""
     wanted = schema_files()
     present = {path.name: path.read_text("utf-8") for path in sorted(folder.glob("*.schema.json"))}
     return [name for name in sorted({*wanted, *present}) if wanted.get(name) != present.get(name)]
 
 
 def _definitions(kind: str) -> Schema:
-    """Returns the definitions of a kind: its envelope, under the kind's name, and the models that it uses."""
+    """Return the definitions of a kind: its envelope, under the kind's name, and the models that it uses."""
     spec = spec_model(kind)
     needed = bool(validate(kind, {}))
     envelope: Schema = {
@@ -125,7 +125,7 @@ def _overlay_definitions() -> Schema:
 
 
 def _models(model: type[SpecModel]) -> Schema:
-    """Every model below ``model`` by class name, with docs, defaults and update classes."""
+    """Return every model below ``model`` by class name, with docs, defaults and update classes."""
     generated = model.model_json_schema(by_alias=True, ref_template="#/definitions/{model}")
     raw = {**generated.pop("$defs", {}), model.__name__: generated}
     nested = (info.nested for _, info in all_fields(model))
@@ -159,7 +159,7 @@ def _model_schema(model: type[SpecModel], raw: Schema) -> Schema:
 
 
 def _templated(shape: Schema) -> Schema:
-    """Allows ``shape`` or an expression. A ``$ref`` moves into ``anyOf``: draft 7 ignores the keywords beside it."""
+    """Allow ``shape`` or an expression. A ``$ref`` moves into ``anyOf``: draft 7 ignores the keywords beside it."""
     if shape.get("type") == "string" and not {"enum", "const", "pattern"} & shape.keys():
         return shape
     arms = shape.pop("anyOf", None)
@@ -227,7 +227,7 @@ def _finished(name: str, title: str, body: Schema, definitions: Schema, draft: i
 
 @cache
 def field_docs(model: type[SpecModel]) -> dict[str, str]:
-    """Returns the docstring of each field, own or inherited, by attribute name; fields without one are left out."""
+    """Return the docstring of each field, own or inherited, by attribute name; fields without one are left out."""
     docs: dict[str, str] = {}
     for cls in reversed(model.__mro__):
         if cls.__module__ not in ("pydantic.main", "builtins"):

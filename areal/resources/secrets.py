@@ -55,7 +55,7 @@ def is_secret_name(name: str) -> bool:
 
 
 def _is_key(word: str, before: str) -> bool:
-    """Whether a word of a name means a key of somebody, by the word ``before`` it."""
+    """Return whether a word of a name means a key of somebody, by the word ``before`` it."""
     if word == "TOKENS":  # of a text, but for ``API_TOKENS``
         return _ISSUER.fullmatch(before) is not None
     return _KEY_WORD.fullmatch(word) is not None and not _OF_DATA.fullmatch(before)

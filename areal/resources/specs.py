@@ -161,7 +161,7 @@ class ServedModel(SpecModel):
 
     @classmethod
     def schema_rules(cls) -> list[Schema]:
-        """Returns ``problems`` as rules, except those for engine-specific arguments of SGLang and vLLM, and for the
+        """Return ``problems`` as rules, except those for engine-specific arguments of SGLang and vLLM, and for the
         addresses in ``external.url``."""
         ours: Schema = {"not": given("external")}
         attached: Schema = {"allOf": [written("engineUrl"), ours]}
@@ -231,7 +231,7 @@ class ServedModel(SpecModel):
             yield ("backend",), "says several replicas; at engineUrl there is one engine"
 
     def _engine(self) -> str:
-        """Returns the engine's name; empty if ``backend`` is absent."""
+        """Return the engine's name; empty if ``backend`` is absent."""
         return (
             parse_backend(self.backend, engines=INFERENCE_ENGINES, single=True).parts[0].engine if self.backend else ""
         )

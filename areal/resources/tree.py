@@ -50,7 +50,7 @@ class Change:
 
 
 def merge(base: Any, patch: Any) -> Any:
-    """Merges ``patch`` over ``base``: maps merge, keyed lists merge by name, any other value replaces."""
+    """Merge ``patch`` over ``base``: maps merge, keyed lists merge by name, any other value replaces."""
     if isinstance(base, Mapping) and isinstance(patch, Mapping):
         merged = dict(base)
         for key, value in patch.items():
@@ -64,7 +64,7 @@ def merge(base: Any, patch: Any) -> Any:
 
 
 def is_keyed(value: Any) -> bool:
-    """Whether ``value`` is a non-empty list of maps with distinct string names."""
+    """Return whether ``value`` is a non-empty list of maps with distinct string names."""
     if not isinstance(value, list) or not value:
         return False
     names = [item.get("name") if isinstance(item, Mapping) else None for item in value]
@@ -72,13 +72,13 @@ def is_keyed(value: Any) -> bool:
 
 
 def leaves(tree: Any) -> dict[FieldPath, Any]:
-    """Returns every leaf by path, in document order. Empty maps and lists are leaves, but an empty tree has none."""
+    """Return every leaf by path, in document order. Empty maps and lists are leaves, but an empty tree has none."""
     return {} if tree == {} else dict(_walk(tree, ()))
 
 
 def changes(old: Any, new: Any) -> tuple[Change, ...]:
-    """Returns the leaves that differ; none if only the order of keyed items differs. If an empty map is filled, only
-    its new entries are changes."""
+    """Return the leaves that differ; none if only the order of keyed items differs. If an empty map is filled, only its
+    new entries are changes."""
     before, after = leaves(old), leaves(new)
     filled = {path[:length] for path in after for length in range(len(path))}
     paths = [path for path in before if before[path] != {} or path not in filled]
@@ -88,7 +88,7 @@ def changes(old: Any, new: Any) -> tuple[Change, ...]:
 
 
 def get_path(tree: Any, path: FieldPath) -> Any:
-    """Returns the value at ``path``; ``ABSENT`` if there is none."""
+    """Return the value at ``path``; ``ABSENT`` if there is none."""
     for step in path:
         slot = _slot(tree, step)
         if slot is None:
@@ -98,7 +98,7 @@ def get_path(tree: Any, path: FieldPath) -> Any:
 
 
 def set_path(tree: Any, path: FieldPath, value: Any) -> Any:
-    """Returns a copy of ``tree`` with ``value`` at ``path``; missing maps and keyed items on the path are created.
+    """Return a copy of ``tree`` with ``value`` at ``path``; missing maps and keyed items on the path are created.
     Raises KeyError for a list index that does not exist."""
     if not path:
         return value
@@ -121,7 +121,7 @@ def set_path(tree: Any, path: FieldPath, value: Any) -> Any:
 
 
 def delete_path(tree: Any, path: FieldPath) -> Any:
-    """Returns a copy of ``tree`` without ``path``, and without branches that become empty; an unknown path changes
+    """Return a copy of ``tree`` without ``path``, and without branches that become empty; an unknown path changes
     nothing."""
     if not path:
         return {}
@@ -138,7 +138,7 @@ def delete_path(tree: Any, path: FieldPath) -> Any:
 
 
 def path_text(path: FieldPath) -> str:
-    """Returns a path as text: ``spec.models[qwen].replicas``; keys with special characters are in brackets:
+    """Return a path as text: ``spec.models[qwen].replicas``; keys with special characters are in brackets:
     ``labels[areal.dev/x]``."""
     text = ""
     for step in path:
@@ -171,7 +171,7 @@ def parse_path(text: str) -> FieldPath:
 
 
 def bracketed(step: Step) -> str | None:
-    """Returns the name in a ``[name]`` step; None for any other step."""
+    """Return the name in a ``[name]`` step; None for any other step."""
     if isinstance(step, str) and len(step) > 2 and step[0] == "[" and step[-1] == "]":
         return step[1:-1]
     return None
@@ -194,7 +194,7 @@ def _walk(tree: Any, path: FieldPath) -> Iterator[tuple[FieldPath, Any]]:
 
 
 def _slot(tree: Any, step: Step) -> Any:
-    """Returns the key or index in ``tree`` that ``step`` addresses; None if there is none."""
+    """Return the key or index in ``tree`` that ``step`` addresses; None if there is none."""
     name = bracketed(step)
     if isinstance(tree, Mapping):
         for key in (_key(step), name):
@@ -219,7 +219,7 @@ def _is_empty(value: Any) -> bool:
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Whether two values are equal and of the same types: ``1``, ``1.0`` and ``True`` differ in YAML."""
+    """Return whether two values are equal and of the same types: ``1``, ``1.0`` and ``True`` differ in YAML."""
     if type(a) is not type(b):
         return False
     if isinstance(a, list):
@@ -266,7 +266,7 @@ class BadOverride(ValueError):
 
 
 def parse_override(text: str) -> Override:
-    """Parses an override. Raises BadOverride."""
+    """Parse an override. Raises BadOverride."""
     match = _OVERRIDE.fullmatch(text)
     if match is None:
         raise BadOverride(f"{text!r} is no override: write key=value, +key=value or ~key")
@@ -280,7 +280,7 @@ def parse_override(text: str) -> Override:
 
 
 def apply_override(tree: Any, override: Override, value: Any) -> None:
-    """Changes ``tree`` in place; missing maps on the path are created. ``value``: the parsed value of ``override``.
+    """Change ``tree`` in place; missing maps on the path are created. ``value``: the parsed value of ``override``.
     Raises BadOverride."""
     *way, last = override.path
     missing = BadOverride(f"~{dotted(override.path)}: the file has no such key")
@@ -304,7 +304,7 @@ def apply_override(tree: Any, override: Override, value: Any) -> None:
 
 
 def _place(node: Any, part: Step, at: FieldPath) -> Any:
-    """Returns the key or index in ``node`` for ``part``; ``at`` is the path of ``node``. Raises BadOverride."""
+    """Return the key or index in ``node`` for ``part``; ``at`` is the path of ``node``. Raises BadOverride."""
     if isinstance(node, list) and isinstance(part, int):
         if part >= len(node):
             raise BadOverride(f"{dotted(at)} has {len(node)} items, there is none with number {part}")
@@ -339,8 +339,8 @@ def resolved(value: Any, key: str, written: Callable[[str], Any]) -> Any:
 
 
 def _absolute(reference: str, key: str) -> str:
-    """The key to which OmegaConf's ``reference`` in the value of ``key`` leads: its first dot is the mapping that has
-    ``key``, and each further dot the one above. Empty above the top level."""
+    """Return the key to which OmegaConf's ``reference`` in the value of ``key`` leads: its first dot is the mapping
+    that has ``key``, and each further dot the one above. Empty above the top level."""
     name = reference.lstrip(".")
     steps, up = key.split("."), len(reference) - len(name)
     if up == 0:
@@ -361,7 +361,7 @@ def over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def lifted(tree: dict[str, Any], overridden: Iterable[FieldPath] = ()) -> dict[str, Any]:
-    """Moves the keys that AReaL-lite nests below ``trainer.grpo`` (or another trainer) to the top level, where what
+    """Move the keys that AReaL-lite nests below ``trainer.grpo`` (or another trainer) to the top level, where what
     overrides have set (``overridden``) is left as it is."""
     trainer = tree.get("trainer")
     if not isinstance(trainer, dict):

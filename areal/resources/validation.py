@@ -30,13 +30,13 @@ class Reference(NamedTuple):
 
 @cache
 def spec_model(kind: str) -> type[SpecModel]:
-    """Returns the pydantic model of the spec of a canonical kind."""
+    """Return the pydantic model of the spec of a canonical kind."""
     model: type[SpecModel] = load(KINDS[kind].spec)
     return model
 
 
 def effective(kind: str, sparse: Mapping[str, Any]) -> Any:
-    """Returns the spec with all defaults, as an instance of ``spec_model(kind)``. Raises InvalidManifest.
+    """Return the spec with all defaults, as an instance of ``spec_model(kind)``. Raises InvalidManifest.
 
     The return type is Any because the class depends on ``kind``: a caller that knows the kind annotates the result.
     """
@@ -48,13 +48,13 @@ def effective(kind: str, sparse: Mapping[str, Any]) -> Any:
 
 
 def validate(kind: str, sparse: Mapping[str, Any]) -> list[tuple[FieldPath, str]]:
-    """Returns the faults of a sparse spec, as (path inside the spec, message)."""
+    """Return the faults of a sparse spec, as (path inside the spec, message)."""
     return [(fault.path, fault.message) for fault in check_model(spec_model(kind), sparse)[1]]
 
 
 @cache
 def update_class(kind: str, path: FieldPath) -> UpdateClass:
-    """Returns the cost of changing the leaf at ``path``: the highest class of the fields along ``path``.
+    """Return the cost of changing the leaf at ``path``: the highest class of the fields along ``path``.
 
     A section that several kinds share can thus differ in cost. A leaf of a free-form map or list has the cost of its
     field; a field that this version does not know is RECREATE, which is safe.
@@ -67,7 +67,7 @@ def update_class(kind: str, path: FieldPath) -> UpdateClass:
 
 
 def references(kind: str, sparse: Mapping[str, Any]) -> tuple[Reference, ...]:
-    """Returns the references of a sparse spec, with defaults: a Model without ``service`` refers to ``default``."""
+    """Return the references of a sparse spec, with defaults: a Model without ``service`` refers to ``default``."""
     found = []
     for base, name, target in spec_model(kind).REFERENCES:
         holder = get_path(sparse, base)
@@ -104,7 +104,7 @@ _YAML_1_1_BOOLEANS = {"yes": "true", "on": "true", "y": "true", "no": "false", "
 
 
 def check_model(model: type[SpecModel], value: Any) -> tuple[SpecModel | None, list[Fault]]:
-    """Returns ``value`` as an instance of ``model`` (None if it is invalid), and its faults."""
+    """Return ``value`` as an instance of ``model`` (None if it is invalid), and its faults."""
     try:
         spec = model.model_validate(value)
     except ValidationError as error:
@@ -120,8 +120,8 @@ def check_model(model: type[SpecModel], value: Any) -> tuple[SpecModel | None, l
 
 
 def _faults_beside(model: type[SpecModel], value: Any, faults: Sequence[Fault]) -> list[Fault]:
-    """The faults between fields that are valid each, where other fields are not. That one of those is absent, and a
-    fault of the spec as a whole, may be a consequence and is left out."""
+    """Return the faults between fields that are valid each, where other fields are not. That one of those is absent,
+    and a fault of the spec as a whole, may be a consequence and is left out."""
     lost = {str(fault.path[0]) for fault in faults if fault.path}
     if not isinstance(value, Mapping) or not lost:
         return []
@@ -133,7 +133,7 @@ def _faults_beside(model: type[SpecModel], value: Any, faults: Sequence[Fault]) 
 
 
 def _fault(model: type[SpecModel], value: Any, detail: ErrorDetails) -> tuple[Fault, bool]:
-    """Converts a pydantic error to a fault. Also returns whether the error is of one arm of a union."""
+    """Convert a pydantic error to a fault. Also returns whether the error is of one arm of a union."""
     path, union = _locate(value, detail["loc"])
     kind, context = detail["type"], detail.get("ctx", {})
     if kind == "extra_forbidden":
@@ -149,7 +149,7 @@ def _fault(model: type[SpecModel], value: Any, detail: ErrorDetails) -> tuple[Fa
 
 
 def _message(kind: str, given: Any, context: Mapping[str, Any]) -> str | None:
-    """Returns the message for an invalid value; None to keep the message of pydantic or of our validator."""
+    """Return the message for an invalid value; None to keep the message of pydantic or of our validator."""
     if kind in _EXPECTED:
         return f"expected {_EXPECTED[kind]}, got {describe(given)}{_advice(kind, given)}"
     if kind in _BOUNDS:
@@ -166,7 +166,7 @@ def _message(kind: str, given: Any, context: Mapping[str, Any]) -> str | None:
 
 
 def _locate(value: Any, loc: tuple[int | str, ...]) -> tuple[FieldPath, bool]:
-    """Returns the YAML path of a pydantic location, and whether it ends in an arm of a union. Steps that are not in the
+    """Return the YAML path of a pydantic location, and whether it ends in an arm of a union. Steps that are not in the
     value name arms of a union; an item of a list of named maps is addressed by its name."""
     path: list[int | str] = []
     for at, step in enumerate(loc):
@@ -183,7 +183,7 @@ def _locate(value: Any, loc: tuple[int | str, ...]) -> tuple[FieldPath, bool]:
 
 
 def _merge_unions(details: Iterable[tuple[Fault, bool]]) -> list[Fault]:
-    """Merges the faults that the arms of a union report at one path into one message with alternatives."""
+    """Merge the faults that the arms of a union report at one path into one message with alternatives."""
     found: dict[tuple[FieldPath, str], Fault] = {}
     for fault, union in details:
         key = (fault.path, "" if union else fault.message)
@@ -193,7 +193,7 @@ def _merge_unions(details: Iterable[tuple[Fault, bool]]) -> list[Fault]:
 
 
 def _siblings(model: type[SpecModel], path: FieldPath) -> list[str]:
-    """Returns the fields of the map that has the unknown field at ``path``."""
+    """Return the fields of the map that has the unknown field at ``path``."""
     holder: type[SpecModel] | None = model
     if len(path) > 1:
         fields = list(resolve(model, path[:-1]))
@@ -212,7 +212,7 @@ def _advice(kind: str, given: Any) -> str:
 
 
 def describe(value: Any) -> str:
-    """Describes a value for an error message; long text is truncated."""
+    """Describe a value for an error message; long text is truncated."""
     match value:
         case None:
             return "null"

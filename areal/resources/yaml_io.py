@@ -58,7 +58,7 @@ class BadScalar(ValueError):
 
 
 def resolve_plain(text: str) -> Value:
-    """Returns the value of an unquoted scalar. Raises BadScalar for numbers that JSON or 64 bits cannot hold."""
+    """Return the value of an unquoted scalar. Raises BadScalar for numbers that JSON or 64 bits cannot hold."""
     if text in _WORDS:
         return _WORDS[text]
     if text[0] not in _NUMBER_START:
@@ -81,7 +81,7 @@ def resolve_plain(text: str) -> Value:
 
 
 def resolve_tagged(text: str, tag: str) -> Value:
-    """Returns the value of a scalar with an explicit tag such as ``!!str`` or ``!!int``. Raises BadScalar."""
+    """Return the value of a scalar with an explicit tag such as ``!!str`` or ``!!int``. Raises BadScalar."""
     name = short_tag(tag)
     if name in ("!!str", "!"):
         return text
@@ -100,7 +100,7 @@ def short_tag(tag: str) -> str:
 
 
 def load_documents(text: str, file: str, problems: Problems, *, at: Pos | None = None) -> list[Node]:
-    """Returns the non-empty documents of ``text``. Faults are added to ``problems``; loading stops at a syntax error.
+    """Return the non-empty documents of ``text``. Faults are added to ``problems``; loading stops at a syntax error.
     ``at``: position of the text on a command line, which is then a single line."""
     builder = _Builder(file, problems, at)
     text = _MARK.sub("", text)
@@ -122,7 +122,7 @@ def load_documents(text: str, file: str, problems: Problems, *, at: Pos | None =
 
 
 def load_value(text: str, pos: Pos, problems: Problems) -> Node | None:
-    """Loads one YAML value at ``pos`` of a command line; None after a fault. Empty text is an empty string."""
+    """Load one YAML value at ``pos`` of a command line; None after a fault. Empty text is an empty string."""
     before = problems.met
     documents = load_documents(text, pos.file, problems, at=pos)
     if len(documents) > 1:
@@ -228,7 +228,7 @@ class _Builder:
         self._stack.append(_Frame(pos, isinstance(event, yaml.MappingStartEvent), anchor))
 
     def _bad_key(self, frame: _Frame, pos: Pos, what: str) -> None:
-        """Reports the key, and reads its value under an empty key."""
+        """Report the key, and read its value under an empty key."""
         self._problems.add(pos, "", f"a key must be a word, not {what}", hint='quote a value that begins with "{"')
         frame.key, frame.key_pos, frame.merging = "", pos, False
 
@@ -267,7 +267,7 @@ class _Builder:
             self._place(node, size, pos)
 
     def _place(self, node: Node, size: int, at: Pos | None = None) -> None:
-        """Adds ``node`` at the current position: as a document, a list item, or the value of the pending key."""
+        """Add ``node`` at the current position: as a document, a list item, or the value of the pending key."""
         if not self._stack:
             if not (isinstance(node, ScalarNode) and node.value is None):
                 self.documents.append(node)
@@ -294,7 +294,7 @@ class _Builder:
 
 
 def _text_column(event: Any, column: int) -> int:
-    """Returns the column of the scalar's first character if its text is verbatim on one line; else 0."""
+    """Return the column of the scalar's first character if its text is verbatim on one line; else 0."""
     start, end = event.start_mark, event.end_mark
     if start.line != end.line or event.anchor is not None or event.tag is not None:
         return 0
@@ -345,7 +345,7 @@ _ManifestDumper.add_representer(str, lambda dumper, text: _represent_text(dumper
 
 
 def dump_documents(documents: Iterable[Any], *, manifests: bool = False) -> str:
-    """Returns the documents as a YAML stream, with keys in their order. ``manifests``: escapes a literal ``${{``, so
+    """Return the documents as a YAML stream, with keys in their order. ``manifests``: escapes a literal ``${{``, so
     that the text can be applied."""
     dumper = _ManifestDumper if manifests else _Dumper
     return yaml.dump_all(

@@ -123,7 +123,7 @@ _JOINED = re.compile(
 
 
 def final_answer(text: str) -> str | None:
-    """The final answer in a text; None if there is none, or if it was truncated."""
+    """Return the final answer in a text; None if there is none, or if it was truncated."""
     text = _SPECIAL_TOKEN.sub("", text)
     marks = [*_BOX.finditer(text), *_MARK.finditer(text)]
     if not marks:
@@ -135,7 +135,8 @@ def final_answer(text: str) -> str | None:
 
 
 def _unmarked(text: str) -> str | None:
-    """What follows "the answer is" if it is a formula, a letter or has no number, else the last number in the prose."""
+    """Return what follows "the answer is" if it is a formula, a letter or has no number, else the last number in the
+    prose."""
     for what in (_CLOSING, _ASIDE, _REJECTED, _CLAUSE):
         text = what.sub("", text)
     text = _WITHDRAWN.split(text)[-1]
@@ -178,8 +179,8 @@ def _is_formula(text: str) -> bool:
 
 
 def right_answer(answer: Any) -> str:
-    """The reference answer of a row: the marked answer of its solution, else the whole text. Raises ValueError if it is
-    empty."""
+    """Return the reference answer of a row: the marked answer of its solution, else the whole text. Raises ValueError
+    if it is empty."""
     text = "" if answer is None else str(answer).strip()
     found = final_answer(text) if _BOX.search(text) or _MARK.search(text) else text
     if not found:
@@ -188,7 +189,8 @@ def right_answer(answer: Any) -> str:
 
 
 def right_number(answer: Any) -> str:
-    """The reference number of a row: the marked one, else the last one of the text. Raises ValueError without one."""
+    """Return the reference number of a row: the marked one, else the last one of the text. Raises ValueError without
+    one."""
     found = right_answer(answer)
     if as_number(found) is None:
         found = _last_in_prose(found) or ""
@@ -198,8 +200,8 @@ def right_number(answer: Any) -> str:
 
 
 def _last_boxes(text: str, boxes: list[re.Match[str]]) -> str | None:
-    """The content of the last box, joined with preceding boxes that only a comma or a conjunction separates from it. Of
-    nested boxes, the outermost is used."""
+    """Return the content of the last box, joined with preceding boxes that only a comma or a conjunction separates from
+    it. Of nested boxes, the outermost is used."""
     arguments: list[tuple[int, int, int]] = []
     covered = 0
     for box in boxes[-_MOST_BOXES:]:
@@ -239,8 +241,8 @@ def _argument(text: str, start: int) -> tuple[int, int]:
 
 
 def _last_in_prose(text: str, doubt: bool = False) -> str | None:
-    """The last number or formula in prose. With ``doubt``, None if the words beside it mean that it is not the answer,
-    or only a part of it."""
+    """Return the last number or formula in prose. With ``doubt``, None if the words beside it mean that it is not the
+    answer, or only a part of it."""
     text = in_latex(text)
     found = [
         (match.end(), -match.start(), inner.replace("$", ""))
@@ -271,7 +273,7 @@ def _read(text: str) -> Node | None:
 
 
 def same_number(answer: str | None, right: str | None) -> bool:
-    """Whether ``answer`` as a whole equals the number ``right``. False if ``right`` is not a number.
+    """Return whether ``answer`` as a whole equals the number ``right``. False if ``right`` is not a number.
 
     Units, currency and percent signs, and the name in ``x = 18``, are ignored. Several numbers, ranges, alternatives
     and unknowns never equal one number. An answer that is not a rational number needs mpmath: raises ImportError
@@ -283,18 +285,18 @@ def same_number(answer: str | None, right: str | None) -> bool:
 
 
 def as_number(text: str | None) -> Fraction | None:
-    """The value of a text that is one number, which may have separators, a currency or a unit, or be a fraction. None
-    for any other text."""
+    """Return the value of a text that is one number, which may have separators, a currency or a unit, or be a fraction.
+    None for any other text."""
     return exact_number(_read(text)) if text else None
 
 
 def _plain(found: Formula) -> str:
-    """The tokens, without braces around a single one."""
+    """Return the tokens, without braces around a single one."""
     return re.sub(r"\{\0([^\0]+)\0\}", r"\1", "\0".join(texts_of(found)))
 
 
 def same_expression(answer: str, right: str) -> bool:
-    """Whether both are mathematically equal, or the same text if they are not mathematics."""
+    """Return whether both are mathematically equal, or the same text if they are not mathematics."""
     if answer.strip() == right.strip():
         return True
     if max(len(answer), len(right)) > LONGEST:
@@ -329,8 +331,8 @@ _LETTERS = re.compile(r"(?:\(?[A-J]\)?(?:\s*(?:[,;]|[,;]?\s*(?:&|\band\b))\s*|\s
 
 
 def choice_of(found: Formula) -> tuple[str, Formula]:
-    """The letters and the rest of an answer to a multiple-choice question, such as ``(C) 27``, or ``A, C``; the letters
-    are "" for another answer."""
+    """Return the letters and the rest of an answer to a multiple-choice question, such as ``(C) 27``, or ``A, C``; the
+    letters are "" for another answer."""
     if re.fullmatch(r"[\d.]+\([A-J]\)|[})]\([A-J]\)", "".join(each.text for each in found[-4:])):
         found = (*found[-3:], *found[:-3])  # 27 (C)
     plain = render([each for each in found if each.text not in ("{", "}")])

@@ -41,7 +41,7 @@ _ORDERED = frozenset(("()", "[]", "[)", "(]"))
 
 
 def same(answer: Node | None, right: Node | None) -> bool:
-    """Whether the answer equals the right one."""
+    """Return whether the answer equals the right one."""
     if answer is None or right is None:
         return False
     if "otherwise" in (_plain(answer), _plain(right)):  # the last condition of a function by cases
@@ -86,14 +86,14 @@ def same(answer: Node | None, right: Node | None) -> bool:
 
 
 def is_number(node: Node | None) -> bool:
-    """Whether a text has only numbers, operators and words."""
+    """Return whether a text has only numbers, operators and words."""
     if isinstance(node, Relation):
         return bool(node.values) and all(map(is_number, node.values))
     return isinstance(node, Quantity) and has_kind(node.formula, "n") and not has_kind(node.formula, "sfmv")
 
 
 def exact_number(node: Node | None) -> Fraction | None:
-    """The value of a rational number."""
+    """Return the value of a rational number."""
     if isinstance(node, Relation) and node.values and node.name:
         node = node.values[-1]
     is_plain = isinstance(node, Quantity) and not CHANGES.search(" ".join(node.words))
@@ -102,7 +102,7 @@ def exact_number(node: Node | None) -> Fraction | None:
 
 
 def _real(node: Node) -> Any:
-    """The value of a real number; None for anything else."""
+    """Return the value of a real number; None for anything else."""
     try:
         value = value_of(node.formula) if isinstance(node, Quantity) and node.formula else None
     except NotAFormula:
@@ -111,7 +111,7 @@ def _real(node: Node) -> Any:
 
 
 def _is_consistent(answer: Relation) -> bool:
-    """Whether the values of a chain are equal, and decimals nearly equal. ``20 = 18`` is not consistent."""
+    """Return whether the values of a chain are equal, and decimals nearly equal. ``20 = 18`` is not consistent."""
     if answer.operators[-1] == "≡":
         return True
     for left, right in itertools.pairwise(answer.values):
@@ -123,8 +123,8 @@ def _is_consistent(answer: Relation) -> bool:
 
 
 def _same_group(answer: Group, right: Group) -> bool:
-    """Whether two groups have the same items: tuples in order, sets and lists in any order. Only a set may repeat an
-    item."""
+    """Return whether two groups have the same items: tuples in order, sets and lists in any order. Only a set may
+    repeat an item."""
     brackets = {answer.brackets, right.brackets}
     first, second = _items(answer), _items(right)
     if brackets == {":"}:
@@ -156,7 +156,7 @@ def _has_rest(cases: Sequence[Node]) -> bool:
 
 
 def _is_whole(cases: Sequence[Node]) -> bool:
-    """Whether each real number meets a condition of ``cases``, as it must where one is ``otherwise``."""
+    """Return whether each real number meets a condition of ``cases``, as it must where one is ``otherwise``."""
     conditions = [each.items[-1] for each in cases if isinstance(each, Group) and _plain(each.items[-1]) != "otherwise"]
     names = set[str]().union(*map(_unknowns, conditions))
     try:
@@ -175,7 +175,7 @@ def _is_proportional(first: Sequence[Node], second: Sequence[Node]) -> bool:
 
 
 def _items(group: Group) -> list[Node]:
-    """The items, without the repeated ones of a set."""
+    """Return the items, without the repeated ones of a set."""
     items = group.items
     if group.brackets != "{}":
         return list(items)
@@ -183,8 +183,8 @@ def _items(group: Group) -> list[Node]:
 
 
 def _values(group: Group, names: dict[str, Node] | None, brackets: str) -> Group:
-    """The values of ``x = 2, y = 3`` as the tuple ``(2, 3)``, in the order of their names; those of ``x_1``, ``x_2`` as
-    a list, whose order is free."""
+    """Return the values of ``x = 2, y = 3`` as the tuple ``(2, 3)``, in the order of their names; those of ``x_1``,
+    ``x_2`` as a list, whose order is free."""
     if not names:
         return group
     is_one_name = brackets in LISTS and len({name.partition("_")[0] for name in names}) == 1
@@ -192,7 +192,7 @@ def _values(group: Group, names: dict[str, Node] | None, brackets: str) -> Group
 
 
 def _assignments(group: Node) -> dict[str, Node] | None:
-    """The values of ``x = 2, y = 3`` or ``(x, y) = (2, 3)`` by their names; None for other items."""
+    """Return the values of ``x = 2, y = 3`` or ``(x, y) = (2, 3)`` by their names; None for other items."""
     if isinstance(group, Relation) and group.name[:1] == "(" and group.values and isinstance(group.values[-1], Group):
         names, items = group.name.strip("()").split(","), group.values[-1].items
         return dict(zip(names, items, strict=True)) if len(set(names)) == len(names) == len(items) else None
@@ -248,7 +248,8 @@ def _plain(node: Node) -> str:
 
 
 def _ends_with(answer: Quantity, right: Quantity) -> bool:
-    """Whether the answer is a sentence that ends with the right words: ``The series converges`` for ``converges``."""
+    """Return whether the answer is a sentence that ends with the right words: ``The series converges`` for
+    ``converges``."""
     sentence, ending = (re.sub(r"[^\w\s]", "", each.text.casefold()) for each in (answer, right))
     before = sentence.removesuffix(ending)
     subject = r"(?:the|this|that|it)\b((?: (?!is|are)\w+){0,4} (?:is|are)(?: an?| the)?| \w+|) "
@@ -292,7 +293,7 @@ def _as_product(node: Quantity, other: Quantity) -> Quantity:
 
 
 def _same_measured(answer: Quantity, right: Quantity) -> bool | None:
-    """Whether two amounts in units are equal; None if one has no units."""
+    """Return whether two amounts in units are equal; None if one has no units."""
     sizes = [None if each.sign or not each.formula else measure(*each.words) for each in (answer, right)]
     if not sizes[0] or not sizes[1]:
         return None
@@ -313,7 +314,8 @@ def _same_values(answer: Quantity, right: Quantity, tolerance: Fraction | None =
 
 
 def _is_truncated(cut: Formula, whole: Quantity) -> bool:
-    """Whether a decimal is the first digits of a number that has more: 1.414... is the square root of 2, not 1.414."""
+    """Return whether a decimal is the first digits of a number that has more: 1.414... is the square root of 2, not
+    1.414."""
     digits, value = re.fullmatch(r"(-?\d+\.(\d{3,}))…", "".join(texts_of(cut))), _real(whole)
     if digits is None or value is None:
         return False
@@ -350,7 +352,7 @@ def _same_formula(
 
 
 def _arbitrary(formula: Formula) -> list[str]:
-    """The constants ``C_1``, ``C_2`` of a general solution."""
+    """Return the constants ``C_1``, ``C_2`` of a general solution."""
     return sorted({each.text for each in formula if re.fullmatch(r"[cC]_\d", each.text)})
 
 
@@ -375,8 +377,8 @@ _COMPARED: dict[str, Callable[[Any, Any], bool]] = {
 
 
 def _same_region(one: Node, other: Node) -> bool:
-    """Whether both are the same set of real numbers: at the ends of their parts, between and beyond these, and on a
-    grid."""
+    """Return whether both are the same set of real numbers: at the ends of their parts, between and beyond these, and
+    on a grid."""
     names = [_unknowns(each) for each in (one, other)]
     if max(map(len, names)) > 1 or len(names[0] | names[1]) > 1:
         return False
@@ -413,8 +415,8 @@ def _ends(node: Node) -> set[Any]:
 
 
 def _contains(node: Node, x: Any, is_condition: bool = False) -> bool:
-    """Whether a number is in the set of an interval, a solved inequality, a union or alternatives. A condition of a set
-    need not be solved. Raises NotAFormula for what is no set of real numbers."""
+    """Return whether a number is in the set of an interval, a solved inequality, a union or alternatives. A condition
+    of a set need not be solved. Raises NotAFormula for what is no set of real numbers."""
     if isinstance(node, Quantity):
         if texts_of(node.formula) != ["∅"]:
             raise NotAFormula

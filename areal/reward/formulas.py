@@ -55,14 +55,14 @@ def _bits(*values: Fraction) -> int:
 
 
 def _cells(one: Any, other: Any) -> list[list[tuple[Any, Any]]] | None:
-    """The pairs of two matrices' cells; None unless both are of one shape."""
+    """Return the pairs of two matrices' cells; None unless both are of one shape."""
     if not isinstance(one, tuple) or not isinstance(other, tuple) or [*map(len, one)] != [*map(len, other)]:
         return None
     return [[*zip(*rows, strict=True)] for rows in zip(one, other, strict=True)]
 
 
 def _combined(function: Callable[[Any, Any], Any], one: Any, other: Any) -> Any:
-    """A sum or product: exact if both are, and 0 if the first 45 digits cancel. A matrix is a tuple of rows."""
+    """Return a sum or product: exact if both are, and 0 if the first 45 digits cancel. A matrix is a tuple of rows."""
     if isinstance(other, tuple) and not isinstance(one, tuple):
         one, other = other, one
     if isinstance(one, tuple):
@@ -109,7 +109,7 @@ def _determinant(rows: Any) -> Any:
 
 
 def _applied(name: str, argument: Any) -> Any:
-    """A function's value; 0 for a rounding error beside 0. Raises NotAFormula where it is infinite."""
+    """Return a function's value; 0 for a rounding error beside 0. Raises NotAFormula where it is infinite."""
     if name == "exp":
         return _power(_mp().e, argument)
     known = {"arcsin": "asin", "arccos": "acos", "arctan": "atan", "log": "log10", "lg": "log10"}.get(name, name)
@@ -122,7 +122,7 @@ def _applied(name: str, argument: Any) -> Any:
 
 
 def _rows(matrix: str) -> list[list[Formula]]:
-    """The cells of a matrix in LaTeX."""
+    """Return the cells of a matrix in LaTeX."""
     return [[tokens(cell) for cell in row.split("&")] for row in matrix.split(r"\\") if row.strip()]
 
 
@@ -220,7 +220,7 @@ class _Parser:
         return (self._divided if self._take() == "over" else _binomial)(value, self._sum())
 
     def _argument(self) -> Any:
-        """The argument of a LaTeX command: in braces, or one digit, letter or command."""
+        """Return the argument of a LaTeX command: in braces, or one digit, letter or command."""
         text = self._next.text
         if self._next.kind == "n" and text.isdigit() and len(text) > 1:
             self._tokens[self._at] = Token("n", text[1:])
@@ -265,7 +265,7 @@ class _Parser:
         raise NotAFormula
 
     def _number(self, value: Fraction) -> Any:
-        r"""A number, perhaps a mixed one: ``2\frac34`` or ``2 3/4``."""
+        r"""Return a number, perhaps a mixed one: ``2\frac34`` or ``2 3/4``."""
         start, tail = self._at, self._tokens[self._at : self._at + 3]
         if value.denominator == 1 and self._is("frac"):
             part = self._plain("o", "frac")
@@ -313,7 +313,7 @@ class _Parser:
         return Fraction(_VARIADIC[name](*parts))
 
     def _binder(self, name: str) -> Any:
-        r"""The value of ``\sum_{k=a}^{b}``, ``\prod``, ``\lim_{x \to a}`` or ``\int_a^b ... dx``."""
+        r"""Return the value of ``\sum_{k=a}^{b}``, ``\prod``, ``\lim_{x \to a}`` or ``\int_a^b ... dx``."""
         limits, variable = [], ""
         while self._is("_", "^"):
             self._take()
@@ -347,7 +347,7 @@ class _Parser:
 
 
 def names_in(*formulas: Formula) -> set[str]:
-    """The symbols that are not constants."""
+    """Return the symbols that are not constants."""
     found = [*itertools.chain(*formulas)]
     inner = [cell for each in found if each.kind in "mv" for row in _rows(each.text) for cell in row]
     names = {each.text for each in itertools.chain(found, *inner) if each.kind == "s"}
@@ -365,8 +365,8 @@ def _read(formula: Formula, point: tuple[tuple[str, Any], ...], unit: Any) -> tu
 
 
 def value_of(formula: Formula, point: Mapping[str, Any] | None = None, unit: Any = ONE) -> Any:
-    """The value with the symbols' values in ``point``; a matrix is a tuple of rows. ``unit`` is the value of ``°``
-    and ``%``, except in a trigonometric function. Raises NotAFormula."""
+    """Return the value with the symbols' values in ``point``; a matrix is a tuple of rows. ``unit`` is the value of
+    ``°`` and ``%``, except in a trigonometric function. Raises NotAFormula."""
     return _read(formula, tuple((point or {}).items()), unit)[0]
 
 
@@ -388,7 +388,7 @@ def _points(*formulas: Formula) -> Iterator[dict[str, Fraction]]:
 
 
 def close(one: Any, other: Any, tolerance: Fraction | None = None) -> bool:
-    """Whether ``one`` is ``other``: exactly for rationals without a tolerance, else relative to ``other``."""
+    """Return whether ``one`` is ``other``: exactly for rationals without a tolerance, else relative to ``other``."""
     if isinstance(one, tuple) or isinstance(other, tuple):
         cells = _cells(one, other)
         return cells is not None and all(close(*pair, tolerance) for row in cells for pair in row)
@@ -402,8 +402,8 @@ def close(one: Any, other: Any, tolerance: Fraction | None = None) -> bool:
 def same_value(
     found: Formula, wanted: Formula, tolerance: Fraction | None, units: Sequence[Any] = (ONE, ONE), factor: Any = ONE
 ) -> bool:
-    """Whether ``factor`` times a formula is the wanted one at each point where the latter has a value; at negative
-    points, a real value."""
+    """Return whether ``factor`` times a formula is the wanted one at each point where the latter has a value; at
+    negative points, a real value."""
     same_points = 0
     for point in _points(found, wanted):
         is_positive = min(point.values(), default=1) > 0
@@ -420,7 +420,7 @@ def same_value(
 
 
 def same_items(items: Sequence[Formula], wanted: Formula) -> bool:
-    """Whether a tuple has the items of a vector, which has one row or one column."""
+    """Return whether a tuple has the items of a vector, which has one row or one column."""
     for point in _points(*items, wanted):
         try:
             found, value = [value_of(each, point) for each in items], value_of(wanted, point)
@@ -436,7 +436,8 @@ def same_items(items: Sequence[Formula], wanted: Formula) -> bool:
 
 
 def ratio_of(found: Formula, wanted: Formula, *, of_numerators: bool) -> Any:
-    """The constant real ratio of two formulas with the same symbols, or of their numerators; None if there is none."""
+    """Return the constant real ratio of two formulas with the same symbols, or of their numerators; None if there is
+    none."""
     if names_in(found) != names_in(wanted) or not names_in(found):
         return None
     ratios = []

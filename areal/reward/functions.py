@@ -28,7 +28,7 @@ _NO_NUMBER = _LISTS | {"dict", "Dict", "Mapping", "bytes", "Callable"}
 
 
 def name_of(function: Any) -> str:
-    """The function's name, for error messages."""
+    """Return the function's name, for error messages."""
     if isinstance(function, str):
         return function
     if isinstance(function, functools.partial):
@@ -37,14 +37,15 @@ def name_of(function: Any) -> str:
 
 
 def is_async(function: Any) -> bool:
-    """Whether a call returns a coroutine. Bound and partial functions and objects with ``__call__`` are supported."""
+    """Return whether a call returns a coroutine. Bound and partial functions and objects with ``__call__`` are
+    supported."""
     if isinstance(function, functools.partial):
         return is_async(function.func)
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
 def target_of(function: Callable[..., Any] | str) -> FunctionTarget:
-    """The function as a target for worker processes: by module and name, else as a pickle of the object. Raises
+    """Return the function as a target for worker processes: by module and name, else as a pickle of the object. Raises
     ValueError for objects that can be neither imported nor pickled: lambdas, closures, objects with a lock."""
     if isinstance(function, str):
         module, _, name = function.partition(":") if ":" in function else function.rpartition(".")
@@ -68,7 +69,7 @@ def target_of(function: Callable[..., Any] | str) -> FunctionTarget:
 
 
 def _main_script() -> str | None:
-    """The file of the main program; None in a notebook, or for ``python -c`` and ``-``."""
+    """Return the file of the main program; None in a notebook, or for ``python -c`` and ``-``."""
     file = getattr(sys.modules["__main__"], "__file__", None)
     return file if file and Path(file).is_file() else None
 
@@ -82,8 +83,8 @@ class Parameters:
 
     @classmethod
     def of(cls, function: Any) -> Parameters:
-        """The parameters of a function. A wrapper has the names, but not the annotations, of what it wraps: it may call
-        a function of a batch with lists of one."""
+        """Return the parameters of a function. A wrapper has the names, but not the annotations, of what it wraps: it
+        may call a function of a batch with lists of one."""
         try:
             signature = None if isinstance(function, str) else inspect.signature(function)
         except (TypeError, ValueError):
@@ -91,7 +92,7 @@ class Parameters:
         return cls(name_of(function), _not_annotated(signature) if signature and _is_wrapper(function) else signature)
 
     def check(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Raises UsageFault if the function cannot be called with these arguments."""
+        """Raise UsageFault if the function cannot be called with these arguments."""
         try:
             if self.signature is not None:
                 self._bind(len(args), tuple(kwargs))
@@ -99,8 +100,8 @@ class Parameters:
             raise UsageFault(f"the reward {self.name}{self.signature} cannot be called: {error}") from error
 
     def check_types(self) -> None:
-        """Raises UsageFault for annotations by which the function rewards a list of responses, or
-        makes a reward, and does not reward one response."""
+        """Raise UsageFault for annotations by which the function rewards a list of responses, or makes a reward, and
+        does not reward one response."""
         if self.signature is None:
             return
         parameters = [each for each in self.signature.parameters.values() if each.kind is not each.KEYWORD_ONLY]
@@ -190,7 +191,7 @@ class Parameters:
 
 
 def scorer(spec: str) -> Callable[[tuple[Any, ...], Mapping[str, Any], Mapping[str, Any]], Any]:
-    """A function of the arguments of ``Parameters.call``, which calls ``module:function`` or
+    """Return a function of the arguments of ``Parameters.call``, which calls ``module:function`` or
     ``path/to/file.py:function``. It is run in a reward process. Raises ArealError."""
     function = load_callable(spec, "--reward")
     parameters = Parameters.of(function)
@@ -203,7 +204,7 @@ def scorer(spec: str) -> Callable[[tuple[Any, ...], Mapping[str, Any], Mapping[s
 
 
 def parameters_of(spec: str) -> dict[str, Any]:
-    """The function's ``parameters``, which can go to another process; or ``error`` and ``hint`` if it cannot be
+    """Return the function's ``parameters``, which can go to another process; or ``error`` and ``hint`` if it cannot be
     loaded."""
     try:
         function = load_callable(spec, "--reward")
@@ -223,7 +224,7 @@ class SignatureText(str):
 
 
 def as_text(signature: inspect.Signature) -> inspect.Signature:
-    """A copy that has text in place of annotations and defaults."""
+    """Return a copy that has text in place of annotations and defaults."""
 
     def text(value: Any) -> Any:
         if value is signature.empty:
@@ -243,7 +244,8 @@ def as_text(signature: inspect.Signature) -> inspect.Signature:
 
 
 def _is_wrapper(function: Any) -> bool:
-    """Whether ``functools.wraps`` gave a function, or the method that calls an object, the signature of another."""
+    """Return whether ``functools.wraps`` gave a function, or the method that calls an object, the signature of
+    another."""
     if isinstance(function, functools.partial):
         return _is_wrapper(function.func)
     return hasattr(function, "__wrapped__") or hasattr(type(function).__call__, "__wrapped__")
@@ -255,7 +257,7 @@ def _not_annotated(signature: inspect.Signature) -> inspect.Signature:
 
 
 def _is_other(annotation: Any, *, ids: bool) -> bool:
-    """Whether no value of the annotation is a text, or a list of token ids with ``ids``. Unknown types pass."""
+    """Return whether no value of the annotation is a text, or a list of token ids with ``ids``. Unknown types pass."""
     found = list(_alternatives(annotation))
     if ids:
         return bool(found) and all(outer in _OTHER | {"str"} or inner in _LISTS for outer, inner in found)
@@ -263,8 +265,8 @@ def _is_other(annotation: Any, *, ids: bool) -> bool:
 
 
 def _alternatives(annotation: Any) -> Iterator[tuple[str, str]]:
-    """The names of the types that an annotation allows, and of the type of each one's items, without modules and None.
-    Empty names: unknown."""
+    """Yield the names of the types that an annotation allows, and of the type of each one's items, without modules and
+    None. Empty names: unknown."""
     if annotation is inspect.Signature.empty:
         return
     text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
@@ -297,7 +299,7 @@ def _types(node: ast.expr) -> Iterator[tuple[str, str]]:
 
 
 def needed(signature: inspect.Signature) -> list[str]:
-    """The parameters without a default that can be passed by name."""
+    """Return the parameters without a default that can be passed by name."""
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return [each.name for each in signature.parameters.values() if each.kind in named and each.default is each.empty]
 
@@ -310,7 +312,7 @@ def check_columns(
     also: Sequence[str] = (),
     tokens: bool = True,
 ) -> None:
-    """Raises UsageFault, with its place, for the first row that lacks a column which one of ``rewards`` requires. Rows
+    """Raise UsageFault, with its place, for the first row that lacks a column which one of ``rewards`` requires. Rows
     of the same columns are checked once. ``also``: further arguments that the rewards get; ``tokens``: whether they get
     token ids."""
     functions, checked = list(rewards), set[tuple[str, ...]]()

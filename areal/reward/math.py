@@ -15,7 +15,7 @@ def math_verify_reward_fn(
     answer: Any = "",
     **data: Any,
 ) -> float:
-    """Compares formulas, sets, intervals, units and choices. The sizes of texts and numbers bound its work, and no
+    """Compare formulas, sets, intervals, units and choices. The sizes of texts and numbers bound its work, and no
     clock: the same texts have the same reward on a busy machine. Raises ImportError without mpmath, ValueError for a
     row without an answer."""
     right, found = right_answer(answer), final_answer(completions)

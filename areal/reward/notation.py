@@ -222,7 +222,7 @@ def tokens(text: str) -> tuple[Token, ...]:
 
 
 def _undressed(text: str) -> str:
-    """The text without the space, dollar signs and braces around it."""
+    """Return the text without the space, dollar signs and braces around it."""
     while True:
         inner = _EDGES.sub("", text)
         if inner[:1] == inner[-1:] == "$" and inner.count("$") == 2:
@@ -235,7 +235,7 @@ def _undressed(text: str) -> str:
 
 
 def _based(match: re.Match[str]) -> str:
-    """The value of a numeral and the word ``base``, so that it differs from a number without a base."""
+    """Return the value of a numeral and the word ``base``, so that it differs from a number without a base."""
     try:
         return rf"{int(match[1], NUMBERS.get(match[2], 0) or int(match[2]) or 1)} \text{{ base}}"
     except ValueError:
@@ -273,7 +273,7 @@ def _lines(match: re.Match[str]) -> str:
 
 
 def group(text: str, start: int) -> tuple[str, int]:
-    """The content of the braces that open at ``start``, and the index after them: 0 if they are not closed."""
+    """Return the content of the braces that open at ``start``, and the index after them: 0 if they are not closed."""
     depth = 0
     for match in _BRACE.finditer(text, start):
         depth += {"{": 1, "}": -1}.get(match[0], 0)
@@ -283,7 +283,7 @@ def group(text: str, start: int) -> tuple[str, int]:
 
 
 def _argument(text: str, at: int, pattern: re.Pattern[str] = _ARGUMENT) -> tuple[str, int]:
-    """The argument of a command that ends at ``at``, and its end."""
+    """Return the argument of a command that ends at ``at``, and its end."""
     opening = re.compile(r"\s*\{").match(text, at)
     if opening:
         inner, end = group(text, opening.end() - 1)
@@ -407,7 +407,7 @@ def _command(name: str, text: str, at: int, found: list[Token], gap: bool) -> in
 
 
 def _name(kind: str, points: str, text: str) -> str:
-    """One name for all orders of the points: angles may be read backwards, triangles from any point."""
+    """Return one name for all orders of the points: angles may be read backwards, triangles from any point."""
     kind = kind.removeprefix("measured").replace("widehat", "arc").replace("overline", "bar")
     if kind == "triangle" and not re.search(r"\\(?:sim|cong)(?![A-Za-z])", text):
         points = "".join(sorted(points))
@@ -474,7 +474,7 @@ def _with_indices(found: list[Token]) -> list[Token]:
 
 
 def render(found: Sequence[Token]) -> str:
-    """The text of the tokens, without formatting commands."""
+    """Return the text of the tokens, without formatting commands."""
     text = ""
     for token in found:
         text += " " * bool(text and (token.gap or (text[-1:].isalnum() and token.kind in "wsf"))) + token.text

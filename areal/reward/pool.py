@@ -92,7 +92,7 @@ class _RewardWorker:
         return done
 
     def is_alive(self) -> bool:
-        """Whether the process runs, according to the kernel: the event loop learns of an exit only later."""
+        """Return whether the process runs, according to the kernel: the event loop learns of an exit only later."""
         if self._process.returncode is not None or self._in.is_closing():
             return False
         try:
@@ -252,7 +252,7 @@ class AsyncRewardWrapper:
         self._sent: set[asyncio.Task[None]] = set()
 
     def _how_to_call_here(self) -> Callable[..., Awaitable[Any]] | None:
-        """The coroutine function to call in this process; None for a function that runs in the pool."""
+        """Return the coroutine function to call in this process; None for a function that runs in the pool."""
         function = self._function
         if isinstance(function, str):
             return None
@@ -285,9 +285,9 @@ class AsyncRewardWrapper:
         raise AssertionError("unreachable")
 
     async def each(self, calls: Sequence[Call]) -> list[float | Exception]:
-        """The reward of every ``(args, kwargs)``, or what kept it. A function that takes no time to speak of is called
-        for all in one job, also for those that others ask for at the same moment: more would go into sending than into
-        what is sent."""
+        """Return the reward of every ``(args, kwargs)``, or what kept it. A function that takes no time to speak of is
+        called for all in one job, also for those that others ask for at the same moment: more would go into sending
+        than into what is sent."""
         for args, kwargs in calls:
             self._parameters.check(args, kwargs)
         if self._local is None and self._longest_s * len(calls) <= _QUICK_S:
@@ -351,7 +351,7 @@ class AsyncRewardWrapper:
             raise RewardRaised(f"{self._parameters.name} raised: {text}") from error
 
     def _target(self) -> FunctionTarget:
-        """The target of the function. An object is pickled in its current state."""
+        """Return the target of the function. An object is pickled in its current state."""
         try:
             return target_of(self._function)
         except ValueError as error:  # the object could be pickled when the wrapper was created

@@ -80,7 +80,7 @@ _DEEPEST, _MOST_ITEMS = 12, 64
 
 @lru_cache(maxsize=1024)
 def structure(found: Formula) -> Node | None:
-    """The structure of an answer; None if it is too deep, or contradicts itself as ``[1, \\infty]`` does."""
+    r"""Return the structure of an answer; None if it is too deep, or contradicts itself as ``[1, \infty]`` does."""
     plain = re.sub(r"[{}.]", "", render(found)).strip().casefold()
     found = next((tokens(to) for pattern, to in _PHRASES.items() if re.fullmatch(pattern, plain)), found)
     levels = _levels(found)
@@ -103,7 +103,7 @@ def has_kind(found: Formula, kinds: str) -> bool:
 
 
 def _levels(found: Formula) -> list[int]:
-    """The number of brackets around each token, and around the end."""
+    """Return the number of brackets around each token, and around the end."""
     levels, depth = [], 0
     for text in texts_of(found):
         depth -= text in _CLOSING
@@ -113,7 +113,7 @@ def _levels(found: Formula) -> list[int]:
 
 
 def _split(found: Formula, *separators: str) -> tuple[list[Formula], list[str]]:
-    """The parts between the separators outside brackets, and the separators."""
+    """Return the parts between the separators outside brackets, and the separators."""
     levels = _levels(found)
     at = [i for i, each in enumerate(found) if each.kind == "o" and each.text in separators and levels[i] == 0]
     parts = [found[start + 1 : end] for start, end in itertools.pairwise((-1, *at, len(found)))]
@@ -121,15 +121,15 @@ def _split(found: Formula, *separators: str) -> tuple[list[Formula], list[str]]:
 
 
 def _outer_brackets(found: Formula) -> tuple[str, Formula]:
-    """The brackets around a formula, and what is between them; no brackets and the formula where it has none."""
+    """Return the brackets around a formula, and what is between them; no brackets and the formula where it has none."""
     if len(found) > 1 and found[0].text in _PAIRS and found[-1].text in _CLOSING and all(_levels(found)[1:-2]):
         return (found[0].text + found[-1].text).replace("\\", ""), found[1:-1]
     return "", found
 
 
 def _without_domain(found: Formula) -> Formula:
-    r"""The formula without a condition at its end that only gives the values of a letter: ``, k \in \mathbb{Z}``, ``for
-    any c``."""
+    r"""Return the formula without a condition at its end that only gives the values of a letter: ``, k \in
+    \mathbb{Z}``, ``for any c``."""
     texts, levels = texts_of(found), _levels(found)
     for i in range(1, len(found)):
         is_start = levels[i] == 0 and texts[i] in (",", "(", "for", "where", "with") and texts[i - 1] not in "=<>≤≥"
@@ -226,13 +226,13 @@ def _group(brackets: str, parts: Sequence[Formula]) -> Group:
 
 
 def _is_another(group: Node, item: Node) -> bool:
-    """Whether an item of a list is one more value of its first one: ``x = 1, 2`` and ``x = 1, x = 2``."""
+    """Return whether an item of a list is one more value of its first one: ``x = 1, 2`` and ``x = 1, x = 2``."""
     names = {each.name for each in getattr(group, "items", ()) if isinstance(each, Relation)}
     return isinstance(item, Quantity) or (isinstance(item, Relation) and bool(item.values) and len(names) == 1)
 
 
 def _condition(inner: Formula) -> Formula | None:
-    r"""The condition of ``\{x \mid x > 2\}`` and of ``\{x \in \mathbb{R} : x > 2\}``."""
+    r"""Return the condition of ``\{x \mid x > 2\}`` and of ``\{x \in \mathbb{R} : x > 2\}``."""
     head = _split(inner, "|", ":")[0][0]
     is_head = head and head[0].kind == "s" and "".join(texts_of(head[1:])) in ("", "∈(-∞,∞)") and len(head) < len(inner)
     return inner[len(head) + 1 :] if is_head else None
@@ -275,7 +275,7 @@ def _relation(sides: list[Formula], operators: list[str]) -> Node:
 
 
 def _is_name(side: Formula) -> bool:
-    """Whether a side has no number, as in ``x``, ``S_5``, ``f(2)``, ``m + n``, or has words."""
+    """Return whether a side has no number, as in ``x``, ``S_5``, ``f(2)``, ``m + n``, or has words."""
     texts = texts_of(side)
     is_call = len(side) > 3 and side[0].kind == "s" and (texts[1] == "(" and texts[-1] == ")")
     is_call |= texts[:1] in (["sum"], ["int"], ["lim"])
@@ -317,7 +317,7 @@ def quantity(found: Formula) -> Quantity:
 
 
 def _brackets_of_words(found: Formula) -> set[int]:
-    """The indices of the brackets that enclose only words, or nothing."""
+    """Return the indices of the brackets that enclose only words, or nothing."""
     result, opened = set[int](), list[tuple[int, bool]]()
     for i, token in enumerate(found):
         if token.text in _PAIRS:
@@ -331,7 +331,8 @@ def _brackets_of_words(found: Formula) -> set[int]:
 
 
 def _sum_of(found: Formula) -> Quantity | None:
-    """The sum of amounts such as ``1 hour 30 minutes``, in the last unit; None without several of one dimension."""
+    """Return the sum of amounts such as ``1 hour 30 minutes``, in the last unit; None without several of one
+    dimension."""
     kept = [each for each in found if each.text not in (",", "and", "{", "}")]
     numbers, units = kept[::2], kept[1::2]
     if len(units) < 2 or len(numbers) != len(units) or {each.kind for each in numbers} != {"n"}:

@@ -32,7 +32,7 @@ def words_in(text: str) -> frozenset[str]:
 
 
 def symbol_of(word: str) -> str:
-    """The symbol of a unit, the whole name of a month, and other words in lower case and the singular."""
+    """Return the symbol of a unit, the whole name of a month, and other words in lower case and the singular."""
     if len(word) < 3:
         return _SYMBOLS.get(word, word)
     lower, singular = word.casefold(), re.sub(r"(?<=..[^s])(?<!\bthi)s\Z", "", word.casefold())
@@ -45,7 +45,7 @@ def is_unit(word: str) -> bool:
 
 
 def measure(*words: str) -> Measure | None:
-    """The measure of a product such as ``km``, ``/h``; None without words, or if one is not a unit."""
+    """Return the measure of a product such as ``km``, ``/h``; None without words, or if one is not a unit."""
     size, powers = Fraction(1), dict[str, int]()
     for word in words:
         unit = _UNIT.fullmatch(word)
@@ -88,7 +88,8 @@ PARTS = {name: i for i, name in enumerate(_PARTS, 2)} | {"quarter": 4, "hundredt
 
 
 def number_in_words(words: Sequence[str]) -> tuple[str, int]:
-    """The formula for ``two hundred and five``, ``two fifths`` or ``two and a half``, and the number of words read."""
+    """Return the formula for ``two hundred and five``, ``two fifths`` or ``two and a half``, and the number of words
+    read."""
     total, below, last, i = 0, 0, "", 0
     for i, word in enumerate((*words, "")):
         if word in SCALES:

@@ -75,7 +75,7 @@ _FUNCTIONS = "areal.reward.functions"
 
 
 def single_turn(sampling: Mapping[str, Any]) -> Agent:
-    """One answer to the example's messages."""
+    """Return one answer to the example's messages."""
 
     async def ask(example: Example, session: AsyncSession, plan: CollectionPlan) -> AgentResult:
         tools = {"tools": list(example.tools)} if example.tools else {}
@@ -144,7 +144,7 @@ def named_agent(text: str) -> Agent:
 
 
 def _number(value: Any) -> float:
-    """Accepts the number types of any library. Raises EpisodeFailed."""
+    """Accept the number types of any library. Raises EpisodeFailed."""
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError) as error:
@@ -173,7 +173,7 @@ class RewardScorer:
         self._thread = thread
 
     def __enter__(self) -> RewardScorer:
-        """Raises UsageFault with the message of the first process where it cannot load the function."""
+        """Raise UsageFault with the message of the first process where it cannot load the function."""
         try:
             target = FunctionTarget(_FUNCTIONS, "parameters_of")
             (done,) = self._thread.run(self._pool.run(target, [((self._spec,), {})], _LOAD_S))
@@ -192,14 +192,14 @@ class RewardScorer:
         self._thread.run(self._pool.close())
 
     def check(self, dataset: ExampleSet, limit: int | None, *, tokens: bool) -> None:
-        """Raises UsageFault for a function that does not take one response, or not from the columns of the first
+        """Raise UsageFault for a function that does not take one response, or not from the columns of the first
         ``limit`` examples. ``tokens``: whether there will be token ids."""
         self.parameters.check_types()
         rows = (example.fields for example in dataset.examples[:limit])
         check_columns([self.parameters], rows, dataset.place, also=_FURTHER, tokens=tokens)
 
     async def score(self, example: Example, result: AgentResult) -> float:
-        """Raises RewardError."""
+        """Raise RewardError."""
         target = FunctionTarget(_FUNCTIONS, "scorer", argument=self._spec)
         own = (example.prompt, result.answer, *(result.tokens.get(name) for name in OWN_ARGUMENTS[2:]))
         also = dict(zip(_FURTHER, (list(example.messages), result.answer), strict=True))
@@ -271,7 +271,8 @@ class Collection:
             raise self._fault
 
     async def _resume(self) -> set[str]:
-        """The names of the finished episodes. Episodes in the folder beyond this plan are kept, but not counted."""
+        """Return the names of the finished episodes. Episodes in the folder beyond this plan are kept, but not
+        counted."""
         done: set[str] = set()
         previous = self.output.previous_run
         for episode in self.output.episodes():
@@ -306,8 +307,8 @@ class Collection:
         return True
 
     def _start_groups(self, done: set[str]) -> list[tuple[Example, int]]:
-        """The remaining episodes in the order of the data set, the samples of an example next to each other. Each
-        example's have their sessions together."""
+        """Return the remaining episodes in the order of the data set, the samples of an example next to each other.
+        Each example's have their sessions together."""
         episodes = []
         for example in self.examples:
             number = example.number
@@ -337,7 +338,7 @@ class Collection:
     def _pause_s(
         self, example: Example, sample: int, interrupted: threading.Event, error: Exception, number: int
     ) -> float | None:
-        """Raises an error that is not the attempt's own."""
+        """Raise an error that is not the attempt's own."""
         if not isinstance(error, EpisodeFailed):
             raise error
         self.output.failed(_name(example.number, sample), number - 1, error)
@@ -370,7 +371,7 @@ class Collection:
         return Rollout(item, None, 0, 0, number)
 
     async def _session(self, example: Example, name: str) -> AsyncSession:
-        """A refusal ends the run: with a wrong model or key every later start fails too."""
+        """Take a group's sample. A refusal ends the run: with a wrong model or key every later start fails too."""
         try:
             return await self._groups[example.number].take(name)
         except ClientError as error:
@@ -405,7 +406,7 @@ class Collection:
         return replace(episode, answer=result.answer)
 
     async def _export(self, example: Example, sample: int, session_id: str) -> Episode | None:
-        """Returns the same export until it is acknowledged; None while no trajectory of the session is ready. Raises
+        """Return the same export until it is acknowledged; None while no trajectory of the session is ready. Raises
         ClientError, EpisodeFailed."""
         try:
             document = await export_document(self.client, session_id, self.plan.discount, self.plan.style)

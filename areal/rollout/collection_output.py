@@ -58,7 +58,7 @@ class OutputFolder:
         self._failures = (path / "failures.jsonl").open("a", encoding="utf-8")
 
     def _segment(self) -> Path:
-        """The file for new lines; with Parquet, the one after the last converted file."""
+        """Return the file for new lines; with Parquet, the one after the last converted file."""
         if not self.parquet:
             return self.path / f"{TRAJECTORIES}{JSONL}"
         done = len(list(self.path.glob(f"{TRAJECTORIES}-*{PARQUET}")))
@@ -126,7 +126,7 @@ class OutputFolder:
             (self.path / "journal.jsonl").unlink(missing_ok=True)
 
     def _to_parquet(self) -> None:
-        """Removes the lines only after the Parquet file is in place: a reader always finds one of them complete."""
+        """Remove the lines only after the Parquet file is in place: a reader always finds one of them complete."""
         from areal.trajectories.reading import write_parquet
 
         lines = Path(self._lines.name)
@@ -140,7 +140,7 @@ class OutputFolder:
 
 
 def open_folder(path: Path, settings: Mapping[str, Any], *, parquet: bool, resume: bool) -> OutputFolder:
-    """Raises Conflict for a folder that has a run already (without ``resume``) or a run with other settings (with it),
+    """Raise Conflict for a folder that has a run already (without ``resume``) or a run with other settings (with it),
     Locked while another process writes to it."""
     path.mkdir(parents=True, exist_ok=True)
     lock = _lock(path)
@@ -178,13 +178,13 @@ def _check_settings(path: Path, settings: Mapping[str, Any], *, resume: bool) ->
 
 
 def refuse_begun(path: Path) -> None:
-    """Raises Conflict for a folder that has a run already."""
+    """Raise Conflict for a folder that has a run already."""
     if (path / RUN).exists() and _has_begun(path):
         raise Conflict(f"{path} holds a run already", hint="add --resume to go on with it, or choose another --output")
 
 
 def _has_begun(path: Path) -> bool:
-    """Whether the folder has anything to resume. A run that ended before its first session has nothing."""
+    """Return whether the folder has anything to resume. A run that ended before its first session has nothing."""
     return any(each.stat().st_size for name in (f"{TRAJECTORIES}*", "journal.jsonl") for each in path.glob(name))
 
 
@@ -287,7 +287,7 @@ class CollectionProgress:
 
 
 def summary(progress: CollectionProgress, seconds: float) -> dict[str, Any]:
-    """The content of ``summary.json``. Rates are of this run alone and count generated tokens."""
+    """Return the content of ``summary.json``. Rates are of this run alone and count generated tokens."""
     outcomes = progress.outcomes
     fresh = sum(each.generated_tokens for each in outcomes[progress.before :])
     return {
@@ -332,7 +332,7 @@ def spread(values: Sequence[float]) -> dict[str, float] | None:
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """The smallest value that at least ``share`` of the values do not exceed."""
+    """Return the smallest value that at least ``share`` of the values do not exceed."""
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 

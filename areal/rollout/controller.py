@@ -47,7 +47,8 @@ _POLL_S = 0.5
 
 
 class ServiceAddress(NamedTuple):
-    """``record``: the object with the current address, named as for ``areal get``; "" where there is none."""
+    """An address of an inference service. ``record``: the object with the current address, named as for ``areal get``,
+    or ""."""
 
     address: str
     key: str | None = None
@@ -84,7 +85,7 @@ def find_service(
 async def open_service(
     service: ServiceAddress, config: InferenceEngineConfig
 ) -> tuple[AsyncInferenceClient, int | None]:
-    """A client, and the model's context length in tokens where the service reports it. Raises ClientError."""
+    """Return a client, and the model's context length in tokens where the service reports it. Raises ClientError."""
     client = AsyncInferenceClient(
         service.address,
         service.key,
@@ -104,7 +105,7 @@ async def open_service(
 
 
 async def servers_of(client: AsyncInferenceClient) -> int:
-    """The number of servers of the model; 0 where the key is not allowed to list them. Raises ClientError."""
+    """Return the number of servers of the model; 0 where the key is not allowed to list them. Raises ClientError."""
     try:
         return sum(_serves(client, each) for each in await client.workers.list())
     except CallerError:
@@ -143,8 +144,8 @@ P = ParamSpec("P")
 def _trajectories(
     take: Callable[Concatenate[RolloutController, P], list[Rollout]],
 ) -> Callable[Concatenate[RolloutController, P], list[Any]]:
-    """The method without versions and ids: trajectories alone, written to files where ``dump_to_file`` is set, and
-    acknowledged."""
+    """Return the method without versions and ids: trajectories alone, written to files where ``dump_to_file`` is set,
+    and acknowledged."""
 
     @wraps(take)
     def call(self: RolloutController, /, *args: P.args, **kwargs: P.kwargs) -> list[Any]:
@@ -210,11 +211,11 @@ class RolloutController:
             raise
 
     def service(self) -> ServiceAddress:
-        """The service that episodes are sampled from. Raises UsageFault, NotFound."""
+        """Return the service from which episodes are sampled. Raises UsageFault, NotFound."""
         return find_service(self.config, ServiceAddress(self._address or "", self._key, self._model), os.environ)
 
     def current_address(self) -> str:
-        """The current address of the service: that of its record, once nothing listens at the previous one."""
+        """Return the current address of the service: that of its record, once nothing listens at the previous one."""
         return self._loop.run(self._client.current_address())
 
     async def _open(self, service: ServiceAddress) -> None:
@@ -324,9 +325,9 @@ class RolloutController:
         return make
 
     def wait(self, count: int, timeout: float | None = None, raise_timeout: bool = True) -> list[Any]:
-        """The trajectories of ``count`` accepted episodes, those of the oldest weights first, in an order independent
-        of when they ended. Raises TimedOut, RolloutsFailed; with ``raise_timeout`` false a timeout returns an empty
-        list."""
+        """Return the trajectories of ``count`` accepted episodes, those of the oldest weights first, in an order
+        independent of when they ended. Raises TimedOut, RolloutsFailed; with ``raise_timeout`` false a timeout returns
+        an empty list."""
         return [each.trajectory for each in self.take(count, timeout, raise_timeout=raise_timeout)]
 
     def take(self, count: int, timeout: float | None = None, *, raise_timeout: bool = True) -> list[Rollout]:
@@ -341,7 +342,7 @@ class RolloutController:
         return self._dump_and_acknowledge(taken)
 
     def wait_for_task(self, task_id: str, timeout: float | None = None) -> Any | None:
-        """The trajectory of one episode; None where it was rejected, or abandoned as too old. Raises NotFound,
+        """Return the trajectory of one episode, or None if it was rejected or abandoned as too old. Raises NotFound,
         TimedOut, RolloutFailed."""
         number = self._tasks.get(task_id)
         if number is None:
@@ -389,11 +390,11 @@ class RolloutController:
         dynamic_bs: bool = False,
         timeout: float | None = None,
     ) -> list[Rollout]:
-        """The next batch of ``consumer_batch_size``, while episodes for later batches keep running. ``prepare_batch``
-        returns trajectories; ``take_prepared`` returns versions, prompts and task ids too, and leaves ``dump_to_file``
-        and ``acknowledge`` to its caller. ``dataloader`` yields rows or lists of rows and is restarted at its end; None
-        in online mode, where users make the episodes. ``dynamic_bs``: the accepted ones of that many episodes, perhaps
-        fewer. Arguments apply to the prompts that this call submits."""
+        """Return the next batch of ``consumer_batch_size``, while episodes for later batches keep running.
+        ``prepare_batch`` returns trajectories; ``take_prepared`` returns versions, prompts and task ids too, and leaves
+        ``dump_to_file`` and ``acknowledge`` to its caller. ``dataloader`` yields rows or lists of rows and is restarted
+        at its end; None in online mode, where users make the episodes. ``dynamic_bs``: the accepted ones of that many
+        episodes, perhaps fewer. Arguments apply to the prompts that this call submits."""
         make = self._item_factory(workflow, workflow_kwargs, should_accept_fn, group_size, outside_window=False)
         rows, count, executor = self._rows(dataloader), self.config.consumer_batch_size, self._executor
         enough = min(executor.staleness.window.size, self.config.concurrency + 2 * count)
@@ -408,7 +409,7 @@ class RolloutController:
     prepare_batch = _trajectories(take_prepared)
 
     def _rows(self, dataloader: Iterable[Any] | None) -> Iterator[Row]:
-        """One endless stream for each data loader, continued across calls."""
+        """Return one endless stream for each data loader, continued across calls."""
         if dataloader is None:
             return itertools.repeat({})
         key = id(dataloader)
@@ -427,7 +428,7 @@ class RolloutController:
             write_failure(self._dump_folder, item, failure)
 
     def spent_leases(self) -> list[str]:
-        """The leases of online mode whose episodes were taken, or ended without a result."""
+        """Return the leases of online mode whose episodes were taken, or ended without a result."""
 
         def read() -> list[str]:
             still_open = self._executor.open_numbers()
@@ -436,8 +437,9 @@ class RolloutController:
         return self._loop.call(read) if self._leases else []
 
     def acknowledge(self, leases: Sequence[str]) -> None:
-        """What came of these leases is durable: the service deletes their trajectories. Until then they are lent again
-        after this process. A service that does not answer is a warning: they stay among the ``spent_leases``."""
+        """Acknowledge leases whose results are durable: the service deletes their trajectories. Until then they are
+        lent again after this process. A service that does not answer is a warning: they stay among the
+        ``spent_leases``."""
 
         async def notify() -> None:
             try:
@@ -453,7 +455,7 @@ class RolloutController:
             self._loop.run(notify())
 
     def pause(self) -> None:
-        """No new episode starts."""
+        """Start no new episode."""
         self._loop.call(lambda: self._executor.pause())
 
     def resume(self) -> None:
@@ -474,7 +476,7 @@ class RolloutController:
         return self._loop.call(lambda: self._executor.staleness.version)
 
     def chat_completion(self, messages: Sequence[Mapping[str, Any]], **fields: Any) -> dict[str, Any]:
-        """One chat completion, outside any episode."""
+        """Return one chat completion, outside any episode."""
         return self._loop.run(self._client.chat(messages, **fields))
 
     def register_scrape_target(self, target: str, labels: Mapping[str, str]) -> None:
@@ -495,11 +497,11 @@ class RolloutController:
         return self._client.model or ""
 
     def failures(self) -> list[Failure]:
-        """The last 256 failures."""
+        """Return the last 256 failures."""
         return self._loop.call(lambda: list(self._executor.staleness.failures))
 
     def export_stats(self) -> dict[str, float]:
-        """Counts since the start, and the numbers of running, pending and ready episodes."""
+        """Return the counts since the start, and the numbers of running, pending and ready episodes."""
 
         def read() -> dict[str, float]:
             state = self._executor.staleness
@@ -513,7 +515,7 @@ class RolloutController:
         return self._loop.call(lambda: self._executor.staleness.drain_ends())
 
     def served_version(self) -> int | None:
-        """The highest weight version of the model's servers; None where no server reports one."""
+        """Return the highest weight version of the model's servers; None if no server reports one."""
         model = self._client.model
 
         async def ask() -> list[int]:
@@ -524,7 +526,7 @@ class RolloutController:
         return max(self._loop.run(ask()), default=None)
 
     def outstanding(self) -> list[Row]:
-        """The prompts that were submitted and not consumed, for a checkpoint."""
+        """Return the prompts that were submitted and not consumed, for a checkpoint."""
 
         def read() -> list[Row]:
             executor = self._executor
@@ -547,7 +549,7 @@ RolloutControllerV2 = RolloutController
 
 
 def _endless(dataloader: Iterable[Any]) -> Iterator[Row]:
-    """Raises ValueError for an empty data loader."""
+    """Raise ValueError for an empty data loader."""
     while True:
         empty = True
         for item in dataloader:

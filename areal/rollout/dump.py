@@ -34,7 +34,7 @@ _COLUMNS: dict[str, int | float] = {"loss_mask": 0, "logprobs": 0.0, "versions":
 
 
 def fileroot_of(config: InferenceEngineConfig) -> Path:
-    """The folder of trajectories of a program that runs outside a training job."""
+    """Return the folder of trajectories of a program that runs outside a training job."""
     root = Path(config.fileroot or ".")
     return root.joinpath(*filter(None, (config.experiment_name, config.trial_name)), "trajectories")
 
@@ -102,7 +102,7 @@ def _plain_columns(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _prompt(data: Mapping[str, Any], default: int) -> int:
-    """The row of the data set; ``default`` where the prompt is not a trainer's."""
+    """Return the row of the data set; ``default`` where the prompt is not a trainer's."""
     return int(getattr(data, "row", default))
 
 
@@ -120,8 +120,8 @@ def _json_line(document: Mapping[str, Any]) -> bytes:
 def episodes_of(
     rollout: Rollout, model: str = "", *, step: int | None = None, advantages: Sequence[float | None] | None = None
 ) -> list[Episode]:
-    """One episode for each sample of the group, rows without padding. Text rollouts have no rows. ``advantages``: one
-    for each row."""
+    """Return one episode for each sample of the group, rows without padding. Text rollouts have no rows.
+    ``advantages``: one for each row."""
     rows = rollout.trajectory if isinstance(rollout.trajectory, Mapping) else {}
     columns = {name: np.asarray(column).tolist() for name, column in rows.items() if hasattr(column, "shape")}
     if advantages is not None:
@@ -183,8 +183,9 @@ def _interactions(
 
 
 def _conversations(columns: Mapping[str, list[Any]]) -> tuple[list[int], list[int]]:
-    """The sample of each row, and its parent: the row whose conversation it continues, -1 for none. Without these
-    columns the parent is the longest row that is a prefix of the prompt, and the answers to one prompt are samples."""
+    """Return the sample of each row, and its parent: the row whose conversation it continues, -1 for none. Without
+    these columns the parent is the longest row that is a prefix of the prompt, and the answers to one prompt are
+    samples."""
     tokens = [ids[: sum(mask)] for ids, mask in zip(columns["input_ids"], columns["attention_mask"], strict=True)]
     masks = columns.get("loss_mask") or [[0] * len(ids) for ids in tokens]
     prompts = [ids[: mask.index(1)] if 1 in mask else ids for ids, mask in zip(tokens, masks, strict=True)]

@@ -48,7 +48,7 @@ Choices = list[dict[str, Any]]
 
 
 def prompts_per_call(waiting: int, choices: int, replicas: int) -> int:
-    """The number of prompts per call, out of ``waiting`` with ``choices`` each: every replica gets its share."""
+    """Return the number of prompts per call, out of ``waiting`` with ``choices`` each: every replica gets its share."""
     share = -(-waiting // max(1, replicas))
     return max(1, min(share, MAX_CHOICES // choices))
 
@@ -73,7 +73,8 @@ class _PendingPrompt:
 
 
 class PromptBatcher:
-    """``replicas``: the number of servers of the model; 0 where it is unknown, which disables batching."""
+    """Joins prompts into calls. ``replicas``: the number of the model's servers; 0 if unknown, which disables
+    batching."""
 
     def __init__(self, client: AsyncInferenceClient, replicas: int = 0) -> None:
         self._client = client
@@ -84,7 +85,7 @@ class PromptBatcher:
     async def complete(
         self, prompt: Sequence[int], *, n: int = 1, max_tokens: int, default_seed: int | None = None, **fields: Any
     ) -> Choices:
-        """The ``n`` choices of one prompt, with ``index`` from 0. Prompts of one call may have different
+        """Return the ``n`` choices of one prompt, with ``index`` from 0. Prompts of one call may have different
         ``default_seed``. Raises ClientError."""
         options = {**fields, "n": n, "max_tokens": max_tokens}
         pending = _PendingPrompt(prompt, default_seed)
@@ -150,8 +151,8 @@ def _cancel_if_unwanted(task: asyncio.Task[None], batch: Sequence[_PendingPrompt
 
 
 def answer_budget(gconfig: GenerationHyperparameters, prompt_len: int, context: int | None = None) -> int:
-    """The most tokens of the response; ``context``: the model's context length, if known. Raises CallerError where the
-    prompt leaves no room."""
+    """Return the most tokens of the response; ``context``: the model's context length, if known. Raises CallerError
+    where the prompt leaves no room."""
     longest = min(gconfig.max_tokens, context or gconfig.max_tokens)
     budget = min(gconfig.max_new_tokens, longest - prompt_len)
     if budget < 1:
@@ -161,7 +162,8 @@ def answer_budget(gconfig: GenerationHyperparameters, prompt_len: int, context: 
 
 
 def _reseeded(fields: dict[str, Any], part: int) -> dict[str, Any]:
-    """The fields of a request for the rest of an answer, whose random numbers are others than those of its start."""
+    """Return the fields of a request for the rest of an answer, whose random numbers are others than those of its
+    start."""
     return fields | {name: derived_seed(fields[name], part) for name in ("seed", "default_seed") if name in fields}
 
 
@@ -174,7 +176,7 @@ class PartialResponse:
     stop_reason: str = "abort"
 
     def extend(self, choice: dict[str, Any]) -> None:
-        """Raises ServiceError."""
+        """Raise ServiceError."""
         try:
             tokens, logprobs, versions = choice["token_ids"], choice["token_logprobs"], choice["versions"]
         except KeyError as error:
@@ -202,7 +204,7 @@ class PartialResponse:
 
 
 def _encoded(image: bytes | str) -> bytes:
-    """An image of a request, whose text is base64. Raises CallerError."""
+    """Return an image of a request, whose text is base64. Raises CallerError."""
     try:
         return from_base64(image, "image_data") if isinstance(image, str) else image
     except BadImage as error:
@@ -259,8 +261,8 @@ class EpisodeEngine:
             self.head.version = self.version()
 
     async def lend(self, *, discount: float, style: Style) -> Trajectories:
-        """A ready trajectory of a user; waits for one. A lease expires before its trajectory is trained on: one that
-        comes again while an episode holds it is only leased anew."""
+        """Return a ready trajectory of a user; waits for one. A lease expires before its trajectory is trained on: one
+        that comes again while an episode holds it is only leased anew."""
         while True:
             for lease in await self.client.lend(1, _ONLINE_WAIT_S, "tokens", discount=discount, style=style):
                 if lease.lease_id not in self.leases:
@@ -274,7 +276,7 @@ class EpisodeEngine:
             del self.leases[lease]
 
     def for_group(self, size: int) -> list[EpisodeEngine]:
-        """One engine for each episode of a group."""
+        """Return one engine for each episode of a group."""
         seed = self._seeded(self.next_seed())
         sessions = GroupSessions(self.client, self._session_task, range(size), **seed)
         return [replace(self, member=member, sessions=sessions, _calls=0) for member in range(size)]
@@ -292,7 +294,7 @@ class EpisodeEngine:
         return self.task_id[:256]
 
     def samples_together(self, gconfig: GenerationHyperparameters, count: int) -> bool:
-        """Whether one call may sample ``count`` responses."""
+        """Return whether one call may sample ``count`` responses."""
         return count <= MAX_CHOICES
 
     async def agenerate(self, req: ModelRequest) -> ModelResponse:
@@ -354,7 +356,8 @@ class EpisodeEngine:
         return {} if seed is None else {self.seed_field: seed}
 
     def next_seed(self, given: int | None = None) -> int | None:
-        """The seed of the episode's next call, derived from ``given``, else from ``seed``; None without either."""
+        """Return the seed of the episode's next call, derived from ``given``, else from ``seed``; None without
+        either."""
         self._calls += 1
         base = self.seed if given is None else given
         return None if base is None else derived_seed(base, self.place, self.member, self._calls)

@@ -30,8 +30,9 @@ _RETRYABLE = (Blame.SERVICE, Blame.INFRASTRUCTURE)
 
 @dataclass(frozen=True)
 class EpisodeRunner:
-    """``attempts`` includes the first; only failures of the service or the infrastructure are retried. ``check``: rows
-    are validated before they are accepted. ``attempted`` gets the error of each attempt, or None."""
+    """Runs episodes. ``attempts`` includes the first; only failures of the service or the infrastructure are
+    retried. With ``check``, rows are validated before they are accepted. ``attempted`` gets the error of each
+    attempt, or None."""
 
     engine: Callable[[EpisodeSpec], EpisodeEngine]
     attempts: int
@@ -41,7 +42,7 @@ class EpisodeRunner:
     _heads: dict[int, HeadVersion] = field(default_factory=dict)
 
     def head_of(self, item: EpisodeSpec) -> int | None:
-        """The version of the running episode's oldest token; None while it has sampled nothing."""
+        """Return the version of the running episode's oldest token; None while it has sampled nothing."""
         head = self._heads.get(item.number)
         return head.version if head is not None else None
 
@@ -86,7 +87,8 @@ class EpisodeRunner:
 
 
 def _described(rollout: Rollout) -> tracing.Attributes:
-    """The reward is the mean of its samples, each the sum of its turns."""
+    """Return attributes of the episode's span. The reward is the mean over its samples of each sample's sum over its
+    turns."""
     given = rollout.trajectory.get("original_rewards", rollout.trajectory.get("rewards", ()))
     rewards = np.asarray(given, dtype=np.float64)
     samples = len(np.unique(rollout.trajectory.get("sample_ids", np.arange(len(rewards)))))
@@ -98,7 +100,7 @@ def _described(rollout: Rollout) -> tracing.Attributes:
 
 
 def versions_of(trajectory: Any, default: int) -> tuple[int, int]:
-    """The versions of the oldest and the newest sampled token; ``default`` where rows have none."""
+    """Return the versions of the oldest and the newest sampled token; ``default`` where rows have none."""
     versions = trajectory.get("versions") if isinstance(trajectory, Mapping) else None
     if versions is None:
         return default, default
@@ -109,7 +111,7 @@ def versions_of(trajectory: Any, default: int) -> tuple[int, int]:
 
 
 def check_rows(trajectory: Any) -> None:
-    """Raises ValueError naming the column that is wrong."""
+    """Raise ValueError naming the column that is wrong."""
     if not isinstance(trajectory, Mapping):
         raise ValueError(f"an episode gives a dict of tensors or None, not {type(trajectory).__name__}")
     if "interactions" in trajectory:

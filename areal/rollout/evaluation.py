@@ -84,7 +84,8 @@ class Comparison:
 
 
 def prompt_keys(digests: Mapping[int, str]) -> dict[int, str]:
-    """The key of each example, by its number, of the digests of the prompts. Equal prompts differ by their order."""
+    """Return the key of each example, by its number, of the digests of the prompts. Equal prompts differ by their
+    order."""
     seen: Counter[str] = Counter()
     keys = {}
     for number, digest in sorted(digests.items()):
@@ -94,7 +95,7 @@ def prompt_keys(digests: Mapping[int, str]) -> dict[int, str]:
 
 
 def scores_of(episodes: Iterable[Episode], prompt_field: str | None = None) -> list[PromptScores]:
-    """The rewards by prompt, in the order of the data set. An episode without a reward is left out."""
+    """Return the rewards by prompt, in the order of the data set. An episode without a reward is left out."""
     rewards: dict[int, list[float]] = {}
     digests: dict[int, str] = {}
     for episode in episodes:
@@ -105,8 +106,8 @@ def scores_of(episodes: Iterable[Episode], prompt_field: str | None = None) -> l
 
 
 def pass_at(k: int, samples: int, passes: int) -> float:
-    """The probability that ``k`` of a prompt's samples, drawn without replacement, have a pass among them: the unbiased
-    estimator of pass@k (Chen et al. 2021, arXiv:2107.03374, equation 1)."""
+    """Return the probability that ``k`` of a prompt's samples, drawn without replacement, have a pass among them: the
+    unbiased estimator of pass@k (Chen et al. 2021, arXiv:2107.03374, equation 1)."""
     return 1.0 - math.comb(samples - passes, k) / math.comb(samples, k)
 
 
@@ -121,7 +122,7 @@ def pass_estimate(scores: Sequence[PromptScores], k: int, threshold: float, conf
 
 
 def sample_counts(samples: int) -> list[int]:
-    """The ``k`` of pass@k: powers of two up to the number of samples, and that number."""
+    """Return the ``k`` of pass@k: powers of two up to the number of samples, and that number."""
     return sorted({*(2**power for power in range(samples.bit_length())), samples})
 
 
@@ -135,7 +136,7 @@ def estimates(scores: Sequence[PromptScores], samples: int, threshold: float, co
 
 
 def check_prompts(keys: Iterable[str], baseline: Sequence[PromptScores]) -> None:
-    """Raises Conflict unless the prompts of one are among those of the other."""
+    """Raise Conflict unless the prompts of one are among those of the other."""
     here, there = set(keys), {each.key for each in baseline}
     if not here & there or len(here & there) < min(len(here), len(there)):
         raise Conflict(
@@ -147,7 +148,7 @@ def check_prompts(keys: Iterable[str], baseline: Sequence[PromptScores]) -> None
 def compare(
     scores: Sequence[PromptScores], baseline: Sequence[PromptScores], threshold: float, confidence: float
 ) -> Comparison | None:
-    """The differences over the prompts that both have scores of; None without one."""
+    """Return the differences over the prompts that both have scores of; None without one."""
     before = {each.key: each for each in baseline}
     pairs = [(before[each.key], each) for each in scores if each.key in before]
     if not pairs:
@@ -166,7 +167,7 @@ def compare(
 
 
 def mean_estimate(values: Sequence[float], confidence: float) -> Estimate:
-    """The mean with Student's interval."""
+    """Return the mean with Student's interval."""
     count, mean = len(values), fmean(values)
     if count < 2:
         return Estimate(mean, math.nan, math.nan, count)
@@ -175,7 +176,7 @@ def mean_estimate(values: Sequence[float], confidence: float) -> Estimate:
 
 
 def share_estimate(shares: Sequence[float], samples: int, confidence: float) -> Estimate:
-    """The mean of shares between 0 and 1, of ``samples`` samples in all, with Wilson's interval."""
+    """Return the mean of shares between 0 and 1, of ``samples`` samples in all, with Wilson's interval."""
     count, mean = len(shares), fmean(shares)
     squared_error = variance(shares) / count if count > 1 else 0.0
     size = min(mean * (1 - mean) / squared_error, samples) if squared_error > 0 else count
@@ -229,12 +230,12 @@ def _tested(value: float, error: float, freedom: float, confidence: float, metho
 
 
 def student_tails(t: float, freedom: float) -> float:
-    """The probability of a value of Student's t at least as far from 0 as ``t``, on either side."""
+    """Return the probability of a value of Student's t at least as far from 0 as ``t``, on either side."""
     return _beta_share(freedom / (freedom + t * t), freedom / 2, 0.5)
 
 
 def student_quantile(probability: float, freedom: float) -> float:
-    """The quantile of Student's t, from 0.5 on."""
+    """Return the quantile of Student's t, from 0.5 on."""
     tails = 2 * (1 - probability)
     low, high = 0.0, 1.0
     while student_tails(high, freedom) > tails and high < 1e12:
@@ -246,7 +247,7 @@ def student_quantile(probability: float, freedom: float) -> float:
 
 
 def _beta_share(x: float, a: float, b: float) -> float:
-    """The regularized incomplete beta function, by its continued fraction (DLMF 8.17.22)."""
+    """Return the regularized incomplete beta function, by its continued fraction (DLMF 8.17.22)."""
     if x <= 0 or x >= 1:
         return float(x >= 1)
     if x > (a + 1) / (a + b + 2):

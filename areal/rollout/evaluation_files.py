@@ -39,7 +39,7 @@ def evaluations_folder(home: Home) -> Path:
 
 
 def find_evaluation(home: Home, text: str) -> EvaluationFiles:
-    """The finished evaluation of a name, a folder, or ``trainjob/NAME[@STEP]``. Raises NotFound."""
+    """Return the finished evaluation of a name, a folder, or ``trainjob/NAME[@STEP]``. Raises NotFound."""
     if match := JOB.fullmatch(text):
         return _validation(home, text, match["name"], match["step"])
     folder = Path(text).expanduser()
@@ -77,7 +77,7 @@ def _document(path: Path) -> dict[str, Any]:
 
 
 def _validation(home: Home, text: str, job: str, step: str | None) -> EvaluationFiles:
-    """The evaluation that the job made after a step; without a step, its last one."""
+    """Return the evaluation that the job made after a step; without a step, its last one."""
     folder = home.jobs / job / "trajectories"
     found = {each.step: each.name for each in step_files(folder) if each.is_eval}
     chosen = int(step) if step is not None else max(found, default=-1)

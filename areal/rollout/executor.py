@@ -1,5 +1,5 @@
-"""Episodes as asyncio tasks on one loop, started as their staleness allows, each with its attempts. A bad rollout is
-data, not a crash. Not thread-safe: it is called on the loop."""
+"""Runs episodes as asyncio tasks on one loop, started as their staleness allows, each with its attempts. A bad rollout
+is data, not a crash. Not thread-safe: call it on the loop."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ async def run_attempts(
 
 
 class Executor:
-    """``run`` runs an episode. ``head_of``: the version of a running episode's oldest token, None while it has sampled
-    nothing. ``max_failures`` in a row end a wait. ``on_failure`` is called with each failure."""
+    """Runs episodes by ``run``. ``head_of`` returns the version of a running episode's oldest token, or None before its
+    first token. ``max_failures`` in a row end a wait. ``on_failure`` is called with each failure."""
 
     def __init__(
         self,
@@ -90,16 +90,16 @@ class Executor:
             task.add_done_callback(lambda _, number=item.number: self._tasks.pop(number))  # type: ignore[misc]
 
     def in_flight(self) -> list[EpisodeSpec]:
-        """The running episodes of the staleness window."""
+        """Return the running episodes of the staleness window."""
         return [item for item, _ in self._tasks.values() if item.number in self.staleness.running]
 
     def open_numbers(self) -> set[int]:
-        """The episodes that run, and those whose results are not taken yet."""
+        """Return the episodes that run, and those whose results are not taken yet."""
         state = self.staleness
         return {*state.running, *state.outside, *state.accepted, *self._awaited}
 
     def expect(self, number: int) -> asyncio.Future[Outcome]:
-        """The future outcome of an episode, for ``take_one`` and ``run_all``."""
+        """Return the future outcome of an episode, for ``take_one`` and ``run_all``."""
         return self._awaited.setdefault(number, asyncio.get_running_loop().create_future())
 
     def pause(self) -> None:
@@ -149,8 +149,8 @@ class Executor:
         self._notify()
 
     def _warn_of_rejections(self) -> None:
-        """Sampling continues, since the next prompt may be accepted. Warns of slow progress, each time after twice as
-        many rejections."""
+        """Warn of rejections. Sampling continues, since the next prompt may be accepted. Warns of slow progress, each
+        time after twice as many rejections."""
         rejected = self.staleness.consecutive_rejections
         if not rejected:
             self._warn_at = _WARN_FACTOR * self._max_failures
@@ -179,7 +179,7 @@ class Executor:
         self.admit()
 
     async def take(self, count: int, timeout_s: float, *, completed: bool, low_water: int) -> list[Rollout] | None:
-        """A batch of ``count``; with ``completed``, the accepted ones of ``count`` ended episodes. None where fewer
+        """Return a batch of ``count``; with ``completed``, the accepted ones of ``count`` ended episodes. None if fewer
         than ``low_water`` prompts are pending. Raises RolloutsFailed, TimedOut."""
         ready = self.staleness.take_completed if completed else self.staleness.take
         wanted = f"{count} rollouts"
@@ -196,7 +196,7 @@ class Executor:
         raise TimedOut(f"no {wanted} within {timeout_s:g} s: {self.status_line()}")
 
     async def take_one(self, number: int, timeout_s: float) -> Rollout | None:
-        """The rollout of one episode; None where it was rejected, or abandoned as too old. Raises RolloutFailed,
+        """Return the rollout of one episode; None if it was rejected, or abandoned as too old. Raises RolloutFailed,
         TimedOut."""
         if (found := self.staleness.take_one(number)) is not None:
             return found
@@ -247,7 +247,7 @@ class Executor:
             raise RolloutsFailed(f"{wanted} cannot come: {self.status_line()}", staleness.failures)
 
     def status_line(self) -> str:
-        """Current and total counts of episodes, for an error message."""
+        """Return current and total counts of episodes, for an error message."""
         staleness, counts = self.staleness, self.staleness.counts
         now = f"{len(staleness.running)} running, {len(staleness.accepted)} ready, {len(staleness.pending)} waiting"
         past = f"{counts.rejected} rejected, {counts.failed} failed, {counts.dropped} too old"

@@ -54,7 +54,7 @@ class RolloutFailed(Exception):
 
 
 def error_line(error: BaseException) -> str:
-    """The error in a line; one of the user's code with its place."""
+    """Return the error in a line; one of the user's code with its place."""
     return str(error) if isinstance(error, ArealError) else f"{type(error).__name__}: {error}{where_raised(error)}"
 
 
@@ -104,8 +104,8 @@ class EpisodeFailed(Exception):
 
 
 def failure_of(error: BaseException, timeout_s: float) -> EpisodeFailed:
-    """The failure for what an attempt raised: a call to the service, the reward, or the agent, whose error may be that
-    of a client of OpenAI or Anthropic. ``timeout_s``: the agent's."""
+    """Return the failure for what an attempt raised: a call to the service, the reward, or the agent, whose error may
+    be that of a client of OpenAI or Anthropic. ``timeout_s``: the agent's."""
     if isinstance(error, EpisodeFailed):
         return error
     if isinstance(error, RewardError):

@@ -93,17 +93,17 @@ class ArealOpenAI(openai.AsyncOpenAI):
         self._rewards[next(reversed(self._calls))] = float(reward)
 
     def apply_reward_discount(self, turn_discount: float = 1.0) -> None:
-        """Each call's return is its reward plus ``turn_discount`` times the return of the next call."""
+        """Set each call's return: its reward plus ``turn_discount`` times the return of the next call."""
         self._discount = turn_discount
 
     def export_interactions(self, style: Style = "individual") -> dict[str, InteractionWithTokenLogpReward]:
-        """The return value for ``arun_episode``: ``individual`` has a row for each call, ``concat`` one for each
+        """Return the return value for ``arun_episode``: ``individual`` has a row for each call, ``concat`` one for each
         conversation, by the name of its last call."""
         names = [name for name in self._calls if style == "individual" or not self._is_continued(name)]
         return {name: InteractionWithTokenLogpReward(name, self._rewards.get(name), self, style) for name in names}
 
     def _is_continued(self, name: str) -> bool:
-        """Whether another call's messages begin with this one's."""
+        """Return whether another call's messages begin with this one's."""
         own = self._calls[name]
         longer = (each for each in self._calls.values() if len(each) > len(own))
         return bool(own) and any(each[: len(own)] == own for each in longer)

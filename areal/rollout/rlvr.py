@@ -44,7 +44,7 @@ def prompt_ids(tokenizer: Any, data: Mapping[str, Any], thinking: bool | None = 
 
 
 def refuse_images(data: Mapping[str, Any]) -> None:
-    """Raises UsageFault for a row with images, which a workflow of text would not show to the model."""
+    """Raise UsageFault for a row with images, which a workflow of text would not show to the model."""
     if data.get("images") or data.get("image"):
         raise UsageFault(
             "the row has images, and this workflow samples from text",
@@ -53,14 +53,14 @@ def refuse_images(data: Mapping[str, Any]) -> None:
 
 
 def variables_of(tokenizer: Any, data: Mapping[str, Any], thinking: bool | None) -> dict[str, Any]:
-    """The chat template's variables: those of the row, and ``thinking``. None: the template's default."""
+    """Return the chat template's variables: those of the row, and ``thinking``. None: the template's default."""
     given = {} if thinking is None else {"enable_thinking": thinking}
     chat = chat_of(tokenizer, bool(data.get("tools")))
     return {**given, **template_variables(chat, data.get("chat_template_kwargs"))}
 
 
 def _stopping(gconfig: GenerationHyperparameters, tokenizer: Any) -> GenerationHyperparameters:
-    """A copy for one sample that also stops where a turn of the tokenizer's chat ends."""
+    """Return a copy for one sample that also stops where a turn of the tokenizer's chat ends."""
     gconfig = gconfig.new(n_samples=1).new_with_stop_and_pad_token_ids(tokenizer)
     if gconfig.ignore_eos or not getattr(tokenizer, "chat_template", None):
         return gconfig
@@ -90,7 +90,7 @@ class PromptCache:
         return ids, text
 
     def _key(self, data: Mapping[str, Any]) -> str | None:
-        """The cache key of a row; None where it has token ids, or columns that are not JSON."""
+        """Return the cache key of a row; None if it has token ids, or columns that are not JSON."""
         if data.get("input_ids") is not None:
             return None
         if data.get("messages") is None:
@@ -168,7 +168,7 @@ class RowReward:
     async def each(
         self, prompt: str, prompt_ids: list[int], answers: list[tuple[str, list[int]]], row: Mapping[str, Any]
     ) -> list[float | Exception]:
-        """The reward of each response (text, token ids) to one prompt, or the first error of its functions."""
+        """Return the reward of each response (text, token ids) to one prompt, or the first error of its functions."""
         jobs = [
             (function, [function.call((prompt, text, prompt_ids, ids), row) for text, ids in answers])
             for function in self._functions
@@ -246,7 +246,7 @@ class RLVRWorkflow(RolloutWorkflow):
         ]
 
     async def _request(self, data: dict[str, Any]) -> tuple[ModelRequest, str]:
-        """The request for a row, and the text of its prompt."""
+        """Return the request for a row, and the text of its prompt."""
         refuse_images(data)
         characters = sum(len(str(data[name])) for name in ("messages", "tools", "prompt") if name in data)
         ids, prompt = await run_off_loop(lambda: self._prompt(data), characters)
@@ -379,8 +379,8 @@ class MultiTurnWorkflow(RolloutWorkflow):
         answer: ModelResponse,
         variables: Mapping[str, Any],
     ) -> tuple[Conversation, list[int]]:
-        """The conversation with a response and the feedback to it, and the tokens that they add to the row. Where the
-        template writes the response differently once it is past, a new row begins with the whole prompt."""
+        """Return the conversation with a response and the feedback to it, and the tokens that they add to the row.
+        Where the template writes the response differently once it is past, a new row begins with the whole prompt."""
         response = chat.message(held, answer.output_tokens, **variables)
         after = held.then(response, {"role": "user", "content": self._feedback})
         found = chat.continuation(rows[-1].input_ids, held, after, **variables)
@@ -391,7 +391,7 @@ class MultiTurnWorkflow(RolloutWorkflow):
 
 
 def _sample_of(rows: list[Trajectory]) -> Trajectory:
-    """The rows of one episode, each with the reward of its end, which the last one earned."""
+    """Return the rows of one episode, each with the reward of its end, which the last one earned."""
     if len(rows) == 1:
         return rows[0]
     found = concat_padded_tensors(rows)

@@ -76,7 +76,7 @@ async def reward_session(session: AsyncSession, reward: float | Mapping[str, flo
 async def export_document(
     client: AsyncInferenceClient, session_id: str, discount: float = 1.0, style: Style = "individual"
 ) -> dict[str, Any]:
-    """The export of a session as it is in JSON, without NumPy. Raises NotReady, UnknownName."""
+    """Return the export of a session as it is in JSON, without NumPy. Raises NotReady, UnknownName."""
     body = ExportTrajectories(session_ids=(session_id,), discount=discount, style=style)
     path, options = "/export_trajectories", {"repeatable": True}
     return dict(await client.transport.json("POST", path, write_fields(body), **options))
@@ -113,7 +113,7 @@ class GroupSessions(Generic[M]):
         self._ready: dict[M, AsyncSession] = {}
 
     async def take(self, member: M) -> AsyncSession:
-        """The session of a member; another one each time that the member asks again. Raises ClientError."""
+        """Return the session of a member; another one each time that the member asks again. Raises ClientError."""
         async with self._lock:
             if member not in self._ready:
                 together = (member,) if self._has_started else self._members

@@ -46,7 +46,7 @@ class StalenessWindow:
 
 
 def capacity(window: StalenessWindow, *, running: int, unconsumed: int, in_training: int, outside: int = 0) -> int:
-    """The number of episodes that may start now; never negative.
+    """Return the number of episodes that may start now; never negative.
 
     ``running`` and ``unconsumed`` (accepted, not yet taken) are in the window; ``in_training`` were taken since the
     last version; ``outside`` run outside the window (evaluation) and count for concurrency only.
@@ -107,13 +107,13 @@ class Rollout:
 
 
 def oldest_first(ended: Iterable[Rollout], count: int) -> list[Rollout]:
-    """The first ``count`` by oldest weights, then by the order of ``ended``."""
+    """Return the first ``count`` by oldest weights, then by the order of ``ended``."""
     return sorted(ended, key=lambda each: each.head_version)[:count]
 
 
 def shuffled(chosen: Sequence[Rollout], seed: int) -> list[Rollout]:
-    """A batch in a reproducible order, independent of when its episodes were submitted and ended: the first minibatch
-    must not hold the short responses."""
+    """Return a batch in a reproducible order, independent of when its episodes were submitted and ended: the first
+    minibatch must not hold the short responses."""
     names = {each.number: f"{seed}:{each.item.place or each.number}".encode() for each in chosen}
     return sorted(chosen, key=lambda each: blake2b(names[each.number], digest_size=8).digest())
 
@@ -238,7 +238,7 @@ class StalenessManager:
             self.pending.appendleft(item)
 
     def _leave(self, item: EpisodeSpec) -> bool:
-        """An episode runs no longer. Whether it counts in the window."""
+        """Return an episode runs no longer. Whether it counts in the window."""
         (self.outside if item.outside_window else self.running).discard(item.number)
         return not item.outside_window
 
@@ -275,12 +275,12 @@ class StalenessManager:
             self.ends.append(end)
 
     def drain_ends(self) -> list[EpisodeEnd]:
-        """Ends since the last call. The first call starts the record."""
+        """Return the ends since the last call. The first call starts the record."""
         ends, self.ends = self.ends or [], []
         return ends
 
     def take(self, count: int) -> list[Rollout] | None:
-        """A batch of exactly ``count``, or None."""
+        """Return a batch of exactly ``count``, or None."""
         self.drop_stale()
         if len(self.accepted) < count:
             return None
@@ -289,7 +289,7 @@ class StalenessManager:
         return taken
 
     def take_completed(self, count: int) -> list[Rollout] | None:
-        """The accepted ones of at least ``count`` ended episodes, perhaps none; None before that many ended."""
+        """Return the accepted ones of at least ``count`` ended episodes, perhaps none; None before that many ended."""
         self.drop_stale()
         if self.completed < count:
             return None
@@ -311,7 +311,7 @@ class StalenessManager:
         return shuffled(chosen, self.seed)
 
     def set_version(self, version: int) -> None:
-        """Raises ValueError for an older version. A newer one ends the training of the batches that were taken."""
+        """Raise ValueError for an older version. A newer one ends the training of the batches that were taken."""
         if version < self.version:
             raise ValueError(f"the version is {self.version}: it cannot become {version}")
         if version > self.version:
@@ -323,5 +323,5 @@ class StalenessManager:
         return not (self.pending or self.running or self.outside or self._pending_outside)
 
     def outstanding(self) -> list[EpisodeSpec]:
-        """The accepted and pending episodes, for a checkpoint; the executor adds the running ones."""
+        """Return the accepted and pending episodes, for a checkpoint; the executor adds the running ones."""
         return [*(each.item for each in self.accepted.values()), *self.pending]

@@ -74,7 +74,7 @@ def row(
     truncated: bool = False,
     temperature: float = 1.0,
 ) -> Trajectory:
-    """One row [1, S] of a prompt and responses, without padding. ``truncated``: the last response was cut off.
+    """Return one row [1, S] of a prompt and responses, without padding. ``truncated``: the last response was cut off.
     ``temperature``: of all responses."""
     import torch
 

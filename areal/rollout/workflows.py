@@ -42,9 +42,9 @@ _http_clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Any] = weakr
 
 
 def shared_http_client() -> Any:
-    """This event loop's HTTP client for agents' SDKs; None where ``openai`` is not installed. A client for each episode
-    would open new connections and load the machine's certificates again. ``async with`` and ``aclose``, of it or of an
-    SDK that has it, leave it open: other episodes use it."""
+    """Return this event loop's HTTP client for agents' SDKs; None where ``openai`` is not installed. A client for each
+    episode would open new connections and load the machine's certificates again. ``async with`` and ``aclose``, of it
+    or of an SDK that has it, leave it open: other episodes use it."""
     loop = asyncio.get_running_loop()
     if loop not in _http_clients:
         _http_clients[loop] = _new_http_client()
@@ -125,7 +125,7 @@ async def export_session(session: AsyncSession, **options: Any) -> Trajectory | 
 
 
 def trajectory_rows(exported: Trajectories) -> Trajectory:
-    """The columns as tensors, with ``truncated`` [B], ``parents`` [B] (the row that each continues, or -1) and
+    """Return the columns as tensors, with ``truncated`` [B], ``parents`` [B] (the row that each continues, or -1) and
     ``sample_ids`` [B] (one number for the turns of a trajectory)."""
     import torch
 
@@ -230,7 +230,7 @@ class EnvironmentWorkflow(SessionWorkflow):
 
 
 async def run_episode(workflow: Any, engine: Any, data: dict[str, Any]) -> Any:
-    """The episode's rows, fetched here where it returns the calls of ``ArealOpenAI`` clients."""
+    """Return the episode's rows, fetched here where it returns the calls of ``ArealOpenAI`` clients."""
     given = await workflow.arun_episode(engine, data)
     if not isinstance(given, Mapping) or not any(hasattr(each, "interaction_id") for each in given.values()):
         return given
@@ -251,7 +251,7 @@ class GroupSampler(Protocol):
     def can_group(self, engine: Any, size: int) -> bool: ...
 
     async def arun_group(self, engine: Any, data: dict[str, Any], size: int) -> list[RewardedResponse | Exception]:
-        """The response of each member, or its error. Raises where the whole group fails."""
+        """Return the response of each member, or its error. Raises where the whole group fails."""
         ...
 
 
@@ -276,7 +276,8 @@ class GroupedWorkflow(RolloutWorkflow):
         return concat_padded_tensors(rows) if rows else None
 
     def _completed(self, ends: Sequence[T | BaseException]) -> dict[int, T]:
-        """The results of the members that did not fail, by sample number. Raises the error that fails the group."""
+        """Return the results of the members that did not fail, by sample number. Raises the error that fails the
+        group."""
         failures = [end for end in ends if isinstance(end, Exception)]
         if failures and (self._drop_incomplete_group or len(failures) == self._size):
             raise failures[0]
@@ -336,7 +337,7 @@ class WorkflowResolver:
         self._closing = contextlib.AsyncExitStack()
 
     def resolve(self, workflow: Any, kwargs: Mapping[str, Any] | None = None, group_size: int = 1) -> RolloutWorkflow:
-        """Raises UsageFault for an object that is not a workflow, and the errors of its constructor."""
+        """Raise UsageFault for an object that is not a workflow, and the errors of its constructor."""
         if workflow is None and self._agent is not None and self._agent.mode == "online":
             workflow = OnlineEpisodes
         if workflow is None:

@@ -1,7 +1,8 @@
-"""What a component's log says of its end: its files in order, its starts, the first error of one.
+"""Why a component ended, from its log: the log's files in order, the component's starts, and the first error of a
+start.
 
-Lines of the shim begin with ``[areal]``; each start of the component is one of them, so the output of one start can be
-told from that of the one before. Imported by the shim: no ``dataclasses``, no ``typing``, no ``pathlib``.
+Lines of the shim begin with ``[areal]``; each start of the component is one of them, so that the output of different
+starts can be told apart. Imported by the shim: no ``dataclasses``, no ``typing``, no ``pathlib``.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 _EXAMINED_BYTES = 8 << 20
 _MAX_TRACEBACK_LINES = 60
-_FOLLOWING = 6  # lines among which a traceback has one more of its process
+_FOLLOWING = 6  # lines after a traceback's first line among which its process must have another line
 _LONGEST_LINE = 500
 _STARTED = re.compile(rf"{re.escape(MARK)}\S+ started pid \d+")
 TRACEBACK = "Traceback (most recent call last):"
@@ -40,7 +41,7 @@ _CHAIN = (
 
 
 def run_log_paths(run_dir: str) -> tuple[str, ...]:
-    """Log files of a run, oldest first, the one being written last."""
+    """Return the log files of a run, oldest first; the last one is being written."""
     folder = os.path.join(run_dir, records.LOG_FOLDER)
     numbered: list[tuple[int, str]] = []
     try:
@@ -57,17 +58,17 @@ def run_log_paths(run_dir: str) -> tuple[str, ...]:
 
 
 def first_exception(paths: Sequence[str]) -> str | None:
-    """The first traceback of a start of the component, else its first line that reports an error; None if neither. The
-    start is the last one that has any: a component that starts again has not failed yet.
+    """Return the first traceback of one start of the component, or its first line that reports an error; None if
+    neither. The start is the last one with either: a component that has just restarted has not failed yet.
 
-    The first is the cause; later ones usually come from other parts of the engine.
+    The first error is the cause; later ones usually come from other parts of the engine.
     """
     return next((found for lines in reversed(starts(paths)) if (found := _first_error(lines))), None)
 
 
 def failing_line(paths: Sequence[str], *, last_start: bool = False) -> str:
-    """The one line of ``first_exception`` that names the error, "" where there is none: a traceback may be cut.
-    ``last_start``: of no earlier start, since the last one has ended too."""
+    """Return the line of ``first_exception`` that names the error; "" if there is none, since a traceback may be cut.
+    ``last_start``: consider the last start only, because it has ended, too."""
     found = _first_error((starts(paths) or [[]])[-1]) if last_start else first_exception(paths)
     if found is None or TRACEBACK not in found:
         return (found or "").strip()[:_LONGEST_LINE]
@@ -84,7 +85,7 @@ def _first_error(lines: Sequence[str]) -> str | None:
 
 
 def starts(paths: Sequence[str]) -> list[list[str]]:
-    """The lines of each start of the component, oldest first, as far as the last 8 MiB go back."""
+    """Return the lines of each start of the component, oldest first, from the last 8 MiB."""
     groups: list[list[str]] = []
     parts: list[bytes] = []
     room = _EXAMINED_BYTES
@@ -107,12 +108,13 @@ def _end_of_file(path: str, size: int) -> bytes:
             file.seek(max(0, os.fstat(file.fileno()).st_size - size))
             return file.read(size)
     except FileNotFoundError:
-        return b""  # rotated away while we looked
+        return b""  # rotated away meanwhile
 
 
 def _rest_of_message(line: str, after: Sequence[str]) -> list[str]:
-    """The lines that say what happened, where the first line of a message is a heading: pydantic's "1 validation error
-    for M", then perhaps the field on a line of its own, and torch's "Error(s) in loading state_dict for M:"."""
+    """Return the lines that say what happened if the first line of a message is only a heading: pydantic's "1
+    validation error for M", which may be followed by the field on a line of its own, or torch's "Error(s) in loading
+    state_dict for M:"."""
     of_pydantic = _COUNTS_FAULTS.search(line) is not None
     if not of_pydantic and not line.endswith(":"):
         return []
@@ -127,9 +129,9 @@ def _rest_of_message(line: str, after: Sequence[str]) -> list[str]:
 
 
 def _traceback(lines: Sequence[str], prefix: str) -> str:
-    """The lines from "Traceback" to the one that names the exception, with chained exceptions, and of a group up to its
-    first exception; to the end of a traceback that was cut. Without the prefix that worker processes put before each
-    line, such as ``(EngineCore pid=7) ``, without the margin of a group, and without lines of other processes."""
+    """Return the lines from "Traceback" to the line that names the exception, with chained exceptions; for a group, up
+    to its first exception; to the end if the traceback was cut. Removes the prefix that worker processes put before
+    each line, such as ``(EngineCore pid=7) ``, the margin of a group, and lines of other processes."""
     group = _GROUP.search(prefix)
     own = prefix[: group.start()] if group is not None else prefix
     if not any(each.startswith(own) for each in lines[1:_FOLLOWING]):  # of a message, which is on the first line alone

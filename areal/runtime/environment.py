@@ -1,5 +1,5 @@
-"""The variables that a run inherits from its caller. A run outlives the shell and the folder that it was started from:
-relative paths become absolute, and what describes the caller's own terminal or interpreter is left out."""
+"""The variables that a run inherits from its caller. A run outlives the shell and the folder in which it was started:
+relative paths become absolute, and variables about the caller's terminal or interpreter are left out."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pwd
 from collections.abc import Mapping
 from contextlib import suppress
 
-# PYTHONINSPECT turns each exit status into 0; PYTHONSAFEPATH is set where it is wanted.
+# PYTHONINSPECT turns every exit status into 0; PYTHONSAFEPATH is set explicitly where it is needed.
 _LEFT_OUT = frozenset(
     ("AREAL_CRASH_AT", "COLUMNS", "LINES", "OLDPWD", "PWD", "PYTHONINSPECT", "PYTHONIOENCODING", "PYTHONSAFEPATH")
 ) | {"PYTHONSTARTUP"}
@@ -20,8 +20,8 @@ _PATHS = (
 
 
 def inherited(environ: Mapping[str, str]) -> dict[str, str]:
-    """``environ`` for a process that may start again in another folder. An empty entry of a list of paths, which is the
-    working folder, is dropped: a trailing colon is never meant."""
+    """Return ``environ`` for a process that may be restarted in another folder. An empty entry in a list of paths means
+    the working folder; it is dropped, since a trailing colon is never intended."""
     kept = {name: value for name, value in environ.items() if name not in _LEFT_OUT}
     for name in _LISTS:
         if name in kept:
@@ -38,7 +38,7 @@ def inherited(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def absolute_paths(listed: str) -> str:
-    """A list of paths, such as that of ``PYTHONPATH``, without its empty entries and relative to no folder."""
+    """Return a list of paths, such as ``PYTHONPATH``, with absolute paths and without its empty entries."""
     return os.pathsep.join(map(_absolute, filter(None, listed.split(os.pathsep))))
 
 

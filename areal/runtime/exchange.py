@@ -1,4 +1,4 @@
-"""One HTTP GET over a non-blocking socket, driven by a loop that polls it: the probes' and the shim's.
+"""One HTTP GET over a non-blocking socket, driven by a loop that polls it. Used by the probes and the shim.
 
 Never through a proxy. Imported by the shim: no ``dataclasses``, no ``typing``, no ``urllib``.
 """
@@ -18,8 +18,9 @@ _MOST_HEAD = 1 << 16
 
 
 class HttpExchange:
-    """A request and its answer: ``connect``, then ``step`` whenever ``peer`` is ready, to write until ``sent``, else to
-    read. It has ended when ``answer`` (status, body) or ``failure`` is set. Of the body, ``most_bytes`` are read."""
+    """A request and its answer. Call ``connect``, then ``step`` whenever ``peer`` is ready: for writing until ``sent``,
+    then for reading. The exchange has ended when ``answer`` (status, body) or ``failure`` is set. At most
+    ``most_bytes`` of the body are read."""
 
     def __init__(self, url: str, headers: Mapping[str, str], most_bytes: int) -> None:
         self.peer: socket.socket | None = None
@@ -34,7 +35,7 @@ class HttpExchange:
         return self.answer is not None or bool(self.failure)
 
     def connect(self) -> socket.socket | None:
-        """A socket to wait for; None where ``failure`` is set."""
+        """Connect. Return the socket to poll, or None if ``failure`` is set."""
         try:
             host, port, authority, path = split_url(self.url)
             headers = {"Host": authority, "Accept-Encoding": "identity", "Connection": "close", **self._headers}
@@ -79,7 +80,7 @@ class HttpExchange:
 
 
 def split_url(url: str) -> tuple[str, int, str, str]:
-    """``http://host:port/path`` as host, port, authority and path. Raises ValueError."""
+    """Return host, port, authority and path of ``http://host:port/path``. Raises ValueError."""
     scheme, _, rest = url.partition("://")
     authority, slash, path = rest.partition("/")
     host, colon, port = authority.rpartition(":")
@@ -91,8 +92,8 @@ def split_url(url: str) -> tuple[str, int, str, str]:
 
 
 def parse(data: bytes, *, ended: bool, most_bytes: int) -> tuple[int, bytes] | None:
-    """The status and the body in ``data``, or None where more of it has to come. Raises ValueError for a malformed or
-    truncated answer."""
+    """Return status and body of the answer in ``data``, or None if more bytes must arrive. Raises ValueError for a
+    malformed or truncated answer."""
     head, blank, body = data.partition(b"\r\n\r\n")
     if not blank:
         if ended or len(data) > _MOST_HEAD or not b"HTTP/".startswith(data[:5]):
@@ -123,7 +124,7 @@ def parse(data: bytes, *, ended: bool, most_bytes: int) -> tuple[int, bytes] | N
 
 
 def _unchunked(body: bytes) -> tuple[bytes, bool]:
-    """The content of the chunks so far, and whether the last one has come."""
+    """Return the content of the chunks so far, and whether the last chunk has arrived."""
     pieces: list[bytes] = []
     while True:
         line, end, rest = body.partition(b"\r\n")

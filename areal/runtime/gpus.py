@@ -1,7 +1,7 @@
-"""GPUs as NVML lists them, asked in a helper process with a deadline.
+"""GPUs as NVML lists them, queried in a helper process with a deadline.
 
-A driver in trouble blocks its callers in the kernel for minutes; a helper can be left behind, this process could
-not. No NVML means no GPUs, and the listing says why.
+A faulty driver can block its callers in the kernel for minutes; a helper process can be abandoned then, this process
+could not. Without NVML there are no GPUs, and the listing says why.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _VISIBILITY = ("CUDA_VISIBLE_DEVICES", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
 
 @dataclass(frozen=True)
 class GpuProcess:
-    """A compute process. ``pid`` is the host's: a container may have no process of that number."""
+    """A compute process. ``pid`` is the host's: a container may have no process with that number."""
 
     pid: int
     memory_bytes: int | None
@@ -52,7 +52,7 @@ class GpuListing:
 
 
 def list_gpus(timeout_s: float = _DEADLINE_S) -> GpuListing:
-    """Every GPU of the machine; never raises."""
+    """Return every GPU of the machine. Never raises."""
     import subprocess
 
     try:
@@ -68,7 +68,7 @@ def list_gpus(timeout_s: float = _DEADLINE_S) -> GpuListing:
     try:
         output, _ = helper.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
-        helper.kill()  # and not waited for: in uninterruptible sleep it may never end
+        helper.kill()  # without waiting: in uninterruptible sleep it may never end
         return GpuListing(reason=f"the NVIDIA driver did not answer within {timeout_s:g} s")
     try:
         record = json.loads(output)
@@ -82,9 +82,9 @@ def list_gpus(timeout_s: float = _DEADLINE_S) -> GpuListing:
 
 
 def visible(gpus: tuple[Gpu, ...], environment: Mapping[str, str] = os.environ) -> tuple[Gpu, ...]:
-    """The GPUs that the batch system or the user left to us: CUDA_VISIBLE_DEVICES, SLURM_STEP_GPUS, SLURM_JOB_GPUS.
+    """Return the GPUs that the batch system or the user allows: CUDA_VISIBLE_DEVICES, SLURM_STEP_GPUS, SLURM_JOB_GPUS.
 
-    Each may list indices (PCI bus order) or UUID prefixes; an empty CUDA_VISIBLE_DEVICES hides all.
+    Each may list indices (PCI bus order) or UUID prefixes; an empty CUDA_VISIBLE_DEVICES hides all GPUs.
     """
     for name in _VISIBILITY:
         if name in environment:
@@ -96,7 +96,7 @@ def visible(gpus: tuple[Gpu, ...], environment: Mapping[str, str] = os.environ) 
 
 
 def squatter(gpu: Gpu) -> str | None:
-    """The user of a GPU without a lease, in words; None when it is idle."""
+    """Return a description of who uses a GPU without a lease, or None if it is idle."""
     if gpu.processes:
         return ", ".join(_describe(process) for process in gpu.processes)
     if gpu.used_bytes > max(_HIDDEN_USE_BYTES, gpu.total_bytes // 10):
@@ -117,9 +117,9 @@ def wait_for_memory(
     timeout_s: float = 10.0,
     period_s: float = 0.25,
 ) -> dict[str, int]:
-    """Wait until each GPU has its ``wanted`` free bytes again; what is still missing, by UUID, at the deadline.
+    """Wait until each GPU has its ``wanted`` free bytes. Return what is still missing at the deadline, by UUID.
 
-    The driver gives memory back some time after a process died; an engine started before that fails for want of it.
+    The driver frees memory some time after a process has died; an engine started earlier would fail for lack of memory.
     """
     deadline = time.monotonic() + timeout_s
     while True:
@@ -131,7 +131,7 @@ def wait_for_memory(
 
 
 def _nvml_listing() -> dict[str, Any]:
-    """The fields of every ``Gpu``, in order, as JSON values."""
+    """Return the fields of every ``Gpu``, in order, as JSON values."""
     try:
         import pynvml as nvml
     except ImportError:

@@ -1,8 +1,8 @@
-"""The identity of a recorded process, and whether it still lives: fail closed, dead only on proof.
+"""The identity of a recorded process, and whether it still lives. A process counts as dead only on proof.
 
-Why each field: pids are reused; ticks restart at boot; two containers share a boot id and, on a shared home, a record;
-a home on NFS is seen from several machines. The command line and the environment are no part of it, as engines rewrite
-both.
+The fields are needed because pids are reused; start ticks restart at boot; two containers share a boot id and, on a
+shared home, a record; and several machines may see a home on NFS. The command line and the environment are not part of
+it, since engines rewrite both.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from areal.runtime import procfs
 class Liveness(StrEnum):
     ALIVE = "alive"
     DEAD = "dead"
-    UNKNOWN = "unknown"  # another machine or pid namespace: nothing can be proved from here
+    UNKNOWN = "unknown"  # on another machine or in another pid namespace: nothing can be proved from here
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class ProcessIdentity:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> ProcessIdentity:
-        """Raises KeyError, TypeError or ValueError on a damaged record."""
+        """Raise KeyError, TypeError or ValueError on a damaged record."""
         return cls(
             str(record["machine_id"]),
             str(record["boot_id"]),
@@ -46,12 +46,12 @@ class ProcessIdentity:
 
 
 def identify(pid: int) -> ProcessIdentity:
-    """The identity of a live process; raises ProcessLookupError when there is none."""
+    """Return the identity of a live process; raises ProcessLookupError when there is none."""
     return ProcessIdentity.from_record(procfs.identity_fields(pid))
 
 
 def same_boot(identity: ProcessIdentity) -> bool:
-    """True when the process lived under the kernel that runs us now."""
+    """Return whether the process ran under the kernel that runs us now."""
     return identity.machine_id == procfs.machine_id() and identity.boot_id == procfs.boot_id()
 
 
@@ -69,7 +69,7 @@ def liveness(identity: ProcessIdentity) -> Liveness:
 
 
 def where(identity: ProcessIdentity) -> str:
-    """The reason that its liveness cannot be told from here, in words."""
+    """Return in words why the process's liveness cannot be determined from here."""
     if identity.machine_id != procfs.machine_id():
         return f"recorded on another machine (machine-id {identity.machine_id})"
     return f"recorded in another pid namespace ({identity.pid_namespace}, here {procfs.pid_namespace()})"

@@ -1,11 +1,11 @@
-"""TCP ports and GPUs: leases of them, one ``flock``ed file each, and the claims that a run's start is made of.
+"""TCP ports and GPUs: leases of them, one ``flock``ed file each, and the claims for a run's start.
 
-A lease is freed by the kernel when its last holder dies. A port or GPU is *chosen* by ``choose_...`` and held by this
-process until ``take`` hands its descriptor to a shim; what was not chosen here is leased by ``take`` itself: all of it
-or nothing. Nothing waits for anything, so nothing can deadlock.
+The kernel frees a lease when its last holder dies. A port or GPU is *chosen* by ``choose_...`` and held by this process
+until ``take`` hands its descriptor to a shim; ``take`` itself leases what was not chosen here, all of it or nothing.
+Nothing waits for a lease, so there are no deadlocks.
 
-Leases keep areal's own processes apart; a bind test keeps away from everybody else's. Automatic ports come from a range
-below the kernel's ephemeral ports, so that an outgoing connection cannot take one between claim and start.
+Leases separate areal's own processes; a bind test detects all others. Automatic ports come from a range below the
+kernel's ephemeral ports, so that an outgoing connection cannot take one between claim and start.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class PortOwner:
 
 
 def bind_error(port: int) -> OSError | None:
-    """The error of a server that would listen on ``port`` now, on any address; None when it could. TIME_WAIT does not
-    count."""
+    """Return the error that a server listening on ``port``, on any address, would get now; None if it could listen.
+    TIME_WAIT is ignored."""
     import socket
 
     for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
@@ -77,8 +77,9 @@ def bind_error(port: int) -> OSError | None:
 
 
 def candidates(owner: str, scope: str = "") -> Iterator[int]:
-    """The automatic range, from a place of this owner's in this home: a port just given back is not the next one given
-    out, and while a process is replaced, another home's owner of the same name does not look at its port."""
+    """Iterate over the automatic ports from a starting point that depends on the owner and its home. A port just
+    released is thus not the next one chosen, and while a process is replaced, an owner of the same name in another home
+    does not take its port."""
     low, high = map(int, procfs.read_bytes("/proc/sys/net/ipv4/ip_local_port_range").split())
     usable = [port for port in range(FIRST_PORT, LAST_PORT + 1) if not low <= port <= high]
     start = zlib.crc32(f"{scope} {owner}".encode("utf-8", "surrogateescape")) % max(1, len(usable))
@@ -87,7 +88,7 @@ def candidates(owner: str, scope: str = "") -> Iterator[int]:
 
 
 def port_owner(port: int) -> PortOwner | None:
-    """The listener of the port; None when there is none."""
+    """Return the listener of the port, or None."""
     for inode, uid in _listeners(port):
         pid = next((pid for pid in procfs.pids() if inode in _sockets_of(pid)), None)
         command = procfs.command_line(pid) if pid is not None else ""
@@ -96,8 +97,8 @@ def port_owner(port: int) -> PortOwner | None:
 
 
 def foreign_listener(port: int, sessions: Collection[int]) -> PortOwner | None:
-    """A listener of a port that no member of these sessions owns: with SO_REUSEPORT it takes some of the calls. A
-    socket that appears or goes meanwhile is looked at twice."""
+    """Return a listener of the port that no member of these sessions owns: with SO_REUSEPORT it would get some of the
+    calls. Checks twice, since sockets may appear or go meanwhile."""
     found: PortOwner | None = None
     for _ in range(2):
         listening = list(_listeners(port))
@@ -114,13 +115,13 @@ def foreign_listener(port: int, sessions: Collection[int]) -> PortOwner | None:
 
 
 def ports_of(pid: int) -> tuple[int, ...]:
-    """The ports a process listens on, in ascending order; none when it is gone or may not be inspected."""
+    """Return the ports a process listens on, in ascending order; none when it is gone or may not be inspected."""
     inodes = set(_sockets_of(pid))
     return tuple(sorted({port for port, inode, _ in _all_listeners(f"/proc/{pid}/net") if inode in inodes}))
 
 
 def session_listens(port: int, session_id: int) -> bool:
-    """Whether a member of the session owns the port: a stranger's answer to a probe is not ours."""
+    """Return whether a member of the session owns the port. Otherwise an answer to a probe is another process's."""
     inodes = {inode for inode, _ in _listeners(port)}
     members = (stat.pid for stat in procfs.processes() if stat.session == session_id)
     return any(inode in inodes for pid in members for inode in _sockets_of(pid))
@@ -145,13 +146,13 @@ def _all_listeners(tables: str) -> Iterator[tuple[int, int, int]]:
 
 
 def _sockets_of(pid: int) -> Iterator[int]:
-    """The inodes of a process's sockets, as far as it may be inspected."""
+    """Return the inodes of a process's sockets, as far as it may be inspected."""
     matches = map(_SOCKET_LINK.fullmatch, _open_files(pid))
     return (int(match[1]) for match in matches if match)
 
 
 def _open_files(pid: int) -> Iterator[str]:
-    """The targets of a process's descriptors, as far as it may be inspected."""
+    """Yield the targets of a process's descriptors, as far as it may be inspected."""
     with suppress(OSError):
         for fd in os.listdir(f"/proc/{pid}/fd"):
             with suppress(OSError):
@@ -171,19 +172,19 @@ LEASE_DIR_VARIABLE = "AREAL_LEASE_DIR"
 _DEFAULT = "/dev/shm/areal-leases"
 _GPU = "gpu-"
 _GUARD_TIMEOUT_S = 10.0
-_PROBE_TRIES = 40  # a reader that looks at a lease holds it for an instant, or for as long as it is not scheduled
+_PROBE_TRIES = 40  # a process that tests a lease holds it for an instant, or longer if it is not scheduled
 _PROBE_PAUSE_S = 0.005
 
 
 @dataclass(frozen=True)
 class LeaseHolder:
-    """The holder of a lease. ``scope`` tells apart equal owners of different homes."""
+    """The holder of a lease. ``scope`` distinguishes equal owners of different homes."""
 
     owner: str  # "Model/qwen"
     scope: str  # the home
     uid: str  # run uid, "" between claim and start
     user: int
-    pid: int  # the claimant; the shim that holds it now is its descendant
+    pid: int  # the process that claimed it; the shim that holds it now is its descendant
     at: float
 
     def __str__(self) -> str:
@@ -213,14 +214,15 @@ class LeaseDir:
         self.scope = scope
 
     def acquire(self, name: str, *, owner: str, uid: str = "") -> ResourceLease:
-        """Hold ``name`` alone, or raise NoCapacity naming the holder."""
+        """Acquire ``name`` exclusively. Raises NoCapacity naming the holder."""
         lease = self.try_acquire(name, owner=owner, uid=uid, tries=_PROBE_TRIES)
         if lease is None:
             raise self._taken(name)
         return lease
 
     def try_acquire(self, name: str, *, owner: str, uid: str = "", tries: int = 1) -> ResourceLease | None:
-        """``tries`` outlast a reader that looks whether the lease is held: looking takes the lock for an instant."""
+        """Acquire ``name`` exclusively, or return None. More than one of ``tries`` outlasts a process that tests the
+        lease, which takes the lock for an instant."""
         fd = self._open(name)
         while not self._locked(name, fd):
             tries -= 1
@@ -235,10 +237,11 @@ class LeaseDir:
         return lease
 
     def acquire_shared(self, name: str, *, owner: str, uid: str = "") -> tuple[ResourceLease, bool]:
-        """Hold ``name`` together with other runs of the same owner and home; the flag says that we are the first.
+        """Acquire ``name`` together with other runs of the same owner and home. Return the lease, and whether we are
+        the first.
 
-        The first holder locks alone, writes its name, and steps down to a shared lock; the guard keeps two
-        strangers from both stepping down.
+        The first holder locks exclusively, writes its name, and downgrades to a shared lock. The guard keeps two
+        different owners from both downgrading.
         """
         with self._guard(name):
             for attempt in range(_PROBE_TRIES):
@@ -262,7 +265,7 @@ class LeaseDir:
         raise self._taken(name)
 
     def is_of_this_home(self, holder: LeaseHolder) -> bool:
-        """Whether this home's run holds the lease; a home that was moved is no longer where the holder has it."""
+        """Return whether a run of this home holds the lease, even if the home has been moved since."""
         if holder.scope == self.scope or not holder.uid or os.path.exists(holder.scope):
             return holder.scope == self.scope
         return os.path.exists(f"{self.scope}/runs/{holder.uid}")
@@ -280,17 +283,18 @@ class LeaseDir:
                     os.close(fd)
 
     def _locked(self, name: str, fd: int, *, shared: bool = False) -> bool:
-        """Lock ``fd``; False when another process holds the lock, or the file of that name is another one."""
+        """Lock ``fd``. Return False if another process holds the lock, or the file with that name is a different one by
+        now."""
         return try_lock(fd, shared=shared) and still_named(fd, self._file(name))
 
     def share(self, lease: ResourceLease) -> None:
-        """Step down from a lock held alone to one shared with the same owner."""
+        """Downgrade an exclusive lock to one shared with the same owner."""
         with self._guard(lease.name):
             fcntl.flock(lease.fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
             lease.shared = True
 
     def describe(self, lease: ResourceLease, *, owner: str, uid: str) -> None:
-        """Write the holder. A file of another user that cannot be written stays as it is."""
+        """Write the holder into the file. Another user's file that cannot be written is left as it is."""
         holder = LeaseHolder(owner, self.scope, uid, os.getuid(), os.getpid(), time.time())
         with suppress(OSError):
             text = json.dumps(asdict(holder)).encode()
@@ -298,15 +302,17 @@ class LeaseDir:
             os.ftruncate(lease.fd, len(text))
 
     def holder(self, name: str) -> LeaseHolder | None:
-        """The holder that the file names; None when it is unreadable. Does not tell whether the lease is held."""
+        """Return the holder that the file names, or None if it is unreadable. Does not show whether the lease is
+        held."""
         try:
             return LeaseHolder(**parse_json(procfs.read_bytes(self._file(name))))
         except (OSError, ValueError, TypeError):
             return None
 
     def is_held(self, name: str) -> bool:
-        """A GPU's lease has one holder, which a shared lock tells: looks do not disturb each other. A port's may be
-        shared: it is tried alone, for longer than another's look takes."""
+        """Return whether the lease is held. A GPU's lease is exclusive, so it is tested with a shared lock, and tests
+        do not disturb each other. A port's lease may be shared: it is tested with an exclusive lock, for longer than
+        another test takes."""
         try:
             fd = os.open(self._file(name), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except FileNotFoundError:
@@ -324,13 +330,13 @@ class LeaseDir:
             os.close(fd)
 
     def holding_pids(self, name: str) -> list[int]:
-        """Processes that have the lease's file open, as far as they may be inspected. For reports: it reads the
-        descriptors of every process."""
+        """Return the processes that have the lease's file open, as far as they may be inspected. For reports only: it
+        reads the descriptors of every process."""
         path = os.path.realpath(self._file(name))
         return [pid for pid in procfs.pids() if path in _open_files(pid)]
 
     def names(self) -> list[str]:
-        """Every resource that was ever leased here."""
+        """Return every resource that was ever leased here."""
         try:
             return sorted(name for name in os.listdir(self.path) if not name.endswith(".guard"))
         except FileNotFoundError:
@@ -421,7 +427,7 @@ class Claims:
         return self._choose(count, owner, prefer, others, port_lease, "ports", lambda port: bind_error(port) is None)
 
     def choose_gpus(self, count: int, owner: str, uuids: Sequence[str]) -> tuple[str, ...]:
-        """The first ``count`` of ``uuids`` without a lease. Raises NoCapacity, and then holds none."""
+        """Return the first ``count`` of ``uuids`` without a lease. Raises NoCapacity, and then holds none."""
         return self._choose(count, owner, uuids, (), gpu_lease, "GPUs", lambda uuid: True)
 
     def _choose(
@@ -434,7 +440,7 @@ class Claims:
         noun: str,
         is_usable: Callable[[T], bool],
     ) -> tuple[T, ...]:
-        """From ``wanted`` as far as they are free, whoever looks at them now, then from ``others``."""
+        """Choose free items, first from ``wanted``, outlasting tests by other processes, then from ``others``."""
         found: dict[T, ResourceLease] = {}
         try:
             for item, tries in chain(((each, _PROBE_TRIES) for each in wanted), ((each, 1) for each in others)):
@@ -457,13 +463,13 @@ class Claims:
         return tuple(found)
 
     def release(self) -> None:
-        """Give back chosen leases that will not be started."""
+        """Release chosen leases that will not be started."""
         with self._lock:
             _close(self._chosen.values())
             self._chosen.clear()
 
     def take(self, spec: RunSpec) -> list[ResourceLease]:
-        """Every lease of the run; the caller closes its copies once the shim has them. Raises NoCapacity."""
+        """Return all leases of the run. The caller closes its copies once the shim has them. Raises NoCapacity."""
         held: list[ResourceLease] = []
         try:
             for port in sorted(spec.ports):
@@ -502,7 +508,7 @@ class Claims:
 
 
 def _refuse_stranger(port: int, lease: ResourceLease) -> None:
-    """A process outside areal may listen on a port without a lease. Raises NoCapacity naming it."""
+    """Raise NoCapacity naming a process outside areal that listens on a port without a lease."""
     error = bind_error(port)
     if error is None:
         return

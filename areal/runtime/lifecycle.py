@@ -1,4 +1,5 @@
-"""Start a run and stop it: a shim behind its gate, signals that reach only a proved process, and nothing left behind.
+"""Start a run and stop it: a shim waits at a gate, signals go only to a verified process, and no process is left
+behind.
 
     caller                                     shim
     fork, exec with a gate and an ack pipe --> imports, then blocks on the gate
@@ -6,12 +7,12 @@
     write "G"                              --> id.json, component, child.json
     read the ack                           <-- "A"
 
-A caller that dies before the "G" closes the gate: the shim leaves with status 70 and nothing was started. One that
-dies after it leaves a complete record.
+If the caller dies before the "G", the gate closes: the shim exits with status 70 and nothing was started. If it dies
+later, the record is complete.
 
-To stop a run, the shim is asked to end its component within the grace; one that does not keep the time is killed, and
+To stop a run, the shim is asked to end its component within the grace period. A shim that takes longer is killed, and
 the kernel kills the component with it. In either case the session is swept afterwards, since engines leave workers
-behind. Every step may be repeated: a stop that was killed half-way is finished by the next.
+behind. Every step may be repeated: the next stop finishes one that was killed half-way.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class Shim:
         self._ack = os.fdopen(ack, "rb", buffering=0)
 
     def go(self) -> None:
-        with suppress(BrokenPipeError), self._gate:  # it is dead already: the ack will say so
+        with suppress(BrokenPipeError), self._gate:  # if the shim is already dead, reading the ack will show it
             self._gate.write(GO)
 
     def close(self) -> None:
@@ -71,7 +72,7 @@ class Shim:
         self._ack.close()
 
     def wait_ack(self) -> None:
-        """Return once the shim has recorded itself and started the component."""
+        """Wait until the shim has recorded itself and started the component."""
         deadline = time.monotonic() + _ACK_TIMEOUT_S
         poller = select.poll()
         poller.register(self._ack, select.POLLIN)
@@ -94,7 +95,7 @@ class Shim:
 
 
 def fork_shim(uid: str, run_dir: str, held_fds: Sequence[int], environment: Mapping[str, str]) -> Shim:
-    """A shim that waits at its gate. ``held_fds`` (the life lock first) are its own from here on."""
+    """Start a shim that waits at its gate. It takes over ``held_fds`` (the life lock first)."""
     import subprocess
 
     gate_read, gate_write = os.pipe()
@@ -125,7 +126,7 @@ _KILL_S = 5.0
 
 
 def _open(identity: ProcessIdentity) -> int | None:
-    """A pidfd, or None when the process is dead. Raises ArealError for one that cannot be seen from here."""
+    """Return a pidfd, or None if the process is dead. Raises ArealError if its state cannot be determined from here."""
     state = liveness(identity)
     if state is Liveness.UNKNOWN:
         raise ArealError(
@@ -138,7 +139,7 @@ def _open(identity: ProcessIdentity) -> int | None:
 
 
 def send(identity: ProcessIdentity, number: int) -> bool:
-    """Send a signal; False when the process is already gone (nothing was signalled)."""
+    """Send a signal. Return False if the process is already gone (nothing was signalled)."""
     fd = _open(identity)
     if fd is None:
         return False
@@ -155,7 +156,7 @@ def send(identity: ProcessIdentity, number: int) -> bool:
 
 
 def wait_dead(identity: ProcessIdentity, timeout_s: float) -> bool:
-    """Wait for the process to end; True when it is dead (a zombie is)."""
+    """Wait for the process to end. Return True if it is dead, which a zombie is."""
     fd = _open(identity)
     if fd is None:
         return True
@@ -166,22 +167,23 @@ def wait_dead(identity: ProcessIdentity, timeout_s: float) -> bool:
 
 
 def request_end(identity: ProcessIdentity) -> bool:
-    """SIGTERM, and SIGCONT since one that was stopped cannot act on it; False when it is already gone."""
+    """Send SIGTERM, and SIGCONT, since a stopped process cannot act on SIGTERM. Return False if the process is already
+    gone."""
     return send(identity, signal.SIGTERM) and (send(identity, signal.SIGCONT) or True)
 
 
 def ensure_dead(identity: ProcessIdentity, patience_s: float) -> None:
-    """Wait for the process to end, and kill it when it takes longer."""
+    """Wait for the process to end, and kill it if that takes longer than ``patience_s``."""
     if not wait_dead(identity, patience_s):
         send(identity, signal.SIGKILL)
         wait_dead(identity, _KILL_S)
 
 
 def sweep_run(identity: ProcessIdentity | None, run_dir: str) -> tuple[int, ...]:
-    """Kill whatever is left of a run: the members of its session, and processes that left the session with the
-    run's folder in their environment. Returns the pids killed; raises TimedOut when some would not die.
+    """Kill whatever is left of a run: the members of its session, and processes that left the session but have the
+    run's folder in their environment. Return the killed pids. Raises TimedOut if some do not die.
 
-    ``identity`` is the shim's, or None when it is not known (then only the environment tells).
+    ``identity`` is the shim's, or None if it is unknown (then only the environment identifies processes).
     """
     if identity is not None and not _is_here(identity):
         return ()
@@ -202,10 +204,10 @@ def sweep_run(identity: ProcessIdentity | None, run_dir: str) -> tuple[int, ...]
 
 
 def session_is_ours(identity: ProcessIdentity) -> bool:
-    """Whether the session with the shim's number can be its own still.
+    """Return whether the session with the shim's number can still be the shim's own.
 
-    A number in use as a session id is not given to a new process: while any member lives, the process of that
-    number is the old leader (perhaps a zombie) or no process. Another process under it means our session is empty.
+    A number in use as a session id is not given to a new process: while any member lives, the process with that number
+    is the old leader (perhaps a zombie) or there is none. If another process has it, our session is empty.
     """
     if not _is_here(identity):
         return False
@@ -218,7 +220,8 @@ def _is_here(identity: ProcessIdentity) -> bool:
 
 
 def _is_foreign(stat: procfs.Stat, identity: ProcessIdentity, run_dir: str) -> bool:
-    """Proof that a member of a session with our number is not ours: a leaderless session that reused the number."""
+    """Return whether a member of a session with our number is provably not ours: a leaderless session reused the
+    number."""
     if stat.session != identity.session_id:
         return False
     if stat.start_ticks < identity.start_ticks:
@@ -232,7 +235,7 @@ def _is_foreign(stat: procfs.Stat, identity: ProcessIdentity, run_dir: str) -> b
 _BETWEEN_GO_AND_ID_S = 20.0
 _SWEEP_MARGIN_S = 15.0
 MEMORY_TIMEOUT_S = 10.0  # for a driver to give a dead process's memory back
-_MEMORY_SHARE = 0.9  # of what was free before the start; drivers keep a little
+_MEMORY_SHARE = 0.9  # of the memory free before the start; drivers keep a little
 
 
 def stop_run(
@@ -247,7 +250,7 @@ def stop_run(
     identity = shim_identity(store, uid)
     alive = identity is not None and _end_shim(store, uid, identity, grace_s, crash)
     started_in, is_copy = store.started_in(uid)
-    swept = () if is_copy else sweep_run(identity, started_in)  # what a copied run left is the original's to sweep
+    swept = () if is_copy else sweep_run(identity, started_in)  # a copied run's processes belong to the original
     if identity is not None:
         swept += _record_end(folder, swept)
     note = _await_memory(folder, list_gpus)
@@ -256,11 +259,11 @@ def stop_run(
 
 
 def shim_identity(store: RunStore, uid: str) -> ProcessIdentity | None:
-    """The supervisor of the run, living or dead; None when nothing was started.
+    """Return the supervisor of the run, living or dead; None if nothing was started.
 
-    Between the "go" and its record a shim holds the life lock and has no identity yet: it is waited for. A record
-    that was damaged is replaced by what /proc says about the process that was started to supervise this very folder.
-    Raises Conflict for the living one of another home, of which this one is a copy.
+    Between the "go" and its record, a shim holds the life lock and has no identity yet; this waits for the record. A
+    damaged record is replaced by what /proc says about the process that supervises this very folder. Raises Conflict if
+    the living supervisor belongs to another home of which this one is a copy.
     """
     deadline = time.monotonic() + _BETWEEN_GO_AND_ID_S
     while True:
@@ -285,7 +288,7 @@ def shim_identity(store: RunStore, uid: str) -> ProcessIdentity | None:
 def _end_shim(
     store: RunStore, uid: str, identity: ProcessIdentity, grace_s: float | None, crash: Callable[[str], None]
 ) -> bool:
-    """True when it had been alive."""
+    """End the shim. Return True if it was alive."""
     state = liveness(identity)
     if state is Liveness.UNKNOWN and not store.is_provably_over(uid, identity):
         raise Conflict(
@@ -297,7 +300,7 @@ def _end_shim(
         folder = store.folder(uid)
         if grace_s is None:
             grace_s = float(_intent(folder).get("stop_grace_s", RunSpec.stop_grace_s))
-        with suppress(OSError):  # a full disk must not keep a process alive: the shim then uses its own grace
+        with suppress(OSError):  # a full disk must not keep a process alive: the shim then uses its own grace period
             records.write_json(folder, records.STOP, {"grace_s": grace_s}, durable=False)
         alive = request_end(identity)
     crash("stop-signalled")
@@ -307,7 +310,7 @@ def _end_shim(
 
 
 def _record_end(folder: str, swept: tuple[int, ...]) -> tuple[int, ...]:
-    """The pids that the shim itself swept; when it left no exit record, write one in its place."""
+    """Return the pids that the shim itself swept. If it left no exit record, write one in its place."""
     child: Mapping[str, Any] = {}
     try:
         ended = records.read_object(folder, records.EXIT)
@@ -323,7 +326,7 @@ def _record_end(folder: str, swept: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _await_memory(folder: str, list_gpus: Callable[[], gpus.GpuListing]) -> str:
-    """Wait until the run's GPUs have their memory back; a sentence about missing memory, or ""."""
+    """Wait until the run's GPUs have their memory back. Return a sentence about missing memory, or ""."""
     baseline: Mapping[str, int] = _intent(folder).get("gpu_free_bytes") or {}
     if not baseline:
         return ""

@@ -1,11 +1,11 @@
-"""Logs of a run: their end, lines by time, new lines while they are written, and windows by byte positions: the lines
-before a place and those after it, without the rest of the file. ``causes`` has what failed in them.
+"""Logs of a run: the end of a log, lines by time, new lines while they are written, and windows of lines before or
+after a position, without reading the rest of the file. ``causes`` finds what failed in them.
 
-Times come from the ``.times`` file beside each log, one entry about every second:
-enough to merge and cut the output of several processes without a stamp in front of every line.
+Times come from the ``.times`` file beside each log, which has about one entry per second: enough to merge and cut the
+output of several processes without a timestamp in front of every line.
 
-A place is the inode of a file and an offset in it, so that it stays the same line when the log is rotated. A line is
-whole when it has ended; the last one of a run that has ended is taken as it is.
+A place is the inode of a file and an offset in it, so that it denotes the same line after the log is rotated. A line is
+whole when it has ended; the last line of an ended run is taken as it is.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _BLOCK = 1 << 16
 
 
 def tail(paths: Sequence[str], n: int) -> list[str]:
-    """The last ``n`` lines over all files, without line ends; reads no more than it needs."""
+    """Return the last ``n`` lines over all files, without line ends. Reads no more than needed."""
     lines: list[str] = []
     for path in reversed(paths):
         if len(lines) >= n:
@@ -58,7 +58,7 @@ class TimedLine:
 
 
 def timed_lines(paths: Sequence[str], since: float = 0.0) -> Iterator[TimedLine]:
-    """Every line of the files (oldest file first) that was written at ``since`` or later, within a second."""
+    """Yield every line of the files (oldest file first) that was written at ``since`` or later, to within a second."""
     for path in paths:
         times, offsets = log_times(path)
         try:
@@ -76,7 +76,7 @@ def timed_lines(paths: Sequence[str], since: float = 0.0) -> Iterator[TimedLine]
 
 
 def log_times(path: str) -> tuple[list[float], list[int]]:
-    """The times of the marks of a log, and the offsets at which its output of each began."""
+    """Return the times of a log's marks, and the offset at which the output after each began."""
     try:
         with open(path + TIMES, "rb") as file:
             pairs = [line.split() for line in file.read().splitlines()]
@@ -86,7 +86,8 @@ def log_times(path: str) -> tuple[list[float], list[int]]:
 
 
 def _offset_at(times: Sequence[float], offsets: Sequence[int], since: float, size: int) -> int:
-    """The offset at which the output of ``since`` begins. Output after an entry was written within a step of it."""
+    """Return the offset at which the output of ``since`` begins. Output after an entry was written within one step of
+    it."""
     if not times:
         return 0
     index = bisect.bisect_right(times, since - TIMES_STEP_S)
@@ -94,11 +95,11 @@ def _offset_at(times: Sequence[float], offsets: Sequence[int], since: float, siz
 
 
 class LogFollower:
-    """New whole lines of one run's log, each call of ``poll``; a rotation in between loses nothing. ``log_paths`` is
-    asked each time: its files oldest first, the one being written last.
+    """Yields new whole lines of one run's log at each call of ``poll``, losing nothing in rotations. ``log_paths`` is
+    called each time and returns the log's files, oldest first.
 
-    Starts at the end, or at the beginning of the current file when ``from_start``. The file being read is held
-    open: after a rotation the rest of it is read before the new one is opened.
+    Starts at the end, or with ``from_start`` at the beginning of the current file. The file being read is held open:
+    after a rotation, the rest of it is read before the new one is opened.
     """
 
     def __init__(self, log_paths: Callable[[], Sequence[str]], *, from_start: bool = False) -> None:
@@ -138,7 +139,8 @@ class LogFollower:
         return b"".join(parts)
 
     def _newer_files(self) -> list[str]:
-        """Files begun after the one being read, oldest first: several when it was rotated more than once."""
+        """Return the files begun after the one being read, oldest first: several if the log was rotated more than
+        once."""
         paths = self._log_paths()
         if self._fd < 0:
             return list(paths[-1:])
@@ -163,7 +165,7 @@ class Place(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Place:
-        """Raises ValueError."""
+        """Raise ValueError."""
         inode, offset = (int(part, 16) for part in text.split("."))
         if not 0 <= min(inode, offset) <= max(inode, offset) < 1 << 63:
             raise ValueError(f"{text[:40]} is no place in a file")
@@ -171,8 +173,8 @@ class Place(NamedTuple):
 
 
 class PlacedLine(NamedTuple):
-    """``at``: seconds since the epoch, 0.0 when not known. ``end``: the offset behind it. ``cut``: the characters that
-    are left out at its end."""
+    """A line. ``at``: seconds since the epoch, 0.0 if unknown. ``end``: the offset after it. ``cut``: the number of
+    characters left out at its end."""
 
     at: float
     text: str
@@ -186,14 +188,14 @@ class PlacedLine(NamedTuple):
 
 
 class Older(NamedTuple):
-    """``lines`` oldest first. ``start``: where to go on; None at the beginning of what is kept."""
+    """``lines`` oldest first. ``start``: where to continue; None at the beginning of what is kept."""
 
     lines: list[PlacedLine]
     start: Place | None
 
 
 class Newer(NamedTuple):
-    """``end``: where to go on; None without a file. ``more``: there are lines that were not read."""
+    """``end``: where to continue; None without a file. ``more``: there are lines that were not read."""
 
     lines: list[PlacedLine]
     end: Place | None
@@ -204,14 +206,15 @@ Matches = Callable[[PlacedLine], bool]
 
 
 def level_of(text: str) -> str:
-    """``error``, ``warning`` or ``info``: what the line itself states."""
+    """Return ``error``, ``warning`` or ``info``, as the line itself states."""
     if TRACEBACK in text or ERROR_LINE.match(text):
         return "error"
     return "warning" if _WARNING.search(text) else "info"
 
 
 def end_of(paths: Sequence[str], *, ended: bool) -> Place | None:
-    """The end of the last line; of a log that is being written, of the last whole one. None without a log."""
+    """Return the end of the last line; in a log that is being written, of the last whole line. Return None without a
+    log."""
     for path in reversed(paths):
         if (found := stat_of(path)) is None:
             continue
@@ -227,7 +230,7 @@ def end_of(paths: Sequence[str], *, ended: bool) -> Place | None:
 
 
 def lines_before(paths: Sequence[str], end: Place, count: int, matches: Matches, *, most_bytes: int) -> Older:
-    """The last ``count`` lines that match before ``end``, as far back as ``most_bytes``."""
+    """Return the last ``count`` matching lines before ``end``, from at most ``most_bytes``."""
     files = [(path, found.st_ino, found.st_size) for path in paths if (found := stat_of(path)) is not None]
     known = next((index for index, (_, inode, _) in enumerate(files) if inode == end.inode), None)
     if known is None:
@@ -252,7 +255,8 @@ def lines_before(paths: Sequence[str], end: Place, count: int, matches: Matches,
 
 
 def lines_after(paths: Sequence[str], start: Place | None, matches: Matches, *, most_bytes: int, ended: bool) -> Newer:
-    """The lines that match after ``start`` (None, or rotated away: the oldest that is kept), up to ``most_bytes``."""
+    """Return the matching lines after ``start``, from at most ``most_bytes``. If ``start`` is None or was rotated away,
+    begin with the oldest line kept."""
     files = [(path, found.st_ino, found.st_size) for path in paths if (found := stat_of(path)) is not None]
     inodes = [inode for _, inode, _ in files]
     first = inodes.index(start.inode) if start is not None and start.inode in inodes else 0
@@ -264,7 +268,8 @@ def lines_after(paths: Sequence[str], start: Place | None, matches: Matches, *, 
         limited = len(data) < size - offset
         if limited or (path == paths[-1] and not ended):
             whole = data[: data.rfind(b"\n") + 1]
-            # A line that is longer than the whole window comes in pieces; one that began late in it waits for the next.
+            # A line longer than the whole window is returned in pieces; one that begins late in it waits for the next
+            # window.
             data = data if limited and not whole and most_bytes == window else whole
         lines += [line for line in _placed(path, inode, offset, data) if matches(line)]
         most_bytes -= len(data)
@@ -276,8 +281,8 @@ def lines_after(paths: Sequence[str], start: Place | None, matches: Matches, *, 
 
 
 def _block_before(path: str, position: int) -> tuple[int, bytes]:
-    """The beginning of a block of whole lines that ends at ``position``, and its bytes. A line longer than a block is
-    taken whole."""
+    """Return the beginning of a block of whole lines that ends at ``position``, and its bytes. A line longer than a
+    block is read whole."""
     size = _BLOCK
     while True:
         start = max(0, position - size)
@@ -291,7 +296,7 @@ def _block_before(path: str, position: int) -> tuple[int, bytes]:
 
 
 def _placed(path: str, inode: int, start: int, data: bytes) -> list[PlacedLine]:
-    """The lines of a block. They end at ``\\n`` alone: the carriage returns of a progress bar stay in its line."""
+    """Return the lines of a block. Only ``\n`` ends a line: the carriage returns of a progress bar stay in its line."""
     times, offsets = log_times(path)
     lines, offset = [], start
     for raw in io.BytesIO(data):

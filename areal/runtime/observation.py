@@ -1,7 +1,7 @@
-"""The state of a run, from its folder, /proc, and the scheduler where there is one.
+"""The state of a run, from its folder, /proc, and the scheduler if there is one.
 
-Observation never raises, and says DEAD only on proof. The shim writes ``exit.json`` before it dies, so its life is
-checked first and the exit record after: a run found dead without one truly has none.
+Observation never raises, and reports DEAD only on proof. The shim writes ``exit.json`` before it dies, so its life is
+checked first and the exit record afterwards: a run found dead without an exit record truly has none.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SETTLE_STEP_S = 0.004
 
 
 def observe_run(store: RunStore, uid: str) -> RunState | None:
-    """The run's state; None when there is no such run."""
+    """Return the run's state, or None if there is no such run."""
     folder = f"{store.root}/{uid}"
     try:
         intent = read_intent(folder)
@@ -62,18 +62,18 @@ def observe_run(store: RunStore, uid: str) -> RunState | None:
 
 
 def _brief(error: Exception) -> str:
-    """The error without the bytes of the file."""
+    """Return the error without the bytes of the file."""
     return "it is not UTF-8" if isinstance(error, UnicodeError) else repr(error)
 
 
 def read_identity(folder: str) -> ProcessIdentity | None:
-    """The shim's; raises ValueError, KeyError or TypeError on a damaged record."""
+    """Return the shim's identity. Raises ValueError, KeyError or TypeError for a damaged record."""
     record = records.read_object(folder, records.ID)
     return None if record is None else ProcessIdentity.from_record(record)
 
 
 def repair_run(store: RunStore, uid: str) -> None:
-    """Write the lost identity of a living supervisor, and its component's configuration, again. Raises OSError."""
+    """Rewrite the lost identity of a living supervisor, and its component's configuration. Raises OSError."""
     folder = store.folder(uid)
     identity, lost = supervisor_of(store, uid)
     if identity is not None and lost:
@@ -84,8 +84,8 @@ def repair_run(store: RunStore, uid: str) -> None:
 
 
 def _config_damage(folder: str, intent: Mapping[str, Any]) -> str:
-    """Why the component's next start could not read its configuration; "" if it can. The component itself may have
-    written other values: settings that were changed while it ran."""
+    """Return why the component's next start could not read its configuration; "" if it can. Values may differ: the
+    component itself writes settings that were changed while it ran."""
     try:
         found = records.read_object(folder, records.CONFIG)
     except DAMAGED:
@@ -95,19 +95,21 @@ def _config_damage(folder: str, intent: Mapping[str, Any]) -> str:
 
 
 def supervisor_of(store: RunStore, uid: str) -> tuple[ProcessIdentity | None, bool]:
-    """The shim's identity, and whether its record is lost: it is then read from the living process."""
+    """Return the shim's identity, and whether its record is lost, in which case the identity is read from the living
+    process."""
     folder = store.folder(uid)
     try:
         identity = read_identity(folder)
         if identity is not None or not store.is_held(uid) or not os.path.exists(f"{folder}/{records.CHILD}"):
-            return identity, False  # it did not start, or has yet to
+            return identity, False  # it failed to start, or has not started yet
     except DAMAGED:
         pass
     return find_shim(folder), True
 
 
 def find_shim(run_dir: str) -> ProcessIdentity | None:
-    """The living supervisor of a run folder, found without its record: the session leader started with the folder.
+    """Return the living supervisor of a run folder, found without its record: the session leader started with the
+    folder.
 
     Shims never rename themselves, and only a shim leads a session with that folder in its first environment.
     """
@@ -145,7 +147,7 @@ def _dead(folder: str, spec: RunSpec, identity: ProcessIdentity) -> RunState:
 
 
 def _living(folder: str, spec: RunSpec, identity: ProcessIdentity) -> RunState:
-    """The shim lives. A component that has just died is given a moment to be noticed by it."""
+    """Return the state of a run whose shim lives. If the component has just died, give the shim a moment to notice."""
     child = records.read_object(folder, records.CHILD)
     for _ in range(_SETTLE_TRIES):
         if child is None or child["state"] != "running" or _living_child(child) is not None:
@@ -164,7 +166,7 @@ def _living(folder: str, spec: RunSpec, identity: ProcessIdentity) -> RunState:
 def _of_child(
     folder: str, spec: RunSpec, identity: ProcessIdentity, child: Mapping[str, Any], *, runs: bool, halted: bool
 ) -> RunState:
-    """The state of a run whose supervisor lives and has started the component."""
+    """Return the state of a run whose supervisor lives and has started the component."""
     restarts, last_exit = int(child["restarts"]), last_exit_from_record(child["last_exit"])
     if runs:
         pid, started_at = int(child["pid"]), float(child["started_at"])
@@ -177,7 +179,7 @@ def _of_child(
 
 
 def _living_child(child: Mapping[str, Any]) -> procfs.Stat | None:
-    """The stat of the recorded child; None when the child is gone."""
+    """Return the stat of the recorded child, or None if it is gone."""
     stat = procfs.read_stat(int(child["pid"]))
     return stat if stat is not None and stat.alive and stat.start_ticks == int(child["start_ticks"]) else None
 
@@ -190,8 +192,8 @@ def _backoff_reason(child: Mapping[str, Any], last_exit: LastExit | None) -> str
 
 
 def observe_job(store: RunStore, uid: str, job: Job | None) -> RunState | None:
-    """The state of a run of another machine: its records, and the scheduler's word in place of /proc. ``job`` None: the
-    scheduler does not know it. None when there is no such run."""
+    """Return the state of a run on another machine, from its records and the scheduler's information instead of /proc.
+    ``job`` None: the scheduler does not know it. Return None if there is no such run."""
     folder = f"{store.root}/{uid}"
     try:
         intent = read_intent(folder)

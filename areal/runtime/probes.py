@@ -34,7 +34,7 @@ class ProbeFailed(Exception):
 
 
 class NoAnswer(ProbeFailed):
-    """The deadline passed: the process may still be alive."""
+    """The deadline passed; the process may still be alive."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class ProbeResponse:
     body: bytes  # at most ``most_bytes`` of it
 
     def json(self) -> dict[str, Any]:
-        """The JSON object of the body; {} where it holds none."""
+        """Return the JSON object in the body; {} if there is none."""
 
         try:
             found = parse_json(self.body)
@@ -59,7 +59,7 @@ class ProbeResponse:
 
 
 def http_get(url: str, timeout_s: float, headers: Mapping[str, str] | None = None) -> ProbeResponse:
-    """GET ``url``. A peer that sends a byte now and then cannot hold us: the deadline is for all of it."""
+    """Get ``url``. The deadline covers the whole exchange, so that a peer that trickles bytes cannot block us."""
     (answer,) = http_get_all([ProbeRequest(url, headers or {})], timeout_s)
     if isinstance(answer, ProbeFailed):
         raise answer
@@ -69,9 +69,9 @@ def http_get(url: str, timeout_s: float, headers: Mapping[str, str] | None = Non
 def http_get_all(
     requests: Sequence[ProbeRequest], timeout_s: float, *, most_bytes: int = MOST_BYTES
 ) -> list[ProbeResponse | ProbeFailed]:
-    """The answers, in order, each within ``timeout_s`` of when it was asked for, this process's own work left out. No
-    more are asked at once than it may open files, or ``_AT_ONCE``. Where none has answered for two timeouts, those that
-    were not asked yet are taken as silent too."""
+    """Return the answers, in order, each within ``timeout_s`` of its request; the time that this process itself needs
+    does not count. At most ``_AT_ONCE`` requests run at once, fewer if the limit on open files is low. If none has
+    answered for two timeouts, the requests not yet sent count as silent, too."""
     if not requests:
         return []
     import selectors
@@ -123,13 +123,13 @@ def _result(exchange: HttpExchange, timeout_s: float) -> ProbeResponse | ProbeFa
     return ProbeFailed(failure) if failure else NoAnswer(f"{exchange.url}: no answer within {timeout_s:g} s")
 
 
-# Ready means: the run's own component lives, a process of its session owns the port, and its probe answers 200. The
-# answer of another process on the same port does not count. A component that dies while it starts fails the wait
-# immediately, with the first exception and the last lines of its log.
+# Ready means: the run's own component lives, a process of its session owns the port, and its probe answers 200. An
+# answer of another process on the same port does not count. A component that dies while it starts fails the wait at
+# once, with its first exception and the last lines of its log.
 
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 0.5
-_PAUSE_SHARE = 0.03  # of the time waited so far: a start of seconds is noticed at once, one of minutes costs little
+_PAUSE_SHARE = 0.03  # of the time waited so far: a short start is noticed at once, and a long one costs little
 _PROBE_TIMEOUT_S = 5.0
 _QUOTED_LINES = 20
 
@@ -146,11 +146,11 @@ def wait_ready(
     accept: Callable[[ProbeResponse], bool] = lambda response: response.status == 200,
     beside: str = "",
 ) -> RunState:
-    """The run's state once it is ready. ``on_wait`` is called between tries with the seconds waited so far;
-    ``accept`` judges an answer of the probe. ``beside``: a run that this one waits for.
+    """Return the run's state once it is ready. ``on_wait`` is called between tries with the seconds waited so far;
+    ``accept`` decides whether a probe's answer is good. ``beside``: a run that this one waits for.
 
-    Raises TargetFailed when one of the two died since the wait began, TimedOut at the deadline, KeyboardInterrupt once
-    ``interrupted`` is set.
+    Raises TargetFailed if either of the two has died since the wait began, TimedOut at the deadline, KeyboardInterrupt
+    once ``interrupted`` is set.
     """
     began = time.monotonic()
     interrupted = interrupted or threading.Event()
@@ -178,13 +178,13 @@ def wait_ready(
 
 
 def halted_note(state: RunState) -> str:
-    """The note for a process that a signal or its scheduler has stopped, or ""."""
+    """Return a note about a process that a signal or its scheduler has stopped, or ""."""
     held = state.reason or f"pid {state.pid} is stopped by a signal (kill -CONT {state.pid})"
     return f"; {held}" if state.halted else ""
 
 
 def failure(backend: RunControl, state: RunState) -> TargetFailed:
-    """The error for a run that died: its end, its first exception, its last lines."""
+    """Return the error for a run that died, with its end, its first exception and its last lines."""
     from areal.runtime import causes
 
     ended, paths = state.death or str(state.phase), backend.log_paths(state.spec.uid)
@@ -222,7 +222,7 @@ def _obstacle(
     timeout_s: float,
     accept: Callable[[ProbeResponse], bool],
 ) -> str:
-    """The reason that the run is not ready yet; empty when it is."""
+    """Return why the run is not ready yet; "" if it is."""
     if state.phase is not Phase.RUNNING or state.shim_pid is None:
         return state.reason or f"it is {state.phase}"
     if state.spec.url is None:
@@ -238,8 +238,8 @@ def _obstacle(
 
 
 def _impostor(state: RunState, response: ProbeResponse) -> str:
-    """Whether somebody else answered: another listener, or the predecessor that shares the port. Nothing of another
-    machine's processes can be seen from here."""
+    """Return a message if another process answered: another listener, or a predecessor that shares the port. Processes
+    of other machines cannot be checked."""
     from areal.runtime.leases import port_owner, session_listens
 
     assert state.shim_pid is not None and state.spec.url is not None

@@ -1,11 +1,11 @@
-"""Processes as /proc shows them, and the end of every process of a run.
+"""Processes as /proc shows them, and ending every process of a run.
 
-A process is known by ``(pid, start_ticks)``: field 22 of ``/proc/PID/stat`` is its start in clock ticks since boot,
-which neither a renamed process nor a stepped clock can change; psutil gives neither that nor the session.
+A process is identified by ``(pid, start_ticks)``: field 22 of ``/proc/PID/stat`` is its start in clock ticks since
+boot, which neither a renamed process nor a changed clock affects. psutil provides neither that nor the session.
 
 Engines fork workers that survive them and rename themselves. A run's processes are the members of its shim's session,
-and those that carry the run's unique id in the environment they were started with (they left the session by
-``setsid``). Each one is held by a pidfd, frozen so that it cannot fork past us, and only then killed.
+and those with the run's unique id in their initial environment (they left the session by ``setsid``). Each one is held
+by a pidfd, stopped so that it cannot fork, and only then killed.
 
 The shim imports this module: no ``dataclasses`` and no ``typing``, which would double its start-up time.
 """
@@ -43,7 +43,7 @@ class Stat:
 
 
 def read_bytes(path: str) -> bytes:
-    """The whole of a small file, with three system calls: an observation reads thousands of them."""
+    """Return the contents of a small file with three system calls: an observation reads thousands of files."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         data = os.read(fd, 65536)
@@ -58,8 +58,8 @@ def read_bytes(path: str) -> bytes:
 
 
 def read_stat(pid: int) -> Stat | None:
-    """The process's stat; None when no such process exists. The command name may hold spaces and brackets: split after
-    the last one."""
+    """Return the process's stat, or None if there is no such process. The command name may contain spaces and
+    parentheses, so the line is split after the last ")"."""
     try:
         data = read_bytes(f"/proc/{pid}/stat")
     except (FileNotFoundError, ProcessLookupError):
@@ -71,12 +71,12 @@ def read_stat(pid: int) -> Stat | None:
 
 
 def pids() -> list[int]:
-    """Newest first, as far as numbers tell: they are the likeliest to be gone before they are looked at."""
+    """Return all pids, highest first: those are likely the newest, and the most likely to be gone soon."""
     return sorted((int(name) for name in os.listdir("/proc") if name.isdigit()), reverse=True)
 
 
 def processes() -> Iterator[Stat]:
-    """Every process that can be seen and is not a zombie."""
+    """Yield every visible process that is not a zombie."""
     for pid in pids():
         stat = read_stat(pid)
         if stat is not None and stat.alive:
@@ -84,7 +84,7 @@ def processes() -> Iterator[Stat]:
 
 
 def environment(pid: int) -> dict[str, str]:
-    """The environment the process was started with; empty when it may not be read or was overwritten.
+    """Return the initial environment of the process; empty if it may not be read or was overwritten.
 
     Absence proves nothing (``setproctitle`` wipes it); presence of a run's unique id does.
     """
@@ -97,7 +97,7 @@ def environment(pid: int) -> dict[str, str]:
 
 
 def command_line(pid: int) -> str:
-    """The command for a human, never for a decision; the short name when the arguments cannot be read."""
+    """Return the command for display, never for a decision; the short name if the arguments cannot be read."""
     try:
         text = read_bytes(f"/proc/{pid}/cmdline").replace(b"\0", b" ").decode("utf-8", "replace").strip()
     except OSError:
@@ -116,9 +116,9 @@ def owner_uid(pid: int) -> int | None:
 
 
 def autogroup(pid: int) -> str:
-    """The kernel's scheduling group: a number given once to each session and never again until reboot.
+    """Return the kernel's scheduling group: a number given once to each session and never again until reboot.
 
-    Empty where the kernel has no autogroups. Two sessions that carried the same recycled number differ in it.
+    Empty if the kernel has no autogroups. Two sessions with the same recycled number have different groups.
     """
     try:
         return read_bytes(f"/proc/{pid}/autogroup").split(b" ")[0].decode()
@@ -133,7 +133,7 @@ def boot_id() -> str:
 
 @cache
 def machine_id() -> str:
-    """``/etc/machine-id``; images without one fall back to the host name, which is at least local."""
+    """Return ``/etc/machine-id``, or the host name in images without one, which is at least local."""
     for path in ("/etc/machine-id", "/var/lib/dbus/machine-id"):
         try:
             text = read_bytes(path).decode("ascii", "replace").strip()
@@ -150,7 +150,7 @@ def pid_namespace() -> str:
 
 
 def identity_fields(pid: int) -> dict[str, str | int]:
-    """The identity tuple of a live process as it is stored; raises ProcessLookupError when there is none."""
+    """Return the identity of a live process as it is stored. Raises ProcessLookupError if there is none."""
     stat = read_stat(pid)
     if stat is None:
         raise ProcessLookupError(pid)
@@ -168,13 +168,13 @@ def identity_fields(pid: int) -> dict[str, str | int]:
 RUN_DIR_VARIABLE = "AREAL_RUN_DIR"
 RUN_UID_VARIABLE = "AREAL_RUN_UID"
 NO_SESSION = -1
-_UNSTEADY_SCANS = 16  # a busy machine may never hold still: then that many must do
+_UNSTEADY_SCANS = 16  # a busy machine may never be steady: this many scans must then suffice
 
 
 def open_verified(pid: int, start_ticks: int) -> int | None:
-    """A pidfd of exactly that process, or None when it is gone or its number was given to another.
+    """Return a pidfd of exactly that process, or None if it is gone or another process has its number.
 
-    The ticks are read again after the descriptor was opened: from then on it can mean no other process.
+    The ticks are read again after opening the descriptor, which from then on can refer to no other process.
     """
     try:
         fd = os.pidfd_open(pid)
@@ -206,7 +206,7 @@ def wait_gone(fds: list[int], timeout_s: float) -> bool:
 
 
 def run_members(sid: int, run_dir: str, exclude: frozenset[int]) -> Callable[[Stat], bool]:
-    """Tells whether a process belongs to a run: by session, or by the run's folder in its first environment."""
+    """Return a predicate for the processes of a run: by session, or by the run's folder in the initial environment."""
 
     def belongs(stat: Stat) -> bool:
         if stat.pid in exclude or stat.pid == 1:
@@ -219,7 +219,7 @@ def run_members(sid: int, run_dir: str, exclude: frozenset[int]) -> Callable[[St
 
 
 def sweep(belongs: Callable[[Stat], bool], timeout_s: float = 10.0) -> tuple[list[int], list[int]]:
-    """Kill every process that ``belongs``. Returns the pids killed, and those still there at the deadline."""
+    """Kill every process that ``belongs``. Return the killed pids, and those still there at the deadline."""
     deadline = time.monotonic() + timeout_s
     killed: list[int] = []
     while True:
@@ -239,12 +239,12 @@ def sweep(belongs: Callable[[Stat], bool], timeout_s: float = 10.0) -> tuple[lis
 
 
 def _freeze(belongs: Callable[[Stat], bool]) -> tuple[dict[int, int], list[int]]:
-    """Stop members until a scan finds no new one; returns pidfds by pid, and the pids we may not signal.
+    """Stop members until a scan finds no new one. Return pidfds by pid, and the pids that may not be signalled.
 
-    A process that forks and leaves during a scan is in neither its old place nor, yet, in its new one: only a scan
-    in which no process vanished and no member has become a zombie since the last proves that the session is empty. A
-    scan passes over strangers that two earlier ones have seen, who bear no members (one is not enough: for an instant
-    of its exec a member has no environment): so it is soon done, and few vanish before it.
+    A process that forks and leaves during a scan may be missed in both its old and its new place. The session is proved
+    empty only by a scan during which no process vanished and no member became a zombie. Scans skip strangers that two
+    earlier scans have seen, since strangers do not create members (one scan is not enough: during exec, a member
+    briefly has no environment). This makes scans short, so that few processes vanish during one.
     """
     held: dict[int, int] = {}
     refused: list[int] = []
@@ -281,7 +281,7 @@ def _freeze(belongs: Callable[[Stat], bool]) -> tuple[dict[int, int], list[int]]
 
 
 def _hold(stat: Stat, refused: list[int]) -> int | None:
-    """A pidfd of the process, now stopped; None when it is gone or may not be signalled."""
+    """Return a pidfd of the process, which is now stopped; None if it is gone or may not be signalled."""
     fd = open_verified(stat.pid, stat.start_ticks)
     if fd is None:
         return None

@@ -46,15 +46,15 @@ SHIM_LOG = "shim.log"
 
 
 def write_json(folder: str, name: str, value: object, *, durable: bool = True) -> None:
-    """Replace ``folder/name`` in one step. ``durable`` survives a power cut; what only describes a live process
-    need not: after a reboot the boot id says that it is dead."""
+    """Replace ``folder/name`` in one step. ``durable`` writes survive a power cut; records that only describe a live
+    process need not, since after a reboot the boot id shows that it is dead."""
     data = json.dumps(value, separators=(",", ":")).encode()
     replace_file(f"{folder}/{name}", data, mode=0o600, durable=durable)
 
 
 def read_object(folder: str, name: str) -> dict[str, Any] | None:
-    """The file's JSON object; None when there is no such file. Raises ValueError when it holds no JSON object, OSError
-    when it cannot be read."""
+    """Return the file's JSON object; None when there is no such file. Raises ValueError when it holds no JSON object,
+    OSError when it cannot be read."""
     try:
         value = parse_json(read_bytes(f"{folder}/{name}"))
     except FileNotFoundError:

@@ -51,7 +51,7 @@ def check_uid(uid: str) -> str:
 
 
 def spec_to_record(spec: RunSpec) -> dict[str, Any]:
-    """All of the spec but the secrets."""
+    """Return all of the spec but the secrets."""
     record = asdict(spec)
     del record["secret_env"]
     return record
@@ -75,8 +75,8 @@ def spec_from_record(record: Mapping[str, Any]) -> RunSpec:
 
 
 def placed(spec: RunSpec, address: str) -> RunSpec:
-    """The spec of a run whose node has been found: ``NODE_HOST`` is ``address`` in its argv, environment, configuration
-    and URLs."""
+    """Return the spec of a run whose node has been found: ``NODE_HOST`` is ``address`` in its argv, environment,
+    configuration and URLs."""
     host = f"[{address}]" if ":" in address else address
 
     def put(value: Any) -> Any:
@@ -97,13 +97,13 @@ def placed(spec: RunSpec, address: str) -> RunSpec:
 
 
 def is_placed(spec: RunSpec) -> bool:
-    """Whether its address, where it has one, can be called."""
+    """Return whether its address, where it has one, can be called."""
     return spec.url is None or NODE_HOST not in spec.url
 
 
 def read_intent(folder: str) -> tuple[dict[str, Any], RunSpec] | None:
-    """The record and its spec; from the copy where the first is damaged or gone; None when there is neither. Raises
-    what reading a damaged one raises, where no copy is whole."""
+    """Return the record and its spec; from the copy where the first is damaged or gone; None when there is neither.
+    Raises what reading a damaged one raises, where no copy is whole."""
     damage: Exception | None = None
     for name in (records.INTENT, records.INTENT_COPY):
         try:
@@ -118,13 +118,14 @@ def read_intent(folder: str) -> tuple[dict[str, Any], RunSpec] | None:
 
 
 def folder_identity(path: str, folder: str) -> dict[str, Any]:
-    """The entries of a record that ``is_copy`` reads. ``folder`` is at ``path``, or will be moved there."""
+    """Return the entries of a record that ``is_copy`` reads. ``folder`` is at ``path``, or will be moved there."""
     return {"folder": path, "inode": os.stat(folder).st_ino}
 
 
 def is_copy(folder: str, record: Mapping[str, Any]) -> bool:
-    """Whether the record was made in another folder that is still there, so that ``folder`` was copied from it and not
-    moved. A run's processes are those of the original, never of a copy. An earlier version recorded no folder."""
+    """Return whether the record was made in another folder that is still there, so that ``folder`` was copied from
+    it and not moved. A run's processes are those of the original, never of a copy. An earlier version recorded no
+    folder."""
     path = record.get("folder", folder)
     if path == folder:
         return False
@@ -138,7 +139,7 @@ def is_copy(folder: str, record: Mapping[str, Any]) -> bool:
 
 
 def copy_reason(folder: str, original: str) -> str:
-    """The reason that a copied run is neither seen nor touched, with the next step."""
+    """Return the reason that a copied run is neither seen nor touched, with the next step."""
     return f"its processes belong to {original}, and this is a copy: use that home, or remove {folder} to start it here"
 
 
@@ -163,7 +164,7 @@ def record_end(
 
 
 def _locked_folder(supervisor_pid: int) -> str:
-    """The run's folder whose lock the supervisor holds, where it is now; "" where that cannot be seen."""
+    """Return the run's folder whose lock the supervisor holds, where it is now; "" where that cannot be seen."""
     with contextlib.suppress(OSError):
         for name in os.listdir(f"/proc/{supervisor_pid}/fd"):
             with contextlib.suppress(OSError):
@@ -198,8 +199,8 @@ class RunStore:
             raise ArealError(f"cannot read {self.root}: {error.strerror}", hint="choose your own folder with --home")
 
     def with_config(self, spec: RunSpec) -> RunSpec:
-        """The spec whose command gets the file of its configuration. It starts in its working folder, else in the run's
-        own, which stays as long as the run."""
+        """Return the spec whose command gets the file of its configuration. It starts in its working folder, else in
+        the run's own, which stays as long as the run."""
         argv = (*spec.argv, "--config", f"{self.folder(spec.uid)}/{records.CONFIG}") if spec.config else spec.argv
         return replace(spec, argv=argv, cwd=spec.cwd or self.folder(spec.uid))
 
@@ -266,8 +267,8 @@ class RunStore:
         return spec
 
     def started_in(self, uid: str) -> tuple[str, bool]:
-        """The folder that the run was started in, and whether this one is a copy of it. A folder that was moved is not,
-        and its processes still have the former path. This folder where the record is lost."""
+        """Return the folder that the run was started in, and whether this one is a copy of it. A folder that was moved
+        is not, and its processes still have the former path. This folder where the record is lost."""
         folder = self.folder(uid)
         with contextlib.suppress(*DAMAGED):
             if (found := read_intent(folder)) is not None:
@@ -275,8 +276,9 @@ class RunStore:
         return folder, False
 
     def original_of(self, uid: str, supervisor: ProcessIdentity) -> str:
-        """The run's folder that its living supervisor belongs to; "" where that is the one here. A supervisor holds the
-        lock of its own folder, wherever that was moved, and never that of a copy. One that exits holds none."""
+        """Return the run's folder that its living supervisor belongs to; "" where that is the one here. A supervisor
+        holds the lock of its own folder, wherever that was moved, and never that of a copy. One that exits holds
+        none."""
         started_in, is_copied = self.started_in(uid)
         if is_copied:
             return started_in
@@ -306,7 +308,7 @@ class RunStore:
         _remove_tree(hidden)
 
     def is_held(self, uid: str) -> bool:
-        """Whether a shim, or a caller about to start one, holds the run's life lock."""
+        """Return whether a shim, or a caller about to start one, holds the run's life lock."""
         try:
             fd = os.open(f"{self.folder(uid)}/{records.LIFE_LOCK}", os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -317,7 +319,7 @@ class RunStore:
             os.close(fd)
 
     def is_provably_over(self, uid: str, identity: ProcessIdentity) -> bool:
-        """Whether a run of another pid namespace has ended: on the same kernel, with its life lock free."""
+        """Return whether a run of another pid namespace has ended: on the same kernel, with its life lock free."""
         return same_boot(identity) and not self.is_held(uid)
 
     def leftovers(self) -> list[str]:
@@ -333,7 +335,7 @@ class RunStore:
         return sorted(found)
 
     def stage(self, uid: str) -> Stage | None:
-        """The component's own words, or None; whatever it wrote, reading it never fails."""
+        """Return the component's own words, or None; whatever it wrote, reading it never fails."""
         record = stage_record(self.folder(uid))
         if record is None or not isinstance(record.get("stage"), str):
             return None

@@ -21,7 +21,7 @@ TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", 
 
 
 def string_of(item: Mapping[str, object], name: str, where: str) -> str:
-    """A field of an item at ``where``. Raises 400 unless it is a string."""
+    """Return a field of an item at ``where``. Raises 400 unless it is a string."""
     value = item.get(name)
     if not isinstance(value, str):
         raise bad_field(f"{where}.{name}", "must be a string")
@@ -29,7 +29,7 @@ def string_of(item: Mapping[str, object], name: str, where: str) -> str:
 
 
 def joined_text(content: object, where: str, between: str, kinds: Collection[str] = TEXT_PARTS) -> str:
-    """The text of a content at ``where``: a string, or parts of these kinds, joined. Raises 400."""
+    """Return the text of a content at ``where``: a string, or parts of these kinds, joined. Raises 400."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -83,7 +83,7 @@ Piece = Content | Reasoning | CallStart | CallArguments | CallEnd
 
 
 def joined(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
-    """The same in as few pieces as can be."""
+    """Return the same in as few pieces as can be."""
     out: list[Piece] = []
     for piece in pieces:
         match out[-1] if out else None, piece:
@@ -145,7 +145,7 @@ def sse_event(kind: str, data: Mapping[str, object]) -> bytes:
 
 
 def assistant_message(reply: Reply) -> dict[str, Any]:
-    """The reply as the message with which clients send it back."""
+    """Return the reply as the message with which clients send it back."""
     message: dict[str, Any] = {"role": "assistant", "content": reply.content, "refusal": None}
     if reply.reasoning:
         message["reasoning_content"] = reply.reasoning
@@ -191,7 +191,7 @@ class CallForm:
 
 
 def _text_item(kind: str, status: str, text: str, item_id: str) -> dict[str, Any]:
-    """A message or reasoning, with its one part."""
+    """Return a message or reasoning, with its one part."""
     item = {"id": item_id, "type": kind, "status": status}
     if kind == "message":
         part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
@@ -309,7 +309,7 @@ class ResponsesWriter:
         return {"item_id": self._open["id"], "output_index": len(self._items)}
 
     def _in(self, kind: str) -> bytes:
-        """Makes sure that an item of this kind is open, with its one part."""
+        """Make sure that an item of this kind is open, with its one part."""
         if self._open is not None and self._open["type"] == kind:
             return b""
         done = self._done("completed")
@@ -328,7 +328,7 @@ class ResponsesWriter:
         return self._event(kind, **self._at(), delta=text, **more)
 
     def _done(self, status: str) -> bytes:
-        """The events that complete the open item, if one is open."""
+        """Return the events that complete the open item, if one is open."""
         item = self._open
         if item is None:
             return b""

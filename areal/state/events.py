@@ -51,7 +51,7 @@ class Event:
 
 
 def events_file(home: Home, ref: Ref) -> Path:
-    """The events of an object that is recorded."""
+    """Return the events of an object that is recorded."""
     return home.object_folder(ref) / "events.jsonl"
 
 
@@ -75,7 +75,7 @@ class EventLog:
             raise explain(error, path, "write") from error
 
     def read(self, ref: Ref | None = None, limit: int | None = None) -> list[Event]:
-        """The last ``limit`` events of an object, or of all, oldest first. Writes nothing."""
+        """Return the last ``limit`` events of an object, or of all, oldest first. Writes nothing."""
         if ref is None:
             folders = [self._home.objects / kind.lower() for kind in KINDS]
             paths = [self._stray, *(path for folder in folders for path in sorted(folder.glob("*/events.jsonl")))]
@@ -92,7 +92,8 @@ class EventLog:
 
 
 def load(path: Path) -> list[Event]:
-    """The events of one file, repetitions folded. Raises UnreadableFile when the file is there and cannot be read."""
+    """Return the events of one file, repetitions folded. Raises UnreadableFile when the file is there and cannot be
+    read."""
     try:
         raw = read_raw(path)
     except FileNotFoundError:
@@ -101,7 +102,7 @@ def load(path: Path) -> list[Event]:
 
 
 def fold(events: Iterable[Event]) -> list[Event]:
-    """Repetitions in a row as one event with their count. Pure."""
+    """Return the events with consecutive repetitions as one event with their count. Pure."""
     folded: list[Event] = []
     for event in events:
         last = folded[-1] if folded else None

@@ -105,16 +105,16 @@ _CAUSES = {
 }
 
 
-NEWER = "a newer areal wrote it"  # how the reason for such a file begins, which nothing here may change
+NEWER = "a newer areal wrote it"  # the beginning of the reason for a file that must not be changed here
 
 
 def remedy(reason: str) -> str:
-    """The next step for an object whose file is unreadable for ``reason``."""
+    """Return the next step for an object whose file is unreadable for ``reason``."""
     return "upgrade areal" if reason.startswith(NEWER) else "areal doctor --fix restores it from its newest revision"
 
 
 class UnreadableFile(ArealError):
-    """A file is there and cannot be used. ``damaged``: its content is wrong, so it may be quarantined and restored;
+    """A file exists but cannot be used. ``damaged``: its content is wrong, so it may be quarantined and restored;
     otherwise (permissions, I/O, a newer format) it must be left alone."""
 
     exit_code = InvalidManifest.exit_code
@@ -128,7 +128,7 @@ class UnreadableFile(ArealError):
 
 
 def explain(error: OSError, path: Path | str, doing: str) -> ArealError:
-    """An ``OSError`` as an error for a user: the attempt, its path, the cause, and the next step."""
+    """Return an ``OSError`` as an error for a user: the attempt, its path, the cause, and the next step."""
     cause, hint = _CAUSES.get(error.errno or 0, ((error.strerror or str(error)).lower(), "areal doctor"))
     return ArealError(f"cannot {doing} {path}: {cause}", hint=hint)
 
@@ -140,10 +140,10 @@ def write_atomic(path: Path, data: bytes | str, mode: int = 0o600) -> None:
 
 
 def write_together(files: Sequence[tuple[Path, bytes]], mode: int = 0o600) -> None:
-    """Replace each file by its content, all of them durable on return. Each is replaced whole or not at all; after a
-    failure (ArealError) or a crash any number of them is. Together, because a file system commits what was written
-    before a sync with it: the second sync costs a fraction of the first. Many files are made durable by a sync of
-    their whole file system, where it has one that reports failures."""
+    """Replace each file by its content, all of them durable on return. Each file is replaced whole or not at all; after
+    a failure (ArealError) or a crash, any number of them have been replaced. Writing them together is faster, because a
+    sync also commits what was written before it. Many files are made durable by a sync of their whole file system, if
+    that reports failures."""
     crash_point("write-before")
     temps: list[tuple[Path, Path]] = []
     path = files[0][0]
@@ -183,7 +183,8 @@ _REPORTS_FAILURES = (5, 8)  # the Linux since which syncfs(2) does
 
 
 def _whole_sync(folder: Path) -> Callable[[Iterable[Path]], None] | None:
-    """What syncs the file systems of folders as a whole; None where ``fsync`` of each file is what counts."""
+    """Return a function that syncs the file systems of folders as a whole, or None if each file needs its own
+    ``fsync``."""
     import ctypes
     import platform
 
@@ -211,7 +212,7 @@ def _whole_sync(folder: Path) -> Callable[[Iterable[Path]], None] | None:
 
 
 def make_folder(path: Path, *, sync: bool = True) -> None:
-    """``mkdir -p`` with mode 0700, each new entry made durable. Raises OSError."""
+    """Create a folder and its parents with mode 0700, each new entry made durable. Raises OSError."""
     if path.is_dir():
         return
     if not path.parent.is_dir():
@@ -225,7 +226,8 @@ def make_folder(path: Path, *, sync: bool = True) -> None:
 
 
 def names_in(folder: Path | str) -> list[str]:
-    """The names in a folder, sorted; none when there is no such folder. Raises ArealError when it cannot be listed."""
+    """Return the names in a folder, sorted; none when there is no such folder. Raises ArealError when it cannot be
+    listed."""
     try:
         with os.scandir(folder) as entries:
             return sorted(entry.name for entry in entries)
@@ -242,7 +244,7 @@ def seal(body: Any) -> bytes:
 
 
 def unseal(raw: bytes) -> Any:
-    """The body of a sealed document. Raises ValueError naming the damage."""
+    """Return the body of a sealed document. Raises ValueError naming the damage."""
     if not raw.strip(b"\0\n\t "):
         raise ValueError("it is empty")
     if not raw.startswith(_HEAD) or raw[_DIGEST_END:_BODY] != _JOINT:
@@ -256,7 +258,8 @@ def unseal(raw: bytes) -> Any:
 
 
 def read_raw(path: Path | str) -> bytes:
-    """All bytes of a file. Raises FileNotFoundError when there is none, UnreadableFile when it cannot be read."""
+    """Return all bytes of a file. Raises FileNotFoundError when there is none, UnreadableFile when it cannot be
+    read."""
     try:
         with open(path, "rb", buffering=0) as file:
             return file.readall()
@@ -268,7 +271,8 @@ def read_raw(path: Path | str) -> bytes:
 
 
 def read_json(path: Path | str) -> Any:
-    """The body of a sealed file. Raises FileNotFoundError if there is none, UnreadableFile if it cannot be trusted."""
+    """Return the body of a sealed file. Raises FileNotFoundError if there is none, UnreadableFile if it cannot be
+    trusted."""
     raw = read_raw(path)
     try:
         return unseal(raw)
@@ -282,7 +286,7 @@ def write_json(path: Path, body: Any, mode: int = 0o600) -> None:
 
 
 def quarantine(path: Path) -> Path:
-    """Move a damaged file aside, beside where it was, and say where. Raises ArealError."""
+    """Move a damaged file aside, in the same folder, and return its new path. Raises ArealError."""
     stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
     target = path.with_name(f"{path.name}{QUARANTINED}{stamp}")
     attempt = 1
@@ -298,13 +302,13 @@ def quarantine(path: Path) -> Path:
 
 
 def quarantined(path: Path | str) -> list[str]:
-    """The names under which copies of ``path`` were set aside, oldest first."""
+    """Return the names under which copies of ``path`` were set aside, oldest first."""
     folder, name = os.path.split(path)
     return [entry for entry in names_in(folder) if entry.startswith(f"{name}{QUARANTINED}")]
 
 
 def is_temp(name: str) -> bool:
-    """Whether a file of this name is an unfinished write: its content counts for nothing."""
+    """Return whether a file of this name is an unfinished write, whose content must be ignored."""
     return name.startswith(".") and _TEMP in name
 
 
@@ -324,9 +328,9 @@ def write_new(temp: Path, content: bytes, mode: int, *, sync: bool = True) -> No
         os.close(fd)
 
 
-# Group commit: the first thread to come commits its own item, then whatever has queued up meanwhile as one batch,
-# until nothing is left. A caller returns when its own item is durable. A batch that fails is tried again item by item,
-# so that each caller gets its own failure: ``commit`` must be repeatable.
+# Group commit: the first thread commits its own item, then whatever has queued up meanwhile as one batch, until the
+# queue is empty. A caller returns when its own item is durable. If a batch fails, its items are tried again one by one,
+# so that each caller gets its own failure; ``commit`` must therefore be repeatable.
 
 T = TypeVar("T")
 
@@ -339,7 +343,8 @@ class _Commit(Generic[T]):
 
 
 class GroupCommit(Generic[T]):
-    """``commit`` makes a batch durable, in the order in which its items came. It is never called by two threads."""
+    """Group commit. ``commit`` makes a batch durable, in the order in which its items arrived, and is never called by
+    two threads at once."""
 
     def __init__(self, commit: Callable[[Sequence[T]], None]) -> None:
         self._commit = commit

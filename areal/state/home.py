@@ -53,8 +53,9 @@ class Home:
 
     @classmethod
     def resolve(cls, flag: str | None = None) -> Home:
-        """``--home``, else ``$AREAL_HOME``, else ``~/.areal``, made absolute. Symbolic links are kept as written, but
-        for a path with ``..``: a folder on its way may be removed while the home stays."""
+        """Return the home: ``--home``, or else ``$AREAL_HOME``, or else ``~/.areal``, made absolute. Symbolic links are
+        kept as written, except in a path with ``..``: a folder on the way to the home may be removed while the home
+        stays."""
         chosen = flag or os.environ.get(VARIABLE) or "~/.areal"
         if "\0" in chosen:
             raise ArealError("the path of the home contains a zero byte", hint=_ELSEWHERE)
@@ -69,7 +70,7 @@ class Home:
         return self.objects, self.runs, self.journal, self.locks, self.credentials, self.jobs, self.data, self.sessions
 
     def job_metrics(self, name: str) -> Path:
-        """A line a step of the job called ``name``."""
+        """Return the metrics file of the job called ``name``, which has one line per step."""
         return self.jobs / name / "metrics.jsonl"
 
     def object_folder(self, ref: Ref, *below: str) -> Path:
@@ -100,14 +101,15 @@ _KEY_BYTES = 32
 
 
 def admin_key_path(home: Home, service: str, kind: str = INFERENCE_SERVICE) -> Path:
-    """The path of a service's admin key, whether it exists or not. No name has a dot: services of two kinds with one
-    name have two keys."""
+    """Return the path of a service's admin key, whether it exists or not. No name has a dot: services of two kinds with
+    one name have two keys."""
     name = check_name(service)
     return home.credentials / (name if kind == INFERENCE_SERVICE else f"{kind.lower()}.{name}")
 
 
 def ensure_admin_key(home: Home, service: str, kind: str = INFERENCE_SERVICE) -> Path:
-    """The path of the service's key, generated the first time. Of two commands at once, both get the same key."""
+    """Return the path of the service's key, which is generated the first time. Two concurrent commands get the same
+    key."""
     path = admin_key_path(home, service, kind)
     if not path.exists():
         _create_key(path, base64.urlsafe_b64encode(os.urandom(_KEY_BYTES)).rstrip(b"=") + b"\n")
@@ -116,7 +118,8 @@ def ensure_admin_key(home: Home, service: str, kind: str = INFERENCE_SERVICE) ->
 
 
 def read_key(path: Path | str, *, hint: str | None = None) -> str:
-    """The key in a file. Raises ArealError when it cannot be read or is empty; ``hint``: what to do about it then."""
+    """Return the key in a file. Raises ArealError when it cannot be read or is empty; ``hint``: what to do about it
+    then."""
     try:
         key = Path(path).expanduser().read_text("utf-8").strip()
     except UnicodeDecodeError as error:

@@ -76,8 +76,8 @@ class JobCurves(Sequence[dict[str, Any]]):
     # Reading
 
     def update(self, most: int | None = None) -> bool:
-        """Read what was appended, at most about ``most`` bytes. Returns whether anything changed. A file that is not
-        there has no steps. Raises OSError where it cannot be read."""
+        """Read what was appended, at most about ``most`` bytes. Return whether anything changed. A missing file has no
+        steps. Raises OSError if the file cannot be read."""
         try:
             stream = self.path.open("rb")
         except FileNotFoundError:
@@ -102,7 +102,7 @@ class JobCurves(Sequence[dict[str, Any]]):
         return bool(stream.read(len(self._tail)) == self._tail)
 
     def _read_block(self, stream: Any, size: int) -> bool:
-        """Take the whole lines of the next block. False where there is none yet."""
+        """Read the whole lines of the next block. Return False if there is none yet."""
         stream.seek(self.cursor)
         length = _BLOCK
         while True:
@@ -124,8 +124,8 @@ class JobCurves(Sequence[dict[str, Any]]):
         return True
 
     def snapshot(self) -> JobCurves:
-        """The steps so far, for other threads: later updates add numbers to the last of them at most. It shares the
-        columns, which hold what is appended beyond its own steps, until an earlier step is written again."""
+        """Return the steps so far, for other threads: later updates add numbers to the last of them at most. It shares
+        the columns, which hold what is appended beyond its own steps, until an earlier step is written again."""
         found = copy(self)
         found.steps, found.not_finite, found.columns = self.steps[:], dict(self.not_finite), dict(self.columns)
         self._is_shared = True
@@ -183,7 +183,7 @@ class JobCurves(Sequence[dict[str, Any]]):
                 self.not_finite[name] = min(step, self.not_finite.get(name, step))
 
     def _again(self, step: int, line: dict[str, Any]) -> int:
-        """The row of a step that is not the newest: emptied where another attempt takes the step again."""
+        """Return the row of a step that is not the newest: emptied where another attempt takes the step again."""
         row = bisect_left(self.steps, step)
         known = row < len(self.steps) and self.steps[row] == step
         if row < len(self.steps) - 1 or not known:
@@ -239,7 +239,7 @@ class JobCurves(Sequence[dict[str, Any]]):
         return column[row] if row < len(column) and column[row] != ABSENT else None
 
     def at(self, step: int) -> dict[str, Any] | None:
-        """The numbers of ``step``; None where it was not taken."""
+        """Return the numbers of ``step``; None if it was not taken."""
         row = bisect_left(self.steps, step)
         return self._row(row) if row < len(self.steps) and self.steps[row] == step else None
 
@@ -261,8 +261,8 @@ class JobCurves(Sequence[dict[str, Any]]):
         first: int | None = None,
         last: int | None = None,
     ) -> Reduced:
-        """The curves between the steps ``first`` and ``last``, in at most ``most`` buckets of a power of two steps:
-        their borders stay where they are while a run goes on."""
+        """Return the curves between the steps ``first`` and ``last``, in at most ``most`` buckets of a power of two
+        steps: their borders stay where they are while a run goes on."""
         if not self.steps:
             return Reduced(1, [], {})
         first = self.steps[0] if first is None else max(first, self.steps[0])
@@ -310,7 +310,7 @@ class JobCurves(Sequence[dict[str, Any]]):
 
 
 def read_curves(path: Path) -> JobCurves:
-    """All steps of a file; none where there is no file. Raises OSError."""
+    """Return all steps of a file; none where there is no file. Raises OSError."""
     found = JobCurves(path)
     found.update()
     return found
@@ -340,5 +340,5 @@ def _finite(column: Sequence[float], row: int) -> float | None:
 
 
 def _short(value: float) -> float | None:
-    """To seven digits, which is more than a screen has pixels."""
+    """Return the value rounded to seven digits, more than a screen can show."""
     return float(f"{value:.7g}") if math.isfinite(value) else None

@@ -19,12 +19,12 @@ _TAIL_BYTES = 64 << 10  # some twenty lines
 
 
 def steps_of(path: Path) -> list[dict[str, Any]]:
-    """The numbers of each step, in order."""
+    """Return the numbers of each step, in order."""
     return list(read_curves(path))
 
 
 def last_steps(path: Path, most_bytes: int) -> list[dict[str, Any]]:
-    """The numbers of the steps in the last ``most_bytes`` of the file, in order."""
+    """Return the numbers of the steps in the last ``most_bytes`` of the file, in order."""
     try:
         with path.open("rb") as stream:
             start = max(0, stream.seek(0, os.SEEK_END) - most_bytes)
@@ -40,7 +40,8 @@ def last_steps(path: Path, most_bytes: int) -> list[dict[str, Any]]:
 
 
 def newest_step(path: Path) -> dict[str, Any]:
-    """The step that was written last: after a resume not the highest that the job ever took. Empty before the first."""
+    """Return the step that was written last: after a resume not the highest that the job ever took. Empty before the
+    first."""
     try:
         with path.open("rb") as stream:
             size = stream.seek(0, os.SEEK_END)
@@ -61,18 +62,18 @@ def newest_step(path: Path) -> dict[str, Any]:
 
 
 def _is_same_step(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether the lines are of one step, as one attempt took it."""
+    """Return whether the lines are of one step, as one attempt took it."""
     return "attempt" in one and all(one.get(name) == other.get(name) for name in ("step", "attempt"))
 
 
 def bottleneck(step: Mapping[str, Any]) -> str | None:
-    """The bottleneck that the trainer reported: "waited 71% for rollouts", or "training"."""
+    """Return the bottleneck that the trainer reported: "waited 71% for rollouts", or "training"."""
     found = step.get("bottleneck")
     return found if isinstance(found, str) else None
 
 
 def eta_s(step: Mapping[str, Any]) -> float | None:
-    """Seconds to the run's end at the pace of this step."""
+    """Return seconds to the run's end at the pace of this step."""
     done, total, pace = (step.get(name) for name in ("step", "total_steps", "time/step"))
     if not (isinstance(done, int) and isinstance(total, int) and isinstance(pace, int | float)):
         return None

@@ -87,7 +87,7 @@ class OpenTransaction:
 
 
 def parse(path: Path, raw: bytes) -> OpenTransaction:
-    """A journal's bytes as far as they can be trusted, line by line. Pure."""
+    """Return a journal's bytes as far as they can be trusted, line by line. Pure."""
     entries: list[dict[str, Any]] = []
     damaged = unread = 0
     for line in raw.split(b"\n"):
@@ -114,13 +114,14 @@ def parse(path: Path, raw: bytes) -> OpenTransaction:
 
 
 def encode_line(entry: dict[str, Any]) -> bytes:
-    """One entry as a JSON line with the CRC-32 of its own bytes. Raises TypeError for other values than JSON's."""
+    """Return one entry as a JSON line with the CRC-32 of its own bytes. Raises TypeError for other values than
+    JSON's."""
     body = json.dumps(entry).encode()
     return _HEAD + b"%08x" % zlib.crc32(body) + _JOINT + body + b"}\n"
 
 
 def decode_line(line: bytes) -> dict[str, Any] | None:
-    """The entry of a line, None when it is not whole."""
+    """Return the entry of a line, None when it is not whole."""
     body = line[_BODY:-1]
     if not line.startswith(_HEAD) or line[len(_HEAD) : _BODY] != b"%08x" % zlib.crc32(body) + _JOINT:
         return None
@@ -151,7 +152,7 @@ class Transaction:
 
     @classmethod
     def open(cls, home: Home, command: str, objects: Iterable[object] = ()) -> Transaction:
-        """A new transaction, on disk and locked on return. Raises ArealError when it cannot be written."""
+        """Return a new transaction, on disk and locked on return. Raises ArealError when it cannot be written."""
         crash_point("journal-open-before")
         stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
         path = home.journal / f"{stamp}-{os.getpid()}-{os.urandom(4).hex()}{_SUFFIX}"
@@ -167,8 +168,9 @@ class Transaction:
 
     @classmethod
     def resume(cls, orphan: OpenTransaction) -> tuple[OpenTransaction, Transaction] | None:
-        """Take over an orphan: what it holds, read again under its lock, and the transaction to end its operations in.
-        None when another command took it first. A torn tail is cut, so that new entries stand on lines of their own."""
+        """Take over an orphan. Return its content, read again under its lock, and the transaction in which to end its
+        operations; None if another command took it first. A torn tail is cut, so that new entries are on lines of their
+        own."""
         try:
             fd = os.open(orphan.path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -278,7 +280,7 @@ class Transaction:
 
 
 def orphans(home: Home) -> list[OpenTransaction]:
-    """The journals whose command is gone, oldest first. Writes nothing."""
+    """Return the journals whose command is gone, oldest first. Writes nothing."""
     found = []
     names = [name for name in names_in(home.journal) if name.endswith(_SUFFIX) and not name.startswith(".")]
     for path in (home.journal / name for name in names):
@@ -299,7 +301,7 @@ def orphans(home: Home) -> list[OpenTransaction]:
 
 
 def _create(path: Path, line: bytes) -> int:
-    """The descriptor of a new journal, locked and whole before it gets its name."""
+    """Return the descriptor of a new journal, locked and whole before it gets its name."""
     temp = path.with_name(f".{path.name}.tmp-{os.getpid()}")
     fd = os.open(temp, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
@@ -317,7 +319,7 @@ def _create(path: Path, line: bytes) -> int:
 
 
 def _cut_tail(fd: int, raw: bytes) -> int:
-    """End a journal at its last whole line; its new size."""
+    """Truncate a journal after its last whole line, and return its new size."""
     last = raw[raw.rfind(b"\n") + 1 :]
     if decode_line(last) is not None:
         os.write(fd, b"\n")

@@ -32,12 +32,13 @@ from areal.state.home import Home
 # ``flock`` belongs to the open file: it is freed when the last descriptor closes, so by any death of its owner.
 # Descriptors are close-on-exec: a child that a command starts never keeps the command's locks.
 
-_POLL_S = (0.01, 0.2)  # a waiter asks again after this long, growing from the first to the second
+_POLL_S = (0.01, 0.2)  # the pause between attempts grows from the first value to the second
 
 
 def acquire(path: Path, timeout_s: float, pause: Callable[[float], object] = time.sleep) -> int | None:
-    """The descriptor of ``path``, created if need be, open for appending and locked; None when another holds the lock
-    for longer than ``timeout_s``. ``pause`` is called between attempts with the seconds to let pass. Raises OSError."""
+    """Open ``path`` for appending, created if necessary, and lock it. Return the descriptor, or None if another process
+    holds the lock for longer than ``timeout_s``. ``pause`` is called between attempts with the seconds to wait. Raises
+    OSError."""
     deadline = time.monotonic() + timeout_s
     wait, longest = _POLL_S
     while True:
@@ -56,7 +57,8 @@ def acquire(path: Path, timeout_s: float, pause: Callable[[float], object] = tim
 
 
 def flock_owner(path: Path) -> int:
-    """The pid that holds an exclusive lock on ``path``; 0 when none can be seen (another host or pid namespace)."""
+    """Return the pid that holds an exclusive lock on ``path``; 0 when none can be seen (another host or pid
+    namespace)."""
     try:
         inode = path.stat().st_ino
         lines = Path("/proc/locks").read_text().splitlines()
@@ -71,7 +73,7 @@ def flock_owner(path: Path) -> int:
 
 _STORE_TIMEOUT_S = 30.0
 _SHARE_POLL_S = 0.01
-_GRACE_S = 0.1  # a reader that looks who holds a lock touches it for microseconds; that is not "locked"
+_GRACE_S = 0.1  # a reader that looks up a lock's holder takes the lock for microseconds, which is not "locked"
 HOUSEKEEPING = "areal.reconcilers.background"  # in the command of a background process, which ends by itself
 _HOUSEKEEPING_S = 120.0
 
@@ -128,7 +130,8 @@ class Held:
                 raise explain(error, lock_path(self._home, ref), "write") from error
 
     def _acquire(self, ref: Ref, timeout_s: float) -> None:
-        """Housekeeping after a job is waited for, whatever the timeout: its user knows nothing of it."""
+        """Acquire a lock. Housekeeping after a job is waited for whatever the timeout, since users do not know about
+        it."""
         deadline = time.monotonic() + _HOUSEKEEPING_S
         while True:
             try:
@@ -177,7 +180,7 @@ class _Wait:
 
 
 def lock_path(home: Home, ref: Ref) -> Path:
-    """Names hold no dot, so no two objects share a lock file."""
+    """Return the path of an object's lock file. Names have no dot, so no two objects share a lock file."""
     return Path(f"{home.locks}/{ref.kind.lower()}.{check_name(ref.name)}.lock")
 
 
@@ -207,7 +210,7 @@ def lock_objects(
 
 @contextlib.contextmanager
 def lock_store(home: Home) -> Iterator[None]:
-    """The short lock around a change of object files and of the serial. Raises Locked."""
+    """Hold the short lock around a change of object files and of the serial. Raises Locked."""
     path = store_lock_path(home)
     fd = _acquire(path, _STORE_TIMEOUT_S, lambda: _refusal("the store", _seen(path)), _Wait())
     try:
@@ -218,8 +221,8 @@ def lock_store(home: Home) -> Iterator[None]:
 
 @contextlib.contextmanager
 def share_store(home: Home) -> Iterator[None]:
-    """Keep changes out while reading: no writer is between its serial and its object. Writes nothing, and needs
-    nothing to exist; a store without its lock file has never been written."""
+    """Keep changes out while reading, so that no writer is between its serial and its object. Writes nothing and needs
+    no existing file: a store without its lock file has never been written."""
     try:
         fd = os.open(store_lock_path(home), os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -241,7 +244,7 @@ def store_lock_path(home: Home) -> Path:
 
 
 def holder(home: Home, ref: Ref) -> LockHolder | None:
-    """The holder of an object's lock; None when there is none. Writes nothing."""
+    """Return the holder of an object's lock; None when there is none. Writes nothing."""
     try:
         fd = os.open(lock_path(home, ref), os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -255,7 +258,7 @@ def holder(home: Home, ref: Ref) -> LockHolder | None:
 
 
 def _acquire(path: Path, timeout_s: float, refusal: Callable[[], Locked], wait: _Wait) -> int:
-    """The descriptor that holds ``path``'s lock, or raise what ``refusal`` makes."""
+    """Return the descriptor that holds ``path``'s lock, or raise what ``refusal`` makes."""
     try:
         fd = acquire(path, max(timeout_s, _GRACE_S), lambda seconds: wait.pause(seconds, refusal))
     except OSError as error:
@@ -270,7 +273,7 @@ def _refusal(what: str, by: LockHolder) -> Locked:
 
 
 def _described(home: Home, ref: Ref) -> LockHolder:
-    """The announced holder, unless the kernel names another: an announcement outlives a holder that was killed."""
+    """Return the announced holder, unless the kernel names another one: the announcement of a killed holder stays."""
     own = lock_path(home, ref)
     seen = _seen(own)
     with contextlib.suppress(OSError):
@@ -285,7 +288,7 @@ def _described(home: Home, ref: Ref) -> LockHolder:
 
 
 def _seen(path: Path) -> LockHolder:
-    """The process that holds ``path``'s lock, as /proc shows it."""
+    """Return the process that holds ``path``'s lock, as /proc shows it."""
     pid = flock_owner(path)
     try:
         owner = user_name(Path(f"/proc/{pid}").stat().st_uid)
@@ -314,7 +317,7 @@ def actor() -> str:
 
 
 def user_name(uid: int) -> str:
-    """The login name of a uid, or ``uid N`` where the system knows none (containers)."""
+    """Return the login name of a uid, or ``uid N`` where the system knows none (containers)."""
     import pwd
 
     try:
@@ -324,7 +327,7 @@ def user_name(uid: int) -> str:
 
 
 def command_line(argv: Sequence[str] | None = None) -> str:
-    """The command as it could be typed again, with every value that looks like a secret replaced by REDACTED."""
+    """Return the command as it could be typed again, with every value that looks like a secret replaced by REDACTED."""
     words = list(sys.argv if argv is None else argv)
     if words:
         words[0] = Path(words[0]).name

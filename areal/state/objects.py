@@ -57,7 +57,7 @@ KEEP = 20
 
 
 def newest_revision(home: Home, ref: Ref) -> Revision | None:
-    """The newest revision that can be read."""
+    """Return the newest revision that can be read."""
     for number in reversed(_numbers(home, ref)):
         path = _revision_path(home, ref, number)
         try:
@@ -68,7 +68,7 @@ def newest_revision(home: Home, ref: Ref) -> Revision | None:
 
 
 def same(a: StoredObject, b: StoredObject) -> bool:
-    """Whether two objects have the same content; actors, times, generation and status are ignored."""
+    """Return whether two objects have the same content; actors, times, generation and status are ignored."""
 
     def asked(obj: StoredObject) -> dict[str, object]:
         layers = tuple(Layer(layer.manager, layer.spec) for layer in obj.layers)
@@ -112,7 +112,7 @@ def serial_path(home: Home) -> Path:
 
 
 def read_serial(home: Home) -> int:
-    """0 for a store that never changed. Raises UnreadableFile."""
+    """Return the serial, 0 for a store that never changed. Raises UnreadableFile."""
     path = serial_path(home)
     try:
         return int(read_raw(path))
@@ -139,7 +139,7 @@ _TRASH = ".trash-"
 
 
 def is_trash(name: str) -> bool:
-    """Whether a folder of this name is a removed object."""
+    """Return whether a folder of this name is a removed object."""
     return name.startswith(_TRASH)
 
 
@@ -222,18 +222,19 @@ class ObjectStore:
         self._writes: GroupCommit[Sequence[_Put | _PutStatus]] = GroupCommit(self._commit)
 
     def get(self, ref: Ref) -> StoredObject | None:
-        """The object, None if there is no such object. Raises UnreadableFile if there is one and it cannot be read."""
+        """Return the object, None if there is no such object. Raises UnreadableFile if there is one and it cannot be
+        read."""
         return _load(str(self._path(ref)), ref)
 
     def expect(self, ref: Ref) -> StoredObject:
-        """The object. Raises NotFound, or UnreadableFile when there is one and it cannot be read."""
+        """Return the object. Raises NotFound, or UnreadableFile when there is one and it cannot be read."""
         found = self.get(ref)
         if found is None:
             raise self.missing(ref)
         return found
 
     def missing(self, ref: Ref) -> NotFound:
-        """The error for an object that does not exist, with a similar name as a suggestion."""
+        """Return the error for an object that does not exist, with a similar name as a suggestion."""
         names = [name for name in names_in(self.home.objects / ref.kind.lower()) if name_problem(name) is None]
         hint = f"there are: {', '.join(names[:8])}" if names else f"there is no {ref.kind} in {self.home.root}"
         return NotFound(f"{ref} does not exist{did_you_mean(ref.name, names)}", hint=hint)
@@ -259,22 +260,22 @@ class ObjectStore:
         return found
 
     def snapshot(self) -> StoreSnapshot:
-        """The serial and every object as of one instant, for a plan."""
+        """Return the serial and every object as of one instant, for a plan."""
         with share_store(self.home):
             return StoreSnapshot(self.serial(), self.list())
 
     def serial(self) -> int:
-        """The number of changes that this store has seen of what plans depend on."""
+        """Return the number of changes that this store has seen of what plans depend on."""
         return read_serial(self.home)
 
     def put(self, obj: StoredObject, *, keeps: tuple[str, ...] = ()) -> bool:
-        """Record an object as it is given, but for the parts of its status that ``keeps`` names, which stay; whether
-        anything had to be written. A damaged file that stands in its place is set aside; one of a newer format is
-        refused with UnreadableFile."""
+        """Record an object, except for the parts of its status that ``keeps`` names, which stay. Return whether
+        anything was written. A damaged file in its place is set aside; a file of a newer format is refused with
+        UnreadableFile."""
         return self.put_all([(obj, keeps)]) == 1
 
     def put_all(self, objects: Sequence[tuple[StoredObject, tuple[str, ...]]]) -> int:
-        """``put`` of many objects, as one change of the store; the number of those that had to be written."""
+        """Record many objects with ``put`` as one change of the store. Return the number of objects written."""
         changed = [_Put(obj, keeps) for obj, keeps in objects if not _holds(self._path(obj.ref), obj)]
         if changed:
             self._writes.submit(changed)
@@ -303,7 +304,7 @@ class ObjectStore:
                 write_together([(self._path(ref), seal(encode(obj))) for ref, obj in changed.items()])
 
     def _before(self, write: _Put | _PutStatus) -> StoredObject | None:
-        """The object as it is now. A damaged file makes room for an object, not for a status."""
+        """Return the object as it is now. A damaged file makes room for an object, not for a status."""
         if isinstance(write, _PutStatus):
             return self.expect(write.ref)
         try:
@@ -313,8 +314,8 @@ class ObjectStore:
             return None
 
     def delete(self, ref: Ref) -> bool:
-        """Forget an object with its revisions and events, all at once; whether there was one. Damaged files of it are
-        kept, in ``objects/.quarantine``."""
+        """Delete an object with its revisions and events, all at once. Return whether it existed. Its damaged files are
+        kept in ``objects/.quarantine``."""
         folder = self.home.object_folder(ref)
         if not folder.is_dir():
             return False
@@ -330,7 +331,7 @@ class ObjectStore:
         return existed
 
     def revisions(self, ref: Ref) -> Listing[Revision]:
-        """The last accepted specs, oldest first; files that cannot be read are in ``.unreadable``."""
+        """Return the last accepted specs, oldest first; files that cannot be read are in ``.unreadable``."""
         found: Listing[Revision] = Listing()
         for number in _numbers(self.home, ref):
             path = _revision_path(self.home, ref, number)
@@ -349,8 +350,8 @@ class ObjectStore:
     def add_revisions(
         self, objects: Sequence[StoredObject], *, actor: str | None = None, at: float | None = None
     ) -> Sequence[StoredObject]:
-        """Record objects as accepted, those apart whose newest revisions say the same; the objects with the numbers of
-        their revisions, to be ``put``. Who and when are those of the layer that was set last, unless given."""
+        """Record objects as accepted, except those whose newest revision has the same content. Return the objects with
+        their revision numbers, to be ``put``. Actor and time are those of the layer that was set last, unless given."""
         accepted: list[StoredObject] = []
         written: list[tuple[Path, bytes]] = []
         for obj in objects:
@@ -398,7 +399,7 @@ class ObjectStore:
 
 
 def _asks_otherwise(before: StoredObject | None, after: StoredObject) -> bool:
-    """Whether more has changed than what of the status no plan depends on."""
+    """Return whether more has changed than what of the status no plan depends on."""
 
     def asked(obj: StoredObject) -> dict[str, object]:
         return encode(replace(obj, status={name: obj.status[name] for name in _PLANNED if name in obj.status}))

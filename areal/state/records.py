@@ -57,7 +57,7 @@ class FieldConflict:
 
 
 def effective(layers: Layers) -> dict[str, Any]:
-    """The layers merged in order: the user's spec, without defaults."""
+    """Return the layers merged in order: the user's spec, without defaults."""
     merged: dict[str, Any] = {}
     for layer in layers:
         merged = merge(merged, layer.spec)
@@ -78,7 +78,7 @@ def replace_layer(layers: Layers, layer: Layer) -> Layers:
 
 
 def conflicts(layers: Layers, new: Layer) -> tuple[FieldConflict, ...]:
-    """Every leaf of ``new`` that a layer after its place would change, in the order of ``new``'s leaves."""
+    """Return every leaf of ``new`` that a layer after its place would change, in the order of ``new``'s leaves."""
     found = [
         (path, FieldConflict(path, value, theirs, layer.manager, layer.actor, layer.at, held_at))
         for layer in _after(layers, new.manager)
@@ -99,7 +99,7 @@ def take_leaves(layers: Layers, found: Iterable[FieldConflict]) -> Layers:
 
 
 def origins(layers: Layers) -> dict[FieldPath, Layer]:
-    """The layer that decides each leaf of the effective spec: the last one that holds it."""
+    """Return the layer that decides each leaf of the effective spec: the last one that holds it."""
     holder = {path: layer for layer in layers for path in leaves(layer.spec)}
     return {path: holder[path] for path in leaves(effective(layers))}
 
@@ -110,7 +110,7 @@ def origin(layers: Layers) -> dict[str, str]:
 
 
 def _after(layers: Layers, manager: str) -> Layers:
-    """The layers that are merged after the place that ``manager`` has, or would get."""
+    """Return the layers that are merged after the place that ``manager`` has, or would get."""
     for index, layer in enumerate(layers):
         if layer.manager == manager:
             return layers[index + 1 :]
@@ -223,7 +223,7 @@ class Listing(list[T]):
 
 
 def new_uid() -> str:
-    """An identity that no other object, of any name, has had or will have."""
+    """Return an identity that no other object, of any name, has had or will have."""
     return os.urandom(8).hex()
 
 
@@ -232,14 +232,14 @@ _LAYER_FIELDS = tuple(each.name for each in fields(Layer))
 
 
 def encode(obj: StoredObject) -> dict[str, Any]:
-    """An object as plain JSON values, in a fixed order: equal objects have equal bytes."""
+    """Return an object as plain JSON values, in a fixed order: equal objects have equal bytes."""
     values = {name: getattr(obj, name) for name in _FIELDS}
     layers = [{name: getattr(layer, name) for name in _LAYER_FIELDS} for layer in obj.layers]
     return {"format": FORMAT, **values, "depends_on": list(obj.depends_on), "layers": layers}
 
 
 def decode(body: Any, path: Path | str) -> StoredObject:
-    """The inverse of ``encode``. Raises UnreadableFile."""
+    """Return the inverse of ``encode``. Raises UnreadableFile."""
     _check_format(body, path)
     try:
         values = {**body, "depends_on": tuple(body["depends_on"])}
@@ -256,7 +256,7 @@ def encode_revision(revision: Revision) -> dict[str, Any]:
 
 
 def decode_revision(body: Any, path: Path | str) -> Revision:
-    """The inverse of ``encode_revision``. Raises UnreadableFile."""
+    """Return the inverse of ``encode_revision``. Raises UnreadableFile."""
     _check_format(body, path)
     try:
         obj = decode(body["object"], path)

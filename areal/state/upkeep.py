@@ -98,8 +98,8 @@ def tighten(path: Path) -> None:
 
 
 def filesystem(home: Home) -> tuple[str, frozenset[str]]:
-    """The type of the file system under the home (``ext4``, ``nfs4``, ...) and its mount options; ``unknown`` where it
-    cannot be told."""
+    """Return the type of the file system under the home (``ext4``, ``nfs4``, ...) and its mount options; ``unknown``
+    where it cannot be told."""
     place = os.path.realpath(home.root)
     best, kind, options = "", "unknown", ""
     with contextlib.suppress(OSError, ValueError, IndexError):
@@ -113,8 +113,8 @@ def filesystem(home: Home) -> tuple[str, frozenset[str]]:
 
 
 def locks_hold_between_machines(kind: str, options: Collection[str]) -> bool | None:
-    """Whether ``flock`` on a file system keeps other machines out; None where its type and options do not tell, and
-    for those of one machine. See nfs(5) (``local_lock``) and mount.lustre(8)."""
+    """Return whether ``flock`` on a file system keeps other machines out; None where its type and options do not tell,
+    and for those of one machine. See nfs(5) (``local_lock``) and mount.lustre(8)."""
     if kind in ("nfs", "nfs4"):
         return not {"nolock", "local_lock=all", "local_lock=flock"}.intersection(options)
     if kind == "lustre":
@@ -136,7 +136,7 @@ def _folders(home: Home) -> Iterator[Ref]:
 
 
 def ref_of(path: Path) -> Ref:
-    """The object of a file that cannot be read."""
+    """Return the object of a file that cannot be read."""
     kind = next(kind for kind in KINDS if kind.lower() == path.parent.parent.name)
     return Ref(kind, path.parent.name)
 

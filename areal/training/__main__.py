@@ -80,7 +80,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _exit_status(returned: object, driver: str) -> int:
-    """The exit status for what a driver returned. The system keeps the last byte of a status only: 256 would be 0."""
+    """Return the exit status for what a driver returned. The system keeps the last byte of a status only: 256 would be
+    0."""
     if isinstance(returned, int):
         return int(returned) if 0 <= returned <= _LARGEST_STATUS else FAILED
     if returned is not None:
@@ -97,7 +98,7 @@ def _report(text: str, status: int, *, is_consequence: bool = False) -> None:
 
 
 def _is_collective_error(error: BaseException) -> bool:
-    """Whether a collective raised the error, which means that another rank has ended."""
+    """Return whether a collective raised the error, which means that another rank has ended."""
     frames = traceback.extract_tb(error.__traceback__)
     return isinstance(error, RuntimeError) and any(_COLLECTIVES in frame.filename for frame in frames)
 
@@ -110,7 +111,7 @@ _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 def load_driver(path: str) -> Callable[[Sequence[str]], object]:
-    """Raises UsageFault with the reason where the driver cannot be imported."""
+    """Raise UsageFault with the reason where the driver cannot be imported."""
     file, _, name = path.partition(":")
     if file.endswith(".py"):
         return _load_script(Path(file).expanduser().absolute(), name)
@@ -118,7 +119,7 @@ def load_driver(path: str) -> Callable[[Sequence[str]], object]:
 
 
 def _load_script(file: Path, name: str) -> Callable[[Sequence[str]], object]:
-    """The whole script, or its function ``name``, by default ``main`` where the script does not call it."""
+    """Return the whole script, or its function ``name``, by default ``main`` where the script does not call it."""
     if not file.is_file():
         raise UsageFault(f"there is no driver {file}")
     add_import_folder(file.parent)
@@ -134,7 +135,7 @@ def _load_script(file: Path, name: str) -> Callable[[Sequence[str]], object]:
 
 
 def _is_executable(file: Path) -> bool:
-    """Whether the script does more than define ``main``."""
+    """Return whether the script does more than define ``main``."""
     try:
         body = ast.parse(file.read_text(encoding="utf-8"), str(file)).body
     except (SyntaxError, ValueError, OSError) as error:
@@ -145,7 +146,7 @@ def _is_executable(file: Path) -> bool:
 
 
 def _checked(found: Any, path: str) -> Callable[[Sequence[str]], object]:
-    """Raises UsageFault where the driver does not take one list of arguments."""
+    """Raise UsageFault where the driver does not take one list of arguments."""
     if not callable(found):
         raise UsageFault(f"driver {path} is not a function but {type(found).__name__}")
     try:

@@ -22,12 +22,12 @@ Batch = dict[str, Tensor]
 
 
 def lengths(batch: Mapping[str, Tensor]) -> list[int]:
-    """The number of tokens of each row."""
+    """Return the number of tokens of each row."""
     return batch["attention_mask"].sum(1).tolist()
 
 
 def select(batch: Mapping[str, Tensor], indices: Sequence[int]) -> Batch:
-    """The rows ``indices``, in that order, trimmed to the longest of them."""
+    """Return the rows ``indices``, in that order, trimmed to the longest of them."""
     where = torch.as_tensor(indices, dtype=torch.long, device=batch["attention_mask"].device)
     return trim({name: column[where] for name, column in batch.items()})
 
@@ -106,8 +106,8 @@ def partition(lengths: Sequence[int], parts: int) -> list[list[int]]:
 
 
 def split_rows(lengths: Sequence[int], ranks: int, group: int = 1) -> list[list[int]]:
-    """The rows of each rank: equal numbers of rows, nearly equal numbers of tokens. ``group`` neighboring rows stay
-    together. Raises ValueError where the rows cannot be divided."""
+    """Return the rows of each rank: equal numbers of rows, nearly equal numbers of tokens. ``group`` neighboring rows
+    stay together. Raises ValueError where the rows cannot be divided."""
     if group < 1 or len(lengths) % (ranks * group):
         raise ValueError(f"{len(lengths)} rows in groups of {group} cannot be shared equally by {ranks} ranks")
     groups = [sum(lengths[start : start + group]) for start in range(0, len(lengths), group)]
@@ -122,7 +122,7 @@ def split_rows(lengths: Sequence[int], ranks: int, group: int = 1) -> list[list[
 
 
 def split_groups(lengths: Sequence[int], groups: Sequence[int], ranks: int) -> list[list[int]]:
-    """The rows of each rank, ascending, whole groups only. Raises ValueError where there are fewer groups than
+    """Return the rows of each rank, ascending, whole groups only. Raises ValueError where there are fewer groups than
     ranks."""
     members: dict[int, list[int]] = {}
     for row, group in enumerate(groups):
@@ -138,7 +138,7 @@ def split_groups(lengths: Sequence[int], groups: Sequence[int], ranks: int) -> l
 
 
 def minibatches(lengths: Sequence[int], count: int) -> list[list[int]]:
-    """At most ``count`` sets of rows with nearly equal tokens, none empty."""
+    """Return at most ``count`` sets of rows with nearly equal tokens, none empty."""
     return [part for part in partition(lengths, min(count, len(lengths))) if part]
 
 
@@ -157,13 +157,13 @@ class MicroBatches:
     padded: bool = True
 
     def cost(self, lengths: Sequence[int]) -> int:
-        """The tokens of one micro-batch with rows of these lengths."""
+        """Return the tokens of one micro-batch with rows of these lengths."""
         return max(lengths) * len(lengths) if self.padded else sum(lengths)
 
 
 def micro_batches(lengths: Sequence[int], limits: MicroBatches, at_least: int = 1) -> list[list[int]]:
-    """The rows of each micro-batch, none empty: fewer than asked for when there are not enough rows. ``at_least``: the
-    count of the other ranks, since all ranks must take the same number of steps."""
+    """Return the rows of each micro-batch, none empty: fewer than asked for when there are not enough rows.
+    ``at_least``: the count of the other ranks, since all ranks must take the same number of steps."""
     if (size := limits.granularity) > 1:
         if len(lengths) % size:
             raise ValueError(f"{len(lengths)} rows are no groups of {size}")
@@ -184,8 +184,8 @@ def micro_batches(lengths: Sequence[int], limits: MicroBatches, at_least: int = 
 def synchronized_micro_batches(
     lengths: Sequence[int], limits: MicroBatches, all_max: Callable[[int], int]
 ) -> list[tuple[list[int], bool]]:
-    """The rows of each micro-batch, and whether it counts. All ranks get equally many: a rank with too few rows repeats
-    its first ones with weight 0. ``all_max``: the maximum of a number over all ranks."""
+    """Return the rows of each micro-batch, and whether it counts. All ranks get equally many: a rank with too few rows
+    repeats its first ones with weight 0. ``all_max``: the maximum of a number over all ranks."""
     local = micro_batches(lengths, limits)
     count = all_max(len(local))
     if count > len(local):
@@ -226,7 +226,8 @@ def _first_fit(lengths: Sequence[int], limits: MicroBatches, max_tokens: int) ->
 
 
 def _balanced(lengths: Sequence[int], limits: MicroBatches, max_tokens: int, parts: int) -> list[list[int]] | None:
-    """At least ``parts`` sets with nearly equal sums, each within ``max_tokens``; None where that is impossible."""
+    """Return at least ``parts`` sets with nearly equal sums, each within ``max_tokens``; None where that is
+    impossible."""
     while True:
         sets = [part for part in partition(lengths, parts) if part]
         if all(len(part) == 1 or limits.cost([lengths[n] for n in part]) <= max_tokens for part in sets):
@@ -258,7 +259,7 @@ class PackedRows:
         return replace(self, **moved)
 
     def unpacked(self, outputs: Tensor) -> Tensor:
-        """The model's outputs [1, L, V] in the rows of the batch: [B, T, V]."""
+        """Return the model's outputs [1, L, V] in the rows of the batch: [B, T, V]."""
         flat = outputs.flatten(0, 1).index_select(0, self.places.flatten())
         return flat.view(*self.places.shape, -1)
 

@@ -105,7 +105,7 @@ _LARGE = 64 << 20
 
 
 def _is_large_list(file: Path) -> bool:
-    """Whether the first rows of a file cost the reading of a large one: a JSON list is decoded as a whole."""
+    """Return whether the first rows of a file cost the reading of a large one: a JSON list is decoded as a whole."""
     if not file.is_file() or file.stat().st_size < _LARGE:
         return False
     with file.open("rb") as stream:
@@ -142,8 +142,8 @@ _MAX_IMPORTS = 8  # of a function from one module by another
 
 
 def written_parameters(name: str, places: Sequence[str]) -> Parameters:
-    """The parameters of ``module:function`` as its file defines it, also where other modules import it by name. Without
-    a signature where the files do not show it: the function is assigned, decorated, or a class."""
+    """Return the parameters of ``module:function`` as its file defines it, also where other modules import it by name.
+    Without a signature where the files do not show it: the function is assigned, decorated, or a class."""
     module, _, function = name.partition(":") if ":" in name else name.rpartition(".")
     for _ in range(_MAX_IMPORTS):
         found = module_of(module, places)

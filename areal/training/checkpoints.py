@@ -44,7 +44,7 @@ class Checkpoint:
     folder: Path
 
     def state(self) -> dict[str, Any]:
-        """Raises ArealError for a damaged file."""
+        """Raise ArealError for a damaged file."""
         path = self.folder / STATE
         try:
             state: dict[str, Any] = parse_json(path.read_text())
@@ -96,7 +96,8 @@ class Checkpoints:
         return next(reversed(self.all()), None)
 
     def newest_whole(self, before: int | None = None) -> Checkpoint | None:
-        """The newest undamaged checkpoint before the step ``before``. Damaged ones are set aside with a warning."""
+        """Return the newest undamaged checkpoint before the step ``before``. Damaged ones are set aside with a
+        warning."""
         for checkpoint in reversed(self.all()):
             if before is not None and checkpoint.step >= before:
                 continue
@@ -113,7 +114,7 @@ class Checkpoints:
 
     @contextmanager
     def writing(self, step: int, ranks: Ranks) -> Iterator[tuple[Path, dict[str, Any]]]:
-        """Yields a folder for the engines' shards and a dict for the trainer's state (the first rank's counts). Every
+        """Yield a folder for the engines' shards and a dict for the trainer's state (the first rank's counts). Every
         rank enters it; they become the checkpoint ``step`` when the block succeeds on all ranks. Raises
         CheckpointFailed on every rank where a disk is full, or fails."""
         partial = self.root / f"step_{step}.tmp"
@@ -203,7 +204,7 @@ def _crc_of_part(path: Path, begin: int) -> int:
 
 
 def _crc_of(state: Mapping[str, Any]) -> int:
-    """The checksum of a state that was read from JSON."""
+    """Return the checksum of a state that was read from JSON."""
     return zlib.crc32(json.dumps(state, sort_keys=True).encode())
 
 

@@ -92,12 +92,12 @@ def _online(config: PPOConfig) -> None:
 
 
 def _processor(workflow: Mapping[str, Any]) -> Any:
-    """The processor of images that the workflow is made with."""
+    """Return the processor of images that the workflow is made with."""
     return workflow.get("workflow_kwargs", {}).get("processor")
 
 
 def _workflow(config: PPOConfig) -> dict[str, Any]:
-    """The keyword arguments of ``train``. The workflow's parameters ``tokenizer``, ``processor``, ``gconfig``,
+    """Return the keyword arguments of ``train``. The workflow's parameters ``tokenizer``, ``processor``, ``gconfig``,
     ``reward_fn`` and ``reward_weights`` come from the configuration; ``workflow_kwargs`` take precedence. Raises
     UsageFault."""
     is_default = config.workflow == PPOConfig.workflow
@@ -132,7 +132,7 @@ def _workflow(config: PPOConfig) -> dict[str, Any]:
 
 
 def _check_rows(workflow: Mapping[str, Any], *datasets: Any) -> None:
-    """Raises UsageFault, before an engine starts, for a reward that does not take one response, and for a row that
+    """Raise UsageFault, before an engine starts, for a reward that does not take one response, and for a row that
     lacks a column which the reward requires. The workflows of areal pass a row's columns to the reward; what a user's
     own passes is not known here."""
     found = WORKFLOWS.resolve(workflow["workflow"]) if workflow else None
@@ -149,7 +149,7 @@ def _check_rows(workflow: Mapping[str, Any], *datasets: Any) -> None:
 
 
 def _changed_sampling(config: PPOConfig) -> str:
-    """The settings of ``gconfig`` and ``eval_gconfig`` that differ from what they are by default, by name."""
+    """Return the settings of ``gconfig`` and ``eval_gconfig`` that differ from what they are by default, by name."""
     gconfig, evaluated, plain = config.gconfig, config.eval_gconfig, GenerationHyperparameters()
     found = [f"gconfig.{name}" for name in _changed_fields(gconfig, plain)]
     found += [f"eval_gconfig.{name}" for name in _changed_fields(evaluated or gconfig, gconfig)]

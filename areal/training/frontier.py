@@ -43,8 +43,8 @@ class DataOrder:
     digest: str = ""
 
     def changes(self, earlier: Mapping[str, Any]) -> list[str]:
-        """What differs from the order that a checkpoint has. The same rows from elsewhere are no difference; older
-        checkpoints have no digest."""
+        """Return what differs from the order that a checkpoint has. The same rows from elsewhere are no difference;
+        older checkpoints have no digest."""
         names = ("count", "batch_size", "shuffle", "drop_last", "seed")
         found = [
             f"{name} {earlier[name]} -> {getattr(self, name)}" for name in names if earlier[name] != getattr(self, name)
@@ -78,7 +78,7 @@ class DataOrder:
         return _permutation(self.count, self.seed, epoch)[place] if self.shuffle else place
 
     def batch(self, step: int) -> list[int]:
-        """The rows of batch number ``step``, from 0; the last of an epoch may be short."""
+        """Return the rows of batch number ``step``, from 0; the last of an epoch may be short."""
         epoch, number = divmod(step, self.batches_per_epoch)
         first = epoch * self.epoch_size + number * self.batch_size
         last = min(first + self.batch_size, (epoch + 1) * self.epoch_size)
@@ -117,7 +117,7 @@ def _with_text_keys(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A column that is not JSON: arrays and tensors as lists, other objects by their type, since they print
+    """Return a column that is not JSON: arrays and tensors as lists, other objects by their type, since they print
     addresses."""
     if isinstance(value, Mapping):
         return dict(value)
@@ -149,7 +149,7 @@ class Frontier:
     counts: Counts = field(default_factory=Counts)
 
     def take(self) -> int:
-        """The next position: a returned one, else a new one."""
+        """Return the next position: a returned one, else a new one."""
         if self.returned:
             position = self.returned.pop(0)
         else:
@@ -160,18 +160,18 @@ class Frontier:
         return position
 
     def consume(self, positions: Iterable[int]) -> None:
-        """The positions were trained on."""
+        """Note positions that were trained on."""
         for position in positions:
             self._spend(position)
             self.counts.trained += 1
 
     def reject(self, position: int) -> None:
-        """The workflow or dynamic sampling rejected the rollout."""
+        """Note a rollout that the workflow or dynamic sampling rejected."""
         self._spend(position)
         self.counts.rejected += 1
 
     def give_back(self, position: int) -> None:
-        """The position was not trained on, and is taken again before new ones."""
+        """Give back a position that was not trained on: it is taken again before new ones."""
         self._remove_in_flight(position)
         bisect.insort(self.returned, position)
         self.counts.returned += 1
@@ -207,7 +207,7 @@ class Frontier:
         return self.frontier + len(self.beyond)
 
     def state(self) -> dict[str, Any]:
-        """The state as JSON. Positions in flight count as not taken: a resumed run takes them again."""
+        """Return the state as JSON. Positions in flight count as not taken: a resumed run takes them again."""
         counts = asdict(self.counts) | {"taken": self.counts.taken - len(self.in_flight)}
         tries = [[position, count] for position, count in sorted(self.tries.items())]
         return {

@@ -51,7 +51,7 @@ def is_rank() -> bool:
 
 
 def is_quiet_rank() -> bool:
-    """Whether another rank writes the log lines that all ranks share."""
+    """Return whether another rank writes the log lines that all ranks share."""
     return is_rank() and os.environ.get("RANK", "0") != "0"
 
 
@@ -68,7 +68,8 @@ def report_error(text: str, status: int, *, is_consequence: bool = False) -> boo
 
 
 def root_cause(errors: Sequence[RankError], first: tuple[int, int]) -> tuple[str, int]:
-    """The message and the exit status, from the ranks' errors, else from the (rank, exit status) that ended first."""
+    """Return the message and the exit status, from the ranks' errors, else from the (rank, exit status) that ended
+    first."""
     causes = sorted((error for error in errors if not error.is_consequence), key=lambda error: error.at)
     if causes:
         return causes[0].text, causes[0].status
@@ -88,7 +89,7 @@ def _rendezvous(nodes: int, run: str, port: int, environ: Mapping[str, str]) -> 
 
 
 def interface_of(address: str) -> str | None:
-    """The name of the network interface with an IPv4 address, if found."""
+    """Return the name of the network interface with an IPv4 address, if found."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             with suppress(OSError):

@@ -104,7 +104,7 @@ def _numbers(metrics: Mapping[str, float]) -> dict[str, float | str]:
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The complete lines."""
+    """Yield the complete lines."""
     with path.open(encoding="utf-8", errors="replace") as file:
         for text in file:
             with contextlib.suppress(ValueError, KeyError, TypeError):
@@ -133,7 +133,7 @@ class Timings:
 
 
 def open_trackers(config: BaseExperimentConfig, folder: Path) -> list[Tracker]:
-    """Raises UsageFault naming the package that a tracker needs."""
+    """Raise UsageFault naming the package that a tracker needs."""
     logger, trackers = config.stats_logger, list[Tracker]()
     if logger.tensorboard.path is not None:
         trackers.append(_TensorBoard(logger.tensorboard.path))
@@ -297,7 +297,7 @@ class Prometheus:
 
 @contextlib.contextmanager
 def prometheus(config: BaseExperimentConfig, folder: Path, total_steps: int) -> Iterator[tuple[Prometheus, str]]:
-    """The tracker, and its URL while the block runs. Raises UsageFault without a key on an address other than
+    """Yield the tracker, and its URL while the block runs. Raises UsageFault without a key on an address other than
     loopback."""
     asked = config.stats_logger.prometheus
     loopback = is_loopback(asked.host)

@@ -75,7 +75,7 @@ class Ranks:
         return self.layout.tensor * self.layout.context
 
     def all_sum(self, values: Tensor) -> Tensor:
-        """The sum of ``values`` over data-parallel ranks, on every rank."""
+        """Return the sum of ``values`` over data-parallel ranks, on every rank."""
         if self.group is None:
             return values
         total = values.detach().clone() if self.is_replica_first else torch.zeros_like(values)
@@ -90,7 +90,7 @@ class Ranks:
         return int(highest)
 
     def broadcast(self, value: Any) -> Any:
-        """The first rank's ``value``, on every rank. Uses pickle, only among the ranks of one run."""
+        """Return the first rank's ``value``, on every rank. Uses pickle, only among the ranks of one run."""
         if self.group is None:
             return value
         box = [value]
@@ -98,7 +98,7 @@ class Ranks:
         return box[0]
 
     def all_gather(self, value: T) -> list[T]:
-        """The ``value`` of each rank, in rank order, on every rank. Uses pickle too."""
+        """Return the ``value`` of each rank, in rank order, on every rank. Uses pickle too."""
         if self.group is None:
             return [value]
         values: list[Any] = [None] * self.size
@@ -106,7 +106,7 @@ class Ranks:
         return values
 
     def data_gather(self, value: T) -> list[T]:
-        """The ``value`` of each data-parallel rank, in rank order, on every rank."""
+        """Return the ``value`` of each data-parallel rank, in rank order, on every rank."""
         return [each for each, counts in self.all_gather((value, self.is_replica_first)) if counts]
 
 
@@ -171,7 +171,7 @@ def require_shared(folder: Path, ranks: Ranks) -> None:
 
 
 def layout_of(config: Any) -> Part | None:
-    """The configured layout of the training ranks, if any."""
+    """Return the configured layout of the training ranks, if any."""
     engine = getattr(config, "actor", None) or getattr(config, "model", None)
     backend, allocation = getattr(engine, "backend", "") or "", config.allocation_mode or ""
     return train_backend(backend, allocation) if backend or allocation else None
@@ -183,8 +183,8 @@ def processes_of(config: Any) -> int | None:
 
 
 def require_layout(ranks: Ranks, part: Part, role: str) -> None:
-    """All models of a run have the same ranks and rows. Raises UsageFault for a model with other tensor, pipeline or
-    context parallelism; its data-parallel size is ignored."""
+    """Require that all models of a run have the same ranks and rows. Raises UsageFault for a model with other tensor,
+    pipeline or context parallelism; its data-parallel size is ignored."""
     wanted, actual = (tuple(getattr(each, name) for name in _MODEL_AXES) for each in (part, ranks.layout))
     if wanted != actual:
         raise UsageFault(
@@ -216,7 +216,7 @@ def ensure_layout(config: Any) -> None:
 
 
 def _main_script() -> Path | None:
-    """The file of ``python driver.py``; None in a notebook, a test or ``python -m``."""
+    """Return the file of ``python driver.py``; None in a notebook, a test or ``python -m``."""
     main = sys.modules["__main__"]
     file = getattr(main, "__file__", None)
     if file is None or getattr(main, "__spec__", None) is not None or not file.endswith(".py"):

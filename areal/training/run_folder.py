@@ -71,7 +71,7 @@ class RunFolder:
         return self.root / "logs" / f"attempt_{self.attempt}"
 
     def prepare(self) -> None:
-        """Raises UsageFault where the folder cannot be made."""
+        """Raise UsageFault if the folder cannot be made."""
         try:
             self.logs.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -109,7 +109,7 @@ class RunFolder:
         replace_file(self._version, f"{version}\n".encode())
 
     def published_version(self) -> int | None:
-        """The last noted version."""
+        """Return the last noted version."""
         try:
             return int(self._version.read_text())
         except (FileNotFoundError, ValueError):
@@ -121,8 +121,8 @@ class RunFolder:
 
 
 def _plain(value: Any) -> Any:
-    """The value as YAML types: functions and classes by name, a section with two names under its first. Secrets (fields
-    with ``repr=False``) are left out."""
+    """Return the value as YAML types: functions and classes by name, a section with two names under its first. Secrets
+    (fields with ``repr=False``) are left out."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.repr}
         first = {id(each): name for name, each in reversed(fields.items())}
@@ -143,7 +143,7 @@ def _plain(value: Any) -> Any:
 
 
 def run_folder(config: BaseExperimentConfig) -> RunFolder:
-    """The TrainJob's folder, else one below ``cluster.fileroot``."""
+    """Return the TrainJob's folder, else one below ``cluster.fileroot``."""
     attempt = int(os.environ.get(ATTEMPT_VARIABLE, "1"))
     if (given := os.environ.get(FOLDER_VARIABLE)) is not None:
         if config.cluster.fileroot:
@@ -157,7 +157,7 @@ _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".safetensors.index.json", ".
 
 
 def config_files(folder: Path) -> tuple[Path, ...]:
-    """The configuration, tokenizer and chat template files of ``folder``."""
+    """Return the configuration, tokenizer and chat template files of ``folder``."""
     return tuple(path for path in sorted(folder.iterdir()) if path.is_file() and not path.name.endswith(_WEIGHTS))
 
 

@@ -54,7 +54,7 @@ _END_S = 10.0
 
 
 def own_address() -> str:
-    """The address of this process for others: of its node in a cluster, else loopback."""
+    """Return the address of this process for others: of its node in a cluster, else loopback."""
     return os.environ.get(NODE_ADDRESS_VARIABLE) or "127.0.0.1"
 
 
@@ -87,8 +87,8 @@ def weight_update_gateway(folder: Path, key_file: Path | None, log: Path) -> Ite
 
 
 def _start(argv: list[str], log: Path) -> subprocess.Popen[bytes]:
-    """A process that ends with this one. It has its own process group: Ctrl-C and torchrun's signals must reach only
-    the trainer, which may still publish a step or disconnect."""
+    """Return a process that ends with this one. It has its own process group: Ctrl-C and torchrun's signals must reach
+    only the trainer, which may still publish a step or disconnect."""
     parent = os.getpid()
     with log.open("ab") as out:
         return subprocess.Popen(
@@ -171,7 +171,7 @@ def _disconnect(pair: TrainerPair, publisher: WeightPublisher, files: tuple[Path
 
 @contextlib.contextmanager
 def _admin_key_file(folder: RunFolder, key: str | None) -> Iterator[Path | None]:
-    """The key as a file with mode 0600, for child processes."""
+    """Yield the key as a file with mode 0600, for child processes."""
     if key is None:
         yield None
         return
@@ -229,7 +229,7 @@ def own_service(config: PPOConfig, folder: RunFolder) -> Iterator[None]:
 
 
 def _engine_allocation(config: PPOConfig) -> str | None:
-    """The allocation of the service's engines; None where none is configured."""
+    """Return the allocation of the service's engines; None if none is configured."""
     part = config.rollout.backend or config.allocation_mode
     generates = AllocationMode.from_str(part).gen if part else None
     return None if generates is None or generates.engine == "external" else str(generates)
@@ -279,7 +279,7 @@ def _supervised(name: str, folder: RunFolder) -> Iterator[None]:
 
 
 def _key_file(folder: RunFolder) -> Path:
-    """The service's admin key file with mode 0600, created once for a run folder."""
+    """Return the service's admin key file with mode 0600, created once for a run folder."""
     path = folder.root / "service.key"
     with contextlib.suppress(FileExistsError):
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -57,7 +57,7 @@ def deferred() -> Iterator[None]:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Raises Stopped, also for an earlier request."""
+    """Raise Stopped, also for an earlier request."""
     before, _requests.interrupts = _requests.interrupts, True
     try:
         if requested():

@@ -15,7 +15,7 @@ HINT = 200  # characters
 
 
 def origin(episode: Episode) -> list[str]:
-    """The origin of a trainer's episode: "training step 12", "sample 3 of group t-7"."""
+    """Return the origin of a trainer's episode: "training step 12", "sample 3 of group t-7"."""
     found = []
     if episode.step is not None:
         found.append(f"{'evaluation after' if episode.is_eval else 'training'} step {episode.step}")
@@ -51,7 +51,7 @@ def _hint(turn: ShownTurn) -> str:
 
 
 def tokens_hint(ids: Sequence[int], texts: Sequence[str | None]) -> str:
-    """The text of tokens, or their ids, up to ``HINT`` characters."""
+    """Return the text of tokens, or their ids, up to ``HINT`` characters."""
     found = "".join(f"{each} " if text is None else text[:HINT] for each, text in zip(ids[:HINT], texts, strict=False))
     return found[:HINT].strip()
 

@@ -24,7 +24,8 @@ TRAJECTORIES = "trajectories"
 
 
 def read_episodes(path: Path) -> Iterator[Episode]:
-    """The episodes of a file or folder. Raises NotFound, and ArealError naming the file (and line) that is invalid."""
+    """Yield the episodes of a file or folder. Raises NotFound, and ArealError naming the file (and line) that is
+    invalid."""
     if path.is_dir():
         yield from read_folder(path)
     elif not path.exists():
@@ -40,7 +41,7 @@ def read_episodes(path: Path) -> Iterator[Episode]:
 
 
 def read_folder(folder: Path) -> Iterator[Episode]:
-    """The episodes that a collection has written so far: Parquet files, then JSON lines. Raises NotFound."""
+    """Yield the episodes that a collection has written so far: Parquet files, then JSON lines. Raises NotFound."""
     parquet = sorted(folder.glob(f"{TRAJECTORIES}-*{PARQUET}"))
     lines = [
         each for each in sorted(folder.glob(f"{TRAJECTORIES}*{JSONL}")) if each.with_suffix(PARQUET) not in parquet
@@ -52,8 +53,8 @@ def read_folder(folder: Path) -> Iterator[Episode]:
 
 
 def read_lines(path: Path, *, unfinished: bool = False) -> Iterator[Episode]:
-    """The episodes of a JSON lines file. ``unfinished``: ignore a last line without a line end, which a killed writer
-    left. Raises ArealError naming the line."""
+    """Yield the episodes of a JSON lines file. ``unfinished``: ignore a last line without a line end, which a killed
+    writer left. Raises ArealError naming the line."""
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if unfinished and not line.endswith(b"\n"):
@@ -113,7 +114,7 @@ _TEXT = ("messages", "response")  # of an external model, as JSON
 
 
 def pyarrow() -> Any:
-    """The pyarrow module. Raises ArealError with the install command if it is missing."""
+    """Return the pyarrow module. Raises ArealError with the install command if it is missing."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -160,7 +161,7 @@ def _rows(episode: Episode) -> Iterator[dict[str, Any]]:
 
 
 def read_parquet(path: Path) -> Iterator[Episode]:
-    """The episodes of a file that ``write_parquet`` wrote. Raises ArealError for any other file."""
+    """Yield the episodes of a file that ``write_parquet`` wrote. Raises ArealError for any other file."""
     arrow = pyarrow()
     try:
         batches = arrow.parquet.ParquetFile(path).iter_batches(_AT_A_TIME)

@@ -112,7 +112,7 @@ class Episode:
     is_eval: bool = False
 
     def document(self) -> dict[str, Any]:
-        """The JSON document of one line of a ``.jsonl`` file."""
+        """Return the JSON document of one line of a ``.jsonl`` file."""
         return {
             "episode": self.episode,
             "prompt": self.prompt,
@@ -131,7 +131,7 @@ class Episode:
 
 
 def read_episode(document: Mapping[str, Any]) -> Episode:
-    """The inverse of ``Episode.document``. Raises ValueError naming the invalid field."""
+    """Return the inverse of ``Episode.document``. Raises ValueError naming the invalid field."""
     try:
         return Episode(
             episode=str(document["episode"]),
@@ -182,7 +182,7 @@ def _interaction(document: Mapping[str, Any]) -> Interaction:
 
 
 def rows_of_export(answer: Mapping[str, Any]) -> tuple[Interaction, ...]:
-    """The rows of an export response (``traj`` and ``rows``), without padding. Raises ValueError."""
+    """Return the rows of an export response (``traj`` and ``rows``), without padding. Raises ValueError."""
     try:
         traj, rows = answer["traj"], answer["rows"]
         texts = traj.get("interactions") or ()
@@ -210,7 +210,8 @@ def _about(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def episodes_of_export(answer: Mapping[str, Any]) -> list[Episode]:
-    """The episodes of an export response, which has no collector metadata: one per trajectory. Raises ValueError."""
+    """Return the episodes of an export response, which has no collector metadata: one per trajectory. Raises
+    ValueError."""
     failures = answer.get("failures") or ()
     export_id = str(answer.get("export_id") or "")
     return by_trajectory(rows_of_export(answer), failures, export_id)
@@ -228,7 +229,7 @@ def by_trajectory(
 
 
 def total_reward(rows: Sequence[Interaction]) -> float | None:
-    """The sum of the rows' own rewards; None if no row was rewarded."""
+    """Return the sum of the rows' own rewards; None if no row was rewarded."""
     if not any(row.rewarded for row in rows):
         return None
     return sum(row.original_reward for row in rows)

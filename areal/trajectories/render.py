@@ -24,7 +24,7 @@ _DIM, _BOLD, _OFF = f"{ESCAPE}[2m", f"{ESCAPE}[1m", f"{ESCAPE}[0m"
 
 
 def render_terminal(episode: Episode, conversation: Sequence[ShownTurn], *, paint: Paint | None) -> str:
-    """The text of an episode. ``paint`` None: no colors."""
+    """Return the text of an episode. ``paint`` None: no colors."""
     lines = [_head(episode, paint), *_tree(stretches(conversation))]
     versions = sorted({version for turn in conversation for version in turn.versions})
     for turn in conversation:
@@ -37,7 +37,7 @@ def render_terminal(episode: Episode, conversation: Sequence[ShownTurn], *, pain
 
 
 def _tree(found: Sequence[Stretch], before: str = "  ") -> list[str]:
-    """The lines of a tree of branches; empty for a conversation without branches."""
+    """Return the lines of a tree of branches; empty for a conversation without branches."""
     if before == "  " and len(found) == 1 and not found[0].branches:
         return []
     lines = []

@@ -34,7 +34,8 @@ class StepFile(NamedTuple):
 
 
 def step_files(folder: Path) -> list[StepFile]:
-    """The steps that have a file, in order, the evaluation after a step behind it. One listing; nothing is opened."""
+    """Return the steps that have a file, in order, the evaluation after a step behind it. One listing; nothing is
+    opened."""
     try:
         names = os.listdir(folder)  # noqa: PTH208  # 100,000 names without a Path each
     except FileNotFoundError:
@@ -134,7 +135,8 @@ def read_step(
 
 
 def read_sample(path: Path, line: int) -> Episode:
-    """The episode whose line begins at byte ``line``. Raises NotFound, and ArealError where no line begins there."""
+    """Return the episode whose line begins at byte ``line``. Raises NotFound, and ArealError where no line begins
+    there."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, line - 1))
@@ -189,7 +191,7 @@ def _hint(row: Interaction, decoder: TokenDecoder | None) -> str:
 
 
 def question_of(episode: Episode) -> str:
-    """How the prompt's last message begins, or the first text of the example."""
+    """Return how the prompt's last message begins, or the first text of the example."""
     messages = episode.example.get("messages")
     if isinstance(messages, Sequence) and messages and isinstance(messages[-1], dict):
         content = messages[-1].get("content")
@@ -208,8 +210,8 @@ class FailedRollout(NamedTuple):
 
 
 def read_failures(folder: Path, first: float = -math.inf, last: float = math.inf) -> tuple[list[FailedRollout], bool]:
-    """The failed rollouts between two times, newest first, and whether older ones were not read: only the end of the
-    file is."""
+    """Return the failed rollouts between two times, newest first, and whether older ones were not read: only the end of
+    the file is."""
     try:
         with (folder / _FAILURES).open("rb") as file:
             size = file.seek(0, os.SEEK_END)

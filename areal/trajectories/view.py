@@ -122,7 +122,7 @@ class ShownTurn:
 
 
 def turns(episode: Episode, decoder: TokenDecoder | None) -> list[ShownTurn]:
-    """The turns of an episode in reading order: each turn before its continuations."""
+    """Return the turns of an episode in reading order: each turn before its continuations."""
     rows = {row.interaction_id: row for row in episode.interactions}
     children: dict[str | None, list[Interaction]] = {}
     for row in episode.interactions:
@@ -141,14 +141,15 @@ def turns(episode: Episode, decoder: TokenDecoder | None) -> list[ShownTurn]:
 
 
 def _branches(rows: Sequence[Interaction], branch: str) -> list[tuple[Interaction, str]]:
-    """Each row with the name of its branch; several rows get one more letter each."""
+    """Return each row with the name of its branch; several rows get one more letter each."""
     if len(rows) == 1:
         return [(rows[0], branch)]
     return [(row, branch + _letters(place)) for place, row in enumerate(rows)]
 
 
 def _letters(place: int) -> str:
-    """``a`` to ``y``, then ``za`` to ``zy``, ``zza``...: prefix-free, so that joined letters identify a branch."""
+    """Return ``a`` to ``y``, then ``za`` to ``zy``, ``zza``...: prefix-free, so that joined letters identify a
+    branch."""
     return "z" * (place // 25) + chr(ord("a") + place % 25)
 
 
@@ -176,7 +177,7 @@ class Stretch:
 
 
 def stretches(conversation: Sequence[ShownTurn]) -> tuple[Stretch, ...]:
-    """The tree of a conversation, from its turns in reading order."""
+    """Return the tree of a conversation, from its turns in reading order."""
     named: dict[str, list[ShownTurn]] = {}
     for turn in conversation:
         named.setdefault(turn.branch, []).append(turn)
@@ -192,12 +193,12 @@ def stretches(conversation: Sequence[ShownTurn]) -> tuple[Stretch, ...]:
 
 
 def _parent_of(branch: str, known: Mapping[str, object]) -> str:
-    """The longest known branch that ``branch`` continues."""
+    """Return the longest known branch that ``branch`` continues."""
     return next((branch[:end] for end in range(len(branch) - 1, 0, -1) if branch[:end] in known), "")
 
 
 def text_of_messages(row: Interaction) -> list[tuple[str, str]]:
-    """The messages of an external model's interaction: pairs of role and text, tool calls included."""
+    """Return the messages of an external model's interaction: pairs of role and text, tool calls included."""
     messages = []
     for message in (*row.messages, *([row.response] if row.response is not None else [])):
         content = message.get("content")
@@ -210,5 +211,5 @@ def text_of_messages(row: Interaction) -> list[tuple[str, str]]:
 
 
 def call_text(name: str, arguments: str) -> str:
-    """A tool call as one line of text."""
+    """Return a tool call as one line of text."""
     return f"-> {name}({' '.join(arguments.split())})"

@@ -51,7 +51,7 @@ class PageAccess:
     any_address: bool = False
 
     def refuses(self, headers: AccessHeaders, *, secret: bool) -> AccessRefusal | None:
-        """Why a request is refused; None if it is not. ``secret``: its answer needs the token."""
+        """Return why a request is refused; None if it is not. ``secret``: its answer needs the token."""
         if not self._reached_by(headers.host):
             return AccessRefusal(
                 403, "the Host header does not name this server", "use the address that `areal ui` printed"
@@ -87,8 +87,8 @@ class AccessHeaders(NamedTuple):
 
 
 def access_of(host: str, key: str | None, *, machine: Collection[str] = ()) -> PageAccess:
-    """The access of a server that listens on ``host``: a fresh token of 128 bits, or ``key``. ``machine``: the names of
-    this machine. Raises UsageFault where a key is needed or cannot be used."""
+    """Return the access of a server that listens on ``host``: a fresh token of 128 bits, or ``key``. ``machine``: the
+    names of this machine. Raises UsageFault where a key is needed or cannot be used."""
     if key is not None and (fault := key_fault(key.encode(), host)):
         raise UsageFault(f"the key cannot be used: {fault}")
     if not is_loopback(host) and key is None:
@@ -105,13 +105,13 @@ _HOST = re.compile(r"(?:\[(?P<ipv6>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9._-]+))(
 
 
 def host_name(host: str) -> str | None:
-    """The name in a ``Host`` header, in lower case, without port and brackets; None if it is malformed."""
+    """Return the name in a ``Host`` header, in lower case, without port and brackets; None if it is malformed."""
     match = _HOST.fullmatch(host)
     return (match["ipv6"] or match["name"]).lower() if match is not None else None
 
 
 def _same_origin(origin: str, host: str) -> bool:
-    """Whether the origin is that of the request's own host. Any scheme: a proxy may add TLS."""
+    """Return whether the origin is that of the request's own host. Any scheme: a proxy may add TLS."""
     scheme, found, rest = origin.partition("://")
     return bool(found) and scheme in ("http", "https") and rest.lower() == host.lower()
 

@@ -77,7 +77,7 @@ class Actions:
         self._count = 0
 
     def start(self, plan: ActionPlan, digest: object, confirm: object) -> RunningAction:
-        """Raises Conflict for a plan that has changed and while another change runs, UsageFault for another name."""
+        """Raise Conflict for a plan that has changed and while another change runs, UsageFault for another name."""
         if confirm != plan.confirm:
             raise UsageFault(f"the name is not confirmed: type {plan.confirm}", hint=f"to {plan.words}")
         if digest != plan.digest:
@@ -97,7 +97,7 @@ class Actions:
         return action
 
     def all(self) -> list[RunningAction]:
-        """The newest first."""
+        """Return the newest first."""
         return self._actions[::-1]
 
     def close(self) -> None:

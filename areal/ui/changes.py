@@ -48,8 +48,8 @@ class SharedMarks:
 def events(
     watched: Sequence[str], shared: SharedMarks, ended: threading.Event, left: Callable[[], bool]
 ) -> Iterator[bytes]:
-    """The stream of one page: first all cursors, then what differs, and a comment when nothing did for a while. It ends
-    with the server, or once the page has ``left``."""
+    """Yield the stream of one page: first all cursors, then what differs, and a comment when nothing did for a while.
+    It ends with the server, or once the page has ``left``."""
     seen: dict[str, Marks] = {}
     sent_at = time.monotonic()
     while not ended.is_set() and not left():
@@ -67,7 +67,7 @@ def events(
 
 
 def changed(before: Marks | None, now: Marks) -> dict[str, int | str | None]:
-    """The cursors that differ; None for one that is gone. Pure."""
+    """Return the cursors that differ; None for one that is gone. Pure."""
     old = before or {}
     gone = {name: None for name in old if name not in now}
     return {name: cursor for name, cursor in now.items() if old.get(name) != cursor} | gone

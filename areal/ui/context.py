@@ -37,18 +37,18 @@ class ViewContext:
     actions: Actions | None = None
 
     def need(self, name: str) -> str:
-        """The parameter. Raises UsageFault without it."""
+        """Return the parameter. Raises UsageFault without it."""
         value = self.query.get(name)
         if not value:
             raise UsageFault(f"the request has no {name}", hint=f"add {name}=... to the address")
         return value
 
     def name(self) -> str:
-        """The parameter ``name``, of an object. Raises UsageFault for what names none."""
+        """Return the parameter ``name``, of an object. Raises UsageFault for what names none."""
         return check_name(self.need("name"))
 
     def number(self, name: str, default: int, *, least: int = 0, most: int = 1 << 53) -> int:
-        """The parameter as an integer. Raises UsageFault for anything else."""
+        """Return the parameter as an integer. Raises UsageFault for anything else."""
         text = self.query.get(name, "")
         if not text:
             return default
@@ -61,5 +61,5 @@ class ViewContext:
         return number
 
     def ref(self) -> Ref:
-        """The object of the parameters ``kind`` and ``name``. Raises UsageFault and NotFound."""
+        """Return the object of the parameters ``kind`` and ``name``. Raises UsageFault and NotFound."""
         return Ref(resolve_kind(self.need("kind")), self.name())

@@ -60,7 +60,7 @@ _FEW, _OUTSIDE = 0.02, 1.0
 
 
 def group_of(metric: str) -> tuple[int, str]:
-    """The group of a metric: its place and its title."""
+    """Return the group of a metric: its place and its title."""
     for place, (title, patterns) in enumerate(GROUPS):
         if any(fnmatchcase(metric, pattern) for pattern in patterns):
             return place, title
@@ -71,8 +71,8 @@ def group_of(metric: str) -> tuple[int, str]:
 
 
 def drawn_range(values: Iterable[float]) -> tuple[float, float]:
-    """The range without the few values (two in a hundred at each end) that lie farther outside of all others than those
-    are apart: one spike does not flatten a curve. (0, 0) without values."""
+    """Return the range without the few values (two in a hundred at each end) that lie farther outside of all others
+    than those are apart: one spike does not flatten a curve. (0, 0) without values."""
     known = sorted(values)
     if not known:
         return 0.0, 0.0

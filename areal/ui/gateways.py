@@ -26,7 +26,7 @@ class Asked(NamedTuple):
 
 
 def gateway_of(view: ViewContext, ref: Ref, timeout_s: float) -> GatewayClient:
-    """The gateway of a service. Raises NotFound, and ArealError with the cause for one that does not run."""
+    """Return the gateway of a service. Raises NotFound, and ArealError with the cause for one that does not run."""
     if view.remote is not None:
         return view.remote.client._replace(timeout_s=timeout_s)
     ObjectStore(view.home).expect(ref)
@@ -38,7 +38,7 @@ def gateway_of(view: ViewContext, ref: Ref, timeout_s: float) -> GatewayClient:
 
 
 def explained(view: ViewContext, ref: Ref, error: ArealError) -> ArealError:
-    """The failure of a call to a service's gateway, with what its processes show."""
+    """Return the failure of a call to a service's gateway, with what its processes show."""
     if view.remote is not None or isinstance(error, NotFound | UsageFault | Conflict):
         return error
     cause = _cause(HomeView(view.home), ref)
@@ -55,8 +55,8 @@ def _cause(home: HomeView, ref: Ref) -> str:
 
 
 def ask_all(view: ViewContext, kind: str, ask: Callable[[Ref, GatewayClient], T], timeout_s: float) -> list[Asked]:
-    """What ``ask`` returns for each service of a kind that runs, asked together; of a remote gateway for that one. A
-    failure hides no other service."""
+    """Return what ``ask`` returns for each service of a kind that runs, asked together; of a remote gateway for that
+    one. A failure hides no other service."""
 
     def one(ref: Ref) -> Asked:
         try:
@@ -74,7 +74,7 @@ def ask_all(view: ViewContext, kind: str, ask: Callable[[Ref, GatewayClient], T]
 
 
 def entries(client: GatewayClient, path: str, name: str, what: str) -> list[Mapping[str, Any]]:
-    """The list ``name`` of the answer to a GET. Raises ArealError, also for a server of another kind."""
+    """Return the list ``name`` of the answer to a GET. Raises ArealError, also for a server of another kind."""
     document = client.get(path)
     if not isinstance(document, dict) or not isinstance(document.get(name), list):
         raise ArealError(f"GET {client.url}{path} answers without {what}")

@@ -75,7 +75,7 @@ _lock = threading.Lock()
 
 
 def numbers_of(path: Path) -> JobNumbers:
-    """The numbers of a job by its file. Raises OSError. Those of the last jobs are kept."""
+    """Return the numbers of a job by its file. Raises OSError. Those of the last jobs are kept."""
     with _lock:
         entry = _entries.pop(path, None) or _Kept(path)
         _entries[path] = entry
@@ -85,7 +85,7 @@ def numbers_of(path: Path) -> JobNumbers:
 
 
 def read_mark(path: Path) -> str:
-    """A cursor that differs while the file grows, and when it has been read."""
+    """Return a cursor that differs while the file grows, and when it has been read."""
     with _lock:
         entry = _entries.get(path)
     reading = entry is not None and entry.reader is not None and entry.reader.is_alive()
@@ -93,7 +93,7 @@ def read_mark(path: Path) -> str:
 
 
 def job_of(home: Home, name: str) -> StoredObject:
-    """Raises NotFound."""
+    """Raise NotFound."""
     found = next((job for job in HomeView(home).of_kind(TRAIN_JOB) if job.name == name), None)
     if found is None:
         raise NotFound(f"{Ref(TRAIN_JOB, check_name(name))} is not recorded in this home", hint="areal train ps --all")
@@ -111,8 +111,8 @@ _decoders: FileMemo[TokenDecoder] = FileMemo(load_decoder, 2)
 
 
 def config_of(folder: Path) -> Mapping[str, Any]:
-    """The configuration that a run's driver wrote into its folder; empty before it has begun. Raises ArealError where
-    it is damaged."""
+    """Return the configuration that a run's driver wrote into its folder; empty before it has begun. Raises ArealError
+    where it is damaged."""
     return _configs.get(folder / "config.yaml")
 
 
@@ -120,15 +120,16 @@ _OF_ONE_RUN = ("experiment_name", "trial_name", "fileroot", "nfs_record_root")
 
 
 def compared_keys(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a configuration by keys with dots, but for the names and folders in which any two runs differ."""
+    """Return the values of a configuration by keys with dots, but for the names and folders in which any two runs
+    differ."""
     from areal.convert.reading import flat
 
     return {key: value for key, value in flat(config) if key.rpartition(".")[2] not in _OF_ONE_RUN}
 
 
 def decoder_of(home: Home, job: StoredObject) -> TokenDecoder | None:
-    """The decoder of the tokenizer that the job's configuration names; None where it is not on this machine, and tokens
-    are shown by their ids."""
+    """Return the decoder of the tokenizer that the job's configuration names; None if it is not on this machine, and
+    tokens are shown by their ids."""
     try:
         config = config_of(home.jobs / job.name)
         actor = config.get("actor")
@@ -139,13 +140,13 @@ def decoder_of(home: Home, job: StoredObject) -> TokenDecoder | None:
 
 
 def decoder_named(home: Home, path: str, working_dir: str | None = None) -> TokenDecoder | None:
-    """The decoder of a tokenizer, by its path or a model's name; None where it is not on this machine."""
+    """Return the decoder of a tokenizer, by its path or a model's name; None if it is not on this machine."""
     folder = tokenizer_here(home, path, working_dir)
     return _decoders.get(folder / _TOKENIZER) if folder is not None else None
 
 
 def tokenizer_here(home: Home, path: str, working_dir: str | None = None) -> Path | None:
-    """The folder of a tokenizer by its path or the name that its model is served under."""
+    """Return the folder of a tokenizer by its path or the name that its model is served under."""
     candidates = [Path(str(working_dir or "."), path)]
     mine = (item for item in ObjectStore(home).list(MODEL) if served_name(item.name, item.spec) == path)
     if (found := next(mine, None)) is not None and (own := found.spec.get("tokenizerPath") or found.spec.get("path")):

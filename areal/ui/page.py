@@ -54,8 +54,8 @@ def render_html(
     left_out: str = "",
     most_bytes: int = MOST_BYTES,
 ) -> tuple[str, int]:
-    """The page, and how many of the episodes it has: the first ones, as many as ``most_bytes`` hold and at least one.
-    ``left_out``: what the reader of the page should know that it does not show."""
+    """Return the page, and how many of the episodes it has: the first ones, as many as ``most_bytes`` hold and at least
+    one. ``left_out``: what the reader of the page should know that it does not show."""
     shown: list[str] = []
     size = 0
     for episode in episodes:

@@ -22,8 +22,8 @@ _COUNTED_FILES, _COUNTED_BYTES = 100, 32 << 20  # of a job, the newest
 
 
 def find_trained(home: Home, session: str, since: float) -> dict[str, Any]:
-    """``samples`` of the session in the files of all jobs that were written after it began, and whether the search was
-    ``whole``."""
+    """Return ``samples`` of the session in the files of all jobs that were written after it began, and whether the
+    search was ``whole``."""
     files = [
         (path.stat().st_mtime, path.stat().st_size, folder.parent.name, each, path)
         for folder in sorted(home.jobs.glob("*/trajectories"))
@@ -48,7 +48,7 @@ def _samples(path: Path, session: str, job: str, step: StepFile) -> Iterator[dic
 
 
 def _episodes(path: Path, needle: bytes = b"") -> Iterator[Episode]:
-    """The episodes of the lines that have ``needle`` and can be read; none where the file is gone."""
+    """Yield the episodes of the lines that have ``needle`` and can be read; none where the file is gone."""
     with suppress(FileNotFoundError), path.open("rb") as file:
         for line in file:
             if needle in line:
@@ -57,7 +57,7 @@ def _episodes(path: Path, needle: bytes = b"") -> Iterator[Episode]:
 
 
 def _count(path: Path) -> Counter[int]:
-    """How many tokens of a step's file each version has sampled."""
+    """Return how many tokens of a step's file each version has sampled."""
     rows = chain.from_iterable(episode.interactions for episode in _episodes(path))
     return Counter(version for row in rows for version in row.versions if version >= 0)
 

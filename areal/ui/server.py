@@ -105,7 +105,7 @@ class PageServer(ThreadingHTTPServer):
             self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that left is no error, and a failure of a view has been answered."""
+        """Log nothing: a client that left is no error, and a failure of a view has been answered."""
 
     def server_close(self) -> None:
         self.ended.set()
@@ -230,7 +230,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(event)
 
     def _left(self) -> bool:
-        """Whether the client has closed the connection: a stream that waits for a change does not write."""
+        """Return whether the client has closed the connection: a stream that waits for a change does not write."""
         readable = select.poll()
         readable.register(self.connection, select.POLLIN)
         try:
@@ -247,7 +247,7 @@ class _Handler(BaseHTTPRequestHandler):
         return f"areal/{__version__}"
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Requests are not logged."""
+        """Log nothing."""
 
 
 class _MethodNotAllowed(ArealError):
@@ -266,7 +266,7 @@ def _failure(status: int, type: str, message: str, hint: str) -> Answer:
 
 
 def _static(path: str, known: str | None) -> Answer:
-    """A file of the page; the page itself for a path that is none, which its router reads."""
+    """Return a file of the page; the page itself for a path that is none, which its router reads."""
     file = _file(path) if path.startswith("/static/") else STATIC / _INDEX
     if file is None:
         return _failure(404, "NotFound", "there is no such file", "")
@@ -281,7 +281,7 @@ def _static(path: str, known: str | None) -> Answer:
 
 
 def _file(path: str) -> Path | None:
-    """The static file of a path; None where there is none, or where it leads outside the folder."""
+    """Return the static file of a path; None if there is none, or where it leads outside the folder."""
     if "\0" in path or "\\" in path:
         return None
     try:

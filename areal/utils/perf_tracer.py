@@ -50,7 +50,7 @@ atrace_session_phase = atrace_scope
 
 
 def trace_perf(name: str, category: Category | str | None = None, **_: Any) -> Callable[[F], F]:
-    """Decorator of a function or coroutine function that records the duration of each call in seconds."""
+    """Return a decorator of a function or coroutine function that records the duration of each call in seconds."""
 
     def wrap(function: F) -> F:
         if inspect.iscoroutinefunction(function):
@@ -64,7 +64,7 @@ trace_session = trace_perf
 
 
 def session_context(*_: Any, **__: Any) -> Callable[[F], F]:
-    """Decorator without effect: an episode already is a session."""
+    """Return a decorator without effect: an episode already is a session."""
     return lambda function: function
 
 

@@ -33,7 +33,7 @@ class StatsLogger:
 
     @staticmethod
     def get_log_path(config: BaseExperimentConfig | StatsLoggerConfig) -> str:
-        """An existing folder for other files of the driver."""
+        """Return an existing folder for other files of the driver."""
         folder = run_folder(_experiment(config))
         folder.prepare()
         return str(folder.logs)

@@ -63,7 +63,7 @@ reward: it is never a 0."""
 
 
 def is_session_key(key: str) -> bool:
-    """Whether ``key`` can name a session: 1 to 1024 bytes of UTF-8, without control characters."""
+    """Return whether ``key`` can name a session: 1 to 1024 bytes of UTF-8, without control characters."""
     try:
         return 1 <= len(key.encode()) <= LONGEST_KEY and _CONTROL.search(key) is None
     except UnicodeEncodeError:  # a lone surrogate

@@ -27,7 +27,7 @@ _SESSION_KEY = re.compile(r"[!-~]{8,512}")
 
 
 def checked(problem: str, valid: Callable[[Any], object], default: Any = MISSING) -> Any:
-    """A field whose value is refused with ``problem`` unless it is ``valid``."""
+    """Return a field whose value is refused with ``problem`` unless it is ``valid``."""
     return field(default=default, metadata={"problem": problem, "valid": valid})
 
 
@@ -392,7 +392,7 @@ class SetVersion:
     force: bool = False
 
     def conflict(self, served: int | None, where: str) -> str | None:
-        """Why the version cannot be set ``where`` the version ``served`` is; None if it can."""
+        """Return why the version cannot be set ``where`` the version ``served`` is; None if it can."""
         if self.force or served is None or self.version >= served:
             return None
         return f"{where} is at version {served}, above {self.version}: a version only grows, but with force: true"
@@ -550,7 +550,7 @@ def is_target(text: str) -> bool:
 
 
 def scrape_target(url: str, job: str, **labels: str | None) -> dict[str, Any]:
-    """The service at ``url``, which has /metrics, as an entry of Prometheus' HTTP service discovery."""
+    """Return the service at ``url``, which has /metrics, as an entry of Prometheus' HTTP service discovery."""
     known = {name: value for name, value in labels.items() if value}
     return {"targets": [urlsplit(url).netloc.rpartition("@")[2]], "labels": {"job": f"areal-{job}", **known}}
 

@@ -56,7 +56,7 @@ def bounded(least: float, most: float, default: Any = MISSING) -> Any:
 
 @cache
 def hints_of(cls: type[Any]) -> dict[str, Any]:
-    """The annotations of a dataclass's fields in order, with their marks."""
+    """Return the annotations of a dataclass's fields in order, with their marks."""
     hints = get_type_hints(cls, include_extras=True)
     return {each.name: hints[each.name] for each in fields(cls)}
 
@@ -67,8 +67,8 @@ def default_of(field: Field[Any]) -> Any:
 
 
 def read_fields(cls: type[T], data: object, path: str = "", *, lenient: bool = False) -> T:
-    """``data`` as an instance of the dataclass ``cls``; ``path`` is the object's own. ``lenient``: unknown fields are
-    ignored, and null stands for a default, as in a request's body. Raises FieldError."""
+    """Return ``data`` as an instance of the dataclass ``cls``; ``path`` is the object's own. ``lenient``: unknown
+    fields are ignored, and null stands for a default, as in a request's body. Raises FieldError."""
     if not isinstance(data, Mapping):
         raise FieldError(path, "must be an object")
     prefix, kinds = f"{path}." if path else "", hints_of(cls)  # type: ignore[arg-type]  # a class is hashable
@@ -90,14 +90,14 @@ def read_fields(cls: type[T], data: object, path: str = "", *, lenient: bool = F
 
 
 def write_fields(value: Any) -> dict[str, Any]:
-    """The object that ``read_fields`` reads, without the fields that have their default."""
+    """Return the object that ``read_fields`` reads, without the fields that have their default."""
     written = asdict(value)
     return {each.name: written[each.name] for each in fields(value) if getattr(value, each.name) != default_of(each)}
 
 
 @cache
 def _parts(hint: Any) -> tuple[Any, Any, tuple[Any, ...]]:
-    """A type without its marks, its origin, and its arguments."""
+    """Return a type without its marks, its origin, and its arguments."""
     kind = hint.__origin__ if get_origin(hint) is Annotated else hint
     return kind, get_origin(kind) or kind, get_args(kind)
 
@@ -203,7 +203,7 @@ class Reader:
         return value if value in options else self._not_one_of(list(map(str, options)), value, faults, path)
 
     def _enum(self, cls: type[Enum], value: Any, faults: Faults, path: FieldSteps) -> Any:
-        """The member with this name or value."""
+        """Return the member with this name or value."""
         for member in cls:
             if value is member or value == member.value or value == member.name:
                 return member
@@ -245,7 +245,7 @@ class Reader:
 
 
 def _whole_key(key: Any) -> Any:
-    """A key of a JSON object as a number, where it is one."""
+    """Return a key of a JSON object as a number, where it is one."""
     return int(key) if isinstance(key, str) and key.isascii() and key.isdigit() else key
 
 

@@ -34,8 +34,8 @@ def note(environ: Mapping[str, str], type: str, reason: str, message: str, actor
 
 
 def _merged(last: bytes, event: Mapping[str, object]) -> bytes | None:
-    """The event with the count of ``last``, if that is the same one of an earlier version: a training run has one for
-    each of its steps and replicas."""
+    """Return the event with the count of ``last``, if that is the same one of an earlier version: a training run has
+    one for each of its steps and replicas."""
     try:
         before = parse_json(last)
         if any(before[name] != event[name] for name in ("ref", "type", "reason", "actor")):

@@ -16,8 +16,8 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 
 def option(default: Any, help: str | None = None, **limits: float | str) -> Any:
-    """A field with a default. Without ``help`` its flag is not shown. ``limits``: ``above``, ``least``, or ``pattern``,
-    which manifests check."""
+    """Return a field with a default. Without ``help`` its flag is not shown. ``limits``: ``above``, ``least``, or
+    ``pattern``, which manifests check."""
     return field(default=default, metadata={"help": help, **limits})
 
 

@@ -46,7 +46,7 @@ class GatewayLimits:
     )  # calls that wait for a worker, in one relay process
 
     def updated(self, given: Mapping[str, float]) -> GatewayLimits:
-        """These limits with ``given`` on top. Raises FieldError."""
+        """Return these limits with ``given`` on top. Raises FieldError."""
         return read_fields(GatewayLimits, {**vars(self), **given}, "limits")
 
 
@@ -137,7 +137,7 @@ class Snapshot:
         return cls(**{**_known(Snapshot, data), "models": models})
 
     def changed(self, changes: Changes) -> Snapshot:
-        """The table after ``changes``. Raises ValueError where they belong to another one."""
+        """Return the table after ``changes``. Raises ValueError where they belong to another one."""
         if (self.epoch, self.serial) != (changes.epoch, changes.base):
             raise ValueError(f"changes of table {changes.epoch} {changes.base}, not of {self.epoch} {self.serial}")
         models = dict(self.models)
@@ -186,7 +186,7 @@ class Followed:
     inherited: Snapshot = EMPTY
 
     def follow(self, incoming: Snapshot) -> Followed:
-        """The table after ``incoming``. Within one epoch an older serial changes nothing."""
+        """Return the table after ``incoming``. Within one epoch an older serial changes nothing."""
         if incoming.epoch == self.table.epoch and incoming.serial < self.table.serial:
             return self
         if incoming.synced:
@@ -205,7 +205,7 @@ def _overlay(kept: Snapshot, incoming: Snapshot) -> Snapshot:
 
 
 def _overlay_model(kept: ModelEntry | None, incoming: ModelEntry) -> ModelEntry:
-    """A worker that this router has not heard from yet keeps the journals that the last one knew of."""
+    """Return a worker that this router has not heard from yet keeps the journals that the last one knew of."""
     if kept is None:
         return incoming
     workers = {worker.addr: worker for worker in kept.workers}
@@ -232,6 +232,7 @@ def _model_from_json(name: str, data: Mapping[str, Any]) -> ModelEntry:
 
 
 def _known(cls: type, data: Mapping[str, object]) -> dict[str, Any]:
-    """The fields that this version knows. Not ``read_fields``: a relay reads thousands of workers at each change."""
+    """Return the fields that this version knows. Not ``read_fields``: a relay reads thousands of workers at each
+    change."""
     known = cls.__dataclass_fields__  # type: ignore[attr-defined]
     return {name: tuple(each) if type(each) is list else each for name, each in data.items() if name in known}

@@ -21,7 +21,7 @@ _SEED_BITS = 0x7FFFFFFF
 
 
 def derived_seed(*parts: object) -> int:
-    """A 31-bit seed from the parts that identify a sample: distinct for each, the same in every run."""
+    """Return a 31-bit seed from the parts that identify a sample: distinct for each, the same in every run."""
     return int.from_bytes(sha256(":".join(map(str, parts)).encode()).digest()[:4], "big") & _SEED_BITS
 
 
@@ -74,7 +74,7 @@ class SamplingParams:
     top_logprobs: int = bounded(*WHOLE_RANGES["top_logprobs"], 0)
 
     def changed(self) -> dict[str, Any]:
-        """The fields that differ from the defaults; only these are sent."""
+        """Return the fields that differ from the defaults; only these are sent."""
         values = self.__dict__
         return {name: values[name] for name, default in _DEFAULTS if values[name] != default}
 

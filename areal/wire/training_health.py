@@ -53,7 +53,7 @@ class TrainingWarning(NamedTuple):
 
 
 def warnings_of(steps: Sequence[Step]) -> list[TrainingWarning]:
-    """The warnings that hold at the newest of ``steps``, which are in order."""
+    """Return the warnings that hold at the newest of ``steps``, which are in order."""
     rules = (_not_finite, _kl_spike, _no_spread, _reward_collapse, _still_reward)
     return [warning for rule in rules if (warning := rule(steps)) is not None]
 
@@ -109,7 +109,7 @@ def _not_finite(steps: Sequence[Step]) -> TrainingWarning | None:
 
 
 def _kl_spike(steps: Sequence[Step]) -> TrainingWarning | None:
-    """A KL divergence that is many times its median of the steps before."""
+    """Return a KL divergence that is many times its median of the steps before."""
     for ago, step in enumerate(_last(steps, _HOLDS), 1):
         for name in _KLS:
             value = step.get(name)
@@ -129,7 +129,8 @@ def _kl_spike(steps: Sequence[Step]) -> TrainingWarning | None:
 
 
 def _reward_collapse(steps: Sequence[Step]) -> TrainingWarning | None:
-    """The reward has fallen from its best by much of the range of a sample's reward, and by more than its noise."""
+    """Return whether the reward has fallen from its best by much of the range of a sample's reward, and by more than
+    its noise."""
     chosen = _some(steps)
     rewards = [value for step in chosen if _is_number(value := step.get("reward/mean"))]
     size = max(10, len(rewards) // 10)
@@ -151,7 +152,7 @@ def _reward_collapse(steps: Sequence[Step]) -> TrainingWarning | None:
 
 
 def _flat_reward(steps: Sequence[Step]) -> float | None:
-    """The mean reward, where it has not moved since the first step; None where it has, or might have.
+    """Return the mean reward, where it has not moved since the first step; None where it has, or might have.
 
     It has not if the means of the run's four quarters differ by less than a tenth of the range of a sample's reward,
     three standard errors of such a difference added. So noise around a mean is flat once there are enough steps to
@@ -173,7 +174,7 @@ def _flat_reward(steps: Sequence[Step]) -> float | None:
 
 
 def _variance(values: Sequence[float]) -> float:
-    """That of ``statistics``, which adds fractions, takes ten times as long."""
+    """Return the variance. That of ``statistics``, which adds fractions, takes ten times as long."""
     mean = statistics.fmean(values)
     return statistics.fmean([(value - mean) ** 2 for value in values])
 
@@ -184,14 +185,14 @@ def _some(steps: Sequence[Step]) -> list[Step]:
 
 
 def _range(steps: Sequence[Step]) -> tuple[float, float]:
-    """The lowest and the highest reward of a sample; equal where no step has them."""
+    """Return the lowest and the highest reward of a sample; equal where no step has them."""
     lowest = [value for step in steps if _is_number(value := step.get("reward/min"))]
     highest = [value for step in steps if _is_number(value := step.get("reward/max"))]
     return (min(lowest), max(highest)) if lowest and highest else (0.0, 0.0)
 
 
 def _last(steps: Sequence[Step], count: int) -> Iterator[Step]:
-    """The newest steps, newest first."""
+    """Return the newest steps, newest first."""
     return (steps[-place] for place in range(1, min(count, len(steps)) + 1))
 
 
@@ -201,7 +202,7 @@ def _number_of(step: Step) -> int | None:
 
 
 def _is_solved(reward: float, low: float, high: float) -> bool:
-    """Whether nearly all samples have the highest reward that any had, and some had less."""
+    """Return whether nearly all samples have the highest reward that any had, and some had less."""
     return low < high and reward >= low + _SOLVED * (high - low)
 
 
@@ -210,7 +211,7 @@ def _is_number(value: Any) -> TypeGuard[float]:
 
 
 def _newest(steps: Sequence[Step], holds: Callable[[Step], bool]) -> int:
-    """How many of the newest steps in a row meet the condition."""
+    """Return how many of the newest steps in a row meet the condition."""
     return next((count for count, step in enumerate(reversed(steps)) if not holds(step)), len(steps))
 
 

@@ -50,4 +50,4 @@ class AnsweringAgent(ABC):
 
     @abstractmethod
     async def answer(self, messages: list[dict[str, Any]], access: EpisodeModel) -> str:
-        """The text of the answer."""
+        """Return the text of the answer."""

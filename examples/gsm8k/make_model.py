@@ -82,7 +82,7 @@ def answers(tokens: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def sampled_accuracy(model: LlamaForCausalLM, tokenizer: Tokenizer, source: random.Random, count: int = 512) -> float:
-    """The probability of the right answer, sampled at temperature 1."""
+    """Return the probability of the right answer, sampled at temperature 1."""
     tokens, attention, sizes = batch_of(tokenizer, count, source)
     logprobs = model(input_ids=tokens, attention_mask=attention).logits[:, :-1].log_softmax(-1)
     each = logprobs.gather(-1, tokens[:, 1:, None])[..., 0]

@@ -11,7 +11,7 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def normal(text: str) -> list[str]:
-    """The words, in lower case, without punctuation and articles."""
+    """Return the words, in lower case, without punctuation and articles."""
     return re.sub(r"\b(a|an|the)\b", " ", text.lower().translate(_PUNCTUATION)).split()
 
 
@@ -21,7 +21,7 @@ def exact_match(prompt: str, completions: str, answer: str, **row: Any) -> float
 
 
 def f1(prompt: str, completions: str, answer: str, **row: Any) -> float:
-    """The harmonic mean of precision and recall of the answer's words."""
+    """Return the harmonic mean of precision and recall of the answer's words."""
     given, right = normal(completions), normal(answer)
     shared = sum((Counter(given) & Counter(right)).values())
     return 2 * shared / (len(given) + len(right)) if shared else 0.0

@@ -31,7 +31,7 @@ def facts(source: random.Random) -> dict[str, str]:
 
 
 def wrong(of: dict[str, str], source: random.Random) -> dict[str, str]:
-    """The facts with one that is not in the post."""
+    """Return the facts with one that is not in the post."""
     key, values = source.choice([("name", NAMES), ("deed", DEEDS), ("thing", THINGS)])
     return {**of, key: source.choice([value for value in values if value != of[key]])}
 

@@ -9,7 +9,8 @@ from typing import Any
 
 
 def reward_model() -> Path:
-    """The folder that `REWARD_MODEL` names, else the newest that the job `tldr-rw` of the same home has saved."""
+    """Return the folder that `REWARD_MODEL` names, else the newest that the job `tldr-rw` of the same home has
+    saved."""
     if named := os.environ.get("REWARD_MODEL"):
         return Path(named)
     saved = Path(os.environ["AREAL_RUN_FOLDER"]).parent / "tldr-rw" / "models"
@@ -30,7 +31,7 @@ def _model() -> Any:
 
 
 def score(prompt: str, completions: str, prompt_ids: list[int], completion_ids: list[int], **row: Any) -> float:
-    """The score of the last token, as in training: above 0 or below, without a bound."""
+    """Return the score of the last token, as in training: above 0 or below, without a bound."""
     import torch
 
     model = _model()

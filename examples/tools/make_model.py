@@ -70,7 +70,7 @@ def make_model(tokenizer: Tokenizer) -> LlamaForCausalLM:
 
 
 def episode(source: random.Random, right: float) -> list[tuple[str, bool]]:
-    """A careless episode: its texts, and whether the model says them."""
+    """Return a careless episode: its texts, and whether the model says them."""
     given = task(source)
     question, answer = given["prompt"], given["answer"]
     asked = question.removeprefix("What is ").removeprefix("Write ").removesuffix("?").removesuffix(" backwards.")
@@ -106,7 +106,7 @@ def batch_of(
 
 
 def fine_tune(model: LlamaForCausalLM, tokenizer: Tokenizer, options: argparse.Namespace) -> float:
-    """The loss of the last steps."""
+    """Return the loss of the last steps."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr, betas=(0.9, 0.95), weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, 2 - 2 * step / options.steps))
     source, losses = random.Random(options.seed), []

@@ -43,7 +43,7 @@ def draw(source: random.Random) -> tuple[Image.Image, Things]:
 
 
 def question(things: Things, source: random.Random) -> tuple[str, str]:
-    """A question about a drawing, and its answer."""
+    """Return a question about a drawing, and its answer."""
     place, (colour, shape) = source.choice(list(things.items()))
     return source.choice(
         (

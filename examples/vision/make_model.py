@@ -92,7 +92,7 @@ def batch_of(tokenizer: Tokenizer, count: int, source: random.Random) -> dict[st
 
 @torch.no_grad()
 def sampled_accuracy(model: torch.nn.Module, tokenizer: Tokenizer, source: random.Random, count: int = 256) -> float:
-    """The probability of the right answer, sampled at temperature 1."""
+    """Return the probability of the right answer, sampled at temperature 1."""
     batch = batch_of(tokenizer, count, source)
     logprobs = model(**batch).logits[:, -3:-1].log_softmax(-1)
     return float(logprobs.gather(-1, batch["input_ids"][:, -2:, None]).sum((1, 2)).exp().mean())

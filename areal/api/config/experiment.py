@@ -453,7 +453,7 @@ class PPOConfig(BaseExperimentConfig):
             )
 
     def _check_temperatures(self) -> None:
-        """Raises FieldError for a temperature other than the samples', which log-probabilities are computed at."""
+        """Raise FieldError for a temperature other than the samples', which log-probabilities are computed at."""
         for place in ("actor", "ref", "critic"):
             stated = getattr(getattr(self, place), "temperature", None)
             if stated is not None and stated != self.gconfig.temperature:
@@ -516,7 +516,7 @@ class PPOConfig(BaseExperimentConfig):
         return found
 
     def training_faults(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Settings that a policy cannot be trained with, as (key, why)."""
+        """Yield settings that a policy cannot be trained with, as (key, why)."""
         yield from ((("actor", *key), why) for key, why in proximal_faults(self.actor))
         yield from image_faults(self.workflow, self.actor, self.critic)
         gconfig = self.gconfig
@@ -576,7 +576,7 @@ class PPOConfig(BaseExperimentConfig):
 
 
 def _without_baseline(given: Mapping[str, Any], *types: str) -> bool:
-    """Whether the configuration names a built-in trainer of these types, and neither a critic nor a baseline."""
+    """Return whether the configuration names a built-in trainer of these types, and neither a critic nor a baseline."""
     trainer, actor = given.get("trainer"), given.get("actor") or {}
     is_built_in = isinstance(trainer, Mapping) and trainer.get("type") in types
     return is_built_in and not given.get("critic") and isinstance(actor, Mapping) and not set(_BASELINES) & set(actor)

@@ -30,7 +30,7 @@ PORT = Range(0, 65535)
 
 @cache
 def ranges_of(cls: type) -> dict[str, Range | None]:
-    """The ranges of the numeric fields; None for a field without bounds."""
+    """Return the ranges of the numeric fields; None for a field without bounds."""
     found: dict[str, Range | None] = {}
     for name, hint in hints_of(cls).items():
         marks = hint.__metadata__ if get_origin(hint) is Annotated else ()
@@ -81,7 +81,8 @@ T = TypeVar("T")
 
 
 def build(cls: type[T], values: Mapping[str, Any], faults: Faults, path: FieldPath = ()) -> T | None:
-    """An instance of ``cls`` from plain values; None, with faults added, if a value under ``path`` is invalid."""
+    """Return an instance of ``cls`` from plain values; None, with faults added, if a value under ``path`` is
+    invalid."""
     hints = hints_of(cls)  # type: ignore[arg-type]  # a class is hashable, whatever its instances are
     before = len(faults.found)
     given: dict[str, Any] = {}
@@ -120,7 +121,7 @@ def build(cls: type[T], values: Mapping[str, Any], faults: Faults, path: FieldPa
 
 
 def _preset(cls: type, values: Mapping[str, Any], faults: Faults, path: FieldPath) -> Mapping[str, Any] | None:
-    """The values of the named preset; None if the class has no presets."""
+    """Return the values of the named preset; None if the class has no presets."""
     presets: Mapping[str, Mapping[str, Any]] | None = getattr(cls, "presets", None)
     if presets is None:
         return None
@@ -156,7 +157,7 @@ def _number(value: Any) -> Any:
 
 
 def _text(value: Any) -> Any:
-    """A string, also from a number: a trial may be named 1."""
+    """Return a string, also from a number: a trial may be named 1."""
     return str(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else BAD
 
 

@@ -47,7 +47,7 @@ Mark = tuple[int, int]
 
 
 def key_marks(text: str) -> dict[FieldPath, Mark]:
-    """The positions of all keys and list items in a YAML text. Raises yaml.YAMLError."""
+    """Return the positions of all keys and list items in a YAML text. Raises yaml.YAMLError."""
     marks: dict[FieldPath, Mark] = {}
     root = yaml.compose(text, Loader=yaml.SafeLoader)
     if root is not None:
@@ -68,8 +68,8 @@ def _walk(node: yaml.Node, path: FieldPath, marks: dict[FieldPath, Mark]) -> Non
 
 
 def _undeclared(cls: type, path: FieldPath) -> tuple[type, FieldPath] | None:
-    """The first undeclared part of ``path``: the class that lacks it (``str`` below a plain value), and the path up to
-    it. None if all parts are declared."""
+    """Return the first undeclared part of ``path``: the class that lacks it (``str`` below a plain value), and the path
+    up to it. None if all parts are declared."""
     if path[0] == "trainer" and len(path) > 2 and path[1] in TRAINERS:
         path = path[2:]
     for depth, part in enumerate(path):
@@ -94,7 +94,7 @@ def _kinds(hint: Any) -> Iterator[Any]:
 
 
 def _is_open(hint: Any) -> bool:
-    """Whether a value of this type may have any key."""
+    """Return whether a value of this type may have any key."""
     kinds = list(_kinds(hint))
     return Any in kinds or any(
         typing.get_origin(kind) in (list, dict) or (isinstance(kind, type) and issubclass(kind, dict)) for kind in kinds
@@ -102,7 +102,7 @@ def _is_open(hint: Any) -> bool:
 
 
 def suggestion(cls: type, path: FieldPath) -> str:
-    """The text `` (did you mean "a.b"?)`` for an undeclared path, "" without a similar one."""
+    """Return the text `` (did you mean "a.b"?)`` for an undeclared path, "" without a similar one."""
     lacking = _undeclared(cls, path)
     if lacking is None or lacking[0] is str:
         return ""
@@ -208,8 +208,8 @@ def examine(
     cls: type[T],
     more_faults: Callable[[T], Iterable[tuple[FieldPath, str]]] = lambda config: (),
 ) -> Examined:
-    """What ``load_config`` finds, and the faults of ``more_faults`` in what the class accepts. Raises ConfigError for a
-    file that is not read, NotFound for a missing one."""
+    """Return what ``load_config`` finds, and the faults of ``more_faults`` in what the class accepts. Raises
+    ConfigError for a file that is not read, NotFound for a missing one."""
     source, set_by, refused = _read(file), dict[FieldPath, str](), list[ConfigFault]()
     with _positioned(source, set_by, cls):
         tree = _merged(source, overrides, cls, set_by, refused)
@@ -242,7 +242,7 @@ class _ConfigFile:
     marks: dict[FieldPath, tuple[int, int]]
 
     def fault(self, path: FieldPath, message: str, set_by: dict[FieldPath, str], kind: _Kind = "fault") -> ConfigFault:
-        """A fault with its place: the override in ``set_by`` that set the key, else the position in the file."""
+        """Return a fault with its place: the override in ``set_by`` that set the key, else the position in the file."""
         enclosing = [path[:length] for length in range(len(path), 0, -1)]
         for key in (place for each in enclosing for place in _places(each)):
             if (override := set_by.get(key)) is not None:
@@ -252,7 +252,7 @@ class _ConfigFile:
 
 
 def _places(path: FieldPath) -> list[FieldPath]:
-    """The paths at which a file may have a key: files of AReaL-lite nest it below ``trainer.grpo``."""
+    """Return the paths at which a file may have a key: files of AReaL-lite nest it below ``trainer.grpo``."""
     return [path, *(("trainer", name, *path) for name in TRAINERS)] if path else []
 
 
@@ -306,8 +306,8 @@ def _parts(key: str) -> list[str]:
 def _merged(
     source: _ConfigFile, overrides: Sequence[str], cls: type, set_by: dict[FieldPath, str], refused: list[ConfigFault]
 ) -> dict[str, Any]:
-    """The file with overrides applied and interpolations resolved. Adds the override of each path to ``set_by``, and
-    faults of overrides to ``refused``."""
+    """Return the file with overrides applied and interpolations resolved. Adds the override of each path to ``set_by``,
+    and faults of overrides to ``refused``."""
     from omegaconf import DictConfig, OmegaConf
 
     loaded = OmegaConf.create(source.text) if source.text.strip() else OmegaConf.create({})
@@ -342,7 +342,7 @@ def _apply_override(tree: Any, text: str, cls: type, set_by: dict[FieldPath, str
 
 
 def _defaults(cls: type) -> dict[str, Any]:
-    """The defaults of the class, which interpolations may refer to."""
+    """Return the defaults of the class, which interpolations may refer to."""
     try:
         defaults = cls()
     except TypeError:  # a driver's own class with required fields
@@ -351,7 +351,7 @@ def _defaults(cls: type) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """The value converted to YAML's types. Fields of a driver's own class may have any type."""
+    """Return the value converted to YAML's types. Fields of a driver's own class may have any type."""
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
@@ -362,7 +362,7 @@ def _plain(value: Any) -> Any:
 
 
 def _given(tree: Any, resolved: Any) -> Any:
-    """``resolved`` restricted to the keys of ``tree``."""
+    """Return ``resolved`` restricted to the keys of ``tree``."""
     if isinstance(tree, dict):
         return {str(key): _given(value, resolved[key]) for key, value in tree.items()}
     return resolved

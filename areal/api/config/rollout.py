@@ -36,7 +36,7 @@ def parsed(text: str, name: str, **how: Any) -> Allocation:
 
 
 def check_training(part: Part, name: str) -> None:
-    """Raises FieldError for a training layout that is not supported."""
+    """Raise FieldError for a training layout that is not supported."""
     if part.engine not in TRAIN_ENGINES:
         raise FieldError(name, f"asks for the {part.engine} engine, which is not there yet: use fsdp")
     if part.engine == "fsdp" and (part.context > 1 or part.expert > 1):
@@ -121,12 +121,13 @@ class SGLangConfig(EngineArgs):
     def build_args(
         sglang_config: Mapping[str, Any], tp_size: int = 1, base_gpu_id: int = 0, **more: Any
     ) -> dict[str, Any]:
-        """The arguments of SGLang's server: the section's, and its layout. ``more``: ``host``, ``port`` and others."""
+        """Return the arguments of SGLang's server: the section's, and its layout. ``more``: ``host``, ``port`` and
+        others."""
         return _set({**sglang_config, "tp_size": tp_size, "base_gpu_id": base_gpu_id, **more})
 
     @classmethod
     def build_cmd(cls, sglang_config: Mapping[str, Any], **layout: Any) -> list[str]:
-        """The command that starts SGLang's server. ``layout``: as for ``build_args``."""
+        """Return the command that starts SGLang's server. ``layout``: as for ``build_args``."""
         return cls.build_cmd_from_args(cls.build_args(sglang_config, **layout))
 
     @staticmethod
@@ -137,13 +138,14 @@ class SGLangConfig(EngineArgs):
 class vLLMConfig(EngineArgs):
     @staticmethod
     def build_args(vllm_config: Mapping[str, Any], tp_size: int = 1, pp_size: int = 1, **more: Any) -> dict[str, Any]:
-        """The arguments of vLLM's server: the section's, and its layout. ``more``: ``host``, ``port`` and others."""
+        """Return the arguments of vLLM's server: the section's, and its layout. ``more``: ``host``, ``port`` and
+        others."""
         layout = {"tensor_parallel_size": tp_size, "pipeline_parallel_size": pp_size}
         return _set({**vllm_config, **layout, **more})
 
     @classmethod
     def build_cmd(cls, vllm_config: Mapping[str, Any], **layout: Any) -> list[str]:
-        """The command that starts vLLM's server. ``layout``: as for ``build_args``."""
+        """Return the command that starts vLLM's server. ``layout``: as for ``build_args``."""
         return cls.build_cmd_from_args(cls.build_args(vllm_config, **layout))
 
     @staticmethod
@@ -218,7 +220,7 @@ class AgentConfig(AgentServiceConfig):
     scheduling_spec: Annotated[list[SchedulingSpec], PLACEMENT] = field(default_factory=list)
 
     def check_inline(self) -> None:
-        """Raises FieldError for a setting that agents of a rollout do not have, as nothing runs but tasks."""
+        """Raise FieldError for a setting that agents of a rollout do not have, as nothing runs but tasks."""
         plain = AgentServiceConfig()
         for each in fields(AgentServiceConfig):
             if each.name not in _OF_ROLLOUTS and getattr(self, each.name) != getattr(plain, each.name):
@@ -355,7 +357,7 @@ class GenerationHyperparameters:
         return self.greedy or self.temperature < GREEDY_BELOW
 
     def request_fields(self, seed: int | None = None) -> dict[str, Any]:
-        """The fields of a request to a gateway that differ from its defaults, without a limit of tokens."""
+        """Return the fields of a request to a gateway that differ from its defaults, without a limit of tokens."""
         fields: dict[str, Any] = {"temperature": 0.0 if self.is_greedy else self.temperature}
         optional = {
             "top_p": (self.top_p, 1.0),
@@ -395,11 +397,11 @@ class GenerationHyperparameters:
         return given | ({"extra_body": extra} if extra else {})
 
     def new(self, **changes: Any) -> Self:
-        """A copy with these fields changed."""
+        """Return a copy with these fields changed."""
         return replace(self, **changes)
 
     def new_with_stop_and_pad_token_ids(self, tokenizer: Any) -> Self:
-        """A copy that also stops at the tokenizer's end and padding tokens, but for ``ignore_eos``."""
+        """Return a copy that also stops at the tokenizer's end and padding tokens, but for ``ignore_eos``."""
         if self.ignore_eos:
             return self.new()
         ends = [token for token in (tokenizer.eos_token_id, tokenizer.pad_token_id) if token is not None]

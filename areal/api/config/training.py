@@ -243,7 +243,7 @@ class OptimizerConfig:
 
 
 def megatron_faults(engine: TrainEngineConfig) -> Iterator[FieldError]:
-    """Settings that the Megatron engine does not support."""
+    """Yield settings that the Megatron engine does not support."""
     if engine.use_lora:
         yield FieldError("use_lora", "is not for the megatron engine, which trains all weights: adapters are of fsdp")
     if engine.is_critic:
@@ -267,7 +267,8 @@ UPDATE_MODES = ("disk", "shm", "xccl")
 
 
 def update_mode(mode: str) -> str:
-    """The current name of a transport of weights: ``nccl`` is now ``xccl``. Raises FieldError for an unknown one."""
+    """Return the current name of a transport of weights: ``nccl`` is now ``xccl``. Raises FieldError for an unknown
+    one."""
     mode = "xccl" if mode == "nccl" else mode
     if mode not in UPDATE_MODES:
         raise FieldError("weight_update_mode", f"{mode} is not supported: it is one of {', '.join(UPDATE_MODES)}")
@@ -341,7 +342,7 @@ class TrainEngineConfig:
 
 
 def check_policy(engine: TrainEngineConfig | None, place: str = "") -> None:
-    """Raises FieldError for a policy with a value head, whose log-probabilities would be 0. ``place`` prefixes keys."""
+    """Raise FieldError for a policy with a value head, whose log-probabilities would be 0. ``place`` prefixes keys."""
     if engine is not None and engine.is_critic:
         raise FieldError(f"{place}is_critic", "must be false: a policy has log-probabilities, only critics have values")
 
@@ -352,7 +353,7 @@ def check_pairs(engine: TrainEngineConfig, place: str = "") -> None:
 
 
 def check_untempered(**engines: TrainEngineConfig | None) -> None:
-    """Raises FieldError for a temperature other than 1: the rows of a data set were not sampled at any."""
+    """Raise FieldError for a temperature other than 1: the rows of a data set were not sampled at any."""
     for place, engine in engines.items():
         if engine is not None and engine.temperature not in (None, 1.0):
             raise FieldError(f"{place}.temperature", f"must be 1, not {engine.temperature:g}: rows are not sampled")

@@ -80,7 +80,8 @@ def chat(
 
 
 def _session(cli: Invocation, chosen: GatewayClient, service: str, given: str | None) -> str:
-    """The key of the given session; else of the current one, if it exists; else of a new one. Raises NotFound."""
+    """Return the key of the given session; else of the current one, if it exists; else of a new one. Raises
+    NotFound."""
     if given is not None:
         return known_session(cli, chosen, given)
     key = current_session(cli, service)

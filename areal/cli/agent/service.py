@@ -208,7 +208,8 @@ def _status(cli: Invocation, service: str) -> dict[str, Any]:
 
 
 def _data_proxies(cli: Invocation, service: str) -> dict[str, str]:
-    """The addresses of the service's running data proxies, by ``data-proxy/PAIR``; empty for a remote service."""
+    """Return the addresses of the service's running data proxies, by ``data-proxy/PAIR``; empty for a remote
+    service."""
     if gateway(cli) is not None:
         return {}
     states = HomeView(cli.home).states([Ref(AGENT_SERVICE, service)])
@@ -217,7 +218,7 @@ def _data_proxies(cli: Invocation, service: str) -> dict[str, str]:
 
 
 def _remote(chosen: GatewayClient) -> dict[str, Any]:
-    """The status of a service of another home, as its gateway reports it."""
+    """Return the status of a service of another home, as its gateway reports it."""
     document: dict[str, Any] = {
         "service": "remote",
         "address": chosen.url,

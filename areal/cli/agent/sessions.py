@@ -40,13 +40,14 @@ service_option = click.option(
 
 
 def agent_gateway(cli: Invocation, service: str) -> GatewayClient:
-    """The gateway of an agent service. Raises NotFound for an unknown service, ArealError for one that does not run or
-    whose key is not in this home."""
+    """Return the gateway of an agent service. Raises NotFound for an unknown service, ArealError for one that does not
+    run or whose key is not in this home."""
     return gateway_of(cli, service, AGENT_SERVICE)._replace(timeout_s=cli.timeout_s or _CALL_S)
 
 
 def known_session(cli: Invocation, chosen: GatewayClient, given: str) -> str:
-    """The key of a session, given whole or by a beginning that no other session has. Raises NotFound, UsageFault."""
+    """Return the key of a session, given whole or by a beginning that no other session has. Raises NotFound,
+    UsageFault."""
     try:
         return str(call_session(chosen, "GET", given)["session_key"])
     except NotFound:
@@ -79,7 +80,7 @@ def new_session(chosen: GatewayClient, key: str | None = None) -> str:
 
 
 def _current(cli: Invocation) -> dict[str, str]:
-    """The current session of each service, by the service's name or its gateway's URL."""
+    """Return the current session of each service, by the service's name or its gateway's URL."""
     from areal.state.files import UnreadableFile, read_json
 
     try:
@@ -109,7 +110,7 @@ def set_current(cli: Invocation, service: str, key: str | None) -> None:
 
 
 def named_session(cli: Invocation, service: str, given: str | None) -> str:
-    """The given session, else the current one. Raises UsageFault without either."""
+    """Return the given session, else the current one. Raises UsageFault without either."""
     key = given if given is not None else current_session(cli, service)
     if key is None:
         raise UsageFault("no session is selected", hint="--session ID, or areal agent sessions switch")
@@ -162,7 +163,7 @@ def _page(document: Mapping[str, Any]) -> str:
 
 
 def turn_lines(document: Mapping[str, Any]) -> Iterator[str]:
-    """The lines of all turns of a session, including failed ones: messages, tool calls and their results."""
+    """Yield the lines of all turns of a session, including failed ones: messages, tool calls and their results."""
     for turn in document["recorded_turns"]:
         yield f"\n[{clock(turn['at'])}, {duration(turn['seconds'])}, {turn['outcome']}]"
         for message in turn["messages"]:

@@ -150,7 +150,7 @@ _LOGPROBS = (
 
 
 def _require_serving(cli: Invocation, chosen: GatewayClient, service: str | None, model: str | None) -> None:
-    """Raises ArealError with the reason if ``model``, or every model of the service, is known not to serve: the gateway
+    """Raise ArealError with the reason if ``model``, or every model of the service, is known not to serve: the gateway
     would hold a request until it does."""
     if gateway(cli) is not None:
         from areal.cli.remote_view import GatewayAnswers, model_healths

@@ -139,7 +139,7 @@ class CollectionRun:
         return summary(self.progress, self.seconds)
 
     def exit_status(self, cli: Invocation) -> int:
-        """Raises Partial or TargetFailed where episodes failed."""
+        """Raise Partial or TargetFailed where episodes failed."""
         from areal.rollout.collection_output import failed_for
 
         done, planned = self.progress.done, self.progress.planned
@@ -256,7 +256,7 @@ def _agent(given: Mapping[str, Any]) -> Agent:
 
 
 def only_model(chosen: GatewayClient) -> str:
-    """The gateway's one model. Raises UsageFault where it has several, or none."""
+    """Return the gateway's one model. Raises UsageFault where it has several, or none."""
     names = [str(item.get("id")) for item in chosen.get("/v1/models").get("data", [])]
     if len(names) != 1:
         hint = f"--model {names[0]}" if names else "areal inf models"
@@ -306,7 +306,7 @@ class CollectionReport:
 
 
 def summary_page(document: Mapping[str, Any]) -> str:
-    """The summary as text, with the numbers of ``summary.json``."""
+    """Return the summary as text, with the numbers of ``summary.json``."""
     head = f"{document['done']} of {document['planned']} episodes of {document['model']} in {document['output']}"
     if document["done_before"]:
         head += f" ({document['done_before']} of them by earlier runs)"

@@ -126,7 +126,7 @@ def _words(words: Sequence[str], flag: str) -> dict[str, Any]:
 
 
 def _typed(text: str) -> Any:
-    """The value of JSON, which includes numbers and booleans; any other text unchanged."""
+    """Return the value of JSON, which includes numbers and booleans; any other text unchanged."""
     try:
         return parse_json(text)
     except ValueError:
@@ -280,7 +280,7 @@ def deregister(cli: Invocation, model: str, service: str | None, grace: float | 
 
 
 def _model(cli: Invocation, model: str, service: str | None) -> StoredObject:
-    """The stored model. Raises Conflict if it is not attached to ``service``, if that is given."""
+    """Return the stored model. Raises Conflict if it is not attached to ``service``, if that is given."""
     refuse_remote_context(cli)
     found = stored(cli.home, Ref(MODEL, model))
     attached = service_of(found)

@@ -253,7 +253,7 @@ def _write_page(
 
 
 def _spread_over_steps(folder: Path, limit: int) -> tuple[Iterator[Episode], str]:
-    """The episodes of steps that are evenly spread over a job, some ``limit`` in all; and what is left out."""
+    """Return the episodes of steps that are evenly spread over a job, some ``limit`` in all; and what is left out."""
     from itertools import chain
 
     from areal.trajectories.reading import read_lines
@@ -278,8 +278,8 @@ def _spread_over_steps(folder: Path, limit: int) -> tuple[Iterator[Episode], str
 def _first(
     episodes: Iterator[Episode], name: str | None, sort: str, limit: int, target: str
 ) -> tuple[list[Episode], bool]:
-    """The first ``limit`` episodes in the order ``sort``, and whether there are more. With ``name``, all episodes of
-    that name. Raises NotFound."""
+    """Return the first ``limit`` episodes in the order ``sort``, and whether there are more. With ``name``, all
+    episodes of that name. Raises NotFound."""
     if name is not None:
         found = [each for each in episodes if each.episode == name]
         if not found:
@@ -304,7 +304,7 @@ _KEYS = {
 def _decoder(
     cli: Invocation, named: str | None, episodes: list[Episode], chosen: GatewayClient | None
 ) -> TokenDecoder | None:
-    """The decoder of the tokenizer ``named``, else of the episodes' model if its folder is on this machine."""
+    """Return the decoder of the tokenizer ``named``, else of the episodes' model if its folder is on this machine."""
     from areal.trajectories.view import load_decoder
     from areal.ui.jobs import tokenizer_here
 
@@ -341,7 +341,7 @@ def _print(cli: Invocation, episodes: list[Episode], decoder: TokenDecoder | Non
 
 
 def _document(episode: Episode, decoder: TokenDecoder | None) -> dict[str, Any]:
-    """The episode as a document, with the text of its tokens if the tokenizer is known."""
+    """Return the episode as a document, with the text of its tokens if the tokenizer is known."""
     from areal.trajectories.view import turns
 
     document = episode.document()

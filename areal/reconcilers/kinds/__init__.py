@@ -1,12 +1,11 @@
 """The contract between the reconcilers and a kind, and the controllers of the registered kinds.
 
 A kind is added by its spec (``areal.resources``), a controller, and a line in ``areal.resources.kinds``. Planner,
-executor, status and the command line know a kind through its controller alone. The defaults of ``KindController`` are
-those of a kind that has no processes; ``SimpleController`` runs N processes of one component.
+executor, status and the command line know a kind only through its controller. The defaults of ``KindController`` suit a
+kind without processes; ``SimpleController`` runs N processes of one component.
 
-`areal get` asks controllers for health: a controller's module imports nothing heavy, and its methods import planning,
-the spec's model and clients when they are called; ``lazy`` names the function that a method is. ``spec`` is the sparse
-spec, as it is recorded.
+`areal get` calls controllers for health: a controller's module imports nothing heavy, and its methods import planning,
+the spec's model and clients only when they are called. ``spec`` is the sparse spec, as it is recorded.
 """
 
 from __future__ import annotations
@@ -59,8 +58,8 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Completion:
-    """``ended``: the phase in which an object has ended for good, at ``ended_at``; "" before. ``running``: whether
-    ending it now would lose work."""
+    """How an object has ended. ``ended``: the phase in which it ended for good, at ``ended_at``; "" before.
+    ``running``: whether ending it now would lose work."""
 
     ended: str = ""
     ended_at: float = 0.0
@@ -68,13 +67,13 @@ class Completion:
 
 
 def lazy(path: str) -> Any:
-    """A method that is the function at ``module:name``, imported when it is called; it is not given the controller."""
+    """Return a method that is the function at ``module:name``, imported when it is called; it is not given the
+    controller."""
     return lambda controller, *given: load(path)(*given)
 
 
 class KindController:
-    """The methods that the reconcilers call, in the order of an object's life. A kind overrides those in which it
-    differs."""
+    """The methods that the reconcilers call, in the order of an object's life. A kind overrides those that differ."""
 
     runs_to_completion: ClassVar[bool] = False
     replicas_field: ClassVar[str] = ""
@@ -92,20 +91,21 @@ class KindController:
         self.kind = kind
 
     def faults(self, resources: Sequence[Resource], cache: Path, report: StageReporter) -> dict[Ref, list[Diagnostic]]:
-        """Faults of the kind's resources beyond their schema, found without the recorded objects. ``cache``: a
+        """Return faults of the kind's resources beyond their schema, found without the recorded objects. ``cache``: a
         folder for answers of installed programs."""
         return {}
 
     def faults_against_state(
         self, resources: Sequence[Resource], stored: Sequence[StoredObject]
     ) -> dict[Ref, list[Diagnostic]]:
-        """Faults of the kind's resources beside the recorded objects. ``stored`` lacks the declared objects."""
+        """Return faults of the kind's resources in relation to recorded objects. ``stored`` excludes the declared
+        objects."""
         return {}
 
     def faults_before_start(
         self, items: Sequence[tuple[Wanted, Resource]], report: StageReporter
     ) -> dict[Ref, list[Diagnostic]]:
-        """Faults that would keep new objects of the kind from running."""
+        """Return faults that would keep new objects of the kind from running."""
         return {}
 
     def expand(
@@ -115,53 +115,53 @@ class KindController:
         recreate: Sequence[str],
         refused: MutableMapping[str, ArealError],
     ) -> list[Wanted]:
-        """``wanted``, and the objects that the kind's objects among them bring. ``recreate``: references of objects
-        that are deleted and created again. ``refused`` collects the errors of objects that are left out."""
+        """Return ``wanted``, and the objects that the kind's objects among them bring along. ``recreate``: references
+        of objects that are deleted and created again. ``refused`` collects the errors of objects that are left out."""
         return list(wanted)
 
     def require_runnable(self, home: Home, found: StoredObject) -> None:
-        """Raises InvalidManifest for an object whose processes could not run, before anything is recorded."""
+        """Raise InvalidManifest, before anything is recorded, for an object whose processes could not run."""
 
     def host(self, spec: Mapping[str, Any]) -> str | None:
-        """The object that this one is attached to: it is observed with it, and deleted after it."""
+        """Return the object to which this one is attached: it is observed with this one, and deleted after it."""
         return None
 
     def called(self, spec: Mapping[str, Any]) -> str | None:
-        """The service that the object's processes call: it is observed with the object."""
+        """Return the service that the object's processes call. It is observed with the object."""
         return self.host(spec)
 
     def neighbour_of(self, spec: Mapping[str, Any]) -> str | None:
-        """The object whose plan depends on this one."""
+        """Return the object whose plan depends on this one."""
         return self.host(spec)
 
     def follow(
         self, targets: Sequence[Target], stored: Iterable[StoredObject], states: Iterable[RunState]
     ) -> tuple[Target, ...]:
-        """``targets``, and the objects that change with the kind's objects among them."""
+        """Return ``targets``, and the objects that change with the kind's objects among them."""
         return tuple(targets)
 
     def health(self, ref: str, spec: Mapping[str, Any], seen: Observed, host: Mapping[str, Any] | None) -> Health:
-        """``host``: the spec of the object's host, None where it is not recorded."""
+        """Return the object's health. ``host``: the spec of its host, None if that is not recorded."""
         return Health("Suspended" if spec.get("suspend") else "Recorded", 0, 0)
 
     def details(self, ref: str, seen: Observed) -> dict[str, Any]:
-        """Further fields of the status, from what the processes report."""
+        """Return further fields of the status, from what the processes report."""
         return {}
 
     def slots(self, spec: Mapping[str, Any], host: Mapping[str, Any] | None) -> Mapping[str, int] | None:
-        """The number of processes of each component that the object should have. None: it keeps those that ended."""
+        """Return the number of processes that the object should have, by component. None: ended processes are kept."""
         return None
 
     def address(self, runs: Iterable[ObservedRun]) -> str:
-        """The URL at which users reach the object; "" while they do not."""
+        """Return the URL at which users reach the object, or ""."""
         return ""
 
     def completion(self, spec: Mapping[str, Any], runs: Sequence[ObservedRun]) -> Completion:
-        """How an object whose kind ``runs_to_completion`` has ended, or that it has not."""
+        """Return how an object of a kind that ``runs_to_completion`` has ended, or that it has not."""
         return Completion()
 
     def progress(self, home: Home, name: str, age_s: float) -> Progress | None:
-        """The progress of an object that is Running."""
+        """Return the progress of an object that is Running."""
         return None
 
     def plan(self, planning: Planning) -> KindPlan:
@@ -169,33 +169,33 @@ class KindController:
         return part
 
     def needed_to_end(self, found: StoredObject, observed: Observed) -> tuple[ObservedRun, ...]:
-        """The runs that must be seen before the object is deleted."""
+        """Return the runs that must be observable before the object is deleted."""
         return observed.of(str(found.ref))
 
     def wants_gpus(self, spec: Mapping[str, Any]) -> bool:
         return False
 
     def endpoint(self, spec: Mapping[str, Any], component: str) -> Endpoint | None:
-        """None: the component listens nowhere."""
+        """Return the component's endpoint, or None if it does not listen."""
         return None
 
     def check_start(self, starting: Mapping[str, StoredObject], report: StageReporter) -> None:
         """Check the files of objects whose processes a plan starts, before its first effect. Raises ArealError."""
 
     def launch(self, context: EffectContext, op: Op[StartRun], slot: Slot) -> RunSpec:
-        """The run of a slot's process. Raises ArealError for anything that is missing."""
+        """Return the run of a slot's process. Raises ArealError if anything is missing."""
         raise UsageFault(f"{op.ref}: a {self.kind} has no processes")
 
     def start_deadline_s(self, context: EffectContext, ref: str) -> float:
-        """The seconds that a process may take to start, whatever the command's own timeout."""
+        """Return the seconds that a process may take to start, whatever the command's own timeout."""
         return float("inf")
 
     def dispose(self, home: Home, ref: Ref) -> str | None:
-        """Remove the files that an erased object's processes have left. Returns a sentence about kept files."""
+        """Remove the files that an erased object's processes have left. Return a sentence about kept files, or None."""
         return None
 
     def scaled(self, store: ObjectStore, ref: Ref, model: str | None) -> Ref:
-        """The object that `areal scale REF --model` means. Raises UsageFault, NotFound."""
+        """Return the object to which `areal scale REF --model` refers. Raises UsageFault, NotFound."""
         if not self.replicas_field:
             raise UsageFault(f"{ref} has no replicas to scale")
         return ref
@@ -204,29 +204,30 @@ class KindController:
         return 0 if spec.get("suspend") else int(spec.get(self.replicas_field, 1))
 
     def adopted(self, store: ObjectStore, ref: Ref, pid: int | None, url: str | None) -> dict[str, Any]:
-        """The manifest of what already runs. Raises UsageFault, NotFound, TargetFailed, Conflict."""
+        """Return the manifest of a server that already runs. Raises UsageFault, NotFound, TargetFailed, Conflict."""
         raise UsageFault(f"{ref}: only a model server can be adopted", hint="--as model/NAME")
 
     def deleted(self, home: Home, ref: Ref) -> None:
-        """Called by `areal delete` when the object is gone."""
+        """Clean up after `areal delete` has removed the object."""
 
     def status_of(self, found: StoredObject, runs: Sequence[RunSpec]) -> dict[str, Any]:
-        """Fields of the status that the object's processes, oldest first, still tell of after its record was lost."""
+        """Return the status fields that can be recovered from the object's processes, oldest first, after its record
+        was lost."""
         return {}
 
     def leftovers(self, home: Home, names: Collection[str]) -> Iterator[tuple[str, str]]:
-        """Files that outlived their object, as (sentence, hint). ``names``: the recorded objects."""
+        """Yield files that outlived their object, as (sentence, hint). ``names``: the recorded objects."""
         return iter(())
 
 
 def folders_without_object(folder: Path, names: Collection[str]) -> list[Path]:
-    """Folders of a kind's files, each named as its object, whose object is not among ``names``."""
+    """Return the folders of a kind's files, each named after its object, whose object is not among ``names``."""
     found = (path for path in folder.iterdir() if path.is_dir() and path.name not in names) if folder.is_dir() else ()
     return sorted(found)
 
 
 class ServiceController(KindController):
-    """A service behind a gateway that asks for a key of the service's own."""
+    """A service behind a gateway that requires the service's own key."""
 
     require_runnable = lazy("areal.reconcilers.launch:require_usable_key")
 
@@ -238,8 +239,8 @@ class ServiceController(KindController):
 
 
 class SimpleController(KindController, ABC):
-    """N processes of one component, each with an address of its own. A process answers ``GET /health`` while it lives,
-    and ``GET /ready`` with 200 while it serves. Its successor is ready before an outdated process is stopped."""
+    """N processes of one component, each with its own address. A process answers ``GET /health`` while it lives, and
+    ``GET /ready`` with 200 while it serves. A successor is ready before the outdated process is stopped."""
 
     replicas_field = "replicas"
     component: ClassVar[str] = "server"
@@ -250,7 +251,7 @@ class SimpleController(KindController, ABC):
 
     @abstractmethod
     def argv(self, found: StoredObject, slot: Slot) -> list[str]:
-        """The command line of one process, which listens at ``slot.host`` and ``slot.port``."""
+        """Return the command line of one process, which listens at ``slot.host`` and ``slot.port``."""
 
     def env(self, found: StoredObject) -> Mapping[str, str]:
         return {}
@@ -289,23 +290,23 @@ def controller_of(kind: str) -> KindController:
 
 
 def controllers(kinds: Collection[str] | None = None) -> list[KindController]:
-    """The controllers of ``kinds`` (None: of all), those that others refer to first."""
+    """Return the controllers of ``kinds`` (None: all). Kinds to which others refer come first."""
     infos = sorted(KINDS.values(), key=lambda info: info.order)
     return [controller_of(info.kind) for info in infos if kinds is None or info.kind in kinds]
 
 
 def host_of(item: StoredObject) -> str | None:
-    """The object that ``item`` is attached to."""
+    """Return the object to which ``item`` is attached."""
     return controller_of(item.kind).host(item.spec)
 
 
 def called_by(item: StoredObject) -> str | None:
-    """The service that the processes of ``item`` call."""
+    """Return the service that the processes of ``item`` call."""
     return controller_of(item.kind).called(item.spec)
 
 
 def started_again_by(ref: Ref) -> str:
-    """The command that starts an object again once it has failed for good."""
+    """Return the command that starts an object again after it has failed for good."""
     return f"areal {'restart' if controller_of(ref.kind).runs_to_completion else 'reconcile'} {ref}"
 
 

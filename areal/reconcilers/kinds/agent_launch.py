@@ -1,8 +1,8 @@
 """Starts the processes of an agent service: router, gateway, and a worker and a data proxy for each pair.
 
-A worker starts in ``workingDir``, which is where the service was first applied unless its manifest says another. That
-folder and the manifest's are on its import path. Missing folders, modules and programs are reported before it starts,
-without importing the agent.
+A worker starts in ``workingDir``, by default the folder where the service was first applied. That folder and the
+manifest's are on its import path. Missing folders, modules and programs are reported before it starts, without
+importing the agent.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from areal.wire.processes import (
     RouterConfig,
 )
 
-_OF_SETUP = 0.75  # of the time until a pair must be ready, so that a tool server that hangs is named within it
+_OF_SETUP = 0.75  # of a pair's start deadline, so that a tool server that hangs is reported within it
 
 
 def agent_run(context: EffectContext, op: Op[StartRun], slot: Slot) -> RunSpec:
-    """Raises ArealError saying what is missing."""
+    """Return the run of an op. Raises ArealError naming what is missing."""
     spec: AgentServiceSpec = context.spec_of(op.ref)
     launch = launch_of(context, op, slot, "workerUrl")
     launch = replace(launch, data_folder=str(context.ctx.home.sessions / parse_ref(op.ref).name))
@@ -83,8 +83,8 @@ def agent_run(context: EffectContext, op: Op[StartRun], slot: Slot) -> RunSpec:
 
 
 def _inference(context: EffectContext, op: Op[StartRun], spec: AgentServiceSpec) -> InferenceAccess | None:
-    """Access to the inference service that records the sessions. Raises ArealError where the service or its model is
-    not recorded any more."""
+    """Return the access to the inference service that records the sessions. Raises ArealError if the service or its
+    model is no longer recorded."""
     if spec.inference is None:
         return None
     ref, model = f"InferenceService/{spec.inference.service}", None
@@ -113,12 +113,12 @@ def _worker(launch: Launch, spec: AgentServiceSpec) -> RunSpec:
 
 
 def _import_folders(folder: Path, file: str | None) -> list[str]:
-    """The folders of an agent's modules: the working folder, the manifest's folder."""
+    """Return the folders of an agent's modules: the working folder and the manifest's folder."""
     return list(dict.fromkeys([str(folder), *([str(Path(file).parent)] if file is not None else [])]))
 
 
 def agent_faults(wanted: Wanted, resource: Resource) -> list[Diagnostic]:
-    """Faults that would keep a service from starting."""
+    """Return faults that would keep a service from starting."""
     spec = AgentServiceSpec.model_validate(wanted.spec)
     file = str((wanted.source or {}).get("file") or "") or None
     found = [*_faults(spec, Path(spec.working_dir or Path.cwd()), file)]
@@ -127,7 +127,7 @@ def agent_faults(wanted: Wanted, resource: Resource) -> list[Diagnostic]:
 
 
 def _faults(spec: AgentServiceSpec, folder: Path, file: str | None) -> Iterator[Fault]:
-    """Folders, modules and programs that are missing."""
+    """Yield missing folders, modules and programs."""
     if not folder.is_dir():
         yield ("workingDir",), f"there is no folder {str(folder)!r}", None
         return

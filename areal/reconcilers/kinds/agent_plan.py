@@ -1,7 +1,7 @@
 """Plan an AgentService: a router and a gateway of its own, and pairs of (worker, data proxy) behind them. Pure.
 
-A pair is to the service what a replica is to a Model: it is started, routed, drained and replaced in the same way.
-Session settings change in the data proxies that run.
+A pair corresponds to a replica of a Model: it is started, routed, drained and replaced in the same way. Session
+settings are changed in running data proxies.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ PROXY_FIELDS = ("inference", "logLevel", "auth", "scheduler")
 
 
 def readiness_of(spec: AgentServiceSpec) -> Readiness:
-    """The router's probe settings for the data proxies."""
+    """Return the router's probe settings for the data proxies."""
     return Readiness(period_seconds=spec.health_poll_seconds)
 
 
 def session_settings(spec: AgentServiceSpec) -> dict[str, Any]:
-    """The settings that data proxies take while they run (``ConfigureSessions``)."""
+    """Return the settings that data proxies accept while they run (``ConfigureSessions``)."""
     return {
         "idle_timeout": spec.session.idle_timeout_seconds,
         "turn_timeout": spec.session.turn_timeout_seconds,
@@ -54,8 +54,8 @@ def session_settings(spec: AgentServiceSpec) -> dict[str, Any]:
 def with_callers_of(
     targets: Sequence[Target], stored: Iterable[StoredObject], states: Iterable[RunState]
 ) -> tuple[Target, ...]:
-    """``targets``, with the agent services whose processes have another place or key of an inference service among
-    them than it has now."""
+    """Return ``targets``, and the agent services whose processes have an outdated address or key of an inference
+    service among ``targets``."""
     chosen = {target.ref: target for target in targets}
     recorded: dict[str, list[Mapping[str, Any]]] = {}
     for run in map(ObservedRun, states):
@@ -107,7 +107,7 @@ class PairWork(ReplicaWork):
 
     @property
     def proxy_inputs(self) -> Mapping[str, str]:
-        """Inputs of the inference service that the agents call; empty where the plan does not know it."""
+        """The inputs from the inference service that the agents call; empty if the plan does not know it."""
         return called_inputs(self.planning, self.spec)
 
     @property
@@ -138,7 +138,7 @@ class AgentServicePlan(ServicePlan):
         return frozenset({ref.partition("/")[2]})
 
     def drain(self) -> None:
-        """Stop everything but the router before the services that its agents call."""
+        """Stop everything except the router before the services that its agents call."""
         super().drain()
         planning = self.planning
         for target in self.deleted:

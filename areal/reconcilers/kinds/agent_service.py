@@ -66,7 +66,7 @@ class AgentServiceController(ServiceController):
 
     def dispose(self, home: Home, ref: Ref) -> str | None:
         """Remove the service's conversations, and the record of its current one. Recorded model calls belong to the
-        inference service and stay."""
+        inference service and are kept."""
         shutil.rmtree(home.sessions / ref.name, ignore_errors=True)
         file = home.current_sessions
         with contextlib.suppress(FileNotFoundError, UnreadableFile):

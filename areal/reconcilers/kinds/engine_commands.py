@@ -1,7 +1,7 @@
 """The servers of vLLM and SGLang: the module that starts each, the flags that areal sets, and the environment.
 
-Modules of ours (``areal/services/inference/engines/*_plugin``) start them: they take the command that the installed
-version has. They are found by PYTHONPATH, since the engine's environment need not have areal.
+Our own modules (``areal/services/inference/engines/*_plugin``) start them; these adapt to the command line of the
+installed version. They are found by PYTHONPATH, since the engine's environment may not have areal installed.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class EngineCommand(NamedTuple):
     env: Mapping[str, str]
 
 
-# vLLM's pause, version, weight and adapter routes are there in its development mode only; it listens on loopback, or
-# asks for a key. SGLang's ``/health`` would sample a token, and have no answer while the engine is paused.
+# vLLM has its pause, version, weight and adapter routes only in development mode; it then listens on loopback or
+# requires a key. SGLang's ``/health`` would sample a token, and would not answer while the engine is paused.
 ENGINE_COMMANDS = {
     "vllm": EngineCommand(
         "areal_vllm_server",
@@ -40,7 +40,7 @@ ENGINE_COMMANDS = {
         "--lora-modules",
         # log-probabilities are those of the request's temperature
         ("--worker-extension-cls", "areal_vllm.Worker", "--logprobs-mode", "processed_logprobs"),
-        # its sockets outlive it: they are in the run's folder, which goes with the run
+        # its sockets outlive it: they are in the run's folder and are deleted with it
         {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "VLLM_RPC_BASE_PATH": "."},
     ),
     "sglang": EngineCommand(
@@ -57,7 +57,7 @@ ENGINE_COMMANDS = {
 
 
 def engine_env(engine: str, given: Mapping[str, str]) -> dict[str, str]:
-    """What an engine's process has on top of the environment that it inherits. ``given``: the manifest's."""
+    """Return the variables of an engine's process beyond those it inherits. ``given``: the manifest's."""
     plugin = str(Path(areal.__file__).parent / "services" / "inference" / "engines" / f"{engine}_plugin")
     path = given.get("PYTHONPATH", absolute_paths(os.environ.get("PYTHONPATH", "")))
     return {

@@ -1,11 +1,11 @@
 """Starts the processes of a service and of its models: router, gateway, engines and data proxies; and downloads the
 Hugging Face snapshots that they read.
 
-Keys never appear here: the processes read the admin key from the 0600 file that ``admin_key_file`` names.
+No key appears here: the processes read the admin key from the 0600 file that ``admin_key_file`` names.
 
 An id's revision is resolved once: the commit is recorded in the object's status (``commits``, by ``id@revision``), and
-every later start has that commit again. Another ``path`` or ``revision`` is resolved again. Missing ids are reported
-before a plan's first effect; files are downloaded when the first process needs them.
+every later start uses it. A changed ``path`` or ``revision`` is resolved again. Missing ids are reported before a
+plan's first effect; files are downloaded when the first process needs them.
 """
 
 from __future__ import annotations
@@ -60,15 +60,16 @@ from areal.wire.processes import (
 )
 from areal.wire.routing import Readiness
 
-# Routers and gateways speak plain HTTP to components alone; reading every CA certificate at import is half their start.
+# Routers and gateways speak plain HTTP to components only; reading all CA certificates would take half their start
+# time.
 PLAIN_HTTP = {"SSL_CERT_FILE": os.devnull}
 
 
 @dataclass(frozen=True)
 class Launch:
-    """Everything a launcher may need: the object, its service, the slot, the URLs of the processes beside it.
+    """The inputs of a launcher: the object, its service, the slot, and the URLs of neighboring processes.
     ``data_folder``: where all data proxies of the model record. ``router_file``: the state file of the service's
-    router. ``successor``: the run starts beside the one that it is to replace."""
+    router. ``successor``: the run starts beside the one that it replaces."""
 
     object: StoredObject
     slot: Slot
@@ -81,7 +82,7 @@ class Launch:
     folders: Mapping[str, str] = field(default_factory=dict)  # of Hugging Face ids
 
     def address(self, log_level: str) -> dict[str, Any]:
-        """Fields of every configuration: the address, the admin key's file, the log level."""
+        """Return the fields of every configuration: the address, the admin key's file, the log level."""
         about = {"host": self.slot.host, "port": self.slot.port, "admin_key_file": self.admin_key_file}
         return {**about, "log_level": log_level}
 
@@ -99,7 +100,7 @@ class Launch:
 
 
 def launch_of(context: EffectContext, op: Op[StartRun], slot: Slot, engine_input: str = "engineUrl") -> Launch:
-    """The process of an op of a service, or of a model of it."""
+    """Return the launch of an op of a service or of one of its models."""
     service, inputs = host_of(context.object(op.ref)) or op.ref, dict(op.args.inputs)
     if op.args.router:
         inputs["routerUrl"] = context.url(op, op.args.router)
@@ -117,7 +118,7 @@ def launch_of(context: EffectContext, op: Op[StartRun], slot: Slot, engine_input
 
 
 def router_file(home: Home, service: Ref) -> Path:
-    """The file of the registrations at a service's router, and of its address."""
+    """Return the file with the registrations at a service's router, and the router's address."""
     return home.object_folder(service) / "routes.json"
 
 
@@ -158,7 +159,7 @@ def model_run(context: EffectContext, op: Op[StartRun], slot: Slot) -> RunSpec:
 
     def report(name: str, done: int, total: int | None) -> None:
         if context.ctx.interrupted.is_set():
-            raise Interrupted(op)  # the download goes on from here the next time
+            raise Interrupted(op)  # the next command resumes the download
         context.report(op, f"downloading {name}", done, total)
 
     need = gpus_per_replica(spec) if slot.component == ENGINE else 0
@@ -171,7 +172,8 @@ def model_run(context: EffectContext, op: Op[StartRun], slot: Slot) -> RunSpec:
 
 
 def data_proxy(launch: Launch, spec: ModelSpec, service: InferenceServiceSpec) -> RunSpec:
-    """``proxy_args`` are flags on top of the configuration. A successor is held until it is routed in."""
+    """Return the run of a data proxy. ``proxy_args`` become flags, which override its configuration. A successor is
+    held until it is routed."""
     secret_env: dict[str, str] = {}
     source: dict[str, Any]
     if spec.external is not None:
@@ -249,25 +251,26 @@ def engine(launch: Launch, spec: ModelSpec, service: InferenceServiceSpec) -> Ru
 
 
 def service_argv(name: str, arguments: Mapping[str, Any] = MappingProxyType({})) -> list[str]:
-    """The argv of a service process. ``arguments`` of the spec are flags, which override its configuration."""
+    """Return the argv of a service process. ``arguments`` of the spec become flags, which override its
+    configuration."""
     return module_argv(f"areal.services.{name}", *flags(arguments))
 
 
 def _adapters(spec: ModelSpec, launch: Launch) -> list[str]:
-    """LoRA adapters as both engines spell them, ``name=path``, in the manifest's order."""
+    """Return LoRA adapters as both engines write them, ``name=path``, in the manifest's order."""
     return [f"{name}={_folder(path, launch)}" for name, path in spec.lora.items()]
 
 
 def _folder(path: str | None, launch: Launch) -> str:
-    """An absolute folder: the path's own, or that of the snapshot of a Hugging Face id."""
+    """Return an absolute folder: the path itself, or the snapshot of a Hugging Face id."""
     if not path:
         raise ArealError(f"{launch.object.ref}: spec.path is not set", hint="name a folder or a Hugging Face id")
     return resolve_model_path(path, source_file(launch.object)) or launch.folders.get(path, path)
 
 
 def flags(arguments: Mapping[str, Any]) -> list[str]:
-    """``{maxBatchSize: 8, trust_remote_code: true}`` -> ``--max-batch-size 8 --trust-remote-code``. What is false or
-    null is left out, a map is JSON."""
+    """Return ``--max-batch-size 8 --trust-remote-code`` for ``{maxBatchSize: 8, trust_remote_code: true}``. False and
+    null values are left out; a map becomes JSON."""
     argv: list[str] = []
     for name, value in arguments.items():
         if value is False or value is None:
@@ -286,7 +289,7 @@ _downloads: dict[str, threading.Lock] = {}
 
 @dataclass(frozen=True)
 class HubModel:
-    """An id of a manifest, and the revision that it is wanted at. ``only``: the files of it."""
+    """A Hugging Face id in a manifest, and the requested revision. ``only``: the files that are needed."""
 
     id: str
     revision: str = MAIN
@@ -299,8 +302,8 @@ class HubModel:
 
 
 def hub_models(stored: StoredObject, spec: ModelSpec) -> Iterator[HubModel]:
-    """The ids among a Model's paths: weights, tokenizer, adapters. An attached engine has its weights already and needs
-    only the tokenizer."""
+    """Yield the ids among a Model's paths: weights, tokenizer, adapters. An attached engine already has its weights and
+    needs only the tokenizer."""
     if spec.external is not None:
         return
     attached = spec.engine_url is not None
@@ -315,13 +318,13 @@ def hub_models(stored: StoredObject, spec: ModelSpec) -> Iterator[HubModel]:
 
 
 def commits_of(stored: StoredObject, spec: ModelSpec) -> dict[str, str]:
-    """The recorded commit of each id."""
+    """Return the recorded commit of each id."""
     known = stored.status.get(COMMITS, {})
     return {model.id: known[model.key] for model in hub_models(stored, spec) if model.key in known}
 
 
 def commits_in(stored: StoredObject, spec: ModelSpec, runs: Iterable[RunSpec]) -> dict[str, str]:
-    """The commits of the ids that these processes, oldest first, were started with, by ``id@revision``."""
+    """Return the commits of the ids with which these processes, oldest first, were started, by ``id@revision``."""
     text = json.dumps([(run.argv, run.config) for run in runs])
     folders = {model.key: Hub(Path()).repository(model.id, model.kind).name for model in hub_models(stored, spec)}
     found = {key: re.findall(f"/{re.escape(name)}/snapshots/(\\w+)", text) for key, name in folders.items()}
@@ -329,14 +332,14 @@ def commits_in(stored: StoredObject, spec: ModelSpec, runs: Iterable[RunSpec]) -
 
 
 def hub_of(stored: StoredObject, spec: ModelSpec | TrainJobSpec) -> Hub:
-    """The hub by the object's own settings: HF_TOKEN, HF_HOME, HF_ENDPOINT, ... of ``env`` and ``envFrom``."""
+    """Return the hub for the object's own settings: HF_TOKEN, HF_HOME, HF_ENDPOINT, ... in ``env`` and ``envFrom``."""
     names = [name for name in spec.env_from if name.startswith(("HF_", "HUGGING"))]
     secrets = {name: secret_of(spec.env_from[name], stored) for name in names}
     return Hub.of({**spec.env, **secrets})
 
 
 def require_models(models: Mapping[str, tuple[StoredObject, ModelSpec]], report: StageReporter) -> None:
-    """Raises NotFound or ArealError for the first of the ids that neither the cache nor the hub has."""
+    """Raise NotFound or ArealError for the first id that neither the cache nor the hub has."""
     wanted = [
         (ref, hub_of(stored, spec), model)
         for ref, (stored, spec) in models.items()
@@ -347,8 +350,8 @@ def require_models(models: Mapping[str, tuple[StoredObject, ModelSpec]], report:
 
 
 def require_ids(wanted: Sequence[tuple[str, Hub, HubModel]], report: StageReporter) -> None:
-    """Raises NotFound or ArealError for the first of the ids, each wanted by the object of a ref, that neither its
-    cache nor its hub has. ``report``: the object's ref, and what is done for it."""
+    """Raise NotFound or ArealError for the first of the ids, each needed by the object of a ref, that neither its cache
+    nor its hub has. ``report`` gets the object's ref and the current step."""
     if not wanted:
         return
 
@@ -367,8 +370,8 @@ def require_ids(wanted: Sequence[tuple[str, Hub, HubModel]], report: StageReport
 def _folders(
     context: EffectContext, stored: StoredObject, spec: ModelSpec, report: Callable[[str, int, int | None], None]
 ) -> dict[str, str]:
-    """The folder of each id of a Model, its commits recorded; each id is downloaded once, however many processes need
-    it. ``report``: the id, bytes done, of how many. Raises NotFound, ArealError."""
+    """Return the folder of each id of a Model, and record its commit. Each id is downloaded once, however many
+    processes need it. ``report`` gets the id, the bytes done, and the total. Raises NotFound, ArealError."""
     hub, found = hub_of(stored, spec), {}
     for model in hub_models(stored, spec):
         with _downloads.setdefault(f"{hub.cache}:{model.key}", threading.Lock()):

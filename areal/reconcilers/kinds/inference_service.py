@@ -40,7 +40,7 @@ class InferenceServiceController(ServiceController):
         return Endpoint(full.router.port or 0, field="spec.router.port", in_place=True, caller=caller)
 
     def scaled(self, store: ObjectStore, ref: Ref, model: str | None) -> Ref:
-        """The only model of the service, or the one that is named."""
+        """Return the named model, or the service's only model."""
         models = [item.name for item in store.list("Model") if item.spec.get("service", "default") == ref.name]
         if model is None and len(models) != 1:
             raise UsageFault(f"{ref} has {len(models)} models; say which", hint="--model NAME")

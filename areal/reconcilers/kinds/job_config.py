@@ -1,11 +1,11 @@
-"""Reads a job's configuration, and checks a job before anything starts for it. No user module is imported.
+"""Reads a job's configuration, and checks a job before anything is started for it. No user module is imported.
 
-The driver is the spec's (or the command line's), else a top-level ``driver:`` of the configuration, else the built-in
-one of its ``trainer.type``. ``actor.backend`` (or ``allocation_mode``) says ``fsdp:d4``: four processes;
-``spec.resources`` may say the same, or alone.
+The driver is the spec's (or the command line's), otherwise a top-level ``driver:`` of the configuration, otherwise the
+built-in driver for its ``trainer.type``. ``actor.backend`` (or ``allocation_mode``) such as ``fsdp:d4`` means four
+processes; ``spec.resources`` may say the same, or replace it.
 
-A driver is searched as its process will: from the working folder, then PYTHONPATH, then the interpreter's own path.
-Each fault has the position of the manifest, or of the configuration's file.
+A driver is searched as its process will search it: in the working folder, then PYTHONPATH, then the interpreter's own
+path. Each fault has a position in the manifest or in the configuration's file.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _folder(job: Wanted) -> Path:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The configuration as it is written, nothing resolved. Raises UsageFault, ManifestError."""
+    """Return the configuration as it is written, with nothing resolved. Raises UsageFault, ManifestError."""
     import yaml
 
     try:
@@ -73,14 +73,15 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def config_file(given: str, folder: Path, manifest: str | None) -> Path | None:
-    """The configuration's file: relative to the working folder, else to the folder of the manifest's file."""
+    """Return the configuration's file: relative to the working folder, or else to the folder of the manifest's file."""
     bases = [folder, *([Path(manifest).parent] if manifest else [])]
     return next((found for base in bases if (found := base / Path(given).expanduser()).is_file()), None)
 
 
 def config_tree(given: Path | Mapping[str, Any] | None, overrides: Iterable[str]) -> dict[str, Any]:
-    """The configuration as its driver reads it, with references as they are written: with overrides, and keys where the
-    class has them. The driver reports what is no override. Raises UsageFault, ManifestError."""
+    """Return the configuration as its driver reads it, with overrides applied and keys where the class has them, but
+    with references unresolved. Malformed overrides are skipped: the driver reports them. Raises UsageFault,
+    ManifestError."""
     import yaml
 
     tree = read_config(given) if isinstance(given, Path) else deepcopy(dict(given or {}))
@@ -94,8 +95,8 @@ def config_tree(given: Path | Mapping[str, Any] | None, overrides: Iterable[str]
 
 
 def choose_driver(given: str | None, tree: Mapping[str, Any], where: str) -> str:
-    """``module:function``. ``tree``: of ``config_tree``. ``where`` names the configuration in errors. Raises
-    UsageFault."""
+    """Return the driver as ``module:function``. ``tree``: from ``config_tree``. ``where`` names the configuration in
+    errors. Raises UsageFault."""
     if named := given or tree.get("driver"):
         return str(named)
     trainer = tree.get("trainer")
@@ -115,8 +116,8 @@ CONFIGS = ("BaseExperimentConfig", "GRPOConfig", "PPOConfig", "SFTConfig", "RWCo
 
 
 def config_class(text: str, function: str) -> str | None:
-    """The name of the configuration class in ``areal.api.cli_args`` that the driver ``function`` loads; None when the
-    source does not show it."""
+    """Return the name of the configuration class in ``areal.api.cli_args`` that the driver ``function`` loads, or None
+    if the source does not show it."""
     tree = ast.parse(text)
     ours = {
         alias.asname or alias.name: alias.name
@@ -142,7 +143,7 @@ def config_class(text: str, function: str) -> str | None:
 
 
 def _is_called_with_more(tree: ast.Module, function: str) -> bool:
-    """Whether the script calls ``function`` with arguments other than its own command line."""
+    """Return whether the script calls ``function`` with arguments other than its own command line."""
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
     return any(
         [ast.unparse(argument) for argument in call.args] not in (["sys.argv[1:]"], ["sys.argv"])
@@ -164,7 +165,8 @@ class JobConfig:
 
     @classmethod
     def of(cls, job: Wanted) -> JobConfig:
-        """Raises UsageFault, ManifestError. A missing file is reported when the driver starts."""
+        """Read a job's configuration. Raises UsageFault, ManifestError. A missing file is reported when the driver
+        starts."""
         given, folder = job.spec.get("config"), _folder(job)
         if isinstance(given, str):
             given = config_file(given, folder, (job.source or {}).get("file"))
@@ -172,7 +174,7 @@ class JobConfig:
         return cls(job, tree, folder)
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value of a dotted key, with ``${another.key}`` resolved."""
+        """Return the value of a dotted key, with ``${another.key}`` resolved."""
         found = resolved(self._written(key), key, self._written)
         return default if found is ABSENT else found
 
@@ -184,7 +186,7 @@ class JobConfig:
         return value if isinstance(value, str) else ""
 
     def inference(self) -> Part | None:
-        """The layout of the job's own inference engines. Raises InvalidManifest."""
+        """Return the layout of the job's own inference engines, or None. Raises InvalidManifest."""
         online = isinstance(self.get("rollout"), Mapping) and self.get("trainer.type") not in _OFFLINE
         if not online or self.get("rollout.gateway_addr"):
             return None
@@ -195,7 +197,7 @@ class JobConfig:
         return None
 
     def training(self) -> tuple[str, Part] | None:
-        """The key that lays out the training engine, and the layout. Raises InvalidManifest."""
+        """Return the key that lays out the training engine, and the layout, or None. Raises InvalidManifest."""
         for key in ("actor.backend", "model.backend", "allocation_mode"):
             layout = self._layout(key)
             if layout is not None and layout.training is not None:
@@ -203,8 +205,8 @@ class JobConfig:
         return None
 
     def placement_of(self, part: str, scheduler: Mapping[str, Any]) -> Placement:
-        """Resources of the processes of ``training``, or of the job's own engines (``rollout``), whose GPUs follow from
-        their layout. On this machine nothing is reserved. Raises InvalidManifest."""
+        """Return the resources of the processes of ``training``, or of the job's own engines (``rollout``); their GPUs
+        follow from their layout. Nothing is reserved on this machine. Raises InvalidManifest."""
         kind = str(scheduler.get("type", ""))
         if kind not in CLUSTERS:
             return Placement()
@@ -230,12 +232,12 @@ class JobConfig:
             raise InvalidManifest(f"{self._job.ref}: {key} {layout!r}: {error}") from error
 
     def absolute(self, path: str) -> str:
-        """A local path made absolute from the working folder; a hub id unchanged."""
+        """Return a local path, made absolute from the working folder, or a hub id unchanged."""
         local = self._folder / Path(path).expanduser()
         return str(local) if local.exists() or looks_local(path) else path
 
     def engine_arguments(self, engine: str) -> dict[str, Any]:
-        """The configuration's section for the engine, without defaults and without arguments that areal sets."""
+        """Return the configuration's section for the engine, without defaults and without arguments that areal sets."""
         section = self.get(engine)
         return engine_arguments(engine, section if isinstance(section, Mapping) else {}, self.text("actor.dtype"))
 
@@ -245,8 +247,9 @@ CLUSTERS = ("ray", "slurm")
 
 
 def expand_job(job: Wanted, config: JobConfig) -> Wanted:
-    """The job with its scheduler, nodes and processes taken from its configuration (``scheduler.type``,
-    ``cluster.n_gpus_per_node``, the layout) where the spec lacks them. Raises InvalidManifest naming the field."""
+    """Return the job with its scheduler, nodes and processes taken from its configuration (``scheduler.type``,
+    ``cluster.n_gpus_per_node``, the layout) where the spec does not set them. Raises InvalidManifest naming the
+    field."""
     declared, resources = config.text("scheduler.type"), dict(job.spec.get("resources") or {})
     if declared not in ("", "local") and not job.spec.get("scheduler"):
         job = replace(job, spec={**job.spec, "scheduler": {"type": declared}})
@@ -308,7 +311,7 @@ _TRAINING = ("omegaconf", "numpy", "torch", "transformers", "safetensors")  # wh
 
 
 def require_runnable(job: Wanted, config: JobConfig) -> None:
-    """Raises UsageFault, InvalidManifest."""
+    """Check that a job can run. Raises UsageFault, InvalidManifest."""
     if job.spec.get("suspend"):
         return
     scheduler = config.get("scheduler.type")
@@ -348,7 +351,7 @@ def require_runnable(job: Wanted, config: JobConfig) -> None:
 
 
 def _require_driver(job: Wanted, driver: str) -> None:
-    """Raises UsageFault where the driver's module, its file, or the function in it is not there."""
+    """Raise UsageFault if the driver's module or file, or the function in it, does not exist."""
     fault, of_file = import_fault(driver, import_places(job)), driver.partition(":")[0].endswith(".py")
     hint = None if of_file else f"looked in {_folder(job)}, PYTHONPATH and where packages are installed"
     if fault is not None:
@@ -356,7 +359,7 @@ def _require_driver(job: Wanted, driver: str) -> None:
 
 
 def import_places(job: Wanted) -> list[str]:
-    """The import path of the driver's process."""
+    """Return the import path of the driver's process."""
     return import_path(_folder(job), job.spec.get("env") or {})
 
 
@@ -366,7 +369,7 @@ _LONGEST_S = 60.0
 def job_faults(
     jobs: Iterable[tuple[Wanted, Resource]], report: Callable[[str], None] = lambda ref: None
 ) -> dict[Ref, list[Diagnostic]]:
-    """The faults of each job that has any. ``report`` is called before a job's slow check."""
+    """Return the faults of each job that has any. ``report`` is called before a job's slow check."""
     found: dict[Ref, list[Diagnostic]] = {}
     asked: list[tuple[Resource, dict[str, Any]]] = []
     for job, resource in jobs:
@@ -389,8 +392,8 @@ def job_faults(
 
 
 def class_faults(job: Wanted, resource: Resource) -> list[Diagnostic]:
-    """What the configuration's class refuses. Nothing that the configuration names is searched. Raises UsageFault,
-    ManifestError."""
+    """Return the errors that the configuration's class reports. Names in the configuration are not resolved. Raises
+    UsageFault, ManifestError."""
     if (request := _request(job)) is None:
         return []
     [answer] = _check_all([{**request, "built_in": False}])
@@ -398,7 +401,7 @@ def class_faults(job: Wanted, resource: Resource) -> list[Diagnostic]:
 
 
 def _missing_references(job: Wanted, resource: Resource) -> Iterator[Diagnostic]:
-    """Folders, files and secrets that are missing."""
+    """Yield missing folders, files and secrets."""
     spec, folder = job.spec, _folder(job)
     if not folder.is_dir():
         yield resource.fault(("workingDir",), f"there is no folder {str(folder)!r}")
@@ -412,7 +415,7 @@ def _missing_references(job: Wanted, resource: Resource) -> Iterator[Diagnostic]
 
 
 def _request(job: Wanted) -> dict[str, Any] | None:
-    """The request to ``areal.training.checking``; None where the driver's configuration class is unknown. Raises
+    """Return the request to ``areal.training.checking``, or None if the driver's configuration class is unknown. Raises
     UsageFault, ManifestError."""
     spec, given = job.spec, job.spec.get("config")
     file = str((_folder(job) / given).expanduser()) if isinstance(given, str) else ""
@@ -441,7 +444,7 @@ def _request(job: Wanted) -> dict[str, Any] | None:
 
 
 def _config_of(job: Wanted, driver: str) -> str | None:
-    """The configuration class of a user's own driver, where its source names it."""
+    """Return the configuration class of a user's own driver, if its source names it."""
     module, colon, function = driver.partition(":")
     if not colon and not module.endswith(".py"):
         module, function = driver.rpartition(".")[::2]
@@ -451,12 +454,12 @@ def _config_of(job: Wanted, driver: str) -> str | None:
     file, rest = found[0], [*found[1], function or "main"]
     try:
         return config_class(file.read_text(encoding="utf-8"), rest[0]) if len(rest) == 1 else None
-    except (OSError, SyntaxError, ValueError):  # told elsewhere
+    except (OSError, SyntaxError, ValueError):  # reported elsewhere
         return None
 
 
 def _check_all(requests: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """The faults of each request, from one process for all; none if it cannot run (an extra is missing)."""
+    """Return the faults of each request, all from one process; none if it cannot run (an extra is missing)."""
     if not requests:
         return []
     nothing: list[list[dict[str, Any]]] = [[] for _ in requests]
@@ -471,7 +474,7 @@ def _check_all(requests: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
 
 
 def checked(config: str, content: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The faults of a configuration of a built-in trainer, and the keys that have no effect. ``config``: its class."""
+    """Return the faults of a built-in trainer's configuration, and the keys without effect. ``config``: its class."""
     request: dict[str, Any] = {
         "config": config,
         "file": "",

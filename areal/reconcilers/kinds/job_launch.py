@@ -24,13 +24,13 @@ from areal.state.records import StoredObject
 
 STOP_GRACE_S = 60.0  # a driver may write a checkpoint
 _FOREVER_S = 1e9
-_HOPELESS = (2, 3)  # wrong usage, an invalid configuration: the next attempt would say the same
+_HOPELESS = (2, 3)  # wrong usage, an invalid configuration: the next attempt would fail in the same way
 _OWNER = "job.json"
 _INLINE = "given.yaml"
 
 
 def driver_run(context: EffectContext, op: Op[StartRun], slot: Slot) -> RunSpec:
-    """Raises ArealError saying what is missing."""
+    """Return the run of a job's driver. Raises ArealError naming what is missing."""
     stored = context.store.get(parse_ref(op.ref)) or context.object(op.ref)  # as recorded: with its uid
     spec: TrainJobSpec = effective("TrainJob", stored.spec)
     folder = _own_folder(context.ctx.home, stored)
@@ -78,8 +78,8 @@ def driver_run(context: EffectContext, op: Op[StartRun], slot: Slot) -> RunSpec:
 
 
 def _own_folder(home: Home, stored: StoredObject) -> Path:
-    """The job's folder: configuration, metrics, checkpoints, trajectories. The folder of an earlier job of the same
-    name is renamed: a new job must not resume from its checkpoints, and they must not be lost."""
+    """Return the job's folder: configuration, metrics, checkpoints, trajectories. The folder of an earlier job of the
+    same name is renamed, since a new job must neither resume from its checkpoints nor destroy them."""
     folder = home.jobs / stored.name
     mark = folder / _OWNER
     if folder.exists():
@@ -97,7 +97,7 @@ def _own_folder(home: Home, stored: StoredObject) -> Path:
 
 
 def _folder_owner(folder: Path) -> str:
-    """The uid of the job that a folder belongs to; "" where it does not say."""
+    """Return the uid of the job to which a folder belongs; "" if it is not recorded."""
     try:
         return str(read_json(folder / _OWNER)["uid"])
     except (FileNotFoundError, ArealError, KeyError, TypeError):
@@ -116,7 +116,8 @@ def _argv(spec: TrainJobSpec, stored: StoredObject, folder: Path, cwd: Path, slo
 
 
 def _config_file(spec: TrainJobSpec, stored: StoredObject, folder: Path, cwd: Path) -> Path | None:
-    """The configuration's file: relative to the working folder, else to the manifest. A map is written to a file."""
+    """Return the configuration's file: relative to the working folder, or else to the manifest. A map is written to a
+    file."""
     if spec.config is None:
         return None
     if not isinstance(spec.config, str):
@@ -130,7 +131,7 @@ def _config_file(spec: TrainJobSpec, stored: StoredObject, folder: Path, cwd: Pa
 
 
 def service_environment(context: EffectContext, op: Op[StartRun], spec: TrainJobSpec) -> dict[str, str]:
-    """Environment variables that name the model that the job samples from and updates."""
+    """Return the environment variables for the model that the job samples from and updates."""
     if spec.rollout is None:
         return {}
     ref = f"InferenceService/{spec.rollout.service}"

@@ -1,17 +1,17 @@
-"""Plan a TrainJob: one driver that runs to its end, and the inference service that it brings.
+"""Plan a TrainJob: one driver that runs to its end, and the inference service that it brings along.
 
-It starts when the model that it samples from is there, and is stopped before that model goes. A job that has finished
-is never run again, whatever is applied: another spec is another job (``--replace``), and `areal restart` asks for
-another run of the same.
+The driver starts when the model that it samples from is ready, and is stopped before that model is. A finished job is
+never run again, whatever is applied: another spec is another job (``--replace``), and `areal restart` requests another
+run of the same job.
 
 A job without ``rollout`` whose configuration lays out an inference engine (``rollout.backend``, or the first part of
-``allocation_mode``) stands for three objects: itself, an InferenceService of its name, and a Model in that. The service
-is owned by the job: it is deleted with it, and has processes for as long as the job may start its driver. With
-``shutdown_server_on_exit: false`` it has no owner, and outlives the job. Objects of these names that the job does not
-own are never touched.
+``allocation_mode``) stands for three objects: itself, an InferenceService of the same name, and a Model in that
+service. The job owns the service: it is deleted with the job, and has processes for as long as the job may start its
+driver. With ``shutdown_server_on_exit: false`` it has no owner, and outlives the job. Objects of these names that the
+job does not own are never changed.
 
 An object of any kind whose ``metadata.dependsOn`` names a job starts when that job has succeeded, and so does an object
-that needs one which waits. Until then a layer of its own suspends it. An object that has started once waits no more.
+that needs a waiting object. Until then a separate layer suspends it. An object that has started once never waits again.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ _KEPT = 3  # starts by a person whose output can still be read; each has all att
 
 
 def plan_job(work: JobWork) -> None:
-    """Raises NoCapacity."""
+    """Plan a job's driver. Raises NoCapacity."""
     now = job_status(work.runs, suspended=work.spec.suspend)
     if now.phase is JobPhase.UNKNOWN:
         work.notes.cannot_see(work.ref, [run for run in work.runs if not run.is_live and run.may_live])
@@ -105,7 +105,7 @@ def plan_job(work: JobWork) -> None:
 
 
 def _why_start(work: JobWork, now: JobStatus) -> str:
-    """Why the driver has to start; "" when it does not."""
+    """Return why the driver has to start; "" if it does not."""
     if _restart_requested(work.target.object, now):
         return "restart requested"
     if now.phase is JobPhase.PENDING:
@@ -124,14 +124,14 @@ def _why_start(work: JobWork, now: JobStatus) -> str:
 
 
 def _restart_requested(job: StoredObject, now: JobStatus) -> bool:
-    """Whether `areal restart` was called since the newest run started."""
+    """Return whether `areal restart` was called since the newest run started."""
     asked = str(job.status.get("restartedAt", ""))
     return bool(asked) and now.run is not None and str(now.run.state.spec.inputs.get("restartedAt", "")) != asked
 
 
 def _restarts_left(work: JobWork, now: JobStatus) -> int:
-    """The number of restarts left for a driver that fails. A user's restart or resume resets it; a supervisor that was
-    killed, as all are by a reboot, does not count."""
+    """Return the number of restarts left for a driver that fails. A user's restart or resume resets it. A killed
+    supervisor, such as by a reboot, does not count."""
     restart = work.spec.restart
     if restart.policy == "Never":
         return 0
@@ -185,8 +185,8 @@ def with_services(
     replacing: Sequence[str],
     refused: MutableMapping[str, ArealError],
 ) -> list[Wanted]:
-    """``wanted``, and the services and models that its jobs own. ``replacing``: references of jobs that are created
-    again. ``refused`` collects the errors of jobs that are left out."""
+    """Return ``wanted``, and the services and models that its jobs own. ``replacing``: references of jobs that are
+    created again. ``refused`` collects the errors of jobs that are left out."""
     known = {str(item.ref): item for item in stored}
     wanted = [_with_owner(item, known, replacing) for item in wanted]
     declared = {item.ref for item in wanted}
@@ -214,7 +214,8 @@ def with_services(
 
 
 def _with_owner(item: Wanted, known: Mapping[str, StoredObject], replacing: Sequence[str]) -> Wanted:
-    """The manifest of an object that a job created, as ``areal get -o manifest`` writes it, leaves it the job's."""
+    """Return the manifest of an object that a job created, as ``areal get -o manifest`` writes it, with the job as its
+    owner."""
     earlier = known.get(item.ref)
     owner = known.get((earlier.owner if earlier is not None and item.owner is None else None) or "")
     if owner is None:
@@ -224,7 +225,8 @@ def _with_owner(item: Wanted, known: Mapping[str, StoredObject], replacing: Sequ
 
 
 def _with_model_of_agents(job: Wanted, specs: Mapping[str, Mapping[str, Any]]) -> Wanted:
-    """A job whose episodes an AgentService runs samples from that service's model. Raises InvalidManifest."""
+    """Return a job whose episodes an AgentService runs with that service's model to sample from. Raises
+    InvalidManifest."""
     rollout = job.spec.get("rollout") or {}
     if (agents := rollout.get("agents")) is None or (ref := f"{_AGENTS}/{agents}") not in specs:
         return job  # what is not there is reported with the other references
@@ -278,8 +280,8 @@ def _with_recorded_fields(job: Wanted, earlier: StoredObject) -> Wanted:
 
 
 def _place_job(job: Wanted, config: JobConfig | None = None) -> Wanted:
-    """Add the cluster resources that the configuration's ``scheduling_spec`` requests; on this machine it requests
-    none, and is not read. Raises InvalidManifest."""
+    """Add the cluster resources that the configuration's ``scheduling_spec`` requests. On this machine they are not
+    read. Raises InvalidManifest."""
     scheduler = job.spec.get("scheduler") or {}
     if scheduler.get("type") not in CLUSTERS:
         return job
@@ -290,8 +292,8 @@ def _place_job(job: Wanted, config: JobConfig | None = None) -> Wanted:
 def _claim_names(
     job: Wanted, owned: tuple[Wanted, Wanted], known: Mapping[str, StoredObject], owners: Mapping[str, str | None]
 ) -> tuple[Wanted, Wanted]:
-    """The service and model under names that are free or the job's already; the service keeps its port. ``owners``: by
-    reference, of recorded and declared objects. Raises Conflict."""
+    """Return the service and model under names that are free or already the job's; the service keeps its port.
+    ``owners``: by reference, of recorded and declared objects. Raises Conflict."""
 
     def is_taken(item: Wanted) -> bool:
         return owners.get(item.ref, item.owner) != item.owner
@@ -312,13 +314,13 @@ def _claim_names(
 
 
 def _is_of(item: StoredObject, job: Wanted, known: Mapping[str, StoredObject]) -> bool:
-    """Whether it belongs to the job, or to a service that does."""
+    """Return whether an object belongs to the job, or to a service that does."""
     owner = known.get(item.owner or "")
     return item.owner == job.ref or (owner is not None and owner.kind == _SERVICE and owner.owner == job.ref)
 
 
 def _as_recorded(item: StoredObject) -> Wanted:
-    """The recorded manifest of an object: applying it changes nothing."""
+    """Return the recorded manifest of an object: applying it changes nothing."""
     layer = item.applied
     return Wanted(
         ref=str(item.ref),
@@ -334,7 +336,7 @@ def _as_recorded(item: StoredObject) -> Wanted:
 
 
 def _owned_service(job: Wanted, config: JobConfig) -> tuple[Wanted, Wanted] | None:
-    """The service, without a port, and the model that the configuration lays out; None when it lays out no engine.
+    """Return the service, without a port, and the model that the configuration lays out; None if it lays out no engine.
     Raises UsageFault."""
     part = config.inference()
     if part is None:
@@ -372,8 +374,8 @@ def _wanted(job: Wanted, kind: str, name: str, spec: Mapping[str, Any], owner: s
 def following_jobs(
     targets: Sequence[Target], stored: Iterable[StoredObject], states: Iterable[RunState]
 ) -> tuple[Target, ...]:
-    """``targets``, suspended while they wait for a job, with the services that their jobs own, suspended while the job
-    is at rest."""
+    """Return ``targets``, suspended while they wait for a job, and the services that their jobs own, suspended while
+    the job is at rest."""
     runs, stored = list(states), list(stored)
     chosen = {target.ref: target for target in _awaiting_jobs(targets, stored, runs)}
     known = {str(item.ref): item for item in stored} | {ref: target.object for ref, target in chosen.items()}
@@ -399,7 +401,7 @@ def following_jobs(
 def _awaiting_jobs(
     targets: Sequence[Target], stored: Sequence[StoredObject], states: Sequence[RunState]
 ) -> tuple[Target, ...]:
-    """``targets``, each with the layer that suspends it while it waits for a job, or without."""
+    """Return ``targets``, each with or without the layer that suspends it while it waits for a job."""
     chosen = {target.ref: target for target in targets}
     known = {str(item.ref): Target(item, "unchanged") for item in stored} | chosen
     if not any(
@@ -412,7 +414,7 @@ def _awaiting_jobs(
         runs.setdefault(state.spec.owner, []).append(ObservedRun(state))
 
     def awaited(ref: str, above: frozenset[str] = frozenset()) -> str:
-        """The job that has to end first; "" where none has."""
+        """Return the job that has to end first; "" where none has."""
         target = known.get(ref)
         if target is None or ref in above or target.is_deleted:
             return ""
@@ -439,8 +441,8 @@ def _awaiting_jobs(
 
 
 def _with_awaited(target: Target, job: str, end_of: Callable[[str], JobPhase | None]) -> Target:
-    """``target``, suspended until ``job`` has succeeded; "" lets it start. ``end_of``: the phase in which a job ended,
-    or None."""
+    """Return ``target``, suspended until ``job`` has succeeded; "" lets it start. ``end_of`` returns the phase in which
+    a job ended, or None."""
     item = target.object
     held = next((layer for layer in item.layers if layer.manager == AWAITING), None)
     had = str((held.source or {}).get("job", "")) if held is not None else ""
@@ -460,7 +462,7 @@ def _with_awaited(target: Target, job: str, end_of: Callable[[str], JobPhase | N
 
 
 def at_rest(job: Target, runs: Iterable[RunState]) -> bool:
-    """Whether no driver runs and none is to be started."""
+    """Return whether no driver runs and none will be started."""
     if job.action in ("create", "replace"):
         return bool(job.object.spec.get("suspend"))
     mine = [ObservedRun(state) for state in runs if state.spec.owner == job.ref]
@@ -475,8 +477,8 @@ _DATASETS = ("train_dataset", "valid_dataset")
 
 
 def require_job_ids(jobs: Mapping[str, StoredObject], report: StageReporter) -> None:
-    """Raises NotFound or ArealError for an id that neither the cache nor the hub has, of a job that a built-in driver
-    runs on this machine. Any commit in the cache will do: a Model that the job trains may pin one."""
+    """Raise NotFound or ArealError for an id that neither the cache nor the hub has, of a job that a built-in driver
+    runs on this machine. Any commit in the cache will do, since a Model that the job trains may pin one."""
     wanted = []
     for ref, stored in jobs.items():
         spec: TrainJobSpec = effective("TrainJob", stored.spec)
@@ -497,7 +499,7 @@ def _job_ids(stored: StoredObject) -> Iterator[HubModel]:
         paths.setdefault(path, HubModel(path))
     for section in _DATASETS:
         path = config.text(f"{section}.path")
-        if "/" in path:  # else it may be a registered one
+        if "/" in path:  # otherwise it may be a registered name
             paths[path] = HubModel(path.partition(":")[0], kind="dataset")
     tokenizer = config.text("tokenizer_path")
     paths.setdefault(tokenizer, HubModel(tokenizer, only=TOKENIZER_FILES))

@@ -1,8 +1,8 @@
 """The status of a training job, from the runs of its driver. Pure; standard library only, for ``areal get``.
 
-A job has its newest run's status. A driver that ends by itself with 0 has done its work and is never started again; one
-that failed is started again by its supervisor as often as the spec allows, and a supervisor that died itself is
-replaced within the same allowance. What a person stopped goes on when it is resumed.
+A job has the status of its newest run. A driver that ends by itself with 0 has finished and is never restarted. A
+driver that failed is restarted by its supervisor as often as the spec allows; a supervisor that died is replaced within
+the same allowance. A job that a person stopped continues when it is resumed.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class JobPhase(StrEnum):
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
     STOPPED = "Stopped"
-    LOST = "Lost"  # its supervisor died: only a reconcile starts it again
-    UNKNOWN = "Unknown"  # cannot be seen
+    LOST = "Lost"  # its supervisor died; only a reconcile restarts it
+    UNKNOWN = "Unknown"  # it cannot be observed
 
 
 @dataclass(frozen=True)
@@ -43,13 +43,13 @@ class JobStatus:
 
 
 def has_ended(now: JobStatus, spec: Mapping[str, Any]) -> bool:
-    """Whether nothing will start the driver again: it has finished, or it was lost and is never restarted."""
+    """Return whether nothing will start the driver again: it has finished, or it was lost and is never restarted."""
     policy = (spec.get("restart") or {}).get("policy")
     return now.finished or (now.phase is JobPhase.LOST and policy == "Never")
 
 
 def job_status(runs: Sequence[ObservedRun], *, suspended: bool) -> JobStatus:
-    """``runs`` are those of the job's driver, in any order."""
+    """Return the status of a job. ``runs``: those of its driver, in any order."""
     hidden = next((run for run in runs if run.state.phase is Phase.UNKNOWN), None)
     if hidden is not None:
         return JobStatus(JobPhase.UNKNOWN, hidden.state.reason, attempt_of(hidden.state), hidden)
@@ -67,12 +67,12 @@ def job_status(runs: Sequence[ObservedRun], *, suspended: bool) -> JobStatus:
 
 
 def attempt_of(state: RunState) -> int:
-    """The number of the run's newest start of the driver."""
+    """Return the number of the run's newest start of the driver."""
     return int(state.spec.inputs.get("attempt", 1)) + state.restarts
 
 
 def exit_code(state: RunState) -> int | None:
-    """The driver's exit status as in a shell; None while it runs, or when it is unknown."""
+    """Return the driver's exit status as in a shell; None while it runs or if it is unknown."""
     last = state.last_exit
     if state.phase not in (Phase.EXITED, Phase.CRASHLOOP) or last is None:
         return None

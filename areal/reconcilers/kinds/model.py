@@ -98,8 +98,8 @@ class ModelController(KindController):
         return service_ref(spec)
 
     def health(self, ref: str, spec: Mapping[str, Any], seen: Observed, host: Mapping[str, Any] | None) -> Health:
-        """Ready means that users' requests arrive: every replica's processes answer, the router sends requests to each,
-        and the gateway answers."""
+        """Return the health. Ready means that users' requests arrive: every replica's processes answer, the router
+        sends requests to each, and the gateway answers."""
         slots = self.slots(spec, host)
         count = slots["data-proxy"]
         if count == 0:
@@ -108,8 +108,8 @@ class ModelController(KindController):
         return routed_health(seen, ref, name, count, tuple(slots), owner, recorded=host is not None)
 
     def details(self, ref: str, seen: Observed) -> dict[str, Any]:
-        """``weights``: the path, the version and the writer of those that are served: the newest, and ``others``, the
-        versions of replicas that serve other ones."""
+        """Return ``weights``: the path, version and writer of the newest served weights, and ``others``: other versions
+        that replicas serve."""
         found = [run.weights for run in seen.of(ref, "data-proxy") if run.weights]
         newest = max(found, key=lambda weights: weights.get("version") or 0, default=None)
         if newest is None:
@@ -123,7 +123,7 @@ class ModelController(KindController):
         return dict.fromkeys(names, count)
 
     def replicas(self, spec: Mapping[str, Any]) -> int:
-        """The same count as ``replica_count``, of a sparse spec and without importing the spec's model."""
+        """Return the same count as ``replica_count``, from a sparse spec and without importing the spec's model."""
         if spec.get("suspend"):
             return 0
         if spec.get("external") or spec.get("engineUrl"):
@@ -152,14 +152,14 @@ class ModelController(KindController):
         require_models({ref: (item, effective(self.kind, item.spec)) for ref, item in starting.items()}, report)
 
     def start_deadline_s(self, context: EffectContext, ref: str) -> float:
-        """The earlier of the startup probe's deadline and the rollout's progress deadline."""
+        """Return the earlier of the startup probe's deadline and the rollout's progress deadline."""
         spec: ModelSpec = context.spec_of(ref)
         strategy: Strategy = spec.strategy or context.spec_of(service_ref(context.object(ref).spec)).strategy
         return min(spec.probes.startup.deadline_seconds, strategy.progress_deadline_seconds)
 
     def dispose(self, home: Home, ref: Ref) -> str | None:
-        """Remove the Model's trajectories, except finished ones that were never exported: a Model of this name serves
-        them again. Only the recorder reads journals, so it removes them in a process of its own."""
+        """Remove the Model's trajectories, except finished ones that were never exported: a later Model of this name
+        serves them again. Journals are read only by the recorder, which removes them in a separate process."""
         import subprocess
 
         folder = home.data / ref.name
@@ -192,7 +192,7 @@ class ModelController(KindController):
         return f"{ref}: {folder} is kept: {'; '.join(reasons)}. A Model of this name serves it again; remove it by hand"
 
     def adopted(self, store: ObjectStore, ref: Ref, pid: int | None, url: str | None) -> dict[str, Any]:
-        """The manifest of an external Model of the service ``default``, for the server that runs there."""
+        """Return the manifest of an external Model of the service ``default``, for the server that runs there."""
         from areal.reconcilers.kinds.model_engines import find_server
 
         store.expect(Ref("InferenceService", "default"))

@@ -1,11 +1,11 @@
-"""Questions to installed and running engines: their flags for ``engineArgs``, the model of an adopted server.
+"""Queries to installed and running engines: their flags for ``engineArgs``, the model of an adopted server.
 
-The source of an engine's parser names its flags, and more: importing an engine takes it ten seconds of CPU. Only an
-argument that the source does not have is looked for in the engine's ``--help``, once a version. An interpreter is asked
-once which version it has, in the environment of the engine's process, and again when it or a folder that it imports
-from has changed: an apply without changes starts no process. Where an engine is not installed, or its help has no
-flags, nothing is checked: the engine itself reports a wrong argument when it starts. A help that takes too long is
-reported, and asked for again the next time.
+The source of an engine's parser contains its flags, among other names; importing an engine would take ten seconds of
+CPU. Only an argument that the source lacks is looked up in the engine's ``--help``, once per version. An interpreter's
+installed version is queried once, in the environment of the engine's process, and again when the interpreter or a
+folder on its import path has changed: an apply without changes starts no process. If an engine is not installed, or its
+help has no flags, nothing is checked, and the engine itself reports a wrong argument when it starts. A help that takes
+too long is reported, and requested again the next time.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _SOURCES = {
     "sglang": ("srt/server_args.py", "srt/arg_groups/fields/*.py"),
 }
 _LITERAL = re.compile(r"""["']--([a-zA-Z][\w.-]*)["']""")
-_FIELD = re.compile(r"^    ([a-z]\w*): ", re.MULTILINE)  # of a dataclass, which the parser is made from
+_FIELD = re.compile(r"^    ([a-z]\w*): ", re.MULTILINE)  # a field of a dataclass from which the parser is built
 _FLAG = re.compile(r"(?:^ {1,4}|, )--([a-zA-Z][\w.-]*)", re.MULTILINE)
 _VERSION_S, _HELP_S = 10.0, 120.0
 _FEWEST = 20  # a help with fewer flags is something else
@@ -50,7 +50,7 @@ _FEWEST = 20  # a help with fewer flags is something else
 def engine_args_faults(
     models: Iterable[Resource], cache: Path, report: StageReporter = lambda ref, stage: None
 ) -> dict[Ref, list[Diagnostic]]:
-    """Arguments that the installed engines do not have, by the model that has them."""
+    """Return arguments that the installed engines do not have, by model."""
     known: dict[InstalledEngine, Collection[str] | None] = {}
     of_source: dict[InstalledEngine, Collection[str] | None] = {}
     problems: dict[Ref, list[Diagnostic]] = {}
@@ -77,8 +77,8 @@ def engine_args_faults(
 
 @dataclass(frozen=True)
 class InstalledEngine:
-    """An engine as a Model's process would import it. ``env``: what that process has on top of the environment that it
-    inherits; variables of the manifest may change what is imported."""
+    """An engine as a Model's process would import it. ``env``: the process's variables beyond those it inherits;
+    variables of the manifest may change what is imported."""
 
     engine: str
     python: str
@@ -89,7 +89,7 @@ class InstalledEngine:
         return hashlib.sha256(repr((self.engine, self.python, self.env)).encode()).hexdigest()[:16]
 
     def output(self, arguments: tuple[str, ...], timeout_s: float) -> str:
-        """ "" of a command that fails. Raises TimeoutExpired."""
+        """Return the command's output; "" if it fails. Raises TimeoutExpired."""
         inherits = {**inherited(os.environ), "COLUMNS": "200", "HF_HUB_OFFLINE": "1"}
         try:
             done = subprocess.run(
@@ -108,7 +108,7 @@ class InstalledEngine:
 
 
 def installed_engine(engine: str, given: Mapping[str, str]) -> InstalledEngine:
-    """``given``: the manifest's ``env``."""
+    """Return the engine that a process with these variables would use. ``given``: the manifest's ``env``."""
     python = given.get("AREAL_ENGINE_PYTHON", sys.executable)
     return InstalledEngine(engine, shutil.which(python) or python, tuple(sorted(engine_env(engine, given).items())))
 
@@ -122,7 +122,7 @@ class Installation:
 
 
 def source_flags(of: InstalledEngine, cache: Path) -> Collection[str] | None:
-    """The flags, without dashes, that the source of the engine's parser may have; None where it has too few."""
+    """Return the flags, without dashes, that the source of the engine's parser may have, or None if it has too few."""
     package = Path(_installation(of, cache).package or os.devnull)
     texts = [file.read_text("utf-8", "replace") for name in _SOURCES[of.engine] for file in sorted(package.glob(name))]
     names = {name for text in texts for name in _LITERAL.findall(text)}
@@ -133,8 +133,8 @@ def source_flags(of: InstalledEngine, cache: Path) -> Collection[str] | None:
 def installed_flags(
     of: InstalledEngine, cache: Path, tell: Callable[[str], None] = lambda stage: None
 ) -> Collection[str] | None:
-    """The flags, without dashes, in the help of the engine; None where that cannot be told. ``tell`` is called when it
-    has to be asked, and when it does not answer."""
+    """Return the flags, without dashes, in the engine's help, or None if they are unknown. ``tell`` is called before
+    the help is requested, and if it does not answer."""
     engine, version = of.engine, _installation(of, cache).version
     if not version:
         return None
@@ -170,7 +170,7 @@ def _installation(of: InstalledEngine, cache: Path) -> Installation:
 
 
 def _unchanged(file: Path) -> Installation | None:
-    """What an interpreter had when it was last asked; None where it may have changed since."""
+    """Return what an interpreter had when it was last queried, or None if it may have changed since."""
     record = _kept(file)
     if not isinstance(record, dict) or not isinstance(record.get("seen"), dict):
         return None
@@ -181,7 +181,7 @@ def _unchanged(file: Path) -> Installation | None:
 
 
 def _ask_installation(of: InstalledEngine) -> tuple[Installation, list[str]]:
-    """The engine, and the folders that its Python imports from. Raises TimeoutExpired."""
+    """Return the engine, and the folders from which its Python imports. Raises TimeoutExpired."""
     code = (
         "import importlib.metadata as m, importlib.util as u, sys\n"
         f"for name in {_DISTRIBUTIONS[of.engine]!r}:\n"
@@ -216,14 +216,15 @@ _TIMEOUT_S = 5.0
 
 @dataclass(frozen=True)
 class Server:
-    """``model`` is the server's own name of what it serves."""
+    """A running server. ``model``: the server's own name of the model that it serves."""
 
     url: str
     model: str
 
 
 def find_server(pid: int | None, url: str | None, name: str) -> Server:
-    """The server at ``url``, or on a port of process ``pid``, and its model: the one called ``name``, or its only one.
+    """Return the server at ``url``, or on a port of process ``pid``, and its model: the one called ``name``, or its
+    only one.
 
     Raises NotFound (no port), TargetFailed (no such server), Conflict (several models, none of this name).
     """
@@ -248,7 +249,7 @@ def find_server(pid: int | None, url: str | None, name: str) -> Server:
 
 
 def _models(url: str) -> list[str] | str:
-    """The models that a server lists, or why it lists none."""
+    """Return the models that a server lists, or why it lists none."""
     from areal.client.http import AdminClient
 
     where = f"{url}/models" if url.endswith("/v1") else f"{url}/v1/models"

@@ -26,8 +26,8 @@ PROXY_FIELDS = (
 
 
 def replica_count(spec: ModelSpec) -> int:
-    """``replicas``, else the backend's data-parallel dimension, else 1. A model without an engine of ours has one data
-    proxy."""
+    """Return ``replicas``, or else the backend's data-parallel dimension, or else 1. A model without an engine of ours
+    has one data proxy."""
     if not spec.starts_engine:
         return 1
     if spec.replicas is not None:
@@ -36,7 +36,7 @@ def replica_count(spec: ModelSpec) -> int:
 
 
 def gpus_per_replica(spec: ModelSpec) -> int:
-    """``resources.gpus``, else tensor x pipeline for engines that need GPUs. The embedded engine has 1 with
+    """Return ``resources.gpus``, or else tensor x pipeline for engines that need GPUs. The embedded engine has 1 with
     ``engineArgs.device: cuda``, else 0."""
     if not spec.starts_engine:
         return 0
@@ -65,8 +65,8 @@ class ModelWork(ReplicaWork):
 
     @property
     def trainer(self) -> str:
-        """The job that trains the model and whose driver does not run yet: it starts when the model's processes are
-        there, and the model may wait for its weights."""
+        """The job that trains the model and whose driver does not run yet. It starts when the model's processes run,
+        and the model may wait for its weights."""
         spec, trainers = self.target.object.spec, self.planning.trainers
         service = spec.get("service", "default")
         found = [trainers[key] for key in ((service, None), (service, self.target.object.name)) if key in trainers]
@@ -116,8 +116,8 @@ class ModelWork(ReplicaWork):
         return Readiness(**self.spec.probes.readiness.model_dump(by_alias=False))
 
     def warm(self, replica: Replica, run: str, needs: Sequence[int]) -> tuple[int, ...]:
-        """One completion through the data proxy, before it is routed. An external endpoint is not warmed up:
-        completions cost there, and its readiness includes that it answers."""
+        """Request one completion from the data proxy before it is routed. An external endpoint is not warmed up:
+        completions cost money there, and its readiness already shows that it answers."""
         if self.spec.external is not None:
             return tuple(needs)
         target = replica.proxy_component.target
@@ -126,7 +126,7 @@ class ModelWork(ReplicaWork):
 
 
 class ModelPlan(KindPlan):
-    """Models that release GPUs are opened before those that take some."""
+    """The plan of Models. Models that release GPUs are opened before those that take some."""
 
     def __init__(self, planning: Planning, kind: str) -> None:
         super().__init__(planning, kind)
@@ -146,7 +146,7 @@ class ModelPlan(KindPlan):
             self._opened.append(work)
 
     def _gpu_growth(self, target: Target) -> tuple[int, str]:
-        """The number of GPUs by which the model grows, and its name."""
+        """Return the number of GPUs by which the model grows, and its name."""
         held = sum(len(run.state.spec.gpus) for run in self.planning.observed.of(target.ref, ENGINE) if run.is_live)
         spec: ModelSpec = target.spec
         service: ServiceView | None = self.planning.views.get(service_ref(target.object.spec))
@@ -173,4 +173,4 @@ class ModelPlan(KindPlan):
             settle(work)
 
     def finish(self) -> None:
-        """Ended models were erased in ``end``."""
+        """Do nothing: ended models were erased in ``end``."""

@@ -1,9 +1,9 @@
 """Plan the replicas of an object, (engine, data proxy) each, behind a router. Pure.
 
-In order: routes that the router lost come back at once; what is missing starts, side by side, and is routed when all
-of it is warm; what is superfluous drains and stops; what has changed is replaced, new beside old where there is room.
-Nothing is stopped before its successor is routed and it is drained itself, unless the strategy, or a machine with no
-room for two, says so; and then the plan says so too.
+In order: restore routes that the router lost; start missing replicas side by side, and route them when all are warm;
+drain and stop superfluous ones; replace changed ones, new beside old if there is room. No replica is stopped before its
+successor is routed and it is drained itself, unless the strategy says so or there is no room for two; the plan then
+says so, too.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from areal.reconcilers.planning import Action, stoppable, unseen
 
 
 def replace_all(work: ReplicaWork, replicas: Sequence[Replica], last: tuple[int, ...]) -> tuple[int, ...]:
-    """Plan the replacement of ``replicas`` after the ops ``last``. Returns the last ops."""
+    """Plan the replacement of ``replicas`` after the ops ``last``. Return the last ops."""
     if not replicas:
         return last
     if work.strategy.type == "Recreate":
@@ -49,7 +49,7 @@ def replace_all(work: ReplicaWork, replicas: Sequence[Replica], last: tuple[int,
 
 
 def _surge_size(work: ReplicaWork, left: Collection[Replica]) -> int:
-    """The number of successors that can start beside the old replicas now; 0: an old one has to stop first."""
+    """Return the number of successors that can start now beside the old replicas; 0: an old one has to stop first."""
     declared = work.strategy.max_surge
     if not work.need or work.queues or not any(replica.new_engine for replica in left):
         return min(len(left), 1 if declared == "auto" else int(declared))
@@ -58,9 +58,10 @@ def _surge_size(work: ReplicaWork, left: Collection[Replica]) -> int:
 
 
 def _first_to_stop(work: ReplicaWork, left: Collection[Replica]) -> list[Replica]:
-    """The replicas that stop before their successors start: those that do not serve, else ``max_unavailable``.
+    """Return the replicas that stop before their successors start: those that do not serve, or else
+    ``max_unavailable``.
 
-    Raises NoCapacity when that is the only replica and downtime is not allowed.
+    Raises NoCapacity if that is the only replica and downtime is not allowed.
     """
     broken = [replica for replica in left if not replica.serves]
     if broken:
@@ -79,8 +80,8 @@ def _first_to_stop(work: ReplicaWork, left: Collection[Replica]) -> list[Replica
 
 
 def _surge(work: ReplicaWork, batch: Sequence[Replica], last: tuple[int, ...]) -> tuple[int, ...]:
-    """New beside old: start, warm up, route, soak, then drain and stop the old replicas. Until they are drained they
-    keep their sessions; a data proxy that stops leaves its sessions to the others."""
+    """Replace a batch with new beside old: start, warm up, route, soak, then drain and stop the old replicas. They keep
+    their sessions until they are drained; a data proxy that stops leaves its sessions to the others."""
     cause = f"replaced: {_cause(batch)}"
     new, warm = _start_successors(work, batch, last or work.before_start, beside=True)
     old = _routed_of(work, _old_proxies(batch))
@@ -100,7 +101,7 @@ def _surge(work: ReplicaWork, batch: Sequence[Replica], last: tuple[int, ...]) -
 
 
 def _recreate(work: ReplicaWork, batch: Sequence[Replica], last: tuple[int, ...]) -> tuple[int, ...]:
-    """Old before new: drain, stop, start. There is no room for both, or the user asked for it."""
+    """Replace a batch with old before new: drain, stop, start. There is no room for both, or the user chose it."""
     cause = f"makes room: {_cause(batch)}"
     needs = last or work.recorded
     old = _routed_of(work, _old_proxies(batch))
@@ -117,7 +118,7 @@ def _recreate(work: ReplicaWork, batch: Sequence[Replica], last: tuple[int, ...]
 def _start_successors(
     work: ReplicaWork, batch: Sequence[Replica], needs: tuple[int, ...], *, beside: bool
 ) -> tuple[list[str], tuple[int, ...]]:
-    """The new data proxies; the ops after which they are warm."""
+    """Start the successors. Return the new data proxies, and the ops after which they are warm."""
     new: list[str] = []
     warmed: list[int] = []
     for replica in batch:
@@ -154,8 +155,8 @@ def _cause(batch: Sequence[Replica]) -> str:
 
 
 def open_replicas(work: ReplicaWork) -> None:
-    """First half: decide about each replica, and route to those that serve if the router lost them. A neighbor is only
-    routed. Nothing is done behind a router that cannot be seen."""
+    """Plan the first half: decide about each replica, and route to those that serve if the router lost them. A neighbor
+    is only routed. Nothing is done behind a router that cannot be observed."""
     if work.service.router_unseen or (work.routes_only and (work.suspended or not work.table_lost)):
         work.routes_only = True
         return
@@ -172,7 +173,7 @@ def open_replicas(work: ReplicaWork) -> None:
 
 
 def close_replicas(work: ReplicaWork) -> None:
-    """Second half: start missing replicas, stop superfluous ones, replace outdated ones. Raises NoCapacity."""
+    """Plan the second half: start missing replicas, stop superfluous ones, replace outdated ones. Raises NoCapacity."""
     if work.routes_only:
         return
     work.notes.cannot_see(work.ref, [run for run in unseen(work.runs) if run.replica >= work.count])
@@ -192,7 +193,7 @@ def close_replicas(work: ReplicaWork) -> None:
     )
     last = _start_missing(work, fresh, last)
     if any(replica.proxy.action is Action.DEFER for replica in fresh):
-        return  # until they serve, the others do: the next pass goes on
+        return  # the superfluous replicas serve until the new ones do: the next pass continues
     if not all(replica.serves for replica in replaced):
         early, late = (), (*early, *late)  # until all is replaced they may be all that serves
     last = _remove(work, early, last, _extra_cause(work))
@@ -206,10 +207,10 @@ def _proxies(work: ReplicaWork) -> tuple[ObservedRun, ...]:
 
 
 def _routed_now(work: ReplicaWork) -> list[str]:
-    """Data proxies that serve, the initial routed set. A routed one that cannot be seen stays in it."""
+    """Return the data proxies that serve: the initial routed set. A routed one that cannot be observed stays in it."""
     ours = [replica.live_proxy for replica in work.replicas if replica.live_proxy is not None]
     serving = [run.uid for run in ours if run.uid in work.known or run.seen is Seen.READY]
-    unsure = work.service.needs_sync  # relays may still pick what the router does not know
+    unsure = work.service.needs_sync  # relays may still pick workers that the router does not know
     others = [
         run.uid
         for run in _proxies(work)
@@ -219,7 +220,7 @@ def _routed_now(work: ReplicaWork) -> list[str]:
 
 
 def _lost_routes(work: ReplicaWork) -> str:
-    """Why the router needs the current routes at once; "" when it does not."""
+    """Return why the router needs the current routes at once; "" if it does not."""
     missing = _without(work.routed, work.known)
     extra = sorted(_without(list(work.known), work.routed))
     if missing:
@@ -242,7 +243,7 @@ def _lost_routes(work: ReplicaWork) -> str:
 
 
 def _note_drift(work: ReplicaWork, kind: str, message: str) -> str:
-    """Note drift unless this plan itself restarts the router. Returns the cause of the op."""
+    """Note drift, unless this plan itself restarts the router. Return the cause of the op."""
     if work.service.table is not None:
         work.notes.drift.append(Drift(work.ref, kind, "routes", message))
     return f"{kind}: {message}"
@@ -253,7 +254,7 @@ def _new_engines(replicas: Sequence[Replica]) -> int:
 
 
 def _start_missing(work: ReplicaWork, replicas: Sequence[Replica], last: tuple[int, ...]) -> tuple[int, ...]:
-    """Start missing processes of the slots that need no replacement, and route to them when all are warm."""
+    """Start missing processes of slots that need no replacement, and route to them when all are warm."""
     ready: list[int] = []
     joining: list[str] = []
     warm: list[int] = []
@@ -291,10 +292,10 @@ def _remove(work: ReplicaWork, runs: Sequence[ObservedRun], last: tuple[int, ...
 
 
 def _forget_routes(work: ReplicaWork, last: tuple[int, ...]) -> None:
-    """Declare an object without replicas as such, even when its processes ended by themselves."""
+    """Declare at the router that an object has no replicas, even if its processes ended by themselves."""
     table = work.service.table
     if work.count or work.routed or not isinstance(table, RouteTable) or table.models.get(work.name) == ():
-        return  # runs that cannot be seen are in ``routed``
+        return  # runs that cannot be observed are in ``routed``
     if not any(op.verb is Verb.UNROUTE for op in work.build.ops_of(work.ref)):
         work.unroute(_extra_cause(work), last or work.recorded, declared=True)
 
@@ -312,7 +313,7 @@ def settle(work: ReplicaWork) -> None:
 
 
 def end_replicas(work: ReplicaWork, needs: tuple[int, ...]) -> int:
-    """Delete: drain and unroute while the service stays, then stop, forget, erase. Returns the last op.
+    """Delete an object: drain and unroute while the service stays, then stop, forget, erase. Return the last op.
 
     The router's ops are in ``after``, not ``needs``: a router that does not answer must not prevent the deletion.
     """

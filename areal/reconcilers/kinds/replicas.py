@@ -1,9 +1,9 @@
 """The replicas behind a router: the decision about each slot, and its ops. Pure.
 
-A replica is a data proxy and the process that it calls: the engine of a Model, the worker of an AgentService. In this
-module and in ``replica_plan`` both are called the engine. A data proxy names its engine by URL, and a replaced process
-keeps its port where it can, so an engine that died comes back under a data proxy that never noticed. Routes are one
-declarative set an object; the only op that takes a replica out of rotation is DRAIN.
+A replica is a data proxy and the process that it calls: the engine of a Model, or the worker of an AgentService. In
+this module and in ``replica_plan`` both are called the engine. A data proxy knows its engine by URL, and a replaced
+process keeps its port if possible, so that a restarted engine needs no new data proxy. Routes are one declarative set
+per object; the only op that takes a replica out of rotation is DRAIN.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PROXY = "data-proxy"
 @dataclass(frozen=True)
 class Replica:
     """One slot: the decisions about its engine (None: not started by areal) and its data proxy. ``callers``: surplus
-    data proxies of an engine that is to be replaced; they stop with it."""
+    data proxies of an engine that will be replaced; they stop with it."""
 
     index: int
     engine: Decision | None
@@ -80,7 +80,7 @@ class Replica:
 
 
 def _behind(engine: Decision, proxy: Decision) -> Decision:
-    """The decision about a data proxy, given that about its engine."""
+    """Return the decision about a data proxy, given the decision about its engine."""
     if engine.action is Action.SPAWN and proxy.action in (Action.AWAIT, Action.KICK):
         return Decision(Action.DEFER, "its engine has to start first", proxy.run)
     if engine.action is Action.LEAVE and proxy.action is not Action.KEEP:
@@ -91,7 +91,7 @@ def _behind(engine: Decision, proxy: Decision) -> Decision:
 
 
 def not_replaced(slot: Replica) -> Replica:
-    """The slot with outdated processes left as they are."""
+    """Return the slot with outdated processes left as they are."""
     engine, proxy = slot.engine, slot.proxy
     if proxy.action is Action.REPLACE:
         proxy = Decision(Action.LEAVE, proxy.cause, proxy.run)
@@ -103,14 +103,14 @@ def not_replaced(slot: Replica) -> Replica:
 
 @dataclass(frozen=True)
 class Extras:
-    """Runs that belong to no slot. ``late``: engines of a data proxy that this plan has yet to replace."""
+    """Runs that belong to no slot. ``late``: engines of a data proxy that this plan still has to replace."""
 
     early: tuple[ObservedRun, ...] = ()
     late: tuple[ObservedRun, ...] = ()
 
 
 def with_callers(replicas: Sequence[Replica], runs: Sequence[ObservedRun]) -> list[Replica]:
-    """The slots, each with the surplus data proxies of the engine that it replaces."""
+    """Return the slots, each with the surplus data proxies of the engine that it replaces."""
     calling = _callers(run for run in _surplus(runs, replicas) if run.state.spec.component == PROXY)
     return [
         replace(slot, callers=tuple(calling.get(slot.old_engine.url, ()))) if slot.old_engine else slot
@@ -119,7 +119,7 @@ def with_callers(replicas: Sequence[Replica], runs: Sequence[ObservedRun]) -> li
 
 
 def _callers(proxies: Iterable[ObservedRun]) -> dict[str, list[ObservedRun]]:
-    """Data proxies by the URLs among their inputs, such as that of their engine."""
+    """Return data proxies by the URLs among their inputs, such as that of their engine."""
     found: dict[str, list[ObservedRun]] = {}
     for proxy in proxies:
         for url in {value for value in proxy.state.spec.inputs.values() if isinstance(value, str)}:
@@ -128,8 +128,8 @@ def _callers(proxies: Iterable[ObservedRun]) -> dict[str, list[ObservedRun]]:
 
 
 def extras_of(runs: Sequence[ObservedRun], replicas: Sequence[Replica]) -> Extras:
-    """Runs to stop: scaled down, suspended, or left by an interrupted replacement. None while a run cannot be seen: the
-    others may be all that serve."""
+    """Return runs to stop: scaled down, suspended, or left by an interrupted replacement. While any run cannot be
+    observed, return none, since these may be the only ones that serve."""
     if unseen(runs):
         return Extras()
     callers = {run.uid for slot in replicas for run in slot.callers}
@@ -145,7 +145,7 @@ def extras_of(runs: Sequence[ObservedRun], replicas: Sequence[Replica]) -> Extra
 
 
 def _surplus(runs: Sequence[ObservedRun], replicas: Iterable[Replica]) -> list[ObservedRun]:
-    """Living runs that no slot has chosen."""
+    """Return living runs that no slot has chosen."""
     decisions = [decision for replica in replicas for decision in replica.decisions]
     wanted = {decision.run.uid for decision in decisions if decision.run is not None}
     return [run for run in runs if run.is_live and run.uid not in wanted]
@@ -153,11 +153,13 @@ def _surplus(runs: Sequence[ObservedRun], replicas: Iterable[Replica]) -> list[O
 
 @dataclass
 class ReplicaWork(ObjectWork, ABC):
-    """``routes_only``: a neighbor, whose processes this plan does not change. ``restored``: the op that restores lost
-    routes. ``cordoned``: routed runs that keep their sessions and get no new ones.
+    """The working state of an object with replicas.
 
-    The class variables: the name of the engine's component, the input by which a data proxy knows its URL, and the
-    fields of the spec that each of the two depends on.
+    With ``routes_only`` it is a neighbor, whose processes this plan does not change. ``restored``: the op that restores
+    lost routes. ``cordoned``: routed runs that keep their sessions and get no new ones.
+
+    The class variables are the name of the engine's component, the data proxy's input with the engine's URL, and the
+    spec fields on which each of the two depends.
     """
 
     engine_name: ClassVar[str]
@@ -189,7 +191,7 @@ class ReplicaWork(ObjectWork, ABC):
     @property
     @abstractmethod
     def declared(self) -> int:
-        """The number of replicas while it is not suspended."""
+        """The number of replicas while the object is not suspended."""
 
     @property
     def starts_engine(self) -> bool:
@@ -220,7 +222,7 @@ class ReplicaWork(ObjectWork, ABC):
 
     @property
     def trainer(self) -> str:
-        """The job that brings the weights that a data proxy may wait for."""
+        """The job that publishes the weights for which a data proxy may wait."""
         return ""
 
     @property
@@ -234,7 +236,7 @@ class ReplicaWork(ObjectWork, ABC):
         return self.recorded
 
     def warm(self, replica: Replica, run: str, needs: Sequence[int]) -> tuple[int, ...]:
-        """The ops after which the data proxy ``run``, ready after ``needs``, may be routed."""
+        """Return the ops after which the data proxy ``run``, ready after ``needs``, may be routed."""
         return tuple(needs)
 
     @property
@@ -243,7 +245,8 @@ class ReplicaWork(ObjectWork, ABC):
 
     @cached_property
     def known(self) -> Mapping[str, str]:
-        """The data proxies in the router's table, with their states; empty when it has none or starts empty."""
+        """The data proxies in the router's table, with their states; empty if there is no table or the router starts
+        empty."""
         table = self.service.table
         if not isinstance(table, RouteTable):
             return {}
@@ -251,7 +254,7 @@ class ReplicaWork(ObjectWork, ABC):
 
     @property
     def table_lost(self) -> bool:
-        """Whether the router has started anew and does not know the object."""
+        """Whether the router was restarted and does not know the object."""
         table = self.service.table
         if isinstance(table, RouteTable):
             return not table.synced and self.name not in table.models
@@ -285,7 +288,7 @@ class ReplicaWork(ObjectWork, ABC):
     def start_replica(
         self, replica: Replica, needs: Sequence[int], *, successor: bool = False
     ) -> tuple[str, tuple[int, ...]]:
-        """Start the engine, with its GPUs, and the data proxy, or wait for those that run. Returns the data proxy's run
+        """Start the engine, with its GPUs, and the data proxy, or wait for running ones. Return the data proxy's run,
         and the ops after which both are ready. ``successor``: they start beside those that they replace."""
         engine = Started("")
         if replica.engine is not None and replica.engine_component is not None:
@@ -309,7 +312,7 @@ class ReplicaWork(ObjectWork, ABC):
         return self.build.add(Verb.ROUTE, self.ref, "routes", cause, needs=needs, runs=self.routed, args=args)
 
     def unroute(self, cause: str, needs: Sequence[int], *, declared: bool = False, after: Sequence[int] = ()) -> int:
-        """Remove the object from the router, by its name there: it may be deleted or replaced by then."""
+        """Remove the object from the router, by its name there: by then the object may be deleted or replaced."""
         model = self.name if self.name != self.target.object.name else ""
         args = RemoveRoutes(self.service.ref, self.service.router, model, declared)
         needs = (*needs, *self.service.router_ready)
@@ -330,6 +333,6 @@ class ReplicaWork(ObjectWork, ABC):
         self.notes.destructive.append(f"{self.ref}: {sentence}")
 
     def require_gpus(self, count: int, message: str, hint: str) -> None:
-        """Raises NoCapacity, before anything is planned, when fewer than ``count`` GPUs are free."""
+        """Raise NoCapacity, before anything is planned, if fewer than ``count`` GPUs are free."""
         if count > self.gpus.available:
             raise NoCapacity(f"{self.ref}{message}; {self.gpus.available} are free", hint=hint)

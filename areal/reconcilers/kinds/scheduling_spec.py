@@ -37,7 +37,8 @@ class Placement:
 
 
 def placement_of(rows: object, where: str, scheduler: str) -> Placement:
-    """``where``: the section, such as ``actor``. Raises InvalidManifest with the path of an unsupported field."""
+    """Return the placement of a section's processes. ``where``: the section, such as ``actor``. Raises InvalidManifest
+    with the path of an unsupported field."""
     where = f"{where}.scheduling_spec"
     if not rows:
         return Placement()
@@ -95,7 +96,7 @@ def _refused(path: str, why: str, instead: str) -> InvalidManifest:
 
 
 def with_placement(spec: Mapping[str, Any], placement: Placement) -> dict[str, Any]:
-    """``spec`` with the placement's values as defaults."""
+    """Return ``spec`` with the placement's values as defaults."""
     found = dict(spec)
     for name, values in (("resources", placement.resources), ("env", placement.env)):
         if values:

@@ -75,7 +75,7 @@ class ServiceView:
 
 
 def called_first(work: ObjectWork, model: ModelRef | None, *more: str) -> tuple[int, ...]:
-    """The ops after which the object's dependencies, the model that its processes call, and ``more`` serve."""
+    """Return the ops after which the object's dependencies, the model that its processes call, and ``more`` serve."""
     needed = {*work.target.object.depends_on, *more}
     if model is not None:
         service = f"InferenceService/{model.service}"
@@ -85,14 +85,14 @@ def called_first(work: ObjectWork, model: ModelRef | None, *more: str) -> tuple[
 
 
 def inference_inputs(spec: InferenceServiceSpec | AgentServiceSpec, url: str) -> dict[str, str]:
-    """Inputs of a process that records at an inference service. ``url`` "": not known yet."""
+    """Return inputs of a process that records at an inference service. ``url`` "": not known yet."""
     source = key_input(spec).get(KEY_INPUT, "generated")
     return {**({"inferenceUrl": url} if url else {}), "inferenceKeyFrom": source}
 
 
 def called_inputs(planning: Planning, spec: InferenceServiceSpec | AgentServiceSpec) -> dict[str, str]:
-    """Inputs of an agent service's processes, from the inference service that it calls; empty where the plan does not
-    know it."""
+    """Return inputs of an agent service's processes, from the inference service that it calls; empty where the plan
+    does not know it."""
     called = spec.inference if isinstance(spec, AgentServiceSpec) else None
     view: ServiceView | None = planning.views.get(f"InferenceService/{called.service}") if called is not None else None
     if view is None:
@@ -112,7 +112,7 @@ class ServicePlan(KindPlan, ABC):
 
     @abstractmethod
     def declared(self, ref: str) -> frozenset[str]:
-        """The names that objects declare at the router of the service ``ref``."""
+        """Return the names that objects declare at the router of the service ``ref``."""
 
     def drain(self) -> None:
         planning = self.planning
@@ -144,7 +144,7 @@ class ServicePlan(KindPlan, ABC):
     def _unroute_undeclared(self, view: ServiceView) -> None:
         """Unroute models of the router's table that no object declares."""
         if not isinstance(view.table, RouteTable) or view.is_deleted or self.planning.scope.unreadable:
-            return  # what cannot be read may declare it
+            return  # an unreadable object may declare it
         declared = self.declared(view.ref)
         for name in sorted(view.table.models):
             if name not in declared:
@@ -153,8 +153,8 @@ class ServicePlan(KindPlan, ABC):
                 self.planning.build.add(Verb.UNROUTE, view.ref, f"routes/{name}", cause, args=args)
 
     def _mark_synced(self, view: ServiceView) -> None:
-        """Tell a router that started empty that its table is whole once it has the routes of what serves now. Relays
-        must not wait for replicas that have yet to start."""
+        """Mark the table of a router that started empty as complete once it has the routes of the replicas that serve
+        now. Relays must not wait for replicas that have yet to start."""
         if not view.needs_sync:
             return
         build = self.planning.build
@@ -190,7 +190,7 @@ class InferenceServicePlan(ServicePlan):
 
 
 class ServiceWork(ObjectWork):
-    """``gateway``: one that has to be replaced."""
+    """The working state of a service. ``gateway``: a gateway that has to be replaced."""
 
     components = ("router", "gateway")
     spec: InferenceServiceSpec | AgentServiceSpec
@@ -207,14 +207,14 @@ class ServiceWork(ObjectWork):
         return spec.drain_timeout_seconds if isinstance(spec, AgentServiceSpec) else spec.strategy.drain_timeout_seconds
 
     def drain_out(self, run: ObservedRun, cause: str, needs: Sequence[int]) -> None:
-        """SIGTERM, and as much time as running streams may take."""
+        """Stop a run with SIGTERM, and as much grace as running streams may take."""
         self.stop(run, cause, needs, StopRun(self.drain_s))
 
     def decide_component(
         self, name: str, fields: tuple[str, ...], inputs: Mapping[str, Any] | None = None
     ) -> tuple[Component, Decision]:
         if isinstance(self.spec, InferenceServiceSpec):
-            fields = (*fields, "env")  # that of an AgentService is its workers'
+            fields = (*fields, "env")  # an AgentService's ``env`` is for its workers
         component = self.component(name, 0, fields, {**(inputs or {}), **key_input(self.spec)})
         decision = self.decide(component)
         self.note(component, decision)
@@ -238,7 +238,7 @@ def open_service(work: ServiceWork) -> None:
 
 
 def close_service(work: ServiceWork) -> None:
-    """Replace an outdated gateway once the router's table is whole."""
+    """Replace an outdated gateway once the router's table is complete."""
     if work.gateway is None:
         return
     component, decision = work.gateway
@@ -270,7 +270,7 @@ def _open_router(work: ServiceWork) -> Decision:
 
 
 def _open_gateway(work: ServiceWork, router: Decision) -> None:
-    """Keep, heal or start the gateway; one that has to be replaced waits until the routes are whole."""
+    """Keep, heal or start the gateway. A gateway that has to be replaced waits until the routes are complete."""
     view = work.view
     stays = router.run is not None and router.action in (Action.KEEP, Action.AWAIT, Action.KICK)
     inputs = {"routerUrl": router.run.url} if stays and router.run is not None else {}
@@ -278,7 +278,7 @@ def _open_gateway(work: ServiceWork, router: Decision) -> None:
         "gateway", GATEWAY_FIELDS, {**inputs, **called_inputs(work.planning, work.spec)}
     )
     if not stays and decision.action in (Action.AWAIT, Action.KICK):
-        view.gateway_unseen = True  # its router has to be there first: the next pass decides
+        view.gateway_unseen = True  # its router has to start first: the next pass decides
     elif decision.action in (Action.KEEP, Action.LEAVE, Action.AWAIT):
         kept = work.start(component, decision, work.recorded, after=view.router_ready)
         _stop_extras(work, component, decision, kept.ready)
@@ -310,7 +310,7 @@ def _configure(work: ServiceWork) -> None:
 
 
 def _stop_extras(work: ServiceWork, component: Component, decision: Decision, needs: tuple[int, ...] = ()) -> None:
-    """A second live process is what an interrupted replacement leaves behind."""
+    """Stop second live processes, which an interrupted replacement leaves."""
     if decision.action is Action.LEAVE or decision.run is None:
         return
     for run in work.observed.of(work.ref, component.name):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def _stage(home: Home, ref: str) -> str | None:
-    """What a job that starts is doing, in its driver's words."""
+    """Return what a starting job is doing, as its driver reports it."""
     backends = Backends(home.root)
     live = [uid for uid, state in backends.observe().items() if state.spec.owner == ref and state.phase in LIVE]
     found = backends.stage(max(live)) if live else None
@@ -47,7 +47,7 @@ class TrainJobController(KindController):
         return job_faults(items, lambda ref: report(ref, "checking its configuration"))
 
     def neighbour_of(self, spec: Mapping[str, Any]) -> str | None:
-        """A model may wait for the weights of the job that trains it."""
+        """Return the service of the job's model, which may wait for the weights that the job publishes."""
         rollout = spec.get("rollout") or {}
         return f"InferenceService/{rollout.get('service')}"
 
@@ -79,7 +79,7 @@ class TrainJobController(KindController):
         return Completion(running=now.phase is not JobPhase.STOPPED)
 
     def progress(self, home: Home, name: str, age_s: float) -> Progress | None:
-        """The job's current step, the time since its start, and its estimated end."""
+        """Return the job's current step, the time since its start, and its estimated end."""
         from areal.reconcilers.context import Progress
         from areal.state.job_metrics import bottleneck, eta_s, newest_step
 
@@ -98,5 +98,5 @@ class TrainJobController(KindController):
         return not spec.get("suspend") and (spec.get("resources") or {}).get("gpus") != 0
 
     def endpoint(self, spec: Mapping[str, Any], component: str) -> Endpoint | None:
-        """The rendezvous of a job on several nodes; None for one node."""
+        """Return the rendezvous of a job on several nodes, or None for one node."""
         return Endpoint() if ((spec.get("resources") or {}).get("nodes") or 1) > 1 else None

@@ -1,9 +1,9 @@
-"""The one place that opens backends, and all backends of a home as one.
+"""Opens backends, and combines all backends of a home into one.
 
 ``base`` has the contract, ``local`` the processes of this machine; ``areal.resources.kinds`` says how a package
-registers its own. A factory is called as ``factory(home_root, lease_dir, crash)``: the home's folder (``Path``), the
-folder of machine-wide leases (``Path``, or None for the default one), and a function that fault-injection tests give a
-name of each point where a caller may die.
+registers its own backend. A factory is called as ``factory(home_root, lease_dir, crash)``: the home's folder
+(``Path``), the folder of machine-wide leases (``Path``, or None for the default), and a function that fault-injection
+tests provide and that is called with the name of each point where a caller may die.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _no_crash(point: str) -> None:
 
 
 def open_backend(name: str, home_root: Path, *, lease_dir: Path | None = None, crash: Crash = _no_crash) -> Backend:
-    """The backend of a ``spec.scheduler.type``. Raises UsageFault where there is none of the name."""
+    """Return the backend of a ``spec.scheduler.type``. Raises UsageFault where there is none of the name."""
     if name not in BACKENDS:
         raise UsageFault(
             f"scheduler type {name!r} is not available in this version; use local",
@@ -40,9 +40,8 @@ def open_backend(name: str, home_root: Path, *, lease_dir: Path | None = None, c
 
 
 class Backends(RunControl):
-    """All backends that a home uses. Runs of every one are observed together; the rest is passed on to the backend of
-    the run. ``local`` is always in use, another one from its first ``start`` on. One instance may be used from several
-    threads."""
+    """All backends that a home uses. Their runs are observed together; other operations are passed to the run's
+    backend. ``local`` is always in use, any other backend from its first ``start`` on. Thread-safe."""
 
     def __init__(self, home_root: Path, *, lease_dir: Path | None = None, crash: Crash = _no_crash) -> None:
         self._home_root = Path(home_root)
@@ -51,7 +50,7 @@ class Backends(RunControl):
         self._opened: dict[str, Backend] = {}
 
     def named(self, name: str) -> Backend:
-        """Raises UsageFault where no backend has the name."""
+        """Return the backend with this name. Raises UsageFault if there is none."""
         if name not in self._opened:
             backend = open_backend(name, self._home_root, lease_dir=self._lease_dir, crash=self._crash)
             self._opened.setdefault(name, backend)
@@ -113,13 +112,13 @@ class Backends(RunControl):
         return [self.named(name) for name in self._names()]
 
     def _names(self) -> list[str]:
-        """``local`` first."""
+        """Return the names of the backends in use, ``local`` first."""
         names = set(self._opened)
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             names.update(os.listdir(self._home_root / _USED))
         return [LOCAL, *sorted(names - {LOCAL})]
 
     def _of(self, uid: str) -> Backend:
-        """The backend that has the run; ``local`` for an unknown one."""
+        """Return the backend that has the run; ``local`` for an unknown one."""
         local, *others = self._in_use()
         return next((backend for backend in others if backend.observe([uid])), local)

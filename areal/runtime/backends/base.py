@@ -258,7 +258,7 @@ class RunControl(Protocol):
     """Operations on existing runs, by uid: of one backend, or of all backends of a home."""
 
     def observe(self, uids: Sequence[str] | None = None) -> dict[str, RunState]:
-        """The state of every run of this home, or of those named, by uid; a uid without a record is left out.
+        """Return the state of every run of this home, or of those named, by uid; a uid without a record is left out.
 
         Read-only and cheap: called every 0.2 s by ``areal wait``, and by every ``areal get``. ``RunState.spec`` is the
         spec as it was started, without its secrets. A run whose record cannot be read is ``UNKNOWN`` with a reason.
@@ -296,7 +296,7 @@ class RunControl(Protocol):
         ...
 
     def inspect(self) -> tuple[Problem, ...]:
-        """Every disagreement between records, processes and leases. Read-only."""
+        """Return every disagreement between records, processes and leases. Read-only."""
         ...
 
     def repair(self, problem: Problem) -> str:

@@ -1,12 +1,12 @@
-"""The parts that backends of schedulers share. A run is a job, known by the run's uid before it is submitted.
+"""The common parts of backends for schedulers. A run is a job, known by the run's uid before it is submitted.
 
-A subclass talks to its scheduler in five methods, at the end of ``ClusterBackend``. All else goes by the folders
-``$AREAL_HOME/clusters/<name>/runs/<uid>/``, which the job's node program and the shim write on their node, and by the
-scheduler's word about its jobs. Nothing is looked up in this machine's /proc. While the scheduler does not answer
-every run is UNKNOWN, with its words.
+A subclass talks to its scheduler in the abstract methods at the end of ``ClusterBackend``. Everything else is based on
+the folders ``$AREAL_HOME/clusters/<name>/runs/<uid>/``, which the job's node program and the shim write on their node,
+and on what the scheduler reports about its jobs. Nothing is read from this machine's /proc. While the scheduler does
+not answer, every run is UNKNOWN, with the scheduler's error.
 
-What local promises of a caller that dies holds: the intent is durable before the job is submitted, a job that was
-submitted is found by its name, and one whose run has no record is a stray.
+The guarantees of ``local`` for a caller that dies hold here, too: the intent is durable before the job is submitted, a
+submitted job is found by its name, and a job whose run has no record is a stray.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ from areal.runtime.observation import observe_job
 from areal.runtime.runs import RunStore
 
 _PORTS = range(FIRST_PORT, LAST_PORT + 1)
-_SUBMITTING_S = 60.0  # an intent that is younger may be about to be submitted
-_KNOWN_S = 1.0  # a scheduler is asked at most once in it by one command
+_SUBMITTING_S = 60.0  # a younger intent may be about to be submitted
+_KNOWN_S = 1.0  # a command asks a scheduler at most once in this time
 
 _SIZE = re.compile(r"([0-9.]+)(Ki|Mi|Gi|Ti|k|M|G|T)?")
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
 
 def reserved(component: str, spec: Mapping[str, Any]) -> tuple[float, float]:
-    """CPU cores and bytes of memory that a run of the owner's ``spec`` reserves on each of its nodes; 0 where the
-    manifest says nothing. The manifest says what each process of the component that computes needs. Other components
-    are small."""
+    """Return the CPU cores and bytes of memory that a run for the owner's ``spec`` reserves on each of its nodes; 0
+    where the manifest does not say. The manifest states the needs of each computing process; other components are
+    small."""
     if component not in ("engine", "driver"):
         return 0, 0
     resources = spec.get("resources") or {}
@@ -93,7 +93,7 @@ class ClusterBackend(ABC):
         self._taken: frozenset[int] | None = None  # ports of runs that live; until claims are released
 
     def claim_ports(self, count: int, *, owner: str, prefer: Sequence[int] = ()) -> tuple[int, ...]:
-        """Ports that no run of this home has: whether the node has them free is found there."""
+        """Choose ports that no run of this home has. Whether they are free on the node is checked there."""
         with self._claiming:
             if self._taken is None:
                 live = [state.spec for state in self.observe().values() if state.phase in {*LIVE, Phase.UNKNOWN}]
@@ -108,7 +108,7 @@ class ClusterBackend(ABC):
         return tuple(ports)
 
     def claim_gpus(self, count: int, *, owner: str) -> tuple[str, ...]:
-        """Names that stand for GPUs: the scheduler says on the node which ones they are."""
+        """Return placeholder names: the scheduler assigns the GPUs on the node."""
         return tuple(f"gpu-{number}" for number in range(count))
 
     def release_claims(self) -> None:
@@ -156,7 +156,7 @@ class ClusterBackend(ABC):
         return found
 
     def _known_jobs(self, uids: Sequence[str]) -> Mapping[str, Job] | ArealError:
-        """All jobs of this home, or why the scheduler does not tell. Threads wait for one answer."""
+        """Return all jobs of this home, or the error why the scheduler does not answer. Threads share one query."""
         with self._asking:
             with self._lock:
                 known, changes = self._jobs, self._changes
@@ -168,7 +168,7 @@ class ClusterBackend(ABC):
             except ArealError as error:
                 known = now, error
             with self._lock:
-                if changes == self._changes:  # else the answer may be older than a job that another thread submitted
+                if changes == self._changes:  # otherwise the answer may predate a job that another thread has submitted
                     self._jobs = known
             return known[1]
 
@@ -275,7 +275,7 @@ class ClusterBackend(ABC):
 
     @abstractmethod
     def capacity(self) -> Capacity:
-        """``queued``: all GPUs of the cluster, by this backend's name."""
+        """Return the capacity. ``queued``: all GPUs of the cluster, by this backend's name."""
 
     @abstractmethod
     def require_possible(
@@ -285,20 +285,20 @@ class ClusterBackend(ABC):
 
     @abstractmethod
     def submit(self, spec: RunSpec, folder: str) -> Job | None:
-        """Submit the job that runs the node program for the run's folder, under the run's uid. Does nothing where the
-        scheduler has a job of that name already. Returns the job where the scheduler has just told of it. Raises
-        ArealError with the scheduler's own words."""
+        """Submit the job that runs the node program for the run's folder, under the run's uid. Do nothing if the
+        scheduler already has a job with that name. Return the job if the scheduler's answer contains it. Raises
+        ArealError with the scheduler's message."""
 
     @abstractmethod
     def jobs(self, uids: Collection[str]) -> Mapping[str, Job]:
-        """All jobs of this home that the scheduler knows, by the run's uid: at least those of ``uids``, by one query.
-        Raises ArealError where it does not answer."""
+        """Return all jobs of this home that the scheduler knows, by the run's uid: at least those of ``uids``, with one
+        query. Raises ArealError if the scheduler does not answer."""
 
     @abstractmethod
     def kick_job(self, uid: str, state: RunState) -> None:
-        """SIGUSR1 to the job's shims."""
+        """Send SIGUSR1 to the job's shims."""
 
     @abstractmethod
     def end_job(self, uid: str, state: RunState, grace_s: float) -> None:
-        """SIGTERM to the job's shims; kill the job where they take longer than ``grace_s``. A queued job is cancelled.
-        Returns on the scheduler's word that the job is gone. Raises TimedOut, ArealError."""
+        """Send SIGTERM to the job's shims, and kill the job if they take longer than ``grace_s``. A queued job is
+        cancelled. Returns once the scheduler reports that the job is gone. Raises TimedOut, ArealError."""

@@ -94,7 +94,7 @@ def _judge_record(store: RunStore, state: RunState) -> list[Problem]:
 
 
 def _judge_leases(leases: LeaseDir, states: Mapping[str, RunState]) -> list[Problem]:
-    """A held lease names its run. Where that run has ended, another process has inherited the descriptor."""
+    """Find held leases whose run has ended: another process has inherited the descriptor."""
     problems = []
     for name in leases.names():
         holder = leases.holder(name)
@@ -121,7 +121,7 @@ def _is_shared_by_a_living_run(name: str, owner: str, states: Mapping[str, RunSt
 
 
 def end_stray(folder: str) -> str:
-    """End a run without a record: its shim gently, so that the component may finish, then the rest."""
+    """End a run without a record: first its shim with SIGTERM, so that the component may finish, then the rest."""
     shim = find_shim(folder)
     if shim is not None and request_end(shim):
         ensure_dead(shim, _STRAY_GRACE_S)
@@ -130,7 +130,7 @@ def end_stray(folder: str) -> str:
 
 
 _ENDING_S = 5.0
-_claiming = threading.Lock()  # all or nothing: two claims that hold a part each would both be refused
+_claiming = threading.Lock()  # two claims that each hold a part would both be refused
 
 
 class LocalBackend:
@@ -173,7 +173,7 @@ class LocalBackend:
     def require_possible(
         self, scheduler: Mapping[str, Any], *, gpus: int, nodes: int, cpus: float = 0, memory_bytes: float = 0
     ) -> None:
-        """A plan counts the GPUs of this machine."""
+        """Do nothing: a plan counts the GPUs of this machine."""
 
     def claim_ports(self, count: int, *, owner: str, prefer: Sequence[int] = ()) -> tuple[int, ...]:
         return self._claims.choose_ports(count, owner, prefer)
@@ -304,7 +304,7 @@ class LocalBackend:
         return f"removed {problem.subject}"
 
     def _reap(self) -> None:
-        """Shims that ended are our zombies: a caller that lives long must collect them."""
+        """Collect ended shims, which are zombies of this process if it lives long."""
         self._shims = [process for process in self._shims if process.poll() is None]
 
 

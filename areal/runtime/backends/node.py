@@ -56,9 +56,11 @@ _OLD_RECORDS = (records.ID, records.CHILD, records.EXIT, records.STOP, records.S
 
 
 def node_address(environ: Mapping[str, str]) -> str:
-    """The numeric address that other nodes reach this one by: ``AREAL_NODE_ADDRESS``, else the one that Slurm knows the
-    node by, else that of the interface towards Ray's head, else that of the host's name, else of the interface with
-    the default route. Raises ArealError."""
+    """Return this node's numeric address for other nodes. Raises ArealError.
+
+    It is the first known of: ``AREAL_NODE_ADDRESS``, Slurm's address of the node, the address of the interface towards
+    Ray's head, that of the host's name, and that of the interface with the default route.
+    """
     scheduler = [environ.get(NODE_ADDRESS_VARIABLE, ""), _slurm_address(environ), *_ray_address(environ)]
     found = [address for address in map(_resolve, filter(None, [*scheduler, socket.gethostname()])) if address]
     if any(scheduler):
@@ -74,7 +76,7 @@ def node_address(environ: Mapping[str, str]) -> str:
 
 
 def _slurm_address(environ: Mapping[str, str]) -> str:
-    """NodeAddr, which a node's name need not resolve to; the name itself where Slurm does not answer."""
+    """Return the node's NodeAddr, since its name need not resolve; the name itself if Slurm does not answer."""
     name = environ.get("SLURMD_NODENAME", "")
     if name:
         with suppress(OSError, subprocess.SubprocessError):
@@ -85,13 +87,13 @@ def _slurm_address(environ: Mapping[str, str]) -> str:
 
 
 def _ray_address(environ: Mapping[str, str]) -> list[str]:
-    """Ray tells a job where its head is."""
+    """Return the address of the interface towards Ray's head, which Ray passes to its jobs."""
     head, _, port = environ.get("RAY_ADDRESS", "").rpartition(":")
     return _routed_address(head.strip("[]"), int(port)) if head and port.isdecimal() and "/" not in head else []
 
 
 def _resolve(host: str) -> str:
-    """Numeric; IPv4 where there are both. Empty where the name is unknown."""
+    """Return a numeric address, IPv4 if there are both; "" if the name is unknown."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:
@@ -109,8 +111,8 @@ def _routed_address(towards: str = "192.0.2.1", port: int = 9) -> list[str]:  # 
 
 
 def prepare(run_dir: str, rank: int, address: str, environ: Mapping[str, str]) -> tuple[str, RunSpec, int]:
-    """Folder, placed spec and held life lock of this node's part of the run. Raises NotFound where the run was
-    forgotten or its home is not here, Conflict where it runs already, ArealError, OSError."""
+    """Return folder, placed spec and held life lock of this node's part of the run. Raises NotFound if the run was
+    forgotten or its home is not visible here, Conflict if it already runs, ArealError, OSError."""
     store, uid = RunStore(Path(run_dir).parent), Path(run_dir).name
     found = read_intent(run_dir)
     if found is None:
@@ -139,7 +141,7 @@ def prepare(run_dir: str, rank: int, address: str, environ: Mapping[str, str]) -
 
 
 def _part_of(run_dir: str, found: Mapping[str, Any], uid: str, address: str) -> tuple[str, int, RunSpec]:
-    """A run folder in the run's folder, for a node that is not the first."""
+    """Create a run folder in the run's folder, for a node other than the first."""
     spec = spec_from_record(found.get("unplaced") or found)  # the first node may have placed it already
     secrets = records.read_object(run_dir, records.SECRET) or {}
     parts = RunStore(Path(run_dir))
@@ -151,8 +153,8 @@ def _part_of(run_dir: str, found: Mapping[str, Any], uid: str, address: str) -> 
 
 
 def _take_life(run_dir: str) -> int:
-    """The life lock, which the submitting command may hold for a moment more. Raises Conflict where it is kept: the
-    run lives, perhaps on a node that its scheduler has lost sight of."""
+    """Return the life lock, which the submitting command may hold for a moment more. Raises Conflict where it is kept:
+    the run lives, perhaps on a node that its scheduler has lost sight of."""
     life = os.open(f"{run_dir}/{records.LIFE_LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     deadline = time.monotonic() + _LOCK_PATIENCE_S
     while True:
@@ -165,7 +167,7 @@ def _take_life(run_dir: str) -> int:
 
 
 def require_free_ports(spec: RunSpec, address: str) -> None:
-    """Raises NoCapacity: ports are chosen where the node is not known yet."""
+    """Raise NoCapacity if a port is taken here: ports are chosen before the node is known."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     for port in spec.ports:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -180,8 +182,8 @@ def require_free_ports(spec: RunSpec, address: str) -> None:
 
 
 def supervise(folder: str, spec: RunSpec, life: int, environ: Mapping[str, str], watched: str | None = None) -> int:
-    """Start the shim and wait for its end. Returns the component's exit status, 0 where it was stopped. ``watched``:
-    the run's folder, where its files are orders."""
+    """Start the shim and wait for its end. Return the component's exit status, or 0 if it was stopped. ``watched``: the
+    run's folder, in which files are orders."""
     shim = fork_shim(spec.uid, folder, [life], {**environ, PARENT_VARIABLE: str(os.getpid())})
     os.close(life)
 
@@ -197,12 +199,12 @@ def supervise(folder: str, spec: RunSpec, life: int, environ: Mapping[str, str],
         shim.close()
     _wait(shim.process, watched, folder)
     code = shim.process.wait()
-    sweep_run(read_identity(folder), folder)  # a supervisor that was killed has swept nothing
+    sweep_run(read_identity(folder), folder)  # a supervisor that was killed has not swept
     return _status(folder, code)
 
 
 def _wait(shim: subprocess.Popen[bytes], watched: str | None, folder: str) -> None:
-    """Wait until the shim has ended, and carry out each order each time that it is written."""
+    """Wait until the shim has ended. Carry out each order whenever its file is written."""
     ended, poller = os.pidfd_open(shim.pid), select.poll()
     poller.register(ended, select.POLLIN)
     written: dict[str, int] = {}

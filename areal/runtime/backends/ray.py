@@ -76,7 +76,7 @@ class _NotJson(ArealError):
 
 
 class RayApi:
-    """The dashboard of one cluster. Every call raises ArealError with the cluster's own words."""
+    """The dashboard API of one cluster. Every call raises ArealError with the cluster's message."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -132,7 +132,7 @@ class RayApi:
         return parse_load(self.call("GET", "/api/cluster_status"))
 
     def submit(self, request: Mapping[str, Any]) -> None:
-        """Submit the job; nothing to do where it exists already. A head that has just started is given time."""
+        """Submit the job; do nothing if it already exists. A head that has just started is given time."""
         deadline = time.monotonic() + _SUBMIT_S
         while True:
             try:
@@ -147,7 +147,8 @@ class RayApi:
             return
 
     def upload(self, folder: Path) -> str:
-        """The URI of the folder's copy in the cluster. Raises InvalidManifest where it cannot be read or is too big."""
+        """Return the URI of the folder's copy in the cluster. Raises InvalidManifest where it cannot be read or is too
+        big."""
         package = pack(folder)
         name = f"_ray_pkg_{hashlib.sha256(package).hexdigest()[:16]}.zip"
         try:
@@ -160,7 +161,7 @@ class RayApi:
 
 
 def pack(folder: Path) -> bytes:
-    """A ZIP archive, the same for the same files."""
+    """Return a ZIP archive that is identical for identical files."""
     buffer, size = io.BytesIO(), 0
     if not folder.is_dir():
         raise InvalidManifest(f"spec.scheduler.ray.workingDir {folder} is not a folder")
@@ -229,8 +230,8 @@ class RayBackend(ClusterBackend):
         api.submit(job_request(spec, folder, self._home_id(), working_dir))
 
     def _home_id(self) -> str:
-        """A random name of this $AREAL_HOME: its path may be another home's on another machine. A copy of the home gets
-        one of its own."""
+        """Return a random name of this $AREAL_HOME: its path may be another home's on another machine. A copy of the
+        home gets one of its own."""
         if name := self._read_home_id():
             return name
         self._folder_of_cluster.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -244,7 +245,7 @@ class RayBackend(ClusterBackend):
         return name
 
     def _read_home_id(self) -> str:
-        """The recorded name; empty where there is none yet, or the one of the home that this is a copy of."""
+        """Return the recorded name; empty if there is none yet, or the one of the home that this is a copy of."""
         folder = str(self._folder_of_cluster)
         try:
             name, *made = (self._folder_of_cluster / "home").read_text().split(" ", 2)
@@ -268,7 +269,8 @@ class RayBackend(ClusterBackend):
                 file.write(f"{address}\n")
 
     def jobs(self, uids: Collection[str]) -> Mapping[str, Job]:
-        """One listing a cluster. Where the cluster of a run does not answer, that run is UNKNOWN, with its words."""
+        """List the jobs with one query per cluster. If a run's cluster does not answer, the run is UNKNOWN, with the
+        error."""
         by_address: dict[str, list[str]] = {}
         for uid in uids:
             if (cluster := self._cluster(uid)) is not None:
@@ -334,7 +336,7 @@ class RayBackend(ClusterBackend):
         return found
 
     def log_paths(self, uid: str) -> tuple[str, ...]:
-        """Ray's own log of the job, where the run has none: of a node program that could not start."""
+        """Return the run's log files, or, if it has none, Ray's log of the job: the node program could not start."""
         paths = super().log_paths(uid)
         cluster = self._cluster(uid)
         if paths or cluster is None:

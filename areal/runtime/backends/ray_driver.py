@@ -41,7 +41,7 @@ class NodeProgram:
         return found.stdout.strip()
 
     def run(self, python: str, run_dir: str, rank: int, first: str) -> int:
-        """The node program's exit status."""
+        """Return the node program's exit status."""
         import ctypes
 
         libc = ctypes.CDLL(None)
@@ -56,7 +56,7 @@ class NodeProgram:
             return process.wait()
 
     def kill(self, folder: str) -> None:
-        """End the supervisor without a word of it, and so its component."""
+        """Kill the supervisor, so that it writes no record, and with it its component."""
         try:
             with open(f"{folder}/id.json") as file:
                 os.kill(int(json.load(file)["pid"]), signal.SIGKILL)
@@ -66,7 +66,7 @@ class NodeProgram:
 
 
 def report(run_dir: str, reason: str) -> None:
-    """Replaced whole: the backend reads it at any time."""
+    """Write ``driver.json``. It is replaced as a whole, since the backend may read it at any time."""
     temporary = f"{run_dir}/driver.json.tmp{os.getpid()}"
     with open(temporary, "w") as file:
         json.dump({"reason": reason, "at": time.time()}, file)

@@ -61,7 +61,7 @@ def settings_of(scheduler: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def job_request(spec: RunSpec, folder: str, home: str, working_dir: str | None) -> dict[str, Any]:
-    """The body of ``POST /api/jobs/``. ``home``: the id of this $AREAL_HOME; ``working_dir``: a URI."""
+    """Return the body of ``POST /api/jobs/``. ``home``: the id of this $AREAL_HOME; ``working_dir``: a URI."""
     settings, wants = settings_of(spec.scheduler), wants_of(spec)
     environment = dict(settings.get("runtimeEnv") or {})
     given = {"AREAL_HOME": home_of(folder), "RAY_JOB_STOP_WAIT_TIME_S": str(int(spec.stop_grace_s) + 5)}
@@ -97,7 +97,7 @@ def job_request(spec: RunSpec, folder: str, home: str, working_dir: str | None) 
 
 
 def submission_id(uid: str, home: str) -> str:
-    """The submission id of the run's job: two homes may have a run of the same name in one cluster."""
+    """Return the submission id of the run's job: two homes may have a run of the same name in one cluster."""
     return f"{uid}.{home}"
 
 
@@ -113,7 +113,8 @@ def python_of(settings: Mapping[str, Any]) -> str:
 
 
 def with_ray(python: str, argv: Sequence[str]) -> str:
-    """A shell command: ``argv`` by the first Python that has Ray, of the one given and those of the node's PATH."""
+    """Return a shell command: ``argv`` by the first Python that has Ray, of the one given and those of the node's
+    PATH."""
     tried = " ".join(map(shlex.quote, dict.fromkeys((python, "python3", "python"))))
     return (
         f'for p in {tried}; do "$p" -c "import ray" 2>/dev/null && exec "$p" {shlex.join(argv)}; done; '
@@ -133,7 +134,7 @@ ray.kill(ray.get_actor(name, namespace=SUPERVISOR_ACTOR_RAY_NAMESPACE))
 
 
 def cancel_request(uid: str, home: str, python: str) -> dict[str, Any]:
-    """A job on the head that ends one which has not been placed."""
+    """Return a job on the head that ends one which has not been placed."""
     job = submission_id(uid, home)
     return {
         "submission_id": f"cancel-{job}-{secrets.token_hex(2)}",
@@ -143,7 +144,8 @@ def cancel_request(uid: str, home: str, python: str) -> dict[str, Any]:
 
 
 def resolve_address(address: str, environ: Mapping[str, str]) -> str:
-    """The URL of the dashboard. Raises InvalidManifest for an address of another of Ray's servers, or a bad one."""
+    """Return the URL of the dashboard. Raises InvalidManifest for an address of another of Ray's servers, or a bad
+    one."""
     if address == "auto":
         named = [environ.get("RAY_API_SERVER_ADDRESS", ""), environ.get("RAY_ADDRESS", "")]
         address = next((each for each in named if each.startswith(("http://", "https://"))), DEFAULT_ADDRESS)
@@ -163,7 +165,7 @@ def resolve_address(address: str, environ: Mapping[str, str]) -> str:
 
 
 def parse_job(entry: Mapping[str, Any], load: Sequence[Mapping[str, float]] = ()) -> Job:
-    """One entry of ``GET /api/jobs/``. ``load``: pending demands, of which one may be this job's."""
+    """Return one entry of ``GET /api/jobs/``. ``load``: pending demands, of which one may be this job's."""
     status, message = entry["status"], str(entry.get("message") or "")
     queued_at = entry["start_time"] / 1000 if entry.get("start_time") else None
     job = Job(JobState.RUNNING, str(entry["submission_id"]), queued_at=queued_at)
@@ -188,7 +190,7 @@ def wants_in(entry: Mapping[str, Any]) -> RayWants:
 
 
 def cause_of(entry: Mapping[str, Any]) -> Cause:
-    """Why a job has ended. The run's ``stop.json`` tells a stop by areal itself apart."""
+    """Return why a job has ended. The run's ``stop.json`` tells a stop by areal itself apart."""
     message = str(entry.get("message") or "").lower()
     if entry["status"] == "STOPPED":
         return Cause.CANCELLED
@@ -216,7 +218,7 @@ def brief(message: str) -> str:
 
 
 def waits_for_resources(wants: RayWants, load: Sequence[Mapping[str, float]]) -> int:
-    """How many demands of this size Ray has pending; one may be this job's."""
+    """Return how many demands of this size Ray has pending; one may be this job's."""
     return sum(dict(demand) == dict(wants.resources) for demand in load)
 
 
@@ -258,7 +260,8 @@ def parse_nodes(answer: Mapping[str, Any]) -> list[RayNode]:
 
 
 def why_impossible(nodes: Sequence[RayNode], wants: RayWants, strategy: str) -> str:
-    """The reason that no placement on these nodes can ever be found, or nothing. Only one bundle is looked at."""
+    """Return the reason that no placement on these nodes can ever be found, or nothing. Only one bundle is looked
+    at."""
     able = [node for node in nodes if all(node.resources.get(name, 0) >= n for name, n in wants.resources.items())]
     apart = wants.nodes if strategy == "STRICT_SPREAD" else 1
     if len(able) >= apart:
@@ -274,7 +277,7 @@ def why_impossible(nodes: Sequence[RayNode], wants: RayWants, strategy: str) -> 
 
 
 def is_lost(submitted_session: str, session: str, head_started_at: float, now: float) -> bool | None:
-    """Whether a job that its cluster does not know is gone with a cluster that was there before: None where its
+    """Return whether a job that its cluster does not know is gone with a cluster that was there before: None where its
     processes may live still, False where the cluster is the same."""
     if submitted_session == session:
         return False

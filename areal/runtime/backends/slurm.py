@@ -148,7 +148,7 @@ class SlurmBackend(ClusterBackend):
         return found
 
     def _job_of_node(self, uid: str) -> str:
-        """The job of a run that had begun and has recorded no end; empty for others."""
+        """Return the job of a run that had begun and has recorded no end; empty for others."""
         folder = self.store.folder(uid)
         try:
             if records.read_object(folder, records.EXIT) is None:
@@ -158,8 +158,8 @@ class SlurmBackend(ClusterBackend):
         return ""
 
     def _last_words(self, uid: str) -> str:
-        """The last log line of a job that failed. Slurm opens the log before it runs anything: without a log, the node
-        could not write it."""
+        """Return the last log line of a job that failed. Slurm opens the log before it runs anything: without a log,
+        the node could not write it."""
         if os.path.exists(self._job_log(uid)) or self._job_of_node(uid):
             return last_words(tail([self._job_log(uid)], 8))
         return f"its node could not write to {self.home}: $AREAL_HOME has to be a folder that every node sees"
@@ -168,7 +168,7 @@ class SlurmBackend(ClusterBackend):
         return f"{self.store.folder(uid)}/{records.LOG_FOLDER}/{JOB_LOG}"
 
     def log_paths(self, uid: str) -> tuple[str, ...]:
-        """The log of Slurm and of set-up commands, the logs of further nodes, then the component's log."""
+        """Return the log of Slurm and of set-up commands, the logs of further nodes, then the component's log."""
         folder = Path(self.store.folder(uid))
         log = [self._job_log(uid)] if size_of(self._job_log(uid)) else []
         parts = [path for part in sorted(folder.glob(f"{uid}-node-*")) for path in run_log_paths(str(part))]
@@ -196,7 +196,7 @@ class SlurmBackend(ClusterBackend):
             )
 
     def _wait(self, condition: Callable[[], bool], patience_s: float) -> bool:
-        """Ask again and again, ever more seldom."""
+        """Wait for a condition, checking at growing intervals. Return whether it was met within ``patience_s``."""
         pause_s, most_s = _POLL_S
         deadline = time.monotonic() + patience_s
         while not condition():
@@ -222,7 +222,7 @@ class _NodeSize(NamedTuple):
 
 
 def _nodes_of(options: Slurm) -> tuple[str, list[_NodeSize]]:
-    """The partitions that a job may use, in words, and their nodes."""
+    """Return the partitions that a job may use, in words, and their nodes."""
     named = options.partition or os.environ.get("SBATCH_PARTITION", "")
     where = f"partition {named}" if named else "the default partition"
     if any(word.startswith(("-p", "--p")) for word in options.extra_args):
@@ -241,8 +241,8 @@ def _amounts(gpus: int, cpus: float, memory_bytes: float) -> str:
 
 
 def _accounted(job_ids: Collection[str]) -> list[SlurmJob]:
-    """Jobs that slurmctld has forgotten, from accounting, else from its log of completed jobs; [] where there is
-    neither."""
+    """Return jobs that slurmctld has forgotten, from accounting, or else from its log of completed jobs; [] without
+    either."""
     wanted = ("--parsable2", "--noheader", "--format=JobID,State,End,NodeList,ExitCode", f"--jobs={','.join(job_ids)}")
     done = _run("sacct", "--allocations", *wanted)
     if done.returncode != 0:
@@ -261,7 +261,7 @@ def _signal(name: str, state: RunState) -> None:
 
 
 def _state_of(job_id: str) -> str:
-    """Empty where Slurm does not know it. Raises ArealError where it does not answer."""
+    """Return the job's state; "" if Slurm does not know it. Raises ArealError if Slurm does not answer."""
     done = _run("squeue", "-h", "--states=all", "-j", job_id, "-o", "%T")
     if done.returncode != 0 and "Invalid job id" not in done.stderr:
         raise _silent(error_words(done.stderr))
@@ -300,7 +300,7 @@ def _run(*argv: str, script: str | None = None) -> subprocess.CompletedProcess[s
 
 
 def _run_command(*argv: str) -> str:
-    """Raises ArealError with Slurm's words where it fails."""
+    """Run a Slurm command and return its output. Raises ArealError with Slurm's message if it fails."""
     done = _run(*argv)
     if done.returncode != 0:
         raise _silent(error_words(done.stderr))

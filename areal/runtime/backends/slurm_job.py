@@ -27,7 +27,7 @@ _NODE_PROGRAM = ("-P", "-m", "areal.runtime.backends.node")
 
 
 def batch_script(spec: RunSpec, options: Slurm, run_dir: str, home: str, python: str) -> str:
-    """The script of the run's job: set-up commands, then the node program on each node."""
+    """Return the script of the run's job: set-up commands, then the node program on each node."""
     if options.container_image:
         python = "python3"  # the image's own
     program = [python, *_NODE_PROGRAM]
@@ -40,7 +40,7 @@ def batch_script(spec: RunSpec, options: Slurm, run_dir: str, home: str, python:
 
 
 def in_steps(spec: RunSpec, options: Slurm) -> bool:
-    """Whether the node programs are a step of the job; else one is the batch script's own process."""
+    """Return whether the node programs are a step of the job; else one is the batch script's own process."""
     return spec.nodes > 1 or bool(options.container_image)
 
 
@@ -75,7 +75,7 @@ def submit_options(spec: RunSpec, options: Slurm, run_dir: str, home: str) -> li
 
 
 def resource_options(*, gpus: int, nodes: int, cpus: float = 0, memory_bytes: float = 0) -> list[str]:
-    """All but ``nodes`` are of each node; 0 is the cluster's default."""
+    """Return the resource options. All values except ``nodes`` are per node; 0 is the cluster's default."""
     found = [f"--nodes={nodes}", "--ntasks-per-node=1"]
     if cpus:
         found.append(f"--cpus-per-task={math.ceil(cpus)}")
@@ -98,7 +98,7 @@ def placement_options(options: Slurm) -> list[str]:
 
 
 def comment(home: str) -> str:
-    """The comment by which a home recognizes its own jobs."""
+    """Return the comment by which a home recognizes its own jobs."""
     return f"areal:{home}"
 
 
@@ -159,7 +159,8 @@ class SlurmJob:
         return self.state in _ENDED and not self.completing
 
     def job(self, last_words: str = "") -> Job:
-        """The job in the form of the backend contract. ``last_words``: the last log line of a job that failed."""
+        """Return the job in the form of the backend contract. ``last_words``: the last log line of a job that
+        failed."""
         if self.state in _QUEUED:
             cause = Cause.REQUEUED if self.requeues else Cause.NONE
             # The estimate is not the scheduler's reason: "None" is what Slurm says before it has looked at a job.
@@ -195,8 +196,8 @@ class SlurmJob:
 
 
 def parse_squeue(text: str) -> list[SlurmJob]:
-    """The jobs of ``squeue --json``. Raises ValueError with Slurm's words where it says that it could not look: it ends
-    with status 0 then too."""
+    """Return the jobs of ``squeue --json``. Raises ValueError with Slurm's words where it says that it could not look:
+    it ends with status 0 then too."""
     answer = json.loads(text)
     if not isinstance(answer, Mapping):
         raise ValueError("squeue --json is not an object")
@@ -253,13 +254,13 @@ def parse_sacct(text: str) -> list[SlurmJob]:
 
 
 def gpus_of_gres(gres: str) -> int:
-    """The number of a node's GPUs, from ``gpu:8`` or ``gpu:a100:4(S:0-1),gpu:h100:2``."""
+    """Return the number of a node's GPUs, from ``gpu:8`` or ``gpu:a100:4(S:0-1),gpu:h100:2``."""
     counts = re.findall(r"(?:^|,)gpu(?::[^:,()]*[^:,()0-9][^:,()]*)?:([0-9]+)", gres)
     return sum(map(int, counts))
 
 
 def _gpus(detail: object) -> tuple[str, ...]:
-    """Indices of the first node's, of ``["gpu:a100:2(IDX:0-1)"]``."""
+    """Return the GPU indices of the first node, from ``["gpu:a100:2(IDX:0-1)"]``."""
     first = next((each for each in detail if isinstance(each, str)), "") if isinstance(detail, list) else ""
     match = re.search(r"gpu[^(]*\(IDX:([0-9,-]+)\)", first)
     if match is None:
@@ -291,7 +292,7 @@ def _number(value: object) -> float | None:
 
 
 def _moment(text: str) -> float | None:
-    """Slurm writes local time, or ``Unknown``."""
+    """Return seconds since the epoch for Slurm's local time, or None for ``Unknown``."""
     try:
         return datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError, OSError):
@@ -299,7 +300,7 @@ def _moment(text: str) -> float | None:
 
 
 def newest(jobs: Iterable[SlurmJob], home: str) -> dict[str, SlurmJob]:
-    """A home's jobs by name. Of two jobs of one name: the one that has not ended, else the later one."""
+    """Return a home's jobs by name. Of two jobs with one name, the one that has not ended, or else the later one."""
     found: dict[str, SlurmJob] = {}
     for job in sorted(jobs, key=lambda job: (not job.is_over, len(job.job_id), job.job_id)):
         if job.comment == comment(home):
@@ -312,13 +313,13 @@ _ECHO = re.compile(r"task [0-9,-]+: (Exited|Terminated|Killed)|Terminating StepI
 
 
 def last_words(lines: Sequence[str]) -> str:
-    """The last line of a failed job's log that names a fault, else its last line."""
+    """Return the last line of a failed job's log that names a fault, or else its last line."""
     words = [line.strip() for line in lines if line.strip()]
     faults = [line for line in words if _FAULT.search(line) and not _ECHO.search(line)]
     return (faults or words or [""])[-1]
 
 
 def error_words(stderr: str) -> str:
-    """Slurm's error in one line: ``sbatch: error: ...`` without the name of the command, the same words once."""
+    """Return Slurm's error in one line, without the command's name and without repetitions."""
     lines: Sequence[str] = [re.sub(r"^\w+: (?:error: |fatal: )?", "", line.strip()) for line in stderr.splitlines()]
     return "; ".join(dict.fromkeys(line for line in lines if line))

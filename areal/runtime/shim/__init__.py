@@ -1,9 +1,9 @@
-"""The shim: one small process above each component. Standard library only, single-threaded, no daemon.
+"""The shim: a small process that supervises a component. Standard library only, single-threaded, no daemon.
 
-It is session leader, subreaper and parent of the component; it owns restart and back-off, the log, the liveness
-probe and the exit record, and holds the leases' descriptors so that the kernel frees them when it dies. It is
-started as ``python -I -S areal/runtime/shim/__main__.py`` and reads nothing but its run folder. All its modules are
-imported before it says that it lives, so that upgrading areal under a running shim changes nothing.
+It is session leader, subreaper and parent of the component. It handles restarts and back-off, the log, the liveness
+probe and the exit record, and holds the leases' descriptors so that the kernel frees them when it dies. It is started
+as ``python -I -S areal/runtime/shim/__main__.py`` and reads nothing but its run folder. All its modules are imported
+before it reports that it lives, so that upgrading areal does not affect a running shim.
 """
 
 # Over the gate and ack pipes, and the exit status of a shim that was never told to go.

@@ -1,7 +1,7 @@
 """``python -I -S __main__.py RUN_DIR GATE_FD ACK_FD [HELD_FD...]``: wait for the "go", then supervise.
 
-Without ``site`` nothing but the standard library can be imported; the folder that holds this very package is put
-behind it, so nothing installed beside areal can shadow the standard library.
+Without ``site`` only the standard library can be imported. The folder of this package is appended to the path, so that
+nothing installed beside areal can shadow the standard library.
 """
 
 import os

@@ -25,8 +25,8 @@ _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
 
 class RotatingLog:
-    """At most ``files`` files of at most ``max_bytes`` each; a line is not cut in two unless it is longer than a
-    file. When the disk is full output is dropped and counted, and the loss is noted once there is room."""
+    """At most ``files`` files of at most ``max_bytes`` each. A line is split only if it is longer than a file. While
+    the disk is full, output is dropped and counted, and the loss is noted once there is room."""
 
     def __init__(self, run_dir: str, max_bytes: int, files: int, clock: Callable[[], float] = time.time) -> None:
         self._path = os.path.join(run_dir, LOG_FOLDER, CURRENT_LOG)
@@ -39,7 +39,7 @@ class RotatingLog:
         self._open()
 
     def _open(self) -> None:
-        """Open the new files before the old ones are closed: whatever happens, there is a file to write to."""
+        """Open the new files before closing the old ones, so that there is always a file to write to."""
         fd = os.open(self._path, _APPEND, 0o600)
         times_fd = os.open(self._path + TIMES, _APPEND, 0o600)
         self.close()
@@ -72,7 +72,7 @@ class RotatingLog:
         self._fd = self._times_fd = -1
 
     def _append(self, data: bytes) -> None:
-        """Write, or drop: a full disk must not block the component on a full pipe."""
+        """Write the data, or drop it: a full disk must not block the component on a full pipe."""
         now = self._clock()
         if abs(now - self._timed_at) >= TIMES_STEP_S:  # the clock may be set back
             self._timed_at = now
@@ -91,7 +91,7 @@ class RotatingLog:
             self._lost += len(data)
 
     def _rotate(self) -> bool:
-        """False when the folder cannot be written: output that does not fit is then dropped."""
+        """Rotate the files. Return False if the folder cannot be written; output that does not fit is then dropped."""
         try:
             for number in range(self._files - 1, 0, -1):
                 newer = f"{self._path}.{number - 1}" if number > 1 else self._path

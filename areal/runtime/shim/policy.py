@@ -1,10 +1,9 @@
-"""Restart decisions: pure, no clock and no randomness of their own.
+"""Restart decisions: pure, without a clock or randomness of their own.
 
-A failed component is started again at once, and where it fails again after ``initial * factor**n`` seconds (at most
-``max``), spread by ``jitter`` so that replicas which fail together do not return together. One that was healthy for
-``reset_after`` seconds, however long its start took, starts over. More than ``budget_count`` restarts within
-``budget_window`` seconds, or as many in a row of which none became healthy, is a crash loop: give up, and release the
-GPU to somebody it can help.
+A failed component is restarted at once; if it fails again, after ``initial * factor**n`` seconds (at most ``max``),
+spread by ``jitter`` so that replicas that fail together do not restart together. After ``reset_after`` healthy seconds,
+however long its start took, the back-off begins again. More than ``budget_count`` restarts within ``budget_window``
+seconds, or that many in a row without becoming healthy, are a crash loop: the shim gives up and releases the GPU.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ RESTART = "restart"
 FINISHED = "finished"
 CRASHLOOP = "crashloop"
 _A_YEAR_S = 365 * 86400.0
-_HEALTHY_S = 30.0  # one that dies of its first request was healthy for a moment only
+_HEALTHY_S = 30.0  # a component that dies of its first request was healthy for only a moment
 
 
 class Exit:
-    """How one start of the component ended. ``line``: the line of its log that names the error."""
+    """The end of one start of the component. ``line``: the line of its log that names the error."""
 
     __slots__ = ("at", "code", "line", "reason", "signal")
 
@@ -47,7 +46,7 @@ class RestartDecision:
 
 
 class RestartBudget:
-    """The history a decision needs: when restarts were decided, and how many in a row came quickly."""
+    """The history needed for a decision: when restarts were decided, and how many quick ones happened in a row."""
 
     def __init__(self, policy: Mapping[str, Any]) -> None:
         self._policy = str(policy["policy"])
@@ -65,15 +64,15 @@ class RestartBudget:
         self._restarts: list[float] = []
 
     def reset(self) -> None:
-        """Count from zero: a person asked for a restart."""
+        """Count from zero, because a person asked for a restart."""
         self._streak = self._unhealthy = 0
         self._restarts = []
 
     def decide(
         self, exit: Exit, ran_s: float, now: float, spread: float, healthy_s: float | None = None
     ) -> RestartDecision:
-        """The decision after an exit. ``healthy_s``: how long it was healthy; None where nothing probes it. ``now`` is
-        any monotonic clock in seconds, ``spread`` uniform in [0, 1)."""
+        """Decide after an exit. ``healthy_s``: how long the component was healthy; None without a probe. ``now``: any
+        monotonic clock in seconds; ``spread``: uniform in [0, 1)."""
         if not self._wants_restart(exit):
             return RestartDecision(FINISHED, reason=exit.reason)
         self._unhealthy = 0 if healthy_s is None or healthy_s >= _HEALTHY_S else self._unhealthy + 1

@@ -1,8 +1,8 @@
 """The liveness probe: one HTTP GET at a time on a non-blocking socket, driven by the shim's own poll loop.
 
-No thread and no blocking call, so a component that hangs can delay neither its log nor a stop. A component is
-judged only after it has answered once: until then it is starting, and how long that may take is the business of
-whoever waits for it (a model load takes minutes).
+There is no thread and no blocking call, so that a component that hangs can delay neither its log nor a stop. A
+component is judged only after its first answer: until then it is starting, and the process that waits for it decides
+how long that may take (a model load takes minutes).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SEARCH_PERIOD_S = 1.0  # until the first answer: a component that hangs soon af
 
 
 class LivenessCheck:
-    """``tick`` with the time, ``on_ready`` when ``fd`` is; ``failed`` says that the component must go.
+    """Call ``tick`` with the time, and ``on_ready`` when ``fd`` is ready. ``failed``: the component must be ended.
     ``healthy_since``: its first healthy answer."""
 
     def __init__(self, record: Mapping[str, Any]) -> None:
@@ -32,7 +32,7 @@ class LivenessCheck:
         self.restart(0.0)
 
     def restart(self, now: float) -> None:
-        """A new component: nothing is known about it."""
+        """Forget everything: a new component has started."""
         self._close()
         self._answered_once = False
         self.healthy_since: float | None = None

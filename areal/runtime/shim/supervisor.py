@@ -1,13 +1,13 @@
 """The shim: its gate, the component it starts, and its loop, until the component is stopped or given up.
 
-The component gets the shim's session but a process group of its own (so that a component that kills its group does not
-kill its supervisor), death with the shim (PR_SET_PDEATHSIG), /dev/null as input, the log pipe as output, default signal
+The component gets the shim's session but its own process group (so that a component that kills its group does not kill
+its supervisor), death with the shim (PR_SET_PDEATHSIG), /dev/null as input, the log pipe as output, default signal
 dispositions, and none of the shim's descriptors.
 
 States: a component lives; or one is due at ``_restart_at`` (back-off); or the run is over. ``SIGTERM`` stops,
-``SIGUSR1`` ends a back-off now. Within one turn of the loop the dead are reaped before signals are acted on, so a
-kick that races with a death restarts the component. A record that the disk does not take is written again each second:
-the newest one only. The last one, of the end, is tried for ``_RECORD_S``.
+``SIGUSR1`` ends a back-off now. Each turn of the loop reaps dead processes before it acts on signals, so that a kick
+that races with a death restarts the component. If the disk does not accept a record, the newest one is written again
+each second; the last record, of the end, is tried for ``_RECORD_S``.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ class Child:
 
 
 def spawn(argv: Sequence[str], env: Mapping[str, str], cwd: str, output_fd: int) -> tuple[Child, str]:
-    """Fork and exec; the second value says why the program could not be executed, or is empty.
+    """Fork and exec. The second value says why the program could not be executed, or is "".
 
-    Then the child has left with status 127 and is reaped like any other.
+    In that case the child has exited with status 127 and is reaped like any other.
     """
     read_fd, write_fd = os.pipe()  # closed by a successful exec, written by a failed one
     shim_pid = os.getpid()
@@ -120,7 +120,8 @@ def _become(
 
 
 def leave_the_callers_limits() -> None:
-    """Raise the soft limits of the caller's shell to the hard ones, and make what we write private to this user."""
+    """Raise the soft limits of the caller's shell to the hard limits, and make files that we write private to this
+    user."""
     os.umask(0o077)
     for limit in _LIMITS:
         hard = resource.getrlimit(limit)[1]
@@ -131,8 +132,8 @@ def leave_the_callers_limits() -> None:
 
 
 def describe_exit(status: int, cause: str = "", *, out_of_memory: bool = False) -> Exit:
-    """Decode a wait status; ``cause`` replaces the plain words when the shim knows better. ``out_of_memory``: meanwhile
-    the kernel has killed a process for want of memory, perhaps one that the component had started."""
+    """Decode a wait status. ``cause`` replaces the plain words if the shim knows better. ``out_of_memory``: the kernel
+    has killed a process for lack of memory meanwhile, perhaps one that the component had started."""
     code = os.waitstatus_to_exitcode(status)
     note = " (meanwhile the kernel killed a process of this machine for want of memory)" * (out_of_memory and code != 0)
     if code >= 0:
@@ -145,14 +146,14 @@ def describe_exit(status: int, cause: str = "", *, out_of_memory: bool = False) 
 
 
 def out_of_memory_kills() -> int:
-    """The processes that the kernel has killed for want of memory since it started; 0 where it does not tell."""
+    """Return the number of processes that the kernel has killed for lack of memory since boot; 0 if it is unknown."""
     with suppress(OSError), open("/proc/vmstat", "rb") as file:
         return next((int(line.split()[1]) for line in file if line.startswith(b"oom_kill ")), 0)
     return 0
 
 
 STAGE_FILE_VARIABLE = "AREAL_STAGE_FILE"
-ATTEMPT_VARIABLE = "AREAL_ATTEMPT"  # which start of the component it is; the intent may say with which number to begin
+ATTEMPT_VARIABLE = "AREAL_ATTEMPT"  # the number of the component's start; the intent may set the first number
 _READ_SIZE = 65536
 _READS_PER_TURN = 32
 _PIPE_SIZE = 1 << 20
@@ -285,7 +286,7 @@ class RunSupervisor:
             self._log.write(data)
 
     def _reap(self) -> None:
-        """Collect the dead: the component, and orphans that were handed to us as subreaper."""
+        """Collect dead processes: the component, and orphans that we adopted as subreaper."""
         ended: int | None = None
         while True:
             try:
@@ -366,7 +367,7 @@ class RunSupervisor:
             self._finish("crashloop" if is_loop else "exited", decision.reason)
 
     def _terminate(self, cause: str, grace_s: float) -> None:
-        """Ask the component to end, and set the time at which it is made to."""
+        """Ask the component to end, and set the time at which it is killed."""
         if self._child is None:
             return
         self._cause = cause
@@ -375,7 +376,7 @@ class RunSupervisor:
         self._kill_at = time.monotonic() + grace_s
 
     def _stop(self) -> None:
-        """SIGTERM; a second one can only shorten the grace of the first."""
+        """Handle SIGTERM. A second one can only shorten the grace period of the first."""
         order: dict[str, Any] = {}
         with suppress(OSError, ValueError):
             order = records.read_object(self._run_dir, records.STOP) or order
@@ -397,8 +398,8 @@ class RunSupervisor:
         member = run_members(own, self._run_dir, frozenset({own}))
 
         def is_orphan(stat: procfs.Stat) -> bool:
-            """Whether it was the component's: our child, also where it left the session and wiped its environment.
-            The supervisor of another run that the component started is not: that run goes on."""
+            """Return whether it was the component's: our child, also where it left the session and wiped its
+            environment. The supervisor of another run that the component started is not: that run goes on."""
             return stat.ppid == own and procfs.environment(stat.pid).get(RUN_DIR_VARIABLE) in (None, self._run_dir)
 
         self._swept += sweep(lambda stat: is_orphan(stat) or member(stat))[0]
@@ -433,7 +434,7 @@ class RunSupervisor:
             self._leave()
 
     def _finish(self, phase: str, reason: str) -> None:
-        """Leave nothing: sweep, release the leases, and only then say that it is over."""
+        """End the run completely: sweep, release the leases, and only then record that it is over."""
         self._sweep()
         self._copy_output()
         self._log.mark(reason)
@@ -463,7 +464,7 @@ class RunSupervisor:
             self._start_on_end()
 
     def _has_lost_its_job(self) -> bool:
-        """Whether the node program that started it has died: killed with its job, or with its node."""
+        """Return whether the node program that started it has died: killed with its job, or with its node."""
         parent = os.environ.get(PARENT_VARIABLE)
         return parent is not None and parent != str(os.getppid())
 
@@ -485,9 +486,9 @@ class RunSupervisor:
 
 
 def main(argv: list[str]) -> int:
-    """Wait at the gate, then supervise. The caller writes ``G`` after it has made the intent durable and noted our pid;
-    anything else, and above all end of file (the caller died), means that no command knows about us: leave without
-    a start."""
+    """Wait at the gate, then supervise. The caller writes ``G`` after it has made the intent durable and noted our pid.
+    Anything else, in particular end of file (the caller died), means that no command knows about us: exit without a
+    start."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a caller may have blocked what we wait for
     run_dir = argv[0]
     gate, ack, *held = (int(text) for text in argv[1:])

@@ -1,4 +1,4 @@
-"""The text of an agent's own stream (``StreamResponse``), as far as it is known how to read it."""
+"""The text in an agent's own stream (``StreamResponse``), for the formats that can be parsed."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _API_EVENTS = ("response.", "message_", "content_block_")
 
 
 class OwnStreamText:
-    """Reads the events ``response`` and ``data`` of a turn (``areal.wire.agents``).
+    """Extracts text from the events ``response`` and ``data`` of a turn (``areal.wire.agents``).
 
-    The deltas of OpenAI's and Anthropic's APIs are text, and so is the data of other server-sent events, a line each; a
-    whole JSON answer of those APIs is its text; other texts are themselves. Bytes of any other content type, and those
-    of an error, are none.
+    Text is taken from the deltas of OpenAI's and Anthropic's APIs and from whole JSON answers of these APIs. The data
+    of other server-sent events is text, one line each, and plain text is text itself. Other content types and errors
+    have no text.
     """
 
     def __init__(self) -> None:
@@ -28,10 +28,10 @@ class OwnStreamText:
         self._events = EventReader()
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._json = b""
-        self._lines = False  # a line of text was read, from which the next one is kept apart
+        self._lines = False  # a line of text was read: the next one is preceded by a newline
 
     def take(self, event: Mapping[str, Any]) -> str:
-        """The text that the event adds."""
+        """Return the text that the event adds."""
         if event["type"] == "response":
             fields = {name.lower(): value for name, value in event["headers"].items()}
             kind = str(fields.get("content-type", "")).partition(";")[0].strip().lower()
@@ -44,12 +44,12 @@ class OwnStreamText:
             return self._decoder.decode(data)
         if self._kind == "application/json":
             self._json += data
-            if len(self._json) > _MOST_JSON:  # a part of it is not JSON
+            if len(self._json) > _MOST_JSON:  # too long to be parsed as a whole
                 self._kind, self._json = "", b""
         return ""
 
     def end(self) -> str:
-        """The text that the end of the stream adds."""
+        """Return the text that the end of the stream adds."""
         if self._kind == "text/event-stream":
             last = self._events.end()
             return self._texts([last] if last is not None else [])
@@ -61,7 +61,7 @@ class OwnStreamText:
     def _of_events(self, data: bytes) -> str:
         try:
             events = self._events.feed(data)
-        except ValueError:  # an event that is too long: neither it nor what follows holds text
+        except ValueError:  # an event is too long: ignore it and everything after it
             self._kind = ""
             return ""
         return self._texts(events)
@@ -80,7 +80,7 @@ class OwnStreamText:
 
 
 def _known_text(data: bytes) -> str | None:
-    """The text in an event or a whole answer of OpenAI's and Anthropic's APIs. None for anything else."""
+    """Return the text in an event or a whole answer of OpenAI's or Anthropic's API, or None for anything else."""
     try:
         found = orjson.loads(data)
     except orjson.JSONDecodeError:

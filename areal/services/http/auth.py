@@ -1,12 +1,13 @@
-"""The admin key of a service, the access that each route needs, and the binds that need a key.
+"""The admin key of a service, the access that each route requires, and the addresses that require a key.
 
-Routes are HEALTH (health, ready: open to everyone, since Kubernetes sends no key), METRICS (open on loopback, else the
-admin key), INFERENCE (the admin key), SESSION (the admin key or any other, of which the handler knows whose it is),
-SOCKET (the admin key, or none: then the handler asks for it) or ADMIN. A missing or malformed key is 401; a wrong one
-is 401 on an INFERENCE or SESSION route, where it can only be an unknown session key, and 403 elsewhere.
+The access levels: HEALTH (health, ready: open to everyone, since Kubernetes sends no key), METRICS (open on loopback,
+otherwise the admin key), INFERENCE (the admin key), SESSION (the admin key, or any key that the handler recognizes),
+SOCKET (the admin key, or no key: the handler then asks for it) and ADMIN. A missing or malformed key is answered 401. A
+wrong key is answered 401 on INFERENCE and SESSION routes, where it can only be an unknown session key, and 403
+elsewhere.
 
-Without a key (loopback only) a Host or Origin that is a name other than localhost is refused: a foreign web page must
-not reach the service through a browser on this machine.
+Without a key (loopback only), a Host or Origin with a name other than localhost is refused: a foreign web page must not
+reach the service through a browser on this machine.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ _log = logging.getLogger(__name__)
 
 
 class AdminKey:
-    """The service's one admin key. Never printed.
+    """The service's only admin key. Its ``repr`` hides it.
 
-    Compared as bytes in constant time: ``compare_digest`` on str raises for a non-ASCII character, which would turn
-    a 401 into a 500.
+    Keys are compared as bytes, in constant time: ``compare_digest`` on str raises for a non-ASCII character, which
+    would turn a 401 into a 500.
     """
 
     def __init__(self, secret: bytes) -> None:
@@ -40,19 +41,19 @@ class AdminKey:
         return "AdminKey(...)"
 
     def fault(self, host: str) -> str | None:
-        """The reason why a service on ``host`` cannot take this key; None where it can."""
+        """Return why a service on ``host`` cannot use this key, or None if it can."""
         return key_fault(self._secret, host)
 
     def matches(self, presented: bytes) -> bool:
         return hmac.compare_digest(self._secret, presented)
 
     def bearer(self) -> dict[str, str]:
-        """The header of calls to another component of the same service."""
+        """Return the header for calls to another component of the same service."""
         return {"Authorization": "Bearer " + self._secret.decode("ascii")}
 
 
 def load_admin_key(path: str | None) -> AdminKey | None:
-    """The key in the file, or None where no file is named. Raises UsageFault when it cannot serve as a key."""
+    """Return the key in the file, or None if no file is given. Raises UsageFault if it cannot serve as a key."""
     if path is None:
         return None
     file = Path(path)
@@ -69,7 +70,8 @@ def load_admin_key(path: str | None) -> AdminKey | None:
 
 
 def refuse_open_bind(host: str, key: AdminKey | None) -> None:
-    """A bind that other machines can reach needs a key that cannot be guessed; there is no default one."""
+    """Raise UsageFault for an address that other machines can reach without an unguessable key. There is no default
+    key."""
     if key is None and not is_loopback(host):
         raise UsageFault(
             f"refusing to listen on {host} without an admin key: other machines could use this service",
@@ -92,7 +94,7 @@ class Access(Enum):
 
 
 def presented_key(headers: Mapping[str, str]) -> bytes:
-    """The caller's key. Raises 401 when there is none, or it is malformed."""
+    """Return the caller's key. Raises 401 if it is missing or malformed."""
     authorization = headers.get("Authorization")
     if authorization is not None:
         scheme, _, text = authorization.partition(" ")
@@ -117,14 +119,15 @@ def _unauthenticated(message: str, code: str) -> ApiError:
 
 
 class Authenticator:
-    """Decides whether one request may pass. Raises ApiError (401, 403) when it may not."""
+    """Decides whether a request may pass."""
 
     def __init__(self, key: AdminKey | None, *, loopback: bool) -> None:
         self.key = key
         self._loopback = loopback
 
     def check(self, headers: Mapping[str, str], access: Access) -> bool:
-        """Whether the caller presented the admin key. On a SESSION route the handler checks any other key."""
+        """Return whether the caller presented the admin key. On a SESSION route the handler checks any other key.
+        Raises ApiError (401, 403) for a request that may not pass."""
         if self.key is None:
             _refuse_foreign_pages(headers)
             return False
@@ -141,7 +144,8 @@ class Authenticator:
         raise ApiError(403, "this route needs the admin key", code="admin_key_required")
 
     def sees_details(self, headers: Mapping[str, str]) -> bool:
-        """Whether a HEALTH route may tell this caller more than the state: on loopback, or with the admin key."""
+        """Return whether a HEALTH route may show this caller more than the state: on loopback, or with the admin
+        key."""
         if self.key is None or self._loopback:
             return True
         try:
@@ -162,7 +166,7 @@ def _refuse_foreign_pages(headers: Mapping[str, str]) -> None:
 
 
 def _is_this_machine(authority: str) -> bool:
-    """Whether DNS has no say in what the name means: localhost, or an address."""
+    """Return whether DNS cannot change what the name refers to: it is localhost or an address."""
     name = authority.rpartition("]")[0].lstrip("[") if authority.startswith("[") else authority.split(":")[0]
     if name == "localhost" or name.endswith(".localhost"):
         return True

@@ -30,7 +30,7 @@ _ANTHROPIC_TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-_SEQUENCE = re.compile(rb'"sequence_number":\s*(\d{1,18})')  # no text in the answer matches: its quotes are escaped
+_SEQUENCE = re.compile(rb'"sequence_number":\s*(\d{1,18})')  # cannot match the answer's text: its quotes are escaped
 
 
 class ApiError(Exception):
@@ -57,7 +57,7 @@ class ApiError(Exception):
         return _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
 
     def body(self, request_id: str) -> dict[str, object]:
-        """OpenAI's error object."""
+        """Return OpenAI's error object."""
         fields = {"message": self.message, "type": self.type, "code": self.code, "param": self.param}
         return {"error": {**fields, "request_id": request_id}}
 
@@ -75,7 +75,8 @@ def unsupported(name: str, why: str) -> ApiError:
 
 
 def refusal(reply: HttpReply, who: str) -> ApiError:
-    """The error of a call to another component, ``who``, for the caller of this one; 502 if it gave no reason."""
+    """Return the error for our caller after a call to another component, ``who``, was refused; 502 if it gave no
+    reason."""
     error = reply.error()
     if not error.get("message"):
         return ApiError(502, f"{who} answered {reply.status}", code="bad_gateway")
@@ -96,8 +97,8 @@ class ErrorFormat:
 
 
 class _ResponsesFormat(ErrorFormat):
-    """The Responses API's error event, with the error object by which clients tell it from unknown events. Its sequence
-    number follows that of the last event."""
+    """The Responses API's error event, with the error object, by which clients tell it from unknown events. Its
+    sequence number follows that of the last event."""
 
     def event(self, error: ApiError, request_id: str, last_part: bytes) -> bytes:
         numbers = _SEQUENCE.findall(last_part)
@@ -124,7 +125,7 @@ _PREFIXES = tuple(_FORMATS)
 
 
 def error_format(path: str) -> ErrorFormat:
-    """The format in which callers of ``path`` expect errors, also where there is no such route."""
+    """Return the format in which callers of ``path`` expect errors, even if there is no such route."""
     path = path.removeprefix("/v1")
     if not path.startswith(_PREFIXES):
         return OPENAI

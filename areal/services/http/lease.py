@@ -1,4 +1,4 @@
-"""The lease by which a data proxy keeps itself registered at its router."""
+"""The lease with which a data proxy stays registered at its router."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from areal.wire.routing import DECLARED
 
 _log = logging.getLogger(__name__)
 _POLL_S = 1.0  # for changes that the engine watch does not announce
-_IDLE_SHARE = 0.4  # of a lease, after which a process renews it that has nothing to report
-_LATEST_SHARE = 0.8  # of a lease, up to which a renewal waits for the beat
+_IDLE_SHARE = 0.4  # of a lease: an idle process renews after this time at the latest
+_LATEST_SHARE = 0.8  # of a lease: the longest that a renewal waits for the beat
 _RETRY_S = 0.5
 _TIMER_SLACK_S = 0.002  # timers fire a little early
-RENEWAL_TIMEOUT_S = 5.0  # so old is the report in a lease at most when it arrives
+RENEWAL_TIMEOUT_S = 5.0  # also the greatest age of the report in a lease when it arrives
 _SPREAD_S = 2.0  # over which data proxies take their leases of a new router
 _HEAD_BYTES = 512
 _URL = re.compile(rb'"url": ?"([^"]+)"')
@@ -36,20 +36,21 @@ _URGENT_FIELDS = ("status", "fault", "model", "version", "paused", "max_model_le
 
 
 def renewal_s(answer: Mapping[str, Any], *, is_idle: bool) -> float:
-    """Return the seconds until the next renewal, by the router's answer to this one: up to twice the usual time for an
-    idle process, if that is short and the lease is much longer. The answer has no length of a lease in doubt."""
+    """Return the seconds until the next renewal, from the router's answer to this one. An idle process waits up to
+    twice as long, if that is short and the lease is much longer. The answer has no lease length while the health is in
+    doubt."""
     usual, lease_s = float(answer["renew_seconds"]), float(answer.get("lease_seconds", 0.0))
     again_s = max(usual, min(2 * usual, IDLE_S, lease_s * _IDLE_SHARE)) if is_idle else usual
     return min(until_beat(again_s), max(again_s, lease_s * _LATEST_SHARE))
 
 
 class RouterLease:
-    """Keeps a data proxy registered at its router: a lease, renewed for as long as the process lives.
+    """Keeps a data proxy registered at its router by a lease, which is renewed for as long as the process lives.
 
-    The router's address is read from its state file, which the router writes at each start, so that one that moved is
-    found again, and one that has lost its declarations learns within seconds which data proxies live. A lease carries
-    the body of /ready: changed ``_URGENT_FIELDS`` are sent at once, others with the next renewal. An idle process,
-    whose report is the same as the last one, renews its lease less often.
+    The router writes its address into its state file at each start. Reading it from there finds a router that has
+    moved, and tells a router that has lost its declarations within seconds which data proxies live. A lease carries the
+    body of /ready. Changes of ``_URGENT_FIELDS`` are sent at once, others with the next renewal. An idle process, whose
+    report equals the last one, renews its lease less often.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class RouterLease:
         return asdict(lease)
 
     async def _wait_for_change(self, sent: Mapping[str, object], seconds: float, poll_s: float) -> None:
-        """Return when an urgent field differs from ``sent``, or after ``seconds``."""
+        """Wait until an urgent field differs from ``sent``, at most ``seconds``."""
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
         news = self._service.lifetime.news
@@ -105,7 +106,8 @@ class RouterLease:
                 return
 
     def _announced(self) -> bytes:
-        """The address and epoch of the router in the beginning of its file; the last ones where that names none."""
+        """Return the address and epoch of the router in the beginning of its file; the last ones where that names
+        none."""
         try:
             if (identity := stamp(self._file)) != self._head[0]:
                 with self._file.open("rb") as file:
@@ -116,7 +118,7 @@ class RouterLease:
         return self._head[1]
 
     async def _renew(self, ready: Mapping[str, object], is_idle: bool) -> float:
-        """Renew the lease; returns the seconds until the next renewal."""
+        """Renew the lease. Return the seconds until the next renewal."""
         body = orjson.dumps({**ready, **self._lease})
         self._router = self._announced()
         try:

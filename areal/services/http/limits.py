@@ -1,4 +1,4 @@
-"""The limits of one connection, and of the request bodies that a process holds for all of them."""
+"""The limits of one connection, and of the request bodies that a process holds for all connections."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _SMALL = 1024 * 1024
 
 @dataclass(frozen=True)
 class ServerLimits:
-    """Limits of one connection in seconds and bytes; ``bodies_bytes`` of all connections together.
+    """Limits of one connection in seconds and bytes; ``bodies_bytes`` is the limit of all connections together.
 
-    A body may take ``body_grace_s``, and longer while its average rate is at least ``body_bytes_per_s``. Of a body
-    without a reader ``buffered_bytes`` are buffered.
+    A body may take ``body_grace_s``, and longer while its average rate is at least ``body_bytes_per_s``. Up to
+    ``buffered_bytes`` are buffered of a body that no handler reads yet.
     """
 
     keep_alive_s: float = 120.0  # longer than POOL_IDLE_S of our clients
@@ -26,22 +26,25 @@ class ServerLimits:
     bodies_bytes: int = 512 * 1024 * 1024
     pipelined: int = 64
     linger_s: float = 10.0  # for a caller to stop sending and to read its last answer
-    linger_bytes: int = 64 * 1024 * 1024  # that it may still send
+    linger_bytes: int = 64 * 1024 * 1024  # the most that the caller may still send
     stalled_s: float = 900.0  # for a caller to read any byte of the answer
-    sweep_s: float = 2.0  # between two looks at these times; until then a caller that left keeps its buffers
+    sweep_s: float = 2.0  # between checks of these limits; until then a disconnected caller keeps its buffers
 
 
 class BodyBudget:
-    """The bytes of bodies and messages that a process holds, of all callers together, from their arrival to the end of
-    their request. A body of up to 1 MiB may take twice the limit, so that large ones do not shut out the usual ones. A
-    body is taken in any case while there is no other."""
+    """The bytes of bodies and messages that a process holds for all callers, from their arrival to the end of their
+    request.
+
+    A body of up to 1 MiB may use twice the limit, so that large bodies do not block usual ones. A body is always
+    accepted if there is no other.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
         self.held = 0
 
     def take(self, count: int, size: int) -> None:
-        """Hold ``count`` more bytes of a body that has ``size`` bytes so far. Raises 503."""
+        """Count ``count`` more bytes of a body that has ``size`` bytes so far. Raises 503 beyond the limit."""
         of_others = self.held + count - size
         if of_others > 0 and self.held + count > (self._most if size > _SMALL else 2 * self._most):
             message = f"the request bodies of all callers have {self._most} bytes, as many as are held at once"

@@ -28,7 +28,7 @@ from areal.wire.fields import read_fields
 T = TypeVar("T")
 _GIVEN_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _REQUEST_ID = REQUEST_ID.encode()
-_INFLATED_AT_ONCE = 1024 * 1024  # bytes of a compressed body, between two looks at the limits
+_INFLATED_AT_ONCE = 1024 * 1024  # bytes of a compressed body between checks of the limits
 
 
 class ServerConnection(Protocol):
@@ -115,7 +115,7 @@ class Request:
 
     @property
     def query(self) -> dict[str, str]:
-        """The query's fields; of a repeated one, the first value."""
+        """The query's fields; of a repeated field, the first value."""
         return dict(reversed(parse_qsl(self.query_string, keep_blank_values=True)))
 
     @property
@@ -124,8 +124,8 @@ class Request:
         return None if text is None else int(text)
 
     async def read(self, limit: int) -> bytes:
-        """The whole body, which is decompressed. Raises 413 as soon as it is known to exceed ``limit`` bytes, 408 when
-        the rest does not arrive in time, 415 for an encoding other than gzip."""
+        """Return the whole body, decompressed. Raises 413 as soon as it is known to exceed ``limit`` bytes, 408 if the
+        rest does not arrive in time, 415 for an encoding other than gzip."""
         if (self.content_length or 0) > limit or self.size > limit:
             raise _too_large(limit)
         self._limit = limit
@@ -161,7 +161,7 @@ class Request:
                     raise _too_large(limit)
         except (OSError, EOFError, zlib.error) as error:
             raise ApiError(400, f"the request body is not valid gzip: {error}", code="invalid_gzip") from error
-        self._give(received)  # the compressed bytes, which are freed
+        self._give(received)  # the compressed bytes, which are freed now
         return b"".join(parts)
 
     async def answer(self, response: Response) -> None:
@@ -206,7 +206,7 @@ class Request:
 
     @property
     def backlog(self) -> int:
-        """Buffered bytes of a body that no handler reads yet."""
+        """The buffered bytes of a body that no handler reads yet."""
         return self.size if self._limit is None else 0
 
     def completed(self) -> None:
@@ -214,7 +214,7 @@ class Request:
         self._wake()
 
     def refuse(self, error: ApiError) -> None:
-        """Reading the body, now or later, raises ``error``."""
+        """Make reading the body, now or later, raise ``error``."""
         self._refusal = error
         self._wake()
 
@@ -227,7 +227,7 @@ def _too_large(limit: int) -> ApiError:
     return ApiError(413, f"the request body is larger than {limit} bytes", code="body_too_large")
 
 
-# A whole response is one write. A stream is chunked, or for an HTTP/1.0 caller ended by closing the connection. The
+# A whole response is one write. A stream is chunked, or, for an HTTP/1.0 caller, ended by closing the connection. The
 # server adds the framing, the date and the request's id to the handler's headers.
 
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n" for status in HTTPStatus}
@@ -310,13 +310,13 @@ class StreamingResponse:
         await self._prepared_request().connection.wait_writable()
 
     def chunk_writer(self) -> Callable[[bytes], None] | None:
-        """``write_nowait`` for bytes that are a whole HTTP chunk, size line included. None where the response is not
-        chunked."""
+        """Return a ``write_nowait`` for bytes that are a whole HTTP chunk, including its size line; None if the
+        response is not chunked."""
         request = self._prepared_request()
         return request.connection.write_chunk if request.chunked else None
 
     def set_backpressure(self, source: FlowControl | None) -> None:
-        """From now on, pause ``source`` while the caller lags behind; None ends that."""
+        """Pause ``source`` from now on whenever the caller lags behind. None ends that."""
         self._prepared_request().connection.set_source(source)
 
     def _prepared_request(self) -> Request:
@@ -339,8 +339,8 @@ def _date_line(second: int) -> str:
 
 
 def encode_head(status: int, headers: Mapping[str, str], framing: str) -> bytes:
-    """The head of a response; ``framing`` is the server's own lines. Raises ValueError for a header with a line break,
-    which would inject a header or a response."""
+    """Return the head of a response; ``framing`` is the server's own lines. Raises ValueError for a header with a line
+    break, which would inject a header or a response."""
     lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
     if lines.count("\n") != len(headers) or lines.count("\r") != len(headers):
         raise ValueError("a header has a line break")
@@ -353,7 +353,7 @@ def has_body(method: str, status: int) -> bool:
 
 
 def id_lines(names: Iterable[str], headers: Mapping[str, str], request_id: str) -> str:
-    """The request's id under each name that the handler did not set itself."""
+    """Return header lines with the request's id, one for each of ``names`` that the handler did not set."""
     return "".join([f"{name}: {request_id}\r\n" for name in names if name not in headers])
 
 
@@ -362,11 +362,11 @@ DEFAULT_MAX_BODY_BYTES = 32 * 1024 * 1024
 
 _CONTAINERS = (dict, list, tuple)
 MOST_LEVELS = 200
-"""Of objects and lists within each other. orjson reads 1,024 and writes 254, those around a value included."""
+"""The limit on nested objects and lists. orjson reads 1,024 levels and writes 254, including those around a value."""
 
 
 def is_deeper(value: object, levels: int) -> bool:
-    """Whether a value that JSON can represent has objects and lists within each other on more than ``levels``."""
+    """Return whether a JSON value has more than ``levels`` levels of nested objects and lists."""
     level = [value]
     for _ in range(levels):
         containers = (each for each in level if isinstance(each, _CONTAINERS))
@@ -375,7 +375,7 @@ def is_deeper(value: object, levels: int) -> bool:
 
 
 def decode_object(body: bytes | str, what: str = "the request body") -> dict[str, object]:
-    """The JSON object in ``body``, in UTF-8. Raises 400 naming ``what`` it is."""
+    """Return the JSON object in ``body``, which is UTF-8. Raises 400; ``what`` names the body in the message."""
     try:
         data = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -393,12 +393,12 @@ async def read_object(request: Request, limit: int = DEFAULT_MAX_BODY_BYTES) -> 
 
 
 async def read_body(request: Request, cls: type[T], limit: int = DEFAULT_MAX_BODY_BYTES) -> T:
-    """The request's body as ``cls``, one of ``areal.wire.bodies``. Raises 400 naming the field."""
+    """Return the request's body as ``cls``, one of ``areal.wire.bodies``. Raises 400 naming the field."""
     return body_as(cls, await read_object(request, limit))
 
 
 def body_as(cls: type[T], data: Mapping[str, object], path: str = "") -> T:
-    """``data`` as ``cls``; ``path`` locates it within the body. Raises 400 naming the field."""
+    """Return ``data`` as ``cls``; ``path`` locates it within the body. Raises 400 naming the field."""
     try:
         return read_fields(cls, data, path, lenient=True)
     except FieldError as error:
@@ -407,7 +407,7 @@ def body_as(cls: type[T], data: Mapping[str, object], path: str = "") -> T:
 
 
 def idempotency_key(headers: Mapping[str, str]) -> str | None:
-    """The request's Idempotency-Key. Raises 400 for a malformed one."""
+    """Return the request's Idempotency-Key. Raises 400 for a malformed one."""
     key = headers.get(IDEMPOTENCY_KEY)
     if key is not None and not is_idempotency_key(key):
         raise bad_field(IDEMPOTENCY_KEY, IDEMPOTENCY_KEY_PROBLEM)
@@ -415,14 +415,15 @@ def idempotency_key(headers: Mapping[str, str]) -> str | None:
 
 
 def refuse_idempotency_key(request: Request, instead: str) -> None:
-    """Refuse the header where a repeated request would be done twice in spite of it. ``instead``: what to do."""
+    """Refuse an Idempotency-Key on a route where a repeated request would take effect twice. ``instead``: what to
+    do."""
     if IDEMPOTENCY_KEY in request.headers:
         message = f"{IDEMPOTENCY_KEY} has no effect on {request.method} {request.path}: {instead}"
         raise bad_request(message, param=IDEMPOTENCY_KEY, code="idempotency_key_unsupported")
 
 
 def query_int(request: Request, name: str, default: int, least: int, most: int) -> int:
-    """A whole number of the query. Raises 400."""
+    """Return a whole number of the query. Raises 400."""
     text = request.query.get(name)
     if text is None:
         return default
@@ -432,7 +433,7 @@ def query_int(request: Request, name: str, default: int, least: int, most: int) 
 
 
 def query_seconds(request: Request, name: str, most: float) -> float:
-    """Seconds in the query, 0 where there are none. Raises 400."""
+    """Return seconds given in the query, 0 if there are none. Raises 400."""
     try:
         seconds = float(request.query.get(name) or 0)
     except ValueError:

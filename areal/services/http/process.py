@@ -1,6 +1,5 @@
-"""The start of a service process: its configuration, socket and exit status. Imports the standard library only, so
-that a supervisor that serves nothing itself stays small.
-"""
+"""The start of a service process: its configuration, socket and exit status. Imports only the standard library, so that
+a supervisor, which serves nothing itself, stays small."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ from areal.wire.processes import ServeConfig
 
 C = TypeVar("C", bound=ServeConfig)
 _PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None, use_errno=True)  # loaded here: between fork and exec nothing may be
+_libc = ctypes.CDLL(None, use_errno=True)  # loaded here, since nothing may be loaded between fork and exec
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class ServeOptions:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers of calls to other components of the same service."""
+        """The headers for calls to other components of the same service."""
         return self.key.bearer() if self.key is not None else {}
 
 
@@ -86,7 +85,7 @@ def save_settings(settings: Mapping[str, object]) -> None:
 
 
 def _flag_options(kind: Any) -> dict[str, Any]:
-    """argparse's options for the flag of a field of this type. ``read_fields`` checks the values."""
+    """Return argparse's options for the flag of a field of this type. ``read_fields`` checks the values."""
     if type(None) in get_args(kind):
         kind = next(each for each in get_args(kind) if each is not type(None))
     if kind is bool:
@@ -99,14 +98,15 @@ def _flag_options(kind: Any) -> dict[str, Any]:
 
 
 def serve_options(config: ServeConfig, *, reuse_port: bool = False) -> ServeOptions:
-    """Raises UsageFault for a key that cannot be used and for a bind that needs one."""
+    """Return the options of a service. Raises UsageFault for an unusable key, and for an address that requires a
+    key."""
     key = load_admin_key(config.admin_key_file)
     refuse_open_bind(config.host, key)
     return ServeOptions(config.host, config.port, key, config.drain_timeout, config.log_level, reuse_port)
 
 
 def bind(host: str, port: int, *, reuse_port: bool) -> socket.socket:
-    """A bound TCP socket. Raises ArealError with the reason."""
+    """Return a bound TCP socket. Raises ArealError with the reason."""
     try:
         family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except socket.gaierror as error:
@@ -128,7 +128,8 @@ def bind(host: str, port: int, *, reuse_port: bool) -> socket.socket:
 
 
 def exit_on_failure(main: Callable[[], None]) -> int:
-    """Run ``main``; returns the exit status. A failure that a user can act on is two lines, not a traceback."""
+    """Run ``main`` and return the exit status. A failure that a user can act on is printed as two lines, not a
+    traceback."""
     try:
         main()
     except ArealError as error:
@@ -140,15 +141,16 @@ def exit_on_failure(main: Callable[[], None]) -> int:
 
 
 def die_with_parent(parent: int) -> None:
-    """SIGTERM this process when ``parent`` dies, however it dies; at once when it is dead already."""
+    """Make the kernel send SIGTERM to this process when ``parent`` dies, for whatever reason; at once if it is already
+    dead."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
 def drain_limit_s(configured: float) -> float:
-    """Seconds that running requests get to finish: those of the stop order in the run's folder, since the setting may
-    have changed after this process started, else ``configured``."""
+    """Return the seconds that running requests have to finish: from the stop order in the run's folder, since the
+    setting may have changed after this process started, otherwise ``configured``."""
     try:
         return float(parse_json(Path(os.environ["AREAL_RUN_DIR"], "stop.json").read_text())["grace_s"])
     except (KeyError, OSError, ValueError, TypeError):
@@ -159,8 +161,8 @@ _GC_THRESHOLDS = (50_000, 20, 50)  # the first in objects: some tens of megabyte
 
 
 def collect_rarely() -> None:
-    """Make the garbage collector run rarely. Call it once all long-lived objects are made. Reference counts free nearly
-    all objects of a request, and at the default thresholds the collector takes a tenth of a short request's time."""
+    """Make the garbage collector run rarely. Call it once all long-lived objects exist. Reference counting frees nearly
+    all objects of a request; at the default thresholds the collector takes a tenth of a short request's time."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_GC_THRESHOLDS)

@@ -1,8 +1,8 @@
 """The serve loop of every service process: bind, become ready, drain on SIGTERM, exit 0.
 
-SIGTERM or SIGINT: readiness turns 503, the listener closes, idle connections close, and running requests finish
-within the grace period of the stop order, else ``drain_timeout_s``. A second signal ends them at once. The exit status
-is 0 in both cases.
+On SIGTERM or SIGINT, readiness turns 503, the listener closes, idle connections close, and running requests may finish
+within the grace period of the stop order, or within ``drain_timeout_s`` without one. A second signal ends them at once.
+The exit status is 0 in both cases.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def serve_main(
     *,
     reuse_port: bool = False,
 ) -> int:
-    """The main function of a service process whose configuration is a ``cls``. Returns the exit status."""
+    """Run the main function of a service process with a configuration of type ``cls``. Return the exit status."""
 
     def main() -> None:
         config = read_config(cls, prog)
@@ -93,9 +93,9 @@ def serve_main(
 
 
 def run_loop(main: Callable[[], Coroutine[Any, Any, None]], log_level: str) -> None:
-    """Run a process' main coroutine, on uvloop where it is installed."""
+    """Run a process' main coroutine, on uvloop if that is installed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:  # the usual soft limit of 1,024 sockets is five hundred relayed calls
+    if soft != hard:  # the usual soft limit of 1,024 sockets suffices for only 500 relayed calls
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     logging.basicConfig(
         level=log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -115,7 +115,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 async def _within(limit_s: float, work: Coroutine[Any, Any, None], interrupted: asyncio.Event) -> bool:
-    """Whether ``work`` ended within ``limit_s`` and before ``interrupted``; otherwise it is cancelled."""
+    """Return whether ``work`` ended within ``limit_s`` and before ``interrupted``; otherwise cancel it."""
     tasks = {asyncio.create_task(work, name="drain"), asyncio.create_task(interrupted.wait(), name="second-signal")}
     done, _ = await asyncio.wait(tasks, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
     for task in tasks:
@@ -130,8 +130,8 @@ _STOP_S = 10.0
 
 @contextlib.contextmanager
 def serve_in_thread(service: Service, host: str, port: int = 0) -> Iterator[str]:
-    """Serve in a thread of another program, such as a trainer, while the block runs; yields the service's address.
-    Port 0 takes a free one. Raises UsageFault for a bind that needs a key."""
+    """Serve in a thread of another program, such as a trainer, while the block runs. Yields the service's address. Port
+    0 takes a free one. Raises UsageFault for an address that requires a key."""
     refuse_open_bind(host, service.authenticator.key)
     sock = bind(host, port, reuse_port=False)
     bound = sock.getsockname()[1]
@@ -150,7 +150,7 @@ def serve_in_thread(service: Service, host: str, port: int = 0) -> Iterator[str]
     def run() -> None:
         try:
             asyncio.run(serve())
-        except BaseException as error:  # the boundary of the thread: whoever waits for the start raises it
+        except BaseException as error:  # the boundary of the thread: the caller that waits for the start raises it
             if not started.done():
                 started.set_exception(error)
             raise

@@ -37,9 +37,10 @@ from areal.services.http.tasks import until_beat
 
 
 class RequestReader:
-    """One connection's parser. It hands a request on when its head is complete, and adds its body as that arrives.
+    """One connection's parser. It passes a request on when its head is complete, and adds the body as it arrives.
 
-    ``incoming``: the request whose body is not complete. ``since``: when its head began, in loop time."""
+    ``incoming``: the request whose body is incomplete. ``since``: the loop time at which its head began.
+    """
 
     def __init__(self, connection: HttpConnection, most_fields: int, most_head_bytes: int) -> None:
         self._connection = connection
@@ -56,7 +57,7 @@ class RequestReader:
         self.since = 0.0
 
     def feed(self, data: bytes) -> None:
-        """Parse ``data``. Raises ApiError where the input cannot be parsed further."""
+        """Parse ``data``. Raises ApiError if the input cannot be parsed further."""
         before = self._heads
         try:
             try:
@@ -76,12 +77,12 @@ class RequestReader:
         raise httptools.HttpParserError(refusal.message)
 
     def end(self) -> None:
-        """Break the reference cycles, which would wait for the garbage collector."""
+        """Break the reference cycles, which would otherwise last until the next garbage collection."""
         del self._parser, self._connection
         self.incoming = self._refusal = None
 
     def _parse_without_upgrade(self, rest: bytes) -> None:
-        """Parse a request for an upgrade again without its Upgrade header: the parser takes the bytes after its head
+        """Parse an upgrade request again without its Upgrade header, since the parser takes the bytes after its head
         for another protocol. The handler may still grant the upgrade."""
         method = self._parser.get_method()
         if method == b"CONNECT":
@@ -157,7 +158,7 @@ def _head_too_large() -> ApiError:
 
 
 def _origin_form(target: bytes) -> bytes:
-    """The path of a target that is a whole URL, as callers of a proxy send it."""
+    """Return the path of a target that is a whole URL, as callers of a proxy send it."""
     try:
         parsed = httptools.parse_url(target)
     except httptools.HttpParserInvalidURLError:
@@ -171,14 +172,14 @@ Application = Callable[[Request], Awaitable[AnyResponse]]
 _log = logging.getLogger(__name__)
 _CLOSE = "Connection: close\r\n"
 _LEFT = (7, 8)  # TCP_CLOSE, TCP_CLOSE_WAIT of <netinet/tcp.h>
-_TWO_WRITES = 64 * 1024  # bytes of a body from which it is not copied behind the head
+_TWO_WRITES = 64 * 1024  # the body size from which head and body are two writes, which saves a copy
 
 
 class ConnectionPhase(IntEnum):
-    """The phases of a connection in their order; some may be left out."""
+    """The phases of a connection, in order; some may be skipped."""
 
     OPEN = 0  # input is parsed
-    REFUSING = 1  # input is discarded: it cannot be parsed, or came too late; what was parsed before is answered
+    REFUSING = 1  # input is discarded, being malformed or too late; requests parsed before are still answered
     CLOSING = 2  # the last answer is written, or the caller was idle for too long
     LOST = 3  # the transport has closed
 
@@ -187,7 +188,7 @@ _OPEN, _REFUSING, _CLOSING, _LOST = ConnectionPhase
 
 
 class HttpConnection(asyncio.Protocol):
-    """``writable``: the caller keeps up with what is written."""
+    """One connection. ``writable``: the caller keeps up with what is written."""
 
     def __init__(self, server: HttpServer) -> None:
         self._server = server
@@ -205,7 +206,7 @@ class HttpConnection(asyncio.Protocol):
         self._drained: asyncio.Future[None] | None = None
         self._upgraded: Upgraded | None = None
         self._discarded = 0  # bytes
-        self._unread: tuple[float, int] = (0.0, 0)  # loop time since which so many bytes wait for the caller
+        self._unread: tuple[float, int] = (0.0, 0)  # bytes that wait for the caller, and the loop time since when
         self.last_part = b""  # the newest bytes of a stream
         self.writable = True
 
@@ -235,7 +236,7 @@ class HttpConnection(asyncio.Protocol):
             self._update_read_pause()
 
     def eof_received(self) -> None:
-        """Return None: the transport closes, since a caller that stops sending has left."""
+        """Return None, so that the transport closes: a caller that stops sending has disconnected."""
 
     def connection_lost(self, error: Exception | None) -> None:
         """Free what the connection holds and break its reference cycles: the garbage collector runs rarely."""
@@ -272,7 +273,7 @@ class HttpConnection(asyncio.Protocol):
     # Requests, one after the other.
 
     def begun(self, request: Request) -> None:
-        """The head of another request has arrived."""
+        """Start or queue a request whose head has arrived."""
         if self._current is None:
             self._start(request)
             return
@@ -417,14 +418,14 @@ class HttpConnection(asyncio.Protocol):
         self._transport.write(_part(request, data))
 
     def write_chunk(self, chunk: bytes) -> None:
-        """``write_part`` for bytes that are a whole chunk, size line included."""
+        """Write bytes that are a whole chunk, including its size line."""
         if self._phase is _LOST:
             raise ConnectionResetError("the caller is gone")
         self.last_part = chunk
         self._transport.write(chunk)
 
     async def wait_writable(self) -> None:
-        """Return once the caller has caught up. Raises ConnectionResetError when it is gone."""
+        """Wait until the caller has caught up. Raises ConnectionResetError if it is gone."""
         self._check_not_lost()
         if self.writable:
             return
@@ -445,13 +446,14 @@ class HttpConnection(asyncio.Protocol):
             raise ConnectionResetError("the caller is gone")
 
     def abort(self) -> None:
-        """Break the connection: the answer cannot be completed."""
+        """Abort the connection: the answer cannot be completed."""
         self._transport.abort()
 
     # The end.
 
     def _close(self, *, linger: bool) -> None:
-        """``linger``: the caller still sends, and closing now could lose it the answer."""
+        """Close the connection. ``linger``: the caller is still sending, and might lose the answer if it were closed at
+        once."""
         if self._phase >= _CLOSING:
             return
         self._phase = _CLOSING
@@ -471,7 +473,7 @@ class HttpConnection(asyncio.Protocol):
             self._close(linger=False)
 
     def cancel(self) -> asyncio.Task[None] | None:
-        """Break the connection and cancel its handler; returns the handler's task."""
+        """Abort the connection and cancel its handler. Return the handler's task."""
         self._transport.abort()
         if self._task is not None:
             self._task.cancel()
@@ -500,7 +502,8 @@ class HttpConnection(asyncio.Protocol):
             self._close(linger=False)
 
     def _has_left(self) -> bool:
-        """Whether the caller has closed its side. While reading is paused the event loop does not tell."""
+        """Return whether the caller has closed its side. The event loop does not report that while reading is
+        paused."""
         sock = self._transport.get_extra_info("socket")
         return sock is not None and sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] in _LEFT
 
@@ -511,7 +514,7 @@ class HttpConnection(asyncio.Protocol):
             self._fail(ApiError(408, "the request's body did not come", code="request_timeout"))
 
     def _sweep_slow(self, now: float, patience_s: float) -> None:
-        """Disconnect a caller that read nothing for ``patience_s``; reading slowly is allowed."""
+        """Disconnect a caller that has read nothing for ``patience_s``. Reading slowly is allowed."""
         since, left = self._unread
         size = self._transport.get_write_buffer_size()
         if size < left:
@@ -521,7 +524,7 @@ class HttpConnection(asyncio.Protocol):
 
 
 def _part(request: Request, data: bytes) -> bytes:
-    """A part of a stream's body as bytes on the wire."""
+    """Return a part of a stream's body as bytes on the wire."""
     if request.chunked and data:
         return b"%x\r\n%b\r\n" % (len(data), data)
     return data if request.method != "HEAD" else b""
@@ -532,8 +535,8 @@ _JUST_ACCEPTED_S = 0.25
 
 
 class HttpServer:
-    """Create it inside a running loop. ``listen``, then ``close``, which lets running requests finish, or
-    ``cancel``."""
+    """The HTTP server, to be created inside a running loop. Call ``listen``, then ``close``, which lets running
+    requests finish, or ``cancel``."""
 
     def __init__(self, application: Application, limits: ServerLimits | None = None) -> None:
         self.application = application
@@ -571,9 +574,9 @@ class HttpServer:
             self._empty.set()
 
     async def close(self) -> None:
-        """Stop listening, give connections that were just accepted a moment to send, and return when all requests are
-        answered. From now on every answer is its connection's last."""
-        # Connections that the kernel has accepted already: closing the listener would reset them.
+        """Stop listening, give just accepted connections a moment to send, and wait until all requests are answered.
+        From now on every answer is the last of its connection."""
+        # Accept the connections that the kernel has already accepted: closing the listener would reset them.
         waiting: list[socket.socket] = []
         with contextlib.suppress(OSError):
             while self._listening is not None:
@@ -590,7 +593,7 @@ class HttpServer:
             await self._empty.wait()
 
     async def cancel(self) -> None:
-        """Break all connections and return when their handlers have ended."""
+        """Abort all connections and wait until their handlers have ended."""
         if self._listener is not None:
             self._listener.close()
         tasks = [task for connection in list(self.connections) if (task := connection.cancel()) is not None]

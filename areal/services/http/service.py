@@ -1,7 +1,7 @@
 """One service process: routes with their access, probes, errors and request ids, as the server's application.
 
-Every request passes ``answer`` once: it finds the route, checks the key, and turns errors into the API's object,
-beside a status where none is sent yet, else as the last event of the stream.
+Every request passes ``answer`` once. It finds the route, checks the key, and sends errors in the API's format: as the
+response if none has begun, otherwise as the last event of the stream.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from areal.services.http.messages import AnyResponse, Request, Response, Streami
 if TYPE_CHECKING:
     from areal.http.client import HttpReply
 
-# Prometheus metrics. A scrape of relay processes that share a port reaches one of them: when their supervisor sets
+# Prometheus metrics. A scrape of relay processes that share a port reaches only one of them. If their supervisor sets
 # ``PROMETHEUS_MULTIPROC_DIR``, ``exposition`` sums over all of them.
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -44,7 +44,7 @@ OVERHEAD_SECONDS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.2
 
 
 class _MultiprocessMetrics(Collector):
-    """The metrics that all processes wrote into ``folder``. The file of a starting process may be empty."""
+    """The metrics that all processes have written to ``folder``. The file of a starting process may be empty."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -126,7 +126,8 @@ class Lifetime:
         return self._draining.is_set()
 
     def drain(self) -> None:
-        """Become not ready for good. Handlers of endless streams await ``wait_draining`` and end them."""
+        """Become not ready for good. Handlers of endless streams wait for this with ``wait_draining`` and end the
+        streams."""
         self._draining.set()
         self.news.set()
 
@@ -134,7 +135,7 @@ class Lifetime:
         await self._draining.wait()
 
     def state(self) -> tuple[str, str | None]:
-        """``ready``, ``not_ready`` or ``draining``, and the reason."""
+        """Return ``ready``, ``not_ready`` or ``draining``, and the reason."""
         if self.draining:
             return "draining", "the process was asked to stop and finishes what it has"
         reason = self._not_ready()
@@ -146,14 +147,14 @@ _EVENT_ENDS = (b"\n\n", b"\n\r\n", b"\r\r", b"\n\r")
 
 
 class EventCutter:
-    """Cuts a stream of server-sent events between events, so that a source that breaks off leaves no partial event
-    behind. ``held`` is the event that is still incomplete; pass it on when the source ended well."""
+    """Cuts a stream of server-sent events between events, so that a source that fails leaves no partial event. ``held``
+    is the incomplete event; pass it on if the source ended well."""
 
     def __init__(self) -> None:
         self.held = b""
 
     def push(self, part: bytes) -> bytes:
-        """The whole events that may be passed on."""
+        """Return the whole events that may be passed on."""
         if not self.held and part.endswith(b"\n\n"):
             return part
         if self.held:
@@ -167,15 +168,15 @@ class EventCutter:
 
 
 async def write_final(out: StreamingResponse, data: bytes) -> None:
-    """Write the last bytes of a stream, unless the caller is gone or reads nothing."""
+    """Write the last bytes of a stream, unless the caller is gone or does not read."""
     with contextlib.suppress(ConnectionResetError, TimeoutError):
         async with asyncio.timeout(_FINAL_WRITE_S):
             await out.write(data)
 
 
-# Routes. A path without parameters is looked up; those with parameters are tried in the order in which they were added.
-# ``{name}`` matches one segment, a final ``{name...}`` the rest of the path. Parameters are decoded after the match, so
-# that an encoded slash does not change it.
+# Routes. A path without parameters is looked up; patterns with parameters are tried in the order in which they were
+# added. ``{name}`` matches one segment, a final ``{name...}`` the rest of the path. Parameters are decoded after the
+# match, so that an encoded slash does not change it.
 
 T = TypeVar("T")
 
@@ -202,7 +203,7 @@ class _Pattern(Generic[T]):
 
 
 def _unquote(segment: str) -> str:
-    """Raises 400 for bytes that are not UTF-8: replacing them would make different names equal."""
+    """Raise 400 for bytes that are not UTF-8: replacing them would make different names equal."""
     try:
         return unquote(segment, errors="strict")
     except UnicodeDecodeError as error:
@@ -231,8 +232,8 @@ class PathTable(Generic[T]):
         return pattern
 
     def find(self, method: str, path: str) -> tuple[T, dict[str, str]]:
-        """The target and the path's parameters. A path without this method may still match a pattern that has it.
-        Raises 404, and 405 with the methods that the path has."""
+        """Return the target and the path's parameters. A path without this method may still match a pattern that has
+        it. Raises 404, and 405 with the methods that the path has."""
         wanted, methods = "GET" if method == "HEAD" else method, self._fixed.get(path)
         if methods is not None and wanted in methods:
             return methods[wanted], {}
@@ -255,7 +256,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Route:
-    """``metrics``: of model requests only."""
+    """A route. ``metrics``: only for model requests."""
 
     path: str
     handler: Handler
@@ -297,7 +298,7 @@ class Service:
         self._routes.add(method, path, _Route(path, handler, access, metrics))
 
     def add_lifespan(self, lifespan: Callable[[], AbstractAsyncContextManager[Any]]) -> None:
-        """A context that lasts as long as the service: entered before it listens, left when it has drained."""
+        """Add a context that lasts as long as the service: entered before it listens, left when it has drained."""
         self._lifespans.append(lifespan)
 
     @contextlib.asynccontextmanager
@@ -308,7 +309,8 @@ class Service:
             yield
 
     async def answer(self, request: Request) -> AnyResponse:
-        """Raises only CancelledError, and ConnectionResetError when the caller left during the answer."""
+        """Answer a request. Raises only CancelledError, and ConnectionResetError if the caller disconnected during the
+        answer."""
         try:
             form = error_format(request.path)
             request.id_headers = form.id_headers
@@ -371,7 +373,7 @@ class Service:
         return json_response(body, status=status)
 
     def readiness(self) -> dict[str, object]:
-        """The body of /ready for callers that see details."""
+        """Return the body of /ready for callers that may see details."""
         state, reason = self.lifetime.state()
         body: dict[str, Any] = {"status": state, "component": self.component, "reason": reason, "pid": os.getpid()}
         return {**body, "in_flight": self.lifetime.in_flight, **self._details()}
@@ -385,15 +387,15 @@ def json_response(data: object, *, status: int = 200, more_headers: dict[str, st
 
 
 def to_response(reply: HttpReply) -> Response:
-    """Another component's answer, for the caller."""
+    """Return another component's answer as the answer to our caller."""
     again = {"Retry-After": reply.headers["Retry-After"]} if "Retry-After" in reply.headers else {}
     kind = reply.headers.get("Content-Type", "application/json")
     return Response(reply.status, reply.body, content_type=kind, headers=again)
 
 
 async def _error_answer(request: Request, error: ApiError) -> AnyResponse:
-    """The error as a response where none began, else as the last event of the event stream. Any other answer that began
-    can only be broken off."""
+    """Return the error as a response if none has begun, otherwise as the last event of the event stream. Any other
+    response that has begun can only be broken off."""
     form = error_format(request.path)
     stream: StreamingResponse | None = request.stream
     if stream is None and not request.answered:

@@ -11,17 +11,17 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 _log = logging.getLogger(__name__)
-IDLE_S = 2.0  # the period of what an idle process looks after: most of its CPU is the waking
+IDLE_S = 2.0  # the period of checks in an idle process, where waking up is most of the CPU time
 _PHASE_S = random.uniform(0.0, 3600.0)  # random, so that processes do not wake all at once
 
 
 def until_beat(period_s: float) -> float:
-    """Seconds to sleep for a task that runs every ``period_s``. Periodic tasks of a process wake at the same times, as
-    far as their periods divide each other: waking an idle process costs more than the task."""
+    """Return the seconds to sleep for a task that runs every ``period_s``. Periodic tasks of a process wake at the same
+    times if their periods divide each other: waking an idle process costs more than the tasks."""
     if period_s <= 0:
         return 0.0
     left_s = period_s - (asyncio.get_running_loop().time() - _PHASE_S) % period_s
-    return left_s if left_s > period_s / 4 else left_s + period_s  # a timer rings a little early, too
+    return left_s if left_s > period_s / 4 else left_s + period_s  # timers fire a little early
 
 
 async def happens(event: asyncio.Event, within_s: float) -> bool:
@@ -47,7 +47,7 @@ async def _guarded(name: str, run: Callable[[], Coroutine[Any, Any, None]], agai
 async def background(
     name: str, run: Callable[[], Coroutine[Any, Any, None]], *, again_after_s: float = 1.0
 ) -> AsyncIterator[None]:
-    """Run ``run()`` beside the block. After a failure, which is logged, it starts again; leaving the block cancels
+    """Run ``run()`` while the block runs. After a failure, which is logged, it starts again; leaving the block cancels
     it."""
     task = asyncio.create_task(_guarded(name, run, again_after_s), name=name)
     try:
@@ -63,14 +63,14 @@ _running: set[asyncio.Task[Any]] = set()
 
 
 async def uninterrupted(work: Coroutine[Any, Any, _T], name: str) -> _T:
-    """Run ``work`` to its end even when the caller is cancelled."""
+    """Run ``work`` to its end even if the caller is cancelled."""
     task = asyncio.create_task(work, name=name)
     _running.add(task)
     task.add_done_callback(_running.discard)
     return await asyncio.shield(task)
 
 
-# A deadline on progress: every ``kick`` restarts it, for one reading of the clock.
+# A deadline on progress. Every ``kick`` restarts it at the cost of reading the clock once.
 
 
 class Watchdog:
@@ -103,10 +103,10 @@ class Watchdog:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Turn a cancellation into TimeoutError if only this watchdog caused it, as ``asyncio.timeout`` does."""
+        """Convert the cancellation to TimeoutError if only this watchdog caused it, as ``asyncio.timeout`` does."""
         if self._timer is not None:
             self._timer.cancel()
-        del self._suspended  # it may refer to this watchdog: the cycle would keep the call's memory until a collection
+        del self._suspended  # it may refer to this watchdog: the cycle would keep the call in memory until a collection
         if self._expired and self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
             raise TimeoutError from error
 

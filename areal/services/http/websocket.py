@@ -1,6 +1,6 @@
-"""WebSocket connections of text messages: ``accept`` answers a request of a route with one.
+"""WebSocket connections with text messages: ``accept`` answers a request with one.
 
-wsproto reads and writes the frames. A violation of the protocol closes the connection with the protocol's code for it.
+wsproto reads and writes the frames. A protocol violation closes the connection with the protocol's code for it.
 https://www.rfc-editor.org/rfc/rfc6455
 """
 
@@ -21,7 +21,7 @@ from areal.services.http.messages import Request, ServerConnection, encode_head
 
 NORMAL, GOING_AWAY, TEXT_ONLY, TOO_LARGE, TRY_AGAIN_LATER = 1000, 1001, 1003, 1009, 1013
 _VERSION = "13"
-_MOST_WAITING = 16  # messages without a receiver, at which reading pauses
+_MOST_WAITING = 16  # unreceived messages at which reading pauses
 _MOST_WAITING_BYTES = 256 * 1024
 _FIRST_BYTES = 8 * 1024
 _PING_S = 30.0
@@ -29,9 +29,9 @@ _SILENCE_S = 75.0
 
 
 def accept(request: Request, most_bytes: int, *, trusted: bool = True) -> WebSocket:
-    """Answer ``request`` with a WebSocket, whose messages have at most ``most_bytes``. Of a caller that is not
-    ``trusted`` the first one has at most 8 KiB, and its connection ends at once with the handler. Raises 400, and 426
-    for a request that asks for anything else."""
+    """Answer ``request`` with a WebSocket whose messages have at most ``most_bytes``. If the caller is not ``trusted``,
+    its first message has at most 8 KiB, and the connection ends at once with the handler. Raises 400, and 426 for a
+    request for anything other than a WebSocket."""
     if request.upgrade.lower() != b"websocket" or request.headers.get("Sec-WebSocket-Version") != _VERSION:
         headers = {"Upgrade": "websocket", "Sec-WebSocket-Version": _VERSION}
         message = f"this is a WebSocket of version {_VERSION}"
@@ -73,7 +73,7 @@ class WebSocket:
         self.leaving = False
 
     async def receive(self) -> str | None:
-        """The next message; None after the last one."""
+        """Return the next message, or None after the last one."""
         while not self._messages:
             if self._ended:
                 return None
@@ -93,7 +93,7 @@ class WebSocket:
         self._connection.hold_input(full)
 
     async def send(self, text: str) -> None:
-        """Send a message, once the caller keeps up. Raises ConnectionResetError when the connection has ended."""
+        """Send a message once the caller keeps up. Raises ConnectionResetError if the connection has ended."""
         if not self._connection.writable:
             async with self._sending:
                 await self._connection.wait_writable()
@@ -177,7 +177,7 @@ class WebSocket:
         self._messages.clear()
 
     def lost(self) -> None:
-        """Free what the caller has sent: the connection has ended."""
+        """Free the received data after the connection has ended."""
         self._drop_messages()
         self._connection.budget.give(self._size)
         self._size = 0
@@ -190,7 +190,7 @@ class WebSocket:
         self._end()
 
     def is_gone(self, now: float) -> bool:
-        """Whether the caller has been silent for too long; a ping is sent before that."""
+        """Return whether the caller has been silent for too long. A ping is sent before that."""
         silent_s = now - self._last_input_at
         if silent_s > _PING_S and not self._pinged and self._protocol.state is ConnectionState.OPEN:
             self._pinged = True

@@ -1,5 +1,5 @@
-"""Tags of journals, and session keys that contain a tag. A relay that knows which process serves which journal routes a
-session key without a table of sessions. A tag is not secret. A session key is: its secret is the 256 random bits after
+"""Tags of journals, and session keys that contain a tag, so that a relay can route a key without a table of sessions:
+it knows which process serves which journal. A tag is not secret; a session key is, because of the 256 random bits after
 the tag."""
 
 from __future__ import annotations
@@ -29,22 +29,23 @@ def new_session_key(tag: str) -> str:
 
 
 def tag_of_key(key: str) -> str | None:
-    """The tag in a session key. None for a key that a client chose itself."""
+    """Return the tag in a session key, or None for a key that a client chose itself."""
     met = _KEY.fullmatch(key)
     return met["tag"] if met else None
 
 
 def key_digest(key: bytes) -> bytes:
-    """The stored form of a session key. The keys are random, so one round of SHA-256 is enough."""
+    """Return the stored form of a session key. The keys are random, so one round of SHA-256 is enough."""
     return hashlib.sha256(key).digest()
 
 
 def request_digest(data: bytes | str) -> bytes:
-    """The stored form of an Idempotency-Key, or of what a request asks for."""
+    """Return the stored form of an Idempotency-Key or of a request's content."""
     return hashlib.blake2b(data.encode() if isinstance(data, str) else data, digest_size=16).digest()
 
 
 def damaged_journal(name: str, was: str = "was") -> ApiError:
-    """The refusal of a call whose session ``was`` recorded in the journal of the folder ``name``."""
+    """Return the error for a call whose session ``was`` recorded in the journal of the folder ``name``, which is
+    damaged."""
     message = f"this session {was} recorded in the journal {name}, which is damaged: repair its folder or set it aside"
     return ApiError(503, message, code="journal_damaged", headers={"x-should-retry": "false"})

@@ -37,11 +37,11 @@ _WRITER_CACHE_KB = 4096
 _READER_CACHE_KB = 1024
 _BUSY_S = 10.0
 _ABOUT = "CREATE TABLE about (name TEXT PRIMARY KEY, value TEXT NOT NULL);"
-_text = partial(str, encoding="utf-8", errors="replace")  # damaged text is readable, and fails its row's checksum
+_text = partial(str, encoding="utf-8", errors="replace")  # damaged text can be read, but fails its row's checksum
 
 
 def note_damage(path: Path, why: str) -> None:
-    """Note in the events of the process's object what its callers get as 404 and 500."""
+    """Add an event to the process's object. Callers get only a 404 or 500 for the damage."""
     note(os.environ, "Warning", "JournalDamaged", f"{path}: {why}", "data-proxy")
 
 
@@ -56,8 +56,8 @@ class OtherFormat(sqlite3.DatabaseError):
 
 
 def is_damage(error: Exception) -> bool:
-    """Whether a journal that was not opened because of ``error`` cannot be read, however often it is tried. A full
-    disk, too many open files or a busy file pass."""
+    """Return whether ``error`` means that a journal cannot be read, however often it is tried. Other errors, such as a
+    full disk, too many open files or a busy file, are temporary."""
     name = getattr(error, "sqlite_errorname", "")
     return isinstance(error, OtherFormat) or name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB"))
 
@@ -82,8 +82,8 @@ def open_writer(file: Path, tables: str, version: int) -> sqlite3.Connection:
 
 @contextlib.contextmanager
 def closed_on_error(db: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
-    """Close ``db`` if the block fails. A connection is part of a cycle: until the next collection of garbage it would
-    hold the file's lock, for which other processes wait."""
+    """Close ``db`` if the block fails. A connection is part of a reference cycle: unclosed, it would hold the file's
+    lock, for which other processes wait, until the next garbage collection."""
     try:
         yield db
     except BaseException:
@@ -92,7 +92,7 @@ def closed_on_error(db: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
 
 
 def journal_tag(db: sqlite3.Connection, fill: Callable[[str], object] = lambda tag: None) -> str:
-    """The tag of the journal. A new journal gets its tag now, and ``fill(tag)`` writes its first rows."""
+    """Return the tag of the journal. A new journal gets its tag here, and ``fill(tag)`` writes its first rows."""
     row: tuple[str] | None = db.execute("SELECT value FROM about WHERE name='tag'").fetchone()
     if row is not None:
         return row[0]
@@ -130,7 +130,7 @@ _TAG = "tag"
 
 @dataclass(frozen=True)
 class JournalFolder:
-    """A journal's folder that this process has locked. ``left``: the previous holder gave it up."""
+    """A journal's folder, locked by this process. ``left``: the previous holder gave it up."""
 
     path: Path
     descriptor: int
@@ -150,11 +150,11 @@ class JournalFolder:
         os.close(self.descriptor)
 
     def give_back(self) -> None:
-        """Release the lock, and leave the folder as it was: given up, or its holder's."""
+        """Release the lock without a change: a folder that was given up stays so, any other remains its holder's."""
         (self.leave if self.left else self.release)()
 
     def leave(self) -> None:
-        """Give the folder up and release the lock: another process may adopt it at once."""
+        """Give the folder up and release the lock, so that another process may adopt it at once."""
         os.ftruncate(self.descriptor, 0)
         self.release()
 
@@ -167,12 +167,12 @@ class JournalFolder:
             if error.errno != errno.ENOTEMPTY:
                 raise
         self.release()
-        with contextlib.suppress(OSError):  # gone, or another process's by now
+        with contextlib.suppress(OSError):  # already removed, or in use by another process
             self.path.rmdir()
 
 
 def lock_folder(path: Path) -> JournalFolder | None:
-    """Lock the folder, and create it if it does not exist. None if another process holds it. Raises OSError."""
+    """Lock the folder, and create it if it does not exist. Return None if another process holds it. Raises OSError."""
     path.mkdir(parents=True, exist_ok=True, mode=0o700)
     lock = path / _LOCK
     descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -180,7 +180,7 @@ def lock_folder(path: Path) -> JournalFolder | None:
         if try_lock(descriptor) and still_named(descriptor, lock):
             left = os.fstat(descriptor).st_size == 0
             holder = f"{os.getpid()}\n".encode()
-            os.pwrite(descriptor, holder, 0)  # before it is cut: an empty file tells that the folder was given up
+            os.pwrite(descriptor, holder, 0)  # before the truncation: an empty file means that the folder was given up
             os.ftruncate(descriptor, len(holder))
             return JournalFolder(path, descriptor, left=left)
     except OSError:
@@ -191,7 +191,8 @@ def lock_folder(path: Path) -> JournalFolder | None:
 
 
 def wait_for_lock(path: Path, patience_s: float) -> JournalFolder | None:
-    """As ``lock_folder``, but wait up to ``patience_s`` seconds for a process that holds the lock only to test it."""
+    """Lock the folder as ``lock_folder`` does, but wait up to ``patience_s`` seconds for a process that only tests the
+    lock."""
     deadline = time.monotonic() + patience_s
     while (folder := lock_folder(path)) is None and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -207,7 +208,7 @@ def read_tag(path: Path) -> str | None:
 
 
 def other_folders(root: Path, held: set[Path]) -> list[Path]:
-    """Folders under ``root`` with a journal, except those in ``held``."""
+    """Return the folders under ``root`` with a journal, except those in ``held``."""
     with contextlib.suppress(FileNotFoundError):
         return sorted(path for path in root.iterdir() if path not in held and (path / DATABASE).is_file())
     return []
@@ -227,8 +228,8 @@ class _PendingChange:
 
 
 class CommitThread:
-    """A thread that commits, one transaction at a time. An executor's locks and futures would cost as much again as the
-    commit of a short turn."""
+    """A thread that runs one commit at a time. An executor's locks and futures would cost as much again as the commit
+    of a short turn."""
 
     def __init__(self, db: sqlite3.Connection, name: str) -> None:
         self._db = db
@@ -268,8 +269,8 @@ def _settle(done: asyncio.Future[None], failure: sqlite3.Error | None) -> None:
 
 class CommitQueue:
     """Group commit: runs waiting changes on ``db``, as its only writer, and commits them in one transaction.
-    ``failing``: why the last commit failed, or None. ``settled`` is called with whether the batch was committed, before
-    its callers resume."""
+    ``failing``: why the last commit failed, or None. ``settled`` is called before the callers resume; its argument says
+    whether the batch was committed."""
 
     def __init__(
         self, db: sqlite3.Connection, name: str, settled: Callable[[bool], None] = lambda committed: None
@@ -279,7 +280,7 @@ class CommitQueue:
         self._waiting: deque[_PendingChange] = deque()
         self._wake = asyncio.Event()
         self._name = f"commit-{name}"
-        self._task: asyncio.Task[None] | None = None  # from the first change on: a failed opening leaves none
+        self._task: asyncio.Task[None] | None = None  # created by the first change, so that a failed open leaves none
         self._closing = False
         self.failing: str | None = None
         self.commits = 0
@@ -410,10 +411,10 @@ class Journal(ABC):
 
     @abstractmethod
     def session_by_key(self, digest: bytes) -> int | None:
-        """The number of the session whose key has this digest; None if there is none."""
+        """Return the number of the session whose key has this digest, or None."""
 
     def knows(self, digest: bytes) -> bool:
-        """Whether a session whose key has this digest is here, or was."""
+        """Return whether the journal has, or had, a session whose key has this digest."""
         return self.session_by_key(digest) is not None
 
     async def inherit(self, other: Self) -> None:  # noqa: B027 - optional
@@ -421,15 +422,15 @@ class Journal(ABC):
 
     @abstractmethod
     def live_sessions(self) -> int:
-        """The number of sessions that have not ended."""
+        """Return the number of sessions that have not ended."""
 
     @abstractmethod
     def is_spent(self) -> bool:
-        """Whether the journal holds nothing that a client may request."""
+        """Return whether the journal has nothing that a client may request."""
 
     @abstractmethod
     async def sweep(self) -> int:
-        """Process one slice of the upkeep. Returns the number of changes."""
+        """Process one slice of the upkeep. Return the number of changes."""
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
@@ -446,7 +447,8 @@ class Journal(ABC):
                 self._idle.set()
 
     async def check_writable(self) -> None:
-        """After a failed commit, try another one, so that no call starts that cannot be recorded. Raises 507, 500."""
+        """Try another commit if the last one failed, so that no call starts that cannot be recorded. Raises 507,
+        500."""
         if self.commits.failing is not None:
             await self.commits.run(
                 lambda: self._db.execute("INSERT OR REPLACE INTO about VALUES ('tried_at', ?)", (str(self.clock()),))

@@ -1,12 +1,13 @@
 """The journals that one process serves.
 
-``root`` holds one folder per process, named by the uid of its run. A process restarted under the same uid finds its own
-journal again. A process adopts every other journal that its holder gave up, or whose lock stays free for longer than a
-restart takes: it serves the journal in place, under its own tag, and deletes it once it is empty. New sessions go to
-the process's own journal. A draining process gives its journals up to other processes (``hand_over``), each when none
-of its calls is running, and continues with a new one, which leaves likewise once a session has started in it. From then
-on it adopts a journal only where no other process has done so for ``_TAKE_BACK_S``: calls of its sessions would not be
-sent here.
+``root`` contains one folder per process, named by the uid of its run. A process restarted under the same uid finds its
+own journal again. A process adopts every journal that its holder gave up, or whose lock stays free for longer than a
+restart takes: it serves the journal in place, under the journal's tag, and deletes it once it is empty. New sessions go
+to the process's own journal.
+
+A draining process gives up its journals (``hand_over``), each when none of its calls is running, and continues with a
+new journal, which it also gives up once a session has started in it. From then on it adopts a journal only if no other
+process has done so for ``_TAKE_BACK_S``, since calls of its sessions would not be sent here.
 """
 
 from __future__ import annotations
@@ -44,26 +45,28 @@ from areal.services.journal.storage import (
 
 J = TypeVar("J", bound=Journal)
 OpenJournal = Callable[[JournalFolder], Awaitable[J]]
-RUN_UID = "AREAL_RUN_UID"  # by which a restarted process finds its own journal again
+RUN_UID = "AREAL_RUN_UID"  # finds a restarted process's own journal
 
 _log = logging.getLogger(__name__)
 _SWEEP_S = 1.0
-_IDLE_SWEEP_S = 3 * IDLE_S  # of a journal that nobody writes, without others beside it
+_IDLE_SWEEP_S = 3 * IDLE_S  # for a journal without writes and without other journals beside it
 _LOOKED_AT_S = 0.2
 ADOPT_AFTER_S = 5.0
 _MOST_OWN_FOLDERS = 100
 _MOST_TOLD = 3  # damaged records in a report
 _TAKE_BACK_S = 30.0  # a journal that was given up, and that no process has adopted in this time, is taken back
-_TICK_NS = 2_000_000_000  # longer than a tick of a file system's clock (Lustre: 1 s), and than a server's lags behind
+_TICK_NS = 2_000_000_000  # longer than a file system's clock tick (Lustre: 1 s) and a file server's clock lag
 _COMMIT_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5)
 
 
 class JournalStore(Generic[J]):
-    """The journals of this process, by tag. Open with ``serve_journals``; ``run`` is the background work.
+    """The journals of this process, by tag. Open it with ``serve_journals``; ``run`` is the background work.
+
     ``open_journal`` opens the journal of a locked folder, and raises sqlite3.Error. ``elsewhere``: tags of the journals
-    under ``root`` that this process does not hold. ``leaving``: whether the process is draining, and so adopts nothing.
-    ``on_left`` is awaited after a journal was given up; ``on_change`` is called when other journals than before are
-    served."""
+    under ``root`` that this process does not hold. ``leaving`` returns whether the process is draining, and so adopts
+    nothing. ``on_left`` is awaited after a journal was given up; ``on_change`` is called when the set of served
+    journals changes.
+    """
 
     def __init__(self, root: Path, own: J, open_journal: OpenJournal[J], adopt_after_s: float) -> None:
         self.root = root
@@ -78,16 +81,16 @@ class JournalStore(Generic[J]):
         self._held_elsewhere: set[Path] = set()
         self._siblings = False
         self._uid = own.folder.path.name
-        self._left: dict[Path, float] = {}  # journals that were given up, and when, in loop time
+        self._left: dict[Path, float] = {}  # journals that were given up, and the loop time of that
         self._handing: asyncio.Task[None] | None = None
         self._drained = False
         self.journals: dict[str, J] = {own.tag: own}
         self.unreadable: set[Path] = set()
-        self._listed: object = None  # of the root, when ``elsewhere`` was looked up
+        self._listed: object = None  # the state of the root when ``elsewhere`` was last read
         self.failures: dict[Path, str] = {}  # why journals could not be opened, as it was logged
         self.started = time.time_ns() // 1000  # of sessions: so that a successor's count goes on above it
         self._news = asyncio.Event()
-        self._appeared = asyncio.Event()  # a journal that the last sweep did not see
+        self._appeared = asyncio.Event()  # a journal appeared that the last sweep did not see
         self._adopting = asyncio.Lock()
         self._leaving = asyncio.Lock()
         own.on_news = self._wake
@@ -96,18 +99,20 @@ class JournalStore(Generic[J]):
         return iter(tuple(self.journals.values()))
 
     def require(self, headers: Mapping[str, str]) -> None:
-        """Raises 421 where the request names a journal that another process holds. A caller's key does not name it."""
+        """Raise 421 if the request names a journal that another process holds. A request with only a caller's key names
+        none."""
         if (tag := headers.get(JOURNAL)) is not None and tag not in self.journals:
             raise held_elsewhere()
 
     def count_started(self, sessions: int) -> dict[str, str]:
-        """Count sessions that have started. Returns the header by which the router finds them in a report."""
+        """Count started sessions. Return the header by which the router recognizes them in a report."""
         self.started += sessions
         return {STARTED: str(self.started)}
 
     def others(self) -> tuple[str, ...]:
-        """Look up ``elsewhere`` anew, since the router starts new sessions in place of those of a journal that it has
-        not heard of. It stays as it was while the root cannot be read. Folders are listed only after a change."""
+        """Update and return ``elsewhere``. It must be current: the router starts new sessions in place of those of a
+        journal that it does not know. It is left unchanged while the root cannot be read. Folders are listed only after
+        a change."""
         before = self.elsewhere
         with contextlib.suppress(OSError):
             changed_at = self.root.stat().st_mtime_ns
@@ -116,7 +121,7 @@ class JournalStore(Generic[J]):
                 return before
             entries = [path for path in self.root.iterdir() if path.is_dir() and path not in self.unreadable]
             self.elsewhere = self._tags(other_folders(self.root, self._held))
-            # One that was just made has its tag later, and another one may have come in the same tick of the clock.
+            # A new folder gets its tag later, and another folder may have been created in the same tick of the clock.
             is_whole = len(self.journals) + len(self.elsewhere) == len(entries)
             self._listed = state if is_whole and time.time_ns() - changed_at > _TICK_NS else None
         if not set(before).issuperset(self.elsewhere):
@@ -131,8 +136,8 @@ class JournalStore(Generic[J]):
         return tuple(tag for path in folders if path not in self.unreadable and (tag := read_tag(path)) is not None)
 
     def holder_of_key(self, key: bytes) -> tuple[J, int] | None:
-        """The journal and number of the session with this key. The key's tag is only tried first: a client may reuse
-        the key of another journal's session for a new session."""
+        """Return the journal and number of the session with this key. The journal of the key's tag is only tried first:
+        a client may reuse the key of another journal's session for a new session."""
         digest = key_digest(key)
         first = self.journals.get(tag_of_key(key.decode("ascii", "replace")) or "")
         for journal in (*((first,) if first else ()), *self):
@@ -148,7 +153,7 @@ class JournalStore(Generic[J]):
         self._news = asyncio.Event()
 
     async def wait_news(self, timeout_s: float) -> None:
-        """Return when a journal has news, when a journal was adopted, or after ``timeout_s``."""
+        """Wait until a journal has news or a journal was adopted, at most ``timeout_s``."""
         await happens(self._news, timeout_s)
 
     async def run(self) -> None:
@@ -157,7 +162,7 @@ class JournalStore(Generic[J]):
         while True:
             for journal in self:
                 try:
-                    await journal.check_writable()  # where the last commit failed: no call may come to try again
+                    await journal.check_writable()  # retry a failed commit here, since there may be no call to do so
                     if journal is not self.own:
                         await self.own.inherit(journal)
                     if not await journal.sweep() and journal is not self.own and journal.is_spent():
@@ -165,7 +170,7 @@ class JournalStore(Generic[J]):
                         self.on_change()
                         await journal.close(remove=True)
                         _log.info("the adopted journal %s is empty and gone", journal.folder.path.name)
-                except ApiError as error:  # of this journal; the others still get their upkeep
+                except ApiError as error:  # concerns this journal only; the others still get their upkeep
                     _log.warning("no upkeep of the journal %s: %s", journal.folder.path.name, error)
             if self._drained and not _is_spent(self.own):  # a session has started here since: it goes, too
                 try:
@@ -180,16 +185,16 @@ class JournalStore(Generic[J]):
             await happens(self._appeared, until_beat(_IDLE_SWEEP_S if is_idle else _SWEEP_S))
 
     async def adopt(self, after_s: float = 0.0) -> list[str]:
-        """Adopt every journal that was given up, or whose lock has been free for ``after_s`` seconds; returns their
+        """Adopt every journal that was given up, or whose lock has been free for ``after_s`` seconds. Return their
         tags. If other processes hold journals under ``root``, adopt one per call, so that each process gets a share. A
         journal that cannot be read is logged and skipped."""
         async with self._adopting:
             candidates = other_folders(self.root, self._held)
-            self.unreadable.intersection_update(candidates)  # one that was set aside is damaged no more
+            self.unreadable.intersection_update(candidates)  # forget damaged ones that were moved away
             adopted: list[str] = []
             for path in candidates:
                 if adopted and self._siblings:
-                    break  # the rest is for the other processes
+                    break  # leave the rest to the other processes
                 try:
                     tag = await self._adopt(path, after_s)
                 except (OSError, sqlite3.Error) as error:
@@ -205,8 +210,8 @@ class JournalStore(Generic[J]):
             return adopted
 
     async def hand_over(self) -> list[str]:
-        """Give the journals that hold sessions up to other processes; returns their tags. Does not wait: each journal
-        is closed when none of its calls is running."""
+        """Give up the journals that have sessions, for other processes to adopt. Return their tags. Does not wait: each
+        journal is closed when none of its calls is running."""
         self._drained = True
         async with self._leaving:
             leaving = [journal for journal in self if not journal.is_spent()]
@@ -279,7 +284,8 @@ class JournalStore(Generic[J]):
         return journal.tag
 
     def _note_failure(self, path: Path, error: OSError | sqlite3.Error) -> None:
-        """Log it once, and go on trying. Only a damaged journal's sessions are nowhere."""
+        """Log the failure to open a journal once. Mark the journal unreadable only if it is damaged; otherwise it is
+        tried again."""
         if self.failures.get(path) != str(error):
             self.failures[path] = str(error)
             _log.error("the journal %s cannot be opened: %s", path, error)
@@ -320,8 +326,8 @@ async def open_journal_store(
 
 
 def _first_free(root: Path, uid: str) -> JournalFolder:
-    """Lock the folder ``uid``, or the first free ``uid-N``: another process may have adopted ours before a restart.
-    Raises OSError."""
+    """Lock the folder ``uid``, or else the first free ``uid-N``, since another process may have adopted ours before a
+    restart. Raises OSError."""
     names = [uid, *(f"{uid}-{number}" for number in range(2, _MOST_OWN_FOLDERS))]
     for name in names:
         if (folder := wait_for_lock(root / name, _LOOKED_AT_S)) is not None:
@@ -333,7 +339,7 @@ def _first_free(root: Path, uid: str) -> JournalFolder:
 async def serve_journals(
     state_dir: str, open_journal: OpenJournal[J], adopt_after_s: float
 ) -> AsyncIterator[JournalStore[J]]:
-    """The journals under ``state_dir``, with their upkeep while the block runs. Raises UsageFault."""
+    """Open the journals under ``state_dir``, and maintain them while the block runs. Raises UsageFault."""
     root = Path(state_dir)
     try:
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -349,7 +355,8 @@ async def serve_journals(
 
 
 def store_details(store: JournalStore[J]) -> dict[str, Any]:
-    """The store's status for the router: the journals here and elsewhere, the number of live sessions, and damage."""
+    """Return the store's status for the router: the journals here and elsewhere, the number of live sessions, and
+    damage."""
     failing = next((journal.commits.failing for journal in store if journal.commits.failing), None)
     noted = [f"{journal.folder.path.name}: {text}" for journal in store for text in journal.corrupt]
     noted += [f"{path.name}: {store.failures.get(path, '')}" for path in sorted(store.unreadable)]
@@ -412,7 +419,7 @@ class JournalRoutes(Generic[J]):
         return json_response({"status": "ok", "journals": list(self._store.journals)})
 
     async def find_key(self, request: Request) -> Response:
-        """The tag of the journal with the session whose key, chosen by the client, has this SHA-256 digest, the
+        """Find the session whose client-chosen key has this SHA-256 digest. Return the tag of its ``journal``, the
         ``journals`` that were searched, and those ``elsewhere``."""
         digest = (await read_object(request, _BODY_BYTES)).get("digest")
         try:

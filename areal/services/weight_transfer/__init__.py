@@ -1,1 +1,2 @@
-"""How weights travel between a trainer and inference engines: memory that several processes map, and process groups."""
+"""The transport of weights from a trainer to inference engines: memory that several processes map, and process
+groups."""

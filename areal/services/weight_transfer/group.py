@@ -1,12 +1,12 @@
-"""A process group that carries weights: the trainer broadcasts, inference workers receive.
+"""A process group that transfers weights: the trainer broadcasts, inference workers receive.
 
-Made of torch's own parts and no global state, so that a trainer's default group is left alone. The members meet at a
-store that the trainer opens; a member that does not come, or leaves, is an error after ``timeout_s`` for the others.
-A member is not bound to wait so long: it gives up whenever it is asked to, while the group forms and while it carries
-something. gloo itself cannot be interrupted, so what was given up ends in a thread without a waiter.
+It uses torch's own parts and no global state, so that a trainer's default group is not affected. The members meet at a
+store that the trainer opens. If a member does not join, or leaves, the others fail after ``timeout_s``, or earlier if
+they are asked to give up, both while the group forms and during a transfer. gloo itself cannot be interrupted, so an
+abandoned operation ends in a thread that nobody waits for.
 
-Each member says at the store where it computes. Where each has a CUDA device of its own NCCL carries the weights,
-through a bucket of device memory; gloo carries them from host memory to host memory everywhere else.
+Each member writes its device to the store. If each has a CUDA device of its own, NCCL transfers the weights, through a
+bucket of device memory; otherwise gloo transfers them between host memories.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ Await = Callable[[int], None]
 
 
 def at_once(count: int) -> None:
-    """All bytes are there."""
+    """Return at once: all bytes are ready."""
 
 
 class Sender(Protocol):
-    """The trainer's end. ``tensors`` are views of ``body``, one after the other."""
+    """The trainer's end of a group. ``tensors`` are consecutive views of ``body``."""
 
     def send(self, body: Tensor, tensors: Sequence[Tensor], await_bytes: Await = at_once) -> None:
-        """``await_bytes`` returns when so many bytes of ``body`` are what they are to be, and its errors are passed
-        on. Raises RuntimeError when a member is lost."""
+        """Send ``body``. ``await_bytes(count)`` returns once the first ``count`` bytes of ``body`` are final; its
+        errors are passed on. Raises RuntimeError if a member is lost."""
         ...
 
     def leave(self) -> None: ...
 
 
 def open_store(host: str, port: int, size: int, timeout_s: float, *, listen: bool = True) -> Any:
-    """The trainer listens, on a free port where ``port`` is 0 (``store.port``)."""
+    """Open the store. The trainer listens (``listen``), on a free port if ``port`` is 0 (``store.port``)."""
     timeout = datetime.timedelta(seconds=timeout_s)
     return dist.TCPStore(  # type: ignore[attr-defined]
         host, port, size, is_master=listen, timeout=timeout, wait_for_workers=False
@@ -55,8 +55,8 @@ def open_store(host: str, port: int, size: int, timeout_s: float, *, listen: boo
 
 
 class BroadcastGroup:
-    """Blocks until all members are there. Rank 0 is the trainer. Raises RuntimeError where one stays away, or when
-    ``given_up`` is set."""
+    """A process group for broadcasts from rank 0, the trainer. Creating it blocks until all members have joined. Raises
+    RuntimeError if one does not join in time, or when ``given_up`` is set."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class BroadcastGroup:
         self._given_up = given_up or threading.Event()
         self._timeout = timeout = datetime.timedelta(seconds=timeout_s)
         self._bucket: Tensor | None = None
-        self._group: Any  # torch's stubs know less of it than it does
+        self._group: Any  # torch's stubs are incomplete for it
         store.set(f"device/{rank}", _device_name(device))
         keys = [f"device/{member}" for member in range(size)]
         _await_keys(store, keys, timeout_s, self._given_up)
@@ -89,8 +89,8 @@ class BroadcastGroup:
     def broadcast(
         self, body: Tensor, reached: Callable[[int], None] = lambda count: None, await_bytes: Await = at_once
     ) -> None:
-        """``body`` of uint8, equally long everywhere, from rank 0 to all; ``reached`` is called with the bytes that
-        have travelled, ``await_bytes`` is as for ``send``. Raises RuntimeError when a member is lost."""
+        """Broadcast ``body``, uint8 of the same length everywhere, from rank 0. ``reached`` is called with the number
+        of bytes transferred so far; ``await_bytes`` is as for ``send``. Raises RuntimeError if a member is lost."""
         if self._bucket is not None:
             self._by_bucket(body, self._bucket, await_bytes)
             reached(len(body))
@@ -108,18 +108,18 @@ class BroadcastGroup:
             try:
                 work.wait(datetime.timedelta(seconds=_LOOK_S))
                 return
-            except RuntimeError:  # it failed, or is not done yet
+            except RuntimeError:  # the work failed, or is not done yet
                 if self._given_up.is_set():
                     raise RuntimeError("the process group was left") from None
                 if work.is_completed():
-                    work.wait()  # whichever: it may have come to its end just now
+                    work.wait()  # raises if it failed; it may also have completed just now
                     return
 
     def send(self, body: Tensor, tensors: Sequence[Tensor], await_bytes: Await = at_once) -> None:
         self.broadcast(body, await_bytes=await_bytes)
 
     def leave(self) -> None:
-        """Close the group's connections and end every wait in it."""
+        """Close the group's connections and end all waits in it."""
         self._given_up.set()
 
     def _by_bucket(self, body: Tensor, bucket: Tensor, await_bytes: Await) -> None:
@@ -141,13 +141,13 @@ def _device_name(device: torch.device) -> str:
 
 
 def nccl_carries(devices: Sequence[str]) -> bool:
-    """Whether each member has a CUDA device (``cuda:UUID``) of its own: NCCL refuses two ranks of one device."""
+    """Return whether each member has a CUDA device (``cuda:UUID``) of its own: NCCL refuses two ranks on one device."""
     return all(device.startswith("cuda:") for device in devices) and len(set(devices)) == len(devices)
 
 
 class NamedGroup:
-    """A group that SGLang's ``/init_weights_update_group`` joins: torch's group beside the default group, with the
-    group's name as a prefix of the store, and one broadcast a tensor."""
+    """A group that SGLang's ``/init_weights_update_group`` joins: a torch group beside the default group, with the
+    group's name as prefix of the store's keys, and one broadcast per tensor."""
 
     def __init__(self, store: Any, size: int, timeout_s: float, name: str, device: torch.device) -> None:
         import torch.distributed.distributed_c10d as c10d
@@ -185,22 +185,22 @@ def open_group(
     device: torch.device = _CPU,
     given_up: threading.Event | None = None,
 ) -> Sender:
-    """The trainer's end of a group of ``size``, of the form that its engines know (``GroupMember``)."""
+    """Return the trainer's end of a group of ``size`` members, of the form that its engines join (``GroupMember``)."""
     if form == "named":
         return NamedGroup(store, size, timeout_s, name, device)
     return BroadcastGroup(store, 0, size, timeout_s, device, given_up)
 
 
 def release(held: list[object]) -> None:
-    """Drop what is in ``held``. A group in which an operation hangs takes as long as that does: it is waited for a
-    moment only."""
+    """Drop the objects in ``held``. Dropping a group with a hanging operation takes as long as the operation, so wait
+    only a moment."""
     thread = threading.Thread(target=held.clear, name="let-go-of-group", daemon=True)
     thread.start()
     thread.join(_PART_S)
 
 
 def _await_keys(store: Any, keys: list[str], timeout_s: float, given_up: threading.Event) -> None:
-    """Raises RuntimeError where one is not there in time, the store is gone, or ``given_up`` is set."""
+    """Wait for ``keys``. Raises RuntimeError if one is not set in time, the store is gone, or ``given_up`` is set."""
     deadline = time.monotonic() + timeout_s
     while not store.check(keys):
         if given_up.wait(_MEET_S):

@@ -1,6 +1,5 @@
-"""Weights in memory that several processes use: files without a name on any disk, leases on them, images of weights,
-and how far weights that are still being written have come.
-"""
+"""Weights in memory that several processes use: files in memory, leases on them, images of weights, and the progress of
+a transfer that is under way."""
 
 from __future__ import annotations
 
@@ -25,7 +24,8 @@ from areal.files import try_lock
 
 
 class TransferProgress:
-    """``ends``: at which byte each tensor is whole. Written by one thread, waited for by another."""
+    """The progress of a transfer. ``ends``: the number of bytes after which each tensor is complete. Written by one
+    thread, waited for by another."""
 
     def __init__(self, ends: Mapping[str, int]) -> None:
         self.ends = ends
@@ -39,47 +39,47 @@ class TransferProgress:
         return self._bytes >= self._whole
 
     def reach(self, count: int) -> None:
-        """The first ``count`` bytes are there."""
+        """Note that the first ``count`` bytes are complete."""
         with self._changed:
             self._bytes = count
             self._changed.notify_all()
 
     def fail(self, why: str) -> None:
-        """End the transfer: no more bytes will come."""
+        """End the transfer: no more bytes will arrive."""
         with self._changed:
             self._failure = self._failure or why
             self._changed.notify_all()
 
     def wait(self, name: str) -> None:
-        """Return when the tensor is there. Raises ArealError when it will not come; one that was not announced is
-        waited for as all of them."""
+        """Wait until the tensor is complete; for an unannounced name, until all tensors are. Raises ArealError if it
+        will not arrive."""
         self.wait_for(self.ends.get(name, self._whole))
 
     def wait_all(self) -> None:
         self.wait_for(self._whole)
 
     def wait_for(self, end: int) -> None:
-        """Return when the first ``end`` bytes are there. Raises ArealError when they will not come."""
+        """Wait until the first ``end`` bytes are complete. Raises ArealError if they will not arrive."""
         with self._changed:
             self._changed.wait_for(lambda: self._bytes >= end or self._failure is not None)
             if self._bytes < end:
                 raise ArealError(f"the weights did not arrive: {self._failure}")
 
 
-# A file in memory that dies with its process: no ``kill -9`` leaves gigabytes behind in /dev/shm. It has no name of
-# its own: /proc leads to it, for processes of the same user on this machine, and so does a symbolic link, which leads
-# nowhere once the process is gone.
-#
-# A reader may compute with what it has mapped: a ``MemoryLease`` keeps the file as it is, and a writer that cannot
-# ``try_lock`` it writes to another one. Locks of the kernel (flock), so that no death leaves one behind. The file is
-# sealed against a change of length: no reader's mapping ends in a SIGBUS.
+# A file in memory that is freed with its process: a ``kill -9`` leaves no gigabytes in /dev/shm. It has no name of its
+# own. Processes of the same user on this machine open it through /proc, or through a symbolic link, which is dangling
+# once the process is gone.  A reader may compute with the mapped memory directly. A ``MemoryLease`` keeps the file
+# unchanged meanwhile: a writer that cannot ``try_lock`` it writes to another file. The locks are the kernel's (flock),
+# so that they end with their process. The file is sealed against a change of its length, so that no reader's mapping
+# ends in a SIGBUS.
 
 _FIRST = 10_000
 _last = [0]
 
 
 class MemoryFile:
-    """``size`` bytes of zeros, found at ``path`` and ``link`` while this process lives; mapped whole as ``map``."""
+    """A file of ``size`` zero bytes, found at ``path`` and ``link`` while this process lives, and mapped whole as
+    ``map``."""
 
     def __init__(self, link: Path | None, size: int) -> None:
         self.link = link
@@ -100,14 +100,15 @@ class MemoryFile:
             raise
 
     def try_lock(self) -> bool:
-        """Keep readers out, for writing, until ``unlock``; False where one has it on lease."""
+        """Lock readers out, for writing, until ``unlock``. Return False if a reader has a lease."""
         return try_lock(self._file)
 
     def unlock(self) -> None:
         fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def remove(self) -> None:
-        """The link goes, and our hold on the memory; whoever has it mapped keeps it. Idempotent."""
+        """Remove the link and free this process's hold on the memory. Processes that have mapped it keep it.
+        Idempotent."""
         if self._file < 0:
             return
         if self.link is not None:
@@ -117,21 +118,24 @@ class MemoryFile:
 
 
 def _with_own_number(file: int) -> int:
-    """``file`` as a descriptor that no other of this process had or gets soon: who comes late with the path of one that
-    was removed must not find the next. Others are given low numbers, these are counted upwards."""
+    """Return ``file`` as a descriptor whose number this process does not soon reuse.
+
+    A process that opens the path of a removed file too late must not find another file there. Other descriptors get low
+    numbers; these numbers count upwards.
+    """
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     first = _FIRST if soft == resource.RLIM_INFINITY else min(_FIRST, soft // 2)
     try:
         _last[0] = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, max(first, _last[0] + 1))
-    except OSError:  # the highest that we may have was reached: from the beginning
+    except OSError:  # beyond the highest allowed number: start again at the first
         _last[0] = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, first)
     os.close(file)
     return _last[0]
 
 
 class MemoryLease:
-    """The memory file at ``path`` stays as it is until ``end``, or the end of this process. Raises BlockingIOError
-    while it is written, OSError where it is not there."""
+    """A lease that keeps the memory file at ``path`` unchanged until ``end`` or the end of this process. Raises
+    BlockingIOError while the file is written, OSError if it does not exist."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("rb")
@@ -142,7 +146,7 @@ class MemoryLease:
             raise
 
     def end(self) -> None:
-        """Idempotent. Asks the kernel, for what is mapped from our file holds it open."""
+        """End the lease. Idempotent. The lock is released explicitly, because mappings of the file keep it open."""
         if not self._file.closed:
             fcntl.flock(self._file, fcntl.LOCK_UN)
             self._file.close()
@@ -156,20 +160,20 @@ class MemoryLease:
 
 
 def is_memory_file(path: Path) -> bool:
-    """Whether it is one of ours, whose writer respects a lease."""
+    """Return whether the file is a ``MemoryFile``, whose writer respects leases."""
     with path.open("rb") as file:
         try:
             return bool(fcntl.fcntl(file, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK)
-        except OSError:  # a disk's
+        except OSError:  # a file on disk
             return False
 
 
-# Images: a safetensors file in memory, written again and again in place: one mapping, one copy of each tensor an
-# update. The layout (names, shapes, dtypes) is that of the first weights and stays. Format: eight bytes of header
-# length, the header as JSON, then the tensors' bytes (https://github.com/huggingface/safetensors).
+# Images: a safetensors file in memory that is written repeatedly in place, with one mapping, and one copy of each
+# tensor per update. The layout (names, shapes, dtypes) is that of the first weights and does not change. Format: eight
+# bytes of header length, the header as JSON, then the tensors' bytes (https://github.com/huggingface/safetensors).
 
 Layout = tuple[tuple[str, tuple[int, ...], str], ...]
-"""(name, shape, dtype) of each tensor, in the order of their bytes; dtypes by the format's names."""
+"""(name, shape, dtype) of each tensor, in the order of their bytes. Dtypes have the format's names."""
 
 _NAMES = {
     torch.float32: "F32",
@@ -186,7 +190,7 @@ _ALIGNMENT = 64
 
 
 def layout_of(weights: Iterable[tuple[str, Tensor]]) -> Layout:
-    """Raises KeyError for a dtype that the format has no name for."""
+    """Return the layout of ``weights``. Raises KeyError for a dtype that the format does not have."""
     return tuple((name, tuple(tensor.shape), _NAMES[tensor.dtype]) for name, tensor in weights)
 
 
@@ -202,14 +206,14 @@ def read_layout(given: object) -> Layout:
 
 
 def header_of(file: IO[bytes]) -> bytes:
-    """The eight bytes of length and the header, of a file that is open at its beginning."""
+    """Return the eight length bytes and the header of a file that is open at its beginning."""
     size = file.read(8)
     return size + file.read(struct.unpack("<Q", size)[0])
 
 
 def views(header: bytes, buffer: Any) -> dict[str, Tensor]:
-    """The tensors of ``buffer``, which begins with ``header``; nothing is copied. Views of one storage, but for those
-    whose numbers do not begin at a multiple of their size."""
+    """Return the tensors in ``buffer``, which begins with ``header``, without copies. They are views of one storage,
+    except tensors that do not begin at a multiple of their item size."""
     found: dict[str, Tensor] = {}
     whole = torch.frombuffer(buffer, dtype=torch.uint8)
     for name, about in json.loads(header[8:]).items():
@@ -226,14 +230,14 @@ def views(header: bytes, buffer: Any) -> dict[str, Tensor]:
 
 
 def ends(layout: Layout) -> dict[str, int]:
-    """At which byte of the body each tensor ends."""
+    """Return the offset in the body at which each tensor ends."""
     sizes = (math.prod(shape) * _DTYPES[dtype].itemsize for _, shape, dtype in layout)
     return {name: end for (name, _, _), end in zip(layout, accumulate(sizes), strict=True)}
 
 
 class Image(MemoryFile):
-    """Weights of ``layout``. ``body`` [bytes] of uint8 is all tensors, one after the other: what two images of one
-    layout have in common."""
+    """Weights with a ``layout``. ``body``, uint8 [bytes], is all tensors one after the other; two images of the same
+    layout have bodies of the same form."""
 
     def __init__(self, layout: Layout, link: Path | None = None) -> None:
         self.layout = layout
@@ -260,7 +264,7 @@ class Image(MemoryFile):
         }
 
     def write(self, name: str, tensor: Tensor) -> None:
-        """Raises KeyError for a name that the layout has not."""
+        """Write one tensor. Raises KeyError for a name that is not in the layout."""
         view = self._views[name]
         if view.shape != tensor.shape:
             raise ValueError(f"{name} was {list(view.shape)} and is {list(tensor.shape)} now")
@@ -268,7 +272,7 @@ class Image(MemoryFile):
 
     @property
     def tensors(self) -> list[Tensor]:
-        """Views of ``body``, in the layout's order."""
+        """The tensors as views of ``body``, in the layout's order."""
         return [self._views[name] for name, _, _ in self.layout if name in self._views]
 
     @property

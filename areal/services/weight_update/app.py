@@ -84,14 +84,14 @@ class WeightUpdateRoutes:
         return json_response({"status": "ok", **asdict(done)})
 
     async def force_sync(self, request: Request) -> Response:
-        """Transfer the newest staged version now, also to workers that are not known to have it."""
+        """Transfer the newest staged version now, even to workers that may already have it."""
         pair = self._pairs.get((await read_body(request, bodies.NamePair, _BODY_BYTES)).pair_name)
         async with pair.lock:
             done = await self._updater.sync(pair)
         return json_response({"status": "ok", **asdict(done)})
 
     async def join(self, request: Request) -> Response:
-        """Give an inference worker that has started the version that the others serve."""
+        """Give a newly started inference worker the version that the others serve."""
         body = await read_body(request, bodies.JoinPair, _BODY_BYTES)
         pair, worker = self._pairs.get(body.pair_name), body.worker_addr.rstrip("/")
         pair.joining_workers.add(worker)
@@ -182,7 +182,8 @@ async def weight_update_gateway(config: WeightUpdateConfig, options: ServeOption
 
 @contextlib.contextmanager
 def _discovery_file(path: Path, config: WeightUpdateConfig) -> Iterator[None]:
-    """The file by which ``areal weight-update`` finds this gateway. Removed at exit if no other gateway replaced it."""
+    """Write the file by which ``areal weight-update`` finds this gateway. Remove it at exit unless another gateway
+    replaced it."""
     about = {
         "url": base_url(config.host, config.port),
         "pid": os.getpid(),

@@ -33,8 +33,9 @@ class PairState(StrEnum):
 
 @dataclass
 class Pair:
-    """``version`` is the one that the inference side serves, -1 before the first update. With ``inference_gateway``
-    there are no fixed workers: an update goes to the workers that serve ``model`` there when it begins."""
+    """A training side and an inference side. ``version``: the version that the inference side serves, -1 before the
+    first update. With ``inference_gateway`` there are no fixed workers: an update goes to the workers that serve
+    ``model`` behind that gateway when it begins."""
 
     name: str
     mode: Mode
@@ -54,8 +55,8 @@ class Pair:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def to_json(self, present: Sequence[Mapping[str, object]] | None = None) -> dict[str, object]:
-        """``present``: the workers that serve the model now ("url", "state", "version"). If None, they are unknown and
-        the workers of the last update are listed."""
+        """Return the pair as JSON. ``present``: the workers that serve the model now ("url", "state", "version"); if
+        None, the workers of the last update are listed."""
         urls = sorted(self.connected) or list(self.inference)
         workers = [{"url": url, "state": None, "version": None} for url in urls] if present is None else list(present)
         return {
@@ -99,7 +100,7 @@ class Pairs:
             del self._pairs[pair.name]
 
     def get(self, name: str) -> Pair:
-        """Raises 404."""
+        """Return the pair with this name. Raises 404."""
         pair = self._pairs.get(name)
         if pair is None:
             known = ", ".join(sorted(self._pairs)) or "none"
@@ -112,15 +113,15 @@ class Pairs:
 
 
 def check_version(pair: Pair, version: int) -> None:
-    """Raises 409 if ``version`` is not above the pair's version."""
+    """Raise 409 if ``version`` is not above the pair's version."""
     if version <= pair.version:
         message = f"pair {pair.name!r} is at version {pair.version}: the next must be above it, got {version}"
         raise ApiError(409, message, code="version_not_growing", param="version")
 
 
-# Small values, and sets that serve as barriers, which the two sides of a pair exchange to set up a transfer.
+# Small values, and sets that serve as barriers. The two sides of a pair exchange them to set up a transfer.
 
-_MOST_VALUES = 10_000  # of one pair: a transfer needs a few for each rank
+_MOST_VALUES = 10_000  # of one pair; a transfer needs a few for each rank
 
 
 class PairMetadata:
@@ -129,7 +130,7 @@ class PairMetadata:
         self._sets: dict[str, dict[str, set[str]]] = {}
 
     def get(self, pair: str, key: str) -> Any:
-        """The stored value, which may be None. Raises 404."""
+        """Return the stored value, which may be None. Raises 404."""
         try:
             return self._values[pair][key]
         except KeyError:
@@ -145,7 +146,7 @@ class PairMetadata:
         return self._values.get(pair, {}).pop(key, self) is not self
 
     def add(self, pair: str, key: str, member: str) -> int:
-        """Add ``member`` to a set; returns the size of the set. Raises 413 if the set is full."""
+        """Add ``member`` to a set and return the size of the set. Raises 413 if the set is full."""
         members = self._sets.setdefault(pair, {}).setdefault(key, set())
         if member not in members and len(members) >= _MOST_VALUES:
             raise ApiError(413, f"the set {key!r} has {_MOST_VALUES} members already", code="too_many_values")
@@ -165,9 +166,9 @@ _log = logging.getLogger(__name__)
 
 
 class UpdateHistory:
-    """A file beside the gateway's discovery file: a JSON line each update, the newest megabyte of them. It outlives the
-    gateway, so that what each replica served when can be shown after a job has ended. ``path`` None: nothing is
-    written. A file that cannot be written fails no update."""
+    """A file beside the gateway's discovery file with one JSON line per update, limited to the newest megabyte. It
+    outlives the gateway, so that it can be shown after a job has ended which version each replica served at what time.
+    ``path`` None: nothing is written. A file that cannot be written fails no update."""
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
@@ -183,8 +184,8 @@ class UpdateHistory:
         size: int | None = None,
         error: str | None = None,
     ) -> None:
-        """``began``: seconds since the epoch. ``replicas``: address -> the pause of its engine in ms; None where it did
-        not take the version."""
+        """Append an update. ``began``: seconds since the epoch. ``replicas``: the pause of each engine in ms, by
+        address; None for a replica that did not take the version."""
         if self._path is None:
             return
         entry = {

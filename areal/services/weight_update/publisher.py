@@ -1,8 +1,7 @@
 """The trainer's end of a pair: stages the weights of a version, and requests updates from the gateway.
 
-The trainer's main thread writes the weights, because all its ranks take part. Its endpoint, an HTTP server on a
-separate thread, serves the weights that are staged. So requests never wait for training, and training never waits for a
-request.
+The trainer's main thread writes the weights, because all its ranks take part. Its endpoint, an HTTP server in a
+separate thread, serves the staged weights. Requests therefore never wait for training, nor training for a request.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ class WeightPublisher(Protocol):
     """Publishes weights in one mode. The endpoint's threads call all methods but ``write`` and ``settle``."""
 
     def offer(self, name: str, size: int, group_form: str) -> dict[str, Any]:
-        """The connection data for workers of the pair ``name``. ``size`` counts the workers and the trainer."""
+        """Return the connection data for workers of the pair ``name``. ``size`` counts the workers and the trainer."""
         ...
 
     def join(self) -> None:
-        """Return when all workers are connected. Raises RuntimeError if one does not connect."""
+        """Wait until all workers are connected. Raises RuntimeError if one does not connect."""
         ...
 
     def leave(self) -> None:
@@ -50,11 +49,11 @@ class WeightPublisher(Protocol):
         ...
 
     def settle(self) -> None:
-        """Return when all weights are staged; on the trainer's thread. Raises the error of the staging."""
+        """Wait until all weights are staged; on the trainer's thread. Raises the error of the staging."""
         ...
 
     def published(self, version: int) -> bodies.PublishedVersion:
-        """The staged version. Raises ApiError 409 if another version is staged."""
+        """Return the staged version. Raises ApiError 409 if another version is staged."""
         ...
 
     def send(self, version: int) -> None:
@@ -68,7 +67,7 @@ class WeightPublisher(Protocol):
         ...
 
     def staged_file(self, version: int) -> Path | None:
-        """The safetensors file that is staged as ``version``; None if that version is not staged."""
+        """Return the safetensors file that is staged as ``version``, or None if that version is not staged."""
         ...
 
     def remove(self) -> None:
@@ -104,12 +103,12 @@ class WeightEndpoint:
         return json_response({"status": "ok", "pair_name": body.pair_name})
 
     async def staged(self, request: Request) -> Response:
-        """The newest version that ``publish`` could send. Its update may not have been requested yet."""
+        """Return the newest version that ``publish`` could send. Its update may not have been requested yet."""
         body = await read_body(request, bodies.NamePair)
         return json_response({"status": "ok", "version": self._publisher(body.pair_name).staged_version})
 
     async def manifest(self, request: Request) -> Response:
-        """The source and size of the weights that ``publish`` will send."""
+        """Return the source and size of the weights that ``publish`` will send."""
         body = await read_body(request, bodies.WeightOrder)
         return json_response({"status": "ok", **self._publisher(body.pair_name).published(body.version)})
 
@@ -207,9 +206,11 @@ class TrainerPair:
         return read_fields(bodies.UpdateResult, done, lenient=True)
 
     def disconnect(self, left: Path | None = None, *, comes_back: bool = False) -> None:
-        """Disconnect both sides; ignore a gateway that is gone. ``left``: a folder with the served weights, for workers
-        that start later. Without it, such workers serve their initial weights, or wait for another trainer if one
-        ``comes_back``."""
+        """Disconnect both sides; ignore a gateway that is gone.
+
+        ``left``: a folder with the served weights, for workers that start later. Without it, such workers serve their
+        initial weights, or wait for another trainer if ``comes_back`` is set.
+        """
         if self.connected:
             self.connected = False
             body: dict[str, Any] = {"pair_name": self.name}

@@ -1,11 +1,11 @@
 """Staging of a version of the weights: in folders that inference workers read, or for a broadcast to them.
 
 ``disk`` writes a new folder for each version, renames it into place when it is complete, and keeps the newest two.
-``shm`` alternates between two folders in the memory of one machine, so that no folder is written while a worker reads
-it. A worker may compute with the weights in place, without a copy: a folder on lease is not written. If both are on
-lease (one serves an old version, the other is left from a failed update), a third folder is made, but never a fourth:
-the oldest is dropped instead, and its memory lives as long as a worker maps it. ``xccl`` broadcasts from one image in
-memory.
+``shm`` alternates between two folders in the memory of one machine, so that a folder is never written while a worker
+reads it. A worker may compute with the weights in place, without a copy, and holds a lease on the folder; a leased
+folder is not written. If both folders are leased (one serves an old version, the other is left from a failed update), a
+third folder is created, but never a fourth: the oldest is dropped instead, and its memory is freed once no worker maps
+it. ``xccl`` broadcasts from one image in memory.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _MOST_IN_MEMORY = 3
 
 
 def probe(logprobs: Tensor, input_ids: Tensor, tolerance: float) -> ProbeOfWeights:
-    """A check that an engine computes with these weights: the likeliest tokens after ``input_ids`` [T] and their
+    """Return a check that an engine computes with these weights: the likeliest tokens after ``input_ids`` [T] and their
     log-probabilities, from ``logprobs`` [V] of a plain forward pass."""
     values, tokens = torch.topk(logprobs.float(), min(_PROBED_TOKENS, logprobs.numel()))
     expected = {str(token): value for token, value in zip(tokens.tolist(), values.tolist(), strict=True)}
@@ -45,8 +45,8 @@ def probe(logprobs: Tensor, input_ids: Tensor, tolerance: float) -> ProbeOfWeigh
 
 
 def copy_model(file: Path, config_files: tuple[Path, ...], folder: Path) -> None:
-    """Replace ``folder`` with a model folder of the weights in ``file`` and ``config_files``. After a crash it is
-    complete or absent. Raises OSError."""
+    """Replace ``folder`` by a model folder with the weights in ``file`` and ``config_files``. After a crash the folder
+    is complete or absent. Raises OSError."""
     aside = folder.with_name(f".{folder.name}.{os.getpid()}")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(mode=0o700, parents=True)
@@ -101,8 +101,8 @@ class FolderPublisher:
     _mark: MemoryFile | None = None
 
     def offer(self, name: str = "", size: int = 0, group_form: str = "") -> dict[str, Any]:
-        """The root of the folders, and the name and content of a file there. A worker that reads the same content
-        reaches the same folder."""
+        """Return the root of the folders, and the name and content of a file there. A worker that reads the same
+        content there has access to the same folder."""
         self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
         for path in self.root.glob("v*.tmp"):  # left by a killed trainer, like its mark
             shutil.rmtree(path, ignore_errors=True)
@@ -207,7 +207,7 @@ class FolderPublisher:
         return None if self.staged is None else self.staged.version
 
     def staged_file(self, version: int) -> Path | None:
-        """The file of ``version``, if it is one of the two newest on disk, or still in memory; else None."""
+        """Return the file of ``version``, if it is one of the two newest on disk, or still in memory; else None."""
         if self.in_memory:
             return next((place.folder / _FILE for place in self._places if place.version == version), None)
         if self.staged is None or version > self.staged.version:
@@ -367,7 +367,7 @@ def open_publisher(
     device: torch.device = _CPU,
     host: str = "127.0.0.1",
 ) -> FolderPublisher | BroadcastPublisher:
-    """The publisher of ``mode``: disk, shm or xccl. ``host``: the rendezvous address of engines and trainer."""
+    """Return the publisher of ``mode``: disk, shm or xccl. ``host``: the rendezvous address of engines and trainer."""
     if mode == "xccl":
         return BroadcastPublisher(folder, host, device)
     return FolderPublisher(folder, mode == "shm", config_files)

@@ -62,14 +62,14 @@ class WorkerClient:
         self._headers = {**headers, "Content-Type": "application/json"}
 
     async def post(self, url: str, path: str, body: object = None, timeout_s: float | None = None) -> dict[str, Any]:
-        """The worker's response. ``body``: JSON, or a dataclass of ``wire.bodies``. Raises WorkerFailed."""
+        """Return the worker's response. ``body``: JSON, or a dataclass of ``wire.bodies``. Raises WorkerFailed."""
         return await self._request("POST", url, path, orjson.dumps(body or {}), timeout_s)
 
     async def get(self, url: str, path: str, timeout_s: float | None = None) -> dict[str, Any]:
         return await self._request("GET", url, path, b"", timeout_s)
 
     async def probe(self, url: str) -> tuple[int, dict[str, Any]]:
-        """The status and body of /ready. Raises WorkerFailed if the worker does not respond."""
+        """Return the status and body of /ready. Raises WorkerFailed if the worker does not respond."""
         try:
             reply = await self._http.fetch("GET", url, "/ready", headers=self._headers, timeout_s=_PROBE_S)
         except (CallFailed, TimeoutError) as error:
@@ -82,7 +82,7 @@ class WorkerClient:
         return False
 
     async def is_behind(self, url: str) -> bool:
-        """Whether the worker would serve if it had the published version."""
+        """Return whether the worker would serve if it had the published version."""
         with suppress(WorkerFailed):
             return (await self.probe(url))[1].get("awaits_version") is not None
         return False
@@ -121,7 +121,8 @@ class WorkerSet:
         await self.each(lambda url: self._client.post(url, path, body, timeout_s))
 
     async def each(self, ask: Callable[[str], Awaitable[T]]) -> dict[str, T]:
-        """The result of ``ask`` for each worker, once all have finished. Drops lost workers. Raises as ``all``."""
+        """Return the result of ``ask`` for each worker, once all have finished. Drops lost workers. Raises as
+        ``all``."""
         answers = await asyncio.gather(*map(ask, self.urls), return_exceptions=True)
         reply, failed = dict[str, T](), dict[str, WorkerFailed]()
         for url, answer in zip(self.urls, answers, strict=True):
@@ -146,8 +147,8 @@ class WorkerSet:
         self.drop(await self._find_lost({url: WorkerFailed(f"{url} is gone") for url in self.urls}, patience_s))
 
     async def restarted(self) -> list[str]:
-        """The workers that have restarted since the operation began, so that they lost what they had prepared, and that
-        can take part again."""
+        """Return the workers that have restarted since the operation began, so that they lost what they had prepared,
+        and that can take part again."""
         known = {url: self.incarnations[url] for url in self.urls if self.incarnations.get(url) is not None}
         timeout_s = min(self._client.parting_s, _PROBE_S)
         calls = (self._client.get(url, _PAIRS_NOW, timeout_s) for url in known)
@@ -164,12 +165,12 @@ class WorkerSet:
         self.urls = [url for url in self.urls if url not in lost]
 
     async def _find_lost(self, failed: Mapping[str, WorkerFailed], patience_s: float = _DEATH_S) -> set[str]:
-        """The failed workers that no longer serve."""
+        """Return the failed workers that no longer serve."""
         checks = [self._is_lost(url, error, patience_s) for url, error in failed.items()]
         return {url for url, lost in zip(failed, await asyncio.gather(*checks), strict=True) if lost}
 
     async def _is_lost(self, url: str, error: WorkerFailed, patience_s: float) -> bool:
-        """Makes the worker's data proxy probe the engine, and waits up to ``patience_s`` seconds for a dying engine to
+        """Make the worker's data proxy probe the engine, and wait up to ``patience_s`` seconds for a dying engine to
         exit."""
         if not self.may_lose or error.status not in _UNAVAILABLE:
             return False
@@ -184,8 +185,8 @@ class WorkerSet:
 
 
 class Updater:
-    """The operations on pairs. ``address``: this gateway's own, to which workers send their join requests. ``writer``:
-    of the weights. ``history``: where each update is recorded."""
+    """The operations on pairs. ``address`` returns this gateway's own address, to which workers send join requests.
+    ``writer``: who trains the weights. ``history``: where each update is recorded."""
 
     def __init__(
         self,
@@ -200,7 +201,8 @@ class Updater:
         self._history = history or UpdateHistory()
 
     async def connect(self, pair: Pair) -> None:
-        """Connect every worker of both sides. Raises ApiError 502 after disconnecting the pair from all of them."""
+        """Connect every worker of both sides. On failure, disconnect the pair from all of them and raise ApiError
+        502."""
         try:
             async with _as_api_error("connect"):
                 await self._connect(pair, await self._participants(pair))
@@ -244,8 +246,8 @@ class Updater:
         await _all_or_none([join, *map(hello, workers.urls)], "join")
 
     async def disconnect(self, pair: Pair, **more: Any) -> list[str]:
-        """Disconnect every worker, and return the failures of those that do not respond. ``more``: ``left`` of the
-        workers' ``/weights/disconnect``."""
+        """Disconnect every worker. Return the failures of those that do not respond. ``more``: ``left`` of the workers'
+        ``/weights/disconnect``."""
         body = {"pair_name": pair.name, "gateway": self._address(), **more}
         tasks = [
             self._client.post(url, "/weights/disconnect", body, self._client.parting_s)
@@ -256,7 +258,8 @@ class Updater:
         return [str(result) for result in results if isinstance(result, BaseException)]
 
     async def update(self, pair: Pair, version: int) -> UpdateResult:
-        """Raises ApiError 502 if a step failed; generation continues in every case. The caller holds the lock."""
+        """Update the pair to ``version``. Raises ApiError 502 if a step failed; generation continues in every case. The
+        caller holds the lock."""
         began, at = time.monotonic(), time.time()
         pair.state = PairState.UPDATING
         replicas: dict[str, float | None] = {}
@@ -276,7 +279,7 @@ class Updater:
         return done
 
     async def _update(self, pair: Pair, version: int, began: float, replicas: dict[str, float | None]) -> UpdateResult:
-        """``replicas`` gets those that took part, with their pauses."""
+        """Update the pair. ``replicas`` is filled with the workers that took part and their pauses."""
         order = WeightOrder(pair_name=pair.name, version=version)
         carry = self._broadcast if pair.mode is Mode.XCCL else self._publish
         while True:
@@ -302,7 +305,7 @@ class Updater:
     async def _revert(
         self, pair: Pair, workers: Sequence[str], order: WeightOrder, error: WorkerFailed
     ) -> WorkerFailed:
-        """Make the workers that took this version return to the old one. Returns the error with their names added."""
+        """Make the workers that took this version return to the old one. Return the error with their names added."""
         reverts = (self._client.post(url, "/weights/revert", order, self._client.parting_s) for url in workers)
         answers = await asyncio.gather(*reverts, return_exceptions=True)
         back = [
@@ -331,7 +334,7 @@ class Updater:
             await asyncio.sleep(_POLL_S)
 
     async def _publish(self, pair: Pair, workers: WorkerSet, order: WeightOrder) -> tuple[int, float]:
-        """Publish a folder, and make each worker prepare and swap it. Returns as ``_swap``."""
+        """Publish a folder, and make each worker prepare and swap it. Return as ``_swap``."""
         await self._connect_newcomers(pair, workers)
         published: Any = await self._client.post(pair.train[0], "/weights/publish", order, _TRANSFER_S)
         taken = replace(order, source=published["source"])
@@ -367,7 +370,8 @@ class Updater:
         return await self._swap(workers, taken, manifest)
 
     async def _swap(self, workers: WorkerSet, taken: WeightOrder, published: PublishedVersion) -> tuple[int, float]:
-        """Make each worker pause and swap in its prepared weights. Returns the bytes, and the longest pause in ms."""
+        """Make each worker pause and swap in its prepared weights. Return the number of bytes, and the longest pause in
+        ms."""
         reply = await workers.each(lambda url: self._client.post(url, "/weights/update", taken, _TRANSFER_S))
         if (probe := published.get("probe")) is not None:
             await workers.all("/weights/check", CheckWeights(probe=probe))
@@ -377,9 +381,9 @@ class Updater:
         return int(published["bytes"]), max(pauses.values(), default=0.0)
 
     async def sync(self, pair: Pair) -> UpdateResult:
-        """Transfer the version that the training side has staged. If that is newer than the last requested update, the
-        update that waits for the lock is done too. The caller holds the lock. Raises ApiError 502, and 409 if nothing
-        is staged yet."""
+        """Transfer the version that the training side has staged. If it is newer than the last requested update, the
+        update that waits for the lock is thereby done. The caller holds the lock. Raises ApiError 502, and 409 if
+        nothing is staged yet."""
         served, synced_version = pair.version, pair.synced_version
         async with _as_api_error("sync"):
             version = await self._staged(pair)
@@ -404,8 +408,8 @@ class Updater:
         return version
 
     async def join(self, pair: Pair, worker: str) -> None:
-        """Give a worker that has started the version that the others serve. The caller holds the lock. Raises
-        ApiError 502, and 409 if nothing is published yet."""
+        """Give a newly started worker the version that the others serve. The caller holds the lock. Raises ApiError
+        502, and 409 if nothing is published yet."""
         if worker not in pair.joining_workers:
             return  # an update has included it
         if pair.version < 0:
@@ -427,7 +431,7 @@ class Updater:
         self._history.note(pair, order.version, began, replicas=joining.pauses, joined=True)
 
     async def present(self, pair: Pair) -> list[dict[str, Any]] | None:
-        """The workers that serve the model now, with their versions; None if the gateway does not respond."""
+        """Return the workers that serve the model now, with their versions; None if the gateway does not respond."""
         if pair.inference_gateway is None:
             return list(await asyncio.gather(*map(self._describe, pair.inference)))
         try:
@@ -441,7 +445,7 @@ class Updater:
         ]
 
     async def _describe(self, url: str) -> dict[str, Any]:
-        """State and version of a fixed worker, from the worker itself."""
+        """Return state and version of a fixed worker, as it reports them itself."""
         try:
             status, about = await self._client.probe(url)
         except WorkerFailed:
@@ -449,9 +453,9 @@ class Updater:
         return {"url": url, "state": "ready" if status == 200 else "not ready", "version": about.get("version")}
 
     async def _connect_newcomers(self, pair: Pair, workers: WorkerSet) -> None:
-        """Connect workers that do not know the pair, or know another trainer's of this name: new ones, restarted ones,
-        and those that were away when this trainer connected. A process group is formed again if its members have
-        changed."""
+        """Connect the workers that do not know this pair, or know another trainer's pair of the same name: new ones,
+        restarted ones, and those that were unavailable when this trainer connected. A process group is formed again if
+        its members have changed."""
         # without a probe, a dead member of a process group would be noticed only during a transfer
         path = _PAIRS_NOW if pair.mode is Mode.XCCL else "/weights/pairs"
         reply = await workers.each(lambda url: self._client.get(url, path))
@@ -491,7 +495,7 @@ class Updater:
         return WorkerSet(self._client, found, may_lose=True)
 
     async def _find_workers(self, pair: Pair, gateway: str) -> list[str]:
-        """The workers that serve the model, and those that would serve it if they had the weights."""
+        """Return the workers that serve the model, and those that would serve it if they had the weights."""
         known = (await self._client.get(gateway, "/workers"))["workers"]
         ours = {worker["worker_addr"]: worker["state"] for worker in known if worker["model"] == pair.model}
         away = [url for url, state in ours.items() if state not in _SERVING and url not in pair.joining_workers]

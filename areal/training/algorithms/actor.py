@@ -116,7 +116,7 @@ class ActorLoss:
         return loss
 
     def weight(self, micro: Batch) -> Tensor:
-        """The weight of a micro-batch's mean."""
+        """Return the weight of a micro-batch's mean."""
         return self._aggregation.weight(micro["loss_mask"].bool())
 
     def _custom_loss(self, loss_fn: LossFn, logprobs: Tensor, proximal: Tensor, micro: Batch) -> Tensor:
@@ -142,13 +142,13 @@ class ActorLoss:
         self._names = list(per_token)
 
     def pop_mismatch(self) -> Tensor | None:
-        """The sum over the tokens of the first update, and their number [2], where ``pop_sums`` has no
+        """Return the sum over the tokens of the first update, and their number [2], where ``pop_sums`` has no
         ``mismatch_kl``."""
         sums, self._mismatch = self._mismatch, None
         return sums
 
     def pop_sums(self) -> tuple[list[str], Tensor]:
-        """The names and their sums over tokens, with the number of tokens last; resets them."""
+        """Return the names and their sums over tokens, with the number of tokens last; resets them."""
         assert self._sums is not None
         sums, self._sums = self._sums, None
         return self._names, sums
@@ -159,8 +159,8 @@ class ActorLoss:
 
 
 def rows_with_gradient(batch: Batch, config: PPOActorConfig, *, own_loss: bool = False) -> list[int]:
-    """At least one row, because every rank takes part in every update. All rows where the loss has a term without
-    advantages."""
+    """Return at least one row, because every rank takes part in every update. All rows where the loss has a term
+    without advantages."""
     every = list(range(len(batch["advantages"])))
     has_other_terms = config.entropy_coeff or config.loss_fn or (config.kl_loss_coef and "ref_logprobs" in batch)
     if has_other_terms or own_loss:

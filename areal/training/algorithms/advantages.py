@@ -87,7 +87,7 @@ Reduce = Callable[[Tensor], Tensor]
 
 
 def identity(sums: Tensor) -> Tensor:
-    """The reduction of a single rank."""
+    """Return the reduction of a single rank."""
     return sums
 
 
@@ -359,7 +359,7 @@ def _custom_advantages(
 
 
 def _gae_lambda(setting: float | str, mask: Tensor) -> float | Tensor:
-    """A number, or the result [B] of the named function for the lengths [B] of responses. Raises UsageFault."""
+    """Return a number, or the result [B] of the named function for the lengths [B] of responses. Raises UsageFault."""
     if not isinstance(setting, str):
         return setting
     found = load_function(setting, "actor.gae_lambda")(mask.sum(1))

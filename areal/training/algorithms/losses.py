@@ -28,7 +28,8 @@ def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
 
 
 def require_token_tensor(name: str, value: object, kind: str, mask: Tensor) -> Tensor:
-    """The result of a user's function ``name``, one ``kind`` for each token of ``mask`` [B, T]. Raises UsageFault."""
+    """Return the result of a user's function ``name``, one ``kind`` for each token of ``mask`` [B, T]. Raises
+    UsageFault."""
     if not isinstance(value, Tensor) or value.shape != mask.shape:
         found = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
         raise UsageFault(f"the {name} gave {found}: it must be {kind} for each token, {list(mask.shape)}")
@@ -95,7 +96,8 @@ def _entropy(logits: Tensor, divisors: Tensor | None) -> Tensor:
 
 
 def token_outputs(logits: Tensor, micro: Mapping[str, Tensor]) -> TokenOutputs:
-    """The outputs of all tokens of ``micro`` from logits [b, t, V]: the reference for the contract of engines."""
+    """Return the outputs of all tokens of ``micro`` from logits [b, t, V]: the reference for the contract of
+    engines."""
     temperatures = micro.get("token_temperatures")
     mask = micro["loss_mask" if "loss_mask" in micro else "attention_mask"].bool()
     every = token_logprobs(logits, micro["input_ids"], temperatures), token_entropies(logits, temperatures)
@@ -182,7 +184,7 @@ class Aggregation:
         return mean / self.scale if self.mode == "seq-mean-token-sum-norm" else mean
 
     def weight(self, mask: Tensor) -> Tensor:
-        """The number of tokens, or sequences, that ``mean`` averages: a scalar."""
+        """Return the number of tokens, or sequences, that ``mean`` averages: a scalar."""
         return mask.sum() if self.mode == "token-mean" else mask.any(1).sum()
 
 
@@ -230,8 +232,8 @@ def policy_loss(
     objective: PolicyObjective,
     weights: Tensor | None = None,
 ) -> PolicyLoss:
-    """All [B, T], aligned by token. Only ``logprobs`` has a gradient. ``weights``: the behavior correction, 0 for
-    masked tokens."""
+    """Return all [B, T], aligned by token. Only ``logprobs`` has a gradient. ``weights``: the behavior correction, 0
+    for masked tokens."""
     active = loss_mask.bool()
     log_ratio = torch.where(active, logprobs - proximal, torch.zeros_like(logprobs))
     if objective.level == "sequence":

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 def open_engine(
     config: TrainEngineConfig, ranks: Ranks, total_steps: int = 1, allocation_mode: str = ""
 ) -> TrainEngine:
-    """This rank's engine by ``config.backend``, else ``allocation_mode``, else ``fsdp``. ``total_steps``: optimizer
-    steps of the learning rate schedule. Raises UsageFault, NotFound."""
+    """Return this rank's engine by ``config.backend``, else ``allocation_mode``, else ``fsdp``. ``total_steps``:
+    optimizer steps of the learning rate schedule. Raises UsageFault, NotFound."""
     name = train_backend(config.backend, allocation_mode).engine
     return TRAIN_ENGINES.make(name, config, ranks, total_steps)
 
@@ -61,7 +61,7 @@ def micro_batch_limits(spec: MicroBatchSpec, default_tokens: int | None) -> Micr
 
 
 def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float:
-    """The learning rate of update number ``step`` (from 0) of ``total_steps``.
+    """Return the learning rate of update number ``step`` (from 0) of ``total_steps``.
 
     It rises linearly to ``lr`` at the last update of the warm-up, then falls by ``lr_scheduler_type`` to
     ``min_lr_ratio * lr`` at update ``total_steps``, and stays there.

@@ -41,30 +41,31 @@ class EngineBase(ABC):
         return dtype_by_name(self.config.dtype)
 
     def _micro_batches(self, batch: Mapping[str, Tensor]) -> list[tuple[list[int], bool]]:
-        """The rows of each micro-batch, and whether they count."""
+        """Return the rows of each micro-batch, and whether they count."""
         limits = micro_batch_limits(self.config.mb_spec, self.default_tokens)
         return synchronized_micro_batches(lengths(batch), limits, self.ranks.all_max)
 
     def _schedule(self) -> tuple[OptimizerConfig, float]:
-        """The settings and the learning rate of the next update. Raises UsageFault where the model is not trained."""
+        """Return the settings and the learning rate of the next update. Raises UsageFault where the model is not
+        trained."""
         settings = self.config.optimizer
         if settings is None:
             raise without_optimizer(self.config.path)
         return settings, learning_rate(settings, self.steps, self.total_steps)
 
     def _shares(self, micros: Iterable[tuple[Batch, bool]], weight_of: WeightFn) -> list[Tensor]:
-        """The share of each micro-batch's mean loss in the loss of all ranks."""
+        """Return the share of each micro-batch's mean loss in the loss of all ranks."""
         weights = [weight_of(micro).double() * counts for micro, counts in micros]
         total = self.ranks.all_sum(torch.stack(weights).sum()).clamp(min=1e-12)
         return [weight / total for weight in weights]
 
     def _mean(self, parts: list[Tensor]) -> float:
-        """The mean over all ranks of ``parts``, which are (weighted loss, weight)."""
+        """Return the mean over all ranks of ``parts``, which are (weighted loss, weight)."""
         weighted, total = self.ranks.all_sum(torch.stack(parts).sum(0))
         return float(weighted / total.clamp(min=1e-12))
 
     def _check_finite(self, loss: float, norm: float) -> None:
-        """Raises NonFinite."""
+        """Raise NonFinite."""
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise NonFinite(
                 f"update {self.steps + 1} of {self.config.path}: loss {loss:g}, gradient norm {norm:g}; "
@@ -85,5 +86,5 @@ class EngineBase(ABC):
 
 
 def share_of(loss: Tensor, share: Tensor) -> Tensor:
-    """A micro-batch's part of the whole loss; 0 for a share of 0, whatever its loss is."""
+    """Return a micro-batch's part of the whole loss; 0 for a share of 0, whatever its loss is."""
     return torch.where(share > 0, loss.double() * share, loss.double() * 0.0)

@@ -114,7 +114,7 @@ class FSDPEngine(EngineBase):
         return TokenOutputs.of_policy(whole[..., 0], whole[..., 1])
 
     def _run(self, batch: Mapping[str, Tensor], packed: PackedRows | None) -> Tensor:
-        """The output of the model's head for every computed token."""
+        """Return the output of the model's head for every computed token."""
         with self._precision():
             if self._images is not None and "images" in batch:
                 return self.model(inputs_embeds=self._images.embedded(self.model, batch), use_cache=False).logits
@@ -124,7 +124,7 @@ class FSDPEngine(EngineBase):
             return self.model(**inputs, use_cache=False).logits
 
     def _micro(self, batch: Mapping[str, Tensor], part: Sequence[int]) -> tuple[Batch, PackedRows | None]:
-        """The rows ``part`` of the batch, on the rank's device."""
+        """Return the rows ``part`` of the batch, on the rank's device."""
         chosen, device = select(batch, part), self.ranks.device
         rows = pack(chosen, last=self.config.is_critic) if self._packs else None
         return to_device(chosen, device), rows.to(device) if rows is not None else None
@@ -263,7 +263,7 @@ class FSDPEngine(EngineBase):
 
 
 def _gathered(tensor: Tensor) -> Tensor:
-    """The full tensor, on every rank."""
+    """Return the full tensor, on every rank."""
     full = getattr(tensor, "full_tensor", None)
     return full() if full is not None else tensor
 
@@ -288,7 +288,8 @@ def _no_process_group_expected() -> Iterator[None]:
 
 
 def _disk_error(error: BaseException) -> OSError | None:
-    """The OSError behind a failed write. On a full disk torch's archive writer raises a RuntimeError without one."""
+    """Return the OSError behind a failed write. On a full disk torch's archive writer raises a RuntimeError without
+    one."""
     reason: BaseException | None = error
     while reason is not None:
         if isinstance(reason, OSError):

@@ -126,7 +126,7 @@ def _logits(hidden: Tensor, weight: Tensor, temperatures: Tensor | None, part: s
 
 
 def _columns(ids: Tensor, first: int, count: int) -> tuple[Tensor, Tensor]:
-    """The row of each id in this shard of the vocabulary, and whether the shard has it."""
+    """Return the row of each id in this shard of the vocabulary, and whether the shard has it."""
     own = (ids >= first) & (ids < first + count)
     return torch.where(own, ids - first, 0), own
 

@@ -150,7 +150,7 @@ _STATE_BYTES = 16  # per parameter: weight, gradient and two moments in float32
 
 
 def copies_of_shards(ranks: Ranks, state: int, memory: int) -> int:
-    """The number of replicas for hybrid sharding (HSDP): 1, or one on each node, so that only gradients are sent
+    """Return the number of replicas for hybrid sharding (HSDP): 1, or one on each node, so that only gradients are sent
     between nodes, where links are slower. A replica on each node is used where a rank's part of ``state`` bytes takes
     at most a third of its ``memory``."""
     within, rest = divmod(ranks.data_size, ranks.nodes)
@@ -168,20 +168,20 @@ def _memory(ranks: Ranks) -> int:
 
 
 def base_model(model: nn.Module) -> nn.Module:
-    """The Hugging Face model without LoRA adapters."""
+    """Return the Hugging Face model without LoRA adapters."""
     get_base: Any = getattr(model, "get_base_model", None)
     return model if get_base is None else get_base()
 
 
 def decoder_layers(model: nn.Module) -> list[nn.Module]:
-    """The members of the longest ``nn.ModuleList``."""
+    """Return the members of the longest ``nn.ModuleList``."""
     stacks = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList)]
     return max(stacks, key=len, default=[])
 
 
 def _attention_arguments(asked: str) -> dict[str, Any]:
-    """The ``attn_implementation`` argument. Without flash-attn installed the model's default is used: its results are
-    the same. Raises UsageFault for an unknown name."""
+    """Return the ``attn_implementation`` argument. Without flash-attn installed the model's default is used: its
+    results are the same. Raises UsageFault for an unknown name."""
     from transformers import AttentionInterface
     from transformers.utils import is_flash_attn_2_available  # type: ignore[attr-defined]
 
@@ -357,8 +357,8 @@ _SAVED_AS: WeakKeyDictionary[Any, dict[str, str]] = WeakKeyDictionary()
 
 
 def checkpoint_tensors(model: Any, name: str, weight: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a Hugging Face checkpoint for one parameter of ``model``: transformers 5 merges the experts of a
-    mixture into one parameter, and checkpoints, which other engines read, have one matrix for each."""
+    """Yield the tensors of a Hugging Face checkpoint for one parameter of ``model``: transformers 5 merges the experts
+    of a mixture into one parameter, and checkpoints, which other engines read, have one matrix for each."""
     try:
         from transformers.core_model_loading import revert_weight_conversion
     except ImportError:  # before transformers 5 parameters and checkpoint tensors are the same

@@ -32,13 +32,13 @@ class TrainedImages:
     """The images of the batches that an engine is about to get."""
 
     def __init__(self, model: nn.Module, path: str) -> None:
-        """Raises ArealError for a processor that does not fit the model."""
+        """Raise ArealError for a processor that does not fit the model."""
         self._processor = load_processor(path)
         check_fit(model, self._processor)
         self._images: Mapping[int, Sequence[bytes]] = {}
 
     def see(self, images: Mapping[int, Sequence[bytes]], batch: Mapping[str, Tensor]) -> None:
-        """Raises UsageFault for a prompt of ``batch`` that has placeholders and no images."""
+        """Raise UsageFault for a prompt of ``batch`` that has placeholders and no images."""
         self._images = images
         keys = batch.get("images")
         in_prompt = batch["attention_mask"].bool() & ~batch["loss_mask"].bool()
@@ -52,7 +52,7 @@ class TrainedImages:
             )
 
     def check(self, batch: Mapping[str, Tensor]) -> None:
-        """A batch of prompts with images must not lose its column ``images``: it would be trained as text."""
+        """Refuse a batch of prompts with images that has lost its column ``images``: it would be trained as text."""
         assert "images" in batch or not self._images, "the column images of the batch is lost"
 
     def embedded(self, model: Any, batch: Mapping[str, Tensor]) -> Tensor:

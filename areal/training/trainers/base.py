@@ -154,11 +154,11 @@ class Trainer(abc.ABC):
         """Take the step number ``self.step`` (from 0), on all ranks. Raises NonFinite."""
 
     def evaluate(self) -> Metrics:
-        """The metrics of ``valid_dataset``, if any."""
+        """Return the metrics of ``valid_dataset``, if any."""
         return {}
 
     def state(self) -> dict[str, Any]:
-        """The algorithm's state for a checkpoint, besides the engines, as JSON."""
+        """Return the algorithm's state for a checkpoint, besides the engines, as JSON."""
         return {}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -207,7 +207,7 @@ class Trainer(abc.ABC):
             self.checkpoint()
 
     def _due(self) -> set[str]:
-        """What the timers have come to after this step, the same on all ranks."""
+        """Return what the timers have come to after this step, the same on all ranks."""
         ended = self.step % self.steps_per_epoch == 0
         now = float(self.ranks.broadcast(time.monotonic()))
         return {name for name, timer in self._timers.items() if timer.due(epoch_ended=ended, now=now)}
@@ -270,17 +270,18 @@ class Trainer(abc.ABC):
                     self.progress.info(f"warning: {warning.message}")
 
     def report_stage(self, stage: str) -> None:
-        """What the run does until its first step, for its status."""
+        """Report what the run does until its first step, for its status."""
         if self.ranks.is_first:
             report_stage(stage)
 
     def info(self) -> StepInfo:
-        """The position of the next step in the run."""
+        """Return the position of the next step in the run."""
         epoch, number = divmod(self.step, self.steps_per_epoch)
         return StepInfo(epoch, number, self.step, self.steps_per_epoch)
 
     def add_engine(self, role: str, config: TrainEngineConfig, updates: int = 1) -> TrainEngine:
-        """``updates``: optimizer steps in one step of the run. Raises UsageFault without an optimizer."""
+        """Map the periods. ``updates``: optimizer steps in one step of the run. Raises UsageFault without an
+        optimizer."""
         if role != "ref" and config.optimizer is None:  # before services start
             raise without_optimizer(config.path, role)
         total_updates = max(1, self.total_steps * updates)
@@ -292,7 +293,7 @@ class Trainer(abc.ABC):
         return engine
 
     def set_total_steps(self, steps: int) -> None:
-        """The length of the run, and of the engines' learning rate schedules."""
+        """Set the length of the run, and of the engines' learning rate schedules."""
         self.total_steps = self.progress.total = steps
         for role, engine in self.engines.items():
             engine.total_steps = max(1, steps * self._updates[role])
@@ -300,7 +301,7 @@ class Trainer(abc.ABC):
             self._prometheus.total_steps.set(steps)
 
     def add_reference(self, config: TrainEngineConfig, path: str) -> TrainEngine:
-        """A frozen model ``ref``, by default the one of ``path``."""
+        """Return a frozen model ``ref``, by default the one of ``path``."""
         reference = copy.deepcopy(config)
         reference.optimizer, reference.path = None, reference.path or path
         return self.add_engine("ref", reference)

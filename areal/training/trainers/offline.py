@@ -40,19 +40,19 @@ class OfflineTrainer(Trainer):
 
     @abc.abstractmethod
     def collate(self, rows: Sequence[Any]) -> Batch:
-        """Raises UsageFault naming the column that a row lacks."""
+        """Raise UsageFault naming the column that a row lacks."""
 
     @abc.abstractmethod
     def loss(self, outputs: TokenOutputs, micro: Batch) -> Tensor:
-        """The mean over a micro-batch."""
+        """Return the mean over a micro-batch."""
 
     @abc.abstractmethod
     def weight(self, micro: Batch) -> Tensor:
-        """The weight of that mean."""
+        """Return the weight of that mean."""
 
     @abc.abstractmethod
     def loss_metrics(self, loss: float) -> Metrics:
-        """The metrics of the batches since the last call; ``loss`` is their mean loss."""
+        """Return the metrics of the batches since the last call; ``loss`` is their mean loss."""
 
     def with_reference(self, batch: Batch) -> Batch:
         """Add the reference model's outputs before the update, where the loss needs them."""
@@ -77,7 +77,7 @@ class OfflineTrainer(Trainer):
         }
 
     def rank_rows(self, batch: Batch) -> Batch:
-        """The rows of this data-parallel rank. A short last batch is filled up with rows of weight 0."""
+        """Return the rows of this data-parallel rank. A short last batch is filled up with rows of weight 0."""
         known, highest = self.actor.vocab_size, int(batch["input_ids"].max())
         if highest >= known:
             raise UsageFault(

@@ -109,7 +109,7 @@ class PPOTrainer(Trainer):
         self.pair: TrainerPair | None = None
 
     def _check_batch_size(self) -> None:
-        """A step has ``train_dataset.batch_size`` prompts, each with ``gconfig.n_samples`` responses."""
+        """Check that a step has ``train_dataset.batch_size`` prompts, each with ``gconfig.n_samples`` responses."""
         config, batch = self.config, self.config.train_dataset.batch_size
         if config.rollout.consumer_batch_size == 1:
             config.rollout.consumer_batch_size = batch
@@ -225,7 +225,7 @@ class PPOTrainer(Trainer):
             self.source.write(self.folder.trajectories, self.step + 1, in_order)
 
     def _take(self) -> RolloutBatch | None:
-        """The batch, on the first rank; None on the others, and where a stop was requested."""
+        """Return the batch, on the first rank; None on the others, and where a stop was requested."""
         if not self.ranks.is_first:
             return None
         try:
@@ -256,7 +256,7 @@ class PPOTrainer(Trainer):
         return self.ranks.all_sum(sums.to(self.ranks.device)).cpu()
 
     def _kl_metrics(self, batch: Batch) -> Metrics:
-        """The KL divergence from the reference, if any; it also updates the coefficient for the next step."""
+        """Return the KL divergence from the reference, if any; it also updates the coefficient for the next step."""
         if "kl" not in batch:
             return {}
         mask = batch["loss_mask"].bool()
@@ -269,7 +269,7 @@ class PPOTrainer(Trainer):
         return metrics
 
     def _needs_proximal_pass(self) -> bool:
-        """Whether the proximal log-probabilities need a forward pass before the update."""
+        """Return whether the proximal log-probabilities need a forward pass before the update."""
         config = self.config.actor
         if config.use_decoupled_loss:
             first_only = config.ppo_n_minibatches * config.ppo_epochs == 1
@@ -313,9 +313,9 @@ class PPOTrainer(Trainer):
         return metrics | (self._update_critic(batch) if self.critic is not None else {})
 
     def _update_minibatch(self, batch: Batch, *, count_skipped: bool) -> tuple[Update, Tensor]:
-        """The update, and the weights [2] of the rows that were computed and of all. Zero-advantage rows are skipped
-        but stay in the denominator, and with ``count_skipped`` in the entropy: the mean of minus the log-probability of
-        what was sampled is an estimate of it that needs no forward pass."""
+        """Return the update, and the weights [2] of the rows that were computed and of all. Zero-advantage rows are
+        skipped but stay in the denominator, and with ``count_skipped`` in the entropy: the mean of minus the
+        log-probability of what was sampled is an estimate of it that needs no forward pass."""
         rows = rows_with_gradient(batch, self.config.actor, own_loss=self._loss_fn is not None)
         chosen = select(batch, rows)
         counts = torch.stack([self.loss.weight(chosen), self.loss.weight(batch)]).double().to(self.ranks.device)
@@ -328,7 +328,7 @@ class PPOTrainer(Trainer):
         return self.actor.train_batch(chosen, self.loss, self.loss.weight), weights
 
     def _minibatches(self, batch: Batch, count: int) -> list[list[int]]:
-        """Every rank takes as many steps as the one with the fewest rows."""
+        """Return every rank takes as many steps as the one with the fewest rows."""
         fewest = -self.ranks.all_max(-len(minibatches(lengths(batch), count)))
         return minibatches(lengths(batch), fewest)
 
@@ -343,8 +343,8 @@ class PPOTrainer(Trainer):
         return {f"critic/{name}": value for name, value in _update_metrics(updates).items()}
 
     def _highest_version(self, resumed: bool) -> int | None:
-        """The highest version that may have been sampled from: of a server, or of a previous attempt's last update,
-        which servers that were killed with it do not report."""
+        """Return the highest version that may have been sampled from: of a server, or of a previous attempt's last
+        update, which servers that were killed with it do not report."""
         assert self.rollout is not None
         versions = [self.rollout.served_version()]
         if resumed or self.folder.attempt > 1:
@@ -397,7 +397,7 @@ def _logprobs(outputs: TokenOutputs, micro: Batch) -> Tensor:
 
 
 def critic_loss(config: PPOCriticConfig) -> Callable[[TokenOutputs, Batch], Tensor]:
-    """The value loss, averaged over the tokens of the loss mask."""
+    """Return the value loss, averaged over the tokens of the loss mask."""
 
     def loss(outputs: TokenOutputs, micro: Batch) -> Tensor:
         values, mask = _state_values(outputs.values), micro["loss_mask"].bool()
@@ -407,13 +407,13 @@ def critic_loss(config: PPOCriticConfig) -> Callable[[TokenOutputs, Batch], Tens
 
 
 def version_to_publish(own: int, served: int | None) -> int:
-    """The version for weights that were saved as ``own`` (0 in a new run), where servers have at most ``served``. One
-    version never names two sets of weights."""
+    """Return the version for weights that were saved as ``own`` (0 in a new run), where servers have at most
+    ``served``. One version never names two sets of weights."""
     return own if served is None or served <= own else served + 1
 
 
 def mean_advantages(batch: Mapping[str, Tensor]) -> list[float | None]:
-    """The mean of each row over the tokens of its loss mask; None where that is empty."""
+    """Return the mean of each row over the tokens of its loss mask; None if that is empty."""
     mask = batch["loss_mask"].bool()
     sums, counts = torch.where(mask, batch["advantages"], 0.0).sum(1).tolist(), mask.sum(1).tolist()
     return [total / count if count else None for total, count in zip(sums, counts, strict=True)]
@@ -429,8 +429,8 @@ def _cpu(values: Tensor | None) -> Tensor | None:
 
 
 def has_reward_spread(trajectory: Mapping[str, Tensor]) -> bool:
-    """Whether the rewards of a group's samples differ: with equal ones it has no gradient (dynamic sampling, arXiv
-    2503.14476). The turns of its only sample are compared with each other."""
+    """Return whether the rewards of a group's samples differ: with equal ones it has no gradient (dynamic sampling,
+    arXiv 2503.14476). The turns of its only sample are compared with each other."""
     rewards = sample_rewards(trajectory)
     rewards = rewards if len(rewards) > 1 else trajectory["rewards"]
     return bool(rewards.max() > rewards.min())

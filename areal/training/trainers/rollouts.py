@@ -53,7 +53,7 @@ class Prompt(dict[str, Any]):
 
 
 def number_rows(dataset: Sequence[Mapping[str, Any]], start: int = 0) -> list[Prompt]:
-    """The rows as prompts for evaluation, numbered from ``start``."""
+    """Return the rows as prompts for evaluation, numbered from ``start``."""
     return [Prompt(columns, number, number) for number, columns in enumerate(dataset, start)]
 
 
@@ -143,8 +143,8 @@ class RolloutSource:
         controller.ends()  # starts the record
 
     def take(self) -> RolloutBatch:
-        """The next batch; one that is too small is merged with the one after it. Raises TimedOut, RolloutsFailed,
-        PromptsFailed."""
+        """Return the next batch; one that is too small is merged with the one after it. Raises TimedOut,
+        RolloutsFailed, PromptsFailed."""
         sampling = self._sampling
         rollouts: list[Rollout] = []
         while len(rollouts) < self._min_rollouts:
@@ -252,9 +252,9 @@ class RolloutSource:
 
 
 def to_batch(rollouts: Sequence[Rollout], temperature: float = 1.0) -> tuple[Batch, Tensor]:
-    """The concatenated rows, and the rollout's number for each row [B]. ``token_temperatures`` [B, T] is included only
-    where not all are 1, ``sample_ids`` [B] only where a sample of a group has several rows. ``temperature``: of rows
-    without their own."""
+    """Return the concatenated rows, and the rollout's number for each row [B]. ``token_temperatures`` [B, T] is
+    included only where not all are 1, ``sample_ids`` [B] only where a sample of a group has several rows.
+    ``temperature``: of rows without their own."""
     batches = [_columns(rollout, temperature) for rollout in rollouts]
     if any("images" in each for each in batches):
         batches = [{"images": torch.zeros(len(each["rewards"]), dtype=torch.int64), **each} for each in batches]
@@ -276,8 +276,8 @@ def to_batch(rollouts: Sequence[Rollout], temperature: float = 1.0) -> tuple[Bat
 
 
 def images_of(rollouts: Sequence[Rollout]) -> dict[int, tuple[bytes, ...]]:
-    """The images that rollouts were sampled with, read from their rows of the data set. Raises UsageFault for others
-    than those of the row."""
+    """Return the images that rollouts were sampled with, read from their rows of the data set. Raises UsageFault for
+    others than those of the row."""
     found: dict[int, tuple[bytes, ...]] = {}
     for rollout in rollouts:
         keys = rollout.trajectory.get("images")
@@ -313,8 +313,8 @@ def sample_rewards(trajectory: Mapping[str, Tensor]) -> Tensor:
 
 
 def _columns(rollout: Rollout, temperature: float) -> dict[str, Tensor]:
-    """The columns of ``_TYPES``, cast to these types. Without ``versions`` all tokens have the episode's head version.
-    Raises UsageFault."""
+    """Return the columns of ``_TYPES``, cast to these types. Without ``versions`` all tokens have the episode's head
+    version. Raises UsageFault."""
     given = rollout.trajectory if isinstance(rollout.trajectory, Mapping) else {}
     missing = [name for name in _REQUIRED if name not in given]
     if missing:
@@ -405,7 +405,7 @@ class Validation:
         return found
 
     def summary(self, metrics: Metrics) -> str:
-        """One line for the log, of what ``metrics`` returned."""
+        """Return one line for the log, of what ``metrics`` returned."""
         parts, share = [], f"{self._evaluator.confidence:.4g}"
         for name in self._estimates():
             interval = (

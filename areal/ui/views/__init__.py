@@ -27,7 +27,7 @@ class ViewReader(NamedTuple):
 
 
 def reader_of(name: str) -> ViewReader | None:
-    """The functions of a view; None for a name that no view has."""
+    """Return the functions of a view; None for a name that no view has."""
     if name not in VIEWS:
         return None
     module = importlib.import_module(f"areal.ui.views.{name}")
@@ -35,7 +35,7 @@ def reader_of(name: str) -> ViewReader | None:
 
 
 def shown_by(view: ViewContext) -> tuple[str, ...]:
-    """The views that this server has."""
+    """Return the views that this server has."""
     return (
         *_OF_GATEWAYS,
         *(_OF_HOME if view.remote is None else ()),
@@ -44,7 +44,7 @@ def shown_by(view: ViewContext) -> tuple[str, ...]:
 
 
 def expect_reader(name: str, view: ViewContext) -> ViewReader:
-    """Raises NotFound for a view that the server does not have, UsageFault for one that a gateway cannot serve."""
+    """Raise NotFound for a view that the server does not have, UsageFault for one that a gateway cannot serve."""
     reader = reader_of(name)
     if reader is None or (name == "action" and view.actions is None):
         raise NotFound(f"there is no view {name[:60]!r}")

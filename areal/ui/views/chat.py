@@ -32,7 +32,8 @@ def read(view: ViewContext) -> dict[str, Any] | Iterator[dict[str, Any]]:
 
 
 def models(view: ViewContext) -> dict[str, Any]:
-    """The models of all services that run, by their served names, with the versions that their replicas serve."""
+    """Return the models of all services that run, by their served names, with the versions that their replicas
+    serve."""
     asked = ask_all(view, INFERENCE_SERVICE, lambda ref, client: _choices(ref.name, client), _LIST_S)
     return {
         "models": [each for item in asked for each in item.answer or ()],
@@ -126,7 +127,7 @@ def _part(delta: ChatDelta) -> dict[str, Any]:
 
 
 def _replica(client: GatewayClient, model: str, version: Any) -> str:
-    """The address of a replica that serves the version now. Raises NotFound."""
+    """Return the address of a replica that serves the version now. Raises NotFound."""
     for each in entries(client, "/workers", "workers", "replicas"):
         if each.get("model") == model and each.get("state") == "ready" and each.get("version") == version:
             return str(each["worker_addr"])
@@ -134,7 +135,8 @@ def _replica(client: GatewayClient, model: str, version: Any) -> str:
 
 
 def _session(client: GatewayClient, model: str, session: Any) -> tuple[str, str]:
-    """The session and its key; a new one where none is named. Raises NotFound for one that another server started."""
+    """Return the session and its key; a new one where none is named. Raises NotFound for one that another server
+    started."""
     if session is not None:
         key = _keys.get((client.url, str(session)))
         if key is None:

@@ -56,7 +56,7 @@ def _names(view: ViewContext) -> list[str]:
 
 
 def config_differences(view: ViewContext, names: list[str]) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """The fields whose values are not the same in all jobs; and why a configuration cannot be read, by job."""
+    """Return the fields whose values are not the same in all jobs; and why a configuration cannot be read, by job."""
     flat: dict[str, dict[str, Any]] = {}
     unreadable: dict[str, str] = {}
     for name in names:

@@ -87,13 +87,13 @@ def read(view: ViewContext) -> dict[str, Any]:
 
 
 def count_of(view: ViewContext, job: str) -> int:
-    """The evaluations of a job's weights."""
+    """Return the evaluations of a job's weights."""
     matches = (JOB.fullmatch(str(_row(folder)["target"])) for folder in _folders(view))
     return sum(match is not None and match["name"] == job for match in matches)
 
 
 def marks(view: ViewContext) -> Marks:
-    """The size of a file that grows counts by an eighth: it is read again as a whole."""
+    """Return the size of a file that grows counts by an eighth: it is read again as a whole."""
     folders = _folders(view)
     stamps = {f"{folder.name}/{name}": stamp(folder / name) for folder in folders for name in (SUMMARY, RUN)}
     found: dict[str, int | str] = {"files": f"{hash(tuple(stamps.items())) & 0xFFFFFFFFFFFF:x}"}
@@ -104,13 +104,13 @@ def marks(view: ViewContext) -> Marks:
 
 
 def _folders(view: ViewContext) -> list[Path]:
-    """The newest first."""
+    """Return the newest first."""
     folders = [path for path in evaluations_folder(view.home).glob("*/") if (path / RUN).is_file()]
     return sorted(folders, key=lambda path: (path / RUN).stat().st_mtime, reverse=True)
 
 
 def _document(path: Path) -> dict[str, Any]:
-    """Raises ArealError for a file that is damaged; empty where there is none."""
+    """Raise ArealError for a file that is damaged; empty where there is none."""
     if not path.is_file():
         return {}
     try:
@@ -155,7 +155,8 @@ def _estimates(document: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _other(view: ViewContext, own: EvaluationFiles) -> tuple[EvaluationFiles | None, str]:
-    """What ``own`` is compared with, and why it cannot be. A path is only taken from the command's own record."""
+    """Return what ``own`` is compared with, and why it cannot be. A path is only taken from the command's own
+    record."""
     recorded = own.summary.get("comparison") or {}
     name = view.query.get("against") or recorded.get("baseline")
     if not name or view.query.get("against") == "none":
@@ -172,7 +173,7 @@ def _other(view: ViewContext, own: EvaluationFiles) -> tuple[EvaluationFiles | N
 
 
 def _samples_of(view: ViewContext, files: EvaluationFiles) -> _Samples:
-    """The samples within the limits of the run, which its folder may have more of."""
+    """Return the samples within the limits of the run, which its folder may have more of."""
     path = files.samples
     if not path.is_file():
         return _Samples(StepSummary((), (), 0), {})

@@ -105,7 +105,7 @@ def read(view: ViewContext) -> dict[str, Any]:
 
 
 def marks(view: ViewContext) -> Mapping[str, int | str]:
-    """One cursor for objects, events, processes and the numbers of jobs, and the number of the last look."""
+    """Return one cursor for objects, events, processes and the numbers of jobs, and the number of the last look."""
     if view.remote is not None:
         return {"look": _looks.number()}
     return {
@@ -115,7 +115,7 @@ def marks(view: ViewContext) -> Mapping[str, int | str]:
 
 
 def _served(remote: RemoteGateway) -> dict[str, Any]:
-    """A remote gateway and its models: it has no processes, drift or events to show."""
+    """Return a remote gateway and its models: it has no processes, drift or events to show."""
     rows = [
         {
             "ref": f"{document['kind']}/{document['metadata']['name']}",
@@ -143,7 +143,7 @@ def short(path: Path) -> str:
 
 
 def job_progress(home: Home, name: str) -> dict[str, Any]:
-    """The newest numbers of a job; empty before its first step."""
+    """Return the newest numbers of a job; empty before its first step."""
     step = newest_step(home.job_metrics(name))
     if not step:
         return {}
@@ -158,13 +158,13 @@ def job_progress(home: Home, name: str) -> dict[str, Any]:
 
 
 def last_events(home: Home) -> list[Event]:
-    """The last events of each object, of all of them in order of time."""
+    """Return the last events of each object, of all of them in order of time."""
     paths = [home.objects / "events.jsonl", *sorted(home.objects.glob("*/*/events.jsonl"))]
     return sorted((event for path in paths for event in _events.get(path)), key=lambda event: event.at)
 
 
 def _drifts(home: Home) -> tuple[dict[str, list[dict[str, str]]], str]:
-    """What left the record, by object; and why that is not known."""
+    """Return what left the record, by object; and why that is not known."""
     try:
         plan = drift(Context(home, "", ""), assume_capacity=True)
     except ArealError as error:
@@ -176,7 +176,7 @@ def _drifts(home: Home) -> tuple[dict[str, list[dict[str, str]]], str]:
 
 
 def _stamps(home: Home) -> tuple[object, ...]:
-    """What every write to an object, its events, a process's record or a job's numbers changes."""
+    """Return what every write to an object, its events, a process's record or a job's numbers changes."""
     folders = [home.runs, *_children(home.runs), home.objects / "serial"]
     objects = [path for kind in _children(home.objects) for path in _children(kind)]
     files = [file for path in objects for file in (path, path / "events.jsonl")]

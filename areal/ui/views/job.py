@@ -80,7 +80,7 @@ def read(view: ViewContext) -> dict[str, Any]:
 
 
 def _validated_step(curves: JobCurves, folder: Path) -> int | None:
-    """The newest step after which the job made an evaluation of its own whose samples are recorded."""
+    """Return the newest step after which the job made an evaluation of its own whose samples are recorded."""
     scores = curves.columns.get("eval/reward/mean", ())
     row = next((row for row in reversed(range(len(scores))) if not math.isnan(scores[row])), None)
     step = curves.steps[row] if row is not None else None
@@ -99,7 +99,7 @@ def series_of(points: Points) -> dict[str, Any]:
 
 
 def grouped_names(curves: Mapping[str, Points]) -> list[dict[str, Any]]:
-    """The metrics that are drawn together, in the order of the terminal's."""
+    """Return the metrics that are drawn together, in the order of the terminal's."""
     found: dict[tuple[int, str], list[str]] = {}
     for metric in sorted(curves):
         if metric not in _NO_CURVES:

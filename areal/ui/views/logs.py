@@ -63,7 +63,7 @@ def read(view: ViewContext) -> dict[str, Any]:
 
 
 def marks(view: ViewContext) -> Mapping[str, int | str]:
-    """The size of the newest file of each process."""
+    """Return the size of the newest file of each process."""
     if view.query.get("previous"):
         return {}
     sizes = {stream.uid: stamp(stream.paths[-1]) for stream in _streams(view)[0] if stream.paths}
@@ -71,7 +71,7 @@ def marks(view: ViewContext) -> Mapping[str, int | str]:
 
 
 def _streams(view: ViewContext) -> tuple[list[_LogStream], list[RunState]]:
-    """The processes that are asked for, and all of the object. Raises NotFound without any."""
+    """Return the processes that are asked for, and all of the object. Raises NotFound without any."""
     ref = view.ref()
     home = HomeView(view.home)
     ObjectStore(view.home).expect(ref)
@@ -96,7 +96,8 @@ def _matches(view: ViewContext) -> Matches:
 
 
 def _older(streams: list[_LogStream], matches: Matches, before: Places | None) -> dict[str, Any]:
-    """The newest lines, or those before ``before``: of each process the last ones, of all of them the last ones."""
+    """Return the newest lines, or those before ``before``: of each process the last ones, of all of them the last
+    ones."""
     ends = before if before is not None else {each.uid: end_of(each.paths, ended=each.ended) for each in streams}
     asked = [(stream, end) for stream in streams if (end := ends.get(stream.uid)) is not None]
     share = max(1 << 17, _MOST_BYTES // max(1, len(asked)))
@@ -109,7 +110,7 @@ def _older(streams: list[_LogStream], matches: Matches, before: Places | None) -
 
 
 def _before(window: Older, taken: int) -> Place | None:
-    """Where to go on before the last ``taken`` lines of a window."""
+    """Return where to go on before the last ``taken`` lines of a window."""
     if taken == len(window.lines):
         return window.start
     first_left = window.lines[len(window.lines) - taken - 1]
@@ -128,7 +129,7 @@ def _newer(streams: list[_LogStream], matches: Matches, after: Places) -> dict[s
 
 
 def _previous(streams: list[_LogStream], matches: Matches) -> dict[str, Any]:
-    """The lines of the start before the present one of each process."""
+    """Return the lines of the start before the present one of each process."""
     lines: dict[str, list[PlacedLine]] = {}
     for stream in streams:
         groups = starts(stream.paths)

@@ -28,7 +28,7 @@ def read(view: ViewContext) -> dict[str, Any]:
 
 
 def marks(view: ViewContext) -> Mapping[str, int | str]:
-    """Those of the objects, and the manifest's."""
+    """Return the marks of the objects, and the manifest's."""
     path = view.query.get("path")
     return {**home.marks(view), **({"manifest": repr(stamp(Path(path).expanduser()))} if path else {})}
 

@@ -55,7 +55,7 @@ def read(view: ViewContext) -> dict[str, Any]:
 
 
 def marks(view: ViewContext) -> Marks:
-    """A cursor that changes once in a period: the gateway is asked again."""
+    """Return a cursor that changes once in a period: the gateway is asked again."""
     return {"look": int(time.monotonic() / _PERIOD_S)}
 
 
@@ -183,7 +183,7 @@ def _text_of(turn: Mapping[str, Any]) -> str:
 
 
 def _calls(document: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The recorded model calls of a session, with the state of their trajectory."""
+    """Return the recorded model calls of a session, with the state of their trajectory."""
     return [
         {
             "id": call.get("interaction_id"),
@@ -214,7 +214,7 @@ def _recorded(view: ViewContext, client: GatewayClient, session: str) -> dict[st
 
 
 def _tokens(view: ViewContext, client: GatewayClient, session: str) -> dict[str, Any]:
-    """The trajectories of a session, token by token, up to ``_TOKENS``."""
+    """Return the trajectories of a session, token by token, up to ``_TOKENS``."""
     trajectories = [each for each in read_session(client, session, rows=True)["trajectories"] if each.get("rows")]
     shown: list[dict[str, Any]] = []
     tokens = 0

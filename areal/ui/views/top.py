@@ -65,7 +65,7 @@ def read(view: ViewContext) -> dict[str, Any]:
 
 
 def marks(view: ViewContext) -> Mapping[str, int | str]:
-    """A cursor that changes once in a period."""
+    """Return a cursor that changes once in a period."""
     return {"sample": int(time.monotonic() / _PERIOD_S)}
 
 

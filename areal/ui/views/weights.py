@@ -88,14 +88,14 @@ def read(view: ViewContext) -> dict[str, Any]:
 
 
 def marks(view: ViewContext) -> Marks:
-    """The metrics of the jobs, and a cursor that changes once in a period: replicas are asked again."""
+    """Return the metrics of the jobs, and a cursor that changes once in a period: replicas are asked again."""
     jobs = sorted(view.home.jobs.glob("*")) if view.remote is None else []
     files = [stamp(file) for job in jobs for file in (view.home.job_metrics(job.name), job / WEIGHT_HISTORY_FILE)]
     return {"metrics": f"{hash(tuple(files)) & 0xFFFFFFFFFFFF:x}", "look": int(time.monotonic() / _PERIOD_S)}
 
 
 def _workers(ref: Ref, client: GatewayClient) -> list[dict[str, Any]]:
-    """The replicas of a service, from its gateway."""
+    """Return the replicas of a service, from its gateway."""
     return [
         {
             "service": ref.name,
@@ -113,7 +113,7 @@ def _workers(ref: Ref, client: GatewayClient) -> list[dict[str, Any]]:
 
 
 def _pairs(folder: Path) -> tuple[list[dict[str, Any]], str]:
-    """The pairs of a job's weight-update gateway; a job that was killed leaves its file, and no gateway."""
+    """Return the pairs of a job's weight-update gateway; a job that was killed leaves its file, and no gateway."""
     try:
         gateway = read_gateway(folder)
         return [{"job": folder.name, **pair} for pair in read_pairs(gateway, gateway.key())], ""
@@ -122,7 +122,7 @@ def _pairs(folder: Path) -> tuple[list[dict[str, Any]], str]:
 
 
 def _updates(home: Home) -> list[dict[str, Any]]:
-    """The last updates of all jobs, newest first."""
+    """Return the last updates of all jobs, newest first."""
     found = [
         {
             "job": path.parent.name,
@@ -157,7 +157,8 @@ _histories = FileMemo[list[dict[str, Any]]](_load_history, most=64)
 
 
 def _history(home: Home) -> list[dict[str, Any]]:
-    """The recorded updates of all jobs by time: of each its replicas with the pause, None where one did not take it."""
+    """Return the recorded updates of all jobs by time: of each its replicas with the pause, None if one did not take
+    it."""
     files = sorted(home.jobs.glob(f"*/{WEIGHT_HISTORY_FILE}"))
     found = [{"job": path.parent.name, **each} for path in files for each in _histories.get(path)]
     return sorted(found, key=lambda each: float(each["at"]))[-_HISTORY:]

@@ -78,7 +78,7 @@ class MathToolAgent(AnsweringAgent):
 
 
 def _tool(sdk: Any, function: Callable[[float, float], float]) -> Any:
-    """The function as a tool of an MCP server."""
+    """Return the function as a tool of an MCP server."""
 
     async def call(arguments: dict[str, Any]) -> dict[str, Any]:
         try:

@@ -50,7 +50,7 @@ class MathAgent(AnsweringAgent):
 
 
 async def _result(called: Any, call: dict[str, Any]) -> Any:
-    """The message of a tool's result; an error is a result that the model reads."""
+    """Return the message of a tool's result; an error is a result that the model reads."""
     from langchain_core.messages import ToolMessage
 
     try:

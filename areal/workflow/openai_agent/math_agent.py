@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 def build_math_agent(name: str = "math", instructions: str = INSTRUCTIONS, **options: Any) -> Agent[Any]:
-    """An agent with a calculator. ``options``: further arguments of ``agents.Agent``. Raises UsageFault where the SDK
-    is not installed."""
+    """Return an agent with a calculator. ``options``: further arguments of ``agents.Agent``. Raises UsageFault where
+    the SDK is not installed."""
     try:
         import agents
     except ImportError as error:

@@ -52,7 +52,7 @@ _BODY_BYTES = 1024 * 1024
 _PAGE = 100
 _EXPIRY_S = 1.0
 _EXPIRED_AT_ONCE = 64
-_ACCEPTED_S = 0.01  # `accepted` waits so long to be sent with the first event
+_ACCEPTED_S = 0.01  # `accepted` is held for this time, to be sent together with the first event
 _RESERVED = "areal_inference"
 
 
@@ -132,8 +132,8 @@ class PairRoutes:
         return json_response({"sessions": [started], "journal": session.journal.tag}, status=201, more_headers=counted)
 
     def _journal_for(self, key: str | None, *, reopen: bool) -> AgentJournal:
-        """The journal for a new session. Raises 410 for a key whose session has ended, unless ``reopen`` is set, and
-        421 for a key of a journal that another process serves."""
+        """Return the journal for a new session. Raises 410 for a key whose session has ended, unless ``reopen`` is set,
+        and 421 for a key of a journal that another process serves."""
         if key is None:
             return self._store.own
         ended = self._ended(key)
@@ -142,8 +142,8 @@ class PairRoutes:
         return ended or self._store.own
 
     def _ended(self, key: str) -> AgentJournal | None:
-        """The journal of the ended session with this key; None if the key is unknown. Raises 421 for a key of a journal
-        that this process does not serve."""
+        """Return the journal of the ended session with this key, or None if the key is unknown. Raises 421 for a key of
+        a journal that this process does not serve."""
         tag = tag_of_key(key)
         if tag is None:
             return self._store.holder_of_digest(key_digest(key.encode()))
@@ -156,8 +156,8 @@ class PairRoutes:
         return held[0].sessions[held[1]] if held is not None else None
 
     def _named(self, request: Request) -> SessionEntry:
-        """The open session that the path names. Raises 400, 404, 410, and 421 for a session of a journal that this
-        process does not serve."""
+        """Return the open session that the path names. Raises 400, 404, 410, and 421 for a session of a journal that
+        this process does not serve."""
         key = request.match_info["key"]
         if not is_session_key(key):
             raise bad_request("this is no session key", param="session_key")
@@ -170,7 +170,7 @@ class PairRoutes:
         raise ApiError(404, "no session has this key", code="session_not_found", param="session_key")
 
     async def sessions(self, request: Request) -> Response:
-        """One page of sessions, ordered by key; ``after`` is the last key of the previous page."""
+        """Return one page of sessions, ordered by key. ``after``: the last key of the previous page."""
         limit, after = query_int(request, "limit", _PAGE, 1, 1000), request.query.get("after", "")
         later = (each for journal in self._store for each in journal.sessions.values() if each.key > after)
         page = heapq.nsmallest(limit + 1, later, key=lambda session: session.key)
@@ -178,7 +178,7 @@ class PairRoutes:
         return json_response({"sessions": [self._summary(each) for each in page[:limit]], "next": following})
 
     async def session(self, request: Request) -> Response:
-        """One session with its conversation and all its turns, including failed ones."""
+        """Return one session with its conversation and all its turns, including failed ones."""
         session = self._named(request)
         history = orjson.Fragment(b"[%b]" % session.journal.conversation(session))
         turns = [_turn(each) for each in session.journal.turns(session)]
@@ -206,7 +206,7 @@ class PairRoutes:
         return json_response({"session_key": session.key, "closed": True})
 
     async def _close(self, session: SessionEntry) -> None:
-        """Close the session; concurrent calls share one attempt. Raises 507, 500 if that cannot be written."""
+        """Close the session; concurrent calls share one attempt. Raises 507, 500 if the deletion cannot be written."""
         if session.closing is None:
             session.closing = asyncio.create_task(self._end(session), name=f"close-{session.number}")
         await asyncio.shield(session.closing)
@@ -269,9 +269,12 @@ class PairRoutes:
         }
 
     async def turn(self, request: Request) -> AnyResponse:
-        """Run a turn and answer with its events. A request with the Idempotency-Key of a running or waiting turn joins
-        that turn; with that of a recorded turn, it gets the recorded events. A turn that failed through no fault of the
-        agent is not recorded under its key: a retry runs it again. Raises 422 for a key used with another message."""
+        """Run a turn and answer with its events.
+
+        A request with the Idempotency-Key of a running or waiting turn joins that turn; with the key of a recorded
+        turn, it gets the recorded events. A turn that failed through no fault of the agent is not recorded under its
+        key, so that a retry runs it again. Raises 422 for a key used with another message.
+        """
         asked = await read_body(request, TurnRequest, self._max_body_bytes)
         read_at = time.perf_counter()
         _check_metadata(asked.metadata)
@@ -295,7 +298,7 @@ class PairRoutes:
 
     async def _answer(self, session: SessionEntry, turn: SessionTurn, caller: TurnCaller) -> AnyResponse:
         caller.accepted = _accepted(turn.run_id)
-        if caller.live and turn.events:  # it joins
+        if caller.live and turn.events:  # the caller joins a running turn
             caller.pass_on(b"".join(event + b"\n" for event in turn.events))
         timer = asyncio.get_running_loop().call_later(_ACCEPTED_S, caller.begin) if caller.stream else None
         try:
@@ -314,7 +317,7 @@ class PairRoutes:
         return caller.out
 
     def _joined(self, session: SessionEntry, caller: TurnCaller, key: TurnRequestKey) -> SessionTurn | None:
-        """The running or waiting turn of the request that the caller repeats, which is joined."""
+        """Join the running or waiting turn of the request that the caller repeats, and return it, or None."""
         found = self._runner.find(session, key.key)
         if found is None:
             return None
@@ -333,7 +336,8 @@ class PairRoutes:
         return recorded[1]
 
     async def cancel(self, request: Request) -> Response:
-        """Cancel the turn that runs; with ``idempotency_key``, the message of that request, which may still wait."""
+        """Cancel the running turn; with ``idempotency_key``, the message of that request, which may still be
+        waiting."""
         session, key = self._named(request), request.query.get("idempotency_key")
         await request.read(_BODY_BYTES)
         why = TurnFailed("cancelled", "the turn was cancelled")

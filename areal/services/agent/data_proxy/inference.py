@@ -41,7 +41,7 @@ _REFUSED = (401, 403)
 _MODELS = "/v1/models"
 _EXPORT = "/export_trajectories"
 _NO_SESSION = "/rl/sessions/-"  # 404 with the right key
-_TRUSTED_S = 60.0  # an RL session that was last known to record longer ago than this is checked before the next turn
+_TRUSTED_S = 60.0  # an RL session not known to record for this long is checked before the next turn
 _REMOVED = b',"removed":true}'  # the end of the response to an export that removed its whole RL session
 _TASK = "agent"
 _LONGEST_TASK = 256
@@ -49,7 +49,7 @@ _LONGEST_TASK = 256
 
 @dataclass(frozen=True)
 class CallNames:
-    """What a request goes by: its id, which is that of an error too, and its Idempotency-Key."""
+    """The identifiers of a request: its id, which its errors also have, and its Idempotency-Key."""
 
     request_id: str
     key: str | None = None
@@ -77,13 +77,13 @@ class RlSessions:
         self._read_key()
 
     def _read_key(self) -> None:
-        """Raises UsageFault."""
+        """Read the admin key from its file. Raises UsageFault."""
         key = load_admin_key(self._access.admin_key_file) if self._access is not None else None
         self._admin = key.bearer() if key is not None else {}
 
     async def watch(self) -> None:
-        """Probe until cancelled whether the inference service accepts the admin key, which may be rotated. An
-        inference service that does not answer is no fault here: the turns that need it fail with 503."""
+        """Probe until cancelled whether the inference service accepts the admin key, which may be rotated. A service
+        that does not answer is not reported as a fault: the turns that need it fail with 503."""
         assert self._access is not None
         while True:
             fault = await self._key_fault(self._access)
@@ -104,8 +104,8 @@ class RlSessions:
         return f"the inference service at {access.addr} refuses this service's key (file: {file}): {why}"
 
     async def check_brought(self, session: SessionEntry | None, theirs: RlSession | None) -> None:
-        """Check the key of a caller's RL session. Raises 401 if the inference service does not know it. An inference
-        service that does not answer raises nothing: the agent's model calls will fail then."""
+        """Check the key of a caller's RL session. Raises 401 if the inference service does not know it. Nothing is
+        raised if that service does not answer: the agent's model calls will then fail."""
         if theirs is None or (session is not None and session.inference == theirs):
             return
         try:
@@ -118,7 +118,7 @@ class RlSessions:
             raise ApiError(401, message, code="invalid_session_api_key", param="session_api_key")
 
     async def start(self, metadata: Mapping[str, object]) -> RlSession | None:
-        """Start an RL session; None without an inference service. Raises 502 if the start is refused, 503 if the
+        """Start an RL session. Return None without an inference service. Raises 502 if the start is refused, 503 if the
         inference service does not answer."""
         if self._access is None:
             return None
@@ -132,8 +132,9 @@ class RlSessions:
         return RlSession(self._access.addr, started["session_api_key"], self._access.model, started["session_id"])
 
     async def prepare(self, session: SessionEntry) -> dict[str, object] | None:
-        """Ensure before a turn that the session's RL session records: wait for an export to end, start a missing one,
-        replace a stale one. Returns the turn metadata that reports a replacement, else None. Raises 502, 503."""
+        """Make sure, before a turn, that the session's RL session records: wait for an export to end, start a
+        missing RL session, replace a stale one. Return the turn metadata that reports a replacement, or None. Raises
+        502, 503."""
         await _exported(session)
         rl = session.inference
         if self._access is None or (rl is not None and rl.session_id is None):
@@ -151,7 +152,7 @@ class RlSessions:
         return {"session_id": session.inference.session_id, "replaced": rl.session_id, "reason": reason}
 
     async def _fault(self, rl: RlSession) -> str | None:
-        """The reason why an RL session that the data proxy started no longer records; None if it records."""
+        """Return why an RL session that the data proxy started no longer records, or None if it records."""
         path = f"/rl/sessions/{quote(rl.session_id or '', safe='')}"
         reply = await self._send_as_admin("GET", self._own(rl).base_url, path)
         if reply.status == 404:
@@ -161,15 +162,15 @@ class RlSessions:
         return None if reply.object().get("state") == "active" else "it has ended"
 
     def access(self, session: SessionEntry) -> ModelAccess | None:
-        """The address, key and model that the agent uses for the session's model calls."""
+        """Return the address, key and model for the agent's model calls in this session."""
         if session.inference is None:
             return None
         rl = self._own(session.inference)
         return ModelAccess(base_url=rl.base_url, api_key=rl.api_key, model=rl.model)
 
     def _own(self, rl: RlSession) -> RlSession:
-        """``rl`` with the current address and model of the inference service, which may have moved since the start. An
-        RL session of a caller is returned unchanged."""
+        """Return ``rl`` with the current address and model of the inference service, which may have moved since the
+        start. A caller's RL session is returned unchanged."""
         if rl.session_id is None or self._access is None:
             return rl
         return RlSession(self._access.addr, rl.api_key, self._access.model, rl.session_id)
@@ -179,15 +180,17 @@ class RlSessions:
         headers = {**_bearer(rl), **names.headers}
         reply = await self._send("POST", rl.base_url, "/rl/set_reward", headers, vars(reward))
         if reply.status == 401 and names.key is not None and rl.session_id is not None:
-            # An export has removed the RL session and its key: its answer to an earlier try is still known by its id.
+            # The export has removed the RL session and its key; its answer to an earlier attempt is still found by its
+            # id.
             body = {**vars(reward), "session_id": rl.session_id}
             reply = await self._send_as_admin("POST", rl.base_url, "/rl/set_reward", body, headers=names.headers)
-        if reply.status in (401, 404):  # the refused key is the RL session's: the caller's was accepted before
+        if reply.status in (401, 404):  # our key of the RL session is refused; the caller's was accepted before
             raise _rl_session_ended(rl)
         return reply
 
     async def _place(self, session: SessionEntry, key: str | None, what: str, body: Mapping[str, object]) -> RlSession:
-        """The session's RL session; for a repetition of the call with this Idempotency-Key, the one it was sent to."""
+        """Return the session's RL session; for a repeated call with this Idempotency-Key, the one that the first call
+        used."""
         current = self._of(session)
         if key is None:
             return current
@@ -197,7 +200,7 @@ class RlSessions:
         )
 
     async def export(self, session: SessionEntry, export: ExportSession, names: CallNames) -> HttpReply:
-        """Export training rows, which may remove the RL session: the next turn waits for the end of the export, and
+        """Export training rows, which may remove the RL session. The next turn waits for the end of the export and
         starts another RL session if needed. Raises 400 for a caller's RL session, 409 for one that has ended."""
         await _exported(session)
         held = session.inference
@@ -237,7 +240,7 @@ class RlSessions:
             _log.warning("the RL session %s was not ended: %s", rl.session_id, error)
 
     def _of(self, session: SessionEntry) -> RlSession:
-        """The session's RL session. Raises 400 without one."""
+        """Return the session's RL session. Raises 400 if there is none."""
         if session.inference is None:
             raise bad_request("this agent service records no model calls: it has no inference", code="no_inference")
         return self._own(session.inference)
@@ -251,7 +254,8 @@ class RlSessions:
         timeout_s: float = _TIMEOUT_S,
         headers: Mapping[str, str] | None = None,
     ) -> HttpReply:
-        """Send with the admin key. If the key is refused and its file now has another one, send once more with that."""
+        """Send with the admin key. If the key is refused and its file contains another key by now, send once more with
+        that."""
         before = self._admin
         more = headers or {}
         reply = await self._send(method, base, path, {**before, **more}, body, timeout_s)
@@ -271,7 +275,7 @@ class RlSessions:
         body: Mapping[str, object] | None = None,
         timeout_s: float = _TIMEOUT_S,
     ) -> HttpReply:
-        """Raises 503 if the inference service does not answer."""
+        """Send a request. Raises 503 if the inference service does not answer."""
         data = orjson.dumps(body) if body is not None else b""
         sent = {**headers, "Content-Type": "application/json"}
         try:

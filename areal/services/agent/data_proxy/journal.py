@@ -189,7 +189,7 @@ class AgentJournal(Journal):
         self._db.execute("DELETE FROM ended WHERE number<=(SELECT max(number) FROM ended)-?", (_MOST_ENDED,))
 
     async def sweep(self) -> int:
-        """Return some of the disk space of deleted sessions to the file system. Returns the number of pages."""
+        """Return some of the disk space of deleted sessions to the file system. Returns the number of freed pages."""
         if not self._has_deleted:
             return 0
         with self._reading():
@@ -203,8 +203,8 @@ class AgentJournal(Journal):
     async def start(
         self, key: str | None, metadata: Mapping[str, object], inference: RlSession | None
     ) -> tuple[SessionEntry, bool]:
-        """The session with this key, and whether it is new. A key whose session has ended gets a new session; without a
-        key, one is generated."""
+        """Return the session with this key, and whether it is new. A key whose session has ended gets a new session;
+        without a key, one is generated."""
         key = key if key is not None else new_session_key(self.tag)
         digest, about, now = key_digest(key.encode()), _about(metadata, inference), self.clock()
 
@@ -234,9 +234,9 @@ class AgentJournal(Journal):
         await self.commits.run(lambda: self._db.execute(update, (about, crc, session.number)))
 
     async def rl_session_of(self, session: SessionEntry, key: bytes, asked: bytes, current: RlSession) -> RlSession:
-        """The RL session to which the reward or export with this Idempotency-Key goes: ``current``, or for a repetition
-        the one to which it was sent before. ``key`` and ``asked`` are digests. Raises 422 if that asked for something
-        else."""
+        """Return the RL session for the reward or export with this Idempotency-Key: ``current``, or for a repeated
+        request the RL session that the first one used. ``key`` and ``asked`` are digests. Raises 422 if the first
+        request differed."""
         query = "SELECT asked, rl FROM calls WHERE session=? AND key=?"
         with self._reading():
             row = self._read.execute(query, (session.number, key)).fetchone()
@@ -303,7 +303,8 @@ class AgentJournal(Journal):
         await uninterrupted(deleted(), "delete-session")
 
     def conversation(self, session: SessionEntry) -> bytes:
-        """The messages of all complete turns, as a JSON list without its brackets. Raises 500 for a damaged turn."""
+        """Return the messages of all complete turns, as a JSON list without its brackets. Raises 500 for a damaged
+        turn."""
         if session.conversation is None:
             turns = (turn.messages[1:-1] for turn in self.turns(session) if turn.outcome == "complete")
             self._cache(session, b",".join(turns))
@@ -313,14 +314,15 @@ class AgentJournal(Journal):
         return session.conversation
 
     def turns(self, session: SessionEntry) -> list[TurnEntry]:
-        """All turns of the session, in order. Raises 500 for a damaged one."""
+        """Return all turns of the session, in order. Raises 500 for a damaged turn."""
         query = "SELECT * FROM turns WHERE id>? AND id<? ORDER BY id"
         span = (session.number * _SEQUENCES, (session.number + 1) * _SEQUENCES)
         with self._reading():
             return [_turn(row) for row in self._read.execute(query, span)]
 
     def requested(self, session: SessionEntry, key: bytes) -> tuple[TurnRequestKey, TurnEntry] | None:
-        """The turn recorded with this Idempotency-Key, and its request's digests. Raises 500 for a damaged turn."""
+        """Return the turn recorded with this Idempotency-Key, and its request's digests. Raises 500 for a damaged
+        turn."""
         query = "SELECT message, turns.* FROM requests JOIN turns ON turns.id=turn WHERE session=? AND key=?"
         with self._reading():
             row = self._read.execute(query, (session.number, key)).fetchone()
@@ -356,7 +358,7 @@ def _session_crc(digest: bytes, key: str, created: float, about: bytes) -> int:
 
 
 def _turn(row: tuple[Any, ...]) -> TurnEntry:
-    """Raises CorruptRecord."""
+    """Raise CorruptRecord."""
     turn = TurnEntry(*row[1:-1])
     if not isinstance(turn.messages, bytes) or not isinstance(turn.metadata, bytes) or turn.crc(row[0]) != row[-1]:
         raise _corrupt(row[0])

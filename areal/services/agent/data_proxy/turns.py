@@ -1,11 +1,11 @@
 """The queue of turns of each session, which the pair's worker runs one after the other.
 
-A message that arrives while a turn of its session runs waits: with queue mode ``followup`` it gets its own turn; with
+A message that arrives while a turn of its session runs waits. With queue mode ``followup`` it gets its own turn; with
 ``collect`` it shares a turn with the other waiting ``collect`` messages. The callers of a turn receive its events as
-they are emitted. A caller that disconnects takes its message out of a turn that waits, and a turn that runs is
-cancelled when its last caller disconnects; with an Idempotency-Key, the message stays and its turn runs on for the
-retry. A turn that has ended is written to the journal before its callers receive its last event. A failed turn is
-recorded, but is not part of the conversation.
+they are emitted. If a caller disconnects, its message is removed from a waiting turn, and a running turn is cancelled
+once its last caller has disconnected. A message with an Idempotency-Key stays, and its turn continues, for the retry. A
+finished turn is written to the journal before its callers receive its last event. A failed turn is recorded, but is not
+part of the conversation.
 
 The worker receives the conversation with each turn, so that any worker can run any turn. A turn that the worker has not
 started waits up to ``_WORKER_AWAY_S`` for a ready worker; a turn that has started fails when its worker is lost.
@@ -57,12 +57,12 @@ _OWN_EVENTS = (_OWN_STREAM, b'{"type":"data"')
 _LINE_SLACK = 64 * 1024
 _MOST_BEHIND = 4 * 1024 * 1024  # bytes that a caller may lag behind the others of its turn
 _HELD_BYTES = 64 * 1024
-_MOST_KEPT_BYTES = 4 * 1024 * 1024  # of a turn's events, for retries that join it, or that get its own stream
+_MOST_KEPT_BYTES = 4 * 1024 * 1024  # of a turn's events, kept for retries that join it or get its own stream
 
 
 @dataclass(eq=False)
 class TurnMessage:
-    """A message of a turn, with what came in its request. ``request``: None without an Idempotency-Key."""
+    """A message of a turn, and the data of its request. ``request``: None without an Idempotency-Key."""
 
     text: str
     metadata: Mapping[str, Any]
@@ -72,19 +72,20 @@ class TurnMessage:
 
 @dataclass(eq=False)
 class TurnCaller:
-    """The HTTP request of one message, whose response has the turn's events as they are emitted.
+    """The HTTP request of one message. Its response receives the turn's events as they are emitted.
 
-    ``live`` false: the request repeats that of a turn which runs, whose events so far were too many to be kept, and
-    gets all events at the end. ``stream`` false: the events are held until the turn's end, unless they exceed
-    ``_HELD_BYTES`` or start the agent's own stream.
-    ``behind``: bytes written since the caller fell behind; ``failed``: the event that ends its stream when those are
-    too many, or its message is withdrawn. ``ended``: there is a last event for this caller."""
+    ``live`` false: the request repeats that of a running turn whose earlier events were too many to keep; it gets all
+    events at the end. ``stream`` false: the events are held until the turn's end, unless they exceed ``_HELD_BYTES`` or
+    start the agent's own stream. ``behind``: bytes written since the caller fell behind. ``failed``: the event that
+    ends its response because it is too far behind, or because its message was withdrawn. ``ended``: the caller has its
+    last event.
+    """
 
     http: Request
     message: TurnMessage
     stream: bool = True
     live: bool = True
-    accepted: bytes = b""  # the event ``accepted``, then the events that are held
+    accepted: bytes = b""  # the event ``accepted``, followed by the held events
     behind: int = 0
     failed: bytes = b""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
@@ -122,10 +123,10 @@ class TurnCaller:
 
 @dataclass(eq=False)
 class SessionTurn:
-    """A turn that waits or runs. ``last``: its last event, set before ``ended``. ``recorded``: its journal entry, None
+    """A waiting or running turn. ``last``: its last event, set before ``ended``. ``recorded``: its journal entry, None
     if it could not be written. ``aborted``: the reason to end it early. ``writing``: it waits for slow callers.
-    ``events``: all events so far, if a request has an Idempotency-Key; None if they are too many. ``has_own``: some are
-    of the agent's own stream."""
+    ``events``: all events so far if a request has an Idempotency-Key; None if they are too many. ``has_own``: some
+    events belong to the agent's own stream."""
 
     run_id: str
     mode: QueueMode
@@ -151,7 +152,7 @@ class SessionTurn:
 
     @property
     def inference(self) -> ModelAccess | None:
-        """The RL session of the newest message that has one."""
+        """The RL session of the newest message that has one, or None."""
         return next((each.inference for each in reversed(self.messages) if each.inference is not None), None)
 
     def keep(self, events: Iterable[bytes]) -> None:
@@ -166,7 +167,7 @@ class SessionTurn:
 
     @property
     def stream(self) -> bytes | None:
-        """The events for the record of a turn with an own stream of its agent; empty if they are too many."""
+        """The events to record for a turn with an own stream of its agent; empty if they are too many."""
         if not self.has_own:
             return None
         return b"".join(event + b"\n" for event in (ALL_EVENTS, *self.events)) if self.events is not None else b""
@@ -256,7 +257,7 @@ class TurnRunner:
         return self._queues.get(session)
 
     def find(self, session: SessionEntry, key: bytes) -> tuple[SessionTurn, TurnMessage] | None:
-        """The message of a request with this Idempotency-Key, and its turn, which runs or waits."""
+        """Return the message of a request with this Idempotency-Key, and its running or waiting turn."""
         queue = self._queues.get(session)
         for turn in queue.turns() if queue is not None else ():
             for message in turn.messages:
@@ -300,8 +301,8 @@ class TurnRunner:
             self._interrupt(queue, TurnFailed("cancelled", "its caller left"))
 
     async def withdraw(self, session: SessionEntry, key: bytes, why: TurnFailed) -> bool:
-        """Withdraw the message of the request with this Idempotency-Key: its callers get ``why``. Its turn ends, unless
-        that runs for other messages too. False if no such message waits or runs."""
+        """Withdraw the message of the request with this Idempotency-Key; its callers get ``why``. Its turn ends unless
+        it also runs for other messages. Return False if no such message waits or runs."""
         found = self.find(session, key)
         if found is None:
             return False
@@ -320,13 +321,14 @@ class TurnRunner:
         return True
 
     def _remove(self, queue: SessionQueue, turn: SessionTurn, message: TurnMessage) -> None:
-        """Remove the message from its turn, which waits."""
+        """Remove the message from its waiting turn."""
         turn.messages.remove(message)
         if not turn.messages:
             queue.waiting.remove(turn)
 
     async def abort(self, session: SessionEntry, why: TurnFailed, *, waiting: bool = False) -> bool:
-        """End the running turn, with ``waiting`` also those that wait; wait for the record. False if no turn runs."""
+        """End the running turn and wait for its record; with ``waiting``, end the waiting turns too. Return False if no
+        turn runs."""
         queue = self._queues.get(session)
         if queue is None:
             return False
@@ -377,7 +379,7 @@ class TurnRunner:
             session.checked_at = -math.inf
         seconds = time.perf_counter() - began
         messages = transcript.messages(summary)
-        # Without its request keys, a turn that failed through no fault of the agent runs again on a retry.
+        # Recorded without its request keys, a turn that failed through no fault of the agent runs again on a retry.
         requests = turn.requests if outcome != "infra" else []
         stream = turn.stream if requests else None
         record = TurnEntry(turn.run_id, outcome, error, at, seconds, messages, metadata, stream)
@@ -394,13 +396,13 @@ class TurnRunner:
             caller.ended.set()
 
     async def _interruptibly(self, session: SessionEntry, turn: SessionTurn, transcript: Transcript) -> dict[str, Any]:
-        """Run the turn, and return its event ``complete``. Raises TurnFailed for every other end, an abort included."""
+        """Run the turn, and return its event ``complete``. Raises TurnFailed for any other end, including an abort."""
         turn.interruptible = True
         try:
             if turn.aborted is not None:
                 raise turn.aborted
             complete = await self._attempt(session, turn, transcript)
-            turn.last = event_line(**complete)  # raises for what JSON cannot represent
+            turn.last = event_line(**complete)  # raises for values that JSON cannot represent
             return complete
         except asyncio.CancelledError:
             task = asyncio.current_task()
@@ -439,7 +441,7 @@ class TurnRunner:
             return complete
 
     def _body(self, session: SessionEntry, turn: SessionTurn) -> bytes:
-        """The turn as a JSON ``WorkerRun``."""
+        """Return the turn as a JSON ``WorkerRun``."""
         access, metadata = self._rl.access(session), {**session.metadata, **turn.metadata}
         if access is not None:
             metadata["areal_inference"] = vars(access)
@@ -455,7 +457,7 @@ class TurnRunner:
         )
 
     async def _call(self, session: SessionEntry, turn: SessionTurn, transcript: Transcript) -> dict[str, Any]:
-        """One attempt of the turn on the worker. Raises NotConnected if the turn has not started."""
+        """Make one attempt to run the turn on the worker. Raises NotConnected if the turn has not started."""
         idle_s = self.turn_timeout
         try:
             async with Watchdog(lambda: idle_s, suspended=lambda: turn.writing) as watchdog:
@@ -474,8 +476,8 @@ class TurnRunner:
             raise TurnFailed("infra", f"the worker was lost: {error}") from error
 
     def _silent(self, turn: SessionTurn, idle_s: float) -> TurnFailed:
-        """The failure of a turn without events for ``idle_s``. The agent is to blame, unless the worker is not ready
-        and its fault does not name this turn."""
+        """Return the failure of a turn without events for ``idle_s``. It is attributed to the agent, unless the worker
+        is not ready and its fault does not name this turn."""
         error, fault = f"the agent gave no sign of life for {idle_s:g} s", self._worker.fault
         if fault is None:
             return TurnFailed("agent", error)

@@ -83,7 +83,8 @@ class PairWorker:
             self.on_change()
 
     async def wait_ready(self, timeout_s: float) -> bool:
-        """Wait for the worker to be ready again, after it refused a connection. False after ``timeout_s`` seconds."""
+        """Wait for the worker to be ready again after it refused a connection. Return False after ``timeout_s``
+        seconds."""
         self._ready.clear()
         self._failures = max(self._failures, 1)
         self._wake.set()
@@ -93,7 +94,7 @@ class PairWorker:
         return self._http.call("POST", self._url, "/run", self._headers, body)
 
     async def close_session(self, path: str) -> None:
-        """Close the session of ``path`` in the worker's agent. A worker that does not answer is only logged."""
+        """Close the session of ``path`` in the worker's agent. If the worker does not answer, this is only logged."""
         try:
             await self._http.fetch("POST", self._url, path, headers=self._headers, timeout_s=_CLOSE_TIMEOUT_S)
         except (CallFailed, TimeoutError) as error:
@@ -134,7 +135,8 @@ class Transcript:
             self._groups[-1][0].append(event["content"])
 
     def messages(self, summary: str) -> bytes:
-        """The turn's messages, JSON. A tool call without a result gets an empty one: models refuse unanswered calls."""
+        """Return the turn's messages as JSON. A tool call without a result gets an empty one, since models refuse
+        unanswered calls."""
         found: list[dict[str, Any]] = [{"role": "user", "content": self._message}]
         for text, group in self._groups:
             content = "".join(text) or None
@@ -154,8 +156,9 @@ ALL_EVENTS = b'{"type":"all"}'
 
 
 def recorded_events(turn: TurnEntry) -> bytes:
-    """The events after ``accepted`` of a recorded turn: all where its agent had a stream of its own, else of its
-    deltas only the text beside tool calls. They begin with ``stream_lost`` where that stream was too long to keep."""
+    """Return the events of a recorded turn after ``accepted``. If its agent had a stream of its own, they are complete;
+    otherwise the deltas have only the text beside tool calls. They begin with ``stream_lost`` if that stream was too
+    long to keep."""
     summary, names = "", dict[str, str]()
     events: list[dict[str, Any]] = [{"type": "stream_lost"}] if turn.stream == b"" else []
     for message in orjson.loads(turn.messages):
@@ -182,7 +185,7 @@ def recorded_events(turn: TurnEntry) -> bytes:
 
 
 def last_event(line: bytes, transcript: Transcript) -> dict[str, object] | TurnFailed | None:
-    """Parse an event and add it to ``transcript``. If it ends the turn, returns ``complete`` or the failure."""
+    """Parse an event and add it to ``transcript``. If it ends the turn, return ``complete`` or the failure."""
     try:
         event: dict[str, Any] = orjson.loads(line)
         transcript.add(event, len(line))

@@ -71,8 +71,8 @@ class _ChatBody(_Common):
 
 @dataclass(frozen=True)
 class TurnBody:
-    """A parsed request body. ``metadata`` goes to the agent; ``asked``: request fields that the answer repeats;
-    ``ignored``: names of fields that have no effect."""
+    """A parsed request body. ``metadata`` is passed to the agent; ``asked``: request fields that the answer repeats;
+    ``ignored``: names of fields without effect."""
 
     message: str
     metadata: Mapping[str, Any]
@@ -141,7 +141,7 @@ _KNOWN = {each.name for each in fields(_ResponsesBody)} | set(ROUTING_FIELDS)
 
 
 def _last_message(items: Any, where: str) -> str:
-    """The user's newest message: all user messages after the last one of another role. Raises 400."""
+    """Return the user's newest message: all user messages after the last message of another role. Raises 400."""
     texts: list[str] = []
     for place, item in enumerate(items):
         if not isinstance(item, Mapping):
@@ -155,9 +155,9 @@ def _last_message(items: Any, where: str) -> str:
     return "\n\n".join(texts)
 
 
-# Answers, whole or streamed. A Responses answer has the agent's tool calls, their results and its text as items. A chat
-# completion has only the text: a client would execute tool calls itself. A stream that the agent returns is forwarded
-# unchanged to callers of Chat Completions; callers of Responses get its text.
+# Answers, whole or streamed. A Responses answer contains the agent's tool calls, their results and its text as items. A
+# chat completion contains only the text, since a client would execute tool calls itself. A stream that the agent
+# returns is forwarded unchanged to callers of Chat Completions; callers of Responses get its text.
 
 _NOT_PASSED_ON = frozenset(
     ("connection", "content-encoding", "content-length", "date", "keep-alive", "server", "transfer-encoding", "upgrade")
@@ -206,7 +206,7 @@ class _TurnWriter(ResponsesWriter):
         return b"" if self.whole_only else super()._event(kind, **data)
 
     def output(self, call_id: str, text: str) -> bytes:
-        """The events of a tool call's result."""
+        """Return the events of a tool call's result."""
         done = self._done("completed")
         item = {"id": f"fco_{self._id.removeprefix('resp_')}_{len(self._items)}", "type": "function_call_output"}
         item |= {"status": "completed", "call_id": call_id, "output": text}
@@ -215,8 +215,8 @@ class _TurnWriter(ResponsesWriter):
         return done + self._event("response.output_item.added", **at) + self._event("response.output_item.done", **at)
 
     def completed(self, summary: str, metadata: Mapping[str, object]) -> tuple[bytes, dict[str, object]]:
-        """The last events, and the whole response. ``summary`` is added as text unless the deltas had it already.
-        ``metadata`` is the agent's; the response's field ``metadata`` repeats the request's."""
+        """Return the last events, and the whole response. ``summary`` is added as text unless the deltas already had
+        it. ``metadata`` is the agent's; the response's field ``metadata`` repeats the request's."""
         sent = self._open is not None and self._open["type"] == "message" and "".join(self._text) == summary
         last = b"" if sent or not summary else self._done("completed") + self.pieces((Content(summary),))
         done = last + self._done("completed")

@@ -54,7 +54,7 @@ _SESSION_HEADER = SESSION_KEY_HEADER.lower().encode()
 
 
 def path_of(key: str, verb: str) -> str:
-    """The path of a session, or of an action on it, at a data proxy."""
+    """Return the path of a session, or of an action on it, at a data proxy."""
     return f"/session/{quote(key, safe='')}{verb}"
 
 
@@ -68,22 +68,22 @@ def session_not_found(key: str) -> ApiError:
 
 
 def key_in_header(headers: Headers) -> str | None:
-    """The session key in the request headers, if any. Raises 400 for a malformed one."""
+    """Return the session key in the request headers, if any. Raises 400 for a malformed one."""
     if _SESSION_HEADER not in headers.raw:
         return None
     return checked_key(headers[SESSION_KEY_HEADER], SESSION_KEY_HEADER)
 
 
 def checked_key(key: str, param: str) -> str:
-    """``key``, if it is a valid session key. Raises 400, which names ``param``."""
+    """Return ``key`` if it is a valid session key. Raises 400 naming ``param``."""
     if not is_session_key(key):
         raise bad_field(param, f"{KEY_PROBLEM}")
     return key
 
 
 def require_session_key(idempotency_key: str | None, session: str | None, param: str) -> str | None:
-    """``idempotency_key``, if the request names its session. Raises 400, which names ``param``: without a session's key
-    a retry would begin a session of its own, and not find the turn."""
+    """Return ``idempotency_key`` if the request names its session. Raises 400 naming ``param``: without a session key,
+    a retry would start another session instead of finding the turn."""
     if idempotency_key is not None and session is None:
         message = f"{param} needs the key of a session, by which a retry finds its turn"
         raise bad_request(message, param=param, code="session_key_required")
@@ -91,7 +91,7 @@ def require_session_key(idempotency_key: str | None, session: str | None, param:
 
 
 def caller_metadata(metadata: Mapping[str, object]) -> Mapping[str, object]:
-    """``metadata``, if it has no reserved names. Raises 400."""
+    """Return ``metadata`` if it has no reserved names. Raises 400."""
     for name in RESERVED:
         if name in metadata:
             message = f"metadata.{name} is reserved: the service sets it"
@@ -102,7 +102,7 @@ def caller_metadata(metadata: Mapping[str, object]) -> Mapping[str, object]:
 @dataclass(frozen=True, kw_only=True)
 class Routing:
     """Request fields that name the caller's RL session. ``inf_base_url`` and ``session_api_key`` require each other;
-    the key is sent on in a header."""
+    the key is passed on in a header."""
 
     inf_base_url: str | None = None
     inf_model: str | None = None
@@ -115,8 +115,8 @@ ROUTING_FIELDS = ("inf_base_url", "inf_model", "session_api_key")
 
 
 class OpenedSession(NamedTuple):
-    """A session that exists. ``tag``: of its journal. ``inference_session_id``: of the RL session that records its
-    model calls, if the service started that. ``created``: it was not there before."""
+    """A session that exists. ``tag``: its journal's. ``inference_session_id``: the RL session that records its model
+    calls, if the service started it. ``created``: the session is new."""
 
     key: str
     tag: str
@@ -144,8 +144,8 @@ class AgentSessions:
         self._starting: dict[str, asyncio.Task[OpenedSession]] = {}
 
     def model_access(self, data: Mapping[str, object]) -> ModelAccess | None:
-        """The caller's own RL session, if the request names one. Raises 400 for an incomplete one, and for an inference
-        service that is not configured."""
+        """Return the caller's own RL session, if the request names one. Raises 400 if it is incomplete, or if its
+        inference service is not configured."""
         if all(data.get(name) is None for name in ROUTING_FIELDS):
             return None
         given = body_as(Routing, data)
@@ -161,7 +161,8 @@ class AgentSessions:
         return ModelAccess(base_url=_base(access.addr), api_key=str(given.session_api_key), model=model)
 
     async def find(self, key: str) -> str:
-        """The tag of the session's journal, once a pending start of the session has ended. Raises 404, 503."""
+        """Return the tag of the session's journal, after waiting for a pending start of the session. Raises 404,
+        503."""
         if (starting := self._starting.get(key)) is not None:
             await asyncio.wait([starting])
         tag = await self._keys.journal_with(key.encode())
@@ -172,8 +173,9 @@ class AgentSessions:
         return tag
 
     async def find_again(self, key: str, before: str, error: ApiError) -> str:
-        """The tag of the session's journal, where ``error`` is that the journal ``before`` is no more: a session with
-        this key may have started in another one meanwhile. Raises 404, 503, and any other ``error``."""
+        """Return the tag of the session's journal after ``error``, which says that the journal ``before`` is gone: a
+        session with this key may have started in another journal meanwhile. Raises 404, 503, and any other
+        ``error``."""
         if error.code in ("model_not_found", NO_REPLICAS):
             raise _no_pair() from error
         if error.code != NO_SESSION:
@@ -185,7 +187,8 @@ class AgentSessions:
         return tag
 
     def require_pairs(self) -> None:
-        """Raises 503 if no pair is registered, or the routing table is incomplete: sessions cannot be found then."""
+        """Raise 503 if no pair is registered or the routing table is incomplete, since sessions cannot be found
+        then."""
         self._table.require_whole()
         model = self._table.snapshot.models.get(self.service)
         if model is None or not model.workers:
@@ -196,15 +199,16 @@ class AgentSessions:
         self._keys.forget(key.encode())
 
     async def find_or_start(self, key: str, inference: ModelAccess | None, request_id: str) -> str:
-        """The journal tag of the session, which is started if needed. Raises 404 if a generated key has no session."""
+        """Return the journal tag of the session, which is started if needed. Raises 404 if a generated key has no
+        session."""
         if (tag := await self._keys.journal_with(key.encode())) is not None:
             return tag
         start = StartAgentSession(api_key=key, model=self.service, inference=inference)
         return (await self.start(start, request_id)).tag
 
     async def start(self, start: StartAgentSession, request_id: str) -> OpenedSession:
-        """Start a session, or return the one that has the key. A start with a key goes on if its caller disconnects,
-        and ``find`` waits for it, so that the caller can close the session."""
+        """Start a session, or return the one with this key. A start with a key continues if its caller disconnects, and
+        ``find`` waits for it, so that the caller can close the session."""
         key = start.api_key
         if key is None:
             return await self._start(start, request_id)
@@ -284,7 +288,7 @@ class AgentSessionRoutes:
         service.route("POST", f"{session}/export/ack", acknowledge, Access.ADMIN)
 
     async def start(self, request: Request) -> Response:
-        """Start a session: 201. The session that has the key already is answered as it is: 200."""
+        """Start a session: 201. If a session with this key exists, return it unchanged: 200."""
         data = await read_object(request, _BODY_BYTES)
         body = body_as(_NewSession, data)
         if body.session_key is None:
@@ -301,7 +305,7 @@ class AgentSessionRoutes:
         return json_response({**document, "metadata": started.metadata}, status=201 if started.created else 200)
 
     async def list(self, request: Request) -> Response:
-        """One page of sessions, ordered by key."""
+        """Return one page of sessions, ordered by key."""
         self._sessions.require_pairs()
         return await self._journals.page(request, "/sessions", "session_key", itemgetter("session_key"))
 
@@ -310,8 +314,8 @@ class AgentSessionRoutes:
         return to_response(await self._send(request, key, "POST", "/close"))
 
     def _forward_handler(self, method: str, verb: str, body: type[Any] | None = None) -> Handler:
-        """A handler that forwards the request, its query included, to the session's data proxy, after it validates the
-        body as ``body``."""
+        """Return a handler that validates the body as ``body`` and forwards the request, including its query, to the
+        session's data proxy."""
 
         async def handle(request: Request) -> AnyResponse:
             key = checked_key(request.match_info["key"], "session_key")

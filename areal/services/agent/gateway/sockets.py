@@ -67,7 +67,7 @@ class _AuthParams:
 
 
 _Work = Callable[[dict[str, Any], asyncio.Event], Coroutine[Any, Any, None]]
-"""The work of a frame: what its answers say of it, and the event that the session has it."""
+"""The work of a frame, given fields for its answers and the event to set when the session has received it."""
 
 
 class SocketRoutes:
@@ -97,7 +97,7 @@ class SocketRoutes:
 
 
 def _check_token(authenticator: Authenticator, token: str) -> None:
-    """Raises 403 if ``token`` is not the admin key."""
+    """Raise 403 if ``token`` is not the admin key."""
     if authenticator.key is not None and not authenticator.key.matches(token.encode("utf-8", "surrogatepass")):
         raise ApiError(403, "this is not the admin key", code="admin_key_required", param="token")
 
@@ -111,7 +111,7 @@ class _SocketTurns:
         self._request = request
         self._turns: set[asyncio.Task[None]] = set()
         self._cancels: set[asyncio.Task[None]] = set()
-        self._newest: dict[str, asyncio.Event] = {}  # of each session: its newest message or cancel is there
+        self._newest: dict[str, asyncio.Event] = {}  # by session: set when its newest message or cancel has arrived
 
     async def run(self, *, known: bool) -> None:
         try:
@@ -140,7 +140,8 @@ class _SocketTurns:
         return text is not None and await self._take(text, only="auth")
 
     async def _take(self, text: str, only: str | None = None) -> bool:
-        """Handle a frame. With ``only``, other methods are refused. False if the frame was answered with an error."""
+        """Handle a frame. With ``only``, other methods are refused. Return False if the frame was answered with an
+        error."""
         frame_id: Any = None
         request_id = unique_id("req_")
         try:
@@ -173,7 +174,7 @@ class _SocketTurns:
     def _begin(
         self, frame_id: Any, given: _AgentParams, params: Mapping[str, object], request_id: str, size: int
     ) -> None:
-        """Start a turn, whose frame of ``size`` bytes is held until it ends. Raises 400, 429, 503."""
+        """Start a turn; its frame, of ``size`` bytes, is kept until the turn ends. Raises 400, 429, 503."""
         turn = TurnRequest(
             message=given.message,
             run_id=new_run_id(),
@@ -188,8 +189,7 @@ class _SocketTurns:
     def _start(
         self, tasks: set[asyncio.Task[None]], key: str | None, work: _Work, frame_id: Any, request_id: str, size: int
     ) -> None:
-        """Run ``work`` as one of ``tasks``, once the session's frame before it has reached the session. Raises 429,
-        503."""
+        """Run ``work`` as one of ``tasks``, once the session has received its previous frame. Raises 429, 503."""
         if len(tasks) >= _MOST_TURNS:
             what = "turns" if tasks is self._turns else "cancels"
             raise ApiError(429, f"{_MOST_TURNS} {what} run on this connection", code="too_many_requests")
@@ -280,14 +280,14 @@ class _SocketTurns:
 
 
 def _params(cls: type[Any], params: object) -> Any:
-    """``params`` as a ``cls``. Raises 400."""
+    """Return ``params`` as a ``cls``. Raises 400."""
     if not isinstance(params, Mapping):
         raise bad_field("params", "must be an object")
     return body_as(cls, params, "params")
 
 
 def _frame_fields(event: Event, own: OwnStreamText) -> Event:
-    """The payload of an event frame; empty for an event that has none. ``own``: reads the agent's own stream."""
+    """Return the payload of an event frame; empty for an event without one. ``own``: parses the agent's own stream."""
     match event["type"]:
         case "delta":
             return {"delta": event["text"]}

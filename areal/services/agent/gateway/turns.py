@@ -66,12 +66,12 @@ class TurnCall:
     started: float = field(default_factory=time.perf_counter)
     answered: bool = False  # an event came after ``accepted``
     writing: bool = False
-    waited: float = 0.0  # seconds for data proxies, agents, and the caller
-    theirs_us: int = 0  # the data proxy's own time, until the turn was queued
+    waited: float = 0.0  # seconds spent waiting for data proxies, agents and the caller
+    theirs_us: int = 0  # the data proxy's own time until the turn was queued
 
     @property
     def overhead_us(self) -> int:
-        """The service's own time up to now, without the agent's and that in queues."""
+        """The service's own time so far, without the agent's time and time in queues."""
         return int((time.perf_counter() - self.started - self.waited) * 1e6) + self.theirs_us
 
 
@@ -139,12 +139,12 @@ class TurnDispatcher:
     async def _attempt(
         self, call: TurnCall, body: bytes, tag: str, worker: WorkerEntry, sink: Sink
     ) -> Event | ApiError:
-        """The turn's last event, or the error of a data proxy that did not start the turn."""
+        """Return the turn's last event, or the error of a data proxy that did not start the turn."""
         path = path_of(call.key, "/turn")
         headers = {**self._headers, names.REQUEST_ID: call.request_id, names.JOURNAL: tag}
         sent_at = time.perf_counter()
         try:
-            # The deadline is suspended while the caller lags, too.
+            # The deadline is also suspended while the caller lags behind.
             watched = self._follower.watchdog(self._sessions.service, worker.addr, lambda: call.writing)
             async with watched as watchdog, self._http.call("POST", worker.addr, path, headers, body) as answer:
                 call.waited += time.perf_counter() - sent_at
@@ -182,7 +182,7 @@ class TurnDispatcher:
         raise ResponseLost("its answer ended before the turn")
 
     async def _worker(self, tag: str, refused: set[str], since: float) -> WorkerEntry:
-        """The data proxy that holds the journal. Raises ApiError."""
+        """Return the data proxy that holds the journal. Raises ApiError."""
         model = self._table.model_of_journal(tag) or self._sessions.service
         return await self._admission.worker(model, CallKey(journal=tag), refused, since)
 

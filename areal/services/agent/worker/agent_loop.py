@@ -1,5 +1,5 @@
-"""The event loop of the agent's code, on a thread of its own. An agent that blocks the loop stops its own turns, but
-not the worker's health routes, which report it."""
+"""The event loop for the agent's code, in its own thread. An agent that blocks the loop stops its own turns, but not
+the worker's health routes, which report it."""
 
 from __future__ import annotations
 
@@ -29,12 +29,13 @@ _log = logging.getLogger(__name__)
 
 
 def is_own_code(file: str) -> bool:
-    """Whether a file belongs to the agent, and not to a library, Python or AReaL."""
+    """Return whether a file belongs to the agent, not to a library, Python or AReaL."""
     return not file.startswith(_LIBRARIES)
 
 
 def place_of(thread: threading.Thread) -> str:
-    """The line that the thread executes: the innermost one of the agent's own code, else the innermost one."""
+    """Return the line that the thread executes: the innermost line of the agent's own code, or else the innermost
+    line."""
     frames, frame = [], sys._current_frames().get(thread.ident or 0)
     while frame is not None:
         frames.append(frame)
@@ -89,7 +90,7 @@ class AgentLoop:
 
     @property
     def blocked(self) -> str | None:
-        """The place where the agent blocks its loop, and for how long; None if it does not."""
+        """Where and for how long the agent has been blocking its loop; None if it does not."""
         silent = time.monotonic() - self._asked
         if self._beat >= self._asked or silent < _BLOCKED_S:
             return None

@@ -56,7 +56,7 @@ async def _call_if_there(owner: object, name: str, *arguments: str) -> None:
 
 
 def check_config(config: AgentWorkerConfig) -> None:
-    """Raises UsageFault unless the configuration has exactly one of agent and command."""
+    """Raise UsageFault unless the configuration has exactly one of agent and command."""
     if (config.agent is None) == (not config.command):
         raise UsageFault("an agent service has one of agent and command")
     if config.command and config.kwargs:
@@ -87,8 +87,8 @@ def import_agent(path: str) -> Any:
 
 
 def make_agent(path: str, found: Any, kwargs: Mapping[str, object], tools: Sequence[Any] | None) -> AgentAdapter:
-    """The adapter of ``found``, the object at ``path``. A class is instantiated here, on the loop that will run its
-    turns. ``tools`` is None if none are configured. Raises ArealError."""
+    """Return the adapter of ``found``, the object at ``path``. A class is instantiated here, on the loop that will run
+    its turns. ``tools`` is None if none are configured. Raises ArealError."""
     if tools is not None and not is_async(getattr(found, "run", found)):
         tools = [ThreadTool(tool, asyncio.get_running_loop()) for tool in tools]
     more: dict[str, Any] = {} if tools is None else {"tools": tools}
@@ -120,7 +120,7 @@ def _construct(path: str, cls: type[Any], kwargs: Mapping[str, object]) -> Any:
 
 
 def _own_lines(error: BaseException) -> str:
-    """The last lines of the error's traceback, without frames of libraries."""
+    """Return the last lines of the error's traceback, without frames of libraries."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_own_code(frame.filename)]
     lines = "".join((*traceback.format_list(frames), *traceback.format_exception_only(error)))
     return "\n".join(lines.rstrip().splitlines()[-_TRACEBACK_LINES:])
@@ -141,8 +141,8 @@ def _takes(function: Callable[..., Any], name: str) -> bool:
 
 
 def _form(path: str, function: Callable[..., Any], *, is_method: bool) -> Form:
-    """The form of an agent function: the name of its first parameter, if that is a form; else ``request`` if it takes
-    an emitter or an AgentRequest, ``data`` for a method, and ``message`` for a function."""
+    """Return the form of an agent function: the name of its first parameter if that is a form; otherwise ``request`` if
+    it takes an emitter or an AgentRequest, ``data`` for a method, and ``message`` for a function."""
     parameters = _parameters(function)
     if not parameters or parameters[0].kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD):
         hint = "async def run(request, *, emitter)"
@@ -204,7 +204,7 @@ def _runner(
 
 
 def _data(request: AgentRequest) -> dict[str, object]:
-    """The ``data`` argument of an agent in the form of a workflow."""
+    """Return the ``data`` argument for an agent in the form of a workflow."""
     theirs = {name: value for name, value in request.metadata.items() if name != "areal_inference"}
     return {"messages": [*request.history, {"role": "user", "content": request.message}], **theirs}
 
@@ -214,7 +214,8 @@ abandoned_threads: dict[threading.Thread, float] = {}
 
 
 async def _on_thread(call: Callable[[], Any]) -> Any:
-    """Run ``call`` on a new daemon thread, not in a pool: a call that never returns blocks no other turn or exit."""
+    """Run ``call`` on a new daemon thread. A pool would not do: a call that never returns must not block a turn or the
+    exit."""
     future: Future[Any] = Future()
     future.set_running_or_notify_cancel()
     context = contextvars.copy_context()

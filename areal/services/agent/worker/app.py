@@ -37,7 +37,7 @@ from areal.wire.stage import report_stage
 
 _CANCEL_S = 3.0  # for cancelled turns to end
 _CLOSE_S = 10.0
-_LATE_S = 5.0  # a turn may run so long after it was cancelled
+_LATE_S = 5.0  # the time that a turn may continue after it was cancelled
 _MOST_LATE = 8
 _AT_START = dict(os.environ)
 _log = logging.getLogger(__name__)
@@ -109,8 +109,8 @@ class WorkerRoutes:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether the loop is blocked by a turn that was cancelled over ``_LATE_S`` ago. If a task other than a turn
-        blocks it, whether all turns were cancelled so long ago."""
+        """Whether the loop is blocked by a turn that was cancelled over ``_LATE_S`` ago, or, if something other than a
+        turn blocks it, whether all turns were cancelled that long ago."""
         turn = self.turns.get(task) if (task := self._loop.current_task) is not None else None
         suspects = [turn] if turn is not None else list(self.turns.values())
         return (
@@ -131,7 +131,7 @@ def _request(order: WorkerRun) -> AgentRequest:
 
 
 def _failure(error: BaseException) -> tuple[Failure, str]:
-    """The kind of a failure (``infra`` or ``agent``), and its message."""
+    """Return the kind of a failure (``infra`` or ``agent``), and its message."""
     try:
         failure: Failure = "infra" if blame_of(error) in (Blame.SERVICE, Blame.INFRASTRUCTURE) else "agent"
         return failure, _error_line(error)
@@ -140,8 +140,8 @@ def _failure(error: BaseException) -> tuple[Failure, str]:
 
 
 def _error_line(error: BaseException) -> str:
-    """The message of an error (of an exception group, of the first error in it), with the innermost line of the agent's
-    own code, if any."""
+    """Return the message of an error (of an exception group, of its first error), with the innermost line of the
+    agent's own code, if any."""
     frames = traceback.extract_tb(error.__traceback__)
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
@@ -153,7 +153,7 @@ def _error_line(error: BaseException) -> str:
 
 @contextlib.asynccontextmanager
 async def agent_worker(config: AgentWorkerConfig, options: ServeOptions, found: Any) -> AsyncIterator[Service]:
-    """The worker's service. ``found``: the object that ``config.agent`` names, None for a command."""
+    """Yield the worker's service. ``found``: the object that ``config.agent`` names, None for a command."""
     loop, resources = AgentLoop(), contextlib.AsyncExitStack()
     service = Service(
         "worker",
@@ -187,8 +187,8 @@ restart_wanted = threading.Event()
 
 
 async def _watch_turns(routes: WorkerRoutes, loop: AgentLoop) -> None:
-    """Restart the process if the agent does not end a cancelled turn: at once if it blocks the loop, because no other
-    turn makes progress either; for threads, when no turn runs or ``_MOST_LATE`` threads are late."""
+    """Restart the process if the agent does not end a cancelled turn: at once if it blocks the loop, since no other
+    turn makes progress either; for threads, once no turn runs or ``_MOST_LATE`` threads are late."""
     while not restart_wanted.is_set():
         await asyncio.sleep(until_beat(1.0))
         if routes.is_stuck:
@@ -208,7 +208,7 @@ def restart() -> None:
 
 
 def late_threads() -> list[threading.Thread]:
-    """Threads of turns that were cancelled over ``_LATE_S`` ago."""
+    """Return the threads of turns that were cancelled over ``_LATE_S`` ago."""
     for thread in [each for each in abandoned_threads if not each.is_alive()]:
         del abandoned_threads[thread]
     return [thread for thread, since in abandoned_threads.items() if time.monotonic() - since > _LATE_S]

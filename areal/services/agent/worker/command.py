@@ -67,7 +67,7 @@ _log = logging.getLogger(__name__)
 
 
 def command_agent(command: Sequence[str], tools: Sequence[Mapping[str, object]]) -> AgentAdapter:
-    """The adapter of a program. Raises UsageFault if the program does not exist."""
+    """Return the adapter of a program. Raises UsageFault if the program does not exist."""
     if shutil.which(command[0]) is None:
         raise UsageFault(f"command: there is no program {command[0]!r}")
     more = {"AREAL_MCP_SERVERS": json.dumps([each["mcp"] for each in tools])} if tools else {}
@@ -263,8 +263,9 @@ class ProgramOutput:
 
 
 def _event_of(line: str) -> dict[str, Any] | None:
-    """The event of a line, None for text. Raises AgentFailed for an event that is not JSON, such as one with a NaN, an
-    infinity or an unpaired surrogate, one that was cut, or one with more levels or digits than JSON is read with."""
+    """Return the event of a line, None for text. Raises AgentFailed for an event that is not JSON, such as one with a
+    NaN, an infinity or an unpaired surrogate, one that was cut, or one with more levels or digits than JSON is read
+    with."""
     fault = ""
     try:
         found = orjson.loads(line)
@@ -307,7 +308,7 @@ class ProgramFamily:
 
     @contextlib.asynccontextmanager
     async def turn(self, mark: str) -> AsyncIterator[None]:
-        """A turn, begun before its program starts and left after its exit: what it has left behind is gone then.
+        """Yield a turn, begun before its program starts and left after its exit: what it has left behind is gone then.
         ``mark``: ``NAME=value`` in the environment of its processes."""
         begun = (mark, int(time.clock_gettime(time.CLOCK_BOOTTIME) * _TICKS))
         self._turns.append(begun)
@@ -323,7 +324,7 @@ class ProgramFamily:
             time.sleep(_AGAIN_S)
 
     def _kill(self, mark: str) -> bool:
-        """Whether there were any."""
+        """Return whether there were any."""
         oldest_turn = min((started for _, started in self._turns), default=None)
         ours, (name, _, value) = os.getpid(), mark.partition("=")
         by_parent: dict[int, list[procfs.Stat]] = {}

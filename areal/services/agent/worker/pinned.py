@@ -15,7 +15,7 @@ from areal.resources.addresses import refusal
 
 
 async def checked_addresses(url: httpx2.URL) -> list[str]:
-    """The addresses of the host. Raises ToolError if one of them is one that no request may be sent to."""
+    """Return the addresses of the host. Raises ToolError if one of them is one that no request may be sent to."""
     found = await asyncio.get_running_loop().getaddrinfo(url.host, url.port, type=socket.SOCK_STREAM)
     addresses = list(dict.fromkeys(str(each[0]) for *_, each in found))
     for address in addresses:
@@ -58,7 +58,7 @@ async def _check(request: httpx2.Request) -> None:
 
 
 def open_client(url: str, timeout: httpx2.Timeout) -> httpx2.AsyncClient:
-    """A client for one server. Behind a proxy, which resolves the name itself, the name is checked here too."""
+    """Return a client for one server. Behind a proxy, which resolves the name itself, the name is checked here too."""
     parts = httpx2.URL(url)
     if parts.scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(parts.host):
         return httpx2.AsyncClient(timeout=timeout, event_hooks={"request": [_check]})

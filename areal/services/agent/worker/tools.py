@@ -116,7 +116,7 @@ class McpConnection:
         self._lost.set()
 
     async def connected(self) -> Client:
-        """The connected client. Raises ToolError if the current attempt to connect fails."""
+        """Return the connected client. Raises ToolError if the current attempt to connect fails."""
         return await asyncio.shield(self._client)
 
     def _transport(self) -> AbstractAsyncContextManager[Any]:
@@ -154,8 +154,8 @@ class McpConnection:
 
 @contextlib.asynccontextmanager
 async def _over_http(url: str) -> AsyncIterator[Any]:
-    """The streams of a server over HTTP, no request of which goes to an address of credentials. The package follows
-    redirects within the server's origin alone."""
+    """Yield the streams of a server over HTTP, no request of which goes to an address of credentials. The package
+    follows redirects within the server's origin alone."""
     import httpx2
     from mcp.client.streamable_http import streamable_http_client
 
@@ -170,7 +170,7 @@ async def _over_http(url: str) -> AsyncIterator[Any]:
 async def _watched(
     transport: AbstractAsyncContextManager[Any], lost: Callable[[], None]
 ) -> AsyncIterator[tuple[Any, Any]]:
-    """The streams of ``transport``. ``lost`` is called when the server closes it, before pending calls fail."""
+    """Yield the streams of ``transport``. ``lost`` is called when the server closes it, before pending calls fail."""
     import anyio
 
     async with transport as (read, write), anyio.create_task_group() as group:
@@ -216,7 +216,7 @@ async def mcp_tools(configured: Sequence[Mapping[str, Any]], timeout_s: float) -
 
 
 def _shown(error: BaseException) -> str:
-    """The message of an error; of an exception group, of the first error in it."""
+    """Return the message of an error; of an exception group, of the first error in it."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return str(error) if isinstance(error, ToolError) else f"{type(error).__name__}: {error}".removesuffix(": ")

@@ -60,7 +60,7 @@ class WorkerTurn:
     # On the worker's loop.
 
     async def take(self) -> tuple[bytes, bool]:
-        """Wait for queued lines, and take them. The flag says whether they are the last."""
+        """Wait for queued lines and take them. Return the lines, and whether they are the last."""
         await self._news.wait()
         with self._lock:
             self._news.clear()
@@ -83,7 +83,7 @@ class WorkerTurn:
 
     @property
     def cancelled_for(self) -> float:
-        """Seconds since the cancellation; negative infinity without one."""
+        """The seconds since the cancellation; negative infinity without one."""
         return time.monotonic() - self._cancelled_at
 
     # On the agent's loop or thread.
@@ -121,7 +121,7 @@ class WorkerTurn:
         return self._with_text({"type": "tool_call", "id": known_id, "name": name, "arguments": text or "{}"})
 
     def tool_result(self, name: object, result: object, call_id: object = None) -> Future[None] | None:
-        """Emit the result of the call ``call_id``, else of the oldest call of ``name`` without a result."""
+        """Emit the result of the call ``call_id``, or of the oldest call of ``name`` without a result."""
         calls = self._open_calls.get(name, []) if isinstance(name, str) else []
         if not calls or (call_id is not None and call_id not in calls):
             raise AgentFailed(f"a result of {name!r} belongs to no call" + (f" {call_id!r}" if call_id else ""))
@@ -193,7 +193,7 @@ class WorkerTurn:
 
 
 async def _parts(body: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-    """The stream's bytes, in parts of at most ``_PART_BYTES``. Closes the stream."""
+    """Yield the stream's bytes in parts of at most ``_PART_BYTES``, and close the stream."""
     try:
         async for chunk in body:
             data = chunk.encode() if isinstance(chunk, str) else chunk
@@ -207,7 +207,7 @@ async def _parts(body: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
 
 
 def response_of(result: object) -> AgentResponse:
-    """The agent's result as an AgentResponse. Raises AgentFailed for an unsupported type."""
+    """Return the agent's result as an AgentResponse. Raises AgentFailed for an unsupported type."""
     if result is None:
         return AgentResponse()
     if isinstance(result, str):
@@ -225,7 +225,8 @@ def response_of(result: object) -> AgentResponse:
 
 
 def rewarded(result: Any) -> object:
-    """The result of a workflow's ``run``, with rewards as metadata. Raises AgentFailed for a non-finite reward."""
+    """Return the result of a workflow's ``run``, with rewards as metadata. Raises AgentFailed for a non-finite
+    reward."""
     if result is None or isinstance(result, str | AgentResponse | StreamResponse):
         return result
     rewards = result.values() if isinstance(result, Mapping) else (result,)
@@ -281,8 +282,8 @@ def _wait(room: Future[None] | None) -> None:
 
 
 def _json(value: object, what: str) -> str:
-    """``value`` as JSON. Raises AgentFailed for what JSON cannot represent, or the data proxy not read: NaN, infinity,
-    unpaired surrogates, whole numbers beyond any double."""
+    """Return ``value`` as JSON. Raises AgentFailed for values that JSON cannot represent or the data proxy cannot
+    parse: NaN, infinity, unpaired surrogates, whole numbers beyond the range of a double."""
     try:
         text = json.dumps(value, allow_nan=False, ensure_ascii=False)
         orjson.loads(text)

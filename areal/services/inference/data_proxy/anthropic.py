@@ -133,7 +133,7 @@ def _stop_reason(summary: ResponseSummary) -> str:
 
 
 def _input(arguments: str) -> dict[str, Any]:
-    """Return the arguments as the object that this API requires; of incomplete arguments, the part that is there."""
+    """Return the arguments as the object that this API requires. Incomplete arguments are parsed as far as they go."""
     try:
         value = from_json(arguments, allow_partial="trailing-strings")
     except ValueError:
@@ -145,12 +145,12 @@ _NO_EFFECT = ("cache_control", "user_profile_id", "workspace_id")
 _LEFT_OUT: dict[str, tuple[Any, ...]] = {
     "service_tier": ("auto", "standard_only"),
     "speed": ("standard",),
-    "container": (),  # of code that the provider runs
-    "mcp_servers": (),  # to which the provider connects
+    "container": (),  # for code that the provider runs
+    "mcp_servers": (),  # servers to which the provider connects
     "context_management": (),
     "betas": (),
 }
-"""Fields without an effect, and the values that ask for none."""
+"""Known fields without effect here, and the values that request nothing."""
 _NAMES = {
     "messages": "messages",
     "stop": "stop_sequences",
@@ -245,7 +245,7 @@ _PROVIDERS = (
     *("advisor_tool_result", "mcp_tool_use", "mcp_tool_result", "compaction"),
     "redacted_thinking",  # only the service that wrote it can decrypt it
 )
-"""Blocks of what a provider did: an answer has them beside its text, which stays."""
+"""Types of blocks for a provider's own actions and results. They are left out; the text beside them is kept."""
 
 
 def chat_messages(system: object, messages: object, fields: Fields | None = None) -> list[dict[str, Any]]:

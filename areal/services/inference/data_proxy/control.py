@@ -1,17 +1,18 @@
 """Observes and controls a data proxy's engine: readiness, pauses, loaded weights, control routes.
 
-A data proxy is ready when its engine is ready and has the weights that the model serves: those that a trainer published
-last, which may differ from those that the engine starts with. The published version is a file beside the model's
-journals and survives every process. A data proxy that starts, or whose engine was restarted, is *behind* until its
+A data proxy is ready when its engine is ready and has the published weights: those that a trainer published last, which
+may differ from the weights the engine starts with. The published version is recorded in a file beside the model's
+journals, which outlives every process. A data proxy that starts, or whose engine was restarted, is *behind* until its
 engine has that version; meanwhile it is not ready and refuses calls. Weights of another base model are ignored.
 
 One control runs at a time. A pause that fails, or whose client disconnects, is undone, since no client would resume the
-engine. A resume that fails, there or after a weight swap, is repeated until it succeeds. While memory is released the
-proxy is not ready and refuses calls, so that they go to other replicas. A file tells the successor of a data proxy that
-was killed with its engine paused that no client has paused it; the successor resumes it.
+engine. A failed resume, whether there or after a weight swap, is repeated until it succeeds. While memory is released
+the proxy is not ready and refuses calls, so that they go to other replicas. If a data proxy is killed while it has
+paused the engine itself, a file tells its successor that no client asked for the pause, and the successor resumes the
+engine.
 
-A weight swap whose outcome is unknown leaves the engine paused, so that no token is recorded with a wrong version: the
-running calls continue once the engine has loaded the published weights, and new ones are refused meanwhile.
+A weight swap with an unknown outcome leaves the engine paused, so that no token is recorded with a wrong version. The
+running calls continue once the engine has loaded the published weights; new calls are refused meanwhile.
 """
 
 from __future__ import annotations
@@ -82,7 +83,8 @@ class PublishedWeights:
 
     @classmethod
     def read(cls, text: str) -> PublishedWeights | None:
-        """Read a record; None for a malformed one: a file of another release must not keep a model from serving."""
+        """Parse a record. Return None if it is malformed: a file of another release must not keep a model from
+        serving."""
         try:
             return read_fields(cls, parse_json(text), lenient=True)
         except ValueError:
@@ -90,28 +92,28 @@ class PublishedWeights:
 
 
 class WeightTracker:
-    """Tracks the published weights and whether the engine has them. Without a folder only this process knows them.
-    ``on_change``: called when an update fails, and when the engine has the published weights again; ``failed``: set by
-    the first."""
+    """Tracks the published weights and whether the engine has them. Without a folder, only this process knows them.
+    ``on_change`` is called when an update fails, and when the engine has the published weights again; ``failed`` is set
+    when an update fails."""
 
     def __init__(self, watch: EngineWatch, folder: Path | None, base: str | None) -> None:
         self._watch = watch
         self.file = folder / PUBLISHED if folder is not None else None
         self._base = base
         self._stamp: tuple[int, int, int] | None = None
-        # Pair, version and the engine's losses at that time. Two entries: an update's weights count once it is
-        # committed, the weights before them until then.
+        # Pair, version, and the engine's losses when it got them. There are two entries because an update's weights
+        # count only once they are committed; until then the weights before them do.
         self._loaded: deque[tuple[str, int, int]] = deque(maxlen=2)
         self.published: PublishedWeights | None = None
         self._invalid_at: int | None = None  # the engine's losses when its weights were last declared invalid
         self.obstacle = ""  # why the engine could not load the published weights the last time
-        self.not_kept = ""  # why the newest record of published weights could not be written
+        self.not_kept = ""  # why the latest record of published weights could not be written
         self.on_change: Callable[[], None] = lambda: None
         self.failed = asyncio.Event()
         self.reload()
 
     def reload(self) -> None:
-        """Read the file again if it changed: every data proxy of the model writes it."""
+        """Read the file again if it has changed. Every data proxy of the model writes it."""
         if self.file is None:
             return
         try:
@@ -124,7 +126,7 @@ class WeightTracker:
         self.published = record if record is not None and record.base == self._base else None
 
     def loaded(self, pair: str, version: int) -> None:
-        """Note that the engine has these weights, until it is lost."""
+        """Note that the engine has these weights. The note is void once the engine is lost."""
         self._invalid_at = None
         now = pair, version, self._watch.losses
         if now in self._loaded:  # the oldest is forgotten first
@@ -138,7 +140,7 @@ class WeightTracker:
         self.on_change()
 
     def has(self, pair: str, version: int) -> bool:
-        """Whether the engine was given these weights, and has not been lost or invalidated since."""
+        """Return whether the engine was given these weights, and has not been lost or invalidated since."""
         return (pair, version, self._watch.losses) in self._loaded
 
     @property
@@ -182,8 +184,8 @@ class WeightTracker:
         return f"{reason}: {self.obstacle}" if self.obstacle else reason
 
     def commit(self, record: PublishedWeights) -> None:
-        """Publish a version that every worker was given: the model serves it from now on. An engine that was lost, or
-        loaded other weights, since it was given it is behind. Raises OSError."""
+        """Publish a version that every worker has received; the model serves it from now on. An engine that has been
+        lost or has loaded other weights since it received the version is behind. Raises OSError."""
         is_news = record != self.published
         self._write(record)
         if is_news:
@@ -191,8 +193,8 @@ class WeightTracker:
             note(os.environ, "Normal", SERVES, f"serves version {record.version}{by}", "data-proxy")
 
     def end(self, pair: str, left: LeftWeights | None) -> None:
-        """Note that the trainer has ended. Weights that it leaves in a folder are still served; without them an engine
-        that starts serves its own weights. Raises OSError."""
+        """Note that the trainer has ended. If it leaves the published weights in a folder, they are still served;
+        otherwise an engine that starts serves its own weights. Raises OSError."""
         record = self.published
         if record is None or record.pair != pair:
             return
@@ -209,7 +211,7 @@ class WeightTracker:
         return PublishedWeights(pair, version, path, gateway, self._base, writer)
 
     def about(self) -> dict[str, object]:
-        """The weights that the model serves: their folder, if they are in one, their version and who trained them."""
+        """Return the weights that the model serves: their folder (if they are in one), version and trainer."""
         record = self.published
         if record is None:
             return {"path": self._base, "version": None, "writer": None}
@@ -260,9 +262,9 @@ class EngineControl:
         self._tracker = tracker
         self._lock = asyncio.Lock()
         self._resume_due = asyncio.Event()  # set while the engine is paused because a resume failed
-        self._held_at: int | None = None  # the engine's losses when a resume was left out because of invalid weights
+        self._held_at: int | None = None  # the engine's losses when a resume was skipped because of invalid weights
         self.memory_released = False
-        self.on_change: Callable[[], None] = lambda: None  # called when the memory is released, and restored
+        self.on_change: Callable[[], None] = lambda: None  # called when the memory is released or restored
 
     def add_to(self, service: Service) -> None:
         memory = self.release_memory, self.restore_memory
@@ -291,7 +293,7 @@ class EngineControl:
         return released or self.watch.state.not_ready or self._tracker.reason
 
     def check_serving(self) -> None:
-        """Raises 503 while the engine's memory is released, or while it lacks the published weights."""
+        """Raise 503 while the engine's memory is released or the engine lacks the published weights."""
         if self.memory_released:
             message = "the engine's memory is released"
             raise ApiError(503, message, code="memory_released", headers={"Retry-After": "1"})
@@ -327,8 +329,8 @@ class EngineControl:
         await uninterrupted(resume(), "undo-pause")
 
     def _mark(self, pausing: bool) -> None:
-        """Create or remove the file that lasts while the engine is paused, and no client has paused it."""
-        with contextlib.suppress(OSError):  # on a full disk only a successor lacks it
+        """Create or remove the file that marks a pause by the data proxy itself, without a client's request."""
+        with contextlib.suppress(OSError):  # without the file, only a successor is affected
             if (file := self._pausing) is not None:
                 file.touch() if pausing else file.unlink(missing_ok=True)
 
@@ -344,16 +346,16 @@ class EngineControl:
 
     @property
     def _wants_pause(self) -> bool:
-        """Whether a client paused the engine: it is not resumed unasked."""
+        """Whether a client has paused the engine, so that only a client may resume it."""
         return self._pause.active and not self._resume_due.is_set() and not self._is_held
 
     async def _resume(self) -> None:
-        """Resume the engine; ``run`` repeats it if the engine fails. An engine whose weights are invalid is resumed by
-        the swap that loads others. Raises EngineError."""
+        """Resume the engine; if that fails, ``run`` repeats it. An engine with invalid weights is not resumed here, but
+        by the swap that loads valid ones. Raises EngineError."""
         if self._tracker.is_invalid:
             self._held_at = self.watch.losses
             self._resume_due.clear()
-            self._mark(False)  # the version that the engine has says it
+            self._mark(False)  # the engine's version shows the failed update
             return
         self._held_at = None
         try:
@@ -421,8 +423,8 @@ class EngineControl:
         return json_response({"status": "ok", "memory_released": False})
 
     async def configure_backend(self, request: Request) -> Response:
-        """Replace the engine by another process, which has to be ready and has none of the weight updates. Running
-        calls end at the engine where they started. Raises 400, 502."""
+        """Replace the engine by another process, which must be ready and has none of the weight updates. Running calls
+        finish on the engine where they started. Raises 400, 502."""
         given = (await read_object(request, _BODY_BYTES)).get("backend_addr")
         if not isinstance(given, str):
             raise bad_field("backend_addr", "must be the engine's address, host:port")
@@ -441,10 +443,12 @@ class EngineControl:
         return json_response({"status": "ok", "backend_addr": url})
 
     async def swap_weights(self, swap: Callable[[], Awaitable[None]]) -> float:
-        """Run ``swap`` while nothing is generated, and return the milliseconds that took. Generation resumes afterwards
-        even if the engine refused the new weights, unless it was paused before; after another failure its weights are
-        unknown, and it resumes once it has loaded others. The swap runs to its end even if the client disconnects: half
-        a swap would leave weights under a wrong version. Raises EngineError."""
+        """Run ``swap`` while nothing is generated. Return the milliseconds that it took.
+
+        Generation resumes afterwards unless it was paused before, even if the engine refused the new weights. After any
+        other failure the engine's weights are unknown, and it resumes once it has loaded others. The swap completes
+        even if the client disconnects: half a swap would leave weights under a wrong version. Raises EngineError.
+        """
         pausing = not self._engine.capabilities.swaps_between_steps
         return await uninterrupted(self._swap_locked(swap, pausing=pausing), "swap-weights")
 
@@ -474,8 +478,9 @@ class EngineControl:
             raise
 
     async def take_over(self) -> None:
-        """Continue where an earlier data proxy was killed. The engine has no version in the middle of an update, and
-        may be paused; paused by the data proxy otherwise, it is resumed. Raises EngineError."""
+        """Continue after a data proxy that was killed. If the engine is in the middle of an update, which it reports as
+        an unknown version, its weights are invalid. If only the data proxy had paused it, resume it. Raises
+        EngineError."""
         async with self.locked():
             if await self._engine.version() == UNKNOWN_VERSION and not self._tracker.is_invalid:
                 self._tracker.invalidate()
@@ -487,7 +492,7 @@ class EngineControl:
 
     @contextlib.asynccontextmanager
     async def exclusively(self) -> AsyncIterator[None]:
-        """Run one control at a time, and poll the engine after it, so that its effect is visible at once. Raises
+        """Run one control at a time, and poll the engine afterwards so that the effect is visible at once. Raises
         ApiError."""
         with engine_errors_as_api_errors():
             async with self.locked():
@@ -495,7 +500,7 @@ class EngineControl:
 
     @contextlib.asynccontextmanager
     async def locked(self) -> AsyncIterator[None]:
-        """The same as ``exclusively``; raises EngineError."""
+        """Run a block as ``exclusively`` does, but raise EngineError."""
         async with self._lock:
             yield
             await self.watch.refresh()

@@ -13,8 +13,8 @@ from areal.wire.stage import report_stage
 
 
 class PauseState:
-    """Whether the engine is paused, according to the data proxy's controls and the engine's reports. Paused time does
-    not count against a call's deadline; after a pause each call has its whole deadline again."""
+    """Whether the engine is paused, from the data proxy's controls and the engine's reports. Paused time does not count
+    against a call's deadline: after a pause each call has its full timeout again."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -24,7 +24,7 @@ class PauseState:
         self.commands = 0  # how often ``set`` was called: an observation that began before the last one is stale
 
     def set(self, active: bool) -> None:
-        """Set the state by a control of the data proxy."""
+        """Set the state after a control of the data proxy."""
         self.commands += 1
         self._change(active)
 
@@ -42,7 +42,7 @@ class PauseState:
             self.on_change()
 
     def covers(self, idle_s: float) -> bool:
-        """Whether a pause may explain ``idle_s`` seconds of silence."""
+        """Return whether a pause may explain ``idle_s`` seconds of silence."""
         return self.active or self._loop.time() - self._ended < idle_s
 
 
@@ -53,10 +53,10 @@ _LOST_AFTER = 2  # failed polls
 
 
 class EngineWatch:
-    """Polls engine health: most often at first while the engine is down, half as often while it is not ``busy``, and
-    soon after ``suspect``. ``state``: the newest result; a single failed poll after good ones is ignored.
-    ``on_progress`` is called when the engine reports another number of sampled tokens. ``losses``: how often the engine
-    was lost or replaced, which loses every weight update since its start."""
+    """Polls the engine's health: more often while the engine has just gone down, half as often while it is not
+    ``busy``, and soon after ``suspect``. ``state`` is the latest result; a single failed poll after good ones is
+    ignored. ``on_progress`` is called when the engine reports another number of sampled tokens. ``losses`` counts how
+    often the engine was lost or replaced, each of which discards the weight updates it had received."""
 
     def __init__(
         self,

@@ -65,7 +65,7 @@ def chat_body(chat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_unset(value: Any) -> bool:
-    """A temperature of 0 is set, though 0 equals False."""
+    """Return whether a field is unset. A temperature of 0 is set, though 0 equals False."""
     return value is None or value is False or value == []
 
 
@@ -386,7 +386,7 @@ async def _relay_answer(
 
 
 def _with_request_id(body: bytes, request_id: str) -> bytes:
-    """The API's error with the id of our reply, by which its caller and our logs know it."""
+    """Return the API's error with our request id, which the caller and our logs have."""
     try:
         data = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -400,7 +400,7 @@ def _with_request_id(body: bytes, request_id: str) -> bytes:
 
 
 def _anthropic_headers(request: Request) -> dict[str, str]:
-    """The client's headers that select a version of Anthropic's API."""
+    """Return the client's headers that select a version of Anthropic's API."""
     found = {name: request.headers.get(name) for name in ("anthropic-version", "anthropic-beta")}
     return {name: value for name, value in found.items() if value}
 
@@ -427,7 +427,7 @@ def api_failures() -> Iterator[None]:
     except TimeoutError as error:
         raise ApiError(504, "the external API made no progress", code="progress_timeout") from error
     except (aiohttp.ClientError, OSError) as error:
-        # Final too: the provider may have done the work, and asking again would be paid for twice.
+        # Final, too: the provider may have done the work, and a retry would be billed again.
         message = "the connection to the external API broke"
         raise ApiError(502, message, code="engine_failed", headers=_FINAL) from error
 

@@ -140,8 +140,8 @@ class ExternalModels:
         return json_response({"status": "ok", "name": name})
 
     async def _put(self, name: str, served: ExternalModel | None) -> None:
-        """Write the registrations to disk, then use them. ``served`` None: remove the model. Running calls keep the
-        model's earlier registration, whose connections close with the process. Raises ApiError 507."""
+        """Write the registrations to disk, then use them. ``served`` None removes the model. Running calls keep the
+        earlier registration, whose connections are closed when the process ends. Raises ApiError 507."""
         wanted = {key: value for key, value in self._served.items() if key != name}
         if served is not None:
             wanted[name] = served
@@ -155,7 +155,7 @@ class ExternalModels:
         self._served = wanted
 
     def _open(self, registered: ExternalRegistration) -> ExternalModel:
-        """Raises UrlError."""
+        """Raise UrlError."""
         return open_external(registered, self._recorders, self._max_body_bytes, self._timeout_s)
 
     @contextlib.asynccontextmanager
@@ -172,7 +172,7 @@ class ExternalModels:
 
 
 def _registered(body: RegisterExternal, own: str) -> ExternalRegistration:
-    """Raises 400, 409."""
+    """Return the registration in a request. Raises 400, 409."""
     if body.names is None:
         raise bad_field("name", "must be the model's: letters, digits and -._:/")
     name, model = body.names

@@ -140,7 +140,7 @@ def recorded_completion(turns: Sequence[RecordedTurn]) -> dict[str, Any]:
 
 
 def chunks_of(completion: Mapping[str, Any]) -> Iterator[bytes]:
-    """A completion as stream events."""
+    """Yield a recorded completion as stream events."""
     is_text = any("text" in choice for choice in completion["choices"])
     head = {name: completion.get(name) for name in ("id", "created", "model")}
     head["object"] = "text_completion" if is_text else "chat.completion.chunk"
@@ -204,7 +204,7 @@ class ResponseRecorder:
             return
         if decoded.get("error") is None:
             self._take(decoded)
-        else:  # the API's own, which is passed on
+        else:  # the API's own error, which is passed on
             self._ended = self._malformed = True
 
     def done(self) -> None:
@@ -216,7 +216,7 @@ class ResponseRecorder:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the stream came to its end: by its last event, by the API's error, or with all choices finished."""
+        """Whether the stream is complete: after its last event, after the API's error, or with all choices finished."""
         return self._ended or self._assembler.completion() is not None
 
     def data(self, data: Mapping[str, object], *, whole: bool) -> None:
@@ -229,7 +229,7 @@ class ResponseRecorder:
             self._malformed = True
 
     def _completion(self, data: Mapping[str, object]) -> Mapping[str, object]:
-        """A whole response as a chat completion. Raises NotACompletion."""
+        """Return a whole response as a chat completion. Raises NotACompletion."""
         return data
 
     async def answer(self, status: int, body: bytes) -> None:

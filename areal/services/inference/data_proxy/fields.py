@@ -1,7 +1,7 @@
-"""Reads request fields: each one is honored, refused by name, or reported as ignored.
+"""Reads request fields: each field is used, refused by name, or reported as ignored.
 
-``null`` counts as absent. Fields that no reader took are unknown to the API and are named in the header
-``x-areal-ignored``, as are known ones that are left out; no field is dropped silently.
+``null`` counts as absent. Fields that no reader took are unknown to the API; they and the known fields without effect
+are named in the header ``x-areal-ignored``. No field is dropped silently.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Fields:
         return not self._left and not self._left_out
 
     def has_none(self, names: frozenset[str]) -> bool:
-        """Whether none of ``names`` is given: most calls have few fields, and reading each one costs time."""
+        """Return whether none of ``names`` is given. Most calls have few fields, and reading each field costs time."""
         return names.isdisjoint(self._left)
 
     def number(self, name: str, default: float, low: float, high: float) -> float:
@@ -108,7 +108,7 @@ class Fields:
             self.take(name)
 
     def refuse(self, reasons: Mapping[str, str]) -> None:
-        """Refuse known fields that cannot be honored. Raises 400 for the first that asks for something."""
+        """Refuse known fields that cannot be honored. Raises 400 for the first one whose value requests something."""
         if reasons.keys().isdisjoint(self._left):
             return
         for name, why in reasons.items():
@@ -116,14 +116,15 @@ class Fields:
                 raise unsupported(name, why)
 
     def leave_out(self, defaults: Mapping[str, Collection[Any]]) -> None:
-        """Take known fields that have no effect here. One that asks for something but its ``defaults`` is named."""
+        """Take known fields without effect here. Report a field as ignored unless its value is one of its
+        ``defaults``."""
         for name, values in defaults.items():
             value = self.take(name)
             if not _asks_for_nothing(value) and value not in values:
                 self.name_left_out(name)
 
     def name_left_out(self, name: str) -> None:
-        """Name a part of the body that has no effect here."""
+        """Report a part of the body that has no effect here as ignored."""
         self._left_out.append(name)
 
     def ignored(self) -> tuple[str, ...]:
@@ -136,13 +137,13 @@ class Fields:
 
 
 def _asks_for_nothing(value: object) -> bool:
-    """Whether a field's value is one with which clients write that they want nothing of it."""
+    """Return whether a field's value requests nothing, such as null, false or an empty list."""
     return value is None or value is False or value in ("", [], {})
 
 
 def left_out_tool(fields: Fields, tool: object, known: Collection[str]) -> bool:
-    """Whether a tool is of another type than the ``known`` ones: its provider would run it, or has taught it to its own
-    models. It is left out and named."""
+    """Return whether a tool's type is not in ``known``, and report such a tool as ignored. These are tools that a
+    provider runs itself, or has trained its own models to use."""
     kind = tool.get("type", "function") if isinstance(tool, Mapping) else None
     if not isinstance(kind, str) or kind in known:
         return False
@@ -159,9 +160,9 @@ _FIRST_STEP = re.compile(r"[^.\[]*")  # of a field's path
 
 @contextmanager
 def dialect_field_names(names: Mapping[str, str], *, foreign: bool = False) -> Iterator[None]:
-    """Make errors about a field of a chat body name the dialect's field instead. Indexes and subfields are left out,
-    since the dialect may number its items differently. ``foreign``: messages are another API's and stay, after the
-    field's name."""
+    """Rename fields of the chat body in errors to the dialect's fields. Indexes and subfields are left out, since the
+    dialect may number its items differently. ``foreign``: the message is another API's; it is kept and prefixed with
+    the field's name."""
 
     def named(field: str) -> str:
         return names.get(_FIRST_STEP.match(field)[0], field)  # type: ignore[index]  # it matches every text
@@ -208,8 +209,8 @@ CONSTRAINTS = frozenset((*_KINDS, *_REFUSED, "structured_outputs"))
 
 
 def read_constraint(fields: Fields) -> tuple[str, Mapping[str, Any]] | None:
-    """Return the name of the field that constrains the response, and the constraint (``EngineCall.response_format``);
-    None without one. Raises 400 naming the field."""
+    """Return the name of the field that constrains the response, and the constraint (``EngineCall.response_format``),
+    or None if no field does. Raises 400 naming the field."""
     if fields.has_none(CONSTRAINTS):
         return None
     fields.refuse(_REFUSED)
@@ -309,8 +310,8 @@ def read_response_options(fields: Fields, top_logprobs: int | None, capabilities
 
 
 def _usage_options(fields: Fields, stream: bool) -> tuple[bool, bool]:
-    """Return whether a stream ends with its usage, and whether every chunk has the usage so far: the second only with
-    the first, as in vLLM."""
+    """Return whether a stream ends with its usage, and whether every chunk contains the usage so far. As in vLLM, the
+    second requires the first."""
     options = Fields(fields.mapping("stream_options"))
     include, continuous = options.flag("include_usage"), options.flag("continuous_usage_stats")
     options.accept(("include_obfuscation",))
@@ -379,7 +380,7 @@ def read_sampling(
 
 
 def _temperature(value: float, capabilities: Capabilities) -> float:
-    """A temperature so low that dividing by it overflows logits is greedy, and is recorded as 0."""
+    """Return the temperature, or 0 (greedy) for one so low that dividing by it would overflow the logits."""
     if value < GREEDY_BELOW:
         return 0.0
     if value < capabilities.lowest_temperature:
@@ -389,8 +390,8 @@ def _temperature(value: float, capabilities: Capabilities) -> float:
 
 
 def check_logprobs(sampling: SamplingParams, options: ResponseOptions, capabilities: Capabilities) -> None:
-    """Raises 400 naming the field with which this engine's logprobs would deviate from the contract (``engines.base``).
-    To be called if the call is recorded or returns logprobs."""
+    """Raise 400 naming the field that makes this engine's logprobs deviate from the contract (``engines.base``). For
+    calls that are recorded or that return logprobs."""
     grammar = options.response_format is not None
     name = capabilities.logprobs.conflict(sampling, grammar=grammar)
     if name is not None:

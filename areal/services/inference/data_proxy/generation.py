@@ -51,16 +51,17 @@ from areal.services.inference.engines.transport import MISREAD, malformed_answer
 
 
 class StopScanner:
-    """Finds the first stop string in the text of a choice. Text that may start a stop string is held back until later
-    text decides: a stop string, or a part of one that later completes, is never emitted. The result does not depend on
-    how tokens split the text: the stop string that *ends* first wins, and of those that end together the longest."""
+    """Finds the first stop string in the text of a choice. Text that may begin a stop string is held back until later
+    text decides, so that no part of a stop string is emitted. The result does not depend on how tokens split the text:
+    the stop string that *ends* first wins, and the longest if several end together."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
         self._held = ""
 
     def push(self, text: str) -> tuple[str, str | None]:
-        """Return the text that may be emitted now, and the stop string that was met; text after it is dropped."""
+        """Return the text that may be emitted now and the stop string that was found. Text after a stop string is
+        dropped."""
         if not self._stops:
             return text, None
         text = self._held + text
@@ -130,7 +131,7 @@ class Choice:
         start, tokens, finish = len(self.token_ids), delta.token_ids, delta.finish_reason
         hidden = delta.stop_token_id is not None and tokens[-1:] == (delta.stop_token_id,)
         visible = tokens[:-1] if hidden else tokens
-        if not self._token_by_token:  # all text is content, and none of it ends the choice
+        if not self._token_by_token:  # all text is content, and no text ends the choice
             self.token_ids += tokens
             self.logprobs += delta.logprobs
             self.versions += delta.versions
@@ -220,11 +221,11 @@ class Serializer(Protocol):
     """Writes one response in an API's format."""
 
     def opening(self) -> bytes:
-        """The chunks before any token."""
+        """Return the chunks before any token."""
         ...
 
     def update(self, update: ChoiceUpdate) -> bytes:
-        """The chunks of one update; empty while its text is not certain."""
+        """Return the chunks of one update; empty while its text is not certain."""
         ...
 
     def closing(self) -> bytes: ...
@@ -240,8 +241,8 @@ _TOKEN_ID_END = 2**31  # token ids are recorded as 32 bits
 
 
 def progress_timeout_s(request: Request, default: float) -> float:
-    """Return the seconds without progress after which a call fails: those of the relay's header, which follows changed
-    limits, or else ``default``."""
+    """Return the seconds without progress after which a call fails: from the relay's header, which reflects changed
+    limits, otherwise ``default``."""
     text = request.headers.get(names.PROGRESS_TIMEOUT)
     try:
         given = float(text) if text is not None else 0.0
@@ -267,7 +268,7 @@ class ActivityTimer:
 @dataclass
 class CallTimer:
     """Separates the data proxy's time from the engine's, in seconds of ``time.perf_counter``. ``engine_since``: the
-    start of the engine's current work; ``engine_s``: its finished work."""
+    start of the engine's current work; ``engine_s``: the duration of its finished work."""
 
     started: float
     engine_since: float = 0.0
@@ -376,8 +377,8 @@ class Generator:
         timer = call.timer
 
         def suspended() -> bool:
-            """Whether the call may go on: there was progress, the engine is paused, or the call is queued in a busy
-            engine."""
+            """Return whether the call may go on: there was progress, the engine is paused, or the call is queued in a
+            busy engine."""
             idle_s = time.perf_counter() - timer.last_token
             if idle_s < call.timeout_s:
                 watchdog.kick(idle_s)
@@ -433,8 +434,8 @@ class Generator:
 
 
 def _described(call: GenerationCall) -> tracing.Attributes:
-    """The attributes of a call's span, by OpenTelemetry's conventions for generative AI. Prompts and responses are left
-    out."""
+    """Return the attributes of a call's span, by OpenTelemetry's conventions for generative AI, without prompts and
+    responses."""
     state, generation = call.state, call.generation
     sampling, timer = generation.sampling, call.timer
     versions = [version for choice in state.choices for version in choice.versions]
@@ -459,7 +460,7 @@ def _described(call: GenerationCall) -> tracing.Attributes:
 
 
 class _AllEnded(Exception):
-    """Every choice of a job has ended before the engine ended them all: the remaining deltas are dropped."""
+    """Every choice of a job has ended, some before the engine ended them. The remaining deltas are dropped."""
 
 
 class DeltaConsumer:
@@ -548,9 +549,11 @@ class StreamWriter:
 
 
 def validate_delta(delta: EngineDelta, choices: int) -> None:
-    """Raises EngineFailed for a delta that no engine can have sampled in a call with this many choices. Engine deltas
-    become training data: one without a log-probability, with NaN, or for a choice that does not exist comes from a
-    broken engine, or a broken proxy in front of it. The call fails, and nothing of it is recorded."""
+    """Raise EngineFailed for a delta that no engine can have sampled in a call with this many choices.
+
+    Deltas become training data. A delta with a missing or NaN log-probability, or for a choice that does not exist,
+    comes from a broken engine or from a broken proxy in front of it. The call fails and is not recorded.
+    """
     tokens, logprobs = delta.token_ids, delta.logprobs
     try:
         if len(tokens) == 1 == len(logprobs) == len(delta.versions):  # most deltas

@@ -106,9 +106,9 @@ def replay_turn(choice: Choice, turn: TokenTurn) -> ChoiceUpdate:
 DEFAULT_MODEL = "default"  # agents may use this name for their session's model
 _MAX_WHOLE_TOKENS = 65_536  # the longest response that is decoded in one step, which takes a few milliseconds
 _BATCHED_TOKENS = 16
-_ENGINE_POLL_S = 10.0  # the shortest deadline that surely spans several engine polls, which are 1 s or 2 s apart
+_ENGINE_POLL_S = 10.0  # the shortest deadline that surely spans several engine polls, every 1 or 2 s
 _NO_DIALECT = nullcontext()
-_TOKEN_CHARS = 3  # of a text, about
+_TOKEN_CHARS = 3  # approximate length of a token's text
 
 
 def adapter_of(name: str | None, model: str, adapters: Collection[str]) -> str | None:
@@ -451,7 +451,7 @@ class ModelCalls:
 def _seeds(
     generation: GenerationRequest, recorder: CallRecorder, prompts: Sequence[Sequence[int]]
 ) -> Sequence[int] | None:
-    """A seed for each prompt of a call that has none of its own."""
+    """Return a seed for each prompt of a call that has none of its own."""
     if generation.sampling.seed is not None:
         return None
     return generation.default_seeds or recorder.seeds(prompts)

@@ -1,8 +1,8 @@
 """Reads requests of OpenAI's chat completions and completions: their fields, tools, and the parsing of their responses.
 
 A tool call is forced by starting it: the prompt ends within a call in the model's own format, so that the model can
-only complete a call. That start includes the name of a named tool. The model writes the arguments, which engines with
-grammars constrain to the tool's schema.
+only complete that call. If a tool is named, the start includes its name. The model then writes the arguments, which
+engines with grammars constrain to the tool's schema.
 """
 
 from __future__ import annotations
@@ -240,7 +240,7 @@ _LEFT_OUT: dict[str, tuple[Any, ...]] = {
     "prediction": (),  # it changes no text
     "moderation": (),
 }
-"""Fields without an effect, and the values that ask for none."""
+"""Known fields without effect here, and the values that request nothing."""
 _NOT_IN_CHAT = {
     "functions": "it is the old form of tools",
     "audio": "the model writes text only",
@@ -351,7 +351,7 @@ def _read_rest(fields: Fields) -> tuple[bool, tuple[str, ...]]:
 
 
 def _continues_last_message(fields: Fields, messages: Sequence[Mapping[str, object]], *, forced: bool) -> bool:
-    """Whether the response continues the last message instead of starting a new one."""
+    """Return whether the response continues the last message instead of starting a new one."""
     name = "continue_final_message"
     if not fields.flag(name):
         return False
@@ -424,7 +424,7 @@ def read_completion(fields: Fields, codec: TextCodec, capabilities: Capabilities
 
 
 def _images(fields: Fields, prompt: object, capabilities: Capabilities) -> tuple[str, ...]:
-    """``image_data``: images in base64, which the placeholders in the one prompt of token ids stand for."""
+    """Read ``image_data``: base64 images for the placeholders in the one prompt, which must be token ids."""
     name = "image_data"
     if not fields.given(name):
         return ()
@@ -437,7 +437,7 @@ def _images(fields: Fields, prompt: object, capabilities: Capabilities) -> tuple
 
 
 def _default_seeds(fields: Fields, prompts: int) -> list[int] | None:
-    """``default_seed``: a number for one prompt, or a list with one for each."""
+    """Read ``default_seed``: a number for one prompt, or a list with a number for each prompt."""
     given = fields.take("default_seed")
     if given is None:
         return None
@@ -450,7 +450,7 @@ def _default_seeds(fields: Fields, prompts: int) -> list[int] | None:
 
 
 def _texts(value: object, count: int) -> tuple[str | None, ...]:
-    """Return the texts of ``count`` prompts; None for those of token ids."""
+    """Return the texts of ``count`` prompts, None for prompts of token ids."""
     items = value if isinstance(value, list) and len(value) == count else [value] * count
     return tuple(item if isinstance(item, str) else None for item in items)
 

@@ -1,8 +1,8 @@
-"""The prompt of a chat: what the chat template writes, or a recorded turn's tokens and what the template adds to them.
+"""The prompt of a chat: the rendered chat template, or a recorded turn's tokens plus what the template adds to them.
 
-A turn that continues a recorded turn keeps its tokens unchanged: the model sees the tokens that it sampled, and a
-conversation is one row of training data. Where the template writes the conversation otherwise, it is a new prompt
-(``areal.conversation``).
+A turn that continues a recorded turn keeps that turn's tokens unchanged, so that the model sees the tokens it sampled
+and a conversation becomes one row of training data. If the template renders the conversation differently, it is a new
+prompt (``areal.conversation``).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 @contextmanager
 def template_refusals() -> Iterator[None]:
-    """Make what a conversation or a chat template refuses the client's error, 400 naming the field."""
+    """Convert errors about a conversation or of a chat template to the client's error, 400 naming the field."""
     try:
         yield
     except ConversationError as error:
@@ -76,8 +76,8 @@ class ChatPrompt:
         return prompt[:end] + (space if prompt.startswith(space, end) else "")
 
     def token_ids(self, recorded: PrefixMatch | None, most: int | None) -> list[int]:
-        """Return the tokens of the prompt, which begin with a recorded turn's if the conversation continues it. Raises
-        ApiError 400, and TooLong for surely more than ``most`` tokens."""
+        """Return the prompt's tokens. If the conversation continues ``recorded``, they begin with that turn's tokens.
+        Raises ApiError 400, and TooLong if there are surely more than ``most``."""
         prompt = self.continued(recorded, most) if recorded is not None else None
         return self.codec.encode(self.text(), add_special_tokens=False, most=most) if prompt is None else prompt
 

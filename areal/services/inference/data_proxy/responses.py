@@ -28,11 +28,11 @@ _LEFT_OUT: dict[str, tuple[Any, ...]] = {
     "truncation": ("disabled",),  # input that is too long is refused
     "store": (),
     "top_logprobs": (0,),  # this API's responses have none here; chat completions have
-    "max_tool_calls": (),  # of tools that a provider runs
+    "max_tool_calls": (),  # limits tools that a provider runs
     "context_management": (),
     "moderation": (),
 }
-"""Fields without an effect, and the values that ask for none."""
+"""Known fields without effect here, and the values that request nothing."""
 _INCLUDABLE = ("reasoning.encrypted_content",)  # reasoning is sent as plain text, so there is nothing to encrypt
 _NAMES = {"max_tokens": "max_output_tokens", "response_format": "text.format", "messages": "input"}
 
@@ -110,9 +110,11 @@ def _text(fields: Fields, chat: dict[str, Any]) -> list[str]:
 
 
 class _ResponseTools:
-    """The tools of a request, as functions for the chat template. ``forms``: how calls of those are answered that the
-    template knows by another name, or as a function that they are not. The tools of a namespace have its name before
-    their own, and the input of a custom tool is an argument of that name. Tools of other types are left out, and named.
+    """The tools of a request, as functions for the chat template.
+
+    ``forms`` says how to write a call of a tool that the template knows by another name, or that is not a function. A
+    tool in a namespace is shown as ``namespace__name``. A custom tool is shown with its input as an argument of that
+    name. Tools of other types are left out and reported as ignored.
     """
 
     def __init__(self, fields: Fields, tools: Sequence[object]) -> None:
@@ -161,7 +163,7 @@ class _ResponseTools:
         return any(each["function"]["name"] == shown for each in self.functions)
 
     def shown(self, name: str, namespace: object) -> str:
-        """The name by which the template knows a tool."""
+        """Return the name by which the template knows a tool."""
         space = namespace if isinstance(namespace, str) else None
         found = (shown for shown, form in self.forms.items() if (form.name, form.namespace) == (name, space))
         return next(found, _joined_name(name, space))
@@ -253,8 +255,8 @@ _LEFT_OUT_ITEMS = (
     *("local_shell_call", "local_shell_call_output", "shell_call", "shell_call_output", "computer_call"),
     *("apply_patch_call", "apply_patch_call_output", "computer_call_output"),
 )
-"""Items of what a provider did, and calls of tools that it has taught to its own models, which are left out too: the
-text of the answers stays."""
+"""Types of items that describe a provider's own actions, or calls of tools that it has trained its own models to use.
+They are left out; the text of the answers is kept."""
 
 
 def _add(builder: _MessageBuilder, item: object, where: str, fields: Fields, tools: _ResponseTools) -> None:

@@ -1,10 +1,11 @@
-"""Seeds of calls that have none of their own.
+"""Seeds for the calls that do not set one.
 
-A session that was started with a seed gives each of its calls another one, derived from the session's, the prompt's
-tokens, and how often the session has sampled that prompt: the order in which calls of one moment arrive does not
-matter. Seeds are kept in memory: after a restart of the data proxy a session's further calls are not seeded.
+A session that was started with a seed gives each of its calls a different seed, derived from the session's seed, the
+prompt's tokens, and how often the session has sampled that prompt. The seeds therefore do not depend on the order in
+which concurrent calls arrive. They are kept in memory: after a restart of the data proxy, further calls of the session
+are not seeded.
 
-A ``default_seed`` is used only where it costs the engine nothing (``Capabilities.free_seeds``).
+A ``default_seed`` is used only if seeding costs the engine nothing (``Capabilities.free_seeds``).
 """
 
 from __future__ import annotations
@@ -30,14 +31,15 @@ class _SessionSeed:
 
 
 class SessionSeeds:
-    """``capabilities`` None: an external model, which has no seeds."""
+    """The seeds of the sessions. ``capabilities`` None: an external model, which does not support seeds."""
 
     def __init__(self, capabilities: Capabilities | None) -> None:
         self._capabilities = capabilities or _NONE
         self._sessions: OrderedDict[tuple[str, int], _SessionSeed] = OrderedDict()
 
     def chosen(self, seed: int | None, default_seed: int | None) -> int | None:
-        """The seed of a group that is being started. Raises 400 for a ``seed`` that the engine does not have."""
+        """Return the seed of a group that is being started. Raises 400 for a ``seed`` if the engine does not support
+        seeds."""
         if seed is not None and "seed" not in self._capabilities.sampling_fields:
             raise unsupported("seed", "this engine does not have it")
         return seed if seed is not None or not self._capabilities.free_seeds else default_seed
@@ -52,7 +54,7 @@ class SessionSeeds:
         self._sessions.pop((tag, session), None)
 
     def of_call(self, tag: str, session: int, prompts: Sequence[Sequence[int]]) -> list[int] | None:
-        """A seed for each prompt of a call; None where the session has none."""
+        """Return a seed for each prompt of a call, or None if the session has no seed."""
         held = self._sessions.get((tag, session))
         if held is None:
             return None

@@ -59,7 +59,8 @@ def chat_logprobs(codec: TextCodec, choice: Choice, start: int, end: int) -> dic
 
 
 def completion_logprobs(codec: TextCodec, choice: Choice, start: int, end: int, offset: int) -> dict[str, Any]:
-    """The completions API's ``logprobs``. ``offset``: where the first token's text begins in the choice's text."""
+    """Return the completions API's ``logprobs``. ``offset``: where the first token's text begins in the choice's
+    text."""
     tokens = [codec.token_text(token_id) for token_id in choice.token_ids[start:end]]
     offsets = []
     for token in tokens:
@@ -78,7 +79,7 @@ def completion_logprobs(codec: TextCodec, choice: Choice, start: int, end: int, 
 
 
 def prompt_logprobs(codec: TextCodec, prompt: Sequence[int], scores: PromptLogprobs, top: int) -> dict[str, Any]:
-    """The completions API's ``logprobs`` of an echoed prompt; they are null for its first token."""
+    """Return the completions API's ``logprobs`` of an echoed prompt, with null for its first token."""
     tokens = [codec.token_text(token_id) for token_id in prompt]
     offsets = [0, *accumulate(map(len, tokens[:-1]))]
     tops: list[dict[str, float] | None] = [
@@ -97,7 +98,7 @@ def prompt_logprobs(codec: TextCodec, prompt: Sequence[int], scores: PromptLogpr
 
 
 def by_token(codec: TextCodec, prompt: Sequence[int], scores: PromptLogprobs, top: int) -> list[dict[str, Any] | None]:
-    """vLLM's ``prompt_logprobs``: for each token of a prompt, that token and the likeliest ones, by token id."""
+    """Return vLLM's ``prompt_logprobs``: for each prompt token, that token and the likeliest ones, by token id."""
     entries: list[dict[str, Any] | None] = [None]
     for token_id, value, entry in zip(prompt[1:], scores.logprobs, scores.top_logprobs, strict=True):
         every = {token_id: value, **dict(entry[:top])}
@@ -111,7 +112,7 @@ def by_token(codec: TextCodec, prompt: Sequence[int], scores: PromptLogprobs, to
 
 
 def plain_logprobs(choice: Choice, start: int, end: int) -> list[float]:
-    """The log-probabilities of the sampled tokens, without alternatives."""
+    """Return the log-probabilities of the sampled tokens, without alternatives."""
     values = choice.logprobs[start:end]
     return values if not values or min(values) >= _LEAST else [max(value, _LEAST) for value in values]
 
@@ -177,7 +178,7 @@ class _OpenAISerializer(ABC):
 
 
 class ChatSerializer(_OpenAISerializer):
-    """``custom``: the names of the tools whose input is a text."""
+    """Writes chat completions. ``custom``: the names of the tools whose input is text."""
 
     kind, chunk_kind = "chat.completion", "chat.completion.chunk"
 
@@ -195,7 +196,7 @@ class ChatSerializer(_OpenAISerializer):
         )
 
     def _around_content(self, index: int) -> tuple[bytes, bytes]:
-        """The bytes before and after the text in a chunk of content: they are the same in each such chunk."""
+        """Return the bytes before and after the text in a content chunk. They are the same in each such chunk."""
         before, mark, after = self._chunk(index, {"content": ""}).partition(_NO_CONTENT)
         around = self._around[index] = (before + mark[:-2], after)
         return around
@@ -230,7 +231,8 @@ class ChatSerializer(_OpenAISerializer):
         return b"".join(chunks)
 
     def _delta(self, index: int, piece: Piece) -> dict[str, Any] | None:
-        """The input of a custom call can be read from its whole arguments, and is one delta."""
+        """Return a piece's delta. A custom call's input can only be read from its complete arguments, so it is one
+        delta."""
         match piece:
             case CallStart(call, call_id, name) if name in self._custom:
                 self._inputs[index, call] = ""
@@ -288,7 +290,7 @@ class CompletionSerializer(_OpenAISerializer):
         )
 
     def _echoed_logprobs(self, choice: Choice) -> dict[str, Any] | None:
-        """The logprobs of the prompt; None unless the request has both ``echo`` and ``logprobs``."""
+        """Return the logprobs of the prompt, or None unless the request has both ``echo`` and ``logprobs``."""
         state, place = self._state, choice.index // self._state.per_prompt
         wanted = state.options.top_logprobs
         if not state.echoed or wanted is None or not state.scores:

@@ -195,7 +195,7 @@ class JournalSessionRoutes:
 
 
 def _group(store: TrajectoryStore, group_id: str) -> tuple[SessionJournal, GroupName]:
-    """Return the group's journal and its name. Raises 404; 421 where another process has the journal."""
+    """Return the group's journal and its name. Raises 404, or 421 if another process has the journal."""
     group = GroupName.require(group_id)
     return journal_of(store, group.tag), group
 
@@ -281,7 +281,8 @@ class TrajectoryRoutes:
         service.route("POST", "/trajectories/ack", self.acknowledge_leases, Access.ADMIN)
 
     async def export(self, request: Request) -> Response:
-        """Export trajectories. With ``dry_run`` nothing is exported: the response tells whether it could be."""
+        """Export trajectories. With ``dry_run`` nothing is exported: the response says whether the export would
+        succeed."""
         body = await read_body(request, ExportTrajectories, _EXPORT_BODY_BYTES)
         wanted = self._export_request(body, idempotency_key(request.headers))
         # Only the gateway combines sessions of several journals.
@@ -312,8 +313,8 @@ class TrajectoryRoutes:
     async def _seal(
         self, journal: SessionJournal, wanted: ExportRequest, reward: float
     ) -> tuple[bool, tuple[StoredExport, Export] | None]:
-        """Reward the session's last interaction. Return whether it was given now, and the export if it was taken in the
-        same commit. Raises 400 for several sessions, or a trajectory id."""
+        """Reward the session's last interaction. Return whether the reward was set now, and the export if it was taken
+        in the same commit. Raises 400 for several sessions or for a trajectory id."""
         if len(wanted.session_ids) > 1 or wanted.trajectory is not None:
             raise bad_field("reward", "is for one session, and its last interaction")
         return await journal.seal(SessionName.require(wanted.session_ids[0], "session_ids"), reward, wanted)

@@ -122,8 +122,8 @@ class CallerResolver:
 
 class CallRecorder:
     """Records one model call. ``caller`` None: the data proxy has no journal and records nothing. ``replayed``: the
-    recorded turns of the call that this call repeats; nothing is generated then. ``conversation``: the digest of the
-    chat, once it is set."""
+    recorded turns of an earlier call that this call repeats, so that nothing is generated. ``conversation``: the digest
+    of the chat, once it is set."""
 
     def __init__(
         self,
@@ -145,11 +145,11 @@ class CallRecorder:
         return self._caller is not None and not self._caller.admin
 
     def records(self, store: bool) -> bool:
-        """Whether this call is recorded; ``store`` is the request's ``store`` field."""
+        """Return whether this call is recorded; ``store`` is the request's ``store`` field."""
         return store and self._caller is not None
 
     def seeds(self, prompts: Sequence[Sequence[int]]) -> list[int] | None:
-        """The session's seeds of this call, one for each prompt."""
+        """Return the session's seeds for this call, one for each prompt, or None."""
         if self._caller is None or self._seeds is None:
             return None
         return self._seeds.of_call(self._caller.journal.tag, self._caller.session, prompts)

@@ -51,7 +51,7 @@ def byte_of_char() -> dict[str, int]:
 
 
 def byte_level_bytes(piece: str) -> bytes:
-    """The bytes of a byte-level token. An added token is plain text, whose bytes are UTF-8."""
+    """Return the bytes of a byte-level token. An added token is plain text, encoded as UTF-8."""
     table = byte_of_char()
     try:
         return bytes(table[char] for char in piece)
@@ -234,14 +234,14 @@ class TooLong(Exception):
 
 
 class Abandoned(Exception):
-    """The task that waits for the work was cancelled: its client disconnected."""
+    """The task that waits for the work was cancelled because its client disconnected."""
 
 
 _abandoned: ContextVar[threading.Event | None] = ContextVar("_abandoned", default=None)
 
 
 def check_wanted() -> None:
-    """Raises Abandoned if the result is no longer needed. Long work calls this between its steps."""
+    """Raise Abandoned if the result is no longer needed. Long work calls this between its steps."""
     event = _abandoned.get()
     if event is not None and event.is_set():
         raise Abandoned
@@ -276,7 +276,7 @@ class TextCodec:
     ) -> None:
         self._tokenizer = tokenizer
         self.max_positions = max_positions
-        self.vocab_size = vocab_size or tokenizer.get_vocab_size(with_added_tokens=True)  # the model's, where it says
+        self.vocab_size = vocab_size or tokenizer.get_vocab_size(with_added_tokens=True)  # the model's, if configured
         added = tokenizer.get_added_tokens_decoder()
         self._special = {token_id for token_id, token in added.items() if token.special}
         self._byte_level = _is_byte_level(json.loads(tokenizer.to_str()).get("decoder"))
@@ -337,7 +337,7 @@ class TextCodec:
         return added[:start], added[start + len(plain) :]
 
     def count(self, text: str, most: int | None = None) -> int:
-        """Count the tokens of a text in pieces: each cut may add a few. Raises TooLong as soon as there are surely more
+        """Count the tokens of a text in pieces, where each cut may add a few. Raises TooLong once there are surely more
         than ``most``, and Abandoned."""
         total = 0
         for cuts, start in enumerate(range(0, len(text), PIECE)):
@@ -388,7 +388,7 @@ class TextCodec:
 
 
 def _is_byte_level(decoder: Any) -> bool:
-    """Whether decoding only concatenates the tokens' bytes."""
+    """Return whether decoding only concatenates the tokens' bytes."""
     if not isinstance(decoder, dict):
         return False
     steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
@@ -502,13 +502,13 @@ def _template_source(root: Path, config: dict[str, Any], given: str | None) -> s
 
 
 def _named(sources: list[Any], name: str) -> str | None:
-    """One of several templates by name; the one for plain chats is called default."""
+    """Return one of several templates by name; the one for plain chats is called default."""
     found = {item.get("name"): item.get("template") for item in sources if isinstance(item, dict)}.get(name)
     return found if isinstance(found, str) else None
 
 
 def _tool_source(root: Path, config: dict[str, Any]) -> str | None:
-    """The template for chats with tools, if the model has one of its own."""
+    """Return the template for chats with tools, if the model has one of its own."""
     if (root / "chat_template.jinja").is_file():
         file = root / "additional_chat_templates" / "tool_use.jinja"
         return file.read_text(encoding="utf-8") if file.is_file() else None
@@ -528,7 +528,7 @@ def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
 
 
 def _end_ids(tokenizer: Tokenizer, *configs: dict[str, Any]) -> list[int]:
-    """Every id that ends a response, from all three configurations."""
+    """Return every id that ends a response, from all three configurations."""
     ids: set[int] = set()
     for config in configs:
         value = config.get("eos_token_id")

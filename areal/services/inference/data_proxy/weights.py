@@ -206,7 +206,7 @@ class WeightRoutes:
 
     async def _require_alone(self, name: str, gateway: str | None) -> None:
         """Refuse a second trainer of the model: two would overwrite each other's weights. A trainer's weight-update
-        gateway ends with it, so only a live gateway blocks another. Raises ApiError 409."""
+        gateway ends with the trainer, so only a live gateway blocks another trainer. Raises ApiError 409."""
         there, record = self._pairs.get(name), self._tracker.published
         known = {there.gateway if there is not None else None}
         known |= {record.gateway if record is not None and record.pair == name else None}
@@ -283,8 +283,8 @@ class WeightRoutes:
         return str(folder)
 
     async def check(self, request: Request) -> Response:
-        """Compare the engine with a plain forward pass; 502 if it computes with other weights. The check samples a
-        token: while generation is paused it is skipped, and ``largest_gap`` is null."""
+        """Compare the engine's logprobs with a plain forward pass; respond 502 if it computes with other weights. The
+        check samples a token, so it is skipped while generation is paused, and ``largest_gap`` is null."""
         probe = _probe((await read_body(request, bodies.CheckWeights, _BODY_BYTES)).probe)
         if self._control.paused:
             return json_response({"status": "ok", "largest_gap": None})
@@ -293,7 +293,7 @@ class WeightRoutes:
         return json_response({"status": "ok", "largest_gap": gap})
 
     async def commit(self, request: Request) -> Response:
-        """Publish a version that every worker of the pair has: workers that start serve only this version."""
+        """Publish a version that every worker of the pair has. Workers that start serve only this version."""
         body = await read_body(request, bodies.WeightOrder, _BODY_BYTES)
         pair = self._pair(body.pair_name)
         # Shared memory ends with its trainer: its path is not published.
@@ -304,7 +304,7 @@ class WeightRoutes:
         return json_response({"status": "ok", "pair_name": pair.name, "version": body.version})
 
     async def revert(self, request: Request) -> Response:
-        """Return to the published weights, because a worker of the pair refused this version. A worker that has nothing
+        """Return to the published weights because a worker of the pair refused this version. A worker that has no part
         of the version (``reverted`` false) continues to serve; the others serve nothing until they have returned."""
         body = await read_body(request, bodies.WeightOrder, _BODY_BYTES)
         order = body.pair_name, body.version
@@ -321,8 +321,8 @@ class WeightRoutes:
             return True
 
     async def run(self) -> None:
-        """Return to the published weights after an update whose trainer died before it was committed, so that the
-        workers of a model do not go on with two versions. Weights without a copy are not returned to."""
+        """Return to the published weights if a trainer died before it committed an update, so that the workers of a
+        model do not continue with two versions. Requires a copy of the published weights."""
         while True:
             await self._swapped.wait()
             self._swapped.clear()
@@ -388,7 +388,7 @@ class WeightRoutes:
 
     @contextlib.contextmanager
     def _keeping(self) -> Iterator[None]:
-        """Raises ApiError 507 or 500 where the record of the published weights cannot be written."""
+        """Convert a failure to write the record of the published weights to ApiError 507 or 500."""
         try:
             yield
         except OSError as error:

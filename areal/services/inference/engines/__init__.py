@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def open_engine(kind: str, http: HttpClient, url: str, headers: dict[str, str]) -> TokenEngine:
-    """The client of one engine process. Raises ValueError for an unknown kind."""
+    """Return the client of one engine process. Raises ValueError for an unknown kind."""
     if kind == "embedded":
         from areal.services.inference.engines.embedded_client import EmbeddedClient
 

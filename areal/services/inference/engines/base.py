@@ -32,7 +32,7 @@ class FinishReason(StrEnum):
 
     @classmethod
     def read(cls, text: object) -> FinishReason:
-        """The reason in an engine's answer; anything but stop and length is an abort."""
+        """Return the reason in an engine's answer; anything but stop and length is an abort."""
         return cls(text) if text in ("stop", "length") else cls.ABORT
 
 
@@ -128,8 +128,8 @@ class LogprobsMode:
     before_grammars: bool = True
 
     def conflict(self, sampling: SamplingParams, *, grammar: bool) -> str | None:
-        """The first field of ``SamplingParams`` that makes the logprobs deviate from the contract; ``response_format``
-        for a grammar."""
+        """Return the first field of ``SamplingParams`` that makes the logprobs deviate from the contract;
+        ``response_format`` for a grammar."""
         if not self.tempered and sampling.temperature not in (0.0, 1.0):
             return "temperature"
         shaping: tuple[str, ...] = ()
@@ -209,7 +209,7 @@ class TokenGenerator(Protocol):
     capabilities: Capabilities
 
     def generate(self, call: EngineCall) -> AsyncGenerator[EngineDelta, None]:
-        """Raises EngineUnavailable or EngineRefused before the first delta, EngineFailed at any time.
+        """Raise EngineUnavailable or EngineRefused before the first delta, EngineFailed at any time.
 
         A stream that ends before every choice has its finish reason failed too; the caller checks that.
         """
@@ -229,7 +229,7 @@ class TokenEngine(TokenGenerator, Protocol):
         """Use the engine at ``url`` for new calls; running calls stay with theirs."""
 
     async def state(self) -> EngineState:
-        """The engine's state. Never raises EngineError: an engine that does not answer is not ready."""
+        """Return the engine's state. Never raises EngineError: an engine that does not answer is not ready."""
 
     async def pause(self) -> None:
         """Return when no token can be sampled until ``resume``, with which running calls continue.
@@ -244,7 +244,7 @@ class TokenEngine(TokenGenerator, Protocol):
         """Tokens sampled from now on carry ``version``."""
 
     async def version(self) -> int | None:
-        """The engine's weight version; None where none was set. Raises EngineUnavailable."""
+        """Return the engine's weight version; None if none was set. Raises EngineUnavailable."""
 
     async def load_weights(self, folder: str, version: int) -> None:
         """Replace the model's weights in place by those in ``folder``, which the engine can read; tokens sampled from
@@ -302,7 +302,7 @@ class WeightVerifier(Protocol):
     """An engine that cannot stage new weights, but can check them ahead."""
 
     async def verify_weights(self, source: str | Broadcast) -> None:
-        """Raises EngineRefused for weights that are missing or do not have the model's shapes."""
+        """Raise EngineRefused for weights that are missing or do not have the model's shapes."""
 
 
 @runtime_checkable
@@ -353,8 +353,8 @@ _PROBE_S = 60.0
 
 
 async def _logprobs_mode(engine: TokenGenerator, expected: LogprobsMode) -> LogprobsMode:
-    """The mode by samples; ``expected`` for grammars, which are not sampled, and where a model prefers no token. Raises
-    EngineError. The engine must not be paused."""
+    """Return the mode by samples; ``expected`` for grammars, which are not sampled, and where a model prefers no token.
+    Raises EngineError. The engine must not be paused."""
     for prompt in _PROMPTS:
         plain = await _likeliest(engine, prompt)
         ranked = sorted(plain, key=plain.__getitem__, reverse=True)
@@ -438,13 +438,14 @@ class WeightProbe:
 
 
 def largest_gap(probe: WeightProbe, reported: Mapping[int, float]) -> float:
-    """The largest gap in nats over the common tokens; infinite where there are none."""
+    """Return the largest gap in nats over the common tokens; infinite where there are none."""
     common = probe.expected.keys() & reported.keys()
     return max((abs(probe.expected[token] - reported[token]) for token in common), default=float("inf"))
 
 
 async def check_weights(engine: TokenGenerator, probe: WeightProbe, *, adapter: str | None = None) -> float:
-    """The largest gap in nats. Raises WeightsDiffer where it exceeds the tolerance. The engine must not be paused."""
+    """Return the largest gap in nats. Raises WeightsDiffer where it exceeds the tolerance. The engine must not be
+    paused."""
     wanted = min(len(probe.expected), engine.capabilities.max_top_logprobs)
     sampled, likeliest = await _next_token(engine, probe.input_ids, adapter, temperature=0.0, top_logprobs=wanted)
     reported = sampled | likeliest

@@ -145,7 +145,7 @@ def _read(data: dict[str, Any]) -> Iterable[EngineDelta]:
 
 
 def read_delta(data: dict[str, Any]) -> EngineDelta:
-    """The delta in one line of the stream. Raises EngineFailed for an error line."""
+    """Return the delta in one line of the stream. Raises EngineFailed for an error line."""
     if "error" in data:
         error = data["error"]
         raise EngineFailed(str(error.get("message", error)) if isinstance(error, dict) else str(error))

@@ -39,7 +39,7 @@ class Redirected(aiohttp.ClientError):
 
 
 def connection_error(error: Exception) -> str:
-    """Why there is no connection, in the operating system's words."""
+    """Return why there is no connection, in the operating system's words."""
     cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
     if isinstance(cause, ConnectionError) and cause.errno is not None:
         return os.strerror(cause.errno)
@@ -81,7 +81,7 @@ class ExternalApi:
         idle_s: float,
         more_headers: Mapping[str, str] | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """The API's response to ``data`` for the provider's model. Times out after ``idle_s`` without a byte."""
+        """Yield the API's response to ``data`` for the provider's model. Times out after ``idle_s`` without a byte."""
         headers = {**self._headers, **(more_headers or {}), "Content-Type": "application/json"}
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=idle_s)
         about = {"gen_ai.request.model": self._model, "server.address": self._base_url, "url.path": path}
@@ -148,7 +148,7 @@ class CheckedResolver(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
-        """Raises OSError with the reason where an address is not allowed."""
+        """Raise OSError with the reason where an address is not allowed."""
         if host != self._url.host:
             raise OSError(None, f"{host} is not the host of {self._url.text}")
         loop = asyncio.get_running_loop()

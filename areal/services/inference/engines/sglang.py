@@ -237,7 +237,7 @@ class SglangClient(EngineClient):
         return weight_version(about.get("weight_version"))
 
     async def verify_weights(self, source: str | Broadcast) -> None:
-        """Compares shapes with those of the weights that were served first, if that folder can be read here."""
+        """Compare shapes with those of the weights that were served first, if that folder can be read here."""
         self._verified = None
         if isinstance(source, Broadcast):
             new = {name: list(shape) for name, shape, _ in source.layout}
@@ -257,7 +257,7 @@ class SglangClient(EngineClient):
         self._verified = None
 
     async def _served_shapes(self) -> Mapping[str, list[int]]:
-        """The shapes of the served tensors; none where no folder of theirs was readable here yet."""
+        """Return the shapes of the served tensors; none where no folder of theirs was readable here yet."""
         if not self._shapes:
             _, about = await self._info("model_info")
             folder = Path(str(about.get("model_path")))
@@ -283,7 +283,7 @@ class SglangClient(EngineClient):
             await self._flush_cache()
 
     async def _judged(self, why: str) -> EngineFailed | EngineRefused:
-        """The error for an update that failed, by the weights that the server has now."""
+        """Return the error for an update that failed, by the weights that the server has now."""
         now = await self._weights_checksum()
         if now is None:
             return EngineFailed(f"SGLang's update failed, and it does not tell which weights it has: {why}")
@@ -317,7 +317,7 @@ class SglangClient(EngineClient):
         await self._checked_command("/init_weights_update_group", body, LOAD_S)
 
     async def receive_weights(self, name: str, layout: Any, version: int) -> None:
-        """Checks all shapes first: the server loads each tensor as it arrives."""
+        """Check all shapes first: the server loads each tensor as it arrives."""
         await self._verify_once(Broadcast(name, layout))
         body = {
             "names": [entry[0] for entry in layout],
@@ -371,14 +371,14 @@ class SglangClient(EngineClient):
     async def _checked_command(
         self, path: str, body: Mapping[str, Any], timeout_s: float = COMMAND_S, if_missing: str | None = None
     ) -> None:
-        """A command whose failure may come with status 200."""
+        """Send a command whose failure may come with status 200."""
         answer = await self._command(path, body, if_missing=if_missing, timeout_s=timeout_s)
         if answer.get("success") is False:
             raise EngineRefused(str(answer.get("message") or answer.get("error_message") or "SGLang refused"))
 
     async def release_memory(self) -> None:
-        """The server dies of it while it has a request, if only one that it has just answered: it is flushed first,
-        which it refuses while it has one."""
+        """Release the memory. The server dies of it while it has a request, if only one that it has just answered: it
+        is flushed first, which it refuses while it has one."""
         try:
             async with asyncio.timeout(_IDLE_S):
                 while not await self._flushes():  # noqa: ASYNC110  # another process's state has no event
@@ -489,7 +489,7 @@ class StreamOffsets:
 
 
 def read_prompt(about: Mapping[str, Any], prompt: Sequence[int], top: int) -> PromptLogprobs:
-    """The scores in ``meta_info``. Entries are [logprob, token id, ...]; the first logprob is null."""
+    """Return the scores in ``meta_info``. Entries are [logprob, token id, ...]; the first logprob is null."""
     entries = about.get("input_token_logprobs") or []
     if [entry[1] for entry in entries] != list(prompt):
         raise EngineFailed(
@@ -500,13 +500,13 @@ def read_prompt(about: Mapping[str, Any], prompt: Sequence[int], top: int) -> Pr
 
 
 def _steps(about: Mapping[str, Any]) -> int | None:
-    """A number that grows while the server generates, from its loads."""
+    """Return a number that grows while the server generates, from its loads."""
     moments = [load["decode_moments"][0] for load in about.get("loads") or () if load.get("decode_moments")]
     return int(sum(moments)) if moments else None
 
 
 def _shapes_in(folder: Path) -> dict[str, list[int]]:
-    """Raises EngineRefused for a folder that holds no weights."""
+    """Raise EngineRefused for a folder that holds no weights."""
     try:
         return {name: list(entry.shape) for name, entry in open_checkpoint(folder).entries.items()}
     except ArealError as error:

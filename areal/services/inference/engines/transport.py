@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 def typed(data: Mapping[str, Any], name: str, kind: type[T]) -> T | None:
-    """The value under ``name``; None if it is of another type."""
+    """Return the value under ``name``; None if it is of another type."""
     value = data.get(name)
     return value if isinstance(value, kind) else None
 
@@ -55,7 +55,8 @@ def version_label(version: int) -> str:
 
 
 def weight_version(text: object) -> int | None:
-    """The weight version of vLLM and SGLang: "default" until one is set, which is 0 here. None for any other text."""
+    """Return the weight version of vLLM and SGLang: "default" until one is set, which is 0 here. None for any other
+    text."""
     if text in (None, "default"):
         return 0
     if text == _UNKNOWN:
@@ -70,7 +71,8 @@ def known_version(version: object) -> int:
 
 
 def _versions_in(spans: Sequence[Mapping[str, Any]], first: int, count: int) -> tuple[int, ...]:
-    """The weight versions of ``count`` tokens of an answer from number ``first`` on; unknown outside of the spans."""
+    """Return the weight versions of ``count`` tokens of an answer from number ``first`` on; unknown outside of the
+    spans."""
     if spans[-1]["start"] <= first and first + count <= spans[-1]["end"]:
         return (known_version(spans[-1]["version"]),) * count
     versions = [UNKNOWN_VERSION] * count
@@ -93,8 +95,8 @@ class EventVersions:
     last: dict[int, int] = field(default_factory=dict)
 
     def read(self, index: int, count: int, version: int, spans: Any) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
-        """The versions of the ``count`` tokens of an event, and, where ``spans`` correct those of earlier events, the
-        versions of all tokens of the choice."""
+        """Return the versions of the ``count`` tokens of an event, and, where ``spans`` correct those of earlier
+        events, the versions of all tokens of the choice."""
         first = self.seen.get(index, 0)
         total = self.seen[index] = first + count
         if spans:
@@ -127,12 +129,12 @@ class Pace:
 
 
 def adapters_of(listed: Mapping[str, Any]) -> tuple[str, ...]:
-    """The adapters in ``/v1/models``: entries with a parent."""
+    """Return the adapters in ``/v1/models``: entries with a parent."""
     return tuple(entry["id"] for entry in listed.get("data") or () if entry.get("parent"))
 
 
 def sampling_fields(call: EngineCall) -> dict[str, Any]:
-    """The sampling parameters that differ from their defaults, as JSON."""
+    """Return the sampling parameters that differ from their defaults, as JSON."""
     sampling = call.sampling.changed()
     if "logit_bias" in sampling:
         sampling["logit_bias"] = {str(token): bias for token, bias in sampling["logit_bias"].items()}
@@ -162,7 +164,7 @@ class JsonLines:
         self._lines = Lines()
 
     def feed(self, part: bytes) -> Iterable[EngineDelta]:
-        """The deltas that ``part`` completes. Raises EngineFailed after the deltas before the failure."""
+        """Return the deltas that ``part`` completes. Raises EngineFailed after the deltas before the failure."""
         if not self._lines.is_line(part):
             return self._deltas(self._lines.feed(part))
         try:
@@ -185,7 +187,7 @@ class JsonLines:
             raise failure
 
     def end(self) -> Iterable[EngineDelta]:
-        """The last deltas, at the body's end. Raises EngineFailed for an incomplete answer."""
+        """Return the last deltas, at the body's end. Raises EngineFailed for an incomplete answer."""
         return ()
 
 
@@ -226,8 +228,8 @@ class JsonEvents(JsonLines):
 
 
 def check_event(data: Mapping[str, Any]) -> None:
-    """Raises EngineFailed for an error event, and EngineRefused for one about the request, which some engines send
-    after status 200."""
+    """Raise EngineFailed for an error event, and EngineRefused for one about the request, which some engines send after
+    status 200."""
     if "error" not in data:
         return
     error = data["error"] if isinstance(data["error"], Mapping) else {"message": data["error"]}
@@ -238,7 +240,7 @@ def check_event(data: Mapping[str, Any]) -> None:
 
 
 def merged(deltas: Sequence[EngineDelta]) -> Iterable[EngineDelta]:
-    """One delta per choice."""
+    """Return one delta per choice."""
     if len(deltas) < 2:
         return deltas
     of_choice: dict[int, list[EngineDelta]] = {}
@@ -306,9 +308,10 @@ class EngineClient(ABC):
 
     @contextlib.asynccontextmanager
     async def _replacing_weights(self, version: int) -> AsyncIterator[str]:
-        """The weights have ``version`` after the body, and the version before when the engine refuses them. Until then,
-        and after another failure, their version is unknown, also to whoever asks the engine. Yields the label that the
-        update may set: a successor of this process must not find an update without its end. Raises EngineError."""
+        """Yield the weights have ``version`` after the body, and the version before when the engine refuses them. Until
+        then, and after another failure, their version is unknown, also to whoever asks the engine. Yields the label
+        that the update may set: a successor of this process must not find an update without its end. Raises
+        EngineError."""
         self._generates = False
         before, has_labels = await self.version(), True
         try:
@@ -348,7 +351,7 @@ class EngineClient(ABC):
                 yield delta
 
     async def stream_to(self, call: EngineCall, sink: DeltaSink, flowing: OnFlow) -> None:
-        """Gives deltas to ``sink`` inside a callback of the loop, those of a window joined."""
+        """Give deltas to ``sink`` inside a callback of the loop, those of a window joined."""
         path, body, reader = self._request(call)
 
         def feed(part: bytes) -> None:
@@ -367,7 +370,7 @@ class EngineClient(ABC):
 
     @contextlib.asynccontextmanager
     async def _post(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[Connection]:
-        """A response with status 200, its body unread. Leaving early closes the connection."""
+        """Yield a response with status 200, its body unread. Leaving early closes the connection."""
         is_whole = not body.get("stream", True)
         self._calls[path] += 1
         self._whole_calls += is_whole
@@ -388,7 +391,7 @@ class EngineClient(ABC):
             self._whole_calls -= is_whole
 
     async def _control(self, path: str, body: Mapping[str, Any]) -> None:
-        """A short best-effort call: abort."""
+        """Send a short best-effort call: abort."""
         with contextlib.suppress(CallFailed, TimeoutError):
             await self._http.fetch(
                 "POST", self._url, path, timeout_s=_CONTROL_S, headers=self._headers, body=orjson.dumps(body)
@@ -430,15 +433,15 @@ class EngineClient(ABC):
         return answer.status, answer.object()
 
     async def _read(self, path: str) -> dict[str, Any]:
-        """The JSON object at ``path``. Raises EngineUnavailable without an answer of 200."""
+        """Return the JSON object at ``path``. Raises EngineUnavailable without an answer of 200."""
         status, answer = await self._get(path)
         if status != 200:
             raise EngineUnavailable(f"the engine answered {status or 'nothing'} to GET {path}")
         return answer
 
     def _silent(self, name: str, path: str, status: int) -> str:
-        """Why the engine is not ready, after ``path`` answered ``status``. Without an answer it may restart with other
-        settings and its first weights."""
+        """Return why the engine is not ready, after ``path`` answered ``status``. Without an answer it may restart with
+        other settings and its first weights."""
         if status == 0:
             self._forget_engine()
         return f"{name} is not ready: {path} answered {status or 'nothing'}"
@@ -448,8 +451,8 @@ class EngineClient(ABC):
         self._logprobs_known = self._generates = False
 
     async def _generation_problem(self, expected: LogprobsMode, name: str) -> str | None:
-        """The reason why the engine does not generate, or None. It is asked once per process, for the mode of its
-        log-probabilities too, and once after an update of weights, unless calls are under way, whose progress shows
+        """Return the reason why the engine does not generate, or None. It is asked once per process, for the mode of
+        its log-probabilities too, and once after an update of weights, unless calls are under way, whose progress shows
         it. The engine must not be paused."""
         if not self._logprobs_known:
             problem = await logprobs_problem(self, expected, name)
@@ -474,7 +477,7 @@ def _failure(status: int, body: bytes) -> EngineFailed | EngineRefused | EngineU
 
 
 def key_refused(engine: str, status: int) -> EngineState | None:
-    """The state of an engine that refused its key with ``status``; None for other statuses."""
+    """Return the state of an engine that refused its key with ``status``; None for other statuses."""
     if status not in (401, 403):
         return None
     what = f"{engine} does not take the key, or wants one: it answered {status}"

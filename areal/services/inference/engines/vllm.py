@@ -206,7 +206,8 @@ class VllmClient(EngineClient):
         self._knows_whole = True
 
     async def _progress(self) -> int | None:
-        """The tokens sampled so far, asked for only while whole answers are under way and none has ended lately."""
+        """Return the tokens sampled so far, asked for only while whole answers are under way and none has ended
+        lately."""
         if not self._whole_calls or time.monotonic() - self._answered < _NEWS_S:
             return None
         return await self._generated()
@@ -370,8 +371,8 @@ def wire_body(call: EngineCall, model: str) -> dict[str, Any]:
 
 
 def read_choice(call: EngineCall, choice: Mapping[str, Any], version: int) -> EngineDelta:
-    """A choice of a chunk, sampled by weights ``version``. Requests have no stop strings, so a choice that ended as
-    "stop" was stopped by its last token."""
+    """Return a choice of a chunk, sampled by weights ``version``. Requests have no stop strings, so a choice that ended
+    as "stop" was stopped by its last token."""
     ids = tuple(choice.get("token_ids") or ())
     logprobs = choice.get("logprobs") or {}
     finish = choice.get("finish_reason")
@@ -420,7 +421,7 @@ class SpannedChoices:
 
 
 def read_prompt(entries: Any, prompt: Sequence[int], top: int) -> PromptLogprobs:
-    """The scores in ``prompt_logprobs``, with the ``top`` likeliest tokens of each place."""
+    """Return the scores in ``prompt_logprobs``, with the ``top`` likeliest tokens of each place."""
     reported = [{int(token): about["logprob"] for token, about in (entry or {}).items()} for entry in entries or ()]
     if len(reported) != len(prompt) or any(
         token not in each for token, each in zip(prompt[1:], reported[1:], strict=True)
@@ -435,7 +436,7 @@ def read_prompt(entries: Any, prompt: Sequence[int], top: int) -> PromptLogprobs
 
 
 def _tops(entries: Any, wanted: int) -> tuple[TopLogprobs, ...]:
-    """The ``wanted`` likeliest tokens of each place: vLLM adds the sampled one where it is not among them."""
+    """Return the ``wanted`` likeliest tokens of each place: vLLM adds the sampled one where it is not among them."""
     named = (
         ((int(name.removeprefix("token_id:")), value) for name, value in (entry or {}).items()) for entry in entries
     )

@@ -1,5 +1,5 @@
-"""The gateway: one address for all models. Its relay processes follow the router's table and pass bytes on.
+"""The gateway: one address for all models. Its relay processes follow the router's table and relay model calls.
 
-For a model call a relay picks the worker by itself. It reads the model's name and the fields that the pick needs
-from the request's body, and nothing from the answer's.
+A relay picks the worker for a model call by itself. It parses only the model's name and the fields that the pick needs
+from the request's body, and does not parse the answer's body.
 """

@@ -1,6 +1,5 @@
-"""The gateway's routes and its relay process. Model calls are relayed and models listed from the routing table; admins
-control workers and register models; other admin routes are passed to the router.
-"""
+"""The gateway's routes and its relay process. Model calls are relayed, and models are listed from the routing table.
+Admins control workers and register models; other admin routes are forwarded to the router."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ from areal.wire.processes import GatewayConfig
 from areal.wire.routing import ModelEntry
 
 MODEL_CALLS = ("/chat/completions", "/completions", "/responses", "/messages", "/messages/count_tokens")
-PREFIXES = ("/v1", "")  # clients differ in what they take for the base URL
+PREFIXES = ("/v1", "")  # some clients append /v1 to the base URL, others do not
 
 
 class GatewayRoutes:
@@ -74,7 +73,7 @@ class GatewayRoutes:
         return json_response({"object": "list", "data": data, "models": [entry["id"] for entry in data]})
 
     async def _refusal(self, request: Request) -> Response | None:
-        """The answer to a session's key that is not live, as its data proxy gives it. Raises 401."""
+        """Return the data proxy's refusal of a session's key that is not live, None for any other key. Raises 401."""
         tag = await self._keys.journal_of(request.headers)
         if tag is None:
             return None
@@ -95,7 +94,7 @@ class GatewayRoutes:
 
 
 def _openai_models(model: ModelEntry) -> list[dict[str, object]]:
-    """The entries of a model and its adapters: OpenAI's fields, and vLLM's where workers report them."""
+    """Return the entries of a model and its adapters, with OpenAI's fields, and vLLM's if workers report them."""
     entry: dict[str, object] = {"id": model.name, "object": "model", "created": model.created, "owned_by": "areal"}
     reported = {"root": model.root, "max_model_len": model.max_model_len}
     entry |= {name: value for name, value in reported.items() if value is not None}
@@ -103,9 +102,9 @@ def _openai_models(model: ModelEntry) -> list[dict[str, object]]:
     return [entry, *adapters]
 
 
-# Control of workers: pause, memory, versions and published weights, of one data proxy or of all. The router lists them;
-# all are asked directly and at once, and each has its own result. 207 when some failed: the effect on the others stays.
-# A malformed body is refused before any worker is asked.
+# Control of workers: pause, memory, versions and published weights, of one data proxy or of all. The router lists the
+# data proxies; they are called directly and concurrently, each with its own result. The status is 207 if some failed:
+# the effect on the others stays. A malformed body is refused before any worker is called.
 
 _BODY_BYTES = 64 * 1024
 _DEADLINE_S = 180.0  # longer than the data proxy's own on its engine
@@ -121,7 +120,7 @@ EVERY_WORKER = "all"
 
 @dataclass(frozen=True)
 class WorkerResult:
-    """One worker's answer. ``status`` 0: it did not answer."""
+    """One worker's answer. ``status`` is 0 if the worker did not answer."""
 
     worker_id: str
     worker_addr: str
@@ -162,7 +161,7 @@ class WorkerControl:
         return handle
 
     async def set_version(self, request: Request) -> Response:
-        """Without ``force``, refused for all where a worker has a newer version."""
+        """Set the version at the workers. Without ``force``, refuse if any worker has a newer version."""
         wanted = await read_body(request, SetVersion, _BODY_BYTES)
         workers = await self._workers(request.match_info["worker_id"])
         if not wanted.force:
@@ -177,10 +176,10 @@ class WorkerControl:
         return list(await asyncio.gather(*(self._call(method, path, worker, body) for worker in workers)))
 
     async def _workers(self, worker_id: str) -> list[tuple[str, str]]:
-        """Ids and addresses of the named workers; a data proxy that serves several models is one. Raises 404."""
+        """Return the named workers' ids and addresses. A data proxy with several models is one worker. Raises 404."""
         known = (await self._router.get("/workers"))["workers"]
         if worker_id == EVERY_WORKER:
-            names = {worker["worker_addr"]: worker["worker_id"] for worker in reversed(known)}  # the first that it has
+            names = {worker["worker_addr"]: worker["worker_id"] for worker in reversed(known)}  # its first id wins
             return [(name, addr) for addr, name in names.items()]
         for worker in known:
             if worker["worker_id"] == worker_id:
@@ -205,14 +204,15 @@ def _answer(path: str, results: list[WorkerResult]) -> Response:
     if path.endswith("_version"):
         versions = {result.answer.get("version") for result in results}
         version = versions.pop() if len(versions) == 1 else None
-        answer["version"] = version if isinstance(version, int) else None  # where all have the same
+        answer["version"] = version if isinstance(version, int) else None  # null unless all workers have the same
     return json_response(answer, status=200 if all(result.ok for result in results) else 207)
 
 
-# Registration of models by hand: running data proxies are put behind this gateway under a model's name.
+# Manual registration of models: running data proxies are put behind this gateway under a model's name.
 #
-# With a ``url`` the data proxies, by default all healthy ones, first register that external API. All or nothing: each
-# is asked first whether it serves the model, or can reach the API; a registration that fails later is rolled back.
+# With a ``url``, the data proxies (by default all healthy ones) first register that external API. A registration is all
+# or nothing: each data proxy is first asked whether it serves the model or can reach the API, and a registration that
+# fails later is rolled back.
 
 _REGISTRATION_BYTES = 1024 * 1024
 _PROBE_TIMEOUT_S = 10.0
@@ -252,7 +252,7 @@ class Registration:
         return json_response({"status": "ok", "model": model, "data_proxy_addrs": addrs})
 
     async def deregister(self, request: Request) -> Response:
-        """``untold``: data proxies that did not answer and may still serve the external model."""
+        """Remove a model. ``untold``: data proxies that did not answer and may still serve the external model."""
         model = (await read_body(request, NameModel, _REGISTRATION_BYTES)).model
         async with self._lock:
             known = await self._registered(model)
@@ -263,7 +263,7 @@ class Registration:
         return json_response({"status": "ok", "model": model, **({"untold": untold} if untold else {})})
 
     async def _healthy(self) -> list[str]:
-        """Addresses of the healthy data proxies. Raises 503 where there is none."""
+        """Return the addresses of the healthy data proxies. Raises 503 if there are none."""
         workers = (await self._router.get("/workers"))["workers"]
         addrs = list(dict.fromkeys(worker["worker_addr"] for worker in workers if worker["healthy"]))
         if not addrs:
@@ -271,7 +271,7 @@ class Registration:
         return addrs
 
     async def _register_external(self, external: RegisterExternal, addrs: Sequence[str]) -> None:
-        """Register the API at each data proxy, after a dry run at all. Raises ApiError, after a rollback."""
+        """Register the API at each data proxy, after a dry run at all of them. Raises ApiError after a rollback."""
         await self._post_to_each(addrs, replace(external, dry_run=True))
         try:
             await self._post_to_each(addrs, external)
@@ -281,7 +281,7 @@ class Registration:
             raise
 
     async def _forget_external(self, name: str, addrs: Sequence[str]) -> list[str]:
-        """Deregister the model at the data proxies; returns the addresses of those that could not be told."""
+        """Deregister the model at the data proxies. Return the addresses of those that failed or did not answer."""
 
         async def deregister_at(addr: str) -> bool:
             try:
@@ -311,7 +311,7 @@ class Registration:
             raise ApiError(502, f"no data proxy answers at {addr}: {error!r}", code="data_proxy_unavailable") from error
 
     async def _check(self, addr: str, model: str) -> None:
-        """Raises ApiError unless ``addr`` is a data proxy that is ready for ``model``."""
+        """Raise ApiError unless ``addr`` is a data proxy that is ready for ``model``."""
         answer = await self._fetch("GET", addr, "/ready", _PROBE_TIMEOUT_S)
         about = answer.object()
         if about.get("component") != "data-proxy":
@@ -325,7 +325,7 @@ class Registration:
             raise ApiError(503, message, code="data_proxy_not_ready")
 
     async def _registered(self, model: str) -> RegisterModel | None:
-        """The registered model, as the body that registers it again."""
+        """Return the registered model as the body that would register it again, or None."""
         models = {entry["name"]: entry for entry in (await self._router.get("/models"))["models"]}
         if (entry := models.get(model)) is None:
             return None
@@ -345,8 +345,8 @@ class Registration:
             raise ApiError(502, message, code="data_proxy_unavailable")
 
     async def _restore(self, model: str, before: RegisterModel | None, addrs: list[str]) -> None:
-        """Roll a registration back. ``addrs``: data proxies that registered an external model. One that was registered
-        before keeps the new API: only the data proxies had the old one's key."""
+        """Roll back a registration. ``addrs``: data proxies that registered an external model. A model that was
+        registered before keeps the new API, since only the data proxies had the key of the old one."""
         if before is not None:
             await self._router.post("/register_model", write_fields(before))
             return
@@ -356,13 +356,13 @@ class Registration:
 
 
 def _worker_id(model: str, addr: str) -> str:
-    """Unique to the pair: an id of another model would replace that model's worker."""
+    """Return an id that is unique to the pair: an id of another model would replace that model's worker."""
     return "manual-" + hashlib.blake2b(f"{model}\0{addr}".encode(), digest_size=8).hexdigest()
 
 
 @contextlib.asynccontextmanager
 async def gateway(config: GatewayConfig, options: ServeOptions) -> AsyncIterator[Service]:
-    """The service of one relay process."""
+    """Build the service of one relay process."""
     async with HttpClient() as http:
         parts = gateway_parts(config, options, http, "Model requests waiting for a worker.")
         service, table, router, keys = parts.service, parts.table, parts.router, parts.keys

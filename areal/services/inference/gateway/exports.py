@@ -1,7 +1,7 @@
-"""``/export_trajectories`` and ``/trajectories`` at the gateway: one answer for the records of several data proxies.
+"""``/export_trajectories`` and ``/trajectories`` at the gateway: one answer from the records of several data proxies.
 
-An export from one data proxy is passed through. With several, each first makes a dry run, and nothing is taken unless
-all succeed; then their rows are merged in the order of the request.
+An export from one data proxy is passed through. An export from several starts with a dry run at each, and proceeds only
+if all dry runs succeed; then the rows are merged in the order of the request.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class ExportRoutes:
         return json_response({"status": "ok", "released": released})
 
     async def lease(self, request: Request) -> Response:
-        """Lease trajectories from all data proxies; those that have some do not wait for others."""
+        """Lease trajectories from all data proxies. Do not wait for empty ones if others have trajectories."""
         recorders, headers = self._journals.recorders(), self._journals.for_admin(request)
         wait_s = query_seconds(request, "wait", 300.0)
         if len(recorders) == 1:
@@ -131,7 +131,8 @@ class ExportRoutes:
     async def _lease_now(
         self, recorders: Sequence[WorkerEntry], limit: int, query: str, headers: Mapping[str, str]
     ) -> tuple[list[Any], dict[str, object]]:
-        """Leased items, and the answer's other fields: skipped trajectories, and journals of silent data proxies."""
+        """Return leased items, and the answer's other fields: skipped trajectories and journals of silent data
+        proxies."""
         items: list[Any] = []
         skipped: list[Any] = []
         away: list[str] = []
@@ -153,7 +154,7 @@ class ExportRoutes:
     async def _wait_for_any(
         self, recorders: Sequence[WorkerEntry], wait_s: float, kind: str, headers: Mapping[str, str]
     ) -> None:
-        """Return when a data proxy has a trajectory, or after 10 s, to look for new data proxies."""
+        """Wait until a data proxy has a trajectory, at most 10 s, so that new data proxies are found."""
         wait_s = min(wait_s, 10.0)
         path = f"/trajectories?limit=0&wait={wait_s:g}{kind}"
         calls = {
@@ -188,18 +189,18 @@ class ExportRoutes:
     async def _acknowledge(
         self, request: Request, tag: str, path: str, body: Mapping[str, object]
     ) -> WorkerReply | None:
-        """The answer of the data proxy with journal ``tag``; None where the journal is gone: an adopted one is deleted
-        once all of it was acknowledged."""
+        """Return the answer of the data proxy with journal ``tag``, or None if the journal is gone: an adopted journal
+        is deleted once all of it has been acknowledged."""
         try:
             return await self._journals.call(tag, "POST", path, self._journals.for_admin(request), orjson.dumps(body))
         except ApiError as error:
-            if error.code != NO_SESSION or not self._journals.recorders():  # its journal may exist without a server
+            if error.code != NO_SESSION or not self._journals.recorders():  # the journal may exist without a server
                 raise
             return None
 
 
 def _places(data: Mapping[str, object]) -> dict[str, list[str]]:
-    """The requested sessions by journal. Raises 400, 404."""
+    """Return the requested session ids by journal. Raises 400, 404."""
     ids, group_id = data.get("session_ids"), data.get("group_id")
     if not ids and isinstance(group_id, str):
         return {GroupName.require(group_id).tag: []}
@@ -214,7 +215,7 @@ def _places(data: Mapping[str, object]) -> dict[str, list[str]]:
 
 
 def _is_damaged(reply: WorkerReply) -> bool:
-    """Whether the records of the requested sessions cannot be exported."""
+    """Return whether the reply says that the records of the requested sessions cannot be exported."""
     return reply.status in (422, 500) and _error_of(reply)["code"] in UNEXPORTABLE
 
 
@@ -235,7 +236,8 @@ _BY_TOKEN = "token_temperatures"
 def merged_answer(
     parts: Sequence[bytes], session_ids: Sequence[str], form: str, errors: Sequence[dict[str, Any]] = ()
 ) -> Response:
-    """Merge ``parts``, JSON exports; ``errors`` are those of missing ones. Run it off the event loop."""
+    """Merge ``parts``, the JSON exports. ``errors``: those of data proxies without an export. Run it off the event
+    loop."""
     exports = [orjson.loads(part) for part in parts]
     export_id = _SEPARATOR.join(export["export_id"] for export in exports)
     tokens, texts = _order(exports, session_ids, "tokens"), _order(exports, session_ids, "text")
@@ -263,7 +265,8 @@ def merged_answer(
 def _order(
     exports: Sequence[dict[str, Any]], session_ids: Sequence[str], kind: str
 ) -> list[tuple[dict[str, Any], dict[str, Any], int]]:
-    """Export, entry in ``rows`` and index among the rows of this kind, in the order of the request's sessions."""
+    """Return the rows of this kind as (export, entry in ``rows``, index in the export), in the order of
+    ``session_ids``."""
     place = {session_id: number for number, session_id in enumerate(session_ids)}
     rows = [
         (place[about["session_id"]], part, row, about)
@@ -274,7 +277,7 @@ def _order(
 
 
 def _cell(traj: dict[str, Any], name: str, row: int) -> Any:
-    """A row's value. ``_BY_TOKEN`` is derived where the export lacks it. JSON's null is NaN."""
+    """Return a row's value, NaN for null. ``_BY_TOKEN`` is computed if the export does not contain it."""
     if name == _BY_TOKEN and name not in traj:
         temperature = traj["temperatures"][row]
         return [temperature if is_answer else 1.0 for is_answer in traj["loss_mask"][row]]

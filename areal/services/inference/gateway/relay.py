@@ -1,14 +1,14 @@
-"""One model call through the relay: pick a worker, pass the bytes on, retry while the caller has no answer.
+"""Relays one model call: picks a worker, passes the bytes on, and retries until the caller has received a byte.
 
 Retries:
 
-* A refused connection or 503: the worker never began. Retried elsewhere for as long as the call may wait. So is 421:
-  the worker no longer holds the session's journal, and a newer table will tell which one does.
-* A lost connection or 502 before the answer's first byte: the worker began and died. Retried elsewhere once, so that a
-  call that kills workers stops there.
-* Never a timeout: the worker may still be busy, and one slow call must not become four.
+* After a refused connection or 503, the worker has not started the call. It is retried on other workers for as long as
+  the call may wait. So is 421: the worker no longer holds the session's journal, and a newer table names its holder.
+* After a lost connection or 502 before the answer's first byte, the worker has started the call and died. It is retried
+  on another worker once only, so that a call that kills workers kills at most two.
+* After a timeout, never: the worker may still be busy, and one slow call must not become four.
 
-After the first byte a failure is an error event in the stream.
+A failure after the first byte is sent as an error event in the stream.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from areal.wire.routing import ModelEntry, WorkerEntry
 
 _BYTES_PER_TOKEN = 4
 _DEFAULT_ANSWER_TOKENS = 256
-_MOST_ANSWER_TOKENS = 131_072  # a call that asks for more should not keep a worker empty
+_MOST_ANSWER_TOKENS = 131_072  # a call with a huge limit should not keep other calls off its worker
 _PREFIX_CHARS = 4096
 _PREFIX_TOKENS = 512
 
 
 def read_envelope(body: bytes, journal: str | None = None, *, with_prefix: bool) -> tuple[str | None, CallKey]:
-    """The requested model, and the key of the pick. ``journal``: that of the caller's session. Raises 400 for a body
-    that is not a JSON object, or whose model is not a string."""
+    """Return the requested model and the key for picking a worker. ``journal``: the tag of the caller's session's
+    journal. Raises 400 for a body that is not a JSON object or whose model is not a string."""
     data = decode_object(body)
     model = data.get("model")
     if model is not None and not isinstance(model, str):
@@ -62,10 +62,10 @@ def _answer_tokens(data: dict[str, object]) -> float:
 
 
 def prompt_prefix(data: dict[str, object]) -> bytes | None:
-    """A digest of the prompt's beginning; None without a prompt.
+    """Return a digest of the prompt's beginning, or None without a prompt.
 
-    For a chat: all messages up to the first user message, so that all turns of a conversation and all samples of a
-    group have the same digest. For a completion: the first characters, or the first token ids.
+    For a chat it covers all messages up to the first user message, so that all turns of a conversation and all samples
+    of a group have the same digest. For a completion it covers the first characters or token ids.
     """
     messages, prompt = _messages(data), data.get("prompt")
     digest = hashlib.blake2b(digest_size=16)
@@ -87,7 +87,7 @@ def prompt_prefix(data: dict[str, object]) -> bytes | None:
 
 
 def _messages(data: dict[str, object]) -> object:
-    """The messages of a chat, message or response request, preceded by its system prompt or instructions."""
+    """Return the messages of a chat, message or response request, preceded by its system prompt or instructions."""
     before = data.get("system", data.get("instructions"))
     messages = data.get("messages", data.get("input"))
     if isinstance(messages, str):
@@ -112,20 +112,19 @@ class RelayMetrics:
         return found
 
 
-# Waiting for a worker. Calls queue, and are refused only past ``max_queued_requests``.
-#
-# A call waits while no worker of its model can take it: none is published yet, all are dead or draining, or all have
-# just refused it. A session's call waits for the worker that holds its journal. It ends as 503 after
-# ``request_timeout_seconds`` without a worker; at once where every worker reports that waiting will not help, such as
-# an external API that refuses the key; and after a few seconds where the session's worker drains and keeps it.
+# Waiting for a worker. Calls queue, and are refused only beyond ``max_queued_requests``.  A call waits while no worker
+# of its model can take it: the model is not published yet, all workers are dead or draining, or all have just refused
+# the call. A session's call waits for the worker that holds its journal. The wait ends with 503: after
+# ``request_timeout_seconds`` without a worker; at once if every worker reports that waiting will not help, such as an
+# external API that refuses the key; after a few seconds if the session's worker drains but keeps the session.
 
-_MOVING_S = 5.0  # for a session to move from a worker that drains, unless a running call holds it longer
+_MOVING_S = 5.0  # for a session to move from a draining worker, unless a running call holds it longer
 NO_SESSION = "session_not_found"
 _JOURNAL_S = 1.0  # until a refused call asks the journal's holder again
 
 
 class Admission:
-    """Picks workers, and counts the tokens of this relay's calls at each."""
+    """Picks workers for calls, and counts the tokens of this relay's calls at each worker."""
 
     def __init__(self, table: LiveTable, queued: Gauge) -> None:
         self._table = table
@@ -148,10 +147,10 @@ class Admission:
         return self._tokens.get(worker.addr, 0.0)
 
     async def worker(self, model: str, key: CallKey, refused: Collection[str], since: float) -> WorkerEntry:
-        """The worker for an attempt, if possible none of ``refused``; ``since`` (loop time) the call has been without
-        one.
+        """Return the worker for the next attempt, if possible not in ``refused``. ``since``: the loop time from which
+        the call has been without a worker.
 
-        Raises ApiError: 429 (queue full), 503 (no worker in time), 404 (the model, or the journal, is gone).
+        Raises ApiError: 429 (queue full), 503 (no worker in time), 404 (the model or the journal is gone).
         """
         ready = self._table.routable(model, even_suspects=True, journal=key.journal)
         chosen = self._pick(model, ready, key)
@@ -175,7 +174,7 @@ class Admission:
         try:
             while True:
                 await self._table.changed(self._patience(model, key, since))
-                # A worker that refused before is tried again once its suspicion has passed.
+                # Refused workers are tried again once their suspicion has passed.
                 ready = self._table.routable(model, even_suspects=False, journal=key.journal)
                 chosen = self._pick(model, ready, key)
                 if chosen is not None:
@@ -185,7 +184,7 @@ class Admission:
             self._gauge.dec()
 
     def _patience(self, model: str, key: CallKey, since: float) -> float:
-        """Seconds to wait for a new table before looking again. Raises ApiError when the wait is over."""
+        """Return the seconds to wait for a new table before checking again. Raises ApiError if the wait is over."""
         if model not in self._table.snapshot.models:
             raise ApiError(404, f"the model {model!r} was removed", code="model_not_found", param="model")
         self._table.require_replicas(model)
@@ -223,7 +222,7 @@ _BEGUN_RETRIES = 1
 
 @dataclass(frozen=True)
 class FailedAttempt:
-    """An attempt of which the caller got nothing. ``begun``: the worker may have started it."""
+    """An attempt that sent nothing to the caller. ``begun``: the worker may have started the call."""
 
     begun: bool
     reason: str
@@ -240,10 +239,10 @@ class Call:
     key: CallKey
     model: ModelEntry
     started: float
-    elsewhere: float = 0.0  # seconds spent waiting for a worker or its answer
+    elsewhere: float = 0.0  # seconds spent waiting for a worker or for its answer
     attempts: int = 0
-    answering: bool = False  # the caller got the answer's first byte
-    again: bool = False  # a worker began it, and may have recorded it
+    answering: bool = False  # the caller has received the answer's first byte
+    again: bool = False  # an earlier worker started the call, and may have recorded it
     id: str = field(default_factory=lambda: unique_id(""))
 
     def overhead_us(self) -> int:
@@ -266,17 +265,17 @@ class Relay:
         self._metrics = metrics
 
     async def forward(self, request: Request, path: str, journal: str | None = None) -> AnyResponse:
-        """Answer ``request`` by a worker's ``path``: for a session's call, by the worker with its ``journal``."""
+        """Relay ``request`` to ``path`` of a worker: for a session's call, the worker that holds its ``journal``."""
         body = await request.read(self._table.limits.max_body_bytes)
         started = time.perf_counter()
-        # The admin's calls are recorded too, and the turns of a conversation belong into one journal.
+        # Without a session key, the turns of a recorded conversation still belong in one journal.
         with_prefix = journal is None and (self._table.records or self._table.snapshot.strategy == "prefix")
         name, key = read_envelope(body, journal, with_prefix=with_prefix)
         model = await self.resolve(name if journal is None else self._table.model_of_journal(journal))
         return await self._until_answered(Call(request, path, body, key, model, started))
 
     async def resolve(self, name: str | None) -> ModelEntry:
-        """The requested model, or the only one. Raises 400, 404, and 503 while the table is incomplete."""
+        """Return the requested model, or the only one. Raises 400, 404, and 503 while the table is incomplete."""
         model = self._table.resolve(name)
         if model is None:  # it may have been registered a moment ago
             await self._follower.refresh()
@@ -336,7 +335,7 @@ class Relay:
             self._admission.end(worker, call.key)
 
     def _post(self, call: Call, worker: WorkerEntry) -> PendingCall:
-        """The caller's header fields are passed on unchecked: the server's parser admits no line break."""
+        """Send the call to a worker. The caller's headers are not checked: the server's parser rejects line breaks."""
         given = call.request.headers.raw
         lines = [b"%b: %b\r\n" % (name, given[name]) for name in _REQUEST_FIELDS if name in given]
         ours = f"Content-Type: application/json\r\n{names.REQUEST_ID}: {call.request.id}\r\n{names.CALL}: {call.id}\r\n"
@@ -364,7 +363,7 @@ class Relay:
         return answer
 
     def _overhead(self, call: Call, headers: Headers) -> str:
-        """The microseconds of gateway and data proxy, without the engine's."""
+        """Return the microseconds spent in the gateway and the data proxy, without the engine's."""
         ours = call.overhead_us()
         self._metrics.overhead_of(call.path).observe(ours / 1e6)
         theirs = headers.get(names.OVERHEAD, "")
@@ -373,7 +372,7 @@ class Relay:
     async def _stream(
         self, call: Call, upstream: Connection, headers: dict[str, str], watchdog: Watchdog
     ) -> AnyResponse:
-        """Pass events on from inside the callback that reads them, with backpressure on the worker."""
+        """Relay the events of a stream from within the callback that reads them, with backpressure on the worker."""
         headers["Cache-Control"] = "no-cache"
         headers[names.OVERHEAD] = self._overhead(call, upstream.headers)
         stream = _StreamRelay(call, upstream, StreamingResponse(headers=headers), watchdog)
@@ -389,7 +388,7 @@ class Relay:
 
 
 class _StreamRelay:
-    """Passes on whole events only, so that a worker that breaks off leaves no partial one behind."""
+    """Relays whole events only, so that a worker that fails in the middle of one leaves no partial event."""
 
     def __init__(self, call: Call, upstream: Connection, out: StreamingResponse, watchdog: Watchdog) -> None:
         self.out = out
@@ -405,7 +404,7 @@ class _StreamRelay:
             self._write(events)
 
     def chunk(self, chunk: bytes) -> bool:
-        """Pass a chunk of whole events on with its framing, without a copy; False for any other chunk."""
+        """Relay a chunk of whole events with its framing, without a copy. Return False for any other chunk."""
         write = self._write_chunk
         if write is None or self._cutter.held or not chunk.endswith(b"\n\n\r\n"):
             return False
@@ -414,7 +413,7 @@ class _StreamRelay:
         return True
 
     def end(self) -> None:
-        """Pass on the rest of a complete answer."""
+        """Relay the held bytes at the end of a complete answer."""
         if rest := self._cutter.held:
             self._write(rest)
 

@@ -1,8 +1,8 @@
-"""The relay's view of the router: the followed table, its change event, and the workers that are suspect.
+"""The relay's view of the router: the routing table, its change event, and the suspect workers.
 
-The router notices a dead worker within seconds. A relay that is refused a connection avoids that worker at once, for a
-moment that grows until a call succeeds. Suspicion is local and only a preference: when all ready workers are suspect,
-they are tried all the same.
+The router detects a dead worker within seconds. A relay whose connection is refused avoids that worker at once, for a
+time that grows until a call succeeds. Suspicion is local and only a preference: if all ready workers are suspect, they
+are used nevertheless.
 """
 
 from __future__ import annotations
@@ -69,22 +69,22 @@ class LiveTable:
 
     @property
     def timeout_s(self) -> float:
-        """The seconds that a call may take without progress, or without a worker."""
+        """The seconds that a call may take without progress or without a worker."""
         return self.limits.request_timeout_seconds
 
     @property
     def whole(self) -> bool:
-        """Whether the table is complete: a model that it lacks does not exist."""
+        """Whether the table is complete, so that a model missing from it does not exist."""
         return self.received.is_set() and not self.snapshot.learning
 
     def require_whole(self) -> None:
-        """Raises 503 while the table is not complete."""
+        """Raise 503 while the table is incomplete."""
         if not self.whole:
             message = "the router has not told all of its routing table yet"
             raise ApiError(503, message, code="no_routing_table", headers={"Retry-After": "1"})
 
     def require_replicas(self, name: str) -> None:
-        """Raises 503 for a model that is declared to have no replica."""
+        """Raise 503 if the model is declared with no replicas."""
         model = self.resolve(name)
         if model is not None and model.idle:
             message = f"the model {model.name!r} has no replicas: it is scaled to 0 or suspended"
@@ -108,21 +108,21 @@ class LiveTable:
         self._changed = asyncio.Event()
 
     def summary(self) -> dict[str, Any]:
-        """The table's state, for /health."""
+        """Return the table's state, for /health."""
         table = self.snapshot
         about = {"epoch": table.epoch, "serial": table.serial, "synced": table.synced, "strategy": table.strategy}
         return {**about, "limits": asdict(self.limits)}
 
     async def changed(self, timeout_s: float) -> None:
-        """Return at the next change of the table, or after ``timeout_s``."""
+        """Wait for the next change of the table, at most ``timeout_s``."""
         await happens(self._changed, timeout_s)
 
     def published(self) -> list[ModelEntry]:
         return [model for model in self.snapshot.models.values() if model.published]
 
     def resolve(self, name: str | None) -> ModelEntry | None:
-        """The model of a name, which may be an adapter's (``adapter``, ``model:adapter``); None for an unknown one.
-        Without a name, the only model; raises 400 where there are several."""
+        """Return the model with this name, or with this adapter (``adapter``, ``model:adapter``); None if it is
+        unknown. Without a name, return the only model, and raise 400 if there are several."""
         models = self.snapshot.models
         if name is not None:
             return models.get(name) or self._with_adapter(name)
@@ -132,7 +132,7 @@ class LiveTable:
         return next(iter(models.values()), None)
 
     def _with_adapter(self, name: str) -> ModelEntry | None:
-        """The model of ``model:adapter``, or of ``adapter`` where exactly one model has it."""
+        """Return the model of ``model:adapter``, or of ``adapter`` if exactly one model has it."""
         base, colon, adapter = name.partition(":")
         if colon and base in self.snapshot.models:
             model = self.snapshot.models[base]
@@ -141,13 +141,14 @@ class LiveTable:
         return having[0] if len(having) == 1 else None
 
     def model_of_journal(self, tag: str) -> str | None:
-        """The model whose folder has this journal, also while no data proxy serves it. Raises 503 for a damaged one."""
+        """Return the model whose folder has this journal, even if no data proxy serves it. Raises 503 for a damaged
+        one."""
         if (damaged := self._damaged.get(tag)) is not None:
             raise damaged_journal(damaged)
         return self._journals.get(tag)
 
     def require_readable(self) -> None:
-        """Raises 503 while some journal is damaged: it may have the session that no data proxy has."""
+        """Raise 503 while any journal is damaged: it may contain the session that no data proxy has."""
         for name in self._damaged.values():
             raise damaged_journal(name, "may have been")
 
@@ -158,15 +159,15 @@ class LiveTable:
 
     @property
     def all_heard(self) -> bool:
-        """Whether every worker has reported its journals, so that any other journal does not exist. A router that
-        still learns its workers cannot tell; without workers, only a synced table tells."""
+        """Whether every worker has reported its journals, so that a journal nobody reported does not exist. Always
+        False while the router still learns its workers, and without workers until the table is synced."""
         workers = [worker for model in self.snapshot.models.values() for worker in model.workers]
         known = not self.snapshot.learning and (bool(workers) or self.snapshot.synced)
         return known and all(worker.heard for worker in workers)
 
     def routable(self, name: str, *, even_suspects: bool, journal: str | None = None) -> list[WorkerEntry]:
-        """Workers that may get a new call: ready ones of a published model that are not suspect; with
-        ``even_suspects``, suspects if there are no others. A session's call goes to workers with its ``journal``. The
+        """Return the workers that may get a new call: ready workers of a published model that are not suspect. With
+        ``even_suspects``, return the suspects if there are no others. With ``journal``, only workers that hold it. The
         cost does not grow with the table, except for the first call after a suspicion began or ended."""
         ready = self._ready.get(name, []) if journal is None else self._holders.get((name, journal), [])
         if not self._suspects:
@@ -181,8 +182,8 @@ class LiveTable:
         return trusted or (ready if even_suspects else [])
 
     def moving(self, name: str, journal: str) -> bool | None:
-        """Whether a journal's sessions can move to another worker, where a worker that drains to stay holds them; None
-        where none does."""
+        """Return whether a journal's sessions can move from the draining worker that holds them to another worker; None
+        if no draining worker holds them."""
         model = self.snapshot.models.get(name)
         workers = model.workers if model is not None else ()
         if not any(each.turns_away and each.state == DRAINING and journal in each.journals for each in workers):
@@ -190,20 +191,20 @@ class LiveTable:
         return any(each.state in (READY, CORDONED) and each.journals for each in workers)
 
     def fault(self, name: str) -> str:
-        """The fault of a model all of whose workers report that waiting will not make them ready; otherwise empty."""
+        """Return the model's fault if all its workers report that waiting will not make them ready, otherwise ""."""
         model = self.snapshot.models.get(name)
         workers = model.workers if model is not None else ()
         hopeless = workers and all(worker.state == DEAD and worker.fault for worker in workers)
         return workers[0].fault if hopeless else ""
 
     def suspicion_left_s(self, name: str) -> float:
-        """Seconds until a suspect of this model may be tried again; infinite where there is none."""
+        """Return the seconds until a suspect worker of this model may be tried again; infinity without suspects."""
         model = self.snapshot.models.get(name)
         ends = [self._suspects[w.addr][0] for w in model.workers if w.addr in self._suspects] if model else []
         return max(0.01, min(ends) - asyncio.get_running_loop().time()) if ends else math.inf
 
     def is_serving(self, name: str, addr: str) -> bool:
-        """Whether the router considers the worker alive, so that a silent call is only slow."""
+        """Return whether the router considers the worker alive, so that a silent call is only slow."""
         model = self.snapshot.models.get(name)
         return model is not None and any(w.addr == addr and w.state != DEAD for w in model.workers)
 
@@ -221,7 +222,8 @@ class LiveTable:
 
 
 def _journals(table: Snapshot) -> dict[str, str]:
-    """The model of each journal: not an external one where its data proxies serve others, too."""
+    """Return the model of each journal. A data proxy's own model takes precedence over the external models it also
+    serves."""
     models = sorted(table.models.items(), key=lambda item: not item[1].external)
     found = {tag: name for name, model in models for tag in model.orphans}
     for name, model in models:
@@ -244,8 +246,8 @@ def _holders(published: list[ModelEntry]) -> dict[tuple[str, str], list[WorkerEn
 
 
 class AnswerLines:
-    """The complete lines of an answer without their newlines, but for empty ones. Raises ResponseLost. Not a generator:
-    closing one that is left early would take a task of its own."""
+    """Iterates over the complete, non-empty lines of an answer, without newlines. Raises ResponseLost. Not a generator,
+    because closing an unfinished async generator takes a task of its own."""
 
     def __init__(self, answer: Connection) -> None:
         self._answer = answer
@@ -266,15 +268,15 @@ class AnswerLines:
 _log = logging.getLogger(__name__)
 
 _SILENCE_S = 10.0  # the router's heartbeat comes every two
-_GRACE_S = 1.0  # the data proxy's own progress deadline comes first
+_GRACE_S = 1.0  # the data proxy's own progress deadline expires first
 _REFRESH_S = 2.0
 _RETRY_FIRST_S = 0.05
 _RETRY_MAX_S = 1.0
 
 
 class Follower:
-    """Follows the router's /watch. Without the router the last table stays in use; ``Followed`` says how long after a
-    restart without a state file."""
+    """Follows the router's /watch. Without the router the last table stays in use; see ``Followed`` for how long it
+    does after the router has restarted without a state file."""
 
     def __init__(self, table: LiveTable, http: HttpClient, router_url: str, headers: Mapping[str, str]) -> None:
         self._table = table
@@ -314,16 +316,16 @@ class Follower:
                 self.connected = True
 
     def watchdog(self, model: str, addr: str, busy: Callable[[], bool] = lambda: False) -> Watchdog:
-        """The progress deadline of a call to the worker at ``addr``. It is suspended while ``busy``, and while the
-        router sees the worker alive: its data proxy keeps the deadline."""
+        """Return the progress deadline of a call to the worker at ``addr``. It is suspended while ``busy``, and while
+        the router sees the worker alive: the worker's data proxy then enforces the deadline."""
         return Watchdog(
             lambda: self._table.timeout_s + _GRACE_S,
             suspended=lambda: busy() or (self.connected and self._table.is_serving(model, addr)),
         )
 
     async def refresh(self) -> None:
-        """Fetch the table now, before a model is called unknown. Concurrent callers share one fetch. A router that does
-        not answer changes nothing."""
+        """Fetch the table now, before a model is reported unknown. Concurrent callers share one request. If the router
+        does not answer, the table stays as it is."""
         if self._refreshing is None or self._refreshing.done():
             self._refreshing = asyncio.create_task(self._fetch(), name="table-refresh")
         await asyncio.shield(self._refreshing)
@@ -342,13 +344,13 @@ def _check(status: int) -> None:
         raise ResponseLost(f"the router answered {status}")
 
 
-ROUTER_AWAY = "router_away"  # the router has not seen the call
+ROUTER_AWAY = "router_away"  # the call did not reach the router
 _ADMIN_BODY_BYTES = 1024 * 1024
 _TIMEOUT_S = 35.0  # the router itself asks workers within 30
 
 
 class RouterClient:
-    """Calls to the router, and handlers of admin routes that it answers."""
+    """Sends requests to the router, and makes handlers for the admin routes that the router answers."""
 
     def __init__(self, http: HttpClient, router_url: str, headers: Mapping[str, str]) -> None:
         self._http = http
@@ -362,7 +364,7 @@ class RouterClient:
         return handle
 
     def forwards_worker(self, path: str) -> Handler:
-        """POST ``path`` for the worker in the request's path; ``all`` for every one."""
+        """Return a handler that POSTs ``path`` for the worker in the request's path, or for ``all``."""
 
         async def handle(request: Request) -> AnyResponse:
             if body := await request.read(_ADMIN_BODY_BYTES):
@@ -373,7 +375,7 @@ class RouterClient:
         return handle
 
     def lists_targets(self, service: Service, job: str) -> Handler:
-        """The router's list for Prometheus, and ``service`` itself at the address of the request."""
+        """Return a handler for the router's Prometheus targets and ``service`` itself, at the request's address."""
 
         async def handle(request: Request) -> AnyResponse:
             reply = await self.send("GET", "/http_sd", b"", request.id)
@@ -386,15 +388,15 @@ class RouterClient:
         return handle
 
     async def get(self, path: str) -> dict[str, Any]:
-        """The JSON of the answer. Raises ApiError: the router's refusal, or 502 or 503 where there is no answer."""
+        """Return the JSON answer. Raises ApiError: the router's error, or 502 or 503 if it does not answer."""
         return _accepted(await self.send("GET", path))
 
     async def post(self, path: str, body: Mapping[str, object]) -> dict[str, Any]:
         return _accepted(await self.send("POST", path, orjson.dumps(body)))
 
     async def send(self, method: str, path: str, body: bytes = b"", request_id: str | None = None) -> HttpReply:
-        """The router's answer. Raises ApiError where there is none: 503 when it was not reached, 502 when it may have
-        acted."""
+        """Return the router's answer. Raises ApiError if there is none: 503 if the router was not reached, 502 if it
+        may have acted."""
         named = {names.REQUEST_ID: request_id} if request_id is not None else {}
         headers = {**self._headers, "Content-Type": "application/json", **named}
         try:

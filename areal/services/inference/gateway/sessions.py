@@ -1,6 +1,7 @@
-"""``/rl/*`` at the gateway: sessions are started where the router places them, and called where their journal is.
+"""``/rl/*`` at the gateway: the router places new sessions; other calls go to the data proxy with the session's
+journal.
 
-Finds the session of a caller's key, the data proxy that holds its journal, and the human in the loop's sessions.
+Finds the session of a caller's key, the data proxy that holds a journal, and the sessions of the human in the loop.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ from areal.wire.bodies import IDEMPOTENCY_KEY
 from areal.wire.processes import FollowerConfig
 from areal.wire.routing import CORDONED, READY, WorkerEntry
 
-# A session's key carries the tag of its journal. A key that a caller chose is looked up at the router, and the result
-# is cached for a while, also where no data proxy has it.
+# A session's key contains the tag of its journal. A key that a caller chose is looked up at the router, and the result
+# is cached for a while, even if no data proxy has the session.
 
 _REMEMBERED = 10_000
 _FOUND_S = 60.0
@@ -54,7 +55,8 @@ _REFRESH_S = 0.1
 
 
 class SessionKeys:
-    """``key`` None: a service without keys, where a caller without a session's key is the admin."""
+    """Finds the journal of a key's session. ``key`` None: a service without keys; callers without a session's key are
+    admins."""
 
     def __init__(self, table: LiveTable, follower: Follower, router: RouterClient, key: AdminKey | None) -> None:
         self._table = table
@@ -66,8 +68,8 @@ class SessionKeys:
         self._lookups = asyncio.Semaphore(_LOOKUPS_AT_ONCE)
 
     async def journal_of(self, headers: Mapping[str, str]) -> str | None:
-        """The tag of the caller's session's journal; None for the admin. Raises 401 for anybody else, 503 where that is
-        unknown for now."""
+        """Return the tag of the journal of the caller's session, None for the admin. Raises 401 for an unknown key, 503
+        if the key cannot be looked up now."""
         try:
             key = presented_key(headers)
         except ApiError:
@@ -84,21 +86,21 @@ class SessionKeys:
         return tag
 
     async def journal_with(self, key: bytes) -> str | None:
-        """The tag of the journal with this key's session; None where there is no such session. Raises 503 where that is
-        unknown for now."""
+        """Return the tag of the journal with this key's session, None if there is no such session. Raises 503 if the
+        key cannot be looked up now."""
         tag = tag_of_key(key.decode())
         if tag is not None and await self.is_known(tag):
             return tag
         return await self._custom_key_journal(key_digest(key)) if self._table.records else None
 
     async def is_known(self, tag: str) -> bool:
-        """Whether a data proxy has this journal, or will have it again. Raises 503 where one that might have it has not
-        reported yet."""
+        """Return whether a data proxy has this journal or will have it again. Raises 503 if a data proxy that might
+        have it has not reported yet."""
         if self._table.model_of_journal(tag) is not None:
             return True
         loop = asyncio.get_running_loop()
-        if loop.time() - self._refreshed_at >= _REFRESH_S:  # invented keys must not keep the router busy
-            await self._follower.refresh()  # it may be new
+        if loop.time() - self._refreshed_at >= _REFRESH_S:  # invented keys must not overload the router
+            await self._follower.refresh()  # the journal may be new
             self._refreshed_at = loop.time()
         deadline = loop.time() + _UNHEARD_S
         while self._table.model_of_journal(tag) is None:
@@ -122,7 +124,7 @@ class SessionKeys:
         except ApiError:
             if known is None:
                 raise
-            tag = known[0]  # no process knows now: the expired result stands
+            tag = known[0]  # the lookup failed: use the expired result
         self._custom_keys[digest] = (tag, loop.time() + (_FOUND_S if tag is not None else _MISSED_S))
         self._custom_keys.move_to_end(digest)
         if len(self._custom_keys) > _REMEMBERED:
@@ -130,8 +132,8 @@ class SessionKeys:
         return tag
 
     async def _find(self, digest: bytes, deadline: float) -> str | None:
-        """Ask until ``deadline``. Raises 503 where the router, or a data proxy that may have the session, stays
-        away."""
+        """Look the key up, with retries until ``deadline``. Raises 503 if the router, or a data proxy that may have the
+        session, stays unavailable."""
         loop = asyncio.get_running_loop()
         while True:
             try:
@@ -156,29 +158,29 @@ class SessionKeys:
         self._custom_keys[key_digest(key)] = (tag, asyncio.get_running_loop().time() + _FOUND_S)
 
     def forget(self, key: bytes) -> None:
-        """Drop the cached result: another session may have the key now."""
+        """Drop the cached result, since another session may have the key now."""
         self._custom_keys.pop(key_digest(key), None)
 
 
-# Small idempotent calls to the data proxy that holds a journal. While it is away or the journal moves, a call waits; a
-# call whose answer was lost is sent again.
+# Small idempotent calls to the data proxy that holds a journal. While it is unavailable or the journal moves, a call
+# waits. A call whose answer was lost is sent again.
 
 _DEADLINE_S = 120.0
-_UNREADY_S = 5.0  # for a worker that is not ready, and may not answer at all
+_UNREADY_S = 5.0  # for a worker that is not ready and may not answer at all
 _AGAIN = (421, 503)
 _AUTH = ("Authorization", "x-api-key")
 
 
 def _identity(request: Request) -> dict[str, str]:
-    """Headers that name the request. A call whose answer was lost is sent again: its Idempotency-Key, the caller's or
-    one of its own, keeps it from being done twice. Raises 400 for a malformed one."""
+    """Return the headers that identify the request. Its Idempotency-Key, the caller's or a new one, keeps a call that
+    is sent again after a lost answer from taking effect twice. Raises 400 for a malformed key."""
     key = idempotency_key(request.headers) or unique_id("call_")
     return {names.REQUEST_ID: request.id, IDEMPOTENCY_KEY: key}
 
 
 @dataclass(frozen=True)
 class WorkerReply(HttpReply):
-    """``journals``: tags of those that the data proxy served when it was asked."""
+    """A data proxy's reply. ``journals``: the tags of the journals that it served when it was called."""
 
     journals: tuple[str, ...] = ()
 
@@ -199,11 +201,11 @@ class JournalClient:
         self._admin = dict(admin)
 
     def for_admin(self, request: Request) -> dict[str, str]:
-        """The headers of calls on behalf of an admin's request."""
+        """Return the headers of calls on behalf of an admin's request."""
         return {**self._admin, **_identity(request)}
 
     def for_caller(self, request: Request) -> dict[str, str]:
-        """The headers of calls with the caller's key."""
+        """Return the headers of calls with the caller's key."""
         given = {name: request.headers[name] for name in _AUTH if name in request.headers}
         return {**given, **_identity(request)}
 
@@ -216,8 +218,8 @@ class JournalClient:
         body: bytes | None = None,
         timeout_s: float = _DEADLINE_S,
     ) -> WorkerReply:
-        """The answer of the data proxy with journal ``tag``. Raises 404 for an unknown journal, 503 where its holder
-        stays away."""
+        """Return the answer of the data proxy with journal ``tag``. Raises 404 for an unknown journal, 503 if its
+        holder stays unavailable."""
         headers = {**headers, names.JOURNAL: tag}
         since = asyncio.get_running_loop().time()
         refused: set[str] = set()
@@ -228,7 +230,7 @@ class JournalClient:
                     raise ApiError(404, "no data proxy has this session", code=NO_SESSION)
                 continue
             if not self._table.routable(model, even_suspects=True, journal=tag):
-                # Rewards and exports need no engine: a data proxy without one can still answer.
+                # Rewards and exports need no engine: a data proxy whose engine is down can still answer.
                 workers = [worker for model in self._table.snapshot.models.values() for worker in model.workers]
                 for worker in {worker.addr: worker for worker in workers if tag in worker.journals}.values():
                     reply = await self.request(worker, method, path, headers, min(timeout_s, _UNREADY_S), body)
@@ -246,7 +248,7 @@ class JournalClient:
     async def each(
         self, path: str, headers: Mapping[str, str], timeout_s: float = 10.0, model: str | None = None
     ) -> dict[str, WorkerReply]:
-        """The answers of all data proxies that record to GET ``path``, by address; silent ones are left out."""
+        """Return the answers of all recording data proxies to GET ``path``, by address. Silent ones are left out."""
         workers = self.recorders(model)
         replies = await asyncio.gather(*(self.request(worker, "GET", path, headers, timeout_s) for worker in workers))
         return {worker.addr: answer for worker, answer in zip(workers, replies, strict=True) if answer is not None}
@@ -254,8 +256,8 @@ class JournalClient:
     async def page(
         self, request: Request, path: str, name: str, place: Callable[[Mapping[str, object]], Any]
     ) -> Response:
-        """A page of the sessions of all data proxies' GET ``path``, in the order of ``place``; ``next`` is the field
-        ``name`` of its last one. ``journals_away``: those that no data proxy serves now."""
+        """Return a page of the sessions at GET ``path`` of all data proxies, sorted by ``place``. ``next``: the field
+        ``name`` of the page's last session. ``journals_away``: journals that no data proxy serves now."""
         limit = query_int(request, "limit", 100, 1, 1000)
         answers = await self.each(f"{path}?{request.query_string}", self.for_admin(request))
         if (refusal := next((reply for reply in answers.values() if reply.status != 200), None)) is not None:
@@ -267,15 +269,15 @@ class JournalClient:
         return json_response({"sessions": found[:limit], "next": following, "journals_away": self.away(answers)})
 
     def away(self, answers: Mapping[str, WorkerReply], model: str | None = None) -> list[str]:
-        """Tags of the journals that these answers do not cover: those of data proxies that did not answer, those
-        without a data proxy, and those that came to a data proxy after it was asked."""
+        """Return the tags of the journals that these answers do not cover: journals of data proxies that did not
+        answer, journals without a data proxy, and journals that moved to a data proxy after it was asked."""
         models = [each for each in self._table.snapshot.models.values() if model in (None, each.name)]
         known = {tag for each in models for worker in each.workers for tag in worker.journals}
         known |= {tag for each in models for tag in each.orphans if tag not in each.damaged}
         return sorted(known - {tag for reply in answers.values() for tag in reply.journals})
 
     def recorders(self, model: str | None = None) -> list[WorkerEntry]:
-        """Data proxies that record and serve, each once."""
+        """Return the data proxies that record sessions and serve, each once."""
         models = self._table.snapshot.models.values()
         found = {
             worker.addr: worker
@@ -294,7 +296,7 @@ class JournalClient:
         timeout_s: float,
         body: bytes | None = None,
     ) -> WorkerReply | None:
-        """The data proxy's answer; None where it does not answer."""
+        """Return the data proxy's answer, or None if it does not answer."""
         sent = {**headers, "Content-Type": "application/json"}
         try:
             reply = await self._http.fetch(
@@ -305,8 +307,8 @@ class JournalClient:
         return WorkerReply(reply.status, reply.headers, reply.body, tuple(worker.journals))
 
 
-# The human in the loop has no session key: each journal has a session for them, and a reward goes to the one where they
-# spoke last.
+# The human in the loop has no session key: each journal has a session for them, and a reward applies to the session
+# where they wrote last.
 
 _CALL_S = 5.0
 _PATIENCE_S = 30.0
@@ -319,7 +321,7 @@ class HitlSessions:
         self._journals = journals
 
     async def session(self, model: str | None, headers: Mapping[str, str]) -> str:
-        """The id of the human's last session. Waits for journals that are away, which may have it. Raises 503."""
+        """Return the id of the human's latest session. Waits for absent journals, which may hold it. Raises 503."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + _PATIENCE_S
         while True:
@@ -342,9 +344,12 @@ _LOOK_AGAIN_S = 0.5
 
 
 async def place_sessions(table: LiveTable, router: RouterClient, body: bytes, model: str, request_id: str) -> HttpReply:
-    """The router's answer, once a data proxy can take the sessions. Retried are 503 and 421 (a journal moves), which
-    mean that nothing was started, and 404 for a known model, of which a restarted router has yet to hear. An agent
-    service without an inference service is refused at once, and so is a model without replicas."""
+    """Return the router's answer once a data proxy has taken the sessions.
+
+    Retries 503 and 421 (the journal moves), after which nothing was started, and 404 for a model in the table, which a
+    restarted router does not know yet. An agent service without an inference service and a model without replicas are
+    refused at once.
+    """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + table.timeout_s
     while True:
@@ -406,7 +411,7 @@ class SessionRoutes:
         return handle
 
     async def _with_session(self, data: dict[str, object], headers: Mapping[str, str]) -> dict[str, object]:
-        """An admin's body with a session: by default the human in the loop's."""
+        """Return an admin's body with a session id: by default that of the human in the loop."""
         if data.get("session_id") not in (None, HITL) or data.get("group_id") is not None:
             return data
         interaction, model = data.get("interaction_id"), data.get("model")
@@ -416,7 +421,7 @@ class SessionRoutes:
         return {**data, "session_id": await self._hitl.session(name, headers)}
 
     async def sessions(self, request: Request) -> Response:
-        """A page of sessions, ordered by journal and number."""
+        """Return a page of sessions, ordered by journal and number."""
         return await self._journals.page(request, "/rl/sessions", "session_id", _page_order)
 
     async def session(self, request: Request) -> Response:
@@ -434,7 +439,7 @@ def _page_order(session: Mapping[str, object]) -> tuple[str, int]:
 
 
 def _journal_tag(data: Mapping[str, object]) -> str:
-    """The journal of the session or group in an admin's body. Raises 400, 404."""
+    """Return the journal of the session or group in an admin's body. Raises 400, 404."""
     session_id, group_id = data.get("session_id"), data.get("group_id")
     if session_id is not None:
         if not isinstance(session_id, str):
@@ -445,7 +450,7 @@ def _journal_tag(data: Mapping[str, object]) -> str:
 
 @dataclass(frozen=True)
 class GatewayParts:
-    """The parts that the gateways of inference and of agents share."""
+    """The parts shared by the gateways of inference and of agents."""
 
     service: Service
     table: LiveTable
@@ -459,7 +464,8 @@ class GatewayParts:
 def gateway_parts(
     config: FollowerConfig, options: ServeOptions, http: HttpClient, queued: str, **details: object
 ) -> GatewayParts:
-    """``queued``: the help of the metric that counts waiting calls. The service follows the router while it serves."""
+    """Build the shared parts of a gateway. ``queued``: the help text of the metric of waiting calls. The service
+    follows the router while it runs."""
     table, headers = LiveTable(config.limits), options.headers
     follower = Follower(table, http, config.router_url, headers)
     service = Service(

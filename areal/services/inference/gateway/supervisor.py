@@ -1,7 +1,7 @@
-"""Several relay processes on one port: start and watch them, restart dead ones, pass signals on.
+"""Runs several relay processes on one port: starts them, restarts dead ones, and forwards signals.
 
-The kernel spreads connections over the children (SO_REUSEPORT). The supervisor's own bound socket never listens: it
-reserves the port. The supervisor imports no web server, so it stays small.
+The kernel distributes connections over the children (SO_REUSEPORT). The supervisor's own socket is bound but never
+listens: it reserves the port. The supervisor imports no web server, so that it stays small.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from areal.dataclasses import dataclass
 from areal.installation import module_argv
 from areal.services.http.process import ServeOptions, bind, die_with_parent
 
-# The metrics folder that a gateway's relays share: the supervisor and each relay lock it, and the last to leave removes
-# it. Where all of them are killed it stays until the next gateway starts: in the run's folder if there is one, else
-# among the temporary files.
+# The metrics folder that a gateway's relays share. The supervisor and each relay hold a shared lock on it, and the last
+# process to leave removes it. If all of them are killed, it stays until the next gateway starts. It is in the run's
+# folder if there is one, otherwise among the temporary files.
 
 MULTIPROC_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"  # the Prometheus client's
 _RUN_FOLDER = "AREAL_RUN_DIR"
@@ -117,7 +117,7 @@ class Supervisor:
             if child.process is None or (code := child.process.poll()) is None:
                 continue
             for file in Path(os.environ[MULTIPROC_VARIABLE]).glob(f"gauge_live*_{child.process.pid}.db"):
-                file.unlink(missing_ok=True)  # gauges of the living; its counters stay in the sum
+                file.unlink(missing_ok=True)  # "live" gauges count running processes only; the counters stay in the sum
             child.process = None
             steady = now - child.started_at >= _STEADY_S
             child.backoff_s = _BACKOFF_FIRST_S if steady else min(child.backoff_s * 2, _BACKOFF_MAX_S)
@@ -133,13 +133,13 @@ class Supervisor:
 
 
 def _begin_child(supervisor: int) -> None:
-    """Runs in the child before exec: a relay ends with its supervisor from the start."""
+    """Bind the child's life to the supervisor's. Runs in the child before exec."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     die_with_parent(supervisor)
 
 
 def supervise(relays: int, options: ServeOptions, argv: Sequence[str]) -> None:
-    """Run ``relays`` relays of the same command line until told to stop. Raises when the port cannot be used."""
+    """Run ``relays`` relays with one command line until a stop signal. Raises OSError if the port cannot be used."""
     logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     socket = bind(options.host, options.port, reuse_port=True)
     port = socket.getsockname()[1]

@@ -2,10 +2,10 @@
 
 Each change first decides (``session``, pure) and then writes to the writer's tables, inside the journal's group commit.
 
-With the cache, a turn of a running conversation needs no disk read. Readers see committed rows. A change also sees the
-turns that its batch has written so far (``PendingSession``): ``settle`` moves them to the cache when the batch is
-committed, and drops them when it is rolled back. A session whose own row or trajectories change other than by a new
-turn is evicted at that point, and read again at its next use. The cache is bounded by its memory.
+With the cache, a turn of a running conversation needs no disk read. Readers see committed rows only; a change also sees
+the turns that its batch has written so far (``PendingSession``). ``settle`` moves these to the cache when the batch is
+committed, and drops them when it is rolled back. A session that changes in any other way than by a new turn is evicted
+and read again at its next use. The cache is bounded by its memory.
 
 The parent of a call is found by messages first: it is the turn whose answer completes the longest prefix of the call's
 conversation. If there is none (plain completions, clients that rewrite messages), it is found by tokens: the longest
@@ -73,7 +73,7 @@ class TurnIndex(Protocol):
     """The turns of one trajectory that can be continued."""
 
     def completing(self, prefixes: Sequence[bytes]) -> list[Candidate]:
-        """The turns whose answer completes one of ``prefixes``: all those of the longest such prefix."""
+        """Return the turns whose answer completes one of ``prefixes``: all turns for the longest such prefix."""
         ...
 
     def newest(self, limit: int) -> list[Candidate]: ...
@@ -106,13 +106,13 @@ class StoredTurns:
 
 
 def kind_of(turns: TurnIndex) -> TrajectoryKind:
-    """The kind of a trajectory, from its newest turn."""
+    """Return the kind of a trajectory, from its newest turn."""
     newest = turns.newest(1)
     return TrajectoryKind.TEXT if newest and newest[0][2] is None else TrajectoryKind.TOKENS
 
 
 def find_parent(turns: TurnIndex, conversation: ConversationDigest | None, prompt: array[int] | None) -> Parent | None:
-    """The parent among ``turns``. ``prompt`` is None for a call without tokens."""
+    """Return the call's parent among ``turns``, if any. ``prompt`` is None for a call without tokens."""
     answered = conversation.answered if conversation is not None else ()
     if conversation is not None and not answered:
         return None
@@ -124,13 +124,13 @@ def find_parent(turns: TurnIndex, conversation: ConversationDigest | None, promp
 
 
 def continued_turn(turns: TurnIndex, conversation: ConversationDigest) -> int | None:
-    """The row id of the turn that this conversation continues; the newest if several have the same answer."""
+    """Return the row id of the turn that this conversation continues; the newest if several have the same answer."""
     candidates = turns.completing(conversation.answered)
     return max(candidates)[0] if candidates else None
 
 
 def _longest_joined(candidates: Sequence[Candidate], prompt: array[int] | None) -> Parent | None:
-    """The candidate whose tokens form the prompt's longest prefix; the newest if several are equal."""
+    """Return the candidate whose tokens form the longest prefix of the prompt; the newest if several are equal."""
     if prompt is None:
         return None
     digests = prefix_digests(prompt, (total for _, total, digest in candidates if digest is not None))
@@ -151,9 +151,12 @@ TurnEntry = tuple[Candidate, bytes | None]
 
 @dataclass(slots=True, eq=False)
 class CachedSession:
-    """A session in memory. ``newest``: row id of its newest turn. ``turns``: those of its last trajectory while that is
-    open, in order; ``answers``: the same turns by the digest of the conversation that their answer completes.
-    ``stored``: there are too many, they are read from disk."""
+    """A session in memory.
+
+    ``newest``: the row id of its newest turn. ``turns``: the turns of its last trajectory while that is open, in order;
+    ``answers``: the same turns by the digest of the conversation that their answer completes. ``stored``: there are too
+    many turns to cache, and they are read from disk.
+    """
 
     session: SessionRecord
     key: bytes | None
@@ -248,7 +251,7 @@ class SessionCache:
         self._shrink()
 
     def _shrink(self) -> None:
-        """Forget first the turns of the sessions that were used least, then the sessions."""
+        """Drop the turns of the least recently used sessions first, then the sessions."""
         while self.held_bytes > self._most and len(self._sessions) > 1:
             number, held = next(iter(self._sessions.items()))
             if held.turns:
@@ -268,8 +271,8 @@ class SessionCache:
             del self._keys[dropped.key]
 
     def pending(self, number: int) -> PendingSession | None:
-        """The session with its pending turns; None if it is not cached, or if this batch has changed it in another way:
-        then read the tables."""
+        """Return the session with its pending turns, or None if the tables must be read: it is not cached, or this
+        batch has changed it in another way."""
         held = self._sessions.get(number)
         pending = self._pending.get(number)
         if held is None or (pending is None and number in self._pending):
@@ -291,7 +294,7 @@ class SessionCache:
         self._pending[number] = None
 
     def settle(self, *, committed: bool) -> None:
-        """Apply the pending changes of a committed batch, or drop those of one that was rolled back."""
+        """Apply the pending changes of a committed batch, or drop those of a batch that was rolled back."""
         pending_sessions, self._pending = self._pending, {}
         started, self._started = self._started, []
         if not committed:
@@ -323,7 +326,7 @@ class SessionCache:
 
 
 def read_session(tables: SessionTables, number: int) -> CachedSession | None:
-    """Read a session from disk. None if it does not exist."""
+    """Read a session from disk. Return None if it does not exist."""
     session, last = tables.session(number), tables.last_trajectory(number)
     if session is None:
         return None
@@ -344,8 +347,8 @@ _NEXT_SESSION = "next_session"
 
 @dataclass(frozen=True)
 class RecordedCall:
-    """``first`` is the row id of the first choice; the other choices have the next row ids. ``parents``: for each
-    choice the row id of the turn with whose tokens its prompt begins."""
+    """The row ids of a recorded call. ``first``: that of the first choice, which the other choices follow. ``parents``:
+    for each choice, that of the turn whose tokens begin its prompt, if any."""
 
     trajectory: int
     first: int
@@ -544,7 +547,7 @@ def reward_once(
 
 
 def check_exported_reward(tables: SessionTables, number: int, place: int, value: float) -> None:
-    """Raises 409 if the last interaction of an exported trajectory has a reward other than ``value``."""
+    """Raise 409 if the last interaction of an exported trajectory has a reward other than ``value``."""
     trajectory = tables.trajectory(number, place)
     target = tables.newest(*tables.bounds(number, trajectory)) if trajectory is not None else None
     check_sealed(value, tables.reward(target) if target is not None else None)
@@ -565,7 +568,7 @@ def end(tables: SessionTables, number: int, now: float) -> EndedSession:
 
 
 def note_failure(tables: SessionTables, number: int, code: str, now: float) -> None:
-    """Count a failed call with the trajectory that it would have joined. Failures are never scored."""
+    """Count a failed call for the trajectory that it would have joined. Failures are never scored."""
     session = _open_session(tables, number)
     last = tables.last_trajectory(number)
     if last is None:

@@ -1,10 +1,10 @@
 """Exports, and the periodic upkeep of a journal.
 
-An export delivers each trajectory once. A repeated request gets the same response: one with the same Idempotency-Key,
-and one for the same, as long as its sessions have no other trajectory that is ready; with one, it is the next export.
-The trajectories are marked as TAKEN, durably, before the response is sent. They stay on disk until the export is
-acknowledged or its retention has passed; each response is built from the stored rows, which no longer change. A
-trajectory that cannot be exported is listed in the response's ``errors`` and is not taken. A session is removed only
+An export delivers each trajectory once. Two kinds of repeated request get the earlier response again: a request with
+the same Idempotency-Key, and a request for the same sessions, unless they have another ready trajectory; then it is the
+next export. The trajectories are marked as TAKEN, durably, before the response is sent. They stay on disk until the
+export is acknowledged or its retention has passed; each response is built from the stored rows, which no longer change.
+A trajectory that cannot be exported is listed in the response's ``errors`` and is not taken. A session is removed only
 when all its trajectories were exported. The trajectories of an export with ``remove=False`` are shared: until its
 retention has passed, other requests (in another style, for example) can export them again. They then belong to the
 newest export.
@@ -55,8 +55,8 @@ NOTHING_TO_EXPORT = "nothing_to_export"
 
 @dataclass(frozen=True)
 class ExportRequest:
-    """``trajectory`` is None for every ready one. ``remove``: remove sessions whose trajectories are all exported.
-    ``group``: ``session_ids`` are all its sessions, and those that were removed already are left out."""
+    """A request for an export. ``trajectory`` None: every ready trajectory. ``remove``: remove sessions whose
+    trajectories are all exported. ``group``: ``session_ids`` are all its sessions, and removed ones are left out."""
 
     session_ids: tuple[str, ...]
     trajectory: int | None = None
@@ -91,8 +91,8 @@ class StoredExport:
 def find_export(
     tables: SessionTables, request: ExportRequest, now: float, *, seals: bool = False
 ) -> StoredExport | None:
-    """The export that ``request`` repeats. ``seals``: the request gives the reward that makes a trajectory ready.
-    Raises 422 if its Idempotency-Key was used for another export of one of its sessions."""
+    """Return the export that ``request`` repeats, or None. ``seals``: the request gives the reward that makes a
+    trajectory ready. Raises 422 if its Idempotency-Key was used for another export of one of its sessions."""
     if request.key is not None:
         earlier = _stored(tables, "digest=?", _digest_of_earlier(request.digest, request.key))
         if earlier is not None and earlier.until > now:
@@ -122,12 +122,14 @@ def _check_key(tables: SessionTables, request: ExportRequest, key: bytes, now: f
 
 
 def _digest_of_earlier(digest: bytes, name: bytes) -> bytes:
-    """The stored digest of an export after a newer one for the same: only its Idempotency-Key finds it."""
+    """Return the digest under which an export is stored once a newer export of the same sessions exists: only its
+    Idempotency-Key finds it."""
     return blake2b(digest + name, digest_size=16).digest()
 
 
 def _has_more(tables: SessionTables, request: ExportRequest, stored: StoredExport, now: float, seals: bool) -> bool:
-    """Whether a session of ``request`` has a trajectory that is ready (or is to be sealed), and not in ``stored``."""
+    """Return whether a session of ``request`` has a trajectory that is ready, or will be sealed, and is not in
+    ``stored``."""
     if request.trajectory is not None or stored.recovered:
         return False
     failed = {(entry["session_id"], entry["trajectory_id"]) for entry in stored.errors}
@@ -143,7 +145,8 @@ def _has_more(tables: SessionTables, request: ExportRequest, stored: StoredExpor
 
 
 def _stored(tables: SessionTables, condition: str, *values: object) -> StoredExport | None:
-    """Raises CorruptRecord if the export's record is damaged and no trajectory's row names it."""
+    """Return the stored export, or None. Raises CorruptRecord if its record is damaged and no trajectory's row names
+    it."""
     query = f"SELECT number, nonce, request, until, crc FROM exports WHERE {condition}"
     row = tables.db.execute(query, values).fetchone()
     if row is None:
@@ -166,13 +169,14 @@ def _stored(tables: SessionTables, condition: str, *values: object) -> StoredExp
 
 
 def error_entry(session_id: str, trajectory: int | None, error: CorruptRecord | RewardOverflow) -> dict[str, object]:
-    """An entry of ``errors``."""
+    """Return an entry of an export's ``errors``."""
     return {"session_id": session_id, "trajectory_id": trajectory, "code": error.code, "message": str(error)}
 
 
 def choose(tables: SessionTables, request: ExportRequest, now: float) -> tuple[tuple[TrajectoryKey, ...], Errors]:
-    """The trajectories that the request takes, in its order, and an entry for each damaged one. Raises 404 for an
-    unknown session or trajectory, or a session that ended with nothing left; 425 for one that is not ready yet."""
+    """Return the trajectories that the request takes, in its order, and an entry for each damaged one. Raises 404 for
+    an unknown session or trajectory, or a session that ended with nothing left; 425 for a trajectory that is not ready
+    yet."""
     items: list[TrajectoryKey] = []
     errors: list[dict[str, Any]] = []
     session_ids = request.session_ids
@@ -203,7 +207,7 @@ def choose(tables: SessionTables, request: ExportRequest, now: float) -> tuple[t
 
 
 def session_named(tables: SessionTables, session_id: str) -> SessionRecord:
-    """The session with this id. Raises 404; 400 for the id that human-in-the-loop sessions share."""
+    """Return the session with this id. Raises 404; 400 for the id that human-in-the-loop sessions share."""
     name = SessionName.parse(session_id)
     session = tables.session(name.number) if name is not None and name.tag == tables.tag else None
     if session is None or session.state is SessionState.REMOVED or name is None or session.task != name.task:
@@ -231,7 +235,7 @@ def _is_ready(trajectory: Trajectory, now: float) -> bool:
 
 
 def _shared(tables: SessionTables, session: int, now: float) -> set[int]:
-    """Trajectories of the session that a shared export took: other requests may take them too."""
+    """Return the session's trajectories that a shared export took: other requests may take them too."""
     taken: dict[int, set[int]] = {}
     query = "SELECT export, number FROM trajectories WHERE session=? AND export IS NOT NULL"
     for export, number in tables.db.execute(query, (session,)).fetchall():
@@ -258,10 +262,10 @@ def take(
     retention_s: float,
     now: float,
 ) -> StoredExport | None:
-    """Take ``items``, the trajectories of ``chosen`` that can be exported, and remove sessions with no other left if
-    the request says so. ``errors`` has an entry for each of the others.
+    """Take ``items``, the trajectories of ``chosen`` that can be exported. If the request says so, remove the sessions
+    that then have none left. ``errors`` has an entry for each trajectory of ``chosen`` that is not in ``items``.
 
-    Returns None if ``choose`` has another result by now: the caller then retries.
+    Returns None if ``choose`` has a different result by now: the caller then retries.
     """
     if (stored := find_export(tables, request, now)) is not None:
         return stored
@@ -304,8 +308,8 @@ def take(
 
 
 def forget(tables: SessionTables, name: ExportName, now: float = math.inf) -> bool:
-    """Delete an export that was acknowledged, or that has expired at ``now``, and its trajectories, except damaged ones
-    and those that a newer export took. False if the export does not exist, or has not expired."""
+    """Delete an export that was acknowledged or has expired at ``now``, and its trajectories, except damaged ones and
+    those that a newer export took. Return False if the export does not exist or has not expired."""
     stored = _stored(tables, "number=? AND nonce=?", name.number, name.nonce)
     if stored is None or stored.until > now:
         return False
@@ -348,7 +352,7 @@ def is_spent(tables: SessionTables) -> bool:
 
 
 def is_due(tables: SessionTables, now: float, retention: Retention, cursor: int) -> bool:
-    """Whether ``sweep`` has work to do. If not, the caller writes nothing and wakes no waiter."""
+    """Return whether ``sweep`` has work to do. If not, the caller writes nothing and wakes no waiter."""
     query = (
         "SELECT EXISTS (SELECT 1 FROM trajectories WHERE phase=1 AND due<=:now)"
         " OR EXISTS (SELECT 1 FROM exports WHERE until<=:now)"
@@ -369,7 +373,7 @@ def is_due(tables: SessionTables, now: float, retention: Retention, cursor: int)
 
 
 def _soonest(retention: Retention) -> float:
-    """The least age at which a session can expire."""
+    """Return the least age at which a session can expire."""
     return min(retention.session_ttl, retention.ready_ttl)
 
 
@@ -379,8 +383,8 @@ def _free_pages(tables: SessionTables) -> int:
 
 
 def sweep(tables: SessionTables, now: float, retention: Retention, cursor: int, report: Report) -> tuple[int, int]:
-    """Process one slice. Returns the number of changes, and the session at which the next slice starts. Damaged rows
-    are reported and left as they are."""
+    """Process one slice. Return the number of changes and the session at which the next slice starts. Damaged rows are
+    reported and left as they are."""
     done = 0
     query = "SELECT session, number FROM trajectories WHERE phase=1 AND due<=? LIMIT ?"
     for key in tables.db.execute(query, (now, _SLICE)).fetchall():

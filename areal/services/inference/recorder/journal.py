@@ -81,14 +81,15 @@ _INLINE_BYTES = 32 * 1024  # of a session: its rows are built in less time than 
 
 @dataclass(frozen=True)
 class StartedSession:
-    """``key`` authenticates calls of the session; only its digest is stored."""
+    """A session's id and key. ``key`` authenticates calls of the session; only its digest is stored."""
 
     session_id: str
     key: str
 
 
 class SessionJournal(Journal):
-    """Open with ``open_journal``. ``on_news``: a trajectory may have become ready. ``cache``: the sessions in use."""
+    """A journal of recorded sessions; open it with ``open_journal``. ``on_news``: a trajectory may have become ready.
+    ``cache``: the sessions in use."""
 
     def __init__(self, folder: JournalFolder, db: sqlite3.Connection, tag: str, retention: Retention) -> None:
         super().__init__(folder, db, tag, lambda committed: self.cache.settle(committed=committed))
@@ -108,7 +109,8 @@ class SessionJournal(Journal):
         await super().close(remove=remove)
 
     async def start(self, task: str, count: int, key: str | None, online: bool) -> tuple[str, list[StartedSession]]:
-        """Start a group of sessions; returns its id and the sessions. ``key``: the client's own, for the first."""
+        """Start a group of sessions. Return its id and the sessions. ``key``: the client's own key, for the first
+        session."""
         keys = [new_session_key(self.tag) for _ in range(count)]
         if key is not None:
             keys[0] = key
@@ -130,7 +132,7 @@ class SessionJournal(Journal):
                 before = recorded.parents[place]
                 parent = self._recent.get(before) if before is not None else None
                 self._recent.put(row, PrefixMatch(tokens, sample.place, parent.decoded if parent else (0, "")))
-            else:  # the row may have been another turn's, of a trajectory that was released since
+            else:  # the row id may have belonged to a turn of a trajectory that was deleted since
                 self._recent.drop(row)
         self.on_news()  # the call may have sealed the previous trajectory
         return recorded
@@ -146,8 +148,8 @@ class SessionJournal(Journal):
         return answer
 
     def repeated_reward(self, name: SessionName, request: NamedRequest) -> RewardAnswer | None:
-        """The answer to the earlier reward of this name, also after an export has removed the session. Raises 422 if
-        that asked for something else."""
+        """Return the answer to an earlier reward with the same Idempotency-Key, even if an export has removed the
+        session. Raises 422 if the earlier request differed."""
         stored = self._read_inline(lambda tables: tables.answer_of(name.number, request))
         answer = RewardAnswer(**orjson.loads(stored)) if stored is not None else None
         return answer if answer is not None and answer.session_id == str(name) else None
@@ -161,7 +163,7 @@ class SessionJournal(Journal):
         await self._change(lambda now: changes.note_failure(self._write, session, code, now))
 
     async def release(self, session: int, number: int) -> bool:
-        """Delete an online trajectory that a client received. False if it is unknown, not ready, or exported."""
+        """Delete an online trajectory that a client received. Return False if it is unknown, not ready, or exported."""
 
         def forget(now: float) -> bool:
             trajectory = self._write.trajectory(session, number)
@@ -190,11 +192,12 @@ class SessionJournal(Journal):
         return number if number is not None else self._read_inline(lambda tables: tables.session_by_key(digest))
 
     def session_by_name(self, name: SessionName) -> SessionRecord:
-        """Raises 404."""
+        """Raise 404."""
         return self._read_inline(lambda tables: exporting.session_named(tables, str(name)))
 
     def members(self, group: GroupName, *, removed: bool = False) -> list[tuple[int, str]]:
-        """Number and id of each session of a group. ``removed``: with those whose export is not acknowledged yet."""
+        """Return number and id of each session of a group. ``removed``: include those whose export is not acknowledged
+        yet."""
         return self._read_inline(lambda tables: tables.members(group, removed=removed))
 
     def session(self, number: int) -> SessionRecord | None:
@@ -202,7 +205,7 @@ class SessionJournal(Journal):
         return held.session if held is not None else self._read_inline(lambda tables: tables.session(number))
 
     def sessions(self, after: int, limit: int) -> list[SessionRecord]:
-        """Up to ``limit`` sessions with numbers above ``after``, without damaged ones."""
+        """Return up to ``limit`` sessions with numbers above ``after``, without damaged ones."""
         return self._read_inline(lambda tables: tables.sessions(after, limit, self._note))
 
     def name(self, session: SessionRecord) -> str:
@@ -220,11 +223,12 @@ class SessionJournal(Journal):
         return self._read_inline(lambda tables: tables.db.execute(query, (int(phase),)).fetchone()[0])
 
     def totals(self, session: int) -> tuple[int, float | None]:
-        """The number of a session's interactions, and the sum of their rewards (None if there is no reward)."""
+        """Return the number of a session's interactions, and the sum of their rewards (None without rewards)."""
         return self._read_inline(lambda tables: tables.totals(session))
 
     def last_call_at(self, session: int) -> float | None:
-        """When the newest interaction of a session was recorded, in Unix seconds; None if it has no interaction."""
+        """Return when the session's newest interaction was recorded, in Unix seconds, or None if it has no
+        interaction."""
 
         def read(tables: SessionTables) -> float | None:
             newest = tables.newest(*session_rows(session))
@@ -233,7 +237,7 @@ class SessionJournal(Journal):
         return self._read_inline(read)
 
     async def match_prefix(self, session: int, conversation: ConversationDigest) -> PrefixMatch | None:
-        """The tokens of the turn that this conversation continues; None if it continues none."""
+        """Return the tokens of the turn that this conversation continues, or None if it continues none."""
         held = self._held(session)
         last = held.last if held else self._read_inline(lambda tables: tables.last_trajectory(session))
         if last is None or apply_timeout(last, self.clock()).phase is not TrajectoryPhase.OPEN:
@@ -253,7 +257,7 @@ class SessionJournal(Journal):
         return match
 
     def _held(self, number: int) -> CachedSession | None:
-        """The session from the cache, or from disk into the cache. None if it is unknown."""
+        """Return the session from the cache, after loading it from disk if necessary. Return None if it is unknown."""
         held = self.cache.get(number)
         if held is None:
             held = self._read_inline(lambda tables: read_session(tables, number))
@@ -262,16 +266,18 @@ class SessionJournal(Journal):
         return held
 
     def trajectories(self, session: int) -> list[Trajectory]:
-        """The session's trajectories, without damaged ones."""
+        """Return the session's trajectories, without damaged ones."""
         return self._read_inline(lambda tables: tables.trajectories(session, self._note))
 
     async def turns(self, session: SessionRecord, trajectory: Trajectory) -> TrajectoryTurns:
         return await self._read_in_thread(lambda tables: tables.turns(session, trajectory))
 
     async def replay(self, call: CallIdentity) -> list[RecordedTurn] | None:
-        """The turns of a repeated call that is already recorded, one per choice. A retry that is matched by body alone
-        gets turns of an open trajectory only, because each trajectory may begin with the same body. Raises 422 for an
-        Idempotency-Key used with another body."""
+        """Return the turns of a repeated call that is already recorded, one per choice, or None.
+
+        A retry that is matched by its body alone gets turns of an open trajectory only, because each trajectory may
+        begin with the same body. Raises 422 for an Idempotency-Key used with another body.
+        """
         session = call.session[1]
 
         def find(tables: SessionTables) -> tuple[int, bytes] | None:
@@ -294,7 +300,7 @@ class SessionJournal(Journal):
         return await self.answer(found[0])
 
     async def answer(self, row: int) -> list[RecordedTurn] | None:
-        """All choices of the answer in ``row``; None if it has been deleted."""
+        """Return all choices of the answer in ``row``, or None if it has been deleted."""
         return await self._read_in_thread(lambda tables: tables.answer(row // SEQUENCES, row % SEQUENCES))
 
     async def seal(
@@ -341,19 +347,19 @@ class SessionJournal(Journal):
                 return stored, built
 
     def has_removed(self, session_ids: Iterable[str]) -> bool:
-        """Whether all these sessions were removed."""
+        """Return whether all these sessions were removed."""
         names = [name for each in session_ids if (name := SessionName.parse(each)) is not None]
         found = self._read_inline(lambda tables: [tables.session(name.number) for name in names])
         return all(session is None or session.state is SessionState.REMOVED for session in found)
 
     async def check_export(self, request: ExportRequest) -> Export:
-        """The response of ``export``, or its error, without taking anything."""
+        """Return the response of ``export``, or raise its error, without taking anything."""
         return (await self._read_in_thread(lambda tables: self._build(tables, request)))[2]
 
     def _build(
         self, tables: SessionTables, request: ExportRequest
     ) -> tuple[tuple[TrajectoryKey, ...], tuple[TrajectoryKey, ...], Export]:
-        """The trajectories that the request names, those of them that can be exported, and the response."""
+        """Return the trajectories that the request names, those of them that can be exported, and the response."""
         now = self.clock()
         try:
             stored = exporting.find_export(tables, request, now)
@@ -390,7 +396,7 @@ class SessionJournal(Journal):
         return chosen, tuple(items), join_exports(parts, errors)
 
     def _part(self, tables: SessionTables, item: TrajectoryKey, style: Style, discount: float) -> TrajectoryExport:
-        """The export of one trajectory. Raises CorruptRecord, RewardOverflow, and 404 if it has been deleted."""
+        """Return the export of one trajectory. Raises CorruptRecord, RewardOverflow, and 404 if it has been deleted."""
         session, trajectory = tables.session(item[0]), tables.trajectory(*item)
         if session is None or trajectory is None:
             raise ApiError(404, "the export was released meanwhile", code="export_not_found")
@@ -402,7 +408,8 @@ class SessionJournal(Journal):
     async def online(
         self, items: Sequence[TrajectoryKey], style: Style, discount: float
     ) -> list[TrajectoryExport | CorruptRecord | RewardOverflow | None]:
-        """For each item its export, the error that prevents it, or None if it has been deleted. Takes nothing."""
+        """Return for each item its export, the error that prevents it, or None if it has been deleted. Takes
+        nothing."""
 
         def load(
             tables: SessionTables, item: TrajectoryKey
@@ -420,17 +427,17 @@ class SessionJournal(Journal):
         return await self._read_in_thread(lambda tables: [load(tables, item) for item in items])
 
     def session_id(self, number: int) -> str | None:
-        """The id of a session, even of a damaged one; None if it is unknown."""
+        """Return the id of a session, even of a damaged one; None if it is unknown."""
         return self._read_inline(lambda tables: tables.session_id(number))
 
     def ready_online(
         self, limit: int, but: frozenset[TrajectoryKey], kind: TrajectoryKind | None = None
     ) -> list[TrajectoryKey]:
-        """Up to ``limit`` ready trajectories of online sessions, oldest first, without those in ``but``."""
+        """Return up to ``limit`` ready trajectories of online sessions, oldest first, except those in ``but``."""
         return self._read_inline(lambda tables: exporting.ready_online(tables, self.clock(), limit, but, kind))
 
     def next_due(self) -> float | None:
-        """When the next finish timeout of a trajectory passes, in Unix seconds; None if none is set."""
+        """Return when the next finish timeout of a trajectory passes, in Unix seconds, or None if none is set."""
         return self._read_inline(exporting.next_due)
 
     async def sweep(self) -> int:
@@ -446,7 +453,7 @@ class SessionJournal(Journal):
         return found
 
     def is_spent(self) -> bool:
-        """Whether the journal holds no session (except the human-in-the-loop one), trajectory or export."""
+        """Return whether the journal has no session (except the human-in-the-loop one), trajectory or export."""
         return self._read_inline(exporting.is_spent)
 
     def _read_inline(self, read: Callable[[SessionTables], _T]) -> _T:
@@ -472,7 +479,7 @@ class SessionJournal(Journal):
 async def open_journal(
     folder: JournalFolder, retention: Retention, clock: Callable[[], float] = time.time
 ) -> SessionJournal:
-    """Open the journal of a locked folder; recovers it after a crash. Raises sqlite3.Error."""
+    """Open the journal of a locked folder, and recover it after a crash. Raises sqlite3.Error."""
     with closed_on_error(open_writer(folder.database)) as db:
         tag = journal_tag(db, lambda tag: changes.start_hitl(SessionTables(db, tag), clock()))
         journal = SessionJournal(folder, db, tag, retention)

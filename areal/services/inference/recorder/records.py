@@ -46,7 +46,7 @@ class ConversationDigest:
     whole: bytes
 
     def after(self, answer: Mapping[str, Any]) -> bytes:
-        """The digest of the conversation followed by ``answer``."""
+        """Return the digest of the conversation followed by ``answer``."""
         return _following(self.whole, answer)
 
 
@@ -86,8 +86,8 @@ def _call(call: object) -> object:
 
 
 def prefix_digests(tokens: array[int], lengths: Iterable[int]) -> dict[int, bytes]:
-    """Digests of the prompt's prefixes by length, in one pass over the tokens. Lengths above the prompt's are
-    omitted."""
+    """Return the digests of the prompt's prefixes by length, in one pass over the tokens. Lengths above the prompt's
+    are omitted."""
     data, width = memoryview(tokens).cast("B"), tokens.itemsize
     found, state, done = {}, blake2b(digest_size=DIGEST_BYTES), 0
     for length in sorted(set(lengths)):
@@ -187,7 +187,7 @@ class RecordedTurn:
         return self.finish_reason in TRUNCATED
 
     def size(self) -> dict[str, int]:
-        """The turn's lengths by name, for the session's description."""
+        """Return the turn's lengths by name, for the session's description."""
         return {}
 
 
@@ -274,7 +274,7 @@ def unpack(data: bytes, what: str) -> PackedInteraction:
 
 
 def token_array(values: Sequence[int]) -> array[int]:
-    """Equals ``array("i", values)`` in a quarter of the time; an array is returned unchanged."""
+    """Return ``array("i", values)``, in a quarter of its time. An array is returned unchanged."""
     if isinstance(values, array):
         return values
     tokens = array("i")
@@ -283,14 +283,14 @@ def token_array(values: Sequence[int]) -> array[int]:
 
 
 def version_runs(versions: Sequence[int]) -> list[tuple[int, int]]:
-    """Run-length encoding of versions, which change rarely: pairs of version and number of tokens."""
+    """Return pairs of version and number of tokens: a run-length encoding, since versions change rarely."""
     if versions and versions[0] == versions[-1] and versions.count(versions[0]) == len(versions):
         return [(versions[0], len(versions))]
     return [(version, len(list(group))) for version, group in groupby(versions)]
 
 
 def checksum(*values: object) -> int:
-    """The checksum of a row's columns, stored in the same row."""
+    """Return the checksum of a row's columns, which is stored in the same row."""
     return zlib.crc32(repr(values).encode())
 
 
@@ -300,8 +300,8 @@ _ENTRY_BYTES = 320  # of a turn without tokens: the objects, and its place in tw
 
 @dataclass(slots=True)
 class PrefixMatch:
-    """All tokens of a turn, prompt and answer. ``place``: the number of messages before the answer. ``decoded``: how
-    many of the tokens have been decoded, and their text; the next turn then decodes only what is new."""
+    """All tokens of a turn, prompt and answer. ``place``: the number of messages before the answer. ``decoded``: the
+    number of tokens decoded so far, and their text, so that the next turn decodes only new tokens."""
 
     tokens: array[int]
     place: int
@@ -323,7 +323,7 @@ class RecentTurns:
     def get(self, row: int) -> PrefixMatch | None:
         known, _ = self._turns.get(row, (None, 0))
         if known is not None:
-            self.put(row, known)  # it may have been decoded since
+            self.put(row, known)  # more of it may have been decoded, which changes its size
         return known
 
     def put(self, row: int, known: PrefixMatch) -> None:
@@ -368,25 +368,26 @@ class CallIdentity:
 
 
 def check_call_id(text: str | None) -> str | None:
-    """``text`` if it is a valid call id of a relay, else None."""
+    """Return ``text`` if it is a valid call id of a relay, else None."""
     return text if text is not None and text.isascii() and len(text) <= _LONGEST_CALL_ID else None
 
 
 def read_retry_count(text: str | None) -> bool:
-    """Whether an SDK's retry header says that this is not the first attempt."""
+    """Return whether an SDK's retry header says that this is not the first attempt."""
     return text is not None and text.isascii() and text.isdecimal() and int(text) > 0
 
 
 @dataclass(frozen=True)
 class NamedRequest:
-    """A change that its caller named by an Idempotency-Key. Both are digests: ``key`` and what is asked for."""
+    """A change with an Idempotency-Key. Both fields are digests: ``key`` of the key, ``asked`` of the request's
+    body."""
 
     key: bytes
     asked: bytes
 
 
 def named_request(key: str | None, body: object) -> NamedRequest | None:
-    """None without a key. ``body``: values that JSON has."""
+    """Return the NamedRequest of a key and a JSON ``body``, or None without a key."""
     return NamedRequest(request_digest(key), request_digest(orjson.dumps(body))) if key is not None else None
 
 
@@ -398,8 +399,8 @@ class CallsInFlight:
         self._by_key: dict[tuple[tuple[str, int], bytes], CallInFlight] = {}
 
     async def join(self, call: CallIdentity) -> int | None:
-        """Wait for a call in flight that this one repeats, and return the row id of its answer. None if there is no
-        such call, or if it failed. Raises 422 for an Idempotency-Key used with another body."""
+        """Wait for a call in flight that this one repeats, and return the row id of its answer. Return None if there is
+        no such call or it failed. Raises 422 for an Idempotency-Key used with another body."""
         while (flight := self._leader(call)) is not None:
             if flight.call.digest != call.digest:
                 raise other_body()
@@ -409,7 +410,8 @@ class CallsInFlight:
         return None
 
     def running(self, call: CallIdentity) -> bool:
-        """Whether a call that this one repeats is in flight. If not, this one may lead before the next ``await``."""
+        """Return whether a call that this one repeats is in flight. If not, this one may lead before the next
+        ``await``."""
         return self._leader(call) is not None
 
     def _leader(self, call: CallIdentity) -> CallInFlight | None:

@@ -39,7 +39,7 @@ def own_reward(turn: RecordedTurn) -> float:
 
 
 def discounted_rewards(turns: Sequence[RecordedTurn], discount: float) -> dict[int, float]:
-    """The return of each turn, by sequence number: its reward plus ``discount`` times the return of each child."""
+    """Return each turn's return, by sequence number: its reward plus ``discount`` times the return of each child."""
     rewards = {turn.seq: own_reward(turn) for turn in turns}
     for turn in reversed(turns):
         if turn.parent is not None and turn.parent in rewards:
@@ -52,7 +52,7 @@ class TreePath:
     """Joined turns from a root to a leaf: one row of the ``concat`` style.
 
     ``own`` is the sum of the turns' own rewards. ``reward`` adds ``discount`` times the return of each child that is
-    not joined, and so begins another row. If only the last turn has a reward, both equal that reward.
+    not joined and therefore begins another row. If only the last turn has a reward, both equal that reward.
     """
 
     turns: tuple[RecordedTurn, ...]
@@ -65,7 +65,7 @@ class TreePath:
 
 
 def tree_paths(turns: Sequence[RecordedTurn], discount: float) -> list[TreePath]:
-    """One path per leaf, in the order of the leaves."""
+    """Return one path per leaf, in the order of the leaves."""
     by_seq = {turn.seq: turn for turn in turns}
     continued = {turn.parent for turn in turns if turn.joined}
     returns = discounted_rewards(turns, discount)
@@ -92,7 +92,7 @@ class Style(StrEnum):
 
 
 def parse_rows(query: Mapping[str, str]) -> tuple[Style, float]:
-    """``style`` and ``discount`` of a query. Raises 400."""
+    """Return ``style`` and ``discount`` of a query. Raises 400."""
     text = query.get("style", Style.INDIVIDUAL.value)
     if text not in [each.value for each in Style]:
         raise bad_field("style", "must be individual or concat")
@@ -171,7 +171,7 @@ PADDINGS: dict[str, int | bool] = {
 
 
 def token_rows(trajectory: TrajectoryTurns, style: Style, discount: float) -> list[TrainingRow]:
-    """Training rows of a trajectory. All its turns must be ``TokenTurn``."""
+    """Return the training rows of a trajectory. All its turns must be ``TokenTurn``."""
     abouts = _abouts(trajectory)
     if style is Style.INDIVIDUAL:
         returns = discounted_rewards(trajectory.turns, discount)
@@ -206,7 +206,7 @@ def _repeat(code: str, value: int, count: int) -> array[Any]:
 
 
 def _abouts(trajectory: TrajectoryTurns) -> dict[int, dict[str, object]]:
-    """The entry in ``rows`` of each turn, by sequence number."""
+    """Return each turn's entry in ``rows``, by sequence number."""
     names = {turn.seq: turn.interaction_id for turn in trajectory.turns}
     return {
         turn.seq: {
@@ -289,7 +289,7 @@ class Export:
 
 
 def export_trajectory(trajectory: TrajectoryTurns, style: Style, discount: float) -> TrajectoryExport:
-    """Raises RewardOverflow."""
+    """Return the export of one trajectory. Raises RewardOverflow."""
     tokens = [turn for turn in trajectory.turns if isinstance(turn, TokenTurn)]
     texts = [turn for turn in trajectory.turns if isinstance(turn, TextTurn)]
     failures = [
@@ -331,7 +331,7 @@ def join_exports(parts: Sequence[TrajectoryExport], errors: Sequence[dict[str, o
 
 
 def export_all(trajectories: Iterable[TrajectoryTurns], style: Style, discount: float) -> Export:
-    """Raises RewardOverflow."""
+    """Return the export of several trajectories. Raises RewardOverflow."""
     return join_exports([export_trajectory(each, style, discount) for each in trajectories])
 
 
@@ -340,7 +340,8 @@ _ALIGNMENT = 64
 
 
 def npz(columns: Iterable[ArrayColumn], more: Mapping[str, bytes]) -> bytes:
-    """A ``.npz`` file with one array per column. ``more``: members that are not arrays; NumPy loads them as bytes."""
+    """Return a ``.npz`` file with one array per column. ``more``: members that are not arrays; NumPy loads them as
+    bytes."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
         for column in columns:

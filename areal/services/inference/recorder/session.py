@@ -63,8 +63,8 @@ class SessionState(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class SessionRecord:
-    """``hitl``: the human-in-the-loop session, which never ends. ``online``: its trajectories are offered in online
-    mode. ``next_trajectory``: the least number of a new trajectory, so that no number is used twice."""
+    """A session. ``hitl``: the human-in-the-loop session, which never ends. ``online``: its trajectories are offered in
+    online mode. ``next_trajectory``: the least number of a new trajectory, so that no number is used twice."""
 
     number: int
     task: str
@@ -78,8 +78,8 @@ class SessionRecord:
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """``first`` is the sequence number of its first interaction. ``due``: when a SEALING one becomes READY, in Unix
-    seconds. ``sealed``: why it became READY."""
+    """A trajectory. ``first``: the sequence number of its first interaction. ``due``: when it becomes READY if it is
+    SEALING, in Unix seconds. ``sealed``: why it became READY."""
 
     number: int
     first: int
@@ -113,7 +113,7 @@ class RewardOutcome:
 
 
 def apply_timeout(trajectory: Trajectory, now: float) -> Trajectory:
-    """The trajectory at ``now``: READY if it was SEALING and its finish timeout has passed."""
+    """Return the trajectory at ``now``: READY if it was SEALING and its finish timeout has passed."""
     if trajectory.phase is TrajectoryPhase.SEALING and trajectory.due is not None and trajectory.due <= now:
         return _ready(trajectory, SealReason.TIMEOUT, trajectory.due)
     return trajectory
@@ -126,9 +126,11 @@ def _ready(trajectory: Trajectory, how: SealReason, at: float) -> Trajectory:
 def place_turn(
     session: SessionRecord, last: Trajectory | None, seq: int, now: float, limit: int | None, *, same_kind: bool = True
 ) -> TurnPlacement:
-    """The trajectory of the new interaction ``seq``. ``limit``: the most interactions of a trajectory in the
-    human-in-the-loop session. An open trajectory that is full, or of another kind, stays open and the next one is
-    opened. Raises 409 if the session has ended."""
+    """Return the trajectory of the new interaction ``seq``.
+
+    ``limit``: the most interactions of a trajectory in the human-in-the-loop session. If the open trajectory is full or
+    of another kind, it stays open and the next one is opened. Raises 409 if the session has ended.
+    """
     if session.state is not SessionState.ACTIVE:
         raise ApiError(409, "the session has ended", code="session_ended")
     if last is None:
@@ -144,7 +146,7 @@ def place_turn(
 
 
 def parse_kind(text: str | None) -> TrajectoryKind | None:
-    """The trajectory kind of a query parameter. Raises 400."""
+    """Return the trajectory kind of a query parameter. Raises 400."""
     if text is None:
         return None
     try:
@@ -154,7 +156,7 @@ def parse_kind(text: str | None) -> TrajectoryKind | None:
 
 
 def check_reward(value: object) -> float:
-    """A reward as a number that fits a training row. Raises 400."""
+    """Return a reward as a number that fits a training row. Raises 400."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise bad_field("reward", "must be a number")
     try:
@@ -169,8 +171,9 @@ def check_reward(value: object) -> float:
 def apply_reward(
     trajectory: Trajectory, value: float, now: float, finish_timeout_s: float, *, newest: bool, before: float | None
 ) -> RewardOutcome:
-    """The trajectory after a reward for one of its interactions. ``newest``: for its newest interaction. ``before``:
-    the interaction's present reward. Raises 409 if the trajectory is sealed and ``value`` differs from ``before``."""
+    """Return the trajectory after a reward for one of its interactions. ``newest``: it is the newest interaction.
+    ``before``: the interaction's present reward. Raises 409 if the trajectory is sealed and ``value`` differs from
+    ``before``."""
     trajectory = apply_timeout(trajectory, now)
     if trajectory.phase >= TrajectoryPhase.READY:
         check_sealed(value, before)
@@ -184,7 +187,7 @@ def apply_reward(
 
 
 def check_sealed(value: float, before: float | None) -> None:
-    """Raises 409 if a reward for an interaction of a sealed trajectory differs from its present one, ``before``."""
+    """Raise 409 if a reward for an interaction of a sealed trajectory differs from its present reward, ``before``."""
     if before != value:
         what = "without a reward on it" if before is None else f"with reward {before:g}"
         raise ApiError(409, f"the trajectory is sealed, {what}", code="trajectory_sealed", param="reward")
@@ -193,8 +196,8 @@ def check_sealed(value: float, before: float | None) -> None:
 def end_session(
     session: SessionRecord, trajectories: Sequence[Trajectory], now: float
 ) -> tuple[SessionRecord, list[Trajectory]]:
-    """The session and its trajectories after its end: all trajectories are READY or TAKEN. Ending it again changes
-    nothing. The human-in-the-loop session stays active and continues with its next trajectory."""
+    """Return the session and its trajectories after its end: all trajectories are READY or TAKEN. Ending it again
+    changes nothing. The human-in-the-loop session stays active and continues with its next trajectory."""
     ended = [apply_timeout(each, now) for each in trajectories]
     ended = [each if each.phase >= TrajectoryPhase.READY else _ready(each, SealReason.END, now) for each in ended]
     if session.hitl or session.state is not SessionState.ACTIVE:
@@ -203,7 +206,8 @@ def end_session(
 
 
 def holds_key(session: SessionRecord, trajectories: Sequence[Trajectory], now: float) -> bool:
-    """Whether no other session may start with this session's key: until its first trajectory is ready."""
+    """Return whether this session reserves its key: no other session may use the key until its first trajectory is
+    ready."""
     if session.state is not SessionState.ACTIVE or session.next_trajectory > 0:
         return False
     return not any(apply_timeout(each, now).phase >= TrajectoryPhase.READY for each in trajectories)
@@ -229,7 +233,7 @@ class Name:
 
     @classmethod
     def require(cls, text: object, param: str | None = None) -> Self:
-        """Raises 404."""
+        """Parse an id. Raises 404 if it is malformed."""
         name = cls.parse(text)
         if name is None:
             raise cls.unknown(text, param)
@@ -270,7 +274,7 @@ class GroupName(Name):
         return f"grp-{self.tag}-{self.first}-{self.size}"
 
     def check_members(self, session_ids: Iterable[str]) -> None:
-        """Raises 400 for a session of another group, 404 for an invalid session id."""
+        """Raise 400 for a session of another group, 404 for an invalid session id."""
         for session_id in session_ids:
             name = SessionName.require(session_id, "session_ids")
             if name.tag != self.tag or not self.first <= name.number < self.first + self.size:
@@ -302,7 +306,7 @@ class LeaseName(Name):
 
 
 def read_leases(data: Mapping[str, object]) -> list[LeaseName]:
-    """``lease_ids`` of a request. Raises 400."""
+    """Return the ``lease_ids`` of a request. Raises 400."""
     given = data.get("lease_ids")
     leases = [lease for item in given if (lease := LeaseName.parse(item))] if isinstance(given, list) else []
     if not isinstance(given, list) or len(leases) < len(given):
@@ -311,7 +315,7 @@ def read_leases(data: Mapping[str, object]) -> list[LeaseName]:
 
 
 def new_answer_id(prefix: str, tag: str | None) -> str:
-    """A random id with ``prefix`` (such as ``chatcmpl-``) and, if the answer is recorded, the journal's tag."""
+    """Return a random id with ``prefix`` (such as ``chatcmpl-``) and, if the answer is recorded, the journal's tag."""
     return unique_id(prefix + (tag or ""))
 
 

@@ -26,7 +26,7 @@ from areal.services.journal.storage import other_folders, wait_for_lock
 SEQUENCES = 2**32
 REGISTRATIONS = ".models.json"  # a file beside each folder: the models registered at the run with this uid
 PUBLISHED = "published.json"  # a file beside the folders: the weights that the model's workers are to serve
-PAUSING = "pausing-"  # files beside the folders: a data proxy has its engine, of that address, paused for a moment
+PAUSING = "pausing-"  # files beside the folders: a data proxy itself has paused the engine at that address
 _FORMAT = 1
 
 _TABLES = """
@@ -62,7 +62,7 @@ CREATE INDEX requests_until ON requests (until);
 
 
 def open_writer(file: Path) -> sqlite3.Connection:
-    """The journal's only writing connection. Raises sqlite3.Error."""
+    """Return the journal's only writing connection. Raises sqlite3.Error."""
     return storage.open_writer(file, _TABLES, _FORMAT)
 
 

@@ -31,8 +31,8 @@ class LeasedTrajectory:
 
 
 class TrajectoryLeases:
-    """Leases of ready trajectories. ``skipped``: by tag and trajectory, the ``exporting.error_entry`` of each that
-    cannot be exported; ``on_skip`` is called once with the code of each."""
+    """Leases of ready trajectories. ``skipped``: the ``exporting.error_entry`` of each trajectory that cannot be
+    exported, by tag and trajectory; ``on_skip`` is called once with the code of each."""
 
     def __init__(self, store: TrajectoryStore, on_skip: Callable[[str], None] = lambda code: None) -> None:
         self._store = store
@@ -48,8 +48,8 @@ class TrajectoryLeases:
         style: Style = Style.INDIVIDUAL,
         discount: float = 1.0,
     ) -> list[LeasedTrajectory]:
-        """Up to ``limit`` trajectories (of ``kind``) as an export has them, waiting for the first of them up to
-        ``wait_s``."""
+        """Return up to ``limit`` trajectories (of ``kind``), in the form of an export. Waits up to ``wait_s`` for the
+        first."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_s
         while True:
@@ -67,8 +67,8 @@ class TrajectoryLeases:
             await self._wait_ready(min(left, self._next_return()))
 
     async def wait_for_any(self, wait_s: float, kind: TrajectoryKind | None = None) -> int:
-        """The number of journals with a trajectory that could be leased; waits up to ``wait_s`` seconds for the first.
-        Leases nothing."""
+        """Return the number of journals with a trajectory that could be leased, after waiting up to ``wait_s`` seconds
+        for the first. Leases nothing."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_s
         while True:
@@ -104,7 +104,7 @@ class TrajectoryLeases:
             self._until.pop((lease.tag, (lease.session, lease.trajectory)), None)
 
     async def acknowledge(self, leases: Iterable[LeaseName]) -> int:
-        """Delete received trajectories, durably. Returns how many were found here."""
+        """Delete received trajectories, durably. Return how many were found here."""
         done = 0
         for lease in leases:
             journal = self._store.journals.get(lease.tag)
@@ -114,7 +114,7 @@ class TrajectoryLeases:
         return done
 
     def _not_now(self, journal: SessionJournal) -> frozenset[TrajectoryKey]:
-        """Trajectories that are leased, or that cannot be exported."""
+        """Return the trajectories that are leased or cannot be exported."""
         now = asyncio.get_running_loop().time()
         self._until = {key: until for key, until in self._until.items() if until > now}
         return frozenset(item for tag, item in (*self._until, *self.skipped) if tag == journal.tag)
@@ -127,6 +127,6 @@ class TrajectoryLeases:
         await self._store.wait_news(min([timeout_s, *(at - now for at in due if at > now)]))
 
     def _next_return(self) -> float:
-        """Seconds until the next lease expires, at least 0.01."""
+        """Return the seconds until the next lease expires, at least 0.01."""
         now = asyncio.get_running_loop().time()
         return max(0.01, min(self._until.values(), default=now + 3600.0) - now)

@@ -47,7 +47,7 @@ def row_id(session: int, seq: int) -> int:
 
 
 def session_rows(session: int) -> tuple[int, int]:
-    """The range of row ids of a session's interactions: the first id, and the end (exclusive)."""
+    """Return the range of row ids of a session's interactions: the first id and the end (exclusive)."""
     return row_id(session, 0), row_id(session + 1, 0)
 
 
@@ -72,7 +72,7 @@ class SessionTables:
         return str(SessionName(session.task, self.tag, session.number))
 
     def _value(self, query: str, *values: object) -> Any:
-        """The first column of the first row; None if there is no row."""
+        """Return the first column of the first row; None if there is no row."""
         row = self.db.execute(query, values).fetchone()
         return row[0] if row else None
 
@@ -88,7 +88,7 @@ class SessionTables:
         return self._value("SELECT number FROM sessions WHERE key=?", digest)
 
     def key(self, number: int) -> bytes | None:
-        """The digest of a session's key."""
+        """Return the digest of a session's key."""
         return self._value("SELECT key FROM sessions WHERE number=?", number)
 
     def sessions(self, after: int, limit: int, report: Report = _refuse) -> list[SessionRecord]:
@@ -97,8 +97,8 @@ class SessionTables:
         return list(islice(_read_each(_session, rows, report), limit))
 
     def members(self, group: GroupName, *, removed: bool = False) -> list[tuple[int, str]]:
-        """Number and id of each session of a group, damaged ones included. ``removed``: those too that were removed by
-        an export that is not acknowledged yet."""
+        """Return number and id of each session of a group, damaged ones included. ``removed``: include those that were
+        removed by an export that is not acknowledged yet."""
         query = "SELECT number, task FROM sessions WHERE number>=? AND number<? AND grp=? AND life!=? ORDER BY number"
         but = -1 if removed else int(SessionState.REMOVED)
         rows = self.db.execute(query, (group.first, group.first + group.size, str(group), but))
@@ -134,8 +134,8 @@ class SessionTables:
         self.db.execute("INSERT OR REPLACE INTO about VALUES (?,?)", (name, str(value)))
 
     def answer_of(self, session: int, request: NamedRequest) -> bytes | None:
-        """The answer to the earlier request of this name; None if there was none. Raises 422 if it asked for something
-        else."""
+        """Return the answer to the earlier request with this Idempotency-Key, or None. Raises 422 if that request
+        differed."""
         query = "SELECT key, asked, answer, until, crc FROM requests WHERE session=? AND key=?"
         row = self.db.execute(query, (session, request.key)).fetchone()
         if row is None:
@@ -162,7 +162,7 @@ class SessionTables:
         return self._trajectory("session=? AND number=?", session, number)
 
     def trajectory_of(self, session: int, seq: int) -> Trajectory | None:
-        """The trajectory that holds turn ``seq``."""
+        """Return the trajectory that contains turn ``seq``."""
         return self._trajectory("session=? AND first<=? ORDER BY number DESC LIMIT 1", session, seq)
 
     def _trajectory(self, condition: str, *values: int) -> Trajectory | None:
@@ -176,7 +176,7 @@ class SessionTables:
         self.db.execute(query, (*fields, checksum(session, *map(_plain, fields)), session, export))
 
     def bounds(self, session: int, trajectory: Trajectory) -> tuple[int, int]:
-        """The range of row ids of the trajectory's interactions: the first id, and the end (exclusive)."""
+        """Return the range of row ids of the trajectory's interactions: the first id and the end (exclusive)."""
         query = "SELECT first FROM trajectories WHERE session=? AND number>? ORDER BY number LIMIT 1"
         following = self._value(query, session, trajectory.number)
         end = row_id(session + 1, 0) if following is None else row_id(session, following)
@@ -202,16 +202,16 @@ class SessionTables:
         self.db.execute("DELETE FROM interactions WHERE id>=? AND id<?", (low, high))
 
     def newest(self, low: int, high: int) -> int | None:
-        """The row id of the newest interaction in a range; None if the range is empty."""
+        """Return the row id of the newest interaction in a range, or None if the range is empty."""
         return self._value("SELECT max(id) FROM interactions WHERE id>=? AND id<?", low, high)
 
     def recorded_at(self, row: int) -> float:
-        """When the interaction in ``row`` was recorded, in Unix seconds. Raises CorruptRecord."""
+        """Return when the interaction in ``row`` was recorded, in Unix seconds. Raises CorruptRecord."""
         name, data = self.db.execute("SELECT name, data FROM interactions WHERE id=?", (row,)).fetchone()
         return unpack(data, f"interaction {name}").header["at"]
 
     def answered(self, low: int, high: int, limit: int) -> list[tuple[tuple[int, int, bytes | None], bytes | None]]:
-        """The first ``limit`` turns in a range: row id, number of tokens and their digest; and the digest of the
+        """Return the first ``limit`` turns in a range: row id, number of tokens and their digest; and the digest of the
         conversation that the turn's answer completes."""
         query = "SELECT id, total, tokens, after FROM interactions WHERE id>=? AND id<? ORDER BY id LIMIT ?"
         rows = self.db.execute(query, (low, high, limit))
@@ -221,13 +221,13 @@ class SessionTables:
         return self._value("SELECT count(*) FROM interactions WHERE id>=? AND id<?", low, high)
 
     def totals(self, session: int) -> tuple[int, float | None]:
-        """The number of a session's interactions, and the sum of their rewards (None if there is no reward)."""
+        """Return the number of a session's interactions, and the sum of their rewards (None without rewards)."""
         rows = session_rows(session)
         query = "SELECT sum(value) FROM rewards WHERE interaction>=? AND interaction<?"
         return self.count(*rows), self._value(query, *rows)
 
     def recorded_bytes(self, session: int) -> int:
-        """The size of the session's recorded interactions in bytes."""
+        """Return the size of the session's recorded interactions in bytes."""
         each = "length(data) + coalesce(length(tokens), 0)"
         query = f"SELECT coalesce(sum({each}), 0) FROM interactions WHERE id>=? AND id<?"
         return self._value(query, *session_rows(session))
@@ -237,7 +237,7 @@ class SessionTables:
         return self._value(query, *session_rows(session), interaction_id)
 
     def find_call(self, session: int, digest: bytes, idempotency: bytes | None) -> tuple[int, bytes] | None:
-        """Row id and body digest of a call's newest interaction, found by Idempotency-Key or else by body."""
+        """Return row id and body digest of a call's newest interaction, found by Idempotency-Key or else by body."""
         if idempotency is not None:
             of_call, values = "session=? AND idempotency=?", [session, idempotency]
         else:
@@ -246,7 +246,8 @@ class SessionTables:
         return self.db.execute(query, values).fetchone()
 
     def find_attempt(self, session: int, digest: bytes, call_id: str | None) -> int | None:
-        """The row id of a call's newest interaction, found by body and the relay's call id. Raises CorruptRecord."""
+        """Return the row id of a call's newest interaction, found by body and the relay's call id. Raises
+        CorruptRecord."""
         query = "SELECT id, name, data FROM interactions WHERE id>=? AND id<? AND call=? ORDER BY id DESC"
         for row, name, data in self.db.execute(query, (*session_rows(session), digest)):
             if unpack(data, f"interaction {name}").header.get("call") == call_id:
@@ -266,7 +267,7 @@ class SessionTables:
         return dict(self.db.execute(query, (session, trajectory)).fetchall())
 
     def turns(self, session: SessionRecord, trajectory: Trajectory) -> TrajectoryTurns:
-        """The trajectory with all its turns. Raises CorruptRecord."""
+        """Return the trajectory with all its turns. Raises CorruptRecord."""
         low, high = self.bounds(session.number, trajectory)
         query = "SELECT interaction, value, at, crc FROM rewards WHERE interaction>=? AND interaction<?"
         rewards = {row[0]: _reward(*row) for row in self.db.execute(query, (low, high)).fetchall()}
@@ -280,7 +281,7 @@ class SessionTables:
         )
 
     def answer(self, number: int, seq: int) -> list[RecordedTurn] | None:
-        """All choices of the answer that turn ``seq`` belongs to; None if the turn has been deleted."""
+        """Return all choices of the answer to which turn ``seq`` belongs, or None if the turn has been deleted."""
         session, trajectory = self.session(number), self.trajectory_of(number, seq)
         if session is None or trajectory is None:
             return None
@@ -289,8 +290,8 @@ class SessionTables:
         return [turn for turn in turns if turn.answer_id == answer_id] if answer_id else None
 
     def match_prefix(self, row: int) -> PrefixMatch | None:
-        """All tokens of the turn in ``row``, including those stored with its ancestors. None if the turn has been
-        deleted, or was no chat."""
+        """Return all tokens of the turn in ``row``, including those stored with its ancestors. None if the turn has
+        been deleted, or was no chat."""
         parts: list[array[int]] = []
         place: int | None = None
         at: int | None = row
@@ -367,7 +368,7 @@ _trajectory_values = attrgetter(*(each.name for each in fields(Trajectory)))
 
 
 def _plain(value: object) -> object:
-    """The value as SQLite returns it, so that checksums agree."""
+    """Return the value as SQLite returns it, so that checksums agree."""
     return int(value) if isinstance(value, int) else value
 
 

@@ -1,7 +1,7 @@
 """The router's routes, which need the admin key, and its process.
 
-Registering waits for the first probe of the new workers, so that its answer and the routing table already tell whether
-they serve.
+A registration waits for the first probe of the new workers, so that its answer and the routing table already contain
+their state.
 """
 
 from __future__ import annotations
@@ -62,18 +62,18 @@ from areal.wire.routing import (
     worker_base_url,
 )
 
-# GET /watch: the table, then after each change the whole table again, or with ``?changes`` only the changes; one JSON
-# object a line, with heartbeats between. A follower gets all changes since its last line at once; one that has fallen
-# far behind gets the whole table again. Rapid changes are sent together, to bound the time that sending takes.
+# GET /watch: first the whole table, then after each change the whole table again, or with ``?changes`` only the
+# changes. One JSON object a line, with heartbeats in between. A follower gets all changes since its last line at once,
+# and the whole table if it has fallen far behind. Rapid changes are sent together, to bound the time spent on sending.
 
 HEARTBEAT_S = 2.0
-_COSTLY_S = 0.002  # of encoding a line, from which on the next one waits
-_REST = 5.0  # times as long as encoding the last line took
+_COSTLY_S = 0.002  # if encoding a line took longer, the next line waits
+_REST = 5.0  # the wait, as a multiple of the time that encoding the last line took
 _LONGEST_REST_S = 0.5
 
 
 class Watch:
-    """The followers of one registry."""
+    """The followers of a registry's table: the handler of GET /watch."""
 
     def __init__(self, registry: WorkerRegistry, lifetime: Lifetime) -> None:
         self._registry = registry
@@ -88,7 +88,7 @@ class Watch:
             waker.set()
 
     def _line_after(self, sent: int | None) -> bytes:
-        """The changes since the table of serial ``sent``, encoded once for all followers."""
+        """Return the line with the changes since serial ``sent``, encoded once for all followers."""
         place = sent, self._registry.serial
         if (line := self._lines.get(place)) is None:
             began = time.perf_counter()
@@ -128,9 +128,9 @@ class Watch:
             await happens(waker, until_beat(HEARTBEAT_S))
 
 
-# Targets for Prometheus' HTTP service discovery: a list of ``{"targets", "labels"}``. The router knows the data proxies
-# and their engines at any time, also after a rolling update changed their ports. Trainers register themselves for a
-# time and renew that. The label ``job`` names the component.
+# Targets for Prometheus' HTTP service discovery: a list of ``{"targets", "labels"}``. The router always knows the data
+# proxies and their engines, even after a rolling update changed their ports. Trainers register themselves for a limited
+# time and renew the registration. The label ``job`` names the component.
 
 _MOST = 1000
 
@@ -138,7 +138,7 @@ Target = dict[str, Any]
 
 
 def targets_of(workers: Iterable[WorkerRecord]) -> list[Target]:
-    """Each data proxy, engine and agent's worker once, also where they serve several models."""
+    """Return one target for each data proxy, engine and agent's worker, even if it serves several models."""
     found: dict[str, Target] = {}
     for worker in workers:
         about = {"model": worker.model, "worker_id": worker.id}
@@ -156,7 +156,7 @@ class RegisteredTargets:
     _until: dict[str, tuple[Mapping[str, str], float]] = field(default_factory=dict)
 
     def register(self, target: RegisterTarget, now: float) -> None:
-        """Raises ValueError where there are too many."""
+        """Register a target, or remove it if its time is 0. Raises ValueError if there are too many."""
         self._until = {each: entry for each, entry in self._until.items() if entry[1] > now}
         self._until.pop(target.target, None)
         if target.ttl_seconds:
@@ -172,13 +172,16 @@ class RegisteredTargets:
 
 _log = logging.getLogger(__name__)
 _PERIOD_S = 1.0
-_LEARNING_S = 6.0  # by then every living data proxy has found the new router in its file
+_LEARNING_S = 6.0  # by then every living data proxy has read the new router's address from the file
 
 
 class DeclaredFile:
-    """The file of a router's declarations and address: the next router continues from it, and the service's data
-    proxies find the router by it. An unreadable file is set aside, not taken for an empty one: the router then learns
-    from leases which workers exist. ``path`` None: nothing is kept; only what registers is known."""
+    """The file with a router's declarations and address.
+
+    The next router restores its registry from the file, and the service's data proxies read the router's address from
+    it. An unreadable file is renamed, not taken for an empty one: the router then learns its workers from their leases.
+    With ``path`` None nothing is kept.
+    """
 
     def __init__(self, path: Path | None, registry: WorkerRegistry) -> None:
         self._path = path
@@ -191,7 +194,7 @@ class DeclaredFile:
         """Why the file cannot be written."""
 
     def read(self) -> None:
-        """Restore the registry. A new service has no file, and then its router is synced."""
+        """Restore the registry. A new service has no file; its router is synced at once."""
         if self._path is None:
             return
         try:
@@ -206,7 +209,7 @@ class DeclaredFile:
             self._registry.learning = True
 
     def announce(self, url: str | None) -> None:
-        """Write the router's address."""
+        """Set the router's address and write the file."""
         self._url = url
         self.write()
 
@@ -221,8 +224,7 @@ class DeclaredFile:
         self._serial = self._registry.serial
 
     def keep(self) -> None:
-        """Write the file if something has changed, or if somebody has damaged or removed it: data proxies find the
-        router by it."""
+        """Write the file if the registry has changed, or if another program has changed or removed the file."""
         if self._written is not None and self._path is not None and stamp(self._path) != self._identity:
             _log.warning("%s was changed or removed by another program, and is written again", self._path)
             self._written, self._serial = None, -1
@@ -235,7 +237,7 @@ class DeclaredFile:
             self.fault = f"{self._path} cannot be written: {error.strerror}"
 
     async def run(self) -> None:
-        """Write changes by leases once a period, and end the learning."""
+        """Write the file periodically, since leases change the registry, and end the learning after ``_LEARNING_S``."""
         learnt_at = time.monotonic() + _LEARNING_S
         while True:
             is_idle = self._serial == self._registry.serial
@@ -250,7 +252,7 @@ _LEASE_FIELDS = tuple(RenewLease.__dataclass_fields__)
 
 @lru_cache(maxsize=1024)
 def _read_lease(own: bytes) -> RenewLease:
-    """Cached, since a data proxy sends the same fields at each renewal. Raises 400."""
+    """Parse the lease's fields. Cached, since a data proxy sends the same fields at each renewal. Raises 400."""
     return body_as(RenewLease, orjson.loads(own))
 
 
@@ -307,9 +309,12 @@ class RouterRoutes:
         return self._accepted(worker_id=worker.id, state=worker.state)
 
     async def lease(self, request: Request) -> Response:
-        """Register a data proxy or renew its lease. The body has its fields of /ready beside those of ``RenewLease``.
-        It must renew in ``renew_seconds``, before the lease ends in ``lease_seconds``, without which none renews later.
-        ``registered`` is false for one that was removed."""
+        """Register a data proxy or renew its lease.
+
+        The body has the fields of ``RenewLease`` and those of the data proxy's /ready. The data proxy must renew after
+        ``renew_seconds``; its lease ends after ``lease_seconds``, which is absent while its health is in doubt.
+        ``registered`` is false for a removed worker.
+        """
         data = await read_object(request)
         own = orjson.dumps({name: data[name] for name in _LEASE_FIELDS if name in data})
         lease, now = _read_lease(own), time.monotonic()
@@ -348,8 +353,11 @@ class RouterRoutes:
         return self._accepted(model=name)
 
     async def drain(self, request: Request) -> Response:
-        """Stop new calls to one worker, or ``all``; sessions move to the model's other workers. With ``stopping`` the
-        worker is about to go, and calls of its sessions wait; else calls of sessions that cannot move are refused."""
+        """Stop new calls to one worker or to ``all``; their sessions move to the model's other workers.
+
+        With ``stopping`` the worker is about to exit, and calls of its sessions wait for its successor. Otherwise calls
+        of sessions that cannot move are refused.
+        """
         return await self._set_drained(await read_body(request, NameWorker), True)
 
     async def undrain(self, request: Request) -> Response:
@@ -369,8 +377,8 @@ class RouterRoutes:
         return self._accepted()
 
     async def pick(self, request: Request) -> Response:
-        """The worker for a call, by its session or the session's key, else by its model. Relays ask this only for a key
-        that a caller chose."""
+        """Return the worker for a call: by the session or the session's key, otherwise by the model. Relays ask the
+        router only for keys that a caller chose."""
         body = await read_body(request, RouteCall)
         held = await self._placing.holder(body)
         if held is not None:
@@ -386,7 +394,7 @@ class RouterRoutes:
         return self._location(ready[chosen.addr])
 
     def _ready(self, model: str) -> tuple[list[WorkerEntry], dict[str, WorkerRecord]]:
-        """Cached until the table changes."""
+        """Return a model's ready workers, as entries and by address. Cached until the table changes."""
         members = self._registry.members(model)
         cached = self._listed.get(model)
         if cached is None or cached[0] is not members:
@@ -395,7 +403,7 @@ class RouterRoutes:
         return cached[1:]
 
     def _location(self, worker: WorkerRecord, **more: Any) -> Response:
-        """``api_key`` is always None: callers use their own, and a provider's key never leaves its data proxy."""
+        """Return the answer of /route. ``api_key`` is always None: a provider's key never leaves its data proxy."""
         where = {"worker_id": worker.id, "worker_addr": worker.addr, "url": worker.addr, "api_key": None}
         return json_response({**where, "model": worker.model, **more})
 
@@ -403,7 +411,7 @@ class RouterRoutes:
         return to_response(await self._placing.start(await read_object(request), request.id))
 
     async def remove_session(self, request: Request) -> Response:
-        """End every session of a group: ``removed`` says whether there was any."""
+        """End every session of a group. ``removed`` in the answer is whether the group had any."""
         reply = await self._placing.end(await read_object(request), request.id)
         if reply.status != 200:
             return to_response(reply)
@@ -423,7 +431,7 @@ class RouterRoutes:
         return json_response(self._worker(NameWorker(worker_id=request.match_info["worker_id"])).to_json())
 
     async def scrape_targets(self, request: Request) -> Response:
-        """Targets for Prometheus' ``http_sd_configs``."""
+        """List the targets for Prometheus' ``http_sd_configs``."""
         own = [scrape_target(self._service.address, "router")] if self._service.address else []
         found = [*own, *targets_of(self._registry.workers()), *self._scraped.all(time.monotonic())]
         return json_response(found)
@@ -440,7 +448,7 @@ class RouterRoutes:
         return json_response(self._registry.snapshot().to_json())
 
     def _accepted(self, **more: Any) -> Response:
-        """Answer once the declaration is on disk."""
+        """Write the declarations to disk, then return the answer. Raises 507 if they cannot be written."""
         try:
             self._file.write()
         except OSError as error:
@@ -479,7 +487,7 @@ def count_workers(metrics: Metrics, registry: WorkerRegistry) -> None:
 
 @contextlib.asynccontextmanager
 async def router(config: RouterConfig, options: ServeOptions) -> AsyncIterator[Service]:
-    """The router process, wired together."""
+    """Run the router process: build its parts and yield its service."""
     registry = WorkerRegistry(strategy=config.strategy, readiness=Readiness(period_seconds=config.health_period))
     file = DeclaredFile(Path(config.state_file) if config.state_file else None, registry)
     service = Service("router", key=options.key, loopback=options.loopback, not_ready=lambda: file.fault)

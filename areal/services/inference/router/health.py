@@ -1,6 +1,6 @@
-"""A worker's health with hysteresis: ``failure_threshold`` lost probes in a row make it dead, ``success_threshold``
-good ones in a row healthy again. A worker that answers "not ready" is unhealthy at once; one that was never ready
-becomes healthy at its first good probe. Pure."""
+"""A worker's health with hysteresis. ``failure_threshold`` consecutive lost probes make it dead, ``success_threshold``
+consecutive good probes make it healthy again. A worker that answers "not ready" is unhealthy at once; a worker that was
+never ready becomes healthy at its first good probe. No I/O."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class ProbeResult(Enum):
 
     READY = "ready"
     DRAINING = "draining"  # the worker reports that it is stopping
-    NOT_READY = "not ready"  # the worker says that
+    NOT_READY = "not ready"  # the worker reports that it is not ready
     LOST = "lost"  # no answer in time
 
 
@@ -30,7 +30,7 @@ class WorkerHealth:
 
     @property
     def in_doubt(self) -> bool:
-        """Whether further probes may soon make the worker dead, or healthy again."""
+        """Whether further probes may soon make the worker dead, or make it healthy again."""
         return self.failures > 0 if self.healthy else self.successes > 0
 
     def after(self, result: ProbeResult, rules: Readiness = DEFAULT_READINESS) -> WorkerHealth:

@@ -1,17 +1,18 @@
-"""Load balancing: the worker that gets a call. No I/O.
+"""Load balancing: pick the worker for a call. No I/O.
 
-``auto``         power of two choices by tokens in flight; a recorded conversation stays where it began
-``round_robin``  each in turn
-``least_loaded`` fewest tokens in flight
-``prefix``       the worker that a hash of the prompt's beginning points to, which has it in its prefix cache
+``auto``         power of two choices by tokens in flight; a recorded conversation stays on the worker where it began
+``round_robin``  each worker in turn
+``least_loaded`` the worker with the fewest tokens in flight
+``prefix``       the worker given by a hash of the prompt's beginning, which has that in its prefix cache
 
-A session's calls go where its journal is, without a pick. Prefixes use rendezvous hashing: when a worker comes or goes,
-only its own share moves. Load is bounded: a worker with more than ``_BOUND`` times the mean load, and clearly more than
-a lone call's, passes the call on to the next in order, or a popular system prompt would put all calls on one worker.
+A session's calls go to the worker that holds its journal. Prefixes use rendezvous hashing: when a worker is added or
+removed, only its own share moves. Load is bounded: if a worker has more than ``_BOUND`` times the mean load plus
+``_SLACK_TOKENS``, the call goes to the next worker in order. Otherwise a popular system prompt would send all calls to
+one worker.
 
-The cost of a pick does not grow with the pool: in a large one a prefix chooses among the ``_CANDIDATES`` that follow it
-on a ring of addresses, and the least loaded worker lies on a heap. Both are built once for each list of workers, which
-is never changed.
+The cost of a pick does not grow with the pool: in a large pool a prefix selects among the ``_CANDIDATES`` that follow
+it on a ring of addresses, and the least loaded worker is taken from a heap. Ring and heap are built once for each list
+of workers, which is never modified.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from areal.wire.routing import WorkerEntry
 _BOUND = 1.25
 _SLACK_TOKENS = 2048.0
 _SMALL_POOL = 32  # up to this size all workers are candidates for a prefix
-_CANDIDATES = 8  # of a larger one
+_CANDIDATES = 8  # in a larger pool
 _SPARE = 64
 _POOLS_KEPT = 4096
 _64_BITS = 2**64 - 1
@@ -42,8 +43,9 @@ V = TypeVar("V")
 
 @dataclass(frozen=True)
 class CallKey:
-    """A call's affinity. ``tokens`` is an estimate of prompt and answer together; ``prefix`` a digest of the prompt's
-    beginning; ``journal`` the tag of its session's journal, which only one worker holds."""
+    """The properties of a call that decide its worker. ``tokens``: an estimate of prompt and answer together;
+    ``prefix``: a digest of the prompt's beginning; ``journal``: the tag of its session's journal, which only one worker
+    holds."""
 
     tokens: float = 0.0
     prefix: bytes | None = None
@@ -51,13 +53,13 @@ class CallKey:
 
 
 def rendezvous(key: bytes, workers: Sequence[WorkerEntry]) -> list[WorkerEntry]:
-    """The workers in order of their rank for ``key``, a digest."""
+    """Return the workers ordered by their rendezvous weight for ``key``, a digest."""
     weights = _weights(_seed(key), (_digest_of_address(worker.addr) for worker in workers))
     return [workers[place] for place in sorted(range(len(workers)), key=weights.__getitem__, reverse=True)]
 
 
 class _Ring:
-    """A pool's workers in the order of their addresses' digests, which are packed for the processor's caches."""
+    """A pool's workers sorted by the digests of their addresses. The digests lie in one array, for cache locality."""
 
     def __init__(self, workers: Sequence[WorkerEntry]) -> None:
         placed = sorted(((_digest_of_address(worker.addr), worker) for worker in workers), key=lambda each: each[0])
@@ -74,7 +76,7 @@ class _Ring:
 
 
 class _Candidates:
-    """Candidates among the ``workers`` of a ring, from ``first`` on, and the ``weights`` that the key gives them."""
+    """The candidates for a key: workers of a ring from index ``first`` on, and their ``weights`` for the key."""
 
     __slots__ = ("_first", "_weights", "_workers")
 
@@ -92,14 +94,14 @@ class _Candidates:
         return iter(self._workers[self._first : self._first + len(self._weights)])
 
     def preferred(self) -> Iterator[WorkerEntry]:
-        """By descending weight."""
+        """Iterate over the candidates by descending weight."""
         order = sorted(range(len(self._weights)), key=self._weights.__getitem__, reverse=True)
         return (self._workers[self._first + place] for place in order)
 
 
 class _LoadHeap:
-    """A pool's workers grouped by load, and a heap of the loads. A load that no worker has any more is dropped when it
-    reaches the top."""
+    """A pool's workers grouped by load, and a heap of the loads. A load without workers is dropped when it reaches the
+    top."""
 
     def __init__(self, workers: Sequence[WorkerEntry], load: Load, dice: random.Random) -> None:
         self._workers, self._dice = workers, dice
@@ -133,7 +135,7 @@ class _LoadHeap:
         equals.append(place)
 
     def pick(self, load: Load) -> WorkerEntry | None:
-        """The least loaded worker; None where a load changed without notice: then the heap must be rebuilt."""
+        """Return the least loaded worker, or None if the heap must be rebuilt: a load changed without ``set_load``."""
         while not (equals := self._equals[self._heap[0]]):
             del self._equals[heapq.heappop(self._heap)]
         worker = self._workers[equals[int(self._dice.random() * len(equals))]]
@@ -141,7 +143,7 @@ class _LoadHeap:
 
 
 def _weights(seed: int, digests: Iterable[int]) -> list[int]:
-    """The rendezvous weight of each address for a key: digests mixed by Fibonacci hashing, which is cheap."""
+    """Return the rendezvous weight of each address digest for a seed. Uses Fibonacci hashing, which is cheap."""
     return [(seed ^ digest) * 0x9E3779B97F4A7C15 & _64_BITS for digest in digests]
 
 
@@ -175,7 +177,7 @@ class _PoolCache(Generic[V]):
 
 
 class Picker:
-    """Picks workers one call after the other. ``workers``: the routable ones, at least one."""
+    """Picks a worker for each call. ``workers``: the routable workers, at least one."""
 
     def __init__(self, dice: random.Random | None = None) -> None:
         self._dice = dice or random.Random()
@@ -184,14 +186,14 @@ class Picker:
         self._heaps: _PoolCache[_LoadHeap] = _PoolCache()
 
     def set_load(self, addr: str, tokens: float) -> None:
-        """Note a worker's new load."""
+        """Record a worker's new load."""
         for heap in self._heaps:
             heap.set_load(addr, tokens)
 
     def pick(
         self, strategy: str, workers: Sequence[WorkerEntry], key: CallKey, load: Load, pool: str = ""
     ) -> WorkerEntry:
-        """``pool``: the name of the model whose ``workers`` these are."""
+        """Return the worker for a call. ``pool``: the name of the model to which ``workers`` belong."""
         if len(workers) == 1:
             return workers[0]
         if strategy == "round_robin":
@@ -214,12 +216,12 @@ class Picker:
         return one if load(one) <= load(other) else other
 
     def _random_pair(self, workers: Sequence[WorkerEntry]) -> tuple[WorkerEntry, WorkerEntry]:
-        """Two different workers, uniformly, at a third of the cost of ``random.sample``."""
+        """Return two different workers, uniformly chosen, at a third of the cost of ``random.sample``."""
         first, second = int(self._dice.random() * len(workers)), int(self._dice.random() * (len(workers) - 1))
         return workers[first], workers[second + (second >= first)]
 
     def _by_conversation(self, prefix: bytes, ring: _Ring, workers: Sequence[WorkerEntry], load: Load) -> WorkerEntry:
-        """The worker of the conversation's beginning, unless its load is clearly above that of a random other one."""
+        """Return the conversation's home worker, unless its load clearly exceeds that of a random other one."""
         home = ring.candidates(prefix).home
         one, other = self._random_pair(workers)
         if other is home:
@@ -227,14 +229,17 @@ class Picker:
         return home if load(home) <= load(other) * _BOUND + _SLACK_TOKENS else other
 
     def _by_prefix(self, prefix: bytes, ring: _Ring, workers: Sequence[WorkerEntry], load: Load) -> WorkerEntry:
-        """The first candidate whose load is not clearly above the usual one, which in a large pool is that of the
-        lighter of two random workers; that worker where all candidates are above."""
+        """Return the first candidate whose load does not clearly exceed the usual load.
+
+        The usual load is the candidates' mean, or in a large pool the load of the lighter of two random workers; that
+        worker is returned if all candidates exceed it.
+        """
         candidates = ring.candidates(prefix)
         home = candidates.home
-        if (held := load(home)) <= _SLACK_TOKENS:  # then it is not above any mean
+        if (held := load(home)) <= _SLACK_TOKENS:  # never above the limit
             return home
         if len(candidates) == len(workers):
-            other, usual = home, sum(map(load, candidates)) / len(candidates)  # one is not above the mean
+            other, usual = home, sum(map(load, candidates)) / len(candidates)  # some candidate is not above the mean
         else:
             other = self._lighter_of_two(workers, load)
             usual = load(other)

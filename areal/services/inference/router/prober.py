@@ -1,5 +1,5 @@
-"""Health of workers: those with a lease report it themselves, the others are probed by GET /ready, with the period and
-timeout of their model."""
+"""Health of workers. Workers with a lease report it themselves; the others are probed by GET /ready, with the period
+and timeout of their model."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from areal.services.journal.keys import is_tag
 T = TypeVar("T")
 _MOST_BYTES = 1024 * 1024
 _MOST_AT_ONCE = 256
-_EXPIRY_PERIOD_S = 1.0  # between looks while a lease may end
+_EXPIRY_PERIOD_S = 1.0  # between checks while a lease may end
 _LATE_S = 1.0
 _LOOK_AGAIN_S = 0.25  # bounds the delay of a worker whose period became shorter
-_REST = 20.0  # times as long as the look took: of many workers some are probed a moment late
+_REST = 20.0  # the pause, as a multiple of the time that the last check took; delays probes slightly in a large pool
 
 
 class Prober:
-    """Probes each worker at its own rate: one that answers late does not delay the others."""
+    """Probes each worker at its own rate, so that a slow worker does not delay the others' probes."""
 
     def __init__(self, registry: WorkerRegistry, http: HttpClient, headers: Mapping[str, str]) -> None:
         self._registry = registry
@@ -39,7 +39,7 @@ class Prober:
                 await asyncio.sleep(wait_s)
 
     def _probe_due(self, probes: asyncio.TaskGroup) -> float:
-        """Start the probes that are due; returns the seconds until the next look."""
+        """Start the probes that are due. Return the seconds until the next check."""
         now, next_s, due, periods = time.monotonic(), math.inf, list[WorkerRecord](), dict[str | None, float]()
         for worker in self._registry.workers():
             if worker.expires_at is not None:
@@ -66,7 +66,7 @@ class Prober:
         """Probe these workers now, up to ``_MOST_AT_ONCE`` at a time, and wait for the results."""
         probed = [worker for worker in workers if worker.expires_at is None]
         for worker in probed:
-            worker.probed_at = math.inf  # on its way
+            worker.probed_at = math.inf  # the probe is under way
         left = iter(probed)
 
         async def probe_some() -> None:
@@ -95,7 +95,7 @@ class Prober:
 
 
 async def expire_leases(registry: WorkerRegistry) -> None:
-    """Expire leases. A router that was suspended for a while first extends them by that time."""
+    """Expire leases periodically. If the router was suspended, first extend every lease by that time."""
     looked = time.monotonic()
     while True:
         ends_in_s = registry.next_expiry() - looked
@@ -109,13 +109,13 @@ async def expire_leases(registry: WorkerRegistry) -> None:
 
 
 def read_result(data: Mapping[str, object]) -> ProbeResult:
-    """The status in a body of /ready, or of a lease."""
+    """Return the probe result for the ``status`` in a body of /ready or of a lease."""
     known = {"ready": ProbeResult.READY, "draining": ProbeResult.DRAINING}
     return known.get(str(data.get("status")), ProbeResult.NOT_READY)
 
 
 def read_report(data: Mapping[str, object], asked_at: float) -> WorkerReport:
-    """The report in a body of /ready, or of a lease; fields of another type are ignored."""
+    """Return the report in a body of /ready or of a lease. Fields of the wrong type are ignored."""
 
     def value(name: str, kind: type[T]) -> T | None:
         found = data.get(name)

@@ -1,9 +1,9 @@
-"""The router's state: models, their workers, drains and health. No I/O; every change makes a new snapshot.
+"""The router's state: models, their workers, and each worker's drain and health. No I/O.
 
-A worker belongs to one model, or to none yet. ``register_model`` is declarative: it replaces a model's workers. A
-worker that stays keeps its health and its drain; one that is removed cannot join again by its lease. A data proxy keeps
-itself registered by a lease (``renew``): it joins its model, and is dead when the lease expires. ``declared`` and
-``restore`` carry models and workers over to the next router.
+A worker belongs to one model or to none. ``register_model`` is declarative: it replaces all workers of a model. A
+worker that stays keeps its health and its drain; a removed worker cannot rejoin by renewing its lease. A data proxy
+registers itself with a lease (``renew``), which adds it to its model, and is dead once the lease expires. ``declared``
+and ``restore`` carry models and workers over to the next router.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class WorkerRecord:
 
     @property
     def public(self) -> tuple[object, ...]:
-        """The parts on which the table depends."""
+        """The fields on which the routing table depends."""
         report = self.report
         about = report.max_model_len, report.root, report.adapters, report.fault
         return self.state, self.health.seen, about, report.journals, report.elsewhere, report.damaged
@@ -122,7 +122,7 @@ class WorkerRecord:
 
 @dataclass
 class _Model:
-    """``withheld``: it joined by leases and not all of its replicas were ready yet, so that it is not published."""
+    """A model. ``withheld``: it joined by leases and is not published until all of its replicas have been ready."""
 
     expected: int
     external: bool
@@ -138,13 +138,13 @@ class _Model:
 
 
 class WorkerRegistry:
-    """Changed in the event loop only. ``on_change`` is called after every change."""
+    """The models and workers of one router. Not thread-safe; ``on_change`` is called after every change."""
 
     def __init__(self, *, strategy: str = "auto", readiness: Readiness = DEFAULT_READINESS) -> None:
         self.epoch = secrets.token_hex(8)
         self.serial = 0
         self.synced = False
-        self.learning = False  # declarations were lost: what is missing may exist until all workers have registered
+        self.learning = False  # declarations were lost: an unknown model or worker may exist until all have registered
         self.strategy = strategy
         self.limits: dict[str, float] = {}
         self._readiness = readiness  # the default
@@ -163,14 +163,14 @@ class WorkerRegistry:
         return list((self._workers if model is None else self._members.get(model, {})).values())
 
     def members(self, model: str) -> Sequence[WorkerRecord]:
-        """``workers``, cached until the table changes."""
+        """Return ``workers(model)``, cached until the table changes."""
         cached = self._listed.get(model)
         if cached is None or cached[0] != self.serial:
             cached = self._listed[model] = self.serial, self.workers(model)
         return cached[1]
 
     def holders(self, tag: str) -> list[WorkerRecord]:
-        """The workers that serve a journal, those of external models last."""
+        """Return the workers that serve a journal, workers of external models last."""
         return sorted(self._by_journal.get(tag, {}).values(), key=self._is_external)
 
     def _is_external(self, worker: WorkerRecord) -> bool:
@@ -182,7 +182,7 @@ class WorkerRegistry:
         return list(self._models)
 
     def readiness(self, worker: WorkerRecord) -> Readiness:
-        """The settings of this worker's probes."""
+        """Return the probe settings of a worker."""
         model = self._models.get(worker.model) if worker.model is not None else None
         return model.readiness if model is not None else self._readiness
 
@@ -195,7 +195,7 @@ class WorkerRegistry:
         return next(iter(self._by_addr.get(addr or "", {}).values()), None)
 
     def register(self, worker_id: str | None, addr: str, model: str | None) -> WorkerRecord:
-        """Add a worker, or move it to ``model``. The same id at another address is the replica's successor."""
+        """Add a worker, or move it to ``model``. A known id at a new address replaces the worker at the old one."""
         known = self.find(worker_id=worker_id) if worker_id else self.find(addr=addr)
         former = known.model if known is not None else None
         worker = self._place(known.id if known else worker_id or f"worker-{secrets.token_hex(4)}", addr, model)
@@ -217,7 +217,7 @@ class WorkerRegistry:
                 del self._removed[next(iter(self._removed))]
 
     def renew(self, lease: RenewLease, result: ProbeResult, report: WorkerReport, now: float) -> WorkerRecord | None:
-        """Register a data proxy, or renew its lease, with its present state. None for one that was removed."""
+        """Register a data proxy or renew its lease, and record its state. Return None if the worker was removed."""
         if lease.worker_id in self._removed:
             return None
         worker = self._workers.get(lease.worker_id)
@@ -271,8 +271,8 @@ class WorkerRegistry:
             self._changed()
 
     def renew_s(self, worker: WorkerRecord) -> float:
-        """Seconds between renewals of its lease: more in a large pool, to bound the router's load, but the model's
-        period while its health is in doubt."""
+        """Return the seconds between renewals of a worker's lease: the model's probe period, or longer in a large pool,
+        to bound the router's load, unless the worker's health is in doubt."""
         period_s = self.readiness(worker).period_seconds
         return period_s if worker.health.in_doubt else max(period_s, len(self._workers) / _RENEWALS_PER_S)
 
@@ -281,7 +281,7 @@ class WorkerRegistry:
         return self.renew_s(worker) * rules.failure_threshold + rules.timeout_seconds
 
     def expire(self, now: float) -> None:
-        """Mark workers with an expired lease dead. A lease granted before the pool grew is as long as one of now."""
+        """Mark workers with an expired lease dead. A lease granted before the pool grew lasts as long as a new one."""
         for worker in self._workers.values():
             if worker.expires_at is None or worker.expires_at >= now or not worker.health.healthy:
                 continue
@@ -290,7 +290,7 @@ class WorkerRegistry:
                 self._changed(worker)
 
     def next_expiry(self) -> float:
-        """The earliest end of a healthy worker's lease; infinity without one."""
+        """Return the earliest end of a healthy worker's lease, or infinity if there is none."""
         ends = (each.expires_at for each in self._workers.values() if each.expires_at and each.health.healthy)
         return min(ends, default=math.inf)
 
@@ -310,7 +310,8 @@ class WorkerRegistry:
         readiness: Readiness | None = None,
         cordoned: Collection[str] = (),
     ) -> None:
-        """``workers``: all of the model's, as (id, address); ``cordoned``: ids that get no new calls. Idempotent."""
+        """Replace the model's workers by ``workers``, as (id, address). ``cordoned``: ids that get no new calls.
+        Idempotent."""
         wanted, marked = dict(workers), frozenset(cordoned)
         changed, moved = [worker for worker in self.workers(name) if worker.id not in wanted], False
         for worker in changed:
@@ -330,7 +331,7 @@ class WorkerRegistry:
         self._models[name] = replace(known, expected=count, external=external, readiness=readiness, withheld=False)
         if before is None or moved:
             self._changed()
-        elif changed:  # followers see them as one change: they read after this returns
+        elif changed:  # followers get them as one change, since they read only after this method returns
             for worker in changed:
                 self._changed(worker)
         elif replace(self._models[name], journals=before.journals, journals_due=before.journals_due) != before:
@@ -351,7 +352,7 @@ class WorkerRegistry:
             self._changed(worker)
 
     def observe(self, worker: WorkerRecord, result: ProbeResult, report: WorkerReport | None) -> None:
-        """Apply the result of a probe. Load alone does not change the table: relays count their own."""
+        """Apply the result of a probe. A new load alone does not change the table: relays count their own calls."""
         before, journals = worker.public, worker.report.journals
         worker.health = worker.health.after(result, self.readiness(worker))
         worker.report = report or worker.report
@@ -361,7 +362,7 @@ class WorkerRegistry:
             self._changed(worker)
 
     def _ends_departure(self, worker: WorkerRecord) -> bool:
-        """Forget ``departed`` if this was the last living worker to report since. Return whether it was."""
+        """Clear ``departed`` if all living workers have reported since the last removal; return whether it did."""
         model = self._models.get(worker.model or "")
         if model is None or not model.departed:
             return False
@@ -370,7 +371,7 @@ class WorkerRegistry:
             model.awaited = {each.id for each in members if each.report.asked_at <= model.departed_at}
         elif worker.report.asked_at > model.departed_at:
             model.awaited.discard(worker.id)
-        silent_s = worker.report.asked_at - model.departed_at  # of those that are still awaited: by now they are dead
+        silent_s = worker.report.asked_at - model.departed_at  # after a lease's length, awaited workers are dead
         if model.awaited and silent_s <= self.lease_s(worker):
             return False
         model.departed = frozenset()
@@ -391,9 +392,11 @@ class WorkerRegistry:
             model.journals_due = True
 
     def _update_journals(self, name: str | None) -> None:
-        """Update the model's journals from its workers' reports, before they are read or a worker goes. Those known
-        when a worker was removed stay until every other worker has reported since. Without any report the previous ones
-        stay, for the successors."""
+        """Update the model's journals from its workers' reports, before they are read or a worker is removed.
+
+        After a removal, the journals known until then stay until every other worker has reported. Without any report
+        the previous journals stay.
+        """
         model = self._models.get(name) if name is not None else None
         if model is None or not model.journals_due:
             return
@@ -404,33 +407,33 @@ class WorkerRegistry:
 
     @property
     def all_heard(self) -> bool:
-        """Whether every worker has reported its journals, so that any other journal does not exist. A router without
-        workers, or one that lost its declarations, cannot know that before it is synced."""
+        """Whether every worker has reported its journals, so that a journal nobody reported does not exist. Always
+        False before the sync for a router without workers, or with lost declarations."""
         workers = self.workers()
         known = not self.learning and (bool(workers) or self.synced)
         return known and all(worker.health.seen for worker in workers)
 
     def journals(self, name: str | None) -> frozenset[str]:
-        """The model's journals, served now or not."""
+        """Return the tags of the model's journals, whether or not a worker serves them now."""
         self._update_journals(name)
         return self._models[name].journals if name in self._models else frozenset()
 
     def is_idle(self, name: str) -> bool:
-        """Whether a model is declared to have no replica."""
+        """Return whether a model is declared to have no replica."""
         return self._models[name].expected == 0 and not self._members.get(name)
 
     def is_orphan(self, tag: str) -> bool:
-        """Whether a journal exists that no worker serves now."""
+        """Return whether a journal exists but no worker serves it now."""
         return tag not in self._by_journal and any(tag in self.journals(name) for name in self._models)
 
     def damaged(self, name: str | None = None) -> dict[str, str]:
-        """The folders' names of a model's journals, or of all, that no worker can open, by tag. One that has died
-        cannot open its own again either."""
+        """Return the folders' names of a model's journals, or of all, that no worker can open, by tag. One that has
+        died cannot open its own again either."""
         found = [each for worker in self.workers(name) for each in worker.report.damaged.items()]
         return {tag: text for tag, text in found if all(each.state == DEAD for each in self.holders(tag))}
 
     def configure(self, strategy: str | None, limits: Mapping[str, Any]) -> None:
-        """Raises ValueError for an unknown limit, or a wrong value."""
+        """Update the strategy and limits. Raises ValueError for an unknown limit or a wrong value."""
         GatewayLimits().updated(limits)
         updated = {**self.limits, **limits}
         if (strategy or self.strategy, updated) != (self.strategy, self.limits):
@@ -447,7 +450,7 @@ class WorkerRegistry:
         return Snapshot(self.epoch, self.serial, self.synced, self.strategy, self.limits, content, self.learning)
 
     def changes_since(self, serial: int) -> Changes | None:
-        """The changes since ``serial``; None where a follower needs the whole table."""
+        """Return the changes since ``serial``, or None if a follower needs the whole table instead."""
         kept_from = self._changes[0][0] if len(self._changes) == _CHANGES_KEPT else 0
         if serial < self._whole_at or serial < kept_from:
             return None
@@ -462,7 +465,7 @@ class WorkerRegistry:
         return Changes(self.epoch, serial, self.serial, models, removed)
 
     def _entry(self, name: str, model: _Model, some: Collection[str] | None = None) -> ModelEntry:
-        """``some``: only with the entries of these workers."""
+        """Return the model's table entry; with ``some``, only these workers are listed in it."""
         self._update_journals(name)
         workers = self.workers(name)
         held = {tag for worker in workers for tag in worker.report.journals}
@@ -483,7 +486,7 @@ class WorkerRegistry:
         )
 
     def declared(self) -> dict[str, object]:
-        """Models, workers and removed ids as JSON, for ``restore``."""
+        """Return models, workers and removed ids as JSON, for ``restore``."""
         for name in self._models:
             self._update_journals(name)
         models = {
@@ -503,8 +506,8 @@ class WorkerRegistry:
         return {**settings, "models": models, "workers": workers, "removed": list(self._removed)}
 
     def restore(self, declared: Mapping[str, Any], now: float) -> None:
-        """The inverse of ``declared``, for an empty registry. Raises ValueError, KeyError, TypeError, and then nothing
-        has changed."""
+        """Restore an empty registry from the result of ``declared``. Raises ValueError, KeyError or TypeError, without
+        any change."""
         GatewayLimits().updated(declared["limits"])
         models = {
             str(name): _Model(
@@ -567,7 +570,7 @@ class WorkerRegistry:
         self._journals_changed(worker.model)
 
     def _changed(self, worker: WorkerRecord | None = None) -> None:
-        """``worker``: the only change."""
+        """Count a change and notify the followers. ``worker``: the only one that changed."""
         self.serial += 1
         if worker is None:
             self._whole_at = self.serial
@@ -578,6 +581,6 @@ class WorkerRegistry:
 
 
 def _adapters(ready: Sequence[WorkerRecord]) -> tuple[str, ...]:
-    """Adapters that every ready worker serves, since a call may go to any of them."""
+    """Return the adapters that every ready worker serves, since a call may go to any of them."""
     shared = set(ready[0].report.adapters).intersection(*(worker.report.adapters for worker in ready)) if ready else ()
     return tuple(sorted(shared))

@@ -1,9 +1,9 @@
-"""Placement of sessions, and finding them.
+"""Placing sessions on replicas, and locating them.
 
-A new group goes to the replica with the fewest sessions; in a large pool, to the lightest of a sample. Names of
-sessions carry the tag of their journal, and replicas report the journals that they serve: that locates an existing
-session. Only for a key that a caller chose replicas are asked. A session with such a key starts where its last one is,
-else where a hash of the key points to, so that two sessions cannot have the same key at once.
+A new group of sessions goes to the replica with the fewest sessions; in a large pool, to the lightest of a sample. A
+session's name contains the tag of its journal and replicas report the journals they serve, which locates an existing
+session. Replicas are asked only for keys that a caller chose. A session with such a key starts where the key's last
+session is, otherwise where a hash of the key points, so that two sessions cannot have the same key at once.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from areal.wire.routing import CORDONED, DEAD, NO_REPLICAS, READY, WorkerEntry
 _LARGE_POOL = 32
 _CANDIDATES = 4
 _SURELY_REPORTED_S = 60.0
-_MOST_PLACED = 4096  # addresses with sessions that were not reported yet, before those that are gone are forgotten
-_KEPT_S = 600.0  # longer than between two reports
+_MOST_PLACED = 4096  # addresses with unreported sessions; beyond this, addresses of gone replicas are dropped
+_KEPT_S = 600.0  # longer than the time between two reports
 
 
 @dataclass
 class SessionPlacement:
-    """Sessions on their way to a replica, or there since ``done_at`` (monotonic). ``started``: the replica's count of
-    started sessions with these."""
+    """Sessions being started on a replica, or started at ``done_at`` (monotonic). ``started``: the replica's count of
+    started sessions after these."""
 
     size: int
     done_at: float | None = None
     started: int | None = None
 
     def is_in(self, report: WorkerReport) -> bool:
-        """Whether the replica's report counts these sessions. By time alone, those of the last moments before a report
-        may count twice, or not at all."""
+        """Return whether the replica's report counts these sessions. Without counts this is decided by time alone:
+        sessions started just before the report may then count twice or not at all."""
         if self.done_at is None:
             return False
         if self.started is None or report.started is None or self.done_at < report.asked_at - _SURELY_REPORTED_S:
@@ -57,7 +57,8 @@ class SessionPlacement:
 
 
 class Placements:
-    """Sessions placed since each replica last reported, counted on top of its report, so that a burst spreads."""
+    """Sessions placed since each replica's last report. They are added to the reported number, so that a burst of
+    starts spreads over the replicas."""
 
     def __init__(self) -> None:
         self._placed: dict[str, list[SessionPlacement]] = {}
@@ -66,14 +67,14 @@ class Placements:
         return worker.report.sessions + sum(each.size for each in self._unreported(worker))
 
     def _unreported(self, worker: WorkerRecord) -> list[SessionPlacement]:
-        """Those that the replica's report does not count; the others are forgotten."""
+        """Return the placements that the replica's report does not count, and forget the others."""
         recent = [each for each in self._placed.pop(worker.addr, ()) if not each.is_in(worker.report)]
         if recent:
             self._placed[worker.addr] = recent
         return recent
 
     def _forget_gone(self) -> None:
-        """Forget placements that no report comes for: their replica is gone."""
+        """Forget old placements at addresses without reports: their replica is gone."""
         latest = time.monotonic() - _KEPT_S
         self._placed = {
             addr: placed
@@ -82,8 +83,8 @@ class Placements:
         }
 
     def lightest_first(self, workers: Sequence[WorkerRecord]) -> list[WorkerRecord]:
-        """Ready workers that record, the least loaded first. Of a large pool only a sample is considered, so that the
-        cost of a start does not grow with the pool."""
+        """Return the ready workers that record, least loaded first. A large pool is sampled, so that the cost of a
+        start does not grow with the pool."""
         if len(workers) > _LARGE_POOL:
             workers = [workers[place] for place in random.sample(range(len(workers)), _CANDIDATES)]
         recorders = [worker for worker in workers if worker.state == READY and worker.report.journals]
@@ -91,7 +92,8 @@ class Placements:
 
     @contextmanager
     def placing(self, worker: WorkerRecord, size: int) -> Iterator[SessionPlacement]:
-        """Count ``size`` sessions from now on. The block sets ``size`` to 0 where they did not start."""
+        """Count ``size`` sessions on a worker from now on. The block sets the placement's ``size`` to 0 if they did not
+        start."""
         placed = SessionPlacement(size)
         if len(self._placed) > _MOST_PLACED:
             self._forget_gone()
@@ -113,7 +115,7 @@ _LARGEST_GROUP = 1024
 
 @dataclass(frozen=True)
 class SessionLocation:
-    """``journal``: the tag of the session's, None for a session to be started in the worker's own."""
+    """A session's worker and journal tag. ``journal`` None: a new session starts in the worker's own journal."""
 
     worker: WorkerRecord
     journal: str | None = None
@@ -128,8 +130,8 @@ class SessionPlacing:
         self._starting: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def start(self, data: Mapping[str, object], request_id: str) -> HttpReply:
-        """Start a group of sessions. Starts with one key follow each other: each finds the session of the one before.
-        Raises 400, 404, 502, 503."""
+        """Start a group of sessions. Starts with the same key run one after the other, so that each finds the previous
+        session. Raises 400, 404, 502, 503."""
         key = data.get("api_key")
         async with self._starting.setdefault(key, asyncio.Lock()) if isinstance(key, str) else asyncio.Lock():
             return await self._start_first(data, request_id)
@@ -155,7 +157,7 @@ class SessionPlacing:
             return reply
 
     def _model(self, name: object) -> str:
-        """The model asked for, or the only one. Raises 400, 404."""
+        """Return the requested model, or the only one. Raises 400, 404."""
         if name is None:
             names = sorted(self._registry.names)
             if len(names) == 1:
@@ -167,7 +169,7 @@ class SessionPlacing:
         return name
 
     def _recorders(self, model: str) -> list[WorkerRecord]:
-        """The model's ready replicas that record. Raises 503 where none is ready, 400 where none records sessions."""
+        """Return the model's ready replicas that record. Raises 503 if no replica is ready, 400 if none records."""
         ready = [worker for worker in self._registry.members(model) if worker.state == READY]
         if not ready:
             message = f"no worker of model {model!r} is ready"
@@ -179,7 +181,7 @@ class SessionPlacing:
         return recorders
 
     async def _preferred(self, key: object, model: str) -> list[SessionLocation]:
-        """The places to try in turn."""
+        """Return the locations to try, in order."""
         if not isinstance(key, str):  # the data proxy refuses a malformed one
             lightest = self._placements.lightest_first
             workers = lightest(self._registry.members(model)) or lightest(self._recorders(model))
@@ -197,8 +199,8 @@ class SessionPlacing:
         return [SessionLocation(by_addr[entry.addr]) for entry in order]
 
     async def holder(self, body: RouteCall) -> SessionLocation | None:
-        """The location of the session named by id, key or the key's digest; None where none is named. Raises 404,
-        503."""
+        """Return the location of the session named by id, key or the key's digest, or None if none is named. Raises
+        404, 503."""
         digest = body.api_key_digest
         if body.session_id is not None:
             return self._with_journal(SessionName.require(body.session_id).tag)
@@ -229,16 +231,19 @@ class SessionPlacing:
         raise ApiError(404, "no data proxy has this session", code="session_not_found")
 
     async def _find(self, digest: bytes, model: str | None = None) -> SessionLocation | None:
-        """The location of the session with this key, asked of the replicas: first those where it would have been
-        started, then all others. Raises 503 where none has it, but a replica does not answer or has not reported yet,
-        or some journal was not searched: it has no replica, or moves. A start in ``model`` does not wait for another
-        model without replicas, whose journals may be gone: no process tells."""
+        """Return the location of the session with this key, by asking the replicas; None if it does not exist.
+
+        Replicas where the session would have been started are asked first. Raises 503 if no replica has the session but
+        the search was incomplete: a replica did not answer or has not reported yet, or a journal was not searched
+        because no replica serves it or it is moving. A start in ``model`` does not wait for the journals of other
+        models without replicas, which may be gone for good.
+        """
         damaged = self._registry.damaged()  # no process can search those
         recorders = [
             each for each in self._registry.workers() if any(tag not in damaged for tag in each.report.journals)
         ]
         workers = {worker.addr: worker for worker in recorders}
-        # The workers where each model starts sessions with this key while all its replicas are there.
+        # The workers where each model starts sessions with this key while all its replicas are available.
         models: dict[str | None, list[WorkerEntry]] = {}
         for worker in recorders:
             models.setdefault(worker.model, []).append(worker.entry)
@@ -268,8 +273,9 @@ class SessionPlacing:
         return None
 
     async def _journal_of_key(self, worker: WorkerRecord, digest: bytes) -> dict[str, Any] | None:
-        """The ``journal`` with the session of this key, None where the worker has no such session, the ``journals``
-        that it searched, and those that it sees ``elsewhere``. None where it does not answer."""
+        """Ask a worker for the session with this key. Return None if the worker does not answer, otherwise
+        ``journal``: the tag of the session's journal or None, ``journals``: the tags it searched, ``elsewhere``:
+        other tags it sees."""
         with contextlib.suppress(CallFailed, TimeoutError):
             reply = await self._post(worker, "/rl/find_key", {"digest": digest.hex()}, timeout_s=_FIND_TIMEOUT_S)
             return found if "journal" in (found := reply.object()) else None
@@ -277,7 +283,7 @@ class SessionPlacing:
 
     async def move(self, worker: WorkerRecord) -> None:
         """Tell a drained worker to move its sessions to the model's other workers, if there are any, and any other
-        worker to keep its own. A worker that does not answer is as good as dead: others adopt its journals."""
+        worker to keep its sessions. A worker that does not answer is treated as dead: others adopt its journals."""
         if not worker.report.journals:
             return
         others = [
@@ -311,7 +317,7 @@ class SessionPlacing:
         headers = {**self._headers, "Content-Type": "application/json"}
         if request_id is not None:
             headers[names.REQUEST_ID] = request_id
-        if journal is not None:  # the worker may have left it meanwhile
+        if journal is not None:  # lets the worker refuse the call if the journal has moved
             headers[names.JOURNAL] = journal
         data = orjson.dumps(body)
         return await self._http.fetch("POST", worker.addr, path, headers=headers, body=data, timeout_s=timeout_s)

@@ -86,8 +86,8 @@ class MegatronEngine(EngineBase):
         return self.architecture.vocabulary
 
     def _pass(self, micros: Sequence[Batch], at_end: HeadFn, *, backward: bool = False) -> None:
-        """The last stage calls ``at_end`` for every micro-batch; with ``backward`` it returns a loss whose gradient is
-        added."""
+        """Run the pass. The last stage calls ``at_end`` for every micro-batch; with ``backward`` it returns a loss
+        whose gradient is added."""
         from megatron.core.pipeline_parallel import get_forward_backward_func
 
         def step(numbers: Iterator[int], model: Any) -> tuple[Tensor, Callable[..., Any]]:
@@ -113,8 +113,8 @@ class MegatronEngine(EngineBase):
         )
 
     def _run(self, micros: Sequence[Batch], of: OutputFn, *, backward: bool = False) -> list[Tensor]:
-        """The detached result of ``of`` for every micro-batch; with ``backward`` it is a loss, whose gradient is added.
-        Earlier stages call it with the last stage's outputs."""
+        """Return the detached result of ``of`` for every micro-batch; with ``backward`` it is a loss, whose gradient is
+        added. Earlier stages call it with the last stage's outputs."""
         results: list[Tensor] = []
         seen: list[TokenOutputs] = []
 
@@ -137,7 +137,7 @@ class MegatronEngine(EngineBase):
         return results
 
     def _from_last_stage(self, value: Tensor | None, shape: tuple[int, ...]) -> Tensor:
-        """The last stage's ``value``, float32, on every stage."""
+        """Return the last stage's ``value``, float32, on every stage."""
         group = self.groups.pp
         whole = torch.empty(shape, device=self.ranks.device) if value is None else value.contiguous()
         if group.size() > 1:
@@ -145,7 +145,7 @@ class MegatronEngine(EngineBase):
         return whole
 
     def _hidden(self, model: Any, ids: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The output of this rank's stage for the rows ``ids`` [b, t], and their ``slices_of`` with context
+        """Return the output of this rank's stage for the rows ``ids`` [b, t], and their ``slices_of`` with context
         parallelism.
 
         Rows are padded to a length that the ranks divide evenly. Attention is causal, so no token attends to padding.
@@ -252,7 +252,7 @@ class MegatronEngine(EngineBase):
                 yield name, part.to(dtype) if dtype is not None else part
 
     def _gathered(self, weight: Weight) -> Tensor:
-        """The whole weight, on every rank: gathered over tensor-parallel ranks, then broadcast by its owners."""
+        """Return the whole weight, on every rank: gathered over tensor-parallel ranks, then broadcast by its owners."""
         mine = self._parameters.get(weight.name)
         group = building.tensor_group(weight, self.groups)
         if mine is not None:

@@ -35,7 +35,7 @@ _SEED = 1  # of dropout
 
 
 def check(model: Architecture, part: Part) -> None:
-    """Raises UsageFault where ``part`` does not divide ``model`` evenly."""
+    """Raise UsageFault if ``part`` does not divide ``model`` evenly."""
     experts, parallel = part.expert, part.data * part.context * part.tensor
     uneven = [
         (model.heads % part.tensor, f"{model.heads} attention heads over t{part.tensor}"),
@@ -58,8 +58,8 @@ def check(model: Architecture, part: Part) -> None:
 
 
 def join_groups(ranks: Ranks, part: Part) -> Any:
-    """This rank's groups, created by the first engine of a run. Raises UsageFault without megatron-core or a GPU, and
-    for a layout that differs from the first engine's."""
+    """Return this rank's groups, created by the first engine of a run. Raises UsageFault without megatron-core or a
+    GPU, and for a layout that differs from the first engine's."""
     state = _parallel_state()
     try:
         torch.cuda.current_device()
@@ -118,7 +118,7 @@ def padded_vocabulary(model: Architecture, part: Part) -> int:
 
 
 def build(model: Architecture, part: Part, config: TrainEngineConfig, groups: Any) -> Any:
-    """This rank's part of the decoder, on its device. The parameters are not initialized."""
+    """Return this rank's part of the decoder, on its device. The parameters are not initialized."""
     from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
     from areal.training.engines.megatron.modules import Decoder, RMSNorm
@@ -222,7 +222,7 @@ def _layer(model: Architecture, number: int) -> Any:
 
 
 def local_names(model: Architecture, part: Part, groups: Any) -> Callable[[str], str]:
-    """Maps this rank's name of a parameter to its name in the whole model."""
+    """Map this rank's name of a parameter to its name in the whole model."""
     first_layer = groups.pp.rank() * (model.layers // part.pipeline)
     first_expert = groups.ep.rank() * (model.experts // part.expert)
 
@@ -234,7 +234,7 @@ def local_names(model: Architecture, part: Part, groups: Any) -> Callable[[str],
 
 
 def parameters(built: nn.Module, model: Architecture, part: Part, groups: Any) -> dict[str, Tensor]:
-    """This rank's parameters by their names in the whole model."""
+    """Return this rank's parameters by their names in the whole model."""
     of_whole = local_names(model, part, groups)
     return {of_whole(name): parameter for name, parameter in built.named_parameters()}
 
@@ -263,7 +263,7 @@ def load(mine: Mapping[str, Tensor], model: Architecture, groups: Any, read: Cal
 
 
 def reader(path: Path, about: Any, stack: ExitStack, *, from_scratch: bool) -> Callable[[str], Tensor]:
-    """Reads tensors of the model folder ``path``, or of a new model, by name. Raises NotFound."""
+    """Read tensors of the model folder ``path``, or of a new model, by name. Raises NotFound."""
     from safetensors import safe_open
 
     if from_scratch:

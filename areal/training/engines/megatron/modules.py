@@ -88,8 +88,8 @@ class ExpertRouter(TopKRouter):  # type: ignore[misc]
 
 
 def slices_of(length: int, ranks: int) -> Tensor:
-    """The positions in a row of each context-parallel rank: [ranks, length / ranks]. A row has twice as many slices as
-    ranks; each rank has one from the front and one from the back, which balances attention."""
+    """Return the positions in a row of each context-parallel rank: [ranks, length / ranks]. A row has twice as many
+    slices as ranks; each rank has one from the front and one from the back, which balances attention."""
     slices = torch.arange(length).view(2 * ranks, -1)
     return torch.stack([torch.cat([slices[rank], slices[-1 - rank]]) for rank in range(ranks)])
 
@@ -134,7 +134,7 @@ class Vocabulary:
 def token_outputs(
     hidden: Tensor, vocabulary: Vocabulary, micro: Mapping[str, Tensor], order: Tensor | None
 ) -> TokenOutputs:
-    """The outputs for all rows of ``micro``, on every rank, from this rank's ``hidden`` [s, b, h]. ``order``:
+    """Return the outputs for all rows of ``micro``, on every rank, from this rank's ``hidden`` [s, b, h]. ``order``:
     ``slices_of`` the rows with context parallelism. The state at a token predicts the next one."""
     ids = micro["input_ids"]
     wanted = target_mask(micro)
@@ -142,7 +142,7 @@ def token_outputs(
     whole = len(hidden) * context.size()
 
     def mine(columns: Tensor) -> Tensor:
-        """The columns at the tokens after this rank's: [s, b]."""
+        """Return the columns at the tokens after this rank's: [s, b]."""
         after = nn.functional.pad(columns[:, 1:], (0, whole - length + 1))
         return (after if order is None else after[:, order[context.rank()]]).T
 

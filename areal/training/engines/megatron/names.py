@@ -130,7 +130,7 @@ class Weight:
 
 
 def weights(model: Architecture) -> list[Weight]:
-    """All weights, in the order of the layers."""
+    """Return all weights, in the order of the layers."""
     vocabulary, hidden = model.vocabulary, model.hidden
     embedding = "model.embed_tokens.weight"
     found = [
@@ -198,7 +198,7 @@ def join(weight: Weight, parts: Sequence[Tensor]) -> Tensor:
 
 
 def split(weight: Weight, whole: Tensor) -> list[Tensor]:
-    """The inverse of ``join``."""
+    """Return the inverse of ``join``."""
     if weight.kind == "gate_up":
         return list(whole.chunk(2))
     if weight.kind == "one":
@@ -210,7 +210,7 @@ def split(weight: Weight, whole: Tensor) -> list[Tensor]:
 
 
 def shard(weight: Weight, whole: Tensor, rank: int, size: int) -> Tensor:
-    """The shard of rank ``rank`` of ``size``."""
+    """Return the shard of rank ``rank`` of ``size``."""
     if weight.shard_dim is None or size == 1:
         return whole
     if weight.kind == "gate_up":
@@ -221,7 +221,7 @@ def shard(weight: Weight, whole: Tensor, rank: int, size: int) -> Tensor:
 
 
 def unshard(weight: Weight, shards: Sequence[Tensor]) -> Tensor:
-    """The inverse of ``shard``, from the shards of all ranks in rank order."""
+    """Return the inverse of ``shard``, from the shards of all ranks in rank order."""
     if weight.shard_dim is None or len(shards) == 1:
         whole = shards[0]
     elif weight.kind == "gate_up":

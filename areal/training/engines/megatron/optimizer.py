@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def has_moments(config: TrainEngineConfig) -> bool:
-    """Whether the optimizer is Adam, whose moments data-parallel ranks share."""
+    """Return whether the optimizer is Adam, whose moments data-parallel ranks share."""
     return config.optimizer is not None and config.optimizer.type != "sgd"
 
 
@@ -30,7 +30,7 @@ def ddp_config(config: TrainEngineConfig) -> Any:
 
 
 def wrap(built: Any, config: TrainEngineConfig, groups: Any) -> tuple[Any, Any]:
-    """The model in DistributedDataParallel, and its optimizer. Raises UsageFault."""
+    """Return the model in DistributedDataParallel, and its optimizer. Raises UsageFault."""
     from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer, get_standard_config_overrides
 
@@ -64,7 +64,7 @@ def wrap(built: Any, config: TrainEngineConfig, groups: Any) -> tuple[Any, Any]:
 
 
 def sub_optimizers(optimizer: Any) -> list[Any]:
-    """The optimizers of the dense parameters and of the experts."""
+    """Return the optimizers of the dense parameters and of the experts."""
     every = getattr(optimizer, "chained_optimizers", [optimizer])
     return [part for part in every if not part.is_stub_optimizer]
 

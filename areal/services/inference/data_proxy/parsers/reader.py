@@ -90,7 +90,7 @@ class Tools:
         return name in self._parameters
 
     def is_text(self, tool: str, parameter: str) -> bool:
-        """Whether this parameter can only be a string."""
+        """Return whether this parameter can only be a string."""
         schema = self._parameters.get(tool, {}).get(parameter)
         return isinstance(schema, Mapping) and schema.get("type") in ("string", ["string"])
 
@@ -132,7 +132,7 @@ class Quotes:
         self.open = ""
 
     def covers(self, char: str) -> bool:
-        """Whether the next character is quoted or a quotation mark."""
+        """Return whether the next character is quoted or a quotation mark."""
         if not self.open:
             self.open = char if char in self._marks else ""
             return bool(self.open)
@@ -166,7 +166,7 @@ class TextSource:
             self._mark = 0
 
     def end(self) -> None:
-        """The text is complete."""
+        """End the text, which is complete."""
         self._ended = True
 
     def mark(self) -> None:
@@ -287,7 +287,7 @@ class ReasoningFormat:
         return self.start, self.end, *self.special
 
     def opened_by(self, prompt_tail: str) -> bool:
-        """Whether a response to a prompt with this end begins within reasoning."""
+        """Return whether a response to a prompt with this end begins within reasoning."""
         tail = prompt_tail.rstrip()
         return tail.endswith(self.start) or (self.always and not tail.endswith(self.end))
 

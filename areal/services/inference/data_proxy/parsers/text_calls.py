@@ -26,7 +26,8 @@ _PYTHON_WORDS = {"True": True, "False": False, "None": None}
 
 
 def json_of_text(text: str) -> str:
-    """A parameter's value as JSON: valid JSON and Python's constants keep their value, other text becomes a string."""
+    """Return a parameter's value as JSON: valid JSON and Python's constants keep their value, other text becomes a
+    string."""
     if text.strip() in _PYTHON_WORDS:
         return json.dumps(_PYTHON_WORDS[text.strip()])
     try:
@@ -36,7 +37,7 @@ def json_of_text(text: str) -> str:
 
 
 def json_of_python(text: str) -> str:
-    """A Python literal as JSON; other text is converted by ``json_of_text``."""
+    """Return a Python literal as JSON; other text is converted by ``json_of_text``."""
     try:
         return _compact(ast.literal_eval(text.strip()))
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
@@ -44,7 +45,7 @@ def json_of_python(text: str) -> str:
 
 
 def _compact(value: object) -> str:
-    """Raises ValueError for values that JSON cannot represent."""
+    """Raise ValueError for values that JSON cannot represent."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     text.encode()
     return text
@@ -307,8 +308,8 @@ class _Literal:
 
 
 def parse_pythonic(source: TextSource, output: Output, tools: Tools) -> Steps[None]:
-    """Calls as a Python list: ``[get_weather(city="Rome", days=3), now()]``, as the whole response or between Llama 4's
-    tags. A response that begins like a list but not with a tool's name is content."""
+    """Read calls as a Python list: ``[get_weather(city="Rome", days=3), now()]``, as the whole response or between
+    Llama 4's tags. A response that begins like a list but not with a tool's name is content."""
     source.mark()
     yield from source.space()
     yield from source.accept(_START)
@@ -390,8 +391,8 @@ _ANALYSIS = re.compile(re.escape(_CHANNEL) + r"\s*analysis\b")
 
 
 def _message_header(source: TextSource, output: Output, mark: str) -> Steps[str | None]:
-    """The header of the next message; None at the end. A header without ``mark`` there is text of a model that did not
-    follow the format."""
+    """Yield the header of the next message; None at the end. A header without ``mark`` there is text of a model that
+    did not follow the format."""
     parts: list[str] = []
     found = yield from source.until((_MESSAGE,), parts.append)
     header = "".join(parts)

@@ -151,7 +151,7 @@ def _in_thread(work: Callable[[], LoadedModel]) -> Future[LoadedModel]:
 
 
 def _uncancellable() -> Future[Any]:
-    """A future that its thread can set, even after its waiter was cancelled."""
+    """Return a future that its thread can set, even after its waiter was cancelled."""
     future: Future[Any] = Future()
     future.set_running_or_notify_cancel()
     return future

@@ -67,7 +67,7 @@ class EngineRoutes:
         self._loaded = loaded
 
     def details(self) -> dict[str, Any]:
-        """The fields of probes for the data proxy, once a model is loaded."""
+        """Return the fields of probes for the data proxy, once a model is loaded."""
         if self._loaded is None:
             return {}
         engine = self._loaded.engine
@@ -359,7 +359,7 @@ class WeightGroups:
         self._thread = _one_thread()
 
     async def join(self, place: bodies.JoinGroup, device: torch.device) -> None:
-        """Raises ArealError where the group does not form."""
+        """Raise ArealError if the group does not form."""
         name = place.name
         self.leave(name)
         given_up = self._forming[name] = threading.Event()
@@ -464,8 +464,8 @@ def _one_thread() -> ThreadPoolExecutor:
 
 
 def _image_for(member: _Member, given: object) -> tuple[Image, TransferProgress]:
-    """An image that the engine does not compute with. Where it leases both, it keeps the older one, and a new one is
-    made."""
+    """Return an image that the engine does not compute with. Where it leases both, it keeps the older one, and a new
+    one is made."""
     from areal.services.weight_transfer.memory import Image, ends, read_layout
 
     layout = read_layout(given)

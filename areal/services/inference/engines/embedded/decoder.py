@@ -97,7 +97,7 @@ class KVCache:
             positions.index_copy_(0, target, positions.index_select(0, source))
 
     def read(self, row: int, length: int) -> list[Tensor]:
-        """A copy of a row's first positions, layer by layer."""
+        """Return a copy of a row's first positions, layer by layer."""
         return [layer[row, :, :length].clone() for layer in self.layers]
 
     def write(self, row: int, values: list[Tensor], length: int) -> None:
@@ -106,7 +106,8 @@ class KVCache:
             layer[row, :, :length] = held[:, :length]
 
     def _grown(self, rows: int, width: int) -> tuple[int, int]:
-        """At least the requested size, and double the present one in a growing dimension where the bound allows."""
+        """Return at least the requested size, and double the present one in a growing dimension where the bound
+        allows."""
         width = -(-width // _STEP) * _STEP if rows * -(-width // _STEP) * _STEP <= self._limit else width
         grown_rows = max(rows, self.rows if rows <= self.rows else 2 * self.rows)
         grown_width = max(width, self.width if width <= self.width else 2 * self.width)
@@ -142,7 +143,7 @@ class RowSpan:
         return RowSpan(self.start, self.stop, self.width + by, self.even)
 
     def cost(self, call: int) -> int:
-        """The cost in positions that attention reads. A call costs ``call`` positions, a mask half as many."""
+        """Return the cost in positions that attention reads. A call costs ``call`` positions, a mask half as many."""
         return _cost(self.stop - self.start, self.width, self.even, call)
 
 
@@ -151,8 +152,8 @@ def _cost(rows: int, width: int, even: bool, call: int) -> int:
 
 
 def cut(lengths: Sequence[int], call: int) -> tuple[RowSpan, ...]:
-    """The partition of rows 0, 1, ... of these lengths into the cheapest spans, by dynamic programming over runs of
-    equal length; with many runs, of similar length. ``call`` as in ``RowSpan.cost``."""
+    """Return the partition of rows 0, 1, ... of these lengths into the cheapest spans, by dynamic programming over runs
+    of equal length; with many runs, of similar length. ``call`` as in ``RowSpan.cost``."""
     runs = _runs(lengths, 1)
     if len(runs) > _MOST_RUNS:
         runs = _runs(lengths, _COARSE)
@@ -303,8 +304,8 @@ class LlamaDecoder:
             self._head.adopt(self._head.forms(self._tensors["embed"], borrowed=True))
 
     def stage(self, name: str, values: Tensor, *, borrowed: bool = False) -> Iterator[tuple[str, Tensor | MatrixForms]]:
-        """The input of ``adopt`` for a buffer with these values; for any thread. ``borrowed``: they need no copy, since
-        they do not change while they are in use."""
+        """Yield the input of ``adopt`` for a buffer with these values; for any thread. ``borrowed``: they need no copy,
+        since they do not change while they are in use."""
         if name in self._matrices:
             yield name, self._matrices[name].forms(values, borrowed=borrowed)
         elif name == "embed":
@@ -336,7 +337,7 @@ class LlamaDecoder:
         return any(matrix.reorders for matrix in self._matrices.values())
 
     def large(self) -> Iterator[tuple[str, Tensor]]:
-        """The buffers with nearly all of the memory: ``release`` frees them, and ``install`` sets them again."""
+        """Yield the buffers with nearly all of the memory: ``release`` frees them, and ``install`` sets them again."""
         yield "embed", self._tensors["embed"]
         for name, matrix in self._matrices.items():
             if not (name == "head" and self.config.tied):
@@ -406,8 +407,8 @@ class LlamaDecoder:
         return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=part.mask).flatten(1)
 
     def _qkv(self, layer: DecoderLayer, hidden: Tensor, angles: Tensor, deltas: Deltas | None) -> tuple[Tensor, Tensor]:
-        """Queries [tokens, heads, head_dim], and keys with values [tokens, 2 * kv_heads, head_dim]. Queries and keys
-        are normed where the model does so, and their adjacent pairs are rotated in float32."""
+        """Return queries [tokens, heads, head_dim], and keys with values [tokens, 2 * kv_heads, head_dim]. Queries and
+        keys are normed where the model does so, and their adjacent pairs are rotated in float32."""
         config = self.config
         normed = torch.rms_norm(hidden, (config.hidden_size,), layer.input_norm, config.norm_eps)
         qkv = layer.qkv(normed, deltas).view(hidden.shape[0], -1, config.head_dim)
@@ -423,7 +424,7 @@ class LlamaDecoder:
         return qkv[:, : config.heads], qkv[:, config.heads :]
 
     def _residual(self, layer: DecoderLayer, hidden: Tensor, attended: Tensor, deltas: Deltas | None) -> Tensor:
-        """The residual stream with the attention's output projection and the gated MLP added."""
+        """Return the residual stream with the attention's output projection and the gated MLP added."""
         hidden = layer.output.add_to(hidden, attended, deltas)
         normed = torch.rms_norm(hidden, (self.config.hidden_size,), layer.post_norm, self.config.norm_eps)
         gate, up = layer.gate_up(normed, deltas).chunk(2, dim=-1)

@@ -61,7 +61,7 @@ class CommandQueue:
         self._refusal: Exception | None = None
 
     def call(self, action: Callable[[], T]) -> Future[T]:
-        """The future of ``action()``. Cancelling it before it runs withdraws it."""
+        """Return the future of ``action()``. Cancelling it before it runs withdraws it."""
         future: Future[T] = Future()
         with self._gate:
             if self._refusal is not None:
@@ -287,8 +287,8 @@ class Engine:
 
     @_between_steps
     def score(self, prompt: list[int], top: int, adapter: Adapter | None = None) -> Scores:
-        """The log-probability of each token of ``prompt`` but the first, and the ``top`` likeliest tokens there. Raises
-        Conflict while the memory is released."""
+        """Return the log-probability of each token of ``prompt`` but the first, and the ``top`` likeliest tokens there.
+        Raises Conflict while the memory is released."""
         if self.memory_released:
             raise Conflict("the engine's memory is released")
         logprobs: list[float] = []
@@ -304,7 +304,7 @@ class Engine:
         return logprobs, tops
 
     def read_adapter(self, name: str, folder: Path) -> Adapter:
-        """Raises ArealError where the folder is no LoRA adapter of this model."""
+        """Raise ArealError where the folder is no LoRA adapter of this model."""
         return self._runner.read_adapter(name, folder)
 
     @_between_steps
@@ -512,12 +512,12 @@ class Engine:
 
 
 def _adapters(sequences: list[TokenSequence] | tuple[TokenSequence, ...]) -> Adapters:
-    """The sequences' adapters; empty where none has one, which is the fast path."""
+    """Return the sequences' adapters; empty if none has one, which is the fast path."""
     adapters = [sequence.adapter for sequence in sequences]
     return adapters if any(adapters) else ()
 
 
 def _images(chunk: Chunk) -> PartImages | None:
-    """The images of the chunk's prompt."""
+    """Return the images of the chunk's prompt."""
     pixels = chunk.sequence.pixels
     return None if pixels is None else PartImages(pixels, 0).after(chunk.sequence.tokens(0, chunk.start))

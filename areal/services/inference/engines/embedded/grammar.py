@@ -90,8 +90,8 @@ class Grammars:
             raise ArealError(f"the engine has no grammars: llguidance cannot read {file}: {error}") from error
 
     def matcher(self, response_format: Mapping[str, Any]) -> Matcher | None:
-        """A matcher for ``EngineCall.response_format``; None for plain text. Raises UsageFault for an unsupported
-        format."""
+        """Return a matcher for ``EngineCall.response_format``; None for plain text. Raises UsageFault for an
+        unsupported format."""
         kind = response_format.get("type", "text")
         if kind == "text":
             return None
@@ -106,7 +106,7 @@ class Grammars:
         return made
 
     def _first_token_problem(self, made: Matcher) -> str:
-        """Why no answer can begin; empty if one can."""
+        """Return why no answer can begin; empty if one can."""
         first = np.flatnonzero(made.allowed(self._vocab_size))
         if problem := made.error():
             return problem
@@ -115,7 +115,7 @@ class Grammars:
         return ""
 
     def _grammar(self, kind: str, response_format: Mapping[str, Any]) -> str:
-        """Raises UsageFault, ValueError."""
+        """Raise UsageFault, ValueError."""
         library = self._library.LLMatcher
         if kind in ("json_object", "json_schema"):
             schema = _OBJECT if kind == "json_object" else (response_format.get("json_schema") or {}).get("schema")
@@ -141,7 +141,7 @@ class Grammars:
 
 
 def keep_allowed(logits: Tensor, matchers: Sequence[tuple[int, Matcher]]) -> Tensor:
-    """A copy of ``logits`` [n, vocab], -inf where a row's matcher forbids a token."""
+    """Return a copy of ``logits`` [n, vocab], -inf where a row's matcher forbids a token."""
     logits = logits.clone()
     for row, matcher in matchers:
         allowed = torch.from_numpy(matcher.allowed(logits.shape[1])).to(logits.device)

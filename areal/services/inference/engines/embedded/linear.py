@@ -78,8 +78,8 @@ class Matrix:
 
     @torch.inference_mode()
     def forms(self, weight: Tensor, *, borrowed: bool = False) -> MatrixForms:
-        """The weight's forms for ``adopt``, beside those in use; for any thread. ``borrowed``: the weight is contiguous
-        and does not change, so it need not be copied."""
+        """Return the weight's forms for ``adopt``, beside those in use; for any thread. ``borrowed``: the weight is
+        contiguous and does not change, so it need not be copied."""
         borrowed = borrowed and self._keeps_plain and weight.dtype == self._dtype and weight.device == self._device
         plain = weight if borrowed else None
         if self._keeps_plain and not borrowed:
@@ -95,7 +95,7 @@ class Matrix:
         return old
 
     def values(self) -> Tensor:
-        """The weight as a plain tensor."""
+        """Return the weight as a plain tensor."""
         if self._held.plain is not None:
             return self._held.plain
         assert self._held.blocked is not None
@@ -126,7 +126,7 @@ class Matrix:
 
 @cache
 def blocks(dtype: torch.dtype) -> bool:
-    """Whether oneDNN supports ``dtype`` and multiplies correctly."""
+    """Return whether oneDNN supports ``dtype`` and multiplies correctly."""
     library: Any = torch.backends.mkldnn
     if dtype not in (torch.float32, torch.bfloat16) or not library.is_available():
         return False
@@ -147,7 +147,7 @@ def blocks(dtype: torch.dtype) -> bool:
 
 @cache
 def keeps_order(dtype: torch.dtype) -> bool:
-    """Whether oneDNN's blocked form equals the plain weight byte for byte, and it accepts the plain one."""
+    """Return whether oneDNN's blocked form equals the plain weight byte for byte, and it accepts the plain one."""
     weight = torch.arange(256 * 256).view(256, 256).to(dtype)
     try:
         blocked = _block(weight)
@@ -213,7 +213,7 @@ class Deltas:
 
 
 def deltas_of(adapters: Sequence[Adapter | None], each: int, device: torch.device) -> Deltas | None:
-    """The deltas of a batch of sequences with ``each`` rows a sequence; None when no sequence has an adapter."""
+    """Return the deltas of a batch of sequences with ``each`` rows a sequence; None when no sequence has an adapter."""
     members: dict[Adapter, list[int]] = {}
     for place, adapter in enumerate(adapters):
         if adapter is not None:
@@ -224,7 +224,7 @@ def deltas_of(adapters: Sequence[Adapter | None], each: int, device: torch.devic
 
 
 def read_adapter(name: str, folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Adapter:
-    """Raises ArealError for a folder that does not hold a plain LoRA adapter of this model."""
+    """Raise ArealError for a folder that does not hold a plain LoRA adapter of this model."""
     scale = _scale(folder)
     projections = (piece for piece in buffer_slices(config) if piece.source.endswith("_proj.weight"))
     pieces = {piece.source.removesuffix(".weight"): piece for piece in projections}
@@ -273,7 +273,7 @@ def _scale(folder: Path) -> float:
 def _fused(
     group: list[tuple[BufferSlice, Tensor, Tensor]], shape: tuple[int, ...], scale: float, head_dim: int
 ) -> tuple[Tensor, Tensor]:
-    """A and B of a buffer, from those of its projections."""
+    """Return A and B of a buffer, from those of its projections."""
     whole = torch.zeros(shape[0], sum(down.shape[0] for _, down, _ in group))
     column = 0
     for piece, down, up in group:

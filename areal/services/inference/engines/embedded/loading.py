@@ -51,7 +51,7 @@ def adapter_folders(lora: Iterable[str]) -> dict[str, Path]:
 
 
 def _default_threads() -> int:
-    """Half of the cores, since other engines may share the machine, and no more than memory bandwidth feeds."""
+    """Return half of the cores, since other engines may share the machine, and no more than memory bandwidth feeds."""
     given = os.environ.get("OMP_NUM_THREADS", "")
     return int(given) if given.isdigit() and int(given) > 0 else max(1, min(16, len(os.sched_getaffinity(0)) // 2))
 
@@ -129,7 +129,7 @@ def load_model(
 
 
 def _or_reason(make: Callable[[], T]) -> tuple[T | None, str]:
-    """What ``make`` makes, or None and why it cannot."""
+    """Return what ``make`` makes, or None and why it cannot."""
     try:
         return make(), ""
     except ArealError as error:
@@ -214,7 +214,7 @@ def _prefers_float32(dtype: str, folder: Path) -> bool:
 def _limits(
     config: EmbeddedEngineConfig, model_positions: int, position_bytes: int, device: torch.device
 ) -> SchedulerLimits:
-    """The limits by configuration and free memory. The KV cache is at most what all rows at full length need."""
+    """Return the limits by configuration and free memory. The KV cache is at most what all rows at full length need."""
     from areal.services.inference.engines.embedded.runner import free_bytes
 
     wanted = config.max_model_len or model_positions

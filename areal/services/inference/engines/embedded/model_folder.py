@@ -69,7 +69,7 @@ class ModelConfig:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The mapping in ``folder/config.json``. Raises ArealError where that is missing or not a JSON object."""
+    """Return the mapping in ``folder/config.json``. Raises ArealError where that is missing or not a JSON object."""
     if not folder.is_dir():
         raise ArealError(f"model folder {folder} does not exist", hint="give the folder that holds config.json")
     path = folder / "config.json"
@@ -85,8 +85,8 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def parse(raw: Mapping[str, Any]) -> ModelConfig:
-    """The decoder's shape. Raises UnsupportedArchitecture for a model that only transformers can run, ArealError for a
-    missing field."""
+    """Return the decoder's shape. Raises UnsupportedArchitecture for a model that only transformers can run, ArealError
+    for a missing field."""
     model_type = raw.get("model_type")
     if model_type not in _QKV_BIAS:
         raise UnsupportedArchitecture(f"model_type {model_type!r}")
@@ -123,7 +123,7 @@ def parse(raw: Mapping[str, Any]) -> ModelConfig:
 
 
 def _rope(raw: Mapping[str, Any]) -> Rope:
-    """Reads ``rope_parameters``, or the older ``rope_theta`` beside ``rope_scaling``."""
+    """Read ``rope_parameters``, or the older ``rope_theta`` beside ``rope_scaling``."""
     given: Mapping[str, Any] = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     if raw.get("partial_rotary_factor", 1.0) != 1.0 or given.get("partial_rotary_factor", 1.0) != 1.0:
         raise UnsupportedArchitecture("partial rotary embedding")
@@ -202,7 +202,7 @@ class WeightFiles:
 
     @contextmanager
     def reader(self, maps: MappedWeights | None = None) -> Iterator[TensorReader]:
-        """Maps files in memory by ``maps``; their leases outlast the block unless it fails. Raises ArealError for a
+        """Map files in memory by ``maps``; their leases outlast the block unless it fails. Raises ArealError for a
         file that is being written."""
         from safetensors import safe_open
 
@@ -310,7 +310,7 @@ class MappedWeights:
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Whether all values are finite, by their extremes, which is faster than torch.isfinite."""
+    """Return whether all values are finite, by their extremes, which is faster than torch.isfinite."""
     if tensor.numel() == 0 or not tensor.is_floating_point():
         return True
     low, high = tensor.aminmax()
@@ -351,11 +351,11 @@ def buffer_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def buffer_slices(config: ModelConfig) -> tuple[BufferSlice, ...]:
-    """Every tensor that the decoder needs, with its shape."""
+    """Return every tensor that the decoder needs, with its shape."""
     pieces: list[BufferSlice] = []
 
     def add(target: str, *sources: tuple[str, int], inner: int | None, form: Form = Form.PLAIN) -> None:
-        """``sources``: name and rows of each, in order. ``inner``: the columns of a matrix."""
+        """Add a tensor. ``sources``: name and rows of each, in order. ``inner``: the columns of a matrix."""
         start = 0
         for source, rows in sources:
             rotates = form is not Form.PLAIN and ".v_proj." not in source

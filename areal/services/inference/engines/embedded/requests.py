@@ -78,7 +78,7 @@ class Stream:
         return not self._live
 
     def is_due(self) -> bool:
-        """Whether the stream has a first or a last token to send."""
+        """Return whether the stream has a first or a last token to send."""
         if self.first_at is None and any(each.produced for each in self._live):
             self.first_at = time.monotonic()
         if self.whole:
@@ -86,7 +86,7 @@ class Stream:
         return any(each.finish or (each.produced and not self._sent[id(each)]) for each in self._live)
 
     def has_news(self, interval: int | None = None) -> bool:
-        """Whether the consumer should be woken; ``interval`` overrides the stream's."""
+        """Return whether the consumer should be woken; ``interval`` overrides the stream's."""
         if self.whole:
             return self.is_due()
         least = self._interval if interval is None else interval
@@ -189,7 +189,8 @@ class Streams:
 
 
 def read_prompts(raw: Any, loaded: LoadedModel) -> list[list[int]]:
-    """The token ids of a request's prompts. Raises 400 for an invalid prompt, or one without room for another token."""
+    """Return the token ids of a request's prompts. Raises 400 for an invalid prompt, or one without room for another
+    token."""
     several = isinstance(raw, list) and bool(raw) and isinstance(raw[0], list)
     return [read_prompt(each, loaded) for each in raw] if several else [read_prompt(raw, loaded)]
 
@@ -222,7 +223,7 @@ def find_adapter(name: str | None, loaded: LoadedModel) -> Adapter | None:
 
 
 async def read_grammar(raw: Mapping[str, Any] | None, sampling: SamplingParams, loaded: LoadedModel) -> Matcher | None:
-    """The matcher of a ``response_format``, built in a thread: a large one takes seconds. Raises 400."""
+    """Return the matcher of a ``response_format``, built in a thread: a large one takes seconds. Raises 400."""
     if raw is None:
         return None
     name = "response_format"
@@ -238,7 +239,7 @@ async def read_grammar(raw: Mapping[str, Any] | None, sampling: SamplingParams, 
 
 
 async def read_images(raw: Sequence[str], prompts: Sequence[Sequence[int]], loaded: LoadedModel) -> Pixels | None:
-    """The images of ``image_data`` (in base64) that the placeholders of the one prompt stand for. Raises 400."""
+    """Return the images of ``image_data`` (in base64) that the placeholders of the one prompt stand for. Raises 400."""
     if not raw:
         return None
     name = "image_data"
@@ -266,8 +267,8 @@ def make_sequences(
     seeds: Sequence[int] | None = None,
     pixels: Pixels | None = None,
 ) -> list[TokenSequence]:
-    """The request's n choices of each prompt. Their random numbers are those that they would have with this prompt
-    alone. ``seeds``: one for each prompt, instead of the sampling parameters' one."""
+    """Return the request's n choices of each prompt. Their random numbers are those that they would have with this
+    prompt alone. ``seeds``: one for each prompt, instead of the sampling parameters' one."""
     longest, most = loaded.engine.limits.max_length, sampling.max_new_tokens
     stop_ids = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else loaded.end_tokens)
     sequences: list[TokenSequence] = []
@@ -324,7 +325,7 @@ def _line(data: Delta | dict[str, Any]) -> bytes:
 
 
 def _failure(deltas: Iterable[Delta], stream: Stream) -> ApiError | None:
-    """The error of an answer that did not end well. Another worker would come to the same dead end."""
+    """Return the error of an answer that did not end well. Another worker would come to the same dead end."""
     ended = {delta.finish_reason for delta in deltas}
     if Finish.LOST in ended:
         return ApiError(503, "the engine stopped before the answer was complete", code="engine_stopped")

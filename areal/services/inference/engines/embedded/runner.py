@@ -57,7 +57,7 @@ class PartImages:
     used: int
 
     def after(self, tokens: Sequence[int]) -> PartImages:
-        """The images once the part ``tokens`` is computed."""
+        """Return the images once the part ``tokens`` is computed."""
         return replace(self, used=self.used + tokens.count(self.pixels.token_id))
 
 
@@ -129,7 +129,7 @@ class WeightOffload:
     leaves behind, a CUDA device's to the CPU's memory."""
 
     def __init__(self, weights: Iterable[tuple[str, Tensor]], device: torch.device) -> None:
-        """Raises ArealError where there is no room for them."""
+        """Raise ArealError if there is no room for them."""
         self._file: IO[bytes] | None = None
         if device.type == "cpu":
             self._file = tempfile.TemporaryFile(prefix="areal-weights-")  # noqa: SIM115 (open until it is read back)
@@ -332,7 +332,7 @@ class DecoderRunner:
         with checkpoint.reader(self._maps) as source:
 
             def read(name: str) -> Tensor:
-                """A tensor, once it has arrived. Raises ArealError for values that are not finite."""
+                """Return a tensor, once it has arrived. Raises ArealError for values that are not finite."""
                 if arrival is not None:
                     arrival.wait(name)
                 tensor = source.read(name)
@@ -370,7 +370,7 @@ class DecoderRunner:
     def _stage(
         self, read: Callable[[str], Tensor], in_memory: bool, arrival: TransferProgress | None
     ) -> dict[str, Tensor | MatrixForms]:
-        """The weights in the decoder's forms, beside those in use; staged in their order of arrival."""
+        """Return the weights in the decoder's forms, beside those in use; staged in their order of arrival."""
         groups = list(self._pieces.items())
         if arrival is not None:
             ends = arrival.ends
@@ -423,8 +423,8 @@ class DecoderRunner:
         source.end()
 
     def _assemble(self, pieces: list[BufferSlice], read: Callable[[str], Tensor]) -> tuple[Tensor, bool]:
-        """The buffer that ``pieces`` make up, and whether it is a copy: plain pieces that are adjacent in memory need
-        none. Rotary pairs are interleaved."""
+        """Return the buffer that ``pieces`` make up, and whether it is a copy: plain pieces that are adjacent in memory
+        need none. Rotary pairs are interleaved."""
         tensors = [read(piece.source) for piece in pieces]
         if len(tensors) == 1 and pieces[0].form is Form.PLAIN:
             return tensors[0], False
@@ -444,7 +444,7 @@ class DecoderRunner:
 
 
 def _are_adjacent(tensors: Sequence[Tensor]) -> bool:
-    """Whether the tensors are contiguous and adjacent in one storage."""
+    """Return whether the tensors are contiguous and adjacent in one storage."""
     storages = {(tensor.untyped_storage().data_ptr(), tensor.dtype) for tensor in tensors}
     joined = all(
         one.storage_offset() + one.numel() == other.storage_offset() for one, other in itertools.pairwise(tensors)

@@ -55,7 +55,7 @@ class Penalties:
 
     @classmethod
     def of(cls, sequences: Sequence[TokenSequence], vocab_size: int, device: torch.device) -> Penalties | None:
-        """The penalties of a batch; None when no sequence needs any."""
+        """Return the penalties of a batch; None when no sequence needs any."""
         asked = any(
             each.sampling.penalizes or each.sampling.logit_bias or each.produced < each.sampling.min_new_tokens
             for each in sequences
@@ -63,7 +63,7 @@ class Penalties:
         return cls(sequences, vocab_size, device) if asked else None
 
     def apply(self, logits: Tensor) -> Tensor:
-        """A changed copy of ``logits`` [n, vocab]."""
+        """Return a changed copy of ``logits`` [n, vocab]."""
         changed = logits.clone()
         if len(self._bias):
             changed[self._bias_rows, self._bias_tokens] += self._bias
@@ -167,7 +167,7 @@ def keep_only(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
 
 
 def _floors(logits: Tensor, limits: Tensor, nuclei: Tensor, width: int) -> tuple[Tensor, bool]:
-    """The least logit [n, 1] that top-k and top-p keep, and whether the ``width`` largest suffice to tell."""
+    """Return the least logit [n, 1] that top-k and top-p keep, and whether the ``width`` largest suffice to tell."""
     vocab = logits.shape[1]
     ordered = logits.topk(width, dim=-1).values
     in_top = torch.arange(width, device=logits.device) < limits
@@ -228,7 +228,7 @@ class SamplerBatch:
         )
 
     def of_rows(self, rows: Sequence[int]) -> SamplerBatch | None:
-        """The batch of these rows, in this order; None where it must be built anew."""
+        """Return the batch of these rows, in this order; None if it must be built anew."""
         if not self._is_simple:
             return None
         batch = copy(self)
@@ -281,7 +281,7 @@ class SamplerBatch:
 
 
 def invert(probabilities: Tensor, uniform: Tensor) -> Tensor:
-    """The first token whose cumulative probability exceeds ``uniform`` [n, 1]; never one of probability 0."""
+    """Return the first token whose cumulative probability exceeds ``uniform`` [n, 1]; never one of probability 0."""
     cumulative = probabilities.cumsum(dim=-1)
     total = cumulative[:, -1:]
     # Rounding may raise the threshold to the total, which no token exceeds.
@@ -294,7 +294,7 @@ _LOWER = 2**64 - 1
 
 
 def _mix(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finalizer of SplitMix64, a bijection of 64-bit numbers. Unsigned arithmetic wraps."""
+    """Return the finalizer of SplitMix64, a bijection of 64-bit numbers. Unsigned arithmetic wraps."""
     value = (value ^ (value >> np.uint64(30))) * np.uint64(_FACTORS[0])
     value = (value ^ (value >> np.uint64(27))) * np.uint64(_FACTORS[1])
     return value ^ (value >> np.uint64(31))
@@ -309,5 +309,5 @@ def mix(value: int) -> int:
 
 
 def stream_key(seed: int, index: int) -> int:
-    """The key of a sequence's random numbers, by its request's seed and the index of the choice."""
+    """Return the key of a sequence's random numbers, by its request's seed and the index of the choice."""
     return mix(mix(seed + int(_GAMMA)) + index)

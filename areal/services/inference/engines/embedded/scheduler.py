@@ -148,7 +148,7 @@ Copy = Move | Keep | Restore | Drop | Spread
 
 
 def merge_moves(copies: Iterable[Copy]) -> Iterator[Copy]:
-    """The same copies, with successive moves as one ``Spread`` of the same effect."""
+    """Yield the same copies, with successive moves as one ``Spread`` of the same effect."""
     for are_moves, group in groupby(copies, key=lambda copy: isinstance(copy, Move)):
         if not are_moves:
             yield from group
@@ -242,11 +242,11 @@ class PrefixCache:
         self._numbers = 0
 
     def has_room(self, count: int) -> bool:
-        """Whether an entry of ``count`` tokens is worth a copy and fits."""
+        """Return whether an entry of ``count`` tokens is worth a copy and fits."""
         return self.shortest <= count <= self.capacity
 
     def add(self, tokens: list[int], kind: int = 0) -> tuple[int | None, list[int]]:
-        """The new entry's number, None where it is too short, too long or known; and the numbers dropped for it."""
+        """Return the new entry's number, None if it is too short, too long or known; and the numbers dropped for it."""
         count = len(tokens)
         if not self.has_room(count):
             return None, []
@@ -269,7 +269,7 @@ class PrefixCache:
         return self._numbers, dropped
 
     def find(self, tokens: Sequence[int], kind: int = 0) -> tuple[int, int]:
-        """(number, length) of the entry with the longest common prefix; length 0 where it is too short."""
+        """Return (number, length) of the entry with the longest common prefix; length 0 where it is too short."""
         best, length = 0, 0
         for number in self._by_head.get(self._head(tokens, kind), []):
             shared = common_prefix(self._entries[number], tokens, self.shortest)
@@ -348,7 +348,7 @@ class BatchScheduler:
         self.waiting.append(sequence)
 
     def schedule(self) -> Prefill | Decode | None:
-        """The next step; None without work. The caller executes it, then calls ``commit``."""
+        """Return the next step; None without work. The caller executes it, then calls ``commit``."""
         moves = self._preempt()
         if not (self._decode_is_due and self.decoding):
             prefill = self._prefill(moves)
@@ -362,7 +362,7 @@ class BatchScheduler:
         return Decode(tuple(self.decoding), rows, self._width(), moves)
 
     def commit(self, step: Prefill | Decode) -> None:
-        """The step's positions are in the cache now; completed prefills decode from here on."""
+        """Commit the step, whose positions are in the cache now; completed prefills decode from here on."""
         if isinstance(step, Decode):
             for sequence in step.sequences:
                 sequence.cached += 1
@@ -441,15 +441,15 @@ class BatchScheduler:
                 self.waiting.popleft()
 
     def _is_copy(self, sequence: TokenSequence, chunk: Chunk) -> bool:
-        """Whether the chunk computes an identical prompt, as samples of one prompt are."""
+        """Return whether the chunk computes an identical prompt, as samples of one prompt are."""
         other = chunk.sequence
         fresh = not sequence.output and not other.output
         same = sequence.kind == other.kind and sequence.prompt == other.prompt
         return self.limits.copies_rows and chunk.completes and fresh and same
 
     def _shared(self, sequence: TokenSequence, row: int) -> tuple[int, Copy | None]:
-        """The length of the sequence's prefix that is computed already, and the copy that brings it to ``row``. Never
-        the whole sequence: the last token is always computed, for its logits."""
+        """Return the length of the sequence's prefix that is computed already, and the copy that brings it to ``row``.
+        Never the whole sequence: the last token is always computed, for its logits."""
         if sequence.length <= self.limits.shortest_share:
             return 0, None
         wanted = sequence.tokens(0, sequence.length - 1)
@@ -464,7 +464,7 @@ class BatchScheduler:
         return best, copy
 
     def _is_being_computed(self, sequence: TokenSequence, shared: int, chunks: list[Chunk]) -> bool:
-        """Whether the batch computes a prefix of the sequence that is worth waiting for."""
+        """Return whether the batch computes a prefix of the sequence that is worth waiting for."""
         if sequence.length <= self.limits.shortest_share:
             return False
         wanted = sequence.tokens(0, sequence.length - 1)
@@ -483,8 +483,8 @@ class BatchScheduler:
         return rows <= self.limits.max_rows and rows * roomy <= self.limits.kv_tokens
 
     def _stop(self, chunks: list[Chunk], start: int, length: int) -> int:
-        """The end of a sequence's chunk; ``start`` if it must wait for another batch. A batch with its padding is
-        within ``prefill_tokens``, and never more than half padding."""
+        """Return the end of a sequence's chunk; ``start`` if it must wait for another batch. A batch with its padding
+        is within ``prefill_tokens``, and never more than half padding."""
         budget = self.limits.prefill_tokens
         wanted = length - start
         if not chunks:

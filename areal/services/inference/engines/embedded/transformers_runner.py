@@ -126,7 +126,7 @@ class TransformersRunner:
         return output.logits[0, -1, : self.vocab_size].float()
 
     def _embedded(self, tokens: Tensor, images: PartImages) -> Tensor:
-        """The inputs [1, time, hidden size] for a part of a prompt with images."""
+        """Return the inputs [1, time, hidden size] for a part of a prompt with images."""
         pixels = images.pixels
         if pixels not in self._vectors:
             self._vectors[pixels] = image_features(self.model, [pixels], self.device)[0]
@@ -162,7 +162,8 @@ class TransformersRunner:
 
     @torch.inference_mode()
     def _largest_gap(self) -> float:
-        """The largest gap in nats over the likeliest tokens, at each position from the end of the first part on."""
+        """Return the largest gap in nats over the likeliest tokens, at each position from the end of the first part
+        on."""
         first, second = _CHECKED[:2]
         ids = [(7 * place + 3) % self.vocab_size for place in range(min(sum(_CHECKED), self.max_positions))]
         self.reserve(1, len(ids))
@@ -233,7 +234,7 @@ _CANNOT = (
 
 
 def _max_positions(config: Any) -> int:
-    """The longest sequence, within the length at which its rotation would change."""
+    """Return the longest sequence, within the length at which its rotation would change."""
     most = getattr(config, "max_position_embeddings", None)
     longest = most if isinstance(most, int) and most > 0 else _DEFAULT_POSITIONS
     rope = getattr(config, "rope_parameters", None) or {}
@@ -248,7 +249,7 @@ def _max_positions(config: Any) -> int:
 
 
 def _load(path: Path, dtype: torch.dtype, like: Any = None) -> Any:
-    """The model in evaluation mode; ``like``: another of the same configuration, for weights in one file. Raises
+    """Return the model in evaluation mode; ``like``: another of the same configuration, for weights in one file. Raises
     ArealError for missing, additional or mismatched tensors."""
     library: Any = transformers  # its annotations say less than it does
     library.utils.logging.disable_progress_bar()

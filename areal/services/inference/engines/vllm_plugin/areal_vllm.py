@@ -240,7 +240,7 @@ class _Received:
         self._body = torch.empty(size, dtype=torch.uint8)
 
     def receive(self, group: Any, given_up: threading.Event) -> None:
-        """Raises RuntimeError where a member is lost, and soon after ``given_up`` is set."""
+        """Raise RuntimeError if a member is lost, and soon after ``given_up`` is set."""
         import torch
         import torch.distributed as dist
 
@@ -280,7 +280,7 @@ def _await(work: Any, given_up: threading.Event) -> None:
 
 
 def _join(host: str, port: int, rank: int, size: int, given_up: threading.Event) -> Any:
-    """Raises RuntimeError where the group does not form, and at once where ``given_up`` is set."""
+    """Raise RuntimeError where the group does not form, and at once where ``given_up`` is set."""
     import torch.distributed as dist
 
     distributed: Any = dist
@@ -310,7 +310,8 @@ def _of_folder(path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _refusal(served: str, tensors: Iterable[tuple[str, Any]]) -> str | None:
-    """Why ``tensors`` cannot replace the served weights: other names or shapes, or values that are not finite."""
+    """Return why ``tensors`` cannot replace the served weights: other names or shapes, or values that are not
+    finite."""
     import torch
     from safetensors import safe_open
 

@@ -29,7 +29,7 @@ def has_command() -> bool:
 
 
 def has_scale_out_flag() -> bool:
-    """Whether the source of vLLM's parser has the flag: to build the parser takes seconds."""
+    """Return whether the source of vLLM's parser has the flag: to build the parser takes seconds."""
     found = find_spec("vllm")
     folders = (found.submodule_search_locations if found is not None else None) or ()
     files = (path for folder in folders for path in Path(folder, "entrypoints").glob("*/cli_args.py"))
