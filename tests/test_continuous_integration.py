@@ -73,7 +73,7 @@ def test_action_shows_the_plan_of_valid_manifests(folder: Path) -> None:
     assert "| `Model/m` | create |" in summary
 
 
-def test_action_marks_every_fault_at_its_place_and_fails(folder: Path) -> None:
+def test_action_annotates_every_fault_and_fails(folder: Path) -> None:
     (folder / "manifests" / "b,ad.yaml").write_text(MODEL % ("2", ", replicsa: 1, engineArgs: 7"))
     code, log, *_ = run_action(folder, files="manifests\n\nmanifests/team a/m.yaml", diff="true")
     assert code == 3
@@ -81,7 +81,7 @@ def test_action_marks_every_fault_at_its_place_and_fails(folder: Path) -> None:
     assert "unknown field" in log and "expected a map" in log
 
 
-def test_action_marks_more_faults_than_an_argument_holds(folder: Path) -> None:
+def test_action_annotates_more_faults_than_fit_one_argument(folder: Path) -> None:
     item = "---\napiVersion: areal.dev/v1alpha1\nkind: Model\nmetadata: {name: m%d}\nspec: {no_such_field: 1}\n"
     (folder / "manifests" / "many.yaml").write_text("".join(item % number for number in range(2000)))
 
@@ -107,7 +107,7 @@ def test_action_without_the_clusters_commands_assumes_capacity(folder: Path) -> 
     assert code == 10 and outputs == "" and "--assume-capacity" in log
 
 
-def test_failure_of_diff_fails_the_action_and_the_hook(folder: Path) -> None:
+def test_failing_diff_fails_action_and_hook(folder: Path) -> None:
     home = folder / "absent" / ".areal"
     home.mkdir(parents=True)
     (home / "config.yaml").write_text("defaults: {output: wide\n")
@@ -116,7 +116,7 @@ def test_failure_of_diff_fails_the_action_and_the_hook(folder: Path) -> None:
     assert run_hook(folder, "areal-diff").returncode != 0
 
 
-def test_action_passes_its_inputs_by_the_environment_alone() -> None:
+def test_action_passes_inputs_only_by_environment() -> None:
     assert not [step["name"] for step in ACTION["runs"]["steps"] if "${{" in step["run"]]
 
 
@@ -137,7 +137,7 @@ def test_hooks_pass_valid_manifests_and_fail_the_others(folder: Path) -> None:
     assert run_hook(folder, "areal-validate", "-f", "manifests/team a/m.yaml").returncode == 0
 
 
-def test_workflow_runs_what_a_clean_clone_runs() -> None:
+def test_workflow_matches_clean_clone_checks() -> None:
     workflow: dict[str, Any] = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
     steps = {name: [step.get("run") for step in job["steps"]] for name, job in workflow["jobs"].items()}
     assert "bash .ci/run" in steps["test"]
@@ -146,12 +146,12 @@ def test_workflow_runs_what_a_clean_clone_runs() -> None:
 
 
 @pytest.mark.parametrize("file", ["bug.yml", "feature.yml"])
-def test_issue_template_asks_for_what_doctor_prints(file: str) -> None:
+def test_issue_template_asks_for_doctor_output(file: str) -> None:
     form = yaml.safe_load((ROOT / ".github" / "ISSUE_TEMPLATE" / file).read_text())
     assert "areal doctor" in next(part["attributes"]["label"] for part in form["body"] if part["id"] == "doctor")
 
 
-def test_page_of_every_document_is_in_the_sites_map_once() -> None:
+def test_every_page_is_in_site_map_once() -> None:
     site: dict[str, Any] = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
     (overview, *sections) = site["nav"]
     listed = [page for section in sections for pages in section.values() for each in pages for page in each.values()]
@@ -160,7 +160,7 @@ def test_page_of_every_document_is_in_the_sites_map_once() -> None:
 
 
 @pytest.mark.extended
-def test_hooks_of_this_repository_pass_on_it() -> None:
+def test_repository_passes_its_hooks() -> None:
     (repo,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
     env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     assert len(repo["hooks"]) == 6

@@ -87,7 +87,7 @@ def observed(cls: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=list(OPTIONS))
-def test_class_behaves_as_one_of_the_standard_library(options: dict[str, bool]) -> None:
+def test_class_behaves_like_standard_dataclass(options: dict[str, bool]) -> None:
     for ours, standard in zip(family(dataclass, options), family(dataclasses.dataclass, options), strict=True):
         assert observed(ours) == observed(standard)
 
@@ -107,7 +107,7 @@ def written(make: Decorator, frozen: bool) -> Any:
 
 
 @pytest.mark.parametrize("frozen", [False, True])
-def test_methods_that_a_class_has_stay(frozen: bool) -> None:
+def test_existing_methods_of_class_are_kept(frozen: bool) -> None:
     ours, standard = written(dataclass, frozen), written(dataclasses.dataclass, frozen)
     assert (repr(ours(1)), ours(1) == ours(2)) == ("own", True)
     assert outcome(lambda: hash(ours(1)) == hash(ours(1))) == outcome(lambda: hash(standard(1)) == hash(standard(1)))
@@ -119,11 +119,11 @@ class Pickled:
     second: tuple[str, ...] = ()
 
 
-def test_frozen_object_with_slots_can_be_pickled() -> None:
+def test_frozen_slotted_object_can_be_pickled() -> None:
     assert pickle.loads(pickle.dumps(Pickled(1, ("a",)))) == Pickled(1, ("a",))  # noqa: S301
 
 
-def test_subclass_that_is_no_dataclass_calls_the_inherited_init_and_has_attributes_of_its_own() -> None:
+def test_plain_subclass_inherits_init_and_has_own_attributes() -> None:
     class Child(Pickled):
         def __init__(self) -> None:
             super().__init__(3)
@@ -135,7 +135,7 @@ def test_subclass_that_is_no_dataclass_calls_the_inherited_init_and_has_attribut
         child.first = 4  # type: ignore[misc]
 
 
-def test_every_dataclass_but_those_of_the_api_is_made_by_it() -> None:
+def test_only_api_uses_standard_dataclass() -> None:
     """User code extends the classes of ``areal.api``; classes of both kinds cannot extend each other."""
     root = Path(areal.__file__).parent
     found = []
@@ -150,7 +150,7 @@ def test_every_dataclass_but_those_of_the_api_is_made_by_it() -> None:
 
 @pytest.mark.parametrize("options", [{}, {"frozen": True}, {"frozen": True, "slots": True}])
 @pytest.mark.parametrize("made_before", [False, True])
-def test_signature_and_help_are_those_of_the_standard_library(options: dict[str, bool], made_before: bool) -> None:
+def test_signature_and_help_match_standard_library(options: dict[str, bool], made_before: bool) -> None:
     for ours, standard in zip(family(dataclass, options), family(dataclasses.dataclass, options), strict=True):
         if made_before:
             ours(count=1)
@@ -160,7 +160,7 @@ def test_signature_and_help_are_those_of_the_standard_library(options: dict[str,
         assert inspect.getdoc(ours) == inspect.getdoc(standard)
 
 
-def test_signature_of_a_callable_object_is_that_of_its_call() -> None:
+def test_callable_object_signature_is_of_its_call() -> None:
     @dataclass
     class Callable_:
         value: int
@@ -171,7 +171,7 @@ def test_signature_of_a_callable_object_is_that_of_its_call() -> None:
     assert list(inspect.signature(Callable_(1)).parameters) == ["other"]
 
 
-def test_keyword_sentinel_makes_the_fields_after_it_keywords() -> None:
+def test_keyword_sentinel_makes_later_fields_keyword_only() -> None:
     @dataclass(frozen=True)
     class Mixed:
         first: int
@@ -184,7 +184,7 @@ def test_keyword_sentinel_makes_the_fields_after_it_keywords() -> None:
         Mixed(1, 2, third=3)  # type: ignore[call-arg]
 
 
-def test_own_init_of_a_derived_dataclass_calls_the_inherited_one() -> None:
+def test_custom_init_of_derived_dataclass_calls_inherited_one() -> None:
     @dataclass
     class Base:
         first: int
@@ -201,7 +201,7 @@ def test_own_init_of_a_derived_dataclass_calls_the_inherited_one() -> None:
     assert repr(Derived(1)).endswith("Derived(first=1, second=2, third=4)")
 
 
-def test_threads_that_make_the_first_object_at_once_all_get_theirs() -> None:
+def test_concurrent_first_instances_are_correct() -> None:
     for _ in range(20):
 
         @dataclass(frozen=True, slots=True)
@@ -220,26 +220,26 @@ def test_threads_that_make_the_first_object_at_once_all_get_theirs() -> None:
 
 
 @pytest.mark.parametrize("option", ["order", "unsafe_hash", "init", "repr", "match_args", "weakref_slot"])
-def test_option_without_an_effect_is_refused_where_the_class_is_made(option: str) -> None:
+def test_option_without_effect_is_refused_at_definition(option: str) -> None:
     with pytest.raises(TypeError, match=option):
         dataclass(**{option: True})
 
 
 @pytest.mark.parametrize("kind", ["dataclasses.InitVar[int]", dataclasses.InitVar[int]])
-def test_init_only_variable_is_refused_where_the_class_is_made(kind: Any) -> None:
+def test_init_only_variable_is_refused_at_definition(kind: Any) -> None:
     with pytest.raises(TypeError, match="InitVar"):
         dataclass(type("Given", (), {"__annotations__": {"given": kind}, "__module__": __name__}))
 
 
 @pytest.mark.parametrize("frozen", [False, True])
-def test_frozen_and_not_frozen_classes_do_not_extend_each_other(frozen: bool) -> None:
+def test_frozen_and_mutable_classes_do_not_mix(frozen: bool) -> None:
     base, _ = family(dataclass, {"frozen": frozen})
     with pytest.raises(TypeError, match="frozen"):
         dataclass(frozen=not frozen)(type("Derived", (base,), {"__annotations__": {}}))
 
 
 @pytest.mark.parametrize("library", [dataclasses, areal.dataclasses])
-def test_object_of_one_field_equals_another_with_the_same_nan(library: Any) -> None:
+def test_objects_with_same_nan_are_equal(library: Any) -> None:
     class Plain:
         value: float
 

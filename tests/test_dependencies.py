@@ -42,7 +42,7 @@ def explained() -> set[str]:
     return {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
 
 
-def test_every_dependency_is_explained_and_no_other() -> None:
+def test_dependency_page_matches_project() -> None:
     extras = PROJECT["optional-dependencies"]
     wanted = named(PROJECT["dependencies"]) | {name for each in extras.values() for name in named(each)}
     assert explained() == wanted
@@ -55,7 +55,7 @@ RUNTIME = sorted(
 
 
 @pytest.mark.parametrize("package", RUNTIME)
-def test_package_that_is_installed_is_imported(package: str) -> None:
+def test_installed_package_is_imported(package: str) -> None:
     if package in AS_PROGRAMS:
         return
     module = MODULES.get(package, package)
@@ -83,7 +83,7 @@ def extras_not_provided(requirements: list[str]) -> set[str]:
 
 
 @pytest.mark.parametrize("extra", ["embedded,train", "dev"])
-def test_extra_of_a_dependency_is_provided_under_that_name(extra: str) -> None:
+def test_extra_of_dependency_exists(extra: str) -> None:
     extras, names, requirements = PROJECT["optional-dependencies"], set(extra.split(",")), PROJECT["dependencies"][:]
     while names:
         wanted = [Requirement(each) for name in names for each in extras[name]]

@@ -44,19 +44,19 @@ def commands(language: str, text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_between_pages_lead_somewhere(page: Path) -> None:
+def test_page_links_resolve(page: Path) -> None:
     links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
     assert [link for link in links if not (page.parent / link).exists()] == []
 
 
-def test_architecture_names_files_that_exist() -> None:
+def test_architecture_names_existing_files() -> None:
     text = (REPOSITORY / "docs" / "architecture.md").read_text()
     named = set(re.findall(r"\bareal/[\w/]+(?:\.py)?", text))
     assert len(named) > 40
     assert sorted(name for name in named if not (REPOSITORY / name).exists()) == []
 
 
-def test_architecture_names_classes_that_exist() -> None:
+def test_architecture_names_existing_classes() -> None:
     text = (REPOSITORY / "docs" / "architecture.md").read_text()
     sources = "".join(file.read_text() for file in (REPOSITORY / "areal").rglob("*.py"))
     names = {name for name in re.findall(r"`([A-Z]\w+)`", text) if not name.endswith("Job")}
@@ -78,7 +78,7 @@ RUNNERS = (
 @pytest.mark.parametrize(
     "page", [page for page in TEXTS if page.parent != GENERATED], ids=lambda page: page.parent.name + "/" + page.name
 )
-def test_every_block_of_commands_names_what_runs_it_or_why_nothing_does(page: Path) -> None:
+def test_every_command_block_names_its_runner(page: Path) -> None:
     unmarked = [text for mark, _, text in blocks(page) if not mark]
     assert unmarked == [], "put <!-- runs: TEST FILE --> or <!-- not run: REASON --> before it"
     for mark, _, _ in blocks(page):
@@ -122,7 +122,7 @@ def parse(command: click.Command, words: list[str], parent: click.Context | None
 
 
 @pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.parent.name + "/" + page.name)
-def test_every_areal_command_of_a_page_is_one_that_the_command_line_takes(page: Path) -> None:
+def test_every_areal_command_on_page_parses(page: Path) -> None:
     refused = []
     for _, language, text in blocks(page):
         for line in commands(language, text):

@@ -12,7 +12,7 @@ from areal.files import parse_json, replace_file
 from areal.runtime import records
 
 
-def test_replaced_file_has_the_new_bytes_and_leaves_no_draft(tmp_path: Path) -> None:
+def test_replaced_file_has_new_bytes_without_draft(tmp_path: Path) -> None:
     path = tmp_path / "about.json"
     replace_file(path, b"old")
     replace_file(path, b"new", durable=True)
@@ -20,25 +20,23 @@ def test_replaced_file_has_the_new_bytes_and_leaves_no_draft(tmp_path: Path) -> 
     assert [each.name for each in tmp_path.iterdir()] == ["about.json"]
 
 
-def test_file_is_readable_by_its_owner_alone_by_default(tmp_path: Path) -> None:
+def test_file_is_private_by_default(tmp_path: Path) -> None:
     replace_file(tmp_path / "stage.json", b"{}")
     assert (tmp_path / "stage.json").stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "1" * 5000, "", b"\xff"])
-def test_json_that_cannot_be_read_is_a_value_error(text: str | bytes) -> None:
+def test_unparsable_json_is_a_value_error(text: str | bytes) -> None:
     with pytest.raises(ValueError):
         parse_json(text)
 
 
-def test_mode_of_a_secret_is_that_of_its_first_byte(tmp_path: Path) -> None:
+def test_secret_is_private_from_first_byte(tmp_path: Path) -> None:
     replace_file(tmp_path / "key", b"secret", mode=0o600)
     assert (tmp_path / "key").stat().st_mode & 0o777 == 0o600
 
 
-def test_disk_that_is_full_keeps_the_old_bytes_and_leaves_no_draft(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_disk_keeps_old_bytes_without_draft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "about.json"
     replace_file(path, b"old")
 
@@ -52,9 +50,7 @@ def test_disk_that_is_full_keeps_the_old_bytes_and_leaves_no_draft(
     assert [each.name for each in tmp_path.iterdir()] == ["about.json"]
 
 
-def test_record_of_a_run_is_written_where_folders_cannot_be_synced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_record_is_written_without_folder_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on some network file systems, which answer EINVAL."""
     sync = os.fsync
 

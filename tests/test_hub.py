@@ -44,18 +44,18 @@ def hub(standin: HubStandin, tmp_path: Path) -> Hub:
 
 
 @pytest.mark.parametrize("text", ["gpt2", "Qwen/Qwen3-8B", "org/na.me_1", "_x/y"])
-def test_id_is_one(text: str) -> None:
+def test_hub_id_is_recognised(text: str) -> None:
     assert is_id(text)
 
 
 @pytest.mark.parametrize(
     "text", ["", "/abs", "./x", "../x", "~/x", "a/b/c", "a b", "a/", "a--b", "a..b", "s3://x", "x.git", "a" * 97, "ä/b"]
 )
-def test_other_text_is_no_id(text: str) -> None:
+def test_other_text_is_not_an_id(text: str) -> None:
     assert not is_id(text)
 
 
-def test_snapshot_has_what_is_of_use_and_tells_its_bytes(hub: Hub, standin: HubStandin) -> None:
+def test_snapshot_downloads_useful_files_with_progress(hub: Hub, standin: HubStandin) -> None:
     commit = standin.repository(NAME).push(FILES, "first")
     told: list[tuple[int, int | None]] = []
     folder = hub.snapshot(NAME, report=lambda done, total: told.append((done, total)))
@@ -65,12 +65,12 @@ def test_snapshot_has_what_is_of_use_and_tells_its_bytes(hub: Hub, standin: HubS
     assert [done for done, _ in told] == sorted(done for done, _ in told)
 
 
-def test_weights_are_taken_as_they_are_where_there_are_no_safetensors(hub: Hub, standin: HubStandin) -> None:
+def test_other_weights_are_used_without_safetensors(hub: Hub, standin: HubStandin) -> None:
     standin.repository(NAME).push({"config.json": b"{}", "pytorch_model.bin": b"b"}, "first")
     assert (hub.snapshot(NAME) / "pytorch_model.bin").exists()
 
 
-def test_branch_moves_and_commit_does_not(hub: Hub, standin: HubStandin) -> None:
+def test_branch_moves_but_commit_is_fixed(hub: Hub, standin: HubStandin) -> None:
     first = standin.repository(NAME).push({"config.json": b"1", "model.safetensors": b"w"}, "first")
     assert hub.snapshot(NAME).name == first
     second = standin.repository(NAME).push({"config.json": b"2", "model.safetensors": b"w"}, "second")
@@ -80,14 +80,14 @@ def test_branch_moves_and_commit_does_not(hub: Hub, standin: HubStandin) -> None
     assert hub.cached_commit(NAME) == second
 
 
-def test_broken_connection_is_no_broken_file(hub: Hub, standin: HubStandin) -> None:
+def test_broken_connection_leaves_no_broken_file(hub: Hub, standin: HubStandin) -> None:
     standin.repository(NAME).push(FILES, "first")
     standin.cut_after = 1_500_000
     assert (hub.snapshot(NAME) / "model.safetensors").read_bytes() == FILES["model.safetensors"]
     assert standin.cut_after is None
 
 
-def test_progress_that_raises_stops_the_download(hub: Hub, standin: HubStandin) -> None:
+def test_raising_progress_stops_download(hub: Hub, standin: HubStandin) -> None:
     standin.repository(NAME).push(FILES, "first")
 
     def stop(done: int, total: int | None) -> None:
@@ -98,7 +98,7 @@ def test_progress_that_raises_stops_the_download(hub: Hub, standin: HubStandin) 
     assert hub.snapshot(NAME).is_dir()
 
 
-def test_private_model_needs_its_token(hub: Hub, standin: HubStandin, tmp_path: Path) -> None:
+def test_private_model_requires_token(hub: Hub, standin: HubStandin, tmp_path: Path) -> None:
     standin.repository(NAME).push(FILES, "first")
     standin.repository(NAME).token = "hf_secret"
     with pytest.raises(NotFound, match="HF_TOKEN is not set"):
@@ -109,7 +109,7 @@ def test_private_model_needs_its_token(hub: Hub, standin: HubStandin, tmp_path: 
     assert "hf_secret" not in repr(Hub.of({"HF_TOKEN": "hf_secret"}))
 
 
-def test_gated_model_says_where_its_terms_are(hub: Hub, standin: HubStandin) -> None:
+def test_gated_model_error_links_terms(hub: Hub, standin: HubStandin) -> None:
     standin.repository(NAME).push(FILES, "first")
     standin.repository(NAME).gated = True
     with pytest.raises(ArealError, match="gated") as caught:
@@ -124,7 +124,7 @@ def test_unknown_revision_is_named(hub: Hub, standin: HubStandin, revision: str)
         hub.snapshot(NAME, revision)
 
 
-def test_unknown_model_and_unreachable_hub_are_distinct(hub: Hub, tmp_path: Path) -> None:
+def test_unknown_model_and_unreachable_hub_are_told_apart(hub: Hub, tmp_path: Path) -> None:
     with pytest.raises(NotFound, match=f"{NAME} is not at {hub.endpoint}") as unknown:
         hub.commit(NAME)
     with pytest.raises(ArealError, match="cannot be reached at http") as silent:
@@ -141,7 +141,7 @@ def weights(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("how", ["offline", "unreachable", "down"])
-def test_cache_is_enough_where_the_hub_is_not_to_be_had(how: str, standin: HubStandin, tmp_path: Path) -> None:
+def test_cache_suffices_when_hub_is_unreachable(how: str, standin: HubStandin, tmp_path: Path) -> None:
     commit = fill_cache(tmp_path / "cache", NAME, weights(tmp_path / "w"))
     standin.down = how == "down"
     hub = {
@@ -159,7 +159,7 @@ def test_cache_is_enough_where_the_hub_is_not_to_be_had(how: str, standin: HubSt
             hub.snapshot(NAME, "v2")
 
 
-def test_settings_are_the_librarys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_settings_match_hub_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert Hub.of().cache == tmp_path / "hf" / "hub"
     assert Hub.of({"HF_HUB_CACHE": "/x"}).cache == Path("/x")
     assert Hub.of({"HF_HUB_OFFLINE": "1"}).offline and not Hub.of({"HF_HUB_OFFLINE": "0"}).offline
@@ -179,7 +179,7 @@ def test_settings_are_the_librarys(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         (["a.safetensors"], ["a.safetensors", "b.safetensors"], ["b.safetensors"]),
     ],
 )
-def test_shards_that_an_interrupted_download_lacks(
+def test_missing_shards_of_interrupted_download_are_found(
     tmp_path: Path, names: list[str], index: list[str] | None, missing: list[str]
 ) -> None:
     for name in names:
@@ -190,7 +190,7 @@ def test_shards_that_an_interrupted_download_lacks(
     assert list(missing_shards(tmp_path)) == missing
 
 
-def test_interrupted_download_is_not_taken_for_a_model(standin: HubStandin, tmp_path: Path) -> None:
+def test_interrupted_download_is_not_a_model(standin: HubStandin, tmp_path: Path) -> None:
     folder = weights(tmp_path / "w")
     (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
     fill_cache(tmp_path / "cache", NAME, folder)
@@ -201,7 +201,7 @@ def test_interrupted_download_is_not_taken_for_a_model(standin: HubStandin, tmp_
 
 
 @pytest.mark.parametrize("lost", ["never downloaded", "blob removed"])
-def test_cache_without_weights_has_a_tokenizer_and_no_model(lost: str, tmp_path: Path) -> None:
+def test_cache_without_weights_has_tokenizer_but_no_model(lost: str, tmp_path: Path) -> None:
     folder = weights(tmp_path / "w")
     (folder / "tokenizer.json").write_text("{}")
     (folder / "training_args.bin").write_bytes(b"")
@@ -229,9 +229,7 @@ def test_model_folder_is_a_folder_or_an_id(
     assert model_folder("./nothing") == Path("nothing")  # and is not looked for anywhere else
 
 
-def test_driver_has_the_commit_of_its_model_and_a_process_keeps_its_first(
-    standin: HubStandin, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_driver_uses_commit_of_its_model(standin: HubStandin, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", standin.url)
     first = standin.repository(NAME).push(FILES, "first")
     assert model_folder(NAME).name == first
@@ -250,21 +248,19 @@ def _model(status: dict[str, Any] | None = None, **spec: Any) -> StoredObject:
     return StoredObject("Model", "m", "u", layers=(layer,), created_at=0.0, status=status or {})
 
 
-def test_commits_of_a_model_are_those_that_it_recorded() -> None:
+def test_model_commits_are_recorded_ones() -> None:
     recorded = {"commits": {f"{NAME}@v2": "b", f"{NAME}@main": "a", "org/t@main": "c"}}
     stored = _model(recorded, path=NAME, revision="v2", tokenizerPath="org/t")
     assert commits_of(stored, effective("Model", stored.spec)) == {NAME: "b", "org/t": "c"}
 
 
-def test_tokenizer_of_another_model_is_taken_without_its_weights() -> None:
+def test_foreign_tokenizer_is_downloaded_without_weights() -> None:
     stored = _model(path=NAME, tokenizerPath="org/t", lora={"a": "org/a"}, backend="embedded:d1")
     models = hub_models(stored, effective("Model", stored.spec))
     assert {model.id: model.only for model in models} == {NAME: None, "org/t": TOKENIZER_FILES, "org/a": None}
 
 
-def test_engine_that_runs_already_needs_no_weights(
-    standin: HubStandin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_running_engine_needs_no_weights(standin: HubStandin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", standin.url)
     standin.repository(NAME).push(FILES, "first")
     (tmp_path / "here").mkdir()

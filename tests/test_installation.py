@@ -40,11 +40,11 @@ def test_install_command_names_the_source_of_each_form(source: dict[str, Any] | 
     assert _command("train", source) == command
 
 
-def test_install_command_of_this_installation_is_no_index() -> None:
+def test_install_command_never_uses_index() -> None:
     assert not re.search(r"'areal\[train\]'", install_command("train"))
 
 
-def test_no_text_sends_a_user_to_the_project_of_that_name_on_an_index() -> None:
+def test_no_text_recommends_index_package() -> None:
     install = re.compile(r"(?:pip|pipx|uv)[\w ]* (?:install|add) (?:-\S+ )*['\"]?areal\b(?![./])|\bareal\[")
     texts = [
         *PACKAGE.rglob("*.py"),
@@ -85,7 +85,7 @@ def doctor(home: Path, folder: Path, path: Path) -> list[dict[str, str]]:
     return [each for each in found if "another" in each["what"]]
 
 
-def test_doctor_names_another_distribution_of_the_name_with_cause_and_next_step(tmp_path: Path) -> None:
+def test_doctor_names_foreign_distribution_with_next_step(tmp_path: Path) -> None:
     (found,) = doctor(tmp_path / "home", tmp_path, metadata_of(tmp_path / "packages", "areal"))
     assert found["what"] == f"the distribution areal 9.9 in {tmp_path}/packages is another project"
     assert "command" in found["why"] and found["fixCommand"].startswith("pip uninstall areal, then pip install ")
@@ -94,7 +94,7 @@ def test_doctor_names_another_distribution_of_the_name_with_cause_and_next_step(
 
 @pytest.mark.parametrize("module", ["areal/__init__.py", "areal.py"])
 @pytest.mark.parametrize("place", ["work", "path"])
-def test_doctor_names_another_package_that_hides_this_one(tmp_path: Path, module: str, place: str) -> None:
+def test_doctor_names_shadowing_package(tmp_path: Path, module: str, place: str) -> None:
     for each in ("work", "path"):
         (tmp_path / each).mkdir()
     file = tmp_path / place / module
@@ -109,7 +109,7 @@ def test_doctor_names_another_package_that_hides_this_one(tmp_path: Path, module
     assert str(file.parents[module.count("/")]) in found["fixCommand"]
 
 
-def test_doctor_finds_no_other_areal_where_there_is_none(tmp_path: Path) -> None:
+def test_doctor_finds_no_foreign_areal(tmp_path: Path) -> None:
     assert doctor(tmp_path / "home", tmp_path, tmp_path) == []
     editable = json.dumps({"url": ROOT.as_uri(), "dir_info": {"editable": True}})
     renamed = metadata_of(tmp_path / "packages", "areal", direct_url_json=editable)

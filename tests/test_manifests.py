@@ -27,7 +27,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("flags", CASES, ids=" ".join)
-def test_manifest_is_valid_and_what_it_renders_is_too(
+def test_manifest_and_its_rendering_are_valid(
     areal: Areal,  # noqa: F811
     flags: list[str],
     tmp_path: Path,
@@ -47,7 +47,7 @@ def team(name: str, profile: str | None = None) -> Rendered:
     return render(RenderRequest(overlay=str(ROOT / "manifests" / "teams" / name), profile=profile))
 
 
-def test_teams_share_a_template_and_no_name_and_no_port() -> None:
+def test_teams_share_template_but_no_name_or_port() -> None:
     teams = {name: team(name).resources for name in ("research", "production")}
     names = [str(item.ref) for found in teams.values() for item in found]
     assert len(names) == len(set(names)) == 7
@@ -56,6 +56,6 @@ def test_teams_share_a_template_and_no_name_and_no_port() -> None:
     assert {item.labels["team"] for item in teams["research"]} == {"research"}
 
 
-def test_profile_of_a_team_moves_its_models_to_gpus() -> None:
+def test_gpu_profile_moves_team_models_to_gpus() -> None:
     backends = {item.spec["backend"] for item in team("production", "gpu").resources if item.kind == "Model"}
     assert backends == {"sglang:t2"}

@@ -26,7 +26,7 @@ def screens(svg: str) -> list[str]:
     return ["\n".join(lines[use.get("href", "#")[1:]] for use in frame) for frame in film]
 
 
-def test_picture_of_the_readme_has_every_command_and_what_the_model_learned() -> None:
+def test_readme_picture_has_every_command_and_result() -> None:
     shown = screens(PICTURE.read_text(encoding="utf-8"))
     assert [command for command in recording.COMMANDS if not any(f"$ {command}\n" in each for each in shown)] == [], (
         "record it again: python tools/recording.py docs/images/quickstart.svg"
@@ -46,7 +46,7 @@ def test_line_is_split_by_color_and_weight() -> None:
     assert "b &lt;c&gt;" in recording.svg([(line, 1.0)], "title")
 
 
-def test_frames_that_are_alike_are_one_and_each_is_shown_for_its_time() -> None:
+def test_equal_frames_are_merged_with_total_time() -> None:
     svg = recording.svg([("a\n", 1.0), ("a\n", 2.0), ("b\n", 1.0)], "title")
     assert screens(svg) == ["a", "b"]
     assert f"animation:film {3.0 + recording._END_S:.1f}s" in svg and re.search(r"37\.500%\{[^}]*-\d+px", svg)
@@ -70,7 +70,7 @@ def test_picture_of_the_live_view_has_its_tables_and_pages() -> None:
 
 @needs_tmux
 @pytest.mark.extended
-def test_recording_shows_what_the_commands_printed(tmp_path: Path) -> None:
+def test_recording_shows_command_output(tmp_path: Path) -> None:
     env = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "HOME": str(tmp_path)}
     ended: list[str] = []
     svg = recording.record(["printf 'one\\ntwo\\n'", "echo x"], tmp_path, env, ended.append)
@@ -82,6 +82,6 @@ def test_recording_shows_what_the_commands_printed(tmp_path: Path) -> None:
 
 @needs_tmux
 @pytest.mark.extended
-def test_recording_of_a_command_that_fails_is_refused(tmp_path: Path) -> None:
+def test_recording_of_failing_command_is_refused(tmp_path: Path) -> None:
     with pytest.raises(recording.Failed, match="exit status 3\n"):
         recording.record(["(exit 3)"], tmp_path, {"PATH": "/usr/bin:/bin"}, lambda command: None)

@@ -77,7 +77,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return root
 
 
-def test_release_sets_version_and_section_and_builds_commits_and_tags(project: Path, tmp_path: Path) -> None:
+def test_release_sets_version_builds_commits_and_tags(project: Path, tmp_path: Path) -> None:
     made = release.release(project, "0.2.0", "2026-02-03", REPOSITORY, tmp_path / "out")
     assert [file.name for file in made] == [
         "arealctl-0.2.0-py3-none-any.whl",
@@ -108,7 +108,7 @@ def test_release_sets_version_and_section_and_builds_commits_and_tags(project: P
     }
 
 
-def test_rebuild_of_a_tag_elsewhere_gives_the_same_bytes(project: Path, tmp_path: Path) -> None:
+def test_rebuild_of_tag_gives_same_bytes(project: Path, tmp_path: Path) -> None:
     made = release.release(project, "0.2.0", "2026-02-03", REPOSITORY, tmp_path / "out")
     clone = tmp_path / "elsewhere" / "clone"
     git(tmp_path, "clone", "-q", str(project), str(clone))
@@ -120,7 +120,7 @@ def test_rebuild_of_a_tag_elsewhere_gives_the_same_bytes(project: Path, tmp_path
     assert [file.read_bytes() for file in again] == [file.read_bytes() for file in made]
 
 
-def test_release_command_of_contributing_md_makes_the_files(project: Path) -> None:
+def test_documented_release_command_makes_files(project: Path) -> None:
     (project / "tools").mkdir()
     shutil.copy(release.__file__, project / "tools")
     (project / ".gitignore").write_text("/dist/\n")
@@ -150,9 +150,7 @@ def test_release_command_of_contributing_md_makes_the_files(project: Path) -> No
         ("0.2.0", "no build", "the build failed"),
     ],
 )
-def test_release_that_cannot_be_made_changes_nothing(
-    project: Path, tmp_path: Path, version: str, change: str, why: str
-) -> None:
+def test_impossible_release_changes_nothing(project: Path, tmp_path: Path, version: str, change: str, why: str) -> None:
     if why == "tag":
         git(project, "tag", "v0.2")
     if change == "dirty":
@@ -187,7 +185,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 @pytest.mark.extended
-def test_wheel_and_sdist_have_the_files_that_a_user_needs(built: list[Path]) -> None:
+def test_wheel_and_sdist_contain_user_files(built: list[Path]) -> None:
     with zipfile.ZipFile(built[0]) as wheel:
         names = set(wheel.namelist())
         metadata = next(wheel.read(name).decode() for name in names if name.endswith("/METADATA"))
@@ -228,7 +226,7 @@ def fresh_environment(folder: Path, wheel: Path) -> Path:
 
 @pytest.mark.extended
 @pytest.mark.timeout(280)
-def test_wheel_alone_goes_from_init_to_a_trained_model_and_away(built: list[Path], tmp_path: Path) -> None:
+def test_wheel_alone_goes_from_init_to_trained_model(built: list[Path], tmp_path: Path) -> None:
     environment = fresh_environment(tmp_path / "environment", built[0])
     port, home = free_port(), tmp_path / "home"
     env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}

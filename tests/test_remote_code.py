@@ -60,7 +60,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.extended
 @pytest.mark.parametrize("load", LOADS)
-def test_code_of_a_model_folder_is_not_run_on_a_terminal_that_says_yes(folder: Path, tmp_path: Path, load: str) -> None:
+def test_model_code_is_not_run_despite_yes_on_terminal(folder: Path, tmp_path: Path, load: str) -> None:
     ours, theirs = pty.openpty()
     os.write(ours, b"y\n" * 20)
     program = f"folder = {str(folder)!r}\n" + LOADS[load].replace("; ", "\n").replace(";", "\n")
@@ -84,7 +84,7 @@ def test_code_of_a_model_folder_is_not_run_on_a_terminal_that_says_yes(folder: P
     assert run.returncode != 0 and ("trust_remote_code" in run.stderr or "code of the model's own" in run.stderr)
 
 
-def test_every_load_of_transformers_says_that_no_code_is_trusted() -> None:
+def test_every_transformers_load_disables_remote_code() -> None:
     found, silent = 0, []
     for file in (REPOSITORY / "areal").rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):

@@ -19,7 +19,7 @@ from tests.api.test_fields import EXPERIMENTS, fields_of, marks_of
 OVERLONG = "gconfig: {max_new_tokens: 10}\nactor: {overlong_reward_penalty: true, overlong_tokens: 4"
 
 
-def test_overlong_penalty_is_linked_to_the_answers_longest_length(tmp_path: Path) -> None:
+def test_overlong_penalty_uses_max_new_tokens(tmp_path: Path) -> None:
     assert load(tmp_path, SMALL + OVERLONG + "}").actor.max_new_tokens == 10
     assert load(tmp_path, SMALL + OVERLONG + ", max_new_tokens: 8}").actor.max_new_tokens == 8
     found = faults(tmp_path, SMALL + OVERLONG + ", max_new_tokens: 1024}")
@@ -49,14 +49,14 @@ def test_dpo_settings_out_of_range_are_refused(tmp_path: Path, actor: str, messa
 
 
 @pytest.mark.parametrize("name", ["model", "actor"])
-def test_model_that_is_fine_tuned_has_no_value_head_unless_it_is_a_reward_model(tmp_path: Path, name: str) -> None:
+def test_value_head_is_only_for_reward_models(tmp_path: Path, name: str) -> None:
     text = SMALL + name + ": {is_critic: true}"
     assert f"config.yaml:3: {name}.is_critic: " in faults(tmp_path, text, cls=SFTConfig)
     assert load(tmp_path, text, cls=RWConfig).model.is_critic
 
 
 @pytest.mark.parametrize("cls", [GRPOConfig, DPOConfig])
-def test_reference_computes_as_the_actor_does_unless_it_says_otherwise(tmp_path: Path, cls: Any) -> None:
+def test_reference_inherits_compute_settings_of_actor(tmp_path: Path, cls: Any) -> None:
     text = SMALL + "actor: {dtype: float32, attn_impl: eager}\nref: "
     ref = load(tmp_path, text + "{}", cls=cls).ref
     assert (ref.dtype, ref.attn_impl) == ("float32", "eager")
@@ -64,13 +64,13 @@ def test_reference_computes_as_the_actor_does_unless_it_says_otherwise(tmp_path:
     assert load(tmp_path, SMALL + "ref: {}", cls=cls).ref.dtype == load(tmp_path, SMALL, cls=cls).actor.dtype
 
 
-def test_preset_is_chosen_by_name_also_on_the_command_line(tmp_path: Path) -> None:
+def test_preset_can_be_chosen_on_command_line(tmp_path: Path) -> None:
     actor = load(tmp_path, SMALL, "actor.preset=dr_grpo").actor
     assert (actor.preset, actor.loss_agg_mode) == ("dr_grpo", "seq-mean-token-sum-norm")
     assert "config.yaml:3: actor.preset: must be one of grpo, " in faults(tmp_path, SMALL + "actor: {preset: grop}")
 
 
-def test_configuration_that_a_preset_made_is_the_same_when_it_is_read_again(tmp_path: Path) -> None:
+def test_config_made_by_preset_reads_back_unchanged(tmp_path: Path) -> None:
     text = SMALL + "gconfig: {n_samples: 4}\nactor: {preset: gspo, eps_clip: 0.2}"
     config = load(tmp_path, text)
     written = yaml.safe_dump({"experiment_name": "e", "trial_name": "t", "actor": dataclasses.asdict(config.actor)})
@@ -154,7 +154,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("text", REFUSED)
-def test_settings_that_cannot_be_meant_are_refused_at_their_place(tmp_path: Path, text: str) -> None:
+def test_rejects_meaningless_settings_at_their_place(tmp_path: Path, text: str) -> None:
     assert f"config.yaml:3: {REFUSED[text]}" in faults(tmp_path, SMALL + text)
 
 
@@ -169,7 +169,7 @@ def test_settings_that_cannot_be_meant_are_refused_at_their_place(tmp_path: Path
         "actor: {use_cispo_loss: true, use_decoupled_loss: true}",
     ],
 )
-def test_settings_that_have_a_meaning_are_taken(tmp_path: Path, text: str) -> None:
+def test_meaningful_settings_are_accepted(tmp_path: Path, text: str) -> None:
     load(tmp_path, SMALL + text)
 
 
@@ -249,7 +249,7 @@ INEFFECTIVE = {
 
 
 @pytest.mark.parametrize("text", INEFFECTIVE)
-def test_settings_without_effect_beside_others_are_reported_at_their_place(
+def test_ineffective_setting_combination_is_reported(
     tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     load(tmp_path, SMALL + text)
@@ -266,7 +266,7 @@ ANY_NUMBER = {"temperature", "reward_scaling", "reward_bias", "entropy_coeff", "
 """Of these any finite one is taken, or another field decides which."""
 
 
-def test_every_number_has_a_range_or_is_known_to_take_any() -> None:
+def test_every_number_has_a_range_or_is_exempt() -> None:
     assert {name for (_, name), (_, _, allowed) in NUMBERS.items() if allowed is None} <= ANY_NUMBER
 
 
@@ -285,7 +285,7 @@ def test_number_out_of_range_is_refused_at_its_place(tmp_path: Path, number: tup
 @pytest.mark.parametrize(
     "actor", ["preset: grpo", "reward_norm: {mean_level: group}", "group_reward_norm: true", "reward_norm: null"]
 )
-def test_built_in_grpo_has_its_papers_baseline_unless_another_is_chosen(tmp_path: Path, actor: str) -> None:
+def test_built_in_grpo_uses_group_baseline_by_default(tmp_path: Path, actor: str) -> None:
     chosen = load(tmp_path, SMALL + f"gconfig: {{n_samples: 4}}\nactor: {{{actor}}}").actor.reward_norm
     text = SMALL + "trainer: {type: grpo}\ngconfig: {n_samples: 4}\nactor: {path: m, "
     assert load(tmp_path, text + f"{actor}}}").actor.reward_norm == chosen
@@ -293,7 +293,7 @@ def test_built_in_grpo_has_its_papers_baseline_unless_another_is_chosen(tmp_path
     assert load(tmp_path, text.replace("type: grpo", "async_training: true") + "}").actor.reward_norm is None
 
 
-def test_evaluation_samples_as_training_does_where_it_does_not_say_otherwise(tmp_path: Path) -> None:
+def test_evaluation_inherits_sampling_of_training(tmp_path: Path) -> None:
     text = SMALL + "gconfig: {n_samples: 8, max_new_tokens: 64, top_k: 5, stop: [x]}"
     config = load(tmp_path, text, "eval_gconfig.temperature=0.6")
     assert config.eval_gconfig == config.gconfig.new(temperature=0.6, n_samples=1)
@@ -302,6 +302,6 @@ def test_evaluation_samples_as_training_does_where_it_does_not_say_otherwise(tmp
     )
 
 
-def test_types_of_data_sets_are_those_that_the_loader_knows() -> None:
+def test_dataset_types_match_loader() -> None:
     assert ROW_TYPES == KINDS
     TrainDatasetConfig(path="my_rows:load", type="of my own")

@@ -16,7 +16,7 @@ from areal.api.cli_args import (
 )
 
 
-def test_openai_args_of_chat_completions_have_the_rest_in_extra_body() -> None:
+def test_openai_chat_args_put_rest_in_extra_body() -> None:
     gconfig = GenerationHyperparameters(
         n_samples=2, max_new_tokens=9, temperature=0.5, top_p=0.9, top_k=5, stop=["a"], seed=3, min_new_tokens=1
     )
@@ -35,7 +35,7 @@ def test_openai_args_of_chat_completions_have_the_rest_in_extra_body() -> None:
     }
 
 
-def test_openai_args_leave_out_what_is_excluded_and_fit_the_api() -> None:
+def test_openai_args_omit_excluded_fields_and_fit_api() -> None:
     gconfig = GenerationHyperparameters(n_samples=2, max_new_tokens=9, top_k=5)
     excluded = ["n_samples", "top_k", "temperature"]
     assert gconfig.to_openai_args_dict(exclude_args=excluded) == {"max_completion_tokens": 9}
@@ -44,7 +44,7 @@ def test_openai_args_leave_out_what_is_excluded_and_fit_the_api() -> None:
         gconfig.to_openai_args_dict(exclude_args=["nothing"])
 
 
-def test_server_args_are_the_section_and_its_layout() -> None:
+def test_server_args_combine_section_and_layout() -> None:
     sglang = SGLangConfig(model_path="m", mem_fraction_static=0.3, dtype=None, enable_metrics=True, log_requests=False)
     args = SGLangConfig.build_args(sglang_config=sglang, tp_size=2, base_gpu_id=1, port=80)
     assert args == {
@@ -76,7 +76,7 @@ class WithJudge(GRPOConfig):
     judge: InferenceEngineConfig = field(default_factory=InferenceEngineConfig)
 
 
-def test_drivers_own_section_keeps_its_names() -> None:
+def test_driver_section_keeps_its_names() -> None:
     config = WithJudge("e", "t", judge=InferenceEngineConfig(experiment_name="other"))
     assert (config.judge.experiment_name, config.judge.trial_name) == ("other", "t")
     with pytest.raises(ValueError, match="a run has one"):

@@ -75,14 +75,14 @@ def test_areal_file_loads_unchanged(caplog: pytest.LogCaptureFixture) -> None:
     assert any("gsm8k_grpo.yaml:119: train_dataset.pin_memory: has no effect" in message for message in caplog.messages)
 
 
-def test_what_the_top_says_is_handed_down(tmp_path: Path) -> None:
+def test_top_level_values_are_inherited(tmp_path: Path) -> None:
     config = load(tmp_path, SMALL + "cluster: {fileroot: /runs}\nsaver: {freq_steps: 1}\nactor: {path: m}\n")
     assert (config.saver.experiment_name, config.saver.trial_name, config.saver.fileroot) == ("e", "t", "/runs")
     assert config.rollout.fileroot == "/runs"
     assert config.tokenizer_path == "m"
 
 
-def test_part_that_is_in_two_configurations_is_each_ones_own() -> None:
+def test_shared_part_is_copied_per_configuration() -> None:
     saver = cli_args.SaverConfig()
     configs = [
         cli_args.SFTConfig(
@@ -188,19 +188,19 @@ def test_bad_override_is_quoted(tmp_path: Path, override: str, message: str) -> 
 
 
 @pytest.mark.parametrize(("word", "mode"), [("off", "off"), ("on", "on"), ("'off'", "off"), ("auto", "auto")])
-def test_on_and_off_are_words_though_yaml_takes_them_for_flags(tmp_path: Path, word: str, mode: str) -> None:
+def test_yaml_boolean_words_are_read_as_recover_mode(tmp_path: Path, word: str, mode: str) -> None:
     assert load(tmp_path, SMALL + f"recover: {{mode: {word}}}\n").recover.mode == mode
     assert load(tmp_path, SMALL, f"recover.mode={word}").recover.mode == mode
 
 
-def test_missing_file_and_missing_flag_are_errors_of_their_own(tmp_path: Path) -> None:
+def test_missing_file_and_missing_flag_have_distinct_errors(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="no configuration file"):
         load_expr_config(["--config", str(tmp_path / "none.yaml")], GRPOConfig)
     with pytest.raises(UsageFault, match="nothing is configured: --config FILE"):
         load_expr_config([], GRPOConfig)
 
 
-def test_drivers_own_fields_are_read(tmp_path: Path) -> None:
+def test_driver_fields_are_read(tmp_path: Path) -> None:
     @dataclass
     class Tool:
         retries: int = 1
@@ -256,7 +256,7 @@ class Own(GRPOConfig):
         ("server.url=v", Server("v")),
     ],
 )
-def test_drivers_own_types_are_read(tmp_path: Path, override: str, value: object) -> None:
+def test_driver_types_are_read(tmp_path: Path, override: str, value: object) -> None:
     assert getattr(load(tmp_path, SMALL, override, cls=Own), override.partition("=")[0].partition(".")[0]) == value
 
 
@@ -271,11 +271,11 @@ def test_drivers_own_types_are_read(tmp_path: Path, override: str, value: object
         ("hook: print\n", "/config.yaml:3: hook: is of type Callable, which no configuration file can say"),
     ],
 )
-def test_fault_in_drivers_own_types_is_named(tmp_path: Path, text: str, message: str) -> None:
+def test_fault_in_driver_types_is_named(tmp_path: Path, text: str, message: str) -> None:
     assert faults(tmp_path, SMALL + text, cls=Own) == message
 
 
-def test_error_of_a_drivers_own_class_has_the_place_of_its_field(tmp_path: Path) -> None:
+def test_driver_class_error_has_place_of_its_field(tmp_path: Path) -> None:
     assert faults(tmp_path, SMALL + "level: 3\n", cls=Checked) == "/config.yaml:3: level: must be below 3"
     assert faults(tmp_path, SMALL + "name: level\n", cls=Checked) == "/config.yaml: the name level is taken"
 
@@ -288,7 +288,7 @@ def test_sft_takes_model_or_actor(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("old", ["behave", "behav"])
-def test_old_importance_weight_cap_is_rejection_sampling(old: str) -> None:
+def test_old_importance_weight_cap_maps_to_rejection_sampling(old: str) -> None:
     def capped(mode: str) -> PPOActorConfig:
         given: dict[str, Any] = {f"{old}_imp_weight_cap": 3.0, f"{old}_imp_weight_mode": mode}
         return PPOActorConfig(**given)
@@ -300,7 +300,7 @@ def test_old_importance_weight_cap_is_rejection_sampling(old: str) -> None:
         capped("mask")
 
 
-def test_older_spellings_are_what_they_have_become(tmp_path: Path) -> None:
+def test_older_spellings_map_to_new_ones(tmp_path: Path) -> None:
     text = """
 actor: {weight_update_mode: nccl, group_reward_norm: true, adv_norm: true}
 checkpointer: {freq_epochs: 2, freq_steps: 3}
@@ -315,7 +315,7 @@ recover: {mode: auto, freq_steps: 5}
     assert load(tmp_path, SMALL + "actor: {adv_norm: true, group_adv_norm: true}\n").actor.adv_norm == group
 
 
-def test_kl_penalty_that_is_asked_for_needs_a_reference(tmp_path: Path) -> None:
+def test_explicit_kl_penalty_requires_reference(tmp_path: Path) -> None:
     reply = faults(tmp_path, SMALL + "actor:\n  kl_ctl: 0.05\n")
     assert reply.startswith("/config.yaml:4: actor.kl_ctl: 0.05 charges for the distance from a reference model, and")
     assert faults(tmp_path, SMALL, "actor.kl_ctl=1").startswith("command line, actor.kl_ctl=1: actor.kl_ctl: 1 charges")
@@ -326,14 +326,14 @@ def test_kl_penalty_that_is_asked_for_needs_a_reference(tmp_path: Path) -> None:
     assert load(tmp_path, SMALL).ref is None, "as AReaL's files have it, where the default has no effect"
 
 
-def test_fault_below_areal_lites_nesting_is_at_its_own_line(tmp_path: Path) -> None:
+def test_fault_in_areal_lite_nesting_has_its_line(tmp_path: Path) -> None:
     text = "trainer:\n  grpo:\n    gconfig: {n_samples: 0}\n"
     assert faults(tmp_path, SMALL + text).startswith("/config.yaml:5: gconfig.n_samples: must be at least 1")
     reply = faults(tmp_path, SMALL, "+trainer.grpo.kl_ctl=1")
     assert reply == "command line, +trainer.grpo.kl_ctl=1: kl_ctl: there is no such key"
 
 
-def test_defaults_are_those_that_drivers_rely_on() -> None:
+def test_defaults_match_what_drivers_rely_on() -> None:
     generation, rollout, dpo = GenerationHyperparameters(), InferenceEngineConfig(), DPOConfig()
     assert (generation.max_new_tokens, generation.max_tokens, generation.temperature) == (16384, 32768, 1.0)
     assert (rollout.max_head_offpolicyness, rollout.request_timeout, rollout.request_retries) == (0, 3600, 3)
@@ -345,7 +345,7 @@ CLASSES = [getattr(cli_args, name) for name in cli_args.__all__ if dataclasses.i
 
 
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
-def test_every_default_is_of_its_own_type_and_sets_nothing_unsupported(cls: type) -> None:
+def test_every_default_is_valid_for_its_type(cls: type) -> None:
     """What a class says by itself can be written down and read again, and is the same."""
     faults_, default = Faults(), cls()
     again = build(cls, dataclasses.asdict(default), faults_, ("part",))
@@ -359,7 +359,7 @@ PLAIN = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_si
 
 @settings(max_examples=60, deadline=None)
 @given(st.dictionaries(FIELDS, st.recursive(PLAIN, st.lists), max_size=6))
-def test_no_value_breaks_the_builder(values: dict[str, object]) -> None:
+def test_builder_accepts_any_value(values: dict[str, object]) -> None:
     found = Faults()
     config = build(InferenceEngineConfig, values, found, ("rollout",))
     assert (config is None) == bool(found.found)
@@ -367,7 +367,7 @@ def test_no_value_breaks_the_builder(values: dict[str, object]) -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(st.sampled_from(["seed", "gconfig.stop", "actor.path", "+sglang.x", "~seed"]), st.text())
-def test_no_override_ends_in_anything_but_a_configuration_or_an_error_of_ours(key: str, value: str) -> None:
+def test_any_override_gives_config_or_known_error(key: str, value: str) -> None:
     try:
         load_expr_config(["--config", str(AREAL), f"{key}={value}"], GRPOConfig)
     except (ConfigError, UsageFault) as error:
@@ -391,12 +391,12 @@ def test_overrides_alone_are_a_configuration() -> None:
 @pytest.mark.parametrize(
     "word", ["gconfig.lora_name=my-adapter", "rollout.lora_name=my-adapter", "enable_offload=true"]
 )
-def test_setting_that_changes_no_number_is_taken_with_a_warning(word: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_setting_without_effect_is_accepted_with_warning(word: str, caplog: pytest.LogCaptureFixture) -> None:
     load_expr_config([*NAMES, word], GRPOConfig)
     assert f"command line, {word}: {word.partition('=')[0]}: has no effect: " in caplog.text
 
 
-def test_clip_may_be_0_and_not_below() -> None:
+def test_clip_may_be_zero_but_not_negative() -> None:
     assert load_expr_config([*NAMES, "actor.eps_clip=0"], GRPOConfig)[0].actor.eps_clip == 0
     with pytest.raises(ConfigError, match="must not be negative"):
         load_expr_config([*NAMES, "actor.eps_clip=-0.1"], GRPOConfig)

@@ -23,7 +23,7 @@ def test_steps_count_through_epochs() -> None:
     assert seen == [(0, 0, 0), (0, 1, 1), (1, 0, 2), (1, 1, 3)]
 
 
-def test_response_whose_lists_differ_is_refused() -> None:
+def test_response_with_unequal_lists_is_refused() -> None:
     with pytest.raises(ValueError, match="as many"):
         ModelResponse([1], [2, 3], [0.0], [0], "stop")
 
@@ -33,7 +33,7 @@ def test_each_version_has_a_folder_of_its_own() -> None:
     assert (meta.path, meta.version) == ("/w/weight_update_v3", 3)
 
 
-def test_allocation_modes_old_and_new() -> None:
+def test_old_and_new_allocation_modes_are_read() -> None:
     mode = AllocationMode.from_str("sglang.d16p1m1+d32p2m1")
     assert mode.gen is not None and mode.gen.world_size == 16
     assert mode.train_backend == "megatron"
@@ -43,7 +43,7 @@ def test_allocation_modes_old_and_new() -> None:
         train_backend("fsdp:p2")
 
 
-def test_allocation_of_one_engine_has_areals_names() -> None:
+def test_single_engine_allocation_has_areal_names() -> None:
     parallel = ModelAllocation.from_str("sglang:d4t2", "rollout").parallel
     assert (parallel.data_parallel_size, parallel.tensor_parallel_size, parallel.world_size) == (4, 2, 8)
     assert (parallel.pipeline_parallel_size, parallel.cp_size, parallel.ep_size) == (1, 1, 1)
@@ -73,7 +73,7 @@ def test_registry_takes_names_and_import_paths() -> None:
         ("broken_driver:main", "its import of not_installed_at_all failed"),
     ],
 )
-def test_name_that_leads_nowhere_says_where_it_ends(
+def test_unresolvable_name_error_says_where_it_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, message: str
 ) -> None:
     (tmp_path / "broken_driver.py").write_text("import not_installed_at_all\n")
@@ -86,13 +86,11 @@ def test_name_that_leads_nowhere_says_where_it_ends(
     assert "broken_driver" not in sys.modules
 
 
-def test_nested_attribute() -> None:
+def test_nested_attribute_is_loaded() -> None:
     assert load_attr("areal.api.io_struct:StepInfo.next") is StepInfo.next
 
 
-def test_import_that_hangs_is_an_error_with_its_line_and_an_earlier_alarm_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hanging_import_is_an_error_with_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "reward_that_hangs.py"
     file.write_text("import threading\ntry:\n    threading.Event().wait()\nexcept Exception:\n    pass\n")
     monkeypatch.syspath_prepend(tmp_path)

@@ -251,7 +251,7 @@ def cut(**settings: Any) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("name", CUTS)
-def test_setting_of_micro_batches_changes_the_cut(name: str) -> None:
+def test_micro_batch_setting_changes_split(name: str) -> None:
     beside, value = CUTS[name]
     assert cut(**beside) != cut(**beside | {name: value})
 
@@ -293,44 +293,42 @@ SEEN = {f"{cls}.{name}" for cls, names in _SEEN_OF.items() for name in names}
 # -- shown elsewhere
 
 CONFIG, GRPO, OFFLINE = "api/test_config.py", "training/trainers/test_grpo.py", "training/trainers/test_offline.py"
-MEGATRON = "training/engines/test_megatron.py::test_settings_of_megatron_are_followed"
+MEGATRON = "training/engines/test_megatron.py::test_megatron_settings_are_applied"
 CONTROLLER, FSDP = "rollout/test_controller.py", "training/engines/test_fsdp.py"
 PROMETHEUS = "training/test_prometheus.py"
 SETTINGS = "api/test_algorithm_settings.py"
-HANDED = f"{CONFIG}::test_what_the_top_says_is_handed_down"
-AREAL_LITE = "drivers/test_drivers.py::test_areal_lite_overrides_reach_the_driver_through_the_command_line"
-EPOCHS = f"{GRPO}::test_reference_is_logged_without_a_penalty_and_every_epoch_updates"
-CRITIC = f"{GRPO}::test_critic_and_reference_take_part"
-LORA = f"{FSDP}::test_lora_trains_adapters_only_and_publishes_the_merged_weights"
-DROPOUT = f"{FSDP}::test_disable_dropout_trains_on_what_evaluation_computes_and_keeps_gradient_checkpointing"
-SEVERAL = f"{GRPO}::test_several_rewards_are_weighted_and_each_is_in_the_metrics"
-EVALUATED = f"{GRPO}::test_evaluation_is_of_the_weights_that_are_served"
-INTERVALS = (
-    "training/trainers/test_validation.py::test_validation_has_the_intervals_of_an_evaluation_of_the_same_rewards"
-)
-ORDER = "training/test_frontier.py::test_order_each_epoch_has_every_row_at_most_once"
-OLDER = f"{CONFIG}::test_older_spellings_are_what_they_have_become"
-WINDOW = f"{CONTROLLER}::test_no_more_than_the_window_starts_until_the_next_version"
-TURNS = "rollout/test_workflows.py::test_agents_rewards_by_turn_are_discounted_along_the_conversation"
-RETRIED = f"{CONTROLLER}::test_engine_that_fails_is_tried_again_and_then_a_failure_by_the_services_fault"
-LAYOUT = "training/test_layout.py::test_processes_are_those_of_the_training_engine"
+HANDED = f"{CONFIG}::test_top_level_values_are_inherited"
+AREAL_LITE = "drivers/test_drivers.py::test_areal_lite_overrides_reach_driver"
+EPOCHS = f"{GRPO}::test_reference_is_logged_without_penalty_every_epoch"
+CRITIC = f"{GRPO}::test_critic_and_reference_are_used"
+LORA = f"{FSDP}::test_lora_trains_adapters_and_publishes_merged_weights"
+DROPOUT = f"{FSDP}::test_disable_dropout_keeps_gradient_checkpointing"
+SEVERAL = f"{GRPO}::test_weighted_rewards_are_each_in_metrics"
+EVALUATED = f"{GRPO}::test_evaluation_uses_served_weights"
+INTERVALS = "training/trainers/test_validation.py::test_validation_intervals_match_evaluation"
+ORDER = "training/test_frontier.py::test_each_epoch_has_every_row_at_most_once"
+OLDER = f"{CONFIG}::test_older_spellings_map_to_new_ones"
+WINDOW = f"{CONTROLLER}::test_starts_stay_within_window_until_next_version"
+TURNS = "rollout/test_workflows.py::test_turn_rewards_are_discounted_along_conversation"
+RETRIED = f"{CONTROLLER}::test_failing_engine_is_retried_then_a_service_failure"
+LAYOUT = "training/test_layout.py::test_process_count_is_of_training_engine"
 DRIVERS = "training/test_drivers.py"
-GROUPS_THAT_DIFFER = f"{DRIVERS}::test_trainer_samples_whole_groups_that_differ_where_configured"
-LENGTH = f"{OFFLINE}::test_length_of_a_run_and_its_timers_are_the_configurations"
-DTYPES = f"{FSDP}::test_dtype_is_that_of_the_computation_and_optimizer_dtype_of_what_is_kept"
-TRACKER = "training/test_trackers.py::test_setting_of_a_tracker_reaches_it"
+GROUPS_THAT_DIFFER = f"{DRIVERS}::test_trainer_samples_whole_and_varied_groups_if_configured"
+LENGTH = f"{OFFLINE}::test_run_length_and_timers_follow_config"
+DTYPES = f"{FSDP}::test_dtype_is_for_compute_and_optimizer_dtype_for_storage"
+TRACKER = "training/test_trackers.py::test_tracker_receives_setting"
 TENSORBOARD = "training/test_trackers.py::test_tensorboard_writes_to_its_path"
-AGENT = "rollout/test_workflows.py::test_agent_that_is_configured_runs_where_no_workflow_is_given"
-NO_SERVICE = "rollout/test_workflows.py::test_settings_of_an_agent_service_are_refused_where_agents_run_inline"
-ONE_NUMBER = f"{GRPO}::test_sizes_that_do_not_fit_are_an_error"
+AGENT = "rollout/test_workflows.py::test_configured_agent_runs_without_workflow"
+NO_SERVICE = "rollout/test_workflows.py::test_agent_service_settings_are_refused_for_inline_agents"
+ONE_NUMBER = f"{GRPO}::test_mismatched_batch_sizes_are_an_error"
 
 NAMED: dict[str, dict[str, str]] = {
-    "AgentConfig": {"mode": "rollout/test_workflows.py::test_online_mode_takes_what_users_have_made"},
+    "AgentConfig": {"mode": "rollout/test_workflows.py::test_online_mode_takes_user_trajectories"},
     "AgentServiceConfig": {
         "agent_cls_path": AGENT,
         "export_style": TURNS,
         "turn_discount": TURNS,
-        "admin_api_key": f"{OFFLINE}::test_config_that_a_run_has_written_is_that_run_again",
+        "admin_api_key": f"{OFFLINE}::test_written_config_reproduces_run",
         **dict.fromkeys(("service", "gateway_addr", "admin_api_key_file", "request_timeout"), NO_SERVICE),
         **dict.fromkeys(("inference", "model", "num_pairs", "setup_timeout", "health_poll_interval"), NO_SERVICE),
         **dict.fromkeys(("drain_timeout", "session_timeout", "log_level", "env"), NO_SERVICE),
@@ -339,26 +337,26 @@ NAMED: dict[str, dict[str, str]] = {
         "allocation_mode": LAYOUT,
         "stats_logger": TRACKER,
         "total_train_epochs": LENGTH,
-        "vllm": f"{DRIVERS}::test_section_of_an_engine_is_its_flags",
+        "vllm": f"{DRIVERS}::test_engine_section_sets_its_flags",
         **dict.fromkeys(("experiment_name", "trial_name", "cluster", "saver", "tokenizer_path"), HANDED),
         "checkpointer": OLDER,
         "weight_update_mode": OLDER,
-        "driver": "training/drivers/test_running.py::test_driver_of_ones_own_is_found_in_the_working_folder",
+        "driver": "training/drivers/test_running.py::test_custom_driver_is_found_in_working_folder",
         "trainer": AREAL_LITE,
         "evaluator": EVALUATED,
         "valid_dataset": EVALUATED,
         "recover": f"{GRPO}::test_resumed_run_consumes_each_prompt_once",
-        "seed": "training/test_frontier.py::test_order_shuffled_epochs_differ_and_are_repeatable",
+        "seed": "training/test_frontier.py::test_shuffled_epochs_differ_and_are_repeatable",
         "min_required_servers": AREAL_LITE,
         "shutdown_server_on_exit": AREAL_LITE,
         "total_train_steps": AREAL_LITE,
-        "sglang": f"{DRIVERS}::test_section_of_an_engine_is_its_flags",
+        "sglang": f"{DRIVERS}::test_engine_section_sets_its_flags",
         "train_dataset": ONE_NUMBER,
     },
     "ClusterSpecConfig": {"fileroot": HANDED},
     "DPOConfig": {
-        "actor": f"{OFFLINE}::test_dpo_widens_the_margin_of_the_chosen_one",
-        "ref": f"{OFFLINE}::test_reference_of_dpo_is_the_configured_one",
+        "actor": f"{OFFLINE}::test_dpo_widens_margin_of_chosen_answer",
+        "ref": f"{OFFLINE}::test_dpo_uses_configured_reference",
     },
     "EvaluatorConfig": {
         "eval_before_train": EVALUATED,
@@ -366,37 +364,37 @@ NAMED: dict[str, dict[str, str]] = {
     },
     "GenerationHyperparameters": {
         "drop_incomplete_group": GROUPS_THAT_DIFFER,
-        "max_tokens": "rollout/test_engine.py::test_budget_keeps_prompt_and_answer_within_every_limit",
-        "max_new_tokens": f"{SETTINGS}::test_overlong_penalty_is_linked_to_the_answers_longest_length",
+        "max_tokens": "rollout/test_engine.py::test_budget_respects_every_limit",
+        "max_new_tokens": f"{SETTINGS}::test_overlong_penalty_uses_max_new_tokens",
         "n_samples": f"{CONFIG}::test_interpolation_sees_the_defaults_of_the_class",
-        "seed": f"{CONTROLLER}::test_seeded_sampling_depends_on_the_order_of_the_data_alone",
+        "seed": f"{CONTROLLER}::test_seeded_sampling_depends_only_on_data_order",
     },
     "InferenceEngineConfig": {
-        "check_trajectory_format": f"{CONTROLLER}::test_check_trajectory_format_refuses_what_is_no_row",
-        "episode_timeout": f"{CONTROLLER}::test_episode_timeout_ends_a_workflow_that_hangs",
-        "request_timeout": f"{CONTROLLER}::test_request_timeout_ends_a_call_that_hangs",
-        "reward_workers": f"{CONTROLLER}::test_reward_workers_bound_the_processes_of_rewards",
-        "model": f"{CONTROLLER}::test_model_that_is_sampled_is_the_configurations",
+        "check_trajectory_format": f"{CONTROLLER}::test_check_trajectory_format_rejects_malformed_rows",
+        "episode_timeout": f"{CONTROLLER}::test_episode_timeout_ends_hanging_workflow",
+        "request_timeout": f"{CONTROLLER}::test_request_timeout_ends_hanging_call",
+        "reward_workers": f"{CONTROLLER}::test_reward_workers_limit_reward_processes",
+        "model": f"{CONTROLLER}::test_sampled_model_is_configured_one",
         "openai": AGENT,
         **dict.fromkeys(("experiment_name", "trial_name", "fileroot", "tokenizer_path"), HANDED),
         **dict.fromkeys(("admin_api_key_file", "gateway_addr", "min_required_servers"), AREAL_LITE),
         "shutdown_server_on_exit": AREAL_LITE,
-        "admin_api_key": f"{OFFLINE}::test_config_that_a_run_has_written_is_that_run_again",
+        "admin_api_key": f"{OFFLINE}::test_written_config_reproduces_run",
         "agent": TURNS,
-        "backend": "drivers/test_own_service.py::test_engine_that_cannot_start_is_one_line_and_leaves_nothing",
+        "backend": "drivers/test_own_service.py::test_unstartable_engine_is_one_line_without_leftovers",
         "consumer_batch_size": ONE_NUMBER,
-        "deterministic_sampling": f"{CONTROLLER}::test_seeded_sampling_depends_on_the_order_of_the_data_alone",
-        "dump_to_file": f"{CONTROLLER}::test_consumed_rollouts_are_written_where_the_viewer_finds_them",
+        "deterministic_sampling": f"{CONTROLLER}::test_seeded_sampling_depends_only_on_data_order",
+        "dump_to_file": f"{CONTROLLER}::test_consumed_rollouts_are_dumped_for_viewer",
         "max_concurrent_rollouts": WINDOW,
         "max_head_offpolicyness": WINDOW,
         "queue_size": WINDOW,
         "request_retries": RETRIED,
-        "setup_timeout": f"{CONTROLLER}::test_service_is_found_by_configuration_or_environment",
+        "setup_timeout": f"{CONTROLLER}::test_service_is_found_from_config_or_environment",
     },
     "PPOActorConfig": {
         "dynamic_sampling": GROUPS_THAT_DIFFER,
         **dict.fromkeys(("kl_horizon", "kl_target", "ppo_epochs", "ppo_n_minibatches"), EPOCHS),
-        "preset": "training/algorithms/test_presets.py::test_preset_has_the_gradient_of_its_paper",
+        "preset": "training/algorithms/test_presets.py::test_preset_gradient_matches_its_paper",
         "group_size": f"{CONFIG}::test_interpolation_sees_the_defaults_of_the_class",
     },
     "PPOConfig": {
@@ -404,7 +402,7 @@ NAMED: dict[str, dict[str, str]] = {
         "ref": EPOCHS,
         "critic": CRITIC,
         "async_training": AREAL_LITE,
-        "dynamic_bs": f"{CONTROLLER}::test_dynamic_batch_is_what_came_of_its_prompts",
+        "dynamic_bs": f"{CONTROLLER}::test_dynamic_batch_returns_accepted_rollouts_of_its_prompts",
         "gconfig": f"{CONFIG}::test_interpolation_sees_the_defaults_of_the_class",
         "eval_gconfig": f"{CONFIG}::test_areal_file_loads_unchanged",
         "reward_fn": SEVERAL,
@@ -416,63 +414,63 @@ NAMED: dict[str, dict[str, str]] = {
     "MegatronDDPConfig": {"overlap_grad_reduce": MEGATRON},
     "MegatronEngineConfig": {
         **dict.fromkeys(("ddp", "recompute_granularity", "recompute_method", "recompute_num_layers"), MEGATRON),
-        "use_deterministic_algorithms": MEGATRON.partition("::")[0] + "::test_deterministic_algorithms_are_torchs",
+        "use_deterministic_algorithms": MEGATRON.partition("::")[0] + "::test_deterministic_algorithms_set_torch",
     },
     "PPOCriticConfig": dict.fromkeys(("ppo_n_minibatches", "ppo_epochs"), CRITIC),
     "PrometheusConfig": {
-        **dict.fromkeys(("host", "key_file"), f"{PROMETHEUS}::test_metrics_of_a_trainer_need_a_key_beyond_loopback"),
-        **dict.fromkeys(("port", "enabled"), f"{PROMETHEUS}::test_port_is_that_which_is_asked_for"),
+        **dict.fromkeys(("host", "key_file"), f"{PROMETHEUS}::test_public_trainer_metrics_require_key"),
+        **dict.fromkeys(("port", "enabled"), f"{PROMETHEUS}::test_configured_port_is_used"),
     },
-    "RecoverConfig": {"mode": f"{CONFIG}::test_on_and_off_are_words_though_yaml_takes_them_for_flags"},
+    "RecoverConfig": {"mode": f"{CONFIG}::test_yaml_boolean_words_are_read_as_recover_mode"},
     "SFTConfig": dict.fromkeys(("actor", "model"), f"{CONFIG}::test_sft_takes_model_or_actor"),
     "StatsLoggerConfig": {
         **dict.fromkeys(("experiment_name", "trial_name", "fileroot"), HANDED),
-        "prometheus": f"{PROMETHEUS}::test_metrics_of_a_trainer_need_a_key_beyond_loopback",
+        "prometheus": f"{PROMETHEUS}::test_public_trainer_metrics_require_key",
         **dict.fromkeys(("wandb", "swanlab", "trackio"), TRACKER),
         "tensorboard": TENSORBOARD,
     },
     **{cls.__name__: dict.fromkeys(TRACKED[name], TRACKER) for name, cls in TRACKERS.items()},
     "TensorBoardConfig": {"path": TENSORBOARD},
     "TrainDatasetConfig": {
-        "split": "dataset/test_dataset.py::test_split_of_the_configuration_is_read",
+        "split": "dataset/test_dataset.py::test_configured_split_is_read",
         "batch_size": ONE_NUMBER,
         "drop_last": ORDER,
         "shuffle": ORDER,
-        "max_length": "dataset/test_dataset.py::test_rows_that_are_too_long_are_left_out",
-        "type": "dataset/test_dataset.py::test_pairs_are_two_rows_of_tokens",
-        "train_on": "dataset/test_conversations.py::test_train_on_is_a_setting_of_the_data_set",
-        "chat_template_kwargs": "dataset/test_conversations.py::test_template_variables_count_in_every_kind_of_row",
-        "path": "dataset/test_dataset.py::test_pairs_are_two_rows_of_tokens",
+        "max_length": "dataset/test_dataset.py::test_overlong_rows_are_dropped",
+        "type": "dataset/test_dataset.py::test_pairs_become_two_token_rows",
+        "train_on": "dataset/test_conversations.py::test_train_on_is_a_dataset_setting",
+        "chat_template_kwargs": "dataset/test_conversations.py::test_template_variables_apply_to_every_row_kind",
+        "path": "dataset/test_dataset.py::test_pairs_become_two_token_rows",
     },
     "TrainEngineConfig": {
         **dict.fromkeys(("dtype", "optimizer_dtype"), DTYPES),
-        "grad_reduce_dtype": f"{FSDP}::test_grad_reduce_dtype_is_that_in_which_ranks_add_their_gradients",
-        "attn_impl": f"{FSDP}::test_attn_impl_is_the_models",
+        "grad_reduce_dtype": f"{FSDP}::test_grad_reduce_dtype_sets_dtype_of_gradient_reduction",
+        "attn_impl": f"{FSDP}::test_attn_impl_reaches_model",
         "backend": LAYOUT,
-        "path": f"{FSDP}::test_path_says_whose_weights_are_trained",
-        "peft_type": f"{SETTINGS}::test_settings_that_cannot_be_meant_are_refused_at_their_place",
-        "target_modules": f"{FSDP}::test_target_modules_are_those_with_adapters",
+        "path": f"{FSDP}::test_path_selects_trained_weights",
+        "peft_type": f"{SETTINGS}::test_rejects_meaningless_settings_at_their_place",
+        "target_modules": f"{FSDP}::test_adapters_are_on_target_modules",
         **dict.fromkeys(("experiment_name", "trial_name"), HANDED),
         **dict.fromkeys(("use_lora", "lora_rank", "lora_alpha"), LORA),
         "disable_dropout": DROPOUT,
         "gradient_checkpointing": DROPOUT,
-        "freeze_vision_tower": "training/engines/test_vision.py::test_update_changes_the_tower_unless_it_is_frozen",
+        "freeze_vision_tower": "training/engines/test_vision.py::test_update_changes_vision_tower_unless_frozen",
         "init_from_scratch": "training/trainers/test_bad_input.py::test_model_folder_without_weights_is_named",
-        "is_critic": f"{FSDP}::test_packed_rows_of_a_critic_have_the_value_of_the_last_token_too",
+        "is_critic": f"{FSDP}::test_packed_critic_has_value_of_last_token",
         "megatron": MEGATRON,
-        "mb_spec": f"{FSDP}::test_train_batch_in_micro_batches_takes_the_step_of_the_whole",
+        "mb_spec": f"{FSDP}::test_train_batch_in_micro_batches_matches_whole_step",
         "optimizer": CRITIC,
-        "temperature": f"{GRPO}::test_temperature_that_is_not_that_of_the_samples_is_refused",
+        "temperature": f"{GRPO}::test_temperature_differing_from_samples_is_refused",
         "weight_update_mode": OLDER,
     },
     "TrainerConfig": {
         "async_training": AREAL_LITE,
-        "type": f"{SETTINGS}::test_settings_that_have_a_meaning_are_taken",
+        "type": f"{SETTINGS}::test_meaningful_settings_are_accepted",
     },
     "PeriodicConfig": {
         "freq_secs": LENGTH,
         **dict.fromkeys(("experiment_name", "trial_name", "fileroot"), HANDED),
-        "freq_epochs": f"{OFFLINE}::test_sft_learns_what_it_is_shown_and_writes_it_down",
+        "freq_epochs": f"{OFFLINE}::test_sft_learns_and_saves_model",
         "freq_steps": EVALUATED,
     },
 }
@@ -480,13 +478,13 @@ NAMED: dict[str, dict[str, str]] = {
 SHOWN = {f"{cls}.{name}": test for cls, tests in NAMED.items() for name, test in tests.items()}
 
 
-def test_every_field_has_an_effect_that_a_test_shows() -> None:
+def test_every_field_has_a_test_of_its_effect() -> None:
     assert SEEN | set(SHOWN) == FIELDS, "a new field is given its effect here, or marked NoEffect or NotSupported"
     assert not SEEN & set(SHOWN)
 
 
 @pytest.mark.parametrize("field", sorted(SHOWN))
-def test_test_that_is_named_is_there_and_speaks_of_the_field(field: str) -> None:
+def test_named_effect_test_exists_and_mentions_field(field: str) -> None:
     file, name = SHOWN[field].split("::")
     source = (TESTS / file).read_text(encoding="utf-8")
     assert name in {

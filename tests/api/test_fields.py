@@ -95,7 +95,7 @@ def experiment_of(path: Path_) -> type:
 
 
 @pytest.mark.parametrize("path", sorted(MARKED), ids=".".join)
-def test_field_without_effect_is_refused_or_reported_with_file_line_and_key(
+def test_ineffective_field_is_reported_with_file_line_and_key(
     path: Path_, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     cls, hint = MARKED[path]
@@ -119,7 +119,7 @@ def test_field_without_effect_is_refused_or_reported_with_file_line_and_key(
         assert any(f"{key}has no effect: {mark.why}" in message for message in caplog.messages)
 
 
-def test_layout_that_the_job_used_has_no_warning_of_no_effect(
+def test_layout_used_by_job_has_no_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "c.yaml").write_text(
@@ -148,7 +148,7 @@ def names_read() -> set[str]:
     return found
 
 
-def test_every_field_that_is_taken_without_a_word_is_read() -> None:
+def test_every_silently_accepted_field_is_read() -> None:
     read = names_read() | ADOPTED
     parents = {path for each in EXPERIMENTS for _, path, hint in fields_of(each) if any(classes_below(hint))}
     unread = {

@@ -12,7 +12,7 @@ from areal.api.stats import ReduceType, StatsTracker, merged, numbers_of
 from areal.utils import stats_tracker
 
 
-def test_scalars_are_reported_as_their_mean_and_then_forgotten() -> None:
+def test_scalars_are_exported_as_mean_then_reset() -> None:
     tracker = StatsTracker("rollout")
     for reward in (0.0, 1.0, 1.0, 0.0):
         tracker.scalar(reward=reward)
@@ -20,7 +20,7 @@ def test_scalars_are_reported_as_their_mean_and_then_forgotten() -> None:
     assert tracker.export() == {}
 
 
-def test_values_count_where_their_denominator_is_true() -> None:
+def test_values_count_where_denominator_is_true() -> None:
     tracker = StatsTracker()
     tracker.denominator(answered=torch.tensor([[True, True, False], [False, True, False]]))
     tracker.stat("answered", loss=torch.tensor([[1.0, 2.0, 99.0], [99.0, 6.0, float("nan")]]))
@@ -30,7 +30,7 @@ def test_values_count_where_their_denominator_is_true() -> None:
 @pytest.mark.parametrize(
     ("how", "told"), [(ReduceType.AVG, 2.5), (ReduceType.SUM, 5.0), (ReduceType.MIN, 2.0), (ReduceType.MAX, 3.0)]
 )
-def test_reduce_type_returns_the_one_recorded_number(how: ReduceType, told: float) -> None:
+def test_reduce_type_returns_single_recorded_number(how: ReduceType, told: float) -> None:
     tracker = StatsTracker()
     tracker.denominator(rows=torch.tensor([True, False, True]))
     tracker.stat(denominator="rows", reduce_type=how, length=torch.tensor([2.0, 7.0, 3.0]))
@@ -38,14 +38,14 @@ def test_reduce_type_returns_the_one_recorded_number(how: ReduceType, told: floa
     assert tracker.export() == {"rows": 2.0}
 
 
-def test_stat_whose_mask_is_all_false_is_not_reported() -> None:
+def test_stat_with_all_false_mask_is_not_reported() -> None:
     tracker = StatsTracker()
     tracker.denominator(none=torch.tensor([False, False]))
     tracker.stat("none", loss=torch.tensor([1.0, 2.0]))
     assert tracker.export() == {"none": 0.0}
 
 
-def test_scopes_nest_and_see_the_denominators_around_them() -> None:
+def test_nested_scopes_see_outer_denominators() -> None:
     tracker = StatsTracker()
     with tracker.scope("actor"):
         tracker.denominator(tokens=torch.tensor([True]))
@@ -56,7 +56,7 @@ def test_scopes_nest_and_see_the_denominators_around_them() -> None:
     assert told == {"actor/tokens": 1.0} | {f"actor/update/loss/{name}": 2.0 for name in ("avg", "min", "max")}
 
 
-async def test_tasks_have_scopes_of_their_own() -> None:
+async def test_tasks_have_separate_scopes() -> None:
     tracker, both_inside = StatsTracker(), asyncio.Barrier(2)
 
     async def record(name: str, value: float) -> None:
@@ -68,7 +68,7 @@ async def test_tasks_have_scopes_of_their_own() -> None:
     assert tracker.export() == {"a/value": 1.0, "b/value": 2.0}
 
 
-def test_threads_lose_nothing() -> None:
+def test_concurrent_threads_lose_no_values() -> None:
     tracker = StatsTracker()
 
     def record() -> None:
@@ -82,7 +82,7 @@ def test_threads_lose_nothing() -> None:
     assert (sums.count, sums.total) == (2000.0, 4 * sum(range(500)))
 
 
-def test_ranks_together_tell_the_mean_over_all_of_them() -> None:
+def test_merged_ranks_report_overall_mean() -> None:
     few, many = StatsTracker(), StatsTracker()
     few.scalar(loss=4.0)
     for _ in range(3):
@@ -104,12 +104,12 @@ def test_mask_of_the_wrong_shape_is_refused_at_once(mask: torch.Tensor, values: 
         tracker.stat("rows", loss=values)
 
 
-def test_denominator_that_was_not_given_is_named() -> None:
+def test_missing_denominator_is_named() -> None:
     with pytest.raises(ValueError, match=r"no denominator 'x/rows'; there is none"):
         StatsTracker("x").stat("rows", loss=torch.ones(1))
 
 
-def test_module_of_areals_name_is_the_tracker_without_one() -> None:
+def test_module_functions_use_default_tracker() -> None:
     stats_tracker.export_all()
     with stats_tracker.scope("own"):
         stats_tracker.scalar(seen=1.0)

@@ -40,13 +40,11 @@ def rows(cpu: float, low: float = 1.0, high: float = 1.0, **more: Any) -> dict[s
         (rows(0), rows(1), ["rows.ours connections=16.cpu"]),
     ],
 )
-def test_figure_is_worse_when_it_moved_further_than_its_spread(
-    before: dict[str, Any], after: dict[str, Any], worse: list[str]
-) -> None:
+def test_figure_is_worse_beyond_its_spread(before: dict[str, Any], after: dict[str, Any], worse: list[str]) -> None:
     assert [change.path for change in compare(BENCHMARK, before, after) if change.worse] == worse
 
 
-def test_other_programs_figures_are_not_ours_and_missing_ones_are_not_worse() -> None:
+def test_foreign_figures_are_ignored_and_missing_not_worse() -> None:
     assert list(figures_of(BENCHMARK, rows(1))) == ["rows.ours connections=16.cpu"]
     (only, _) = compare(BENCHMARK, rows(1, rate=3), {"rows": [], "rate": 3})
     assert (only.before, only.after, only.worse) == (1, None, False)
@@ -61,7 +59,7 @@ def test_other_programs_figures_are_not_ours_and_missing_ones_are_not_worse() ->
         ({"cpu": "A"}, {"cpu": "B"}, True, True),
     ],
 )
-def test_absolute_figures_of_two_machines_are_not_judged(
+def test_absolute_figures_of_different_machines_are_not_compared(
     before: dict[str, object], after: dict[str, object], ratios: bool, worse: bool
 ) -> None:
     benchmark = Benchmark("x", (), {"us": "lower"}, ratios=ratios)
@@ -69,7 +67,7 @@ def test_absolute_figures_of_two_machines_are_not_judged(
     assert change.worse is worse
 
 
-def test_verdicts_say_themselves_which_way_is_better() -> None:
+def test_verdict_direction_follows_its_wording() -> None:
     def verdict(measured: float, wanted: str) -> dict[str, Any]:
         return {"verdicts": [{"what": "w", "measured": measured, "wanted": wanted}]}
 
@@ -80,7 +78,7 @@ def test_verdicts_say_themselves_which_way_is_better() -> None:
     assert less.worse and more.worse and most.worse
 
 
-def test_every_benchmark_compares_something_that_its_checked_in_result_has() -> None:
+def test_every_benchmark_compares_figures_in_its_result() -> None:
     scripts = {path.stem for path in Path(run.REPOSITORY, "benchmarks").glob("*.py")}
     catalog = {each.name: each for each in run.CATALOG}
     assert {Path(each.script).stem for each in run.CATALOG} == scripts - {"__init__", "run", "comparison", "reporting"}
@@ -112,7 +110,7 @@ def repository(tmp_path: Path) -> Path:
         ("2026-01-02T00:00:00Z", ["src", "other"], []),
     ],
 )
-def test_result_is_old_when_a_measured_path_was_changed_after_it(
+def test_result_is_stale_after_change_of_measured_path(
     repository: Path, date: str, paths: list[str], since: list[str]
 ) -> None:
     found = [line.partition(" ")[2] for line in commits_since(repository, paths, date)]
@@ -137,7 +135,7 @@ raise SystemExit(%s)
 @pytest.mark.parametrize(
     ("ratio", "exits", "code"), [(1.0, 0, 0), (2.0, 0, 1), (1.0, 1, 1)], ids=["same", "worse", "fails"]
 )
-def test_exit_code_says_whether_a_figure_got_worse(
+def test_exit_code_reports_worse_figure(
     repository: Path, monkeypatch: pytest.MonkeyPatch, ratio: float, exits: int, code: int
 ) -> None:
     (repository / "benchmarks" / "results").mkdir(parents=True)
@@ -165,7 +163,7 @@ if sys.argv[1] == "waits":
 
 
 @pytest.mark.parametrize(("what", "code"), [("waits", 128 + signal.SIGTERM), ("ends", 0)])
-def test_benchmark_that_ends_or_is_terminated_leaves_no_process(tmp_path: Path, what: str, code: int) -> None:
+def test_ended_benchmark_leaves_no_process(tmp_path: Path, what: str, code: int) -> None:
     """Also none that has left its session and whose parent is gone."""
     script = tmp_path / "benchmark.py"
     script.write_text(LEAVING)
@@ -186,7 +184,7 @@ def test_unknown_name_is_a_usage_error() -> None:
 
 
 @pytest.mark.parametrize("script", sorted(Path(run.REPOSITORY, "benchmarks").rglob("*.py")), ids=lambda path: path.stem)
-def test_benchmark_imports_what_there_is(script: Path) -> None:
+def test_benchmark_imports_exist(script: Path) -> None:
     """Also within functions, and in programs that are texts: a benchmark is run seldom, and what it measures moves."""
     tree = ast.parse(script.read_text())
     texts = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]

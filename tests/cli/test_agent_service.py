@@ -26,7 +26,7 @@ def printed(areal: Areal, *words: str) -> dict[str, Any]:
     return document
 
 
-def test_run_with_an_agent_alone_sets_nothing_else(areal: Areal) -> None:
+def test_run_with_agent_only_sets_nothing_else(areal: Areal) -> None:
     assert printed(areal, "--agent", "my_agent:MyAgent") == {
         "apiVersion": "areal.dev/v1alpha1",
         "kind": "AgentService",
@@ -58,11 +58,11 @@ def test_run_with_every_flag(areal: Areal) -> None:
     }
 
 
-def test_run_with_a_command_has_its_words(areal: Areal) -> None:
+def test_run_splits_command_into_words(areal: Areal) -> None:
     assert printed(areal, "--command", "node 'my agent.js' -v")["spec"] == {"command": ["node", "my agent.js", "-v"]}
 
 
-def test_run_with_an_empty_command_has_none(areal: Areal) -> None:
+def test_run_with_empty_command_sets_none(areal: Areal) -> None:
     assert 'one of "agent" and "command" is needed' in areal("agent", "run", "--command", "").err
 
 
@@ -72,7 +72,7 @@ def test_run_without_an_agent_names_the_flag(areal: Areal) -> None:
 
 
 @pytest.mark.parametrize("words", [("agent", "stop"), ("delete", "agentservice/default")])
-def test_service_that_goes_takes_the_note_of_its_current_session_along(
+def test_deleted_service_drops_its_current_session(
     words: tuple[str, ...], areal: Areal, record: Callable[..., Any], home: Home
 ) -> None:
     for others in ({"http://elsewhere:1": "t"}, {}):
@@ -85,25 +85,21 @@ def test_service_that_goes_takes_the_note_of_its_current_session_along(
     assert not home.current_sessions.exists()
 
 
-def test_service_goes_where_the_note_of_its_current_session_is_damaged(
-    areal: Areal, record: Callable[..., Any], home: Home
-) -> None:
+def test_service_is_deleted_despite_damaged_session_file(areal: Areal, record: Callable[..., Any], home: Home) -> None:
     record("AgentService", "default", {"agent": "a:B"})
     home.current_sessions.write_text("{")
     deleted = areal("delete", "agentservice/default", "--yes")
     assert deleted.code == 0, deleted.err
 
 
-def test_run_again_changes_only_what_it_names(areal: Areal, record: Callable[..., Any]) -> None:
+def test_repeated_run_changes_only_named_flags(areal: Areal, record: Callable[..., Any]) -> None:
     record("AgentService", "default", {"agent": "a:B", "pairs": 3, "env": {"A": "1"}})
     assert printed(areal, "--agent", "a:C")["spec"] == {"agent": "a:C", "pairs": 3, "env": {"A": "1"}}
     assert printed(areal)["spec"] == {"agent": "a:B", "pairs": 3, "env": {"A": "1"}}
     assert printed(areal, "--agent", "a:C", "--force")["spec"] == {"agent": "a:C"}
 
 
-def test_run_again_leaves_what_another_command_has_set_since(
-    areal: Areal, record: Callable[..., Any], home: Home
-) -> None:
+def test_repeated_run_keeps_changes_of_other_commands(areal: Areal, record: Callable[..., Any], home: Home) -> None:
     found = record("AgentService", "default", {"agent": "a:B", "pairs": 3, "env": {"A": "1"}})
     scaled = Layer("scale", {"pairs": 5}, None, "ann@desk", 1.0)
     ObjectStore(home).put(replace(found, layers=replace_layer(found.layers, scaled)))
@@ -118,7 +114,7 @@ def test_run_again_leaves_what_another_command_has_set_since(
         (("--command", "'a"), "--command: No closing quotation"),
     ],
 )
-def test_run_with_flags_that_do_not_fit_is_refused(areal: Areal, words: tuple[str, ...], message: str) -> None:
+def test_run_with_conflicting_flags_is_refused(areal: Areal, words: tuple[str, ...], message: str) -> None:
     result = areal("agent", "run", *words)
     assert result.code == 2 and message in result.err
 
@@ -138,16 +134,14 @@ def test_errors_name_the_flag(path: str, flag: str) -> None:
 
 
 @pytest.mark.parametrize("verb", ["status", "logs", "scaleup", "stop", "chat"])
-def test_verb_on_a_service_that_is_not_there_is_not_found(areal: Areal, record: Callable[..., Any], verb: str) -> None:
+def test_verb_on_missing_service_is_not_found(areal: Areal, record: Callable[..., Any], verb: str) -> None:
     record("AgentService", "default", {"agent": "a:B", "suspend": True})
     words = ["-m", "x"] if verb == "chat" else []
     result = areal("agent", verb, "--service", "defautl", *words)
     assert result.code == 4 and 'did you mean "default"' in result.err
 
 
-def test_stopped_service_is_reported_with_the_command_that_starts_it(
-    areal: Areal, record: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_stopped_service_error_names_resume_command(areal: Areal, record: Callable[..., Any], tmp_path: Path) -> None:
     record("AgentService", "default", {"agent": "a:B", "suspend": True})
     result = areal("agent", "sessions", "list")
     assert result.code == 1 and "AgentService/default is suspended" in result.err
@@ -158,14 +152,14 @@ def test_stopped_service_is_reported_with_the_command_that_starts_it(
     assert asked.code == 1 and "areal resume InferenceService/default" in asked.err
 
 
-def test_ps_shows_what_runs_and_with_all_what_is_stopped(areal: Areal, record: Callable[..., Any]) -> None:
+def test_ps_lists_stopped_services_with_all_only(areal: Areal, record: Callable[..., Any]) -> None:
     record("AgentService", "default", {"agent": "a:B", "pairs": 2, "suspend": True})
     assert "no agent service runs" in areal("agent", "ps").err
     (row,) = areal("agent", "ps", "--all", "--json").items
     assert (row["service"], row["phase"], row["pairs"], row["agent"]) == ("default", "Suspended", 2, "a:B")
 
 
-def test_scale_says_what_makes_no_sense_and_the_other_verb(areal: Areal, record: Callable[..., Any]) -> None:
+def test_scale_rejects_conflicting_flags(areal: Areal, record: Callable[..., Any]) -> None:
     record("AgentService", "default", {"agent": "a:B", "pairs": 2})
     up = areal("agent", "scaleup", "--pairs", "1")
     assert up.code == 2 and "scaleup from 2 to 1" in up.err and "areal agent scaledown --service default" in up.err
@@ -175,7 +169,7 @@ def test_scale_says_what_makes_no_sense_and_the_other_verb(areal: Areal, record:
     assert both.code == 2 and "use either --pairs (the new number) or --by" in both.err
 
 
-def test_verbs_mean_the_only_agent_service(areal: Areal, tmp_path: Path) -> None:
+def test_verbs_default_to_only_agent_service(areal: Areal, tmp_path: Path) -> None:
     manifest = tmp_path / "agents.yaml"
     head = "apiVersion: areal.dev/v1alpha1\nkind: AgentService\n"
     text = head + "metadata: {{name: {}}}\nspec: {{agent: a:B, suspend: true}}\n"

@@ -63,7 +63,7 @@ def outcomes(agent: Agent, session: str) -> list[str]:
 # -- one shot
 
 
-def test_one_shot_prints_the_answer_alone_and_names_its_new_session(agent: Agent) -> None:
+def test_one_shot_prints_answer_and_names_new_session(agent: Agent) -> None:
     result = agent("chat", "-m", "hello there")
     assert (result.code, result.out) == (0, "hello there\n")
     session = result.err.split()[-1]
@@ -71,12 +71,12 @@ def test_one_shot_prints_the_answer_alone_and_names_its_new_session(agent: Agent
     assert (again.out, again.err) == ("2\n", "")
 
 
-def test_chat_makes_a_new_session_the_current_one(agent: Agent) -> None:
+def test_chat_makes_new_session_current(agent: Agent) -> None:
     agent("chat", "-m", "model")
     assert "ready to be exported" in agent("reward", "1").out
 
 
-def test_one_shot_goes_on_with_the_current_session(agent: Agent) -> None:
+def test_one_shot_continues_current_session(agent: Agent) -> None:
     session = new_session(agent)
     agent("chat", "-m", "hello")
     result = agent("chat", "-m", "history")
@@ -93,14 +93,14 @@ def test_tool_calls_are_shown_beside_the_answer(agent: Agent) -> None:
     assert '  -> weather({"city": "Paris"})' in result.err and "  <- 21 degrees" in result.err
 
 
-def test_document_of_a_turn_has_its_tool_calls(agent: Agent) -> None:
+def test_turn_document_contains_tool_calls(agent: Agent) -> None:
     document = agent("chat", "-m", "weather", "--json").json
     assert document["message"] == {"role": "assistant", "content": "Let me look.\nIt is 21 degrees."}
     assert [call["name"] for call in document["toolCalls"]] == ["weather"]
     assert document["toolResults"] == ["21 degrees"] and document["session"]
 
 
-def test_answer_that_is_not_streamed_comes_whole(agent: Agent) -> None:
+def test_no_stream_prints_whole_answer(agent: Agent) -> None:
     assert agent("chat", "--no-stream", "-m", "one two").out == "one two\n"
 
 
@@ -122,7 +122,7 @@ def test_empty_message_and_unknown_session_are_refused(agent: Agent) -> None:
 
 
 @pytest.mark.parametrize("key", ["", "\udcff", "a\tb"])
-def test_text_that_is_no_sessions_key_is_refused(agent: Agent, key: str) -> None:
+def test_invalid_session_key_is_refused(agent: Agent, key: str) -> None:
     agent("chat", "-m", "x")  # a current session, which is not meant
     for verb in ("chat -m x --session", "reward 1 --session", "sessions show", "sessions new", "sessions close"):
         refused = agent(*verb.split(), key)
@@ -141,7 +141,7 @@ def test_ctrl_c_cancels_a_one_shot(agent: Agent, reached: list[str], spawn: Spaw
 # -- the prompt
 
 
-def test_prompt_streams_shows_tools_and_knows_its_commands(typed: Callable[..., Typist]) -> None:
+def test_prompt_streams_shows_tools_and_runs_commands(typed: Callable[..., Typist]) -> None:
     user = typed()
     user.until(">>> ")
     user.type("weather\n")
@@ -167,7 +167,7 @@ def test_prompt_streams_shows_tools_and_knows_its_commands(typed: Callable[..., 
     assert user.code() == 0
 
 
-def test_ctrl_c_cancels_the_turn_and_the_prompt_goes_on(
+def test_ctrl_c_cancels_turn_and_keeps_prompt(
     typed: Callable[..., Typist], agent: Agent, service: WholeService
 ) -> None:
     session = new_session(agent)
@@ -206,7 +206,7 @@ def test_sessions_are_listed_shown_switched_and_closed(agent: Agent) -> None:
         assert agent("sessions", verb, "mine/1").code == 4
 
 
-def test_session_is_named_by_a_beginning_that_no_other_has(agent: Agent, tmp_path: Path) -> None:
+def test_session_is_found_by_unique_prefix(agent: Agent, tmp_path: Path) -> None:
     for key in ("mine-1", "mine-2", "other-1"):
         assert agent("sessions", "create", key, "-o", "name").out == f"{key}\n", "create is new"
     assert agent("chat", "-m", "model", "--session", "other").code == 0
@@ -239,7 +239,7 @@ def test_list_truncates_at_limit(agent: Agent) -> None:
 # -- rewards
 
 
-def test_reward_and_export_give_a_file_that_is_shown(agent: Agent, areal: Areal, tmp_path: Path) -> None:
+def test_reward_and_export_write_viewable_file(agent: Agent, areal: Areal, tmp_path: Path) -> None:
     session = new_session(agent)
     assert agent("chat", "-m", "model").out == "Hello there, friend!\n"
     rewarded = agent("reward", "0.5")
@@ -260,7 +260,7 @@ def test_reward_and_export_give_a_file_that_is_shown(agent: Agent, areal: Areal,
     assert theirs.read_text() == "mine"
 
 
-def test_second_export_has_the_trajectory_that_began_before_the_first_one(agent: Agent, tmp_path: Path) -> None:
+def test_second_export_has_later_trajectory(agent: Agent, tmp_path: Path) -> None:
     new_session(agent)
     agent("chat", "-m", "model"), agent("reward", "1"), agent("chat", "-m", "model")
     found = []
@@ -273,7 +273,7 @@ def test_second_export_has_the_trajectory_that_began_before_the_first_one(agent:
     assert found == [([0], [1.0]), ([1], [0.25])]
 
 
-def test_export_that_cannot_be_written_is_repeated_and_a_written_one_is_not(agent: Agent, tmp_path: Path) -> None:
+def test_unwritten_export_is_repeated_but_written_one_is_not(agent: Agent, tmp_path: Path) -> None:
     new_session(agent)
     agent("chat", "-m", "model"), agent("reward", "1")
     (taken := tmp_path / "folder.json").mkdir()
@@ -284,7 +284,7 @@ def test_export_that_cannot_be_written_is_repeated_and_a_written_one_is_not(agen
     assert again.code == 5 and not (tmp_path / "again.json").exists()
 
 
-def test_reward_below_zero_is_a_value_and_no_flag(agent: Agent) -> None:
+def test_negative_reward_is_not_parsed_as_flag(agent: Agent) -> None:
     session = new_session(agent)
     agent("chat", "-m", "model")
     for value in ("nan", "-inf", "1e400"):
@@ -293,7 +293,7 @@ def test_reward_below_zero_is_a_value_and_no_flag(agent: Agent) -> None:
     assert agent("reward", "-1", "--session", session).out.startswith("reward -1: trajectory")
 
 
-def test_reward_and_export_say_what_is_missing(agent: Agent, tmp_path: Path) -> None:
+def test_reward_and_export_errors_name_missing_part(agent: Agent, tmp_path: Path) -> None:
     nowhere = agent("reward", "1")
     assert nowhere.code == 2 and "no session is selected" in nowhere.err
     unknown = agent("reward", "1", "--session", "absent")
@@ -306,7 +306,7 @@ def test_reward_and_export_say_what_is_missing(agent: Agent, tmp_path: Path) -> 
     assert not list(tmp_path.glob("x.*"))
 
 
-def test_current_session_is_remembered_in_a_private_file(agent: Agent, tmp_path: Path, service: WholeService) -> None:
+def test_current_session_is_stored_in_private_file(agent: Agent, tmp_path: Path, service: WholeService) -> None:
     session = new_session(agent)
     file = tmp_path / "home" / "current-sessions.json"
     assert session in file.read_text() and service.url in file.read_text()
@@ -315,7 +315,7 @@ def test_current_session_is_remembered_in_a_private_file(agent: Agent, tmp_path:
     assert session not in file.read_text()
 
 
-def test_damaged_file_of_current_sessions_counts_as_none(agent: Agent, tmp_path: Path) -> None:
+def test_damaged_session_file_counts_as_empty(agent: Agent, tmp_path: Path) -> None:
     file = tmp_path / "home" / "current-sessions.json"
     file.parent.mkdir(exist_ok=True)
     file.write_text("{")
@@ -330,7 +330,7 @@ def test_remote_service_is_listed_with_its_health(agent: Agent) -> None:
     assert agent("status").code == 0
 
 
-def test_traffic_is_what_went_through_since_the_look_before(agent: Agent, service: WholeService) -> None:
+def test_traffic_counts_requests_since_last_look(agent: Agent, service: WholeService) -> None:
     traffic = agent_traffic(GatewayClient(service.url, service.key), lambda: {"data-proxy/0": service.proxies[0].url})
     assert traffic.look()["turnsPerSecond"] is None
     session = new_session(agent)

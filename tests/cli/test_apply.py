@@ -48,7 +48,7 @@ def test_diff_prints_ops_with_causes_and_exits_1(areal: Areal, manifest: str) ->
     assert "start Model/qwen engine/0: no process" in result.out
 
 
-def test_diff_as_json_is_the_plan(areal: Areal, manifest: str) -> None:
+def test_diff_as_json_prints_plan(areal: Areal, manifest: str) -> None:
     result = areal("diff", "-f", manifest, "--json")
     assert result.code == 1
     assert {item["ref"]: item["action"] for item in result.json["objects"]} == {
@@ -59,13 +59,13 @@ def test_diff_as_json_is_the_plan(areal: Areal, manifest: str) -> None:
     assert areal("diff", "-f", manifest, "-o", "name").out.split() == ["InferenceService/default", "Model/qwen"]
 
 
-def test_diff_for_github_is_a_folded_comment(areal: Areal, manifest: str) -> None:
+def test_diff_for_github_prints_folded_comment(areal: Areal, manifest: str) -> None:
     out = areal("diff", "-f", manifest, "--format", "github").out
     assert "| `Model/qwen` | create |" in out
     assert "<details>" in out and "```diff" in out
 
 
-def test_diff_saves_a_plan_and_a_stale_one_is_refused(areal: Areal, manifest: str, tmp_path: Path, record: Any) -> None:
+def test_diff_saves_plan_and_stale_plan_is_refused(areal: Areal, manifest: str, tmp_path: Path, record: Any) -> None:
     plan = tmp_path / "plan.json"
     assert areal("diff", "-f", manifest, "--out", str(plan)).code == 1
     assert json.loads(plan.read_text())["ops"]
@@ -75,13 +75,13 @@ def test_diff_saves_a_plan_and_a_stale_one_is_refused(areal: Areal, manifest: st
     assert "stale" in result.err
 
 
-def test_plan_file_that_is_none_is_refused(areal: Areal, tmp_path: Path, manifest: str) -> None:
+def test_invalid_plan_file_is_refused(areal: Areal, tmp_path: Path, manifest: str) -> None:
     assert areal("apply", manifest).code == 2
     assert areal("apply", str(tmp_path / "none.json")).code == 2
     assert areal("apply", manifest, "-f", manifest).code == 2
 
 
-def test_diff_of_bad_manifests_exits_3_and_of_bad_usage_2(areal: Areal, tmp_path: Path, manifest: str) -> None:
+def test_diff_exits_3_on_bad_manifest_and_2_on_bad_usage(areal: Areal, tmp_path: Path, manifest: str) -> None:
     bad = tmp_path / "bad.yaml"
     bad.write_text("kind: Model\n")
     assert areal("diff", "-f", str(bad)).code == 3
@@ -90,13 +90,13 @@ def test_diff_of_bad_manifests_exits_3_and_of_bad_usage_2(areal: Areal, tmp_path
     assert areal("diff", "-f", manifest, "--set", "nonsense").code == 2
 
 
-def test_diff_of_drift_of_nothing_is_empty(areal: Areal) -> None:
+def test_drift_diff_without_objects_is_empty(areal: Areal) -> None:
     result = areal("diff", "--drift")
     assert (result.code, result.out) == (0, "no difference\n")
     assert areal("diff", "--drift", "model/none").code == 4
 
 
-def test_operation_on_several_reports_each(areal: Areal, record: Any) -> None:
+def test_operation_on_several_objects_reports_each(areal: Areal, record: Any) -> None:
     record("InferenceService", "default", {"suspend": True})
     result = areal("suspend", "inf/default", "inf/none", "-o", "json")
     assert result.code == 4
@@ -114,7 +114,7 @@ def test_dry_run_prints_the_plan_and_writes_nothing(areal: Areal, manifest: str,
     assert not home.root.exists()
 
 
-def test_dry_run_on_the_client_looks_at_no_state(areal: Areal, manifest: str) -> None:
+def test_client_dry_run_reads_no_state(areal: Areal, manifest: str) -> None:
     assert areal("apply", "-f", manifest, "--dry-run=client").out.splitlines() == [
         "inferenceservice/default valid",
         "model/qwen valid",
@@ -123,7 +123,7 @@ def test_dry_run_on_the_client_looks_at_no_state(areal: Areal, manifest: str) ->
     assert [document["kind"] for document in documents] == ["InferenceService", "Model"]
 
 
-def test_bare_dry_run_takes_no_word_as_its_value(areal: Areal, manifest: str, tmp_path: Path) -> None:
+def test_bare_dry_run_takes_no_value(areal: Areal, manifest: str, tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
     areal("diff", "-f", manifest, "--out", str(plan))
     result = areal("apply", "--dry-run", "-f", manifest)
@@ -136,17 +136,17 @@ def test_manifest_from_stdin(spawn: Spawner) -> None:
     assert out.split() == ["inferenceservice/default", "model/qwen"]
 
 
-def test_set_changes_what_is_rendered(areal: Areal, manifest: str) -> None:
+def test_set_changes_rendered_manifest(areal: Areal, manifest: str) -> None:
     result = areal("render", "-f", manifest, "--set", "model/qwen:spec.replicas=3", "--json")
     assert result.json["items"][1]["spec"]["replicas"] == 3
 
 
-def test_render_show_origin_names_file_line_and_column(areal: Areal, manifest: str) -> None:
+def test_render_show_origin_gives_file_line_and_column(areal: Areal, manifest: str) -> None:
     rows = {row["path"]: row for row in areal("render", "-f", manifest, "--show-origin", "--json").items}
     assert (rows["spec.gateway.port"]["file"], rows["spec.gateway.port"]["line"]) == (manifest, 4)
 
 
-def test_validate_lists_faults_as_documents_too(areal: Areal, tmp_path: Path) -> None:
+def test_validate_lists_faults_as_documents(areal: Areal, tmp_path: Path) -> None:
     bad = tmp_path / "bad.yaml"
     bad.write_text(MANIFEST.replace("path: .", "pth: .").replace("port: 18099", "port: x"))
     result = areal("validate", "-f", str(bad), "--json")
@@ -156,7 +156,7 @@ def test_validate_lists_faults_as_documents_too(areal: Areal, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("kind", ["inferenceservice", "model", "agentservice", "trainjob"])
-def test_init_writes_a_manifest_that_is_valid(areal: Areal, tmp_path: Path, kind: str) -> None:
+def test_init_writes_valid_manifest(areal: Areal, tmp_path: Path, kind: str) -> None:
     file = tmp_path / "new.yaml"
     assert areal("init", kind, "mine", "--out", str(file)).code == 0
     text = file.read_text()
@@ -169,9 +169,7 @@ def test_init_writes_a_manifest_that_is_valid(areal: Areal, tmp_path: Path, kind
 
 
 @pytest.mark.parametrize("kind", ["inferenceservice", "model", "agentservice", "trainjob"])
-def test_init_writes_what_the_next_apply_takes(
-    areal: Areal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_init_output_can_be_applied(areal: Areal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     wrote = areal("init", kind, "--out", str(tmp_path / "new" / "m.yaml"))
     assert f"next: cd {tmp_path}/new && areal apply -f m.yaml" in wrote.err
     monkeypatch.chdir(tmp_path / "new")
@@ -179,15 +177,13 @@ def test_init_writes_what_the_next_apply_takes(
     assert planned.code == 1 and "to create" in planned.out, planned.err
 
 
-def test_init_leaves_out_a_service_that_is_recorded(
-    areal: Areal, tmp_path: Path, record: Callable[..., StoredObject]
-) -> None:
+def test_init_omits_recorded_service(areal: Areal, tmp_path: Path, record: Callable[..., StoredObject]) -> None:
     record("InferenceService", "default")
     areal("init", "model", "--out", str(tmp_path / "m.yaml"))
     assert "InferenceService\n" not in (tmp_path / "m.yaml").read_text(), "applying it would reset the service"
 
 
-def test_init_quickstart_writes_all_that_the_readme_applies(
+def test_init_quickstart_writes_everything_readme_applies(
     areal: Areal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert areal("init", "quickstart").code == 2
@@ -202,7 +198,7 @@ def test_init_quickstart_writes_all_that_the_readme_applies(
     assert planned.code == 1 and "3 to create" in planned.out, planned.err
 
 
-def test_init_quickstart_where_a_file_of_it_is_there_is_refused_and_leaves_it(areal: Areal, tmp_path: Path) -> None:
+def test_init_quickstart_refuses_to_overwrite_files(areal: Areal, tmp_path: Path) -> None:
     own = tmp_path / "examples" / "reverse_digits" / "reward.py"
     own.parent.mkdir(parents=True)
     own.write_text("mine")
@@ -212,7 +208,7 @@ def test_init_quickstart_where_a_file_of_it_is_there_is_refused_and_leaves_it(ar
     assert areal("init", "quickstart", str(tmp_path), "--force").code == 0 and own.read_text() != "mine"
 
 
-def test_file_that_cannot_be_written_is_named(areal: Areal, tmp_path: Path) -> None:
+def test_unwritable_file_is_named(areal: Areal, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     nowhere = str(tmp_path / "file" / "x")
     for words in (("init", "model"), ("generate", "systemd")):
@@ -239,7 +235,7 @@ def test_schema_explain_and_graph(areal: Areal, manifest: str) -> None:
     assert areal("graph", "-f", manifest, "--format", "mermaid", "--json").json["graph"].startswith("flowchart")
 
 
-def test_destructive_plan_is_refused_off_a_terminal_and_approved_with_yes() -> None:
+def test_destructive_plan_needs_yes_without_terminal() -> None:
     plan = Plan(destructive=("Model/qwen is deleted",))
     invocation = Invocation()
     with pytest.raises(UsageFault) as refused:
@@ -250,19 +246,19 @@ def test_destructive_plan_is_refused_off_a_terminal_and_approved_with_yes() -> N
     assert approver(invocation, "this apply")(plan) is True
 
 
-def test_reconcile_of_nothing_does_nothing(areal: Areal) -> None:
+def test_reconcile_without_objects_does_nothing(areal: Areal) -> None:
     assert areal("reconcile").code == 0
     assert areal("doctor").code == 0
 
 
-def test_wait_for_deletion_of_what_is_not_there_is_met(areal: Areal) -> None:
+def test_wait_for_deletion_of_missing_object_succeeds(areal: Areal) -> None:
     result = areal("wait", "model/none", "--for", "deleted", "-o", "json")
     assert result.code == 0
     assert result.json["objects"][0]["action"] == "met"
 
 
 @pytest.mark.parametrize("suspended", [True, False])
-def test_wait_ends_at_its_deadline(areal: Areal, record: Callable[..., Any], suspended: bool) -> None:
+def test_wait_times_out_at_deadline(areal: Areal, record: Callable[..., Any], suspended: bool) -> None:
     record("Model", "qwen", {"backend": "embedded", "path": ".", "suspend": suspended})
     result = areal("wait", "model/qwen", "--for", "deleted", "--timeout", "200ms", "-q")
     assert result.code == 7
@@ -270,7 +266,7 @@ def test_wait_ends_at_its_deadline(areal: Areal, record: Callable[..., Any], sus
     assert result.code == (0 if suspended else 7)
 
 
-def test_destructive_verb_at_a_terminal_asks_and_takes_no_for_an_answer(home: Home, record: Any) -> None:
+def test_destructive_verb_asks_on_terminal(home: Home, record: Any) -> None:
     record("Model", "qwen", {"backend": "embedded", "path": ".", "suspend": True})
     for answer, code, left in (("n", 2, ["qwen"]), ("y", 0, [])):
         typist = Typist(home.root, "delete", "model/qwen")
@@ -281,7 +277,7 @@ def test_destructive_verb_at_a_terminal_asks_and_takes_no_for_an_answer(home: Ho
 
 
 @pytest.mark.parametrize("name", ["x.yaml", "x.yml"])
-def test_manifest_without_f_is_a_usage_error_that_says_so(areal: Areal, tmp_path: Path, name: str) -> None:
+def test_manifest_without_f_flag_error_suggests_it(areal: Areal, tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     path.write_text("kind: Model\n")
     found = areal("apply", str(path))
@@ -330,7 +326,7 @@ def conflicting(record: Record, home: Home, model: dict[str, Any]) -> None:
     store.put(dataclasses.replace(found, layers=replace_layer(found.layers, layer)))
 
 
-def test_conflict_has_its_own_status_and_the_rest_is_shown(
+def test_conflict_exits_5_and_rest_of_diff_is_shown(
     areal: Areal, conflicting: None, manifests_of: Callable[..., str], model: dict[str, Any]
 ) -> None:
     file = manifests_of(document("Model", "m1", {**model, "replicas": 2}), document("Model", "m2", model))
@@ -381,7 +377,7 @@ AGENT = (
     ],
 )
 @pytest.mark.parametrize("first", [True, False])
-def test_what_is_invalid_is_3_and_the_rest_is_shown(
+def test_invalid_manifest_exits_3_and_rest_is_shown(
     areal: Areal, tmp_path: Path, text: str, ref: str | None, words: str, first: bool
 ) -> None:
     file = tmp_path / "m.yaml"
@@ -407,9 +403,7 @@ def test_what_is_invalid_is_3_and_the_rest_is_shown(
     assert saved.code == 3 and not (tmp_path / "plan.json").exists()
 
 
-def test_what_needs_an_invalid_object_is_blocked_with_it(
-    areal: Areal, manifests_of: Any, model: dict[str, Any]
-) -> None:
+def test_dependents_of_invalid_object_are_blocked(areal: Areal, manifests_of: Any, model: dict[str, Any]) -> None:
     bad = document("InferenceService", "bad", {"gateway": {"port": -1}})
     chain = [
         document("Model", "m1", {**model, "service": "bad"}),
@@ -422,7 +416,7 @@ def test_what_needs_an_invalid_object_is_blocked_with_it(
     assert "Model/m1 needs InferenceService/bad, which cannot be applied" in shown.err
 
 
-def test_apply_names_the_faults_of_all_objects_as_diff_does(areal: Areal, tmp_path: Path) -> None:
+def test_apply_reports_same_faults_as_diff(areal: Areal, tmp_path: Path) -> None:
     file = tmp_path / "m.yaml"
     lost = _MODEL.replace("service: good", "service: absent") + "external: {url: 'http://127.0.0.1:9'}}\n"
     secret = _MODEL.replace("name: bad", "name: secret") + "backend: vllm, path: /, envFrom: {K: {env: NO_SUCH_KEY}}}\n"
@@ -454,14 +448,14 @@ def test_all_mistakes_of_a_model_are_reported_at_once(areal: Areal, tmp_path: Pa
             assert f"m.yaml:{line}:" in result.err and f"spec.{name}" in result.err, (name, result.err)
 
 
-def test_fault_that_follows_from_another_one_is_not_reported_beside_it(areal: Areal, tmp_path: Path) -> None:
+def test_consequential_fault_is_not_reported(areal: Areal, tmp_path: Path) -> None:
     file = tmp_path / "m.yaml"
     file.write_text(_MODEL + "backend: sglang:d1, path: x/y, engineUrl: 5, engineApiKeyFrom: {env: HOME}}\n")
     result = areal("diff", "-f", str(file))
     assert result.code == 3 and "expected text, got 5" in result.err and "there is none" not in result.err
 
 
-def test_worst_of_several_decides_and_each_is_reported(
+def test_worst_status_of_several_is_returned(
     areal: Areal, conflicting: None, manifests_of: Callable[..., str], model: dict[str, Any]
 ) -> None:
     both = [document("Model", "m1", {**model, "replicas": 2}), document("InferenceService", "bad", {"gatway": 1})]
@@ -472,7 +466,7 @@ def test_worst_of_several_decides_and_each_is_reported(
     assert github.code == 3 and "[!CAUTION]" in github.out
 
 
-def test_what_does_not_fit_is_10_and_the_rest_is_shown(
+def test_insufficient_capacity_exits_10_and_rest_is_shown(
     areal: Areal, manifests_of: Callable[..., str], model: dict[str, Any]
 ) -> None:
     model = {**model, "suspend": False}
@@ -488,7 +482,7 @@ def test_what_does_not_fit_is_10_and_the_rest_is_shown(
     assert areal("apply", "-f", file, "--yes").code == 10
 
 
-def test_job_whose_driver_is_not_there_is_an_invalid_manifest(areal: Areal, tmp_path: Path) -> None:
+def test_job_with_missing_driver_is_invalid_manifest(areal: Areal, tmp_path: Path) -> None:
     file = tmp_path / "m.yaml"
     file.write_text(
         "apiVersion: areal.dev/v1alpha1\nkind: TrainJob\nmetadata: {name: j}\nspec: {driver: 'no.such:f'}\n"
@@ -498,7 +492,7 @@ def test_job_whose_driver_is_not_there_is_an_invalid_manifest(areal: Areal, tmp_
         assert result.code == 3 and f"{file}:3:18: TrainJob/j: driver 'no.such:f'" in result.err, result
 
 
-def test_nothing_is_pruned_that_an_invalid_manifest_may_declare(areal: Areal, record: Record, tmp_path: Path) -> None:
+def test_invalid_manifest_disables_prune(areal: Areal, record: Record, tmp_path: Path) -> None:
     for name in ("bad", "gone"):
         record("InferenceService", name, {"suspend": True}, set_name="prod")
     file = tmp_path / "m.yaml"
@@ -507,13 +501,13 @@ def test_nothing_is_pruned_that_an_invalid_manifest_may_declare(areal: Areal, re
     assert shown.code == 3 and "to delete" not in shown.out and "not known while manifests have faults" in shown.err
 
 
-def test_file_that_cannot_be_read_hides_no_other(areal: Areal, tmp_path: Path) -> None:
+def test_unreadable_file_does_not_hide_others(areal: Areal, tmp_path: Path) -> None:
     (tmp_path / "m.yaml").write_text(GOOD)
     shown = areal("diff", "-f", str(tmp_path / "none.yaml"), "-f", str(tmp_path / "m.yaml"))
     assert shown.code == 3 and "+ InferenceService/good create" in shown.out and "cannot be read" in shown.err
 
 
-def test_fault_of_a_flag_is_a_fault_of_everything(areal: Areal, tmp_path: Path) -> None:
+def test_flag_fault_fails_everything(areal: Areal, tmp_path: Path) -> None:
     (tmp_path / "m.yaml").write_text(GOOD)
     shown = areal("diff", "-f", str(tmp_path / "m.yaml"), "--set", "spec.gatway.port=1")
     assert shown.code == 3 and not shown.out
@@ -535,7 +529,7 @@ def test_change_of_metadata_is_shown(
     assert change["path"] == "metadata.labels.tier" and change["old"] == "dev"
 
 
-def test_object_of_one_set_is_not_moved_to_another_by_a_typo(
+def test_set_name_typo_does_not_move_object(
     areal: Areal, record: Record, manifests_of: Callable[..., str], model: dict[str, Any]
 ) -> None:
     record("InferenceService", "default", {"suspend": True})
@@ -548,7 +542,7 @@ def test_object_of_one_set_is_not_moved_to_another_by_a_typo(
     assert moved.code == 1 and "metadata.set: 'prod' -> 'prdo'" in moved.out
 
 
-def test_nothing_to_do_is_status_0_and_a_difference_is_1(
+def test_diff_exits_0_without_and_1_with_difference(
     areal: Areal, record: Record, manifests_of: Callable[..., str], model: dict[str, Any]
 ) -> None:
     record("InferenceService", "default", {"suspend": True})

@@ -46,7 +46,7 @@ class Scripted(ChatClient):
             yield piece
 
 
-def test_answer_is_printed_as_it_comes_and_kept(capsys: pytest.CaptureFixture[str]) -> None:
+def test_answer_is_printed_as_it_arrives_and_kept(capsys: pytest.CaptureFixture[str]) -> None:
     talk = ModelChat(Scripted(ChatDelta("one "), ChatDelta("two", finish_reason="stop")), {"model": "m"})
     answer = talk.ask("hello", show=True)
     assert capsys.readouterr().out == "one two\n"
@@ -54,7 +54,7 @@ def test_answer_is_printed_as_it_comes_and_kept(capsys: pytest.CaptureFixture[st
     assert talk.messages == [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "one two"}]
 
 
-def test_ctrl_c_keeps_what_came_and_closes_the_connection() -> None:
+def test_ctrl_c_keeps_partial_answer_and_closes_connection() -> None:
     client = Scripted(ChatDelta("one "), KeyboardInterrupt(), ChatDelta("two"))
     talk = ModelChat(client)
     answer = talk.ask("hello", show=False)
@@ -63,7 +63,7 @@ def test_ctrl_c_keeps_what_came_and_closes_the_connection() -> None:
     assert talk.messages[-1] == {"role": "assistant", "content": "one "}
 
 
-def test_question_that_failed_was_never_asked() -> None:
+def test_failed_question_is_removed_from_conversation() -> None:
     client = Scripted(ChatDelta("one "), ArealError("cut"))
     talk = ModelChat(client)
     with pytest.raises(ArealError):
@@ -85,7 +85,7 @@ def test_system_prompt_goes_first_and_settings_are_sent() -> None:
     assert talk.messages[0]["role"] == "user"
 
 
-def test_stream_off_asks_for_the_whole_answer() -> None:
+def test_stream_off_requests_whole_answer() -> None:
     talk = ModelChat(Scripted(ChatDelta("a"), ChatDelta("b")))
     talk.set("stream", "off")
     assert talk.ask("hello", show=False).text == "ab"
@@ -102,7 +102,7 @@ def test_logprobs_are_shown_and_documented(capsys: pytest.CaptureFixture[str]) -
 @pytest.mark.parametrize(
     ("name", "text"), [("temperatur", "1"), ("top_k", "1.5"), ("stream", "yes"), ("seed", "x"), ("top_p", "nan")]
 )
-def test_setting_that_is_none_or_has_no_such_value_is_refused(name: str, text: str) -> None:
+def test_rejects_unknown_setting_or_value(name: str, text: str) -> None:
     talk = ModelChat(Scripted())
     with pytest.raises(UsageFault):
         talk.set(name, text)
@@ -116,7 +116,7 @@ def test_setting_without_a_value_is_unset() -> None:
     assert "seed" in SETTINGS
 
 
-def test_saved_conversation_is_loaded_the_same(tmp_path: Path) -> None:
+def test_saved_conversation_loads_unchanged(tmp_path: Path) -> None:
     talk = ModelChat(Scripted(ChatDelta("x")), {"temperature": 0.0})
     talk.ask("hello", show=False)
     talk.save(str(tmp_path / "talk.json"))
@@ -129,7 +129,7 @@ def test_saved_conversation_is_loaded_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["", "[]", "{}", json.dumps({"format": "areal-chat/1", "messages": [{}], "settings": {}})]
 )
-def test_file_that_holds_no_conversation_changes_nothing(tmp_path: Path, text: str) -> None:
+def test_loading_invalid_conversation_changes_nothing(tmp_path: Path, text: str) -> None:
     (tmp_path / "talk.json").write_text(text)
     talk = ModelChat(Scripted(), {"seed": 1}, [{"role": "user", "content": "kept"}])
     with pytest.raises(ArealError):
@@ -151,7 +151,7 @@ def test_file_that_holds_no_conversation_changes_nothing(tmp_path: Path, text: s
         ("inf chat --no-stream", b'{"choices": []}', "application/json"),
     ],
 )
-def test_answer_of_a_server_that_is_no_gateway_is_an_error_that_names_it(
+def test_malformed_answer_of_other_server_names_it(
     words: str, body: bytes, content_type: str, areal: Areal, tmp_path: Path
 ) -> None:
     found = _chat_with(areal, tmp_path, words, 200, body, content_type)
@@ -160,7 +160,7 @@ def test_answer_of_a_server_that_is_no_gateway_is_an_error_that_names_it(
 
 
 @pytest.mark.parametrize("error", ["model not found", None, ["model not found"]])
-def test_error_of_a_server_that_is_no_gateway_is_its_status_and_body(error: Any, areal: Areal, tmp_path: Path) -> None:
+def test_error_of_other_server_shows_status_and_body(error: Any, areal: Areal, tmp_path: Path) -> None:
     body = json.dumps({"error": error}).encode()
     found = _chat_with(areal, tmp_path, "inf chat", 404, body, "application/json")
     assert (found.code, found.out) == (1, "")
@@ -187,7 +187,7 @@ def _chat_with(areal: Areal, folder: Path, words: str, status: int, body: bytes,
         return areal(*words.split(), "--gateway", url, "--api-key-file", str(key), "--model", "m", "-m", "hello")
 
 
-def test_page_of_a_server_that_is_no_gateway_is_its_status_in_one_line(areal: Areal) -> None:
+def test_html_error_of_other_server_shows_status_in_one_line(areal: Areal) -> None:
     class Pages(BaseHTTPRequestHandler):  # answers a POST with 501 and a page of HTML
         def log_message(self, *args: object) -> None:
             pass

@@ -21,7 +21,7 @@ CONTEXTS = st.dictionaries(PLAIN, st.dictionaries(st.sampled_from(["gateway", "a
 
 
 @given(CONTEXTS, st.dictionaries(st.sampled_from(["output", "service"]), WORDS))
-def test_written_config_is_read_back_the_same(
+def test_written_config_reads_back_unchanged(
     tmp_path_factory: pytest.TempPathFactory, contexts: dict[str, Any], defaults: dict[str, str]
 ) -> None:
     config = {"contexts": contexts, "defaults": defaults}
@@ -52,7 +52,7 @@ def test_flow_style_is_read(home: Home) -> None:
         ("{\n", "is not YAML"),
     ],
 )
-def test_config_that_is_wrong_is_an_error_naming_the_file(areal: Areal, home: Home, text: str, message: str) -> None:
+def test_invalid_config_error_names_file(areal: Areal, home: Home, text: str, message: str) -> None:
     home.ensure()
     home.config.write_text(text)
     result = areal("get")
@@ -61,7 +61,7 @@ def test_config_that_is_wrong_is_an_error_naming_the_file(areal: Areal, home: Ho
 
 
 @pytest.mark.parametrize("name", ["timeout", "lockTimeout"])
-def test_default_that_is_no_duration_is_an_error_naming_its_place(
+def test_invalid_default_duration_error_names_its_place(
     areal: Areal, record: Callable[..., Any], home: Home, name: str
 ) -> None:
     record("Model", "m", {})
@@ -73,7 +73,7 @@ def test_default_that_is_no_duration_is_an_error_naming_its_place(
     )
 
 
-def test_defaults_are_used_and_flags_win(areal: Areal) -> None:
+def test_flags_override_defaults(areal: Areal) -> None:
     assert areal("config", "set", "output", "json").code == 0
     assert areal("version").json["version"]
     assert areal("version", "-o", "table").out.startswith("areal ")
@@ -82,7 +82,7 @@ def test_defaults_are_used_and_flags_win(areal: Areal) -> None:
 
 
 @pytest.mark.parametrize(("name", "value"), [("output", "jsn"), ("timeout", "soon"), ("service", "Not_a_name")])
-def test_default_that_could_not_be_used_is_refused(areal: Areal, name: str, value: str) -> None:
+def test_unusable_default_is_refused(areal: Areal, name: str, value: str) -> None:
     assert areal("config", "set", name, value).code == 2
 
 
@@ -100,7 +100,7 @@ def test_contexts_are_added_used_and_removed(areal: Areal) -> None:
 
 
 @pytest.mark.parametrize("url", ["ftp://h", "http://", "http://h:notaport", ""])
-def test_context_whose_gateway_is_no_url_is_refused(areal: Areal, url: str) -> None:
+def test_context_with_invalid_gateway_url_is_refused(areal: Areal, url: str) -> None:
     assert areal("config", "set-context", "lab", "--gateway", url).code == 2
 
 
@@ -108,7 +108,7 @@ def test_context_named_local_is_refused(areal: Areal) -> None:
     assert areal("config", "set-context", "local", "--gateway", "http://h").code == 2
 
 
-def test_verb_that_changes_this_machine_refuses_a_remote_context(areal: Areal) -> None:
+def test_local_verb_refuses_remote_context(areal: Areal) -> None:
     areal("config", "set-context", "lab", "--gateway", "http://10.0.0.5:8080")
     areal("config", "use-context", "lab")
     refused = areal("reconcile")

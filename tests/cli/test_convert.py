@@ -24,7 +24,7 @@ def script(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_table_names_each_key_and_what_becomes_of_it(areal: Areal, script: str) -> None:
+def test_table_lists_each_key_and_its_result(areal: Areal, script: str) -> None:
     ran = areal("convert", script, "--from", "verl", "-o", "json")
     assert ran.code == 0, ran.err
     rows = {row["key"]: row for row in ran.json["items"]}
@@ -45,7 +45,7 @@ def test_written_manifests_validate_and_plan(
     assert areal("convert", script, "--from", "verl", "--out", str(out), "--force").code == 0
 
 
-def test_lossy_conversion_exits_9_and_writes_nothing(areal: Areal, script: str, tmp_path: Path) -> None:
+def test_lossy_conversion_exits_9_without_writing(areal: Areal, script: str, tmp_path: Path) -> None:
     words = ("convert", script, "--from", "verl", "data.truncation=left", "--out", str(tmp_path / "job"))
     ran = areal(*words)
     assert ran.code == 9 and "1 key is lossy; nothing was written" in ran.err
@@ -53,7 +53,7 @@ def test_lossy_conversion_exits_9_and_writes_nothing(areal: Areal, script: str, 
     assert areal(*words, "--allow-lossy").code == 0 and (tmp_path / "job" / "config.yaml").is_file()
 
 
-def test_backends_of_the_command_line_replace_the_framework_s(areal: Areal, script: str, tmp_path: Path) -> None:
+def test_command_line_backends_override_framework_backends(areal: Areal, script: str, tmp_path: Path) -> None:
     words = ("--backend", "embedded:d1", "--train-backend", "fsdp:d1", "--out", str(tmp_path / "job"))
     assert areal("convert", script, "--from", "verl", *words).code == 0
     assert "backend: embedded:d1" in (tmp_path / "job" / "manifests.yaml").read_text()
@@ -82,7 +82,7 @@ def test_file_without_a_configuration_is_an_error(
     assert ran.out == ""
 
 
-def test_yaml_that_contains_itself_is_an_error(areal: Areal, tmp_path: Path) -> None:
+def test_recursive_yaml_is_an_error(areal: Areal, tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text("actor: &a [*a]\n")
     ran = areal("convert", str(tmp_path / "c.yaml"), "--from", "areal")
     assert ran.code == 1 and "Circular reference" in ran.err and "unexpected" not in ran.err

@@ -37,7 +37,7 @@ def groups(tmp_path_factory: pytest.TempPathFactory) -> list[CurveGroup]:
     return grouped({"job": curves_of(written(tmp_path_factory.mktemp("job"), STEPS))})
 
 
-def test_curves_are_the_numbers_of_each_step(tmp_path: Path) -> None:
+def test_curves_show_values_of_each_step(tmp_path: Path) -> None:
     steps = written(tmp_path, [*STEPS, {"step": 51, "loss": "nan", "note": "x", "done": True}])
     curves = curves_of(steps)
     assert sorted(curves) == ["loss", "reward/mean", "time/step"]
@@ -45,7 +45,7 @@ def test_curves_are_the_numbers_of_each_step(tmp_path: Path) -> None:
     assert list(curves_of(steps, ["loss"])) == ["loss"]
 
 
-def test_sparkline_rises_with_its_values_in_at_most_its_width() -> None:
+def test_sparkline_rises_with_values_within_width() -> None:
     rising = [(step, float(step)) for step in range(1, 4)]
     assert sparkline(rising, (1, 3), (1.0, 3.0)) in ("▁▄█", "▁▅█")
     long = [(step, float(step)) for step in range(1000)]
@@ -61,7 +61,7 @@ def test_late_spike_does_not_flatten_a_curve() -> None:
     assert sparkline(group.series[0].curve, (0, 100), group.scale, 10) == "▁▂▃▄▄▅▆▆▇█"
 
 
-def test_curves_of_runs_of_different_lengths_stand_above_each_other() -> None:
+def test_curves_of_different_lengths_share_axis() -> None:
     whole, half = [(step, 1.0) for step in range(1, 101)], [(step, 1.0) for step in range(1, 51)]
     late, rare = [(step, 1.0) for step in range(51, 101)], [(10, 0.0), (100, 1.0)]
     assert sparkline(half, (1, 100), (0.0, 1.0), 10) == "█" * 5
@@ -70,7 +70,7 @@ def test_curves_of_runs_of_different_lengths_stand_above_each_other() -> None:
     assert len(sparkline(whole, (1, 100), (0.0, 1.0), 10)) == 10
 
 
-def test_numbers_of_one_unit_are_a_group_and_jobs_stand_side_by_side() -> None:
+def test_series_are_grouped_by_unit_with_jobs_side_by_side() -> None:
     one = {"time/step": [(1, 1.0)], "reward/mean": [(1, 0.0)], "eval/reward/mean": [(1, 0.5)], "own": [(1, 2.0)]}
     other = {"reward/mean": [(1, 9.0), (2, 8.0)], "x/avg": [(1, 1.0)], "x/max": [(2, 1.0)]}
     groups = grouped({"a": one, "b": other})
@@ -123,7 +123,7 @@ def test_watch_waits_for_the_first_metrics(home: Home, record: Callable[..., Sto
     assert watching.wait(30) == 130
 
 
-def test_metric_that_no_run_has_is_not_found(areal: Areal, tmp_path: Path) -> None:
+def test_unknown_metric_is_not_found(areal: Areal, tmp_path: Path) -> None:
     a, b = _job(tmp_path, "a", 2), _job(tmp_path, "b", 2, entropy=1.0)
     assert "entropy" in areal("train", "metrics", a, b, "--metric", "entropy").out
     refused = areal("train", "metrics", a, b, "--metric", "loss", "--metric", "lost")
@@ -131,7 +131,7 @@ def test_metric_that_no_run_has_is_not_found(areal: Areal, tmp_path: Path) -> No
     assert areal("train", "metrics", a, b + "/none").code == 4
 
 
-def test_trajectories_of_a_job_are_chosen_by_step_group_and_kind(
+def test_job_trajectories_are_filtered_by_step_group_and_kind(
     areal: Areal, home: Home, record: Callable[..., StoredObject]
 ) -> None:
     record("TrainJob", "learn")
@@ -166,7 +166,7 @@ def _turn(advantage: float | None) -> Interaction:
     return Interaction("a", model="m", rewarded=True, reward=1.0, advantage=advantage, input_ids=[1, 2], **columns)
 
 
-def test_plot_is_a_picture_with_what_the_run_is_for_first(tmp_path: Path, groups: list[CurveGroup]) -> None:
+def test_plot_draws_objective_first(tmp_path: Path, groups: list[CurveGroup]) -> None:
     pytest.importorskip("matplotlib")
     draw(groups, str(tmp_path / "p.png"))
     assert (tmp_path / "p.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
@@ -176,7 +176,7 @@ def test_plot_is_a_picture_with_what_the_run_is_for_first(tmp_path: Path, groups
     assert text.index("reward/mean") < text.index("loss") < text.index("time/step")
 
 
-def test_plot_that_cannot_be_written_says_where(tmp_path: Path, groups: list[CurveGroup]) -> None:
+def test_unwritable_plot_error_names_path(tmp_path: Path, groups: list[CurveGroup]) -> None:
     pytest.importorskip("matplotlib")
     with pytest.raises(ArealError, match=r"cannot draw into .*/none/p.png"):
         draw(groups, str(tmp_path / "none" / "p.png"))
@@ -184,7 +184,7 @@ def test_plot_that_cannot_be_written_says_where(tmp_path: Path, groups: list[Cur
         draw(groups, str(tmp_path / "p.nothing"))
 
 
-def test_plot_without_what_draws_says_what_brings_it(
+def test_plot_without_matplotlib_suggests_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: list[CurveGroup]
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)

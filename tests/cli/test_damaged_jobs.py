@@ -78,13 +78,13 @@ def check(areal: Areal, *, steps_left: bool) -> None:
 
 
 @pytest.mark.parametrize("content", DAMAGES.values(), ids=DAMAGES)
-def test_damaged_metrics_show_the_steps_that_are_left(areal: Areal, metrics: Path, content: bytes) -> None:
+def test_damaged_metrics_show_remaining_steps(areal: Areal, metrics: Path, content: bytes) -> None:
     metrics.write_bytes(content)
     check(areal, steps_left=content.count(b'"step": 3') > 0)
 
 
 @pytest.mark.parametrize("kind", ["missing", "folder", "link to nothing", "link to itself"])
-def test_metrics_that_are_no_file_are_no_failure_of_other_commands(areal: Areal, metrics: Path, kind: str) -> None:
+def test_missing_metrics_file_fails_no_other_command(areal: Areal, metrics: Path, kind: str) -> None:
     metrics.unlink()
     if kind == "folder":
         metrics.mkdir()
@@ -95,9 +95,7 @@ def test_metrics_that_are_no_file_are_no_failure_of_other_commands(areal: Areal,
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, len(LINES)), st.integers(0, 40), st.binary(max_size=40))
-def test_any_damage_of_the_metrics_leaves_the_commands(
-    areal: Areal, metrics: Path, at: int, removed: int, put: bytes
-) -> None:
+def test_damaged_metrics_crash_no_command(areal: Areal, metrics: Path, at: int, removed: int, put: bytes) -> None:
     metrics.write_bytes(LINES[:at] + put + LINES[at + removed :])
     for words in (COMMANDS[1], COMMANDS[3], COMMANDS[5]):
         found = areal(*words)

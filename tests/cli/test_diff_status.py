@@ -41,7 +41,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_diff_of_something_new_is_1_and_of_nothing_new_is_0(areal: Areal) -> None:
+def test_diff_exits_1_for_new_object_and_0_otherwise(areal: Areal) -> None:
     assert areal("diff", "-f", "service.yaml").code == 1
     assert areal("apply", "-f", "service.yaml").code == 0
     assert areal("diff", "-f", "service.yaml").code == 0
@@ -51,7 +51,7 @@ def test_diff_of_something_new_is_1_and_of_nothing_new_is_0(areal: Areal) -> Non
 @pytest.mark.parametrize(
     "config", ["a: [", "no: such", "[]", "defaults: {output: wides}", "defaults: 3", b"\xff", "contexts: {a: 1}"]
 )
-def test_diff_with_a_broken_configuration_is_no_difference(
+def test_diff_with_broken_config_exits_neither_0_nor_1(
     areal: Areal, home: Home, mode: tuple[str, ...], config: str | bytes
 ) -> None:
     home.root.mkdir()
@@ -62,7 +62,7 @@ def test_diff_with_a_broken_configuration_is_no_difference(
 
 
 @pytest.mark.parametrize("mode", [mode for mode in MODES if "-f" in mode], ids=" ".join)
-def test_diff_where_the_schedulers_commands_are_absent_is_no_difference(
+def test_diff_without_scheduler_commands_does_not_exit_1(
     areal: Areal, folder: Path, monkeypatch: pytest.MonkeyPatch, mode: tuple[str, ...]
 ) -> None:
     monkeypatch.setenv("PATH", str(folder / "no-commands"))
@@ -73,12 +73,12 @@ def test_diff_where_the_schedulers_commands_are_absent_is_no_difference(
 
 
 @pytest.mark.parametrize("out", [".", "service.yaml/plan.json", "/proc/plan.json", "/dev/full/plan.json"])
-def test_diff_that_cannot_save_its_plan_is_wrong_usage(areal: Areal, out: str) -> None:
+def test_diff_unable_to_save_plan_exits_2(areal: Areal, out: str) -> None:
     refused = areal("diff", "-f", "service.yaml", "--out", out)
     assert refused.code == 2, refused.err
 
 
-def test_diff_does_not_put_its_plan_in_the_place_of_a_device(areal: Areal, folder: Path) -> None:
+def test_diff_does_not_replace_device_with_plan(areal: Areal, folder: Path) -> None:
     os.mkfifo(pipe := folder / "pipe")
     refused = areal("diff", "-f", "service.yaml", "--out", str(pipe))
     assert refused.code == 2 and "it is not a regular file" in refused.err
@@ -86,7 +86,7 @@ def test_diff_does_not_put_its_plan_in_the_place_of_a_device(areal: Areal, folde
 
 
 @pytest.mark.parametrize("mode", MODES, ids=" ".join)
-def test_diff_of_an_unreadable_record_is_no_difference(
+def test_diff_of_unreadable_record_exits_neither_0_nor_1(
     areal: Areal, home: Home, record: Callable[..., Any], mode: tuple[str, ...]
 ) -> None:
     record("InferenceService", "default", {"suspend": True})
@@ -97,7 +97,7 @@ def test_diff_of_an_unreadable_record_is_no_difference(
 
 @pytest.mark.parametrize("mode", MODES, ids=" ".join)
 @pytest.mark.parametrize("root", ["a\0b", "service.yaml", "service.yaml/home"])
-def test_diff_with_an_impossible_home_is_no_difference(
+def test_diff_with_impossible_home_exits_neither_0_nor_1(
     areal: Areal, home: Home, mode: tuple[str, ...], root: str
 ) -> None:
     assert areal("diff", *mode, "--home", root).code not in (0, 1)
@@ -119,7 +119,7 @@ def test_diff_with_an_impossible_home_is_no_difference(
     ],
     ids=str,
 )
-def test_unexpected_failure_is_70_where_1_is_an_answer(
+def test_unexpected_failure_exits_70_where_1_is_a_result(
     areal: Areal, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], module: str, name: str, error: Exception
 ) -> None:
     def failing(*args: Any, **given: Any) -> Any:
@@ -130,18 +130,18 @@ def test_unexpected_failure_is_70_where_1_is_an_answer(
     assert areal(*words).code == 70
 
 
-def test_unexpected_failure_elsewhere_is_1(areal: Areal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unexpected_failure_exits_1_elsewhere(areal: Areal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("areal.cli.get.show_table", None)
     assert areal("get").code == 1
 
 
-def test_diff_whose_module_cannot_be_imported_is_70(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_diff_with_unimportable_module_exits_70(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "areal.cli.apply", None)
     assert run(["diff", "--drift"]) == 70
 
 
 @pytest.mark.parametrize("mode", MODES, ids=" ".join)
-def test_diff_into_a_full_disk_is_no_difference(folder: Path, mode: tuple[str, ...]) -> None:
+def test_diff_into_full_disk_exits_neither_0_nor_1(folder: Path, mode: tuple[str, ...]) -> None:
     with Path("/dev/full").open("w") as full:
         environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
         words = [sys.executable, "-c", AREAL, "diff", *mode, "-v"]

@@ -16,7 +16,7 @@ def files(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_home_of_an_earlier_commit_is_unchanged_described_and_deleted(
+def test_earlier_home_is_unchanged_described_and_deleted(
     areal: Areal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unpack(tmp_path)

@@ -37,7 +37,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_estimate_of_a_configuration_names_each_part_and_says_that_it_is_estimated(areal: Areal, folder: Path) -> None:  # noqa: F811
+def test_estimate_lists_each_part_as_estimated(areal: Areal, folder: Path) -> None:  # noqa: F811
     shown = areal("train", "estimate", "grpo.yaml", "actor.backend=fsdp:d2", "--gpu", "a100")
     assert shown.code == 0, shown.err
     assert "All figures are estimated" in shown.out and "A100 80 GB has 80GiB" in shown.out
@@ -50,7 +50,7 @@ def test_estimate_of_a_configuration_names_each_part_and_says_that_it_is_estimat
     assert [each["devices"] for each in item["needed"]] == [4, 4]
 
 
-def test_estimate_of_what_cannot_fit_is_shown_and_ends_with_10(areal: Areal, folder: Path) -> None:  # noqa: F811
+def test_estimate_of_unfitting_job_exits_10(areal: Areal, folder: Path) -> None:  # noqa: F811
     shown = areal("train", "estimate", "grpo.yaml", "actor.backend=fsdp:d1", "--gpu", "l4")
     assert shown.code == 10
     assert "training needs" in shown.err and "L4 has 22.5GiB" in shown.err and "OPTIMIZER" in shown.out
@@ -58,7 +58,7 @@ def test_estimate_of_what_cannot_fit_is_shown_and_ends_with_10(areal: Areal, fol
     assert small.code == 10 and "left for its cache, and one sequence of 1280 tokens takes" in small.err
 
 
-def test_engine_and_trainer_that_share_a_gpu_need_the_sum(areal: Areal, folder: Path) -> None:  # noqa: F811
+def test_engine_and_trainer_sharing_gpu_are_summed(areal: Areal, folder: Path) -> None:  # noqa: F811
     (folder / "profiles").mkdir()
     for file in ("ppo.yaml", "profiles/gpu.yaml"):
         (folder / file).write_text((GSM8K / file).read_text())
@@ -70,13 +70,13 @@ def test_engine_and_trainer_that_share_a_gpu_need_the_sum(areal: Areal, folder: 
     assert spelled.code == 2 and "mem-fraction-static: must be above 0 and at most 1, not 7" in spelled.err
 
 
-def test_configuration_of_a_model_with_too_many_levels_is_refused(areal: Areal, folder: Path) -> None:  # noqa: F811
+def test_overly_nested_model_config_is_refused(areal: Areal, folder: Path) -> None:  # noqa: F811
     (folder / "model" / "config.json").write_text("[" * 200_000)
     refused = areal("train", "estimate", "grpo.yaml")
     assert refused.code == 2 and "is not valid JSON" in refused.err, refused.err
 
 
-def test_model_of_the_agents_is_the_one_that_samples(areal: Areal, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_estimate_of_agent_job_includes_sampling_model(areal: Areal, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     monkeypatch.chdir(GSM8K.parent / "search")
     words = ("train", "estimate", "-f", "grpo.yaml", "--values", "profiles/cpu.yaml")
     refused = areal(*words)
@@ -86,7 +86,7 @@ def test_model_of_the_agents_is_the_one_that_samples(areal: Areal, monkeypatch: 
     assert item["device"] == "the CPU" and item["step"] is None and item["tokensAtMost"] == 256 + 80
 
 
-def test_model_of_the_hub_is_asked_for_its_config_alone(
+def test_estimate_downloads_only_config_from_hub(
     areal: Areal,  # noqa: F811
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -118,7 +118,7 @@ def test_model_of_the_hub_is_asked_for_its_config_alone(
         (("grpo.yaml", "sglang.mem_fraction_static=7"), 2, "mem-fraction-static: must be above 0 and at most 1, not 7"),
     ],
 )
-def test_estimate_of_nothing_that_can_be_read_is_refused(
+def test_estimate_of_unreadable_input_is_refused(
     areal: Areal,  # noqa: F811
     folder: Path,
     words: tuple[str, ...],
@@ -145,7 +145,7 @@ def test_estimate_of_nothing_that_can_be_read_is_refused(
         },
     ],
 )
-def test_values_that_the_configurations_class_refuses_are_refused_together(
+def test_estimate_reports_all_invalid_values_together(
     areal: Areal,  # noqa: F811
     folder: Path,
     refused: dict[str, str],
@@ -157,7 +157,7 @@ def test_values_that_the_configurations_class_refuses_are_refused_together(
         assert any(key in line and message in line for line in shown.err.splitlines()), (key, shown.err)
 
 
-def test_job_whose_model_is_in_no_manifest_is_refused(areal: Areal, folder: Path) -> None:  # noqa: F811
+def test_job_without_its_model_manifest_is_refused(areal: Areal, folder: Path) -> None:  # noqa: F811
     job = "apiVersion: areal.dev/v1alpha1\nkind: TrainJob\nmetadata: {name: j}\n"
     (folder / "job.yaml").write_text(f"{job}spec: {{config: grpo.yaml, rollout: {{service: default, model: m}}}}\n")
     refused = areal("train", "estimate", "-f", "job.yaml")
@@ -179,7 +179,7 @@ spec: {config: grpo.yaml, rollout: {model: small}, overrides: [actor.backend=fsd
 """
 
 
-def test_embedded_engine_is_estimated_within_its_own_limits_of_cache_and_length(areal: Areal, folder: Path) -> None:  # noqa: F811
+def test_embedded_engine_estimate_respects_its_limits(areal: Areal, folder: Path) -> None:  # noqa: F811
     (folder / "all.yaml").write_text(_EMBEDDED % '{"device": "cuda", "kvMemoryGib": 0.5, "maxModelLen": 1000}')
     [item] = areal("train", "estimate", "-f", "all.yaml", "--memory-gib", "400", "-o", "json").items
     token = 2 * 2 * 2 * 128 * 28  # keys and values of two heads in bfloat16, in 28 layers
@@ -188,7 +188,7 @@ def test_embedded_engine_is_estimated_within_its_own_limits_of_cache_and_length(
 
 
 @pytest.mark.parametrize(("flag", "value"), [("kv-memory-gib", -1), ("max-model-len", 0), ("kv-memory-gib", "much")])
-def test_limit_of_an_engine_that_is_no_size_is_refused(areal: Areal, folder: Path, flag: str, value: object) -> None:  # noqa: F811
+def test_invalid_engine_limit_is_refused(areal: Areal, folder: Path, flag: str, value: object) -> None:  # noqa: F811
     (folder / "all.yaml").write_text(_EMBEDDED % json.dumps({flag: value}))
     refused = areal("train", "estimate", "-f", "all.yaml")
     assert refused.code in (2, 3) and flag in refused.err and str(value) in refused.err, refused.err

@@ -41,7 +41,7 @@ def parse(unit: str) -> tuple[list[str], dict[str, str]]:
 
 @needs_systemd
 @pytest.mark.parametrize("scope", ["--user", "--system"])
-def test_systemd_accepts_a_unit_of_a_home_with_any_path(areal: Areal, tmp_path: Path, scope: str) -> None:
+def test_systemd_accepts_unit_for_any_home_path(areal: Areal, tmp_path: Path, scope: str) -> None:
     home, unit = tmp_path / ODD, tmp_path / "areal.service"
     flags = ["--system"] if scope == "--system" else []
     assert areal("--home", str(home), "generate", "systemd", *flags, "--out", str(unit)).code == 0
@@ -54,14 +54,14 @@ def test_systemd_accepts_a_unit_of_a_home_with_any_path(areal: Areal, tmp_path: 
     assert start[:5] == [sys.executable, "-P", "-m", "areal.cli", "reconcile"]
 
 
-def test_unit_of_manifests_applies_them_by_absolute_paths(areal: Areal, tmp_path: Path) -> None:
+def test_unit_applies_manifests_by_absolute_path(areal: Areal, tmp_path: Path) -> None:
     found = areal("generate", "systemd", "-f", "a $b.yaml", "-R", "--set", "spec.x=%s", "--profile", "big")
     start, _ = parse(found.out)
     here = str(Path.cwd() / "a $b.yaml")
     assert start[4:] == f"apply|-f|{here}|-R|--set|spec.x=%s|--profile|big|--yes|--timeout|1h".split("|")
 
 
-def test_unit_names_secrets_that_it_needs_and_never_holds_one(
+def test_unit_names_secrets_without_values(
     areal: Areal, home: Home, record: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record("InferenceService", "default", {"auth": {"adminKeyFrom": {"env": "ADMIN"}}})
@@ -89,12 +89,12 @@ def test_unit_names_secrets_that_it_needs_and_never_holds_one(
         (["docker"], "no manifests"),
     ],
 )
-def test_what_cannot_be_generated_is_refused(areal: Areal, flags: list[str], message: str) -> None:
+def test_rejects_invalid_generate_flags(areal: Areal, flags: list[str], message: str) -> None:
     found = areal("generate", *flags)
     assert found.code == 2 and message in found.err
 
 
-def test_file_that_exists_is_kept_without_force(areal: Areal, tmp_path: Path) -> None:
+def test_existing_file_is_kept_without_force(areal: Areal, tmp_path: Path) -> None:
     out = tmp_path / "areal.service"
     out.write_text("mine")
     assert areal("generate", "systemd", "--out", str(out)).code == 5
@@ -108,9 +108,7 @@ def instructions(dockerfile: str) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("manifest", ["manifests/agents.yaml", "manifests/quickstart.yaml"])
-def test_dockerfile_installs_what_its_manifests_need(
-    areal: Areal, manifest: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dockerfile_installs_needs_of_manifests(areal: Areal, manifest: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(REPOSITORY)
     found = areal("generate", "docker", "-f", manifest, "--env", "A=b $c")
     steps = instructions(found.out)
@@ -129,24 +127,20 @@ def test_dockerfile_installs_what_its_manifests_need(
     assert "reached inside the container only" in found.err
 
 
-def test_dockerfile_of_a_service_on_any_loopback_address_warns_that_none_reaches_it(
-    areal: Areal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dockerfile_warns_of_loopback_gateway(areal: Areal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.yaml").write_text(SERVICE % "{gateway: {host: 127.0.0.2}}")
     monkeypatch.chdir(tmp_path)
     assert "reached inside the container only" in areal("generate", "docker", "-f", "a.yaml").err
 
 
-def test_dockerfile_of_a_service_on_a_cluster_warns_of_what_that_needs(
-    areal: Areal, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dockerfile_warns_of_cluster_requirements(areal: Areal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(REPOSITORY)
     found = areal("generate", "docker", "-f", "manifests/slurm/service.yaml")
     assert found.code == 0 and "inside the container" not in found.err
     assert "InferenceService/default runs on slurm, which needs the image's home and Python under the same" in found.err
 
 
-def test_manifest_outside_of_the_images_folder_is_refused(
+def test_manifest_outside_image_folder_is_refused(
     areal: Areal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "in").mkdir()
@@ -167,7 +161,7 @@ def test_manifest_outside_of_the_images_folder_is_refused(
         ({"url": "file:///a%20b/arealctl-1-py3-none-any.whl"}, "COPY arealctl-*.whl /tmp/"),
     ],
 )
-def test_image_installs_from_where_this_areal_came(
+def test_image_installs_areal_from_its_source(
     areal: Areal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: dict[str, Any], written: str
 ) -> None:
     (tmp_path / "a.yaml").write_text(SERVICE % "{}")
@@ -178,7 +172,7 @@ def test_image_installs_from_where_this_areal_came(
     assert ("'/a b/arealctl-1-py3-none-any.whl'" in found.out + found.err) == written.startswith("COPY")
 
 
-def test_image_of_an_areal_that_is_not_installed_is_refused_without_a_requirement(
+def test_image_of_uninstalled_areal_needs_requirement(
     areal: Areal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "a.yaml").write_text(SERVICE % "{}")
@@ -194,7 +188,7 @@ def test_image_of_an_areal_that_is_not_installed_is_refused_without_a_requiremen
 
 @pytest.mark.extended
 @pytest.mark.timeout(300)
-def test_services_come_back_after_a_container_and_after_a_boot(box: Box) -> None:  # noqa: F811
+def test_services_restart_after_container_and_boot(box: Box) -> None:  # noqa: F811
     box.write(SERVICE % f"{{gateway: {{port: {box.port}}}}}", "my service.yaml")
     dockerfile = box.folder / "Dockerfile"
     box.ok("generate", "docker", "-f", "my service.yaml", "--out", str(dockerfile))

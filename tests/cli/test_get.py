@@ -44,13 +44,13 @@ def objects(record: Record) -> None:
     record("Model", "llama", {"backend": "embedded", "path": "./llama"}, labels={"tier": "dev"})
 
 
-def test_get_of_nothing_prints_nothing_on_stdout(areal: Areal, home: Home) -> None:
+def test_get_without_objects_prints_nothing_on_stdout(areal: Areal, home: Home) -> None:
     result = areal("get")
     assert (result.code, result.out, result.err) == (0, "", f"nothing in {home.root} yet\n")
     assert areal("get", "-q").err == ""
 
 
-def test_home_that_is_a_file_is_an_error(areal: Areal) -> None:
+def test_file_in_place_of_home_is_an_error(areal: Areal) -> None:
     result = areal("get", "--home", __file__)
     assert result.code == 1
     assert "is not a folder" in result.err and "--home" in result.err
@@ -86,7 +86,7 @@ def test_get_of_several_kinds_and_several_names(areal: Areal, objects: None) -> 
     ]
 
 
-def test_get_json_of_a_list_and_of_one_object(areal: Areal, objects: None) -> None:
+def test_get_json_prints_list_or_single_object(areal: Areal, objects: None) -> None:
     listed = areal("get", "models", "--json").json
     assert (listed["kind"], len(listed["items"])) == ("List", 2)
     one = areal("get", "model/qwen", "-o", "json").json
@@ -99,14 +99,14 @@ def test_get_json_of_a_list_and_of_one_object(areal: Areal, objects: None) -> No
     assert {condition["type"] for condition in one["status"]["conditions"]} >= {"Ready", "Progressing"}
 
 
-def test_get_yaml_says_the_same_as_json(areal: Areal, objects: None) -> None:
+def test_get_yaml_equals_json(areal: Areal, objects: None) -> None:
     as_json, as_yaml = areal("get", "model/qwen", "-o", "json"), areal("get", "model/qwen", "-o", "yaml")
     found = yaml.safe_load(as_yaml.out)
     assert found["spec"] == as_json.json["spec"]
     assert found["metadata"] == as_json.json["metadata"]
 
 
-def test_get_jsonl_is_one_document_a_line(areal: Areal, objects: None) -> None:
+def test_get_jsonl_prints_one_document_per_line(areal: Areal, objects: None) -> None:
     lines = areal("get", "-o", "jsonl").out.splitlines()
     assert [json.loads(line)["metadata"]["name"] for line in lines] == ["default", "llama", "qwen"]
 
@@ -131,7 +131,7 @@ def test_get_with_a_selector(areal: Areal, objects: None, selector: str, names: 
     assert areal("get", "-l", selector, "-o", "name").out.split() == names
 
 
-def test_list_without_rows_says_why(areal: Areal, objects: None) -> None:
+def test_empty_list_explains_reason(areal: Areal, objects: None) -> None:
     assert areal("get", "-l", "tier=none").err.strip() == "no labels match tier=none"
     assert areal("get", "trainjobs").err.strip() == "there is no TrainJob"
 
@@ -149,7 +149,7 @@ def test_get_sorted_by_a_column_or_a_path(areal: Areal, objects: None, key: str,
     assert areal("get", "models", "--sort-by", key, "-o", "name").out.split() == names
 
 
-def test_get_manifest_holds_what_the_user_set_and_nothing_else(areal: Areal, objects: None) -> None:
+def test_get_manifest_contains_only_user_fields(areal: Areal, objects: None) -> None:
     documents = list(yaml.safe_load_all(areal("get", "-o", "manifest").out))
     assert documents[2] == {
         "apiVersion": "areal.dev/v1alpha1",
@@ -159,13 +159,13 @@ def test_get_manifest_holds_what_the_user_set_and_nothing_else(areal: Areal, obj
     }
 
 
-def test_manifest_printed_by_get_is_valid(areal: Areal, objects: None, tmp_path: Path) -> None:
+def test_get_manifest_output_is_valid(areal: Areal, objects: None, tmp_path: Path) -> None:
     file = tmp_path / "again.yaml"
     file.write_text(areal("get", "-o", "manifest").out)
     assert areal("validate", "-f", str(file)).code == 0
 
 
-def test_show_origin_names_layer_person_and_file(areal: Areal, objects: None, home: Home) -> None:
+def test_show_origin_gives_layer_person_and_file(areal: Areal, objects: None, home: Home) -> None:
     store = ObjectStore(home)
     found = store.get(Ref("Model", "qwen"))
     assert found is not None
@@ -179,7 +179,7 @@ def test_show_origin_names_layer_person_and_file(areal: Areal, objects: None, ho
     assert rows["spec.path"]["source"] == "service.yaml:3"
 
 
-def test_show_defaults_fills_in_what_was_not_set(areal: Areal, objects: None) -> None:
+def test_show_defaults_fills_in_unset_fields(areal: Areal, objects: None) -> None:
     spec = areal("get", "inf/default", "--show-defaults", "--json").json["spec"]
     assert spec["gateway"] == {"host": "127.0.0.1", "port": 8081, "relays": 1}
     origins = {
@@ -190,7 +190,7 @@ def test_show_defaults_fills_in_what_was_not_set(areal: Areal, objects: None) ->
     assert origins["spec.gateway.host"] == "default"
 
 
-def test_object_that_is_misspelt_is_suggested(areal: Areal, objects: None) -> None:
+def test_misspelt_object_is_suggested(areal: Areal, objects: None) -> None:
     result = areal("get", "model/qwne")
     assert result.code == 4
     assert 'did you mean "qwen"' in result.err
@@ -229,19 +229,19 @@ def test_get_kinds(areal: Areal) -> None:
     ]
 
 
-def test_get_processes_of_nothing(areal: Areal, objects: None) -> None:
+def test_get_processes_without_objects_is_empty(areal: Areal, objects: None) -> None:
     assert areal("get", "processes", "--json").json["items"] == []
     assert areal("get", "processes", "model/none").code == 4
 
 
-def test_reading_writes_nothing(areal: Areal, objects: None, home: Home) -> None:
+def test_read_commands_write_nothing(areal: Areal, objects: None, home: Home) -> None:
     before = {path: path.stat().st_mtime_ns for path in home.root.rglob("*")}
     for words in (["get"], ["describe", "model/qwen"], ["history", "model/qwen"], ["events"], ["inf", "ps"], ["top"]):
         assert areal(*words).code == 0
     assert {path: path.stat().st_mtime_ns for path in home.root.rglob("*")} == before
 
 
-def test_reading_without_a_home_creates_none(areal: Areal, home: Home) -> None:
+def test_read_commands_do_not_create_home(areal: Areal, home: Home) -> None:
     for words in (["get"], ["get", "processes"], ["inf", "ps"], ["events"], ["doctor"]):
         assert areal(*words).code == 0
     assert not home.root.exists()
@@ -268,7 +268,7 @@ def test_events_of_one_object_and_of_all(areal: Areal, objects: None, home: Home
     assert areal("events", "-n", "1", "-o", "name").out == "Model/llama Failed\n"
 
 
-def test_describe_tells_spec_conditions_and_events(areal: Areal, objects: None, home: Home) -> None:
+def test_describe_shows_spec_conditions_and_events(areal: Areal, objects: None, home: Home) -> None:
     EventLog(home).record(Ref("Model", "qwen"), "Warning", "Failed", "no GPU is free")
     text = areal("describe", "model/qwen").out
     for part in ("Name:", "qwen", "spec.engineArgs.max-model-len", "service.yaml:3", "Conditions:", "no GPU is free"):
@@ -278,7 +278,7 @@ def test_describe_tells_spec_conditions_and_events(areal: Areal, objects: None, 
     assert document["processes"] == []
 
 
-def test_describe_of_a_service_names_its_models(areal: Areal, objects: None) -> None:
+def test_describe_of_service_lists_its_models(areal: Areal, objects: None) -> None:
     assert {row["ref"] for row in areal("describe", "inf/default", "--json").json["related"]} == {
         "Model/llama",
         "Model/qwen",
@@ -298,7 +298,7 @@ def test_inf_verbs_list_services_and_models(areal: Areal, objects: None) -> None
     assert status.json["healthy"] is False
 
 
-def test_service_that_does_not_run_cannot_be_talked_to(areal: Areal, objects: None) -> None:
+def test_stopped_service_cannot_be_chatted_with(areal: Areal, objects: None) -> None:
     result = areal("inf", "chat", "-m", "hello")
     assert result.code == 1
     assert "areal inf run --service default" in result.err
@@ -318,7 +318,7 @@ class TestJobsThatHaveEnded:
         spec = RunSpec("r1", "TrainJob/done", "driver", 0, ("x",), inputs={"attempt": 1})
         end_run(home, spec, created + 64.0, "exited 0")
 
-    def test_they_are_listed_by_name_or_with_all_only(self, areal: Areal) -> None:
+    def test_finished_jobs_are_listed_by_name_or_with_all(self, areal: Areal) -> None:
         listed = areal("get")
         assert [row[0] for row in listed.rows[1:]] == ["model/qwen", "trainjob/waits"]
         assert "not listed: 3 that ended; --all" in listed.err
@@ -329,16 +329,16 @@ class TestJobsThatHaveEnded:
         assert areal("get", "job/done", "model/mine", "-o", "name").out.split() == ["trainjob/done", "model/mine"]
         assert areal("get", "trainjob/done").rows[1][2] == "Succeeded"
 
-    def test_their_processes_too(self, areal: Areal) -> None:
+    def test_finished_job_processes_are_listed_with_all(self, areal: Areal) -> None:
         assert areal("get", "processes", "-o", "name").out == ""
         assert areal("get", "processes", "--all", "-o", "name").out == "process/r1\n"
         assert areal("get", "processes", "job/done", "-o", "name").out == "process/r1\n"
 
-    def test_their_elapsed_time_has_stopped(self, areal: Areal) -> None:
+    def test_finished_job_elapsed_time_is_fixed(self, areal: Areal) -> None:
         assert areal("train", "status", "done", "--json").json["elapsedSeconds"] == pytest.approx(64.0)
         assert "64s" in areal("train", "ps", "-a").out and "64s" in areal("train", "status", "done").out
 
-    def test_they_are_neither_stopped_nor_resumed(self, areal: Areal, home: Home) -> None:
+    def test_finished_jobs_cannot_be_stopped_or_resumed(self, areal: Areal, home: Home) -> None:
         for words in (("train", "stop", "done"), ("suspend", "trainjob/done")):
             stopped = areal(*words)
             assert stopped.code == 0 and "trainjob/done unchanged: it has ended: Succeeded\n" in stopped.out
@@ -348,7 +348,7 @@ class TestJobsThatHaveEnded:
             assert "areal restart TrainJob/done" in refused.err
 
 
-def test_what_is_suspended_already_or_is_not_says_so(areal: Areal, record: Record) -> None:
+def test_suspend_and_resume_report_unchanged_state(areal: Areal, record: Record) -> None:
     record("InferenceService", "default", {"suspend": True})
     record("Model", "qwen", {**QWEN, "suspend": True})
     record("TrainJob", "waits", {"driver": "m:f", "suspend": True})
@@ -387,7 +387,7 @@ ENDED_RUNS = [
 
 
 @pytest.mark.parametrize(("owner", "spec", "component", "replica", "listed"), ENDED_RUNS)
-def test_process_that_ended_is_listed_while_its_object_should_have_it(
+def test_ended_process_is_listed_only_if_expected(
     areal: Areal,
     home: Home,
     record: Callable[..., Any],
@@ -408,7 +408,7 @@ def test_process_that_ended_is_listed_while_its_object_should_have_it(
     assert [row["uid"] for row in described] == (["newer"] if listed else [])
 
 
-def test_name_in_the_place_of_a_kind_is_answered_with_the_object(areal: Areal, objects: None) -> None:
+def test_object_name_given_as_kind_suggests_object(areal: Areal, objects: None) -> None:
     for verb in ("logs", "describe", "history"):
         result = areal(verb, "qwen")
         assert result.code == 4, result.err

@@ -121,13 +121,13 @@ def test_register_external(areal: Areal, spelling: str) -> None:
     }
 
 
-def test_register_of_a_private_anthropic_endpoint_says_both(areal: Areal) -> None:
+def test_register_of_private_anthropic_endpoint_sets_both(areal: Areal) -> None:
     words = ("--api-url", "10.0.0.1:8000", "--provider-api", "anthropic", "--allow-private")
     (model,) = printed(areal, "inf", "register", "--model", "gpt", *words)
     assert model["spec"]["external"] == {"url": "http://10.0.0.1:8000", "api": "anthropic", "allowPrivate": True}
 
 
-def test_service_default_comes_from_the_configuration(areal: Areal) -> None:
+def test_default_service_comes_from_config(areal: Areal) -> None:
     areal("config", "set", "service", "rl")
     assert printed(areal, "inf", "run")[0]["metadata"]["name"] == "rl"
     assert printed(areal, "inf", "run", "--service", "other")[0]["metadata"]["name"] == "other"
@@ -140,7 +140,7 @@ def test_manifests_of_flags_are_valid(areal: Areal, tmp_path: Path) -> None:
     assert areal("validate", "-f", str(file)).code == 0
 
 
-def test_dry_run_as_a_table_is_the_plan_and_changes_nothing(areal: Areal, home: Any) -> None:
+def test_dry_run_table_shows_plan_and_changes_nothing(areal: Areal, home: Any) -> None:
     result = areal("inf", "run", "--port", "9000", "--dry-run")
     assert result.code == 0
     assert "+ InferenceService/default create" in result.out
@@ -148,7 +148,7 @@ def test_dry_run_as_a_table_is_the_plan_and_changes_nothing(areal: Areal, home: 
     assert not (home.objects / "inferenceservice").exists()
 
 
-def test_run_again_keeps_what_it_was_applied_with(areal: Areal, record: Any) -> None:
+def test_repeated_run_keeps_applied_fields(areal: Areal, record: Any) -> None:
     record("InferenceService", "default", {"gateway": {"port": 9000}, "logLevel": "debug"})
     (service,) = printed(areal, "inf", "run", "--port", "9001")
     assert service["spec"] == {"gateway": {"port": 9001}, "logLevel": "debug"}
@@ -173,7 +173,7 @@ def test_arguments_are_named_and_typed(texts: tuple[str, ...], found: dict[str, 
 
 
 @pytest.mark.parametrize("text", ["a b", "'open", "{1}"])
-def test_arguments_that_cannot_be_read_are_refused(text: str) -> None:
+def test_unparsable_arguments_are_refused(text: str) -> None:
     with pytest.raises(UsageFault, match="--engine-args"):
         arguments((text,), "--engine-args")
 
@@ -190,7 +190,7 @@ def test_arguments_that_cannot_be_read_are_refused(text: str) -> None:
         (("--backend", "embedded"), "--model-path is missing"),
     ],
 )
-def test_register_with_half_a_model_is_refused(areal: Areal, words: tuple[str, ...], fault: str) -> None:
+def test_incomplete_model_registration_is_refused(areal: Areal, words: tuple[str, ...], fault: str) -> None:
     result = areal("inf", "register", "--model", "x", *words)
     assert result.code == 2
     assert fault in result.err
@@ -226,7 +226,7 @@ def test_fault_names_the_flag(
     assert "stdin" not in result.err and "spec." not in result.err and "manifest" not in result.err
 
 
-def test_fault_about_a_value_that_looks_like_a_field_keeps_the_value(areal: Areal, record: Callable[..., Any]) -> None:
+def test_fault_keeps_value_resembling_field(areal: Areal, record: Callable[..., Any]) -> None:
     record("InferenceService", "default", {"suspend": True})
     result = areal(*REGISTER, "./spec.replicas and beside the manifest", "--backend", "embedded", "--dry-run")
     assert result.code == 3
@@ -234,18 +234,18 @@ def test_fault_about_a_value_that_looks_like_a_field_keeps_the_value(areal: Area
     assert "(looked in the working directory)" in result.err
 
 
-def test_key_file_that_is_missing_is_named_by_its_flag(areal: Areal, tmp_path: Path) -> None:
+def test_missing_key_file_error_names_flag(areal: Areal, tmp_path: Path) -> None:
     result = areal("inf", "run", "-d", "--admin-api-key-file", str(tmp_path / "k"), "--dry-run")
     assert result.code == 3 and f"--admin-api-key-file {tmp_path / 'k'} does not exist" in result.err
 
 
-def test_port_in_use_is_named_by_its_flag(areal: Areal) -> None:
+def test_port_in_use_error_names_flag(areal: Areal) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         result = areal("inf", "run", "-d", "--port", str(taken.getsockname()[1]))
     assert result.code == 10 and "choose another --port" in result.err
 
 
-def test_field_of_another_layer_is_named_by_its_flag(
+def test_fault_of_other_layers_field_names_flag(
     areal: Areal, record: Callable[..., Any], home: Home, tmp_path: Path
 ) -> None:
     record("InferenceService", "default", {"suspend": True})
@@ -266,9 +266,7 @@ def test_field_of_another_layer_is_named_by_its_flag(
     assert moved.code == 4, "the service is not there"
 
 
-def test_served_name_that_another_model_of_the_service_has_is_refused(
-    areal: Areal, record: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_duplicate_served_name_is_refused(areal: Areal, record: Callable[..., Any], tmp_path: Path) -> None:
     record("InferenceService", "default", {"suspend": True})
     record("Model", "m", {"backend": "embedded", "path": str(tmp_path), "servedModelName": "Q/q"})
     words = ("inf", "register", "--backend", "embedded", "--model-path", str(tmp_path), "--dry-run")
@@ -305,13 +303,13 @@ def trained(record: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize("flags", [(), ("--yes",), ("--all",), ("--force",)])
-def test_running_job_keeps_its_service(areal: Areal, trained: None, flags: tuple[str, ...]) -> None:
+def test_service_of_running_job_is_kept(areal: Areal, trained: None, flags: tuple[str, ...]) -> None:
     refused = areal("inf", "stop", *flags)
     assert refused.code == 5 and "TrainJob/grpo" in refused.err and "--cascade" in refused.err
     assert len(areal("get", "-o", "name").out.split()) == 3
 
 
-def test_cascade_asks_and_is_refused_off_a_terminal(areal: Areal, trained: None) -> None:
+def test_cascade_asks_and_is_refused_without_terminal(areal: Areal, trained: None) -> None:
     refused = areal("inf", "stop", "--cascade")
     assert refused.code == 2 and "--yes" in refused.err
     assert len(areal("get", "-o", "name").out.split()) == 3
@@ -322,12 +320,12 @@ def test_cascade_with_a_yes_deletes_the_job_too(areal: Areal, trained: None) -> 
     assert areal("get", "-o", "name").out == ""
 
 
-def test_cascade_has_no_meaning_where_nothing_is_deleted(areal: Areal, trained: None) -> None:
+def test_cascade_with_keep_state_is_refused(areal: Areal, trained: None) -> None:
     refused = areal("inf", "stop", "--keep-state", "--cascade", "--yes")
     assert refused.code == 2 and "--keep-state deletes nothing" in refused.err
 
 
-def test_stop_with_keep_state_deletes_nothing_and_asks_nothing(areal: Areal, record: Callable[..., Any]) -> None:
+def test_stop_with_keep_state_deletes_and_asks_nothing(areal: Areal, record: Callable[..., Any]) -> None:
     record("InferenceService", "default", {})
     record("Model", "m1", {"backend": "embedded", "path": "/m1"})
     assert areal("inf", "stop", "--keep-state").code == 0
@@ -357,23 +355,21 @@ def three(record: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize("words", DELETING, ids=" ".join)
-def test_verb_that_deletes_off_a_terminal_without_yes_is_refused(
-    areal: Areal, three: None, words: tuple[str, ...]
-) -> None:
+def test_deleting_verb_without_terminal_requires_yes(areal: Areal, three: None, words: tuple[str, ...]) -> None:
     refused = areal(*words)
     assert refused.code == 2 and "--yes" in refused.err
     assert len(areal("get", "-o", "name").out.split()) == 3
 
 
 @pytest.mark.parametrize("words", DELETING, ids=" ".join)
-def test_verb_that_deletes_with_yes_deletes(areal: Areal, three: None, words: tuple[str, ...]) -> None:
+def test_deleting_verb_with_yes_deletes(areal: Areal, three: None, words: tuple[str, ...]) -> None:
     assert areal(*words, "--yes").code == 0
     assert len(areal("get", "-o", "name").out.split()) < 3
 
 
 @pytest.mark.parametrize("words", [("inf", "stop"), ("inf", "deregister", "--model", "m1"), ("agent", "stop")])
 @pytest.mark.parametrize(("answer", "code"), [("n\n", 2), ("y\n", 0)])
-def test_verb_that_deletes_on_a_terminal_follows_the_answer(
+def test_deleting_verb_on_terminal_follows_answer(
     areal: Areal, home: Home, three: None, words: tuple[str, ...], answer: str, code: int
 ) -> None:
     typist = Typist(home.root, *words)
@@ -383,7 +379,7 @@ def test_verb_that_deletes_on_a_terminal_follows_the_answer(
     assert (len(areal("get", "-o", "name").out.split()) == 3) == (code == 2)
 
 
-def test_verbs_that_change_models_say_that_the_context_is_remote(areal: Areal) -> None:
+def test_model_verbs_report_remote_context(areal: Areal) -> None:
     assert areal("config", "set-context", "far", "--gateway", "http://10.0.0.1:8080").code == 0
     assert areal("config", "use-context", "far").code == 0
     for words in (

@@ -37,9 +37,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("verb", ["diff", "apply"])
-def test_faults_of_all_jobs_stand_where_manifests_and_files_say_them(
-    areal: Areal, folder: Path, home: Home, verb: str
-) -> None:
+def test_job_faults_give_manifest_and_config_positions(areal: Areal, folder: Path, home: Home, verb: str) -> None:
     (folder / "bad.yaml").write_text(CONFIG + "  optimzer: {lr: 1.0e-5}\nsead: 1\n")
     jobs = [
         JOB % "file" + "  config: bad.yaml\n  overrides: [seed=2, actor.lrr=3]\n",
@@ -73,7 +71,7 @@ def test_faults_of_all_jobs_stand_where_manifests_and_files_say_them(
     assert not (home.root / "objects").exists()
 
 
-def test_train_run_checks_first_and_speaks_of_its_own_words(areal: Areal, folder: Path, home: Home) -> None:
+def test_train_run_validates_before_recording(areal: Areal, folder: Path, home: Home) -> None:
     result = areal("train", "run", "--config", "grpo.yaml", "actor.lrr=3", "actor.path=nowhere/at/all")
     assert result.code == 3
     assert "actor.lrr=3: there is no key actor.lrr" in result.err
@@ -82,7 +80,7 @@ def test_train_run_checks_first_and_speaks_of_its_own_words(areal: Areal, folder
     assert not (home.root / "objects").exists()
 
 
-def test_restarts_are_refused_where_a_job_never_restarts(areal: Areal, folder: Path) -> None:
+def test_restarts_are_refused_for_never_restart_policy(areal: Areal, folder: Path) -> None:
     words = ("train", "start", "--config", "grpo.yaml", "--dry-run=client", "-o", "yaml")
     refused = areal(*words, "--max-restarts", "5")
     assert refused.code == 2 and "--max-restarts has no effect without --restart on-failure" in refused.err
@@ -92,7 +90,7 @@ def test_restarts_are_refused_where_a_job_never_restarts(areal: Areal, folder: P
     assert limited["spec"]["restart"] == {"policy": "OnFailure", "maxRestarts": 0}
 
 
-def test_driver_of_ones_own_that_reads_an_areal_class_is_checked_too(areal: Areal, folder: Path) -> None:
+def test_custom_driver_using_areal_class_is_checked(areal: Areal, folder: Path) -> None:
     (folder / "mine.py").write_text(
         "import not_installed_here\nfrom areal.api.cli_args import GRPOConfig, load_expr_config\n\n\n"
         "def main(args):\n    config, _ = load_expr_config(args, GRPOConfig)\n"
@@ -122,7 +120,7 @@ IMPORT = "from areal.api.cli_args import GRPOConfig as C, load_expr_config as lo
         ("def main(a):\n    print(a)", None),
     ],
 )
-def test_config_class_of_a_driver_is_known_only_without_doubt(text: str, found: str | None) -> None:
+def test_driver_config_class_is_found_only_if_unambiguous(text: str, found: str | None) -> None:
     assert config_class(IMPORT + text, "main") == found
 
 
@@ -150,7 +148,7 @@ def test_config_class_of_a_driver_is_known_only_without_doubt(text: str, found: 
         ("sys:exit", None),
     ],
 )
-def test_name_is_looked_for_without_an_import(tmp_path: Path, name: str, fault: str | None) -> None:
+def test_name_lookup_does_not_import(tmp_path: Path, name: str, fault: str | None) -> None:
     import sys
 
     (tmp_path / "space" / "deeper").mkdir(parents=True)  # no __init__.py
@@ -180,7 +178,7 @@ IDS = """\
 
 
 @pytest.mark.parametrize("missing", ["org/model", "org/words", "org/rows"])
-def test_id_in_neither_cache_nor_hub_is_reported_before_anything_starts(
+def test_model_id_in_neither_cache_nor_hub_is_reported_early(
     areal: Areal, folder: Path, home: Home, monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -213,7 +211,7 @@ def test_id_in_neither_cache_nor_hub_is_reported_before_anything_starts(
         ("'a'", "e-a"),
     ],
 )
-def test_job_is_named_by_what_its_overrides_say_and_not_by_what_it_is_in_yaml(trial: str, name: str) -> None:
+def test_job_name_is_taken_from_overrides_verbatim(trial: str, name: str) -> None:
     overrides = ("experiment_name=e", f"trial_name={trial}")
     manifest = job_manifest(None, name=None, driver="m:f", overrides=overrides, restart={})
     assert manifest["metadata"]["name"] == name

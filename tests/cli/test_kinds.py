@@ -54,18 +54,18 @@ def completed(*words: str) -> list[str]:
     return [item.value for item in found]
 
 
-def test_get_lists_it_with_its_own_columns(areal: Areal) -> None:
+def test_get_lists_new_kind_with_its_columns(areal: Areal) -> None:
     assert "Evaluation" in areal("get", "kinds").out
     assert areal("get", "eval").rows[0] == ["NAME", "READY", "STATUS", "SUITE", "AGE"]
     assert areal("get", "-o", "name").out == "evaluation/nightly\n"
 
 
-def test_describe_and_explain_know_its_fields(areal: Areal) -> None:
+def test_describe_and_explain_know_new_kind_fields(areal: Areal) -> None:
     assert "suite" in areal("describe", "evaluation/nightly").out
     assert "The tasks that are run." in areal("explain", "evaluation.spec.suite").out
 
 
-def test_completion_offers_it() -> None:
+def test_completion_offers_new_kind() -> None:
     assert completed("get", "eva") == ["evaluations", "evaluation", "evaluation/nightly"]
     assert completed("delete", "eval/n") == ["eval/nightly"]
     assert completed("explain", "eva") == ["evaluation"]
@@ -74,11 +74,11 @@ def test_completion_offers_it() -> None:
     assert completed("inf", "logs", "-c", "") == ["gateway", "router", "engine", "data-proxy"]
 
 
-def test_a_kind_without_processes_or_replicas_says_so(areal: Areal) -> None:
+def test_kind_without_processes_or_replicas_is_reported(areal: Areal) -> None:
     assert "has no process" in areal("logs", "eval/nightly").err
     assert "no replicas" in areal("scale", "eval/nightly", "--replicas", "2").err
 
 
-def test_delete_and_wait_act_on_it(areal: Areal) -> None:
+def test_delete_and_wait_work_on_new_kind(areal: Areal) -> None:
     assert areal("delete", "eval/nightly", "--yes").code == 0
     assert areal("wait", "eval/nightly", "--for", "deleted", "--timeout", "5s").code == 0

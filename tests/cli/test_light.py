@@ -79,7 +79,7 @@ def modules(err: str) -> tuple[int, set[str]]:
     ],
     ids=" ".join,
 )
-def test_light_command_imports_nothing_heavy(
+def test_light_command_imports_no_heavy_modules(
     words: tuple[str, ...], spawn: Spawner, record: Callable[..., Any], home: Any
 ) -> None:
     record("InferenceService", "default", {"gateway": {"port": 8080}})
@@ -91,7 +91,7 @@ def test_light_command_imports_nothing_heavy(
     assert sorted(name for name in unneeded if name in names) == []
 
 
-def test_unchanged_diff_imports_no_executing_half_and_no_http_client(spawn: Spawner, home: Any, tmp_path: Path) -> None:
+def test_unchanged_diff_imports_no_executor_or_http_client(spawn: Spawner, home: Any, tmp_path: Path) -> None:
     (tmp_path / "service.yaml").write_text(SUSPENDED.format(folder=tmp_path))
     (tmp_path / "config.json").write_text("{}")
     assert spawn("apply", "-f", str(tmp_path / "service.yaml")).finish().code == 0
@@ -102,9 +102,7 @@ def test_unchanged_diff_imports_no_executing_half_and_no_http_client(spawn: Spaw
     assert sorted(name for name in heavy if name in names) == []
 
 
-def test_a_configuration_file_costs_its_parser_and_nothing_else(
-    spawn: Spawner, record: Callable[..., Any], home: Any
-) -> None:
+def test_config_file_imports_only_its_parser(spawn: Spawner, record: Callable[..., Any], home: Any) -> None:
     record("Model", "m1", {"backend": "embedded", "path": "./m1"})
     home.config.write_text("currentContext: local\ndefaults:\n  output: table\n")
     code, names = modules(spawn("get", code=SHOW).finish().err)
@@ -113,7 +111,7 @@ def test_a_configuration_file_costs_its_parser_and_nothing_else(
 
 
 @pytest.mark.parametrize("line", ["areal ", "areal get mod", "areal describe model/", "areal inf chat --service "])
-def test_completion_imports_nothing_heavy_and_no_state(line: str, spawn: Spawner, record: Callable[..., Any]) -> None:
+def test_completion_imports_no_heavy_modules_or_state(line: str, spawn: Spawner, record: Callable[..., Any]) -> None:
     record("Model", "m1", {"backend": "embedded", "path": "./m1"})
     words = line.split(" ")
     result = spawn(code=SHOW, _AREAL_COMPLETE="bash_complete", COMP_WORDS=line, COMP_CWORD=str(len(words) - 1)).finish()

@@ -85,16 +85,16 @@ def test_screen_of_a_table_has_titles_rows_and_keys() -> None:
         (["G", "b"], "a"),
     ],
 )
-def test_selection_after_keys_is_the_expected_row(keys: list[str], name: str) -> None:
+def test_keys_select_expected_row(keys: list[str], name: str) -> None:
     assert selected(typed(live(row("a"), row("b"), row("c")), *keys)) == [name]
 
 
-def test_selection_stays_with_its_row_where_rows_come_before_it() -> None:
+def test_selection_follows_row_when_rows_are_inserted() -> None:
     state = typed(live(row("b"), row("c")), "j")
     assert selected(refreshed(state, 0, pane(row("a"), row("b"), row("c")))) == ["c"]
 
 
-def test_selection_of_a_row_that_disappears_moves_to_its_place_with_a_notice() -> None:
+def test_selection_of_removed_row_moves_with_notice() -> None:
     state = refreshed(typed(live(row("a"), row("b"), row("c")), "j"), 0, pane(row("a"), row("c")))
     assert selected(state) == ["c"] and drawn(state)[-1] == "b is gone"
     gone = refreshed(state, 0, pane())
@@ -102,7 +102,7 @@ def test_selection_of_a_row_that_disappears_moves_to_its_place_with_a_notice() -
     assert press(gone, "enter").message == "nothing is selected"
 
 
-def test_filter_has_rows_with_all_its_words_and_ends_with_escape() -> None:
+def test_filter_matches_all_words_until_escape() -> None:
     state = typed(live(row("qwen", 1), row("llama", 1), row("qwen-b", 2, "Failed")), "/", *"QWEN fai")
     assert [each.name for each in shown_rows(state.pane)] == ["qwen-b"]
     assert drawn(state)[-1] == "/QWEN fai_" and "1/3" in drawn(state)[0]
@@ -113,14 +113,14 @@ def test_filter_has_rows_with_all_its_words_and_ends_with_escape() -> None:
     assert "no row has these words" in "\n".join(drawn(typed(live(row("a")), "/", *"zz")))
 
 
-def test_sort_is_by_numbers_where_a_column_has_numbers() -> None:
+def test_numeric_column_sorts_by_number() -> None:
     state = typed(live(row("a", 10), row("b", 9), row("c", 100)), "s", "s")
     assert [each.name for each in shown_rows(state.pane)] == ["b", "a", "c"] and "sort COUNT" in drawn(state)[0]
     assert [each.name for each in shown_rows(press(state, "S").pane)] == ["c", "a", "b"]
     assert typed(state, "s", "s").pane.sort == -1
 
 
-def test_columns_of_time_sort_by_time_and_not_by_their_text() -> None:
+def test_time_columns_sort_by_time() -> None:
     column = Column("UPTIME", lambda row: row["text"], order=lambda row: row["seconds"])
     rows = [
         {"kind": "M", "metadata": {"name": "a"}, "text": "10s", "seconds": 10},
@@ -133,14 +133,14 @@ def test_columns_of_time_sort_by_time_and_not_by_their_text() -> None:
     assert [row["text"] for row in table.sorted("uptime")] == ["10s", "9m", "1h"]
 
 
-def test_table_of_more_columns_than_the_terminal_shows_others_by_arrows() -> None:
+def test_arrows_scroll_wide_table() -> None:
     state = live(row("n" * 30, 123, "Ready"), width=26, height=5)
     assert not any("Ready" in line for line in drawn(state))
     assert any("Ready" in line for line in drawn(typed(state, "right")))
     assert drawn(typed(state, "right", "left")) == drawn(state)
 
 
-def test_description_is_read_scrolled_and_left() -> None:
+def test_description_opens_scrolls_and_closes() -> None:
     state = typed(live(row("a"), row("b"), height=6), "j", "enter")
     assert state.page == LivePage("describe", LiveTarget("model/b")) and "reading" in drawn(state)[0]
     read = paged(state, LivePage("describe", LiveTarget("model/b"), tuple(f"line {n}" for n in range(9)), at=0.0))
@@ -153,13 +153,13 @@ def test_description_is_read_scrolled_and_left() -> None:
     assert selected(typed(found, "esc", "esc")) == ["b"]
 
 
-def test_lines_of_a_page_that_was_left_change_nothing() -> None:
+def test_lines_of_closed_page_change_nothing() -> None:
     state = press(live(row("a")), "enter")
     assert paged(press(state, "esc"), LivePage("describe", LiveTarget("model/a"), ("x",))).page is None
     assert paged(press(state, "l"), LivePage("describe", LiveTarget("model/a"), ("x",))).page == press(state, "l").page
 
 
-def test_logs_follow_until_one_scrolls_and_again_by_the_last_key() -> None:
+def test_logs_follow_until_scrolled_and_again_at_end() -> None:
     target = LiveTarget("model/a")
     state = paged(press(live(row("a"), height=5), "l"), LivePage("logs", target, tuple("abcdef"), at=0.0))
     assert drawn(state)[0].endswith("following") and drawn(state)[1:4] == ["d", "e", "f"]
@@ -170,7 +170,7 @@ def test_logs_follow_until_one_scrolls_and_again_by_the_last_key() -> None:
     assert drawn(press(dropped, "G"))[1:4] == ["h", "i", "j"]
 
 
-def test_read_that_fails_keeps_what_was_read_and_says_why() -> None:
+def test_failed_read_keeps_last_content_with_reason() -> None:
     state = failed(live(row("a")), 0, "http://gateway: timed out")
     assert drawn(state)[-1] == "cannot be read: http://gateway: timed out" and selected(state) == ["a"]
     assert "cannot" not in drawn(refreshed(state, 0, pane(row("a"))))[-1]
@@ -179,7 +179,7 @@ def test_read_that_fails_keeps_what_was_read_and_says_why() -> None:
     assert page.page is not None and "gone" in drawn(failed(page, page.page, "gone"))[-1]
 
 
-def test_help_names_the_keys_and_escape_goes_back() -> None:
+def test_help_lists_keys_and_escape_closes_it() -> None:
     state = resized(press(live(row("a")), "?"), 80, 30)
     assert drawn(state)[0] == "Keys" and set(HELP) <= set(drawn(state))
     assert press(state, "esc").page is None and press(state, "q").has_ended
@@ -191,7 +191,7 @@ def test_colours_mark_states_and_the_selected_row() -> None:
     assert not any(ESCAPE in line for line in drawn(live(row("a"))))
 
 
-def test_column_that_does_not_fit_is_left_out_whole_until_the_view_moves_right() -> None:
+def test_unfitting_column_is_hidden_until_scrolled_to() -> None:
     state = live(row("n" * 40, 1, "s" * 20), width=60)
     assert "right: more columns" in drawn(state)[0] and drawn(state)[1].split() == ["NAME", "COUNT"]
     moved = typed(state, "right")
@@ -218,7 +218,7 @@ def test_cut_of_a_coloured_text_ends_its_colour() -> None:
     assert cut(style("abc", fg="red"), 3) == style("abc", fg="red")
 
 
-def test_marks_and_joiners_take_no_column() -> None:
+def test_combining_marks_have_no_width() -> None:
     assert cell_width("e\u0301") == 1 and cell_width("\u2764\ufe0f") == 1 and cell_width("\u0e19\u0e33\u0e49") == 2
 
 
@@ -256,7 +256,7 @@ def happenings(draw: st.DrawFn) -> tuple[str, Any]:
 
 
 @given(st.lists(happenings(), max_size=25), st.booleans())
-def test_screen_after_anything_fits_the_terminal_and_obeys_nothing(events: list[tuple[str, Any]], colour: bool) -> None:
+def test_screen_fits_terminal_after_any_events(events: list[tuple[str, Any]], colour: bool) -> None:
     state = Live((Pane("Objects"), Pane("Processes")))
     for kind, value in events:
         before = state
@@ -306,18 +306,18 @@ def test_screen_after_anything_fits_the_terminal_and_obeys_nothing(events: list[
         ("é日", ["é", "日"]),
     ],
 )
-def test_keys_of_what_a_terminal_sends(text: str, keys: list[str]) -> None:
+def test_terminal_input_is_parsed_into_keys(text: str, keys: list[str]) -> None:
     assert keys_of(text, is_whole=False) == (keys, "")
 
 
-def test_escape_is_a_key_once_nothing_follows() -> None:
+def test_escape_is_a_key_once_input_ends() -> None:
     assert keys_of("j\x1b", is_whole=False) == (["j"], "\x1b")
     assert keys_of("\x1b", is_whole=True) == (["esc"], "")
     assert keys_of("\x1b[1;", is_whole=False) == ([], "\x1b[1;")
 
 
 @given(st.text(st.sampled_from("\x1b[O~A15;jq<\r"), max_size=30), st.integers(0, 30))
-def test_keys_in_two_parts_are_those_of_the_whole(text: str, at: int) -> None:
+def test_split_keys_equal_whole_keys(text: str, at: int) -> None:
     first, rest = keys_of(text[:at], is_whole=False)
     second, left = keys_of(rest + text[at:], is_whole=False)
     assert (first + second, left) == keys_of(text, is_whole=False)

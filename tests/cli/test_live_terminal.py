@@ -40,7 +40,7 @@ def ended(typist: Typist, code: int) -> None:
     assert typist.code() == code
 
 
-def test_live_view_shows_objects_describes_filters_and_gives_the_terminal_back(person: Callable[..., Typist]) -> None:
+def test_live_view_shows_objects_and_restores_terminal(person: Callable[..., Typist]) -> None:
     typist = person("get", "-w")
     typist.until("model/qwen")
     assert not typist.has_echo()
@@ -57,7 +57,7 @@ def test_live_view_shows_objects_describes_filters_and_gives_the_terminal_back(p
     ended(typist, 0)
 
 
-def test_live_view_of_an_object_that_is_deleted_goes_on(person: Callable[..., Typist], home: Home) -> None:
+def test_live_view_survives_deleted_object(person: Callable[..., Typist], home: Home) -> None:
     typist = person("get", "-w")
     typist.until("model/qwen")
     typist.type("j")
@@ -70,7 +70,7 @@ def test_live_view_of_an_object_that_is_deleted_goes_on(person: Callable[..., Ty
     ended(typist, 0)
 
 
-def test_live_view_takes_the_size_of_the_terminal_when_it_changes(person: Callable[..., Typist]) -> None:
+def test_live_view_follows_terminal_resize(person: Callable[..., Typist]) -> None:
     typist = person("get", "-w")
     typist.resize(100, 30)
     typist.until("\x1b[30;1H")
@@ -85,16 +85,14 @@ def test_live_view_takes_the_size_of_the_terminal_when_it_changes(person: Callab
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM), (signal.SIGHUP, -signal.SIGHUP)]
 )
-def test_live_view_that_a_signal_ends_gives_the_terminal_back(
-    person: Callable[..., Typist], number: int, code: int
-) -> None:
+def test_live_view_restores_terminal_on_signal(person: Callable[..., Typist], number: int, code: int) -> None:
     typist = person("get", "-w")
     typist.until("model/qwen")
     typist.signal(number)
     ended(typist, code)
 
 
-def test_live_view_that_is_suspended_gives_the_terminal_back_and_takes_it_again(person: Callable[..., Typist]) -> None:
+def test_live_view_restores_terminal_on_suspend(person: Callable[..., Typist]) -> None:
     typist = person("get", "-w")
     typist.until("model/qwen")
     typist.signal(signal.SIGTSTP)
@@ -108,7 +106,7 @@ def test_live_view_that_is_suspended_gives_the_terminal_back_and_takes_it_again(
     ended(typist, 0)
 
 
-def test_live_view_of_a_terminal_that_takes_no_output_still_ends_by_a_signal(person: Callable[..., Typist]) -> None:
+def test_live_view_of_blocked_terminal_ends_on_signal(person: Callable[..., Typist]) -> None:
     typist = person("get", "-w")
     typist.until("model/qwen")
     for _ in range(400):  # a screen each; no one reads them
@@ -118,7 +116,7 @@ def test_live_view_of_a_terminal_that_takes_no_output_still_ends_by_a_signal(per
     assert typist.has_echo() and typist.code() == -signal.SIGTERM
 
 
-def test_live_view_of_a_gateway_that_hangs_hears_keys(person: Callable[..., Typist], tmp_path: Path) -> None:
+def test_live_view_accepts_keys_while_gateway_hangs(person: Callable[..., Typist], tmp_path: Path) -> None:
     hangs = threading.Event()
     goes_on = threading.Event()
 
@@ -151,9 +149,7 @@ def test_live_view_of_a_gateway_that_hangs_hears_keys(person: Callable[..., Typi
 
 
 @pytest.mark.parametrize("env", [{"TERM": "dumb"}, {"TERM": ""}])
-def test_watch_on_a_terminal_that_moves_no_cursor_prints_lines(
-    person: Callable[..., Typist], env: dict[str, str]
-) -> None:
+def test_watch_on_dumb_terminal_prints_lines(person: Callable[..., Typist], env: dict[str, str]) -> None:
     typist = person("get", "-w", **env)
     assert "\x1b[?1049h" not in typist.until("model/qwen")
     typist.signal(signal.SIGINT)
@@ -168,7 +164,7 @@ def test_live_view_without_colours_marks_the_selected_row(person: Callable[..., 
     assert not re.search(r"\x1b\[[1-9][0-9;]*m", shown + typist.seen)
 
 
-def test_live_view_of_a_name_that_is_not_known_is_an_error_as_without_it(person: Callable[..., Typist]) -> None:
+def test_live_view_of_unknown_name_is_an_error(person: Callable[..., Typist]) -> None:
     typist = person("get", "model/nope", "-w")
     typist.until("nope")
     assert typist.code() == 4 and "\x1b[?1049h" not in typist.seen

@@ -18,7 +18,7 @@ def process(uid: str) -> RunState:
 
 
 @given(st.lists(TIMES, min_size=1, max_size=4))
-def test_merge_is_by_time_and_keeps_each_process_in_order(streams: list[list[int]]) -> None:
+def test_merge_orders_by_time_and_keeps_process_order(streams: list[list[int]]) -> None:
     written = {
         f"p{number}": [TimedLine(float(at), f"{number}.{index}") for index, at in enumerate(times)]
         for number, times in enumerate(streams)
@@ -35,7 +35,7 @@ def test_lines_carry_their_process() -> None:
 
 
 @given(WORDS, WORDS, st.integers(0, 8))
-def test_nothing_is_shown_twice_and_nothing_new_is_lost(before: list[str], after: list[str], opened_at: int) -> None:
+def test_follow_repeats_and_loses_no_line(before: list[str], after: list[str], opened_at: int) -> None:
     """The follower opens at some line of what is then read; it gives everything from there on."""
     opened_at = min(opened_at, len(before))
     polled = before[opened_at:] + after

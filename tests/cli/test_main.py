@@ -22,7 +22,7 @@ def test_unknown_command_suggests_the_near_one(areal: Areal) -> None:
     assert "hint: areal --help" in result.err
 
 
-def test_unknown_command_of_a_group_suggests_from_that_group(areal: Areal) -> None:
+def test_unknown_subcommand_suggests_from_its_group(areal: Areal) -> None:
     result = areal("inf", "registr")
     assert result.code == 2
     assert '(did you mean "register"?)' in result.err
@@ -69,7 +69,7 @@ def test_unknown_command_of_a_group_suggests_from_that_group(areal: Areal) -> No
         (("adopt", "--as", "model/x"), "--pid and --url"),
     ],
 )
-def test_wrong_usage_exits_2_and_says_what_is_wrong(areal: Areal, words: tuple[str, ...], message: str) -> None:
+def test_wrong_usage_exits_2_with_reason(areal: Areal, words: tuple[str, ...], message: str) -> None:
     result = areal(*words)
     assert result.code == 2
     assert message in result.err
@@ -96,7 +96,7 @@ def test_wrong_usage_exits_2_and_says_what_is_wrong(areal: Areal, words: tuple[s
         (("get", "--context", "none"), 4),
     ],
 )
-def test_what_does_not_exist_exits_4_with_a_next_step(areal: Areal, words: tuple[str, ...], code: int) -> None:
+def test_missing_object_exits_4_with_hint(areal: Areal, words: tuple[str, ...], code: int) -> None:
     result = areal(*words)
     assert result.code == code, result.err
     assert result.err.startswith("error: ")
@@ -104,7 +104,7 @@ def test_what_does_not_exist_exits_4_with_a_next_step(areal: Areal, words: tuple
 
 
 @pytest.mark.parametrize("verb", ["delete"])
-def test_destructive_verb_off_a_terminal_needs_yes(areal: Areal, verb: str) -> None:
+def test_destructive_verb_without_terminal_needs_yes(areal: Areal, verb: str) -> None:
     result = areal(verb, "model/x")
     assert result.code == 2
     assert "--yes" in result.err
@@ -157,7 +157,7 @@ def test_child_log_lines_are_quoted_under_the_error(capsys: pytest.CaptureFixtur
     )
 
 
-def test_debug_shows_the_traceback_and_nothing_else_does(capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_debug_shows_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     from areal.cli.failures import report
 
     def fail() -> Exception:
@@ -175,13 +175,13 @@ def test_debug_shows_the_traceback_and_nothing_else_does(capsys: pytest.CaptureF
     assert capsys.readouterr().err == "error: gone\n"
 
 
-def test_flags_shared_by_all_are_taken_before_and_after_the_verb(areal: Areal, tmp_path: object) -> None:
+def test_common_flags_work_before_and_after_verb(areal: Areal, tmp_path: object) -> None:
     before = areal("--home", f"{tmp_path}/a", "config", "path")
     after = areal("config", "path", "--home", f"{tmp_path}/a")
     assert before.out == after.out == f"{tmp_path}/a/config.yaml\n"
 
 
-def test_reader_that_leaves_the_pipe_ends_the_command_quietly(spawn: Spawner) -> None:
+def test_closed_pipe_ends_command_quietly(spawn: Spawner) -> None:
     code = (
         "import sys, os; sys.argv[0] = 'areal'; read, write = os.pipe(); os.dup2(write, 1); os.close(read); "
         "os.close(write); from areal.cli.main import main; sys.exit(main())"

@@ -39,12 +39,12 @@ def test_pull_downloads_once_and_prints_the_folder(areal: Areal, hub: HubStandin
 
 
 @pytest.mark.parametrize("words", [("org/nothing",), (NAME, "--revision", "v9"), ("not an id",)])
-def test_pull_of_what_is_not_there_is_not_found(areal: Areal, hub: HubStandin, words: tuple[str, ...]) -> None:
+def test_pull_of_missing_model_is_not_found(areal: Areal, hub: HubStandin, words: tuple[str, ...]) -> None:
     hub.repository(NAME).push(FILES, "first")
     assert areal("models", "pull", *words).code == 4
 
 
-def test_list_shows_each_revision_and_who_uses_it(areal: Areal, hub: HubStandin, record: Callable[..., Any]) -> None:
+def test_list_shows_each_revision_and_its_users(areal: Areal, hub: HubStandin, record: Callable[..., Any]) -> None:
     assert areal("models", "ls").code == 0
     first = hub.repository(NAME).push(FILES, "first")
     areal("models", "pull", NAME)
@@ -57,7 +57,7 @@ def test_list_shows_each_revision_and_who_uses_it(areal: Areal, hub: HubStandin,
     assert rows[first]["bytes"] == 1002
 
 
-def test_remove_asks_spares_what_is_used_and_keeps_shared_files(
+def test_remove_asks_and_spares_used_and_shared_files(
     areal: Areal, hub: HubStandin, record: Callable[..., Any]
 ) -> None:
     first = hub.repository(NAME).push(FILES, "first")

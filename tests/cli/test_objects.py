@@ -63,18 +63,18 @@ def objects(record: Record) -> None:
         ("areal explain nothing.spec.", []),
     ],
 )
-def test_completion_offers_what_fits(spawn: Spawner, objects: None, line: str, offered: list[str]) -> None:
+def test_completion_offers_matching_words(spawn: Spawner, objects: None, line: str, offered: list[str]) -> None:
     assert complete(spawn, line) == offered
 
 
-def test_completion_without_a_home_offers_kinds_and_nothing_fails(spawn: Spawner, tmp_path: Path) -> None:
+def test_completion_without_home_offers_kinds(spawn: Spawner, tmp_path: Path) -> None:
     assert complete(spawn, "areal get infer", AREAL_HOME=str(tmp_path / "none")) == [
         "inferenceservices",
         "inferenceservice",
     ]
 
 
-def test_completion_honours_a_home_given_on_the_line(spawn: Spawner, objects: None, home: Any) -> None:
+def test_completion_uses_home_from_command_line(spawn: Spawner, objects: None, home: Any) -> None:
     line = f"areal get --home {home.root} model/q"
     assert complete(spawn, line, AREAL_HOME="/nonexistent") == ["model/qwen"]
 
@@ -87,7 +87,7 @@ def test_completion_script_names_areal(areal: Areal, shell: str) -> None:
     assert "areal" in result.out
 
 
-def test_bash_script_is_accepted_by_bash(areal: Areal) -> None:
+def test_bash_accepts_completion_script(areal: Areal) -> None:
     script = areal("completion", "bash").out + "\ncomplete -p areal\n"
     done = subprocess.run(["bash", "-e"], input=script, capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 0, done.stderr
@@ -126,7 +126,7 @@ def test_selector_over_labels_matches(text: str, labels: dict[str, str], matches
 
 
 @pytest.mark.parametrize("text", ["", ",", "a=b,", "a in b", "a in (b", "=b", "a=b c", "a = b = c", "!a=b", "a b"])
-def test_selector_that_cannot_be_read_is_refused(text: str) -> None:
+def test_unparsable_selector_is_refused(text: str) -> None:
     with pytest.raises(UsageFault):
         parse_selector(text)
 
@@ -137,12 +137,12 @@ def test_equal_and_unequal_are_opposites(key: str, value: str, labels: dict[str,
 
 
 @given(KEYS, st.lists(VALUES, min_size=1), LABELS)
-def test_in_is_an_or_of_equals(key: str, values: list[str], labels: dict[str, str]) -> None:
+def test_in_is_equivalent_to_or_of_equals(key: str, values: list[str], labels: dict[str, str]) -> None:
     inside = parse_selector(f"{key} in ({','.join(values)})")(labels)
     assert inside is any(parse_selector(f"{key}={value}")(labels) for value in values)
     assert parse_selector(f"{key} notin ({', '.join(values)})")(labels) is not inside
 
 
 @given(st.lists(st.sampled_from(["app=x", "tier", "!in", "a.b/c-d notin (y,v1.2)"]), min_size=1), LABELS)
-def test_commas_are_ands(terms: list[str], labels: dict[str, str]) -> None:
+def test_comma_means_and(terms: list[str], labels: dict[str, str]) -> None:
     assert parse_selector(", ".join(terms))(labels) is all(parse_selector(term)(labels) for term in terms)

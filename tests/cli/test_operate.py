@@ -33,7 +33,7 @@ def fancy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LINES", "24")
 
 
-def test_off_a_terminal_a_line_is_written_when_the_stage_changes() -> None:
+def test_without_terminal_each_stage_change_writes_a_line() -> None:
     stream = io.StringIO()
     with ProgressPrinter(stream=stream) as progress:
         for done in range(5):
@@ -55,21 +55,21 @@ def test_verbose_writes_every_count() -> None:
     assert stream.getvalue().splitlines() == ["a: loading weights 1/2", "a: loading weights 2/2"]
 
 
-def test_quiet_says_nothing() -> None:
+def test_quiet_writes_nothing() -> None:
     stream = Terminal()
     with ProgressPrinter(quiet=True, stream=stream) as progress:
         progress(Progress("Model/x", "loading weights"))
     assert stream.getvalue() == ""
 
 
-def test_large_totals_are_bytes() -> None:
+def test_large_totals_are_shown_as_bytes() -> None:
     stream = io.StringIO()
     with ProgressPrinter(stream=stream) as progress:
         progress(Progress("Model/x", "loading weights", 3 << 29, 3 << 30))
     assert stream.getvalue() == "Model/x: loading weights 1.5GiB/3GiB 50%\n"
 
 
-def test_on_a_terminal_each_target_keeps_one_line_and_the_last_stage_stays() -> None:
+def test_terminal_keeps_one_line_per_target() -> None:
     stream = Terminal()
     printer = ProgressPrinter(stream=stream)
     with printer as progress:
@@ -83,7 +83,7 @@ def test_on_a_terminal_each_target_keeps_one_line_and_the_last_stage_stays() -> 
     assert final == "a: ready\nb: ready\n"
 
 
-def test_on_a_low_terminal_those_that_go_on_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_low_terminal_shows_unfinished_targets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LINES", "4")
     stream = Terminal()
     printer = ProgressPrinter(stream=stream)
@@ -94,7 +94,7 @@ def test_on_a_low_terminal_those_that_go_on_are_shown(monkeypatch: pytest.Monkey
     assert [line.split()[1] for line in stream.getvalue().splitlines()] == ["a:", "d:"]
 
 
-def test_on_a_terminal_no_line_is_wider_than_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_line_fits_terminal_width(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "20")
     stream = Terminal()
     printer = ProgressPrinter(stream=stream)
@@ -103,7 +103,7 @@ def test_on_a_terminal_no_line_is_wider_than_it(monkeypatch: pytest.MonkeyPatch)
     assert max(len(line) for line in stream.getvalue().splitlines()) < 20
 
 
-def test_no_color_means_no_moving_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_color_disables_moving_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     stream = Terminal()
     with ProgressPrinter(stream=stream) as progress:
@@ -115,7 +115,7 @@ def _step(done: int) -> Progress:
     return Progress("TrainJob/x", "step", done, 200, elapsed_s=done, detail="reward 0.4", eta_s=200.9 - done)
 
 
-def test_run_off_a_terminal_is_a_line_at_each_tenth() -> None:
+def test_run_without_terminal_prints_every_tenth() -> None:
     stream = io.StringIO()
     with ProgressPrinter(stream=stream) as progress:
         progress(Progress("TrainJob/x", "waiting for completed"))
@@ -131,7 +131,7 @@ def test_run_off_a_terminal_is_a_line_at_each_tenth() -> None:
     ]
 
 
-def test_run_on_a_terminal_is_one_line_with_its_step_and_what_is_left() -> None:
+def test_run_on_terminal_shows_step_and_eta() -> None:
     stream = Terminal()
     printer = ProgressPrinter(stream=stream)
     with printer as progress:
@@ -147,7 +147,7 @@ def test_run_on_a_terminal_is_one_line_with_its_step_and_what_is_left() -> None:
     ("command", "operation"),
     [(("reconcile",), "reconcile_once"), (("adopt", "--url", "http://10.0.0.7:8000", "--as", "model/q"), "adopt")],
 )
-def test_timeout_of_a_verb_is_the_operations(
+def test_verb_timeout_applies_to_operation(
     areal: Areal, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], operation: str
 ) -> None:
     from areal.reconcilers import operations
@@ -205,11 +205,11 @@ with graceful(interrupted):
 """
 
 
-def test_signal_that_arrives_within_a_wait_for_the_event_does_not_hang(spawn: Spawner) -> None:
+def test_signal_during_event_wait_does_not_hang(spawn: Spawner) -> None:
     assert spawn(code=HELD).finish().code == 130
 
 
-def test_second_signal_leaves_at_once(spawn: Spawner) -> None:
+def test_second_signal_exits_at_once(spawn: Spawner) -> None:
     process = spawn(code=WORK, stdin=-1)
     stdout, stderr = process.popen.stdout, process.popen.stderr
     assert stdout and stderr
@@ -222,7 +222,7 @@ def test_second_signal_leaves_at_once(spawn: Spawner) -> None:
     assert "finished" not in result.out
 
 
-def test_reading_verb_ends_at_the_first_signal(spawn: Spawner) -> None:
+def test_read_command_exits_at_first_signal(spawn: Spawner) -> None:
     process = spawn("get", "kinds")
     assert process.finish().code == 0
     watching = spawn("events", "-w", "-o", "jsonl", code=WATCH)
@@ -308,11 +308,11 @@ def test_interrupt_during_an_import_is_one_line(
         (["python"], False),
     ],
 )
-def test_programs_of_others_are_left_alone(words: list[str], ours: bool) -> None:
+def test_foreign_programs_are_not_handled(words: list[str], ours: bool) -> None:
     assert is_ours(words) is ours
 
 
-def test_plain_driver_that_is_interrupted_says_so_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_interrupted_driver_prints_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         uncaught._uncaught(KeyboardInterrupt, KeyboardInterrupt(), None)
     assert ended.value.code == 130 and capsys.readouterr().err == "interrupted\n"

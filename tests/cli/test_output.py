@@ -35,15 +35,15 @@ COLUMNS = (field("NAME", "name"), field("COUNT", "count", right=True), field("WH
 ROWS = [{"name": "a", "count": 1, "status": {"why": "x y"}}, {"name": "long-name", "count": 1000}]
 
 
-def test_table_is_aligned_and_ends_without_spaces() -> None:
+def test_table_is_aligned_without_trailing_spaces() -> None:
     assert render_table(ROWS, COLUMNS).splitlines() == ["NAME       COUNT", "a              1", "long-name   1000"]
 
 
-def test_wide_table_shows_more_and_absent_is_a_dash() -> None:
+def test_wide_table_shows_more_and_dash_for_missing() -> None:
     assert render_table(ROWS, COLUMNS, wide=True).splitlines()[1:] == ["a              1  x y", "long-name   1000  -"]
 
 
-def test_table_off_a_terminal_cuts_nothing() -> None:
+def test_table_without_terminal_is_not_cut() -> None:
     long = "x" * 500
     assert long in render_table([{"name": long}], (field("NAME", "name"),))
 
@@ -58,7 +58,7 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     return set_width
 
 
-def test_text_of_the_last_column_goes_on_below_itself(narrow: Callable[[int], None]) -> None:
+def test_last_column_wraps_below_itself(narrow: Callable[[int], None]) -> None:
     narrow(40)
     rows = [{"name": "a", "text": "it could not be reached because nothing is there"}]
     table = render_table(rows, (field("NAME", "name"), field("TEXT", "text")))
@@ -69,7 +69,7 @@ def test_text_of_the_last_column_goes_on_below_itself(narrow: Callable[[int], No
     ]
 
 
-def test_columns_that_do_not_fit_follow_with_their_titles(narrow: Callable[[int], None]) -> None:
+def test_unfitting_columns_follow_with_their_titles(narrow: Callable[[int], None]) -> None:
     narrow(40)
     columns = (field("NAME", "n"), field("STATUS", "s"), field("ADDRESS", "a"), field("AGE", "g", right=True))
     rows = [
@@ -93,7 +93,7 @@ WORDS = st.text(st.sampled_from("abcdefgh /.-0漢é"), max_size=70)
 @example([["a" * 70, "", "x", "y" * 50]], 40, True)
 @example([["model/" + "b" * 63, "Ready", "http://127.0.0.1:8080", "c d " * 15]], 60, False)
 @given(st.lists(st.lists(WORDS, min_size=4, max_size=4), max_size=4), st.integers(20, 130), st.booleans())
-def test_table_on_a_terminal_is_never_wider_and_cuts_nothing(
+def test_table_fits_terminal_without_losing_text(
     narrow: Callable[[int], None], rows: list[list[str]], columns: int, right: bool
 ) -> None:
     narrow(columns)
@@ -105,7 +105,7 @@ def test_table_on_a_terminal_is_never_wider_and_cuts_nothing(
     assert all("".join(text_of(text).split()) in compact for row in rows for text in row if text_of(text) != "-")
 
 
-def test_page_goes_on_below_itself_further_in(narrow: Callable[[int], None]) -> None:
+def test_page_wraps_with_deeper_indent(narrow: Callable[[int], None]) -> None:
     narrow(30)
     page = "Head\n  spec.path: 'one' -> '/a/folder/that/is/quite/long'"
     assert folded(page) == ("Head\n  spec.path: 'one' ->\n      '/a/folder/that/is/quite\n      /long'")
@@ -124,7 +124,7 @@ def test_states_are_coloured_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(("variable", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
-def test_colour_is_left_out_where_it_is_not_wanted(monkeypatch: pytest.MonkeyPatch, variable: str, value: str) -> None:
+def test_colour_can_be_disabled(monkeypatch: pytest.MonkeyPatch, variable: str, value: str) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
     assert fancy(Terminal())
@@ -134,12 +134,12 @@ def test_colour_is_left_out_where_it_is_not_wanted(monkeypatch: pytest.MonkeyPat
 
 
 @given(VALUES)
-def test_any_value_is_one_line_of_a_table(value: object) -> None:
+def test_any_value_fits_one_table_line(value: object) -> None:
     assert "\n" not in text_of(value)
 
 
 @given(VALUES)
-def test_yaml_is_read_back_the_same(value: object) -> None:
+def test_yaml_reads_back_unchanged(value: object) -> None:
     assert yaml.safe_load(to_yaml([{"spec": value}])) == {"spec": value}
 
 
@@ -162,30 +162,30 @@ def test_yaml_is_read_back_the_same(value: object) -> None:
         "${{ x }}",
     ],
 )
-def test_yaml_text_that_looks_like_something_else_stays_text_for_our_loader(text: str) -> None:
+def test_ambiguous_yaml_text_stays_text(text: str) -> None:
     spec = {"backend": "embedded", "path": "./m", "env": {"A": text}}
     manifest = {"apiVersion": "areal.dev/v1alpha1", "kind": "Model", "metadata": {"name": "m"}, "spec": spec}
     rendered = render(RenderRequest(files=("-",), stdin=to_yaml([manifest], manifests=True)))
     assert rendered.resources[0].spec["env"] == {"A": text}
 
 
-def test_yaml_repeats_instead_of_referring() -> None:
+def test_yaml_repeats_values_instead_of_anchors() -> None:
     shared = {"a": 1}
     assert "&" not in to_yaml([{"x": shared, "y": shared}])
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_format_names(name: str) -> None:
+def test_format_name_is_parsed(name: str) -> None:
     assert parse_format(name) == Format(name)
 
 
-def test_format_jsonpath_is_checked_at_once() -> None:
+def test_jsonpath_format_is_validated_early() -> None:
     assert parse_format("jsonpath={.a}") == Format("jsonpath", "{.a}")
     with pytest.raises(UsageFault):
         parse_format("jsonpath={.a[}")
 
 
-def test_format_of_another_verb_is_refused() -> None:
+def test_unsupported_format_of_verb_is_refused() -> None:
     assert parse_format("manifest", ("manifest",)) == Format("manifest")
     with pytest.raises(UsageFault, match="manifest"):
         parse_format("manifest")
@@ -211,7 +211,7 @@ def test_format_of_another_verb_is_refused() -> None:
         (86400 * 400, "400d"),
     ],
 )
-def test_age_is_two_units_at_most(seconds: float | None, text: str) -> None:
+def test_age_has_at_most_two_units(seconds: float | None, text: str) -> None:
     assert age(seconds) == text
 
 
@@ -219,11 +219,11 @@ def test_age_is_two_units_at_most(seconds: float | None, text: str) -> None:
     ("count", "text"),
     [(None, "-"), (0, "0B"), (1023, "1023B"), (1536, "1.5KiB"), (12 << 30, "12GiB"), (1 << 50, "1024TiB")],
 )
-def test_size_in_powers_of_1024(count: int | None, text: str) -> None:
+def test_size_uses_powers_of_1024(count: int | None, text: str) -> None:
     assert size(count) == text
 
 
-def test_keys_of_an_answer_are_in_one_case_at_every_depth_and_data_is_kept() -> None:
+def test_answer_keys_are_camel_case_and_data_is_kept() -> None:
     answer = {
         "session_id": "a",
         "rows": [{"input_ids": [1], "failures": {"agent_error": 2}}],
@@ -250,7 +250,7 @@ def test_duration_with_a_unit_is_seconds(text: object, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "s", "-1", "1w", "nan", "inf", "1m30s", "ten"])
-def test_duration_that_is_none_is_refused(text: str) -> None:
+def test_invalid_duration_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
         parse_seconds(text)
 
@@ -261,5 +261,5 @@ def test_any_plain_number_is_seconds(number: float) -> None:
 
 
 @given(st.integers(0, 10**9))
-def test_age_never_fails_and_grows_with_its_first_number(seconds: int) -> None:
+def test_age_accepts_any_number(seconds: int) -> None:
     assert age(seconds)[:-1].replace("m", "").replace("h", "").replace("d", "").isdigit()

@@ -9,17 +9,17 @@ import pytest
 from areal.cli import reference
 
 
-def test_page_in_the_repository_is_fresh() -> None:
+def test_repository_page_is_current() -> None:
     assert reference.main(["--check"]) == 0, "run python -m areal.cli.reference --write"
 
 
-def test_page_does_not_depend_on_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_is_independent_of_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     before = reference.page()
     monkeypatch.setenv("COLUMNS", "30")
     assert reference.page() == before
 
 
-def test_check_of_a_stale_page_fails_and_write_repairs_it(
+def test_check_fails_on_stale_page_and_write_repairs_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = tmp_path / "docs" / "cli.md"
@@ -33,7 +33,7 @@ def test_check_of_a_stale_page_fails_and_write_repairs_it(
 
 
 @pytest.mark.parametrize("words", [[], ["--nothing"], ["--write", "--check"]])
-def test_other_words_are_wrong_usage(words: list[str]) -> None:
+def test_unknown_arguments_are_wrong_usage(words: list[str]) -> None:
     assert reference.main(words) == 2
 
 

@@ -52,9 +52,7 @@ def told(*workers: dict[str, Any], expected: int | None = None, listed: tuple[st
         (GatewayAnswers(READY, ArealError("503"), {"workers": [worker(1, "ready")]}), "Unknown", "0/1"),
     ],
 )
-def test_model_elsewhere_is_what_its_router_says_of_each_worker(
-    seen: GatewayAnswers, phase: str, fraction: str
-) -> None:
+def test_remote_model_health_follows_its_workers(seen: GatewayAnswers, phase: str, fraction: str) -> None:
     found = model_healths(seen)["m"]
     assert (found.phase, found.fraction) == (phase, fraction), found
     assert found.phase == "Ready" or found.message
@@ -65,7 +63,7 @@ def test_dead_worker_is_named_with_its_fault() -> None:
     assert "w1 is dead (401 from upstream; check the key)" in found.message
 
 
-def test_adapter_is_as_its_model_is() -> None:
+def test_adapter_health_equals_model_health() -> None:
     listed = [{"id": "m"}, {"id": "m:a", "parent": "m"}]
     found = model_healths(GatewayAnswers(READY, listed, {"workers": [worker(1, "dead")]}))
     assert found["m"] == found["m:a"] and found["m"].phase == "Degraded"
@@ -82,7 +80,7 @@ def test_adapter_is_as_its_model_is() -> None:
         (GatewayAnswers(READY, [], KeyRefused("refuses the key")), "Unknown"),
     ],
 )
-def test_service_elsewhere_is_ready_when_its_gateway_and_its_router_answer(seen: GatewayAnswers, phase: str) -> None:
+def test_remote_service_is_ready_with_gateway_and_router(seen: GatewayAnswers, phase: str) -> None:
     found = service_health(seen)
     assert found.phase == phase and (found.message == "") is (phase == "Ready")
 
@@ -94,7 +92,7 @@ _WORKERS = st.lists(st.tuples(st.sampled_from("mno"), st.sampled_from(STATES)), 
 @given(
     _WORKERS, st.dictionaries(st.sampled_from("mno"), st.integers(0, 3)), st.sets(st.sampled_from("mno")), st.booleans()
 )
-def test_never_ready_unless_every_replica_is_ready(
+def test_model_is_ready_only_with_every_replica(
     pairs: list[tuple[str, str]], expected: dict[str, int], listed: set[str], asked: bool
 ) -> None:
     rows = [worker(number, state, model) for number, (model, state) in enumerate(pairs)]
@@ -166,7 +164,7 @@ def phases(areal: Areal, url: str) -> dict[str, Any]:
     }
 
 
-def test_dead_model_is_not_ready_in_any_view_and_is_not_awaited(areal: Areal, elsewhere: Elsewhere) -> None:
+def test_dead_model_is_unready_in_all_views(areal: Areal, elsewhere: Elsewhere) -> None:
     bad = {"get": "Degraded", "models": "Degraded", "status": "Degraded", "healthy": (False, 1)}
     assert phases(areal, elsewhere.url) == bad
     waited = areal("wait", "model/m", "--for", "ready", "--timeout", "900ms", "--gateway", elsewhere.url)
@@ -177,7 +175,7 @@ def test_dead_model_is_not_ready_in_any_view_and_is_not_awaited(areal: Areal, el
     assert areal("wait", "model/m", "--for", "ready", "--timeout", "9s", "--gateway", elsewhere.url).code == 0
 
 
-def test_chat_with_a_model_that_does_not_serve_says_so_at_once(areal: Areal, elsewhere: Elsewhere) -> None:
+def test_chat_with_unready_model_fails_at_once(areal: Areal, elsewhere: Elsewhere) -> None:
     refused = areal("inf", "chat", "-m", "hello", "--gateway", elsewhere.url)
     assert refused.code == 1 and "model/m is Progressing: 0 of 1 replicas are ready: w1 is dead" in refused.err
 
@@ -185,29 +183,25 @@ def test_chat_with_a_model_that_does_not_serve_says_so_at_once(areal: Areal, els
 @pytest.mark.parametrize(
     "answer", [(403, {}), (503, {"error": {"message": "the router is away"}}), (404, "x"), (200, [])]
 )
-def test_model_whose_workers_cannot_be_seen_is_unknown(
-    areal: Areal, elsewhere: Elsewhere, answer: tuple[int, Any]
-) -> None:
+def test_model_without_visible_workers_is_unknown(areal: Areal, elsewhere: Elsewhere, answer: tuple[int, Any]) -> None:
     elsewhere.answers["/workers"] = answer
     unknown = {"get": "Unknown", "models": "Unknown", "status": "Unknown", "healthy": (False, 1)}
     assert phases(areal, elsewhere.url) == unknown
 
 
 @pytest.mark.parametrize("flags", [("-l", "a=b"), ("--show-origin",), ("--show-defaults",)])
-def test_flag_that_a_gateway_cannot_honour_is_refused(
-    areal: Areal, elsewhere: Elsewhere, flags: tuple[str, ...]
-) -> None:
+def test_flag_unsupported_by_gateway_is_refused(areal: Areal, elsewhere: Elsewhere, flags: tuple[str, ...]) -> None:
     refused = areal("get", "model", *flags, "--gateway", elsewhere.url)
     assert refused.code == 2 and "cannot be asked of a gateway" in refused.err
 
 
-def test_key_that_may_not_see_workers_ends_the_waiting_at_once(areal: Areal, elsewhere: Elsewhere) -> None:
+def test_wait_fails_at_once_without_worker_permission(areal: Areal, elsewhere: Elsewhere) -> None:
     elsewhere.answers["/workers"] = (403, {})
     waited = areal("wait", "model/m", "--for", "ready", "--timeout", "9m", "--gateway", elsewhere.url)
     assert waited.code == 1 and "--api-key-file" in waited.err
 
 
-def test_silent_router_holds_a_caller_no_longer_than_the_deadline(
+def test_silent_router_is_given_up_after_deadline(
     areal: Areal, elsewhere: Elsewhere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("areal.cli.remote_view._LOOK_S", 0.2)
@@ -220,7 +214,7 @@ def test_silent_router_holds_a_caller_no_longer_than_the_deadline(
 
 
 @pytest.mark.parametrize("answer", [[], "x", None, {"data": 3}, {"data": [1, {"id": None}, {}]}, 7])
-def test_answers_of_something_else_are_no_traceback(areal: Areal, elsewhere: Elsewhere, answer: Any) -> None:
+def test_malformed_remote_answers_give_no_traceback(areal: Areal, elsewhere: Elsewhere, answer: Any) -> None:
     for path in ("/v1/models", "/workers", "/ready"):
         elsewhere.answers[path] = (200, answer)
     for words in (("get",), ("inf", "models"), ("inf", "status"), ("inf", "ps"), ("get", "processes")):

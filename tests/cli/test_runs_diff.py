@@ -24,7 +24,7 @@ def run(folder: Path, name: str, values: Sequence[float], seed: int = 1, lr: flo
     return str(path)
 
 
-def test_two_runs_are_compared_at_the_steps_that_both_have(areal: Areal, tmp_path: Path) -> None:
+def test_two_runs_are_compared_at_common_steps(areal: Areal, tmp_path: Path) -> None:
     a = run(tmp_path, "a", [0.1] * 20, kl_ctl=0.1)
     b = run(tmp_path, "b", [0.1 + step / 100 for step in range(1, 31)], lr=1e-4)
     found = areal("train", "diff", a, b, "--last", "2", "-o", "json").json
@@ -40,7 +40,7 @@ def test_two_runs_are_compared_at_the_steps_that_both_have(areal: Areal, tmp_pat
     assert "no significance: a side has one run" in page and "▁" in page and "19-20" in page
 
 
-def test_runs_with_the_same_seeds_are_paired_and_others_are_welchs(areal: Areal, tmp_path: Path) -> None:
+def test_runs_are_paired_by_seed_or_compared_by_welch(areal: Areal, tmp_path: Path) -> None:
     chance = random.Random(1)
     levels = [chance.uniform(0, 1) for _ in range(4)]
     a = ",".join(run(tmp_path, f"a{seed}", [level] * 10, seed) for seed, level in enumerate(levels))
@@ -62,7 +62,7 @@ def test_runs_with_the_same_seeds_are_paired_and_others_are_welchs(areal: Areal,
     assert "paired by seed" in areal("train", "diff", a, b).out
 
 
-def test_run_that_diverged_is_named_and_its_first_step_that_is_not_finite(areal: Areal, tmp_path: Path) -> None:
+def test_diverged_run_is_named_with_first_bad_step(areal: Areal, tmp_path: Path) -> None:
     a = run(tmp_path, "a", [0.5] * 20)
     b = run(tmp_path, "b", [0.5] * 15 + [math.nan] * 5)
     found = areal("train", "diff", a, b, "-o", "json").json
@@ -84,7 +84,7 @@ def test_run_that_diverged_is_named_and_its_first_step_that_is_not_finite(areal:
         (("a", "empty"), [], 4, "has written no metrics yet"),
     ],
 )
-def test_run_or_metric_that_is_not_there_is_named(
+def test_missing_run_or_metric_is_named(
     areal: Areal, tmp_path: Path, sides: tuple[str, str], words: list[str], code: int, message: str
 ) -> None:
     made = {"a": run(tmp_path, "a", [1.0]), "b": run(tmp_path, "b", [1.0]), "empty": run(tmp_path, "empty", [])}

@@ -20,7 +20,7 @@ def test_shipped_manifest_is_valid(areal: Areal, file: object) -> None:
 
 
 @pytest.mark.parametrize("team", ["search", "assistant"])
-def test_overlay_of_a_team_gives_its_account_to_every_job(areal: Areal, team: str) -> None:
+def test_team_overlay_sets_account_of_every_job(areal: Areal, team: str) -> None:
     rendered = areal("render", "-k", str(MANIFESTS / "slurm" / "teams" / team))
 
     assert rendered.code == 0

@@ -50,9 +50,7 @@ def shell(script: str, **env: str) -> subprocess.CompletedProcess[str]:
         ("areal explain model 2>&1 >/dev/full | cat", 0, ""),
     ],
 )
-def test_reader_of_a_command_that_reads_leaves_and_the_status_says_so(
-    script: str, code: int, message: str, unbuffered: str
-) -> None:
+def test_closed_reader_sets_exit_status(script: str, code: int, message: str, unbuffered: str) -> None:
     found = shell(script, PYTHONUNBUFFERED=unbuffered)
 
     assert (found.returncode, found.stderr) == (code, message)
@@ -69,7 +67,7 @@ def test_reader_of_a_command_that_reads_leaves_and_the_status_says_so(
         ),
     ],
 )
-def test_command_that_changes_something_outlives_the_reader_of_its_progress(
+def test_mutating_command_outlives_its_reader(
     box: Box,  # noqa: F811
     streams: str,
 ) -> None:
@@ -90,13 +88,13 @@ def test_command_that_changes_something_outlives_the_reader_of_its_progress(
     assert json.loads(box.ok("get", "-o", "json").out)["items"] == []
 
 
-def test_command_that_fails_after_its_reader_has_left_has_its_own_status(tmp_path: Path) -> None:
+def test_failing_command_keeps_its_status_without_reader(tmp_path: Path) -> None:
     found = shell(f"areal apply -f {tmp_path}/none.yaml > /dev/full 2>&1", AREAL_HOME=str(tmp_path / "home"))
 
     assert found.returncode == 3
 
 
-def test_command_in_a_folder_that_is_gone_names_it(tmp_path: Path, record: Callable[..., StoredObject]) -> None:
+def test_deleted_working_directory_is_named(tmp_path: Path, record: Callable[..., StoredObject]) -> None:
     record("InferenceService", "default", {"suspend": True})
     file = tmp_path / "m.yaml"
     file.write_text(
@@ -118,7 +116,7 @@ def test_command_in_a_folder_that_is_gone_names_it(tmp_path: Path, record: Calla
 @pytest.mark.parametrize(
     "locale", [{"LC_ALL": "C"}, {"LC_ALL": "", "LANG": ""}, {"PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"}]
 )
-def test_half_a_surrogate_pair_in_an_answer_is_no_failure_in_any_locale(locale: dict[str, str], tmp_path: Path) -> None:
+def test_lone_surrogate_in_answer_is_printed_escaped(locale: dict[str, str], tmp_path: Path) -> None:
     from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
     asked = []

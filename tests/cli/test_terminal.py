@@ -143,14 +143,14 @@ LOCAL = [
 
 
 @pytest.mark.parametrize("words", REMOTE, ids=str)
-def test_nothing_that_a_service_elsewhere_says_is_obeyed(terminal: Areal, gateway: str, words: tuple[str, ...]) -> None:
+def test_remote_control_characters_are_escaped(terminal: Areal, gateway: str, words: tuple[str, ...]) -> None:
     shown = terminal(*words, "--gateway", gateway)
     assert not set(lines(shown)) & set(_OBEYED), lines(shown)
     assert "\\x1b" in lines(shown) or "\\e" in lines(shown) or "\\u001b" in lines(shown), lines(shown)
     assert "unexpected" not in shown.err
 
 
-def test_nothing_that_is_recorded_or_given_is_obeyed(terminal: Areal, hostile_home: None) -> None:
+def test_recorded_control_characters_are_escaped(terminal: Areal, hostile_home: None) -> None:
     for words in LOCAL:
         shown = terminal(*words)
         assert not set(lines(shown)) & set(_OBEYED), (words, lines(shown))
@@ -159,7 +159,7 @@ def test_nothing_that_is_recorded_or_given_is_obeyed(terminal: Areal, hostile_ho
     assert "xred\\x1b]0;title\\x07\\x9b2J\\u{202e}gnp.exe\\x0d\\x7f\\x08y\n" in terminal("logs", "inf/default").out
 
 
-def test_manifest_of_others_is_spelled_in_errors_and_plans(terminal: Areal, tmp_path: Path) -> None:
+def test_foreign_manifest_is_escaped_in_errors_and_plans(terminal: Areal, tmp_path: Path) -> None:
     head = "apiVersion: areal.dev/v1alpha1\nkind: InferenceService\n"
     bad, good = tmp_path / "bad.yaml", tmp_path / "good.yaml"
     bad.write_text(head + 'metadata: {name: "\\e[31mred"}\nspec: {"\\e[2J": 1}\n')
@@ -174,7 +174,7 @@ def test_manifest_of_others_is_spelled_in_errors_and_plans(terminal: Areal, tmp_
         assert shown.code in (0, 1) and not set(lines(shown)) & set(_OBEYED), lines(shown)
 
 
-def test_data_is_exact_and_pages_are_spelled_off_a_terminal(areal: Areal, gateway: str, hostile_home: None) -> None:
+def test_data_is_exact_and_pages_are_escaped_without_terminal(areal: Areal, gateway: str, hostile_home: None) -> None:
     assert areal("inf", "chat", "-m", "hello", "--gateway", gateway).out == HOSTILE + "\n"
     assert f"{HOSTILE}\n" in areal("logs", "inf/default").out
     words: tuple[str, ...]
@@ -184,7 +184,7 @@ def test_data_is_exact_and_pages_are_spelled_off_a_terminal(areal: Areal, gatewa
         assert not set(lines(areal(*words))) & set(_OBEYED), words
 
 
-def test_json_and_yaml_are_valid_exact_and_harmless_everywhere(areal: Areal, terminal: Areal, gateway: str) -> None:
+def test_json_and_yaml_are_valid_and_escaped(areal: Areal, terminal: Areal, gateway: str) -> None:
     for call in (areal, terminal):
         items = json.loads(call("get", "-o", "json", "--gateway", gateway).out)["items"]
         assert items[1]["metadata"]["name"] == HOSTILE
@@ -196,7 +196,7 @@ def test_json_and_yaml_are_valid_exact_and_harmless_everywhere(areal: Areal, ter
         assert talk["message"]["content"] == HOSTILE
 
 
-def test_half_a_surrogate_pair_is_no_failure(areal: Areal, terminal: Areal, gateway: str, monkeypatch: Any) -> None:
+def test_lone_surrogate_is_printed(areal: Areal, terminal: Areal, gateway: str, monkeypatch: Any) -> None:
     monkeypatch.setitem(ANSWERS, "/v1/models", (200, b'{"data": [{"id": "m\\ud800"}]}'))
     for call in (areal, terminal):
         found = json.loads(call("get", "-o", "json", "--gateway", gateway).out)
@@ -204,7 +204,7 @@ def test_half_a_surrogate_pair_is_no_failure(areal: Areal, terminal: Areal, gate
         assert "m\\u{d800}" in call("inf", "models", "--gateway", gateway).out
 
 
-def test_our_own_colours_reach_a_terminal_and_the_mark_cannot_be_forged(
+def test_own_colours_are_kept_and_cannot_be_forged(
     terminal: Areal, gateway: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("NO_COLOR")
@@ -220,7 +220,7 @@ TEXT = st.text(st.characters() | st.sampled_from("\x1b[]m\r\n\u202e\x9b\x07"), m
 
 @settings(deadline=None)
 @given(TEXT, TEXT)
-def test_screen_sends_no_control_but_ours(first: str, second: str) -> None:
+def test_screen_emits_only_its_own_control_codes(first: str, second: str) -> None:
     stream = io.StringIO(newline="")
     Screen(stream).write(f"{first}{ESCAPE}[2m{second}")
     sent = stream.getvalue()

@@ -33,7 +33,7 @@ def replica(tokens: int) -> Page:
     )
 
 
-def test_rates_and_quantiles_are_of_the_time_between_two_looks() -> None:
+def test_rates_and_quantiles_cover_interval_between_looks() -> None:
     before = TrafficSample(100.0, gateway(10, 0, 0), {"http://a": replica(50)}, WORKERS)
     after = TrafficSample(102.0, gateway(110, 2, 51), {"http://a": replica(250)}, WORKERS)
     found = inference_figures(before, after)
@@ -58,13 +58,13 @@ def test_first_look_has_loads_and_no_rates() -> None:
     assert "requests   -/s, 3 in flight, 0 waiting" in text
 
 
-def test_replica_that_is_new_at_this_look_has_no_rate_of_its_whole_life() -> None:
+def test_new_replica_has_no_lifetime_rate() -> None:
     before = TrafficSample(1.0, gateway(0, 0, 0), {}, [])
     after = TrafficSample(2.0, gateway(0, 0, 0), {"http://a": replica(1000)}, WORKERS[:1])
     assert inference_figures(before, after)["replicas"][0]["tokensPerSecond"] == 0.0
 
 
-def test_page_reads_in_units_of_people() -> None:
+def test_page_uses_readable_units() -> None:
     before = TrafficSample(0.0, gateway(0, 0, 0), {"http://a": replica(0)}, WORKERS)
     after = TrafficSample(1.0, gateway(100, 1, 0), {"http://a": replica(123456)}, WORKERS)
     text = inference_page({**inference_figures(before, after), "tokensPerSecondHistory": [0.0, 1.0, 2.0]}, wide=False)

@@ -44,7 +44,7 @@ def flags(command: click.Command) -> set[str]:
     return {name for param in command.params for name in (*param.opts, *param.secondary_opts) if name.startswith("-")}
 
 
-def test_tree_against_the_snapshot_only_grows() -> None:
+def test_command_tree_only_grows() -> None:
     frozen: dict[str, list[str]] = json.loads(SNAPSHOT.read_text())
     now = {" ".join(path): flags(command) for path, (command, _) in COMMANDS.items()}
     lost = {
@@ -65,7 +65,7 @@ def test_command_has_the_common_flags_and_a_text(path: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("path", COMMANDS, ids=IDS)
-def test_command_that_prints_data_has_output_and_json(path: tuple[str, ...]) -> None:
+def test_data_command_has_output_and_json(path: tuple[str, ...]) -> None:
     name, found = " ".join(path), flags(COMMANDS[path][0])
     assert ({"-o", "--output", "--json"} <= found) is (name not in SPEAKING_ONLY)
     if name not in SPEAKING_ONLY | OWN_OUTPUT:
@@ -74,7 +74,7 @@ def test_command_that_prints_data_has_output_and_json(path: tuple[str, ...]) -> 
 
 
 @pytest.mark.parametrize("path", COMMANDS, ids=IDS)
-def test_command_that_reads_or_talks_takes_a_gateway(path: tuple[str, ...]) -> None:
+def test_reading_command_takes_gateway(path: tuple[str, ...]) -> None:
     name, found = " ".join(path), flags(COMMANDS[path][0])
     local = name in STATELESS | CHANGING | SPEAKING_ONLY or path[0] in ("config", "generate", "models")
     if name != "config set-context":
@@ -82,7 +82,7 @@ def test_command_that_reads_or_talks_takes_a_gateway(path: tuple[str, ...]) -> N
 
 
 @pytest.mark.parametrize("path", COMMANDS, ids=IDS)
-def test_command_that_changes_something_takes_timeouts(path: tuple[str, ...]) -> None:
+def test_mutating_command_takes_timeouts(path: tuple[str, ...]) -> None:
     if " ".join(path) in CHANGING:
         assert flags(COMMANDS[path][0]) >= {"--lock-timeout", "--timeout"}
 

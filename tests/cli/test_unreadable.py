@@ -37,21 +37,21 @@ def recorded(areal: Areal, home: Home, tmp_path: Path) -> Callable[[str], Path]:
     return path
 
 
-def test_other_objects_are_deleted_while_a_record_is_unreadable(areal: Areal, recorded: Callable[[str], Path]) -> None:
+def test_unreadable_record_does_not_block_other_deletes(areal: Areal, recorded: Callable[[str], Path]) -> None:
     recorded("model/m").write_text("{")
     deleted = areal("delete", "inf/spare", "--yes")
     assert deleted.code == 0 and "inferenceservice/spare deleted" in deleted.out, deleted
     assert not recorded("inferenceservice/spare").exists()
 
 
-def test_object_that_an_unreadable_one_needs_is_not_deleted(areal: Areal, recorded: Callable[[str], Path]) -> None:
+def test_object_needed_by_unreadable_one_is_not_deleted(areal: Areal, recorded: Callable[[str], Path]) -> None:
     recorded("model/m").write_text("{")
     refused = areal("delete", "inf/default", "--yes")
     assert refused.code == 5 and "depends on one of InferenceService/default" in refused.err, refused
     assert recorded("inferenceservice/default").exists()
 
 
-def test_unreadable_object_without_a_revision_may_need_anything(areal: Areal, recorded: Callable[[str], Path]) -> None:
+def test_unreadable_object_without_revision_blocks_all_deletes(areal: Areal, recorded: Callable[[str], Path]) -> None:
     record = recorded("model/m")
     record.write_text("{")
     for revision in (record.parent / "revisions").iterdir():
@@ -85,7 +85,7 @@ def ticks(pid: int) -> int:
 
 
 @pytest.mark.timeout(60)
-def test_watch_reports_what_stays_wrong_once(spawn: Spawner, recorded: Callable[[str], Path]) -> None:
+def test_watch_reports_persistent_fault_once(spawn: Spawner, recorded: Callable[[str], Path]) -> None:
     record = recorded("inferenceservice/other")
     record.write_text("{")
     process = spawn("reconcile", "--watch", "--interval", "0.01s").popen
@@ -111,7 +111,7 @@ def test_watch_reports_what_stays_wrong_once(spawn: Spawner, recorded: Callable[
     assert output.count("other/object.json is unreadable") == 2, output
 
 
-def test_watch_without_a_terminal_says_how_to_go_on_and_asks_no_plan_twice() -> None:
+def test_watch_without_terminal_asks_each_plan_once() -> None:
     asked: list[Plan] = []
 
     def declines(plan: Plan) -> bool:

@@ -131,7 +131,7 @@ def steps() -> st.SearchStrategy[Step]:
 @pytest.mark.extended
 @settings(max_examples=60, deadline=None, phases=set(Phase) - {Phase.explain})
 @given(first=manifests(), sequence=st.lists(steps(), min_size=1, max_size=7))
-def test_what_a_verb_did_not_name_stays(first: Fields, sequence: list[Step]) -> None:
+def test_verb_keeps_fields_of_other_layers(first: Fields, sequence: list[Step]) -> None:
     with machine() as box:
         assert box.apply(first)[0] == 0
         for words, verb, names in sequence:
@@ -157,7 +157,7 @@ def box() -> Iterator[Machine]:
         yield made
 
 
-def test_rollback_beside_a_scale_leaves_the_scale(box: Machine) -> None:
+def test_rollback_keeps_scale(box: Machine) -> None:
     box.apply(manifest_of({"env": {"A": "1"}}))
     assert box.areal("scale", "model/m", "--replicas", "2")[0] == 0
     box.apply(manifest_of({"env": {"A": "2"}}))
@@ -165,7 +165,7 @@ def test_rollback_beside_a_scale_leaves_the_scale(box: Machine) -> None:
     assert (box.fields()["spec.env.A"], box.fields()["spec.replicas"]) == ("1", 2)
 
 
-def test_rollback_after_a_scale_takes_the_last_other_manifest(box: Machine) -> None:
+def test_rollback_after_scale_restores_previous_manifest(box: Machine) -> None:
     for value in "123":
         box.apply(manifest_of({"env": {"A": value}}))
     box.areal("scale", "model/m", "--replicas", "2")
@@ -181,7 +181,7 @@ def test_rollback_without_another_manifest_is_not_found(box: Machine) -> None:
     assert code == 4 and "no earlier revision with another manifest" in text
 
 
-def test_dry_run_of_a_rollback_prints_the_plan_and_changes_nothing(box: Machine) -> None:
+def test_rollback_dry_run_prints_plan_and_changes_nothing(box: Machine) -> None:
     for value in "12":
         box.apply(manifest_of({"env": {"A": value}}))
     before = box.areal("get", "model/m", "-o", "manifest")
@@ -192,14 +192,14 @@ def test_dry_run_of_a_rollback_prints_the_plan_and_changes_nothing(box: Machine)
     assert box.areal("get", "model/m", "-o", "manifest") == before
 
 
-def test_register_again_leaves_what_its_flags_do_not_name(box: Machine) -> None:
+def test_repeated_register_keeps_unnamed_fields(box: Machine) -> None:
     box.apply(manifest_of({"env": {"A": "1"}}, {"tier": "x"}))
     assert box.areal(*REGISTER, "--tokenizer-path", MODEL)[0] == 0
     named = {"spec.env.A": "1", "labels.tier": "x", "spec.tokenizerPath": MODEL}
     assert named.items() <= box.fields().items()
 
 
-def test_register_as_an_external_model_leaves_nothing_of_the_engine(box: Machine) -> None:
+def test_register_as_external_drops_engine_fields(box: Machine) -> None:
     box.apply(manifest_of({"env": {"A": "1"}}, {"tier": "x"}))
     words = ("inf", "register", "--model", "m", "--api-url", "http://127.0.0.1:9/v1", "--allow-private")
     code, text = box.areal(*words, "--provider-model", "gpt")
@@ -207,7 +207,7 @@ def test_register_as_an_external_model_leaves_nothing_of_the_engine(box: Machine
     assert "spec.backend" not in box.fields() and box.fields()["labels.tier"] == "x"
 
 
-def test_register_of_an_inline_model_leaves_its_owner(box: Machine) -> None:
+def test_register_of_inline_model_keeps_owner(box: Machine) -> None:
     inline = f"{{suspend: true, models: [{{name: m, backend: embedded, path: {MODEL}}}]}}"
     (box.folder / "service.yaml").write_text(SERVICE.replace("{suspend: true}", inline))
     assert box.areal("apply", "-f", str(box.folder / "service.yaml"))[0] == 0

@@ -50,21 +50,21 @@ def hook() -> Iterator[tuple[str, list[dict[str, object]]]]:
         thread.join()
 
 
-def test_watch_once_of_a_run_that_is_well_exits_0(areal: Areal, learn: Path) -> None:
+def test_watch_once_of_healthy_run_exits_0(areal: Areal, learn: Path) -> None:
     found = areal("train", "watch", "learn", "--once")
     assert found.code == 0 and "no alert in learn" in found.err
     assert areal("train", "watch", "learn", "--once", "--json").items == []
     assert areal("train", "watch", "other", "--once").code == 4
 
 
-def test_watch_of_metrics_that_cannot_be_read_is_an_error_with_their_path(areal: Areal, learn: Path) -> None:
+def test_watch_of_unreadable_metrics_names_path(areal: Areal, learn: Path) -> None:
     learn.unlink()
     learn.mkdir()
     found = areal("train", "watch", "learn", "--once")
     assert found.code != 0 and f"cannot read the metrics in {learn}" in found.err
 
 
-def test_watch_exits_8_with_cause_and_next_command_when_an_alert_fires(
+def test_watch_exits_8_with_cause_when_alert_fires(
     learn: Path, spawn: Spawner, hook: tuple[str, list[dict[str, object]]]
 ) -> None:
     url, taken = hook
@@ -77,7 +77,7 @@ def test_watch_exits_8_with_cause_and_next_command_when_an_alert_fires(
     assert [(each["path"], each["rule"], each["step"]) for each in taken] == [("/alerts?x=1", "not-finite", 6)]
 
 
-def test_watch_names_a_hook_that_refuses_and_still_exits_8(areal: Areal, learn: Path) -> None:
+def test_watch_reports_refusing_hook_and_exits_8(areal: Areal, learn: Path) -> None:
     diverge(learn)
     found = areal("train", "watch", "learn", "--once", "--notify", "http://127.0.0.1:9/the-secret", "--json")
     assert found.code == 8 and "http://127.0.0.1:9 was not notified of not-finite" in found.err
@@ -98,12 +98,12 @@ def test_watch_names_a_hook_that_refuses_and_still_exits_8(areal: Areal, learn: 
         "http://127.0.0.1:9/\u00fc",
     ],
 )
-def test_watch_refuses_to_notify_in_the_clear_or_a_url_that_cannot_be_sent(areal: Areal, learn: Path, url: str) -> None:
+def test_watch_refuses_plaintext_or_invalid_notify_url(areal: Areal, learn: Path, url: str) -> None:
     found = areal("train", "watch", "learn", "--once", "--notify", url)
     assert found.code == 2 and "--notify" in found.err
 
 
-def test_watch_exits_8_though_the_host_of_the_hook_is_no_name(areal: Areal, learn: Path) -> None:
+def test_watch_exits_8_despite_unresolvable_hook(areal: Areal, learn: Path) -> None:
     diverge(learn)
     found = areal("train", "watch", "learn", "--once", "--notify", f"https://{'a' * 70}.example/x")
     assert found.code == 8 and "was not notified of not-finite" in found.err

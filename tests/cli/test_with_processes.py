@@ -42,7 +42,7 @@ def requests_answered(box: Box, name: str, url: str) -> Counter[str]:  # noqa: F
     return found
 
 
-def test_recorded_turn_is_one_call_of_each_hop_and_one_commit(served: Box) -> None:  # noqa: F811
+def test_recorded_turn_makes_one_call_per_hop_and_one_commit(served: Box) -> None:  # noqa: F811
     turns = 10
     processes = {name: str(row["url"]) for name, row in served.processes().items()}
     with InferenceClient(served.url, served.key, model="reverse") as inference:
@@ -74,7 +74,7 @@ def test_get_shows_ready_objects_and_their_processes(served: Box) -> None:  # no
     assert {row["owner"] for row in document(served, "get", "processes", "model/reverse")["items"]} == {"Model/reverse"}
 
 
-def test_describe_names_processes_and_events(served: Box) -> None:  # noqa: F811
+def test_describe_lists_processes_and_events(served: Box) -> None:  # noqa: F811
     found = document(served, "describe", "inf/default")
     assert [row["ref"] for row in found["related"]] == ["Model/reverse"]
     assert {row["state"] for row in found["processes"]} == {"running"}
@@ -100,7 +100,7 @@ def test_logs_are_merged_prefixed_and_selected(served: Box) -> None:  # noqa: F8
     assert served.ok("inf", "logs", "--component", "gateway", "-n", "1").out
 
 
-def test_logs_follow_prints_what_is_written_later(served: Box) -> None:  # noqa: F811
+def test_logs_follow_prints_later_lines(served: Box) -> None:  # noqa: F811
     following = served.start("logs", "inf/default", "-f", "-n", "1", "-o", "jsonl")
     assert following.stdout is not None
     assert len([following.stdout.readline() for _ in range(4)]) == 4  # the last line of each: it follows by now
@@ -122,14 +122,14 @@ def test_top_measures_each_process(served: Box) -> None:  # noqa: F811
     assert "Unknown" not in served.ok("top").out
 
 
-def test_wait_for_what_already_holds_returns_at_once(served: Box) -> None:  # noqa: F811
+def test_wait_for_met_condition_returns_at_once(served: Box) -> None:  # noqa: F811
     served.ok("wait", "model/reverse", "--for", "ready,deleted", "--for", "condition=Ready", "--timeout", "20s")
     served.ok("wait", "inf/default", "--for", "jsonpath={.status.phase}=Ready", "--timeout", "20s")
     late = served.areal("wait", "model/reverse", "--for", "deleted", "--timeout", "300ms")
     assert late.code == 7
 
 
-def test_chat_one_shot_by_flag_and_by_pipe(served: Box) -> None:  # noqa: F811
+def test_chat_one_shot_takes_flag_or_pipe(served: Box) -> None:  # noqa: F811
     assert served.ok("inf", "chat", "-m", "1234", "--temperature", "0").out.strip()
     found = document(served, "inf", "chat", "-m", "1234", "--temperature", "0", "--show-logprobs", "--max-tokens", "4")
     assert found["message"]["role"] == "assistant" and found["finishReason"] in ("stop", "length")
@@ -199,7 +199,7 @@ def test_verbs_through_a_gateway_need_no_state(served: Box, tmp_path: Path) -> N
 
 
 @pytest.mark.extended
-def test_gateway_by_environment_by_context_and_with_a_wrong_key(served: Box, tmp_path: Path) -> None:  # noqa: F811
+def test_gateway_comes_from_environment_or_context(served: Box, tmp_path: Path) -> None:  # noqa: F811
     env = {"AREAL_GATEWAY": served.url, "AREAL_API_KEY": served.key}
     assert "reverse" in served.areal("inf", "models", env=env).out
     home = ["--home", str(tmp_path / "other")]
@@ -215,7 +215,7 @@ def test_gateway_by_environment_by_context_and_with_a_wrong_key(served: Box, tmp
 
 
 @pytest.mark.extended
-def test_child_that_fails_to_start_is_quoted(box: Box) -> None:  # noqa: F811
+def test_child_failing_to_start_is_quoted(box: Box) -> None:  # noqa: F811
     folder = box.folder / "broken"
     folder.mkdir()
     (folder / "config.json").write_text("{}")
@@ -229,7 +229,7 @@ def test_child_that_fails_to_start_is_quoted(box: Box) -> None:  # noqa: F811
 
 
 @pytest.mark.extended
-def test_run_in_the_foreground_stops_on_ctrl_c_and_runs_again(box: Box) -> None:  # noqa: F811
+def test_foreground_run_stops_on_ctrl_c_and_restarts(box: Box) -> None:  # noqa: F811
     words = ["inf", "run", "--port", str(box.port), "--model", "reverse", "--backend", "embedded"]
     process = box.start(*words, "--model-path", str(MODEL))
     assert process.stderr is not None
@@ -256,7 +256,7 @@ QUICKSTART = (Path(__file__).resolve().parents[2] / "docs" / "quickstart.md").re
 
 
 @pytest.mark.extended
-def test_what_a_roll_and_a_scale_down_have_ended_is_listed_with_all_only(served: Box) -> None:  # noqa: F811
+def test_replaced_processes_are_listed_only_with_all(served: Box) -> None:  # noqa: F811
     served.ok("restart", "model/reverse")
     served.ok("scale", "model/reverse", "--replicas", "2")
     served.ok("scale", "model/reverse", "--replicas", "1")
@@ -272,7 +272,7 @@ def test_what_a_roll_and_a_scale_down_have_ended_is_listed_with_all_only(served:
 
 
 @pytest.mark.extended
-def test_kill_of_the_quickstart_reaches_the_models_engines_alone(served: Box) -> None:  # noqa: F811
+def test_quickstart_kill_reaches_only_engines(served: Box) -> None:  # noqa: F811
     (line,) = re.findall(r"^kill -9 .*$", QUICKSTART, re.MULTILINE)
     served.write(
         "apiVersion: areal.dev/v1alpha1\nkind: Model\nmetadata: {name: other}\n"
@@ -299,7 +299,7 @@ def test_kill_of_the_quickstart_reaches_the_models_engines_alone(served: Box) ->
     served.ok("delete", "model/other", "--yes")
 
 
-def test_get_of_live_processes_stays_light(served: Box) -> None:  # noqa: F811
+def test_get_with_live_processes_imports_no_heavy_modules(served: Box) -> None:  # noqa: F811
     for words in (("get",), ("get", "models"), ("get", "processes"), ("inf", "ps"), ("inf", "models")):
         done = subprocess.run(
             [sys.executable, "-c", SHOW, *words],

@@ -144,7 +144,7 @@ def applied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, di
     ],
     ids=" ".join,
 )
-def test_command_over_what_is_applied_starts_nothing_and_writes_nothing(
+def test_command_without_changes_starts_and_writes_nothing(
     words: tuple[str, ...], applied: tuple[Path, dict[str, str]], spawn: Spawner
 ) -> None:
     file, env = applied
@@ -152,7 +152,7 @@ def test_command_over_what_is_applied_starts_nothing_and_writes_nothing(
     assert (did.code, did.started, did.written, did.connected) == (0, [], [], Counter()), did.err[-500:]
 
 
-def test_engine_is_asked_again_when_a_folder_it_imports_from_has_changed(
+def test_engine_is_queried_again_after_import_folder_changes(
     applied: tuple[Path, dict[str, str]], spawn: Spawner
 ) -> None:
     file, env = applied

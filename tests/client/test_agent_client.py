@@ -59,7 +59,7 @@ def shown(agents: WholeService, session: str) -> dict[str, Any]:
     return found
 
 
-def test_turn_is_answered_and_its_session_goes_on(client: AgentClient) -> None:
+def test_turn_is_answered_and_session_continues(client: AgentClient) -> None:
     session = client.start_session(metadata={"user": "ann"})
     assert response_text(session.respond("hello there")) == "hello there"
     assert response_text(session.respond("history")) == "2"
@@ -72,7 +72,7 @@ def test_turn_is_answered_and_its_session_goes_on(client: AgentClient) -> None:
         session.show()
 
 
-def test_tool_calls_and_their_results_are_in_the_response(client: AgentClient) -> None:
+def test_response_contains_tool_calls_and_results(client: AgentClient) -> None:
     response = client.start_session().respond("weather")
     kinds = [item["type"] for item in response["output"]]
     assert kinds == ["message", "function_call", "function_call_output", "message"]
@@ -86,7 +86,7 @@ def test_streamed_turn_comes_in_pieces(client: AgentClient) -> None:
 
 
 @pytest.mark.parametrize("key", ["a/b", "..", "%2F", "ключ", " spaces ", "x" * 1000, "a?b#c"])
-def test_awkward_session_key_is_one_name(client: AgentClient, key: str) -> None:
+def test_session_key_with_special_characters_is_accepted(client: AgentClient, key: str) -> None:
     session = client.start_session(key)
     assert session.key == key
     session.respond("hello")
@@ -94,7 +94,7 @@ def test_awkward_session_key_is_one_name(client: AgentClient, key: str) -> None:
     session.close()
 
 
-def test_agent_that_fails_is_the_services_fault_with_its_words(client: AgentClient) -> None:
+def test_failing_agent_is_service_error_with_its_message(client: AgentClient) -> None:
     session = client.start_session()
     with pytest.raises(ServiceError, match="is to fail") as caught:
         session.respond("fail")
@@ -113,7 +113,7 @@ def test_repeated_turn_with_one_idempotency_key_runs_once(client: AgentClient) -
         session.respond("other", idempotency_key="once")
 
 
-def test_cancel_ends_the_turn_that_runs(client: AgentClient) -> None:
+def test_cancel_ends_running_turn(client: AgentClient) -> None:
     session = client.start_session()
     with session.stream("wait") as events:
         next(event for event in events if event["type"] == "response.output_text.delta")
@@ -133,9 +133,7 @@ async def test_cancelled_call_cancels_its_turn(aclient: AsyncAgentClient, agents
     assert (await session.show())["recorded_turns"][-1]["outcome"] == "cancelled"
 
 
-async def test_cancelled_call_that_waits_leaves_the_turn_that_runs(
-    aclient: AsyncAgentClient, agents: WholeService
-) -> None:
+async def test_cancelled_waiting_call_keeps_running_turn(aclient: AsyncAgentClient, agents: WholeService) -> None:
     session = await aclient.start_session()
     async with session.stream("wait") as events:
         await anext(events)
@@ -148,7 +146,7 @@ async def test_cancelled_call_that_waits_leaves_the_turn_that_runs(
         assert (now["state"], now["waiting"], now["turns"]) == ("running", 0, 0)
 
 
-async def test_call_without_an_answer_in_time_cancels_its_turn_unless_it_gave_a_key(aclient: AsyncAgentClient) -> None:
+async def test_timed_out_call_cancels_turn_unless_keyed(aclient: AsyncAgentClient) -> None:
     session = await aclient.start_session()
     with pytest.raises(DeadlineExceeded):
         await session.respond("wait", timeout_s=1.0)
@@ -159,7 +157,7 @@ async def test_call_without_an_answer_in_time_cancels_its_turn_unless_it_gave_a_
     assert await session.cancel(idempotency_key="mine")
 
 
-async def test_call_that_reaches_no_server_is_not_cancelled_there() -> None:
+async def test_call_to_unreachable_server_is_not_cancelled_there() -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         address = f"http://127.0.0.1:{closed.getsockname()[1]}"
     async with AsyncAgentClient(address, "key", retry=ONCE) as client:
@@ -168,7 +166,7 @@ async def test_call_that_reaches_no_server_is_not_cancelled_there() -> None:
         assert "areal get" in str(caught.value.hint), "of any service"
 
 
-async def test_stream_that_is_left_cancels_its_turn(aclient: AsyncAgentClient, agents: WholeService) -> None:
+async def test_abandoned_stream_cancels_its_turn(aclient: AsyncAgentClient, agents: WholeService) -> None:
     session = await aclient.start_session()
     async with session.stream("wait") as events:
         await anext(events)
@@ -176,7 +174,7 @@ async def test_stream_that_is_left_cancels_its_turn(aclient: AsyncAgentClient, a
     assert (await session.show())["recorded_turns"][-1]["outcome"] == "cancelled"
 
 
-async def test_episode_is_rewarded_and_exported_as_the_engine_saw_it(aclient: AsyncAgentClient, place: Place) -> None:
+async def test_rewarded_episode_exports_engine_output(aclient: AsyncAgentClient, place: Place) -> None:
     session = await aclient.start_session(metadata={"task_id": "math-1"})
     assert session.inference_session_id is not None and session.inference_session_id.startswith("math-1")
     with pytest.raises(NotReady):
@@ -190,7 +188,7 @@ async def test_episode_is_rewarded_and_exported_as_the_engine_saw_it(aclient: As
     assert rows.columns["rewards"].tolist() == [1.0]
 
 
-def test_unknown_session_and_wrong_key_are_typed(client: AgentClient, agents: WholeService) -> None:
+def test_unknown_session_and_wrong_key_have_typed_errors(client: AgentClient, agents: WholeService) -> None:
     absent = client.session("absent")
     for call in (absent.show, absent.cancel, absent.close, lambda: absent.reward(1.0), absent.export):
         with pytest.raises(UnknownName):
@@ -199,7 +197,7 @@ def test_unknown_session_and_wrong_key_are_typed(client: AgentClient, agents: Wh
         stranger.start_session()
 
 
-def test_reward_of_a_session_without_a_model_call_is_the_callers_mistake(client: AgentClient) -> None:
+def test_reward_without_model_call_is_caller_error(client: AgentClient) -> None:
     session = client.start_session()
     session.respond("hello")
     with pytest.raises(CallerError) as caught:
@@ -207,7 +205,7 @@ def test_reward_of_a_session_without_a_model_call_is_the_callers_mistake(client:
     assert caught.value.status == 400
 
 
-def test_example_of_the_page_runs_as_it_is_printed(agents: WholeService, place: Place, tmp_path: Path) -> None:
+def test_page_example_runs_as_printed(agents: WholeService, place: Place, tmp_path: Path) -> None:
     page = (REPOSITORY / "docs" / "sdk.md").read_text(encoding="utf-8")
     (block,) = (
         each for each in re.findall(r"^```python\n(.*?)^```", page, re.M | re.S) if "import AgentClient" in each

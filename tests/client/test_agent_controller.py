@@ -26,7 +26,7 @@ from tests.services.agent.whole import AGENT, WholeService, start_agents
 from tests.services.processes import REPOSITORY, engine_calls, wait_until
 
 
-def test_configuration_is_the_flags_of_the_command() -> None:
+def test_configuration_matches_command_flags() -> None:
     config = AgentServiceConfig(
         agent_cls_path="my.agents.MyAgent",
         num_pairs=3,
@@ -56,7 +56,7 @@ def test_configuration_is_the_flags_of_the_command() -> None:
     assert flags[-2:] == [("--env", "A=1"), ("--env", "B=x=y")]
 
 
-def test_environment_is_empty_unless_it_is_given() -> None:
+def test_environment_is_empty_by_default() -> None:
     assert AgentServiceConfig().env == {} and AgentConfig().env == {}
 
 
@@ -70,19 +70,19 @@ def test_environment_is_empty_unless_it_is_given() -> None:
         ("request_timeout", 0),
     ],
 )
-def test_setting_that_cannot_be_meant_is_refused(setting: str, value: Any) -> None:
+def test_rejects_meaningless_setting(setting: str, value: Any) -> None:
     with pytest.raises(ValueError, match=setting):
         AgentServiceConfig(**{setting: value})
 
 
-def test_controller_without_an_agent_says_what_is_missing() -> None:
+def test_controller_without_agent_names_missing_setting() -> None:
     controller = AgentController(AgentServiceConfig())
     with pytest.raises(UsageFault, match="which agent"):
         controller.initialize()
     controller.destroy()
 
 
-async def test_call_before_initialize_says_so() -> None:
+async def test_call_before_initialize_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="not initialized"):
         await AgentController(AgentServiceConfig(agent_cls_path="a:B")).step("hello", "absent")
 
@@ -101,7 +101,7 @@ def config(agents: WholeService, place: Place) -> AgentServiceConfig:
     return AgentServiceConfig(gateway_addr=agents.url, admin_api_key=agents.key, turn_discount=0.5)
 
 
-async def test_episode_at_the_services_inference(config: AgentServiceConfig, place: Place) -> None:
+async def test_episode_uses_inference_of_service(config: AgentServiceConfig, place: Place) -> None:
     async with AgentController(config) as controller:
         started = await controller.start_session("task-7")
         session = started["session_id"]
@@ -118,7 +118,7 @@ async def test_episode_at_the_services_inference(config: AgentServiceConfig, pla
             await controller.export_trajectory(session)
 
 
-async def test_episode_in_an_rl_session_of_the_callers_own(config: AgentServiceConfig, place: Place) -> None:
+async def test_episode_uses_callers_rl_session(config: AgentServiceConfig, place: Place) -> None:
     async with AgentController(config) as controller:
         started = await controller.start_session(
             "mine",
@@ -136,7 +136,7 @@ async def test_episode_in_an_rl_session_of_the_callers_own(config: AgentServiceC
         assert rows.rows[0]["session_id"] == started["inference_session_id"]
 
 
-async def test_closing_a_session_that_has_ended_ends_its_rl_session(
+async def test_closing_ended_session_ends_its_rl_session(
     config: AgentServiceConfig, place: Place, agents: WholeService
 ) -> None:
     async with AgentController(config) as controller:
@@ -150,7 +150,7 @@ async def test_closing_a_session_that_has_ended_ends_its_rl_session(
         assert place.proxy.call("GET", path, key=place.key).json()["state"] == "ended"
 
 
-async def test_foreign_inference_service_is_refused_and_nothing_is_left(
+async def test_foreign_inference_service_is_refused_without_leftovers(
     config: AgentServiceConfig, place: Place, agents: WholeService
 ) -> None:
     same_but_foreign = place.proxy.url.replace("127.0.0.1", "localhost")
@@ -166,7 +166,7 @@ async def test_foreign_inference_service_is_refused_and_nothing_is_left(
             await controller.start_session("mine", inference_model="tiny")
 
 
-async def test_failures_are_typed(config: AgentServiceConfig) -> None:
+async def test_failures_have_typed_errors(config: AgentServiceConfig) -> None:
     async with AgentController(config) as controller:
         with pytest.raises(KeyError):
             await controller.step("hello", "absent")
@@ -183,7 +183,7 @@ async def test_failures_are_typed(config: AgentServiceConfig) -> None:
             await controller.step("hello", session)
 
 
-def test_one_controller_serves_one_event_loop_after_another(config: AgentServiceConfig) -> None:
+def test_controller_works_across_event_loops(config: AgentServiceConfig) -> None:
     with AgentController(config) as controller:
         session = asyncio.run(controller.start_session("task"))["session_id"]
         for count in ("0", "2"):
@@ -207,9 +207,7 @@ async def test_cancelled_step_cancels_the_turn(config: AgentServiceConfig, agent
         assert shown()["recorded_turns"][-1]["outcome"] == "cancelled"
 
 
-def test_destroy_closes_the_sessions_that_were_started_and_no_other(
-    config: AgentServiceConfig, agents: WholeService
-) -> None:
+def test_destroy_closes_only_sessions_it_started(config: AgentServiceConfig, agents: WholeService) -> None:
     def open_sessions() -> set[str]:
         found = agents.gateway.call("GET", "/sessions?limit=1000", key=agents.key).json()["sessions"]
         return {each["session_key"] for each in found}
@@ -225,7 +223,7 @@ def test_destroy_closes_the_sessions_that_were_started_and_no_other(
     assert open_sessions() == before
 
 
-def test_start_that_is_cancelled_is_undone(tmp_path: Path) -> None:
+def test_cancelled_start_is_undone(tmp_path: Path) -> None:
     os.mkfifo(key_file := tmp_path / "key")  # the start waits for the key
     controller = AgentController(
         AgentServiceConfig(gateway_addr="http://127.0.0.1:1", admin_api_key_file=str(key_file))
@@ -241,7 +239,7 @@ def test_start_that_is_cancelled_is_undone(tmp_path: Path) -> None:
     assert controller.gateway_addr == "" and not [each for each in threading.enumerate() if each.name == "areal-agents"]
 
 
-def test_key_file_that_is_not_there_is_named(agents: WholeService, tmp_path: Path) -> None:
+def test_missing_key_file_is_named(agents: WholeService, tmp_path: Path) -> None:
     config = AgentServiceConfig(gateway_addr=agents.url, admin_api_key_file=str(tmp_path / "none"))
     with pytest.raises(NotFound, match="none"):
         BlockingAgentController(config).initialize()
@@ -280,7 +278,7 @@ def test_service_is_started_scaled_and_deleted(own_home: Path) -> None:
     assert not list((own_home / "runs").iterdir())
 
 
-def test_service_that_is_there_already_is_left_alone(own_home: Path) -> None:
+def test_existing_service_is_left_alone(own_home: Path) -> None:
     layer = Layer("apply", {"agent": "helper_agent:Helper"}, {"file": "a.yaml", "line": 1, "sha256": "0"}, "ann", 0.0)
     store = ObjectStore(Home(own_home))
     store.put(store.add_revision(StoredObject("AgentService", "shared", "uid", layers=(layer,), created_at=0.0)))
@@ -291,7 +289,7 @@ def test_service_that_is_there_already_is_left_alone(own_home: Path) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_agent_that_cannot_be_imported_is_reported_and_leaves_nothing(own_home: Path) -> None:
+def test_unimportable_agent_is_reported_without_leftovers(own_home: Path) -> None:
     controller = BlockingAgentController(AgentServiceConfig(agent_cls_path="helper_agent:Helpr", setup_timeout=60))
     with pytest.raises(ArealError, match="Helpr"):
         controller.initialize()

@@ -37,7 +37,7 @@ def chat(service: Service) -> ChatClient:
     return ChatClient(service.gateway.url, service.key, timeout_s=30)
 
 
-def test_chat_streams_pieces_and_says_why_it_ended(chat: ChatClient, service: Service) -> None:
+def test_chat_streams_pieces_and_finish_reason(chat: ChatClient, service: Service) -> None:
     script(service.engine, gate=2)
     with chat.stream(USER, model="tiny", stream_options={"include_usage": True}) as stream:
         first = next(piece for piece in stream if piece.text)
@@ -56,13 +56,13 @@ def test_chat_streams_logprobs(chat: ChatClient) -> None:
     assert all(entry.logprob < 0 for entry in entries)
 
 
-def test_chat_whole_is_one_piece(chat: ChatClient, service: Service) -> None:
+def test_whole_chat_is_one_piece(chat: ChatClient, service: Service) -> None:
     piece = chat.complete(USER, temperature=0.5, max_tokens=None)
     assert (piece.text, piece.finish_reason) == (ANSWER, "stop") and piece.usage
     assert service.engine_saw()["sampling"]["temperature"] == 0.5
 
 
-def test_chat_left_early_ends_the_generation(chat: ChatClient, service: Service) -> None:
+def test_abandoned_chat_cancels_generation(chat: ChatClient, service: Service) -> None:
     script(service.engine, gate=2)
     with chat.stream(USER) as stream:
         next(stream)
@@ -78,7 +78,7 @@ def test_chat_with_an_unknown_model_is_not_found(chat: ChatClient) -> None:
         next(stream)
 
 
-def test_chat_with_a_wrong_key_says_so_and_not_which(service: Service) -> None:
+def test_chat_with_wrong_key_fails_without_printing_key(service: Service) -> None:
     with pytest.raises(ArealError) as caught:
         ChatClient(service.gateway.url, "wrong-key").complete(USER)
     assert "key" in (caught.value.hint or "") and "wrong-key" not in str(caught.value)
@@ -90,7 +90,7 @@ def test_chat_error_in_the_stream_is_raised(chat: ChatClient, service: Service) 
         list(stream)
 
 
-def test_chat_silence_is_a_timeout(service: Service) -> None:
+def test_silent_chat_times_out(service: Service) -> None:
     script(service.engine, gate=0)
     with pytest.raises(TimedOut):
         ChatClient(service.gateway.url, service.key, timeout_s=0.3).complete(USER)
@@ -101,7 +101,7 @@ def test_chat_without_a_listener_names_the_address() -> None:
         ChatClient("http://127.0.0.1:9").complete(USER)
 
 
-def test_chat_with_something_that_is_no_gateway_says_what_came(service: Service) -> None:
+def test_chat_with_other_server_shows_its_answer(service: Service) -> None:
     with pytest.raises(ArealError, match="no such path"):
         ChatClient(service.router.url, service.key).complete(USER)
 
@@ -114,7 +114,7 @@ def test_admin_client_returns_status_and_body(service: Service) -> None:
     assert AdminClient(service.router.url).get("/workers")[0] == 401
 
 
-def test_admin_client_keeps_a_base_path_and_its_key_to_itself(service: Service) -> None:
+def test_admin_client_keeps_base_path_and_hides_key(service: Service) -> None:
     client = AdminClient(service.gateway.url + "/v1", service.key)
     assert client.get("/models")[1]["models"] == ["tiny"]
     assert service.key not in repr(client)
@@ -125,7 +125,7 @@ def test_admin_client_without_a_listener_raises_oserror() -> None:
         AdminClient("http://127.0.0.1:9", timeout_s=2).get("/workers")
 
 
-def test_clients_import_nothing_but_the_standard_library() -> None:
+def test_clients_import_only_standard_library() -> None:
     code = (
         "import sys; import areal.client.http, areal.client.http;"
         "heavy = ('pydantic','aiohttp','httptools','httpx','yaml','torch','orjson');"

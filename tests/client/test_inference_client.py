@@ -46,7 +46,7 @@ async def aclient(place: Place) -> AsyncIterator[AsyncInferenceClient]:
         yield client
 
 
-def test_episode_of_two_turns_exports_what_the_engine_saw(place: Place, client: InferenceClient) -> None:
+def test_two_turn_episode_exports_engine_output(place: Place, client: InferenceClient) -> None:
     session = client.start_session("task")
     first = session.chat(HELLO)
     answer = first["choices"][0]["message"]
@@ -76,7 +76,7 @@ def test_npz_and_json_exports_are_equal(client: InferenceClient) -> None:
     assert packed.torch()["logprobs"].dtype.itemsize == 4
 
 
-def test_group_has_one_session_a_member(client: InferenceClient) -> None:
+def test_group_has_one_session_per_member(client: InferenceClient) -> None:
     group = client.start_group("task", 3)
     for number, session in enumerate(group.sessions):
         session.chat(HELLO)
@@ -85,9 +85,7 @@ def test_group_has_one_session_a_member(client: InferenceClient) -> None:
     assert len({session.api_key for session in group.sessions}) == 3
 
 
-def test_stream_gives_chunks_as_they_come_and_ends_the_generation_when_left(
-    place: Place, client: InferenceClient
-) -> None:
+def test_stream_yields_chunks_and_closing_cancels_generation(place: Place, client: InferenceClient) -> None:
     script(place.engine, gate=1, text="one two three")
     with client.stream_chat(HELLO) as chunks:
         assert next(chunks)["choices"][0]["delta"]["role"] == "assistant"
@@ -117,7 +115,7 @@ def test_online_trajectories_are_lent_until_acknowledged(client: InferenceClient
     assert client.lend() == []
 
 
-def test_sessions_are_listed_over_pages(client: InferenceClient) -> None:
+def test_sessions_are_listed_across_pages(client: InferenceClient) -> None:
     started = {client.start_session("task").session_id for _ in range(3)}
     assert started <= {session["session_id"] for session in client.sessions(page=2)}
 
@@ -134,7 +132,7 @@ def test_sessions_are_listed_over_pages(client: InferenceClient) -> None:
     ],
     ids=["model", "field", "key", "session", "not-ready", "reward"],
 )
-def test_callers_mistake_is_theirs_and_is_not_repeated(
+def test_caller_error_is_not_retried(
     client: InferenceClient, call: Callable[[InferenceClient], object], error: type[CallerError], code: str | None
 ) -> None:
     with pytest.raises(error) as caught:
@@ -144,7 +142,7 @@ def test_callers_mistake_is_theirs_and_is_not_repeated(
     assert caught.value.request_id
 
 
-def test_other_reward_on_a_sealed_trajectory_is_a_conflict(client: InferenceClient) -> None:
+def test_different_reward_on_sealed_trajectory_is_conflict(client: InferenceClient) -> None:
     session = client.start_session("task")
     session.chat(HELLO)
     assert session.reward(1.0).trajectory_ready
@@ -153,7 +151,7 @@ def test_other_reward_on_a_sealed_trajectory_is_a_conflict(client: InferenceClie
         session.reward(0.0)
 
 
-def test_nan_is_refused_before_it_is_sent_as_null(client: InferenceClient) -> None:
+def test_nan_is_refused_before_sending(client: InferenceClient) -> None:
     session = client.start_session("task")
     session.chat(HELLO)
     for call in (
@@ -165,14 +163,14 @@ def test_nan_is_refused_before_it_is_sent_as_null(client: InferenceClient) -> No
             call()
 
 
-async def test_failing_engine_is_the_services_fault(place: Place, aclient: AsyncInferenceClient) -> None:
+async def test_failing_engine_is_service_error(place: Place, aclient: AsyncInferenceClient) -> None:
     script(place.engine, fail=500)
     with pytest.raises(ServiceError) as caught:
         await aclient.chat(HELLO)
     assert caught.value.blame is Blame.SERVICE
 
 
-async def test_call_that_takes_too_long_is_ended_and_says_so(place: Place, aclient: AsyncInferenceClient) -> None:
+async def test_slow_call_is_ended_with_deadline_error(place: Place, aclient: AsyncInferenceClient) -> None:
     script(place.engine, gate=1)
     with pytest.raises(DeadlineExceeded) as caught:
         await aclient.chat(HELLO, timeout_s=0.3)
@@ -180,7 +178,7 @@ async def test_call_that_takes_too_long_is_ended_and_says_so(place: Place, aclie
     release(place.engine)
 
 
-async def test_absent_listener_is_unreachable_with_a_hint() -> None:
+async def test_unreachable_address_has_hint() -> None:
     async with AsyncInferenceClient("http://127.0.0.1:1", retry=AT_ONCE) as client:
         with pytest.raises(Unreachable) as caught:
             await client.models()
@@ -188,7 +186,7 @@ async def test_absent_listener_is_unreachable_with_a_hint() -> None:
     assert caught.value.hint
 
 
-async def test_wait_ready_says_what_is_missing(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+async def test_wait_ready_reports_missing_model(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     async with AsyncInferenceClient(place.proxy.url, place.key, model="other") as client:
         with pytest.raises(DeadlineExceeded, match="'other' is not served"):
             await client.wait_ready(2.0)
@@ -197,7 +195,7 @@ async def test_wait_ready_says_what_is_missing(place: Place, caplog: pytest.LogC
     ]
 
 
-async def test_lost_answer_of_a_recorded_chat_is_asked_again_and_recorded_once(place: Place) -> None:
+async def test_lost_answer_of_recorded_chat_is_retried_once(place: Place) -> None:
     """A front that drops the connection after the first answer: the retry gets that very answer."""
     dropped: list[Any] = []
     async with _dropping_front(place.proxy.port, dropped) as front:
@@ -211,7 +209,7 @@ async def test_lost_answer_of_a_recorded_chat_is_asked_again_and_recorded_once(p
     assert len(engine_calls(place.engine)) == 1
 
 
-async def test_lost_answer_of_a_start_is_not_repeated(place: Place) -> None:
+async def test_lost_answer_of_start_is_not_retried(place: Place) -> None:
     dropped = ["next"]
     async with _dropping_front(place.proxy.port, dropped) as front:
         async with AsyncInferenceClient(front, place.key) as client:
@@ -224,7 +222,7 @@ async def test_many_calls_at_once_share_the_pool(aclient: AsyncInferenceClient) 
     assert len({answer["id"] for answer in answers}) == 40
 
 
-def test_blocking_client_serves_several_threads_and_closes_twice(place: Place) -> None:
+def test_blocking_client_is_thread_safe_and_closes_twice(place: Place) -> None:
     client = InferenceClient(place.proxy.url, place.key)
     found: list[list[str]] = []
     threads = [threading.Thread(target=lambda: found.append(client.models())) for _ in range(4)]

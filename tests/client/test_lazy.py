@@ -28,7 +28,7 @@ SHOW = "import json, sys, {}; print(json.dumps(sorted(sys.modules)))"
 @pytest.mark.parametrize(
     "package", ["areal", "areal.client", "areal.api", "areal.dataset", "areal.workflow", "areal.utils"]
 )
-def test_importing_a_package_imports_nothing_heavy(package: str) -> None:
+def test_package_imports_no_heavy_modules(package: str) -> None:
     ran = subprocess.run([sys.executable, "-c", SHOW.format(package)], capture_output=True, text=True, check=True)
     assert [name for name in json.loads(ran.stdout) if name in HEAVY] == []
 
@@ -43,13 +43,13 @@ def test_importing_a_package_imports_nothing_heavy(package: str) -> None:
         ("areal.reward.worker", ("torch", "asyncio", "httptools", "numpy")),
     ],
 )
-def test_module_imports_only_what_it_needs(module: str, heavy: tuple[str, ...]) -> None:
+def test_module_imports_only_its_needs(module: str, heavy: tuple[str, ...]) -> None:
     ran = subprocess.run([sys.executable, "-c", SHOW.format(module)], capture_output=True, text=True, check=True)
     assert [name for name in json.loads(ran.stdout) if name in heavy] == []
 
 
 @pytest.mark.parametrize("package", ["areal", "areal.client", "areal.dataset"])
-def test_every_name_of_a_package_is_there(package: str) -> None:
+def test_every_exported_name_exists(package: str) -> None:
     module = importlib.import_module(package)
     assert all(getattr(module, name) is not None for name in module.__all__)
     assert set(module.__all__) <= set(dir(module)) or package == "areal.dataset"

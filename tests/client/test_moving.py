@@ -40,7 +40,7 @@ def transport(lookup: Callable[[], str] | None, connections: int = 8) -> Transpo
     return Transport(gone, None, timeout_s=10.0, retry=retry, connections=connections, lookup=lookup)
 
 
-async def test_calls_go_on_where_the_service_is_and_one_asks_for_all() -> None:
+async def test_calls_follow_moved_service_with_one_lookup() -> None:
     async with service() as place:
         asked: list[int] = []
         client = transport(lambda: asked.append(1) or place + "/")  # type: ignore[func-returns-value]
@@ -53,7 +53,7 @@ async def test_calls_go_on_where_the_service_is_and_one_asks_for_all() -> None:
             await client.close()
 
 
-async def test_stream_begins_where_the_service_is() -> None:
+async def test_stream_follows_moved_service() -> None:
     async with service() as place:
         client = transport(lambda: place, connections=1)
         try:
@@ -68,7 +68,7 @@ def _unknown() -> str:
 
 
 @pytest.mark.parametrize("lookup", [None, lambda: "", _unknown], ids=["not told", "nowhere", "unknown"])
-async def test_service_that_is_nowhere_is_unreachable(lookup: Callable[[], str] | None) -> None:
+async def test_service_without_address_is_unreachable(lookup: Callable[[], str] | None) -> None:
     client = transport(lookup)
     try:
         with pytest.raises(Unreachable):
@@ -77,9 +77,7 @@ async def test_service_that_is_nowhere_is_unreachable(lookup: Callable[[], str] 
         await client.close()
 
 
-async def test_suspended_service_has_no_address_and_is_unreachable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_suspended_service_is_unreachable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AREAL_HOME", str(tmp_path / "home"))
     manifest = tmp_path / "service.yaml"
     manifest.write_text(

@@ -15,7 +15,7 @@ from areal.client.prometheus import Page, buckets, increase, parse, quantile, su
 BOUNDS = (0.1, 0.5, 1.0, 5.0, math.inf)
 
 
-def test_page_of_the_usual_library_is_read_whole() -> None:
+def test_prometheus_client_page_is_parsed() -> None:
     registry = CollectorRegistry()
     calls = Counter("calls_total", 'How many "calls"\nthere were.', ("route", "text"), registry=registry)
     Gauge("load", "Now.", registry=registry).set(-2.5)
@@ -30,12 +30,12 @@ def test_page_of_the_usual_library_is_read_whole() -> None:
 
 
 @given(st.text())
-def test_text_that_is_no_page_is_no_failure(text: str) -> None:
+def test_parse_accepts_any_text(text: str) -> None:
     parse(text)
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=8))
-def test_increase_of_a_counter_counts_over_restarts(parts: list[float]) -> None:
+def test_counter_increase_spans_restarts(parts: list[float]) -> None:
     """Each part is counted by a process of its own that began at 0, and seen at its end."""
     grown, before = 0.0, Page(samples={"n": {}})
     for part in parts:
@@ -47,7 +47,7 @@ def test_increase_of_a_counter_counts_over_restarts(parts: list[float]) -> None:
     assert grown == pytest.approx(math.fsum([*restarted, *climbed]))
 
 
-def test_increase_counts_each_series_that_matches() -> None:
+def test_increase_sums_matching_series() -> None:
     before = parse('n{s="200"} 5\nn{s="500"} 7\n')
     after = parse('n{s="200"} 8\nn{s="500"} 2\nn{s="404"} 1\n')
     assert increase(before, after, "n") == 3 + 2 + 1
@@ -59,7 +59,7 @@ def histogram(values: list[float]) -> dict[float, float]:
 
 
 @given(st.lists(st.floats(0.001, 20), min_size=1), st.sampled_from([0.01, 0.5, 0.9, 0.99, 1.0]))
-def test_quantile_lies_in_the_bucket_of_the_value_that_it_stands_for(values: list[float], share: float) -> None:
+def test_quantile_lies_in_its_bucket(values: list[float], share: float) -> None:
     found = quantile(histogram(values), share)
     assert found is not None
     exact = sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
@@ -68,17 +68,17 @@ def test_quantile_lies_in_the_bucket_of_the_value_that_it_stands_for(values: lis
 
 
 @given(st.lists(st.floats(0.001, 20), min_size=1))
-def test_quantiles_grow_with_their_share(values: list[float]) -> None:
+def test_quantiles_increase_with_share(values: list[float]) -> None:
     found = [quantile(histogram(values), share / 20) or 0.0 for share in range(21)]
     assert found == sorted(found)
 
 
-def test_quantile_of_nothing_is_none() -> None:
+def test_quantile_without_values_is_none() -> None:
     assert quantile({}, 0.5) is None
     assert quantile(histogram([]), 0.5) is None
 
 
-def test_buckets_between_two_looks_hold_only_what_came_between() -> None:
+def test_buckets_between_looks_contain_only_new_values() -> None:
     before = parse('t_bucket{r="a",le="1.0"} 2\nt_bucket{r="a",le="+Inf"} 3\n')
     after = parse(
         't_bucket{r="a",le="1.0"} 2\nt_bucket{r="a",le="+Inf"} 7\n'

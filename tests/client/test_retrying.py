@@ -26,7 +26,7 @@ ERRORS = st.one_of(
 
 
 @given(ERRORS, st.integers(1, 10), st.integers(1, 10), st.booleans(), st.floats(0, 1))
-def test_attempts_are_bounded_and_pauses_too(
+def test_attempts_and_pauses_are_bounded(
     error: ClientError, attempts: int, made: int, repeatable: bool, jitter: float
 ) -> None:
     policy = RetryPolicy(attempts, first_s=0.1, longest_s=2.0)
@@ -39,7 +39,7 @@ def test_attempts_are_bounded_and_pauses_too(
 
 
 @given(ERRORS)
-def test_call_that_may_have_begun_is_repeated_only_where_that_does_no_harm(error: ClientError) -> None:
+def test_started_call_is_retried_only_if_repeatable(error: ClientError) -> None:
     if may_repeat(error, repeatable=False):
         assert isinstance(error, Unreachable | Overloaded)
         assert may_repeat(error, repeatable=True)

@@ -46,12 +46,12 @@ class Peak:
 
 
 @pytest.mark.parametrize("url", ["localhost:80", "http://", "ftp://h:1", "http://user:key@h:1", "http://h:99999", ""])
-def test_base_url_that_is_not_an_address_is_refused_at_once(url: str) -> None:
+def test_invalid_base_url_is_refused_at_once(url: str) -> None:
     with pytest.raises(CallerError, match="base_url"):
         Transport(url, None, timeout_s=1.0)
 
 
-async def test_calls_beyond_the_connections_wait_for_one() -> None:
+async def test_calls_beyond_connection_limit_wait() -> None:
     service = Peak()
     async with service.client(connections=2) as client:
         calls = asyncio.gather(*(client.json("GET", f"/{number}") for number in range(6)))
@@ -61,7 +61,7 @@ async def test_calls_beyond_the_connections_wait_for_one() -> None:
         assert service.most <= 2
 
 
-async def test_call_that_waits_for_a_connection_keeps_its_deadline() -> None:
+async def test_call_waiting_for_connection_keeps_deadline() -> None:
     service = Peak()
     async with service.client(connections=1) as client, asyncio.TaskGroup() as tasks:
         first = tasks.create_task(client.json("GET", "/first"))
@@ -90,7 +90,7 @@ async def test_header_with_a_line_break_is_the_callers_error() -> None:
         await client.json("GET", "/")
 
 
-async def test_server_without_tls_is_not_reported_as_absent() -> None:
+async def test_server_without_tls_reports_tls_failure() -> None:
     service = Peak()
     async with service.client(connections=1) as plain:
         url = plain.base_url.replace("http://", "https://")

@@ -36,7 +36,7 @@ def events(served: Served, home: Path, model: str, asked: str = SAY) -> list[dic
 
 @covers("codex", "chat", "streaming", "usage")
 @pytest.mark.timeout(300)
-def test_turn_with_codexs_own_tools(served: Served, tmp_path: Path) -> None:
+def test_turn_runs_codex_tools(served: Served, tmp_path: Path) -> None:
     seen = events(served, tmp_path, MODEL)
     (completed,) = [event for event in seen if event["type"] == "turn.completed"]
     assert completed["usage"]["output_tokens"] > 0, seen
@@ -48,7 +48,7 @@ def tool_call(name: str, **arguments: str) -> str:
 
 @covers("codex", "tools")
 @pytest.mark.timeout(300)
-def test_calls_of_a_function_and_of_a_namespace_are_carried_out(tmp_path: Path) -> None:
+def test_function_and_namespace_calls_are_executed(tmp_path: Path) -> None:
     with scripted_model(tmp_path) as served:
         shell = tool_call("exec_command", cmd="echo areal-$((6*7))")
         spaced = tool_call("multi_agent_v1__close_agent", target="areal-agent")

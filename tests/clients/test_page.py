@@ -10,7 +10,7 @@ from tests.clients import known
 HERE = Path(__file__).parent
 
 
-def test_every_cell_has_a_test_and_the_page_says_what_fails() -> None:
+def test_every_cell_has_a_test_and_page_lists_failures() -> None:
     for file in HERE.glob("test_*.py"):
         importlib.import_module(f"tests.clients.{file.stem}")
     absent = {(client, feature) for client, features in known.NOT_THEIRS.items() for feature in features}

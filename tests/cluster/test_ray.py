@@ -67,7 +67,7 @@ def test_run_has_its_node_its_gpus_and_the_copied_folder(ray: RayBackend, cluste
     assert (Path(folder) / "mine.py").read_text() == "x = 1"
 
 
-def test_run_that_waits_says_for_what_and_is_cancelled(ray: RayBackend, cluster: RayCluster) -> None:
+def test_waiting_run_gives_reason_and_can_be_cancelled(ray: RayBackend, cluster: RayCluster) -> None:
     for number in range(2):
         ray.start(spec_at(cluster, f"full{number}", gpus=GPUS))
     until_phase(ray, "full0", Phase.RUNNING)
@@ -84,7 +84,7 @@ def test_run_that_waits_says_for_what_and_is_cancelled(ray: RayBackend, cluster:
     assert ray.observe(["waits"])["waits"].phase is Phase.EXITED
 
 
-def test_more_gpus_than_a_node_has_are_refused(ray: RayBackend, cluster: RayCluster) -> None:
+def test_demand_over_gpus_of_a_node_is_refused(ray: RayBackend, cluster: RayCluster) -> None:
     scheduler = spec_at(cluster).scheduler
     with pytest.raises(NoCapacity, match=f"no node has GPU {GPUS + 1}: the most is {GPUS}"):
         ray.require_possible(scheduler, gpus=GPUS + 1, nodes=1)
@@ -93,7 +93,7 @@ def test_more_gpus_than_a_node_has_are_refused(ray: RayBackend, cluster: RayClus
     ray.require_possible(scheduler, gpus=GPUS, nodes=2)
 
 
-def test_run_over_two_nodes_runs_on_both_and_ends_as_one(ray: RayBackend, cluster: RayCluster) -> None:
+def test_two_node_run_has_component_on_each_and_ends_as_one(ray: RayBackend, cluster: RayCluster) -> None:
     ray.start(spec_at(cluster, nodes=2, gpus=1))
     until_phase(ray, "r1", Phase.RUNNING)
     other = Path(ray.store.folder("r1"), "r1-node-1", "log", "current.log")
@@ -113,7 +113,7 @@ def test_run_over_two_nodes_runs_on_both_and_ends_as_one(ray: RayBackend, cluste
     assert ray.observe()["r1"].phase is Phase.EXITED
 
 
-def test_run_over_two_nodes_that_wait_is_queued_and_cancelled(ray: RayBackend, cluster: RayCluster) -> None:
+def test_waiting_two_node_run_is_queued_and_cancelled(ray: RayBackend, cluster: RayCluster) -> None:
     ray.start(spec_at(cluster, "one", gpus=GPUS, **on(SECOND)))
     until_phase(ray, "one", Phase.RUNNING)
     ray.start(spec_at(cluster, nodes=2, gpus=1))
@@ -142,7 +142,7 @@ def test_stray_job_is_found_by_its_home_and_ended(ray: RayBackend, cluster: RayC
     assert RayBackend(ray.home).inspect() == ()
 
 
-def test_job_that_was_submitted_twice_is_one(ray: RayBackend, cluster: RayCluster) -> None:
+def test_repeated_submission_is_one_job(ray: RayBackend, cluster: RayCluster) -> None:
     ray.start(spec_at(cluster))
     spec = ray.observe()["r1"].spec
 
@@ -151,7 +151,7 @@ def test_job_that_was_submitted_twice_is_one(ray: RayBackend, cluster: RayCluste
     assert len(cluster.live_jobs()) == 1
 
 
-def test_home_that_the_node_does_not_see_is_one_clear_end(ray: RayBackend, cluster: RayCluster) -> None:
+def test_home_invisible_to_node_ends_run_with_clear_error(ray: RayBackend, cluster: RayCluster) -> None:
     spec = spec_at(cluster, python="/no/such/python")
 
     ray.start(spec)
@@ -162,7 +162,7 @@ def test_home_that_the_node_does_not_see_is_one_clear_end(ray: RayBackend, clust
 
 
 @pytest.mark.slow
-def test_node_that_is_killed_is_the_cause_and_the_others_live(ray: RayBackend, cluster: RayCluster) -> None:
+def test_killed_node_is_cause_and_other_runs_continue(ray: RayBackend, cluster: RayCluster) -> None:
     ray.start(spec_at(cluster, "here", **on(HEAD)))
     ray.start(spec_at(cluster, "there", **on(SECOND)))
     ray.start(spec_at(cluster, "both", nodes=2))
@@ -179,7 +179,7 @@ def test_node_that_is_killed_is_the_cause_and_the_others_live(ray: RayBackend, c
 
 
 @pytest.mark.slow
-def test_head_that_is_away_makes_runs_unknown_and_one_that_was_restarted_has_lost_them(
+def test_lost_head_makes_runs_unknown_and_restarted_one_dead(
     ray: RayBackend, cluster: RayCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ray.start(spec_at(cluster, **on(SECOND)))

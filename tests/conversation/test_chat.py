@@ -56,7 +56,7 @@ def continued(source: str, sampled: str, *messages: dict[str, Any], at: int = 1,
 
 
 @pytest.mark.parametrize("sampled", ["Dry.<|im_end|>", "Dry.", "Dr"])
-def test_continuation_of_a_response_is_the_templates_own_text(sampled: str) -> None:
+def test_continuation_of_response_matches_template(sampled: str) -> None:
     whole = chat(CHATML).template.render(normalise([ASK, ANSWER, AGAIN]), True)
     assert continued(CHATML, sampled, ASK, ANSWER, AGAIN) == whole
 
@@ -66,7 +66,7 @@ def test_continuation_of_other_text_branches(sampled: str) -> None:
     assert isinstance(continued(CHATML, sampled, ASK, ANSWER, AGAIN), Branch)
 
 
-def test_continuation_keeps_sampled_reasoning_where_the_template_writes_it() -> None:
+def test_continuation_keeps_reasoning_written_by_template() -> None:
     whole = continued(CHATML, "<think>hm </think>\n\nDry.<|im_end|>", ASK, ANSWER, AGAIN)
     assert isinstance(whole, str) and "<think>hm </think>\n\nDry.<|im_end|>\n<|im_start|>user\nOslo?" in whole
     thoughts = "<think>a</think>\n\nDry.<|im_end|>\n<|im_start|>user\nOslo?<|im_end|>\n<|im_start|>assistant\n"
@@ -78,14 +78,14 @@ def test_continuation_keeps_sampled_reasoning_where_the_template_writes_it() -> 
         assert not isinstance(found, Branch), sampled
 
 
-def test_continuation_drops_no_reasoning_that_was_sampled() -> None:
+def test_continuation_drops_no_sampled_reasoning() -> None:
     assert isinstance(continued(FORGETFUL, "<think>hm</think>Dry.<|im_end|>", ASK, ANSWER, AGAIN), Branch)
     tool = {"role": "tool", "content": "31"}
     whole = continued(FORGETFUL, "<think>hm</think>Dry.<|im_end|>", ASK, ANSWER, tool)
     assert isinstance(whole, str) and "<think>hm</think>Dry.<|im_end|>\n<|im_start|>tool\n31" in whole
 
 
-def test_continuation_repeats_no_turn_where_two_answers_are_alike() -> None:
+def test_continuation_repeats_no_turn_for_equal_answers() -> None:
     first_alone = CHATML.replace("if m.reasoning_content", "if m.reasoning_content and loop.index0 == 1")
     made, third = chat(first_alone), [ASK, ANSWER, AGAIN, ANSWER, ASK]
     thought = "<think>a</think>\n\nDry.<|im_end|>"
@@ -104,9 +104,7 @@ _TURNS = st.lists(st.tuples(_PIECES, st.none() | _PIECES.filter(str.strip), _PIE
 @pytest.mark.parametrize("source", [CHATML, FORGETFUL])
 @given(turns=_TURNS)
 @settings(deadline=None)
-def test_continuation_holds_each_turn_once_whatever_thoughts_and_texts_are_alike(
-    source: str, turns: list[tuple[str, str | None, str]]
-) -> None:
+def test_continuation_contains_each_turn_once(source: str, turns: list[tuple[str, str | None, str]]) -> None:
     made = chat(source)
     sent: list[dict[str, Any]] = []
     full: list[dict[str, Any]] = []
@@ -131,11 +129,11 @@ def test_continuation_holds_each_turn_once_whatever_thoughts_and_texts_are_alike
         recorded = [*prompt, *encode(("" if thought is None else opened) + answer + "<|im_end|>")]
 
 
-def test_continuation_without_a_reasoning_parser_has_no_exception() -> None:
+def test_continuation_without_reasoning_parser_branches() -> None:
     assert isinstance(continued(CHATML, "<think>hm</think>Dry.<|im_end|>", ASK, ANSWER, AGAIN, reasoning=False), Branch)
 
 
-def test_continuation_after_the_next_roles_token_does_not_repeat_it() -> None:
+def test_continuation_does_not_repeat_next_role_token() -> None:
     assert (
         continued(ROLES, "Dry.<|user|>", ASK, ANSWER, AGAIN)
         == "<|user|>Rome?<|assistant|>Dry.<|user|>Oslo?<|assistant|>"
@@ -143,7 +141,7 @@ def test_continuation_after_the_next_roles_token_does_not_repeat_it() -> None:
     assert isinstance(continued(ROLES, "Dry.<|assistant|>", ASK, ANSWER, AGAIN), Branch)
 
 
-def test_continuation_branches_where_the_template_rewrites_the_past() -> None:
+def test_continuation_branches_when_template_rewrites_history() -> None:
     assert isinstance(continued(REWRITTEN, "Dry.<|return|>", ASK, ANSWER, AGAIN), Branch)
     system = {"role": "system", "content": "Be brief."}
     assert isinstance(continued(MOVING, "Dry.<|im_end|>", system, ASK, ANSWER, AGAIN, at=2), Branch)
@@ -169,7 +167,7 @@ def test_continuation_of_another_conversation_branches() -> None:
         ("{% for m in messages %}### {{ m.role }}: {{ m.content }}\n{% endfor %}", {"<|im_end|>"}),
     ],
 )
-def test_end_ids_are_the_tokenizers_and_what_the_template_writes(source: str, ends: set[str]) -> None:
+def test_end_ids_come_from_tokenizer_and_template(source: str, ends: set[str]) -> None:
     assert {decode([token]) for token in chat(source).end_ids} == ends
 
 
@@ -186,14 +184,14 @@ CALLS = {"role": "assistant", "content": "", "tool_calls": [CALL]}
         ([{"role": "system", "content": "Be brief."}, ASK], None, "messages[0].content"),
     ],
 )
-def test_render_of_what_the_template_does_not_show_is_refused_by_field(messages: Any, tools: Any, field: str) -> None:
+def test_render_of_unsupported_part_is_refused_by_field(messages: Any, tools: Any, field: str) -> None:
     source = "{% for m in messages %}{% if m.role != 'system' %}{{ m.content }}{% endif %}{% endfor %}"
     with pytest.raises(ConversationError, match=r"ha(s|ve) no place") as caught:
         chat(source).template.render(normalise(messages, tools))
     assert caught.value.field == field
 
 
-def test_render_of_a_part_that_is_not_shown_is_refused_although_its_text_is_elsewhere() -> None:
+def test_render_of_hidden_part_is_refused_despite_equal_text() -> None:
     source = (
         "{% if tools %}{{ tools | tojson }}{% endif %}"
         "{% for m in messages %}{% if m.role != 'tool' %}{{ m.content }}{% endif %}{% endfor %}"
@@ -207,7 +205,7 @@ def test_render_of_a_part_that_is_not_shown_is_refused_although_its_text_is_else
         chat("{{ messages[0].content }}").template.render(normalise([asked], [TOOL]))
 
 
-def test_render_of_a_cut_call_is_its_text() -> None:
+def test_render_of_truncated_call_is_its_text() -> None:
     source = (
         "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}[{{ c.function.name }}"
         "{% for k, v in c.function.arguments | items %} {{ k }}={{ v }}{% endfor %}]{% endfor %}{% endfor %}"
@@ -219,7 +217,7 @@ def test_render_of_a_cut_call_is_its_text() -> None:
     assert found == 'Rome?So:\n{"name": "weather", "arguments": {"city": "Os'
 
 
-def test_render_gives_a_template_the_forms_that_it_shows() -> None:
+def test_render_adapts_forms_to_template() -> None:
     parts = "{% for m in messages %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endfor %}"
     two = {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}
     assert chat(parts).template.render(normalise([ASK, two])) == "Rome?ab"
@@ -232,12 +230,12 @@ def test_render_gives_a_template_the_forms_that_it_shows() -> None:
 
 
 @given(text=st.text("ab", max_size=9), start=st.text("ab", max_size=9))
-def test_overlap_is_the_longest_end_that_the_other_begins_with(text: str, start: str) -> None:
+def test_overlap_is_longest_common_suffix_and_prefix(text: str, start: str) -> None:
     ends = [length for length in range(len(text) + 1) if start.startswith(text[len(text) - length :])]
     assert _overlap(text, start) == max(ends)
 
 
-def test_continuation_after_many_calls_renders_no_more_often_than_after_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_continuation_render_count_is_independent_of_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     rendered = []
     for count in (1, 20):
         made, asked = chat(CHATML), [ASK]
@@ -271,7 +269,7 @@ def counted(made: Chat, monkeypatch: pytest.MonkeyPatch) -> list[object]:
 @pytest.mark.parametrize(
     ("turns", "without", "continues"), [(200, {100}, True), (16, set(range(0, 16, 2)), True), (500, None, False)]
 )
-def test_thoughts_of_some_responses_are_found_in_few_renderings(
+def test_partial_thoughts_are_found_in_few_renderings(
     monkeypatch: pytest.MonkeyPatch, turns: int, without: set[int] | None, continues: bool
 ) -> None:
     made, asked = chat(CHATML), [ASK]
@@ -291,7 +289,7 @@ def test_thoughts_of_some_responses_are_found_in_few_renderings(
     assert len(calls) < 40
 
 
-def test_messages_that_a_template_changes_are_checked_in_few_renderings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_messages_are_checked_in_few_renderings(monkeypatch: pytest.MonkeyPatch) -> None:
     source = (
         "{% for m in messages %}{% if not (hides and loop.index0 == 70) %}"
         "{{ m.content|replace('a', '4') }}{% endif %}{% endfor %}"
@@ -305,7 +303,7 @@ def test_messages_that_a_template_changes_are_checked_in_few_renderings(monkeypa
         made.template.render(many, hides=True)
 
 
-def test_key_of_a_prompt_is_short_and_of_all_that_it_depends_on() -> None:
+def test_prompt_key_is_short_and_covers_all_inputs() -> None:
     template, other = chat(CHATML).template, chat(CHATML + "x").template
     keys = [
         template.key([ASK]),

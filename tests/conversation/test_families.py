@@ -10,7 +10,7 @@ from areal.services.inference.data_proxy.tokenizer import load_codec
 from tests.conversation.families import families
 
 
-def test_families_of_the_wheel_are_all_there() -> None:
+def test_all_families_of_wheel_exist() -> None:
     assert len(families()) >= 45
 
 

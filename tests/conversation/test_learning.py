@@ -42,7 +42,7 @@ def test_learned_tokens_are_the_responses_and_their_ends() -> None:
     assert learned(CHATML, [SUN, USER, RAIN], "assistant") == ["Sun.<|im_end|>", "Rain.<|im_end|>"]
 
 
-def test_end_of_turn_that_the_template_leaves_to_the_next_role_is_learned() -> None:
+def test_end_of_turn_left_to_next_role_is_learned() -> None:
     source = (
         "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content }}{% endfor %}"
         "{% if add_generation_prompt %}<|assistant|>{% endif %}"
@@ -76,7 +76,7 @@ def test_end_of_turn_that_the_template_leaves_to_the_next_role_is_learned() -> N
         ),
     ],
 )
-def test_row_that_would_learn_something_else_is_refused(source: str, messages: Any, message: str) -> None:
+def test_row_learning_other_text_is_refused(source: str, messages: Any, message: str) -> None:
     with pytest.raises(ConversationError, match=message):
         trained_tokens(chat(source), normalise(messages))
 
@@ -140,7 +140,7 @@ def masked_by_the_template(name: str, made: Chat, case: Case) -> str:
 @pytest.mark.parametrize("name", sorted(name for name in families() if name.endswith("_training")))
 @given(case=cases(answered=True))
 @settings(max_examples=12, deadline=None)
-def test_learned_text_is_what_templates_for_training_mark(name: str, case: Case) -> None:
+def test_learned_text_matches_training_templates(name: str, case: Case) -> None:
     made = chat_of(families()[name].tokenizer, bool(case.tools))
     found = learned_or_refused(made, case, "assistant")
     if found is None:

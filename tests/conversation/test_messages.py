@@ -39,11 +39,11 @@ def arguments_of(value: Any) -> Any:
         ('{"x": 100000000000000000001}', {"x": 100000000000000000001}),
     ],
 )
-def test_arguments_of_any_form_become_a_mapping_or_stay_the_models_text(value: object, expected: object) -> None:
+def test_arguments_become_mapping_or_stay_model_text(value: object, expected: object) -> None:
     assert arguments_of(value) == expected
 
 
-def test_nulls_at_every_depth_become_absent() -> None:
+def test_nested_nulls_become_absent() -> None:
     schema = {"type": "object", "properties": {"city": {"type": "string", "enum": ["a", None]}, "query": None}}
     tool = {"type": "function", "function": {"name": "weather", "description": None, "parameters": schema}}
     found = normalise([{**USER, "name": None, "tool_calls": None}, answer({"city": {"query": None}})], [tool])
@@ -54,13 +54,13 @@ def test_nulls_at_every_depth_become_absent() -> None:
     assert found.tools == ({"type": "function", "function": function},)
 
 
-def test_tools_as_json_text_are_the_tools() -> None:
+def test_tools_as_json_text_are_parsed() -> None:
     tools = [{"type": "function", "function": {"name": "weather"}}]
     assert normalise([USER], json.dumps(tools)) == normalise([USER], tools)
     assert normalise([USER], "") == normalise([USER], []) == normalise([USER], "null") == normalise([USER])
 
 
-def test_bare_functions_are_put_into_the_form_of_tools_and_calls() -> None:
+def test_bare_functions_are_wrapped_as_tools_and_calls() -> None:
     bare = {"name": "weather", "parameters": {"type": "object"}}
     assert normalise([USER], [bare]).tools == ({"type": "function", "function": bare},)
     found = normalise([USER, {"role": "assistant", "tool_calls": [{"id": "1", "name": "weather", "arguments": "{}"}]}])
@@ -69,7 +69,7 @@ def test_bare_functions_are_put_into_the_form_of_tools_and_calls() -> None:
 
 
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
-def test_reasoning_has_one_name(name: str) -> None:
+def test_reasoning_field_names_are_unified(name: str) -> None:
     message = {"role": "assistant", "content": "Rain.", name: "Hm."}
     assert normalise([USER, message]).messages[1]["reasoning_content"] == "Hm."
 
@@ -123,6 +123,6 @@ def test_malformed_tools_are_refused_by_field(tools: object, field: str) -> None
     assert caught.value.field == field
 
 
-def test_tools_of_too_many_levels_are_an_error() -> None:
+def test_tools_nested_too_deep_are_an_error() -> None:
     with pytest.raises(ConversationError, match="tools must be a list"):
         normalise([{"role": "user", "content": "x"}], "[" * 200_000)

@@ -89,7 +89,7 @@ MESSAGES = [{"role": "user", "content": "hi there " * 40}]
 
 
 @pytest.mark.parametrize("source", [*LONG, *BIG])
-def test_rendering_of_a_template_without_end_or_measure_is_refused_in_little_memory(source: str) -> None:
+def test_unbounded_template_is_refused_in_little_memory(source: str) -> None:
     template = CompiledTemplate(source)
     tracemalloc.start()
     try:
@@ -103,7 +103,7 @@ def test_rendering_of_a_template_without_end_or_measure_is_refused_in_little_mem
 
 
 @pytest.mark.parametrize("source", [*BIG[:8], *LONG[:2], *OTHER])
-def test_whatever_a_template_raises_is_its_refusal_of_the_messages(source: str) -> None:
+def test_template_exception_becomes_refusal_of_messages(source: str) -> None:
     template = Template(source, {})
     with (
         TemplateBudget(units=2**20).used(),
@@ -119,7 +119,7 @@ _ESCAPED = "{% autoescape true %}{% endautoescape %}"
 
 
 @pytest.mark.parametrize("source", ["{{ 'x'|urlize }}", _NESTED, _LOOPS, _ESCAPED, "x" * (2**20 + 1)])
-def test_a_template_that_cannot_be_compiled_is_a_syntax_error(source: str) -> None:
+def test_uncompilable_template_is_a_syntax_error(source: str) -> None:
     with pytest.raises(jinja2.TemplateSyntaxError):
         CompiledTemplate(source)
 
@@ -140,7 +140,7 @@ _STATEMENTS = [
 
 
 @given(st.lists(st.sampled_from(_STATEMENTS), min_size=1, max_size=5))
-def test_rendering_of_any_growth_ends_in_little_memory(statements: list[str]) -> None:
+def test_growing_template_ends_in_little_memory(statements: list[str]) -> None:
     source = "{% macro m(n) %}{% if n > 0 %}{{ n }}{{ m(n - 1) }}{% endif %}{% endmacro %}" + _loop("".join(statements))
     template = CompiledTemplate(source)
     tracemalloc.start()
@@ -155,7 +155,7 @@ def test_rendering_of_any_growth_ends_in_little_memory(statements: list[str]) ->
     assert peak < 2**26
 
 
-def test_a_long_conversation_has_the_units_of_its_length() -> None:
+def test_long_conversation_has_budget_by_length() -> None:
     source = "{% for m in messages %}{{ m.role + ': ' + m.content|trim }}{{ m.content.split('</t>')[-1] }}{% endfor %}"
     template = CompiledTemplate(source)
     many = [{"role": "user", "content": "x" * 10_000}] * 200
@@ -165,7 +165,7 @@ def test_a_long_conversation_has_the_units_of_its_length() -> None:
         template.render({"messages": many})
 
 
-def test_a_first_try_that_takes_more_is_no_refusal() -> None:
+def test_expensive_first_try_is_not_a_refusal() -> None:
     template = Template("{% for m in messages %}{{ m.content + 'x' }}{% endfor %}", {})
     conversation = normalise(MESSAGES)
     with TemplateBudget(units=100, of_input=0, first_try=True).used(), pytest.raises(TakesLonger):
@@ -173,7 +173,7 @@ def test_a_first_try_that_takes_more_is_no_refusal() -> None:
     assert template.render(conversation) == "hi there " * 40 + "x"
 
 
-def test_processor_time_of_a_rendering_is_bounded() -> None:
+def test_cpu_time_of_rendering_is_bounded() -> None:
     template = CompiledTemplate("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}")
     with TemplateBudget(units=2**50, seconds=0.05).used(), pytest.raises(TemplateLimit, match=r"0\.05 seconds"):
         template.render({})
@@ -195,7 +195,7 @@ def test_processor_time_of_a_rendering_is_bounded() -> None:
         "{{ messages[0].pop('role') }}",
     ],
 )
-def test_template_neither_reaches_into_python_nor_changes_the_messages(source: str) -> None:
+def test_template_cannot_reach_python_or_change_messages(source: str) -> None:
     conversation = normalise([{"role": "user", "content": "hi"}])
     try:
         text = Template(source, {}).plain(conversation)
@@ -205,7 +205,7 @@ def test_template_neither_reaches_into_python_nor_changes_the_messages(source: s
     assert conversation == normalise([{"role": "user", "content": "hi"}])
 
 
-def test_renderings_of_one_block_share_its_seconds() -> None:
+def test_renderings_of_one_block_share_time_budget() -> None:
     template = CompiledTemplate("{% for a in range(999) %}{% endfor %}")
     with TemplateBudget(units=2**50, seconds=0.05).used(), pytest.raises(TemplateLimit, match=r"0\.05 seconds"):
         for _ in range(100_000):

@@ -73,7 +73,7 @@ def without(conversation: Conversation, field: str) -> Conversation:
 @every_family
 @some
 @given(case=cases(), begins=st.booleans())
-def test_rendering_equals_that_of_transformers_or_is_a_refusal(name: str, case: Case, begins: bool) -> None:
+def test_rendering_equals_transformers_or_is_refused(name: str, case: Case, begins: bool) -> None:
     family, chat = families()[name], codec_of(name).chat
     assert chat is not None
     conversation = normalise(case.messages, case.tools)
@@ -105,7 +105,7 @@ def served(name: str, conversation: Conversation, recorded: PrefixMatch | None =
 @every_family
 @some
 @given(case=cases(content=full_texts, answered=True))
-def test_prompt_that_is_served_is_the_one_that_is_trained_on(name: str, case: Case) -> None:
+def test_served_prompt_equals_trained_prompt(name: str, case: Case) -> None:
     family = families()[name]
     conversation = normalise(case.messages, case.tools)
     asked = conversation.head(len(conversation.messages) - 1)
@@ -136,9 +136,7 @@ def spoken(text: str) -> list[str]:
     client=st.sampled_from(("sends no reasoning", "sends reasoning", "has it in the content")),
     loose=st.booleans(),
 )
-def test_session_is_one_row_exactly_where_the_template_writes_what_was_recorded(
-    name: str, case: Case, client: str, loose: bool
-) -> None:
+def test_session_is_one_row_where_template_keeps_recorded_text(name: str, case: Case, client: str, loose: bool) -> None:
     family, codec = families()[name], codec_of(name)
     assert codec.chat is not None
     template = codec.chat.template

@@ -29,7 +29,7 @@ def ppo(**changes: Any) -> Draft:
     return convert(OPENRLHF["ppo"], {**BASE, **changes})
 
 
-def test_ppo_of_openrlhf_is_the_same_ppo(tmp_path: Path) -> None:
+def test_openrlhf_ppo_converts_to_equal_ppo(tmp_path: Path) -> None:
     config = loaded(ppo(), tmp_path)
     assert (config.train_dataset.batch_size, config.actor.ppo_n_minibatches) == (1024, 8)
     assert config.critic is not None and config.critic.optimizer is not None and config.ref is not None
@@ -95,15 +95,13 @@ def test_filter_of_groups_by_their_mean_is_lossy() -> None:
         ("reinforce", None, ("batch", "batch")),
     ],
 )
-def test_estimators_of_openrlhf_are_norms_of_rewards_and_advantages(
-    estimator: str, reward: Any, advantage: Any
-) -> None:
+def test_openrlhf_estimators_convert_to_norms(estimator: str, reward: Any, advantage: Any) -> None:
     actor = ppo(**{"algo.advantage.estimator": estimator, "rollout.n_samples_per_prompt": 8}).config["actor"]
     norms = (actor.get("reward_norm"), actor.get("adv_norm"))
     assert [each and (each["mean_level"], each["std_level"]) for each in norms] == [reward, advantage]
 
 
-def test_older_names_of_openrlhf_mean_the_same_and_are_shown_as_given() -> None:
+def test_older_openrlhf_names_are_accepted_and_shown_as_given() -> None:
     older = {
         "pretrain": "org/model",
         "prompt_data": "org/rows",
@@ -127,7 +125,7 @@ def test_older_names_of_openrlhf_mean_the_same_and_are_shown_as_given() -> None:
     assert draft.config == ppo(**newer, **{"vllm.num_engines": 4, "train.colocate_all": True}).config
 
 
-def test_reward_function_of_openrlhf_is_called_as_openrlhf_calls_it(tmp_path: Path) -> None:
+def test_openrlhf_reward_function_is_called_with_its_signature(tmp_path: Path) -> None:
     score = tmp_path / "score.py"
     score.write_text(
         "def reward_func(queries, prompts, labels, **kwargs):\n"
@@ -159,13 +157,11 @@ def test_reward_function_of_openrlhf_is_called_as_openrlhf_calls_it(tmp_path: Pa
         ("actor.adam.lrr", 1e-6, Fate.REFUSED),
     ],
 )
-def test_key_of_openrlhf_is_named_with_what_becomes_of_it(key: str, value: Any, fate: Fate) -> None:
+def test_openrlhf_key_is_listed_with_its_fate(key: str, value: Any, fate: Fate) -> None:
     assert key in fates(ppo(**{key: value}), fate)
 
 
-def test_columns_of_other_names_are_read_by_a_loader_of_the_job(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_renamed_columns_are_read_by_job_loader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"ask": [{"role": "user", "content": "2+2"}], "messages": [], "label": "4"}\n')
     draft = ppo(**{"data.prompt_dataset": f"{rows},{rows}", "data.input_key": "ask"})
@@ -183,7 +179,7 @@ def _dataset(draft: Draft, kind: str) -> Any:
     return TrainDatasetConfig(path=draft.config["train_dataset"]["path"], type=kind)
 
 
-def test_sft_trainers_of_verl_have_their_own_defaults_and_columns() -> None:
+def test_verl_sft_trainers_have_own_defaults_and_columns() -> None:
     keys: dict[str, Any] = {
         "data.train_files": "a.parquet",
         "model.partial_pretrain": "org/model",
@@ -204,7 +200,7 @@ def test_sft_trainers_of_verl_have_their_own_defaults_and_columns() -> None:
     assert (draft.config["train_dataset"]["train_on"], draft.config["actor"]["optimizer"]["lr"]) == ("assistant", 1e-3)
 
 
-def test_configuration_of_areal_keeps_its_keys_and_names_those_without_effect() -> None:
+def test_areal_config_keeps_keys_and_lists_ineffective_ones() -> None:
     document = {
         "experiment_name": "e",
         "trial_name": "t",

@@ -45,7 +45,7 @@ def keys(script: str, **environment: str) -> dict[str, object]:
     return assignments(script_command(script, PROGRAMS, {"HOME": "/h", **environment}, "run.sh").words, "run.sh")
 
 
-def test_variables_arrays_arithmetic_and_defaults_of_a_script_are_expanded() -> None:
+def test_script_variables_arrays_and_arithmetic_are_expanded() -> None:
     assert keys(SCRIPT) == {
         "a.nodes": 2,
         "a.gpus": 16,
@@ -64,7 +64,7 @@ def test_variables_arrays_arithmetic_and_defaults_of_a_script_are_expanded() -> 
     }
 
 
-def test_quoted_variable_over_several_lines_is_one_value() -> None:
+def test_multi_line_quoted_variable_is_one_value() -> None:
     script = """
 ACTOR="
     a.size=2
@@ -82,7 +82,7 @@ python3 -m pkg.trainer.main a.first=1 $ACTOR
     assert keys(script, NAME="x", KIND="b") == {"a.first": 1, "a.size": 2, "a.name": "x", "a.more": 1}
 
 
-def test_environment_comes_before_a_default_of_the_script() -> None:
+def test_environment_overrides_script_default() -> None:
     assert (keys(SCRIPT, NODES="3")["a.nodes"], keys(SCRIPT, NODES="3")["a.gpus"]) == (3, 24)
 
 
@@ -94,17 +94,17 @@ def test_environment_comes_before_a_default_of_the_script() -> None:
         ("python -m pkg.trainer.main a='b", "the command cannot be read"),
     ],
 )
-def test_script_without_a_readable_command_is_an_error_that_says_why(script: str, message: str) -> None:
+def test_script_without_readable_command_is_an_error(script: str, message: str) -> None:
     with pytest.raises(Unread, match=message):
         keys(script)
 
 
 @pytest.mark.parametrize("expression", ["$((1 / 0))", "$((2 ** 9))", "$((x))", "$((__import__('os')))"])
-def test_expression_that_is_not_arithmetic_stays_as_it_is(expression: str) -> None:
+def test_non_arithmetic_expression_is_kept(expression: str) -> None:
     assert str(keys(f'python -m pkg.trainer.main a="{expression}"')["a"]).startswith("$((")
 
 
-def test_yaml_is_flattened_and_its_numbers_are_numbers() -> None:
+def test_yaml_is_flattened_with_typed_numbers() -> None:
     assert read_yaml("a: {b: 1e-6, c: [1], d: {}}\ne: text\n", "c.yaml") == {
         "a.b": 1e-6,
         "a.c": [1],
@@ -116,7 +116,7 @@ def test_yaml_is_flattened_and_its_numbers_are_numbers() -> None:
             read_yaml(text, "c.yaml")
 
 
-def test_references_of_omegaconf_are_replaced_and_missing_values_left_out() -> None:
+def test_omegaconf_references_are_resolved() -> None:
     text = "a: {b: 2, c: '${a.b}', d: '${oc.select:x.y,7}', e: '${oc.select:.b,1}', f: '${no.key}', g: '???'}\n"
     assert read_yaml(text, "c.yaml") == {"a.b": 2, "a.c": 2, "a.d": 7, "a.e": 2, "a.f": "${no.key}"}
     text = "a: /x, b: '${a}/y', c: '${b}/z', d: '${no}/y'".join("{}")
@@ -147,7 +147,7 @@ def test_any_text_is_read_or_is_an_error(text: str) -> None:
         ('[ -z "$1" ]', "fast", "${A}"),
     ],
 )
-def test_branch_of_a_comparison_is_the_one_that_would_run(test: str, mode: str, expected: int | str) -> None:
+def test_comparison_takes_branch_of_its_value(test: str, mode: str, expected: int | str) -> None:
     command = "python -m pkg.trainer.main a=$A\n"
     for script in (
         f"if {test}; then\n  A=1\nelse\n  A=2\nfi\n",
@@ -170,11 +170,11 @@ def test_branch_of_a_comparison_is_the_one_that_would_run(test: str, mode: str, 
         ("case x in\nx)\n  ARGS=a=1\n  ;;\n*)\n  ARGS=a=2\n  ;;\nesac\nARGS=a=3", {"a": 3}),
     ],
 )
-def test_variable_that_is_extended_or_declared_has_its_whole_value(before: str, expected: dict[str, int]) -> None:
+def test_extended_or_declared_variable_has_whole_value(before: str, expected: dict[str, int]) -> None:
     assert keys(f"{before}\npython -m pkg.trainer.main $ARGS\n") == expected
 
 
-def test_array_that_is_extended_has_all_its_words() -> None:
+def test_extended_array_has_all_its_words() -> None:
     script = "A=(a=1)\nif [ x = x ]; then\n  A+=(\n    b=2\n    c=3\n  )\nfi\nlocal -a B=(d=4)\n"
     assert keys(f'{script}python -m pkg.trainer.main "${{A[@]}}" "${{B[@]}}"\n') == {"a": 1, "b": 2, "c": 3, "d": 4}
 
@@ -190,7 +190,7 @@ def test_array_that_is_extended_has_all_its_words() -> None:
         "let A=4",
     ],
 )
-def test_variable_that_is_changed_by_what_is_not_read_is_not_known(script: str) -> None:
+def test_variable_changed_by_unread_code_is_unknown(script: str) -> None:
     assert keys(f"A=1\n{script}\npython -m pkg.trainer.main a=$A\n") == {"a": "${A}"}
 
 
@@ -198,16 +198,16 @@ def test_variable_that_is_changed_by_what_is_not_read_is_not_known(script: str) 
     "line",
     ["{} >log", "{} >> log 2>&1", "{} 2>err", "{} &>log", "{}; echo done", "{} ; echo done", "cd /x && {} || exit 1"],
 )
-def test_redirections_and_other_commands_of_a_line_are_not_its_words(line: str) -> None:
+def test_redirections_and_other_commands_are_ignored(line: str) -> None:
     command = line.format("python -m pkg.trainer.main a=1 b=text")
     assert keys(f'{command}\necho "pkg.trainer.main a=7"\n') == {"a": 1, "b": "text"}
 
 
-def test_number_with_a_leading_zero_is_decimal_and_a_time_is_text() -> None:
+def test_leading_zero_is_decimal_and_time_is_text() -> None:
     assert assignments(["a=010", "b=12:30", "c=0", "d=0.5"], "run.sh") == {"a": 10, "b": "12:30", "c": 0, "d": 0.5}
 
 
-def test_program_behind_a_variable_and_words_of_a_variable_are_read() -> None:
+def test_program_and_words_in_variables_are_read() -> None:
     script = """
 ENTRY=${ENTRY:-"-m pkg.trainer.main"}
 ROOT=${ROOT:-${HOME}/data}
@@ -223,7 +223,7 @@ $RUN \\
     assert assignments(command.words, "run.sh") == {"a.path": "/h/data/x", "b.x": 1, "b.list": [0.9, 0.95]}
 
 
-def test_command_within_another_command_and_a_here_document_are_read() -> None:
+def test_nested_command_and_here_document_are_read() -> None:
     quoted = (
         'srun --overlap bash -c \\\n"pip install x && ray submit -- python3 -m pkg.trainer.main a=1 \\\n  b=2" &>> log'
     )
@@ -232,7 +232,7 @@ def test_command_within_another_command_and_a_here_document_are_read() -> None:
     assert keys(here) == {"a": 1, "b": 2}
 
 
-def test_flags_are_read_as_argparse_reads_them() -> None:
+def test_flags_are_parsed_like_argparse() -> None:
     words = ["--a.rate", "1e-6", "--flag", "--n=3", "--two", "0.2", "0.3", "--names", "q_proj,", "v_proj", "--no_drop"]
     words += ["--with-dashes", "x", "--below", "-1"]
     expected = {"a.rate": 1e-6, "flag": True, "n": 3, "two": [0.2, 0.3], "names": ["q_proj", "v_proj"], "drop": False}

@@ -30,7 +30,7 @@ def offline(trainer: str, **changes: Any) -> Draft:
     return convert(TRL[trainer], {**ROWS, **changes})
 
 
-def test_sizes_of_completions_become_prompts_and_minibatches(tmp_path: Path) -> None:
+def test_completion_sizes_become_prompts_and_minibatches(tmp_path: Path) -> None:
     draft = online(
         num_processes=4,
         per_device_train_batch_size=8,
@@ -74,7 +74,7 @@ def test_settings_mean_what_they_mean_in_trl(
     assert {key: attrgetter(key)(config) for key in meant} == meant
 
 
-def test_defaults_of_trl_are_part_of_the_run(tmp_path: Path) -> None:
+def test_trl_defaults_are_included(tmp_path: Path) -> None:
     config = loaded(online(), tmp_path)
     actor = config.actor
     assert actor.optimizer is not None
@@ -100,26 +100,26 @@ def test_defaults_of_trl_are_part_of_the_run(tmp_path: Path) -> None:
         ({"use_vllm": True}, {"use_decoupled_loss": True}),
     ],
 )
-def test_objective_of_trl_is_the_same_objective(changes: Any, expected: Any, tmp_path: Path) -> None:
+def test_trl_objective_converts_to_equal_objective(changes: Any, expected: Any, tmp_path: Path) -> None:
     draft = online(**changes)
     loaded(draft, tmp_path)
     assert {name: draft.config["actor"][name] for name in expected} == expected
 
 
-def test_correction_of_vllm_is_a_decoupled_loss_with_its_bounds() -> None:
+def test_vllm_correction_converts_to_decoupled_loss() -> None:
     actor = online(use_vllm=True, vllm_importance_sampling_mode="token_truncate").config["actor"]
     assert actor["rejection_sampling"] == {"level": "token", "action": "clamp", "upper": 3.0, "lower": None}
     assert "rejection_sampling" not in online(use_vllm=False).config["actor"]
 
 
-def test_rloo_of_trl_leaves_one_out_and_says_what_differs(tmp_path: Path) -> None:
+def test_trl_rloo_leaves_one_out_and_lists_differences(tmp_path: Path) -> None:
     draft = online("rloo")
     assert loaded(draft, tmp_path).actor.kl_ctl == 0.05
     assert draft.config["actor"]["reward_norm"]["mean_leave1out"]
     assert "baseline" in fates(draft, Fate.LOSSY)["beta"]
 
 
-def test_gpus_of_trl_are_divided_and_a_server_has_its_own() -> None:
+def test_trl_gpus_are_divided_unless_server_is_separate() -> None:
     draft = online(num_processes=8, use_vllm=True, vllm_tensor_parallel_size=2)
     assert (draft.backend, draft.config["actor"]["backend"]) == ("vllm:d2t2", "fsdp:d4")
     draft = online(num_processes=8, use_vllm=True, vllm_mode="server")
@@ -127,7 +127,7 @@ def test_gpus_of_trl_are_divided_and_a_server_has_its_own() -> None:
     assert offline("sft", num_processes=8).backend == ""
 
 
-def test_offline_trainers_of_trl_are_ours(tmp_path: Path) -> None:
+def test_trl_offline_trainers_convert(tmp_path: Path) -> None:
     from areal.api.cli_args import DPOConfig, RWConfig, SFTConfig, load_expr_config
 
     sizes = {"num_processes": 2, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 8}
@@ -143,13 +143,13 @@ def test_offline_trainers_of_trl_are_ours(tmp_path: Path) -> None:
     assert offline("sft", assistant_only_loss=True).config["train_dataset"]["train_on"] == "assistant"
 
 
-def test_number_of_processes_that_no_file_says_is_lossy() -> None:
+def test_unknown_process_count_is_lossy() -> None:
     assert "num_processes=N" in fates(offline("sft"), Fate.LOSSY)["num_processes"]
     for more in ({"num_processes": 1}, {"use_cpu": True}, {"config_file": "zero3.yaml"}):
         assert "num_processes" not in fates(offline("sft", **more), Fate.LOSSY)
 
 
-def test_strategy_no_which_yaml_reads_as_false_evaluates_and_saves_nothing() -> None:
+def test_yaml_no_strategy_disables_evaluation_and_saving() -> None:
     for value in ("no", False):
         draft = offline("sft", eval_strategy=value, save_strategy=value)
         assert not fates(draft, Fate.REFUSED)
@@ -186,15 +186,13 @@ def test_strategy_no_which_yaml_reads_as_false_evaluates_and_saves_nothing() -> 
         ("reward", "center_rewards_coefficient", 0.01, Fate.REFUSED),
     ],
 )
-def test_key_of_trl_without_a_counterpart_is_named_with_a_reason(
-    trainer: str, key: str, value: Any, fate: Fate
-) -> None:
+def test_trl_key_without_counterpart_is_listed_with_reason(trainer: str, key: str, value: Any, fate: Fate) -> None:
     assert fates(
         convert(TRL[trainer], {**BASE, key: value} if trainer in ("grpo", "rloo") else {**ROWS, key: value}), fate
     )[key]
 
 
-def test_reward_functions_of_trl_are_called_as_trl_calls_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trl_reward_functions_are_called_with_their_signature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "converted_scores.py").write_text(
         "def right(prompts, completions, solution, **kwargs):\n"
         "    return [float(each[0]['content'] == truth) for each, truth in zip(completions, solution, strict=True)]\n"
@@ -211,7 +209,7 @@ def test_reward_functions_of_trl_are_called_as_trl_calls_them(tmp_path: Path, mo
     assert scores == [1.0, 0.0, 0.0]
 
 
-def test_command_in_a_docstring_and_an_unknown_trainer_of_a_file() -> None:
+def test_docstring_command_is_read_and_trainer_must_be_known() -> None:
     command = "accelerate launch --num_processes 2 \\\n  examples/scripts/gspo.py \\\n  --beta 0.0"
     text = f'r"""\npip install trl\n\n{command}\n"""\n'
     assert read_keys("trl", None, text, {}, "gspo.py") == ("grpo", {"num_processes": 2, "beta": 0.0})
@@ -248,7 +246,7 @@ def every_key() -> list[tuple[str, str, str]]:
 @pytest.mark.parametrize(
     "trainer", [each for of in SOURCES.values() for each in of.trainers.values()], ids=lambda of: of.name
 )
-def test_every_default_of_a_framework_can_be_used(trainer: Framework) -> None:
+def test_every_framework_default_is_usable(trainer: Framework) -> None:
     for key, value in trainer.defaults.items():
         entry, _ = trainer.rules[key].entry(key, value)
         assert trainer.rules[key].fate is not Fate.MAPPED or entry.fate is Fate.MAPPED or value is None, key
@@ -258,7 +256,7 @@ def test_every_default_of_a_framework_can_be_used(trainer: Framework) -> None:
     at=st.sampled_from(every_key()),
     value=st.one_of(st.none(), st.booleans(), st.integers(-2, 4), st.floats(), st.text(), st.lists(st.text())),
 )
-def test_any_value_of_any_key_of_any_framework_is_converted_or_named(at: tuple[str, str, str], value: Any) -> None:
+def test_any_framework_key_is_converted_or_listed(at: tuple[str, str, str], value: Any) -> None:
     source, trainer, key = at
     draft = convert(SOURCES[source].trainers[trainer], {key: value})
     assert [each.key for each in draft.entries].count(key) == 1
@@ -284,7 +282,7 @@ GRPOTrainer(model=PATH, reward_funcs=[accuracy_reward], args=args, train_dataset
 """
 
 
-def test_configuration_in_code_is_read_without_running_it_and_what_is_no_literal_is_refused_with_its_line() -> None:
+def test_config_in_code_is_read_without_running_it() -> None:
     trainer, keys = read_keys("trl", None, CODE, {}, "train.py")
     draft = convert(SOURCES["trl"].trainers[trainer], {**keys, "num_processes": 1})
     found = {each.key: each for each in draft.entries}
@@ -313,7 +311,7 @@ def test_configuration_in_code_is_read_without_running_it_and_what_is_no_literal
         ("SFTConfig()", "no command"),
     ],
 )
-def test_script_that_shows_no_single_configuration_is_an_error(code: str, message: str) -> None:
+def test_script_without_single_configuration_is_an_error(code: str, message: str) -> None:
     with pytest.raises(Unread, match=message):
         read_keys("trl", None, code, {}, "train.py")
 
@@ -321,7 +319,7 @@ def test_script_that_shows_no_single_configuration_is_an_error(code: str, messag
 @pytest.mark.parametrize(
     "first", ["def score(completions, **row): ...", "from .rewards import score", "from .. import best as score"]
 )
-def test_function_of_the_script_as_a_reward_is_refused_with_the_override_that_names_it(first: str) -> None:
+def test_script_function_as_reward_is_refused_with_override(first: str) -> None:
     code = f"{first}\nGRPOConfig(seed=1)\nGRPOTrainer('org/m', reward_funcs=score)"
     trainer, keys = read_keys("trl", None, code, {}, "train.py")
     (found,) = (each for each in convert(SOURCES["trl"].trainers[trainer], keys).entries if each.key == "reward_funcs")
@@ -329,7 +327,7 @@ def test_function_of_the_script_as_a_reward_is_refused_with_the_override_that_na
     assert keys["model_name_or_path"] == "org/m"
 
 
-def test_adapters_in_code_have_the_defaults_of_peft() -> None:
+def test_adapters_in_code_use_peft_defaults() -> None:
     given = "lora_alpha=4, bias='none', init_lora_weights=True, inference_mode=False, task_type='CAUSAL_LM'"
     code = f"GRPOConfig(seed=1)\nGRPOTrainer('org/m', peft_config=LoraConfig({given}))"
     trainer, keys = read_keys("trl", None, code, {}, "train.py")
@@ -342,7 +340,7 @@ def test_adapters_in_code_have_the_defaults_of_peft() -> None:
 
 
 @pytest.mark.parametrize("made", ["args = GRPOConfig", "args: GRPOConfig = GRPOConfig", "args = (other := GRPOConfig"])
-def test_field_that_the_script_assigns_later_is_refused_with_its_line(made: str) -> None:
+def test_field_assigned_later_by_script_is_refused_with_line(made: str) -> None:
     name = "other" if ":=" in made else "args"
     code = f"{made}(seed=1, beta=0.1){')' * (':=' in made)}\n{name}.beta = 0.2\n{name}.num_generations *= 2"
     trainer, keys = read_keys("trl", None, code, {}, "train.py")

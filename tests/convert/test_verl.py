@@ -41,7 +41,7 @@ def loaded(draft: Draft, tmp_path: Path) -> PPOConfig:
     return load_expr_config(["--config", str(path)], kind)[0]
 
 
-def test_grpo_of_verl_is_the_same_grpo(tmp_path: Path) -> None:
+def test_verl_grpo_converts_to_equal_grpo(tmp_path: Path) -> None:
     draft = converted(
         **{
             "actor_rollout_ref.rollout.n": 5,
@@ -64,7 +64,7 @@ def test_grpo_of_verl_is_the_same_grpo(tmp_path: Path) -> None:
     assert not fates(draft, Fate.REFUSED)
 
 
-def test_defaults_of_verl_hold_where_nothing_is_given(tmp_path: Path) -> None:
+def test_verl_defaults_apply_when_unset(tmp_path: Path) -> None:
     config = loaded(convert(VERL, {**BASE, "data.train_batch_size": 1024, "algorithm.adv_estimator": "gae"}), tmp_path)
     assert (config.gconfig.max_new_tokens, config.train_dataset.max_length, config.total_train_epochs) == (512, 512, 30)
     assert config.critic is not None and config.critic.optimizer is not None
@@ -72,7 +72,7 @@ def test_defaults_of_verl_hold_where_nothing_is_given(tmp_path: Path) -> None:
     assert config.ref is None and config.actor.kl_loss_coef == config.actor.kl_ctl == 0
 
 
-def test_dr_grpo_rloo_and_gspo_are_what_their_keys_say() -> None:
+def test_dr_grpo_rloo_and_gspo_follow_their_keys() -> None:
     assert converted(**{"algorithm.norm_adv_by_std_in_grpo": False}).config["actor"]["reward_norm"]["std_level"] is None
     assert converted(**{"algorithm.adv_estimator": "rloo"}).config["actor"]["reward_norm"]["mean_leave1out"]
     gspo = converted(**{"actor_rollout_ref.actor.policy_loss.loss_mode": "gspo"}).config["actor"]
@@ -228,7 +228,7 @@ def test_gpus_are_divided_between_engine_and_trainer() -> None:
         ("actor_rollout_ref.actor.fsdp_config.param_offload", True, Fate.IGNORED),
     ],
 )
-def test_key_without_a_counterpart_is_named_with_a_reason(key: str, value: Any, fate: Fate) -> None:
+def test_key_without_counterpart_is_listed_with_reason(key: str, value: Any, fate: Fate) -> None:
     found = fates(converted(**{key: value}), fate)
     assert key in found
     assert found[key] or fate is Fate.MAPPED
@@ -239,7 +239,7 @@ def test_misspelt_key_gets_a_suggestion() -> None:
     assert "clip_ratio" in note["actor_rollout_ref.actor.clip_ration"]
 
 
-def test_warm_up_in_steps_is_a_share_of_a_known_number_of_steps() -> None:
+def test_warm_up_steps_become_share_of_known_total() -> None:
     key = "actor_rollout_ref.actor.optim.lr_warmup_steps"
     draft = converted(**{key: 10, "trainer.total_training_steps": 200})
     assert draft.config["actor"]["optimizer"]["warmup_steps_proportion"] == 0.05
@@ -251,7 +251,7 @@ def test_epochs_are_left_out_where_the_number_of_steps_is_given(tmp_path: Path) 
     assert "trainer.total_epochs" in fates(draft, Fate.IGNORED)
 
 
-def test_own_reward_of_verl_is_called_as_verl_calls_it(tmp_path: Path) -> None:
+def test_verl_reward_is_called_with_its_signature(tmp_path: Path) -> None:
     score = tmp_path / "score.py"
     score.write_text(
         "def grade(data_source, solution_str, ground_truth, extra_info=None):\n"
@@ -264,7 +264,7 @@ def test_own_reward_of_verl_is_called_as_verl_calls_it(tmp_path: Path) -> None:
     assert names["reward"]("q", "41", [], [], data_source="d", reward_model={"ground_truth": "42"}) == 0.0
 
 
-def test_built_in_scorers_of_verl_become_math_verify_and_that_is_lossy() -> None:
+def test_verl_built_in_scorers_become_lossy_math_verify() -> None:
     draft = converted()
     assert "math-verify" in fates(draft, Fate.LOSSY)["data.reward_fn_key"]
     names: dict[str, Any] = {}
@@ -272,7 +272,7 @@ def test_built_in_scorers_of_verl_become_math_verify_and_that_is_lossy() -> None
     assert names["reward"]("q", r"so \boxed{0.5}", [], [], reward_model={"ground_truth": "1/2"}) == 1.0
 
 
-def test_every_default_has_a_rule_that_maps_it() -> None:
+def test_every_default_has_a_mapping_rule() -> None:
     for key, value in DEFAULTS.items():
         entry, _ = RULES[key].entry(key, value)
         assert entry.fate is Fate.MAPPED, key
@@ -282,6 +282,6 @@ def test_every_default_has_a_rule_that_maps_it() -> None:
     key=st.sampled_from(sorted(RULES)),
     value=st.one_of(st.none(), st.booleans(), st.integers(-2, 4), st.floats(), st.text(), st.lists(st.text())),
 )
-def test_any_value_of_any_key_is_converted_or_named(key: str, value: Any) -> None:
+def test_any_key_value_is_converted_or_listed(key: str, value: Any) -> None:
     draft = converted(**{key: value})
     assert [each.key for each in draft.entries].count(key) == 1

@@ -68,9 +68,7 @@ def refusal(tmp_path: Path, tokenizer: Any, row: dict[str, Any], **settings: Any
 
 
 @pytest.mark.parametrize("name", ["qwen2_5", "qwen3", "qwen3_5_think", "glm4moe"])
-def test_call_arguments_as_json_text_are_learned_and_served_as_the_mapping(
-    tmp_path: Path, tokenizers: Any, name: str
-) -> None:
+def test_json_call_arguments_equal_mapping_arguments(tmp_path: Path, tokenizers: Any, name: str) -> None:
     tokenizer = tokenizers(name)
     rows = [{"messages": [USER, called(form({"city": "Oslo"}))], "tools": [WEATHER]} for form in (json.dumps, dict)]
     assert learned(tmp_path, tokenizer, rows[0]) == learned(tmp_path, tokenizer, rows[1])
@@ -80,7 +78,7 @@ def test_call_arguments_as_json_text_are_learned_and_served_as_the_mapping(
 
 
 @pytest.mark.parametrize("name", ["qwen2_5", "qwen3_5_think", "glm4moe"])
-def test_nulls_that_parquet_adds_are_absent(tmp_path: Path, tokenizers: Any, name: str) -> None:
+def test_parquet_nulls_are_treated_as_absent(tmp_path: Path, tokenizers: Any, name: str) -> None:
     tokenizer = tokenizers(name)
     rows = [
         {"messages": [USER, called({"city": "Oslo"})], "tools": [WEATHER]},
@@ -112,14 +110,14 @@ def test_pairs_keep_their_tools_and_learn_the_last_message(tmp_path: Path, token
     assert '"name": "weather"' in tokenizer.decode(found["chosen_ids"][found["prompt_length"] :])
 
 
-def test_pairs_that_differ_before_the_last_message_are_refused(tmp_path: Path, tokenizers: Any) -> None:
+def test_pairs_differing_before_last_message_are_refused(tmp_path: Path, tokenizers: Any) -> None:
     row = {"chosen": [USER, RAIN, USER, RAIN], "rejected": [USER, {**RAIN, "content": "Sun."}, USER, RAIN]}
     with pytest.raises(BadData, match=r"p.jsonl:1: chosen and rejected must be the same but for their last message"):
         get_custom_dataset(path=str(lines(tmp_path / "p.jsonl", [row])), type="dpo", tokenizer=tokenizers("qwen3"))
 
 
 @pytest.mark.parametrize(("answer", "end"), [(RAIN, "<|user|>"), (called({"city": "Oslo"}), "<|observation|>")])
-def test_glm_learns_the_token_that_ends_its_turn(tmp_path: Path, tokenizers: Any, answer: Any, end: str) -> None:
+def test_glm_learns_its_end_of_turn_token(tmp_path: Path, tokenizers: Any, answer: Any, end: str) -> None:
     (run,) = learned(tmp_path, tokenizers("glm4moe"), {"messages": [USER, answer], "tools": [WEATHER]})
     assert run.endswith(end)
 
@@ -132,15 +130,13 @@ def test_glm_learns_the_token_that_ends_its_turn(tmp_path: Path, tokenizers: Any
         ({"prompt": [USER], "completion": [RAIN, USER]}, "messages[2].role is 'user'"),
     ],
 )
-def test_rows_that_do_not_end_with_the_assistant_are_refused(
+def test_rows_not_ending_with_assistant_are_refused(
     tmp_path: Path, tokenizers: Any, row: dict[str, Any], message: str
 ) -> None:
     assert f"rows.jsonl:1: {message}" in refusal(tmp_path, tokenizers("qwen3"), row)
 
 
-def test_user_turns_of_a_completion_and_a_default_system_prompt_are_not_learned(
-    tmp_path: Path, tokenizers: Any
-) -> None:
+def test_user_turns_and_default_system_prompt_are_not_learned(tmp_path: Path, tokenizers: Any) -> None:
     row = {"prompt": [USER], "completion": [RAIN, {**USER, "content": "And Rome?"}, {**RAIN, "content": "Dry."}]}
     tokenizer = tokenizers("qwen2_5")
     assert learned(tmp_path, tokenizer, row) == ["Dry.<|im_end|>"]
@@ -148,7 +144,7 @@ def test_user_turns_of_a_completion_and_a_default_system_prompt_are_not_learned(
     assert learned(tmp_path, tokenizer, {"messages": [RAIN]}) == ["Rain.<|im_end|>"]
 
 
-def test_train_on_is_a_setting_of_the_data_set(tmp_path: Path, tokenizers: Any) -> None:
+def test_train_on_is_a_dataset_setting(tmp_path: Path, tokenizers: Any) -> None:
     tokenizer = tokenizers("qwen2_5")
     file = str(lines(tmp_path / "r.jsonl", [{"messages": [USER, RAIN, USER, RAIN]}]))
     counts = []
@@ -195,14 +191,14 @@ def test_train_on_is_a_setting_of_the_data_set(tmp_path: Path, tokenizers: Any) 
         ("qwen2_5", {"messages": [USER, {**RAIN, "reasoning_content": "hm"}]}, "messages[1].reasoning_content is not"),
     ],
 )
-def test_rows_that_the_template_does_not_show_are_refused_by_field(
+def test_rows_unsupported_by_template_are_refused_by_field(
     tmp_path: Path, tokenizers: Any, name: str, row: dict[str, Any], expected: str
 ) -> None:
     message = refusal(tmp_path, tokenizers(name), row)
     assert "rows.jsonl:1: " in message and expected in message
 
 
-def test_thought_that_the_template_keeps_is_learned(tmp_path: Path, tokenizers: Any) -> None:
+def test_thought_kept_by_template_is_learned(tmp_path: Path, tokenizers: Any) -> None:
     row = {"messages": [USER, {**RAIN, "reasoning_content": "hm"}]}
     assert learned(tmp_path, tokenizers("qwen3"), row) == ["<think>\nhm\n</think>\n\nRain.<|im_end|>"]
 
@@ -215,7 +211,7 @@ THOUGHTS = [
 
 @pytest.mark.parametrize("name", ["deepseek_r1_distill", "deepseek_r1_distill_training", "deepseekv3"])
 @pytest.mark.parametrize("answer", THOUGHTS)
-def test_thought_that_the_prompt_opens_is_learned_after_the_prompt_that_is_served(
+def test_thought_opened_by_prompt_is_learned_after_it(
     tmp_path: Path, tokenizers: Any, name: str, answer: dict[str, Any]
 ) -> None:
     tokenizer = tokenizers(name)
@@ -236,9 +232,7 @@ def test_thought_that_the_prompt_opens_is_learned_after_the_prompt_that_is_serve
 
 @pytest.mark.parametrize("is_own", [False, True], ids=["of the data set", "of the row"])
 @pytest.mark.parametrize("name", ["qwen3", "qwen3_5_think", "nemotron_3_nano"])
-def test_template_variables_count_in_every_kind_of_row(
-    tmp_path: Path, tokenizers: Any, name: str, is_own: bool
-) -> None:
+def test_template_variables_apply_to_every_row_kind(tmp_path: Path, tokenizers: Any, name: str, is_own: bool) -> None:
     tokenizer, given = tokenizers(name), {"enable_thinking": False}
     served = prompt_tokens(tokenizer, [USER], **given)
     assert served != prompt_tokens(tokenizer, [USER])
@@ -262,7 +256,7 @@ def test_template_variables_count_in_every_kind_of_row(
         found("rl", {"messages": [USER]})
 
 
-def test_variables_that_the_chat_template_does_not_read_are_refused(tmp_path: Path, tokenizers: Any) -> None:
+def test_variables_unused_by_chat_template_are_refused(tmp_path: Path, tokenizers: Any) -> None:
     file = str(lines(tmp_path / "rows.jsonl", [{"messages": [USER]}]))
     config = TrainDatasetConfig(path=file, type="rl", chat_template_kwargs={"enable_thinking": False})
     with pytest.raises(BadData, match=r"chat_template_kwargs.enable_thinking has no effect"):

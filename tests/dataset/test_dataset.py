@@ -40,7 +40,7 @@ def parquet(path: Path, rows: list[Any]) -> Path:
     return path
 
 
-def test_gsm8k_folder_is_known_by_its_content_and_split(tmp_path: Path) -> None:
+def test_gsm8k_folder_is_detected_by_content(tmp_path: Path) -> None:
     parquet(tmp_path / "main" / "train-00000-of-00001.parquet", GSM)
     parquet(tmp_path / "main" / "test-00000-of-00001.parquet", GSM[:1])
     config = TrainDatasetConfig(path=str(tmp_path), type="rl")
@@ -53,7 +53,7 @@ def test_gsm8k_folder_is_known_by_its_content_and_split(tmp_path: Path) -> None:
     assert len(get_custom_dataset(dataset_config=ValidDatasetConfig(path=str(tmp_path)))) == 1
 
 
-def test_split_is_its_own_files_alone(tmp_path: Path) -> None:
+def test_split_reads_only_its_files(tmp_path: Path) -> None:
     for name in ("train-00000-of-00002", "train-00001-of-00002-0123abcd", "train_hard", "training", "train-easy"):
         lines(tmp_path / f"{name}.jsonl", [{"question": name, "answer": "1"}])
     rows = get_custom_dataset("train", path=str(tmp_path))
@@ -64,19 +64,19 @@ def test_split_is_its_own_files_alone(tmp_path: Path) -> None:
         get_custom_dataset("test", path=str(tmp_path))
 
 
-def test_split_of_the_configuration_is_read(tmp_path: Path) -> None:
+def test_configured_split_is_read(tmp_path: Path) -> None:
     for name, count in (("train", 2), ("test", 1)):
         parquet(tmp_path / "main" / f"{name}-00000-of-00001.parquet", GSM[:count])
         config = GRPOConfig(train_dataset=TrainDatasetConfig(path=str(tmp_path), type="rl", split=name))
         assert len(_rows(config, None, "train") or []) == count
 
 
-def test_messages_are_taken_as_they_are_with_all_columns(tmp_path: Path) -> None:
+def test_messages_are_read_with_all_columns(tmp_path: Path) -> None:
     row = {"messages": [{"role": "user", "content": "Hi"}], "answer": "x", "extra": [1]}
     assert list(get_custom_dataset(path=str(lines(tmp_path / "a.jsonl", [row])))) == [row]
 
 
-def test_sft_learns_the_answer_alone(tmp_path: Path, tokenizer: Any) -> None:
+def test_sft_learns_only_answer(tmp_path: Path, tokenizer: Any) -> None:
     data = get_custom_dataset(path=str(lines(tmp_path / "a.jsonl", GSM)), type="sft", tokenizer=tokenizer)
     row = data[0]
     learned = [token for token, mask in zip(row["input_ids"], row["loss_mask"], strict=True) if mask]
@@ -98,7 +98,7 @@ def learned_of(tmp_path: Path, tokenizer: Any, row: dict[str, Any]) -> tuple[str
 
 
 @pytest.mark.parametrize("answer", [ANSWER, "friend"])
-def test_prompt_that_is_a_conversation_is_one(tmp_path: Path, tokenizer: Any, answer: Any) -> None:
+def test_conversation_prompt_stays_one_conversation(tmp_path: Path, tokenizer: Any, answer: Any) -> None:
     whole = learned_of(tmp_path, tokenizer, {"messages": [*QUESTION, *ANSWER]})
     assert learned_of(tmp_path, tokenizer, {"prompt": QUESTION, "completion": answer}) == whole
     row = {"prompt": QUESTION, "answer": "x", "data_source": "y"}
@@ -106,7 +106,7 @@ def test_prompt_that_is_a_conversation_is_one(tmp_path: Path, tokenizer: Any, an
     assert found == {"messages": QUESTION, "answer": "x", "data_source": "y"}
 
 
-def test_text_answers_to_a_conversation_are_its_last_messages(tmp_path: Path, tokenizer: Any) -> None:
+def test_text_answers_to_conversation_become_last_messages(tmp_path: Path, tokenizer: Any) -> None:
     texts = {"prompt": QUESTION, "chosen": "friend", "rejected": "fox"}
     turns = {**texts, **{name: [{"role": "assistant", "content": texts[name]}] for name in ("chosen", "rejected")}}
     rows = [
@@ -124,7 +124,7 @@ def test_input_of_an_instruction_is_part_of_the_question(tmp_path: Path, tokeniz
     assert learned_of(tmp_path, tokenizer, {**row, "input": ""})[0] == "Add.four<|im_end|>"
 
 
-def test_whole_solution_is_learned_rather_than_the_bare_answer(tmp_path: Path, tokenizer: Any) -> None:
+def test_whole_solution_is_learned_over_bare_answer(tmp_path: Path, tokenizer: Any) -> None:
     row = {"problem": "1+1? ", "solution": "one and one: 2", "answer": "2"}
     assert learned_of(tmp_path, tokenizer, row)[1] == "one and one: 2<|im_end|>"
     (found,) = get_custom_dataset(path=str(lines(tmp_path / "rl.jsonl", [row])))
@@ -141,7 +141,7 @@ def test_tools_of_a_row_are_in_its_prompt(tmp_path: Path) -> None:
     assert tokenizer.decode(prompt_ids(tokenizer, {**row, "messages": QUESTION})) == "foxHello<|im_end|>"
 
 
-def test_labels_say_what_is_learned(tmp_path: Path, tokenizer: Any) -> None:
+def test_labels_select_learned_tokens(tmp_path: Path, tokenizer: Any) -> None:
     ids = tokenizer.encode("Hello friend")
     labels = [-100, *ids[1:]]
     (found,) = get_custom_dataset(
@@ -153,7 +153,7 @@ def test_labels_say_what_is_learned(tmp_path: Path, tokenizer: Any) -> None:
         get_custom_dataset(path=str(shifted), type="sft", tokenizer=tokenizer)
 
 
-def test_pairs_are_two_rows_of_tokens(tmp_path: Path, tokenizer: Any) -> None:
+def test_pairs_become_two_token_rows(tmp_path: Path, tokenizer: Any) -> None:
     rows = [{"prompt": "Hello ", "chosen": "friend", "rejected": "fox"}]
     (row,) = get_custom_dataset(path=str(lines(tmp_path / "a.jsonl", rows)), type="rw", tokenizer=tokenizer)
     assert list(get_custom_dataset(path=str(tmp_path / "a.jsonl"), type="dpo", tokenizer=tokenizer)) == [row]
@@ -163,9 +163,7 @@ def test_pairs_are_two_rows_of_tokens(tmp_path: Path, tokenizer: Any) -> None:
     assert tokenizer.decode(answer).strip() == "friend<|im_end|>"  # also the f that both answers begin with
 
 
-def test_preference_between_answers_to_a_conversation_is_the_same_as_between_whole_ones(
-    tmp_path: Path, tokenizer: Any
-) -> None:
+def test_preference_over_answers_equals_whole_conversations(tmp_path: Path, tokenizer: Any) -> None:
     asked = [{"role": "user", "content": "Hello"}]
     answers = {name: [{"role": "assistant", "content": name}] for name in ("chosen", "rejected")}
     apart = {"prompt": asked, **answers}
@@ -178,7 +176,7 @@ def test_preference_between_answers_to_a_conversation_is_the_same_as_between_who
     assert tokenizer.decode(rows[0]["chosen_ids"][rows[0]["prompt_length"] :]).startswith("chosen")
 
 
-def test_rows_that_are_too_long_are_left_out(tmp_path: Path, tokenizer: Any) -> None:
+def test_overlong_rows_are_dropped(tmp_path: Path, tokenizer: Any) -> None:
     file = str(lines(tmp_path / "a.jsonl", [GSM[0], {"question": "9" * 200, "answer": "#### 4"}]))
     assert len(get_custom_dataset(path=file, tokenizer=tokenizer, max_length=100)) == 1
     with pytest.raises(BadData, match="every row is longer than max_length"):
@@ -187,7 +185,7 @@ def test_rows_that_are_too_long_are_left_out(tmp_path: Path, tokenizer: Any) -> 
         get_custom_dataset(path=file, max_length=1)
 
 
-def test_rows_have_the_interface_that_training_needs(tmp_path: Path) -> None:
+def test_rows_have_training_interface(tmp_path: Path) -> None:
     data = get_custom_dataset(path=str(lines(tmp_path / "a.jsonl", GSM)))
     assert data.column_names == ["answer", "messages"]
     assert len(data[:1]) == len(data.select([1])) == len(data.filter(lambda row: row["answer"] == "#### 4")) == 1
@@ -210,7 +208,7 @@ def test_bad_row_is_named(tmp_path: Path, text: str, message: str) -> None:
     assert message in str(caught.value)
 
 
-def test_what_is_not_there_says_so(tmp_path: Path) -> None:
+def test_missing_path_is_explained(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="there is no data set"):
         get_custom_dataset(path=str(tmp_path / "none"))
     lines(tmp_path / "train.jsonl", GSM)
@@ -222,14 +220,14 @@ def test_what_is_not_there_says_so(tmp_path: Path) -> None:
         load_hf_tokenizer(str(tmp_path / "none"))
 
 
-def test_model_folder_without_a_tokenizer_says_so(tmp_path: Path) -> None:
+def test_model_folder_without_tokenizer_is_explained(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
     with pytest.raises(NotFound, match="no tokenizer can be read from") as told:
         load_hf_tokenizer(str(tmp_path))
     assert "tokenizer_path" in str(told.value.hint)
 
 
-def test_loader_of_ones_own_is_called_with_the_configuration() -> None:
+def test_custom_loader_is_called_with_configuration() -> None:
     config = TrainDatasetConfig(path="tests.dataset.test_dataset:own_loader", type="rl")
     assert get_custom_dataset(split="train", dataset_config=config) == [("train", "rl")]
 
@@ -251,7 +249,7 @@ def saved_to_disk(folder: Path, rows: list[dict[str, Any]]) -> None:
     (folder / "dataset_info.json").write_text(json.dumps({"features": {}}))
 
 
-def test_data_set_that_was_saved_to_disk_is_read_without_its_library(tmp_path: Path) -> None:
+def test_saved_to_disk_dataset_is_read_without_datasets_library(tmp_path: Path) -> None:
     saved_to_disk(tmp_path / "one", GSM)
     assert [row["answer"] for row in get_custom_dataset(path=str(tmp_path / "one"), split="train")] == [
         row["answer"] for row in GSM
@@ -284,7 +282,7 @@ def test_data_set_that_was_saved_to_disk_is_read_without_its_library(tmp_path: P
         ),
     ],
 )
-def test_row_without_a_possible_prompt_is_reported_with_its_line(
+def test_row_without_valid_prompt_is_reported_with_line(
     tmp_path: Path, tokenizer: Any, row: dict[str, Any], message: str
 ) -> None:
     good = {"messages": [{"role": "user", "content": "12"}], "answer": "21"}
@@ -306,5 +304,5 @@ def own_rows(split: str | None, dataset_config: Any, tokenizer: Any) -> list[dic
 
 
 @pytest.mark.parametrize("name", [f"{__name__}:own_rows", f"{__name__}.own_rows"])
-def test_data_set_may_be_a_function_by_name(name: str) -> None:
+def test_dataset_may_be_a_named_function(name: str) -> None:
     assert get_custom_dataset("train", path=name)[0]["messages"][0]["content"] == "train"

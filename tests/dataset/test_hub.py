@@ -64,7 +64,7 @@ def standin(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubStandin]:
         (f"{NAME}:socratic:train", None, ["5"]),
     ],
 )
-def test_split_is_read_and_nothing_else_is_downloaded(
+def test_split_downloads_only_its_files(
     standin: HubStandin, source: str, split: str | None, answers: list[str]
 ) -> None:
     rows = hub_rows(source, split)
@@ -86,7 +86,7 @@ def test_missing_object_is_reported(standin: HubStandin, source: str) -> None:
         hub_rows(source)
 
 
-def test_cache_is_enough_offline_and_for_collecting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_suffices_offline_and_for_collecting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "data"
     (folder / "main").mkdir(parents=True)
     for name in ("README.md", "main/train-00000-of-00002.jsonl", "main/train-00001-of-00002.jsonl"):
@@ -111,7 +111,7 @@ def test_cache_is_enough_offline_and_for_collecting(tmp_path: Path, monkeypatch:
         (["script.py"], None, []),
     ],
 )
-def test_splits_without_a_card_are_words_of_the_paths(names: list[str], split: str | None, files: list[str]) -> None:
+def test_splits_without_card_are_path_words(names: list[str], split: str | None, files: list[str]) -> None:
     assert files_of(names, {}, None, split, "n") == files
 
 
@@ -125,5 +125,5 @@ def test_several_configurations_without_a_default_must_be_named() -> None:
 @pytest.mark.parametrize(
     "card", ["", "# no head", "---\nconfigs: 7\n---\n", "---\n: [\n---\n", "---\nconfigs: [7]\n---\n"]
 )
-def test_odd_card_declares_nothing(card: str) -> None:
+def test_malformed_card_declares_no_configs(card: str) -> None:
     assert configs_of(card) == {}

@@ -47,7 +47,7 @@ def animation() -> bytes:
     return buffer.getvalue()
 
 
-def test_image_in_any_of_its_forms_is_the_same_bytes(tmp_path: Path) -> None:
+def test_image_forms_give_equal_bytes(tmp_path: Path) -> None:
     path = tmp_path / "red.png"
     path.write_bytes(RED)
     forms = [URL, str(path), RED, {"bytes": RED, "path": "gone.png"}, {"bytes": None, "path": str(path)}]
@@ -57,13 +57,13 @@ def test_image_in_any_of_its_forms_is_the_same_bytes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["CMYK", "YCbCr", "LAB", "HSV", "RGBX"])
-def test_image_of_pillow_in_other_colours_is_encoded_as_rgb(mode: str) -> None:
+def test_non_rgb_pillow_image_is_encoded_as_rgb(mode: str) -> None:
     image = Image.new("RGB", (4, 2), "red").convert(mode)
     (made,) = row_images({"images": [image]})
     assert decoded(made, "").tobytes() == image.convert("RGB").tobytes()
 
 
-def test_image_of_pillow_is_turned_as_its_file_is() -> None:
+def test_pillow_image_is_rotated_like_its_file() -> None:
     turned = Image.Exif()
     turned[0x112] = 6
     photo = pillow("RGB", "JPEG", exif=turned)
@@ -71,7 +71,7 @@ def test_image_of_pillow_is_turned_as_its_file_is() -> None:
     assert decoded(made, "").size == decoded(photo, "").size == (2, 4)
 
 
-def test_photo_with_a_second_picture_is_the_photo() -> None:
+def test_multi_picture_photo_uses_first_picture() -> None:
     photo, preview = Image.new("RGB", (8, 4), (255, 0, 0)), Image.new("RGB", (4, 2), (0, 0, 255))
     buffer = io.BytesIO()
     photo.save(buffer, "MPO", save_all=True, append_images=[preview])
@@ -79,7 +79,7 @@ def test_photo_with_a_second_picture_is_the_photo() -> None:
     assert decoded(buffer.getvalue(), "images[0]").size == (8, 4)
 
 
-def test_image_whose_exif_data_is_malformed_is_an_error_with_its_place() -> None:
+def test_malformed_exif_is_an_error_with_its_place() -> None:
     exif = Image.Exif()
     exif[0x0112], exif[0x011A], exif[0x0131] = 6, 72.0, "x"  # its orientation, resolution and software
     buffer = io.BytesIO()
@@ -90,13 +90,13 @@ def test_image_whose_exif_data_is_malformed_is_an_error_with_its_place() -> None
         decoded(bytes(data), "images[0]")
 
 
-def test_path_of_an_image_is_resolved_in_each_of_its_forms(tmp_path: Path) -> None:
+def test_image_path_is_resolved_in_every_form(tmp_path: Path) -> None:
     given = ["a.png", "~/b.png", {"bytes": None, "path": "c.png"}, {"bytes": b"x", "path": "d.png"}]
     home = str(Path("~/b.png").expanduser())
     assert located(given, tmp_path) == [str(tmp_path / "a.png"), home, str(tmp_path / "c.png"), given[3]]
 
 
-def test_key_of_images_depends_on_their_bytes_and_order() -> None:
+def test_image_key_depends_on_bytes_and_order() -> None:
     blue = drawing("blue")
     keys = [images_key(each) for each in ([RED], [blue], [RED, blue], [blue, RED], [RED + blue])]
     assert len(set(keys)) == 5 and all(0 < key < 2**63 for key in keys)
@@ -125,7 +125,7 @@ def test_key_of_images_depends_on_their_bytes_and_order() -> None:
     ],
     ids=lambda value: value[:24] if isinstance(value, str) else type(value).__name__,
 )
-def test_image_that_is_missing_broken_or_too_large_is_one_error_with_its_place(image: Any, message: str) -> None:
+def test_bad_image_is_one_error_with_its_place(image: Any, message: str) -> None:
     with pytest.raises(BadImage) as refused:
         for each in row_images({"images": [RED, image]}):
             decoded(each, "images[1]")
@@ -138,7 +138,7 @@ def write(tmp_path: Path, *rows: dict[str, Any]) -> str:
     return str(path)
 
 
-def test_rows_with_images_are_read_where_the_model_sees_them(tmp_path: Path) -> None:
+def test_image_rows_are_read_for_vision_models(tmp_path: Path) -> None:
     (tmp_path / "red.png").write_bytes(RED)
     path = write(
         tmp_path, {"image": "red.png", "question": "What?", "answer": "red"}, {"question": "Why?", "answer": ""}
@@ -149,7 +149,7 @@ def test_rows_with_images_are_read_where_the_model_sees_them(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("type", ["rl", "sft"])
-def test_rows_with_images_are_refused_where_prompts_are_text(tmp_path: Path, type: str) -> None:
+def test_image_rows_are_refused_for_text_models(tmp_path: Path, type: str) -> None:
     path = write(tmp_path, {"images": [URL], "question": "What?", "answer": "red"})
     with pytest.raises(BadData, match=r"rows\.jsonl:1: the row has images: here prompts are text; images are seen by"):
         get_custom_dataset(path=path, type=type, tokenizer=load_processor(str(MODEL)).tokenizer)
@@ -164,15 +164,13 @@ def test_rows_with_images_are_refused_where_prompts_are_text(tmp_path: Path, typ
         ({"images": [URL], "audio": "a.wav"}, "rows.jsonl:2: the row has audio: a model sees images alone"),
     ],
 )
-def test_row_with_a_wrong_image_is_named_when_the_data_is_read(
-    tmp_path: Path, row: dict[str, Any], message: str
-) -> None:
+def test_invalid_image_row_is_named_on_load(tmp_path: Path, row: dict[str, Any], message: str) -> None:
     path = write(tmp_path, {"images": [URL], "question": "x"}, {**row, "question": "x"})
     with pytest.raises(BadData, match=message):
         get_custom_dataset(path=path, processor=True)
 
 
-def test_prompt_has_placeholders_where_the_messages_have_images() -> None:
+def test_prompt_has_placeholders_at_message_images() -> None:
     processor = load_processor(str(MODEL))
     image = {"type": "image"}
     parts = [{"type": "text", "text": "What"}, image, {"type": "text", "text": " color"}]
@@ -183,7 +181,7 @@ def test_prompt_has_placeholders_where_the_messages_have_images() -> None:
     assert first.count(processor.token_id) == processor.pixels([RED]).placeholders == 4
 
 
-def test_processor_and_tokenizer_agree_with_transformers_own_call() -> None:
+def test_processor_matches_transformers() -> None:
     from transformers import AutoProcessor
 
     plain = AutoProcessor.from_pretrained(MODEL)
@@ -204,7 +202,7 @@ def test_processor_and_tokenizer_agree_with_transformers_own_call() -> None:
         ([], "must be a list with at least one message"),
     ],
 )
-def test_messages_that_do_not_fit_their_images_are_refused(messages: Any, message: str) -> None:
+def test_messages_not_matching_their_images_are_refused(messages: Any, message: str) -> None:
     with pytest.raises(UsageFault, match=message):
         with_places(messages, 1, "<image>")
 
@@ -214,6 +212,6 @@ def test_malformed_message_beside_an_image_is_named() -> None:
         load_processor(str(MODEL)).prompt([{"content": "x"}], [RED])
 
 
-def test_images_of_a_log_are_short() -> None:
+def test_images_are_abbreviated_in_log() -> None:
     assert shortened("red.png") == "red.png"
     assert len(shortened(URL)) < 60 and len(shortened(RED)) < 60 and len(shortened({"bytes": RED})) < 60

@@ -14,7 +14,7 @@ ROWS = read_table()
 
 
 @pytest.mark.parametrize("kind", ["import", "member", "string", "key", "allocation"])
-def test_what_examples_use_works_or_is_refused_as_the_table_has_it(kind: str) -> None:
+def test_example_usage_works_or_is_refused_per_table(kind: str) -> None:
     listed = [row for row in ROWS if row.kind == kind]
     beside = [row for row in listed if row.why.startswith(BESIDE)]
     judged = [judge(kind, row.subject) for row in listed if row not in beside]
@@ -24,12 +24,12 @@ def test_what_examples_use_works_or_is_refused_as_the_table_has_it(kind: str) ->
     assert listed
 
 
-def test_every_refusal_has_a_reason_and_nothing_is_missing() -> None:
+def test_every_subject_works_or_is_refused_with_reason() -> None:
     assert {row.verdict for row in ROWS} == {"works", REFUSED}
     assert all(row.why for row in ROWS if row.verdict == REFUSED)
 
 
-def test_subject_that_neither_works_nor_is_refused_is_missing() -> None:
+def test_subject_neither_working_nor_refused_is_missing() -> None:
     unknown = {
         "import": "areal.api Nothing",
         "member": "areal.api.cli_args:GenerationHyperparameters.nothing",
@@ -42,12 +42,12 @@ def test_subject_that_neither_works_nor_is_refused_is_missing() -> None:
     )
 
 
-def test_families_that_ran_are_those_that_are_run() -> None:
+def test_recorded_families_match_tested_ones() -> None:
     ran = {row.subject: row.verdict for row in ROWS if row.kind == "run"}
     assert ran == dict.fromkeys(FAMILIES, "works") | dict.fromkeys(REFUSED_FAMILIES, REFUSED)
 
 
 @pytest.mark.skipif("AREAL_EXAMPLES" not in os.environ, reason="AREAL_EXAMPLES is a checkout of AReaL")
-def test_table_is_that_of_the_checkout() -> None:
+def test_table_matches_checkout() -> None:
     found = [str(row) for row in examine(Path(os.environ["AREAL_EXAMPLES"]))]
     assert found == [str(row) for row in ROWS if row.kind != "run"]

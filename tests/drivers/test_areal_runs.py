@@ -29,7 +29,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_family_of_areals_examples_trains_two_steps(name: str, model: Path, data: Path, tmp_path: Path) -> None:
+def test_areal_example_family_trains_two_steps(name: str, model: Path, data: Path, tmp_path: Path) -> None:
     family = FAMILIES[name]
     if lacking := [package for package in family.needs if find_spec(package) is None]:
         pytest.skip(f"needs {', '.join(lacking)}")

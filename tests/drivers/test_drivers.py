@@ -43,7 +43,7 @@ def drive(
 
 
 @pytest.mark.slow
-def test_gsm8k_sft_runs_as_it_is(tmp_path: Path, gsm8k: Path) -> None:
+def test_gsm8k_sft_runs_unchanged(tmp_path: Path, gsm8k: Path) -> None:
     lines = drive("gsm8k_sft.py", "gsm8k_sft.yaml", gsm8k, tmp_path, "valid_dataset.max_length=64")
     assert lines[-1]["step"] == 2 and lines[-1]["loss"] > 0
 
@@ -58,7 +58,7 @@ RL = (
 
 
 @pytest.mark.extended
-def test_gsm8k_rl_runs_as_it_is(tmp_path: Path, gsm8k: Path, service: Service) -> None:
+def test_gsm8k_rl_runs_unchanged(tmp_path: Path, gsm8k: Path, service: Service) -> None:
     lines = drive("gsm8k_rl.py", "gsm8k_grpo.yaml", gsm8k, tmp_path, *RL, service=service)
     assert [line["step"] for line in lines] == [1, 2]
     assert all(0.0 <= line["reward/mean"] <= 1.0 and line["staleness/max"] <= 2 for line in lines)
@@ -66,13 +66,13 @@ def test_gsm8k_rl_runs_as_it_is(tmp_path: Path, gsm8k: Path, service: Service) -
 
 
 @pytest.mark.slow
-def test_agent_of_openais_client_runs_as_it_is(tmp_path: Path, gsm8k: Path, service: Service) -> None:
+def test_openai_client_agent_runs_unchanged(tmp_path: Path, gsm8k: Path, service: Service) -> None:
     lines = drive("gsm8k_agent.py", "gsm8k_grpo.yaml", gsm8k, tmp_path, *RL, service=service)
     assert [line["step"] for line in lines] == [1, 2]
 
 
 @pytest.mark.slow
-def test_workflow_of_several_turns_runs_as_it_is(tmp_path: Path, gsm8k: Path, service: Service) -> None:
+def test_multi_turn_workflow_runs_unchanged(tmp_path: Path, gsm8k: Path, service: Service) -> None:
     lines = drive("gsm8k_multi_turn.py", "gsm8k_grpo.yaml", gsm8k, tmp_path, *RL, service=service)
     assert [line["step"] for line in lines] == [1, 2]
     dumped = [json.loads(line) for file in tmp_path.rglob("trajectories-0*.jsonl") for line in file.open()]
@@ -81,9 +81,7 @@ def test_workflow_of_several_turns_runs_as_it_is(tmp_path: Path, gsm8k: Path, se
 
 
 @pytest.mark.slow
-def test_configuration_workflow_and_reward_of_its_own_train_and_record_numbers(
-    tmp_path: Path, gsm8k: Path, service: Service
-) -> None:
+def test_custom_config_workflow_and_reward_train(tmp_path: Path, gsm8k: Path, service: Service) -> None:
     own = ("n_trajs=2", "weights={right: 0.5, length: 0.5}", "evaluator.freq_steps=1", "gconfig.n_samples=1")
     lines = drive("own_workflow.py", "gsm8k_grpo.yaml", gsm8k, tmp_path, *RL, *own, service=service)
     assert [line["step"] for line in lines] == [1, 2]
@@ -95,7 +93,7 @@ def test_configuration_workflow_and_reward_of_its_own_train_and_record_numbers(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("style", ["individual", "concat"])
-def test_workflow_with_openais_client_of_its_own_exports_what_it_rewards(
+def test_workflow_with_own_openai_client_exports_its_rewards(
     tmp_path: Path, gsm8k: Path, service: Service, style: str
 ) -> None:
     own = (f"export_style={style}", "gconfig.n_samples=1", "train_dataset.max_length=null")
@@ -108,7 +106,7 @@ def test_workflow_with_openais_client_of_its_own_exports_what_it_rewards(
 
 
 @pytest.mark.slow
-def test_reward_model_of_preferences_runs_as_it_is(tmp_path: Path) -> None:
+def test_preference_reward_model_runs_unchanged(tmp_path: Path) -> None:
     for split, count in (("train", 8), ("test", 4)):
         pairs = [{"chosen": f"{n}={str(n)[::-1]}", "rejected": f"{n}=0000"} for n in range(1234, 1234 + count)]
         (tmp_path / "hh").mkdir(exist_ok=True)
@@ -120,7 +118,7 @@ def test_reward_model_of_preferences_runs_as_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_agent_in_an_environment_of_gymnasiums_trains(tmp_path: Path, gsm8k: Path, service: Service) -> None:
+def test_agent_in_gymnasium_environment_trains(tmp_path: Path, gsm8k: Path, service: Service) -> None:
     lines = drive(
         "reversing_env.py", "gsm8k_grpo.yaml", gsm8k, tmp_path, *RL, "train_dataset.max_length=null", service=service
     )
@@ -128,7 +126,7 @@ def test_agent_in_an_environment_of_gymnasiums_trains(tmp_path: Path, gsm8k: Pat
 
 
 @pytest.mark.slow
-def test_parquet_of_gsm8k_and_a_broadcast_of_weights_do_as_well(tmp_path: Path, gsm8k: Path, service: Service) -> None:
+def test_gsm8k_parquet_trains_with_broadcast_weights(tmp_path: Path, gsm8k: Path, service: Service) -> None:
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     for split in ("train", "test"):
         rows = [json.loads(line) for line in (gsm8k / f"{split}.jsonl").open()]
@@ -141,9 +139,7 @@ def test_parquet_of_gsm8k_and_a_broadcast_of_weights_do_as_well(tmp_path: Path, 
 
 
 @pytest.mark.slow
-def test_areal_lite_overrides_reach_the_driver_through_the_command_line(
-    tmp_path: Path, gsm8k: Path, service: Service
-) -> None:
+def test_areal_lite_overrides_reach_driver(tmp_path: Path, gsm8k: Path, service: Service) -> None:
     """``python -m areal.cli.main train run ...``, everything set by overrides of the nested form."""
     (tmp_path / "lite.yaml").write_text("experiment_name: lite\ntrial_name: t\n")
     words = (

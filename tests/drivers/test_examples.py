@@ -54,7 +54,7 @@ def exact_matches(model: Path) -> float:
     return sum(answer == row["answer"] for answer, row in zip(answers, rows, strict=True)) / len(rows)
 
 
-def test_fine_tuning_example_answers_questions_it_has_not_seen(run: Any, tmp_path: Path) -> None:
+def test_sft_example_answers_unseen_questions(run: Any, tmp_path: Path) -> None:
     losses = evaluated(run("sft"), "loss")
     assert losses[-1] < 0.25 * losses[0]
     assert exact_matches(EXAMPLE / "model") < 0.5
@@ -62,7 +62,7 @@ def test_fine_tuning_example_answers_questions_it_has_not_seen(run: Any, tmp_pat
 
 
 @pytest.mark.extended
-def test_dpo_example_prefers_what_is_right_in_pairs_it_has_not_seen(run: Any) -> None:
+def test_dpo_example_ranks_unseen_pairs(run: Any) -> None:
     lines = run("dpo")
     assert evaluated(lines, "accuracy")[-1] > 0.85  # without training there is no margin at all
     assert evaluated(lines, "loss")[-1] < 0.55 < evaluated(lines, "loss")[0]
@@ -70,7 +70,7 @@ def test_dpo_example_prefers_what_is_right_in_pairs_it_has_not_seen(run: Any) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_reward_model_example_tells_pairs_apart_that_it_has_not_seen(run: Any, seed: int) -> None:
+def test_reward_model_example_ranks_unseen_pairs(run: Any, seed: int) -> None:
     accuracy = evaluated(run("rw", f"seed={seed}"), "accuracy")
     assert accuracy[0] < 0.62  # a coin, within twice its deviation
     assert accuracy[-1] > 0.8
@@ -82,9 +82,7 @@ def mean_reward(lines: list[dict[str, Any]]) -> float:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_ppo_example_raises_the_reward_that_it_samples(
-    run: Any, service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ppo_example_raises_reward(run: Any, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in service.environment().items():
         monkeypatch.setenv(name, value)
     lines = [line for line in run("ppo", "rollout.model=m") if line["step"] > 0]

@@ -25,7 +25,7 @@ def imported(module: str, name: str) -> object:
 
 
 @pytest.mark.parametrize(("module", "name", "how"), NAMES)
-def test_name_of_areal_is_provided_or_refused_with_what_to_use(module: str, name: str, how: str) -> None:
+def test_areal_name_is_provided_or_refused_with_alternative(module: str, name: str, how: str) -> None:
     if how == "provided":
         assert imported(module, name) is not None
         return
@@ -33,7 +33,7 @@ def test_name_of_areal_is_provided_or_refused_with_what_to_use(module: str, name
         imported(module, name)
 
 
-def test_every_refusal_is_raised() -> None:
+def test_every_refused_name_raises() -> None:
     for key in UNSUPPORTED:
         module, _, name = key.partition(":")
         with pytest.raises(ImportError, match="is not provided"):
@@ -43,7 +43,7 @@ def test_every_refusal_is_raised() -> None:
                 importlib.import_module(f"{module}.any")
 
 
-def test_second_engine_of_a_driver_is_a_server_that_runs() -> None:
+def test_second_engine_of_driver_is_a_running_server() -> None:
 
     RemoteSGLangEngine: Any = imported("areal.engine.sglang_remote", "RemoteSGLangEngine")
     from areal.api.cli_args import InferenceEngineConfig
@@ -62,14 +62,14 @@ def test_second_engine_of_a_driver_is_a_server_that_runs() -> None:
         RemoteSGLangEngine(config)
 
 
-def test_name_of_no_object_is_an_ordinary_error() -> None:
+def test_unknown_name_raises_ordinary_error() -> None:
     with pytest.raises(ModuleNotFoundError, match=r"No module named .areal\.no_such."):
         importlib.import_module("areal.no_such")
     with pytest.raises(ImportError, match="cannot import name 'nothing'"):
         imported("areal.infra", "nothing")
 
 
-def test_alias_is_the_same_object_by_import_pickle_and_dotted_string() -> None:
+def test_alias_is_same_object_by_import_pickle_and_string() -> None:
     from areal import PPOTrainer
     from areal.loading import load_attr
 
@@ -79,7 +79,7 @@ def test_alias_is_the_same_object_by_import_pickle_and_dotted_string() -> None:
     assert imported("areal.utils.dynamic_import", "import_from_string") is load_attr
 
 
-def test_names_cost_nothing_until_they_are_asked_for() -> None:
+def test_names_are_imported_lazily() -> None:
     code = "import areal, areal.api, sys; print([m for m in ('torch', 'areal.compat', 'numpy') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
 
@@ -92,7 +92,7 @@ def test_model_allocation_is_read() -> None:
     assert found.parallel.world_size == 8
 
 
-def test_traced_scopes_are_timings_of_the_run() -> None:
+def test_traced_scopes_record_run_timings() -> None:
     from areal.api import stats
     from areal.utils.perf_tracer import Category, trace_perf, trace_scope
 

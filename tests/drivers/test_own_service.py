@@ -41,7 +41,7 @@ def objects(environment: dict[str, str]) -> list[str]:
     return ran.stdout.split()
 
 
-def test_driver_that_is_given_no_service_brings_its_own_and_takes_it_away(
+def test_driver_without_service_starts_and_removes_its_own(
     tmp_path: Path, gsm8k: Path, environment: dict[str, str]
 ) -> None:
     ran = subprocess.run(argv(gsm8k, tmp_path), env=environment, capture_output=True, text=True, timeout=170)
@@ -52,9 +52,7 @@ def test_driver_that_is_given_no_service_brings_its_own_and_takes_it_away(
 
 
 @pytest.mark.timeout(400)
-def test_run_after_one_that_was_killed_has_a_service_again(
-    tmp_path: Path, gsm8k: Path, environment: dict[str, str]
-) -> None:
+def test_run_after_killed_one_gets_service_again(tmp_path: Path, gsm8k: Path, environment: dict[str, str]) -> None:
     words = argv(gsm8k, tmp_path, "total_train_steps=10000")
     with subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, text=True) as driver:
         assert driver.stderr is not None
@@ -66,7 +64,7 @@ def test_run_after_one_that_was_killed_has_a_service_again(
     assert objects(environment) == []
 
 
-def test_engine_that_cannot_start_is_one_line_and_leaves_nothing(
+def test_unstartable_engine_is_one_line_without_leftovers(
     tmp_path: Path, gsm8k: Path, environment: dict[str, str]
 ) -> None:
     words = argv(gsm8k, tmp_path, "rollout.backend=sglang:d1")

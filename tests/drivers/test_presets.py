@@ -66,19 +66,19 @@ def served(service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", overrides())
-def test_preset_of_the_docs_trains(name: str, served: Path) -> None:
+def test_documented_preset_trains(name: str, served: Path) -> None:
     drivers.grpo(["--config", CONFIG, *SMALL, "actor.reward_norm=null", *overrides()[name]])
     lines = steps_of(served / "metrics.jsonl")
     assert [line["step"] for line in lines] == [1, 2]
     assert all(math.isfinite(line["loss"]) and math.isfinite(line["grad_norm"]) for line in lines)
 
 
-def test_table_of_presets_names_each() -> None:
+def test_preset_table_names_each() -> None:
     assert {row[0].strip("`") for row in table("| `preset` |")} == set(PRESETS)
 
 
 @pytest.mark.slow
-def test_null_trainer_samples_the_validation_set_and_trains_nothing(served: Path) -> None:
+def test_null_trainer_evaluates_without_training(served: Path) -> None:
     rows = (REPOSITORY / "examples/reverse_digits/test.jsonl").read_text().splitlines(keepends=True)[:8]
     (served / "few.jsonl").write_text("".join(rows))
     drivers.evaluate(["--config", CONFIG, *SMALL, "trainer.type=null", f"valid_dataset.path={served}/few.jsonl"])

@@ -27,7 +27,7 @@ def agents(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agents]:
     tear_down(made.box)
 
 
-def test_apply_of_the_manifest_answers_is_rewarded_exported_and_goes_away(box: Box) -> None:
+def test_manifest_applies_answers_is_exported_and_deleted(box: Box) -> None:
     box = replace(box, folder=ROOT)
     ports = {"inferenceservice/default": free_port(), "agentservice/reverser": box.port}
     sets = [word for ref, port in ports.items() for word in ("--set", f"{ref}:spec.gateway.port={port}")]
@@ -60,7 +60,7 @@ def test_apply_of_the_manifest_answers_is_rewarded_exported_and_goes_away(box: B
 
 
 @pytest.mark.extended
-def test_drain_timeout_that_was_raised_holds_for_processes_that_run(box: Box) -> None:
+def test_raised_drain_timeout_applies_to_running_processes(box: Box) -> None:
     agents = Agents(box)
     agents.apply("pairs: 1", "drainTimeoutSeconds: 0")
     before = box.pids()
@@ -73,7 +73,7 @@ def test_drain_timeout_that_was_raised_holds_for_processes_that_run(box: Box) ->
 
 
 @pytest.mark.extended
-def test_pairs_are_scaled_and_sessions_keep_their_history(agents: Agents) -> None:
+def test_scaling_pairs_keeps_session_history(agents: Agents) -> None:
     box, sessions = agents.box, [f"scaled-{number}" for number in range(8)]
     for session in sessions:
         assert agents.say("a", session) == "one 0 a"
@@ -92,7 +92,7 @@ def test_pairs_are_scaled_and_sessions_keep_their_history(agents: Agents) -> Non
 
 
 @pytest.mark.extended
-def test_restart_replaces_the_pairs_and_sessions_go_on(agents: Agents) -> None:
+def test_restart_replaces_pairs_and_keeps_sessions(agents: Agents) -> None:
     agents.say("a", "restarted")
     before = agents.box.pids()
     agents.box.ok("restart", agents.ref)
@@ -102,7 +102,7 @@ def test_restart_replaces_the_pairs_and_sessions_go_on(agents: Agents) -> None:
 
 
 @pytest.mark.extended
-def test_restart_waits_for_a_turn_whose_caller_has_left(agents: Agents) -> None:
+def test_restart_waits_for_turn_of_disconnected_caller(agents: Agents) -> None:
     caller = agents.connect()
     caller.request("POST", "/v1/responses", '{"input": "wait 2"}', agents.headers("left", "key"))
     wait_until(lambda: agents.ask("GET", "/sessions/left")[1].get("state") == "running")
@@ -114,7 +114,7 @@ def test_restart_waits_for_a_turn_whose_caller_has_left(agents: Agents) -> None:
 
 
 @pytest.mark.extended
-def test_session_settings_change_while_the_processes_run(agents: Agents) -> None:
+def test_session_settings_change_without_restart(agents: Agents) -> None:
     agents.say("a", "idle")
     before = agents.box.pids()
     out = agents.apply("pairs: 1", "session: {idleTimeoutSeconds: 0.2}")
@@ -129,7 +129,7 @@ def test_session_settings_change_while_the_processes_run(agents: Agents) -> None
 
 
 @pytest.mark.extended
-def test_killed_worker_fails_the_running_turn_and_the_session_goes_on(agents: Agents) -> None:
+def test_killed_worker_fails_turn_and_session_continues(agents: Agents) -> None:
     agents.say("a", "killed")
     before = agents.box.pids()
     running = later(agents.ask, "POST", "/v1/responses", {"input": "wait 60"}, "killed")
@@ -145,7 +145,7 @@ def test_killed_worker_fails_the_running_turn_and_the_session_goes_on(agents: Ag
 
 
 @pytest.mark.extended
-def test_what_an_operator_reads(agents: Agents) -> None:
+def test_operator_views_show_agents(agents: Agents) -> None:
     box = agents.box
     assert box.ok("get", "agent").out.split("\n")[0].split() == ["NAME", "PAIRS", "STATUS", "ADDRESS", "AGENT", "AGE"]
     assert box.url in box.ok("get", "agent").out
@@ -179,9 +179,7 @@ def test_what_an_operator_reads(agents: Agents) -> None:
     ],
     ids=["import", "constructor", "hangs"],
 )
-def test_agent_that_does_not_start_fails_the_apply_and_leaves_no_half_pair(
-    box: Box, fields: str, module: str, words: str
-) -> None:
+def test_agent_failing_to_start_fails_apply_without_leftovers(box: Box, fields: str, module: str, words: str) -> None:
     agents = Agents(box)
     box.write(module, "broken.py")
     result = box.areal("apply", "-f", agents.manifest(fields, "pairs: 2"))
@@ -211,9 +209,7 @@ def test_agent_that_does_not_start_fails_the_apply_and_leaves_no_half_pair(
         ("tools: [{mcp: {command: [no-such-program]}}]", "spec.tools[0].mcp.command", "there is no program"),
     ],
 )
-def test_what_is_missing_is_reported_with_its_place_before_anything_starts(
-    box: Box, fields: str, where: str, words: str
-) -> None:
+def test_missing_parts_are_reported_before_start(box: Box, fields: str, where: str, words: str) -> None:
     agents = Agents(box)
     box.write("class Counter:\n    async def run(self, request): ...\n", "counter.py")
     result = box.areal("apply", "-f", agents.manifest(fields))
@@ -224,7 +220,7 @@ def test_what_is_missing_is_reported_with_its_place_before_anything_starts(
 
 
 @pytest.mark.extended
-def test_agent_is_found_in_its_working_folder_and_beside_the_manifest(box: Box, tmp_path: Path) -> None:
+def test_agent_is_found_in_working_folder_or_beside_manifest(box: Box, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "own.py").write_text(
@@ -242,7 +238,7 @@ def test_agent_is_found_in_its_working_folder_and_beside_the_manifest(box: Box, 
 
 
 @pytest.mark.extended
-def test_agent_stays_in_the_folder_where_its_service_was_first_applied(box: Box) -> None:
+def test_agent_keeps_folder_of_first_apply(box: Box) -> None:
     agents = Agents(box)
     box.write("class Agent:\n    async def run(self, request):\n        return 'first'\n", "own.py")
     manifest = agents.manifest("agent: own:Agent")

@@ -75,7 +75,7 @@ def test_killed_process_loses_and_doubles_no_acknowledged_turn(agents: Agents, c
     assert {name for name in before if before[name] != after[name]} == {component}
 
 
-def test_one_apply_heals_what_was_all_killed_and_sessions_keep_their_history(agents: Agents) -> None:
+def test_one_apply_heals_all_killed_processes(agents: Agents) -> None:
     fields = (*FIELDS, "kwargs: {seconds: 0.05, name: healed}")
     agents.apply(*fields)
     sessions = [f"survivor-{number}" for number in range(12)]

@@ -78,9 +78,7 @@ def check_row(box: Box, of: torch.nn.Module, version: int) -> None:
 
 
 @pytest.mark.slow
-def test_attached_engine_is_recorded_updated_and_outlives_the_service(
-    box: Box, engine: EngineProcess, tmp_path: Path
-) -> None:
+def test_attached_engine_is_updated_and_outlives_service(box: Box, engine: EngineProcess, tmp_path: Path) -> None:
     wrong = box.areal("apply", "-f", manifest(box, engine, "sk-wrong-0123456789"), "--timeout", "120s")
     assert wrong.code == 8 and "SGLang does not take the key" in wrong.text and "engineApiKeyFrom" in wrong.text
     box.ok("apply", "-f", manifest(box, engine, KEY))

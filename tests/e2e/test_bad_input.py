@@ -59,9 +59,7 @@ def model(extra: str = "", path: object = MODEL) -> str:
         "unknown-reference", "missing-model-folder",
     ],
 )  # fmt: skip
-def test_apply_of_a_bad_manifest_exits_3_with_its_place_and_changes_nothing(
-    bare: Box, text: str, place: str, says: str
-) -> None:
+def test_bad_manifest_exits_3_with_position_and_changes_nothing(bare: Box, text: str, place: str, says: str) -> None:
     path = bare.write(text)
     result = bare.areal("apply", "-f", path)
     assert result.code == 3, result.text
@@ -71,7 +69,7 @@ def test_apply_of_a_bad_manifest_exits_3_with_its_place_and_changes_nothing(
     assert "Traceback" not in result.text
 
 
-def test_apply_on_a_port_in_use_names_the_stranger_and_changes_nothing(bare: Box) -> None:
+def test_port_in_use_names_its_owner_and_changes_nothing(bare: Box) -> None:
     with socket.create_server(("127.0.0.1", bare.port)):
         result = bare.areal("apply", "-f", bare.manifest())
     assert result.code == 10, result.text
@@ -80,7 +78,7 @@ def test_apply_on_a_port_in_use_names_the_stranger_and_changes_nothing(bare: Box
     assert bare.living() == []
 
 
-def test_apply_with_a_home_that_cannot_be_written_says_which(bare: Box) -> None:
+def test_unwritable_home_is_named(bare: Box) -> None:
     bare.home.write_text("a file, not a folder")
     result = bare.areal("apply", "-f", bare.manifest())
     assert result.code == 1, result.text
@@ -90,7 +88,7 @@ def test_apply_with_a_home_that_cannot_be_written_says_which(bare: Box) -> None:
 
 
 @pytest.mark.extended
-def test_torn_object_file_is_reported_never_taken_as_absent_and_doctor_restores_it(box: Box) -> None:
+def test_torn_object_file_is_reported_and_restored_by_doctor(box: Box) -> None:
     box.ok("apply", "-f", box.manifest(service="suspend: true"))
     path = box.home / "objects" / "model" / "reverse" / "object.json"
     whole = path.read_bytes()
@@ -108,7 +106,7 @@ def test_torn_object_file_is_reported_never_taken_as_absent_and_doctor_restores_
     assert kept, "the damaged file is kept beside"
 
 
-def test_component_that_exits_at_start_fails_at_once_with_its_last_lines(box: Box) -> None:
+def test_component_exiting_at_start_fails_with_last_lines(box: Box) -> None:
     broken = box.folder / "broken"
     broken.mkdir()
     (broken / "config.json").write_text("{ this is not json")
@@ -145,14 +143,14 @@ def test_full_disk_changes_nothing_and_leaves_a_usable_home(box: Box) -> None:
 
 
 @pytest.mark.extended
-def test_destructive_command_off_a_terminal_needs_yes(served: Box) -> None:
+def test_destructive_command_without_terminal_needs_yes(served: Box) -> None:
     result = served.areal("delete", "model/reverse")
     assert result.code == 2
     assert "--yes" in result.err
     assert "engine/0" in served.pids()
 
 
-def test_unknown_object_kind_and_command_are_answered_with_a_suggestion(served: Box) -> None:
+def test_unknown_object_kind_or_command_gets_suggestion(served: Box) -> None:
     assert 'did you mean "reverse"' in served.areal("get", "model/revers").err
     assert served.areal("get", "model/revers").code == 4
     assert 'did you mean "models"' in served.areal("get", "modls").err
@@ -161,7 +159,7 @@ def test_unknown_object_kind_and_command_are_answered_with_a_suggestion(served: 
 
 
 @pytest.mark.extended
-def test_two_applies_at_once_one_works_and_the_other_names_the_holder(box: Box) -> None:
+def test_second_concurrent_apply_names_lock_holder(box: Box) -> None:
     manifest = box.manifest()
     first = box.start("apply", "-f", manifest)
     lock = box.home / "locks" / "inferenceservice.default.lock"  # of its locks the first one names the holder
@@ -193,7 +191,7 @@ def test_two_applies_at_once_one_works_and_the_other_names_the_holder(box: Box) 
         (["rollout.backend=embedded:t2"], "", 3, "rollout.backend 'embedded:t2'"),
     ],
 )
-def test_job_with_an_allocation_that_cannot_be_starts_nothing(
+def test_job_with_impossible_allocation_starts_nothing(
     bare: Box, overrides: list[str], spec: str, code: int, says: str
 ) -> None:
     bare.write("def main(args): ...\n", "mine.py")  # whose configuration cannot be checked
@@ -207,7 +205,7 @@ def test_job_with_an_allocation_that_cannot_be_starts_nothing(
 
 
 @pytest.mark.extended
-def test_default_timeout_of_the_configuration_counts_after_the_flags_of_a_verb(box: Box) -> None:
+def test_verb_flags_override_default_timeout(box: Box) -> None:
     box.home.mkdir(mode=0o700)
     (box.home / "config.yaml").write_text("defaults: {timeout: 10ms}\n")
     run = ("inf", "run", "-d", "--port", str(box.port))

@@ -45,7 +45,7 @@ def areal(box: Box, folder: Path, *words: str, **env: str) -> subprocess.Complet
     )
 
 
-def test_services_need_neither_the_modules_nor_the_folder_where_apply_ran(box: Box) -> None:
+def test_services_do_not_depend_on_folder_of_apply(box: Box) -> None:
     folder = checkout(box)
     (folder / "manifest.yaml").write_text(
         Path(box.manifest(service=SOON, model=SOON)).read_text().replace(str(MODEL), os.path.relpath(MODEL, folder))
@@ -67,7 +67,7 @@ def test_services_need_neither_the_modules_nor_the_folder_where_apply_ran(box: B
     assert box.chat("1234").isdigit()
 
 
-def test_driver_imports_modules_beside_it_and_never_files_named_as_the_librarys(box: Box) -> None:
+def test_driver_imports_neighbours_but_not_shadowing_files(box: Box) -> None:
     folder = checkout(box)
     shutil.rmtree(folder / "torch")  # a package of its own before the installed ones is the user's choice
     shutil.rmtree(folder / "aiohttp")
@@ -108,7 +108,7 @@ def test_driver_imports_modules_beside_it_and_never_files_named_as_the_librarys(
     assert again.code != 0 and f"spec.workingDir: there is no folder {folder}" in again.err
 
 
-def test_agent_is_imported_from_its_folder_and_never_a_file_named_as_the_librarys(box: Box) -> None:
+def test_agent_imports_its_folder_but_not_shadowing_files(box: Box) -> None:
     folder = checkout(box)
     (folder / "counter.py").write_text(COUNTER)
     for package in ("torch", "aiohttp"):

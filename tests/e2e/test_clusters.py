@@ -137,7 +137,7 @@ def on(name: str, settings: str, model: str, words: str) -> Any:
     ],
     indirect=["cluster"],
 )
-def test_what_the_cluster_cannot_do_is_one_error_in_its_own_words_and_nothing_is_left_queued(
+def test_impossible_cluster_request_is_one_error_without_job(
     cluster: ClusterBox, settings: str, model: str, words: str
 ) -> None:
     cluster.scheduler = cluster.with_settings(settings)
@@ -149,7 +149,7 @@ def test_what_the_cluster_cannot_do_is_one_error_in_its_own_words_and_nothing_is
     assert cluster.jobs() == []
 
 
-def test_layout_that_nodes_cannot_share_alike_is_refused(cluster: ClusterBox) -> None:
+def test_layout_not_dividing_nodes_is_refused(cluster: ClusterBox) -> None:
     file = cluster.box.write(
         "apiVersion: areal.dev/v1alpha1\nkind: TrainJob\nmetadata: {name: learn}\nspec:\n"
         f"  scheduler: {cluster.scheduler}\n  resources: {{nodes: 2}}\n"
@@ -165,7 +165,7 @@ def test_layout_that_nodes_cannot_share_alike_is_refused(cluster: ClusterBox) ->
 
 
 @pytest.mark.ray
-def test_ray_that_does_not_answer_is_one_error(tmp_path: Path) -> None:
+def test_unreachable_ray_is_one_error(tmp_path: Path) -> None:
     box = make_box(tmp_path)
     file = box.manifest(service="scheduler: {type: ray, ray: {address: 'http://127.0.0.1:9'}}")
 
@@ -207,7 +207,7 @@ def test_rolling_update_under_load_breaks_and_loses_nothing(cluster: ClusterBox)
     assert before["gateway/0"]["jobId"] == after["gateway/0"]["jobId"]
 
 
-def test_death_of_apply_at_every_point_of_the_journal_leaves_no_stray_job(cluster: ClusterBox) -> None:
+def test_apply_killed_at_any_journal_point_leaves_no_stray_job(cluster: ClusterBox) -> None:
     died = 0
     for number, point in enumerate(CRASH_POINTS):
         file = cluster.service(("info", "warning")[number % 2])
@@ -315,7 +315,7 @@ def kill_a_command(chance: random.Random, box: Box, commands: list[tuple[str, ..
     return f"areal {' '.join(command)} ({process.returncode})"
 
 
-def test_50_kills_at_random_lose_no_acknowledged_record_and_leave_no_stray_job(cluster: ClusterBox) -> None:
+def test_50_random_kills_lose_no_record_and_leave_no_stray_job(cluster: ClusterBox) -> None:
     box, chance = cluster.box, random.Random(50)
     one = cluster.manifest()
     other = cluster.manifest("replicas: 2\nengineArgs: {max-batch-size: 8}", "other.yaml")

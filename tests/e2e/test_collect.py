@@ -61,7 +61,7 @@ def assert_exact(box: Box, name: str) -> None:
 
 
 @pytest.mark.slow
-def test_collection_outlives_a_data_proxy_that_is_killed(pair: Box) -> None:
+def test_collection_survives_killed_data_proxy(pair: Box) -> None:
     process = pair.start(*collecting("lost-proxy"))
     begun(pair, "lost-proxy")
     os.kill(pair.pids()["data-proxy/0"], signal.SIGKILL)
@@ -72,7 +72,7 @@ def test_collection_outlives_a_data_proxy_that_is_killed(pair: Box) -> None:
 
 
 @pytest.mark.extended
-def test_collector_that_is_killed_goes_on_where_it_was(pair: Box) -> None:
+def test_killed_collector_resumes(pair: Box) -> None:
     for least in (1, 20, 50):
         process = pair.start(*collecting("lost-collector"), "--resume")
         begun(pair, "lost-collector", least)
@@ -89,7 +89,7 @@ def test_collector_that_is_killed_goes_on_where_it_was(pair: Box) -> None:
 
 
 @pytest.mark.extended
-def test_collected_tokens_are_shown_with_the_models_own_tokenizer(pair: Box) -> None:
+def test_collected_tokens_are_shown_with_model_tokenizer(pair: Box) -> None:
     pair.ok(*collecting("shown"), "--limit", "1")
     shown = pair.ok("inf", "trajectories", "show", "shown", "--limit", "1").out
     assert "prompt:\n    <bos>1000=\n  answer:\n    " in shown

@@ -89,7 +89,7 @@ def test_components_killed_together_heal_without_a_command(quick: Box, component
 
 
 @pytest.mark.extended
-def test_job_goes_on_with_one_apply_after_everything_was_killed(box: Box) -> None:
+def test_job_continues_with_one_apply_after_all_are_killed(box: Box) -> None:
     job = started(box, "learn", steps=8, mode="shm")
     until(lambda: len(job.notes()) >= 4)
     kill_everything(box)
@@ -98,7 +98,7 @@ def test_job_goes_on_with_one_apply_after_everything_was_killed(box: Box) -> Non
 
 
 @pytest.mark.slow
-def test_job_goes_on_after_an_apply_that_does_not_wait(box: Box) -> None:
+def test_job_continues_after_no_wait_apply(box: Box) -> None:
     job = started(box, "learn", steps=8, mode="shm")
     until(lambda: len(job.notes()) >= 4)
     kill_everything(box)
@@ -116,7 +116,7 @@ def background(box: Box) -> int | None:
 @pytest.mark.parametrize(
     "killed", [pytest.param(False, marks=pytest.mark.slow, id="undisturbed"), pytest.param(True, id="killed")]
 )
-def test_apply_that_does_not_wait_leaves_a_process_that_converges_and_ends(box: Box, killed: bool) -> None:
+def test_no_wait_apply_leaves_converging_process(box: Box, killed: bool) -> None:
     box.ok("apply", "-f", box.manifest(), "--no-wait")
     pid = background(box)
     assert pid is not None
@@ -131,7 +131,7 @@ def test_apply_that_does_not_wait_leaves_a_process_that_converges_and_ends(box: 
 
 
 @pytest.mark.extended
-def test_quickstart_applied_without_waiting_trains_to_its_end(box: Box) -> None:
+def test_quickstart_applied_with_no_wait_trains_to_end(box: Box) -> None:
     box = replace(box, folder=ROOT)
     applied(box, "total_train_steps=3", wait=False)
     box.ok("wait", "trainjob/learn", "--for", "completed", "--timeout", "120s")
@@ -142,7 +142,7 @@ def test_quickstart_applied_without_waiting_trains_to_its_end(box: Box) -> None:
 
 
 @pytest.mark.slow
-def test_rolling_update_applied_without_waiting_ends_with_the_new_version(box: Box) -> None:
+def test_rolling_update_with_no_wait_ends_at_new_version(box: Box) -> None:
     box.ok("apply", "-f", box.manifest(model="replicas: 2"))
     before = box.pids()
     box.ok("apply", "-f", box.manifest(model="replicas: 2\nengineArgs: {maxBatchSize: 4}"), "--no-wait")
@@ -154,7 +154,7 @@ def test_rolling_update_applied_without_waiting_ends_with_the_new_version(box: B
 
 
 @pytest.mark.slow
-def test_command_takes_over_what_the_one_before_left_and_what_it_does_not_touch_goes_on(box: Box) -> None:
+def test_command_takes_over_background_process_of_earlier_one(box: Box) -> None:
     box.ok("apply", "-f", box.manifest(), "--no-wait")
     box.ok("apply", "-f", box.manifest())
     assert box.chat("1234").isdigit()
@@ -167,7 +167,7 @@ def test_command_takes_over_what_the_one_before_left_and_what_it_does_not_touch_
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_quickstart_job_killed_whole_ten_times_ends_with_one_apply_each(box: Box) -> None:
+def test_quickstart_job_killed_ten_times_recovers_by_apply(box: Box) -> None:
     dice = random.Random(int(os.environ.get("AREAL_TEST_SEED", "1")))
     job = started(box, "learn", steps=120, mode="shm")
     for number in range(1, 11):
@@ -184,7 +184,7 @@ def test_quickstart_job_killed_whole_ten_times_ends_with_one_apply_each(box: Box
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_random_pairs_and_triples_killed_thirty_times_need_no_command(box: Box) -> None:
+def test_thirty_random_multi_kills_need_no_command(box: Box) -> None:
     dice = random.Random(int(os.environ.get("AREAL_TEST_SEED", "1")))
     job = started(box, "learn", steps=2400, mode="shm", service=SOON, model=SOON)
     components = ("router", "gateway", "data-proxy", "engine", "driver")

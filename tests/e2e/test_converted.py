@@ -120,7 +120,7 @@ def write_rows(box: Box) -> None:
 
 @pytest.mark.extended
 @pytest.mark.parametrize("case", CASES)
-def test_configuration_of_another_framework_trains_two_steps_after_its_conversion(box: Box, case: Case) -> None:
+def test_converted_config_trains_two_steps(box: Box, case: Case) -> None:
     text = case.text.replace("{{", "{").replace("}}", "}") if "{{" in case.text else case.text
     text = text.replace("{model}", str(MODEL)).replace("{folder}", str(box.folder))
     (box.folder / case.file).write_text(text)

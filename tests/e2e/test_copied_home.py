@@ -11,7 +11,7 @@ from tests.e2e.conftest import Box
 
 
 @pytest.mark.extended
-def test_copied_home_is_unknown_and_changes_nothing_of_the_original(box: Box) -> None:
+def test_copied_home_is_unknown_and_leaves_original_unchanged(box: Box) -> None:
     manifest = box.write(
         "apiVersion: areal.dev/v1alpha1\nkind: InferenceService\nmetadata: {name: default}\n"
         f"spec:\n  gateway: {{port: {box.port}}}\n"

@@ -137,7 +137,7 @@ def test_kill_at_every_point_of_a_command_leaks_nothing(crashing: Box, command: 
 @pytest.mark.parametrize(
     "number", [pytest.param(each, marks=() if each % 20 == 10 else pytest.mark.crash) for each in range(1, 80)]
 )
-def test_limits_that_a_killed_command_did_not_set_are_not_ready(crashing: Box, number: int) -> None:
+def test_unset_limits_of_killed_command_are_not_ready(crashing: Box, number: int) -> None:
     crashing.ok("apply", "-f", service(crashing), "--yes")
     assert crashing.phase("inferenceservice/default") == "Ready"
     command = ("apply", "-f", service(crashing, queued=77), "--yes")
@@ -173,7 +173,7 @@ def many(box: Box) -> str:
         *(pytest.param(each, marks=pytest.mark.crash) for each in RECORDING if each not in (USUAL, *EXTENDED)),
     ],
 )
-def test_kill_while_many_objects_are_recorded_loses_none_that_the_next_apply_wants(box: Box, at: str) -> None:
+def test_kill_while_recording_many_objects_loses_none(box: Box, at: str) -> None:
     killed = box.areal("apply", "-f", many(box), env={"AREAL_CRASH_AT": at})
     assert killed.code in (0, 137), killed.text
     assert box.areal("diff", "-f", many(box)).code in (0, 1), "a record is damaged"
@@ -186,7 +186,7 @@ def test_kill_while_many_objects_are_recorded_loses_none_that_the_next_apply_wan
 @pytest.mark.parametrize(
     "at", ["write-after:8", pytest.param("journal-append-after:4", marks=pytest.mark.extended)]
 )  # a few writes, and not one an object
-def test_apply_of_many_objects_writes_them_together(box: Box, at: str) -> None:
+def test_apply_of_many_objects_batches_writes(box: Box, at: str) -> None:
     done = box.areal("apply", "-f", many(box), env={"AREAL_CRASH_AT": at})
     assert done.code == 0, done.text
 

@@ -132,7 +132,7 @@ def is_well(box: Box) -> bool:
     return len(seen.phases) == 2 and not seen.unwell and not seen.unreadable
 
 
-def test_damaged_journal_is_a_condition_of_its_model_which_serves_on(two: Box) -> None:
+def test_damaged_journal_is_a_condition_of_serving_model(two: Box) -> None:
     lives = {row["uid"] for row in two.processes().values()}
     spare = two.home / "data/reverse/run-damaged"
     spare.mkdir(parents=True)
@@ -158,7 +158,7 @@ def test_damaged_journal_is_a_condition_of_its_model_which_serves_on(two: Box) -
 
 
 @pytest.mark.parametrize(("pattern", "damage"), CASES, ids=lambda each: getattr(each, "__name__", each))
-def test_damage_is_named_alike_by_every_command_and_healed_or_refused(
+def test_damage_is_reported_equally_by_every_command(
     two: Box, tmp_path: Path, pattern: str, damage: Callable[[Path], None]
 ) -> None:
     lives = {row["uid"] for row in two.processes().values()}
@@ -205,7 +205,7 @@ def test_damage_is_named_alike_by_every_command_and_healed_or_refused(
     assert set(before) <= set(two.living()) or path.name == "default" or path.name == "intent.json", "none was replaced"
 
 
-def test_reconcile_beside_an_unreadable_model_leaves_it_serving(two: Box) -> None:
+def test_reconcile_keeps_unreadable_model_serving(two: Box) -> None:
     path = two.home / "objects/model/reverse/object.json"
     content = path.read_bytes()
     garble(path)
@@ -227,7 +227,7 @@ def test_reconcile_beside_an_unreadable_model_leaves_it_serving(two: Box) -> Non
     two.ok("reconcile")
 
 
-def test_new_key_is_not_made_beside_processes_with_the_earlier_one(two: Box) -> None:
+def test_no_new_key_is_made_beside_running_processes(two: Box) -> None:
     path = two.home / "credentials/default"
     key = path.read_bytes()
     path.unlink()
@@ -241,7 +241,7 @@ def test_new_key_is_not_made_beside_processes_with_the_earlier_one(two: Box) -> 
     two.ok("scale", "model/reverse", "--replicas", "2", "--force-conflicts")
 
 
-def test_service_with_a_lost_key_starts_again_with_a_new_one(two: Box) -> None:
+def test_service_with_lost_key_restarts_with_new_one(two: Box) -> None:
     path = two.home / "credentials/default"
     path.unlink()
     two.ok("suspend", "inferenceservice/default")

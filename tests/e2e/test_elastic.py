@@ -211,7 +211,7 @@ def _both(run: Run) -> None:
         pytest.param(_scale, "xccl", 1, marks=pytest.mark.slow),
     ],
 )
-def test_job_whose_servers_are_in_trouble_goes_on_and_trains_on_each_prompt_once(
+def test_job_survives_server_trouble_and_trains_each_prompt_once(
     box: Box, trouble: Callable[[Run], None], mode: str, replicas: int
 ) -> None:
     run = Run(box, mode, replicas)
@@ -223,7 +223,7 @@ def test_job_whose_servers_are_in_trouble_goes_on_and_trains_on_each_prompt_once
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("mode", ["shm", "disk"])
-def test_job_whose_trainer_is_killed_goes_on_with_the_same_servers(box: Box, mode: str) -> None:
+def test_job_with_killed_trainer_keeps_its_servers(box: Box, mode: str) -> None:
     run = Run(box, mode, 1)
     servers = {name: pid for name, pid in run.box.pids().items() if name != "driver/0"}
     run.reached(8)

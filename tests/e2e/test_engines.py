@@ -76,7 +76,7 @@ spec:
 
 @pytest.mark.parametrize("mode", ["xccl", "disk"])
 @pytest.mark.parametrize("name", [pytest.param(name, marks=getattr(pytest.mark, name)) for name in REAL])
-def test_engine_learns_and_its_log_probabilities_stay_the_trainers(box: Box, name: str, mode: str) -> None:
+def test_engine_learns_and_logprobs_match_trainer(box: Box, name: str, mode: str) -> None:
     if REAL[name] not in os.environ:
         pytest.skip(f"{REAL[name]} names no Python that has {name}")
     path = box.write(manifest(box, MODEL, name, mode))

@@ -34,7 +34,7 @@ def status_of(url: str, key: str | None = None) -> int:
 
 @pytest.mark.extended
 @pytest.mark.parametrize("host", ["0.0.0.0", pytest.param("::", marks=pytest.mark.slow)])
-def test_gateway_beyond_loopback_becomes_ready_and_is_reached_by_every_verb(box: Box, host: str) -> None:
+def test_public_gateway_is_reached_by_every_verb(box: Box, host: str) -> None:
     file = exposed(box, host)
     box.ok("apply", "-f", file, "--timeout", "120s")
     found = json.loads(box.ok("get", "inferenceservice/default", "-o", "json").out)["status"]
@@ -53,7 +53,7 @@ def test_gateway_beyond_loopback_becomes_ready_and_is_reached_by_every_verb(box:
 
 @pytest.mark.extended
 @pytest.mark.parametrize("source", ["file", "env"])
-def test_short_key_beyond_loopback_is_refused_before_anything_starts(box: Box, source: str) -> None:
+def test_short_key_on_public_bind_is_refused_before_start(box: Box, source: str) -> None:
     key = box.folder / "key"
     key.write_text(KEY[:15] + "\n")
     key.chmod(0o600)

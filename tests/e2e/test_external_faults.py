@@ -94,7 +94,7 @@ def phase_of(box: Box, name: str) -> tuple[str, str]:
     ("name", "key", "expected"),
     [("wrong", "sk-wrong", "does not take the key"), ("missing", "", "wants a key"), ("dead", KEY, "does not answer")],
 )
-def test_apply_and_get_say_at_once_why_an_endpoint_cannot_be_used(
+def test_apply_and_get_explain_unusable_endpoint_at_once(
     front: Box, provider: Provider, name: str, key: str, expected: str
 ) -> None:
     url = provider.url if name != "dead" else "http://127.0.0.1:9/v1"
@@ -108,7 +108,7 @@ def test_apply_and_get_say_at_once_why_an_endpoint_cannot_be_used(
 
 
 @pytest.mark.extended
-def test_register_says_at_once_that_the_key_is_refused(front: Box, provider: Provider) -> None:
+def test_register_reports_refused_key_at_once(front: Box, provider: Provider) -> None:
     words = ["inf", "register", "--model", "other", "--api-url", provider.url, "--provider-api-key-env", "SOME_KEY"]
     refused = front.areal(*words, "--timeout", "250s", env={"SOME_KEY": "sk-wrong"})
     assert refused.code == 8 and "does not take the key" in refused.text and "sk-wrong" not in refused.text
@@ -126,9 +126,7 @@ def test_private_address_is_refused_at_its_field(front: Box) -> None:
 
 
 @pytest.mark.extended
-def test_endpoint_that_refuses_each_call_and_no_probe_is_degraded_until_it_takes_one(
-    front: Box, provider: Provider
-) -> None:
+def test_endpoint_refusing_calls_is_degraded_until_one_succeeds(front: Box, provider: Provider) -> None:
     file = manifest(front, "gpt", provider.url, KEY)
     front.ok("apply", "-f", file)
     provider.takes_calls = False
@@ -147,7 +145,7 @@ def test_endpoint_that_refuses_each_call_and_no_probe_is_degraded_until_it_takes
 
 
 @pytest.mark.extended
-def test_dead_endpoint_is_reported_by_get_and_chat_and_served_again_when_it_returns(front: Box) -> None:
+def test_dead_endpoint_is_reported_and_recovers(front: Box) -> None:
     provider = serve()
     file = manifest(front, "gpt", provider.url, KEY)
     front.ok("apply", "-f", file)

@@ -53,7 +53,7 @@ def ready_condition(box: Box, ref: str) -> tuple[str, str, str]:
     return status["phase"], condition["reason"], condition["message"]
 
 
-def test_full_disk_is_a_condition_with_its_cause_and_ends_by_itself(small: Box) -> None:
+def test_full_disk_is_a_condition_and_clears_by_itself(small: Box) -> None:
     manifest = small.manifest()
     small.ok("apply", "-f", manifest)
     assert small.chat("1234").isdigit()

@@ -50,7 +50,7 @@ def ended(box: Box) -> list[dict[str, Any]]:
     return [step for line in lines if (step := json.loads(line))["step"]]
 
 
-def test_engine_leases_its_gpu_and_gives_it_back(box: Box) -> None:
+def test_engine_leases_gpu_and_returns_it(box: Box) -> None:
     before = first_gpu()
     box.ok("apply", "-f", box.manifest(model="resources: {gpus: 1}"), "--timeout", "200s")
     assert box.chat("1234").isdigit()
@@ -73,7 +73,7 @@ def test_engine_leases_its_gpu_and_gives_it_back(box: Box) -> None:
     wait_until(lambda: first_gpu().used_bytes <= before.used_bytes + 2**26, 20, "the memory is free")
 
 
-def test_job_leases_the_gpu_beside_an_engine_on_the_cpu(box: Box) -> None:
+def test_job_leases_gpu_beside_cpu_engine(box: Box) -> None:
     box = replace(box, folder=ROOT)
     quickstart(box, "total_train_steps=200", on_gpu=False)
     driver = wait_until(lambda: box.processes().get("driver/0"), 60, "the driver")
@@ -90,7 +90,7 @@ def pids_on_gpu() -> set[int]:
 
 
 @pytest.mark.parametrize("mode", ["shm", "xccl", "disk"])
-def test_weights_go_to_an_engine_on_the_same_gpu(box: Box, mode: str) -> None:
+def test_weights_reach_engine_on_same_gpu(box: Box, mode: str) -> None:
     box = replace(box, folder=ROOT)
     quickstart(box, "total_train_steps=60", f"actor.weight_update_mode={mode}", on_gpu=True)
     assert abs(ended(box)[0]["mismatch_kl"]) < 1e-4
@@ -104,7 +104,7 @@ def test_quickstart_learns_on_a_gpu(box: Box, backend: str) -> None:
     assert sum(step["reward/mean"] for step in steps[-20:]) / 20 > 0.9
 
 
-def test_weights_in_bfloat16_agree(box: Box) -> None:
+def test_bfloat16_weights_agree(box: Box) -> None:
     box = replace(box, folder=ROOT)
     quickstart(box, "total_train_steps=60", "actor.dtype=bfloat16", on_gpu=True)
     assert abs(ended(box)[0]["mismatch_kl"]) < 2e-2

@@ -30,7 +30,7 @@ def rewards(box: Box) -> list[float]:
 
 
 @pytest.mark.extended
-def test_episodes_of_a_job_are_run_by_an_agent_service(box: Box) -> None:
+def test_job_episodes_run_in_agent_service(box: Box) -> None:
     box = replace(box, folder=ROOT)
     applied(box, "total_train_steps=3")
     box.ok("wait", JOB, "--for", "completed", "--timeout", "200s")
@@ -45,7 +45,7 @@ def test_episodes_of_a_job_are_run_by_an_agent_service(box: Box) -> None:
 
 
 @pytest.mark.slow
-def test_job_follows_both_of_its_services_to_other_addresses(box: Box) -> None:
+def test_job_follows_moved_services(box: Box) -> None:
     box = replace(box, folder=ROOT)
     applied(box, "total_train_steps=12")
     metrics = box.home / "jobs" / "learn-to-guess" / "metrics.jsonl"

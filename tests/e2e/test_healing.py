@@ -25,7 +25,7 @@ def killed_until_it_backs_off(box: Box, name: str) -> dict[str, Any]:
     return rows
 
 
-def test_component_that_is_killed_once_starts_again_at_once_and_the_events_tell(served: Box) -> None:
+def test_component_killed_once_restarts_at_once_with_event(served: Box) -> None:
     first = served.processes()["data-proxy/0"]
     os.kill(first["pid"], signal.SIGKILL)
     deadline = time.monotonic() + 60
@@ -52,7 +52,7 @@ def test_component_that_is_killed_once_starts_again_at_once_and_the_events_tell(
         pytest.param("data-proxy", marks=pytest.mark.slow),
     ],
 )
-def test_apply_heals_only_what_was_killed(served: Box, component: str) -> None:
+def test_apply_heals_only_killed_component(served: Box, component: str) -> None:
     before = killed_until_it_backs_off(served, f"{component}/0")
     drift = served.areal("diff", "--drift")
     assert drift.code == 1
@@ -66,7 +66,7 @@ def test_apply_heals_only_what_was_killed(served: Box, component: str) -> None:
 
 
 @pytest.mark.slow
-def test_reconcile_heals_a_killed_shim_with_its_whole_session(served: Box) -> None:
+def test_reconcile_heals_killed_shim_and_its_session(served: Box) -> None:
     before = served.processes()
     engine = before["engine/0"]["pid"]
     shim = int(Path(f"/proc/{engine}/stat").read_text().rpartition(")")[2].split()[1])

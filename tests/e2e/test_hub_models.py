@@ -36,7 +36,7 @@ def status(box: Box) -> dict[str, Any]:
 
 
 @pytest.mark.extended
-def test_id_is_served_from_a_filled_cache_without_a_network(box: Box, tmp_path: Path) -> None:
+def test_hub_id_is_served_from_cache_without_network(box: Box, tmp_path: Path) -> None:
     commit = fill_cache(tmp_path / "hf" / "hub", NAME, MODEL)
     box.env |= {"HF_HOME": str(tmp_path / "hf"), "HF_ENDPOINT": "http://127.0.0.1:9"}
     box.ok("apply", "-f", manifest(box))
@@ -46,7 +46,7 @@ def test_id_is_served_from_a_filled_cache_without_a_network(box: Box, tmp_path: 
 
 
 @pytest.mark.slow
-def test_id_is_downloaded_once_and_its_commit_stays_when_the_branch_moves(
+def test_hub_id_is_downloaded_once_and_commit_is_pinned(
     box: Box,
     standin: HubStandin,
     tmp_path: Path,
@@ -82,7 +82,7 @@ def _configurations(box: Box) -> str:
         ("no such folder", {}, "does not exist", 3),
     ],
 )
-def test_unavailable_model_is_reported_before_anything_starts(
+def test_unavailable_model_is_reported_before_start(
     box: Box,
     standin: HubStandin,
     tmp_path: Path,
@@ -98,7 +98,7 @@ def test_unavailable_model_is_reported_before_anything_starts(
 
 
 @pytest.mark.extended
-def test_model_without_weights_is_reported_before_anything_starts(box: Box, tmp_path: Path) -> None:
+def test_model_without_weights_is_reported_before_start(box: Box, tmp_path: Path) -> None:
     (tmp_path / "words").mkdir()
     for name in ("config.json", "tokenizer.json"):
         (tmp_path / "words" / name).write_bytes((MODEL / name).read_bytes())

@@ -36,7 +36,7 @@ def run(box: Box, command: str, **env: str) -> str:  # noqa: F811
 
 
 @pytest.mark.parametrize("kind", ["inferenceservice", "model", "agentservice"])
-def test_command_that_init_of_a_kind_prints_makes_it_ready(box: Box, kind: str) -> None:  # noqa: F811
+def test_command_printed_by_init_makes_object_ready(box: Box, kind: str) -> None:  # noqa: F811
     (box.folder / "a b").mkdir()
     command = printed(box, kind, "mine", "--out", "a b/my file.yaml")
     assert command == "cd 'a b' && areal apply -f 'my file.yaml'"
@@ -50,7 +50,7 @@ def test_command_that_init_of_a_kind_prints_makes_it_ready(box: Box, kind: str) 
     assert f"{kind}/mine created: Ready" in out
 
 
-def test_command_that_init_of_a_job_prints_starts_one_that_trains(box: Box) -> None:  # noqa: F811
+def test_command_printed_by_init_of_job_trains(box: Box) -> None:  # noqa: F811
     command = printed(box, "trainjob", "mine", "--out", "job.yaml")
     short = " --set trainjob/mine:spec.overrides=" + shlex.quote(json.dumps(["total_train_steps=2"]))
     with hub_standin() as hub:
@@ -60,7 +60,7 @@ def test_command_that_init_of_a_job_prints_starts_one_that_trains(box: Box) -> N
         run(box, "areal wait trainjob/mine --for completed --timeout 240s", **env)
 
 
-def test_commands_of_the_quickstart_work_in_its_folder_alone(box: Box) -> None:  # noqa: F811
+def test_quickstart_commands_work_in_its_folder(box: Box) -> None:  # noqa: F811
     command = printed(box, "quickstart", "q")
     assert command == "cd q && areal apply -f quickstart.yaml"
     inside = replace(box, folder=box.folder / "q")

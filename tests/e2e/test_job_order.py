@@ -83,7 +83,7 @@ def end(box: Box, name: str, code: int = 0) -> None:
 
 @pytest.mark.extended
 @pytest.mark.timeout(180)
-def test_jobs_of_a_folder_run_in_order_each_when_those_before_it_have_succeeded(chain: Box) -> None:
+def test_jobs_of_folder_run_in_dependency_order(chain: Box) -> None:
     folder = chain.folder
     manifests = [job("third", folder, "second"), job("second", folder, "first", reads="made")]
     service = served(folder, chain.port)
@@ -128,7 +128,7 @@ def test_jobs_of_a_folder_run_in_order_each_when_those_before_it_have_succeeded(
 
 
 @pytest.mark.extended
-def test_job_that_waits_is_started_by_resume_and_by_reconcile_where_nothing_else_has(chain: Box) -> None:
+def test_waiting_job_is_started_by_resume_or_reconcile(chain: Box) -> None:
     path = chain.write(
         "---".join([job("first", chain.folder), job("second", chain.folder, "first")])
         + f"---{job('third', chain.folder, 'first')}",
@@ -153,7 +153,7 @@ def test_job_that_waits_is_started_by_resume_and_by_reconcile_where_nothing_else
 
 
 @pytest.mark.extended
-def test_job_without_room_starts_when_another_job_ends_or_is_suspended(chain: Box) -> None:
+def test_job_without_capacity_starts_when_another_ends(chain: Box) -> None:
     (chain.folder / "pynvml.py").write_text(STAND_IN)
     (chain.folder / "nvml.json").write_text(json.dumps([card("GPU-a")]))
     chain.env |= {"PYTHONPATH": str(chain.folder), "NVML_STATE": str(chain.folder / "nvml.json")}

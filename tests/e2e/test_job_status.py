@@ -12,7 +12,7 @@ from tests.e2e.conftest import MODEL, Box
 pytestmark = [pytest.mark.extended, pytest.mark.timeout(300)]
 
 
-def test_job_of_init_says_its_stage_and_that_it_has_no_gradient(box: Box) -> None:
+def test_job_of_init_reports_stage_and_missing_gradient(box: Box) -> None:
     """An answer of one token has one digit, and the right ones have two: no answer has a reward."""
     box.ok("init", "trainjob", "--out", "job.yaml")
     overrides = [f"actor.path={MODEL}", "total_train_steps=12", "gconfig.max_new_tokens=1"]

@@ -60,7 +60,7 @@ ALL = ["inferenceservice/own", "model/own", "trainjob/own"]
 
 
 @pytest.mark.slow
-def test_job_brings_a_service_that_rests_when_it_ends_and_goes_with_it(jobs: Box) -> None:
+def test_job_brings_service_that_suspends_and_deletes_with_it(jobs: Box) -> None:
     done = jobs.folder / "done"
     arguments = ("--config", "own.yaml", "--name", "own", "--restart", "on-failure", f"until={done}", "fail=1")
     jobs.ok("train", "start", *arguments)
@@ -85,7 +85,7 @@ def test_job_brings_a_service_that_rests_when_it_ends_and_goes_with_it(jobs: Box
 
 
 @pytest.mark.slow
-def test_run_in_the_foreground_leaves_nothing_running_however_it_ends(jobs: Box) -> None:
+def test_foreground_run_leaves_nothing_running(jobs: Box) -> None:
     done = jobs.folder / "done"
     arguments = ("train", "run", "--config", "own.yaml", "--name", "own", f"until={done}")
     running = jobs.start(*arguments)
@@ -123,7 +123,7 @@ def test_run_interrupted_twice_leaves_nothing_running_either(jobs: Box) -> None:
 
 
 @pytest.mark.slow
-def test_service_that_outlives_its_job_serves_on_and_the_next_one_takes_it(jobs: Box) -> None:
+def test_service_outliving_job_is_reused_by_next_one(jobs: Box) -> None:
     done = jobs.folder / "done"
     done.touch()
     manifest: dict[str, Any] = {

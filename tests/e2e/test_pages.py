@@ -95,14 +95,14 @@ def run_page(box: Box, page: str, *, instead: Mapping[str, str], after: Mapping[
     return run_blocks(marked(page), box.home, box.folder, instead=instead, after=after, env=box.env)
 
 
-def test_output_that_differs_from_the_page_is_found() -> None:
+def test_output_differing_from_page_is_found() -> None:
     shown = "$ areal x \\\n  y\nmodel/a: Ready at http://h:8080\n  one  two\n...\nlast\n"
     assert missing(shown, "model/a: Ready at http://h:9\n  one     two\nmore\nlast\n") == []
     assert missing(shown, "model/a: Failed at http://h:9\n  one two\nlast\n")[0].startswith("model/a")
     assert missing(shown, "  one two\nmodel/a: Ready at http://h:9\nlast\n") == ["  one  two", "last"]
 
 
-def test_faults_of_the_manifests_page_are_reported_as_it_shows(tmp_path: Path) -> None:
+def test_manifest_page_faults_are_reported_as_shown(tmp_path: Path) -> None:
     (tmp_path / "service.yaml").write_text(
         "apiVersion: areal.dev/v1alpha1\nkind: InferenceService\nmetadata:\n  name: default\nspec:\n"
         '  gatway: {}\n  gateway:\n    port: 8080\n  limits: {maxBodyBytes: "yes"}\n'
@@ -111,7 +111,7 @@ def test_faults_of_the_manifests_page_are_reported_as_it_shows(tmp_path: Path) -
     run_blocks(page, tmp_path / "home", tmp_path, instead={}, status={"areal validate": 3})
 
 
-def test_another_areal_is_named_as_the_install_page_shows(tmp_path: Path) -> None:
+def test_other_areal_is_named_as_install_page_shows(tmp_path: Path) -> None:
     packages = metadata_of(tmp_path / "packages", "areal")
     instead = {
         "/opt/env/lib/python3.11/site-packages": str(packages),
@@ -150,7 +150,7 @@ AFTER_THE_QUICKSTART = (
 
 @pytest.mark.extended
 @pytest.mark.timeout(600)
-def test_commands_of_the_quickstart_and_the_pages_after_it_do_what_they_show(box: Box) -> None:  # noqa: F811
+def test_quickstart_page_commands_work_as_shown(box: Box) -> None:  # noqa: F811
     *first, last = marked("docs/quickstart.md")
     between = [block for page in AFTER_THE_QUICKSTART for block in marked(page)]
     assert len(between) >= len(AFTER_THE_QUICKSTART)
@@ -180,7 +180,7 @@ def test_commands_of_the_quickstart_and_the_pages_after_it_do_what_they_show(box
 
 @pytest.mark.extended
 @pytest.mark.timeout(300)
-def test_first_workflow_trains_as_its_page_shows(box: Box) -> None:  # noqa: F811
+def test_first_workflow_page_trains_as_shown(box: Box) -> None:  # noqa: F811
     reward, agent = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "first-workflow.md").read_text(), re.M | re.S)
     box.ok("init", "quickstart", ".")
     (box.folder / "mine.py").write_text(reward)
@@ -192,7 +192,7 @@ def test_first_workflow_trains_as_its_page_shows(box: Box) -> None:  # noqa: F81
 
 @pytest.mark.extended
 @pytest.mark.timeout(300)
-def test_commands_of_the_agents_page_hold_and_export_a_conversation(box: Box) -> None:  # noqa: F811
+def test_agents_page_commands_export_conversation(box: Box) -> None:  # noqa: F811
     agents = free_port()
     box.ok("init", "quickstart", ".")
     ports = f" --set inferenceservice/default:spec.gateway.port={box.port}"

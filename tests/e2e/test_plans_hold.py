@@ -44,7 +44,7 @@ def planned(box: Box, file: str) -> tuple[set[tuple[str, int]], dict[str, Any]]:
     return {(name, int(number)) for name, _, number in (slot.partition("/") for slot in slots)}, plan
 
 
-def test_change_of_one_field_touches_the_processes_that_its_plan_names_and_no_other(two: Box) -> None:
+def test_field_change_touches_only_processes_of_its_plan(two: Box) -> None:
     service: list[str] = []
     model = ["replicas: 2"]
     for mine, its in (*CHANGES, *SAME):

@@ -28,7 +28,7 @@ def applied(box: Box, *overrides: str, wait: bool = True) -> str:
     ).out
 
 
-def test_apply_of_the_quickstart_serves_trains_and_goes_away(box: Box) -> None:
+def test_quickstart_applies_trains_and_is_deleted(box: Box) -> None:
     box = replace(box, folder=ROOT)
     apply, chat, wait, again = lines_of_areal(ROOT / "README.md", "tests/e2e/test_quickstart.py")
     assert apply == ["apply", "-f", "manifests/quickstart.yaml"]
@@ -97,7 +97,7 @@ def assert_says_whose_weights_it_serves(box: Box) -> None:
 
 
 @pytest.mark.extended
-def test_quickstart_trains_on_an_engine_of_another_package(box: Box, tmp_path: Path) -> None:
+def test_quickstart_trains_on_engine_from_plugin_package(box: Box, tmp_path: Path) -> None:
     package = tmp_path / "packages" / "areal_plain-1.0.dist-info"
     package.mkdir(parents=True)
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: areal-plain\nVersion: 1.0\n")
@@ -116,7 +116,7 @@ def test_quickstart_trains_on_an_engine_of_another_package(box: Box, tmp_path: P
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_quickstart_learns_and_the_same_question_is_answered_right(box: Box, seed: int) -> None:
+def test_quickstart_learns_to_answer_question(box: Box, seed: int) -> None:
     box = replace(box, folder=ROOT)
     applied(box, f"seed={seed}")
     before = box.chat("1234")
@@ -129,7 +129,7 @@ def test_quickstart_learns_and_the_same_question_is_answered_right(box: Box, see
     assert (before, box.chat("1234")) == ("4312", "4321")
 
 
-def test_a_second_apply_prints_unchanged_and_writes_no_file(served: Box) -> None:
+def test_second_apply_prints_unchanged_and_writes_nothing(served: Box) -> None:
     before, pids = served.files(), served.pids()
     result = served.ok("apply", "-f", served.manifest())
     assert result.out.split("\n")[:2] == ["inferenceservice/default unchanged", "model/reverse unchanged"]
@@ -138,7 +138,7 @@ def test_a_second_apply_prints_unchanged_and_writes_no_file(served: Box) -> None
 
 
 @pytest.mark.extended
-def test_diff_exits_0_then_1_after_an_edit_and_names_op_cause_and_field(served: Box) -> None:
+def test_diff_exits_0_then_1_with_op_cause_and_field(served: Box) -> None:
     assert served.areal("diff", "-f", served.manifest()).code == 0
     edited = served.manifest(model="engineArgs: {maxBatchSize: 4}", name="edited.yaml")
     result = served.areal("diff", "-f", edited)
@@ -170,7 +170,7 @@ def test_reading_commands_write_nothing(served: Box) -> None:
         assert served.files() == before, command
 
 
-def test_gateway_without_a_key_answers_401(served: Box) -> None:
+def test_gateway_call_without_key_is_401(served: Box) -> None:
     with pytest.raises(urllib.error.HTTPError) as caught:
         urllib.request.urlopen(f"{served.url}/v1/models", timeout=10)
     assert caught.value.code == 401
@@ -186,7 +186,7 @@ def pieces(client: Any) -> list[str]:
         return [chunk.choices[0].text for chunk in stream if chunk.choices and chunk.choices[0].text]
 
 
-def test_openai_sdk_streamed_and_not_agree(served: Box) -> None:
+def test_openai_sdk_streamed_and_whole_answers_agree(served: Box) -> None:
     openai = pytest.importorskip("openai")
     client = openai.OpenAI(base_url=f"{served.url}/v1", api_key=served.key, max_retries=0, timeout=30)
     messages = [{"role": "user", "content": "5678"}]
@@ -209,14 +209,14 @@ def test_healthy_home_has_no_exposed_files(served: Box) -> None:
     assert served.areal("doctor", "--security").text.strip() == "nothing found"
 
 
-def test_manifest_of_get_is_unchanged_when_applied_again(served: Box) -> None:
+def test_reapplied_manifest_of_get_is_unchanged(served: Box) -> None:
     manifest = served.ok("get", "-o", "manifest").out
     result = served.ok("apply", "-f", served.write(manifest, "again.yaml"))
     assert "unchanged" in result.out
     assert "configured" not in result.out
 
 
-def test_events_tell_the_story(served: Box) -> None:
+def test_events_record_lifecycle(served: Box) -> None:
     text = served.ok("events").out
     assert "Created" in text
     assert "Ready" in text

@@ -37,7 +37,7 @@ def chat(box: Box) -> str:
     return box.ok("inf", "chat", "-m", "1234", "--temperature", "0").out.strip()
 
 
-def test_service_and_model_live_on_the_nodes_and_come_back_from_one_that_dies(on_ray: Box, cluster: RayCluster) -> None:
+def test_service_and_model_survive_dead_node(on_ray: Box, cluster: RayCluster) -> None:
     file = manifest(on_ray, cluster, "replicas: 2")
 
     out = on_ray.ok("apply", "-f", file).out
@@ -65,7 +65,7 @@ def test_service_and_model_live_on_the_nodes_and_come_back_from_one_that_dies(on
     assert "engine/1" not in on_ray.processes()
 
 
-def test_quickstart_over_two_nodes_trains_and_answers_afterwards(on_ray: Box, cluster: RayCluster) -> None:
+def test_quickstart_over_two_nodes_trains_then_answers(on_ray: Box, cluster: RayCluster) -> None:
     box = replace(on_ray, folder=ROOT)
     scheduler = json.dumps({"type": "ray", "ray": {"address": cluster.address}})
     overrides = ["total_train_steps=3", "actor.backend=fsdp:d2", "actor.weight_update_mode=disk"]

@@ -76,7 +76,7 @@ def cluster(box: Box, tmp_path: Path) -> Cluster:
 
 
 @pytest.mark.extended
-def test_apply_chat_kill_and_delete_on_a_cluster(box: Box, cluster: Cluster) -> None:
+def test_cluster_supports_apply_chat_kill_and_delete(box: Box, cluster: Cluster) -> None:
     manifest = box.manifest(service=f"scheduler: {{type: {NAME}}}")
 
     out = box.ok("apply", "-f", manifest).out
@@ -108,7 +108,7 @@ def test_apply_chat_kill_and_delete_on_a_cluster(box: Box, cluster: Cluster) -> 
 
 
 @pytest.mark.slow
-def test_queue_is_shown_and_waited_for(box: Box, cluster: Cluster) -> None:
+def test_queue_is_shown_and_awaited(box: Box, cluster: Cluster) -> None:
     manifest = box.manifest(service=f"scheduler: {{type: {NAME}}}")
     greedy = box.manifest(service=f"scheduler: {{type: {NAME}}}", model="resources: {gpus: 3}", name="greedy.yaml")
     refused = box.areal("apply", "-f", greedy)
@@ -135,7 +135,7 @@ def test_queue_is_shown_and_waited_for(box: Box, cluster: Cluster) -> None:
 
 
 @pytest.mark.slow
-def test_lost_node_and_silent_scheduler_are_distinct(box: Box, cluster: Cluster) -> None:
+def test_lost_node_and_silent_scheduler_are_told_apart(box: Box, cluster: Cluster) -> None:
     manifest = box.manifest(service=f"scheduler: {{type: {NAME}}}", model="replicas: 2")
     box.ok("apply", "-f", manifest)
     before = box.processes()
@@ -171,7 +171,7 @@ def test_lost_node_and_silent_scheduler_are_distinct(box: Box, cluster: Cluster)
 
 
 @pytest.mark.slow
-def test_driver_on_a_cluster_gets_the_address_of_its_service(box: Box, cluster: Cluster) -> None:
+def test_cluster_driver_gets_address_of_its_service(box: Box, cluster: Cluster) -> None:
     box.ok("apply", "-f", box.manifest(service=f"scheduler: {{type: {NAME}}}"))
     box.write(DRIVER, "told.py")
     job = box.write(

@@ -41,7 +41,7 @@ def test_restart_under_traffic_breaks_no_request(served: Box) -> None:
 
 
 @pytest.mark.extended
-def test_new_version_that_fails_to_start_leaves_the_old_one_serving(served: Box) -> None:
+def test_failing_new_version_keeps_old_one_serving(served: Box) -> None:
     manifest = served.manifest()
     served.ok("apply", "-f", manifest)
     before = served.pids()
@@ -64,7 +64,7 @@ def test_new_version_that_fails_to_start_leaves_the_old_one_serving(served: Box)
 
 
 @pytest.mark.extended
-def test_failure_that_came_right_by_itself_is_taken_back_by_the_next_apply(served: Box) -> None:
+def test_recovered_failure_is_cleared_by_next_apply(served: Box) -> None:
     manifest, engine = served.manifest(), served.pids()["engine/0"]
     served.ok("apply", "-f", manifest)
     os.kill(engine, signal.SIGSTOP)
@@ -101,7 +101,7 @@ def test_scale_up_and_down_under_traffic_breaks_no_request(served: Box) -> None:
 
 
 @pytest.mark.slow
-def test_rollback_brings_the_earlier_spec_back(served: Box) -> None:
+def test_rollback_restores_earlier_spec(served: Box) -> None:
     served.ok("apply", "-f", served.manifest())
     served.ok("apply", "-f", served.manifest(model="chatTemplate: " + str(MODEL / "chat_template.jinja")))
     engine = served.pids()["engine/0"]
@@ -111,7 +111,7 @@ def test_rollback_brings_the_earlier_spec_back(served: Box) -> None:
 
 
 @pytest.mark.extended
-def test_rollback_beside_a_scale_keeps_its_replicas_serving(served: Box) -> None:
+def test_rollback_keeps_scaled_replicas_serving(served: Box) -> None:
     served.ok("apply", "-f", served.manifest())
     served.ok("scale", "model/reverse", "--replicas", "2")
     served.ok("apply", "-f", served.manifest(model="chatTemplate: " + str(MODEL / "chat_template.jinja")))
@@ -126,7 +126,7 @@ def test_rollback_beside_a_scale_keeps_its_replicas_serving(served: Box) -> None
 
 
 @pytest.mark.extended
-def test_rollback_that_destroys_asks_as_apply_does(served: Box) -> None:
+def test_destructive_rollback_asks_like_apply(served: Box) -> None:
     recreate = "strategy: {type: Recreate}\nengineArgs: {max-batch-size: %d}"
     served.ok("apply", "-f", served.manifest(model=recreate % 4), "--yes")
     served.ok("apply", "-f", served.manifest(model=recreate % 8), "--yes")
@@ -139,7 +139,7 @@ def test_rollback_that_destroys_asks_as_apply_does(served: Box) -> None:
 
 
 @pytest.mark.extended
-def test_suspend_stops_and_resume_brings_back(served: Box) -> None:
+def test_suspend_stops_and_resume_restarts(served: Box) -> None:
     served.ok("suspend", "model/reverse")
     assert not any(name.startswith(("engine", "data-proxy")) for name in served.pids())
     assert "Suspended" in served.ok("get", "models").out

@@ -51,7 +51,7 @@ class Caller(threading.Thread):
                 self.refused = (status, answer)
 
 
-def test_scale_to_zero_under_callers_loses_nothing_that_was_acknowledged(box: Box) -> None:
+def test_scale_to_zero_under_load_loses_nothing_acknowledged(box: Box) -> None:
     box.ok("apply", "-f", box.manifest(service="limits: {requestTimeoutSeconds: 15}"))
     status, group = post(box, "/rl/start_session", {"model": "reverse", "task_id": "t", "group_size": CALLERS}, box.key)
     assert status == 201, group

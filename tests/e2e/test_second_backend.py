@@ -48,7 +48,7 @@ def test_apply_get_logs_and_delete_on_a_second_backend(box: Box, tmp_path: Path)
     assert json.loads(box.ok("get", "-o", "json").out)["items"] == []
 
 
-def test_apply_where_the_backend_is_not_installed_changes_nothing(box: Box) -> None:
+def test_apply_with_missing_backend_changes_nothing(box: Box) -> None:
     refused = box.areal("apply", "-f", box.manifest(service=f"scheduler: {{type: {NAME}}}"))
 
     assert refused.code == 3 and f'"{NAME}" is not one of local, ray, slurm' in refused.text

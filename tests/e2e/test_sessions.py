@@ -15,7 +15,7 @@ from tests.services.processes import wait_until
 
 
 @pytest.mark.extended
-def test_sessions_of_a_killed_data_proxy_come_back_and_the_others_never_notice(two: Box) -> None:
+def test_sessions_of_killed_data_proxy_return(two: Box) -> None:
     with Talks(two, 10) as talks:
         assert sorted(Counter(talk.journal for talk in talks.talks).values()) == [5, 5]
         os.kill(two.pids()["data-proxy/0"], signal.SIGKILL)
@@ -24,7 +24,7 @@ def test_sessions_of_a_killed_data_proxy_come_back_and_the_others_never_notice(t
 
 
 @pytest.mark.slow
-def test_rolling_restart_loses_no_turn_of_any_session(two: Box) -> None:
+def test_rolling_restart_loses_no_turn(two: Box) -> None:
     before = two.pids()
     with Talks(two, 4) as talks:
         result = two.areal("restart", "model/reverse")
@@ -35,7 +35,7 @@ def test_rolling_restart_loses_no_turn_of_any_session(two: Box) -> None:
 
 
 @pytest.mark.slow
-def test_sessions_of_a_replica_that_is_scaled_away_go_on_at_another(two: Box) -> None:
+def test_sessions_of_removed_replica_continue_on_another(two: Box) -> None:
     wait_until(lambda: idle(two) == 2)
     with Talks(two, 4) as talks:
         assert len({talk.journal for talk in talks.talks}) == 2
@@ -62,7 +62,7 @@ def finished_session(box: Box) -> str:
 
 
 @pytest.mark.slow
-def test_deleted_model_keeps_unexported_trajectories_and_its_successor_serves_them(box: Box) -> None:
+def test_deleted_model_keeps_trajectories_for_successor(box: Box) -> None:
     manifest = box.manifest()
     box.ok("apply", "-f", manifest)
     session_id = finished_session(box)

@@ -14,7 +14,7 @@ from tests.e2e.conftest import Box, make_box, tear_down
 pytestmark = [pytest.mark.extended, pytest.mark.timeout(200)]
 
 
-def test_listener_behind_the_gateways_port_is_found_by_get_doctor_and_diff(served: Box) -> None:
+def test_listener_shadowing_gateway_port_is_reported(served: Box) -> None:
     clean = served.areal("doctor").out
     assert "listens on its port" not in clean and served.areal("diff", "--drift").code == 0
 
@@ -36,7 +36,7 @@ def test_listener_behind_the_gateways_port_is_found_by_get_doctor_and_diff(serve
     assert served.areal("diff", "--drift").code == 0
 
 
-def test_two_homes_with_the_same_names_leave_each_other_alone(box: Box, tmp_path: Path) -> None:
+def test_homes_with_same_names_do_not_affect_each_other(box: Box, tmp_path: Path) -> None:
     def manifest(at: Box, port: int) -> str:
         head = "apiVersion: areal.dev/v1alpha1\nkind: InferenceService\nmetadata: {name: default}\n"
         return at.write(f"{head}spec: {{gateway: {{port: {port}}}}}\n", f"{port}.yaml")

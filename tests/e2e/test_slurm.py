@@ -61,7 +61,7 @@ def test_apply_chat_cancel_and_delete_on_slurm(box: Box, slurm_cluster: SlurmClu
 
 
 @pytest.mark.slow
-def test_what_waits_says_why_and_a_timeout_leaves_it_in_the_queue(box: Box, slurm_cluster: SlurmCluster) -> None:
+def test_queued_run_gives_reason_and_survives_timeout(box: Box, slurm_cluster: SlurmCluster) -> None:
     held = slurm_cluster.command(
         "sbatch", "--parsable", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap", "sleep 1000"
     ).strip()
@@ -97,7 +97,7 @@ def test_scale_and_killed_processes_on_slurm(box: Box, slurm_cluster: SlurmClust
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_what_a_dead_node_had_comes_back_on_another(box: Box, slurm_cluster: SlurmCluster) -> None:
+def test_processes_of_dead_node_return_on_another(box: Box, slurm_cluster: SlurmCluster) -> None:
     apply(box, "replicas: 2")
     (node,) = {row["node"] for row in box.processes().values()}  # the first has room for all
     slurm_cluster.kill_node(node)
@@ -115,7 +115,7 @@ def test_what_a_dead_node_had_comes_back_on_another(box: Box, slurm_cluster: Slu
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_quickstart_over_two_nodes_trains_and_answers_afterwards(box: Box) -> None:
+def test_quickstart_over_two_nodes_trains_then_answers(box: Box) -> None:
     box = replace(box, folder=ROOT)
     overrides = ["total_train_steps=3", "actor.backend=fsdp:d2", "actor.weight_update_mode=disk"]
     out = box.ok(

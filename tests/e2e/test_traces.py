@@ -124,7 +124,7 @@ def found_after_end(box: Box, found: Spans) -> Spans:
     return found
 
 
-def test_episode_of_an_agent_service_is_one_tree_from_the_rollout_to_the_engine(spans: Spans) -> None:
+def test_agent_episode_is_one_trace_from_rollout_to_engine(spans: Spans) -> None:
     rollout = next(each for each in spans.named("rollout") if attributes(each)["areal.outcome"] == "accepted")
     generate = spans.named("POST /generate", rollout.trace_id)[0]
     names = [
@@ -148,7 +148,7 @@ def test_episode_of_an_agent_service_is_one_tree_from_the_rollout_to_the_engine(
     assert {"Model/guess", "AgentService/guess-number", "TrainJob/learn-to-guess"} <= spans.objects
 
 
-def test_spans_of_an_episode_have_its_model_weights_tokens_and_reward(spans: Spans) -> None:
+def test_episode_spans_have_model_weights_tokens_and_reward(spans: Spans) -> None:
     rollout = next(each for each in spans.named("rollout") if attributes(each)["areal.outcome"] == "accepted")
     call = attributes(spans.named("chat guess", rollout.trace_id)[0])
     assert call["gen_ai.operation.name"] == "chat"
@@ -161,7 +161,7 @@ def test_spans_of_an_episode_have_its_model_weights_tokens_and_reward(spans: Spa
     assert attributes(rollout)["areal.reward"] == pytest.approx(sum(rewards) / 8)
 
 
-def test_training_step_links_to_the_rollouts_that_it_trained_on_and_is_in_their_traces(spans: Spans) -> None:
+def test_training_step_span_links_to_its_rollouts(spans: Spans) -> None:
     (step,) = (each for each in spans.named("training_step") if not each.parent_span_id)
     assert attributes(step)["areal.step"] == 1
     assert len(step.links) == 14, "the batch"
@@ -172,7 +172,7 @@ def test_training_step_links_to_the_rollouts_that_it_trained_on_and_is_in_their_
         assert own.links[0].span_id == step.span_id
 
 
-def test_call_with_a_traceparent_is_answered_in_its_callers_trace(spans: Spans) -> None:
+def test_call_with_traceparent_joins_callers_trace(spans: Spans) -> None:
     (generate,) = spans.named("POST /generate", bytes.fromhex(TRACE))
     names = ["POST /v1/chat/completions", "POST /v1/chat/completions", "chat guess", "POST /generate"]
     assert [each.partition(": ")[2] for each in spans.path(generate)] == names
@@ -181,7 +181,7 @@ def test_call_with_a_traceparent_is_answered_in_its_callers_trace(spans: Spans) 
     assert attributes(first)["http.response.status_code"] == 200
 
 
-def test_weight_update_is_a_tree_from_the_gateway_to_the_engine(spans: Spans) -> None:
+def test_weight_update_is_one_trace_from_gateway_to_engine(spans: Spans) -> None:
     updates = spans.named("weight_update")
     assert {attributes(each)["areal.weight_version"] for each in updates} >= {1}
     last = attributes(updates[-1])
@@ -195,7 +195,7 @@ def test_weight_update_is_a_tree_from_the_gateway_to_the_engine(spans: Spans) ->
     assert any(path[-1] == "engine: POST /load_weights" for path in paths), paths
 
 
-def test_episodes_of_inf_collect_are_rollouts_from_the_command_to_the_engine(spans: Spans) -> None:
+def test_collected_episode_is_one_trace_from_command_to_engine(spans: Spans) -> None:
     mine = [each for each in spans.named("rollout") if spans.services[each.span_id] == "areal-collect"]
     assert len(mine) == 2 and all(attributes(each)["areal.outcome"] == "accepted" for each in mine)
     generate = spans.named("POST /generate", mine[0].trace_id)[0]

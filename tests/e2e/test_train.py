@@ -61,7 +61,7 @@ def wait_phase(box: Box, name: str, phase: str) -> dict[str, Any]:
 
 
 @pytest.mark.extended
-def test_run_shows_what_the_driver_says_and_ends_with_its_status(jobs: Box) -> None:
+def test_run_shows_driver_output_and_exits_with_its_status(jobs: Box) -> None:
     result = jobs.areal("train", "run", "--config", "count.yaml", "actor.lr=1e-3", "status=7")
     assert result.code == 7, result.text
     config = jobs.folder / "count.yaml"
@@ -81,7 +81,7 @@ def test_run_shows_what_the_driver_says_and_ends_with_its_status(jobs: Box) -> N
     assert "Succeeded" in jobs.ok("train", "ps", "--all").out
 
 
-def test_job_is_called_what_its_overrides_say(jobs: Box) -> None:
+def test_job_name_follows_overrides(jobs: Box) -> None:
     words = ("train", "start", "--config", "count.yaml", "--dry-run", "-o", "name")
     assert jobs.ok(*words, "trial_name=To 20").out == "trainjob/count-to-20\n"
     assert jobs.ok(*words, "experiment_name=sum", "+trial_name=b").out == "trainjob/sum-b\n"
@@ -102,7 +102,7 @@ def test_interrupted_run_stops_its_driver(jobs: Box) -> None:
 
 
 @pytest.mark.extended
-def test_driver_that_cannot_be_imported_is_a_clear_error(jobs: Box) -> None:
+def test_unimportable_driver_is_a_clear_error(jobs: Box) -> None:
     result = jobs.areal("train", "run", "--config", "count.yaml", "--driver", "no.such.place:main")
     assert result.code == 2
     assert "driver 'no.such.place:main': there is no module no" in result.err
@@ -119,7 +119,7 @@ def test_driver_that_cannot_be_imported_is_a_clear_error(jobs: Box) -> None:
 
 
 @pytest.mark.extended
-def test_failed_driver_is_started_again_and_goes_on_from_where_it_was(jobs: Box) -> None:
+def test_failed_driver_restarts_and_resumes(jobs: Box) -> None:
     manifest = jobs.write(
         "apiVersion: areal.dev/v1alpha1\nkind: TrainJob\nmetadata: {name: count}\nspec:\n"
         "  config: count.yaml\n  overrides: [fail_at=4]\n  resources: {gpus: 0}\n"
@@ -150,7 +150,7 @@ def test_failed_driver_is_started_again_and_goes_on_from_where_it_was(jobs: Box)
 
 
 @pytest.mark.extended
-def test_finished_job_is_deleted_by_a_reconcile_once_its_time_has_passed(jobs: Box) -> None:
+def test_finished_job_is_deleted_after_its_ttl(jobs: Box) -> None:
     manifest = (
         "apiVersion: areal.dev/v1alpha1\nkind: TrainJob\nmetadata: {{name: brief}}\nspec:\n"
         "  config: count.yaml\n  ttlSecondsAfterFinished: {ttl}\n"
@@ -167,7 +167,7 @@ def test_finished_job_is_deleted_by_a_reconcile_once_its_time_has_passed(jobs: B
 
 
 @pytest.mark.extended
-def test_job_that_replaces_another_runs_where_it_was_applied(jobs: Box) -> None:
+def test_replacing_job_runs_in_folder_of_apply(jobs: Box) -> None:
     manifest = jobs.write(
         "apiVersion: areal.dev/v1alpha1\nkind: TrainJob\nmetadata: {name: moved}\nspec: {config: count.yaml}\n",
         "job.yaml",
@@ -185,7 +185,7 @@ def test_job_that_replaces_another_runs_where_it_was_applied(jobs: Box) -> None:
 
 
 @pytest.mark.extended
-def test_job_that_was_applied_suspended_runs_where_it_was_applied(jobs: Box) -> None:
+def test_job_applied_suspended_runs_in_folder_of_apply(jobs: Box) -> None:
     manifest = jobs.write(
         "apiVersion: areal.dev/v1alpha1\nkind: TrainJob\nmetadata: {name: later}\n"
         "spec: {config: count.yaml, suspend: true}\n"
@@ -198,7 +198,7 @@ def test_job_that_was_applied_suspended_runs_where_it_was_applied(jobs: Box) -> 
 
 
 @pytest.mark.extended
-def test_started_job_is_stopped_and_resumed_and_heals_when_its_supervisor_dies(jobs: Box) -> None:
+def test_job_can_stop_resume_and_heal_after_supervisor_death(jobs: Box) -> None:
     started = jobs.ok("train", "start", "--config", "count.yaml", "--restart", "on-failure", "hang_at=5")
     assert started.out == "count-to-ten\n"
     wait_until(lambda: status(jobs, "count-to-ten")["step"] == 5, 60, "it hangs")
@@ -225,7 +225,7 @@ def test_started_job_is_stopped_and_resumed_and_heals_when_its_supervisor_dies(j
 
 
 @pytest.mark.extended
-def test_job_of_a_service_starts_when_its_model_is_ready_and_gets_its_address(jobs: Box) -> None:
+def test_job_starts_after_its_model_and_gets_address(jobs: Box) -> None:
     manifest = Path(jobs.manifest(model="servedModelName: Acme/Reverse-1.5"))
     manifest.write_text(
         manifest.read_text()
@@ -248,7 +248,7 @@ def test_job_of_a_service_starts_when_its_model_is_ready_and_gets_its_address(jo
 
 
 @pytest.mark.slow
-def test_job_of_two_processes_that_fails_once_leaves_no_log_files_outside_its_folder(jobs: Box) -> None:
+def test_failing_two_process_job_leaves_no_stray_logs(jobs: Box) -> None:
     jobs.write(
         "import os\n\n\ndef main(args):\n    if os.environ['AREAL_ATTEMPT'] == '1':\n"
         "        raise RuntimeError('scripted failure')\n    print('rank', os.environ['RANK'], flush=True)\n",

@@ -193,7 +193,7 @@ def assert_nothing_lost(job: Job) -> None:
 
 
 @pytest.mark.slow
-def test_trainer_killed_while_it_writes_a_checkpoint_and_in_a_step_loses_nothing(box: Box) -> None:
+def test_trainer_killed_during_checkpoint_or_step_loses_nothing(box: Box) -> None:
     job = started(box, "learn", steps=12, mode="shm")
     job.kill(writing_a_checkpoint)
     job.kill(after_steps)
@@ -222,7 +222,7 @@ def _moments(source: random.Random, mode: str) -> Iterator[Callable[[Job], objec
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("mode", ["disk", "shm"])
-def test_trainer_killed_at_20_random_moments_ends_as_an_undisturbed_run(box: Box, mode: str) -> None:
+def test_trainer_killed_at_20_random_moments_loses_nothing(box: Box, mode: str) -> None:
     seed = int(os.environ.get("AREAL_TEST_SEED", "1"))
     job = started(box, "learn", steps=300, mode=mode)
     for number, moment in enumerate(_moments(random.Random(seed), mode), start=1):
@@ -236,7 +236,7 @@ def test_trainer_killed_at_20_random_moments_ends_as_an_undisturbed_run(box: Box
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("victim", [0, 1, None], ids=["first-rank", "second-rank", "launcher"])
-def test_rank_that_is_killed_ends_its_attempt_and_the_next_one_goes_on(box: Box, victim: int | None) -> None:
+def test_killed_rank_ends_attempt_and_next_one_continues(box: Box, victim: int | None) -> None:
     job = started(box, "learn", steps=12, mode="shm", ranks=2)
     until(lambda: len(job.notes()) >= 4)
     before = job.processes()
@@ -250,7 +250,7 @@ def test_rank_that_is_killed_ends_its_attempt_and_the_next_one_goes_on(box: Box,
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_job_that_is_stopped_and_resumed_takes_no_step_again(box: Box, ranks: int) -> None:
+def test_stopped_and_resumed_job_repeats_no_step(box: Box, ranks: int) -> None:
     job = started(box, "learn", steps=40, mode="shm", ranks=ranks)
     until(lambda: len(job.notes()) >= 4)
     box.ok("train", "stop", "learn", "--grace", "60s")

@@ -71,7 +71,7 @@ def at_rest(areal: Areal) -> None:
         pytest.param("gateway", "Degraded", "Unknown", marks=pytest.mark.slow),
     ],
 )
-def test_process_stopped_by_a_signal_is_nowhere_ready(
+def test_halted_process_is_shown_ready_nowhere(
     served: Box, areal: Areal, component: str, service: str, model: str
 ) -> None:
     at_rest(areal)
@@ -103,7 +103,7 @@ def router_call(box: Box, path: str, body: dict[str, Any]) -> None:
 
 
 @pytest.mark.extended
-def test_model_that_is_not_routed_is_nowhere_ready(served: Box, areal: Areal) -> None:
+def test_unrouted_model_is_shown_ready_nowhere(served: Box, areal: Areal) -> None:
     at_rest(areal)
     router_call(served, "/remove_model", {"model": "reverse"})
     found = phases(areal)
@@ -123,7 +123,7 @@ def test_model_that_is_not_routed_is_nowhere_ready(served: Box, areal: Areal) ->
         ("engine", "Ready", "Failed"),
     ],
 )
-def test_process_that_was_killed_with_its_shim_is_nowhere_ready(
+def test_process_killed_with_shim_is_shown_ready_nowhere(
     served: Box, areal: Areal, component: str, service: str, model: str, until: Callable[..., None]
 ) -> None:
     at_rest(areal)

@@ -31,7 +31,7 @@ def ports(box: Box) -> set[int]:
     return {port for row in box.processes().values() for port in row["ports"]}
 
 
-def test_homes_with_objects_of_the_same_names_do_not_mix(homes: tuple[Box, Box]) -> None:
+def test_homes_with_same_object_names_do_not_mix(homes: tuple[Box, Box]) -> None:
     one, other = homes
     assert not set(one.pids().values()) & set(other.pids().values())
     assert not ports(one) & ports(other)
@@ -48,7 +48,7 @@ def test_homes_with_objects_of_the_same_names_do_not_mix(homes: tuple[Box, Box])
         assert box.chat("1234").isdigit()
 
 
-def test_port_of_another_home_is_refused_with_its_owner_and_a_deletion_leaves_the_other_home(
+def test_port_of_other_home_is_refused_naming_owner(
     homes: tuple[Box, Box],
 ) -> None:
     one, other = homes

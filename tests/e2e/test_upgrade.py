@@ -34,7 +34,7 @@ def before(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_service_of_an_earlier_commit_is_kept_healed_rolled_and_deleted(box: Box, before: Path) -> None:
+def test_service_of_earlier_commit_is_healed_rolled_and_deleted(box: Box, before: Path) -> None:
     manifest = box.manifest()
     first = box.areal("apply", "-f", manifest, "--yes", env={"PYTHONPATH": str(before)})
     assert first.code == 0, first.text
@@ -62,7 +62,7 @@ def test_service_of_an_earlier_commit_is_kept_healed_rolled_and_deleted(box: Box
 
 
 @pytest.mark.slow
-def test_end_of_a_driver_that_an_earlier_commit_started_is_followed(box: Box) -> None:
+def test_driver_of_earlier_commit_is_followed_to_its_end(box: Box) -> None:
     home = str(box.home)
     box.ok("get")
     end = [sys.executable, "-m", "areal.reconcilers.background", home, "job-end", "TrainJob/none"]

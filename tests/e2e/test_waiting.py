@@ -18,9 +18,7 @@ if any("engines.embedded" in word for word in open("/proc/self/cmdline").read().
 
 
 @pytest.mark.extended
-def test_wait_after_a_timeout_waits_for_what_starts_and_names_the_command_that_a_successor_needs(
-    box: Box, tmp_path: Path
-) -> None:
+def test_timed_out_wait_names_command_to_continue(box: Box, tmp_path: Path) -> None:
     go = tmp_path / "go"
     (tmp_path / "sitecustomize.py").write_text(HELD.format(go=str(go)))
     env = f"env: {{PYTHONPATH: {tmp_path}, NUMBER: '%d'}}"

@@ -50,7 +50,7 @@ def test_blue_green_update_under_load_breaks_and_loses_nothing(two: Box) -> None
 
 
 @pytest.mark.slow
-def test_killed_engine_under_load_costs_at_most_the_streams_that_it_had_begun(two: Box) -> None:
+def test_killed_engine_under_load_fails_only_its_streams(two: Box) -> None:
     before = two.pids()
     with Load(two) as load:
         load.kills = True
@@ -62,7 +62,7 @@ def test_killed_engine_under_load_costs_at_most_the_streams_that_it_had_begun(tw
 
 
 @pytest.mark.slow
-def test_router_killed_under_load_is_informed_again_and_no_engine_is_touched(two: Box) -> None:
+def test_router_killed_under_load_is_restored_without_engines(two: Box) -> None:
     before = two.pids()
     with Load(two) as load:
         os.kill(before["router/0"], signal.SIGKILL)
@@ -75,7 +75,7 @@ def test_router_killed_under_load_is_informed_again_and_no_engine_is_touched(two
 
 
 @pytest.mark.slow
-def test_router_and_gateway_update_under_load_breaks_and_loses_nothing(two: Box) -> None:
+def test_router_and_gateway_update_under_load_loses_nothing(two: Box) -> None:
     manifest = two.manifest(service="logLevel: warning", model="replicas: 2", name="front.yaml")
     assert {"router/0", "gateway/0"} == {
         name for name in under_load(two, "apply", "-f", manifest, "--yes") if not name.startswith(("engine", "data"))
@@ -84,7 +84,7 @@ def test_router_and_gateway_update_under_load_breaks_and_loses_nothing(two: Box)
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_day_of_operations_under_load_breaks_and_loses_nothing(box: Box) -> None:
+def test_day_of_operations_under_load_loses_nothing(box: Box) -> None:
     """One load through everything: what one operation leaves behind the next one finds."""
     box.ok("apply", "-f", box.manifest(model="replicas: 2"))
     rolling = box.manifest(model="replicas: 2\nengineArgs: {max-batch-size: 8}", name="rolling.yaml")

@@ -114,27 +114,27 @@ def deployed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     ],
     ids=["regex", "choice", "grammar", "json-schema"],
 )
-def test_answer_has_the_form_that_the_call_asks_for(deployed: Deployed, wanted: dict[str, Any], pattern: str) -> None:
+def test_answer_has_requested_form(deployed: Deployed, wanted: dict[str, Any], pattern: str) -> None:
     choice = deployed.chat(**wanted)
     assert re.fullmatch(pattern, choice["message"]["content"].strip()), choice
     assert choice["finish_reason"] == "stop"
 
 
-def test_forced_call_of_a_tool_is_a_call_with_arguments_of_its_schema(deployed: Deployed) -> None:
+def test_forced_tool_call_follows_schema(deployed: Deployed) -> None:
     choice = deployed.chat(tools=[TOOL], tool_choice={"type": "function", "function": {"name": "weather"}})
     (call,) = choice["message"]["tool_calls"]
     assert call["function"]["name"] == "weather"
     assert json.loads(call["function"]["arguments"])["city"] in ("Oslo", "Rome")
 
 
-def test_recorded_call_under_a_grammar_is_refused_by_the_field(deployed: Deployed) -> None:
+def test_recorded_call_with_grammar_is_refused_by_field(deployed: Deployed) -> None:
     body = {"model": "reverse", "messages": [{"role": "user", "content": "x"}], "logprobs": True}
     body["structured_outputs"] = {"regex": "[ab]"}
     status, answer = ask(deployed.box, "POST", "/v1/chat/completions", body)
     assert status == 400 and answer["error"]["param"] in ("structured_outputs", "response_format"), answer
 
 
-def test_adapter_answers_by_its_name_with_its_own_log_probabilities(deployed: Deployed) -> None:
+def test_adapter_answers_by_name_with_its_logprobs(deployed: Deployed) -> None:
     if not deployed.has_adapters:
         pytest.skip("SGLang has no adapters on a CPU")
     prompt = [5, 6, 7, 8]
@@ -152,7 +152,7 @@ def changed(before: dict[str, int], after: dict[str, int]) -> set[str]:
     return {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
 
 
-def test_killed_engine_comes_back_under_load_and_breaks_only_streams_that_had_begun(
+def test_killed_engine_under_load_breaks_only_begun_streams(
     deployed: Deployed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A session stays with its replica: its calls wait for an engine that takes minutes to start."""
@@ -169,7 +169,7 @@ def test_killed_engine_comes_back_under_load_and_breaks_only_streams_that_had_be
     assert changed(before, deployed.box.pids()) == {"engine/0"}
 
 
-def test_rolling_update_and_drain_under_load_break_and_lose_nothing(deployed: Deployed) -> None:
+def test_rolling_update_and_drain_under_load_lose_nothing(deployed: Deployed) -> None:
     argument = {"vllm": {"maxNumSeqs": 16}, "sglang": {"max-running-requests": 16}}[deployed.engine]
     before = deployed.box.pids()
     with Load(deployed.box, sessions=3, strangers=1) as load:
@@ -201,7 +201,7 @@ def failed_apply(name: str, folder: Path, model: Path, arguments: dict[str, Any]
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_model_that_memory_has_no_room_for_fails_the_apply_in_the_engines_own_words(name: str, tmp_path: Path) -> None:
+def test_model_exceeding_memory_fails_apply_with_engine_error(name: str, tmp_path: Path) -> None:
     model = tmp_path / "model"
     positions = 2**20 if name == "vllm" else 2**23  # SGLang's 2 GB of rotations: more than others free meanwhile
     make_model(model, "Qwen3", vocab_size=320, hidden_size=128, num_attention_heads=2, num_key_value_heads=2,
@@ -217,7 +217,7 @@ def test_model_that_memory_has_no_room_for_fails_the_apply_in_the_engines_own_wo
 
 
 @pytest.mark.vllm
-def test_model_that_dies_at_its_first_token_fails_the_apply_in_the_engines_own_words(tmp_path: Path) -> None:
+def test_model_dying_at_first_token_fails_apply(tmp_path: Path) -> None:
     """vLLM's CPU backend has no heads of 16, and answers /health before it knows."""
     if ON_GPU:
         pytest.skip("a GPU has heads of 16")

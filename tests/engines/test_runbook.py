@@ -35,7 +35,7 @@ def inner(mapping: dict[str, str]) -> str:
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=getattr(pytest.mark, name)) for name in REAL])
-def test_engine_serves_learns_and_comes_back_by_the_commands_of_the_page(box: Box, name: str) -> None:  # noqa: F811
+def test_runbook_commands_serve_train_and_restart_engine(box: Box, name: str) -> None:  # noqa: F811
     if REAL[name] not in os.environ:
         pytest.skip(f"{REAL[name]} names no Python that has {name}")
     page = [block for block in blocks(ROOT / "docs/gpu.md") if block[0] == RUNS]

@@ -65,7 +65,7 @@ def saved_bytes(kind: str, layers: int, tokens: int, mode: str) -> tuple[int, Sh
 
 @pytest.mark.parametrize("mode", ["float32", "bfloat16", "autocast"])
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
-def test_bytes_of_a_layer_are_those_that_torch_saves(kind: str, mode: str) -> None:
+def test_estimated_layer_bytes_match_torch(kind: str, mode: str) -> None:
     tokens = 96
     (more, shape), (less, _) = (saved_bytes(kind, layers, tokens, mode) for layers in (2, 1))
     measured = (more - less) / tokens
@@ -75,65 +75,65 @@ def test_bytes_of_a_layer_are_those_that_torch_saves(kind: str, mode: str) -> No
     assert measured == pytest.approx(estimated, rel=0.02)
 
 
-def test_states_of_one_rank_are_sixteen_bytes_a_parameter_and_a_copy_for_autocast() -> None:
+def test_one_rank_states_are_sixteen_bytes_per_parameter() -> None:
     use = training_use(trained(Part("fsdp")), H100)
     assert use.weights + use.gradients + use.optimizer == 16 * N
     assert use.gathered == 2 * N and use.loading == 4 * N
 
 
-def test_states_are_cut_over_all_ranks_and_loading_is_not() -> None:
+def test_states_are_sharded_over_all_ranks_but_loading_is_not() -> None:
     one, four = (training_use(trained(Part("fsdp", data=ranks)), H100) for ranks in (1, 4))
     assert (four.weights, four.optimizer, four.loading) == (one.weights // 4, one.optimizer // 4, one.loading)
     assert training_use(trained(Part("fsdp", data=2, tensor=2)), H100).weights == four.weights
 
 
-def test_gradients_of_several_micro_batches_are_whole_on_each_rank() -> None:
+def test_accumulated_gradients_are_whole_on_each_rank() -> None:
     once, often = (training_use(trained(Part("fsdp", data=4), micro_batches=count), H100) for count in (1, 2))
     assert often.gathered - once.gathered == 4 * N
 
 
-def test_shards_of_several_nodes_stay_on_a_node_where_that_takes_a_third_of_it() -> None:
+def test_shards_stay_on_node_within_a_third_of_memory() -> None:
     small = training_use(trained(Part("fsdp", data=16), nodes=2), H100)
     assert small.weights == 4 * N // 8
     large = training_use(trained(Part("fsdp", data=16), nodes=2), 4 * GIB)
     assert large.weights == 4 * N // 16
 
 
-def test_checkpointing_keeps_one_layer_and_the_inputs_of_the_others() -> None:
+def test_checkpointing_keeps_one_layer_and_layer_inputs() -> None:
     whole, less = (training_use(trained(Part("fsdp", data=2), checkpointing=each), H100) for each in (False, True))
     assert whole.activations - less.activations == 1024 * (27 * layer_bytes(SHAPE, 2) - 28 * 2 * SHAPE.hidden)
 
 
-def test_reference_keeps_its_weights_alone() -> None:
+def test_reference_keeps_only_weights() -> None:
     use = training_use(replace(trained(Part("fsdp", data=2)), trained=0, role="ref"), H100)
     assert use.weights == 2 * N and use.gradients == use.optimizer == 0
 
 
-def test_adapters_have_gradients_and_moments_and_the_base_has_none() -> None:
+def test_only_adapters_have_gradients_and_moments() -> None:
     adapters = SHAPE.adapters(8, ())
     use = training_use(trained(Part("fsdp"), trained=adapters), H100)
     assert (use.weights, use.gradients, use.optimizer) == (4 * N, 4 * adapters, 8 * adapters)
 
 
-def test_megatron_cuts_the_optimizer_over_data_parallel_ranks() -> None:
+def test_megatron_shards_optimizer_over_data_ranks() -> None:
     use = training_use(trained(Part("megatron", data=4)), H100)
     assert (use.weights, use.gradients, use.optimizer) == (2 * N, 4 * N, 12 * N // 4)
 
 
-def test_peak_is_that_of_loading_where_the_shards_are_small() -> None:
+def test_peak_is_loading_when_shards_are_small() -> None:
     uses = [training_use(trained(Part("fsdp", data=64), checkpointing=True, micro_tokens=1), H100)]
     assert peak(uses) == 4 * N + RESERVE
     two = [*uses, replace(uses[0], role="critic")]
     assert peak(two) == uses[0].kept + 4 * N + RESERVE
 
 
-def test_models_of_one_trainer_pass_one_after_the_other() -> None:
+def test_models_of_one_trainer_run_sequentially() -> None:
     actor = training_use(trained(Part("fsdp")), H100)
     critic = replace(actor, role="critic", activations=actor.activations // 2)
     assert peak([actor, critic]) == actor.kept + critic.kept + actor.passing + RESERVE
 
 
-def test_cache_has_what_the_weights_leave_which_may_be_nothing() -> None:
+def test_cache_gets_memory_left_by_weights() -> None:
     served = Served(SHAPE, Part("sglang"), 0.5, 1024)
     use = serving_use(served, H100)
     assert use.weights == 2 * N and use.kv_cache > 0
@@ -147,6 +147,6 @@ def test_cache_has_what_the_weights_leave_which_may_be_nothing() -> None:
     assert sequences(few, H100) == (GIB - GIB // 4) // (few.token_bytes * few.sequence), "the prefix cache: a quarter"
 
 
-def test_heads_of_the_cache_are_cut_over_tensor_parallel_ranks_as_far_as_there_are_some() -> None:
+def test_cache_heads_are_split_over_tensor_ranks() -> None:
     sizes = [Served(SHAPE, Part("vllm", tensor=t), 0.9, 1024).token_bytes for t in (1, 2, 4)]
     assert sizes[0] == 2 * sizes[1] == 2 * sizes[2]

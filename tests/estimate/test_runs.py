@@ -51,7 +51,7 @@ def of(tree: Mapping[str, Any], part: Part = FOUR) -> runs.Run:
     return run_of(get, dict.fromkeys(roles(get), SHAPE), part, batch, 1, on_cpu=False)
 
 
-def test_defaults_are_those_of_the_configuration() -> None:
+def test_defaults_match_configuration() -> None:
     engine, optimizer = TrainEngineConfig(), OptimizerConfig()
     for name, value in runs.DEFAULTS.items():
         holder: Any = optimizer if name.startswith("optimizer.") else engine
@@ -74,17 +74,17 @@ def test_defaults_are_those_of_the_configuration() -> None:
         ({"trainer": {"type": "ppo"}, "actor": {"path": "m"}, "critic": {"path": "c"}}, {"actor": "m", "critic": "c"}),
     ],
 )
-def test_models_of_a_trainer_are_those_that_it_loads(tree: Mapping[str, Any], wanted: Mapping[str, str]) -> None:
+def test_estimated_models_are_those_trainer_loads(tree: Mapping[str, Any], wanted: Mapping[str, str]) -> None:
     assert roles(reader(tree)) == wanted
 
 
 @pytest.mark.parametrize("kind", ["null", "grop"])
-def test_trainer_of_another_type_is_refused_by_name(kind: str) -> None:
+def test_other_trainer_type_is_refused_by_name(kind: str) -> None:
     with pytest.raises(UsageFault, match=rf"trainer.type is {kind!r}"):
         roles(reader({"trainer": {"type": kind}}))
 
 
-def test_micro_batches_are_bounded_by_the_limit_and_hold_one_row_at_least() -> None:
+def test_micro_batches_respect_limit_with_at_least_one_row() -> None:
     [model] = of(GRPO).models
     assert model.micro_tokens == 16384
     assert model.micro_batches == -(-32 * 8 * (256 + 1024) // 4 // 16384)
@@ -94,13 +94,13 @@ def test_micro_batches_are_bounded_by_the_limit_and_hold_one_row_at_least() -> N
     assert of(without).models[0].micro_tokens == 32 * 8 * (256 + 1024) // 4 and of(without).models[0].micro_batches == 1
 
 
-def test_pairs_are_two_rows() -> None:
+def test_pair_counts_as_two_rows() -> None:
     get = reader({"trainer": {"type": "dpo"}, "train_dataset": {"batch_size": 8, "max_length": 512}, "actor": {}})
     batch = batch_of(get, 128, None)
     assert batch.samples == 16 and batch.prompt + batch.longest == 512
 
 
-def test_rows_of_a_data_set_are_no_longer_than_its_longest() -> None:
+def test_dataset_rows_are_bounded_by_longest() -> None:
     tree = {"trainer": {"type": "sft"}, "model": {"path": "m"}, "train_dataset": {"batch_size": 8, "max_length": 100}}
     batch = batch_of(reader(tree), 256, 5000)
     assert batch.prompt + batch.longest == 100 and batch.answer <= batch.longest
@@ -112,7 +112,7 @@ def test_reference_of_dpo_has_the_settings_of_the_actor() -> None:
     assert (actor.micro_tokens, reference.micro_tokens, reference.trained) == (2048, 2048, 0)
 
 
-def test_length_of_agents_answers_is_asked_for_where_nothing_says_it() -> None:
+def test_agent_answer_length_is_required_if_unset() -> None:
     get = reader({**GRPO, "gconfig": {"n_samples": 8}})
     with pytest.raises(UsageFault, match="how long the agents' answers are"):
         batch_of(get, 256, None, by_agents=True)
@@ -121,20 +121,20 @@ def test_length_of_agents_answers_is_asked_for_where_nothing_says_it() -> None:
     assert batch_of(reader(GRPO), 256, None, by_agents=True).longest == 1024
 
 
-def test_adapters_are_what_is_trained() -> None:
+def test_adapters_are_the_trained_parameters() -> None:
     tree = {**GRPO, "actor": {"path": "m", "use_lora": True, "lora_rank": 8}}
     assert of(tree).models[0].trained == SHAPE.adapters(8, ())
     with pytest.raises(UsageFault, match="adapters of lm_head"):
         of({**GRPO, "actor": {"path": "m", "use_lora": True, "target_modules": ["lm_head"]}})
 
 
-def test_flops_of_a_batch_are_two_for_each_parameter_and_token_and_those_of_attention() -> None:
+def test_batch_flops_are_two_per_parameter_plus_attention() -> None:
     batch = of(GRPO).batch
     attention = 2 * SHAPE.layers * SHAPE.query_width * (256 + 512)
     assert forward_flops(SHAPE, batch) == batch.tokens * (2 * SHAPE.active + attention)
 
 
-def test_step_takes_the_longer_of_rollout_and_training_where_they_run_at_once_else_both() -> None:
+def test_step_time_is_maximum_if_async_else_sum() -> None:
     served = Served(SHAPE, Part("sglang", data=4), 0.85, 1280)
     at_once = step_time(of(GRPO), served, H100)
     assert at_once.whole == max(at_once.rollout, at_once.training + at_once.update)
@@ -143,7 +143,7 @@ def test_step_takes_the_longer_of_rollout_and_training_where_they_run_at_once_el
     assert after.whole == pytest.approx(after.rollout + after.training + after.update)
 
 
-def test_more_ranks_and_replicas_take_less_time_and_checkpointing_a_third_more() -> None:
+def test_more_devices_are_faster_and_checkpointing_slower() -> None:
     one, four = (step_time(of(GRPO, Part("fsdp", data=ranks)), None, H100).training for ranks in (1, 4))
     assert one == pytest.approx(4 * four)
     again = {**GRPO, "actor": {**GRPO["actor"], "gradient_checkpointing": True}}  # type: ignore[dict-item]

@@ -46,7 +46,7 @@ def meta(kind: str, settings: dict[str, Any], loader: str = "AutoModelForCausalL
 @pytest.mark.parametrize(
     ("kind", "settings"), CASES, ids=[f"{number}-{kind}" for number, (kind, _) in enumerate(CASES)]
 )
-def test_parameters_of_a_made_model_are_counted_exactly(kind: str, settings: dict[str, Any]) -> None:
+def test_model_parameters_are_counted_exactly(kind: str, settings: dict[str, Any]) -> None:
     model, config = meta(kind, settings)
     assert shape_of(config, "config.json").parameters == sum(each.numel() for each in model.parameters())
 
@@ -57,7 +57,7 @@ def test_parameters_of_a_critic_are_counted_exactly(kind: str) -> None:
     assert shape_of(config, "config.json").critic_parameters == sum(each.numel() for each in model.parameters())
 
 
-def test_parameters_of_adapters_are_those_that_peft_makes() -> None:
+def test_adapter_parameters_match_peft() -> None:
     peft = pytest.importorskip("peft")
     model, config = meta("qwen2", SMALL)
     targets = ("q_proj", "v_proj", "down_proj")
@@ -75,7 +75,7 @@ def test_known_models_have_their_published_sizes() -> None:
     assert shape_of(llama, "Llama-3.1-8B").parameters == 8_030_261_248
 
 
-def test_active_parameters_of_experts_are_those_of_the_chosen_ones() -> None:
+def test_active_expert_parameters_are_of_selected_experts() -> None:
     shape = shape_of({**MOE, "model_type": "mixtral"}, "config.json")
     whole = shape_of({**MOE, "model_type": "mixtral", "num_experts_per_tok": 5}, "config.json")
     assert whole.active - shape.active == shape.layers * 3 * shape.mlp(shape.width)
@@ -98,6 +98,6 @@ def test_active_parameters_of_experts_are_those_of_the_chosen_ones() -> None:
         ),
     ],
 )
-def test_config_of_an_unknown_or_unfinished_model_is_refused_by_name(config: dict[str, Any], message: str) -> None:
+def test_unsupported_or_incomplete_config_is_refused_by_name(config: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageFault, match=message):
         shape_of(config, "the/config.json")

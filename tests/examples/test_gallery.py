@@ -71,13 +71,13 @@ def test_manifest_is_planned_with_each_profile(
         assert re.search(rf"TrainJob/{job} create.*waits for TrainJob/", planned.out), planned.out
 
 
-def test_list_of_examples_names_each_with_its_title(areal: Areal) -> None:  # noqa: F811
+def test_example_list_has_names_and_titles(areal: Areal) -> None:  # noqa: F811
     listed = areal("init", "example", "--list", "-o", "json").items
     assert {each["name"] for each in listed} == {example.name for example in EXAMPLES}
     assert all(each["title"] for each in listed)
 
 
-def test_init_of_an_example_names_the_command_that_starts_it(
+def test_init_of_example_prints_its_start_command(
     areal: Areal,  # noqa: F811
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -88,13 +88,13 @@ def test_init_of_an_example_names_the_command_that_starts_it(
     assert "$schema=areal.schema.json" in (tmp_path / "my folder" / "grpo.yaml").read_text()
 
 
-def test_example_of_another_name_is_refused_with_the_nearest(areal: Areal, tmp_path: Path) -> None:  # noqa: F811
+def test_unknown_example_suggests_nearest(areal: Areal, tmp_path: Path) -> None:  # noqa: F811
     refused = areal("init", "example", "gsm8", str(tmp_path / "here"))
     assert refused.code == 2 and 'did you mean "gsm8k"?' in refused.err
     assert not (tmp_path / "here").exists()
 
 
-def test_example_over_a_file_of_the_user_is_refused_and_changes_nothing(areal: Areal, tmp_path: Path) -> None:  # noqa: F811
+def test_example_refuses_to_overwrite_user_file(areal: Areal, tmp_path: Path) -> None:  # noqa: F811
     mine = tmp_path / "reward.py"
     mine.write_text("mine = True\n")
     refused = areal("init", "example", "gsm8k", str(tmp_path))
@@ -102,7 +102,7 @@ def test_example_over_a_file_of_the_user_is_refused_and_changes_nothing(areal: A
     assert [each.name for each in tmp_path.iterdir()] == ["reward.py"] and mine.read_text() == "mine = True\n"
 
 
-def test_stage_without_the_one_before_it_is_refused_with_its_name(
+def test_stage_without_previous_one_is_refused_by_name(
     areal: Areal,  # noqa: F811
     written: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -22,7 +22,7 @@ def module(example: str, name: str, monkeypatch: pytest.MonkeyPatch) -> dict[str
     return runpy.run_path(str(EXAMPLES / example / f"{name}.py"))
 
 
-def test_search_shows_the_document_whose_title_is_the_query_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_ranks_document_titled_like_query_first(monkeypatch: pytest.MonkeyPatch) -> None:
     file = EXAMPLES / "search" / "corpus.jsonl"
     corpus = module("search", "corpus", monkeypatch)["Corpus"](file)
     documents = [json.loads(line) for line in file.read_text().splitlines()]
@@ -33,7 +33,7 @@ def test_search_shows_the_document_whose_title_is_the_query_first(monkeypatch: p
     assert corpus.search("  ADBERT, town?", 1) == ["Adbert lives in Elmby."], "words in any case, a rare one first"
 
 
-def test_every_question_of_search_is_answered_by_its_documents(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_documents_answer_every_question(monkeypatch: pytest.MonkeyPatch) -> None:
     corpus = module("search", "corpus", monkeypatch)["Corpus"](EXAMPLES / "search" / "corpus.jsonl")
     rows = [json.loads(line) for name in ("train", "test") for line in (EXAMPLES / "search" / f"{name}.jsonl").open()]
     assert len(rows) == 288
@@ -72,7 +72,7 @@ def test_calculator_computes_arithmetic(monkeypatch: pytest.MonkeyPatch, express
 
 
 @pytest.mark.parametrize("expression", ["__import__('os')", "x + 1", "2 ** 9", "(" * 101 + ")" * 101, "'a' * 3"])
-def test_calculator_refuses_what_is_no_arithmetic(monkeypatch: pytest.MonkeyPatch, expression: str) -> None:
+def test_calculator_refuses_non_arithmetic(monkeypatch: pytest.MonkeyPatch, expression: str) -> None:
     with pytest.raises((ValueError, SyntaxError)):
         module("tools", "server", monkeypatch)["calculate"](expression)
 
@@ -100,7 +100,7 @@ def test_python_tool_prints_and_is_limited(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.extended
 @pytest.mark.parametrize("example", ["search", "tools"])
-def test_cpu_profile_trains_by_the_command_of_the_readme_in_a_fresh_home(box: Box, example: str) -> None:  # noqa: F811
+def test_cpu_profile_trains_by_readme_command(box: Box, example: str) -> None:  # noqa: F811
     box.ok("init", "example", example)
     readme = (box.folder / example / "README.md").read_text().splitlines()
     command = next(line for line in readme if line.startswith("areal apply "))

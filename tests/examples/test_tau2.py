@@ -106,7 +106,7 @@ USER = [
 ]
 
 
-def test_batch_of_two_domains_is_scored_by_its_text_and_actions(
+def test_two_domain_batch_is_scored_by_text_and_actions(
     keyed: Stage, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The code is at the end of a long answer; lamps of one episode are none of another's; one agent fails."""
@@ -127,7 +127,7 @@ def test_batch_of_two_domains_is_scored_by_its_text_and_actions(
     assert [line.split() for line in shown[1:]] == [[ROOMS, "4", "0", "1.000"], [SHEDS, "2", "0", "1.000"]]
 
 
-def test_failed_agent_has_no_reward_and_stops_no_other_episode(keyed: Stage, tmp_path: Path) -> None:
+def test_failed_agent_has_no_reward_and_stops_no_other(keyed: Stage, tmp_path: Path) -> None:
     keyed.script(AGENT, USER)
     code, episodes = played(keyed, tmp_path, f"econfig.domain='{ROOMS}'", "econfig.tasks=[cellar,hall]")
     assert code == 0 and episodes["hall"]["reward"] == 1.0
@@ -135,19 +135,19 @@ def test_failed_agent_has_no_reward_and_stops_no_other_episode(keyed: Stage, tmp
     assert keyed.sessions() == []
 
 
-def test_batch_whose_episodes_all_failed_is_an_error(keyed: Stage, tmp_path: Path) -> None:
+def test_batch_with_all_episodes_failed_is_an_error(keyed: Stage, tmp_path: Path) -> None:
     keyed.script(AGENT, USER)
     code, episodes = played(keyed, tmp_path, f"econfig.domain='{ROOMS}'", "econfig.tasks=[cellar]")
     assert code == 1 and episodes["cellar"]["reward"] is None
 
 
-def test_user_that_is_away_is_a_failure_and_no_zero(keyed: Stage, tmp_path: Path) -> None:
+def test_unreachable_user_is_a_failure_without_reward(keyed: Stage, tmp_path: Path) -> None:
     away = "econfig.user_llm_base_url=http://127.0.0.1:1/v1"
     code, episodes = played(keyed, tmp_path, f"econfig.domain='{ROOMS}'", "econfig.tasks=[hall]", away)
     assert code == 1 and episodes["hall"]["reward"] is None and "APIConnectionError" in episodes["hall"]["failure"]
 
 
-def test_episode_that_does_not_end_is_scored_after_its_steps(keyed: Stage, tmp_path: Path) -> None:
+def test_endless_episode_is_scored_after_its_steps(keyed: Stage, tmp_path: Path) -> None:
     keyed.script(AGENT, USER)
     one = ["econfig.tasks=[endless]", "econfig.max_steps=5", "gconfig.n_samples=3", "train_dataset.batch_size=1"]
     code, episodes = played(keyed, tmp_path, f"econfig.domain='{ROOMS}'", *one)
@@ -157,16 +157,14 @@ def test_episode_that_does_not_end_is_scored_after_its_steps(keyed: Stage, tmp_p
     assert len((tmp_path / "episodes.jsonl").read_text().splitlines()) == 3, "a group of three"
 
 
-def test_agent_that_only_calls_tools_stops_after_its_steps(keyed: Stage, tmp_path: Path) -> None:
+def test_agent_only_calling_tools_stops_after_its_steps(keyed: Stage, tmp_path: Path) -> None:
     keyed.script([["", call("switch", room="hall")]], USER)
     one = ["econfig.tasks=[hall]", "econfig.max_steps=7"]
     _, episodes = played(keyed, tmp_path, f"econfig.domain='{ROOMS}'", *one)
     assert (episodes["hall"]["ended"], episodes["hall"]["reward"]) == ("max_steps", 0.0)
 
 
-def test_episodes_of_a_job_are_scored_and_exported_and_a_failed_one_is_left_out(
-    keyed: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_job_episodes_are_exported_and_failed_one_is_dropped(keyed: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the example's own configuration of a job, which finds its agent service in the environment."""
     keyed.script(AGENT, USER)
     monkeypatch.setenv(AGENTS_ADDRESS, keyed.service.url)
@@ -189,7 +187,7 @@ def test_episodes_of_a_job_are_scored_and_exported_and_a_failed_one_is_left_out(
     assert keyed.sessions() == []
 
 
-def test_environment_bounds_the_batches_where_the_configuration_does_not(
+def test_environment_variable_limits_batches(
     keyed: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     keyed.script(AGENT, USER)
@@ -214,7 +212,7 @@ def test_other_package_named_tau2_is_one_clear_error(
     assert "needs tau2-bench v0.2.0" in shown and "git clone -b v0.2.0" in shown and "Traceback" not in shown
 
 
-def test_domain_that_is_not_there_is_named() -> None:
+def test_missing_domain_is_named() -> None:
     with pytest.raises(UsageFault, match=r"no module tests\.nowhere"):
         load_domain("tests.nowhere:Domain")
 

@@ -26,7 +26,7 @@ def texts(rows: list[dict[str, object]]) -> bytes:
     ("function", "kind", "own", "repository"),
     [("posts", "sft", "posts", "trl-lib/tldr"), ("pairs", "rw", "pairs", "trl-lib/tldr-preference")],
 )
-def test_rows_of_the_hub_have_the_tokens_of_conversations(
+def test_hub_rows_have_conversation_tokens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str, kind: str, own: str, repository: str
 ) -> None:
     monkeypatch.syspath_prepend(str(TLDR))

@@ -64,7 +64,7 @@ def test_command_of_the_readme_trains_in_a_fresh_home(box: Box, example: str) ->
         assert json.loads(lines[-1])["step"] == 2, job
 
 
-def test_reward_that_raises_on_one_row_names_it_and_the_others_are_trained(box: Box) -> None:  # noqa: F811
+def test_raising_reward_names_row_and_others_are_trained(box: Box) -> None:  # noqa: F811
     box.ok("init", "example", "gsm8k")
     folder = box.folder / "gsm8k"
     rows = (folder / "train.jsonl").read_text().splitlines()[:24]
@@ -83,7 +83,7 @@ def test_reward_that_raises_on_one_row_names_it_and_the_others_are_trained(box: 
     assert "row 17 has no number" in failures
 
 
-def test_data_without_the_column_of_the_reward_is_refused_before_anything_starts(box: Box) -> None:  # noqa: F811
+def test_data_without_reward_column_is_refused_before_start(box: Box) -> None:  # noqa: F811
     box.ok("init", "example", "gsm8k")
     folder = box.folder / "gsm8k"
     rows = [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()]

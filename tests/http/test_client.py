@@ -68,14 +68,14 @@ async def pool() -> AsyncIterator[HttpClient]:
     pool.close()
 
 
-def test_address_of_a_url_with_a_prefix_keeps_host_port_and_prefix() -> None:
+def test_url_with_prefix_is_parsed_into_address() -> None:
     address = parse_address("http://[::1]:81/deep/")
     assert (address.host, address.port, address.prefix, address.authority) == ("::1", 81, "/deep", "[::1]:81")
     assert parse_address("https://a.b").port == 443
 
 
 @pytest.mark.parametrize("url", ["h:1", "ws://h:1", "http://", "http://:80", "http://h:x", "http://u:p@h", "/path"])
-def test_url_that_is_not_an_address_is_refused(url: str) -> None:
+def test_invalid_url_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match=r"address|[Pp]ort"):
         parse_address(url)
 
@@ -132,12 +132,12 @@ async def test_tls_verifies_the_server(pool: HttpClient, certificate: Path, monk
     ],
     ids=["length", "chunked", "until-close", "after-an-interim-answer"],
 )
-async def test_answer_of_any_framing_is_read_to_its_end(pool: HttpClient, answer: bytes) -> None:
+async def test_answer_of_any_framing_is_read(pool: HttpClient, answer: bytes) -> None:
     async with worker(says(answer)) as url:
         assert await ask(pool, url) == b"hello"
 
 
-async def test_answer_that_comes_byte_by_byte_is_the_same(pool: HttpClient) -> None:
+async def test_answer_sent_byte_by_byte_is_read(pool: HttpClient) -> None:
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await read_request(reader)
         for index in range(len(OK)):
@@ -149,7 +149,7 @@ async def test_answer_that_comes_byte_by_byte_is_the_same(pool: HttpClient) -> N
         assert await ask(pool, url) == b"hello"
 
 
-async def test_request_names_host_length_and_the_given_headers(pool: HttpClient) -> None:
+async def test_request_has_host_length_and_given_headers(pool: HttpClient) -> None:
     seen: list[tuple[bytes, bytes]] = []
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -162,7 +162,7 @@ async def test_request_names_host_length_and_the_given_headers(pool: HttpClient)
     assert head.startswith(b"POST /x HTTP/1.1\r\nHost: 127.0.0.1:") and b"\r\na: b\r\n" in head and body == b"{}"
 
 
-async def test_finished_connection_is_used_again_and_a_left_one_is_not(pool: HttpClient) -> None:
+async def test_only_finished_connection_is_reused(pool: HttpClient) -> None:
     connections = 0
     ended = asyncio.Event()
 
@@ -183,7 +183,7 @@ async def test_finished_connection_is_used_again_and_a_left_one_is_not(pool: Htt
         assert connections == 2
 
 
-async def test_connection_that_the_worker_closes_is_not_used_again(pool: HttpClient) -> None:
+async def test_connection_closed_by_worker_is_not_reused(pool: HttpClient) -> None:
     closing = OK.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n", 1)
     async with worker(says(closing)) as url:
         assert [await ask(pool, url) for _ in range(3)] == [b"hello"] * 3
@@ -194,7 +194,7 @@ async def test_connection_that_the_worker_closes_is_not_used_again(pool: HttpCli
     [b"", b"HTTP/1.1 200", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nbegun", b"garbage\r\n\r\n"],
     ids=["nothing", "half-a-head", "half-a-body", "no-http"],
 )
-async def test_answer_that_breaks_off_is_lost(pool: HttpClient, answer: bytes) -> None:
+async def test_truncated_answer_is_lost(pool: HttpClient, answer: bytes) -> None:
     async with worker(says(answer)) as url:
         with pytest.raises(ResponseLost):
             await ask(pool, url)
@@ -243,7 +243,7 @@ class LargeAnswer:
             await asyncio.sleep(0.1)
 
 
-async def test_slow_reader_holds_the_worker_back(pool: HttpClient) -> None:
+async def test_slow_reader_slows_worker(pool: HttpClient) -> None:
     large = LargeAnswer()
     async with worker(large.talk) as url:
         async with asyncio.timeout(60), pool.call("POST", url, "/x", {}, b"{}") as answer:
@@ -260,7 +260,7 @@ def chunk_of(part: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(part), part)
 
 
-async def test_streamed_body_reaches_its_sink_to_the_end_and_the_connection_is_kept(pool: HttpClient) -> None:
+async def test_streamed_body_reaches_sink_and_keeps_connection(pool: HttpClient) -> None:
     whole = chunked(b"one", b"two", b"three") + b"0\r\n\r\n"
     async with worker(says(whole, OK)) as url:
         for expected in (b"onetwothree", b"hello"):
@@ -270,7 +270,7 @@ async def test_streamed_body_reaches_its_sink_to_the_end_and_the_connection_is_k
             assert b"".join(reply) == expected
 
 
-async def test_streamed_body_that_breaks_off_is_lost_after_what_came(pool: HttpClient) -> None:
+async def test_truncated_stream_is_lost_after_its_data(pool: HttpClient) -> None:
     reply: list[bytes] = []
     async with worker(says(chunked(b"one", b"two"))) as url, asyncio.timeout(10):
         with pytest.raises(ResponseLost):
@@ -279,7 +279,7 @@ async def test_streamed_body_that_breaks_off_is_lost_after_what_came(pool: HttpC
     assert b"".join(reply) == b"onetwo"
 
 
-async def test_sink_that_fails_ends_the_stream_and_tells_the_worker(pool: HttpClient) -> None:
+async def test_failing_sink_ends_stream_and_notifies_worker(pool: HttpClient) -> None:
     left = asyncio.Event()
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -302,7 +302,7 @@ async def test_sink_that_fails_ends_the_stream_and_tells_the_worker(pool: HttpCl
         await left.wait()
 
 
-async def test_paused_stream_holds_the_worker_back(pool: HttpClient) -> None:
+async def test_paused_stream_slows_worker(pool: HttpClient) -> None:
     large, got = LargeAnswer(), 0
     async with worker(large.talk) as url:
         async with asyncio.timeout(60), pool.call("POST", url, "/x", {}, b"{}") as answer:
@@ -321,7 +321,7 @@ async def test_paused_stream_holds_the_worker_back(pool: HttpClient) -> None:
     assert got == large.size
 
 
-def test_only_one_whole_chunk_is_known_without_parsing() -> None:
+def test_single_whole_chunk_is_detected_without_parsing() -> None:
     for size in (1, 9, 15, 16, 255, 256, 4095, 4096, 65535, 65536):
         chunk = b"%x\r\n%b\r\n" % (size, b"x" * size)
         assert chunk[start_of_chunk(chunk) : -2] == b"x" * size
@@ -339,7 +339,7 @@ def test_only_one_whole_chunk_is_known_without_parsing() -> None:
     st.lists(st.integers(0, 400)),
     st.booleans(),
 )
-def test_streamed_body_is_the_same_however_it_is_cut_and_whoever_takes_it(
+def test_streamed_body_is_independent_of_chunking_and_consumer(
     parts: list[bytes], places: list[int], takes: bool
 ) -> None:
     """What ``framed`` takes is a chunk of the body, between what the sink had before and after it."""
@@ -379,7 +379,7 @@ class Deaf(asyncio.Transport):
         """The port is closed."""
 
 
-async def test_chunks_that_come_alone_are_offered_as_they_came(pool: HttpClient) -> None:
+async def test_single_chunks_are_passed_unparsed(pool: HttpClient) -> None:
     events = [b"data: %d\n\n" % number for number in range(20)]
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -413,7 +413,7 @@ async def test_fetched_answer_has_its_status_fields_and_object(pool: HttpClient)
         assert (await pool.fetch("GET", url, "/x", timeout_s=10)).object() == {}
 
 
-async def test_fetch_has_a_deadline_and_a_largest_body(pool: HttpClient) -> None:
+async def test_fetch_has_deadline_and_maximum_body(pool: HttpClient) -> None:
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
 
@@ -426,12 +426,12 @@ async def test_fetch_has_a_deadline_and_a_largest_body(pool: HttpClient) -> None
 
 
 @pytest.mark.parametrize("path", ["/a b", "/a\r\nb", "/a\nb"])
-async def test_path_that_would_be_more_than_a_path_is_never_sent(pool: HttpClient, path: str) -> None:
+async def test_unsafe_path_is_never_sent(pool: HttpClient, path: str) -> None:
     with pytest.raises(ValueError):
         pool.call("GET", "http://127.0.0.1:9", path, {})
 
 
-async def test_connection_that_lay_unused_too_long_is_not_used_again() -> None:
+async def test_long_idle_connection_is_not_reused() -> None:
     connections = 0
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -447,7 +447,7 @@ async def test_connection_that_lay_unused_too_long_is_not_used_again() -> None:
         assert connections == 2
 
 
-async def test_unused_connection_is_closed_while_others_are_used_again() -> None:
+async def test_idle_connection_is_closed_while_others_are_reused() -> None:
     both, closed = asyncio.Barrier(2), asyncio.Event()
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -466,7 +466,7 @@ async def test_unused_connection_is_closed_while_others_are_used_again() -> None
             await asyncio.sleep(0.02)
 
 
-async def test_unused_connection_that_the_worker_closes_is_reported_and_one_that_we_close_is_not() -> None:
+async def test_only_connection_closed_by_worker_is_reported() -> None:
     leave, lost = asyncio.Event(), asyncio.Event()
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -488,7 +488,7 @@ async def test_unused_connection_that_the_worker_closes_is_reported_and_one_that
         assert not lost.is_set()
 
 
-async def test_connection_is_freed_with_its_end() -> None:
+async def test_ended_connection_is_freed_without_gc() -> None:
     gc.collect()
     gc.disable()
     try:

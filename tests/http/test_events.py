@@ -43,9 +43,7 @@ def read(parts: list[bytes]) -> list[ServerEvent]:
 @given(streams(), st.lists(st.integers(0, 1000), max_size=20))
 @example((b"data: a\r\r\ndata: b\r\n\r\n", [(b"a", b""), (b"b", b"")]), [8, 9])
 @example((b"data: a\n\ndata: b\n\n", [(b"a", b""), (b"b", b"")]), [9])
-def test_events_are_read_however_the_stream_is_split(
-    stream: tuple[bytes, list[tuple[bytes, bytes]]], places: list[int]
-) -> None:
+def test_events_are_independent_of_chunking(stream: tuple[bytes, list[tuple[bytes, bytes]]], places: list[int]) -> None:
     text, wanted = stream
     for parts in (parts_of(text, places), [text[place : place + 1] for place in range(len(text))]):
         events = read(parts)
@@ -54,7 +52,7 @@ def test_events_are_read_however_the_stream_is_split(
 
 
 @given(st.binary(max_size=60), st.lists(st.integers(0, 100), max_size=10))
-def test_bytes_of_any_kind_are_kept_and_read_alike_however_they_are_split(text: bytes, places: list[int]) -> None:
+def test_any_bytes_are_kept_and_read_independent_of_chunking(text: bytes, places: list[int]) -> None:
     events = read(parts_of(text, places))
     assert b"".join(event.raw for event in events) == text
     assert [event.data for event in events if event.data] == [event.data for event in read([text]) if event.data]
@@ -73,11 +71,11 @@ def test_bytes_of_any_kind_are_kept_and_read_alike_however_they_are_split(text: 
         (b"data: cut", [b"cut"]),
     ],
 )
-def test_event_has_its_data_by_the_rules(text: bytes, wanted: list[bytes]) -> None:
+def test_event_data_follows_sse_rules(text: bytes, wanted: list[bytes]) -> None:
     assert [event.data for event in read([text]) if event.data] == wanted
 
 
-def test_event_without_an_end_is_refused_at_the_limit() -> None:
+def test_endless_event_is_refused_at_limit() -> None:
     reader = EventReader()
     with pytest.raises(ValueError, match="larger than"):
         for _ in range(20):

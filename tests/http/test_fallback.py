@@ -91,7 +91,7 @@ cuts = st.lists(st.integers(0, 400), max_size=6)
 
 
 @given(st.lists(answers(), min_size=1, max_size=2), cuts)
-def test_response_cut_anywhere_is_read_as_by_httptools(given_answers: list[bytes], places: list[int]) -> None:
+def test_response_cut_anywhere_parses_like_httptools(given_answers: list[bytes], places: list[int]) -> None:
     interim = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\nHTTP/1.1 102\r\n\r\n"
     parts = cut(interim + b"\r\n".join(given_answers), places)
     assert heard(fallback.HttpResponseParser, parts) == heard(httptools.HttpResponseParser, parts)
@@ -123,7 +123,7 @@ edits = st.lists(st.tuples(st.integers(0, 200), st.integers(0, 2), st.sampled_fr
 
 
 @given(answers(), edits, cuts)
-def test_damaged_response_is_refused_where_httptools_does_else_read_alike(
+def test_damaged_response_is_refused_like_httptools(
     answer: bytes, changes: list[tuple[int, int, bytes]], places: list[int]
 ) -> None:
     status, head, rest = answer.partition(b"\r\n")
@@ -158,12 +158,12 @@ CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
         (OK + b"Connection: close\r\nContent-Length: 0\r\n\r\nHTTP", "data after the last response"),
     ],
 )
-def test_response_that_is_not_http_is_refused_at_once(response: bytes, why: str) -> None:
+def test_non_http_response_is_refused_at_once(response: bytes, why: str) -> None:
     with pytest.raises(fallback.HttpParserError, match=re.escape(why)):
         read(fallback.HttpResponseParser, [response])
 
 
-def test_parts_of_a_stream_are_passed_on_as_they_arrive_after_any_number_of_headers() -> None:
+def test_stream_parts_pass_at_once_after_any_headers() -> None:
     listener = Heard()
     listener.parser = fallback.HttpResponseParser(listener)
     listener.parser.feed_data(OK + b"".join(b"X-%d: y\r\n" % number for number in range(300)))

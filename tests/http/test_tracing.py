@@ -78,13 +78,11 @@ async def passed_on(chain: str, headers: dict[str, str], own: dict[str, str] | N
         ({}, {}),
     ],
 )
-async def test_trace_context_of_a_request_goes_with_the_calls_made_for_it(
-    chain: str, sent: dict[str, str], arrived: dict[str, str]
-) -> None:
+async def test_trace_context_is_propagated_to_calls(chain: str, sent: dict[str, str], arrived: dict[str, str]) -> None:
     assert await passed_on(chain, sent) == arrived
 
 
-async def test_trace_context_that_a_call_sets_itself_is_kept(chain: str) -> None:
+async def test_explicit_trace_context_of_call_is_kept(chain: str) -> None:
     own = {"traceparent": f"00-{TRACE}-{'1' * 16}-00"}
     assert await passed_on(chain, {"traceparent": GIVEN}, own) == own
 
@@ -101,7 +99,7 @@ async def test_trace_context_that_a_call_sets_itself_is_kept(chain: str) -> None
         ({"OTEL_SDK_DISABLED": "True", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://localhost:4318"}, False),
     ],
 )
-def test_spans_are_exported_only_where_the_environment_asks_for_them(environ: dict[str, str], wanted: bool) -> None:
+def test_spans_are_exported_only_if_configured(environ: dict[str, str], wanted: bool) -> None:
     assert tracing.is_wanted(environ) is wanted
 
 
@@ -138,7 +136,7 @@ print(tracing.is_on(), sorted(name for name in sys.modules if name.startswith("o
         ),
     ],
 )
-def test_tracing_that_cannot_be_started_warns_and_the_process_continues(
+def test_tracing_that_fails_to_start_only_warns(
     environ: dict[str, str], packages: str, printed: str, warning: str
 ) -> None:
     pytest.importorskip("opentelemetry.sdk")
@@ -158,7 +156,7 @@ with tracing.span("one"):
 """
 
 
-def test_unreachable_collector_does_not_delay_the_end_of_a_process() -> None:
+def test_unreachable_collector_does_not_delay_exit() -> None:
     pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
     environ = {**os.environ, "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", "OTEL_EXPORTER_OTLP_TIMEOUT": "40"}
     # Without a limit, the exporter would retry for 40 s.
@@ -180,7 +178,7 @@ assert tracing.is_on()
 """
 
 
-def test_trace_headers_that_are_not_ascii_fail_no_request_that_has_a_span() -> None:
+def test_non_ascii_trace_headers_fail_no_request() -> None:
     pytest.importorskip("opentelemetry.sdk")
     code = SERVED.replace("GIVEN", GIVEN)
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

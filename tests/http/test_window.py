@@ -67,7 +67,7 @@ class Stream:
             await self._pouring
 
 
-async def test_64_parts_of_one_window_are_handed_on_in_two() -> None:
+async def test_64_parts_of_one_window_are_passed_in_two() -> None:
     stream = await Stream(Window(NEVER_S)).begun()
     for _ in range(62):
         stream.says(chunk(b"more "))
@@ -77,14 +77,14 @@ async def test_64_parts_of_one_window_are_handed_on_in_two() -> None:
     await stream.ended()
 
 
-async def test_parts_slower_than_the_window_are_handed_on_one_by_one() -> None:
+async def test_parts_slower_than_window_are_passed_singly() -> None:
     stream = await Stream(Window(0.0)).begun()
     stream.says(chunk(b"a"))
     stream.says(chunk(b"b"))
     assert stream.handed_on == [b"first ", b"a", b"b"]
 
 
-async def test_all_streams_share_one_timer_which_runs_only_while_something_waits(
+async def test_all_streams_share_one_timer_while_waiting(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     timers: list[Callable[[], None]] = []
@@ -105,7 +105,7 @@ async def test_all_streams_share_one_timer_which_runs_only_while_something_waits
     assert len(timers) == 1
 
 
-async def test_window_really_ends() -> None:
+async def test_window_ends_by_real_timer() -> None:
     stream = await Stream(Window(0.01)).begun()
     stream.says(chunk(b"a"))
     ended = asyncio.Event()
@@ -116,7 +116,7 @@ async def test_window_really_ends() -> None:
     assert b"".join(stream.handed_on) == b"first a"
 
 
-async def test_what_came_before_the_connection_was_lost_is_handed_on_first() -> None:
+async def test_data_before_lost_connection_is_passed_first() -> None:
     stream = await Stream(Window(NEVER_S)).begun()
     stream.says(chunk(b"a"))
     stream.connection.connection_lost(None)
@@ -125,7 +125,7 @@ async def test_what_came_before_the_connection_was_lost_is_handed_on_first() -> 
         await stream.ended()
 
 
-async def test_sink_that_fails_at_the_windows_end_ends_the_call() -> None:
+async def test_failing_sink_at_window_end_ends_call() -> None:
     window = Window(NEVER_S)
     stream = await Stream(window).begun()
     stream.says(chunk(b"a"))
@@ -137,7 +137,7 @@ async def test_sink_that_fails_at_the_windows_end_ends_the_call() -> None:
     assert stream.handed_on == [b"first ", b"a"]
 
 
-async def test_call_that_was_left_is_handed_nothing_more() -> None:
+async def test_abandoned_call_is_passed_nothing_more() -> None:
     window = Window(NEVER_S)
     stream = await Stream(window).begun()
     stream.says(chunk(b"a"))
@@ -153,7 +153,7 @@ def line(token: int, last: bool) -> bytes:
     return template % (token, token + 1, token // 20, finish)
 
 
-async def test_tokens_of_a_window_are_one_delta_and_each_keeps_its_logprob_and_version() -> None:
+async def test_window_merges_tokens_into_one_delta() -> None:
     window, reader = Window(NEVER_S), JsonLines(lambda data: (read_delta(data),))
     stream, deltas = Stream(window), list[EngineDelta]()
     stream._sink = lambda data: deltas.extend(reader.feed(data))  # type: ignore[method-assign]
@@ -173,7 +173,7 @@ async def test_tokens_of_a_window_are_one_delta_and_each_keeps_its_logprob_and_v
 
 
 @given(st.lists(st.tuples(st.binary(min_size=1, max_size=20), st.integers(1, 3), st.booleans()), max_size=20))
-def test_every_byte_is_handed_on_once_and_in_order(parts: list[tuple[bytes, int, bool]]) -> None:
+def test_every_byte_is_passed_once_in_order(parts: list[tuple[bytes, int, bool]]) -> None:
     """``parts``: of the body, in how many reads each comes, and whether a window ends after it."""
 
     async def talk() -> None:

@@ -41,13 +41,13 @@ def rules(steps: list[dict[str, Any]], facts: JobFacts = ENDED, now: float = 100
     return [each.rule for each in job_alerts(steps, facts, now)]
 
 
-def test_run_that_learns_has_no_alert() -> None:
+def test_learning_run_has_no_alert() -> None:
     steps = learning(300)
     assert all(rules(steps[:count], RUNS, 1000.0 + count) == [] for count in range(0, 300, 7))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_number_that_is_not_finite_is_an_error_for_ten_steps(value: float) -> None:
+def test_non_finite_number_alerts_for_ten_steps(value: float) -> None:
     steps = learning(50)
     steps[39] |= {"loss": value, "grad_norm": value}
     (alert,) = job_alerts(steps[:45], ENDED, 0.0)
@@ -58,7 +58,7 @@ def test_number_that_is_not_finite_is_an_error_for_ten_steps(value: float) -> No
     assert rules(steps[:39]) == [] == rules(steps[:50])
 
 
-def test_kl_spike_is_many_times_its_median() -> None:
+def test_kl_spike_is_relative_to_median() -> None:
     steps = learning(60)
     steps[55]["approx_kl"] = 2.0
     (alert,) = job_alerts(steps, ENDED, 0.0)
@@ -67,7 +67,7 @@ def test_kl_spike_is_many_times_its_median() -> None:
     assert rules(steps) == []
 
 
-def test_groups_without_spread_for_ten_steps_are_an_alert() -> None:
+def test_ten_steps_of_groups_without_spread_raise_alert() -> None:
     steps = [*learning(20), *learning(9, **{WITHOUT_SPREAD: 1.0})]
     assert rules(steps) == []
     (alert,) = job_alerts([*steps, steps[-1]], ENDED, 0.0)
@@ -75,7 +75,7 @@ def test_groups_without_spread_for_ten_steps_are_an_alert() -> None:
 
 
 @given(seed=st.integers(0, 50), best=st.floats(0.5, 0.95), noise=st.floats(0.0, 0.1), count=st.integers(80, 500))
-def test_reward_that_falls_to_nothing_has_collapsed(seed: int, best: float, noise: float, count: int) -> None:
+def test_reward_collapse_is_a_fall_to_near_zero(seed: int, best: float, noise: float, count: int) -> None:
     draw = random.Random(seed)
     means = [best] * count + [0.02] * (count // 5)
     steps = [{"reward/mean": mean + draw.gauss(0, noise), "reward/min": 0.0, "reward/max": 1.0} for mean in means]
@@ -83,7 +83,7 @@ def test_reward_that_falls_to_nothing_has_collapsed(seed: int, best: float, nois
     assert "reward-collapse" not in rules(steps[:count])
 
 
-def test_stall_is_a_step_that_takes_ten_times_as_long_as_any_before() -> None:
+def test_stall_is_ten_times_longest_step() -> None:
     steps = learning(30)
     assert rules(steps, RUNS, 1030.0 + 119) == [] == rules(steps, ENDED, 9e9)
     (alert,) = job_alerts(steps, RUNS, 1030.0 + 130)
@@ -105,7 +105,7 @@ def test_restart_loop_is_two_starts_without_a_step() -> None:
     assert rules([], JobFacts("learn", True, 1), 1005.0) == []
 
 
-def test_replica_that_is_two_versions_behind_is_named() -> None:
+def test_replica_two_versions_behind_is_named() -> None:
     workers = [
         {"url": "http://a", "version": 7, "state": ""},
         {"url": "http://b", "version": 5},
@@ -144,7 +144,7 @@ NAMES = [
     st.floats(0, 2e9),
     st.integers(1, 40),
 )
-def test_any_numbers_raise_nothing(steps: list[dict[str, Any]], attempt: int, now: float, times: int) -> None:
+def test_job_alerts_accept_any_numbers(steps: list[dict[str, Any]], attempt: int, now: float, times: int) -> None:
     for alert in job_alerts(steps * times, JobFacts("learn", True, attempt), now):
         assert alert.message and alert.cause and alert.next.startswith("areal ")
 
@@ -162,5 +162,5 @@ def test_any_numbers_raise_nothing(steps: list[dict[str, Any]], attempt: int, no
         max_size=5,
     )
 )
-def test_any_pairs_raise_nothing(pairs: list[dict[str, Any]]) -> None:
+def test_replica_alerts_accept_any_pairs(pairs: list[dict[str, Any]]) -> None:
     replica_alerts("learn", pairs)

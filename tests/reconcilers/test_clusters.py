@@ -48,7 +48,7 @@ def queued(found: ObservedRun, reason: str = "Priority", cause: Cause = Cause.NO
     return replace(found, state=state, seen=Seen.UNSEEN)
 
 
-def test_process_that_needs_an_address_starts_after_the_one_that_has_it() -> None:
+def test_process_starts_after_address_is_known() -> None:
     plan = plan_of()
     by_id = {op.id: op for op in plan.ops}
     needed = {
@@ -61,7 +61,7 @@ def test_process_that_needs_an_address_starts_after_the_one_that_has_it() -> Non
     assert needed[f"{MODEL} engine/0"] == needed[f"{SERVICE} router/0"] == []
 
 
-def test_agents_start_after_the_gateway_that_they_use() -> None:
+def test_agents_start_after_their_gateway() -> None:
     agents = {**REMOTE, "agent": "a:B", "inference": {"service": "default"}}
     targets = (created("InferenceService", "default", REMOTE), created("AgentService", "talk", agents))
     plan = make_plan(PlanScope(targets), Observed(), Policy())
@@ -71,18 +71,18 @@ def test_agents_start_after_the_gateway_that_they_use() -> None:
     assert gateway in spawned["AgentService/talk data-proxy/0"].needs
 
 
-def test_without_waiting_only_what_needs_no_address_is_submitted() -> None:
+def test_no_wait_submits_only_processes_without_addresses() -> None:
     begun = [op.target for op in begun_only(plan_of()).ops if op.verb is Verb.SPAWN]
     assert begun == ["router/0", "engine/0", "engine/1"]
 
 
-def test_replicas_beyond_the_gpus_that_are_free_are_left_to_the_queue() -> None:
+def test_replicas_beyond_free_gpus_are_queued() -> None:
     plan = plan_of(spec={"replicas": 9})
     engines = [op for op in plan.ops if op.verb is Verb.SPAWN and op.target.startswith("engine/")]
     assert len(engines) == 9 and {op.args.gpus for op in engines} == {1}
 
 
-def test_slots_of_a_cluster_are_at_a_node_that_is_not_known_and_ask_nothing_of_this_machine() -> None:
+def test_cluster_slots_use_placeholder_host() -> None:
     plan = plan_of()
     specs = {target.ref: target.object.spec for target in (created("InferenceService", "default", REMOTE),)}
     specs[MODEL] = created("Model", "qwen", VLLM).object.spec
@@ -96,7 +96,7 @@ def test_slots_of_a_cluster_are_at_a_node_that_is_not_known_and_ask_nothing_of_t
     assert {slot.host for slot in slots.values()} == {NODE_HOST}
 
 
-def test_gateway_of_a_cluster_that_listens_everywhere_is_called_at_its_node() -> None:
+def test_public_cluster_gateway_is_called_at_its_node() -> None:
     spec = {**REMOTE, "gateway": {"host": "0.0.0.0"}}
     plan = make_plan(PlanScope((created("InferenceService", "default", spec),)), Observed(), Policy())
     slots = claim_slots(plan, Observed(), {SERVICE: spec}, lambda name: Cluster(), lambda ref: REMOTE["scheduler"])
@@ -104,7 +104,7 @@ def test_gateway_of_a_cluster_that_listens_everywhere_is_called_at_its_node() ->
     assert (gateway.host, gateway.url) == ("0.0.0.0", f"http://{NODE_HOST}:8080")
 
 
-def test_queued_run_is_waited_for_and_has_no_address() -> None:
+def test_queued_run_is_awaited_without_address() -> None:
     home = service(REMOTE)
     router, gateway = queued(run(home, "router")), run(home, "gateway", routerUrl="http://10.0.0.1:20001")
     plan = make_plan(PlanScope((unchanged(home),)), world([router, gateway]), Policy())
@@ -115,7 +115,7 @@ def test_queued_run_is_waited_for_and_has_no_address() -> None:
 
 
 @pytest.mark.parametrize("cause", [Cause.NODE_LOST, Cause.PREEMPTED, Cause.TIME_LIMIT])
-def test_run_that_its_scheduler_has_ended_is_started_again_by_that_cause(cause: Cause) -> None:
+def test_run_ended_by_scheduler_restarts_with_that_cause(cause: Cause) -> None:
     home = service(REMOTE)
     router = run(home, "router", phase=Phase.DEAD)
     last = LastExit(None, None, 5.0, str(cause))
@@ -125,7 +125,7 @@ def test_run_that_its_scheduler_has_ended_is_started_again_by_that_cause(cause: 
     assert any(op.verb is Verb.SPAWN and op.cause == f"{cause}: {cause}" for op in plan.ops)
 
 
-def test_run_that_was_requeued_is_drift_and_waited_for() -> None:
+def test_requeued_run_is_drift_and_awaited() -> None:
     home = service(REMOTE)
     router = queued(run(home, "router"), "BeginTime", Cause.REQUEUED)
     plan = make_plan(PlanScope((unchanged(home),)), world([router]), Policy())
@@ -151,23 +151,23 @@ def driver(phase: Phase, cause: Cause = Cause.NONE, reason: str = "") -> Observe
         (driver(Phase.EXITED, reason="stopped"), JobPhase.STOPPED),
     ],
 )
-def test_job_status_tells_the_queue_and_the_schedulers_doing(state: ObservedRun, phase: JobPhase) -> None:
+def test_job_status_includes_scheduler_state(state: ObservedRun, phase: JobPhase) -> None:
     assert job_status([state], suspended=False).phase is phase
 
 
-def test_job_that_was_preempted_goes_on_by_that_cause() -> None:
+def test_preempted_job_continues_with_that_cause() -> None:
     found = driver(Phase.EXITED, Cause.PREEMPTED, "stopped")
     plan = make_plan(PlanScope((unchanged(JOB),)), world([found]), Policy())
     assert [drift.kind for drift in plan.drift] == ["preempted"]
     assert any(op.verb is Verb.SPAWN and op.cause.startswith("preempted") for op in plan.ops)
 
 
-def test_job_that_is_queued_is_left_in_the_queue() -> None:
+def test_queued_job_is_left_in_queue() -> None:
     plan = make_plan(PlanScope((unchanged(JOB),)), world([driver(Phase.QUEUED)]), Policy())
     assert plan.is_empty
 
 
-def test_run_of_a_scheduler_that_does_not_answer_is_left_alone() -> None:
+def test_run_of_silent_scheduler_is_left_alone() -> None:
     item = model()
     observed = without(world([run(item, "engine"), run(item, "data-proxy")]), "qwen-engine-0", Phase.UNKNOWN)
     plan = make_plan(PlanScope((unchanged(service(REMOTE)), unchanged(item))), observed, Policy())
@@ -177,7 +177,7 @@ def test_run_of_a_scheduler_that_does_not_answer_is_left_alone() -> None:
 # -- converging
 
 
-def test_plan_asks_the_scheduler_once(tmp_path: Path) -> None:
+def test_plan_queries_scheduler_once(tmp_path: Path) -> None:
     asked = []
 
     class Asked:
@@ -206,7 +206,7 @@ ENDED_BY_ITSELF = {"phase": Phase.EXITED, "reason": "exited 1"}
         ({"phase": Phase.RUNNING}, TimedOut("a"), False),
     ],
 )
-def test_process_that_somebody_ends_while_it_is_waited_for_is_planned_again(
+def test_process_ended_by_others_during_wait_is_replanned(
     ended: dict[str, Any], error: ArealError, overtaken: bool
 ) -> None:
     state = replace(run(model(), "engine").state, **ended)
@@ -216,7 +216,7 @@ def test_process_that_somebody_ends_while_it_is_waited_for_is_planned_again(
 
 
 @pytest.mark.parametrize("verb", [Verb.SPAWN, Verb.KICK])
-def test_process_that_fails_after_this_command_has_started_it_is_a_failure(verb: Verb) -> None:
+def test_process_failing_after_start_is_a_failure(verb: Verb) -> None:
     dead = replace(run(model(), "engine").state, phase=Phase.DEAD)
     begun: Op = Op(0, verb, "Model/qwen", "engine/0", "", run="r1")
     waits: Op = Op(1, Verb.AWAIT, "Model/qwen", "engine/0", "", (0,), run="r1")

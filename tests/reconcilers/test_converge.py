@@ -42,14 +42,14 @@ class Command:
         return converge(self.context, self.prepare, lambda plan: True, timeout_s=10, check=check)
 
 
-def test_apply_that_only_records_plans_once(tmp_path: Path) -> None:
+def test_record_only_apply_plans_once(tmp_path: Path) -> None:
     command = Command(tmp_path)
     assert command.converge().exit_code == 0
     assert len(command.plans) == 1
     assert command.context.store.expect(SERVICE).spec == {"suspend": True}
 
 
-def test_apply_plans_again_where_an_object_changed_before_its_locks_were_held(tmp_path: Path) -> None:
+def test_apply_replans_when_object_changes_before_lock(tmp_path: Path) -> None:
     command = Command(tmp_path)
 
     def record_once(plan: Plan) -> None:
@@ -62,14 +62,14 @@ def test_apply_plans_again_where_an_object_changed_before_its_locks_were_held(tm
     assert [plan.serial for plan in command.plans] == [0, 1]
 
 
-def test_apply_without_a_change_plans_once_and_leaves_nothing_to_do(tmp_path: Path) -> None:
+def test_unchanged_apply_plans_once_and_does_nothing(tmp_path: Path) -> None:
     Command(tmp_path).converge()
     again = Command(tmp_path)
     assert [item.action for item in again.converge().objects] == ["unchanged"]
     assert [plan.ops for plan in again.plans] == [()]
 
 
-def test_plan_of_an_object_that_changes_at_every_look_is_not_current(tmp_path: Path) -> None:
+def test_plan_of_constantly_changing_object_is_not_current(tmp_path: Path) -> None:
     context = Command(tmp_path).context
     levels = iter(["debug", "info", "warning", "error"])
 
@@ -87,7 +87,7 @@ def test_plan_of_an_object_that_changes_at_every_look_is_not_current(tmp_path: P
     assert not prepared.is_current(context)
 
 
-def test_restart_recorded_before_an_apply_holds_its_locks_is_kept(tmp_path: Path) -> None:
+def test_restart_recorded_before_locking_is_kept(tmp_path: Path) -> None:
     command = Command(tmp_path)
     layer = Layer("apply", {"suspend": True, "logLevel": "debug"}, {}, "another", 0.0)
     command.context.store.put(StoredObject(SERVICE.kind, SERVICE.name, "uid", layers=(layer,)))
@@ -101,7 +101,7 @@ def test_restart_recorded_before_an_apply_holds_its_locks_is_kept(tmp_path: Path
     assert command.context.store.expect(SERVICE).status["restartedAt"] == "1.000"
 
 
-def test_plan_that_the_user_was_asked_about_is_made_again_under_its_locks(tmp_path: Path) -> None:
+def test_approved_plan_is_recomputed_under_locks(tmp_path: Path) -> None:
     Command(tmp_path).converge()
     command, plans = Command(tmp_path), list[Plan]()
 
@@ -123,7 +123,7 @@ def test_plan_that_the_user_was_asked_about_is_made_again_under_its_locks(tmp_pa
     assert [bool(plan.ops) for plan in plans] == [True, True, False]
 
 
-def test_second_pass_that_only_records_leaves_nothing_to_do(tmp_path: Path) -> None:
+def test_second_record_only_pass_does_nothing(tmp_path: Path) -> None:
     Command(tmp_path).converge()
     command, other = Command(tmp_path), Ref("InferenceService", "other")
     layer = Layer("apply", {"suspend": True}, {}, "another", 0.0)

@@ -38,7 +38,7 @@ class OneRun:
 @pytest.mark.parametrize(
     ("host", "is_told"), [("127.0.0.1", False), ("127.0.0.2", False), ("localhost", False), ("0.0.0.0", True)]
 )
-def test_security_tells_of_a_service_that_other_machines_reach(
+def test_security_reports_exposed_service(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str, is_told: bool
 ) -> None:
     monkeypatch.setattr(doctor, "Backends", lambda root, crash: OneRun(host))
@@ -48,7 +48,7 @@ def test_security_tells_of_a_service_that_other_machines_reach(
     assert any(finding.what.endswith(f"listens on {host}") for finding in found) == is_told
 
 
-def test_process_of_an_unrecorded_owner_is_ended_with_a_yes_alone(tmp_path: Path) -> None:
+def test_process_of_unrecorded_owner_is_ended_only_with_yes(tmp_path: Path) -> None:
     context, backend = Context(Home(tmp_path).ensure(), "someone", "doctor"), Backends(tmp_path)
     backend.start(run_spec("lost", owner="Model/lost"))
     try:
@@ -67,7 +67,7 @@ def test_process_of_an_unrecorded_owner_is_ended_with_a_yes_alone(tmp_path: Path
             backend.stop("lost", grace_s=0)
 
 
-def test_restored_model_has_the_commits_that_its_processes_were_started_with(tmp_path: Path) -> None:
+def test_restored_model_keeps_commits_of_its_processes(tmp_path: Path) -> None:
     context, backend = Context(Home(tmp_path).ensure(), "someone", "doctor"), Backends(tmp_path)
     store, ref = ObjectStore(context.home), Ref("Model", "qwen")
     spec = {"path": "org/name", "tokenizerPath": "org/words", "backend": "embedded:d1"}

@@ -99,14 +99,14 @@ def equal_pairs(draw: st.DrawFn) -> tuple[str, dict[str, Any], dict[str, Any]]:
 
 @settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(equal_pairs())
-def test_manifests_that_mean_the_same_change_no_process(pair: tuple[str, dict[str, Any], dict[str, Any]]) -> None:
+def test_equivalent_manifests_change_no_process(pair: tuple[str, dict[str, Any], dict[str, Any]]) -> None:
     check_no_process_changes(*pair)
 
 
 @pytest.mark.extended
 @settings(deadline=None, max_examples=400, suppress_health_check=[HealthCheck.too_slow])
 @given(equal_pairs())
-def test_many_manifests_that_mean_the_same_change_no_process(pair: tuple[str, dict[str, Any], dict[str, Any]]) -> None:
+def test_many_equivalent_manifests_change_no_process(pair: tuple[str, dict[str, Any], dict[str, Any]]) -> None:
     check_no_process_changes(*pair)
 
 

@@ -61,14 +61,14 @@ def test_execute_of_an_empty_plan_does_nothing() -> None:
     assert (report.done, began, report.interrupted) == (set(), [], False)
 
 
-def test_execute_begins_an_op_only_after_all_it_needs() -> None:
+def test_execute_starts_op_after_all_its_needs() -> None:
     report, began = run(op(1), op(2), op(3, needs=[1, 2]), op(4, needs=[3]))
     assert began.index(3) > max(began.index(1), began.index(2))
     assert began[-1] == 4
     assert report.done == {1, 2, 3, 4}
 
 
-def test_execute_runs_independent_ops_side_by_side() -> None:
+def test_execute_runs_independent_ops_concurrently() -> None:
     together = threading.Barrier(3, timeout=20)
 
     def perform(item: Op[Any]) -> None:
@@ -78,7 +78,7 @@ def test_execute_runs_independent_ops_side_by_side() -> None:
     assert report.done == {1, 2, 3}
 
 
-def test_execute_performs_records_that_are_ready_at_the_same_time_together() -> None:
+def test_execute_batches_ready_records() -> None:
     batches: list[list[int]] = []
     record = Verb.RECORD
     ops = (op(1, verb=record), op(2, verb=record), op(3), op(4, verb=record, needs=[3]), op(5, needs=[1, 4]))
@@ -87,7 +87,7 @@ def test_execute_performs_records_that_are_ready_at_the_same_time_together() -> 
     assert report.done == {1, 2, 3, 4, 5}
 
 
-def test_execute_of_records_that_fail_together_performs_each_by_itself() -> None:
+def test_execute_retries_failed_record_batch_one_by_one() -> None:
     ops = (*(op(number, verb=Verb.RECORD) for number in (1, 2, 3)), op(4, needs=[2]), op(5, needs=[3]))
     report, began = run(*ops, failing=[2])
     assert sorted(began) == [1, 1, 2, 2, 3, 3, 5]
@@ -95,7 +95,7 @@ def test_execute_of_records_that_fail_together_performs_each_by_itself() -> None
     assert (report.done, report.skipped) == ({1, 3, 5}, {4})
 
 
-def test_execute_after_a_failure_skips_its_dependents_and_runs_the_rest() -> None:
+def test_execute_skips_dependents_of_failed_op() -> None:
     report, began = run(op(1), op(2, needs=[1]), op(3, needs=[2]), op(4), op(5, needs=[4]), failing=[1])
     assert report.failed.keys() == {1}
     assert report.skipped == {2, 3}
@@ -103,19 +103,19 @@ def test_execute_after_a_failure_skips_its_dependents_and_runs_the_rest() -> Non
     assert 3 not in began
 
 
-def test_execute_with_after_waits_for_the_end_whatever_it_was() -> None:
+def test_execute_after_waits_for_end_with_any_outcome() -> None:
     report, began = run(op(1), op(2, needs=[1]), op(3, after=[1, 2]), failing=[1])
     assert report.skipped == {2}
     assert report.done == {3}
     assert began == [1, 3]
 
 
-def test_execute_of_a_filtered_plan_ignores_after_of_ops_that_are_not_in_it() -> None:
+def test_execute_ignores_after_of_filtered_ops() -> None:
     report, _ = run(op(1), op(5, needs=[1], after=[3]))
     assert report.done == {1, 5}
 
 
-def test_execute_when_interrupted_begins_nothing_new_and_finishes_what_runs() -> None:
+def test_execute_interrupted_finishes_only_running_ops() -> None:
     interrupted, release = threading.Event(), threading.Event()
 
     def perform(item: Op[Any]) -> None:
@@ -129,14 +129,14 @@ def test_execute_when_interrupted_begins_nothing_new_and_finishes_what_runs() ->
     assert report.interrupted
 
 
-def test_execute_interrupted_after_the_last_op_began_is_complete() -> None:
+def test_execute_interrupted_after_last_start_is_complete() -> None:
     interrupted = threading.Event()
     report, _ = run(op(1), perform=lambda _: interrupted.set(), interrupted=interrupted)
     assert report.done == {1}
     assert not report.interrupted
 
 
-def test_execute_of_an_op_that_gives_up_on_an_interrupt_is_skipped_and_not_failed() -> None:
+def test_execute_skips_op_that_gives_up_on_interrupt() -> None:
     def perform(item: Op[Any]) -> None:
         raise Interrupted(op(1))
 
@@ -146,7 +146,7 @@ def test_execute_of_an_op_that_gives_up_on_an_interrupt_is_skipped_and_not_faile
     assert report.interrupted
 
 
-def test_report_finds_errors_by_object_in_a_plan_whose_numbers_have_gaps() -> None:
+def test_report_finds_errors_by_object_despite_id_gaps() -> None:
     report, _ = run(op(2, ref="Model/a"), op(7, ref="Model/b"), failing=[7])
     assert [error.message for error in report.errors_of("Model/b")] == ["op 7"]
     assert report.errors_of("Model/a") == []
@@ -165,7 +165,7 @@ def graphs(draw: st.DrawFn) -> tuple[tuple[Op[Any], ...], frozenset[int]]:
 
 @settings(max_examples=150, deadline=None)
 @given(graphs())
-def test_execute_any_graph_every_op_ends_once_and_for_the_right_reason(
+def test_execute_ends_every_op_of_any_graph_once(
     given_graph: tuple[tuple[Op[Any], ...], frozenset[int]],
 ) -> None:
     ops, failing = given_graph
@@ -184,7 +184,7 @@ def test_execute_any_graph_every_op_ends_once_and_for_the_right_reason(
                 assert position[waited] < position[item.id]
 
 
-def test_execute_lets_an_unexpected_exception_through() -> None:
+def test_execute_propagates_unexpected_exception() -> None:
     def perform(item: Op[Any]) -> None:
         raise ZeroDivisionError
 
@@ -203,7 +203,7 @@ def test_execute_treats_any_areal_error_as_a_failed_op() -> None:
     assert report.failed.keys() == {1}
 
 
-def test_object_is_unfinished_where_one_of_its_ops_was_skipped() -> None:
+def test_object_with_skipped_op_is_unfinished() -> None:
     report, _ = run(op(1), op(2, needs=[1], ref="Model/b"), op(3, ref="Model/c"), failing=[1])
     assert [report.is_unfinished(ref) for ref in ("Model/a", "Model/b", "Model/c")] == [False, True, False]
     assert Interrupted(op(1)).exit_code == 130
@@ -290,7 +290,7 @@ def drained(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., DrainCont
         proxy.server_close()
 
 
-def test_drain_of_a_silent_data_proxy_goes_on_until_its_requests_have_ended(
+def test_drain_of_silent_data_proxy_waits_for_its_requests(
     drained: Callable[..., DrainContext],
 ) -> None:
     context = drained(1, None, 1, 0)
@@ -298,5 +298,5 @@ def test_drain_of_a_silent_data_proxy_goes_on_until_its_requests_have_ended(
     assert (context.reports, context.events) == ([one, "draining, no answer", one], [])
 
 
-def test_drain_of_a_data_proxy_that_stays_silent_ends_at_its_deadline(drained: Callable[..., DrainContext]) -> None:
+def test_drain_of_silent_data_proxy_ends_at_deadline(drained: Callable[..., DrainContext]) -> None:
     assert drained(None, None, None, seconds=0.3).events == ["DrainTimeout: r1: still no answer after 0.3 s"]

@@ -74,7 +74,7 @@ def test_unregistered_kind_is_unknown_again() -> None:
     register(TOY)
 
 
-def test_two_kinds_of_one_spelling_are_refused() -> None:
+def test_kinds_with_same_spelling_are_refused() -> None:
     with pytest.raises(ValueError, match="toy"):
         register(TOY)
 
@@ -92,7 +92,7 @@ def test_applied_object_runs_and_is_shown(areal: Areal, parrot: Path) -> None:  
     assert "speaker" in areal("get", "processes", "toy/parrot").out
 
 
-def test_object_is_scaled_suspended_resumed_restarted_and_deleted(areal: Areal, parrot: Path) -> None:  # noqa: F811
+def test_object_can_be_scaled_suspended_restarted_and_deleted(areal: Areal, parrot: Path) -> None:  # noqa: F811
     assert areal("scale", "toy/parrot", "--replicas", "2").code == 0
     assert document(areal, "get", "toy/parrot")["status"]["ready"] == "2/2"
     assert areal("suspend", "toy/parrot").code == 0
@@ -111,7 +111,7 @@ def pids(areal: Areal) -> set[int]:  # noqa: F811
     return {row["pid"] for row in json.loads(areal("get", "processes", "toy/parrot", "-o", "json").out)["items"]}
 
 
-def test_change_is_planned_by_its_update_class_and_rolled_out(areal: Areal, parrot: Path) -> None:  # noqa: F811
+def test_change_is_rolled_out_by_its_update_class(areal: Areal, parrot: Path) -> None:  # noqa: F811
     parrot.write_text(MANIFEST % ("bye", 1))
     planned = areal("diff", "-f", str(parrot))
     assert planned.code == 1 and "spec.words: 'hello' -> 'bye'  (ROLL)" in planned.out
@@ -126,7 +126,7 @@ def test_immutable_change_needs_replace(areal: Areal, parrot: Path) -> None:  # 
     assert document(areal, "get", "toy/parrot")["spec"]["maker"] == "zeta"
 
 
-def test_process_that_was_killed_is_drift_and_healed(areal: Areal, parrot: Path) -> None:  # noqa: F811
+def test_killed_process_is_drift_and_healed(areal: Areal, parrot: Path) -> None:  # noqa: F811
     (pid,) = pids(areal)
     supervisor = psutil.Process(pid).ppid()
     for each in (supervisor, pid):  # a supervisor that lives starts its process again
@@ -151,7 +151,7 @@ def test_spec_is_explained_completed_and_checked(areal: Areal, tmp_path: Path) -
     assert result.code == 3 and 'did you mean "words"' in result.err + result.out
 
 
-def test_names_of_the_kind_are_completed(monkeypatch: pytest.MonkeyPatch, areal: Areal, parrot: Path) -> None:  # noqa: F811
+def test_object_names_of_kind_are_completed(monkeypatch: pytest.MonkeyPatch, areal: Areal, parrot: Path) -> None:  # noqa: F811
     words = {"_AREAL_COMPLETE": "bash_complete", "COMP_WORDS": "areal get toy/", "COMP_CWORD": "2"}
     with monkeypatch.context() as shell:  # over when the fixture deletes the object
         for name, value in words.items():

@@ -55,9 +55,7 @@ def changed(observed: Observed, component: str, **changes: Any) -> Observed:
         ({"weights_not_kept": "No space left on device"}, "WeightsNotKept", "No space left on device; free space"),
     ],
 )
-def test_failure_that_some_requests_get_is_degraded_with_its_cause_and_leaves_the_object_ready(
-    answer: dict[str, Any], reason: str, words: str
-) -> None:
+def test_partial_failure_is_degraded_but_ready(answer: dict[str, Any], reason: str, words: str) -> None:
     notice = notice_of({"journal_damaged": 0, "weights_not_kept": None, **answer})
     found = {each.type: each for each in conditions_of(Health("Ready", 1, 1, "AllReady"), 1, None, (), 0.0, notice)}
     assert (found["Ready"].status, found["Degraded"].status, found["Degraded"].reason) == ("True", "True", reason)
@@ -75,7 +73,7 @@ def ready_condition(found: Health) -> str:
     return next(c.status for c in conditions_of(found, 1, None, (), 0.0) if c.type == "Ready")
 
 
-def test_model_whose_processes_answer_and_that_is_routed_is_ready() -> None:
+def test_model_with_answering_routed_processes_is_ready() -> None:
     _, _, observed = steady(2)
     assert health(observed, 2) == Health("Ready", 2, 2, "AllReady")
     assert assess(SERVICE, service().spec, observed).phase == "Ready"
@@ -99,7 +97,7 @@ def test_model_whose_processes_answer_and_that_is_routed_is_ready() -> None:
         ("gateway", {"phase": Phase.DEAD}, "Degraded", "GatewayNotReady"),
     ],
 )
-def test_model_says_which_process_keeps_it_from_being_ready(
+def test_unready_model_names_responsible_process(
     component: str, changes: dict[str, object], phase: str, reason: str
 ) -> None:
     _, _, observed = steady()
@@ -119,9 +117,7 @@ def test_model_says_which_process_keeps_it_from_being_ready(
         (RouteTable({"other": (("qwen-data-proxy-0", "", "ready"),)}), "Progressing", "NotRouted"),
     ],
 )
-def test_model_that_the_router_does_not_send_requests_to_is_not_ready(
-    routes: RouteTable | str | None, phase: str, reason: str
-) -> None:
+def test_unrouted_model_is_not_ready(routes: RouteTable | str | None, phase: str, reason: str) -> None:
     _, _, observed = steady()
     found = health(replace(observed, routes={} if routes is None else {SERVICE: routes}))
     assert (found.phase, found.reason) == (phase, reason)
@@ -134,7 +130,7 @@ def test_model_with_one_of_two_replicas_routed_is_degraded() -> None:
     assert (found.phase, found.ready, found.reason) == ("Degraded", 1, "NotRouted")
 
 
-def test_model_in_a_rolling_update_counts_the_replica_that_is_routed() -> None:
+def test_rolling_update_counts_routed_replica() -> None:
     """Predecessor and successor both answer; only one of them gets requests."""
     _, item, observed = steady()
     both = [*front(service()), *replica(item), *replica(item, suffix="-new")]
@@ -146,7 +142,7 @@ def test_model_without_a_service_is_not_ready() -> None:
     assert assess(MODEL, item.spec, observed, None).reason == "NoService"
 
 
-def test_external_model_that_is_not_ready_does_not_progress() -> None:
+def test_unready_external_model_is_degraded() -> None:
     item = model({"external": {"url": "http://127.0.0.1:1"}, "backend": None, "path": None})
     proxy = replace(replica(item)[1], seen=Seen.NOT_READY, why="GET /ready answers 503 (it does not take the key)")
     found = assess(MODEL, item.spec, world([*front(service()), proxy], table({})), {})
@@ -159,7 +155,7 @@ _STATES = st.sampled_from(["ready"] * 6 + ["draining", "cordoned", "dead"])
 
 
 @given(st.data(), st.integers(1, 3))
-def test_ready_covers_only_what_was_asked_and_has_answered(data: st.DataObject, count: int) -> None:
+def test_ready_requires_every_requested_part_to_answer(data: st.DataObject, count: int) -> None:
     _, _, observed = steady(count)
 
     def otherwise(runs: Sequence[ObservedRun]) -> tuple[ObservedRun, ...]:
@@ -208,12 +204,12 @@ def test_ready_covers_only_what_was_asked_and_has_answered(data: st.DataObject, 
     ],
 )
 @pytest.mark.parametrize("suspend", [False, True])
-def test_job_is_ready_by_its_column_as_by_its_condition(run: ObservedRun, suspend: bool) -> None:
+def test_job_ready_column_matches_ready_condition(run: ObservedRun, suspend: bool) -> None:
     found = assess(JOB, {"suspend": suspend}, Observed({JOB: (run,)}))
     assert (ready_condition(found) == "True") is (found.ready == found.desired == 1)
 
 
-def test_job_that_is_stopped_by_a_signal_or_waits_for_its_next_attempt_is_not_ready() -> None:
+def test_halted_or_backed_off_job_is_not_ready() -> None:
     halted = replace(driver(), state=replace(driver().state, halted=True))
     for run in (halted, driver(Phase.BACKOFF, code=1)):
         found = assess(JOB, {}, Observed({JOB: (run,)}))
@@ -235,9 +231,7 @@ STEP = {"step": 12, "total_steps": 200, "time/step": 0.5, "reward/mean": 0.41, "
         ("Pending", STEP, Progress(JOB, "waiting for completed", elapsed_s=7.0)),
     ],
 )
-def test_job_that_runs_tells_its_step_its_age_and_what_is_left(
-    tmp_path: Path, phase: str, step: dict[str, Any], told: Progress
-) -> None:
+def test_running_job_reports_step_age_and_eta(tmp_path: Path, phase: str, step: dict[str, Any], told: Progress) -> None:
     home = Home(tmp_path)
     home.job_metrics("grpo").parent.mkdir(parents=True)
     home.job_metrics("grpo").write_text(json.dumps(step) + "\n" if step else "")
@@ -245,7 +239,7 @@ def test_job_that_runs_tells_its_step_its_age_and_what_is_left(
     assert _progress(home, Ref("TrainJob", "grpo"), status, "completed", 7.0) == told
 
 
-def test_death_of_a_component_is_that_of_its_newest_process_which_left_no_exit_record() -> None:
+def test_death_is_judged_by_newest_process_without_exit_record() -> None:
     target = model({"replicas": 1})
     engine, proxy = replica(target)
     stopped = replace(engine.state, phase=Phase.EXITED, pid=None, last_exit=LastExit(0, None, 10.0, "stopped"))
@@ -258,7 +252,7 @@ def test_death_of_a_component_is_that_of_its_newest_process_which_left_no_exit_r
     assert decision.drift == ("process-died", "no word")
 
 
-def test_process_whose_spec_only_an_earlier_version_accepted_is_compared_as_it_was_written() -> None:
+def test_process_with_legacy_spec_is_compared_as_written() -> None:
     target = model({"replicas": 1})
     engine, _ = replica(target)
     old = {**engine.state.spec.spec, "toolCallParser": "unknown"}
@@ -271,7 +265,7 @@ def test_process_whose_spec_only_an_earlier_version_accepted_is_compared_as_it_w
     assert decided(("backend", "path", "toolCallParser")) == "spec.toolCallParser changed"
 
 
-def test_failure_that_a_running_driver_reports_is_a_condition_of_its_job(tmp_path: Path) -> None:
+def test_failure_reported_by_driver_is_a_job_condition(tmp_path: Path) -> None:
     home = Home(tmp_path)
     backends = Backends(home.root)
     source = """
@@ -297,7 +291,7 @@ time.sleep(1000)
         backends.stop("r1")
 
 
-def test_engine_that_dies_again_and_again_is_the_message_after_a_command_that_did_not_wait_for_it(
+def test_crash_looping_engine_is_the_message_without_wait(
     tmp_path: Path,
 ) -> None:
     """Back-off, the next start and the crash loop are each named by the process's own last words."""

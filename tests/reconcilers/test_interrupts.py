@@ -20,7 +20,7 @@ SERVICE = {
 }
 
 
-def test_apply_that_is_interrupted_exits_130_and_begins_nothing(tmp_path: Path) -> None:
+def test_interrupted_apply_exits_130_and_starts_nothing(tmp_path: Path) -> None:
     interrupted = threading.Event()
     interrupted.set()
     context = Context(Home(tmp_path), "someone", "apply", interrupted=interrupted)

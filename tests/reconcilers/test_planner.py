@@ -54,7 +54,7 @@ def verbs(plan: Plan, ref: str = "") -> list[str]:
     return [f"{op.verb} {op.target}".strip() for op in plan.ops if not ref or op.ref == ref]
 
 
-def test_plan_of_new_service_and_model_starts_everything_side_by_side_and_routes_last() -> None:
+def test_plan_of_new_service_and_model_routes_last() -> None:
     spec = {"service": "default", "backend": "embedded:d1", "path": "m"}
     plan = plan_of(created("InferenceService", "default", {}), created("Model", "qwen", spec), observed=Observed())
     assert ops(plan) == [
@@ -76,7 +76,7 @@ def test_plan_of_new_service_and_model_starts_everything_side_by_side_and_routes
     ]
 
 
-def test_object_that_is_only_waited_for_is_healed_of_what_was_found() -> None:
+def test_awaited_object_is_healed_with_its_cause() -> None:
     home, item, observed = steady()
     assert {each.action for each in plan_of(unchanged(home), unchanged(item), observed=observed).objects} == {
         "unchanged"
@@ -95,14 +95,14 @@ def test_plan_of_steady_world_is_empty() -> None:
 
 
 @pytest.mark.parametrize("component", ["engine", "data-proxy"])
-def test_plan_after_a_replica_process_was_killed_restarts_only_it(component: str) -> None:
+def test_plan_after_killed_replica_process_restarts_only_it(component: str) -> None:
     home, item, observed = steady()
     plan = plan_of(unchanged(home), unchanged(item), observed=without(observed, f"qwen-{component}-0"))
     assert [(drift.kind, drift.target) for drift in plan.drift] == [("process-died", f"{component}/0")]
     assert verbs(plan) == [f"restart-now {component}/0", f"await-ready {component}/0", "visible routes"]
 
 
-def test_plan_after_the_router_was_killed_restarts_it_and_routes_again_without_touching_engines() -> None:
+def test_plan_after_killed_router_does_not_touch_engines() -> None:
     home, item, observed = steady()
     dead = replace(without(observed, "default-router-0"), routes={})
     plan = plan_of(unchanged(home), unchanged(item), observed=dead)
@@ -116,7 +116,7 @@ def test_plan_after_the_router_was_killed_restarts_it_and_routes_again_without_t
     ]
 
 
-def test_plan_for_a_router_that_came_back_empty_names_route_missing() -> None:
+def test_plan_for_emptied_router_reports_route_missing() -> None:
     home, item, observed = steady()
     empty = replace(observed, routes={SERVICE: RouteTable({}, "auto", table({}).limits, synced=False)})
     plan = plan_of(unchanged(home), unchanged(item), observed=empty)
@@ -124,7 +124,7 @@ def test_plan_for_a_router_that_came_back_empty_names_route_missing() -> None:
     assert verbs(plan) == ["route routes", "synced router", "visible routes"]
 
 
-def test_plan_for_a_table_with_strangers_names_route_extra() -> None:
+def test_plan_for_foreign_routes_reports_route_extra() -> None:
     home, item, observed = steady()
     stranger = run(item, "data-proxy", 5, uid="stranger")
     known = list(observed.of(MODEL, "data-proxy"))
@@ -137,13 +137,13 @@ def test_plan_for_a_table_with_strangers_names_route_extra() -> None:
     assert verbs(plan, MODEL) == ["route routes", "visible routes"]
 
 
-def test_plan_for_a_dead_shim_sweeps_its_session_before_the_successor_starts() -> None:
+def test_plan_for_dead_shim_sweeps_session_before_successor() -> None:
     home, item, observed = steady()
     plan = plan_of(unchanged(home), unchanged(item), observed=without(observed, "qwen-engine-0", Phase.DEAD))
     assert verbs(plan, MODEL)[:3] == ["stop engine/0", "spawn engine/0", "await-ready engine/0"]
 
 
-def test_plan_of_what_cannot_be_seen_does_nothing_and_says_so() -> None:
+def test_plan_of_unobservable_run_does_nothing_with_reason() -> None:
     home, item, observed = steady()
     plan = plan_of(unchanged(home), unchanged(item), observed=without(observed, "qwen-engine-0", Phase.UNKNOWN))
     assert plan.is_empty
@@ -154,7 +154,7 @@ def test_plan_of_what_cannot_be_seen_does_nothing_and_says_so() -> None:
     assert told[MODEL].startswith("not converged: engine/0 cannot be seen") and told[SERVICE] == ""
 
 
-def test_plan_of_a_changed_engine_argument_rolls_one_replica_at_a_time() -> None:
+def test_plan_of_changed_engine_arg_rolls_one_replica_at_a_time() -> None:
     home, item, observed = steady(2)
     target = changed(item, {**item.spec, "engineArgs": {"maxBatchSize": 8}})
     plan = plan_of(unchanged(home), target, observed=observed)
@@ -180,7 +180,7 @@ def test_plan_of_a_changed_engine_argument_rolls_one_replica_at_a_time() -> None
     assert last_stop.id in second.needs
 
 
-def test_plan_never_stops_an_old_replica_before_its_successor_is_routed() -> None:
+def test_plan_stops_old_replica_only_after_successor_is_routed() -> None:
     home, item, observed = steady(3)
     target = changed(item, {**item.spec, "path": "models/other"})
     plan = plan_of(unchanged(home), target, observed=observed)
@@ -198,7 +198,7 @@ def assert_safe(plan: Plan) -> None:
             assert any(b.verb is Verb.ROUTE and any(r.startswith("+") for r in b.runs) for b in before)
 
 
-def test_plan_of_a_changed_chat_template_replaces_data_proxies_and_keeps_engines() -> None:
+def test_plan_of_changed_chat_template_keeps_engines() -> None:
     home, item, observed = steady()
     target = changed(item, {**item.spec, "chatTemplate": "t.jinja"})
     plan = plan_of(unchanged(home), target, observed=observed)
@@ -206,7 +206,7 @@ def test_plan_of_a_changed_chat_template_replaces_data_proxies_and_keeps_engines
     assert "stop data-proxy/0" in verbs(plan)
 
 
-def test_plan_with_strategy_recreate_stops_first_and_says_so() -> None:
+def test_plan_with_recreate_stops_first_and_is_destructive() -> None:
     home, item, observed = steady(1, {"strategy": {"type": "Recreate"}})
     target = changed(item, {**item.spec, "path": "models/other"})
     plan = plan_of(unchanged(home), target, observed=observed)
@@ -215,7 +215,7 @@ def test_plan_with_strategy_recreate_stops_first_and_says_so() -> None:
     assert any("strategy Recreate" in sentence for sentence in plan.destructive)
 
 
-def test_plan_with_strategy_bluegreen_switches_all_routes_at_once() -> None:
+def test_plan_with_bluegreen_switches_all_routes_at_once() -> None:
     home, item, observed = steady(3, {"strategy": {"type": "BlueGreen"}})
     target = changed(item, {**item.spec, "path": "models/other"})
     plan = plan_of(unchanged(home), target, observed=observed)
@@ -238,7 +238,7 @@ def test_plan_without_a_spare_gpu_and_one_replica_is_refused() -> None:
     assert "--allow-downtime" in (caught.value.hint or "")
 
 
-def test_plan_without_a_spare_gpu_and_two_replicas_gives_one_up_at_a_time() -> None:
+def test_plan_of_two_replicas_without_spare_gpu_gives_up_one() -> None:
     home, item, observed = steady(2, {"backend": "sglang:t1", "path": "Qwen/Qwen3-8B"})
     target = changed(item, {**item.spec, "path": "Qwen/Qwen3-4B"})
     plan = plan_of(unchanged(home), target, observed=observed)
@@ -247,7 +247,7 @@ def test_plan_without_a_spare_gpu_and_two_replicas_gives_one_up_at_a_time() -> N
     assert any("1/2" in sentence for sentence in plan.destructive)
 
 
-def test_plan_of_more_gpus_than_are_free_is_refused_before_anything() -> None:
+def test_plan_exceeding_free_gpus_is_refused() -> None:
     spec = {"service": "default", "backend": "sglang:d4t2", "path": "Qwen/Qwen3-8B"}
     with pytest.raises(NoCapacity, match="needs 8 GPUs for 4 new replicas; 4 are free"):
         plan_of(
@@ -258,7 +258,7 @@ def test_plan_of_more_gpus_than_are_free_is_refused_before_anything() -> None:
         )
 
 
-def test_plan_of_scaling_down_drains_then_stops_only_the_extra_replica() -> None:
+def test_plan_of_scale_down_drains_before_stopping_extra_replica() -> None:
     home, item, observed = steady(2)
     target = with_layer(item, "scale", {"replicas": 1}, "scaled 2 -> 1")
     plan = plan_of(unchanged(home), target, observed=observed)
@@ -272,7 +272,7 @@ def test_plan_of_scaling_down_drains_then_stops_only_the_extra_replica() -> None
     ]
 
 
-def test_plan_of_scaling_up_publishes_the_whole_set_when_all_are_ready() -> None:
+def test_plan_of_scale_up_publishes_full_set_once_ready() -> None:
     home, item, observed = steady(1)
     target = with_layer(item, "scale", {"replicas": 3}, "scaled 1 -> 3")
     plan = plan_of(unchanged(home), target, observed=observed)
@@ -281,7 +281,7 @@ def test_plan_of_scaling_up_publishes_the_whole_set_when_all_are_ready() -> None
     assert route.args.expected == 3
 
 
-def test_plan_of_a_suspended_service_stops_its_models_too() -> None:
+def test_plan_of_suspended_service_stops_its_models() -> None:
     home, item, observed = steady()
     target = changed(home, {"suspend": True})
     plan = plan_of(target, unchanged(item), observed=observed)
@@ -289,7 +289,7 @@ def test_plan_of_a_suspended_service_stops_its_models_too() -> None:
     assert not any(op.verb is Verb.SPAWN for op in plan.ops)
 
 
-def test_plan_of_a_hot_setting_configures_the_router_and_restarts_nothing() -> None:
+def test_plan_of_hot_setting_configures_router_without_restart() -> None:
     home, item, observed = steady()
     target = changed(home, {"limits": {"maxQueuedRequests": 7}, "router": {"strategy": "round_robin"}})
     plan = plan_of(target, unchanged(item), observed=observed)
@@ -297,7 +297,7 @@ def test_plan_of_a_hot_setting_configures_the_router_and_restarts_nothing() -> N
     assert plan.ops[1].args.strategy == "round_robin"
 
 
-def test_plan_of_a_changed_readiness_probe_tells_the_router_and_restarts_nothing() -> None:
+def test_plan_of_readiness_probe_configures_router_only() -> None:
     home, item, observed = steady()
     told = Readiness(period_seconds=1.0, timeout_seconds=2.0, failure_threshold=3, success_threshold=2)
     tables = observed.routes[SERVICE]
@@ -311,14 +311,14 @@ def test_plan_of_a_changed_readiness_probe_tells_the_router_and_restarts_nothing
     assert plan.ops[1].cause == "probes.readiness changed"
 
 
-def test_plan_of_another_gateway_port_starts_the_new_gateway_before_the_old_one_stops() -> None:
+def test_plan_of_changed_gateway_port_overlaps_gateways() -> None:
     home, item, observed = steady()
     target = changed(home, {"gateway": {"port": 8081}})
     plan = plan_of(target, unchanged(item), observed=observed)
     assert verbs(plan, SERVICE) == ["record", "spawn gateway/0", "await-ready gateway/0", "stop gateway/0"]
 
 
-def test_plan_of_an_immutable_change_is_a_conflict_naming_the_leaf() -> None:
+def test_plan_of_immutable_change_is_conflict_naming_field() -> None:
     _, item, _ = steady()
     with pytest.raises(Conflict, match=r"spec\.service"):
         changed(item, {**item.spec, "service": "other"})
@@ -334,20 +334,20 @@ def neighbourhood(synced: bool) -> tuple[StoredObject, StoredObject, StoredObjec
     return home, item, other, without(seen, "other-engine-0")
 
 
-def test_plan_of_a_neighbour_model_gives_a_router_that_came_back_empty_its_routes_and_no_more() -> None:
+def test_plan_restores_only_routes_of_neighbour_model() -> None:
     home, item, other, observed = neighbourhood(synced=False)
     plan = make_plan(PlanScope((unchanged(item),), context=(unchanged(home), unchanged(other))), observed, Policy())
     assert verbs(plan, "Model/other") == ["route routes", "visible routes"]
 
 
-def test_plan_of_a_neighbour_model_that_another_command_is_starting_leaves_it_alone() -> None:
+def test_plan_leaves_neighbour_model_being_started_alone() -> None:
     home, item, other, observed = neighbourhood(synced=True)
     plan = make_plan(PlanScope((unchanged(item),), context=(unchanged(home), unchanged(other))), observed, Policy())
     assert verbs(plan, "Model/other") == []
     assert [part.ref for part in plan.objects] == [MODEL], "neighbours of which nothing is done are not shown"
 
 
-def test_plan_of_deleting_service_and_model_stops_traffic_first_and_erases_last() -> None:
+def test_plan_of_deletion_stops_traffic_first_and_erases_last() -> None:
     home, item, observed = steady()
     plan = plan_of(Target(home, "delete"), Target(item, "delete"), observed=observed)
     listed = [f"{op.ref} {op.verb} {op.target}".strip() for op in plan.ops]
@@ -357,7 +357,7 @@ def test_plan_of_deleting_service_and_model_stops_traffic_first_and_erases_last(
     assert not any(op.verb is Verb.DRAIN for op in plan.ops)
 
 
-def test_plan_of_deleting_a_model_drains_and_unroutes_it() -> None:
+def test_plan_of_model_deletion_drains_and_unroutes() -> None:
     home, item, observed = steady()
     plan = make_plan(PlanScope((Target(item, "delete"),), (unchanged(home),)), observed, Policy())
     assert verbs(plan) == [
@@ -371,14 +371,14 @@ def test_plan_of_deleting_a_model_drains_and_unroutes_it() -> None:
     ]
 
 
-def test_plan_keeps_running_processes_when_only_a_spelled_out_default_is_new() -> None:
+def test_plan_of_explicit_default_keeps_running_processes() -> None:
     home, item, observed = steady()
     target = changed(item, {**item.spec, "replicas": 1, "engineArgs": {}})
     plan = plan_of(unchanged(home), target, observed=observed)
     assert not any(op.verb in (Verb.SPAWN, Verb.STOP) for op in plan.ops)
 
 
-def test_plan_text_survives_json() -> None:
+def test_plan_text_round_trips_through_json() -> None:
     home, item, observed = steady()
     plan = plan_of(unchanged(home), changed(item, {**item.spec, "path": "x"}), observed=observed)
     data = plan.to_json()
@@ -386,13 +386,13 @@ def test_plan_text_survives_json() -> None:
     assert [change["path"] for change in data["objects"][1]["changes"]] == ["spec.path"]
 
 
-def test_every_field_of_a_model_that_rolls_replaces_a_process() -> None:
+def test_every_rolling_field_replaces_a_process() -> None:
     """A field that no component looks at would be recorded, and have no effect."""
     rolling = {name for name, field in fields_of(spec_model("Model")).items() if field.update is UpdateClass.ROLL}
     assert rolling == {*ENGINE_FIELDS, *PROXY_FIELDS}
 
 
-def test_plan_of_a_model_with_an_engine_that_runs_already_starts_and_stops_its_data_proxy_only() -> None:
+def test_plan_for_running_engine_handles_only_data_proxy() -> None:
     spec = {"service": "default", "backend": "sglang:d1t4", "path": "m", "engineUrl": "http://10.0.0.2:30000"}
     plan = plan_of(created("InferenceService", "default", {}), created("Model", "qwen", spec), observed=Observed())
     started = [op for op in plan.ops if op.verb is Verb.SPAWN and op.ref == "Model/qwen"]
@@ -421,12 +421,12 @@ def calls_of_a_plan(models: int) -> int:
     return calls
 
 
-def test_work_of_a_plan_grows_with_the_number_of_models_and_no_faster() -> None:
+def test_planning_cost_is_linear_in_models() -> None:
     calls_of_a_plan(10)  # what is done once
     assert calls_of_a_plan(400) < 5 * calls_of_a_plan(100)
 
 
-def test_plan_of_deleting_what_cannot_be_seen_is_refused_and_touches_nothing() -> None:
+def test_deletion_of_unobservable_object_is_refused() -> None:
     home, item, observed = steady()
     hidden = without(observed, "qwen-engine-0", Phase.UNKNOWN)
     plan = make_plan(PlanScope((Target(item, "delete"),), (unchanged(home),)), hidden, Policy())
@@ -435,7 +435,7 @@ def test_plan_of_deleting_what_cannot_be_seen_is_refused_and_touches_nothing() -
     assert "engine/0 cannot be seen" in refused.cause
 
 
-def test_deletion_with_what_depends_on_it_is_refused_whole_where_one_cannot_be_seen() -> None:
+def test_cascade_is_refused_when_one_object_is_unobservable() -> None:
     home, item, observed = steady()
     job = stored("TrainJob", "learn", {"driver": "my.code:main"}, depends_on=(MODEL,))
     own = stored("InferenceService", "own", {}, owner="TrainJob/learn")
@@ -456,7 +456,7 @@ def test_deletion_with_what_depends_on_it_is_refused_whole_where_one_cannot_be_s
 
 
 @pytest.mark.parametrize("strategy", ["Rolling", "BlueGreen", "Recreate"])
-def test_plan_of_many_replicas_grows_with_their_number_alone(strategy: str) -> None:
+def test_planning_cost_is_linear_in_replicas(strategy: str) -> None:
     def size(count: int) -> int:
         home, item, observed = steady(count, {"backend": "sglang:t1", "strategy": {"type": strategy}})
         target = changed(item, {**item.spec, "path": "models/other"})
@@ -466,7 +466,7 @@ def test_plan_of_many_replicas_grows_with_their_number_alone(strategy: str) -> N
     assert size(200) < 2.2 * size(100)
 
 
-def test_deletion_of_many_replicas_grows_with_their_number_alone() -> None:
+def test_deletion_cost_is_linear_in_replicas() -> None:
     def size(count: int) -> int:
         home, item, observed = steady(count)
         plan = plan_of(unchanged(home), Target(item, "delete"), observed=observed)
@@ -476,7 +476,7 @@ def test_deletion_of_many_replicas_grows_with_their_number_alone() -> None:
     assert size(200) < 2.2 * size(100)
 
 
-def test_plan_of_a_model_whose_rollout_failed_names_it_and_leaves_it() -> None:
+def test_plan_names_failed_rollout_and_leaves_it() -> None:
     home, item, seen = steady()
     failed = {"type": "Degraded", "status": "True", "reason": "RolloutFailed", "message": "exited 1"}
     item = replace(item, status={"conditions": [{**failed, "observedGeneration": item.generation}]})

@@ -70,9 +70,7 @@ def converge(world: Simulation, wish: Wish, pick: Pick) -> tuple[int, Plan]:
 
 @many
 @given(worlds(), wishes(), orders())
-def test_any_wish_over_any_past_comes_true_within_the_passes_and_leaves_no_run_over(
-    world: Simulation, wish: Wish, pick: Pick
-) -> None:
+def test_any_target_state_is_reached_within_passes(world: Simulation, wish: Wish, pick: Pick) -> None:
     assume(not world.unreadable)
     passes, last = converge(world, wish, pick)
     event(f"{passes} passes")
@@ -159,7 +157,7 @@ def slot(run: Any) -> str:
 
 @many
 @given(worlds(), wishes())
-def test_what_is_not_ready_is_named_in_the_plan_with_a_cause(world: Simulation, wish: Wish) -> None:
+def test_unready_object_is_in_drift_with_cause(world: Simulation, wish: Wish) -> None:
     plan, targets = planned(world, wish)
     named = {drift.ref for drift in plan.drift if drift.message} | {op.ref for op in plan.ops if op.cause}
     named |= {item.ref for item in plan.objects if item.unseen or item.refusal}
@@ -173,7 +171,7 @@ def test_what_is_not_ready_is_named_in_the_plan_with_a_cause(world: Simulation, 
 
 @many
 @given(worlds(), wishes())
-def test_planning_twice_gives_the_same_plan(world: Simulation, wish: Wish) -> None:
+def test_planning_is_deterministic(world: Simulation, wish: Wish) -> None:
     first, _ = planned(world, wish)
     again, _ = planned(world.copy(), wish)
     assert first == again
@@ -182,7 +180,7 @@ def test_planning_twice_gives_the_same_plan(world: Simulation, wish: Wish) -> No
 
 @many
 @given(worlds(), wishes())
-def test_needs_of_ops_only_name_earlier_ops_and_every_op_has_a_cause(world: Simulation, wish: Wish) -> None:
+def test_ops_need_only_earlier_ops_and_have_causes(world: Simulation, wish: Wish) -> None:
     plan, _ = planned(world, wish)
     assert [op.id for op in plan.ops] == list(range(1, len(plan.ops) + 1))
     for op in plan.ops:
@@ -192,9 +190,7 @@ def test_needs_of_ops_only_name_earlier_ops_and_every_op_has_a_cause(world: Simu
 
 @many
 @given(worlds(), wishes(), orders(), st.integers(0, 40))
-def test_a_plan_interrupted_anywhere_is_finished_by_planning_again(
-    world: Simulation, wish: Wish, pick: Pick, moment: int
-) -> None:
+def test_interrupted_plan_is_finished_by_replanning(world: Simulation, wish: Wish, pick: Pick, moment: int) -> None:
     assume(not world.unreadable)
     plan, targets = planned(world, wish)
     world.run(plan, targets, pick, stop_after=moment)
@@ -205,7 +201,7 @@ def test_a_plan_interrupted_anywhere_is_finished_by_planning_again(
 
 @many
 @given(worlds(Chances(unknown=True)), wishes(), orders())
-def test_nothing_is_ever_done_to_what_cannot_be_seen(world: Simulation, wish: Wish, pick: Pick) -> None:
+def test_unobservable_runs_are_never_touched(world: Simulation, wish: Wish, pick: Pick) -> None:
     hidden = {run.uid for run in unseen(list(world.runs.values()))}
     event("something is out of sight" if hidden else "everything can be seen")
     plan, targets = planned(world, wish)
@@ -219,7 +215,7 @@ def test_nothing_is_ever_done_to_what_cannot_be_seen(world: Simulation, wish: Wi
 
 @many
 @given(worlds(Chances(unknown=True, serving=True)), rollouts(), orders())
-def test_what_serves_goes_on_serving_while_it_is_changed(world: Simulation, wish: Wish, pick: Pick) -> None:
+def test_serving_objects_keep_serving_during_change(world: Simulation, wish: Wish, pick: Pick) -> None:
     plan, targets = planned(world, wish)
     served = {ref: count for ref in SERVED if (count := must_go_on(world, plan, targets, ref))}
     event(f"{len(served)} objects serve")
@@ -255,7 +251,7 @@ def wanted_count(target: Target) -> int:
 
 @many
 @given(worlds(Chances(serving=True)), rollouts(), orders())
-def test_a_rollout_loses_no_more_capacity_than_it_says(world: Simulation, wish: Wish, pick: Pick) -> None:
+def test_rollout_loses_no_unannounced_capacity(world: Simulation, wish: Wish, pick: Pick) -> None:
     """Without a word about it in the plan, as many replicas serve as before, or as are wanted."""
     plan, targets = planned(world, wish)
     floors = {}
@@ -275,9 +271,7 @@ def test_a_rollout_loses_no_more_capacity_than_it_says(world: Simulation, wish: 
 
 @many
 @given(worlds(Chances(serving=True)), rollouts(), orders(), st.data())
-def test_when_new_processes_die_the_old_ones_serve_on_and_a_later_plan_comes_true(
-    world: Simulation, wish: Wish, pick: Pick, data: st.DataObject
-) -> None:
+def test_old_processes_serve_when_new_ones_die(world: Simulation, wish: Wish, pick: Pick, data: st.DataObject) -> None:
     assume(not world.unreadable)
     plan, targets = planned(world, wish)
     started = sorted(
@@ -295,6 +289,6 @@ def test_when_new_processes_die_the_old_ones_serve_on_and_a_later_plan_comes_tru
 
 @many
 @given(worlds(), wishes())
-def test_capacity_is_only_refused_when_the_machine_is_too_small(world: Simulation, wish: Wish) -> None:
+def test_capacity_is_refused_only_on_small_machine(world: Simulation, wish: Wish) -> None:
     world.free_gpus = 100
     wish.plan(world)

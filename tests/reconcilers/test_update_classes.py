@@ -48,9 +48,7 @@ def test_defaults_are_found_in_every_kind() -> None:
 
 
 @pytest.mark.parametrize(("kind", "path", "value"), SPELLED_OUT, ids=lambda each: str(each))
-def test_field_equal_to_its_default_is_recorded_only_where_it_comes_or_goes(
-    kind: str, path: FieldPath, value: Any
-) -> None:
+def test_field_equal_to_default_is_only_recorded(kind: str, path: FieldPath, value: Any) -> None:
     base = BASES[kind]
     with_default = set_path(base, path, value)
     for before, after in ((base, with_default), (with_default, base)):
@@ -81,7 +79,7 @@ def planned(target: Target, runs: list[ObservedRun]) -> Plan:
         ({"backend": "embedded"}, {"backend": "embedded", "path": "other"}, "rolling update", UpdateClass.ROLL),
     ],
 )
-def test_class_of_a_models_allocation_is_that_of_its_effect(
+def test_allocation_update_class_follows_its_effect(
     before: dict[str, Any], after: dict[str, Any], words: str, update: int
 ) -> None:
     home, item = service(), model(before)
@@ -94,7 +92,7 @@ def test_class_of_a_models_allocation_is_that_of_its_effect(
     assert words in found.cause, plan.to_text()
 
 
-def test_environment_of_a_service_replaces_all_its_own_processes_and_the_data_proxies_and_no_engine() -> None:
+def test_service_env_change_replaces_no_engine() -> None:
     home, item, seen = steady()
     env = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318"}
 
@@ -122,7 +120,7 @@ def test_environment_of_a_service_replaces_all_its_own_processes_and_the_data_pr
     assert "data-proxy/0" in started(Target(home, "unchanged")), "what the service has no more"
 
 
-def test_suspended_object_rolls_nothing() -> None:
+def test_suspended_object_does_not_roll() -> None:
     item = model({"suspend": True})
     target = changed(item, {**item.spec, "path": "other"})
     plan = make_plan(PlanScope((target,), (Target(service(), "unchanged"),)), world(front(service())), Policy())
@@ -134,7 +132,7 @@ def test_suspended_object_rolls_nothing() -> None:
 @pytest.mark.parametrize(
     ("fields", "cause"), [({"suspend": True}, "processes stop"), ({"replicas": 2}, "processes start")]
 )
-def test_change_that_only_starts_or_stops_processes_says_which(fields: dict[str, Any], cause: str) -> None:
+def test_change_that_restarts_nothing_names_affected_processes(fields: dict[str, Any], cause: str) -> None:
     item = model()
     old = replica(item)
     target = changed(item, {**item.spec, **fields})
@@ -146,7 +144,7 @@ def test_change_that_only_starts_or_stops_processes_says_which(fields: dict[str,
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(worlds(), wishes())
-def test_what_a_plan_says_of_an_object_is_what_its_ops_do(world: Simulation, wish: Wish) -> None:
+def test_plan_summary_matches_its_ops(world: Simulation, wish: Wish) -> None:
     try:
         plan, _ = wish.plan(world)
     except NoCapacity:

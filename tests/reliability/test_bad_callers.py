@@ -118,7 +118,7 @@ def test_wrong_request_is_refused_and_leaves_nothing(
 
 
 @fault(PART, "duplicate field", "in a request")
-def test_field_given_twice_is_taken_once(fleet: Fleet, outcome: Outcome) -> None:
+def test_duplicate_field_takes_last_value(fleet: Fleet, outcome: Outcome) -> None:
     """As every JSON reader does: the last one counts, for the relay and for the data proxy alike."""
     scene = scene_at(fleet)
     body = b'{"model": "absent", "n": 3, "messages": %s, "n": 2, "model": "tiny", "return_token_ids": true}'

@@ -22,7 +22,7 @@ def alone(tmp_path: Path, tokenizer: Path) -> Iterator[Fleet]:
 
 
 @pytest.mark.parametrize("key", [None, "key-of-a-sealed-turn"])
-def test_retry_without_a_key_gets_no_answer_of_a_sealed_trajectory(alone: Fleet, key: str | None) -> None:
+def test_unkeyed_retry_gets_no_answer_of_sealed_trajectory(alone: Fleet, key: str | None) -> None:
     machine = machine_of(alone, kills=0)()
     machine.begin(1)
     (session,) = machine.sessions
@@ -38,22 +38,22 @@ def test_retry_without_a_key_gets_no_answer_of_a_sealed_trajectory(alone: Fleet,
     machine.teardown()
 
 
-def test_histories_of_one_data_proxy_agree_with_the_model(alone: Fleet) -> None:
+def test_one_data_proxy_histories_match_model(alone: Fleet) -> None:
     run_state_machine_as_test(machine_of(alone, kills=1), settings=profile(6, 25, derandomize=True))
 
 
 @pytest.mark.extended
-def test_histories_of_the_whole_data_plane_agree_with_the_model(fleet: Fleet) -> None:
+def test_whole_data_plane_histories_match_model(fleet: Fleet) -> None:
     run_state_machine_as_test(machine_of(fleet, kills=1), settings=profile(5, 25, derandomize=True))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_many_histories_of_one_data_proxy_agree_with_the_model(alone: Fleet) -> None:
+def test_many_one_data_proxy_histories_match_model(alone: Fleet) -> None:
     run_state_machine_as_test(machine_of(alone, kills=2), settings=profile(80, 50))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_many_histories_of_the_whole_data_plane_agree_with_the_model(fleet: Fleet) -> None:
+def test_many_whole_data_plane_histories_match_model(fleet: Fleet) -> None:
     run_state_machine_as_test(machine_of(fleet, kills=2), settings=profile(60, 50))

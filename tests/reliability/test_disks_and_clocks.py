@@ -84,9 +84,7 @@ OPERATIONS: dict[str, Callable[[Scene], Answer]] = {
 
 
 @pytest.mark.parametrize("when", [pytest.param(when, marks=fault(FULL, "disk full", when)) for when in OPERATIONS])
-def test_full_disk_refuses_what_it_cannot_keep_and_takes_it_when_there_is_room(
-    fleet: Fleet, outcome: Outcome, when: str
-) -> None:
+def test_full_disk_refuses_writes_until_space_is_free(fleet: Fleet, outcome: Outcome, when: str) -> None:
     scene, operation, proxy = scene_at(fleet, turns=2), OPERATIONS[when], fleet.proxies[0].process
     if operation is _export:
         assert _reward(scene).status == 200
@@ -107,7 +105,7 @@ def test_full_disk_refuses_what_it_cannot_keep_and_takes_it_when_there_is_room(
 
 
 @fault(FULL, "disk full", "in a stream")
-def test_disk_that_fills_up_in_a_stream_ends_it_with_an_error(fleet: Fleet, outcome: Outcome) -> None:
+def test_disk_filling_mid_stream_ends_it_with_error(fleet: Fleet, outcome: Outcome) -> None:
     scene, engine = scene_at(fleet), fleet.engines[0]
     instruct(engine, hold_after=2)
     line, body = Line(fleet.front), scene.body(stream=True)
@@ -123,9 +121,7 @@ def test_disk_that_fills_up_in_a_stream_ends_it_with_an_error(fleet: Fleet, outc
 
 
 @fault(FULL, "file system that refuses a folder", "at the start of a data proxy")
-def test_state_folder_that_cannot_be_made_is_reported_at_the_start(
-    processes: Processes, tokenizer: Path, outcome: Outcome
-) -> None:
+def test_uncreatable_state_folder_is_reported_at_start(processes: Processes, tokenizer: Path, outcome: Outcome) -> None:
     flags = ("--model", MODEL, "--engine", "embedded", "--engine-url", "http://127.0.0.1:9", "--port", "0")
     argv = ("-m", "areal.services.inference.data_proxy", *flags, "--tokenizer-path", str(tokenizer))
     process = processes.spawn(*argv, "--state-dir", "/proc/areal-state")
@@ -233,7 +229,7 @@ def test_damaged_tail_costs_at_most_the_last_record(
         pytest.param(_cut_payload, marks=slow_fault(DAMAGE, "payload truncated", "in an earlier record")),
     ],
 )
-def test_damaged_payload_is_named_and_never_exported(
+def test_damaged_payload_is_reported_and_never_exported(
     own: Fleet, outcome: Outcome, damage: Callable[[Files], None]
 ) -> None:
     spoilt, good = scene_at(own, turns=2), scene_at(own, turns=2)
@@ -255,9 +251,7 @@ def test_damaged_payload_is_named_and_never_exported(
         pytest.param(_half_database, marks=slow_fault(DAMAGE, "database truncated to half", "the whole file")),
     ],
 )
-def test_journal_that_cannot_be_read_is_not_overwritten(
-    own: Fleet, outcome: Outcome, damage: Callable[[Files], None]
-) -> None:
+def test_unreadable_journal_is_not_overwritten(own: Fleet, outcome: Outcome, damage: Callable[[Files], None]) -> None:
     scene_at(own, turns=30)
     proxy = own.proxies[0]
     proxy.kill()
@@ -301,7 +295,7 @@ def clock(tmp_path: Path, processes: Processes, tokenizer: Path) -> Iterator[tup
         pytest.param(600, "forward by ten minutes", marks=slow_fault(CLOCK, "forward by ten minutes", "in a session")),
     ],
 )
-def test_clock_that_jumps_in_a_session_loses_nothing(
+def test_clock_jump_during_session_loses_nothing(
     clock: tuple[Fleet, Callable[[float], None]], outcome: Outcome, seconds: float, what: str
 ) -> None:
     fleet, jump = clock
@@ -317,7 +311,7 @@ def test_clock_that_jumps_in_a_session_loses_nothing(
 
 
 @fault(CLOCK, "forward by two days", "while sessions are idle")
-def test_clock_that_jumps_beyond_every_deadline_ends_what_lay_idle_for_so_long(
+def test_clock_jump_beyond_deadlines_ends_idle_sessions(
     clock: tuple[Fleet, Callable[[float], None]], outcome: Outcome
 ) -> None:
     fleet, jump = clock

@@ -48,9 +48,7 @@ def gap(model: Any, prompt: list[int], made: Sampled) -> float:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_histories_over_an_embedded_engine_agree_with_the_model(
-    fleet: Fleet, checkpoints: list[tuple[Path, Any]]
-) -> None:
+def test_embedded_engine_histories_match_model(fleet: Fleet, checkpoints: list[tuple[Path, Any]]) -> None:
     run_state_machine_as_test(machine_of(fleet, kills=1), settings=profile(30, 30))
     compared = 0
     for seen in fleet.witness.calls().values():

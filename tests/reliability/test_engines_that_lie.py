@@ -45,9 +45,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory, tokenizer: Path) -> Iterator
 @pytest.mark.parametrize(
     "lie", [pytest.param(lie, id=name, marks=fault(PART, name, "in an answer")) for name, lie in LIES.items()]
 )
-def test_engine_that_lies_fails_its_call_and_nothing_of_it_is_recorded(
-    fleet: Fleet, outcome: Outcome, lie: dict[str, Any]
-) -> None:
+def test_invalid_engine_output_fails_its_call_unrecorded(fleet: Fleet, outcome: Outcome, lie: dict[str, Any]) -> None:
     scene = scene_at(fleet)
     instruct(fleet.engines[0], **lie)
     body, streamed = scene.body(), scene.body(stream=True)

@@ -75,7 +75,7 @@ def serves_on(other: Scene) -> str:
         pytest.param("in a stream", 2, marks=(fault(STUCK, "engine", "in a stream"), pytest.mark.slow)),
     ],
 )
-def test_engine_held_still_is_a_failure_in_time(fleet: Fleet, outcome: Outcome, phase: str, tokens: int) -> None:
+def test_halted_engine_fails_in_time(fleet: Fleet, outcome: Outcome, phase: str, tokens: int) -> None:
     scene, place = scene_of(fleet)
     other = neighbour(fleet, place)
     engine = fleet.engines[place]
@@ -104,7 +104,7 @@ def test_engine_held_still_is_a_failure_in_time(fleet: Fleet, outcome: Outcome, 
         pytest.param("in a stream", 2, marks=fault(STUCK, "data proxy", "in a stream")),
     ],
 )
-def test_data_proxy_held_still_is_a_failure_in_time(fleet: Fleet, outcome: Outcome, phase: str, tokens: int) -> None:
+def test_halted_data_proxy_fails_in_time(fleet: Fleet, outcome: Outcome, phase: str, tokens: int) -> None:
     scene, place = scene_of(fleet)
     other = neighbour(fleet, place)
     instruct(fleet.engines[place], hold_after=tokens)
@@ -124,7 +124,7 @@ def test_data_proxy_held_still_is_a_failure_in_time(fleet: Fleet, outcome: Outco
 
 
 @fault(STUCK, "router", "while calls are made")
-def test_router_held_still_is_not_noticed_by_calls(fleet: Fleet, outcome: Outcome) -> None:
+def test_halted_router_does_not_affect_calls(fleet: Fleet, outcome: Outcome) -> None:
     assert fleet.router is not None
     scene, _ = scene_of(fleet)
     with halted(fleet.router.process.popen.pid):
@@ -136,7 +136,7 @@ def test_router_held_still_is_not_noticed_by_calls(fleet: Fleet, outcome: Outcom
 
 
 @fault(STUCK, "one of two relays", "while calls are made")
-def test_relay_held_still_holds_its_own_callers_only(fleet: Fleet, outcome: Outcome) -> None:
+def test_halted_relay_holds_only_its_callers(fleet: Fleet, outcome: Outcome) -> None:
     scene, _ = scene_of(fleet)
     stuck, free = Line(fleet.front), Line(fleet.front)
     victim = stuck.pid()
@@ -157,7 +157,7 @@ def test_relay_held_still_holds_its_own_callers_only(fleet: Fleet, outcome: Outc
 
 
 @pytest.mark.parametrize("manners", behaviours(ENGINE))
-def test_stranger_at_an_engines_address_is_a_failed_call(
+def test_foreign_server_at_engine_address_fails_call(
     processes: Processes, tokenizer: Path, tmp_path: Path, outcome: Outcome, manners: str
 ) -> None:
     with peer(manners) as stranger:
@@ -178,9 +178,7 @@ def test_stranger_at_an_engines_address_is_a_failed_call(
 
 
 @pytest.mark.parametrize("manners", behaviours(WORKER))
-def test_stranger_at_a_data_proxys_address_costs_at_most_its_own_calls(
-    fleet: Fleet, outcome: Outcome, manners: str
-) -> None:
+def test_foreign_server_at_proxy_address_fails_only_its_calls(fleet: Fleet, outcome: Outcome, manners: str) -> None:
     """It is asked beside a good one, by calls that have no session; what it did not begin is done elsewhere."""
     with peer(manners) as stranger:
         fleet.register(stranger.url)

@@ -219,7 +219,7 @@ def test_killed_process_loses_nothing_acknowledged(stage: Stage, outcome: Outcom
 
 
 @pytest.mark.parametrize("victim", ["data proxy", "engine"])
-def test_second_sample_of_a_body_is_a_second_one_where_a_process_is_killed(stage: Stage, victim: str) -> None:
+def test_second_sample_is_kept_distinct_when_process_is_killed(stage: Stage, victim: str) -> None:
     """The relay tries again what no caller has repeated."""
     kill, heal = VICTIMS[victim]
     body = stage.scene.body()

@@ -38,7 +38,7 @@ def scenes_of_both(fleet: Fleet) -> tuple[Scene, Scene]:
 
 @pytest.mark.extended
 @fault(PART, "data proxy and its engine lost permanently", "idle")
-def test_lost_replicas_sessions_go_on_at_its_sibling(fleet: Fleet, outcome: Outcome) -> None:
+def test_sessions_of_lost_replica_continue_at_sibling(fleet: Fleet, outcome: Outcome) -> None:
     scene, other = scenes_of_both(fleet)
     rewarded = scene_at(fleet)
     assert rewarded.rollout.post("/rl/set_reward", {"reward": 1.0}).status == 200
@@ -56,7 +56,7 @@ def test_lost_replicas_sessions_go_on_at_its_sibling(fleet: Fleet, outcome: Outc
 
 @pytest.mark.slow
 @fault(PART, "data proxy terminated (`SIGTERM`)", "in a stream")
-def test_drained_data_proxy_finishes_its_stream_and_leaves_its_sessions(fleet: Fleet, outcome: Outcome) -> None:
+def test_drained_data_proxy_finishes_stream_and_moves_sessions(fleet: Fleet, outcome: Outcome) -> None:
     scene, _ = scenes_of_both(fleet)
     engine, proxy = fleet.engines[0], fleet.proxies[0].process
     instruct(engine, hold_after=2)
@@ -77,7 +77,7 @@ def test_drained_data_proxy_finishes_its_stream_and_leaves_its_sessions(fleet: F
 
 @pytest.mark.slow
 @fault(PART, "engine lost permanently", "its data proxy is alive")
-def test_lost_engine_holds_its_sessions_until_another_comes(fleet: Fleet, outcome: Outcome) -> None:
+def test_lost_engine_holds_its_sessions_until_replaced(fleet: Fleet, outcome: Outcome) -> None:
     scene, other = scenes_of_both(fleet)
     fleet.configure(request_timeout_seconds=PATIENCE_S)
     fleet.engines[0].kill()
@@ -96,7 +96,7 @@ def test_lost_engine_holds_its_sessions_until_another_comes(fleet: Fleet, outcom
 
 @pytest.mark.extended
 @fault(PART, "every process killed at once", "in calls")
-def test_whole_service_killed_comes_back_with_everything(fleet: Fleet, outcome: Outcome) -> None:
+def test_killed_service_returns_with_everything(fleet: Fleet, outcome: Outcome) -> None:
     scenes = scenes_of_both(fleet)
     for engine in fleet.engines:
         instruct(engine, hold_after=2)
@@ -128,7 +128,7 @@ def test_whole_service_killed_comes_back_with_everything(fleet: Fleet, outcome: 
 
 @pytest.mark.slow
 @fault(PART, "gateway and router restart without state", "before they are configured")
-def test_gateway_and_router_that_know_nothing_refuse_and_then_serve(fleet: Fleet, outcome: Outcome) -> None:
+def test_emptied_gateway_and_router_refuse_then_serve(fleet: Fleet, outcome: Outcome) -> None:
     scene, _ = scenes_of_both(fleet)
     fleet.configure(request_timeout_seconds=PATIENCE_S)
     assert fleet.router is not None and fleet.gateway is not None
@@ -172,7 +172,7 @@ def test_export_of_two_replicas_waits_for_both(tmp_path: Path, tokenizer: Path, 
 
 @pytest.mark.slow
 @fault(PART, "engine dead", "at a pause of all workers")
-def test_pause_that_one_worker_cannot_keep_is_reported(fleet: Fleet, outcome: Outcome) -> None:
+def test_pause_failing_on_one_worker_is_reported(fleet: Fleet, outcome: Outcome) -> None:
     scene, other = scenes_of_both(fleet)
     fleet.engines[0].kill()
     answer = fleet.admin("POST", "/pause_generation/all", {})

@@ -54,7 +54,7 @@ def nothing_runs(fleet: Fleet) -> None:
         pytest.param(2, True, marks=fault(PART, "caller disconnects", "in a stream")),
     ],
 )
-def test_caller_that_leaves_ends_its_own_call(
+def test_caller_disconnect_ends_its_call(
     fleet: Fleet, scene: Scene, outcome: Outcome, tokens: int, stream: bool
 ) -> None:
     engine = fleet.engines[0]
@@ -79,7 +79,7 @@ def test_caller_that_leaves_ends_its_own_call(
 
 
 @fault(PART, "caller half-closes the connection after its request", "before the first byte")
-def test_half_closed_caller(fleet: Fleet, scene: Scene, outcome: Outcome) -> None:
+def test_half_closed_caller_is_answered(fleet: Fleet, scene: Scene, outcome: Outcome) -> None:
     instruct(fleet.engines[0], hold_after=0)
     headers = {"Authorization": f"Bearer {scene.rollout.key}"}
     with contextlib.closing(dial(fleet.front)) as sock:
@@ -107,7 +107,7 @@ def test_pipelined_requests_are_answered_in_their_order(fleet: Fleet, scene: Sce
 
 
 @fault(PART, f"{STORM} concurrent attempts of one call", "at a call")
-def test_storm_of_retries_is_one_sample(fleet: Fleet, scene: Scene, outcome: Outcome) -> None:
+def test_retry_storm_is_one_sample(fleet: Fleet, scene: Scene, outcome: Outcome) -> None:
     instruct(fleet.engines[0], hold_after=1)
     body = scene.body()
     calls = len(fleet.witness.calls())
@@ -126,7 +126,7 @@ def test_storm_of_retries_is_one_sample(fleet: Fleet, scene: Scene, outcome: Out
 
 @pytest.mark.slow
 @fault(PART, "caller does not read its stream", "in a stream of eight times 50,000 tokens")
-def test_slow_reader_holds_the_engine_back_for_itself_alone(fleet: Fleet, scene: Scene, outcome: Outcome) -> None:
+def test_slow_reader_slows_engine_only_for_itself(fleet: Fleet, scene: Scene, outcome: Outcome) -> None:
     tokens = 50_000
     instruct(fleet.engines[0], at_least=tokens)
     proxy = psutil.Process(fleet.proxies[0].process.popen.pid)
@@ -160,7 +160,7 @@ HALF_BODY = request(CHAT, {"Content-Length": "1000"}, b'{"messages": ')
     ],
 )
 @pytest.mark.slow
-def test_callers_that_never_finish_their_request_are_disconnected(
+def test_callers_with_unfinished_requests_are_disconnected(
     fleet: Fleet, scene: Scene, outcome: Outcome, words: bytes
 ) -> None:
     """Slow-loris: each holds a connection by saying next to nothing."""
@@ -184,7 +184,7 @@ def test_callers_that_never_finish_their_request_are_disconnected(
 
 @pytest.mark.slow
 @fault(PART, "10,000 idle connections", "while calls are made")
-def test_ten_thousand_idle_connections_are_not_noticed(fleet: Fleet, scene: Scene, outcome: Outcome) -> None:
+def test_ten_thousand_idle_connections_have_no_effect(fleet: Fleet, scene: Scene, outcome: Outcome) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < IDLE + 1000:
         pytest.skip(f"this machine allows {hard} open files")

@@ -22,7 +22,7 @@ def test_page_has_a_row_for_each_fault_and_no_other() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_page_is_read_back_as_it_was_written() -> None:
+def test_page_round_trips() -> None:
     rows = [
         Row(Fault("Part one", "a | b", "in a call"), "502 `x`", "nothing", "served"),
         Row(Fault("Part two", "c", "idle"), "answered", "once", "served"),

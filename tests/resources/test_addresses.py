@@ -28,7 +28,7 @@ from areal.resources.addresses import ExternalUrl, UrlError, check_server_url, p
         ("http://[::1]:8000", ExternalUrl("http", "::1", 8000, "/v1")),
     ],
 )
-def test_url_is_read_into_its_parts(text: str, url: ExternalUrl) -> None:
+def test_url_is_parsed_into_parts(text: str, url: ExternalUrl) -> None:
     assert parse_external_url(text) == url
 
 
@@ -82,7 +82,7 @@ def test_url_is_read_into_its_parts(text: str, url: ExternalUrl) -> None:
         ),
     ],
 )
-def test_what_is_no_base_url_is_refused(text: str) -> None:
+def test_rejects_invalid_base_url(text: str) -> None:
     with pytest.raises(UrlError):
         parse_external_url(text)
 
@@ -104,14 +104,14 @@ ODD_LOOPBACKS = [
 
 
 @pytest.mark.parametrize("host", ODD_LOOPBACKS)
-def test_address_in_a_spelling_of_its_own_is_no_host(host: str) -> None:
+def test_nonstandard_address_spelling_is_refused(host: str) -> None:
     for text in (f"http://{host}", f"http://{host}./v1", f"https://{host}:80"):
         with pytest.raises(UrlError):
             parse_external_url(text, allow_private=True)
 
 
 @pytest.mark.parametrize("host", ["１２７.0.0.1", "127。0。0。1", "①②⑦.0.0.1", "ⓛocalhost"])
-def test_compatibility_forms_are_read_as_what_they_stand_for(host: str) -> None:
+def test_compatibility_characters_are_normalised(host: str) -> None:
     assert parse_external_url(f"http://{host}").host in ("127.0.0.1", "localhost")
 
 
@@ -135,23 +135,23 @@ PRIVATE = [
 
 
 @pytest.mark.parametrize("text", FORBIDDEN)
-def test_link_local_metadata_and_unspecified_addresses_are_refused_whatever_is_allowed(text: str) -> None:
+def test_metadata_and_unspecified_addresses_are_always_refused(text: str) -> None:
     assert refusal(ipaddress.ip_address(text), allow_private=True) is not None
 
 
 @pytest.mark.parametrize("text", PRIVATE)
-def test_private_address_needs_the_setting(text: str) -> None:
+def test_private_address_requires_setting(text: str) -> None:
     address = ipaddress.ip_address(text)
     assert "allowPrivate" in str(refusal(address, allow_private=False))
     assert refusal(address, allow_private=True) is None
 
 
 @pytest.mark.parametrize("text", ["8.8.8.8", "2606:4700::1111", "::ffff:8.8.8.8", "64:ff9b::808:808"])
-def test_public_address_needs_nothing(text: str) -> None:
+def test_public_address_requires_no_setting(text: str) -> None:
     assert refusal(ipaddress.ip_address(text), allow_private=False) is None
 
 
-def test_loopback_is_meant_by_a_url_that_says_it_and_by_no_other_name() -> None:
+def test_loopback_is_allowed_only_by_literal_name() -> None:
     here = ipaddress.ip_address("127.0.0.1")
     for text in ("http://localhost", "http://127.0.0.1", "http://[::1]"):
         assert parse_external_url(text).refusal(here, allow_private=False) is None
@@ -170,7 +170,7 @@ ALPHABET = string.ascii_letters + string.digits + "-_.:/@[]%?#\\ \t\n＠。０xX
 @given(st.text(alphabet=ALPHABET, max_size=40).map("http://".__add__) | st.text(max_size=30))
 @example("http://a.b:80@127.0.0.1")
 @example("http://127.0.0.1#@a.b")
-def test_what_is_read_reads_back_the_same_and_as_others_read_it(text: str) -> None:
+def test_parsed_url_round_trips_and_matches_other_parsers(text: str) -> None:
     """No text has two readings: its own form parses to itself, and the usual parser sees the same host in it."""
     with contextlib.suppress(UrlError):
         url = parse_external_url(text, allow_private=True)
@@ -181,7 +181,7 @@ def test_what_is_read_reads_back_the_same_and_as_others_read_it(text: str) -> No
 
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from(["dec", "hex", "oct", "short", "plain"]), st.booleans())
-def test_ipv4_in_any_spelling_is_itself_or_refused(number: int, form: str, dot: bool) -> None:
+def test_ipv4_spelling_is_canonical_or_refused(number: int, form: str, dot: bool) -> None:
     """Never another address than the one that the C library would connect to."""
     quad = str(ipaddress.IPv4Address(number))
     spelled = {
@@ -198,7 +198,7 @@ def test_ipv4_in_any_spelling_is_itself_or_refused(number: int, form: str, dot: 
 
 
 @given(st.integers(0, 2**128 - 1) | st.integers(0, 2**32 - 1).map(lambda low: (0xFFFF << 32) | low))
-def test_ipv6_in_any_spelling_is_judged_as_the_address_that_it_is(number: int) -> None:
+def test_ipv6_spelling_is_judged_by_its_address(number: int) -> None:
     address = ipaddress.IPv6Address(number)
     verdict = refusal(address, allow_private=False)
     for spelled in (address.compressed, address.exploded, address.exploded.upper()):
@@ -210,7 +210,7 @@ def test_ipv6_in_any_spelling_is_judged_as_the_address_that_it_is(number: int) -
 
 
 @given(st.ip_addresses(v=4), st.booleans())
-def test_mapped_address_is_never_better_than_the_one_inside(address: ipaddress.IPv4Address, allow: bool) -> None:
+def test_mapped_address_is_judged_by_inner_one(address: ipaddress.IPv4Address, allow: bool) -> None:
     for prefix in (0xFFFF << 32, 0x64FF9B << 96):
         outer = ipaddress.IPv6Address(prefix | int(address))
         inner = refusal(address, allow_private=allow)
@@ -218,7 +218,7 @@ def test_mapped_address_is_never_better_than_the_one_inside(address: ipaddress.I
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:8000/mcp", "http://tools.internal/mcp?x=1", "https://10.0.0.3/mcp"])
-def test_server_of_tools_may_be_private(url: str) -> None:
+def test_tool_server_may_be_private(url: str) -> None:
     check_server_url(url)
 
 
@@ -226,12 +226,12 @@ def test_server_of_tools_may_be_private(url: str) -> None:
     "url",
     ["http://169.254.169.254/latest", "http://0xa9fea9fe/", "http://[fd00:ec2::254]/mcp", "http://100.100.100.200"],
 )
-def test_server_of_tools_is_at_no_address_of_credentials(url: str) -> None:
+def test_tool_server_at_metadata_address_is_refused(url: str) -> None:
     with pytest.raises(UrlError):
         check_server_url(url)
 
 
-def test_private_address_is_refused_with_the_setting_of_the_caller() -> None:
+def test_private_address_error_names_callers_setting() -> None:
     with pytest.raises(UrlError) as caught:
         parse_external_url("http://10.0.0.2/v1")
     assert caught.value.is_private and caught.value.problem == "leads to 10.0.0.2, a private address"

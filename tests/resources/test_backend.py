@@ -40,13 +40,13 @@ from areal.wire.processes import EmbeddedEngineConfig
         ("sglang.d4p1m2+d8p1m1", "sglang:d4t2+fsdp:d8", 16),
     ],
 )
-def test_parse_backend_both_spellings_have_one_canonical_form(text: str, canonical: str, world: int) -> None:
+def test_parse_backend_canonicalises_both_spellings(text: str, canonical: str, world: int) -> None:
     allocation = parse_backend(text)
     assert str(allocation) == canonical
     assert allocation.world_size == world
 
 
-def test_parse_backend_tells_inference_from_training() -> None:
+def test_parse_backend_separates_inference_and_training() -> None:
     allocation = parse_backend("fsdp:d8+vllm:d2t2")
     assert allocation.inference == Part("vllm", data=2, tensor=2)
     assert allocation.training == Part("fsdp", data=8)
@@ -83,14 +83,14 @@ def test_parse_backend_tells_inference_from_training() -> None:
         ("sglang:d99999999999999999999", 9, "needs a number"),
     ],
 )
-def test_parse_backend_bad_names_the_column(text: str, column: int, message: str) -> None:
+def test_parse_backend_error_names_column(text: str, column: int, message: str) -> None:
     with pytest.raises(BackendError) as caught:
         parse_backend(text)
     assert caught.value.column == column
     assert message in caught.value.message
 
 
-def test_parse_backend_of_a_model_is_one_inference_engine() -> None:
+def test_parse_backend_of_model_requires_one_inference_engine() -> None:
     with pytest.raises(BackendError, match="one engine only"):
         parse_backend("sglang:d2+fsdp:d2", engines=INFERENCE_ENGINES, single=True)
     with pytest.raises(BackendError, match='unknown engine "fsdp"'):
@@ -98,7 +98,7 @@ def test_parse_backend_of_a_model_is_one_inference_engine() -> None:
 
 
 @given(st.text("sglangvmd:.+0123tpce ", max_size=24) | st.text(max_size=12))
-def test_parse_backend_of_anything_parses_or_names_a_column_inside(text: str) -> None:
+def test_parse_backend_of_any_text_parses_or_names_column(text: str) -> None:
     try:
         allocation = parse_backend(text)
     except BackendError as error:
@@ -108,7 +108,7 @@ def test_parse_backend_of_anything_parses_or_names_a_column_inside(text: str) ->
 
 
 @given(*[st.sampled_from([1, 2, 4])] * 4)
-def test_parse_backend_of_a_layout_of_its_own_for_experts_comes_back(data: int, tensor: int, own: int, e: int) -> None:
+def test_parse_backend_of_expert_layout_round_trips(data: int, tensor: int, own: int, e: int) -> None:
     size = data * tensor
     if size % (own * e):
         return
@@ -126,14 +126,14 @@ def test_parse_backend_canonical_form_is_stable(engine: str, size: int) -> None:
 OURS = {"model-path", "lora", "host", "port", "admin-key-file", "log-level"}
 
 
-def test_embedded_flags_are_those_of_its_configuration() -> None:
+def test_embedded_flags_match_configuration() -> None:
     flags = own_flags("embedded")
     assert set(flags) == {field.name.replace("_", "-") for field in fields(EmbeddedEngineConfig)} - OURS
     assert flags["dtype"].choices == ("auto", "float32", "bfloat16", "float16")
     assert (flags["device"].type, flags["max-model-len"].type, flags["drain-timeout"].type) == (str, int, float)
 
 
-def test_flags_of_ours_are_known_to_be_the_engines() -> None:
+def test_areal_flags_exist_in_engine() -> None:
     for name in OURS:
         ((argument, fault),) = engine_arg_faults("embedded", {name: "x"})
         assert argument == name and "set by areal" in fault
@@ -155,7 +155,7 @@ def test_flags_of_ours_are_known_to_be_the_engines() -> None:
         ({"modelPath": "x"}, "from path"),
     ],
 )
-def test_fault_names_the_argument_and_what_was_meant(arguments: dict[str, Any], fault: str) -> None:
+def test_fault_names_argument_and_suggestion(arguments: dict[str, Any], fault: str) -> None:
     ((name, message),) = engine_arg_faults("embedded", arguments)
     assert name in arguments and fault in message
 
@@ -169,7 +169,7 @@ def test_good_arguments_have_no_fault() -> None:
 
 @pytest.mark.parametrize("name", ["stream-interval", "streamInterval", "stream_interval"])
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
-def test_stream_interval_above_one_is_refused_since_versions_of_tokens_would_be_wrong(engine: str, name: str) -> None:
+def test_stream_interval_above_one_is_refused(engine: str, name: str) -> None:
     value: object
     for value in (2, "8", 0, 1.5, True):
         for known in (None, {"stream-interval"}):
@@ -183,7 +183,7 @@ def test_names_are_read_in_every_spelling() -> None:
     assert {flag_name(name) for name in ("maxBatchSize", "max_batch_size", "max-batch-size")} == {"max-batch-size"}
 
 
-def test_manifest_says_where_the_argument_is() -> None:
+def test_manifest_fault_gives_argument_position() -> None:
     spec = {"backend": "embedded", "path": "x", "engineArgs": {"maxBatchSiz": 8}}
     ((path, message),) = validate("Model", spec)
     assert path == ("engineArgs", "maxBatchSiz") and "did you mean" in message
@@ -192,7 +192,7 @@ def test_manifest_says_where_the_argument_is() -> None:
     assert path == ("engineArgs", "tensorParallelSize") and "from backend" in message
 
 
-def test_arguments_of_a_job_are_without_what_areal_sets_and_what_says_nothing() -> None:
+def test_job_arguments_omit_derived_and_empty_values() -> None:
     section = {"model": "x", "tensor_parallel_size": 2, "max_model_len": 10, "seed": None, "dtype": "", "extra": {}}
     assert engine_arguments("vllm", section, "bfloat16") == {"max_model_len": 10}
     assert engine_arguments("embedded", {"threads": 2}, "bfloat16") == {"dtype": "bfloat16", "threads": 2}

@@ -111,11 +111,11 @@ def test_one_mistake_gives_one_line(extra: str, fault: str | None) -> None:
         ("backend: embedded", "backend: *engine", "5:12: unknown alias *engine: no &engine before it in this document"),
     ],
 )
-def test_one_mistake_in_place_gives_one_line(old: str, new: str, fault: str) -> None:
+def test_one_edited_mistake_gives_one_line(old: str, new: str, fault: str) -> None:
     assert faults(MODEL.replace(old, new, 1)) == [fault]
 
 
-def test_all_mistakes_of_all_files_come_at_once(tmp_path: Path) -> None:
+def test_all_mistakes_of_all_files_are_reported_together(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(MODEL.replace("embedded", "vlm:d2") + "  replicaz: 1\n")
     (tmp_path / "b.yaml").write_text(MODEL.replace("./m", "{}").replace("qwen", "b"))
     (tmp_path / "c.yaml").write_text("a: [\n")
@@ -129,7 +129,7 @@ def test_all_mistakes_of_all_files_come_at_once(tmp_path: Path) -> None:
     ]
 
 
-def test_diagnostics_go_into_the_error_with_exit_status_and_hints() -> None:
+def test_diagnostics_have_exit_status_and_hints() -> None:
     with pytest.raises(ManifestError) as caught:
         render(RenderRequest(("-",), stdin=MODEL.replace("kind: Model", "kind: Pod")))
     (fault,) = caught.value.diagnostics
@@ -146,7 +146,7 @@ def test_diagnostics_go_into_the_error_with_exit_status_and_hints() -> None:
     assert caught.value.hint == fault.hint
 
 
-def test_same_object_twice_names_both_places(tmp_path: Path) -> None:
+def test_duplicate_object_error_names_both_places(tmp_path: Path) -> None:
     one, two = tmp_path / "1.yaml", tmp_path / "2.yaml"
     one.write_text(MODEL)
     two.write_text(MODEL)
@@ -154,7 +154,7 @@ def test_same_object_twice_names_both_places(tmp_path: Path) -> None:
     assert str(fault) == f"{two}:3:18: metadata.name: Model/qwen is declared twice: first at {one}:3:18"
 
 
-def test_two_models_of_a_service_have_different_names_for_its_clients() -> None:
+def test_served_names_are_unique_per_service() -> None:
     named = f"{HEAD}kind: Model\nmetadata: {{name: %s}}\nspec: {{backend: embedded, path: m, service: %s, %s}}\n"
     (odd,) = faults(named % ("a", "s", 'servedModelName: "a:b"'))
     assert 'must be letters, digits, ".", "_", "/" and "-"' in odd and odd.endswith('got "a:b"')
@@ -191,7 +191,7 @@ def test_inline_models_of_one_name_collide() -> None:
     ]
 
 
-def test_generated_names_that_repeat_name_their_items() -> None:
+def test_duplicate_generated_names_name_their_items() -> None:
     text = (
         f"{HEAD}generate: {{each: [1, 2]}}\n"
         "template:\n  kind: Model\n  metadata: {name: same}\n  spec: {backend: embedded, path: m}\n"
@@ -201,7 +201,7 @@ def test_generated_names_that_repeat_name_their_items() -> None:
     ]
 
 
-def test_dependency_cycle_names_every_edge() -> None:
+def test_dependency_cycle_error_names_every_edge() -> None:
     job = f"{HEAD}kind: TrainJob\nmetadata: {{name: j, dependsOn: [model/qwen]}}\nspec: {{driver: 'a:b'}}\n"
     loop = model().replace("name: qwen", "name: qwen, dependsOn: [job/j]")
     cycle = "Model/qwen -> TrainJob/j (<stdin>:3:36) -> Model/qwen (<stdin>:8:33)"
@@ -214,7 +214,7 @@ def test_cycle_through_an_implied_reference_is_found() -> None:
     assert "dependency cycle: InferenceService/default -> Model/qwen" in fault and "InferenceService/default (" in fault
 
 
-def test_object_that_depends_on_itself_is_a_cycle() -> None:
+def test_self_dependency_is_a_cycle() -> None:
     (fault,) = faults(model().replace("name: qwen", "name: qwen, dependsOn: [model/qwen]"))
     assert "dependency cycle: Model/qwen -> Model/qwen" in fault
 
@@ -241,12 +241,12 @@ def test_bad_file_is_one_line(tmp_path: Path, data: bytes, fault: str) -> None:
     assert len(found) == 1 and found[0].startswith(f"{path}:{fault}")
 
 
-def test_missing_file_and_unreadable_folder_say_why(tmp_path: Path) -> None:
+def test_missing_or_unreadable_path_is_explained(tmp_path: Path) -> None:
     (fault,) = diagnostics(RenderRequest((str(tmp_path / "no.yaml"),)))
     assert str(fault) == f"{tmp_path}/no.yaml:1:1: cannot be read: No such file or directory"
 
 
-def test_folder_without_manifests_points_below(tmp_path: Path) -> None:
+def test_folder_without_manifests_suggests_subfolders(tmp_path: Path) -> None:
     (fault,) = diagnostics(RenderRequest((str(tmp_path),)))
     assert "no manifests in this folder (*.yaml, *.yml, *.json)" in fault.message and fault.hint is None
     (tmp_path / "sub").mkdir()
@@ -261,13 +261,13 @@ def test_folder_of_empty_manifests_is_empty(tmp_path: Path) -> None:
     assert fault.message == "no resources: every manifest in this folder is empty"
 
 
-def test_overlay_folder_given_with_f_points_to_k(tmp_path: Path) -> None:
+def test_overlay_folder_given_with_f_suggests_k(tmp_path: Path) -> None:
     (tmp_path / "areal.overlay.yaml").write_text("")
     (fault,) = diagnostics(RenderRequest((str(tmp_path),)))
     assert fault.hint == f"use -k {tmp_path}"
 
 
-def test_huge_file_is_refused_unread(tmp_path: Path) -> None:
+def test_huge_file_is_refused_without_reading(tmp_path: Path) -> None:
     path = tmp_path / "x.yaml"
     with path.open("wb") as file:
         os.truncate(file.fileno(), 50 * MAX_FILE_BYTES)
@@ -275,7 +275,7 @@ def test_huge_file_is_refused_unread(tmp_path: Path) -> None:
     assert fault.message == "larger than 16 MiB, which no manifest is"
 
 
-def test_device_that_never_ends_is_refused() -> None:
+def test_endless_device_is_refused() -> None:
     (fault,) = diagnostics(RenderRequest(("/dev/zero",)))
     assert fault.message == "larger than 16 MiB, which no manifest is"
 
@@ -288,13 +288,13 @@ def test_alias_bomb_is_refused() -> None:
     assert any("alias bomb" in fault for fault in faults("\n".join(lines)))
 
 
-def test_values_file_given_as_a_manifest_points_to_the_flag() -> None:
+def test_values_file_given_as_manifest_suggests_flag() -> None:
     with pytest.raises(ManifestError) as caught:
         render(RenderRequest(("-",), stdin="size: 7b\n"))
     assert caught.value.hint == "values go in with --values"
 
 
-def test_fault_in_an_expression_hides_no_other_and_adds_none() -> None:
+def test_expression_fault_hides_and_adds_no_other_fault() -> None:
     text = MODEL.replace("./m", "${{ values.root }}/m") + "  replicaz: 1\n"
     assert faults(text) == [
         "6:20: spec.path: values.root is not set",
@@ -302,6 +302,6 @@ def test_fault_in_an_expression_hides_no_other_and_adds_none() -> None:
     ]
 
 
-def test_expression_inside_braces_unquoted_gets_a_hint() -> None:
+def test_unquoted_expression_in_braces_gets_hint() -> None:
     (fault,) = diagnostics(RenderRequest(("-",), stdin=HEAD + "spec: {a: ${{ values.x }}}\n"))
     assert fault.hint == 'quote "${{ }}" inside { } or [ ]'

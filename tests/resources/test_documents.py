@@ -39,7 +39,7 @@ def test_pipe_is_read_to_its_end(tmp_path: Path) -> None:
     assert found.name == "qwen"
 
 
-def test_links_to_folders_are_not_followed_down(tmp_path: Path) -> None:
+def test_symlinked_folders_are_not_followed(tmp_path: Path) -> None:
     (tmp_path / "m.yaml").write_text(model())
     (tmp_path / "loop").symlink_to(tmp_path, target_is_directory=True)
     found = render(RenderRequest((str(tmp_path),), recursive=True)).resources
@@ -56,7 +56,7 @@ def test_files_and_an_overlay_render_together(tmp_path: Path) -> None:
     assert [item.name for item in found] == ["one", "p-one"]
 
 
-def test_rendering_is_the_same_in_every_process(tmp_path: Path) -> None:
+def test_rendering_is_equal_across_processes(tmp_path: Path) -> None:
     text = "---\n".join(model("{backend: embedded, path: m, env: {B: b, A: '${{ env.HOME }}'}}", name=n) for n in "cab")
     job = f"{HEAD}kind: TrainJob\nmetadata: {{name: j, labels: {{z: z, a: a}}, dependsOn: [model/c, model/a]}}\n"
     good, bad = tmp_path / "good.yaml", tmp_path / "bad.yaml"
@@ -130,7 +130,7 @@ def test_template_may_be_several_resources() -> None:
     assert [str(item.ref) for item in found] == ["Model/a", "TrainJob/a", "Model/b", "TrainJob/b"]
 
 
-def test_profiles_beside_generate_are_its_resources() -> None:
+def test_profiles_beside_generate_apply_to_its_resources() -> None:
     text = _generate("{each: [1]}", beside="profiles: [prod]\n")
     assert rendered(text).resources == ()
     assert len(rendered(text, profile="prod").resources) == 1
@@ -172,7 +172,7 @@ def test_fault_of_every_item_is_reported_once() -> None:
     ]
 
 
-def test_fault_of_one_item_names_it() -> None:
+def test_fault_of_one_item_names_item() -> None:
     template = (
         "{kind: Model, metadata: {name: 'm${{ index }}'}, spec: {backend: embedded, path: m, replicas: '${{ item }}'}}"
     )

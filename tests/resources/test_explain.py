@@ -31,7 +31,7 @@ def test_explain_map_lists_its_fields() -> None:
     assert 'host: text = "127.0.0.1"  [RECREATE]' in text
 
 
-def test_explain_cost_includes_what_the_place_demands() -> None:
+def test_explain_cost_includes_parent_update_class() -> None:
     assert "CHANGE:  IMMUTABLE" in explain("trainjob.spec.scheduler.slurm.partition")
     assert "CHANGE:  RECREATE" in explain("isvc.spec.scheduler.slurm.partition")
     assert "partition: text  [IMMUTABLE]" in explain("trainjob.spec.scheduler.slurm")
@@ -48,7 +48,7 @@ def test_explain_cost_includes_what_the_place_demands() -> None:
         "overlay.patches.target",
     ],
 )
-def test_explain_accepts_every_way_down(path: str) -> None:
+def test_explain_accepts_every_path_form(path: str) -> None:
     assert explain(path).startswith("KIND:")
 
 
@@ -69,7 +69,7 @@ def test_explain_knows_every_field() -> None:
         ("isvc.spec.gateway.prt", 'InferenceService.spec.gateway has no field prt (did you mean "port"?)'),
     ],
 )
-def test_explain_unknown_field_suggests(path: str, message: str) -> None:
+def test_explain_of_unknown_field_suggests_name(path: str, message: str) -> None:
     with pytest.raises(NotFound) as caught:
         explain(path)
     assert str(caught.value) == message
@@ -116,7 +116,7 @@ def test_graph_text_lists_needs_in_order() -> None:
     )
 
 
-def test_graph_dot_quotes_and_dashes_what_is_elsewhere() -> None:
+def test_graph_dot_dashes_external_nodes() -> None:
     text = graph(rendered(MANIFESTS).resources, "dot")
     assert text.startswith("digraph areal {") and text.endswith("}\n")
     assert '  "TrainJob/warm" [style=dashed];' in text
@@ -130,7 +130,7 @@ def test_graph_mermaid_numbers_its_nodes() -> None:
     assert '  n3["TrainJob/warm"]:::elsewhere' in lines and "  n2 -->|dependsOn| n3" in lines
 
 
-def test_graph_is_the_same_whatever_the_order_of_files() -> None:
+def test_graph_is_independent_of_file_order() -> None:
     forward = rendered(f"{model(name='a')}---\n{model(name='b')}").resources
     backward = rendered(f"{model(name='b')}---\n{model(name='a')}").resources
     assert all(graph(forward, style) == graph(backward, style) for style in ("text", "dot", "mermaid"))

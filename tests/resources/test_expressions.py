@@ -221,7 +221,7 @@ def test_item_and_index_exist_in_a_template() -> None:
         ("${{ lambda }}", 5, 'unknown name "lambda"'),
     ],
 )
-def test_fault_names_its_column(text: str, column: int, message: str) -> None:
+def test_expression_fault_names_column(text: str, column: int, message: str) -> None:
     fault = _fault(text)
     assert message in fault.message
     assert fault.column == column
@@ -250,7 +250,7 @@ def test_fault_names_its_column(text: str, column: int, message: str) -> None:
         "'" + "a" * 3000 + "'",
     ],
 )
-def test_bomb_is_refused_before_it_grows(expression: str) -> None:
+def test_bomb_is_refused_before_expansion(expression: str) -> None:
     assert isinstance(_fault(f"${{{{ {expression} }}}}"), ExpressionError)
 
 
@@ -258,7 +258,7 @@ def test_text_made_of_many_expressions_is_bounded() -> None:
     assert "longer than" in _fault("${{ values.big }}${{ values.big }}").message
 
 
-def test_environment_records_what_was_read() -> None:
+def test_environment_records_variables_read() -> None:
     env = EnvironmentVariables(_ENV)
     scope = Scope({}, env)
     parse_template("${{ default(env.ABSENT, env.HOME) }}").evaluate(scope)
@@ -310,7 +310,7 @@ def _size(value: Any) -> int:
 
 @settings(max_examples=300)
 @given(_trees() | st.lists(st.sampled_from(_WORDS), max_size=14).map(" ".join) | st.text(max_size=60))
-def test_any_expression_yields_a_bounded_json_value_or_a_column(expression: str) -> None:
+def test_any_expression_gives_bounded_json_or_column(expression: str) -> None:
     text = f"${{{{ {expression} }}}}"
     try:
         value = _evaluate(text, item={"name": "a", "deep": [1, [2]]}, index=0)
@@ -332,7 +332,7 @@ def test_any_scalar_text_is_a_template_or_a_fault(text: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(FUNCTIONS.keys() - {"max", "min"}))  # those take as many as there are
-def test_call_with_too_few_or_too_many_arguments_says_how_it_is_used(name: str) -> None:
+def test_wrong_argument_count_shows_usage(name: str) -> None:
     usages = [part.partition("(")[2] for part in FUNCTIONS[name].usage.split("), ")]
     most = max(usage.count(", ") + 1 for usage in usages)
     least = min(usage.count(", ") + 1 - usage.count(" = ") for usage in usages)
@@ -350,9 +350,7 @@ def test_call_with_too_few_or_too_many_arguments_says_how_it_is_used(name: str) 
         ("values", ()),
     ],
 )
-def test_value_that_an_expression_reads_is_known_by_its_whole_literal_path(
-    expression: str, path: tuple[str | int, ...]
-) -> None:
+def test_expression_reads_are_full_literal_paths(expression: str, path: tuple[str | int, ...]) -> None:
     assert parse_template(f"${{{{ {expression} }}}}").reads == {path}
 
 

@@ -73,7 +73,7 @@ def test_template_over_a_document(template: str, text: str) -> None:
         "{.a]}",
     ],
 )
-def test_template_that_cannot_be_read_is_refused_at_once(template: str) -> None:
+def test_invalid_template_is_refused_at_compile_time(template: str) -> None:
     with pytest.raises(UsageFault, match="jsonpath"):
         compile_template(template)
 
@@ -84,7 +84,7 @@ def test_first_value_keeps_its_type() -> None:
 
 
 @given(st.lists(KEYS, min_size=1, max_size=5), st.integers())
-def test_path_of_names_reaches_the_leaf(path: list[str], value: int) -> None:
+def test_name_path_reaches_leaf(path: list[str], value: int) -> None:
     document: Any = value
     for key in reversed(path):
         document = {key: document}
@@ -98,5 +98,5 @@ def test_whole_document_is_json(document: dict[str, Any]) -> None:
 
 
 @given(st.lists(st.integers(), max_size=8), st.integers(-9, 9), st.integers(-9, 9))
-def test_slices_are_pythons(items: list[int], start: int, end: int) -> None:
+def test_slices_behave_like_python(items: list[int], start: int, end: int) -> None:
     assert evaluate(f"{{.x[{start}:{end}]}}", {"x": items}) == " ".join(map(str, items[start:end]))

@@ -27,7 +27,7 @@ from areal.resources.kinds import KINDS, Ref, check_name, name_problem, parse_re
         ("trainjobs", "TrainJob"),
     ],
 )
-def test_resolve_kind_any_spelling_gives_the_canonical_one(text: str, kind: str) -> None:
+def test_resolve_kind_returns_canonical_name(text: str, kind: str) -> None:
     assert resolve_kind(text) == kind
 
 
@@ -44,12 +44,12 @@ def test_parse_ref_prints_canonically() -> None:
 
 
 @pytest.mark.parametrize("text", ["qwen", "model/", "model/../x", "model/a/b", "model/A", "/x", "model/-a"])
-def test_parse_ref_bad_raises_for_the_user(text: str) -> None:
+def test_parse_ref_of_bad_text_is_a_usage_error(text: str) -> None:
     with pytest.raises((UsageFault, NotFound)):
         parse_ref(text)
 
 
-def test_kinds_sort_in_converging_order() -> None:
+def test_kinds_sort_in_convergence_order() -> None:
     refs = [Ref("TrainJob", "a"), Ref("Model", "b"), Ref("Model", "a"), Ref("InferenceService", "z")]
     assert [str(ref) for ref in sorted(refs, key=lambda ref: ref.sort_key)] == [
         "InferenceService/z",
@@ -61,13 +61,13 @@ def test_kinds_sort_in_converging_order() -> None:
 
 
 @given(st.text(max_size=70))
-def test_accepted_names_are_one_safe_path_segment(name: str) -> None:
+def test_accepted_names_are_safe_path_segments(name: str) -> None:
     if name_problem(name) is None:
         assert check_name(name) == name
         assert "/" not in name and not name.startswith((".", "-")) and name == name.lower() and 1 <= len(name) <= 63
 
 
-def test_name_of_63_is_the_longest() -> None:
+def test_name_length_limit_is_63() -> None:
     assert name_problem("a" * 63) is None
     assert "64 characters" in str(name_problem("a" * 64))
 

@@ -73,7 +73,7 @@ def test_bad_directive_is_reported(patch: Any, message: str) -> None:
     assert {fault.message for fault in problems.diagnostics()} == {message}
 
 
-def test_positions_are_the_patchs_where_it_wrote_and_the_bases_elsewhere() -> None:
+def test_patched_positions_come_from_patch_or_base() -> None:
     found = patched(to_node({"a": {"b": 1, "c": 2}}, BASE), to_node({"a": {"b": 3, "d": 4}}, OVER), Problems())
     assert isinstance(found, MappingNode)
     assert locate(found, ("a", "b")) == OVER and locate(found, ("a", "c")) == BASE
@@ -99,6 +99,6 @@ def test_patch_without_directives_is_merge(base: Any, patch: Any) -> None:
 
 
 @given(_SHAPED, _SHAPED)
-def test_patching_twice_is_patching_once(base: Any, patch: Any) -> None:
+def test_patching_is_idempotent(base: Any, patch: Any) -> None:
     once = _patched(base, patch)
     assert _patched(once, patch) == once

@@ -59,7 +59,7 @@ def _specs(found: Rendered) -> dict[str, dict[str, Any]]:
     return {str(item.ref): item.spec for item in found.resources}
 
 
-def test_patch_changes_what_it_targets_and_nothing_else(tmp_path: Path) -> None:
+def test_patch_changes_only_its_target(tmp_path: Path) -> None:
     body = "bases: [../base]\npatches:\n- target: {name: alone}\n  merge: {spec: {engineArgs: {a: null, c: 3}}}\n"
     root = _write(tmp_path, base=BASE, prod=_overlay(body))
     specs = _specs(_render(root / "prod"))
@@ -75,7 +75,7 @@ def test_patch_changes_what_it_targets_and_nothing_else(tmp_path: Path) -> None:
         ("{kind: Model, labels: {tier: one}}", ["Model/qwen"]),
     ],
 )
-def test_patch_of_models_changes_those_that_are_inline(tmp_path: Path, target: str, changed: list[str]) -> None:
+def test_model_patch_applies_to_inline_models(tmp_path: Path, target: str, changed: list[str]) -> None:
     body = f"bases: [../base]\npatches: [{{target: {target}, merge: {{spec: {{replicas: 2}}}}}}]\n"
     root = _write(tmp_path, base=BASE, prod=_overlay(body))
     specs = _specs(_render(root / "prod"))
@@ -116,13 +116,13 @@ def test_prefix_renames_and_references_follow(tmp_path: Path) -> None:
     assert found.resources[1].labels == {"tier": "one", "env": "prod"}
 
 
-def test_prefix_leaves_references_to_other_objects_alone(tmp_path: Path) -> None:
+def test_prefix_keeps_references_to_other_objects(tmp_path: Path) -> None:
     root = _write(tmp_path, base=model(), prod=_overlay("bases: [../base]\nnamePrefix: p-\n"))
     (found,) = _render(root / "prod").resources
     assert (found.name, found.spec) == ("p-qwen", {"backend": "embedded", "path": "./m"})
 
 
-def test_overlays_stack_and_the_outer_one_wins(tmp_path: Path) -> None:
+def test_outer_overlay_overrides_inner_one(tmp_path: Path) -> None:
     patch = "patches:\n- {target: {name: %s}, merge: {spec: {replicas: %d}}}\n"
     inner = "bases: [../base]\nvalues: {root: /inner, x: 1}\nnamePrefix: a-\n" + patch % ("alone", 1)
     outer = "bases: [../inner]\nvalues: {root: /outer}\nnamePrefix: b-\n" + patch % ("a-alone", 2)
@@ -135,7 +135,7 @@ def test_overlays_stack_and_the_outer_one_wins(tmp_path: Path) -> None:
     assert _specs(_render(root / "inner"))["Model/a-qwen"]["path"] == "/inner/qwen"
 
 
-def test_one_base_twice_under_two_prefixes(tmp_path: Path) -> None:
+def test_base_can_be_used_under_two_prefixes(tmp_path: Path) -> None:
     left, right = "bases: [../base]\nnamePrefix: l-\n", "bases: [../base]\nnamePrefix: r-\n"
     root = _write(
         tmp_path,
@@ -172,7 +172,7 @@ profiles:
     assert 'unknown profile "prd" (did you mean "prod"?)' in fault.message
 
 
-def test_fault_after_patching_points_to_whoever_wrote_it(tmp_path: Path) -> None:
+def test_fault_after_patching_gives_writers_position(tmp_path: Path) -> None:
     body = "bases: [../base]\npatches:\n- target: {name: alone}\n  merge:\n    spec:\n      replicas: many\n"
     root = _write(tmp_path, base=BASE.replace("a: 1", "a: 1}, replicaz: {x: 1"), prod=_overlay(body))
     found = [str(fault) for fault in _faults(root / "prod")]
@@ -222,7 +222,7 @@ def test_bad_overlay_is_one_line(tmp_path: Path, body: str, place: str, message:
     assert message in fault.message
 
 
-def test_overlays_that_build_on_each_other_are_refused(tmp_path: Path) -> None:
+def test_circular_overlays_are_refused(tmp_path: Path) -> None:
     root = _write(tmp_path, one=_overlay("bases: [../two]\n"), two=_overlay("bases: [../one]\n"))
     (fault,) = _faults(root / "one")
     assert (
@@ -231,13 +231,13 @@ def test_overlays_that_build_on_each_other_are_refused(tmp_path: Path) -> None:
     )
 
 
-def test_overlays_that_multiply_are_bounded(tmp_path: Path) -> None:
+def test_multiplying_overlays_are_bounded(tmp_path: Path) -> None:
     files = {f"o{i}": _overlay(f"bases: [../o{i + 1}, ../o{i + 1}, ../o{i + 1}]\n") for i in range(20)}
     root = _write(tmp_path, base=model(), **files, o20=_overlay("bases: [../base]\n"))
     assert any("more than 1000 overlays" in fault.message for fault in _faults(root / "o0"))
 
 
-def test_thirty_two_overlays_on_top_of_each_other_are_read_and_no_more(tmp_path: Path) -> None:
+def test_overlay_depth_limit_is_32(tmp_path: Path) -> None:
     files = {f"o{i}": _overlay(f"bases: [../o{i + 1}]\n") for i in range(32)}
     root = _write(tmp_path, base=model(), **files, o32=_overlay("bases: [../base]\n"))
     assert [item.name for item in _render(root / "o1").resources] == ["qwen"]
@@ -245,7 +245,7 @@ def test_thirty_two_overlays_on_top_of_each_other_are_read_and_no_more(tmp_path:
     assert "32 on top of each other" in fault.message
 
 
-def test_thousand_overlays_are_read_and_no_more(tmp_path: Path) -> None:
+def test_overlay_count_limit_is_1000(tmp_path: Path) -> None:
     root = _write(tmp_path, o=_overlay(""), base=model(), many=_overlay(f"bases: [../base{', ../o' * 1000}]\n"))
     assert [item.name for item in _render(root / "many").resources] == ["qwen"]
     _write(tmp_path, many=_overlay(f"bases: [../base{', ../o' * 1001}]\n"))
@@ -253,7 +253,7 @@ def test_thousand_overlays_are_read_and_no_more(tmp_path: Path) -> None:
     assert "more than 1000 overlays" in fault.message
 
 
-def test_prefix_over_a_kind_that_does_not_exist_is_one_line(tmp_path: Path) -> None:
+def test_prefix_over_unknown_kind_gives_one_line(tmp_path: Path) -> None:
     base = f"{HEAD}kind: Modle\nmetadata: {{name: m}}\nspec: {{}}\n"
     root = _write(tmp_path, base=base, prod=_overlay("bases: [../base]\nnamePrefix: p-\n"))
     (fault,) = _faults(root / "prod")
@@ -269,13 +269,13 @@ def test_prefix_over_a_kind_that_does_not_exist_is_one_line(tmp_path: Path) -> N
         (f"{HEAD}kind: Model\n", '"Model" is not one of Overlay'),
     ],
 )
-def test_file_that_is_no_overlay_says_so(tmp_path: Path, text: str, message: str) -> None:
+def test_invalid_overlay_file_is_explained(tmp_path: Path, text: str, message: str) -> None:
     root = _write(tmp_path, prod=text)
     (fault,) = _faults(root / "prod")
     assert message in fault.message
 
 
-def test_folder_without_overlay_points_to_f(tmp_path: Path) -> None:
+def test_folder_without_overlay_suggests_f(tmp_path: Path) -> None:
     root = _write(tmp_path, base=BASE)
     (fault,) = _faults(root / "base")
     assert (

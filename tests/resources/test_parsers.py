@@ -37,13 +37,13 @@ spec:
         ("proxyArgs: {tool_call_parser: x}", "spec.proxyArgs.tool_call_parser", "from toolCallParser"),
     ],
 )
-def test_unknown_name_of_a_parser_or_argument_is_refused_with_its_place(line: str, place: str, words: str) -> None:
+def test_unknown_parser_or_argument_gives_position(line: str, place: str, words: str) -> None:
     (fault,) = faults(f"{MODEL}  {line}\n")
     assert place in fault and words in fault
 
 
 @pytest.mark.parametrize("device", ["cdua", "cuda:x", "gpu", ""])
-def test_unknown_device_of_the_embedded_engine_is_refused(device: str) -> None:
+def test_unknown_embedded_device_is_refused(device: str) -> None:
     ((path, fault),) = validate("Model", {"backend": "embedded", "path": "x", "engineArgs": {"device": device}})
     assert path == ("engineArgs", "device") and "must match auto|cpu|cuda" in fault
 
@@ -62,7 +62,7 @@ def test_unknown_device_of_the_embedded_engine_is_refused(device: str) -> None:
     ],
     ids=str,
 )
-def test_setting_of_an_engine_is_refused_for_an_external_model_and_by_its_schema(setting: dict[str, Any]) -> None:
+def test_engine_setting_of_external_model_is_refused(setting: dict[str, Any]) -> None:
     spec = {"external": {"url": "https://a.example/v1"}, **setting}
     ((path, fault),) = validate("Model", spec)
     assert path == (next(iter(setting)),) and 'does not go with "external"' in fault
@@ -79,6 +79,6 @@ _SPELLED = st.builds(
 
 
 @given(st.none() | _SPELLED, st.none() | _SPELLED)
-def test_names_of_parsers_are_judged_alike_by_schema_and_loader(tools: str | None, reasoning: str | None) -> None:
+def test_schema_and_loader_agree_on_parser_names(tools: str | None, reasoning: str | None) -> None:
     spec = {"backend": "embedded", "path": "x", "toolCallParser": tools, "reasoningParser": reasoning}
     assert disagreement(manifest("Model", spec)) is None

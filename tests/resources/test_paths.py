@@ -12,7 +12,7 @@ from areal.resources.paths import import_fault, looks_local, resolve_model_path,
 
 
 @pytest.mark.parametrize("path", ["./m", "../m", "/m", "~/m", ".", "a/b/c"])
-def test_path_that_can_only_be_a_folder_looks_local(path: str) -> None:
+def test_folder_path_looks_local(path: str) -> None:
     assert looks_local(path)
 
 
@@ -21,9 +21,7 @@ def test_hub_id_does_not_look_local(path: str) -> None:
     assert not looks_local(path)
 
 
-def test_model_path_prefers_the_working_directory_to_the_manifests_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_model_path_prefers_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = tmp_path / "manifests" / "m.yaml"
     beside, here = tmp_path / "manifests" / "weights", tmp_path / "cwd" / "weights"
     beside.mkdir(parents=True)
@@ -35,7 +33,7 @@ def test_model_path_prefers_the_working_directory_to_the_manifests_folder(
     assert resolve_model_path(str(beside)) == str(beside)
 
 
-def test_model_path_of_the_hub_or_a_stranger_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_path_of_hub_id_or_unknown_user_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "m").mkdir()
@@ -71,7 +69,7 @@ def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("TrainJob", {"workingDir": "m"}, "workingDir", "cwd/m"),
     ],
 )
-def test_relative_path_of_every_kind_is_made_absolute(
+def test_relative_paths_of_every_kind_become_absolute(
     there: Path, monkeypatch: pytest.MonkeyPatch, kind: str, spec: dict[str, Any], field: str, found: str
 ) -> None:
     manifest = str(there / "beside" / "manifest.yaml")
@@ -87,16 +85,16 @@ def test_relative_path_of_every_kind_is_made_absolute(
 @pytest.mark.parametrize(
     "spec", [{"path": "Qwen/Qwen3-8B"}, {"path": "/nowhere"}, {"path": "x" * 5000}, {"path": 7}, {"lora": None}, {}]
 )
-def test_what_names_no_file_here_stays_as_it_was_written(there: Path, spec: dict[str, Any]) -> None:
+def test_values_naming_no_local_file_are_kept(there: Path, spec: dict[str, Any]) -> None:
     assert with_absolute_paths("Model", spec) == spec
 
 
-def test_link_stays_a_link(there: Path) -> None:
+def test_symlink_is_not_resolved(there: Path) -> None:
     (there / "cwd" / "latest").symlink_to(there / "cwd" / "m")
     assert with_absolute_paths("Model", {"path": "latest"})["path"] == str(there / "cwd" / "latest")
 
 
-def test_import_fault_of_an_absent_module_names_the_nearest_file_of_the_folder(tmp_path: Path) -> None:
+def test_import_fault_names_nearest_file_of_folder(tmp_path: Path) -> None:
     (tmp_path / "reward.py").write_text("def score() -> float: ...\n")
     absent = 'there is no module rewrd (did you mean "reward"?)'
     assert import_fault("rewrd:score", [str(tmp_path), *sys.path]) == absent

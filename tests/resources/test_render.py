@@ -38,7 +38,7 @@ spec:
 """
 
 
-def test_resource_is_sparse_and_as_written() -> None:
+def test_resource_keeps_sparse_written_form() -> None:
     (found,) = rendered(
         """\
         apiVersion: areal.dev/v1alpha1
@@ -75,12 +75,12 @@ def test_inline_models_become_owned_models_after_their_service() -> None:
     assert validate("Model", qwen.spec) == []
 
 
-def test_several_documents_and_a_list_keep_file_order() -> None:
+def test_documents_and_lists_keep_file_order() -> None:
     text = f"{model(name='a')}---\n{HEAD}kind: List\nitems:\n- " + model(name="b").replace("\n", "\n  ")
     assert [item.name for item in rendered(text).resources] == ["a", "b"]
 
 
-def test_spec_may_be_absent_where_nothing_is_required() -> None:
+def test_spec_may_be_omitted_if_nothing_is_required() -> None:
     (found,) = rendered(f"{HEAD}kind: InferenceService\nmetadata: {{name: default}}\n").resources
     assert found.spec == {}
 
@@ -96,7 +96,7 @@ def test_json_manifest_is_read() -> None:
     assert found.spec == manifest["spec"]
 
 
-def test_references_are_listed_with_positions_and_whether_the_files_declare_them() -> None:
+def test_references_have_positions_and_declared_flags() -> None:
     found = rendered(
         f"""\
 {SERVICE}---
@@ -117,7 +117,7 @@ spec:
     assert declared == ["InferenceService/default"] * 3
 
 
-def test_model_that_names_no_service_refers_to_default() -> None:
+def test_model_without_service_refers_to_default() -> None:
     (reference,) = rendered(model()).references
     assert (str(reference.target), reference.path, reference.declared) == (
         "InferenceService/default",
@@ -157,14 +157,14 @@ def test_profiles_choose_documents() -> None:
     ]
 
 
-def test_environment_is_recorded_and_nothing_else_is_read() -> None:
+def test_environment_reads_are_recorded() -> None:
     text = model('{backend: embedded, path: "${{ env.ROOT }}/m", env: {A: "${{ default(env.ABSENT, \'x\') }}"}}')
     found = rendered(text, env={"ROOT": "/models", "OTHER": "y"})
     assert found.env == {"ROOT": "/models"}
     assert found.resources[0].spec["path"] == "/models/m"
 
 
-def test_rendering_twice_gives_the_same(tmp_path: Path) -> None:
+def test_rendering_is_idempotent(tmp_path: Path) -> None:
     path = tmp_path / "m.yaml"
     path.write_text(SERVICE)
     first, second = (render(RenderRequest((str(path),))) for _ in range(2))
@@ -172,7 +172,7 @@ def test_rendering_twice_gives_the_same(tmp_path: Path) -> None:
     assert _text(first) == _text(second)
 
 
-def test_long_chain_of_dependencies_is_no_cycle() -> None:
+def test_long_dependency_chain_is_not_a_cycle() -> None:
     count = 3_000
     parts = [
         f"{HEAD}kind: TrainJob\nmetadata: {{name: j{i}, dependsOn: [job/j{i + 1}]}}\nspec: {{driver: 'a:b'}}\n"
@@ -194,7 +194,7 @@ _ARGS = st.dictionaries(_NOT_OURS, _TEXT | st.integers(-9, 9) | st.booleans() | 
 
 @given(st.lists(st.tuples(_NAMES, st.integers(0, 9), _ARGS), unique_by=lambda item: item[0], max_size=4))
 @example([("a0", 0, {"<<": "", "yes": "no"})])
-def test_what_is_written_out_renders_back(items: list[tuple[str, int, dict[str, Any]]]) -> None:
+def test_dumped_manifests_render_back(items: list[tuple[str, int, dict[str, Any]]]) -> None:
     manifests = [
         {
             "apiVersion": API_VERSION,
@@ -212,7 +212,7 @@ def test_what_is_written_out_renders_back(items: list[tuple[str, int, dict[str, 
         assert all(item.pos_of(path).line > 1 for path in leaves(item.spec))
 
 
-def test_generated_resources_share_one_source_and_know_their_item() -> None:
+def test_generated_resources_share_source_and_keep_item() -> None:
     found = rendered(
         """\
         apiVersion: areal.dev/v1alpha1
@@ -237,7 +237,7 @@ def _spec(*sets: str, text: str = SERVICE_WITH_MODEL) -> dict[str, Any]:
     return {str(item.ref): item.spec for item in rendered(text, sets=sets).resources}
 
 
-def test_set_without_a_name_is_for_the_only_resource() -> None:
+def test_set_without_name_applies_to_only_resource() -> None:
     assert _spec("spec.gateway.port=9000", "spec.logLevel=debug")["InferenceService/default"] == {
         "gateway": {"port": 9000},
         "logLevel": "debug",
@@ -276,7 +276,7 @@ def test_set_creates_inline_models_and_labels() -> None:
     assert str(found[2].pos_of(("path",))) == "--set:2:23"
 
 
-def test_set_wins_over_an_overlay_and_a_later_one_over_an_earlier(tmp_path: Path) -> None:
+def test_set_overrides_overlay_and_earlier_set(tmp_path: Path) -> None:
     (tmp_path / "m.yaml").write_text(model())
     overlay = (
         "kind: Overlay\nbases: [m.yaml]\nnamePrefix: dev-\npatches:\n- {target: {}, merge: {spec: {replicas: 2}}}\n"
@@ -287,7 +287,7 @@ def test_set_wins_over_an_overlay_and_a_later_one_over_an_earlier(tmp_path: Path
 
 
 @pytest.mark.parametrize("null", ["null", "~", "Null"])
-def test_set_to_null_removes_the_field_as_in_an_overlay(null: str) -> None:
+def test_set_to_null_removes_field(null: str) -> None:
     text = (
         f"{HEAD}kind: Model\nmetadata: {{name: m}}\nspec: {{backend: vllm, path: x, replicas: 2, engineArgs: {{a: 1}}}}"
     )
@@ -335,7 +335,7 @@ def test_bad_set_is_one_line(setting: str, fault: str) -> None:
     assert len(found) == 1 and found[0].startswith(fault)
 
 
-def test_set_without_a_name_among_several_says_how() -> None:
+def test_ambiguous_set_suggests_naming_resource() -> None:
     (fault,) = diagnostics(
         RenderRequest(("-",), stdin=f"{model(name='a')}---\n{model(name='b')}", sets=("spec.replicas=1",))
     )
@@ -343,7 +343,7 @@ def test_set_without_a_name_among_several_says_how() -> None:
     assert fault.hint == "name one: --set Model/a:spec.replicas=..."
 
 
-def test_values_come_from_files_and_flags_in_order(tmp_path: Path) -> None:
+def test_values_are_merged_from_files_and_flags_in_order(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("root: /a\nsizes: {small: 1, large: 4}\n")
     (tmp_path / "b.yaml").write_text("root: /b\nsizes: {large: 8}\n")
     text = model('{backend: embedded, path: "${{ values.root }}", replicas: "${{ values.sizes[values.size] }}"}')
@@ -371,7 +371,7 @@ READS_VALUES = model(
         ("values.paths.large=/l", None),
     ],
 )
-def test_set_of_a_value_that_no_expression_reads_is_a_fault(setting: str, fault: str | None) -> None:
+def test_set_of_unused_value_is_a_fault(setting: str, fault: str | None) -> None:
     sets = ("values.size=small", "values.paths.small=/s", setting)
     if fault is None:
         assert rendered(READS_VALUES, sets=sets).resources
@@ -379,7 +379,7 @@ def test_set_of_a_value_that_no_expression_reads_is_a_fault(setting: str, fault:
         assert faults(READS_VALUES, sets=sets) == [f"--set:3:1: {fault}"]
 
 
-def test_set_of_a_value_that_only_a_values_file_has_is_accepted_with_a_note(tmp_path: Path) -> None:
+def test_set_of_value_only_in_values_file_warns(tmp_path: Path) -> None:
     (tmp_path / "v.yaml").write_text("size: small\npaths: {small: /s}\nother: {job: 1}\n")
     notes: list[str] = []
     request = {"values_files": (str(tmp_path / "v.yaml"),), "note": notes.append}
@@ -389,13 +389,13 @@ def test_set_of_a_value_that_only_a_values_file_has_is_accepted_with_a_note(tmp_
     assert fault.startswith("--set:1:1: values.other.jbo: no expression reads it")
 
 
-def test_set_of_a_value_in_a_branch_that_is_not_taken_is_accepted() -> None:
+def test_set_of_value_in_untaken_branch_is_accepted() -> None:
     text = model('{backend: embedded, path: "${{ values.a if values.small else values.b }}"}')
     (found,) = rendered(text, sets=("values.small=true", "values.a=/a", "values.b=/b")).resources
     assert found.spec["path"] == "/a"
 
 
-def test_values_file_that_is_absent_is_the_only_fault_and_names_the_nearest(tmp_path: Path) -> None:
+def test_missing_values_file_is_only_fault_with_suggestion(tmp_path: Path) -> None:
     (tmp_path / "cpu.yaml").write_text("size: small\n")
     for name, near in (("cpuu.yaml", f' (did you mean "{tmp_path}/cpu.yaml"?)'), ("other.yaml", "")):
         file = str(tmp_path / name)
@@ -404,20 +404,20 @@ def test_values_file_that_is_absent_is_the_only_fault_and_names_the_nearest(tmp_
         assert (fault.hint is None) == bool(near)
 
 
-def test_value_that_is_not_set_has_the_flags_as_its_hint() -> None:
+def test_unset_value_suggests_flags() -> None:
     (fault,) = diagnostics(RenderRequest(("-",), stdin=READS_VALUES, env={}))
     assert fault.message == "values.paths is not set"
     assert fault.hint == "--values FILE or --set values.NAME=VALUE sets values"
 
 
-def test_text_from_values_is_never_evaluated_again(tmp_path: Path) -> None:
+def test_text_from_values_is_not_evaluated(tmp_path: Path) -> None:
     (tmp_path / "v.yaml").write_text('root: "${{ env.HOME }}"\n')
     text = model('{backend: embedded, path: "${{ values.root }}"}')
     (found,) = rendered(text, values_files=(str(tmp_path / "v.yaml"),), env={"HOME": "/root"}).resources
     assert found.spec["path"] == "${{ env.HOME }}"
 
 
-def test_values_file_that_is_no_map_is_a_fault(tmp_path: Path) -> None:
+def test_non_mapping_values_file_is_a_fault(tmp_path: Path) -> None:
     path = tmp_path / "v.yaml"
     path.write_text("- a\n")
     (fault,) = diagnostics(RenderRequest(("-",), stdin=model(), values_files=(str(path),)))

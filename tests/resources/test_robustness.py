@@ -107,13 +107,13 @@ _TREES = st.recursive(
 
 @settings(max_examples=200)
 @given(st.sampled_from(_SEEDS), _EDITS)
-def test_edited_manifest_renders_or_explains(seed: str, edits: list[tuple[int, int, str]]) -> None:
+def test_edited_manifest_renders_or_is_explained(seed: str, edits: list[tuple[int, int, str]]) -> None:
     _outcome(RenderRequest(("-",), stdin=_edited(seed, edits), env={"HOME": "/root"}))
 
 
 @settings(max_examples=200)
 @given(st.dictionaries(st.sampled_from(_FIELDS), _TREES, max_size=5), st.sampled_from(list(KINDS)), _TREES)
-def test_any_tree_as_a_resource_renders_or_explains(extra: dict[str, Any], kind: str, spec: Any) -> None:
+def test_any_resource_tree_renders_or_is_explained(extra: dict[str, Any], kind: str, spec: Any) -> None:
     document = {"apiVersion": API_VERSION, "kind": kind, "metadata": {"name": "a"}, "spec": spec, **extra}
     _outcome(RenderRequest(("-",), stdin=json.dumps(document), env={}))
 
@@ -122,14 +122,14 @@ def test_any_tree_as_a_resource_renders_or_explains(extra: dict[str, Any], kind:
     st.text("spec.models[]gtwyrp0=:{}/ModelAB", max_size=24) | st.sampled_from([f"spec.{name}=" for name in _FIELDS]),
     _TREES,
 )
-def test_any_setting_renders_or_explains(start: str, value: Any) -> None:
+def test_any_setting_renders_or_is_explained(start: str, value: Any) -> None:
     for text in (start, f"{start}={json.dumps(value)}", f"Model/qwen:{start}={json.dumps(value)}"):
         _outcome(RenderRequest(("-",), stdin=_TEMPLATED, sets=(text,), env={"HOME": "/root"}))
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(_TREES, _TREES, _TREES)
-def test_any_overlay_and_values_render_or_explain(tmp_path: Path, patch: Any, target: Any, values: Any) -> None:
+def test_any_overlay_and_values_render_or_are_explained(tmp_path: Path, patch: Any, target: Any, values: Any) -> None:
     (tmp_path / "base.yaml").write_text(_TEMPLATED)
     (tmp_path / "values.yaml").write_text(json.dumps(values))
     overlay = {

@@ -72,7 +72,7 @@ def _refs(schema: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_valid_manifest_is_accepted_by_its_schema_and_the_combined_one(kind: str) -> None:
+def test_valid_manifest_passes_its_and_combined_schema(kind: str) -> None:
     assert validate(kind, _VALID[kind]) == []
     for schema in (_SCHEMAS[kind], json_schema(kind, 2020), _COMBINED):
         assert _accepts(schema, _manifest(kind, _VALID[kind]))
@@ -82,7 +82,7 @@ def test_valid_manifest_is_accepted_by_its_schema_and_the_combined_one(kind: str
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_expressions_are_accepted_wherever_a_value_is(kind: str) -> None:
+def test_expressions_are_accepted_for_any_value(kind: str) -> None:
     spec: dict[str, Any] = dict.fromkeys(fields_of(spec_model(kind)), "${{ values.x }}")
     errors = list(jsonschema.Draft7Validator(_SCHEMAS[kind]).iter_errors(_manifest(kind, spec)))
     assert not errors, [(list(error.path), error.message) for error in errors]
@@ -111,7 +111,7 @@ def test_schema_carries_docs_defaults_and_update_classes() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_init_manifest_is_accepted_by_its_schema(kind: str) -> None:
+def test_init_manifest_passes_its_schema(kind: str) -> None:
     assert _accepts(_SCHEMAS[kind], yaml.safe_load(init(kind)))
 
 
@@ -125,7 +125,7 @@ _ANY = st.recursive(
 
 
 @given(st.data(), st.sampled_from(list(KINDS)))
-def test_what_the_model_accepts_the_schema_accepts(data: st.DataObject, kind: str) -> None:
+def test_schema_accepts_everything_model_accepts(data: st.DataObject, kind: str) -> None:
     names = list(fields_of(spec_model(kind)))
     changed = data.draw(st.dictionaries(st.sampled_from(names), _ANY, max_size=2))
     spec = {**_VALID[kind], **changed}
@@ -232,7 +232,7 @@ def with_value(spec: dict[str, Any], path: tuple[str, ...], value: Any) -> dict[
 
 
 @pytest.mark.parametrize("kind", BASES)
-def test_every_field_with_every_odd_value_is_judged_alike(kind: str) -> None:
+def test_schema_and_loader_agree_on_odd_values(kind: str) -> None:
     found = []
     for base in BASES[kind]:
         for number, path in enumerate(fields(spec_model(kind))):
@@ -311,7 +311,7 @@ _SECRET = {"env": "A"}
     ],
     ids=str,
 )
-def test_what_does_not_go_together_is_refused_by_both(kind: str, spec: dict[str, Any]) -> None:
+def test_schema_and_loader_reject_conflicting_fields(kind: str, spec: dict[str, Any]) -> None:
     document = manifest(kind, spec)
     assert loader_fault(document) is not None
     assert not _VALIDATORS[kind].is_valid(document)
@@ -332,7 +332,7 @@ def test_what_does_not_go_together_is_refused_by_both(kind: str, spec: dict[str,
     ],
     ids=str,
 )
-def test_what_goes_together_is_accepted_by_both(kind: str, spec: dict[str, Any]) -> None:
+def test_schema_and_loader_accept_compatible_fields(kind: str, spec: dict[str, Any]) -> None:
     document = manifest(kind, spec)
     assert loader_fault(document) is None
     assert _VALIDATORS[kind].is_valid(document)
@@ -351,7 +351,7 @@ def test_what_goes_together_is_accepted_by_both(kind: str, spec: dict[str, Any])
     ],
     ids=str,
 )  # fmt: skip
-def test_what_is_no_envelope_is_refused_by_both(change: dict[str, Any]) -> None:
+def test_schema_and_loader_reject_bad_envelope(change: dict[str, Any]) -> None:
     document = {**manifest("InferenceService", {}), **change}
     validator = _VALIDATORS["InferenceService"]
     if change != {"kind": "Model"}:
@@ -360,7 +360,7 @@ def test_what_is_no_envelope_is_refused_by_both(change: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("kind", BASES)
-def test_what_is_absent_is_missed_by_both(kind: str) -> None:
+def test_schema_and_loader_agree_on_missing_fields(kind: str) -> None:
     whole, validator = manifest(kind, BASES[kind][0]), _VALIDATORS[kind]
     for absent in whole:
         less = {key: value for key, value in whole.items() if key != absent}
@@ -376,7 +376,7 @@ _ENGINES = st.sampled_from(["embedded", "external", "sglang", "vllm", "fsdp", ""
 
 @settings(deadline=None, max_examples=120)
 @given(_ENGINES, st.sampled_from(["", ":", "."]), _DIMS)
-def test_backend_is_judged_alike(engine: str, mark: str, dims: list[tuple[str, str]]) -> None:
+def test_schema_and_loader_agree_on_backends(engine: str, mark: str, dims: list[tuple[str, str]]) -> None:
     text = engine + mark + "".join(letter + number for letter, number in dims)
     assert disagreement(manifest("Model", {"backend": text, "path": "x"})) is None
 
@@ -386,7 +386,7 @@ _NAMES = st.text("aA0-_./ é", max_size=5)
 
 @settings(deadline=None, max_examples=60)
 @given(_NAMES, _NAMES, st.sampled_from(["1", "0.5", ".5", "1."]), st.sampled_from(["", "Gi", "G", "gi", "GB"]))
-def test_names_labels_and_sizes_are_judged_alike(name: str, label: str, number: str, unit: str) -> None:
+def test_schema_and_loader_agree_on_names_labels_and_sizes(name: str, label: str, number: str, unit: str) -> None:
     spec = {"backend": "embedded", "path": "x", "service": name or "a", "resources": {"memory": number + unit}}
     about = {"name": "a", "labels": {"k": label}, "annotations": {name: label}}
     for document in (manifest("Model", spec), manifest("InferenceService", {}, metadata=about)):
@@ -410,7 +410,7 @@ _ARGUMENTS = st.sampled_from(
 
 @settings(deadline=None, max_examples=60)
 @given(st.sampled_from(["embedded", "vllm", "sglang"]), _ARGUMENTS, _FINITE, st.sampled_from(["", ".k"]))
-def test_engine_arguments_are_judged_alike(engine: str, name: str, value: Any, key: str) -> None:
+def test_schema_and_loader_agree_on_engine_arguments(engine: str, name: str, value: Any, key: str) -> None:
     for field in ("engineArgs", "proxyArgs"):
         spec = {"backend": engine, "path": "x", field: {name + key: value}}
         assert disagreement(manifest("Model", spec)) is None

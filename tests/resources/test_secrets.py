@@ -139,20 +139,20 @@ PLAIN_VALUES = [
 
 
 @pytest.mark.parametrize("name", SECRET_NAMES)
-def test_name_of_a_secret_is_seen(name: str) -> None:
+def test_secret_name_is_detected(name: str) -> None:
     assert is_secret_name(name)
 
 
 @pytest.mark.parametrize("name", PLAIN_NAMES)
-def test_other_name_is_none(name: str) -> None:
+def test_other_name_is_not_secret(name: str) -> None:
     assert not is_secret_name(name)
 
 
 @pytest.mark.parametrize("value", SECRET_VALUES)
-def test_value_of_a_secret_is_seen(value: str) -> None:
+def test_secret_value_is_detected(value: str) -> None:
     assert is_secret_value(value)
 
 
 @pytest.mark.parametrize("value", PLAIN_VALUES)
-def test_other_value_is_none(value: str) -> None:
+def test_other_value_is_not_secret(value: str) -> None:
     assert not is_secret_value(value)

@@ -107,12 +107,12 @@ def test_changes_distinguish_types_and_name_keyed_items() -> None:
     ]
 
 
-def test_changes_of_an_empty_map_that_is_filled_are_its_entries() -> None:
+def test_filling_empty_map_changes_its_entries() -> None:
     (found,) = tree.changes({"engineArgs": {}}, {"engineArgs": {"max-batch-size": 16}})
     assert (tree.path_text(found.path), found.old, found.new) == ("engineArgs.max-batch-size", tree.ABSENT, 16)
 
 
-def test_changes_of_keyed_item_order_are_none() -> None:
+def test_keyed_item_order_is_not_a_change() -> None:
     items = [{"name": "a"}, {"name": "b"}]
     assert tree.changes({"models": items}, {"models": items[::-1]}) == ()
 
@@ -126,7 +126,7 @@ def test_changes_of_keyed_item_order_are_none() -> None:
         ((), ""),
     ],
 )
-def test_path_text_reads_as_written(path: tree.FieldPath, text: str) -> None:
+def test_path_text_formats_path(path: tree.FieldPath, text: str) -> None:
     assert tree.path_text(path) == text
 
 
@@ -136,7 +136,7 @@ def test_parse_path_of_bracketed_key_finds_map_entry() -> None:
 
 
 @pytest.mark.parametrize("text", ["spec..x", ".spec", "spec.", "a[b", "a[]", "a b", "[x]y"])
-def test_parse_path_malformed_names_the_column(text: str) -> None:
+def test_parse_path_error_names_column(text: str) -> None:
     with pytest.raises(ValueError, match="column"):
         tree.parse_path(text)
 
@@ -150,14 +150,14 @@ def test_parse_path_malformed_names_the_column(text: str) -> None:
         ("a.0=3", {"a": {"0": 3, "b": 1}}),
     ],
 )
-def test_override_finds_a_number_among_the_keys_of_a_map(text: str, after: Any) -> None:
+def test_override_treats_number_as_map_key(text: str, after: Any) -> None:
     node: dict[str, Any] = {"a": {"0": 2, "b": 1}}
     override = tree.parse_override(text)
     tree.apply_override(node, override, None if override.value is None else int(override.value))
     assert node == after
 
 
-def test_delete_of_the_whole_leaves_nothing_and_of_an_unknown_path_everything() -> None:
+def test_delete_path_removes_whole_or_nothing() -> None:
     value = {"a": {"b": 1}, "c": [{"name": "x", "d": 2}]}
     assert tree.delete_path(value, ()) == {}
     assert tree.delete_path(value, ("a", "z")) == value
@@ -177,6 +177,6 @@ def test_delete_of_the_whole_leaves_nothing_and_of_an_unknown_path_everything() 
         (["${b}"], ["${b}"]),
     ],
 )
-def test_reference_is_replaced_by_what_it_leads_to(value: Any, found: Any) -> None:
+def test_reference_resolves_to_target_value(value: Any, found: Any) -> None:
     keys = {"b": 2, "a.near": "${.next}", "a.next": "far", "chain": "${b}", "loop": "${loop}"}
     assert tree.resolved(value, "a.key", lambda key: keys.get(key, tree.ABSENT)) == found

@@ -18,30 +18,30 @@ from areal.resources.tree import ABSENT, UpdateClass, parse_path, path_text
 from areal.resources.validation import Reference, effective, references, spec_model, update_class, validate
 
 
-def test_fault_between_fields_whose_value_holds_the_name_of_an_invalid_field_is_reported() -> None:
+def test_fault_mentioning_other_invalid_field_is_reported() -> None:
     spec = {"external": {"url": "http://10.0.0.1/env"}, "env": 5}
     assert {path for path, _ in validate("Model", spec)} == {("env",), ("external", "url")}
 
 
-def test_effective_fills_defaults_and_keeps_what_is_set() -> None:
+def test_effective_fills_defaults_and_keeps_set_values() -> None:
     spec = effective("InferenceService", {"gateway": {"port": 9000}})
     assert (spec.gateway.host, spec.gateway.port, spec.gateway.relays) == ("127.0.0.1", 9000, 1)
     assert spec.router.strategy == "auto" and spec.scheduler.type == "local" and spec.models == []
     assert spec.limits.max_body_bytes > 0 and spec.strategy.drain_timeout_seconds == 600
 
 
-def test_effective_is_a_value_that_cannot_be_changed() -> None:
+def test_effective_value_is_frozen() -> None:
     spec = effective("Model", {"backend": "embedded", "path": "x"})
     with pytest.raises(ValueError, match="frozen"):
         spec.path = "y"
 
 
-def test_effective_integers_are_fine_where_seconds_are_wanted() -> None:
+def test_effective_accepts_integer_seconds() -> None:
     spec = effective("InferenceService", {"limits": {"requestTimeoutSeconds": 30}})
     assert spec.limits.request_timeout_seconds == 30.0
 
 
-def test_effective_invalid_names_every_path() -> None:
+def test_effective_error_names_every_path() -> None:
     with pytest.raises(InvalidManifest, match=r"spec\.gateway\.port.*spec\.routerr") as caught:
         effective("InferenceService", {"gateway": {"port": "x"}, "routerr": {}})
     assert caught.value.exit_code == 3
@@ -75,7 +75,7 @@ def test_effective_invalid_names_every_path() -> None:
         ("Model", "no.such.field", UpdateClass.RECREATE),
     ],
 )
-def test_update_class_of_a_leaf_is_the_most_its_fields_say(kind: str, path: str, update: UpdateClass) -> None:
+def test_leaf_update_class_is_maximum_of_its_path(kind: str, path: str, update: UpdateClass) -> None:
     assert update_class(kind, parse_path(path)) is update
 
 
@@ -132,7 +132,7 @@ def test_validate_returns_paths_and_messages() -> None:
         ),
     ],
 )
-def test_validate_message_says_what_to_write(spec: dict[str, object], path: tuple[str, ...], message: str) -> None:
+def test_validate_message_gives_fix(spec: dict[str, object], path: tuple[str, ...], message: str) -> None:
     assert validate("Model", {"backend": "embedded", "path": "x", **spec}) == [(path, message)]
 
 
@@ -170,17 +170,17 @@ def test_validate_reports_all_faults_of_a_spec() -> None:
         ({"external": {}}, ['required field "url" is missing']),
     ],
 )
-def test_validate_model_is_served_or_external(spec: dict[str, object], words: list[str]) -> None:
+def test_validate_requires_served_or_external_model(spec: dict[str, object], words: list[str]) -> None:
     found = [message for _, message in validate("Model", spec)]
     assert len(found) == len(words) and all(word in message for word, message in zip(words, found, strict=True))
 
 
-def test_validate_union_names_every_alternative() -> None:
+def test_validate_union_error_names_every_alternative() -> None:
     found = validate("TrainJob", {"config": 3})
     assert found == [(("config",), "expected text, got 3: quote it; or expected a map, got 3")]
 
 
-def test_validate_scheduler_settings_belong_to_its_type() -> None:
+def test_validate_scheduler_settings_must_match_type() -> None:
     assert validate("InferenceService", {"scheduler": {"type": "slurm", "slurm": {"partition": "a"}}}) == []
     ((path, message),) = validate("InferenceService", {"scheduler": {"ray": {}}})
     assert path == ("scheduler",) and '"ray" settings need "type: ray"' in message
@@ -189,7 +189,7 @@ def test_validate_scheduler_settings_belong_to_its_type() -> None:
 @pytest.mark.parametrize(
     "words", [["--array=0-3"], ["-Jmine"], ["--job-n", "mine"], ["--comment=mine"], ["-o", "f"], [":"]]
 )
-def test_validate_option_that_a_slurm_job_is_found_by_is_areals_own(words: list[str]) -> None:
+def test_validate_rejects_reserved_slurm_options(words: list[str]) -> None:
     ((path, message),) = validate("InferenceService", {"scheduler": {"type": "slurm", "slurm": {"extraArgs": words}}})
     assert path == ("scheduler", "slurm", "extraArgs") and "each process is one job" in message
     allowed = ["--exclusive", "--wait-all-nodes=1", "-p", "a"]
@@ -197,7 +197,7 @@ def test_validate_option_that_a_slurm_job_is_found_by_is_areals_own(words: list[
 
 
 @pytest.mark.parametrize("settings", [{"containerType": "apptainer"}, {"containerMounts": ["/data:/data"]}])
-def test_validate_settings_of_a_container_need_its_image(settings: dict[str, Any]) -> None:
+def test_validate_container_settings_require_image(settings: dict[str, Any]) -> None:
     ((path, message),) = validate("InferenceService", {"scheduler": {"type": "slurm", "slurm": settings}})
     assert path == ("scheduler", "slurm") and message == f"{next(iter(settings))} has no effect without containerImage"
     whole = {**settings, "containerImage": "/a.sif"}
@@ -236,7 +236,7 @@ def test_field_has_update_class_description_and_unit(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", _ALL)
-def test_field_name_is_camel_case_and_its_type_has_words(name: str) -> None:
+def test_field_name_is_camel_case_with_described_type(name: str) -> None:
     info = _ALL[name]
     assert re.fullmatch(r"[a-z][A-Za-z]*", info.name)
     assert type_text(info) and default_text(info)

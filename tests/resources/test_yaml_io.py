@@ -66,7 +66,7 @@ def _faults(text: str) -> list[str]:
         (">-\n  a\n  b\n", "a b"),
     ],
 )
-def test_scalar_reads_by_yaml_1_2(text: str, value: object) -> None:
+def test_scalar_follows_yaml_1_2(text: str, value: object) -> None:
     ((_, found),) = _load(f"a: {text}")[0].items()
     assert found == value and type(found) is type(value)
 
@@ -99,16 +99,16 @@ def test_scalar_reads_by_yaml_1_2(text: str, value: object) -> None:
         ("'${{ x }}': 1", "f:1:1: an expression cannot be a key, only a value"),
     ],
 )
-def test_trap_is_refused_where_it_stands(text: str, message: str) -> None:
+def test_ambiguous_yaml_is_refused_at_its_position(text: str, message: str) -> None:
     assert _faults(text) == [message]
 
 
-def test_unclosed_bracket_says_where_it_began() -> None:
+def test_unclosed_bracket_error_gives_start_line() -> None:
     (fault,) = _faults("a:\n  b: [1, 2\nc: 3\n")
     assert fault.startswith("f:3:") and "begins at line 2" in fault
 
 
-def test_faults_do_not_hide_each_other() -> None:
+def test_independent_faults_are_all_reported() -> None:
     assert len(_faults("a: 1\na: 2\nb: .inf\nc: !x y\nd: *nope\n")) == 4
 
 
@@ -119,7 +119,7 @@ def test_documents_before_a_syntax_error_are_read() -> None:
     assert len(problems.found) == 1
 
 
-def test_empty_documents_are_passed_over() -> None:
+def test_empty_documents_are_skipped() -> None:
     assert _load("---\n---\na: 1\n---\n# only a comment\n...\n") == [{"a": 1}]
     assert _load("") == []
 
@@ -144,11 +144,11 @@ def test_alias_bomb_is_refused_without_growing() -> None:
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "{a: " * 5_000, "\n".join(" " * i + "a:" for i in range(3_000))])
-def test_bottomless_nesting_is_refused_without_recursion(text: str) -> None:
+def test_deep_nesting_is_refused_without_recursion(text: str) -> None:
     assert any(f"nested more than {MAX_DEPTH} deep" in fault for fault in _faults(text))
 
 
-def test_positions_survive_into_the_tree() -> None:
+def test_positions_are_kept_in_tree() -> None:
     (node,) = load_documents("spec:\n  models:\n  - name: a\n  - name: qwen\n    replicas: 2\n", "f", Problems())
     assert str(locate(node, ("spec", "models", "[qwen]", "replicas"))) == "f:5:15"
     assert str(locate(node, ("spec", "models", 1, "replicas"), at_key=True)) == "f:5:5"
@@ -166,7 +166,7 @@ def test_text_column_is_known_only_for_verbatim_text(text: str, col: int) -> Non
     assert isinstance(scalar, ScalarNode) and scalar.text_col == col
 
 
-def test_value_on_a_command_line_stands_in_its_flag() -> None:
+def test_command_line_value_has_position_in_flag() -> None:
     node = load_value("[1, {a: x}]", Pos("--set", 2, 10), Problems())
     assert node is not None and plain(node) == [1, {"a": "x"}]
     assert str(locate(node, (1, "a"))) == "--set:2:18"
@@ -184,7 +184,7 @@ _JSON = st.recursive(
 
 
 @given(_JSON)
-def test_what_pyyaml_writes_we_read_or_refuse_with_a_position(value: Any) -> None:
+def test_pyyaml_output_is_read_or_refused_with_position(value: Any) -> None:
     problems = Problems()
     load_documents(yaml.safe_dump({"a": value}), "f", problems)
     assert all(fault.pos.line >= 1 and fault.pos.col >= 1 for fault in problems.diagnostics())
@@ -219,7 +219,7 @@ def _same(a: Any, b: Any) -> bool:
 
 
 @given(st.lists(st.dictionaries(st.sampled_from(["a", "b"]), _VALUES, min_size=1), min_size=1, max_size=2))
-def test_dump_loads_back_the_same(documents: list[dict[str, Any]]) -> None:
+def test_dump_round_trips(documents: list[dict[str, Any]]) -> None:
     problems = Problems()
     text = dump_documents(documents, manifests=True)
     found = [plain(node) for node in load_documents(text, "f", problems)]
@@ -228,7 +228,7 @@ def test_dump_loads_back_the_same(documents: list[dict[str, Any]]) -> None:
 
 
 @given(_VALUES)
-def test_dump_reads_the_same_by_yaml_1_1(value: Any) -> None:
+def test_dump_reads_equal_under_yaml_1_1(value: Any) -> None:
     assert _same(yaml.safe_load(dump_documents([{"a": value}])), {"a": value})
 
 
@@ -244,16 +244,16 @@ def test_dump_reads_the_same_by_yaml_1_1(value: Any) -> None:
         ("é", "a: é\n"),
     ],
 )
-def test_dump_is_what_a_person_would_write(value: Any, text: str) -> None:
+def test_dump_is_human_readable(value: Any, text: str) -> None:
     assert dump_documents([{"a": value}]) == text
 
 
-def test_dump_keeps_order_and_repeats_instead_of_aliasing() -> None:
+def test_dump_keeps_order_and_repeats_values() -> None:
     shared = {"x": 1}
     assert dump_documents([{"b": shared, "a": shared}]) == "b:\n  x: 1\na:\n  x: 1\n"
 
 
-def test_dump_escapes_what_would_be_an_expression() -> None:
+def test_dump_escapes_expression_syntax() -> None:
     manifest = {
         "apiVersion": "areal.dev/v1alpha1",
         "kind": "Model",
@@ -264,7 +264,7 @@ def test_dump_escapes_what_would_be_an_expression() -> None:
     assert found.spec == manifest["spec"]
 
 
-def test_byte_order_mark_before_any_document_is_no_part_of_it() -> None:
+def test_leading_byte_order_mark_is_stripped_per_document() -> None:
     """As where files that each begin with one are joined."""
     problems = Problems()
 

@@ -469,7 +469,7 @@ def test_wrong_number_is_not_rewarded(function: Callable[..., float], completion
         (r"\boxed{2,1,2}", "1,2,2", 1.0),
     ],
 )
-def test_math_answer_has_its_reward(completion: str, answer: str, reward: float) -> None:
+def test_math_answer_is_rewarded(completion: str, answer: str, reward: float) -> None:
     assert reward_of(math_verify_reward_fn, completion, answer) == reward
 
 
@@ -488,7 +488,7 @@ def test_row_without_an_answer_raises(function: Callable[..., float], answer: st
         reward_of(function, r"\boxed{18}", answer)
 
 
-def test_call_within_interrupts_what_takes_too_long_on_any_thread() -> None:
+def test_call_within_interrupts_slow_call_on_any_thread() -> None:
     ended = threading.Event()
 
     def endless() -> None:
@@ -524,7 +524,7 @@ def test_number_is_read_with_or_without_separators(value: int) -> None:
 
 @given(st.integers(-(10**6), 10**6), st.integers(-(10**6), 10**6))
 @settings(deadline=None)
-def test_number_is_right_if_and_only_if_it_is_the_number(given_number: int, right: int) -> None:
+def test_number_is_right_only_if_equal(given_number: int, right: int) -> None:
     for written in (
         rf"\boxed{{{given_number}}}",
         f"#### {given_number:,}",
@@ -537,5 +537,5 @@ def test_number_is_right_if_and_only_if_it_is_the_number(given_number: int, righ
 
 @given(st.text(alphabet="0123456789,./$- \\boxed{}#^!()or"))
 @settings(deadline=None)
-def test_no_text_breaks_the_reward(text: str) -> None:
+def test_reward_accepts_any_text(text: str) -> None:
     assert gsm8k_reward_fn("q", text, [], [], answer="18") in (0.0, 1.0)

@@ -34,13 +34,13 @@ def rows(table: str) -> list[tuple[str, str, bool]]:
 
 @pytest.mark.parametrize("part", range(8))
 @pytest.mark.parametrize("table", ["answers.tsv", "answers_hostile.tsv", "answers_benchmarks.tsv"])
-def test_table_of_answers_has_its_verdicts(table: str, part: int) -> None:
+def test_answer_table_verdicts_hold(table: str, part: int) -> None:
     judged = [(*row, math_verify_reward_fn("q", row[0], answer=row[1])) for row in rows(table)[part::8]]
     wrong = [row for row in judged if row[3] != row[2]]
     assert wrong == []
 
 
-def test_each_rewrite_has_an_example_that_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_rewrite_is_needed_by_an_example(monkeypatch: pytest.MonkeyPatch) -> None:
     examples = [line.split("\t") for line in (FOLDER / "notation.tsv").read_text().splitlines()[1:]]
     rewrites = notation._TABLE
     assert len(examples) == len(rewrites)
@@ -159,7 +159,7 @@ NOTATIONS = (
 
 @given(POSITIVE, POSITIVE, st.sampled_from(NOTATIONS), st.integers(1, 1000))
 @settings(deadline=None, max_examples=60)
-def test_rational_equals_itself_in_any_notation_and_no_other_one(p: int, q: int, notation_of: str, factor: int) -> None:
+def test_rational_equals_only_itself_in_any_notation(p: int, q: int, notation_of: str, factor: int) -> None:
     right = rf"\frac{{{p}}}{{{q}}}"
     assert is_right(notation_of.format(p=p * factor, q=q * factor), right)
     assert not is_right(notation_of.format(p=p + 1, q=q), right)
@@ -169,7 +169,7 @@ def test_rational_equals_itself_in_any_notation_and_no_other_one(p: int, q: int,
 
 @given(st.integers(10**7, 10**8), st.integers(-300, 300), st.sampled_from((1, -1)))
 @settings(deadline=None, max_examples=60)
-def test_decimals_are_equal_within_a_millionth_of_their_value(digits: int, exponent: int, sign: int) -> None:
+def test_decimals_are_equal_within_relative_millionth(digits: int, exponent: int, sign: int) -> None:
     right = rf"{digits / 10**7:.7f} \times 10^{{{exponent}}}"
     near, far = digits + sign * (digits // 2_000_000), digits + sign * (digits // 500_000)
     assert is_right(rf"{near / 10**7:.7f} \times 10^{{{exponent}}}", right)
@@ -179,7 +179,7 @@ def test_decimals_are_equal_within_a_millionth_of_their_value(digits: int, expon
 
 @given(st.integers(2, 9), st.integers(-300, 300), st.integers(1, 3))
 @settings(deadline=None, max_examples=40)
-def test_power_equals_no_neighbouring_power(base: int, exponent: int, step: int) -> None:
+def test_power_differs_from_adjacent_powers(base: int, exponent: int, step: int) -> None:
     assume(exponent != 0)
     assert is_right(rf"{base}^{{{exponent}}}", rf"{base}^{{{exponent}}}")
     assert not is_right(rf"{base}^{{{exponent + step}}}", rf"{base}^{{{exponent}}}")
@@ -187,7 +187,7 @@ def test_power_equals_no_neighbouring_power(base: int, exponent: int, step: int)
 
 @given(st.lists(st.integers(-99, 99), min_size=2, max_size=5, unique=True))
 @settings(deadline=None, max_examples=60)
-def test_sets_are_equal_in_any_order_and_tuples_only_in_theirs(items: list[int]) -> None:
+def test_sets_are_unordered_and_tuples_ordered(items: list[int]) -> None:
     turned = items[1:] + items[:1]
     text, other = ", ".join(map(str, items)), ",".join(map(str, turned))
     assert is_right(rf"\{{{other}\}}", rf"\{{{text}\}}")
@@ -213,7 +213,7 @@ FORMS = (
 
 @given(st.integers(1, 999), st.sampled_from(CHOICES), st.sampled_from(FORMS), st.sampled_from(FORMS), st.data())
 @settings(deadline=None, max_examples=150)
-def test_words_that_distinguish_values_are_part_of_the_answer(
+def test_distinguishing_words_are_part_of_answer(
     n: int, words: tuple[str, ...], form: str, other: str, data: st.DataObject
 ) -> None:
     word = data.draw(st.sampled_from(words))
@@ -228,7 +228,7 @@ UNITS = ("cm", "kg", "apples", "dollars", "square units", "miles per hour", "hou
 
 @given(st.integers(1, 10**6), st.sampled_from(UNITS), st.sampled_from(FORMS))
 @settings(deadline=None, max_examples=60)
-def test_unit_may_be_left_out(n: int, unit: str, form: str) -> None:
+def test_unit_is_optional(n: int, unit: str, form: str) -> None:
     assert is_right(form.format(n=n, word=unit), str(n))
     assert is_right(str(n), form.format(n=n, word=unit))
     assert is_right(f"{n:,}", form.format(n=n, word=unit))
@@ -279,7 +279,7 @@ PATHOLOGICAL = [
 
 
 @pytest.mark.parametrize("answer", PATHOLOGICAL, ids=range(len(PATHOLOGICAL)))
-def test_answer_too_large_to_compute_is_wrong_without_a_deadline(answer: str) -> None:
+def test_oversized_answer_is_wrong_without_deadline(answer: str) -> None:
     began = time.thread_time()
     for right in ("18", "x^2+1", r"\frac{1}{3}, 2"):
         assert not is_right(answer, right)
@@ -288,7 +288,7 @@ def test_answer_too_large_to_compute_is_wrong_without_a_deadline(answer: str) ->
 
 
 @pytest.mark.parametrize("part", ["\n", "*", "**a ", "(1 ab", "1 and ", "$", " "])
-def test_prose_of_any_length_is_read_in_bounded_time(part: str) -> None:
+def test_prose_is_read_in_bounded_time(part: str) -> None:
     began = time.thread_time()
     assert math_verify_reward_fn("q", part * 100_000, answer="18") == 0.0
     assert time.thread_time() - began < 3
@@ -299,6 +299,6 @@ def test_prose_of_any_length_is_read_in_bounded_time(part: str) -> None:
     st.sampled_from(("18", "(1,2)", "x=1")),
 )
 @settings(deadline=None, max_examples=150)
-def test_no_text_breaks_the_comparison(text: str, right: str) -> None:
+def test_comparison_accepts_any_text(text: str, right: str) -> None:
     assert math_verify_reward_fn("q", text, answer=right) in (0.0, 1.0)
     assert final_answer(text) != ""

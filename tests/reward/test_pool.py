@@ -34,7 +34,7 @@ async def pool() -> AsyncIterator[None]:
     await close_pools_of_this_loop()
 
 
-async def test_reward_given_as_function_or_name_is_computed_in_another_process() -> None:
+async def test_reward_function_or_name_runs_in_other_process() -> None:
     by_function = AsyncRewardWrapper(rewards.length)
     by_name = AsyncRewardWrapper("tests.reward.rewards:length")
     assert await by_function("p", "abcd", [1], [2], scale=2.0) == 2.0
@@ -42,22 +42,20 @@ async def test_reward_given_as_function_or_name_is_computed_in_another_process()
     assert await AsyncRewardWrapper(rewards.process_id)() != os.getpid()
 
 
-async def test_reward_that_raises_is_reported_with_its_message_and_the_process_continues() -> None:
+async def test_raising_reward_is_reported_and_process_continues() -> None:
     before = await AsyncRewardWrapper(rewards.process_id, max_workers=1)()
     with pytest.raises(RewardRaised, match=r"raises raised: KeyError: 'answer' \(.*rewards.py:\d+, in raises\)$"):
         await AsyncRewardWrapper(rewards.raises, max_workers=1)("p", "c", [], [])
     assert await AsyncRewardWrapper(rewards.process_id, max_workers=1)() == before
 
 
-async def test_reward_that_hangs_is_killed_and_raises_reward_timeout() -> None:
+async def test_hanging_reward_is_killed_and_raises_timeout() -> None:
     with pytest.raises(RewardTimeout, match="hangs: no reward within"):
         await AsyncRewardWrapper(rewards.hangs, timeout_seconds=0.2, max_retries=1)()
     assert await AsyncRewardWrapper(rewards.length)("p", "abc", [1], [2]) == 3.0
 
 
-async def test_slow_import_does_not_count_as_time_of_the_reward(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_slow_import_is_not_counted_as_reward_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "slow_rewards.py").write_text("import time\ntime.sleep(0.5)\ndef one(*a, **k): return 1.0\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert await AsyncRewardWrapper("slow_rewards:one", timeout_seconds=0.3, max_retries=0)() == 1.0
@@ -65,13 +63,13 @@ async def test_slow_import_does_not_count_as_time_of_the_reward(
         await AsyncRewardWrapper("no_such_module:one")()
 
 
-async def test_process_that_dies_is_replaced_and_the_reward_is_computed(tmp_path: Path) -> None:
+async def test_dead_process_is_replaced_and_reward_computed(tmp_path: Path) -> None:
     reward = AsyncRewardWrapper(rewards.dies_once)
     assert await reward("p", "c", [], [], mark=str(tmp_path / "mark")) == 1.0
 
 
 @pytest.mark.parametrize("function", [rewards.not_finite, rewards.past_float, rewards.past_float32])
-async def test_reward_that_is_not_a_finite_float32_is_refused(function: Callable[..., Any]) -> None:
+async def test_non_finite_float32_reward_is_refused(function: Callable[..., Any]) -> None:
     with pytest.raises(RewardRaised, match="finite, within the range of float32"):
         await AsyncRewardWrapper(function)()
 
@@ -80,7 +78,7 @@ async def test_coroutine_function_runs_in_this_process() -> None:
     assert await AsyncRewardWrapper(rewards.later)("p", "c", [], []) == 0.5
 
 
-async def test_argument_that_cannot_be_pickled_is_refused() -> None:
+async def test_unpicklable_argument_is_refused() -> None:
     with pytest.raises(RewardRaised, match="cannot go to another process"):
         await AsyncRewardWrapper(rewards.length)("p", lambda: None, [], [])
 
@@ -107,13 +105,13 @@ async def test_argument_that_cannot_be_pickled_is_refused() -> None:
         (lambda *_: rewards.later("p", "c", [], []), 0.5),
     ],
 )
-async def test_any_callable_is_a_reward(function: Any, reward: float) -> None:
+async def test_any_callable_can_be_reward(function: Any, reward: float) -> None:
     wrapper = AsyncRewardWrapper(function)
     assert await wrapper("p", "abcd", [1], [2]) == reward
     assert await wrapper.each([(("p", "abcd", [1], [2]), {})] * 3) == [reward] * 3
 
 
-async def test_object_is_sent_to_another_process_in_its_state_at_the_call() -> None:
+async def test_object_is_sent_with_its_state_at_call() -> None:
     scorer = rewards.Scorer()
     reward = AsyncRewardWrapper(scorer.method)
     scorer.scale = 5.0
@@ -154,14 +152,14 @@ for reward in (length, Scorer(), functools.partial(length, scale=2.0)):
 
 
 @pytest.mark.parametrize("argv", [["-"], ["-c", TYPED]], ids=["stdin", "command"])
-def test_reward_of_a_program_without_a_file_runs_on_a_thread(argv: list[str]) -> None:
+def test_reward_of_interactive_program_runs_on_thread(argv: list[str]) -> None:
     typed = TYPED if argv == ["-"] else ""
     ran = subprocess.run([sys.executable, *argv], input=typed, capture_output=True, text=True, timeout=60)
     assert ran.stdout.split() == ["3.0", "3.0", "6.0"], ran.stderr
     assert "a notebook or an interactive session" in ran.stderr
 
 
-async def test_closure_that_hangs_is_interrupted_at_its_deadline() -> None:
+async def test_hanging_closure_is_interrupted_at_deadline() -> None:
     ended = threading.Event()
 
     def endless() -> float:
@@ -177,7 +175,7 @@ async def test_closure_that_hangs_is_interrupted_at_its_deadline() -> None:
 
 
 @pytest.mark.parametrize("given", [None, 3, rewards.Scorer])
-def test_object_that_is_not_callable_is_refused(given: Any) -> None:
+def test_non_callable_object_is_refused(given: Any) -> None:
     with pytest.raises(ValueError, match="a reward is a function, an object to call, or the name of one"):
         AsyncRewardWrapper(given)
 
@@ -192,7 +190,7 @@ def test_object_that_is_not_callable_is_refused(given: Any) -> None:
         (lambda prompt: 1.0, (), {}, "missing a required argument: 'prompt'"),
     ],
 )
-async def test_arguments_that_a_reward_does_not_take_are_refused_with_its_signature(
+async def test_unaccepted_reward_arguments_are_refused_with_signature(
     function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], message: str
 ) -> None:
     wrapper = AsyncRewardWrapper(function)
@@ -222,14 +220,14 @@ ROW = {"messages": [], "answer": "7", "prompt": "its own column", "level": 3}
         (lambda **given: float(given.keys() == {*ROW, "completions", "prompt_ids", "completion_ids"}), 1.0),
     ],
 )
-async def test_reward_of_a_row_gets_those_of_its_columns_that_it_takes(function: Any, reward: float) -> None:
+async def test_row_reward_gets_columns_it_accepts(function: Any, reward: float) -> None:
     of_row = RowReward(function)
     of_row.check(ROW)
     assert await of_row("q", "7", [1], [2, 3, 4], ROW) == reward
     assert await of_row.each("q", [1], [("7", [2, 3, 4])] * 2, ROW) == [reward] * 2
 
 
-def test_call_that_does_not_fit_is_refused_each_time_also_after_one_that_fits() -> None:
+def test_mismatched_call_is_refused_also_after_matching_one() -> None:
     own = ("p", "abc", [1], [2])
     parameters = Parameters.of(rewards.no_extra)
     for _ in range(2):
@@ -239,7 +237,7 @@ def test_call_that_does_not_fit_is_refused_each_time_also_after_one_that_fits() 
                 parameters.check(args, kwargs)
 
 
-def test_row_without_a_column_that_the_reward_needs_is_refused_before_anything_is_sampled() -> None:
+def test_row_without_reward_column_is_refused_before_sampling() -> None:
     with pytest.raises(UsageFault, match="missing a required argument: 'answer'") as caught:
         RowReward(rewards.only_some).check({"messages": [], "solution": "7"})
     assert "a row has messages, solution" in str(caught.value.hint)
@@ -265,7 +263,7 @@ def test_row_without_a_column_that_the_reward_needs_is_refused_before_anything_i
         ("largest: int) -> Callable[..., list[float]", "a reward is one number"),
     ],
 )
-def test_reward_of_a_batch_is_known_by_its_annotations(tmp_path: Path, parameters: str, fault: str) -> None:
+def test_batch_reward_is_detected_by_annotations(tmp_path: Path, parameters: str, fault: str) -> None:
     ends = "]" * (parameters.count("[") - parameters.count("]")) if "->" in parameters else ")"
     (tmp_path / "written.py").write_text(f"def reward({parameters}{ends}: ...\n")
     for found in (
@@ -314,7 +312,7 @@ def annotated(source: str) -> Any:
     return names["reward"]
 
 
-def test_rewards_of_trl_are_refused_by_their_signatures() -> None:
+def test_trl_rewards_are_refused_by_signature() -> None:
     rewards_of_trl = pytest.importorskip("trl.rewards")
     for name in ("accuracy_reward", "think_format_reward", "get_soft_overlong_punishment"):
         for found in (
@@ -326,7 +324,7 @@ def test_rewards_of_trl_are_refused_by_their_signatures() -> None:
                 found.call(("p", "c", [1], [2]), {"solution": "1"})
 
 
-async def test_object_of_the_main_script_is_computed_in_another_process(tmp_path: Path) -> None:
+async def test_main_script_object_runs_in_other_process(tmp_path: Path) -> None:
     script = tmp_path / "driver.py"
     script.write_text(
         "import asyncio, functools, os\n"
@@ -360,7 +358,7 @@ def ran_by(loop: str, coroutine: Coroutine[Any, Any, float]) -> float:
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
-def test_process_that_was_killed_while_idle_is_replaced_without_a_lost_attempt(loop: str) -> None:
+def test_process_killed_while_idle_is_replaced_without_retry(loop: str) -> None:
     async def killed_between() -> float:
         reward = AsyncRewardWrapper(rewards.process_id, max_workers=1, max_retries=0)
         process = int(await reward())
@@ -378,7 +376,7 @@ def test_process_that_was_killed_while_idle_is_replaced_without_a_lost_attempt(l
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
-def test_process_that_dies_under_a_long_argument_is_tried_again(loop: str, tmp_path: Path) -> None:
+def test_process_dying_on_long_argument_is_retried(loop: str, tmp_path: Path) -> None:
     async def dies() -> float:
         try:
             return await AsyncRewardWrapper(rewards.dies_once)("p", "c" * 10_000_000, [], [], mark=str(tmp_path / "m"))
@@ -393,20 +391,20 @@ async def test_many_rewards_share_two_processes() -> None:
     assert len(set(await asyncio.gather(*(reward() for _ in range(20))))) <= 2
 
 
-async def test_each_number_of_workers_has_processes_of_its_own() -> None:
+async def test_each_worker_count_has_its_own_processes() -> None:
     for workers in (1, 3):
         reward = AsyncRewardWrapper(rewards.process_id, max_workers=workers)
         assert len(set(await asyncio.gather(*(reward() for _ in range(20))))) == workers
 
 
-async def test_pool_that_is_opened_again_keeps_its_processes() -> None:
+async def test_reopened_pool_keeps_its_processes() -> None:
     open_pool_of_this_loop(1)
     first = await AsyncRewardWrapper(rewards.process_id)()
     open_pool_of_this_loop(4)
     assert await AsyncRewardWrapper(rewards.process_id)() == first
 
 
-async def test_each_returns_the_error_of_one_reward_and_the_values_of_the_others() -> None:
+async def test_each_returns_errors_beside_values() -> None:
     reward = AsyncRewardWrapper(rewards.tricky, timeout_seconds=0.3, max_retries=0)
     for _ in range(2):  # one by one until the function's duration is known, then in one job
         first, raised, last = await reward.each([((prompt,), {}) for prompt in ("1", "raises", "0.5")])
@@ -417,14 +415,14 @@ async def test_each_returns_the_error_of_one_reward_and_the_values_of_the_others
     assert isinstance(hung, RewardTimeout)
 
 
-async def test_each_runs_a_quick_function_in_one_process_and_a_coroutine_in_this_one() -> None:
+async def test_each_runs_functions_in_one_process_and_coroutines_here() -> None:
     reward = AsyncRewardWrapper(rewards.process_id)
     await reward.each([((), {})] * 8)
     assert len(set(await reward.each([((), {})] * 8))) == 1
     assert await AsyncRewardWrapper(rewards.later).each([(("p", "c", [], []), {})] * 2) == [0.5, 0.5]
 
 
-async def test_concurrent_calls_of_each_share_a_job_and_get_their_own_rewards() -> None:
+async def test_concurrent_each_calls_share_a_job() -> None:
     reward = AsyncRewardWrapper(rewards.process_id)
     await reward.each([((), {})])
     alike = await asyncio.gather(*(reward.each([((), {})] * 3) for _ in range(5)))
@@ -432,7 +430,7 @@ async def test_concurrent_calls_of_each_share_a_job_and_get_their_own_rewards() 
     assert len({process for each in alike for process in each}) == 1  # separate jobs would go to two processes
 
 
-async def test_each_beside_one_that_hangs_returns_its_rewards() -> None:
+async def test_each_beside_hanging_one_returns_its_rewards() -> None:
     reward = AsyncRewardWrapper(rewards.tricky, timeout_seconds=1.0, max_retries=0)
     await reward.each([(("1",), {})])
     good, bad = await asyncio.gather(reward.each([(("0.5",), {})]), reward.each([(("hangs",), {})]))
@@ -441,13 +439,13 @@ async def test_each_beside_one_that_hangs_returns_its_rewards() -> None:
 
 
 @given(st.lists(st.integers(1, 20), max_size=30), st.floats(1e-6, 0.1))
-def test_jobs_of_keeps_order_and_limits_the_seconds_of_a_job(counts: list[int], seconds: float) -> None:
+def test_jobs_keep_order_and_time_limit(counts: list[int], seconds: float) -> None:
     jobs = jobs_of(counts, seconds)
     assert [place for job in jobs for place in job] == list(range(len(counts)))
     assert all(len(job) == 1 or sum(counts[place] for place in job) * seconds <= 0.02 for job in jobs)
 
 
-async def test_reward_that_always_hangs_is_reported_each_time_and_not_retried(
+async def test_always_hanging_reward_is_reported_and_not_retried(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     reward = AsyncRewardWrapper(rewards.hangs, timeout_seconds=0.01, max_retries=100)
@@ -460,7 +458,7 @@ async def test_reward_that_always_hangs_is_reported_each_time_and_not_retried(
     assert len(caplog.records) == 9
 
 
-async def test_rewards_queued_behind_one_that_always_hangs_end_soon(
+async def test_rewards_queued_behind_hanging_one_end_soon(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     reward = AsyncRewardWrapper(rewards.tricky, timeout_seconds=0.05, max_workers=2)

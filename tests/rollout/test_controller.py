@@ -97,7 +97,7 @@ def values(trajectories: list[Any]) -> list[int]:
     return [int(each["input_ids"][0, 1]) for each in trajectories]
 
 
-def test_no_more_than_the_window_starts_until_the_next_version(make: Make) -> None:
+def test_starts_stay_within_window_until_next_version(make: Make) -> None:
     controller, gated = make(max_head_offpolicyness=1, max_concurrent_rollouts=64, queue_size=64), Gated()
     for data in rows(*range(9)):
         controller.submit(data, gated)
@@ -109,7 +109,7 @@ def test_no_more_than_the_window_starts_until_the_next_version(make: Make) -> No
     assert sorted(gated.wait_started(6)) == [0, 1, 2, 3, 4, 5]
 
 
-def test_overtaken_straggler_is_not_trained_on_and_its_prompt_runs_again(make: Make) -> None:
+def test_stale_straggler_is_dropped_and_its_prompt_rerun(make: Make) -> None:
     controller, gated = make(max_head_offpolicyness=0, max_concurrent_rollouts=8, consumer_batch_size=1), Gated()
     controller.submit({"n": 0}, gated)
     gated.wait_started(1)
@@ -121,7 +121,7 @@ def test_overtaken_straggler_is_not_trained_on_and_its_prompt_runs_again(make: M
     assert gated.started == [0, 0]
 
 
-def test_episode_that_is_too_old_while_it_runs_is_given_up_and_frees_the_engine(place: Place, make: Make) -> None:
+def test_stale_running_episode_is_abandoned(place: Place, make: Make) -> None:
     controller = make(max_head_offpolicyness=1, consumer_batch_size=1, max_concurrent_rollouts=4)
     script(place.engine, gate=1)
     controller.submit({"n": 0}, Sampled())
@@ -152,7 +152,7 @@ class CleansUp(Sampled):
 
 
 @pytest.mark.parametrize("end", ["set_version", "destroy"])
-def test_aborted_episode_is_not_interrupted_while_it_closes_its_sessions(place: Place, make: Make, end: str) -> None:
+def test_aborted_episode_closes_its_sessions(place: Place, make: Make, end: str) -> None:
     controller, workflow = make(max_head_offpolicyness=0, consumer_batch_size=1, max_concurrent_rollouts=1), CleansUp()
     script(place.engine, gate=1)
     controller.submit({"n": 0}, workflow)
@@ -169,7 +169,7 @@ def test_aborted_episode_is_not_interrupted_while_it_closes_its_sessions(place: 
     assert workflow.cleaned.wait(20)
 
 
-def test_order_of_a_batch_is_that_of_no_clock(make: Make) -> None:
+def test_batch_order_is_independent_of_timing(make: Make) -> None:
     orders = []
     for ends in ([0, 1, 2, 3], [3, 1, 2, 0]):
         controller, gated = make(consumer_batch_size=4), Gated()
@@ -181,13 +181,13 @@ def test_order_of_a_batch_is_that_of_no_clock(make: Make) -> None:
     assert orders[0] == orders[1]
 
 
-def test_rollout_batch_is_in_the_order_of_its_rows_and_outside_the_window(make: Make) -> None:
+def test_rollout_batch_keeps_row_order_outside_window(make: Make) -> None:
     controller = make(consumer_batch_size=1, max_concurrent_rollouts=3)
     for _ in range(3):
         assert values(controller.rollout_batch(rows(*range(7)), AtOnce())) == list(range(7))
 
 
-def test_rollout_batch_that_times_out_leaves_no_episode_before_those_of_training(make: Make) -> None:
+def test_timed_out_rollout_batch_leaves_no_episode(make: Make) -> None:
     controller, gated = make(consumer_batch_size=1, max_concurrent_rollouts=2), Gated()
     with pytest.raises(TimedOut, match="3 rollouts took longer"):
         controller.rollout_batch(rows(0, 1, 2), gated, timeout=0.2)
@@ -196,7 +196,7 @@ def test_rollout_batch_that_times_out_leaves_no_episode_before_those_of_training
     assert sorted(gated.started) == [0, 1]
 
 
-def test_prepare_batch_goes_on_through_the_loader_and_its_epochs(make: Make) -> None:
+def test_prepare_batch_continues_through_loader_epochs(make: Make) -> None:
     controller, seen = make(consumer_batch_size=2, max_head_offpolicyness=1), []
     loader = [rows(0, 1), rows(2, 3), rows(4, 5)]
     for step in range(6):
@@ -205,7 +205,7 @@ def test_prepare_batch_goes_on_through_the_loader_and_its_epochs(make: Make) -> 
     assert sorted(seen) == sorted([0, 1, 2, 3, 4, 5] * 2)
 
 
-def test_endless_staleness_reads_no_more_prompts_than_are_needed(make: Make) -> None:
+def test_unbounded_staleness_reads_few_extra_prompts(make: Make) -> None:
     controller, read = make(consumer_batch_size=2, max_head_offpolicyness=10**9, max_concurrent_rollouts=4), []
 
     class Loader:
@@ -229,7 +229,7 @@ def test_filtered_rollouts_are_replaced_by_other_prompts(make: Make) -> None:
     assert controller.export_stats()["rejected"] >= 2
 
 
-def test_dynamic_batch_is_what_came_of_its_prompts(make: Make) -> None:
+def test_dynamic_batch_returns_accepted_rollouts_of_its_prompts(make: Make) -> None:
     controller = make(consumer_batch_size=4)
     odd = controller.prepare_batch(
         rows(0, 1, 2, 3),
@@ -250,7 +250,7 @@ def test_evaluation_is_not_counted(make: Make) -> None:
         controller.wait_for_task(task)
 
 
-def test_refusals_alone_are_reported_and_sampling_goes_on(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+def test_repeated_rejections_are_reported_and_sampling_continues(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     controller = make(consumer_batch_size=2, max_head_offpolicyness=2)
     first = 100
     taken = controller.prepare_batch(
@@ -260,7 +260,7 @@ def test_refusals_alone_are_reported_and_sampling_goes_on(make: Make, caplog: py
     assert [record.args for record in caplog.records if "were all rejected" in record.message] == [(32,), (64,)]
 
 
-def test_nothing_but_refusals_for_ever_is_an_error(make: Make) -> None:
+def test_endless_rejections_are_an_error(make: Make) -> None:
     controller = make(consumer_batch_size=2, max_head_offpolicyness=2)
     with pytest.raises(RolloutsFailed, match="prompts were all rejected, by the workflow or by dynamic sampling"):
         controller.prepare_batch(rows(*range(2000)), AtOnce(), should_accept_fn=lambda trajectory: False)
@@ -268,14 +268,14 @@ def test_nothing_but_refusals_for_ever_is_an_error(make: Make) -> None:
     assert len(taken) == 2
 
 
-def test_task_that_was_rejected_is_none(make: Make) -> None:
+def test_rejected_task_is_none(make: Make) -> None:
     controller = make()
     task = controller.submit({"n": 1}, AtOnce(), should_accept_fn=lambda trajectory: False)
     assert controller.wait_for_task(task) is None
 
 
 @pytest.mark.parametrize("waits", [False, True])
-def test_task_that_is_too_old_while_it_runs_is_none_at_once(place: Place, make: Make, waits: bool) -> None:
+def test_stale_running_task_is_none_at_once(place: Place, make: Make, waits: bool) -> None:
     controller = make(max_head_offpolicyness=0, consumer_batch_size=1)
     script(place.engine, gate=1)
     task = controller.submit({"n": 0}, Sampled())
@@ -288,7 +288,7 @@ def test_task_that_is_too_old_while_it_runs_is_none_at_once(place: Place, make: 
         assert (waiting.result() if waiting else controller.wait_for_task(task)) is None
 
 
-def test_workflow_that_raises_is_reported_and_its_failures_are_kept(make: Make) -> None:
+def test_raising_workflow_is_reported_with_failures(make: Make) -> None:
     controller = make()
     with pytest.raises(RolloutsFailed, match=r"fault of the workflow: KeyError: 'answer'"):
         controller.prepare_batch(rows(1, 2, 3), Broken())
@@ -299,7 +299,7 @@ def test_workflow_that_raises_is_reported_and_its_failures_are_kept(make: Make) 
         controller.rollout_batch(rows(1, 2), Broken())
 
 
-def test_attempts_that_fail_in_a_row_are_reported_until_one_succeeds(
+def test_consecutive_failed_attempts_are_reported_until_success(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage = tmp_path / "stage.json"
@@ -318,14 +318,14 @@ def test_attempts_that_fail_in_a_row_are_reported_until_one_succeeds(
     assert "failing" not in json.loads(stage.read_text())
 
 
-def test_more_than_was_submitted_cannot_come(make: Make) -> None:
+def test_waiting_for_more_than_submitted_is_an_error(make: Make) -> None:
     controller = make()
     controller.submit({"n": 1}, AtOnce())
     with pytest.raises(RolloutsFailed, match="2 rollouts cannot come"):
         controller.wait(2)
 
 
-def test_wait_says_what_it_waits_for(make: Make) -> None:
+def test_wait_reports_reason(make: Make) -> None:
     controller = make(consumer_batch_size=1, queue_size=8)
     for data in rows(1, 2):
         controller.submit(data, AtOnce())
@@ -345,7 +345,7 @@ def test_full_queue_is_refused(make: Make) -> None:
         controller.submit({"n": 3}, gated)
 
 
-def test_pause_holds_new_episodes_and_lets_the_others_end(make: Make) -> None:
+def test_pause_holds_new_episodes_and_finishes_running_ones(make: Make) -> None:
     controller, gated = make(consumer_batch_size=1, max_head_offpolicyness=3, max_concurrent_rollouts=8), Gated()
     controller.submit({"n": 0}, gated)
     gated.wait_started(1)
@@ -358,7 +358,7 @@ def test_pause_holds_new_episodes_and_lets_the_others_end(make: Make) -> None:
     assert values(controller.wait(1)) == [1]
 
 
-def test_outstanding_prompts_are_those_not_consumed(make: Make) -> None:
+def test_outstanding_prompts_exclude_consumed_ones(make: Make) -> None:
     controller, gated = make(consumer_batch_size=1, max_head_offpolicyness=1, max_concurrent_rollouts=8), Gated()
     for data in rows(0, 1, 2, 3):
         controller.submit(data, gated)
@@ -368,7 +368,7 @@ def test_outstanding_prompts_are_those_not_consumed(make: Make) -> None:
     assert sorted(each["n"] for each in controller.outstanding()) == [1, 2, 3]
 
 
-def test_version_cannot_go_back(make: Make) -> None:
+def test_version_cannot_decrease(make: Make) -> None:
     controller = make()
     controller.set_version(3)
     assert controller.get_version() == 3
@@ -376,7 +376,7 @@ def test_version_cannot_go_back(make: Make) -> None:
         controller.set_version(2)
 
 
-def test_engine_that_fails_is_tried_again_and_then_a_failure_by_the_services_fault(place: Place, make: Make) -> None:
+def test_failing_engine_is_retried_then_a_service_failure(place: Place, make: Make) -> None:
     controller = make(request_retries=1, consumer_batch_size=1)
     script(place.engine, fail=500)
     with pytest.raises(RolloutsFailed) as caught:
@@ -391,7 +391,7 @@ class NoRow(RolloutWorkflow):
         return {"input_ids": torch.ones(1, 2)}
 
 
-def test_check_trajectory_format_refuses_what_is_no_row(make: Make) -> None:
+def test_check_trajectory_format_rejects_malformed_rows(make: Make) -> None:
     checked, unchecked = (make(check_trajectory_format=check) for check in (True, False))
     with pytest.raises(RolloutsFailed) as caught:
         checked.rollout_batch(rows(1), NoRow())
@@ -399,20 +399,20 @@ def test_check_trajectory_format_refuses_what_is_no_row(make: Make) -> None:
     assert len(unchecked.rollout_batch(rows(1), NoRow())) == 1
 
 
-def test_episode_timeout_ends_a_workflow_that_hangs(make: Make) -> None:
+def test_episode_timeout_ends_hanging_workflow(make: Make) -> None:
     with pytest.raises(RolloutsFailed) as caught:
         make(episode_timeout=0.05).rollout_batch(rows(1), Gated())
     assert isinstance(caught.value.failures[0].error, TimeoutError)
 
 
-def test_request_timeout_ends_a_call_that_hangs(place: Place, make: Make) -> None:
+def test_request_timeout_ends_hanging_call(place: Place, make: Make) -> None:
     script(place.engine, gate=1)
     with pytest.raises(RolloutsFailed) as caught:
         make(request_timeout=0.3, request_retries=0).rollout_batch(rows(1), Sampled(), timeout=20)
     assert isinstance(caught.value.failures[0].error, DeadlineExceeded)
 
 
-def test_wait_for_a_batch_may_take_longer_than_a_request(make: Make) -> None:
+def test_batch_wait_may_exceed_request_timeout(make: Make) -> None:
     controller, gated = make(request_timeout=0.2), Gated()
     with ThreadPoolExecutor() as pool:
         batch = pool.submit(controller.rollout_batch, rows(1), gated)
@@ -422,20 +422,20 @@ def test_wait_for_a_batch_may_take_longer_than_a_request(make: Make) -> None:
         assert values(batch.result()) == [1]
 
 
-def test_reward_workers_bound_the_processes_of_rewards(place: Place, make: Make) -> None:
+def test_reward_workers_limit_reward_processes(place: Place, make: Make) -> None:
     script(place.engine, token_ids=[10, 11, 12])
     workflow = RLVRWorkflow(process_id, SHORT, str(place.folder))
     given = make(reward_workers=1).rollout_batch([{"input_ids": [5, 6, 7]}] * 6, workflow)
     assert len({float(each["rewards"][0]) for each in given}) == 1
 
 
-def test_model_that_is_sampled_is_the_configurations() -> None:
+def test_sampled_model_is_configured_one() -> None:
     here = ServiceAddress("http://127.0.0.1:1")
     assert find_service(InferenceEngineConfig(model="b"), here, {"AREAL_INFERENCE_MODEL": "c"}).model == "b"
     assert find_service(InferenceEngineConfig(), here, {"AREAL_INFERENCE_MODEL": "c"}).model == "c"
 
 
-def test_answer_given_up_by_the_engine_is_gone_on_with(place: Place, make: Make) -> None:
+def test_aborted_answer_is_continued(place: Place, make: Make) -> None:
     """``abort`` after two tokens: the rest is asked for with what there is, within the same budget."""
     controller = make(consumer_batch_size=1)
     script(place.engine, token_ids=[10, 11, 12], abort_after=2)
@@ -448,7 +448,7 @@ def test_answer_given_up_by_the_engine_is_gone_on_with(place: Place, make: Make)
     assert trajectory["input_ids"].tolist()[0][3:5] == [10, 11]
 
 
-def test_group_is_one_call_and_members_that_were_given_up_are_gone_on_with(place: Place, make: Make) -> None:
+def test_group_is_one_call_and_aborted_members_continue(place: Place, make: Make) -> None:
     controller = make(consumer_batch_size=1)
     script(place.engine, token_ids=[10, 11, 12], abort_after=2)
     workflow = RLVRWorkflow(length, GenerationHyperparameters(max_new_tokens=3), str(place.folder))
@@ -460,7 +460,7 @@ def test_group_is_one_call_and_members_that_were_given_up_are_gone_on_with(place
     assert group["loss_mask"].sum(1).tolist() == [3] * 4
 
 
-def test_seeded_sampling_depends_on_the_order_of_the_data_alone(place: Place, make: Make) -> None:
+def test_seeded_sampling_depends_only_on_data_order(place: Place, make: Make) -> None:
     seeds = []
     for trial in ("one", "two"):
         script(place.engine, reset=True)
@@ -470,9 +470,7 @@ def test_seeded_sampling_depends_on_the_order_of_the_data_alone(place: Place, ma
     assert seeds[0] == seeds[1] and len(set(seeds[0])) == 4
 
 
-def test_answers_of_a_seeded_group_that_were_aborted_go_on_with_random_numbers_of_their_own(
-    place: Place, make: Make
-) -> None:
+def test_aborted_seeded_group_continues_with_new_seeds(place: Place, make: Make) -> None:
     script(place.engine, token_ids=[10, 11, 12], abort_after=2)
     workflow = RLVRWorkflow(length, GenerationHyperparameters(max_new_tokens=3, seed=1), str(place.folder))
     make(consumer_batch_size=1).rollout_batch([{"input_ids": [5, 6, 7]}], workflow, group_size=4)
@@ -480,7 +478,7 @@ def test_answers_of_a_seeded_group_that_were_aborted_go_on_with_random_numbers_o
     assert first["n"] == 4 and len({first["seed"], *(each["seed"] for each in rest)}) == 5
 
 
-def test_consumed_rollouts_are_written_where_the_viewer_finds_them(make: Make, tmp_path: Path) -> None:
+def test_consumed_rollouts_are_dumped_for_viewer(make: Make, tmp_path: Path) -> None:
     controller = make(dump_to_file=True, fileroot=str(tmp_path), experiment_name="e", trial_name="t")
     controller.prepare_batch(rows(1, 2), Sampled())
     episodes = list(read_episodes(tmp_path / "e" / "t" / "trajectories"))
@@ -488,7 +486,7 @@ def test_consumed_rollouts_are_written_where_the_viewer_finds_them(make: Make, t
     assert json.dumps(episodes[0].document())
 
 
-def test_failed_rollouts_are_written_beside_with_whose_fault_it_was(make: Make, tmp_path: Path) -> None:
+def test_failed_rollouts_are_dumped_with_responsible_party(make: Make, tmp_path: Path) -> None:
     controller = make(dump_to_file=True, fileroot=str(tmp_path), consumer_batch_size=1)
     controller.rollout_batch(rows(-1, 7), Broken())
     (line,) = (tmp_path / "trajectories" / "failures.jsonl").read_text().splitlines()
@@ -497,16 +495,14 @@ def test_failed_rollouts_are_written_beside_with_whose_fault_it_was(make: Make, 
     assert re.fullmatch(r"KeyError: 'answer' \(.*test_controller\.py:\d+, in arun_episode\)", told["error"])
 
 
-def test_rollouts_that_find_no_room_to_be_written_are_given_all_the_same(
-    make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_rollouts_are_returned_when_dump_fails(make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "full").touch()  # a file where the folder would be
     controller = make(dump_to_file=True, fileroot=str(tmp_path / "full"))
     assert len(controller.prepare_batch(rows(1, 2), Sampled())) == 2
     assert any("2 rollouts are not written down" in record.message for record in caplog.records)
 
 
-def test_service_is_found_by_configuration_or_environment(
+def test_service_is_found_from_config_or_environment(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(UsageFault, match="address of the inference service"):

@@ -72,7 +72,7 @@ def test_samples_and_turns_are_distinct(name: str) -> None:
     assert shape(episodes_of(given)) == expected
 
 
-def test_line_tells_its_group_step_kind_and_advantage() -> None:
+def test_dumped_line_has_group_step_kind_and_advantage() -> None:
     first, second = episodes_of(
         rollout(ANSWERS, sample_ids=[0, 1], truncated=[False, True]), "m", step=7, advantages=[-0.5, None]
     )
@@ -84,7 +84,7 @@ def test_line_tells_its_group_step_kind_and_advantage() -> None:
     assert evaluated.is_eval
 
 
-def test_step_that_is_taken_again_is_written_once(tmp_path: Path) -> None:
+def test_repeated_step_is_dumped_once(tmp_path: Path) -> None:
     def step(number: int, *, is_eval: bool = False) -> None:
         write_step(tmp_path, number, episodes_of(rollout(ANSWERS[:1], is_eval=is_eval), step=number), is_eval=is_eval)
 

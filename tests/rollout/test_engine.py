@@ -43,20 +43,20 @@ def prompts_seen(place: Place) -> list[int]:
 
 
 @given(waiting=st.integers(1, 500), choices=st.integers(1, 300), replicas=st.integers(0, 20))
-def test_prompts_a_call_never_too_many_and_a_share_for_each_replica(waiting: int, choices: int, replicas: int) -> None:
+def test_prompts_per_call_is_bounded_and_shared_by_replicas(waiting: int, choices: int, replicas: int) -> None:
     size = prompts_per_call(waiting, choices, replicas)
     assert size == 1 or (size * choices <= MAX_CHOICES and (size - 1) * max(1, replicas) < waiting)
 
 
-def test_prompts_a_call_of_one_replica_takes_all_that_fit() -> None:
+def test_single_replica_gets_all_fitting_prompts() -> None:
     assert (prompts_per_call(16, 8, 1), prompts_per_call(40, 8, 1), prompts_per_call(16, 8, 4)) == (16, 16, 4)
 
 
-def test_is_short_long_answers_and_long_prompts_are_not() -> None:
+def test_long_answers_and_prompts_are_not_short() -> None:
     assert is_short(8, 8) and not is_short(8, 1024) and not is_short(10_000, 8)
 
 
-async def test_complete_prompts_of_one_moment_are_one_call(place: Place, batcher: PromptBatcher) -> None:
+async def test_simultaneous_prompts_share_one_call(place: Place, batcher: PromptBatcher) -> None:
     prompts = [[5, 6, 7], [8, 9], [10, 11, 12, 13]]
     given = await asyncio.gather(*(batcher.complete(prompt, n=2, **OPTIONS) for prompt in prompts))
     assert prompts_seen(place) == [3]
@@ -65,20 +65,20 @@ async def test_complete_prompts_of_one_moment_are_one_call(place: Place, batcher
         assert [choice["prompt_token_ids"] for choice in choices] == [prompt, prompt]
 
 
-async def test_complete_in_other_ways_is_another_call(place: Place, batcher: PromptBatcher) -> None:
+async def test_prompts_with_other_options_use_another_call(place: Place, batcher: PromptBatcher) -> None:
     ways: list[dict[str, Any]] = [{"temperature": 0.5}, {"temperature": 0.5}, {"temperature": 1.0}, {"max_tokens": 64}]
     await asyncio.gather(*(batcher.complete([5, 6], n=2, **(OPTIONS | way)) for way in ways))
     assert sorted(prompts_seen(place)) == [1, 1, 2]
 
 
-async def test_complete_without_replicas_asks_alone(place: Place) -> None:
+async def test_complete_without_replicas_sends_single_prompts(place: Place) -> None:
     async with AsyncInferenceClient(place.proxy.url, place.key, model="tiny", timeout_s=20) as client:
         batcher = PromptBatcher(client)
         await asyncio.gather(*(batcher.complete([5, 6], n=2, **OPTIONS) for _ in range(3)))
     assert prompts_seen(place) == [1, 1, 1]
 
 
-async def test_complete_beside_a_refused_prompt_gets_its_choices(place: Place, batcher: PromptBatcher) -> None:
+async def test_complete_beside_refused_prompt_succeeds(place: Place, batcher: PromptBatcher) -> None:
     good, bad = await asyncio.gather(
         batcher.complete([5, 6], n=2, **OPTIONS),
         batcher.complete([10**8], n=2, **OPTIONS),  # no such token
@@ -94,7 +94,7 @@ async def test_complete_reports_an_engine_failure_to_all_callers(place: Place, b
     assert [type(end) for end in ends] == [ServiceError, ServiceError]
 
 
-async def test_complete_that_one_leaves_goes_on_and_that_all_leave_ends(place: Place, batcher: PromptBatcher) -> None:
+async def test_shared_call_ends_when_all_callers_leave(place: Place, batcher: PromptBatcher) -> None:
     script(place.engine, gate=1)
     waiting = [asyncio.create_task(batcher.complete([5, 6], n=2, **OPTIONS)) for _ in range(2)]
     await asyncio.to_thread(engine_calls, place.engine, "running")
@@ -109,7 +109,7 @@ async def test_complete_that_one_leaves_goes_on_and_that_all_leave_ends(place: P
 
 
 @given(st.integers(1, 100), st.integers(1, 100), st.integers(0, 100), st.none() | st.integers(1, 100))
-def test_budget_keeps_prompt_and_answer_within_every_limit(new: int, total: int, prompt: int, room: int | None) -> None:
+def test_budget_respects_every_limit(new: int, total: int, prompt: int, room: int | None) -> None:
     gconfig = GenerationHyperparameters(max_new_tokens=new, max_tokens=total)
     try:
         budget = answer_budget(gconfig, prompt, room)
@@ -121,7 +121,7 @@ def test_budget_keeps_prompt_and_answer_within_every_limit(new: int, total: int,
     assert prompt + budget <= min(total, room or total)
 
 
-def test_defaults_send_nothing_but_the_temperature() -> None:
+def test_default_fields_contain_only_temperature() -> None:
     assert GenerationHyperparameters().request_fields() == {"temperature": 1.0}
 
 
@@ -135,17 +135,17 @@ def test_defaults_send_nothing_but_the_temperature() -> None:
         ({"ignore_eos": True, "min_new_tokens": 2}, {"temperature": 1.0, "ignore_eos": True, "min_tokens": 2}),
     ],
 )
-def test_what_differs_is_sent_under_the_apis_name(given_: dict[str, object], sent: dict[str, object]) -> None:
+def test_changed_fields_are_sent_under_api_names(given_: dict[str, object], sent: dict[str, object]) -> None:
     assert GenerationHyperparameters(**given_).request_fields() == sent  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("temperature", "recorded"), [(1e-9, 0.0), (0.0, 0.0), (0.6, 0.6)])
-def test_answer_has_the_temperature_that_the_service_took(temperature: float, recorded: float) -> None:
+def test_response_records_temperature_used_by_service(temperature: float, recorded: float) -> None:
     request = ModelRequest([1], GenerationHyperparameters(temperature=temperature))
     assert PartialResponse().response(request, 0.0).temperature == recorded
 
 
-def test_every_sample_has_a_seed_of_its_own_and_every_run_the_same() -> None:
+def test_sample_seeds_are_distinct_and_repeatable() -> None:
     seeds = {derived_seed("task", member, call) for member in range(20) for call in range(20)}
     assert len(seeds) == 400 and all(0 <= seed < 2**31 for seed in seeds)
     assert derived_seed("task", 1, 2) == derived_seed("task", 1, 2)

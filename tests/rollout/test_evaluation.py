@@ -35,13 +35,13 @@ def episode(prompt: int, sample: int, reward: float | None, **example: object) -
 
 
 @given(data=st.data(), samples=st.integers(1, 7))
-def test_pass_at_k_is_the_share_of_subsets_with_a_pass(data: st.DataObject, samples: int) -> None:
+def test_pass_at_k_is_share_of_passing_subsets(data: st.DataObject, samples: int) -> None:
     passes, k = data.draw(st.integers(0, samples)), data.draw(st.integers(1, samples))
     subsets = list(itertools.combinations([index < passes for index in range(samples)], k))
     assert pass_at(k, samples, passes) == pytest.approx(fmean(any(each) for each in subsets))
 
 
-def test_intervals_equal_a_bootstrap_over_prompts() -> None:
+def test_intervals_match_bootstrap_over_prompts() -> None:
     chance = random.Random(7)
     scores = prompts(
         *(tuple(float(chance.random() < p) for _ in range(4)) for p in (chance.random() for _ in range(150)))
@@ -55,7 +55,7 @@ def test_intervals_equal_a_bootstrap_over_prompts() -> None:
         assert estimate.high == pytest.approx(high, abs=0.01)
 
 
-def test_interval_of_paired_difference_equals_a_bootstrap_over_prompts() -> None:
+def test_paired_difference_interval_matches_bootstrap() -> None:
     chance = random.Random(8)
     before = prompts(*((float(chance.random() < 0.4), float(chance.random() < 0.4)) for _ in range(120)))
     after = prompts(*((float(chance.random() < 0.55), float(chance.random() < 0.55)) for _ in range(120)))
@@ -67,7 +67,7 @@ def test_interval_of_paired_difference_equals_a_bootstrap_over_prompts() -> None
     assert comparison.reward.high == pytest.approx(resampled[3900], abs=0.015)
 
 
-def test_samples_of_one_prompt_do_not_count_as_independent() -> None:
+def test_samples_of_one_prompt_are_not_independent() -> None:
     """Four equal samples of each prompt say no more than one."""
     one = prompts(*((float(number % 3 == 0),) for number in range(30)))
     four = prompts(*((float(number % 3 == 0),) * 4 for number in range(30)))
@@ -75,20 +75,20 @@ def test_samples_of_one_prompt_do_not_count_as_independent() -> None:
     assert reward_estimate(four, 0.95) == reward_estimate(one, 0.95)
 
 
-def test_all_passes_are_not_certain() -> None:
+def test_interval_of_all_passes_extends_below_one() -> None:
     estimate = pass_estimate(prompts(*((1.0,) for _ in range(20))), 1, 1.0, 0.95)
     assert estimate is not None and estimate.value == estimate.high == 1.0
     assert estimate.low == pytest.approx(0.839, abs=1e-3)  # Wilson's interval of 20 of 20
 
 
-def test_one_prompt_has_no_interval_of_its_mean() -> None:
+def test_single_prompt_has_no_interval() -> None:
     estimate = reward_estimate(prompts((0.25, 0.75)), 0.95)
     assert estimate.value == 0.5 and math.isnan(estimate.low)
     assert estimate.document() == {"value": 0.5, "low": None, "high": None, "prompts": 1}
 
 
 @given(shares=st.lists(st.floats(0, 1), min_size=1, max_size=40), confidence=st.floats(0.5, 0.999))
-def test_interval_of_shares_holds_their_mean_and_stays_a_share(shares: list[float], confidence: float) -> None:
+def test_share_interval_contains_mean_within_zero_and_one(shares: list[float], confidence: float) -> None:
     estimate = share_estimate(shares, len(shares), confidence)
     assert 0 <= estimate.low <= estimate.value + 1e-9 and estimate.value - 1e-9 <= estimate.high <= 1
 
@@ -99,14 +99,14 @@ def test_interval_of_a_mean_grows_with_the_confidence(values: list[float]) -> No
     assert wide.low <= narrow.low <= narrow.high <= wide.high
 
 
-def test_prompts_without_k_samples_have_no_pass_at_k() -> None:
+def test_prompts_with_fewer_than_k_samples_have_no_pass_at_k() -> None:
     scores = prompts((1.0, 0.0), (0.0,))
     two = pass_estimate(scores, 2, 1.0, 0.95)
     assert two is not None and (two.value, two.prompts) == (1.0, 1)
     assert pass_estimate(scores, 3, 1.0, 0.95) is None
 
 
-def test_equal_prompts_are_distinguished_by_order_and_lost_samples_left_out() -> None:
+def test_equal_prompts_are_told_apart_by_order() -> None:
     found = scores_of(
         [
             episode(2, 0, 1.0, question="1+1"),
@@ -119,14 +119,14 @@ def test_equal_prompts_are_distinguished_by_order_and_lost_samples_left_out() ->
     assert len({each.key for each in found}) == 3
 
 
-def test_prompt_is_the_same_with_a_system_prompt_and_in_another_column() -> None:
+def test_prompt_key_ignores_system_prompt_and_column() -> None:
     plain = scores_of([episode(0, 0, 1.0, question="1+1", answer="2")])
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1"}]
     assert scores_of([episode(0, 0, 0.0, messages=messages, answer="2")])[0].key == plain[0].key
     assert scores_of([episode(0, 0, 1.0, title="1+1")])[0].key != plain[0].key
 
 
-def test_drop_is_significant_only_where_the_interval_excludes_zero() -> None:
+def test_drop_is_significant_when_interval_excludes_zero() -> None:
     before = prompts(*((1.0,) for _ in range(20)))
     slight = compare(prompts((0.0,), *((1.0,) for _ in range(19))), before, 1.0, 0.95)
     large = compare(prompts(*((float(number % 2),) for number in range(20))), before, 1.0, 0.95)

@@ -20,7 +20,7 @@ def raised() -> Exception:
     return caught.value
 
 
-def test_failure_names_the_users_line_and_not_that_of_a_library() -> None:
+def test_failure_names_user_line_and_not_library_line() -> None:
     place = f"({Path(__file__)}:{raises.__code__.co_firstlineno + 1}, in raises)"
     assert error_line(raised()).endswith(place)
     assert failure_of(raised(), 1.0).message.endswith(place)

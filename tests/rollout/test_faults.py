@@ -85,7 +85,7 @@ def test_replica_killed_under_agents_loses_no_batch(service: Service) -> None:
 
 
 @pytest.mark.extended
-def test_controls_name_who_failed(service: Service) -> None:
+def test_control_errors_name_failed_worker(service: Service) -> None:
     with InferenceClient(service.gateway.url, service.processes.key, model="tiny", timeout_s=30) as client:
         workers = [each["worker_id"] for each in client.workers.list()]
         client.workers.drain(workers[0])
@@ -101,7 +101,7 @@ def test_controls_name_who_failed(service: Service) -> None:
         assert client.chat([{"role": "user", "content": "Hello"}], store=False)["choices"]
 
 
-def test_models_registered_by_hand_come_and_go(service: Service) -> None:
+def test_manually_registered_models_can_be_added_and_removed(service: Service) -> None:
     with InferenceClient(service.gateway.url, service.processes.key, timeout_s=30) as client:
         client.workers.deregister_model("tiny")
         wait_until(lambda: client.models() == [])
@@ -109,9 +109,7 @@ def test_models_registered_by_hand_come_and_go(service: Service) -> None:
         wait_until(lambda: client.models() == ["tiny"])
 
 
-def test_model_that_is_gone_for_a_moment_costs_attempts_and_no_prompt(
-    service: Service, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_temporarily_missing_model_loses_no_prompt(service: Service, caplog: pytest.LogCaptureFixture) -> None:
     """As where a service is suspended and resumed: its gateway is there before it knows the model again."""
     with service.controller() as controller, InferenceClient(service.gateway.url, service.processes.key) as client:
         client.workers.deregister_model("tiny")
@@ -131,7 +129,7 @@ class OlderService:
         return [{"index": 0, "text": "7", "finish_reason": "stop", "token_ids": [7], "versions": [0]}]
 
 
-async def test_service_of_another_release_is_to_blame_and_the_remedy_is_named() -> None:
+async def test_older_service_is_named_with_remedy() -> None:
     older: Any = OlderService()
     engine = EpisodeEngine(older, older, "task", lambda: 0, timeout_s=1.0)
     with pytest.raises(ServiceError, match=r"without 'token_logprobs': it is of another release .* restart it"):
@@ -139,7 +137,7 @@ async def test_service_of_another_release_is_to_blame_and_the_remedy_is_named() 
 
 
 @pytest.mark.parametrize("reward", [float("nan"), float("inf"), -1e39])
-def test_rewards_that_no_training_row_can_hold_fail_their_episode(reward: float) -> None:
+def test_unrepresentable_rewards_fail_their_episode(reward: float) -> None:
     ids = torch.ones(2, 3, dtype=torch.int64)
     rows = {"input_ids": ids, "attention_mask": ids.bool(), "rewards": torch.tensor([1.0, 2.0], dtype=torch.float64)}
     check_rows(rows)
@@ -149,7 +147,7 @@ def test_rewards_that_no_training_row_can_hold_fail_their_episode(reward: float)
 
 
 @pytest.mark.parametrize("logprob", [float("nan"), float("-inf")])
-def test_sampled_token_without_a_finite_logprob_fails_its_episode(logprob: float) -> None:
+def test_non_finite_logprob_fails_its_episode(logprob: float) -> None:
     ids, mask = torch.ones(1, 3, dtype=torch.int64), torch.tensor([[0, 1, 1]])
     rows = {"input_ids": ids, "attention_mask": ids.bool(), "loss_mask": mask, "logprobs": torch.zeros(1, 3)}
     rows["logprobs"][0, 0] = logprob  # of the prompt

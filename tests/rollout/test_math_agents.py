@@ -30,7 +30,7 @@ AGENTS = {
 
 
 @pytest.mark.parametrize("package", AGENTS)
-def test_agent_without_its_package_says_what_to_install(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_agent_without_package_suggests_install(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(UsageFault, match="needs") as caught:
         load_attr(AGENTS[package])()
@@ -73,7 +73,7 @@ def scripted(tmp_path: Path) -> Iterator[Callable[[str], EpisodeModel]]:
     processes.stop()
 
 
-async def test_agent_of_langchain_computes_with_its_tools(scripted: Callable[[str], EpisodeModel]) -> None:
+async def test_langchain_agent_uses_tools(scripted: Callable[[str], EpisodeModel]) -> None:
     pytest.importorskip("langchain_openai")
     from areal.workflow.langchain.math_agent import MathAgent
 
@@ -83,7 +83,7 @@ async def test_agent_of_langchain_computes_with_its_tools(scripted: Callable[[st
 
 
 @pytest.mark.claude
-async def test_agent_of_claude_computes_with_its_tools(scripted: Callable[[str], EpisodeModel]) -> None:
+async def test_claude_agent_uses_tools(scripted: Callable[[str], EpisodeModel]) -> None:
     pytest.importorskip("claude_agent_sdk")
     from areal.workflow.anthropic.claude_math_agent import MathToolAgent
 
@@ -111,7 +111,7 @@ class WithAgentsSdk(RolloutWorkflow):
         return client.export_interactions()
 
 
-def test_agent_that_names_no_model_samples_from_the_trained_one(digits: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_agent_without_model_name_samples_trained_model(digits: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("agents")
     monkeypatch.setenv("OPENAI_DEFAULT_MODEL", "")
     monkeypatch.delenv("OPENAI_DEFAULT_MODEL")
@@ -140,14 +140,14 @@ class WithSharedClient(RolloutWorkflow):
         return client.export_interactions()
 
 
-def test_http_client_of_episodes_is_shared_and_one_that_was_closed_is_replaced(digits: Place) -> None:
+def test_episode_http_client_is_shared_and_replaced_if_closed(digits: Place) -> None:
     for controller in controller_of(digits):
         for _ in range(2):
             (trajectory,) = controller.rollout_batch(ROWS[:1], WithSharedClient())
             assert trajectory["rewards"].tolist() == [1.0]
 
 
-async def test_http_client_is_that_of_an_episode() -> None:
+async def test_http_client_is_available_only_in_episode() -> None:
     from areal import workflow_context
 
     with pytest.raises(RuntimeError, match="only there in an episode"):

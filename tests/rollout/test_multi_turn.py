@@ -104,9 +104,7 @@ SAMPLES = [
 
 
 @pytest.mark.parametrize(("name", "sampled", "content", "rows"), SAMPLES)
-async def test_episode_decodes_to_the_conversation_that_was_held(
-    name: str, sampled: str, content: str, rows: int
-) -> None:
+async def test_episode_decodes_to_its_conversation(name: str, sampled: str, content: str, rows: int) -> None:
     family = families()[name]
     whole, learned, _ = await rows_of(family, [sampled] * 3)
     assert learned == ([[sampled] * 3] if rows == 1 else [[sampled]] * 3)
@@ -115,7 +113,7 @@ async def test_episode_decodes_to_the_conversation_that_was_held(
 
 
 @pytest.mark.parametrize("name", sorted(families()))
-async def test_episode_of_any_template_is_a_continuation_or_branches(name: str) -> None:
+async def test_episode_of_any_template_continues_or_branches(name: str) -> None:
     family = families()[name]
     texts = ["41", "<think>\nhm\n</think>\n\n42", "the rain "]
     whole, learned, script = await rows_of(family, [text + family.ends.eos for text in texts])
@@ -127,7 +125,7 @@ async def test_episode_of_any_template_is_a_continuation_or_branches(name: str) 
     assert "!" not in "".join(whole).replace(held(family, []), "")
 
 
-async def test_rows_of_an_episode_that_branches_are_one_sample_with_the_reward_of_its_end() -> None:
+async def test_branching_episode_is_one_sample_with_final_reward() -> None:
     script = Script(families()["qwen3"], [THOUGHT, THOUGHT.replace("41", "42")])
     gconfig = GenerationHyperparameters(max_new_tokens=64)
     workflow = MultiTurnWorkflow(answers_42, gconfig, families()["qwen3"].tokenizer, max_turns=3, turn_discount=0.5)
@@ -138,13 +136,13 @@ async def test_rows_of_an_episode_that_branches_are_one_sample_with_the_reward_o
     assert sample_rewards(found).tolist() == [0.5]
 
 
-async def test_cut_response_is_ended_by_the_prompt_and_not_learned() -> None:
+async def test_truncated_response_is_closed_by_prompt_and_untrained() -> None:
     whole, learned, _ = await rows_of(families()["gemma"], ["4", "41<end_of_turn>"])
     assert learned == [["4", "41<end_of_turn>"]] and "4<end_of_turn>\n<start_of_turn>user\nWrong." in whole[0]
 
 
 @pytest.mark.parametrize(("name", "ends"), [("gemma", {"<end_of_turn>"}), ("glm4moe", {"<|user|>", "<|observation|>"})])
-def test_sampling_stops_where_the_template_ends_a_turn(tmp_path: Path, name: str, ends: set[str]) -> None:
+def test_sampling_stops_at_end_of_turn_of_template(tmp_path: Path, name: str, ends: set[str]) -> None:
     folder = families()[name].write_folder(tmp_path / name)
     (folder / "generation_config.json").unlink()
     tokenizer = load_hf_tokenizer(str(folder))
@@ -152,7 +150,7 @@ def test_sampling_stops_where_the_template_ends_a_turn(tmp_path: Path, name: str
     assert ends <= {tokenizer.decode([token]) for token in workflow.gconfig.stop_token_ids}
 
 
-async def test_prompt_of_a_function_of_ones_own_has_the_tools_of_the_row() -> None:
+async def test_custom_prompt_function_receives_row_tools() -> None:
     family = families()["qwen3"]
     script = Script(family, ["41<|im_end|>"])
     workflow = RLVRWorkflow(

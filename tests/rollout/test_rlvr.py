@@ -48,7 +48,7 @@ def tokenizer(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     return load_hf_tokenizer(str(write_tokenizer(tmp_path / "made") if request.param == "bytes" else EXAMPLE))
 
 
-def test_prompt_and_texts_are_what_the_tokenizer_itself_has(tokenizer: Any) -> None:
+def test_prompt_and_texts_match_tokenizer(tokenizer: Any) -> None:
     chat = [{"role": "user", "content": "3141"}]
     own = tokenizer.apply_chat_template(chat, tokenize=True, return_dict=False, add_generation_prompt=True)
     assert prompt_tokens(tokenizer, chat) == own
@@ -71,7 +71,7 @@ class Counted:
         return self._tokenizer.encode(text, **how)
 
 
-def test_prompt_of_a_row_that_comes_again_is_not_made_again(tokenizer: Any) -> None:
+def test_repeated_row_prompt_is_cached(tokenizer: Any) -> None:
     counted = Counted(tokenizer)
     prompts = PromptCache(counted)
     ids, text = prompts.of({"messages": CHAT, "answer": 1})
@@ -94,14 +94,14 @@ _ROWS = st.fixed_dictionaries({"messages": _MESSAGES, "tools": _TOOLS, "chat_tem
 
 @given(rows=st.lists(st.tuples(_ROWS, st.sampled_from([None, True, False])), min_size=2, max_size=12))
 @settings(deadline=None)
-def test_cache_of_prompts_answers_for_no_other_row(rows: list[tuple[dict[str, Any], bool | None]]) -> None:
+def test_prompt_cache_is_specific_to_row(rows: list[tuple[dict[str, Any], bool | None]]) -> None:
     tokenizer = families()["qwen3"].tokenizer
     caches = {thinking: PromptCache(tokenizer, thinking) for thinking in (None, True, False)}
     for each, thinking in rows:
         assert caches[thinking].of(each)[0] == prompt_ids(tokenizer, each, thinking)
 
 
-def test_prompt_of_the_same_text_with_other_tools_is_another(tmp_path: Path) -> None:
+def test_prompt_cache_distinguishes_tools(tmp_path: Path) -> None:
     tokenizer = load_hf_tokenizer(str(write_tokenizer(tmp_path / "made")))
     prompts = PromptCache(tokenizer)
     for name in ("weather", "flights"):
@@ -110,13 +110,13 @@ def test_prompt_of_the_same_text_with_other_tools_is_another(tmp_path: Path) -> 
     assert "Tools" not in prompts.of({"messages": CHAT})[1]
 
 
-def test_prompt_of_json_text_is_that_of_its_value(tmp_path: Path) -> None:
+def test_json_text_prompt_equals_its_value(tmp_path: Path) -> None:
     tokenizer = load_hf_tokenizer(str(write_tokenizer(tmp_path / "made", template=CALLS)))
     found = {PromptCache(tokenizer).of(row_of(form))[1] for form in (str, dict)}
     assert len(found) == 1 and '{"city": "Oslo"}' in found.pop()
 
 
-def test_no_more_prompts_are_remembered_than_there_is_room_for(tokenizer: Any) -> None:
+def test_prompt_cache_is_bounded(tokenizer: Any) -> None:
     counted = Counted(tokenizer)
     prompts = PromptCache(counted, max_tokens=len(prompt_tokens(tokenizer, CHAT)))
     others = [[{**CHAT[0], "content": word}] for word in ("fox", "friend")]
@@ -125,7 +125,7 @@ def test_no_more_prompts_are_remembered_than_there_is_room_for(tokenizer: Any) -
     assert counted.asked == 4  # what came first went first
 
 
-def test_prompt_that_two_make_at_once_is_remembered_once(tokenizer: Any) -> None:
+def test_concurrently_made_prompt_is_cached_once(tokenizer: Any) -> None:
     both = threading.Barrier(2)
 
     class Slow(Counted):
@@ -141,7 +141,7 @@ def test_prompt_that_two_make_at_once_is_remembered_once(tokenizer: Any) -> None
     assert slow.asked == 2
 
 
-def test_prompts_of_token_ids_texts_and_what_json_has_not_are_made_each_time(tokenizer: Any) -> None:
+def test_uncacheable_prompts_are_made_each_time(tokenizer: Any) -> None:
     prompts = PromptCache(tokenizer)
     assert prompts.of({"input_ids": [3, 4]})[0] == [3, 4]
     assert prompts.of({"prompt": "7"})[0] == tokenizer.encode("7") == prompts.of({"prompt": "7"})[0]
@@ -166,7 +166,7 @@ def answers() -> st.SearchStrategy[ModelResponse]:
 
 
 @given(st.lists(st.tuples(answers(), st.floats(-1, 1, width=32)), min_size=1, max_size=4))
-def test_answers_are_the_rows_that_each_is_alone(given_: list[tuple[ModelResponse, float]]) -> None:
+def test_grouped_answers_equal_single_rows(given_: list[tuple[ModelResponse, float]]) -> None:
     alone = [
         row(
             answer.input_tokens + answer.output_tokens,
@@ -200,7 +200,7 @@ def right(prompt: str, completions: str, prompt_ids: Any, completion_ids: Any, a
     return float(completions == answer)
 
 
-async def test_rewards_are_added_up_by_their_weights() -> None:
+async def test_rewards_are_summed_by_weight() -> None:
     rewards = RowReward([LENGTH, RIGHT], 30.0, [0.5, 2.0])
     row = {"answer": "yes"}
     assert await rewards("q", "yes", [1], [2], row) == 0.5 * 3 + 2.0
@@ -209,7 +209,7 @@ async def test_rewards_are_added_up_by_their_weights() -> None:
     assert isinstance(found[1], Exception)  # of one function: the answer has no reward
 
 
-async def test_rewards_without_weights_count_alike() -> None:
+async def test_rewards_without_weights_count_equally() -> None:
     assert await RowReward([LENGTH, RIGHT], 30.0)("q", "yes", [1], [2], {"answer": "yes"}) == 4.0
     assert await RowReward(LENGTH, 30.0)("q", "yes", [1], [2], {}) == 3.0
 
@@ -228,6 +228,6 @@ def test_wrong_weights_are_reported(functions: list[Any], weights: list[float] |
         RowReward(functions, 30.0, weights)
 
 
-def test_row_without_a_required_column_is_reported_before_anything_is_sampled() -> None:
+def test_row_without_reward_column_is_reported_before_sampling() -> None:
     with pytest.raises(UsageFault, match="answer"):
         RowReward([LENGTH, RIGHT]).check({"question": "?"})

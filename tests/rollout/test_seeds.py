@@ -99,7 +99,7 @@ def samples(
 
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("make", [one_answer, several_turns, environment, Calls, Responses, own_client])
-def test_samples_under_another_trial_name_are_the_same(digits: Place, make: Any, deterministic: bool) -> None:
+def test_samples_are_independent_of_trial_name(digits: Place, make: Any, deterministic: bool) -> None:
     config = {"deterministic_sampling": deterministic}
     first = samples(digits, make, "one", **config)
     assert samples(digits, make, "two", experiment_name="other", **config) == first
@@ -107,13 +107,13 @@ def test_samples_under_another_trial_name_are_the_same(digits: Place, make: Any,
     assert len({str(row) for group in first for row in group}) > len(first)  # members of a group differ
 
 
-def test_rows_of_one_prompt_have_other_samples_at_each_place(digits: Place) -> None:
+def test_repeated_prompt_has_other_samples_at_each_position(digits: Place) -> None:
     groups = samples(digits, one_answer, "one", rows=[ROWS[0]] * 4, group_size=4)
     assert len({str(group) for group in groups}) == 4
     assert samples(digits, one_answer, "two", rows=[ROWS[0]] * 4, group_size=4) == groups
 
 
-def test_controller_without_a_seed_samples_differently_each_time(digits: Place) -> None:
+def test_controller_without_seed_samples_randomly(digits: Place) -> None:
     first = samples(digits, one_answer, "one", seed=None)
     assert samples(digits, one_answer, "one", seed=None) != first
 
@@ -126,7 +126,7 @@ class Seeded(Reversing):
         return super().reset(seed=seed, options=options)
 
 
-def test_environment_is_seeded_as_its_answers_are(digits: Place) -> None:
+def test_environment_is_seeded_like_answers(digits: Place) -> None:
     def seeds(trial: str, **config: Any) -> list[int | None]:
         Seeded.seeds.clear()
         samples(digits, lambda folder: EnvironmentWorkflow(Asking, Seeded), trial, **config)
@@ -137,7 +137,7 @@ def test_environment_is_seeded_as_its_answers_are(digits: Place) -> None:
     assert set(seeds("three", seed=None)) == {None}
 
 
-def test_seed_of_the_sampling_parameters_does_not_depend_on_the_trial_name(digits: Place) -> None:
+def test_sampling_seed_is_independent_of_trial_name(digits: Place) -> None:
     def seeded(folder: str) -> Any:
         return RLVRWorkflow(reverse_reward, GCONFIG.new(seed=7), folder)
 
@@ -145,7 +145,7 @@ def test_seed_of_the_sampling_parameters_does_not_depend_on_the_trial_name(digit
     assert samples(digits, seeded, "two", seed=2) == first
 
 
-def test_resumed_run_samples_what_the_uninterrupted_one_does(digits: Place) -> None:
+def test_resumed_run_samples_like_uninterrupted_one(digits: Place) -> None:
     order = DataOrder(len(ROWS), shuffle=True)
 
     def taken(frontier: Frontier, count: int) -> list[Any]:
@@ -160,7 +160,7 @@ def test_resumed_run_samples_what_the_uninterrupted_one_does(digits: Place) -> N
     assert samples(digits, one_answer, "a", rows=first) + samples(digits, one_answer, "b", rows=rest) == whole
 
 
-def test_prompt_that_failed_is_sampled_anew(digits: Place) -> None:
+def test_failed_prompt_is_resampled(digits: Place) -> None:
     frontier = Frontier()
     stream = iter(PromptStream(ROWS, DataOrder(len(ROWS), shuffle=False), frontier))
     first = next(stream)

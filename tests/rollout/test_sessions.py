@@ -54,18 +54,18 @@ def reward(value: float, name: str | None = None) -> SessionCall:
         ({"c": 1.0}, {"c": (1, True)}, [DESCRIBE, reward(1.0, "c"), END]),
     ],
 )
-def test_rewards_go_oldest_first_and_what_none_has_sealed_is_ended(
+def test_rewards_go_oldest_first_and_open_rest_is_ended(
     given: Any, answers: Mapping[Any, Any], calls: list[SessionCall]
 ) -> None:
     assert run(given, session(("open", ["a", "b", "c"])), answers) == calls
 
 
-def test_episodes_reward_goes_to_each_trajectory_that_is_open() -> None:
+def test_episode_reward_goes_to_each_open_trajectory() -> None:
     known = session(("open", ["a", "b"]), ("open", []), ("ready", ["c"]), ("open", ["d"]))
     assert run(1.0, known, {None: (3, True)}) == [reward(1.0), DESCRIBE, reward(1.0, "b"), reward(1.0, "d")]
 
 
-def test_reward_of_an_unknown_interaction_is_refused_before_any_is_given() -> None:
+def test_reward_of_unknown_interaction_is_refused_first() -> None:
     steps = seal({"a": 1.0, "x": 2.0})
     assert next(steps) == DESCRIBE
     with pytest.raises(UsageFault, match="'x', which is no interaction"):

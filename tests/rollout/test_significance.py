@@ -16,7 +16,7 @@ from areal.rollout.evaluation import paired, student_quantile, student_tails, we
 @pytest.mark.parametrize(
     ("freedom", "value"), [(1, 12.7062), (2, 4.3027), (3, 3.1824), (4, 2.7764), (5, 2.5706), (10, 2.2281), (100, 1.984)]
 )
-def test_quantiles_and_tails_of_student_equal_the_tables(freedom: int, value: float) -> None:
+def test_student_quantiles_and_tails_match_tables(freedom: int, value: float) -> None:
     assert student_quantile(0.975, freedom) == pytest.approx(value, rel=5e-5)
     assert student_tails(value, freedom) == pytest.approx(0.05, rel=5e-4)
 
@@ -30,7 +30,7 @@ def test_welch_of_a_known_example() -> None:
     assert found.low < 0 < found.high
 
 
-def test_p_of_pairs_is_near_that_of_all_changes_of_sign() -> None:
+def test_paired_p_approximates_permutation_test() -> None:
     a = [0.31, 0.42, 0.38, 0.45, 0.29, 0.51, 0.36, 0.40, 0.33, 0.47]
     b = [0.36, 0.41, 0.44, 0.50, 0.31, 0.52, 0.43, 0.41, 0.39, 0.49]
     changes = [after - before for before, after in zip(a, b, strict=True)]
@@ -40,13 +40,13 @@ def test_p_of_pairs_is_near_that_of_all_changes_of_sign() -> None:
     assert paired(a, b, 0.95).p == pytest.approx(exact, abs=0.01)
 
 
-def test_side_of_one_run_and_runs_that_are_alike_have_no_p() -> None:
+def test_single_or_equal_runs_have_no_p() -> None:
     assert math.isnan(welch([1.0], [2.0, 3.0], 0.95).p) and welch([1.0], [2.0, 3.0], 0.95).method == "none"
     assert math.isnan(paired([1.0, 2.0], [2.0, 3.0], 0.95).p)  # the same change twice
     assert welch([1.0, 1.0], [1.0, 1.0], 0.95).document()["p"] is None
 
 
 @given(st.floats(0.5, 300), st.floats(0.501, 0.9999))
-def test_tails_of_a_quantile_are_its_probability(freedom: float, probability: float) -> None:
+def test_tails_invert_quantile(freedom: float, probability: float) -> None:
     quantile = student_quantile(probability, freedom)
     assert student_tails(quantile, freedom) == pytest.approx(2 * (1 - probability), rel=1e-6)

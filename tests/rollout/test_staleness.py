@@ -37,7 +37,7 @@ def rollout(number: int, head: int = 0) -> Rollout:
 
 
 @given(WINDOWS, COUNT, COUNT, COUNT, COUNT)
-def test_capacity_is_within_both_bounds_and_one_less_after_each_start(
+def test_capacity_respects_bounds_and_decreases_per_start(
     window: StalenessWindow, running: int, unconsumed: int, in_training: int, outside: int
 ) -> None:
     free = capacity(window, running=running, unconsumed=unconsumed, in_training=in_training, outside=outside)
@@ -47,7 +47,7 @@ def test_capacity_is_within_both_bounds_and_one_less_after_each_start(
     assert after == max(0, free - 1)
 
 
-def test_capacity_is_the_published_formula_where_every_batch_is_consumed_whole() -> None:
+def test_capacity_equals_published_formula_for_whole_batches() -> None:
     """(v + eta + 1) * B - (accepted + running), with accepted since the start: (v + 1) * B of it are consumed while
     version v is trained on, and v * B before."""
     window, version = StalenessWindow(batch=4, staleness=2, concurrency=10**6), 7
@@ -70,7 +70,7 @@ def test_oldest_are_consumed_first(heads: list[int], count: int) -> None:
 
 
 @given(st.permutations(range(10)), st.integers())
-def test_order_of_a_batch_is_independent_of_the_order_of_ends(order: list[int], seed: int) -> None:
+def test_batch_order_is_independent_of_completion_order(order: list[int], seed: int) -> None:
     as_they_ended = [rollout(number) for number in order]
     by_number = [each.number for each in shuffled(sorted(as_they_ended, key=lambda each: each.number), seed)]
     assert [each.number for each in shuffled(as_they_ended, seed)] == by_number
@@ -159,7 +159,7 @@ TestRollouts.settings = settings(max_examples=60, stateful_step_count=40, deadli
 
 
 @given(WINDOWS)
-def test_trainer_is_never_starved_for_good(window: StalenessWindow) -> None:
+def test_trainer_never_starves_permanently(window: StalenessWindow) -> None:
     """Whatever the window: with endless prompts and episodes that end, batches keep coming, each within eta."""
     staleness, number = StalenessManager(window), 0
     for step in range(4):
@@ -174,7 +174,7 @@ def test_trainer_is_never_starved_for_good(window: StalenessWindow) -> None:
         staleness.set_version(step + 1)
 
 
-def test_prompt_whose_result_is_too_old_runs_once_more_and_is_then_abandoned() -> None:
+def test_stale_prompt_is_rerun_once_then_abandoned() -> None:
     abandoned: list[EpisodeSpec] = []
     staleness = StalenessManager(StalenessWindow(batch=1, staleness=0, concurrency=1), on_abandoned=abandoned.append)
     staleness.submit(item(0))
@@ -190,7 +190,7 @@ def test_prompt_whose_result_is_too_old_runs_once_more_and_is_then_abandoned() -
     assert abandoned == [item(0)]
 
 
-def test_short_batches_have_all_that_ended_while_the_trainer_was_busy() -> None:
+def test_short_batches_include_rollouts_ended_meanwhile() -> None:
     staleness = StalenessManager(StalenessWindow(batch=4, staleness=1, concurrency=8))
     for number in range(8):
         staleness.submit(item(number))
@@ -205,7 +205,7 @@ def test_short_batches_have_all_that_ended_while_the_trainer_was_busy() -> None:
 
 
 @pytest.mark.parametrize("outside_window", [False, True])
-def test_idle_is_when_nothing_runs_and_nothing_waits_to_run(outside_window: bool) -> None:
+def test_idle_means_nothing_running_or_waiting(outside_window: bool) -> None:
     staleness = StalenessManager(StalenessWindow(batch=1, staleness=0, concurrency=1))
     assert staleness.idle
     staleness.submit(item(0, outside_window=outside_window))
@@ -233,7 +233,7 @@ def test_idle_is_when_nothing_runs_and_nothing_waits_to_run(outside_window: bool
         (StalenessWindow(batch=1, staleness=0, concurrency=1), {"running": 3, "in_training": 3}, 0),
     ],
 )
-def test_capacity_is_the_smaller_of_both_bounds(window: StalenessWindow, counts: dict[str, int], free: int) -> None:
+def test_capacity_is_minimum_of_both_bounds(window: StalenessWindow, counts: dict[str, int], free: int) -> None:
     given_counts = {"running": 0, "unconsumed": 0, "in_training": 0, **counts}
     assert capacity(window, **given_counts) == free
 
@@ -263,7 +263,7 @@ def test_managers_capacity_counts_each_place_of_the_window() -> None:
 
 
 @pytest.mark.parametrize("outside_window", [False, True])
-def test_manager_is_idle_where_nothing_waits_and_nothing_runs(outside_window: bool) -> None:
+def test_manager_is_idle_without_waiting_or_running_work(outside_window: bool) -> None:
     manager = StalenessManager(StalenessWindow(batch=1, staleness=0, concurrency=1))
     assert manager.idle
     manager.submit(item(0, outside_window=outside_window))
@@ -274,7 +274,7 @@ def test_manager_is_idle_where_nothing_waits_and_nothing_runs(outside_window: bo
     assert manager.idle, "a result that was not taken is not work"
 
 
-def test_manager_with_work_of_one_kind_alone_is_not_idle() -> None:
+def test_manager_with_any_work_is_not_idle() -> None:
     manager = StalenessManager(StalenessWindow(batch=1, staleness=0, concurrency=2))
     manager.submit(item(0))
     assert manager.next_to_run() is not None
@@ -284,7 +284,7 @@ def test_manager_with_work_of_one_kind_alone_is_not_idle() -> None:
     assert (len(manager.pending), len(manager.running), len(manager.outside)) == (1, 1, 1)
 
 
-def test_batch_in_training_holds_its_places_until_the_next_version() -> None:
+def test_batch_in_training_holds_places_until_next_version() -> None:
     manager = StalenessManager(StalenessWindow(batch=1, staleness=0, concurrency=5))
     manager.submit(item(0))
     running = manager.next_to_run()
@@ -377,7 +377,7 @@ def test_staleness_never_exceeds_its_bound(eta: int) -> None:
     assert len(simulation.staleness) == BATCH * STEPS
 
 
-def test_bound_costs_no_throughput_against_taking_whatever_is_finished() -> None:
+def test_staleness_bound_costs_no_throughput() -> None:
     window = StalenessWindow(BATCH, 2, 64)
     careful, careless = Simulation(StalenessManager(window), 0.02), Simulation(Careless(window), 0.02)
     wall, fastest = careful.run(), careless.run()
@@ -385,7 +385,7 @@ def test_bound_costs_no_throughput_against_taking_whatever_is_finished() -> None
     assert wall <= fastest
 
 
-def test_prompts_that_always_take_too_long_are_abandoned_and_fill_no_window() -> None:
+def test_slow_prompts_are_abandoned_and_do_not_fill_window() -> None:
     simulation = Simulation(StalenessManager(StalenessWindow(BATCH, 2, 64)), slow=0.25)
     simulation.run()
     counts = simulation.manager.counts

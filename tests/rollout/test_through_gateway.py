@@ -78,13 +78,13 @@ def test_batches_agents_and_versions_through_the_gateway(service: Service) -> No
         assert rollout.chat_completion(ROWS[0]["messages"], max_tokens=8)["object"] == "chat.completion"
 
 
-def test_answers_longer_than_the_model_has_room_for_are_bounded_by_it(service: Service) -> None:
+def test_unbounded_answers_are_limited_by_context(service: Service) -> None:
     unbounded = {**kwargs(service), "gconfig": GenerationHyperparameters()}
     with controller(service) as rollout:
         assert len(rollout.rollout_batch(ROWS, RLVRWorkflow, unbounded)) == 2
 
 
-def test_episodes_live_through_a_pause_and_carry_the_versions_they_were_sampled_with(service: Service) -> None:
+def test_episodes_survive_pause_and_carry_versions(service: Service) -> None:
     with controller(service, max_head_offpolicyness=4) as rollout:
         rollout.pause_generation()
         for row in ROWS * 2:
@@ -118,7 +118,7 @@ def test_sync_client_from_several_threads(service: Service) -> None:
 
 @pytest.mark.extended
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
-def test_example_of_the_page_runs_as_it_is_printed(service: Service, tmp_path: Path, number: int) -> None:
+def test_page_example_runs_as_printed(service: Service, tmp_path: Path, number: int) -> None:
     script = tmp_path / f"example_{number}.py"
     script.write_text(BLOCKS[number].replace("http://127.0.0.1:8080", service.gateway.url), encoding="utf-8")
     ran = run_example(service, tmp_path, str(script))
@@ -126,7 +126,7 @@ def test_example_of_the_page_runs_as_it_is_printed(service: Service, tmp_path: P
 
 
 @pytest.mark.extended
-def test_cells_of_the_page_on_notebooks_run_without_a_file_of_their_own(service: Service, tmp_path: Path) -> None:
+def test_notebook_cells_run_without_file(service: Service, tmp_path: Path) -> None:
     (block,) = re.findall(r"^```python\n(.*?)^```", NOTEBOOKS.read_text(encoding="utf-8"), re.M | re.S)
     ran = run_example(service, tmp_path, "-", typed=block.replace("http://127.0.0.1:8080", service.gateway.url))
     assert re.fullmatch(r"tensor\(\[([01]\., ){3}[01]\.\]\)", ran.stdout.strip()), ran.stderr

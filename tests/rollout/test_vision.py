@@ -45,7 +45,7 @@ class Recorded:
         return ModelResponse(request.input_ids, [2], [-1.0], [0], "stop", images=key)
 
 
-async def test_request_has_the_placeholders_and_the_images_of_the_row() -> None:
+async def test_request_contains_placeholders_and_row_images() -> None:
     engine = Recorded()
     rows = await workflow().arun_episode(engine, dict(ROW))  # type: ignore[arg-type]
     (request,) = engine.requests
@@ -55,13 +55,13 @@ async def test_request_has_the_placeholders_and_the_images_of_the_row() -> None:
 
 
 @pytest.mark.parametrize("image", ["/gone.png", "https://example.org/a.png", RED[:50]])
-async def test_row_with_a_wrong_image_is_a_fault_of_the_caller(image: Any) -> None:
+async def test_invalid_image_in_row_is_a_caller_fault(image: Any) -> None:
     with pytest.raises(CallerError, match=r"images\[1\]"):
         await workflow().arun_episode(Recorded(), {**ROW, "images": [RED, image]})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", [RLVRWorkflow, MultiTurnWorkflow])
-async def test_row_with_images_is_refused_by_workflows_of_text(kind: type) -> None:
+async def test_image_row_is_refused_by_text_workflows(kind: type) -> None:
     made = kind(longest, SHORT, str(MODEL))
     with pytest.raises(UsageFault, match="the row has images, and this workflow samples from text"):
         await made.arun_episode(Recorded(), dict(ROW))
@@ -86,7 +86,7 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Process, s
 
 
 @pytest.mark.extended
-def test_group_of_a_row_with_images_has_the_logprobs_of_transformers(proxy: tuple[Process, str]) -> None:
+def test_image_group_logprobs_match_transformers(proxy: tuple[Process, str]) -> None:
     config = InferenceEngineConfig(consumer_batch_size=2, request_timeout=60.0, setup_timeout=60.0)
     controller = RolloutController(config, gateway_addr=proxy[0].url, admin_api_key=proxy[1], model="sees")
     controller.initialize()
@@ -118,7 +118,7 @@ def test_group_of_a_row_with_images_has_the_logprobs_of_transformers(proxy: tupl
         ({"prompt_logprobs": 0}, "its prompt has no log-probabilities"),
     ],
 )
-def test_call_with_images_that_cannot_be_honoured_is_400_and_named(
+def test_unsupported_image_call_is_400_naming_field(
     proxy: tuple[Process, str], fields: dict[str, Any], message: str
 ) -> None:
     prompt = load_processor(str(MODEL)).prompt(question(), [RED])

@@ -55,9 +55,7 @@ def sampled(trajectory: dict[str, torch.Tensor], place: int = 0) -> list[int]:
     return [int(token) for token in ids[mask.bool()]]
 
 
-def test_rlvr_rows_are_what_the_model_gives_in_a_plain_forward_pass(
-    digits: Place, controller: RolloutController, tokenizer: Any
-) -> None:
+def test_rlvr_rows_match_forward_pass(digits: Place, controller: RolloutController, tokenizer: Any) -> None:
     kwargs = {"reward_fn": reverse_reward, "gconfig": GCONFIG, "tokenizer": tokenizer}
     batch = controller.rollout_batch(ROWS, RLVRWorkflow, kwargs, group_size=4)
     assert [len(each["input_ids"]) for each in batch] == [4, 4]
@@ -83,14 +81,14 @@ def assert_logprobs_are_the_models(folder: Path, group: dict[str, torch.Tensor])
         assert set(group["versions"][place, 1:length][mask].tolist()) == {0}
 
 
-def test_answer_without_room_is_marked_by_its_real_stop_reason(controller: RolloutController, tokenizer: Any) -> None:
+def test_truncation_mark_follows_stop_reason(controller: RolloutController, tokenizer: Any) -> None:
     for budget, truncated in ((2, True), (32, False)):
         workflow = RLVRWorkflow(reverse_reward, GCONFIG.new(max_new_tokens=budget, greedy=True), tokenizer)
         (group,) = controller.rollout_batch(ROWS[:1], workflow, group_size=3)
         assert group["truncated"].tolist() == [truncated] * 3
 
 
-def test_prompt_may_be_made_by_functions_of_ones_own(controller: RolloutController, tokenizer: Any) -> None:
+def test_prompt_may_come_from_custom_functions(controller: RolloutController, tokenizer: Any) -> None:
     workflow = RLVRWorkflow(
         reverse_reward,
         GCONFIG,
@@ -106,7 +104,7 @@ def test_prompt_may_be_made_by_functions_of_ones_own(controller: RolloutControll
     assert prompts[0] == prompts[1] == prompts[2]
 
 
-def test_workflow_by_name_and_tokenizer_by_folder(digits: Place, controller: RolloutController) -> None:
+def test_workflow_is_loaded_by_name_and_tokenizer_by_folder(digits: Place, controller: RolloutController) -> None:
     kwargs = {
         "reward_fn": "tests.reward.rewards:reverse_reward",
         "gconfig": GCONFIG,
@@ -117,7 +115,7 @@ def test_workflow_by_name_and_tokenizer_by_folder(digits: Place, controller: Rol
     assert len(batch) == 2 and all(len(each["rewards"]) == 2 for each in batch)
 
 
-def test_turns_go_on_from_the_tokens_that_were_sampled(controller: RolloutController, tokenizer: Any) -> None:
+def test_turns_continue_from_sampled_tokens(controller: RolloutController, tokenizer: Any) -> None:
     workflow = MultiTurnWorkflow(never_right, GCONFIG, tokenizer, max_turns=3, turn_discount=0.5, feedback="9876")
     (trajectory, _) = controller.rollout_batch(ROWS, workflow)
     assert sorted(set(trajectory["turn_ids"][0].tolist())) == [-1, 0, 1, 2]
@@ -128,16 +126,14 @@ def test_turns_go_on_from_the_tokens_that_were_sampled(controller: RolloutContro
     assert masked.unique().tolist() == [-1]
 
 
-def test_episode_whose_context_is_full_ends_with_the_answer_that_it_has(
-    controller: RolloutController, tokenizer: Any
-) -> None:
+def test_episode_with_full_context_ends_with_its_answer(controller: RolloutController, tokenizer: Any) -> None:
     workflow = MultiTurnWorkflow(never_right, GCONFIG, tokenizer, max_turns=3, feedback="9876" * 1000)
     (trajectory,) = controller.rollout_batch(ROWS[:1], workflow)
     assert sorted(set(trajectory["turn_ids"][0].tolist())) == [-1, 0]
     assert "9876" not in tokenizer.decode(trajectory["input_ids"][0].tolist())
 
 
-def test_first_right_answer_ends_the_episode_and_costs_its_turns(controller: RolloutController, tokenizer: Any) -> None:
+def test_first_right_answer_ends_episode_with_turn_discount(controller: RolloutController, tokenizer: Any) -> None:
     workflow = MultiTurnWorkflow(reverse_reward, GCONFIG, tokenizer, max_turns=4, turn_discount=0.5, feedback="1234")
     for trajectory in controller.rollout_batch([ROWS[0]] * 12, workflow):
         turns, reward = int(trajectory["turn_ids"].max()) + 1, float(trajectory["rewards"])
@@ -172,13 +168,13 @@ class Mathematician:
         return {each: float(place + 1) for place, each in enumerate(ids)} if self._by_turn else 1.0
 
 
-def test_agent_of_openais_client_gives_rows_of_what_the_engine_saw(controller: RolloutController) -> None:
+def test_openai_client_agent_gives_rows_of_engine_output(controller: RolloutController) -> None:
     batch = controller.rollout_batch(ROWS, Mathematician(), group_size=2)
     assert [each["rewards"].tolist() for each in batch] == [[1.0, 1.0], [1.0, 1.0]]
     assert all(sampled(each) for each in batch)
 
 
-def test_agents_rewards_by_turn_are_discounted_along_the_conversation(digits: Place) -> None:
+def test_turn_rewards_are_discounted_along_conversation(digits: Place) -> None:
     agent = AgentConfig(turn_discount=0.5, export_style="individual")
     for controller in controller_of(digits, agent=agent):
         (trajectory,) = controller.rollout_batch(ROWS[:1], Mathematician, {"turns": 3, "by_turn": True})
@@ -190,7 +186,7 @@ class NoSession(RolloutWorkflow):
     async def arun_episode(self, engine: Any, data: dict[str, Any]) -> None: ...
 
 
-def test_turn_discount_and_export_style_are_those_of_every_workflow_that_exports(
+def test_turn_discount_and_export_style_apply_to_any_workflow(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     agent = AgentConfig(turn_discount=0.5, export_style="concat")
@@ -205,9 +201,7 @@ def test_turn_discount_and_export_style_are_those_of_every_workflow_that_exports
     assert "turn_discount and export_style have no effect: NoSession exports no session" in caplog.text
 
 
-def test_agent_that_gives_no_reward_is_rejected_and_leaves_nothing(
-    digits: Place, controller: RolloutController
-) -> None:
+def test_agent_without_reward_is_rejected_and_leaves_nothing(digits: Place, controller: RolloutController) -> None:
     assert controller.rollout_batch([{**ROWS[0], "reject": True}], Mathematician) == []
     left = digits.proxy.call("GET", "/rl/sessions?limit=1000", key=digits.key).json()["sessions"]
     assert [each["task_id"] for each in left if each["state"] != "removed" and each["task_id"] != "__hitl__"] == []
@@ -221,14 +215,14 @@ def test_agent_that_gives_no_reward_is_rejected_and_leaves_nothing(
         ({"prompt": "1234", "when": int}, "cannot be written as JSON: Type is not JSON serializable: type"),
     ],
 )
-def test_row_that_no_agent_service_can_take_is_reported(
+def test_row_invalid_for_agent_service_is_reported(
     controller: RolloutController, row: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(RolloutsFailed, match=message):
         controller.rollout_batch([row], AgentServiceWorkflow, {"address": "http://127.0.0.1:9"})
 
 
-def test_online_mode_takes_what_users_have_made(digits: Place) -> None:
+def test_online_mode_takes_user_trajectories(digits: Place) -> None:
     with InferenceClient(digits.proxy.url, digits.key, model="digits") as client:
         for number in range(2):
             session = client.start_session("a user", online=True)
@@ -250,7 +244,7 @@ def test_online_mode_takes_what_users_have_made(digits: Place) -> None:
         assert client.lend() == []
 
 
-def test_users_trajectory_is_lent_again_until_what_came_of_it_is_durable(digits: Place, tmp_path: Path) -> None:
+def test_user_trajectory_is_lent_until_result_is_durable(digits: Place, tmp_path: Path) -> None:
     flags = ("--model", "digits", "--engine", "embedded", "--engine-url", digits.engine.url)
     state = ("--tokenizer-path", str(digits.folder), "--state-dir", str(tmp_path))
     proxy = digits.processes.service("data_proxy", *flags, *state, "--visibility-timeout", "0.2")
@@ -290,7 +284,7 @@ class Rewarding:
         return 1.0
 
 
-def test_agent_that_fails_is_a_failure_by_whose_fault_it_is(controller: RolloutController) -> None:
+def test_agent_failure_is_attributed_to_responsible_party(controller: RolloutController) -> None:
     with pytest.raises(RolloutsFailed, match="fault of the workflow: LookupError"):
         controller.rollout_batch(ROWS[:1], Angry())
     with pytest.raises(RolloutsFailed, match="fault of the caller"):
@@ -349,7 +343,7 @@ def test_agent_and_environment_make_a_workflow(controller: RolloutController) ->
         assert 1 <= longest <= episode.tries <= longest * len(trajectory["rewards"])
 
 
-def test_gymnasium_environment_is_one_of_ours() -> None:
+def test_gymnasium_environment_is_accepted() -> None:
     import gymnasium
 
     assert isinstance(gymnasium.make("CartPole-v1"), Environment)
@@ -365,20 +359,20 @@ def test_gymnasium_environment_is_one_of_ours() -> None:
         (Rewarding(), {"x": 1}, "made already"),
     ],
 )
-def test_what_is_no_workflow_says_why(workflow: Any, kwargs: Any, message: str) -> None:
+def test_invalid_workflow_is_explained(workflow: Any, kwargs: Any, message: str) -> None:
     with pytest.raises(UsageFault, match=message):
         WorkflowResolver().resolve(workflow, kwargs)
 
 
 @pytest.mark.parametrize("name", ["agent", "openai"])
-def test_agent_that_is_configured_runs_where_no_workflow_is_given(name: str) -> None:
+def test_configured_agent_runs_without_workflow(name: str) -> None:
     agent = AgentConfig(agent_cls_path=f"{__name__}:Mathematician")
     controller = RolloutController(InferenceEngineConfig(**{name: agent}))  # type: ignore[arg-type]
     resolved: Any = controller._workflows.resolve(None)
     assert isinstance(resolved._agent, Mathematician)
 
 
-def test_drop_incomplete_group_counts_for_any_workflow() -> None:
+def test_drop_incomplete_group_applies_to_any_workflow() -> None:
     given: tuple[Any, ...] = (WorkflowResolver(drop_incomplete_group=True), WorkflowResolver())
     whole, short = (each.resolve(Mathematician(), None, 2) for each in given)
     assert (whole._drop_incomplete_group, short._drop_incomplete_group) == (True, False)
@@ -407,7 +401,7 @@ def test_same_workflow_is_made_once() -> None:
         (RLVRWorkflow, {"reward_fn": "no_such_module:x"}, "there is no module no_such_module"),
     ],
 )
-def test_what_cannot_run_is_refused_before_the_first_episode(
+def test_unrunnable_workflow_is_refused_before_first_episode(
     tokenizer: Any, workflow: Any, kwargs: dict[str, Any], message: str
 ) -> None:
     common = {"gconfig": GCONFIG, "tokenizer": tokenizer} if workflow is RLVRWorkflow else {}
@@ -436,7 +430,7 @@ def test_functions_of_a_workflow_may_be_names(controller: RolloutController, tok
     assert [tokenizer.decode(sampled(each), skip_special_tokens=True) != "" for each in batch] == [True, True]
 
 
-def test_math_agent_tries_again_up_to_max_turns(digits: Place) -> None:
+def test_math_agent_retries_up_to_max_turns(digits: Place) -> None:
     agent = "areal.workflow.openai.math_agent.MathAgent"
     kwargs = {"max_turns": 3, "turn_discount": 0.5, "max_completion_tokens": 8, "feedback": "5678"}
     for controller in controller_of(digits, agent=AgentConfig(turn_discount=0.0)):
@@ -466,7 +460,7 @@ class Responding:
         return client.export_interactions()
 
 
-def test_response_of_areals_client_is_a_call_that_is_rewarded(controller: RolloutController) -> None:
+def test_areal_client_response_is_a_rewarded_call(controller: RolloutController) -> None:
     (trajectory,) = controller.rollout_batch(ROWS[:1], Responding())
     assert trajectory["rewards"].tolist() == [1.0, 0.5]
 
@@ -496,7 +490,7 @@ class Branching(RolloutWorkflow):
         return found
 
 
-def test_clients_conversations_are_exported_by_their_last_calls(controller: RolloutController) -> None:
+def test_client_conversations_are_exported_by_last_call(controller: RolloutController) -> None:
     """Several at once: the client that one episode closes is the others' too."""
     found = controller.rollout_batch([*ROWS[:1]] * 4, Branching())
     assert len(found) == 4 and all((each["rewards"] == 1).sum() >= 2 for each in found)
@@ -553,14 +547,14 @@ class Together(Member):
         return [ConnectionError("first"), *given[1:]] if data.get("failing") else given
 
 
-async def test_members_have_the_engines_of_one_group() -> None:
+async def test_group_members_share_engines_of_one_group() -> None:
     group = await GroupedWorkflow(Member(), 3).arun_episode(Engines(), {"rejected": [1]})
     assert group is not None and group["input_ids"].tolist() == [[0], [2]]
     assert group["sample_ids"].tolist() == [0, 2]
     assert await GroupedWorkflow(Member(), 2).arun_episode(Engines(), {"rejected": [0, 1]}) is None
 
 
-async def test_workflow_that_samples_groups_is_asked_where_it_can() -> None:
+async def test_group_capable_workflow_samples_group_at_once() -> None:
     together = await GroupedWorkflow(Together(), 2).arun_episode(Engines(), {})
     assert together is not None and together["input_ids"].tolist() == [[70, 0], [71, 5]]
     apart = await GroupedWorkflow(Together(), 3).arun_episode(Engines(), {})
@@ -568,7 +562,7 @@ async def test_workflow_that_samples_groups_is_asked_where_it_can() -> None:
 
 
 @pytest.mark.parametrize("workflow", [Member(), Together()])
-async def test_failed_member_fails_a_whole_group_and_is_missing_in_another(workflow: RolloutWorkflow) -> None:
+async def test_failed_member_fails_group_or_is_dropped(workflow: RolloutWorkflow) -> None:
     data = {"failing": [0]}
     with pytest.raises(ConnectionError):
         await GroupedWorkflow(workflow, 2).arun_episode(Engines(), data)
@@ -576,7 +570,7 @@ async def test_failed_member_fails_a_whole_group_and_is_missing_in_another(workf
     assert short is not None and short["sample_ids"].tolist() == [1]
 
 
-async def test_samples_that_are_left_out_are_counted_and_reported(caplog: pytest.LogCaptureFixture) -> None:
+async def test_dropped_samples_are_counted_and_reported(caplog: pytest.LogCaptureFixture) -> None:
     group = GroupedWorkflow(Member(), 3, drop_incomplete_group=False)
     for _ in range(5):
         await group.arun_episode(Engines(), {"failing": [1]})
@@ -603,6 +597,6 @@ async def test_samples_that_are_left_out_are_counted_and_reported(caplog: pytest
     ],
     ids=lambda setting: next(iter(setting)),
 )
-def test_settings_of_an_agent_service_are_refused_where_agents_run_inline(setting: dict[str, Any]) -> None:
+def test_agent_service_settings_are_refused_for_inline_agents(setting: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"agent.{next(iter(setting))} is an agent service's: agents of a rollout"):
         InferenceEngineConfig(agent=AgentConfig(**setting))

@@ -47,7 +47,7 @@ def test_start_calls_on_pid_once_before_anything_runs(backend: Backend) -> None:
     assert seen == [(state.shim_pid or 0, Phase.INTENDED)]
 
 
-def test_start_when_on_pid_fails_starts_nothing_and_leaves_no_record(backend: Backend) -> None:
+def test_start_with_failing_on_pid_leaves_no_run(backend: Backend) -> None:
     def on_pid(pid: int) -> None:
         raise OSError("the journal is full")
 
@@ -57,7 +57,7 @@ def test_start_when_on_pid_fails_starts_nothing_and_leaves_no_record(backend: Ba
     assert backend.observe() == {}
 
 
-def test_start_of_a_uid_in_use_is_refused_and_changes_nothing(backend: Backend) -> None:
+def test_start_of_used_uid_is_refused_without_change(backend: Backend) -> None:
     first = started(backend, run_spec("r1"))
 
     with pytest.raises(Conflict, match="exists already"):
@@ -66,7 +66,7 @@ def test_start_of_a_uid_in_use_is_refused_and_changes_nothing(backend: Backend) 
     assert backend.observe()["r1"] == first
 
 
-def test_start_gives_the_component_its_environment_and_folder(backend: Backend, tmp_path: os.PathLike[str]) -> None:
+def test_start_passes_environment_and_folder(backend: Backend, tmp_path: os.PathLike[str]) -> None:
     spec = run_spec(
         argv=("sh", "-c", "echo $PLAIN $SECRET $AREAL_RUN_UID; pwd"),
         env={"PLAIN": "plain"},
@@ -81,7 +81,7 @@ def test_start_gives_the_component_its_environment_and_folder(backend: Backend, 
     assert f"plain hush r1\n{tmp_path}\n" in log_text(backend, "r1")
 
 
-def test_start_gives_the_component_its_configuration_as_a_file(backend: Backend) -> None:
+def test_start_passes_configuration_as_file(backend: Backend) -> None:
     spec = run_spec(
         argv=("sh", "-c", 'echo "$1"; cat "$2"', "sh"), config={"router_url": "r", "relays": 2}, restart=NEVER
     )
@@ -99,7 +99,7 @@ def test_start_keeps_secrets_out_of_the_observed_spec(backend: Backend) -> None:
     assert "hush" not in repr(state) + repr(backend.observe())
 
 
-def test_observe_returns_the_spec_as_it_was_started(backend: Backend) -> None:
+def test_observe_returns_spec_as_started(backend: Backend) -> None:
     spec = run_spec(
         spec={"path": "Qwen/Qwen3-0.6B", "engineArgs": {"x": [1, 2]}},
         inputs={"router": "http://127.0.0.1:1"},
@@ -120,7 +120,7 @@ def test_observe_of_unknown_uids_is_empty(backend: Backend) -> None:
     assert backend.observe(["absent"]) == {}
 
 
-def test_observe_after_exit_tells_status_and_reason(backend: Backend) -> None:
+def test_observe_after_exit_reports_status_and_reason(backend: Backend) -> None:
     backend.start(run_spec(argv=("sh", "-c", "exit 3"), restart=NEVER))
 
     state = until_phase(backend, "r1", Phase.EXITED)
@@ -129,7 +129,7 @@ def test_observe_after_exit_tells_status_and_reason(backend: Backend) -> None:
     assert (state.last_exit.code, state.last_exit.signal, state.last_exit.reason) == (3, None, "exited 3")
 
 
-def test_observe_after_kills_of_the_component_tells_the_signal_and_backs_off(backend: Backend) -> None:
+def test_observe_after_kill_reports_signal_and_backoff(backend: Backend) -> None:
     started(backend, run_spec())
 
     state = kill_until_backoff(lambda: backend.observe(["r1"])["r1"])
@@ -139,7 +139,7 @@ def test_observe_after_kills_of_the_component_tells_the_signal_and_backs_off(bac
     assert state.pid is None
 
 
-def test_observe_of_a_program_that_does_not_exist_says_so(backend: Backend) -> None:
+def test_observe_reports_missing_program(backend: Backend) -> None:
     state = backend.start(run_spec(argv=("/no/such/program",), restart=NEVER))
 
     state = until_phase(backend, "r1", Phase.EXITED)
@@ -148,7 +148,7 @@ def test_observe_of_a_program_that_does_not_exist_says_so(backend: Backend) -> N
     assert "cannot start /no/such/program" in state.last_exit.reason
 
 
-def test_kick_in_backoff_starts_the_component_again_at_once(backend: Backend) -> None:
+def test_kick_in_backoff_restarts_component_at_once(backend: Backend) -> None:
     run = started(backend, run_spec())
     kill_until_backoff(lambda: backend.observe(["r1"])["r1"])
 
@@ -178,7 +178,7 @@ def test_kick_of_an_ended_run_is_refused(backend: Backend) -> None:
         backend.kick("absent")
 
 
-def test_stop_ends_the_component_and_says_that_it_lived(backend: Backend) -> None:
+def test_stop_ends_component_and_reports_was_alive(backend: Backend) -> None:
     run = started(backend, run_spec())
     assert run.pid is not None and run.shim_pid is not None
 
@@ -190,7 +190,7 @@ def test_stop_ends_the_component_and_says_that_it_lived(backend: Backend) -> Non
     assert (state.phase, state.reason) == (Phase.EXITED, "stopped")
 
 
-def test_stop_is_idempotent_and_without_a_process_is_not_an_error(backend: Backend) -> None:
+def test_stop_is_idempotent_without_process(backend: Backend) -> None:
     started(backend, run_spec())
     backend.stop("r1")
 
@@ -198,7 +198,7 @@ def test_stop_is_idempotent_and_without_a_process_is_not_an_error(backend: Backe
     assert backend.stop("absent") == StopReport("absent", was_alive=False)
 
 
-def test_stop_of_a_component_that_ignores_sigterm_kills_it_after_the_grace(backend: Backend) -> None:
+def test_stop_kills_component_ignoring_sigterm_after_grace(backend: Backend) -> None:
     source = (
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(99)"
     )
@@ -265,14 +265,14 @@ def test_log_paths_hold_the_output_of_the_component(backend: Backend) -> None:
     assert "out\nerr\n" in text
 
 
-def test_claim_ports_gives_distinct_ports_and_prefers_the_old_ones(backend: Backend) -> None:
+def test_claim_ports_prefers_old_ports_and_never_repeats(backend: Backend) -> None:
     first = backend.claim_ports(3, owner="Model/a")
     second = backend.claim_ports(3, owner="Model/a", prefer=first)
 
     assert len({*first, *second}) == 6
 
 
-def test_claim_ports_after_the_run_ended_gives_the_same_ports_again(backend: Backend) -> None:
+def test_claim_ports_after_run_ended_returns_same_ports(backend: Backend) -> None:
     ports = backend.claim_ports(2, owner="Model/a")
     backend.start(run_spec(ports=ports))
     backend.stop("r1")

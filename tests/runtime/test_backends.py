@@ -41,7 +41,7 @@ def test_open_backend_of_an_unknown_name_is_refused(tmp_path: Path) -> None:
     assert "nowhere" not in BACKENDS
 
 
-def test_scheduler_type_accepts_registered_names_and_no_others(registered: None) -> None:
+def test_scheduler_type_accepts_only_registered_names(registered: None) -> None:
     assert validate("InferenceService", {"scheduler": {"type": NAME}}) == []
     assert effective("InferenceService", {"scheduler": {"type": NAME}}).scheduler.model_dump()["type"] == NAME
     ((path, message),) = validate("InferenceService", {"scheduler": {"type": "nowhere"}})
@@ -79,21 +79,21 @@ def test_runs_of_every_backend_are_observed_and_handled_together(both: Backends,
     assert list(later.observe()) == ["here"]
 
 
-def test_run_that_no_backend_knows_is_answered_as_by_local(both: Backends) -> None:
+def test_run_unknown_to_all_backends_is_handled_as_local(both: Backends) -> None:
     assert both.stop("absent") == StopReport("absent", was_alive=False)
     assert both.log_paths("absent") == () and both.stage("absent") is None
     with pytest.raises(NotFound):
         both.kick("absent")
 
 
-def test_observing_and_local_runs_leave_no_trace_of_other_backends(both: Backends, tmp_path: Path) -> None:
+def test_local_runs_create_no_state_of_other_backends(both: Backends, tmp_path: Path) -> None:
     both.observe()
     both.start(run_spec("here"))
 
     assert not (tmp_path / "home" / "backends").exists()
 
 
-def test_problems_are_repaired_by_the_backend_that_found_them(both: Backends, tmp_path: Path) -> None:
+def test_problems_are_repaired_by_their_backend(both: Backends, tmp_path: Path) -> None:
     both.start(run_spec("there", backend=NAME))
     state = both.observe()["there"]
     assert state.shim_pid is not None

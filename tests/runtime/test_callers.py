@@ -66,7 +66,7 @@ def hostile_shell() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def test_component_of_ours_begins_with_plain_signals_limits_and_modes(local: LocalBackend) -> None:
+def test_own_component_starts_with_default_signals_and_limits(local: LocalBackend) -> None:
     with hostile_shell():
         local.start(run_spec(argv=python(REPORT), restart=NEVER))
 
@@ -80,7 +80,7 @@ def test_component_of_ours_begins_with_plain_signals_limits_and_modes(local: Loc
     assert local.observe(["r1"])["r1"].reason == "stopped"
 
 
-def test_program_of_a_user_keeps_the_limits_and_modes_of_its_caller(local: LocalBackend, tmp_path: Path) -> None:
+def test_user_program_keeps_callers_limits_and_modes(local: LocalBackend, tmp_path: Path) -> None:
     with hostile_shell():
         local.start(run_spec(argv=python(REPORT), cwd=str(tmp_path), restart=NEVER))
 
@@ -89,7 +89,7 @@ def test_program_of_a_user_keeps_the_limits_and_modes_of_its_caller(local: Local
     assert found["blocked"] == 0
 
 
-def test_component_of_ours_restarts_after_the_folder_of_its_caller_is_gone(
+def test_own_component_restarts_after_callers_folder_is_deleted(
     local: LocalBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkout = tmp_path / "checkout"
@@ -112,7 +112,7 @@ def test_component_of_ours_restarts_after_the_folder_of_its_caller_is_gone(
     assert first["inspect"] is None and again["inspect"] is None
 
 
-def test_program_whose_folder_is_gone_names_it_as_the_cause(local: LocalBackend, tmp_path: Path) -> None:
+def test_missing_working_folder_is_named_as_cause(local: LocalBackend, tmp_path: Path) -> None:
     folder = tmp_path / "job"
     folder.mkdir()
     local.start(run_spec(argv=python(REPORT), cwd=str(folder), restart=RestartPolicy("Always", 60.0)))

@@ -64,7 +64,7 @@ def test_sizes(size: str, found: float) -> None:
         ("go-after", (Phase.QUEUED, Phase.STARTING, Phase.RUNNING)),
     ],
 )
-def test_caller_that_dies_while_it_starts_a_run_leaks_no_job(
+def test_caller_dying_during_start_leaks_no_job(
     cluster: ClusterBackend, tmp_path: Path, point: str, phases: tuple[Phase, ...]
 ) -> None:
     died = subprocess.run([sys.executable, "-c", SCRIPT, "start", str(tmp_path / "home"), point])
@@ -78,7 +78,7 @@ def test_caller_that_dies_while_it_starts_a_run_leaks_no_job(
 
 
 @pytest.mark.parametrize("point", ["stop-before", "stop-signalled", "stop-after"])
-def test_stop_that_dies_halfway_is_finished_by_the_next(cluster: ClusterBackend, tmp_path: Path, point: str) -> None:
+def test_interrupted_stop_is_finished_by_next_one(cluster: ClusterBackend, tmp_path: Path, point: str) -> None:
     cluster.start(run_spec())
     until_phase(cluster, "r1", Phase.RUNNING)
 
@@ -104,9 +104,7 @@ def test_queued_run_is_stopped_and_forgotten_without_a_process(cluster: ClusterB
     assert cluster.observe() == {}
 
 
-def test_scheduler_that_is_away_makes_runs_unknown_and_nothing_is_stopped(
-    cluster: ClusterBackend, tmp_path: Path
-) -> None:
+def test_unreachable_scheduler_makes_runs_unknown(cluster: ClusterBackend, tmp_path: Path) -> None:
     cluster.start(run_spec())
     until_phase(cluster, "r1", Phase.RUNNING)
     set_cluster(tmp_path, away=True)
@@ -123,9 +121,7 @@ def test_scheduler_that_is_away_makes_runs_unknown_and_nothing_is_stopped(
     until_phase(cluster, "r1", Phase.RUNNING)
 
 
-def test_run_that_its_scheduler_stopped_says_so_in_the_schedulers_words(
-    cluster: ClusterBackend, tmp_path: Path
-) -> None:
+def test_run_stopped_by_scheduler_keeps_its_reason(cluster: ClusterBackend, tmp_path: Path) -> None:
     cluster.start(run_spec())
     until_phase(cluster, "r1", Phase.RUNNING)
     set_cluster(tmp_path, cause="preempted")
@@ -152,9 +148,7 @@ def test_job_without_a_record_is_found_and_cancelled(cluster: ClusterBackend, tm
     until(lambda: not processes_under(tmp_path), "the job's processes to end")
 
 
-def test_answer_that_is_older_than_a_submission_does_not_hide_it(
-    cluster: ClusterBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_outdated_answer_does_not_hide_submission(cluster: ClusterBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster.start(run_spec("r1"))
     asked, answer = threading.Event(), threading.Event()
     real = RemoteBackend.jobs
@@ -182,7 +176,7 @@ def test_answer_that_is_older_than_a_submission_does_not_hide_it(
     assert state.phase is not Phase.INTENDED and cluster.observe()["r2"].phase is not Phase.INTENDED
 
 
-def test_ports_are_those_that_no_run_of_the_home_has(cluster: ClusterBackend) -> None:
+def test_ports_are_unused_by_other_runs_of_home(cluster: ClusterBackend) -> None:
     ports = cluster.claim_ports(50, owner="Model/a")
     cluster.start(run_spec("r1", ports=ports[:1]))
     cluster.release_claims()
@@ -192,9 +186,7 @@ def test_ports_are_those_that_no_run_of_the_home_has(cluster: ClusterBackend) ->
     assert again[:49] == ports[1:] and again[49] not in ports
 
 
-def test_ports_are_distinct_where_there_are_fewer_than_runs(
-    cluster: ClusterBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ports_are_distinct_with_fewer_than_runs(cluster: ClusterBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("areal.runtime.backends.cluster._PORTS", range(9001, 9051))
     assert cluster.claim_ports(1, owner="Model/a", prefer=[9001]) == (9001,)
 

@@ -37,7 +37,7 @@ def pair(make_local: MakeBackend, tmp_path: Path) -> Iterator[tuple[LocalBackend
     shutil.rmtree(tmp_path / "copy")  # its records are not its own to stop
 
 
-def test_run_of_a_copied_home_is_unknown_with_the_original_and_the_next_step(
+def test_copied_run_is_unknown_naming_original_and_next_step(
     pair: tuple[LocalBackend, LocalBackend],
 ) -> None:
     original, copy = pair
@@ -51,7 +51,7 @@ def test_run_of_a_copied_home_is_unknown_with_the_original_and_the_next_step(
     )
 
 
-def test_commands_of_a_copied_home_signal_no_process_of_the_original(pair: tuple[LocalBackend, LocalBackend]) -> None:
+def test_commands_of_copied_home_signal_no_original_process(pair: tuple[LocalBackend, LocalBackend]) -> None:
     original, copy = pair
     before = original.observe()["r1"]
 
@@ -65,7 +65,7 @@ def test_commands_of_a_copied_home_signal_no_process_of_the_original(pair: tuple
     assert original.stop("r1").was_alive
 
 
-def test_copied_run_is_forgotten_on_request_and_the_copy_starts_its_own(
+def test_copied_run_can_be_forgotten_and_started_anew(
     pair: tuple[LocalBackend, LocalBackend],
 ) -> None:
     original, copy = pair
@@ -78,9 +78,7 @@ def test_copied_run_is_forgotten_on_request_and_the_copy_starts_its_own(
     assert original.observe()["r1"].phase is Phase.RUNNING
 
 
-def test_stop_of_a_copied_run_that_died_sweeps_nothing_that_the_original_left(
-    make_local: MakeBackend, tmp_path: Path
-) -> None:
+def test_stop_of_dead_copied_run_sweeps_nothing_of_original(make_local: MakeBackend, tmp_path: Path) -> None:
     left = tmp_path / "left"
     original = make_local()
     state = original.start(run_spec(argv=python(FORKING_COMPONENT, str(left), "wipe")))
@@ -98,7 +96,7 @@ def test_stop_of_a_copied_run_that_died_sweeps_nothing_that_the_original_left(
     assert int(left.read_text()) in original.stop("r1").swept_pids
 
 
-def test_moved_home_controls_its_processes_and_what_they_left(make_local: MakeBackend, tmp_path: Path) -> None:
+def test_moved_home_controls_its_processes(make_local: MakeBackend, tmp_path: Path) -> None:
     left = tmp_path / "left"
     started = make_local().start(run_spec(argv=python(FORKING_COMPONENT, str(left), "setsid")))
     while not (left.exists() and left.read_text().strip()):
@@ -114,7 +112,7 @@ def test_moved_home_controls_its_processes_and_what_they_left(make_local: MakeBa
     assert moved.observe()["r1"].phase is Phase.EXITED
 
 
-def test_moved_home_starts_a_successor_on_the_port_that_its_run_shares(make_local: MakeBackend, tmp_path: Path) -> None:
+def test_moved_home_starts_successor_on_shared_port(make_local: MakeBackend, tmp_path: Path) -> None:
     first = make_local()
     (port,) = first.claim_ports(1, owner="Model/qwen")
     first.release_claims()
@@ -130,9 +128,7 @@ def test_moved_home_starts_a_successor_on_the_port_that_its_run_shares(make_loca
     assert successor.phase is Phase.RUNNING
 
 
-def test_home_that_was_moved_away_before_its_copy_took_its_place_keeps_the_processes(
-    make_local: MakeBackend, tmp_path: Path
-) -> None:
+def test_original_home_moved_before_copy_keeps_processes(make_local: MakeBackend, tmp_path: Path) -> None:
     make_local().start(run_spec())
     (tmp_path / "home").rename(tmp_path / "moved")
     shutil.copytree(tmp_path / "moved", tmp_path / "home")
@@ -145,7 +141,7 @@ def test_home_that_was_moved_away_before_its_copy_took_its_place_keeps_the_proce
     shutil.rmtree(tmp_path / "home")
 
 
-def test_copy_of_a_folder_differs_from_the_folder_linked_and_moved(tmp_path: Path) -> None:
+def test_folder_copy_is_told_from_link_and_move(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
     record = folder_identity(str(home), str(home))
@@ -159,7 +155,7 @@ def test_copy_of_a_folder_differs_from_the_folder_linked_and_moved(tmp_path: Pat
     assert not is_copy(str(tmp_path / "moved"), record) and not is_copy(str(copy), record)
 
 
-def test_copied_run_of_a_cluster_is_unknown_and_its_job_goes_on(remote: Backend, tmp_path: Path) -> None:
+def test_copied_cluster_run_is_unknown_and_job_continues(remote: Backend, tmp_path: Path) -> None:
     remote.start(run_spec())
     before = until_phase(remote, "r1", Phase.RUNNING)
     copy = RemoteBackend(copied(tmp_path), None, lambda point: None)
@@ -174,7 +170,7 @@ def test_copied_run_of_a_cluster_is_unknown_and_its_job_goes_on(remote: Backend,
     shutil.rmtree(tmp_path / "copy")
 
 
-def test_copied_home_has_a_name_of_its_own_on_ray_and_a_moved_one_its_own(tmp_path: Path) -> None:
+def test_copied_home_has_new_ray_name_and_moved_one_keeps_it(tmp_path: Path) -> None:
     name = RayBackend(tmp_path / "home")._home_id()
     copy = RayBackend(copied(tmp_path))._home_id()
 
@@ -185,7 +181,7 @@ def test_copied_home_has_a_name_of_its_own_on_ray_and_a_moved_one_its_own(tmp_pa
     assert RayBackend(tmp_path / "moved")._home_id() == name
 
 
-def test_name_on_ray_that_an_earlier_version_wrote_stays(tmp_path: Path) -> None:
+def test_ray_name_of_earlier_version_is_kept(tmp_path: Path) -> None:
     file = tmp_path / "home" / "clusters" / "ray" / "home"
     file.parent.mkdir(parents=True)
     file.write_text("0a1b2c3d")
@@ -193,7 +189,7 @@ def test_name_on_ray_that_an_earlier_version_wrote_stays(tmp_path: Path) -> None
     assert RayBackend(tmp_path / "home")._home_id() == "0a1b2c3d"
 
 
-def test_run_that_an_earlier_version_started_is_its_homes_and_no_copys(make_local: MakeBackend, tmp_path: Path) -> None:
+def test_run_of_earlier_version_belongs_to_home_not_copy(make_local: MakeBackend, tmp_path: Path) -> None:
     local = make_local()
     local.start(run_spec())
     for name in (records.INTENT, records.INTENT_COPY):

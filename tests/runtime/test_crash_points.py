@@ -63,7 +63,7 @@ def _run_dir(pid: int) -> str:
 
 
 @pytest.mark.parametrize(("verb", "point"), VERB_POINTS)
-def test_death_at_a_crash_point_leaks_nothing_and_is_repaired_by_the_next_command(
+def test_crash_point_leaks_nothing_and_next_command_repairs(
     make_local: MakeBackend, tmp_path: Path, verb: str, point: str
 ) -> None:
     local = make_local()
@@ -91,9 +91,7 @@ def test_death_at_a_crash_point_leaks_nothing_and_is_repaired_by_the_next_comman
 
 
 @pytest.mark.parametrize("point", ["intent-after", "lease-after"])
-def test_death_before_the_fork_leaves_an_intent_that_may_be_forgotten(
-    make_local: MakeBackend, tmp_path: Path, point: str
-) -> None:
+def test_death_before_fork_leaves_forgettable_intent(make_local: MakeBackend, tmp_path: Path, point: str) -> None:
     local = make_local()
 
     subprocess.run(command("start", tmp_path, "r1", point), timeout=PATIENCE_S, check=False)
@@ -103,7 +101,7 @@ def test_death_before_the_fork_leaves_an_intent_that_may_be_forgotten(
     assert local.observe() == {}
 
 
-def test_forget_of_a_run_that_is_being_started_is_refused(local: LocalBackend) -> None:
+def test_forget_of_starting_run_is_refused(local: LocalBackend) -> None:
     refused: list[str] = []
 
     def on_pid(pid: int) -> None:
@@ -139,19 +137,17 @@ def kill_at_random(local: LocalBackend, tmp_path: Path, times: int) -> None:
     assert ran < times
 
 
-def test_12_random_kills_of_a_starting_command_leak_nothing(make_local: MakeBackend, tmp_path: Path) -> None:
+def test_12_random_kills_during_start_leak_nothing(make_local: MakeBackend, tmp_path: Path) -> None:
     kill_at_random(make_local(), tmp_path, 12)
 
 
 @pytest.mark.crash
-def test_150_random_kills_of_a_starting_command_leak_nothing(make_local: MakeBackend, tmp_path: Path) -> None:
+def test_150_random_kills_during_start_leak_nothing(make_local: MakeBackend, tmp_path: Path) -> None:
     kill_at_random(make_local(), tmp_path, 150)
 
 
 @pytest.mark.crash
-def test_60_random_kills_of_a_stopping_command_are_finished_by_the_next(
-    make_local: MakeBackend, tmp_path: Path
-) -> None:
+def test_60_random_kills_during_stop_are_finished_by_next(make_local: MakeBackend, tmp_path: Path) -> None:
     local = make_local()
     chance = random.Random(7)
     for number in range(60):

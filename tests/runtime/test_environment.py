@@ -15,9 +15,7 @@ AREAL = Path(__file__).resolve().parents[2] / "areal"
 entries = st.lists(st.sampled_from(["", ".", "src", "/opt/x", "../y", "~/z"]), max_size=4).map(os.pathsep.join)
 
 
-def test_inherited_makes_relative_paths_absolute_and_drops_empty_entries(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_inherited_makes_paths_absolute_and_drops_empty_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
     found = inherited({"PYTHONPATH": ":src:/x:", "HF_HOME": "hub", "AREAL_HOME": ".areal", "PATH": "bin:/bin"})
@@ -27,18 +25,18 @@ def test_inherited_makes_relative_paths_absolute_and_drops_empty_entries(
     assert found["PATH"] == f"{tmp_path}/bin:/bin"
 
 
-def test_inherited_without_home_has_the_one_of_the_user() -> None:
+def test_inherited_without_home_uses_users_home() -> None:
     assert inherited({})["HOME"].startswith("/")
     assert inherited({"HOME": ""})["HOME"].startswith("/")
 
 
 @pytest.mark.parametrize("name", ["PYTHONINSPECT", "PYTHONSAFEPATH", "PYTHONSTARTUP", "COLUMNS", "PWD"])
-def test_inherited_leaves_out_what_describes_the_caller(name: str) -> None:
+def test_inherited_omits_variables_describing_caller(name: str) -> None:
     assert name not in inherited({name: "1"})
 
 
 @given(st.dictionaries(st.sampled_from(["PATH", "PYTHONPATH", "TMPDIR", "HOME", "X"]), entries))
-def test_inherited_of_any_environment_names_no_relative_path_and_is_stable(environ: dict[str, str]) -> None:
+def test_inherited_has_no_relative_paths_and_is_idempotent(environ: dict[str, str]) -> None:
     found = inherited(environ)
 
     assert inherited(found) == found
@@ -47,7 +45,7 @@ def test_inherited_of_any_environment_names_no_relative_path_and_is_stable(envir
         assert all(part.startswith(("/", "~")) for part in found.get(name, "/").split(os.pathsep) if found.get(name))
 
 
-def test_every_module_of_ours_is_started_without_the_working_folder_on_its_import_path() -> None:
+def test_own_modules_start_without_working_folder_on_path() -> None:
     """``module_argv`` is the one place that spells the flags."""
     spelled = [
         f"{file.relative_to(AREAL)}:{number}"

@@ -41,7 +41,7 @@ def test_follower_sees_new_whole_lines_only(run_dir: Path) -> None:
     follower.close()
 
 
-def test_follower_that_started_before_the_log_sees_it_from_its_beginning(run_dir: Path) -> None:
+def test_follower_started_before_log_reads_from_beginning(run_dir: Path) -> None:
     follower = LogFollower(lambda: run_log_paths(str(run_dir)))
     assert follower.poll() == []
 
@@ -53,7 +53,7 @@ def test_follower_that_started_before_the_log_sees_it_from_its_beginning(run_dir
 
 @unhurried
 @given(st.lists(st.integers(1, 9), max_size=30))
-def test_follower_loses_and_repeats_nothing_when_the_log_rotates(counts: list[int]) -> None:
+def test_follower_survives_rotation_without_loss_or_repeat(counts: list[int]) -> None:
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder:
@@ -88,7 +88,7 @@ def test_timed_lines_carry_the_time_of_their_second(run_dir: Path) -> None:
     ]
 
 
-def test_timed_lines_since_a_moment_leave_out_what_was_before(run_dir: Path) -> None:
+def test_timed_lines_since_moment_omit_earlier_lines(run_dir: Path) -> None:
     clock = Clock()
     log = RotatingLog(str(run_dir), 1000, 3, clock)
     for number in range(4):
@@ -100,7 +100,7 @@ def test_timed_lines_since_a_moment_leave_out_what_was_before(run_dir: Path) -> 
     assert since == ["line 2", "line 3"]
 
 
-def test_timed_lines_without_times_are_all_there(run_dir: Path) -> None:
+def test_timed_lines_without_times_are_kept(run_dir: Path) -> None:
     (run_dir / "log" / "current.log").write_text("one\ntwo\n")
 
     assert [(line.at, line.text) for line in timed_lines(run_log_paths(str(run_dir)), since=5.0)] == [

@@ -62,7 +62,7 @@ def gpu(uuid: str = "GPU-a", index: int = 0, used: int = 0, *processes: GpuProce
     return Gpu(uuid, index, "H200", 141 * GIB, used, processes)
 
 
-def test_listing_tells_memory_and_processes(set_gpus: SetGpus) -> None:
+def test_listing_reports_memory_and_processes(set_gpus: SetGpus) -> None:
     set_gpus([card("GPU-a", 3 * GIB, [[17, GIB], [18, None]]), card("GPU-b", 0, None)])
 
     listing = list_gpus()
@@ -77,13 +77,13 @@ def test_listing_tells_memory_and_processes(set_gpus: SetGpus) -> None:
 @pytest.mark.parametrize(
     ("state", "reason"), [("broken", "NVML: Driver/library version mismatch"), ([], "NVML lists no GPU")]
 )
-def test_listing_without_gpus_says_why(set_gpus: SetGpus, state: object, reason: str) -> None:
+def test_listing_without_gpus_gives_reason(set_gpus: SetGpus, state: object, reason: str) -> None:
     set_gpus(state)
 
     assert list_gpus() == GpuListing(reason=reason)
 
 
-def test_listing_of_a_driver_that_hangs_ends_at_the_deadline(set_gpus: SetGpus) -> None:
+def test_listing_with_hanging_driver_ends_at_deadline(set_gpus: SetGpus) -> None:
     set_gpus("hang")
 
     assert list_gpus(timeout_s=0.5).reason == "the NVIDIA driver did not answer within 0.5 s"
@@ -96,7 +96,7 @@ def test_listing_without_binding_names_the_extra_to_install(tmp_path: Path, monk
     assert "pip install nvidia-ml-py" in list_gpus().reason
 
 
-def test_capacity_leaves_out_leased_and_squatted_gpus(make_local: MakeBackend, set_gpus: SetGpus, spawn: Spawn) -> None:
+def test_capacity_excludes_leased_and_occupied_gpus(make_local: MakeBackend, set_gpus: SetGpus, spawn: Spawn) -> None:
     squatting = spawn(["sleep", "1000"])
     set_gpus([card("GPU-a"), card("GPU-b", GIB, [[squatting.pid, GIB]]), card("GPU-c"), card("GPU-d", 90 * GIB)])
     local = make_local()
@@ -112,7 +112,7 @@ def test_capacity_leaves_out_leased_and_squatted_gpus(make_local: MakeBackend, s
     set_gpus([])
 
 
-def test_run_gets_its_gpus_by_uuid_and_no_other_run_does(make_local: MakeBackend, set_gpus: SetGpus) -> None:
+def test_run_gets_its_gpus_by_uuid_exclusively(make_local: MakeBackend, set_gpus: SetGpus) -> None:
     set_gpus([card("GPU-a"), card("GPU-b")])
     local = make_local()
     local.start(run_spec(argv=("sh", "-c", "echo $CUDA_VISIBLE_DEVICES; exec sleep 1000"), gpus=("GPU-b", "GPU-a")))
@@ -151,17 +151,17 @@ def test_claimed_gpus_are_distinct_and_all_or_nothing(make_local: MakeBackend, s
         ({"SLURM_JOB_GPUS": "0,1", "CUDA_VISIBLE_DEVICES": "GPU-ab,GPU-b"}, ["GPU-ab"]),
     ],
 )
-def test_visible_gpus_are_those_left_to_us(environment: dict[str, str], expected: list[str]) -> None:
+def test_visible_gpus_follow_environment(environment: dict[str, str], expected: list[str]) -> None:
     gpus = (gpu("GPU-aa", 0), gpu("GPU-ab", 1), gpu("GPU-b", 2))
 
     assert [found.uuid for found in visible(gpus, environment)] == expected
 
 
-def test_squatter_of_an_idle_gpu_is_none() -> None:
+def test_idle_gpu_has_no_squatter() -> None:
     assert squatter(gpu(used=GIB // 2)) is None
 
 
-def test_squatter_outside_the_container_is_reported_as_such() -> None:
+def test_squatter_outside_container_is_reported() -> None:
     assert squatter(gpu("GPU-a", 0, GIB, GpuProcess(2**22 + 1, GIB))) == f"pid {2**22 + 1} (outside this container)"
 
 
@@ -171,21 +171,21 @@ def listings(*used_gib: int) -> Callable[[], GpuListing]:
     return lambda: GpuListing((gpu(used=(values.pop(0) if len(values) > 1 else values[0]) * GIB),))
 
 
-def test_wait_for_memory_returns_once_it_is_back() -> None:
+def test_wait_for_memory_returns_once_memory_is_freed() -> None:
     assert wait_for_memory({"GPU-a": 140 * GIB}, listings(100, 50, 1), period_s=0) == {}
 
 
-def test_wait_for_memory_tells_what_is_missing_at_the_deadline() -> None:
+def test_wait_for_memory_reports_shortfall_at_deadline() -> None:
     missing = wait_for_memory({"GPU-a": 140 * GIB}, listings(11), timeout_s=0, period_s=0)
 
     assert missing == {"GPU-a": 10 * GIB}
 
 
-def test_wait_for_memory_of_a_gpu_that_is_gone_waits_for_nothing() -> None:
+def test_wait_for_memory_of_removed_gpu_returns_at_once() -> None:
     assert wait_for_memory({"GPU-z": GIB}, listings(0), timeout_s=1000) == {}
 
 
-def test_stop_waits_for_the_memory_of_its_gpus(make_local: MakeBackend) -> None:
+def test_stop_waits_for_gpu_memory(make_local: MakeBackend) -> None:
     used = iter([2, 90, 90, 3])
     local = make_local(list_gpus=lambda: GpuListing((gpu(used=next(used) * GIB),)))
     local.start(run_spec(gpus=("GPU-a",)))
@@ -196,7 +196,7 @@ def test_stop_waits_for_the_memory_of_its_gpus(make_local: MakeBackend) -> None:
     assert list(used) == []
 
 
-def test_stop_says_when_memory_does_not_come_back(make_local: MakeBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_reports_memory_not_freed(make_local: MakeBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("areal.runtime.lifecycle.MEMORY_TIMEOUT_S", 0.0)
     used = iter([1, 101])
     local = make_local(list_gpus=lambda: GpuListing((gpu(used=next(used) * GIB),)))

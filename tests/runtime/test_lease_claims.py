@@ -75,7 +75,7 @@ def test_released_claims_are_free_again(make_local: MakeBackend) -> None:
     assert other.claim_ports(2, owner="Model/b", prefer=ports) == ports
 
 
-def test_start_on_a_strangers_port_names_pid_command_and_user(
+def test_start_on_foreign_port_names_pid_command_and_user(
     local: LocalBackend, stranger: tuple[int, subprocess.Popen[bytes]]
 ) -> None:
     port, process = stranger
@@ -91,7 +91,7 @@ def test_start_on_a_strangers_port_names_pid_command_and_user(
     assert not local.leases.is_held(f"port-{port}")
 
 
-def test_preferred_port_that_somebody_looks_at_is_claimed(local: LocalBackend, lease_dir: Path) -> None:
+def test_preferred_port_being_inspected_is_claimed(local: LocalBackend, lease_dir: Path) -> None:
     ports = local.claim_ports(1, owner="Model/a")
     local.release_claims()
     looking = os.open(lease_dir / f"port-{ports[0]}", os.O_RDONLY)
@@ -103,17 +103,17 @@ def test_preferred_port_that_somebody_looks_at_is_claimed(local: LocalBackend, l
     look.join()
 
 
-def test_claim_skips_a_strangers_port(local: LocalBackend, stranger: tuple[int, subprocess.Popen[bytes]]) -> None:
+def test_claim_skips_foreign_port(local: LocalBackend, stranger: tuple[int, subprocess.Popen[bytes]]) -> None:
     assert stranger[0] not in local.claim_ports(1, owner="Model/a", prefer=[stranger[0]])
 
 
-def test_port_owner_of_a_free_port_is_none(local: LocalBackend) -> None:
+def test_free_port_has_no_owner(local: LocalBackend) -> None:
     (port,) = local.claim_ports(1, owner="Model/a")
 
     assert port_owner(port) is None
 
 
-def test_bind_error_ignores_connections_that_linger() -> None:
+def test_bind_error_ignores_lingering_connections() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         assert bind_error(port) is not None
@@ -125,7 +125,7 @@ def test_bind_error_ignores_connections_that_linger() -> None:
     assert bind_error(port) is None
 
 
-def test_candidates_are_the_whole_range_outside_the_ephemeral_ports() -> None:
+def test_candidates_cover_range_outside_ephemeral_ports() -> None:
     low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
 
     ports = list(candidates("Model/a"))
@@ -135,9 +135,7 @@ def test_candidates_are_the_whole_range_outside_the_ephemeral_ports() -> None:
     assert next(candidates("Model/a", "/home/a")) != next(candidates("Model/a", "/home/b"))
 
 
-def test_claim_of_more_ports_than_there_are_holds_none(
-    make_local: MakeBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_claim_of_too_many_ports_holds_none(make_local: MakeBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("areal.runtime.leases.candidates", lambda owner, scope: iter(range(FIRST_PORT, FIRST_PORT + 3)))
     one, other = make_local("one"), make_local("other")
 
@@ -147,7 +145,7 @@ def test_claim_of_more_ports_than_there_are_holds_none(
     assert len(other.claim_ports(3, owner="Model/b")) == 3
 
 
-def test_claim_that_fails_halfway_holds_none(make_local: MakeBackend, lease_dir: Path) -> None:
+def test_claim_failing_halfway_holds_none(make_local: MakeBackend, lease_dir: Path) -> None:
     one, other = make_local("one"), make_local("other")
     free, broken = one.claim_ports(2, owner="Model/a")
     one.release_claims()
@@ -160,7 +158,7 @@ def test_claim_that_fails_halfway_holds_none(make_local: MakeBackend, lease_dir:
     assert other.claim_ports(1, owner="Model/b", prefer=[free]) == (free,)
 
 
-def test_shared_port_is_held_by_old_and_new_run_of_one_owner(local: LocalBackend) -> None:
+def test_shared_port_is_held_by_old_and_new_run(local: LocalBackend) -> None:
     (port,) = local.claim_ports(1, owner="InferenceService/a")
     local.start(run_spec("old", owner="InferenceService/a", shared_ports=(port,)))
 
@@ -175,14 +173,14 @@ def test_shared_port_is_held_by_old_and_new_run_of_one_owner(local: LocalBackend
     assert not local.leases.is_held(f"port-{port}")
 
 
-def test_shared_port_of_a_stranger_is_refused(
+def test_shared_port_of_other_owner_is_refused(
     local: LocalBackend, stranger: tuple[int, subprocess.Popen[bytes]]
 ) -> None:
     with pytest.raises(NoCapacity, match=f"pid {stranger[1].pid}"):
         local.start(run_spec(shared_ports=(stranger[0],)))
 
 
-def test_start_that_gets_only_some_of_its_leases_keeps_none(make_local: MakeBackend) -> None:
+def test_start_with_partial_leases_keeps_none(make_local: MakeBackend) -> None:
     one, other = make_local("one"), make_local("other")
     one.start(run_spec(gpus=("GPU-b",)))
     ports = other.claim_ports(1, owner="Model/b")
@@ -213,7 +211,7 @@ def interleaved(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("interleaved")
 @pytest.mark.parametrize("claimed", [1, 2])
-def test_claims_at_the_same_time_get_all_the_gpus_there_are(make_local: MakeBackend, claimed: int) -> None:
+def test_concurrent_claims_get_all_gpus(make_local: MakeBackend, claimed: int) -> None:
     listing = machine(8)
     backends = [make_local(f"home-{number}", list_gpus=lambda: listing) for number in range(8 // claimed)]
     together = threading.Barrier(len(backends))
@@ -231,7 +229,7 @@ def test_claims_at_the_same_time_get_all_the_gpus_there_are(make_local: MakeBack
 
 
 @pytest.mark.usefixtures("interleaved")
-def test_one_of_two_claims_of_more_than_half_the_gpus_is_met(make_local: MakeBackend) -> None:
+def test_one_of_two_claims_over_half_the_gpus_succeeds(make_local: MakeBackend) -> None:
     listing = machine(8)
     backends = [make_local(f"home-{number}", list_gpus=lambda: listing) for number in range(2)]
     together = threading.Barrier(2)
@@ -250,7 +248,7 @@ def test_one_of_two_claims_of_more_than_half_the_gpus_is_met(make_local: MakeBac
                 backend.release_claims()
 
 
-def test_runs_of_one_name_in_two_homes_never_share_a_gpu(make_local: MakeBackend) -> None:
+def test_same_named_runs_of_two_homes_never_share_gpu(make_local: MakeBackend) -> None:
     listing = machine(3)
     one, other = (make_local(name, list_gpus=lambda: listing) for name in ("one", "other"))
     held = {}

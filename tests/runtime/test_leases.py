@@ -48,9 +48,7 @@ def test_acquire_after_close_succeeds(leases: LeaseDir, neighbours: LeaseDir) ->
     assert not neighbours.is_held("gpu-GPU-1")
 
 
-def test_lease_stays_with_the_process_that_inherited_it_and_dies_with_it(
-    leases: LeaseDir, neighbours: LeaseDir, spawn: Spawn
-) -> None:
+def test_lease_is_inherited_and_dies_with_heir(leases: LeaseDir, neighbours: LeaseDir, spawn: Spawn) -> None:
     lease = leases.acquire("port-1", owner="Model/a")
     heir = spawn(["sleep", "1000"], pass_fds=[lease.fd])
     lease.close()
@@ -90,9 +88,7 @@ def test_shared_lease_is_held_together_by_one_owner(leases: LeaseDir) -> None:
     assert not leases.is_held("port-1")
 
 
-def test_shared_lease_refuses_other_owners_other_homes_and_exclusive_claims(
-    leases: LeaseDir, neighbours: LeaseDir
-) -> None:
+def test_shared_lease_refuses_other_owners_and_exclusive_claims(leases: LeaseDir, neighbours: LeaseDir) -> None:
     leases.acquire_shared("port-1", owner="InferenceService/a")
 
     with pytest.raises(NoCapacity, match="InferenceService/a"):
@@ -103,7 +99,7 @@ def test_shared_lease_refuses_other_owners_other_homes_and_exclusive_claims(
         leases.acquire("port-1", owner="InferenceService/a")
 
 
-def test_shared_claim_on_an_exclusive_lease_of_the_same_owner_is_refused(leases: LeaseDir) -> None:
+def test_shared_claim_on_own_exclusive_lease_is_refused(leases: LeaseDir) -> None:
     leases.acquire("port-1", owner="InferenceService/a")
 
     with pytest.raises(NoCapacity):
@@ -111,7 +107,7 @@ def test_shared_claim_on_an_exclusive_lease_of_the_same_owner_is_refused(leases:
 
 
 @pytest.mark.parametrize("tidied", [True, False])
-def test_shared_lease_outlasts_whoever_looks_at_the_one_before(leases: LeaseDir, lease_dir: Path, tidied: bool) -> None:
+def test_shared_lease_survives_inspection_of_former_one(leases: LeaseDir, lease_dir: Path, tidied: bool) -> None:
     """A command that forgets the former run tidies its lease while the next run starts."""
     leases.acquire_shared("port-1", owner="InferenceService/a", uid="former")[0].close()
     file = lease_dir / "port-1"
@@ -132,7 +128,7 @@ def test_shared_lease_outlasts_whoever_looks_at_the_one_before(leases: LeaseDir,
     lease.close()
 
 
-def test_shared_lease_whose_holder_leaves_while_it_is_looked_at_is_the_first(
+def test_shared_lease_is_first_when_holder_leaves_meanwhile(
     leases: LeaseDir, lease_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The one that held it alone leaves between the two tries to lock it."""
@@ -165,13 +161,13 @@ def test_share_opens_an_exclusive_lease_to_its_owner(leases: LeaseDir) -> None:
     assert not first
 
 
-def test_is_held_of_an_untaken_lease_is_false_and_makes_no_file(leases: LeaseDir, lease_dir: Path) -> None:
+def test_is_held_of_untaken_lease_creates_no_file(leases: LeaseDir, lease_dir: Path) -> None:
     assert not leases.is_held("port-1")
     assert leases.names() == []
     assert not lease_dir.exists()
 
 
-def test_looking_at_a_lease_disturbs_no_claim(leases: LeaseDir, lease_dir: Path, spawn: Spawn) -> None:
+def test_inspecting_lease_disturbs_no_claim(leases: LeaseDir, lease_dir: Path, spawn: Spawn) -> None:
     source = (
         "import sys; from pathlib import Path; from areal.runtime.leases import LeaseDir\n"
         "leases = LeaseDir(Path(sys.argv[1]), scope='x'); print('go', flush=True)\n"
@@ -185,7 +181,7 @@ def test_looking_at_a_lease_disturbs_no_claim(leases: LeaseDir, lease_dir: Path,
 
 
 @pytest.mark.parametrize("name", ["port-1", "gpu-GPU-1"])
-def test_looking_at_a_free_lease_disturbs_no_other_look(
+def test_inspecting_free_lease_disturbs_no_other_inspection(
     leases: LeaseDir, lease_dir: Path, spawn: Spawn, name: str
 ) -> None:
     leases.acquire(name, owner="Model/a").close()
@@ -200,7 +196,7 @@ def test_looking_at_a_free_lease_disturbs_no_other_look(
     assert not any(leases.is_held(name) for _ in range(2000))
 
 
-def test_lease_folder_and_files_serve_every_user(leases: LeaseDir, lease_dir: Path) -> None:
+def test_lease_folder_and_files_are_usable_by_every_user(leases: LeaseDir, lease_dir: Path) -> None:
     old = os.umask(0o077)
     try:
         leases.acquire("port-1", owner="Model/a")
@@ -234,7 +230,7 @@ def test_lease_is_respected_between_users(leases: LeaseDir, lease_dir: Path, tmp
     subprocess.run([sys.executable, "-c", source, str(lease_dir), root], check=True)
 
 
-def test_lease_file_that_is_a_link_is_not_followed(leases: LeaseDir, lease_dir: Path, tmp_path: Path) -> None:
+def test_symlinked_lease_file_is_not_followed(leases: LeaseDir, lease_dir: Path, tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("precious")
     lease_dir.mkdir()
@@ -246,7 +242,7 @@ def test_lease_file_that_is_a_link_is_not_followed(leases: LeaseDir, lease_dir: 
     assert victim.read_text() == "precious"
 
 
-def test_lease_folder_that_cannot_be_made_is_explained(tmp_path: Path) -> None:
+def test_uncreatable_lease_folder_is_explained(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
 
     with pytest.raises(ArealError, match="lease folder") as caught:
@@ -255,7 +251,7 @@ def test_lease_folder_that_cannot_be_made_is_explained(tmp_path: Path) -> None:
     assert LEASE_DIR_VARIABLE in (caught.value.hint or "")
 
 
-def test_lease_folder_that_everyone_may_empty_is_refused(lease_dir: Path, leases: LeaseDir) -> None:
+def test_world_writable_lease_folder_without_sticky_is_refused(lease_dir: Path, leases: LeaseDir) -> None:
     lease_dir.mkdir(exist_ok=True)
     lease_dir.chmod(0o777)
     with pytest.raises(ArealError, match="without the sticky bit") as caught:
@@ -274,7 +270,7 @@ def test_lease_folder_comes_from_the_environment(tmp_path: Path, monkeypatch: py
 # -- test_ports
 
 
-def test_ports_of_a_process_are_those_it_listens_on() -> None:
+def test_ports_of_process_are_its_listening_ports() -> None:
     before = set(ports_of(os.getpid()))
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
@@ -288,11 +284,11 @@ def test_ports_of_a_process_are_those_it_listens_on() -> None:
     assert found - before == bound
 
 
-def test_ports_without_an_owner_are_none() -> None:
+def test_unknown_process_has_no_ports() -> None:
     assert ports_of(2**22 + 1) == ()
 
 
-def test_ports_are_found_in_a_table_of_many_pages() -> None:
+def test_ports_are_found_in_multi_page_table() -> None:
     with ExitStack() as stack:
         servers = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(500)]
         bound = {server.getsockname()[1] for server in servers}

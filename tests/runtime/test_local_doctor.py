@@ -74,7 +74,7 @@ def test_dead_record_is_repaired_into_an_ended_run(local: LocalBackend, tmp_path
     assert local.inspect() == ()
 
 
-def test_intent_that_was_never_started_is_forgotten(local: LocalBackend) -> None:
+def test_never_started_intent_is_forgotten(local: LocalBackend) -> None:
     os.close(local.store.create(run_spec()))
 
     (problem,) = local.inspect()
@@ -84,7 +84,7 @@ def test_intent_that_was_never_started_is_forgotten(local: LocalBackend) -> None
     assert local.observe() == {}
 
 
-def test_run_that_is_being_started_is_no_problem(local: LocalBackend) -> None:
+def test_starting_run_is_no_problem(local: LocalBackend) -> None:
     seen: list[object] = []
 
     local.start(run_spec(), on_pid=lambda pid: seen.append(local.inspect()))
@@ -92,7 +92,7 @@ def test_run_that_is_being_started_is_no_problem(local: LocalBackend) -> None:
     assert seen == [()]
 
 
-def test_unreadable_record_is_reported_and_left_to_a_person(local: LocalBackend) -> None:
+def test_unreadable_record_is_reported_and_not_repaired(local: LocalBackend) -> None:
     Path(local.store.folder("r1")).mkdir(parents=True)
 
     (problem,) = local.inspect()
@@ -103,7 +103,7 @@ def test_unreadable_record_is_reported_and_left_to_a_person(local: LocalBackend)
     assert Path(local.store.folder("r1")).exists()
 
 
-def test_lease_that_outlived_its_run_is_found_with_its_holder(local: LocalBackend, spawn: Spawn) -> None:
+def test_lease_outliving_its_run_is_found_with_holder(local: LocalBackend, spawn: Spawn) -> None:
     lease = local.leases.acquire("port-20001", owner="Model/qwen", uid="r9")
     heir = spawn(["sleep", "1000"], pass_fds=[lease.fd])
     lease.close()
@@ -133,7 +133,7 @@ def test_leftover_folder_is_removed(local: LocalBackend) -> None:
     assert not leftover.exists()
 
 
-def test_shared_port_whose_first_holder_has_gone_is_no_problem(local: LocalBackend) -> None:
+def test_shared_port_without_first_holder_is_no_problem(local: LocalBackend) -> None:
     (port,) = local.claim_ports(1, owner="Model/qwen")
     local.release_claims()
     local.start(run_spec("old", shared_ports=(port,)))

@@ -33,7 +33,7 @@ def texts(lines: list[PlacedLine]) -> list[str]:
 
 
 @given(files=st.lists(LINES, min_size=1, max_size=4), page=st.integers(1, 7))
-def test_pages_backwards_are_every_line_once_in_order(
+def test_backward_pages_cover_every_line_once(
     tmp_path_factory: pytest.TempPathFactory, files: list[list[str]], page: int
 ) -> None:
     folder = tmp_path_factory.mktemp("log")
@@ -49,7 +49,7 @@ def test_pages_backwards_are_every_line_once_in_order(
 
 @given(files=st.lists(LINES, min_size=1, max_size=4), most=st.integers(16, 200))
 @example(files=[["x" * 27, "x" * 26], ["y" * 9]], most=64)
-def test_pages_forwards_are_every_line_once_in_order(
+def test_forward_pages_cover_every_line_once(
     tmp_path_factory: pytest.TempPathFactory, files: list[list[str]], most: int
 ) -> None:
     paths = write(tmp_path_factory.mktemp("log"), files)
@@ -62,7 +62,7 @@ def test_pages_forwards_are_every_line_once_in_order(
     assert texts(found) == [line.rstrip("\r") for lines in files for line in lines]
 
 
-def test_line_that_is_being_written_comes_once_it_is_whole(tmp_path: Path) -> None:
+def test_incomplete_line_is_returned_once_whole(tmp_path: Path) -> None:
     log = tmp_path / "current.log"
     log.write_bytes(b"one\ntw")
     end = end_of([str(log)], ended=False)
@@ -79,7 +79,7 @@ def test_line_that_is_being_written_comes_once_it_is_whole(tmp_path: Path) -> No
     ]
 
 
-def test_rotation_between_two_reads_loses_and_repeats_nothing(tmp_path: Path) -> None:
+def test_rotation_between_reads_loses_and_repeats_nothing(tmp_path: Path) -> None:
     current, older = tmp_path / "current.log", tmp_path / "current.log.1"
     current.write_bytes(b"one\ntwo\n")
     end = end_of([str(current)], ended=False)
@@ -93,7 +93,7 @@ def test_rotation_between_two_reads_loses_and_repeats_nothing(tmp_path: Path) ->
     assert texts(lines_before([str(older), str(current)], end, 9, everything, most_bytes=WIDE).lines) == ["one", "two"]
 
 
-def test_filter_that_matches_far_back_says_where_to_go_on(tmp_path: Path) -> None:
+def test_distant_filter_match_returns_continuation(tmp_path: Path) -> None:
     log = tmp_path / "current.log"
     log.write_bytes(b"ERROR first\n" + b"x" * 99 + b"\n" * 1 + b"plain line\n" * 30_000)
     end = end_of([str(log)], ended=False)
@@ -115,7 +115,7 @@ def test_line_of_a_megabyte_is_cut_and_the_next_one_found(tmp_path: Path) -> Non
     assert short.text == "b"
 
 
-def test_levels_are_what_a_line_states() -> None:
+def test_level_is_parsed_from_line() -> None:
     assert level_of("2026 ERROR engine: no memory") == "error"
     assert level_of("ValueError: bad") == "error"
     assert level_of("Traceback (most recent call last):") == "error"
@@ -124,5 +124,5 @@ def test_levels_are_what_a_line_states() -> None:
     assert level_of("INFO no errors") == "info"
 
 
-def test_place_survives_as_text() -> None:
+def test_place_round_trips_through_text() -> None:
     assert Place.parse(str(Place(12345, 6789))) == Place(12345, 6789)

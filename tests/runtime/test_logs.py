@@ -40,11 +40,11 @@ def test_tail_takes_the_last_lines_over_files(tmp_path: Path) -> None:
     assert tail(paths, 0) == []
 
 
-def test_tail_of_a_file_without_a_last_newline_counts_the_part(tmp_path: Path) -> None:
+def test_tail_counts_unterminated_last_line(tmp_path: Path) -> None:
     assert tail(write(tmp_path, "a\nb\nc"), 2) == ["b", "c"]
 
 
-def test_tail_of_a_file_that_was_rotated_away_is_what_is_left(tmp_path: Path) -> None:
+def test_tail_skips_file_rotated_away(tmp_path: Path) -> None:
     (path,) = write(tmp_path, "a\n")
 
     assert tail((str(tmp_path / "gone"), path), 5) == ["a"]
@@ -61,7 +61,7 @@ def test_tail_of_any_text_equals_the_end_of_all_lines(tmp_path_factory: object, 
         assert tail((str(path),), n) == lines[-n:]
 
 
-def test_first_exception_is_the_first_traceback_of_the_last_start(tmp_path: Path) -> None:
+def test_first_exception_is_first_traceback_of_last_start(tmp_path: Path) -> None:
     other = TRACEBACK.replace("ValueError: no such model", "KeyError: 'later'")
     old = TRACEBACK.replace("ValueError: no such model", "OSError: of the start before")
     paths = write(tmp_path, START + old, START + "loading\n" + TRACEBACK + "noise\n" + other)
@@ -71,7 +71,7 @@ def test_first_exception_is_the_first_traceback_of_the_last_start(tmp_path: Path
     assert found == TRACEBACK.rstrip()
 
 
-def test_first_exception_follows_the_chain_to_its_end(tmp_path: Path) -> None:
+def test_first_exception_follows_exception_chain(tmp_path: Path) -> None:
     chained = (
         TRACEBACK
         + "\nDuring handling of the above exception, another exception occurred:\n\n"
@@ -85,7 +85,7 @@ def test_first_exception_follows_the_chain_to_its_end(tmp_path: Path) -> None:
     assert "ValueError: no such model" in found
 
 
-def test_first_exception_of_a_worker_loses_its_prefix(tmp_path: Path) -> None:
+def test_first_exception_of_worker_drops_prefix(tmp_path: Path) -> None:
     prefix = "(EngineCore_0 pid=77) "
     text = "".join(f"{prefix}{line}\n" for line in TRACEBACK.splitlines())
 
@@ -100,11 +100,11 @@ def test_first_exception_of_a_worker_loses_its_prefix(tmp_path: Path) -> None:
         "OSError: [Errno 98] Address already in use",
     ],
 )
-def test_first_exception_without_traceback_is_the_first_error_line(tmp_path: Path, line: str) -> None:
+def test_first_exception_without_traceback_is_first_error_line(tmp_path: Path, line: str) -> None:
     assert first_exception(write(tmp_path, f"{START}fine\n{line}\nERROR: later\n")) == line
 
 
-def test_first_exception_of_a_start_that_has_not_failed_yet_is_that_of_the_one_before(tmp_path: Path) -> None:
+def test_first_exception_of_pending_start_is_of_previous_start(tmp_path: Path) -> None:
     assert first_exception(write(tmp_path, START + TRACEBACK, START + "loading again\n")) == TRACEBACK.rstrip()
 
 
@@ -148,7 +148,7 @@ VLLM = "(Worker pid=26109) ERROR 11-28 22:15:44 [multiproc_executor.py:1063] "
     ],
     ids=["vllm", "arguments", "areal", "sglang", "none", "pydantic", "pydantic-field", "torch"],
 )
-def test_failing_line_is_the_engines_own_error(tmp_path: Path, text: str, expected: str) -> None:
+def test_failing_line_is_engine_error(tmp_path: Path, text: str, expected: str) -> None:
     assert failing_line(write(tmp_path, START + text)) == expected
 
 
@@ -177,9 +177,7 @@ _SAYS = {
 
 @pytest.mark.parametrize("name", _CODE)
 @pytest.mark.parametrize("prefix", ["", "(EngineCore pid=7) "])
-def test_failing_line_of_a_real_traceback_names_an_exception_wherever_its_log_was_cut(
-    tmp_path: Path, name: str, prefix: str
-) -> None:
+def test_failing_line_of_cut_traceback_names_an_exception(tmp_path: Path, name: str, prefix: str) -> None:
     printed = subprocess.run([sys.executable, "-c", _CODE[name]], capture_output=True, text=True, timeout=60).stderr
     lines = [f"{prefix}{line}" for line in printed.splitlines()]
     if prefix:  # another process writes between them
@@ -193,11 +191,11 @@ def test_failing_line_of_a_real_traceback_names_an_exception_wherever_its_log_wa
 
 
 @pytest.mark.parametrize("text", ["", START, START + "all went well\n0 errors\n", "[areal] x ERROR: ours\n"])
-def test_first_exception_of_a_quiet_log_is_none(tmp_path: Path, text: str) -> None:
+def test_quiet_log_has_no_first_exception(tmp_path: Path, text: str) -> None:
     assert first_exception(write(tmp_path, text)) is None
 
 
-def test_starts_are_the_output_of_each_start(tmp_path: Path) -> None:
+def test_starts_return_output_of_each_start(tmp_path: Path) -> None:
     paths = write(tmp_path, START + "one\n" + START + "two\n", "still two\n" + START + "three\n")
 
     assert [lines[1:] for lines in starts(paths)] == [["one"], ["two", "still two"], ["three"]]

@@ -58,7 +58,7 @@ def log(store: RunStore) -> str:
     return path.read_text() if path.exists() else ""
 
 
-def test_node_program_puts_the_address_in_place_and_ends_with_the_component(store: RunStore, spawn: Spawn) -> None:
+def test_node_program_substitutes_address_and_forwards_exit(store: RunStore, spawn: Spawn) -> None:
     argv = ("sh", "-c", f"echo at {NODE_HOST} $HOST; cat config.json; exit 3")
     submit(
         store,
@@ -93,7 +93,7 @@ def test_sigterm_to_the_node_program_stops_the_component(store: RunStore, spawn:
 
 
 @pytest.mark.parametrize("how", ["signal", "file"])
-def test_kick_ends_a_back_off(store: RunStore, spawn: Spawn, how: str) -> None:
+def test_kick_ends_backoff(store: RunStore, spawn: Spawn, how: str) -> None:
     submit(store)
     node = start(spawn, store, *(["--watch"] if how == "file" else []))
     kill_until_backoff(lambda: state(store))
@@ -108,9 +108,7 @@ def test_kick_ends_a_back_off(store: RunStore, spawn: Spawn, how: str) -> None:
     node.wait(30)
 
 
-def test_supervisor_of_a_killed_node_program_ends_and_leaves_the_word_to_the_scheduler(
-    store: RunStore, spawn: Spawn
-) -> None:
+def test_killed_node_program_ends_supervisor_without_exit_record(store: RunStore, spawn: Spawn) -> None:
     submit(store)
     node = start(spawn, store)
     running = until_running(store)
@@ -122,7 +120,7 @@ def test_supervisor_of_a_killed_node_program_ends_and_leaves_the_word_to_the_sch
     assert not Path(store.folder("r1"), records.EXIT).exists()
 
 
-def test_component_does_not_know_of_the_node_program(store: RunStore, spawn: Spawn) -> None:
+def test_component_does_not_see_node_program(store: RunStore, spawn: Spawn) -> None:
     """It may start runs of its own, whose supervisors have another parent."""
     submit(store, argv=("sh", "-c", "env"), restart=NEVER)
 
@@ -131,7 +129,7 @@ def test_component_does_not_know_of_the_node_program(store: RunStore, spawn: Spa
     assert PARENT_VARIABLE not in log(store) and "AREAL_RUN_UID=r1" in log(store)
 
 
-def test_node_program_sweeps_what_a_killed_supervisor_left(store: RunStore, spawn: Spawn) -> None:
+def test_node_program_sweeps_after_killed_supervisor(store: RunStore, spawn: Spawn) -> None:
     submit(store)
     node = start(spawn, store)
     running = until_running(store)
@@ -142,7 +140,7 @@ def test_node_program_sweeps_what_a_killed_supervisor_left(store: RunStore, spaw
     assert node.wait(30) == 128 + signal.SIGKILL
 
 
-def test_port_that_is_taken_on_the_node_is_the_end_of_the_run_with_its_reason(store: RunStore, spawn: Spawn) -> None:
+def test_taken_port_on_node_ends_run_with_reason(store: RunStore, spawn: Spawn) -> None:
     with socket.create_server((ADDRESS, 0)) as taken:
         port = taken.getsockname()[1]
         submit(store, ports=(port,))
@@ -155,7 +153,7 @@ def test_port_that_is_taken_on_the_node_is_the_end_of_the_run_with_its_reason(st
     assert f"port {port} cannot be used on node" in ended.reason
 
 
-def test_run_that_was_forgotten_starts_nothing(store: RunStore, spawn: Spawn) -> None:
+def test_forgotten_run_starts_nothing(store: RunStore, spawn: Spawn) -> None:
     node = start(spawn, store)
 
     _, words = node.communicate(timeout=30)
@@ -164,7 +162,7 @@ def test_run_that_was_forgotten_starts_nothing(store: RunStore, spawn: Spawn) ->
     assert b"run r1 has no record" in words and b"has to be a folder that every node sees" in words
 
 
-def test_requeued_job_begins_again_at_another_address(store: RunStore, spawn: Spawn) -> None:
+def test_requeued_job_restarts_at_other_address(store: RunStore, spawn: Spawn) -> None:
     submit(store, argv=("echo", NODE_HOST), restart=NEVER)
     assert start(spawn, store).wait(30) == 0
 
@@ -185,6 +183,6 @@ def test_second_node_has_a_folder_and_a_supervisor_of_its_own(store: RunStore, s
     assert "1 10.0.0.1 hush\n" in output
 
 
-def test_address_is_the_one_that_was_set_or_reachable_by_others() -> None:
+def test_address_is_configured_or_reachable() -> None:
     assert node_address({"AREAL_NODE_ADDRESS": "127.0.0.7"}) == "127.0.0.7"
     assert socket.inet_pton(socket.AF_INET, node_address({}))

@@ -46,7 +46,7 @@ DAMAGED = ["", "{", "[]", "{}", "\x00\x00", '{"pid": "x"}', "[" * 100_000]
 
 
 @pytest.mark.parametrize("text", [*DAMAGED, None])
-def test_run_whose_intent_is_damaged_is_still_its_owners(local: LocalBackend, text: str | None) -> None:
+def test_run_with_damaged_intent_keeps_its_owner(local: LocalBackend, text: str | None) -> None:
     local.start(run_spec())
     whole = local.observe()["r1"]
     folder = Path(local.store.folder("r1"))
@@ -64,9 +64,7 @@ def test_run_whose_intent_is_damaged_is_still_its_owners(local: LocalBackend, te
 
 @pytest.mark.parametrize("name", [records.ID, records.CONFIG])
 @pytest.mark.parametrize("text", [*DAMAGED, None])
-def test_damaged_record_that_can_be_written_again_is_named_and_repaired(
-    local: LocalBackend, name: str, text: str | None
-) -> None:
+def test_repairable_damaged_record_is_named_and_repaired(local: LocalBackend, name: str, text: str | None) -> None:
     local.start(run_spec(config={"port": 1}, argv=("sh", "-c", "sleep 1000")))
     before = local.observe()["r1"]
     path = Path(local.store.folder("r1")) / name
@@ -84,7 +82,7 @@ def test_damaged_record_that_can_be_written_again_is_named_and_repaired(
 
 
 @pytest.mark.parametrize("text", DAMAGED)
-def test_observe_of_a_damaged_record_is_unknown_and_says_why(local: LocalBackend, text: str) -> None:
+def test_observe_of_damaged_record_is_unknown_with_reason(local: LocalBackend, text: str) -> None:
     local.start(run_spec())
     path = Path(local.store.folder("r1")) / records.CHILD
     whole = path.read_text()
@@ -105,7 +103,7 @@ def test_observe_of_a_folder_without_intent_is_unknown(local: LocalBackend) -> N
     assert (state.phase, state.reason) == (Phase.UNKNOWN, "intent.json is missing")
 
 
-def test_observe_of_an_unreadable_run_spoils_no_other(local: LocalBackend) -> None:
+def test_unreadable_run_does_not_affect_others(local: LocalBackend) -> None:
     local.start(run_spec("good"))
     Path(local.store.folder("bad")).mkdir()
 
@@ -124,7 +122,7 @@ def test_observe_of_an_unreadable_run_spoils_no_other(local: LocalBackend) -> No
         ({"start_ticks": 1}, Phase.DEAD, "died without a word"),
     ],
 )
-def test_observe_with_a_foreign_identity_is_dead_only_on_proof(
+def test_run_with_foreign_identity_is_dead_only_on_proof(
     local: LocalBackend, changes: dict[str, object], phase: Phase, reason: str
 ) -> None:
     started = local.start(run_spec())
@@ -140,7 +138,7 @@ def test_observe_with_a_foreign_identity_is_dead_only_on_proof(
     assert local.observe()["r1"] == started
 
 
-def test_observe_of_a_container_that_is_gone_is_dead_by_its_life_lock(local: LocalBackend) -> None:
+def test_run_of_removed_container_is_dead_by_its_life_lock(local: LocalBackend) -> None:
     local.start(run_spec())
     local.stop("r1")
     (Path(local.store.folder("r1")) / records.EXIT).unlink()
@@ -163,7 +161,7 @@ def test_stop_of_a_recycled_pid_signals_no_process(local: LocalBackend, spawn: S
     assert stranger.poll() is None
 
 
-def test_stop_and_forget_of_a_run_of_another_machine_are_refused(local: LocalBackend) -> None:
+def test_stop_and_forget_of_other_machines_run_are_refused(local: LocalBackend) -> None:
     state = local.start(run_spec())
     path = Path(local.store.folder("r1")) / records.ID
     own = path.read_text()
@@ -178,7 +176,7 @@ def test_stop_and_forget_of_a_run_of_another_machine_are_refused(local: LocalBac
     path.write_text(own)
 
 
-def test_forget_of_a_run_nothing_can_be_learnt_about_needs_a_person(local: LocalBackend) -> None:
+def test_forget_of_unprovable_run_needs_confirmation(local: LocalBackend) -> None:
     local.start(run_spec())
     local.stop("r1")
     (Path(local.store.folder("r1")) / records.EXIT).unlink()
@@ -189,7 +187,7 @@ def test_forget_of_a_run_nothing_can_be_learnt_about_needs_a_person(local: Local
     assert local.observe() == {}
 
 
-def test_stop_with_a_damaged_identity_finds_the_shim_without_it(local: LocalBackend) -> None:
+def test_stop_with_damaged_identity_still_finds_shim(local: LocalBackend) -> None:
     state = local.start(run_spec())
     (Path(local.store.folder("r1")) / records.ID).write_text("{")
 

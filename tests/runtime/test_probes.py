@@ -124,7 +124,7 @@ def test_http_get_of_a_closed_port_is_unreachable() -> None:
         http_get(f"http://127.0.0.1:{port}/", 10)
 
 
-def test_http_get_has_one_deadline_for_a_peer_that_drips(serve: Serve) -> None:
+def test_http_get_has_one_deadline_for_dripping_peer(serve: Serve) -> None:
     def drip(connection: socket.socket) -> None:
         connection.recv(65536)
         connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
@@ -136,7 +136,7 @@ def test_http_get_has_one_deadline_for_a_peer_that_drips(serve: Serve) -> None:
         http_get(serve(drip), 0.3)
 
 
-def test_http_get_all_asks_at_once_under_one_deadline(serve: Serve) -> None:
+def test_http_get_all_is_concurrent_under_one_deadline(serve: Serve) -> None:
     """A process that is stopped: the kernel takes the connection, and no answer comes."""
     with (
         socket.create_server(("127.0.0.1", 0), backlog=1000) as stopped,
@@ -174,14 +174,14 @@ def few_files() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("few_files")
-def test_http_get_all_asks_more_than_a_process_may_open_files(serve: Serve) -> None:
+def test_http_get_all_exceeds_open_file_limit(serve: Serve) -> None:
     url = serve(answering(OK))
     answers = http_get_all([ProbeRequest(url)] * 700, 30)
     assert {type(answer) for answer in answers} == {ProbeResponse}
 
 
 @pytest.mark.usefixtures("few_files")
-def test_http_get_all_asks_those_behind_many_silent_ones(serve: Serve) -> None:
+def test_http_get_all_reaches_peers_behind_silent_ones(serve: Serve) -> None:
     with socket.create_server(("127.0.0.1", 0), backlog=1000) as stopped:
         silent, live = f"http://127.0.0.1:{stopped.getsockname()[1]}/", serve(answering(OK))
         answers = http_get_all([ProbeRequest(url) for url in [silent] * 250 + [live] * 3], 0.5)
@@ -197,7 +197,7 @@ WHOLE = (
 
 
 @pytest.mark.parametrize("data", WHOLE)
-def test_answer_cut_anywhere_is_waited_for_or_cut_off_and_never_another(data: bytes) -> None:
+def test_truncated_answer_is_incomplete_or_cut_off(data: bytes) -> None:
     whole = parse(data, ended=True, most_bytes=99)
     assert whole is not None and whole[1] == b"hello"
     for end in range(data.rindex(b"o") + 1):
@@ -207,7 +207,7 @@ def test_answer_cut_anywhere_is_waited_for_or_cut_off_and_never_another(data: by
 
 
 @given(st.sampled_from((b"", b"HTTP/1.1 200 OK\r\n", *WHOLE)), st.integers(0, 80), st.binary())
-def test_any_bytes_are_an_answer_or_none(start: bytes, kept: int, more: bytes) -> None:
+def test_any_bytes_parse_to_answer_or_none(start: bytes, kept: int, more: bytes) -> None:
     with contextlib.suppress(ValueError):
         found = parse(start[:kept] + more, ended=True, most_bytes=99)
         assert found is None or 100 <= found[0] <= 999
@@ -219,13 +219,13 @@ def test_answer_without_a_length_ends_with_the_connection() -> None:
 
 
 @pytest.mark.parametrize("url", ["https://127.0.0.1/", "file:///etc/passwd", "127.0.0.1:80", "http://"])
-def test_http_get_of_other_than_plain_http_is_refused(url: str) -> None:
+def test_http_get_of_non_http_url_is_refused(url: str) -> None:
     with pytest.raises(ProbeFailed, match="not an http"):
         http_get(url, 1)
 
 
 @pytest.mark.parametrize(("body", "pid"), [(b'{"pid": 7}', 7), (b"[]", None), (b"\xff", None), (b"{}", None)])
-def test_json_of_an_answer_is_its_object_or_nothing(body: bytes, pid: int | None) -> None:
+def test_answer_json_is_object_or_empty(body: bytes, pid: int | None) -> None:
     assert ProbeResponse(200, body).json().get("pid") == pid
 
 
@@ -257,7 +257,7 @@ def probe_once(probe: LivenessCheck) -> None:
         probe.on_ready(start)
 
 
-def test_liveness_after_one_answer_fails_at_the_threshold(serve: Serve) -> None:
+def test_liveness_after_first_answer_fails_at_threshold(serve: Serve) -> None:
     answers = [OK, SICK, SICK]
     probe = liveness(serve(lambda connection: answering(answers.pop(0))(connection)))
 
@@ -269,7 +269,7 @@ def test_liveness_after_one_answer_fails_at_the_threshold(serve: Serve) -> None:
     assert verdicts == [False, False, True]
 
 
-def test_liveness_counts_failures_in_a_row_only(serve: Serve) -> None:
+def test_liveness_counts_only_consecutive_failures(serve: Serve) -> None:
     answers = [OK, SICK, OK, SICK, OK]
     probe = liveness(serve(lambda connection: answering(answers.pop(0))(connection)))
 
@@ -336,13 +336,13 @@ def test_wait_ready_returns_when_the_component_answers(local: LocalBackend) -> N
     assert waits == sorted(waits)
 
 
-def test_wait_ready_of_a_run_without_url_needs_only_its_life(local: LocalBackend) -> None:
+def test_wait_ready_without_url_needs_only_running_process(local: LocalBackend) -> None:
     local.start(run_spec())
 
     assert wait_ready(local, "r1", timeout_s=30).phase is Phase.RUNNING
 
 
-def test_wait_ready_of_a_component_that_dies_fails_at_once_and_quotes_it(local: LocalBackend) -> None:
+def test_wait_ready_fails_at_once_and_quotes_dead_component(local: LocalBackend) -> None:
     local.start(served(local))
     local.stop("r1")
     spec = run_spec(
@@ -360,7 +360,7 @@ def test_wait_ready_of_a_component_that_dies_fails_at_once_and_quotes_it(local: 
     assert caught.value.hint == "areal logs Model/qwen -c engine -r 0"
 
 
-def test_wait_ready_ends_with_the_run_that_is_waited_for(local: LocalBackend) -> None:
+def test_wait_ready_ends_with_companion_run(local: LocalBackend) -> None:
     local.start(served(local))
     ended = "import time; time.sleep(0.3); print('RuntimeError: Unsupported: head_dim=16'); raise SystemExit(0)"
     local.start(run_spec("r2", argv=python(ended)))
@@ -369,7 +369,7 @@ def test_wait_ready_ends_with_the_run_that_is_waited_for(local: LocalBackend) ->
         wait_ready(local, "r1", path="/unready", timeout_s=30, beside="r2")
 
 
-def test_wait_ready_past_the_deadline_says_what_is_missing(local: LocalBackend) -> None:
+def test_wait_ready_past_deadline_reports_missing_part(local: LocalBackend) -> None:
     local.start(served(local))
     wait_ready(local, "r1", timeout_s=30)
 
@@ -392,14 +392,14 @@ def impostor(local: LocalBackend, spawn: Spawn) -> str:
     ("path", "why"),
     [("/ready", r"another process \(pid \d+\) still answers on its port"), ("/plain", r"port \d+ belongs to pid \d+")],
 )
-def test_wait_ready_rejects_the_answer_of_a_stranger(local: LocalBackend, impostor: str, path: str, why: str) -> None:
+def test_wait_ready_rejects_answer_of_other_process(local: LocalBackend, impostor: str, path: str, why: str) -> None:
     local.start(run_spec(url=impostor))
 
     with pytest.raises(TimedOut, match=why):
         wait_ready(local, "r1", path=path, timeout_s=0.2)
 
 
-def test_wait_ready_accepts_an_answer_that_names_no_pid_on_the_own_port(local: LocalBackend) -> None:
+def test_wait_ready_accepts_answer_without_pid_on_own_port(local: LocalBackend) -> None:
     local.start(served(local))
 
     assert wait_ready(local, "r1", path="/plain", timeout_s=30).phase is Phase.RUNNING
@@ -424,7 +424,7 @@ def test_wait_ready_stops_when_interrupted(local: LocalBackend) -> None:
         wait_ready(local, "r1", timeout_s=1000, interrupted=interrupted)
 
 
-def test_wait_after_a_kick_takes_no_earlier_death_for_one_of_this_start(local: LocalBackend) -> None:
+def test_wait_after_kick_ignores_earlier_death(local: LocalBackend) -> None:
     """A supervisor on a busy machine takes seconds to start the component again: longer than it was once waited for."""
     local.start(run_spec())
     state = kill_until_backoff(lambda: local.observe(["r1"])["r1"])

@@ -44,7 +44,7 @@ def request(folder: str = FOLDER, working_dir: str | None = None, **changes: Any
 # -- requests
 
 
-def test_request_of_a_run_is_the_node_program_with_its_resources() -> None:
+def test_request_runs_node_program_with_resources() -> None:
     resources = {"cpus": 4, "memory": "64Gi"}
     body = request(
         gpus=("gpu-0", "gpu-1"), spec={"resources": resources}, scheduler={"ray": {"resources": {"h100": 2}}}
@@ -57,21 +57,21 @@ def test_request_of_a_run_is_the_node_program_with_its_resources() -> None:
     assert body["runtime_env"]["env_vars"]["AREAL_HOME"] == "/home/me/.areal"
 
 
-def test_request_of_several_processes_on_a_node_asks_for_all_of_them() -> None:
+def test_request_covers_all_processes_on_node() -> None:
     resources = {"cpus": 4, "memory": "1Gi", "processesPerNode": 8}
     body = request(component="driver", spec={"resources": resources})
 
     assert (body["entrypoint_num_cpus"], body["entrypoint_memory"]) == (32.0, 8 * 2**30)
 
 
-def test_request_of_a_process_in_front_asks_for_a_little_so_that_any_node_may_have_it() -> None:
+def test_request_of_front_process_takes_few_resources() -> None:
     body = request(component="gateway", spec={"resources": {"cpus": 4}})
 
     assert 0 < body["entrypoint_num_cpus"] < 1
     assert body["entrypoint_num_gpus"] == 0 and "entrypoint_memory" not in body
 
 
-def test_request_over_several_nodes_is_a_driver_without_resources() -> None:
+def test_request_over_several_nodes_is_driver_without_resources() -> None:
     settings = {"ray": {"placementStrategy": "SPREAD", "namespace": "team", "python": "/opt/python"}}
     body = request(nodes=3, gpus=("gpu-0",), scheduler=settings)
 
@@ -83,7 +83,7 @@ def test_request_over_several_nodes_is_a_driver_without_resources() -> None:
     assert json.loads(bundle) == {"CPU": 0.1, "GPU": 1.0}
 
 
-def test_request_passes_the_runtime_environment_on_with_the_copied_folder() -> None:
+def test_request_merges_runtime_environment_and_copied_folder() -> None:
     settings = {"ray": {"runtimeEnv": {"pip": ["areal"], "env_vars": {"A": "b"}}}}
     body = request(scheduler=settings, working_dir="gcs://_ray_pkg_1.zip")
 
@@ -95,7 +95,7 @@ def test_request_passes_the_runtime_environment_on_with_the_copied_folder() -> N
 
 @unhurried
 @given(st.text(max_size=20), st.text(max_size=20))
-def test_request_quotes_whatever_stands_in_it(folder: str, python: str) -> None:
+def test_request_quotes_any_values(folder: str, python: str) -> None:
     folder = "/a/b/c/d/" + folder.replace("\0", "")
     python = python.replace("\0", "") or "p"
     body = request(folder, scheduler={"ray": {"python": python}})
@@ -121,7 +121,7 @@ def test_request_quotes_whatever_stands_in_it(folder: str, python: str) -> None:
         ("https://ray.example/x/", {}, "https://ray.example/x"),
     ],
 )
-def test_address_is_that_of_the_dashboard(address: str, environ: dict[str, str], found: str) -> None:
+def test_address_is_dashboard_address(address: str, environ: dict[str, str], found: str) -> None:
     assert resolve_address(address, environ) == found
 
 
@@ -132,12 +132,12 @@ def test_address_is_that_of_the_dashboard(address: str, environ: dict[str, str],
         *("http://head:8265/a b", " http://head:8265", "http://user:word@head:8265"),
     ],
 )
-def test_address_that_is_no_url_of_a_dashboard_is_refused(address: str) -> None:
+def test_address_without_dashboard_url_is_refused(address: str) -> None:
     with pytest.raises(InvalidManifest, match="not the URL of a Ray dashboard"):
         resolve_address(address, {})
 
 
-def test_pack_leaves_out_caches_and_is_the_same_for_the_same_files(tmp_path: Path) -> None:
+def test_pack_omits_caches_and_is_deterministic(tmp_path: Path) -> None:
     (tmp_path / "__pycache__").mkdir()
     (tmp_path / "__pycache__" / "a.pyc").write_text("x")
     (tmp_path / "a.py").write_text("a = 1")
@@ -165,7 +165,7 @@ def entry(status: str, **changes: Any) -> dict[str, Any]:
     return {**found, "start_time": 1000, "end_time": None, "driver_agent_http_address": None, **changes}
 
 
-def test_job_that_waits_says_for_which_demand() -> None:
+def test_waiting_job_names_its_demand() -> None:
     load = parse_load(
         {"data": {"clusterStatus": {"loadMetricsReport": {"resourceDemand": [[{"CPU": 0.1, "GPU": 4.0}, 2]]}}}}
     )
@@ -178,7 +178,7 @@ def test_job_that_waits_says_for_which_demand() -> None:
     assert parse_load({}) == parse_load({"data": {"clusterStatus": None}}) == []
 
 
-def test_job_that_runs_has_the_address_of_its_node() -> None:
+def test_running_job_has_node_address() -> None:
     job = parse_job(entry("RUNNING", driver_agent_http_address="http://10.0.0.7:52365"))
 
     assert job == Job(JobState.RUNNING, "r1", "10.0.0.7", queued_at=1.0)
@@ -228,7 +228,7 @@ NO_IMAGE = (
         (NO_PYTHON.partition(")")[0] + "):\n", "Job entrypoint command failed with exit code 127"),
     ],
 )
-def test_brief_leaves_out_rays_own_frames_and_notes(message: str, words: str) -> None:
+def test_brief_omits_ray_frames_and_notes(message: str, words: str) -> None:
     assert brief(message) == words
 
 
@@ -249,7 +249,7 @@ def test_brief_leaves_out_rays_own_frames_and_notes(message: str, words: str) ->
         ({"status": "FAILED", "error_type": "JOB_SUPERVISOR_ACTOR_START_TIMEOUT"}, Cause.NONE, ""),
     ],
 )
-def test_job_that_ended_says_why(changes: dict[str, Any], cause: Cause, reason: str) -> None:
+def test_ended_job_has_cause_and_reason(changes: dict[str, Any], cause: Cause, reason: str) -> None:
     job = parse_job(entry(changes.pop("status"), end_time=5000, **changes))
 
     assert (job.state, job.cause, job.ended_at) == (JobState.ENDED, cause, 5.0)
@@ -274,7 +274,7 @@ maybe_text = st.none() | st.text(max_size=30)
         }
     ),
 )
-def test_no_answer_of_ray_is_taken_for_an_end_that_it_does_not_say(status: str, changes: dict[str, Any]) -> None:
+def test_ray_answer_without_end_state_is_not_an_end(status: str, changes: dict[str, Any]) -> None:
     job = parse_job(entry(status, **changes))
 
     assert (job.state is JobState.ENDED) == (status in ("STOPPED", "SUCCEEDED", "FAILED"))
@@ -306,11 +306,11 @@ NODES = [RayNode("a", {"CPU": 8, "GPU": 4}), RayNode("b", {"CPU": 8, "GPU": 4}),
         (RayWants({"GPU": 1}, 3), "PACK", ""),
     ],
 )
-def test_why_impossible(wants: RayWants, strategy: str, why: str) -> None:
+def test_impossible_demand_is_explained(wants: RayWants, strategy: str, why: str) -> None:
     assert why_impossible(NODES, wants, strategy) == why
 
 
-def test_wants_do_not_forget_what_the_settings_ask_for() -> None:
+def test_wants_include_custom_resources() -> None:
     spec = run_spec(scheduler={"ray": {"resources": {"h100": 1.0}}}, gpus=("gpu-0",))
 
     assert wants_of(spec).custom == {"h100": 1.0}
@@ -320,7 +320,7 @@ def test_wants_do_not_forget_what_the_settings_ask_for() -> None:
     ("submitted", "now_is", "age_s", "lost"),
     [("s1", "s1", 9.0, False), ("s1", "s2", 9.0, None), ("s1", "s2", 900.0, True)],
 )
-def test_jobs_of_a_former_cluster_are_lost_once_its_nodes_have_noticed(
+def test_jobs_of_former_cluster_are_lost_after_grace(
     submitted: str, now_is: str, age_s: float, lost: bool | None
 ) -> None:
     assert is_lost(submitted, now_is, 1000.0, 1000.0 + age_s) is lost
@@ -329,7 +329,7 @@ def test_jobs_of_a_former_cluster_are_lost_once_its_nodes_have_noticed(
 # -- an address that does not answer
 
 
-def test_nothing_is_started_or_left_where_ray_does_not_answer(tmp_path: Path) -> None:
+def test_start_without_ray_leaves_no_run(tmp_path: Path) -> None:
     backend = RayBackend(tmp_path)
     nowhere = {"ray": {"address": "http://127.0.0.1:9"}}
 
@@ -341,7 +341,7 @@ def test_nothing_is_started_or_left_where_ray_does_not_answer(tmp_path: Path) ->
     assert backend.observe() == {}
 
 
-def test_runs_are_unknown_with_the_words_while_ray_does_not_answer(tmp_path: Path) -> None:
+def test_runs_are_unknown_while_ray_is_unreachable(tmp_path: Path) -> None:
     backend = RayBackend(tmp_path)
     run = backend.store.create(run_spec())
     Path(backend.store.folder("r1"), "ray.json").write_text('{"address": "http://127.0.0.1:9", "session": "s"}')
@@ -357,7 +357,7 @@ def test_runs_are_unknown_with_the_words_while_ray_does_not_answer(tmp_path: Pat
 
 
 @pytest.mark.parametrize(("demands", "posts"), [([], ["stop"]), ([{"CPU": 0.1}], ["stop", "cancel"])])
-def test_stop_of_a_job_that_only_begins_slowly_submits_no_other_job(
+def test_stop_of_slowly_starting_job_submits_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, demands: list[dict[str, float]], posts: list[str]
 ) -> None:
     body = request()

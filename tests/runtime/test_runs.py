@@ -51,7 +51,7 @@ specs = st.builds(
 
 @unhurried
 @given(specs)
-def test_spec_survives_its_record(spec: RunSpec) -> None:
+def test_spec_round_trips_through_record(spec: RunSpec) -> None:
     assert spec_from_record(json.loads(json.dumps(spec_to_record(spec)))) == spec
 
 
@@ -68,12 +68,12 @@ def test_record_of_another_version_is_read() -> None:
 
 
 @pytest.mark.parametrize("uid", ["", ".", "..", "../x", "a/b", ".hidden", "-x", "a\0b", "a b", "é", "x" * 200])
-def test_uid_that_could_leave_its_folder_is_refused(uid: str) -> None:
+def test_uid_escaping_its_folder_is_refused(uid: str) -> None:
     with pytest.raises(UsageFault):
         check_uid(uid)
 
 
-def test_create_leaves_a_private_folder_and_no_half_made_one(tmp_path: Path) -> None:
+def test_create_makes_private_folder_atomically(tmp_path: Path) -> None:
     store = RunStore(tmp_path / "runs")
 
     os.close(store.create(run_spec()))
@@ -83,7 +83,7 @@ def test_create_leaves_a_private_folder_and_no_half_made_one(tmp_path: Path) -> 
     assert stat.S_IMODE((tmp_path / "runs" / "r1" / "intent.json").stat().st_mode) == 0o600
 
 
-def test_create_that_fails_leaves_nothing_and_names_the_folder(tmp_path: Path) -> None:
+def test_failed_create_leaves_nothing_and_names_folder(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("a file where the folder should be")
 
     with pytest.raises(ArealError, match="runs"):
@@ -105,7 +105,7 @@ def test_life_lock_is_held_until_the_descriptor_is_closed(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "text", ["", "null", "[]", "{}", '{"stage": 3}', '{"stage"', "\x00", '{"stage": "x", "done": "many"}']
 )
-def test_stage_of_any_content_never_fails(tmp_path: Path, text: str) -> None:
+def test_stage_accepts_any_content(tmp_path: Path, text: str) -> None:
     store = RunStore(tmp_path / "runs")
     os.close(store.create(run_spec()))
     (tmp_path / "runs" / "r1" / "stage.json").write_text(text)
@@ -129,9 +129,7 @@ def test_leftovers_are_old_hidden_folders_only(tmp_path: Path) -> None:
     assert fresh.exists() and not old.exists()
 
 
-def test_making_many_runs_does_not_read_the_names_of_all_for_each(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_creating_many_runs_lists_folder_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, looks = RunStore(tmp_path / "runs"), list[str]()
 
     def leftovers() -> list[str]:
@@ -149,7 +147,7 @@ def me() -> ProcessIdentity:
     return identify(os.getpid())
 
 
-def test_liveness_of_a_living_process_is_alive(me: ProcessIdentity) -> None:
+def test_living_process_is_alive(me: ProcessIdentity) -> None:
     assert liveness(me) is Liveness.ALIVE
 
 
@@ -162,13 +160,13 @@ def test_liveness_of_a_living_process_is_alive(me: ProcessIdentity) -> None:
         ("pid_namespace", "pid:[1]", Liveness.UNKNOWN),
     ],
 )
-def test_liveness_with_one_field_changed_is_what_can_be_proved(
+def test_liveness_with_one_changed_field_is_what_is_provable(
     me: ProcessIdentity, field: str, value: object, expected: Liveness
 ) -> None:
     assert liveness(dataclasses.replace(me, **{field: value})) is expected  # type: ignore[arg-type]
 
 
-def test_liveness_on_another_machine_is_unknown_whatever_the_boot(me: ProcessIdentity) -> None:
+def test_liveness_on_other_machine_is_unknown_for_any_boot(me: ProcessIdentity) -> None:
     elsewhere = dataclasses.replace(me, machine_id="another machine", boot_id="another boot", pid=2**22)
 
     assert liveness(elsewhere) is Liveness.UNKNOWN
@@ -195,7 +193,7 @@ def test_identify_without_a_process_raises() -> None:
         identify(process.pid)
 
 
-def test_identity_survives_its_record(me: ProcessIdentity) -> None:
+def test_identity_round_trips_through_record(me: ProcessIdentity) -> None:
     assert ProcessIdentity.from_record(dataclasses.asdict(me)) == me
 
 
@@ -206,7 +204,7 @@ def test_identity_from_a_damaged_record_raises(record: dict[str, object]) -> Non
 
 
 @pytest.mark.parametrize("name", ["a b", "a) R 1 1 1 (x", "(((", "VLLM::EngineCor"])
-def test_stat_of_a_process_with_an_odd_name_is_read(name: str) -> None:
+def test_stat_handles_unusual_process_names(name: str) -> None:
     source = (
         "import ctypes, sys; ctypes.CDLL(None).prctl(15, sys.argv[1].encode(), 0, 0, 0)\n"
         "print('named', flush=True); sys.stdin.read()"
@@ -238,7 +236,7 @@ def remote_spec() -> RunSpec:
     )
 
 
-def test_place_puts_the_address_of_the_node_in_place_of_its_name_each_time_anew(tmp_path: Path) -> None:
+def test_place_substitutes_node_address_each_time(tmp_path: Path) -> None:
     store = RunStore(tmp_path / "runs")
     os.close(store.create(remote_spec()))
     assert not is_placed(remote_spec())
@@ -270,7 +268,7 @@ def test_place_puts_the_address_of_the_node_in_place_of_its_name_each_time_anew(
         (Job(JobState.QUEUED), {"exit": {"phase": "exited"}}, Phase.QUEUED),  # it is started anew
     ],
 )
-def test_observe_job_goes_by_the_scheduler_and_the_records(
+def test_observe_job_combines_scheduler_and_records(
     tmp_path: Path, job: Job | None, files: dict[str, dict[str, object]], phase: Phase
 ) -> None:
     store = RunStore(tmp_path / "runs")

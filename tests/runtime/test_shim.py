@@ -42,7 +42,7 @@ def folder(backend: LocalBackend, uid: str = "r1") -> Path:
     return Path(backend.store.folder(uid))
 
 
-def test_gate_closed_without_go_leaves_with_70_having_started_nothing(local: LocalBackend, tmp_path: Path) -> None:
+def test_gate_closed_without_go_exits_70_without_start(local: LocalBackend, tmp_path: Path) -> None:
     marker = tmp_path / "ran"
     life = local.store.create(run_spec(argv=("touch", str(marker)), cwd="/"))
     shim = fork_shim("r1", str(folder(local)), [life], os.environ)
@@ -55,7 +55,7 @@ def test_gate_closed_without_go_leaves_with_70_having_started_nothing(local: Loc
     assert not (folder(local) / records.ID).exists()
 
 
-def test_gate_with_another_word_than_go_starts_nothing(local: LocalBackend) -> None:
+def test_gate_with_other_word_starts_nothing(local: LocalBackend) -> None:
     life = local.store.create(run_spec(cwd="/"))
     gate_read, gate_write = os.pipe()
     ack_read, ack_write = os.pipe()
@@ -96,7 +96,7 @@ def test_shim_imports_only_light_modules() -> None:
     assert ours <= {"areal.files", "areal.interrupt", "areal.lazy", "areal.proxies", "areal.wire", "areal.wire.notes"}
 
 
-def test_record_names_the_shim_as_leader_of_its_own_session(local: LocalBackend) -> None:
+def test_record_names_shim_as_session_leader(local: LocalBackend) -> None:
     state = local.start(run_spec())
 
     record = json.loads((folder(local) / records.ID).read_text())
@@ -107,7 +107,7 @@ def test_record_names_the_shim_as_leader_of_its_own_session(local: LocalBackend)
     assert stat is not None and stat.start_ticks == record["start_ticks"]
 
 
-def test_component_lives_in_the_session_but_not_in_the_process_group_of_its_shim(local: LocalBackend) -> None:
+def test_component_shares_session_but_not_process_group_of_shim(local: LocalBackend) -> None:
     state = local.start(run_spec())
     assert state.pid is not None
 
@@ -115,7 +115,7 @@ def test_component_lives_in_the_session_but_not_in_the_process_group_of_its_shim
     assert os.getpgid(state.pid) == state.pid
 
 
-def test_component_that_kills_its_process_group_does_not_kill_its_shim(local: LocalBackend) -> None:
+def test_component_killing_its_group_does_not_kill_shim(local: LocalBackend) -> None:
     local.start(run_spec(argv=python("import os, signal; os.killpg(0, signal.SIGKILL)"), restart=NEVER))
 
     state = until_phase(local, "r1", Phase.EXITED)
@@ -146,7 +146,7 @@ def test_component_inherits_no_lease_and_default_signals(local: LocalBackend) ->
     assert ignored & ~(1 << (signal.SIGPIPE - 1) | 1 << (signal.SIGXFSZ - 1)) == 0  # its own Python ignores these
 
 
-def test_killed_shim_takes_the_component_with_it(local: LocalBackend) -> None:
+def test_killed_shim_kills_component(local: LocalBackend) -> None:
     state = local.start(run_spec())
     assert state.shim_pid is not None and state.pid is not None
 
@@ -186,9 +186,7 @@ def test_stop_after_killed_shim_sweeps_the_grandchildren(local: LocalBackend, tm
 
 
 @pytest.mark.parametrize("how", [("wipe",), ("setsid",), ("setsid", "wipe")])
-def test_stop_sweeps_grandchildren_that_renamed_themselves(
-    local: LocalBackend, tmp_path: Path, how: tuple[str, ...]
-) -> None:
+def test_stop_sweeps_renamed_grandchildren(local: LocalBackend, tmp_path: Path, how: tuple[str, ...]) -> None:
     pid_file = tmp_path / "pid"
     local.start(run_spec(argv=python(FORKING_COMPONENT, str(pid_file), *how)))
     until(lambda: "forked" in log_text(local, "r1"), "the grandchild")
@@ -201,9 +199,7 @@ def test_stop_sweeps_grandchildren_that_renamed_themselves(
 
 
 @pytest.mark.parametrize("how", [("wipe",), ("setsid", "wipe")])
-def test_dead_component_leaves_no_grandchild_to_its_successor(
-    local: LocalBackend, tmp_path: Path, how: tuple[str, ...]
-) -> None:
+def test_grandchild_is_swept_before_restart(local: LocalBackend, tmp_path: Path, how: tuple[str, ...]) -> None:
     pid_file = tmp_path / "pid"
     state = local.start(run_spec(argv=python(FORKING_COMPONENT, str(pid_file), *how)))
     until(lambda: "forked" in log_text(local, "r1"), "the grandchild")
@@ -214,7 +210,7 @@ def test_dead_component_leaves_no_grandchild_to_its_successor(
     until(lambda: not alive(grandchild), "the grandchild to be swept before the next start")
 
 
-def test_supervisor_of_another_run_outlives_the_component_that_started_it(local: LocalBackend, tmp_path: Path) -> None:
+def test_nested_supervisor_outlives_its_starting_component(local: LocalBackend, tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     argv = python(FORKING_COMPONENT, str(pid_file), "setsid", "another")
     state = local.start(run_spec(argv=argv, restart=FAST))
@@ -234,7 +230,7 @@ def test_supervisor_of_another_run_outlives_the_component_that_started_it(local:
     until(lambda: not alive(first) and not alive(second), "both to be gone")
 
 
-def test_failing_component_is_restarted_until_the_budget_is_spent(local: LocalBackend) -> None:
+def test_failing_component_restarts_until_budget_is_spent(local: LocalBackend) -> None:
     ports = local.claim_ports(1, owner="Model/qwen")
     local.start(run_spec(argv=("sh", "-c", "echo try; exit 4"), restart=FAST, ports=ports))
 
@@ -246,7 +242,7 @@ def test_failing_component_is_restarted_until_the_budget_is_spent(local: LocalBa
     assert not local.leases.is_held(f"port-{ports[0]}")
 
 
-def test_component_that_is_never_healthy_is_given_up_however_long_its_starts_take(local: LocalBackend) -> None:
+def test_never_healthy_component_is_given_up_despite_slow_starts(local: LocalBackend) -> None:
     (port,) = local.claim_ports(1, owner="Model/qwen")
     apart = replace(FAST, budget_window_s=0.001)  # as starts of minutes are for a window of half an hour
     argv = ("sh", "-c", "echo 'ValueError: no weights'; exit 4")
@@ -261,7 +257,7 @@ def test_component_that_is_never_healthy_is_given_up_however_long_its_starts_tak
 
 
 @pytest.mark.parametrize(("code", "line"), [(4, "error: no such reward (r.py:3)"), (0, "")])
-def test_end_of_a_start_has_the_line_of_its_log_that_names_the_error(local: LocalBackend, code: int, line: str) -> None:
+def test_exit_record_has_error_line_of_log(local: LocalBackend, code: int, line: str) -> None:
     text = "echo loading; echo 'error: no such reward (r.py:3)'"
     local.start(run_spec(argv=("sh", "-c", f"{text}; exit {code}"), restart=RestartPolicy("Never")))
 
@@ -270,7 +266,7 @@ def test_end_of_a_start_has_the_line_of_its_log_that_names_the_error(local: Loca
     assert last is not None and (last.code, last.line) == (code, line)
 
 
-def test_end_of_a_start_has_no_line_of_an_earlier_one(local: LocalBackend) -> None:
+def test_exit_record_has_no_line_of_earlier_start(local: LocalBackend) -> None:
     argv = ("sh", "-c", "[ $AREAL_ATTEMPT = 1 ] && echo 'ValueError: the first' && exit 4; kill -9 $$")
     local.start(run_spec(argv=argv, restart=replace(FAST, budget_count=1)))
 
@@ -298,7 +294,7 @@ def test_on_failure_restarts_only_failures(local: LocalBackend, code: int, phase
     until(lambda: (state := local.observe()["r1"]).phase is phase and state.restarts == restarts, "its end")
 
 
-def test_liveness_probe_that_fails_restarts_a_hanging_component(local: LocalBackend, tmp_path: Path) -> None:
+def test_failed_liveness_probe_restarts_hanging_component(local: LocalBackend, tmp_path: Path) -> None:
     hang = tmp_path / "hang"
     (port,) = local.claim_ports(1, owner="Model/qwen")
     url = f"http://127.0.0.1:{port}/health"
@@ -314,7 +310,7 @@ def test_liveness_probe_that_fails_restarts_a_hanging_component(local: LocalBack
     assert not alive(first.pid or 0)
 
 
-def test_liveness_probe_never_judges_a_component_that_has_not_answered_yet(local: LocalBackend) -> None:
+def test_liveness_probe_ignores_component_before_first_answer(local: LocalBackend) -> None:
     (port,) = local.claim_ports(1, owner="Model/qwen")
     probe = HttpProbe(f"http://127.0.0.1:{port}/health", period_s=0.01, timeout_s=0.05, failure_threshold=1)
     argv = python(
@@ -327,7 +323,7 @@ def test_liveness_probe_never_judges_a_component_that_has_not_answered_yet(local
     assert local.observe()["r1"] == started
 
 
-def test_stage_of_the_component_is_read_and_cleared_at_its_next_start(local: LocalBackend) -> None:
+def test_stage_is_read_and_cleared_on_restart(local: LocalBackend) -> None:
     source = """
 import json, os, time
 if not os.path.exists(os.environ["AREAL_STAGE_FILE"] + ".seen"):
@@ -346,7 +342,7 @@ time.sleep(1000)
     assert local.stage("r1") is None
 
 
-def test_secret_file_is_private_and_gone_after_the_end(local: LocalBackend) -> None:
+def test_secret_file_is_private_and_removed_at_end(local: LocalBackend) -> None:
     state = local.start(run_spec(secret_env={"API_KEY": "hush"}))
     secret = folder(local) / records.SECRET
     assert secret.stat().st_mode & 0o777 == 0o600
@@ -359,7 +355,7 @@ def test_secret_file_is_private_and_gone_after_the_end(local: LocalBackend) -> N
     assert not secret.exists()
 
 
-def test_output_that_outgrows_its_file_is_rotated_and_bounded(local: LocalBackend) -> None:
+def test_oversized_output_is_rotated_and_bounded(local: LocalBackend) -> None:
     lines = "".join(f"line {number:04d}\n" for number in range(1000))
     argv = python(f"import sys; sys.stdout.write({lines!r})")
 
@@ -384,7 +380,7 @@ def test_stop_of_a_frozen_shim_ends_everything(local: LocalBackend) -> None:
     assert not alive(state.pid or 0) and not alive(state.shim_pid or 0)
 
 
-def test_second_stop_with_a_shorter_grace_overrules_the_first(local: LocalBackend) -> None:
+def test_later_stop_with_shorter_grace_takes_precedence(local: LocalBackend) -> None:
     source = (
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(99)"
     )
@@ -419,7 +415,7 @@ def full_disk(pid: int) -> Iterator[None]:
 UNTIL_TOLD = 'until [ -e "$0" ]; do sleep 0.01; done'
 
 
-def test_end_on_a_full_disk_is_recorded_once_there_is_room(local: LocalBackend, tmp_path: Path) -> None:
+def test_exit_on_full_disk_is_recorded_later(local: LocalBackend, tmp_path: Path) -> None:
     done, marker = tmp_path / "done", tmp_path / "ended"
     argv = ("sh", "-c", UNTIL_TOLD, str(done))
     state = local.start(run_spec(argv=argv, restart=NEVER, on_end=("touch", str(marker))))
@@ -435,7 +431,7 @@ def test_end_on_a_full_disk_is_recorded_once_there_is_room(local: LocalBackend, 
     until(marker.exists, "the command of its end")
 
 
-def test_run_that_ended_on_a_full_disk_is_stopped_at_once(local: LocalBackend, tmp_path: Path) -> None:
+def test_run_ended_on_full_disk_is_stopped_at_once(local: LocalBackend, tmp_path: Path) -> None:
     done, marker = tmp_path / "done", tmp_path / "ended"
     argv = ("sh", "-c", UNTIL_TOLD, str(done))
     state = local.start(run_spec(argv=argv, restart=NEVER, on_end=("touch", str(marker)), stop_grace_s=1000.0))
@@ -450,7 +446,7 @@ def test_run_that_ended_on_a_full_disk_is_stopped_at_once(local: LocalBackend, t
     assert (local.observe()["r1"].phase, marker.exists()) == (Phase.EXITED, False)
 
 
-def test_restart_on_a_full_disk_is_recorded_once_there_is_room(local: LocalBackend) -> None:
+def test_restart_on_full_disk_is_recorded_later(local: LocalBackend) -> None:
     state = local.start(run_spec(restart=FAST))
     with full_disk(state.shim_pid or 0):
         os.kill(state.pid or 0, signal.SIGKILL)
@@ -467,7 +463,7 @@ def children(pid: int) -> list[int]:
     return [stat.pid for stat in procfs.processes() if stat.ppid == pid]
 
 
-def test_component_reaches_loopback_behind_a_proxy_and_keeps_what_is_listed(
+def test_component_bypasses_proxy_for_loopback_and_no_proxy(
     local: LocalBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = """
@@ -495,7 +491,7 @@ print(os.environ["NO_PROXY"], os.environ["no_proxy"])
     assert f"{listed} {listed}" in log_text(local, "r1")
 
 
-def test_component_keeps_a_no_proxy_of_all_hosts(local: LocalBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_component_keeps_wildcard_no_proxy(local: LocalBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_PROXY", raising=False)
     monkeypatch.setenv("no_proxy", "*")
     local.start(
@@ -507,7 +503,7 @@ def test_component_keeps_a_no_proxy_of_all_hosts(local: LocalBackend, monkeypatc
     assert "**" in log_text(local, "r1")
 
 
-def test_fork_that_fails_leaves_no_descriptor_open(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_fork_leaves_no_descriptor_open(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> int:
         raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
 

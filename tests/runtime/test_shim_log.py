@@ -23,7 +23,7 @@ def content(run_dir: Path) -> list[bytes]:
     return [Path(path).read_bytes() for path in run_log_paths(str(run_dir))]
 
 
-def test_write_that_fits_stays_in_one_file(run_dir: Path) -> None:
+def test_fitting_write_stays_in_one_file(run_dir: Path) -> None:
     RotatingLog(str(run_dir), 100, 3).write(b"one\ntwo\n")
 
     assert content(run_dir) == [b"one\ntwo\n"]
@@ -35,13 +35,13 @@ def test_write_past_the_limit_rotates_between_lines(run_dir: Path) -> None:
     assert content(run_dir) == [b"aaaa\nbbbb\n", b"cccc\n"]
 
 
-def test_line_longer_than_a_file_is_cut(run_dir: Path) -> None:
+def test_overlong_line_is_cut(run_dir: Path) -> None:
     RotatingLog(str(run_dir), 4, 4).write(b"abcdefghij\n")
 
     assert content(run_dir) == [b"abcd", b"efgh", b"ij\n"]
 
 
-def test_oldest_file_goes_when_there_are_too_many(run_dir: Path) -> None:
+def test_oldest_file_is_deleted_beyond_limit(run_dir: Path) -> None:
     log = RotatingLog(str(run_dir), 2, 3)
     for letter in b"abcde":
         log.write(bytes([letter]) + b"\n")
@@ -56,7 +56,7 @@ def test_single_file_starts_over(run_dir: Path) -> None:
     assert content(run_dir) == [b"b\n"]
 
 
-def test_log_opened_again_continues_and_keeps_the_limit(run_dir: Path) -> None:
+def test_reopened_log_continues_within_limit(run_dir: Path) -> None:
     RotatingLog(str(run_dir), 6, 2).write(b"a\nb\n")
 
     RotatingLog(str(run_dir), 6, 2).write(b"c\nd\n")
@@ -64,7 +64,7 @@ def test_log_opened_again_continues_and_keeps_the_limit(run_dir: Path) -> None:
     assert content(run_dir) == [b"a\nb\nc\n", b"d\n"]
 
 
-def test_mark_begins_a_line_of_its_own(run_dir: Path) -> None:
+def test_mark_starts_new_line(run_dir: Path) -> None:
     log = RotatingLog(str(run_dir), 1000, 2)
     log.write(b"no end")
     log.mark("exited 1")
@@ -74,7 +74,7 @@ def test_mark_begins_a_line_of_its_own(run_dir: Path) -> None:
     assert second.startswith("[areal] ") and second.endswith(" exited 1")
 
 
-def test_full_disk_drops_output_and_says_so_later(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_drops_output_and_reports_it_later(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = RotatingLog(str(run_dir), 1000, 2)
     full = open("/dev/full", "wb", buffering=0)  # noqa: SIM115
     real, log._fd = log._fd, full.fileno()

@@ -26,7 +26,7 @@ def delays(decisions: list[RestartDecision]) -> list[float]:
     return [decision.delay_s for decision in decisions]
 
 
-def test_first_restart_is_at_once_and_delays_of_further_quick_deaths_double_up_to_the_maximum() -> None:
+def test_first_restart_is_immediate_then_delays_double() -> None:
     history = budget(jitter=0.0, budget_count=100)
 
     decisions = [history.decide(exited(), 1.0, float(number), 0.5) for number in range(8)]
@@ -42,7 +42,7 @@ def test_usual_budget_lasts_five_minutes_of_quick_deaths() -> None:
     assert now == 310
 
 
-def test_component_that_never_becomes_healthy_is_given_up_however_far_its_starts_are_apart() -> None:
+def test_never_healthy_component_is_given_up_despite_intervals() -> None:
     history = budget(jitter=0.0)
     decisions = [history.decide(exited(), 900.0, at * 1200.0, 0.5, healthy_s=0.0) for at in range(7)]
 
@@ -50,7 +50,7 @@ def test_component_that_never_becomes_healthy_is_given_up_however_far_its_starts
     assert decisions[-1].reason == "7 starts in a row ended before it was healthy: exited 1"
 
 
-def test_component_that_was_healthy_between_deaths_far_apart_is_restarted_without_end() -> None:
+def test_component_healthy_between_deaths_restarts_forever() -> None:
     history = budget(jitter=0.0)
     healthy = [30.0, *[0.0] * 5] * 10
 
@@ -75,7 +75,7 @@ def test_jitter_spreads_delays_evenly_around_the_backoff(spread: float, delay_s:
     assert history.decide(exited(), 1.0, 1.0, spread).delay_s == pytest.approx(delay_s)
 
 
-def test_delay_after_a_long_life_starts_over() -> None:
+def test_delay_resets_after_long_life() -> None:
     history = budget(jitter=0.0, budget_count=100)
     history.decide(exited(), 1.0, 0.0, 0.5)
     history.decide(exited(), 1.0, 1.0, 0.5)
@@ -83,7 +83,7 @@ def test_delay_after_a_long_life_starts_over() -> None:
     assert history.decide(exited(), 600.0, 1000.0, 0.5).delay_s == 0
 
 
-def test_restarts_over_the_budget_within_the_window_are_a_crash_loop() -> None:
+def test_restarts_over_budget_within_window_are_crash_loop() -> None:
     history = budget(budget_count=2, budget_window_s=100.0)
 
     actions = [history.decide(exited(), 1.0, at, 0.5).action for at in (0.0, 10.0, 20.0)]
@@ -91,7 +91,7 @@ def test_restarts_over_the_budget_within_the_window_are_a_crash_loop() -> None:
     assert actions == [RESTART, RESTART, CRASHLOOP]
 
 
-def test_restarts_that_left_the_window_do_not_count() -> None:
+def test_restarts_outside_window_do_not_count() -> None:
     history = budget(budget_count=2, budget_window_s=100.0)
 
     actions = [history.decide(exited(), 1.0, at, 0.5).action for at in (0.0, 60.0, 100.0, 180.0)]
@@ -102,15 +102,13 @@ def test_restarts_that_left_the_window_do_not_count() -> None:
 @pytest.mark.parametrize(
     ("count", "window_s", "message"), [(1, 60.0, "1 restart within 60 s were"), (2, 1e9, "2 restarts were")]
 )
-def test_crash_loop_says_how_many_restarts_were_not_enough_and_why_it_ended(
-    count: int, window_s: float, message: str
-) -> None:
+def test_crash_loop_reports_restart_count_and_reason(count: int, window_s: float, message: str) -> None:
     history = budget(budget_count=count, budget_window_s=window_s)
     decisions = [history.decide(exited(), 1.0, 0.0, 0.5) for _ in range(count + 1)]
     assert decisions[-1].reason == f"{message} not enough: exited 1"
 
 
-def test_forgive_gives_a_fresh_budget_and_the_first_delay() -> None:
+def test_forgive_resets_budget_and_delay() -> None:
     history = budget(budget_count=1, jitter=0.0)
     history.decide(exited(), 1.0, 0.0, 0.5)
 
@@ -136,7 +134,7 @@ def test_policy_decides_whether_an_exit_is_followed_by_a_start(policy: str, exit
     assert budget(policy=policy).decide(exit, 1.0, 0.0, 0.5).action == action
 
 
-def test_on_failure_takes_declared_codes_for_success() -> None:
+def test_on_failure_treats_declared_codes_as_success() -> None:
     assert budget(policy="OnFailure", success_exit_codes=(0, 7)).decide(exited(7), 1.0, 0.0, 0.5).action == FINISHED
 
 
@@ -145,7 +143,7 @@ lives = st.tuples(st.floats(0, 2000), st.floats(0, 0.999))
 
 @unhurried
 @given(st.lists(lives, max_size=60), st.integers(0, 6), st.floats(1, 3000), st.floats(0, 1))
-def test_any_history_keeps_to_the_budget_and_the_bounds(
+def test_any_history_respects_budget_and_bounds(
     histories: list[tuple[float, float]], count: int, window_s: float, jitter: float
 ) -> None:
     history = budget(budget_count=count, budget_window_s=window_s, jitter=jitter)
@@ -165,7 +163,7 @@ def test_any_history_keeps_to_the_budget_and_the_bounds(
 
 
 @pytest.mark.parametrize("policy", ["Always", "OnFailure"])
-def test_failure_that_would_only_repeat_is_final(policy: str) -> None:
+def test_final_exit_code_is_not_restarted(policy: str) -> None:
     history = budget(policy=policy, final_exit_codes=(2,))
     assert history.decide(exited(2), 1.0, 0.0, 0.5).action == FINISHED
     assert history.decide(exited(1), 1.0, 0.0, 0.5).action == RESTART

@@ -121,9 +121,7 @@ def test_sweep_of_a_dead_leaders_session_kills_its_members(leaderless: Leaderles
         {"autogroup": "/autogroup-0"},  # the kernel counts it to another session
     ],
 )
-def test_sweep_of_a_session_that_reused_the_number_kills_no_process(
-    leaderless: Leaderless, changes: dict[str, object]
-) -> None:
+def test_sweep_of_reused_session_number_kills_no_process(leaderless: Leaderless, changes: dict[str, object]) -> None:
     identity, member = leaderless()
     if "autogroup" in changes and not identity.autogroup:
         pytest.skip("this kernel has no autogroups")
@@ -134,7 +132,7 @@ def test_sweep_of_a_session_that_reused_the_number_kills_no_process(
     assert alive(member)
 
 
-def test_sweep_spares_a_member_that_belongs_to_another_run(leaderless: Leaderless) -> None:
+def test_sweep_spares_member_of_other_run(leaderless: Leaderless) -> None:
     environment = {**os.environ, RUN_DIR_VARIABLE: "/another/run"}
     identity, member = leaderless(environment)
 
@@ -144,7 +142,7 @@ def test_sweep_spares_a_member_that_belongs_to_another_run(leaderless: Leaderles
     assert signals.sweep_run(identity, "/another/run") == (member,)
 
 
-def test_sweep_kills_a_process_that_left_the_session(tmp_path: Path, spawn: Spawn) -> None:
+def test_sweep_kills_process_outside_session(tmp_path: Path, spawn: Spawn) -> None:
     environment = {**os.environ, RUN_DIR_VARIABLE: str(tmp_path)}
     process = spawn(["sleep", "1000"], start_new_session=True, env=environment)
     until(lambda: RUN_DIR_VARIABLE in procfs.environment(process.pid), "its environment, which comes after its exec")
@@ -154,7 +152,7 @@ def test_sweep_kills_a_process_that_left_the_session(tmp_path: Path, spawn: Spaw
     assert process.wait(30) == -signal.SIGKILL
 
 
-def test_sweep_outruns_a_session_that_keeps_forking(tmp_path: Path, spawn: Spawn) -> None:
+def test_sweep_outruns_forking_session(tmp_path: Path, spawn: Spawn) -> None:
     source = """
 import os, time
 while True:
@@ -175,7 +173,7 @@ while True:
     assert signals.sweep_run(identity, str(tmp_path)) == ()
 
 
-def test_sweep_is_steady_while_strangers_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweep_is_unaffected_by_unrelated_exits(monkeypatch: pytest.MonkeyPatch) -> None:
     strangers, scans = list(range(1000, 1100)), 0
 
     def pids() -> list[int]:

@@ -50,7 +50,7 @@ def until_state(slurm: SlurmBackend, condition: Callable[[RunState], bool], what
 # -- what a run gets, and what is seen of it
 
 
-def test_component_gets_the_address_of_its_node_and_slurms_gpus(slurm: SlurmBackend) -> None:
+def test_component_gets_node_address_and_slurm_gpus(slurm: SlurmBackend) -> None:
     argv = ("sh", "-c", f"echo at {NODE_HOST} with $CUDA_VISIBLE_DEVICES; exec sleep 1000")
 
     state = started(slurm, argv=argv, url=f"http://{NODE_HOST}:9", gpus=("a", "b"), **placed_by(nodelist="n2"))
@@ -60,7 +60,7 @@ def test_component_gets_the_address_of_its_node_and_slurms_gpus(slurm: SlurmBack
     until(lambda: f"at {NODES['n2']} with 0,1\n" in log_text(slurm, "r1"), "the component's words")
 
 
-def test_job_that_has_no_room_waits_with_slurms_reason(slurm: SlurmBackend) -> None:
+def test_waiting_job_has_slurm_reason(slurm: SlurmBackend) -> None:
     names = tuple(map(str, range(GPUS)))
     started(slurm, "first", gpus=names)
     started(slurm, "second", gpus=names)
@@ -73,7 +73,7 @@ def test_job_that_has_no_room_waits_with_slurms_reason(slurm: SlurmBackend) -> N
     assert slurm.observe()["r1"].phase is Phase.EXITED
 
 
-def test_run_of_two_nodes_has_a_component_on_each_and_ends_as_one(slurm: SlurmBackend) -> None:
+def test_two_node_run_has_component_on_each_and_ends_as_one(slurm: SlurmBackend) -> None:
     source = (
         "import os, time\n"
         "rank, here, first = (os.environ[f'AREAL_{name}'] for name in ('NODE_RANK', 'NODE_ADDRESS', 'FIRST_NODE'))\n"
@@ -91,7 +91,7 @@ def test_run_of_two_nodes_has_a_component_on_each_and_ends_as_one(slurm: SlurmBa
     assert slurm.observe()["r1"].reason == "stopped"
 
 
-def test_end_of_one_node_is_the_end_of_the_run(slurm: SlurmBackend) -> None:
+def test_exit_of_one_node_ends_run(slurm: SlurmBackend) -> None:
     source = (
         "import os, sys, time; time.sleep(0.5)\nsys.exit(3) if os.environ['AREAL_NODE_RANK'] == '1' else time.sleep(99)"
     )
@@ -103,7 +103,7 @@ def test_end_of_one_node_is_the_end_of_the_run(slurm: SlurmBackend) -> None:
     until(lambda: slurm.jobs([])["r1"].state is JobState.ENDED, "the end of the job")
 
 
-def test_set_up_commands_run_first_and_their_failure_is_the_reason(slurm: SlurmBackend) -> None:
+def test_set_up_commands_run_first_and_their_failure_is_reason(slurm: SlurmBackend) -> None:
     slurm.start(run_spec("r1", **placed_by(setupCommands=["echo no such module >&2; exit 4"])))
 
     state = until_phase(slurm, "r1", Phase.DEAD)
@@ -112,7 +112,7 @@ def test_set_up_commands_run_first_and_their_failure_is_the_reason(slurm: SlurmB
     assert "no such module" in log_text(slurm, "r1")
 
 
-def test_job_of_a_moved_home_is_ended_by_it_and_by_no_copy(slurm: SlurmBackend, tmp_path: Path) -> None:
+def test_job_of_moved_home_is_ended_by_home_not_copy(slurm: SlurmBackend, tmp_path: Path) -> None:
     started(slurm, "r1")
     shutil.copytree(tmp_path / "home", tmp_path / "copy")
     copy = SlurmBackend(tmp_path / "copy")
@@ -143,7 +143,7 @@ def test_job_of_a_moved_home_is_ended_by_it_and_by_no_copy(slurm: SlurmBackend, 
         ({}, 1, 3, NoCapacity, "3 nodes with 1 GPUs asked for"),
     ],
 )
-def test_what_cannot_be_placed_is_refused_in_slurms_words_before_and_at_the_start(
+def test_unplaceable_job_is_refused_with_slurm_message(
     slurm: SlurmBackend,
     slurm_cluster: SlurmCluster,
     settings: dict[str, Any],
@@ -171,16 +171,14 @@ def test_what_cannot_be_placed_is_refused_in_slurms_words_before_and_at_the_star
         ({"memory_bytes": 2**40}, "1 node with 0 GPUs, 1048576 MiB asked for, .* at most 8 GPUs, 64000 MiB"),
     ],
 )
-def test_more_cpus_or_memory_than_a_node_has_are_refused_before_anything_starts(
+def test_demand_over_node_cpus_or_memory_is_refused(
     slurm: SlurmBackend, reserves: dict[str, float], words: str
 ) -> None:
     with pytest.raises(NoCapacity, match=words):
         slurm.require_possible({"type": "slurm"}, gpus=0, nodes=1, **reserves)
 
 
-def test_partitions_whose_nodes_are_away_for_now_are_not_refused(
-    slurm: SlurmBackend, slurm_cluster: SlurmCluster
-) -> None:
+def test_partition_with_temporarily_missing_nodes_is_accepted(slurm: SlurmBackend, slurm_cluster: SlurmCluster) -> None:
     # A node that is only DOWN returns by itself once it registers again, and RESUME is then refused.
     for state in ("DRAIN", "DOWN"):
         slurm_cluster.command("scontrol", "update", "NodeName=n1,n2", f"State={state}", "Reason=test")
@@ -192,7 +190,7 @@ def test_partitions_whose_nodes_are_away_for_now_are_not_refused(
         slurm_cluster.until(lambda: slurm_cluster.node_states().count("idle") == len(NODES), "both nodes to be idle")
 
 
-def test_option_that_submits_nothing_is_an_error(slurm: SlurmBackend) -> None:
+def test_sbatch_option_submitting_nothing_is_an_error(slurm: SlurmBackend) -> None:
     with pytest.raises(NoCapacity, match="sbatch took no job for run r1 of Model/qwen: Usage: sbatch"):
         slurm.start(run_spec("r1", **placed_by(extraArgs=["--help"])))
 
@@ -206,7 +204,7 @@ def test_busy_cluster_is_not_refused(slurm: SlurmBackend) -> None:
     assert slurm.capacity().queued == {"slurm": 2 * GPUS}
 
 
-def test_image_that_cannot_be_used_ends_the_run_with_sruns_words(slurm: SlurmBackend) -> None:
+def test_unusable_image_ends_run_with_srun_message(slurm: SlurmBackend) -> None:
     slurm.start(run_spec("r1", **placed_by(containerImage="no-such-image")))  # this Slurm has no pyxis
 
     state = until_phase(slurm, "r1", Phase.DEAD)
@@ -228,7 +226,7 @@ def test_wrong_munge_key_is_one_error_and_nothing_is_queued(
     assert [state.phase for state in slurm.observe().values()] in ([], [Phase.INTENDED])
 
 
-def test_machine_without_slurms_commands_says_so(slurm: SlurmBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_slurm_commands_are_reported(slurm: SlurmBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setenv("PATH", "/nowhere")
         with pytest.raises(ArealError, match="is not installed on this machine"):
@@ -238,7 +236,7 @@ def test_machine_without_slurms_commands_says_so(slurm: SlurmBackend, monkeypatc
 # -- a user's own environment
 
 
-def test_users_defaults_for_slurms_commands_hide_no_job_and_keep_no_signal(
+def test_users_slurm_defaults_hide_no_job(
     slurm: SlurmBackend, slurm_cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
@@ -253,14 +251,14 @@ def test_users_defaults_for_slurms_commands_hide_no_job_and_keep_no_signal(
     assert slurm_cluster.jobs() == []
 
 
-def test_run_of_two_nodes_is_started_from_within_a_job(slurm: SlurmBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_node_run_can_be_started_inside_job(slurm: SlurmBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"JOB_ID": "1", "MEM_PER_CPU": "100", "NTASKS": "3", "CPUS_PER_TASK": "2"}.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
 
     started(slurm, nodes=2, spec={"resources": {"memory": "1Gi"}}, component="driver")
 
 
-def test_job_of_the_user_whose_name_is_no_text_hides_no_other(slurm: SlurmBackend, slurm_cluster: SlurmCluster) -> None:
+def test_job_with_undecodable_name_hides_no_other(slurm: SlurmBackend, slurm_cluster: SlurmCluster) -> None:
     other = slurm_cluster.command("sbatch", "--parsable", "--hold", "--job-name=caf\udce9", "--wrap=true").strip()
     try:
         started(slurm)
@@ -273,9 +271,7 @@ def test_job_of_the_user_whose_name_is_no_text_hides_no_other(slurm: SlurmBacken
 
 
 @pytest.mark.slow
-def test_slurmctld_that_is_away_makes_runs_unknown_and_never_dead(
-    slurm: SlurmBackend, slurm_cluster: SlurmCluster
-) -> None:
+def test_missing_slurmctld_makes_runs_unknown(slurm: SlurmBackend, slurm_cluster: SlurmCluster) -> None:
     running = started(slurm)
     slurm_cluster.end_daemon("slurmctld")
     try:
@@ -299,7 +295,7 @@ def test_slurmctld_that_is_away_makes_runs_unknown_and_never_dead(
 # -- ends that Slurm brings about
 
 
-def test_job_that_somebody_cancels_says_so(slurm: SlurmBackend, slurm_cluster: SlurmCluster) -> None:
+def test_cancelled_job_reports_cancellation(slurm: SlurmBackend, slurm_cluster: SlurmCluster) -> None:
     job_id = started(slurm).job_id
 
     slurm_cluster.command("scancel", job_id)
@@ -310,9 +306,7 @@ def test_job_that_somebody_cancels_says_so(slurm: SlurmBackend, slurm_cluster: S
 
 
 @pytest.mark.parametrize("state", ["SUSPENDED", "SPECIAL_EXIT"])
-def test_job_that_somebody_holds_is_stopped_at_once(
-    slurm: SlurmBackend, slurm_cluster: SlurmCluster, state: str
-) -> None:
+def test_held_job_is_stopped_at_once(slurm: SlurmBackend, slurm_cluster: SlurmCluster, state: str) -> None:
     job_id = started(slurm, **placed_by(extraArgs=["--requeue"])).job_id
     held = ("suspend",) if state == "SUSPENDED" else ("requeuehold", "State=SpecialExit")
     slurm_cluster.command("scontrol", *held, job_id)
@@ -345,7 +339,7 @@ def test_requeued_job_waits_and_runs_again(slurm: SlurmBackend, slurm_cluster: S
 
 
 @pytest.mark.slow
-def test_preempted_job_says_so(slurm: SlurmBackend, slurm_cluster: SlurmCluster) -> None:
+def test_preempted_job_reports_preemption(slurm: SlurmBackend, slurm_cluster: SlurmCluster) -> None:
     names = tuple(map(str, range(GPUS)))
     started(slurm, gpus=names)
     started(slurm, "r2", gpus=names)
@@ -358,7 +352,7 @@ def test_preempted_job_says_so(slurm: SlurmBackend, slurm_cluster: SlurmCluster)
 
 
 @pytest.mark.slow
-def test_job_that_runs_into_its_time_limit_says_so(slurm: SlurmBackend) -> None:
+def test_timed_out_job_reports_time_limit(slurm: SlurmBackend) -> None:
     started(slurm, **placed_by(timeLimitSeconds=60))
 
     state = _within(MINUTES_S, lambda: slurm.observe(["r1"])["r1"], lambda state: state.cause is not Cause.NONE)
@@ -367,7 +361,7 @@ def test_job_that_runs_into_its_time_limit_says_so(slurm: SlurmBackend) -> None:
 
 
 @pytest.mark.slow
-def test_node_that_dies_is_lost_and_the_job_with_it(slurm: SlurmBackend, slurm_cluster: SlurmCluster) -> None:
+def test_dead_node_loses_its_job(slurm: SlurmBackend, slurm_cluster: SlurmCluster) -> None:
     run = started(slurm, **placed_by(nodelist="n2"))
     slurm_cluster.kill_node("n2")
     try:
@@ -382,7 +376,7 @@ def test_node_that_dies_is_lost_and_the_job_with_it(slurm: SlurmBackend, slurm_c
 
 
 @pytest.mark.slow
-def test_home_that_the_node_does_not_see_is_one_clear_end(slurm: SlurmBackend, slurm_cluster: SlurmCluster) -> None:
+def test_home_invisible_to_node_ends_run_with_clear_error(slurm: SlurmBackend, slurm_cluster: SlurmCluster) -> None:
     slurm.home.mkdir(exist_ok=True)
     slurm_cluster.end_daemon("n2")
     slurm_cluster.start_node("n2", unseen=slurm.home)
@@ -399,7 +393,7 @@ def test_home_that_the_node_does_not_see_is_one_clear_end(slurm: SlurmBackend, s
         slurm_cluster.until(lambda: slurm_cluster.node_states().count("idle") == len(NODES), "both nodes to be idle")
 
 
-def test_run_whose_processes_are_all_killed_is_dead(slurm: SlurmBackend, tmp_path: Path) -> None:
+def test_run_with_all_processes_killed_is_dead(slurm: SlurmBackend, tmp_path: Path) -> None:
     started(slurm, restart=NEVER)
 
     for pid in processes_under(tmp_path):
@@ -452,7 +446,7 @@ def end_all(slurm: SlurmBackend, slurm_cluster: SlurmCluster, tmp_path: Path) ->
         *(("forget", point) for point in FORGET_POINTS),
     ],
 )
-def test_death_at_a_crash_point_leaks_nothing_and_is_repaired_by_the_next_command(
+def test_crash_point_leaks_nothing_and_next_command_repairs(
     slurm: SlurmBackend, slurm_cluster: SlurmCluster, tmp_path: Path, verb: str, point: str
 ) -> None:
     if verb != "start":
@@ -474,7 +468,7 @@ def test_death_at_a_crash_point_leaks_nothing_and_is_repaired_by_the_next_comman
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_50_random_kills_of_a_starting_command_leak_nothing(
+def test_50_random_kills_during_start_leak_nothing(
     slurm: SlurmBackend, slurm_cluster: SlurmCluster, tmp_path: Path
 ) -> None:
     chance = random.Random(2026)

@@ -45,15 +45,15 @@ def script(nodes: int = 1, **options: Any) -> list[str]:
     return batch_script(run_spec(nodes=nodes), slurm(**options), RUN_DIR, HOME, PYTHON).splitlines()
 
 
-def test_script_of_one_node_becomes_the_node_program() -> None:
+def test_script_for_one_node_execs_node_program() -> None:
     assert script() == ["#!/bin/bash", f"exec {NODE_PROGRAM} {RUN_DIR}"]
 
 
-def test_script_runs_set_up_commands_first_as_they_are() -> None:
+def test_script_runs_set_up_commands_first_verbatim() -> None:
     assert script(setup_commands=["module load cuda", 'export A="b c"'])[1:3] == ["module load cuda", 'export A="b c"']
 
 
-def test_script_of_several_nodes_names_the_first_and_runs_a_task_on_each() -> None:
+def test_script_for_several_nodes_runs_task_on_each() -> None:
     lines = script(nodes=4)
 
     assert lines[1] == f'AREAL_FIRST_NODE="$({NODE_PROGRAM} --address)" || exit'
@@ -62,13 +62,13 @@ def test_script_of_several_nodes_names_the_first_and_runs_a_task_on_each() -> No
     )
 
 
-def test_script_of_a_pyxis_container_mounts_the_home_and_uses_the_python_of_the_image() -> None:
+def test_script_for_pyxis_mounts_home_and_uses_image_python() -> None:
     last = script(container_image="nvcr.io#x/y:1", container_mounts=["/data:/data"])[-1]
 
     assert f"--container-image=nvcr.io#x/y:1' --container-mounts={HOME}:{HOME},/data:/data python3 -P -m" in last
 
 
-def test_script_of_an_apptainer_container_binds_the_home() -> None:
+def test_script_for_apptainer_binds_home() -> None:
     last = script(container_image="/images/areal.sif", container_type="apptainer")[-1]
 
     assert last.startswith("exec srun --nodes=1")
@@ -76,19 +76,19 @@ def test_script_of_an_apptainer_container_binds_the_home() -> None:
 
 
 @given(st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1), st.sampled_from(["", "image"]))
-def test_any_folder_survives_the_shell(folder: str, image: str) -> None:
+def test_any_folder_is_shell_quoted(folder: str, image: str) -> None:
     lines = batch_script(run_spec(), slurm(container_image=image or None), folder, folder, PYTHON)
 
     assert shlex.split(lines.partition("\nexec ")[2])[-1] == folder
 
 
-def test_script_is_shell_that_can_be_read() -> None:
+def test_script_is_valid_shell() -> None:
     text = "\n".join(script(nodes=2, setup_commands=["set -e"], container_image="a b"))
 
     assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
 
 
-def test_options_have_what_the_manifest_says_and_the_extra_ones_last() -> None:
+def test_options_follow_manifest_with_extra_args_last() -> None:
     options = slurm(
         partition="gpu",
         account="team",
@@ -111,18 +111,18 @@ def test_options_have_what_the_manifest_says_and_the_extra_ones_last() -> None:
 
 
 @pytest.mark.parametrize("word", ["-Mother", "--clusters=other", "--cluster", "--array=1-2", "-Jname"])
-def test_options_by_which_jobs_would_not_be_found_are_refused(word: str) -> None:
+def test_options_hiding_jobs_from_areal_are_refused(word: str) -> None:
     with pytest.raises(ValueError, match="areal's own"):
         slurm(extra_args=[word])
 
 
-def test_resources_are_those_of_the_component_that_computes() -> None:
+def test_resources_apply_to_computing_component() -> None:
     spec = run_spec(component="data-proxy", spec={"resources": {"cpus": 64, "memory": "1Ti"}})
 
     assert not [word for word in submit_options(spec, Slurm(), RUN_DIR, HOME) if "cpus" in word or "mem" in word]
 
 
-def test_job_reserves_for_each_of_its_processes() -> None:
+def test_job_reserves_for_each_process() -> None:
     resources = {"cpus": 4, "memory": "1Gi", "processesPerNode": 8, "nodes": 2}
 
     found = submit_options(run_spec(component="driver", nodes=2, spec={"resources": resources}), Slurm(), RUN_DIR, HOME)
@@ -130,7 +130,7 @@ def test_job_reserves_for_each_of_its_processes() -> None:
     assert {"--nodes=2", "--cpus-per-task=32", "--mem=8192M"} <= set(found)
 
 
-def test_percent_of_a_folder_is_no_pattern_of_slurm() -> None:
+def test_percent_in_folder_is_escaped() -> None:
     assert "--output=/a%%b/log/job.log" in submit_options(run_spec(), Slurm(), "/a%b", HOME)
 
 
@@ -154,13 +154,13 @@ def one(**changes: Any) -> SlurmJob:
     return job
 
 
-def test_pending_job_waits_with_slurms_reason() -> None:
+def test_pending_job_has_slurm_reason() -> None:
     job = one(job_state="PENDING", state_reason="Resources", batch_host="").job()
 
     assert (job.state, job.reason, job.queued_at, job.cause) == (JobState.QUEUED, "Resources", 100, Cause.NONE)
 
 
-def test_pending_job_that_ran_before_was_requeued() -> None:
+def test_pending_job_with_restart_count_was_requeued() -> None:
     assert one(job_state="PENDING", state_reason="BeginTime", restart_cnt=1).job().cause is Cause.REQUEUED
 
 
@@ -181,7 +181,7 @@ def test_running_job_has_its_node_and_gpus() -> None:
         ("OUT_OF_MEMORY", Cause.NONE),
     ],
 )
-def test_ended_job_tells_its_cause(state: str, cause: Cause) -> None:
+def test_ended_job_has_cause(state: str, cause: Cause) -> None:
     job = one(job_state=state, end_time=200).job()
 
     assert (job.state, job.cause, job.ended_at) == (JobState.ENDED, cause, 200)
@@ -200,7 +200,7 @@ def test_completing_job_is_not_gone() -> None:
     assert not job.is_over and job.job().state is JobState.RUNNING
 
 
-def test_newer_versions_of_slurm_are_read_alike() -> None:
+def test_newer_slurm_versions_are_parsed() -> None:
     def number(value: int) -> dict[str, object]:
         return {"set": True, "infinite": False, "number": value}
 
@@ -224,14 +224,14 @@ def test_newer_versions_of_slurm_are_read_alike() -> None:
     assert not newer.is_over
 
 
-def test_squeue_that_could_not_look_is_an_error_though_it_ends_with_status_0() -> None:
+def test_failed_squeue_with_status_0_is_an_error() -> None:
     failed = {"errors": [{"description": "Failed while looking for jobs", "error_number": -1}], "jobs": []}
 
     with pytest.raises(ValueError, match="Failed while looking"):
         parse_squeue(json.dumps(failed))
 
 
-def test_jobs_of_other_homes_are_not_ours_and_a_living_one_comes_first() -> None:
+def test_jobs_of_other_homes_are_excluded_and_live_ones_first() -> None:
     jobs = [
         SlurmJob("9", "r1", "CANCELLED", f"areal:{HOME}"),
         SlurmJob("10", "r1", "FAILED", f"areal:{HOME}"),
@@ -243,7 +243,7 @@ def test_jobs_of_other_homes_are_not_ours_and_a_living_one_comes_first() -> None
     assert {name: job.job_id for name, job in newest(jobs, HOME).items()} == {"r1": "8", "r2": "12"}
 
 
-def test_sacct_is_read_without_its_steps() -> None:
+def test_sacct_steps_are_skipped() -> None:
     lines = [
         "12|CANCELLED by 0|2026-11-23T14:40:13|n1|0:15",
         "12.batch|CANCELLED|Unknown|n1|0:15",
@@ -282,7 +282,7 @@ STATES = ["PENDING", "RUNNING", "COMPLETING", "CANCELLED", "TIMEOUT", "SUSPENDED
 
 
 @given(st.dictionaries(st.sampled_from(sorted(entry())), anything), st.lists(st.sampled_from(STATES), max_size=3))
-def test_no_entry_of_squeue_is_unreadable(damage: dict[str, Any], states: list[str]) -> None:
+def test_any_squeue_entry_is_readable(damage: dict[str, Any], states: list[str]) -> None:
     (job,) = parse_squeue(json.dumps({"jobs": [{**entry(job_state=states), **damage}]}))
 
     assert job.job().state in JobState
@@ -290,7 +290,7 @@ def test_no_entry_of_squeue_is_unreadable(damage: dict[str, Any], states: list[s
 
 
 @given(st.text())
-def test_no_text_of_sacct_is_unreadable(text: str) -> None:
+def test_any_sacct_text_is_readable(text: str) -> None:
     for job in parse_sacct(text):
         job.job()
 
@@ -309,6 +309,6 @@ def test_no_text_of_sacct_is_unreadable(text: str) -> None:
         (["all is well", "the end", " "], 1),
     ],
 )
-def test_last_words_of_a_job_name_its_fault(lines: list[str], words: int) -> None:
+def test_last_words_are_the_fault_line(lines: list[str], words: int) -> None:
     assert last_words(lines) == lines[words]
     assert last_words([]) == ""

@@ -168,13 +168,13 @@ def check_flat(services: dict[str, Target], everywhere: Stages, count: int) -> N
 
 
 @pytest.mark.extended
-def test_three_hundred_callers_that_break_off_at_each_stage_leave_memory_flat(services: dict[str, Target]) -> None:
+def test_three_hundred_aborted_callers_leave_memory_flat(services: dict[str, Target]) -> None:
     check_flat(services, EVERYWHERE, 300)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_ten_thousand_callers_that_break_off_leave_memory_flat(services: dict[str, Target]) -> None:
+def test_ten_thousand_aborted_callers_leave_memory_flat(services: dict[str, Target]) -> None:
     everywhere = EVERYWHERE | BY_OTHER_WAYS
     stages = sum(len(everywhere | ONLY.get(name, {})) for name in services)
     check_flat(services, everywhere, 10_000 // stages + 1)

@@ -83,7 +83,7 @@ def scraped(process: Process) -> Page:
 
 
 @pytest.mark.parametrize("component", ["gateway", "router", "data-proxy", "engine"])
-def test_process_exposes_exactly_what_is_documented(fleet: Fleet, component: str) -> None:
+def test_metrics_match_documentation(fleet: Fleet, component: str) -> None:
     check_documented(page_of(fleet[component]), component)
 
 
@@ -93,7 +93,7 @@ def listed(fleet: Fleet) -> dict[str, list[str]]:
     return {each["labels"]["job"]: each["targets"] for each in answer.json()}
 
 
-def test_prometheus_gets_every_process_and_its_successor(
+def test_prometheus_lists_every_process_and_its_successor(
     fleet: Fleet, module_processes: Processes, tmp_path: Path
 ) -> None:
     wait_until(lambda: len(listed(fleet)) == 4)
@@ -109,7 +109,7 @@ def test_prometheus_gets_every_process_and_its_successor(
     module_processes.register(fleet["router"], fleet["data-proxy"])
 
 
-def test_rollout_is_counted_once_wherever_it_passed(fleet: Fleet, module_processes: Processes) -> None:
+def test_rollout_is_counted_once_per_component(fleet: Fleet, module_processes: Processes) -> None:
     before = {name: scraped(process) for name, process in fleet.items()}
     rollout_through(fleet, module_processes.key)
     after = {name: scraped(process) for name, process in fleet.items()}
@@ -127,7 +127,7 @@ def test_rollout_is_counted_once_wherever_it_passed(fleet: Fleet, module_process
     assert after["router"].total("areal_router_workers") == 1
 
 
-def test_watching_sees_the_traffic_of_each_replica(fleet: Fleet, module_processes: Processes) -> None:
+def test_watch_shows_traffic_of_each_replica(fleet: Fleet, module_processes: Processes) -> None:
     traffic = inference_traffic(GatewayClient(fleet["gateway"].url, module_processes.key))
     assert traffic.look()["tokensPerSecond"] is None
     rollout_through(fleet, module_processes.key)
@@ -140,9 +140,7 @@ def test_watching_sees_the_traffic_of_each_replica(fleet: Fleet, module_processe
     assert replica["worker"] in inference_page(seen, wide=True)
 
 
-def test_watch_prints_a_document_a_look_with_rates_from_the_second_on(
-    fleet: Fleet, module_processes: Processes
-) -> None:
+def test_watch_prints_one_document_per_look_with_rates(fleet: Fleet, module_processes: Processes) -> None:
     words = ("inf", "status", "--watch", "--interval", "0.1", "-o", "json", "--gateway", fleet["gateway"].url)
     environment = {**os.environ, "AREAL_API_KEY": module_processes.key}
     watching = subprocess.Popen([sys.executable, "-m", "areal.cli", *words], stdout=subprocess.PIPE, env=environment)
@@ -172,7 +170,7 @@ def panels_of(dashboard: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("dashboard", PARTS)
-def test_dashboard_asks_only_for_what_is_there(dashboard: str) -> None:
+def test_dashboard_queries_only_known_metrics(dashboard: str) -> None:
     known = {name for part in PARTS[dashboard] for name in documented(part)}
     expressions = [target["expr"] for panel in panels_of(dashboard) for target in panel.get("targets", ())]
     asked = {
@@ -187,13 +185,13 @@ def test_every_dashboard_is_checked() -> None:
     assert {file.stem for file in DASHBOARDS.iterdir()} == set(PARTS)
 
 
-def test_page_names_only_what_is_there() -> None:
+def test_page_names_only_known_metrics() -> None:
     known = {name for parts in PARTS.values() for part in parts for name in documented(part)}
     assert set(re.findall(r"areal_[a-z]\w+", DOCS)) <= known | {f"{name}_bucket" for name in known}
 
 
 @pytest.mark.parametrize("dashboard", PARTS)
-def test_dashboard_panels_lie_beside_each_other(dashboard: str) -> None:
+def test_dashboard_panels_do_not_overlap(dashboard: str) -> None:
     panels = panels_of(dashboard)
     assert len({panel["id"] for panel in panels}) == len(panels)
     cells = [

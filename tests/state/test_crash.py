@@ -18,7 +18,7 @@ for name in ("write-before", "write-after", "write-before", "write-after"):
 """
 
 
-def test_crash_point_unset_does_nothing(home: Home) -> None:
+def test_unset_crash_point_does_nothing(home: Home) -> None:
     ended = run(PASS_TWICE, home, AREAL_CRASH_AT="")
     assert (ended.returncode, len(ended.stdout.splitlines())) == (0, 4)
 
@@ -26,25 +26,25 @@ def test_crash_point_unset_does_nothing(home: Home) -> None:
 @pytest.mark.parametrize(
     ("at", "passed"), [("write-after", 1), ("write-before:2", 2), ("any", 0), ("any:4", 3), ("write-before:3", 4)]
 )
-def test_crash_point_ends_the_process_as_a_kill_would(home: Home, at: str, passed: int) -> None:
+def test_crash_point_exits_like_kill(home: Home, at: str, passed: int) -> None:
     ended = run(PASS_TWICE, home, AREAL_CRASH_AT=at)
     assert ended.returncode == (137 if passed < 4 else 0)
     assert len(ended.stdout.splitlines()) == passed
 
 
 @pytest.mark.parametrize("at", ["write-behind", "write-before:x", "any:0", ":"])
-def test_unknown_crash_point_is_an_error_not_a_silent_pass(home: Home, at: str) -> None:
+def test_unknown_crash_point_is_an_error(home: Home, at: str) -> None:
     ended = run(PASS_TWICE, home, AREAL_CRASH_AT=at)
     assert ended.returncode == 1
     assert "UsageFault" in ended.stderr
 
 
-def test_crash_point_not_registered_is_an_error(home: Home) -> None:
+def test_unregistered_crash_point_is_an_error(home: Home) -> None:
     ended = run('crash_point("somewhere")', home, AREAL_CRASH_AT="any:9")
     assert "not registered" in ended.stderr
 
 
-def test_crash_points_in_the_code_are_exactly_the_registered_ones() -> None:
+def test_crash_points_in_code_match_registry() -> None:
     root = Path(areal.__file__).parent
     called = set()
     for folder in ("state", "runtime", "reconcilers"):

@@ -32,14 +32,14 @@ def file_of(log: EventLog) -> Path:
     return log._home.object_folder(QWEN) / "events.jsonl"
 
 
-def test_record_then_read_gives_it_back(log: EventLog) -> None:
+def test_record_round_trips(log: EventLog) -> None:
     log.record(QWEN, "Warning", "Failed", "out of memory", actor="alice@box")
     (event,) = log.read(QWEN)
     assert (event.ref, event.type, event.reason, event.message) == ("Model/qwen", "Warning", "Failed", "out of memory")
     assert (event.actor, event.count) == ("alice@box", 1)
 
 
-def test_record_repetition_is_one_event_with_a_count(log: EventLog) -> None:
+def test_repeated_record_is_one_event_with_count(log: EventLog) -> None:
     for reason in ("Unhealthy", "Unhealthy", "Ready", "Unhealthy"):
         log.record(QWEN, "Normal", reason, "probe")
     found = log.read(QWEN)
@@ -48,14 +48,14 @@ def test_record_repetition_is_one_event_with_a_count(log: EventLog) -> None:
 
 
 @given(st.lists(happenings))
-def test_fold_loses_no_occurrence_and_leaves_no_repetition(written: list[Event]) -> None:
+def test_fold_keeps_counts_and_leaves_no_repetition(written: list[Event]) -> None:
     folded = fold(written)
     assert sum(event.count for event in folded) == len(written)
     assert all(one.same != two.same for one, two in pairwise(folded))
     assert fold(folded) == folded
 
 
-def test_read_of_all_objects_is_in_order_of_time_and_limited_to_the_last(log: EventLog, store: ObjectStore) -> None:
+def test_read_of_all_objects_is_time_ordered_and_limited(log: EventLog, store: ObjectStore) -> None:
     store.put(an_object("llama"))
     for index, name in enumerate(["qwen", "llama", "qwen"]):
         log.record(Ref("Model", name), "Normal", f"R{index}", "m")
@@ -64,7 +64,7 @@ def test_read_of_all_objects_is_in_order_of_time_and_limited_to_the_last(log: Ev
     assert log.read(limit=0) == []
 
 
-def test_events_of_an_object_that_is_gone_can_still_be_read(log: EventLog, store: ObjectStore) -> None:
+def test_events_of_deleted_object_are_readable(log: EventLog, store: ObjectStore) -> None:
     store.delete(QWEN)
     log.record(QWEN, "Normal", "Deleted", "by alice")
     assert [event.reason for event in log.read(QWEN)] == ["Deleted"]
@@ -81,7 +81,7 @@ def test_record_beyond_the_bound_keeps_the_newest(log: EventLog) -> None:
     assert found == list(range(found[0], KEEP + 300))
 
 
-def test_record_cut_folds_repetitions_before_it_drops(log: EventLog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_record_truncation_folds_before_dropping(log: EventLog, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "KEEP", 10)
     monkeypatch.setattr(events, "_SLACK", 5)
     log.record(QWEN, "Normal", "First", "m")
@@ -91,7 +91,7 @@ def test_record_cut_folds_repetitions_before_it_drops(log: EventLog, monkeypatch
     assert len(file_of(log).read_bytes().splitlines()) <= 15
 
 
-def test_record_by_many_processes_loses_nothing(log: EventLog) -> None:
+def test_concurrent_records_lose_nothing(log: EventLog) -> None:
     code = """
     log = EventLog(home)
     for index in range(200):
@@ -106,7 +106,7 @@ def test_record_by_many_processes_loses_nothing(log: EventLog) -> None:
         assert own == [f"{name} {index}" for index in range(200)]
 
 
-def test_record_by_many_processes_while_the_file_is_cut_keeps_the_newest(log: EventLog) -> None:
+def test_concurrent_records_during_truncation_keep_newest(log: EventLog) -> None:
     code = """
     from areal.state import events
     events.KEEP, events._SLACK = 50, 5
@@ -123,7 +123,7 @@ def test_record_by_many_processes_while_the_file_is_cut_keeps_the_newest(log: Ev
         assert own == list(range(300 - len(own), 300))
 
 
-def test_record_after_a_torn_line_stands_alone(log: EventLog) -> None:
+def test_record_after_torn_line_starts_new_line(log: EventLog) -> None:
     log.record(QWEN, "Normal", "Before", "m")
     with file_of(log).open("ab") as file:
         file.write(b'{"ref": "Model/qwen", "ty')
@@ -131,17 +131,17 @@ def test_record_after_a_torn_line_stands_alone(log: EventLog) -> None:
     assert [event.reason for event in log.read(QWEN)] == ["Before", "After"]
 
 
-def test_read_lines_that_are_no_events_are_skipped(log: EventLog) -> None:
+def test_read_skips_lines_without_events(log: EventLog) -> None:
     file_of(log).write_bytes(b'\0\0\n[]\n{"a": 1}\n7\nnonsense\n\xff\n')
     assert log.read(QWEN) == []
 
 
-def test_record_very_long_message_is_shortened(log: EventLog) -> None:
+def test_overlong_message_is_shortened(log: EventLog) -> None:
     log.record(QWEN, "Warning", "Failed", "x" * 100_000)
     assert len(log.read(QWEN)[0].message) == 4096
 
 
-def test_record_message_of_many_lines_is_one_event(log: EventLog) -> None:
+def test_multi_line_message_is_one_event(log: EventLog) -> None:
     log.record(QWEN, "Warning", "Failed", "first\nsecond\u2028third")
     assert [event.message for event in log.read(QWEN)] == ["first\nsecond\u2028third"]
 
@@ -151,7 +151,7 @@ def test_record_bad_name_is_refused(log: EventLog) -> None:
         log.record(Ref("Model", "../x"), "Normal", "R", "m")
 
 
-def test_record_that_cannot_be_written_names_the_file(log: EventLog) -> None:
+def test_unwritable_event_file_is_named(log: EventLog) -> None:
     file_of(log).mkdir()
     with pytest.raises(ArealError, match=r"events\.jsonl"):
         log.record(QWEN, "Normal", "R", "m")
@@ -165,7 +165,7 @@ def test_read_writes_nothing(log: EventLog) -> None:
     assert contents(log._home.root) == before
 
 
-def test_record_is_tried_no_longer_than_the_store_waits(log: EventLog) -> None:
+def test_record_lock_wait_is_limited_like_store(log: EventLog) -> None:
     code = """
     import fcntl
     from areal.state import events

@@ -32,7 +32,7 @@ json_values = st.recursive(
 
 
 @given(json_values)
-def test_unseal_of_sealed_gives_the_body_back(body: object) -> None:
+def test_unseal_of_sealed_returns_body(body: object) -> None:
     assert unseal(seal(body)) == body
 
 
@@ -44,14 +44,14 @@ def test_unseal_of_any_proper_prefix_is_refused(body: object, data: st.DataObjec
 
 
 @given(json_values, st.data())
-def test_unseal_with_one_flipped_bit_is_refused(body: object, data: st.DataObject) -> None:
+def test_unseal_of_flipped_bit_is_refused(body: object, data: st.DataObject) -> None:
     raw = bytearray(seal(body))
     raw[data.draw(st.integers(0, len(raw) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     with pytest.raises(ValueError):
         unseal(bytes(raw))
 
 
-def test_write_atomic_missing_folders_are_created_private(tmp_path: Path) -> None:
+def test_write_atomic_creates_missing_folders_private(tmp_path: Path) -> None:
     path = tmp_path / "a" / "b" / "file"
     write_atomic(path, "text")
     assert path.read_text() == "text"
@@ -60,7 +60,7 @@ def test_write_atomic_missing_folders_are_created_private(tmp_path: Path) -> Non
     assert names_in(path.parent) == ["file"]
 
 
-def test_write_atomic_below_a_file_says_so(tmp_path: Path) -> None:
+def test_write_atomic_below_file_names_obstacle(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("in the way")
     with pytest.raises(ArealError, match="a file stands where a folder is needed"):
         write_atomic(tmp_path / "a" / "file", "text")
@@ -81,7 +81,7 @@ def test_read_json_damaged_file_names_path_and_reason(tmp_path: Path, content: b
     assert "doctor --fix" in (caught.value.hint or "")
 
 
-def test_read_json_folder_in_place_of_the_file_is_left_alone(tmp_path: Path) -> None:
+def test_read_json_of_folder_is_not_damage(tmp_path: Path) -> None:
     (tmp_path / "object.json").mkdir()
     with pytest.raises(UnreadableFile) as caught:
         read_json(tmp_path / "object.json")
@@ -116,7 +116,7 @@ print(read_json(home.root / "file"), sorted(os.listdir(home.root)))
 """
 
 
-def test_write_atomic_file_size_limit_leaves_the_old_file(home: Home) -> None:
+def test_write_atomic_over_size_limit_keeps_old_file(home: Home) -> None:
     write_json(home.root / "file", "old")
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))\n"
     ended = run(limit + FILL, home)
@@ -124,7 +124,7 @@ def test_write_atomic_file_size_limit_leaves_the_old_file(home: Home) -> None:
     assert f"old {names_in(home.root)}" in ended.stdout
 
 
-def test_write_atomic_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
+def test_write_atomic_on_full_disk_keeps_old_file(tmp_path: Path) -> None:
     home = Home(tmp_path)
     ended = run('write_json(home.root / "file", "old")\n' + FILL, home, *small_disk(tmp_path))
     assert "the disk is full" in ended.stdout

@@ -44,7 +44,7 @@ def submit_behind(held: Held, group: GroupCommit[str], items: Sequence[str]) -> 
         return {item: future.exception(10) for item, future in futures.items()}
 
 
-def test_what_comes_during_a_commit_is_one_batch() -> None:
+def test_submissions_during_commit_form_one_batch() -> None:
     held = Held()
     ended = submit_behind(held, GroupCommit(held), ["a", "b", "c"])
     assert set(ended.values()) == {None}
@@ -52,14 +52,14 @@ def test_what_comes_during_a_commit_is_one_batch() -> None:
     assert first == ["first"] and sorted(rest) == ["a", "b", "c"]
 
 
-def test_a_failure_is_its_own_items_only() -> None:
+def test_failure_affects_only_its_item() -> None:
     held = Held(bad="b")
     ended = submit_behind(held, GroupCommit(held), ["a", "b", "c"])
     assert {item for item, error in ended.items() if error} == {"b"}
     assert isinstance(ended["b"], OSError)
 
 
-def test_a_group_goes_on_after_a_failure() -> None:
+def test_group_commit_continues_after_failure() -> None:
     held = Held(bad="b")
     held.go.set()
     group = GroupCommit(held)
@@ -69,7 +69,7 @@ def test_a_group_goes_on_after_a_failure() -> None:
     assert held.batches == [["b"], ["a"]]
 
 
-def test_objects_of_many_threads_are_all_there(home: Home) -> None:
+def test_objects_written_by_many_threads_are_all_stored(home: Home) -> None:
     store, start = ObjectStore(home), Barrier(16)
 
     def put(number: int) -> bool:
@@ -82,7 +82,7 @@ def test_objects_of_many_threads_are_all_there(home: Home) -> None:
     assert 1 <= store.serial() <= 16
 
 
-def test_a_status_is_laid_over_the_object_as_it_then_is(home: Home) -> None:
+def test_status_is_merged_into_current_object(home: Home) -> None:
     store, start = ObjectStore(home), Barrier(2)
     store.put(an_object("qwen", replicas=1))
     status = {"phase": "Ready"}
@@ -102,7 +102,7 @@ def test_a_status_is_laid_over_the_object_as_it_then_is(home: Home) -> None:
     assert stored is not None and stored.status == status and stored.spec == {"replicas": 2}
 
 
-def test_journal_of_many_threads_holds_every_entry(home: Home) -> None:
+def test_journal_written_by_many_threads_has_every_entry(home: Home) -> None:
     transaction = Transaction.open(home, "apply")
 
     def work(number: int) -> None:
@@ -117,7 +117,7 @@ def test_journal_of_many_threads_holds_every_entry(home: Home) -> None:
 
 @pytest.mark.parametrize("point", ["write-before", "write-synced", "write-after", "journal-append-after"])
 @pytest.mark.parametrize("nth", [3, 9])
-def test_what_was_acknowledged_survives_a_kill_in_a_batch(home: Home, point: str, nth: int) -> None:
+def test_acknowledged_writes_survive_kill_during_batch(home: Home, point: str, nth: int) -> None:
     code = """
     from concurrent.futures import ThreadPoolExecutor
     transaction = Transaction.open(home, "apply")

@@ -30,9 +30,7 @@ def test_resolve_flag_before_variable_before_default(tmp_path: Path, monkeypatch
     assert Home.resolve().root == tmp_path / ".areal"
 
 
-def test_resolve_relative_is_made_absolute_without_following_links(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resolve_makes_relative_path_absolute_keeping_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
@@ -53,7 +51,7 @@ def test_ensure_creates_private_folders(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("part", ["home", "home/journal"])
-def test_ensure_file_in_the_way_names_it(tmp_path: Path, part: str) -> None:
+def test_ensure_names_obstructing_file(tmp_path: Path, part: str) -> None:
     (tmp_path / part).parent.mkdir(exist_ok=True)
     (tmp_path / part).write_text("")
     with pytest.raises(ArealError, match=f"{tmp_path / part} is not a folder") as caught:
@@ -61,7 +59,7 @@ def test_ensure_file_in_the_way_names_it(tmp_path: Path, part: str) -> None:
     assert "--home" in (caught.value.hint or "")
 
 
-def test_ensure_in_a_folder_of_another_says_permission_denied(tmp_path: Path) -> None:
+def test_ensure_in_foreign_folder_reports_permission_denied(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     told = run(ENSURE, Home(tmp_path / "home"), *without_override())
     tmp_path.chmod(0o700)
@@ -69,14 +67,14 @@ def test_ensure_in_a_folder_of_another_says_permission_denied(tmp_path: Path) ->
     assert "--home" in told.stdout
 
 
-def test_ensure_existing_home_without_write_permission_says_so(home: Home) -> None:
+def test_ensure_reports_missing_write_permission(home: Home) -> None:
     home.journal.chmod(0o500)
     told = run(ENSURE, home, *without_override())
     home.journal.chmod(0o700)
     assert f"cannot use {home.journal}: it cannot be written" in told.stdout
 
 
-def test_ensure_on_a_read_only_file_system_says_so(tmp_path: Path) -> None:
+def test_ensure_on_read_only_file_system_is_reported(tmp_path: Path) -> None:
     told = run(ENSURE, Home(tmp_path / "home"), *read_only(tmp_path))
     assert "the file system is read-only" in told.stdout
     assert "--home" in told.stdout
@@ -94,7 +92,7 @@ def test_object_folder_unknown_kind_is_refused(home: Home, kind: str) -> None:
         home.object_folder(Ref(kind, "qwen"))
 
 
-def test_object_folder_of_a_good_name_is_inside_the_home(home: Home) -> None:
+def test_object_folder_of_valid_name_is_inside_home(home: Home) -> None:
     assert home.object_folder(QWEN) == home.root / "objects" / "model" / "qwen"
 
 
@@ -110,7 +108,7 @@ def test_ensure_admin_key_generates_a_private_key_once(home: Home) -> None:
     assert read_key(ensure_admin_key(home, "other")) != key
 
 
-def test_ensure_admin_key_by_many_at_once_all_get_the_same(home: Home) -> None:
+def test_ensure_admin_key_is_same_for_concurrent_callers(home: Home) -> None:
     code = """
     from areal.state.home import ensure_admin_key, read_key
     print("ready", flush=True)
@@ -133,7 +131,7 @@ def test_ensure_admin_key_by_many_at_once_all_get_the_same(home: Home) -> None:
     assert [path.name for path in home.credentials.iterdir()] == ["default"]
 
 
-def test_key_that_another_command_made_meanwhile_is_kept(home: Home) -> None:
+def test_key_made_meanwhile_by_other_command_is_kept(home: Home) -> None:
     path = ensure_admin_key(home, "default")
     key = read_key(path)
     _create_key(path, b"late\n")
@@ -142,18 +140,18 @@ def test_key_that_another_command_made_meanwhile_is_kept(home: Home) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b" \n", b"\xff\xfe"])
-def test_read_key_that_holds_none_is_an_error(home: Home, content: bytes) -> None:
+def test_read_key_of_empty_file_is_an_error(home: Home, content: bytes) -> None:
     admin_key_path(home, "default").write_bytes(content)
     with pytest.raises(ArealError, match="key"):
         ensure_admin_key(home, "default")
 
 
-def test_read_key_absent_names_the_file(home: Home) -> None:
+def test_read_key_names_missing_file(home: Home) -> None:
     with pytest.raises(ArealError, match="credentials/default: no such file"):
         read_key(admin_key_path(home, "default"))
 
 
-def test_forget_admin_key_twice_is_no_error(home: Home) -> None:
+def test_forget_admin_key_twice_succeeds(home: Home) -> None:
     path = ensure_admin_key(home, "default")
     forget_admin_key(home, "default")
     forget_admin_key(home, "default")

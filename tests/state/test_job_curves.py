@@ -23,7 +23,7 @@ def write(path: Path, *lines: Any) -> None:
         file.writelines(json.dumps(line) + "\n" for line in lines)
 
 
-def test_update_of_a_growing_file_reads_only_what_was_appended(tmp_path: Path) -> None:
+def test_update_reads_only_appended_lines(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     curves = JobCurves(path)
     assert not curves.update() and len(curves) == 0
@@ -38,7 +38,7 @@ def test_update_of_a_growing_file_reads_only_what_was_appended(tmp_path: Path) -
     assert curves.update() and curves.curve("loss") == [(1, 3.0), (2, 2.0)] and curves.cursor > before
 
 
-def test_update_of_a_replaced_file_reads_it_again(tmp_path: Path) -> None:
+def test_update_rereads_replaced_file(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     write(path, *({"step": step, "attempt": 1, "loss": 1.0} for step in range(1, 6)))
     curves = read_curves(path)
@@ -52,7 +52,7 @@ def test_update_of_a_replaced_file_reads_it_again(tmp_path: Path) -> None:
     assert curves.update() and len(curves) == 0
 
 
-def test_step_of_a_later_attempt_replaces_the_earlier_one(tmp_path: Path) -> None:
+def test_later_attempt_replaces_step(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     write(path, *({"step": step, "attempt": 1, "loss": 1.0, "old": 1.0} for step in range(1, 6)))
     write(path, {"step": 3, "attempt": 2, "loss": 7.0}, {"step": 3, "attempt": 2, "own": 8.0})
@@ -62,7 +62,7 @@ def test_step_of_a_later_attempt_replaces_the_earlier_one(tmp_path: Path) -> Non
     assert curves.at(4) == {"step": 4, "attempt": 1, "loss": 1.0, "old": 1.0} and curves.at(9) is None
 
 
-def test_first_value_that_is_not_finite_is_found_again_where_its_step_is_taken_again(tmp_path: Path) -> None:
+def test_first_non_finite_value_follows_repeated_step(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     write(path, {"step": 1, "loss": "nan"}, {"step": 2, "loss": 1.0}, {"step": 3, "loss": "inf"})
     curves = read_curves(path)
@@ -72,7 +72,7 @@ def test_first_value_that_is_not_finite_is_found_again_where_its_step_is_taken_a
     assert curves.not_finite == {"loss": 3}
 
 
-def test_values_that_are_not_finite_are_kept_and_not_drawn(tmp_path: Path) -> None:
+def test_non_finite_values_are_kept_but_not_drawn(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     write(path, {"step": 1, "loss": 1.0}, {"step": 2, "loss": "nan"}, {"step": 3, "loss": "inf", "kl": "-inf"})
     curves = read_curves(path)
@@ -106,7 +106,7 @@ def test_line_longer_than_a_block_is_one_step(tmp_path: Path) -> None:
     ),
     st.integers(1, 5),
 )
-def test_any_lines_read_in_parts_are_what_they_are_read_at_once(
+def test_reading_in_parts_equals_reading_at_once(
     tmp_path_factory: pytest.TempPathFactory, lines: list[Any], parts: int
 ) -> None:
     path = tmp_path_factory.mktemp("job") / "metrics.jsonl"
@@ -152,7 +152,7 @@ def test_reduced_curve_keeps_every_extreme_in_bounded_points(count: int, most: i
     assert max(x for x in highs if x is not None) == pytest.approx(max(values), rel=1e-6)
 
 
-def test_reduced_curve_continues_at_a_bucket_that_stays(tmp_path: Path) -> None:
+def test_reduced_curve_continues_at_stable_bucket(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     write(path, *({"step": step, "loss": float(step)} for step in range(1, 101)))
     curves = read_curves(path)
@@ -165,7 +165,7 @@ def test_reduced_curve_continues_at_a_bucket_that_stays(tmp_path: Path) -> None:
     assert curves.reduced(["loss"], 30, first=11, last=20).starts == list(range(11, 21))
 
 
-def test_reduction_of_a_curve_that_has_grown_computes_only_its_last_buckets() -> None:
+def test_reduction_of_grown_curve_updates_only_last_buckets() -> None:
     curves = JobCurves(Path("none"))
     for step in range(1, 5001):
         curves._take(b'{"step": %d, "loss": %d}' % (step, step))
@@ -195,13 +195,13 @@ def test_sample_of_a_long_file_reads_a_few_of_its_lines(tmp_path: Path) -> None:
     assert 150 <= len(found) <= 202 and found.steps[-1] == 19_999 and found.steps[0] < 200
 
 
-def test_file_that_cannot_be_read_raises(tmp_path: Path) -> None:
+def test_unreadable_file_raises(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").mkdir()
     with pytest.raises(OSError, match=r"metrics\.jsonl" if os.name == "posix" else ""):
         read_curves(tmp_path / "metrics.jsonl")
 
 
-def test_step_that_is_written_as_a_float_is_a_step_and_no_metric(tmp_path: Path) -> None:
+def test_float_step_counts_as_step(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     write(path, {"step": 1, "loss": 3.0}, {"step": 2.0, "loss": 2.0})
     curves = read_curves(path)

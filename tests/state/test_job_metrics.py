@@ -9,7 +9,7 @@ from areal.state.job_metrics import bottleneck, newest_step, steps_of
 from areal.training.metrics import MetricsLog
 
 
-def test_job_that_has_resumed_is_at_the_step_that_it_wrote_last(tmp_path: Path) -> None:
+def test_resumed_job_is_at_last_written_step(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     assert newest_step(path) == {} and steps_of(path) == []
     path.write_text('{"step": 1}\n{"step": 2, "loss": 5}\n{"step": 9}\n[1]\n{"step": 1e999}\n{"step": 2}\n{"ste')
@@ -25,7 +25,7 @@ def test_newest_step_of_a_long_run_is_its_last_whole_line(tmp_path: Path) -> Non
     assert len(steps_of(path)) == 2_000
 
 
-def test_bottleneck_comes_from_the_trainers_record_of_its_step(tmp_path: Path) -> None:
+def test_bottleneck_comes_from_step_record(tmp_path: Path) -> None:
     log = MetricsLog(tmp_path / "metrics.jsonl", 1, [])
     log.write(1, {"time/step": 2.0, "time/rollout": 1.42})
     assert bottleneck(newest_step(tmp_path / "metrics.jsonl")) == "waited 71% for rollouts"

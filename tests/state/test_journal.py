@@ -30,14 +30,14 @@ def orphan_of(home: Home) -> OpenTransaction:
     return found
 
 
-def test_open_transaction_of_a_living_command_is_no_orphan(home: Home) -> None:
+def test_open_transaction_of_living_command_is_not_orphan(home: Home) -> None:
     transaction = Transaction.open(home, "apply", [QWEN])
     assert orphans(home) == []
     transaction.commit()
     assert list(home.journal.iterdir()) == []
 
 
-def test_orphan_tells_command_actor_time_and_operations(home: Home) -> None:
+def test_orphan_has_command_actor_time_and_operations(home: Home) -> None:
     transaction = Transaction.open(home, "apply -f x.yaml", [QWEN])
     first, second = transaction.begin("spawn", run="u1"), transaction.begin("stop", run="u2")
     transaction.note(second, signalled=True)
@@ -97,7 +97,7 @@ def test_abort_keeps_the_journal_only_while_an_operation_is_open(home: Home) -> 
     assert (found.command, found.aborted) == ("busy", "the disk was full")
 
 
-def test_transaction_as_a_context_commits_or_aborts(home: Home) -> None:
+def test_transaction_context_commits_or_aborts(home: Home) -> None:
     with Transaction.open(home, "good") as transaction:
         transaction.end(transaction.begin("spawn"))
     assert list(home.journal.iterdir()) == []
@@ -124,7 +124,7 @@ def test_resume_ends_the_open_operations_and_removes_the_journal(home: Home) -> 
     assert list(home.journal.iterdir()) == []
 
 
-def test_resume_by_two_commands_only_one_gets_it(home: Home) -> None:
+def test_concurrent_resume_succeeds_for_one_command(home: Home) -> None:
     transaction = Transaction.open(home, "apply")
     crash(transaction)
     seen = orphan_of(home)
@@ -135,7 +135,7 @@ def test_resume_by_two_commands_only_one_gets_it(home: Home) -> None:
     assert Transaction.resume(seen) is None
 
 
-def test_recovery_that_is_killed_leaves_the_orphan_to_the_next(home: Home) -> None:
+def test_killed_recovery_leaves_orphan(home: Home) -> None:
     transaction = Transaction.open(home, "apply")
     transaction.begin("spawn", run="u1")
     transaction.begin("spawn", run="u2")
@@ -159,7 +159,7 @@ def test_reading_orphans_writes_nothing(home: Home) -> None:
 
 
 @given(st.lists(entries, min_size=1, max_size=5), st.data())
-def test_parse_torn_at_any_byte_reads_back_a_prefix(written: list[dict[str, object]], data: st.DataObject) -> None:
+def test_journal_torn_at_any_byte_parses_to_prefix(written: list[dict[str, object]], data: st.DataObject) -> None:
     lines = [encode_line(entry) for entry in written]
     raw = b"".join(lines)
     cut = data.draw(st.integers(0, len(raw)))
@@ -182,7 +182,7 @@ def test_decode_line_with_one_changed_byte_is_refused(
 
 @settings(max_examples=40)
 @given(st.integers(1, 400))
-def test_resume_after_a_torn_append_stands_on_lines_of_its_own(torn: int) -> None:
+def test_resume_after_torn_append_starts_new_line(torn: int) -> None:
     line = encode_line({"type": "note", "n": 1, "data": {"pid": 42}})
     with fast_home() as home:
         transaction = Transaction.open(home, "apply")
@@ -215,7 +215,7 @@ def test_damage_before_the_tail_is_counted_and_the_rest_is_read(home: Home) -> N
 
 
 @pytest.mark.parametrize("content", [b"", b"\0\0\0", b"garbage\n"])
-def test_journal_without_a_readable_head_is_still_an_orphan(home: Home, content: bytes) -> None:
+def test_journal_without_readable_head_is_an_orphan(home: Home, content: bytes) -> None:
     (home.journal / "x.jsonl").write_bytes(content)
     found = orphan_of(home)
     assert (found.command, found.entries) == ("unknown", ())
@@ -225,7 +225,7 @@ def test_journal_without_a_readable_head_is_still_an_orphan(home: Home, content:
     assert orphans(home) == []
 
 
-def test_append_from_many_threads_loses_and_mixes_nothing(home: Home) -> None:
+def test_concurrent_appends_lose_and_mix_nothing(home: Home) -> None:
     transaction = Transaction.open(home, "apply")
 
     def work(name: str) -> None:
@@ -246,7 +246,7 @@ def test_append_from_many_threads_loses_and_mixes_nothing(home: Home) -> None:
         assert data == [{"index": index, "noted": index} for index in range(20)]
 
 
-def test_append_to_a_full_disk_is_an_error_and_leaves_whole_lines(tmp_path: Path) -> None:
+def test_append_to_full_disk_is_an_error_and_keeps_whole_lines(tmp_path: Path) -> None:
     code = """
     home.ensure()
     tx = Transaction.open(home, "apply")
@@ -266,7 +266,7 @@ def test_append_to_a_full_disk_is_an_error_and_leaves_whole_lines(tmp_path: Path
     assert "True True 0 True" in ended.stdout
 
 
-def test_open_in_a_home_that_cannot_be_written_names_it(home: Home) -> None:
+def test_open_in_unwritable_home_names_it(home: Home) -> None:
     home.journal.rmdir()
     home.journal.write_text("")
     with pytest.raises(ArealError, match=str(home.journal)) as caught:
@@ -282,9 +282,7 @@ def test_open_in_a_home_that_cannot_be_written_names_it(home: Home) -> None:
         ("journal-append-after:2", 1), ("journal-commit-before", 1), ("journal-commit-after", 0),
     ],
 )  # fmt: skip
-def test_command_killed_at_each_step_of_its_journal_is_found_or_left_nothing(
-    home: Home, point: str, found: int
-) -> None:
+def test_command_killed_at_any_journal_step_is_recoverable(home: Home, point: str, found: int) -> None:
     code = """
     with Transaction.open(home, "apply") as tx:
         tx.end(tx.begin("spawn"))
@@ -293,7 +291,7 @@ def test_command_killed_at_each_step_of_its_journal_is_found_or_left_nothing(
     assert len(orphans(home)) == found
 
 
-def test_journal_beside_stored_objects_is_independent_of_them(home: Home) -> None:
+def test_journal_is_independent_of_stored_objects(home: Home) -> None:
     from areal.state.objects import ObjectStore
 
     ObjectStore(home).put(an_object())

@@ -9,7 +9,7 @@ import areal.state
 HEAVY = ("pydantic", "yaml", "aiohttp", "torch", "http.client", "asyncio", "click")
 
 
-def test_state_imports_only_the_standard_library_and_light_parts_of_areal() -> None:
+def test_state_imports_only_standard_library_and_light_modules() -> None:
     names = sorted(path.stem for path in Path(areal.state.__file__).parent.glob("*.py") if path.stem != "__init__")
     code = f"""
 import importlib, sys

@@ -43,7 +43,7 @@ def heard(process: Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
-def test_lock_held_by_another_names_pid_command_and_user(home: Home) -> None:
+def test_held_lock_names_pid_command_and_user(home: Home) -> None:
     with running(ANNOUNCED, home) as process:
         assert heard(process) == "held"
         with pytest.raises(Locked, match=rf"pid {process.pid}, running `areal apply -f prod.yaml`, since ") as caught:
@@ -55,7 +55,7 @@ def test_lock_held_by_another_names_pid_command_and_user(home: Home) -> None:
     assert caught.value.exit_code == 6
 
 
-def test_lock_of_what_clears_up_after_a_job_is_waited_for_without_a_timeout(home: Home) -> None:
+def test_lock_of_job_cleanup_is_awaited_without_timeout(home: Home) -> None:
     ends = """
 with lock_objects(home, [Ref("Model", "qwen")], command="areal.reconcilers.background TrainJob/j") as held:
     held.announce()
@@ -80,7 +80,7 @@ def test_unannounced_lock_is_found_in_the_kernels_list(home: Home) -> None:
     assert "python" in found.command
 
 
-def test_lock_of_a_killed_process_is_free_and_its_announcement_is_void(home: Home) -> None:
+def test_lock_of_killed_process_is_free(home: Home) -> None:
     with running(ANNOUNCED, home) as process:
         assert heard(process) == "held"
         process.kill()
@@ -92,7 +92,7 @@ def test_lock_of_a_killed_process_is_free_and_its_announcement_is_void(home: Hom
             assert found.pid == os.getpid()
 
 
-def test_race_of_many_processes_exactly_one_gets_the_lock(home: Home) -> None:
+def test_one_of_racing_processes_gets_lock(home: Home) -> None:
     code = """
     print("ready", flush=True)
     sys.stdin.readline()
@@ -118,7 +118,7 @@ def test_race_of_many_processes_exactly_one_gets_the_lock(home: Home) -> None:
     assert sum(word.startswith("lost") for word in words) == 3
 
 
-def test_lock_with_a_timeout_waits_and_says_once_for_whom(home: Home) -> None:
+def test_lock_with_timeout_waits_and_names_holder_once(home: Home) -> None:
     told: list[str] = []
     with running(ANNOUNCED, home) as process:
         assert heard(process) == "held"
@@ -135,7 +135,7 @@ def test_lock_with_a_timeout_waits_and_says_once_for_whom(home: Home) -> None:
     assert "areal apply -f prod.yaml" in told[0]
 
 
-def test_lock_wait_that_is_interrupted_ends_at_once(home: Home) -> None:
+def test_interrupted_lock_wait_ends_at_once(home: Home) -> None:
     interrupted = threading.Event()
     with running(ANNOUNCED, home) as process:
         assert heard(process) == "held"
@@ -144,7 +144,7 @@ def test_lock_wait_that_is_interrupted_ends_at_once(home: Home) -> None:
                 pass
 
 
-def test_lock_that_fails_halfway_gives_back_what_it_got(home: Home) -> None:
+def test_lock_failing_halfway_releases_acquired_ones(home: Home) -> None:
     with running(ANNOUNCED, home) as process:
         assert heard(process) == "held"
         with pytest.raises(Locked):
@@ -153,7 +153,7 @@ def test_lock_that_fails_halfway_gives_back_what_it_got(home: Home) -> None:
         assert holder(home, LLAMA) is None
 
 
-def test_locks_taken_in_any_order_by_two_processes_never_deadlock(home: Home) -> None:
+def test_locks_in_any_order_never_deadlock(home: Home) -> None:
     code = """
     refs = [Ref("Model", "a"), Ref("Model", "b"), Ref("Model", "c")]
     for _ in range(100):
@@ -165,12 +165,12 @@ def test_locks_taken_in_any_order_by_two_processes_never_deadlock(home: Home) ->
         assert (one.wait(60), two.wait(60)) == (0, 0)
 
 
-def test_locks_are_taken_in_one_order_whatever_is_asked(home: Home) -> None:
+def test_locks_are_taken_in_fixed_order(home: Home) -> None:
     with lock_objects(home, [QWEN, LLAMA, Ref("InferenceService", "z"), QWEN]) as held:
         assert [str(ref) for ref in held.refs] == ["InferenceService/z", "Model/llama", "Model/qwen"]
 
 
-def test_lock_again_on_an_existing_object_writes_nothing_until_announced(home: Home) -> None:
+def test_relock_of_existing_object_writes_nothing(home: Home) -> None:
     ObjectStore(home).put(an_object())
     with lock_objects(home, [QWEN]):
         pass
@@ -183,7 +183,7 @@ def test_lock_again_on_an_existing_object_writes_nothing_until_announced(home: H
     assert {path.name for path in home.locks.iterdir()} == {"model.qwen.lock", "store.lock"}
 
 
-def test_holder_of_many_locks_is_written_once_and_named_by_each(home: Home) -> None:
+def test_holder_of_many_locks_is_written_once(home: Home) -> None:
     refs = [Ref("Model", f"m{number}") for number in range(5)]
     for ref in refs:
         ObjectStore(home).put(replace(an_object(), name=ref.name))
@@ -208,14 +208,14 @@ def test_holder_of_many_locks_is_written_once_and_named_by_each(home: Home) -> N
     assert lock_path(home, refs[1]).stat().st_size == 0
 
 
-def test_lock_of_an_object_that_does_not_exist_leaves_no_file(home: Home) -> None:
+def test_lock_of_missing_object_leaves_no_file(home: Home) -> None:
     with lock_objects(home, [QWEN]) as held:
         held.announce()
         assert lock_path(home, QWEN).exists()
     assert list(home.locks.iterdir()) == []
 
 
-def test_lock_whose_file_is_removed_while_waiting_is_still_exclusive(home: Home) -> None:
+def test_lock_file_removed_while_waiting_stays_exclusive(home: Home) -> None:
     """The last holder of a deleted object's lock removes its file; a waiter must not keep the nameless one."""
     code = """
     for _ in range(150):
@@ -228,14 +228,14 @@ def test_lock_whose_file_is_removed_while_waiting_is_still_exclusive(home: Home)
         assert (one.wait(60), two.wait(60)) == (0, 0)
 
 
-def test_holder_of_a_free_or_unknown_lock_is_none_and_writes_nothing(home: Home) -> None:
+def test_holder_of_free_or_unknown_lock_is_none(home: Home) -> None:
     before = contents(home.root)
     assert holder(home, QWEN) is None
     assert holder(Home(home.root / "absent"), QWEN) is None
     assert contents(home.root) == before
 
 
-def test_readers_of_the_holder_never_make_a_locker_fail(home: Home) -> None:
+def test_holder_readers_never_fail_a_locker(home: Home) -> None:
     ObjectStore(home).put(an_object())
     code = """
     print("up", flush=True)
@@ -249,7 +249,7 @@ def test_readers_of_the_holder_never_make_a_locker_fail(home: Home) -> None:
                 pass
 
 
-def test_lock_store_held_elsewhere_says_by_whom(home: Home) -> None:
+def test_lock_store_held_elsewhere_names_holder(home: Home) -> None:
     code = """
     from areal.state import locks
     from areal.state.locks import lock_store
@@ -265,7 +265,7 @@ def test_lock_store_held_elsewhere_says_by_whom(home: Home) -> None:
     assert run(code, home).stdout == "in\n"
 
 
-def test_invisible_holder_is_reported_as_such() -> None:
+def test_invisible_holder_is_reported() -> None:
     assert "cannot be seen" in str(LockHolder("", "", 0, "", None))
 
 
@@ -295,7 +295,7 @@ def test_user_name_of_an_unknown_uid_is_its_number() -> None:
         ([], ""),
     ],
 )
-def test_command_line_shows_all_but_secrets(argv: list[str], shown: str | None) -> None:
+def test_command_line_hides_secrets(argv: list[str], shown: str | None) -> None:
     assert command_line(argv) == (" ".join(argv) if shown is None else shown)
 
 
@@ -309,5 +309,5 @@ def test_redact_hides_the_secret_in_free_text(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["monkey: banana", "max_tokens=5", "keyboard=us", "path=/keys/x"])
-def test_redact_leaves_ordinary_words_alone(text: str) -> None:
+def test_redact_keeps_ordinary_words(text: str) -> None:
     assert redact(text) == text

@@ -37,7 +37,7 @@ def accept(store: ObjectStore, obj: StoredObject) -> StoredObject:
     return stored
 
 
-def test_put_then_get_gives_an_equal_object(store: ObjectStore) -> None:
+def test_put_then_get_returns_equal_object(store: ObjectStore) -> None:
     obj = an_object(
         labels={"team": "é"}, depends_on=("Model/other",), owner="InferenceService/x", status={"a": [1, 2.5, None]}
     )
@@ -92,7 +92,7 @@ def test_put_status_absent_object_is_not_found(store: ObjectStore) -> None:
         lambda store, ref: store.put(replace(an_object(), name=ref.name)),
     ],
 )
-def test_names_that_leave_the_folder_are_refused(store: ObjectStore, act: Callable[[ObjectStore, Ref], Any]) -> None:
+def test_names_escaping_folder_are_refused(store: ObjectStore, act: Callable[[ObjectStore, Ref], Any]) -> None:
     with pytest.raises(UsageFault):
         act(store, Ref("Model", "../../x"))
 
@@ -120,7 +120,7 @@ def test_reading_a_home_writes_nothing_and_needs_no_permission(store: ObjectStor
     assert contents(store.home.root) == before
 
 
-def test_damaged_object_is_reported_by_readers_and_touched_by_none(store: ObjectStore) -> None:
+def test_damaged_object_is_reported_and_untouched_by_readers(store: ObjectStore) -> None:
     for name in ("qwen", "whole"):
         store.put(an_object(name))
     damage(store)
@@ -135,7 +135,7 @@ def test_damaged_object_is_reported_by_readers_and_touched_by_none(store: Object
     assert contents(store.home.root) == before
 
 
-def test_quarantined_object_is_not_taken_as_absent(store: ObjectStore) -> None:
+def test_quarantined_object_is_not_absent(store: ObjectStore) -> None:
     store.put(an_object())
     path = store.home.object_folder(QWEN) / "object.json"
     path.rename(path.with_name("object.json.quarantined-20260101T000000"))
@@ -168,7 +168,7 @@ def test_object_of_a_newer_format_is_left_alone_by_all(store: ObjectStore) -> No
     assert path.read_bytes() == before
 
 
-def test_object_in_the_folder_of_another_is_refused(store: ObjectStore) -> None:
+def test_object_in_foreign_folder_is_refused(store: ObjectStore) -> None:
     store.put(an_object())
     folder = store.home.object_folder(QWEN)
     folder.rename(folder.with_name("other"))
@@ -192,7 +192,7 @@ def test_body_of_another_shape_is_damaged(store: ObjectStore) -> None:
         assert caught.value.damaged
 
 
-def test_restore_brings_the_newest_revision_back(store: ObjectStore) -> None:
+def test_restore_uses_newest_revision(store: ObjectStore) -> None:
     accept(store, an_object(replicas=1))
     latest = accept(store, an_object(replicas=2, labels={"a": "b"}))
     store.put_statuses({QWEN: {"phase": "Ready"}})
@@ -209,7 +209,7 @@ def test_restore_readable_object_changes_nothing(store: ObjectStore) -> None:
     assert contents(store.home.root) == before
 
 
-def test_restore_without_revisions_says_what_to_do(store: ObjectStore) -> None:
+def test_restore_without_revisions_gives_advice(store: ObjectStore) -> None:
     store.put(an_object())
     damage(store)
     with pytest.raises(UnreadableFile, match="no revision is left") as caught:
@@ -236,7 +236,7 @@ def test_delete_damaged_object_keeps_the_damaged_file(store: ObjectStore) -> Non
     assert "object.json.quarantined-" in kept.name
 
 
-def test_damaged_serial_is_an_error_to_readers_and_overcome_by_writers(store: ObjectStore) -> None:
+def test_damaged_serial_fails_readers_and_is_replaced_by_writers(store: ObjectStore) -> None:
     store.put(an_object())
     (store.home.objects / "serial").write_text("x")
     with pytest.raises(UnreadableFile):
@@ -251,14 +251,14 @@ for count in range(1, 41):
 """
 
 
-def test_serial_two_writers_at_once_counts_every_change(store: ObjectStore) -> None:
+def test_concurrent_writers_count_every_serial(store: ObjectStore) -> None:
     with running(COUNT_UP.format(name="a"), store.home) as one, running(COUNT_UP.format(name="b"), store.home) as two:
         assert (one.wait(60), two.wait(60)) == (0, 0)
     assert store.serial() == 80
     assert [obj.annotations["count"] for obj in store.list()] == ["40", "40"]
 
 
-def test_snapshot_beside_a_writer_never_sees_half_a_change(store: ObjectStore) -> None:
+def test_snapshot_never_sees_partial_change(store: ObjectStore) -> None:
     with running(COUNT_UP.format(name="a"), store.home) as writer:
         while writer.poll() is None:
             snapshot = store.snapshot()
@@ -268,7 +268,7 @@ def test_snapshot_beside_a_writer_never_sees_half_a_change(store: ObjectStore) -
     assert store.serial() == 40
 
 
-def test_snapshot_waits_for_a_change_under_way(store: ObjectStore) -> None:
+def test_snapshot_waits_for_running_change(store: ObjectStore) -> None:
     store.put(an_object())
     with lock_store(store.home):
         ended = run(
@@ -296,7 +296,7 @@ store.put(StoredObject("Model", "last", "u"))
 """
 
 
-def test_store_killed_at_every_durable_step_is_whole_and_converges(home: Home) -> None:
+def test_store_killed_at_every_durable_step_converges(home: Home) -> None:
     serial, step = 0, 0
     while True:
         step += 1
@@ -317,7 +317,7 @@ def test_store_killed_at_every_durable_step_is_whole_and_converges(home: Home) -
     assert list(home.objects.glob("model/.trash-*")) == []
 
 
-def test_put_killed_at_any_step_never_changes_the_object_under_an_old_serial(store: ObjectStore) -> None:
+def test_killed_put_never_changes_object_under_old_serial(store: ObjectStore) -> None:
     store.put(an_object())
     serial, step, returncode = store.serial(), 0, 137
     while returncode == 137:
@@ -332,7 +332,7 @@ def test_put_killed_at_any_step_never_changes_the_object_under_an_old_serial(sto
     assert step == 7
 
 
-def test_layers_in_a_stored_object_keep_their_source(store: ObjectStore) -> None:
+def test_stored_layers_keep_their_source(store: ObjectStore) -> None:
     layer = Layer("apply", {"a": 1}, {"file": "x.yaml", "line": 1, "sha256": "0"}, "alice@box", 1.5)
     store.put(replace(an_object(), layers=(layer,)))
     found = store.get(QWEN)
@@ -340,7 +340,7 @@ def test_layers_in_a_stored_object_keep_their_source(store: ObjectStore) -> None
     assert found.layers == (layer,)
 
 
-def test_part_of_a_status_that_another_wrote_stays_and_the_rest_is_written(tmp_path: Path) -> None:
+def test_concurrent_status_writes_are_merged(tmp_path: Path) -> None:
     store = ObjectStore(Home(tmp_path))
     before = StoredObject("Model", "m", "uid", status={"commits": {"a": "1"}, "phase": "Ready"})
     store.put(before)

@@ -51,13 +51,13 @@ def own(layers: tuple[Layer, ...]) -> dict[str, dict[str, Any]]:
 
 
 @given(stacks(wild), wild)
-def test_replace_same_spec_twice_changes_nothing(layers: tuple[Layer, ...], spec: dict[str, Any]) -> None:
+def test_replace_with_same_spec_changes_nothing(layers: tuple[Layer, ...], spec: dict[str, Any]) -> None:
     once = replace_layer(layers, apply_layer(spec))
     assert replace_layer(once, apply_layer(spec, at=99.0)) == once
 
 
 @given(stacks(wild), wild, wild)
-def test_replace_leaves_nothing_of_the_manifest_before(
+def test_replace_drops_all_of_previous_manifest(
     layers: tuple[Layer, ...], first: dict[str, Any], second: dict[str, Any]
 ) -> None:
     through = replace_layer(replace_layer(layers, apply_layer(first)), apply_layer(second))
@@ -67,20 +67,20 @@ def test_replace_leaves_nothing_of_the_manifest_before(
 
 
 @given(stacks(wild), wild)
-def test_replace_keeps_one_layer_a_manager_with_apply_first(layers: tuple[Layer, ...], spec: dict[str, Any]) -> None:
+def test_replace_keeps_one_layer_per_manager_apply_first(layers: tuple[Layer, ...], spec: dict[str, Any]) -> None:
     managers = [layer.manager for layer in replace_layer(layers, apply_layer(spec))]
     assert managers[0] == APPLY
     assert len(set(managers)) == len(managers)
 
 
 @given(specs, specs)
-def test_replace_removed_field_without_a_holder_is_gone(first: dict[str, Any], second: dict[str, Any]) -> None:
+def test_replace_removes_field_without_holder(first: dict[str, Any], second: dict[str, Any]) -> None:
     layers = replace_layer(replace_layer((), apply_layer(first)), apply_layer(second))
     assert not changes(effective(layers), second)
 
 
 @given(stacks(wild))
-def test_origin_of_every_leaf_is_the_last_layer_that_holds_it(layers: tuple[Layer, ...]) -> None:
+def test_leaf_origin_is_last_layer_holding_it(layers: tuple[Layer, ...]) -> None:
     merged = leaves(effective(layers))
     found = origins(layers)
     assert found.keys() == merged.keys()
@@ -91,9 +91,7 @@ def test_origin_of_every_leaf_is_the_last_layer_that_holds_it(layers: tuple[Laye
 
 
 @given(stacks(specs), specs)
-def test_conflicts_are_exactly_the_leaves_a_later_layer_holds_otherwise(
-    layers: tuple[Layer, ...], spec: dict[str, Any]
-) -> None:
+def test_conflicts_are_leaves_held_differently_by_later_layers(layers: tuple[Layer, ...], spec: dict[str, Any]) -> None:
     found = {(conflict.path, conflict.manager) for conflict in conflicts(layers, apply_layer(spec))}
     expected = {
         (path, layer.manager)
@@ -106,7 +104,7 @@ def test_conflicts_are_exactly_the_leaves_a_later_layer_holds_otherwise(
 
 
 @given(stacks(wild), wild)
-def test_take_conflicts_makes_the_manifest_win_everywhere(layers: tuple[Layer, ...], spec: dict[str, Any]) -> None:
+def test_take_conflicts_makes_manifest_win(layers: tuple[Layer, ...], spec: dict[str, Any]) -> None:
     mine = apply_layer(spec)
     taken = take_leaves(layers, conflicts(layers, mine))
     assert conflicts(taken, mine) == ()
@@ -117,7 +115,7 @@ def test_take_conflicts_makes_the_manifest_win_everywhere(layers: tuple[Layer, .
 
 
 @given(stacks(specs), specs)
-def test_take_conflicts_touches_no_other_leaf(layers: tuple[Layer, ...], spec: dict[str, Any]) -> None:
+def test_take_conflicts_changes_no_other_leaf(layers: tuple[Layer, ...], spec: dict[str, Any]) -> None:
     found = conflicts(layers, apply_layer(spec))
     taken = own(take_leaves(layers, found))
     for layer in layers:
@@ -129,7 +127,7 @@ def test_take_conflicts_touches_no_other_leaf(layers: tuple[Layer, ...], spec: d
         }
 
 
-def test_conflict_behind_an_empty_map_of_the_manifest_is_found() -> None:
+def test_conflict_with_empty_map_is_found() -> None:
     layers = (apply_layer({}), Layer("scale", {"env": {"a": "1"}, "replicas": 4}, None, "alice@box", 7.0))
 
     found = conflicts(layers, apply_layer({"env": {}, "replicas": 3}))
@@ -144,20 +142,20 @@ def test_conflict_names_owner_time_and_both_values() -> None:
     assert (conflict.manager, conflict.actor, conflict.at) == ("scale", "alice@box", 7.0)
 
 
-def test_conflict_with_a_scalar_where_the_manifest_has_a_map_is_found_and_taken() -> None:
+def test_conflict_between_scalar_and_map_is_found_and_taken() -> None:
     layers = (apply_layer({}), Layer("scale", {"env": None}))
     found = conflicts(layers, apply_layer({"env": {"A": "1"}}))
     assert [(path_text(conflict.path), conflict.theirs) for conflict in found] == [("env.A", None)]
     assert own(take_leaves(layers, found)) == {APPLY: {}}
 
 
-def test_take_last_field_of_a_named_item_removes_the_item() -> None:
+def test_taking_last_field_of_named_item_removes_item() -> None:
     layers = (apply_layer({}), Layer("scale", {"models": [{"name": "qwen", "replicas": 4}], "replicas": 2}))
     found = conflicts(layers, apply_layer({"models": [{"name": "qwen", "replicas": 1}]}))
     assert own(take_leaves(layers, found))["scale"] == {"replicas": 2}
 
 
-def test_field_the_manifest_does_not_mention_is_left_to_its_owner() -> None:
+def test_unmentioned_field_is_left_to_its_owner() -> None:
     layers = (apply_layer({"path": "p"}), Layer("scale", {"replicas": 4}))
     assert conflicts(layers, apply_layer({"path": "q"})) == ()
     after = replace_layer(layers, apply_layer({"path": "q"}))
@@ -165,11 +163,11 @@ def test_field_the_manifest_does_not_mention_is_left_to_its_owner() -> None:
     assert origin(after) == {"path": APPLY, "replicas": "scale"}
 
 
-def test_replace_with_an_empty_layer_drops_it_but_keeps_the_manifest() -> None:
+def test_replace_with_empty_layer_drops_it_except_manifest() -> None:
     layers = (apply_layer({}), Layer("scale", {"replicas": 4}))
     assert own(replace_layer(layers, Layer("scale", {}))) == {APPLY: {}}
 
 
-def test_replace_true_by_one_is_a_change() -> None:
+def test_replacing_true_by_one_is_a_change() -> None:
     once = replace_layer((), apply_layer({"stream": True}, at=1.0))
     assert replace_layer(once, apply_layer({"stream": 1}, at=2.0))[0].at == 2.0

@@ -13,7 +13,7 @@ def path_of(store: ObjectStore, number: int) -> Path:
     return store.home.object_folder(QWEN) / "revisions" / f"{number}.json"
 
 
-def test_revision_says_who_when_and_from_which_file(store: ObjectStore) -> None:
+def test_revision_records_author_time_and_file(store: ObjectStore) -> None:
     assert store.add_revision(an_object(replicas=2)).revision == 1
     (revision,) = store.revisions(QWEN)
     assert (revision.number, revision.actor, revision.at) == (1, "alice@box", 12.0)
@@ -21,7 +21,7 @@ def test_revision_says_who_when_and_from_which_file(store: ObjectStore) -> None:
     assert revision.spec == {"replicas": 2}
 
 
-def test_revision_is_of_the_layer_that_was_set_last(store: ObjectStore) -> None:
+def test_revision_has_layer_set_last(store: ObjectStore) -> None:
     obj = an_object(replicas=2)
     scaled = replace(obj, layers=(*obj.layers, Layer("scale", {"replicas": 5}, None, "bob@box", 99.0)))
     store.add_revision(scaled)
@@ -43,12 +43,12 @@ def test_add_revision_keeps_the_last_twenty_in_order(store: ObjectStore) -> None
     assert [revision.number for revision in store.revisions(QWEN)] == list(range(6, KEEP + 6))
 
 
-def test_add_revision_back_to_an_older_spec_is_a_new_revision(store: ObjectStore) -> None:
+def test_add_revision_of_older_spec_is_a_new_revision(store: ObjectStore) -> None:
     numbers = [store.add_revision(an_object(replicas=replicas)).revision for replicas in (1, 2, 1)]
     assert numbers == [1, 2, 3]
 
 
-def test_add_revision_retried_after_a_crash_before_the_object_uses_the_same_number(store: ObjectStore) -> None:
+def test_add_revision_after_crash_reuses_number(store: ObjectStore) -> None:
     store.put(store.add_revision(an_object(replicas=1)))
     store.add_revision(an_object(replicas=2))
     assert store.add_revision(an_object(replicas=2)).revision == 2
@@ -67,7 +67,7 @@ def test_damaged_revision_is_reported_and_skipped(store: ObjectStore) -> None:
     assert store.add_revision(an_object(replicas=3)).revision == 3
 
 
-def test_damaged_revision_too_old_to_keep_is_set_aside(store: ObjectStore) -> None:
+def test_damaged_old_revision_is_set_aside(store: ObjectStore) -> None:
     store.add_revision(an_object(replicas=1))
     path_of(store, 1).write_bytes(b"torn")
     for replicas in range(2, KEEP + 2):
@@ -75,7 +75,7 @@ def test_damaged_revision_too_old_to_keep_is_set_aside(store: ObjectStore) -> No
     assert [path.read_bytes() for path in path_of(store, 1).parent.glob("1.json.quarantined-*")] == [b"torn"]
 
 
-def test_revisions_folder_with_strange_names_is_read(store: ObjectStore) -> None:
+def test_revisions_ignores_unrelated_file_names(store: ObjectStore) -> None:
     store.add_revision(an_object())
     for name in ("x.json", "²3.json", "2.txt", "-1.json"):
         path_of(store, 1).with_name(name).write_text("")

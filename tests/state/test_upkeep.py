@@ -62,7 +62,7 @@ def test_damaged_files_are_found_and_repaired(store: ObjectStore) -> None:
     assert defects(store.home) == ()
 
 
-def test_leftovers_of_crashes_are_swept_and_young_writes_are_not(store: ObjectStore) -> None:
+def test_crash_leftovers_are_swept_except_recent_writes(store: ObjectStore) -> None:
     store.put(an_object())
     home = store.home
     run('store.put(StoredObject("Model", "qwen", "new"))', home, AREAL_CRASH_AT="write-synced")
@@ -77,7 +77,7 @@ def test_leftovers_of_crashes_are_swept_and_young_writes_are_not(store: ObjectSt
     assert len(list(home.objects.glob(".serial.tmp-*"))) == 1
 
 
-def test_killed_command_leaves_no_holder_and_nothing_to_sweep(store: ObjectStore) -> None:
+def test_killed_command_leaves_no_holder_or_leftover(store: ObjectStore) -> None:
     store.put(an_object())
     code = """
     with lock_objects(home, [Ref("Model", "qwen")]) as held:
@@ -95,7 +95,7 @@ def test_killed_command_leaves_no_holder_and_nothing_to_sweep(store: ObjectStore
     assert holder(store.home, Ref("Model", "qwen")) is None
 
 
-def test_files_that_others_can_read_are_found_and_tightened(home: Home) -> None:
+def test_world_readable_files_are_found_and_tightened(home: Home) -> None:
     key = ensure_admin_key(home, "default")
     key.chmod(0o644)
     home.runs.chmod(0o755)
@@ -126,11 +126,11 @@ def test_filesystem_is_known_before_the_home_exists(home: Home) -> None:
         ("ext4", "rw", None),
     ],
 )
-def test_mount_options_tell_whether_locks_hold_between_machines(kind: str, options: str, hold: bool | None) -> None:
+def test_mount_options_decide_lock_support_across_machines(kind: str, options: str, hold: bool | None) -> None:
     assert locks_hold_between_machines(kind, options.split(",")) is hold
 
 
-def test_object_whose_removal_was_interrupted_is_a_leftover_and_no_object(store: ObjectStore) -> None:
+def test_partly_removed_object_is_a_leftover(store: ObjectStore) -> None:
     store.put(store.add_revision(an_object()))
     run('store.delete(Ref("Model", "qwen"))', store.home, AREAL_CRASH_AT="delete-after")
     assert defects(store.home) == ()

@@ -34,7 +34,7 @@ def _batch(*texts: str) -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "attention_mask": ids != 0, "versions": torch.zeros_like(ids), "rewards": ids[:, 0]}
 
 
-def test_concat_pads_to_the_widest_with_each_columns_own_padding() -> None:
+def test_concat_pads_each_column_with_its_padding() -> None:
     got = concat_padded_tensors([_batch("ab"), _batch("wxyz")])
     assert lengths(got) == [2, 4]
     assert got["input_ids"].shape == (2, 4)
@@ -47,12 +47,12 @@ def test_concat_of_different_columns_names_them() -> None:
         concat_padded_tensors([_batch("a"), {"attention_mask": torch.ones(1, 1)}])
 
 
-def test_select_is_no_wider_than_what_was_selected() -> None:
+def test_select_trims_to_selected_width() -> None:
     got = select(_batch("abcd", "xy", "z"), [2, 1])
     assert got["input_ids"].tolist() == [[ord("z"), 0], [ord("x"), ord("y")]]
 
 
-def test_trimmed_an_empty_batch_keeps_one_column() -> None:
+def test_trimmed_empty_batch_keeps_one_column() -> None:
     assert trim({"attention_mask": torch.zeros(2, 5)})["attention_mask"].shape == (2, 1)
 
 
@@ -64,7 +64,7 @@ def _all(bins: list[list[int]], count: int) -> bool:
 
 
 @given(LENGTHS, st.integers(1, 120), st.booleans(), st.sampled_from(["ffd", "kk"]))
-def test_micro_batches_with_a_limit_hold_every_row_once_and_keep_it(lengths, limit, padded, algorithm) -> None:
+def test_micro_batches_respect_limit_and_hold_every_row_once(lengths, limit, padded, algorithm) -> None:
     bins = micro_batches(lengths, MicroBatches(max_tokens=limit, padded=padded, algorithm=algorithm))
     assert _all(bins, len(lengths))
     for members in bins:
@@ -73,7 +73,7 @@ def test_micro_batches_with_a_limit_hold_every_row_once_and_keep_it(lengths, lim
         assert cost <= limit or len(members) == 1
 
 
-def test_micro_batches_of_kk_are_of_like_size_and_those_of_ffd_few() -> None:
+def test_kk_micro_batches_are_even_and_ffd_ones_few() -> None:
     lengths = [9, 8, 7, 6, 5, 4, 3, 2]
     few, even = (
         micro_batches(lengths, MicroBatches(max_tokens=20, algorithm=algorithm)) for algorithm in ("ffd", "kk")
@@ -83,7 +83,7 @@ def test_micro_batches_of_kk_are_of_like_size_and_those_of_ffd_few() -> None:
 
 
 @given(LENGTHS, st.integers(1, 8), st.integers(1, 4), st.integers(1, 10))
-def test_micro_batches_are_as_many_as_all_ranks_need(lengths, count, divisor, at_least) -> None:
+def test_micro_batch_count_covers_need_of_all_ranks(lengths, count, divisor, at_least) -> None:
     bins = micro_batches(lengths, MicroBatches(count=count, divisor=divisor), at_least)
     assert _all(bins, len(lengths))
     assert all(bins)
@@ -92,7 +92,7 @@ def test_micro_batches_are_as_many_as_all_ranks_need(lengths, count, divisor, at
 
 
 @given(LENGTHS, st.integers(1, 6))
-def test_partition_is_never_further_apart_than_the_longest_row(lengths, parts) -> None:
+def test_partition_gap_is_at_most_longest_row(lengths, parts) -> None:
     sets = partition(lengths, parts)
     assert len(sets) == parts
     assert _all(sets, len(lengths))
@@ -100,17 +100,17 @@ def test_partition_is_never_further_apart_than_the_longest_row(lengths, parts) -
     assert max(sums) - min(sums) <= max(lengths)
 
 
-def test_partition_of_nothing_is_as_many_empty_parts() -> None:
+def test_partition_of_nothing_gives_empty_parts() -> None:
     assert [partition([], parts) for parts in (1, 3)] == [[[]], [[], [], []]]
 
 
-def test_partition_beats_taking_turns() -> None:
+def test_partition_beats_round_robin() -> None:
     sums = sorted(sum([8, 7, 6, 5, 4][n] for n in members) for members in partition([8, 7, 6, 5, 4], 2))
     assert sums == [14, 16]
 
 
 @given(st.integers(1, 4), st.integers(1, 3), st.data())
-def test_spread_gives_every_rank_as_many_rows_and_keeps_groups_together(ranks, group, data) -> None:
+def test_spread_is_even_and_keeps_groups_together(ranks, group, data) -> None:
     each = data.draw(st.integers(1, 5))
     count = ranks * group * each
     lengths = data.draw(st.lists(st.integers(1, 50), min_size=count, max_size=count))
@@ -123,13 +123,13 @@ def test_spread_gives_every_rank_as_many_rows_and_keeps_groups_together(ranks, g
             assert share[start : start + group] == list(range(share[start], share[start] + group))
 
 
-def test_spread_what_does_not_divide_is_an_error() -> None:
+def test_indivisible_spread_is_an_error() -> None:
     with pytest.raises(ValueError, match="3 rows in groups of 1 cannot be shared equally by 2 ranks"):
         split_rows([1, 2, 3], 2)
 
 
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=12), st.integers(2, 3), st.integers(1, 100))
-def test_micro_batches_of_groups_keep_neighbours_together(sizes, granularity, limit) -> None:
+def test_grouped_micro_batches_keep_neighbours_together(sizes, granularity, limit) -> None:
     lengths = [size for size in sizes for _ in range(granularity)]
     bins = micro_batches(lengths, MicroBatches(granularity=granularity, max_tokens=limit))
     assert _all(bins, len(lengths))
@@ -139,7 +139,7 @@ def test_micro_batches_of_groups_keep_neighbours_together(sizes, granularity, li
 
 
 @given(st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=4), min_size=1, max_size=12), st.integers(1, 4))
-def test_shared_groups_are_whole_and_everybody_has_one(groups, ranks) -> None:
+def test_shared_groups_are_whole_and_every_rank_has_one(groups, ranks) -> None:
     lengths = [length for group in groups for length in group]
     numbers = [number for number, group in enumerate(groups) for _ in group]
     if len(groups) < ranks:
@@ -181,7 +181,7 @@ answers = st.lists(tokens, max_size=6)
 
 
 @given(st.lists(st.tuples(prompts, st.lists(answers, min_size=1, max_size=5)), min_size=1, max_size=5), st.booleans())
-def test_packed_has_each_token_once_and_every_row_finds_its_own(
+def test_packed_tokens_are_unique_and_found_by_every_row(
     groups: list[tuple[list[int], list[list[int]]]], last: bool
 ) -> None:
     given = [(prompt, answer) for prompt, group in groups for answer in group]
@@ -206,22 +206,22 @@ def test_packed_has_each_token_once_and_every_row_finds_its_own(
     assert used == set(range(rows.input_ids.numel()))
 
 
-def test_packed_group_has_its_prompt_once() -> None:
+def test_packed_group_shares_its_prompt() -> None:
     rows = pack(batch_of([([1, 2, 3, 1, 2, 3], [n % 3, 1, 2]) for n in range(4)]), last=False)
     assert rows is not None and rows.input_ids.numel() == 6 + 4 * 2
 
 
-def test_packed_rows_that_are_all_alike_in_length_and_share_nothing_is_none() -> None:
+def test_equal_rows_without_shared_prompt_are_not_packed() -> None:
     assert pack(batch_of([([n], [1] * 20) for n in range(4)]), last=False) is None
 
 
-def test_packed_without_the_column_that_tells_prompts_is_none() -> None:
+def test_rows_without_loss_mask_are_not_packed() -> None:
     batch = batch_of([([1, 2], [3])] * 4)
     del batch["loss_mask"]
     assert pack(batch, last=False) is None
 
 
-def test_rows_of_tokens_are_padded_and_the_first_token_of_none_is_trained_on() -> None:
+def test_token_rows_are_padded_and_first_token_is_untrained() -> None:
     batch = token_batch([{"input_ids": [5, 6, 7], "loss_mask": [1, 1, 1]}, {"input_ids": [8], "loss_mask": [1]}], 9)
     assert batch["input_ids"].tolist() == [[5, 6, 7], [8, 9, 9]]
     assert batch["attention_mask"].tolist() == [[True] * 3, [True, False, False]]
@@ -236,12 +236,12 @@ def test_rows_of_tokens_are_padded_and_the_first_token_of_none_is_trained_on() -
         ({"input_ids": [1]}, "row 1 of the batch has no loss_mask"),
     ],
 )
-def test_row_without_a_mask_for_its_tokens_is_named(row: dict[str, list[int]], message: str) -> None:
+def test_row_without_loss_mask_is_named(row: dict[str, list[int]], message: str) -> None:
     with pytest.raises(UsageFault, match=message):
         token_batch([{"input_ids": [1], "loss_mask": [1]}, row])
 
 
-def test_pair_has_the_common_prefix_for_its_prompt() -> None:
+def test_pair_uses_common_prefix_as_prompt() -> None:
     rows: list[dict[str, Any]] = [
         {"chosen_ids": [1, 2, 3, 4], "rejected_ids": [1, 2, 5]},
         {"chosen_ids": [1, 2, 3, 4], "rejected_ids": [1, 2, 3, 4]},

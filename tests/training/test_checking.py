@@ -86,14 +86,14 @@ def test_fault_is_reported_with_its_key(folder: Path, values: dict[str, Any], pa
         ("seed=${nothing}", "nothing"),
     ],
 )
-def test_faults_of_overrides_are_named_with_all_others(folder: Path, override: str, message: str) -> None:
+def test_override_faults_are_reported_together(folder: Path, override: str, message: str) -> None:
     found = faults(folder, {}, "total_train_steps=2", override)
     assert [each["override"] for each in found] == [override] and message in found[0]["message"]
     if "${" not in override:  # of an interpolation nothing else can be read
         assert len(faults(folder, {"sed": 1}, override, "trialname=x")) == 3
 
 
-def test_missing_function_and_data_set_are_placed_where_they_are_named(folder: Path) -> None:
+def test_missing_function_or_dataset_is_placed_at_its_key(folder: Path) -> None:
     text = "\n".join(
         f"{key}: {json.dumps(value)}" for key, value in {**WELL, "valid_dataset": {"path": "x.jsonl"}}.items()
     )
@@ -102,7 +102,7 @@ def test_missing_function_and_data_set_are_placed_where_they_are_named(folder: P
     assert dataset["override"] is None and dataset["mark"][0] == len(text.splitlines())
 
 
-def test_what_a_driver_could_run_is_not_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runnable_config_is_accepted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir("/")
     before = dict(os.environ)
     assert faults(folder, {}) == []
@@ -141,9 +141,7 @@ _ROW = '{"question": "1+1?", "%s": "2"}\n'
         ("def right(prompt, completions): ...", ['{"text": "1+1?"}'], "rows.jsonl:1: a row of type rl has no question"),
     ],
 )
-def test_column_that_the_reward_requires_and_a_row_lacks_is_a_fault_of_the_data_set(
-    folder: Path, reward: str, rows: list[str], message: str
-) -> None:
+def test_row_without_reward_column_is_a_dataset_fault(folder: Path, reward: str, rows: list[str], message: str) -> None:
     (folder / "rows.jsonl").write_text("".join(rows))
     (folder / "rewards.py").write_text(f"import nowhere\n\n\n{reward}\n")
     found = faults(folder, {})
@@ -167,9 +165,7 @@ def test_column_that_the_reward_requires_and_a_row_lacks_is_a_fault_of_the_data_
         },
     ],
 )
-def test_reward_of_a_batch_is_a_fault_of_the_reward_also_where_the_rows_are_on_a_hub(
-    folder: Path, files: dict[str, str]
-) -> None:
+def test_batch_reward_is_refused_also_for_hub_dataset(folder: Path, files: dict[str, str]) -> None:
     for name, text in files.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text)
@@ -178,7 +174,7 @@ def test_reward_of_a_batch_is_a_fault_of_the_reward_also_where_the_rows_are_on_a
     assert "(completions: list[str], **kwargs) -> list[float] cannot be called" in found["message"]
 
 
-def test_valid_data_set_is_checked_and_a_hub_id_and_a_workflow_of_the_users_own_are_not(folder: Path) -> None:
+def test_valid_local_dataset_passes_and_remote_is_not_checked(folder: Path) -> None:
     (folder / "rewards.py").write_text("def right(prompt, completions, gold): ...\nclass Mine: ...\n")
     (folder / "good.jsonl").write_text(_ROW % "gold")
     good = {"path": "good.jsonl"}

@@ -13,7 +13,7 @@ def _save(checkpoints: Checkpoints, step: int, text: str = "weights") -> None:
         state["step"] = step
 
 
-def test_writing_that_fails_leaves_the_one_before(tmp_path: Path) -> None:
+def test_failed_write_keeps_previous_checkpoint(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path / "checkpoints")
     _save(checkpoints, 1)
     with pytest.raises(RuntimeError), checkpoints.writing(2, one_process("cpu")) as (folder, _):
@@ -28,7 +28,7 @@ def test_writing_that_fails_leaves_the_one_before(tmp_path: Path) -> None:
     assert not list(checkpoints.root.glob("*.tmp"))
 
 
-def test_writing_the_same_step_again_replaces_it(tmp_path: Path) -> None:
+def test_rewriting_a_step_replaces_it(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     _save(checkpoints, 4, "old")
     _save(checkpoints, 4, "new")
@@ -37,14 +37,14 @@ def test_writing_the_same_step_again_replaces_it(tmp_path: Path) -> None:
     assert (newest.folder / "shard").read_text() == "new"
 
 
-def test_newest_two_stay(tmp_path: Path) -> None:
+def test_newest_two_checkpoints_are_kept(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     for step in (5, 10, 15, 20):
         _save(checkpoints, step)
     assert [checkpoint.step for checkpoint in checkpoints.all()] == [15, 20]
 
 
-def test_state_that_was_torn_names_the_file(tmp_path: Path) -> None:
+def test_torn_state_error_names_file(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     _save(checkpoints, 1)
     (tmp_path / "step_1" / "state.json").write_text("{")
@@ -54,14 +54,14 @@ def test_state_that_was_torn_names_the_file(tmp_path: Path) -> None:
         newest.state()
 
 
-def test_newest_of_nothing_is_none(tmp_path: Path) -> None:
+def test_newest_of_empty_folder_is_none(tmp_path: Path) -> None:
     assert Checkpoints(tmp_path / "none").newest() is None
 
 
 @pytest.mark.parametrize(
     ("name", "place"), [("actor/__0_0.distcp", 0), ("actor/__0_0.distcp", 70_000_000), ("actor/.metadata", 3)]
 )
-def test_bit_that_turns_over_is_damage_and_the_one_before_counts(tmp_path: Path, name: str, place: int) -> None:
+def test_flipped_bit_is_damage_and_previous_checkpoint_is_used(tmp_path: Path, name: str, place: int) -> None:
     checkpoints = Checkpoints(tmp_path)
     for step in (1, 2):
         with checkpoints.writing(step, one_process("cpu")) as (folder, _):
@@ -80,7 +80,7 @@ def test_bit_that_turns_over_is_damage_and_the_one_before_counts(tmp_path: Path,
     assert whole is not None and whole.step == 1
 
 
-def test_state_in_which_a_digit_is_another_is_damage(tmp_path: Path) -> None:
+def test_changed_digit_in_state_is_damage(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     _save(checkpoints, 12)
     path = tmp_path / "step_12" / "state.json"

@@ -24,7 +24,7 @@ def workflow_of(*words: str) -> dict[str, Any]:
     return _workflow(load_expr_config([*NAMES, *words], GRPOConfig)[0])
 
 
-def test_multi_turn_workflow_is_made_from_yaml_alone() -> None:
+def test_multi_turn_workflow_is_built_from_yaml() -> None:
     kwargs = workflow_of(
         "workflow=areal.workflow.multi_turn.MultiTurnWorkflow", f"reward_fn={REWARD}", "workflow_kwargs={max_turns: 2}"
     )["workflow_kwargs"]
@@ -32,7 +32,7 @@ def test_multi_turn_workflow_is_made_from_yaml_alone() -> None:
     assert kwargs["tokenizer"] == str(EXAMPLE / "model") and kwargs["gconfig"].n_samples == 1
 
 
-def test_agent_gets_only_what_it_takes() -> None:
+def test_agent_gets_only_parameters_it_accepts() -> None:
     words = ("workflow=areal.workflow.openai.math_agent:MathAgent", "workflow_kwargs={max_turns: 2}")
     assert workflow_of(*words)["workflow_kwargs"] == {"max_turns": 2}
     assert workflow_of(*words, f"reward_fn={REWARD}")["workflow_kwargs"] == {"max_turns": 2, "reward_fn": REWARD}
@@ -46,12 +46,12 @@ def test_workflow_without_its_reward_is_refused(workflow: str) -> None:
         workflow_of(f"workflow={workflow}")
 
 
-def test_reward_that_a_workflow_does_not_take_is_refused() -> None:
+def test_reward_unsupported_by_workflow_is_refused() -> None:
     with pytest.raises(UsageFault, match="takes no reward_fn"):
         workflow_of("workflow=tests.rollout.test_workflows:Mathematician", f"reward_fn={REWARD}")
 
 
-def test_row_that_lacks_a_column_of_the_reward_is_refused_before_an_engine_starts(tmp_path: Path) -> None:
+def test_row_without_reward_column_is_refused_before_start(tmp_path: Path) -> None:
     rows = [{"question": "1+1?", "answer": "2", "level": 1}] * 200 + [{"question": "1+2?", "answer": "3", "levels": 1}]
     (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     (tmp_path / "by_level.py").write_text("def right(prompt, completions, level): return 1.0\n")
@@ -67,7 +67,7 @@ def test_row_that_lacks_a_column_of_the_reward_is_refused_before_an_engine_start
 AGENT = "tests.rollout.test_workflows:Mathematician"
 
 
-def test_agent_of_the_configuration_is_the_workflow() -> None:
+def test_configured_agent_is_the_workflow() -> None:
     assert workflow_of(f"+rollout.agent.agent_cls_path={AGENT}")["workflow"] == AGENT
     with pytest.raises(UsageFault, match="takes no reward_fn"):
         workflow_of(f"+rollout.agent.agent_cls_path={AGENT}", f"reward_fn={REWARD}")
@@ -75,7 +75,7 @@ def test_agent_of_the_configuration_is_the_workflow() -> None:
     assert workflow_of(f"+rollout.agent.agent_cls_path={AGENT}", stated)["workflow"] == stated.partition("=")[2]
 
 
-def test_sampling_that_a_workflow_does_not_take_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+def test_sampling_unsupported_by_workflow_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     workflow_of(f"workflow={AGENT}", "gconfig.n_samples=4")
     assert not caplog.messages
     workflow_of(f"workflow={AGENT}", "gconfig={temperature: 0.6, stop: [x]}", "eval_gconfig={temperature: 0}")
@@ -89,7 +89,7 @@ def test_sampling_that_a_workflow_does_not_take_is_reported(caplog: pytest.LogCa
 ONLINE = ("rollout.agent.mode=online", "train_dataset.batch_size=2")
 
 
-def test_online_training_needs_neither_rows_nor_a_workflow(tmp_path: Path) -> None:
+def test_online_training_needs_no_rows_or_workflow(tmp_path: Path) -> None:
     assert workflow_of(*ONLINE) == {}
     words = (*NAMES, *ONLINE, f"cluster.fileroot={tmp_path}", "actor.dtype=float32", "actor.optimizer.lr=1e-3")
     config, _ = load_expr_config([*words, "total_train_steps=3"], PPOConfig)
@@ -100,9 +100,7 @@ def test_online_training_needs_neither_rows_nor_a_workflow(tmp_path: Path) -> No
         PPOTrainer(config)
 
 
-def test_trainer_samples_whole_groups_that_differ_where_configured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trainer_samples_whole_and_varied_groups_if_configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """``drop_incomplete_group`` and ``dynamic_sampling`` reach the rollouts, beside a filter of one's own."""
 
     class Asked(Exception):
@@ -133,7 +131,7 @@ def test_trainer_samples_whole_groups_that_differ_where_configured(
         assert accept(higher) is not wanted
 
 
-def test_section_of_an_engine_is_its_flags() -> None:
+def test_engine_section_sets_its_flags() -> None:
     words = ("vllm.max_num_seqs=4", "sglang.mem_fraction_static=0.8", "sglang.model_path=elsewhere")
     config, _ = load_expr_config([*NAMES, *words], PPOConfig)
     assert engine_arguments("vllm", config.vllm) == {"max_num_seqs": 4}

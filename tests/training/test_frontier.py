@@ -88,7 +88,7 @@ TestRun = Run.TestCase
 @given(
     st.integers(1, 6), st.integers(1, 12), st.sets(st.integers(0, 60)), st.dictionaries(st.integers(0, 60), st.just(1))
 )
-def test_run_over_prompts_of_which_some_always_fail_ends(batch, steps, poisoned, flaky) -> None:
+def test_run_with_permanently_failing_prompts_ends(batch, steps, poisoned, flaky) -> None:
     """Each step has its batch after a bounded number of tries, and what fails but once is trained on."""
     frontier, trained, failures = Frontier(), [], dict(flaky)
     for _ in range(steps):
@@ -105,13 +105,13 @@ def test_run_over_prompts_of_which_some_always_fail_ends(batch, steps, poisoned,
     assert sorted(trained) == [p for p in range(max(trained) + 1) if p not in poisoned]
 
 
-def test_state_of_an_older_release_is_all_trained_on() -> None:
+def test_state_of_older_release_counts_as_trained_on() -> None:
     frontier = Frontier.restored({"frontier": 3, "beyond": [5], "unseen": 7})
     assert frontier.returned == [3, 4, 6]
     assert frontier.counts.trained == frontier.spent == 4
 
 
-def test_prospects_are_hopeless_once_most_of_the_last_prompts_are_given_up() -> None:
+def test_run_is_hopeless_once_most_recent_prompts_failed() -> None:
     prospects = FailureWindow(4)
     for cause in ("first", "second"):
         prospects.given_up(cause)
@@ -124,7 +124,7 @@ def test_prospects_are_hopeless_once_most_of_the_last_prompts_are_given_up() -> 
     assert prospects.is_exceeded and prospects.first_cause == "first"
 
 
-def test_prospects_forget_a_cause_that_is_behind_them() -> None:
+def test_failure_window_forgets_old_causes() -> None:
     prospects = FailureWindow(2)
     prospects.given_up("old")
     prospects.ended(2)
@@ -132,13 +132,13 @@ def test_prospects_forget_a_cause_that_is_behind_them() -> None:
     assert prospects.first_cause == "new"
 
 
-def test_consume_what_is_not_out_is_an_error() -> None:
+def test_consuming_unissued_position_is_an_error() -> None:
     with pytest.raises(ValueError, match="position 3 is not in flight"):
         Frontier().consume([3])
 
 
 @given(st.integers(1, 40), st.integers(1, 10), st.booleans(), st.booleans(), st.integers(0, 5))
-def test_order_each_epoch_has_every_row_at_most_once(count, batch_size, shuffle, drop_last, seed) -> None:
+def test_each_epoch_has_every_row_at_most_once(count, batch_size, shuffle, drop_last, seed) -> None:
     if drop_last and batch_size > count:
         with pytest.raises(ValueError, match="is more than"):
             DataOrder(count, batch_size, shuffle, drop_last, seed)
@@ -153,25 +153,25 @@ def test_order_each_epoch_has_every_row_at_most_once(count, batch_size, shuffle,
             assert sorted(seen) == list(range(count))
 
 
-def test_order_shuffled_epochs_differ_and_are_repeatable() -> None:
+def test_shuffled_epochs_differ_and_are_repeatable() -> None:
     order = DataOrder(100, seed=3)
     first, second = ([order.row(epoch * 100 + n) for n in range(100)] for epoch in range(2))
     assert first != second
     assert first == [DataOrder(100, seed=3).row(n) for n in range(100)]
 
 
-def test_order_of_nothing_is_an_error() -> None:
+def test_order_without_rows_is_an_error() -> None:
     with pytest.raises(ValueError, match="no rows"):
         DataOrder(0)
 
 
-def test_digest_of_rows_with_keys_of_any_type_is_that_of_their_content() -> None:
+def test_digest_covers_rows_with_any_key_type() -> None:
     rows = [{1: "a", "b": {(1, 2): [{3: 4, None: 5}]}}]
     assert rows_digest(rows) == rows_digest([{"b": {(1, 2): [{None: 5, 3: 4}]}, 1: "a"}])
     assert rows_digest(rows) != rows_digest([{1: "a", "b": {(1, 2): [{3: 4, None: 6}]}}])
 
 
-def test_digest_of_many_rows_reads_some_and_the_last() -> None:
+def test_digest_of_many_rows_samples_some_and_last() -> None:
     class Rows(Sequence[int]):
         def __init__(self, count: int, last: int) -> None:
             self.size, self.last, self.read = count, last, list[int]()

@@ -54,20 +54,20 @@ NAMES = ("experiment_name=e", "trial_name=t")
 
 
 @pytest.mark.extended
-def test_plain_driver_starts_as_many_ranks_as_its_configuration_says(tmp_path: Path, driver: Path) -> None:
+def test_plain_driver_starts_configured_number_of_ranks(tmp_path: Path, driver: Path) -> None:
     done = ran(tmp_path, "driver.py", *NAMES, "model.backend=fsdp:d2")
     assert done.returncode == 0, done.stderr
     assert sorted((tmp_path / "ran").read_text().split("\n")) == ["", "0 of 2", "1 of 2"]
 
 
 @pytest.mark.extended
-def test_plain_driver_of_one_process_runs_where_it_is(tmp_path: Path, driver: Path) -> None:
+def test_single_process_driver_runs_in_place(tmp_path: Path, driver: Path) -> None:
     done = ran(tmp_path, "driver.py", *NAMES, "allocation_mode=embedded:d1+fsdp:d1")
     assert (done.returncode, (tmp_path / "ran").read_text()) == (0, "0 of 1\n"), done.stderr
 
 
 @pytest.mark.extended
-def test_other_number_of_processes_is_refused(tmp_path: Path, driver: Path) -> None:
+def test_wrong_process_count_is_refused(tmp_path: Path, driver: Path) -> None:
     started = ("-m", "areal.training.launch", "--processes", "2", "--", "--driver", "driver.py", "--")
     done = ran(tmp_path, *started, *NAMES, "model.backend=fsdp:d3")
     assert done.returncode == 2, done.stderr
@@ -75,7 +75,7 @@ def test_other_number_of_processes_is_refused(tmp_path: Path, driver: Path) -> N
     assert not (tmp_path / "ran").exists()
 
 
-def test_process_that_cannot_be_started_again_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_that_cannot_relaunch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     config, _ = load_expr_config([*NAMES, "actor.backend=fsdp:d4"], GRPOConfig)
     with pytest.raises(UsageFault, match="lays out 4 training processes, and 1 was started") as caught:
         ensure_layout(config)
@@ -94,7 +94,7 @@ def test_process_that_cannot_be_started_again_is_refused(monkeypatch: pytest.Mon
         (("allocation_mode=sglang.d16p1m1+d8p1m1",), 8),
     ],
 )
-def test_processes_are_those_of_the_training_engine(words: tuple[str, ...], processes: int | None) -> None:
+def test_process_count_is_of_training_engine(words: tuple[str, ...], processes: int | None) -> None:
     assert processes_of(load_expr_config([*NAMES, *words], GRPOConfig)[0]) == processes
     words = tuple(word.replace("actor.", "model.") for word in words)
     assert processes_of(load_expr_config([*NAMES, *words], SFTConfig)[0]) == processes
@@ -123,7 +123,7 @@ def test_driver_may_be_a_file(tmp_path: Path, text: str, name: str, message: str
 @pytest.mark.parametrize(
     ("path", "message"), [("nothing.py", "there is no driver"), ("os.getcwd", "cannot be called with one list")]
 )
-def test_driver_that_is_none_is_refused(path: str, message: str) -> None:
+def test_invalid_driver_is_refused(path: str, message: str) -> None:
     with pytest.raises(ArealError, match=message):
         load_driver(path)
 
@@ -146,7 +146,7 @@ def ranks_of(layout: Part, size: int | None = None) -> list[Ranks]:
     return [Ranks(rank, size, torch.device("cpu"), layout=layout) for rank in range(size)]
 
 
-def test_ranks_of_one_replica_have_one_data_parallel_rank() -> None:
+def test_ranks_of_replica_share_data_parallel_rank() -> None:
     alone = ranks_of(Part("fsdp", 4))
     assert [(each.data_rank, each.data_size, each.is_replica_first) for each in alone] == [
         (rank, 4, True) for rank in range(4)
@@ -160,7 +160,7 @@ def test_ranks_of_one_replica_have_one_data_parallel_rank() -> None:
     assert {each.data_size for each in every} == {3}
 
 
-def test_layout_that_the_ranks_cannot_have_is_refused() -> None:
+def test_layout_not_fitting_ranks_is_refused() -> None:
     with pytest.raises(UsageFault, match="fsdp:d1t2 needs 2 processes for each part of the data, and 3 were started"):
         ranks_of(Part("fsdp", tensor=2), 3)
     actor = ranks_of(Part("megatron", data=2, tensor=2))[0]
@@ -172,7 +172,7 @@ def test_layout_that_the_ranks_cannot_have_is_refused() -> None:
     assert "ref.backend=megatron:d2t2" in str(told.value.hint)
 
 
-def test_nodes_with_unequal_numbers_of_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nodes_with_unequal_process_counts_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, number in (("WORLD_SIZE", 3), ("GROUP_WORLD_SIZE", 2), ("LOCAL_WORLD_SIZE", 1)):
         monkeypatch.setenv(name, str(number))
     with pytest.raises(UsageFault, match="3 training processes over 2 nodes, 1 of them on this one"), join_ranks():
@@ -180,7 +180,7 @@ def test_nodes_with_unequal_numbers_of_processes_are_refused(monkeypatch: pytest
 
 
 @pytest.mark.slow
-def test_run_folder_that_is_not_on_every_node_is_refused_and_ranks_leave_no_thread(tmp_path: Path) -> None:
+def test_unshared_run_folder_is_refused_on_all_nodes(tmp_path: Path) -> None:
     """Two agents of torchrun, as on two machines; each has a folder of its own, and then a common one."""
     script = tmp_path / "shared.py"
     script.write_text(

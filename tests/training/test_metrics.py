@@ -36,7 +36,7 @@ def test_resumed_run_has_each_step_once(tmp_path: Path) -> None:
     assert {line["total_steps"] for line in steps_of(path)} == {6}
 
 
-def test_lines_of_a_driver_and_of_its_trainer_are_one_step(tmp_path: Path) -> None:
+def test_driver_and_trainer_metrics_form_one_step(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     MetricsLog(path, 1, []).write(1, {"loss": 9.0, "gone": 1.0})
     trainer, driver = MetricsLog(path, 2, []), MetricsLog(path, 2, [])
@@ -52,7 +52,7 @@ def test_lines_of_a_driver_and_of_its_trainer_are_one_step(tmp_path: Path) -> No
     assert newest_step(path) == lines[-1] and "gone" not in lines[0]
 
 
-def test_progress_of_a_job_is_step_n_of_m_and_what_is_left() -> None:
+def test_job_progress_shows_step_total_and_eta() -> None:
     assert step_of({"step": 12, "totalSteps": 200}) == "12/200"
     assert step_of({"step": 12, "totalSteps": None}) == "12"
     assert step_of({"step": None, "totalSteps": None}) is None
@@ -61,18 +61,18 @@ def test_progress_of_a_job_is_step_n_of_m_and_what_is_left() -> None:
     assert eta_s({}) is None
 
 
-def test_bottleneck_names_what_takes_most_of_the_step() -> None:
+def test_bottleneck_names_longest_phase() -> None:
     assert bottleneck({"time/step": 2.0, "time/rollout": 1.42, "time/weights": 0.2}) == "waited 71% for rollouts"
     assert bottleneck({"time/step": 2.0, "time/rollout": 0.1}) == "training"
     assert bottleneck({}) == ""
 
 
-def test_step_line_shows_what_there_is() -> None:
+def test_step_line_shows_available_metrics() -> None:
     metrics = {"reward/mean": 0.4123, "tokens_per_second": 12345.0, "staleness/max": 2.0, "time/step": 0.02}
     assert step_line(12, 200, metrics) == "step 12/200  reward 0.4123  12345 tokens/s  staleness 2  20ms/step  training"
 
 
-def test_progress_off_a_terminal_is_a_hundred_lines_at_most() -> None:
+def test_progress_without_terminal_is_at_most_a_hundred_lines() -> None:
     stream = io.StringIO()
     progress = ProgressLine(1000, stream)
     for step in range(1, 1001):
@@ -80,7 +80,7 @@ def test_progress_off_a_terminal_is_a_hundred_lines_at_most() -> None:
     assert len(stream.getvalue().splitlines()) == 100
 
 
-def test_step_that_was_written_again_is_read_from_its_last_line_and_half_lines_are_left_out(tmp_path: Path) -> None:
+def test_rewritten_step_is_read_from_last_line(tmp_path: Path) -> None:
     log = MetricsLog(tmp_path / "metrics.jsonl", 2, [])
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 2, "loss": 9.0}) + '\n{"step": 3, "lo\n')
     log.write(1, {"loss": float("nan")})

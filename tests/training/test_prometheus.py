@@ -48,7 +48,7 @@ def scrape(url: str, key: str = "") -> str:
         return str(answer.read().decode())
 
 
-def test_trainer_exposes_exactly_what_is_documented_and_is_found_by_its_file(tmp_path: Path) -> None:
+def test_trainer_metrics_match_docs_and_are_discoverable(tmp_path: Path) -> None:
     with prometheus(_config(), tmp_path, total_steps=7) as (tracker, url):
         (found,) = json.loads((tmp_path / "prometheus.json").read_text())
         assert f"http://{found['targets'][0]}" == url
@@ -67,7 +67,7 @@ def test_trainer_exposes_exactly_what_is_documented_and_is_found_by_its_file(tmp
     assert metrics.total("areal_trainer_seconds_total", lambda labels: labels["phase"] == "rollout") == 2
 
 
-def test_metrics_of_a_trainer_need_a_key_beyond_loopback(tmp_path: Path) -> None:
+def test_public_trainer_metrics_require_key(tmp_path: Path) -> None:
     with pytest.raises(UsageFault, match="without an admin key"), prometheus(_config(host="0.0.0.0"), tmp_path, 1):
         pass
     key = tmp_path / "key"
@@ -80,7 +80,7 @@ def test_metrics_of_a_trainer_need_a_key_beyond_loopback(tmp_path: Path) -> None
         assert refused.value.code == 401
 
 
-def test_port_is_that_which_is_asked_for(tmp_path: Path) -> None:
+def test_configured_port_is_used(tmp_path: Path) -> None:
     given: dict[str, Any] = {"model": TrainEngineConfig(**engine()), "train_dataset": TrainDatasetConfig(batch_size=4)}
     for asked in (PrometheusConfig(port=free_port()), PrometheusConfig(enabled=False)):
         config = SFTConfig(**experiment(tmp_path), **given, stats_logger=StatsLoggerConfig(prometheus=asked))

@@ -28,7 +28,7 @@ def _config(**trackers: object) -> SFTConfig:
     return SFTConfig(experiment_name="e", trial_name="t", stats_logger=StatsLoggerConfig(**trackers))  # type: ignore[arg-type]
 
 
-def test_no_tracker_is_opened_where_none_is_asked_for(tmp_path: Path) -> None:
+def test_no_trackers_are_opened_by_default(tmp_path: Path) -> None:
     assert open_trackers(_config(), tmp_path) == []
 
 
@@ -41,7 +41,7 @@ def test_no_tracker_is_opened_where_none_is_asked_for(tmp_path: Path) -> None:
         ("trackio", TrackioConfig(mode="local")),
     ],
 )
-def test_tracker_whose_package_is_missing_is_an_error_that_names_it(
+def test_missing_tracker_package_is_named(
     name: str, section: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, name, None)
@@ -117,9 +117,7 @@ def calls_of(monkeypatch: pytest.MonkeyPatch, tracker: str, folder: Path, **sett
 
 
 @pytest.mark.parametrize(("tracker", "field"), [(tracker, field) for tracker in FIELDS for field in FIELDS[tracker]])
-def test_setting_of_a_tracker_reaches_it(
-    tracker: str, field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tracker_receives_setting(tracker: str, field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRACKIO_SPACE_ID", raising=False)
     beside, value = FIELDS[tracker][field]
     before = calls_of(monkeypatch, tracker, tmp_path, **beside)
@@ -129,7 +127,7 @@ def test_setting_of_a_tracker_reaches_it(
         assert repr(value).strip("'") in repr(after) and repr(value).strip("'") not in repr(before)
 
 
-def test_trackio_is_online_in_a_space_and_local_without_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trackio_is_online_with_space_and_local_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRACKIO_SPACE_ID", "us/runs")
     for mode, space in (("online", "us/runs"), ("local", None)):
         ((_, _, given),) = calls_of(monkeypatch, "trackio", tmp_path, mode=mode)

@@ -43,7 +43,7 @@ def documents(episodes: Any) -> list[dict[str, Any]]:
     return [each.document() for each in episodes]
 
 
-def test_export_is_read_without_padding_an_episode_a_trajectory() -> None:
+def test_export_is_read_unpadded_one_episode_per_trajectory() -> None:
     first, second = episodes_of_export(EXPORT)
     assert (first.episode, second.episode) == ("s/0", "s/1")
     assert second.interactions[0].input_ids == [5, 6]
@@ -56,7 +56,7 @@ def test_export_is_read_without_padding_an_episode_a_trajectory() -> None:
     "broken",
     [{}, {"traj": {}, "rows": [{}]}, {"traj": None, "rows": []}, {"traj": {"interactions": [{}]}, "rows": [{}]}],
 )
-def test_answer_that_is_no_export_is_a_value_error(broken: dict[str, Any]) -> None:
+def test_invalid_export_is_a_value_error(broken: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="no export"):
         rows_of_export(broken)
 
@@ -69,20 +69,20 @@ tokens = st.lists(st.integers(0, 2**31), max_size=5)
         st.builds(interaction, st.text(min_size=1), tokens, tokens, reward=st.none() | st.floats(-1, 1)), max_size=3
     )
 )
-def test_episode_read_from_its_document_is_the_same(rows: list[Any]) -> None:
+def test_episode_document_round_trips(rows: list[Any]) -> None:
     made = Episode("é\n<x>", tuple(rows), 3, 1, example={"k": [1, {"z": None}]})
     assert documents([read_episode(json.loads(json.dumps(made.document())))]) == documents([made])
 
 
 @given(st.floats(-1e9, 0, width=32))
-def test_logprob_in_a_document_is_the_same_float32_in_fewer_digits(value: float) -> None:
+def test_document_logprob_keeps_float32_in_fewer_digits(value: float) -> None:
     (row,) = Episode("e", (interaction("a", [], [1], logprob=value),)).document()["interactions"]
     (written,) = row["logprobs"]
     assert np.float32(written) == np.float32(value)
     assert len(json.dumps(written)) <= 16
 
 
-def test_parquet_gives_back_what_was_written(tmp_path: Path) -> None:
+def test_parquet_round_trips(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     path = tmp_path / "t.parquet"
     made = [branched(), branched("0-1", None), external()]
@@ -112,7 +112,7 @@ def write_npz(path: Path) -> None:
         ("t.npz", write_npz, ["s/0", "s/1"]),
     ],
 )
-def test_file_is_known_by_its_name_and_content(
+def test_file_kind_is_detected_by_name_and_content(
     tmp_path: Path, name: str, write: Callable[[Path], Any], episodes: list[str]
 ) -> None:
     write(tmp_path / name)
@@ -136,7 +136,7 @@ def test_file_is_known_by_its_name_and_content(
         ("t.parquet", b"PAR1", "holds no trajectories"),
     ],
 )
-def test_broken_file_is_named(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+def test_error_names_broken_file(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     path = tmp_path / name
     path.write_bytes(content)
     with pytest.raises(ArealError, match=message):
@@ -149,7 +149,7 @@ def test_missing_file_and_empty_folder_are_not_found(tmp_path: Path) -> None:
             list(read_episodes(path))
 
 
-def test_export_of_both_kinds_is_read_side_by_side() -> None:
+def test_mixed_export_is_read() -> None:
     columns = {"input_ids": [[1, 2]], "loss_mask": [[0, 1]], "logprobs": [[0.0, -0.5]], "versions": [[-1, 3]]}
     columns |= {"turn_ids": [[-1, 0]], "attention_mask": [[True, True]], "rewards": [1.0], "original_rewards": [1.0]}
     text = {"messages": [], "response": {"role": "assistant", "content": "b"}, "reward": 0.5, "original_reward": 0.5}

@@ -40,7 +40,7 @@ def sample(group: str, number: int, reward: float | None, **more: Any) -> Episod
     return Episode(f"{group}/{number}", (row,), 7, number, reward, group=group, step=1, **more)
 
 
-def test_step_files_are_in_order_with_the_evaluation_behind_its_step(tmp_path: Path) -> None:
+def test_step_files_are_ordered_with_evaluation_after_step(tmp_path: Path) -> None:
     assert step_files(tmp_path / "none") == []
     for name in (
         "trajectories-000010.jsonl",
@@ -54,7 +54,7 @@ def test_step_files_are_in_order_with_the_evaluation_behind_its_step(tmp_path: P
     assert [(each.step, each.is_eval) for each in step_files(tmp_path)] == [(2, False), (2, True), (10, False)]
 
 
-def test_step_is_summarised_by_group_with_its_spread(tmp_path: Path) -> None:
+def test_step_summary_has_groups_with_spread(tmp_path: Path) -> None:
     question = {"messages": [{"role": "user", "content": "1234"}], "answer": "4321"}
     alike = [sample("g-1", number, 1.0, example=question) for number in (0, 1)]
     apart = [sample("g-2", number, float(number)) for number in (0, 1)]
@@ -72,7 +72,7 @@ def test_step_is_summarised_by_group_with_its_spread(tmp_path: Path) -> None:
     assert read_step(tmp_path / "trajectories-000001.jsonl").groups[0].samples[0].hint == "3 4"
 
 
-def test_rows_without_turn_ids_count_as_a_turn_each(tmp_path: Path) -> None:
+def test_rows_without_turn_ids_count_as_one_turn_each(tmp_path: Path) -> None:
     several = sample("g", 0, 1.0)
     (row,) = several.interactions
     rows = (replace(row, turn_ids=(-1, -1, 0, 1)), replace(row, turn_ids=(-1, -1, -1, -1)))
@@ -99,7 +99,7 @@ def test_damaged_lines_are_named_and_the_others_read(tmp_path: Path) -> None:
         read_step(tmp_path / "trajectories-000002.jsonl")
 
 
-def test_nan_and_hostile_text_are_shown_and_no_error(tmp_path: Path) -> None:
+def test_nan_and_hostile_text_are_shown(tmp_path: Path) -> None:
     path = tmp_path / "trajectories-000001.jsonl"
     document = sample("g", 0, 1.0).document() | {
         "group": HOSTILE,
@@ -115,7 +115,7 @@ def test_nan_and_hostile_text_are_shown_and_no_error(tmp_path: Path) -> None:
     json.dumps(shown, allow_nan=False)
 
 
-def test_token_of_a_megabyte_is_one_text_and_a_short_hint(tmp_path: Path) -> None:
+def test_megabyte_token_has_short_hint(tmp_path: Path) -> None:
     long = TokenDecoder(lambda ids: "x" * (1 << 20) * len(ids), "long")
     write_step(tmp_path, 1, [sample("g", 0, 1.0)])
     (group,) = read_step(tmp_path / "trajectories-000001.jsonl", long).groups
@@ -133,7 +133,7 @@ FIELDS = sorted(
 
 
 @given(st.lists(st.tuples(st.sampled_from(FIELDS), st.booleans(), JSON), min_size=1, max_size=4))
-def test_any_value_in_any_field_is_a_sample_or_a_damaged_line(
+def test_any_field_value_is_sample_or_damaged_line(
     tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[str, bool, Any]]
 ) -> None:
     document = sample("g", 0, 1.0).document()
@@ -154,7 +154,7 @@ def test_any_value_in_any_field_is_a_sample_or_a_damaged_line(
     assert bool(step.groups) != bool(step.damaged_lines)
 
 
-def test_conversation_whose_ids_repeat_ends(tmp_path: Path) -> None:
+def test_conversation_with_repeated_ids_terminates(tmp_path: Path) -> None:
     row = sample("g", 0, 1.0).document()
     first = row["interactions"][0] | {"interaction_id": "a", "parent_id": None}
     row["interactions"] = [first, first | {"parent_id": "a"}]
@@ -163,7 +163,7 @@ def test_conversation_whose_ids_repeat_ends(tmp_path: Path) -> None:
     assert len(shown_episode(read_sample(path, 0), None)["turns"]) == 2
 
 
-def test_failures_are_those_between_two_times_newest_first(tmp_path: Path) -> None:
+def test_failures_are_between_two_times_newest_first(tmp_path: Path) -> None:
     assert read_failures(tmp_path) == ([], False)
     lines = [
         {"at": float(at), "episode": f"e-{at}", "prompt": at, "blame": "user", "error": "x" * 300}
@@ -176,7 +176,7 @@ def test_failures_are_those_between_two_times_newest_first(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf])
-def test_rewards_that_are_not_finite_leave_the_group_readable(tmp_path: Path, reward: float) -> None:
+def test_non_finite_rewards_leave_group_readable(tmp_path: Path, reward: float) -> None:
     path = tmp_path / "trajectories-000001.jsonl"
     episodes = [sample("g", 0, reward), sample("g", 1, 1.0), sample("g", 2, -math.inf)]
     path.write_text("".join(json.dumps(each.document()) + "\n" for each in episodes))
@@ -186,7 +186,7 @@ def test_rewards_that_are_not_finite_leave_the_group_readable(tmp_path: Path, re
 
 
 @pytest.mark.parametrize("calls", [["a"], 3, [{"function": 1}]])
-def test_answer_whose_tool_calls_are_none_is_a_damaged_line(tmp_path: Path, calls: Any) -> None:
+def test_answer_with_invalid_tool_calls_is_damaged_line(tmp_path: Path, calls: Any) -> None:
     path = tmp_path / "trajectories-000001.jsonl"
     turn = Interaction("i", response={"role": "assistant", "content": "x", "tool_calls": calls})
     episodes = [Episode("e", (turn,), group="g"), sample("g", 1, 1.0)]
@@ -196,7 +196,7 @@ def test_answer_whose_tool_calls_are_none_is_a_damaged_line(tmp_path: Path, call
     assert step.damaged_lines == 1 and f"{path}:1" in step.damaged[0]
 
 
-def test_turn_without_any_temperature_has_none() -> None:
+def test_turn_without_temperature_has_none() -> None:
     (row,) = sample("g", 0, 1.0).interactions
     episode = replace(sample("g", 0, 1.0), interactions=(replace(row, temperature=None),))
     assert [turn.temperatures for turn in turns(episode, None)] == [[]]

@@ -33,7 +33,7 @@ def letters(text: str = "") -> TokenDecoder:
     return TokenDecoder(lambda ids: "".join(text if text and each == 9 else chr(96 + each) for each in ids), "letters")
 
 
-def test_turn_shows_what_its_parent_has_not_shown() -> None:
+def test_turn_shows_only_text_new_since_parent() -> None:
     shown = turns(branched(), letters())
     assert [(turn.number, turn.depth, turn.shown_before) for turn in shown] == [
         ("1", 0, 0),
@@ -45,13 +45,13 @@ def test_turn_shows_what_its_parent_has_not_shown() -> None:
     assert [turn.versions for turn in shown] == [[3], [4], [3], [3]]
 
 
-def test_conversations_that_share_nothing_are_branches_from_the_start() -> None:
+def test_unrelated_conversations_branch_from_start() -> None:
     first, *_ = branched().interactions
     several = replace(branched(), interactions=(first, replace(first, interaction_id="z", parent_id="gone")))
     assert [turn.number for turn in turns(several, None)] == ["1a", "1b"]
 
 
-def test_shape_of_a_conversation_that_branches_is_drawn_first() -> None:
+def test_branching_conversation_shape_is_drawn_first() -> None:
     episode = branched()
     text = render_terminal(episode, turns(episode, letters()), paint=None)
     assert text.splitlines()[1:4] == ["  └─ 1", "     ├─ 2a  reward 0", "     └─ 2b … 3b  reward 1"]
@@ -59,7 +59,7 @@ def test_shape_of_a_conversation_that_branches_is_drawn_first() -> None:
     assert "─" not in render_terminal(line, turns(line, letters()), paint=None)
 
 
-def test_many_samples_of_one_prompt_have_names_of_their_own() -> None:
+def test_many_samples_of_prompt_have_distinct_names() -> None:
     rows = tuple(interaction(str(place), [1], [2]) for place in range(80))
     conversation = turns(replace(branched(), interactions=rows), None)
     assert len({turn.number for turn in conversation}) == 80
@@ -69,7 +69,7 @@ def test_many_samples_of_one_prompt_have_names_of_their_own() -> None:
 
 
 @given(st.lists(st.integers(-1, 20), max_size=12))
-def test_every_turn_stands_in_exactly_one_stretch_after_its_parent(parents: list[int]) -> None:
+def test_every_turn_is_in_one_stretch_after_parent(parents: list[int]) -> None:
     rows = tuple(
         interaction(str(place), [1], [2], parent=str(parent) if 0 <= parent < place else None)
         for place, parent in enumerate(parents)
@@ -91,7 +91,7 @@ def test_every_turn_stands_in_exactly_one_stretch_after_its_parent(parents: list
 
 
 @given(st.text(max_size=40), st.integers(1, 4))
-def test_pieces_of_a_row_join_to_its_text_whatever_bytes_the_tokens_are(text: str, width: int) -> None:
+def test_row_pieces_join_to_text_for_any_token_bytes(text: str, width: int) -> None:
     data = text.encode("utf-8", "surrogatepass")
     parts = [data[at : at + width] for at in range(0, len(data), width)]
     decoder = TokenDecoder(lambda ids: b"".join(parts[each] for each in ids).decode("utf-8", "replace"), "bytes")
@@ -101,7 +101,7 @@ def test_pieces_of_a_row_join_to_its_text_whatever_bytes_the_tokens_are(text: st
         assert "".join(pieces) == text
 
 
-def test_decoder_reads_the_models_own_tokenizer(tmp_path: Path) -> None:
+def test_decoder_uses_model_tokenizer(tmp_path: Path) -> None:
     from tokenizers import Tokenizer
 
     folder = write_tokenizer(tmp_path / "model")
@@ -116,7 +116,7 @@ def test_decoder_reads_the_models_own_tokenizer(tmp_path: Path) -> None:
         load_decoder(folder)
 
 
-def test_terminal_without_colours_says_the_same_in_words() -> None:
+def test_terminal_without_colours_uses_words() -> None:
     episode = branched()
     text = render_terminal(episode, turns(episode, letters()), paint=None)
     assert "\x1b" not in text
@@ -126,7 +126,7 @@ def test_terminal_without_colours_says_the_same_in_words() -> None:
 
 
 @pytest.mark.parametrize(("paint", "code"), [("logprob", 208), ("version", 214)])
-def test_terminal_paints_each_token_by_what_was_asked(paint: Paint, code: int) -> None:
+def test_terminal_paints_tokens_by_requested_value(paint: Paint, code: int) -> None:
     episode = branched()
     text = spelled(render_terminal(episode, turns(episode, letters()), paint=paint), "\x1b")
     painted = "g" if paint == "logprob" else "e"
@@ -134,7 +134,7 @@ def test_terminal_paints_each_token_by_what_was_asked(paint: Paint, code: int) -
 
 
 @pytest.mark.parametrize("paint", ["logprob", "mask", None])
-def test_terminal_obeys_nothing_that_a_model_wrote(paint: Paint | None) -> None:
+def test_terminal_escapes_model_control_characters(paint: Paint | None) -> None:
     episode = replace(branched(), episode="\x1b]0;x\x07")
     text = spelled(render_terminal(episode, turns(episode, letters(HOSTILE)), paint=paint), "\x1b")
     left = re.sub(r"\x1b\[(?:0|1|2|38;5;\d+)m", "", text)
@@ -142,18 +142,18 @@ def test_terminal_obeys_nothing_that_a_model_wrote(paint: Paint | None) -> None:
     assert "\\x1b[31m\\x07\\u{202e}\\u{2028}" in text
 
 
-def test_ids_stand_for_text_where_no_tokenizer_is() -> None:
+def test_ids_are_shown_without_tokenizer() -> None:
     episode = branched()
     assert "      6\n" in render_terminal(episode, turns(episode, None), paint=None)
     assert '"texts":[null,null,null]' in render_html([episode], None, title="t")[0]
 
 
-def test_messages_of_external_models_are_shown_unchanged() -> None:
+def test_external_model_messages_are_shown_unchanged() -> None:
     episode = external()
     assert "  user: <b>hi</b>\n  assistant: ho" in render_terminal(episode, turns(episode, None), paint=None)
 
 
-def test_role_and_failure_of_a_hostile_record_are_spelled_out() -> None:
+def test_hostile_role_and_failure_are_escaped() -> None:
     reply = {"role": "assistant", "content": "ho"}
     row = Interaction("x", messages=[{"role": HOSTILE, "content": "hi"}], response=reply)
     episode = replace(external(), interactions=(row,), failures=({"code": HOSTILE, "count": 1},))
@@ -190,7 +190,7 @@ def parsed(text: str) -> _Page:
     return reader
 
 
-def test_tool_calls_of_an_external_model_are_a_line_each() -> None:
+def test_external_tool_calls_are_one_line_each() -> None:
     call = {"id": "c", "type": "function", "function": {"name": "weather", "arguments": '{"city":\n "Rome"}'}}
     reply = {"role": "assistant", "content": None, "tool_calls": [call, call]}
     row = Interaction("x", messages=[{"role": "user", "content": "hi"}], response=reply)
@@ -198,7 +198,7 @@ def test_tool_calls_of_an_external_model_are_a_line_each() -> None:
     assert text_of_messages(row) == [("user", "hi"), ("assistant", f"{line}\n{line}")]
 
 
-def test_page_holds_hostile_text_as_data_alone() -> None:
+def test_page_embeds_hostile_text_only_as_data() -> None:
     hostile = replace(branched(), episode=HOSTILE, example={HOSTILE: HOSTILE}, answer=HOSTILE)
     innocent = parsed(render_html([branched()], letters(), title="t")[0])
     attacked = parsed(render_html([hostile, external()], letters(HOSTILE), title=HOSTILE)[0])
@@ -209,7 +209,7 @@ def test_page_holds_hostile_text_as_data_alone() -> None:
     assert attacked.scripts[1] == innocent.scripts[1]
 
 
-def test_page_needs_no_network_and_its_policy_allows_only_our_script() -> None:
+def test_page_needs_no_network_and_allows_only_own_script() -> None:
     reader = parsed(render_html([branched()], letters(), title="t")[0])
     assert not [value for name, value in reader.attributes if name in ("src", "href")]
     policy = next(
@@ -221,7 +221,7 @@ def test_page_needs_no_network_and_its_policy_allows_only_our_script() -> None:
     assert "innerHTML" not in reader.scripts[1] and "eval" not in reader.scripts[1]
 
 
-def test_page_is_bounded_and_says_what_it_leaves_out() -> None:
+def test_page_is_bounded_and_reports_omissions() -> None:
     many = [replace(branched(), episode=f"e-{number}") for number in range(100)]
     text, count = render_html(many, letters(), title="learn", left_out="rest", most_bytes=20_000)
     data = json.loads(parsed(text).scripts[0])
@@ -231,7 +231,7 @@ def test_page_is_bounded_and_says_what_it_leaves_out() -> None:
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="no node here to read the script")
-def test_script_of_the_page_is_javascript(tmp_path: Path) -> None:
+def test_page_script_is_valid_javascript(tmp_path: Path) -> None:
     script = tmp_path / "page.mjs"
     script.write_text(parsed(render_html([branched()], letters(), title="t")[0]).scripts[1], encoding="utf-8")
     checked = subprocess.run(["node", "--check", str(script)], capture_output=True, text=True, timeout=60)
@@ -239,13 +239,13 @@ def test_script_of_the_page_is_javascript(tmp_path: Path) -> None:
 
 
 @given(st.recursive(st.text() | st.floats(allow_nan=False, allow_infinity=False) | st.none(), st.lists))
-def test_data_in_a_page_is_read_back_and_ends_no_element(document: object) -> None:
+def test_embedded_data_round_trips_and_ends_no_element(document: object) -> None:
     text = harmless(document)
     assert json.loads(text) == document
     assert not set("<>&\u2028\u2029") & set(text)
 
 
-def test_row_of_several_turns_counts_and_names_each() -> None:
+def test_multi_turn_row_counts_and_names_each_turn() -> None:
     row = interaction("a", [1, 2], [3, 4, 5, 6])
     row = replace(row, loss_mask=[0, 0, 1, 0, 1, 1], turn_ids=[-1, -1, 0, -1, 1, 1])
     episode = Episode("t-0/1", (row,), 0, 1, 0.0, group="t-0", step=3)

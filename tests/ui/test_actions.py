@@ -45,7 +45,7 @@ def ended(page: Page) -> Any:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_route_of_actions_exists_only_where_they_are_allowed(page: Page, acting: Page, method: str) -> None:
+def test_action_route_exists_only_when_allowed(page: Page, acting: Page, method: str) -> None:
     for server, allowed in ((page, {}), (acting, {"GET": 200, "HEAD": 200, "POST": 400})):
         status = server.ask("/api/action", method=method)[0].status
         assert status == (501 if method == "BREW" else allowed.get(method, 404 if server is page else 405))
@@ -61,7 +61,7 @@ def test_route_of_actions_exists_only_where_they_are_allowed(page: Page, acting:
     assert page.read("about")["actions"] is False and acting.read("about")["actions"] is True
 
 
-def test_restart_is_planned_confirmed_by_the_name_and_replaces_the_process(job: Job, acting: Page) -> None:
+def test_restart_is_planned_confirmed_and_replaces_process(job: Job, acting: Page) -> None:
     (before,) = eventually(lambda: pids(acting))
     status, plan = post(acting, **RESTART)
     assert status == 200 and plan["words"] == "areal restart trainjob/noisy" and plan["confirm"] == "noisy"
@@ -77,7 +77,7 @@ def test_restart_is_planned_confirmed_by_the_name_and_replaces_the_process(job: 
     assert before not in pids(acting)
 
 
-def test_suspend_and_resume_have_the_commands_results_and_an_empty_plan_is_not_run(job: Job, acting: Page) -> None:
+def test_suspend_and_resume_match_commands(job: Job, acting: Page) -> None:
     for verb in ("suspend", "resume"):
         asked = {**RESTART, "verb": verb}
         plan = post(acting, **asked)[1]
@@ -88,7 +88,7 @@ def test_suspend_and_resume_have_the_commands_results_and_an_empty_plan_is_not_r
     assert "Running" in job.areal("get", "trainjob/noisy")
 
 
-def test_plan_that_changed_since_it_was_shown_is_refused_under_the_locks(job: Job, home: Home) -> None:
+def test_plan_changed_since_shown_is_refused_under_locks(job: Job, home: Home) -> None:
     view = ViewContext(home, actions=Actions())
     assert view.actions is not None
     plan = plan_of(view, {**RESTART, "verb": "suspend"})
@@ -100,7 +100,7 @@ def test_plan_that_changed_since_it_was_shown_is_refused_under_the_locks(job: Jo
         plan_of(view, RESTART)
 
 
-def test_reader_who_leaves_does_not_stop_the_change(job: Job, acting: Page) -> None:
+def test_disconnected_reader_does_not_stop_change(job: Job, acting: Page) -> None:
     (before,) = eventually(lambda: pids(acting))
     plan = post(acting, **RESTART)[1]
     body = json.dumps({**RESTART, "digest": plan["digest"], "confirm": "noisy"})
@@ -114,7 +114,7 @@ def test_reader_who_leaves_does_not_stop_the_change(job: Job, acting: Page) -> N
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_server_that_ends_in_a_change_leaves_nothing_half_done(job: Job, acting: Page, number: int) -> None:
+def test_server_ending_during_change_leaves_nothing_half_done(job: Job, acting: Page, number: int) -> None:
     plan = post(acting, **RESTART)[1]
     assert post(acting, **RESTART, digest=plan["digest"], confirm="noisy")[0] == 200
     acting.popen.send_signal(number)
@@ -162,7 +162,7 @@ def test_second_change_waits_for_the_first(home: Home) -> None:
         {},
     ],
 )
-def test_what_is_no_change_is_refused(home: Home, record: Record, asked: dict[str, Any]) -> None:
+def test_rejects_invalid_change(home: Home, record: Record, asked: dict[str, Any]) -> None:
     record("InferenceService", "default", {})
     record("Model", "m", {"service": "default", "backend": "embedded:d1", "path": "/m"})
     record("AgentService", "a", {"agent": "x:Y"})
@@ -170,7 +170,7 @@ def test_what_is_no_change_is_refused(home: Home, record: Record, asked: dict[st
         plan_of(ViewContext(home, actions=Actions()), asked)
 
 
-def test_scale_of_a_model_is_planned_with_the_field_that_changes(home: Home, record: Record) -> None:
+def test_scale_of_model_is_planned_with_changed_field(home: Home, record: Record) -> None:
     record("InferenceService", "default", {})
     record("Model", "m", {"service": "default", "backend": "embedded:d1", "path": "/m"})
     view = ViewContext(home)

@@ -122,7 +122,7 @@ def visible(tab: Tab) -> bool:
     )
 
 
-def test_views_are_reached_and_left_by_the_keyboard_alone(objects: None, tab: Callable[..., Tab]) -> None:
+def test_views_are_reachable_by_keyboard(objects: None, tab: Callable[..., Tab]) -> None:
     it = tab()
     it.open()
     it.press("j", "j", "Enter")
@@ -152,7 +152,7 @@ def test_views_are_reached_and_left_by_the_keyboard_alone(objects: None, tab: Ca
     it.page.wait_for_selector("dialog", state="detached")
 
 
-def test_keys_pressed_before_a_view_is_there_are_heard_once_it_is(objects: None, tab: Callable[..., Tab]) -> None:
+def test_keys_pressed_before_view_loads_are_handled(objects: None, tab: Callable[..., Tab]) -> None:
     it = tab()
     held: list[Any] = []
     it.page.route("**/api/home*", lambda route: held.append(route))
@@ -176,7 +176,7 @@ def test_keys_pressed_before_a_view_is_there_are_heard_once_it_is(objects: None,
     it.at("/")
 
 
-def test_selection_stays_in_sight_and_keeps_the_focus_while_rows_change(
+def test_selection_stays_visible_and_focused_as_rows_change(
     objects: None, record: Record, tab: Callable[..., Tab]
 ) -> None:
     it = tab()
@@ -195,7 +195,7 @@ def test_selection_stays_in_sight_and_keeps_the_focus_while_rows_change(
     assert visible(it)
 
 
-def test_address_has_the_state_so_that_reload_and_back_restore_it(objects: None, tab: Callable[..., Tab]) -> None:
+def test_address_state_survives_reload_and_back(objects: None, tab: Callable[..., Tab]) -> None:
     it = tab()
     it.open("/?sort=-name&q=qwen")
     it.press("j", "j", "j", "Enter")
@@ -266,12 +266,12 @@ def violations(it: Tab, views: Iterable[str]) -> str:
 
 
 @pytest.mark.timeout(600)  # axe costs seconds a view where other tests run beside it
-def test_views_have_no_violation_and_do_not_scroll_sideways(objects: None, tab: Callable[..., Tab]) -> None:
+def test_views_are_accessible_and_do_not_scroll_sideways(objects: None, tab: Callable[..., Tab]) -> None:
     it = tab(noisy=True)  # a refused object is a failed request in the console
     assert violations(it, VIEWS) == ""
 
 
-def test_every_view_is_reached_by_a_touch_at_400_pixels(objects: None, home: Home, tab: Callable[..., Tab]) -> None:
+def test_every_view_is_reachable_by_touch_at_400_pixels(objects: None, home: Home, tab: Callable[..., Tab]) -> None:
     metrics = home.job_metrics("noisy")
     metrics.parent.mkdir(parents=True, exist_ok=True)
     metrics.write_text('{"step": 12345, "total_steps": 20000, "attempt": 1, "time": 1.0, "reward/mean": 0.98765}\n')
@@ -308,9 +308,7 @@ def test_log_follows_and_jumps_to_the_error_by_keys(job: Job, tab: Callable[...,
     it.page.wait_for_selector("text=the beginning of what is kept", state="attached")
 
 
-def test_job_that_is_killed_under_the_page_is_shown_with_its_cause(
-    job: Job, home: Home, tab: Callable[..., Tab]
-) -> None:
+def test_job_killed_under_open_page_shows_cause(job: Job, home: Home, tab: Callable[..., Tab]) -> None:
     it = tab()
     it.open()
     it.page.wait_for_selector("text=Running")
@@ -320,7 +318,7 @@ def test_job_that_is_killed_under_the_page_is_shown_with_its_cause(
     assert "SIGKILL" in it.page.inner_text("main")
 
 
-def test_server_that_ends_under_the_page_is_named(objects: None, tab: Callable[..., Tab]) -> None:
+def test_server_ending_under_open_page_is_reported(objects: None, tab: Callable[..., Tab]) -> None:
     it = tab(noisy=True)
     it.open()
     it.page.wait_for_selector("text=qwen-1")
@@ -342,7 +340,7 @@ def test_page_without_its_token_asks_for_it_and_then_opens(objects: None, tab: C
     assert it.server.token not in it.page.url
 
 
-def test_token_leaves_the_address_and_no_cookie_is_set(page: Page, tab: Callable[..., Tab]) -> None:
+def test_token_is_removed_from_address_without_cookie(page: Page, tab: Callable[..., Tab]) -> None:
     it = tab()
     it.open()
     assert page.token not in it.page.url
@@ -350,7 +348,7 @@ def test_token_leaves_the_address_and_no_cookie_is_set(page: Page, tab: Callable
     assert page.token not in str(it.page.evaluate("JSON.stringify(localStorage)"))
 
 
-def test_policy_stops_a_script_in_the_page(page: Page, tab: Callable[..., Tab]) -> None:
+def test_policy_blocks_injected_script(page: Page, tab: Callable[..., Tab]) -> None:
     it = tab(noisy=True)
     it.open()
     it.page.evaluate(

@@ -26,7 +26,7 @@ def home(evaluated: Home) -> Home:  # noqa: F811
     return evaluated
 
 
-def test_evaluation_to_a_changed_sample_and_back_by_the_keyboard_alone(tab: Callable[..., Tab]) -> None:  # noqa: F811
+def test_evaluation_samples_are_reachable_by_keyboard(tab: Callable[..., Tab]) -> None:  # noqa: F811
     it = tab()
     it.open("/")
     it.press("g", "e")
@@ -74,5 +74,5 @@ def test_other_baseline_is_chosen_and_kept_in_the_address(tab: Callable[..., Tab
 
 
 @pytest.mark.timeout(600)
-def test_evaluations_have_no_violation_and_do_not_scroll_sideways(tab: Callable[..., Tab]) -> None:  # noqa: F811
+def test_evaluations_are_accessible_and_do_not_scroll_sideways(tab: Callable[..., Tab]) -> None:  # noqa: F811
     assert violations(tab(noisy=True), VIEWS) == ""

@@ -66,7 +66,7 @@ def engines(service: Box) -> dict[str, int]:
     return {name: pid for name, pid in service.pids().items() if name.startswith("engine")}
 
 
-def test_model_is_scaled_suspended_resumed_and_restarted_by_clicks(service: Box, tab: Tabs) -> None:  # noqa: F811
+def test_model_is_scaled_suspended_and_restarted_by_clicks(service: Box, tab: Tabs) -> None:  # noqa: F811
     it = tab()
     it.open(MODEL)
     it.page.wait_for_selector("text=1/1 ready")
@@ -120,7 +120,7 @@ def test_two_versions_of_a_model_answer_side_by_side(service: Box, page: Page, t
     it.page.wait_for_selector("text=an answer of one version is not recorded")
 
 
-def test_timeline_of_weights_has_a_lane_a_replica_and_names_who_is_behind(
+def test_weight_timeline_has_lane_per_replica_and_names_stale(
     service: Box,
     page: Page,
     tab: Tabs,  # noqa: F811
@@ -158,7 +158,7 @@ def test_timeline_of_weights_has_a_lane_a_replica_and_names_who_is_behind(
     it.at("/object/inferenceservice/default")
 
 
-def test_views_of_a_running_service_have_no_violation(service: Box, page: Page, tab: Tabs) -> None:  # noqa: F811
+def test_running_service_views_are_accessible(service: Box, page: Page, tab: Tabs) -> None:  # noqa: F811
     two_versions(service, page)
     views = ("/", MODEL, "/top", "/weights", "/weights?span=hour", "/chat", "/logs/model/reverse", "/plan")
     assert violations(tab(noisy=True), views) == ""

@@ -62,7 +62,7 @@ def confirm(it: Tab, key: str, value: str = "") -> None:
     it.page.wait_for_selector("dialog", state="detached")
 
 
-def test_session_is_read_filtered_rewarded_and_ended_by_the_keyboard_alone(
+def test_session_is_rewarded_and_ended_by_keyboard(
     agents: WholeService,  # noqa: F811
     tab: Tabs,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
@@ -120,7 +120,7 @@ def test_answer_is_streamed_kept_and_rewarded_by_the_keyboard(
     it.page.wait_for_selector("main .facts >> text=reward 1")
 
 
-def test_running_turn_is_shown_until_it_has_ended_and_an_empty_answer_is_named(
+def test_running_turn_is_shown_until_end_and_empty_answer_named(
     agents: WholeService,  # noqa: F811
     tab: Tabs,  # noqa: F811
 ) -> None:
@@ -141,7 +141,7 @@ def test_running_turn_is_shown_until_it_has_ended_and_an_empty_answer_is_named(
     it.page.wait_for_selector("[aria-label='turn 2'] >> text=no text")
 
 
-def test_objects_of_a_remote_gateway_lead_to_its_chat_and_its_sessions(
+def test_remote_gateway_objects_link_to_chat_and_sessions(
     served: tuple[WholeService, Process],  # noqa: F811
     home: Home,
     chromium: Any,  # noqa: F811
@@ -176,7 +176,7 @@ VIEWS = (
 
 
 @pytest.mark.timeout(600)
-def test_views_of_sessions_have_no_violation_and_do_not_scroll_sideways(
+def test_session_views_are_accessible_and_do_not_scroll_sideways(
     agents: WholeService,  # noqa: F811
     home: Home,
     tab: Tabs,  # noqa: F811
@@ -190,7 +190,7 @@ def test_views_of_sessions_have_no_violation_and_do_not_scroll_sideways(
     assert judged(it.page) == []
 
 
-def test_gateway_that_is_killed_under_the_page_is_named_and_its_session_stays(
+def test_gateway_killed_under_open_page_is_named(
     agents: WholeService,  # noqa: F811
     tab: Tabs,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,

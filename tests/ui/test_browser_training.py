@@ -41,7 +41,7 @@ def ready(it: Tab) -> None:
     )
 
 
-def test_job_to_token_and_back_by_the_keyboard_alone(job: Home, tab: Tabs) -> None:  # noqa: F811
+def test_job_tokens_are_reachable_by_keyboard(job: Home, tab: Tabs) -> None:  # noqa: F811
     it = tab()
     it.open("/job/learn")
     ready(it)
@@ -85,7 +85,7 @@ def test_job_to_token_and_back_by_the_keyboard_alone(job: Home, tab: Tabs) -> No
     it.at("/job/learn")
 
 
-def test_bar_has_the_worst_alerts_first_and_the_others_behind_a_button(job: Home, tab: Tabs) -> None:  # noqa: F811
+def test_alert_bar_shows_worst_first_and_rest_on_button(job: Home, tab: Tabs) -> None:  # noqa: F811
     alert = {"object": "TrainJob/learn", "message": "m", "cause": "c", "next": "n", "route": "/job/learn"}
     severities = ("warning", "warning", "warning", "error")
     alerts = [{**alert, "rule": f"rule-{at}", "severity": each} for at, each in enumerate(severities)]
@@ -104,7 +104,7 @@ def test_bar_has_the_worst_alerts_first_and_the_others_behind_a_button(job: Home
     assert words == "up to 80, clipped"
 
 
-def test_histogram_filters_by_keys_and_the_address_keeps_it(job: Home, tab: Tabs) -> None:  # noqa: F811
+def test_histogram_filter_by_keys_is_kept_in_address(job: Home, tab: Tabs) -> None:  # noqa: F811
     it = tab()
     it.open("/job/learn/step/2?view=samples")
     ready(it)
@@ -132,7 +132,7 @@ FOCUS = """() => {
 
 
 @pytest.mark.parametrize("view", (VIEWS[0], VIEWS[2], VIEWS[4], VIEWS[-1]))
-def test_tab_goes_through_all_controls_with_a_ring_in_sight(job: Home, tab: Tabs, view: str) -> None:  # noqa: F811
+def test_tab_visits_all_controls_with_visible_ring(job: Home, tab: Tabs, view: str) -> None:  # noqa: F811
     it = tab()
     it.open(view)
     ready(it)
@@ -152,7 +152,7 @@ def test_tab_goes_through_all_controls_with_a_ring_in_sight(job: Home, tab: Tabs
     assert len(seen) >= wanted > 3, seen
 
 
-def test_focus_and_cursor_stay_while_the_job_writes(job: Home, tab: Tabs) -> None:  # noqa: F811
+def test_focus_and_cursor_are_kept_while_job_writes(job: Home, tab: Tabs) -> None:  # noqa: F811
     it = tab()
     it.open("/job/learn")
     ready(it)
@@ -172,7 +172,7 @@ def test_focus_and_cursor_stay_while_the_job_writes(job: Home, tab: Tabs) -> Non
     it.page.wait_for_function("() => location.search.includes('log=1')")
 
 
-def test_jobs_are_compared_by_the_keyboard_alone(job: Home, record: Recorder, tab: Tabs) -> None:  # noqa: F811
+def test_jobs_are_compared_by_keyboard(job: Home, record: Recorder, tab: Tabs) -> None:  # noqa: F811
     record("TrainJob", "other")
     (job.jobs / "other").mkdir()
     (job.jobs / "other" / "config.yaml").write_text("seed: 2\nactor: {optimizer: {lr: 0.1}}\n")
@@ -200,7 +200,7 @@ def test_jobs_are_compared_by_the_keyboard_alone(job: Home, record: Recorder, ta
     it.at("/")
 
 
-def test_hostile_sample_is_text_and_runs_nothing(job: Home, tab: Tabs) -> None:  # noqa: F811
+def test_hostile_sample_is_shown_as_text(job: Home, tab: Tabs) -> None:  # noqa: F811
     it = tab()
     it.page.add_init_script("window.alert = () => { window.owned = true }")
     it.open("/job/learn/step/2/group/g%2F1")
@@ -211,7 +211,7 @@ def test_hostile_sample_is_text_and_runs_nothing(job: Home, tab: Tabs) -> None: 
 
 
 @pytest.mark.timeout(600)
-def test_training_views_have_no_violation_and_do_not_scroll_sideways(job: Home, tab: Tabs) -> None:  # noqa: F811
+def test_training_views_are_accessible(job: Home, tab: Tabs) -> None:  # noqa: F811
     assert violations(tab(noisy=True), VIEWS) == ""  # axe's own style is refused by the policy
 
 
@@ -227,7 +227,7 @@ def written(tmp_path: Path) -> Path:
     return path
 
 
-def test_written_page_moves_by_keys_with_the_selection_in_sight(written: Path, tab: Tabs) -> None:  # noqa: F811
+def test_exported_page_keeps_selection_visible_by_keys(written: Path, tab: Tabs) -> None:  # noqa: F811
     it = tab()
     it.page.goto(written.as_uri())
     it.page.wait_for_selector(".turn")
@@ -250,14 +250,14 @@ def test_written_page_moves_by_keys_with_the_selection_in_sight(written: Path, t
 
 
 @pytest.mark.parametrize("scheme", ("light", "dark"))
-def test_written_page_has_no_violation(written: Path, tab: Tabs, scheme: str) -> None:  # noqa: F811
+def test_exported_page_is_accessible(written: Path, tab: Tabs, scheme: str) -> None:  # noqa: F811
     it = tab(820, scheme)
     it.page.goto(written.as_uri())
     it.page.wait_for_selector(".turn")
     assert judged(it.page) == []
 
 
-def test_job_that_was_stopped_is_offered_to_resume(
+def test_stopped_job_offers_resume(
     home: Home,
     record: Recorder,
     serve: Callable[..., Page],

@@ -22,7 +22,7 @@ def page(box: Box) -> Iterator[Page]:  # noqa: F811
         yield it
 
 
-def test_page_shows_a_clusters_processes_and_a_gateway_that_is_cancelled_under_it(
+def test_page_shows_cluster_processes_and_cancelled_gateway(
     box: Box,  # noqa: F811
     page: Page,
     slurm_cluster: SlurmCluster,

@@ -57,7 +57,7 @@ def test_list_has_scores_with_the_change_to_the_baseline(evaluated: Home) -> Non
     assert rows["other"]["baseline"] is None and rows["other"]["change"] is None
 
 
-def test_prompts_that_changed_are_shown_first_and_against_any_evaluation(evaluated: Home) -> None:
+def test_changed_prompts_come_first_for_any_baseline(evaluated: Home) -> None:
     found = ask(evaluated, "evaluations", name="after")
     assert (found["against"], found["show"], found["choices"]) == ("before", "changed", ["other", "before"])
     assert [(each["prompt"], each["change"]) for each in found["prompts"]] == [(1, -1.0), (2, 1.0)]
@@ -72,7 +72,7 @@ def test_prompts_that_changed_are_shown_first_and_against_any_evaluation(evaluat
     assert len(alone["prompts"]) == 4 and alone["difference"] == [] and alone["prompts"][0]["before"] is None
 
 
-def test_prompt_has_the_samples_of_both_with_their_tokens(evaluated: Home) -> None:
+def test_prompt_shows_samples_of_both_with_tokens(evaluated: Home) -> None:
     found = ask(evaluated, "evaluations", name="after", prompt="1")
     assert [each["name"] for each in found["sides"]] == ["after", "before"]
     assert (found["previous"], found["next"], found["decoded"]) == (None, 2, True)
@@ -84,7 +84,7 @@ def test_prompt_has_the_samples_of_both_with_their_tokens(evaluated: Home) -> No
         ask(evaluated, "evaluations", name="after", prompt="9")
 
 
-def test_other_evaluations_are_of_this_home_and_never_a_path(evaluated: Home) -> None:
+def test_other_evaluations_are_of_home_and_never_a_path(evaluated: Home) -> None:
     found = ask(evaluated, "evaluations", name="after", against=str(evaluated.root / "evaluations" / "other"))
     assert found["against"] is None and "this home has no evaluation" in found["againstProblem"]
     assert found["show"] == "all" and len(found["prompts"]) == 4

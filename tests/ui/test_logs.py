@@ -21,7 +21,7 @@ def written(page: Page) -> dict[str, Any]:
     return found
 
 
-def test_log_is_the_newest_thousand_lines_then_pages_back_to_its_beginning(page: Page, job: Job) -> None:
+def test_log_shows_newest_thousand_lines_and_pages_back(page: Page, job: Job) -> None:
     found = written(page)
     assert len(found["lines"]) == 1000
     every, older = texts(found), found["older"]
@@ -32,7 +32,7 @@ def test_log_is_the_newest_thousand_lines_then_pages_back_to_its_beginning(page:
     assert "started pid" in every[0] and every[1] == "WARNING before the attempt"
 
 
-def test_new_lines_come_after_the_cursor_once_each(page: Page, job: Job) -> None:
+def test_new_lines_follow_cursor_once_each(page: Page, job: Job) -> None:
     cursor = written(page)["cursor"]
     assert page.read("logs", **OF, after=cursor)["lines"] == []
     job.say("ValueError: one more")
@@ -41,7 +41,7 @@ def test_new_lines_come_after_the_cursor_once_each(page: Page, job: Job) -> None
     assert page.read("logs", **OF, after=found["cursor"])["lines"] == []
 
 
-def test_filters_find_what_is_far_back(page: Page, job: Job) -> None:
+def test_filters_find_distant_lines(page: Page, job: Job) -> None:
     written(page)
     assert texts(page.read("logs", **OF, q="before THE")) == ["WARNING before the attempt"]
     assert [line[2] for line in page.read("logs", **OF, level="warning")["lines"]] == ["warning", "error"]
@@ -50,7 +50,7 @@ def test_filters_find_what_is_far_back(page: Page, job: Job) -> None:
     assert status == 404 and "driver/0" in error["hint"]
 
 
-def test_hostile_text_stays_text_and_a_long_line_is_cut(page: Page, job: Job) -> None:
+def test_hostile_text_is_escaped_and_long_line_cut(page: Page, job: Job) -> None:
     *_, red, long = written(page)["lines"]
     assert red[3].startswith("ERROR red <script>document.title") and "\x1b" not in red[3]
     assert len(long[3]) < 5000 and len(long[3]) + long[5] == 20_005

@@ -48,7 +48,7 @@ def page(trained: Box) -> Iterator[Page]:
         yield it
 
 
-def test_pictures_show_the_quickstart_from_its_objects_to_a_token(
+def test_pictures_show_quickstart_from_objects_to_token(
     chromium: Any,  # noqa: F811
     page: Page,
     trained: Box,

@@ -38,7 +38,7 @@ def test_view_without_the_token_is_401_and_with_it_200(page: Page, record: Recor
     assert [row["ref"] for row in page.read("home")["objects"]] == ["Model/qwen"]
 
 
-def test_page_and_its_files_need_no_token_and_have_a_strict_policy(page: Page) -> None:
+def test_page_files_need_no_token_and_have_strict_policy(page: Page) -> None:
     for path in ("/", "/object/model/qwen", "/static/app.js", "/static/vendor/preact/standalone.module.js"):
         response, body = page.ask(path, {})
         assert response.status == 200 and body
@@ -51,7 +51,7 @@ def test_page_and_its_files_need_no_token_and_have_a_strict_policy(page: Page) -
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_each_method_is_refused_for_a_foreign_host_or_origin_or_without_the_token(page: Page, method: str) -> None:
+def test_foreign_or_unauthenticated_request_is_refused(page: Page, method: str) -> None:
     own, token = page.host, {"Authorization": f"Bearer {page.token}"}
     refused = [
         {**token, "Host": "evil.example"},
@@ -78,19 +78,19 @@ def test_static_files_are_refused_for_a_foreign_host_or_origin(page: Page, metho
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.0.0.1:9", "[::1]:80", "LOCALHOST:1"])
-def test_loopback_names_reach_the_server_also_through_a_tunnel(host: str) -> None:
+def test_loopback_names_reach_server_through_tunnel(host: str) -> None:
     rules = access_of("127.0.0.1", None)
     given = AccessHeaders(host, f"http://{host}", f"Bearer {rules.token}", "same-origin")
     assert rules.refuses(given, secret=True) is None
 
 
 @pytest.mark.parametrize("host", ["", "a@localhost", "localhost/x", "localhost:port", "[::1", "localhost#", "\u3000"])
-def test_malformed_hosts_have_no_name(host: str) -> None:
+def test_malformed_hosts_are_refused(host: str) -> None:
     assert PageAccess("t").refuses(AccessHeaders(host, None, "Bearer t", None), secret=True) is not None
     assert host_name(host) != "localhost"
 
 
-def test_address_that_others_reach_needs_a_key_of_16_characters(serve: Callable[..., Page], tmp_path: Path) -> None:
+def test_public_address_requires_key_of_16_characters(serve: Callable[..., Page], tmp_path: Path) -> None:
     with pytest.raises(UsageFault, match="needs a key"):
         access_of("0.0.0.0", None)
     with pytest.raises(UsageFault, match="15 characters"):
@@ -103,7 +103,7 @@ def test_address_that_others_reach_needs_a_key_of_16_characters(serve: Callable[
     assert page.ask("/api/home", {"Host": "evil.example", "Authorization": f"Bearer {page.token}"})[0].status == 403
 
 
-def test_tokens_of_two_runs_differ_and_have_128_bits() -> None:
+def test_tokens_are_random_with_128_bits() -> None:
     one, other = access_of("127.0.0.1", None).token, access_of("127.0.0.1", None).token
     assert one != other and len(one) >= 22
 
@@ -111,12 +111,12 @@ def test_tokens_of_two_runs_differ_and_have_128_bits() -> None:
 @pytest.mark.parametrize(
     "path", ["/static/../server.py", "/static/%2e%2e/server.py", "/static//etc/passwd", "/static/..%2f..%2fcontext.py"]
 )
-def test_paths_out_of_the_static_folder_are_404(page: Page, path: str) -> None:
+def test_paths_outside_static_folder_are_404(page: Page, path: str) -> None:
     response, body = page.ask(path, {})
     assert response.status == 404 and b"import" not in body
 
 
-def test_paths_that_no_file_can_have_are_answered_without_a_path_of_the_machine(page: Page) -> None:
+def test_impossible_paths_reveal_no_local_path(page: Page) -> None:
     response, body = page.ask(f"/static/{'a' * 300}", {})
     assert response.status == 404 and str(STATIC).encode() not in body
     assert _raw(page, f"GET http://[/ HTTP/1.1\r\nHost: {page.host}\r\n\r\n").startswith(b"HTTP/1.1 400")
@@ -124,27 +124,27 @@ def test_paths_that_no_file_can_have_are_answered_without_a_path_of_the_machine(
 
 @pytest.mark.parametrize("path", ["/api/nothing", "/api/home"])
 @pytest.mark.parametrize("length", ["{0}", "{0:05000d}", "-1", "1000000000000"])
-def test_body_is_never_taken_for_a_request(page: Page, path: str, length: str) -> None:
+def test_body_is_never_parsed_as_request(page: Page, path: str, length: str) -> None:
     body = f"GET /static/app.css HTTP/1.1\r\nHost: {page.host}\r\n\r\n"
     head = f"Host: {page.host}\r\nAuthorization: Bearer {page.token}\r\nContent-Length: {length.format(len(body))}"
     answers = _raw(page, f"POST {path} HTTP/1.1\r\n{head}\r\n\r\n{body}")
     assert answers.count(b"HTTP/1.1 ") == 1 and answers.split()[1] in (b"400", b"404")
 
 
-def test_names_that_no_object_has_are_refused(page: Page) -> None:
+def test_invalid_object_names_are_refused(page: Page) -> None:
     for view, parameter in (("job", "name"), ("step", "name"), ("compare", "jobs")):
         for name in ("\0", "../../etc", "a/b"):
             assert page.failure(view, **{parameter: name})[0] == 400, (view, name)
 
 
-def test_fault_of_a_view_is_an_event_of_its_stream_and_no_second_answer(page: Page) -> None:
+def test_fault_of_view_is_an_event_of_its_stream(page: Page) -> None:
     with _stream(page, "plan%3Fpath%3D%2500") as stream:
         answer = stream.makefile("rb")
         first = _event(answer)
     assert first["watch"] == "plan?path=%00" and "null byte" in first["marks"]["unreadable"]
 
 
-def test_streams_that_break_off_leave_no_thread_and_no_connection(page: Page) -> None:
+def test_aborted_streams_leave_no_thread_or_connection(page: Page) -> None:
     process = psutil.Process(page.popen.pid)
     page.read("alerts")
     before = process.num_fds()
@@ -178,12 +178,12 @@ def _stream(page: Page, watch: str) -> socket.socket:
 
 
 @pytest.mark.parametrize("key", ["a+b/c=d&e%41#f?g", "-._~" * 4])
-def test_address_of_the_page_holds_any_key(key: str) -> None:
+def test_page_address_contains_any_key(key: str) -> None:
     fragment = urlsplit(page_url("127.0.0.1", 1, key)).fragment
     assert parse_qs(fragment) == {"token": [key]}
 
 
-def test_unknown_view_and_unknown_object_say_so(page: Page) -> None:
+def test_unknown_view_and_object_are_reported(page: Page) -> None:
     assert page.failure("nothing") == (404, {"type": "NotFound", "message": "there is no view 'nothing'", "hint": ""})
     status, error = page.failure("object", kind="model", name="absent")
     assert status == 404 and "absent" in error["message"]
@@ -221,7 +221,7 @@ def _event(lines: Any) -> Any:
     raise AssertionError("the stream ended")
 
 
-def test_numbers_that_are_not_finite_and_lone_surrogates_are_valid_json() -> None:
+def test_non_finite_numbers_and_surrogates_give_valid_json() -> None:
     document = {"a": [float("nan"), float("-inf"), 1.5], "b": {"c": float("inf")}, "text": "\ud800<script>"}
     assert json.loads(to_json(document)) == {
         "a": ["NaN", "-Infinity", 1.5],
@@ -230,7 +230,7 @@ def test_numbers_that_are_not_finite_and_lone_surrogates_are_valid_json() -> Non
     }
 
 
-def test_vendored_files_have_the_hashes_of_their_manifest() -> None:
+def test_vendored_files_match_manifest_hashes() -> None:
     vendor = STATIC / "vendor"
     manifest = json.loads((vendor / "manifest.json").read_text())
     code = {str(path.relative_to(vendor)) for path in vendor.rglob("*") if path.suffix in (".js", ".css")}
@@ -244,7 +244,7 @@ def test_every_view_has_a_reader() -> None:
     assert all(reader_of(name) is not None for name in VIEWS)
 
 
-def test_unfinished_connections_keep_no_caller_with_the_token_waiting(page: Page) -> None:
+def test_unfinished_connections_block_no_authenticated_caller(page: Page) -> None:
     name, _, port = page.host.rpartition(":")
     with contextlib.ExitStack() as stack:
         held = [stack.enter_context(socket.create_connection((name, int(port)), 30)) for _ in range(_THREADS + 8)]
@@ -255,9 +255,7 @@ def test_unfinished_connections_keep_no_caller_with_the_token_waiting(page: Page
             assert page.ask("/api/home", {"Authorization": f"Bearer {page.token}"})[0].status == 200
 
 
-def test_connection_whose_thread_does_not_start_leaves_its_place_free(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_thread_start_frees_connection_slot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -269,7 +267,7 @@ def test_connection_whose_thread_does_not_start_leaves_its_place_free(
         assert (server._free._value, server._unproven) == (free, {})
 
 
-def test_plan_of_a_file_that_is_no_manifest_quotes_nothing_of_it(page: Page, tmp_path: Path) -> None:
+def test_plan_of_other_file_quotes_nothing_of_it(page: Page, tmp_path: Path) -> None:
     secret = tmp_path / "id_rsa"
     secret.write_text("hunter2: [")
     status, error = page.failure("plan", path=str(secret))

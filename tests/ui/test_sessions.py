@@ -106,7 +106,7 @@ def test_long_session_is_paged_and_filtered(agents: WholeService, home: Home, mo
         ask(home, "long", before="x")
 
 
-def test_many_sessions_come_in_pages_which_the_filter_reads_through(
+def test_sessions_are_paged_and_filter_covers_all_pages(
     agents: WholeService, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sessions, "_ROWS", 4)
@@ -140,9 +140,7 @@ def test_trained_sample_of_a_session_is_found_in_the_jobs_files(agents: WholeSer
     assert "trained" not in ask(home, "taught")
 
 
-def test_session_that_ends_is_planned_with_its_state_and_refused_after_another_turn(
-    agents: WholeService, home: Home
-) -> None:
+def test_ending_session_is_planned_and_refused_after_new_turn(agents: WholeService, home: Home) -> None:
     say(agents, "brief", "hello")
     view = ViewContext(home, actions=Actions())
     assert view.actions is not None
@@ -160,7 +158,7 @@ def test_session_that_ends_is_planned_with_its_state_and_refused_after_another_t
         ask(home, "brief")
 
 
-def test_gateway_that_is_dead_is_named_with_what_its_processes_show(
+def test_dead_gateway_is_named_with_its_processes(
     agents: WholeService, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(HomeView, "address", lambda self, ref: "http://127.0.0.1:1")
@@ -176,9 +174,7 @@ def remote(url: str, key: str, home: Home, query: dict[str, str] | None = None, 
     return ViewContext(home, query or {}, body, RemoteGateway(GatewayClient(url, key), documents))
 
 
-def test_remote_gateway_shows_sessions_models_and_chat_and_refuses_what_reads_files(
-    served: tuple[WholeService, Process], home: Home
-) -> None:
+def test_remote_gateway_shows_sessions_and_refuses_file_views(served: tuple[WholeService, Process], home: Home) -> None:
     service, recorder = served
     say(service, "far", "model")
     (agent,) = sessions.read(remote(service.url, service.key, home))["services"]
@@ -215,7 +211,7 @@ def test_chat_is_streamed_with_logprobs_and_versions(agents: WholeService, home:
     assert agents.key not in json.dumps(parts)
 
 
-def test_kept_answers_are_turns_of_one_session_that_takes_a_reward(agents: WholeService, home: Home) -> None:
+def test_kept_answers_are_turns_of_rewardable_session(agents: WholeService, home: Home) -> None:
     with pytest.raises(UsageFault, match="allow-actions"):
         next(chat.answer(ViewContext(home, {}, body(keep=True))))
     actions = Actions()
@@ -238,7 +234,7 @@ def test_kept_answers_are_turns_of_one_session_that_takes_a_reward(agents: Whole
     )
 
 
-def test_page_over_a_remote_gateway_lists_its_sessions(
+def test_remote_gateway_page_lists_its_sessions(
     served: tuple[WholeService, Process], serve: Callable[..., Page]
 ) -> None:
     service, _ = served
@@ -249,7 +245,7 @@ def test_page_over_a_remote_gateway_lists_its_sessions(
     assert status == 400 and service.url in error["message"]
 
 
-def test_answer_in_parts_is_a_line_each_and_a_refusal_has_its_status(
+def test_chunked_answer_is_one_line_each_and_refusal_has_status(
     served: tuple[WholeService, Process], serve: Callable[..., Page]
 ) -> None:
     service, recorder = served

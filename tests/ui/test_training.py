@@ -61,7 +61,7 @@ def job(home: Home, record: Recorder) -> Home:
     return home
 
 
-def test_job_has_curves_groups_waits_and_alerts(job: Home) -> None:
+def test_job_view_has_curves_groups_waits_and_alerts(job: Home) -> None:
     found = ask(job, "job", name="learn")
     assert found["starts"] == list(range(1, 51)) and found["bucket"] == 1 and found["shareRead"] == 1.0
     assert found["series"]["reward/mean"]["mean"][-1] == 1.0 and found["series"]["reward/mean"]["low"] is None
@@ -76,7 +76,7 @@ def test_job_has_curves_groups_waits_and_alerts(job: Home) -> None:
         ask(job, "job", name="other")
 
 
-def test_job_that_waits_for_another_is_pending_with_that_jobs_state(job: Home) -> None:
+def test_waiting_job_is_pending_with_state_of_awaited_job(job: Home) -> None:
     layers = (
         Layer("apply", {"driver": "a:b"}, None, "me", 1.0),
         Layer(AWAITING, {"suspend": True}, {"job": "TrainJob/learn"}, "", 1.0),
@@ -87,7 +87,7 @@ def test_job_that_waits_for_another_is_pending_with_that_jobs_state(job: Home) -
     assert (found["phase"], found["message"]) == ("Pending", "waits for TrainJob/learn, which is Pending")
 
 
-def test_job_names_its_newest_validation_that_has_samples(job: Home) -> None:
+def test_job_view_names_newest_validation_with_samples(job: Home) -> None:
     assert ask(job, "job", name="learn")["validatedStep"] is None, "no step has a score of a validation"
     with (job.jobs / "learn" / "metrics.jsonl").open("a") as file:
         file.write('n": 0}\n{"step": 3, "eval/reward/mean": 0.5}\n')
@@ -95,7 +95,7 @@ def test_job_names_its_newest_validation_that_has_samples(job: Home) -> None:
     assert ask(job, "step", name="learn", step="3", eval="1")["isEval"] is True
 
 
-def test_step_has_groups_numbers_and_failures_of_its_time(job: Home) -> None:
+def test_step_view_has_groups_numbers_and_failures(job: Home) -> None:
     found = ask(job, "step", name="learn", step="2")
     assert [(each["group"], each["withoutSpread"], len(each["samples"])) for each in found["groups"]] == [
         ("g/1", True, 2),
@@ -110,7 +110,7 @@ def test_step_has_groups_numbers_and_failures_of_its_time(job: Home) -> None:
     assert newest["isEval"] and newest["groups"][0]["group"] == "e-1" and newest["failures"] == []
 
 
-def test_group_shows_its_samples_side_by_side_and_says_what_is_left_out(job: Home) -> None:
+def test_group_view_shows_samples_and_omissions(job: Home) -> None:
     found = ask(job, "step", name="learn", step="2", group="g-2")
     assert len(found["episodes"]) == 16 and found["leftOut"] == 4
     assert (found["previousGroup"], found["nextGroup"]) == ("g/1", None)
@@ -129,14 +129,14 @@ def test_group_shows_its_samples_side_by_side_and_says_what_is_left_out(job: Hom
         ({"step": "x"}, UsageFault, "no integer"),
     ],
 )
-def test_place_that_is_not_there_is_an_error_with_a_way_on(
+def test_missing_place_is_an_error_with_advice(
     job: Home, query: dict[str, str], error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):
         ask(job, "step", name="learn", **query)
 
 
-def test_job_without_samples_says_which_setting_writes_them(home: Home, record: Recorder) -> None:
+def test_job_without_samples_names_setting_to_write_them(home: Home, record: Recorder) -> None:
     record("TrainJob", "learn")
     with pytest.raises(NotFound, match="has written no trajectories") as caught:
         ask(home, "step", name="learn", step="1")
@@ -145,7 +145,7 @@ def test_job_without_samples_says_which_setting_writes_them(home: Home, record: 
     assert empty["steps"] == 0 and empty["starts"] == [] and empty["step"] is None
 
 
-def test_compare_lists_the_fields_that_differ(job: Home, record: Recorder) -> None:
+def test_compare_lists_differing_fields(job: Home, record: Recorder) -> None:
     record("TrainJob", "other")
     folder = job.jobs / "other"
     folder.mkdir()
@@ -165,7 +165,7 @@ def test_compare_lists_the_fields_that_differ(job: Home, record: Recorder) -> No
         ask(job, "compare", jobs="a,b,c,d,e,f,g,h,i")
 
 
-def test_long_file_is_sampled_at_first_and_read_whole_behind(job: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_file_is_sampled_first_and_read_in_background(job: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "_AT_ONCE", 100)
     path = job.job_metrics("learn")
     with path.open("a") as file:
@@ -178,7 +178,7 @@ def test_long_file_is_sampled_at_first_and_read_whole_behind(job: Home, monkeypa
     assert whole["steps"] == 19_999 and len(whole["starts"]) <= 1000
 
 
-def test_numbers_of_many_jobs_stay_in_memory_while_they_are_small(home: Home) -> None:
+def test_numbers_of_many_small_jobs_stay_in_memory(home: Home) -> None:
     paths = [home.job_metrics(f"job-{number}") for number in range(8)]
     for path in paths:
         path.parent.mkdir(parents=True)
@@ -187,7 +187,7 @@ def test_numbers_of_many_jobs_stay_in_memory_while_they_are_small(home: Home) ->
     assert all(jobs.numbers_of(path).curves is known for path, known in zip(paths, first, strict=True))
 
 
-def test_numbers_that_a_view_reads_stay_while_another_view_reads_later_ones(job: Home) -> None:
+def test_numbers_in_use_by_view_are_not_replaced(job: Home) -> None:
     path = job.job_metrics("learn")
     curves = jobs.numbers_of(path).curves
     rows = iter(curves)
@@ -199,7 +199,7 @@ def test_numbers_that_a_view_reads_stay_while_another_view_reads_later_ones(job:
     assert len(jobs.numbers_of(path).curves) == 0 and len(curves) == 50 and "new" not in curves.columns
 
 
-def test_step_is_read_again_once_all_numbers_of_its_job_are(job: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_is_reread_once_all_numbers_are_read(job: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     reader = reader_of("step")
     assert reader is not None
     view = ViewContext(job, {"name": "learn", "step": "2"})
@@ -226,7 +226,7 @@ def test_page_gets_an_event_when_a_job_takes_a_step(job: Home, page: Page) -> No
     assert page.read("job", name="learn")["lastStep"] == 52
 
 
-def test_alerts_are_of_jobs_that_run_or_failed(job: Home) -> None:
+def test_alerts_cover_running_and_failed_jobs(job: Home) -> None:
     assert ask(job, "alerts") == {"alerts": []}  # it has not been started
     began = time.monotonic()
     reader = reader_of("alerts")
@@ -234,7 +234,7 @@ def test_alerts_are_of_jobs_that_run_or_failed(job: Home) -> None:
     assert time.monotonic() - began < 5
 
 
-def test_drawn_range_leaves_out_a_late_spike() -> None:
+def test_drawn_range_excludes_late_spike() -> None:
     low, high = drawn_range([0.1 * (each % 10) for each in range(99)] + [1000.0])
     assert low == 0.0 and high == pytest.approx(0.9)
     assert drawn_range([1.0, 2.0, 3.0]) == (1.0, 3.0) and drawn_range([]) == (0.0, 0.0)

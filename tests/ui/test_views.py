@@ -29,14 +29,14 @@ spec: {gateway: {port: 18080}}
 """
 
 
-def test_plan_of_a_manifest_names_actions_and_steps_with_causes(page: Page, tmp_path: Path) -> None:
+def test_manifest_plan_has_actions_and_steps_with_causes(page: Page, tmp_path: Path) -> None:
     (tmp_path / "service.yaml").write_text(SERVICE)
     found = page.read("plan", path=str(tmp_path / "service.yaml"))
     assert [(each["ref"], each["action"]) for each in found["objects"]] == [("InferenceService/default", "create")]
     assert found["ops"] and all(op["cause"] for op in found["ops"])
 
 
-def test_plan_of_pasted_text_is_the_plan_of_its_file(home: Home, tmp_path: Path) -> None:
+def test_plan_of_pasted_text_equals_plan_of_file(home: Home, tmp_path: Path) -> None:
     (tmp_path / "service.yaml").write_text(SERVICE)
     by_path = plan.read(ViewContext(home, {"path": str(tmp_path / "service.yaml")}))
     pasted = plan.read(ViewContext(home, {}, {"text": SERVICE}))
@@ -48,7 +48,7 @@ def test_fault_of_a_manifest_has_its_line(home: Home) -> None:
     assert fault["line"] == 4 and "gatewy" in fault["path"]
 
 
-def test_changed_field_has_both_values_and_decides(home: Home, record: Record) -> None:
+def test_changed_field_shows_both_values_and_update_class(home: Home, record: Record) -> None:
     record("InferenceService", "default", {"gateway": {"port": 18080}})
     found = plan.read(ViewContext(home, {"assume": "1"}, {"text": SERVICE.replace("18080", "18081")}))
     (item,) = [each for each in found["objects"] if each["ref"] == "InferenceService/default"]
@@ -75,7 +75,7 @@ def test_top_measures_a_running_job_and_keeps_its_history(page: Page, job: Job) 
     assert len(later["history"]["cpuPercent"]) == len(later["history"]["at"])
 
 
-def test_updates_of_a_job_are_those_of_its_metrics_newest_first(home: Home) -> None:
+def test_job_updates_come_from_metrics_newest_first(home: Home) -> None:
     folder = home.jobs / "learn"
     folder.mkdir(parents=True)
     lines = [{"step": n, "attempt": 1, "time": 100.0 + n, "version": n, "weights/ms": 5.0 * n} for n in range(1, 4)]
@@ -85,7 +85,7 @@ def test_updates_of_a_job_are_those_of_its_metrics_newest_first(home: Home) -> N
     assert found["replicas"] == [] and found["unseen"] == []
 
 
-def test_history_of_updates_and_tokens_by_version_are_read_from_the_jobs_files(home: Home) -> None:
+def test_update_and_token_history_is_read_from_job_files(home: Home) -> None:
     folder = home.jobs / "learn"
     (folder / "trajectories").mkdir(parents=True)
     entry = {"began": 1.0, "at": 2.0, "pair": "p", "model": "m", "joined": False, "bytes": 4, "error": None}
@@ -121,7 +121,7 @@ class _Gateway(BaseHTTPRequestHandler):
         pass
 
 
-def test_pairs_are_asked_of_the_jobs_gateway_and_a_dead_one_is_named(home: Home) -> None:
+def test_pairs_are_read_from_job_gateway_and_dead_one_is_named(home: Home) -> None:
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Gateway)
     threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     try:
@@ -147,9 +147,7 @@ class _Other(_Gateway):
         self.wfile.write(b"hi")
 
 
-def test_server_of_another_kind_in_place_of_a_gateway_is_named_and_hides_nothing(
-    home: Home, record: Record, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_server_in_place_of_gateway_is_named(home: Home, record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
     from areal.reconcilers.home_view import HomeView
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Other)
@@ -219,7 +217,7 @@ def served(home: Home, record: Record, monkeypatch: pytest.MonkeyPatch) -> Any:
     server.server_close()
 
 
-def test_chat_lists_models_and_answers_with_logprobs_and_keeps_the_key(served: Any, home: Home) -> None:
+def test_chat_lists_models_answers_with_logprobs_and_hides_key(served: Any, home: Home) -> None:
     choice = {"service": "default", "model": "qwen", "version": None}
     assert chat.models(ViewContext(home))["models"] == [choice]
     body = {"service": "default", "model": "qwen", "messages": [{"role": "user", "content": "1"}], "temperature": 0.5}
@@ -234,13 +232,13 @@ def test_chat_lists_models_and_answers_with_logprobs_and_keeps_the_key(served: A
 @pytest.mark.parametrize(
     "wrong", [{"temperature": 3}, {"maxTokens": 0}, {"messages": []}, {"model": None}, {"topP": True}]
 )
-def test_chat_refuses_what_no_model_takes(served: Any, home: Home, wrong: dict[str, Any]) -> None:
+def test_chat_rejects_invalid_requests(served: Any, home: Home, wrong: dict[str, Any]) -> None:
     body = {"service": "default", "model": "qwen", "messages": [{"role": "user", "content": "1"}], **wrong}
     with pytest.raises(UsageFault):
         next(chat.answer(ViewContext(home, {}, body)))
 
 
-def test_last_steps_are_those_of_the_end_of_the_file(tmp_path: Path) -> None:
+def test_last_steps_are_read_from_end_of_file(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
     file.write_text("".join(json.dumps({"step": step, "attempt": 1}) + "\n" for step in range(10_000)))
     found = [each["step"] for each in last_steps(file, 1000)]
@@ -248,7 +246,7 @@ def test_last_steps_are_those_of_the_end_of_the_file(tmp_path: Path) -> None:
     assert last_steps(tmp_path / "none", 1000) == []
 
 
-def test_memo_loads_a_file_again_only_when_it_is_another(tmp_path: Path) -> None:
+def test_memo_reloads_file_only_when_changed(tmp_path: Path) -> None:
     loads: list[Path] = []
 
     def load(path: Path) -> str:
@@ -263,7 +261,7 @@ def test_memo_loads_a_file_again_only_when_it_is_another(tmp_path: Path) -> None
     assert memo.get(file) == "three"
 
 
-def test_object_that_is_not_there_is_not_found(home: Home) -> None:
+def test_missing_object_is_not_found(home: Home) -> None:
     from areal.ui.views import object as described
 
     with pytest.raises(NotFound):

@@ -45,7 +45,7 @@ from areal.wire.fields import read_fields
         (RegisterExternal, {"api": "soap"}, "api"),
     ],
 )
-def test_body_that_cannot_be_used_names_the_field(cls: type[Any], body: dict[str, Any], field: str) -> None:
+def test_invalid_body_error_names_field(cls: type[Any], body: dict[str, Any], field: str) -> None:
     with pytest.raises(FieldError) as caught:
         read_fields(cls, body, lenient=True)
     assert caught.value.field == field
@@ -56,7 +56,7 @@ def test_body_may_have_unknown_fields_and_null_for_a_default() -> None:
     assert read_fields(StartSession, body, lenient=True) == StartSession(task_id="t")
 
 
-def test_disconnecting_tells_no_weights_left_from_a_trainer_that_goes_on() -> None:
+def test_disconnect_tells_missing_left_from_null() -> None:
     assert read_fields(DisconnectPair, {"pair_name": "p"}, lenient=True).left == "unknown"
     assert read_fields(DisconnectPair, {"pair_name": "p", "left": None}, lenient=True).left is None
 
@@ -74,7 +74,7 @@ def test_version_only_grows_unless_it_is_forced() -> None:
     assert SetVersion(version=2).conflict(3, "here") == told
 
 
-def test_external_model_goes_to_data_proxies_under_both_names() -> None:
+def test_external_model_is_published_under_both_names() -> None:
     assert PublishModel(model="m", data_proxy_addrs=("h:1", "http://h:1")).addrs == ["http://h:1"]
     assert PublishModel(model="m").external is None
     external = PublishModel(model="m", url="https://h/v1", provider_model="theirs").external

@@ -41,13 +41,13 @@ FULL = {
 }
 
 
-def test_read_fields_full_object_builds_every_field() -> None:
+def test_read_fields_builds_every_field() -> None:
     read = read_fields(Whole, FULL)
     assert read == Whole(2, 3.0, "b", True, "x", (Part("p"), Part("q", 0.5)), {"k": "v"}, {"k": [1, None]})
     assert type(read.seconds) is float
 
 
-def test_write_fields_leaves_defaults_out_and_is_read_back() -> None:
+def test_write_fields_omits_defaults_and_round_trips() -> None:
     assert write_fields(Whole(1)) == {"count": 1}
     assert read_fields(Whole, write_fields(read_fields(Whole, FULL))) == read_fields(Whole, FULL)
 
@@ -74,7 +74,7 @@ def test_write_fields_leaves_defaults_out_and_is_read_back() -> None:
         ({"free": []}, "free", "must be an object, not a list"),
     ],
 )
-def test_read_fields_wrong_field_is_named(changed: dict[str, Any], at_fault: str, problem: str) -> None:
+def test_read_fields_names_wrong_field(changed: dict[str, Any], at_fault: str, problem: str) -> None:
     with pytest.raises(FieldError) as caught:
         read_fields(Whole, FULL | changed)
     assert caught.value.field == at_fault
@@ -82,7 +82,7 @@ def test_read_fields_wrong_field_is_named(changed: dict[str, Any], at_fault: str
     assert caught.value.is_missing == (problem == "is required")
 
 
-def test_read_fields_missing_or_no_object_is_refused() -> None:
+def test_read_fields_refuses_missing_or_non_object() -> None:
     with pytest.raises(FieldError, match=r"^count is required$"):
         read_fields(Whole, {})
     with pytest.raises(FieldError, match=r"^must be an object$"):

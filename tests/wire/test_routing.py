@@ -33,31 +33,31 @@ def addrs(followed: Followed, name: str) -> set[str]:
     return {worker.id for worker in entry.workers} if entry else set()
 
 
-def test_first_table_unsynced_is_followed_and_so_are_its_removals() -> None:
+def test_first_unsynced_table_is_followed_with_its_removals() -> None:
     followed = Followed().follow(snapshot("e1", 1, model("m", "a", "b"))).follow(snapshot("e1", 2, model("m", "b")))
     assert addrs(followed, "m") == {"b"}
 
 
-def test_router_restarted_empty_removes_nothing() -> None:
+def test_restarted_empty_router_removes_nothing() -> None:
     before = Followed().follow(snapshot("e1", 7, model("m", "a", "b"), synced=True))
     after = before.follow(snapshot("e2", 0))
     assert addrs(after, "m") == {"a", "b"}
 
 
-def test_router_restarted_adds_and_updates_at_once() -> None:
+def test_restarted_router_adds_and_updates_at_once() -> None:
     before = Followed().follow(snapshot("e1", 7, model("m", "a", "b"), synced=True))
     after = before.follow(snapshot("e2", 1, model("m", "a", state=DRAINING), model("n", "c")))
     assert addrs(after, "m") == {"a", "b"} and addrs(after, "n") == {"c"}
     assert {worker.id: worker.state for worker in after.table.models["m"].workers} == {"a": DRAINING, "b": READY}
 
 
-def test_router_restarted_removes_once_it_is_synced() -> None:
+def test_restarted_router_removes_once_synced() -> None:
     before = Followed().follow(snapshot("e1", 7, model("m", "a", "b"), synced=True))
     after = before.follow(snapshot("e2", 1, model("m", "a"))).follow(snapshot("e2", 2, model("m", "a"), synced=True))
     assert addrs(after, "m") == {"a"}
 
 
-def test_router_restarted_keeps_the_strategy_and_limits_in_force_until_synced() -> None:
+def test_restarted_router_keeps_strategy_and_limits_until_synced() -> None:
     before = Followed().follow(snapshot("e1", 1, synced=True, strategy="prefix", limits={"max_body_bytes": 5}))
     unsynced = before.follow(snapshot("e2", 0))
     assert (unsynced.table.strategy, dict(unsynced.table.limits)) == ("prefix", {"max_body_bytes": 5})
@@ -68,7 +68,7 @@ def recording(*workers: WorkerEntry, orphans: tuple[str, ...] = ()) -> ModelEntr
     return ModelEntry("m", workers, orphans=orphans)
 
 
-def test_router_restarted_keeps_the_journals_of_workers_that_it_has_not_heard_from() -> None:
+def test_restarted_router_keeps_journals_of_unheard_workers() -> None:
     known = WorkerEntry("a", "http://a", journals=("aaaaaaaa",))
     unheard = WorkerEntry("a", "http://a", DEAD, heard=False)
     before = Followed().follow(snapshot("e1", 1, recording(known, orphans=("oooooooo",)), synced=True))
@@ -79,7 +79,7 @@ def test_router_restarted_keeps_the_journals_of_workers_that_it_has_not_heard_fr
     assert after.table.models["m"].orphans == ("oooooooo",)
 
 
-def test_two_restarts_in_a_row_still_remove_nothing() -> None:
+def test_two_restarts_in_a_row_remove_nothing() -> None:
     followed = Followed().follow(snapshot("e1", 7, model("m", "a"), synced=True))
     followed = followed.follow(snapshot("e2", 1, model("n", "b"))).follow(snapshot("e3", 0))
     assert addrs(followed, "m") == {"a"} and addrs(followed, "n") == {"b"}
@@ -95,7 +95,7 @@ def test_older_serial_of_the_same_epoch_changes_nothing() -> None:
         st.tuples(st.sampled_from(["e1", "e2", "e3"]), st.booleans(), st.sets(st.sampled_from("abcd"))), max_size=12
     )
 )
-def test_no_unsynced_new_epoch_ever_loses_a_worker(history: list[tuple[str, bool, set[str]]]) -> None:
+def test_unsynced_new_epoch_never_loses_a_worker(history: list[tuple[str, bool, set[str]]]) -> None:
     followed = Followed()
     for serial, (epoch, synced, workers) in enumerate(history):
         before, same_epoch = addrs(followed, "m"), epoch == followed.table.epoch
@@ -106,7 +106,7 @@ def test_no_unsynced_new_epoch_ever_loses_a_worker(history: list[tuple[str, bool
             assert addrs(followed, "m") == before | workers
 
 
-def test_snapshot_survives_json() -> None:
+def test_snapshot_round_trips_through_json() -> None:
     workers = WorkerEntry("a", "http://a", DEAD, ("aaaaaaaa", "bbbbbbbb")), WorkerEntry("b", "http://b", heard=False)
     original = snapshot(
         "e1",
@@ -119,14 +119,14 @@ def test_snapshot_survives_json() -> None:
     assert Snapshot.from_json(json.loads(json.dumps(original.to_json()))) == original
 
 
-def test_snapshot_of_a_newer_router_with_fields_we_do_not_know_is_read() -> None:
+def test_snapshot_of_newer_router_ignores_unknown_fields() -> None:
     data = snapshot("e1", 3, model("m", "a")).to_json()
     data["news"] = 1
     data["models"]["m"]["news"] = data["models"]["m"]["workers"][0]["news"] = 1
     assert Snapshot.from_json(data) == snapshot("e1", 3, model("m", "a"))
 
 
-def test_snapshot_of_an_older_router_with_fields_that_it_does_not_know_is_read() -> None:
+def test_snapshot_of_older_router_gets_defaults() -> None:
     worker = {"id": "a", "addr": "http://a", "state": READY}
     data = {"epoch": "e", "serial": 1, "synced": True, "strategy": "auto", "limits": {}}
     read = Snapshot.from_json({**data, "models": {"m": {"workers": [worker]}}})
@@ -141,14 +141,14 @@ def test_model_is_published_once_the_expected_workers_are_known() -> None:
     assert not model("m", expected=0).published
 
 
-def test_limits_updated_keep_what_is_not_given() -> None:
+def test_limits_update_keeps_unset_fields() -> None:
     assert GatewayLimits(1, 2.0, 3).updated({"request_timeout_seconds": 9}) == GatewayLimits(1, 9.0, 3)
 
 
 @pytest.mark.parametrize(
     "given_limits", [{"nope": 1}, {"max_body_bytes": -1}, {"max_body_bytes": True}, {"max_body_bytes": "1"}]
 )
-def test_limits_that_are_none_are_refused(given_limits: dict[str, Any]) -> None:
+def test_rejects_invalid_limits(given_limits: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="limits"):
         GatewayLimits().updated(given_limits)
 
@@ -162,6 +162,6 @@ def test_worker_address_is_a_host_and_a_port(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["host", "http://host", ":80", "ftp://host:80", "host:80/v1", "host:80?a=b", "host:80#a", "user@host:80"]
 )
-def test_worker_address_with_less_or_more_is_refused(text: str) -> None:
+def test_malformed_worker_address_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="worker address"):
         worker_base_url(text)

@@ -10,7 +10,7 @@ from areal.errors import FieldError
 from areal.wire.sampling import SamplingParams, parse_sampling
 
 
-def test_parse_of_nothing_gives_defaults() -> None:
+def test_parse_of_empty_object_gives_defaults() -> None:
     assert parse_sampling({}, 100) == SamplingParams()
     assert parse_sampling({"temperature": None, "seed": None, "logit_bias": None}, 100) == SamplingParams()
 
@@ -52,7 +52,7 @@ def test_parse_of_wrong_value_names_the_field(raw: dict[str, Any], message: str)
         parse_sampling(raw, 100)
 
 
-def test_parse_of_empty_nucleus_is_the_most_likely_token() -> None:
+def test_parse_of_zero_top_p_is_greedy() -> None:
     assert parse_sampling({"top_p": 0}, 100).top_k == 1
 
 
@@ -73,7 +73,7 @@ BOUNDS: dict[str, tuple[float, float]] = {  # the lowest and the highest
 
 
 @pytest.mark.parametrize("name", BOUNDS)
-def test_parse_takes_what_is_within_the_bounds_and_nothing_beyond(name: str) -> None:
+def test_parse_accepts_exactly_the_bounds(name: str) -> None:
     low, high = BOUNDS[name]
     beyond = 1 if isinstance(low, int) else 1e-6
     for value in (low, high):
@@ -96,6 +96,6 @@ def test_parse_takes_what_is_within_the_bounds_and_nothing_beyond(name: str) -> 
         ({"repetition_penalty": 0.9}, False, True),
     ],
 )
-def test_any_one_filter_or_penalty_is_known(raw: dict[str, float], filters: bool, penalizes: bool) -> None:
+def test_any_single_filter_or_penalty_is_detected(raw: dict[str, float], filters: bool, penalizes: bool) -> None:
     params = parse_sampling(raw, 100)
     assert (params.filters, params.penalizes) == (filters, penalizes)

@@ -21,7 +21,7 @@ def messages(found: list[dict[str, Any]]) -> list[str]:
     return [each.message for each in warnings_of(found)]
 
 
-def test_run_whose_groups_are_all_alike_has_no_gradient() -> None:
+def test_run_with_equal_rewards_in_all_groups_has_no_gradient() -> None:
     learning = [*steps(5, grad_norm=0.3), {"grad_norm": 0.1, "reward/mean": 0.5}]
     alike = [{"grad_norm": 0.0, "reward/mean": number / 100} for number in range(35)]
 
@@ -30,11 +30,11 @@ def test_run_whose_groups_are_all_alike_has_no_gradient() -> None:
     assert messages([*alike, {"grad_norm": 0.1, "reward/mean": 0.5}]) == []
 
 
-def test_supervised_run_without_gradient_has_no_groups() -> None:
+def test_supervised_run_without_gradient_mentions_no_groups() -> None:
     assert messages(steps(12, grad_norm=0.0, loss=1.0)) == ["no gradient: all are zero for 12 steps"]
 
 
-def test_reward_that_does_not_move_is_reported_with_its_value() -> None:
+def test_constant_reward_is_reported_with_value() -> None:
     assert messages(steps(STILL_REWARD_STEPS, **{"grad_norm": 0.5, "reward/mean": 0.125})) == [
         "the reward does not move: 0.125 for 30 steps"
     ]
@@ -51,7 +51,7 @@ def rewarded(means: Iterable[float], noise: float, seed: int) -> list[dict[str, 
 
 
 @given(mean=st.floats(0.0, 0.75), noise=st.floats(0.001, 0.06), count=st.integers(200, 600), seed=st.integers(0, 99))
-def test_reward_that_is_noise_around_a_mean_does_not_move(mean: float, noise: float, count: int, seed: int) -> None:
+def test_noisy_flat_reward_is_reported(mean: float, noise: float, count: int, seed: int) -> None:
     (found,) = messages(rewarded([mean] * count, noise, seed))
     assert found.startswith("the reward does not move: ") and found.endswith(f" for {count} steps")
 
@@ -64,7 +64,7 @@ def test_reward_that_is_noise_around_a_mean_does_not_move(mean: float, noise: fl
     count=st.integers(100, 600),
     seed=st.integers(0, 99),
 )
-def test_run_that_learns_has_no_warning_of_a_flat_reward(
+def test_learning_run_has_no_flat_reward_warning(
     first: float, gain: float, begins: float, noise: float, count: int, seed: int
 ) -> None:
     def mean(place: float) -> float:  # flat, then rising, in its last tenth flat again
@@ -75,25 +75,25 @@ def test_run_that_learns_has_no_warning_of_a_flat_reward(
 
 
 @given(noise=st.floats(0.001, 0.05), count=st.integers(100, 600), seed=st.integers(0, 99))
-def test_run_that_is_solved_from_its_first_step_has_no_warning(noise: float, count: int, seed: int) -> None:
+def test_run_solved_from_start_has_no_warning(noise: float, count: int, seed: int) -> None:
     assert messages(rewarded([0.97] * count, noise, seed)) == []
 
 
-def test_reward_that_is_the_highest_one_for_many_steps_is_solved() -> None:
+def test_reward_at_maximum_for_many_steps_is_solved() -> None:
     learnt = [RIGHT_OR_WRONG | {"reward/mean": number / 100} for number in range(100)]
     solved = [RIGHT_OR_WRONG | {"reward/mean": 1.0, "reward/min": 1.0}] * 200
     assert messages(learnt + solved) == []
     assert messages(solved) == ["the reward does not move: 1 for 200 steps"]  # a constant reward
 
 
-def test_reward_that_rises_and_falls_back_has_moved() -> None:
+def test_reward_rising_and_falling_back_has_moved() -> None:
     there = [number / 200 for number in range(100)]
     rules = [each.rule for each in warnings_of(rewarded([*there, *reversed(there)], 0.01, 1))]
     assert rules == ["reward-collapse"]
 
 
 @pytest.mark.parametrize(("count", "due"), [(10, True), (11, False), (15, False), (20, True), (30, False), (40, True)])
-def test_log_repeats_a_warning_each_time_that_its_steps_have_doubled(count: int, due: bool) -> None:
+def test_log_repeats_warning_when_its_steps_double(count: int, due: bool) -> None:
     assert [each.is_due for each in warnings_of(steps(count, grad_norm=0.0))] == [due]
 
 
@@ -102,5 +102,5 @@ def test_log_repeats_a_warning_each_time_that_its_steps_have_doubled(count: int,
         st.dictionaries(st.sampled_from(["grad_norm", "reward/mean", "loss"]), st.none() | st.floats() | st.text())
     )
 )
-def test_any_numbers_give_warnings_that_count_no_more_steps_than_there_are(found: list[dict[str, Any]]) -> None:
+def test_warnings_never_count_more_steps_than_exist(found: list[dict[str, Any]]) -> None:
     assert all(each.least <= each.steps <= len(found) for each in warnings_of(found))

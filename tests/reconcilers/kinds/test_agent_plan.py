@@ -72,7 +72,7 @@ def steady(pairs: int = 1, spec: Mapping[str, Any] | None = None) -> tuple[Store
     return item, world([*front(item), *runs], table({"tau": proxies}), service=REF)
 
 
-def test_plan_of_a_new_service_starts_everything_side_by_side_and_routes_last() -> None:
+def test_plan_of_new_service_starts_in_parallel_and_routes_last() -> None:
     plan = plan_of(created("AgentService", "tau", SPEC), observed=Observed())
     assert ops(plan) == [
         "[] -> #1 AgentService/tau, record, new object",
@@ -90,7 +90,7 @@ def test_plan_of_a_new_service_starts_everything_side_by_side_and_routes_last() 
     ]
 
 
-def test_plan_of_a_service_with_its_model_starts_pairs_when_the_model_is_there() -> None:
+def test_plan_with_model_starts_pairs_after_model() -> None:
     spec = {**SPEC, "inference": {"service": "default", "model": "qwen"}}
     plan = plan_of(
         created("InferenceService", "default", {}),
@@ -135,21 +135,21 @@ def test_plan_after_a_process_was_killed_restarts_only_it(component: str, after:
     assert verbs(plan) == [f"restart-now {component}/0", f"await-ready {component}/0", *after]
 
 
-def test_plan_for_a_router_that_came_back_empty_names_route_missing() -> None:
+def test_plan_for_emptied_router_reports_route_missing() -> None:
     item, observed = steady()
     plan = plan_of(unchanged(item), observed=replace(observed, routes={REF: RouteTable(synced=False)}))
     assert [drift.kind for drift in plan.drift] == ["route-missing"]
     assert verbs(plan) == ["route routes", "synced router", "visible routes"]
 
 
-def test_plan_for_an_undeclared_name_removes_it_from_the_table() -> None:
+def test_plan_removes_undeclared_route() -> None:
     item, observed = steady()
     routes = table({"tau": observed.of(REF, "data-proxy"), "stranger": []})
     plan = plan_of(unchanged(item), observed=replace(observed, routes={REF: routes}))
     assert verbs(plan) == ["unroute routes/stranger"]
 
 
-def test_plan_of_another_agent_rolls_one_pair_at_a_time() -> None:
+def test_plan_of_changed_agent_rolls_one_pair_at_a_time() -> None:
     item, observed = steady(2)
     plan = plan_of(changed(item, {**item.spec, "agent": "tau.agent:Better"}), observed=observed)
     (part,) = plan.objects
@@ -173,7 +173,7 @@ def test_plan_of_another_agent_rolls_one_pair_at_a_time() -> None:
     assert routed.runs == ("tau-data-proxy-0", "tau-data-proxy-1", f"+{REF}/data-proxy/0")
 
 
-def test_plan_of_another_model_replaces_data_proxies_and_the_gateway_and_keeps_workers() -> None:
+def test_plan_of_changed_model_keeps_workers() -> None:
     item, observed = steady(1, {"inference": {"service": "default", "model": "a"}})
     target = changed(item, {**item.spec, "inference": {"service": "default", "model": "b"}})
     listed = verbs(plan_of(target, observed=observed))
@@ -181,7 +181,7 @@ def test_plan_of_another_model_replaces_data_proxies_and_the_gateway_and_keeps_w
     assert not any("worker" in each or "router/0" in each for each in listed)
 
 
-def test_plan_of_an_inference_service_that_moved_replaces_data_proxies_and_the_gateway() -> None:
+def test_plan_of_moved_inference_service_keeps_workers() -> None:
     item, observed = steady(1, {"inference": {"service": "default"}})
     told = {"inferenceUrl": "http://127.0.0.1:8080", "inferenceKeyFrom": "generated"}
     worker = run(item, "worker")
@@ -201,7 +201,7 @@ def test_plan_of_an_inference_service_that_moved_replaces_data_proxies_and_the_g
     assert not any("worker" in each for each in verbs(plan))
 
 
-def test_callers_of_an_inference_service_that_moves_move_with_it() -> None:
+def test_callers_follow_moved_inference_service() -> None:
     item, home = agents({"inference": {"service": "default"}}), service()
     told = {"inferenceUrl": "http://127.0.0.1:8080", "inferenceKeyFrom": "generated"}
     proxy = run(item, "data-proxy", 0, Phase.RUNNING, Seen.READY, "", **told)
@@ -218,7 +218,7 @@ def test_callers_of_an_inference_service_that_moves_move_with_it() -> None:
     assert followed(Target(home, "delete"), proxy) == []
 
 
-def test_plan_with_strategy_recreate_stops_first_and_says_so() -> None:
+def test_plan_with_recreate_stops_first_and_is_destructive() -> None:
     item, observed = steady(1, {"strategy": {"type": "Recreate"}})
     plan = plan_of(changed(item, {**item.spec, "env": {"A": "1"}}), observed=observed)
     listed = verbs(plan)
@@ -226,7 +226,7 @@ def test_plan_with_strategy_recreate_stops_first_and_says_so() -> None:
     assert any("strategy Recreate" in sentence for sentence in plan.destructive)
 
 
-def test_plan_with_strategy_bluegreen_starts_a_second_set_and_switches_once() -> None:
+def test_plan_with_bluegreen_starts_second_set_and_switches_once() -> None:
     item, observed = steady(2, {"strategy": {"type": "BlueGreen"}})
     plan = plan_of(changed(item, {**item.spec, "env": {"A": "1"}}), observed=observed)
     switch, without_old = [op for op in plan.ops if op.verb is Verb.ROUTE]
@@ -254,14 +254,14 @@ def test_plan_of_scaling_up_and_down() -> None:
     ]
 
 
-def test_plan_of_session_settings_configures_the_data_proxies_and_restarts_nothing() -> None:
+def test_plan_of_session_settings_configures_without_restart() -> None:
     item, observed = steady(2)
     plan = plan_of(changed(item, {**item.spec, "session": {"idleTimeoutSeconds": 5.0}}), observed=observed)
     assert verbs(plan) == ["record", "configure data-proxy/0", "configure data-proxy/1"]
     assert [op.to_json()["args"] for op in plan.ops if op.verb is Verb.CONFIGURE] == [{"idle_timeout": 5.0}] * 2
 
 
-def test_plan_of_the_health_poll_configures_router_and_data_proxies() -> None:
+def test_plan_of_health_period_configures_without_restart() -> None:
     item, observed = steady(1)
     told = replace(table({"tau": observed.of(REF, "data-proxy")}), readiness={"tau": Readiness(5.0)})
     observed = replace(observed, routes={REF: told})
@@ -271,7 +271,7 @@ def test_plan_of_the_health_poll_configures_router_and_data_proxies() -> None:
     assert route.args.readiness.period_seconds == 1.0
 
 
-def test_plan_of_a_suspended_service_stops_gateway_pairs_and_router() -> None:
+def test_plan_of_suspended_service_stops_all_processes() -> None:
     item, observed = steady(1)
     plan = plan_of(changed(item, {**item.spec, "suspend": True}), observed=observed)
     assert verbs(plan) == ["record", "stop gateway/0", "stop router/0", "stop data-proxy/0", "stop worker/0"]
@@ -280,7 +280,7 @@ def test_plan_of_a_suspended_service_stops_gateway_pairs_and_router() -> None:
     assert gateway.args.grace_seconds == 600.0
 
 
-def test_plan_of_a_deletion_ends_the_pairs_before_the_model_that_they_call() -> None:
+def test_plan_of_deletion_stops_pairs_before_their_model() -> None:
     item, observed = steady(1, {"inference": {"service": "default", "model": "qwen"}})
     home, called = service(), model()
     runs = [*(each for found in observed.runs.values() for each in found), *front(home), *replica(called)]
@@ -302,7 +302,7 @@ def test_plan_of_a_deletion_ends_the_pairs_before_the_model_that_they_call() -> 
     assert last.id in first.needs
 
 
-def test_neighbour_that_was_not_asked_for_is_only_routed() -> None:
+def test_unrequested_neighbour_is_only_routed() -> None:
     item, observed = steady()
     plan = plan_of(observed=without(observed, "tau-worker-0"), context=(unchanged(item),))
     assert plan.is_empty
@@ -314,7 +314,7 @@ def test_scheduler_of_a_recorded_service_is_immutable() -> None:
         changed(item, {**item.spec, "scheduler": {"type": "slurm"}})
 
 
-def test_every_field_that_needs_new_processes_is_one_of_some_process() -> None:
+def test_every_restarting_field_belongs_to_a_process() -> None:
     needed = {
         name
         for name, info in fields_of(spec_model("AgentService")).items()
@@ -326,7 +326,7 @@ def test_every_field_that_needs_new_processes_is_one_of_some_process() -> None:
 # -- health
 
 
-def test_health_counts_pairs_that_answer_and_are_routed() -> None:
+def test_health_counts_answering_and_routed_pairs() -> None:
     item, observed = steady(2)
     assert (assess(REF, item.spec, observed).phase, assess(REF, item.spec, observed).fraction) == ("Ready", "2/2")
     health = assess(REF, item.spec, without(observed, "tau-worker-1"))
@@ -344,7 +344,7 @@ def test_health_without_gateway_or_router_is_not_ready(component: str, phase: st
     assert f"{component}/0 of {REF} does not run" in health.message
 
 
-def test_health_of_a_pair_that_is_not_routed_says_what_helps() -> None:
+def test_health_of_unrouted_pair_is_not_routed() -> None:
     item, observed = steady(1)
     health = assess(REF, item.spec, replace(observed, routes={REF: table({})}))
     assert (health.phase, health.reason) == ("Progressing", "NotRouted")

@@ -47,7 +47,7 @@ def service_launch(component: str, port: int, host: str = "127.0.0.1") -> Launch
     return Launch(item, slot, "/keys/home", "", "/home/routes.json", {"routerUrl": "http://127.0.0.1:20001"})
 
 
-def test_gateway_is_configured_by_its_spec() -> None:
+def test_gateway_config_follows_spec() -> None:
     spec = InferenceServiceSpec.model_validate({"gateway": {"relays": 3}, "strategy": {"drainTimeoutSeconds": 7}})
     run = gateway(service_launch("gateway", 8080, "0.0.0.0"), spec)
     assert run.argv[1:] == ("-P", "-m", "areal.services.inference.gateway")
@@ -60,7 +60,7 @@ def test_gateway_is_configured_by_its_spec() -> None:
     )
 
 
-def test_environment_of_a_service_is_that_of_its_processes_and_of_data_proxies(tmp_path: Path) -> None:
+def test_service_env_reaches_its_processes_and_data_proxies(tmp_path: Path) -> None:
     spec = InferenceServiceSpec.model_validate({"env": {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318"}})
     item = model({"service": "home", "backend": "embedded", "path": str(tmp_path), "env": {"OMP_NUM_THREADS": "1"}})
     slot = Slot(uid="u", ref=str(item.ref), component="data-proxy", replica=0, port=20000)
@@ -73,7 +73,7 @@ def test_environment_of_a_service_is_that_of_its_processes_and_of_data_proxies(t
     assert "OMP_NUM_THREADS" not in proxy.env, "that is the engine's"
 
 
-def test_router_is_configured_by_its_spec() -> None:
+def test_router_config_follows_spec() -> None:
     spec = InferenceServiceSpec.model_validate({"router": {"strategy": "prefix"}, "logLevel": "debug"})
     run = router(service_launch("router", 20001), spec)
     assert read_fields(RouterConfig, run.config) == RouterConfig(
@@ -85,14 +85,14 @@ def test_router_is_configured_by_its_spec() -> None:
     )
 
 
-def test_settings_of_a_run_are_read_from_its_configuration_or_its_flags() -> None:
+def test_run_settings_are_read_from_config_or_flags() -> None:
     run = gateway(service_launch("gateway", 8080, "0.0.0.0"), InferenceServiceSpec())
     flags = replace(run, config={}, argv=(*run.argv, "--host", "0.0.0.0", "--admin-key-file", "/keys/home"))
     for each in (run, flags):
         assert (key_file(each), setting(each, "host"), setting(each, "relays")) == ("/keys/home", "0.0.0.0", None)
 
 
-def test_vllm_is_started_with_its_control_routes_and_our_extension_of_its_workers(tmp_path: Path) -> None:
+def test_vllm_starts_with_control_routes_and_worker_extension(tmp_path: Path) -> None:
     run = engine_run(tmp_path, backend="vllm", env={"PYTHONPATH": "/mine", "AREAL_ENGINE_PYTHON": "/venv/bin/python"})
     at = run.argv.index("--worker-extension-cls")
     module, name = run.argv[at + 1].split(".")
@@ -102,18 +102,18 @@ def test_vllm_is_started_with_its_control_routes_and_our_extension_of_its_worker
     assert run.env["VLLM_RPC_BASE_PATH"] == "." and run.cwd is None, "its sockets go with the run's folder"
 
 
-def test_sglang_is_probed_without_sampling_a_token_unless_its_env_says_otherwise(tmp_path: Path) -> None:
+def test_sglang_probe_does_not_sample_by_default(tmp_path: Path) -> None:
     name = "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"
     assert engine_run(tmp_path, backend="sglang").env[name] == "0"
     assert engine_run(tmp_path, backend="sglang", env={name: "1"}).env[name] == "1"
 
 
-def test_server_that_ends_has_failed_whatever_its_exit_code(tmp_path: Path) -> None:
+def test_server_exit_is_failure_for_any_exit_code(tmp_path: Path) -> None:
     for run in (engine_run(tmp_path, backend="vllm"), proxy_run(tmp_path)):
         assert run.restart.success_exit_codes == ()
 
 
-def test_embedded_engine_is_configured_by_its_spec(tmp_path: Path) -> None:
+def test_embedded_engine_config_follows_spec(tmp_path: Path) -> None:
     run = engine_run(tmp_path, backend="embedded", lora={"a": str(tmp_path)}, engineArgs={"maxBatchSize": 4})
     assert run.argv[1:] == ("-P", "-m", "areal.services.inference.engines.embedded", "--max-batch-size", "4")
     assert read_fields(EmbeddedEngineConfig, run.config) == EmbeddedEngineConfig(
@@ -133,18 +133,18 @@ def test_embedded_engine_is_configured_by_its_spec(tmp_path: Path) -> None:
         ({"backend": "vllm", "resources": {"gpus": 0}}, ""),
     ],
 )
-def test_engine_that_leases_no_gpu_sees_none(tmp_path: Path, spec: Any, devices: str | None) -> None:
+def test_engine_without_leased_gpu_sees_none(tmp_path: Path, spec: Any, devices: str | None) -> None:
     assert engine_run(tmp_path, **spec).env.get("CUDA_VISIBLE_DEVICES") == devices
 
 
 @pytest.mark.parametrize(("backend", "flag"), [("vllm", "--lora-modules"), ("sglang", "--lora-paths")])
-def test_adapters_reach_every_engine_in_its_own_spelling(tmp_path: Path, backend: str, flag: str) -> None:
+def test_adapters_are_passed_in_each_engines_syntax(tmp_path: Path, backend: str, flag: str) -> None:
     argv = engine_run(tmp_path, backend=backend, lora={"a": str(tmp_path), "b": str(tmp_path)}).argv
     at = argv.index(flag)
     assert argv[at + 1 : at + 3] == (f"a={tmp_path}", f"b={tmp_path}")
 
 
-def test_configuration_is_what_the_data_proxy_reads(tmp_path: Path) -> None:
+def test_data_proxy_reads_written_config(tmp_path: Path) -> None:
     written = proxy_config(tmp_path, probes={"readiness": {"periodSeconds": 3}}, replicas=2)
     config = read_fields(DataProxyConfig, written)
     assert (config.engine, config.engine_url, config.state_dir) == (
@@ -156,7 +156,7 @@ def test_configuration_is_what_the_data_proxy_reads(tmp_path: Path) -> None:
     assert (config.registration.router_file, config.registration.expected) == ("/home/routes.json", 2)
 
 
-def test_flags_of_the_user_come_on_top_of_the_configuration(tmp_path: Path) -> None:
+def test_user_flags_override_config(tmp_path: Path) -> None:
     assert proxy_run(tmp_path, proxyArgs={"max-model-len": 64}).argv[-2:] == ("--max-model-len", "64")
 
 
@@ -167,18 +167,18 @@ def test_flags_of_the_user_come_on_top_of_the_configuration(tmp_path: Path) -> N
         ({"reasoningParser": "qwen3"}, ("reasoning_parser", "qwen3")),
     ],
 )
-def test_data_proxy_is_started_with_the_models_parsers(tmp_path: Path, spec: Any, field: tuple[str, str]) -> None:
+def test_data_proxy_starts_with_model_parsers(tmp_path: Path, spec: Any, field: tuple[str, str]) -> None:
     assert proxy_config(tmp_path, **spec)[field[0]] == field[1]
     assert field[0] not in proxy_config(tmp_path)
 
 
-def test_data_proxy_of_an_engine_that_runs_already_is_pointed_at_it(tmp_path: Path) -> None:
+def test_data_proxy_attaches_to_running_engine(tmp_path: Path) -> None:
     config = proxy_config(tmp_path, backend="sglang:d1", engineUrl="http://10.0.0.2:30000")
     assert (config["engine"], config["engine_url"], config["attached"]) == ("sglang", "http://10.0.0.2:30000", True)
     assert "attached" not in proxy_config(tmp_path)
 
 
-def test_key_of_an_engine_that_runs_already_goes_by_a_secret(tmp_path: Path) -> None:
+def test_key_of_running_engine_is_passed_as_secret(tmp_path: Path) -> None:
     (tmp_path / "engine.key").write_text("sk-of-the-engine\n")
     source = {"file": str(tmp_path / "engine.key")}
     run = proxy_run(tmp_path, backend="vllm", engineUrl="http://10.0.0.2:8000", engineApiKeyFrom=source)
@@ -186,7 +186,7 @@ def test_key_of_an_engine_that_runs_already_goes_by_a_secret(tmp_path: Path) -> 
     assert "sk-of-the-engine" not in str((run.argv, run.env, run.spec, run.inputs, run.config))
 
 
-def test_data_proxy_serves_the_name_that_clients_send(tmp_path: Path) -> None:
+def test_data_proxy_serves_public_model_name(tmp_path: Path) -> None:
     assert proxy_config(tmp_path)["model"] == "qwen"
     assert proxy_config(tmp_path, servedModelName="Qwen/Qwen3-8B")["model"] == "Qwen/Qwen3-8B"
     external = {"backend": None, "path": None, "external": {"url": "https://api.example.com/v1"}}
@@ -195,7 +195,7 @@ def test_data_proxy_serves_the_name_that_clients_send(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("backend", ["vllm", "sglang"])
-def test_engine_that_others_reach_asks_for_the_key_of_its_service(tmp_path: Path, backend: str) -> None:
+def test_exposed_engine_requires_service_key(tmp_path: Path, backend: str) -> None:
     key = tmp_path / "key"
     key.write_text("0123456789abcdef")
     key.chmod(0o600)

@@ -49,13 +49,13 @@ from tests.reconcilers.kinds.test_job_service import recorded, with_brought
         (None, {"trainer": {"type": "grpo"}}, ("trainer.type=null",), BUILT_IN["null"]),
     ],
 )
-def test_driver_is_chosen_by_precedence(
+def test_driver_choice_follows_precedence(
     given: str | None, config: dict[str, Any], overrides: tuple[str, ...], chosen: str
 ) -> None:
     assert choose_driver(given, config_tree(config, overrides), "c.yaml") == chosen
 
 
-def test_no_driver_and_an_unknown_type_are_errors_that_say_what_to_do() -> None:
+def test_missing_or_unknown_driver_error_gives_advice() -> None:
     with pytest.raises(UsageFault, match="names no driver"):
         choose_driver(None, {}, "c.yaml")
     with pytest.raises(UsageFault, match=r"'grop' has no built-in driver.*grpo"):
@@ -63,14 +63,14 @@ def test_no_driver_and_an_unknown_type_are_errors_that_say_what_to_do() -> None:
 
 
 @pytest.mark.parametrize("text", ["[1, 2]", "a: [", "just words"])
-def test_config_that_is_no_map_is_refused(tmp_path: Path, text: str) -> None:
+def test_non_mapping_config_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "c.yaml"
     path.write_text(text)
     with pytest.raises(InvalidManifest, match=r"c\.yaml:1:"):
         read_config(path)
 
 
-def test_built_in_drivers_are_those_that_there_are() -> None:
+def test_built_in_drivers_exist() -> None:
     for driver, config in DRIVERS.values():
         assert driver == load_attr(driver, "driver").__module__ + ":" + load_attr(driver, "driver").__name__
         assert issubclass(getattr(cli_args, config), cli_args.BaseExperimentConfig)
@@ -95,7 +95,7 @@ def tree_of(path: str, value: Any) -> dict[str, Any]:
 
 @settings(max_examples=10)  # a configuration is built in some 50 ms
 @given(st.lists(SET, max_size=4), st.lists(SET, max_size=4))
-def test_command_line_and_driver_read_one_configuration_alike(
+def test_command_line_and_driver_read_same_config(
     written: list[tuple[str, bool, Any]], overridden: list[tuple[str, bool, Any]]
 ) -> None:
     config: dict[str, Any] = NAMED
@@ -113,7 +113,7 @@ def test_command_line_and_driver_read_one_configuration_alike(
         assert read.get(key) == attrgetter(key)(given.config), key
 
 
-def test_override_of_a_key_that_the_file_nests_below_its_trainer_has_its_effect(tmp_path: Path) -> None:
+def test_override_of_trainer_nested_key_takes_effect(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(
         "experiment_name: e\ntrial_name: t\ntrainer: {type: grpo, grpo: {actor: {path: m, backend: 'fsdp:d2'}}}\n"
     )
@@ -124,7 +124,7 @@ def test_override_of_a_key_that_the_file_nests_below_its_trainer_has_its_effect(
 
 
 @pytest.mark.parametrize("absent", ["${layout}", "${..layout}", "${...base}"])
-def test_layout_that_refers_to_a_key_that_is_absent_is_refused(absent: str) -> None:
+def test_layout_reference_to_missing_key_is_refused(absent: str) -> None:
     with pytest.raises(InvalidManifest, match=rf"actor\.backend '{re.escape(absent)}' refers to a key"):
         processes(job({"actor": {"backend": absent}, "base": "fsdp:d3"}))
 
@@ -143,9 +143,7 @@ def processes(wanted: Wanted) -> Any:
 @pytest.mark.parametrize(
     ("spec", "found"), [({}, {"type": "slurm"}), ({"scheduler": {"type": "ray"}}, {"type": "ray"})]
 )
-def test_scheduler_of_the_configuration_is_the_jobs_where_the_manifest_has_none(
-    spec: dict[str, Any], found: dict[str, Any]
-) -> None:
+def test_job_scheduler_defaults_to_config(spec: dict[str, Any], found: dict[str, Any]) -> None:
     wanted = job({"scheduler": {"type": "slurm"}}, **spec)
 
     assert expand_job(wanted, JobConfig.of(wanted)).spec["scheduler"] == found
@@ -170,12 +168,12 @@ def test_scheduler_of_the_configuration_is_the_jobs_where_the_manifest_has_none(
         ({"allocation_mode": "sglang:d4+fsdp:d8", "actor": {"backend": "fsdp:d2"}}, 2),
     ],
 )
-def test_job_has_as_many_processes_as_its_configuration_lays_out(config: dict[str, Any], count: int | None) -> None:
+def test_process_count_follows_layout(config: dict[str, Any], count: int | None) -> None:
     assert processes(job(config)) == count
 
 
 @given(st.integers(1, 16), st.integers(1, 16))
-def test_numbers_that_are_stated_twice_are_the_same_or_refused(laid: int, stated: int) -> None:
+def test_conflicting_process_counts_are_refused(laid: int, stated: int) -> None:
     wanted = job({"actor": {"backend": f"fsdp:d{laid}"}}, resources={"processesPerNode": stated})
     if laid == stated:
         assert processes(wanted) == stated
@@ -207,9 +205,7 @@ def test_numbers_that_are_stated_twice_are_the_same_or_refused(laid: int, stated
         ),
     ],
 )
-def test_layout_that_cannot_be_is_an_error_that_names_the_field(
-    config: dict[str, Any], spec: dict[str, Any], says: str
-) -> None:
+def test_impossible_layout_error_names_field(config: dict[str, Any], spec: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidManifest, match=says) as caught:
         processes(job(config, **spec))
     assert caught.value.exit_code == 3
@@ -223,21 +219,19 @@ def test_layout_that_cannot_be_is_an_error_that_names_the_field(
         ({"cluster": {"n_gpus_per_node": 64}}, {"nodes": 1, "processesPerNode": 32}),
     ],
 )
-def test_job_of_a_cluster_has_the_nodes_that_its_configuration_says(
-    config: dict[str, Any], resources: dict[str, int]
-) -> None:
+def test_cluster_job_takes_node_count_from_config(config: dict[str, Any], resources: dict[str, int]) -> None:
     wanted = job({"actor": {"backend": "fsdp:d32"}, "scheduler": {"type": "slurm"}, **config})
     expanded = expand_job(wanted, JobConfig.of(wanted))
     assert expanded.spec["scheduler"] == {"type": "slurm"} and expanded.spec["resources"] == resources
 
 
-def test_nodes_over_which_the_layout_cannot_be_spread_are_refused() -> None:
+def test_nodes_not_dividing_layout_are_refused() -> None:
     wanted = job({"actor": {"backend": "fsdp:d3"}}, resources={"nodes": 2}, scheduler={"type": "ray"})
     with pytest.raises(InvalidManifest, match=r"fsdp:d3 cannot be spread over spec\.resources\.nodes 2"):
         processes(wanted)
 
 
-def test_job_applied_again_keeps_its_number_when_the_configuration_has_changed() -> None:
+def test_reapplied_job_keeps_process_count_after_config_change() -> None:
     wanted = job({"actor": {"backend": "fsdp:d4"}})
     (first,) = with_brought([wanted], [], [])
     stored = recorded({first.ref: first})
@@ -274,7 +268,7 @@ def check(folder: Path, config: dict[str, Any], **spec: Any) -> None:
         ({}, {"driver": "mine:main"}, 2, "no 'main' in"),
     ],
 )
-def test_job_that_cannot_run_is_refused_with_the_reason(
+def test_unrunnable_job_is_refused_with_reason(
     tmp_path: Path, config: dict[str, Any], spec: dict[str, Any], code: int, message: str
 ) -> None:
     (tmp_path / "mine").mkdir()
@@ -297,7 +291,7 @@ def test_job_that_cannot_run_is_refused_with_the_reason(
         ({}, {"driver": "elsewhere:main", "env": {"PYTHONPATH": "more"}}),
     ],
 )
-def test_job_that_can_run_is_not_refused(
+def test_runnable_job_is_accepted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], spec: dict[str, Any]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -310,7 +304,7 @@ def test_job_that_can_run_is_not_refused(
     check(tmp_path, config, **spec)
 
 
-def test_unknown_option_of_train_is_a_usage_error_and_words_after_two_dashes_are_the_drivers(tmp_path: Path) -> None:
+def test_unknown_train_option_fails_and_dashes_pass_driver_args(tmp_path: Path) -> None:
     config = tmp_path / "c.yaml"
     config.write_text("driver: nowhere:main\n")
     with pytest.MonkeyPatch.context() as patch:

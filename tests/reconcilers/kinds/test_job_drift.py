@@ -36,9 +36,7 @@ def damaged(draw: st.DrawFn, number: int) -> ObservedRun:
 
 
 @given(st.data(), st.integers(0, 3), st.booleans(), st.sampled_from(["Never", "OnFailure"]))
-def test_job_that_get_does_not_call_well_is_in_the_drift_with_its_cause(
-    data: st.DataObject, count: int, suspend: bool, policy: str
-) -> None:
+def test_unhealthy_job_is_in_drift_with_cause(data: st.DataObject, count: int, suspend: bool, policy: str) -> None:
     runs = tuple(data.draw(damaged(number)) for number in range(count))
     item = job({"suspend": suspend, "restart": {"policy": policy}})
     health = assess(JOB, item.spec, Observed({JOB: runs}))

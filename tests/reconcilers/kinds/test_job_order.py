@@ -62,7 +62,7 @@ def chain() -> list[Target]:
     return [created("InferenceService", "default", {}), tuned(SFT), job("sft"), job("rw", SFT), sampling]
 
 
-def test_new_objects_wait_for_the_first_job_that_has_to_end_and_nothing_of_them_starts(chain: list[Target]) -> None:
+def test_new_objects_wait_for_first_unfinished_job(chain: list[Target]) -> None:
     found = following(chain, [])
     assert awaited(found) == {
         "InferenceService/default": "",
@@ -78,7 +78,7 @@ def test_new_objects_wait_for_the_first_job_that_has_to_end_and_nothing_of_them_
     assert planned[RW] == planned["Model/tuned"] == ("create", f"waits for {SFT}")
 
 
-def test_each_starts_when_those_before_it_have_succeeded_and_runs_on_whatever_they_do_then(chain: list[Target]) -> None:
+def test_job_starts_after_predecessors_succeed_and_continues(chain: list[Target]) -> None:
     stored = recorded(following(chain, []))
     same = [Target(item, "unchanged") for item in stored]
     assert {target.action for target in following(same, stored, ran(SFT)).values()} == {"unchanged"}
@@ -92,7 +92,7 @@ def test_each_starts_when_those_before_it_have_succeeded_and_runs_on_whatever_th
     assert awaited(following(same, stored, DONE[SFT], DONE[RW]))[PPO] == ""
 
 
-def test_cause_names_the_failure_of_the_job_and_not_a_restart_of_it() -> None:
+def test_cause_names_job_failure_and_not_its_restart() -> None:
     stored = recorded(following([job("sft"), job("rw", SFT), job("ppo", RW)], []))
     unchanged = [Target(item, "unchanged") for item in stored]
     failed = following(unchanged, stored, ran(SFT, Phase.EXITED, 3))
@@ -102,7 +102,7 @@ def test_cause_names_the_failure_of_the_job_and_not_a_restart_of_it() -> None:
     assert {again[ref].cause for ref in (RW, PPO)} == {f"waits for {SFT}"}
 
 
-def test_job_that_waits_does_not_start_the_service_that_it_brings() -> None:
+def test_waiting_job_does_not_start_its_service() -> None:
     service = created("InferenceService", "rw", {})
     service = replace(service, object=replace(service.object, owner=RW))
     found = following([service, job("sft"), job("rw", SFT)], [])
@@ -113,7 +113,7 @@ def test_job_that_waits_does_not_start_the_service_that_it_brings() -> None:
     assert not after["InferenceService/rw"].object.spec.get("suspend")
 
 
-def test_object_that_a_person_has_resumed_or_suspended_does_as_that_person_says() -> None:
+def test_manual_resume_or_suspend_overrides_waiting() -> None:
     stored = recorded(following([job("sft"), job("rw", SFT)], []))
     first, second = stored
     resumed = with_layer(second, SUSPEND, {"suspend": False}, "resumed")
@@ -136,9 +136,7 @@ def test_object_that_a_person_has_resumed_or_suspended_does_as_that_person_says(
         (ran(SFT, Phase.EXITED, 3), "DependencyFailed", f"waits for {SFT}, which has failed (attempt 1: exited 3)"),
     ],
 )
-def test_status_of_an_object_that_waits_names_the_job_and_its_state(
-    state: RunState | None, reason: str, message: str
-) -> None:
+def test_waiting_object_status_names_job_and_state(state: RunState | None, reason: str, message: str) -> None:
     first, second = recorded(following([job("sft"), job("rw", SFT)], []))
     seen = Observed({SFT: (ObservedRun(state),)} if state is not None else {})
     health = health_of(second, seen, {SFT: first})

@@ -84,7 +84,7 @@ def ops(plan: Plan) -> list[str]:
         ((driver(Phase.UNKNOWN, reason="another machine"),), False, "Unknown"),
     ],
 )
-def test_phase_is_that_of_the_newest_run(runs: tuple[ObservedRun, ...], suspend: bool, phase: str) -> None:
+def test_phase_follows_newest_run(runs: tuple[ObservedRun, ...], suspend: bool, phase: str) -> None:
     assert assess(JOB, {"suspend": suspend}, Observed({JOB: runs})).phase == phase
 
 
@@ -98,25 +98,25 @@ def test_plan_of_a_new_job_starts_its_driver() -> None:
 
 
 @pytest.mark.parametrize("run", [driver(), driver(Phase.BACKOFF, code=1), DONE, FAILED])
-def test_plan_of_a_job_that_runs_or_has_finished_is_empty(run: ObservedRun) -> None:
+def test_plan_of_running_or_finished_job_is_empty(run: ObservedRun) -> None:
     assert plan_of(unchanged(job()), runs=(run,)).is_empty
 
 
-def test_plan_of_a_job_whose_supervisor_died_starts_it_again_with_what_is_left_of_its_restarts() -> None:
+def test_plan_after_lost_supervisor_uses_remaining_restarts() -> None:
     plan = plan_of(unchanged(job()), runs=(LOST,))
     assert ops(plan) == ["stop driver/0", "spawn driver/0"], "what the dead supervisor left is swept first"
     assert plan.ops[1].args.inputs == {"attempt": 3, "restartsAllowed": 2, "restartedAt": ""}
     assert [drift.kind for drift in plan.drift] == ["process-died"]
 
 
-def test_plan_goes_on_where_a_command_ended_after_it_had_swept_what_the_dead_supervisor_left() -> None:
+def test_plan_continues_after_interrupted_sweep() -> None:
     plan = plan_of(unchanged(job()), runs=(SWEPT,))
     assert ops(plan) == ["spawn driver/0"]
     assert plan.ops[0].args.inputs == {"attempt": 3, "restartsAllowed": 2, "restartedAt": ""}
     assert [drift.kind for drift in plan.drift] == ["process-died"]
 
 
-def test_plan_of_another_restart_policy_replaces_the_driver_that_runs_and_no_other() -> None:
+def test_plan_of_changed_restart_policy_replaces_running_driver() -> None:
     never = unchanged(job({"restart": {"policy": "Never"}}))
     plan = plan_of(never, runs=(driver(),))
     assert ops(plan) == ["stop driver/0", "spawn driver/0"]
@@ -127,7 +127,7 @@ def test_plan_of_another_restart_policy_replaces_the_driver_that_runs_and_no_oth
 
 
 @pytest.mark.parametrize(("policy", "rests"), [("Never", True), ("OnFailure", False)])
-def test_lost_job_is_at_rest_where_nothing_starts_it_again(policy: str, rests: bool) -> None:
+def test_lost_job_rests_when_never_restarted(policy: str, rests: bool) -> None:
     lost = unchanged(job({"restart": {"policy": policy}}))
     assert at_rest(lost, [LOST.state]) is rests
     end = controller_of("TrainJob").completion(lost.object.spec, [LOST])
@@ -136,17 +136,17 @@ def test_lost_job_is_at_rest_where_nothing_starts_it_again(policy: str, rests: b
     assert controller_of("TrainJob").completion(lost.object.spec, [written]).ended_at == (900.0 if rests else 0.0)
 
 
-def test_plan_of_a_lost_job_that_is_never_restarted_leaves_it() -> None:
+def test_plan_keeps_lost_job_with_never_policy() -> None:
     assert plan_of(unchanged(job({"restart": {"policy": "Never"}})), runs=(LOST,)).is_empty
 
 
-def test_plan_of_a_lost_job_without_restarts_left_goes_on_for_its_driver_has_not_failed() -> None:
+def test_plan_of_lost_job_without_restarts_left_continues() -> None:
     plan = plan_of(unchanged(job()), runs=(driver(Phase.DEAD, restarts=3, reason="gone"),))
     assert ops(plan) == ["stop driver/0", "spawn driver/0"]
     assert plan.ops[-1].args.inputs["restartsAllowed"] == 0
 
 
-def test_plan_of_a_suspended_job_stops_it_and_one_that_resumes_goes_on() -> None:
+def test_plan_of_suspend_stops_and_resume_continues_job() -> None:
     assert ops(plan_of(unchanged(job({"suspend": True})), runs=(driver(),))) == ["stop driver/0"]
     plan = plan_of(unchanged(job()), runs=(STOPPED,))
     assert ops(plan) == ["spawn driver/0"]
@@ -155,7 +155,7 @@ def test_plan_of_a_suspended_job_stops_it_and_one_that_resumes_goes_on() -> None
 
 
 @pytest.mark.parametrize("run", [DONE, FAILED, driver()])
-def test_plan_of_a_restart_runs_even_a_finished_job_again(run: ObservedRun) -> None:
+def test_plan_of_restart_reruns_finished_job(run: ObservedRun) -> None:
     plan = plan_of(unchanged(job(restartedAt="9.0")), runs=(run,))
     assert ops(plan)[-1] == "spawn driver/0"
     assert plan.ops[-1].args.inputs["restartsAllowed"] == 3
@@ -166,7 +166,7 @@ def wanted(spec: Mapping[str, Any]) -> Wanted:
     return Wanted(JOB, "TrainJob", "grpo", {**SPEC, **spec}, {}, {})
 
 
-def test_another_spec_is_refused_and_with_replace_another_job() -> None:
+def test_changed_spec_needs_replace_to_make_another_job() -> None:
     other = wanted({"overrides": ["lr=1"]})
     with pytest.raises(Conflict, match=r"spec\.overrides"):
         target_for(other, job(), set_name=None, force_conflicts=False, replace_it=False)
@@ -176,7 +176,7 @@ def test_another_spec_is_refused_and_with_replace_another_job() -> None:
     assert plan.ops[-1].args.inputs["attempt"] == 1
 
 
-def test_job_that_is_wanted_anew_is_another_job_though_nothing_differs_and_once_only() -> None:
+def test_recreated_job_is_new_once_despite_equal_spec() -> None:
     target = target_for(
         wanted({}), job(), set_name=None, force_conflicts=False, replace_it=False, recreate=(job().uid,)
     )
@@ -187,20 +187,20 @@ def test_job_that_is_wanted_anew_is_another_job_though_nothing_differs_and_once_
     assert again.action == "unchanged"
 
 
-def test_job_on_this_machine_is_unchanged_though_its_configuration_is_gone() -> None:
+def test_local_job_without_config_file_is_unchanged() -> None:
     spec = {"config": "/nowhere/config.yaml"}
     target = target_for(wanted(spec), job(spec), set_name=None, force_conflicts=False, replace_it=False)
     assert target.action == "unchanged"
 
 
-def test_plan_of_deleting_a_job_stops_it_and_erases() -> None:
+def test_plan_of_job_deletion_stops_and_erases() -> None:
     plan = plan_of(Target(job(), "delete"), runs=(driver(),), policy=Policy(grace_s=5))
     assert ops(plan) == ["stop driver/0", "forget driver/0", "erase"]
     assert plan.ops[0].to_json()["args"] == {"graceSeconds": 5}
 
 
 @pytest.mark.parametrize("model", [{"model": "qwen"}, {}], ids=["named", "whichever-it-is"])
-def test_driver_starts_after_its_model_is_visible_and_stops_before_the_service_does(model: dict[str, str]) -> None:
+def test_driver_starts_after_model_and_stops_before_service(model: dict[str, str]) -> None:
     spec = {"service": "default", "backend": "embedded:d1", "path": "m"}
     sampling = created("TrainJob", "grpo", {**SPEC, "rollout": {"service": "default", **model}})
     plan = plan_of(created("InferenceService", "default", {}), created("Model", "qwen", spec), sampling)
@@ -218,27 +218,27 @@ def test_driver_starts_after_its_model_is_visible_and_stops_before_the_service_d
     assert stop in gateway.needs
 
 
-def test_plan_of_more_gpus_than_are_free_is_refused() -> None:
+def test_plan_exceeding_free_gpus_is_refused() -> None:
     hungry = created("TrainJob", "grpo", {**SPEC, "resources": {"gpus": 1, "processesPerNode": 4}})
     with pytest.raises(NoCapacity, match=r"needs 4 GPUs \(spec.resources\); 2 are free"):
         plan_of(hungry, gpus=2)
     assert plan_of(hungry, gpus=4).ops[-1].args.gpus == 4
 
 
-def test_a_job_that_does_not_say_takes_a_gpu_where_there_is_one() -> None:
+def test_job_without_gpu_setting_takes_one_if_present() -> None:
     silent = created("TrainJob", "grpo", {"driver": "my.code:main"})
     assert plan_of(silent, gpus=2).ops[-1].args.gpus == 1
     assert plan_of(silent, gpus=0).ops[-1].args.gpus == 0
 
 
 @pytest.mark.parametrize("busy", [Capacity(leased=("GPU-0",)), Capacity(squatters={"GPU-0": "pid 7"})])
-def test_a_job_that_does_not_say_is_refused_where_all_gpus_are_busy(busy: Capacity) -> None:
+def test_job_without_gpu_setting_is_refused_when_all_are_busy(busy: Capacity) -> None:
     silent = created("TrainJob", "grpo", {"driver": "my.code:main"})
     with pytest.raises(NoCapacity, match="needs 1 GPUs"):
         make_plan(PlanScope((silent,)), Observed({}, {}, busy), Policy())
 
 
-def test_a_job_that_is_replaced_keeps_its_gpu() -> None:
+def test_replaced_job_keeps_its_gpu() -> None:
     silent = job({"resources": {}}, restartedAt="9.0")
     earlier = driver()
     earlier = replace(earlier, state=replace(earlier.state, spec=replace(earlier.state.spec, gpus=("GPU-0",))))
@@ -259,9 +259,7 @@ RUNS = st.builds(
 
 
 @given(st.lists(RUNS, max_size=3, unique_by=lambda run: run.uid), st.booleans())
-def test_whatever_was_seen_at_most_one_driver_lives_and_a_finished_one_is_never_run_again(
-    runs: list[ObservedRun], suspend: bool
-) -> None:
+def test_at_most_one_driver_runs_and_finished_job_stays_finished(runs: list[ObservedRun], suspend: bool) -> None:
     plan = plan_of(unchanged(job({"suspend": suspend})), runs=tuple(runs))
     now = job_status(runs, suspended=suspend)
     spawns = [op for op in plan.ops if op.verb is Verb.SPAWN]

@@ -52,7 +52,7 @@ def recorded(found: dict[str, Wanted]) -> list[StoredObject]:
     return [replace(target.object, uid=target.ref) for target in targets]
 
 
-def test_job_that_lays_out_an_engine_brings_a_service_and_a_model_of_its_own() -> None:
+def test_job_with_engine_layout_brings_service_and_model() -> None:
     found = expanded(job(env={"OMP_NUM_THREADS": "1"}))
     assert list(found) == ["InferenceService/learn", "Model/mine", "TrainJob/learn"]
     assert found["TrainJob/learn"].spec["rollout"] == {"service": "learn", "model": "mine"}
@@ -76,9 +76,7 @@ def test_job_that_lays_out_an_engine_brings_a_service_and_a_model_of_its_own() -
         (["+rollout.backend=vllm:d2t2", "+vllm.max_model_len=64", "+vllm.model=x"], "vllm:d2t2"),
     ],
 )
-def test_layout_is_that_of_the_backend_or_of_the_first_part_of_the_allocation(
-    overrides: list[str], backend: str
-) -> None:
+def test_engine_layout_comes_from_backend_or_allocation(overrides: list[str], backend: str) -> None:
     model = expanded(job(overrides=overrides))["Model/mine"].spec
     assert model["backend"] == backend
     assert model.get("engineArgs", {}).get("max_model_len") == (64 if backend.startswith("vllm") else None)
@@ -97,13 +95,13 @@ def test_layout_is_that_of_the_backend_or_of_the_first_part_of_the_allocation(
         ({**CONFIG, "rollout": {"backend": "external"}}, {}),
     ],
 )
-def test_job_that_names_a_service_or_needs_none_brings_none(config: Any, spec: dict[str, Any]) -> None:
+def test_job_with_named_or_no_service_brings_none(config: Any, spec: dict[str, Any]) -> None:
     found = expanded(job(config, **spec))
     assert list(found) == ["TrainJob/learn"]
     assert found["TrainJob/learn"].spec.get("rollout") == spec.get("rollout")
 
 
-def test_job_with_an_impossible_layout_or_without_a_model_is_an_error() -> None:
+def test_job_with_bad_layout_or_without_model_is_an_error() -> None:
     with pytest.raises(InvalidManifest, match=r"TrainJob/learn: rollout\.backend 'embedded:t2'"):
         expanded(job(overrides=["rollout.backend=embedded:t2"]))
     with pytest.raises(UsageFault, match="its configuration names no model"):
@@ -112,7 +110,7 @@ def test_job_with_an_impossible_layout_or_without_a_model_is_an_error() -> None:
         expanded(job(overrides=["rollout.model=Not A Name"]))
 
 
-def test_job_applied_again_keeps_what_it_has_and_another_run_keeps_the_port(tmp_path: Path) -> None:
+def test_reapplied_job_is_unchanged_and_rerun_keeps_port(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     file.write_text("actor: {path: org/model}\nrollout: {backend: embedded:d1}\n")
     wanted = job(str(file))
@@ -138,7 +136,7 @@ def test_job_applied_again_keeps_what_it_has_and_another_run_keeps_the_port(tmp_
         ("resources", {"processesPerNode": 2}),
     ],
 )
-def test_field_that_is_removed_from_a_manifest_is_removed_from_the_job(field: str, value: dict[str, Any]) -> None:
+def test_field_removed_from_manifest_is_removed_from_job(field: str, value: dict[str, Any]) -> None:
     config = {"trainer": {"type": "sft"}}
     first = recorded(expanded(job(config, **{field: value})))
     (again,) = expanded(job(config), first).values()
@@ -148,7 +146,7 @@ def test_field_that_is_removed_from_a_manifest_is_removed_from_the_job(field: st
     assert field not in replaced.spec
 
 
-def test_manifest_that_sets_what_was_derived_leaves_it_derived() -> None:
+def test_manifest_with_derived_value_keeps_it_derived() -> None:
     config = {"trainer": {"type": "sft"}, "scheduler": {"type": "slurm"}}
     first = recorded(expanded(job(config)))
     assert first[0].spec["scheduler"]
@@ -158,7 +156,7 @@ def test_manifest_that_sets_what_was_derived_leaves_it_derived() -> None:
     assert again.spec["scheduler"] == first[0].spec["scheduler"]
 
 
-def test_another_run_has_nothing_of_what_was_set_on_the_earlier_ones_service() -> None:
+def test_rerun_drops_settings_of_earlier_service() -> None:
     service, model, learn = recorded(expanded(job()))
     slept = with_layer(service, "suspend", {"suspend": True}, "").object
     scaled = with_layer(model, "scale", {"replicas": 5}, "").object
@@ -174,7 +172,7 @@ def test_another_run_has_nothing_of_what_was_set_on_the_earlier_ones_service() -
     assert kept.object.spec["replicas"] == 5, "of the same job nothing is forgotten"
 
 
-def test_another_run_that_brings_no_service_takes_the_earlier_ones_away_whole() -> None:
+def test_rerun_without_service_removes_earlier_one() -> None:
     stored = recorded(expanded(job()))
     (wanted,) = expanded(job({"trainer": {"type": "sft"}}), stored, recreate=True).values()
     targets = pruned(stored, [wanted], prune=False, set_name=None)
@@ -189,7 +187,7 @@ def test_another_run_that_brings_no_service_takes_the_earlier_ones_away_whole() 
             check_removals([*stored[:2], earlier], [*targets, begins])
 
 
-def test_job_never_takes_a_service_or_a_model_that_is_not_its_own() -> None:
+def test_job_never_takes_foreign_service_or_model() -> None:
     stored = recorded(expanded(job()))[:2]
     named = replace(stored[1], name="learn", owner=None)
     for foreign in ([replace(stored[0], owner=None)], [replace(stored[1], owner=None), named]):
@@ -198,7 +196,7 @@ def test_job_never_takes_a_service_or_a_model_that_is_not_its_own() -> None:
 
 
 @pytest.mark.parametrize("owner", [None, "InferenceService/other"])
-def test_model_whose_name_is_taken_has_that_of_its_job(owner: str | None) -> None:
+def test_model_with_taken_name_is_named_after_job(owner: str | None) -> None:
     taken = replace(recorded(expanded(job()))[1], owner=owner)
     found = expanded(job(), [taken])
     assert list(found) == ["InferenceService/learn", "Model/learn", "TrainJob/learn"]
@@ -207,14 +205,14 @@ def test_model_whose_name_is_taken_has_that_of_its_job(owner: str | None) -> Non
     assert list(again) == list(found)
 
 
-def test_two_jobs_of_one_configuration_each_have_a_model() -> None:
+def test_jobs_of_one_config_have_separate_models() -> None:
     second = replace(job(), ref="TrainJob/other", name="other")
     found = {item.ref: item for item in with_brought([job(), second], [], [])}
     models = {ref: item.owner for ref, item in found.items() if item.kind == "Model"}
     assert models == {"Model/mine": "InferenceService/learn", "Model/other": "InferenceService/other"}
 
 
-def test_service_that_outlives_its_job_has_no_owner_and_is_taken_again() -> None:
+def test_service_outliving_job_has_no_owner_and_is_reused() -> None:
     stays = job(overrides=["+shutdown_server_on_exit=false"])
     found = expanded(stays)
     assert found["InferenceService/learn"].owner is None
@@ -234,7 +232,7 @@ def test_service_that_outlives_its_job_has_no_owner_and_is_taken_again() -> None
     assert named == [by_hand], "one that the manifests declare is theirs"
 
 
-def test_manifest_of_a_derived_object_applies_again_and_stays_the_jobs() -> None:
+def test_manifest_of_derived_object_stays_owned_by_job() -> None:
     service, model, learn = recorded(expanded(job()))
     stored = [with_layer(service, JOB, {"suspend": True}, "").object, model, learn]
     for item in stored:
@@ -260,7 +258,7 @@ def ended(code: int | None, restarted_at: str = "") -> RunState:
 
 
 @pytest.mark.parametrize(("phase", "why"), [(Phase.EXITED, "exited 1"), (Phase.RUNNING, "the one before exited 1")])
-def test_status_of_a_job_names_what_its_driver_failed_of(phase: Phase, why: str) -> None:
+def test_job_status_quotes_driver_error(phase: Phase, why: str) -> None:
     line = "error: reward 'r:reward' cannot be imported: /j/r.py:3: ImportError"
     run = replace(ended(1), phase=phase, last_exit=LastExit(1, None, 0.0, "exited 1", line))
     seen = Observed({"TrainJob/learn": (ObservedRun(run),)})
@@ -276,7 +274,7 @@ def followed(
     return (service.action, dict(service.object.spec)) if service is not None else None
 
 
-def test_service_of_a_job_rests_with_it_and_runs_again_when_it_does() -> None:
+def test_job_service_suspends_and_resumes_with_job() -> None:
     stored = recorded(expanded(job()))
     service, _, learn = stored
     asked = [Target(learn, "unchanged")]
@@ -297,7 +295,7 @@ def test_service_of_a_job_rests_with_it_and_runs_again_when_it_does() -> None:
     assert followed(stored, [Target(suspended, "unchanged")], [ended(143)])[0] == "configure"  # type: ignore[index]
 
 
-def test_service_of_no_job_and_jobs_outside_the_request_are_left_alone() -> None:
+def test_unrelated_services_and_jobs_are_left_alone() -> None:
     stored = recorded(expanded(job()))
     assert following_jobs([], stored, [ended(0)]) == ()
     own = [replace(stored[0], owner=None), *stored[1:]]
@@ -320,7 +318,7 @@ def test_job_of_an_agent_service_samples_from_its_model() -> None:
     assert with_agents(model="guess")["model"] == "guess"
 
 
-def test_job_of_an_agent_service_with_another_model_is_refused() -> None:
+def test_job_of_agent_service_with_other_model_is_refused() -> None:
     with pytest.raises(InvalidManifest, match=r"spec.rollout.model is 'other', and that of AgentService/players"):
         with_agents(model="other")
     with pytest.raises(InvalidManifest, match=r"AgentService/players has no spec.inference"):
@@ -342,7 +340,7 @@ def scheduled(row: Any, *, by: str = "slurm", rollout: Any = None, **spec: Any) 
     return job(config, **spec)
 
 
-def test_scheduling_spec_says_what_processes_of_a_cluster_get() -> None:
+def test_scheduling_spec_sets_cluster_resources() -> None:
     row = {**ROW, "env_vars": {"A": 1}, "nodelist": "n[1-2]", "exclusive": True, "additional_bash_cmds": ["module x"]}
     container = {"image": "a.sif", "container_type": "apptainer", "mount": "/a:/a,/b:/b"}
     found = expanded(scheduled([{**row, **container}]))
@@ -364,7 +362,7 @@ def test_scheduling_spec_says_what_processes_of_a_cluster_get() -> None:
     assert model["env"]["A"] == "1"
 
 
-def test_manifest_wins_over_scheduling_spec_and_the_same_job_again_changes_nothing() -> None:
+def test_manifest_overrides_scheduling_spec() -> None:
     wanted = scheduled(
         [ROW], scheduler={"type": "slurm", "slurm": {"nodelist": "n9"}}, resources={"cpus": 1}, env={"A": "0"}
     )
@@ -375,7 +373,7 @@ def test_manifest_wins_over_scheduling_spec_and_the_same_job_again_changes_nothi
     assert expanded(wanted, recorded(first))["TrainJob/learn"].spec == first["TrainJob/learn"].spec
 
 
-def test_scheduling_spec_on_one_machine_and_an_empty_one_say_nothing() -> None:
+def test_local_or_empty_scheduling_spec_sets_nothing() -> None:
     for wanted in (scheduled([ROW], by="local"), scheduled([], by="ray"), scheduled([{"gpu": None}], by="ray")):
         assert "resources" not in expanded(wanted)["TrainJob/learn"].spec
     assert expanded(scheduled([{"gpu": 0}], by="ray"))["TrainJob/learn"].spec["resources"] == {"gpus": 0}
@@ -392,9 +390,7 @@ def test_scheduling_spec_on_one_machine_and_an_empty_one_say_nothing() -> None:
         ({"cpus": 3}, "ray", r"actor\.scheduling_spec\.0\.cpus is no field"),
     ],
 )
-def test_scheduling_spec_that_cannot_be_honoured_is_refused_with_its_place(
-    row: dict[str, Any], by: str, place: str
-) -> None:
+def test_unsupported_scheduling_spec_is_refused_with_its_place(row: dict[str, Any], by: str, place: str) -> None:
     with pytest.raises(ArealError, match=f"TrainJob/learn: {place}"):
         expanded(scheduled([row], by=by, rollout=[]))
     with pytest.raises(ArealError, match=place.replace("actor", "rollout")):
@@ -403,6 +399,6 @@ def test_scheduling_spec_that_cannot_be_honoured_is_refused_with_its_place(
         expanded(scheduled([{}, {}], by=by, rollout=[]))
 
 
-def test_ray_gets_the_strategy() -> None:
+def test_ray_receives_strategy() -> None:
     found = expanded(scheduled([{"ray_placement_strategy": "PACK"}], by="ray"))
     assert found["TrainJob/learn"].spec["scheduler"] == {"type": "ray", "ray": {"placementStrategy": "PACK"}}

@@ -50,7 +50,7 @@ def asked(folder: Path) -> int:
     return len(file.read_text().splitlines()) if file.exists() else 0
 
 
-def test_flags_are_asked_for_once_a_version(tmp_path: Path) -> None:
+def test_flags_are_queried_once_per_version(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     for _ in range(2):
         flags = installed_flags(engine_with(tmp_path), cache)
@@ -61,7 +61,7 @@ def test_flags_are_asked_for_once_a_version(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["{", "7", ""])
-def test_damaged_cache_is_asked_for_again(tmp_path: Path, damage: str) -> None:
+def test_damaged_cache_is_queried_again(tmp_path: Path, damage: str) -> None:
     cache = tmp_path / "cache"
     cache.mkdir()
     of = engine_with(tmp_path)
@@ -70,7 +70,7 @@ def test_damaged_cache_is_asked_for_again(tmp_path: Path, damage: str) -> None:
     assert asked(tmp_path) == 1
 
 
-def test_engine_that_is_absent_or_mute_is_not_checked(tmp_path: Path) -> None:
+def test_missing_or_silent_engine_is_not_checked(tmp_path: Path) -> None:
     for engine, python in (("vllm", str(tmp_path / "nowhere")), ("sglang", "/bin/false")):
         assert installed_flags(installed_engine(engine, {"AREAL_ENGINE_PYTHON": python}), tmp_path) is None
     assert installed_flags(engine_with(tmp_path, flags=["few"]), tmp_path) is None
@@ -84,7 +84,7 @@ def write_source(folder: Path, flags: list[str]) -> None:
     parser.write_text(f"class EngineArgs:\n{fields}\nparser.add_argument('--of-a-literal')\n")
 
 
-def test_argument_that_the_parsers_source_has_costs_no_help(tmp_path: Path) -> None:
+def test_argument_found_in_parser_source_runs_no_help(tmp_path: Path) -> None:
     python = python_with(tmp_path)
     write_source(tmp_path, FLAGS)
     text = (
@@ -94,7 +94,7 @@ def test_argument_that_the_parsers_source_has_costs_no_help(tmp_path: Path) -> N
     assert asked(tmp_path) == 0
 
 
-def test_argument_that_the_source_lacks_is_looked_for_in_the_help(tmp_path: Path) -> None:
+def test_argument_missing_in_source_is_looked_up_in_help(tmp_path: Path) -> None:
     python = python_with(tmp_path, flags=["flag1", *FLAGS])
     write_source(tmp_path, FLAGS)
     found = render(RenderRequest(files=("-",), stdin=MANIFEST.format(backend="vllm", python=python)))
@@ -102,7 +102,7 @@ def test_argument_that_the_source_lacks_is_looked_for_in_the_help(tmp_path: Path
     assert problem.path == "spec.engineArgs.flag-77" and asked(tmp_path) == 1
 
 
-def test_parser_is_the_one_that_the_engines_own_environment_imports(tmp_path: Path) -> None:
+def test_parser_source_follows_engine_environment(tmp_path: Path) -> None:
     """A manifest's PYTHONPATH is a fork of the engine: its arguments count, and not those of the installed one."""
     for name, flags in (("installed", FLAGS), ("fork", [*FLAGS, "of-the-fork"])):
         write_source(tmp_path / name, flags)
@@ -125,9 +125,7 @@ def test_parser_is_the_one_that_the_engines_own_environment_imports(tmp_path: Pa
     )
 
 
-def test_help_that_takes_too_long_is_reported_and_asked_for_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_help_timeout_is_reported_and_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_engines, "_HELP_S", 0.05)
     text = MANIFEST.format(backend="vllm", python=python_with(tmp_path, delay="exec sleep 30\n"))
     resources = render(RenderRequest(files=("-",), stdin=text)).resources
@@ -144,9 +142,7 @@ def test_help_that_takes_too_long_is_reported_and_asked_for_again(
 @pytest.mark.parametrize(
     "engine", [pytest.param(engine, marks=getattr(pytest.mark, engine)) for engine in ("vllm", "sglang")]
 )
-def test_source_of_a_real_parser_has_every_flag_of_its_help_and_that_has_all_that_areal_passes(
-    tmp_path: Path, engine: str
-) -> None:
+def test_real_parser_source_has_all_flags_of_help(tmp_path: Path, engine: str) -> None:
     python = os.environ.get(f"AREAL_{engine.upper()}_PYTHON")
     if not python:
         pytest.skip(f"AREAL_{engine.upper()}_PYTHON names no Python that has {engine}")
@@ -180,7 +176,7 @@ spec:
 
 
 @pytest.mark.parametrize("backend", ["vllm", "sglang:d2t2"])
-def test_unknown_argument_is_an_error_at_its_place_with_the_one_that_was_meant(tmp_path: Path, backend: str) -> None:
+def test_unknown_argument_error_gives_place_and_suggestion(tmp_path: Path, backend: str) -> None:
     flags = ["flag1", *FLAGS]
     text = MANIFEST.format(backend=backend, python=python_with(tmp_path, flags=flags))
     found = render(RenderRequest(files=("-",), stdin=text))

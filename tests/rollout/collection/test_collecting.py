@@ -17,7 +17,7 @@ from tests.services.processes import engine_calls, script, wait_ready
 QUESTIONS = [{"question": f"{n} and {n}?", "answer": f"so #### {2 * n}"} for n in range(3)]
 
 
-def test_every_episode_is_what_the_engine_saw(bench: Bench, collecting: Collecting) -> None:
+def test_episodes_match_engine_output(bench: Bench, collecting: Collecting) -> None:
     script(bench.engine, text="it is 2", version=5)
     result = collecting(collecting.data(*QUESTIONS), "--reward", "number", "--n-samples", "2", "--max-tokens", "40")
     assert result.code == 0, result.err
@@ -50,7 +50,7 @@ def test_tools_of_a_row_are_in_its_prompt(bench: Bench, collecting: Collecting, 
 EXTRAS = ("aiohttp", "httptools", "numpy", "orjson", "torch", "uvloop")
 
 
-def test_installation_without_extras_samples_rewards_and_exports_the_same(
+def test_installation_without_extras_collects(
     bench: Bench, collecting: Collecting, spawn: Spawner, tmp_path: Path
 ) -> None:
     script(bench.engine, text="it is 2")
@@ -68,13 +68,13 @@ def test_installation_without_extras_samples_rewards_and_exports_the_same(
     assert [each for each in bench.sessions() if each["ready"]] == []
 
 
-def test_output_is_acknowledged_and_leaves_nothing_in_the_service(bench: Bench, collecting: Collecting) -> None:
+def test_output_is_acknowledged_and_removed_from_service(bench: Bench, collecting: Collecting) -> None:
     assert collecting(collecting.data(*QUESTIONS), "--reward", "number").code == 0
     run_id = json.loads((collecting.output / "run.json").read_text())["run_id"]
     assert [each for each in bench.sessions() if run_id in each["task_id"]] == []
 
 
-def test_parquet_holds_the_same_and_a_second_run_adds_to_it(bench: Bench, collecting: Collecting) -> None:
+def test_parquet_matches_json_and_is_appended(bench: Bench, collecting: Collecting) -> None:
     pytest.importorskip("pyarrow")
     data = collecting.data(*QUESTIONS)
     assert collecting(data, "--reward", "number", "--parquet").code == 0
@@ -110,7 +110,7 @@ class Agent:
 """
 
 
-def test_agent_of_a_file_rewards_each_of_its_turns(bench: Bench, collecting: Collecting) -> None:
+def test_agent_from_file_rewards_each_turn(bench: Bench, collecting: Collecting) -> None:
     agent = collecting.code(AGENT)
     data = collecting.data({"prompt": "x"})
     result = collecting(data, "--agent", f"{agent}:Agent", "--discount", "0.5", "--style", "concat")
@@ -144,7 +144,7 @@ def reward(completion, prompt, answer):
 """
 
 
-def test_failing_reward_is_a_failure_of_its_kind_and_never_a_number(bench: Bench, collecting: Collecting) -> None:
+def test_failing_reward_is_a_failure_and_not_a_number(bench: Bench, collecting: Collecting) -> None:
     reward = collecting.code(REWARDS)
     prompts = ["raises", "fine", "nan", "hangs", "dies", "fine"]
     data = collecting.data(*({"prompt": each, "answer": 0} for each in prompts))
@@ -160,7 +160,7 @@ def test_failing_reward_is_a_failure_of_its_kind_and_never_a_number(bench: Bench
     assert "status 3" in reasons["4-0"]
 
 
-def test_failed_episodes_are_tried_again_and_a_later_run_mends_them(bench: Bench, collecting: Collecting) -> None:
+def test_failed_episodes_are_retried_by_later_run(bench: Bench, collecting: Collecting) -> None:
     script(bench.engine, fail=500)
     data = collecting.data(*QUESTIONS)
     result = collecting(data, "--retries", "1")
@@ -199,7 +199,7 @@ def agent(data, base_url, api_key, model):
 """
 
 
-def test_agent_that_hangs_raises_or_never_asks_is_a_failure(bench: Bench, collecting: Collecting) -> None:
+def test_hanging_raising_or_idle_agent_is_a_failure(bench: Bench, collecting: Collecting) -> None:
     agent = collecting.code(SLOW)
     data = collecting.data(*({"prompt": each} for each in ("slow", "raises", "silent")))
     result = collecting(data, "--agent", f"{agent}:agent", "--timeout", "2", "--retries", "0")
@@ -209,7 +209,7 @@ def test_agent_that_hangs_raises_or_never_asks_is_a_failure(bench: Bench, collec
     assert any(each.startswith("RuntimeError: the tool is broken (") and "user.py:" in each for each in messages)
 
 
-def test_folder_with_more_than_is_asked_for_is_complete(bench: Bench, collecting: Collecting) -> None:
+def test_folder_with_more_episodes_than_requested_is_complete(bench: Bench, collecting: Collecting) -> None:
     data = collecting.data(*QUESTIONS)
     assert collecting(data, "--n-samples", "2").code == 0
     result = collecting(data, "--limit", "2", "--resume")
@@ -217,12 +217,12 @@ def test_folder_with_more_than_is_asked_for_is_complete(bench: Bench, collecting
     assert len(collecting.lines()) == 6
 
 
-def test_refused_request_is_not_tried_again(bench: Bench, collecting: Collecting) -> None:
+def test_refused_request_is_not_retried(bench: Bench, collecting: Collecting) -> None:
     result = collecting(collecting.data({"prompt": "word " * 5000}), "--retries", "5")
     assert (result.code, result.json["failures"], result.json["retries"]) == (8, {"refused": 1}, 0)
 
 
-def test_resume_of_something_else_names_what_differs(bench: Bench, collecting: Collecting) -> None:
+def test_resume_with_other_settings_names_difference(bench: Bench, collecting: Collecting) -> None:
     data = collecting.data(*QUESTIONS)
     assert collecting(data, "--temperature", "0.5").code == 0
     result = collecting(data, "--temperature", "1", "--resume")
@@ -270,7 +270,7 @@ def test_missing_data_set_is_not_found(
     assert result.code == 4 and "HF_HUB_OFFLINE" in result.err
 
 
-def test_service_that_is_away_ends_the_run_early_and_says_how_to_go_on(collecting: Collecting) -> None:
+def test_lost_service_ends_run_early_with_resume_hint(collecting: Collecting) -> None:
     data = collecting.data(*({"prompt": str(each)} for each in range(200)))
     result = collecting(data, "--model", "x", "--gateway", "http://127.0.0.1:9", "--concurrency", "2", "--retries", "0")
     assert result.code == 1
@@ -308,7 +308,7 @@ def test_external_models_messages_are_collected_and_shown(bench: Bench, collecti
 
 
 @pytest.mark.parametrize(("column", "images"), [("images", ["red.png"]), ("image", "red.png")])
-def test_rows_with_images_are_refused_where_they_would_be_asked_in_text(
+def test_image_rows_are_refused_for_text_requests(
     column: str, images: str | list[str], bench: Bench, collecting: Collecting
 ) -> None:
     data = collecting.data({"question": "what is it?", column: images, "answer": "red"})

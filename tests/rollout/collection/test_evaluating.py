@@ -42,7 +42,7 @@ def value(document: Any, *path: str) -> Any:
     return document
 
 
-def test_scores_are_those_of_the_episodes_and_kept_by_name(bench: Bench, evaluating: Evaluating) -> None:
+def test_scores_match_episodes_and_are_kept_by_name(bench: Bench, evaluating: Evaluating) -> None:
     script(bench.engine, text="it is 2")
     ran = evaluating("two", "--n-samples", "2")
     assert ran.code == 0, ran.err
@@ -52,7 +52,7 @@ def test_scores_are_those_of_the_episodes_and_kept_by_name(bench: Bench, evaluat
     assert json.loads((evaluating.folder("two") / "summary.json").read_text()) == ran.json
 
 
-def test_baseline_is_compared_prompt_by_prompt(bench: Bench, evaluating: Evaluating) -> None:
+def test_baseline_is_compared_per_prompt(bench: Bench, evaluating: Evaluating) -> None:
     script(bench.engine, text="it is 2")
     assert evaluating("before").code == 0
     script(bench.engine, text="it is 4")
@@ -67,7 +67,7 @@ def test_baseline_is_compared_prompt_by_prompt(bench: Bench, evaluating: Evaluat
     assert "1 prompts better, 1 worse, 2 alike" in page and "prompt 1: 1 before, 0 now" in page
 
 
-def test_evaluation_in_a_folder_of_its_own_is_found_by_its_name_and_one_of_that_name_by_a_number(
+def test_evaluation_is_found_by_name_or_numbered_on_conflict(
     bench: Bench, evaluating: Evaluating, tmp_path: Path
 ) -> None:
     script(bench.engine, text="it is 2")
@@ -93,7 +93,7 @@ def test_significant_drop_and_low_score_exit_8(bench: Bench, evaluating: Evaluat
     assert low.code == 8 and "reward is 0, below 0.5" in low.err
 
 
-def test_baseline_of_other_prompts_or_reward_is_refused_before_a_prompt_is_asked(
+def test_mismatched_baseline_is_refused_before_first_prompt(
     bench: Bench, evaluating: Evaluating, collecting: Collecting
 ) -> None:
     assert evaluating("before").code == 0
@@ -123,7 +123,7 @@ def test_evaluation_of_a_newer_version_is_refused_before_a_prompt_is_asked(
     assert engine_calls(bench.engine) == []
 
 
-def test_failed_episodes_are_left_out_and_a_resumed_run_asks_only_those(
+def test_failed_episodes_are_excluded_and_only_they_are_resumed(
     bench: Bench, evaluating: Evaluating, collecting: Collecting
 ) -> None:
     code = "def reward(answer, **data):\n    return 1.0 if answer != 'so #### 6' else 1 / 0\n"
@@ -160,7 +160,7 @@ def test_failed_episodes_are_left_out_and_a_resumed_run_asks_only_those(
         ("import nowhere_at_all\n", 2, "nowhere_at_all"),
     ],
 )
-def test_reward_that_cannot_score_is_refused_before_a_prompt_is_asked(
+def test_unusable_reward_is_refused_before_first_prompt(
     bench: Bench, evaluating: Evaluating, collecting: Collecting, reward: str, code: int, message: str
 ) -> None:
     refused = evaluating("none", "--reward", f"{collecting.code(reward)}:reward")
@@ -181,9 +181,7 @@ def ask(data, base_url, api_key):
 """
 
 
-def test_reward_of_token_ids_is_refused_for_an_agent_before_a_prompt_is_asked(
-    bench: Bench, evaluating: Evaluating, collecting: Collecting
-) -> None:
+def test_token_id_reward_is_refused_for_agent(bench: Bench, evaluating: Evaluating, collecting: Collecting) -> None:
     code = (
         AGENT + "def reward(prompt, completions, prompt_ids, completion_ids, answer):\n    return len(completion_ids)\n"
     )

@@ -85,7 +85,7 @@ def crossing(bench: Bench) -> Iterator[Crossing]:
 @pytest.mark.extended
 @pytest.mark.parametrize("heard", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("prompts", [1, pytest.param(3, marks=pytest.mark.slow)])
-def test_kill_9_anywhere_loses_nothing_and_doubles_nothing(
+def test_kill_9_at_any_point_loses_and_doubles_nothing(
     bench: Bench, collecting: Collecting, crossing: Crossing, spawn: Spawner, heard: bool, prompts: int
 ) -> None:
     data = collecting.data(*({"prompt": str(each), "answer": "x"} for each in range(prompts)))
@@ -112,7 +112,7 @@ def assert_forgotten(bench: Bench, folder: Path) -> None:
     assert [each for each in mine if each["ready"]] == []
 
 
-def test_torn_line_and_unheard_acknowledgement_are_mended(bench: Bench, collecting: Collecting) -> None:
+def test_torn_line_and_lost_acknowledgement_are_repaired(bench: Bench, collecting: Collecting) -> None:
     data = collecting.data({"prompt": "a"}, {"prompt": "b"})
     assert collecting(data).code == 0
     lines = collecting.output / "trajectories.jsonl"
@@ -124,9 +124,7 @@ def test_torn_line_and_unheard_acknowledgement_are_mended(bench: Bench, collecti
     assert lines.read_bytes().startswith(whole[: whole.index(b"\n") + 1])
 
 
-def test_second_collection_into_the_same_folder_is_locked_out(
-    bench: Bench, collecting: Collecting, spawn: Spawner
-) -> None:
+def test_second_collection_into_folder_is_locked_out(bench: Bench, collecting: Collecting, spawn: Spawner) -> None:
     hold = collecting.code("import time\ndef agent(data):\n    print('holding', flush=True)\n    time.sleep(60)\n")
     data = collecting.data({"prompt": "a"})
     first = spawn(*collecting.arguments(data, "--agent", f"{hold}:agent"))
@@ -135,7 +133,7 @@ def test_second_collection_into_the_same_folder_is_locked_out(
     assert result.code == 6 and "another collection writes into" in result.err
 
 
-def test_ctrl_c_finishes_what_runs_and_says_how_to_go_on(bench: Bench, collecting: Collecting, spawn: Spawner) -> None:
+def test_ctrl_c_finishes_episodes_with_resume_hint(bench: Bench, collecting: Collecting, spawn: Spawner) -> None:
     agent = collecting.code(
         "import os, signal, json, urllib.request\n"
         "def agent(data, base_url, api_key):\n"

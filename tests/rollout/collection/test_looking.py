@@ -33,7 +33,7 @@ def test_sessions_are_listed_with_turns_rewards_and_state(bench: Bench, rollout:
     assert areal("inf", "sessions", "list", "--group", rollout.group_id, "--state", "ended").out == ""
 
 
-def test_sessions_past_the_number_asked_for_are_reported(bench: Bench, areal: Areal) -> None:
+def test_sessions_beyond_limit_are_reported(bench: Bench, areal: Areal) -> None:
     for _ in range(3):
         begin(bench.proxy, bench.key, task_id="many")
     result = areal("inf", "sessions", "list", "--task", "many", "--limit", "2", "-o", "name")
@@ -49,7 +49,7 @@ def test_one_session_is_shown_with_its_interactions(bench: Bench, rollout: Rollo
     assert [each["reward"] for each in document["trajectories"][0]["interactions"]] == [None, 0.5]
 
 
-def test_sessions_trajectory_is_shown_and_still_there_for_its_trainer(
+def test_viewing_session_trajectory_leaves_it_for_trainer(
     bench: Bench, rollout: Rollout, areal: Areal, tokenizer: Path
 ) -> None:
     result = areal("inf", "trajectories", "show", rollout.session_id, "--tokenizer", str(tokenizer))
@@ -60,9 +60,7 @@ def test_sessions_trajectory_is_shown_and_still_there_for_its_trainer(
     assert rollout.export()["traj"]["rewards"] == [0.5, 0.5]
 
 
-def test_collected_folder_is_shown_best_first_and_as_a_page(
-    bench: Bench, collecting: Collecting, tmp_path: Path
-) -> None:
+def test_collected_folder_is_shown_best_first_and_as_page(bench: Bench, collecting: Collecting, tmp_path: Path) -> None:
     script(bench.engine, text="it is 2")
     data = collecting.data(*({"prompt": "x", "answer": each} for each in (1, 2, 3)))
     assert collecting(data, "--reward", "number").code == 0
@@ -87,7 +85,7 @@ def test_collected_folder_is_shown_best_first_and_as_a_page(
         (("trajectories", "show", "./nothing.jsonl"), "there is no file"),
     ],
 )
-def test_what_is_not_there_is_not_found(bench: Bench, areal: Areal, words: tuple[str, ...], message: str) -> None:
+def test_missing_object_is_not_found(bench: Bench, areal: Areal, words: tuple[str, ...], message: str) -> None:
     result = areal("inf", *words)
     assert result.code == 4
     assert message in result.err

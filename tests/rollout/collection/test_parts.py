@@ -39,7 +39,7 @@ numbers = st.lists(st.floats(-1e6, 1e6), min_size=1)
 
 
 @given(numbers)
-def test_spread_is_that_of_the_whole_and_its_quantiles_are_values(values: list[float]) -> None:
+def test_spread_matches_values(values: list[float]) -> None:
     found = spread(values)
     assert found is not None
     assert found["mean"] == pytest.approx(statistics.fmean(values), abs=1e-5)
@@ -49,7 +49,7 @@ def test_spread_is_that_of_the_whole_and_its_quantiles_are_values(values: list[f
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from([0.0, 0.5, 1.0])), max_size=20))
-def test_groups_that_agree_are_counted_as_such(given_rewards: list[tuple[int, float]]) -> None:
+def test_groups_with_equal_rewards_are_counted(given_rewards: list[tuple[int, float]]) -> None:
     found = groups([EpisodeOutcome(prompt, reward, 1, 1, 1, False, 1.0) for prompt, reward in given_rewards])
     by_prompt = [[r for p, r in given_rewards if p == prompt] for prompt in range(4)]
     several = [rewards for rewards in by_prompt if len(rewards) > 1]
@@ -69,7 +69,7 @@ def progress() -> CollectionProgress:
     return made
 
 
-def test_summary_counts_rates_of_this_run_alone_and_reads_well() -> None:
+def test_summary_counts_rates_of_this_run_only() -> None:
     found = summary(progress(), 4.0)
     assert (found["done"], found["done_before"], found["missing"], found["truncated"]) == (4, 2, 6, 1)
     assert (found["tokens_per_second"], found["generated_tokens"]) == (4.0, 32)
@@ -79,7 +79,7 @@ def test_summary_counts_rates_of_this_run_alone_and_reads_well() -> None:
     assert summary(CollectionProgress(0), 0.0)["reward"] is None
 
 
-def test_progress_off_a_terminal_is_a_line_at_each_tenth_with_reward_and_failures() -> None:
+def test_progress_without_terminal_prints_every_tenth() -> None:
     stream = io.StringIO()
     with ProgressPrinter(stream=stream) as printer:
         report = CollectionReport(printer)
@@ -95,7 +95,7 @@ def test_progress_off_a_terminal_is_a_line_at_each_tenth_with_reward_and_failure
 # -- user code
 
 
-def test_call_gets_what_it_takes_and_no_more() -> None:
+def test_call_with_passes_only_accepted_arguments() -> None:
     given_all = {"a": 1, "b": 2, "data": "unused"}
     assert call_with(lambda data, b: (data, b), "x", given=given_all) == ("x", 2)
     assert call_with(lambda data, **rest: sorted(rest), "x", given=given_all) == ["a", "b"]
@@ -105,7 +105,7 @@ def test_call_gets_what_it_takes_and_no_more() -> None:
         call_with(lambda a, missing: None, given=given_all)
 
 
-def test_named_code_is_found_in_modules_and_files(tmp_path: Path) -> None:
+def test_named_code_is_loaded_from_modules_and_files(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("import neighbour\nclass A:\n    def run(self): return neighbour.N\nX = 3\n")
     (tmp_path / "neighbour.py").write_text("N = 7\n")
     (tmp_path / "broken.py").write_text("1/0\n")
@@ -156,9 +156,7 @@ def nothing(): ...
         ("nothing", r"nothing\(\) cannot be called: too many positional arguments"),
     ],
 )
-def test_agent_that_does_not_take_what_it_gets_is_refused_before_a_session_starts(
-    tmp_path: Path, name: str, fault: str
-) -> None:
+def test_agent_with_wrong_signature_is_refused_before_session(tmp_path: Path, name: str, fault: str) -> None:
     (tmp_path / "agents.py").write_text(AGENTS)
     if not fault:
         named_agent(f"{tmp_path}/agents.py:{name}")
@@ -179,7 +177,7 @@ def test_agent_that_does_not_take_what_it_gets_is_refused_before_a_session_start
         (404, "<html>", FailureKind.REFUSED),
     ],
 )
-def test_answers_are_classified_by_who_can_act(status: int, body: Any, kind: FailureKind) -> None:
+def test_answers_are_classified_by_responsible_party(status: int, body: Any, kind: FailureKind) -> None:
     assert failure_of(error_of_answer(status, body, {}, "POST /"), 1.0).kind is kind
 
 
@@ -216,7 +214,7 @@ def thread() -> Iterator[LoopThread]:
     thread.close()
 
 
-def test_reward_pool_goes_on_after_whatever_a_reward_does(tmp_path: Path, thread: LoopThread) -> None:
+def test_reward_pool_survives_misbehaving_rewards(tmp_path: Path, thread: LoopThread) -> None:
     (tmp_path / "misbehaving.py").write_text(MISBEHAVING)
     kinds = {}
     with RewardScorer(f"{tmp_path}/misbehaving.py:reward", 1, 0.5, thread) as pool:
@@ -234,12 +232,12 @@ def test_reward_pool_goes_on_after_whatever_a_reward_does(tmp_path: Path, thread
             os.kill(pid, signal.SIGTERM)
 
 
-def test_reward_that_cannot_be_loaded_is_reported_before_anything_starts(thread: LoopThread) -> None:
+def test_unloadable_reward_is_reported_before_start(thread: LoopThread) -> None:
     with pytest.raises(ArealError, match="there is no module nowhere"), RewardScorer("nowhere:f", 2, 1.0, thread):
         pass
 
 
-def test_reward_that_is_not_built_in_is_refused_with_the_names_of_those_that_are(thread: LoopThread) -> None:
+def test_unknown_built_in_reward_lists_known_ones(thread: LoopThread) -> None:
     with pytest.raises(UsageFault, match='did you mean "exact"') as refused:
         RewardScorer("exat", 1, 1.0, thread)
     assert refused.value.hint is not None and refused.value.hint.startswith("exact, number, or module:function")
@@ -257,7 +255,7 @@ threading.Event().wait()
 """
 
 
-def test_reward_that_never_ends_goes_with_its_collector(tmp_path: Path) -> None:
+def test_endless_reward_ends_with_collector(tmp_path: Path) -> None:
     (tmp_path / "endless.py").write_text("def f():\n    print('scoring', flush=True)\n    while True: pass\n")
     argv = [sys.executable, "-c", ORPHANS, f"{tmp_path}/endless.py:f"]
     collector = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True)
@@ -282,9 +280,7 @@ class APIConnectionError(Exception):
         ("requests", 503, FailureKind.AGENT),
     ],
 )
-def test_agents_exception_is_blamed_on_whom_its_client_blames(
-    module: str, status: int | None, kind: FailureKind
-) -> None:
+def test_agent_exception_is_attributed_like_its_client(module: str, status: int | None, kind: FailureKind) -> None:
     error = type("APIConnectionError", (APIConnectionError,), {"__module__": module})("x")
     if status is not None:
         error.status_code = status
@@ -296,7 +292,7 @@ def test_agents_exception_is_blamed_on_whom_its_client_blames(
 ASKED = {"dataset": "d", "model": "m"}
 
 
-def test_folder_keeps_what_was_whole_wherever_its_writer_was_cut(tmp_path: Path) -> None:
+def test_folder_keeps_whole_episodes_after_any_truncation(tmp_path: Path) -> None:
     episodes = [Episode(f"{n}-0", branched().interactions, n, 0) for n in range(3)]
     with open_folder(tmp_path, ASKED, parquet=False, resume=False) as folder:
         for episode in episodes:
@@ -332,7 +328,7 @@ def test_full_disk_leaves_whole_lines_and_is_reported(tmp_path: Path) -> None:
         assert [each.episode for each in folder.episodes()] == ["0-0", "1-0"]
 
 
-def test_folder_is_for_one_run_of_one_kind(tmp_path: Path) -> None:
+def test_folder_accepts_only_one_kind_of_run(tmp_path: Path) -> None:
     with open_folder(tmp_path, ASKED, parquet=False, resume=False):
         pass
     with open_folder(tmp_path, {**ASKED, "model": "other"}, parquet=False, resume=False) as folder:
@@ -347,7 +343,7 @@ def test_folder_is_for_one_run_of_one_kind(tmp_path: Path) -> None:
         open_folder(tmp_path, ASKED, parquet=False, resume=True)
 
 
-def test_parquet_that_is_there_makes_its_lines_superfluous(tmp_path: Path) -> None:
+def test_existing_parquet_replaces_json_lines(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     with open_folder(tmp_path, ASKED, parquet=True, resume=False) as folder:
         folder.write(branched())

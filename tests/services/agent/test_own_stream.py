@@ -59,14 +59,14 @@ TEXT = [{"type": "output_text", "text": "né"}]
         (None, "né", ""),
     ],
 )
-def test_text_of_a_stream_is_read_however_it_is_split(kind: str | None, body: Any, text: str, size: int) -> None:
+def test_stream_text_is_independent_of_chunking(kind: str | None, body: Any, text: str, size: int) -> None:
     assert read(kind, body, size=size) == text
 
 
-def test_json_that_is_too_long_is_no_text_whatever_follows() -> None:
+def test_oversized_json_yields_no_text() -> None:
     part = 3 * 1024 * 1024
     assert read("application/json", json.dumps({"mine": "x" * 2 * part}), size=part) == ""
 
 
-def test_error_is_no_text() -> None:
+def test_error_yields_no_text() -> None:
     assert read("text/plain", "internal error", status=500) == ""

@@ -35,11 +35,11 @@ def refused(gate: Authenticator, headers: dict[str, str], access: Access) -> int
     ],
 )
 @pytest.mark.parametrize("access", [Access.INFERENCE, Access.ADMIN])
-def test_key_missing_or_malformed_is_401(headers: dict[str, str], access: Access) -> None:
+def test_missing_or_malformed_key_is_401(headers: dict[str, str], access: Access) -> None:
     assert refused(KEYED, headers, access) == 401
 
 
-def test_key_wrong_is_403_for_admins_and_401_for_callers() -> None:
+def test_wrong_key_is_403_for_admins_and_401_for_callers() -> None:
     headers = {"Authorization": "Bearer wrong"}
     assert refused(KEYED, headers, Access.ADMIN) == 403
     assert refused(KEYED, headers, Access.INFERENCE) == 401
@@ -48,17 +48,17 @@ def test_key_wrong_is_403_for_admins_and_401_for_callers() -> None:
 @pytest.mark.parametrize(
     "headers", [{"Authorization": "Bearer secret"}, {"Authorization": "bearer secret"}, {"x-api-key": "secret"}]
 )
-def test_key_right_passes_everywhere(headers: dict[str, str]) -> None:
+def test_right_key_passes_everywhere(headers: dict[str, str]) -> None:
     for access in Access:
         assert EXPOSED.check(headers, access) is (access is not Access.HEALTH)
 
 
-def test_key_of_a_session_passes_where_its_handler_asks_whose_it_is() -> None:
+def test_session_key_passes_to_session_handler() -> None:
     assert not KEYED.check({"Authorization": "Bearer sk-somebody"}, Access.SESSION)
 
 
 @pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer wrong"}, {"Authorization": "Bearer sécret"}])
-def test_health_is_open_to_everyone_and_metrics_on_loopback_only(headers: dict[str, str]) -> None:
+def test_health_is_open_and_metrics_are_loopback_only(headers: dict[str, str]) -> None:
     for gate in (KEYED, EXPOSED):
         gate.check(headers, Access.HEALTH)
     KEYED.check(headers, Access.METRICS)
@@ -73,16 +73,16 @@ def test_host_name_without_a_key_is_refused(host: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["localhost", "localhost:8080", "127.0.0.1:8080", "[::1]:8080", "app.localhost"])
-def test_host_that_cannot_be_rebound_passes_without_a_key(host: str) -> None:
+def test_loopback_host_passes_without_key(host: str) -> None:
     KEYLESS.check({"Host": host}, Access.ADMIN)
 
 
 @pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://127.0.0.1.evil.example"])
-def test_page_from_elsewhere_without_a_key_is_refused(origin: str) -> None:
+def test_cross_origin_page_without_key_is_refused(origin: str) -> None:
     assert refused(KEYLESS, {"Host": "127.0.0.1:8080", "Origin": origin}, Access.ADMIN) == 403
 
 
-def test_page_of_this_machine_passes_without_a_key() -> None:
+def test_local_page_passes_without_key() -> None:
     KEYLESS.check({"Host": "localhost", "Origin": "http://localhost:3000"}, Access.INFERENCE)
 
 
@@ -90,7 +90,7 @@ def test_host_name_with_a_key_passes() -> None:
     KEYED.check({"Host": "gpu-box.example", "Authorization": "Bearer secret"}, Access.ADMIN)
 
 
-def test_key_file_is_read_without_its_newline_and_never_printed(tmp_path: Path) -> None:
+def test_key_file_is_stripped_and_never_printed(tmp_path: Path) -> None:
     file = tmp_path / "key"
     file.write_text("secret\n")
     key = load_admin_key(str(file))
@@ -100,20 +100,20 @@ def test_key_file_is_read_without_its_newline_and_never_printed(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("content", [b"", b"\n", "schlüssel".encode(), b"two words", b"two\nlines"])
-def test_key_file_with_no_usable_key_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_key_file_without_usable_key_is_refused(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "key"
     file.write_bytes(content)
     with pytest.raises(UsageFault):
         load_admin_key(str(file))
 
 
-def test_key_file_missing_is_refused_by_name(tmp_path: Path) -> None:
+def test_missing_key_file_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(UsageFault, match="nowhere"):
         load_admin_key(str(tmp_path / "nowhere"))
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.7", "gpu-box", ""])
-def test_bind_that_others_reach_needs_a_key(host: str) -> None:
+def test_public_bind_requires_key(host: str) -> None:
     assert not is_loopback(host)
     with pytest.raises(UsageFault):
         refuse_open_bind(host, None)
@@ -123,7 +123,7 @@ def test_bind_that_others_reach_needs_a_key(host: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.1", "::1", "localhost"])
-def test_bind_on_loopback_needs_none(host: str) -> None:
+def test_loopback_bind_requires_no_key(host: str) -> None:
     refuse_open_bind(host, None)
     refuse_open_bind(host, AdminKey(b"short"))
 
@@ -141,5 +141,5 @@ def test_bind_on_loopback_needs_none(host: str) -> None:
         ("gpu-box", "http://gpu-box:80"),
     ],
 )
-def test_base_url_is_one_that_can_be_connected_to(host: str, url: str) -> None:
+def test_base_url_is_connectable(host: str, url: str) -> None:
     assert base_url(host, 80) == url

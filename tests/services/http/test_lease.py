@@ -39,7 +39,7 @@ def waits(answer: dict[str, float], monkeypatch: pytest.MonkeyPatch, *, is_idle:
         ({"renew_seconds": 1.0}, 1.0),
     ],
 )
-async def test_lease_of_an_idle_process_is_renewed_less_often_where_it_is_renewed_often(
+async def test_idle_process_renews_lease_less_often(
     answer: dict[str, float], idle_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for is_idle, usual_s in ((True, idle_s), (False, answer["renew_seconds"])):
@@ -50,14 +50,14 @@ async def test_lease_of_an_idle_process_is_renewed_less_often_where_it_is_renewe
 @pytest.mark.parametrize("period_s", [0.1, 1.0, 10.0, 60.0])
 @pytest.mark.parametrize("failures", [1, 2, 3])
 @pytest.mark.parametrize("is_idle", [False, True])
-async def test_lease_is_renewed_before_it_ends_at_any_beat(
+async def test_lease_is_renewed_before_expiry(
     period_s: float, failures: int, is_idle: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer = {"renew_seconds": period_s, "lease_seconds": period_s * failures + 2.0}
     assert max(waits(answer, monkeypatch, is_idle=is_idle)) < answer["lease_seconds"] - 1.0
 
 
-async def test_lease_of_an_idle_process_in_doubt_is_renewed_as_often_as_that_of_a_busy_one(
+async def test_idle_process_in_doubt_renews_as_often_as_busy(
     processes: Processes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     router = processes.router()
@@ -73,9 +73,7 @@ async def test_lease_of_an_idle_process_in_doubt_is_renewed_as_often_as_that_of_
     assert longest_wait("ready") > 2.0
 
 
-async def test_lease_of_a_long_period_is_taken_of_a_new_router_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_new_router_gets_lease_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "_SPREAD_S", 0.0)
     monkeypatch.setattr(lease, "IDLE_S", 0.05)
     monkeypatch.setattr(lease, "_POLL_S", 0.05)

@@ -21,13 +21,13 @@ def written(folder: Path, config: object) -> str:
     return str(file)
 
 
-def test_config_file_with_flags_on_top_is_one_configuration(tmp_path: Path) -> None:
+def test_flags_override_config_file(tmp_path: Path) -> None:
     file = written(tmp_path, {"router_url": "http://r:1", "relays": 2, "drain_timeout": 5})
     config = read_config(GatewayConfig, "gateway", ["--config", file, "--relays", "4", "--port", "0"])
     assert config == GatewayConfig(router_url="http://r:1", relays=4, drain_timeout=5.0, port=0)
 
 
-def test_config_flags_alone_suffice() -> None:
+def test_flags_alone_form_a_config() -> None:
     config = read_config(GatewayConfig, "gateway", ["--router-url", "http://r:1", "--max-body-bytes", "9"])
     assert (config.router_url, config.limits.max_body_bytes, config.port) == ("http://r:1", 9, 8080)
 
@@ -43,9 +43,7 @@ def test_config_flags_alone_suffice() -> None:
         ([], [], "must be an object"),
     ],
 )
-def test_config_that_cannot_be_used_is_named_by_file_and_field(
-    tmp_path: Path, content: object, flags: list[str], says: str
-) -> None:
+def test_config_error_names_file_and_field(tmp_path: Path, content: object, flags: list[str], says: str) -> None:
     file = written(tmp_path, content)
     with pytest.raises(UsageFault) as caught:
         read_config(GatewayConfig, "gateway", ["--config", file, *flags])
@@ -53,14 +51,14 @@ def test_config_that_cannot_be_used_is_named_by_file_and_field(
     assert file in caught.value.message or flags
 
 
-def test_config_file_that_is_not_there_and_required_flag_are_named(tmp_path: Path) -> None:
+def test_missing_config_file_and_required_flag_are_named(tmp_path: Path) -> None:
     with pytest.raises(UsageFault, match=r"cannot read the configuration .*nothing\.json"):
         read_config(GatewayConfig, "gateway", ["--config", str(tmp_path / "nothing.json")])
     with pytest.raises(UsageFault, match=r"^--router-url is required$"):
         read_config(GatewayConfig, "gateway", [])
 
 
-def test_stage_is_written_whole_where_the_environment_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stage_is_written_atomically_to_configured_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "stage.json"
     monkeypatch.setenv("AREAL_STAGE_FILE", str(file))
     report_stage("loading", done=1, total=2)
@@ -69,7 +67,7 @@ def test_stage_is_written_whole_where_the_environment_says(tmp_path: Path, monke
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_stage_without_a_file_has_no_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stage_without_file_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AREAL_STAGE_FILE", raising=False)
     report_stage("serving")
 
@@ -96,6 +94,6 @@ print("ok")
 """
 
 
-def test_cycles_are_collected_rarely_and_what_was_imported_never() -> None:
+def test_gc_runs_rarely_and_skips_imported_objects() -> None:
     ran = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=60, check=False)
     assert ran.stdout == "ok\n", ran.stderr

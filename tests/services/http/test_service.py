@@ -43,7 +43,7 @@ async def answering(service: Service) -> AsyncIterator[ServerFixture]:
         yield fixture
 
 
-async def test_probes_answer_and_say_the_details() -> None:
+async def test_probes_return_details() -> None:
     reason: str | None = "loading"
     service = Service("test", key=None, loopback=True, not_ready=lambda: reason, details=lambda: {"version": 7})
     local = "Host: localhost"
@@ -59,7 +59,7 @@ async def test_probes_answer_and_say_the_details() -> None:
         assert draining.status == 503 and json.loads(draining.body)["status"] == "draining"
 
 
-async def test_unknown_path_and_wrong_method_are_refused_in_the_shape_of_their_api() -> None:
+async def test_unknown_path_and_method_use_error_shape_of_api() -> None:
     async with answering(make()) as fixture:
         unknown = await fixture.ask(get("/nope", "x-request-id: r-1"))
         assert unknown.status == 404 and error(unknown)["code"] == "unknown_path"
@@ -70,7 +70,7 @@ async def test_unknown_path_and_wrong_method_are_refused_in_the_shape_of_their_a
         assert json.loads(anthropic.body)["type"] == "error" and anthropic.headers["request-id"] == "r-2"
 
 
-async def test_key_is_checked_before_the_body_is_wanted() -> None:
+async def test_key_is_checked_before_body() -> None:
     async def take(request: Request) -> AnyResponse:
         return Response(200, await request.read(10))
 
@@ -82,7 +82,7 @@ async def test_key_is_checked_before_the_body_is_wanted() -> None:
         assert (await fixture.ask(data.replace(b"Expect", f"{KEY}\r\nExpect".encode()))).status == 100
 
 
-async def test_handler_knows_whether_the_admin_key_was_seen() -> None:
+async def test_handler_sees_if_admin_key_was_given() -> None:
     async def who(request: Request) -> AnyResponse:
         return json_response({"admin": request.by_admin})
 
@@ -94,7 +94,7 @@ async def test_handler_knows_whether_the_admin_key_was_seen() -> None:
         assert (await fixture.ask(get("/who"))).status == 401
 
 
-async def test_fault_of_ours_is_500_without_its_detail(caplog: pytest.LogCaptureFixture) -> None:
+async def test_internal_fault_is_500_without_detail(caplog: pytest.LogCaptureFixture) -> None:
     async def broken(request: Request) -> AnyResponse:
         raise RuntimeError("the inside")
 
@@ -125,7 +125,7 @@ async def test_failure_in_a_stream_of_events_is_its_last_event() -> None:
             assert json.loads(last.removeprefix(named))["error"]["message"] == "the worker was lost"
 
 
-async def test_failure_in_any_other_stream_breaks_it_off() -> None:
+async def test_failure_in_other_stream_aborts_it() -> None:
     async def stream(request: Request) -> AnyResponse:
         out = StreamingResponse(headers={"Content-Type": "application/x-ndjson"})
         out.begin(request)
@@ -144,7 +144,7 @@ async def test_failure_in_any_other_stream_breaks_it_off() -> None:
     assert b"0\r\n\r\n" not in rest
 
 
-async def test_requests_are_counted_by_how_they_ended() -> None:
+async def test_requests_are_counted_by_outcome() -> None:
     begun = asyncio.Event()
 
     async def call(request: Request) -> AnyResponse:
@@ -175,7 +175,7 @@ async def test_requests_are_counted_by_how_they_ended() -> None:
     assert 'status="401"' not in text and "areal_http_in_flight 0.0" in text
 
 
-async def test_companions_live_as_long_as_the_service() -> None:
+async def test_companions_live_as_long_as_service() -> None:
     answer: list[str] = []
 
     @contextlib.asynccontextmanager
@@ -196,7 +196,7 @@ EVENTS = st.lists(
 )
 
 
-def test_half_an_event_is_held_until_it_is_whole() -> None:
+def test_partial_event_is_held_until_complete() -> None:
     cutter = EventCutter()
     assert cutter.push(b'data: {"a"') == b""
     assert cutter.push(b": 1}\n") == b""
@@ -205,9 +205,7 @@ def test_half_an_event_is_held_until_it_is_whole() -> None:
 
 
 @given(EVENTS, st.lists(st.integers(0, 100)), st.binary(max_size=5))
-def test_whole_events_pass_however_they_are_cut_and_nothing_is_lost(
-    events: list[bytes], places: list[int], tail: bytes
-) -> None:
+def test_events_pass_unchanged_for_any_chunking(events: list[bytes], places: list[int], tail: bytes) -> None:
     tail = tail.replace(b"\n", b"").replace(b"\r", b"")
     stream = b"".join(events) + tail
     edges = sorted({0, len(stream), *(place % (len(stream) + 1) for place in places)})
@@ -219,7 +217,7 @@ def test_whole_events_pass_however_they_are_cut_and_nothing_is_lost(
     assert cutter.held in (tail, b"\n" + tail)
 
 
-def test_event_longer_than_any_is_not_held_for_ever() -> None:
+def test_overlong_event_is_not_held_forever() -> None:
     cutter = EventCutter()
     huge = b"x" * (17 * 1024 * 1024)
     assert cutter.push(huge) == huge
@@ -233,7 +231,7 @@ metrics.requests.labels("/x", "200").inc()
 """
 
 
-def test_processes_that_share_a_folder_are_added_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_sharing_a_folder_are_summed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     env = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
     for _ in range(2):
         subprocess.run([sys.executable, "-c", COUNT], env=env, check=True, timeout=60)
@@ -244,19 +242,19 @@ def test_processes_that_share_a_folder_are_added_up(tmp_path: Path, monkeypatch:
     assert "areal_http_in_flight 2.0" in text
 
 
-def test_folder_that_is_gone_has_nothing_to_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_metrics_folder_exposes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path / "gone"))
     assert Metrics().exposition() == b""
 
 
-def test_answer_of_another_component_keeps_when_to_try_again() -> None:
+def test_relayed_answer_keeps_retry_after() -> None:
     reply = HttpReply(503, Headers({b"retry-after": b"2", b"server": b"x"}), b"{}")
     answer = to_response(reply)
     assert (answer.status, answer.body) == (503, b"{}")
     assert answer.headers == {"Content-Type": "application/json", "Retry-After": "2"}
 
 
-def test_refusal_of_another_component_is_passed_on_and_one_without_a_reason_is_502() -> None:
+def test_relayed_refusal_keeps_reason_or_is_502() -> None:
     told = json.dumps({"error": {"message": "no model", "code": "model_not_found", "param": "model"}}).encode()
     error = refusal(HttpReply(404, Headers({}), told), "the router")
     assert (error.status, error.message, error.code, error.param) == (404, "no model", "model_not_found", "model")

@@ -13,7 +13,7 @@ from areal.services.http import tasks
 from areal.services.http.tasks import Watchdog, background, happens
 
 
-async def test_background_task_that_fails_is_logged_and_starts_again(caplog: pytest.LogCaptureFixture) -> None:
+async def test_failed_background_task_is_logged_and_restarted(caplog: pytest.LogCaptureFixture) -> None:
     runs = []
     twice = asyncio.Event()
 
@@ -47,7 +47,7 @@ async def test_background_task_ends_with_its_body() -> None:
 
 
 @pytest.mark.parametrize("period_s", [0.5, 1.0, 2.0, 20.0])
-async def test_timers_of_whole_periods_ring_together(period_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_timers_of_whole_periods_fire_together(period_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
     loop, now = asyncio.get_running_loop(), 1000.3
     monkeypatch.setattr(tasks, "_PHASE_S", 0.25)
     monkeypatch.setattr(loop, "time", lambda: now)
@@ -62,7 +62,7 @@ async def test_timers_of_whole_periods_ring_together(period_s: float, monkeypatc
     assert len(set(beats)) == 10
 
 
-async def test_no_period_is_no_wait() -> None:
+async def test_zero_period_does_not_wait() -> None:
     assert tasks.until_beat(0.0) == 0.0
 
 
@@ -72,7 +72,7 @@ async def test_watchdog_without_a_kick_raises_timeout() -> None:
             await asyncio.Event().wait()
 
 
-async def test_watchdog_that_is_excused_looks_again_and_then_raises() -> None:
+async def test_suspended_watchdog_checks_again_then_raises() -> None:
     asked = []
 
     def suspended() -> bool:
@@ -85,7 +85,7 @@ async def test_watchdog_that_is_excused_looks_again_and_then_raises() -> None:
     assert len(asked) == 3
 
 
-async def test_watchdog_kicked_in_time_lets_the_body_end() -> None:
+async def test_kicked_watchdog_lets_body_end() -> None:
     loop = asyncio.get_running_loop()
     async with Watchdog(lambda: 5.0) as watchdog:
         for _ in range(100):
@@ -94,7 +94,7 @@ async def test_watchdog_kicked_in_time_lets_the_body_end() -> None:
     assert loop.time() > 0
 
 
-async def test_watchdog_follows_a_limit_that_grows_while_it_waits() -> None:
+async def test_watchdog_follows_growing_limit() -> None:
     limit = [0.01]
 
     async def body() -> None:
@@ -105,7 +105,7 @@ async def test_watchdog_follows_a_limit_that_grows_while_it_waits() -> None:
     await body()
 
 
-async def test_watchdog_passes_a_cancellation_from_outside_on() -> None:
+async def test_watchdog_propagates_outside_cancellation() -> None:
     async def body() -> None:
         async with Watchdog(lambda: 60.0):
             await asyncio.Event().wait()
@@ -117,7 +117,7 @@ async def test_watchdog_passes_a_cancellation_from_outside_on() -> None:
         await task
 
 
-async def test_watchdog_that_expires_as_somebody_cancels_lets_the_cancellation_pass() -> None:
+async def test_expiring_watchdog_propagates_concurrent_cancellation() -> None:
     expired = asyncio.Event()
 
     def suspended() -> bool:
@@ -135,7 +135,7 @@ async def test_watchdog_that_expires_as_somebody_cancels_lets_the_cancellation_p
         await task
 
 
-async def test_watchdog_that_expired_leaves_its_task_uncancelled() -> None:
+async def test_expired_watchdog_leaves_task_uncancelled() -> None:
     with pytest.raises(TimeoutError):
         async with Watchdog(lambda: 0.0):
             await asyncio.Event().wait()
@@ -144,7 +144,7 @@ async def test_watchdog_that_expired_leaves_its_task_uncancelled() -> None:
     await asyncio.sleep(0)
 
 
-async def test_progress_that_is_found_when_asked_moves_the_deadline_from_when_it_was() -> None:
+async def test_late_found_progress_moves_deadline_from_its_time() -> None:
     loop = asyncio.get_running_loop()
     progress_at = loop.time() + 0.06
 
@@ -160,7 +160,7 @@ async def test_progress_that_is_found_when_asked_moves_the_deadline_from_when_it
     assert progress_at + 0.09 < loop.time() < progress_at + 5
 
 
-async def test_watchdog_that_its_excuse_refers_to_is_freed_with_its_body() -> None:
+async def test_watchdog_cycle_is_freed_with_body() -> None:
     async def guarded() -> weakref.ref[Watchdog]:
         def suspended() -> bool:
             watchdog.kick()
@@ -176,7 +176,7 @@ async def test_watchdog_that_its_excuse_refers_to_is_freed_with_its_body() -> No
         gc.enable()
 
 
-async def test_event_in_time_is_reported_and_a_late_one_is_not() -> None:
+async def test_happens_reports_event_only_in_time() -> None:
     event = asyncio.Event()
     assert not await happens(event, 0.01)
     asyncio.get_running_loop().call_later(0.01, event.set)

@@ -20,7 +20,7 @@ def ids(tokenizer: Path) -> Tokenizer:
     return Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
 
 
-def test_chat_answers_the_engines_text_and_counts_its_tokens(service: Service, ids: Tokenizer) -> None:
+def test_chat_returns_engine_text_and_token_counts(service: Service, ids: Tokenizer) -> None:
     answer = service.chat()
     assert answer.status == 200, answer.body
     data = answer.json()
@@ -38,7 +38,7 @@ def test_chat_answers_the_engines_text_and_counts_its_tokens(service: Service, i
     }
 
 
-def test_chat_streamed_arrives_token_by_token(service: Service) -> None:
+def test_streamed_chat_arrives_token_by_token(service: Service) -> None:
     script(service.engine, gate=2)
     stream = service.stream_chat()
     assert stream.response.headers["Content-Type"] == "text/event-stream; charset=utf-8"
@@ -66,7 +66,7 @@ def test_chat_streamed_arrives_token_by_token(service: Service) -> None:
         ({"n": 128}, True, 16),  # 128 times the context
     ],
 )
-def test_engine_sends_events_only_where_somebody_reads_along_or_may_end_the_answer(
+def test_engine_streams_only_to_readers_or_for_early_stop(
     service: Service, fields: dict[str, object], stream: bool, interval: int | None
 ) -> None:
     if fields.get("stream"):
@@ -78,7 +78,7 @@ def test_engine_sends_events_only_where_somebody_reads_along_or_may_end_the_answ
         assert service.engine_saw().get("stream_interval") == interval
 
 
-def test_chat_streamed_has_openais_chunks(service: Service) -> None:
+def test_streamed_chat_has_openai_chunks(service: Service) -> None:
     events = list(service.stream_chat(stream_options={"include_usage": True}).events())
     assert events.pop() == "[DONE]"
     usage = events.pop()
@@ -90,18 +90,18 @@ def test_chat_streamed_has_openais_chunks(service: Service) -> None:
     assert [event["choices"][0]["finish_reason"] for event in events] == [None] * (len(events) - 1) + ["stop"]
 
 
-def test_chat_streamed_without_usage_does_not_mention_it(service: Service) -> None:
+def test_streamed_chat_without_usage_omits_usage(service: Service) -> None:
     events = list(service.stream_chat().events())
     assert not any("usage" in event for event in events[:-1])
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/chat/completions"])
-def test_model_omitted_is_the_only_one(service: Service, path: str) -> None:
+def test_omitted_model_selects_only_model(service: Service, path: str) -> None:
     answer = service.gateway.call("POST", path, {"messages": [{"role": "user", "content": "x"}]}, key=service.key)
     assert answer.status == 200 and answer.json()["model"] == "tiny"
 
 
-def test_models_are_listed_in_openais_shape_and_as_names(service: Service) -> None:
+def test_models_are_listed_in_openai_shape_and_as_names(service: Service) -> None:
     for path in ("/v1/models", "/models"):
         data = service.gateway.call("GET", path, key=service.key).json()
         assert data["object"] == "list" and data["models"] == ["tiny"]
@@ -127,36 +127,36 @@ def test_every_sampling_field_reaches_the_engine(service: Service, ids: Tokenize
     }  # fmt: skip
 
 
-def test_max_completion_tokens_wins_over_the_old_name(service: Service) -> None:
+def test_max_completion_tokens_overrides_max_tokens(service: Service) -> None:
     assert service.chat(max_tokens=50, max_completion_tokens=3).json()["choices"][0]["finish_reason"] == "length"
     assert service.engine_saw()["sampling"]["max_new_tokens"] == 3
 
 
-def test_chat_without_max_tokens_may_use_the_rest_of_the_context(service: Service) -> None:
+def test_chat_without_max_tokens_uses_rest_of_context(service: Service) -> None:
     service.chat()
     saw = service.engine_saw()
     assert saw["sampling"]["max_new_tokens"] == 4096 - len(saw["input_ids"])
 
 
-def test_ignore_eos_does_not_stop_at_the_end_token(service: Service) -> None:
+def test_ignore_eos_continues_past_end_token(service: Service) -> None:
     service.chat(ignore_eos=True)
     assert service.engine_saw()["sampling"]["ignore_eos"] is True
     assert "stop_token_ids" not in service.engine_saw()["sampling"]
 
 
-def test_seed_zero_and_temperature_zero_are_values(service: Service) -> None:
+def test_zero_seed_and_zero_temperature_are_sent(service: Service) -> None:
     service.chat(seed=0, temperature=0)
     assert service.engine_saw()["sampling"] | {"seed": 0, "temperature": 0.0} == service.engine_saw()["sampling"]
 
 
-def test_null_is_as_good_as_absent(service: Service) -> None:
+def test_null_field_equals_absent_field(service: Service) -> None:
     names = ("temperature", "stop", "seed", "logprobs", "tools", "stream_options", "response_format", "user", "n")
     answer = service.chat(**dict.fromkeys(names))
     assert answer.status == 200 and "x-areal-ignored" not in answer.headers
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_stop_string_cuts_the_text_and_ends_the_engines_work(service: Service, streamed: bool) -> None:
+def test_stop_string_cuts_text_and_cancels_engine_call(service: Service, streamed: bool) -> None:
     script(service.engine, text="one two ### three four five six seven", delay_s=0.01)
     if streamed:
         events = list(service.stream_chat(stop=["###", "unused"]).events())
@@ -170,13 +170,13 @@ def test_stop_string_cuts_the_text_and_ends_the_engines_work(service: Service, s
     assert engine_calls(service.engine, until="cancelled")[0]["ended"] == "cancelled"
 
 
-def test_stop_string_that_is_a_special_token_stops_in_the_engine(service: Service, ids: Tokenizer) -> None:
+def test_special_token_as_stop_string_stops_in_engine(service: Service, ids: Tokenizer) -> None:
     service.chat(stop=["<|im_start|>"])
     assert ids.token_to_id("<|im_start|>") in service.engine_saw()["sampling"]["stop_token_ids"]
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_n_gives_that_many_choices(service: Service, streamed: bool) -> None:
+def test_n_returns_that_many_choices(service: Service, streamed: bool) -> None:
     if streamed:
         events = list(service.stream_chat(n=3).events())
         assert [chat_text(events, index) for index in range(3)] == [ANSWER] * 3
@@ -186,7 +186,7 @@ def test_n_gives_that_many_choices(service: Service, streamed: bool) -> None:
         assert {choice["message"]["content"] for choice in choices} == {ANSWER}
 
 
-def test_logprobs_are_one_entry_a_token_with_bytes_and_alternatives(service: Service, ids: Tokenizer) -> None:
+def test_logprobs_have_bytes_and_alternatives_per_token(service: Service, ids: Tokenizer) -> None:
     script(service.engine, text="é!")
     content = service.chat(logprobs=True, top_logprobs=2).json()["choices"][0]["logprobs"]["content"]
     spelled = b"".join(bytes(entry["bytes"]) for entry in content[:-1])
@@ -196,7 +196,7 @@ def test_logprobs_are_one_entry_a_token_with_bytes_and_alternatives(service: Ser
     assert set(content[0]["top_logprobs"][0]) == {"token", "logprob", "bytes"}
 
 
-def test_logprobs_streamed_are_those_of_the_whole_answer(service: Service) -> None:
+def test_streamed_logprobs_match_whole_answer(service: Service) -> None:
     whole = service.chat(logprobs=True).json()["choices"][0]["logprobs"]["content"]
     events = list(service.stream_chat(logprobs=True).events())[:-1]
     streamed = [
@@ -210,7 +210,7 @@ def test_logprobs_streamed_are_those_of_the_whole_answer(service: Service) -> No
     assert whole[0]["top_logprobs"] == []
 
 
-def test_characters_are_never_broken_over_chunks(service: Service) -> None:
+def test_characters_are_not_split_across_chunks(service: Service) -> None:
     script(service.engine, text="naïve 世界 👩‍👧!")
     events = list(service.stream_chat().events())
     assert chat_text(events) == "naïve 世界 👩‍👧!"
@@ -223,7 +223,7 @@ def test_tools_reach_the_template(service: Service, ids: Tokenizer) -> None:
     assert "get_weather" in ids.decode(service.engine_saw()["input_ids"])
 
 
-def test_tools_not_to_be_chosen_stay_out_of_the_template(service: Service, ids: Tokenizer) -> None:
+def test_tools_with_choice_none_are_not_in_prompt(service: Service, ids: Tokenizer) -> None:
     tools = [{"type": "function", "function": {"name": "get_weather"}}]
     service.chat(tools=tools, tool_choice="none")
     assert "get_weather" not in ids.decode(service.engine_saw()["input_ids"])
@@ -234,7 +234,7 @@ def test_chat_template_kwargs_reach_the_template(service: Service, ids: Tokenize
     assert ids.decode(service.engine_saw()["input_ids"], skip_special_tokens=False).endswith("<think></think>")
 
 
-def test_unknown_fields_are_named_and_known_harmless_ones_are_not(service: Service) -> None:
+def test_only_unknown_fields_are_reported_ignored(service: Service) -> None:
     more = {"service_tier": "flex", "reasoning_effort": "high"}  # this template has no such switch
     answer = service.chat(flavour="mint", zeal=1, user="u", metadata={"k": "v"}, store=True, **more)
     assert answer.status == 200
@@ -245,7 +245,7 @@ def test_unknown_fields_are_named_and_known_harmless_ones_are_not(service: Servi
 
 
 @pytest.mark.parametrize("path", ["chat", "completion"])
-def test_continuous_usage_counts_in_every_chunk(service: Service, path: str) -> None:
+def test_continuous_usage_is_in_every_chunk(service: Service, path: str) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     body = {"model": "tiny", "stream": True, "stream_options": options}
     body |= {"messages": [{"role": "user", "content": "Hi"}]} if path == "chat" else {"prompt": "Hi"}
@@ -258,7 +258,7 @@ def test_continuous_usage_counts_in_every_chunk(service: Service, path: str) -> 
     assert all(usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"] for usage in usages)
 
 
-def test_unknown_fields_with_odd_names_are_named_too(service: Service) -> None:
+def test_unknown_field_names_are_escaped(service: Service) -> None:
     answer = service.chat(**{"naïve field": 1, "a\nb": 2})
     assert answer.headers["x-areal-ignored"] == "a%0Ab, na%C3%AFve%20field"
 
@@ -279,12 +279,12 @@ def test_reply_carries_request_id_and_overhead(service: Service) -> None:
     stream.close()
 
 
-def test_request_id_that_could_break_a_log_is_replaced(service: Service) -> None:
+def test_unsafe_request_id_is_replaced(service: Service) -> None:
     answer = service.gateway.call("GET", "/health", headers={"x-request-id": "a b\tc"})
     assert answer.headers["x-request-id"].startswith("req_")
 
 
-def test_overhead_leaves_the_engines_time_out(service: Service) -> None:
+def test_overhead_excludes_engine_time(service: Service) -> None:
     script(service.engine, delay_s=0.1)
     answer = service.chat()
     tokens = answer.json()["usage"]["completion_tokens"]
@@ -299,7 +299,7 @@ def test_completion_of_a_string(service: Service, ids: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize(("prompt", "room"), [([5], 16), ([5] * 4090, 6)])
-def test_completion_without_max_tokens_has_sixteen_or_what_there_is_room_for(
+def test_completion_defaults_to_sixteen_tokens_or_remaining_room(
     service: Service, prompt: list[int], room: int
 ) -> None:
     assert service.complete(prompt=prompt).status == 200
@@ -318,7 +318,7 @@ def test_completion_of_lists(service: Service, prompt: list[object], count: int)
         assert asked == prompt
 
 
-def test_completion_of_several_prompts_streamed_keeps_them_apart(service: Service) -> None:
+def test_streamed_completion_separates_prompts(service: Service) -> None:
     stream = Stream(service.gateway.port, COMPLETIONS, {"prompt": ["a", "b"], "max_tokens": 50}, service.key)
     texts = {0: "", 1: ""}
     for event in stream.events():
@@ -337,7 +337,7 @@ def test_completion_echo_puts_the_prompt_first(service: Service, streamed: bool)
     assert "".join(event["choices"][0]["text"] for event in events[:-1]) == "Hello" + ANSWER
 
 
-def test_completion_logprobs_have_the_old_shape(service: Service) -> None:
+def test_completion_logprobs_have_legacy_shape(service: Service) -> None:
     logprobs = service.complete(logprobs=2, max_tokens=50).json()["choices"][0]["logprobs"]
     tokens = logprobs["tokens"]
     assert "".join(tokens[:-1]) == ANSWER
@@ -347,7 +347,7 @@ def test_completion_logprobs_have_the_old_shape(service: Service) -> None:
     assert logprobs["text_offset"] == [len("".join(tokens[:index])) for index in range(len(tokens))]
 
 
-def test_token_ids_are_returned_when_asked_for(service: Service, ids: Tokenizer) -> None:
+def test_token_ids_are_returned_on_request(service: Service, ids: Tokenizer) -> None:
     data = service.chat(return_token_ids=True).json()
     assert data["prompt_token_ids"] == service.engine_saw()["input_ids"]
     (choice,) = data["choices"]
@@ -366,7 +366,7 @@ def test_model_calls_are_counted(service: Service) -> None:
     assert "areal_generated_tokens_total" in text and 'areal_choices_total{finish_reason="stop"}' in text
 
 
-def test_health_of_the_data_proxy_tells_its_load(service: Service) -> None:
+def test_data_proxy_health_reports_load(service: Service) -> None:
     script(service.engine, gate=1)
     stream = service.stream_chat(max_tokens=100)
     next(stream.events())

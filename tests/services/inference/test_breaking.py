@@ -19,7 +19,7 @@ def service(processes: Processes, tokenizer: Path) -> Service:
     return build_service(processes, tokenizer)
 
 
-def test_data_proxy_killed_costs_no_other_call(processes: Processes, tokenizer: Path) -> None:
+def test_killed_data_proxy_fails_no_other_call(processes: Processes, tokenizer: Path) -> None:
     service = build_service(processes, tokenizer, replicas=2)
     for engine in service.engines:
         script(engine, delay_s=0.005)
@@ -34,7 +34,7 @@ def test_data_proxy_killed_costs_no_other_call(processes: Processes, tokenizer: 
     wait_until(lambda: service.chat().headers["x-areal-attempts"] == "1", what="the relay knows")
 
 
-def test_data_proxy_killed_in_a_stream_is_an_error_event_and_ends_the_engines_work(service: Service) -> None:
+def test_data_proxy_killed_mid_stream_sends_error_event(service: Service) -> None:
     script(service.engine, gate=3)
     events = service.stream_chat().events()
     seen = [next(events)]
@@ -47,7 +47,7 @@ def test_data_proxy_killed_in_a_stream_is_an_error_event_and_ends_the_engines_wo
 
 
 @pytest.mark.extended
-def test_data_proxy_that_comes_back_at_its_address_is_used_again(service: Service, tokenizer: Path) -> None:
+def test_data_proxy_restarted_at_its_address_is_used_again(service: Service, tokenizer: Path) -> None:
     port = str(service.proxy.port)
     service.proxy.kill()
     service.wait_state("tiny-0", "dead")
@@ -58,7 +58,7 @@ def test_data_proxy_that_comes_back_at_its_address_is_used_again(service: Servic
     service.wait_state("tiny-0", "ready")
 
 
-def test_engine_that_dies_in_a_stream_is_an_error_event(service: Service) -> None:
+def test_engine_death_mid_stream_sends_error_event(service: Service) -> None:
     script(service.engine, die_after=4)
     events = list(service.stream_chat().events())
     assert events[-1]["error"]["code"] == "engine_failed"
@@ -82,13 +82,13 @@ def test_sigterm_finishes_running_streams_and_exits_0(service: Service, which: s
     assert process.wait() == 0
 
 
-def test_sigterm_with_nothing_to_do_exits_0_at_once(service: Service) -> None:
+def test_sigterm_when_idle_exits_0_at_once(service: Service) -> None:
     for process in (service.router, service.gateway, service.proxy):  # the router while it is followed
         process.signal(TERM)
         assert process.wait(20) == 0
 
 
-def test_sigterm_under_a_storm_of_connections_leaves_none_of_them_hanging(service: Service) -> None:
+def test_sigterm_during_connection_storm_leaves_none_hanging(service: Service) -> None:
     """While one stream still runs: whoever was accepted is answered or told to go, and so is who never spoke."""
 
     def storm() -> list[int]:
@@ -118,7 +118,7 @@ def test_sigterm_under_a_storm_of_connections_leaves_none_of_them_hanging(servic
     assert service.gateway.wait(20) == 0
 
 
-def test_sigterm_twice_ends_at_once(service: Service) -> None:
+def test_second_sigterm_exits_at_once(service: Service) -> None:
     script(service.engine, gate=2)
     stream = service.stream_chat()
     next(stream.events())
@@ -129,7 +129,7 @@ def test_sigterm_twice_ends_at_once(service: Service) -> None:
     stream.close()
 
 
-def test_router_gone_leaves_the_relay_serving(service: Service) -> None:
+def test_gateway_serves_without_router(service: Service) -> None:
     service.router.kill()
     service.gateway.wait_log("lost the router")
     assert service.chat().status == 200
@@ -137,7 +137,7 @@ def test_router_gone_leaves_the_relay_serving(service: Service) -> None:
     assert service.gateway.call("GET", "/workers", key=service.key).status == 503
 
 
-def test_router_restarted_without_a_file_leaves_the_last_table_in_use_until_it_is_synced(service: Service) -> None:
+def test_last_table_is_used_until_new_router_is_synced(service: Service) -> None:
     service.tell_router("/synced")
     service.router.kill()
     service.gateway.wait_log("lost the router")

@@ -34,7 +34,7 @@ def test_sdk_chat_completion_streamed(client: openai.OpenAI) -> None:
     assert chunks[-1].usage is not None and chunks[-1].usage.completion_tokens > 0
 
 
-def test_sdk_extra_body_is_honoured(client: openai.OpenAI, service: Service) -> None:
+def test_sdk_extra_body_is_applied(client: openai.OpenAI, service: Service) -> None:
     client.chat.completions.create(
         model="tiny",
         messages=[{"role": "user", "content": "Hi"}],
@@ -50,7 +50,7 @@ def test_sdk_completion_and_models(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("component", ["gateway", "proxy"])
-def test_sdks_calls_work_with_the_root_as_base_url(service: Service, component: str) -> None:
+def test_sdks_work_with_root_base_url(service: Service, component: str) -> None:
     root = getattr(service, component).url
     with openai.OpenAI(base_url=root, api_key=service.key, max_retries=0) as client:
         chat = client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "Hi"}])
@@ -68,7 +68,7 @@ def test_sdks_calls_work_with_the_root_as_base_url(service: Service, component: 
         assert refused["type"] == "error", "Anthropic's form"
 
 
-def test_sdk_maps_our_errors_to_its_own(client: openai.OpenAI, service: Service) -> None:
+def test_errors_map_to_sdk_exceptions(client: openai.OpenAI, service: Service) -> None:
     with pytest.raises(openai.NotFoundError) as missing:
         client.chat.completions.create(model="nope", messages=[{"role": "user", "content": "Hi"}])
     assert missing.value.code == "model_not_found" and missing.value.request_id
@@ -80,7 +80,7 @@ def test_sdk_maps_our_errors_to_its_own(client: openai.OpenAI, service: Service)
             stranger.models.list()
 
 
-def test_sdk_sees_an_error_event_in_a_stream(client: openai.OpenAI, service: Service) -> None:
+def test_sdk_raises_on_error_event_in_stream(client: openai.OpenAI, service: Service) -> None:
     script(service.engine, error_after=3)
     stream = client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "Hi"}], stream=True)
     seen: list[Any] = []

@@ -50,7 +50,7 @@ def refused(answer: Answer, status: int = 400) -> dict[str, Any]:
         ("chat_template_kwargs", {"messages": []}), ("stop_token_ids", [10**9]), ("model", 7),
     ],
 )  # fmt: skip
-def test_chat_field_that_cannot_be_honoured_is_400_and_named(service: Service, field: str, value: object) -> None:
+def test_unsupported_chat_field_is_400_naming_field(service: Service, field: str, value: object) -> None:
     error = refused(service.chat(**{field: value}))
     assert error["type"] == "invalid_request_error"
     assert field in (error["param"] or ""), error
@@ -65,7 +65,7 @@ def test_chat_field_that_cannot_be_honoured_is_400_and_named(service: Service, f
         ("image_data", ["aGk="]), ("image_data", "aGk="), ("image_data", 7),
     ],
 )  # fmt: skip
-def test_completion_field_that_cannot_be_honoured_is_400_and_named(service: Service, field: str, value: object) -> None:
+def test_unsupported_completion_field_is_400_naming_field(service: Service, field: str, value: object) -> None:
     assert field in (refused(service.complete(**{field: value}))["param"] or "")
 
 
@@ -81,17 +81,17 @@ def test_completion_echo_with_logprobs_is_400(service: Service) -> None:
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-def test_body_that_is_no_json_object_is_400(service: Service, body: bytes, path: str) -> None:
+def test_non_object_body_is_400(service: Service, body: bytes, path: str) -> None:
     assert refused(service.gateway.call("POST", path, body, key=service.key))["code"] == "invalid_json"
     assert refused(service.proxy.call("POST", path, body, key=service.key))["code"] == "invalid_json"
 
 
-def test_body_larger_than_the_limit_is_413(service: Service) -> None:
+def test_body_over_limit_is_413(service: Service) -> None:
     body = json.dumps({"messages": [{"role": "user", "content": "x" * (33 * 1024 * 1024)}]}).encode()
     assert refused(service.gateway.call("POST", CHAT, body, key=service.key), 413)["code"] == "body_too_large"
 
 
-def test_model_unknown_is_404(service: Service) -> None:
+def test_unknown_model_is_404(service: Service) -> None:
     error = refused(service.chat(model="nope"), 404)
     assert error["code"] == "model_not_found" and error["param"] == "model"
     answer = service.proxy.call("POST", CHAT, {"model": "other", "messages": [USER]}, key=service.key)
@@ -99,27 +99,27 @@ def test_model_unknown_is_404(service: Service) -> None:
 
 
 @pytest.mark.parametrize("more", [{}, {"max_tokens": 5}])
-def test_prompt_longer_than_the_context_is_400(service: Service, more: dict[str, int]) -> None:
+def test_prompt_over_context_is_400(service: Service, more: dict[str, int]) -> None:
     answer = service.chat(messages=[{"role": "user", "content": "x " * 9000}], **more)
     assert refused(answer)["code"] == "context_length_exceeded"
 
 
-def test_answer_longer_than_the_context_is_400(service: Service) -> None:
+def test_answer_over_context_is_400(service: Service) -> None:
     assert refused(service.chat(max_tokens=4096))["code"] == "context_length_exceeded"
 
 
-def test_template_that_refuses_is_400(service: Service) -> None:
+def test_template_refusal_is_400(service: Service) -> None:
     error = refused(service.chat(messages=[{"role": "tool", "content": "x", "tool_call_id": "1"}]))
     assert "a tool cannot come first" in error["message"]
 
 
-def test_engine_that_refuses_is_400_with_its_words(service: Service) -> None:
+def test_engine_refusal_is_400_with_engine_message(service: Service) -> None:
     script(service.engine, fail=400, fail_message="too odd")
     assert "too odd" in refused(service.chat())["message"]
 
 
 @pytest.mark.parametrize(("method", "path", "status"), [("GET", "/nope", 404), ("GET", CHAT, 405), ("PUT", "/", 404)])
-def test_route_that_is_none_is_refused_in_the_same_shape(service: Service, method: str, path: str, status: int) -> None:
+def test_unknown_route_is_refused_in_same_shape(service: Service, method: str, path: str, status: int) -> None:
     for process in (service.gateway, service.proxy, service.router):
         if process is not service.router or path != CHAT:
             refused(process.call(method, path, key=service.key), status)
@@ -136,7 +136,7 @@ def test_route_that_is_none_is_refused_in_the_same_shape(service: Service, metho
         {"x-api-key": b"\xe2\x82\xac"},
     ],
 )
-def test_caller_without_a_right_key_is_401(service: Service, headers: dict[str, Any]) -> None:
+def test_caller_without_valid_key_is_401(service: Service, headers: dict[str, Any]) -> None:
     body = {"model": "tiny", "messages": [USER]}
     for process in (service.gateway, service.proxy):
         error = refused(process.call("POST", CHAT, body, headers=headers), 401)
@@ -144,19 +144,19 @@ def test_caller_without_a_right_key_is_401(service: Service, headers: dict[str, 
     refused(service.gateway.call("GET", "/v1/models", headers=headers), 401)
 
 
-def test_admin_route_without_a_key_is_401_and_with_a_wrong_one_403(service: Service) -> None:
+def test_admin_route_is_401_without_key_and_403_with_wrong_key(service: Service) -> None:
     for process in (service.gateway, service.router):
         refused(process.call("GET", "/workers"), 401)
         refused(process.call("GET", "/workers", headers={"Authorization": b"Bearer \xc3\xa9"}), 401)
         assert refused(process.call("GET", "/workers", key="wrong"), 403)["type"] == "permission_error"
 
 
-def test_key_in_the_other_header_is_as_good(service: Service) -> None:
+def test_key_in_x_api_key_header_is_accepted(service: Service) -> None:
     answer = service.gateway.call("GET", "/v1/models", headers={"x-api-key": service.key})
     assert answer.status == 200
 
 
-def test_wrong_key_says_nothing_of_the_right_one(service: Service) -> None:
+def test_wrong_key_error_reveals_no_key(service: Service) -> None:
     answer = service.gateway.call("GET", "/workers", key="wrong")
     assert service.key.encode() not in answer.body and b"wrong" not in answer.body
 
@@ -176,7 +176,7 @@ def test_wrong_key_says_nothing_of_the_right_one(service: Service) -> None:
         ("/configure", {"limits": {"max_body_bytes": -1}}), ("/register", []),
     ],
 )  # fmt: skip
-def test_router_refuses_what_makes_no_sense(service: Service, path: str, body: object) -> None:
+def test_router_rejects_invalid_body(service: Service, path: str, body: object) -> None:
     refused(service.router.call("POST", path, body, key=service.key))
 
 
@@ -187,5 +187,5 @@ def test_router_refuses_what_makes_no_sense(service: Service, path: str, body: o
         ("/route", {"model": "nope"}), ("/unregister", {"worker_addr": "h:1"}),
     ],
 )  # fmt: skip
-def test_router_says_404_of_what_it_does_not_know(service: Service, path: str, body: object) -> None:
+def test_router_returns_404_for_unknown_objects(service: Service, path: str, body: object) -> None:
     refused(service.router.call("POST", path, body, key=service.key), 404)

@@ -71,7 +71,7 @@ def _lists(service: Service, pid: int, model: str) -> bool:
         connection.close()
 
 
-def test_relay_killed_is_replaced_and_the_others_go_on(service: Service) -> None:
+def test_killed_relay_is_replaced_while_others_serve(service: Service) -> None:
     victim = min(relay_pids(service.gateway))
     os.kill(victim, 9)
     service.gateway.wait_log(r"relay \d ended with -9")
@@ -79,7 +79,7 @@ def test_relay_killed_is_replaced_and_the_others_go_on(service: Service) -> None
     assert victim not in relay_pids(service.gateway)
 
 
-def test_relays_add_their_metrics_up(service: Service) -> None:
+def test_relay_metrics_are_summed(service: Service) -> None:
     relay_pids(service.gateway)
     for _ in range(12):
         assert service.chat().status == 200
@@ -92,7 +92,7 @@ def test_relays_add_their_metrics_up(service: Service) -> None:
     assert all(added_up() for _ in range(4)), "whichever relay is asked"
 
 
-def test_relay_killed_takes_its_gauges_with_it(service: Service) -> None:
+def test_killed_relay_drops_its_gauges(service: Service) -> None:
     script(service.engine, gate=1)
     stream = service.stream_chat()
     next(stream.events())
@@ -121,7 +121,7 @@ def test_relays_drain_together_and_the_supervisor_exits_0(service: Service) -> N
 
 
 @pytest.mark.extended
-def test_supervisor_killed_takes_its_relays_along_and_leaves_no_folder(
+def test_killed_supervisor_takes_relays_and_folder_along(
     processes: Processes, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (kept := tmp_path / "files").mkdir()
@@ -134,9 +134,7 @@ def test_supervisor_killed_takes_its_relays_along_and_leaves_no_folder(
     assert not list(kept.iterdir())
 
 
-def test_folder_of_a_gateway_that_was_killed_whole_goes_when_the_next_one_begins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folder_of_killed_gateway_is_removed_by_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     abandoned, living = make_folder(), make_folder()
     for folder in (abandoned, living):
@@ -147,7 +145,7 @@ def test_folder_of_a_gateway_that_was_killed_whole_goes_when_the_next_one_begins
     assert set(tmp_path.iterdir()) == {young}
 
 
-def test_relays_of_a_run_have_their_metrics_in_its_folder_and_begin_with_none(
+def test_relay_metrics_live_in_run_folder_and_start_empty(
     processes: Processes, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (run := tmp_path / "run").mkdir()
@@ -162,7 +160,7 @@ def test_relays_of_a_run_have_their_metrics_in_its_folder_and_begin_with_none(
     assert not list(run.iterdir())
 
 
-def test_supervisor_killed_while_it_starts_relays_leaves_none(service: Service) -> None:
+def test_supervisor_killed_while_starting_relays_leaves_none(service: Service) -> None:
     supervisor = psutil.Process(service.gateway.popen.pid)
     before = relay_pids(service.gateway)
     for pid in before:
@@ -173,7 +171,7 @@ def test_supervisor_killed_while_it_starts_relays_leaves_none(service: Service) 
 
 
 @pytest.mark.extended
-def test_successor_on_the_same_port_takes_over_without_a_lost_call(service: Service, processes: Processes) -> None:
+def test_successor_on_same_port_loses_no_call(service: Service, processes: Processes) -> None:
     port = str(service.gateway.port)
     successor = processes.gateway(service.router, "--port", port)
     service.gateway.signal(TERM)
@@ -200,9 +198,7 @@ DATA_PROXY = (
 
 @pytest.mark.parametrize("argv", [ROUTER, GATEWAY, (*GATEWAY, "--relays", "2"), DATA_PROXY])
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
-def test_bind_beyond_loopback_without_a_key_refuses_to_start(
-    processes: Processes, argv: tuple[str, ...], host: str
-) -> None:
+def test_public_bind_without_key_fails_to_start(processes: Processes, argv: tuple[str, ...], host: str) -> None:
     process = processes.spawn(*argv, "--port", "0", "--host", host)
     assert process.wait() == 2
     assert "without an admin key" in process.wait_log("error: .*")[0]
@@ -210,9 +206,7 @@ def test_bind_beyond_loopback_without_a_key_refuses_to_start(
 
 
 @pytest.mark.parametrize("argv", [ROUTER, GATEWAY, (*GATEWAY, "--relays", "2"), DATA_PROXY, WEIGHT_UPDATE])
-def test_bind_beyond_loopback_with_a_short_key_refuses_to_start(
-    processes: Processes, argv: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_public_bind_with_short_key_fails_to_start(processes: Processes, argv: tuple[str, ...], tmp_path: Path) -> None:
     file = tmp_path / "key"
     file.write_text("0123456789abcde\n")
     process = processes.spawn(*argv, "--port", "0", "--host", "0.0.0.0", "--admin-key-file", str(file))
@@ -220,7 +214,7 @@ def test_bind_beyond_loopback_with_a_short_key_refuses_to_start(
     assert "15 characters" in process.wait_log("error: .*")[0]
 
 
-def test_bind_beyond_loopback_answers_health_to_everyone_and_metrics_to_the_key(processes: Processes) -> None:
+def test_public_bind_protects_metrics_but_not_health(processes: Processes) -> None:
     router = processes.router("--host", "0.0.0.0")
     for path in ("/health", "/ready"):
         assert router.call("GET", path).status == 200
@@ -238,7 +232,7 @@ def test_taken_port_is_reported(processes: Processes) -> None:
     second.wait_log(f"error: cannot listen on 127.0.0.1:{router.port}: Address already in use")
 
 
-def test_port_held_by_another_program_is_reported_by_the_supervisor(processes: Processes) -> None:
+def test_supervisor_reports_port_held_by_other_program(processes: Processes) -> None:
     router = processes.router()
     gateway = processes.spawn(*GATEWAY, "--relays", "2", "--port", str(router.port))
     assert gateway.wait() == 1
@@ -253,13 +247,13 @@ def test_port_held_by_another_program_is_reported_by_the_supervisor(processes: P
         (("--tokenizer-path", "/nowhere", "--admin-key-file", "/none"), "cannot read the admin key file /none"),
     ],
 )
-def test_data_proxy_that_cannot_work_says_why(processes: Processes, flags: tuple[str, ...], message: str) -> None:
+def test_misconfigured_data_proxy_exits_with_reason(processes: Processes, flags: tuple[str, ...], message: str) -> None:
     process = processes.spawn(*DATA_PROXY, "--port", "0", *flags)
     assert process.wait() == 2
     process.wait_log(message)
 
 
-def test_relay_without_a_router_is_alive_and_not_ready(processes: Processes) -> None:
+def test_relay_without_router_is_alive_but_not_ready(processes: Processes) -> None:
     gateway = processes.spawn(*GATEWAY, "--port", "0", "--admin-key-file", str(processes.key_file))
     gateway.port = int(gateway.wait_log(r"listens on \S+ port (\d+)")[1])
     assert gateway.call("GET", "/health").status == 200
@@ -269,7 +263,7 @@ def test_relay_without_a_router_is_alive_and_not_ready(processes: Processes) -> 
     assert answer.status == 503 and answer.json()["error"]["code"] == "no_routing_table"
 
 
-async def test_relay_asks_the_router_before_it_calls_a_model_unknown(processes: Processes) -> None:
+async def test_relay_asks_router_before_unknown_model_404(processes: Processes) -> None:
     """A router whose watch is out of order, but whose table can be fetched."""
     async with scripted_api() as api:
         worker = {"id": "w", "addr": api.url, "state": "ready"}
@@ -284,7 +278,7 @@ async def test_relay_asks_the_router_before_it_calls_a_model_unknown(processes: 
     assert unknown.status == 404
 
 
-async def test_slow_caller_of_a_stream_holds_its_worker_back(processes: Processes) -> None:
+async def test_slow_stream_reader_slows_its_worker(processes: Processes) -> None:
     event = b"data: " + b"x" * 65526 + b"\n\n"
     events, written = 1024, 0
 
@@ -316,7 +310,7 @@ async def test_slow_caller_of_a_stream_holds_its_worker_back(processes: Processe
         stream.close()
 
 
-def test_keyless_services_on_loopback_serve_without_a_key(processes: Processes, tokenizer: Path) -> None:
+def test_loopback_services_work_without_key(processes: Processes, tokenizer: Path) -> None:
     engine = processes.engine(tokenizer)
     router = processes.service("router", "--health-period", "0.2", keyed=False)
     flags = ("--model", "tiny", "--engine", "embedded", "--engine-url", engine.url, "--tokenizer-path", str(tokenizer))

@@ -34,7 +34,7 @@ def calls_of_each(service: Service) -> list[int]:
     return [len(engine_calls(engine)) for engine in service.engines]
 
 
-def test_call_waits_while_no_worker_is_ready_and_is_served_when_one_is(service: Service) -> None:
+def test_call_waits_until_worker_is_ready(service: Service) -> None:
     service.tell_router("/drain", worker_id="all")
     waiting = later(service.chat)
     service.wait_queued(1)
@@ -44,7 +44,7 @@ def test_call_waits_while_no_worker_is_ready_and_is_served_when_one_is(service: 
     service.wait_queued(0)
 
 
-def test_queue_full_is_429_and_below_it_nothing_is_shed(service: Service) -> None:
+def test_full_queue_is_429(service: Service) -> None:
     service.tell_router("/configure", limits={"max_queued_requests": 3})
     service.tell_router("/drain", worker_id="all")
     waiting = [later(service.chat) for _ in range(3)]
@@ -56,14 +56,14 @@ def test_queue_full_is_429_and_below_it_nothing_is_shed(service: Service) -> Non
     assert [future.result(30).status for future in waiting] == [200] * 3
 
 
-def test_call_that_waits_in_vain_is_503_after_the_deadline(service: Service) -> None:
+def test_waiting_call_is_503_after_deadline(service: Service) -> None:
     service.tell_router("/configure", limits={"request_timeout_seconds": 0.3})
     service.tell_router("/drain", worker_id="all")
     answer = service.chat()
     assert answer.status == 503 and answer.json()["error"]["code"] == "no_worker_available"
 
 
-def test_call_that_every_worker_keeps_refusing_is_503_after_the_deadline(service: Service) -> None:
+def test_call_refused_by_all_workers_is_503_after_deadline(service: Service) -> None:
     for engine in service.engines:
         script(engine, fail=503)
     service.tell_router("/configure", limits={"request_timeout_seconds": 1})
@@ -72,12 +72,12 @@ def test_call_that_every_worker_keeps_refusing_is_503_after_the_deadline(service
     assert min(calls_of_each(service)) >= 1
 
 
-def test_call_that_one_worker_refuses_is_served_by_the_other(service: Service) -> None:
+def test_call_refused_by_one_worker_is_served_by_other(service: Service) -> None:
     script(service.engines[0], fail=503)
     assert {service.chat().status for _ in range(8)} == {200}
 
 
-def test_call_whose_model_is_removed_while_it_waits_is_404(service: Service) -> None:
+def test_waiting_call_is_404_when_model_is_removed(service: Service) -> None:
     service.register(model="short", expected=1)
     waiting = later(service.chat, model="short")
     service.wait_queued(1)
@@ -99,9 +99,7 @@ MESSAGES = [{"role": "user", "content": "Hello"}]
         ("/rl/start_session", {"task_id": "t"}),
     ],
 )
-def test_call_of_a_model_without_replicas_is_503_to_try_again(
-    service: Service, path: str, body: dict[str, Any]
-) -> None:
+def test_call_to_model_without_replicas_is_503(service: Service, path: str, body: dict[str, Any]) -> None:
     service.register(model="idle", expected=0)
     answer = service.gateway.call("POST", path, {"model": "idle", **body}, key=service.key)
     assert (answer.status, answer.headers["retry-after"]) == (503, "5")
@@ -112,7 +110,7 @@ def test_call_of_a_model_without_replicas_is_503_to_try_again(
     assert unknown.status == 404
 
 
-def test_model_without_replicas_is_not_listed_and_its_waiting_calls_end(service: Service) -> None:
+def test_model_without_replicas_is_unlisted_and_fails_waiters(service: Service) -> None:
     service.register(model="short", expected=1)
     waiting = later(service.chat, model="short")
     service.wait_queued(1)
@@ -123,7 +121,7 @@ def test_model_without_replicas_is_not_listed_and_its_waiting_calls_end(service:
     assert service.gateway.call("GET", "/v1/models/nope", key=service.key).status == 404
 
 
-def test_silence_longer_than_the_deadline_is_504_and_ends_the_engines_work(service: Service) -> None:
+def test_silent_call_is_504_and_cancelled_in_engine(service: Service) -> None:
     for engine in service.engines:
         script(engine, gate=0)
     service.tell_router("/configure", limits={"request_timeout_seconds": 0.3})
@@ -134,7 +132,7 @@ def test_silence_longer_than_the_deadline_is_504_and_ends_the_engines_work(servi
     assert sum(calls_of_each(service)) == 1  # a timeout is never tried again
 
 
-def test_silence_in_a_stream_is_an_error_event(service: Service) -> None:
+def test_silent_stream_ends_with_error_event(service: Service) -> None:
     for engine in service.engines:
         script(engine, gate=2)
     service.tell_router("/configure", limits={"request_timeout_seconds": 1})
@@ -142,7 +140,7 @@ def test_silence_in_a_stream_is_an_error_event(service: Service) -> None:
     assert chat_text(events) and events[-1]["error"]["code"] == "progress_timeout"
 
 
-async def test_worker_lost_in_the_middle_of_an_event_leaves_no_half_event(service: Service) -> None:
+async def test_worker_loss_mid_event_sends_no_partial_event(service: Service) -> None:
     """A worker of its own kind: it answers /ready, and any call with one event and a half."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -174,7 +172,7 @@ def test_slow_answer_with_progress_outlives_the_deadline(service: Service) -> No
     assert answer.status == 200 and answer.json()["usage"]["completion_tokens"] * 0.3 > 2
 
 
-def test_call_queued_in_a_busy_engine_is_not_silent(service: Service) -> None:
+def test_call_queued_in_busy_engine_does_not_time_out(service: Service) -> None:
     """Only one replica, whose engine holds one call and goes on with another: it is busy, not stuck."""
     service.tell_router("/drain", worker_id="tiny-1")
     service.tell_router("/configure", limits={"request_timeout_seconds": 1})
@@ -188,12 +186,12 @@ def test_call_queued_in_a_busy_engine_is_not_silent(service: Service) -> None:
     assert held.result(30).status == 200
 
 
-def test_limit_changed_while_running_holds_for_the_next_call(service: Service) -> None:
+def test_changed_limit_applies_to_next_call(service: Service) -> None:
     service.tell_router("/configure", limits={"max_body_bytes": 20})
     assert service.chat().status == 413
 
 
-def test_strategy_changed_while_running_holds_for_the_next_call(service: Service) -> None:
+def test_changed_strategy_applies_to_next_call(service: Service) -> None:
     service.tell_router("/configure", strategy="prefix")
     assert [service.chat().status for _ in range(6)] == [200] * 6
     assert sorted(calls_of_each(service)) == [0, 6]
@@ -204,7 +202,7 @@ def test_strategy_changed_while_running_holds_for_the_next_call(service: Service
     assert calls_of_each(service) == [3, 3]
 
 
-def test_worker_drained_gets_no_new_calls_and_finishes_what_it_has(service: Service) -> None:
+def test_drained_worker_finishes_running_calls_only(service: Service) -> None:
     service.tell_router("/drain", worker_id="tiny-1")
     script(service.engine, gate=2)
     stream = service.stream_chat()
@@ -221,7 +219,7 @@ def test_worker_drained_gets_no_new_calls_and_finishes_what_it_has(service: Serv
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_caller_that_goes_away_ends_the_engines_work(service: Service, streamed: bool) -> None:
+def test_caller_disconnect_cancels_engine_call(service: Service, streamed: bool) -> None:
     service.tell_router("/drain", worker_id="tiny-1")
     script(service.engine, gate=2)
     if streamed:
@@ -238,7 +236,7 @@ def test_caller_that_goes_away_ends_the_engines_work(service: Service, streamed:
     wait_until(lambda: service.proxy.call("GET", "/health").json()["in_flight"] == 0, what="nothing in flight")
 
 
-def test_engine_cut_before_its_first_token_is_done_again_elsewhere_once(service: Service) -> None:
+def test_call_cut_before_first_token_is_retried_once(service: Service) -> None:
     for engine in service.engines:
         script(engine, cut_after=0)
     answer = service.chat()
@@ -247,14 +245,14 @@ def test_engine_cut_before_its_first_token_is_done_again_elsewhere_once(service:
     assert [service.chat().status for _ in range(6)] == [200] * 6
 
 
-def test_model_registered_a_moment_ago_is_never_unknown(service: Service) -> None:
+def test_newly_registered_model_is_never_unknown(service: Service) -> None:
     for number in range(5):
         service.processes.register(service.router, service.proxy, model=f"m{number}")
         error = service.chat(model=f"m{number}").json()["error"]
         assert error["message"].endswith("here is 'tiny'")  # the data proxy's word, not the relay's
 
 
-def test_pool_short_of_its_expected_replicas_is_not_published_and_its_calls_wait(service: Service) -> None:
+def test_incomplete_pool_is_unpublished_and_its_calls_wait(service: Service) -> None:
     service.register(service.proxies[0], expected=2)
     assert service.models() == []
     waiting = later(service.chat)
@@ -264,7 +262,7 @@ def test_pool_short_of_its_expected_replicas_is_not_published_and_its_calls_wait
     assert service.models() == ["tiny"]
 
 
-def test_engine_not_ready_makes_its_data_proxy_not_ready_with_the_reason(service: Service) -> None:
+def test_unready_engine_makes_data_proxy_unready_with_reason(service: Service) -> None:
     script(service.engine, ready=False)
     wait_until(lambda: service.proxy.call("GET", "/ready").status == 503, what="not ready")
     assert "engine" in service.proxy.call("GET", "/ready").json()["reason"]
@@ -274,7 +272,7 @@ def test_engine_not_ready_makes_its_data_proxy_not_ready_with_the_reason(service
     service.wait_state("tiny-0", "ready")
 
 
-def test_many_calls_at_once_all_answer_and_are_shared(service: Service) -> None:
+def test_concurrent_calls_are_all_answered_and_shared(service: Service) -> None:
     for engine in service.engines:
         script(engine, flush=5)
     with ThreadPoolExecutor(64) as pool:
@@ -283,7 +281,7 @@ def test_many_calls_at_once_all_answer_and_are_shared(service: Service) -> None:
     assert min(calls_of_each(service)) > 40
 
 
-def test_worker_that_is_busy_gets_no_more_calls_than_it_must(service: Service) -> None:
+def test_busy_worker_gets_fewer_calls(service: Service) -> None:
     service.tell_router("/drain", worker_id="tiny-1")
     script(service.engine, gate=1)
     streams = [service.stream_chat() for _ in range(3)]
@@ -296,7 +294,7 @@ def test_worker_that_is_busy_gets_no_more_calls_than_it_must(service: Service) -
         stream.close()
 
 
-def test_route_says_where_a_call_would_go(service: Service) -> None:
+def test_route_returns_target_of_call(service: Service) -> None:
     answer = service.router.call("POST", "/route", {"model": "tiny"}, key=service.key)
     assert answer.json()["worker_addr"] in {proxy.url for proxy in service.proxies}
     assert service.router.call("POST", "/route", {"session_id": "s-aaaaaaaa-1"}, key=service.key).status == 404
@@ -320,9 +318,7 @@ def test_workers_are_listed_with_their_load(service: Service) -> None:
 
 
 @pytest.mark.extended
-async def test_client_of_a_missing_model_fails_at_once_unless_a_change_is_pending(
-    processes: Processes, tokenizer: Path
-) -> None:
+async def test_client_of_missing_model_fails_unless_change_is_pending(processes: Processes, tokenizer: Path) -> None:
     service = build_service(processes, tokenizer)
     async with AsyncInferenceClient(service.gateway.url, service.key, model="tinny") as client:
         with pytest.raises(DeadlineExceeded, match="'tinny' is not served"):  # the router may hear of it yet

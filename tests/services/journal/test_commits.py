@@ -40,14 +40,14 @@ def names(db: sqlite3.Connection) -> list[str]:
     return [name for (name,) in db.execute("SELECT name FROM things ORDER BY rowid")]
 
 
-async def test_changes_that_wait_share_a_commit_in_their_order(db: sqlite3.Connection, commits: CommitQueue) -> None:
+async def test_waiting_changes_share_a_commit_in_order(db: sqlite3.Connection, commits: CommitQueue) -> None:
     wanted = [str(number) for number in range(100)]
     assert await asyncio.gather(*(commits.run(adding(db, name)) for name in wanted)) == wanted
     assert names(db) == wanted
     assert commits.commits < 5
 
 
-async def test_refused_change_costs_the_others_nothing(db: sqlite3.Connection, commits: CommitQueue) -> None:
+async def test_refused_change_does_not_affect_others(db: sqlite3.Connection, commits: CommitQueue) -> None:
     def refuse() -> None:
         raise ApiError(409, "no")
 
@@ -58,9 +58,7 @@ async def test_refused_change_costs_the_others_nothing(db: sqlite3.Connection, c
     assert names(db) == ["a", "b"]
 
 
-async def test_failing_store_rolls_the_whole_batch_back_and_tells_each(
-    db: sqlite3.Connection, commits: CommitQueue
-) -> None:
+async def test_failing_store_rolls_back_batch_and_reports_each(db: sqlite3.Connection, commits: CommitQueue) -> None:
     outcomes = await asyncio.gather(
         *(commits.run(adding(db, name)) for name in ("a", "b", "a")), return_exceptions=True
     )
@@ -71,7 +69,7 @@ async def test_failing_store_rolls_the_whole_batch_back_and_tells_each(
     assert names(db) == ["c"]
 
 
-async def test_change_that_fails_half_way_is_undone(db: sqlite3.Connection, commits: CommitQueue) -> None:
+async def test_change_failing_half_way_is_undone(db: sqlite3.Connection, commits: CommitQueue) -> None:
     def half() -> None:
         db.execute("INSERT INTO things VALUES ('half')")
         raise ValueError("too late")
@@ -82,7 +80,7 @@ async def test_change_that_fails_half_way_is_undone(db: sqlite3.Connection, comm
     assert names(db) == []
 
 
-async def test_cancelled_caller_that_still_waits_is_skipped(db: sqlite3.Connection, commits: CommitQueue) -> None:
+async def test_cancelled_waiting_caller_is_skipped(db: sqlite3.Connection, commits: CommitQueue) -> None:
     first = asyncio.create_task(commits.run(adding(db, "a")), name="first")
     second = asyncio.create_task(commits.run(adding(db, "b")), name="second")
     await asyncio.sleep(0)
@@ -93,7 +91,7 @@ async def test_cancelled_caller_that_still_waits_is_skipped(db: sqlite3.Connecti
     assert names(db) == ["a"]
 
 
-async def test_close_commits_what_waits_and_refuses_the_rest(db: sqlite3.Connection) -> None:
+async def test_close_commits_waiting_changes_and_refuses_new_ones(db: sqlite3.Connection) -> None:
     commits = CommitQueue(db, "test")
     waiting = asyncio.create_task(commits.run(adding(db, "a")), name="waiting")
     await asyncio.sleep(0)

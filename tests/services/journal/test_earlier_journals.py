@@ -23,7 +23,7 @@ def only_folder(parent: Path) -> JournalFolder:
     return folder
 
 
-async def test_recorded_session_of_an_earlier_commit_has_its_tokens_and_reward(tmp_path: Path) -> None:
+async def test_earlier_recorded_session_keeps_tokens_and_reward(tmp_path: Path) -> None:
     unpack(tmp_path)
     folder = only_folder(tmp_path / "home" / "data" / "reverse")
     journal = await open_journal(folder, Retention(), lambda: RECORDED_AT)
@@ -39,7 +39,7 @@ async def test_recorded_session_of_an_earlier_commit_has_its_tokens_and_reward(t
     await journal.close()
 
 
-async def test_agent_session_of_an_earlier_commit_has_its_conversation(tmp_path: Path) -> None:
+async def test_earlier_agent_session_keeps_conversation(tmp_path: Path) -> None:
     unpack(tmp_path)
     journal = await open_agent_journal(only_folder(tmp_path / "home" / "sessions" / "counter"), lambda: RECORDED_AT)
     (session,) = journal.sessions.values()

@@ -42,13 +42,13 @@ def network_folder(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["fusermount", "-u", "-z", mounted], check=True)
 
 
-def test_folder_of_the_fixture_refuses_the_shared_memory_of_sqlite(network_folder: Path) -> None:
+def test_fixture_folder_refuses_sqlite_shared_memory(network_folder: Path) -> None:
     with closing(sqlite3.connect(network_folder / "db")) as db, pytest.raises(sqlite3.OperationalError):
         db.execute("PRAGMA journal_mode=WAL")
         db.execute("CREATE TABLE t (x)")
 
 
-async def test_journal_on_a_network_folder_is_adopted_with_its_sessions_and_deleted_once_empty(
+async def test_journal_on_network_folder_is_adopted_then_deleted(
     network_folder: Path,
 ) -> None:
     first = await open_journal_store(network_folder, "first", open_agent_journal)
@@ -63,7 +63,7 @@ async def test_journal_on_a_network_folder_is_adopted_with_its_sessions_and_dele
     assert sorted(path.name for path in (network_folder / "first").iterdir()) == [DATABASE, "lock", "tag"]
 
 
-async def test_journal_has_no_mapped_file_and_keeps_other_processes_out(tmp_path: Path) -> None:
+async def test_journal_is_not_mapped_and_locks_others_out(tmp_path: Path) -> None:
     kept = await open_journal_store(tmp_path, "a folder?#%20", open_agent_journal)
     await kept.own.start("mine", {}, None)
     database = kept.own.folder.database
@@ -74,7 +74,7 @@ async def test_journal_has_no_mapped_file_and_keeps_other_processes_out(tmp_path
 
 
 @pytest.mark.parametrize("damage", [b"no database", b""])
-async def test_journal_that_cannot_be_opened_is_not_locked_for_other_processes(tmp_path: Path, damage: bytes) -> None:
+async def test_unopenable_journal_is_not_locked_for_others(tmp_path: Path, damage: bytes) -> None:
     kept = await open_journal_store(tmp_path, "kept", open_agent_journal)
     dead = await open_journal_store(tmp_path, "dead", open_agent_journal)
     await dead.own.start("mine", {}, None)

@@ -35,7 +35,7 @@ async def left_behind(root: Path) -> str:
     return dead.own.tag
 
 
-async def test_session_is_known_at_each_moment_while_its_journal_is_left(tmp_path: Path) -> None:
+async def test_session_stays_known_while_journal_is_released(tmp_path: Path) -> None:
     process = await open_journal_store(tmp_path, "one", open_agent_journal)
     left = process.own.folder.path
     await process.own.start("mine", {}, None)
@@ -52,7 +52,7 @@ async def test_session_is_known_at_each_moment_while_its_journal_is_left(tmp_pat
     await process.close()
 
 
-async def test_journal_of_another_process_is_reported_at_once_and_adopted_without_waiting_for_an_idle_sweep(
+async def test_foreign_journal_is_reported_and_adopted_without_delay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store, "_IDLE_SWEEP_S", 3600.0)
@@ -71,7 +71,7 @@ async def test_journal_of_another_process_is_reported_at_once_and_adopted_withou
     await kept.close()
 
 
-async def test_folders_that_are_all_held_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_running_out_of_own_folders_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "_MOST_OWN_FOLDERS", 3)
     held = [await open_journal_store(tmp_path, "one", open_agent_journal) for _ in range(2)]
     with pytest.raises(UsageFault, match="hold all of one to one-2"):
@@ -80,7 +80,7 @@ async def test_folders_that_are_all_held_are_an_error(tmp_path: Path, monkeypatc
         await each.close()
 
 
-async def test_drained_process_leaves_journals_to_those_that_get_calls(tmp_path: Path) -> None:
+async def test_drained_process_does_not_adopt_journals(tmp_path: Path) -> None:
     drained = await open_journal_store(tmp_path, "drained", open_agent_journal)
     dead = await open_journal_store(tmp_path, "dead", open_agent_journal)
     await dead.own.start("mine", {}, None)
@@ -110,7 +110,7 @@ class FullDisk:
 
 
 @pytest.mark.parametrize("given_up", [True, False])
-def test_folder_that_could_not_be_locked_on_a_full_disk_is_locked_once_there_is_room(
+def test_folder_unlockable_on_full_disk_is_locked_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given_up: bool
 ) -> None:
     folder = lock_folder(tmp_path / "a")
@@ -125,7 +125,7 @@ def test_folder_that_could_not_be_locked_on_a_full_disk_is_locked_once_there_is_
     again.release()
 
 
-async def test_journal_that_could_not_be_adopted_on_a_full_disk_is_adopted_once_there_is_room(
+async def test_journal_unadoptable_on_full_disk_is_adopted_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tag = await left_behind(tmp_path)
@@ -137,7 +137,7 @@ async def test_journal_that_could_not_be_adopted_on_a_full_disk_is_adopted_once_
     await heir.close()
 
 
-async def test_journal_that_cannot_be_opened_for_a_moment_stays_known_and_is_adopted_later(
+async def test_temporarily_unopenable_journal_is_adopted_later(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     tag = await left_behind(tmp_path)
@@ -165,7 +165,7 @@ def make_newer(database: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [overwrite, make_newer])
-async def test_journal_that_can_never_be_opened_is_reported_as_damage(
+async def test_permanently_unopenable_journal_is_reported_damaged(
     tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
     tag = await left_behind(tmp_path)
@@ -179,9 +179,7 @@ async def test_journal_that_can_never_be_opened_is_reported_as_damage(
     await heir.close()
 
 
-async def test_journal_that_fails_to_open_leaves_no_thread_and_no_task(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_journal_failing_to_open_leaks_no_thread_or_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     await left_behind(tmp_path)
     heir = await open_journal_store(tmp_path, "heir", open_agent_journal)
     before = threading.active_count(), len(asyncio.all_tasks())
@@ -195,7 +193,7 @@ async def test_journal_that_fails_to_open_leaves_no_thread_and_no_task(
     await heir.close()
 
 
-async def test_tag_is_not_written_again_when_a_journal_is_opened_again(tmp_path: Path) -> None:
+async def test_tag_is_not_rewritten_on_reopen(tmp_path: Path) -> None:
     await left_behind(tmp_path)
     shown = tmp_path / "dead" / "tag"
     before = shown.stat().st_mtime_ns
@@ -204,7 +202,7 @@ async def test_tag_is_not_written_again_when_a_journal_is_opened_again(tmp_path:
     await again.close()
 
 
-async def test_folder_is_listed_again_only_after_a_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_folder_is_relisted_only_after_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "_TICK_NS", 0)
     one = await open_journal_store(tmp_path, "one", open_agent_journal)
     listings: list[Path] = []

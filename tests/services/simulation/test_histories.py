@@ -24,13 +24,13 @@ def _run(machine: type[SessionMachine], examples: int) -> None:
 
 
 @pytest.mark.parametrize("machine", KINDS)
-def test_session_is_never_lost_begun_anew_or_served_twice(machine: type[SessionMachine]) -> None:
+def test_session_is_never_lost_restarted_or_served_twice(machine: type[SessionMachine]) -> None:
     _run(machine, 8)
 
 
 @pytest.mark.extended
 @pytest.mark.parametrize("machine", KINDS)
-def test_session_is_never_lost_begun_anew_or_served_twice_in_long_runs(machine: type[SessionMachine]) -> None:
+def test_session_is_never_lost_or_duplicated_in_long_runs(machine: type[SessionMachine]) -> None:
     _run(machine, 150)
 
 
@@ -64,7 +64,7 @@ def orphans(service: SimulatedService) -> list[str]:
     return found
 
 
-def test_session_of_a_model_without_replicas_is_away_until_there_is_one(model: SimulatedService) -> None:
+def test_session_waits_for_model_without_replicas(model: SimulatedService) -> None:
     session = start(model, api_key="callers-key")
     model.remove_replica("a")
     model.loop.run_for(1.0)
@@ -74,7 +74,7 @@ def test_session_of_a_model_without_replicas_is_away_until_there_is_one(model: S
     assert reply is not None and reply.status == 200, reply
 
 
-def test_session_of_a_removed_replica_is_known_to_a_router_whose_other_reports_are_late(
+def test_session_of_removed_replica_is_found_with_late_reports(
     model: SimulatedService,
 ) -> None:
     start(model)  # so that the next one starts at the other replica
@@ -91,7 +91,7 @@ def test_session_of_a_removed_replica_is_known_to_a_router_whose_other_reports_a
         model.loop.run_for(0.1)
 
 
-def test_key_of_a_session_that_moves_is_in_use(model: SimulatedService) -> None:
+def test_key_of_moving_session_is_in_use(model: SimulatedService) -> None:
     model.add_replica("b")
     model.loop.run_for(3.0)
     keys = [f"callers-key-{number}" for number in range(8)]
@@ -106,7 +106,7 @@ def test_key_of_a_session_that_moves_is_in_use(model: SimulatedService) -> None:
         model.loop.run_for(10.0)
 
 
-def test_router_that_is_killed_while_it_learns_its_workers_learns_them_again(model: SimulatedService) -> None:
+def test_router_killed_while_learning_relearns_workers(model: SimulatedService) -> None:
     session = start(model, api_key="callers-key")
     model.kill(model.replicas["a"])
     for damage in (True, False):

@@ -34,7 +34,7 @@ def new_lines_of(log: Path) -> str:
     return line
 
 
-def test_gateway_whose_key_cannot_be_read_is_listed_beside_the_others(
+def test_gateway_with_unreadable_key_is_listed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AREAL_HOME", str(tmp_path))

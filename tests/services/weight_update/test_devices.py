@@ -17,5 +17,5 @@ from areal.services.weight_transfer.group import nccl_carries
         (["cpu", "cpu"], False),
     ],
 )
-def test_nccl_carries_weights_between_gpus_that_differ(devices: list[str], nccl: bool) -> None:
+def test_nccl_is_used_only_between_different_gpus(devices: list[str], nccl: bool) -> None:
     assert nccl_carries(devices) is nccl

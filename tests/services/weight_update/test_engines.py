@@ -35,9 +35,7 @@ def standin_worker(
     [("vllm", "xccl"), pytest.param("sglang", "xccl", marks=pytest.mark.slow)]
     + [pytest.param(*each, marks=pytest.mark.slow) for each in (("sglang", "disk"), ("vllm", "disk"), ("vllm", "shm"))],
 )
-def test_update_of_another_engine_is_what_a_plain_forward_pass_has_and_a_refusal_keeps_the_old(
-    side: Build, kind: str, mode: str
-) -> None:
+def test_standin_update_matches_forward_and_refusal_keeps_old(side: Build, kind: str, mode: str) -> None:
     here = side(0)
     engine, proxy = standin_worker(here.processes, kind)
     here.engines.append(engine)
@@ -61,7 +59,7 @@ def test_update_of_another_engine_is_what_a_plain_forward_pass_has_and_a_refusal
 
 
 @pytest.mark.extended
-def test_update_that_one_of_two_workers_refuses_leaves_one_version_serving(side: Build, tmp_path: Path) -> None:
+def test_update_refused_by_one_worker_leaves_one_version_serving(side: Build, tmp_path: Path) -> None:
     here = side(0)
     for number, flags in enumerate(((), ("--refuses", "1", "3"))):
         engine, proxy = standin_worker(here.processes, "sglang", *flags, state=tmp_path / f"state-{number}")
@@ -95,9 +93,7 @@ def test_update_that_one_of_two_workers_refuses_leaves_one_version_serving(side:
 
 @pytest.mark.extended
 @pytest.mark.parametrize("leased", [False, True])
-def test_update_that_one_worker_refused_leaves_no_two_versions_ready_anywhere(
-    side: Build, tmp_path: Path, leased: bool
-) -> None:
+def test_refused_update_never_leaves_two_ready_versions(side: Build, tmp_path: Path, leased: bool) -> None:
     """Asked without a pause, the router and the workers themselves: from the error on, who is ready has one version."""
     here = side(0)
     router = here.processes.router()
@@ -136,7 +132,7 @@ def test_update_that_one_worker_refused_leaves_no_two_versions_ready_anywhere(
 
 
 @pytest.mark.slow
-def test_broadcast_to_engines_of_two_kinds_is_refused(side: Build) -> None:
+def test_broadcast_to_mixed_engine_kinds_is_refused(side: Build) -> None:
     here = side(0)
     for engine, proxy in (standin_worker(here.processes, "sglang"), embedded_worker(here.processes)):
         here.engines.append(engine)

@@ -25,7 +25,7 @@ Build = Callable[[int], Side]
 
 
 @pytest.mark.slow
-def test_update_whose_engine_dies_in_the_middle_of_the_broadcast_is_an_error_that_names_it(side: Build) -> None:
+def test_engine_death_during_broadcast_is_named_in_error(side: Build) -> None:
     here = side(2)
     pair = here.pair("xccl")
     pair.connect()
@@ -46,7 +46,7 @@ def test_update_whose_engine_dies_in_the_middle_of_the_broadcast_is_an_error_tha
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("mode", "when"), [("disk", "writing"), ("xccl", "sending"), ("shm", "writing")])
-def test_trainer_killed_in_the_middle_leaves_the_old_version_and_the_next_one_goes_on(
+def test_killed_trainer_leaves_old_version_and_next_continues(
     side: Build, tmp_path: Path, mode: str, when: str
 ) -> None:
     here = side(1)
@@ -68,7 +68,7 @@ def test_trainer_killed_in_the_middle_leaves_the_old_version_and_the_next_one_go
 
 
 @pytest.mark.extended
-def test_version_that_cannot_be_recorded_is_an_error_and_is_reported_until_one_can(side: Build, tmp_path: Path) -> None:
+def test_unrecordable_version_is_an_error_until_recorded(side: Build, tmp_path: Path) -> None:
     here = side(1)
     proxy = here.proxies[0]
     pair = here.pair("disk")
@@ -87,7 +87,7 @@ def test_version_that_cannot_be_recorded_is_an_error_and_is_reported_until_one_c
 
 
 @pytest.mark.extended
-def test_weights_that_cannot_be_copied_to_their_end_are_an_error_and_the_old_ones_serve_on(side: Build) -> None:
+def test_failed_weight_copy_keeps_old_weights_serving(side: Build) -> None:
     """Half of them is travelling by then."""
     here = side(1)
     pair = here.pair("xccl")
@@ -106,7 +106,7 @@ def test_weights_that_cannot_be_copied_to_their_end_are_an_error_and_the_old_one
 
 
 @pytest.mark.extended
-def test_gateway_killed_in_the_middle_is_an_error_and_generation_goes_on(side: Build) -> None:
+def test_gateway_killed_mid_update_does_not_stop_generation(side: Build) -> None:
     here = side(1)
     pair = here.pair("shm")
     pair.connect()
@@ -131,7 +131,7 @@ def test_gateway_killed_in_the_middle_is_an_error_and_generation_goes_on(side: B
 
 
 @pytest.mark.extended
-def test_disconnect_reaches_the_workers_and_leaves_them_what_they_compute_with(side: Build) -> None:
+def test_disconnect_leaves_workers_their_weights(side: Build) -> None:
     here = side(1)
     pair = here.pair("shm")
     pair.connect()
@@ -148,7 +148,7 @@ def test_disconnect_reaches_the_workers_and_leaves_them_what_they_compute_with(s
     assert served(here, here.proxies[0]) == pytest.approx(expected(model(3)), abs=1e-3)
 
 
-async def test_worker_that_accepts_and_never_answers_is_an_error_after_its_deadline() -> None:
+async def test_silent_worker_is_an_error_after_deadline() -> None:
     quiet = threading.Event()
 
     async def never(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -44,7 +44,7 @@ def value(published: StagedWeights) -> float:
     return found
 
 
-def test_write_with_workers_that_read_and_go_takes_two_turns(folders: FolderPublisher) -> None:
+def test_writes_alternate_between_two_buffers(folders: FolderPublisher) -> None:
     seen = set()
     for version in range(6):
         published = written(folders, version)
@@ -55,7 +55,7 @@ def test_write_with_workers_that_read_and_go_takes_two_turns(folders: FolderPubl
     assert len(seen) == 2
 
 
-def test_write_never_touches_what_is_on_lease_and_has_three_places_at_most(folders: FolderPublisher) -> None:
+def test_write_never_touches_leased_buffers(folders: FolderPublisher) -> None:
     published = [written(folders, 0)]
     leases = [lease(published[0])]
     for version in range(1, 6):  # every reader stays
@@ -72,7 +72,7 @@ def test_write_never_touches_what_is_on_lease_and_has_three_places_at_most(folde
     assert len(list(folders.root.glob("*/model.safetensors"))) == 2  # what is not needed any more is given back
 
 
-def test_failed_write_leaves_the_newest_and_its_half_is_unreadable(folders: FolderPublisher) -> None:
+def test_failed_write_keeps_newest_version(folders: FolderPublisher) -> None:
     kept = written(folders, 1)
     half = written(folders, 2).folder
 
@@ -97,7 +97,7 @@ def on_disk(tmp_path: Path) -> FolderPublisher:
     return FolderPublisher(tmp_path / "weights", in_memory=False, config_files=(tmp_path / "config.json",))
 
 
-def test_folders_on_disk_are_whole_models_of_the_two_newest_versions(on_disk: FolderPublisher) -> None:
+def test_disk_keeps_two_newest_versions(on_disk: FolderPublisher) -> None:
     for version in (0, 9, 10, 10, 11):  # 10 is written again, as after an update that failed
         published = written(on_disk, version)
         assert value(published) == version
@@ -109,7 +109,7 @@ def test_folders_on_disk_are_whole_models_of_the_two_newest_versions(on_disk: Fo
     assert not on_disk.root.exists()
 
 
-def test_offer_takes_away_what_a_killed_trainer_was_writing(on_disk: FolderPublisher) -> None:
+def test_offer_removes_leftovers_of_killed_trainer(on_disk: FolderPublisher) -> None:
     on_disk.root.mkdir()
     (on_disk.root / "v3.tmp").mkdir()
     (on_disk.root / "mark-1").write_text("old")
@@ -119,7 +119,7 @@ def test_offer_takes_away_what_a_killed_trainer_was_writing(on_disk: FolderPubli
     assert (on_disk.root / offer["mark"]).read_text() == offer["word"]
 
 
-def test_published_is_the_version_that_is_staged_and_no_other(folders: FolderPublisher) -> None:
+def test_only_staged_version_is_published(folders: FolderPublisher) -> None:
     with pytest.raises(ApiError, match="the trainer has nothing"):
         folders.published(0)
     staged = written(folders, 4)
@@ -130,14 +130,14 @@ def test_published_is_the_version_that_is_staged_and_no_other(folders: FolderPub
     assert refused.value.status == 409
 
 
-def test_weights_that_lack_a_tensor_of_before_are_refused_by_its_name(folders: FolderPublisher) -> None:
+def test_weights_missing_a_tensor_are_refused_by_name(folders: FolderPublisher) -> None:
     for version in (1, 2):
         written(folders, version)
     with pytest.raises(ArealError, match="lost b"):
         folders.write(3, weights(3)[:1])
 
 
-def test_copied_model_replaces_what_was_there_and_is_its_owners_alone(tmp_path: Path, on_disk: FolderPublisher) -> None:
+def test_copied_model_replaces_old_one_privately(tmp_path: Path, on_disk: FolderPublisher) -> None:
     file = written(on_disk, 1).folder / "model.safetensors"
     place = tmp_path / "served" / "v1"
     place.mkdir(parents=True)

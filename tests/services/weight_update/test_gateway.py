@@ -37,15 +37,13 @@ GOOD = {
         ({"inference_gateway_url": "http://127.0.0.1:1"}, "model"),
     ],
 )
-def test_connect_a_wrong_field_is_named(
-    gateway: Process, module_processes: Processes, change: dict, param: str
-) -> None:
+def test_connect_names_invalid_field(gateway: Process, module_processes: Processes, change: dict, param: str) -> None:
     answer = gateway.call("POST", "/connect", {**GOOD, **change}, key=module_processes.key)
     assert answer.status == 400, answer.body
     assert answer.json()["error"]["param"] == param
 
 
-def test_connect_workers_that_do_not_answer_leave_nothing_behind(gateway: Process, module_processes: Processes) -> None:
+def test_connect_with_silent_workers_leaves_nothing(gateway: Process, module_processes: Processes) -> None:
     for _ in range(2):  # the name is free again
         answer = gateway.call("POST", "/connect", GOOD, key=module_processes.key)
         assert answer.status == 502
@@ -66,7 +64,7 @@ def test_an_unknown_pair_is_404(gateway: Process, module_processes: Processes, p
     ("method", "path"),
     [("POST", "/connect"), ("GET", "/pairs"), ("GET", "/weight_meta/p/k"), ("PUT", "/weight_meta/p/k")],
 )
-def test_every_route_needs_the_key(gateway: Process, method: str, path: str) -> None:
+def test_every_route_requires_key(gateway: Process, method: str, path: str) -> None:
     assert gateway.call(method, path, {}).status == 401
     assert gateway.call(method, path, {}, key="wrong").status == 403
 
@@ -99,7 +97,7 @@ def test_values_and_barriers(gateway: Process, module_processes: Processes) -> N
         ("colocate", True),
     ],
 )
-def test_field_of_connect_that_is_not_honoured_is_400_and_named(field: str, value: object) -> None:
+def test_unsupported_connect_field_is_400(field: str, value: object) -> None:
     body = {"pair_name": "p", "train_worker_urls": ["http://h:1"], "inference_worker_urls": ["http://h:2"]}
     with pytest.raises(ApiError) as caught:
         read_pair({**body, field: value})

@@ -24,7 +24,7 @@ def made(value: int) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.filterwarnings("ignore:The given buffer is not writable")
-def test_views_follow_what_is_written_whatever_their_alignment(tmp_path: Path) -> None:
+def test_views_reflect_writes_at_any_alignment(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     image = Image(layout_of(made(0).items()), path)
     with path.open("rb") as file:

@@ -94,9 +94,7 @@ def never_serves_older(at: Served, proxy: Process, version: int) -> None:
 
 @pytest.mark.extended
 @pytest.mark.parametrize("mode", MODES)
-def test_worker_that_starts_has_the_published_version_before_it_is_ready(
-    served: Callable[[str], Served], mode: str
-) -> None:
+def test_starting_worker_loads_published_version_before_ready(served: Callable[[str], Served], mode: str) -> None:
     at = served(mode)
     _, proxy = at.start()
     never_serves_older(at, proxy, 3)
@@ -111,7 +109,7 @@ def test_worker_that_starts_has_the_published_version_before_it_is_ready(
 
 
 @pytest.mark.slow
-def test_engine_that_is_killed_comes_back_with_the_published_version(served: Callable[[str], Served]) -> None:
+def test_restarted_engine_loads_published_version(served: Callable[[str], Served]) -> None:
     at = served("shm")
     proxy, engine = at.here.proxies[0], at.here.engines[0]
     answer = at.here.greedy(proxy)
@@ -125,9 +123,7 @@ def test_engine_that_is_killed_comes_back_with_the_published_version(served: Cal
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
-def test_update_whose_engine_is_lost_succeeds_and_the_engine_catches_up(
-    served: Callable[[str], Served], mode: str
-) -> None:
+def test_update_succeeds_without_lost_engine_which_catches_up(served: Callable[[str], Served], mode: str) -> None:
     at = served(mode)
     engine, proxy = at.start()
     wait_until(lambda: ready(proxy), 60, "it has joined")
@@ -142,7 +138,7 @@ def test_update_whose_engine_is_lost_succeeds_and_the_engine_catches_up(
 
 @pytest.mark.extended
 @pytest.mark.parametrize("which", ["data proxy", pytest.param("engine", marks=_SLOW)])
-def test_update_between_whose_steps_a_worker_restarts_is_repeated(
+def test_update_is_repeated_when_worker_restarts_between_steps(
     served: Callable[[str], Served], which: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at = served("shm")
@@ -174,7 +170,7 @@ def test_update_between_whose_steps_a_worker_restarts_is_repeated(
 
 
 @_SLOW
-def test_update_of_a_model_whose_only_data_proxy_was_killed_waits_until_it_is_back(
+def test_update_waits_for_killed_only_data_proxy(
     served: Callable[[str], Served],
 ) -> None:
     at = served("shm")
@@ -194,7 +190,7 @@ def test_update_of_a_model_whose_only_data_proxy_was_killed_waits_until_it_is_ba
 
 
 @_SLOW
-def test_worker_that_starts_when_the_trainer_is_done_serves_what_it_left(served: Callable[[str], Served]) -> None:
+def test_worker_started_after_trainer_serves_its_last_version(served: Callable[[str], Served]) -> None:
     at = served("shm")
     answer = at.here.greedy(at.here.proxies[0])
     file = at.pair.publisher.staged_file(3)
@@ -212,7 +208,7 @@ def test_worker_that_starts_when_the_trainer_is_done_serves_what_it_left(served:
 
 
 @_SLOW
-def test_worker_that_starts_when_the_trainer_was_killed_takes_its_folder_or_waits(
+def test_worker_after_killed_trainer_uses_its_folder_or_waits(
     served: Callable[[str], Served],
 ) -> None:
     at = served("disk")
@@ -235,7 +231,7 @@ def test_worker_that_starts_when_the_trainer_was_killed_takes_its_folder_or_wait
 
 
 @_SLOW
-def test_release_is_refused_while_the_trainer_is_alive(served: Callable[[str], Served]) -> None:
+def test_release_is_refused_while_trainer_lives(served: Callable[[str], Served]) -> None:
     at = served("shm")
     remote = ("--gateway", at.front.url, "--api-key-file", str(at.here.processes.key_file))
     with contextlib.redirect_stderr(stderr := io.StringIO()):
@@ -256,7 +252,7 @@ def test_worker_of_another_base_model_serves_its_own_weights(served: Callable[[s
 
 
 @_SLOW
-def test_trainer_that_leaves_nothing_lets_workers_serve_their_own_weights(served: Callable[[str], Served]) -> None:
+def test_workers_serve_their_own_weights_after_disconnect(served: Callable[[str], Served]) -> None:
     at = served("shm")
     at.pair.disconnect()
     assert not (at.state / "published.json").exists()

@@ -32,7 +32,7 @@ Build = Callable[[int], Side]
     "mode",
     [pytest.param("disk", marks=pytest.mark.slow), "shm", pytest.param("xccl", marks=pytest.mark.extended)],
 )
-def test_update_every_worker_computes_with_the_new_weights(side: Build, mode: str) -> None:
+def test_every_worker_computes_with_updated_weights(side: Build, mode: str) -> None:
     here = side(2)
     pair = here.pair(mode)
     pair.connect()
@@ -51,7 +51,7 @@ def test_update_every_worker_computes_with_the_new_weights(side: Build, mode: st
 
 
 @pytest.mark.extended
-def test_update_during_sixteen_streams_breaks_none_and_stamps_each_token_with_what_sampled_it(side: Build) -> None:
+def test_update_during_streams_stamps_each_token(side: Build) -> None:
     here = side(1)
     pair = here.pair("shm")
     pair.connect()
@@ -109,7 +109,7 @@ def test_update_during_sixteen_streams_breaks_none_and_stamps_each_token_with_wh
 
 
 @pytest.mark.extended
-def test_update_that_an_engine_refuses_is_an_error_and_the_old_weights_serve_on(side: Build, tmp_path: Path) -> None:
+def test_update_refused_by_engine_keeps_old_weights(side: Build, tmp_path: Path) -> None:
     here = side(1)
     pair = here.pair("disk")
     pair.connect()
@@ -130,7 +130,7 @@ def test_update_that_an_engine_refuses_is_an_error_and_the_old_weights_serve_on(
 
 
 @pytest.mark.extended
-def test_update_whose_engine_computes_with_other_weights_is_an_error(side: Build) -> None:
+def test_update_with_mismatched_weights_is_an_error(side: Build) -> None:
     here = side(1)
     pair = here.pair("disk")
     pair.connect()
@@ -139,9 +139,7 @@ def test_update_whose_engine_computes_with_other_weights_is_an_error(side: Build
 
 
 @pytest.mark.slow
-def test_update_that_one_of_two_engines_cannot_compute_or_is_held_at_leaves_one_version(
-    side: Build, tmp_path: Path
-) -> None:
+def test_update_unsupported_by_one_engine_leaves_one_version(side: Build, tmp_path: Path) -> None:
     """The second engine has less precision than the trainer asks for: it takes the weights, and is found out."""
     here = side(0)
     for number, dtype in enumerate(("float32", "bfloat16")):
@@ -182,7 +180,7 @@ def test_update_that_one_of_two_engines_cannot_compute_or_is_held_at_leaves_one_
 
 
 @pytest.mark.extended
-def test_update_with_a_dead_worker_is_an_error_and_the_others_go_on(side: Build) -> None:
+def test_update_with_dead_worker_is_an_error_for_it_only(side: Build) -> None:
     here = side(2)
     pair = here.pair("disk")
     pair.connect()
@@ -193,7 +191,7 @@ def test_update_with_a_dead_worker_is_an_error_and_the_others_go_on(side: Build)
 
 
 @pytest.mark.extended
-def test_update_while_another_runs_waits_for_it_and_versions_only_grow(side: Build) -> None:
+def test_concurrent_updates_are_serialised_and_versions_grow(side: Build) -> None:
     here = side(1)
     pair = here.pair("disk")
     pair.connect()
@@ -217,9 +215,7 @@ def test_update_while_another_runs_waits_for_it_and_versions_only_grow(side: Bui
 
 @pytest.mark.extended
 @pytest.mark.parametrize("mode", ["shm", pytest.param("xccl", marks=pytest.mark.slow)])
-def test_sync_carries_over_what_is_staged_and_the_trainers_own_update_of_it_is_done_then(
-    side: Build, mode: str
-) -> None:
+def test_sync_delivers_staged_version_once(side: Build, mode: str) -> None:
     here = side(1)
     pair = here.pair(mode)
     pair.connect()
@@ -255,7 +251,7 @@ def test_sync_carries_over_what_is_staged_and_the_trainers_own_update_of_it_is_d
 
 
 @pytest.mark.extended
-def test_connect_a_worker_that_sees_another_disk_is_refused_and_nothing_stays_connected(side: Build) -> None:
+def test_connect_is_refused_for_worker_on_other_disk(side: Build) -> None:
     here = side(1)
     pair = here.pair("disk")
     offer = pair.publisher.offer
@@ -269,7 +265,7 @@ def test_connect_a_worker_that_sees_another_disk_is_refused_and_nothing_stays_co
 
 @pytest.mark.extended
 @pytest.mark.parametrize("mode", [pytest.param("disk", marks=pytest.mark.slow), "xccl"])
-def test_connect_of_a_second_trainer_is_refused_while_the_first_one_lives(side: Build, mode: str) -> None:
+def test_connect_of_second_trainer_is_refused_while_first_lives(side: Build, mode: str) -> None:
     here = side(1)
     first = here.pair(mode)
     first.connect()
@@ -287,7 +283,7 @@ def test_connect_of_a_second_trainer_is_refused_while_the_first_one_lives(side: 
 
 
 @pytest.mark.extended
-def test_connect_through_the_inference_gateway_follows_workers_that_come_and_go(side: Build) -> None:
+def test_connect_through_gateway_follows_worker_changes(side: Build) -> None:
     here = side(2)
     router = here.processes.router()
     front = here.processes.gateway(router)
@@ -316,7 +312,7 @@ def test_connect_through_the_inference_gateway_follows_workers_that_come_and_go(
 
 
 @pytest.mark.extended
-def test_worker_that_missed_the_connection_of_a_new_trainer_is_connected_to_it_by_the_update(side: Build) -> None:
+def test_update_connects_worker_missed_by_new_trainer(side: Build) -> None:
     here = side(2)
     router = here.processes.router()
     front = here.processes.gateway(router)
@@ -336,7 +332,7 @@ def test_worker_that_missed_the_connection_of_a_new_trainer_is_connected_to_it_b
 
 
 @pytest.mark.slow
-def test_broadcast_that_loses_a_worker_goes_on_in_a_group_without_it(side: Build) -> None:
+def test_broadcast_regroups_without_lost_worker(side: Build) -> None:
     here = side(2)
     router = here.processes.router()
     front = here.processes.gateway(router)
@@ -355,9 +351,7 @@ def test_broadcast_that_loses_a_worker_goes_on_in_a_group_without_it(side: Build
 @pytest.mark.slow
 @pytest.mark.parametrize("engine_too", [True, False], ids=["engine-and-proxy", "proxy"])
 @pytest.mark.parametrize("when", ["join", "send"])
-def test_broadcast_goes_on_at_once_without_a_worker_that_is_killed_in_the_middle_of_it(
-    side: Build, when: str, engine_too: bool
-) -> None:
+def test_broadcast_continues_when_worker_is_killed(side: Build, when: str, engine_too: bool) -> None:
     """With the data proxy alone killed its engine stays in the group, and hears of nothing."""
     here = side(3)
     router = here.processes.router()

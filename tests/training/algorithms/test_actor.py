@@ -48,7 +48,7 @@ def _gradient(loss: ActorLoss, logits: torch.Tensor, micro: dict[str, torch.Tens
     return leaf.grad
 
 
-def test_mismatch_is_measured_by_the_first_update_where_the_behavior_policy_is_the_proximal_one() -> None:
+def test_first_update_measures_mismatch_without_proximal_policy() -> None:
     logits, micro = _case()
     behavior = micro["logprobs"] + 0.5 * micro["loss_mask"]
     loss = ActorLoss(PPOActorConfig())
@@ -65,7 +65,7 @@ def test_mismatch_is_measured_by_the_first_update_where_the_behavior_policy_is_t
     assert sums[names.index("mismatch_kl")].item() == pytest.approx(3.5) and decoupled.pop_mismatch() is None
 
 
-def test_loss_on_policy_has_the_gradient_of_plain_policy_gradient() -> None:
+def test_loss_on_policy_equals_plain_policy_gradient() -> None:
     logits, micro = _case()
     leaf = logits.clone().requires_grad_()
     logp = token_logprobs(leaf, micro["input_ids"])
@@ -83,7 +83,7 @@ def test_sapo_without_a_proximal_policy_rejects_nothing() -> None:
     assert plain.abs().sum() > 0
 
 
-def test_loss_rejected_tokens_leave_the_denominator_alone() -> None:
+def test_rejected_tokens_do_not_change_denominator() -> None:
     logits, micro = _case()
     micro["logprobs"][0, 1] -= 10.0  # w = e^10
     config = PPOActorConfig(
@@ -100,7 +100,7 @@ def test_loss_rejected_tokens_leave_the_denominator_alone() -> None:
     torch.testing.assert_close(got[0, 1], whole[0, 1])
 
 
-def test_loss_an_entropy_bonus_flattens() -> None:
+def test_entropy_bonus_flattens_distribution() -> None:
     logits, micro = _case()
     micro["advantages"].zero_()
     leaf = logits.clone().requires_grad_()
@@ -111,7 +111,7 @@ def test_loss_an_entropy_bonus_flattens() -> None:
     assert (after[0, :3] > before[0, :3]).all()
 
 
-def test_pop_sums_counts_over_micro_batches_and_begins_anew() -> None:
+def test_pop_sums_covers_micro_batches_and_resets() -> None:
     logits, micro = _case()
     loss = ActorLoss(PPOActorConfig())
     loss(token_outputs(logits, micro), micro)
@@ -133,7 +133,7 @@ def _in_parts(loss: ActorLoss, logits: torch.Tensor, batch: dict[str, torch.Tens
     return gradient
 
 
-def test_second_moment_mask_is_the_same_however_the_batch_is_cut() -> None:
+def test_second_moment_mask_is_independent_of_micro_batching() -> None:
     logits, micro = _case()
     moved = torch.tensor([[0, 0.1, 2.0, 0.1, 0], [0, 0, 0.1, 1.0, 0.1], [0, 1.5, 0, 0, 0]])
     batch = add_second_moment_mask({**micro, "proximal": micro["logprobs"] - moved}, 0.21)
@@ -161,7 +161,7 @@ MODES = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-to
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_loss_agg_mode_is_its_mean_however_the_batch_is_cut(mode: str) -> None:
+def test_loss_agg_mode_is_independent_of_micro_batching(mode: str) -> None:
     logits, micro = _case()
     filler = {name: torch.cat([column, column[:1]]) for name, column in micro.items()}
     filler["loss_mask"][-1] = 0  # a row that is left out counts for nothing
@@ -177,13 +177,13 @@ def test_loss_agg_mode_is_its_mean_however_the_batch_is_cut(mode: str) -> None:
         torch.testing.assert_close(_in_parts(ActorLoss(config), logits, filler, parts), leaf.grad)
 
 
-def test_loss_agg_mode_with_a_constant_needs_one() -> None:
+def test_loss_agg_mode_with_constant_requires_it() -> None:
     with pytest.raises(ValueError, match="needs loss_scale_factor or max_new_tokens"):
         ActorLoss(PPOActorConfig(loss_agg_mode="seq-mean-token-sum-norm"))
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
-def test_kl_in_the_loss_is_charged_by_its_estimator(estimator) -> None:
+def test_kl_in_loss_uses_configured_estimator(estimator) -> None:
     logits, micro = _case()
     micro["ref_logprobs"] = micro["logprobs"] + 0.3 * torch.randn(3, 5, generator=torch.Generator().manual_seed(1))
     leaf = logits.clone().requires_grad_()
@@ -198,7 +198,7 @@ def test_kl_in_the_loss_is_charged_by_its_estimator(estimator) -> None:
     assert rows_with_gradient({**micro, "advantages": micro["advantages"] * 0}, config) == [0, 1, 2]
 
 
-def test_prox_logp_method_metrics_tells_how_far_the_approximation_is() -> None:
+def test_prox_logp_metrics_report_approximation_error() -> None:
     logits, micro = _case()
     micro["proximal"] = micro["logprobs"] + 0.5
     loss = ActorLoss(PPOActorConfig(use_decoupled_loss=True, prox_logp_method="metrics"), version=4)
@@ -216,7 +216,7 @@ def one_number(given: LossInputs) -> Tensor:
     return given.logprobs.mean()
 
 
-def test_loss_of_ones_own_is_weighted_and_averaged_as_the_built_in_ones() -> None:
+def test_custom_loss_is_weighted_like_built_in_ones() -> None:
     logits, micro = _case()
     micro["proximal"] = micro["logprobs"] + 0.1
     micro["advantages"][0] = 0.0  # has a gradient all the same
@@ -236,7 +236,7 @@ def test_loss_of_ones_own_is_weighted_and_averaged_as_the_built_in_ones() -> Non
     assert rows_with_gradient(micro, plain) == [1, 2]
 
 
-def test_custom_loss_that_is_not_per_token_is_refused() -> None:
+def test_custom_loss_not_per_token_is_refused() -> None:
     logits, micro = _case()
     with pytest.raises(UsageFault, match=r"the loss_fn gave \[\]: it must be a loss for each token, \[3, 5\]"):
         ActorLoss(PPOActorConfig(), loss_fn=one_number)(token_outputs(logits, micro), micro)
@@ -249,13 +249,13 @@ BEHAVIOUR = torch.log(torch.tensor([[0.5, 0.1, 0.4, 0.5], [0.5, 0.5, 0.5, 0.5]])
 MASK = torch.tensor([[0, 1, 1, 1], [0, 1, 1, 0]])
 
 
-def test_token_masking_leaves_out_what_exploded_and_keeps_the_rest() -> None:
+def test_token_masking_drops_only_exploded_tokens() -> None:
     got = correction(PROX, BEHAVIOUR, MASK, Rejection(upper=5.0))
     torch.testing.assert_close(got.weights, torch.tensor([[0, 0, 0.5, 1.0], [0, 1.2, 0.8, 0]]))
     assert got.kept.tolist() == [[False, False, True, True], [False, True, True, False]]
 
 
-def test_token_clamping_keeps_all() -> None:
+def test_token_clamping_keeps_all_tokens() -> None:
     got = correction(PROX, BEHAVIOUR, MASK, Rejection(action="clamp", upper=5.0, lower=0.9))
     torch.testing.assert_close(got.weights, torch.tensor([[0, 5.0, 0.9, 1.0], [0, 1.2, 0.9, 0]]))
     assert torch.equal(got.kept, MASK.bool())
@@ -279,13 +279,13 @@ def test_sequence_masking_by_the_geometric_mean() -> None:
         ("binary_kl", 0.9 * math.log(9) + 0.1 * math.log(1 / 9)),
     ],
 )
-def test_metrics_are_their_formulas(metric: str, value: float) -> None:
+def test_metrics_match_their_formulas(metric: str, value: float) -> None:
     for upper, kept in ((value - 1e-3, False), (value + 1e-3, True)):
         got = correction(PROX, BEHAVIOUR, MASK, Rejection(metric=metric, upper=upper))  # type: ignore[arg-type]
         assert bool(got.kept[0, 1]) is kept
 
 
-def test_a_behaviour_that_is_not_finite_is_left_out() -> None:
+def test_non_finite_behavior_logprob_is_masked() -> None:
     behavior = BEHAVIOUR.clone()
     behavior[0, 1], behavior[1, 1] = -torch.inf, torch.nan
     got = correction(PROX, behavior, MASK, Rejection(metric="binary_kl"))
@@ -310,7 +310,7 @@ def reference_weights(rejection: Rejection) -> list[list[float]]:
 @pytest.mark.parametrize("aggregate", ["mean", "sum"])
 @pytest.mark.parametrize("bounds", [{"upper": 1.3}, {"upper": 5.0}, {"upper": 100.0, "lower": 0.97}])
 @pytest.mark.parametrize("action", ["clamp", "mask"])
-def test_sequence_level_gives_all_tokens_the_weight_of_their_sequence(action, bounds, aggregate) -> None:
+def test_sequence_level_gives_tokens_their_sequence_weight(action, bounds, aggregate) -> None:
     rejection = Rejection("sequence", action, agg=aggregate, **({"lower": None} | bounds))
     got = correction(PROX, BEHAVIOUR, MASK, rejection)
     torch.testing.assert_close(got.weights, torch.tensor(reference_weights(rejection)))
@@ -318,7 +318,7 @@ def test_sequence_level_gives_all_tokens_the_weight_of_their_sequence(action, bo
     assert torch.equal(got.kept, MASK.bool() & ~left_out)
 
 
-def test_sequence_level_by_a_divergence_masks_and_weighs_by_sequence() -> None:
+def test_sequence_divergence_masks_and_weighs_by_sequence() -> None:
     k3 = [math.exp(r) - 1 - r for r in (PROX - BEHAVIOUR)[0, 1:].tolist()]
     for upper, kept in ((sum(k3) / 3 - 1e-3, False), (sum(k3) / 3 + 1e-3, True)):
         got = correction(PROX, BEHAVIOUR, MASK, Rejection("sequence", metric="kl_k3", upper=upper))
@@ -327,7 +327,7 @@ def test_sequence_level_by_a_divergence_masks_and_weighs_by_sequence() -> None:
 
 
 @given(st.lists(st.floats(-3, 3, width=32), min_size=1, max_size=12), st.floats(1e-3, 4))
-def test_second_moment_bound_is_where_leaving_out_the_largest_brings_the_mean_below(differences, threshold) -> None:
+def test_second_moment_bound_drops_largest_until_mean_is_below(differences, threshold) -> None:
     squares = torch.tensor(differences, dtype=torch.float64).square()
     kept = [square.item() for square in squares if square <= second_moment_bound(squares, threshold)]
     by_hand = sorted(squares.tolist())
@@ -336,12 +336,12 @@ def test_second_moment_bound_is_where_leaving_out_the_largest_brings_the_mean_be
     assert sorted(kept) == by_hand
 
 
-def test_second_moment_bound_leaves_out_what_is_not_finite() -> None:
+def test_second_moment_bound_drops_non_finite_values() -> None:
     assert second_moment_bound(torch.tensor([0.5, torch.inf, torch.nan]), 1.0) == 0.5
     assert second_moment_bound(torch.tensor([torch.nan]), 1.0) == -1.0
 
 
-def test_interpolated_proximal_fresh_tokens_are_the_behaviours_own() -> None:
+def test_fresh_tokens_interpolate_to_behavior_logprobs() -> None:
     behavior, current = torch.full((1, 3), -2.0), torch.full((1, 3), -1.0)
     got = interpolate_proximal(behavior, current, torch.tensor([[-1, 4, 2]]), 5)
     torch.testing.assert_close(got[0, 1:], torch.tensor([-2.0, -2 + 2 / 3]))
@@ -359,7 +359,7 @@ def case_of_four() -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     return logits, {**columns, "advantages": advantages, "attention_mask": torch.ones_like(mask, dtype=torch.bool)}
 
 
-def test_rows_without_advantages_change_no_gradient() -> None:
+def test_rows_without_advantages_have_no_gradient() -> None:
     logits, batch = case_of_four()
     for config in (
         PPOActorConfig(),
@@ -379,11 +379,11 @@ def test_rows_without_advantages_change_no_gradient() -> None:
         assert not whole[[1, 3]].any()
 
 
-def test_one_row_stays_where_none_teaches() -> None:
+def test_one_row_is_kept_when_none_has_advantages() -> None:
     _, batch = case_of_four()
     assert rows_with_gradient({**batch, "advantages": torch.zeros(4, 6)}, PPOActorConfig()) == [0]
 
 
-def test_all_rows_stay_where_a_loss_has_more_than_advantages() -> None:
+def test_all_rows_are_kept_when_loss_needs_more_than_advantages() -> None:
     _, batch = case_of_four()
     assert rows_with_gradient(batch, PPOActorConfig(entropy_coeff=0.1)) == [0, 1, 2, 3]

@@ -23,13 +23,13 @@ from areal.training.algorithms.advantages import (
 OVERLONG: dict[str, Any] = {"overlong_reward_penalty": True, "overlong_tokens": 4, "max_new_tokens": 10}
 
 
-def test_shaped_scales_after_the_bias_and_clips_last() -> None:
+def test_shaped_scales_after_bias_and_clips_last() -> None:
     config = PPOActorConfig(reward_scaling=10, reward_bias=-0.5, reward_clip=20)
     got = shape_rewards(torch.tensor([1.0, 0.0, 9.0]), torch.zeros(3), config)
     assert got.tolist() == [5.0, -5.0, 20.0]
 
 
-def test_shaped_overlong_answers_lose_in_proportion_to_their_excess() -> None:
+def test_overlong_penalty_is_proportional_to_excess() -> None:
     config = PPOActorConfig(**OVERLONG, overlong_penalty_factor=2.0)
     got = shape_rewards(torch.ones(4), torch.tensor([6, 7, 8, 10]), config)
     assert got.tolist() == [1.0, 0.5, 0.0, -1.0]
@@ -45,7 +45,7 @@ def dapo_punishment(length: int, longest: int, buffer: int) -> float:
 
 
 @pytest.mark.parametrize("factor", [0.0, 0.5, 1.0])
-def test_shaped_adds_the_overlong_punishment_to_the_reward_before_bias_scale_and_clip(factor: float) -> None:
+def test_overlong_penalty_is_added_before_bias_scale_and_clip(factor: float) -> None:
     config = PPOActorConfig(
         **OVERLONG, reward_scaling=10, reward_bias=-0.5, reward_clip=12, overlong_penalty_factor=factor
     )
@@ -55,12 +55,12 @@ def test_shaped_adds_the_overlong_punishment_to_the_reward_before_bias_scale_and
     assert got.tolist() == pytest.approx(want)
 
 
-def test_shaped_overlong_without_a_limit_is_an_error() -> None:
+def test_overlong_penalty_without_limit_is_an_error() -> None:
     with pytest.raises(ValueError, match="max_new_tokens"):
         shape_rewards(torch.ones(1), torch.ones(1), PPOActorConfig(overlong_reward_penalty=True, overlong_tokens=4))
 
 
-def test_kl_estimates_of_many_samples_agree_with_the_divergence() -> None:
+def test_kl_estimators_converge_to_divergence() -> None:
     generator = torch.Generator().manual_seed(0)
     p, q = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.4, 0.4, 0.2])
     drawn = torch.multinomial(p, 200_000, replacement=True, generator=generator)
@@ -70,14 +70,14 @@ def test_kl_estimates_of_many_samples_agree_with_the_divergence() -> None:
     assert (kl_estimate(p.log()[drawn], q.log()[drawn], "k2") >= 0).all()
 
 
-def test_token_rewards_stand_on_the_last_generated_token() -> None:
+def test_token_reward_is_on_last_generated_token() -> None:
     mask = torch.tensor([[0, 1, 1, 0], [0, 0, 0, 0], [0, 1, 0, 1]])
     got = token_rewards(torch.tensor([2.0, 3.0, 4.0]), mask, torch.full((3, 4), 0.5))
     assert got.tolist() == [[0, -0.5, 1.5, 0], [0, 0, 0, 0], [0, -0.5, 0, 3.5]]
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
-def test_kl_estimate_is_finite_and_pulls_back_however_far_the_reference_is(estimator) -> None:
+def test_kl_estimate_is_finite_for_distant_reference(estimator) -> None:
     for away in (40.0, 1e4):
         logprobs = torch.tensor([-away - 1.0], requires_grad=True)
         kl_estimate(logprobs, torch.tensor([-1.0]), estimator).sum().backward()
@@ -94,7 +94,7 @@ GROUPS = torch.tensor([4, 4, 4, 9, 9, 2])
 ONES = torch.ones(6)
 
 
-def test_grpo_ragged_groups_are_normalised_each_over_its_own_members() -> None:
+def test_grpo_normalises_ragged_groups_separately() -> None:
     got = normalize(REWARDS, ONES, GROUPS, GRPO).tolist()
     for members in ([0, 1, 2], [3, 4]):
         values = [REWARDS[i].item() for i in members]
@@ -109,7 +109,7 @@ def test_dr_grpo_only_centres() -> None:
     torch.testing.assert_close(got, torch.tensor([2 / 3, -1 / 3, -1 / 3, -1.0, 1.0, 0.0]))
 
 
-def test_rloo_compares_each_with_the_mean_of_the_others() -> None:
+def test_rloo_subtracts_mean_of_other_samples() -> None:
     got = normalize(REWARDS, ONES, GROUPS, RLOO)
     torch.testing.assert_close(got, torch.tensor([1.0, -0.5, -0.5, -2.0, 2.0, 0.0]))
 
@@ -118,7 +118,7 @@ def test_equal_rewards_of_a_group_give_no_advantage() -> None:
     assert normalize(torch.full((4,), 0.1), torch.ones(4), torch.zeros(4, dtype=torch.long), GRPO).abs().max() < 1e-9
 
 
-def test_masked_tokens_neither_count_nor_get_a_value() -> None:
+def test_masked_tokens_are_not_counted_and_get_no_value() -> None:
     values = torch.tensor([[1.0, 100.0], [3.0, 5.0]])
     mask = torch.tensor([[1, 0], [1, 1]])
     got = normalize(values, mask, torch.zeros(2, dtype=torch.long), NormConfig("batch", std_level="batch"))
@@ -134,7 +134,7 @@ def test_masked_tokens_neither_count_nor_get_a_value() -> None:
     ),
     st.sampled_from([GRPO, DR_GRPO, RLOO, NormConfig("batch", std_level="batch"), NormConfig("batch", True, "group")]),
 )
-def test_sample_of_several_turns_has_the_advantage_that_it_has_as_one_row(groups, how: NormConfig) -> None:
+def test_multi_turn_sample_has_same_advantage_as_single_row(groups, how: NormConfig) -> None:
     samples = [(reward, turns, group) for group, members in enumerate(groups) for reward, turns in members]
     rewards, turns, numbers = (torch.tensor(column) for column in zip(*samples, strict=True))
     whole = normalize(rewards, torch.ones(len(samples)), numbers, how)
@@ -144,20 +144,20 @@ def test_sample_of_several_turns_has_the_advantage_that_it_has_as_one_row(groups
 
 
 @pytest.mark.parametrize("mean", ["batch", None])
-def test_group_of_equal_rewards_has_no_advantage_by_its_own_deviation(mean: Any) -> None:
+def test_group_of_equal_rewards_has_zero_group_advantage(mean: Any) -> None:
     rewards, groups = torch.tensor([1.0, 1.0, 0.1 + 0.2, 0.3, 0.0, 1.0]), torch.tensor([0, 0, 1, 1, 2, 2])
     got = normalize(rewards, torch.ones(6), groups, NormConfig(mean, std_level="group"))
     assert got[:4].tolist() == [0.0] * 4 and got[4:].abs().max() < 3
 
 
-def test_longest_answer_of_a_conversation_is_that_of_a_turn() -> None:
+def test_longest_answer_is_per_turn() -> None:
     mask = torch.tensor([[0, 1, 1, 0, 1, 1, 1], [0, 1, 0, 0, 0, 0, 0]])
     turns = torch.tensor([[-1, 0, 0, -1, 1, 1, 1], [-1, 0, -1, -1, -1, -1, -1]])
     assert longest_turns(mask, turns).tolist() == [3, 1]
     assert longest_turns(mask, None).tolist() == [5, 1]
 
 
-def test_rewards_of_turns_are_compared_with_those_of_the_other_samples() -> None:
+def test_turn_rewards_are_compared_with_other_samples() -> None:
     rewards = torch.tensor([0.0, 0.0, 3.0, 5.0])  # a sample of three turns, and one of one
     same, samples = torch.zeros(4, dtype=torch.long), torch.tensor([7, 7, 7, 2])
     got = normalize(rewards, torch.ones(4), same, RLOO, samples=samples)
@@ -170,7 +170,7 @@ def test_rewards_of_turns_are_compared_with_those_of_the_other_samples() -> None
 
 
 @pytest.mark.parametrize("how", [GRPO, DR_GRPO, RLOO, NormConfig("batch", std_level="batch")])
-def test_group_of_which_nothing_counts_gets_zeros(how: NormConfig) -> None:
+def test_fully_masked_group_gets_zeros(how: NormConfig) -> None:
     mask = torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0, 1.0])
     got = normalize(REWARDS, mask, GROUPS, how)
     assert got.isfinite().all() and got[3:5].tolist() == [0.0, 0.0]
@@ -182,7 +182,7 @@ def test_group_of_which_nothing_counts_gets_zeros(how: NormConfig) -> None:
     st.sampled_from(["batch", "group", None]),
     st.sampled_from(["batch", "group", None]),
 )
-def test_any_split_over_ranks_gives_the_values_of_one_rank(groups, mean, std) -> None:
+def test_normalisation_is_independent_of_rank_split(groups, mean, std) -> None:
     how = NormConfig(mean, std_level=std)
     values = torch.tensor([value for group in groups for value in group])
     ids = torch.tensor([number for number, group in enumerate(groups) for _ in group])
@@ -229,7 +229,7 @@ _ROW = st.lists(
 
 
 @given(_ROW, st.floats(0, 1), st.floats(0, 1), st.floats(-3, 3, width=32))
-def test_by_token_any_row_is_the_recursion(row, discount, lam, bootstrap) -> None:
+def test_gae_by_token_follows_recursion(row, discount, lam, bootstrap) -> None:
     rewards, values, mask = (torch.tensor([[item[n] for item in row]], dtype=torch.float32) for n in range(3))
     got = gae_by_token(rewards, values, mask, discount=discount, gae_lambda=lam, bootstrap=torch.tensor([bootstrap]))
     want = _reference(rewards[0].tolist(), values[0].tolist(), mask[0].tolist(), discount, lam, bootstrap)
@@ -237,7 +237,7 @@ def test_by_token_any_row_is_the_recursion(row, discount, lam, bootstrap) -> Non
     torch.testing.assert_close(got.returns, (got.advantages + values) * mask)
 
 
-def test_by_turn_one_timestep_a_turn_and_one_advantage_for_its_tokens() -> None:
+def test_gae_by_turn_has_one_advantage_per_turn() -> None:
     turns = torch.tensor([[-1, 0, 0, -1, 1, 1, -1]])
     mask = (turns >= 0).float()
     rewards = torch.tensor([[0, 0, 1.0, 0, 0, 2.0, 0]])
@@ -249,20 +249,20 @@ def test_by_turn_one_timestep_a_turn_and_one_advantage_for_its_tokens() -> None:
     torch.testing.assert_close(got.returns[0, 1:3], torch.tensor([first + 0.5] * 2))
 
 
-def test_by_turn_of_a_single_turn_is_its_reward_above_its_value() -> None:
+def test_gae_by_turn_of_single_turn_is_reward_minus_value() -> None:
     turns = torch.tensor([[-1, 0, 0]])
     rewards, values = torch.tensor([[0, 0.5, 1.0]]), torch.tensor([[9.0, 0.25, 7.0]])
     got = gae_by_turn(rewards, values, (turns >= 0).float(), turns, discount=0.9, gae_lambda=0.8)
     torch.testing.assert_close(got.advantages, torch.tensor([[0, 1.25, 1.25]]))
 
 
-def test_by_turn_nothing_generated_gives_zeros() -> None:
+def test_gae_by_turn_without_generation_is_zero() -> None:
     turns = torch.full((2, 3), -1)
     got = gae_by_turn(torch.zeros(2, 3), torch.ones(2, 3), torch.zeros(2, 3), turns, discount=1.0, gae_lambda=1.0)
     assert got.advantages.abs().sum() == 0
 
 
-def test_coefficient_follows_the_divergence_as_in_ziegler_et_al() -> None:
+def test_kl_coefficient_follows_ziegler_et_al() -> None:
     controller = KLController(target=0.1, horizon=100)
     coefficient = 1.0
     for kl in (0.05, 0.11, 0.2, 0.1, -0.3):
@@ -272,7 +272,7 @@ def test_coefficient_follows_the_divergence_as_in_ziegler_et_al() -> None:
         assert controller.factor == pytest.approx(coefficient)
 
 
-def test_coefficient_stays_a_penalty_where_a_step_is_longer_than_the_horizon() -> None:
+def test_kl_coefficient_stays_positive_beyond_horizon() -> None:
     controller = KLController(target=0.1, horizon=1)
     controller.update(0.0, 16)
     assert controller.factor == pytest.approx(0.8)
@@ -280,7 +280,7 @@ def test_coefficient_stays_a_penalty_where_a_step_is_longer_than_the_horizon() -
     assert controller.factor == pytest.approx(0.8 * 1.2)
 
 
-def test_coefficient_without_a_target_stays() -> None:
+def test_kl_coefficient_without_target_is_constant() -> None:
     controller = KLController()
     controller.update(5.0, 1000)
     assert controller.factor == 1.0

@@ -34,7 +34,7 @@ def normalized(
     return normalize(values, torch.ones_like(values), torch.tensor(groups), norm, samples=numbers).tolist()
 
 
-def test_rows_of_the_table_are_those_that_are_tested_here() -> None:
+def test_table_rows_match_tests() -> None:
     table = PAGE.read_text().split("Numbers that differ from AReaL's")[1].split("\n\n")[1]
     assert [row.split("|")[1].strip().replace("`", "") for row in table.splitlines()[2:]] == [
         "reward_norm, adv_norm by group",
@@ -48,7 +48,7 @@ def test_rows_of_the_table_are_those_that_are_tested_here() -> None:
     ]
 
 
-def test_group_norm_is_over_the_samples_that_a_prompt_has_however_many_and_each_counts_once() -> None:
+def test_group_norm_counts_each_sample_once() -> None:
     short = normalized([1.0, 0.0, 0.0, 1.0, 3.0], [0, 0, 0, 1, 1], BY_GROUP)
     deviation = math.sqrt(1 / 3)  # of 1, 0, 0, unbiased
     assert short == pytest.approx(
@@ -63,7 +63,7 @@ def test_group_norm_of_one_sample_is_zero() -> None:
     assert normalized([5.0, 3.0], [0, 1], BY_GROUP) == [0.0, 0.0]
 
 
-def test_batch_norm_is_over_all_ranks() -> None:
+def test_batch_norm_covers_all_ranks() -> None:
     norm = NormConfig("batch", std_level="batch", eps=1e-12)
     whole = normalized([0.0, 1.0, 2.0, 3.0], [0, 0, 1, 1], norm)
     other = iter([torch.tensor([2.0, 5.0]), torch.tensor([2.0, 5.0]), torch.tensor([2.0, 2.5])])
@@ -78,7 +78,7 @@ def weights(rejection: RejectionSamplingConfig, log_ratios: list[float]) -> Tens
     return correction(behavior + torch.tensor([log_ratios]), behavior, mask, rejection).weights[0]
 
 
-def test_tokens_of_a_sequence_have_its_weight_and_are_rejected_by_it() -> None:
+def test_sequence_level_weighs_and_rejects_whole_sequence() -> None:
     def of(agg: Any, upper: float) -> list[float]:
         rejection = RejectionSamplingConfig(level="sequence", agg=agg, upper=upper)
         return weights(rejection, [0.0, math.log(4.0)]).tolist()
@@ -93,7 +93,7 @@ def test_agg_max_is_refused() -> None:
         RejectionSamplingConfig(level="sequence", agg="max")
 
 
-def test_version_and_log_probability_of_a_token_stand_at_the_same_place() -> None:
+def test_token_version_and_logprob_are_aligned() -> None:
     response = ModelResponse(
         input_tokens=[5, 6],
         output_tokens=[7, 8],
@@ -107,7 +107,7 @@ def test_version_and_log_probability_of_a_token_stand_at_the_same_place() -> Non
     assert rows["logprobs"].tolist() == [[0.0, 0.0, -0.5, -0.25]]
 
 
-def test_truncated_answers_are_those_that_the_engine_cut_not_the_longest_ones() -> None:
+def test_truncation_is_taken_from_engine_not_length() -> None:
     batch = {
         "loss_mask": torch.tensor([[0, 1, 1, 1], [0, 1, 1, 0]]),
         "rewards": torch.tensor([1.0, 1.0]),
@@ -119,7 +119,7 @@ def test_truncated_answers_are_those_that_the_engine_cut_not_the_longest_ones() 
     assert found["loss_mask"].tolist() == [[0, 1, 1, 1], [0, 0, 0, 0]]
 
 
-def test_evaluation_that_leaves_fields_out_has_those_of_training() -> None:
+def test_evaluation_inherits_unset_fields_from_training() -> None:
     gconfig = GenerationHyperparameters(n_samples=8, max_new_tokens=64, top_k=5)
     config = GRPOConfig(experiment_name="e", trial_name="t", gconfig=gconfig)
     assert config.eval_gconfig == gconfig.new(n_samples=1)

@@ -13,7 +13,7 @@ import areal
 DOCS = Path(areal.__file__).parents[1] / "docs" / "training.md"
 
 
-def test_documented_loss_and_advantages_are_of_tokens() -> None:
+def test_documented_loss_and_advantages_are_per_token() -> None:
     (code,) = re.findall(r"```python\n(# my_algorithm\.py\n.*?)```", DOCS.read_text(), re.DOTALL)
     names: dict[str, object] = {}
     exec(code, names)

@@ -11,7 +11,7 @@ def _case() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(3, 7, 11, generator=generator), torch.randint(0, 11, (3, 7), generator=generator)
 
 
-def test_token_logprobs_any_token_speak_of_that_very_token() -> None:
+def test_token_logprobs_refer_to_that_token() -> None:
     logits, ids = _case()
     got = token_logprobs(logits, ids, torch.full((3, 7), 0.7))
     assert got.shape == ids.shape
@@ -22,7 +22,7 @@ def test_token_logprobs_any_token_speak_of_that_very_token() -> None:
             torch.testing.assert_close(got[b, t], want)
 
 
-def test_token_logprobs_in_small_chunks_give_the_same_values_and_gradients(monkeypatch) -> None:
+def test_token_logprobs_are_independent_of_chunk_size(monkeypatch) -> None:
     logits, ids = _case()
     whole, parts = (logits.to(torch.bfloat16).requires_grad_() for _ in range(2))
     token_logprobs(whole, ids).sum().backward()
@@ -31,6 +31,6 @@ def test_token_logprobs_in_small_chunks_give_the_same_values_and_gradients(monke
     torch.testing.assert_close(whole.grad, parts.grad)
 
 
-def test_token_entropies_of_equal_logits_are_the_logarithm_of_their_number() -> None:
+def test_token_entropy_of_equal_logits_is_log_of_count() -> None:
     entropies = token_entropies(torch.zeros(1, 3, 8), torch.full((1, 3), 2.0))
     torch.testing.assert_close(entropies, torch.tensor([[0.0, 2.0794415, 2.0794415]]))

@@ -8,12 +8,12 @@ from areal.training.algorithms.losses import AggMode, Aggregation, dpo_loss, rew
 from areal.training.batches import paired_batch
 
 
-def test_sft_loss_is_the_negative_log_likelihood_of_the_mask() -> None:
+def test_sft_loss_is_masked_negative_log_likelihood() -> None:
     got = sft_loss(torch.tensor([[0.0, -1.0, -2.0]]), torch.tensor([[0, 1, 0]]))
     assert got.tolist() == [[0.0, 1.0, 0.0]]
 
 
-def test_value_loss_takes_the_worse_of_the_bounded_and_the_free_step() -> None:
+def test_value_loss_takes_maximum_of_clipped_and_unclipped() -> None:
     values, old, returns = torch.tensor([[2.0, 0.1]]), torch.tensor([[0.0, 0.0]]), torch.tensor([[3.0, 1.0]])
     got = value_loss(values, old, returns, torch.ones(1, 2), clip=0.5)
     torch.testing.assert_close(got, torch.tensor([[2.5**2 / 2, 0.9**2 / 2]]))
@@ -38,7 +38,7 @@ def test_dpo_loss_counts_only_the_answers() -> None:
     assert smooth == pytest.approx(0.75 * math.log(1 + math.exp(-margin)) + 0.25 * math.log(1 + math.exp(margin)))
 
 
-def test_ipo_divides_by_the_whole_answer_also_by_what_both_answers_begin_with() -> None:
+def test_ipo_divides_by_full_answer_length() -> None:
     row = {"chosen_ids": [1, 2, 5, 6, 7], "rejected_ids": [1, 2, 5, 8, 9, 9], "prompt_length": 2}
     batch = paired_batch([row])
     generator = torch.Generator().manual_seed(0)
@@ -49,12 +49,12 @@ def test_ipo_divides_by_the_whole_answer_also_by_what_both_answers_begin_with() 
     assert got.per_pair.item() == pytest.approx(((chosen - rejected) - 1 / (2 * 0.1)).item() ** 2)
 
 
-def test_pairs_that_tell_no_prompt_have_in_common_what_they_begin_with() -> None:
+def test_pairs_without_prompt_share_common_prefix() -> None:
     batch = paired_batch([{"chosen_ids": [1, 2, 5, 6], "rejected_ids": [1, 2, 5, 8, 9]}])
     assert batch["loss_mask"].int().tolist() == [[0, 0, 0, 1, 0], [0, 0, 0, 1, 1]]
 
 
-def test_answer_that_nothing_predicts_is_refused() -> None:
+def test_answer_without_preceding_token_is_refused() -> None:
     with pytest.raises(UsageFault, match="row 1 of the batch has an answer of one token and no prompt"):
         paired_batch([{"chosen_ids": [1, 2], "rejected_ids": [1, 3]}, {"chosen_ids": [5], "rejected_ids": [6]}])
 
@@ -68,7 +68,7 @@ def test_answer_that_nothing_predicts_is_refused() -> None:
         ("seq-mean-token-sum-norm", ((1 + 2) + 6) / 2 / 4, 2),
     ],
 )
-def test_aggregation_is_the_published_mean_and_weighs_what_it_averages(mode: AggMode, mean: float, weight: int) -> None:
+def test_aggregation_matches_published_mean(mode: AggMode, mean: float, weight: int) -> None:
     losses = torch.tensor([[9.0, 1.0, 2.0], [9.0, 6.0, 9.0], [9.0, 9.0, 9.0]])
     mask = torch.tensor([[False, True, True], [False, True, False], [False, False, False]])
     aggregation = Aggregation(mode, scale=4.0)

@@ -25,7 +25,7 @@ def _check(objective: PolicyObjective, want, weights=None) -> None:
             assert got[b, t].item() == pytest.approx(want(b, t) if MASK[b, t] else 0.0, rel=1e-5)
 
 
-def test_ppo_is_the_pessimistic_one_of_both() -> None:
+def test_ppo_takes_pessimistic_objective() -> None:
     def want(b: int, t: int) -> float:
         u, a = _ratio(b, t), ADV[b, t].item()
         return -min(u * a, min(max(u, 0.8), 1.28) * a)
@@ -33,7 +33,7 @@ def test_ppo_is_the_pessimistic_one_of_both() -> None:
     _check(PolicyObjective(clip=(0.2, 0.28)), want)
 
 
-def test_ppo_dual_clip_bounds_what_a_bad_token_can_cost() -> None:
+def test_ppo_dual_clip_bounds_loss_of_bad_token() -> None:
     def want(b: int, t: int) -> float:
         u, a = _ratio(b, t), ADV[b, t].item()
         loss = -min(u * a, min(max(u, 0.8), 1.2) * a)
@@ -42,7 +42,7 @@ def test_ppo_dual_clip_bounds_what_a_bad_token_can_cost() -> None:
     _check(PolicyObjective(dual_clip=1.1), want)
 
 
-def test_decoupled_weights_multiply_and_zero_leaves_out() -> None:
+def test_decoupled_weights_multiply_loss() -> None:
     weights = torch.tensor([[1, 2.0, 0.0, 1], [1, 0.5, 1, 1]])
 
     def want(b: int, t: int) -> float:
@@ -82,7 +82,7 @@ def test_sapo_gates_softly() -> None:
     _check(PolicyObjective(kind="sapo"), want)
 
 
-def test_gradient_at_the_proximal_policy_is_that_of_plain_policy_gradient() -> None:
+def test_gradient_at_proximal_policy_equals_policy_gradient() -> None:
     for kind in ("ppo", "cispo", "sapo"):
         logprobs = PROX.clone().requires_grad_()
         objective = PolicyObjective(kind=kind, sapo_temperatures=(1.0, 1.0))
@@ -91,7 +91,7 @@ def test_gradient_at_the_proximal_policy_is_that_of_plain_policy_gradient() -> N
 
 
 @pytest.mark.parametrize("moved", [11.0, 25.0])
-def test_token_that_became_far_likelier_and_was_bad_is_pushed_back_by_its_ratio(moved: float) -> None:
+def test_gradient_of_likelier_bad_token_scales_with_ratio(moved: float) -> None:
     for level in ("token", "sequence"):
         logprobs = torch.tensor([[0.0, -1.0 + moved]], requires_grad=True)
         advantages, mask = torch.full((1, 2), -1.0), torch.tensor([[0, 1]])
@@ -102,7 +102,7 @@ def test_token_that_became_far_likelier_and_was_bad_is_pushed_back_by_its_ratio(
 
 
 @pytest.mark.parametrize("moved", [60.0, 1e4])
-def test_ratio_beyond_what_a_float_holds_keeps_a_finite_gradient(moved: float) -> None:
+def test_overflowing_ratio_keeps_finite_gradient(moved: float) -> None:
     for advantage, pushed in ((-1.0, True), (1.0, False), (0.0, False)):
         logprobs = torch.tensor([[0.0, -1.0 + moved]], requires_grad=True)
         got = policy_loss(
@@ -113,7 +113,7 @@ def test_ratio_beyond_what_a_float_holds_keeps_a_finite_gradient(moved: float) -
         assert (logprobs.grad[0, 1] > 0).item() is pushed
 
 
-def test_masked_tokens_may_hold_anything() -> None:
+def test_masked_tokens_may_hold_any_value() -> None:
     dirty = torch.where(MASK.bool(), LOGP, torch.nan).requires_grad_()
     policy_loss(dirty, PROX, ADV, MASK, PolicyObjective()).per_token.sum().backward()
     assert dirty.grad is not None and torch.isfinite(dirty.grad).all()

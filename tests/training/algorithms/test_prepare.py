@@ -27,7 +27,7 @@ def _config(**changes) -> PPOActorConfig:
     return PPOActorConfig(**({"kl_ctl": 0.0} | changes))
 
 
-def test_grpo_every_token_of_an_answer_has_its_groups_normalised_reward() -> None:
+def test_grpo_gives_tokens_their_normalised_group_reward() -> None:
     group = NormConfig(mean_level="group", std_level="group", group_size=2)
     got = prepare(_batch([1.0, 0.0, 3.0, 3.0]), GROUPS, _config(reward_norm=group), AuxiliaryOutputs())["advantages"]
     high = 0.5 / (0.5**0.5 + 1e-5)
@@ -35,7 +35,7 @@ def test_grpo_every_token_of_an_answer_has_its_groups_normalised_reward() -> Non
     torch.testing.assert_close(got, want)
 
 
-def test_scaled_clipped_and_batch_normalised_advantages_have_mean_zero_over_tokens() -> None:
+def test_batch_normalised_advantages_have_zero_mean() -> None:
     config = _config(
         reward_scaling=10.0,
         reward_bias=-0.5,
@@ -52,7 +52,7 @@ def test_scaled_clipped_and_batch_normalised_advantages_have_mean_zero_over_toke
 CUT = torch.tensor([True, False, False, False])
 
 
-def test_mask_no_eos_with_zero_is_zero_after_the_norm() -> None:
+def test_mask_no_eos_with_zero_applies_after_norm() -> None:
     group = NormConfig(mean_level="group", std_level=None)
     config = _config(mask_no_eos_with_zero=True, reward_norm=group)
     got = prepare(_batch([1.0, 0.0, 1.0, 0.0], truncated=CUT), GROUPS, config, AuxiliaryOutputs())
@@ -61,7 +61,7 @@ def test_mask_no_eos_with_zero_is_zero_after_the_norm() -> None:
     assert got["loss_mask"].equal(MASK)
 
 
-def test_mask_truncated_completions_leaves_them_out_of_the_loss_and_in_the_baseline() -> None:
+def test_mask_truncated_excludes_loss_but_counts_in_baseline() -> None:
     group = NormConfig(mean_level="group", std_level=None)
     config = _config(mask_truncated_completions=True, reward_norm=group, adv_norm=NormConfig("batch"))
     got = prepare(_batch([1.0, 0.0, 1.0, 0.0], truncated=CUT), GROUPS, config, AuxiliaryOutputs())
@@ -73,19 +73,19 @@ def test_mask_truncated_completions_leaves_them_out_of_the_loss_and_in_the_basel
 
 
 @pytest.mark.parametrize("name", ["mask_truncated_completions", "mask_no_eos_with_zero"])
-def test_unreported_truncation_is_an_error_where_a_setting_needs_it(name: str) -> None:
+def test_missing_truncation_column_is_an_error_if_needed(name: str) -> None:
     with pytest.raises(UsageFault, match=f"actor.{name} needs to know which answers were cut off"):
         prepare(_batch([1.0] * 4), GROUPS, _config(**{name: True}), AuxiliaryOutputs())
 
 
-def test_unreported_turns_are_an_error_where_they_are_the_timestep() -> None:
+def test_missing_turns_are_an_error_for_turn_timestep() -> None:
     batch = _batch([1.0] * 4)
     del batch["turn_ids"]
     with pytest.raises(UsageFault, match="timestep_unit turn needs turns"):
         prepare(batch, GROUPS, _config(gae_timestep_unit="turn"), AuxiliaryOutputs())
 
 
-def test_overlong_penalty_factor_of_zero_is_no_penalty() -> None:
+def test_zero_overlong_penalty_factor_disables_penalty() -> None:
     for factor, want in ((0.0, 1.0), (None, 0.5), (1.0, 0.5)):
         config = _config(
             overlong_reward_penalty=True, overlong_tokens=2, max_new_tokens=4, overlong_penalty_factor=factor
@@ -94,7 +94,7 @@ def test_overlong_penalty_factor_of_zero_is_no_penalty() -> None:
         assert got[1].item() == want  # 3 tokens of 4, of which the last 2 are charged
 
 
-def test_second_moment_mask_is_that_of_all_tokens_of_all_ranks() -> None:
+def test_second_moment_mask_covers_tokens_of_all_ranks() -> None:
     proximal = torch.full((4, 4), -1.0)
     moved = torch.tensor([[0, 0.1, 0.1, 9], [0, 2.0, 0.1, 0.1], [0, 0.1, 9, 9], [0, 0.1, 0.1, 3.0]])
     batch = _batch([1.0] * 4, proximal=proximal) | {"logprobs": proximal + moved}
@@ -106,13 +106,13 @@ def test_second_moment_mask_is_that_of_all_tokens_of_all_ranks() -> None:
     assert torch.cat(parts).equal(kept)
 
 
-def test_divergence_from_the_reference_is_paid_for_from_each_token_on() -> None:
+def test_reference_kl_is_charged_from_each_token_on() -> None:
     reference = torch.full((4, 4), -1.5)  # k1 = 0.5 a token
     got = prepare(_batch([1.0, 1.0, 1.0, 1.0]), GROUPS, _config(kl_ctl=0.1), AuxiliaryOutputs(reference))["advantages"]
     torch.testing.assert_close(got[1], torch.tensor([0.0, 1 - 0.15, 1 - 0.10, 1 - 0.05]))
 
 
-def test_with_a_critic_a_cut_off_answer_goes_on_from_its_last_value() -> None:
+def test_critic_bootstraps_truncated_answer_from_last_value() -> None:
     batch = _batch([1.0, 1.0, 1.0, 1.0], truncated=torch.tensor([True, False, False, False]))
     auxiliary = AuxiliaryOutputs(values=torch.full((4, 4), 0.25), after=torch.full((4,), 2.0))
     config = _config(gae_lambda=0.5, discount=0.9)
@@ -124,7 +124,7 @@ def test_with_a_critic_a_cut_off_answer_goes_on_from_its_last_value() -> None:
     torch.testing.assert_close(got["returns"], (got["advantages"] + 0.25) * MASK)
 
 
-def test_turns_share_their_advantage_and_keep_their_own_penalty() -> None:
+def test_turns_share_advantage_but_keep_own_kl_penalty() -> None:
     turns = torch.tensor([[-1, 0, 1, -1], [-1, 0, 0, 1], [-1, 0, -1, -1], [-1, 0, 1, 1]])
     batch = _batch([1.0, 1.0, 1.0, 1.0], turn_ids=turns)
     config = _config(gae_timestep_unit="turn", discount=0.5, kl_ctl=0.1)
@@ -141,7 +141,7 @@ def out_of_range(lengths: torch.Tensor) -> list[float]:
     return [1.5] * len(lengths)
 
 
-def test_gae_lambda_that_names_a_function_is_one_for_each_answer() -> None:
+def test_gae_lambda_function_is_applied_per_answer() -> None:
     batch, auxiliary = _batch([1.0, 1.0, 1.0, 1.0]), AuxiliaryOutputs(values=torch.full((4, 4), 0.25))
     got = prepare(batch, GROUPS, _config(gae_lambda=f"{__name__}:by_length"), auxiliary)["advantages"]
     for row, length in enumerate(MASK.sum(1).tolist()):
@@ -149,7 +149,7 @@ def test_gae_lambda_that_names_a_function_is_one_for_each_answer() -> None:
         torch.testing.assert_close(got[row], alone[row])
 
 
-def test_gae_lambda_without_such_a_function_or_with_bad_numbers_is_refused() -> None:
+def test_invalid_gae_lambda_function_is_refused() -> None:
     batch, auxiliary = _batch([1.0, 1.0, 1.0, 1.0]), AuxiliaryOutputs(values=torch.full((4, 4), 0.25))
     with pytest.raises(UsageFault, match="gae_lambda 'nowhere:f': there is no module nowhere"):
         prepare(batch, GROUPS, _config(gae_lambda="nowhere:f"), auxiliary)
@@ -163,7 +163,7 @@ def reward_to_go_less_the_group(given: AdvantageInputs) -> torch.Tensor:
     return (given.rewards - least)[:, None].expand(given.loss_mask.shape) + given.token_rewards * 0
 
 
-def test_advantages_of_ones_own_take_the_place_of_gae() -> None:
+def test_custom_advantages_replace_gae() -> None:
     config = _config(advantage_fn=f"{__name__}:reward_to_go_less_the_group", reward_scaling=2.0)
     auxiliary = AuxiliaryOutputs(values=torch.full((4, 4), 0.25))
     got = prepare(_batch([1.0, 0.0, 3.0, 3.0]), GROUPS, config, auxiliary)

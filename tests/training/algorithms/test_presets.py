@@ -136,7 +136,7 @@ def test_every_preset_has_its_paper_here() -> None:
 
 
 @pytest.mark.parametrize("preset", PAPERS)
-def test_preset_has_the_gradient_of_its_paper(preset: str) -> None:
+def test_preset_gradient_matches_its_paper(preset: str) -> None:
     logits, batch, reference = case()
     leaf = logits.clone().requires_grad_()
     logp = token_logprobs(leaf, batch["input_ids"])
@@ -156,13 +156,13 @@ def test_preset_has_the_gradient_of_its_paper(preset: str) -> None:
     torch.testing.assert_close(got.grad, leaf.grad, rtol=1e-4, atol=1e-6)
 
 
-def test_settings_beside_a_preset_count() -> None:
+def test_explicit_settings_override_preset() -> None:
     config = config_of("gspo", eps_clip=0.2, reward_norm={"std_level": None})
     assert (config.preset, config.eps_clip, config.eps_clip_higher) == ("gspo", 0.2, 4e-4)
     assert config.reward_norm is not None
     assert (config.reward_norm.mean_level, config.reward_norm.std_level) == ("group", None)
 
 
-def test_preset_is_refused_where_it_has_no_reader() -> None:
+def test_preset_is_refused_outside_configuration() -> None:
     with pytest.raises(TypeError, match="preset"):
         PPOActorConfig(preset="gspo")  # type: ignore[call-arg]

@@ -46,7 +46,7 @@ def _error(rank: int, at: float, text: str, *, is_consequence: bool = False) -> 
     return RankError(rank, at, text, 1 if is_consequence else 3, is_consequence)
 
 
-def test_cause_is_the_first_that_is_no_consequence_of_another() -> None:
+def test_error_names_root_cause_first() -> None:
     lost, first, second = (
         _error(0, 1.0, "closed by peer", is_consequence=True),
         _error(2, 2.0, "nan"),
@@ -55,7 +55,7 @@ def test_cause_is_the_first_that_is_no_consequence_of_another() -> None:
     assert root_cause([second, lost, first], (0, 1)) == ("nan", 3)
 
 
-def test_cause_is_the_first_exit_where_no_process_names_one() -> None:
+def test_root_cause_falls_back_to_first_exit() -> None:
     lost = _error(0, 1.0, "closed by peer", is_consequence=True)
     assert root_cause([lost], (1, -9)) == ("error: rank 1 was killed by SIGKILL\n", 1)
     assert root_cause([], (1, 7)) == ("error: rank 1 ended with status 7\n", 7)
@@ -70,7 +70,7 @@ def test_cause_is_the_first_exit_where_no_process_names_one() -> None:
         ("killed", "error: rank 1 was killed by SIGKILL\n", 1, 0),
     ],
 )
-def test_ranks_that_fail_are_one_failure(tmp_path: Path, driver: str, error: str, status: int, tracebacks: int) -> None:
+def test_failing_ranks_are_reported_once(tmp_path: Path, driver: str, error: str, status: int, tracebacks: int) -> None:
     (tmp_path / "ranks.py").write_text(RANKS)
     ran = subprocess.run(
         [sys.executable, "-m", "areal.training.launch", "--processes", "2", "--", "--driver", f"ranks:{driver}"],

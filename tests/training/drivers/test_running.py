@@ -58,14 +58,14 @@ model:
     return path
 
 
-def test_driver_of_ones_own_is_found_in_the_working_folder(tmp_path: Path) -> None:
+def test_custom_driver_is_found_in_working_folder(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("import sys\ndef main(args):\n    print('got', args)\n    return 7\n")
     done = _run(tmp_path, "--driver", "mine:main", "--", "--config", "x.yaml", "~key", "+a.b=1")
     assert done.stdout == "got ['--config', 'x.yaml', '~key', '+a.b=1']\n"
     assert done.returncode == 7
 
 
-def test_drivers_own_lines_are_logged_and_not_a_line_for_every_call_of_its_clients(tmp_path: Path) -> None:
+def test_driver_logs_are_kept_and_client_calls_are_not(tmp_path: Path) -> None:
     names = ("mine", "httpx", "openai")
     lines = "".join(f"    logging.getLogger('{name}').info('from {name}')\n" for name in names)
     (tmp_path / "mine.py").write_text(f"import logging\ndef main(args):\n{lines}    return 0\n")
@@ -82,7 +82,7 @@ def test_drivers_own_lines_are_logged_and_not_a_line_for_every_call_of_its_clien
         ("narrow:main", "cannot be called with one list of arguments"),
     ],
 )
-def test_driver_that_cannot_be_had_is_one_clear_line(tmp_path: Path, driver: str, says: str) -> None:
+def test_unloadable_driver_is_one_line_error(tmp_path: Path, driver: str, says: str) -> None:
     (tmp_path / "broken.py").write_text("1 / 0\n")
     (tmp_path / "narrow.py").write_text("def main():\n    pass\n")
     done = _run(tmp_path, "--driver", driver)
@@ -92,7 +92,7 @@ def test_driver_that_cannot_be_had_is_one_clear_line(tmp_path: Path, driver: str
     assert "Traceback" not in done.stderr
 
 
-def test_package_that_is_missing_is_named_with_what_brings_it_and_is_not_tried_again(tmp_path: Path) -> None:
+def test_missing_package_is_named_with_install_and_final(tmp_path: Path) -> None:
     lacking = "import sys\ndef main(args):\n    sys.modules['omegaconf'] = None\n    import omegaconf.errors\n"
     (tmp_path / "lacking.py").write_text(lacking)
     done = _run(tmp_path, "--driver", "lacking:main")
@@ -100,7 +100,7 @@ def test_package_that_is_missing_is_named_with_what_brings_it_and_is_not_tried_a
     assert done.returncode == 2  # the status that a job's supervisor takes for final
 
 
-def test_config_fault_names_file_line_and_key_and_exits_3(tmp_path: Path, config: Path) -> None:
+def test_config_fault_gives_file_line_and_key_and_exits_3(tmp_path: Path, config: Path) -> None:
     config.write_text(config.read_text().replace("lr:", "lrr:"))
     done = _run(tmp_path, "--driver", "areal.training.drivers:sft", "--", "--config", str(config))
     assert done.returncode == 3
@@ -109,7 +109,7 @@ def test_config_fault_names_file_line_and_key_and_exits_3(tmp_path: Path, config
 
 
 @pytest.mark.slow
-def test_dataset_that_is_not_there_exits_4(tmp_path: Path, config: Path) -> None:
+def test_missing_dataset_exits_4(tmp_path: Path, config: Path) -> None:
     done = _run(
         tmp_path,
         "--driver",
@@ -124,7 +124,7 @@ def test_dataset_that_is_not_there_exits_4(tmp_path: Path, config: Path) -> None
 
 
 @pytest.mark.extended
-def test_sigterm_stops_a_run_and_a_second_start_goes_on_from_its_checkpoint(tmp_path: Path, config: Path) -> None:
+def test_sigterm_stops_run_and_restart_resumes_checkpoint(tmp_path: Path, config: Path) -> None:
     words = ["--driver", "areal.training.drivers:sft", "--", "--config", str(config), "total_train_steps=100000"]
     process = subprocess.Popen(_command(*words), cwd=tmp_path, env=_environment(), stderr=subprocess.PIPE, text=True)
     checkpoints = Checkpoints(tmp_path / FOLDER / "checkpoints")
@@ -154,7 +154,7 @@ def test_sigterm_stops_a_run_and_a_second_start_goes_on_from_its_checkpoint(tmp_
 @pytest.mark.parametrize(
     ("returned", "status"), [("None", 0), ("3", 3), ("True", 1), ("256", 1), ("-1", 1), ("{'reward': 1}", 0)]
 )
-def test_status_of_a_driver_is_what_it_returns(tmp_path: Path, returned: str, status: int) -> None:
+def test_exit_status_is_driver_return_value(tmp_path: Path, returned: str, status: int) -> None:
     (tmp_path / "driver.py").write_text(f"def main(argv):\n    return {returned}\n")
     done = _run(tmp_path, "--driver", "driver.py")
     assert done.returncode == status

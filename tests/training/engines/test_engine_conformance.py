@@ -56,13 +56,13 @@ def hugging_face(model: Path) -> Any:
     return LlamaForCausalLM.from_pretrained(model, dtype=torch.float32)
 
 
-def test_new_engine_says_what_it_is(make: Make) -> None:
+def test_new_engine_reports_its_properties(make: Make) -> None:
     engine = make()
     assert (engine.steps, engine.version, engine.is_trained) == (0, 0, True)
     assert (engine.vocab_size, engine.dtype) == (VOCABULARY, torch.float32)
 
 
-def test_train_batch_takes_the_step_that_torch_takes_by_hand(make: Make, model: Path) -> None:
+def test_train_batch_matches_manual_torch_step(make: Make, model: Path) -> None:
     engine, reference, data = make(), hugging_face(model), batch()
     logits = reference(input_ids=data["input_ids"], attention_mask=data["attention_mask"].long()).logits
     loss = sft(token_outputs(logits, data), data)
@@ -81,7 +81,7 @@ def test_train_batch_takes_the_step_that_torch_takes_by_hand(make: Make, model: 
         assert torch.equal(moved[large].sign(), -grad[large].sign())
 
 
-def test_learning_rate_follows_the_schedule_and_the_steps(make: Make) -> None:
+def test_learning_rate_follows_schedule_over_steps(make: Make) -> None:
     settings = OptimizerConfig(
         lr=1e-2, lr_scheduler_type="linear", min_lr_ratio=0.0, warmup_steps_proportion=0.0, weight_decay=0.0
     )
@@ -90,7 +90,7 @@ def test_learning_rate_follows_the_schedule_and_the_steps(make: Make) -> None:
     assert rates[0] == pytest.approx(1e-2) and rates == sorted(rates, reverse=True) and rates[2] < rates[0]
 
 
-def test_updates_lower_the_loss_that_eval_batch_reports_without_changing_anything(make: Make) -> None:
+def test_updates_lower_loss_and_eval_batch_changes_nothing(make: Make) -> None:
     engine = make()
     first = engine.eval_batch(batch(), sft, tokens)
     assert engine.eval_batch(batch(), sft, tokens) == pytest.approx(first, rel=1e-6) and engine.steps == 0
@@ -100,13 +100,13 @@ def test_updates_lower_the_loss_that_eval_batch_reports_without_changing_anythin
 
 
 @pytest.mark.parametrize("spec", [MicroBatchSpec(n_mbs=3), MicroBatchSpec(max_tokens_per_mb=40)])
-def test_micro_batches_give_the_loss_and_the_gradient_of_the_whole(make: Make, spec: MicroBatchSpec) -> None:
+def test_micro_batches_match_whole_batch(make: Make, spec: MicroBatchSpec) -> None:
     whole, parts = (make(**changes).train_batch(batch(), sft, tokens) for changes in ({}, {"mb_spec": spec}))
     assert parts.grad_norm == pytest.approx(whole.grad_norm, rel=1e-5)
     assert parts.loss == pytest.approx(whole.loss, rel=1e-6)
 
 
-def test_rows_without_weight_add_nothing(make: Make) -> None:
+def test_zero_weight_rows_add_nothing(make: Make) -> None:
     few = {name: column[:5] for name, column in batch().items()}
     masked = batch()
     masked["loss_mask"][5:] = False
@@ -155,14 +155,14 @@ def test_non_finite_loss_changes_nothing(make: Make) -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in weights(engine).items())
 
 
-def test_engine_without_optimizer_only_evaluates(make: Make) -> None:
+def test_engine_without_optimizer_can_only_evaluate(make: Make) -> None:
     engine = make(optimizer=None)
     assert not engine.is_trained and engine.eval_batch(batch(), sft, tokens) > 0
     with pytest.raises(UsageFault):
         engine.train_batch(batch(), sft, tokens)
 
 
-def test_checkpoint_brings_back_weights_optimizer_counters_and_random_state(make: Make, tmp_path: Path) -> None:
+def test_checkpoint_restores_weights_optimizer_and_rng(make: Make, tmp_path: Path) -> None:
     engine, resumed = make(), make()
     engine.train_batch(batch(), sft, tokens)
     engine.version = 7
@@ -179,7 +179,7 @@ def test_checkpoint_brings_back_weights_optimizer_counters_and_random_state(make
         torch.testing.assert_close(weights(resumed)[name], tensor)
 
 
-def test_resumed_engine_has_the_optimizer_settings_of_its_configuration(make: Make, tmp_path: Path) -> None:
+def test_resumed_engine_uses_configured_optimizer_settings(make: Make, tmp_path: Path) -> None:
     engine = make()
     engine.train_batch(batch(), sft, tokens)
     engine.save_checkpoint(tmp_path / "checkpoint")
@@ -203,7 +203,7 @@ def test_damaged_checkpoint_is_refused(make: Make, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_named_tensors_are_those_of_the_hugging_face_checkpoint(make: Make, tmp_path: Path, tied: bool) -> None:
+def test_named_tensors_match_hugging_face_checkpoint(make: Make, tmp_path: Path, tied: bool) -> None:
     from safetensors.torch import load_file
 
     written = load_file(save_model(tmp_path, tied=tied) / "model.safetensors")
@@ -217,7 +217,7 @@ def test_named_tensors_are_those_of_the_hugging_face_checkpoint(make: Make, tmp_
     assert {tensor.dtype for _, tensor in engine.named_tensors(torch.bfloat16)} == {torch.bfloat16}
 
 
-def test_next_token_logprobs_are_those_of_a_plain_forward_pass(make: Make, model: Path) -> None:
+def test_next_token_logprobs_match_forward_pass(make: Make, model: Path) -> None:
     ids = torch.tensor([3, 1, 4, 1, 5])
     with torch.no_grad():
         wanted = torch.log_softmax(hugging_face(model)(ids[None]).logits[0, -1], -1)
@@ -226,7 +226,7 @@ def test_next_token_logprobs_are_those_of_a_plain_forward_pass(make: Make, model
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_saved_model_is_read_back_and_replaces_what_was_there(make: Make, tmp_path: Path) -> None:
+def test_saved_model_replaces_old_one_and_loads(make: Make, tmp_path: Path) -> None:
     engine, folder = make(), tmp_path / "model"
     engine.train_batch(batch(), sft, tokens)
     folder.mkdir()
@@ -240,7 +240,7 @@ def test_saved_model_is_read_back_and_replaces_what_was_there(make: Make, tmp_pa
     assert make(folder).eval_batch(batch(), sft, tokens) == pytest.approx(engine.eval_batch(batch(), sft, tokens))
 
 
-def test_unknown_engine_is_refused_where_it_is_named() -> None:
+def test_unknown_engine_is_refused_with_its_place() -> None:
     with pytest.raises(ValueError, match='backend column 1: unknown engine "nowhere"'):
         TrainEngineConfig(path="m", backend="nowhere:d1")
     for changes, told in (

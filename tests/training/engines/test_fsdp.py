@@ -51,7 +51,7 @@ def _weights(engine: FSDPEngine) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in engine.named_tensors()}
 
 
-def test_folder_that_lacks_a_weight_is_refused_and_a_critics_head_is_new(model: Path, tmp_path: Path) -> None:
+def test_missing_weight_is_refused_except_critic_head(model: Path, tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
     shutil.copytree(model, tmp_path / "model")
@@ -65,7 +65,7 @@ def test_folder_that_lacks_a_weight_is_refused_and_a_critics_head_is_new(model: 
 
 
 @pytest.mark.parametrize("spec", [MicroBatchSpec(n_mbs=3), MicroBatchSpec(max_tokens_per_mb=40)])
-def test_train_batch_in_micro_batches_takes_the_step_of_the_whole(model: Path, spec: MicroBatchSpec) -> None:
+def test_train_batch_in_micro_batches_matches_whole_step(model: Path, spec: MicroBatchSpec) -> None:
     whole, parts = _engine(model), _engine(model, mb_spec=spec)
     first, second = (engine.train_batch(batch(), sft, tokens) for engine in (whole, parts))
     assert second.micro_batches > first.micro_batches == 1
@@ -75,7 +75,7 @@ def test_train_batch_in_micro_batches_takes_the_step_of_the_whole(model: Path, s
         torch.testing.assert_close(_weights(parts)[name], tensor, rtol=1e-4, atol=1e-5)
 
 
-def test_train_batch_is_what_torch_does_by_hand(model: Path) -> None:
+def test_train_batch_matches_manual_torch_step(model: Path) -> None:
     from transformers import LlamaForCausalLM
 
     engine = _engine(model)
@@ -107,7 +107,7 @@ def groups(prompts: int = 4, samples: int = 8) -> Batch:
 
 
 @pytest.mark.parametrize("changes", [{}, {"gradient_checkpointing": True}, {"use_lora": True}])
-def test_packed_rows_give_the_logits_and_the_gradient_of_padded_ones(model: Path, changes: dict[str, Any]) -> None:
+def test_packed_rows_match_logits_and_gradient_of_padded_rows(model: Path, changes: dict[str, Any]) -> None:
     batch, whole, padded = groups(), _engine(model, **changes), _engine(model, **changes)
     padded._packs = False
     padded.model.load_state_dict(whole.model.state_dict())
@@ -122,7 +122,7 @@ def test_packed_rows_give_the_logits_and_the_gradient_of_padded_ones(model: Path
     assert ours.grad_norm == pytest.approx(theirs.grad_norm, rel=1e-4)
 
 
-def test_packed_rows_of_a_critic_have_the_value_of_the_last_token_too(model: Path) -> None:
+def test_packed_critic_has_value_of_last_token(model: Path) -> None:
     batch, whole, padded = groups(), _engine(model, is_critic=True), _engine(model, is_critic=True)
     padded._packs = False
     padded.model.load_state_dict(whole.model.state_dict())
@@ -156,9 +156,7 @@ def two_ranks(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.extended
-def test_loss_agg_mode_has_one_gradient_on_one_rank_and_two_however_they_share_the_rows(
-    model: Path, two_ranks: Path
-) -> None:
+def test_loss_agg_mode_gradient_is_equal_on_one_and_two_ranks(model: Path, two_ranks: Path) -> None:
     """Two rows, one of them left out, and six; in micro-batches."""
     theirs = torch.load(two_ranks / "gradients.pt")
     alone = _engine(model, optimizer=STILL)
@@ -169,7 +167,7 @@ def test_loss_agg_mode_has_one_gradient_on_one_rank_and_two_however_they_share_t
             torch.testing.assert_close(theirs[mode, "float32"][name], grad, rtol=1e-3, atol=1e-5)
 
 
-def test_grad_reduce_dtype_is_that_in_which_ranks_add_their_gradients(two_ranks: Path) -> None:
+def test_grad_reduce_dtype_sets_dtype_of_gradient_reduction(two_ranks: Path) -> None:
     """``grad_reduce_dtype``: float32 and bfloat16."""
     found = torch.load(two_ranks / "gradients.pt")
     exact, rounded = (found["token-mean", dtype]["lm_head.weight"] for dtype in ("float32", "bfloat16"))
@@ -177,7 +175,7 @@ def test_grad_reduce_dtype_is_that_in_which_ranks_add_their_gradients(two_ranks:
     torch.testing.assert_close(rounded, exact, rtol=0.05, atol=1e-3)
 
 
-def test_two_ranks_take_the_step_of_one_and_one_resumes_from_two(model: Path, two_ranks: Path) -> None:
+def test_two_ranks_match_one_rank_and_resume_each_other(model: Path, two_ranks: Path) -> None:
     seen = json.loads((two_ranks / "seen.json").read_text())
     alone = _engine(model)
     updates = [alone.train_batch(batch(), sft, tokens) for _ in range(2)]
@@ -200,7 +198,7 @@ def test_two_ranks_take_the_step_of_one_and_one_resumes_from_two(model: Path, tw
         torch.testing.assert_close(final[1][name], tensor, rtol=1e-3, atol=1e-4)
 
 
-def test_a_loss_that_is_no_number_changes_nothing(model: Path) -> None:
+def test_non_finite_loss_changes_nothing(model: Path) -> None:
     engine = _engine(model)
     engine.train_batch(batch(), sft, tokens)
     before = _weights(engine)
@@ -211,7 +209,7 @@ def test_a_loss_that_is_no_number_changes_nothing(model: Path) -> None:
         assert torch.equal(tensor, before[name])
 
 
-def test_forward_gives_every_row_in_order_whatever_the_micro_batches(model: Path) -> None:
+def test_forward_order_is_independent_of_micro_batches(model: Path) -> None:
     def of(outputs: TokenOutputs, micro: dict[str, torch.Tensor]) -> torch.Tensor:
         return outputs.logprobs
 
@@ -220,7 +218,7 @@ def test_forward_gives_every_row_in_order_whatever_the_micro_batches(model: Path
     torch.testing.assert_close(parts, whole, rtol=1e-4, atol=1e-5)
 
 
-def test_checkpoint_that_does_not_fit_says_so_in_a_line_and_leaves_the_one_before(model: Path, tmp_path: Path) -> None:
+def test_checkpoint_without_space_fails_and_keeps_previous(model: Path, tmp_path: Path) -> None:
     engine, checkpoints = _engine(model), Checkpoints(tmp_path)
     with checkpoints.writing(1, ALONE) as (folder, _):
         engine.save_checkpoint(folder / "actor")
@@ -235,7 +233,7 @@ def test_checkpoint_that_does_not_fit_says_so_in_a_line_and_leaves_the_one_befor
     assert [path.name for path in tmp_path.iterdir()] == ["step_1"]
 
 
-def test_checkpoint_of_one_rank_comes_back_with_its_random_state(model: Path, tmp_path: Path) -> None:
+def test_single_rank_checkpoint_restores_rng(model: Path, tmp_path: Path) -> None:
     engine = _engine(model)
     engine.train_batch(batch(), sft, tokens)
     engine.version = 7
@@ -247,7 +245,7 @@ def test_checkpoint_of_one_rank_comes_back_with_its_random_state(model: Path, tm
     assert torch.equal(torch.rand(3), drawn)
 
 
-def test_lora_trains_adapters_only_and_publishes_the_merged_weights(model: Path, tmp_path: Path) -> None:
+def test_lora_trains_adapters_and_publishes_merged_weights(model: Path, tmp_path: Path) -> None:
     pytest.importorskip("peft")
     engine = _engine(model, use_lora=True, lora_rank=4, lora_alpha=8)
     before = _weights(engine)
@@ -260,7 +258,7 @@ def test_lora_trains_adapters_only_and_publishes_the_merged_weights(model: Path,
     assert _engine(tmp_path).eval_batch(batch(), sft, tokens) == pytest.approx(loss, rel=1e-4)
 
 
-def test_reward_model_with_adapters_is_saved_with_its_trained_head(model: Path, tmp_path: Path) -> None:
+def test_lora_reward_model_is_saved_with_trained_head(model: Path, tmp_path: Path) -> None:
     pytest.importorskip("peft")
     engine = _engine(model, use_lora=True, is_critic=True)
     engine.save_model(tmp_path)
@@ -272,14 +270,14 @@ def test_reward_model_with_adapters_is_saved_with_its_trained_head(model: Path, 
 
 
 @pytest.mark.parametrize(("module", "tied"), [("embed_tokens", False), ("embed_tokens", True), ("lm_head", True)])
-def test_adapters_that_could_not_be_saved_are_refused(model: Path, tmp_path: Path, module: str, tied: bool) -> None:
+def test_unsaveable_adapters_are_refused(model: Path, tmp_path: Path, module: str, tied: bool) -> None:
     pytest.importorskip("peft")
     folder = save_model(tmp_path / "tied", tied=True) if tied else model
     with pytest.raises(UsageFault, match=r"adapters of .* are not supported"):
         _engine(folder, use_lora=True, target_modules=["q_proj", module])
 
 
-def test_head_of_a_critic_has_no_dropout_that_no_configuration_says(model: Path, tmp_path: Path) -> None:
+def test_critic_head_adds_no_unconfigured_dropout(model: Path, tmp_path: Path) -> None:
     engine = _engine(model, is_critic=True, disable_dropout=False)
     assert [each.p for each in engine.model.modules() if isinstance(each, torch.nn.Dropout) if each.p] == []
     about = json.loads((model / "config.json").read_text())
@@ -289,7 +287,7 @@ def test_head_of_a_critic_has_no_dropout_that_no_configuration_says(model: Path,
     assert [each.p for each in engine.model.modules() if isinstance(each, torch.nn.Dropout) if each.p] == [0.25]
 
 
-def test_configuration_of_a_saved_model_is_that_of_its_file(model: Path, tmp_path: Path) -> None:
+def test_saved_config_matches_weight_dtype(model: Path, tmp_path: Path) -> None:
     from safetensors import safe_open
 
     engine = _engine(model, dtype="bfloat16")
@@ -300,19 +298,19 @@ def test_configuration_of_a_saved_model_is_that_of_its_file(model: Path, tmp_pat
     assert (f"torch.{about['dtype']}", about["use_cache"]) == (stored, True) == ("torch.bfloat16", True)
 
 
-def test_models_from_scratch_of_one_seed_are_the_same(model: Path) -> None:
+def test_models_from_scratch_with_same_seed_are_equal(model: Path) -> None:
     one, other = (_weights(_engine(model, init_from_scratch=True)) for _ in range(2))
     assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
 
 
-def test_target_modules_are_those_with_adapters(model: Path) -> None:
+def test_adapters_are_on_target_modules(model: Path) -> None:
     pytest.importorskip("peft")
     engine = _engine(model, use_lora=True, target_modules=["q_proj"])
     trained = [name for name, parameter in engine.model.named_parameters() if parameter.requires_grad]
     assert trained and all(".q_proj.lora_" in name for name in trained)
 
 
-def test_target_modules_may_be_all_and_those_that_a_model_lacks_are_refused(model: Path) -> None:
+def test_target_modules_may_be_all_and_unknown_ones_are_refused(model: Path) -> None:
     pytest.importorskip("peft")
     every, default = (_engine(model, use_lora=True, target_modules=given) for given in (["all-linear"], []))
     assert list(_weights(every)) == list(_weights(default))
@@ -320,12 +318,12 @@ def test_target_modules_may_be_all_and_those_that_a_model_lacks_are_refused(mode
         _engine(model, use_lora=True, target_modules=["query"])
 
 
-def test_path_says_whose_weights_are_trained(model: Path, tmp_path: Path) -> None:
+def test_path_selects_trained_weights(model: Path, tmp_path: Path) -> None:
     ours, theirs = _weights(_engine(model)), _weights(_engine(save_model(tmp_path, seed=1)))
     assert not torch.equal(ours["lm_head.weight"], theirs["lm_head.weight"])
 
 
-def test_dtype_is_that_of_the_computation_and_optimizer_dtype_of_what_is_kept(model: Path) -> None:
+def test_dtype_is_for_compute_and_optimizer_dtype_for_storage(model: Path) -> None:
     for compute, kept in (("float32", "float32"), ("bfloat16", "float32"), ("bfloat16", "bfloat16")):
         engine = _engine(model, dtype=compute, optimizer_dtype=kept)
         engine.train_batch(batch(), sft, tokens)
@@ -336,7 +334,7 @@ def test_dtype_is_that_of_the_computation_and_optimizer_dtype_of_what_is_kept(mo
         assert engine._run(batch(), None).dtype == getattr(torch, compute)
 
 
-def test_attn_impl_is_the_models(model: Path) -> None:
+def test_attn_impl_reaches_model(model: Path) -> None:
     plain, eager = _engine(model), _engine(model, attn_impl="eager")
     found = [engine.model.config._attn_implementation for engine in (plain, eager)]
     assert found == [PACKED, "eager"]
@@ -369,9 +367,7 @@ def with_dropout(folder: Path, kind: str) -> Path:
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "opt"])
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_disable_dropout_trains_on_what_evaluation_computes_and_keeps_gradient_checkpointing(
-    tmp_path: Path, kind: str, checkpointing: bool
-) -> None:
+def test_disable_dropout_keeps_gradient_checkpointing(tmp_path: Path, kind: str, checkpointing: bool) -> None:
     engine = _engine(with_dropout(tmp_path, kind), disable_dropout=True, gradient_checkpointing=checkpointing)
     before = engine.forward(batch(), lambda outputs, micro: outputs.logprobs)
     (layer, *_) = decoder_layers(engine.model)
@@ -390,7 +386,7 @@ def test_disable_dropout_trains_on_what_evaluation_computes_and_keeps_gradient_c
     assert ran.count("inside") == (2 if checkpointing else 1)  # computed again in the backward pass
 
 
-def test_dropout_is_there_where_it_is_not_disabled(tmp_path: Path) -> None:
+def test_dropout_is_active_unless_disabled(tmp_path: Path) -> None:
     engine, seen = _engine(with_dropout(tmp_path, "llama")), list[float]()
 
     def loss(outputs: TokenOutputs, micro: Batch) -> torch.Tensor:
@@ -404,12 +400,12 @@ def test_dropout_is_there_where_it_is_not_disabled(tmp_path: Path) -> None:
     assert len(set(seen)) == 2
 
 
-def test_a_folder_that_is_not_there_is_named() -> None:
+def test_missing_model_folder_is_named() -> None:
     with pytest.raises(NotFound, match="no model folder /nowhere"):
         _engine(Path("/nowhere"))
 
 
-def test_experts_are_published_and_saved_as_in_a_hugging_face_folder(tmp_path: Path) -> None:
+def test_experts_are_published_in_hugging_face_layout(tmp_path: Path) -> None:
     from safetensors.torch import load_file
     from transformers import AutoConfig, AutoModelForCausalLM
 

@@ -34,7 +34,7 @@ def by_torch(hidden: Tensor, weight: Tensor, ids: Tensor, temperatures: Tensor |
 
 @pytest.mark.parametrize("tempered", [False, True])
 @pytest.mark.parametrize("count", [0, 1, 40])
-def test_token_statistics_have_the_values_and_gradients_of_torch(count: int, tempered: bool) -> None:
+def test_token_statistics_match_torch(count: int, tempered: bool) -> None:
     generator = torch.Generator().manual_seed(count)
     leaves = [(torch.randn(size, 8, generator=generator) / 2).requires_grad_() for size in (count, 19)]
     ids = torch.randint(0, 19, (count,), generator=generator)
@@ -53,7 +53,7 @@ def test_token_statistics_have_the_values_and_gradients_of_torch(count: int, tem
     torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
 
 
-def test_token_statistics_in_bfloat16_add_the_weights_gradient_in_float32() -> None:
+def test_bfloat16_token_statistics_accumulate_in_float32() -> None:
     generator = torch.Generator().manual_seed(0)
     hidden, weight = (torch.randn(n, 8, generator=generator).bfloat16() for n in (400, 19))
     ids = torch.randint(0, 19, (400,), generator=generator)
@@ -73,7 +73,7 @@ def unchunked(engine: FSDPEngine) -> FSDPEngine:
 
 @pytest.mark.parametrize("changes", [{}, {"entropy_coeff": 0.1}, {"kl_loss_coef": 0.1}])
 @pytest.mark.parametrize("tied", [False, True])
-def test_update_has_the_gradient_of_one_with_all_logits(tmp_path: Path, tied: bool, changes: dict[str, Any]) -> None:
+def test_update_gradient_matches_full_logits(tmp_path: Path, tied: bool, changes: dict[str, Any]) -> None:
     rows = policy_batch()
     rows["ref_logprobs"] = rows["logprobs"] + 0.1
     rows["token_temperatures"] = torch.full(rows["input_ids"].shape, 0.8)
@@ -91,7 +91,7 @@ def test_update_has_the_gradient_of_one_with_all_logits(tmp_path: Path, tied: bo
         torch.testing.assert_close(grad, found[1][2][name], rtol=1e-6, atol=1e-6)
 
 
-def test_update_makes_no_logits_but_of_the_tokens_that_are_trained_on(tmp_path: Path) -> None:
+def test_update_computes_only_logits_of_trained_tokens(tmp_path: Path) -> None:
     engine = FSDPEngine(config(save_model(tmp_path), optimizer=STILL), one_process("cpu"))
     assert engine._head is not None
     sizes: list[torch.Size] = []
@@ -102,7 +102,7 @@ def test_update_makes_no_logits_but_of_the_tokens_that_are_trained_on(tmp_path: 
     assert sizes == [torch.Size([int(rows["loss_mask"].sum()), 2])]
 
 
-def test_model_that_changes_its_logits_makes_them_all(tmp_path: Path) -> None:
+def test_model_transforming_logits_computes_all(tmp_path: Path) -> None:
     from transformers import Gemma2Config, Gemma2ForCausalLM
 
     torch.manual_seed(0)

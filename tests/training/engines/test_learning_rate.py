@@ -13,11 +13,11 @@ def rates(total: int, warmup: float, shape: Any, least: float, steps: int | None
     return [learning_rate(config, step, total) for step in range(steps or total)]
 
 
-def test_rate_linear_warms_up_and_falls_to_the_minimum() -> None:
+def test_linear_rate_warms_up_and_falls_to_minimum() -> None:
     assert rates(7, 0.25, "linear", 0.2) == pytest.approx([0.5, 1.0, 1.0, 0.8, 0.6, 0.4, 0.2])
 
 
-def test_rate_cosine_is_half_way_in_the_middle() -> None:
+def test_cosine_rate_is_half_in_the_middle() -> None:
     assert rates(5, 0.0, "cosine", 0.0) == pytest.approx([1.0, 0.853553, 0.5, 0.146447, 0.0], abs=1e-6)
 
 

@@ -93,14 +93,14 @@ def assert_same(found: dict[str, Any], model: Path, saved: Path) -> None:
 
 
 @pytest.mark.extended
-def test_tensor_and_pipeline_parallel_ranks_compute_and_train_as_one(models: dict[str, Path], tmp_path: Path) -> None:
+def test_tensor_and_pipeline_parallel_ranks_match_one_rank(models: dict[str, Path], tmp_path: Path) -> None:
     layouts = {"megatron:t2": models["Qwen3"], "megatron:p2": models["Qwen2"]}
     for layout, found in run_ranks(2, layouts, tmp_path).items():
         assert_same(found, layouts[layout], tmp_path / f"model-{file_name(layout)}")
 
 
 @pytest.mark.megatron
-def test_other_layouts_of_two_ranks_compute_and_train_as_one(models: dict[str, Path], tmp_path: Path) -> None:
+def test_other_two_rank_layouts_match_one_rank(models: dict[str, Path], tmp_path: Path) -> None:
     layouts = {
         "megatron:d2": models["Llama"],
         "megatron:c2": models["Llama"],
@@ -117,7 +117,7 @@ def test_other_layouts_of_two_ranks_compute_and_train_as_one(models: dict[str, P
 
 
 @pytest.mark.megatron
-def test_layouts_of_four_ranks_compute_and_train_as_one(models: dict[str, Path], tmp_path: Path) -> None:
+def test_four_rank_layouts_match_one_rank(models: dict[str, Path], tmp_path: Path) -> None:
     layouts = {
         "megatron:d2t2": models["Qwen3"],
         "megatron:t2p2": models["Qwen3"],
@@ -150,7 +150,7 @@ def test_megatron_conforms() -> None:
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
 
 
-def test_deterministic_algorithms_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deterministic_algorithms_set_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     from areal.training.engines.megatron.engine import choose_algorithms
 
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
@@ -164,7 +164,7 @@ def test_deterministic_algorithms_are_torchs(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.extended
-def test_settings_of_megatron_are_followed(models: dict[str, Path]) -> None:
+def test_megatron_settings_are_applied(models: dict[str, Path]) -> None:
     from transformers import AutoConfig
 
     from areal.training.engines.megatron.model import transformer_config

@@ -41,7 +41,7 @@ def read(folder: Path) -> tuple[Architecture, dict[str, torch.Tensor]]:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_every_weight_of_a_hugging_face_folder_is_mapped_and_comes_back(saved: Path, ranks: int) -> None:
+def test_hugging_face_weights_round_trip(saved: Path, ranks: int) -> None:
     model, theirs = read(saved)
     back: dict[str, torch.Tensor] = {}
     for weight in weights(model):
@@ -55,7 +55,7 @@ def test_every_weight_of_a_hugging_face_folder_is_mapped_and_comes_back(saved: P
     assert all(torch.equal(back[name], tensor) for name, tensor in theirs.items())
 
 
-def test_names_are_megatrons_and_each_is_there_once(saved: Path) -> None:
+def test_megatron_names_are_unique(saved: Path) -> None:
     model, _ = read(saved)
     names = [weight.name for weight in weights(model)]
     assert len(set(names)) == len(names)
@@ -69,20 +69,20 @@ def test_names_are_megatrons_and_each_is_there_once(saved: Path) -> None:
     }
 
 
-def test_heads_of_a_group_are_neighbors() -> None:
+def test_heads_of_group_are_adjacent() -> None:
     weight = Weight("qkv", ("q", "k", "v"), (8, 1), 0, "qkv", groups=2, head_size=1)
     q, k, v = torch.arange(4.0)[:, None], torch.tensor([[10.0], [11.0]]), torch.tensor([[20.0], [21.0]])
     assert join(weight, [q, k, v]).flatten().tolist() == [0, 1, 10, 20, 2, 3, 11, 21]
 
 
-def test_each_shard_of_an_mlp_has_its_gate_before_its_up() -> None:
+def test_mlp_shard_has_gate_before_up() -> None:
     weight = Weight("fc1", ("gate", "up"), (8, 1), 0, "gate_up")
     whole = join(weight, [torch.arange(4.0)[:, None], 10 + torch.arange(4.0)[:, None]])
     assert [shard(weight, whole, rank, 2).flatten().tolist() for rank in range(2)] == [[0, 1, 10, 11], [2, 3, 12, 13]]
 
 
 @given(st.data())
-def test_any_cut_of_any_weight_comes_back(data: st.DataObject) -> None:
+def test_any_weight_split_round_trips(data: st.DataObject) -> None:
     ranks, width = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 3))
     groups, heads, size = (
         ranks * data.draw(st.integers(1, 2)),
@@ -126,7 +126,7 @@ def about(kind: str = "llama", **changes: Any) -> Any:
         ({"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}, "rope of type linear"),
     ],
 )
-def test_what_megatron_would_compute_otherwise_is_refused(changes: dict[str, Any], told: str) -> None:
+def test_options_computed_differently_by_megatron_are_refused(changes: dict[str, Any], told: str) -> None:
     with pytest.raises(UsageFault, match=told):
         architecture(about(**changes))
 
@@ -138,12 +138,12 @@ def test_what_megatron_would_compute_otherwise_is_refused(changes: dict[str, Any
         ("qwen3_moe", {"num_experts_per_tok": 1, "norm_topk_prob": True}, "one expert for each token"),
     ],
 )
-def test_what_megatron_would_read_or_route_otherwise_is_refused(kind: str, changes: dict[str, Any], told: str) -> None:
+def test_routing_differing_in_megatron_is_refused(kind: str, changes: dict[str, Any], told: str) -> None:
     with pytest.raises(UsageFault, match=told):
         architecture(about(kind, **changes))
 
 
-def test_weights_of_other_shapes_than_the_configuration_are_an_error_that_names_them() -> None:
+def test_mismatched_weight_shapes_are_named() -> None:
     weight = Weight("qkv", ("q", "k", "v"), (16, 1), 0, "qkv", groups=4, head_size=2)
     for rows in ((4, 4, 4), (8, 4, 4)):  # the second has as many rows in all, and other heads
         parts = [torch.rand(count, 1) for count in rows]
@@ -151,13 +151,13 @@ def test_weights_of_other_shapes_than_the_configuration_are_an_error_that_names_
             join(weight, parts)
 
 
-def test_another_head_than_the_tied_one_is_refused() -> None:
+def test_untied_head_of_tied_model_is_refused() -> None:
     tensors = {"lm_head.weight": torch.ones(1), "model.embed_tokens.weight": torch.zeros(1)}
     with pytest.raises(UsageFault, match=r"the folder has another lm_head\.weight"):
         load({}, architecture(about("qwen2", tie_word_embeddings=True)), None, tensors.__getitem__)
 
 
-def test_model_of_another_family_is_refused() -> None:
+def test_unsupported_model_family_is_refused() -> None:
     with pytest.raises(UsageFault, match="the megatron engine has no gemma models: it has llama, qwen2"):
         architecture(about("Gemma"))
 
@@ -173,13 +173,13 @@ def test_model_of_another_family_is_refused() -> None:
         (Part("megatron", data=2, expert=2, ffn_tensor=5), "2 ranks of a stage over e2 of t5"),
     ],
 )
-def test_layout_that_does_not_divide_the_model_is_refused(part: Part, told: str) -> None:
+def test_layout_not_dividing_model_is_refused(part: Part, told: str) -> None:
     sizes = {"hidden_size": 16, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 4}
     model = architecture(about("qwen3_moe", num_experts=8, moe_intermediate_size=8, intermediate_size=24, **sizes))
     with pytest.raises(UsageFault, match=told):
         check(model, part)
 
 
-def test_experts_of_a_model_without_any_are_refused() -> None:
+def test_expert_layout_of_dense_model_is_refused() -> None:
     with pytest.raises(UsageFault, match="megatron:d2e2: the model has no experts to distribute"):
         check(architecture(about()), Part("megatron", data=2, expert=2))

@@ -76,20 +76,20 @@ def compare(model: Path, found: dict[str, Any], out: Path, *, shared: bool) -> N
 
 
 @pytest.mark.extended
-def test_two_tensor_parallel_ranks_of_qwen3_are_one(tmp_path: Path) -> None:
+def test_two_tensor_parallel_ranks_match_one_on_qwen3(tmp_path: Path) -> None:
     model = save_model(tmp_path / "start", kind="qwen3")
     compare(model, run(model, tmp_path, "fsdp:d1t2", 2), tmp_path, shared=True)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "tied"), [("qwen3", False), ("qwen2", True), ("llama", False)])
-def test_two_by_two_ranks_are_one(tmp_path: Path, kind: str, tied: bool) -> None:
+def test_two_by_two_ranks_match_one_rank(tmp_path: Path, kind: str, tied: bool) -> None:
     model = save_model(tmp_path / "start", kind=kind, tied=tied)
     compare(model, run(model, tmp_path, "fsdp:d2t2", 4), tmp_path, shared=False)
 
 
 @pytest.mark.slow
-def test_two_nodes_are_one_with_a_copy_of_the_shards_on_each(tmp_path: Path) -> None:
+def test_two_nodes_with_shard_copies_match_one_rank(tmp_path: Path) -> None:
     """Two agents of torchrun, as on two machines."""
     model = save_model(tmp_path / "start", kind="qwen3")
     compare(model, run(model, tmp_path, "fsdp:d4", 2, agents=2), tmp_path, shared=False)
@@ -99,7 +99,7 @@ def ranks_of(data: int, nodes: int, tensor: int = 1) -> Ranks:
     return Ranks(0, data * tensor, torch.device("cpu"), layout=Part("fsdp", data, tensor), nodes=nodes)
 
 
-def test_copies_of_shards_are_one_for_each_node_where_they_fit() -> None:
+def test_shards_are_copied_to_each_node_if_memory_allows() -> None:
     assert copies_of_shards(ranks_of(4, 1), state=10, memory=1000) == 1
     assert copies_of_shards(ranks_of(16, 2), state=800, memory=300) == 2
     assert copies_of_shards(ranks_of(16, 2), state=801, memory=300) == 1, "a third of the memory of 8 ranks"
@@ -116,7 +116,7 @@ def test_copies_of_shards_are_one_for_each_node_where_they_fit() -> None:
         ),
     ],
 )
-def test_model_that_cannot_be_cut_is_refused(about: dict[str, Any], message: str) -> None:
+def test_indivisible_model_is_refused(about: dict[str, Any], message: str) -> None:
     sizes = {"model_type": "llama", "num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 48}
     with pytest.raises(UsageFault, match=message):
         model, mesh = SimpleNamespace(config=SimpleNamespace(**(sizes | about))), SimpleNamespace(size=lambda: 4)

@@ -60,7 +60,7 @@ def trained() -> FSDPEngine:
     return made
 
 
-def test_logprobs_of_rows_with_images_are_those_of_transformers(trained: FSDPEngine) -> None:
+def test_image_row_logprobs_match_transformers(trained: FSDPEngine) -> None:
     batch = rows()
     found = trained.forward(batch, lambda outputs, micro: outputs.logprobs)
     for number, images in enumerate(ROWS[:1] + ROWS[2:4]):  # transformers takes a sampled placeholder for an image
@@ -74,7 +74,7 @@ def test_logprobs_of_rows_with_images_are_those_of_transformers(trained: FSDPEng
     assert bool((found[1][batch["loss_mask"][1]] < 0).all())  # the sampled placeholder is a token
 
 
-def test_logprobs_of_an_image_in_tiles_are_those_of_transformers(tmp_path: Path) -> None:
+def test_tiled_image_logprobs_match_transformers(tmp_path: Path) -> None:
     shutil.copytree(MODEL, tmp_path / "tiles")
     for path in (tmp_path / "tiles").glob("*processor_config.json"):
         about = json.loads(path.read_text())
@@ -98,7 +98,7 @@ def test_logprobs_of_an_image_in_tiles_are_those_of_transformers(tmp_path: Path)
     torch.testing.assert_close(found, plain, atol=1e-5, rtol=1e-5)
 
 
-def test_micro_batches_of_one_row_have_the_gradient_of_the_whole() -> None:
+def test_single_row_micro_batches_match_whole_gradient() -> None:
     from areal.api.cli_args import MicroBatchSpec
 
     norms = []
@@ -110,7 +110,7 @@ def test_micro_batches_of_one_row_have_the_gradient_of_the_whole() -> None:
 
 
 @pytest.mark.parametrize("frozen", [False, True])
-def test_update_changes_the_tower_unless_it_is_frozen(frozen: bool) -> None:
+def test_update_changes_vision_tower_unless_frozen(frozen: bool) -> None:
     made = engine(freeze_vision_tower=frozen)
     made.see_images(IMAGES, rows())
     before = {name: tensor.clone() for name, tensor in made.named_tensors()}
@@ -120,7 +120,7 @@ def test_update_changes_the_tower_unless_it_is_frozen(frozen: bool) -> None:
     assert any("vision_model" in name for name in changed) is not frozen
 
 
-def test_published_names_are_those_of_the_model_folder(trained: FSDPEngine) -> None:
+def test_published_names_match_model_folder(trained: FSDPEngine) -> None:
     with safe_open(MODEL / "model.safetensors", "pt") as file:
         assert {name for name, _ in trained.named_tensors()} == set(file.keys())
 
@@ -135,7 +135,7 @@ def test_checkpoint_and_saved_model_hold_the_whole_model(trained: FSDPEngine, tm
     torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
 
 
-def test_prompt_with_placeholders_and_no_images_is_refused(trained: FSDPEngine) -> None:
+def test_placeholders_without_images_are_refused(trained: FSDPEngine) -> None:
     batch = rows()
     batch["images"][2] = 0
     with pytest.raises(UsageFault, match="row 2 of the batch has placeholders of images in its prompt, and no images"):
@@ -155,12 +155,12 @@ def test_prompt_with_placeholders_and_no_images_is_refused(trained: FSDPEngine) 
         ({"is_critic": True}, "no AutoModelForTokenClassification of the model type idefics3"),
     ],
 )
-def test_what_is_not_supported_of_vision_models_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
+def test_unsupported_vision_setting_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageFault, match=message):
         engine(**changes)
 
 
-def test_frozen_tower_of_a_text_model_is_refused(tmp_path: Path) -> None:
+def test_freezing_tower_of_text_model_is_refused(tmp_path: Path) -> None:
     from tests.training.engines.models import save_model
 
     with pytest.raises(UsageFault, match="freeze_vision_tower: LlamaForCausalLM has no vision tower"):

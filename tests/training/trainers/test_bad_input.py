@@ -29,7 +29,7 @@ def test_model_folder_without_weights_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("config", [None, {"model_type": "no_such"}])
-def test_folder_that_is_no_model_is_one_line(tmp_path: Path, config: dict[str, str] | None) -> None:
+def test_non_model_folder_is_one_line_error(tmp_path: Path, config: dict[str, str] | None) -> None:
     (tmp_path / "model").mkdir()
     if config is not None:
         (tmp_path / "model" / "config.json").write_text(json.dumps(config))
@@ -46,7 +46,7 @@ def test_vision_language_model_is_refused_by_its_type(tmp_path: Path) -> None:
     assert "vision-language models are trained by fsdp, as policies: idefics3" in str(caught.value.hint)
 
 
-def test_untrained_model_is_reported_before_there_is_a_service(tmp_path: Path) -> None:
+def test_untrained_model_is_reported_before_service_starts(tmp_path: Path) -> None:
     data = TrainDatasetConfig(batch_size=4)
     actor = PPOActorConfig(**engine(optimizer=None))
     config = GRPOConfig(**experiment(tmp_path, total_train_steps=1), train_dataset=data, actor=actor)
@@ -56,7 +56,7 @@ def test_untrained_model_is_reported_before_there_is_a_service(tmp_path: Path) -
 
 @pytest.mark.parametrize("name", ["loss_fn", "advantage_fn", "gae_lambda"])
 @pytest.mark.parametrize(("message", "fault"), [("math:pi", "cannot be called"), ("nowhere:f", "there is no module")])
-def test_custom_value_that_is_not_a_function_is_refused_before_the_first_rollout(
+def test_custom_non_function_is_refused_before_first_rollout(
     tmp_path: Path, name: str, message: str, fault: str
 ) -> None:
     actor = PPOActorConfig(**engine(**{name: message}))

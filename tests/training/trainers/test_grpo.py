@@ -111,7 +111,7 @@ def _config(tmp_path: Path, service: Service, steps: int, *, staleness: int = 2,
 
 
 @pytest.mark.extended
-def test_users_trajectories_are_acknowledged_once_their_step_is_done(tmp_path: Path, service: Service) -> None:
+def test_user_trajectories_are_acknowledged_after_their_step(tmp_path: Path, service: Service) -> None:
     config = _config(tmp_path, service, 3, recover=RecoverConfig(mode="auto", freq_steps=2))
     config.train_dataset.batch_size, config.gconfig = 2, ANSWERS.new(n_samples=1)
     config.rollout.agent, config.actor.reward_norm = AgentConfig(mode="online"), None
@@ -142,7 +142,7 @@ def test_users_trajectories_are_acknowledged_once_their_step_is_done(tmp_path: P
 
 
 @pytest.mark.extended
-def test_epochs_passed_to_train_are_those_of_the_schedule(tmp_path: Path, service: Service) -> None:
+def test_epochs_passed_to_train_set_the_schedule(tmp_path: Path, service: Service) -> None:
     config = _config(
         tmp_path,
         service,
@@ -159,7 +159,7 @@ def test_epochs_passed_to_train_are_those_of_the_schedule(tmp_path: Path, servic
     assert all(0.0 <= line["groups/without_spread"] <= 1.0 for line in lines)
 
 
-def test_schedule_counts_the_updates_that_there_are(tmp_path: Path, service: Service) -> None:
+def test_schedule_counts_actual_updates(tmp_path: Path, service: Service) -> None:
     critic = PPOCriticConfig(**engine(optimizer=optimizer(2e-3)), ppo_n_minibatches=50)
     config = _config(tmp_path, service, 2, actor={"ppo_n_minibatches": 100, "ppo_epochs": 2}, critic=critic)
     with PPOTrainer(config, prompts(8)) as trainer:
@@ -173,9 +173,7 @@ def _run(config: GRPOConfig, count: int = 200) -> list[dict[str, Any]]:
     return steps_of(trainer.folder.metrics)
 
 
-def test_asynchronous_steps_stay_within_their_staleness_and_serve_what_they_learn(
-    tmp_path: Path, service: Service
-) -> None:
+def test_asynchronous_steps_respect_staleness_and_serve_weights(tmp_path: Path, service: Service) -> None:
     lines = _run(_config(tmp_path, service, 8, actor={"use_decoupled_loss": True}))
     assert [line["step"] for line in lines] == list(range(1, 9))
     assert max(line["staleness/max"] for line in lines) <= 2
@@ -209,7 +207,7 @@ class Scraped(PPOTrainer):
         return super().train_step()
 
 
-def test_synchronous_steps_train_on_what_the_newest_weights_sampled(tmp_path: Path, service: Service) -> None:
+def test_synchronous_steps_train_on_newest_weights(tmp_path: Path, service: Service) -> None:
     config = _config(tmp_path, service, 4, staleness=0, actor={"use_decoupled_loss": True})
     with Scraped(config, prompts(200)) as trainer:
         trainer.train(**WORKFLOW)
@@ -247,7 +245,7 @@ class Watched(PPOTrainer):
         return super()._prepare_batch(batch, groups)
 
 
-def test_on_policy_the_ratio_is_one_at_every_temperature_of_a_batch(tmp_path: Path, service: Service) -> None:
+def test_on_policy_ratio_is_one_at_mixed_temperatures(tmp_path: Path, service: Service) -> None:
     config = _config(tmp_path, service, 1, staleness=0)
     config.train_dataset.batch_size = config.rollout.consumer_batch_size = len(HOW)
     config.gconfig = config.gconfig.new(n_samples=1)
@@ -281,7 +279,7 @@ def test_greedy_answers_are_not_trained_on(tmp_path: Path, service: Service) -> 
         trainer.train(workflow=Greedy())
 
 
-def test_temperature_that_is_not_that_of_the_samples_is_refused() -> None:
+def test_temperature_differing_from_samples_is_refused() -> None:
     actor = PPOActorConfig(temperature=0.6)
     with pytest.raises(ValueError, match=r"actor\.temperature 0.6 .* gconfig.temperature is 1"):
         GRPOConfig(actor=actor, gconfig=ANSWERS)
@@ -289,7 +287,7 @@ def test_temperature_that_is_not_that_of_the_samples_is_refused() -> None:
 
 
 @pytest.mark.extended
-def test_default_penalty_without_a_reference_is_none_and_is_logged(
+def test_default_kl_without_reference_is_disabled_and_logged(
     tmp_path: Path, service: Service, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = _config(tmp_path, service, 1, actor={"kl_ctl": PPOActorConfig().kl_ctl})
@@ -299,7 +297,7 @@ def test_default_penalty_without_a_reference_is_none_and_is_logged(
 
 
 @pytest.mark.extended
-def test_critic_and_reference_take_part(tmp_path: Path, service: Service) -> None:
+def test_critic_and_reference_are_used(tmp_path: Path, service: Service) -> None:
     config = _config(
         tmp_path,
         service,
@@ -318,7 +316,7 @@ def test_critic_and_reference_take_part(tmp_path: Path, service: Service) -> Non
 
 
 @pytest.mark.extended
-def test_reference_is_logged_without_a_penalty_and_every_epoch_updates(tmp_path: Path, service: Service) -> None:
+def test_reference_is_logged_without_penalty_every_epoch(tmp_path: Path, service: Service) -> None:
     more = {"ppo_epochs": 3, "ppo_n_minibatches": 2, "kl_target": 1e-3, "kl_loss_coef": 0.1, "kl_horizon": 100}
     config = _config(tmp_path, service, 2, staleness=0, actor=more, ref=PPOActorConfig(**engine()))
     with PPOTrainer(config, prompts(50)) as trainer:
@@ -365,7 +363,7 @@ def right_or_nothing(given: AdvantageInputs) -> Tensor:
 
 
 @pytest.mark.extended
-def test_loss_and_advantages_of_ones_own_train_by_name_or_as_functions(tmp_path: Path, service: Service) -> None:
+def test_custom_loss_and_advantages_train_by_name_or_function(tmp_path: Path, service: Service) -> None:
     named = {"loss_fn": f"{__name__}:likelihood_of_right_answers", "advantage_fn": f"{__name__}:right_or_nothing"}
     config = _config(tmp_path / "named", service, 2, actor=named | {"reward_norm": None})
     with PPOTrainer(config, prompts(50)) as trainer:
@@ -388,7 +386,7 @@ def test_loss_and_advantages_of_ones_own_train_by_name_or_as_functions(tmp_path:
 
 
 @pytest.mark.extended
-def test_entropy_is_of_all_tokens_and_of_those_with_a_gradient(tmp_path: Path, service: Service) -> None:
+def test_entropy_covers_all_and_trained_tokens(tmp_path: Path, service: Service) -> None:
     """Rows without a gradient count with minus the log-probabilities of what was sampled, which is as much in the mean:
     no forward pass is made for them."""
     seen: list[tuple[float, float, float, dict[str, Any]]] = []
@@ -416,7 +414,7 @@ def test_entropy_is_of_all_tokens_and_of_those_with_a_gradient(tmp_path: Path, s
 
 
 @pytest.mark.extended
-def test_several_rewards_are_weighted_and_each_is_in_the_metrics(tmp_path: Path, service: Service) -> None:
+def test_weighted_rewards_are_each_in_metrics(tmp_path: Path, service: Service) -> None:
     rewards = ["tests.training.trainers.rewards:reversed_digits", "tests.training.trainers.rewards:ended"]
     kwargs = WORKFLOW["workflow_kwargs"] | {"reward_fn": rewards, "reward_weights": [1.0, 0.25]}
     with PPOTrainer(_config(tmp_path, service, 1), prompts(50)) as trainer:
@@ -428,9 +426,7 @@ def test_several_rewards_are_weighted_and_each_is_in_the_metrics(tmp_path: Path,
 
 
 @pytest.mark.extended
-def test_ids_of_the_hub_are_trained_as_folders_are(
-    tmp_path: Path, service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hub_ids_train_like_folders(tmp_path: Path, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = "".join(json.dumps(row) + "\n" for row in prompts(16))
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     with hub_standin() as standin:
@@ -449,7 +445,7 @@ def test_ids_of_the_hub_are_trained_as_folders_are(
         assert len(weights) == 1
 
 
-def test_evaluation_is_of_the_weights_that_are_served(tmp_path: Path, service: Service) -> None:
+def test_evaluation_uses_served_weights(tmp_path: Path, service: Service) -> None:
     config = _config(tmp_path, service, 2)
     config.evaluator = EvaluatorConfig(freq_steps=2, eval_before_train=True)
     config.valid_dataset = ValidDatasetConfig()
@@ -473,7 +469,7 @@ class OddAnswersFail(RLVRWorkflow):
 
 
 @pytest.mark.extended
-def test_evaluation_counts_what_failed(tmp_path: Path, service: Service) -> None:
+def test_evaluation_counts_failed_rollouts(tmp_path: Path, service: Service) -> None:
     config = _config(tmp_path, service, 1)
     config.evaluator = EvaluatorConfig(freq_steps=1)
     config.valid_dataset = ValidDatasetConfig()
@@ -487,7 +483,7 @@ def test_evaluation_counts_what_failed(tmp_path: Path, service: Service) -> None
 
 
 @pytest.mark.extended
-def test_runs_of_one_seed_under_two_names_train_on_the_same_samples(tmp_path: Path, service: Service) -> None:
+def test_runs_with_same_seed_train_on_same_samples(tmp_path: Path, service: Service) -> None:
     class Killed(Exception):
         pass
 
@@ -600,7 +596,7 @@ def _unreliable(tmp_path: Path, service: Service, fails: list[int]) -> tuple[PPO
     return trainer, steps_of(trainer.folder.metrics)
 
 
-def test_prompt_whose_rollout_fails_is_sampled_again_and_trained_on(tmp_path: Path, service: Service) -> None:
+def test_failed_prompt_is_resampled_and_trained_on(tmp_path: Path, service: Service) -> None:
     trainer, lines = _unreliable(tmp_path, service, [1] * 3 + [0] * 13)
     counts = trainer.frontier.counts
     assert (counts.trained, counts.given_up) == (16, 0)
@@ -608,7 +604,7 @@ def test_prompt_whose_rollout_fails_is_sampled_again_and_trained_on(tmp_path: Pa
     assert lines[-1]["prompts/returned"] == counts.returned <= 3
 
 
-def test_prompt_that_always_fails_is_dropped_and_reported(
+def test_permanently_failing_prompt_is_dropped_and_reported(
     tmp_path: Path, service: Service, caplog: pytest.LogCaptureFixture
 ) -> None:
     trainer, lines = _unreliable(tmp_path, service, [1000] * 2 + [0] * 14)
@@ -621,12 +617,12 @@ def test_prompt_that_always_fails_is_dropped_and_reported(
     assert all("ConnectionError('the tool is gone')" in text for text in warnings)
 
 
-def test_run_most_of_whose_prompts_fail_ends_with_the_first_cause(tmp_path: Path, service: Service) -> None:
+def test_run_with_mostly_failing_prompts_reports_first_cause(tmp_path: Path, service: Service) -> None:
     with pytest.raises(ArealError, match=r"the first, .*the tool is gone"):
         _unreliable(tmp_path, service, [1000] * 13 + [0] * 3)
 
 
-def test_sizes_that_do_not_fit_are_an_error(tmp_path: Path, service: Service) -> None:
+def test_mismatched_batch_sizes_are_an_error(tmp_path: Path, service: Service) -> None:
     config = _config(tmp_path, service, 1)
     config.rollout.consumer_batch_size = 5
     with pytest.raises(UsageFault, match=r"consumer_batch_size is 5 and train_dataset\.batch_size 8"):

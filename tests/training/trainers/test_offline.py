@@ -46,7 +46,7 @@ def _sft(tmp_path: Path, steps: int, **more) -> SFTTrainer:
     return SFTTrainer(config, solved(800), solved(32, first=1000))
 
 
-def test_sft_learns_what_it_is_shown_and_writes_it_down(tmp_path: Path) -> None:
+def test_sft_learns_and_saves_model(tmp_path: Path) -> None:
     with _sft(tmp_path, 100, saver=SaverConfig(freq_epochs=1)) as trainer:
         trainer.train()
         lines = steps_of(trainer.folder.metrics)
@@ -58,7 +58,7 @@ def test_sft_learns_what_it_is_shown_and_writes_it_down(tmp_path: Path) -> None:
     assert lines[50]["epoch"] == 1.0
 
 
-def test_config_that_a_run_has_written_is_that_run_again(tmp_path: Path) -> None:
+def test_written_config_reproduces_run(tmp_path: Path) -> None:
     with _sft(tmp_path, 3) as trainer:
         trainer.train()
         written, config = trainer.folder.config, trainer.config
@@ -67,7 +67,7 @@ def test_config_that_a_run_has_written_is_that_run_again(tmp_path: Path) -> None
     assert "admin_api_key:" not in written.read_text()
 
 
-def test_sft_resumed_ends_where_the_uninterrupted_one_does(tmp_path: Path) -> None:
+def test_resumed_sft_matches_uninterrupted_run(tmp_path: Path) -> None:
     recover = RecoverConfig(mode="auto", freq_steps=4)
     with _sft(tmp_path / "whole", 9, recover=recover) as whole:
         whole.train()
@@ -90,9 +90,7 @@ def test_sft_resumed_ends_where_the_uninterrupted_one_does(tmp_path: Path) -> No
     assert all((ends[0][name] - ends[1][name]).abs().max() < 1e-6 for name in ends[0])
 
 
-def test_stop_in_the_last_step_of_an_epoch_loses_neither_its_model_nor_its_evaluation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stop_in_last_step_of_epoch_still_saves_and_evaluates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = SFTConfig(
         **experiment(tmp_path, total_train_epochs=3),
         train_dataset=TrainDatasetConfig(batch_size=16),
@@ -116,13 +114,13 @@ def test_stop_in_the_last_step_of_an_epoch_loses_neither_its_model_nor_its_evalu
     assert "loss" in lines[1] and len(lines) == 6, "the line of step 2 has both"
 
 
-def test_run_that_keeps_no_model_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_without_saver_warns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with _sft(tmp_path, 1):
         assert "no model will be kept: saver.freq_epochs=1" in capsys.readouterr().err
 
 
 @pytest.mark.extended
-def test_reward_model_tells_the_better_answer_apart(tmp_path: Path) -> None:
+def test_reward_model_learns_to_rank_answers(tmp_path: Path) -> None:
     config = RWConfig(**_common(tmp_path, 200), model=TrainEngineConfig(**engine(optimizer=optimizer(1e-3))))
     with RWTrainer(config, preferences(800), preferences(128, first=1000)) as trainer:
         trainer.train()
@@ -132,7 +130,7 @@ def test_reward_model_tells_the_better_answer_apart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sigmoid", pytest.param("ipo", marks=pytest.mark.extended)])
-def test_dpo_widens_the_margin_of_the_chosen_one(tmp_path: Path, kind: Literal["sigmoid", "ipo"]) -> None:
+def test_dpo_widens_margin_of_chosen_answer(tmp_path: Path, kind: Literal["sigmoid", "ipo"]) -> None:
     actor = DPOEngineConfig(**engine(optimizer=optimizer(5e-4)), loss_type=kind)
     config = DPOConfig(**_common(tmp_path, 20), actor=actor)
     with DPOTrainer(config, preferences(160), preferences(32, first=1000)) as trainer:
@@ -144,7 +142,7 @@ def test_dpo_widens_the_margin_of_the_chosen_one(tmp_path: Path, kind: Literal["
     assert lines[-1]["eval/loss"] < lines[0]["eval/loss"]
 
 
-def test_reference_of_dpo_is_the_configured_one(tmp_path: Path) -> None:
+def test_dpo_uses_configured_reference(tmp_path: Path) -> None:
     other = TrainEngineConfig(**engine(path="", init_from_scratch=True))
     config = DPOConfig(**_common(tmp_path, 1), actor=DPOEngineConfig(**engine()), ref=other)
     with DPOTrainer(config, preferences(16)) as trainer:
@@ -153,7 +151,7 @@ def test_reference_of_dpo_is_the_configured_one(tmp_path: Path) -> None:
     assert other.optimizer is not None, "the configuration stays as it was given"
 
 
-def test_length_of_a_run_and_its_timers_are_the_configurations(tmp_path: Path) -> None:
+def test_run_length_and_timers_follow_config(tmp_path: Path) -> None:
     config = SFTConfig(
         **_common(tmp_path, 1, total_train_epochs=3, saver=SaverConfig(freq_secs=7)),
         model=TrainEngineConfig(**engine()),
@@ -165,7 +163,7 @@ def test_length_of_a_run_and_its_timers_are_the_configurations(tmp_path: Path) -
         assert [saves.due(epoch_ended=False, now=now) for now in (0.0, 6.0, 8.0)] == [False, False, True]
 
 
-def test_label_smoothing_is_conservative_dpo(tmp_path: Path) -> None:
+def test_label_smoothing_gives_conservative_dpo(tmp_path: Path) -> None:
     actor = DPOEngineConfig(**engine(), label_smoothing=0.2, beta=0.5)
     with DPOTrainer(DPOConfig(**_common(tmp_path, 1), actor=actor), preferences(16)) as trainer:
         micro = trainer.collate(preferences(1))
@@ -179,7 +177,7 @@ def test_label_smoothing_is_conservative_dpo(tmp_path: Path) -> None:
         assert trainer.loss(token_outputs(logits, micro), micro).item() == pytest.approx(want.item(), rel=1e-5)
 
 
-def test_a_run_that_meets_no_number_keeps_its_checkpoint(tmp_path: Path) -> None:
+def test_run_with_non_finite_loss_keeps_checkpoint(tmp_path: Path) -> None:
     recover = RecoverConfig(mode="auto", freq_steps=2)
     with _sft(tmp_path, 6, recover=recover) as trainer:
         loss = trainer.loss
@@ -196,7 +194,7 @@ def test_a_run_that_meets_no_number_keeps_its_checkpoint(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("ranks", [2, 5])
-def test_one_row_that_is_left_counts_once_on_any_number_of_ranks(tmp_path: Path, ranks: int) -> None:
+def test_last_row_counts_once_on_any_number_of_ranks(tmp_path: Path, ranks: int) -> None:
     with _sft(tmp_path, 1) as trainer:
         batch, counted = trainer.collate(solved(1)), 0
         for rank in range(ranks):
@@ -211,13 +209,13 @@ def test_rows_without_a_mask_are_named(tmp_path: Path) -> None:
         trainer.train()
 
 
-def test_batch_of_more_rows_than_there_are_is_an_error(tmp_path: Path) -> None:
+def test_batch_larger_than_dataset_is_an_error(tmp_path: Path) -> None:
     config = SFTConfig(**_common(tmp_path, 1), model=TrainEngineConfig(**engine()))
     with pytest.raises(UsageFault, match="a batch of 16 is more than the 5 rows"):
         SFTTrainer(config, solved(5))
 
 
-def test_no_rows_at_all_is_an_error(tmp_path: Path) -> None:
+def test_missing_dataset_is_an_error(tmp_path: Path) -> None:
     config = SFTConfig(**_common(tmp_path, 1), model=TrainEngineConfig(**engine()))
     with pytest.raises(UsageFault, match="needs a train_dataset"):
         SFTTrainer(config, [])

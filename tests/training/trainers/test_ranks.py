@@ -119,7 +119,7 @@ def _cut_to(folder: Path, step: int) -> None:
 
 
 @pytest.mark.slow
-def test_two_ranks_learn_as_one_and_each_resumes_what_the_other_saved(tmp_path: Path) -> None:
+def test_two_ranks_match_one_and_resume_each_other(tmp_path: Path) -> None:
     one, two = _folder(tmp_path, "one"), _folder(tmp_path, "two")
     curves = [[line["loss"] for line in run("sft", ranks, folder)] for ranks, folder in ((1, one), (2, two))]
     assert len(curves[0]) == 6
@@ -134,7 +134,7 @@ def test_two_ranks_learn_as_one_and_each_resumes_what_the_other_saved(tmp_path: 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_two_nodes_learn_as_one_and_one_resumes_what_they_saved(tmp_path: Path) -> None:
+def test_two_nodes_match_one_and_one_resumes_them(tmp_path: Path) -> None:
     folder = _folder(tmp_path, "two")
     curve = [line["loss"] for line in run("sft", 1, folder, nodes=2)]
     _cut_to(folder, 3)
@@ -156,7 +156,7 @@ def service(tmp_path: Path) -> Iterator[dict[str, str]]:
 
 
 @pytest.mark.slow
-def test_grpo_on_two_ranks_goes_on_with_one_and_with_two_again(tmp_path: Path, service: dict[str, str]) -> None:
+def test_grpo_resumes_with_other_rank_counts(tmp_path: Path, service: dict[str, str]) -> None:
     folder = _folder(tmp_path, "run")
     lines: list[dict[str, Any]] = []
     for ranks, steps in ((2, 4), (1, 6), (2, 8)):
@@ -179,9 +179,7 @@ def test_grpo_on_two_ranks_goes_on_with_one_and_with_two_again(tmp_path: Path, s
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_grpo_on_two_nodes_and_with_tensor_parallel_ranks_broadcasts_what_is_sampled_from(
-    tmp_path: Path, service: dict[str, str]
-) -> None:
+def test_grpo_broadcasts_weights_across_nodes_and_tensor_ranks(tmp_path: Path, service: dict[str, str]) -> None:
     """The engine's process meets the trainer at an address that is not loopback."""
     folder = _folder(tmp_path, "run")
     for backend, nodes, ranks, steps in (("fsdp:d2", 2, 1, 2), ("fsdp:d1t2", 1, 2, 4)):

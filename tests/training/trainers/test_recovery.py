@@ -65,7 +65,7 @@ def disk(request: pytest.FixtureRequest):
 
 
 @pytest.mark.parametrize("disk", [(0,), (700,), (8192,), (30_000,), (300_000,)], indirect=True)
-def test_full_disk_costs_a_checkpoint_and_the_next_one_finds_room(tmp_path: Path, disk: FullDisk, capsys) -> None:
+def test_full_disk_skips_checkpoint_until_space_is_free(tmp_path: Path, disk: FullDisk, capsys) -> None:
     with _trainer(tmp_path, 6) as trainer:
         _before_each_step(trainer, lambda step: disk.set(step in (2, 3)))
         trainer.train()
@@ -75,7 +75,7 @@ def test_full_disk_costs_a_checkpoint_and_the_next_one_finds_room(tmp_path: Path
     assert sorted(path.name for path in trainer.checkpoints.root.iterdir()) == ["step_2", "step_6"]
 
 
-def test_full_disk_at_the_end_of_a_run_fails_it_and_keeps_what_there_is(tmp_path: Path, disk: FullDisk) -> None:
+def test_full_disk_at_end_fails_run_and_keeps_checkpoints(tmp_path: Path, disk: FullDisk) -> None:
     with _trainer(tmp_path, 4) as trainer, pytest.raises(CheckpointFailed, match="step 4 cannot be written"):
         _before_each_step(trainer, lambda step: disk.set(step == 3))
         trainer.train()
@@ -85,7 +85,7 @@ def test_full_disk_at_the_end_of_a_run_fails_it_and_keeps_what_there_is(tmp_path
     assert [line["step"] for line in steps_of(again.folder.metrics)] == [1, 2, 3, 4]
 
 
-def test_full_disk_costs_a_saved_model_and_not_the_run_but_at_its_end(tmp_path: Path, disk: FullDisk, capsys) -> None:
+def test_full_disk_skips_saved_model_except_at_end(tmp_path: Path, disk: FullDisk, capsys) -> None:
     often = SaverConfig(freq_steps=2)
     with _trainer(tmp_path, 4, saver=often) as trainer:
         _before_each_step(trainer, lambda step: disk.set(step == 1))
@@ -107,7 +107,7 @@ def test_full_disk_costs_a_saved_model_and_not_the_run_but_at_its_end(tmp_path: 
         pytest.param("state.json", marks=pytest.mark.extended),
     ],
 )
-def test_torn_checkpoint_is_set_aside_and_the_one_before_it_resumed(tmp_path: Path, torn: str, caplog) -> None:
+def test_torn_checkpoint_is_set_aside_and_previous_resumed(tmp_path: Path, torn: str, caplog) -> None:
     with _trainer(tmp_path, 4) as first:
         first.train()
     path = first.checkpoints.root / "step_4" / torn
@@ -122,9 +122,7 @@ def test_torn_checkpoint_is_set_aside_and_the_one_before_it_resumed(tmp_path: Pa
 
 
 @pytest.mark.parametrize("damaged", ["__0_0.distcp", pytest.param(".metadata", marks=pytest.mark.extended)])
-def test_checkpoint_of_the_right_length_that_cannot_be_read_is_passed_over(
-    tmp_path: Path, damaged: str, caplog
-) -> None:
+def test_unreadable_checkpoint_is_skipped(tmp_path: Path, damaged: str, caplog) -> None:
     with _trainer(tmp_path, 4) as first:
         first.train()
     path = first.checkpoints.root / "step_4" / "actor" / damaged
@@ -139,7 +137,7 @@ def test_checkpoint_of_the_right_length_that_cannot_be_read_is_passed_over(
 
 
 @pytest.mark.extended
-def test_two_runs_of_the_same_names_at_once_are_refused(tmp_path: Path) -> None:
+def test_concurrent_runs_of_same_names_are_refused(tmp_path: Path) -> None:
     with _trainer(tmp_path, 2) as first:
         second = (
             "from tests.training.trainers.test_recovery import _trainer; from pathlib import Path; "
@@ -152,7 +150,7 @@ def test_two_runs_of_the_same_names_at_once_are_refused(tmp_path: Path) -> None:
         after.train()
 
 
-def test_run_that_does_not_resume_has_no_metrics_of_the_run_before(tmp_path: Path, capsys) -> None:
+def test_run_without_resume_starts_new_metrics(tmp_path: Path, capsys) -> None:
     never = RecoverConfig()
     with _trainer(tmp_path, 4, recover=never) as first:
         first.train()
@@ -164,7 +162,7 @@ def test_run_that_does_not_resume_has_no_metrics_of_the_run_before(tmp_path: Pat
     assert len(steps_of(earlier)) == 4 and f"are kept as {earlier}" in capsys.readouterr().err
 
 
-def test_data_that_changed_since_the_checkpoint_is_reported(tmp_path: Path, capsys) -> None:
+def test_changed_data_since_checkpoint_is_reported(tmp_path: Path, capsys) -> None:
     with _trainer(tmp_path, 2) as first:
         first.train()
     with _trainer(tmp_path, 4) as same:
@@ -175,7 +173,7 @@ def test_data_that_changed_since_the_checkpoint_is_reported(tmp_path: Path, caps
     assert "is not that of the checkpoint (count 64 -> 56, rows of memory (sha256 " in capsys.readouterr().err
 
 
-def test_other_rows_of_the_same_number_are_reported_with_both_names(tmp_path: Path, capsys) -> None:
+def test_changed_rows_of_same_count_are_reported_with_names(tmp_path: Path, capsys) -> None:
     rows = list(solved(64))
     sources = {"first.jsonl": rows, "copy.jsonl": rows, "second.jsonl": rows[::-1]}
     told = []
@@ -188,7 +186,7 @@ def test_other_rows_of_the_same_number_are_reported_with_both_names(tmp_path: Pa
     assert re.search(rf"rows of copy.jsonl {digest} -> second.jsonl {digest}", told[2])
 
 
-def test_checkpoints_of_another_model_are_an_error_and_stay(tmp_path: Path) -> None:
+def test_checkpoint_of_other_model_is_an_error_and_kept(tmp_path: Path) -> None:
     with _trainer(tmp_path, 4) as first:
         first.train()
     with _trainer(tmp_path, 6) as other:
@@ -200,7 +198,7 @@ def test_checkpoints_of_another_model_are_an_error_and_stay(tmp_path: Path) -> N
     assert sorted(path.name for path in first.checkpoints.root.iterdir()) == ["step_2", "step_4"]
 
 
-def test_request_to_stop_is_a_checkpoint_of_the_step_that_runs(tmp_path: Path, monkeypatch) -> None:
+def test_stop_request_checkpoints_current_step(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(stopping, "_requests", stopping._Requests())
     before = signal.getsignal(signal.SIGTERM)
     stopping.on_sigterm()
@@ -224,5 +222,5 @@ def test_request_to_stop_is_a_checkpoint_of_the_step_that_runs(tmp_path: Path, m
     ("ours", "served", "version"),
     [(0, None, 0), (0, 0, 0), (0, 7, 8), (4, 4, 4), (4, 0, 4), (4, 6, 7)],
 )
-def test_version_to_publish_never_means_two_weights(ours: int, served: int | None, version: int) -> None:
+def test_published_version_never_means_two_weights(ours: int, served: int | None, version: int) -> None:
     assert version_to_publish(ours, served) == version

@@ -44,7 +44,7 @@ GAMES = trajectory([1.0, 0.0, 0.0, 0.0, 1.0, 1.0], [0, 1, 1, 1, 4, 4], [1.0, 0.0
         (trajectory([0.81, 0.9, 1.0], [0, 0, 0], [0.0, 0.0, 1.0]), [1.0]),
     ],
 )
-def test_reward_of_a_sample(given: Any, rewards: list[float]) -> None:
+def test_sample_reward_is_computed(given: Any, rewards: list[float]) -> None:
     assert sample_rewards(given).tolist() == rewards
 
 
@@ -58,7 +58,7 @@ def test_reward_of_a_sample(given: Any, rewards: list[float]) -> None:
         (trajectory([0.0, 1.0], [0, 0], [0.0, 1.0]), True),  # the turns of the only sample
     ],
 )
-def test_dynamic_sampling_keeps_groups_whose_samples_differ(given: Any, differ: bool) -> None:
+def test_dynamic_sampling_keeps_groups_with_reward_spread(given: Any, differ: bool) -> None:
     assert has_reward_spread(given) is differ
 
 
@@ -66,7 +66,7 @@ def rollout(columns: Any) -> Rollout:
     return Rollout(EpisodeSpec(0, {}, None, "0"), columns, head_version=0, tail_version=0)
 
 
-def test_samples_are_numbered_across_the_batch_and_normalised_as_one_each() -> None:
+def test_samples_are_numbered_across_batch_and_counted_once() -> None:
     batch, groups = to_batch([rollout(GAMES), rollout(trajectory([2.0, 0.0], [0, 1]))])
     assert groups.tolist() == [0, 0, 0, 0, 0, 0, 1, 1]
     assert batch["sample_ids"].tolist() == [0, 1, 1, 1, 2, 2, 3, 4]
@@ -78,7 +78,7 @@ def test_samples_are_numbered_across_the_batch_and_normalised_as_one_each() -> N
     )
 
 
-def test_rows_that_are_samples_need_no_numbers() -> None:
+def test_single_row_samples_need_no_sample_ids() -> None:
     batch, _ = to_batch([rollout(trajectory([1.0, 0.0])), rollout(trajectory([1.0, 0.0], [0, 1]))])
     assert "sample_ids" not in batch
     alone, _ = to_batch([rollout(trajectory([1.0, 0.0], [0, 0]))])

@@ -18,16 +18,16 @@ def test_due_after_seconds_outside_any_process_group() -> None:
     assert _fired(Timer(SaverConfig(freq_secs=10)), [0, 5, 11, 12, 20, 21.5]) == [3, 6]
 
 
-def test_due_whichever_comes_first_starts_all_anew() -> None:
+def test_first_due_timer_resets_all() -> None:
     assert _fired(Timer(SaverConfig(freq_steps=3, freq_secs=10)), [0, 10, 11, 12, 13]) == [2, 5]
 
 
-def test_due_never_is_never() -> None:
+def test_timer_without_frequency_is_never_due() -> None:
     assert Timer(SaverConfig()).is_disabled
     assert _fired(Timer(SaverConfig()), [0.0, 1e9], frozenset({1, 2})) == []
 
 
-def test_restore_goes_on_counting() -> None:
+def test_restored_timer_continues_counting() -> None:
     timer = Timer(SaverConfig(freq_steps=3))
     _fired(timer, [0.0] * 2)
     resumed = Timer(SaverConfig(freq_steps=3))

@@ -23,7 +23,7 @@ def group(rewards: tuple[float, ...], truncated: bool = False) -> Any:
     return SimpleNamespace(trajectory={"rewards": torch.tensor(rewards), "loss_mask": mask, "truncated": cut})
 
 
-def test_validation_has_the_intervals_of_an_evaluation_of_the_same_rewards() -> None:
+def test_validation_intervals_match_evaluation() -> None:
     validation = Validation(EvaluatorConfig(pass_threshold=0.5, confidence=0.9), samples=2)
     validation.add([group(each) for each in REWARDS[:2]])
     validation.add([group(each, truncated=True) for each in REWARDS[2:]])
@@ -44,7 +44,7 @@ def test_validation_has_the_intervals_of_an_evaluation_of_the_same_rewards() -> 
     assert "pass@1 0.6000 (" in line and "10 samples, 2 failed" in line
 
 
-def test_validation_of_one_prompt_has_no_interval_and_of_none_no_scores() -> None:
+def test_validation_of_one_prompt_has_no_interval() -> None:
     validation = Validation(EvaluatorConfig(), samples=1)
     assert math.isnan(validation.metrics(3)["reward/mean"]) and validation.metrics(3)["failed"] == 3
     validation.add([group((1.0,))])

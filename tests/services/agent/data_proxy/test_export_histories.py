@@ -183,7 +183,7 @@ def agents(inference: RecordingService, tmp_path_factory: pytest.TempPathFactory
 
 @settings(max_examples=40)
 @given(steps=HISTORIES)
-def test_history_of_an_agents_session_exports_each_call_once(agents: Pair, steps: list[str]) -> None:
+def test_agent_session_history_exports_each_call_once(agents: Pair, steps: list[str]) -> None:
     follow(AgentCaller(agents, agents.start()), steps)
 
 

@@ -107,7 +107,7 @@ def check_histories(client: Client, turns: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.extended) for seed in (1, 2))])
-def test_no_history_loses_or_doubles_a_turn(own: Pair, seed: int) -> None:
+def test_histories_neither_lose_nor_repeat_turns(own: Pair, seed: int) -> None:
     dice, heard = random.Random(seed), threading.Semaphore(0)
     clients = [
         Client(own, own.start(f"session/{number}"), random.Random(f"{seed}-{number}"), heard)

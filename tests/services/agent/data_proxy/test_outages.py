@@ -28,7 +28,7 @@ def another(pair: Pair, uid: str = "pair-1") -> Pair:
 # -- the worker
 
 
-def test_killed_worker_fails_the_running_turn_and_the_session_goes_on(own: Pair) -> None:
+def test_killed_worker_fails_running_turn_and_session_survives(own: Pair) -> None:
     session, other = own.start(), own.start()
     own.say(session, "a")
     waiting = own.later(other, "wait")
@@ -50,7 +50,7 @@ def test_killed_worker_fails_the_running_turn_and_the_session_goes_on(own: Pair)
 # -- the data proxy
 
 
-def test_killed_data_proxy_finds_its_sessions_again(own: Pair) -> None:
+def test_restarted_data_proxy_finds_its_sessions(own: Pair) -> None:
     session, running = own.start("mine", metadata={"a": 1}), own.start()
     own.turn(session, "tools", idempotency_key="k")
     before = own.show(session)
@@ -70,7 +70,7 @@ def test_killed_data_proxy_finds_its_sessions_again(own: Pair) -> None:
 
 
 @pytest.mark.extended
-def test_sessions_of_a_data_proxy_that_stays_away_are_adopted(own: Pair) -> None:
+def test_sessions_of_lost_data_proxy_are_adopted(own: Pair) -> None:
     session = own.start("mine")
     own.say(session, "a")
     (tag,) = ready(own.proxy)["journals"]
@@ -84,7 +84,7 @@ def test_sessions_of_a_data_proxy_that_stays_away_are_adopted(own: Pair) -> None
 
 
 @pytest.mark.extended
-def test_drained_data_proxy_hands_its_sessions_over_when_their_turns_have_ended(own: Pair) -> None:
+def test_drained_data_proxy_hands_over_sessions_after_turns(own: Pair) -> None:
     idle, busy = own.start("idle"), own.start("busy")
     own.say(idle, "a")
     running = own.later(busy, "wait")
@@ -105,7 +105,7 @@ def test_drained_data_proxy_hands_its_sessions_over_when_their_turns_have_ended(
     assert own.say(made, "a") == "a 0"  # it goes on with a journal of its own
 
 
-def test_session_that_starts_at_a_drained_data_proxy_is_handed_over_too(own: Pair) -> None:
+def test_session_started_during_drain_is_handed_over(own: Pair) -> None:
     heir = another(own)
     own.call("POST", "/drain", {})
     session = own.start("late")
@@ -113,7 +113,7 @@ def test_session_that_starts_at_a_drained_data_proxy_is_handed_over_too(own: Pai
     assert own.call("GET", f"/session/{session}").status != 200
 
 
-def test_session_is_never_unknown_while_its_journal_changes_hands(own: Pair) -> None:
+def test_session_is_never_unknown_during_journal_handover(own: Pair) -> None:
     session = own.start("mine")
     own.say(session, "a")
     digest = {"digest": key_digest(session.encode()).hex()}
@@ -141,7 +141,7 @@ def _assert_refused_where_it_is_named(own: Pair, session: str, tag: str) -> None
         assert (refused.status, refused.json()["error"]["code"]) == (421, "session_elsewhere")
 
 
-def test_stopped_data_proxy_lets_its_turns_end(own: Pair) -> None:
+def test_stopped_data_proxy_finishes_its_turns(own: Pair) -> None:
     session = own.start("mine")
     running = own.later(session, "wait")
     own.wait_begun(session)
@@ -154,7 +154,7 @@ def test_stopped_data_proxy_lets_its_turns_end(own: Pair) -> None:
     assert len(own.show(session)["history"]) == 2
 
 
-def test_turn_that_outlived_its_caller_ends_with_the_process_and_can_be_repeated(own: Pair) -> None:
+def test_turn_orphaned_by_caller_can_be_repeated_after_restart(own: Pair) -> None:
     session = own.start("mine")
     stream = own.stream(session, "wait", idempotency_key="k")
     own.wait_begun(session)
@@ -173,7 +173,7 @@ def test_turn_that_outlived_its_caller_ends_with_the_process_and_can_be_repeated
 # -- the disk
 
 
-def test_full_disk_is_507_before_the_agent_runs_and_nothing_is_lost(own: Pair) -> None:
+def test_full_disk_is_507_before_agent_runs(own: Pair) -> None:
     session = own.start()
     own.say(session, "a")
     before = own.show(session)

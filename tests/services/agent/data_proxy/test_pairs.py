@@ -66,7 +66,7 @@ def two(processes: Processes, tmp_path: Path) -> Iterator[TwoPairs]:
 
 
 @pytest.mark.extended
-def test_sessions_are_spread_and_those_of_a_dead_pair_go_on_at_the_other(two: TwoPairs) -> None:
+def test_sessions_of_dead_pair_continue_on_other_pair(two: TwoPairs) -> None:
     keys = [f"session/{number}" for number in range(12)]
     made = [two.gateway.call("POST", "/sessions", {}, key=two.key).json()["session_key"] for _ in range(8)]
     assert {two.say(key, "a") for key in (*keys, *made)} == {"a 0"}

@@ -46,7 +46,7 @@ def reward(pair: Pair, session: str, value: float = 1.0) -> dict[str, Any]:
     return rewarded
 
 
-def test_model_calls_of_a_turn_are_recorded_rewarded_and_exported(trained: Pair) -> None:
+def test_model_calls_of_turn_are_recorded_rewarded_and_exported(trained: Pair) -> None:
     session = trained.start(metadata={"task_id": "gsm8k-7"})
     rl = rl_session(trained, session)
     assert rl.startswith("gsm8k-7-")
@@ -57,16 +57,14 @@ def test_model_calls_of_a_turn_are_recorded_rewarded_and_exported(trained: Pair)
     assert exported["traj"]["rewards"] == [0.5]
 
 
-def test_reward_and_export_are_one_call(trained: Pair) -> None:
+def test_export_can_give_reward(trained: Pair) -> None:
     session = trained.start()
     trained.say(session, "model")
     exported = trained.call("POST", trained.path(session, "/export"), {"reward": 0.75}).json()
     assert exported["traj"]["rewards"] == [0.75]
 
 
-def test_rl_session_that_an_export_has_removed_is_asked_for_and_ended_no_more(
-    trained: Pair, inference: RecordingService
-) -> None:
+def test_exported_rl_session_is_not_queried_or_ended_again(trained: Pair, inference: RecordingService) -> None:
     session = trained.start()
     trained.say(session, "model")
     before = rl_session(trained, session)
@@ -86,7 +84,7 @@ def ends_asked(inference: RecordingService) -> float:
     return sum(float(line.split()[-1]) for line in own)
 
 
-def test_exported_rl_session_is_replaced_before_the_next_turn_with_a_notice(trained: Pair) -> None:
+def test_exported_rl_session_is_replaced_before_next_turn(trained: Pair) -> None:
     session = trained.start()
     trained.say(session, "model")
     reward(trained, session)
@@ -103,16 +101,14 @@ def test_exported_rl_session_is_replaced_before_the_next_turn_with_a_notice(trai
     assert "areal_inference" not in trained.turn(session, "model")[-1]["metadata"]
 
 
-def test_rl_session_that_ended_costs_one_turn(trained: Pair, inference: RecordingService) -> None:
+def test_ended_rl_session_fails_one_turn(trained: Pair, inference: RecordingService) -> None:
     session = trained.start()
     inference.admin("POST", "/rl/end_session", {"session_id": rl_session(trained, session)})
     assert trained.turn(session, "model")[-1]["failure"] == "agent"
     assert trained.turn(session, "model")[-1]["metadata"]["areal_inference"]["reason"] == "it has ended"
 
 
-def test_rl_session_outlives_the_data_proxy_and_is_looked_at_after_its_restart(
-    trained: Pair, inference: RecordingService
-) -> None:
+def test_rl_session_survives_data_proxy_restart(trained: Pair, inference: RecordingService) -> None:
     kept, ended = trained.start(), trained.start()
     trained.say(kept, "model")
     before, gone = rl_session(trained, kept), rl_session(trained, ended)
@@ -125,7 +121,7 @@ def test_rl_session_outlives_the_data_proxy_and_is_looked_at_after_its_restart(
     assert reward(trained, kept)["interaction_count"] == 2
 
 
-def test_key_of_the_rl_session_is_for_the_agent_alone(trained: Pair) -> None:
+def test_rl_session_key_is_visible_to_agent_only(trained: Pair) -> None:
     session = trained.start()
     told = [trained.turn(session, "model"), trained.show(session), trained.call("GET", "/sessions?limit=1000").json()]
     access = trained.calls(session)[0]["metadata"]["areal_inference"]
@@ -135,7 +131,7 @@ def test_key_of_the_rl_session_is_for_the_agent_alone(trained: Pair) -> None:
     assert access["api_key"] not in "".join(trained.proxy.log)
 
 
-def test_closing_ends_the_rl_session(trained: Pair, inference: RecordingService) -> None:
+def test_close_ends_rl_session(trained: Pair, inference: RecordingService) -> None:
     session = trained.start()
     rl = rl_session(trained, session)
     trained.say(session, "model")
@@ -146,7 +142,7 @@ def test_closing_ends_the_rl_session(trained: Pair, inference: RecordingService)
     assert ends_asked(inference) == ends + 1
 
 
-def test_caller_brings_an_rl_session_of_its_own(trained: Pair, inference: RecordingService) -> None:
+def test_caller_may_supply_its_rl_session(trained: Pair, inference: RecordingService) -> None:
     theirs, other = inference.begin(), inference.begin()
     access = {"base_url": inference.gateway.url, "api_key": theirs.key, "model": "tiny"}
     session = trained.start(inference=access)
@@ -161,9 +157,7 @@ def test_caller_brings_an_rl_session_of_its_own(trained: Pair, inference: Record
     assert state_of(inference, other.session_id) == "active"
 
 
-def test_caller_that_leaves_a_collected_turn_takes_its_rl_session_along(
-    trained: Pair, inference: RecordingService
-) -> None:
+def test_disconnect_of_collected_turn_drops_its_rl_session(trained: Pair, inference: RecordingService) -> None:
     theirs = inference.begin()
     session = trained.start()
     own = rl_session(trained, session)
@@ -181,7 +175,7 @@ def test_caller_that_leaves_a_collected_turn_takes_its_rl_session_along(
     assert rl_session(trained, session) == own
 
 
-def test_key_of_no_rl_session_is_refused_before_any_turn(trained: Pair, inference: RecordingService) -> None:
+def test_unknown_rl_session_key_is_refused_before_turn(trained: Pair, inference: RecordingService) -> None:
     access = {"base_url": inference.gateway.url, "api_key": "absent", "model": "tiny"}
     session = trained.start()
     turn = {"message": "free", "run_id": "run-x", "inference": access}
@@ -192,7 +186,7 @@ def test_key_of_no_rl_session_is_refused_before_any_turn(trained: Pair, inferenc
     assert "replaced" not in trained.turn(session, "model")[-1]["metadata"]
 
 
-def test_pair_whose_key_the_inference_service_refuses_is_not_ready_until_it_has_the_right_one(
+def test_pair_with_refused_key_is_unready_until_key_is_fixed(
     trained: Pair, inference: RecordingService, tmp_path: Path
 ) -> None:
     file = tmp_path / "key"
@@ -213,7 +207,7 @@ def test_pair_whose_key_the_inference_service_refuses_is_not_ready_until_it_has_
     wait_ready(proxy)
 
 
-def test_export_waits_for_no_turn(trained: Pair) -> None:
+def test_export_during_turn_is_409(trained: Pair) -> None:
     session = trained.start()
     running = trained.later(session, "wait")
     trained.wait_begun(session)

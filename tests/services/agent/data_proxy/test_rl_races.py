@@ -84,7 +84,7 @@ def ended(api: ScriptedApi) -> list[str]:
     return [headers["Authorization"].removeprefix("Bearer ") for route, _, headers in api.got if route == END]
 
 
-async def test_turn_waits_for_an_export_and_has_an_rl_session_that_is_not_exported(
+async def test_turn_waits_for_export_and_gets_unexported_rl_session(
     rl: RlSessions, session: SessionEntry, api: ScriptedApi
 ) -> None:
     """The inference service has removed the first one already when the turn begins."""
@@ -105,7 +105,7 @@ async def test_turn_waits_for_an_export_and_has_an_rl_session_that_is_not_export
     assert session.inference is not None and ended(api) == [session.inference.api_key]
 
 
-async def test_exports_of_a_session_run_one_after_the_other(
+async def test_concurrent_exports_of_session_are_serialised(
     rl: RlSessions, session: SessionEntry, api: ScriptedApi
 ) -> None:
     held = Held()
@@ -121,7 +121,7 @@ async def test_exports_of_a_session_run_one_after_the_other(
     assert session.exporting is None
 
 
-async def test_session_that_starts_during_a_drain_is_there_and_its_rl_session_too(
+async def test_session_started_during_drain_keeps_rl_session(
     api: ScriptedApi, processes: Processes, tmp_path: Path
 ) -> None:
     access = orjson.dumps({"addr": api.url, "admin_key_file": str(processes.key_file), "model": "tiny"}).decode()

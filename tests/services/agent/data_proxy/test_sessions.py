@@ -34,7 +34,7 @@ AWKWARD = (
 
 
 @pytest.mark.parametrize("key", AWKWARD, ids=range(len(AWKWARD)))
-def test_every_key_names_its_own_session(pair: Pair, key: str) -> None:
+def test_every_key_has_its_own_session(pair: Pair, key: str) -> None:
     assert pair.start(key) == key
     assert pair.say(key, "a") == "a 0"
     assert pair.call("GET", pair.path(key, "/history")).json()["session_key"] == key
@@ -47,19 +47,19 @@ def test_every_key_names_its_own_session(pair: Pair, key: str) -> None:
 
 
 @pytest.mark.parametrize("key", ["", "a\n", "x" * 1025, "é" * 513, "\x7f"])
-def test_key_that_cannot_be_one_is_refused(pair: Pair, key: str) -> None:
+def test_invalid_key_is_refused(pair: Pair, key: str) -> None:
     refused = pair.call("POST", "/rl/start_session", {"api_key": key})
     assert (refused.status, refused.json()["error"]["param"]) == (400, "api_key")
 
 
-def test_made_keys_are_unguessable_and_name_their_journal(pair: Pair) -> None:
+def test_generated_keys_are_random_and_carry_journal_tag(pair: Pair) -> None:
     first, second = pair.start(), pair.start()
     assert first != second
     assert len(first) > 50
     assert tag_of_key(first) == pair.proxy.call("GET", "/ready").json()["journals"][0]
 
 
-def test_session_that_has_the_key_is_the_answer_however_many_start_it(pair: Pair) -> None:
+def test_concurrent_starts_with_one_key_return_one_session(pair: Pair) -> None:
     with ThreadPoolExecutor(16) as pool:
         started = list(
             pool.map(
@@ -85,7 +85,7 @@ def listed(pair: Pair, limit: int = 1000) -> list[dict[str, Any]]:
         after = page["next"]
 
 
-def test_sessions_are_listed_in_pages_in_the_order_of_their_keys(pair: Pair) -> None:
+def test_sessions_are_paginated_in_key_order(pair: Pair) -> None:
     keys = [f"page-{number}" for number in range(7)]
     for key in keys:
         pair.start(key, metadata={"of": key})
@@ -138,14 +138,14 @@ def test_bad_requests_are_refused_by_name(pair: Pair) -> None:
     assert pair.calls(session) == []
 
 
-def test_routes_need_the_admin_key(pair: Pair) -> None:
+def test_routes_require_admin_key(pair: Pair) -> None:
     session = pair.start()
     for method, path in (("POST", "/rl/start_session"), ("GET", "/sessions"), ("POST", pair.path(session, "/turn"))):
         assert pair.proxy.call(method, path, {}).status == 401
         assert pair.proxy.call(method, path, {}, key="wrong-key-0123456789").status in (401, 403)
 
 
-def test_closing_ends_running_and_waiting_turns_and_the_key_starts_anew(pair: Pair) -> None:
+def test_close_ends_turns_and_key_can_be_reopened(pair: Pair) -> None:
     session = pair.start("again")
     pair.say(session, "a")
     running, waiting = pair.later(session, "wait"), None
@@ -160,7 +160,7 @@ def test_closing_ends_running_and_waiting_turns_and_the_key_starts_anew(pair: Pa
 
 
 @pytest.mark.extended
-def test_key_of_an_ended_session_begins_no_other_one_also_after_a_restart_and_at_an_heir(own: Pair) -> None:
+def test_key_of_ended_session_is_not_reused_without_reopen(own: Pair) -> None:
     made, chosen = own.start(), own.start("chosen")
     for session in (made, chosen):
         own.say(session, "a")
@@ -192,7 +192,7 @@ def test_key_of_an_ended_session_begins_no_other_one_also_after_a_restart_and_at
     assert heir.say(chosen, "c") == "c 0"
 
 
-def test_what_is_kept_is_for_the_owner_alone(pair: Pair) -> None:
+def test_state_files_are_private_to_owner(pair: Pair) -> None:
     pair.say(pair.start(), "a")
     files = [path for path in pair.state.rglob("*") if path.name.startswith("journal.db")]
     assert {path.name for path in files} == {"journal.db", "journal.db-wal"}
@@ -200,7 +200,7 @@ def test_what_is_kept_is_for_the_owner_alone(pair: Pair) -> None:
     assert stat.S_IMODE(files[0].parent.stat().st_mode) == 0o700
 
 
-def test_idle_session_is_closed_and_never_one_with_a_turn(own: Pair) -> None:
+def test_idle_session_is_closed_unless_a_turn_runs(own: Pair) -> None:
     idle, busy = own.start("idle"), own.start("busy")
     own.say(idle, "a")
     running = own.later(busy, "wait")
@@ -218,7 +218,7 @@ def test_idle_session_is_closed_and_never_one_with_a_turn(own: Pair) -> None:
     wait_until(lambda: own.proxy.call("GET", "/ready").json()["sessions"] == 0)
 
 
-def test_configured_settings_are_shown_and_kept_by_a_restarted_process(own: Pair, tmp_path: Path) -> None:
+def test_configured_settings_survive_restart(own: Pair, tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     config.write_text('{"max_concurrent": 4, "idle_timeout": 60}')
     own.proxy.kill()

@@ -15,7 +15,7 @@ def kinds(events: list[dict[str, Any]]) -> list[str]:
     return [event["type"] for event in events]
 
 
-def test_turn_has_events_as_they_come_and_ends_with_the_answer(pair: Pair) -> None:
+def test_turn_streams_events_and_ends_with_answer(pair: Pair) -> None:
     session = pair.start(metadata={"who": "me"})
     stream = pair.stream(session, "wait", metadata={"more": 1})
     events = iter(stream)
@@ -30,13 +30,13 @@ def test_turn_has_events_as_they_come_and_ends_with_the_answer(pair: Pair) -> No
     assert shown["history"] == [{"role": "user", "content": "wait"}, {"role": "assistant", "content": "wait 0"}]
 
 
-def test_history_goes_to_the_worker_with_the_next_turn(pair: Pair) -> None:
+def test_next_turn_sends_history_to_worker(pair: Pair) -> None:
     session = pair.start()
     assert [pair.say(session, text) for text in ("a", "b", "c")] == ["a 0", "b 2", "c 4"]
     assert pair.calls(session)[2]["history"] == pair.show(session)["history"][:4]
 
 
-def test_results_of_parallel_tools_belong_to_their_calls(pair: Pair) -> None:
+def test_parallel_tool_results_match_their_calls(pair: Pair) -> None:
     session = pair.start()
     assert kinds(pair.turn(session, "tools")) == [
         "accepted",
@@ -75,9 +75,7 @@ def test_stream_of_the_agent_is_passed_on(pair: Pair) -> None:
         ("cut", "infra", "the worker's answer ended before the turn"),
     ],
 )
-def test_failed_turn_is_recorded_and_not_part_of_the_history(
-    pair: Pair, message: str, failure: str, error: str
-) -> None:
+def test_failed_turn_is_recorded_but_not_in_history(pair: Pair, message: str, failure: str, error: str) -> None:
     session = pair.start()
     pair.say(session, "before")
     last = pair.turn(session, message)[-1]
@@ -90,7 +88,7 @@ def test_failed_turn_is_recorded_and_not_part_of_the_history(
     assert len(shown["history"]) == 4
 
 
-def test_two_followups_at_once_run_one_after_the_other(pair: Pair) -> None:
+def test_concurrent_followups_run_in_sequence(pair: Pair) -> None:
     session = pair.start()
     first = pair.later(session, "wait", queue_mode="followup")
     pair.wait_begun(session)
@@ -103,7 +101,7 @@ def test_two_followups_at_once_run_one_after_the_other(pair: Pair) -> None:
     assert [each.result()[-1]["summary"] for each in (first, second, third)] == ["wait 0", "b 2", "c 4"]
 
 
-def test_collected_messages_are_one_turn_whose_answer_all_get(pair: Pair) -> None:
+def test_collected_messages_share_one_turn_and_answer(pair: Pair) -> None:
     session = pair.start()
     first = pair.later(session, "wait")
     pair.wait_begun(session)
@@ -120,7 +118,7 @@ def test_collected_messages_are_one_turn_whose_answer_all_get(pair: Pair) -> Non
     assert call["metadata"] == {"b": 0, "c": 1, "d": 2}
 
 
-def test_caller_that_leaves_cancels_its_turn(pair: Pair) -> None:
+def test_caller_disconnect_cancels_turn(pair: Pair) -> None:
     session = pair.start()
     stream = pair.stream(session, "wait")
     assert kinds([next(iter(stream))]) == ["accepted"]
@@ -133,7 +131,7 @@ def test_caller_that_leaves_cancels_its_turn(pair: Pair) -> None:
     assert pair.say(session, "after") == "after 0"
 
 
-def test_caller_that_leaves_while_it_waits_takes_its_message_along(pair: Pair) -> None:
+def test_disconnect_of_waiting_caller_drops_its_message(pair: Pair) -> None:
     session = pair.start()
     first = pair.later(session, "wait")
     pair.wait_begun(session)
@@ -148,7 +146,7 @@ def test_caller_that_leaves_while_it_waits_takes_its_message_along(pair: Pair) -
     assert pair.calls(session)[1]["metadata"] == {"both": "c"}
 
 
-def test_cancelled_turn_is_on_disk_when_that_is_answered(pair: Pair) -> None:
+def test_cancelled_turn_is_on_disk_before_reply(pair: Pair) -> None:
     session = pair.start()
     running = pair.later(session, "wait")
     pair.wait_begun(session)
@@ -159,7 +157,7 @@ def test_cancelled_turn_is_on_disk_when_that_is_answered(pair: Pair) -> None:
     assert pair.call("DELETE", pair.path(session, "/turn")).json()["cancelled"] is False
 
 
-def test_cancel_with_an_idempotency_key_takes_back_a_message_that_waits(pair: Pair) -> None:
+def test_cancel_by_idempotency_key_removes_waiting_message(pair: Pair) -> None:
     session = pair.start()
     running = pair.later(session, "wait")
     pair.wait_begun(session)
@@ -176,7 +174,7 @@ def test_cancel_with_an_idempotency_key_takes_back_a_message_that_waits(pair: Pa
     assert [each.result()[-1]["summary"] for each in (running, *asked[1:])] == ["wait 0", "c 2", "d 4"]
 
 
-def test_cancel_with_an_idempotency_key_ends_the_turn_that_runs_unless_others_share_it(pair: Pair) -> None:
+def test_cancel_by_idempotency_key_ends_unshared_turn(pair: Pair) -> None:
     session = pair.start()
     alone = pair.later(session, "wait", idempotency_key="alone")
     pair.wait_begun(session)
@@ -207,14 +205,14 @@ def test_collected_messages_keep_their_place_among_followups(pair: Pair) -> None
     assert [each.result()[-1]["summary"] for each in asked] == ["b 2", "c 4", "d\n\ne 6", "d\n\ne 6"]
 
 
-def test_deltas_are_passed_on_whole_however_many(pair: Pair) -> None:
+def test_large_number_of_deltas_is_passed_on(pair: Pair) -> None:
     session = pair.start()
     events = pair.turn(session, "flood 3000")
     assert sum(len(event["text"]) for event in events if event["type"] == "delta") == 3_000_000
     assert len(pair.show(session)["history"]) == 2
 
 
-def test_caller_that_reads_nothing_holds_the_agent_back(own: Pair) -> None:
+def test_slow_caller_slows_agent(own: Pair) -> None:
     session = own.start()
     stream = own.stream(session, "flood 30000")
     own.wait_begun(session)
@@ -224,7 +222,7 @@ def test_caller_that_reads_nothing_holds_the_agent_back(own: Pair) -> None:
     assert own.told("finished", 2)
 
 
-def test_caller_that_reads_nothing_does_not_hold_back_the_others_of_its_turn(own: Pair) -> None:
+def test_slow_caller_does_not_slow_others_of_turn(own: Pair) -> None:
     session = own.start()
     first = own.later(session, "wait")
     own.wait_begun(session)
@@ -240,7 +238,7 @@ def test_caller_that_reads_nothing_does_not_hold_back_the_others_of_its_turn(own
     assert own.say(session, "c") == "c 4"
 
 
-def test_answer_that_is_larger_than_a_turn_may_be_fails(processes: Processes, tmp_path: Path) -> None:
+def test_answer_over_body_limit_fails_turn(processes: Processes, tmp_path: Path) -> None:
     pair = start_pair(processes, tmp_path / "state", "--max-body-bytes", "100000")
     session = pair.start()
     assert pair.turn(session, "large 90000")[-1]["type"] == "complete"
@@ -270,7 +268,7 @@ def test_retry_is_answered_from_the_record(pair: Pair) -> None:
     assert again[0] == first[0]
 
 
-def test_retry_of_a_turn_without_a_summary_has_none(pair: Pair) -> None:
+def test_retry_of_turn_without_summary_has_empty_summary(pair: Pair) -> None:
     session = pair.start()
     first = pair.turn(session, "quiet", idempotency_key="k")
     again = pair.turn(session, "quiet", idempotency_key="k")
@@ -278,14 +276,14 @@ def test_retry_of_a_turn_without_a_summary_has_none(pair: Pair) -> None:
     assert first[-1] == again[-1] == {"type": "complete", "summary": "", "metadata": {}}
 
 
-def test_retry_of_the_agents_own_stream_has_it(pair: Pair) -> None:
+def test_retry_replays_agents_raw_stream(pair: Pair) -> None:
     session = pair.start()
     first = pair.turn(session, "stream 1000", idempotency_key="k")
     assert kinds(first) == ["accepted", "response", *["data"] * 1001, "complete"]
     assert pair.turn(session, "stream 1000", idempotency_key="k") == first
 
 
-def test_retry_of_deltas_and_calls_before_an_own_stream_has_all_of_them_in_order(pair: Pair) -> None:
+def test_retry_replays_deltas_calls_and_raw_stream_in_order(pair: Pair) -> None:
     session = pair.start()
     first = pair.turn(session, "speak", idempotency_key="k")
     assert kinds(first) == ["accepted", "delta", "tool_call", "tool_result", "response", "data", "complete"]
@@ -293,14 +291,14 @@ def test_retry_of_deltas_and_calls_before_an_own_stream_has_all_of_them_in_order
     assert len(pair.calls(session)) == 1
 
 
-def test_retry_of_a_stream_that_is_too_long_to_keep_says_so(pair: Pair) -> None:
+def test_retry_of_overlong_stream_reports_stream_lost(pair: Pair) -> None:
     session = pair.start()
     assert pair.turn(session, "stream 5000", idempotency_key="k")[-1]["type"] == "complete"
     assert kinds(pair.turn(session, "stream 5000", idempotency_key="k")) == ["accepted", "stream_lost", "complete"]
     assert len(pair.calls(session)) == 1
 
 
-def test_retry_joins_the_turn_that_runs_or_waits(pair: Pair) -> None:
+def test_retry_joins_running_or_waiting_turn(pair: Pair) -> None:
     session = pair.start()
     first = pair.later(session, "wait", idempotency_key="k")
     pair.wait_begun(session)
@@ -314,7 +312,7 @@ def test_retry_joins_the_turn_that_runs_or_waits(pair: Pair) -> None:
     assert len(pair.calls(session)) == 2
 
 
-def test_retry_that_joins_a_turn_gets_the_events_so_far_and_the_rest(pair: Pair) -> None:
+def test_joining_retry_gets_past_and_remaining_events(pair: Pair) -> None:
     session = pair.start()
     events = iter(pair.stream(session, "wait", idempotency_key="k"))
     first_events = [next(events) for _ in range(2)]
@@ -329,7 +327,7 @@ def test_retry_that_joins_a_turn_gets_the_events_so_far_and_the_rest(pair: Pair)
     assert whole.result() == [*first_events, *rest]
 
 
-def test_retry_that_joins_a_long_turn_gets_its_end(pair: Pair) -> None:
+def test_joining_retry_of_long_turn_gets_its_end(pair: Pair) -> None:
     session = pair.start()
     events = iter(pair.stream(session, "flood 5000 wait", idempotency_key="k"))
     for _ in range(5001):
@@ -340,7 +338,7 @@ def test_retry_that_joins_a_long_turn_gets_its_end(pair: Pair) -> None:
     assert again.result()[-1] == list(events)[-1] and len(again.result()) == 2
 
 
-def test_own_stream_of_the_agent_is_in_the_conversation(pair: Pair) -> None:
+def test_raw_stream_of_agent_enters_history(pair: Pair) -> None:
     session = pair.start()
     assert pair.say(session, "stream") == "own"
     assert pair.say(session, "a") == "a 2"
@@ -367,7 +365,7 @@ def test_idempotency_key_with_another_message_is_422(pair: Pair) -> None:
     assert pair.say(other, "b", idempotency_key="k") == "b 0"
 
 
-def test_retry_of_a_failed_turn_runs_only_what_was_lost(pair: Pair) -> None:
+def test_retry_reruns_turn_only_after_infra_failure(pair: Pair) -> None:
     session = pair.start()
     for message, calls in (("fail", 1), ("cut", 3)):
         for _ in range(2):
@@ -375,7 +373,7 @@ def test_retry_of_a_failed_turn_runs_only_what_was_lost(pair: Pair) -> None:
         assert len(pair.calls(session)) == calls
 
 
-def test_no_more_turns_than_configured_run_at_once(own: Pair) -> None:
+def test_concurrent_turns_stay_within_configured_limit(own: Pair) -> None:
     assert own.call("POST", "/configure", {"max_concurrent": 2}).json()["max_concurrent"] == 2
     sessions = [own.start() for _ in range(4)]
     turns = [own.later(session, "wait") for session in sessions]
@@ -390,7 +388,7 @@ def test_no_more_turns_than_configured_run_at_once(own: Pair) -> None:
     assert {turn.result()[-1]["summary"] for turn in turns} == {"wait 0"}
 
 
-def test_agent_that_says_nothing_fails_its_turn(own: Pair) -> None:
+def test_silent_agent_fails_turn(own: Pair) -> None:
     own.proxy.kill()
     own.flags = ("--turn-timeout", "0.3")
     own.restart()

@@ -33,21 +33,21 @@ def test_client_has_streamed_completion(service: AgentService) -> None:
     assert chunks[-1].choices[0].finish_reason == "stop"
 
 
-def test_summary_is_sent_where_there_were_no_deltas(service: AgentService) -> None:
+def test_summary_is_sent_when_no_deltas_were(service: AgentService) -> None:
     events = list(service.stream("metadata", "summary", "/v1/chat/completions").events())
     assert events[-1] == "[DONE]"
     assert "chat_request" in json.loads(chat_text(events))
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_agents_own_stream_is_passed_on(service: AgentService, stream: bool) -> None:
+def test_raw_agent_stream_is_passed_on(service: AgentService, stream: bool) -> None:
     answer = chat(service, "stream", stream=stream, user="own-stream")
     assert (answer.status, answer.body) == (200, b"data: one\n\ndata: two\n\n")
     assert (answer.headers["content-type"], answer.headers["x-own"]) == ("text/event-stream", "1")
     assert answer.headers["x-areal-session-key"] == "own-stream"
 
 
-def test_retry_has_the_agents_own_stream(service: AgentService) -> None:
+def test_retry_replays_raw_agent_stream(service: AgentService) -> None:
     headers = {"X-AReaL-Session-Key": "stream-again", "Idempotency-Key": "once"}
     body = {"messages": [{"role": "user", "content": "stream"}]}
     for _ in range(2):
@@ -57,7 +57,7 @@ def test_retry_has_the_agents_own_stream(service: AgentService) -> None:
     assert service.call("GET", "/sessions/stream-again").json()["turns"] == 1
 
 
-def test_retry_of_a_stream_that_was_not_kept_is_410_and_by_responses_the_summary(service: AgentService) -> None:
+def test_retry_of_unkept_stream_is_410_or_summary(service: AgentService) -> None:
     headers = {"X-AReaL-Session-Key": "stream-much", "Idempotency-Key": "once"}
     body = {"messages": [{"role": "user", "content": "stream much"}]}
     assert service.call("POST", "/v1/chat/completions", body, headers=headers).status == 200
@@ -71,12 +71,12 @@ def test_retry_of_a_stream_that_was_not_kept_is_410_and_by_responses_the_summary
     assert service.call("GET", "/sessions/stream-much").json()["turns"] == 2
 
 
-def test_many_deltas_are_passed_on(service: AgentService) -> None:
+def test_large_number_of_deltas_is_passed_on(service: AgentService) -> None:
     events = list(service.stream("many", "chat-many", "/v1/chat/completions").events())
     assert len(chat_text(events[:-1])) == 20_000 * 1000
 
 
-def test_agent_has_the_request_without_the_sessions_keys(service: AgentService) -> None:
+def test_agent_sees_request_without_session_keys(service: AgentService) -> None:
     body = {"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "metadata"}], "seed": 3}
     answer = service.call("POST", "/chat/completions", {**body, "user": "secret", "metadata": {"a": 1}})
     told = json.loads(answer.json()["choices"][0]["message"]["content"])

@@ -17,7 +17,7 @@ def processes_of(service: AgentService) -> dict[str, Process]:
 
 
 @pytest.mark.parametrize("component", [*AGENT_PARTS, "router"])
-def test_process_exposes_exactly_what_is_documented(processes_of: dict[str, Process], component: str) -> None:
+def test_metrics_match_documentation(processes_of: dict[str, Process], component: str) -> None:
     check_documented(page_of(processes_of[component]), component)
 
 

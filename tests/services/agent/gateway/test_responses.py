@@ -52,7 +52,7 @@ def test_stream_is_of_utf_8_events(service: AgentService, path: str) -> None:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_own_stream_of_an_agent_is_the_output_and_in_the_history(service: AgentService, streamed: bool) -> None:
+def test_raw_agent_stream_is_output_and_in_history(service: AgentService, streamed: bool) -> None:
     session = f"own-stream-{streamed}"
     sdk = service.sdk()
     if streamed:
@@ -68,7 +68,7 @@ def test_own_stream_of_an_agent_is_the_output_and_in_the_history(service: AgentS
 
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/chat/completions"])
 @pytest.mark.parametrize("streamed", [False, True])
-def test_reply_tells_the_services_own_time(service: AgentService, path: str, streamed: bool) -> None:
+def test_reply_reports_service_overhead(service: AgentService, path: str, streamed: bool) -> None:
     for message, status in (("hello", 200), ("fail", 500)):
         body = {"input": message, "messages": [{"role": "user", "content": message}], "stream": streamed}
         answer = service.call("POST", path, body)
@@ -91,7 +91,7 @@ def test_calls_and_results_are_items(service: AgentService) -> None:
     assert len({item["id"] for item in output}) == 5
 
 
-def test_first_delta_comes_before_the_end(service: AgentService) -> None:
+def test_first_delta_arrives_before_end(service: AgentService) -> None:
     stream = service.stream("wait", "early")
     events = stream.events()
     assert any(event["type"] == "response.output_text.delta" for event in events)
@@ -99,7 +99,7 @@ def test_first_delta_comes_before_the_end(service: AgentService) -> None:
     assert [event["type"] for event in events][-1] == "response.completed"
 
 
-def test_session_is_named_by_header_then_by_user(service: AgentService) -> None:
+def test_session_is_named_by_header_before_user(service: AgentService) -> None:
     answer = service.respond("one", "by-header", user="by-user")
     assert answer.headers["x-areal-session-key"] == "by-header"
     assert service.respond("two", user="by-user").headers["x-areal-session-key"] == "by-user"
@@ -123,11 +123,11 @@ def test_each_unnamed_turn_has_a_new_session(service: AgentService) -> None:
         ([ME, {"role": "user", "content": "x"}, {"role": "user", "content": "y"}], "x\n\ny"),
     ],
 )
-def test_input_is_a_text_or_items(service: AgentService, given: Any, message: str) -> None:
+def test_input_may_be_text_or_items(service: AgentService, given: Any, message: str) -> None:
     assert text_of(service.respond(given).json()) == f"You said: {message}"
 
 
-def test_agent_has_what_came_with_the_message(service: AgentService) -> None:
+def test_agent_receives_request_metadata(service: AgentService) -> None:
     tools = [{"type": "function", "name": "f", "parameters": {}}]
     told = metadata_of(service, instructions="be brief", tools=tools, metadata={"task": 3})
     assert told == {"task": 3, "instructions": "be brief", "tools": tools}
@@ -135,12 +135,12 @@ def test_agent_has_what_came_with_the_message(service: AgentService) -> None:
     assert json.loads(text_of(service.respond(items).json())) == {"input": items}
 
 
-def test_fields_without_effect_are_named(service: AgentService) -> None:
+def test_fields_without_effect_are_reported(service: AgentService) -> None:
     answer = service.respond("hello", temperature=0.5, top_p=None)
     assert answer.headers["x-areal-ignored"] == "temperature"
 
 
-def test_caller_may_bring_its_session_of_a_configured_inference_service(service: AgentService) -> None:
+def test_caller_may_supply_inference_session(service: AgentService) -> None:
     told = metadata_of(service, inf_base_url=f"{INFERENCE}/v1/", session_api_key="sk-mine")
     assert told == {"areal_inference": {"base_url": INFERENCE, "api_key": "sk-mine", "model": "tiny"}}
 
@@ -184,11 +184,11 @@ def test_bad_body_is_refused_by_name(service: AgentService, body: Body, param: s
 
 
 @pytest.mark.parametrize("body", [b"{", b"[]", b"\xff", b""])
-def test_body_that_is_no_object(service: AgentService, body: bytes) -> None:
+def test_non_object_body_is_400(service: AgentService, body: bytes) -> None:
     assert service.call("POST", "/v1/responses", body).status == 400
 
 
-def test_agents_failure_is_500_that_clients_do_not_repeat(service: AgentService) -> None:
+def test_agent_failure_is_500_and_not_retried_by_clients(service: AgentService) -> None:
     answer = service.respond("fail")
     error = answer.json()["error"]
     assert (answer.status, error["code"]) == (500, "agent_failed")
@@ -203,7 +203,7 @@ def test_lost_model_is_502(service: AgentService) -> None:
     assert (answer.status, answer.json()["error"]["code"]) == (502, "worker_lost")
 
 
-def test_failure_in_a_stream_is_its_last_event(service: AgentService) -> None:
+def test_failure_mid_stream_is_last_event(service: AgentService) -> None:
     with pytest.raises(APIError, match="the model is away"):
         list(service.sdk().responses.create(input="lose", stream=True))
     events = list(service.stream("lose", "failing").events())
@@ -222,16 +222,14 @@ def test_cancelled_turn_is_409(service: AgentService) -> None:
     assert service.respond("again", "to-cancel").status == 200
 
 
-def test_caller_that_leaves_cancels_its_turn(service: AgentService) -> None:
+def test_caller_disconnect_cancels_turn(service: AgentService) -> None:
     stream = service.stream("wait", "left")
     service.wait_running(1)
     stream.close()
     service.wait_running(0)
 
 
-def test_data_proxy_that_is_lost_midway_fails_the_turn_and_the_session_goes_on(
-    own: AgentService, tmp_path: Path
-) -> None:
+def test_data_proxy_lost_mid_turn_fails_turn_but_not_session(own: AgentService, tmp_path: Path) -> None:
     own.respond("one", "goes-on")
     events = own.stream("wait", "goes-on").events()
     assert any(event["type"] == "response.output_text.delta" for event in events)
@@ -264,7 +262,7 @@ def test_idempotency_key_without_a_session_is_refused(service: AgentService, pat
     assert (refused.status, refused.json()["error"]["code"]) == (400, "session_key_required")
 
 
-def test_session_that_was_closed_takes_no_turn(service: AgentService) -> None:
+def test_closed_session_accepts_no_turn(service: AgentService) -> None:
     for key in ("mine", service.respond("hello").headers["x-areal-session-key"]):
         service.respond("one", key)
         assert service.call("POST", "/sessions/close", {"session_key": key}).json()["closed"] is True

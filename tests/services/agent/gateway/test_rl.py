@@ -31,9 +31,7 @@ def start(processes: Processes, folder: Path, tokenizer: Path, agent: str, *flag
 
 @pytest.mark.extended
 @pytest.mark.parametrize("agent", ["using_tools", "sdk_agent"])
-def test_rows_of_a_conversation_with_tools_continue_one_trajectory(
-    processes: Processes, tmp_path: Path, agent: str
-) -> None:
+def test_tool_conversation_rows_extend_one_trajectory(processes: Processes, tmp_path: Path, agent: str) -> None:
     tokenizer = write_tokenizer(tmp_path / "tokenizer", template=TEMPLATE)
     service, engine = start(processes, tmp_path, tokenizer, agent, "--tool-call-parser", "hermes")
     for message in ("How is Rome?", "And now?"):
@@ -51,9 +49,7 @@ def test_rows_of_a_conversation_with_tools_continue_one_trajectory(
     assert row[: len(calls[-1]["body"]["input_ids"])] == calls[-1]["body"]["input_ids"]
 
 
-def test_reward_and_export_of_what_the_agent_asked_its_model(
-    processes: Processes, tmp_path: Path, tokenizer: Path
-) -> None:
+def test_reward_and_export_cover_agent_model_calls(processes: Processes, tmp_path: Path, tokenizer: Path) -> None:
     service, _ = start(processes, tmp_path, tokenizer, "summarise")
     turns = [service.respond(message, "learner") for message in ("Hello", "Again")]
     assert [turn.status for turn in turns] == [200, 200]
@@ -82,9 +78,7 @@ def test_error_of_a_reward_or_export_has_the_replys_request_id(
 
 
 @pytest.mark.extended
-def test_repeated_reward_of_one_idempotency_key_is_not_given_to_the_next_trajectory(
-    processes: Processes, tmp_path: Path, tokenizer: Path
-) -> None:
+def test_repeated_reward_is_not_given_to_next_trajectory(processes: Processes, tmp_path: Path, tokenizer: Path) -> None:
     service, _ = start(processes, tmp_path, tokenizer, "summarise")
 
     def post(verb: str, body: object, key: str) -> Answer:
@@ -112,7 +106,7 @@ def test_repeated_reward_of_one_idempotency_key_is_not_given_to_the_next_traject
 
 
 @pytest.mark.parametrize(("method", "path"), [("POST", "/sessions"), ("DELETE", "/sessions/learner/turn")])
-def test_idempotency_key_is_refused_where_it_has_no_effect(service: AgentService, method: str, path: str) -> None:
+def test_idempotency_key_is_refused_where_unsupported(service: AgentService, method: str, path: str) -> None:
     body: dict[str, object] | None = {} if method == "POST" else None
     refused = service.call(method, path, body, headers={"Idempotency-Key": "once"})
     assert (refused.status, refused.json()["error"]["code"]) == (400, "idempotency_key_unsupported")
@@ -134,7 +128,7 @@ def test_session_without_an_inference_service_is_refused_soon(processes: Process
     assert time.monotonic() - began < 15
 
 
-def test_list_for_prometheus_has_every_process(service: AgentService) -> None:
+def test_prometheus_targets_list_every_process(service: AgentService) -> None:
     found = service.call("GET", "/http_sd").json()
     addresses = {each["targets"][0]: each["labels"]["job"] for each in found}
     jobs = {"agent-gateway": [service.gateway], "data-proxy": service.proxies, "agent-worker": service.workers}

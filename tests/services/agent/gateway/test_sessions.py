@@ -13,7 +13,7 @@ AWKWARD = ["a/b", "../../admin", "..", "%2F", "a b?x=1#y", "ключ", "x" * 102
 
 
 @pytest.mark.parametrize("key", AWKWARD, ids=range(len(AWKWARD)))
-def test_awkward_key_is_one_session(service: AgentService, key: str) -> None:
+def test_key_with_special_characters_is_one_session(service: AgentService, key: str) -> None:
     answer = service.call("POST", "/sessions", {"session_key": key, "metadata": {"task": 1}})
     assert (answer.status, answer.json()["session_key"]) == (201, key)
     again = service.call("POST", "/sessions", {"session_key": key, "metadata": {"task": 2}})
@@ -34,7 +34,7 @@ def test_awkward_key_is_one_session(service: AgentService, key: str) -> None:
     assert service.respond("hello", header).status == 200
 
 
-def test_made_key_without_a_journal_is_404_with_the_next_step(service: AgentService) -> None:
+def test_generated_key_without_journal_is_404_with_hint(service: AgentService) -> None:
     gone = service.respond("hello", "sk-aaaaaaaa-" + "x" * 43)
     assert (gone.status, gone.json()["error"]["code"]) == (404, "session_not_found")
     assert "POST /sessions makes one" in gone.json()["error"]["message"]
@@ -48,7 +48,7 @@ def test_bad_key_is_refused(service: AgentService, key: object) -> None:
 
 
 @pytest.mark.parametrize("levels", [199, 200, 201, 253])
-def test_metadata_of_more_levels_than_can_be_written_is_refused(service: AgentService, levels: int) -> None:
+def test_metadata_nested_too_deep_is_refused(service: AgentService, levels: int) -> None:
     nested: dict[str, object] = {}
     for _ in range(levels - 2):
         nested = {"x": nested}
@@ -100,7 +100,7 @@ def test_bad_body_is_refused_by_name(service: AgentService, path: str, body: obj
     assert (answer.status, answer.json()["error"]["param"]) == (400, param)
 
 
-def test_list_has_every_session_in_pages(service: AgentService) -> None:
+def test_list_pages_contain_every_session(service: AgentService) -> None:
     made = {service.call("POST", "/sessions", {}).json()["session_key"] for _ in range(7)}
     assert len(made) == 7
     found: list[str] = []
@@ -134,12 +134,12 @@ def test_new_sessions_are_spread(service: AgentService) -> None:
     ("method", "path"),
     [("POST", "/v1/responses"), ("POST", "/v1/chat/completions"), ("GET", "/sessions"), ("POST", "/sessions/close")],
 )
-def test_admin_key_is_needed(service: AgentService, method: str, path: str) -> None:
+def test_admin_key_is_required(service: AgentService, method: str, path: str) -> None:
     assert call(service.gateway.port, method, path, {"input": "hello"}).status == 401
     assert call(service.gateway.port, method, path, {"input": "hello"}, key="wrong-key-0123456789").status == 403
 
 
-def test_service_without_pairs_says_so(processes: Processes) -> None:
+def test_service_without_pairs_is_503(processes: Processes) -> None:
     router = processes.router()
     gateway = processes.service("agent.gateway", "--router-url", router.url, "--service", "helper")
     router.call("POST", "/synced", {}, key=processes.key)

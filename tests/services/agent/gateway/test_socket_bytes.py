@@ -30,7 +30,7 @@ def frame(number: int) -> bytes:
     return Connection(ConnectionType.CLIENT).send(TextMessage(data=text))
 
 
-async def test_messages_of_turns_are_held_until_the_turns_end() -> None:
+async def test_message_bytes_are_held_until_turns_end() -> None:
     began: asyncio.Queue[str] = asyncio.Queue()
     release = asyncio.Event()
 

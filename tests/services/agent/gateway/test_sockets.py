@@ -45,7 +45,7 @@ def test_bad_handshake_is_refused(service: AgentService, headers: dict[str, str 
     assert service.call("POST", "/ws").status == 405
 
 
-def test_events_come_as_they_happen(service: AgentService) -> None:
+def test_events_arrive_as_they_happen(service: AgentService) -> None:
     with connect(service) as caller:
         caller.agent("a", "wait", "as-they-happen")
         accepted, delta = caller.next(), caller.next()
@@ -70,7 +70,7 @@ def test_tool_calls_and_results_are_events(service: AgentService) -> None:
         assert payloads[6]["summary"] == "Sunny."
 
 
-def test_own_stream_of_an_agent_is_deltas_and_its_summary(service: AgentService) -> None:
+def test_raw_agent_stream_is_sent_as_deltas_and_summary(service: AgentService) -> None:
     with connect(service) as caller:
         caller.agent(1, "stream")
         payloads = [caller.next()["payload"] for _ in range(4)]
@@ -78,7 +78,7 @@ def test_own_stream_of_an_agent_is_deltas_and_its_summary(service: AgentService)
     assert (payloads[-1]["status"], payloads[-1]["summary"]) == ("complete", "one\ntwo")
 
 
-def test_own_json_of_an_agent_is_one_delta_and_its_summary(service: AgentService) -> None:
+def test_raw_agent_json_is_sent_as_one_delta_and_summary(service: AgentService) -> None:
     with connect(service) as caller:
         caller.agent(1, "json")
         payloads = [caller.next()["payload"] for _ in range(3)]
@@ -91,7 +91,7 @@ def request(frame_id: int, method: str, session: str, **params: Any) -> dict[str
 
 
 @pytest.mark.parametrize("mode", ["followup", "collect"])
-def test_messages_sent_at_once_to_a_new_session_keep_their_order(service: AgentService, mode: str) -> None:
+def test_messages_to_new_session_keep_order(service: AgentService, mode: str) -> None:
     words = [f"word-{place}" for place in range(6)]
     for number in range(10):
         session = f"at-once-{mode}-{number}"
@@ -107,7 +107,7 @@ def test_messages_sent_at_once_to_a_new_session_keep_their_order(service: AgentS
         assert "\n\n".join(user_messages).split("\n\n") == words
 
 
-def test_cancel_right_behind_a_message_cancels_it(service: AgentService) -> None:
+def test_cancel_directly_after_message_cancels_it(service: AgentService) -> None:
     for number in range(10):
         session = f"cancelled-at-once-{number}"
         with connect(service) as caller:
@@ -117,7 +117,7 @@ def test_cancel_right_behind_a_message_cancels_it(service: AgentService) -> None
             assert answers[1]["error"]["code"] == "turn_cancelled"
 
 
-def test_cancel_that_waits_for_its_message_holds_no_other_frame(service: AgentService) -> None:
+def test_waiting_cancel_does_not_block_other_frames(service: AgentService) -> None:
     session = "cancelled-while-it-waits"
     with connect(service) as caller:
         for proxy in service.proxies:
@@ -133,7 +133,7 @@ def test_cancel_that_waits_for_its_message_holds_no_other_frame(service: AgentSe
         assert caller.answer(3, "complete")["payload"]["summary"] == "You said: hello"
 
 
-def test_messages_that_wait_for_their_session_hold_no_other_session(service: AgentService) -> None:
+def test_messages_waiting_for_session_do_not_block_others(service: AgentService) -> None:
     with connect(service) as caller:
         waiting = [request(place, "agent", "held", message="x", queueMode="followup") for place in range(2, 6)]
         caller.send(request(1, "agent", "held", message="wait"), *waiting, request(9, "agent", "free", message="hello"))
@@ -143,7 +143,7 @@ def test_messages_that_wait_for_their_session_hold_no_other_session(service: Age
         assert caller.answer(5, "complete")["ok"]
 
 
-def test_turns_of_several_sessions_run_at_once(service: AgentService) -> None:
+def test_turns_of_several_sessions_run_concurrently(service: AgentService) -> None:
     with connect(service) as caller:
         for number in range(5):
             caller.agent(number, "wait", f"at-once-{number}")
@@ -157,7 +157,7 @@ def test_turns_of_several_sessions_run_at_once(service: AgentService) -> None:
             done |= {frame["id"]} if frame["payload"].get("status") == "complete" else set()
 
 
-def test_turns_of_one_session_follow_each_other(service: AgentService) -> None:
+def test_turns_of_one_session_run_in_sequence(service: AgentService) -> None:
     with connect(service) as caller:
         caller.agent(1, "wait", "serial", queueMode="followup")
         service.wait_running(1)
@@ -184,7 +184,7 @@ def test_cancel(service: AgentService) -> None:
         assert caller.answer(3)["payload"]["error"]["code"] == "session_not_found"
 
 
-def test_caller_that_leaves_cancels_its_turns(service: AgentService) -> None:
+def test_caller_disconnect_cancels_turns(service: AgentService) -> None:
     with connect(service) as caller:
         caller.agent(1, "wait")
         caller.agent(2, "wait")
@@ -203,7 +203,7 @@ def test_failures_are_answers(service: AgentService) -> None:
         assert caller.answer(3, "complete")["ok"]
 
 
-def test_callers_own_inference_session(service: AgentService) -> None:
+def test_caller_may_supply_inference_session(service: AgentService) -> None:
     with connect(service) as caller:
         caller.agent(1, "metadata", inf_base_url=INFERENCE, session_api_key="sk-mine", metadata={"task": 1})
         told = json.loads(caller.answer(1, "complete")["payload"]["summary"])
@@ -239,7 +239,7 @@ UNREADABLE = [
 ]
 
 
-def test_unreadable_frames_are_answered_and_the_connection_goes_on(service: AgentService) -> None:
+def test_unreadable_frame_is_answered_and_connection_kept(service: AgentService) -> None:
     with connect(service) as caller:
         for text in UNREADABLE:
             caller.text(text)
@@ -289,7 +289,7 @@ def small(shared: AgentService) -> AgentService:
 
 
 @pytest.mark.parametrize("what", BROKEN)
-def test_broken_frame_closes_its_own_connection(small: AgentService, what: str) -> None:
+def test_broken_frame_closes_only_its_connection(small: AgentService, what: str) -> None:
     send, code = BROKEN[what]
     with connect(small) as other, connect(small) as caller:
         other.agent(1, "wait", f"other-{what}")
@@ -307,13 +307,13 @@ def test_garbage_for_a_handshake_or_a_frame(small: AgentService) -> None:
     assert small.respond("hello").status == 200
 
 
-def test_closing_is_answered(service: AgentService) -> None:
+def test_close_frame_is_answered(service: AgentService) -> None:
     with connect(service) as caller:
         caller.raw(0x8, b"\x03\xe8bye")
         assert caller.close_code() == 1000
 
 
-def test_message_in_fragments(service: AgentService) -> None:
+def test_fragmented_message_is_read(service: AgentService) -> None:
     text = json.dumps({"type": "req", "id": 1, "method": "agent", "params": {"message": "héllo"}}, ensure_ascii=False)
     data = text.encode()
     with connect(service) as caller:
@@ -325,7 +325,7 @@ def test_message_in_fragments(service: AgentService) -> None:
 
 
 @pytest.mark.extended
-def test_slow_reader_holds_back_its_own_stream_only(service: AgentService) -> None:
+def test_slow_reader_slows_only_its_stream(service: AgentService) -> None:
     with connect(service) as slow, connect(service) as other:
         slow.agent(1, "many", "slow-reader")
         other.agent(1, "hello")
@@ -350,7 +350,7 @@ def test_too_many_turns_of_one_connection_are_refused(service: AgentService) -> 
 # The admin key.
 
 
-def test_key_may_come_in_a_first_frame(service: AgentService) -> None:
+def test_key_may_be_sent_in_first_frame(service: AgentService) -> None:
     with Caller(service.gateway.port) as caller:
         assert caller.status == 101
         caller.send({"type": "req", "id": 1, "method": "auth", "params": {"token": service.key}})
@@ -375,7 +375,7 @@ def test_first_frame_without_the_key_closes_the_connection(service: AgentService
         assert caller.close_code() == 4001
 
 
-def test_frames_behind_a_refused_first_frame_do_nothing(service: AgentService) -> None:
+def test_frames_after_refused_first_frame_are_ignored(service: AgentService) -> None:
     cancel = {"type": "req", "id": 2, "method": "cancel", "params": {"sessionKey": "victim"}}
     with connect(service) as victim, Caller(service.gateway.port) as caller:
         victim.agent(1, "wait", "victim")
@@ -399,12 +399,12 @@ def test_wrong_key_is_refused_before_the_upgrade(service: AgentService) -> None:
 
 
 @pytest.mark.extended
-def test_first_frame_that_does_not_come_closes_the_connection(service: AgentService) -> None:
+def test_missing_first_frame_closes_connection(service: AgentService) -> None:
     with Caller(service.gateway.port) as caller:
         assert caller.close_code() == 4001
 
 
-def test_stranger_that_sends_on_is_disconnected_and_callers_are_served(service: AgentService) -> None:
+def test_unauthenticated_sender_is_disconnected(service: AgentService) -> None:
     frame = b"\x01\xff" + (2**32).to_bytes(8, "big") + bytes(4) + b"x" * 2**20
     sent = 0
     with Caller(service.gateway.port) as stranger:
@@ -417,7 +417,7 @@ def test_stranger_that_sends_on_is_disconnected_and_callers_are_served(service: 
         assert caller.answer(1, "complete")["ok"]
 
 
-def test_page_of_another_site_is_refused_without_a_key(processes: Processes) -> None:
+def test_cross_origin_page_is_refused_without_key(processes: Processes) -> None:
     router = processes.router()
     gateway = processes.service("agent.gateway", "--router-url", router.url, keyed=False)
     for origin, status in (("http://evil.example", 403), ("http://localhost:3000", 101)):
@@ -425,7 +425,7 @@ def test_page_of_another_site_is_refused_without_a_key(processes: Processes) -> 
             assert caller.status == status
 
 
-def test_token_in_the_query_is_never_logged(processes: Processes) -> None:
+def test_query_token_is_never_logged(processes: Processes) -> None:
     router = processes.router()
     flags = ("--router-url", router.url, "--log-level", "debug")
     gateway = processes.service("agent.gateway", *flags)
@@ -443,7 +443,7 @@ def test_token_in_the_query_is_never_logged(processes: Processes) -> None:
 # The end.
 
 
-def test_stopped_gateway_lets_turns_end_and_goes_away(own: AgentService) -> None:
+def test_stopped_gateway_finishes_turns_and_exits(own: AgentService) -> None:
     with connect(own) as caller, connect(own) as idle:
         caller.agent(1, "wait")
         own.wait_running(1)
@@ -455,7 +455,7 @@ def test_stopped_gateway_lets_turns_end_and_goes_away(own: AgentService) -> None
     assert own.gateway.wait() == 0
 
 
-async def test_another_client_converses(service: AgentService) -> None:
+async def test_aiohttp_client_converses(service: AgentService) -> None:
     headers = {"Authorization": f"Bearer {service.key}"}
     async with (
         aiohttp.ClientSession() as session,

@@ -41,7 +41,7 @@ class Placing:
 
 
 @pytest.mark.parametrize("status", [201, 409])
-async def test_session_whose_caller_left_while_it_was_started_is_found_when_it_is_there(status: int) -> None:
+async def test_session_start_outlives_disconnected_caller(status: int) -> None:
     placing = Placing(status)
     sessions = AgentSessions("agents", LiveTable(GatewayLimits()), placing, placing, ())  # type: ignore[arg-type]
     starting = asyncio.create_task(sessions.start(StartAgentSession(api_key="own", model="agents"), "r"))

@@ -33,7 +33,7 @@ def tell_router(service: AgentService, path: str, number: int) -> None:
     assert answer.status == 200, answer.body
 
 
-def test_drained_pair_lets_its_turn_end_and_leaves_its_sessions_with_their_history(two: AgentService) -> None:
+def test_drained_pair_finishes_turn_and_hands_over_history(two: AgentService) -> None:
     two.respond("one", "moved")
     before = holder(two, "moved")
     turn = later(two.respond, "wait", "moved")
@@ -49,7 +49,7 @@ def test_drained_pair_lets_its_turn_end_and_leaves_its_sessions_with_their_histo
     assert two.call("POST", "/sessions", {}).status == 201
 
 
-def test_lost_pair_is_adopted_and_the_others_never_notice(two: AgentService) -> None:
+def test_lost_pair_is_adopted_without_affecting_others(two: AgentService) -> None:
     keys = [f"session-{number}" for number in range(8)]
     for key in keys:
         two.respond("one", key)
@@ -61,7 +61,7 @@ def test_lost_pair_is_adopted_and_the_others_never_notice(two: AgentService) -> 
     assert [user_texts(two, key) for key in keys] == [["one", "two"]] * 8
 
 
-def test_session_that_another_relay_started_again_in_another_journal_is_found(two: AgentService) -> None:
+def test_session_restarted_by_other_relay_is_found(two: AgentService) -> None:
     """What the other relay does is done at the router and the data proxy here."""
     two.respond("one", "again")
     before = holder(two, "again")
@@ -78,7 +78,7 @@ def test_session_that_another_relay_started_again_in_another_journal_is_found(tw
     assert user_texts(two, "again") == ["two"]
 
 
-def test_lost_router_stops_no_session_that_there_is(own: AgentService) -> None:
+def test_existing_sessions_survive_lost_router(own: AgentService) -> None:
     made = own.call("POST", "/sessions", {}).json()["session_key"]
     for key in (made, "chosen"):
         own.respond("one", key)
@@ -88,7 +88,7 @@ def test_lost_router_stops_no_session_that_there_is(own: AgentService) -> None:
         assert user_texts(own, key) == ["one", "two"]
 
 
-def test_call_that_waits_while_the_last_pair_goes_may_be_tried_again(own: AgentService) -> None:
+def test_call_waiting_for_lost_last_pair_is_retryable_503(own: AgentService) -> None:
     own.respond("one", "paused")
     own.proxies[0].kill()
     waits = [later(own.respond, "two", "paused"), later(own.call, "GET", "/sessions/paused")]
@@ -99,7 +99,7 @@ def test_call_that_waits_while_the_last_pair_goes_may_be_tried_again(own: AgentS
         assert answer.headers["retry-after"]
 
 
-def test_lost_worker_fails_its_turn_and_no_other(own: AgentService) -> None:
+def test_lost_worker_fails_only_its_turn(own: AgentService) -> None:
     turn = later(own.respond, "wait", "lost")
     own.wait_running(1)
     own.workers[0].kill()
@@ -111,7 +111,7 @@ def test_lost_worker_fails_its_turn_and_no_other(own: AgentService) -> None:
 
 
 @pytest.mark.extended
-def test_turn_that_another_one_blocks_is_of_the_infrastructure(own: AgentService) -> None:
+def test_turn_blocked_by_other_turn_is_infra_failure(own: AgentService) -> None:
     own.call("POST", "/sessions", {"session_key": "waits"})
     configured = own.proxies[0].call("POST", "/configure", {"turn_timeout": 8}, key=own.key)
     assert configured.status == 200
@@ -124,7 +124,7 @@ def test_turn_that_another_one_blocks_is_of_the_infrastructure(own: AgentService
         assert "the worker is not ready: the agent blocks its event loop" in error["message"]
 
 
-def test_stopped_gateway_ends_its_streams_well(own: AgentService) -> None:
+def test_stopped_gateway_completes_its_streams(own: AgentService) -> None:
     events = own.stream("wait", "ending").events()
     assert any(event["type"] == "response.output_text.delta" for event in events)
     own.gateway.signal(15)

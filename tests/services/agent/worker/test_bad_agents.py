@@ -32,7 +32,7 @@ LOADING = {
 
 
 @pytest.mark.parametrize("code", LOADING)
-def test_agent_that_cannot_be_loaded_ends_the_worker(processes: Processes, tmp_path: Path, code: str) -> None:
+def test_unloadable_agent_exits_worker(processes: Processes, tmp_path: Path, code: str) -> None:
     file = tmp_path / "my_agent.py"
     file.write_text(code)
     process = processes.spawn("-m", "areal.services.agent.worker", "--port", "0", "--agent", f"{file}:Agent")
@@ -52,7 +52,7 @@ def test_agent_that_cannot_be_loaded_ends_the_worker(processes: Processes, tmp_p
         ("async def Agent(message): pass", '{"x": 1}', "Agent() takes no 'x'"),
     ],
 )
-def test_kwargs_that_the_agent_does_not_take_are_refused(
+def test_kwargs_unknown_to_agent_are_refused(
     processes: Processes, tmp_path: Path, code: str, kwargs: str, named: str
 ) -> None:
     file = tmp_path / "my_agent.py"
@@ -66,7 +66,7 @@ def test_kwargs_that_the_agent_does_not_take_are_refused(
 @pytest.mark.parametrize(
     "flags", [(), ("--agent", "a:b", "--command", "cat"), ("--command", "cat", "--kwargs", '{"x": 1}')]
 )
-def test_agent_and_command_are_one_of_two(processes: Processes, flags: tuple[str, ...]) -> None:
+def test_agent_and_command_are_mutually_exclusive(processes: Processes, flags: tuple[str, ...]) -> None:
     process = processes.spawn("-m", "areal.services.agent.worker", *flags)
     process.wait_log("error: ")
     assert process.wait() == 2
@@ -193,13 +193,13 @@ def worker(module_processes: Processes, tmp_path_factory: pytest.TempPathFactory
         ("flood", "the answer is longer than a turn's answer may be"),
     ],
 )
-def test_turn_of_a_bad_agent_fails_by_name(worker: Process, what: str, error: str) -> None:
+def test_bad_agent_fails_turn_with_its_error(worker: Process, what: str, error: str) -> None:
     last = answer(worker, what)
     assert last["type"] == "failed" and last["failure"] == "agent" and last["error"].startswith(error), last
     assert answer(worker, "well")["summary"] == "well"
 
 
-def test_turn_that_loses_its_model_is_of_the_infrastructure(worker: Process) -> None:
+def test_turn_that_loses_model_is_infra_failure(worker: Process) -> None:
     for what in ("lost", "group_lost"):
         last = answer(worker, what)
         assert last["failure"] == "infra" and last["error"].startswith("Unreachable: no model")
@@ -210,7 +210,7 @@ def test_event_after_the_turn_is_refused(worker: Process) -> None:
     worker.wait_log("later: the turn is over")
 
 
-def test_task_that_exits_does_not_end_the_worker(worker: Process) -> None:
+def test_sys_exit_in_task_does_not_exit_worker(worker: Process) -> None:
     assert answer(worker, "task_exits")["summary"] == "went on"
     worker.wait_log("a task of the agent would end the worker")
 
@@ -221,7 +221,7 @@ def test_forked_child_does_not_run_the_workers_loop(worker: Process) -> None:
     assert answer(worker, "well")["summary"] == "well"
 
 
-def test_agent_that_blocks_its_loop_is_named_while_the_worker_answers(worker: Process) -> None:
+def test_agent_blocking_event_loop_is_reported(worker: Process) -> None:
     events = Events(worker, "blocks")
     events.next()
     blocked = wait_until(lambda: (answer := worker.call("GET", "/ready")).status == 503 and answer.json())
@@ -241,7 +241,7 @@ def wait_new_port(worker: Process, starts: int) -> None:
 
 
 @pytest.mark.extended
-def test_agent_that_ignores_its_cancellation_does_not_keep_the_worker(start_worker: StartWorker) -> None:
+def test_agent_ignoring_cancellation_does_not_keep_worker(start_worker: StartWorker) -> None:
     worker = start_worker(BAD)
     events = Events(worker, "ignores")
     events.next()
@@ -253,7 +253,7 @@ def test_agent_that_ignores_its_cancellation_does_not_keep_the_worker(start_work
 
 
 @pytest.mark.extended
-def test_cancelled_turn_that_goes_on_to_block_the_loop_leaves_a_new_worker(start_worker: StartWorker) -> None:
+def test_cancelled_turn_blocking_loop_restarts_worker(start_worker: StartWorker) -> None:
     code = """
         import asyncio, threading
         class Agent:
@@ -279,7 +279,7 @@ def test_cancelled_turn_that_goes_on_to_block_the_loop_leaves_a_new_worker(start
 
 
 @pytest.mark.extended
-def test_plain_function_that_cannot_be_cancelled_leaves_a_new_worker(start_worker: StartWorker) -> None:
+def test_uncancellable_function_restarts_worker(start_worker: StartWorker) -> None:
     code = """
         import threading
         def Agent(message, *, emitter):

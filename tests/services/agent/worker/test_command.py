@@ -108,7 +108,7 @@ def worker(module_processes: Processes, tmp_path_factory: pytest.TempPathFactory
     return process
 
 
-def test_program_gets_the_request_and_the_sessions_model(worker: Process) -> None:
+def test_program_receives_request_and_session_model(worker: Process) -> None:
     access = {"base_url": "http://x:1", "api_key": "key", "model": None}
     history = [{"role": "user", "content": "ü"}]
     last = answer(worker, "seen", history=history, metadata={"areal_inference": access, "n": 1}, session_key="ä/b")
@@ -128,11 +128,11 @@ def test_program_gets_the_request_and_the_sessions_model(worker: Process) -> Non
     }
 
 
-def test_lines_that_are_no_events_are_the_answer(worker: Process) -> None:
+def test_non_event_lines_form_answer(worker: Process) -> None:
     assert answer(worker, "text")["summary"] == 'one\ntwo\n{"type": "other"}\n{not json'
 
 
-def test_text_comes_before_its_line_ends_and_leaving_ends_the_program(worker: Process) -> None:
+def test_partial_line_is_streamed_and_disconnect_ends_program(worker: Process) -> None:
     events = Events(worker, "stream")
     assert events.next() == {"type": "delta", "text": "no line break"}
     children = psutil.Process(worker.popen.pid).children()
@@ -141,7 +141,7 @@ def test_text_comes_before_its_line_ends_and_leaving_ends_the_program(worker: Pr
     assert children and not alive
 
 
-def test_events_of_a_program(worker: Process) -> None:
+def test_program_emits_events(worker: Process) -> None:
     *events, last = run(worker, "events")
     assert [event["type"] for event in events] == ["delta", "tool_call", "tool_call", "tool_result", "delta"]
     assert events[1]["id"] == events[3]["id"] == "call_mine" and json.loads(events[2]["arguments"]) == {"x": 2}
@@ -165,7 +165,7 @@ def test_events_of_a_program(worker: Process) -> None:
         ("bad", "a delta is a text, not int 5"),
     ],
 )
-def test_failure_of_a_program_is_named(worker: Process, what: str, error: str) -> None:
+def test_program_failure_is_reported(worker: Process, what: str, error: str) -> None:
     last = answer(worker, what)
     assert last["type"] == "failed" and last["failure"] == "agent" and last["error"].endswith(error)
 
@@ -176,13 +176,13 @@ def test_program_leaves_no_process_behind(worker: Process) -> None:
 
 
 @pytest.mark.parametrize("how", ["escaped", "vanished"])
-def test_process_that_left_the_session_ends_with_its_turn(worker: Process, how: str) -> None:
+def test_daemonised_process_ends_with_turn(worker: Process, how: str) -> None:
     """It also holds the program's output open."""
     pid = int(answer(worker, how)["summary"])
     assert not psutil.pid_exists(pid)
 
 
-def test_process_without_a_mark_ends_with_the_turns_that_it_may_belong_to(worker: Process) -> None:
+def test_unmarked_process_ends_with_its_possible_turns(worker: Process) -> None:
     other = Events(worker, "wait")
     assert other.next() == {"type": "delta", "text": "began"}
     vanished = psutil.Process(int(answer(worker, "vanished")["summary"]))
@@ -198,7 +198,7 @@ def ended(process: psutil.Process) -> bool:
         return True
 
 
-def test_program_that_ignores_sigterm_is_killed_with_its_group(worker: Process) -> None:
+def test_program_ignoring_sigterm_is_killed_with_group(worker: Process) -> None:
     events = Events(worker, "stubborn")
     pids = [int(pid) for pid in events.next()["text"].split()]
     processes = [psutil.Process(pid) for pid in pids]
@@ -206,12 +206,12 @@ def test_program_that_ignores_sigterm_is_killed_with_its_group(worker: Process) 
     wait_until(lambda: all(map(ended, processes)), what="the program and its child to end")
 
 
-def test_program_that_does_not_read_answers(worker: Process) -> None:
+def test_program_not_reading_stdin_still_answers(worker: Process) -> None:
     history = [{"role": "user", "content": "x" * 1_000_000}]
     assert answer(worker, "deaf", history=history)["summary"] == "heard nothing of it"
 
 
-def test_flood_is_held_back_and_bounded(worker: Process) -> None:
+def test_output_flood_is_throttled_and_bounded(worker: Process) -> None:
     events = Events(worker, "flood")
     events.next()
     wait_until(lambda: psutil.Process(worker.popen.pid).children()[0].status() == psutil.STATUS_SLEEPING)
@@ -252,14 +252,14 @@ FAILING_TURNS = """
 
 
 @pytest.mark.parametrize("program", ["while True: print('x' * 1000)", "print('{' + 'x' * 5_000_000)"])
-def test_text_of_a_turn_that_failed_is_freed_before_the_garbage_is_collected(program: str) -> None:
+def test_text_of_failed_turn_is_freed_without_gc(program: str) -> None:
     # In a process of its own, as a turn's end kills what else its process has started and is not marked.
     script = [sys.executable, "-c", textwrap.dedent(FAILING_TURNS), program]
     held = int(subprocess.run(script, check=True, capture_output=True, text=True, timeout=60).stdout)
     assert held < 4_000_000
 
 
-def test_flood_of_short_lines_holds_up_no_other_turn(worker: Process) -> None:
+def test_flood_of_short_lines_does_not_block_other_turns(worker: Process) -> None:
     flood = Events(worker, "flood of lines")
     waits = []
     for _ in range(5):
@@ -272,7 +272,7 @@ def test_flood_of_short_lines_holds_up_no_other_turn(worker: Process) -> None:
     flood.leave()
 
 
-def test_answer_that_its_caller_reads_late_is_whole(worker: Process, tmp_path: Path) -> None:
+def test_late_reader_gets_whole_answer(worker: Process, tmp_path: Path) -> None:
     file = tmp_path / "written"
     events = Events(worker, "full", metadata={"file": str(file)})
     wait_until(lambda: file.exists() and file.read_text() != "")
@@ -282,13 +282,13 @@ def test_answer_that_its_caller_reads_late_is_whole(worker: Process, tmp_path: P
     events.leave()
 
 
-def test_event_that_is_too_long_fails_the_turn_and_is_no_text(worker: Process) -> None:
+def test_overlong_event_fails_turn(worker: Process) -> None:
     *events, last = run(worker, "long")
     assert events == [] and last["failure"] == "agent"
     assert last["error"].startswith("a line that begins with { has over 4194304 characters")
 
 
-def test_program_that_is_not_there_ends_the_worker(processes: Processes) -> None:
+def test_missing_program_exits_worker(processes: Processes) -> None:
     process = processes.spawn("-m", "areal.services.agent.worker", "--command", "no-such-program")
     process.wait_log("error: command: there is no program 'no-such-program'")
     assert process.wait() == 2
@@ -312,5 +312,5 @@ def pushed(pieces: list[str]) -> list[Any]:
         ([""], []),
     ],
 )
-def test_output_is_cut_into_texts_and_events(pieces: list[str], parts: list[Any]) -> None:
+def test_output_is_split_into_texts_and_events(pieces: list[str], parts: list[Any]) -> None:
     assert pushed(pieces) == parts

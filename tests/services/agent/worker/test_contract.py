@@ -76,7 +76,7 @@ def worker(module_processes: Processes, tmp_path_factory: pytest.TempPathFactory
     return start_agent(module_processes, tmp_path_factory.mktemp("agent"), CONTRACT, "--kwargs", kwargs)
 
 
-def test_run_agent_gets_the_whole_request(worker: Process) -> None:
+def test_run_passes_whole_request_to_agent(worker: Process) -> None:
     history = [{"role": "user", "content": "before"}]
     metadata = {"task": 3, "areal_inference": {"base_url": "http://x", "api_key": "k", "model": "m"}}
     last = answer(worker, "seen", history=history, metadata=metadata, session_key="a/b ü", queue_mode="followup")
@@ -85,7 +85,7 @@ def test_run_agent_gets_the_whole_request(worker: Process) -> None:
     assert last["metadata"] == expected
 
 
-def test_run_events_come_in_their_order_with_matching_ids(worker: Process) -> None:
+def test_run_emits_events_in_order_with_matching_ids(worker: Process) -> None:
     *events, last = run(worker, "events")
     kinds = [event["type"] for event in events]
     assert kinds == ["delta", *["tool_call"] * 3, *["tool_result"] * 3, "delta"]
@@ -101,13 +101,13 @@ def test_run_events_come_in_their_order_with_matching_ids(worker: Process) -> No
     assert last == {"type": "complete", "summary": "second", "metadata": {}}
 
 
-def test_arguments_that_are_no_json_are_the_models_and_are_passed_on(worker: Process) -> None:
+def test_non_json_tool_arguments_are_passed_on(worker: Process) -> None:
     call, result, last = run(worker, "mistaken")
     assert (call["id"], call["arguments"]) == ("call-1", '{"q": ')
     assert (result["id"], last["type"]) == ("call-1", "complete")
 
 
-def test_run_events_come_as_they_happen_and_a_caller_that_leaves_cancels(worker: Process) -> None:
+def test_run_streams_events_and_disconnect_cancels(worker: Process) -> None:
     events = Events(worker, "wait")
     assert events.next() == {"type": "delta", "text": "waiting"}
     assert worker.call("GET", "/ready").json()["turns"] == 1
@@ -117,7 +117,7 @@ def test_run_events_come_as_they_happen_and_a_caller_that_leaves_cancels(worker:
     assert 'areal_agent_turns_total{outcome="cancelled"} 1.0' in worker.call("GET", "/metrics").body.decode()
 
 
-def test_run_own_stream_is_passed_on(worker: Process) -> None:
+def test_run_passes_raw_agent_stream_on(worker: Process) -> None:
     events = run(worker, "stream")
     assert events[0] == {"type": "response", "status": 201, "headers": {"X-Mine": "yes"}}
     assert b"".join(base64.b64decode(event["data"]) for event in events[1:-1]) == b"tick 0;tick 1;tick 2;"
@@ -125,18 +125,18 @@ def test_run_own_stream_is_passed_on(worker: Process) -> None:
 
 
 @pytest.mark.parametrize("key", ["a", "a%2Fb", "..", "%C3%BC"])
-def test_close_session_tells_the_agent(worker: Process, key: str) -> None:
+def test_close_session_notifies_agent(worker: Process, key: str) -> None:
     assert worker.call("POST", f"/session/{quote(unquote(key), safe='')}/close").status == 200
     worker.wait_log("closed " + repr(unquote(key)))
 
 
-def test_close_session_that_raises_is_an_error(worker: Process) -> None:
+def test_raising_close_session_is_an_error(worker: Process) -> None:
     refused = worker.call("POST", "/session/bad/close")
     assert refused.status == 500 and refused.json()["error"]["code"] == "agent_failed"
     assert "ValueError: cannot close (my_agent.py:" in refused.json()["error"]["message"]
 
 
-def test_sigterm_ends_turns_and_then_closes_all_sessions(start_worker: StartWorker, tmp_path: Path) -> None:
+def test_sigterm_ends_turns_before_closing_sessions(start_worker: StartWorker, tmp_path: Path) -> None:
     told = tmp_path / "told"
     worker = start_worker(CONTRACT, "--drain-timeout", "0.5", env={"TOLD": str(told)})
     events = Events(worker, "wait")
@@ -173,12 +173,12 @@ FORMS = {
 
 
 @pytest.mark.parametrize("code", FORMS)
-def test_form_of_an_agent_answers(start_worker: StartWorker, code: str) -> None:
+def test_every_agent_form_answers(start_worker: StartWorker, code: str) -> None:
     last = answer(start_worker(code), metadata={"areal_inference": {"base_url": "http://x", "api_key": "k"}})
     assert last == {"type": "complete", "summary": FORMS[code], "metadata": {}}
 
 
-def test_kwargs_of_a_function(start_worker: StartWorker) -> None:
+def test_function_receives_kwargs(start_worker: StartWorker) -> None:
     code = "async def Agent(message, times): return message * times"
     assert answer(start_worker(code, "--kwargs", '{"times": 2}'))["summary"] == "hellohello"
 
@@ -197,7 +197,7 @@ WORKFLOW = """
 """
 
 
-def test_workflow_gets_what_a_rollout_gives(workflow: Process) -> None:
+def test_workflow_receives_rollout_arguments(workflow: Process) -> None:
     history = [{"role": "user", "content": "a"}]
     access = {"base_url": "http://x", "api_key": "k", "model": "m"}
     last = answer(workflow, history=history, metadata={"answer": "4", "areal_inference": access})
@@ -209,12 +209,12 @@ def test_workflow_gets_what_a_rollout_gives(workflow: Process) -> None:
 
 
 @pytest.mark.parametrize(("reward", "kept"), [(1, 1.0), (0.5, 0.5), ({"chatcmpl-1": 1}, {"chatcmpl-1": 1.0})], ids=str)
-def test_workflow_reward_is_kept_as_metadata(workflow: Process, reward: object, kept: object) -> None:
+def test_workflow_reward_becomes_metadata(workflow: Process, reward: object, kept: object) -> None:
     last = answer(workflow, metadata={"reward": reward})
     assert last == {"type": "complete", "summary": "", "metadata": {"reward": kept}}
 
 
-def test_ready_and_metrics_tell_of_the_agent(worker: Process) -> None:
+def test_ready_and_metrics_describe_agent(worker: Process) -> None:
     ready = worker.call("GET", "/ready").json()
     assert ready["component"] == "worker" and ready["agent"].endswith("my_agent.py:Agent") and ready["form"] == "Agent"
     answer(worker, "seen")

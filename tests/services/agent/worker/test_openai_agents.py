@@ -112,13 +112,13 @@ async def test_handoff_calls_the_same_model(worker: Process, model: ScriptedApi)
     assert last["summary"] == "helped" and {body["model"] for body in model.bodies(CHAT)} == {"tiny"}
 
 
-async def test_model_that_fails_is_of_the_infrastructure(worker: Process, model: ScriptedApi) -> None:
+async def test_failing_model_is_infra_failure(worker: Process, model: ScriptedApi) -> None:
     model.replies[CHAT] = (404, {"error": {"message": "no model", "code": "model_not_found"}})
     last = (await turn(worker, model))[-1]
     assert last["failure"] == "infra" and "no model" in last["error"]
 
 
-async def test_leaving_ends_the_models_call(worker: Process, model: ScriptedApi) -> None:
+async def test_disconnect_ends_model_call(worker: Process, model: ScriptedApi) -> None:
     begun, ended = asyncio.Event(), asyncio.Event()
 
     async def forever() -> None:
@@ -137,14 +137,14 @@ async def test_leaving_ends_the_models_call(worker: Process, model: ScriptedApi)
 
 
 @pytest.mark.extended
-async def test_output_type_is_written_as_json(start_worker: StartWorker, model: ScriptedApi) -> None:
+async def test_output_type_is_serialised_as_json(start_worker: StartWorker, model: ScriptedApi) -> None:
     worker = await asyncio.to_thread(start_worker, CODE + "\n    Agent = typed\n", "--kwargs", '{"max_turns": 3}')
     script(model, says('{ "value": 3 }'))
     assert (await turn(worker, model))[-1]["summary"] == '{ "value": 3 }'  # as the model wrote it
 
 
 @pytest.mark.extended
-def test_kwargs_but_max_turns_are_refused(processes: Processes, tmp_path: Path) -> None:
+def test_kwargs_other_than_max_turns_are_refused(processes: Processes, tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("from agents import Agent\nAgent = Agent(name='a')\n")
     flags = ("--agent", f"{tmp_path / 'a.py'}:Agent", "--kwargs", '{"turns": 1}')
     process = processes.spawn("-m", "areal.services.agent.worker", "--port", "0", *flags)
@@ -164,7 +164,7 @@ def test_history_becomes_items() -> None:
     assert Converter.items_to_messages(items) == history  # as its models get them
 
 
-async def test_agent_that_init_writes_answers(processes: Processes, tmp_path: Path, model: ScriptedApi) -> None:
+async def test_generated_agent_answers(processes: Processes, tmp_path: Path, model: ScriptedApi) -> None:
     init = processes.spawn("-m", "areal.cli", "init", "agentservice", "--out", str(tmp_path / "agents.yaml"))
     assert await asyncio.to_thread(init.wait) == 0
     named = re.search(r"^  agent: (\S+)$", (tmp_path / "agents.yaml").read_text(), re.M)

@@ -52,7 +52,7 @@ class Names:
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in found]
 
 
-async def test_name_that_leads_elsewhere_after_its_check_is_not_followed_there(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connection_uses_address_checked_before(monkeypatch: pytest.MonkeyPatch) -> None:
     async with server("127.0.0.1") as (port, heads), server("127.0.0.2", port) as (_, elsewhere):
         Names(monkeypatch, ["127.0.0.1"], ["127.0.0.2"])
         async with open_client(f"http://{HOST}:{port}/mcp", TIMES) as http:
@@ -62,7 +62,7 @@ async def test_name_that_leads_elsewhere_after_its_check_is_not_followed_there(m
 
 
 @pytest.mark.parametrize("addresses", [["169.254.169.254"], ["127.0.0.1", "169.254.169.254"]])
-async def test_name_with_an_address_of_credentials_is_refused_at_each_request(
+async def test_name_resolving_to_metadata_address_is_refused(
     monkeypatch: pytest.MonkeyPatch, addresses: list[str]
 ) -> None:
     async with server("127.0.0.1") as (port, heads):
@@ -74,7 +74,7 @@ async def test_name_with_an_address_of_credentials_is_refused_at_each_request(
         assert len(heads) == 1
 
 
-async def test_address_that_nothing_listens_at_is_followed_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unreachable_address_falls_back_to_next(monkeypatch: pytest.MonkeyPatch) -> None:
     async with server("127.0.0.2") as (port, _):
         Names(monkeypatch, ["127.0.0.1", "127.0.0.2"])
         async with open_client(f"http://{HOST}:{port}/mcp", TIMES) as http:

@@ -88,13 +88,13 @@ def test_tools_are_described_and_called(worker: Process) -> None:
     assert answer(worker, "environment")["summary"] == "yes"
 
 
-def test_tool_that_fails_says_so(worker: Process) -> None:
+def test_failing_tool_reports_error(worker: Process) -> None:
     assert answer(worker, "fail")["summary"].startswith("failed: Error executing tool fail")
     assert answer(worker, 'add {"a": "x"}')["summary"].startswith("failed: ")
 
 
 @pytest.mark.extended
-def test_server_that_dies_is_connected_again(worker: Process) -> None:
+def test_dead_tool_server_is_reconnected(worker: Process) -> None:
     assert "did not answer die" in answer(worker, "die")["summary"]
     assert answer(worker, 'add {"a": 1, "b": 2}')["summary"] == "3"
     [child] = psutil.Process(worker.popen.pid).children()
@@ -103,7 +103,7 @@ def test_server_that_dies_is_connected_again(worker: Process) -> None:
     assert answer(worker, 'add {"a": 1, "b": 2}')["summary"] == "3"
 
 
-def test_function_on_a_thread_calls_tools(processes: Processes, tmp_path: Path, server: Path) -> None:
+def test_threaded_function_calls_tools(processes: Processes, tmp_path: Path, server: Path) -> None:
     worker = start_agent(processes, tmp_path, AGENT + "\n    Agent = thread\n", "--tools", stdio(server))
     assert answer(worker, "2")["summary"] == "3"
     children = psutil.Process(worker.popen.pid).children()
@@ -114,7 +114,7 @@ def test_function_on_a_thread_calls_tools(processes: Processes, tmp_path: Path, 
 
 
 @pytest.mark.extended
-def test_server_over_http_is_connected_again(processes: Processes, tmp_path: Path, server: Path) -> None:
+def test_http_tool_server_is_reconnected(processes: Processes, tmp_path: Path, server: Path) -> None:
     def start(port: int) -> Process:
         process = processes.spawn(str(server), "streamable-http", str(port))
         process.wait_log("Uvicorn running")
@@ -141,7 +141,7 @@ def test_server_over_http_is_connected_again(processes: Processes, tmp_path: Pat
         ([["SERVER"]], "toolless", "toolless() takes no 'tools'"),
     ],
 )
-def test_tools_that_cannot_be_had_end_the_worker(
+def test_unavailable_tools_exit_worker(
     processes: Processes, tmp_path: Path, server: Path, servers: list[str | list[str]], name: str, error: str
 ) -> None:
     (tmp_path / "agent.py").write_text(textwrap.dedent(AGENT))
@@ -185,9 +185,7 @@ ENDLESS = """
         pytest.param("pages", "is away: its list of tools has more than 1000 pages", marks=pytest.mark.extended),
     ],
 )
-def test_server_whose_list_of_tools_never_ends_is_named(
-    processes: Processes, tmp_path: Path, how: str, error: str
-) -> None:
+def test_endless_tool_list_names_its_server(processes: Processes, tmp_path: Path, how: str, error: str) -> None:
     (tmp_path / "agent.py").write_text(textwrap.dedent(AGENT))
     (tmp_path / "server.py").write_text(textwrap.dedent(ENDLESS))
     tools = json.dumps([{"mcp": {"command": [sys.executable, str(tmp_path / "server.py"), how]}}])
@@ -198,7 +196,7 @@ def test_server_whose_list_of_tools_never_ends_is_named(
     wait_until(lambda: error in "".join(process.log), what=str(process.log))
 
 
-def test_command_gets_its_servers_as_json(processes: Processes, tmp_path: Path) -> None:
+def test_command_receives_servers_as_json(processes: Processes, tmp_path: Path) -> None:
     servers: list[dict[str, Any]] = [{"command": ["a", "b"]}, {"url": "http://x/mcp"}]
     command = ["sh", "-c", "echo $AREAL_MCP_SERVERS"]
     config = {"command": command, "tools": [{"mcp": server} for server in servers]}

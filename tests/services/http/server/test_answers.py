@@ -59,7 +59,7 @@ async def test_stream_is_chunked_and_ends() -> None:
 
 
 @pytest.mark.parametrize("handler", [streaming(b"one", b"two"), echo])
-async def test_request_is_freed_with_its_answer_and_the_connection_with_its_end(
+async def test_request_and_connection_are_freed_without_gc(
     handler: Callable[[Request], Awaitable[AnyResponse]],
 ) -> None:
     gc.collect()
@@ -78,7 +78,7 @@ async def test_request_is_freed_with_its_answer_and_the_connection_with_its_end(
         gc.enable()
 
 
-async def test_stream_for_http_1_0_is_ended_by_the_connection() -> None:
+async def test_http_1_0_stream_ends_with_connection() -> None:
     async with serving(streaming(b"one", b"two")) as fixture:
         answer = await fixture.ask(b"GET / HTTP/1.0\r\n\r\n")
     assert answer.body == b"onetwo" and "transfer-encoding" not in answer.headers
@@ -95,7 +95,7 @@ async def test_unwritten_stream_is_empty() -> None:
         assert (await caller.answer()).body == b""
 
 
-async def test_answer_given_early_is_not_given_again() -> None:
+async def test_early_answer_is_not_sent_again() -> None:
     async def early(request: Request) -> AnyResponse:
         response = Response(200, b"now")
         await request.answer(response)
@@ -116,7 +116,7 @@ async def test_header_with_a_line_break_is_never_written(value: str) -> None:
         assert await caller.ended()
 
 
-async def test_caller_that_leaves_cancels_its_handler() -> None:
+async def test_caller_disconnect_cancels_handler() -> None:
     begun, cancelled = asyncio.Event(), asyncio.Event()
 
     async def waits(request: Request) -> AnyResponse:
@@ -138,7 +138,7 @@ async def test_caller_that_leaves_cancels_its_handler() -> None:
             await asyncio.wait_for(cancelled.wait(), 10)
 
 
-async def test_caller_that_leaves_in_the_middle_of_its_body_cancels_its_handler() -> None:
+async def test_disconnect_mid_body_cancels_handler() -> None:
     ended: asyncio.Queue[type[BaseException]] = asyncio.Queue()
 
     async def reads(request: Request) -> AnyResponse:
@@ -156,7 +156,7 @@ async def test_caller_that_leaves_in_the_middle_of_its_body_cancels_its_handler(
         assert await asyncio.wait_for(ended.get(), 10) is asyncio.CancelledError
 
 
-async def test_slow_caller_holds_its_stream_back() -> None:
+async def test_slow_caller_slows_its_stream() -> None:
     written = 0
     part, parts = b"x" * 65536, 1024
 
@@ -198,7 +198,7 @@ class Tap:
         self.flows.set()
 
 
-async def test_source_of_a_stream_is_paused_and_resumed_with_its_caller() -> None:
+async def test_stream_source_pauses_and_resumes_with_caller() -> None:
     tap = Tap()
     part, parts = b"x" * 65536, 512
 
@@ -223,7 +223,7 @@ async def test_source_of_a_stream_is_paused_and_resumed_with_its_caller() -> Non
 
 
 @pytest.mark.parametrize(("method", "version"), [("GET", "1.1"), ("GET", "1.0"), ("HEAD", "1.1")])
-async def test_what_a_stream_begins_with_is_framed_as_the_rest_of_it(method: str, version: str) -> None:
+async def test_first_bytes_of_stream_are_framed_like_rest(method: str, version: str) -> None:
     async def answer_at_once(request: Request) -> AnyResponse:
         out = StreamingResponse(headers={"X-Y": "z"})
         out.begin(request, b"first ")
@@ -238,7 +238,7 @@ async def test_what_a_stream_begins_with_is_framed_as_the_rest_of_it(method: str
     assert b"X-Y: z" in head and body == (chunks if method == "GET" else b"")
 
 
-async def test_writing_to_a_caller_that_is_gone_raises() -> None:
+async def test_writing_to_disconnected_caller_raises() -> None:
     raised: asyncio.Queue[str] = asyncio.Queue()
 
     async def late(request: Request) -> AnyResponse:
@@ -262,7 +262,7 @@ async def test_writing_to_a_caller_that_is_gone_raises() -> None:
         assert await asyncio.wait_for(raised.get(), 10) == "both"
 
 
-async def test_handler_that_fails_without_an_answer_closes_the_connection() -> None:
+async def test_failing_handler_closes_connection() -> None:
     async def broken(request: Request) -> AnyResponse:
         raise RuntimeError("a fault of ours")
 
@@ -281,7 +281,7 @@ async def test_handler_that_fails_without_an_answer_closes_the_connection() -> N
     ],
     ids=["head", "body", "continue", "chunk"],
 )
-async def test_request_that_does_not_come_is_408(data: bytes) -> None:
+async def test_missing_request_is_408(data: bytes) -> None:
     async with serving(echo, QUICK) as fixture, fixture.caller() as caller:
         await caller.say(data)
         answer = await caller.answer()
@@ -291,7 +291,7 @@ async def test_request_that_does_not_come_is_408(data: bytes) -> None:
         assert await caller.ended()
 
 
-async def test_request_that_drips_is_408_however_long_it_drips() -> None:
+async def test_dripping_request_is_408() -> None:
     patient = replace(QUICK, linger_s=10.0)  # a machine that stands still must not cost the answer
     async with serving(echo, patient) as fixture, fixture.caller() as caller:
         answer = asyncio.create_task(caller.answer(), name="answer")
@@ -304,7 +304,7 @@ async def test_request_that_drips_is_408_however_long_it_drips() -> None:
         assert (await answer).status == 408
 
 
-async def test_idle_connection_is_closed_after_a_while_and_not_before() -> None:
+async def test_idle_connection_is_closed_after_timeout() -> None:
     async with serving(echo, ServerLimits(keep_alive_s=20.0)) as fixture:
         async with fixture.caller() as fresh, fixture.caller() as used:
             for _ in range(2):
@@ -327,7 +327,7 @@ async def test_server_without_connections_has_no_timer() -> None:
         assert (await fixture.ask(get())).status == 200
 
 
-async def test_handler_that_takes_long_is_not_an_idle_connection() -> None:
+async def test_slow_handler_is_not_an_idle_connection() -> None:
     async def slow(request: Request) -> AnyResponse:
         await asyncio.sleep(0.5)
         return Response(200)
@@ -336,7 +336,7 @@ async def test_handler_that_takes_long_is_not_an_idle_connection() -> None:
         assert (await fixture.ask(get())).status == 200
 
 
-async def test_caller_that_reads_nothing_of_its_answer_is_disconnected() -> None:
+async def test_caller_reading_nothing_is_disconnected() -> None:
     async def much(request: Request) -> AnyResponse:
         return Response(200, b"x" * 2**26)
 
@@ -346,7 +346,7 @@ async def test_caller_that_reads_nothing_of_its_answer_is_disconnected() -> None
         await fixture.emptied()
 
 
-async def test_caller_that_takes_its_last_answer_slowly_gets_all_of_it() -> None:
+async def test_slow_reader_of_last_answer_gets_all_of_it() -> None:
     size = 2**26
 
     async def much(request: Request) -> AnyResponse:
@@ -364,7 +364,7 @@ async def test_caller_that_takes_its_last_answer_slowly_gets_all_of_it() -> None
         assert await caller.ended()
 
 
-async def test_answer_without_content_has_no_length() -> None:
+async def test_answer_without_body_has_no_content_length() -> None:
     async def empty(request: Request) -> AnyResponse:
         return Response(204)
 
@@ -374,7 +374,7 @@ async def test_answer_without_content_has_no_length() -> None:
             assert "content-length" not in (await caller.answer()).headers
 
 
-async def test_close_answers_connections_that_the_kernel_has_taken_before_accept() -> None:
+async def test_close_answers_connections_not_yet_accepted() -> None:
     async with serving(echo) as fixture:
         with socket.create_connection(("127.0.0.1", fixture.port)) as caller:  # blocks the loop, which accepts nothing
             caller.sendall(get("/waiting"))
@@ -383,7 +383,7 @@ async def test_close_answers_connections_that_the_kernel_has_taken_before_accept
             assert caller.recv(4096).startswith(b"HTTP/1.1 200 ")
 
 
-async def test_drain_finishes_what_runs_and_closes_the_rest() -> None:
+async def test_drain_finishes_running_requests_and_closes_others() -> None:
     gate, begun = asyncio.Event(), asyncio.Event()
 
     async def gated(request: Request) -> AnyResponse:
@@ -406,7 +406,7 @@ async def test_drain_finishes_what_runs_and_closes_the_rest() -> None:
         await asyncio.wait_for(closing, 10)
 
 
-async def test_cancel_ends_what_runs() -> None:
+async def test_cancel_ends_running_requests() -> None:
     ended = asyncio.Event()
 
     async def waits(request: Request) -> AnyResponse:
@@ -425,7 +425,7 @@ async def test_cancel_ends_what_runs() -> None:
         assert await caller.ended()
 
 
-async def test_thousands_of_idle_connections_leave_no_trace() -> None:
+async def test_thousands_of_idle_connections_are_freed() -> None:
     async with serving(echo, ServerLimits()) as fixture:
         opened = await asyncio.gather(*(asyncio.open_connection("127.0.0.1", fixture.port) for _ in range(400)))
         assert (await fixture.ask(get())).status == 200

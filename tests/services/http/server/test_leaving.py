@@ -95,7 +95,7 @@ def ours() -> list[object]:
 
 
 @pytest.mark.parametrize("stage", STAGES)
-async def test_caller_that_breaks_off_leaves_nothing(stage: str, no_collector: None) -> None:
+async def test_aborted_callers_leave_nothing(stage: str, no_collector: None) -> None:
     async with serving(application, QUICK) as fixture:
         before = len(ours())
         for lag in (False, True, False):
@@ -124,7 +124,7 @@ async def break_off(fixture: ServerFixture, parts: list[bytes], *, lag: bool) ->
         caller.leave()
 
 
-async def test_answer_that_breaks_off_leaves_nothing_at_its_reader(no_collector: None) -> None:
+async def test_aborted_answer_leaves_nothing_at_reader(no_collector: None) -> None:
     async with serving(application, QUICK) as fixture, HttpClient() as http:
         base, before = f"http://127.0.0.1:{fixture.port}", len(ours())
         for _ in range(3):
@@ -143,7 +143,7 @@ def _break_all(fixture: ServerFixture) -> None:
         connection.abort()
 
 
-async def test_bodies_of_all_callers_together_are_bounded() -> None:
+async def test_total_body_bytes_are_bounded() -> None:
     """The large body beyond the bound is 503; a small one is still taken; all of it is given back."""
     async with serving(application, ServerLimits(bodies_bytes=4 * _MIB)) as fixture:
         async with fixture.caller() as one, fixture.caller() as other:
@@ -162,7 +162,7 @@ async def test_bodies_of_all_callers_together_are_bounded() -> None:
 ZIPPED = "Content-Encoding: gzip"
 
 
-async def test_compressed_body_is_held_at_the_size_that_it_has_in_memory() -> None:
+async def test_compressed_body_is_counted_at_memory_size() -> None:
     """While it is decompressed both sides are counted, after that the plain one."""
     plain = _PART * 3
     async with serving(application, ServerLimits(bodies_bytes=16 * _MIB)) as fixture:
@@ -176,7 +176,7 @@ async def test_compressed_body_is_held_at_the_size_that_it_has_in_memory() -> No
         assert fixture.server.budget.held == 0
 
 
-async def test_compressed_bodies_beyond_the_bound_are_503_before_they_are_in_memory() -> None:
+async def test_compressed_bodies_over_budget_are_503() -> None:
     """Ten callers of 60 MiB each, in 60 KiB on the wire, never have more than the bound together."""
     bomb, most = gzip.compress(bytes(60 * _MIB)), 0
     async with serving(application, ServerLimits(bodies_bytes=8 * _MIB)) as fixture, fixture.caller() as other:
@@ -192,14 +192,14 @@ async def test_compressed_bodies_beyond_the_bound_are_503_before_they_are_in_mem
         assert fixture.server.budget.held == 2 * _MIB
 
 
-async def test_bomb_is_413_and_counted_up_to_the_limit_of_a_body() -> None:
+async def test_bomb_is_413_at_body_limit() -> None:
     async with serving(application) as fixture:
         answer = await fixture.ask(post(gzip.compress(bytes(200 * _MIB)), ZIPPED, path="/answer"))
         assert answer.status == 413 and fixture.server.budget.held == 0
 
 
 @pytest.mark.parametrize("lag", [False, True])
-async def test_caller_that_leaves_while_its_body_is_decompressed_leaves_nothing(lag: bool, no_collector: None) -> None:
+async def test_disconnect_during_decompression_leaves_nothing(lag: bool, no_collector: None) -> None:
     async with serving(application, QUICK) as fixture:
         before, zipped = len(ours()), gzip.compress(bytes(60 * _MIB))
         for _ in range(3):
@@ -215,7 +215,7 @@ async def fixture_holds(fixture: ServerFixture, size: int) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_caller_that_sends_on_after_its_last_answer_is_disconnected() -> None:
+async def test_caller_sending_after_last_answer_is_disconnected() -> None:
     async with serving(application, ServerLimits(linger_bytes=4 * _MIB)) as fixture, fixture.caller() as caller:
         await caller.say(head(2**40))
         with pytest.raises(ConnectionError):
@@ -233,7 +233,7 @@ async def closing(caller: Caller) -> int | None:
     return next((int(event.code) for event in events if isinstance(event, CloseConnection)), None)
 
 
-async def test_first_message_of_a_stranger_has_8_kib_of_bytes_and_later_ones_more() -> None:
+async def test_first_message_is_limited_to_8_kib() -> None:
     async with serving(application) as fixture:
         for first, code in (("é" * 4096, None), ("é" * 4096 + "x", 1009)):
             async with fixture.caller() as caller:
@@ -244,7 +244,7 @@ async def test_first_message_of_a_stranger_has_8_kib_of_bytes_and_later_ones_mor
                 assert await closing(caller) == (code or 1000)
 
 
-async def test_messages_that_wait_are_bounded_in_bytes() -> None:
+async def test_waiting_messages_are_bounded_in_bytes() -> None:
     async with serving(application, ServerLimits(bodies_bytes=64 * _MIB)) as fixture, fixture.caller() as caller:
         await caller.say(get("/ws?busy", *_HANDSHAKE))
         assert (await caller.head())[0] == 101

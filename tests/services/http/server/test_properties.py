@@ -46,7 +46,7 @@ REQUESTS = st.builds(
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(REQUESTS, min_size=1, max_size=12), st.lists(st.integers(0, 2**20), max_size=30), st.booleans())
-def test_requests_in_any_pieces_are_answered_in_their_order(asked: list[Asked], cuts: list[int], hurried: bool) -> None:
+def test_requests_in_any_chunks_are_answered_in_order(asked: list[Asked], cuts: list[int], hurried: bool) -> None:
     wire = b"".join(each.wire() for each in asked)
     edges = sorted({0, len(wire), *(cut % (len(wire) + 1) for cut in cuts)})
 
@@ -66,7 +66,7 @@ def test_requests_in_any_pieces_are_answered_in_their_order(asked: list[Asked], 
 
 @settings(max_examples=100, deadline=None)
 @given(st.binary(min_size=1, max_size=400))
-def test_noise_is_refused_or_waited_for_and_never_a_fault(noise: bytes) -> None:
+def test_noise_is_refused_without_fault(noise: bytes) -> None:
     """A server that met noise goes on serving others."""
 
     async def talk() -> None:

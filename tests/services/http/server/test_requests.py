@@ -19,14 +19,14 @@ def code(body: bytes) -> str:
     return found
 
 
-async def test_body_of_any_framing_arrives_whole() -> None:
+async def test_body_of_any_framing_is_read() -> None:
     async with serving(echo) as fixture:
         assert (await fixture.ask(post(b"hello"))).body == b"hello"
         assert (await fixture.ask(CHUNKED + b"2\r\nhe\r\n3;x=y\r\nllo\r\n0\r\nTrailer: t\r\n\r\n")).body == b"hello"
         assert (await fixture.ask(get())).body == b""
 
 
-async def test_request_that_comes_byte_by_byte_is_the_same() -> None:
+async def test_request_sent_byte_by_byte_is_read() -> None:
     async with serving(echo) as fixture, fixture.caller() as caller:
         for byte in post(b"hello", "x-a: b", path="/deep?x=1"):
             await caller.say(bytes([byte]))
@@ -35,7 +35,7 @@ async def test_request_that_comes_byte_by_byte_is_the_same() -> None:
     assert answer.body == b"hello" and answer.headers["x-path"] == "/deep"
 
 
-async def test_connection_is_used_again_until_one_side_says_otherwise() -> None:
+async def test_connection_is_reused_until_close() -> None:
     async with serving(echo) as fixture, fixture.caller() as caller:
         for _ in range(3):
             await caller.say(post(b"x"))
@@ -61,7 +61,7 @@ async def test_head_is_answered_without_a_body() -> None:
         assert (await caller.answer()).status == 200
 
 
-async def test_continue_is_sent_only_when_the_body_is_wanted() -> None:
+async def test_continue_is_sent_only_when_body_is_read() -> None:
     async def refusing(request: Request) -> AnyResponse:
         return Response(401) if request.path == "/no" else await echo(request)
 
@@ -77,7 +77,7 @@ async def test_continue_is_sent_only_when_the_body_is_wanted() -> None:
         assert (await fixture.ask(get("/", "Expect: miracles"))).status == 417
 
 
-async def test_pipelined_requests_are_answered_in_their_order_one_at_a_time() -> None:
+async def test_pipelined_requests_are_answered_in_order() -> None:
     running = most = 0
 
     async def slow(request: Request) -> AnyResponse:
@@ -94,7 +94,7 @@ async def test_pipelined_requests_are_answered_in_their_order_one_at_a_time() ->
     assert most == 1
 
 
-async def test_pipelining_without_end_is_refused_after_what_was_begun() -> None:
+async def test_excessive_pipelining_is_429() -> None:
     async with serving(echo, ServerLimits(pipelined=4)) as fixture, fixture.caller() as caller:
         await caller.say(get() * 100)
         statuses = [(await caller.answer()).status for _ in range(6)]
@@ -102,7 +102,7 @@ async def test_pipelining_without_end_is_refused_after_what_was_begun() -> None:
         assert await caller.ended()
 
 
-async def test_repeated_field_is_joined_and_names_have_any_case() -> None:
+async def test_repeated_field_is_joined_case_insensitively() -> None:
     async def fields(request: Request) -> AnyResponse:
         headers = request.headers
         assert headers["X-A"] == "1, 2" and headers.get("nope") is None and headers.get("nope", "") == ""
@@ -147,7 +147,7 @@ async def test_target_is_split_and_the_query_decoded(given: str) -> None:
         (CHUNKED + b"2\r\nheyo", 400),
     ],
 )
-async def test_request_that_is_no_http_is_refused_and_the_connection_closed(data: bytes, status: int) -> None:
+async def test_malformed_request_is_refused_and_connection_closed(data: bytes, status: int) -> None:
     async with serving(echo) as fixture, fixture.caller() as caller:
         await caller.say(data)
         answer = await caller.answer()
@@ -164,13 +164,13 @@ SINGLE = (
 
 
 @pytest.mark.parametrize("name", SINGLE)
-async def test_header_with_one_value_given_twice_is_400(name: str) -> None:
+async def test_single_valued_header_given_twice_is_400(name: str) -> None:
     async with serving(echo) as fixture:
         answer = await fixture.ask(post(b"hello", f"{name}: a", f"{name.lower()}: a"))
     assert answer.status == 400 and name.lower() in json.loads(answer.body)["error"]["message"]
 
 
-async def test_header_with_several_values_may_be_given_twice() -> None:
+async def test_multi_valued_header_may_repeat() -> None:
     async def accepted(request: Request) -> AnyResponse:
         return Response(body=request.headers["Accept"].encode())
 
@@ -197,7 +197,7 @@ async def test_head_too_large_is_431(data: bytes) -> None:
         assert await caller.ended()
 
 
-async def test_broken_request_behind_a_good_one_is_refused_after_its_answer() -> None:
+async def test_broken_request_after_good_one_is_refused_in_order() -> None:
     async with serving(echo) as fixture, fixture.caller() as caller:
         await caller.say(post(b"x") + b"nonsense\r\n\r\n")
         assert [(await caller.answer()).status for _ in range(2)] == [200, 400]
@@ -205,7 +205,7 @@ async def test_broken_request_behind_a_good_one_is_refused_after_its_answer() ->
 
 
 @pytest.mark.parametrize("framing", ["length", "chunked"])
-async def test_body_too_large_is_413_before_it_has_all_come(framing: str) -> None:
+async def test_body_too_large_is_413_before_it_arrives(framing: str) -> None:
     size = 2**25
     head = CHUNKED if framing == "chunked" else post(b"x" * 0).replace(b"Length: 0", b"Length: %d" % size)
     async with serving(echo) as fixture, fixture.caller() as caller:
@@ -217,13 +217,13 @@ async def test_body_too_large_is_413_before_it_has_all_come(framing: str) -> Non
         assert answer.status == 413 and code(answer.body) == "body_too_large"
 
 
-async def test_caller_that_sends_all_of_a_refused_body_still_reads_the_refusal() -> None:
+async def test_caller_sending_refused_body_reads_refusal() -> None:
     async with serving(echo) as fixture, fixture.caller() as caller:
         await caller.say(post(b"x" * 2**25))
         assert (await caller.answer()).status == 413
 
 
-async def test_unread_body_is_not_buffered_and_its_answer_is_the_last() -> None:
+async def test_unread_body_is_not_buffered_and_closes_connection() -> None:
     seen: list[int] = []
 
     async def deaf(request: Request) -> AnyResponse:
@@ -238,7 +238,7 @@ async def test_unread_body_is_not_buffered_and_its_answer_is_the_last() -> None:
     assert seen[0] < 2**20
 
 
-async def test_upgrade_is_not_taken_up() -> None:
+async def test_upgrade_is_ignored() -> None:
     fields = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQCAAAAAAIAAAAA")
     async with serving(echo) as fixture, fixture.caller() as caller:
         await caller.say(get("/a", *fields))
@@ -248,7 +248,7 @@ async def test_upgrade_is_not_taken_up() -> None:
 
 
 @pytest.mark.parametrize("cut", [0, 2, 5])
-async def test_upgrade_with_a_body_is_answered_as_any_other(cut: int) -> None:
+async def test_upgrade_with_body_is_answered_normally(cut: int) -> None:
     data = post(b"hello", "Connection: Upgrade", "Upgrade: h2c")
     async with serving(echo) as fixture, fixture.caller() as caller:
         await caller.say(data[: len(data) - cut])
@@ -258,7 +258,7 @@ async def test_upgrade_with_a_body_is_answered_as_any_other(cut: int) -> None:
         assert (await caller.answer()).body == b"hello"
 
 
-async def test_request_id_is_the_callers_where_it_is_one() -> None:
+async def test_valid_request_id_of_caller_is_kept() -> None:
     async with serving(echo) as fixture:
         assert (await fixture.ask(get("/", "x-request-id: mine-1"))).headers["x-request-id"] == "mine-1"
         for bad in ("two words", "x" * 200, "caf\udce9"):

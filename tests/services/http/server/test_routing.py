@@ -36,21 +36,21 @@ def table() -> PathTable[str]:
         ("GET", "/pairs/p/k", "value", {"pair": "p", "key": "k"}),
     ],
 )
-def test_path_leads_to_its_target(method: str, path: str, target: str, found: dict[str, str]) -> None:
+def test_path_is_routed_to_target(method: str, path: str, target: str, found: dict[str, str]) -> None:
     assert table().find(method, path) == (target, found)
 
 
 @pytest.mark.parametrize(
     "path", ["", "/", "/model", "/models/", "/drain/", "/drain/a/b", "//models", "/%6Dodels", "/pairs//k", "*"]
 )
-def test_path_that_is_none_is_404(path: str) -> None:
+def test_unknown_path_is_404(path: str) -> None:
     with pytest.raises(ApiError) as caught:
         table().find("GET", path)
     assert caught.value.status == 404
 
 
 @pytest.mark.parametrize("path", ["/pairs/%ff/k", "/models/%C3", "/drain/%ED%A0%80"])
-def test_path_that_is_not_percent_encoded_utf8_is_400(path: str) -> None:
+def test_path_with_invalid_percent_encoding_is_400(path: str) -> None:
     """Were they replaced, two names would be one."""
     with pytest.raises(ApiError) as caught:
         table().find("POST" if "drain" in path else "GET", path)
@@ -61,13 +61,13 @@ def test_path_that_is_not_percent_encoded_utf8_is_400(path: str) -> None:
     ("method", "path", "allowed"),
     [("PUT", "/models", "GET, HEAD, POST"), ("GET", "/drain/a", "POST"), ("PUT", "/models/close", "POST")],
 )
-def test_method_that_a_path_does_not_have_is_405_and_names_those_it_has(method: str, path: str, allowed: str) -> None:
+def test_unsupported_method_is_405_with_allow(method: str, path: str, allowed: str) -> None:
     with pytest.raises(ApiError) as caught:
         table().find(method, path)
     assert caught.value.status == 405 and caught.value.headers["Allow"] == allowed
 
 
-def test_route_that_is_there_is_not_added_again() -> None:
+def test_duplicate_route_is_refused() -> None:
     routes = table()
     for path in ("/models", "/drain/{worker}"):
         with pytest.raises(ValueError):
@@ -75,7 +75,7 @@ def test_route_that_is_there_is_not_added_again() -> None:
 
 
 @given(st.text(max_size=40), st.sampled_from(["GET", "POST", "PUT", "HEAD"]))
-def test_no_path_at_all_is_a_fault(path: str, method: str) -> None:
+def test_any_path_is_404_or_405(path: str, method: str) -> None:
     try:
         table().find(method, path)
     except ApiError as error:

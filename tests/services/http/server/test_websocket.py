@@ -46,7 +46,7 @@ async def socket(transport: Transport) -> WebSocket:
     return WebSocket(cast(ServerConnection, transport), 1000)
 
 
-async def test_silent_caller_is_asked_once_then_given_up(transport: Transport, socket: WebSocket) -> None:
+async def test_silent_caller_is_pinged_once_then_closed(transport: Transport, socket: WebSocket) -> None:
     now = asyncio.get_running_loop().time()
     assert not socket.is_gone(now + 20) and transport.events() == []
     assert not socket.is_gone(now + 40) and [type(event) for event in transport.events()] == [Ping]
@@ -64,7 +64,7 @@ async def test_input_is_held_until_a_receiver_reads(transport: Transport, socket
     assert transport.held[-1] is False
 
 
-async def test_nothing_comes_after_going_away_but_answers_still_go(transport: Transport, socket: WebSocket) -> None:
+async def test_going_away_drops_input_but_sends_answers(transport: Transport, socket: WebSocket) -> None:
     socket.received(transport.caller.send(TextMessage(data="waiting")))
     socket.go_away()
     socket.received(transport.caller.send(TextMessage(data="late")))
@@ -77,7 +77,7 @@ async def test_nothing_comes_after_going_away_but_answers_still_go(transport: Tr
         await socket.send("more")
 
 
-async def test_caller_that_is_gone_breaks_nothing(transport: Transport, socket: WebSocket) -> None:
+async def test_disconnected_caller_breaks_nothing(transport: Transport, socket: WebSocket) -> None:
     transport.lost = True
     socket.received(transport.caller.send(Ping()))
     assert not socket.is_gone(asyncio.get_running_loop().time() + 40)

@@ -45,18 +45,18 @@ async def states_after(*answers: EngineState) -> list[EngineState]:
     return seen[1:]
 
 
-async def test_engine_is_not_ready_until_it_says_so() -> None:
+async def test_engine_is_not_ready_until_it_reports_ready() -> None:
     first, second = await states_after(LOST, READY)
     assert (first, second) == (LOST, READY)
 
 
-async def test_one_lost_answer_is_noise_and_two_are_not() -> None:
+async def test_engine_is_lost_after_two_failed_polls() -> None:
     states = await states_after(READY, LOST, READY, LOST, LOST, READY)
     assert [state.not_ready is None for state in states] == [True, True, True, True, False, True]
 
 
 @pytest.mark.parametrize(("busy", "period_s"), [(True, 3.0), (False, 6.0)])
-async def test_engine_that_samples_nothing_is_asked_half_as_often(
+async def test_idle_engine_is_polled_half_as_often(
     busy: bool, period_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[float] = []
@@ -74,7 +74,7 @@ async def test_engine_that_samples_nothing_is_asked_half_as_often(
     assert asked == [period_s]
 
 
-async def test_engine_that_stays_down_is_asked_ever_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_polls_of_lost_engine_back_off(monkeypatch: pytest.MonkeyPatch) -> None:
     loop, slept, enough = asyncio.get_running_loop(), list[float](), asyncio.Event()
     began, clock = loop.time(), [0.0]
 
@@ -98,7 +98,7 @@ async def test_engine_that_stays_down_is_asked_ever_less_often(monkeypatch: pyte
     assert len(slept) < 1000  # an hour of polls that a server refuses
 
 
-async def test_engine_that_closed_a_connection_is_asked_again_soon() -> None:
+async def test_closed_connection_triggers_prompt_poll() -> None:
     engine, lost = Engine(), asyncio.Event()
     watch = EngineWatch(engine.state, period_s=3600.0)
     watch.on_change = lost.set
@@ -112,7 +112,7 @@ async def test_engine_that_closed_a_connection_is_asked_again_soon() -> None:
         assert watch.state.not_ready == "gone"
 
 
-async def test_progress_is_heard_while_the_engine_samples() -> None:
+async def test_progress_is_polled_while_engine_samples() -> None:
     answers = [EngineState(None, generated=count) for count in (5, 5, 9)]
     beats: list[int] = []
 
@@ -143,7 +143,7 @@ async def seen(watch: EngineWatch, times: int = 2) -> None:
         await watch.refresh()
 
 
-async def test_tracker_of_an_engine_that_took_what_is_published_until_it_is_lost(tmp_path: Path) -> None:
+async def test_tracker_is_behind_once_updated_engine_is_lost(tmp_path: Path) -> None:
     engine = Engine()
     watch = EngineWatch(engine.state)
     await seen(watch)
@@ -165,7 +165,7 @@ async def test_tracker_of_an_engine_that_took_what_is_published_until_it_is_lost
     assert WeightTracker(watch, tmp_path, "another").behind is None
 
 
-async def test_tracker_forgets_the_weights_that_were_loaded_first(tmp_path: Path) -> None:
+async def test_tracker_forgets_previously_loaded_weights(tmp_path: Path) -> None:
     engine = Engine()
     watch = EngineWatch(engine.state)
     await seen(watch)
@@ -177,7 +177,7 @@ async def test_tracker_forgets_the_weights_that_were_loaded_first(tmp_path: Path
     assert tracker.behind is None, "version 1 counts until 3 is committed"
 
 
-async def test_engine_that_is_lost_or_reloaded_before_the_commit_is_behind_after_it(tmp_path: Path) -> None:
+async def test_engine_lost_before_commit_is_behind_after_it(tmp_path: Path) -> None:
     engine = Engine()
     watch = EngineWatch(engine.state)
     await seen(watch)
@@ -202,7 +202,7 @@ async def test_engine_that_is_lost_or_reloaded_before_the_commit_is_behind_after
     assert tracker.behind == new
 
 
-async def test_tracker_of_a_data_proxy_that_missed_an_update_is_behind_until_its_engine_has_it(tmp_path: Path) -> None:
+async def test_tracker_of_missed_update_is_behind_until_reload(tmp_path: Path) -> None:
     engine = Engine()
     watch = EngineWatch(engine.state)
     await seen(watch)
@@ -218,7 +218,7 @@ async def test_tracker_of_a_data_proxy_that_missed_an_update_is_behind_until_its
     assert here.reason is None, "a version that somebody set by hand is theirs to answer for"
 
 
-async def test_tracker_after_the_trainer_is_what_it_left_or_nothing(tmp_path: Path) -> None:
+async def test_tracker_end_publishes_left_weights_or_none(tmp_path: Path) -> None:
     watch = EngineWatch(Engine().state)
     tracker = WeightTracker(watch, tmp_path, None)
     tracker.commit(tracker.record("actor", 7, None, "http://127.0.0.1:1"))
@@ -231,9 +231,7 @@ async def test_tracker_after_the_trainer_is_what_it_left_or_nothing(tmp_path: Pa
     assert not (tmp_path / PUBLISHED).exists()
 
 
-async def test_commit_that_cannot_be_written_leaves_the_version_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_failed_commit_keeps_previous_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tracker = WeightTracker(EngineWatch(Engine().state), tmp_path, None)
     old, new = (tracker.record("actor", version, "/weights", None) for version in (4, 5))
     tracker.commit(old)
@@ -247,7 +245,7 @@ async def test_commit_that_cannot_be_written_leaves_the_version_before(
     assert tracker.published == new
 
 
-async def test_tracker_with_a_file_that_is_no_record_serves(tmp_path: Path) -> None:
+async def test_tracker_ignores_malformed_record(tmp_path: Path) -> None:
     for text in ("", "[]", '{"pair": "actor"}', '{"pair": "actor", "version": "x"}'):
         (tmp_path / PUBLISHED).write_text(text)
         assert WeightTracker(EngineWatch(Engine().state), tmp_path, None).behind is None
@@ -256,11 +254,11 @@ async def test_tracker_with_a_file_that_is_no_record_serves(tmp_path: Path) -> N
 IDLE_S = 60.0
 
 
-async def test_no_silence_is_covered_before_the_first_pause() -> None:
+async def test_silence_is_not_covered_before_first_pause() -> None:
     assert not PauseState().covers(IDLE_S)
 
 
-async def test_silence_is_covered_while_paused_and_for_one_deadline_after() -> None:
+async def test_silence_is_covered_while_paused_and_one_deadline_after() -> None:
     pause = PauseState()
     pause.set(True)
     assert pause.covers(0.0)
@@ -268,7 +266,7 @@ async def test_silence_is_covered_while_paused_and_for_one_deadline_after() -> N
     assert pause.covers(IDLE_S) and not pause.covers(0.0)
 
 
-async def test_observation_that_began_before_a_command_is_stale() -> None:
+async def test_observation_begun_before_command_is_stale() -> None:
     pause = PauseState()
     asked_at = pause.commands
     pause.set(True)
@@ -280,7 +278,7 @@ async def test_observation_that_began_before_a_command_is_stale() -> None:
     assert not pause.active
 
 
-async def test_engine_that_is_gone_holds_nothing_still() -> None:
+async def test_lost_engine_clears_pause() -> None:
     answers = iter([EngineState(None, paused=True), LOST, LOST])
 
     async def ask() -> EngineState:
@@ -296,7 +294,7 @@ async def test_engine_that_is_gone_holds_nothing_still() -> None:
     assert not pause.active
 
 
-async def test_pause_that_comes_while_the_engine_is_asked_stands() -> None:
+async def test_pause_set_during_poll_is_kept() -> None:
     asked, answer = asyncio.Event(), asyncio.Event()
 
     async def ask() -> EngineState:

@@ -140,7 +140,7 @@ def user(text: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_mistral_system_prompt_stands_once_and_results_name_the_models_own_call(talk: Begin, streamed: bool) -> None:
+def test_mistral_system_prompt_and_call_ids_are_rendered_once(talk: Begin, streamed: bool) -> None:
     family = family_of("mistral", MISTRAL, "llava")
     session = talk(family, streamed=streamed, more={"tools": TOOLS})
     called = session.say(
@@ -173,7 +173,7 @@ FORGETFUL = [
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("parser", [True, False])
 @pytest.mark.parametrize(("name", "reasoning_parser", "thought", "end"), FORGETFUL)
-def test_thoughts_that_the_template_drops_branch_at_each_question(
+def test_dropped_thoughts_start_new_branch(
     talk: Begin, name: str, reasoning_parser: str, thought: str, end: str, parser: bool, streamed: bool
 ) -> None:
     session = talk(families()[name], reasoning_parser if parser else "none", streamed=streamed)
@@ -188,7 +188,7 @@ def test_thoughts_that_the_template_drops_branch_at_each_question(
     assert len(session.rows()) == 3
 
 
-def test_thoughts_that_the_template_keeps_stay_as_they_were_sampled(talk: Begin) -> None:
+def test_kept_thoughts_stay_as_sampled(talk: Begin) -> None:
     session = talk(families()["qwen3"], "qwen3", more={"tools": TOOLS})
     call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
     for turn in range(3):
@@ -214,9 +214,7 @@ CUT = [
 
 
 @pytest.mark.parametrize(("name", "sampled"), CUT)
-def test_call_of_ours_that_was_cut_is_accepted_for_as_long_as_the_conversation_lasts(
-    talk: Begin, name: str, sampled: str
-) -> None:
+def test_truncated_call_is_accepted_in_later_turns(talk: Begin, name: str, sampled: str) -> None:
     family = family_of("mistral", MISTRAL, "llava") if name == "mistral" else families()[name]
     session = talk(family, more={"tools": TOOLS})
     reply = session.say(sampled, user("Oslo?"), cut=True)
@@ -231,7 +229,7 @@ def test_call_of_ours_that_was_cut_is_accepted_for_as_long_as_the_conversation_l
         assert "weather" in text.partition("Oslo?")[2] and "Berge" in text
 
 
-def test_content_of_ours_beside_a_call_is_accepted_after_the_response(talk: Begin) -> None:
+def test_content_beside_call_is_accepted_in_later_turns(talk: Begin) -> None:
     session = talk(families()["gptoss"], more={"tools": TOOLS})
     reply = session.say(
         "<|channel|>commentary<|message|>Let me look.<|end|><|start|>assistant"
@@ -248,7 +246,7 @@ def test_content_of_ours_beside_a_call_is_accepted_after_the_response(talk: Begi
 
 @pytest.mark.parametrize("arguments", ["", " ", "null", "{}", {}, None])
 @pytest.mark.parametrize("name", ["qwen3", "qwen3_5_think", "glm4moe", "llama3_1", "gptoss"])
-def test_arguments_that_are_blank_or_null_are_none(talk: Begin, name: str, arguments: object) -> None:
+def test_blank_or_null_arguments_mean_none(talk: Begin, name: str, arguments: object) -> None:
     session = talk(families()[name], more={"tools": TOOLS})
     call = {"id": "call00001", "type": "function", "function": {"name": "weather", "arguments": arguments}}
     session.say(
@@ -268,7 +266,7 @@ def test_arguments_that_are_blank_or_null_are_none(talk: Begin, name: str, argum
     )
 
 
-def test_glm_turn_ends_with_the_next_roles_token(talk: Begin) -> None:
+def test_glm_turn_ends_with_next_role_token(talk: Begin) -> None:
     session = talk(families()["glm4moe"])
     for question in ("Oslo?", "Rome?", "Bergen?"):
         reply = session.say("\n<think></think>\nThe rain.<|user|>", user(question))

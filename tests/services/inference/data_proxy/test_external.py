@@ -38,7 +38,7 @@ def friend(shared_service: Service, module_processes: Processes) -> Process:
     return proxy
 
 
-def test_external_model_answers_under_our_name_for_it(
+def test_external_model_answers_under_served_name(
     service: Service, friend: Process, module_processes: Processes
 ) -> None:
     answer = friend.call("POST", CHAT, BODY, key=module_processes.key)
@@ -61,7 +61,7 @@ def test_external_model_answers_under_our_name_for_it(
         {"traceparent": GIVEN, "tracestate": b"a=\xff"},
     ],
 )
-def test_external_model_answers_whatever_the_trace_headers_are(
+def test_external_model_accepts_any_trace_headers(
     service: Service, friend: Process, module_processes: Processes, trace: dict[str, str | bytes]
 ) -> None:
     answer = friend.call("POST", CHAT, BODY, key=module_processes.key, headers=trace)
@@ -73,9 +73,7 @@ def test_external_model_streams(service: Service, friend: Process, module_proces
     assert chat_text(events) == "Hello there, friend!" and events[-1] == "[DONE]"
 
 
-def test_external_fields_we_do_not_know_go_through(
-    service: Service, friend: Process, module_processes: Processes
-) -> None:
+def test_unknown_fields_reach_external_model(service: Service, friend: Process, module_processes: Processes) -> None:
     body = {**BODY, "chat_template_kwargs": {"enable_thinking": False}}
     assert friend.call("POST", CHAT, body, key=module_processes.key).status == 200
     assert service.engine_saw()["input_ids"]
@@ -83,17 +81,17 @@ def test_external_fields_we_do_not_know_go_through(
 
 @pytest.mark.parametrize("name", ["temperature", "top_p", "presence_penalty", "seed", "top_logprobs"])
 @pytest.mark.parametrize("value", [0, 0.0, -0.0])
-def test_external_api_gets_what_is_set_to_zero(name: str, value: float) -> None:
+def test_external_api_receives_fields_set_to_zero(name: str, value: float) -> None:
     chat: dict[str, Any] = {"messages": [], "stop": [], "tools": None, "stream": False, name: value}
     assert chat_body(chat) == {"messages": [], name: value}
 
 
-def test_external_refusal_goes_through(service: Service, friend: Process, module_processes: Processes) -> None:
+def test_external_refusal_is_passed_through(service: Service, friend: Process, module_processes: Processes) -> None:
     answer = friend.call("POST", CHAT, {**BODY, "messages": []}, key=module_processes.key)
     assert answer.status == 400 and answer.json()["error"]["param"] == "messages"
 
 
-def test_external_stream_that_breaks_passes_the_error_event_on(
+def test_broken_external_stream_relays_error_event(
     service: Service, friend: Process, module_processes: Processes
 ) -> None:
     script(service.engine, error_after=3)
@@ -101,26 +99,24 @@ def test_external_stream_that_breaks_passes_the_error_event_on(
     assert events[-1]["error"]["code"] == "engine_failed"
 
 
-def test_external_other_model_is_404_and_key_of_ours_is_asked(friend: Process, module_processes: Processes) -> None:
+def test_external_checks_model_name_and_key(friend: Process, module_processes: Processes) -> None:
     assert friend.call("POST", CHAT, {**BODY, "model": "tiny"}, key=module_processes.key).status == 404
     assert friend.call("POST", CHAT, BODY).status == 401
 
 
-def test_external_key_file_is_as_good_as_the_variable(
-    shared_service: Service, processes: Processes, tmp_path: Path
-) -> None:
+def test_external_key_may_come_from_file(shared_service: Service, processes: Processes, tmp_path: Path) -> None:
     file = tmp_path / "provider.key"
     file.write_text(shared_service.key + "\n")
     wait_ready(external(processes, shared_service.gateway.url, None, "--provider-key-file", str(file)))
 
 
-def test_external_wrong_key_is_why_it_is_not_ready(shared_service: Service, processes: Processes) -> None:
+def test_wrong_provider_key_is_the_not_ready_reason(shared_service: Service, processes: Processes) -> None:
     proxy = external(processes, shared_service.gateway.url, "wrong")
     wait_until(lambda: "does not take the key" in (proxy.call("GET", "/ready").json()["reason"] or ""))
     assert "wrong" not in proxy.call("GET", "/ready").body.decode()
 
 
-async def test_external_model_that_is_lost_is_reported_at_once() -> None:
+async def test_lost_external_model_is_reported_at_once() -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         url = f"http://127.0.0.1:{closed.getsockname()[1]}/v1"
     config = DataProxyConfig(port=0, model="friend", engine="external", engine_url=url)
@@ -129,9 +125,7 @@ async def test_external_model_that_is_lost_is_reported_at_once() -> None:
         assert "does not answer" in str(service.readiness()["reason"])
 
 
-def test_external_failure_is_no_reason_to_call_the_provider_again(
-    service: Service, friend: Process, module_processes: Processes
-) -> None:
+def test_external_failure_is_not_retried(service: Service, friend: Process, module_processes: Processes) -> None:
     router = module_processes.router()
     gateway = module_processes.gateway(router)
     module_processes.register(router, friend, model="friend")
@@ -172,7 +166,7 @@ class Upstream(BaseHTTPRequestHandler):
             self.wfile.write(b"data: [DONE]\n\n")
 
 
-def test_external_stream_that_is_cut_is_no_success_and_is_paid_for_once(processes: Processes) -> None:
+def test_truncated_external_stream_fails_and_is_not_retried(processes: Processes) -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), Upstream) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         proxy = external(processes, f"http://127.0.0.1:{server.server_port}", "k", "--allow-private")
@@ -204,7 +198,7 @@ def test_external_stream_that_is_cut_is_no_success_and_is_paid_for_once(processe
         ("/v1/responses", {"input": "done"}, b"response.completed"),
     ],
 )
-def test_external_stream_that_ends_without_a_finish_reason_is_whole(
+def test_external_stream_without_finish_reason_is_complete(
     processes: Processes, path: str, body: dict[str, Any], end: bytes
 ) -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), Upstream) as server:
@@ -217,7 +211,7 @@ def test_external_stream_that_ends_without_a_finish_reason_is_whole(
 
 
 @pytest.mark.extended
-def test_external_provider_gets_the_betas_that_its_client_asks_for(processes: Processes) -> None:
+def test_anthropic_beta_header_reaches_provider(processes: Processes) -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), Upstream) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         flags = ("--allow-private", "--provider-api", "anthropic")
@@ -232,7 +226,7 @@ def test_external_provider_gets_the_betas_that_its_client_asks_for(processes: Pr
         server.shutdown()
 
 
-def test_external_api_that_does_not_answer_is_503(processes: Processes) -> None:
+def test_unreachable_external_api_is_503(processes: Processes) -> None:
     proxy = external(processes, "http://127.0.0.1:9", "k")
     answer = proxy.call("POST", CHAT, BODY, key=processes.key)
     assert answer.status == 503 and answer.json()["error"]["code"] == "engine_unavailable"
@@ -257,6 +251,6 @@ def test_external_url_is_the_apis_base(given: str, used: str) -> None:
         *("http://10.0.0.1/v1", "http://2130706433/v1", "http://0.0.0.0:80"),
     ],
 )
-def test_external_url_that_is_none_or_reaches_metadata_is_refused(url: str) -> None:
+def test_rejects_invalid_or_metadata_external_url(url: str) -> None:
     with pytest.raises(UrlError):
         parse_external_url(url)

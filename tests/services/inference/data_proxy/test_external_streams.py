@@ -72,7 +72,7 @@ def relayed(recorder: ResponseRecorder, stream: bytes, places: list[int]) -> byt
 @pytest.mark.parametrize(
     ("kind", "events_of", "last"), [(ResponseRecorder, chat_events, 2), (MessagesRecorder, messages_events, 1)]
 )
-def test_events_of_any_text_are_passed_on_and_recorded_and_a_cut_is_seen(
+def test_streams_are_relayed_recorded_and_checked_for_cuts(
     kind: type[ResponseRecorder], events_of: Any, last: int, pieces: list[str], end: str, places: list[int], cut: int
 ) -> None:
     blocks = encoded(events_of(pieces), end)
@@ -135,7 +135,7 @@ ANSWER = ["A stream ends with\n", "data: [DONE]\n", "and a message with message_
 PATHS = {"openai": ("/v1/chat/completions", chat_events), "anthropic": ("/v1/messages", messages_events)}
 
 
-def test_stream_whose_text_holds_its_own_end_is_recorded_and_a_cut_one_is_a_failure(
+def test_stream_with_end_marker_in_text_is_recorded(
     proxy: tuple[str, Process], provider: Provider, module_processes: Processes
 ) -> None:
     api, process = proxy
@@ -158,7 +158,7 @@ def test_stream_whose_text_holds_its_own_end_is_recorded_and_a_cut_one_is_a_fail
     assert [(each["code"], each["count"]) for each in exported["failures"]] == [("engine_failed", 1)]
 
 
-def test_provider_that_does_not_stream_is_named_in_the_error(
+def test_error_names_provider_that_does_not_stream(
     proxy: tuple[str, Process], provider: Provider, module_processes: Processes
 ) -> None:
     api, process = proxy

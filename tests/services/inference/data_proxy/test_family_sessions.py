@@ -106,7 +106,7 @@ def without_empty_thoughts(text: str) -> str:
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("parser", [True, False], ids=["reasoning parser", "no parser"])
 @pytest.mark.parametrize("name", MODELS)
-def test_session_over_http_is_one_row_exactly_where_the_template_writes_what_was_sampled(
+def test_session_is_one_row_where_template_keeps_sampled_text(
     loop: asyncio.AbstractEventLoop,
     module_processes: Processes,
     engine: Process,

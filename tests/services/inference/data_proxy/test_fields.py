@@ -67,13 +67,13 @@ def test_constraint_is_read(body: dict[str, Any], wanted: dict[str, Any] | None)
         ({"structural_tag": {"type": "tag"}}, "structural_tag"),
     ],
 )
-def test_constraint_that_cannot_be_followed_is_400_and_named(body: dict[str, Any], param: str) -> None:
+def test_invalid_constraint_is_400_naming_field(body: dict[str, Any], param: str) -> None:
     with pytest.raises(ApiError) as caught:
         read_constraint(Fields(body))
     assert (caught.value.status, caught.value.param) == (400, param)
 
 
-def test_engines_get_parameters_by_their_own_names() -> None:
+def test_engines_receive_parameters_by_native_names() -> None:
     def call(**wanted: Any) -> EngineCall:
         return EngineCall("c", ((1,),), SamplingParams(), wanted)
 
@@ -94,13 +94,13 @@ def test_engines_get_parameters_by_their_own_names() -> None:
 ANSWER_SCHEMA = {"type": "object", "properties": {"mood": {"enum": ["good", "bad"]}}}
 
 
-def test_schema_beside_json_object_is_one_that_the_answer_is_held_to() -> None:
+def test_schema_beside_json_object_constrains_answer() -> None:
     fields = Fields({"response_format": {"type": "json_object", "schema": ANSWER_SCHEMA}})
     wanted = read_response_options(fields, None, Capabilities(response_format=True)).response_format
     assert wanted is not None and wanted["type"] == "json_schema" and wanted["json_schema"]["schema"] == ANSWER_SCHEMA
 
 
-def test_schema_that_is_none_is_refused() -> None:
+def test_invalid_schema_is_refused() -> None:
     fields = Fields({"response_format": {"type": "json_object", "schema": "mood"}})
     with pytest.raises(ApiError) as refused:
         read_response_options(fields, None, Capabilities(response_format=True))
@@ -110,7 +110,7 @@ def test_schema_that_is_none_is_refused() -> None:
 @pytest.mark.parametrize(
     "body", [{"response_format": {"type": "json_object"}}, {"guided_regex": "a"}], ids=lambda body: next(iter(body))
 )
-def test_constraint_of_an_engine_without_grammars_is_400_and_says_why(body: dict[str, Any]) -> None:
+def test_constraint_without_engine_grammars_is_400_with_reason(body: dict[str, Any]) -> None:
     with pytest.raises(ApiError, match="no grammars: none") as refused:
         read_response_options(Fields(body), None, Capabilities(no_response_format="no grammars: none"))
     assert (refused.value.status, refused.value.param) == (400, next(iter(body)))
@@ -120,18 +120,18 @@ def test_constraint_of_an_engine_without_grammars_is_400_and_says_why(body: dict
 
 
 @pytest.mark.parametrize("value", [[100], [-1], [True], ["1"], [1.0], 7, "1", {}])
-def test_token_ids_that_are_none_are_400_and_named(value: object) -> None:
+def test_invalid_token_ids_are_400_naming_field(value: object) -> None:
     with pytest.raises(ApiError, match="stop_token_ids must be a list of token ids below 100") as refused:
         Fields({"stop_token_ids": value}).token_ids("stop_token_ids", 100)
     assert refused.value.param == "stop_token_ids"
 
 
-def test_token_ids_of_the_vocabulary_are_read() -> None:
+def test_token_ids_are_parsed() -> None:
     assert Fields({"ids": [0, 99]}).token_ids("ids", 100) == (0, 99)
     assert Fields({"ids": None}).token_ids("ids", 100) == ()
 
 
-def test_ignored_fields_are_named_up_to_fifty_and_the_rest_are_counted() -> None:
+def test_ignored_fields_are_listed_up_to_fifty() -> None:
     names = [f"f{number:02}" for number in range(52)]
     assert Fields(dict.fromkeys(names[:50], 1)).ignored() == tuple(names[:50])
     assert Fields(dict.fromkeys(names, 1)).ignored() == (*names[:50], "and 2 more")
@@ -143,7 +143,7 @@ def dialect_error(error: ApiError, names: dict[str, str], *, foreign: bool = Fal
     return caught.value
 
 
-def test_error_about_a_field_of_a_chat_names_the_dialects_field() -> None:
+def test_field_error_uses_dialect_field_name() -> None:
     names = {"max_tokens": "max_output_tokens"}
     error = bad_field("max_tokens", "must be above 0", code="c")
     error.headers["h"] = "1"
@@ -155,22 +155,22 @@ def test_error_about_a_field_of_a_chat_names_the_dialects_field() -> None:
 
 
 @pytest.mark.parametrize("place", ["messages[1].content[0].type", "messages[1]", "messages"])
-def test_error_inside_a_field_of_a_chat_names_the_dialects_field_alone(place: str) -> None:
+def test_nested_field_error_uses_dialect_field_name(place: str) -> None:
     error = dialect_error(bad_field(place, "is of type 'image_url'"), {"messages": "input"})
     assert (error.message, error.param) == ("input is of type 'image_url'", "input")
 
 
-def test_value_that_is_the_name_of_a_field_stays_in_an_error() -> None:
+def test_value_equal_to_field_name_is_not_translated() -> None:
     error = dialect_error(bad_field("messages[0].role", "is 'messages', not user"), {"messages": "input"})
     assert error.message == "input is 'messages', not user"
 
 
-def test_message_of_another_api_stays_as_it_is_after_the_dialects_field() -> None:
+def test_foreign_message_is_kept_after_dialect_field() -> None:
     error = dialect_error(ApiError(400, "max_tokens too large", param="max_tokens"), {"max_tokens": "m"}, foreign=True)
     assert (error.message, error.param) == ("m: max_tokens too large", "m")
 
 
-def test_form_of_the_answer_is_the_same_by_default_and_when_the_default_is_set() -> None:
+def test_explicit_defaults_give_same_response_options() -> None:
     defaults = {"stop": [], "skip_special_tokens": True, "return_token_ids": False, "stream_options": {}}
     for stream in (False, True):
         unsaid = read_response_options(Fields({"stream": stream}), None, Capabilities())
@@ -184,7 +184,7 @@ def codec(tokenizer: Path) -> TextCodec:
     return TextCodec(loaded, template=None, end_ids=[2], max_positions=None)
 
 
-def test_sampling_is_the_same_by_default_and_when_the_default_is_set(codec: TextCodec) -> None:
+def test_explicit_defaults_give_same_sampling(codec: TextCodec) -> None:
     defaults = {
         "temperature": 1,
         "top_p": 1,
@@ -203,14 +203,14 @@ def test_sampling_is_the_same_by_default_and_when_the_default_is_set(codec: Text
 
 @pytest.mark.parametrize("more", [{}, {"seed": 1}])
 @pytest.mark.parametrize(("asked", "of_the_engine"), [(None, 0), (0, 0), (5, 5)])
-def test_engine_is_asked_for_the_requested_alternatives(
+def test_engine_receives_requested_top_logprobs(
     codec: TextCodec, more: dict[str, int], asked: int | None, of_the_engine: int
 ) -> None:
     options = read_response_options(Fields({}), asked, Capabilities())
     assert read_sampling(Fields(more), codec, options, Capabilities(), 7).top_logprobs == of_the_engine
 
 
-def test_temperature_is_greedy_at_nothing_and_refused_below_the_engines_lowest(codec: TextCodec) -> None:
+def test_temperature_below_engine_minimum_is_refused(codec: TextCodec) -> None:
     options, engine = read_response_options(Fields({}), None, Capabilities()), Capabilities(lowest_temperature=0.01)
 
     def read(temperature: float) -> float:
@@ -221,7 +221,7 @@ def test_temperature_is_greedy_at_nothing_and_refused_below_the_engines_lowest(c
         read(0.009)
 
 
-def test_stop_that_is_a_special_token_stops_by_its_id(codec: TextCodec) -> None:
+def test_special_token_in_stop_becomes_stop_token_id(codec: TextCodec) -> None:
     options = read_response_options(Fields({"stop": ["<|im_end|>", "word"]}), None, Capabilities())
     special = codec.special_id("<|im_end|>")
     assert special is not None
@@ -231,7 +231,7 @@ def test_stop_that_is_a_special_token_stops_by_its_id(codec: TextCodec) -> None:
 
 
 @pytest.mark.parametrize("bias", [{"1": 100.1}, {"1": -100.1}, {"x": 1}, {"100000000": 1}, {"-1": 1}])
-def test_bias_that_is_none_is_400_and_named(codec: TextCodec, bias: dict[str, Any]) -> None:
+def test_invalid_logit_bias_is_400_naming_field(codec: TextCodec, bias: dict[str, Any]) -> None:
     options = read_response_options(Fields({}), None, Capabilities())
     with pytest.raises(ApiError) as refused:
         read_sampling(Fields({"logit_bias": bias}), codec, options, Capabilities(), 7)
@@ -240,7 +240,7 @@ def test_bias_that_is_none_is_400_and_named(codec: TextCodec, bias: dict[str, An
     assert read_sampling(whole, codec, options, Capabilities(), 7).logit_bias == {1: 100.0, 0: -100.0}
 
 
-def test_engine_gets_every_parameter_that_it_might_take_from_the_model() -> None:
+def test_engine_receives_every_sampling_parameter() -> None:
     plain = {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
     plain |= {"repetition_penalty": 1.0}
     call = EngineCall("c", ((1,),), SamplingParams())

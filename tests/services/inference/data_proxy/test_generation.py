@@ -62,7 +62,7 @@ def grow(choice: Choice, parts: list[EngineDelta]) -> str:
 
 
 @pytest.mark.parametrize("step", [1, 2, 5, 100])
-def test_stop_string_ends_the_choice_and_keeps_the_tokens_up_to_it(codec: TextCodec, step: int) -> None:
+def test_stop_string_ends_choice_and_keeps_its_tokens(codec: TextCodec, step: int) -> None:
     ids = codec.encode("Hello there, STOP friend", add_special_tokens=False)
     until = codec.encode("Hello there, STOP", add_special_tokens=False)
     choice = Choice(0, codec.stream(), ["STOP"])
@@ -72,21 +72,21 @@ def test_stop_string_ends_the_choice_and_keeps_the_tokens_up_to_it(codec: TextCo
     assert choice.versions == list(range(len(until)))
 
 
-def test_stop_token_that_is_plain_text_is_kept_as_token_and_not_as_text(codec: TextCodec) -> None:
+def test_plain_stop_token_is_kept_as_token_only(codec: TextCodec) -> None:
     ids = codec.encode("ab", add_special_tokens=False)
     choice = Choice(0, codec.stream(), [])
     assert grow(choice, deltas(ids, 1, FinishReason.STOP, stop_token=ids[-1])) == "a"
     assert choice.token_ids == ids
 
 
-def test_text_held_for_a_stop_string_comes_out_at_the_end(codec: TextCodec) -> None:
+def test_text_held_for_stop_string_is_flushed_at_end(codec: TextCodec) -> None:
     choice = Choice(0, codec.stream(), ["friends"])
     ids = codec.encode("Hello friend", add_special_tokens=False)
     assert grow(choice, deltas(ids, 1, FinishReason.LENGTH)) == "Hello friend"
     assert choice.finish_reason is FinishReason.LENGTH
 
 
-def test_broken_character_at_the_end_comes_out_as_a_replacement(codec: TextCodec) -> None:
+def test_incomplete_character_at_end_becomes_replacement(codec: TextCodec) -> None:
     ids = codec.encode("世", add_special_tokens=False)[:-1]
     choice = Choice(0, codec.stream(), [])
     assert grow(choice, deltas(ids, 1, FinishReason.LENGTH)) == "\ufffd"
@@ -105,9 +105,7 @@ def test_stop_string_met_only_by_the_flush_still_stops(codec: TextCodec) -> None
     stops=st.lists(st.text("abc#", min_size=1, max_size=3), max_size=2),
     step=st.integers(1, 6),
 )
-def test_choice_is_the_same_however_the_engine_flushes(
-    codec: TextCodec, text: str, stops: list[str], step: int
-) -> None:
+def test_choice_is_independent_of_engine_flushes(codec: TextCodec, text: str, stops: list[str], step: int) -> None:
     ids = codec.encode(text + "!", add_special_tokens=False)
     one, other = (Choice(0, codec.stream(), stops) for _ in range(2))
     assert grow(one, deltas(ids, 1, FinishReason.LENGTH)) == grow(other, deltas(ids, step, FinishReason.LENGTH))
@@ -148,20 +146,20 @@ def cut(text: str, places: list[int]) -> list[str]:
         (["世界"], "你好世界", "你好"),
     ],
 )
-def test_stop_string_cuts_the_text_before_it(stop: list[str], text: str, emitted: str) -> None:
+def test_stop_string_truncates_text(stop: list[str], text: str, emitted: str) -> None:
     assert "".join(scan(stop, [text])[0]) == emitted
     assert "".join(scan(stop, list(text))[0]) == emitted
 
 
 @given(stops, texts, st.lists(st.integers(0, 40)))
-def test_outcome_does_not_depend_on_how_the_text_is_cut(stop_strings: list[str], text: str, places: list[int]) -> None:
+def test_stop_outcome_is_independent_of_chunking(stop_strings: list[str], text: str, places: list[int]) -> None:
     whole, met = scan(stop_strings, [text])
     pieces, met_in_pieces = scan(stop_strings, cut(text, places))
     assert ("".join(pieces), met_in_pieces) == ("".join(whole), met)
 
 
 @given(stops, texts)
-def test_nothing_emitted_is_ever_part_of_a_stop_string_that_completes(stop_strings: list[str], text: str) -> None:
+def test_emitted_text_never_contains_part_of_stop_string(stop_strings: list[str], text: str) -> None:
     emitted, met = scan(stop_strings, list(text))
     emitted_text = "".join(emitted)
     assert text.startswith(emitted_text)
@@ -173,7 +171,7 @@ def test_nothing_emitted_is_ever_part_of_a_stop_string_that_completes(stop_strin
 
 
 @given(stops, texts)
-def test_text_is_held_back_no_longer_than_it_must(stop_strings: list[str], text: str) -> None:
+def test_text_is_held_only_as_long_as_needed(stop_strings: list[str], text: str) -> None:
     scanner, emitted_text = StopScanner(stop_strings), ""
     for position, char in enumerate(text):
         emitted, stop = scanner.push(char)
@@ -228,7 +226,7 @@ def update(text: str, finish: FinishReason | None = None) -> ChoiceUpdate:
     return ChoiceUpdate(0, text, 0, 1, finish)
 
 
-def test_caller_that_lags_behind_holds_back_each_connection_also_one_that_comes_later() -> None:
+def test_slow_caller_holds_every_connection() -> None:
     out, first, late = Out(), Flow(), Flow()
     writer = stream_of(out)
     writer.add_flow(first)
@@ -240,7 +238,7 @@ def test_caller_that_lags_behind_holds_back_each_connection_also_one_that_comes_
     assert not first.held and not late.held
 
 
-def test_opening_is_numbered_before_what_comes_with_it() -> None:
+def test_opening_is_numbered_before_first_event() -> None:
     out, numbers = Out(), itertools.count()
     serializer = SimpleNamespace(
         opening=lambda: b"%d open " % next(numbers),
@@ -262,7 +260,7 @@ def test_connections_are_closed_at_the_end() -> None:
     assert out.source is None and not source.held
 
 
-def test_last_choices_end_waits_for_the_record() -> None:
+def test_end_of_last_choice_waits_for_record() -> None:
     out = Out()
     writer = stream_of(out, choices=2)
     writer.write(update("a"))
@@ -271,7 +269,7 @@ def test_last_choices_end_waits_for_the_record() -> None:
     assert out.written == [b"open a", b"b"] and writer.held == b"c"
 
 
-def test_answer_of_one_step_says_its_opening_only_before_the_record() -> None:
+def test_one_step_answer_sends_only_opening_before_record() -> None:
     out = Out()
     writer = stream_of(out)
     writer.write(update("a", FinishReason.STOP))
@@ -289,20 +287,20 @@ def delta(tokens: list[Any], index: int = 0) -> EngineDelta:
 
 
 @given(TOKENS, st.integers(1, 4))
-def test_what_can_be_true_passes(tokens: list[Any], choices: int) -> None:
+def test_valid_deltas_pass(tokens: list[Any], choices: int) -> None:
     for index in range(choices):
         validate_delta(delta(tokens, index), choices)
 
 
 @given(TOKENS, st.sampled_from([math.nan, math.inf, -math.inf]), st.integers(0))
-def test_logprob_that_is_no_number_is_the_engines_failure(tokens: list[Any], logprob: float, place: int) -> None:
+def test_non_number_logprob_is_engine_failure(tokens: list[Any], logprob: float, place: int) -> None:
     tokens.insert(place % (len(tokens) + 1), (1, logprob, 0))
     with pytest.raises(EngineFailed, match="log-probability"):
         validate_delta(delta(tokens), 1)
 
 
 @pytest.mark.parametrize("token", [-1, 2**31, 7.5, "7", None, True])
-def test_token_that_is_none_is_the_engines_failure(token: Any) -> None:
+def test_invalid_token_is_engine_failure(token: Any) -> None:
     with pytest.raises(EngineFailed, match="token"):
         validate_delta(delta([(token, -0.5, 0)]), 1)
 
@@ -314,13 +312,13 @@ def test_unrequested_choice_is_an_engine_failure(index: int) -> None:
 
 
 @pytest.mark.parametrize("short", ["logprobs", "versions"])
-def test_lists_out_of_step_are_the_engines_failure(short: str) -> None:
+def test_mismatched_delta_lists_are_engine_failure(short: str) -> None:
     fields: dict[str, Any] = {"token_ids": (1,), "logprobs": (-0.5,), "versions": (0,), short: ()}
     with pytest.raises(EngineFailed, match="sent 1 tokens"):
         validate_delta(EngineDelta(0, **fields), 1)
 
 
 @pytest.mark.parametrize("logprobs", [("no",), (None,), None])
-def test_logprobs_of_another_kind_are_the_engines_failure(logprobs: Any) -> None:
+def test_malformed_logprobs_are_engine_failure(logprobs: Any) -> None:
     with pytest.raises(EngineFailed, match="makes no sense"):
         validate_delta(EngineDelta(0, (1,), logprobs, (0,)), 1)

@@ -50,9 +50,7 @@ def first_logprob(service: EmbeddedService, model: str) -> tuple[str, float]:
 
 
 @pytest.mark.parametrize("name", ["scrambled", f"{MODEL}:scrambled", MODEL])
-def test_call_is_answered_by_the_adapter_that_it_names(
-    service: EmbeddedService, merged: tuple[Path, Any, Any], name: str
-) -> None:
+def test_call_is_answered_by_named_adapter(service: EmbeddedService, merged: tuple[Path, Any, Any], name: str) -> None:
     answered_by, logprob = first_logprob(service, name)
     adapted = name != MODEL
     assert answered_by == (f"{MODEL}:scrambled" if adapted else MODEL)
@@ -60,7 +58,7 @@ def test_call_is_answered_by_the_adapter_that_it_names(
     assert abs(logprob - float(plain.max())) < 1e-3
 
 
-def test_adapter_is_listed_beside_its_model(service: EmbeddedService) -> None:
+def test_adapter_is_listed_with_parent_model(service: EmbeddedService) -> None:
     listed = service.ask("GET", f"/v1/models/{MODEL}:scrambled").json()
     assert (listed["parent"], listed["max_model_len"]) == (MODEL, 128)
 
@@ -71,7 +69,7 @@ def test_unserved_adapter_is_404(service: EmbeddedService, name: str) -> None:
     assert (answer.status, answer.json()["error"]["code"]) == (404, "model_not_found")
 
 
-def test_names_are_the_models_or_its_adapters() -> None:
+def test_model_name_selects_model_or_adapter() -> None:
     assert adapter_of(None, "m", ()) is None and adapter_of("m", "m", ("a",)) is None
     assert adapter_of("default", "m", ("a",)) is None and adapter_of("default", "m", ("default",)) == "default"
     assert adapter_of("a", "m", ("a",)) == adapter_of("m:a", "m", ("a",)) == "a"

@@ -47,7 +47,7 @@ async def ask(api: ScriptedApi, *, allow_private: bool) -> int:
             return answer.status
 
 
-async def test_name_that_leads_to_a_private_address_is_not_followed(names: Names) -> None:
+async def test_name_resolving_to_private_address_is_not_followed(names: Names) -> None:
     async with scripted_api() as api:
         for addresses in (["127.0.0.1"], ["10.0.0.1"], ["8.8.8.8", "127.0.0.1"]):  # one bad one spoils the answer
             names.addresses = addresses
@@ -56,7 +56,7 @@ async def test_name_that_leads_to_a_private_address_is_not_followed(names: Names
         assert api.got == []
 
 
-async def test_connection_goes_to_the_very_address_that_was_judged(names: Names) -> None:
+async def test_connection_uses_the_checked_address(names: Names) -> None:
     async with scripted_api() as api:
         api.replies["POST /v1/chat/completions"] = CHATTED
         names.addresses = ["127.0.0.1"]
@@ -79,7 +79,7 @@ async def test_redirect_is_a_failure_and_is_not_followed() -> None:
         assert [route for route, _, _ in api.got] == ["POST /v1/chat/completions"]
 
 
-async def test_anthropics_key_and_version_have_its_own_headers() -> None:
+async def test_anthropic_key_and_version_use_anthropic_headers() -> None:
     async with scripted_api() as api:
         api.replies["POST /v1/messages"] = (200, {})
         url = parse_external_url(api.url)
@@ -138,7 +138,7 @@ _SOURCE = {"type": "base64", "media_type": "image/png", "data": "aGk="}
     ],
     ids=["chat", "messages", "responses"],
 )
-async def test_images_reach_an_external_model_by_every_api_and_our_key_does_not(
+async def test_images_reach_external_model_without_our_key(
     processes: Processes, path: str, body: dict[str, Any]
 ) -> None:
     async with scripted_api() as api:
@@ -153,7 +153,7 @@ async def test_images_reach_an_external_model_by_every_api_and_our_key_does_not(
         assert processes.key not in str(headers)
 
 
-async def test_redirecting_api_is_502_and_says_what_to_do(processes: Processes) -> None:
+async def test_redirecting_api_is_502_with_advice(processes: Processes) -> None:
     async with scripted_api() as api:
         api.replies["POST /v1/chat/completions"] = (308, {})
         proxy = await proxy_before(processes, api)
@@ -163,14 +163,14 @@ async def test_redirecting_api_is_502_and_says_what_to_do(processes: Processes) 
 
 
 @pytest.mark.parametrize("url", ["http://10.0.0.1/v1", "http://169.254.169.254"])
-def test_data_proxy_does_not_start_before_an_address_that_is_refused(processes: Processes, url: str) -> None:
+def test_data_proxy_exits_on_refused_address(processes: Processes, url: str) -> None:
     argv = ("--model", "friend", "--engine", "external", "--engine-url", url)
     process = processes.spawn("-m", "areal.services.inference.data_proxy", "--port", "0", *argv)
     assert process.wait() != 0
     process.wait_log("address")
 
 
-def test_key_file_with_more_than_a_key_is_refused(processes: Processes, tmp_path: Path) -> None:
+def test_rejects_key_file_with_more_than_a_key(processes: Processes, tmp_path: Path) -> None:
     file = tmp_path / "key"
     file.write_text("one\ntwo")
     argv = (

@@ -95,32 +95,32 @@ def text_after(
     return codec.decode(found[len(tokens) :], skip_special=False)
 
 
-def test_next_question_comes_after_the_answer_as_it_was_sampled(codecs: dict[str, TextCodec]) -> None:
+def test_next_question_follows_sampled_answer(codecs: dict[str, TextCodec]) -> None:
     added = text_after(codecs["chatml"], [QUESTION, ANSWER, QUESTION], "Dry.")
     assert added == "\n<|im_start|>user\nRome?<|im_end|>\n<|im_start|>assistant\n"
 
 
-def test_reasoning_that_the_template_drops_makes_a_new_prompt(codecs: dict[str, TextCodec]) -> None:
+def test_dropped_reasoning_makes_new_prompt(codecs: dict[str, TextCodec]) -> None:
     codec, sampled = codecs["forgetful"], "<think>hm</think>Dry."
     assert text_after(codec, [QUESTION, ANSWER, QUESTION], sampled, has_reasoning=True) is None
     assert text_after(codec, [QUESTION, {**ANSWER, "reasoning_content": "hm"}, QUESTION], sampled) is None
 
 
-def test_reasoning_that_the_template_keeps_stays_as_it_was_sampled(codecs: dict[str, TextCodec]) -> None:
+def test_kept_reasoning_stays_as_sampled(codecs: dict[str, TextCodec]) -> None:
     codec, sampled = codecs["forgetful"], "<think>hm</think><call>f{}"
     added = text_after(codec, [QUESTION, CALLED, RESULT], sampled, has_reasoning=True)
     assert added == "\n<|im_start|>tool\n31<|im_end|>\n<|im_start|>assistant\n"
     assert text_after(codec, [QUESTION, CALLED, RESULT], sampled) is None, "the model's reasoning is content"
 
 
-def test_call_that_the_template_writes_otherwise_makes_a_new_prompt(codecs: dict[str, TextCodec]) -> None:
+def test_rewritten_call_makes_new_prompt(codecs: dict[str, TextCodec]) -> None:
     called = {**CALLED, "tool_calls": [{**CALL, "function": {"name": "f", "arguments": '{"a":1}'}}]}
     codec = codecs["forgetful"]
     assert text_after(codec, [QUESTION, called, RESULT], '<call>f{"a": 1}') is not None
     assert text_after(codec, [QUESTION, called, RESULT], '<call>f{"a":1}') is None
 
 
-def test_other_tools_make_a_new_prompt(codecs: dict[str, TextCodec]) -> None:
+def test_changed_tools_make_new_prompt(codecs: dict[str, TextCodec]) -> None:
     other = [{"type": "function", "function": {"name": "g"}}]
     messages = [QUESTION, ANSWER, QUESTION]
     assert text_after(codecs["chatml"], messages, "Dry.", tools=TOOLS) is not None
@@ -128,7 +128,7 @@ def test_other_tools_make_a_new_prompt(codecs: dict[str, TextCodec]) -> None:
     assert text_after(codecs["forgetful"], messages, "Dry.", tools=TOOLS) is None, "tools that move"
 
 
-def test_system_prompt_that_moves_stands_once(codecs: dict[str, TextCodec]) -> None:
+def test_moving_system_prompt_is_rendered_once(codecs: dict[str, TextCodec]) -> None:
     system, codec = {"role": "system", "content": "Be brief."}, codecs["moving"]
     messages = [system, QUESTION, ANSWER, QUESTION]
     assert text_after(codec, messages, "Dry.") is None
@@ -136,7 +136,7 @@ def test_system_prompt_that_moves_stands_once(codecs: dict[str, TextCodec]) -> N
     assert text_after(codec, messages[1:], "Dry.") is not None
 
 
-def test_start_of_a_forced_call_comes_after_a_continued_turn(codecs: dict[str, TextCodec]) -> None:
+def test_forced_call_prefix_follows_continued_turn(codecs: dict[str, TextCodec]) -> None:
     seen = []
 
     def end(prompt: str) -> str:
@@ -148,7 +148,7 @@ def test_start_of_a_forced_call_comes_after_a_continued_turn(codecs: dict[str, T
     assert seen[0].endswith("<|im_start|>assistant\n")
 
 
-def test_prompt_beyond_the_limit_is_too_long_where_it_is_continued_too(codecs: dict[str, TextCodec]) -> None:
+def test_continued_prompt_beyond_limit_is_too_long(codecs: dict[str, TextCodec]) -> None:
     codec = codecs["chatml"]
     prompt = prompt_of(codec, [USER, ANSWER, USER])
     tokens = prompt_of(codec, [USER, ANSWER], add_generation_prompt=False).token_ids(None, None)[:-1]
@@ -158,9 +158,7 @@ def test_prompt_beyond_the_limit_is_too_long_where_it_is_continued_too(codecs: d
 
 
 @pytest.mark.parametrize("answers", [("Dry.", "Wet."), ("D\u00fcr", "\U0001f327"), ("cut", "off")])
-def test_each_turn_decodes_only_the_tokens_that_are_new_and_the_prompt_is_the_same(
-    codecs: dict[str, TextCodec], answers: Sequence[str]
-) -> None:
+def test_each_turn_decodes_only_new_tokens(codecs: dict[str, TextCodec], answers: Sequence[str]) -> None:
     codec = codecs["chatml"]
     assert codec.chat is not None
     decoded: list[int] = []
@@ -186,7 +184,7 @@ def test_each_turn_decodes_only_the_tokens_that_are_new_and_the_prompt_is_the_sa
     assert len(ids) > 200
 
 
-def test_answer_that_ends_within_a_character_is_decoded_with_what_comes_before(codecs: dict[str, TextCodec]) -> None:
+def test_partial_character_is_decoded_with_preceding_text(codecs: dict[str, TextCodec]) -> None:
     codec = codecs["chatml"]
     assert codec.chat is not None
     whole = codec.encode("\U0001f327", add_special_tokens=False)
@@ -198,7 +196,7 @@ def test_answer_that_ends_within_a_character_is_decoded_with_what_comes_before(c
         assert codec.chat.more_text(text, [*before, *whole[:end]], rest) == wanted
 
 
-def test_prompt_that_is_open_ends_with_the_last_message_as_it_was_written(codecs: dict[str, TextCodec]) -> None:
+def test_open_prompt_ends_with_last_message_verbatim(codecs: dict[str, TextCodec]) -> None:
     begun = {"role": "assistant", "content": "hi there "}
     assert prompt_of(codecs["chatml"], [USER, begun], is_open=True).text().endswith("assistant\nhi there ")
     assert prompt_of(codecs["plain"], [USER], is_open=True).text() == "hi", "the text may be all there is"
@@ -207,18 +205,18 @@ def test_prompt_that_is_open_ends_with_the_last_message_as_it_was_written(codecs
     assert (caught.value.status, caught.value.param) == (400, "messages[1].content")
 
 
-def test_template_variables_reach_it(codecs: dict[str, TextCodec]) -> None:
+def test_template_variables_are_passed(codecs: dict[str, TextCodec]) -> None:
     assert prompt_of(codecs["chatml"], [USER], variables={"enable_thinking": False}).text().endswith("<think></think>")
     assert prompt_of(codecs["chatml"], [USER], add_generation_prompt=False).text().endswith("<|im_end|>\n")
 
 
-def test_template_that_refuses_is_the_callers_mistake(codecs: dict[str, TextCodec]) -> None:
+def test_template_refusal_is_400(codecs: dict[str, TextCodec]) -> None:
     with pytest.raises(ApiError, match="a tool cannot come first") as caught:
         prompt_of(codecs["chatml"], [{"role": "tool", "content": "x"}]).text()
     assert (caught.value.status, caught.value.param) == (400, "messages")
 
 
-def test_tools_and_messages_without_a_place_in_the_template_are_the_callers_mistake(
+def test_parts_unsupported_by_template_are_400(
     codecs: dict[str, TextCodec],
 ) -> None:
     for messages, tools, param in (([USER], TOOLS, "tools"), ([USER, ANSWER], (), "messages[1].content")):
@@ -245,13 +243,13 @@ def test_tools_and_messages_without_a_place_in_the_template_are_the_callers_mist
         ([{"role": "assistant", "tool_calls": [{}]}], "messages[0].tool_calls[0].function"),
     ],
 )
-def test_messages_that_are_none_are_refused_by_name(messages: object, param: str) -> None:
+def test_rejects_invalid_messages_naming_field(messages: object, param: str) -> None:
     with pytest.raises(ApiError) as caught:
         read_conversation(messages)
     assert (caught.value.status, caught.value.param) == (400, param)
 
 
-def test_template_folder_without_a_template_has_no_chat(tmp_path: Path) -> None:
+def test_folder_without_template_has_no_chat(tmp_path: Path) -> None:
     write_tokenizer(tmp_path)
     config = tmp_path / "tokenizer_config.json"
     config.write_text('{"eos_token": "<|im_end|>"}')

@@ -41,7 +41,7 @@ def one(seeds: SessionSeeds, session: int, prompt: list[int]) -> int:
 
 
 @given(prompts=PROMPTS, order=st.randoms(use_true_random=False))
-def test_seeds_of_a_sessions_calls_do_not_depend_on_their_order(prompts: list[list[int]], order: random.Random) -> None:
+def test_session_seeds_are_independent_of_call_order(prompts: list[list[int]], order: random.Random) -> None:
     straight, mixed = started(7), started(7)
     shuffled = list(prompts)
     order.shuffle(shuffled)
@@ -58,7 +58,7 @@ def test_members_of_a_group_and_other_seeds_sample_differently() -> None:
 
 
 @pytest.mark.parametrize(("engine", "default"), [(EMBEDDED, 5), (SLOW, None), (WITHOUT, None), (None, None)])
-def test_default_seed_is_taken_where_it_costs_nothing(engine: Capabilities | None, default: int | None) -> None:
+def test_default_seed_is_used_where_engine_supports_it(engine: Capabilities | None, default: int | None) -> None:
     assert SessionSeeds(engine).chosen(None, 5) == default
 
 
@@ -79,7 +79,7 @@ def ask(service: EmbeddedService, **body: Any) -> Any:
     return service.ask("POST", COMPLETIONS, body)
 
 
-def test_prompts_of_one_call_sample_as_each_alone_with_its_seed(service: EmbeddedService) -> None:
+def test_batched_prompts_sample_like_single_ones_by_seed(service: EmbeddedService) -> None:
     prompts, seeds = [[1, 5, 6, 7], [1, 9, 8], [1, 5, 6, 7]], [3, 4, 5]
     choices = ask(service, prompt=prompts, default_seed=seeds, n=2).json()["choices"]
     together = [choice["token_ids"] for choice in choices]
@@ -92,6 +92,6 @@ def test_prompts_of_one_call_sample_as_each_alone_with_its_seed(service: Embedde
 
 
 @pytest.mark.parametrize("wrong", [[1], [1, "2"], "3", 1.5, [True, False], [1, 2**63]])
-def test_default_seed_that_is_not_one_for_each_prompt_is_refused(service: EmbeddedService, wrong: Any) -> None:
+def test_rejects_default_seeds_not_matching_prompts(service: EmbeddedService, wrong: Any) -> None:
     answer = ask(service, prompt=[[1, 5], [1, 6]], default_seed=wrong)
     assert answer.status == 400 and answer.json()["error"]["param"] == "default_seed"

@@ -50,7 +50,7 @@ def test_folder_with_a_broken_configuration_is_refused_by_name(tmp_path: Path) -
         load_codec(str(tmp_path))
 
 
-def test_end_tokens_are_those_of_all_configurations(tmp_path: Path) -> None:
+def test_end_tokens_are_merged_from_all_configurations(tmp_path: Path) -> None:
     write_tokenizer(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 0, "max_position_embeddings": 77}))
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [1]}))
@@ -59,7 +59,7 @@ def test_end_tokens_are_those_of_all_configurations(tmp_path: Path) -> None:
     assert codec.max_positions == 77
 
 
-def test_template_of_the_folder_its_file_and_the_flag_are_taken_in_this_order(tmp_path: Path) -> None:
+def test_template_flag_overrides_file_and_folder(tmp_path: Path) -> None:
     write_tokenizer(tmp_path)
     (tmp_path / "chat_template.jinja").write_text("from the file")
     given = tmp_path / "mine.jinja"
@@ -72,7 +72,7 @@ def test_template_of_the_folder_its_file_and_the_flag_are_taken_in_this_order(tm
     assert rendered == ["from the file", "from the flag"]
 
 
-def test_template_among_several_by_name_is_the_default_one(tmp_path: Path) -> None:
+def test_default_template_is_chosen_among_named_ones(tmp_path: Path) -> None:
     write_tokenizer(tmp_path)
     named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
@@ -80,14 +80,14 @@ def test_template_among_several_by_name_is_the_default_one(tmp_path: Path) -> No
     assert chat is not None and chat.template.text(USER, None, {}) == "plain"
 
 
-def test_template_that_is_not_valid_is_refused_with_its_line(tmp_path: Path) -> None:
+def test_invalid_template_is_refused_with_line(tmp_path: Path) -> None:
     write_tokenizer(tmp_path)
     (tmp_path / "chat_template.jinja").write_text("ok\n{% if %}")
     with pytest.raises(UsageFault, match="line 2"):
         load_codec(str(tmp_path))
 
 
-def test_template_file_that_is_missing_is_refused_by_name(tmp_path: Path) -> None:
+def test_missing_template_file_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(UsageFault, match="nowhere"):
         load_codec(str(write_tokenizer(tmp_path)), str(tmp_path / "nowhere"))
 
@@ -99,9 +99,7 @@ def codec(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
     return load_codec(str(folder))
 
 
-def test_text_beyond_the_context_is_refused_before_it_is_encoded_as_a_whole(
-    codec: TextCodec, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_oversized_text_is_refused_before_full_encoding(codec: TextCodec, monkeypatch: pytest.MonkeyPatch) -> None:
     encoded: list[int] = []
     whole = codec._tokenizer
 
@@ -121,7 +119,7 @@ def test_text_beyond_the_context_is_refused_before_it_is_encoded_as_a_whole(
     st.integers(1, 900),
 )
 @settings(deadline=None, max_examples=60)
-def test_text_that_fits_is_encoded_as_without_a_bound(codec: TextCodec, parts: list[str], times: int) -> None:
+def test_bounded_encoding_of_fitting_text_is_unchanged(codec: TextCodec, parts: list[str], times: int) -> None:
     text = "".join(parts) * times
     plain = codec._whole(text, True)
     assert codec.encode(text, add_special_tokens=True) == plain
@@ -135,7 +133,7 @@ WORDS = ("Hello there, friend! ", "日本語 ", "  \n\n", "x" * 40, "<|im_end|>\
 
 
 @pytest.mark.parametrize("kind", ["byte-level", "metaspace"])
-def test_long_text_is_encoded_in_pieces_as_a_whole(kind: str, tmp_path: Path) -> None:
+def test_chunked_encoding_of_long_text_matches_whole(kind: str, tmp_path: Path) -> None:
     """Whatever is around the cuts, and with the special tokens that the tokenizer adds."""
     write_tokenizer(tmp_path)
     tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
@@ -174,7 +172,7 @@ class CountingTokenizer:
         return getattr(self._tokenizer, name)
 
 
-def test_prompt_of_a_group_is_encoded_once_and_each_rollout_has_its_own_tokens(sentencepiece: Tokenizer) -> None:
+def test_group_prompt_is_encoded_once(sentencepiece: Tokenizer) -> None:
     tokenizer = CountingTokenizer(sentencepiece)
     codec = TextCodec(cast(Tokenizer, tokenizer), template=None, end_ids=(), max_positions=None)
     first = codec.encode("Hello there", add_special_tokens=False)
@@ -185,12 +183,12 @@ def test_prompt_of_a_group_is_encoded_once_and_each_rollout_has_its_own_tokens(s
     assert codec.encode("Hello there", add_special_tokens=True) == sentencepiece.encode("Hello there").ids
 
 
-def test_text_that_is_one_word_is_encoded_as_a_whole(codec: TextCodec) -> None:
+def test_single_word_text_is_encoded_whole(codec: TextCodec) -> None:
     for text in ("aa" * 34_000, "ab" * 34_000, "😀" * 66_000):
         assert codec.encode(text, add_special_tokens=False) == codec._whole(text, False)
 
 
-def test_long_text_stops_between_two_pieces(codec: TextCodec) -> None:
+def test_long_encoding_can_stop_between_chunks(codec: TextCodec) -> None:
     left = threading.Event()
     token = _abandoned.set(left)
     try:
@@ -209,7 +207,7 @@ def test_long_text_stops_between_two_pieces(codec: TextCodec) -> None:
         _abandoned.reset(token)
 
 
-async def test_work_whose_callers_left_does_not_delay_the_next() -> None:
+async def test_abandoned_codec_work_does_not_delay_next() -> None:
     pool, begun, stopped = CodecPool(2), threading.Semaphore(0), threading.Semaphore(0)
 
     def endless() -> None:
@@ -269,29 +267,25 @@ def test_byte_level_stream_never_emits_a_broken_character(codec: TextCodec, step
 
 @settings(max_examples=200, deadline=None)
 @given(ids=st.lists(st.integers(0, 330), max_size=40), skip=st.booleans())
-def test_byte_level_stream_of_any_tokens_is_what_decoding_them_at_once_gives(
-    codec: TextCodec, ids: list[int], skip: bool
-) -> None:
+def test_byte_level_stream_matches_whole_decoding(codec: TextCodec, ids: list[int], skip: bool) -> None:
     known = [token_id for token_id in ids if token_id < 300 or codec.bytes_of(token_id)]
     assert "".join(run(codec.stream(skip_special=skip), known)) == codec.decode(known, skip_special=skip)
     assert codec.stream(skip_special=skip).whole(known) == codec.decode(known, skip_special=skip)
 
 
-def test_byte_level_stream_skips_special_tokens_and_shows_them_when_asked(codec: TextCodec) -> None:
+def test_byte_level_stream_hides_special_tokens_by_default(codec: TextCodec) -> None:
     ids = codec.encode("hi<|im_end|>", add_special_tokens=False)
     assert "".join(run(codec.stream(), ids)) == "hi"
     assert "".join(run(codec.stream(skip_special=False), ids)) == "hi<|im_end|>"
 
 
-def test_token_beyond_the_vocabulary_is_no_text(codec: TextCodec) -> None:
+def test_out_of_vocabulary_token_has_no_text(codec: TextCodec) -> None:
     assert "".join(run(codec.stream(), [10**6])) == ""
 
 
 @pytest.mark.parametrize("text", ["Hello there", "Hello  世界 and 👩‍👧!", "0123 quick"])
 @pytest.mark.parametrize("step", [1, 3])
-def test_window_stream_of_a_sentencepiece_tokenizer_keeps_spaces_and_characters(
-    sentencepiece: Tokenizer, text: str, step: int
-) -> None:
+def test_window_stream_keeps_spaces_and_characters(sentencepiece: Tokenizer, text: str, step: int) -> None:
     ids = sentencepiece.encode(text).ids
     pieces = run(WindowStream(lambda part: whole(sentencepiece, part)), ids, step)
     assert "".join(pieces) == whole(sentencepiece, ids) == text
@@ -299,7 +293,7 @@ def test_window_stream_of_a_sentencepiece_tokenizer_keeps_spaces_and_characters(
     assert not any("\ufffd" in piece for piece in pieces)
 
 
-def test_window_stream_of_garbage_bytes_does_not_hold_them_for_ever(sentencepiece: Tokenizer) -> None:
+def test_window_stream_eventually_emits_garbage_bytes(sentencepiece: Tokenizer) -> None:
     lone = sentencepiece.token_to_id("<0xE4>")
     assert lone is not None
     stream = WindowStream(lambda part: whole(sentencepiece, part))
@@ -315,7 +309,7 @@ def test_token_texts_and_bytes_are_exact(codec: TextCodec, sentencepiece: Tokeni
     assert b"".join(map(pieces.bytes_of, ids)).decode() == " Hello 世"
 
 
-def test_template_that_takes_long_is_loaded_or_refused_as_a_template(tmp_path: Path) -> None:
+def test_slow_template_is_loaded_or_refused(tmp_path: Path) -> None:
     write_tokenizer(tmp_path)
     slow = "{% for a in range(9999) %}{% endfor %}{% for m in messages %}{{ m.content }}{% endfor %}"
     (tmp_path / "chat_template.jinja").write_text(slow)

@@ -62,7 +62,7 @@ def tokens_of(deltas: list[EngineDelta]) -> list[tuple[int, float, int]]:
     return [each for one in deltas for each in zip(one.token_ids, one.logprobs, one.versions, strict=True)]
 
 
-async def test_vllm_asks_for_token_ids_and_reads_them(http: HttpClient, api: ScriptedApi) -> None:
+async def test_vllm_requests_and_reads_token_ids(http: HttpClient, api: ScriptedApi) -> None:
     api.replies["POST /v1/completions"] = [
         {"choices": [_vllm_choice([5], finish=None)]},
         {"choices": [_vllm_choice([9], finish="stop")]},
@@ -85,7 +85,7 @@ def _vllm_choice(ids: list[int], finish: str | None) -> dict[str, Any]:
     return {"index": 0, "text": "", "token_ids": ids, "logprobs": logprobs, "finish_reason": finish}
 
 
-async def test_vllm_tokens_that_came_before_an_update_have_the_version_of_before(
+async def test_vllm_tokens_before_update_keep_old_version(
     http: HttpClient, api: ScriptedApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second, updated, deltas = asyncio.Event(), asyncio.Event(), asyncio.Event(), list[EngineDelta]()
@@ -119,7 +119,7 @@ async def test_vllm_tokens_that_came_before_an_update_have_the_version_of_before
 
 
 @pytest.mark.parametrize(("kind", "route"), [("vllm", "/weight_info"), ("sglang", "/server_info")])
-async def test_engine_that_does_not_answer_what_its_versions_depend_on_is_not_ready(
+async def test_engine_without_version_settings_is_not_ready(
     http: HttpClient, api: ScriptedApi, kind: str, route: str
 ) -> None:
     """vLLM without its label would be at version 0, and SGLang without its interval would send token by token."""
@@ -135,7 +135,7 @@ async def test_engine_that_does_not_answer_what_its_versions_depend_on_is_not_re
     assert (state.not_ready, state.version) == (None, 7)
 
 
-async def test_vllm_says_its_context_and_its_model(http: HttpClient, api: ScriptedApi) -> None:
+async def test_vllm_reports_context_and_model(http: HttpClient, api: ScriptedApi) -> None:
     api.replies["POST /v1/completions"] = [{"choices": [_vllm_choice([5], finish="stop")]}, "[DONE]"]
     state = await open_engine("vllm", http, api.url, {}).state()
     assert state.not_ready is None and state.max_model_len == 77
@@ -144,7 +144,7 @@ async def test_vllm_says_its_context_and_its_model(http: HttpClient, api: Script
 
 
 @pytest.mark.parametrize("cumulative", [True, False])
-async def test_sglang_events_are_read_whether_they_repeat_or_not(
+async def test_sglang_events_are_read_cumulative_or_incremental(
     http: HttpClient, api: ScriptedApi, cumulative: bool
 ) -> None:
     ids = [5, 6, 9]
@@ -163,16 +163,14 @@ async def test_sglang_events_are_read_whether_they_repeat_or_not(
     assert body["sampling_params"] | {"max_new_tokens": 4, "stop_token_ids": [9]} == body["sampling_params"]
 
 
-async def test_sglang_event_that_already_lists_tokens_of_the_next_ones_gives_each_token_once(
-    http: HttpClient, api: ScriptedApi
-) -> None:
+async def test_sglang_tokens_listed_early_are_emitted_once(http: HttpClient, api: ScriptedApi) -> None:
     events = [_sglang_event([5, 6], 1, None), _sglang_event([5, 6, 9], 2, None)]
     api.replies["POST /generate"] = [*events, _sglang_event([5, 6, 9], 3, {"type": "stop", "matched": 9}), "[DONE]"]
     deltas = await collect(await engine("sglang", http, api.url))
     assert [token for token, _, _ in tokens_of(deltas)] == [5, 6, 9]
 
 
-async def test_sglang_spans_of_versions_at_the_end_are_those_of_its_tokens(http: HttpClient, api: ScriptedApi) -> None:
+async def test_sglang_final_version_spans_are_applied(http: HttpClient, api: ScriptedApi) -> None:
     last = _sglang_event([5, 6, 9], 3, {"type": "length"})
     spans = [{"version": "6", "start": 0, "end": 2}, {"version": "7", "start": 2, "end": 3}]
     last["meta_info"]["weight_versions"] = spans
@@ -180,9 +178,7 @@ async def test_sglang_spans_of_versions_at_the_end_are_those_of_its_tokens(http:
     assert [version for _, _, version in tokens_of(await collect(await engine("sglang", http, api.url)))] == [6, 6, 7]
 
 
-async def test_sglang_spans_at_the_end_of_a_stream_correct_the_versions_of_its_events(
-    http: HttpClient, api: ScriptedApi
-) -> None:
+async def test_sglang_final_spans_correct_event_versions(http: HttpClient, api: ScriptedApi) -> None:
     last = _sglang_event([5, 6, 9], 3, {"type": "length"})
     last["meta_info"]["weight_versions"] = [
         {"version": "6", "start": 0, "end": 2},
@@ -199,9 +195,7 @@ async def test_sglang_spans_at_the_end_of_a_stream_correct_the_versions_of_its_e
     assert deltas[-1].all_versions == (6, 6, 7)
 
 
-async def test_sglang_that_reports_spans_is_asked_for_whole_answers_where_nothing_is_streamed(
-    http: HttpClient, api: ScriptedApi
-) -> None:
+async def test_sglang_with_spans_returns_whole_answers_unstreamed(http: HttpClient, api: ScriptedApi) -> None:
     whole = [_sglang_event([5, 6], 2, {"type": "length"}), _sglang_event([9], 1, {"type": "stop", "matched": 9})]
     client = await engine("sglang", http, api.url)
     quiet = replace(CALL, stream=False)
@@ -221,9 +215,7 @@ async def test_sglang_that_reports_spans_is_asked_for_whole_answers_where_nothin
     assert api.bodies("POST /generate")[-1]["stream"] is True
 
 
-async def test_sglang_answer_without_tokens_changes_nothing_of_what_is_known_of_spans(
-    http: HttpClient, api: ScriptedApi
-) -> None:
+async def test_sglang_empty_answer_keeps_span_support(http: HttpClient, api: ScriptedApi) -> None:
     client = await engine("sglang", http, api.url)
     ends, empty = _sglang_event([5], 1, {"type": "length"}), _sglang_event([], 0, {"type": "abort"})
     ends["meta_info"]["weight_versions"] = [{"version": "7", "start": 0, "end": 1}]
@@ -233,9 +225,7 @@ async def test_sglang_answer_without_tokens_changes_nothing_of_what_is_known_of_
         assert client.capabilities.whole_answers is True
 
 
-async def test_sglang_that_reports_spans_sends_as_many_tokens_at_once_as_it_samples_in_50_ms(
-    http: HttpClient, api: ScriptedApi
-) -> None:
+async def test_sglang_with_spans_sets_stream_interval_to_50_ms(http: HttpClient, api: ScriptedApi) -> None:
     client = await engine("sglang", http, api.url)
     ends = _sglang_event([5, 6], 2, {"type": "length"})
     for latency, interval in ((0.02, None), (0.02, 5), (1.0, 5), (1.0, 1), (1e-4, 1), (1e-4, 16)):
@@ -247,9 +237,7 @@ async def test_sglang_that_reports_spans_sends_as_many_tokens_at_once_as_it_samp
     assert api.bodies("POST /generate")[-1]["sampling_params"]["stream_interval"] == 32
 
 
-async def test_sglang_event_of_tokens_from_before_and_after_an_update_has_no_version_until_the_end(
-    http: HttpClient, api: ScriptedApi
-) -> None:
+async def test_sglang_event_across_update_has_no_version_until_end(http: HttpClient, api: ScriptedApi) -> None:
     first, second = _sglang_event([5], 1, None), _sglang_event([5, 6, 7], 3, None)
     third, last = _sglang_event([5, 6, 7, 8, 9], 5, None), _sglang_event([5, 6, 7, 8, 9, 4], 6, {"type": "length"})
     for event in (second, third, last):
@@ -272,9 +260,7 @@ async def test_sglang_event_of_tokens_from_before_and_after_an_update_has_no_ver
     assert read[-1].all_versions == (7, 7, 8, 8, 8, 8)
 
 
-async def test_sglangs_own_time_of_the_first_token_is_taken_where_it_has_one(
-    http: HttpClient, api: ScriptedApi
-) -> None:
+async def test_sglang_first_token_time_is_used_when_reported(http: HttpClient, api: ScriptedApi) -> None:
     client = await engine("sglang", http, api.url)
     whole = _sglang_event([5, 6], 2, {"type": "length"})
     spans = [{"version": "7", "start": 0, "end": 2}]
@@ -284,9 +270,7 @@ async def test_sglangs_own_time_of_the_first_token_is_taken_where_it_has_one(
     assert delta.after_first_s == pytest.approx(0.1)
 
 
-async def test_vllm_that_reports_spans_is_asked_for_whole_answers_where_nothing_is_streamed(
-    http: HttpClient, api: ScriptedApi
-) -> None:
+async def test_vllm_with_spans_returns_whole_answers_unstreamed(http: HttpClient, api: ScriptedApi) -> None:
     def choice(index: int, ids: list[int], finish: str) -> dict[str, Any]:
         tops = [[{"token_id": token, "logprob": -0.5}, {"token_id": 1, "logprob": -0.1}] for token in ids]
         content = [
@@ -343,9 +327,7 @@ async def vllm_with_spans(http: HttpClient, api: ScriptedApi) -> TokenEngine:
     return client
 
 
-async def test_vllm_that_reports_spans_streams_several_tokens_an_event_with_exact_versions_at_the_end(
-    http: HttpClient, api: ScriptedApi
-) -> None:
+async def test_vllm_with_spans_streams_batched_tokens_with_versions(http: HttpClient, api: ScriptedApi) -> None:
     client = await vllm_with_spans(http, api)
     updated = asyncio.Event()
     last = _spanned([4], [("6", 0, 2), ("7", 2, 5)])
@@ -376,7 +358,7 @@ async def test_vllm_that_reports_spans_streams_several_tokens_an_event_with_exac
         ({"type": "choice", "choice": ["a", "b"]}, {"choice": ["a", "b"]}),
     ],
 )
-async def test_vllm_that_reports_spans_gets_the_form_of_an_answer_as_a_sampling_parameter(
+async def test_vllm_with_spans_gets_structured_outputs_in_sampling(
     http: HttpClient, api: ScriptedApi, wanted: dict[str, Any], sent: dict[str, Any]
 ) -> None:
     client = await vllm_with_spans(http, api)
@@ -384,9 +366,7 @@ async def test_vllm_that_reports_spans_gets_the_form_of_an_answer_as_a_sampling_
     assert api.bodies(SPANS)[-1]["sampling_params"]["structured_outputs"] == sent
 
 
-async def test_vllm_with_spans_is_paused_without_waiting_for_the_events_of_its_streams(
-    http: HttpClient, api: ScriptedApi
-) -> None:
+async def test_vllm_with_spans_pauses_without_draining_streams(http: HttpClient, api: ScriptedApi) -> None:
     """An update takes no 100 ms for a silence in streams whose versions the spans tell."""
     client = await vllm_with_spans(http, api)
     resumed = asyncio.Event()
@@ -421,9 +401,7 @@ async def test_sglang_finish_by_abort_and_by_length_are_distinct(http: HttpClien
         assert deltas[-1].finish_reason is reason and deltas[-1].stop_token_id is None
 
 
-async def test_sglang_that_sends_several_steps_at_once_without_spans_is_not_ready_and_says_why(
-    http: HttpClient, api: ScriptedApi
-) -> None:
+async def test_sglang_batching_steps_without_spans_is_not_ready(http: HttpClient, api: ScriptedApi) -> None:
     api.replies["POST /generate"] = [_sglang_event([5], 1, {"type": "length"}), "[DONE]"]
     for interval, ready in ((1, True), (8, False)):
         api.replies["GET /server_info"] = (200, {"stream_interval": interval})
@@ -444,7 +422,7 @@ async def test_sglang_does_not_promise_a_seed_and_aborts_by_id(http: HttpClient,
     assert api.bodies("POST /abort_request") == [{"rid": "call-1"}]
 
 
-async def test_response_format_reaches_the_engines_that_have_it(http: HttpClient, api: ScriptedApi) -> None:
+async def test_response_format_reaches_supporting_engines(http: HttpClient, api: ScriptedApi) -> None:
     wanted = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "array"}}}
     call = EngineCall("c", ((1,),), SamplingParams(), response_format=wanted)
     api.replies["POST /generate"] = api.replies["POST /v1/completions"] = ["[DONE]"]
@@ -459,7 +437,7 @@ async def test_response_format_reaches_the_engines_that_have_it(http: HttpClient
     ("status", "error"),
     [(400, EngineRefused), (422, EngineRefused), (503, EngineUnavailable), (500, EngineFailed), (401, EngineFailed)],
 )
-async def test_engine_that_refuses_is_sorted_by_who_can_act(
+async def test_engine_refusal_is_classified_by_responsible_party(
     http: HttpClient, api: ScriptedApi, kind: str, status: int, error: type[Exception]
 ) -> None:
     api.replies[PATHS[kind]] = (status, {"error": {"message": "because", "code": "odd"}})
@@ -470,7 +448,7 @@ async def test_engine_that_refuses_is_sorted_by_who_can_act(
 
 
 @pytest.mark.parametrize("kind", ["embedded", "vllm", "sglang"])
-async def test_engine_that_does_not_answer_never_began(http: HttpClient, kind: str) -> None:
+async def test_unreachable_engine_is_unavailable(http: HttpClient, kind: str) -> None:
     client = open_engine(kind, http, "http://127.0.0.1:9", {})
     assert (await client.state()).not_ready
     with pytest.raises(EngineUnavailable):
@@ -479,7 +457,7 @@ async def test_engine_that_does_not_answer_never_began(http: HttpClient, kind: s
 
 
 @pytest.mark.parametrize("kind", ["vllm", "sglang"])
-async def test_stream_that_is_cut_or_reports_an_error_failed(http: HttpClient, api: ScriptedApi, kind: str) -> None:
+async def test_truncated_or_erroneous_stream_fails(http: HttpClient, api: ScriptedApi, kind: str) -> None:
     for events in ([], [{"error": {"message": "boom"}}]):
         api.replies[PATHS[kind]] = events
         with pytest.raises(EngineFailed):
@@ -487,13 +465,13 @@ async def test_stream_that_is_cut_or_reports_an_error_failed(http: HttpClient, a
 
 
 @pytest.mark.parametrize("kind", ["embedded", "vllm", "sglang"])
-async def test_engine_is_called_with_our_key(http: HttpClient, api: ScriptedApi, kind: str) -> None:
+async def test_engine_is_called_with_configured_key(http: HttpClient, api: ScriptedApi, kind: str) -> None:
     api.replies[PATHS[kind]] = (503, {})
     with pytest.raises(EngineUnavailable):
         await collect(await engine(kind, http, api.url))
     assert {headers.get("Authorization") for _, _, headers in api.got} == {"Bearer k"}
 
 
-def test_sampling_on_the_wire_is_only_what_differs() -> None:
+def test_wire_sampling_has_only_non_default_fields() -> None:
     assert SamplingParams().changed() == {}
     assert SamplingParams(seed=0, n=2).changed() == {"seed": 0, "n": 2}

@@ -47,7 +47,7 @@ def by_choice(deltas: list[EngineDelta]) -> dict[int, list[int]]:
 
 
 @given(STEPS, CUTS)
-def test_every_token_comes_once_however_the_body_was_cut(steps: list[tuple[int, list[int]]], cuts: list[int]) -> None:
+def test_tokens_are_emitted_once_for_any_chunking(steps: list[tuple[int, list[int]]], cuts: list[int]) -> None:
     body = b"".join(orjson.dumps(line(index, ids)) + b"\n" for index, ids in steps)
     events = (
         b"".join(b"data: " + orjson.dumps(line(index, ids)) + b"\n\n" for index, ids in steps) + b"data: [DONE]\n\n"
@@ -60,26 +60,26 @@ def test_every_token_comes_once_however_the_body_was_cut(steps: list[tuple[int, 
         reader.end()
 
 
-def test_one_read_is_one_delta_a_choice_with_how_it_ended() -> None:
+def test_one_read_gives_one_delta_per_choice() -> None:
     deltas = [read_delta(line(0, [1])), read_delta(line(1, [2])), read_delta(line(0, [3], "stop"))]
     (first, second) = merged(deltas)
     assert (first.index, first.token_ids, first.finish_reason) == (0, (1, 3), FinishReason.STOP)
     assert (second.index, second.token_ids, second.finish_reason) == (1, (2,), None)
 
 
-def test_what_comes_after_a_choices_end_is_dropped() -> None:
+def test_deltas_after_choice_end_are_dropped() -> None:
     (only,) = merged([read_delta(line(0, [1], "length")), read_delta(line(0, [2]))])
     assert only.token_ids == (1,) and only.finish_reason is FinishReason.LENGTH
 
 
-def test_alternatives_stay_in_step_with_their_tokens() -> None:
+def test_top_logprobs_stay_aligned_with_tokens() -> None:
     deltas = [read_delta({**line(0, [n]), "top_logprobs": [[[n, -0.5], [n + 1, -1.0]]]}) for n in (1, 5)]
     (only,) = merged(deltas)
     assert only.top_logprobs == (((1, -0.5), (2, -1.0)), ((5, -0.5), (6, -1.0)))
 
 
 @pytest.mark.parametrize("bad", [b"{}", b"nonsense", b'{"index": 0, "token_ids": 7}', b'{"error": {"message": "oom"}}'])
-def test_line_that_cannot_be_read_fails_after_what_came_before(bad: bytes) -> None:
+def test_unreadable_line_fails_after_preceding_deltas(bad: bytes) -> None:
     deltas = iter(JsonLines(read).feed(orjson.dumps(line(0, [1])) + b"\n" + bad + b"\n"))
     assert next(deltas).token_ids == (1,)
     with pytest.raises(EngineFailed, match=r"makes no sense|oom"):
@@ -87,7 +87,7 @@ def test_line_that_cannot_be_read_fails_after_what_came_before(bad: bytes) -> No
 
 
 @pytest.mark.parametrize("bad", [b"{}", b"nonsense", b'{"index": 0, "token_ids": 7}', b'{"error": {"message": "oom"}}'])
-def test_line_that_comes_alone_and_cannot_be_read_fails(bad: bytes) -> None:
+def test_single_unreadable_line_fails(bad: bytes) -> None:
     reader = JsonLines(read)
     assert not list(reader.feed(b"\n"))
     assert by_choice(list(reader.feed(orjson.dumps(line(0, [1])) + b"\n"))) == {0: [1]}
@@ -98,7 +98,7 @@ def test_line_that_comes_alone_and_cannot_be_read_fails(bad: bytes) -> None:
         list(reader.feed(bad + b"\n"))
 
 
-def test_events_without_their_end_are_a_cut_stream() -> None:
+def test_events_without_end_are_truncated_stream() -> None:
     reader = JsonEvents(read)
     assert list(reader.feed(b"data: " + orjson.dumps(line(0, [1])) + b"\n\n"))
     with pytest.raises(EngineFailed, match="cut"):
@@ -109,7 +109,7 @@ def test_events_without_their_end_are_a_cut_stream() -> None:
     ("began", "count", "label", "versions"),
     [(1, 2, 2, UNKNOWN_VERSION), (1, 1, 2, 2), (2, 2, 2, 2), (None, 2, 2, 2), (UNKNOWN_VERSION, 2, 2, 2)],
 )
-def test_first_event_of_several_tokens_has_no_version_where_it_changed_since_the_call_began(
+def test_first_event_spanning_version_change_has_no_version(
     began: int | None, count: int, label: int, versions: int
 ) -> None:
     assert EventVersions(began).read(0, count, label, None) == ((versions,) * count, None)

@@ -92,7 +92,7 @@ def versions_set(api: ScriptedApi) -> list[str]:
     ],
     ids=["taken", "flushed-later", "not-flushed", "old", "mixed", "untold", "status-200", "broken"],
 )
-async def test_update_from_disk_leaves_the_weights_that_the_server_has_by_its_checksum(
+async def test_disk_update_outcome_is_decided_by_checksum(
     client: SglangClient, api: ScriptedApi, folder: Path, answer: Any, after: Any, flush: Any, expected: Any
 ) -> None:
     async def updated() -> None:
@@ -123,15 +123,13 @@ async def test_weights_that_were_verified_ahead_are_not_verified_again_in_the_pa
     assert asked(api).count("POST /weights_checker") == 3, "each update has a checksum of its own"
 
 
-async def test_broadcast_runs_between_begin_and_end_where_the_server_has_them(
-    client: SglangClient, api: ScriptedApi
-) -> None:
+async def test_broadcast_runs_inside_update_session(client: SglangClient, api: ScriptedApi) -> None:
     await client.receive_weights("pair", LAYOUT, 3)
     steps = [path for path in asked(api) if path.endswith(("_weight_update", "_distributed"))]
     assert steps == ["POST /begin_weight_update", BROADCAST, "POST /end_weight_update"]
 
 
-async def test_broadcast_to_a_server_without_sessions_asks_for_one_once(client: SglangClient, api: ScriptedApi) -> None:
+async def test_missing_update_session_routes_are_probed_once(client: SglangClient, api: ScriptedApi) -> None:
     del api.replies["POST /begin_weight_update"], api.replies["POST /end_weight_update"]
     for version in (3, 3):
         await client.receive_weights("pair", LAYOUT, version)
@@ -139,9 +137,7 @@ async def test_broadcast_to_a_server_without_sessions_asks_for_one_once(client: 
     assert asked(api).count(BROADCAST) == 2
 
 
-async def test_session_of_a_broadcast_that_failed_is_ended_and_one_that_does_not_end_is_a_failure(
-    client: SglangClient, api: ScriptedApi
-) -> None:
+async def test_failed_broadcast_ends_session_and_open_end_fails(client: SglangClient, api: ScriptedApi) -> None:
     api.replies[BROADCAST] = refusal("Failed to receive weights: connection closed by peer")
     with pytest.raises(EngineRefused, match="old ones serve on: Failed to receive"):
         await client.receive_weights("pair", LAYOUT, 4)
@@ -152,7 +148,7 @@ async def test_session_of_a_broadcast_that_failed_is_ended_and_one_that_does_not
 
 
 @pytest.mark.parametrize(("reports", "error"), [("4", None), ("3", EngineFailed)])
-async def test_server_without_a_route_for_the_version_has_that_of_the_update_or_an_unknown_one(
+async def test_server_without_version_route_uses_update_version(
     client: SglangClient, api: ScriptedApi, folder: Path, reports: str, error: type[EngineError] | None
 ) -> None:
     del api.replies["POST /update_weight_version"]
@@ -164,7 +160,7 @@ async def test_server_without_a_route_for_the_version_has_that_of_the_update_or_
         await client.load_weights(str(folder), 5)
 
 
-async def test_memory_is_released_only_once_the_server_has_no_request(
+async def test_memory_is_released_only_when_server_is_idle(
     client: SglangClient, api: ScriptedApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SGLang dies of a release while it has a request, also of one that it has just answered."""
@@ -186,7 +182,7 @@ async def test_memory_is_released_only_once_the_server_has_no_request(
     assert asked(api).count("POST /release_memory_occupation") == 1
 
 
-async def test_folder_that_is_gone_leaves_its_shapes_known(
+async def test_shapes_stay_known_after_folder_is_deleted(
     client: SglangClient, api: ScriptedApi, folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     await client.load_weights(str(folder), 3)
@@ -213,7 +209,7 @@ async def test_poll_samples_tokens_at_first_and_after_an_update_only(
     assert sampled == [True, False, True, False]
 
 
-async def test_engine_that_does_not_generate_after_an_update_is_not_ready(
+async def test_engine_not_generating_after_update_is_not_ready(
     client: SglangClient, api: ScriptedApi, folder: Path
 ) -> None:
     await client.state()
@@ -229,7 +225,7 @@ async def test_engine_that_does_not_generate_after_an_update_is_not_ready(
     [(True, None, None, True), (False, 200, None, True), (False, 503, "SGLang is starting", None)],
     ids=["by-this-client", "by-another", "starting"],
 )
-async def test_server_that_answers_503_to_ready_is_paused_or_starting(
+async def test_503_from_ready_means_paused_or_starting(
     client: SglangClient, api: ScriptedApi, commanded: bool, health: int | None, not_ready: str | None, paused: bool
 ) -> None:
     api.replies |= {"GET /ready": (503, {}), "GET /health": (health or 500, {})}
@@ -242,7 +238,7 @@ async def test_server_that_answers_503_to_ready_is_paused_or_starting(
 
 
 @pytest.mark.parametrize("prompt", [(1, 320), (-1, 2)])
-async def test_id_outside_the_vocabulary_does_not_reach_the_server(
+async def test_out_of_vocabulary_id_is_not_sent(
     client: SglangClient, api: ScriptedApi, prompt: tuple[int, ...]
 ) -> None:
     client.capabilities.vocab_size = 320
@@ -253,14 +249,14 @@ async def test_id_outside_the_vocabulary_does_not_reach_the_server(
     assert not api.got
 
 
-async def test_stop_tokens_that_the_server_would_ignore_are_refused(client: SglangClient, api: ScriptedApi) -> None:
+async def test_stop_tokens_ignored_by_server_are_refused(client: SglangClient, api: ScriptedApi) -> None:
     sampling = SamplingParams(stop_token_ids=(7,), ignore_eos=True)
     with pytest.raises(EngineRefused, match="stop_token_ids"):
         await client.stream_to(EngineCall("c", ((1,),), sampling), lambda delta: None, lambda flow: None)
     assert not api.got
 
 
-async def test_older_server_is_asked_by_its_own_routes(client: SglangClient, api: ScriptedApi) -> None:
+async def test_older_server_is_called_on_its_routes(client: SglangClient, api: ScriptedApi) -> None:
     api.replies |= {"GET /get_model_info": api.replies.pop("GET /model_info")}
     api.replies |= {"GET /get_server_info": api.replies.pop("GET /server_info")}
     del api.replies["GET /ready"]

@@ -40,7 +40,7 @@ def answer(path: str, header: str | None, kind: str = "http") -> list[dict[str, 
         ("/health/../collective_rpc", None, 401),
     ],
 )
-def test_every_route_but_health_wants_the_key(
+def test_every_route_but_health_requires_key(
     monkeypatch: pytest.MonkeyPatch, path: str, header: str | None, status: int
 ) -> None:
     monkeypatch.setenv("AREAL_ENGINE_KEY", KEY)

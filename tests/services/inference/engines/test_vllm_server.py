@@ -21,7 +21,7 @@ from tests.services.inference.engines.conformance.engines import PLUGINS
     ],
     ids=["0.27", "0.32", "given"],
 )
-def test_scale_out_is_enabled_where_the_installed_parser_has_the_flag(
+def test_scale_out_flag_is_set_when_parser_supports_it(
     tmp_path: Path, parser: str, given: list[str], passed: list[str]
 ) -> None:
     files = {

@@ -21,12 +21,12 @@ def lines_of(*parts: bytes) -> AnswerLines:
     return AnswerLines(cast(Connection, _Answer(*parts)))
 
 
-async def test_lines_are_whole_however_they_come() -> None:
+async def test_lines_are_reassembled_from_any_chunks() -> None:
     assert [line async for line in lines_of(b"a\nb", b"", b"never read")] == [b"a"]
     assert [line async for line in lines_of(b"a", b"b\n\nc\n", b"d\nunfinished")] == [b"ab", b"c", b"d"]
 
 
-async def test_lines_that_are_left_early_cost_no_task() -> None:
+async def test_abandoned_line_reader_leaves_no_task() -> None:
     closed: list[Any] = []
     before = sys.get_asyncgen_hooks()
     sys.set_asyncgen_hooks(finalizer=closed.append)

@@ -39,13 +39,13 @@ async def session(journals: Journals) -> str:
     return await HitlSessions(Table(), journals).session(None, {})  # type: ignore[arg-type]
 
 
-async def test_the_latest_of_those_that_answered() -> None:
+async def test_latest_answering_session_is_chosen() -> None:
     journals = Journals([answer("a", 1.0, elsewhere="b"), answer("b", 2.0, elsewhere="a")])
     assert await session(journals) == "hitl-b"
     assert journals.asked == 1
 
 
-async def test_journal_that_only_a_data_proxy_knows_of_is_waited_for() -> None:
+async def test_journal_known_to_one_data_proxy_is_waited_for() -> None:
     """Its own data proxy was killed before the router had heard of it."""
     alone = [answer("a", 1.0, elsewhere="b")]
     journals = Journals(alone, alone, [answer("b", 2.0, journals="a b")])

@@ -26,20 +26,20 @@ def test_model_and_size_are_read() -> None:
 
 
 @pytest.mark.parametrize("asked", [None, "many", -5, True])
-def test_unknown_size_of_an_answer_is_guessed(asked: object) -> None:
+def test_unknown_answer_size_is_estimated(asked: object) -> None:
     body = json.dumps({"max_tokens": asked}).encode()
     _, key = read_envelope(body, with_prefix=False)
     assert key.tokens > 100
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"model": 7}', b"\xff"])
-def test_body_that_cannot_be_routed_is_400(body: bytes) -> None:
+def test_unroutable_body_is_400(body: bytes) -> None:
     with pytest.raises(ApiError) as caught:
         read_envelope(body, with_prefix=True)
     assert caught.value.status == 400
 
 
-def test_later_turns_of_a_conversation_have_the_prefix_of_the_first() -> None:
+def test_later_turns_share_first_turn_prefix() -> None:
     turns = [SYSTEM, USER, {"role": "assistant", "content": "Hi"}, {"role": "user", "content": "More"}]
     assert prefix(messages=turns[:2]) == prefix(messages=turns) != prefix(messages=[USER])
 
@@ -49,11 +49,11 @@ def test_different_first_messages_have_different_prefixes() -> None:
     assert prefix(messages=[SYSTEM, USER]) != prefix(messages=[SYSTEM, other])
 
 
-def test_other_fields_do_not_change_the_prefix() -> None:
+def test_other_fields_keep_prefix() -> None:
     assert prefix(messages=[USER], user="a", temperature=1) == prefix(messages=[USER], user="b")
 
 
-def test_prompts_of_token_ids_hash_apart() -> None:
+def test_token_id_prompts_hash_differently() -> None:
     assert prefix(prompt=[1, 2, 3]) != prefix(prompt=[1, 2, 4])
     assert prefix(prompt=list(range(600))) == prefix(prompt=[*range(512), 7, 7])
     assert prefix(prompt=[1, 23]) != prefix(prompt=[12, 3])
@@ -64,6 +64,6 @@ def test_prompts_of_token_ids_hash_apart() -> None:
         st.none() | st.booleans() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)
     )
 )
-def test_prefix_of_anything_at_all_is_no_failure(value: Any) -> None:
+def test_malformed_prefix_does_not_fail(value: Any) -> None:
     prompt_prefix({"messages": value})
     prompt_prefix({"prompt": value})

@@ -34,7 +34,7 @@ async def test_only_ready_workers_of_a_published_model_are_routable() -> None:
     assert routable(live(table(expected=3, a=READY, b=READY))) == set()
 
 
-async def test_call_of_a_session_goes_to_who_has_its_journal() -> None:
+async def test_session_call_goes_to_journal_holder() -> None:
     states = {"a": READY, "b": READY, "c": DRAINING, "d": CORDONED}
     workers = tuple(WorkerEntry(name, f"http://{name}:1", state, (f"tag-{name}",)) for name, state in states.items())
     live_table = live(Snapshot("e", 0, True, models={"m": ModelEntry("m", workers)}))
@@ -47,7 +47,7 @@ async def test_call_of_a_session_goes_to_who_has_its_journal() -> None:
     assert (holders("tag-a"), holders("tag-a", even_suspects=False)) == (["a"], [])
 
 
-async def test_suspect_is_avoided_while_others_are_ready_and_taken_when_none_is() -> None:
+async def test_suspect_is_used_only_when_no_other_is_ready() -> None:
     live_table = live(table(a=READY, b=READY))
     live_table.suspect("http://a:1")
     assert routable(live_table) == {"b"}
@@ -56,14 +56,14 @@ async def test_suspect_is_avoided_while_others_are_ready_and_taken_when_none_is(
     assert routable(live_table, even_suspects=True) == {"a", "b"}
 
 
-async def test_suspicion_ends_with_a_call_that_succeeds() -> None:
+async def test_suspicion_ends_with_successful_call() -> None:
     live_table = live(table(a=READY, b=READY))
     live_table.suspect("http://a:1")
     live_table.trust("http://a:1")
     assert routable(live_table) == {"a", "b"}
 
 
-async def test_suspicion_ends_when_the_router_says_that_the_worker_is_back() -> None:
+async def test_suspicion_ends_when_router_reports_worker_back() -> None:
     live_table = live(table(0, a=READY, b=READY))
     live_table.suspect("http://a:1")
     live_table.apply(table(1, a=READY, b=READY))
@@ -74,7 +74,7 @@ async def test_suspicion_ends_when_the_router_says_that_the_worker_is_back() -> 
 
 
 @pytest.mark.parametrize("strategy", ["auto", "prefix", "least_loaded", "round_robin"])
-async def test_retry_gets_another_worker_from_the_list_that_is_kept(strategy: str) -> None:
+async def test_retry_picks_another_worker_from_cached_list(strategy: str) -> None:
     live_table = live(replace(table(a=READY, b=READY, c=READY), strategy=strategy))
     admission = Admission(live_table, Metrics().gauge("queued", "Queued.", ()))
     key = CallKey(1.0, b"beginning")
@@ -100,7 +100,7 @@ async def test_waiters_wake_at_the_next_table() -> None:
     await asyncio.wait_for(waiting, 5)
 
 
-async def test_model_omitted_is_the_only_one_and_400_among_several() -> None:
+async def test_omitted_model_is_400_among_several() -> None:
     live_table = live(table(a=READY))
     only = live_table.resolve(None)
     assert only is not None and only.name == "m"
@@ -111,7 +111,7 @@ async def test_model_omitted_is_the_only_one_and_400_among_several() -> None:
         live_table.resolve(None)
 
 
-async def test_limits_are_the_tables_over_our_own() -> None:
+async def test_table_limits_override_defaults() -> None:
     live_table = LiveTable(GatewayLimits(max_body_bytes=5))
     live_table.apply(Snapshot("e", 0, True, limits={"request_timeout_seconds": 9}))
     assert live_table.limits == GatewayLimits(max_body_bytes=5, request_timeout_seconds=9.0)
@@ -124,20 +124,20 @@ def recording(
     return live(Snapshot("e", 0, synced, models=models, learning=learning))
 
 
-async def test_journals_are_known_by_their_model_also_without_a_server() -> None:
+async def test_journals_map_to_model_without_server() -> None:
     table = recording(WorkerEntry("a", "http://a:1", DEAD, ("aaaaaaaa",)), orphans=("oooooooo",))
     assert [table.model_of_journal(tag) for tag in ("aaaaaaaa", "oooooooo", "xxxxxxxx")] == ["m", "m", None]
     assert table.records
 
 
 @pytest.mark.parametrize("engine", ["a", "z"])
-async def test_journal_of_a_data_proxy_with_an_external_model_too_is_that_of_its_engine(engine: str) -> None:
+async def test_journal_of_shared_data_proxy_belongs_to_engine_model(engine: str) -> None:
     worker = WorkerEntry("w", "http://w:1", READY, ("aaaaaaaa",))
     models = {name: ModelEntry(name, (worker,), external=name == "friend") for name in sorted((engine, "friend"))}
     assert live(Snapshot("e", 0, True, models=models)).model_of_journal("aaaaaaaa") == engine
 
 
-async def test_unknown_journal_has_no_owner_only_where_all_answered() -> None:
+async def test_unknown_journal_is_unowned_once_all_have_answered() -> None:
     heard, unheard = WorkerEntry("a", "http://a:1"), WorkerEntry("b", "http://b:1", heard=False)
     assert recording(heard).all_heard
     assert not recording(heard, unheard).all_heard
@@ -147,7 +147,7 @@ async def test_unknown_journal_has_no_owner_only_where_all_answered() -> None:
     assert not recording(heard, learning=True).all_heard  # a router that lost its table: others may come
 
 
-async def test_cordoned_worker_gets_the_calls_of_its_sessions_and_no_others() -> None:
+async def test_cordoned_worker_gets_only_its_sessions() -> None:
     workers = (
         WorkerEntry("a", "http://a", CORDONED, journals=("old",)),
         WorkerEntry("b", "http://b", READY, journals=("new",)),
@@ -160,7 +160,7 @@ async def test_cordoned_worker_gets_the_calls_of_its_sessions_and_no_others() ->
         assert {worker.addr for worker in found} == addr
 
 
-async def test_trusted_workers_are_listed_once_until_one_gets_into_trouble_or_out_of_it() -> None:
+async def test_trusted_workers_are_cached_until_trust_changes() -> None:
     live_table = live(table(a=READY, b=READY, c=READY))
     live_table.suspect("http://a:1")
     first = live_table.routable("m", even_suspects=True)
@@ -177,7 +177,7 @@ async def test_trusted_workers_are_listed_once_until_one_gets_into_trouble_or_ou
 
 
 @pytest.mark.parametrize(("worker", "serves"), [("a", True), ("b", True), ("c", False), ("unknown", False)])
-async def test_worker_that_the_router_sees_alive_is_serving(worker: str, serves: bool) -> None:
+async def test_worker_alive_to_router_is_serving(worker: str, serves: bool) -> None:
     live_table = live(table(a=READY, b=DRAINING, c=DEAD))
     assert live_table.is_serving("m", f"http://{worker}:1") is serves
     assert not live_table.is_serving("another", f"http://{worker}:1")

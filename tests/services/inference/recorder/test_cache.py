@@ -50,7 +50,7 @@ def held_numbers(sessions: SessionCache) -> list[int]:
     return [held.session.number for held in sessions]
 
 
-def test_put_past_the_bound_drops_what_was_used_least() -> None:
+def test_full_cache_drops_least_recently_used() -> None:
     sessions = SessionCache(most_bytes=3 * warm_session(1).bytes)
     for number in (1, 2, 3):
         sessions.put(warm_session(number))
@@ -60,7 +60,7 @@ def test_put_past_the_bound_drops_what_was_used_least() -> None:
     assert sessions.by_key(KEY + b"\x02") is None and sessions.by_key(KEY + b"\x04") == 4
 
 
-def test_sessions_that_grow_are_bounded_by_their_memory() -> None:
+def test_growing_sessions_stay_within_memory_bound() -> None:
     most = 3 * warm_session(1, turns=2).bytes
     sessions = SessionCache(most_bytes=most)
     for number in (1, 2, 3):
@@ -79,7 +79,7 @@ def test_sessions_that_grow_are_bounded_by_their_memory() -> None:
 
 
 @pytest.mark.parametrize(("count", "turns"), [(2000, 0), (500, 8), (20, 1000)])
-def test_bytes_of_cached_sessions_are_those_that_they_take(count: int, turns: int) -> None:
+def test_cached_session_bytes_match_memory_use(count: int, turns: int) -> None:
     sessions = SessionCache(2**40)
     tracemalloc.start()
     try:
@@ -95,7 +95,7 @@ def test_bytes_of_cached_sessions_are_those_that_they_take(count: int, turns: in
 
 
 @pytest.mark.parametrize("tokens", [10, 600, 5000])
-def test_bytes_of_recent_turns_are_those_that_they_take(tokens: int) -> None:
+def test_recent_turn_bytes_match_memory_use(tokens: int) -> None:
     recent = RecentTurns(2**40)
     tracemalloc.start()
     try:
@@ -112,7 +112,7 @@ def test_bytes_of_recent_turns_are_those_that_they_take(tokens: int) -> None:
     assert 0.9 * taken < recent.held_bytes < 1.6 * taken
 
 
-def test_recent_turns_past_the_bound_drop_what_was_used_least() -> None:
+def test_recent_turns_drop_least_recently_used() -> None:
     turn = PrefixMatch(array("i", [1, 2, 3]), 1)
     recent = RecentTurns(3 * turn.bytes)
     for row in (1, 2, 3):
@@ -125,7 +125,7 @@ def test_recent_turns_past_the_bound_drop_what_was_used_least() -> None:
     assert recent.held_bytes == 0
 
 
-def test_draft_is_not_seen_by_readers_before_its_batch_is_committed() -> None:
+def test_draft_is_invisible_until_batch_commit() -> None:
     sessions = SessionCache()
     sessions.put(warm_session(1))
     pending = sessions.pending(1)
@@ -141,7 +141,7 @@ def test_draft_is_not_seen_by_readers_before_its_batch_is_committed() -> None:
 
 
 @pytest.mark.parametrize("committed", [True, False])
-def test_forgotten_session_goes_when_its_batch_is_committed_only(committed: bool) -> None:
+def test_forgotten_session_is_removed_on_commit_only(committed: bool) -> None:
     sessions = SessionCache()
     sessions.put(warm_session(1))
     sessions.forget(1)
@@ -150,7 +150,7 @@ def test_forgotten_session_goes_when_its_batch_is_committed_only(committed: bool
     assert (sessions.get(1) is None) == committed
 
 
-def test_session_read_anew_while_its_batch_runs_is_not_mixed_with_it() -> None:
+def test_reread_session_is_not_mixed_with_running_batch() -> None:
     sessions = SessionCache()
     sessions.put(warm_session(1))
     pending = sessions.pending(1)
@@ -162,7 +162,7 @@ def test_session_read_anew_while_its_batch_runs_is_not_mixed_with_it() -> None:
     assert sessions.get(1) is None
 
 
-def test_turns_of_a_session_that_grows_too_long_are_forgotten_until_its_next_trajectory() -> None:
+def test_overlong_session_turns_are_dropped_until_next() -> None:
     sessions = SessionCache()
     sessions.put(warm_session(1, turns=LONGEST))
     pending = sessions.pending(1)
@@ -179,14 +179,14 @@ def test_turns_of_a_session_that_grows_too_long_are_forgotten_until_its_next_tra
     assert not held.stored and held.turns == [following] and sessions.held_bytes == held.bytes
 
 
-def test_warm_turns_give_the_parent_that_the_disk_gives() -> None:
+def test_cached_turns_find_same_parent_as_disk() -> None:
     held = warm_session(1, turns=3)
     turns = CachedTurns(held, 2**32 + 1)
     assert find_parent(turns, None, None) is None
     assert [turn[0] - 2**32 for turn in turns.newest(64)] == [1, 2]
 
 
-async def test_calls_at_once_in_one_session_agree_with_the_disk(journal: SessionJournal, calls: Calls) -> None:
+async def test_concurrent_calls_in_session_agree_with_disk(journal: SessionJournal, calls: Calls) -> None:
     number, _ = await start(journal)
     first = calls.tokens([1, 2], messages=[user("a")])
     await journal.record(number, first)
@@ -201,9 +201,7 @@ async def test_calls_at_once_in_one_session_agree_with_the_disk(journal: Session
     assert [turn.parent for turn in turns] == [None] + [0] * 10 and all(turn.joined for turn in turns[1:])
 
 
-async def test_turns_of_a_session_that_is_too_long_for_the_cache_are_found_on_disk_without_reading_all(
-    journal: SessionJournal, calls: Calls
-) -> None:
+async def test_overlong_session_turns_are_found_on_disk(journal: SessionJournal, calls: Calls) -> None:
     number, _ = await start(journal)
     prompt, messages = [1], [user("a")]
     for turn in range(LONGEST + 3):
@@ -226,7 +224,7 @@ async def test_turns_of_a_session_that_is_too_long_for_the_cache_are_found_on_di
     assert [turn.parent for turn in turns] == [None, *range(LONGEST + 2)] and all(turn.joined for turn in turns[1:])
 
 
-async def test_failed_commit_leaves_what_was_there_before(journal: SessionJournal, calls: Calls) -> None:
+async def test_failed_commit_restores_previous_state(journal: SessionJournal, calls: Calls) -> None:
     number, _ = await start(journal)
     await journal.record(number, calls.tokens([1, 2], messages=[user("a")]))
     journal.commits._db.execute("PRAGMA query_only=1")
@@ -240,7 +238,7 @@ async def test_failed_commit_leaves_what_was_there_before(journal: SessionJourna
     check_warm(journal)
 
 
-async def test_key_that_moves_to_a_new_session_opens_that_one(journal: SessionJournal, calls: Calls) -> None:
+async def test_reused_key_opens_newest_session(journal: SessionJournal, calls: Calls) -> None:
     number, _ = await start(journal, key="sk-own")
     digest = journal.cache.get(number)
     assert digest is not None and digest.key is not None and journal.session_by_key(digest.key) == number

@@ -51,7 +51,7 @@ def history(calls: Calls) -> list[Step]:
     ]
 
 
-async def test_kill_after_any_change_keeps_it_and_a_torn_tail_undoes_the_last_only(tmp_path: Path) -> None:
+async def test_kill_loses_only_torn_last_change(tmp_path: Path) -> None:
     live, dice = tmp_path / "live", random.Random(1)
     journal = await journal_in(live, Clock())
     before, size_before = await state_of(journal), 0
@@ -90,7 +90,7 @@ def killed_recorder(path: Path, lines: int) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("lines", [7, 60])
-async def test_kill_9_of_a_recording_process_loses_nothing_acknowledged(tmp_path: Path, lines: int) -> None:
+async def test_kill_9_loses_no_acknowledged_turn(tmp_path: Path, lines: int) -> None:
     acknowledged = killed_recorder(tmp_path, lines)
     journal = await journal_in(tmp_path)
     turns = {}

@@ -75,7 +75,7 @@ async def test_damaged_row_is_named_and_the_others_are_lent(vault: TrajectorySto
     assert (entry["code"], entry["trajectory_id"], skipped) == ("record_corrupted", 0, ["record_corrupted"])
 
 
-async def test_damaged_row_is_named_and_the_others_are_exported_once(vault: TrajectoryStore) -> None:
+async def test_damaged_row_is_reported_and_others_are_exported(vault: TrajectoryStore) -> None:
     journal = vault.own
     members = journal.members(GroupName(journal.tag, 1, 3))
     assert [number for number, _ in members] == [1, 2, 3]
@@ -90,7 +90,7 @@ async def test_damaged_row_is_named_and_the_others_are_exported_once(vault: Traj
     assert journal.corrupt
 
 
-async def test_damaged_row_alone_is_500_and_stays(vault: TrajectoryStore) -> None:
+async def test_export_of_only_damaged_row_is_500(vault: TrajectoryStore) -> None:
     [(_, name), *_] = vault.own.members(GroupName(vault.own.tag, 1, 3))
     for _ in range(2):
         with pytest.raises(ApiError) as caught:
@@ -98,7 +98,7 @@ async def test_damaged_row_alone_is_500_and_stays(vault: TrajectoryStore) -> Non
         assert (caught.value.status, caught.value.code) == (500, "record_corrupted")
 
 
-async def test_sessions_beside_a_damaged_row_are_listed_swept_and_go_on(vault: TrajectoryStore) -> None:
+async def test_sessions_beside_damaged_row_still_work(vault: TrajectoryStore) -> None:
     journal = vault.own
     assert {2, 3} <= {session.number for session in journal.sessions(-1, 100)}
     await journal.sweep()
@@ -108,7 +108,7 @@ async def test_sessions_beside_a_damaged_row_are_listed_swept_and_go_on(vault: T
     assert (await start(journal))[0] == 4
 
 
-async def test_damage_to_one_trajectory_leaves_the_others_of_its_session(tmp_path: Path) -> None:
+async def test_damaged_trajectory_leaves_rest_of_session(tmp_path: Path) -> None:
     journal, calls = await journal_in(tmp_path / "run"), Calls()
     session, session_id = await start(journal)
     for prompt in ([1], [2], [3]):
@@ -123,7 +123,7 @@ async def test_damage_to_one_trajectory_leaves_the_others_of_its_session(tmp_pat
     await journal.close()
 
 
-async def test_rewards_that_add_up_beyond_float32_are_an_error_of_their_trajectory(tmp_path: Path) -> None:
+async def test_reward_sum_beyond_float32_fails_its_trajectory(tmp_path: Path) -> None:
     journal, calls = await journal_in(tmp_path / "run"), Calls()
     names = []
     for values in ((3e38, 3e38), (1.0, 2.0)):
@@ -180,7 +180,7 @@ EXPORT_DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", EXPORT_DAMAGE)
-async def test_export_whose_record_is_damaged_is_answered_from_what_it_took(tmp_path: Path, damage: str) -> None:
+async def test_damaged_export_record_is_rebuilt_from_its_sessions(tmp_path: Path, damage: str) -> None:
     clock = Clock()
     journal, calls = await journal_in(tmp_path / "run", clock), Calls()
     names = await rewarded_sessions(journal, calls, 3)
@@ -198,7 +198,7 @@ async def test_export_whose_record_is_damaged_is_answered_from_what_it_took(tmp_
     await journal.close()
 
 
-async def test_export_of_which_nothing_is_known_names_its_sessions_and_stops_no_other(tmp_path: Path) -> None:
+async def test_lost_export_names_its_sessions_and_blocks_no_other(tmp_path: Path) -> None:
     journal, calls = await journal_in(tmp_path / "run"), Calls()
     names = await rewarded_sessions(journal, calls, 2)
     await journal.export(ExportRequest((names[0],)))
@@ -212,7 +212,7 @@ async def test_export_of_which_nothing_is_known_names_its_sessions_and_stops_no_
     await journal.close()
 
 
-async def test_session_that_a_damaged_export_did_not_take_is_an_error_of_its_answer(tmp_path: Path) -> None:
+async def test_session_missed_by_damaged_export_is_an_error(tmp_path: Path) -> None:
     journal, calls = await journal_in(tmp_path / "run"), Calls()
     names = await rewarded_sessions(journal, calls, 2)
     journal._db.execute("UPDATE interactions SET data=substr(data, 1, length(data)-1) WHERE session=1")

@@ -70,7 +70,7 @@ def rows(traj: dict[str, Any], column: str) -> list[list[Any]]:
     return [values[: sum(mask)] for values, mask in zip(traj[column], traj["attention_mask"], strict=True)]
 
 
-def test_what_the_engine_saw_is_what_is_exported(bench: Bench) -> None:
+def test_export_matches_engine_output(bench: Bench) -> None:
     script(bench.engine, token_ids=[40, 41, 42], version=7)
     rollout = bench.begin()
     rollout.chat("a")
@@ -87,7 +87,7 @@ def test_what_the_engine_saw_is_what_is_exported(bench: Bench) -> None:
     assert reply["rows"][1]["parent_id"] == reply["rows"][0]["interaction_id"]
 
 
-def test_next_turn_goes_on_with_the_very_tokens_that_were_sampled(bench: Bench) -> None:
+def test_next_turn_continues_with_sampled_tokens(bench: Bench) -> None:
     letters = [bench_token(bench, letter) for letter in "Hello"]  # not how an encoder would cut it
     script(bench.engine, token_ids=letters)
     rollout = bench.begin()
@@ -109,7 +109,7 @@ def bench_token(bench: Bench, text: str) -> int:
     return int(token)
 
 
-def test_edited_history_is_a_branch(bench: Bench) -> None:
+def test_edited_history_starts_new_branch(bench: Bench) -> None:
     rollout = bench.begin()
     rollout.chat("a")
     kept = rollout.messages
@@ -139,7 +139,7 @@ def test_answer_is_on_disk_before_the_caller_has_it_all(bench: Bench) -> None:
     assert len(detail["trajectories"][0]["interactions"]) == 1
 
 
-def test_call_that_fails_is_no_interaction_but_counted(bench: Bench) -> None:
+def test_failed_call_is_counted_but_not_recorded(bench: Bench) -> None:
     rollout = bench.begin()
     rollout.chat("a")
     script(bench.engine, cut_after=2)
@@ -151,7 +151,7 @@ def test_call_that_fails_is_no_interaction_but_counted(bench: Bench) -> None:
     assert [(item["code"], item["count"]) for item in reply["failures"]] == [("engine_failed", 1)]
 
 
-def test_caller_that_leaves_records_nothing(bench: Bench) -> None:
+def test_caller_disconnect_records_nothing(bench: Bench) -> None:
     script(bench.engine, gate=2)
     rollout = bench.begin()
     stream = rollout.stream()
@@ -189,7 +189,7 @@ def output_of(answer: Answer) -> Any:
     return [chat_text(events, index) for index in range(2)], events[0]["id"], events[0]["created"], logprobs
 
 
-def test_retry_is_never_answered_from_an_earlier_trajectory(bench: Bench) -> None:
+def test_retry_is_not_answered_from_earlier_trajectory(bench: Bench) -> None:
     """Each episode of a session may begin with the same body."""
     rollout = bench.begin()
     earlier = rollout.post(CHAT, rollout.body("a")).json()["id"]
@@ -200,7 +200,7 @@ def test_retry_is_never_answered_from_an_earlier_trajectory(bench: Bench) -> Non
     assert rollout.reward(0.0)["interaction_count"] == 1
 
 
-def test_next_attempt_of_a_relay_gets_the_answer_of_its_own_call(bench: Bench) -> None:
+def test_relay_retry_gets_answer_of_its_own_call(bench: Bench) -> None:
     """Two samples of one body are two calls; sealed or not, each is known again."""
     rollout = bench.begin()
 
@@ -233,7 +233,7 @@ def test_retry_joins_the_newest_equal_call_in_flight(bench: Bench) -> None:
     assert len(engine_calls(bench.engine)) == 2
 
 
-def test_retry_of_a_call_whose_caller_left_samples_anew(bench: Bench) -> None:
+def test_retry_after_disconnect_samples_again(bench: Bench) -> None:
     script(bench.engine, gate=2)
     rollout = bench.begin()
     stream = rollout.stream("a")
@@ -278,7 +278,7 @@ def test_completions_and_choices_are_interactions(bench: Bench) -> None:
     assert exported["traj"]["rewards"] == [0.0, 0.0, 0.0, 1.0]
 
 
-def test_dialects_are_recorded_as_the_same_conversation(bench: Bench) -> None:
+def test_dialects_record_same_conversation(bench: Bench) -> None:
     rollout = bench.begin()
     reply = rollout.post("/v1/messages", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 99}).json()
     messages = [
@@ -333,7 +333,7 @@ def test_start_session_refusals(bench: Bench) -> None:
     assert bench.admin("POST", "/rl/start_session", own).status == 409
 
 
-def test_keys_open_what_they_should(bench: Bench) -> None:
+def test_keys_open_only_their_routes(bench: Bench) -> None:
     rollout = bench.begin()
     rollout.chat("a")
 
@@ -392,7 +392,7 @@ def test_group_is_exported_and_ended_by_its_id(bench: Bench) -> None:
     assert (gone.status, gone.json()["error"]["code"]) == (404, "group_not_found")
 
 
-def test_answer_that_the_engine_aborted_counts_as_cut_off(bench: Bench) -> None:
+def test_engine_abort_counts_as_truncated(bench: Bench) -> None:
     rollout = bench.begin()
     script(bench.engine, abort_after=1)
     rollout.chat("a")
@@ -401,7 +401,7 @@ def test_answer_that_the_engine_aborted_counts_as_cut_off(bench: Bench) -> None:
     assert (row["finish_reason"], row["truncated"]) == ("abort", True)
 
 
-def test_export_comes_again_until_acknowledged_and_as_npz(bench: Bench) -> None:
+def test_export_repeats_until_acknowledged_also_as_npz(bench: Bench) -> None:
     rollout = bench.begin()
     rollout.chat("a")
     rollout.reward(0.5)
@@ -470,7 +470,7 @@ def test_admin_key_is_the_human_in_the_loop(bench: Bench) -> None:
     assert (reply["trajectory_id"], reply["interaction_count"]) == (item["trajectory_id"] + 1, 1)
 
 
-def test_sessions_are_listed_in_pages(bench: Bench) -> None:
+def test_sessions_are_paginated(bench: Bench) -> None:
     begin_group(bench.proxy, bench.key, 5)
     whole = bench.admin("GET", "/rl/sessions?limit=1000").json()["sessions"]
     paged, after = [], ""
@@ -482,7 +482,7 @@ def test_sessions_are_listed_in_pages(bench: Bench) -> None:
     assert len({each["session_id"] for each in whole}) == len(whole)
 
 
-def test_session_is_looked_at_with_its_rows_and_nothing_is_taken(bench: Bench) -> None:
+def test_viewing_session_returns_rows_without_taking_them(bench: Bench) -> None:
     rollout = bench.begin()
     rollout.chat("a")
     rollout.chat("b")
@@ -496,7 +496,7 @@ def test_session_is_looked_at_with_its_rows_and_nothing_is_taken(bench: Bench) -
     assert (trajectory["traj"], trajectory["rows"]) == (exported["traj"], exported["rows"])
 
 
-def test_kill_9_and_restart_finds_every_acknowledged_thing(processes: Processes, tokenizer: Path) -> None:
+def test_restart_after_kill_9_finds_all_acknowledged_data(processes: Processes, tokenizer: Path) -> None:
     state = ("--state-dir", str(processes.key_file.parent / "state"), "--adopt-after", "0.1")
     engine = processes.engine(tokenizer)
     proxy = processes.data_proxy(engine, tokenizer, *state)
@@ -524,7 +524,7 @@ def test_kill_9_and_restart_finds_every_acknowledged_thing(processes: Processes,
     assert len(open_one.export(style="concat")["rows"]) == 1
 
 
-def test_full_disk_is_507_before_anything_is_sampled(processes: Processes, tokenizer: Path) -> None:
+def test_full_disk_is_507_before_sampling(processes: Processes, tokenizer: Path) -> None:
     engine = processes.engine(tokenizer)
     proxy = processes.data_proxy(engine, tokenizer, "--state-dir", str(processes.key_file.parent / "state"))
     rollout = begin(proxy, processes.key)
@@ -550,7 +550,7 @@ def test_data_proxy_without_state_has_no_sessions(processes: Processes, tokenize
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_replayed_response_is_the_same_to_its_items_ids(bench: Bench, streamed: bool) -> None:
+def test_replayed_response_keeps_item_ids(bench: Bench, streamed: bool) -> None:
     rollout = bench.begin()
     answers = [
         rollout.post("/v1/responses", {"input": "a", "stream": streamed}, **{"Idempotency-Key": "k"}) for _ in range(2)
@@ -563,7 +563,7 @@ def test_replayed_response_is_the_same_to_its_items_ids(bench: Bench, streamed: 
 
 
 @pytest.mark.parametrize("key", [None, "sk-of-the-engine"])
-def test_engine_that_is_not_ours_is_recorded_and_sent_its_own_key_and_none_of_ours(
+def test_external_engine_gets_its_own_key_only(
     processes: Processes, tokenizer: Path, tmp_path: Path, key: str | None
 ) -> None:
     engine = processes.engine(tokenizer)

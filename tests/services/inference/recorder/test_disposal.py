@@ -11,7 +11,7 @@ from tests.services.inference.recorder.support import Calls, start, vault_in
 from tests.services.inference.recorder.test_store import rewarded
 
 
-async def test_folder_without_a_finished_trajectory_goes(tmp_path: Path) -> None:
+async def test_folder_without_finished_trajectory_is_removed(tmp_path: Path) -> None:
     root, calls = tmp_path / "model", Calls()
     vault = await vault_in(root)
     session, _ = await start(vault.own)
@@ -22,7 +22,7 @@ async def test_folder_without_a_finished_trajectory_goes(tmp_path: Path) -> None
     assert not root.exists()
 
 
-async def test_finished_unfetched_trajectory_is_kept_and_served_again(tmp_path: Path) -> None:
+async def test_unfetched_trajectory_is_kept_and_served_again(tmp_path: Path) -> None:
     root, calls = tmp_path / "model", Calls()
     vault, other = await vault_in(root), await vault_in(root, "other")
     _, session_id = await rewarded(vault, calls)
@@ -42,7 +42,7 @@ async def test_finished_unfetched_trajectory_is_kept_and_served_again(tmp_path: 
     assert dispose(root) == DisposalReport()
 
 
-async def test_journal_that_is_served_or_unreadable_is_named_and_kept(tmp_path: Path) -> None:
+async def test_served_or_unreadable_journal_is_reported_and_kept(tmp_path: Path) -> None:
     vault = await vault_in(tmp_path, "served")
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "journal.db").write_bytes(b"no database at all" * 100)
@@ -51,5 +51,5 @@ async def test_journal_that_is_served_or_unreadable_is_named_and_kept(tmp_path: 
     await vault.close()
 
 
-def test_folder_that_is_not_there_is_no_failure(tmp_path: Path) -> None:
+def test_disposing_missing_folder_succeeds(tmp_path: Path) -> None:
     assert dispose(tmp_path / "never") == DisposalReport()

@@ -100,7 +100,7 @@ def test_failures_of_the_api_are_counted_not_recorded(friend: tuple[Service, Pro
     assert [(item["code"], item["count"]) for item in reply["failures"]] == [("engine_failed", 2)]
 
 
-def test_completion_of_a_session_needs_a_text(friend: tuple[Service, Process], rollout: Rollout) -> None:
+def test_completion_in_session_requires_text(friend: tuple[Service, Process], rollout: Rollout) -> None:
     assert rollout.post("/v1/completions", {"prompt": "Hello", "max_tokens": 3}).status == 200
     assert rollout.post("/v1/completions", {"prompt": [72, 73], "max_tokens": 3}).status == 400
     human = friend[1].call("POST", "/v1/completions", {"prompt": [72, 73], "max_tokens": 3}, key=rollout.admin_key)

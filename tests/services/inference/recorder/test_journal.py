@@ -49,7 +49,7 @@ async def refused(awaitable: Any) -> ApiError:
     return caught.value
 
 
-async def test_reward_without_id_seals_the_newest(journal: SessionJournal, calls: Calls) -> None:
+async def test_reward_without_id_seals_newest_turn(journal: SessionJournal, calls: Calls) -> None:
     session, session_id = await start(journal)
     await journal.record(session, calls.tokens([1, 2]))
     await journal.record(session, calls.tokens([1, 2, 3]))
@@ -71,7 +71,7 @@ async def test_reward_on_an_earlier_interaction_never_seals(journal: SessionJour
     assert export.traj()["original_rewards"] == [0.75, 1.0]
 
 
-async def test_sealed_reward_repeated_replays_and_another_value_is_409(journal: SessionJournal, calls: Calls) -> None:
+async def test_repeated_reward_replays_and_other_value_is_409(journal: SessionJournal, calls: Calls) -> None:
     session, _ = await start(journal)
     await journal.record(session, calls.tokens([1]))
     first = await journal.reward(session, 1.0)
@@ -173,7 +173,7 @@ async def test_concat_reuses_parent_tokens_exactly(journal: SessionJournal, call
     assert traj["rewards"] == traj["original_rewards"] == [1.0]
 
 
-async def test_export_is_the_same_until_acknowledged(journal: SessionJournal, calls: Calls) -> None:
+async def test_export_repeats_until_acknowledged(journal: SessionJournal, calls: Calls) -> None:
     session, session_id = await start(journal)
     await journal.record(session, calls.tokens([1, 2]))
     await journal.reward(session, 1.0)
@@ -186,9 +186,7 @@ async def test_export_is_the_same_until_acknowledged(journal: SessionJournal, ca
     assert (await refused(journal.export(request))).status == 404
 
 
-async def test_export_after_the_next_trajectory_takes_that_and_not_the_last_one_again(
-    journal: SessionJournal, calls: Calls
-) -> None:
+async def test_export_after_next_trajectory_takes_next_one(journal: SessionJournal, calls: Calls) -> None:
     session, session_id = await start(journal)
     await journal.record(session, calls.tokens([1, 2]))
     await journal.reward(session, 1.0)
@@ -204,7 +202,7 @@ async def test_export_after_the_next_trajectory_takes_that_and_not_the_last_one_
     assert (await refused(journal.export(ExportRequest((session_id,))))).status == 404
 
 
-async def test_retry_of_an_export_is_answered_with_it_after_a_newer_one(journal: SessionJournal, calls: Calls) -> None:
+async def test_export_retry_is_answered_after_newer_export(journal: SessionJournal, calls: Calls) -> None:
     session, session_id = await start(journal)
     exports: list[ExportRequest] = []
     for name in (b"1" * 16, b"2" * 16):
@@ -219,7 +217,7 @@ async def test_retry_of_an_export_is_answered_with_it_after_a_newer_one(journal:
         assert (await journal.export(request))[0].items == ((session, number),)
 
 
-async def test_export_with_the_idempotency_key_of_another_export_is_422(journal: SessionJournal, calls: Calls) -> None:
+async def test_reused_idempotency_key_of_export_is_422(journal: SessionJournal, calls: Calls) -> None:
     session, session_id = await start(journal)
     await journal.record(session, calls.tokens([1, 2]))
     await journal.reward(session, 1.0)
@@ -232,9 +230,7 @@ async def test_export_with_the_idempotency_key_of_another_export_is_422(journal:
     assert other.name != first.name
 
 
-async def test_export_with_a_reward_seals_the_trajectory_that_began_since_the_last_one(
-    journal: SessionJournal, calls: Calls
-) -> None:
+async def test_export_with_reward_seals_new_trajectory(journal: SessionJournal, calls: Calls) -> None:
     session, session_id = await start(journal)
     name, request = SessionName.require(session_id), ExportRequest((session_id,), key=b"1" * 16)
     await journal.record(session, calls.tokens([1, 2]))
@@ -248,7 +244,7 @@ async def test_export_with_a_reward_seals_the_trajectory_that_began_since_the_la
     assert not given
 
 
-async def test_named_reward_is_given_once(journal: SessionJournal, calls: Calls, clock: Clock) -> None:
+async def test_named_reward_applies_once(journal: SessionJournal, calls: Calls, clock: Clock) -> None:
     session, _ = await start(journal)
     await journal.record(session, calls.tokens([1, 2]))
     named = named_request("once", [1.0, None])
@@ -265,7 +261,7 @@ async def test_named_reward_is_given_once(journal: SessionJournal, calls: Calls,
 
 
 @pytest.mark.parametrize("acknowledged", [False, True])
-async def test_named_reward_has_its_answer_after_its_session_was_exported(
+async def test_named_reward_is_answered_after_export(
     journal: SessionJournal, calls: Calls, clock: Clock, acknowledged: bool
 ) -> None:
     session, session_id = await start(journal)
@@ -309,9 +305,7 @@ async def test_concurrent_equal_exports_are_one(journal: SessionJournal, calls: 
     assert len({str(kept.name) for kept, _ in exports}) == 1
 
 
-async def test_export_that_keeps_its_session_leaves_it_for_other_requests(
-    journal: SessionJournal, calls: Calls, clock: Clock
-) -> None:
+async def test_export_keeping_session_leaves_it_for_others(journal: SessionJournal, calls: Calls, clock: Clock) -> None:
     session, session_id = await start(journal)
     for tokens in ([1], [1, 7, 0, 3]):
         await journal.record(session, calls.tokens(tokens))
@@ -334,7 +328,7 @@ async def test_export_that_keeps_its_session_leaves_it_for_other_requests(
     assert journal.session(session) is None
 
 
-async def test_expired_export_is_gone_for_every_caller(journal: SessionJournal, calls: Calls, clock: Clock) -> None:
+async def test_expired_export_is_gone_for_all_callers(journal: SessionJournal, calls: Calls, clock: Clock) -> None:
     session, session_id = await start(journal)
     await journal.record(session, calls.tokens([1]))
     await journal.reward(session, 1.0)
@@ -363,7 +357,7 @@ async def test_export_refusals_take_nothing(journal: SessionJournal, calls: Call
     assert len(export.rows) == 1
 
 
-async def test_reward_and_export_of_a_short_session_are_one_commit(journal: SessionJournal, calls: Calls) -> None:
+async def test_reward_and_export_of_short_session_commit_once(journal: SessionJournal, calls: Calls) -> None:
     for tokens, commits in (([1], 1), ([1] * 20_000, 2)):
         session, session_id = await start(journal)
         name = SessionName.require(session_id, "session_ids")
@@ -378,7 +372,7 @@ async def test_reward_and_export_of_a_short_session_are_one_commit(journal: Sess
         assert (await journal.export(request))[0] == kept, "the same again"
 
 
-async def test_reward_stays_where_its_export_is_refused(journal: SessionJournal, calls: Calls) -> None:
+async def test_reward_is_kept_when_export_is_refused(journal: SessionJournal, calls: Calls) -> None:
     session, session_id = await start(journal)
     await journal.record(session, calls.text([user("a")], "b"))
     request = ExportRequest((session_id,), columns_only=True)
@@ -388,7 +382,7 @@ async def test_reward_stays_where_its_export_is_refused(journal: SessionJournal,
     assert (await journal.export(replace(request, columns_only=False)))[1].interactions[0]["reward"] == 0.5
 
 
-async def test_session_that_ended_with_nothing_is_404_not_425(journal: SessionJournal, calls: Calls) -> None:
+async def test_session_ended_empty_is_404(journal: SessionJournal, calls: Calls) -> None:
     session, session_id = await start(journal)
     assert (await refused(journal.export(ExportRequest((session_id,))))).status == 425
     await journal.end(session)
@@ -411,7 +405,7 @@ async def test_export_of_one_trajectory_keeps_the_rest(journal: SessionJournal, 
     assert (answered.trajectory_id, answered.interaction_count) == (2, 1)
 
 
-async def test_numbers_are_never_used_again(journal: SessionJournal, calls: Calls) -> None:
+async def test_numbers_are_never_reused(journal: SessionJournal, calls: Calls) -> None:
     session, session_id = await start(journal)
     for number in range(3):
         recorded = await journal.record(session, calls.tokens([number]))
@@ -433,7 +427,7 @@ async def test_text_sessions_export_messages(journal: SessionJournal, calls: Cal
     assert interactions[0] == {"messages": [user("a")], "response": reply, "reward": 0.5, "original_reward": 0.0}
 
 
-async def test_reused_key_is_409_until_its_session_has_a_trajectory(journal: SessionJournal, calls: Calls) -> None:
+async def test_reused_key_is_409_until_first_trajectory(journal: SessionJournal, calls: Calls) -> None:
     session, session_id = await start(journal, key="my-own-key")
     assert (await refused(journal.start("again", 1, "my-own-key", True))).code == "api_key_in_use"
     await journal.record(session, calls.tokens([1]))
@@ -443,9 +437,7 @@ async def test_reused_key_is_409_until_its_session_has_a_trajectory(journal: Ses
     await journal.export(ExportRequest((session_id,)))  # the first one is still there
 
 
-async def test_turn_of_another_conversation_that_had_the_same_row_is_not_continued(
-    journal: SessionJournal, calls: Calls
-) -> None:
+async def test_equal_row_of_other_conversation_is_not_continued(journal: SessionJournal, calls: Calls) -> None:
     session, _ = await start(journal)
     call = calls.tokens([1, 2, 3], [50, 51], messages=[user("task")])
     first = await journal.record(
@@ -460,7 +452,7 @@ async def test_turn_of_another_conversation_that_had_the_same_row_is_not_continu
     assert await journal.match_prefix(session, digest_conversation([user("task"), reply, user("go on")])) is None
 
 
-async def test_failures_are_counted_beside_the_rows(journal: SessionJournal, calls: Calls) -> None:
+async def test_failures_are_exported_beside_rows(journal: SessionJournal, calls: Calls) -> None:
     session, session_id = await start(journal)
     await journal.note_failure(session, "engine_failed")
     await journal.note_failure(session, "engine_failed")
@@ -471,9 +463,7 @@ async def test_failures_are_counted_beside_the_rows(journal: SessionJournal, cal
     assert export.failures == [{"session_id": session_id, "trajectory_id": 0, "code": "engine_failed", "count": 2}]
 
 
-async def test_failure_counts_for_the_trajectory_that_its_call_would_have_joined(
-    journal: SessionJournal, calls: Calls
-) -> None:
+async def test_failure_counts_for_trajectory_of_its_call(journal: SessionJournal, calls: Calls) -> None:
     session, session_id = await start(journal)
     for _ in range(2):
         await journal.record(session, calls.tokens([1]))
@@ -504,7 +494,7 @@ async def test_idle_session_expires_unscored(journal: SessionJournal, calls: Cal
     assert journal.session(fetched) is None
 
 
-async def test_hitl_session_is_bounded_and_never_removed(tmp_path: Path, clock: Clock, calls: Calls) -> None:
+async def test_hitl_session_is_bounded_and_kept(tmp_path: Path, clock: Clock, calls: Calls) -> None:
     journal = await journal_in(tmp_path / "run", clock, hitl_turns=4)
     for number in range(40):
         await journal.record(0, calls.tokens([number]))
@@ -518,7 +508,7 @@ async def test_hitl_session_is_bounded_and_never_removed(tmp_path: Path, clock: 
     await journal.close()
 
 
-async def test_restart_finds_everything_acknowledged(tmp_path: Path, clock: Clock, calls: Calls) -> None:
+async def test_restart_finds_all_acknowledged_data(tmp_path: Path, clock: Clock, calls: Calls) -> None:
     journal = await journal_in(tmp_path / "run", clock)
     session, session_id = await start(journal, key="key")
     await journal.record(session, calls.tokens([1, 2], [3, 4]))
@@ -548,7 +538,7 @@ async def test_recorded_call_is_found_by_body_and_by_key(journal: SessionJournal
     assert (await refused(journal.replay(replace(retry, digest=b"x" * 16, idempotency=b"k" * 16)))).status == 422
 
 
-async def test_upkeep_with_nothing_due_commits_nothing_and_reads_no_session(
+async def test_idle_upkeep_commits_and_reads_nothing(
     journal: SessionJournal, calls: Calls, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     numbers = [(await start(journal))[0] for _ in range(70)]
@@ -568,9 +558,7 @@ async def test_upkeep_with_nothing_due_commits_nothing_and_reads_no_session(
     assert journal.trajectories(0) == []
 
 
-async def test_sessions_are_counted_anew_only_when_one_may_have_begun_or_ended(
-    journal: SessionJournal, calls: Calls
-) -> None:
+async def test_sessions_are_recounted_only_after_start_or_end(journal: SessionJournal, calls: Calls) -> None:
     number, _ = await start(journal)
     assert journal.live_sessions() == 1
     counted: list[str] = []
@@ -587,7 +575,7 @@ async def test_sessions_are_counted_anew_only_when_one_may_have_begun_or_ended(
     assert journal.live_sessions() == 0
 
 
-async def test_close_waits_for_a_running_export_beside_the_event_loop(tmp_path: Path) -> None:
+async def test_close_waits_for_running_export(tmp_path: Path) -> None:
     journal = await journal_in(tmp_path / "run")
     release = threading.Event()
     export = asyncio.create_task(journal._read_in_thread(lambda tables: release.wait(1.0)))

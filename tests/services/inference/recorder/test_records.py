@@ -40,7 +40,7 @@ ASSISTANT = {"role": "assistant", "content": "yes"}
         {"role": "assistant", "content": [{"type": "text", "text": "yes"}]},
     ],
 )
-def test_answer_sent_back_in_other_words_is_the_same(echoed: dict[str, Any]) -> None:
+def test_reworded_answer_has_same_digest(echoed: dict[str, Any]) -> None:
     asked = [{"role": "user", "content": "is it?"}]
     assert digest_conversation([*asked, echoed]).answered == (digest_conversation(asked).after(ASSISTANT),)
 
@@ -48,11 +48,11 @@ def test_answer_sent_back_in_other_words_is_the_same(echoed: dict[str, Any]) -> 
 @pytest.mark.parametrize(
     "other", [{"role": "assistant", "content": "yes "}, {"role": "user", "content": "yes"}, {"role": "assistant"}]
 )
-def test_another_answer_is_another_conversation(other: dict[str, Any]) -> None:
+def test_different_answer_has_different_digest(other: dict[str, Any]) -> None:
     assert digest_conversation([ASSISTANT]).whole != digest_conversation([other]).whole
 
 
-def test_tool_call_arguments_may_come_as_text_or_decoded() -> None:
+def test_tool_call_arguments_may_be_text_or_decoded() -> None:
     def call(arguments: object) -> dict[str, Any]:
         return {"role": "assistant", "tool_calls": [{"id": "x", "function": {"name": "f", "arguments": arguments}}]}
 
@@ -62,13 +62,13 @@ def test_tool_call_arguments_may_come_as_text_or_decoded() -> None:
 
 
 @given(st.lists(st.integers(0, 2**31 - 1), max_size=30), st.lists(st.integers(0, 40), max_size=6))
-def test_token_prefixes_are_those_of_the_tokens(tokens: list[int], lengths: list[int]) -> None:
+def test_token_prefix_digests_match_tokens(tokens: list[int], lengths: list[int]) -> None:
     found = prefix_digests(array("i", tokens), lengths)
     assert found == {length: token_digest(array("i", tokens[:length])) for length in lengths if length <= len(tokens)}
 
 
 @given(st.lists(st.integers(0, 3)))
-def test_runs_of_versions_are_those_versions(versions: list[int]) -> None:
+def test_version_runs_round_trip(versions: list[int]) -> None:
     data = pack({"shared": 0, "versions": version_runs(versions)}, array("i"), array("i"), array("f"))
     assert unpack(data, "it").versions().tolist() == versions
 
@@ -86,12 +86,12 @@ def test_any_changed_byte_of_a_record_is_noticed(data: st.DataObject) -> None:
 
 
 @given(st.text(min_size=1, max_size=40), st.integers(0, 10**9 - 1))
-def test_session_name_survives_any_task_id(task: str, number: int) -> None:
+def test_session_name_round_trips_for_any_task_id(task: str, number: int) -> None:
     name = names.SessionName(task, keys.new_tag(), number)
     assert names.SessionName.parse(str(name)) == name
 
 
-def test_names_carry_their_journals_tag() -> None:
+def test_names_contain_journal_tag() -> None:
     tag = keys.new_tag()
     assert keys.tag_of_key(keys.new_session_key(tag)) == tag
     assert names.tag_of_answer(names.new_answer_id("chatcmpl-", tag)) == tag
@@ -129,7 +129,7 @@ FIRST = CallIdentity(SESSION, b"x" * 16, call_id="c")
         (replace(FIRST, again=True, call_id="another", retry=True), True),
     ],
 )
-async def test_only_a_retry_of_the_same_body_in_the_same_session_waits(second: CallIdentity, waits: bool) -> None:
+async def test_only_same_body_retry_in_session_waits(second: CallIdentity, waits: bool) -> None:
     flights = CallsInFlight()
     with flights.leading(FIRST):
         task = asyncio.create_task(flights.join(second), name="second")
@@ -139,7 +139,7 @@ async def test_only_a_retry_of_the_same_body_in_the_same_session_waits(second: C
     assert len(flights) == 0
 
 
-async def test_same_idempotency_key_waits_and_another_body_under_it_is_422() -> None:
+async def test_same_idempotency_key_waits_and_other_body_is_422() -> None:
     flights = CallsInFlight()
     keyed = replace(FIRST, idempotency=b"k")
     with flights.leading(keyed):
@@ -152,7 +152,7 @@ async def test_same_idempotency_key_waits_and_another_body_under_it_is_422() -> 
     await task
 
 
-async def test_followers_of_a_failed_leader_go_on_one_after_another() -> None:
+async def test_followers_of_failed_leader_run_one_by_one() -> None:
     flights, keyed, ran = CallsInFlight(), replace(FIRST, idempotency=b"k"), []
 
     async def call(number: int) -> None:
@@ -166,7 +166,7 @@ async def test_followers_of_a_failed_leader_go_on_one_after_another() -> None:
     assert sorted(ran) == [0, 1, 2]
 
 
-async def test_follower_gets_the_place_of_its_leaders_record_whatever_else_is_in_flight() -> None:
+async def test_follower_gets_place_of_its_leader_record() -> None:
     flights = CallsInFlight()
     with flights.leading(FIRST):
         with flights.leading(FIRST) as newest:
@@ -176,7 +176,7 @@ async def test_follower_gets_the_place_of_its_leaders_record_whatever_else_is_in
         assert await task == 7
 
 
-def test_retry_counts_keys_and_ids_of_calls_are_read_strictly() -> None:
+def test_retry_counts_keys_and_call_ids_are_validated() -> None:
     assert [check_call_id(text) for text in (None, "c", "\udcff", "c" * 65)] == [None, "c", None, None]
     assert [read_retry_count(text) for text in (None, "0", "1", "-1", "x", "２")] == [False, False, True] + [False] * 3
     assert idempotency_key({}) is None

@@ -46,7 +46,7 @@ def same(first: Any, second: Any) -> bool:
 
 @EASY
 @given(reward=REWARDS)
-async def test_reward_comes_back_with_its_sign(reward: float, tmp_path_factory: Any) -> None:
+async def test_reward_round_trips_with_sign(reward: float, tmp_path_factory: Any) -> None:
     journal = await journal_in(tmp_path_factory.mktemp("run"))
     session, name = await start(journal)
     sample = TokenSample([1], [2], [-0.5], [0], "stop")
@@ -71,7 +71,7 @@ async def test_reward_comes_back_with_its_sign(reward: float, tmp_path_factory: 
     created=st.integers(0, 2**63 - 1),
     extra=st.dictionaries(TEXT, JSON, max_size=3),
 )
-async def test_token_turn_comes_back(
+async def test_token_turn_round_trips(
     tokens: list[tuple[int, float, int]],
     prompt: list[int],
     texts: tuple[str, str, str],
@@ -101,7 +101,7 @@ async def test_token_turn_comes_back(
     messages=st.lists(st.dictionaries(TEXT, JSON, max_size=3), max_size=3),
     response=st.dictionaries(TEXT, JSON, max_size=3),
 )
-async def test_text_turn_comes_back(
+async def test_text_turn_round_trips(
     messages: list[dict[str, Any]], response: dict[str, Any], tmp_path_factory: Any
 ) -> None:
     journal = await journal_in(tmp_path_factory.mktemp("run"))
@@ -127,7 +127,7 @@ async def test_text_turn_comes_back(
     sealed=st.sampled_from(SealReason),
     times=st.tuples(st.none() | TIMES, st.none() | TIMES),
 )
-def test_session_and_trajectory_rows_come_back(
+def test_session_and_trajectory_rows_round_trip(
     task: str,
     group: str,
     created: float,

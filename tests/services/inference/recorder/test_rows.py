@@ -18,12 +18,12 @@ from areal.services.inference.recorder.rows import Style, discounted_rewards, ex
 from tests.services.inference.recorder.support import token_turn, turn
 
 
-def test_discount_runs_along_branches_not_along_time() -> None:
+def test_discount_follows_branches_not_time() -> None:
     turns = [turn(0), turn(1, 0), turn(2, 0, reward=1.0), turn(3, 1, reward=2.0)]
     assert discounted_rewards(turns, 0.5) == {0: 0.5 * 1.0 + 0.25 * 2.0, 1: 1.0, 2: 1.0, 3: 2.0}
 
 
-def test_discount_of_nothing_rewarded_is_zero() -> None:
+def test_discount_without_rewards_is_zero() -> None:
     assert discounted_rewards([turn(0), turn(1, 0)], 1.0) == {0: 0.0, 1: 0.0}
 
 
@@ -38,7 +38,7 @@ def trees(draw: st.DrawFn) -> list[RecordedTurn]:
 
 
 @given(trees(), st.sampled_from([0.0, 0.5, 1.0]))
-def test_discounted_reward_is_own_plus_children(turns: list[RecordedTurn], discount: float) -> None:
+def test_discounted_reward_is_own_plus_discounted_children(turns: list[RecordedTurn], discount: float) -> None:
     returns = discounted_rewards(turns, discount)
     for each in turns:
         children = [other for other in turns if other.parent == each.seq]
@@ -48,7 +48,7 @@ def test_discounted_reward_is_own_plus_children(turns: list[RecordedTurn], disco
 
 
 @given(trees())
-def test_paths_cover_every_turn_and_end_in_leaves(turns: list[RecordedTurn]) -> None:
+def test_paths_cover_every_turn_and_end_at_leaves(turns: list[RecordedTurn]) -> None:
     found = tree_paths(turns, 1.0)
     assert {each.seq for path in found for each in path.turns} == {each.seq for each in turns}
     assert len({path.leaf.seq for path in found}) == len(found)
@@ -57,7 +57,7 @@ def test_paths_cover_every_turn_and_end_in_leaves(turns: list[RecordedTurn]) -> 
         assert all(b.joined and b.parent == a.seq for a, b in zip(path.turns, path.turns[1:], strict=False))
 
 
-def test_path_reward_is_the_sum_of_its_turns_and_of_rows_that_go_on_elsewhere() -> None:
+def test_path_reward_sums_its_turns_and_forked_rows() -> None:
     turns = [
         turn(0, reward=0.25),
         turn(1, 0, joined=True, reward=1.0),
@@ -80,7 +80,7 @@ BRANCHES: list[RecordedTurn] = [
 ]
 
 
-def test_individual_rows_are_padded_on_the_right() -> None:
+def test_individual_rows_are_right_padded() -> None:
     traj = export_all([trajectory(BRANCHES)], Style.INDIVIDUAL, 0.5).traj()
     assert traj["input_ids"][0] == [1, 2, 3, 0, 0, 0]
     assert traj["loss_mask"][0] == [0, 0, 1, 0, 0, 0]
@@ -93,7 +93,7 @@ def test_individual_rows_are_padded_on_the_right() -> None:
     assert traj["original_rewards"] == [0.0, 1.0, 0.0, 0.0]
 
 
-def test_concat_rows_are_one_a_leaf() -> None:
+def test_concat_exports_one_row_per_leaf() -> None:
     made = export_all([trajectory(BRANCHES)], Style.CONCAT, 1.0)
     assert [row["interaction_id"] for row in made.rows] == ["i1", "i2", "i3"]
     traj = made.traj()
@@ -104,7 +104,7 @@ def test_concat_rows_are_one_a_leaf() -> None:
     assert [item["interaction_id"] for item in made.rows[0]["turns"]] == ["i0", "i1"]
 
 
-def test_rows_have_the_temperature_of_their_sampling() -> None:
+def test_rows_carry_sampling_temperature() -> None:
     turns: list[RecordedTurn] = [token_turn(0, [1, 2], [3], temperature=0.6), token_turn(1, [1], [2], temperature=0.0)]
     for style in Style:
         traj = export_all([trajectory(turns)], style, 1.0).traj()
@@ -112,7 +112,7 @@ def test_rows_have_the_temperature_of_their_sampling() -> None:
         assert "token_temperatures" not in traj
 
 
-def test_row_of_turns_that_differ_has_a_temperature_for_each_token() -> None:
+def test_mixed_turns_have_per_token_temperatures() -> None:
     turns: list[RecordedTurn] = [
         token_turn(0, [1, 2], [3], temperature=0.5),
         token_turn(1, [1, 2, 3, 4], [5, 6], 0, joined=True, temperature=1.25),
@@ -125,7 +125,7 @@ def test_row_of_turns_that_differ_has_a_temperature_for_each_token() -> None:
     assert individual["temperatures"] == [0.5, 1.25] and "token_temperatures" not in individual
 
 
-def test_exports_of_several_places_keep_their_temperatures() -> None:
+def test_merged_exports_keep_temperatures() -> None:
     turns: list[RecordedTurn] = [
         token_turn(0, [1, 2], [3], temperature=0.5),
         token_turn(1, [1, 2, 3, 4], [5, 6], 0, joined=True, temperature=1.25),
@@ -144,7 +144,7 @@ def test_exports_of_several_places_keep_their_temperatures() -> None:
     assert np.isnan(packed["temperatures"][0]) and packed["token_temperatures"].tolist() == told["token_temperatures"]
 
 
-def test_rows_say_what_they_are() -> None:
+def test_rows_describe_themselves() -> None:
     made = export_all([trajectory(BRANCHES)], Style.INDIVIDUAL, 1.0)
     assert made.rows[1] == {
         "session_id": "s-0",
@@ -194,7 +194,7 @@ def test_npz_holds_the_same_columns_with_the_promised_types(
     assert loaded["rows.json"] == b"[]"
 
 
-def test_rows_of_several_sessions_share_one_width() -> None:
+def test_rows_of_several_sessions_are_padded_to_one_width() -> None:
     short: list[TokenTurn] = [token_turn(0, [1], [2])]
     traj = export_all([trajectory(short), trajectory(BRANCHES, "s-1")], Style.INDIVIDUAL, 1.0).traj()
     assert {len(row) for row in traj["input_ids"]} == {6}

@@ -31,14 +31,14 @@ READY = replace(OPEN, phase=TrajectoryPhase.READY, sealed=SealReason.REWARD, rea
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e39, 10**400, True, "1", None, [1]])
-def test_reward_that_is_no_finite_number_is_400(value: object) -> None:
+def test_non_finite_or_non_number_reward_is_400(value: object) -> None:
     with pytest.raises(ApiError) as caught:
         check_reward(value)
     assert (caught.value.status, caught.value.param) == (400, "reward")
 
 
 @given(st.integers(-(10**6), 10**6) | st.floats(-1e38, 1e38))
-def test_reward_that_is_a_number_is_taken(value: float) -> None:
+def test_number_is_accepted_as_reward(value: float) -> None:
     assert check_reward(value) == value
 
 
@@ -49,7 +49,7 @@ def test_sealing_matures_exactly_at_its_due_time() -> None:
     )
 
 
-def test_earlier_reward_while_sealing_only_moves_the_end() -> None:
+def test_earlier_reward_while_sealing_extends_timeout_only() -> None:
     verdict = apply_reward(SEALING, 1.0, 5.0, 10.0, newest=False, before=None)
     assert (verdict.trajectory.phase, verdict.trajectory.due, verdict.transition) == (
         TrajectoryPhase.SEALING,
@@ -69,20 +69,20 @@ def test_sealed_reward_is_replayed_or_409(first: float, second: float) -> None:
     assert caught.value.status == 409
 
 
-def test_reward_on_an_unrewarded_turn_of_a_sealed_trajectory_is_409() -> None:
+def test_late_reward_on_sealed_trajectory_is_409() -> None:
     with pytest.raises(ApiError) as caught:
         apply_reward(READY, 0.0, 5.0, 0.0, newest=False, before=None)
     assert caught.value.code == "trajectory_sealed"
 
 
-def test_full_trajectory_of_the_hitl_session_is_left_behind_open() -> None:
+def test_full_hitl_trajectory_stays_open() -> None:
     hitl = replace(SESSION, hitl=True)
     placed = place_turn(hitl, OPEN, 4, 0.0, limit=4)
     assert (placed.opened, placed.before, placed.trajectory) == (True, None, Trajectory(1, 4))
     assert not place_turn(hitl, OPEN, 3, 0.0, limit=4).opened
 
 
-def test_call_of_another_kind_opens_the_next_trajectory_and_leaves_the_last_one_open() -> None:
+def test_call_of_other_kind_opens_next_trajectory() -> None:
     placed = place_turn(SESSION, OPEN, 4, 0.0, limit=None, same_kind=False)
     assert (placed.opened, placed.before, placed.trajectory) == (True, None, Trajectory(1, 4))
 
@@ -94,7 +94,7 @@ def test_chat_after_the_end_is_409(life: SessionState) -> None:
     assert caught.value.code == "session_ended"
 
 
-def test_end_seals_what_is_open_and_keeps_what_is_ready() -> None:
+def test_end_seals_open_and_keeps_ready_trajectories() -> None:
     ended, trajectories = end_session(SESSION, [OPEN, replace(OPEN, number=1, first=2)], 3.0)
     sealed = replace(OPEN, phase=TrajectoryPhase.READY, sealed=SealReason.END, ready_at=3.0)
     assert (ended.state, trajectories) == (SessionState.ENDED, [sealed, replace(sealed, number=1, first=2)])

@@ -27,7 +27,7 @@ async def rewarded(vault: TrajectoryStore, calls: Calls, online: bool = True) ->
     return session, session_id
 
 
-async def test_folder_has_one_holder_until_it_lets_go(tmp_path: Path) -> None:
+async def test_folder_has_one_holder_until_release(tmp_path: Path) -> None:
     folder = lock_folder(tmp_path / "a")
     assert folder is not None
     assert lock_folder(tmp_path / "a") is None
@@ -73,7 +73,7 @@ async def test_journal_of_a_dead_process_is_adopted_served_and_retired(tmp_path:
     await heir.close()
 
 
-async def test_own_folder_that_a_sibling_adopted_is_left_to_it(tmp_path: Path) -> None:
+async def test_adopted_own_folder_is_left_to_sibling(tmp_path: Path) -> None:
     dead = await vault_in(tmp_path, "a")
     await start(dead.own)
     await dead.close()
@@ -86,7 +86,7 @@ async def test_own_folder_that_a_sibling_adopted_is_left_to_it(tmp_path: Path) -
     await sibling.close()
 
 
-async def test_journal_that_was_left_is_adopted_at_once_and_a_killed_ones_after_a_while(tmp_path: Path) -> None:
+async def test_released_journal_is_adopted_before_a_killed_one(tmp_path: Path) -> None:
     left, heir = await vault_in(tmp_path, "left"), await vault_in(tmp_path, "heir")
     await start(left.own)
     await left.close()
@@ -106,7 +106,7 @@ async def test_journal_that_was_left_is_adopted_at_once_and_a_killed_ones_after_
     await heir.close()
 
 
-async def test_vault_without_anything_in_it_leaves_nothing_behind(tmp_path: Path) -> None:
+async def test_empty_vault_leaves_no_files(tmp_path: Path) -> None:
     vault = await vault_in(tmp_path)
     await vault.close()
     assert list(tmp_path.iterdir()) == []
@@ -127,7 +127,7 @@ async def test_unreadable_journal_is_reported_and_left(tmp_path: Path, monkeypat
         await vault_in(tmp_path, "bad")
 
 
-async def test_online_trajectories_come_again_until_acknowledged(tmp_path: Path) -> None:
+async def test_online_trajectories_repeat_until_acknowledged(tmp_path: Path) -> None:
     vault, calls = await vault_in(tmp_path, visibility_timeout=0.05), Calls()
     _, session_id = await rewarded(vault, calls)
     await rewarded(vault, calls, online=False)
@@ -142,7 +142,7 @@ async def test_online_trajectories_come_again_until_acknowledged(tmp_path: Path)
     await vault.close()
 
 
-async def test_lease_given_back_is_lent_at_once(tmp_path: Path) -> None:
+async def test_returned_lease_is_lent_again_at_once(tmp_path: Path) -> None:
     vault, calls = await vault_in(tmp_path), Calls()
     await rewarded(vault, calls)
     leases = TrajectoryLeases(vault)
@@ -154,7 +154,7 @@ async def test_lease_given_back_is_lent_at_once(tmp_path: Path) -> None:
     await vault.close()
 
 
-async def test_waiting_lender_is_woken_by_a_reward_and_by_a_finish_timeout(tmp_path: Path) -> None:
+async def test_reward_and_finish_timeout_wake_waiting_lender(tmp_path: Path) -> None:
     for timeout in (0.0, 0.05):
         vault, calls = await vault_in(tmp_path / str(timeout), reward_finish_timeout=timeout), Calls()
         waiting = asyncio.create_task(TrajectoryLeases(vault).lease(1, 60.0), name="lend")
@@ -165,7 +165,7 @@ async def test_waiting_lender_is_woken_by_a_reward_and_by_a_finish_timeout(tmp_p
         await vault.close()
 
 
-async def test_exported_trajectory_is_not_lent_and_lent_one_can_be_exported(tmp_path: Path) -> None:
+async def test_exported_trajectory_is_not_lent(tmp_path: Path) -> None:
     vault, calls = await vault_in(tmp_path), Calls()
     session, session_id = await rewarded(vault, calls)
     [lent] = await TrajectoryLeases(vault).lease(1, 0.0)

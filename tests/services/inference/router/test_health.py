@@ -15,13 +15,13 @@ def after(*answers: ProbeResult) -> WorkerHealth:
     return reduce(WorkerHealth.after, answers, WorkerHealth())
 
 
-def test_worker_never_seen_is_not_healthy_and_becomes_so_at_its_first_answer() -> None:
+def test_new_worker_becomes_healthy_at_first_answer() -> None:
     assert not after().healthy
     assert not after(ProbeResult.LOST).healthy
     assert after(ProbeResult.LOST, ProbeResult.READY).healthy
 
 
-def test_one_lost_probe_is_noise_and_three_in_a_row_are_a_death() -> None:
+def test_worker_dies_after_three_lost_probes_in_a_row() -> None:
     assert after(ProbeResult.READY, *[ProbeResult.LOST] * (DEFAULT_READINESS.failure_threshold - 1)).healthy
     assert not after(ProbeResult.READY, *[ProbeResult.LOST] * DEFAULT_READINESS.failure_threshold).healthy
     assert after(
@@ -36,17 +36,17 @@ def test_dead_worker_needs_two_good_answers_in_a_row() -> None:
     assert reduce(WorkerHealth.after, [ProbeResult.READY] * DEFAULT_READINESS.success_threshold, dead).healthy
 
 
-def test_worker_that_says_it_is_not_ready_is_believed_at_once() -> None:
+def test_not_ready_answer_counts_at_once() -> None:
     assert not after(ProbeResult.READY, ProbeResult.NOT_READY).healthy
 
 
-def test_worker_that_says_it_leaves_is_alive_and_gets_nothing_new() -> None:
+def test_draining_worker_is_alive_but_leaving() -> None:
     leaving = after(ProbeResult.READY, ProbeResult.DRAINING)
     assert leaving.healthy and leaving.leaving
     assert not leaving.after(ProbeResult.READY).leaving
 
 
-def test_thresholds_are_the_models_own() -> None:
+def test_thresholds_come_from_model() -> None:
     rules = Readiness(failure_threshold=1, success_threshold=3)
     lost = after(ProbeResult.READY).after(ProbeResult.LOST, rules)
     assert not lost.healthy
@@ -64,13 +64,13 @@ def test_thresholds_are_the_models_own() -> None:
         {"period_seconds": True},
     ],
 )
-def test_readiness_that_is_none_is_refused_by_name(given: dict[str, object]) -> None:
+def test_invalid_readiness_is_refused_by_name(given: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=next(iter(given))):
         read_fields(Readiness, given)
 
 
 @given(st.lists(st.sampled_from(ProbeResult)))
-def test_health_never_turns_on_an_answer_that_says_the_opposite(answers: list[ProbeResult]) -> None:
+def test_health_never_moves_against_the_answer(answers: list[ProbeResult]) -> None:
     health = WorkerHealth()
     for answer in answers:
         before, health = health, health.after(answer)

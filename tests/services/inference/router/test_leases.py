@@ -31,7 +31,7 @@ def states(registry: WorkerRegistry) -> dict[str, str]:
     return {worker.id: worker.state for worker in registry.workers()}
 
 
-def test_pool_is_published_when_all_that_it_expects_were_ready_and_stays_so() -> None:
+def test_pool_is_published_once_expected_workers_are_ready() -> None:
     registry = WorkerRegistry()
     renewed(registry, 0, expected=2)
     renewed(registry, 1, ProbeResult.NOT_READY, expected=2)
@@ -42,7 +42,7 @@ def test_pool_is_published_when_all_that_it_expects_were_ready_and_stays_so() ->
     assert registry.snapshot().models["m"].published
 
 
-def test_worker_whose_lease_runs_out_is_dead_and_is_back_with_its_next_one() -> None:
+def test_expired_lease_kills_worker_until_next_renewal() -> None:
     registry = WorkerRegistry()
     renewed(registry, 0)
     registry.expire(4.9)
@@ -54,7 +54,7 @@ def test_worker_whose_lease_runs_out_is_dead_and_is_back_with_its_next_one() -> 
     assert states(registry) == {"w0": READY}
 
 
-def test_next_expiry_is_that_of_the_first_healthy_worker() -> None:
+def test_next_expiry_is_of_earliest_healthy_worker() -> None:
     registry = WorkerRegistry()
     assert registry.next_expiry() == math.inf
     renewed(registry, 0, now=1.0)
@@ -64,7 +64,7 @@ def test_next_expiry_is_that_of_the_first_healthy_worker() -> None:
     assert registry.next_expiry() == 8.0, "the other is dead already"
 
 
-def test_worker_that_joined_first_has_as_long_as_those_that_it_waits_for() -> None:
+def test_lease_of_first_worker_follows_pool_size() -> None:
     registry = WorkerRegistry()
     for number in range(2_000):
         renewed(registry, number, expected=2_000)
@@ -75,7 +75,7 @@ def test_worker_that_joined_first_has_as_long_as_those_that_it_waits_for() -> No
     assert set(states(registry).values()) == {DEAD}
 
 
-def test_worker_that_is_coming_back_is_heard_soon_however_many_there_are() -> None:
+def test_returning_worker_renews_soon_in_large_pool() -> None:
     registry = WorkerRegistry()
     for number in range(2_000):
         renewed(registry, number)
@@ -90,7 +90,7 @@ def test_worker_that_is_coming_back_is_heard_soon_however_many_there_are() -> No
     assert (first.state, registry.renew_s(first)) == (READY, 1.0), "it may be dead: that is soon known"
 
 
-def test_renewing_looks_at_its_own_worker_only_though_some_of_a_large_pool_are_gone(
+def test_renewal_in_large_pool_reads_only_its_worker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     registry, count, looked = WorkerRegistry(), 300, 0
@@ -115,7 +115,7 @@ def test_renewing_looks_at_its_own_worker_only_though_some_of_a_large_pool_are_g
     assert registry.snapshot().models["m"].published
 
 
-def test_lease_restores_no_removed_worker_until_it_is_declared_again() -> None:
+def test_lease_does_not_restore_removed_worker() -> None:
     registry = WorkerRegistry()
     renewed(registry, 0)
     renewed(registry, 1)
@@ -129,7 +129,7 @@ def test_lease_restores_no_removed_worker_until_it_is_declared_again() -> None:
     assert registry.snapshot().models == {}
 
 
-def test_model_without_replicas_is_published_again_when_all_that_join_were_ready() -> None:
+def test_model_scaled_from_zero_is_published_when_ready() -> None:
     registry = WorkerRegistry()
     registry.register_model("m", [("w0", "http://h:1")], expected=1, external=False)
     registry.register_model("m", [], expected=0, external=False)
@@ -143,7 +143,7 @@ def test_model_without_replicas_is_published_again_when_all_that_join_were_ready
     assert registry.snapshot().models["m"].published
 
 
-def test_held_worker_gets_nothing_before_it_is_declared() -> None:
+def test_held_worker_is_idle_until_declared() -> None:
     registry = WorkerRegistry()
     renewed(registry, 0, held=True)
     assert states(registry) == {"w0": CORDONED}
@@ -154,7 +154,7 @@ def test_held_worker_gets_nothing_before_it_is_declared() -> None:
     assert states(registry) == {"w0": READY}
 
 
-def test_successor_at_a_dead_workers_address_replaces_it() -> None:
+def test_successor_at_same_address_replaces_dead_worker() -> None:
     registry = WorkerRegistry()
     renewed(registry, 0)
     registry.renew(
@@ -163,7 +163,7 @@ def test_successor_at_a_dead_workers_address_replaces_it() -> None:
     assert states(registry) == {"other": READY}
 
 
-def test_router_goes_on_from_what_was_declared_to_the_one_before(tmp_path: Path) -> None:
+def test_restarted_router_loads_declarations(tmp_path: Path) -> None:
     path = tmp_path / "routes.json"
     before = WorkerRegistry()
     kept = DeclaredFile(path, before)
@@ -188,9 +188,7 @@ def test_router_goes_on_from_what_was_declared_to_the_one_before(tmp_path: Path)
     assert not renewed(after, 1), "who was removed stays out"
 
 
-def test_declaration_that_could_not_be_written_is_written_when_it_is_repeated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_declaration_write_is_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, registry = tmp_path / "routes.json", WorkerRegistry()
     kept = DeclaredFile(path, registry)
     kept.announce("http://127.0.0.1:1")
@@ -227,7 +225,7 @@ _STEP = st.tuples(
 
 
 @given(st.lists(_STEP, max_size=40))
-def test_follower_that_gets_changes_has_the_same_table(steps: list[tuple[str, int, ProbeResult]]) -> None:
+def test_follower_of_changes_has_same_table(steps: list[tuple[str, int, ProbeResult]]) -> None:
     registry, table = WorkerRegistry(), None
     for now, (step, number, answer) in enumerate([*steps, ("tell", 0, ProbeResult.READY)]):
         if step == "renew":
@@ -261,7 +259,7 @@ def test_follower_that_gets_changes_has_the_same_table(steps: list[tuple[str, in
         assert (told.expected, told.published, told.orphans) == (model.expected, model.published, model.orphans)
 
 
-def test_changes_of_one_among_many_name_that_one_only() -> None:
+def test_changes_contain_only_changed_worker() -> None:
     registry = WorkerRegistry()
     for number in range(500):
         renewed(registry, number)
@@ -276,7 +274,7 @@ def test_changes_of_one_among_many_name_that_one_only() -> None:
 
 
 @pytest.mark.parametrize("content", [None, b"", b"{", b"[]", b"\x00"])
-def test_declared_file_that_was_damaged_is_written_again(tmp_path: Path, content: bytes | None) -> None:
+def test_damaged_declared_file_is_rewritten(tmp_path: Path, content: bytes | None) -> None:
     path, registry = tmp_path / "routes.json", WorkerRegistry()
     file = DeclaredFile(path, registry)
     renewed(registry, 0)
@@ -289,7 +287,7 @@ def test_declared_file_that_was_damaged_is_written_again(tmp_path: Path, content
     assert path.read_bytes() == whole
 
 
-def test_declared_file_that_cannot_be_written_is_a_fault_until_it_can(tmp_path: Path) -> None:
+def test_unwritable_declared_file_is_a_fault_until_written(tmp_path: Path) -> None:
     path, registry = tmp_path / "routes.json", WorkerRegistry()
     file = DeclaredFile(path, registry)
     file.announce("http://h:1")

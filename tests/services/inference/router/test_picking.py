@@ -20,11 +20,11 @@ def picks(strategy: str, count: int, key: CallKey, loads: dict[str, float] = IDL
     return Counter(picker.pick(strategy, WORKERS, key, lambda w: loads[w.addr]).id for _ in range(count))
 
 
-def test_round_robin_gives_each_the_same() -> None:
+def test_round_robin_is_even() -> None:
     assert set(picks("round_robin", 25, CallKey()).values()) == {5}
 
 
-def test_least_loaded_takes_the_one_with_the_fewest_tokens() -> None:
+def test_least_loaded_picks_fewest_tokens() -> None:
     loads = {**dict.fromkeys(IDLE, 10.0), WORKERS[3].addr: 9.0}
     assert picks("least_loaded", 20, CallKey(), loads) == {"d": 20}
 
@@ -33,19 +33,19 @@ def test_least_loaded_spreads_ties() -> None:
     assert len(picks("least_loaded", 200, CallKey())) == len(WORKERS)
 
 
-def test_auto_never_takes_the_most_loaded_of_two() -> None:
+def test_auto_never_picks_more_loaded_of_two() -> None:
     loads = {**IDLE, WORKERS[0].addr: 1e6}
     assert "a" not in picks("auto", 300, CallKey(), loads)
 
 
-def test_auto_balances_when_every_pick_counts() -> None:
+def test_auto_balances_when_picks_add_load() -> None:
     picker, held = Picker(random.Random(1)), dict(IDLE)
     for _ in range(500):
         held[picker.pick("auto", WORKERS, CallKey(), lambda w: held[w.addr]).addr] += 1
     assert max(held.values()) - min(held.values()) <= 8
 
 
-def test_prefix_sends_equal_beginnings_to_one_worker_and_different_ones_apart() -> None:
+def test_equal_prefixes_share_worker_and_others_spread() -> None:
     assert len(picks("prefix", 50, CallKey(prefix=b"system prompt"))) == 1
     picker = Picker(random.Random(1))
     spread = {
@@ -54,7 +54,7 @@ def test_prefix_sends_equal_beginnings_to_one_worker_and_different_ones_apart() 
     assert spread == {worker.id for worker in WORKERS}
 
 
-def test_prefix_passes_an_overloaded_worker_by() -> None:
+def test_prefix_skips_overloaded_worker() -> None:
     favourite = rendezvous(b"hot", WORKERS)[0]
     loads = {**IDLE, favourite.addr: 1e6}
     assert favourite.id not in picks("prefix", 10, CallKey(prefix=b"hot"), loads)
@@ -64,13 +64,13 @@ def test_prefix_without_a_prefix_balances() -> None:
     assert len(picks("prefix", 100, CallKey())) > 1
 
 
-def test_recorded_conversation_stays_where_it_began_and_passes_an_overloaded_worker_by() -> None:
+def test_recorded_conversation_keeps_worker_unless_overloaded() -> None:
     [home] = picks("auto", 20, CallKey(prefix=b"a conversation"))
     busy = {**IDLE, next(worker.addr for worker in WORKERS if worker.id == home): 1e6}
     assert home not in picks("auto", 50, CallKey(prefix=b"a conversation"), busy)
 
 
-def test_recorded_conversations_spread_over_a_pool_of_any_size() -> None:
+def test_recorded_conversations_spread_evenly() -> None:
     for size in (4, 500):
         pool = [WorkerEntry(str(number), f"http://h:{number}") for number in range(size)]
         picker = Picker(random.Random(1))
@@ -79,14 +79,14 @@ def test_recorded_conversations_spread_over_a_pool_of_any_size() -> None:
 
 
 @given(st.binary(min_size=1, max_size=16), st.sampled_from(WORKERS))
-def test_rendezvous_moves_only_the_share_of_the_worker_that_left(key: bytes, left: WorkerEntry) -> None:
+def test_rendezvous_moves_only_keys_of_removed_worker(key: bytes, left: WorkerEntry) -> None:
     before = rendezvous(key, WORKERS)
     after = rendezvous(key, [worker for worker in WORKERS if worker is not left])
     assert after == [worker for worker in before if worker is not left]
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 39), st.integers(1, 50)), max_size=200))
-def test_least_loaded_of_a_large_pool_is_exact_whatever_began_and_ended(events: list[tuple[bool, int, int]]) -> None:
+def test_least_loaded_is_exact_for_large_pool(events: list[tuple[bool, int, int]]) -> None:
     pool = [WorkerEntry(str(number), f"http://h:{number}") for number in range(40)]
     held = {worker.addr: 0.0 for worker in pool}
     picker = Picker(random.Random(1))
@@ -99,7 +99,7 @@ def test_least_loaded_of_a_large_pool_is_exact_whatever_began_and_ended(events: 
 
 
 @pytest.mark.parametrize("strategy", ["auto", "prefix", "least_loaded", "round_robin"])
-def test_pick_looks_at_a_bounded_number_of_workers(strategy: str) -> None:
+def test_pick_reads_bounded_number_of_workers(strategy: str) -> None:
     pool = [WorkerEntry(str(number), f"http://h:{number}") for number in range(5000)]
     asked = 0
 
@@ -118,7 +118,7 @@ def test_pick_looks_at_a_bounded_number_of_workers(strategy: str) -> None:
 
 
 @given(st.binary(min_size=1, max_size=16), st.integers(0, 299))
-def test_prefix_of_a_large_pool_stays_unless_a_worker_near_it_left(key: bytes, gone: int) -> None:
+def test_prefix_candidates_change_only_near_removed_worker(key: bytes, gone: int) -> None:
     pool = [WorkerEntry(str(number), f"http://h:{number}") for number in range(300)]
     left = [worker for worker in pool if worker is not pool[gone]]
     before = Picker().pick("prefix", pool, CallKey(prefix=key), lambda w: 0.0)
@@ -128,7 +128,7 @@ def test_prefix_of_a_large_pool_stays_unless_a_worker_near_it_left(key: bytes, g
     assert len(part) == 8
 
 
-def test_prefixes_are_spread_evenly_over_a_pool_of_any_size() -> None:
+def test_prefixes_spread_evenly_over_any_pool() -> None:
     for size, most in ((8, 1.2), (32, 1.5), (400, 3.5)):
         pool = [WorkerEntry(str(number), f"http://10.0.0.{number}:21001") for number in range(size)]
         picker = Picker(random.Random(1))
@@ -139,7 +139,7 @@ def test_prefixes_are_spread_evenly_over_a_pool_of_any_size() -> None:
         assert len(got) == size and max(got.values()) < 200 * most
 
 
-def test_one_prefix_does_not_keep_a_large_pool_to_its_candidates() -> None:
+def test_one_prefix_spills_over_in_large_pool() -> None:
     pool = [WorkerEntry(str(number), f"http://h:{number}") for number in range(500)]
     held, picker = {worker.addr: 0.0 for worker in pool}, Picker(random.Random(1))
     for _ in range(5000):
@@ -148,7 +148,7 @@ def test_one_prefix_does_not_keep_a_large_pool_to_its_candidates() -> None:
 
 
 @pytest.mark.parametrize("strategy", ["least_loaded", "prefix"])
-def test_what_was_made_for_former_lists_of_a_pool_is_not_kept(strategy: str) -> None:
+def test_cached_lists_of_replaced_pools_are_freed(strategy: str) -> None:
     import gc
     import weakref
 
@@ -165,7 +165,7 @@ def test_what_was_made_for_former_lists_of_a_pool_is_not_kept(strategy: str) -> 
     assert sum(each() is not None for each in lists) == 1
 
 
-def test_loads_that_never_come_again_take_no_memory() -> None:
+def test_stale_loads_take_no_memory() -> None:
     pool = [WorkerEntry(str(number), f"http://h:{number}") for number in range(40)]
     held, picker = {worker.addr: 0.0 for worker in pool}, Picker()
     picker.pick("least_loaded", pool, CallKey(), lambda w: held[w.addr])
@@ -178,13 +178,13 @@ def test_loads_that_never_come_again_take_no_memory() -> None:
 
 
 @given(st.integers(2, 50), st.integers(0, 2**32))
-def test_two_candidates_are_never_one(count: int, seed: int) -> None:
+def test_candidates_of_pair_differ(count: int, seed: int) -> None:
     workers = [WorkerEntry(f"w{n}", f"http://h:{n}") for n in range(count)]
     one, other = Picker(random.Random(seed))._random_pair(workers)
     assert one is not other and one in workers and other in workers
 
 
-def test_each_pair_of_candidates_is_as_likely_as_another() -> None:
+def test_pairs_of_candidates_are_equally_likely() -> None:
     workers = [WorkerEntry(f"w{n}", f"http://h:{n}") for n in range(4)]
     picker = Picker(random.Random(1))
     drawn = Counter((one.id, other.id) for one, other in (picker._random_pair(workers) for _ in range(12_000)))
@@ -193,7 +193,7 @@ def test_each_pair_of_candidates_is_as_likely_as_another() -> None:
 
 @pytest.mark.parametrize("strategy", ["auto", "round_robin", "least_loaded", "prefix"])
 @pytest.mark.parametrize("prefix", [None, b"beginning"])
-def test_one_worker_gets_every_call_at_no_cost_and_out_of_turn(strategy: str, prefix: bytes | None) -> None:
+def test_single_worker_is_picked_without_load_or_turn(strategy: str, prefix: bytes | None) -> None:
     def no_load(worker: WorkerEntry) -> float:
         raise AssertionError("the load of the only worker does not matter")
 
@@ -206,7 +206,7 @@ def test_one_worker_gets_every_call_at_no_cost_and_out_of_turn(strategy: str, pr
     assert turns == ["a", "b", "a"], "the lone picks took no turn"
 
 
-def test_picks_follow_from_the_dice_that_are_given_and_differ_without() -> None:
+def test_picks_are_deterministic_with_given_random() -> None:
     def picks_with(dice: random.Random | None) -> list[str]:
         picker = Picker(dice)
         return [picker.pick("auto", WORKERS, CallKey(), lambda w: 0.0).id for _ in range(64)]

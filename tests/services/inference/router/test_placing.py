@@ -48,7 +48,7 @@ def test_sessions_are_spread_almost_evenly_over_a_large_pool() -> None:
     assert max(sessions) <= 13
 
 
-def test_workers_that_keep_no_sessions_get_none() -> None:
+def test_workers_without_session_support_get_none() -> None:
     workers = pool(40)
     for worker in workers[1:]:
         worker.report = WorkerReport()
@@ -102,9 +102,7 @@ _VERBS = ("ask", "ask", "start", "answer", "take_report", "report")
 
 @settings(deadline=None)
 @given(st.integers(2, 5), st.lists(st.tuples(st.sampled_from(_VERBS), st.integers(0, 9)), max_size=120))
-def test_sessions_are_even_whatever_the_order_of_starts_answers_and_reports(
-    count: int, events: list[tuple[str, int]]
-) -> None:
+def test_placement_is_even_for_any_event_order(count: int, events: list[tuple[str, int]]) -> None:
     pairs, unanswered = Pairs(count), 0
     for verb, number in events:
         pairs.ask() if verb == "ask" else getattr(pairs, verb)(number)
@@ -118,9 +116,7 @@ def test_sessions_are_even_whatever_the_order_of_starts_answers_and_reports(
 
 @settings(deadline=None)
 @given(st.integers(2, 5), st.lists(st.tuples(st.sampled_from(_VERBS), st.integers(0, 9)), max_size=120))
-def test_sessions_are_even_within_one_where_each_start_is_answered_at_once(
-    count: int, events: list[tuple[str, int]]
-) -> None:
+def test_placement_is_even_within_one_when_answered_at_once(count: int, events: list[tuple[str, int]]) -> None:
     pairs = Pairs(count)
     for verb, number in events:
         pairs.ask() if verb == "ask" else getattr(pairs, verb)(number)
@@ -130,7 +126,7 @@ def test_sessions_are_even_within_one_where_each_start_is_answered_at_once(
     assert max(held) - min(held) <= 1
 
 
-def test_reports_of_earlier_versions_count_by_their_time() -> None:
+def test_older_reports_count_by_time() -> None:
     (worker,) = pool(1)
     placements = Placements()
     with placements.placing(worker, 2) as placed:
@@ -144,7 +140,7 @@ def test_reports_of_earlier_versions_count_by_their_time() -> None:
     assert placements.sessions(worker) == 4
 
 
-def test_placed_sessions_are_forgotten_once_reported_though_none_is_placed_by_load() -> None:
+def test_reported_placements_are_forgotten() -> None:
     (worker,) = pool(1)
     placements = Placements()
     for number in range(1, 100):
@@ -154,7 +150,7 @@ def test_placed_sessions_are_forgotten_once_reported_though_none_is_placed_by_lo
         assert sum(map(len, placements._placed.values())) <= 1
 
 
-def test_placed_sessions_of_replicas_that_are_gone_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_placements_of_removed_replicas_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("areal.services.inference.router.sessions._KEPT_S", 0.0)
     placements = Placements()
     for number in range(_MOST_PLACED * 2):
@@ -197,13 +193,13 @@ def two_workers() -> tuple[WorkerRegistry, WorkerRecord, WorkerRecord]:
     return registry, first, second
 
 
-async def test_unknown_key_is_404_when_every_data_proxy_was_asked() -> None:
+async def test_unknown_key_is_404_once_all_data_proxies_answered() -> None:
     registry, _, second = two_workers()
     registry.observe(second, ProbeResult.READY, WorkerReport(journals=("tag-1",)))
     assert await refusal(registry) == UNKNOWN
 
 
-async def test_key_is_not_unknown_while_some_journal_was_not_searched() -> None:
+async def test_key_is_503_while_some_journal_is_unsearched() -> None:
     """The data proxy that reported ``tag-0`` has left it meanwhile, and no other one has adopted it yet."""
     registry, _, second = two_workers()
     registry.observe(second, ProbeResult.READY, WorkerReport(journals=("tag-1",), elsewhere=("tag-0",)))
@@ -224,14 +220,14 @@ async def test_key_that_only_a_model_without_replicas_may_have_is_refused_with_i
     assert await refusal(registry) == (503, "model_has_no_replicas")
 
 
-async def test_key_is_unknown_only_after_a_data_proxy_that_was_heard_from_meanwhile_was_asked() -> None:
+async def test_key_is_404_only_after_late_data_proxy_is_asked() -> None:
     registry, _, second = two_workers()
     report = WorkerReport(journals=("tag-1",))
     assert await refusal(registry, lambda: registry.observe(second, ProbeResult.READY, report)) == AWAY
     assert await refusal(registry) == UNKNOWN
 
 
-async def test_key_is_not_unknown_while_a_router_learns_who_its_data_proxies_are() -> None:
+async def test_key_is_503_until_router_is_synced() -> None:
     registry, _, second = two_workers()
     registry.observe(second, ProbeResult.READY, WorkerReport(journals=("tag-1",)))
     registry.learning = True
@@ -264,7 +260,7 @@ class OneSession(NoKeys):
         return HttpReply(201, Headers({}), b"{}")
 
 
-async def test_starts_with_one_key_are_at_one_data_proxy_though_another_one_joins_between_them() -> None:
+async def test_starts_with_one_key_share_data_proxy() -> None:
     registry, first, second = two_workers()
     proxies, key = OneSession(), {"api_key": "callers-key", "model": "m"}
     placing = SessionPlacing(registry, cast(HttpClient, proxies), {})

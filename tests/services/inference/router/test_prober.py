@@ -27,7 +27,7 @@ class Asked(Prober):
         self.asked += [worker.id for worker in workers]  # type: ignore[attr-defined]
 
 
-async def test_one_look_at_many_workers_asks_only_those_that_are_due_and_rests_after_it() -> None:
+async def test_probe_pass_asks_only_due_workers() -> None:
     registry = WorkerRegistry()
     registry.register_model("m", [(f"w{n}", f"http://h:{n + 1}") for n in range(COUNT)], expected=1, external=False)
     now = time.monotonic()
@@ -46,7 +46,7 @@ async def test_one_look_at_many_workers_asks_only_those_that_are_due_and_rests_a
     assert 0 < wait_s < math.inf
 
 
-async def test_addresses_of_many_workers_are_parsed_once() -> None:
+async def test_worker_addresses_are_parsed_once() -> None:
     async with HttpClient() as http:
         first = [http.send(f"http://127.0.0.1:{n + 1}", "GET ", "/", b"", b"")._address for n in range(COUNT)]
         again = [http.send(f"http://127.0.0.1:{n + 1}", "GET ", "/", b"", b"")._address for n in range(COUNT)]
@@ -58,7 +58,7 @@ def states(router: Process, key: str) -> dict[str, str]:
     return {worker["worker_id"]: worker["state"] for worker in workers}
 
 
-def test_models_are_probed_as_each_says_and_a_change_holds_at_once(processes: Processes, tokenizer: Path) -> None:
+def test_models_are_probed_at_their_own_period(processes: Processes, tokenizer: Path) -> None:
     engine = processes.engine(tokenizer)
     quick, slow = (processes.data_proxy(engine, tokenizer, model=name) for name in ("quick", "slow"))
     router = processes.router()
@@ -78,7 +78,7 @@ def test_models_are_probed_as_each_says_and_a_change_holds_at_once(processes: Pr
     wait_until(lambda: states(router, processes.key)["slow-0"] == "dead", what="the slow one is asked now")
 
 
-def test_readiness_that_makes_no_sense_is_refused(processes: Processes) -> None:
+def test_invalid_readiness_is_refused(processes: Processes) -> None:
     router = processes.router()
     body = {"model": "m", "workers": [], "readiness": {"period_seconds": -1}}
     answer = router.call("POST", "/register_model", body, key=processes.key)

@@ -35,7 +35,7 @@ def test_repeated_register_model_changes_nothing() -> None:
     assert registry.serial == serial
 
 
-def test_register_model_keeps_a_drain_and_drops_it_with_a_new_address() -> None:
+def test_register_model_keeps_drain_for_same_address() -> None:
     registry = registry_with(("a", "http://h:1"))
     worker = registry.find(worker_id="a")
     assert worker is not None
@@ -46,13 +46,13 @@ def test_register_model_keeps_a_drain_and_drops_it_with_a_new_address() -> None:
     assert states(registry) == {"a": DEAD}
 
 
-def test_expected_more_than_known_is_not_published() -> None:
+def test_model_with_missing_expected_workers_is_unpublished() -> None:
     registry = WorkerRegistry()
     registry.register_model("m", [("a", "http://h:1")], expected=2, external=False)
     assert not registry.snapshot().models["m"].published
 
 
-def test_register_of_one_worker_adds_to_its_model_and_is_found_again_by_address() -> None:
+def test_registering_worker_again_finds_it_by_address() -> None:
     registry = registry_with(("a", "http://h:1"))
     first = registry.register(None, "http://h:2", "m")
     again = registry.register(None, "http://h:2", "m")
@@ -60,7 +60,7 @@ def test_register_of_one_worker_adds_to_its_model_and_is_found_again_by_address(
     assert set(states(registry)) == {"a", first.id}
 
 
-def test_load_alone_makes_no_new_table_and_a_state_does() -> None:
+def test_only_state_change_makes_new_table() -> None:
     registry = registry_with(("a", "http://h:1"))
     worker, serial = registry.workers()[0], registry.serial
     registry.observe(worker, ProbeResult.READY, WorkerReport(3, 100, 7))
@@ -70,7 +70,7 @@ def test_load_alone_makes_no_new_table_and_a_state_does() -> None:
     assert registry.serial == serial + 1
 
 
-def test_probe_of_a_worker_that_left_meanwhile_changes_nothing() -> None:
+def test_late_probe_of_removed_worker_changes_nothing() -> None:
     registry = registry_with(("a", "http://h:1"))
     worker = registry.workers()[0]
     registry.unregister(worker)
@@ -101,7 +101,7 @@ def test_worker_address_is_a_base_url(text: str, url: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "h", "ftp://h:1", "http://h:1/path", "http://u:p@h:1", "h:x", "http://h:1?q"])
-def test_worker_address_that_is_none_is_refused(text: str) -> None:
+def test_rejects_invalid_worker_address(text: str) -> None:
     with pytest.raises(ValueError):
         worker_base_url(text)
 
@@ -116,7 +116,7 @@ def observe(registry: WorkerRegistry, worker_id: str, answer: ProbeResult, repor
     registry.observe(worker, answer, report)
 
 
-def test_journals_are_in_the_table_and_a_new_one_makes_a_new_table() -> None:
+def test_new_journal_makes_new_table() -> None:
     registry = registry_with(("a", "http://h:1"))
     serial = registry.serial
     observe(registry, "a", ProbeResult.READY, told("aaaaaaaa"))
@@ -124,7 +124,7 @@ def test_journals_are_in_the_table_and_a_new_one_makes_a_new_table() -> None:
     assert registry.snapshot().models["m"].workers[0].journals == ("aaaaaaaa",)
 
 
-def test_dead_worker_keeps_its_journals_until_another_has_them() -> None:
+def test_dead_worker_keeps_journals_until_adopted() -> None:
     registry = registry_with(("a", "http://h:1"), ("b", "http://h:2"))
     observe(registry, "a", ProbeResult.READY, told("aaaaaaaa", elsewhere=("bbbbbbbb",)))
     observe(registry, "b", ProbeResult.READY, told("bbbbbbbb", elsewhere=("aaaaaaaa",)))
@@ -148,7 +148,7 @@ def test_journal_that_its_dead_worker_served_and_another_cannot_open_is_damaged(
     assert registry.snapshot().models["m"].damaged == {}
 
 
-def test_journal_of_a_worker_that_left_is_an_orphan_until_it_is_adopted_or_gone() -> None:
+def test_removed_worker_journal_is_orphan_until_adopted() -> None:
     registry = registry_with(("a", "http://h:1"), ("b", "http://h:2"))
     observe(registry, "b", ProbeResult.READY, told("bbbbbbbb", elsewhere=("aaaaaaaa",)))
     observe(registry, "a", ProbeResult.READY, told("aaaaaaaa", elsewhere=("bbbbbbbb",)))
@@ -160,7 +160,7 @@ def test_journal_of_a_worker_that_left_is_an_orphan_until_it_is_adopted_or_gone(
     assert registry.snapshot().models["m"].orphans == ()
 
 
-def test_journal_of_a_removed_worker_stays_until_every_other_worker_has_reported_since() -> None:
+def test_orphan_stays_until_all_other_workers_reported() -> None:
     registry = registry_with(("a", "http://h:1"), ("b", "http://h:2"), ("c", "http://h:3"))
     for name in "abc":
         observe(registry, name, ProbeResult.READY, told(name * 8))  # before they saw each other's journals
@@ -177,7 +177,7 @@ def test_journal_of_a_removed_worker_stays_until_every_other_worker_has_reported
     assert registry.snapshot().models["m"].orphans == ()
 
 
-def test_journal_of_a_removed_worker_does_not_wait_for_a_dead_worker() -> None:
+def test_orphan_does_not_wait_for_dead_worker() -> None:
     registry = registry_with(("a", "http://h:1"), ("b", "http://h:2"), ("c", "http://h:3"))
     for name in "abc":
         observe(registry, name, ProbeResult.READY, told(name * 8))
@@ -191,7 +191,7 @@ def test_journal_of_a_removed_worker_does_not_wait_for_a_dead_worker() -> None:
     assert registry.snapshot().models["m"].orphans == ()
 
 
-def test_model_whose_workers_are_all_replaced_keeps_its_journals() -> None:
+def test_replacing_all_workers_keeps_journals() -> None:
     registry = registry_with(("a", "http://h:1"))
     observe(registry, "a", ProbeResult.READY, told("aaaaaaaa"))
     registry.register_model("m", [], expected=1, external=False)
@@ -203,7 +203,7 @@ def test_model_whose_workers_are_all_replaced_keeps_its_journals() -> None:
     assert registry.snapshot().models["m"].orphans == ()
 
 
-def test_cordoned_worker_stays_known_and_is_ready_again_when_it_is_registered_so() -> None:
+def test_cordoned_worker_stays_known_until_reregistered() -> None:
     registry = WorkerRegistry()
     workers = [("a", "http://h:1"), ("b", "http://h:2")]
     registry.register_model("m", workers, expected=2, external=False, cordoned=["a"])
@@ -217,7 +217,7 @@ def test_cordoned_worker_stays_known_and_is_ready_again_when_it_is_registered_so
     assert [worker.state for worker in registry.snapshot().models["m"].workers] == ["ready", "ready"]
 
 
-def test_router_that_just_started_knows_not_whose_a_journal_is() -> None:
+def test_new_router_has_not_heard_all_journals() -> None:
     registry = WorkerRegistry()
     assert not registry.all_heard
     registry.register_model("m", [("a", "http://h:1")], expected=None, external=False)
@@ -229,7 +229,7 @@ def test_router_that_just_started_knows_not_whose_a_journal_is() -> None:
     assert empty.all_heard
 
 
-def test_worker_that_joins_a_declared_set_is_sent_to_followers_alone() -> None:
+def test_only_joined_worker_is_sent_to_followers() -> None:
     registry = WorkerRegistry()
     registry.register_model("m", [("a", "http://h:1"), ("b", "http://h:2")], expected=2, external=False)
     before = registry.snapshot()
@@ -242,7 +242,7 @@ def test_worker_that_joins_a_declared_set_is_sent_to_followers_alone() -> None:
     assert after.models["m"] == registry.snapshot().models["m"]
 
 
-def test_worker_that_a_declaration_takes_from_another_model_makes_a_new_table() -> None:
+def test_worker_moved_between_models_makes_new_table() -> None:
     registry = WorkerRegistry()
     registry.register_model("m", [("a", "http://h:1")], expected=1, external=False)
     registry.register_model("n", [("b", "http://h:2")], expected=1, external=False)

@@ -27,7 +27,7 @@ def renew(registry: WorkerRegistry, worker_id: str, port: int, model: str = "m")
     )
 
 
-def test_list_follows_a_rolling_update_that_changes_ports() -> None:
+def test_scrape_list_follows_rolling_update_ports() -> None:
     registry = WorkerRegistry()
     renew(registry, "w0", 10)
     assert addresses(registry) == [("areal-data-proxy", "h:10"), ("areal-engine", "h:11")]
@@ -50,7 +50,7 @@ def target(**data: Any) -> RegisterTarget:
     return read_fields(RegisterTarget, data, lenient=True)
 
 
-def test_target_that_registers_itself_is_listed_until_its_time_is_over() -> None:
+def test_registered_target_is_listed_until_expiry() -> None:
     targets = RegisteredTargets()
     targets.register(target(target="127.0.0.1:9", labels={"job": "areal-trainer"}, ttl_seconds=30), 0.0)
     assert targets.all(29.0) == [{"targets": ["127.0.0.1:9"], "labels": {"job": "areal-trainer"}}]
@@ -77,7 +77,7 @@ def test_target_that_registers_itself_is_listed_until_its_time_is_over() -> None
         {"target": "h:9", "ttl_seconds": float("nan")},
     ],
 )
-def test_what_is_no_target_is_refused(wrong: dict[str, Any]) -> None:
+def test_rejects_invalid_target(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
         target(**wrong)
 
@@ -88,6 +88,6 @@ _VALUES = st.none() | st.text() | st.floats() | st.integers() | st.dictionaries(
 
 @settings(deadline=None)
 @given(st.dictionaries(_FIELDS, _VALUES))
-def test_any_body_is_a_target_or_a_value_error(data: dict[str, Any]) -> None:
+def test_any_body_parses_or_raises_value_error(data: dict[str, Any]) -> None:
     with contextlib.suppress(ValueError):
         RegisteredTargets().register(target(**data), 0.0)

@@ -38,14 +38,14 @@ def test_session_key_on_an_admin_route_is_403(
 
 
 @pytest.mark.parametrize(("method", "path"), [*ADMIN_ROUTES, *SESSION_ROUTES])
-def test_no_key_and_a_malformed_one_are_401(recording: RecordingService, method: str, path: str) -> None:
+def test_missing_or_malformed_key_is_401(recording: RecordingService, method: str, path: str) -> None:
     refused(recording.gateway.call(method, path, BODY), 401)
     refused(recording.gateway.call(method, path, BODY, headers={"Authorization": "Bearer kl\xe9"}), 401)
 
 
 @pytest.mark.parametrize(("method", "path"), SESSION_ROUTES)
 @pytest.mark.parametrize("key", ["absent-key", f"sk-aaaaaaaa-{'x' * 43}"])
-def test_key_of_no_session_is_401(recording: RecordingService, method: str, path: str, key: str) -> None:
+def test_key_without_session_is_401(recording: RecordingService, method: str, path: str, key: str) -> None:
     assert refused(recording.gateway.call(method, path, BODY, key=key), 401)["code"] == "invalid_api_key"
 
 
@@ -54,9 +54,7 @@ COMPONENTS = {"gateway": "gateway", "router": "router", "data-proxy": "proxy"}
 
 
 @pytest.mark.parametrize("component", COMPONENTS)
-def test_live_session_key_opens_no_route_but_those_of_sessions(
-    recording: RecordingService, rollout: Rollout, component: str
-) -> None:
+def test_session_key_opens_only_session_routes(recording: RecordingService, rollout: Rollout, component: str) -> None:
     """Over every documented route."""
     routes = yaml.safe_load((REPOSITORY / "docs/reference/routes.yaml").read_text())[component]["routes"]
     wanted = [route.split() for route in routes if not route.split()[1].startswith(OF_SESSIONS)]
@@ -78,7 +76,7 @@ def test_invented_key_with_the_tag_of_a_journal_is_401(recording: RecordingServi
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/models", "/v1/models/tiny"])
-def test_key_of_a_session_that_has_ended_lists_no_models(recording: RecordingService, path: str) -> None:
+def test_key_of_ended_session_lists_no_models(recording: RecordingService, path: str) -> None:
     ended, exported = recording.begin(), recording.begin()
     for each in (ended, exported):
         assert recording.gateway.call("GET", path, key=each.key).status == 200
@@ -90,18 +88,18 @@ def test_key_of_a_session_that_has_ended_lists_no_models(recording: RecordingSer
     assert refused(recording.gateway.call("GET", path, key=exported.key), 401)["code"] == "invalid_api_key"
 
 
-def test_session_key_speaks_for_no_other_session(recording: RecordingService, rollout: Rollout) -> None:
+def test_session_key_cannot_reward_other_session(recording: RecordingService, rollout: Rollout) -> None:
     other = recording.begin()
     other.chat("a")
     refused(rollout.post("/rl/set_reward", {"reward": 1.0, "session_id": other.session_id}), 403)
     assert other.reward(0.5)["trajectory_ready"]
 
 
-def test_admin_key_is_no_key_for_a_session(recording: RecordingService) -> None:
+def test_admin_key_is_refused_as_session_key(recording: RecordingService) -> None:
     body = {"task_id": "task", "api_key": recording.key}
     assert refused(recording.admin("POST", "/rl/start_session", body))["param"] == "api_key"
 
 
-def test_session_key_names_its_model_and_no_other(recording: RecordingService, rollout: Rollout) -> None:
+def test_session_key_is_bound_to_its_model(recording: RecordingService, rollout: Rollout) -> None:
     rollout.chat("a", model="tiny")
     refused(rollout.post(CHAT, {**BODY, "model": "another"}), 404)

@@ -46,7 +46,7 @@ def moved(service: RecordingService, rollout: Rollout) -> bool:
 
 
 @pytest.mark.extended
-def test_sessions_of_a_drained_worker_move_with_what_is_recorded(service: RecordingService) -> None:
+def test_sessions_of_drained_worker_move_with_records(service: RecordingService) -> None:
     talking, idle, rewarded = on_first(service, 3)
     first = [rollout.chat("a")["id"] for rollout in (talking, idle, rewarded)]
     rewarded.reward(0.5)
@@ -66,7 +66,7 @@ def test_sessions_of_a_drained_worker_move_with_what_is_recorded(service: Record
 
 
 @pytest.mark.extended
-def test_stream_in_flight_ends_and_is_recorded_before_its_session_moves(service: RecordingService) -> None:
+def test_stream_in_flight_is_recorded_before_move(service: RecordingService) -> None:
     streaming, waiting = on_first(service, 2)
     waiting.chat("a")
     script(service.engine, gate=2)
@@ -90,7 +90,7 @@ def test_stream_in_flight_ends_and_is_recorded_before_its_session_moves(service:
     assert streaming.export()["traj"]["rewards"] == [1.0]
 
 
-def test_rewards_by_keys_of_the_callers_own_are_accepted_while_their_journal_moves(service: RecordingService) -> None:
+def test_rewards_by_own_key_are_accepted_during_move(service: RecordingService) -> None:
     """Such a key does not name its journal: a data proxy that has just left it does not know the key."""
     rollouts = [service.begin(api_key=f"a-key-of-my-own-{number}") for number in range(24)]
     for rollout in rollouts:
@@ -106,7 +106,7 @@ def test_rewards_by_keys_of_the_callers_own_are_accepted_while_their_journal_mov
 
 @pytest.mark.extended
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_sessions_that_cannot_move_are_refused_at_once_and_lose_nothing(build: Build, replicas: int) -> None:
+def test_unmovable_sessions_are_refused_without_loss(build: Build, replicas: int) -> None:
     service = build(replicas=replicas)
     (rollout,) = on_first(service, 1)
     first = rollout.chat("a")["id"]
@@ -122,7 +122,7 @@ def test_sessions_that_cannot_move_are_refused_at_once_and_lose_nothing(build: B
 
 
 @pytest.mark.extended
-def test_drained_worker_killed_with_a_call_in_flight_loses_nothing_acknowledged(service: RecordingService) -> None:
+def test_killed_draining_worker_loses_no_acknowledged_data(service: RecordingService) -> None:
     flying, idle = on_first(service, 2)
     flying.chat("a")
     idle.chat("a")
@@ -139,7 +139,7 @@ def test_drained_worker_killed_with_a_call_in_flight_loses_nothing_acknowledged(
 
 
 @pytest.mark.extended
-def test_undrain_keeps_the_sessions_that_have_not_left(service: RecordingService) -> None:
+def test_undrain_keeps_sessions_not_moved_yet(service: RecordingService) -> None:
     streaming, other = on_first(service, 2)
     other.chat("a")
     script(service.engine, gate=2)
@@ -157,7 +157,7 @@ def test_undrain_keeps_the_sessions_that_have_not_left(service: RecordingService
 
 
 @pytest.mark.extended
-def test_acknowledgement_that_is_repeated_once_the_moved_journal_is_gone_has_released_nothing(
+def test_repeated_ack_after_move_releases_nothing(
     service: RecordingService,
 ) -> None:
     (rollout,) = on_first(service, 1)

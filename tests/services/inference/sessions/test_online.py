@@ -77,7 +77,7 @@ def on_two_replicas(service: RecordingService) -> list[Human]:
     return list(found.values())
 
 
-def test_conversation_is_recorded_as_one_and_sealed_by_its_reward(online: RecordingService) -> None:
+def test_online_conversation_is_one_trajectory_sealed_by_reward(online: RecordingService) -> None:
     human = Human(online, "a conversation of several turns")
     human.say()
     human.say("and then?")
@@ -94,7 +94,7 @@ def test_conversation_is_recorded_as_one_and_sealed_by_its_reward(online: Record
 
 
 @pytest.mark.parametrize(("style", "rewards"), [("individual", [0.25, 0.5, 1.0]), ("concat", [1.0])])
-def test_leased_rows_are_those_of_an_export(online: RecordingService, style: str, rewards: list[float]) -> None:
+def test_leased_rows_match_export(online: RecordingService, style: str, rewards: list[float]) -> None:
     human = Human(online, f"three turns, {style}")
     for text in ("one", "two", "three"):
         human.say(text)
@@ -104,7 +104,7 @@ def test_leased_rows_are_those_of_an_export(online: RecordingService, style: str
     acknowledge(online, [item])
 
 
-def test_reward_goes_to_the_replica_where_the_human_spoke_last(online: RecordingService) -> None:
+def test_reward_goes_to_replica_of_last_message(online: RecordingService) -> None:
     for human in on_two_replicas(online):
         human.say("once more")
         reply = reward(online, 1.0)
@@ -124,7 +124,7 @@ def test_reward_by_interaction_reaches_the_other_replica(online: RecordingServic
 
 
 @pytest.mark.extended
-def test_reward_of_the_human_finds_the_conversation_after_its_replica_is_gone(build: Build) -> None:
+def test_reward_finds_conversation_after_replica_removal(build: Build) -> None:
     service = build()
     human = on_two_replicas(service)[0]
     human.say("the last word")
@@ -139,7 +139,7 @@ def test_reward_of_the_human_finds_the_conversation_after_its_replica_is_gone(bu
 
 
 @pytest.mark.extended
-def test_what_is_lent_comes_again_until_it_is_acknowledged(build: Build) -> None:
+def test_leases_repeat_until_acknowledged(build: Build) -> None:
     service = build(proxy_flags=("--visibility-timeout", "0.3"))
     for rollout in service.on_each_replica():
         rollout.chat("a")
@@ -155,7 +155,7 @@ def test_what_is_lent_comes_again_until_it_is_acknowledged(build: Build) -> None
     assert take(service, wait=0.5) == []
 
 
-def test_waiter_hears_of_a_trajectory_of_any_replica(online: RecordingService) -> None:
+def test_waiter_receives_trajectory_of_any_replica(online: RecordingService) -> None:
     for rollout in online.on_each_replica():
         waiting = later(take, online, 10, 30.0)
         rollout.chat("a")
@@ -165,7 +165,7 @@ def test_waiter_hears_of_a_trajectory_of_any_replica(online: RecordingService) -
         acknowledge(online, [item])
 
 
-def test_session_that_is_not_online_is_never_offered(online: RecordingService) -> None:
+def test_offline_session_is_never_offered(online: RecordingService) -> None:
     rollout = online.begin(online=False)
     rollout.chat("a")
     rollout.reward(1.0)
@@ -173,7 +173,7 @@ def test_session_that_is_not_online_is_never_offered(online: RecordingService) -
     assert len(rollout.export()["rows"]) == 1
 
 
-def test_limit_holds_over_all_replicas(online: RecordingService) -> None:
+def test_limit_applies_across_replicas(online: RecordingService) -> None:
     for rollout in online.on_each_replica():
         rollout.chat("a")
         rollout.reward(1.0)
@@ -198,12 +198,12 @@ def test_limit_holds_over_all_replicas(online: RecordingService) -> None:
         "discount=nan",
     ],
 )
-def test_query_that_cannot_be_is_400(online: RecordingService, query: str) -> None:
+def test_invalid_query_is_400(online: RecordingService, query: str) -> None:
     refused(online.admin("GET", f"/trajectories?{query}"))
 
 
 @pytest.mark.parametrize("leases", [None, "lse-aaaaaaaa-1-0", [1], ["lease"], [None]])
-def test_leases_that_are_none_are_400(online: RecordingService, leases: object) -> None:
+def test_invalid_leases_are_400(online: RecordingService, leases: object) -> None:
     assert refused(online.admin("POST", "/trajectories/ack", {"lease_ids": leases}))["param"] == "lease_ids"
 
 

@@ -29,7 +29,7 @@ def by_replica(service: RecordingService, rollouts: list[Rollout]) -> tuple[list
 
 
 @pytest.mark.extended
-def test_sessions_of_a_killed_data_proxy_come_back_with_it(service: RecordingService) -> None:
+def test_sessions_return_with_restarted_data_proxy(service: RecordingService) -> None:
     rollouts = [service.begin() for _ in range(10)]
     interaction_ids = {rollout.session_id: rollout.chat("a")["id"] for rollout in rollouts}
     mine, others = by_replica(service, rollouts)
@@ -51,7 +51,7 @@ def test_sessions_of_a_killed_data_proxy_come_back_with_it(service: RecordingSer
 
 
 @pytest.mark.extended
-def test_sessions_of_a_data_proxy_that_stays_away_are_adopted(service: RecordingService) -> None:
+def test_sessions_of_lost_data_proxy_are_adopted(service: RecordingService) -> None:
     rollouts = [service.begin() for _ in range(4)]
     first = {rollout.session_id: rollout.chat("a")["id"] for rollout in rollouts}
     service.proxy.kill()
@@ -65,7 +65,7 @@ def test_sessions_of_a_data_proxy_that_stays_away_are_adopted(service: Recording
 
 
 @pytest.mark.extended
-def test_call_in_flight_at_a_killed_data_proxy_is_answered_and_recorded_once(service: RecordingService) -> None:
+def test_call_at_killed_data_proxy_is_recorded_once(service: RecordingService) -> None:
     rollout = service.begin()
     mine, _ = by_replica(service, [rollout])
     number = 0 if mine else 1
@@ -84,7 +84,7 @@ def test_call_in_flight_at_a_killed_data_proxy_is_answered_and_recorded_once(ser
 
 
 @pytest.mark.extended
-def test_key_of_the_callers_own_is_found_again_by_its_digest(service: RecordingService) -> None:
+def test_callers_own_key_is_found_after_adoption(service: RecordingService) -> None:
     keys = [f"key-of-agent-{number}" for number in range(4)]
     rollouts = [service.begin(api_key=key) for key in keys]
     service.proxy.kill()
@@ -94,7 +94,7 @@ def test_key_of_the_callers_own_is_found_again_by_its_digest(service: RecordingS
 
 
 @pytest.mark.extended
-def test_session_survives_a_router_that_comes_back_empty(service: RecordingService) -> None:
+def test_session_survives_router_restart_without_state(service: RecordingService) -> None:
     rollouts = service.on_each_replica()
     port = service.router.port
     service.router.kill()
@@ -112,7 +112,7 @@ def test_session_survives_a_router_that_comes_back_empty(service: RecordingServi
 
 
 @pytest.mark.extended
-def test_own_key_is_asked_for_once_the_router_is_back(service: RecordingService) -> None:
+def test_own_key_is_looked_up_once_router_is_back(service: RecordingService) -> None:
     rollout = service.begin(api_key="a-key-of-my-own")
     port = service.router.port
     service.router.kill()

@@ -58,7 +58,7 @@ def test_bad_chat_of_a_session_is_refused_and_not_recorded(
 
 @pytest.mark.parametrize("path", [CHAT, "/rl/set_reward", "/rl/end_session"])
 @pytest.mark.parametrize("body", [b"{", b"[]", b'"text"', b"\xff\xfe{}", b'{"messages": "\xe9"}', b"nul"])
-def test_body_that_is_no_json_object_is_400(recording: RecordingService, path: str, body: bytes) -> None:
+def test_non_object_body_is_400(recording: RecordingService, path: str, body: bytes) -> None:
     rollout = recording.begin()
     refused(raw(recording, path, body, rollout.key.encode()), 400)
     assert interactions(recording, rollout) == 0
@@ -66,7 +66,7 @@ def test_body_that_is_no_json_object_is_400(recording: RecordingService, path: s
 
 @pytest.mark.parametrize("path", [CHAT, "/rl/set_reward", "/rl/start_session", "/export_trajectories", "/v1/messages"])
 @pytest.mark.parametrize("key", [b"kl\xc3\xa9", b"\xff\xfe", b"a b"])
-def test_key_that_is_no_key_is_401(recording: RecordingService, path: str, key: bytes) -> None:
+def test_malformed_key_is_401(recording: RecordingService, path: str, key: bytes) -> None:
     answer = raw(recording, path, json.dumps({"messages": [USER]}).encode(), key)
     assert answer.status == 401, answer.body
 
@@ -84,7 +84,7 @@ def test_oversized_body_is_413_and_not_recorded(recording: RecordingService) -> 
 
 
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e39", "true", '"1"', "null", "[1]"])
-def test_reward_that_is_no_finite_number_is_400_and_seals_nothing(recording: RecordingService, value: str) -> None:
+def test_invalid_reward_is_400_and_seals_nothing(recording: RecordingService, value: str) -> None:
     rollout = recording.begin()
     rollout.chat("a")
     refused(raw(recording, "/rl/set_reward", f'{{"reward": {value}}}'.encode(), rollout.key.encode()), 400)
@@ -96,12 +96,12 @@ def test_reward_of_a_session_without_an_interaction_is_400(recording: RecordingS
 
 
 @pytest.mark.parametrize("path", ["/rl/set_reward", "/rl/end_session"])
-def test_human_who_names_a_model_that_is_not_there_is_404_at_once(recording: RecordingService, path: str) -> None:
+def test_reward_for_missing_model_is_404_at_once(recording: RecordingService, path: str) -> None:
     answer = recording.admin("POST", path, {"reward": 1.0, "model": "absent"})
     assert refused(answer, 404)["code"] == "model_not_found"
 
 
-def test_reward_of_another_ones_interaction_is_refused(recording: RecordingService) -> None:
+def test_reward_of_foreign_interaction_is_refused(recording: RecordingService) -> None:
     first, second = recording.on_each_replica()
     interaction = first.chat("a")["id"]
     second.chat("b")
@@ -110,7 +110,7 @@ def test_reward_of_another_ones_interaction_is_refused(recording: RecordingServi
     refused(answer, answer.status)
 
 
-def test_second_reward_of_another_value_is_409_and_the_same_is_answered_again(recording: RecordingService) -> None:
+def test_different_second_reward_is_409(recording: RecordingService) -> None:
     rollout = recording.begin()
     rollout.chat("a")
     first = rollout.reward(0.5)
@@ -131,7 +131,7 @@ def test_second_reward_of_another_value_is_409_and_the_same_is_answered_again(re
         ({"group_id": "grp-aaaaaaaa-1-1"}, 404, None),
     ],
 )
-def test_export_of_what_is_not_there_is_refused(
+def test_export_of_missing_session_is_refused(
     recording: RecordingService, body: dict[str, Any], status: int, param: str | None
 ) -> None:
     error = refused(recording.admin("POST", "/export_trajectories", body), status)
@@ -141,9 +141,7 @@ def test_export_of_what_is_not_there_is_refused(
 @pytest.mark.parametrize(
     ("field", "value"), [("style", "poem"), ("format", "csv"), ("discount", 1.5), ("trajectory_id", -1)]
 )
-def test_export_option_that_cannot_be_is_400_for_one_replica_and_for_two(
-    recording: RecordingService, field: str, value: object
-) -> None:
+def test_invalid_export_option_is_400_on_any_replicas(recording: RecordingService, field: str, value: object) -> None:
     rollouts = recording.on_each_replica()
     for rollout in rollouts:
         rollout.chat("a")
@@ -156,7 +154,7 @@ def test_export_option_that_cannot_be_is_400_for_one_replica_and_for_two(
         rollout.export()  # nothing was taken
 
 
-def test_export_of_a_session_that_is_not_ready_is_425(recording: RecordingService) -> None:
+def test_export_of_unready_session_is_425(recording: RecordingService) -> None:
     rollout = recording.begin()
     rollout.chat("a")
     answer = recording.admin("POST", "/export_trajectories", {"session_ids": [rollout.session_id]})
@@ -165,7 +163,7 @@ def test_export_of_a_session_that_is_not_ready_is_425(recording: RecordingServic
 
 
 @pytest.mark.parametrize("export_id", [None, 7, "", "exp", "~", "exp-aaaaaaaa-1-12345678~nothing"])
-def test_acknowledgement_of_no_export_is_400(recording: RecordingService, export_id: object) -> None:
+def test_ack_of_invalid_export_is_400(recording: RecordingService, export_id: object) -> None:
     error = refused(recording.admin("POST", "/export_trajectories/ack", {"export_id": export_id}))
     assert error["param"] == "export_id"
 
@@ -182,7 +180,7 @@ def test_session_without_a_task_is_400(recording: RecordingService, body: dict[s
 
 
 @pytest.mark.parametrize("key", ["short", "with a space", "kl\xe9sschen", 7, "x" * 513, f"sk-aaaaaaaa-{'x' * 43}"])
-def test_own_key_that_cannot_be_one_is_refused(recording: RecordingService, key: object) -> None:
+def test_invalid_own_key_is_refused(recording: RecordingService, key: object) -> None:
     answer = recording.admin("POST", "/rl/start_session", {"task_id": "task", "api_key": key})
     assert answer.status in (400, 404), answer.body
 

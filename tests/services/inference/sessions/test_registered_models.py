@@ -59,7 +59,7 @@ def test_registered_api_is_listed_called_and_deregistered(recording: RecordingSe
     refused(deregister(recording), 404)
 
 
-def test_session_of_a_registered_api_is_recorded_as_messages(friend: RecordingService) -> None:
+def test_session_of_registered_api_is_recorded_as_messages(friend: RecordingService) -> None:
     rollouts = friend.on_each_replica(model="friend")
     for rollout in rollouts:
         rollout.chat("a", model="friend")
@@ -73,7 +73,7 @@ def test_session_of_a_registered_api_is_recorded_as_messages(friend: RecordingSe
         assert interaction["reward"] == 1.0
 
 
-def test_text_and_token_sessions_are_exported_side_by_side(friend: RecordingService) -> None:
+def test_text_and_token_sessions_export_together(friend: RecordingService) -> None:
     text, tokens = friend.on_each_replica(model="tiny")
     text.chat("a", model="friend")
     tokens.chat("a", model="tiny")
@@ -91,7 +91,7 @@ def test_text_and_token_sessions_are_exported_side_by_side(friend: RecordingServ
     assert exported["traj"]["rewards"] == [1.0]
 
 
-def test_session_of_a_token_model_and_a_judge_keeps_both_and_starves_neither(friend: RecordingService) -> None:
+def test_session_keeps_both_policy_and_judge_calls(friend: RecordingService) -> None:
     session = friend.begin(model="tiny")
     session.chat("a", model="tiny")
     session.chat("b", model="friend")
@@ -112,7 +112,7 @@ def test_session_of_a_token_model_and_a_judge_keeps_both_and_starves_neither(fri
     assert len(exported["traj"]["input_ids"]) == len(exported["traj"]["interactions"]) == 1
 
 
-async def test_reward_of_an_agent_that_asks_a_judge_reaches_the_tokens_of_its_policy(friend: RecordingService) -> None:
+async def test_reward_of_judged_agent_reaches_policy_tokens(friend: RecordingService) -> None:
     async with AsyncInferenceClient(friend.gateway.url, friend.key) as client:
         session = await client.start_session("task", model="tiny", online=False)
         for model in ("tiny", "friend"):
@@ -126,12 +126,12 @@ async def test_reward_of_an_agent_that_asks_a_judge_reaches_the_tokens_of_its_po
         assert len(trajectory_rows(exported)["truncated"]) == 1
 
 
-def test_session_is_placed_at_its_engines_model_beside_an_external_one(friend: RecordingService) -> None:
+def test_session_is_routed_to_engine_model_beside_external(friend: RecordingService) -> None:
     session = {"session_id": friend.begin(model="tiny").session_id}
     assert friend.router.call("POST", "/route", session, key=friend.key).json()["model"] == "tiny"
 
 
-def test_private_address_is_allowed_by_the_bodys_own_field(recording: RecordingService) -> None:
+def test_allow_private_field_permits_private_address(recording: RecordingService) -> None:
     error = refused(register(recording, url="http://10.0.0.1/v1"), 400)
     assert "set allow_private: true" in error["message"]
 
@@ -154,7 +154,7 @@ def test_private_address_is_allowed_by_the_bodys_own_field(recording: RecordingS
         ({"data_proxy_addrs": ["127.0.0.1:9"]}, 502, None),
     ],
 )
-def test_registration_that_cannot_be_is_refused_and_leaves_nothing(
+def test_invalid_registration_is_refused_without_effect(
     recording: RecordingService, more: dict[str, Any], status: int, param: str | None
 ) -> None:
     answer = register(recording, **more)
@@ -166,14 +166,14 @@ def test_registration_that_cannot_be_is_refused_and_leaves_nothing(
         assert proxy.call("GET", "/v1/models", key=recording.key).json()["models"] == ["tiny"]
 
 
-def test_registration_that_one_data_proxy_refuses_is_taken_back_everywhere(recording: RecordingService) -> None:
+def test_registration_refused_by_one_proxy_is_rolled_back(recording: RecordingService) -> None:
     addrs = [recording.proxy.url, "127.0.0.1:9"]
     refused(register(recording, data_proxy_addrs=addrs), 502)
     assert recording.proxy.call("GET", "/v1/models", key=recording.key).json()["models"] == ["tiny"]
 
 
 @pytest.mark.extended
-def test_registered_api_outlives_its_data_proxies_process(build: Build) -> None:
+def test_registered_api_survives_data_proxy_restart(build: Build) -> None:
     service = build(replicas=1)
     assert register(service).status == 200
     rollout = service.begin(model="friend")
@@ -190,7 +190,7 @@ def test_registered_api_outlives_its_data_proxies_process(build: Build) -> None:
 
 
 @pytest.mark.extended
-def test_configured_backend_takes_over_while_calls_go_on(build: Build) -> None:
+def test_configured_backend_takes_over_during_calls(build: Build) -> None:
     service = build(replicas=2)
     first, second = service.engines
     rollout = next(each for each in service.on_each_replica() if tag_of(each.session_id) in _journals(service, 0))
@@ -218,7 +218,7 @@ def _journals(service: RecordingService, number: int) -> list[str]:
         ({"backend_addr": "127.0.0.1:9"}, 502),
     ],
 )
-def test_backend_that_is_none_changes_nothing(recording: RecordingService, body: dict[str, Any], status: int) -> None:
+def test_invalid_backend_changes_nothing(recording: RecordingService, body: dict[str, Any], status: int) -> None:
     refused(recording.proxy.call("POST", "/configure_backend", body, key=recording.key), status)
     refused(recording.proxy.call("POST", "/configure_backend", body, key="somebody"), 403)
     assert recording.chat().status == 200

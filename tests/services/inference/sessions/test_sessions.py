@@ -15,7 +15,7 @@ from tests.services.inference.test_refusals import refused
 from tests.services.processes import chat_text, engine_calls, script, wait_until
 
 
-def test_sessions_started_one_by_one_are_balanced(recording: RecordingService) -> None:
+def test_sequential_sessions_are_balanced(recording: RecordingService) -> None:
     recording.end_all()
     rollouts = [recording.begin() for _ in range(10)]
     assert sorted(recording.spread(rollouts).values()) == [5, 5]
@@ -32,7 +32,7 @@ def test_group_shares_a_replica_and_groups_are_balanced(recording: RecordingServ
     wait_until(balanced, what="a balance: a probe that is on its way while a group starts may count it twice")
 
 
-def test_turns_of_a_session_stay_on_its_replica(recording: RecordingService) -> None:
+def test_session_turns_stay_on_one_replica(recording: RecordingService) -> None:
     rollouts = recording.on_each_replica()
     for rollout in rollouts:
         for text in ("a", "b", "c"):
@@ -40,7 +40,7 @@ def test_turns_of_a_session_stay_on_its_replica(recording: RecordingService) -> 
     assert [len(engine_calls(engine)) for engine in recording.engines] == [3, 3]
 
 
-def test_what_was_sampled_is_what_is_exported(recording: RecordingService) -> None:
+def test_export_matches_sampled_tokens(recording: RecordingService) -> None:
     for engine in recording.engines:
         script(engine, token_ids=[40, 41], version=7)
     rollout = recording.begin()
@@ -62,7 +62,7 @@ def rewarded(rollout: Rollout, text: str, value: float) -> Rollout:
     return rollout
 
 
-def test_sessions_of_several_replicas_are_exported_as_one(recording: RecordingService) -> None:
+def test_export_merges_sessions_of_several_replicas(recording: RecordingService) -> None:
     short, long = recording.on_each_replica()
     rewarded(short, "a", 0.5)
     rewarded(long, "a much longer prompt than the other one has", 2.0)
@@ -77,7 +77,7 @@ def test_sessions_of_several_replicas_are_exported_as_one(recording: RecordingSe
     assert (traj["versions"][1][-1], traj["input_ids"][1][padded], traj["turn_ids"][1][-1]) == (-1, 0, -1)
 
 
-def test_export_of_several_replicas_is_repeatable_until_acknowledged(recording: RecordingService) -> None:
+def test_multi_replica_export_repeats_until_acknowledged(recording: RecordingService) -> None:
     ids = [rewarded(rollout, "a", 1.0).session_id for rollout in recording.on_each_replica()]
     tried = recording.admin("POST", "/export_trajectories", {"session_ids": ids, "dry_run": True})
     assert (tried.status, tried.json()) == (200, {"status": "ok"}), "nothing is taken"
@@ -91,7 +91,7 @@ def test_export_of_several_replicas_is_repeatable_until_acknowledged(recording: 
     refused(recording.admin("POST", "/export_trajectories", {"session_ids": ids}), 404)
 
 
-def test_reward_is_given_with_the_export_once(recording: RecordingService) -> None:
+def test_export_applies_its_reward_once(recording: RecordingService) -> None:
     rollout = recording.begin()
     rollout.chat("One?")
     wanted = {"session_ids": [rollout.session_id], "reward": 0.25}
@@ -123,7 +123,7 @@ def test_npz_of_several_replicas_holds_the_same_columns(recording: RecordingServ
             assert np.array_equal(columns[name], np.array(values, dtype=columns[name].dtype)), name
 
 
-def test_export_takes_nothing_where_one_of_the_sessions_is_not_ready(recording: RecordingService) -> None:
+def test_export_takes_nothing_when_one_session_is_unready(recording: RecordingService) -> None:
     ready, open_ = recording.on_each_replica()
     rewarded(ready, "a", 1.0)
     open_.chat("a")
@@ -141,7 +141,7 @@ def test_group_is_exported_by_its_id(recording: RecordingService) -> None:
     assert [row["session_id"] for row in answer.json()["rows"]] == [rollout.session_id for rollout in group]
 
 
-def test_export_of_sessions_and_a_group_that_they_are_not_in_is_refused(recording: RecordingService) -> None:
+def test_export_of_sessions_outside_group_is_refused(recording: RecordingService) -> None:
     group, other = recording.begin_group(2), recording.begin()
     for rollout in (*group, other):
         rewarded(rollout, "a", 1.0)
@@ -153,7 +153,7 @@ def test_export_of_sessions_and_a_group_that_they_are_not_in_is_refused(recordin
     assert [row["session_id"] for row in answer.json()["rows"]] == body["session_ids"]
 
 
-def test_key_of_the_callers_own_opens_its_session_and_is_refused_while_active(recording: RecordingService) -> None:
+def test_own_key_opens_session_and_is_refused_while_active(recording: RecordingService) -> None:
     key = "own-key-of-an-agent"
     rollout = recording.begin(api_key=key)
     assert rollout.key == key
@@ -167,7 +167,7 @@ def test_key_of_the_callers_own_opens_its_session_and_is_refused_while_active(re
     assert again.reward(0.0)["session_id"] == again.session_id
 
 
-def test_ended_session_is_ready_unrewarded_and_takes_no_more(recording: RecordingService) -> None:
+def test_ended_session_is_ready_and_refuses_calls(recording: RecordingService) -> None:
     rollout = recording.begin()
     rollout.chat("a")
     reply = rollout.post("/rl/end_session", {}).json()
@@ -184,7 +184,7 @@ def test_admin_ends_a_group_by_its_id(recording: RecordingService) -> None:
     refused(group[1].post("/rl/end_session", {"group_id": group[0].group_id}), 403)
 
 
-def test_admin_rewards_a_session_by_its_id_and_by_an_interaction(recording: RecordingService) -> None:
+def test_admin_rewards_session_by_id_or_interaction(recording: RecordingService) -> None:
     first, second = recording.on_each_replica()
     first.chat("a")
     reply = recording.admin("POST", "/rl/set_reward", {"reward": 1.0, "session_id": first.session_id}).json()
@@ -194,7 +194,7 @@ def test_admin_rewards_a_session_by_its_id_and_by_an_interaction(recording: Reco
     assert recording.admin("POST", "/rl/set_reward", by_interaction).json()["session_id"] == second.session_id
 
 
-def test_sessions_are_listed_over_all_replicas_page_by_page(recording: RecordingService) -> None:
+def test_session_pages_cover_all_replicas(recording: RecordingService) -> None:
     started = {rollout.session_id for _ in range(2) for rollout in recording.on_each_replica()}
     found: list[str] = []
     after = ""
@@ -210,7 +210,7 @@ def test_sessions_are_listed_over_all_replicas_page_by_page(recording: Recording
     assert {tag_of(each) for each in found if not each.startswith("__hitl__")} == {tag_of(each) for each in started}
 
 
-def test_session_is_described_by_the_replica_that_has_it(recording: RecordingService) -> None:
+def test_session_is_described_by_its_replica(recording: RecordingService) -> None:
     for rollout in recording.on_each_replica():
         interaction = rollout.chat("a")["id"]
         reply = recording.admin("GET", f"/rl/sessions/{rollout.session_id}").json()
@@ -219,7 +219,7 @@ def test_session_is_described_by_the_replica_that_has_it(recording: RecordingSer
 
 
 @pytest.mark.parametrize("group_size", [0, 1025, "2", True, 1.5])
-def test_group_size_that_cannot_be_is_400(recording: RecordingService, group_size: object) -> None:
+def test_invalid_group_size_is_400(recording: RecordingService, group_size: object) -> None:
     body = {"task_id": "task", "group_size": group_size}
     assert refused(recording.admin("POST", "/rl/start_session", body))["param"] == "group_size"
 

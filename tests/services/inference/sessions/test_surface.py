@@ -59,7 +59,7 @@ DATA_PROXY = [
         for route in routes
     ],
 )
-def test_route_exists_and_wants_a_key(recording: RecordingService, component: str, method: str, path: str) -> None:
+def test_route_exists_and_requires_key(recording: RecordingService, component: str, method: str, path: str) -> None:
     answer = getattr(recording, component).call(method, path, {} if method == "POST" else None)
     assert answer.status == 401, (answer.status, answer.body)
 

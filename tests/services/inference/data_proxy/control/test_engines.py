@@ -106,7 +106,7 @@ async def test_controls_use_the_engines_documented_routes(http: HttpClient, api:
     assert posted == [route for route in ROUTES[kind] for _ in range(3)]
 
 
-async def test_sglang_pauses_by_retracting_and_aborts_nothing_for_a_version(http: HttpClient, api: ScriptedApi) -> None:
+async def test_sglang_pause_retracts_and_version_aborts_nothing(http: HttpClient, api: ScriptedApi) -> None:
     engine = client("sglang", http, api)
     api.replies |= {"POST /pause_generation": OK, "POST /update_weight_version": OK}
     api.replies["GET /get_model_info"] = (200, {"weight_version": "7", "model_path": "/models/tiny"})
@@ -126,9 +126,7 @@ async def test_vllm_keeps_the_version_until_the_engine_is_gone(http: HttpClient,
 
 
 @pytest.mark.parametrize(("kind", "route"), [("embedded", "/get_version"), ("sglang", "/get_model_info")])
-async def test_version_of_an_engine_that_does_not_answer_is_unknown(
-    http: HttpClient, api: ScriptedApi, kind: str, route: str
-) -> None:
+async def test_version_of_silent_engine_is_unknown(http: HttpClient, api: ScriptedApi, kind: str, route: str) -> None:
     """It is not "none was set", which would let a lower version in."""
     engine = client(kind, http, api)
     api.replies[f"GET {route}"] = (500, {})
@@ -142,7 +140,7 @@ async def test_version_of_an_engine_that_does_not_answer_is_unknown(
     ("results", "error", "version"),
     [(["no", "no"], EngineRefused, 0), (["None", "no"], EngineFailed, UNKNOWN_VERSION)],
 )
-async def test_weights_that_some_of_vllms_workers_refuse_are_a_failure(
+async def test_load_fails_when_some_vllm_workers_refuse(
     http: HttpClient, api: ScriptedApi, results: list[str], error: type[EngineError], version: int
 ) -> None:
     """After a refusal by all of them the old weights serve on; after one by some the model is mixed."""
@@ -161,7 +159,7 @@ async def proxy_before(processes: Processes, api: ScriptedApi, tokenizer: Path) 
     return process
 
 
-async def test_failed_pause_unpauses_and_released_memory_takes_no_calls(
+async def test_failed_pause_is_undone_and_released_memory_blocks_calls(
     processes: Processes, api: ScriptedApi, tokenizer: Path
 ) -> None:
     proxy = await proxy_before(processes, api, tokenizer)
@@ -187,7 +185,7 @@ async def test_failed_pause_unpauses_and_released_memory_takes_no_calls(
     assert (await in_thread(proxy.call, "GET", "/ready")).json()["version"] == 5
 
 
-async def test_resume_that_failed_is_repeated(processes: Processes, api: ScriptedApi, tokenizer: Path) -> None:
+async def test_failed_resume_is_retried(processes: Processes, api: ScriptedApi, tokenizer: Path) -> None:
     """No client would resume an engine whose pause was answered with an error."""
     proxy = await proxy_before(processes, api, tokenizer)
     broken = (500, {"error": {"message": "half way"}})
@@ -220,7 +218,7 @@ async def test_external_model_has_no_controls(processes: Processes, api: Scripte
         assert (answer.status, answer.json()["error"]["code"]) == (400, "unsupported_by_engine")
 
 
-async def test_pause_whose_caller_left_is_taken_back(processes: Processes, api: ScriptedApi, tokenizer: Path) -> None:
+async def test_pause_is_undone_when_caller_disconnects(processes: Processes, api: ScriptedApi, tokenizer: Path) -> None:
     proxy = await proxy_before(processes, api, tokenizer)
     pausing, resumed = asyncio.Event(), asyncio.Event()
 

@@ -79,7 +79,7 @@ def _engine_holds(service: EmbeddedService, count: int) -> bool:
     return bool(stats["running"] + stats["waiting"] == count)
 
 
-def test_pause_in_the_middle_holds_the_stream_longer_than_the_deadline_and_it_ends_whole(
+def test_paused_stream_outlives_deadline_and_completes(
     service: EmbeddedService,
 ) -> None:
     events = paused_in_the_middle(service)
@@ -93,7 +93,7 @@ def test_pause_in_the_middle_holds_the_stream_longer_than_the_deadline_and_it_en
     assert len(versions_of(got)) == LONG["max_tokens"]
 
 
-def test_tokens_keep_the_version_that_sampled_them_across_a_weight_load(service: EmbeddedService) -> None:
+def test_tokens_keep_sampled_version_across_weight_load(service: EmbeddedService) -> None:
     events = paused_in_the_middle(service)
     load = {"path": str(EXAMPLE), "version": 3}
     assert service.engine.call("POST", "/load_weights", load, key=service.key).status == 200
@@ -102,7 +102,7 @@ def test_tokens_keep_the_version_that_sampled_them_across_a_weight_load(service:
     assert versions == sorted(versions) and set(versions) == {0, 3} and len(versions) == LONG["max_tokens"]
 
 
-def test_set_version_while_paused_stamps_what_follows(service: EmbeddedService) -> None:
+def test_set_version_while_paused_stamps_later_tokens(service: EmbeddedService) -> None:
     events = paused_in_the_middle(service)
     answer = service.ask("POST", "/set_version/all", {"version": 9})
     assert (answer.status, answer.json()["version"]) == (200, 9)
@@ -112,7 +112,7 @@ def test_set_version_while_paused_stamps_what_follows(service: EmbeddedService) 
     wait_until(lambda: service.workers()[0]["version"] == 9, what="the router learns the version")
 
 
-def test_call_that_comes_during_a_pause_waits_and_is_answered_after_it(service: EmbeddedService) -> None:
+def test_call_during_pause_waits_for_resume(service: EmbeddedService) -> None:
     service.control("/pause_generation/all")
     wait_until(lambda: service.workers()[0]["paused"], what="the router learns of the pause")
     assert service.workers()[0]["state"] == "ready"
@@ -129,7 +129,7 @@ def test_controls_are_idempotent_and_name_the_worker(service: EmbeddedService) -
         assert result["worker_addr"] == service.proxy.url and result["status"] == 200
 
 
-def test_released_memory_takes_no_calls_until_it_is_resumed(service: EmbeddedService) -> None:
+def test_released_memory_takes_no_calls_until_resume(service: EmbeddedService) -> None:
     before = service.ask("POST", COMPLETIONS, {**LONG, "max_tokens": 4, "seed": 1}).json()["choices"]
     for _ in range(2):
         (result,) = service.control("/release_memory_occupation/all")
@@ -146,7 +146,7 @@ def test_released_memory_takes_no_calls_until_it_is_resumed(service: EmbeddedSer
     )
 
 
-def test_response_format_that_the_model_has_no_tokens_for_is_400_and_says_why(service: EmbeddedService) -> None:
+def test_response_format_without_tokens_in_vocabulary_is_400(service: EmbeddedService) -> None:
     asked = {**LONG, "ignore_eos": False, "response_format": {"type": "json_object"}}
     answer = service.ask("POST", COMPLETIONS, asked)
     assert (answer.status, "this model has no tokens" in answer.json()["error"]["message"]) == (400, True), answer.body
@@ -157,20 +157,20 @@ def test_answer_matches_the_regular_expression_of_the_call(service: EmbeddedServ
     assert re.fullmatch("[0-3]{3}=[4-9]", answer.json()["choices"][0]["text"]), answer.body
 
 
-def test_answer_that_the_context_has_no_room_for_is_400(service: EmbeddedService) -> None:
+def test_max_tokens_beyond_context_is_400(service: EmbeddedService) -> None:
     answer = service.ask("POST", COMPLETIONS, {**LONG, "max_tokens": 123})
     assert (answer.status, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
     assert service.ask("POST", COMPLETIONS, {**LONG, "max_tokens": 122}).status == 200
 
 
-def test_models_say_their_context_and_where_they_come_from(service: EmbeddedService) -> None:
+def test_models_list_context_length_and_root(service: EmbeddedService) -> None:
     (listed,) = service.ask("GET", "/v1/models").json()["data"]
     assert (listed["max_model_len"], Path(listed["root"])) == (128, EXAMPLE)
     assert service.ask("GET", f"/v1/models/{MODEL}").json() == listed
 
 
 @pytest.mark.parametrize("version", [None, -1, "3", 1.5, True, 2**63])
-def test_version_that_is_none_is_refused_before_any_worker_is_asked(service: EmbeddedService, version: Any) -> None:
+def test_invalid_version_is_refused_before_reaching_workers(service: EmbeddedService, version: Any) -> None:
     for process in (service.gateway, service.proxy):
         path = "/set_version/all" if process is service.gateway else "/set_version"
         answer = process.call("POST", path, {"version": version}, key=service.processes.key)
@@ -191,9 +191,7 @@ def test_version_only_grows_unless_it_is_forced(service: EmbeddedService) -> Non
 
 
 @pytest.mark.parametrize("path", ["/pause_generation", "/release_memory_occupation", "/weights/release", "/drain"])
-def test_control_with_a_body_that_is_no_object_is_400_and_reaches_no_worker(
-    service: EmbeddedService, path: str
-) -> None:
+def test_control_with_non_object_body_is_400(service: EmbeddedService, path: str) -> None:
     answer = service.ask("POST", f"{path}/all", [1])
     assert (answer.status, answer.json()["error"]["code"]) == (400, "invalid_json")
 

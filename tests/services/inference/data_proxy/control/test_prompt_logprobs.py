@@ -50,9 +50,7 @@ def ask(service: EmbeddedService, **body: Any) -> Any:
 
 
 @pytest.mark.parametrize("max_tokens", [0, 1])
-def test_choices_of_a_question_are_scored_as_by_a_forward_pass(
-    service: EmbeddedService, model: Any, max_tokens: int
-) -> None:
+def test_choice_scores_match_forward_pass(service: EmbeddedService, model: Any, max_tokens: int) -> None:
     prompts = [ASKED + choice for choice in CHOICES]
     told = ask(service, prompt=prompts, max_tokens=max_tokens, logprobs=1, echo=True, seed=1234)
     for prompt, choice, one in zip(prompts, CHOICES, told["choices"], strict=True):
@@ -71,7 +69,7 @@ def test_choices_of_a_question_are_scored_as_by_a_forward_pass(
     assert told["usage"]["completion_tokens"] == max_tokens * len(CHOICES)
 
 
-def test_long_prompt_is_scored_in_parts_as_a_whole(service: EmbeddedService, model: Any) -> None:
+def test_long_prompt_scored_in_chunks_matches_whole(service: EmbeddedService, model: Any) -> None:
     prompt = [1, *(4 + number * 7 % 10 for number in range(110))]
     (one,) = ask(service, prompt=prompt, max_tokens=0, logprobs=0, echo=True)["choices"]
     expected = plain(model, prompt).gather(1, torch.tensor(prompt[1:])[:, None])[:, 0]
@@ -79,7 +77,7 @@ def test_long_prompt_is_scored_in_parts_as_a_whole(service: EmbeddedService, mod
     assert one["finish_reason"] == "length"
 
 
-def test_prompt_logprobs_are_by_token_as_vllm_writes_them(service: EmbeddedService, model: Any) -> None:
+def test_prompt_logprobs_are_keyed_by_token_like_vllm(service: EmbeddedService, model: Any) -> None:
     (one,) = ask(service, prompt=ASKED, max_tokens=1, prompt_logprobs=2)["choices"]
     told, expected = one["prompt_logprobs"], plain(model, ASKED)
     assert told[0] is None and len(told) == len(ASKED)
@@ -89,7 +87,7 @@ def test_prompt_logprobs_are_by_token_as_vllm_writes_them(service: EmbeddedServi
             assert about["logprob"] == pytest.approx(float(row[int(each)]), abs=TOLERANCE)
 
 
-def test_prompt_logprobs_stand_beside_those_of_an_echo(service: EmbeddedService) -> None:
+def test_prompt_logprobs_are_returned_beside_echo_logprobs(service: EmbeddedService) -> None:
     for prompt in (ASKED, ASKED[:1]):
         (one,) = ask(service, prompt=prompt, max_tokens=1, prompt_logprobs=0, logprobs=2, echo=True)["choices"]
         assert [entry and list(entry) for entry in one["prompt_logprobs"]] == [None, *([str(t)] for t in prompt[1:])]
@@ -98,7 +96,7 @@ def test_prompt_logprobs_stand_beside_those_of_an_echo(service: EmbeddedService)
 
 
 @pytest.mark.parametrize("body", [{"logprobs": 1, "echo": True}, {"prompt_logprobs": 2}])
-def test_retry_has_the_logprobs_of_the_prompt_too(service: EmbeddedService, body: dict[str, Any]) -> None:
+def test_retry_returns_prompt_logprobs(service: EmbeddedService, body: dict[str, Any]) -> None:
     started = service.ask("POST", "/rl/start_session", {"task_id": "scored"}).json()
     key, headers = started["sessions"][0]["session_api_key"], {"Idempotency-Key": "one"}
     body = {"model": MODEL, "prompt": [ASKED, ASKED[:3]], "max_tokens": 1, "n": 2, **body}
@@ -108,12 +106,12 @@ def test_retry_has_the_logprobs_of_the_prompt_too(service: EmbeddedService, body
 
 
 @pytest.mark.parametrize("prompt", ["12<eos>34=", "1\N{SNOWMAN}2="])
-def test_echo_is_the_prompt_as_it_was_sent(service: EmbeddedService, prompt: str) -> None:
+def test_echo_returns_prompt_as_sent(service: EmbeddedService, prompt: str) -> None:
     (one,) = ask(service, prompt=prompt, max_tokens=0, echo=True)["choices"]
     assert one["text"] == prompt
 
 
-def test_echo_of_token_ids_has_the_text_of_each(service: EmbeddedService) -> None:
+def test_echo_of_token_ids_returns_their_text(service: EmbeddedService) -> None:
     (one,) = ask(service, prompt=ASKED, max_tokens=0, logprobs=0, echo=True)["choices"]
     tokens, offsets = one["logprobs"]["tokens"], one["logprobs"]["text_offset"]
     assert one["text"] == "".join(tokens)
@@ -121,13 +119,13 @@ def test_echo_of_token_ids_has_the_text_of_each(service: EmbeddedService) -> Non
     assert one["logprobs"]["top_logprobs"] is None
 
 
-def test_text_prompt_is_echoed_with_its_tokens(service: EmbeddedService) -> None:
+def test_text_prompt_echo_includes_tokens(service: EmbeddedService) -> None:
     (one,) = ask(service, prompt="1234=", max_tokens=2, logprobs=1, echo=True)["choices"]
     assert one["text"].startswith("1234=")
     assert len(one["logprobs"]["token_logprobs"]) == len(one["logprobs"]["tokens"])
 
 
-def test_stream_begins_with_the_echo_and_its_logprobs(service: EmbeddedService, model: Any) -> None:
+def test_stream_starts_with_echo_and_logprobs(service: EmbeddedService, model: Any) -> None:
     body = {"model": MODEL, "temperature": 0, "prompt": ASKED, "max_tokens": 3, "logprobs": 1, "echo": True}
     answer = service.ask("POST", COMPLETIONS, {**body, "stream": True})
     events = [json.loads(line[6:]) for line in answer.body.decode().splitlines() if line.startswith("data: {")]
@@ -136,7 +134,7 @@ def test_stream_begins_with_the_echo_and_its_logprobs(service: EmbeddedService, 
     assert told == whole["logprobs"]["token_logprobs"]
 
 
-def test_chat_with_prompt_logprobs_is_400_and_named(service: EmbeddedService) -> None:
+def test_chat_with_prompt_logprobs_is_400_naming_field(service: EmbeddedService) -> None:
     body = {"model": MODEL, "messages": [{"role": "user", "content": "12"}], "prompt_logprobs": 1}
     answer = service.ask("POST", "/v1/chat/completions", body)
     assert (answer.status, answer.json()["error"]["param"]) == (400, "prompt_logprobs")
@@ -153,6 +151,6 @@ def test_chat_with_prompt_logprobs_is_400_and_named(service: EmbeddedService) ->
         ({"prompt": "1" * 200_000}, "prompt"),
     ],
 )
-def test_what_cannot_be_scored_is_400_and_named(service: EmbeddedService, body: dict[str, Any], param: str) -> None:
+def test_unscorable_request_is_400_naming_field(service: EmbeddedService, body: dict[str, Any], param: str) -> None:
     answer = service.ask("POST", COMPLETIONS, {"model": MODEL, "prompt": ASKED, **body})
     assert (answer.status, answer.json()["error"]["param"]) == (400, param)

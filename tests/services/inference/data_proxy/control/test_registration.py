@@ -34,7 +34,7 @@ def workers_of(service: Service, model: str) -> set[tuple[str, str]]:
     return {(worker["worker_id"], worker["worker_addr"]) for worker in workers if worker["model"] == model}
 
 
-def test_registered_model_is_served_and_deregistered_one_is_not(service: Service, second: Process) -> None:
+def test_model_is_served_until_deregistered(service: Service, second: Process) -> None:
     answer = post(service, "/register_model", model="second", data_proxy_addrs=[second.url])
     assert (answer.status, answer.json()) == (
         200,
@@ -46,7 +46,7 @@ def test_registered_model_is_served_and_deregistered_one_is_not(service: Service
     assert post(service, "/deregister_model", model="second").status == 404
 
 
-def test_registering_again_keeps_the_ids_of_workers_that_stay(service: Service) -> None:
+def test_reregistration_keeps_ids_of_remaining_workers(service: Service) -> None:
     before = workers_of(service, "tiny")
     answer = post(service, "/register_model", model="tiny", data_proxy_addrs=[proxy.url for proxy in service.proxies])
     assert answer.status == 200 and workers_of(service, "tiny") == before
@@ -64,7 +64,7 @@ def test_registration_with_one_bad_proxy_changes_nothing(
     assert service.chat().status == 200
 
 
-def test_name_that_the_router_refuses_leaves_nothing_behind(service: Service, tokenizer: Path) -> None:
+def test_name_refused_by_router_leaves_no_worker(service: Service, tokenizer: Path) -> None:
     odd = service.processes.data_proxy(service.engine, tokenizer, model="no such name!")
     answer = post(service, "/register_model", model="no such name!", data_proxy_addrs=[odd.url])
     assert answer.status == 400 and workers_of(service, "no such name!") == set()
@@ -80,6 +80,6 @@ def test_name_that_the_router_refuses_leaves_nothing_behind(service: Service, to
         ({"model": "m", "data_proxy_addrs": ["127.0.0.1:1"], "api_key": "k"}, "api_key"),
     ],
 )
-def test_malformed_registration_is_400_and_names_the_field(service: Service, body: dict[str, Any], param: str) -> None:
+def test_malformed_registration_is_400_naming_field(service: Service, body: dict[str, Any], param: str) -> None:
     answer = post(service, "/register_model", **body)
     assert (answer.status, answer.json()["error"]["param"]) == (400, param)

@@ -169,7 +169,7 @@ async def kill_in_an_update(engine: Engine, proxy: Proxy) -> None:
         await update
 
 
-async def test_running_call_is_held_until_the_published_weights_are_loaded(
+async def test_running_call_waits_for_published_weights(
     engine: Engine, processes: Processes, tokenizer: Path, tmp_path: Path
 ) -> None:
     proxy = await start_proxy(processes, engine, tokenizer, tmp_path)
@@ -213,7 +213,7 @@ async def test_running_call_is_held_until_the_published_weights_are_loaded(
     await in_thread(wait_ready, proxy.process)
 
 
-async def test_client_that_paused_before_the_failed_update_has_its_pause_until_it_resumes(
+async def test_client_pause_survives_failed_update_until_resume(
     engine: Engine, processes: Processes, tokenizer: Path, tmp_path: Path
 ) -> None:
     proxy = await start_proxy(processes, engine, tokenizer, tmp_path)
@@ -227,7 +227,7 @@ async def test_client_that_paused_before_the_failed_update_has_its_pause_until_i
     assert not engine.paused
 
 
-async def test_data_proxy_that_is_killed_in_an_update_has_a_successor_that_loads_the_published_weights(
+async def test_successor_of_killed_proxy_loads_published_weights(
     engine: Engine, processes: Processes, tokenizer: Path, tmp_path: Path
 ) -> None:
     proxy = await start_proxy(processes, engine, tokenizer, tmp_path)
@@ -240,7 +240,7 @@ async def test_data_proxy_that_is_killed_in_an_update_has_a_successor_that_loads
     assert engine.label == "1" and engine.folders[-1].endswith("v1")
 
 
-async def test_published_weights_that_are_gone_after_a_failed_update_keep_the_model_from_serving_and_say_why(
+async def test_missing_published_weights_block_serving_with_reason(
     engine: Engine, processes: Processes, tokenizer: Path, tmp_path: Path
 ) -> None:
     own = tmp_path / "own"
@@ -261,7 +261,7 @@ async def test_published_weights_that_are_gone_after_a_failed_update_keep_the_mo
     assert engine.label == "0" and engine.folders[-1] == str(own)
 
 
-async def test_successor_of_a_data_proxy_whose_update_the_engine_ended_alone_resumes_the_engine(
+async def test_successor_resumes_engine_after_engine_ended_update(
     engine: Engine, processes: Processes, tokenizer: Path, tmp_path: Path
 ) -> None:
     proxy = await start_proxy(processes, engine, tokenizer, tmp_path)
@@ -283,7 +283,7 @@ def _versions(events: Future[list[Any]]) -> list[int]:
     return [version for event in listed[:-1] for choice in event["choices"] for version in choice.get("versions", ())]
 
 
-async def test_successor_of_a_data_proxy_that_was_killed_while_it_paused_its_engine_resumes_it(
+async def test_successor_resumes_engine_paused_by_killed_proxy(
     engine: Engine, processes: Processes, tokenizer: Path, tmp_path: Path
 ) -> None:
     proxy = await start_proxy(processes, engine, tokenizer, tmp_path)
@@ -322,7 +322,7 @@ async def test_pause_of_a_client_outlives_the_data_proxy(
     assert (await again.post("/continue_generation")).status == 200 and not engine.paused
 
 
-async def test_update_whose_trainer_died_before_its_commit_is_undone(
+async def test_update_is_undone_when_trainer_dies_before_commit(
     engine: Engine, processes: Processes, tokenizer: Path, tmp_path: Path
 ) -> None:
     proxy = await start_proxy(processes, engine, tokenizer, tmp_path)

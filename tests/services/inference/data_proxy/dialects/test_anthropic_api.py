@@ -49,7 +49,7 @@ def recorded(rollout: Rollout) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_answer_goes_through_and_is_recorded_as_a_chats_message(rollout: Rollout, stream: bool) -> None:
+def test_answer_is_relayed_and_recorded_as_chat_message(rollout: Rollout, stream: bool) -> None:
     client = anthropic.Anthropic(base_url=rollout.front.url, api_key=rollout.key, max_retries=0)
     wanted: Any = {"model": "friend", "max_tokens": 500, "messages": [USER], "tools": TOOLS, "system": "Be brief."}
     if stream:
@@ -80,26 +80,24 @@ def test_repeated_call_is_answered_again_and_recorded_once(
     assert len(recorded(rollout)) == 1
 
 
-def test_other_apis_say_which_one_there_is(rollout: Rollout) -> None:
+def test_other_apis_name_the_supported_one(rollout: Rollout) -> None:
     for path in (CHAT, "/v1/completions", "/v1/responses"):
         answer = rollout.post(path, {"messages": [USER]})
         assert answer.status == 400 and MESSAGES in answer.json()["error"]["message"]
 
 
-def test_tokens_are_counted_over_there(rollout: Rollout) -> None:
+def test_tokens_are_counted_by_provider(rollout: Rollout) -> None:
     answer = rollout.post(f"{MESSAGES}/count_tokens", {"messages": [USER]})
     assert answer.status == 200 and answer.json()["input_tokens"] > 0
 
 
-def test_sessions_call_that_cannot_be_a_chat_is_refused_and_others_go_through(
-    rollout: Rollout, friend: tuple[Service, Process]
-) -> None:
+def test_session_call_that_is_not_a_chat_is_refused(rollout: Rollout, friend: tuple[Service, Process]) -> None:
     body = {"max_tokens": 5, "messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]}
     refused = rollout.post(MESSAGES, body)
     assert refused.status == 400 and "document" in refused.json()["error"]["message"]
 
 
-def test_events_are_held_from_the_last_one_on() -> None:
+def test_events_are_held_from_the_last_event_on() -> None:
     recorder = MessagesRecorder(call=None, model="m", messages=[], answer_id=None)
     events = EventReader()
 

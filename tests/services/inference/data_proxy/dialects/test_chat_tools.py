@@ -81,7 +81,7 @@ def test_streamed_deltas_have_the_name_first_then_the_arguments(service: Service
 
 
 @pytest.mark.parametrize("flush", [1, 3, 7, 1000])
-def test_streams_say_the_same_however_the_engine_cuts_them(service: Service, flush: int) -> None:
+def test_streamed_reply_is_independent_of_engine_chunks(service: Service, flush: int) -> None:
     script(service.engine, text=f"{THOUGHT}Hm.\n{TWO_CALLS}", flush=flush)
     reply = deltas(list(service.stream_chat(tools=TOOLS, logprobs=True, return_token_ids=True).events()))
     names = [each["tool_calls"][0]["function"].get("name") for each in reply if "tool_calls" in each]
@@ -101,7 +101,7 @@ def test_logprobs_and_token_ids_are_complete_beside_calls(service: Service) -> N
     assert sum(len((choice["logprobs"] or {"content": []})["content"]) for choice in choices) == len(streamed)
 
 
-def test_choices_are_read_apart(service: Service) -> None:
+def test_choices_are_parsed_separately(service: Service) -> None:
     script(service.engine, text=CALL)
     choices = service.chat(tools=TOOLS, n=2).json()["choices"]
     assert [choice["finish_reason"] for choice in choices] == ["tool_calls"] * 2
@@ -109,7 +109,7 @@ def test_choices_are_read_apart(service: Service) -> None:
     assert len(ids) == 2
 
 
-def test_tool_choice_none_leaves_the_text_alone(service: Service, talking_tokenizer: Path) -> None:
+def test_tool_choice_none_leaves_text_unparsed(service: Service, talking_tokenizer: Path) -> None:
     script(service.engine, text=CALL)
     choice = service.chat(tools=TOOLS, tool_choice="none").json()["choices"][0]
     assert choice["message"]["content"] == CALL and choice["finish_reason"] == "stop"
@@ -121,7 +121,7 @@ def test_calls_without_tools_are_text(service: Service) -> None:
     assert service.chat().json()["choices"][0]["message"]["content"] == CALL
 
 
-def test_a_call_cut_short_by_length_is_what_there_is_of_it(service: Service) -> None:
+def test_call_cut_by_length_keeps_partial_arguments(service: Service) -> None:
     script(service.engine, text=CALL)
     choice = service.chat(tools=TOOLS, max_tokens=60).json()["choices"][0]
     assert choice["finish_reason"] == "length"
@@ -147,14 +147,14 @@ def test_named_tool_choice_streams_the_name_at_once(service: Service) -> None:
     assert "".join(call["function"]["arguments"] for call in calls) == ROME
 
 
-def test_required_tool_choice_leaves_the_name_to_the_model(service: Service, talking_tokenizer: Path) -> None:
+def test_required_tool_choice_lets_model_choose_tool(service: Service, talking_tokenizer: Path) -> None:
     script(service.engine, text=' "now", "arguments": {}}\n</tool_call>')
     choice = service.chat(tools=TOOLS, tool_choice="required").json()["choices"][0]
     assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["now"]
     assert prompts(service, talking_tokenizer)[0].endswith('<tool_call>\n{"name":')
 
 
-def test_required_of_one_tool_names_it(service: Service, talking_tokenizer: Path) -> None:
+def test_required_with_single_tool_fills_in_its_name(service: Service, talking_tokenizer: Path) -> None:
     script(service.engine, text=" {}}\n</tool_call>")
     service.chat(tools=TOOLS[1:], tool_choice="required")
     assert prompts(service, talking_tokenizer)[0].endswith('{"name": "now", "arguments":')
@@ -167,7 +167,7 @@ def test_a_forced_call_closes_reasoning_first(service: Service, talking_tokenize
     assert answer.json()["choices"][0]["message"]["tool_calls"]
 
 
-def test_reasoning_that_the_prompt_began_is_reasoning(service: Service) -> None:
+def test_reasoning_opened_by_prompt_is_reasoning(service: Service) -> None:
     script(service.engine, text=f"Hm.\n</think>\n\n{CALL}")
     message = service.chat(tools=TOOLS, chat_template_kwargs={"think_first": True}).json()["choices"][0]["message"]
     assert message["reasoning_content"] == "Hm." and message["content"] is None and len(message["tool_calls"]) == 1
@@ -180,7 +180,7 @@ def test_allowed_tools_are_the_ones_in_the_prompt(service: Service, talking_toke
     assert '"now"' in prompt and "get_weather" not in prompt
 
 
-def test_one_call_at_a_time_ends_the_answer_after_it(service: Service) -> None:
+def test_parallel_tool_calls_false_stops_after_first_call(service: Service) -> None:
     script(service.engine, text=TWO_CALLS)
     answer = service.chat(tools=TOOLS, parallel_tool_calls=False).json()
     choice = answer["choices"][0]
@@ -198,7 +198,7 @@ def test_a_last_message_of_the_assistant_is_continued(service: Service, talking_
     assert prompts(service, talking_tokenizer)[0].endswith("<|im_start|>assistant\nIt is ")
 
 
-def test_stop_strings_cut_before_the_text_is_read(service: Service) -> None:
+def test_stop_strings_apply_before_parsing(service: Service) -> None:
     script(service.engine, text=f"Hm.\n{CALL}")
     choice = service.chat(tools=TOOLS, stop=["<tool_call>"]).json()["choices"][0]
     assert choice["message"]["content"] == "Hm.\n" and choice["finish_reason"] == "stop"
@@ -219,12 +219,12 @@ def test_stop_strings_cut_before_the_text_is_read(service: Service) -> None:
         ({"continue_final_message": True}, "continue_final_message"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(service: Service, body: dict[str, Any], param: str) -> None:
+def test_rejects_invalid_field_by_name(service: Service, body: dict[str, Any], param: str) -> None:
     answer = service.chat(**body)
     assert answer.status == 400 and answer.json()["error"]["param"] == param
 
 
-def test_sampling_goes_to_the_engine_as_without_tools(service: Service) -> None:
+def test_sampling_fields_reach_engine_with_tools(service: Service) -> None:
     service.chat(tools=TOOLS, temperature=0.5)
     assert sampled(service)["temperature"] == 0.5
 
@@ -237,7 +237,7 @@ INPUT = "*** Begin\n+a"
 PATCH_CALL = f'<tool_call>\n{{"name": "patch", "arguments": {json.dumps({"input": INPUT})}}}\n</tool_call>'
 
 
-def test_custom_tool_is_answered_in_its_own_form_and_taken_back(
+def test_custom_tool_call_and_result_round_trip(
     client: openai.OpenAI, service: Service, talking_tokenizer: Path
 ) -> None:
     script(service.engine, text=f"{CALL}\n{PATCH_CALL}")
@@ -258,7 +258,7 @@ def test_custom_tool_is_answered_in_its_own_form_and_taken_back(
 
 
 @pytest.mark.parametrize("flush", [1, 7, 1000])
-def test_streamed_call_of_a_custom_tool_has_its_name_then_its_input(service: Service, flush: int) -> None:
+def test_streamed_custom_call_sends_name_then_input(service: Service, flush: int) -> None:
     script(service.engine, text=f"{CALL}\n{PATCH_CALL}", flush=flush)
     reply = deltas(list(service.stream_chat(tools=[*TOOLS, PATCH], logprobs=True).events()))
     calls = [each["tool_calls"][0] for each in reply if "tool_calls" in each]
@@ -270,7 +270,7 @@ def test_streamed_call_of_a_custom_tool_has_its_name_then_its_input(service: Ser
     ]
 
 
-def test_custom_call_that_is_cut_has_what_there_is_of_its_input(service: Service) -> None:
+def test_truncated_custom_call_keeps_partial_input(service: Service) -> None:
     script(service.engine, text=PATCH_CALL)
     asked = {"tools": [PATCH], "max_tokens": 60}
     choice = service.chat(**asked).json()["choices"][0]
@@ -282,7 +282,7 @@ def test_custom_call_that_is_cut_has_what_there_is_of_its_input(service: Service
     assert "".join(inputs) == call["custom"]["input"] != ""
 
 
-def test_forced_call_of_a_custom_tool_begins_for_the_model(service: Service, talking_tokenizer: Path) -> None:
+def test_forced_custom_tool_call_is_prefilled(service: Service, talking_tokenizer: Path) -> None:
     choice = {"type": "custom", "custom": {"name": "patch"}}
     allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [choice]}}
     for forced in (choice, allowed):

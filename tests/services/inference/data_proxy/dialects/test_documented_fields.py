@@ -190,7 +190,7 @@ def test_every_documented_field_is_in_a_table() -> None:
 
 
 @pytest.mark.parametrize(("api", "name"), CASES, ids=[f"{api.path}-{name}" for api, name in CASES])
-def test_field_is_taken_named_or_refused_as_its_table_says(service: Service, api: Api, name: str) -> None:
+def test_field_is_taken_ignored_or_refused_per_table(service: Service, api: Api, name: str) -> None:
     field = api.fields[name]
     answer = ask(service, api, **{name: field.value})
     if field.outcome == REFUSED:
@@ -201,14 +201,14 @@ def test_field_is_taken_named_or_refused_as_its_table_says(service: Service, api
 
 
 @pytest.mark.parametrize(("api", "name"), CASES, ids=[f"{api.path}-{name}" for api, name in CASES])
-def test_value_that_asks_for_nothing_is_taken_and_not_named(service: Service, api: Api, name: str) -> None:
+def test_no_op_value_is_taken_without_warning(service: Service, api: Api, name: str) -> None:
     values = api.fields[name].nothing if name in api.least else (None, *api.fields[name].nothing)
     for value in values:
         answer = ask(service, api, **{name: value})
         assert (answer.status, ignored(answer)) == (200, []), (value, answer.body)
 
 
-def test_all_values_that_ask_for_nothing_at_once(service: Service) -> None:
+def test_all_no_op_values_are_taken_together(service: Service) -> None:
     for api in APIS:
         nothing = {
             name: field.nothing[0] for name, field in api.fields.items() if field.nothing and name not in api.least
@@ -223,7 +223,7 @@ PROVIDERS = (
 )
 
 
-def test_tools_that_a_provider_runs_are_left_out_and_named(service: Service) -> None:
+def test_provider_tools_are_dropped_and_listed_as_ignored(service: Service) -> None:
     function = {"type": "function", "name": "f", "parameters": WEATHER}
     answer = ask(service, APIS[3], tools=[function, *({"type": kind} for kind in PROVIDERS)])
     assert (answer.status, ignored(answer)) == (200, sorted(f"tools.{kind}" for kind in PROVIDERS)), answer.body
@@ -235,7 +235,7 @@ def test_tools_that_a_provider_runs_are_left_out_and_named(service: Service) -> 
     assert (answer.status, ignored(answer)) == (200, ["tools.web_search"])
 
 
-def test_call_that_is_forced_of_a_tool_that_was_left_out_is_refused(service: Service) -> None:
+def test_forced_call_of_dropped_tool_is_refused(service: Service) -> None:
     answer = ask(service, APIS[3], tools=[{"type": "web_search"}], tool_choice={"type": "web_search"})
     assert answer.status == 400 and "web_search" in answer.json()["error"]["message"]
 

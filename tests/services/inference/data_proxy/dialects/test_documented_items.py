@@ -208,9 +208,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("family", "kind"), CASES)
-def test_documented_item_is_taken_named_or_refused_as_its_family_says(
-    service: Service, family: Family, kind: Any
-) -> None:
+def test_item_is_taken_ignored_or_refused_per_family(service: Service, family: Family, kind: Any) -> None:
     for value in variants(kind):
         if isinstance(value, dict):
             value = {**value, **{key: given for key, given in family.more.items() if value.get(key) is None}}

@@ -37,7 +37,7 @@ def claude(friend: Process, module_processes: Processes) -> anthropic.Anthropic:
     return anthropic.Anthropic(base_url=friend.url, api_key=module_processes.key, max_retries=0)
 
 
-def test_messages_of_an_external_model(service: Service, claude: anthropic.Anthropic) -> None:
+def test_external_model_answers_messages_api(service: Service, claude: anthropic.Anthropic) -> None:
     script(service.engine, text=f"{THOUGHT}I look.\n{TWO_CALLS}")
     message = claude.messages.create(model="friend", max_tokens=500, messages=[USER], tools=TOOLS)
     assert [block.type for block in message.content] == ["thinking", "text", "tool_use", "tool_use"]
@@ -46,7 +46,7 @@ def test_messages_of_an_external_model(service: Service, claude: anthropic.Anthr
     assert service.engine_saw()["sampling"]["max_new_tokens"] == 500
 
 
-def test_streamed_messages_of_an_external_model(service: Service, claude: anthropic.Anthropic) -> None:
+def test_external_model_streams_messages_api(service: Service, claude: anthropic.Anthropic) -> None:
     script(service.engine, text=f"{THOUGHT}I look.\n{TWO_CALLS}")
     with claude.messages.stream(model="friend", max_tokens=500, messages=[USER], tools=TOOLS) as stream:
         message = stream.get_final_message()
@@ -54,7 +54,7 @@ def test_streamed_messages_of_an_external_model(service: Service, claude: anthro
     assert message.stop_reason == "tool_use" and message.usage.output_tokens > 10
 
 
-def test_responses_of_an_external_model(service: Service, friend: Process, module_processes: Processes) -> None:
+def test_external_model_answers_responses_api(service: Service, friend: Process, module_processes: Processes) -> None:
     tools: Any = [{"type": "function", "name": "now", "parameters": {"type": "object"}, "strict": False}]
     script(service.engine, text=f"Hm.\n{TWO_CALLS}")
     with openai.OpenAI(base_url=f"{friend.url}/v1", api_key=module_processes.key, max_retries=0) as client:
@@ -66,7 +66,7 @@ def test_responses_of_an_external_model(service: Service, friend: Process, modul
         assert response.usage is not None and response.usage.output_tokens > 10
 
 
-def test_refusals_come_in_the_dialects_shape(service: Service, claude: anthropic.Anthropic) -> None:
+def test_refusals_use_the_dialects_error_shape(service: Service, claude: anthropic.Anthropic) -> None:
     with pytest.raises(anthropic.BadRequestError, match="context is 4096 tokens"):
         claude.messages.create(model="friend", max_tokens=9_999, messages=[USER])
     with pytest.raises(anthropic.NotFoundError):
@@ -77,14 +77,14 @@ def test_refusals_come_in_the_dialects_shape(service: Service, claude: anthropic
         claude.messages.count_tokens(model="friend", messages=[USER])
 
 
-def test_a_stream_that_fails_ends_with_an_error_event(service: Service, claude: anthropic.Anthropic) -> None:
+def test_failed_stream_ends_with_error_event(service: Service, claude: anthropic.Anthropic) -> None:
     script(service.engine, error_after=3)
     with pytest.raises(anthropic.APIStatusError, match="scripted error line"):
         with claude.messages.stream(model="friend", max_tokens=9, messages=[USER]) as stream:
             stream.until_done()
 
 
-def test_only_what_was_given_is_sent_and_only_openais_own() -> None:
+def test_sends_only_given_openai_fields() -> None:
     chat = {
         "messages": [{"role": "tool", "tool_call_id": "c", "content": "x", "is_error": True}],
         "stop": [], "stream": True, "top_p": None, "max_tokens": 5, "metadata": {"user_id": "u"}, "tools": [],
@@ -117,19 +117,19 @@ def test_chunks_become_pieces() -> None:
         {"choices": [{"delta": {"tool_calls": [{"id": "c"}]}}]}, {"choices": [{"finish_reason": {}}]}, {"usage": "x"},
     ],
 )  # fmt: skip
-def test_chunk_that_is_none_is_the_apis_failure(data: dict[str, Any]) -> None:
+def test_malformed_chunk_is_an_api_failure(data: dict[str, Any]) -> None:
     chunks = ChatDeltaReader()
     with pytest.raises(NotACompletion):
         chunks.note(data)
         chunks.pieces(field_of(items_of(data, "choices")[0], "delta", dict, {}))
 
 
-def test_fault_of_ours_is_not_the_apis_failure() -> None:
+def test_internal_fault_is_not_an_api_failure() -> None:
     with pytest.raises(TypeError), api_failures():
         raise TypeError("ours")
 
 
-def test_how_an_answer_ended_is_in_its_last_chunks() -> None:
+def test_finish_and_usage_come_from_last_chunks() -> None:
     chunks = ChatDeltaReader()
     chunks.note({"choices": [{"delta": {}, "finish_reason": "length", "stop_reason": None}]})
     chunks.note({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 4}})
@@ -143,7 +143,7 @@ def test_a_continued_message_is_refused() -> None:
 
 
 @pytest.mark.parametrize("data", [{"choices": 7}, {"choices": [{"index": 0, "delta": {"content": []}}]}])
-async def test_malformed_answer_that_is_relayed_counts_as_a_failure_and_is_not_recorded(data: dict[str, Any]) -> None:
+async def test_malformed_answer_counts_as_failure_unrecorded(data: dict[str, Any]) -> None:
     failures: list[str] = []
 
     class Call:

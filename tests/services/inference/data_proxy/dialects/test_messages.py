@@ -128,7 +128,7 @@ def test_stop_reasons(service: Service, body: dict[str, Any], text: str, reason:
     assert events[-2][1]["delta"] == {"stop_reason": reason, "stop_sequence": stop}
 
 
-def test_a_call_cut_short_has_the_input_that_there_is(service: Service) -> None:
+def test_truncated_call_has_partial_input(service: Service) -> None:
     script(service.engine, text=CALL)
     message = post(service, tools=TOOLS, max_tokens=60).json()
     assert message["stop_reason"] == "max_tokens" and message["content"][0]["type"] == "tool_use"
@@ -148,20 +148,20 @@ def test_tool_choice_is_honoured(service: Service, talking_tokenizer: Path, choi
     assert prompts(service, talking_tokenizer)[0].endswith(end)
 
 
-def test_one_tool_at_a_time(service: Service) -> None:
+def test_disable_parallel_tool_use_returns_one_call(service: Service) -> None:
     script(service.engine, text=TWO_CALLS)
     choice = {"type": "auto", "disable_parallel_tool_use": True}
     content = post(service, tools=TOOLS, tool_choice=choice).json()["content"]
     assert [block["name"] for block in content] == ["get_weather"]
 
 
-def test_the_answer_goes_on_with_a_last_assistant_message(service: Service, talking_tokenizer: Path) -> None:
+def test_last_assistant_message_is_prefilled(service: Service, talking_tokenizer: Path) -> None:
     answer = post(service, messages=[USER, {"role": "assistant", "content": "It is"}])
     assert answer.json()["content"][0]["text"] == "Hello there, friend!"
     assert prompts(service, talking_tokenizer)[0].endswith("<|im_start|>assistant\nIt is")
 
 
-def test_turns_of_one_role_in_a_row_are_one(service: Service, talking_tokenizer: Path) -> None:
+def test_consecutive_turns_of_one_role_are_merged(service: Service, talking_tokenizer: Path) -> None:
     post(service, messages=[USER, {"role": "user", "content": [{"type": "text", "text": "Tell!"}]}])
     assert "<|im_start|>user\nHow is Rome?\nTell!<|im_end|>" in prompts(service, talking_tokenizer)[0]
 
@@ -173,7 +173,7 @@ def test_thinking_sets_the_templates_switch(service: Service, talking_tokenizer:
     assert "thinking.budget_tokens" in answer.headers["x-areal-ignored"]
 
 
-def test_known_fields_without_effect_are_taken_and_unknown_ones_named(service: Service) -> None:
+def test_unknown_fields_are_listed_as_ignored(service: Service) -> None:
     blocks = [{"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}}]
     answer = post(
         service,
@@ -188,7 +188,7 @@ def test_known_fields_without_effect_are_taken_and_unknown_ones_named(service: S
     assert sampled(service)["top_k"] == 5 and "n" not in sampled(service)
 
 
-def test_count_tokens_counts_the_prompt_and_asks_no_engine(client: anthropic.Anthropic, service: Service) -> None:
+def test_count_tokens_does_not_call_engine(client: anthropic.Anthropic, service: Service) -> None:
     counted = client.messages.count_tokens(model="tiny", messages=[USER], tools=TOOLS, system="Be brief.")
     assert service.engine.call("GET", "/calls").json()["calls"] == []
     message = client.messages.create(model="tiny", max_tokens=9, messages=[USER], tools=TOOLS, system="Be brief.")
@@ -248,7 +248,7 @@ def test_bad_input_is_refused_in_anthropics_shape(service: Service, body: dict[s
     assert error["request_id"] == answer.headers["request-id"] == answer.headers["x-request-id"]
 
 
-def test_errors_map_to_the_clients_own(client: anthropic.Anthropic, service: Service) -> None:
+def test_errors_map_to_sdk_exceptions(client: anthropic.Anthropic, service: Service) -> None:
     with pytest.raises(anthropic.NotFoundError) as missing:
         client.messages.create(model="nope", max_tokens=9, messages=[USER])
     assert missing.value.body["error"]["type"] == "not_found_error" and missing.value.request_id  # type: ignore[index]
@@ -261,19 +261,17 @@ def test_errors_map_to_the_clients_own(client: anthropic.Anthropic, service: Ser
 
 
 @pytest.mark.parametrize(("method", "path", "status"), [("GET", MESSAGES, 405), ("POST", f"{MESSAGES}/batches", 404)])
-def test_other_ways_and_paths_are_refused_in_the_same_shape(
-    service: Service, method: str, path: str, status: int
-) -> None:
+def test_wrong_method_or_path_uses_anthropic_error_shape(service: Service, method: str, path: str, status: int) -> None:
     answer = service.gateway.call(method, path, key=service.key)
     assert answer.status == status and answer.json()["type"] == "error"
 
 
-def test_a_body_that_is_no_json_is_refused_in_the_same_shape(service: Service) -> None:
+def test_malformed_json_uses_anthropic_error_shape(service: Service) -> None:
     answer = service.gateway.call("POST", MESSAGES, b"{", key=service.key)
     assert answer.status == 400 and answer.json()["type"] == "error"
 
 
-def test_a_stream_that_fails_ends_with_an_error_event(client: anthropic.Anthropic, service: Service) -> None:
+def test_failed_stream_ends_with_error_event(client: anthropic.Anthropic, service: Service) -> None:
     script(service.engine, error_after=3)
     events = stream(service)
     assert events[-1][0] == "error" and "scripted error line" in events[-1][1]["error"]["message"]

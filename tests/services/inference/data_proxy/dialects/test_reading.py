@@ -59,7 +59,7 @@ WITH_TOOLS = "{{ tools | tojson }}<tool_call>" + PLAIN
 
 
 @pytest.mark.parametrize("is_list", [True, False], ids=["tokenizer_config.json", "additional_chat_templates"])
-def test_chats_with_tools_have_the_template_of_that_name(tmp_path: Path, is_list: bool) -> None:
+def test_chat_with_tools_uses_template_named_tool_use(tmp_path: Path, is_list: bool) -> None:
     from transformers import AutoTokenizer
 
     folder = families()["qwen3"].write_folder(tmp_path / "model")
@@ -85,12 +85,12 @@ def test_chats_with_tools_have_the_template_of_that_name(tmp_path: Path, is_list
         assert prompt_tokens(tokenizer, messages, tools) == read.chat.token_ids(None, None)
 
 
-def test_parsers_without_names_are_as_the_template_shows() -> None:
+def test_parsers_are_detected_from_template() -> None:
     parsers = load_parsers(None, None, TEMPLATE)
     assert parsers.tools is not None and parsers.tools.name == "hermes" and parsers.reasoning is None
 
 
-def test_parsers_of_a_format_that_is_the_whole_answer_stand_alone() -> None:
+def test_whole_answer_parser_covers_tools_and_reasoning() -> None:
     for parsers in (load_parsers("gpt-oss", None, None), load_parsers(None, "gpt-oss", TEMPLATE)):
         assert parsers.tools is not None and parsers.tools.name == "gpt_oss" and parsers.reasoning is None
     for tools, reasoning in (("gpt-oss", "qwen3"), ("hermes", "gpt_oss")):
@@ -98,14 +98,14 @@ def test_parsers_of_a_format_that_is_the_whole_answer_stand_alone() -> None:
             load_parsers(tools, reasoning, None)
 
 
-def test_a_format_that_is_the_whole_answer_is_read_without_tools() -> None:
+def test_whole_answer_format_is_parsed_without_tools() -> None:
     use = read_tool_use(Fields({}), Template(TEMPLATE, {}), load_parsers("gpt_oss", None, None), Capabilities())
     reader = ResponseParsing(None, use).new_reader("")
     assert reader.push("<|channel|>final<|message|>Hi") == (Content("Hi"),)
 
 
 @pytest.mark.parametrize("template", [None, "{{ messages }}", TEMPLATE])
-def test_parsers_none_reads_nothing(template: str | None) -> None:
+def test_parsers_none_disable_parsing(template: str | None) -> None:
     assert load_parsers("none", "none", template) == Parsers()
 
 
@@ -124,7 +124,7 @@ def test_unknown_parser_is_refused_at_the_start(talking_tokenizer: Path) -> None
         load_parsers(None, "qwen4", None)
 
 
-def test_markers_that_are_special_tokens_stay_visible(codec: TextCodec) -> None:
+def test_markers_stay_visible_as_special_tokens(codec: TextCodec) -> None:
     ids = codec.encode("a [TOOL_CALLS]", add_special_tokens=False)[:-1]
     mark, end = codec.special_id("[TOOL_CALLS]"), codec.special_id("</s>")
     assert mark is not None and end is not None
@@ -152,7 +152,7 @@ def test_markers_of_byte_level_tokenizers_stay_visible(talking_tokenizer: Path) 
     assert choice.reply.content == "" and choice.reply.calls[0].arguments == "{}"
 
 
-def test_one_call_ends_the_choice_at_the_token_that_completes_it(talking_tokenizer: Path) -> None:
+def test_single_call_ends_choice_at_completing_token(talking_tokenizer: Path) -> None:
     codec = TextCodec(
         Tokenizer.from_file(str(talking_tokenizer / "tokenizer.json")), template=None, end_ids=[], max_positions=None
     )
@@ -165,7 +165,7 @@ def test_one_call_ends_the_choice_at_the_token_that_completes_it(talking_tokeniz
     assert codec.decode(choice.token_ids).startswith(call) and len(choice.token_ids) < len(ids)
 
 
-def test_forced_arguments_are_held_to_the_schema_by_engines_with_grammars() -> None:
+def test_grammar_engine_holds_forced_arguments_to_schema() -> None:
     fields = Fields({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "f"}}})
     parsers = load_parsers("hermes", None, None)
     use = read_tool_use(fields, Template(TEMPLATE, {}), parsers, Capabilities(response_format=True))
@@ -173,7 +173,7 @@ def test_forced_arguments_are_held_to_the_schema_by_engines_with_grammars() -> N
     assert use.primer.endswith('"arguments":')
 
 
-def test_forced_arguments_in_other_markup_are_the_models_own() -> None:
+def test_forced_arguments_in_other_markup_are_unconstrained() -> None:
     fields = Fields({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "f"}}})
     parsers = load_parsers("qwen3_coder", None, None)
     use = read_tool_use(fields, Template(TEMPLATE, {}), parsers, Capabilities(response_format=True))
@@ -188,31 +188,31 @@ def test_forced_arguments_in_other_markup_are_the_models_own() -> None:
         ("none", {"tools": TOOLS, "parallel_tool_calls": False}),
     ],
 )
-def test_what_a_format_cannot_force_is_refused(parser: str, body: dict[str, Any]) -> None:
+def test_rejects_tool_choice_unsupported_by_format(parser: str, body: dict[str, Any]) -> None:
     with pytest.raises(ApiError, match="is not supported"):
         read_tool_use(Fields(body), Template(TEMPLATE, {}), load_parsers(parser, None, None), Capabilities())
 
 
 @pytest.mark.parametrize("more", [{"tool_choice": "required"}, {"parallel_tool_calls": False}])
-def test_tools_without_a_parser_are_refused_with_the_field_to_set(more: dict[str, Any]) -> None:
+def test_tools_without_parser_are_refused_naming_setting(more: dict[str, Any]) -> None:
     body = {"tools": TOOLS, **more}
     with pytest.raises(ApiError, match=r"set spec\.toolCallParser"):
         read_tool_use(Fields(body), Template(TEMPLATE, {}), load_parsers("none", None, None), Capabilities())
 
 
-def test_tools_without_a_place_in_the_template_are_refused() -> None:
+def test_tools_unsupported_by_template_are_refused() -> None:
     with pytest.raises(ApiError, match="no place for them"):
         template = Template("{{ messages }}", {})
         read_tool_use(Fields({"tools": TOOLS}), template, load_parsers("hermes", None, None), Capabilities())
 
 
-def test_tools_without_a_parser_reach_the_template_and_leave_the_text_alone() -> None:
+def test_tools_without_parser_reach_template_unparsed() -> None:
     use = read_tool_use(Fields({"tools": TOOLS}), Template(TEMPLATE, {}), Parsers(), Capabilities())
     assert use.shown == TOOLS and use.form is None
     assert ResponseParsing(None, use).new_reader("").push("<tool_call>") == (Content("<tool_call>"),)
 
 
-def test_versions_at_the_end_of_a_choice_replace_those_of_its_deltas(talking_tokenizer: Path) -> None:
+def test_final_versions_replace_delta_versions(talking_tokenizer: Path) -> None:
     codec = TextCodec(
         Tokenizer.from_file(str(talking_tokenizer / "tokenizer.json")), template=None, end_ids=[], max_positions=None
     )

@@ -46,9 +46,7 @@ CALLS = "\n".join(
 )
 
 
-def test_namespaces_and_custom_tools_are_answered_in_their_own_form_and_taken_back(
-    service: Service, talking_tokenizer: Path
-) -> None:
+def test_namespaced_and_custom_tools_round_trip(service: Service, talking_tokenizer: Path) -> None:
     script(service.engine, text=CALLS)
     answer = post(service, input=[USER], **CODEX)
     assert answer.status == 200, answer.body
@@ -84,7 +82,7 @@ def test_namespaces_and_custom_tools_are_answered_in_their_own_form_and_taken_ba
     assert CALLS in after and after.count("result ") == 3
 
 
-def test_forced_call_of_a_namespace_is_of_that_tool(service: Service) -> None:
+def test_forced_call_of_namespaced_tool_is_prefilled(service: Service) -> None:
     choice = {"type": "function", "name": "spawn", "namespace": "agents"}
     script(service.engine, text=f"{TASK}}}\n</tool_call>")
     (call,) = post(service, **{**CODEX, "tool_choice": choice}).json()["output"]
@@ -94,7 +92,7 @@ def test_forced_call_of_a_namespace_is_of_that_tool(service: Service) -> None:
     assert post(service, **{**CODEX, "tool_choice": allowed}).status == 200
 
 
-def test_tool_whose_name_is_taken_has_another_one(service: Service) -> None:
+def test_tool_name_collision_is_resolved(service: Service) -> None:
     inner = {"type": "function", "name": "spawn", "parameters": SPAWN}
     tools = [{**inner, "name": "agents__spawn"}, {"type": "namespace", "name": "agents", "tools": [inner]}]
     for shown, name, namespace in (("agents__spawn", "agents__spawn", None), ("agents__spawn_2", "spawn", "agents")):
@@ -103,13 +101,13 @@ def test_tool_whose_name_is_taken_has_another_one(service: Service) -> None:
         assert (call["name"], call.get("namespace")) == (name, namespace)
 
 
-def test_input_of_a_custom_tool_that_is_no_object_is_the_text(service: Service) -> None:
+def test_non_object_input_of_custom_tool_is_text(service: Service) -> None:
     script(service.engine, text=tool_call("patch", '"plain"'))
     (call,) = post(service, **CODEX).json()["output"]
     assert (call["type"], call["input"]) == ("custom_tool_call", "plain")
 
 
-def test_items_of_what_a_provider_did_are_left_out_and_named(service: Service) -> None:
+def test_provider_items_are_dropped_and_listed_as_ignored(service: Service) -> None:
     items = [USER, {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {}}]
     answer = post(service, input=items)
     assert (answer.status, answer.headers["x-areal-ignored"]) == (200, "input.web_search_call")

@@ -94,7 +94,7 @@ def test_events_come_in_their_sequence(service: Service) -> None:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_an_answer_cut_short_is_incomplete(service: Service, streamed: bool) -> None:
+def test_truncated_answer_is_incomplete(service: Service, streamed: bool) -> None:
     if streamed:
         events = stream(service, max_output_tokens=2)
         assert events[-1]["type"] == "response.incomplete"
@@ -105,7 +105,7 @@ def test_an_answer_cut_short_is_incomplete(service: Service, streamed: bool) -> 
     assert response["output"][0]["status"] == "incomplete"
 
 
-def test_a_call_cut_short_is_not_called_complete(service: Service) -> None:
+def test_truncated_call_is_not_reported_complete(service: Service) -> None:
     script(service.engine, text=CALL)
     for response in (
         post(service, tools=TOOLS, max_output_tokens=60).json(),
@@ -194,7 +194,7 @@ def test_bad_input_is_refused_by_name(service: Service, body: dict[str, Any], pa
     assert answer.json()["error"]["request_id"]
 
 
-def test_errors_map_to_the_clients_own(client: openai.OpenAI, service: Service) -> None:
+def test_errors_map_to_sdk_exceptions(client: openai.OpenAI, service: Service) -> None:
     with pytest.raises(openai.NotFoundError):
         client.responses.create(model="nope", input="Hi")
     with pytest.raises(openai.BadRequestError) as bad:
@@ -202,7 +202,7 @@ def test_errors_map_to_the_clients_own(client: openai.OpenAI, service: Service) 
     assert bad.value.code == "unsupported_parameter"
 
 
-def test_a_stream_that_fails_ends_with_an_error_event(client: openai.OpenAI, service: Service) -> None:
+def test_failed_stream_ends_with_error_event(client: openai.OpenAI, service: Service) -> None:
     script(service.engine, error_after=3)
     events = stream(service)
     assert [event["sequence_number"] for event in events] == list(range(len(events)))

@@ -82,7 +82,7 @@ def chat_of_responses(**body: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_anthropics_messages_are_a_chat(messages: list[Any], chat: list[Any]) -> None:
+def test_anthropic_messages_translate_to_chat(messages: list[Any], chat: list[Any]) -> None:
     assert chat_of_anthropic(messages=messages)["messages"] == chat
 
 
@@ -120,7 +120,7 @@ def test_anthropics_messages_are_a_chat(messages: list[Any], chat: list[Any]) ->
         ({"messages": [HI, {"role": "assistant", "content": "It"}]}, {"continue_final_message": True}),
     ],
 )
-def test_anthropics_fields_are_a_chats(body: dict[str, Any], chat: dict[str, Any]) -> None:
+def test_anthropic_fields_translate_to_chat(body: dict[str, Any], chat: dict[str, Any]) -> None:
     assert chat_of_anthropic(**body).items() >= chat.items()
 
 
@@ -167,7 +167,7 @@ def item(kind: str, **more: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_items_are_a_chat(body: dict[str, Any], chat: list[Any]) -> None:
+def test_response_items_translate_to_chat(body: dict[str, Any], chat: list[Any]) -> None:
     assert chat_of_responses(**body)["messages"] == chat
 
 
@@ -191,5 +191,5 @@ def test_items_are_a_chat(body: dict[str, Any], chat: list[Any]) -> None:
         ),
     ],
 )
-def test_responses_fields_are_a_chats(body: dict[str, Any], chat: dict[str, Any]) -> None:
+def test_response_fields_translate_to_chat(body: dict[str, Any], chat: dict[str, Any]) -> None:
     assert chat_of_responses(**body).items() >= chat.items()

@@ -67,7 +67,7 @@ def test_calls_written_by_a_model_are_read_back(name: str, write: Any, calls: li
 @pytest.mark.parametrize("name", FORMATS)
 @settings(max_examples=120, deadline=None)
 @given(text=snippets, places=places)
-def test_any_text_is_read_the_same_however_it_is_cut(name: str, text: str, places: list[int]) -> None:
+def test_tool_parsing_is_independent_of_chunking(name: str, text: str, places: list[int]) -> None:
     whole = read(new_reader(name), [text])
     assert read(new_reader(name), cut(text, places)) == whole
     assert read(new_reader(name), list(text)) == whole
@@ -77,9 +77,7 @@ def test_any_text_is_read_the_same_however_it_is_cut(name: str, text: str, place
 @pytest.mark.parametrize("inside", [False, True])
 @settings(max_examples=60, deadline=None)
 @given(text=snippets, places=places)
-def test_any_reasoning_is_read_the_same_however_it_is_cut(
-    name: str, inside: bool, text: str, places: list[int]
-) -> None:
+def test_reasoning_parsing_is_independent_of_chunking(name: str, inside: bool, text: str, places: list[int]) -> None:
     form: ReasoningFormat = REASONING_FORMATS[name]
     text = text.replace("<think>", form.start).replace("</think>", form.end)
     whole = read(new_reader("hermes", form, inside=inside), [text])
@@ -95,12 +93,12 @@ def test_without_a_format_the_text_is_the_content(text: str) -> None:
 @pytest.mark.parametrize("name", FORMATS)
 @settings(max_examples=60, deadline=None)
 @given(text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="<[{f"), max_size=60))
-def test_text_without_markup_is_content_to_the_last_character(name: str, text: str) -> None:
+def test_text_without_markup_is_all_content(name: str, text: str) -> None:
     assert read(new_reader(name), list(text)).content == text
 
 
 @pytest.mark.parametrize(("name", "write"), PAIRS, ids=[f"{name}-{index}" for index, (name, _) in enumerate(PAIRS)])
-def test_a_call_streams_before_it_is_whole(name: str, write: Any) -> None:
+def test_call_streams_before_it_completes(name: str, write: Any) -> None:
     if write is WRITERS["mistral"]:
         pytest.skip("a call begins with its id, which comes last here")
     text = write([("get_weather", {"days": 1, "city": "x" * 500})])

@@ -41,11 +41,11 @@ def test_reasoning_is_separate_from_content(name: str, inside: bool, text: str, 
         ("deepseek_v3", "<｜Assistant｜></think>", False),
     ],
 )
-def test_where_an_answer_begins_is_seen_from_the_prompt(name: str, tail: str, inside: bool) -> None:
+def test_prompt_tail_decides_if_answer_starts_in_reasoning(name: str, tail: str, inside: bool) -> None:
     assert reasoning_format(name).opened_by(tail) is inside
 
 
-def test_a_call_ends_reasoning_where_the_family_writes_it_so() -> None:
+def test_tool_call_ends_reasoning_in_glm45() -> None:
     text = "<think>Hm.\n<tool_call>now</tool_call>"
     reply = read(new_reader("glm45", REASONING_FORMATS["glm45"]), list(text))
     assert reply.reasoning == "Hm." and [call.name for call in reply.calls] == ["now"]
@@ -82,7 +82,7 @@ def test_channels_are_reasoning_content_and_calls(
     assert [(call.name, call.arguments) for call in reply.calls] == calls
 
 
-def test_pieces_leave_as_soon_as_they_are_certain() -> None:
+def test_pieces_are_emitted_as_soon_as_unambiguous() -> None:
     reader = new_reader(None, REASONING_FORMATS["qwen3"])
     assert reader.push("<think>") == ()
     assert reader.push("\nHm") == (Reasoning("Hm"),)

@@ -19,17 +19,17 @@ from areal.wire.parsers import REASONING_PARSERS, TOOL_CALL_PARSERS, WHOLE, pars
     [("hermes", "hermes"), ("qwen", "hermes"), ("Qwen25", "hermes"), ("deepseekv3", "deepseek_v3"),
      ("kimi-k2", "kimi_k2"), ("llama3", "llama3_json"), ("glm47", "glm45"), ("qwen3_xml", "qwen3_coder")],
 )  # fmt: skip
-def test_tool_format_by_any_of_its_names(asked: str, name: str) -> None:
+def test_tool_format_is_found_by_alias(asked: str, name: str) -> None:
     assert tool_format(asked).name == name
 
 
-def test_unknown_tool_parser_says_what_was_meant_and_what_there_is() -> None:
+def test_unknown_tool_parser_error_suggests_and_lists_names() -> None:
     with pytest.raises(UsageFault, match=r'"hermse" is not a tool-call parser .did you mean "hermes"') as caught:
         tool_format("hermse")
     assert "mistral" in (caught.value.hint or "") and "none" in (caught.value.hint or "")
 
 
-def test_unknown_reasoning_parser_says_what_was_meant() -> None:
+def test_unknown_reasoning_parser_error_suggests_name() -> None:
     with pytest.raises(UsageFault, match=r'"deepseek-r2" is not a reasoning parser .did you mean "deepseek_r1"'):
         reasoning_format("deepseek-r2")
     assert reasoning_format("deepseek-r1").always
@@ -50,27 +50,27 @@ def test_unknown_reasoning_parser_says_what_was_meant() -> None:
         ('Respond in the format {"name": function name, "parameters": dictionary', "llama3_json"),
     ],
 )
-def test_a_template_shows_which_format_its_model_speaks(template: str, name: str) -> None:
+def test_tool_format_is_detected_from_template(template: str, name: str) -> None:
     form = detect_tool_format(template)
     assert form is not None and form.name == name
 
 
-def test_a_template_that_shows_nothing_speaks_none() -> None:
+def test_template_without_tools_has_no_format() -> None:
     assert detect_tool_format("{% for message in messages %}{{ message.content }}{% endfor %}") is None
 
 
-def test_call_ids_are_in_the_form_that_the_family_takes() -> None:
+def test_call_ids_follow_the_family_format() -> None:
     assert tool_format("hermes").new_id().startswith("call_")
     ids = {tool_format("mistral").new_id() for _ in range(50)}
     assert len(ids) == 50 and all(len(each) == 9 and each.isalnum() for each in ids)
 
 
-def test_every_name_of_a_manifest_is_a_format_and_every_format_has_a_name() -> None:
+def test_manifest_parser_names_match_formats() -> None:
     assert set(TOOL_CALL_PARSERS.canonical.values()) == {form.name for form in TOOL_FORMATS}
     assert set(REASONING_PARSERS.canonical.values()) == {*REASONING_FORMATS, *WHOLE}
 
 
-def test_parsers_of_any_two_names_load_exactly_where_a_manifest_takes_them() -> None:
+def test_parsers_load_exactly_when_manifest_accepts_them() -> None:
     for tools in (None, *TOOL_CALL_PARSERS.spellings):
         for reasoning in (None, *REASONING_PARSERS.spellings):
             try:

@@ -41,14 +41,14 @@ arguments = st.fixed_dictionaries(
 )
 
 
-def test_every_template_with_calls_shows_its_format() -> None:
+def test_every_tool_template_is_detected() -> None:
     assert set(SHOWN) | NO_FORMAT == {name for name, family in families().items() if family.takes_tools}
 
 
 @pytest.mark.parametrize("name", SHOWN)
 @settings(max_examples=settings().max_examples // 5, deadline=None)
 @given(given=st.lists(arguments, min_size=1, max_size=2), content=st.just("") | plain.map(str.strip), places=places)
-def test_calls_that_a_template_writes_are_read_back(
+def test_calls_written_by_template_are_parsed_back(
     name: str, given: list[dict[str, Any]], content: str, places: list[int]
 ) -> None:
     family = families()[name]

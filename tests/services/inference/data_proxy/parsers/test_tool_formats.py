@@ -113,11 +113,11 @@ def content_and_calls(reply: Reply) -> tuple[str, list[tuple[str, str]]]:
          [("get_weather", ROME)]),
     ],
 )  # fmt: skip
-def test_text_is_read_as(name: str, text: str, content: str, calls: list[tuple[str, str]]) -> None:
+def test_text_parses_into_content_and_calls(name: str, text: str, content: str, calls: list[tuple[str, str]]) -> None:
     assert content_and_calls(read(new_reader(name), [text])) == (content, calls)
 
 
-def test_pieces_come_name_first_then_the_arguments_as_they_are_written() -> None:
+def test_pieces_emit_name_then_arguments_in_order() -> None:
     reader = new_reader("hermes")
     assert reader.push('Hm <tool_call>{"name": "f"') == (Content("Hm"),)
     assert reader.push(', "arguments": {"a"') == (CallStart(0, "id0", "f"), CallArguments(0, '{"a"'))
@@ -128,13 +128,13 @@ def test_pieces_come_name_first_then_the_arguments_as_they_are_written() -> None
 
 
 @pytest.mark.parametrize("name", ["hermes", "mistral", "llama3_json", "glm45", "kimi_k2", "pythonic"])
-def test_one_call_is_all_that_counts_where_one_is_wanted(name: str) -> None:
+def test_one_call_mode_ignores_later_calls(name: str) -> None:
     reader = new_reader(name, one_call=True)
     reply = read(reader, [WRITERS[name]([("get_weather", {"city": "Rome"}), ("now", {})])])
     assert calls_of(reply) == [("get_weather", {"city": "Rome"})] and reader.done
 
 
-def test_kimi_keeps_the_ids_that_the_model_gave() -> None:
+def test_kimi_keeps_ids_from_model() -> None:
     text = "<|tool_call_begin|>functions.now:3<|tool_call_argument_begin|>{}<|tool_call_end|>"
     assert [(call.id, call.name) for call in read(new_reader("kimi_k2"), [text]).calls] == [("functions.now:3", "now")]
 
@@ -157,12 +157,12 @@ def test_kimi_keeps_the_ids_that_the_model_gave() -> None:
         ('[TOOL_CALLS][{"name": "now", "arguments": {"a": 1}, "id": "abc', ["id0"]),
     ],
 )
-def test_mistral_keeps_the_id_that_the_model_gave(text: str, ids: list[str]) -> None:
+def test_mistral_keeps_id_from_model(text: str, ids: list[str]) -> None:
     for parts in ([text], list(text)):
         assert [call.id for call in read(new_reader("mistral"), parts).calls] == ids
 
 
-def test_mistral_call_that_is_cut_keeps_what_was_written_of_its_arguments() -> None:
+def test_truncated_mistral_call_keeps_partial_arguments() -> None:
     reply = read(new_reader("mistral"), ['[TOOL_CALLS][{"name": "now", "arguments": {"city": "Os'])
     assert [(call.name, call.arguments) for call in reply.calls] == [("now", '{"city": "Os')]
 
@@ -176,11 +176,11 @@ def test_mistral_call_that_is_cut_keeps_what_was_written_of_its_arguments() -> N
         ("deepseek_v31", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>now<｜tool▁sep｜>", "{}<｜tool▁call▁end｜>"),
     ],
 )
-def test_what_the_prompt_began_is_part_of_the_answer(name: str, primer: str, rest: str) -> None:
+def test_text_begun_by_prompt_belongs_to_answer(name: str, primer: str, rest: str) -> None:
     assert content_and_calls(read(new_reader(name, primer=primer), [rest])) == ("", [("now", "{}")])
 
 
-def test_a_call_that_is_cut_short_stays_open() -> None:
+def test_truncated_call_stays_open() -> None:
     reader = new_reader("hermes")
     reader.push('<tool_call>{"name": "now", "arguments": {"a')
     assert reader.flush() == ()

@@ -27,14 +27,12 @@ async def check_side_by_side(engine: Subject, names: list[str | None]) -> None:
             assert gap(model, prompt, tokens(deltas), told(deltas)) < TOLERANCE
 
 
-async def test_each_call_has_the_adapter_that_it_names(engine: Subject) -> None:
+async def test_each_call_uses_named_adapter(engine: Subject) -> None:
     await check_side_by_side(engine, ["pirate", "poet", "pirate"])
     await check_side_by_side(engine, [None])
 
 
-async def test_calls_of_the_model_itself_share_a_batch_with_adapters(
-    engine: Subject, request: pytest.FixtureRequest
-) -> None:
+async def test_base_model_calls_share_batch_with_adapters(engine: Subject, request: pytest.FixtureRequest) -> None:
     if engine.kind == "vllm":
         # Seen with 0.32 on a CPU: in a batch with adapters, rows that have none get some adapter's delta, several nats
         # off; every status is 200. Its GPU kernels were not looked at.
@@ -42,7 +40,7 @@ async def test_calls_of_the_model_itself_share_a_batch_with_adapters(
     await check_side_by_side(engine, [None, "pirate", "poet", None, "pirate"])
 
 
-async def test_adapter_is_loaded_replaced_and_taken_away_while_it_runs(engine: Subject) -> None:
+async def test_adapter_is_loaded_replaced_and_removed_at_runtime(engine: Subject) -> None:
     for name in ("pirate", "poet"):
         await engine.client.load_adapter("guest", str(engine.models.adapters[name]))
         assert "guest" in (await engine.client.state()).adapters
@@ -54,7 +52,7 @@ async def test_adapter_is_loaded_replaced_and_taken_away_while_it_runs(engine: S
     await check_weights(engine.client, probe(engine.models.versions[0], PROMPT))
 
 
-async def test_folder_that_is_no_adapter_is_refused(engine: Subject) -> None:
+async def test_rejects_folder_without_adapter(engine: Subject) -> None:
     with pytest.raises(EngineError):
         await engine.client.load_adapter("guest", str(engine.models.folders[0]))
     assert "guest" not in (await engine.client.state()).adapters

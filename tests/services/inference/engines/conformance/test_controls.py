@@ -66,7 +66,7 @@ async def paused_midway(engine: Subject) -> Running:
     raise AssertionError("each call was over before its pause")
 
 
-async def test_pause_keeps_the_tokens_so_far_and_the_call_resumes_after_it(engine: Subject) -> None:
+async def test_pause_keeps_tokens_and_call_resumes(engine: Subject) -> None:
     running = await paused_midway(engine)
     held = len(tokens(running.deltas))
     assert 5 <= held < COUNT
@@ -82,7 +82,7 @@ async def test_pause_keeps_the_tokens_so_far_and_the_call_resumes_after_it(engin
         assert gap(engine.models.versions[0], prompt, tokens(call.deltas), told(call.deltas)) < TOLERANCE
 
 
-async def test_each_token_has_the_version_that_was_set_when_it_was_sampled(engine: Subject) -> None:
+async def test_each_token_has_version_at_sampling(engine: Subject) -> None:
     await engine.client.set_version(3)
     assert await engine.client.version() == 3
     running = await paused_midway(engine)
@@ -95,7 +95,7 @@ async def test_each_token_has_the_version_that_was_set_when_it_was_sampled(engin
     assert (await engine.client.state()).version == 4
 
 
-async def test_answer_that_is_not_streamed_keeps_each_tokens_version_across_a_pause(engine: Subject) -> None:
+async def test_whole_answer_keeps_token_versions_across_pause(engine: Subject) -> None:
     await engine.client.set_version(3)
     for _ in range(30):
         quiet = begin(engine, [11, 12], stream=False)
@@ -122,13 +122,13 @@ async def test_pause_and_resume_are_idempotent(engine: Subject) -> None:
     assert len(tokens(await engine.run(PROMPT, max_new_tokens=4, ignore_eos=True))) == 4
 
 
-async def test_version_outlives_the_data_proxy_that_set_it(engine: Subject) -> None:
+async def test_version_outlives_data_proxy(engine: Subject) -> None:
     await engine.client.set_version(12)
     other = engine.process.open(engine.http)
     assert (await other.state()).version == 12 == await other.version()
 
 
-async def test_released_memory_comes_back_with_the_same_weights(engine: Subject) -> None:
+async def test_released_memory_returns_with_same_weights(engine: Subject) -> None:
     engine.needs("memory")
     before = await engine.run(PROMPT, max_new_tokens=10, temperature=0.0, ignore_eos=True)
     await engine.client.pause()
@@ -140,7 +140,7 @@ async def test_released_memory_comes_back_with_the_same_weights(engine: Subject)
     assert gap(engine.models.versions[0], PROMPT, tokens(after), told(after)) < TOLERANCE
 
 
-async def test_state_says_what_is_served(engine: Subject) -> None:
+async def test_state_describes_served_model(engine: Subject) -> None:
     state = await engine.client.state()
     assert state.not_ready is None and state.version == 0
     assert state.root == str(engine.models.folders[0])
@@ -149,6 +149,6 @@ async def test_state_says_what_is_served(engine: Subject) -> None:
 
 
 @pytest.mark.parametrize("prompt", [PROMPT])
-async def test_engine_that_is_gone_is_not_ready(engine: Subject, prompt: list[int]) -> None:
+async def test_lost_engine_is_not_ready(engine: Subject, prompt: list[int]) -> None:
     client = type(engine.process)(engine.kind, engine.process.popen, engine.process.log, 9).open(engine.http)
     assert (await client.state()).not_ready

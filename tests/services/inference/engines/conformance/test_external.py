@@ -50,7 +50,7 @@ def outside(module_processes: Processes, models: Callable[[bool], Models]) -> It
     yield Outside(module_processes, engine, api, proxy)
 
 
-def test_events_add_up_to_the_whole_answer_and_say_how_it_ended(outside: Outside) -> None:
+def test_streamed_events_add_up_to_whole_answer(outside: Outside) -> None:
     whole = outside.ask(COMPLETIONS, CALL).json()["choices"][0]
     events = list(Stream(outside.proxy.port, COMPLETIONS, CALL, outside.processes.key).events())
     pieces = [choice for event in events[:-1] for choice in event["choices"]]
@@ -58,13 +58,13 @@ def test_events_add_up_to_the_whole_answer_and_say_how_it_ended(outside: Outside
     assert pieces[-1]["finish_reason"] == whole["finish_reason"] and events[-1] == "[DONE]"
 
 
-def test_choices_and_ends_are_theirs(outside: Outside) -> None:
+def test_choices_and_finish_reasons_are_the_providers(outside: Outside) -> None:
     answer = outside.ask(COMPLETIONS, {**CALL, "n": 3, "ignore_eos": True}).json()
     assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
     assert {choice["finish_reason"] for choice in answer["choices"]} == {"length"}
 
 
-def test_leaving_a_call_ends_it_in_the_engine_behind_the_api(outside: Outside) -> None:
+def test_closing_stream_aborts_call_behind_api(outside: Outside) -> None:
     body = {**CALL, "max_tokens": 480, "ignore_eos": True, "n": 8}
     stream = Stream(outside.proxy.port, COMPLETIONS, body, outside.processes.key)
     next(stream.events())
@@ -74,19 +74,19 @@ def test_leaving_a_call_ends_it_in_the_engine_behind_the_api(outside: Outside) -
     assert stats["aborted"] > 0  # it did not run out by itself
 
 
-def test_refusal_is_theirs_and_harms_nothing(outside: Outside) -> None:
+def test_provider_refusal_is_relayed_without_side_effects(outside: Outside) -> None:
     refused = outside.ask(COMPLETIONS, {**CALL, "max_tokens": 10_000})
     assert refused.status == 400 and json.loads(refused.body)["error"]["code"] == "context_length_exceeded"
     assert outside.ask(COMPLETIONS, CALL).status == 200
 
 
 @pytest.mark.parametrize("path", ["/pause_generation", "/release_memory_occupation", "/set_version"])
-def test_there_is_nothing_to_control(outside: Outside, path: str) -> None:
+def test_external_engine_has_no_controls(outside: Outside, path: str) -> None:
     answer = outside.ask(path, {"version": 1})
     assert (answer.status, answer.json()["error"]["code"]) == (400, "unsupported_by_engine")
 
 
-def test_api_that_is_gone_is_not_ready(processes: Processes) -> None:
+def test_unreachable_api_is_not_ready(processes: Processes) -> None:
     external = ("--model", "ours", "--engine", "external", "--engine-url", "http://127.0.0.1:9")
     proxy = processes.service("data_proxy", *external)
     gone = "http://127.0.0.1:9/v1 does not answer: Connection refused"

@@ -50,7 +50,7 @@ def told(deltas: list[EngineDelta], index: int = 0) -> list[float]:
 
 
 @pytest.mark.parametrize("prompt", [[9], PROMPT, LONG], ids=["one", "few", "many"])
-async def test_logprobs_are_those_of_a_plain_forward_pass(engine: Subject, prompt: list[int]) -> None:
+async def test_logprobs_match_forward_pass(engine: Subject, prompt: list[int]) -> None:
     for temperature in (1.0, 0.5, 1.4, 0.0):
         deltas = await engine.run(prompt, max_new_tokens=24, temperature=temperature, ignore_eos=True)
         output = tokens(deltas)
@@ -59,7 +59,7 @@ async def test_logprobs_are_those_of_a_plain_forward_pass(engine: Subject, promp
 
 
 @pytest.mark.parametrize("prompt", [PROMPT, LONG], ids=["few", "many"])
-async def test_prompt_is_scored_as_by_a_plain_forward_pass(engine: Subject, prompt: list[int]) -> None:
+async def test_prompt_scores_match_forward_pass(engine: Subject, prompt: list[int]) -> None:
     """By the model itself: a prompt has no temperature."""
     scorer = engine.client
     assert isinstance(scorer, PromptScorer) and scorer.capabilities.prompt_logprobs
@@ -84,7 +84,7 @@ async def test_prompt_of_one_token_has_no_scores(engine: Subject) -> None:
 SCORES = PromptLogprobs((-0.5, -2.0), (((6, -0.5),), ((9, -0.1),)))
 
 
-def test_prompt_scores_of_vllm_are_by_token_id() -> None:
+def test_vllm_prompt_scores_are_keyed_by_token_id() -> None:
     entries = [
         None,
         {"6": {"logprob": -0.5, "rank": 1, "decoded_token": "a"}},
@@ -97,7 +97,7 @@ def test_prompt_scores_of_vllm_are_by_token_id() -> None:
 
 
 @pytest.mark.parametrize("more", [[], [None]], ids=["pairs", "with a text"])
-def test_prompt_scores_of_sglang_are_pairs_with_or_without_a_text(more: list[None]) -> None:
+def test_sglang_prompt_scores_are_pairs_with_optional_text(more: list[None]) -> None:
     tokens = [[None, 5, *more], [-0.5, 6, *more], [-2.0, 7, *more]]
     tops = [None, [[-0.5, 6, *more], [-3.0, 8, *more]], [[-0.1, 9, *more]]]
     about = {"input_token_logprobs": tokens, "input_top_logprobs": tops}
@@ -121,7 +121,7 @@ SHAPED: list[dict[str, object]] = [
 
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 1.7])
 @pytest.mark.parametrize("shaping", SHAPED, ids=[next(iter(each)) for each in SHAPED])
-async def test_logprobs_are_tempered_only_or_reported_as_not(
+async def test_logprobs_are_tempered_only_or_reported_otherwise(
     engine: Subject, shaping: dict[str, object], temperature: float
 ) -> None:
     options: dict[str, object] = {"temperature": temperature, **shaping}
@@ -133,7 +133,7 @@ async def test_logprobs_are_tempered_only_or_reported_as_not(
     assert found < TOLERANCE or told_not_to_be
 
 
-async def test_min_new_tokens_hold_for_calls_that_share_a_batch(engine: Subject) -> None:
+async def test_min_new_tokens_holds_in_shared_batch(engine: Subject) -> None:
     shaping: dict[str, object] = {"temperature": 1.7, "min_new_tokens": 8, "logit_bias": {END: 5.0}}
     takes_seeds = "seed" in engine.client.capabilities.sampling_fields
     seeds = range(12) if takes_seeds else [None] * 12
@@ -146,7 +146,7 @@ async def test_min_new_tokens_hold_for_calls_that_share_a_batch(engine: Subject)
 
 
 @pytest.mark.parametrize("about", ["output", "input"])
-def test_logprob_of_sglang_that_is_null_fails_and_a_null_alternative_is_left_out(about: str) -> None:
+def test_null_sglang_logprob_fails_but_null_top_is_skipped(about: str) -> None:
     def read(logprob: float | None) -> tuple[TopLogprobs, ...]:
         entries, tops = [[-0.5, 5], [logprob, 6]], [None, [[-0.1, 6], [None, 2]]]
         meta = {"completion_tokens": 2, f"{about}_token_logprobs": entries, f"{about}_top_logprobs": tops}
@@ -161,7 +161,7 @@ def test_logprob_of_sglang_that_is_null_fails_and_a_null_alternative_is_left_out
         read(None)
 
 
-async def test_alternatives_are_tempered_too(engine: Subject) -> None:
+async def test_top_logprobs_are_tempered(engine: Subject) -> None:
     deltas = await engine.run(PROMPT, max_new_tokens=6, temperature=0.4, ignore_eos=True, top_logprobs=4)
     plain = logprobs(engine.models.versions[0], PROMPT, tokens(deltas), 0.4)
     for row, entry in zip(plain, [entry for delta in deltas for entry in delta.top_logprobs or ()], strict=True):
@@ -169,7 +169,7 @@ async def test_alternatives_are_tempered_too(engine: Subject) -> None:
             assert abs(float(row[token]) - value) < TOLERANCE
 
 
-async def test_calls_of_several_temperatures_at_once_each_have_their_own(engine: Subject) -> None:
+async def test_concurrent_calls_keep_their_temperatures(engine: Subject) -> None:
     temperatures = (0.0, 0.5, 1.0, 1.5)
     answers = await asyncio.gather(
         *(engine.run(PROMPT, max_new_tokens=20, temperature=each, ignore_eos=True) for each in temperatures)
@@ -178,7 +178,7 @@ async def test_calls_of_several_temperatures_at_once_each_have_their_own(engine:
         assert gap(engine.models.versions[0], PROMPT, tokens(deltas), told(deltas), temperature) < TOLERANCE
 
 
-async def test_deltas_run_in_step_and_each_choice_ends_once(engine: Subject) -> None:
+async def test_delta_lists_match_and_each_choice_ends_once(engine: Subject) -> None:
     deltas = await engine.run(PROMPT, max_new_tokens=60, ignore_eos=True, top_logprobs=1)
     for delta in deltas:
         assert len(delta.token_ids) == len(delta.logprobs) == len(delta.versions) == len(delta.top_logprobs or ())
@@ -187,12 +187,12 @@ async def test_deltas_run_in_step_and_each_choice_ends_once(engine: Subject) -> 
     assert len(tokens(deltas)) == 60
 
 
-async def test_greedy_is_the_likeliest_token_each_time(engine: Subject) -> None:
+async def test_greedy_takes_most_likely_token(engine: Subject) -> None:
     deltas = await engine.run(PROMPT, max_new_tokens=12, temperature=0.0, ignore_eos=True)
     assert tokens(deltas) == greedy(engine.models.versions[0], PROMPT, 12)
 
 
-async def test_stop_token_ends_the_answer_and_is_part_of_it(engine: Subject) -> None:
+async def test_stop_token_ends_answer_and_is_included(engine: Subject) -> None:
     expected = greedy(engine.models.versions[0], PROMPT, 12)
     stop = next(token for token in expected[3:] if token not in expected[:3])
     both: dict[str, object] = {"ignore_eos": True, "stop_token_ids": (stop,)}
@@ -205,7 +205,7 @@ async def test_stop_token_ends_the_answer_and_is_part_of_it(engine: Subject) -> 
     assert deltas[-1].finish_reason is FinishReason.STOP and deltas[-1].stop_token_id == stop
 
 
-async def test_end_token_stops_unless_it_is_to_be_ignored(engine: Subject) -> None:
+async def test_end_token_stops_unless_ignored(engine: Subject) -> None:
     bias = {END: 100.0}
     ended = await engine.run(PROMPT, max_new_tokens=5, temperature=0.0, logit_bias=bias, stop_token_ids=(END,))
     assert tokens(ended) == [END] and ended[-1].finish_reason is FinishReason.STOP
@@ -215,7 +215,7 @@ async def test_end_token_stops_unless_it_is_to_be_ignored(engine: Subject) -> No
     assert tokens(gone_on) == [END] * 5 and gone_on[-1].finish_reason is FinishReason.LENGTH
 
 
-async def test_choices_are_distinct_and_each_ends(engine: Subject) -> None:
+async def test_choices_differ_and_each_ends(engine: Subject) -> None:
     deltas = await engine.run(PROMPT, max_new_tokens=20, ignore_eos=True, n=3)
     ends = [delta.index for delta in deltas if delta.finish_reason is not None]
     assert sorted(ends) == [0, 1, 2]
@@ -226,12 +226,12 @@ async def test_choices_are_distinct_and_each_ends(engine: Subject) -> None:
         assert gap(engine.models.versions[0], PROMPT, answer, told(deltas, index)) < TOLERANCE
 
 
-async def test_greedy_choices_are_alike(engine: Subject) -> None:
+async def test_greedy_choices_are_equal(engine: Subject) -> None:
     deltas = await engine.run(PROMPT, max_new_tokens=6, temperature=0.0, ignore_eos=True, n=2)
     assert tokens(deltas, 0) == tokens(deltas, 1) == greedy(engine.models.versions[0], PROMPT, 6)
 
 
-async def test_seed_makes_an_answer_again_and_another_makes_another(engine: Subject) -> None:
+async def test_same_seed_repeats_answer_and_other_seed_differs(engine: Subject) -> None:
     if "seed" not in engine.client.capabilities.sampling_fields:
         pytest.skip("this engine promises no seed, and its client says so")
     one, again, other = [
@@ -241,7 +241,7 @@ async def test_seed_makes_an_answer_again_and_another_makes_another(engine: Subj
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
-async def test_top_logprobs_are_the_likeliest_of_a_forward_pass(engine: Subject, stream: bool) -> None:
+async def test_top_logprobs_match_forward_pass(engine: Subject, stream: bool) -> None:
     call = replace(engine.call(PROMPT, max_new_tokens=10, ignore_eos=True, top_logprobs=5), stream=stream)
     deltas = [delta async for delta in engine.client.generate(call)]
     plain = logprobs(engine.models.versions[0], PROMPT, tokens(deltas))
@@ -252,7 +252,7 @@ async def test_top_logprobs_are_the_likeliest_of_a_forward_pass(engine: Subject,
         assert torch.allclose(values, row[[token for token, _ in entry]], atol=TOLERANCE)
 
 
-async def test_deltas_one_by_one_are_those_that_are_poured(engine: Subject) -> None:
+async def test_generated_deltas_match_streamed_deltas(engine: Subject) -> None:
     options: dict[str, Any] = {"max_new_tokens": 30, "temperature": 0.0, "ignore_eos": True, "top_logprobs": 2}
     poured = await engine.run(PROMPT, **options)
     drawn = [delta async for delta in engine.client.generate(engine.call(PROMPT, **options))]
@@ -260,7 +260,7 @@ async def test_deltas_one_by_one_are_those_that_are_poured(engine: Subject) -> N
     assert len(told(drawn)) == len(told(poured)) == 30
 
 
-async def test_sink_that_raises_ends_the_call_in_the_engine(engine: Subject) -> None:
+async def test_raising_sink_aborts_call_in_engine(engine: Subject) -> None:
     def sink(delta: EngineDelta) -> None:
         raise ConnectionResetError("the port is closed")
 
@@ -270,7 +270,7 @@ async def test_sink_that_raises_ends_the_call_in_the_engine(engine: Subject) -> 
     await engine.idle()
 
 
-async def test_leaving_a_call_ends_it_in_the_engine(engine: Subject) -> None:
+async def test_closing_generator_aborts_call_in_engine(engine: Subject) -> None:
     async with contextlib.aclosing(
         engine.client.generate(engine.call(PROMPT, max_new_tokens=480, ignore_eos=True, n=4))
     ) as deltas:
@@ -278,7 +278,7 @@ async def test_leaving_a_call_ends_it_in_the_engine(engine: Subject) -> None:
     await engine.idle()
 
 
-async def test_calls_side_by_side_are_as_alone(engine: Subject) -> None:
+async def test_concurrent_calls_match_single_calls(engine: Subject) -> None:
     prompts = [[10 + number] * (1 + 3 * number) for number in range(6)]
     answers = await asyncio.gather(
         *(engine.run(prompt, max_new_tokens=16, ignore_eos=True, temperature=0.7) for prompt in prompts)
@@ -288,19 +288,19 @@ async def test_calls_side_by_side_are_as_alone(engine: Subject) -> None:
 
 
 @pytest.mark.parametrize("prompt", [[5, VOCAB + 1000], [5] * (MAX_LEN + 1)], ids=["no-token", "too-long"])
-async def test_prompt_that_is_none_is_refused_and_harms_nothing(engine: Subject, prompt: list[int]) -> None:
+async def test_invalid_prompt_is_refused_without_side_effects(engine: Subject, prompt: list[int]) -> None:
     with pytest.raises(EngineRefused):
         await engine.run(prompt, max_new_tokens=4)
     assert len(tokens(await engine.run(PROMPT, max_new_tokens=4, ignore_eos=True))) == 4
 
 
-async def test_answer_is_held_to_a_json_schema(engine: Subject) -> None:
+async def test_answer_follows_json_schema(engine: Subject) -> None:
     answer, _ = await answer_in_schema(engine)
     tokenizer = Tokenizer.from_file(str(engine.models.folders[0] / "tokenizer.json"))
     validate(json.loads(tokenizer.decode(answer[:-1])), SCHEMA)
 
 
-async def test_logprobs_under_a_schema_are_the_models_or_reported_as_not(engine: Subject) -> None:
+async def test_schema_logprobs_are_unmasked_or_reported_otherwise(engine: Subject) -> None:
     """vLLM 0.32 and SGLang report the log-probabilities of what the grammar left, so that a token that had to come has
     0. A trainer must not take those for the model's."""
     answer, logprobs = await answer_in_schema(engine)

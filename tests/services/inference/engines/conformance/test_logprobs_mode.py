@@ -36,7 +36,7 @@ PROCESSED = LogprobsMode(before_filters=False, before_penalties=False, before_gr
     ],
     ids=["vllm-raw", "vllm-processed", "sglang", "sglang-original"],
 )
-async def test_mode_is_found_once_the_engine_is_there(
+async def test_mode_is_read_once_engine_is_ready(
     kind: str, flags: list[str], expected: LogprobsMode, models: Callable[[bool], Models], log: Path, http: HttpClient
 ) -> None:
     process = start(kind, models(False).folders[0], log, None, *flags)
@@ -64,14 +64,14 @@ async def test_mode_is_found_once_the_engine_is_there(
         (PROCESSED, SamplingParams(min_new_tokens=1), False, "min_new_tokens"),
     ],
 )
-def test_conflict_names_what_the_logprobs_would_be_shaped_by(
+def test_conflict_names_settings_shaping_logprobs(
     mode: LogprobsMode, sampling: SamplingParams, grammar: bool, conflict: str | None
 ) -> None:
     assert mode.conflict(sampling, grammar=grammar) == conflict
 
 
 @given(st.floats(0.01, 2.0), st.floats(0.01, 1.0), st.integers(0, 50), st.floats(0.0, 1.0), st.booleans())
-def test_engine_that_keeps_the_contract_conflicts_with_nothing(
+def test_conforming_engine_has_no_conflicts(
     temperature: float, top_p: float, top_k: int, min_p: float, grammar: bool
 ) -> None:
     sampling = SamplingParams(temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p)

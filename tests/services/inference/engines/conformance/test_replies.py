@@ -22,7 +22,7 @@ REPLIES = sorted((REPOSITORY / "tests/engines/replies").glob("*.json"))
 
 
 @pytest.mark.parametrize("recorded", REPLIES, ids=[path.stem for path in REPLIES])
-async def test_stand_in_answers_a_part_of_what_the_real_server_answered(
+async def test_stand_in_replies_are_subset_of_recorded_ones(
     recorded: Path, models: Callable[[bool], Models], log: Path, http: HttpClient
 ) -> None:
     engine, folder = recorded.stem.split("-")[0], models(False).folders[0]
@@ -38,7 +38,7 @@ async def test_stand_in_answers_a_part_of_what_the_real_server_answered(
 
 
 @pytest.mark.parametrize("engine", sorted(EXCHANGES))
-def test_stand_in_has_no_route_that_was_recorded_of_no_real_server(engine: str) -> None:
+def test_stand_in_has_only_recorded_routes(engine: str) -> None:
     core: Any = SimpleNamespace(folder="m")
     app = (Vllm(core, tied_fault=False) if engine == "vllm" else Sglang(core)).app()
     routes = {f"{route.method} {route.resource and route.resource.canonical}" for route in app.router.routes()}
@@ -47,7 +47,7 @@ def test_stand_in_has_no_route_that_was_recorded_of_no_real_server(engine: str) 
     assert {route for route in routes if not route.startswith("HEAD ")} <= asked
 
 
-def test_differences_name_the_field_and_what_became_of_it() -> None:
+def test_differences_name_field_and_change() -> None:
     old, new = form({"a": 1, "b": [{"c": "x"}], "d": None, "e": 1}), form({"a": "1", "b": [{"c": 2}], "d": 3, "f": 1})
     assert list(differences(old, new, "x", whole=True)) == [
         "x.f: is new (number)",

@@ -17,7 +17,7 @@ from tests.services.inference.engines.conformance.models import Models
 
 
 @pytest.mark.parametrize("kind", [each for each in kind_params() if "standin" not in str(each)])
-async def test_model_that_cannot_be_served_ends_the_process_and_its_first_exception_says_why(
+async def test_unservable_model_exits_with_root_cause_first(
     kind: str, models: Callable[[bool], Models], log: Path
 ) -> None:
     if (variable := REAL.get(kind)) and not os.environ.get(variable):
@@ -32,7 +32,7 @@ async def test_model_that_cannot_be_served_ends_the_process_and_its_first_except
 
 
 @pytest.mark.extended
-async def test_embedded_tells_its_stages_until_it_serves(
+async def test_embedded_engine_reports_stages_until_serving(
     models: Callable[[bool], Models],
     http: HttpClient,
     log: Path,

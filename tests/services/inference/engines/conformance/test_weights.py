@@ -41,7 +41,7 @@ async def update(engine: Subject, version: int) -> None:
     await engine.client.resume()
 
 
-async def test_new_weights_are_what_a_plain_forward_pass_has(engine: Subject) -> None:
+async def test_new_weights_match_forward_pass(engine: Subject) -> None:
     old, new = engine.models.versions
     await check_weights(engine.client, probe(old, PROMPT))
     await engine.run(LONG, max_new_tokens=2)  # a prefix that must not survive
@@ -56,7 +56,7 @@ async def test_new_weights_are_what_a_plain_forward_pass_has(engine: Subject) ->
         await check_weights(engine.client, probe(old, PROMPT))
 
 
-async def test_call_under_way_goes_on_with_new_weights_each_token_stamped(engine: Subject) -> None:
+async def test_running_call_continues_with_new_weights_stamped(engine: Subject) -> None:
     running = await paused_midway(engine)
     arrived = len(tokens(running.deltas))
     await engine.client.load_weights(str(engine.models.folders[1]), 1)
@@ -73,7 +73,7 @@ async def test_call_under_way_goes_on_with_new_weights_each_token_stamped(engine
     assert gap(new, [20, 21], tokens(late), told(late)) < TOLERANCE
 
 
-async def test_folder_that_is_not_this_model_changes_nothing(engine: Subject) -> None:
+async def test_loading_wrong_folder_changes_nothing(engine: Subject) -> None:
     for folder in (engine.models.broken, Path("/nowhere")):
         await engine.client.pause()
         with pytest.raises(EngineRefused):
@@ -101,7 +101,7 @@ async def test_stale_head_behind_a_good_answer_is_found(
         process.stop()
 
 
-async def test_staged_weights_are_served_only_when_they_are_loaded(engine: Subject) -> None:
+async def test_staged_weights_are_served_only_after_load(engine: Subject) -> None:
     client = stager(engine)
     old, new = engine.models.versions
     await client.stage_weights(str(engine.models.folders[1]), 1)
@@ -128,7 +128,7 @@ async def receive(client: Any, layout: Any, version: int) -> None:
         await client.receive_weights("pair", layout, version)
 
 
-async def test_weights_that_a_trainer_broadcasts_are_what_a_plain_forward_pass_has(
+async def test_broadcast_weights_match_forward_pass(
     engine: Subject,
 ) -> None:
     client = engine.client
@@ -160,7 +160,7 @@ async def test_weights_that_a_trainer_broadcasts_are_what_a_plain_forward_pass_h
     image.remove()
 
 
-async def test_update_that_a_lost_data_proxy_left_open_holds_up_no_broadcast(engine: Subject) -> None:
+async def test_update_left_open_does_not_block_broadcast(engine: Subject) -> None:
     if engine.process.client_kind != "sglang":
         pytest.skip(f"{engine.kind} has no sessions of an update")
     headers = {"Content-Type": "application/json"}
@@ -168,11 +168,11 @@ async def test_update_that_a_lost_data_proxy_left_open_holds_up_no_broadcast(eng
         "POST", engine.process.url, "/begin_weight_update", timeout_s=30.0, headers=headers, body=b"{}"
     )
     assert begun.status == 200, begun.body
-    await test_weights_that_a_trainer_broadcasts_are_what_a_plain_forward_pass_has(engine)
+    await test_broadcast_weights_match_forward_pass(engine)
 
 
 @pytest.mark.slow
-async def test_abandoned_group_and_broadcast_do_not_hold_up_the_next(
+async def test_abandoned_group_or_broadcast_does_not_block_next(
     engine: Subject,
 ) -> None:
     client = engine.client

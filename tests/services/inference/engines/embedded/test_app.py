@@ -26,7 +26,7 @@ Start = Callable[..., Harness]
 
 
 @pytest.mark.parametrize("paused_before", [False, True])
-async def test_pause_whose_caller_left_leaves_the_engine_as_it_was(
+async def test_pause_of_disconnected_caller_keeps_engine_state(
     llama: tuple[Path, Any], start: Start, monkeypatch: pytest.MonkeyPatch, paused_before: bool
 ) -> None:
     """The reply waits for a stream that is not read; its caller does not wait for the reply."""
@@ -98,9 +98,7 @@ async def carried(trainer: BroadcastPublisher, engine: WeightGroups, version: in
     return bool(file.read_bytes().endswith(torch.full((100,), float(version)).numpy().tobytes()))
 
 
-async def test_group_whose_other_member_does_not_come_is_left_at_once(
-    trainer: BroadcastPublisher, engine: WeightGroups
-) -> None:
+async def test_group_is_left_when_other_member_is_missing(trainer: BroadcastPublisher, engine: WeightGroups) -> None:
     offer = await asyncio.to_thread(trainer.offer, "pair", 3, "plain")
     joining = [
         asyncio.create_task(asyncio.to_thread(trainer.join)),
@@ -118,7 +116,7 @@ async def test_group_whose_other_member_does_not_come_is_left_at_once(
         assert await carried(trainer, engine, 1)
 
 
-async def test_abandoned_join_does_not_hold_up_the_next(trainer: BroadcastPublisher, engine: WeightGroups) -> None:
+async def test_abandoned_join_does_not_block_next(trainer: BroadcastPublisher, engine: WeightGroups) -> None:
     offer = await asyncio.to_thread(trainer.offer, "pair", 3, "plain")
     joining = asyncio.create_task(engine.join(place(offer), CPU))
     await asyncio.wait([joining], timeout=0.3)
@@ -127,7 +125,7 @@ async def test_abandoned_join_does_not_hold_up_the_next(trainer: BroadcastPublis
         assert await carried(trainer, engine, 1)
 
 
-async def test_join_of_a_trainer_that_is_gone_fails_at_once(tmp_path: Path, engine: WeightGroups) -> None:
+async def test_join_fails_when_trainer_is_gone(tmp_path: Path, engine: WeightGroups) -> None:
     trainer = BroadcastPublisher(tmp_path / "weights")
     offer = await asyncio.to_thread(trainer.offer, "pair", 2, "plain")
     joining = asyncio.create_task(engine.join(place(offer), CPU))
@@ -138,7 +136,7 @@ async def test_join_of_a_trainer_that_is_gone_fails_at_once(tmp_path: Path, engi
             await joining
 
 
-async def test_member_that_never_receives_keeps_no_other_in_the_broadcast(
+async def test_broadcast_with_silent_member_can_be_left_at_once(
     trainer: BroadcastPublisher, engine: WeightGroups, other: WeightGroups
 ) -> None:
     """As an engine whose data proxy was killed: it is in the group, and does not hear of the broadcast."""
@@ -163,9 +161,7 @@ async def test_member_that_never_receives_keeps_no_other_in_the_broadcast(
     await asyncio.gather(receiving, return_exceptions=True)
 
 
-async def test_abandoned_receiving_ends_the_wait_of_its_preparation(
-    trainer: BroadcastPublisher, engine: WeightGroups
-) -> None:
+async def test_abandoned_receive_ends_preparation(trainer: BroadcastPublisher, engine: WeightGroups) -> None:
     offer = await asyncio.to_thread(trainer.offer, "pair", 2, "plain")
     await asyncio.gather(asyncio.to_thread(trainer.join), engine.join(place(offer), CPU))
     trainer.write(1, [("a", torch.zeros(10))], None)
@@ -180,9 +176,7 @@ async def test_abandoned_receiving_ends_the_wait_of_its_preparation(
 
 
 @pytest.mark.extended
-async def test_group_with_a_hanging_operation_is_abandoned_without_a_wait(
-    trainer: BroadcastPublisher, engine: WeightGroups
-) -> None:
+async def test_hanging_group_is_abandoned_without_waiting(trainer: BroadcastPublisher, engine: WeightGroups) -> None:
     offer = await asyncio.to_thread(trainer.offer, "pair", 2, "plain")
     await asyncio.gather(asyncio.to_thread(trainer.join), engine.join(place(offer), CPU))
     trainer.write(1, [("a", torch.zeros(10))], None)
@@ -199,9 +193,7 @@ async def test_group_with_a_hanging_operation_is_abandoned_without_a_wait(
     assert time.monotonic() - began < SOON_S
 
 
-async def test_file_of_a_group_that_was_left_is_not_another_one_under_its_path(
-    trainer: BroadcastPublisher, engine: WeightGroups
-) -> None:
+async def test_left_group_file_is_distinct_from_new_one(trainer: BroadcastPublisher, engine: WeightGroups) -> None:
     async def brought() -> Path:
         offer = await asyncio.to_thread(trainer.offer, "pair", 2, "plain")
         await asyncio.gather(asyncio.to_thread(trainer.join), engine.join(place(offer), CPU))

@@ -65,7 +65,7 @@ def test_sequence_alone_and_in_company_draws_the_same(llama: tuple[Path, Any], s
     assert torch.allclose(torch.tensor(same.logprobs), torch.tensor(alone.logprobs), atol=1e-4)
 
 
-def test_seeds_and_choices_that_differ_draw_differently(llama: tuple[Path, Any], start: Start) -> None:
+def test_different_seeds_and_choices_draw_differently(llama: tuple[Path, Any], start: Start) -> None:
     harness = start(llama[0])
     sequences = [
         harness.submit([5, 6, 7], seed=seed, index=index, max_new_tokens=20) for seed in (1, 2) for index in (0, 1)
@@ -74,7 +74,7 @@ def test_seeds_and_choices_that_differ_draw_differently(llama: tuple[Path, Any],
     assert len({tuple(sequence.output) for sequence in sequences}) == 4
 
 
-def test_sequence_that_joins_a_running_batch_matches_plain_forward(llama: tuple[Path, Any], start: Start) -> None:
+def test_sequence_joining_running_batch_matches_forward(llama: tuple[Path, Any], start: Start) -> None:
     folder, model = llama
     harness = start(folder)
     first = harness.submit([5, 6, 7], max_new_tokens=100)
@@ -96,7 +96,7 @@ def test_prompt_computed_in_chunks_matches_plain_forward(
     assert max(gap(model, sequence) for sequence in sequences) < 1e-4
 
 
-def test_sequences_that_lost_their_rows_end_as_if_they_had_not(llama: tuple[Path, Any], start: Start) -> None:
+def test_preempted_sequences_end_unchanged(llama: tuple[Path, Any], start: Start) -> None:
     folder, model = llama
     penalised: dict[str, Any] = {"max_new_tokens": 80, "frequency_penalty": 0.5, "repetition_penalty": 1.2}
     roomy, tight = start(folder), start(folder, limits=SchedulerLimits(max_rows=8, max_length=128, kv_tokens=260))

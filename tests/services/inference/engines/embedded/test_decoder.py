@@ -22,7 +22,7 @@ def make_cache() -> KVCache:
 
 @given(st.lists(st.tuples(st.integers(1, 40), st.integers(1, LIMIT)), min_size=1, max_size=12))
 @settings(STEADY, max_examples=150)
-def test_reserve_of_any_history_holds_the_rectangle_and_its_content(asked: list[tuple[int, int]]) -> None:
+def test_cache_keeps_content_across_any_reserves(asked: list[tuple[int, int]]) -> None:
     cache = make_cache()
     held: dict[tuple[int, int], float] = {}
     for number, (rows, width) in enumerate((rows, width) for rows, width in asked if rows * width <= LIMIT):
@@ -83,19 +83,19 @@ def cost(spans: list[RowSpan] | tuple[RowSpan, ...]) -> int:
         ([400, 390, 20, 25], [(0, 2, 400, False), (2, 4, 25, False)]),
     ],
 )
-def test_rows_are_cut_where_it_pays(lengths: list[int], expected: list[tuple[int, int, int, bool]]) -> None:
+def test_rows_are_split_when_cheaper(lengths: list[int], expected: list[tuple[int, int, int, bool]]) -> None:
     assert cut(lengths, CALL) == tuple(RowSpan(*each) for each in expected)
 
 
 @given(st.lists(st.sampled_from([1, 2, 3, 30, 60, 90, 300, 310]), min_size=1, max_size=9))
 @STEADY
-def test_no_cut_costs_less(lengths: list[int]) -> None:
+def test_split_has_minimum_cost(lengths: list[int]) -> None:
     assert cost(cut(lengths, CALL)) == min(map(cost, every_cut(lengths)))
 
 
 @given(st.lists(st.integers(1, 4000), min_size=1, max_size=128), st.sampled_from([0, 1, 512, 2**40]))
 @STEADY
-def test_every_row_is_in_one_span_that_holds_it(lengths: list[int], call: int) -> None:
+def test_every_row_is_in_one_covering_span(lengths: list[int], call: int) -> None:
     spans = cut(lengths, call)
     assert [row for span in spans for row in range(span.start, span.stop)] == list(range(len(lengths)))
     for span in spans:

@@ -39,7 +39,7 @@ def test_pause_under_load_freezes_until_resume(llama: tuple[Path, Any], start: S
     assert max(gap(model, sequence) for sequence in [*running, waiting]) < 1e-4
 
 
-def test_abort_of_running_and_waiting_frees_their_places(llama: tuple[Path, Any], start: Start) -> None:
+def test_abort_frees_running_and_waiting_slots(llama: tuple[Path, Any], start: Start) -> None:
     folder, model = llama
     harness = start(folder)
     sequences = [harness.submit([5, 6], max_new_tokens=120, index=index) for index in range(12)]
@@ -57,7 +57,7 @@ def test_abort_of_running_and_waiting_frees_their_places(llama: tuple[Path, Any]
     assert harness.engine.stats().result(10).kv_used == 0
 
 
-def test_batch_that_waits_for_its_company_ends_also_when_none_comes(
+def test_waiting_batch_runs_when_no_more_requests_come(
     llama: tuple[Path, Any], start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, model = llama
@@ -78,7 +78,7 @@ def test_abort_of_ended_sequence_changes_nothing(llama: tuple[Path, Any], start:
     assert sequence.finish is Finish.LENGTH
 
 
-def test_stop_token_ends_sequence_and_is_its_last(llama: tuple[Path, Any], start: Start) -> None:
+def test_stop_token_ends_sequence_and_is_included(llama: tuple[Path, Any], start: Start) -> None:
     harness = start(llama[0])
     (free,) = harness.run([5, 6], max_new_tokens=20, temperature=0.0)
     stop = free.output[6]
@@ -88,7 +88,7 @@ def test_stop_token_ends_sequence_and_is_its_last(llama: tuple[Path, Any], start
     assert len(stopped.logprobs) == len(stopped.versions) == stopped.produced
 
 
-def test_min_new_tokens_keeps_stop_tokens_away_until_then(llama: tuple[Path, Any], start: Start) -> None:
+def test_min_new_tokens_delays_stop_tokens(llama: tuple[Path, Any], start: Start) -> None:
     harness = start(llama[0])
     every = tuple(range(10, 97))
     (sequence,) = harness.run([5, 6], max_new_tokens=20, min_new_tokens=5, stop_token_ids=every, seed=3)
@@ -103,7 +103,7 @@ def test_sequence_at_context_end_finishes_with_length(llama: tuple[Path, Any], s
     assert gap(model, sequence) < 1e-4
 
 
-def test_close_ends_running_and_refuses_further_calls(llama: tuple[Path, Any], start: Start) -> None:
+def test_close_ends_running_calls_and_refuses_new_ones(llama: tuple[Path, Any], start: Start) -> None:
     harness = start(llama[0])
     running = harness.submit([5], max_new_tokens=120)
     harness.engine.pause().result(10)
@@ -113,7 +113,7 @@ def test_close_ends_running_and_refuses_further_calls(llama: tuple[Path, Any], s
         harness.engine.resume()
 
 
-def test_cancelled_command_of_a_caller_that_left_is_not_run(llama: tuple[Path, Any], start: Start) -> None:
+def test_cancelled_command_is_not_run(llama: tuple[Path, Any], start: Start) -> None:
     harness = start(llama[0])
     held, released = threading.Event(), threading.Event()
 
@@ -144,7 +144,7 @@ class _Breaking(DecoderRunner):
         return super().decode(tokens, positions, spans, adapters)
 
 
-def test_failing_step_ends_everything_and_is_reported(llama: tuple[Path, Any]) -> None:
+def test_failing_step_ends_all_calls_and_is_reported(llama: tuple[Path, Any]) -> None:
     runner = open_runner(llama[0])
     runner.__class__ = _Breaking
     harness = Harness(runner)
@@ -159,7 +159,7 @@ def test_failing_step_ends_everything_and_is_reported(llama: tuple[Path, Any]) -
         harness.engine.stats()
 
 
-def test_weights_that_fail_half_way_end_the_engine(llama: tuple[Path, Any], start: Start) -> None:
+def test_failing_weight_load_ends_engine(llama: tuple[Path, Any], start: Start) -> None:
     harness = start(llama[0])
 
     def install() -> None:
@@ -177,7 +177,7 @@ def test_weights_that_fail_half_way_end_the_engine(llama: tuple[Path, Any], star
 # -- commands
 
 
-def test_calls_run_in_order_and_return_what_they_did() -> None:
+def test_calls_run_in_order_and_return_results() -> None:
     commands = CommandQueue()
     done: list[int] = []
 
@@ -192,7 +192,7 @@ def test_calls_run_in_order_and_return_what_they_did() -> None:
     assert [future.result(0) for future in futures] == [0, 1, 2]
 
 
-def test_call_that_raises_reports_to_its_caller_alone() -> None:
+def test_raising_call_reports_only_to_its_caller() -> None:
     commands = CommandQueue()
 
     def fail() -> None:
@@ -206,7 +206,7 @@ def test_call_that_raises_reports_to_its_caller_alone() -> None:
     assert fine.result(0) == 1
 
 
-def test_close_refuses_pending_and_later_calls_but_not_cancelled_ones() -> None:
+def test_close_refuses_pending_calls_but_not_cancelled_ones() -> None:
     commands = CommandQueue()
     pending, cancelled = commands.call(lambda: 1), commands.call(lambda: 2)
     assert cancelled.cancel()

@@ -29,7 +29,7 @@ def tokenizer() -> Iterator[tokenizers.Tokenizer]:
     yield tokenizers.Tokenizer.from_file(str(EXAMPLE / "tokenizer.json"))
 
 
-def test_template_of_a_question_ends_where_the_answer_begins() -> None:
+def test_prompt_template_ends_at_start_of_answer() -> None:
     library: Any = transformers
     tokenizer = library.AutoTokenizer.from_pretrained(EXAMPLE)
     question = [{"role": "user", "content": "1234"}]
@@ -43,9 +43,7 @@ def test_tokenizer_of_the_folder_keeps_text(tokenizer: tokenizers.Tokenizer) -> 
     assert tokenizer.decode([8, 7, 6, 5, 2]) == "4321"
 
 
-def test_sampled_accuracy_through_the_engine_leaves_room_to_learn(
-    start: Start, tokenizer: tokenizers.Tokenizer
-) -> None:
+def test_sampled_accuracy_leaves_room_to_learn(start: Start, tokenizer: tokenizers.Tokenizer) -> None:
     draw = random.Random(0)
     questions = ["".join(draw.choices("0123456789", k=4)) for _ in range(600)]
     harness = start(EXAMPLE, limits=LIMITS)
@@ -63,7 +61,7 @@ def test_sampled_accuracy_through_the_engine_leaves_room_to_learn(
 
 
 @pytest.mark.slow
-def test_make_model_writes_a_folder_that_can_be_served(tmp_path: Path) -> None:
+def test_make_model_writes_servable_folder(tmp_path: Path) -> None:
     script = EXAMPLE.parent / "make_model.py"
     done = subprocess.run(
         [sys.executable, str(script), "--out", str(tmp_path / "model"), "--target", "0.01"],

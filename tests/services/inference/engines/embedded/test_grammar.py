@@ -47,7 +47,7 @@ def grammars(folder: tuple[Path, Any]) -> Grammars:
     return Grammars(folder[0], 330, {END})
 
 
-def test_random_model_answers_in_the_schema_with_logprobs_of_the_temperature(
+def test_random_model_follows_schema_with_tempered_logprobs(
     folder: tuple[Path, Any], grammars: Grammars, start: Start
 ) -> None:
     path, model = folder
@@ -88,7 +88,7 @@ def test_json_object_is_any_object(folder: tuple[Path, Any], grammars: Grammars,
         ({"type": "grammar", "grammar": 'root ::= "a" ("b" | "c") "d"'}, "a[bc]d"),
     ],
 )
-def test_random_model_answers_as_it_is_constrained(
+def test_random_model_follows_constraint(
     folder: tuple[Path, Any], grammars: Grammars, start: Start, wanted: dict[str, Any], pattern: str
 ) -> None:
     harness, tokenizer = start(folder[0]), Tokenizer.from_file(str(folder[0] / "tokenizer.json"))
@@ -117,9 +117,7 @@ def accepts(matcher: Matcher, tokens: list[int]) -> bool:
 
 
 @given(st.lists(st.text(min_size=1, max_size=6), min_size=1, max_size=8), st.text(max_size=6))
-def test_choice_of_any_texts_accepts_those_texts_alone(
-    grammars: Grammars, encode: Encode, texts: list[str], other: str
-) -> None:
+def test_choice_accepts_only_its_texts(grammars: Grammars, encode: Encode, texts: list[str], other: str) -> None:
     matcher = grammars.matcher({"type": "choice", "choice": texts})
     assert matcher is not None
     for text in {*texts, other, *(text[:-1] for text in texts)} - {""}:
@@ -141,7 +139,7 @@ def many_rules(start: str) -> dict[str, Any]:
     return {"type": "grammar", "grammar": f"root ::= {start} ({names}) [b-z]\n{rules}"}
 
 
-def test_grammar_past_a_limit_of_the_library_stops_with_its_words(grammars: Grammars, encode: Encode) -> None:
+def test_grammar_beyond_library_limit_reports_library_error(grammars: Grammars, encode: Encode) -> None:
     with pytest.raises(UsageFault, match="max is 2000"):
         grammars.matcher(many_rules(""))
     matcher = grammars.matcher(many_rules("[xy] [b-z]"))
@@ -166,12 +164,12 @@ def test_plain_text_has_no_matcher(grammars: Grammars) -> None:
         {"type": "grammar", "grammar": "root ::= missing"},
     ],
 )
-def test_what_is_no_schema_is_the_callers_mistake(grammars: Grammars, wanted: dict[str, Any]) -> None:
+def test_rejects_invalid_schema(grammars: Grammars, wanted: dict[str, Any]) -> None:
     with pytest.raises(UsageFault, match="response_format"):
         grammars.matcher(wanted)
 
 
-def test_model_whose_tokens_cannot_write_it_is_lost_not_wrong(tmp_path: Path, start: Start) -> None:
+def test_model_without_needed_tokens_ends_in_dead_end(tmp_path: Path, start: Start) -> None:
     vocabulary = {text: number for number, text in enumerate(["<end>", *"0123456789"])}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.decoder = decoders.ByteLevel()
@@ -183,7 +181,7 @@ def test_model_whose_tokens_cannot_write_it_is_lost_not_wrong(tmp_path: Path, st
     assert sequence.finish is Finish.DEAD_END and "NoExtensionBias" in sequence.fault
 
 
-def test_model_of_the_quickstart_answers_as_it_is_constrained(start: Start) -> None:
+def test_quickstart_model_follows_constraint(start: Start) -> None:
     grammars, tokenizer = Grammars(EXAMPLE, 16, {2}), Tokenizer.from_file(str(EXAMPLE / "tokenizer.json"))
     make = partial(grammars.matcher, {"type": "regex", "regex": "[0-3]{3}=[4-9]"})
     harness = start(EXAMPLE)
@@ -195,7 +193,7 @@ def test_model_of_the_quickstart_answers_as_it_is_constrained(start: Start) -> N
         grammars.matcher({"type": "json_object"})
 
 
-def test_tokenizer_that_grammars_cannot_read_is_why_there_are_none(tmp_path: Path) -> None:
+def test_unsupported_tokenizer_disables_grammars_with_reason(tmp_path: Path) -> None:
     tokenizer = Tokenizer(models.WordLevel({"<end>": 0}, unk_token="<end>"))
     tokenizer.decoder = decoders.WordPiece()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
@@ -204,7 +202,7 @@ def test_tokenizer_that_grammars_cannot_read_is_why_there_are_none(tmp_path: Pat
 
 
 @pytest.mark.parametrize("ends", [set(), {END}])
-def test_folder_without_what_grammars_need_says_so(tmp_path: Path, ends: set[int]) -> None:
+def test_folder_without_tokenizer_or_end_disables_grammars(tmp_path: Path, ends: set[int]) -> None:
     if not ends:
         write_tokenizer(tmp_path)
     with pytest.raises(ArealError, match="no grammars"):

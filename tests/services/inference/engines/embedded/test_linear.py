@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize("rows", [1, 7, 300])
 @pytest.mark.parametrize("shape", [(48, 32), (1024, 1100)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_project_of_any_form_equals_product(
+def test_project_in_any_layout_equals_product(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, shape: tuple[int, int], rows: int, blocked: bool
 ) -> None:
     if not blocked:
@@ -49,7 +49,7 @@ def test_project_of_any_form_equals_product(
         torch.testing.assert_close(held.project_onto(residual, inputs).double(), expected, **room)
 
 
-def test_assign_of_other_dtype_and_stride_keeps_own() -> None:
+def test_assign_converts_dtype_and_stride() -> None:
     held = Matrix((64, 48), torch.float32, CPU)
     weight = torch.randn(48, 64).bfloat16()
     held.assign(weight.t())
@@ -58,7 +58,7 @@ def test_assign_of_other_dtype_and_stride_keeps_own() -> None:
 
 
 @pytest.mark.skipif(not linear.keeps_order(torch.float32), reason="oneDNN wants float32 reordered on this machine")
-def test_forms_of_a_lent_weight_lie_where_it_lies_and_an_assignment_leaves_it_alone() -> None:
+def test_lent_weight_is_used_in_place_and_never_written() -> None:
     held, weight, other = Matrix((64, 48), torch.float32, CPU), torch.randn(64, 48), torch.randn(64, 48)
     held.adopt(held.forms(weight, borrowed=True))
     assert held.values().data_ptr() == weight.data_ptr()
@@ -75,7 +75,7 @@ Start = Callable[..., Harness]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_adapter_answers_as_the_model_it_was_merged_into(tmp_path: Path, start: Start, family: str) -> None:
+def test_adapter_matches_merged_model(tmp_path: Path, start: Start, family: str) -> None:
     base = make_model(tmp_path / "base", family)
     merged = make_adapter(tmp_path / "lora", base, use_rslora=family == "Qwen2")
     harness = start(tmp_path / "base")
@@ -84,7 +84,7 @@ def test_adapter_answers_as_the_model_it_was_merged_into(tmp_path: Path, start: 
     assert gap(merged, sequence) < 1e-3 < gap(base, sequence)
 
 
-def test_adapters_and_none_share_a_batch_and_no_prefix(tmp_path: Path, start: Start) -> None:
+def test_adapters_share_batch_but_not_prefixes(tmp_path: Path, start: Start) -> None:
     base = make_model(tmp_path / "base", "Qwen3")
     models = {name: make_adapter(tmp_path / name, base, seed=seed) for seed, name in enumerate("ab")}
     harness = start(tmp_path / "base")
@@ -100,7 +100,7 @@ def test_adapters_and_none_share_a_batch_and_no_prefix(tmp_path: Path, start: St
         assert sequences[0].output == sequences[3].output != sequences[1].output
 
 
-def test_adapter_of_the_same_name_loaded_again_shares_no_prefix_with_the_old(tmp_path: Path, start: Start) -> None:
+def test_reloaded_adapter_does_not_share_old_prefix(tmp_path: Path, start: Start) -> None:
     base = make_model(tmp_path / "base")
     harness = start(tmp_path / "base")
     for seed in range(2):
@@ -110,7 +110,7 @@ def test_adapter_of_the_same_name_loaded_again_shares_no_prefix_with_the_old(tmp
         assert gap(merged, sequence) < 1e-3
 
 
-def test_adapter_stays_when_the_weights_under_it_change(tmp_path: Path, start: Start) -> None:
+def test_adapter_survives_weight_update(tmp_path: Path, start: Start) -> None:
     make_model(tmp_path / "old", seed=1)
     new = make_model(tmp_path / "new", seed=2)
     merged = make_adapter(tmp_path / "lora", new)
@@ -151,7 +151,7 @@ Q = "base_model.model.model.layers.0.self_attn.q_proj.lora_"
         (lambda folder: _tensors(folder, lambda held: held[Q + "A.weight"].fill_(torch.nan)), "not finite"),
     ],
 )
-def test_adapter_that_is_not_computed_here_is_refused_by_name(
+def test_unsupported_adapter_is_refused_by_name(
     tmp_path: Path, start: Start, llama: tuple[Path, Any], spoil: Callable[[Path], object], told: str
 ) -> None:
     folder, model = llama
@@ -169,9 +169,7 @@ def test_batch_without_adapters_has_no_deltas() -> None:
 
 
 @pytest.mark.parametrize("instructions", [pytest.param("avx2", marks=pytest.mark.extended), "default"])
-def test_auto_dtype_of_a_bfloat16_model_is_float32_where_the_cpu_has_no_instructions(
-    instructions: str, tmp_path: Path
-) -> None:
+def test_auto_dtype_is_float32_on_cpu_without_bfloat16(instructions: str, tmp_path: Path) -> None:
     code = f"""
 import torch
 from pathlib import Path

@@ -29,7 +29,7 @@ def test_logprobs_of_each_family_match_plain_forward(tmp_path: Path, start: Star
 
 @pytest.mark.parametrize(("call", "spans"), [(0, 4), (40, 2), (2**40, 1)])
 @pytest.mark.parametrize("family", ["Llama", "Qwen3"])
-def test_logits_of_rows_cut_into_spans_match_plain_forward(tmp_path: Path, family: str, call: int, spans: int) -> None:
+def test_logits_of_split_rows_match_plain_forward(tmp_path: Path, family: str, call: int, spans: int) -> None:
     model = make_model(tmp_path, family)
     runner = open_runner(tmp_path)
     texts = [[5] * 30, [6, 7] * 15, [8] * 29, [3], [9, 4, 4], [5, 6, 7]]
@@ -90,7 +90,7 @@ def test_logprobs_of_sharded_folder_match_plain_forward(tmp_path: Path, start: S
     assert gap(model, sequence) < TOLERANCE
 
 
-def test_logprobs_in_bfloat16_are_near_plain_forward(tmp_path: Path, start: Start) -> None:
+def test_bfloat16_logprobs_approximate_plain_forward(tmp_path: Path, start: Start) -> None:
     model = make_model(tmp_path, "Qwen3").to(torch.bfloat16)
     (sequence,) = start(tmp_path, dtype=torch.bfloat16).run([5, 6, 7, 8], max_new_tokens=16)
     assert gap(model, sequence) < 0.25  # bfloat16 keeps eight bits; a wrong layout is off by whole units
@@ -106,7 +106,7 @@ def test_top_logprobs_of_every_token_match_plain_forward(llama: tuple[Path, Any]
         assert torch.allclose(torch.tensor([value for _, value in alternatives]), values, atol=TOLERANCE)
 
 
-def test_logprobs_of_shaped_sampling_are_of_the_temperature_alone(llama: tuple[Path, Any], start: Start) -> None:
+def test_logprobs_ignore_sampling_filters(llama: tuple[Path, Any], start: Start) -> None:
     folder, model = llama
     shaping = {"temperature": 0.3, "top_p": 0.8, "presence_penalty": 1.5, "logit_bias": {VOCAB - 1: 5.0}}
     (sequence,) = start(folder).run([5, 6, 7], max_new_tokens=16, **shaping)

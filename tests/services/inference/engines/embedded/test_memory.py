@@ -34,7 +34,7 @@ def weights_of(harness: Harness) -> list[weakref.ref[torch.Tensor]]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("tied", [False, True])
-def test_release_frees_and_restore_brings_the_same_model_back(
+def test_release_frees_memory_and_restore_reloads_same_model(
     tmp_path: Path, start: Start, tied: bool, dtype: torch.dtype
 ) -> None:
     make_model(tmp_path, "Qwen3", tie_word_embeddings=tied)
@@ -52,7 +52,7 @@ def test_release_frees_and_restore_brings_the_same_model_back(
     assert (waiting.output, waiting.logprobs) == (before.output, before.logprobs)
 
 
-def test_release_under_running_sequences_holds_them_and_they_go_on(tmp_path: Path, start: Start) -> None:
+def test_running_sequences_continue_after_release_and_restore(tmp_path: Path, start: Start) -> None:
     model = make_model(tmp_path / "base")
     merged = make_adapter(tmp_path / "lora", model)
     harness = start(tmp_path / "base")

@@ -57,7 +57,7 @@ def test_parse_of_minimal_llama_fills_defaults() -> None:
     ],
     ids=["new", "old", "oldest"],
 )
-def test_parse_of_both_generations_of_fields_agrees(changes: dict[str, Any]) -> None:
+def test_old_and_new_config_fields_parse_alike(changes: dict[str, Any]) -> None:
     config = parse({**LLAMA, **changes})
     assert (config.rope.theta, config.rope.type, config.rope.parameters["factor"]) == (5e5, "llama3", 8.0)
     assert config.dtype == "bfloat16"
@@ -75,7 +75,7 @@ def test_parse_of_both_generations_of_fields_agrees(changes: dict[str, Any]) -> 
         ({"model_type": "qwen2", "sliding_window": 128, "use_sliding_window": True}, "sliding"),
     ],
 )
-def test_parse_of_other_architecture_says_which_part(changes: dict[str, Any], message: str) -> None:
+def test_unsupported_architecture_error_names_part(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UnsupportedArchitecture, match=message):
         parse({**LLAMA, **changes})
 
@@ -84,7 +84,7 @@ def test_parse_of_unused_sliding_window_is_supported() -> None:
     assert parse({**LLAMA, "model_type": "qwen2", "sliding_window": 128, "use_sliding_window": False}).qkv_bias
 
 
-def test_parse_without_a_needed_field_names_it() -> None:
+def test_missing_config_field_is_named() -> None:
     with pytest.raises(ArealError, match="hidden_size"):
         parse({key: value for key, value in LLAMA.items() if key != "hidden_size"})
 
@@ -102,7 +102,7 @@ def test_plan_of_each_shape_fills_every_buffer_once(changes: dict[str, Any]) -> 
     }
 
 
-def test_read_config_of_missing_folder_and_file_says_so(tmp_path: Path) -> None:
+def test_read_config_error_names_missing_folder_or_file(tmp_path: Path) -> None:
     with pytest.raises(ArealError, match="does not exist"):
         read_config(tmp_path / "none")
     with pytest.raises(ArealError, match=r"no config\.json"):
@@ -112,14 +112,14 @@ def test_read_config_of_missing_folder_and_file_says_so(tmp_path: Path) -> None:
         read_config(tmp_path)
 
 
-def test_open_checkpoint_of_incomplete_shards_names_the_missing_file(tmp_path: Path) -> None:
+def test_incomplete_shards_error_names_missing_file(tmp_path: Path) -> None:
     save_file({"a": torch.zeros(2)}, tmp_path / "one.safetensors")
     (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}))
     with pytest.raises(ArealError, match=r"two\.safetensors"):
         open_checkpoint(tmp_path)
 
 
-def test_open_checkpoint_with_a_tensor_twice_names_both_files(tmp_path: Path) -> None:
+def test_duplicate_tensor_error_names_both_files(tmp_path: Path) -> None:
     save_file({"a": torch.zeros(2)}, tmp_path / "one.safetensors")
     save_file({"a": torch.zeros(2)}, tmp_path / "two.safetensors")
     with pytest.raises(ArealError, match=r"a is both in one\.safetensors and in two\.safetensors"):
@@ -131,7 +131,7 @@ def test_open_checkpoint_counts_bytes_by_dtype(tmp_path: Path) -> None:
     assert open_checkpoint(tmp_path).size == 3 * 2 * 4 + 5 * 2
 
 
-def test_inspect_of_folder_that_does_not_fit_its_config_raises(tmp_path: Path) -> None:
+def test_inspect_rejects_folder_not_matching_config(tmp_path: Path) -> None:
     make_model(tmp_path)
     raw = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**raw, "num_hidden_layers": 4}))
@@ -154,7 +154,7 @@ def test_end_tokens_of_all_files_are_joined(tmp_path: Path) -> None:
     assert end_tokens(tmp_path, {"eos_token_id": 4}) == {4, 5, 6, 7}
 
 
-def test_end_tokens_of_bare_folder_are_none(tmp_path: Path) -> None:
+def test_bare_folder_has_no_end_tokens(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("not json")
     assert end_tokens(tmp_path, {"eos_token_id": None}) == frozenset()
 
@@ -165,13 +165,13 @@ def test_end_tokens_of_bare_folder_are_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("at", [0, 517, 1023])
-def test_is_finite_with_one_bad_value_is_false(dtype: torch.dtype, value: float, at: int) -> None:
+def test_is_finite_detects_one_bad_value(dtype: torch.dtype, value: float, at: int) -> None:
     tensor = torch.full((1024,), 6e4, dtype=dtype)  # the sum of these overflows half precision
     assert is_finite(tensor)
     tensor[at] = value
     assert not is_finite(tensor.view(32, 32))
 
 
-def test_is_finite_of_whole_numbers_and_of_nothing_is_true() -> None:
+def test_is_finite_accepts_integers_and_empty_tensors() -> None:
     assert is_finite(torch.arange(5))
     assert is_finite(torch.empty(0))

@@ -62,7 +62,7 @@ async def test_generate_without_stream_returns_choices(client: Client) -> None:
         assert (choice["finish_reason"], choice["stop_token_id"], choice["token_ids"][-1]) == ("stop", EOS, EOS)
 
 
-async def test_constraint_that_takes_long_to_build_holds_no_other_call(client: Client) -> None:
+async def test_slow_constraint_build_does_not_block_other_calls(client: Client) -> None:
     pytest.importorskip("llguidance")
     choice = [f"{number * 7919 % 1_000_000:06d}=" for number in range(60_000)]
     body = {
@@ -80,7 +80,7 @@ async def test_constraint_that_takes_long_to_build_holds_no_other_call(client: C
     assert calls > 10  # in the one to two seconds that it takes
 
 
-async def test_generate_of_several_prompts_counts_choices_through_and_answers_each_as_alone(client: Client) -> None:
+async def test_batched_generate_matches_single_prompts(client: Client) -> None:
     sampling = {"n": 2, "seed": 1, **LONG}
     prompts = [PROMPT, PROMPT[:-1], PROMPT]
     status, body = await client.post("/generate", {"input_ids": prompts, "sampling": sampling})
@@ -92,18 +92,18 @@ async def test_generate_of_several_prompts_counts_choices_through_and_answers_ea
         assert [each["token_ids"] for each in mine] == [each["token_ids"] for each in alone["choices"]]
 
 
-async def test_generate_of_several_prompts_one_of_them_wrong_is_refused(client: Client) -> None:
+async def test_batched_generate_with_one_bad_prompt_is_refused(client: Client) -> None:
     status, body = await client.post("/generate", {"input_ids": [PROMPT, [10**8]], "sampling": LONG})
     assert (status, body["error"]["param"]) == (400, "input_ids")
 
 
 @pytest.mark.parametrize("prompt", [5, [], [10**8], [PROMPT], None])
-async def test_score_of_what_is_no_prompt_is_refused(client: Client, prompt: object) -> None:
+async def test_score_rejects_invalid_prompt(client: Client, prompt: object) -> None:
     status, body = await client.post("/score", {"input_ids": prompt})
     assert (status, body["error"]["param"]) == (400, "input_ids")
 
 
-async def test_generate_with_stream_gives_the_same_tokens_in_lines(client: Client) -> None:
+async def test_streamed_generate_returns_same_tokens_in_lines(client: Client) -> None:
     body = {"input_ids": PROMPT, "sampling": {"n": 2, "seed": 1, **LONG}, "stream": True}
     async with client.http.post("/generate", json=body) as response:
         assert response.content_type == "application/x-ndjson"
@@ -115,7 +115,7 @@ async def test_generate_with_stream_gives_the_same_tokens_in_lines(client: Clien
         assert [line["finish_reason"] for line in own] == [None] * (len(own) - 1) + ["length"]
 
 
-async def test_generate_with_seed_twice_under_load_repeats(client: Client) -> None:
+async def test_same_seed_repeats_answer_under_load(client: Client) -> None:
     alone = await client.generate(seed=9, **LONG)
     crowd = await asyncio.gather(*(client.generate(seed=seed, **LONG) for seed in range(12)))
     assert crowd[9][0]["token_ids"] == alone[0]["token_ids"]
@@ -136,7 +136,7 @@ async def test_generate_with_seed_twice_under_load_repeats(client: Client) -> No
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-async def test_generate_of_bad_request_is_400_saying_why(client: Client, body: dict[str, Any], message: str) -> None:
+async def test_bad_generate_request_is_400_with_reason(client: Client, body: dict[str, Any], message: str) -> None:
     status, answer = await client.post("/generate", body)
     assert status == 400
     assert message in answer["error"]["message"]
@@ -164,7 +164,7 @@ async def test_abort_of_running_request_returns_its_tokens(client: Client) -> No
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_client_that_leaves_frees_its_row(client: Client, stream: bool) -> None:
+async def test_disconnected_client_frees_its_row(client: Client, stream: bool) -> None:
     await client.post("/pause")
     body = {"input_ids": PROMPT, "sampling": LONG, "stream": stream}
     leaving = asyncio.create_task(client.post("/generate", body))
@@ -175,7 +175,7 @@ async def test_client_that_leaves_frees_its_row(client: Client, stream: bool) ->
 
 
 @pytest.mark.extended
-async def test_pause_of_open_streams_returns_after_their_last_old_token(tmp_path: Path) -> None:
+async def test_pause_returns_after_last_token_of_open_streams(tmp_path: Path) -> None:
     """1,000 tokens take long enough for a pause to come in between."""
     make_model(tmp_path / "old", seed=1, max_position_embeddings=2048)
     make_model(tmp_path / "new", seed=2, max_position_embeddings=2048)
@@ -207,7 +207,7 @@ async def test_pause_of_open_streams_returns_after_their_last_old_token(tmp_path
         assert (len(versions), set(versions)) == (1000, {0, 7})
 
 
-async def test_load_weights_changes_what_is_served_and_back(client: Client, tmp_path: Path) -> None:
+async def test_load_weights_changes_served_model_and_back(client: Client, tmp_path: Path) -> None:
     before = await client.generate(temperature=0)
     status, answer = await client.post("/load_weights", {"path": str(scaled(tmp_path, 0.5)), "version": 2})
     assert (status, answer) == (200, {"status": "ok", "version": 2})
@@ -219,7 +219,7 @@ async def test_load_weights_changes_what_is_served_and_back(client: Client, tmp_
     assert (set(after[0]["versions"]), set(again[0]["versions"])) == ({2}, {3})
 
 
-async def test_load_weights_of_nothing_is_400_and_keeps_version(client: Client, tmp_path: Path) -> None:
+async def test_failed_load_weights_is_400_and_keeps_version(client: Client, tmp_path: Path) -> None:
     await client.post("/set_version", {"version": 11})
     status, answer = await client.post("/load_weights", {"path": str(tmp_path), "version": 12})
     assert status == 400
@@ -272,7 +272,7 @@ async def test_sigterm_lets_running_streams_finish_and_exits_0() -> None:
 
 
 @pytest.mark.extended
-async def test_sigterm_while_paused_answers_what_is_frozen_with_an_error() -> None:
+async def test_sigterm_while_paused_errors_frozen_requests() -> None:
     process = EngineProcess().wait_ready()
     try:
         async with Client(process.url) as client:
@@ -325,7 +325,7 @@ def _broken(tmp_path: Path, change: str) -> Path:
     ("change", "message"),
     [("tensor", r"error: .*lacks model.norm.weight"), ("shape", r"error: .*model.norm.weight is \[63\]")],
 )
-def test_start_on_broken_folder_says_one_line_and_exits_1(tmp_path: Path, change: str, message: str) -> None:
+def test_start_on_broken_folder_prints_one_line_and_exits_1(tmp_path: Path, change: str, message: str) -> None:
     process = EngineProcess(model=_broken(tmp_path, change))
     assert process.wait_exit() == 1
     process.expect(message)
@@ -339,7 +339,7 @@ def test_start_on_missing_folder_exits_1(tmp_path: Path) -> None:
 
 
 @pytest.mark.extended
-def test_start_on_taken_port_names_it_and_exits_1() -> None:
+def test_start_on_taken_port_prints_address_and_exits_1() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         process = EngineProcess("--port", str(port))
@@ -348,7 +348,7 @@ def test_start_on_taken_port_names_it_and_exits_1() -> None:
 
 
 @pytest.mark.extended
-def test_end_while_a_thread_computes_has_its_status() -> None:
+def test_exit_during_computation_keeps_exit_status() -> None:
     """What a taken port, or a signal, finds while the model is loaded: torch in another thread."""
     source = """
 import threading, torch

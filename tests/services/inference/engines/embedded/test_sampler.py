@@ -58,7 +58,7 @@ def draws(logits: torch.Tensor, count: int, **sampling: Any) -> torch.Tensor:
     ],
     ids=str,
 )
-def test_shares_of_many_draws_follow_distribution(sampling: dict[str, Any]) -> None:
+def test_sample_frequencies_follow_distribution(sampling: dict[str, Any]) -> None:
     logits, count = logits_of(3), 40_000
     params = SamplingParams(**sampling)
     expected = keep_only(logits / params.temperature, [params]).softmax(-1)[0]
@@ -68,7 +68,7 @@ def test_shares_of_many_draws_follow_distribution(sampling: dict[str, Any]) -> N
     assert torch.all(shares[expected == 0] == 0)
 
 
-def test_numbers_of_successive_positions_are_independent() -> None:
+def test_random_numbers_of_positions_are_independent() -> None:
     logits = torch.zeros(1, VOCAB)
     sequence = make_sequence([1], seed=5)
     batch = SamplerBatch([sequence], VOCAB, CPU)
@@ -79,9 +79,7 @@ def test_numbers_of_successive_positions_are_independent() -> None:
 
 @given(st.integers(0, 10**6), st.integers(1, VOCAB), st.floats(0.05, 1.0), st.floats(0.0, 0.9), st.floats(0.2, 3.0))
 @settings(STEADY, max_examples=150)
-def test_filters_of_any_parameters_keep_what_transformers_keeps(
-    seed: int, top_k: int, top_p: float, min_p: float, temperature: float
-) -> None:
+def test_filters_match_transformers(seed: int, top_k: int, top_p: float, min_p: float, temperature: float) -> None:
     logits = logits_of(seed)
     expected = TemperatureLogitsWarper(temperature)(NO_IDS, logits)
     expected = TopKLogitsWarper(top_k)(NO_IDS, expected)
@@ -98,7 +96,7 @@ def test_filters_of_any_parameters_keep_what_transformers_keeps(
 @pytest.mark.parametrize("spread", [0.5, 3.0])
 @pytest.mark.parametrize("top_p", [0.3, 0.9, 0.999, 1.0])
 @pytest.mark.parametrize("top_k", [1, 100, 128, 129, 1500, 3000, 0])
-def test_filters_of_large_vocabulary_keep_what_transformers_keeps(top_k: int, top_p: float, spread: float) -> None:
+def test_filters_match_transformers_for_large_vocabulary(top_k: int, top_p: float, spread: float) -> None:
     logits = torch.randn(3, 5000, generator=torch.Generator().manual_seed(top_k)) * spread
     expected = TopKLogitsWarper(top_k)(NO_IDS, logits) if top_k else logits
     if top_p < 1.0:
@@ -108,7 +106,7 @@ def test_filters_of_large_vocabulary_keep_what_transformers_keeps(top_k: int, to
     assert different.max() <= 1  # a sum of thousands may round to either side of the nucleus
 
 
-def test_filters_of_mixed_rows_touch_each_row_by_its_own() -> None:
+def test_filters_apply_per_row_in_mixed_batch() -> None:
     logits = logits_of(1, rows=4)
     params = [SamplingParams(), SamplingParams(top_k=2), SamplingParams(top_p=0.5), SamplingParams(min_p=0.3)]
     together = keep_only(logits, params)
@@ -134,7 +132,7 @@ def test_presence_and_frequency_penalties_follow_formula() -> None:
     assert torch.allclose(penalties.apply(logits), expected)
 
 
-def test_repetition_penalty_of_prompt_and_output_equals_transformers() -> None:
+def test_repetition_penalty_matches_transformers() -> None:
     logits = logits_of(2)
     penalties = Penalties.of([sequence_of([7, 7], [3, 5], repetition_penalty=1.7)], VOCAB, CPU)
     assert penalties is not None
@@ -142,7 +140,7 @@ def test_repetition_penalty_of_prompt_and_output_equals_transformers() -> None:
     assert torch.allclose(penalties.apply(logits), expected)
 
 
-def test_penalties_of_changing_company_count_on() -> None:
+def test_penalties_persist_across_batch_changes() -> None:
     first = sequence_of([7], [3], frequency_penalty=0.5)
     other = sequence_of([7], [4], presence_penalty=1.0)
     logits = logits_of(2, rows=2)
@@ -161,7 +159,7 @@ _STOPS = st.sets(st.integers(0, VOCAB - 1), max_size=3)
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3), _STOPS), min_size=1, max_size=6))
 @settings(STEADY)
-def test_stop_tokens_are_out_of_reach_until_each_row_is_long_enough(rows: list[tuple[int, int, set[int]]]) -> None:
+def test_stop_tokens_are_masked_until_min_new_tokens(rows: list[tuple[int, int, set[int]]]) -> None:
     sequences = [sequence_of([7], [3] * produced, min_new_tokens=least) for least, produced, _ in rows]
     for sequence, (_, _, stops) in zip(sequences, rows, strict=True):
         sequence.stop_ids = frozenset(stops)
@@ -175,7 +173,7 @@ def test_stop_tokens_are_out_of_reach_until_each_row_is_long_enough(rows: list[t
         assert torch.equal(logits if penalties is None else penalties.apply(logits), expected)
 
 
-def test_logit_bias_of_one_row_leaves_the_other() -> None:
+def test_logit_bias_applies_to_its_row_only() -> None:
     logits = logits_of(4, rows=2)
     sequences = [
         make_sequence([1], temperature=0.0),
@@ -186,7 +184,7 @@ def test_logit_bias_of_one_row_leaves_the_other() -> None:
     assert torch.allclose(sampled.logprobs, logits.log_softmax(-1)[[0, 1], sampled.tokens])
 
 
-def test_greedy_and_drawn_rows_of_one_batch_keep_their_kind() -> None:
+def test_batch_mixes_greedy_and_sampled_rows() -> None:
     logits = logits_of(4)
     sequences = [make_sequence([1], seed=seed, temperature=0.0 if seed % 2 else 1.0) for seed in range(200)]
     tokens = SamplerBatch(sequences, VOCAB, CPU).sample(logits.expand(200, -1)).tokens
@@ -196,7 +194,7 @@ def test_greedy_and_drawn_rows_of_one_batch_keep_their_kind() -> None:
 
 @given(st.lists(st.floats(0, 1, width=32), min_size=1, max_size=20), st.floats(0, 1, exclude_max=True, width=32))
 @settings(STEADY, max_examples=200)
-def test_invert_of_any_distribution_never_draws_the_impossible(weights: list[float], uniform: float) -> None:
+def test_invert_never_draws_zero_probability_tokens(weights: list[float], uniform: float) -> None:
     probabilities = torch.tensor([weights])
     if float(probabilities.sum()) < 1e-30:
         probabilities[0, 0] = 1.0
@@ -212,9 +210,7 @@ KINDS: list[dict[str, Any]] = [{}, {"temperature": 0.0}, {"temperature": 0.7}, {
     st.integers(0, 3),
     st.data(),
 )
-def test_batch_without_some_of_its_rows_goes_on_as_one_made_anew(
-    kinds: list[dict[str, Any]], steps: int, data: st.DataObject
-) -> None:
+def test_shrunk_batch_matches_new_batch(kinds: list[dict[str, Any]], steps: int, data: st.DataObject) -> None:
     sequences = [make_sequence([1], seed=seed, **kind) for seed, kind in enumerate(kinds)]
     batch = SamplerBatch(sequences, VOCAB, CPU)
     for step in range(steps):
@@ -231,7 +227,7 @@ def test_batch_without_some_of_its_rows_goes_on_as_one_made_anew(
 
 
 @pytest.mark.parametrize("sampling", [{"presence_penalty": 1.0}, {"top_k": 3}, {"logit_bias": {1: 2.0}}], ids=str)
-def test_batch_of_rows_that_need_more_is_made_anew(sampling: dict[str, Any]) -> None:
+def test_batch_is_rebuilt_for_rows_with_more_needs(sampling: dict[str, Any]) -> None:
     assert SamplerBatch([make_sequence([1], **sampling), make_sequence([1])], VOCAB, CPU).of_rows([1]) is None
 
 
@@ -255,7 +251,7 @@ def test_batch_of_rows_that_need_more_is_made_anew(sampling: dict[str, Any]) -> 
     ),
 )
 @settings(STEADY, max_examples=150)
-def test_logprobs_are_of_the_temperature_of_each_row_and_of_nothing_else(seed: int, each: list[dict[str, Any]]) -> None:
+def test_logprobs_depend_only_on_row_temperature(seed: int, each: list[dict[str, Any]]) -> None:
     logits = logits_of(seed, len(each))
     sampled = SamplerBatch([make_sequence([1], seed=seed, **how) for how in each], VOCAB, CPU).sample(logits)
     for row, how in enumerate(each):
@@ -265,7 +261,7 @@ def test_logprobs_are_of_the_temperature_of_each_row_and_of_nothing_else(seed: i
             assert value == pytest.approx(expected[token].item(), abs=1e-4)
 
 
-def test_stream_keys_of_near_seeds_and_choices_are_all_different() -> None:
+def test_stream_keys_differ_for_adjacent_seeds_and_choices() -> None:
     keys = {stream_key(seed, index) for seed in range(-50, 50) for index in range(50)}
     assert len(keys) == 5000
     assert all(0 <= key < 2**64 for key in keys)

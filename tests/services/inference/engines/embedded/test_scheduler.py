@@ -208,7 +208,7 @@ def complete(scheduler: BatchScheduler) -> Prefill | Decode:
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=20))
 @settings(STEADY, max_examples=50)
-def test_prefill_of_mixed_prompts_is_never_more_than_half_padding(lengths: list[int]) -> None:
+def test_mixed_prefill_is_at_most_half_padding(lengths: list[int]) -> None:
     scheduler = BatchScheduler(
         SchedulerLimits(max_rows=20, max_length=LENGTH, kv_tokens=20 * LENGTH, prefill_tokens=200)
     )
@@ -220,14 +220,14 @@ def test_prefill_of_mixed_prompts_is_never_more_than_half_padding(lengths: list[
     assert len(sizes) * max(sizes) <= 2 * sum(sizes)
 
 
-def test_queue_of_prompts_beside_running_sequences_alternates_with_decoding() -> None:
+def test_prefill_alternates_with_decoding() -> None:
     scheduler = BatchScheduler(SchedulerLimits(max_rows=8, max_length=LENGTH, kv_tokens=8 * LENGTH, prefill_tokens=10))
     for number in range(4):
         scheduler.add(make_sequence([number] * 9))
     assert [type(complete(scheduler)) for _ in range(8)] == [Prefill, Decode] * 4
 
 
-def test_group_of_one_prompt_computes_it_once() -> None:
+def test_group_prefills_its_prompt_once() -> None:
     limits = SchedulerLimits(max_rows=8, max_length=LENGTH, kv_tokens=8 * LENGTH, shortest_share=4)
     scheduler = BatchScheduler(limits)
     for _ in range(5):
@@ -240,7 +240,7 @@ def test_group_of_one_prompt_computes_it_once() -> None:
     assert scheduler.shared_tokens == 4 * 20
 
 
-def test_groups_of_several_prompts_are_computed_in_one_step() -> None:
+def test_several_groups_prefill_in_one_step() -> None:
     scheduler = BatchScheduler(SchedulerLimits(max_rows=8, max_length=LENGTH, kv_tokens=8 * LENGTH))
     for number in range(6):
         scheduler.add(make_sequence([number // 3] * 5))
@@ -251,7 +251,7 @@ def test_groups_of_several_prompts_are_computed_in_one_step() -> None:
     assert isinstance(complete(scheduler), Decode)
 
 
-def test_group_where_rows_cannot_be_copied_is_computed_one_by_one() -> None:
+def test_group_prefills_per_row_when_rows_cannot_be_copied() -> None:
     scheduler = BatchScheduler(SchedulerLimits(max_rows=8, max_length=LENGTH, kv_tokens=8 * LENGTH, copies_rows=False))
     for _ in range(3):
         scheduler.add(make_sequence([1] * 5))
@@ -264,7 +264,7 @@ rows_of_moves = st.integers(0, 5)
 
 
 @given(st.lists(st.tuples(rows_of_moves, rows_of_moves).filter(lambda pair: pair[0] != pair[1]), max_size=12))
-def test_joined_moves_leave_what_the_moves_leave(pairs: list[tuple[int, int]]) -> None:
+def test_joined_moves_equal_separate_moves(pairs: list[tuple[int, int]]) -> None:
     copies: list[Copy] = [Move(source, target, 1) for source, target in pairs]
     copies.insert(len(copies) // 2, Drop(7))
     one_by_one, at_once = list(range(6)), list(range(6))
@@ -280,7 +280,7 @@ def test_joined_moves_leave_what_the_moves_leave(pairs: list[tuple[int, int]]) -
     assert given.count(Drop(7)) == 1 and len(given) <= 3
 
 
-def test_next_turn_of_a_conversation_restores_what_was_kept() -> None:
+def test_next_turn_restores_cached_prefix() -> None:
     limits = SchedulerLimits(max_rows=2, max_length=LENGTH, kv_tokens=2 * LENGTH, kept_tokens=100, shortest_share=4)
     scheduler = BatchScheduler(limits)
     first = make_sequence(range(10))
@@ -320,7 +320,7 @@ def test_common_prefix_of_any_lists_equals_reference(one: list[int], other: list
 
 @given(st.lists(TOKENS, max_size=25), TOKENS)
 @settings(STEADY, max_examples=300)
-def test_prefixes_of_any_history_find_the_longest_and_keep_the_bound(added: list[list[int]], wanted: list[int]) -> None:
+def test_prefix_cache_finds_longest_within_bound(added: list[list[int]], wanted: list[int]) -> None:
     prefixes = PrefixCache(capacity=30, shortest=3)
     model: dict[int, list[int]] = {}
     for tokens in added:
@@ -338,14 +338,14 @@ def test_prefixes_of_any_history_find_the_longest_and_keep_the_bound(added: list
     assert length == 0 or reference(model[number], wanted) == length
 
 
-def test_prefixes_when_full_drop_the_least_recently_used() -> None:
+def test_full_prefix_cache_drops_least_recently_used() -> None:
     prefixes = PrefixCache(capacity=9, shortest=3)
     numbers = [prefixes.add([start] * 3)[0] for start in (1, 2, 3)]
     prefixes.find([1, 1, 1, 5])
     assert prefixes.add([4] * 3)[1] == [numbers[1]]
 
 
-def test_clear_names_everything_kept() -> None:
+def test_clear_returns_all_cached_numbers() -> None:
     prefixes = PrefixCache(capacity=9, shortest=3)
     numbers = [prefixes.add([start] * 3)[0] for start in (1, 2)]
     assert prefixes.clear() == numbers

@@ -40,7 +40,7 @@ def test_turns_of_conversations_match_plain_forward(llama: tuple[Path, Any], sta
     assert 0 < stats.kept_tokens <= LIMITS.kept_tokens
 
 
-def test_swap_of_weights_forgets_what_old_ones_computed(tmp_path: Path, start: Start) -> None:
+def test_weight_swap_drops_cached_prefixes(tmp_path: Path, start: Start) -> None:
     make_model(tmp_path / "old", seed=1)
     new = make_model(tmp_path / "new", seed=2)
     harness = start(tmp_path / "old", limits=LIMITS)

@@ -23,7 +23,7 @@ def streams() -> Streams:
     return Streams(asyncio.get_running_loop())
 
 
-async def test_stream_of_steps_hands_on_every_token_once() -> None:
+async def test_stepwise_stream_yields_every_token_once() -> None:
     opened, sequence = streams(), make_sequence([1])
     stream = opened.open([sequence], whole=False)
     received: list[int] = []
@@ -46,7 +46,7 @@ async def test_stream_of_steps_hands_on_every_token_once() -> None:
     assert len(finishes) < 500
 
 
-async def test_first_and_last_token_wake_without_waiting_for_the_flush() -> None:
+async def test_first_and_last_token_wake_reader_before_flush() -> None:
     opened, sequence, other = streams(), make_sequence([1]), make_sequence([1], index=1)
     stream, idle = opened.open([sequence], whole=False), opened.open([other], whole=False)
     for tokens, finish in (((5,), None), ((6, 7), Finish.STOP)):
@@ -71,7 +71,7 @@ async def test_whole_stream_wakes_once_all_sequences_ended() -> None:
     assert stream.ended
 
 
-async def test_settle_returns_when_all_that_is_known_was_taken() -> None:
+async def test_settle_returns_once_known_tokens_are_read() -> None:
     opened, sequence = streams(), make_sequence([1])
     stream = opened.open([sequence], whole=False)
     taken: list[int] = []
@@ -90,14 +90,14 @@ async def test_settle_returns_when_all_that_is_known_was_taken() -> None:
     consuming.cancel()
 
 
-async def test_settle_leaves_a_client_that_reads_nothing_after_its_deadline() -> None:
+async def test_settle_gives_up_on_idle_reader_after_deadline() -> None:
     opened, sequence = streams(), make_sequence([1])
     opened.open([sequence], whole=False)
     produce(sequence, 1)
     await asyncio.wait_for(opened.settle(0.01), 5)
 
 
-async def test_whole_stream_knows_when_its_first_token_was_there() -> None:
+async def test_whole_stream_records_first_token_time() -> None:
     opened, sequence = streams(), make_sequence([1])
     stream = opened.open([sequence], whole=True)
     assert stream.first_at is None
@@ -140,7 +140,7 @@ async def test_stream_with_an_interval_waits_for_so_many_tokens() -> None:
     assert received[-1] == [7]
 
 
-async def test_no_step_wakes_the_loop_while_a_stream_has_no_reader() -> None:
+async def test_steps_do_not_wake_loop_without_reader() -> None:
     opened = streams()
     patient, eager = make_sequence([1]), make_sequence([2])
     opened.open([patient], whole=True)

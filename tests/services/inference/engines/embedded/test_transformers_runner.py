@@ -40,7 +40,7 @@ def start(folder: Path) -> Harness:
 
 
 @pytest.mark.parametrize("family", ["GPT2", "Gemma2", "Mistral", "Yarn"])
-def test_logprobs_and_swap_of_other_architecture_match_plain_forward(tmp_path: Path, family: str) -> None:
+def test_other_architecture_matches_forward_also_after_swap(tmp_path: Path, family: str) -> None:
     old, new = make(tmp_path / "old", family, 1), make(tmp_path / "new", family, 2)
     harness = start(tmp_path / "old")
     try:
@@ -66,7 +66,7 @@ def test_queue_longer_than_batch_matches_plain_forward(tmp_path: Path) -> None:
         harness.close()
 
 
-def test_load_weights_of_another_shape_leaves_old_model_whole(tmp_path: Path) -> None:
+def test_load_of_mismatched_weights_keeps_old_model(tmp_path: Path) -> None:
     model = make(tmp_path / "old", "GPT2")
     other = make(tmp_path / "other", "Yarn")
     harness = start(tmp_path / "old")
@@ -81,7 +81,7 @@ def test_load_weights_of_another_shape_leaves_old_model_whole(tmp_path: Path) ->
         harness.close()
 
 
-def test_load_of_folder_that_lacks_weights_is_an_error(tmp_path: Path) -> None:
+def test_load_of_folder_without_weights_fails(tmp_path: Path) -> None:
     make(tmp_path / "model", "GPT2")
     shutil.copytree(tmp_path / "model", tmp_path / "bare")
     (tmp_path / "bare" / "model.safetensors").unlink()
@@ -149,9 +149,7 @@ def _random(folder: Path, name: str, **changes: Any) -> Any:
         *(pytest.param(name, changes, id=name, marks=pytest.mark.slow) for name, changes in _SLOW.items()),
     ],
 )
-def test_every_architecture_samples_from_the_model_that_a_forward_pass_is(
-    tmp_path: Path, name: str, changes: dict[str, Any]
-) -> None:
+def test_every_architecture_matches_plain_forward(tmp_path: Path, name: str, changes: dict[str, Any]) -> None:
     """Prompts in one part and in several, side by side, at several temperatures."""
     model = _random(tmp_path, name, **changes)
     harness = start(tmp_path)
@@ -163,7 +161,7 @@ def test_every_architecture_samples_from_the_model_that_a_forward_pass_is(
 
 
 @pytest.mark.parametrize("rope_type", ["longrope", "dynamic"])
-def test_rotation_that_changes_with_the_length_is_served_up_to_that_length(tmp_path: Path, rope_type: str) -> None:
+def test_length_dependent_rope_is_served_up_to_its_length(tmp_path: Path, rope_type: str) -> None:
     factors = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4} if rope_type == "longrope" else {}
     rope = {"rope_type": rope_type, "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
     name, more = ("Phi3", {}) if rope_type == "longrope" else ("Llama", {"sliding_window": None})
@@ -171,7 +169,7 @@ def test_rotation_that_changes_with_the_length_is_served_up_to_that_length(tmp_p
     assert TransformersRunner(tmp_path, torch.float32, torch.device("cpu")).max_positions == 64
 
 
-def test_model_whose_cache_is_wrong_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_with_wrong_cache_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make(tmp_path, "GPT2")
     right = TransformersRunner._forward
 
@@ -184,7 +182,7 @@ def test_model_whose_cache_is_wrong_is_refused_by_name(tmp_path: Path, monkeypat
         TransformersRunner(tmp_path, torch.float32, torch.device("cpu"))
 
 
-def test_model_whose_cache_fails_is_refused_by_name_and_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_with_failing_cache_is_refused_with_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make(tmp_path, "GPT2")
     library: Any = transformers
 

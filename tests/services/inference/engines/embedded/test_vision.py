@@ -56,13 +56,13 @@ def gap(sequence: TokenSequence, *images: bytes, folder: Path = MODEL) -> float:
     return float((own - torch.tensor(sequence.logprobs)).abs().max())
 
 
-def test_logprobs_of_prompts_with_images_match_transformers_to_the_token(loaded: LoadedModel) -> None:
+def test_image_prompt_logprobs_match_transformers(loaded: LoadedModel) -> None:
     for images in ((RED,), (BLUE,), (RED, BLUE)):
         (one, other) = sample(loaded, prompt(*images), *images, n=2)
         assert max(gap(one, *images), gap(other, *images)) < 1e-4
 
 
-def test_two_images_with_one_text_have_answers_of_their_own(loaded: LoadedModel) -> None:
+def test_different_images_give_different_answers(loaded: LoadedModel) -> None:
     tokens = prompt(RED)
     (red,), (blue,), (again,) = (sample(loaded, tokens, image, max_new_tokens=1) for image in (RED, BLUE, RED))
     assert abs(red.logprobs[0] - again.logprobs[0]) < 1e-6
@@ -74,14 +74,14 @@ def test_prompt_without_its_images_is_text(loaded: LoadedModel) -> None:
     assert len(sequence.output) == 6
 
 
-def test_sampled_placeholder_is_a_token_and_not_an_image(loaded: LoadedModel) -> None:
+def test_sampled_placeholder_is_not_an_image(loaded: LoadedModel) -> None:
     pushed = {load_processor(str(MODEL)).token_id: 100.0}
     (sequence,) = sample(loaded, prompt(RED), RED, logit_bias=pushed, max_new_tokens=3)
     assert set(sequence.output) == set(pushed)
     assert all(logprob < 0 for logprob in sequence.logprobs)
 
 
-def test_weights_that_are_swapped_change_the_vectors_of_images(loaded: LoadedModel, tmp_path: Path) -> None:
+def test_swapped_weights_change_image_embeddings(loaded: LoadedModel, tmp_path: Path) -> None:
     tokens = prompt(RED)
     sample(loaded, tokens, RED)
     other = copy.deepcopy(plain_model(MODEL))
@@ -108,7 +108,7 @@ def test_weights_that_are_swapped_change_the_vectors_of_images(loaded: LoadedMod
         ([in_base64(RED)] * 17, 1, "images has 17 images, and a prompt may have 16"),
     ],
 )
-def test_images_that_do_not_fit_the_prompt_are_refused_by_name(
+def test_images_not_matching_prompt_are_refused_by_name(
     loaded: LoadedModel, images: Any, prompts: int, message: str
 ) -> None:
     with pytest.raises(ApiError) as refused:

@@ -61,7 +61,7 @@ def test_load_weights_under_running_request_stamps_each_token(tmp_path: Path, st
 
 
 @pytest.mark.usefixtures("room")
-def test_staged_weights_are_not_served_until_they_are_loaded(tmp_path: Path, start: Start) -> None:
+def test_staged_weights_are_not_served_until_load(tmp_path: Path, start: Start) -> None:
     old, new = (make_model(tmp_path / name, "Qwen2", seed=seed) for seed, name in enumerate(("old", "new")))
     harness = start(tmp_path / "old")
     harness.engine.stage_weights(tmp_path / "new", 7)
@@ -72,7 +72,7 @@ def test_staged_weights_are_not_served_until_they_are_loaded(tmp_path: Path, sta
     assert (set(before.versions), set(after.versions)) == ({0}, {7})
 
 
-def test_load_staged_of_what_is_not_staged_is_refused(llama: tuple[Path, Any], tmp_path: Path, start: Start) -> None:
+def test_load_of_unstaged_version_is_refused(llama: tuple[Path, Any], tmp_path: Path, start: Start) -> None:
     harness = start(llama[0])
     with pytest.raises(Conflict, match="version 3 is not staged here: none is"):
         harness.engine.load_staged(3)
@@ -95,9 +95,7 @@ def test_load_staged_of_what_is_not_staged_is_refused(llama: tuple[Path, Any], t
 
 @pytest.mark.usefixtures("room")
 @pytest.mark.parametrize("breaks", [False, True], ids=["whole", "breaks"])
-def test_weights_that_arrive_are_staged_as_they_come_and_half_of_them_is_refused(
-    tmp_path: Path, start: Start, breaks: bool
-) -> None:
+def test_incomplete_staged_weights_are_refused(tmp_path: Path, start: Start, breaks: bool) -> None:
     old, new = (make_model(tmp_path / name, "Qwen2", seed=seed) for seed, name in enumerate(("old", "new")))
     harness = start(tmp_path / "old")
     (tmp_path / "shared").mkdir()
@@ -150,9 +148,7 @@ def _mappings(folder: Path) -> int:
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_weights_in_memory_are_mapped_once_and_lent_for_as_long_as_they_are_computed_with(
-    tmp_path: Path, start: Start, family: str, tied: bool
-) -> None:
+def test_shared_weights_are_mapped_once_while_in_use(tmp_path: Path, start: Start, family: str, tied: bool) -> None:
     models = [make_model(tmp_path / str(seed), family, seed=seed, tie_word_embeddings=tied) for seed in range(3)]
     harness = start(tmp_path / "0")
     turns = [tmp_path / "a", tmp_path / "b"]
@@ -181,7 +177,7 @@ def test_weights_in_memory_are_mapped_once_and_lent_for_as_long_as_they_are_comp
 
 
 @pytest.mark.usefixtures("room")
-def test_weights_that_were_lent_are_not_written_by_what_follows(tmp_path: Path, start: Start) -> None:
+def test_lent_weights_are_not_overwritten(tmp_path: Path, start: Start) -> None:
     models = [make_model(tmp_path / str(seed), seed=seed, tie_word_embeddings=True) for seed in range(3)]
     harness = start(tmp_path / "0")
     image = _written(tmp_path / "shared", models[1])
@@ -202,7 +198,7 @@ def test_weights_that_were_lent_are_not_written_by_what_follows(tmp_path: Path, 
     image.remove()
 
 
-def test_weights_in_memory_with_a_nan_are_refused_and_given_back(tmp_path: Path, start: Start) -> None:
+def test_shared_weights_with_nan_are_refused_and_returned(tmp_path: Path, start: Start) -> None:
     old, new = (make_model(tmp_path / str(seed), seed=seed) for seed in range(2))
     with torch.no_grad():
         new.model.layers[1].mlp.up_proj.weight[7, 3] = float("nan")
@@ -265,7 +261,7 @@ def _gone(folder: Path) -> None:
         (_gone, r"holds no weights"),
     ],
 )
-def test_load_weights_of_bad_folder_leaves_old_model_whole(
+def test_load_of_bad_folder_keeps_old_model(
     llama: tuple[Path, Any], tmp_path: Path, start: Start, room: None, harm: Callable[[Path], None], message: str
 ) -> None:
     folder, model = llama
@@ -280,7 +276,7 @@ def test_load_weights_of_bad_folder_leaves_old_model_whole(
     assert sequence.versions == [4] * 10
 
 
-def test_load_weights_of_half_precision_folder_keeps_engine_dtype(tmp_path: Path, start: Start) -> None:
+def test_load_of_half_precision_folder_keeps_engine_dtype(tmp_path: Path, start: Start) -> None:
     make_model(tmp_path / "old", seed=1)
     make_model(tmp_path / "new", seed=2).to(torch.bfloat16).save_pretrained(tmp_path / "new")
     new = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "new", dtype=torch.float32)
