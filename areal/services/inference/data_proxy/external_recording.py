@@ -68,6 +68,7 @@ class CompletionAssembler:
     def __init__(self) -> None:
         self._completion: dict[str, Any] = {}
         self._choices: dict[int, dict[str, Any]] = {}
+        self._calls: dict[int, dict[int, dict[str, Any]]] = {}  # of streamed choices, by the provider's numbers
 
     def whole(self, data: Mapping[str, object]) -> None:
         self._completion = dict(data)
@@ -87,31 +88,33 @@ class CompletionAssembler:
             if "text" in choice:
                 choice["text"] += field_of(chosen, "text", str, "")
             else:
-                _join(choice["message"], field_of(chosen, "delta", dict, {}))
+                delta: Mapping[str, object] = field_of(chosen, "delta", dict, {})
+                for name in _JOINED:
+                    if text := field_of(delta, name, str, ""):
+                        choice["message"][name] = (choice["message"].get(name) or "") + text
+                _join_calls(self._calls.setdefault(index, {}), delta)
 
     def completion(self) -> dict[str, Any] | None:
         """Return the completion; None if it is incomplete."""
         if not self._choices or any(choice.get("finish_reason") is None for choice in self._choices.values()):
             return None
+        for index, calls in self._calls.items():
+            if calls:
+                self._choices[index]["message"]["tool_calls"] = [calls[number] for number in sorted(calls)]
         choices = [self._choices[index] for index in sorted(self._choices)]
         kind = "text_completion" if "text" in choices[0] else "chat.completion"
         return {"object": kind, **self._completion, "choices": choices}
 
 
-def _join(message: dict[str, Any], delta: Mapping[str, object]) -> None:
-    for name in _JOINED:
-        if text := field_of(delta, name, str, ""):
-            message[name] = (message.get(name) or "") + text
+def _join_calls(calls: dict[int, dict[str, Any]], delta: Mapping[str, object]) -> None:
     for position, fragment in enumerate(items_of(delta, "tool_calls")):
-        calls = message.setdefault("tool_calls", [])
         index = field_of(fragment, "index", int, position)
-        while len(calls) <= index:
-            calls.append({"type": "function", "function": {"name": "", "arguments": ""}})
+        call = calls.setdefault(index, {"type": "function", "function": {"name": "", "arguments": ""}})
         if fragment.get("id"):
-            calls[index]["id"] = fragment["id"]
+            call["id"] = fragment["id"]
         function: Mapping[str, object] = field_of(fragment, "function", dict, {})
         for name in ("name", "arguments"):
-            calls[index]["function"][name] += field_of(function, name, str, "")
+            call["function"][name] += field_of(function, name, str, "")
 
 
 def text_samples(
