@@ -124,7 +124,7 @@ def test_unknown_revision_is_named(hub: Hub, standin: HubStandin, revision: str)
         hub.snapshot(NAME, revision)
 
 
-def test_unknown_model_and_unreachable_hub_are_told_apart(hub: Hub, tmp_path: Path) -> None:
+def test_unknown_model_differs_from_unreachable_hub(hub: Hub, tmp_path: Path) -> None:
     with pytest.raises(NotFound, match=f"{NAME} is not at {hub.endpoint}") as unknown:
         hub.commit(NAME)
     with pytest.raises(ArealError, match="cannot be reached at http") as silent:

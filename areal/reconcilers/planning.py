@@ -44,7 +44,7 @@ from areal.runtime.backends.base import ENDED, Phase
 from areal.state.records import StoredObject
 
 NO_LIMIT = 1 << 20  # more GPUs than any plan takes
-KEY_LOST = "key-lost"  # a process uses a key that is no longer in its file
+KEY_LOST = "key-lost"  # the file of a process's key is missing
 STARTING_S = 60.0  # a process younger than this that does not answer yet is starting, not unhealthy
 ENV_INPUT = "serviceEnv"  # a data proxy's input from its service; compared even if absent
 KEY_INPUT = "keyFrom"  # compared even if absent from the spec: a process must not keep an undeclared key
@@ -150,8 +150,7 @@ def _outdated(component: Component, run: ObservedRun) -> str:
 
 @lru_cache(maxsize=1024)  # the replicas of an object were started for only a few specs
 def _changed_field(kind: str, fields: tuple[str, ...], had: str, wanted: str) -> str:
-    """Return the changed field with the highest update class between two sparse specs, given as JSON; "" if no change
-    requires a new process."""
+    """Return the field whose change between two sparse specs (JSON) replaces a process; "" if there is none."""
     one, other = json.loads(had), json.loads(wanted)
     with suppress(InvalidManifest):  # a process that an earlier version started may have a spec that is now refused
         one, other = in_full(kind, one), in_full(kind, other)

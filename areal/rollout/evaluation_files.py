@@ -72,7 +72,7 @@ def _document(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise UnreadableFile(path, str(error), damaged=False, hint="choose another folder") from error
     if not isinstance(found, dict):
-        raise UnreadableFile(path, "it is no object", damaged=False, hint="choose another folder")
+        raise UnreadableFile(path, "it is not a JSON object", damaged=False, hint="choose another folder")
     return found
 
 

@@ -135,7 +135,7 @@ def test_queue_is_shown_and_awaited(box: Box, cluster: Cluster) -> None:
 
 
 @pytest.mark.slow
-def test_lost_node_and_silent_scheduler_are_told_apart(box: Box, cluster: Cluster) -> None:
+def test_lost_node_differs_from_silent_scheduler(box: Box, cluster: Cluster) -> None:
     manifest = box.manifest(service=f"scheduler: {{type: {NAME}}}", model="replicas: 2")
     box.ok("apply", "-f", manifest)
     before = box.processes()

@@ -106,7 +106,7 @@ def test_prompts_with_fewer_than_k_samples_have_no_pass_at_k() -> None:
     assert pass_estimate(scores, 3, 1.0, 0.95) is None
 
 
-def test_equal_prompts_are_told_apart_by_order() -> None:
+def test_equal_prompts_are_distinguished_by_order() -> None:
     found = scores_of(
         [
             episode(2, 0, 1.0, question="1+1"),

@@ -141,7 +141,7 @@ def test_original_home_moved_before_copy_keeps_processes(make_local: MakeBackend
     shutil.rmtree(tmp_path / "home")
 
 
-def test_folder_copy_is_told_from_link_and_move(tmp_path: Path) -> None:
+def test_folder_copy_differs_from_link_and_move(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
     record = folder_identity(str(home), str(home))

@@ -39,8 +39,7 @@ from areal.services.http.tasks import until_beat
 class RequestReader:
     """One connection's parser. It passes a request on when its head is complete, and adds the body as it arrives.
 
-    ``incoming``: the request whose body is incomplete. ``since``: the loop time at which its head began.
-    """
+    ``incoming``: the request whose body is incomplete. ``since``: the loop time at which its head began."""
 
     def __init__(self, connection: HttpConnection, most_fields: int, most_head_bytes: int) -> None:
         self._connection = connection
@@ -502,8 +501,7 @@ class HttpConnection(asyncio.Protocol):
             self._close(linger=False)
 
     def _has_left(self) -> bool:
-        """Return whether the caller has closed its side. The event loop does not report that while reading is
-        paused."""
+        """Return whether the caller has closed its side, which the event loop does not report while paused."""
         sock = self._transport.get_extra_info("socket")
         return sock is not None and sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] in _LEFT
 

@@ -3,7 +3,7 @@
 It uses torch's own parts and no global state, so that a trainer's default group is not affected. The members meet at a
 store that the trainer opens. If a member does not join, or leaves, the others fail after ``timeout_s``, or earlier if
 they are asked to give up, both while the group forms and during a transfer. gloo itself cannot be interrupted, so an
-abandoned operation ends in a thread that nobody waits for.
+abandoned operation ends in a thread of its own.
 
 Each member writes its device to the store. If each has a CUDA device of its own, NCCL transfers the weights, through a
 bucket of device memory; otherwise gloo transfers them between host memories.

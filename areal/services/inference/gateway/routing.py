@@ -159,7 +159,7 @@ class LiveTable:
 
     @property
     def all_heard(self) -> bool:
-        """Whether every worker has reported its journals, so that a journal nobody reported does not exist. Always
+        """Whether every worker has reported its journals, so that an unreported journal does not exist. Always
         False while the router still learns its workers, and without workers until the table is synced."""
         workers = [worker for model in self.snapshot.models.values() for worker in model.workers]
         known = not self.snapshot.learning and (bool(workers) or self.snapshot.synced)

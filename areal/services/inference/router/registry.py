@@ -407,7 +407,7 @@ class WorkerRegistry:
 
     @property
     def all_heard(self) -> bool:
-        """Whether every worker has reported its journals, so that a journal nobody reported does not exist. Always
+        """Whether every worker has reported its journals, so that an unreported journal does not exist. Always
         False before the sync for a router without workers, or with lost declarations."""
         workers = self.workers()
         known = not self.learning and (bool(workers) or self.synced)

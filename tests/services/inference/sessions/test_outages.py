@@ -165,7 +165,7 @@ def test_sessions_of_a_damaged_journal_are_refused_with_its_name(service: Record
         service.admin("GET", f"/rl/sessions/{mine[0].session_id}"),
         service.admin("POST", "/export_trajectories", {"session_ids": [mine[0].session_id]}),
         service.gateway.call("POST", "/rl/set_reward", {"reward": 1.0}, key=mine[0].key),
-        service.gateway.call("POST", "/rl/set_reward", {"reward": 1.0}, key="a-key-of-nobody"),
+        service.gateway.call("POST", "/rl/set_reward", {"reward": 1.0}, key="an-unknown-key"),
         service.router.call("POST", "/route", {"session_id": mine[0].session_id}, key=service.key),
     ]
     assert [(each.status, each.json()["error"]["code"]) for each in answers] == [(503, "journal_damaged")] * 6

@@ -194,7 +194,7 @@ async def test_hanging_group_is_abandoned_without_waiting(trainer: BroadcastPubl
 
 
 async def test_left_group_file_is_distinct_from_new_one(trainer: BroadcastPublisher, engine: WeightGroups) -> None:
-    async def brought() -> Path:
+    async def pushed() -> Path:
         offer = await asyncio.to_thread(trainer.offer, "pair", 2, "plain")
         await asyncio.gather(asyncio.to_thread(trainer.join), engine.join(place(offer), CPU))
         trainer.write(1, [("a", torch.zeros(10))], None)
@@ -203,8 +203,8 @@ async def test_left_group_file_is_distinct_from_new_one(trainer: BroadcastPublis
         trainer.settle()
         return file
 
-    first = await brought()
+    first = await pushed()
     engine.leave("pair")
     assert not first.exists()
-    second = await brought()
+    second = await pushed()
     assert second.exists() and not first.exists()
