@@ -192,7 +192,7 @@ def test_model_without_visible_workers_is_unknown(areal: Areal, elsewhere: Elsew
 @pytest.mark.parametrize("flags", [("-l", "a=b"), ("--show-origin",), ("--show-defaults",)])
 def test_flag_unsupported_by_gateway_is_refused(areal: Areal, elsewhere: Elsewhere, flags: tuple[str, ...]) -> None:
     refused = areal("get", "model", *flags, "--gateway", elsewhere.url)
-    assert refused.code == 2 and "cannot be asked of a gateway" in refused.err
+    assert refused.code == 2 and "cannot be used with a gateway" in refused.err
 
 
 def test_wait_fails_at_once_without_worker_permission(areal: Areal, elsewhere: Elsewhere) -> None:

@@ -79,7 +79,7 @@ def test_diverged_run_is_named_with_first_bad_step(areal: Areal, tmp_path: Path)
     ("sides", "words", "code", "message"),
     [
         (("a", "nowhere/x"), [], 4, "nowhere/x"),
-        (("a", "a,,a"), [], 2, "each once"),
+        (("a", "a,,a"), [], 2, "several different runs"),
         (("a", "b"), ["--metric", "loss"], 4, "not every run has the metric loss"),
         (("a", "empty"), [], 4, "has written no metrics yet"),
     ],

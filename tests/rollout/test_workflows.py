@@ -427,7 +427,10 @@ def test_functions_of_a_workflow_may_be_names(controller: RolloutController, tok
         "data_extract_prompt_fn": "tests.rollout.test_workflows:as_messages",
     }
     batch = controller.rollout_batch(ROWS, "areal.workflow.rlvr.RLVRWorkflow", kwargs)
-    assert [tokenizer.decode(sampled(each), skip_special_tokens=True) != "" for each in batch] == [True, True]
+    for row, trajectory in zip(ROWS, batch, strict=True):
+        prompt = identity_ids(row["messages"], tokenizer, False)
+        assert trajectory["input_ids"][0, : len(prompt)].tolist() == prompt
+        assert sampled(trajectory)  # perhaps the end token alone
 
 
 def test_math_agent_retries_up_to_max_turns(digits: Place) -> None:

@@ -64,11 +64,12 @@ def orphans(service: SimulatedService) -> list[str]:
     return found
 
 
-def test_session_waits_for_model_without_replicas(model: SimulatedService) -> None:
+def test_session_is_refused_while_model_has_no_replicas(model: SimulatedService) -> None:
     session = start(model, api_key="callers-key")
     model.remove_replica("a")
     model.loop.run_for(1.0)
-    assert turn(model, session, timeout_s=5.0) is None  # it waits
+    reply = turn(model, session, timeout_s=5.0)
+    assert reply is not None and reply.status == 503 and b"model_has_no_replicas" in reply.body, reply
     model.add_replica("b")
     reply = turn(model, session)
     assert reply is not None and reply.status == 200, reply

@@ -33,7 +33,7 @@ def test_non_model_folder_is_one_line_error(tmp_path: Path, config: dict[str, st
     (tmp_path / "model").mkdir()
     if config is not None:
         (tmp_path / "model" / "config.json").write_text(json.dumps(config))
-    with pytest.raises(NotFound, match=r"model is no model: ") as caught:
+    with pytest.raises(NotFound, match=r"model is not a model folder: ") as caught:
         _trainer(tmp_path, solved(4), tmp_path / "model")
     assert "\n" not in caught.value.message
 
@@ -69,6 +69,6 @@ def test_custom_non_function_is_refused_before_first_rollout(
 
 def test_unknown_token_is_reported_with_the_tokenizers_name(tmp_path: Path) -> None:
     rows = [{"input_ids": [1, 5, 99], "loss_mask": [0, 1, 1]}] * 4
-    with _trainer(tmp_path, rows) as trainer, pytest.raises(UsageFault, match=r"token 99, .* knows 16") as caught:
+    with _trainer(tmp_path, rows) as trainer, pytest.raises(UsageFault, match=r"token 99, .* has 16") as caught:
         trainer.train()
     assert "tokenizer_path" in str(caught.value.hint)
