@@ -427,8 +427,8 @@ def test_functions_of_a_workflow_may_be_names(controller: RolloutController, tok
         "data_extract_prompt_fn": "tests.rollout.test_workflows:as_messages",
     }
     batch = controller.rollout_batch(ROWS, "areal.workflow.rlvr.RLVRWorkflow", kwargs)
-    for row, trajectory in zip(ROWS, batch, strict=True):
-        prompt = identity_ids(row["messages"], tokenizer, False)
+    for given, trajectory in zip(ROWS, batch, strict=True):
+        prompt = identity_ids(given["messages"], tokenizer, False)
         assert trajectory["input_ids"][0, : len(prompt)].tolist() == prompt
         assert sampled(trajectory)  # perhaps the end token alone
 
