@@ -180,8 +180,9 @@ def _observe_stable(
         kinds = {item.kind for item in (*snapshot.objects, *(target.object for target in targets))}
         for controller in controllers(kinds):
             targets = controller.follow(targets, snapshot.objects, states)
-        unreadable = _unreadable(snapshot.objects, chosen, states)
-        context, others = _accepted(_context(chosen, snapshot.objects))
+        wanted = (*targets, *(target for target in chosen if target.ref in refused))
+        unreadable = _unreadable(snapshot.objects, wanted, states)
+        context, others = _accepted(_context(wanted, snapshot.objects))
         left = tuple(f"{ref}: {why}" for ref, (why, _) in others.items())
         scope = PlanScope(targets, context, {**unreadable, **others, **refused}, left)
         owners = {target.ref for target in scope.all}

@@ -153,3 +153,25 @@ def test_neighbour_whose_recorded_spec_is_no_longer_valid_is_left_alone_and_name
     outcome = command.converge()
     assert outcome.exit_code == 0 and command.context.store.expect(SERVICE).spec == {"suspend": True}
     assert any(re.match("left alone: Model/old: .*spec.toolCallParser", note) for note in outcome.notes)
+
+
+def test_plan_of_job_includes_models_of_its_service(tmp_path: Path) -> None:
+    """When the job ends, its service is suspended: the engines of the service's models must stop with it."""
+    command, job = Command(tmp_path), "TrainJob/learn"
+    specs = {
+        "TrainJob": {"config": {}, "suspend": True},
+        "InferenceService": {},
+        "Model": {"service": "learn", "path": "m", "backend": "embedded:d1"},
+    }
+    for kind, spec in specs.items():
+        layer = Layer("apply", spec, {}, "another", 0.0)
+        owner = None if kind == "TrainJob" else job
+        command.context.store.put(StoredObject(kind, "learn", f"uid-{kind}", layers=(layer,), owner=owner))
+
+    def choose(stored: list[StoredObject]) -> tuple[Target, ...]:
+        return tuple(Target(item, "unchanged") for item in stored if str(item.ref) == job)
+
+    scope = plan_targets(command.context, choose, Policy()).scope
+    service = scope.by_ref["InferenceService/learn"]
+    assert service.object.spec.get("suspend") is True
+    assert "Model/learn" in scope.by_ref
