@@ -47,12 +47,12 @@ CREATE TABLE turns (
 CREATE TABLE requests (
     session INTEGER NOT NULL, key BLOB NOT NULL, message BLOB NOT NULL, turn INTEGER NOT NULL,
     PRIMARY KEY (session, key)) WITHOUT ROWID;
-CREATE TABLE ended (number INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE);
-CREATE TABLE streams (turn INTEGER PRIMARY KEY, events BLOB NOT NULL, crc INTEGER NOT NULL);
-CREATE TABLE calls (
-    session INTEGER NOT NULL, key BLOB NOT NULL, asked BLOB NOT NULL, rl TEXT NOT NULL, at REAL NOT NULL,
-    PRIMARY KEY (session, key)) WITHOUT ROWID;
 """
+_ENDED = "CREATE TABLE IF NOT EXISTS ended (number INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE)"
+_STREAMS = "CREATE TABLE IF NOT EXISTS streams (turn INTEGER PRIMARY KEY, events BLOB NOT NULL, crc INTEGER NOT NULL)"
+_CALLS = """CREATE TABLE IF NOT EXISTS calls (
+    session INTEGER NOT NULL, key BLOB NOT NULL, asked BLOB NOT NULL, rl TEXT NOT NULL, at REAL NOT NULL,
+    PRIMARY KEY (session, key)) WITHOUT ROWID"""
 _MOST_CALLS = 64  # of a session
 _MOST_ENDED = 100_000
 _FREED_PAGES = 256  # by one sweep
@@ -373,6 +373,9 @@ def _corrupt(turn_id: int) -> CorruptRecord:
 async def open_agent_journal(folder: JournalFolder, clock: Callable[[], float] = time.time) -> AgentJournal:
     """Open or create the journal in ``folder``, which may be that of a killed process. Raises sqlite3.Error."""
     with closed_on_error(open_writer(folder.database, _TABLES, _FORMAT)) as db:
+        db.execute(_ENDED)
+        db.execute(_STREAMS)
+        db.execute(_CALLS)
         journal = AgentJournal(folder, db, journal_tag(db))
     journal.clock = clock
     try:

@@ -152,7 +152,7 @@ def event_line(**event: Any) -> bytes:
 
 
 ALL_EVENTS = b'{"type":"all"}'
-"""The first line of a recorded stream, which has every event of its turn."""
+"""The first line of a recorded stream with every event of its turn; older ones have those of the own stream alone."""
 
 
 def recorded_events(turn: TurnEntry) -> bytes:
@@ -181,7 +181,10 @@ def recorded_events(turn: TurnEntry) -> bytes:
     else:
         events.append({"type": "failed", "failure": turn.outcome, "error": turn.error})
     *before, last = (event_line(**event) for event in events)
-    return turn.stream.removeprefix(ALL_EVENTS + b"\n") + last if turn.stream else b"".join((*before, last))
+    stream = turn.stream or b""
+    if stream.startswith(ALL_EVENTS):
+        return stream.removeprefix(ALL_EVENTS + b"\n") + last
+    return b"".join((*before, stream, last))
 
 
 def last_event(line: bytes, transcript: Transcript) -> dict[str, object] | TurnFailed | None:

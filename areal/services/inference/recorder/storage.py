@@ -54,16 +54,20 @@ CREATE TABLE failures (
 CREATE TABLE exports (
     number INTEGER PRIMARY KEY, nonce TEXT NOT NULL, digest BLOB NOT NULL UNIQUE, request TEXT NOT NULL,
     until REAL NOT NULL, crc INTEGER NOT NULL);
-CREATE TABLE requests (
+"""
+_REQUESTS = """
+CREATE TABLE IF NOT EXISTS requests (
     session INTEGER NOT NULL, key BLOB NOT NULL, asked BLOB NOT NULL, answer BLOB NOT NULL, until REAL NOT NULL,
     crc INTEGER NOT NULL, PRIMARY KEY (session, key)) WITHOUT ROWID;
-CREATE INDEX requests_until ON requests (until);
+CREATE INDEX IF NOT EXISTS requests_until ON requests (until);
 """
 
 
 def open_writer(file: Path) -> sqlite3.Connection:
-    """Return the journal's only writing connection. Raises sqlite3.Error."""
-    return storage.open_writer(file, _TABLES, _FORMAT)
+    """Return the journal's only writing connection. Creates missing tables. Raises sqlite3.Error."""
+    with storage.closed_on_error(storage.open_writer(file, _TABLES, _FORMAT)) as db:
+        db.executescript(_REQUESTS)  # journals of earlier versions lack it
+        return db
 
 
 _LOOKED_AT_S = 1.0

@@ -348,7 +348,7 @@ class SessionTables:
                 output_ids=item.output,
                 logprobs=item.logprobs,
                 versions=item.versions(),
-                temperature=head["temperature"],
+                temperature=head.get("temperature", 1.0),  # older records have none: theirs is 1
             )
 
 
@@ -392,5 +392,7 @@ def _trajectory(row: tuple[Any, ...]) -> Trajectory:
 
 def _reward(interaction: int, value: float, at: float, crc: int) -> float:
     if checksum(interaction, value, at) != crc:
+        if value == 0.0 and checksum(interaction, -0.0, at) == crc:  # older journals' column of type REAL lost the sign
+            return -0.0
         raise CorruptRecord(f"reward of interaction {interaction}: the checksum does not match")
     return value

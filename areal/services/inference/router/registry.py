@@ -45,7 +45,7 @@ class WorkerReport:
 
     ``journals`` and ``elsewhere``: tags of the journals that it serves, and of the others in its model's folder.
     ``damaged``: the folders' names of those that cannot be opened, by tag.
-    ``sessions``: the number of active ones; ``started``: the count of those ever started.
+    ``sessions``: the number of active ones; ``started``: the count of those ever started, None from an earlier version.
     ``fault``: why it is not ready, where waiting alone does not help.
     ``engine_url``, ``agent_url``: the engine, or the agent's worker, that serves /metrics.
     """
@@ -525,8 +525,8 @@ class WorkerRegistry:
         workers = {}
         for entry in declared["workers"]:
             worker = WorkerRecord(str(entry["id"]), worker_base_url(entry["addr"]), entry["model"])
-            for name in ("drained", "stopping", "cordoned"):
-                setattr(worker, name, bool(entry[name]))
+            worker.drained, worker.cordoned = bool(entry["drained"]), bool(entry["cordoned"])
+            worker.stopping = bool(entry.get("stopping"))
             worker.expires_at = now if entry["leased"] else None
             workers[worker.id] = worker
         self.strategy, self.limits = str(declared["strategy"]), dict(declared["limits"])
@@ -534,7 +534,7 @@ class WorkerRegistry:
         for worker in workers.values():
             self._insert(worker)
         self._removed = dict.fromkeys(map(str, declared["removed"]))
-        self.learning = bool(declared["learning"])
+        self.learning = bool(declared.get("learning"))
         self.synced = not self.learning
         self._changed()
 

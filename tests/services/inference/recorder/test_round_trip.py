@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -150,3 +152,16 @@ def test_session_and_trajectory_rows_round_trip(
     assert same(reader.trajectory(number, number), trajectory)
     writer.db.close()
     reader.db.close()
+
+
+async def test_reward_whose_sign_an_older_journal_lost_is_read(tmp_path: Path) -> None:
+    journal = await journal_in(tmp_path / "run")
+    session, name = await start(journal)
+    await journal.record(session, ModelCall("c", "m", 0, b"d" * 16, [TokenSample([1], [2], [-0.5], [0], "stop")]))
+    await journal.reward(session, -0.0)
+    journal._db.execute("UPDATE rewards SET value=0.0")  # as a column of type REAL gives it back
+    _, export = await journal.export(ExportRequest((name,)))
+    [reward] = export.traj()["rewards"]
+    assert reward == 0.0 and math.copysign(1.0, reward) == -1.0
+    assert np.isfinite(reward)
+    await journal.close()
