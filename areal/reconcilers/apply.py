@@ -258,7 +258,9 @@ class _Manifests:
             if item.ref in too_large:
                 continue
             try:
-                targets.append(self._target(item, by_ref.get(item.ref)))
+                target = self._target(item, by_ref.get(item.ref))
+                self._require_runnable(target)
+                targets.append(target)
             except ArealError as error:
                 refused[item.ref] = error
         return wanted, targets
@@ -334,7 +336,7 @@ class _Manifests:
             self.command.store.get(parse_ref(item.ref))  # raises for a damaged file, so that it is not taken as absent
         elif self.request.source.manifests:  # flags name no owner
             item = replace(item, owner=item.owner or stored.owner)
-        target = target_for(
+        return target_for(
             item,
             stored,
             set_name=self.request.set_name,
@@ -342,9 +344,11 @@ class _Manifests:
             replace_it=self.request.replace,
             recreate=self.request.recreate,
         )
-        if not target.object.spec.get("suspend"):
-            controller_of(item.kind).require_runnable(self.command.ctx.home, target.object)
-        return target
+
+    def _require_runnable(self, target: Target) -> None:
+        """Raise InvalidManifest, before anything is recorded, for an object whose processes could not run."""
+        if not target.is_deleted and not target.object.spec.get("suspend"):
+            controller_of(target.object.kind).require_runnable(self.command.ctx.home, target.object)
 
 
 def _with_working_dirs(
@@ -358,9 +362,13 @@ def _with_working_dirs(
         if ("workingDir",) not in spec_model(item.kind).FILES:
             return item
         folder, earlier = item.applied_in, known.get(item.ref)
-        if earlier is not None and is_derived(earlier, ("workingDir",)):
+        if earlier is not None and "workingDir" not in earlier.spec:
+            folder = ""  # an earlier version recorded it: as it is
+        elif earlier is not None and is_derived(earlier, ("workingDir",), unnoted=False):
             folder = earlier.spec["workingDir"]
-        return with_derived(item, {"workingDir": folder, **item.spec}, [("workingDir",)], earlier)
+        return with_derived(
+            item, {**({"workingDir": folder} if folder else {}), **item.spec}, [("workingDir",)], earlier
+        )
 
     return [placed(item) for item in wanted]
 

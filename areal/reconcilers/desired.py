@@ -120,17 +120,22 @@ def with_derived(
         given, value = get_path(wanted.spec, path), get_path(spec, path)
         if given is ABSENT:
             return value is not ABSENT
-        return earlier is not None and is_derived(earlier, path) and value == get_path(earlier.spec, path)
+        return (
+            earlier is not None and is_derived(earlier, path, unnoted=False) and value == get_path(earlier.spec, path)
+        )
 
     source = dict(wanted.source or {})
     added = {path_text(path) for path in fields if filled_in(path)}
     return replace(wanted, spec=spec, source={**source, _DERIVED: sorted(added.union(source.get(_DERIVED, ())))})
 
 
-def is_derived(stored: StoredObject, path: FieldPath) -> bool:
-    """Return whether a recorded field was filled in, so that it stays while manifests do not set it."""
-    source = (stored.applied.source if stored.applied is not None else None) or {}
-    return path_text(path) in source.get(_DERIVED, ()) and get_path(stored.spec, path) is not ABSENT
+def is_derived(stored: StoredObject, path: FieldPath, *, unnoted: bool) -> bool:
+    """Return whether a recorded field was filled in, so that it stays while manifests do not set it. ``unnoted``: the
+    answer for an object of an earlier version, which did not note such fields."""
+    applied = stored.applied
+    source = (applied.source if applied is not None else None) or {}
+    there = get_path(stored.spec, path) is not ABSENT
+    return there and (path_text(path) in source[_DERIVED] if _DERIVED in source else unnoted)
 
 
 def field_changes(kind: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[FieldChange, ...]:

@@ -52,9 +52,10 @@ def set_aside(home: Home, defect: Defect) -> Path | None:
 
 
 def leftovers(home: Home) -> tuple[Path, ...]:
-    """Files that nothing will ever read: unfinished writes and removed folders of crashes."""
+    """Return files that are never read again: unfinished writes, removed folders of crashes, holders of locks."""
     now = time.time()
     found = [path for path in _walk(home) if is_temp(path.name) and now - _modified(path) > STALE_TEMP_S]
+    found += home.locks.rglob("*.holder.json")  # of earlier versions; now the lock's file names its holder
     for kind in KINDS:
         folder = home.objects / kind.lower()
         found += [folder / name for name in names_in(folder) if is_trash(name)]

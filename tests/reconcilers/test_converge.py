@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from areal.reconcilers.context import Context, Outcome
 from areal.reconcilers.converge import converge
@@ -158,7 +159,7 @@ def test_neighbour_whose_recorded_spec_is_no_longer_valid_is_left_alone_and_name
 def test_plan_of_job_includes_models_of_its_service(tmp_path: Path) -> None:
     """When the job ends, its service is suspended: the engines of the service's models must stop with it."""
     command, job = Command(tmp_path), "TrainJob/learn"
-    specs = {
+    specs: dict[str, dict[str, Any]] = {
         "TrainJob": {"config": {}, "suspend": True},
         "InferenceService": {},
         "Model": {"service": "learn", "path": "m", "backend": "embedded:d1"},

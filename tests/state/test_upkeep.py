@@ -77,6 +77,14 @@ def test_crash_leftovers_are_swept_except_recent_writes(store: ObjectStore) -> N
     assert len(list(home.objects.glob(".serial.tmp-*"))) == 1
 
 
+def test_legacy_lock_holders_are_swept(store: ObjectStore) -> None:
+    store.put(an_object())
+    old = store.home.locks / "model" / "qwen.holder.json"
+    old.parent.mkdir(parents=True, exist_ok=True)
+    old.write_text("{}")
+    assert leftovers(store.home) == sweep(store.home) == (old,)
+
+
 def test_killed_command_leaves_no_holder_or_leftover(store: ObjectStore) -> None:
     store.put(an_object())
     code = """

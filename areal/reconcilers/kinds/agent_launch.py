@@ -8,7 +8,7 @@ importing the agent.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from areal.reconcilers.kinds.agent_plan import WORKER, readiness_of, session_set
 from areal.reconcilers.kinds.inference_launch import PLAIN_HTTP, Launch, launch_of, service_argv
 from areal.reconcilers.kinds.service_plan import inference_inputs
 from areal.reconcilers.launch import EffectContext, Fault, Slot, secret_faults, secret_of, source_file
+from areal.reconcilers.observe import ObservedRun
 from areal.reconcilers.plan import Op, StartRun
 from areal.resources.kinds import parse_ref, served_name
 from areal.resources.nodes import Diagnostic
@@ -44,7 +45,7 @@ def agent_run(context: EffectContext, op: Op[StartRun], slot: Slot) -> RunSpec:
     launch = launch_of(context, op, slot, "workerUrl")
     launch = replace(launch, data_folder=str(context.ctx.home.sessions / parse_ref(op.ref).name))
     if slot.component == WORKER:
-        return _worker(launch, spec)
+        return _worker(context, launch, spec)
     about = {**launch.address(spec.log_level), "drain_timeout": spec.drain_timeout_seconds}
     grace_s = spec.drain_timeout_seconds
     if slot.component == "router":
@@ -94,8 +95,9 @@ def _inference(context: EffectContext, op: Op[StartRun], spec: AgentServiceSpec)
     return InferenceAccess(addr=context.service_url(op, ref), admin_key_file=context.key_file(ref), model=model)
 
 
-def _worker(launch: Launch, spec: AgentServiceSpec) -> RunSpec:
-    folder, file = Path(spec.working_dir or Path.cwd()), source_file(launch.object)
+def _worker(context: EffectContext, launch: Launch, spec: AgentServiceSpec) -> RunSpec:
+    earlier = context.observed.of(str(launch.object.ref), WORKER)
+    folder, file = Path(spec.working_dir or _applied_in(earlier)), source_file(launch.object)
     for path, message, hint in _faults(spec, folder, file):
         raise UsageFault(f"{launch.object.ref}: {path_text(('spec', *path))}: {message}", hint=hint)
     config = AgentWorkerConfig(
@@ -110,6 +112,12 @@ def _worker(launch: Launch, spec: AgentServiceSpec) -> RunSpec:
     secret_env = {name: secret_of(source, launch.object) for name, source in spec.env_from.items()}
     argv = service_argv("agent.worker")
     return launch.run(argv, spec, config, env=spec.env, secret_env=secret_env, cwd=str(folder))
+
+
+def _applied_in(earlier: Sequence[ObservedRun]) -> str:
+    """Return the folder where a service without a recorded ``workingDir``, as of an earlier version, was applied."""
+    own = (run.state.spec.cwd for run in earlier if not run.state.spec.spec.get("workingDir"))
+    return str(next(filter(None, own), Path.cwd()))
 
 
 def _import_folders(folder: Path, file: str | None) -> list[str]:

@@ -33,8 +33,11 @@ def driver_run(context: EffectContext, op: Op[StartRun], slot: Slot) -> RunSpec:
     """Return the run of a job's driver. Raises ArealError naming what is missing."""
     stored = context.store.get(parse_ref(op.ref)) or context.object(op.ref)  # as recorded: with its uid
     spec: TrainJobSpec = effective("TrainJob", stored.spec)
+    resumes = _folder_owner(context.ctx.home.jobs / stored.name) == stored.uid
     folder = _own_folder(context.ctx.home, stored)
-    cwd = spec.working_dir or str(Path.cwd())
+    runs = context.observed.of(op.ref, DRIVER) if resumes else ()  # an earlier job of this name ran elsewhere
+    earlier = max(runs, key=lambda run: run.uid, default=None)
+    cwd = spec.working_dir or (earlier.state.spec.cwd if earlier is not None else None) or str(Path.cwd())
     if slot.backend == "local" and not Path(cwd).is_dir():
         message = f"{op.ref}: spec.workingDir: there is no folder {cwd}"
         raise UsageFault(message, hint="create it, or replace the job with another one: areal apply --replace")

@@ -255,7 +255,7 @@ def _expand(
         rollout = job.spec.get("rollout")
         if rollout is None:
             return [job]
-        created = is_derived(earlier, ("rollout",)) and rollout.get("service") == job.name
+        created = is_derived(earlier, ("rollout",), unnoted=True) and rollout.get("service") == job.name
         refs = (f"{_SERVICE}/{rollout.get('service')}", f"{_MODEL}/{rollout.get('model')}")
         kept = [known[ref] for ref in refs if ref in known and (created or _is_of(known[ref], job, known))]
         return [*map(_as_recorded, kept), job]
@@ -274,7 +274,7 @@ def _with_recorded_fields(job: Wanted, earlier: StoredObject) -> Wanted:
     """Keep the fields that were derived from the job's configuration: they are constant for the life of a job."""
     spec: Mapping[str, Any] = job.spec
     for path in _DERIVED:
-        if get_path(spec, path) is ABSENT and is_derived(earlier, path):
+        if get_path(spec, path) is ABSENT and is_derived(earlier, path, unnoted=True):
             spec = set_path(spec, path, get_path(earlier.spec, path))
     return _place_job(replace(job, spec=spec))
 

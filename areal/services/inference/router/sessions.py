@@ -279,8 +279,8 @@ class SessionPlacing:
         with contextlib.suppress(CallFailed, TimeoutError):
             reply = await self._post(worker, "/rl/find_key", {"digest": digest.hex()}, timeout_s=_FIND_TIMEOUT_S)
             if "journal" in (found := reply.object()):  # a data proxy of an earlier version names no others
-                journals = self._registry.journals(worker.model) if worker.model else ()
-                return {"journals": worker.report.journals, "elsewhere": journals, **found}
+                elsewhere = self._registry.journals(worker.model)
+                return {"journals": worker.report.journals, "elsewhere": elsewhere, **found}
         return None
 
     async def move(self, worker: WorkerRecord) -> None:

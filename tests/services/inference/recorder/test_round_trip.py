@@ -154,7 +154,7 @@ def test_session_and_trajectory_rows_round_trip(
     reader.db.close()
 
 
-async def test_reward_whose_sign_an_older_journal_lost_is_read(tmp_path: Path) -> None:
+async def test_unsigned_reward_of_older_journal_is_read(tmp_path: Path) -> None:
     journal = await journal_in(tmp_path / "run")
     session, name = await start(journal)
     await journal.record(session, ModelCall("c", "m", 0, b"d" * 16, [TokenSample([1], [2], [-0.5], [0], "stop")]))
