@@ -206,9 +206,7 @@ def test_damaged_object_is_reported_and_the_others_are_shown(areal: Areal, objec
     assert path.exists()
 
 
-def test_object_of_a_newer_version_is_left_alone_and_wants_a_newer_areal(
-    areal: Areal, objects: None, home: Home
-) -> None:
+def test_object_of_newer_version_asks_for_newer_areal(areal: Areal, objects: None, home: Home) -> None:
     folder = home.objects / "model" / "llama"
     files = [folder / "object.json", *(folder / "revisions").glob("*.json")]
     for path in files:

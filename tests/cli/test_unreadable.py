@@ -60,9 +60,7 @@ def test_unreadable_object_without_revision_blocks_all_deletes(areal: Areal, rec
     assert refused.code == 5 and "may depend on InferenceService/spare" in refused.err, refused
 
 
-def test_object_with_fields_that_this_version_refuses_is_blocked_alone(
-    areal: Areal, recorded: Callable[[str], Path]
-) -> None:
+def test_object_with_refused_fields_is_blocked_alone(areal: Areal, recorded: Callable[[str], Path]) -> None:
     record = recorded("inferenceservice/default")
     body = unseal(record.read_bytes())
     body["layers"][0]["spec"]["scheduler"] = {"type": "slurm", "slurm": {"containerMounts": ["/a:/a"]}}

@@ -76,7 +76,7 @@ def test_openrlhf_ppo_converts_to_equal_ppo(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_settings_mean_what_they_mean_in_openrlhf(given: dict[str, Any], meant: dict[str, Any], tmp_path: Path) -> None:
+def test_settings_keep_their_meaning_in_openrlhf(given: dict[str, Any], meant: dict[str, Any], tmp_path: Path) -> None:
     config = loaded(ppo(**{"rollout.n_samples_per_prompt": 8, **given}), tmp_path)
     assert {key: attrgetter(key)(config) for key in meant} == meant
 

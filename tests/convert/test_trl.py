@@ -67,7 +67,7 @@ def test_completion_sizes_become_prompts_and_minibatches(tmp_path: Path) -> None
         ("rloo", {"reward_clip_range": [-5, 5]}, {"actor.reward_clip": 5.0, "actor.recompute_logprob": True}),
     ],
 )
-def test_settings_mean_what_they_mean_in_trl(
+def test_settings_keep_their_meaning_in_trl(
     trainer: str, given: dict[str, Any], meant: dict[str, Any], tmp_path: Path
 ) -> None:
     config = loaded(online(trainer, **given), tmp_path)

@@ -145,12 +145,12 @@ ACTOR, VALIDATION = "actor_rollout_ref.actor", "actor_rollout_ref.rollout.val_kw
         ),
     ],
 )
-def test_settings_mean_what_they_mean_in_verl(given: dict[str, Any], meant: dict[str, Any], tmp_path: Path) -> None:
+def test_settings_keep_their_meaning_in_verl(given: dict[str, Any], meant: dict[str, Any], tmp_path: Path) -> None:
     config = loaded(converted(**given), tmp_path)
     assert {key: attrgetter(key)(config) for key in meant} == meant
 
 
-def test_what_verl_counts_in_another_way_is_lossy() -> None:
+def test_settings_verl_counts_differently_are_lossy() -> None:
     assert f"{ACTOR}.loss_agg_mode" in fates(
         converted(**{f"{ACTOR}.loss_agg_mode": "seq-mean-token-sum-norm"}), Fate.LOSSY
     )
@@ -164,7 +164,7 @@ def test_what_verl_counts_in_another_way_is_lossy() -> None:
     assert "algorithm.use_kl_in_reward" in fates(converted(**kl, **{"algorithm.adv_estimator": "gae"}), Fate.MAPPED)
 
 
-def test_asynchronous_trainers_of_verl_keep_their_batch_staleness_and_gpus(tmp_path: Path) -> None:
+def test_verl_async_trainers_keep_batch_staleness_and_gpus(tmp_path: Path) -> None:
     words = " ".join(f"{key}={value}" for key, value in BASE.items() if key != "data.train_batch_size")
     script = f"""python -m verl.experimental.fully_async_policy.fully_async_main {words} data.train_batch_size=0 \\
         rollout.nnodes=2 rollout.total_rollout_steps=51200 rollout.test_freq=5 trainer.nnodes=1 \\

@@ -183,7 +183,7 @@ def test_job_without_capacity_starts_when_another_ends(chain: Box) -> None:
 
 
 @pytest.mark.extended
-def test_start_of_an_object_that_waited_for_a_job_is_interrupted_by_a_command_that_changes_it(chain: Box) -> None:
+def test_command_interrupts_start_of_object_after_job(chain: Box) -> None:
     folder = chain.folder
     chain.write("import time\ntime.sleep(600)\n", "sitecustomize.py")  # its engine starts for ever
     service = served(folder, chain.port).replace("path:", f"env: {{PYTHONPATH: {folder}}}, path:")

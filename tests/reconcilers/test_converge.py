@@ -146,7 +146,7 @@ def test_second_record_only_pass_does_nothing(tmp_path: Path) -> None:
     assert stored.status["observedGeneration"] == stored.generation
 
 
-def test_neighbour_whose_recorded_spec_is_no_longer_valid_is_left_alone_and_named(tmp_path: Path) -> None:
+def test_neighbor_with_invalid_recorded_spec_is_left_alone(tmp_path: Path) -> None:
     command = Command(tmp_path)
     external = {"url": "https://example.com/v1", "model": "m"}
     layer = Layer("apply", {"service": "default", "external": external, "toolCallParser": "x"}, {}, "another", 0.0)

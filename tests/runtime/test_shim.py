@@ -69,7 +69,7 @@ def test_gate_with_other_word_starts_nothing(local: LocalBackend) -> None:
         os.close(fd)
 
 
-def test_end_tells_of_processes_that_the_kernel_killed_for_want_of_memory() -> None:
+def test_exit_reason_names_processes_killed_by_oom() -> None:
     assert out_of_memory_kills() >= 0
     note = " (meanwhile the kernel killed a process of this machine for want of memory)"
     assert describe_exit(1 << 8, out_of_memory=True).reason == f"exited 1{note}", (

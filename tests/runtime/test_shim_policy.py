@@ -59,7 +59,7 @@ def test_component_healthy_between_deaths_restarts_forever() -> None:
     }
 
 
-def test_engine_that_dies_soon_after_each_slow_start_is_restarted_later_and_later() -> None:
+def test_back_off_grows_when_engine_dies_after_slow_starts() -> None:
     history = budget(jitter=0.0)
     decisions = [history.decide(exited(), 900.0, at * 1200.0, 0.5, healthy_s=60.0) for at in range(8)]
 

@@ -108,9 +108,7 @@ def test_mismatched_baseline_is_refused_before_first_prompt(
     assert engine_calls(bench.engine) == [] and not evaluating.folder("after").exists()
 
 
-def test_evaluation_of_a_newer_version_is_refused_before_a_prompt_is_asked(
-    bench: Bench, evaluating: Evaluating
-) -> None:
+def test_evaluation_of_newer_version_is_refused_first(bench: Bench, evaluating: Evaluating) -> None:
     assert evaluating("before").code == 0
     script(bench.engine, reset=True)
     about = evaluating.folder("before") / "run.json"

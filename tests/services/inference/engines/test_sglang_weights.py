@@ -111,7 +111,7 @@ async def test_disk_update_outcome_is_decided_by_checksum(
     assert versions_set(api) == (["unknown", "3"] if expected is EngineRefused else ["unknown", "unknown"])
 
 
-async def test_weights_that_were_verified_ahead_are_not_verified_again_in_the_pause(
+async def test_pause_skips_verification_of_verified_weights(
     client: SglangClient, api: ScriptedApi, folder: Path
 ) -> None:
     for version in (4, 5):

@@ -208,7 +208,7 @@ async def test_key_is_503_while_some_journal_is_unsearched() -> None:
     assert await refusal(registry) == UNKNOWN
 
 
-async def test_key_that_only_a_model_without_replicas_may_have_is_refused_with_its_name() -> None:
+async def test_unknown_key_is_refused_naming_model_without_replicas() -> None:
     registry, _, second = two_workers()
     registry.observe(second, ProbeResult.READY, WorkerReport(journals=("tag-1",)))
     registry.register_model("idle", [("w2", "http://h:3")], expected=1, external=False)

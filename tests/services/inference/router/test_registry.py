@@ -135,7 +135,7 @@ def test_dead_worker_keeps_journals_until_adopted() -> None:
     assert registry.snapshot().models["m"].orphans == ()
 
 
-def test_journal_that_its_dead_worker_served_and_another_cannot_open_is_damaged() -> None:
+def test_unopenable_journal_of_dead_worker_is_damaged() -> None:
     registry = registry_with(("a", "http://h:1"), ("b", "http://h:2"))
     observe(registry, "a", ProbeResult.READY, told("aaaaaaaa", elsewhere=("bbbbbbbb",)))
     report = replace(told("bbbbbbbb"), damaged={"aaaaaaaa": "run-a"})
