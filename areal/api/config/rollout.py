@@ -22,7 +22,7 @@ from areal.installation import module_argv
 from areal.resources.backend import INFERENCE_ENGINES, Allocation, Part, parse_backend
 from areal.resources.kinds import TRAIN_ENGINES
 from areal.wire.fields import Range
-from areal.wire.sampling import GREEDY_BELOW, MAX_STOPS, REAL_RANGES, WHOLE_RANGES
+from areal.wire.sampling import GREEDY_BELOW, MAX_STOPS, REAL_RANGES, WHOLE_RANGES, SamplingParams
 
 # Placement of processes in AReaL's drivers. These fields are accepted without effect: manifests place processes.
 
@@ -359,15 +359,16 @@ class GenerationHyperparameters:
     def request_fields(self, seed: int | None = None) -> dict[str, Any]:
         """Return the fields of a request to a gateway that differ from its defaults, without a limit of tokens."""
         fields: dict[str, Any] = {"temperature": 0.0 if self.is_greedy else self.temperature}
+        default = SamplingParams()
         optional = {
-            "top_p": (self.top_p, 1.0),
-            "min_p": (self.min_p, 0.0),
-            "top_k": (self.top_k if 0 < self.top_k < NO_TOP_K else 0, 0),
-            "min_tokens": (self.min_new_tokens, 0),
-            "frequency_penalty": (self.frequency_penalty, 0.0),
-            "presence_penalty": (self.presence_penalty, 0.0),
-            "repetition_penalty": (self.repetition_penalty, 1.0),
-            "ignore_eos": (self.ignore_eos, False),
+            "top_p": (self.top_p, default.top_p),
+            "min_p": (self.min_p, default.min_p),
+            "top_k": (self.top_k if 0 < self.top_k < NO_TOP_K else 0, default.top_k),
+            "min_tokens": (self.min_new_tokens, default.min_new_tokens),
+            "frequency_penalty": (self.frequency_penalty, default.frequency_penalty),
+            "presence_penalty": (self.presence_penalty, default.presence_penalty),
+            "repetition_penalty": (self.repetition_penalty, default.repetition_penalty),
+            "ignore_eos": (self.ignore_eos, default.ignore_eos),
             "skip_special_tokens": (self.skip_special_tokens, True),
             "stop": (self.stop or None, None),
             "stop_token_ids": (self.stop_token_ids or None, None),

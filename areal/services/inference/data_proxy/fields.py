@@ -357,20 +357,24 @@ def read_sampling(
     stop_tokens = {token_id for stop in options.stops if (token_id := codec.special_id(stop)) is not None}
     if not ignore_eos:
         stop_tokens |= codec.end_ids
-    reals = {name: fields.number(name, 0.0, *bounds) for name, bounds in REAL_RANGES.items() if fields.given(name)}
-    if "temperature" in reals:
-        reals["temperature"] = _temperature(reals["temperature"], capabilities)
+    given: dict[str, Any] = {
+        name: fields.number(name, 0.0, *bounds) for name, bounds in REAL_RANGES.items() if fields.given(name)
+    }
+    if "temperature" in given:
+        given["temperature"] = _temperature(given["temperature"], capabilities)
+    for name in ("min_new_tokens", "top_k", "seed", "n"):
+        value = fields.whole(_SAMPLING_NAMES.get(name, name), *WHOLE_RANGES[name])
+        if value is not None:
+            given[name] = value
+    if given.get("top_k") == -1:
+        given["top_k"] = 0
     sampling = SamplingParams(
         max_new_tokens=max_tokens,
-        min_new_tokens=fields.whole("min_tokens", *WHOLE_RANGES["min_new_tokens"]) or 0,
-        top_k=max(0, fields.whole("top_k", *WHOLE_RANGES["top_k"]) or 0),
-        seed=fields.whole("seed", *WHOLE_RANGES["seed"]),
         logit_bias=_logit_bias(fields, codec.vocab_size),
         stop_token_ids=tuple(sorted({*stop_ids, *stop_tokens})),
         ignore_eos=ignore_eos,
-        n=fields.whole("n", *WHOLE_RANGES["n"]) or 1,
         top_logprobs=options.top_logprobs or 0,
-        **reals,
+        **given,
     )
     if capabilities.sampling_fields < SAMPLING_FIELDS:
         for name in sampling.changed():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -199,6 +200,15 @@ def test_explicit_defaults_give_same_sampling(codec: TextCodec) -> None:
     assert unsaid == read_sampling(Fields(defaults), codec, options, Capabilities(), 7)
     assert unsaid == SamplingParams(7, stop_token_ids=(2,))
     assert read_sampling(Fields({"seed": 1}), codec, options, Capabilities(), 7) == replace(unsaid, seed=1)
+
+
+def test_absent_fields_have_defaults_of_sampling_params(codec: TextCodec, monkeypatch: pytest.MonkeyPatch) -> None:
+    changed = partial(SamplingParams, temperature=0.7, top_k=20, min_new_tokens=2, n=3)
+    monkeypatch.setattr("areal.services.inference.data_proxy.fields.SamplingParams", changed)
+    options = read_response_options(Fields({}), None, Capabilities())
+    for given in ({}, {"top_p": 0.9}):
+        sampling = read_sampling(Fields(given), codec, options, Capabilities(), 7)
+        assert (sampling.temperature, sampling.top_k, sampling.min_new_tokens, sampling.n) == (0.7, 20, 2, 3)
 
 
 @pytest.mark.parametrize("more", [{}, {"seed": 1}])
