@@ -29,7 +29,7 @@ _LONGEST = 44  # characters of a value in the table of keys
 
 
 @dataclass(frozen=True)
-class _Run:
+class _JobRun:
     name: str
     curves: Mapping[str, Curve]
     config: Mapping[str, Any]
@@ -116,7 +116,7 @@ def _names(side: str) -> list[str]:
     return names
 
 
-def _run(cli: Invocation, name: str) -> _Run:
+def _run(cli: Invocation, name: str) -> _JobRun:
     from areal.ui.jobs import config_of
 
     path = metrics_file(cli, name)
@@ -124,10 +124,10 @@ def _run(cli: Invocation, name: str) -> _Run:
     curves = curves_of(steps)
     if not curves and not steps.not_finite:
         raise NotFound(f"{name} has written no metrics yet", hint=f"areal train status {name}")
-    return _Run(name, curves, config_of(path.parent), steps.not_finite)
+    return _JobRun(name, curves, config_of(path.parent), steps.not_finite)
 
 
-def _method(sides: Sequence[Sequence[_Run]], *, unpaired: bool) -> str:
+def _method(sides: Sequence[Sequence[_JobRun]], *, unpaired: bool) -> str:
     """``paired`` by seed, ``welch``, or ``none`` for a side of one run."""
     seeds = [[run.seed for run in side] for side in sides]
     alike = [sorted(map(str, each)) for each in seeds]
@@ -137,7 +137,7 @@ def _method(sides: Sequence[Sequence[_Run]], *, unpaired: bool) -> str:
     return "welch" if min(map(len, sides)) > 1 else "none"
 
 
-def _keys(sides: Sequence[Sequence[_Run]]) -> list[dict[str, Any]]:
+def _keys(sides: Sequence[Sequence[_JobRun]]) -> list[dict[str, Any]]:
     """Return the keys that differ between the sides, but for names. A side's value is a list where its runs differ."""
     from areal.ui.jobs import compared_keys
 
@@ -160,7 +160,7 @@ def _distinct(values: Sequence[Any]) -> list[Any]:
 
 
 def _row(
-    sides: Sequence[Sequence[_Run]], metric: str, last: int | None, confidence: float, *, unpaired: bool
+    sides: Sequence[Sequence[_JobRun]], metric: str, last: int | None, confidence: float, *, unpaired: bool
 ) -> dict[str, Any] | None:
     """Return a metric over the steps at which every run has it; None without one."""
     curves = [[dict(run.curves[metric]) for run in side] for side in sides]
@@ -187,7 +187,7 @@ def _row(
 
 
 def _difference(
-    sides: Sequence[Sequence[_Run]], values: Sequence[Sequence[float]], confidence: float, *, unpaired: bool
+    sides: Sequence[Sequence[_JobRun]], values: Sequence[Sequence[float]], confidence: float, *, unpaired: bool
 ) -> Difference:
     from areal.rollout.evaluation import paired, welch
 

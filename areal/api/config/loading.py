@@ -162,7 +162,7 @@ class ConfigError(InvalidManifest):
         self.faults = faults
 
 
-class _Parser(argparse.ArgumentParser):
+class _DriverArguments(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UsageFault(message, hint="python driver.py --config experiment.yaml key=value ...")
 
@@ -174,7 +174,7 @@ def load_expr_config(argv: Sequence[str], cls: type[T]) -> tuple[T, str]:
     if sys.excepthook is sys.__excepthook__:  # the process has no hook of its own
         sys.excepthook = _uncaught
     words = list(argv[1:] if argv and argv[0].endswith(".py") else argv)
-    parser = _Parser(prog="driver", add_help=False, allow_abbrev=False)
+    parser = _DriverArguments(prog="driver", add_help=False, allow_abbrev=False)
     parser.add_argument("--config", default="")
     parser.add_argument("overrides", nargs="*")
     given = parser.parse_intermixed_args(words)

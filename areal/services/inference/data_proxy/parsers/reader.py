@@ -113,7 +113,7 @@ class Extent(Protocol):
         ...
 
 
-class _Run:
+class _Characters:
     """The extent of consecutive characters for which ``belongs`` is true."""
 
     def __init__(self, belongs: Callable[[str], bool]) -> None:
@@ -201,10 +201,10 @@ class TextSource:
 
     def space(self) -> Steps[None]:
         """Pass white space."""
-        yield from self.span(_Run(str.isspace), discard)
+        yield from self.span(_Characters(str.isspace), discard)
 
     def newlines(self) -> Steps[None]:
-        yield from self.span(_Run("\n\r".__contains__), discard)
+        yield from self.span(_Characters("\n\r".__contains__), discard)
 
     def until(self, markers: Sequence[str], on_text: OnText) -> Steps[str | None]:
         """Give the text before the first marker to ``on_text``, pass the marker and return it; None at the end of text.
@@ -244,7 +244,7 @@ class TextSource:
 
 def read_run(source: TextSource, belongs: Callable[[str], bool]) -> Steps[str]:
     parts: list[str] = []
-    yield from source.span(_Run(belongs), parts.append)
+    yield from source.span(_Characters(belongs), parts.append)
     return "".join(parts)
 
 
