@@ -1,4 +1,4 @@
-"""``allocation_mode`` and ``backend`` strings, which name engines and the layout of their devices."""
+"""``allocation_mode`` and ``backend`` strings, such as ``sglang:d4t2``: an engine and the layout of its devices."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ __all__ = ["AllocationMode", "BackendError", "ModelAllocation", "ParallelStrateg
 
 @dataclass(frozen=True)
 class AllocationMode:
-    """``sglang:d4t2+fsdp:d8``: an inference part, a training part, or both."""
+    """The engines of an experiment, ``sglang:d4t2+fsdp:d8``: an inference part, a training part, or both."""
 
     allocation: Allocation
 
     @classmethod
     def from_str(cls, text: str) -> AllocationMode:
-        """Raise BackendError (a ValueError) naming the column."""
+        """Parse an allocation. Raises BackendError (a ValueError) with the column of the error."""
         return cls(parse_backend(text))
 
     @property
@@ -69,7 +69,7 @@ class ParallelStrategy:
 
 @dataclass(frozen=True)
 class ModelAllocation:
-    """One engine of an allocation, ``sglang:d4t2``: ``backend`` and ``parallel``. ``name`` is the caller's own."""
+    """One engine of an allocation, such as ``sglang:d4t2``. ``name`` is a label that the caller chooses."""
 
     backend: str
     parallel: ParallelStrategy
@@ -77,7 +77,7 @@ class ModelAllocation:
 
     @classmethod
     def from_str(cls, text: str, name: str | None = None) -> ModelAllocation:
-        """Raise BackendError, also where there are two engines."""
+        """Parse the allocation of a single engine. Raises BackendError for a syntax error or for several engines."""
         part = parse_backend(text, single=True).parts[0]
         return cls(
             part.engine, ParallelStrategy(part.data, part.tensor, part.pipeline, part.context, part.expert), name
@@ -85,8 +85,8 @@ class ModelAllocation:
 
 
 def train_backend(backend: str, allocation_mode: str = "") -> Part:
-    """Return the training layout: ``backend`` if it is set, else the one in ``allocation_mode``, else one process.
-    Raises BackendError."""
+    """Return the training layout: ``backend`` if it is set, else the training part of ``allocation_mode``, else one
+    process. Raises BackendError."""
     if backend:
         return parse_backend(backend, engines=TRAIN_ENGINES, single=True).parts[0]
     found = AllocationMode.from_str(allocation_mode).train if allocation_mode else None

@@ -1,5 +1,5 @@
-"""All configuration classes under the import path of drivers: ``from areal.api.cli_args import GRPOConfig,
-load_expr_config``."""
+"""All configuration classes, under the import path that AReaL's drivers use: ``from areal.api.cli_args import
+GRPOConfig, load_expr_config``."""
 
 from dataclasses import dataclass, field
 

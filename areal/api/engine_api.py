@@ -47,36 +47,40 @@ WeightFn = Callable[[Any], "torch.Tensor"]
 
 
 class InferenceEngine(Protocol):
-    """The engine of ``arun_episode``: tokens in, tokens out, or recorded sessions for clients of a base URL."""
+    """The engine that ``arun_episode`` gets. Workflows either sample from it with token ids, or start recorded sessions
+    for clients of an OpenAI or Anthropic base URL."""
 
     base_url: str
 
     async def agenerate(self, req: ModelRequest) -> ModelResponse:
-        """Return one sample, each token with its log-probability and the version of the weights that sampled it. A
-        weight update on the way is survived: the answer then has tokens of two versions. Raises ClientError."""
+        """Return one sample. Each token has its log-probability and the version of the weights that sampled it. If the
+        weights are updated meanwhile, the sample has tokens of two versions. Raises ClientError."""
         ...
 
     async def start_sessions(self, count: int = 1) -> AsyncGroup:
-        """Return recorded sessions for this episode; what is sampled with their keys can be exported."""
+        """Start recorded sessions for this episode. The calls made with the key of a session can be exported as
+        training rows."""
         ...
 
     def get_version(self) -> int:
-        """Return the version of the newest weights that the trainer has published."""
+        """Return the version of the weights that the trainer published last."""
         ...
 
 
 class NonFinite(ArealError):
-    """The loss or gradient is NaN or infinite. Raised before the optimizer step: weights and moments are intact."""
+    """The loss or the gradient is NaN or infinite. It is raised before the optimizer step, so weights and moments are
+    unchanged."""
 
 
 class CheckpointUnreadable(ArealError):
-    """The engine cannot load a checkpoint: it is damaged, or of another model or parameter layout."""
+    """The engine cannot load a checkpoint: it is damaged, or belongs to another model or another parameter layout."""
 
 
 @dataclass(frozen=True)
 class Update:
-    """The result of an optimizer step. ``loss``: weighted mean over the micro-batches of all ranks. ``grad_norm``: norm
-    of the whole gradient before clipping. ``learning_rate``: of this step. ``micro_batches``: number on this rank."""
+    """The result of an optimizer step. ``loss``: weighted mean over the micro-batches of all ranks. ``grad_norm``: L2
+    norm of the whole gradient before clipping. ``learning_rate``: the rate of this step. ``micro_batches``: their
+    number on this rank."""
 
     loss: float
     grad_norm: float
@@ -89,40 +93,40 @@ class VisionEngine(Protocol):
     """A train engine that also trains on prompts with images."""
 
     def see_images(self, images: Mapping[int, Sequence[bytes]], batch: Batch) -> None:
-        """Take the images of the batches to come, by the numbers in their column ``images`` int64 [B], where 0 is none.
-        ``batch`` is the whole of them. Raises UsageFault for images that the model cannot see, and for prompts that
-        lack theirs."""
+        """Set the images of the following batches. ``images`` int64 [B] is a column of the batches and contains the
+        numbers of images, 0 for none. ``batch`` contains the rows of all following batches. Raises UsageFault for
+        images that the model does not support, and for prompts whose images are missing."""
         ...
 
 
 class TrainEngine(Protocol):
-    """A model, its optimizer and its ranks. Trainers know an engine by this contract alone.
+    """A model, its optimizer and its ranks. Trainers use an engine only through this contract.
 
-    ``actor.backend: NAME:d4`` names the engine, which ``areal.training.engines.open_engine`` opens on every rank as
+    ``actor.backend: NAME:d4`` names the engine. ``areal.training.engines.open_engine`` opens it on every rank with
     ``factory(config, ranks, total_steps)``: the ``TrainEngineConfig`` of one model, the ``areal.training.ranks.Ranks``
-    of the run, and the number of optimizer steps that the learning rate's schedule spans. Another package registers its
-    factory in ``areal.resources.kinds.TRAIN_ENGINES`` or as an entry point of the group ``areal.train_engines``.
+    of the run, and the number of optimizer steps in the learning rate's schedule. Another package registers its factory
+    in ``areal.resources.kinds.TRAIN_ENGINES`` or as an entry point of the group ``areal.train_engines``.
 
     **Batches** are mappings of tensors with B rows. ``input_ids`` int64 [B, T] is padded on the right;
-    ``attention_mask`` bool [B, T] is True for real tokens, ``loss_mask`` [B, T] for those that are trained on. Other
-    columns are [B, T] or [B]. Tensors may be on the CPU: the engine moves what it needs to its device, and passes
-    micro-batches on that device, cut to their longest row, to the functions that it is given. Data-parallel ranks get
-    different rows. With ``config.mb_spec.granularity`` n, n neighboring rows stay in one micro-batch, in their order.
+    ``attention_mask`` bool [B, T] is True for real tokens, ``loss_mask`` [B, T] for trained ones. Other columns are [B,
+    T] or [B]. Tensors may be on the CPU: the engine moves them to its device as needed. It calls functions with
+    micro-batches on that device, cut to their longest row. Data-parallel ranks get different rows. With
+    ``config.mb_spec.granularity`` n, n neighboring rows stay in one micro-batch, in their order.
 
-    **Outputs** that the functions get are ``TokenOutputs`` of a micro-batch, never logits: an engine makes those for
-    the tokens of ``loss_mask`` alone (all real tokens where there is none), a part at a time. ``token_temperatures``
-    float32 [B, T], where there is such a column, divide the logits of each token. With ``config.is_critic`` the
-    model has a value head, and the outputs are its values at every real token.
+    **Outputs**: functions get the ``TokenOutputs`` of a micro-batch, never logits. An engine computes logits only for
+    the tokens of ``loss_mask`` (without this column: for all real tokens), a part at a time. If the batch has a column
+    ``token_temperatures`` float32 [B, T], each token's logits are divided by its temperature. With ``config.is_critic``
+    the model has a value head, and the outputs are its values at every real token.
 
-    **Ranks** that are one data-parallel rank (``Ranks.layout``: tensor, pipeline, context parallel) get the same rows,
-    and every method gives the same on all of them; functions are called on each of them, with the same outputs.
+    **Ranks** that form one data-parallel rank (``Ranks.layout``: tensor, pipeline, context parallel) get the same rows.
+    Every method returns the same on all of them, and functions are called on each of them with the same outputs.
 
-    **Normalization** is the engine's alone: ``loss_fn`` gives the mean of a micro-batch, ``loss_weight_fn`` how much
-    that mean counts (tokens, sequences, pairs), and every micro-batch of every rank counts ``mean * weight / total
-    weight``. So one rank and N ranks, one micro-batch and many, give the same gradient. A micro-batch of weight 0 adds
-    nothing, whatever its loss is.
+    **Normalization** is done only by the engine: ``loss_fn`` returns the mean of a micro-batch, ``loss_weight_fn`` its
+    weight (tokens, sequences, pairs), and every micro-batch of every rank contributes ``mean * weight / total weight``.
+    The gradient is therefore the same for one rank and N ranks, and for one micro-batch and many. A micro-batch of
+    weight 0 contributes nothing, whatever its loss is.
 
-    Every rank calls every method, in the same order: any of them may be a collective.
+    Every rank calls every method, in the same order, because any of them may be a collective.
     """
 
     config: TrainEngineConfig
@@ -134,59 +138,61 @@ class TrainEngine(Protocol):
 
     @property
     def is_trained(self) -> bool:
-        """Whether it has an optimizer (``config.optimizer``); a reference has none, and is not in checkpoints."""
+        """Whether the engine has an optimizer (``config.optimizer``). A reference model has none, and is not saved in
+        checkpoints."""
         ...
 
     @property
     def vocab_size(self) -> int:
-        """Rows of the embedding: every token id is smaller."""
+        """The number of rows of the embedding. Every token id is smaller."""
         ...
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the computation (``config.dtype``); weights are published and saved in it."""
+        """The dtype of the computation (``config.dtype``), in which weights are also published and saved."""
         ...
 
     def train_batch(self, batch: Batch, loss_fn: LossFn, loss_weight_fn: WeightFn) -> Update:
-        """Return one optimizer step over this rank's rows: schedule, gradient, clipping to ``gradient_clipping``, step;
-        ``steps`` grows by one. Raises NonFinite before the step where loss or gradient is NaN or infinite, and
-        UsageFault where the engine is not trained; then nothing has changed."""
+        """Make one optimizer step with this rank's rows: learning rate schedule, gradient, clipping to
+        ``gradient_clipping``, update. ``steps`` increases by one. Raises, before anything has changed, NonFinite if the
+        loss or gradient is NaN or infinite, and UsageFault if the engine is not trained."""
         ...
 
     def eval_batch(self, batch: Batch, loss_fn: LossFn, loss_weight_fn: WeightFn) -> float:
-        """Return the loss as ``train_batch`` would have it, over all ranks; without gradients and without dropout."""
+        """Return the loss as ``train_batch`` computes it, over all ranks, but without gradients and without dropout."""
         ...
 
     def forward(self, batch: Batch, of: Callable[[TokenOutputs, Any], torch.Tensor]) -> torch.Tensor:
-        """``of(outputs, micro-batch)``, which is [b, t] or [b], for every row of ``batch`` in its order: [B, T] padded
-        with zeros, or [B], on the engine's device. Without gradients and without dropout."""
+        """Return the results of ``of(outputs, micro-batch)``, which are [b, t] or [b], for every row of ``batch`` in
+        order: [B, T] padded with zeros, or [B], on the engine's device. No gradients, no dropout."""
         ...
 
     def next_token_logprobs(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Log-probabilities, float32 [V] on the CPU, of the token after ``input_ids`` [T], at temperature 1. Engines
-        that serve the weights are compared with them."""
+        """Return the log-probabilities of the token after ``input_ids`` [T], float32 [V] on the CPU, at temperature 1.
+        The weights that inference engines serve are verified against them."""
         ...
 
     def named_tensors(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, torch.Tensor]]:
-        """(name, whole tensor) of every weight as in a Hugging Face checkpoint of the model, in the same order each
-        time: gathered from all ranks, adapters merged into what they adapt, a tied head left out. In the dtype of the
-        master weights, or cast to ``dtype``. Every rank consumes all of it; each tensor is valid until the next one is
-        asked for, and may be on any device."""
+        """Yield (name, whole tensor) of every weight, as in a Hugging Face checkpoint of the model, always in the same
+        order. Tensors are gathered from all ranks, LoRA adapters are merged into their base weights, and a tied head is
+        omitted. The dtype is that of the master weights, or ``dtype``. Every rank must consume all of them. Each tensor
+        is valid until the next one is requested, and may be on any device."""
         ...
 
     def save_model(self, folder: Path, tokenizer: str = "") -> None:
-        """Write a Hugging Face folder that ``from_pretrained`` reads, in ``dtype``, whole or absent: what ``folder``
-        held is replaced. The first rank writes. ``tokenizer``: a folder or an id of the hub whose tokenizer goes along.
-        Raises OSError on the first rank."""
+        """Write a Hugging Face folder that ``from_pretrained`` reads, in ``dtype``. It replaces the content of
+        ``folder`` as a whole or not at all. The first rank writes. ``tokenizer``: a folder or an id of the hub whose
+        tokenizer is copied. Raises OSError on the first rank."""
         ...
 
     def save_checkpoint(self, folder: Path) -> None:
-        """Write everything that a resumed run needs into ``folder``, which is this engine's own and does not exist yet:
-        weights, optimizer, ``steps``, ``version`` and torch's random state. Any number of ranks can read it. File names
-        of rank N begin with ``__N_``; others are the first rank's. Raises OSError where the disk fails."""
+        """Write everything that a resumed run needs into ``folder``, which belongs to this engine and does not exist
+        yet: weights, optimizer, ``steps``, ``version`` and torch's random state. Any number of ranks can read it. File
+        names of rank N begin with ``__N_``; other files are the first rank's. Raises OSError if a file cannot be
+        written."""
         ...
 
     def load_checkpoint(self, folder: Path) -> None:
-        """Read what ``save_checkpoint`` wrote, by whatever number of ranks. Raises CheckpointUnreadable; the engine is
-        then to be given up or loaded from another checkpoint."""
+        """Read a folder that ``save_checkpoint`` wrote, with any number of ranks. Raises CheckpointUnreadable;
+        afterwards the engine must load another checkpoint or be discarded."""
         ...

@@ -14,8 +14,9 @@ StopReason = Literal["length", "stop", "tool_calls", "abort"]
 
 @dataclass
 class ModelRequest:
-    """One sample of a prompt of token ids. ``image_data``: encoded images, bytes or base64, for which the prompt has
-    placeholders. ``tokenizer`` and ``processor`` are not needed to sample; workflows pass them along."""
+    """A request for one sample of a prompt of token ids. ``image_data``: encoded images, as bytes or base64, one for
+    each image placeholder in the prompt. ``tokenizer`` and ``processor`` are not needed to sample; workflows may pass
+    them along."""
 
     input_ids: list[int]
     gconfig: GenerationHyperparameters = field(default_factory=GenerationHyperparameters)
@@ -31,9 +32,9 @@ class ModelRequest:
 
 @dataclass(frozen=True)
 class ModelResponse:
-    """Lists of ``output_`` have equal lengths; the token that ended the answer is in them. ``temperature`` is that
-    of the sampling and of the log-probabilities, 0 for a greedy answer. ``latency`` in seconds. ``images``: of the
-    prompt, by ``areal.dataset.images.images_key``; 0 without."""
+    """One sample. The lists of ``output_`` have equal lengths and include the token that ended the answer.
+    ``temperature`` is that of sampling and log-probabilities, 0 for a greedy answer. ``latency`` is in seconds.
+    ``images``: the number of the prompt's images by ``areal.dataset.images.images_key``; 0 for none."""
 
     input_tokens: list[int]
     output_tokens: list[int]
@@ -64,7 +65,7 @@ class ModelResponse:
 
 @dataclass(frozen=True)
 class FinetuneSpec:
-    """The length of a run. ``train_batch_size`` in rows of the data set."""
+    """The length of a run. ``train_batch_size`` is in rows of the data set."""
 
     total_train_epochs: int
     dataset_size: int
@@ -72,7 +73,7 @@ class FinetuneSpec:
 
     @property
     def steps_per_epoch(self) -> int:
-        """The last, short batch is left out, unless it is the only one."""
+        """The number of full batches. A last, smaller batch is left out, unless it is the only one."""
         return max(1, self.dataset_size // self.train_batch_size)
 
     @property
@@ -82,7 +83,7 @@ class FinetuneSpec:
 
 @dataclass(frozen=True)
 class StepInfo:
-    """The place of a step in a run; all counts are from 0."""
+    """The position of a step in a run. All counts begin at 0."""
 
     epoch: int
     epoch_step: int
@@ -98,7 +99,8 @@ class StepInfo:
 
 @dataclass(frozen=True)
 class WeightUpdateMeta:
-    """The transport of weights to the engines. ``path``: the folder of ``disk``; each version has its own in it."""
+    """The transport of weights to the inference engines. ``path``: for ``disk``, the folder in which each version gets
+    a folder."""
 
     type: Literal["disk", "shm", "xccl", "awex"] = "xccl"
     path: str | None = None

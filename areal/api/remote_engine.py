@@ -1,7 +1,8 @@
-"""AReaL's ``RemoteSGLangEngine.as_controller``, by which a driver has a second server beside its trainer's, as a judge.
+"""AReaL's ``RemoteSGLangEngine.as_controller``, with which a driver uses a second server beside its trainer's, such as
+a judge.
 
-Here that server is given by its address (``gateway_addr`` of its configuration): an InferenceService, or any server of
-OpenAI's API. Nothing is started or ended.
+Here the configuration names the address of a running server (``gateway_addr``): an InferenceService, or any server with
+OpenAI's API. No server is started or stopped.
 """
 
 from __future__ import annotations
@@ -15,19 +16,19 @@ if TYPE_CHECKING:
 
 
 class RemoteEngineController:
-    """``proxy_gateway_addr``: the base URL of the given server."""
+    """A client of the given server. ``proxy_gateway_addr``: its base URL."""
 
     def __init__(self, address: str) -> None:
         self.proxy_gateway_addr = address
 
     def initialize(self, *_: Any, **__: Any) -> None:
-        """AReaL's starts the server."""
+        """Do nothing: the server already runs. AReaL's method starts it."""
 
     start_proxy = start_proxy_gateway = destroy = initialize
 
 
 class RemoteSGLangEngine:
-    """Raises UsageFault when constructed: engines are run by an InferenceService."""
+    """AReaL's class. The constructor raises UsageFault, because an InferenceService runs the engines here."""
 
     def __init__(self, *_: Any, **__: Any) -> NoReturn:
         raise UsageFault(
@@ -39,7 +40,7 @@ class RemoteSGLangEngine:
     def as_controller(
         cls: type[Self], config: InferenceEngineConfig, scheduler: object = None
     ) -> RemoteEngineController:
-        """Raise UsageFault where no server is given."""
+        """Return a client of the configured server. Raises UsageFault if no address is given."""
         if not config.gateway_addr:
             raise UsageFault(
                 f"the server of {config.backend or 'a second engine'} is not given: a driver starts only its own",

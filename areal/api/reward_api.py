@@ -18,7 +18,8 @@ __all__ = [
 
 
 class RewardFunction(Protocol):
-    """``data`` is the rest of the data set's row: ``answer``, ``messages``, ... Any callable."""
+    """The signature of a reward. ``data`` contains the other columns of the data set's row: ``answer``, ``messages``,
+    ... Any callable with this signature works."""
 
     def __call__(
         self, prompt: str, completions: str, prompt_ids: list[int], completion_ids: list[int], **data: Any

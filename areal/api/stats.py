@@ -1,9 +1,9 @@
-"""Metrics that workflows, rewards and drivers record, which the trainer writes to ``metrics.jsonl``.
+"""Metrics that workflows, rewards and drivers record, and that the trainer writes to ``metrics.jsonl``.
 
-A tracker aggregates the values under a key until they are taken: a mean is over all values since, of all tasks, threads
-and ranks. The trainer takes the values of every tracker once per step, so that the values of an episode are in the line
-of the step during which it ended. A named tracker prefixes its keys with its name. Scopes can be nested; each task has
-its own.
+A tracker aggregates the values under a key until the trainer takes them, which it does once per step. A mean covers all
+values since then, of all tasks, threads and ranks. The values of an episode are therefore in the line of the step
+during which the episode ended. A named tracker prefixes its keys with its name. Scopes can be nested; each task has its
+own.
 
 Tensors stay on their device until they are taken, so that recording does not synchronize with the device.
 """
@@ -168,7 +168,7 @@ class StatsTracker:
         return found
 
     def export(self, key: str | None = None, reduce_group: Any = None, reset: bool = True) -> dict[str, float]:
-        """Reduced metrics. With a process group ``reduce_group``, all of its ranks must call this."""
+        """Return the reduced metrics. With a process group ``reduce_group``, all of its ranks must call this."""
         return numbers_of(_of_all_ranks(self.taken(key, reset=reset), reduce_group))
 
     def _key(self, key: str) -> str:
@@ -232,7 +232,7 @@ def taken(*, reset: bool = True) -> Recorded:
 
 
 def export_all(reduce_group: Any = None, reset: bool = True) -> dict[str, float]:
-    """Reduced metrics of all trackers, as by ``StatsTracker.export``."""
+    """Return the reduced metrics of all trackers, as ``StatsTracker.export`` does."""
     return numbers_of(_of_all_ranks(taken(reset=reset), reduce_group))
 
 

@@ -37,20 +37,21 @@ Reward: TypeAlias = float | Mapping[str, float] | None
 
 
 class RolloutWorkflow(ABC):
-    """Runs as one asyncio task beside many others: await everywhere, block nowhere. One instance serves them all. A
-    controller that made it from its class awaits its ``async close()``, where it has one, at the end."""
+    """Samples one episode. It runs as an asyncio task beside many others and must not block the event loop. One
+    instance serves all episodes. A controller that constructed it from a class awaits its ``async close()``, if it has
+    one, at the end."""
 
     @abstractmethod
     async def arun_episode(self, engine: InferenceEngine, data: dict[str, Any]) -> Trajectory | None:
-        """Return ``data`` is one row of the data set. None: the episode is rejected, and replaced by another
-        prompt's."""
+        """Sample an episode for ``data``, one row of the data set. Returns its training rows. None rejects the episode:
+        another prompt replaces it."""
 
 
 @runtime_checkable
 class AgentWorkflow(Protocol):
     async def run(self, data: dict[str, Any], **extra_kwargs: Any) -> Reward:
-        """``extra_kwargs``: ``base_url`` and ``api_key`` of this episode's session, ``model``, and ``http_client`` (a
-        shared ``httpx.AsyncClient``) where httpx is installed."""
+        """Run an episode and return its reward. ``extra_kwargs``: ``base_url`` and ``api_key`` of the episode's
+        session, ``model``, and, if httpx is installed, ``http_client`` (a shared ``httpx.AsyncClient``)."""
         ...
 
 
@@ -70,7 +71,7 @@ class Environment(Protocol):
 
 
 class ChatModel(Protocol):
-    """A recorded session with the model in training."""
+    """A recorded session of the model in training."""
 
     async def chat(self, messages: Sequence[Mapping[str, Any]], **fields: Any) -> dict[str, Any]:
         """Sample a chat completion. Returns OpenAI's response."""

@@ -1,4 +1,4 @@
-"""The episode of the calling code. Each episode is an asyncio task with its own context."""
+"""The episode that the calling code belongs to. Each episode is an asyncio task with its own context."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class EpisodeContext:
-    """The running episode. ``task_id`` is None outside of episodes. ``http_client`` returns the client that episodes
-    share."""
+    """The running episode. ``task_id`` is None outside of episodes. ``http_client`` returns the HTTP client that all
+    episodes share."""
 
     task_id: str | None = None
     is_eval: bool = False

@@ -28,7 +28,7 @@ _NO_FP8 = "training in FP8 is not there: dtype is bfloat16 or float32"
 
 @dataclass
 class MegatronDDPConfig:
-    """``overlap_grad_reduce``: gradients travel while the backward pass goes on."""
+    """Megatron's distributed data parallel. ``overlap_grad_reduce``: reduce gradients during the backward pass."""
 
     overlap_grad_reduce: bool = False
     use_distributed_optimizer: Annotated[bool, NotSupported("data-parallel ranks share Adam's states")] = True
@@ -46,8 +46,9 @@ _OWN_WEIGHTS = NoEffect("the engine converts weights itself")
 
 @dataclass
 class MegatronEngineConfig:
-    """Settings of ``backend: megatron:...``. The ``recompute_`` fields say how ``gradient_checkpointing`` is done:
-    ``uniform`` in groups of so many layers, ``block`` for so many of a stage's layers."""
+    """Settings of ``backend: megatron:...``. The ``recompute_`` fields configure ``gradient_checkpointing``:
+    ``uniform`` recomputes groups of ``recompute_num_layers`` layers, ``block`` that number of layers in each pipeline
+    stage."""
 
     ddp: MegatronDDPConfig = field(default_factory=MegatronDDPConfig)
     recompute_granularity: Literal["full"] | None = None  # full is what gradient_checkpointing does

@@ -49,7 +49,7 @@ Mode = Literal["online", "offline", "disabled"]
 
 @dataclass
 class PeriodicConfig:
-    """An action that is due when any of its periods has passed. None disables a period."""
+    """The periods of an action. It is due when any of them has passed. None disables a period."""
 
     experiment_name: str = ""
     trial_name: str = ""
@@ -69,7 +69,8 @@ class SaverConfig(PeriodicConfig):
 
 @dataclass
 class EvaluatorConfig(PeriodicConfig):
-    """A sample of an evaluation passes from a reward of ``pass_threshold`` on. ``confidence``: of the intervals."""
+    """The schedule of evaluations. A sample passes if its reward is at least ``pass_threshold``. ``confidence``: the
+    level of the confidence intervals."""
 
     eval_before_train: bool = False
     pass_threshold: float = 1.0
@@ -78,8 +79,8 @@ class EvaluatorConfig(PeriodicConfig):
 
 @dataclass
 class RecoverConfig(PeriodicConfig):
-    """``auto``, ``on``, ``fault`` and ``resume``: a run that finds a checkpoint of itself goes on from it, else it
-    begins anew. ``off`` is ``disabled``."""
+    """Checkpoints for recovery. With ``auto``, ``on``, ``fault`` and ``resume``, a run continues from its newest
+    checkpoint if there is one, and otherwise starts anew. ``off`` means ``disabled``."""
 
     mode: Literal["disabled", "off", "on", "auto", "fault", "resume"] = "disabled"
     retries: Annotated[int, NoEffect("the job's restart policy applies")] = 3
@@ -93,7 +94,7 @@ class RecoverConfig(PeriodicConfig):
 
 @dataclass
 class CheckpointerConfig(PeriodicConfig):
-    """AReaL's older place of how often ``recover`` writes."""
+    """AReaL's older section for the period of ``recover``."""
 
 
 @dataclass
@@ -145,8 +146,8 @@ class TrackioConfig:
 
 @dataclass
 class PrometheusConfig:
-    """``/metrics`` of the trainer. Port 0 takes a free one. ``key_file``: the key that is asked for beyond loopback
-    [default: the key of the service that rollouts are sampled from]."""
+    """``/metrics`` of the trainer. Port 0 selects a free port. ``key_file``: the key that requests from other machines
+    need [default: the key of the service that rollouts are sampled from]."""
 
     enabled: bool = True
     host: str = "127.0.0.1"
@@ -159,7 +160,7 @@ class PrometheusConfig:
 
 @dataclass
 class StatsLoggerConfig:
-    """Trackers beside ``metrics.jsonl``, which is always written."""
+    """Trackers that get the metrics in addition to ``metrics.jsonl``, which is always written."""
 
     experiment_name: str = ""
     trial_name: str = ""
@@ -184,12 +185,11 @@ class PerfTracerConfig:
 
 @dataclass
 class TrainDatasetConfig:
-    """``path``: a folder or file here, or a name on the Hugging Face hub; those of a list are read one after the other.
+    """A data set. ``path``: a local folder or file, or a name on the Hugging Face hub; a list is read in order.
     ``type``: ``rl`` (prompts), ``sft`` (prompts with answers), ``rw`` (chosen and rejected). ``max_length`` in tokens:
-    longer rows are left out.
-    ``train_on``: what ``sft`` learns of a conversation, its last message or all of the assistant's.
-    ``chat_template_kwargs``: variables of the chat template, such as ``enable_thinking: false``, for the conversations
-    of all rows. A row's own column ``chat_template_kwargs`` comes first."""
+    longer rows are left out. ``train_on``: the part of a conversation that ``sft`` trains on, its last message or all
+    messages of the assistant. ``chat_template_kwargs``: variables of the chat template for all rows, such as
+    ``enable_thinking: false``. A row's own column ``chat_template_kwargs`` overrides them."""
 
     path: str | list[str] = ""
     type: str = ""
@@ -235,8 +235,8 @@ TrainerType = Literal["grpo", "ppo", "sft", "rw", "dpo", "null"]
 
 @dataclass
 class TrainerConfig:
-    """The built-in trainer that runs where no driver is named. ``null``: rollouts and evaluation only; YAML's own null
-    means the same. ``async_training`` false: each batch is sampled from the newest weights."""
+    """The built-in trainer that runs if no driver is named. ``null`` (also YAML's null): only rollouts and evaluation.
+    ``async_training`` false: each batch is sampled from the newest weights."""
 
     type: TrainerType | None = "null"
     async_training: bool = True
@@ -251,8 +251,8 @@ class BaseExperimentConfig:
 
     @classmethod
     def completed(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """``given`` with what a section takes from another: a reference computes as the actor does, or the two differ
-        before the first step."""
+        """Return ``given`` with the values that one section takes from another. A reference computes as the actor does;
+        otherwise their log-probabilities would differ before the first step."""
         actor, ref = given.get("actor"), given.get("ref")
         if not isinstance(actor, Mapping) or not isinstance(ref, Mapping):
             return given
@@ -322,7 +322,8 @@ class BaseExperimentConfig:
                     raise FieldError(f"{place}.{name}", f"is {own!r} and {top} {value!r}: a run has one")
 
     def ineffective(self, given: Mapping[str, Any]) -> list[tuple[tuple[str | int, ...], str]]:
-        """Keys of ``given`` that have no effect beside the rest, as (key, why), for a warning."""
+        """Return the keys of ``given`` that have no effect in combination with the others, as (key, why), for a
+        warning."""
         found: list[tuple[tuple[str | int, ...], str]] = list(run_ineffective(self))
         allocation = parsed(self.allocation_mode, "allocation_mode") if self.allocation_mode else Allocation(())
         for place, of_mode in (("actor", allocation.training), ("rollout", allocation.inference)):
@@ -364,7 +365,7 @@ class SFTConfig(BaseExperimentConfig):
 
 @dataclass
 class RWConfig(SFTConfig):
-    """A reward model."""
+    """Training of a reward model."""
 
     def _check_head(self, place: str) -> None:
         check_pairs(self.model, place)
@@ -372,7 +373,7 @@ class RWConfig(SFTConfig):
 
 @dataclass
 class DPOConfig(BaseExperimentConfig):
-    """Direct preference optimisation against ``ref``; None: the actor's own weights at the start."""
+    """Direct preference optimisation against ``ref`` (arXiv 2305.18290). ``ref`` None: the actor's initial weights."""
 
     actor: DPOEngineConfig = field(default_factory=DPOEngineConfig)
     ref: TrainEngineConfig | None = None
@@ -386,8 +387,8 @@ class DPOConfig(BaseExperimentConfig):
 
 @dataclass
 class PPOConfig(BaseExperimentConfig):
-    """PPO and its relatives. ``critic`` None: group baselines (GRPO). ``ref`` is needed for a KL penalty.
-    ``eval_gconfig`` None: one answer to each row, sampled as ``gconfig`` says."""
+    """PPO and its variants. ``critic`` None: the baseline is the mean of the group (GRPO). A KL penalty needs ``ref``.
+    ``eval_gconfig`` None: one answer for each row, sampled with ``gconfig``."""
 
     gconfig: GenerationHyperparameters = field(default_factory=GenerationHyperparameters)
     eval_gconfig: GenerationHyperparameters | None = None
@@ -431,7 +432,7 @@ class PPOConfig(BaseExperimentConfig):
 
     @property
     def is_online(self) -> bool:
-        """Whether episodes are conversations of real users, which needs no data set."""
+        """Whether the episodes are conversations of real users, which need no data set."""
         agent = self.rollout.agent or self.rollout.openai
         return agent is not None and agent.mode == "online"
 
@@ -453,7 +454,8 @@ class PPOConfig(BaseExperimentConfig):
             )
 
     def _check_temperatures(self) -> None:
-        """Raise FieldError for a temperature other than the samples', which log-probabilities are computed at."""
+        """Raise FieldError for a temperature that differs from that of the samples. Log-probabilities are computed at
+        the samples' temperature."""
         for place in ("actor", "ref", "critic"):
             stated = getattr(getattr(self, place), "temperature", None)
             if stated is not None and stated != self.gconfig.temperature:
@@ -465,8 +467,9 @@ class PPOConfig(BaseExperimentConfig):
 
     @classmethod
     def completed(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Also: what ``eval_gconfig`` does not have is that of ``gconfig``, but for the number of samples; the built-in
-        trainer ``grpo`` has the baseline of its paper where the configuration chooses none."""
+        """Return ``given`` completed as in the base class. Fields that ``eval_gconfig`` lacks are taken from
+        ``gconfig``, except the number of samples. If the configuration chooses no baseline, the built-in trainer
+        ``grpo`` gets that of its paper."""
         given = super().completed(given)
         sampling, evaluated = given.get("gconfig"), given.get("eval_gconfig")
         if _without_baseline(given, "grpo") and isinstance(sampling, Mapping) and sampling.get("n_samples", 1) != 1:
@@ -478,8 +481,8 @@ class PPOConfig(BaseExperimentConfig):
         return {**given, "eval_gconfig": {**shared, **evaluated}}
 
     def contradictions(self, given: Mapping[str, Any]) -> list[tuple[tuple[str | int, ...], str]]:
-        """Contradictory keys of ``given``, as (key, why). Defaults are not checked: that of ``kl_ctl`` is AReaL's,
-        whose configurations leave it out where they have no ``ref``."""
+        """Return contradictory keys of ``given``, as (key, why). Defaults are not checked: AReaL's default of
+        ``kl_ctl`` needs a ``ref``, but its configurations without ``ref`` do not change it."""
         trainer = given.get("trainer") or {}
         trains = "type" not in trainer or self.trainer is None or self.trainer.type != "null"
         found: list[tuple[tuple[str | int, ...], str]] = [*self.training_faults()] if trains else []
@@ -533,8 +536,8 @@ class PPOConfig(BaseExperimentConfig):
             yield ("gconfig", "ignore_eos"), "no answer would end: a policy is trained on answers that do"
 
     def cautions(self, given: Mapping[str, Any]) -> list[tuple[tuple[str | int, ...], str]]:
-        """Keys of ``given`` with an effect that is seldom wanted, as (key, why), for a warning: those of ``gconfig``
-        that change what is sampled and not what is trained, and a trainer without a baseline."""
+        """Return keys of ``given`` whose effect is rarely wanted, as (key, why), for a warning: keys of ``gconfig``
+        that change the sampled distribution but not the trained one, and a trainer without a baseline."""
         plain = GenerationHyperparameters()
         why = "log-probabilities that are trained are those of the temperature alone"
         trains = self.trainer is None or self.trainer.type != "null" or "trainer" not in given
@@ -597,4 +600,4 @@ _GROUPED = (("actor", "reward_norm"), ("actor", "group_reward_norm"), ("actor", 
 
 @dataclass
 class GRPOConfig(PPOConfig):
-    """PPO without a critic, under its own name."""
+    """PPO without a critic. Drivers use this name for GRPO."""

@@ -1,9 +1,10 @@
-"""Fields of configuration dataclasses: their marks, and conversion from plain data, which reports every fault by path.
+"""Fields of configuration dataclasses: their marks, and the conversion from plain data, which reports all faults with
+their paths.
 
-``Annotated[float, Range(0, 1)]`` bounds a number. It is checked for configurations from files and from code; no field
-accepts NaN or infinity. Drivers and YAML files for AReaL set fields that have no meaning here, or none yet. None is
-dropped silently: an ``NotSupported`` field with a value other than its default is an error, a ``NoEffect`` one is
-reported as a warning.
+``Annotated[float, Range(0, 1)]`` bounds a number. The bounds are checked for configurations from files and from code;
+no field accepts NaN or infinity. AReaL's drivers and YAML files set fields that are not supported here, or that have no
+effect. None of them is ignored silently: a ``NotSupported`` field with a value other than its default is an error, and
+a ``NoEffect`` field causes a warning.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Settings without effect beside the others, as (key, why), for a warning. The caller ignores keys that are not set."""
+"""Settings that have no effect in combination with others, as (key, why), for a warning. The caller ignores keys that
+are not set."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ Ineffective = Iterator[tuple[tuple[str, ...], str]]
 
 
 def run_ineffective(config: Any) -> Ineffective:
-    """``config``: a BaseExperimentConfig, whose module imports this one."""
+    """Yield the settings of a run that have no effect. ``config``: a BaseExperimentConfig, whose module imports this
+    one."""
     for place, part in ((each.name, getattr(config, each.name)) for each in fields(config)):
         if isinstance(part, TrainEngineConfig):
             yield from _at(place, engine_ineffective(part, config.allocation_mode))

@@ -134,8 +134,9 @@ _Kind = Literal["fault", "no effect", "caution"]
 
 @dataclass(frozen=True)
 class ConfigFault:
-    """A fault in a configuration, a key without effect, or a value that is seldom wanted. ``override``: the override
-    that set the key, if one did. ``mark``: line and column in the file, from 1; None if the key is not in the file."""
+    """A fault in a configuration, a key without effect, or a value that is rarely wanted. ``override``: the override
+    that set the key, if there is one. ``mark``: line and column in the file, from 1; None if the key is not in the
+    file."""
 
     path: FieldPath
     message: str
@@ -168,9 +169,9 @@ class _DriverArguments(argparse.ArgumentParser):
 
 
 def load_expr_config(argv: Sequence[str], cls: type[T]) -> tuple[T, str]:
-    """``--config FILE`` and overrides (``key=value``, ``+key=value``, ``~key``) -> (configuration, file). Without a
-    file the overrides are all there is, and the file is "". A leading ``*.py`` is dropped, so ``sys.argv`` will do.
-    Raises ConfigError, NotFound, UsageFault."""
+    """Load a configuration from ``--config FILE`` and overrides (``key=value``, ``+key=value``, ``~key``). Returns
+    (configuration, file). Without a file only the overrides are used, and the file is "". A first argument ``*.py`` is
+    ignored, so that ``sys.argv`` can be passed. Raises ConfigError, NotFound, UsageFault."""
     if sys.excepthook is sys.__excepthook__:  # the process has no hook of its own
         sys.excepthook = _uncaught
     words = list(argv[1:] if argv and argv[0].endswith(".py") else argv)
@@ -185,7 +186,8 @@ def load_expr_config(argv: Sequence[str], cls: type[T]) -> tuple[T, str]:
 
 @dataclass(frozen=True)
 class Examined:
-    """A configuration, None with ``faults``; and ``notes``: keys that have no effect, or one that is seldom wanted."""
+    """A configuration (None if there are ``faults``), and ``notes``: keys that have no effect, or an effect that is
+    rarely wanted."""
 
     config: Any
     faults: tuple[ConfigFault, ...]
@@ -208,8 +210,8 @@ def examine(
     cls: type[T],
     more_faults: Callable[[T], Iterable[tuple[FieldPath, str]]] = lambda config: (),
 ) -> Examined:
-    """Return what ``load_config`` finds, and the faults of ``more_faults`` in what the class accepts. Raises
-    ConfigError for a file that is not read, NotFound for a missing one."""
+    """Load a configuration and return it with all its faults and notes. ``more_faults`` checks a configuration that the
+    class accepts. Raises ConfigError for a file that cannot be read, NotFound for a missing one."""
     source, set_by, refused = _read(file), dict[FieldPath, str](), list[ConfigFault]()
     with _positioned(source, set_by, cls):
         tree = _merged(source, overrides, cls, set_by, refused)
@@ -279,7 +281,7 @@ def _yaml_fault(file: str, error: yaml.YAMLError) -> ConfigError:
 
 @contextlib.contextmanager
 def _positioned(source: _ConfigFile, set_by: dict[FieldPath, str], cls: type) -> Iterator[None]:
-    """Raise errors of OmegaConf and YAML as ConfigError with their place."""
+    """Convert errors of OmegaConf and YAML to ConfigError with their position."""
     from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
 
     try:
@@ -307,7 +309,7 @@ def _merged(
     source: _ConfigFile, overrides: Sequence[str], cls: type, set_by: dict[FieldPath, str], refused: list[ConfigFault]
 ) -> dict[str, Any]:
     """Return the file with overrides applied and interpolations resolved. Adds the override of each path to ``set_by``,
-    and faults of overrides to ``refused``."""
+    and the faults of overrides to ``refused``."""
     from omegaconf import DictConfig, OmegaConf
 
     loaded = OmegaConf.create(source.text) if source.text.strip() else OmegaConf.create({})

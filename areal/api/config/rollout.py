@@ -92,7 +92,7 @@ class NameResolveConfig:
 
 @dataclass
 class ClusterSpecConfig:
-    """``fileroot``: the folder below which runs write. Empty: the job's own folder."""
+    """AReaL's section for the cluster. ``fileroot``: the folder in which runs write. Empty: the job's own folder."""
 
     fileroot: str = ""
     n_nodes: Annotated[int, PLACEMENT] = 32
@@ -107,7 +107,7 @@ _PROXY = NoEffect("tool calls and reasoning are read by the model's own data pro
 
 
 class EngineArgs(dict[str, Any]):
-    """An engine's own flags, passed through; attributes are items."""
+    """Flags of an engine, passed to it unchanged. Items can be read as attributes."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -158,7 +158,8 @@ def _set(args: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _flags(args: Mapping[str, Any]) -> list[str]:
-    """Command line flags. True is a flag without a value; False is left out, as servers' switches are off."""
+    """Return command line flags. True is a flag without a value; False is left out, because the servers' switches are
+    off by default."""
     words: list[str] = []
     for name, value in args.items():
         values = value if isinstance(value, list | tuple) else () if value is True else (value,)
@@ -169,12 +170,12 @@ def _flags(args: Mapping[str, Any]) -> list[str]:
 
 @dataclass
 class AgentServiceConfig:
-    """An agent service that an ``AgentController`` starts: ``agent_cls_path`` in ``num_pairs`` worker processes, which
-    have ``env`` in their environment. Or one that is there: ``gateway_addr`` with the key in ``admin_api_key_file``
-    (or ``admin_api_key``); it is not stopped.
+    """An agent service for an ``AgentController``. The controller starts one that runs ``agent_cls_path`` in
+    ``num_pairs`` worker processes with ``env`` in their environment. Or it uses the running service at
+    ``gateway_addr``, with the key in ``admin_api_key_file`` (or ``admin_api_key``), and does not stop it.
 
     ``inference`` names the InferenceService that records its sessions, ``model`` the model to call there.
-    ``turn_discount``: how much a turn's reward counts for the turn before it. Timeouts are in seconds.
+    ``turn_discount``: the factor by which a turn's reward counts for the previous turn. Timeouts are in seconds.
     """
 
     agent_cls_path: str = ""
@@ -201,8 +202,8 @@ class AgentServiceConfig:
 
 @dataclass
 class AgentConfig(AgentServiceConfig):
-    """Agents that talk to an OpenAI or Anthropic base URL: of a rollout, where they run inline, or of an agent service.
-    ``mode`` online: episodes are conversations of real users, not of a data set."""
+    """Agents that call an OpenAI or Anthropic base URL, in a rollout (they run inline) or in an agent service. With
+    ``mode`` online, episodes are conversations of real users and need no data set."""
 
     mode: Literal["inline", "online"] = "inline"
     set_reward_finish_timeout: Annotated[float, NoEffect("the service's rewardFinishTimeout applies")] = 0.0
@@ -220,7 +221,7 @@ class AgentConfig(AgentServiceConfig):
     scheduling_spec: Annotated[list[SchedulingSpec], PLACEMENT] = field(default_factory=list)
 
     def check_inline(self) -> None:
-        """Raise FieldError for a setting that agents of a rollout do not have, as nothing runs but tasks."""
+        """Raise FieldError for a setting that inline agents do not have, because they are tasks and not processes."""
         plain = AgentServiceConfig()
         for each in fields(AgentServiceConfig):
             if each.name not in _OF_ROLLOUTS and getattr(self, each.name) != getattr(plain, each.name):
@@ -234,13 +235,14 @@ OpenAIProxyConfig = AgentConfig
 
 @dataclass
 class InferenceEngineConfig:
-    """Counts are of episodes that a prompt starts (groups), not of samples. ``max_head_offpolicyness`` is eta: how
-    many versions the oldest token of a trajectory may lag behind the weights it trains.
+    """The service that rollouts are sampled from, and their concurrency. Counts are of episodes, one for each prompt
+    (group), not of samples. ``max_head_offpolicyness`` is eta: the maximum number of versions by which the oldest token
+    of a trajectory may be older than the weights that are trained on it.
 
-    The service is ``gateway_addr`` with the key in ``admin_api_key_file`` (or ``admin_api_key``), else what the
-    environment says (``AREAL_INFERENCE_ADDR``, ``AREAL_INFERENCE_KEY_FILE``); ``model`` is the one to sample from.
-    The experiment's ``seed`` and the order of the data determine the samples of each version of the weights, where
-    seeds cost the engine nothing; ``deterministic_sampling``: also where they cost time. Timeouts are in seconds.
+    The service is ``gateway_addr`` with the key in ``admin_api_key_file`` (or ``admin_api_key``), otherwise the one in
+    the environment (``AREAL_INFERENCE_ADDR``, ``AREAL_INFERENCE_KEY_FILE``). ``model``: the model to sample from. If
+    seeds cost the engine nothing, the experiment's ``seed`` and the order of the data determine the samples of each
+    version of the weights; with ``deterministic_sampling`` they do so on slower engines too. Timeouts are in seconds.
     """
 
     experiment_name: str = ""
@@ -314,8 +316,9 @@ _OPENAI_FIELDS = {
 
 @dataclass
 class GenerationHyperparameters:
-    """``max_new_tokens`` bounds an answer, ``max_tokens`` prompt and answer together. ``n_samples`` is the size of a
-    group: how many episodes each prompt gets. ``greedy`` takes the likeliest token, whatever the temperature."""
+    """Sampling parameters of rollouts. ``max_new_tokens`` limits the answer, ``max_tokens`` prompt and answer together.
+    ``n_samples`` is the size of a group: the number of episodes for each prompt. ``greedy`` takes the most likely
+    token, whatever the temperature."""
 
     n_samples: Annotated[int, COUNT] = 1
     max_new_tokens: Annotated[int, COUNT] = 16384
@@ -353,11 +356,11 @@ class GenerationHyperparameters:
 
     @property
     def is_greedy(self) -> bool:
-        """``greedy``, or a temperature that the service takes as 0."""
+        """Whether sampling is greedy: ``greedy`` is set, or the service treats the temperature as 0."""
         return self.greedy or self.temperature < GREEDY_BELOW
 
     def request_fields(self, seed: int | None = None) -> dict[str, Any]:
-        """Return the fields of a request to a gateway that differ from its defaults, without a limit of tokens."""
+        """Return the fields of a request that differ from the gateway's defaults, without the limit of tokens."""
         fields: dict[str, Any] = {"temperature": 0.0 if self.is_greedy else self.temperature}
         default = SamplingParams()
         optional = {
@@ -379,9 +382,9 @@ class GenerationHyperparameters:
     def to_openai_args_dict(
         self, exclude_args: Sequence[str] = (), api_format: Literal["completions", "responses"] = "completions"
     ) -> dict[str, Any]:
-        """Keyword arguments of ``create`` of OpenAI's client: of chat completions, or of responses. What OpenAI's API
-        does not have is in ``extra_body``. ``exclude_args``: fields of this class to leave out. Raises ValueError for
-        one that does not exist."""
+        """Return keyword arguments for ``create`` of OpenAI's client, for chat completions or for responses. Fields
+        that OpenAI's API does not have are in ``extra_body``. ``exclude_args``: fields of this class to leave out.
+        Raises ValueError for a field that does not exist."""
         known = {each.name: each for each in fields(self)}
         if unknown := [name for name in exclude_args if name not in known]:
             raise ValueError(f"there is no field {', '.join(unknown)}")
@@ -402,7 +405,7 @@ class GenerationHyperparameters:
         return replace(self, **changes)
 
     def new_with_stop_and_pad_token_ids(self, tokenizer: Any) -> Self:
-        """Return a copy that also stops at the tokenizer's end and padding tokens, but for ``ignore_eos``."""
+        """Return a copy that also stops at the tokenizer's end and padding tokens, unless ``ignore_eos`` is set."""
         if self.ignore_eos:
             return self.new()
         ends = [token for token in (tokenizer.eos_token_id, tokenizer.pad_token_id) if token is not None]

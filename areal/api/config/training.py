@@ -1,5 +1,5 @@
-"""The configuration of a model in training: engine, optimizer, PPO settings, presets of algorithms; checks for settings
-of an objective that contradict each other or have no effect."""
+"""The configuration of a model in training: engine, optimizer, PPO settings, presets of algorithms, and checks for
+settings that contradict each other or have no effect."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def objective_faults(actor: PPOActorConfig) -> Iterator[FieldError]:
 
 
 def proximal_faults(actor: PPOActorConfig) -> Iterator[tuple[tuple[str, ...], str]]:
-    """(key, why) of settings that need a proximal policy other than the behaviour policy, if there is none."""
+    """Yield settings that need a proximal policy other than the behaviour policy, if there is none, as (key, why)."""
     needs = "needs a proximal policy beside the one that sampled: use_decoupled_loss, or recompute_logprob"
     proximal = actor.use_decoupled_loss or actor.recompute_logprob
     if (rejection := actor.rejection_sampling) is not None and (proximal or not actor.use_sapo_loss):
@@ -59,7 +59,7 @@ def proximal_faults(actor: PPOActorConfig) -> Iterator[tuple[tuple[str, ...], st
 def image_faults(
     workflow: str, actor: PPOActorConfig, critic: PPOCriticConfig | None
 ) -> Iterator[tuple[tuple[str, ...], str]]:
-    """(key, why) of settings that a policy cannot be trained with whose workflow shows it images."""
+    """Yield settings that are not supported if the workflow uses images, as (key, why)."""
     if workflow != "areal.workflow.vision_rlvr:VisionRLVRWorkflow":
         return
     part = parsed(actor.backend, "actor.backend").parts[0] if actor.backend else None
@@ -166,8 +166,9 @@ class MicroBatchSpec:
 
 @dataclass
 class NormConfig:
-    """Normalization: ``mean_level`` is the rows whose mean is subtracted, ``std_level`` those whose standard deviation
-    divides; None does neither. ``mean_leave1out``: each sample's mean is that of the others (RLOO)."""
+    """Normalization. ``mean_level``: the rows whose mean is subtracted; ``std_level``: the rows by whose standard
+    deviation values are divided; None disables either. ``mean_leave1out``: each sample's mean is that of the other
+    samples (RLOO)."""
 
     mean_level: Level | None = "batch"
     mean_leave1out: bool = False
@@ -184,8 +185,9 @@ class NormConfig:
 
 @dataclass
 class RejectionSamplingConfig:
-    """Tokens whose weights moved too far since they were sampled: ``metric`` of proximal against behaviour policy,
-    above ``upper`` or below ``lower``, is masked out or clamped. ``agg`` is over a sequence's tokens."""
+    """Handling of tokens whose probability changed too much since they were sampled. Where the ``metric`` of the
+    proximal against the behaviour policy is above ``upper`` or below ``lower``, the token is masked out or its weight
+    is clamped. ``agg`` aggregates the metric over the tokens of a sequence."""
 
     level: Literal["token", "sequence"] = "token"
     action: Literal["mask", "clamp"] = "mask"
@@ -218,7 +220,8 @@ class RejectionSamplingConfig:
 
 @dataclass
 class OptimizerConfig:
-    """``warmup_steps_proportion`` and ``min_lr_ratio`` are fractions: of all steps, of ``lr``."""
+    """The optimizer and its learning rate schedule. ``warmup_steps_proportion`` is a fraction of all steps,
+    ``min_lr_ratio`` a fraction of ``lr``."""
 
     type: Literal["adam", "sgd", "adam_bf16"] = "adam"
     lr: Annotated[float, NOT_NEGATIVE] = 1e-3
@@ -267,8 +270,7 @@ UPDATE_MODES = ("disk", "shm", "xccl")
 
 
 def update_mode(mode: str) -> str:
-    """Return the current name of a transport of weights: ``nccl`` is now ``xccl``. Raises FieldError for an unknown
-    one."""
+    """Return the current name of a weight transport: ``nccl`` is now ``xccl``. Raises FieldError for an unknown one."""
     mode = "xccl" if mode == "nccl" else mode
     if mode not in UPDATE_MODES:
         raise FieldError("weight_update_mode", f"{mode} is not supported: it is one of {', '.join(UPDATE_MODES)}")
@@ -277,8 +279,8 @@ def update_mode(mode: str) -> str:
 
 @dataclass
 class TrainEngineConfig:
-    """One model on its ranks. ``backend`` is an allocation like ``fsdp:d4``: only its engine is read. ``optimizer``
-    None: the model is not trained (a reference)."""
+    """One model on its ranks. ``backend`` is an allocation such as ``fsdp:d4``; of its parts only the training engine
+    is used. ``optimizer`` None: the model is not trained (a reference)."""
 
     experiment_name: str = ""
     trial_name: str = ""
@@ -353,7 +355,7 @@ def check_pairs(engine: TrainEngineConfig, place: str = "") -> None:
 
 
 def check_untempered(**engines: TrainEngineConfig | None) -> None:
-    """Raise FieldError for a temperature other than 1: the rows of a data set were not sampled at any."""
+    """Raise FieldError for a temperature other than 1, because the rows of a data set were not sampled."""
     for place, engine in engines.items():
         if engine is not None and engine.temperature not in (None, 1.0):
             raise FieldError(f"{place}.temperature", f"must be 1, not {engine.temperature:g}: rows are not sampled")
@@ -361,10 +363,12 @@ def check_untempered(**engines: TrainEngineConfig | None) -> None:
 
 @dataclass
 class PPOActorConfig(TrainEngineConfig):
-    """The policy. ``preset`` names an algorithm, which sets the fields that are absent.
+    """The policy. ``preset`` names an algorithm that sets the fields that are not given.
 
-    Rewards are ``clip(scaling * (reward + bias), +-reward_clip)``; then normalised, then spread over tokens with a KL
-    penalty of ``kl_ctl`` against the reference; ``kl_loss_coef`` puts one into the loss."""
+    Rewards are ``clip(scaling * (reward + bias), +-reward_clip)``. They are then normalized, and assigned to tokens
+    together with a KL penalty of ``kl_ctl`` against the reference. ``kl_loss_coef`` adds a KL term to
+    the loss.
+    """
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PRESETS
 
@@ -489,7 +493,7 @@ class PPOCriticConfig(TrainEngineConfig):
 
 @dataclass
 class DPOEngineConfig(TrainEngineConfig):
-    """``label_smoothing``: the share of pairs whose labels are thought wrong (conservative DPO)."""
+    """The policy of DPO. ``label_smoothing``: the assumed share of pairs with wrong labels (conservative DPO)."""
 
     disable_dropout: bool = True
     beta: Annotated[float, POSITIVE] = 0.1
