@@ -25,6 +25,7 @@ from areal.cli.objects import (
     parse_refs,
     recorded,
     select,
+    select_all,
     stored,
     targets_argument,
 )
@@ -427,6 +428,7 @@ def flag_of(path: str) -> str:
 @click.argument("targets", nargs=-1, metavar="[KIND/NAME | KIND NAME]...", shell_complete=complete_targets)
 @source_options
 @click.option("-l", "--selector", metavar="SELECTOR", help="Of one kind, the objects with these labels.")
+@click.option("--all", "all_", is_flag=True, help="All objects, or all of the kind that is named.")
 @click.option("--grace", type=Seconds(), metavar="TIME", help="Between SIGTERM and SIGKILL  [default: the object's].")
 @click.option("--cascade", is_flag=True, help="Also delete the objects that refer to it.")
 @click.option("--wait/--no-wait", default=True, help="Return when all processes have ended  [default: wait].")
@@ -437,16 +439,25 @@ def delete(
     targets: tuple[str, ...],
     source: SourceFlags,
     selector: str | None,
+    all_: bool,
     grace: float | None,
     cascade: bool,
     wait: bool,
     ignore_not_found: bool,
 ) -> int:
-    """Stop an object's processes, everything in their sessions, and forget the object."""
+    """Stop an object's processes, everything in their sessions, and forget the object.
+
+    \b
+    areal delete model/qwen
+    areal delete -f stack.yaml --yes
+    areal delete models --all
+    """
     from areal.reconcilers import operations
 
-    if bool(targets) == (not source.is_empty):
+    if (bool(targets) or all_) == (not source.is_empty):
         raise UsageFault("name the objects to delete, or give their manifests with -f", hint="areal delete model/qwen")
+    if all_ and selector is not None:
+        raise UsageFault("--all and -l exclude each other: -l deletes the objects with these labels")
     if not cli.yes and not interactive():
         raise UsageFault("delete is destructive and there is no terminal to ask on", hint="add --yes")
     if not source.is_empty:
@@ -454,7 +465,7 @@ def delete(
     elif selector is not None:
         refs = select(cli.home, targets, selector)
     else:
-        refs = list(dict.fromkeys(parse_refs(targets)))
+        refs = select_all(cli.home, targets) if all_ else list(dict.fromkeys(parse_refs(targets)))
     if ignore_not_found:
         refs = [ref for ref in refs if recorded(cli, ref) is not None]
     if not refs:

@@ -97,6 +97,14 @@ def select(home: Home, words: Sequence[str], selector: str) -> list[Ref]:
     return [found.ref for found in ObjectStore(home).list(kind) if matches(found.labels)]
 
 
+def select_all(home: Home, words: Sequence[str]) -> list[Ref]:
+    """Return all objects; of one kind, if ``words`` names one."""
+    if len(words) > 1 or any("/" in word for word in words):
+        raise UsageFault("--all is for one kind, or for all", hint="for example: models --all")
+    kinds = list(KINDS) if words in ((), ("all",)) else [resolve_kind(words[0])]
+    return [Ref(kind, name) for kind in kinds for name in names_of(str(home.root), kind)]
+
+
 Completer = Callable[[click.Context, click.Parameter, str], list[str]]
 
 

@@ -276,6 +276,26 @@ def test_destructive_verb_asks_on_terminal(home: Home, record: Any) -> None:
         assert [item.name for item in ObjectStore(home).list()] == left
 
 
+def test_delete_all_takes_one_kind_or_every_object(areal: Areal, home: Home, record: Any) -> None:
+    def names() -> list[str]:
+        return [item.name for item in ObjectStore(home).list()]
+
+    record("InferenceService", "default", {"suspend": True})
+    for name in ("qwen", "glm"):
+        record("Model", name, {"service": "default", "backend": "embedded", "path": ".", "suspend": True})
+    for words in (["model/qwen", "--all"], ["models", "qwen", "--all"], ["models", "--all", "-l", "tier=prod"]):
+        assert areal("delete", *words, "--yes").code == 2
+    assert areal("delete", "models", "--all").code == 2, "destructive, and there is no terminal to ask on"
+    assert areal("delete", "inferenceservices", "--all", "--yes").code == 5, "models depend on it"
+    assert sorted(names()) == ["default", "glm", "qwen"]
+    assert areal("delete", "models", "--all", "--yes").code == 0
+    assert names() == ["default"]
+    record("Model", "qwen", {"service": "default", "backend": "embedded", "path": ".", "suspend": True})
+    assert areal("delete", "--all", "--yes").code == 0
+    assert names() == []
+    assert "nothing to delete" in areal("delete", "all", "--all", "--yes").err
+
+
 @pytest.mark.parametrize("name", ["x.yaml", "x.yml"])
 def test_manifest_without_f_flag_error_suggests_it(areal: Areal, tmp_path: Path, name: str) -> None:
     path = tmp_path / name
