@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pwd
-import re
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ import click
 
 from areal.cli.manifest import STDIN, SourceFlags, source_options
 from areal.cli.objects import complete_targets, parse_refs, stored
-from areal.cli.options import Invocation, print_options, stack
+from areal.cli.options import Invocation, env_option, print_options, stack
 from areal.cli.output import emit_one, refuse_existing, write_file
 from areal.errors import UsageFault
 from areal.installation import DISTRIBUTION, module_argv
@@ -34,26 +33,7 @@ _out = stack(
     click.option("--out", metavar="FILE", type=click.Path(dir_okay=False), help="Write to FILE, which must not exist."),
     click.option("--force", is_flag=True, help="Replace FILE."),
 )
-_env = click.option(
-    "--env",
-    "variables",
-    multiple=True,
-    metavar="NAME[=VALUE]",
-    help="A variable of the processes; NAME alone takes its present value.",
-)
-
-
-def _environment(variables: Sequence[str]) -> dict[str, str]:
-    """Parse ``NAME=VALUE`` and ``NAME``. Raises UsageFault."""
-    found = {}
-    for text in variables:
-        name, equals, value = text.partition("=")
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            raise UsageFault(f"{text!r} is not NAME or NAME=VALUE")
-        if not equals and name not in os.environ:
-            raise UsageFault(f"--env {name}: it is not set here", hint=f"--env {name}=VALUE")
-        found[name] = value if equals else os.environ[name]
-    return found
+_env = env_option("the processes")
 
 
 def _secrets(items: Sequence[StoredObject]) -> dict[str, str]:
@@ -156,7 +136,7 @@ def systemd(
     source: SourceFlags,
     system: bool,
     run_as: str | None,
-    variables: tuple[str, ...],
+    env: tuple[tuple[str, str], ...],
     env_file: str | None,
     out: str | None,
     force: bool,
@@ -176,7 +156,7 @@ def systemd(
     verb = ["reconcile", *(str(stored(cli.home, ref).ref) for ref in parse_refs(targets))]
     if not source.is_empty:
         verb = ["apply", *_absolute(source)]
-    given, secrets = _environment(variables), _secrets(items)
+    given, secrets = dict(env), _secrets(items)
     for name in sorted(given.keys() & secrets.keys()):
         raise UsageFault(f"--env {name}: {secrets[name]} takes a secret from it", hint="--env-file FILE, of mode 0600")
     kept = inherited(os.environ)
@@ -278,7 +258,7 @@ def docker(
     source: SourceFlags,
     base: str | None,
     requirement: str | None,
-    variables: tuple[str, ...],
+    env: tuple[tuple[str, str], ...],
     out: str | None,
     force: bool,
 ) -> None:
@@ -317,7 +297,7 @@ def docker(
             "this areal is not installed, so what the image installs is not known",
             hint=f"name it: --requirement '{DISTRIBUTION}[{extras}]', or the path of a wheel in the image",
         )
-    environment = {"AREAL_HOME": "/var/lib/areal", "PYTHONUNBUFFERED": "1", **_environment(variables)}
+    environment = {"AREAL_HOME": "/var/lib/areal", "PYTHONUNBUFFERED": "1", **dict(env)}
     script = f"areal apply {shlex.join(flags)} --yes --no-wait && exec areal reconcile --watch --stop-at-exit --yes"
     text = _DOCKERFILE.format(
         base=base or f"python:{sys.version_info.major}.{sys.version_info.minor}-slim",

@@ -261,6 +261,20 @@ class FiniteRange(click.FloatRange):
         return number
 
 
+class Variable(click.ParamType[tuple[str, str]]):
+    """Read ``NAME=VALUE`` as a pair; for ``NAME`` alone, the value is that of this process's environment."""
+
+    name = "variable"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
+        name, equals, text = value.partition("=")
+        if not (name.isascii() and name.isidentifier()):
+            self.fail(f"{value!r} is not NAME or NAME=VALUE", param, ctx)
+        if not equals and name not in os.environ:
+            self.fail(f"{name} is not set here; write {name}=VALUE", param, ctx)
+        return name, text if equals else os.environ[name]
+
+
 class OutputType(click.ParamType[Format]):
     name = "format"
 
@@ -274,6 +288,11 @@ class OutputType(click.ParamType[Format]):
         from click.shell_completion import CompletionItem
 
         return [CompletionItem(name) for name in (*FORMATS, *self.extra, "jsonpath=") if name.startswith(incomplete)]
+
+
+def env_option(who: str) -> Decorator[Any]:
+    help_text = f"A variable of {who}; NAME alone takes its present value. May be repeated."
+    return click.option("--env", type=Variable(), multiple=True, metavar="NAME[=VALUE]", help=help_text)
 
 
 def _shared(*names: str, attribute: str, **settings: Any) -> Decorator[Any]:

@@ -75,23 +75,28 @@ class Target:
     @cached_property
     def spec(self) -> Any:
         """The object's spec with its defaults. Raises InvalidManifest if only an earlier version accepted it."""
-        try:
-            return effective(self.object.kind, self.object.spec)
-        except InvalidManifest as error:
-            if self.is_deleted:  # leave out the refused fields
-                wrong = {path[0] for path, *_ in validate(self.object.kind, self.object.spec) if path}
-                return effective(self.object.kind, {k: v for k, v in self.object.spec.items() if k not in wrong})
-            hint = f"apply its manifest again without the fault, or: areal delete {self.ref}"
-            raise InvalidManifest(f"{self.ref}: {error.message}", hint=hint) from error
+        if self.fault is None:
+            return self._read
+        if self.is_deleted:  # leave out the refused fields
+            wrong = {path[0] for path, *_ in validate(self.object.kind, self.object.spec) if path}
+            return effective(self.object.kind, {k: v for k, v in self.object.spec.items() if k not in wrong})
+        why, hint = self.fault
+        raise InvalidManifest(f"{self.ref}: {why}", hint=hint)
 
     @property
     def fault(self) -> tuple[str, str] | None:
         """Why its recorded spec is refused, and the next step."""
+        if not isinstance(self._read, InvalidManifest):
+            return None
+        return self._read.message, f"apply its manifest again without the fault, or: areal delete {self.ref}"
+
+    @cached_property
+    def _read(self) -> Any:
+        """The spec with its defaults, or the error that refuses it."""
         try:
-            self.spec  # noqa: B018 - cached
+            return effective(self.object.kind, self.object.spec)
         except InvalidManifest as error:
-            return error.message.removeprefix(f"{self.ref}: "), error.hint or ""
-        return None
+            return error
 
     @property
     def is_deleted(self) -> bool:

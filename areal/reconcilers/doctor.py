@@ -18,6 +18,7 @@ from areal.errors import ArealError
 from areal.installation import conflicts, searched
 from areal.reconcilers.context import Context
 from areal.reconcilers.converge import recover
+from areal.reconcilers.desired import Target
 from areal.reconcilers.kinds import ServiceController, controller_of, controllers, started_again_by
 from areal.reconcilers.launch import key_path
 from areal.reconcilers.observe import look, setting
@@ -104,6 +105,9 @@ def _state(ctx: Context, backend: Backends) -> Iterator[_Diagnosis]:
         else:
             finding = Finding("error", f"unreadable file: {defect.path}", defect.reason, f"{FIX} sets it aside")
             yield _Diagnosis(finding, partial(upkeep.set_aside, ctx.home, defect))
+    for item in ObjectStore(ctx.home).list():
+        if fault := Target(item, "unchanged").fault:
+            yield _Diagnosis(Finding("error", f"the recorded fields of {item.ref} are refused", *fault))
     for path in upkeep.leftovers(ctx.home):
         yield _Diagnosis(Finding("info", f"left over: {path}", fix_command=FIX), lambda: upkeep.sweep(ctx.home))
 

@@ -189,7 +189,10 @@ def failure(backend: RunControl, state: RunState) -> TargetFailed:
 
     ended, paths = state.death or str(state.phase), backend.log_paths(state.spec.uid)
     cause, last = causes.first_exception(paths), _last_lines(backend, state)
-    detail = f"{cause}\n\nlast lines of the log:\n{last}" if cause and cause not in last else last
+    detail = last
+    if cause and cause not in last:
+        since = last.rpartition(cause.splitlines()[-1])[2].strip("\n")  # the end of the traceback stands above it
+        detail = f"{cause}\n\nlast lines of the log:\n{since}" if since else cause
     line = f": {causes.failing_line(paths)}" if cause else ""
     return TargetFailed(f"{_name(state)} failed: {ended}{line}", hint=_logs_hint(state), detail=detail)
 

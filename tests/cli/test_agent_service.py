@@ -109,7 +109,8 @@ def test_repeated_run_keeps_changes_of_other_commands(areal: Areal, record: Call
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--agent", "a:B", "--env", "A"), "--env 'A' is not NAME=VALUE"),
+        (("--agent", "a:B", "--env", "1A=2"), "'1A=2' is not NAME or NAME=VALUE"),
+        (("--agent", "a:B", "--env", "NOT_SET"), "NOT_SET is not set here"),
         (("--agent", "a:B", "--model", "m"), "--model needs --inf SERVICE"),
         (("--command", "'a"), "--command: No closing quotation"),
     ],

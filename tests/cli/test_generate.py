@@ -81,7 +81,7 @@ def test_unit_names_secrets_without_values(
     ("flags", "message"),
     [
         (["systemd", "--env", "1=2"], "is not NAME or NAME=VALUE"),
-        (["systemd", "--env", "NOT_SET_AT_ALL"], "it is not set here"),
+        (["systemd", "--env", "NOT_SET_AT_ALL"], "NOT_SET_AT_ALL is not set here"),
         (["systemd", "--env", "A=b\nc"], "control character"),
         (["systemd", "--run-as", "absent-name"], "no user absent-name"),
         (["systemd", "-f", "-"], "cannot read stdin"),

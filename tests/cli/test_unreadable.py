@@ -70,6 +70,10 @@ def test_object_with_refused_fields_is_blocked_alone(areal: Areal, recorded: Cal
         found = areal(*command)
         assert found.code == 3 and why in found.err and "apply its manifest again without the fault" in found.err
         assert "/spare unchanged" in found.out and "/other unchanged" in found.out
+    doctor = areal("doctor", "-o", "json").items
+    assert [each["what"] for each in doctor if each["severity"] == "error"] == [
+        "the recorded fields of InferenceService/default are refused"
+    ]
     assert areal("suspend", "inf/default").code == 3
     assert areal("resume", "inf/spare", "--timeout", "30s").code == 0
     assert areal("suspend", "inf/spare").code == 0

@@ -360,6 +360,19 @@ def test_wait_ready_fails_at_once_and_quotes_dead_component(local: LocalBackend)
     assert caught.value.hint == "areal logs Model/qwen -c engine -r 0"
 
 
+def test_long_traceback_is_quoted_once(local: LocalBackend) -> None:
+    calls = "".join(f"def f{n}(): f{n + 1}()\n" for n in range(30))
+    failing = f"import atexit; atexit.register(print, 'after')\n{calls}def f30(): 1 / 0\nf0()"
+    local.start(run_spec("r2", argv=python(failing), url="http://127.0.0.1:9"))
+
+    with pytest.raises(TargetFailed) as caught:
+        wait_ready(local, "r2", timeout_s=1000)
+
+    detail = caught.value.detail or ""
+    assert detail.count("ZeroDivisionError") == detail.count("last lines of the log:\nafter\n") == 1, detail
+    assert detail.count(" in f30") == 1
+
+
 def test_wait_ready_ends_with_companion_run(local: LocalBackend) -> None:
     local.start(served(local))
     ended = "import time; time.sleep(0.3); print('RuntimeError: Unsupported: head_dim=16'); raise SystemExit(0)"

@@ -14,7 +14,7 @@ from areal.cli.apply import resource, spec_of
 from areal.cli.logs import LogQuery, log_options, show_logs
 from areal.cli.manifest import DryRunCommand, dry_run_option
 from areal.cli.objects import complete_names, stored
-from areal.cli.options import Invocation, Seconds, change_options, read_options, timeout, watch_options
+from areal.cli.options import Invocation, Seconds, change_options, env_option, read_options, timeout, watch_options
 from areal.cli.output import field
 from areal.cli.remote import gateway, local_options
 from areal.cli.services import (
@@ -62,7 +62,7 @@ _SETUP_S = 120.0
 @click.option("--drain-timeout", type=Seconds(), metavar="TIME", help="Running turns may end within  [default: 10m].")
 @click.option("--health-poll-interval", type=Seconds(), metavar="TIME", help="Between health checks  [default: 5s].")
 @click.option("--setup-timeout", type=Seconds(), metavar="TIME", help="A pair must be ready within  [default: 2m].")
-@click.option("--env", multiple=True, metavar="K=V", help="Environment of the workers; may be repeated.")
+@env_option("the workers")
 @dry_run_option
 @change_options(timeout(what="Give up waiting after this long in all (exit 7)"), destructive=True)
 def run(
@@ -71,7 +71,7 @@ def run(
     service: str,
     detach: bool,
     force: bool,
-    env: tuple[str, ...],
+    env: tuple[tuple[str, str], ...],
     dry_run: str | None,
     **settings: Any,
 ) -> int:
@@ -92,7 +92,7 @@ def run(
     if settings["model"] and not settings["inf"]:
         raise UsageFault("--model needs --inf SERVICE, the inference service of the model")
     ref = Ref(AGENT_SERVICE, check_name(service))
-    spec = spec_of({**settings, "env": _environment(env)})
+    spec = spec_of({**settings, "env": dict(env)})
     manifest = with_applied(cli, resource(AGENT_SERVICE, ref.name, spec), force=force)
     if not {"agent", "command"} & manifest["spec"].keys():
         hint = "or a program: --command WORDS"
@@ -101,16 +101,6 @@ def run(
     seconds = _LAUNCH_S + (_SETUP_S if setup_timeout is None else setup_timeout)
     seconds = cli.deadline_s(seconds, flagged=setup_timeout is not None)
     return run_service(cli, ref, [manifest], seconds=seconds, detach=detach, force=force, dry_run=dry_run)
-
-
-def _environment(words: tuple[str, ...]) -> dict[str, str]:
-    found = {}
-    for word in words:
-        name, equals, value = word.partition("=")
-        if not equals or not name:
-            raise UsageFault(f"--env {word!r} is not NAME=VALUE")
-        found[name] = value
-    return found
 
 
 @click.command()

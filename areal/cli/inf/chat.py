@@ -175,7 +175,8 @@ def _require_serving(cli: Invocation, chosen: GatewayClient, service: str | None
         return
     name, phase, _, message = wanted[0]
     why = f"model/{name} is {phase}" + (f": {message}" if message else "")
-    raise ArealError(why, hint=f"areal wait model/{name} --for ready; areal describe model/{name}")
+    wait = "" if phase in ("Failed", "Suspended") else f"areal wait model/{name} --for ready; "
+    raise ArealError(why, hint=f"{wait}areal describe model/{name}")
 
 
 @dataclass
