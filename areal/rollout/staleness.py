@@ -238,7 +238,7 @@ class StalenessManager:
             self.pending.appendleft(item)
 
     def _leave(self, item: EpisodeSpec) -> bool:
-        """Return an episode runs no longer. Whether it counts in the window."""
+        """Remove an episode from those that run. Return whether it counts in the window."""
         (self.outside if item.outside_window else self.running).discard(item.number)
         return not item.outside_window
 

@@ -117,8 +117,8 @@ def _with_text_keys(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return a column that is not JSON: arrays and tensors as lists, other objects by their type, since they print
-    addresses."""
+    """Return a value of a column in a form that JSON has: an array or a tensor as a list, another object as the name of
+    its type, because its text may contain its address in memory."""
     if isinstance(value, Mapping):
         return dict(value)
     return value.tolist() if hasattr(value, "tolist") else type(value).__qualname__

@@ -207,7 +207,7 @@ class Trainer(abc.ABC):
             self.checkpoint()
 
     def _due(self) -> set[str]:
-        """Return what the timers have come to after this step, the same on all ranks."""
+        """Return the names of the timers that fire after this step, the same on all ranks."""
         ended = self.step % self.steps_per_epoch == 0
         now = float(self.ranks.broadcast(time.monotonic()))
         return {name for name, timer in self._timers.items() if timer.due(epoch_ended=ended, now=now)}

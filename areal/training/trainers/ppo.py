@@ -328,7 +328,8 @@ class PPOTrainer(Trainer):
         return self.actor.train_batch(chosen, self.loss, self.loss.weight), weights
 
     def _minibatches(self, batch: Batch, count: int) -> list[list[int]]:
-        """Return every rank takes as many steps as the one with the fewest rows."""
+        """Return the rows of each minibatch. All ranks have the same number of minibatches: as many as the rank with
+        the fewest rows can fill."""
         fewest = -self.ranks.all_max(-len(minibatches(lengths(batch), count)))
         return minibatches(lengths(batch), fewest)
 
