@@ -86,7 +86,12 @@ class Chat:
         shared = ids[: in_common(ids, longer)]
         while shared and not self.decode(shared[-1:]).strip():
             shared.pop()
-        for end in (*ids[-1:], *shared[-1:]):
+        known = [token for token in shared[in_common(shared, already[1]) :] if token in self.eos_ids]
+        if known:
+            return known[-1], None
+        if already[0] == already[1] and ids[-1:] == already[0][-1:]:  # the next response is begun in any case
+            return None
+        for end in (*shared[-1:], *ids[-1:]):
             if end in self.added_ids and ids.count(end) == 1 + max(each.count(end) for each in already):
                 return end, None
         rest = self.encode(after[len(text) :].lstrip()) if after.startswith(text) else ()

@@ -97,6 +97,27 @@ def test_continuation_repeats_no_turn_for_equal_answers() -> None:
     assert isinstance(found, Branch)
 
 
+# As Command R7B's: the next response is begun whether or not it is asked for.
+BEGUN = """\
+{%- for m in messages %}{{ '<|' + m.role + '|>' + m.content + '<|end|>' }}{% endfor %}<|assistant|><think></think>"""
+# As zephyr-gemma's: a conversation that ends with a response ends with another token than a turn.
+CLOSED = CHATML + "{% if not add_generation_prompt and messages[-1].role == 'assistant' %}<|return|>{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("source", "eos", "ends"),
+    [
+        (BEGUN, "<|end|>", {"<|end|>"}),
+        (BEGUN, "<|return|>", {"<|return|>"}),
+        (CLOSED, "<|return|>", {"<|return|>", "<|im_end|>"}),
+    ],
+)
+def test_turn_ends_where_template_writes_more_after_it(source: str, eos: str, ends: set[str]) -> None:
+    made = chat(source, eos)
+    assert {decode([token]) for token in made.end_ids} == ends
+    assert made.following_end(False) is None
+
+
 _PIECES = st.lists(st.sampled_from(["a", "b", "Dry.", " ", "\n", "<think>", "user", "Oslo?"]), max_size=4).map("".join)
 _TURNS = st.lists(st.tuples(_PIECES, st.none() | _PIECES.filter(str.strip), _PIECES), min_size=1, max_size=4)
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from areal.conversation import Branch, Chat, Conversation, ConversationError, normalise
-from areal.conversation.messages import message_text
+from areal.conversation.template import PROBE
 from areal.dataclasses import dataclass
 from areal.services.http.errors import bad_field, bad_request
 from areal.services.inference.data_proxy.tokenizer import TextCodec, TooLong
@@ -61,19 +61,26 @@ class ChatPrompt:
         with template_refusals():
             begins = self.add_generation_prompt and not self.is_open
             text = self.chat.template.render(self.conversation, begins, **self.variables)
-        if self.is_open:
-            return self._opened(text)
+            if self.is_open:
+                return self._opened(text)
         return text + self.end(text) if self.end is not None else text
 
     def _opened(self, prompt: str) -> str:
-        """Return the prompt up to the end of the last message's text."""
-        last = message_text(self.conversation.messages[-1])
-        at = prompt.rfind(last.strip())
-        if at < 0:
+        """Return the prompt up to the end of the last message's text, which a mark after it shows: the text alone may
+        also be in what the template writes after it."""
+        *before, last = self.conversation.messages
+        content: Any = last["content"]
+        if isinstance(content, str):
+            content += PROBE
+        else:
+            content = [*content[:-1], {"type": "text", "text": content[-1]["text"] + PROBE}]
+        longer = Conversation((*before, {**last, "content": content}), self.conversation.tools)
+        text, mark, _ = self.chat.template.plain(longer, **self.variables).rpartition(PROBE)
+        if not prompt.startswith(text):
+            text = text.rstrip()  # of a template that drops white space at the end of a text
+        if not mark or not prompt.startswith(text):
             raise bad_request("the chat template does not let the last message be continued", param="messages")
-        end = at + len(last.strip())
-        space = last[len(last.rstrip()) :]
-        return prompt[:end] + (space if prompt.startswith(space, end) else "")
+        return text
 
     def token_ids(self, recorded: PrefixMatch | None, most: int | None) -> list[int]:
         """Return the prompt's tokens. If the conversation continues ``recorded``, they begin with that turn's tokens.

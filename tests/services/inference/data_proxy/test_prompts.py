@@ -197,8 +197,10 @@ def test_partial_character_is_decoded_with_preceding_text(codecs: dict[str, Text
 
 
 def test_open_prompt_ends_with_last_message_verbatim(codecs: dict[str, TextCodec]) -> None:
-    begun = {"role": "assistant", "content": "hi there "}
-    assert prompt_of(codecs["chatml"], [USER, begun], is_open=True).text().endswith("assistant\nhi there ")
+    for text in ("hi there ", "end", "<", "e"):  # also what is in the end token
+        for content in (text, [{"type": "text", "text": text}]):
+            begun = {"role": "assistant", "content": content}
+            assert prompt_of(codecs["chatml"], [USER, begun], is_open=True).text().endswith(f"assistant\n{text}")
     assert prompt_of(codecs["plain"], [USER], is_open=True).text() == "hi", "the text may be all there is"
     with pytest.raises(ApiError) as caught:
         prompt_of(codecs["plain"], [USER, ANSWER], is_open=True).text()
