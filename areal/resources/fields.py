@@ -212,14 +212,14 @@ class Metadata(SpecModel):
     name: Annotated[Name, UpdateClass.META]
     """Unique within its kind: lower case letters, digits and `-`, at most 63."""
     labels: Annotated[dict[str, str], AfterValidator(_check_labels), WithJsonSchema(_LABELS), UpdateClass.META] = {}
-    """Short values to select objects by (`-l team=rl`)."""
+    """Short values by which commands select objects (`-l team=rl`)."""
     annotations: Annotated[
         dict[str, str], AfterValidator(_check_keys), WithJsonSchema(_ANNOTATIONS), UpdateClass.META
     ] = {}
-    """Anything else worth keeping with the object. `areal.dev/protect: "true"` refuses its deletion."""
+    """Any other information. With `areal.dev/protect: "true"`, areal refuses to delete the object."""
     depends_on: Annotated[list[Annotated[str, AfterValidator(_check_ref), WithJsonSchema(_REF)]], UpdateClass.META] = []
-    """Objects, as KIND/NAME, that must be ready first, beside those that the spec refers to. A TrainJob must have
-    succeeded."""
+    """Further objects, as KIND/NAME, that must be ready before this object starts, besides those that the spec refers
+    to. A TrainJob must have succeeded."""
 
 
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -229,7 +229,7 @@ class SecretFrom(SpecModel):
     """Source of a secret, read when a process starts. It is never written to state, argv or a plan."""
 
     file: Annotated[Text | None, UpdateClass.ROLL] = None
-    """File that holds the secret, surrounding whitespace ignored."""
+    """File that contains the secret. Whitespace around it is ignored."""
     env: Annotated[Text | None, UpdateClass.ROLL] = None
     """Environment variable of the command that starts the process."""
 
@@ -249,54 +249,55 @@ class Auth(SpecModel):
     """Keys of a service's HTTP surface."""
 
     admin_key_from: Annotated[SecretFrom | None, UpdateClass.RECREATE] = None
-    """Source of the admin key. Absent: one is generated and kept in a 0600 file."""
+    """Source of the admin key. Absent: areal generates a key and stores it in a file with mode 0600."""
 
 
 class RolloutStrategy(SpecModel):
     """Rollout of a change that needs new processes. Only the next rollout reads it."""
 
     type: Annotated[Literal["Rolling", "Recreate", "BlueGreen"], UpdateClass.META] = "Rolling"
-    """`Rolling`: new replicas beside the old, then the old drained. `Recreate`: stop, then start. `BlueGreen`: a full
-    second set, then one switch."""
+    """`Rolling`: starts new replicas beside the old ones, then drains the old ones. `Recreate`: stops all, then starts.
+    `BlueGreen`: starts a full second set, then switches once."""
     max_surge: Annotated[PositiveCount | Literal["auto"], UpdateClass.META] = "auto"
-    """Replicas above the declared number during a rollout; `auto`: as many as free GPUs allow, 1 without GPUs."""
+    """Additional replicas during a rollout; `auto`: as many as free GPUs allow, 1 without GPUs."""
     min_ready_seconds: Annotated[Seconds, UpdateClass.META] = 0.0
     """Time that a new replica must stay ready before an old one is drained."""
     keep_old_seconds: Annotated[Seconds, UpdateClass.META] = 0.0
-    """`BlueGreen` only: how long the old set is kept after the switch."""
+    """`BlueGreen` only: time that the old set is kept after the switch."""
 
 
 class Strategy(RolloutStrategy):
     """Rollout of a change that needs new processes. Only the next rollout reads it."""
 
     max_unavailable: Annotated[Count, UpdateClass.META] = 0
-    """Replicas below the declared number during a rollout."""
+    """Replicas that may be missing during a rollout."""
     progress_deadline_seconds: Annotated[PositiveSeconds, UpdateClass.META] = 1800.0
-    """A rollout without progress for this long has failed; the old replicas keep serving."""
+    """Time without progress after which a rollout has failed; the old replicas continue to serve."""
     drain_timeout_seconds: Annotated[Seconds, UpdateClass.META] = 600.0
-    """Longest time for running requests of an old replica to finish."""
+    """Maximum time for the running requests of an old replica to finish."""
 
 
 class Backoff(SpecModel):
-    """Pause before a restart: none before the first one, then growing by `factor`; none again after a quiet time."""
+    """Pause before a restart. The first restart is immediate, then pauses grow by `factor`; after a quiet time they
+    start anew."""
 
     initial_seconds: Annotated[Seconds, UpdateClass.META] = 10.0
-    """Pause before the second restart; the first one is at once."""
+    """Pause before the second restart. The first restart is immediate."""
     factor: Annotated[Factor, UpdateClass.META] = 2.0
-    """Each pause is this many times the one before."""
+    """Factor between a pause and the previous one."""
     max_seconds: Annotated[Seconds, UpdateClass.META] = 300.0
-    """Longest pause."""
+    """Maximum pause."""
     jitter: Annotated[Ratio, UpdateClass.META] = 0.25
-    """Random part of a pause, so that replicas do not restart in step."""
+    """Random part of a pause, so that replicas do not restart at the same moment."""
 
 
 class Budget(SpecModel):
-    """Restarts that are tolerated before giving up."""
+    """The number of restarts before areal gives up."""
 
     count: Annotated[Count, UpdateClass.META] = 6
-    """Restarts allowed within the window, or in a row of which none became healthy; one more and the process is given
-    up (`CrashLoop`). With the default pauses (0, 10, 20, 40, 80 and 160 s), that is after five minutes of quick
-    failures."""
+    """Number of restarts within the window, or of consecutive restarts none of which became healthy. One more failure
+    ends the process (`CrashLoop`). With the default pauses (0, 10, 20, 40, 80 and 160 s), that is after five minutes of
+    fast failures."""
     window_seconds: Annotated[PositiveSeconds, UpdateClass.META] = 1800.0
     """Length of the window."""
 
@@ -306,11 +307,11 @@ class Restart(SpecModel):
     process is next started, and restarts nothing."""
 
     policy: Annotated[Literal["Always", "OnFailure", "Never"], UpdateClass.META] = "Always"
-    """When an exited process is started again."""
+    """The exits after which the process is started again."""
     backoff: Annotated[Backoff, UpdateClass.META] = Backoff.model_construct()
     """Pauses between restarts."""
     budget: Annotated[Budget, UpdateClass.META] = Budget.model_construct()
-    """Restarts tolerated."""
+    """Limit of restarts."""
 
 
 class Resources(SpecModel):
@@ -319,16 +320,17 @@ class Resources(SpecModel):
     gpus: Annotated[Count | None, UpdateClass.ROLL] = None
     """GPUs. Absent: tensor x pipeline of the backend, 0 for `embedded`."""
     cpus: Annotated[Cores | None, UpdateClass.ROLL] = None
-    """CPU cores, which bound the threads of the process. Absent: no bound."""
+    """CPU cores, which limit the threads of the process. Absent: no limit."""
     memory: Annotated[Quantity | None, UpdateClass.ROLL] = None
-    """Main memory that a cluster scheduler reserves, for example `64Gi`; `local` reserves none. Absent: its default."""
+    """Main memory that a cluster scheduler reserves, for example `64Gi`; `local` reserves none. Absent: the scheduler's
+    default."""
 
 
 class StartupProbe(SpecModel):
     """Longest time for a process to become ready. An exit during start fails at once."""
 
     deadline_seconds: Annotated[PositiveSeconds, UpdateClass.META] = 1800.0
-    """Not ready after this long: the start has failed."""
+    """Time after which a process that is not ready has failed to start."""
     period_seconds: Annotated[PositiveSeconds, UpdateClass.META] = 0.5
     """Time between two probes."""
     timeout_seconds: Annotated[PositiveSeconds, UpdateClass.META] = 2.0
@@ -343,9 +345,9 @@ class ReadinessProbe(SpecModel):
     timeout_seconds: Annotated[PositiveSeconds, UpdateClass.HOT] = 2.0
     """Timeout of one probe."""
     failure_threshold: Annotated[PositiveCount, UpdateClass.HOT] = 3
-    """Failures in a row that take the replica out of rotation."""
+    """Consecutive failures after which the replica receives no new requests."""
     success_threshold: Annotated[PositiveCount, UpdateClass.HOT] = 2
-    """Successes in a row that bring it back."""
+    """Consecutive successes after which it receives requests again."""
 
 
 class LivenessProbe(SpecModel):
@@ -357,29 +359,29 @@ class LivenessProbe(SpecModel):
     timeout_seconds: Annotated[PositiveSeconds, UpdateClass.META] = 5.0
     """Timeout of one probe."""
     failure_threshold: Annotated[PositiveCount, UpdateClass.META] = 6
-    """Failures in a row that restart the process."""
+    """Consecutive failures after which the process is restarted."""
 
 
 class Probes(SpecModel):
     """Health probes of a replica."""
 
     startup: Annotated[StartupProbe, UpdateClass.META] = StartupProbe.model_construct()
-    """While it starts."""
+    """Probe of a process that starts."""
     readiness: Annotated[ReadinessProbe, UpdateClass.HOT] = ReadinessProbe.model_construct()
-    """While it serves: whether it receives requests."""
+    """Probe that decides whether a replica receives requests."""
     liveness: Annotated[LivenessProbe, UpdateClass.META] = LivenessProbe.model_construct()
-    """While it serves: whether it is stuck and must be restarted."""
+    """Probe that detects a process that is stuck, which is then restarted."""
 
 
 class Gateway(SpecModel):
-    """The address clients talk to."""
+    """The address that clients connect to."""
 
     host: Annotated[Text, UpdateClass.RECREATE] = "127.0.0.1"
-    """Address to bind. Anything but loopback is reachable from outside, and needs the admin key."""
+    """Address to bind. Other addresses than loopback are reachable from other machines and require the admin key."""
     port: Annotated[Port, UpdateClass.RECREATE] = 8080
-    """TCP port. It is never picked automatically: clients have it in their configuration."""
+    """TCP port. areal never picks it, because clients have it in their configuration."""
     relays: Annotated[int, Field(ge=1, le=64), Unit("count"), UpdateClass.ROLL] = 1
-    """Processes that share the port; more of them when one core cannot carry the traffic."""
+    """Processes that share the port. Use more than one if one CPU core cannot handle the traffic."""
 
 
 class ModelRef(SpecModel):
@@ -388,15 +390,15 @@ class ModelRef(SpecModel):
     service: Annotated[Name, UpdateClass.ROLL] = "default"
     """Name of the InferenceService."""
     model: Annotated[Name | None, UpdateClass.ROLL] = None
-    """Name of the Model. Absent: the only one of the service."""
+    """Name of the Model. Absent: the service's only model."""
 
 
 class RolloutRef(ModelRef):
-    """Where a training job samples."""
+    """The source of a training job's samples."""
 
     agents: Annotated[Name | None, UpdateClass.ROLL] = None
-    """Name of an AgentService that runs the episodes. Its model is the one that is trained: `service` and `model` may
-    be left out."""
+    """Name of an AgentService that runs the episodes. The job trains the model of that service, so `service` and
+    `model` may be left out."""
 
 
 # The fields of a model, read from its annotations. Paths use YAML names; an item is a step like ``"[qwen]"``.

@@ -58,21 +58,21 @@ class PatchTarget(SpecModel):
     """Selects the resources that a patch changes: those that match every field that is set."""
 
     kind: Annotated[Kind | None, UpdateClass.META] = None
-    """Their kind. Absent: any."""
+    """Kind of the resources. Absent: any."""
     name: Annotated[Text | None, UpdateClass.META] = None
-    """Their name before any prefix; `*` and `?` match. Absent: any."""
+    """Name of the resources before any prefix; `*` and `?` match. Absent: any."""
     labels: Annotated[dict[str, str], UpdateClass.META] = {}
-    """Labels they carry."""
+    """Labels of the resources."""
 
 
 class Patch(SpecModel):
     """A change to some resources."""
 
     target: Annotated[PatchTarget, UpdateClass.META]
-    """Which resources. Matching none is an error."""
+    """The resources to change. It is an error if there are none."""
     merge: Annotated[dict[str, JsonValue], UpdateClass.META]
-    """Merged over each: maps merge, lists of named maps merge by name, anything else replaces, `null` removes;
-    `$patch: delete`, `$patch: replace` and `$append: [...]` state another operation."""
+    """The patch: maps merge, lists of named maps merge by name, other values are replaced, `null` removes. `$patch:
+    delete`, `$patch: replace` and `$append: [...]` request another operation."""
 
 
 _PREFIX = worded(r"^([a-z0-9][-a-z0-9]*)?$", 'be lower case letters, digits and "-", and begin with no "-"')
@@ -84,26 +84,27 @@ class OverlaySection(SpecModel):
     bases: Annotated[list[Text], UpdateClass.META] = []
     """Manifests, folders of manifests, and other overlays to build on, relative to this file."""
     values: Annotated[dict[str, JsonValue], UpdateClass.META] = {}
-    """`values.*` for expressions, here and in the bases; an overlay on top of this one wins."""
+    """`values.*` for expressions, in this overlay and in its bases. An overlay that builds on this one overrides
+    them."""
     name_prefix: Annotated[str, Field(pattern=_PREFIX), UpdateClass.META] = ""
-    """Put before every name; references between the resources follow."""
+    """Prefix of every name. References between the resources are changed too."""
     labels: Annotated[dict[str, str], UpdateClass.META] = {}
-    """Labels put on every resource."""
+    """Labels that are added to every resource."""
     annotations: Annotated[dict[str, str], UpdateClass.META] = {}
-    """Annotations put on every resource."""
+    """Annotations that are added to every resource."""
     patches: Annotated[list[Patch], UpdateClass.META] = []
     """Changes, in order."""
 
 
 class Overlay(OverlaySection):
-    """A variation of manifests that stay as they are."""
+    """A variation of manifests, which stay unchanged."""
 
     api_version: Annotated[Literal["areal.dev/v1alpha1"], UpdateClass.META]
     """Version of this format."""
     kind: Annotated[Literal["Overlay"], UpdateClass.META]
-    """Says that the file is an overlay."""
+    """Marks the file as an overlay."""
     profiles: Annotated[dict[str, OverlaySection], UpdateClass.META] = {}
-    """Further changes, by the name given with `--profile`."""
+    """Further changes, selected with `--profile NAME`."""
 
 
 def prefixed(documents: list[Document], prefix: str) -> list[Document]:

@@ -30,29 +30,29 @@ _RAY_OWN = ("CPU", "GPU", "memory", "object_store_memory")
 
 
 class Ray(SpecModel):
-    """A Ray cluster, and the jobs that it gets."""
+    """A Ray cluster, and the options of jobs on it."""
 
     address: Annotated[Text, UpdateClass.RECREATE] = "auto"
-    """URL of the cluster's dashboard, for example `http://head:8265`. `auto`: `$RAY_API_SERVER_ADDRESS`, `$RAY_ADDRESS`
-    where it is a URL, else `http://127.0.0.1:8265`."""
+    """URL of the cluster's dashboard, for example `http://head:8265`. `auto`: `$RAY_API_SERVER_ADDRESS`, else
+    `$RAY_ADDRESS` if it is a URL, else `http://127.0.0.1:8265`."""
     namespace: Annotated[Text, UpdateClass.RECREATE] = "areal"
     """Ray namespace of the actors of a process that runs on several nodes."""
     runtime_env: Annotated[dict[str, JsonValue], UpdateClass.RECREATE] = {}
-    """Ray's runtime environment of each process, passed on as it is: `env_vars`, `pip`, `image_uri`."""
+    """Ray's runtime environment of each process, passed on unchanged: `env_vars`, `pip`, `image_uri`."""
     working_dir: Annotated[Text | None, UpdateClass.RECREATE] = None
-    """Folder that is copied to the nodes and that processes start in, or the URI of an archive. Absent: the folder of
+    """Folder that is copied to the nodes and in which processes start, or the URI of an archive. Absent: the folder of
     the command, which every node must have."""
     python: Annotated[Text | None, UpdateClass.RECREATE] = None
-    """Python of the nodes that has areal. Absent: the one of the command, or `python` where `runtimeEnv` brings one."""
+    """Python on the nodes with areal installed. Absent: that of the command, or `python` if `runtimeEnv` brings one."""
     resources: Annotated[dict[str, Annotated[float, Field(ge=0)]], UpdateClass.RECREATE] = {}
-    """Custom resources that each process takes of its node, for example `{h100: 1}`."""
+    """Custom resources that each process needs on its node, for example `{h100: 1}`."""
     placement_strategy: Annotated[Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"], UpdateClass.RECREATE] = (
         "STRICT_SPREAD"
     )
     """Placement group of a process that runs on several nodes."""
     autoscaling: Annotated[bool, UpdateClass.RECREATE] = False
-    """`true`: the cluster adds nodes, so that a process which no present node can take waits for one. `false`: it is
-    refused before anything starts."""
+    """`true`: the cluster adds nodes, so a process that fits on no present node waits for one. `false`: such a process
+    is refused before anything starts."""
 
     @classmethod
     def schema_rules(cls) -> list[Schema]:
@@ -75,7 +75,7 @@ class Ray(SpecModel):
     @field_validator("runtime_env")
     @classmethod
     def _variables_are_texts(cls, environment: dict[str, JsonValue]) -> dict[str, JsonValue]:
-        """Ray itself says it only when the job has been submitted."""
+        """Refuse other values than strings here: Ray reports them only after the job has been submitted."""
         variables = environment.get("env_vars")
         if variables is not None and not (
             isinstance(variables, dict) and all(isinstance(value, str) for value in variables.values())
@@ -109,14 +109,15 @@ class Slurm(SpecModel):
     time_limit_seconds: Annotated[PositiveSeconds | None, UpdateClass.RECREATE] = None
     """Wall-clock limit of a job. Absent: the partition's."""
     extra_args: Annotated[list[Text], UpdateClass.RECREATE] = []
-    """Options passed to `sbatch` as they are, after areal's own, for example `--exclusive`. Not `--array`, since each
-    process is one job, nor those that a job is found by."""
+    """Options passed to `sbatch` unchanged, after areal's own, for example `--exclusive`. Not allowed are `--array`,
+    because each process is one job, and options by which areal finds its jobs."""
     setup_commands: Annotated[list[Text], UpdateClass.RECREATE] = []
-    """Shell commands at the beginning of the job's script, for example `module load cuda`."""
+    """Shell commands at the start of the job's script, for example `module load cuda`."""
     container_image: Annotated[Text | None, UpdateClass.RECREATE] = None
-    """Image that the processes run in; its `python3` has areal installed. Absent: the node itself."""
+    """Image in which the processes run; its `python3` must have areal installed. Absent: processes run on the node
+    itself."""
     container_type: Annotated[Literal["pyxis", "apptainer"], UpdateClass.RECREATE] = "pyxis"
-    """`pyxis`: by `srun --container-image`. `apptainer`: by `apptainer exec`."""
+    """`pyxis`: with `srun --container-image`. `apptainer`: with `apptainer exec`."""
     container_mounts: Annotated[list[Text], UpdateClass.RECREATE] = []
     """Further folders of the node in the container, `SOURCE:TARGET`; `$AREAL_HOME` is always there."""
 
@@ -167,7 +168,7 @@ class Scheduler(SpecModel):
     type: Annotated[
         Literal["local", "ray", "slurm"], WrapValidator(_registered), PlainSerializer(str), UpdateClass.IMMUTABLE
     ] = "local"
-    """`local`: this machine. `ray`, `slurm`: a cluster. Packages may bring others."""
+    """`local`: this machine. `ray`, `slurm`: a cluster. Packages can add others."""
     ray: Annotated[Ray | None, UpdateClass.RECREATE] = None
     """Settings for `type: ray`."""
     slurm: Annotated[Slurm | None, UpdateClass.RECREATE] = None

@@ -1,9 +1,9 @@
-"""Which environment variables look like secrets, by their name or their value. Pure.
+"""Detection of environment variables that are secrets, by their name or their value. No I/O.
 
-A manifest is recorded in clear, so an expression must not read them. A name is judged by its words (``API_KEY``,
-``PGPASS``); one whose last word says that it is about a secret (``KEY_FILE``) is none, nor is the key of a
-column or the token of a text (``LABEL_KEY``, ``EOS_TOKEN``). A value is judged where it has a form that only secrets
-have: a password in a URL, a key with a provider's prefix, a private key.
+A manifest is recorded in clear text, so an expression must not read a secret. A name is judged by its words
+(``API_KEY``, ``PGPASS``). A name whose last word describes something about a secret (``KEY_FILE``) is not a secret, nor
+is the key of a column or the token of a text (``LABEL_KEY``, ``EOS_TOKEN``). A value is a secret if it has a form that
+only secrets have: a password in a URL, a key with the prefix of a provider, a private key.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def is_secret_name(name: str) -> bool:
 
 
 def _is_key(word: str, before: str) -> bool:
-    """Return whether a word of a name means a key of somebody, by the word ``before`` it."""
+    """Return whether a word of a name means an access key, given the word ``before`` it."""
     if word == "TOKENS":  # of a text, but for ``API_TOKENS``
         return _ISSUER.fullmatch(before) is not None
     return _KEY_WORD.fullmatch(word) is not None and not _OF_DATA.fullmatch(before)

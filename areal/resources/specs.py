@@ -84,12 +84,13 @@ class External(SpecModel):
     """A model behind an HTTP endpoint: no token ids, no weight updates."""
 
     url: Annotated[Text, WithJsonSchema(text(_BASE_URL)), UpdateClass.ROLL]
-    """Base URL, for example `https://api.openai.com/v1`. Link-local and metadata addresses are refused always."""
+    """Base URL, for example `https://api.openai.com/v1`. Link-local and metadata addresses are always refused."""
     api: Annotated[Literal["openai", "anthropic"], UpdateClass.ROLL] = "openai"
-    """Protocol of the endpoint. `openai` (compatible): serves every API of the gateway; `anthropic`: `/v1/messages`."""
+    """Protocol of the endpoint. `openai` (or compatible) serves all APIs of the gateway, `anthropic` only
+    `/v1/messages`."""
     allow_private: Annotated[bool, UpdateClass.ROLL] = False
-    """True: the URL may lead to a private address. This machine's own needs it only where the URL does not say so
-    itself (`localhost`, `127.0.0.1`, `[::1]`)."""
+    """True: the URL may lead to a private address. Loopback is allowed without it if the URL itself names it
+    (`localhost`, `127.0.0.1`, `[::1]`)."""
     model: Annotated[Text | None, UpdateClass.ROLL] = None
     """The model's name at the endpoint. Absent: the object's name."""
     api_key_from: Annotated[SecretFrom | None, UpdateClass.ROLL] = None
@@ -103,44 +104,46 @@ _NOT_OF_EXTERNAL = (
 
 
 class ServedModel(SpecModel):
-    """The fields of a Model, whether it stands alone or inline in its service."""
+    """The fields of a Model, whether it is a separate object or inline in its service."""
 
     backend: Annotated[
         Annotated[str, AfterValidator(_check_backend), WithJsonSchema(text(BACKEND_PATTERN))] | None, UpdateClass.ROLL
     ] = None
     """Engine and allocation, `engine:dims`: `sglang:d2t2` is two replicas of two GPUs each, `embedded` runs on CPU."""
     path: Annotated[Text | None, UpdateClass.ROLL] = None
-    """Weights: a Hugging Face id, or a folder (relative to the working directory, else to the manifest)."""
+    """Weights: a Hugging Face id, or a folder (relative to the working directory, else to the folder of the
+    manifest)."""
     revision: Annotated[Text | None, UpdateClass.ROLL] = None
-    """Branch, tag or commit of a Hugging Face id in `path`. Absent: `main`. The commit that it stood for when the model
-    was first started is recorded (`status.commits`), and every later start takes that one."""
+    """Branch, tag or commit of a Hugging Face id in `path`. Absent: `main`. The first start records the commit
+    (`status.commits`), and later starts use the same one."""
     tokenizer_path: Annotated[Text | None, UpdateClass.ROLL] = None
-    """Tokenizer, spelled like `path`. Absent: beside the weights."""
+    """Tokenizer: a Hugging Face id or a folder, as for `path`. Absent: the one in `path`."""
     engine_args: Annotated[dict[str, JsonValue], UpdateClass.ROLL] = {}
-    """Arguments of the engine by name, passed as they are: `max-model-len: 8192`. Checked against the embedded engine's
-    own, and against those of the vLLM or SGLang that is installed here."""
+    """Arguments of the engine by name, passed unchanged: `max-model-len: 8192`. areal checks them against the flags of
+    the embedded engine, or of the vLLM or SGLang that is installed on this machine."""
     proxy_args: Annotated[dict[str, JsonValue], UpdateClass.ROLL] = {}
-    """Arguments of the data proxies by name: `session-ttl: 600`. Names and values are checked."""
+    """Arguments of the data proxies by name: `session-ttl: 600`. areal checks names and values."""
     env: Annotated[dict[str, str], UpdateClass.ROLL] = {}
-    """Environment of the engine. Quote numbers: every value is text."""
+    """Environment variables of the engine. Quote numbers, because every value is a string."""
     env_from: Annotated[dict[str, SecretFrom], UpdateClass.ROLL] = {}
-    """Environment of the engine that must not be written down: `HF_TOKEN: {env: HF_TOKEN}`."""
+    """Environment variables of the engine with secret values, which areal does not record: `HF_TOKEN: {env:
+    HF_TOKEN}`."""
     tool_call_parser: Annotated[ToolCallParser | None, UpdateClass.ROLL] = None
-    """Parser of tool calls, by name (`qwen`, `hermes`, ...). Absent: the one that the chat template shows;
-    `none`: calls stay text."""
+    """Name of the tool-call parser (`qwen`, `hermes`, ...). Absent: detected from the chat template. `none`: calls stay
+    text."""
     reasoning_parser: Annotated[ReasoningParser | None, UpdateClass.ROLL] = None
-    """Parser that separates reasoning from the answer, by name (`qwen3`, `deepseek_r1`, ...). Absent, or `none`: it
-    stays in the answer."""
+    """Name of the parser that separates reasoning from the answer (`qwen3`, `deepseek_r1`, ...). Absent, or `none`:
+    reasoning stays in the answer."""
     chat_template: Annotated[Text | None, UpdateClass.ROLL] = None
-    """File with a Jinja chat template. Absent: the tokenizer's."""
+    """File with a Jinja chat template. Absent: the template of the tokenizer."""
     lora: Annotated[dict[str, str], UpdateClass.ROLL] = {}
-    """LoRA adapters served beside the model: name to folder (vllm and sglang take Hugging Face ids too). A call names
-    one as its model: `adapter`, or `model:adapter`."""
+    """LoRA adapters that are served with the model: name to folder (vLLM and SGLang also accept Hugging Face ids). A
+    call selects one as its model: `adapter`, or `model:adapter`."""
     served_model_name: Annotated[str | None, Field(pattern=SERVED_NAME, max_length=255), UpdateClass.IMMUTABLE] = None
-    """The name that clients send as `model` and `/v1/models` lists: `Qwen/Qwen3-8B`. It is unique within a service.
-    Absent: the object's name."""
+    """The name that clients send as `model` and that `/v1/models` lists: `Qwen/Qwen3-8B`. It is unique within a
+    service. Absent: the object's name."""
     replicas: Annotated[Replicas | None, UpdateClass.HOT] = None
-    """Number of replicas; wins over `d` of the backend. Absent: `d`."""
+    """Number of replicas; overrides `d` of the backend. Absent: `d`."""
     resources: Annotated[Resources, UpdateClass.ROLL] = Resources.model_construct()
     """Resources of one replica."""
     probes: Annotated[Probes, UpdateClass.META] = Probes.model_construct()
@@ -148,14 +151,14 @@ class ServedModel(SpecModel):
     restart: Annotated[Restart, UpdateClass.META] = Restart.model_construct()
     """Restart of a replica that exits by itself."""
     external: Annotated[External | None, UpdateClass.ROLL] = None
-    """An endpoint to forward to, instead of `backend` and `path`."""
+    """An external endpoint that calls are forwarded to, instead of `backend` and `path`."""
     engine_url: Annotated[Annotated[Text, WithJsonSchema(text(_ENGINE_URL.pattern))] | None, UpdateClass.ROLL] = None
-    """An SGLang or vLLM that runs already, `http://host:port`: attached with full recording, never started, changed or
-    stopped. `backend` says which of the two it is, `path` what it serves (for the tokenizer)."""
+    """URL of a running SGLang or vLLM server, `http://host:port`. areal records its calls, and never starts, changes or
+    stops it. `backend` names the engine, `path` its model (for the tokenizer)."""
     engine_api_key_from: Annotated[SecretFrom | None, UpdateClass.ROLL] = None
-    """Source of the key of the engine at `engineUrl`, the one that it was started with as `--api-key`."""
+    """Source of the key of the engine at `engineUrl`: the `--api-key` that it was started with."""
     strategy: Annotated[Strategy | None, UpdateClass.META] = None
-    """Rollout of changes of this model. Absent: the service's."""
+    """Rollout of changes to this model. Absent: as the service does."""
     suspend: Annotated[bool, UpdateClass.HOT] = False
     """True: no process runs; the object is kept."""
 
@@ -257,43 +260,45 @@ class ModelSpec(ServedModel):
 
 
 class InlineModel(ServedModel):
-    """A Model written inside its service. It becomes an object of its own, owned by the service."""
+    """A Model written inside its service. It becomes a separate object that the service owns."""
 
     name: Annotated[Name, UpdateClass.IMMUTABLE]
-    """Name of the Model; clients ask for it by this name, or by its `servedModelName`."""
+    """Name of the Model. Clients use this name, or its `servedModelName`."""
 
 
 class Router(SpecModel):
-    """How a replica is chosen for a request."""
+    """Choice of the replica for a request."""
 
     strategy: Annotated[Literal["auto", "round_robin", "least_loaded", "prefix"], UpdateClass.HOT] = "auto"
-    """`auto`: sticky by session, else by shared prefix, else the less loaded of two. The others force one rule."""
+    """`auto`: the replica that holds the session, else one with the same prompt prefix, else the less loaded of two.
+    The other values use a single rule."""
     port: Annotated[Port | None, UpdateClass.RECREATE] = None
-    """TCP port of the router, which listens on loopback. Absent: a free one, kept across restarts."""
+    """TCP port of the router, which listens on loopback. Absent: a free port, which stays the same across restarts."""
 
 
 class Limits(SpecModel):
     """Limits of the gateway."""
 
     max_body_bytes: Annotated[Bytes, UpdateClass.HOT] = 64 * 2**20
-    """Longest request body; a longer one is answered 413."""
+    """Maximum size of a request body; a larger one gets status 413."""
     request_timeout_seconds: Annotated[PositiveSeconds, UpdateClass.HOT] = 3600.0
-    """Longest time for one request, streaming included."""
+    """Maximum time of a request, including its stream."""
     max_queued_requests: Annotated[Count, UpdateClass.HOT] = 4096
-    """Requests that may wait for a replica; one more is answered 503."""
+    """Maximum number of requests that wait for a replica; further ones get status 503."""
 
 
 class InferenceServiceSpec(SpecModel):
-    """One address for many models: OpenAI-compatible HTTP in, engines behind."""
+    """One address for several models, with an OpenAI-compatible and an Anthropic-compatible HTTP API in front of the
+    engines."""
 
     INLINE: ClassVar = ("models", "Model", "service")
     FILES: ClassVar = (("auth", "adminKeyFrom", "file"),)
     EXAMPLE: ClassVar = ("default", {"gateway": {"host": "127.0.0.1", "port": 8080}})
 
     gateway: Annotated[Gateway, UpdateClass.ROLL] = Gateway.model_construct()
-    """The address clients talk to."""
+    """The address that clients connect to."""
     router: Annotated[Router, UpdateClass.HOT] = Router.model_construct()
-    """How a replica is chosen for a request."""
+    """Choice of the replica for a request."""
     auth: Annotated[Auth, UpdateClass.RECREATE] = Auth.model_construct()
     """Keys of the service."""
     scheduler: Annotated[Scheduler, UpdateClass.RECREATE] = Scheduler.model_construct()
@@ -303,11 +308,12 @@ class InferenceServiceSpec(SpecModel):
     limits: Annotated[Limits, UpdateClass.HOT] = Limits.model_construct()
     """Limits of the gateway."""
     models: Annotated[list[InlineModel], UpdateClass.HOT] = []
-    """Models of this service, written here for short. Each becomes a Model object owned by the service."""
+    """Models of this service, written inline. Each becomes a Model object that the service owns."""
     env: Annotated[dict[str, str], UpdateClass.ROLL] = {}
-    """Environment of the gateway, the router and the data proxies of its models. Quote numbers: every value is text."""
+    """Environment variables of the gateway, the router and the data proxies of its models. Quote numbers, because every
+    value is a string."""
     log_level: Annotated[LogLevel, UpdateClass.ROLL] = "info"
-    """Least severe level that the gateway and the router log."""
+    """Lowest level that the gateway and the router log."""
     restart: Annotated[Restart, UpdateClass.META] = Restart.model_construct()
     """Restart of a gateway or router that exits by itself."""
     suspend: Annotated[bool, UpdateClass.HOT] = False
@@ -336,12 +342,12 @@ _COMMAND_GIVEN: Schema = {"required": ["command"], "properties": {"command": {"n
 
 
 class McpServer(SpecModel):
-    """A server of tools that speaks the Model Context Protocol."""
+    """A tool server that speaks the Model Context Protocol."""
 
     command: Annotated[list[Text], UpdateClass.ROLL] = []
-    """A program that speaks it on stdin and stdout, and its arguments. Each worker runs one."""
+    """A program that speaks MCP on stdin and stdout, with its arguments. Each worker runs one."""
     url: Annotated[str | None, Field(pattern=_TOOL_URL), UpdateClass.ROLL] = None
-    """The address of one that runs already."""
+    """URL of a running MCP server."""
 
     @classmethod
     def schema_rules(cls) -> list[Schema]:
@@ -366,20 +372,20 @@ class SessionSettings(SpecModel):
     """One conversation with the agent."""
 
     idle_timeout_seconds: Annotated[PositiveSeconds, UpdateClass.HOT] = 1800.0
-    """A session without a turn for this long is closed."""
+    """Time without a turn after which a session is closed."""
     turn_timeout_seconds: Annotated[PositiveSeconds, UpdateClass.HOT] = 600.0
-    """A turn fails after this long without text, a tool call or a result from the agent."""
+    """Time without text, a tool call or a result from the agent after which a turn fails."""
     max_concurrent_per_pair: Annotated[PositiveCount, UpdateClass.HOT] = 64
-    """Turns that one pair runs at once; further ones wait."""
+    """Maximum number of turns that a pair runs at once; further turns wait."""
 
 
 class AgentGateway(SpecModel):
-    """The address clients of the agent talk to."""
+    """The address that clients of the agent connect to."""
 
     host: Annotated[Text, UpdateClass.RECREATE] = "127.0.0.1"
-    """Address to bind. Anything but loopback is reachable from outside, and needs the admin key."""
+    """Address to bind. Other addresses than loopback are reachable from other machines and require the admin key."""
     port: Annotated[Port, UpdateClass.RECREATE] = 8090
-    """TCP port. It is never picked automatically: clients have it in their configuration."""
+    """TCP port. areal never picks it, because clients have it in their configuration."""
 
 
 class AgentServiceSpec(SpecModel):  # type: ignore[no-redef]  # mypy confuses the field with __init__'s **kwargs
@@ -395,35 +401,38 @@ class AgentServiceSpec(SpecModel):  # type: ignore[no-redef]  # mypy confuses th
     EXAMPLE_NEEDS: ClassVar = ("InferenceService/default",)
 
     agent: Annotated[str | None, Field(pattern=ENTRY_POINT), UpdateClass.ROLL] = None
-    """The agent, as `module:Name`: a class with `async run(request, *, emitter)`, which is `areal.api.agent`; an object
-    with `async run(data, **extra)`, as workflows take; a function of the message; or an `Agent` of the OpenAI Agents
-    SDK."""
+    """The agent, as `module:Name`: a class with `async run(request, *, emitter)` (`areal.api.agent`); an object with
+    `async run(data, **extra)`, as for workflows; a function of the message; or an `Agent` of the OpenAI Agents SDK."""
     kwargs: Annotated[dict[str, JsonValue], UpdateClass.ROLL] = {}
     """Keyword arguments of the agent's class."""
     command: Annotated[list[Text], UpdateClass.ROLL] = []
-    """Instead of `agent`: a program that answers one message, and its arguments."""
+    """Instead of `agent`: a program that answers one message, with its arguments."""
     tools: Annotated[list[AgentTool], UpdateClass.ROLL] = []
-    """Sources of tools: an agent that takes `tools` gets them, a command the servers in `$AREAL_MCP_SERVERS`."""
+    """Sources of tools. An agent with a parameter `tools` gets the tools, a command gets the servers in
+    `$AREAL_MCP_SERVERS`."""
     pairs: Annotated[Replicas, UpdateClass.HOT] = 1
     """Number of worker and data proxy pairs."""
     inference: Annotated[ModelRef | None, UpdateClass.ROLL] = None
-    """The model that the agent calls, by which its sessions are recorded. Absent: the agent brings its own."""
+    """The model that the agent calls and that records its sessions. Absent: the agent uses its own model, whose calls
+    are not recorded."""
     session: Annotated[SessionSettings, UpdateClass.HOT] = SessionSettings.model_construct()
     """Lifetime and number of sessions."""
     setup_timeout_seconds: Annotated[PositiveSeconds, UpdateClass.META] = 120.0
-    """A process of a pair that is not ready after this long has failed to start."""
+    """Time after which a process of a pair that is not ready has failed to start."""
     drain_timeout_seconds: Annotated[Seconds, UpdateClass.META] = 600.0
-    """Longest time for running turns of a stopping pair to finish."""
+    """Maximum time for the running turns of a stopping pair to finish."""
     health_poll_seconds: Annotated[PositiveSeconds, UpdateClass.HOT] = 5.0
     """Time between two health checks of a pair."""
     env: Annotated[dict[str, str], UpdateClass.ROLL] = {}
-    """Environment of the workers. Quote numbers: every value is text."""
+    """Environment variables of the workers. Quote numbers, because every value is a string."""
     env_from: Annotated[dict[str, SecretFrom], UpdateClass.ROLL] = {}
-    """Environment of the workers that must not be written down: `SEARCH_KEY: {env: SEARCH_KEY}`."""
+    """Environment variables of the workers with secret values, which areal does not record: `SEARCH_KEY: {env:
+    SEARCH_KEY}`."""
     working_dir: Annotated[Text | None, UpdateClass.ROLL] = None
-    """Folder the workers start in, also on their import path. Absent: where it was first applied."""
+    """Folder in which the workers start; it is also on their import path. Absent: the folder where the service was
+    first applied."""
     gateway: Annotated[AgentGateway, UpdateClass.ROLL] = AgentGateway.model_construct()
-    """The address clients talk to."""
+    """The address that clients connect to."""
     auth: Annotated[Auth, UpdateClass.RECREATE] = Auth.model_construct()
     """Keys of the service."""
     scheduler: Annotated[Scheduler, UpdateClass.RECREATE] = Scheduler.model_construct()
@@ -433,7 +442,7 @@ class AgentServiceSpec(SpecModel):  # type: ignore[no-redef]  # mypy confuses th
     restart: Annotated[Restart, UpdateClass.META] = Restart.model_construct()
     """Restart of a process that exits by itself."""
     log_level: Annotated[LogLevel, UpdateClass.ROLL] = "info"
-    """Least severe level that the processes log."""
+    """Lowest level that the processes log."""
     suspend: Annotated[bool, UpdateClass.HOT] = False
     """True: no process runs; the object is kept."""
 
@@ -475,11 +484,13 @@ class JobResources(SpecModel):
     gpus: Annotated[Count | None, UpdateClass.IMMUTABLE] = None
     """GPUs of each process. Absent: 1 where the machine has GPUs, else 0."""
     cpus: Annotated[Cores | None, UpdateClass.IMMUTABLE] = None
-    """CPU cores that a cluster scheduler reserves for each process; `local` reserves none. Absent: its default."""
+    """CPU cores that a cluster scheduler reserves for each process; `local` reserves none. Absent: the scheduler's
+    default."""
     memory: Annotated[Quantity | None, UpdateClass.IMMUTABLE] = None
-    """Main memory that it reserves for each process, for example `64Gi`. Absent: its default."""
+    """Main memory that a cluster scheduler reserves for each process, for example `64Gi`. Absent: the scheduler's
+    default."""
     nodes: Annotated[PositiveCount, UpdateClass.IMMUTABLE] = 1
-    """Machines."""
+    """Number of machines."""
     processes_per_node: Annotated[PositiveCount, UpdateClass.IMMUTABLE] = 1
     """Training processes on each machine."""
 
@@ -547,29 +558,31 @@ class TrainJobSpec(SpecModel):
     }
 
     driver: Annotated[str | None, Field(pattern=DRIVER), UpdateClass.IMMUTABLE] = None
-    """The driver, as `module:function` or as a script, `path/driver.py`. Absent: the config's `driver:`, else the
-    built-in of its trainer type."""
+    """The driver, as `module:function` or as a script, `path/driver.py`. Absent: `driver:` of the configuration, else
+    the built-in driver of its trainer type."""
     config: Annotated[Text | dict[str, JsonValue] | None, UpdateClass.IMMUTABLE] = None
-    """The driver's configuration: a file, or the map itself."""
+    """The driver's configuration: a file, or an inline map."""
     overrides: Annotated[list[Text], UpdateClass.IMMUTABLE] = []
-    """Changes to the configuration, as `key=value`, passed to the driver as they are."""
+    """Overrides of the configuration, as `key=value`, passed to the driver unchanged."""
     rollout: Annotated[RolloutRef | None, UpdateClass.IMMUTABLE] = None
-    """The model the job samples from and updates, or the agents whose model that is. Absent: the job brings its own
-    where its configuration lays out an inference engine (`rollout.backend`, `allocation_mode`), and owns it."""
+    """The model that the job samples from and updates, or the agents that use it. Absent: the job starts and owns its
+    own service if its configuration describes an inference engine (`rollout.backend`, `allocation_mode`)."""
     scheduler: Annotated[Scheduler, UpdateClass.IMMUTABLE] = Scheduler.model_construct()
     """Backend of the processes."""
     resources: Annotated[JobResources, UpdateClass.IMMUTABLE] = JobResources.model_construct()
     """Resources of the training processes."""
     env: Annotated[dict[str, str], UpdateClass.IMMUTABLE] = {}
-    """Environment of the driver. Quote numbers: every value is text."""
+    """Environment variables of the driver. Quote numbers, because every value is a string."""
     env_from: Annotated[dict[str, SecretFrom], UpdateClass.IMMUTABLE] = {}
-    """Environment of the driver that must not be written down: `WANDB_API_KEY: {env: WANDB_API_KEY}`."""
+    """Environment variables of the driver with secret values, which areal does not record: `WANDB_API_KEY: {env:
+    WANDB_API_KEY}`."""
     working_dir: Annotated[Text | None, UpdateClass.IMMUTABLE] = None
-    """Folder the driver starts in, also on its import path. Absent: where it was first applied."""
+    """Folder in which the driver starts; it is also on its import path. Absent: the folder where the job was first
+    applied."""
     restart: Annotated[JobRestart, UpdateClass.RECREATE] = JobRestart.model_construct()
     """Restart after the driver fails."""
     ttl_seconds_after_finished: Annotated[Seconds | None, UpdateClass.HOT] = None
-    """A finished job is deleted by the first `areal reconcile` after this long. Absent: it stays until deleted."""
+    """Time after which the next `areal reconcile` deletes a finished job. Absent: it stays until you delete it."""
     suspend: Annotated[bool, UpdateClass.HOT] = False
     """True: no process runs; the job resumes from its newest checkpoint."""
 
