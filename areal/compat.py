@@ -17,14 +17,18 @@ _CONTROLLER = dict.fromkeys(("AgentController", "RolloutController", "RolloutCon
 _AGENT_TYPES = dict.fromkeys(
     ("AgentRequest", "AgentResponse", "AgentRunnable", "EventEmitter", "StreamResponse"), "areal.api.agent"
 )
+_TRAINERS = dict.fromkeys(("DPOTrainer", "PPOTrainer", "RWTrainer", "SFTTrainer"), "areal")
 ALIASES: dict[str, dict[str, str]] = {
+    "areal.core": {"workflow_context": "areal.api.workflow_context"},
     "areal.engine.sglang_remote": {"RemoteSGLangEngine": "areal.api.remote_engine"},
     "areal.experimental.agent_service.controller": _CONTROLLER,
     "areal.experimental.agent_service.types": _AGENT_TYPES,
     "areal.experimental.inference_service.controller.controller": _CONTROLLER,
+    "areal.experimental.trainer": _TRAINERS,
+    "areal.experimental.trainer.rl": _TRAINERS,
     "areal.experimental.openai.types": {"InteractionWithTokenLogpReward": "areal.rollout.openai_client"},
     "areal.utils.dynamic_import": {"import_from_string": "areal.loading"},
-    "areal.trainer": dict.fromkeys(("DPOTrainer", "PPOTrainer", "RWTrainer", "SFTTrainer"), "areal"),
+    "areal.trainer": _TRAINERS,
     "areal.v2.agent_service.controller": _CONTROLLER,
     "areal.v2.agent_service.types": _AGENT_TYPES,
     "areal.v2.inference_service.controller.controller": _CONTROLLER,
@@ -63,6 +67,10 @@ UNSUPPORTED = {
     + _AGENT_CLIENT,
     "areal.experimental.openai:OpenAIProxyClient": _AGENT_CLIENT,
     "areal.experimental.openai:OpenAIProxyWorkflow": _AGENT_CLIENT,
+    "areal.experimental.openai.proxy": _AGENT_CLIENT,
+    "areal.utils.proxy_utils": _AGENT_CLIENT,
+    "areal.reward.math_parser": "areal.reward.gsm8k:gsm8k_reward_fn scores an answer",
+    "areal.scheduler": _SCHEDULER,
     "areal.experimental.openai.cache": "interactions are recorded by the inference service; "
     "areal.experimental.openai.ArealOpenAI.export_interactions returns those of an episode",
     "areal.experimental.models": "models are those of transformers, trained by FSDP2 (actor.backend: fsdp:dN)",

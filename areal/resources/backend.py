@@ -3,7 +3,8 @@
 ``allocation = part ("+" part)*``, ``part = engine [":" dims]``, ``dims = (letter number)+`` with each letter at most
 once: d data parallel (replicas), t tensor, p pipeline, c context, e expert. ``sglang:d4t2+fsdp:d8`` is an inference
 and a training part. The older ``sglang.d16p1m1+d32p2m1`` (m = tensor, the second part's engine implied: fsdp, or
-megatron when it needs tensor, pipeline or context parallelism) is accepted too.
+megatron when it needs tensor, pipeline or context parallelism) is accepted too,
+and the second part alone.
 
 World size is d*t*p*c. e distributes experts over the same devices and does not add to it; each expert uses t tensor
 ranks. ``megatron:(attn:d4p2t2c2|ffn:d2p2t4e2)`` gives attention and experts separate layouts on the same devices.
@@ -152,9 +153,10 @@ def _parse_part(piece: str, column: int, before: list[Part], engines: Collection
     if not piece:
         raise BackendError("an engine is missing, for example sglang:d4t2", column)
     match = re.match(r"[A-Za-z_]+(?![A-Za-z_0-9])", piece)
-    old = match is None and bool(before)
+    old = match is None and (bool(before) or engines is ENGINES)
     if match is None and not old:
-        raise BackendError(f'"{piece}" does not begin with an engine, for example sglang:{piece}', column)
+        example = "sglang" if "sglang" in engines else "fsdp"
+        raise BackendError(f'"{piece}" does not begin with an engine, for example {example}:{piece}', column)
     engine = match[0] if match is not None else ""
     if engine and engine not in engines and not ("fsdp" in engines and is_train_engine(engine)):
         allowed = f"; one of {', '.join(engines)}"

@@ -38,6 +38,7 @@ from areal.wire.processes import EmbeddedEngineConfig
         ("sglang:d16+fsdp:d32", "sglang:d16+fsdp:d32", 48),
         ("sglang.d16p1m1+d32p2m1", "sglang:d16+megatron:d32p2", 80),
         ("sglang.d4p1m2+d8p1m1", "sglang:d4t2+fsdp:d8", 16),
+        ("d8p1t1", "fsdp:d8", 8),
     ],
 )
 def test_parse_backend_canonicalises_both_spellings(text: str, canonical: str, world: int) -> None:
@@ -58,7 +59,6 @@ def test_parse_backend_separates_inference_and_training() -> None:
     [
         ("", 1, "an engine is missing"),
         ("sglan:d2", 1, 'did you mean "sglang"'),
-        ("d4t2", 1, "does not begin with an engine, for example sglang:d4t2"),
         ("sglang:", 8, "dimensions are missing"),
         ("sglang:d", 9, "needs a number from 1 up"),
         ("sglang:d0", 9, "needs a number from 1 up"),
@@ -95,6 +95,8 @@ def test_parse_backend_of_model_requires_one_inference_engine() -> None:
         parse_backend("sglang:d2+fsdp:d2", engines=INFERENCE_ENGINES, single=True)
     with pytest.raises(BackendError, match='unknown engine "fsdp"'):
         parse_backend("fsdp:d2", engines=INFERENCE_ENGINES, single=True)
+    with pytest.raises(BackendError, match="does not begin with an engine, for example sglang:d4t2"):
+        parse_backend("d4t2", engines=INFERENCE_ENGINES, single=True)
 
 
 @given(st.text("sglangvmd:.+0123tpce ", max_size=24) | st.text(max_size=12))
