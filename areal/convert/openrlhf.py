@@ -149,6 +149,8 @@ def _advantages(draft: Draft) -> None:
         by_std = None if values["algo.advantage.no_std_norm"] else "batch"
         draft.set("actor.adv_norm", {"mean_level": "batch", "std_level": by_std})
     if estimator != "gae":
+        for each in [each for each in draft.entries if each.key.startswith("critic.") and each.fate is Fate.MAPPED]:
+            draft.mark(each.key, Fate.IGNORED, f"{estimator} has no critic")
         return
     draft.set("trainer.type", "ppo")
     draft.set("actor.gae_lambda", float(values["algo.advantage.lambd"]))

@@ -407,8 +407,16 @@ PPO_RENAMED: Mapping[str, str] = {
     "gradient_checkpointing_use_reentrant": "actor.gradient_checkpointing_reentrant",
     "actor_learning_rate": "actor.adam.lr",
     "critic_learning_rate": "critic.adam.lr",
-    "adam_betas": "actor.adam.betas",
-    "l2": "actor.adam.weight_decay",
+    **{
+        name: f"actor.{key} critic.{key}"  # were of both
+        for name, key in {
+            "adam_betas": "adam.betas",
+            "l2": "adam.weight_decay",
+            "lr_warmup_ratio": "lr_warmup_ratio",
+            "lr_scheduler": "lr_scheduler",
+            "max_norm": "max_norm",
+        }.items()
+    },
 }
 OFFLINE_RENAMED: Mapping[str, str] = {
     "pretrain": "model.model_name_or_path",

@@ -199,8 +199,8 @@ def _holds(line: str, variables: Mapping[str, str]) -> bool | None:
 
 
 def _lines(text: str) -> Iterator[str]:
-    """Logical lines: a backslash, an open bracket of an array or an open quote of a variable continues one; comments
-    between its lines go."""
+    """Logical lines: a backslash, an open bracket of an array, an open quote of a variable or of a long command
+    continues one; comments between its lines go."""
     parts: list[str] = []
     for line in text.splitlines():
         if line.lstrip().startswith("#"):
@@ -210,11 +210,19 @@ def _lines(text: str) -> Iterator[str]:
         whole = " ".join(parts)
         open_array = re.match(rf"\s*{_DECLARED}[A-Za-z_]\w*\+?=\((?!.*\))", parts[0]) and not stripped.endswith(")")
         open_quote = re.fullmatch(rf"\s*{_DECLARED}[A-Za-z_]\w*\+?=\"[^\"]*", whole)
-        if not stripped.endswith("\\") and not open_array and not open_quote:
+        if not stripped.endswith("\\") and not open_array and not open_quote and not (parts[1:] and _is_open(whole)):
             yield whole
             parts = []
     if parts:
         yield " ".join(parts)
+
+
+def _is_open(text: str) -> bool:
+    try:
+        shlex.split(text)
+    except ValueError:
+        return True
+    return False
 
 
 _ALONE = re.compile(r"(?<=\s)\$\{?([A-Za-z_]\w*)\}?(?=\s|$)")

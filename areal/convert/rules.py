@@ -135,8 +135,8 @@ class Draft:
 class Framework:
     """A trainer of a framework. ``rules``: by key; one that ends with ``.*`` is for all below. ``defaults``: the
     framework's own, of keys that have a meaning here. ``finish``: what several keys say together. ``aliases``: the
-    present name of a key by an older one. ``switches``: by the beginning of keys, the key that turns them on: where
-    that is false, those without a rule of their own ask for nothing."""
+    present name of a key by an older one, or several names with spaces between them. ``switches``: by the beginning of
+    keys, the key that turns them on: where that is false, those without a rule of their own ask for nothing."""
 
     name: str
     rules: Mapping[str, Rule]
@@ -165,8 +165,8 @@ def convert(source: Framework, given: Mapping[str, Any]) -> Draft:
     were given, without an entry: a framework's default is part of what its users run. So is the default of a key whose
     value cannot be used, which is refused."""
     entries, targets, unusable = [], dict[str, Any](), set[str]()
-    older = {source.aliases[key]: key for key in given if key in source.aliases}
-    given = {source.aliases.get(key, key): value for key, value in given.items()}
+    older = {name: key for key in given if key in source.aliases for name in source.aliases[key].split()}
+    given = {name: value for key, value in given.items() for name in source.aliases.get(key, key).split()}
     values = {**source.defaults, **given}
     for key, value in values.items():
         rule = source.rule(key, values)

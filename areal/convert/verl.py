@@ -121,6 +121,11 @@ RULES: Mapping[str, Rule] = {
         "megatron.*",
         ACTOR,
     ),
+    **alike(
+        lossy("the loss has no term of the router", 0),
+        "moe_aux_loss_coeff moe_z_loss_coeff",
+        f"{ACTOR}.megatron.override_transformer_config",
+    ),
     f"{ACTOR}.use_dynamic_bsz": joint("actor.mb_spec"),
     f"{ACTOR}.ppo_max_token_len_per_gpu": joint("actor.mb_spec", whole(1)),
     f"{ACTOR}.load_weight": refused("set actor.init_from_scratch", True),
@@ -162,7 +167,15 @@ RULES: Mapping[str, Rule] = {
     f"{ACTOR}.checkpoint.*": ignored("a checkpoint has all that a resumed run needs"),
     # the reference
     "actor_rollout_ref.ref.model.path": to("ref.path"),
-    **alike(SPEED, "actor_rollout_ref.ref.* actor_rollout_ref.nccl_timeout"),
+    **alike(
+        SPEED,
+        "fsdp_config.* megatron.* profiler.* router_replay.* strategy log_prob_micro_batch_size micro_batch_size "
+        "log_prob_micro_batch_size_per_gpu log_prob_use_dynamic_bsz log_prob_max_token_len_per_gpu param_offload "
+        "ulysses_sequence_parallel_size use_torch_compile rollout_n load_weight entropy_checkpointing "
+        "entropy_from_logits_with_chunking",
+        "actor_rollout_ref.ref",
+    ),
+    "actor_rollout_ref.nccl_timeout": SPEED,
     "actor_rollout_ref.hybrid_engine": ignored("the GPUs are divided"),
     # sampling and the engine
     f"{ROLLOUT}.name": joint("Model backend", choice(vllm="vllm", sglang="sglang")),
@@ -181,7 +194,21 @@ RULES: Mapping[str, Rule] = {
     f"{ROLLOUT}.calculate_log_probs": ignored("log-probabilities are recorded always"),
     f"{ROLLOUT}.multi_turn.enable": refused("an agent is a workflow here: docs/agents.md", False),
     **alike(refused("an agent is a workflow here: docs/agents.md"), "multi_turn.* agent.*", ROLLOUT),
-    **alike(SPEED, "agent.num_workers *", ROLLOUT),
+    **alike(
+        SPEED,
+        "agent.num_workers dtype free_cache_engine cudagraph_capture_sizes expert_parallel_size engine_kwargs.* "
+        "pipeline_model_parallel_size max_num_batched_tokens enable_chunked_prefill enable_prefix_caching swap_space "
+        "scheduling_policy load_format log_prob_micro_batch_size log_prob_micro_batch_size_per_gpu micro_batch_size "
+        "log_prob_use_dynamic_bsz log_prob_max_token_len_per_gpu multi_stage_wake_up checkpoint_engine.* "
+        "update_weights_bucket_megabytes skip_dump_dir skip_tokenizer_init layered_summon limit_images mtp server.* "
+        "enable_sleep_mode layer_name_map.* sglang_rollout_mode",
+        ROLLOUT,
+    ),
+    **alike(REPORT, "disable_log_stats prometheus.* profiler.* trace.*", ROLLOUT),
+    f"{ROLLOUT}.do_sample": ignored("verl's engines go by the temperature alone"),
+    f"{ROLLOUT}.logprobs_mode": lossy("log-probabilities are those of the sampled tokens", "processed_logprobs"),
+    f"{ROLLOUT}.use_fire_sampling": refused("all tokens are sampled at one temperature", False),
+    f"{ROLLOUT}.quantization_config_file": ignored("it is of `quantization`"),
     f"{ROLLOUT}.agent.default_agent_loop": refused("an agent is a workflow here: docs/agents.md", "single_turn_agent"),
     f"{ROLLOUT}.over_sample_rate": lossy("every sample of a group is waited for", 0),
     f"{ROLLOUT}.enable_rollout_routing_replay": lossy("experts are routed anew in training", False),
@@ -225,7 +252,22 @@ RULES: Mapping[str, Rule] = {
     "critic.loss_agg_mode": lossy("a critic's loss is the mean over tokens", "token-mean"),
     "critic.shuffle": lossy("a step's rows are divided by their length", False),
     "critic.enable": ignored("the estimator says whether there is a critic"),
-    "critic.*": SPEED,
+    **alike(
+        SPEED,
+        "strategy ppo_micro_batch_size ppo_micro_batch_size_per_gpu forward_micro_batch_size use_dynamic_bsz "
+        "forward_micro_batch_size_per_gpu ppo_max_token_len_per_gpu forward_max_token_len_per_gpu load_weight "
+        "ulysses_sequence_parallel_size rollout_n nccl_timeout megatron.* fsdp_config.* model.fsdp_config.* "
+        "model.use_remove_padding model.use_shm model.enable_activation_offload model.tiled_mlp.*",
+        "critic",
+    ),
+    "critic.model.tokenizer_path": ignored("the critic reads the policy's tokens"),
+    **alike(ignored("it is of lora_rank"), "lora_alpha target_modules", "critic.model"),
+    **alike(refused("change the model's config.json", {}), "override_config override_config.*", "critic.model"),
+    "critic.model.external_lib": NO_CODE,
+    "critic.data_loader_seed": ignored("it is of `shuffle`"),
+    "critic.checkpoint.*": ignored("a checkpoint has all that a resumed run needs"),
+    "critic.profiler.*": REPORT,
+    "critic.kl_ctrl.*": ignored("it is algorithm.kl_ctrl"),
     # the reward
     **alike(joint("reward.py"), "custom_reward_function.path custom_reward_function.name"),
     "reward_model.enable": refused("a reward model does not score here; write a reward function", False),
@@ -241,6 +283,7 @@ RULES: Mapping[str, Rule] = {
     "reward_model.overlong_buffer.enable": to("actor.overlong_reward_penalty"),
     "reward_model.overlong_buffer.len": to("actor.overlong_tokens"),
     "reward_model.overlong_buffer.penalty_factor": to("actor.overlong_penalty_factor"),
+    "reward_model.sandbox_fusion.url": lossy("a reward that runs code calls its sandbox itself"),
     "reward_model.*": ignored("no reward model scores"),
     # the run
     "trainer.total_epochs": to("total_train_epochs"),
@@ -261,7 +304,12 @@ RULES: Mapping[str, Rule] = {
         "trainer.balance_batch trainer.use_legacy_worker_impl trainer.ray_wait_register_center_timeout "
         "trainer.del_local_ckpt_after_load trainer.esi_redundant_time ray_kwargs.* ray_init.* transfer_queue.*",
     ),
-    "global_profiler.*": REPORT,
+    **alike(
+        REPORT,
+        "global_profiler.* trainer.npu_profile.* trainer.controller_nsight_options.* trainer.worker_nsight_options.* "
+        "trainer.val_generations_to_log_to_wandb actor_rollout_ref.profiler.* actor_rollout_ref.ref.profile.* "
+        "actor_rollout_ref.actor.profile.*",
+    ),
 }
 
 DEFAULTS: Mapping[str, Any] = {
@@ -443,6 +491,16 @@ def _kl(draft: Draft) -> None:
     in_reward, in_loss = values["algorithm.use_kl_in_reward"], values[f"{ACTOR}.use_kl_loss"]
     draft.set("actor.kl_ctl", float(values["algorithm.kl_ctrl.kl_coef"]) if in_reward else 0.0)
     draft.set("actor.kl_loss_coef", float(values[f"{ACTOR}.kl_loss_coef"]) if in_loss else 0.0)
+    if not in_reward and draft.is_given("algorithm.kl_ctrl.kl_coef"):
+        if in_loss or draft.is_given("algorithm.use_kl_in_reward"):
+            draft.mark("algorithm.kl_ctrl.kl_coef", Fate.IGNORED, "use_kl_in_reward is false")
+        else:
+            note = "verl before 0.3 subtracts this KL from the reward, later ones not: set use_kl_in_reward"
+            draft.mark("algorithm.kl_ctrl.kl_coef", Fate.LOSSY, note)
+    if not in_loss:
+        for name in ("kl_loss_coef", "kl_loss_type"):
+            if draft.is_given(f"{ACTOR}.{name}"):
+                draft.mark(f"{ACTOR}.{name}", Fate.IGNORED, "use_kl_loss is false")
     adaptive = in_reward and str(values.get("algorithm.kl_ctrl.type")) == "adaptive"
     for key, target in (("target_kl", "actor.kl_target"), ("horizon", "actor.kl_horizon")):
         if adaptive:

@@ -125,6 +125,18 @@ def test_older_openrlhf_names_are_accepted_and_shown_as_given() -> None:
     assert draft.config == ppo(**newer, **{"vllm.num_engines": 4, "train.colocate_all": True}).config
 
 
+def test_older_key_of_policy_and_critic_is_both(tmp_path: Path) -> None:
+    given = {"lr_warmup_ratio": 0.0, "max_norm": 0.5, "l2": 0.1, "advantage_estimator": "gae"}
+    config = loaded(ppo(**given), tmp_path)
+    assert config.critic is not None
+    for optimizer in (config.actor.optimizer, config.critic.optimizer):
+        assert optimizer is not None
+        found = (optimizer.warmup_steps_proportion, optimizer.gradient_clipping, optimizer.weight_decay)
+        assert found == (0.0, 0.5, 0.1)
+    without = ppo(critic_learning_rate=9e-6, advantage_estimator="rloo")
+    assert fates(without, Fate.IGNORED)["critic_learning_rate"] == "rloo has no critic"
+
+
 def test_openrlhf_reward_function_is_called_with_its_signature(tmp_path: Path) -> None:
     score = tmp_path / "score.py"
     score.write_text(

@@ -234,6 +234,20 @@ def test_key_without_counterpart_is_listed_with_reason(key: str, value: Any, fat
     assert found[key] or fate is Fate.MAPPED
 
 
+@pytest.mark.parametrize("name", ["n_agent", "n_val", "val_temperature", "rollout_filter_ratio", "enable_tools"])
+def test_key_of_a_fork_is_refused(name: str) -> None:
+    key = f"actor_rollout_ref.rollout.{name}"
+    assert "not a known key" in fates(converted(**{key: 5}), Fate.REFUSED)[key]
+
+
+def test_coefficients_of_kl_that_is_off_are_not_mapped() -> None:
+    coefficient, loss = "algorithm.kl_ctrl.kl_coef", "actor_rollout_ref.actor.kl_loss_coef"
+    assert "before 0.3" in fates(converted(**{coefficient: 0.001}), Fate.LOSSY)[coefficient]
+    said = converted(**{coefficient: 0.001, loss: 0.1, "algorithm.use_kl_in_reward": False})
+    assert fates(said, Fate.IGNORED).keys() >= {coefficient, loss}
+    assert (said.config["actor"]["kl_ctl"], said.config["actor"]["kl_loss_coef"]) == (0.0, 0.0)
+
+
 def test_misspelt_key_gets_a_suggestion() -> None:
     note = fates(converted(**{"actor_rollout_ref.actor.clip_ration": 0.2}), Fate.REFUSED)
     assert "clip_ratio" in note["actor_rollout_ref.actor.clip_ration"]
