@@ -1,8 +1,9 @@
-"""From messages to tokens, for training and for serving: what a model learns is what it is served.
+"""Conversion of messages to tokens. Training and serving use the same code, so that a model is trained on the tokens
+that it is served.
 
-``normalise`` reads messages, ``Template`` renders them, ``Chat`` makes tokens of them: prompts, the ends of turns,
-continuations of recorded responses. ``trained_tokens`` says which of them are learned. Pure: no I/O, and any tokenizer
-fits that encodes and decodes.
+``normalise`` reads messages, ``Template`` renders them as text, ``Chat`` encodes the text: prompts, ends of turns,
+continuations of recorded responses. ``trained_tokens`` selects the tokens of a row that are trained. The package does
+no I/O, and works with any tokenizer that can encode and decode.
 """
 
 from areal.conversation.chat import Branch, Chat, in_common

@@ -1,16 +1,14 @@
-"""What the rendering of a chat template may cost, and the payments of its operations.
+"""The budget of work for rendering a chat template, and the cost of each operation.
 
-A template comes with a model's files and is not trusted: it pays for what it does out of a budget. A unit is about a
-byte that is made or read:
+A template comes with a model's files and is not trusted, so each operation has a cost in units. A unit is about one
+byte that is produced or read:
 
 - a pass of a loop and a call of a macro cost the size of their body;
-- every operation that makes a text or a container costs its size: ``+``, ``~``, slices, literals, filters, calls;
-- an operation whose result may be far larger than its operands (``*``, ``%``, ``**``, ``|center``, ``|replace`` and so
-  on) pays before it begins;
-- an operation that reads nested values to their ends (as text, as JSON, ``==``, ``in``, ``|sort``) pays for all of
-  them, as often as they are reached: a list of a list twice of a list twice is long.
+- an operation that produces a text or a container costs its size: ``+``, ``~``, slices, literals, filters, calls;
+- an operation whose result may be far larger than its operands (``*``, ``%``, ``**``, ``|center``, ``|replace`` and so on) is charged before it runs;
+- an operation that reads nested values completely (as text, as JSON, ``==``, ``in``, ``|sort``) is charged for all of them, once for each time that they are reached, because nested lists of shared lists grow exponentially.
 
-Between two payments a rendering takes a bounded time, so the processor time is checked there too.
+The time between two charges is bounded, so the CPU time is checked at each charge.
 """
 
 from __future__ import annotations
@@ -32,18 +30,18 @@ NODE = 16  # units of a value, and of a step
 
 
 class TemplateLimit(SecurityError):
-    """A rendering takes too long or makes too much."""
+    """A rendering exceeds its budget of time or of output."""
 
 
 class TakesLonger(Exception):
-    """A rendering used up a budget that is only the first try's."""
+    """A rendering exceeds the budget of a first try (``TemplateBudget.first_try``)."""
 
 
 @dataclass(frozen=True)
 class TemplateBudget:
-    """What a rendering may use. ``of_input``: units for each unit of its input, once ``units`` are used up.
-    ``seconds``: of the processor; all renderings in one block of ``used`` share them.
-    ``first_try``: a rendering that takes more raises TakesLonger, and may be tried elsewhere."""
+    """The budget of a rendering. ``units``: a fixed number of units. ``of_input``: additional units for each unit of
+    the input, used when ``units`` are exhausted. ``seconds``: CPU time, shared by all renderings in one block of
+    ``used``. ``first_try``: a rendering that exceeds the budget raises TakesLonger, and may be repeated elsewhere."""
 
     units: int = 2**24
     of_input: int = 128
@@ -52,7 +50,7 @@ class TemplateBudget:
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """Give renderings in this block this budget, whose seconds they share."""
+        """Apply this budget to the renderings in the block, which share its seconds."""
         token, shared = _budget.set(self), _spent.set(Spent())
         try:
             yield
@@ -63,7 +61,7 @@ class TemplateBudget:
 
 @dataclass
 class Spent:
-    """What the renderings of one block took so far."""
+    """The CPU time that the renderings of one block have used."""
 
     seconds: float = 0.0
 
@@ -74,7 +72,8 @@ _spent: ContextVar[Spent | None] = ContextVar("spent", default=None)
 
 
 class Meter:
-    """What is left of a budget. ``given``: the rendering's input, which is measured only once ``units`` are used up."""
+    """The remainder of a budget. ``given``: the input of the rendering, which is measured only when ``units`` are
+    exhausted."""
 
     __slots__ = ("_budget", "_given", "_spent", "_start", "room", "steps")
 
@@ -84,7 +83,7 @@ class Meter:
         self._budget = budget
         self._given: Mapping[str, object] | None = given
         self._spent = _spent.get() or Spent()
-        self._start = time.thread_time()  # a busy machine is no fault of the template
+        self._start = time.thread_time()  # CPU time: a busy machine must not make a template fail
         self.check_time()  # a short rendering has no other check
 
     def pay(self, units: int) -> None:
@@ -93,7 +92,7 @@ class Meter:
             self.extend()
 
     def extend(self) -> None:
-        """Add the units for the input, once. Raises TemplateLimit if nothing is left."""
+        """Add the units for the input, once. Raises TemplateLimit if none are left."""
         budget, given, self._given = self._budget, self._given, None
         if given is not None and budget.of_input:
             size, waiting = 0, list[Any]((given,))
@@ -108,7 +107,7 @@ class Meter:
             self._end_it(f"it takes more than {self._budget.seconds:g} seconds")
 
     def close(self) -> None:
-        """Add the time of this rendering to that of its block."""
+        """Add the time of this rendering to the time of its block."""
         self._spent.seconds += time.thread_time() - self._start
 
     def _end_it(self, reason: str) -> NoReturn:
@@ -117,7 +116,7 @@ class Meter:
         raise TemplateLimit(reason)
 
     def weigh(self, value: Any) -> int:
-        """Pay for all that is reached from a value; return its units."""
+        """Charge for everything that is reachable from a value. Returns its units."""
         room, total, waiting = self.room, 0, [value]
         while waiting:
             item = waiting.pop()
@@ -146,7 +145,7 @@ class Meter:
 
 
 def _size(item: Any, waiting: list[Any]) -> int:
-    """Return the units of a value itself. What it holds is appended to ``waiting``."""
+    """Return the units of a value itself. Its items are appended to ``waiting``."""
     if isinstance(item, str | bytes):
         return NODE + len(item)
     if isinstance(item, int):
@@ -168,7 +167,7 @@ restore_meter = _meter.reset
 
 
 def tick(units: int) -> bool:
-    """Pay for a pass of a loop, or for a call."""
+    """Charge for a pass of a loop, or for a call."""
     each = meter()
     each.steps += 1
     each.room -= units
@@ -180,7 +179,7 @@ def tick(units: int) -> bool:
 
 
 def sized(value: Any) -> Any:
-    """Pay for a value that was made: for its own size, not for what it refers to."""
+    """Charge for the size of a new value, without the values that it refers to."""
     if isinstance(value, str):
         each = meter()
         each.room -= NODE + len(value)
@@ -198,14 +197,14 @@ _SCALARS = frozenset((str, int, float, bool, type(None)))
 
 
 def weighed(value: Any) -> Any:
-    """Pay for a value that is read to its end."""
+    """Charge for a value that is read completely."""
     if type(value) not in _SCALARS:
         meter().weigh(value)
     return value
 
 
 def text_of(value: Any) -> str:
-    """``str(value)``; a text itself is not made again."""
+    """Return ``str(value)``, without a copy if the value is a string."""
     if type(value) is str:
         return value
     return str(weighed(value))
@@ -218,14 +217,14 @@ def joined(values: Iterable[Any]) -> str:
 
 
 def concat(texts: Iterable[str]) -> str:
-    """Jinja's ``concat``: each text was paid for; their sum may be far more."""
+    """Replace Jinja's ``concat``. Each text has been charged, but their sum may be far larger."""
     pieces = list(texts)
     meter().pay(NODE * (1 + len(pieces)) + sum(map(len, pieces)))
     return "".join(pieces)
 
 
 def compared(value: Any, other: Any = None) -> Any:
-    """Pay for comparing a value with another one, or with each item of it."""
+    """Charge for the comparison of a value with another one, or with each item of it."""
     units = meter().weigh(value)
     if isinstance(other, list | tuple):
         meter().pay(units * len(other))
@@ -244,7 +243,8 @@ def _refuse_number() -> NoReturn:
 
 
 def magnitude(value: Any) -> int:
-    """By how much a value can multiply another: a number's value, a text's length, a container's contents."""
+    """Return the factor by which a value can multiply another: the value of a number, the length of a text, the content
+    of a container."""
     if isinstance(value, int):
         return 1 + abs(value)
     if isinstance(value, float) or value is None:
@@ -266,14 +266,14 @@ def _pay_replace(text: Any, old: Any = "", new: Any = "", *rest: Any, **named: A
 
 
 def _pay_join(values: Any, separator: Any = "", *rest: Any, **named: Any) -> None:
-    """``named``: the filter calls its separator ``d``."""
+    """Charge for ``join``. ``named``: keyword arguments; the filter names its separator ``d``."""
     separator = text_of(named.get("d", separator))
     size = meter().weigh(values)
     meter().pay(size + (len(values) if hasattr(values, "__len__") else size) * len(separator))
 
 
 def _pay_split(text: Any, separator: Any = None, *rest: Any, **named: Any) -> None:
-    """Pay for the parts, each a text of its own, of some fifty bytes."""
+    """Charge for the parts, each of which is a separate text of about fifty bytes."""
     text = text_of(text)
     parts = text.count(separator) if separator and isinstance(separator, str) else len(text) // 2
     meter().pay(NODE + len(text) + 4 * NODE * parts)

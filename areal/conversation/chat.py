@@ -1,4 +1,4 @@
-"""Prompts as token ids, the ends of turns, and what comes after a recorded response."""
+"""Prompts as token ids, the end tokens of turns, and the continuation of a recorded response."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _MOST_TRIES = 32  # renderings that look for thoughts; enough for 16 messages in
 
 @dataclass(frozen=True)
 class Branch:
-    """The template does not continue the recorded tokens: the conversation is a new prompt."""
+    """The template does not continue the recorded tokens. The conversation becomes a new prompt."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Chat:
-    """A chat template and the tokenizer that it goes with.
+    """A chat template and its tokenizer.
 
-    ``encode`` adds no special tokens of its own, ``decode`` keeps all of them. ``eos_ids``: the end tokens of the
-    tokenizer and of the generation configuration. ``added_ids``: the tokens that are never made of other text.
-    ``bytewise``: a text is the bytes of its tokens, one after the other.
+    ``encode`` adds no special tokens, ``decode`` omits none. ``eos_ids``: the end tokens of the tokenizer and of the
+    generation configuration. ``added_ids``: the added tokens, which the tokenizer never merges from other text.
+    ``bytewise``: a decoded text is the concatenation of the bytes of its tokens.
     """
 
     template: Template
@@ -47,8 +47,8 @@ class Chat:
 
     @cached_property
     def end_ids(self) -> frozenset[int]:
-        """Every token that ends an assistant's turn: the tokenizer's, the generation configuration's, and what the
-        template writes after an assistant's message (of GLM, the next role's token)."""
+        """Return all tokens that end an assistant's turn: those of the tokenizer and the generation configuration, and
+        the token that the template writes after an assistant's message (for GLM, the token of the next role)."""
         return frozenset(self.eos_ids) | self.turn_ends(False) | self.turn_ends(True)
 
     def turn_ends(self, with_calls: bool) -> frozenset[int]:
@@ -57,17 +57,20 @@ class Chat:
         return frozenset(end for end in self._ends[with_calls] if end is not None)
 
     def following_end(self, with_calls: bool) -> int | None:
-        """Return the token that ends a response where the template writes none, but the next message begins with it."""
+        """Return the token with which the next message begins, if the template writes no token at the end of a
+        response."""
         return self._ends[with_calls][1]
 
     @cached_property
     def _ends(self) -> tuple[tuple[int | None, int | None], tuple[int | None, int | None]]:
         none = None, None
-        return self._end_after(0) or none, self._end_after(2) or self._end_after(1) or none  # some take one call only
+        return self._end_after(0) or none, self._end_after(2) or self._end_after(
+            1
+        ) or none  # some templates take only one call
 
     def _end_after(self, calls: int) -> tuple[int | None, int | None] | None:
-        """Return the token that the template writes at the end of a response with so many calls, or else that of the
-        next message. None if it refuses them."""
+        """Return (token that the template writes at the end of a response with ``calls`` calls, None), or (None, first
+        token of the next message). None if the template refuses such a response."""
         asked = Conversation(({"role": "user", "content": "x"},))
         function = {"name": "x", "arguments": {"x": "x"}}
         made = [{"id": f"probecal{n}", "type": "function", "function": function} for n in range(calls)]
@@ -100,8 +103,8 @@ class Chat:
     # A sampled response, and its continuation.
 
     def message(self, asked: Conversation, sampled: Sequence[int], **variables: Any) -> dict[str, Any]:
-        """Return a sampled response as the message that the template writes as this text: without its end token, and
-        without what the template writes around each content (of gpt-oss, the channel)."""
+        """Convert a sampled response to the message that the template renders as this text: without its end token, and
+        without the text that the template adds around each content (for gpt-oss, the channel)."""
         tokens = list(sampled)
         while tokens and tokens[-1] in self.end_ids:
             tokens.pop()
@@ -128,14 +131,16 @@ class Chat:
         reasoning: bool = True,
         **variables: Any,
     ) -> list[int] | Branch:
-        """Return the tokens to add to ``recorded``, the tokens of a prompt and its response, to make the next prompt.
-        ``text``: that of the recorded tokens, where it is known.
+        """Return the tokens that must be appended to ``recorded``, the tokens of a prompt and its response, to form the
+        next prompt. ``text``: the text of the recorded tokens, if it is known.
 
-        ``before``: the conversation of that prompt. ``after``: the same with the response and what follows it. The
-        recorded tokens stay only if the template's text of ``after`` begins with their text. One exception: sampled
-        reasoning that ``after`` does not hold stays where the template writes the reasoning of that message; white
-        space at its edges may differ. ``reasoning`` false: reasoning is part of the content, without an exception.
-        Raises ConversationError if the template refuses ``after``."""
+        ``before``: the conversation of the recorded prompt. ``after``: the same conversation, followed by the response
+        and further messages. The recorded tokens are reused only if the text that the template renders for ``after``
+        begins with their text. One exception: sampled reasoning that is missing in ``after`` is kept at the place where
+        the template writes the reasoning of that message; white space around it may differ. With ``reasoning`` false,
+        reasoning is part of the content, and there is no exception. Raises ConversationError if the template refuses
+        ``after``.
+        """
         count = len(before.messages)
         if after.head(count) != before or len(after.messages) <= count:
             return Branch("the conversation before the response is another one")
@@ -146,7 +151,7 @@ class Chat:
         rest = _rest([whole], text, ())
         if rest is None and reasoning:
             rest = self._rest_around_thoughts(text, after, count, variables)
-        if rest is None:  # tokenizers that change a text
+        if rest is None:  # for tokenizers that change a text
             rest = _rest([self.decode(self.encode(whole))], text, ())
         if rest is None:
             return Branch(_difference(whole, text))
@@ -156,7 +161,7 @@ class Chat:
         return added
 
     def more_text(self, text: str, before: Sequence[int], added: Sequence[int]) -> str:
-        """Return the text of ``before``, whose text is ``text``, and ``added``."""
+        """Return the text of the tokens ``before`` and ``added``. ``text``: the text of ``before``."""
         if self.bytewise and not text.endswith(_CUT):
             return text + self.decode(added)
         return self.decode([*before, *added])
@@ -164,12 +169,13 @@ class Chat:
     def _rest_around_thoughts(
         self, recorded: str, after: Conversation, count: int, variables: Mapping[str, Any]
     ) -> str | None:
-        """Return what follows the recorded text in that of ``after``, if they differ in thoughts alone."""
+        """Return the part of the text of ``after`` that follows the recorded text, if the two differ only in
+        reasoning."""
         opened, pieces = self._around_thoughts(recorded, after, count, variables)
         rest = _rest(pieces, recorded, self._end_texts)
         if rest is None:
             return None
-        # Equal answers look alike: what is added comes after the message that the last one answers.
+        # Equal answers cannot be told apart: the added text must come after the message that the last one answers.
         whole = _THOUGHT.join(pieces)
         try:
             asked = in_common(whole, self.template.plain(opened.head(count), **variables))
@@ -180,10 +186,12 @@ class Chat:
     def _around_thoughts(
         self, recorded: str, after: Conversation, count: int, variables: Mapping[str, object]
     ) -> tuple[Conversation, list[str]]:
-        """Return the text of ``after`` in pieces, between which the recorded text has reasoning that the messages do
-        not hold, where the template writes the reasoning of that message, and ``after`` with marks there. All are tried
-        at once, since a conversation of many turns has many; then halves, the oldest first. None fit where that takes
-        too many tries."""
+        """Split the text of ``after`` where the recorded text has reasoning that the messages lack. Returns ``after``
+        with marks as the reasoning of those messages, and the pieces of its text.
+
+        All messages without reasoning are tried at once, because a long conversation has many; if that does not fit,
+        halves are tried, the oldest messages first. After ``_MOST_TRIES`` renderings, no pieces are returned.
+        """
         pieces = [""]
         places = [
             index
@@ -200,7 +208,7 @@ class Chat:
                 opened = opened.replaced(index, {**opened.messages[index], "reasoning_content": _THOUGHT})
             try:
                 found = self.template.plain(opened, True, **variables).split(_THOUGHT)
-            except ConversationError:  # of one of them: gpt-oss takes no reasoning beside a content and a call
+            except ConversationError:  # one message is refused: gpt-oss takes no reasoning beside a content and a call
                 found = []
             if found and len(found) <= len(pieces):  # the template writes none of them
                 continue
@@ -216,7 +224,7 @@ class Chat:
         return tuple(self.decode([token]) for token in sorted(self.end_ids))
 
     def encode_after(self, text: str) -> list[int]:
-        """Return the tokens of a text that comes after other text: some tokenizers write the first word of a text
+        """Return the tokens of a text that follows other text. Some tokenizers encode the first word of a text
         differently."""
         ids = list(self.encode(text))
         if self.bytewise and self.decode(ids) == text:
@@ -229,8 +237,9 @@ class Chat:
 
 
 def _end_of(pieces: Sequence[str], text: str, ends: Sequence[str]) -> int | None:
-    """Return where the last of these pieces ends in the text, which begins with the first. White space where two pieces
-    meet may differ. Between two pieces is a thought, in which no turn ends."""
+    """Return the position in ``text`` where the last piece ends; None if the pieces do not fit. ``text`` begins with
+    the first piece. Between two pieces, ``text`` has reasoning, which contains none of ``ends``. White space around the
+    pieces may differ."""
     first = pieces[0].rstrip()
     if not text.startswith(first):
         return None
@@ -248,7 +257,8 @@ def _has_any(text: str, parts: Sequence[str]) -> bool:
 
 
 def _rest(pieces: Sequence[str], text: str, ends: Sequence[str]) -> str | None:
-    """Return what follows ``text`` in the pieces, between which it has text of its own. None if it does not fit."""
+    """Return the part of the pieces that follows ``text``. ``text`` may have reasoning between the pieces. None if it
+    does not fit."""
     *others, last = pieces
     if not others:
         return last[len(text) :] if last.startswith(text) else None
@@ -260,7 +270,7 @@ def _rest(pieces: Sequence[str], text: str, ends: Sequence[str]) -> str | None:
 
 
 def _overlap(text: str, start: str) -> int:
-    """Return the length of the longest end of ``text`` that ``start`` begins with (Knuth, Morris, Pratt)."""
+    """Return the length of the longest suffix of ``text`` that is a prefix of ``start`` (Knuth, Morris, Pratt)."""
     start = start[: len(text)]
     borders, length = [0] * len(start), 0
     for place, character in enumerate(start + "\0" + text):
@@ -281,7 +291,7 @@ def _difference(whole: str, text: str) -> str:
 def in_common(left: Sequence[object], right: Sequence[object]) -> int:
     """Return the length of the common prefix."""
     low, high = 0, min(len(left), len(right))
-    while low < high:  # halves, since Python compares slices fast
+    while low < high:  # binary search, because Python compares slices fast
         middle = (low + high + 1) // 2
         if left[low:middle] == right[low:middle]:
             low = middle

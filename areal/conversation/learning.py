@@ -1,7 +1,8 @@
-"""What is learned of a conversation: the assistant's tokens and the ends of its turns, nothing else.
+"""The trained tokens of a conversation: the assistant's messages and the ends of its turns, nothing else.
 
-The row is the template's text of the whole conversation. Where a message of it begins and ends is found by rendering
-the conversation again with that message's texts replaced: what stays the same before and after is not the message's.
+A row is the text that the template renders for the whole conversation. To find where a message begins and ends in it,
+the conversation is rendered again with the texts of that message replaced: the text that does not change does not
+belong to the message.
 """
 
 from __future__ import annotations
@@ -22,29 +23,29 @@ _THOUGHT_START = "<think>"
 
 @dataclass(frozen=True)
 class TrainedTokens:
-    """Token ids, and for each whether it is learned."""
+    """Token ids, and for each whether it is trained."""
 
     ids: list[int]
     mask: list[int]
 
     @property
     def prompt_length(self) -> int:
-        """How many tokens come before the first that is learned."""
+        """The number of tokens before the first trained token."""
         return self.mask.index(1)
 
     @property
     def learned_ids(self) -> list[int]:
-        """The tokens up to the last that is learned."""
+        """The tokens up to the last trained token."""
         return self.ids[: len(self.mask) - self.mask[::-1].index(1)]
 
 
 def trained_tokens(
     chat: Chat, conversation: Conversation, train_on: TrainOn = "last", **variables: Any
 ) -> TrainedTokens:
-    """Return the tokens of a conversation. Learned are the last message, or all of the assistant's: content, calls, the
-    thought of the last message, earlier thoughts that the template keeps, and the end of the turn. ``variables`` are
-    the template's. Raises ConversationError for a conversation of which the template does not show what is to be
-    learned, or shows it after another prompt than the one that is served."""
+    """Return the tokens of a conversation. The last message, or all messages of the assistant, are trained: content,
+    calls, the reasoning of the last message, earlier reasoning that the template keeps, and the end of the turn.
+    ``variables``: those of the template. Raises ConversationError if the template does not render a part that is to be
+    trained, or renders it after another prompt than the one that is served."""
     last = len(conversation.messages) - 1
     if (role := conversation.messages[last]["role"]) != "assistant":
         raise ConversationError(f"messages[{last}].role", f"is {role!r}: a row ends with the assistant's message")
@@ -72,12 +73,12 @@ class _Row:
 
     @cached_property
     def written(self) -> str:
-        """What the template writes, with the end of the last turn."""
+        """The text that the template renders, with the end of the last turn."""
         return self.chat.template.render(self.conversation, **self.variables) + self.added_end
 
     def _after_opened_thought(self, prompt: str) -> str:
-        """Return the text of a row whose prompt opens a thought that the template leaves out once it is past (DeepSeek
-        R1): the prompt, the thought as it is sampled, and what the template writes of the message. Raises
+        """Return the text of a row whose prompt opens a thought block that the template omits in earlier turns
+        (DeepSeek R1): the prompt, the reasoning as it would be sampled, and the rest of the message. Raises
         ConversationError."""
         content, at = message_text(self.conversation.messages[self.last]), prompt.rfind(_THOUGHT_START)
         differs = prompt[in_common(prompt, self.written) :][:60]
@@ -98,7 +99,7 @@ class _Row:
         raise ConversationError(f"messages[{self.last}]", why)
 
     def _prompt(self, index: int) -> str | None:
-        """Return the prompt that is served for this message. None if there is none."""
+        """Return the prompt that is served for this message; None if there is none."""
         try:
             return self.chat.template.plain(self.conversation.head(index), True, **self.variables) if index else ""
         except ConversationError:
@@ -106,7 +107,7 @@ class _Row:
 
     @cached_property
     def added_end(self) -> str:
-        """The end of the last turn, where the template leaves it to the next message."""
+        """The end of the last turn, if the template writes it only with the next message."""
         end = self.chat.following_end(bool(self.conversation.messages[self.last].get("tool_calls")))
         return "" if end is None else self.chat.decode([end])
 
@@ -114,7 +115,8 @@ class _Row:
         return bool(self.conversation.messages[index]["role"] == "assistant")
 
     def span(self, index: int) -> tuple[int, int]:
-        """Return where the message begins and its turn ends in the text. Raises ConversationError."""
+        """Return the positions in the text where the message begins and where its turn ends. Raises
+        ConversationError."""
         start, end = self._start(index), self._end(index)
         if self._opening and self.text.startswith(self._opening, start):
             why = f"is written after another prompt than the one that is served, which has no {self._opening!r}"
@@ -124,7 +126,7 @@ class _Row:
 
     @cached_property
     def _opening(self) -> str:
-        """What begins an assistant's turn in the prompt after a question, and is not learned."""
+        """The text that begins an assistant's turn in a prompt, and is not trained."""
         asked = Conversation(({"role": "user", "content": "x"},))
         try:
             before, prompt = (self.chat.template.plain(asked, begins, **self.variables) for begins in (False, True))
@@ -137,7 +139,7 @@ class _Row:
         return len(prompt) if prompt and self.text.startswith(prompt) else self._beginning(index)
 
     def _beginning(self, index: int) -> int:
-        """Return where the message's own text begins."""
+        """Return the position where the message's own text begins."""
         message = self.conversation.messages[index]
         other = {**message, "content": _other(message_text(message))}
         if "reasoning_content" in message:
@@ -145,8 +147,8 @@ class _Row:
         return in_common(self.text, self._with(index, other))
 
     def _end(self, index: int) -> int:
-        """Return where the turn's end token ends, the first one after the message's text and before the next
-        message's."""
+        """Return the position after the turn's end token: the first one after the message's text and before the text of
+        the next message."""
         message = self.conversation.messages[index]
         if calls := message.get("tool_calls"):
             other = {**message, "tool_calls": swapped(calls, len(calls) - 1, _with_other_arguments(calls[-1]))}
@@ -166,8 +168,8 @@ class _Row:
         return self.chat.template.plain(other, **self.variables) + self.added_end
 
     def _check(self, index: int, learned: str) -> None:
-        """Raise ConversationError unless the learned text has what the message has. Thoughts of earlier turns are the
-        template's choice."""
+        """Raise ConversationError unless the trained text contains the parts of the message. The template may omit the
+        reasoning of earlier turns."""
         message, where = self.conversation.messages[index], f"messages[{index}]"
         thought, _, response = message_text(message).rpartition(THOUGHT_END)
         wanted = [(f"{where}.content", response)]
@@ -187,7 +189,7 @@ class _Row:
                 raise ConversationError(f"{where}.tool_calls[{at}]", "has arguments that the chat template leaves out")
 
     def tokens(self, spans: list[tuple[int, int]]) -> TrainedTokens:
-        """Encode the text in pieces: a prompt is encoded without the response, as it is served."""
+        """Encode the text in pieces: a prompt is encoded without the response, as when it is served."""
         chat, ids, mask, at = self.chat, list[int](), list[int](), 0
         cuts = [(cut, learned) for start, end in spans for cut, learned in ((start, 0), (end, 1))]
         for cut, learned in (*cuts, (len(self.text), 0)):
@@ -206,7 +208,7 @@ class _Row:
 
 
 def _other(text: str) -> str:
-    """Another text, which neither begins nor ends as this one."""
+    """Return another text, with another beginning and another end."""
     text = text.strip()
     return f"{'Q' if text.startswith('Z') else 'Z'}probe{'q' if text.endswith('x') else 'x'}"
 

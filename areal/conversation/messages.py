@@ -1,4 +1,4 @@
-"""Conversations in one form, whatever client or data set they come from."""
+"""Conversations in one normal form, for all clients and data sets."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 
 
 class ConversationError(FieldError):
-    """A conversation that cannot become a prompt. ``field`` names the place: ``messages[1].content``."""
+    """A conversation that cannot be rendered as a prompt. ``field`` is the position: ``messages[1].content``."""
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """Messages and tool schemas, as ``normalise`` returns them. Nothing may change them."""
+    """Messages and tool schemas, as ``normalise`` returns them. They must not be modified."""
 
     messages: tuple[Mapping[str, Any], ...]
     tools: tuple[Mapping[str, Any], ...] = ()
 
     def then(self, *messages: Mapping[str, Any]) -> Conversation:
-        """Return the conversation with these messages, in the normal form, added."""
+        """Return the conversation followed by these messages, which are in the normal form."""
         return Conversation((*self.messages, *messages), self.tools)
 
     def head(self, count: int) -> Conversation:
@@ -33,14 +33,15 @@ class Conversation:
         return Conversation(self.messages[:count], self.tools)
 
     def replaced(self, index: int, message: Mapping[str, Any]) -> Conversation:
-        """Return the conversation with another message at ``index``."""
+        """Return the conversation with the message at ``index`` replaced."""
         return Conversation((*self.messages[:index], message, *self.messages[index + 1 :]), self.tools)
 
 
 def normalise(messages: object, tools: object = None) -> Conversation:
-    """Read messages and tools in any of OpenAI's forms. Keys whose value is null are absent at every depth; call
-    arguments are mappings, or the text itself where it is not a JSON object; reasoning is ``reasoning_content``;
-    content is a text or a list of text parts. ``tools`` may be JSON text. Raises ConversationError."""
+    """Convert messages and tools from any of OpenAI's forms. Keys with the value null are removed at every depth. The
+    arguments of a call become a mapping, or stay text if that is not a JSON object. Reasoning becomes
+    ``reasoning_content``. Content is a text or a list of text parts. ``tools`` may be JSON text. Raises
+    ConversationError."""
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence) or not messages:
         raise ConversationError("messages", "must be a list with at least one message")
     read = [item if _is_plain(item) else _message(item, f"messages[{at}]") for at, item in enumerate(messages)]
@@ -48,7 +49,8 @@ def normalise(messages: object, tools: object = None) -> Conversation:
 
 
 def _is_plain(message: object) -> bool:
-    """Return whether a message has a role and a text and nothing else, as nearly all have: it is in the normal form."""
+    """Return whether a message has only a role and a text. Nearly all messages do, and are already in the normal
+    form."""
     if type(message) is not dict or len(message) != 2 or type(message.get("content")) is not str:
         return False
     role = message.get("role")
@@ -116,7 +118,7 @@ def message_text(message: Mapping[str, Any]) -> str:
 
 
 def read_tools(value: object) -> tuple[dict[str, Any], ...]:
-    """Read tool schemas, or the JSON text of them. Raises ConversationError."""
+    """Read tool schemas, which may be JSON text. Raises ConversationError."""
     if isinstance(value, str):
         try:
             value = json.loads(value) if value.strip() else None
@@ -137,8 +139,8 @@ def read_tools(value: object) -> tuple[dict[str, Any], ...]:
 
 
 def _function(value: object, where: str, names: tuple[str, ...]) -> dict[str, Any]:
-    """Return a tool or a call in the form ``{"type": "function", "function": {...}}``, into which a bare function is
-    put."""
+    """Return a tool or a call in the form ``{"type": "function", "function": {...}}``; a function without this envelope
+    gets one."""
     if isinstance(value, dict) and "function" not in value and isinstance(value.get("name"), str):
         rest = {name: item for name, item in value.items() if name not in names}
         value = {"type": "function", **rest, "function": {name: value[name] for name in names if name in value}}
@@ -149,8 +151,8 @@ def _function(value: object, where: str, names: tuple[str, ...]) -> dict[str, An
 
 
 def decoded_arguments(value: object) -> Any:
-    """Return the arguments of a call as a mapping. Blank text and ``null`` are no arguments. Text that is not a JSON
-    object stays as the model wrote it."""
+    """Return the arguments of a call as a mapping, empty for blank text and ``null``. Text that is not a JSON object is
+    returned unchanged."""
     if not isinstance(value, str):
         return value if value is not None else {}
     if not value.strip():

@@ -1,7 +1,7 @@
-"""The sandbox of chat templates: Jinja, with a bound on the work and the memory of each rendering.
+"""The sandbox of chat templates: Jinja, with a limit on the work and the memory of each rendering.
 
-Jinja's immutable sandbox keeps a template away from Python's objects. Here its code is generated with payments for what
-it does (``areal.conversation.budget``). What no chat template needs, and whose cost is not known, does not exist:
+Jinja's immutable sandbox denies access to Python's objects. In addition, the generated code charges each operation to a
+budget (``areal.conversation.budget``). Features that no chat template needs, and whose cost is unknown, are removed:
 ``lipsum``, ``|urlize``, ``|wordwrap``, methods of numbers.
 """
 
@@ -32,7 +32,7 @@ _MOST_SOURCE = 2**20  # characters of a template
 
 
 class CompiledTemplate:
-    """A chat template, ready to render. Raises ``jinja2.TemplateSyntaxError`` for one that cannot be compiled."""
+    """A compiled chat template. The constructor raises ``jinja2.TemplateSyntaxError``."""
 
     def __init__(self, source: str) -> None:
         if len(source) > _MOST_SOURCE:
@@ -50,8 +50,8 @@ class CompiledTemplate:
         self._template.globals = dict(self._template.globals)  # a plain dict: each rendering copies it
 
     def render(self, values: Mapping[str, object]) -> str:
-        """Render with these variables, within the budget in use. Raises ``jinja2.TemplateError`` whatever goes wrong,
-        and TakesLonger."""
+        """Render with these variables, within the budget in use. Raises ``jinja2.TemplateError`` for every failure, and
+        TakesLonger."""
         used = Meter(budget.budget_in_use(), values)
         token = budget.use_meter(used)
         try:
@@ -60,7 +60,7 @@ class CompiledTemplate:
             raise
         except RecursionError as error:
             raise TemplateLimit("its macros call each other too deeply") from error
-        except Exception as error:  # a template can raise anything: what it raises is its refusal
+        except Exception as error:  # a template can raise anything, which means that it refuses the input
             raise jinja2.TemplateError(f"{type(error).__name__}: {error}"[:1000]) from error
         finally:
             budget.restore_meter(token)
@@ -83,7 +83,8 @@ _NAMES_IN_CODE: Mapping[str, object] = {
 
 
 class _PayingCode(CodeGenerator):
-    """Generates the code of a template. Python's names of what it calls are in ``_NAMES_IN_CODE``."""
+    """Generates the code of a template with charges. ``_NAMES_IN_CODE`` has the Python names of the functions that the
+    code calls."""
 
     def _paid(self, function: str, node: nodes.Node, frame: Frame) -> None:
         self.write(f"{function}(")
@@ -163,7 +164,7 @@ class _PayingCode(CodeGenerator):
     def visit_Dict(self, node: nodes.Dict, frame: Frame) -> None:
         self.write("pay_sized({")
         for item in node.items:
-            self._paid("pay_weighed", item.key, frame)  # its hash reads it to its end
+            self._paid("pay_weighed", item.key, frame)  # its hash reads all of it
             self.write(": ")
             self.visit(item.value, frame)
             self.write(", ")
@@ -182,7 +183,7 @@ def _is_constant(node: nodes.Node) -> bool:
 
 
 def _with_ticks(tree: nodes.Template, environment: jinja2.Environment) -> nodes.Template:
-    """Begin each pass of a loop, and each call of a macro or block, with the payment for its body."""
+    """Insert a charge at the start of each pass of a loop, and of each call of a macro or block."""
     if next(tree.find_all(nodes.EvalContextModifier), None) is not None:
         raise jinja2.TemplateSyntaxError("a chat template has no use for autoescape", 1)
     for node in list(tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock, nodes.Block))):
@@ -231,7 +232,8 @@ def _new_environment() -> jinja2.Environment:
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Looks up the most frequent attributes directly: keys of JSON objects, methods of texts, a loop's counters."""
+    """The environment. It looks up the most frequent attributes directly: keys of JSON objects, methods of texts,
+    counters of loops."""
 
     code_generator_class = _PayingCode
     intercepted_binops = frozenset(budget.BEFORE_OPERATION)
@@ -251,7 +253,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return super().getattr(obj, attribute)
 
     def getitem(self, obj: Any, argument: Any) -> Any:
-        if type(argument) is tuple:  # its hash reads it to its end
+        if type(argument) is tuple:  # its hash reads all of it
             weighed(argument)
         return super().getitem(obj, argument)
 
@@ -291,7 +293,7 @@ def _given(named: Mapping[str, object]) -> dict[str, Any]:
 
 
 def _paying(name: str, filter: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a filter that pays."""
+    """Return the filter with a charge."""
     before, is_deep = budget.BEFORE_FILTER.get(name), name in budget.DEEP_FILTERS
 
     def pay(value: Any, rest: tuple[Any, ...], named: Mapping[str, object]) -> Any:
@@ -339,7 +341,7 @@ def to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Plain JSON: Jinja's own filter escapes HTML, which would change the prompt."""
+    """Return plain JSON. Jinja's own filter escapes HTML, which would change the prompt."""
     if (indent, separators) != (None, None) and budget.magnitude(indent) * budget.magnitude(separators) > 10_000:
         refuse("tojson has an indentation or separators that are too long")
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
@@ -356,7 +358,7 @@ def _now(form: str) -> str:
 
 
 class _Namespace(Namespace):
-    """As in transformers: no names with an underscore; and without a text of its contents."""
+    """A namespace as in transformers: names must not begin with an underscore, and its text omits the contents."""
 
     def __init__(*args: Any, **named: Any) -> None:
         self, given = args[0], dict(*args[1:], **named)
@@ -378,7 +380,7 @@ def _check_name(name: object) -> None:
 
 
 class _Generation(Extension):
-    """``{% generation %}``, with which training marks the assistant's tokens. Its body is a scope of its own, as in
+    """``{% generation %}``, which marks the assistant's tokens for training. Its body is a separate scope, as in
     transformers."""
 
     tags = {"generation"}

@@ -1,8 +1,9 @@
-"""Chat templates: a dialect of Jinja that models ship, compiled once, equal to ``apply_chat_template`` of transformers.
+"""Chat templates: Jinja templates that come with models, compiled once. The result equals ``apply_chat_template`` of
+transformers.
 
-A template is not trusted: it runs in a sandbox (``areal.conversation.sandbox``). It is asked once, with probes, which
-forms of content and calls it shows. What a conversation holds and the text does not show is an
-error: nothing is left out silently, except thoughts, which templates drop on purpose.
+A template is not trusted and runs in a sandbox (``areal.conversation.sandbox``). Probe conversations determine once
+which forms of content and calls a template renders. It is an error if a part of a conversation is missing in the
+rendered text. The only exception is reasoning, which templates omit on purpose.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ PROBE = "Zqxprobe"  # no template writes it by itself, trims it or escapes it
 
 
 class Template:
-    """A compiled chat template. Raises ``jinja2.TemplateSyntaxError``."""
+    """A compiled chat template. The constructor raises ``jinja2.TemplateSyntaxError``."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, Any]) -> None:
         self._template = CompiledTemplate(source)
@@ -43,8 +44,8 @@ class Template:
         return "developer" in self.source
 
     def key(self, messages: object, tools: object = None, **variables: Any) -> str | None:
-        """Return a short key of everything that the text of this prompt depends on, the day included where the
-        template asks for it. None for what is not JSON."""
+        """Return a short key of everything that the text of this prompt depends on, including the date if the template
+        uses it. None for values that are not JSON."""
         day = datetime.date.today().isoformat() if self.uses("strftime_now") else None
         try:
             text = json.dumps([self._digest, day, messages, tools, variables])
@@ -53,14 +54,14 @@ class Template:
         return hashlib.blake2b(text.encode(), digest_size=32).hexdigest()
 
     def render(self, conversation: Conversation, add_generation_prompt: bool = False, **variables: Any) -> str:
-        """Render a conversation. Raises ConversationError naming the field that the template refuses or does not
-        show."""
+        """Render a conversation. Raises ConversationError with the field that the template refuses or does not
+        render."""
         text = self.plain(conversation, add_generation_prompt, **variables)
         self._check_shown(conversation, text, lambda other: self.plain(other, add_generation_prompt, **variables))
         return text
 
     def plain(self, conversation: Conversation, add_generation_prompt: bool = False, **variables: Any) -> str:
-        """Render without a look at what the text shows."""
+        """Render without a check that the text contains all parts."""
         variables = {**variables, "add_generation_prompt": add_generation_prompt}
         tools = list(conversation.tools) or None
         texts = [
@@ -85,7 +86,7 @@ class Template:
         tools: Sequence[Mapping[str, Any]] | None,
         variables: Mapping[str, Any],
     ) -> str:
-        """Render messages exactly as they are. Raises ConversationError when the template refuses them."""
+        """Render messages unchanged. Raises ConversationError if the template refuses them."""
         values = {"add_generation_prompt": False, "documents": None, **self._special_tokens, **variables}
         try:
             return self._template.render({"messages": messages, "tools": tools, **values})
@@ -93,7 +94,7 @@ class Template:
             raise ConversationError("messages", f"are refused by the chat template: {error}") from error
 
     def shaped(self, conversation: Conversation) -> list[Mapping[str, Any]]:
-        """Return the messages in the forms that this template shows: of roles, content, calls and reasoning."""
+        """Return the messages in the forms of roles, content, calls and reasoning that this template renders."""
         return [self._shaped(message) for message in conversation.messages]
 
     def _shaped(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -130,7 +131,7 @@ class Template:
 
     @cached_property
     def _takes_text_arguments(self) -> bool:
-        """Whether the template shows calls with JSON text for arguments only."""
+        """Whether the template renders calls only if their arguments are JSON text."""
         function = {"name": PROBE, "arguments": {"city": "x"}}
         call = {"id": "probecall", "type": "function", "function": function}
 
@@ -144,7 +145,7 @@ class Template:
         return text if self._takes_text else [{"type": "text", "text": text}]
 
     def _probed(self, messages: list[dict[str, Any]], text: str = PROBE, unlike: str = "\0") -> bool:
-        """Return whether the template shows ``text`` of these messages."""
+        """Return whether the template renders ``text`` in these messages."""
         try:
             rendered = self.text(messages, None, {})
         except ConversationError:
@@ -154,9 +155,9 @@ class Template:
     # What a rendered text must show.
 
     def _check_shown(self, conversation: Conversation, text: str, render: Callable[[Conversation], str]) -> None:
-        """Raise ConversationError for what has no effect on the text. What the template shows of a probe, and is in the
-        text, is shown. The others are replaced by marks, all at once. Where the mark is not shown either, the text is
-        compared with that of the conversation with this mark alone."""
+        """Raise ConversationError for a part that has no effect on the text. A part passes if the template renders this
+        kind of part in a probe and the text contains it. All other parts are replaced by marks at once. If a mark does
+        not appear either, the text is compared with a rendering that has only this mark."""
         if conversation.tools and not self._shows("tools") and text == render(Conversation(conversation.messages)):
             raise ConversationError("tools", "have no place in the chat template")
         open_ones = [
@@ -180,19 +181,20 @@ class Template:
                 raise ConversationError(f"messages[{index}].{name}", "has no place in the chat template")
 
     def _drops_as_thought(self, message: Mapping[str, Any], name: str) -> bool:
-        """Return whether the template takes a content beside calls for a thought, and writes it in the last turn
+        """Return whether the template treats content beside calls as reasoning, and renders it in the last turn
         only."""
         return name == "content" and "tool_calls" in message and self._shows(_kind(message, name))
 
     def _shows_plain(self, message: Mapping[str, Any], text: str) -> bool:
-        """Return whether this is a message of one text, as nearly all are, and the text is shown."""
+        """Return whether this message has only one text (nearly all have), and the text is rendered."""
         content: Any = message.get("content")
         if len(message) > 2 or type(content) is not str:
             return False
         return _shown_part(content) in text and self._shows(f"{message['role']} alone")
 
     def _shows(self, kind: str) -> bool:
-        """Return whether the template shows a part of a message, or the tools, of a probe. False if it refuses that."""
+        """Return whether the template renders a part of a message, or the tools, in a probe. False if it refuses the
+        probe."""
         if kind not in self._shown:
             conversation = _probe(kind)
             try:
@@ -204,14 +206,14 @@ class Template:
 
 
 def _kind(message: Mapping[str, Any], name: str) -> str:
-    """Return what kind of part this is: of which role, and what else its message has."""
+    """Return the kind of this part: its role, and the other parts of its message."""
     if name == "content":
         return f"{message['role']} {'with calls' if message.get('tool_calls') else 'alone'}"
     return f"{'first' if name == 'tool_calls[0]' else 'later'} call{' with content' if message.get('content') else ''}"
 
 
 def _probe(kind: str) -> Conversation:
-    """Return the smallest conversation with a part of this kind, whose text is the probe."""
+    """Return the smallest conversation with a part of this kind; its text is the probe."""
 
     def calls(*names: str) -> list[dict[str, Any]]:
         functions = [{"name": name, "arguments": {"city": "x"}} for name in names]
@@ -249,7 +251,7 @@ _Replace = Callable[[Mapping[str, Any], str], dict[str, Any]]
 
 
 def _marks(message: Mapping[str, Any]) -> list[tuple[str, str, _Replace]]:
-    """Texts of a message that a rendering must show: field, text, and how to put another text there."""
+    """Return the texts of a message that a rendering must contain: (field, text, function that replaces it)."""
     marks: list[tuple[str, str, _Replace]] = []
     content: Any = message.get("content", ())
     for at, text in enumerate([content] if isinstance(content, str) else [part["text"] for part in content]):
@@ -277,12 +279,12 @@ def _with_name(at: int, message: Mapping[str, Any], name: str) -> dict[str, Any]
 
 
 def swapped(items: Sequence[Any], at: int, item: Any) -> list[Any]:
-    """Return the items with another one at ``at``."""
+    """Return the items with the one at ``at`` replaced by ``item``."""
     return [*items[:at], item, *items[at + 1 :]]
 
 
 def shows(text: str, part: str) -> bool:
-    """Return whether a rendered text has this part, as it is or as JSON."""
+    """Return whether a rendered text contains this part, as it is or as JSON."""
     return part in text or json.dumps(part, ensure_ascii=False)[1:-1] in text
 
 
@@ -294,7 +296,7 @@ def _with_text_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_calls_as_text(conversation: Conversation) -> Conversation:
-    """Write calls whose arguments are not JSON, such as those of a response that was cut, into the content."""
+    """Move calls whose arguments are not JSON, such as those of a truncated response, into the content."""
     messages = []
     for message in conversation.messages:
         calls = message.get("tool_calls", ())
