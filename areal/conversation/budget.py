@@ -5,8 +5,10 @@ byte that is produced or read:
 
 - a pass of a loop and a call of a macro cost the size of their body;
 - an operation that produces a text or a container costs its size: ``+``, ``~``, slices, literals, filters, calls;
-- an operation whose result may be far larger than its operands (``*``, ``%``, ``**``, ``|center``, ``|replace`` and so on) is charged before it runs;
-- an operation that reads nested values completely (as text, as JSON, ``==``, ``in``, ``|sort``) is charged for all of them, once for each time that they are reached, because nested lists of shared lists grow exponentially.
+- an operation whose result may be far larger than its operands (``*``, ``%``, ``**``, ``|center``, ``|replace`` and so
+  on) is charged before it runs;
+- an operation that reads nested values completely (as text, as JSON, ``==``, ``in``, ``|sort``) is charged for all of
+  them, once for each time that they are reached, because nested lists of shared lists grow exponentially.
 
 The time between two charges is bounded, so the CPU time is checked at each charge.
 """
