@@ -23,7 +23,7 @@ _TAIL = 3000  # of a text without a marked answer: the patterns take quadratic t
 
 _SPECIAL_TOKEN = re.compile(r"</answer>|<\|[^|<>]*\|>|</s>|<end_of_turn>|<eos>")
 _BOX = re.compile(r"\\f?box(?:ed)?(?![A-Za-z])\s*")
-_MARK = re.compile(r"####\s*(?=[-+\d.$€£¥({*\\]|\Z)|<answer>\s*")  # before other text it is a heading
+_MARK = re.compile(r"####\s*(?=[-+\d.$€£¥({*\\]|\Z|\S+(?: \S+)?\s*\Z)|<answer>\s*")  # before other text it is a heading
 _STATED = re.compile(
     r"(?:\b(?:[Aa]nswer|ANSWER|[Oo]ption|[Cc]hoice)(?:\s*[*:]|\s+[-–—]\s|\s+(?:is|(?:would|must|should|has\sto)\s+be)\b)"
     r"|(?:故|应|题|，)选择?(?:选项)?|【?答案】?[是为选]?)[\s:：*\"“]*(?=[^\s.!?*])"
@@ -49,25 +49,33 @@ _CLOSING = re.compile(
     r"|I hope|Hope|Feel free|Would you|Do you|If you|Please)\b[^\n]*\s*\Z"
 )
 _CLAUSE = re.compile(  # after a number in bold, or an amount of money
-    r"(?:(?<=\d\*\*)|(?<=\.\d\d))\s(?!.*\d\D+\d)"
+    r"(?<!\*)(\*\*[^*\n]*\d[^*\n]*\*\*|\.\d\d)\s(?!.*\d\D+\d)"
     r"(?!.*\b(?:and|or|but|so|then|otherwise|is|are|was|were|equals|gives|makes|leaves)\b)"
     r"(?:over|in|for|after|when|if|with|at|on|from|during|per|because|since|before)\b[^*\n.!?,;:=$]*[.!]?\s*\Z"
 )
 _UNIT = re.compile(r"[ ]?(?!in\b|A\b)([kM]?\\Omega|[A-Za-z]+)(?:\^\d)?(?:/[A-Za-z]+(?:\^\d)?)?\b")
 _WITHDRAWN = re.compile(r"\b(?:Wait|Actually|Hmm|On second thought|Correction)\b[\s,.:!…]*")
+_REFUSAL = re.compile(
+    r"(?:not|n['’]t|in)\s?(?:have\s)?(?:enough|sufficient)\s(?:information|data)"
+    r"|(?:\b(?:can|could)\s?(?:not|n?['’]t)|\bunable\sto)"
+    r"\s(?:be\s)?(?:determine|solve|answer|find\sthe\s(?:answer|solution))"
+)
 _RESTATED = re.compile(r"(?<=[\d$)}%])[,;]?\s+\(?(?:i\.e\.|that is,|which (?:is|equals)\b)")
 _LABELLED = re.compile(r"\W*\(?[A-J][).:]\s[^\n]*\s*")
 _EMPHASIS = re.compile(
     r"(?<!not )(?<!n't )\*\*\W*([A-J]|[A-Za-z][^\d*:$\\]+?)\W*\*\*(?:, (?!or|but|not|and)[^*\n]*)?\W*\Z"
 )
+_BOLD = re.compile(r"(?<!not )(?<!n't )\*\*([^*\n]*[A-Za-z=²³][^*\n]*)\*\*\W*\Z")
 _SENTENCE_END = re.compile(r"\n|(?<!\\)[.!?](?:\s(?!\\[a-z]|[-+*/=<>])|\Z)")
 _FORMULA = re.compile(r"\$([^$\n]+(?:\$(?:,?\s*(?:or|and)|,)\s*\$[^$\n]+)*)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
+_DISPLAYED = re.compile(r"\\\[(.+?)\\\]|\$\$(.+?)\$\$", re.DOTALL)
+_WORDS = re.compile(r"(?:\\\(|\$)\s*\\text\w*\{([A-Za-z][^{}$]*)\}\s*(?:\\\)|\$)")
 _SUM = re.compile(r".*\band\s(?=\s*\w+(?:\s*[-+]\s*\w+)+\s*=)", re.DOTALL)  # m/n = 27/64 and m + n = 91
 _QUANTITY = (
     r"(?:(?:\d{1,3}(?:[,_' ]\d{3})+(?!\d)|\d+[ ]\d+/\d+|\d+)(?:\.\d+)*(?:[eE][-+]?\d+(?!\w))?|(?<![\w.])\.\d+"
     r"|\\[dtc]?frac\s*\{[^{}]*\}\s*\{[^{}]*\}|\\sqrt\s*\{[^{}]*\})"
 )
-_BETWEEN = r"(?:[:,]|[ ]?(?:-{1,3}|\+/-|\+|±|\*{1,2}|/|~|\\(?:times|cdot|div|pm)[ ]{0,2})[ ]?|[ ]?\^[ ]?\{?-?)"
+_BETWEEN = r"(?:[:,]|[ ]:[ ]|[ ]?(?:-{1,3}|\+/-|\+|±|\*{1,2}|/|~|\\(?:times|cdot|div|pm)[ ]{0,2})[ ]?|[ ]?\^[ ]?\{?-?)"
 _PROSE_NUMBER = re.compile(  # including context that changes its value or adds more numbers: 2^18, 18 million, 17-18
     "(?<![^\\W_\u4e00-\u9fff])"
     r"(?<![^\W_]_)(?<!_\{)(?<!\d\.)(?<!\^)(?<!\^[{-])(?<!\^\{-)"  # CO2, x_2, cm^2
@@ -83,13 +91,16 @@ _LETTER_LINE = re.compile(
     re.MULTILINE,
 )
 _PREDICATE = re.compile(
-    r".*\b(?:is|are|equals)\s+(?!not\b|an?\b|the\b|true|false|correct|right|wrong|incorrect)([^?\n]+?)[.!\s]*",
+    r".*(?:\b(?:is|are|equals)|:)\s+(?!not\b|an?\b|the\b|true|false|correct|right|wrong|incorrect)([^?\n]+?)[.!\s]*",
     re.DOTALL,
 )
 _TRUTH = re.compile(r"(Yes|No)[,.](?=\s+(?:it|this|that|they|there|the)\b[^\d$]*\Z)")
 _THUS = re.compile(r"(?i)\A(?:thus|therefore|hence|so|then|finally|in conclusion|(?:most )?likely|probably),?\s+")
 _WINDOW = 80
-_MEASURED = r"(?:hours?|minutes?|seconds?|days?|weeks?|f(?:ee|oo)?t|inch(?:es)?|yards?|dollars?|cents?|pounds?|ounces?)"
+_MEASURED = (
+    r"(?:h(?:(?:ou)?rs?)?|min(?:ute)?s?|sec(?:ond)?s?|days?|weeks?|f(?:ee|oo)?t|inch(?:es)?|yards?|dollars?"
+    r"|cents?|pounds?|ounces?)"
+)
 _AMOUNTS = re.compile(rf"(?<![\d.,])(?:\d+ {_MEASURED}(?:,| and|, and)? )+\d+ {_MEASURED}\b")
 _MONTH, _DAY = "(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*", r"\d{1,2}(?:st|nd|rd|th)?"
 _DATE = re.compile(rf"\b(?:{_MONTH}\.?\s{_DAY}|{_DAY}\s{_MONTH})(?:,?\s\d{{4}})?\b")
@@ -124,7 +135,7 @@ _JOINED = re.compile(
 
 def final_answer(text: str) -> str | None:
     """Return the final answer in a text; None if there is none, or if it was truncated."""
-    text = _SPECIAL_TOKEN.sub("", text)
+    text = _SPECIAL_TOKEN.sub("", text.rpartition("</think>")[2].partition("<think>")[0])
     marks = [*_BOX.finditer(text), *_MARK.finditer(text)]
     if not marks:
         return _unmarked(text[-_TAIL:])
@@ -137,11 +148,14 @@ def final_answer(text: str) -> str | None:
 def _unmarked(text: str) -> str | None:
     """Return what follows "the answer is" if it is a formula, a letter or has no number, else the last number in the
     prose."""
-    for what in (_CLOSING, _ASIDE, _REJECTED, _CLAUSE):
+    for what in (_CLOSING, _ASIDE, _REJECTED):
         text = what.sub("", text)
-    text = _WITHDRAWN.split(text)[-1]
+    text = _DISPLAYED.sub(lambda match: "$" + " ".join((match[1] or match[2]).split()) + "$", _CLAUSE.sub(r"\1", text))
+    text = _WITHDRAWN.split(_WORDS.sub(r"\1", text))[-1]
     before, *statements = _STATED.split(text)
     is_stated = bool(statements)
+    if not is_stated and _REFUSAL.search(text):
+        return None
     is_prose = is_stated or not _is_formula(text) or "\n" in text.strip()
     if not is_prose and not re.search(r"\d\s*=|</|[.:?](?:\s|\Z)", text):
         return text.strip() or None
@@ -150,16 +164,20 @@ def _unmarked(text: str) -> str | None:
     emphasis = _EMPHASIS.search(text)
     if not is_stated and emphasis and (len(emphasis[1]) == 1 or not _DOUBT_BEFORE.search(text[: emphasis.start()])):
         return emphasis[1]
+    bold = None if is_stated else _BOLD.search(text)
+    if bold and _is_formula(bold[1]) and not _DOUBT_BEFORE.search(text[: bold.start()]):
+        return bold[1]
     if not is_stated and len(letters := {each["a"] or each["b"] for each in _LETTER_LINE.finditer(text)}) == 1:
         return letters.pop()
     after = statements[-1].strip() if is_stated else before.strip().rpartition("\n")[2]
-    sentence = _SENTENCE_END.split(_RESTATED.split(after)[0], maxsplit=1)[0].strip(' "”') if is_stated else after
+    first, *restated = _RESTATED.split(after)
+    sentence = _SENTENCE_END.split(first, maxsplit=1)[0].strip(' "”') if is_stated else after
     stated = _THUS.sub("", sentence).removesuffix(" only")
     if not is_stated and (truth := _TRUTH.match(stated)):
         return truth[1]
     predicate = None if is_stated or "that " in stated else _PREDICATE.fullmatch(stated)
-    is_whole = predicate and _is_formula(predicate[1]) and re.search(r"[,=(\[{<>\\]|\b(?:and|or)\b", predicate[1])
-    if predicate and (is_whole or not re.search(r"\d", text)):
+    is_complete = predicate and _is_formula(predicate[1]) and re.search(r"[,=(\[{<>\\]|\b(?:and|or)\b", predicate[1])
+    if predicate and (is_complete or not re.search(r"\d", text)):
         return predicate[1]
     is_short = len(stated.split()) < 6 and len(_PROSE_NUMBER.findall(stated)) == 1 and not CHANGES.search(stated)
     if is_stated and is_short and CHOICES.search(stated.replace(".", "").casefold()):  # a loss of $5
@@ -167,15 +185,17 @@ def _unmarked(text: str) -> str | None:
     is_formula = _is_formula(stated)
     if stated and (
         not re.search(r"\d", after if is_stated else text)
-        or (is_stated and (is_formula or choice_of(tokens(stated))[0]))
+        or (is_stated and (is_formula or _FORMULA.fullmatch(stated) or choice_of(tokens(stated))[0]))
         or (is_formula and re.match(r"[A-Za-z]'*(?:\([a-z]\))?\s*=[^=]*[A-Za-z][^=]*\Z", stated))
     ):
         return stated
-    return _last_in_prose(text, doubt=True)
+    is_whole = is_stated and not restated and re.search(r"\d", sentence)
+    return _last_in_prose(sentence if is_whole else text, doubt=True)
 
 
 def _is_formula(text: str) -> bool:
-    return not re.search(r"[^\W\d_]{2}", re.sub(r"\\[A-Za-z]+|\b(?:and|or)\b", "", text))
+    rest = re.sub(rf"\\[A-Za-z]+|\b(?:and|or)\b|(?<=\d) {_MEASURED}\b", "", in_latex(text))
+    return not re.search(r"[^\W\d_]{2}", rest)
 
 
 def right_answer(answer: Any) -> str:
@@ -245,7 +265,7 @@ def _last_in_prose(text: str, doubt: bool = False) -> str | None:
     answer, or only a part of it."""
     text = in_latex(text)
     found = [
-        (match.end(), -match.start(), inner.replace("$", ""))
+        (match.end(), -match.start(), re.sub(r"(?<!\\)\$", "", inner))
         for match in _FORMULA.finditer(text)
         if re.search(r"\d", inner := next(filter(None, match.groups())))
     ]
@@ -310,11 +330,16 @@ def same_expression(answer: str, right: str) -> bool:
     pairs = {(found, wanted), (rest, other_rest)}
     if not _ASIDES.search(right):
         pairs.add((tokens(_ASIDES.sub("", answer)), wanted))
+    elif not _ASIDES.search(answer):
+        pairs.add((found, tokens(_BASE.sub("", right))))
+    if re.search(r"\d\.\d", right) and not re.search(r"[()\[\]{}]", answer):
+        pairs.add((tokens(re.sub(r"(?<=\d),(?=\d)", ".", answer)), wanted))  # a decimal comma
     return any(same(structure(one), structure(two)) for one, two in pairs if one and two)
 
 
+_BASE = re.compile(r"(?<=\d)_\{?(?:\d+|\\text\{[a-z]+\})\}?\s*\Z")
 _ASIDES = re.compile(  # a base, a multiplicity and what an interval is of, which the reference may leave out
-    r"(?<=\d)_\{?\d+\}?\s*\Z|(?:\\text\w*\s*\{\s*)?\(?\b(?:with )?multiplicity\s*\}?\s*(?:\d|two|three)\)?\s*\}?"
+    _BASE.pattern + r"|(?:\\text\w*\s*\{\s*)?\(?\b(?:with )?multiplicity\s*\}?\s*(?:\d|two|three)\)?\s*\}?"
     r"|\A\W*(?:text\w*\{)?(?!.*\bnot\b)[A-Za-z ]*\b(?:on|at|is|are)(?: the (?:interval|point))?"
     r"\s*\}?\s*(?=\$?(?:\\left)?\s*[(\[][^()\[\]]*,)"
 )

@@ -74,6 +74,8 @@ def same(answer: Node | None, right: Node | None) -> bool:
             return all(same(each, right) for each in answer.items)
         if answer.brackets in LISTS and _plain(answer.items[0]) in _TRUTH_VALUES:  # yes, it is true
             return same(answer.items[0], right) or (_plain(answer.items[0]) == "yes" and same(answer.items[1], right))
+    if isinstance(right, Group) and right.brackets in LISTS and _plain(right.items[0]) in _TRUTH_VALUES:
+        return same(answer, right.items[0]) and len(right.items) == 2 and not is_number(right.items[1])
     group, other = (answer, right) if isinstance(answer, Group) else (right, answer)
     if isinstance(group, Group) and isinstance(other, Quantity):
         is_like = group is answer or {"/", "frac"} & {*texts_of(other.formula)}
@@ -331,7 +333,7 @@ def _same_formula(
 ) -> bool:
     for axis in "ijk" if any("unit" in each.text for each in (*answer, *right)) else "":  # 2i + j without hats
         answer, right = (_with_symbol(each, axis, f"unit {axis}") for each in (answer, right))
-    free, wanted_free = map(_arbitrary, (answer, right))
+    free, wanted_free = _arbitrary(answer, right), _arbitrary(right, answer)
     if 1 < len(free) == len(wanted_free) < 4:
         wanted = _renamed(right, wanted_free)
         orders = itertools.permutations(free)
@@ -351,9 +353,10 @@ def _same_formula(
     return is_natural and formulas.same_value(answer, _with_symbol(right, "log", "ln"), tolerance)
 
 
-def _arbitrary(formula: Formula) -> list[str]:
-    """Return the constants ``C_1``, ``C_2`` of a general solution."""
-    return sorted({each.text for each in formula if re.fullmatch(r"[cC]_\d", each.text)})
+def _arbitrary(formula: Formula, other: Formula) -> list[str]:
+    """Return the constants ``C_1``, ``C_2`` of a general solution; ``A``, ``B`` if the other formula has such ones."""
+    names, others = ([*filter(re.compile(r"[cC]_\d").fullmatch, names_in(each))] for each in (formula, other))
+    return sorted(names or [each for each in names_in(formula) - names_in(other) if each in "ABCDKPQ" and others])
 
 
 def _renamed(formula: Formula, names: Sequence[str]) -> Formula:

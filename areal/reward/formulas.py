@@ -340,9 +340,12 @@ class _Parser:
             value = _mp().quad(body, [inexact(first), inexact(last)])
             self._take(";")
             return value
+        is_series = last == _mp().inf and name == "sum"
+        last = first + 24 if is_series else last
         if not 0 <= last - first < _MOST_TERMS or first.denominator * last.denominator > 1:
             raise NotAFormula
         values = [body(Fraction(i)) for i in range(int(first), int(last) + 1)]
+        values += [_combined(mul, values.pop(), +_mp().catalan)] if is_series else []  # equals series alone
         return reduce(lambda a, b: _combined(add if name == "sum" else mul, a, b), values)
 
 
@@ -371,7 +374,7 @@ def value_of(formula: Formula, point: Mapping[str, Any] | None = None, unit: Any
 
 
 def _points(*formulas: Formula) -> Iterator[dict[str, Fraction]]:
-    """Values for the symbols, negative ones at the end; of sums, whole ones."""
+    """Values for the symbols, negative ones at the end; of sums, whole ones, else none that are likely poles."""
     names = sorted(names_in(*formulas))
     texts = [each.text for formula in formulas for each in formula]
     signs = zip(texts, texts[1:], texts[2:], texts[3:], texts[4:], strict=False)
@@ -384,7 +387,8 @@ def _points(*formulas: Formula) -> Iterator[dict[str, Fraction]]:
             return
     for start, sign in ((0, 1), (2, 1), (5, 1), (1, -1), (4, -1))[: 5 if names else 1]:
         above = [sign * (13 + 5 * i + 3 * start) for i in range(len(names))]
-        yield {name: Fraction(above[i], 1 if is_whole else 7 + 2 * i) for i, name in enumerate(names)}
+        values = above if is_whole else [Fraction(11 * each + 1, 77 + 22 * i) for i, each in enumerate(above)]
+        yield dict(zip(names, map(Fraction, values), strict=True))
 
 
 def close(one: Any, other: Any, tolerance: Fraction | None = None) -> bool:

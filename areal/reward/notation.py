@@ -29,10 +29,13 @@ class Token(NamedTuple):
 
 _REWRITES = r"""
 \\(?:left|right|middle|[bB]igg?[lrm]?)(?![A-Za-z])\s*\.?|\\(?:no)?limits(?![A-Za-z])|\\hline|\\!\s* =>
+(?<=\d)\{,\}(?=(?:\d\d?|\d{4,})(?!\d)) => .
+(?<![\d.])(\d{1,3})\.(\d{3}),(?=\d+(?!\d)) => \1\2.
 \{([:,.])\} => \1
 \\[dtc]frac(?![A-Za-z]) => \\frac
 \\(?:begin|end)\{(?:equation|displaymath)\*?\} =>
 \\begin\{[dr]?cases\} => \\begin{array}{l}
+\\\\\s*\[-?[\d.]+\s*[a-z]{2}\] => \\\\
 \\\{\s*\\begin\{\w+\*?\}(?:\{[^{}]*\})?(?!.*\\\}) => \\begin{array}{l}
 \A(?=\D*\d).*\\(?:implies|therefore|Rightarrow|Longrightarrow)(?![A-Za-z])(?=\D*\d) =>
 \\(?:text)?color\s*\{\w+\}|\\[hv]space\*?\{[^{}]*\} =>
@@ -55,7 +58,7 @@ _REWRITES = r"""
 ((?:\\text\w*\{)?\b[A-Z][a-z]{2,8}\.?\s*\}?)\s*(\d\d?),?\s+(\d{4})\b => \2 \1 \3
 (?<=[a-z])\s+by\s+(?:the\s+)?[A-Za-z\s-]+(?:test|theorem|criterion) =>
 (?i:\b(?:both|only|(?:the\s+)?statements?)\s+)(?=(?:I{1,3}|IV|V)\b)|(?<=[IV])\s+only\b =>
-\\frac\s*\{\s*d\s*(\w)\s*\}\s*\{\s*d\s*\w\s*\}\s*(?==) => \1'
+\\frac\s*\{\s*d\s*(\w)\s*\}\s*\{\s*d\s*\w\s*\} => \1'
 \^\s*\{?\s*\\prime\s*\}? => '
 (?:\A|(?<=\\cup)|(?<=\\in)|(?<==))\s*\](?=[^\[\]()]*,) => (
 (?<=[\[(])([^\[\]()]*,[^\[\]()]*)\[(?=\s*(?:\\cup|\Z)) => \1)
@@ -83,6 +86,8 @@ _REWRITES = r"""
 (?<=\d)\s+(?:\\text\{\s*)?in the (?:afternoon|evening)\s*\}? => \\text{ pm}
 (?<=\d)(?:\\text\{)?[时点]\}?(\d\d)(?:\\text\{)?分\}? => :\1
 (\\\{\s*\([a-z](?:,\s*[a-z])*\)\s*): => \1|
+\A\W*(?i:(?:the\s+)?(?:final\s+)?(?:solution|answer)s?(?:\s+(?:is|are))?)\s*:\s* =>
+\A(?=[^:]*(?:[<>]|\\[gl]e))[^:|{}]*:\s*(?=[(\[]) =>
 """
 _PATTERNS = {
     "th": "(?:st|nd|rd|th)",
@@ -123,7 +128,7 @@ _NAMED = words_in(
     """angle measuredangle triangle overline bar vec overrightarrow overleftarrow overleftrightarrow widehat hat tilde
     dot ddot mathbb mathcal mathscr mathfrak mathbf boldsymbol bm"""
 )
-_BOLD = words_in("mathbf boldsymbol bm")
+_BOLD = words_in("mathbf boldsymbol bm mathcal mathscr")
 _FORMATTING = words_in(
     """displaystyle textstyle scriptstyle large Large LARGE huge Huge small normalsize boxed fbox fboxed underline
     mathit mathsf mathtt mathop checkmark square blacksquare Box qed therefore bf rm it sf tt hfill notag nonumber
@@ -180,6 +185,7 @@ _UNITS_ONLY = re.compile(
     r"(?:\s*\^\s*\{?\s*-?\d\s*\}?|\s*/\s*\(?[A-Za-z]+|\s+[mgshdlLCFKNJWVASEMTHk](?![A-Za-z])|\s*\))*\s*(?:\Z|\d)"
 )
 _CLOCK = re.compile(r"(?:0?\d|1[0-2]):[0-5]\d")
+_ARGUMENTS = re.compile(r"(?:\^\{|\b(?:sin|cos|tan|exp|ln|log)h?\()[-\d.]*\Z")  # e^{at}
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _ARTICLE = re.compile(r"\s+(?:(?!sin|cos|tan|log|ln|exp|sqrt)[a-z]{3}|\d)")
 _EQUAL = {"!=": "≠", "<=": "≤", "=<": "≤", ">=": "≥", "...": "…", r"\%": "%", r"\&": "and", r"\|": "|"}
@@ -263,7 +269,7 @@ def _lines(match: re.Match[str]) -> str:
     if "&" in match[1] and not re.search(rf"{relation}|\\text", match[1]):
         return rf"\begin{{pmatrix}}{match[1]}\end{{pmatrix}}"
     lines, is_piecewise = [], False
-    for line in re.split(r"\\\\(?:\[\w+\])?", match[1]):
+    for line in match[1].split(r"\\"):
         value, _, condition = (part.strip(" ,;.~") for part in _IF.sub("", line).partition("&"))
         is_pair = value and not re.search(relation, value) and re.search(rf"\w.*(?:{relation})|\\text", condition)
         lines.append(f"({value}, {condition})" if is_pair else line.replace("&", " ").strip(" ,;."))
@@ -353,7 +359,7 @@ def _letters(run: str, found: list[Token], gap: bool, is_text: bool, rest: str) 
             is_unit_at_end and not symbols and _UNITS_ONLY.match(rest)
         )
         found.append(Token("w" if is_word or is_measure else "s", run, gap))
-    elif is_text or _is_word(run, is_after_number):
+    elif is_text or (_is_word(run, is_after_number) and not (len(run) < 3 and _ARGUMENTS.search(render(found[-4:])))):
         found.append(Token("w", symbol_of(run), gap))
     else:
         found += [Token("s", letter, gap and not i) for i, letter in enumerate(run)]
@@ -377,7 +383,8 @@ def _command(name: str, text: str, at: int, found: list[Token], gap: bool) -> in
     elif name == "begin" and (matrix := _MATRIX.match(text, at)):
         rows = re.sub(r"\]\s*,\s*\[", r"\\\\", matrix[2])
         rows = rows.strip(" []").replace(",", "&") if rows[:1] == "[" else rows  # [[1, 2], [3, 4]]
-        found.append(Token("v" if matrix[1] == "v" else "m", re.sub(r"\s+", " ", rows), gap))
+        rows = re.sub(r"\s+", " ", rows)
+        found.append(Token("v", rows + r"\\", gap) if matrix[1] == "v" else Token("m", rows, gap))
         return matrix.end()
     elif name in _COMMANDS:
         found.append(Token("s" if name == "infty" else "o", _COMMANDS[name], gap))

@@ -32,6 +32,7 @@ _PHRASES = {
     r"(?:the set of )?all (?:the )?reals?(?: number)?(?: [a-z])?": r"(-\infty,\infty)",
     r"(?:the \w+ )?(?:dne|does? not exist|not defined)": r"\text{undefined}",
     r"neither \w+ nor \w+": r"\text{neither}",
+    r"(?:there (?:is|are) )?(?:an )?infinite(?:ly many)?(?: number of)? solution": r"\text{infinitely many}",
     r"(?:the set of )?all (?:the )?integer(?: [a-z])?": r"\mathbb{Z}",
 }
 
@@ -182,10 +183,10 @@ def _read(found: Formula) -> Node:
     if brackets and not (brackets == "()" and "," in texts_of(inner) and len(signs) == 1):
         return _bracketed(brackets, inner)
     parts, operators = _split(found, "∪", "∩", "∖")
-    if operators:
+    if operators and not _split(found, "=")[1]:
         return _group(operators[-1], [found[: -len(parts[-1]) - 1], parts[-1]])
     parts, operators = _split(found, *_RELATIONS)
-    if operators and any(parts):
+    if operators and any(parts) and not (signs and operators == ["="]):
         return _relation(parts, operators)
     if signs:
         return _both_signs(found)
@@ -204,8 +205,12 @@ def _is_mathematics(found: Formula) -> bool:
 
 
 def _both_signs(found: Formula) -> Group:
-    signs = ({"±": "+", "∓": "-"}, {"±": "-", "∓": "+"})
-    return _group(",", [tuple(each._replace(text=sign.get(each.text, each.text)) for each in found) for sign in signs])
+    """Return the values for both signs; of a point, the signs of each coordinate are its own."""
+    signs, texts = ({"±": "+", "∓": "-"}, {"±": "-", "∓": "+"}), texts_of(found)
+    start = next(i for i, text in enumerate(texts) if text in _BOTH)
+    end = texts.index(",", start) if "," in texts[start:] else len(found)
+    changed = ([each._replace(text=sign.get(each.text, each.text)) for each in found[:end]] for sign in signs)
+    return _group(",", [(*each, *found[end:]) for each in changed])
 
 
 def _group(brackets: str, parts: Sequence[Formula]) -> Group:

@@ -63,7 +63,7 @@ def broken(right: str, choose: random.Random) -> Iterator[str]:
         is_precise = len(re.sub(r"\A[0.]*|\.", "", re.findall(r"[\d.]*\Z", right[:at])[0])) > 4
         if not is_precise and not re.search(r"(?:binom.*|[cC]_\{?|sum.*)\Z", right[:at]):
             yield right[:at] + str((int(right[at]) + choose.randint(1, 9)) % 10) + right[at + 1 :]
-    if re.fullmatch(VALUE, right) and not re.fullmatch(r"0*\.?0*", right):
+    if re.fullmatch(VALUE, right) and not re.fullmatch(r"0*\.?0*(?:,.*)?", right):
         yield "-" + right
     if fraction := re.fullmatch(r"\\[dt]?frac\{(\w+)\}\{(\w+)\}", right):
         yield rf"\frac{{{fraction[2]}}}{{{fraction[1]}}}"
