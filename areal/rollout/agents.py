@@ -33,7 +33,7 @@ class AgentEpisodeFailed(Exception):
 class AgentServiceWorkflow(SessionWorkflow):
     """Sends each row's ``prompt`` or ``messages`` to an agent service, with its other columns as metadata. ``address``
     and ``admin_api_key_file`` belong to the service's gateway; by default a TrainJob sets them in the environment.
-    ``reward_fn`` rewards the answer; without one the agent's ``metadata["reward"]`` counts."""
+    ``reward_fn`` rewards the answer; without it, ``metadata["reward"]`` of the agent is the reward."""
 
     def __init__(
         self,

@@ -1,9 +1,10 @@
-"""Runs the episodes of a collection on the rollout engine's executor: examples in, trajectories on disk out.
+"""Runs the episodes of a collection on the executor of the rollout engine. It reads examples and writes trajectories to
+disk.
 
-The order within an episode makes a kill harmless: its session is journaled before it is used, and its export is on disk
-before it is acknowledged. The episodes on disk alone decide which ones a resumed run skips.
+A kill loses nothing, because of the order within an episode: the journal records the session before it is used, and the
+export is on disk before it is acknowledged. A resumed run skips exactly the episodes that are on disk.
 
-It runs on an installation without extras: it imports neither torch nor NumPy.
+It works on an installation without extras: it imports neither torch nor NumPy.
 """
 
 from __future__ import annotations
@@ -42,8 +43,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CollectionPlan:
-    """``samples`` episodes of each example, ``concurrency`` at once. ``retries`` of a failed episode; ``timeout_s`` of
-    its agent; ``tokens``: the reward function takes token ids. ``discount`` and ``style``: of the export."""
+    """The settings of a collection. ``samples``: episodes of each example; ``concurrency``: episodes at once;
+    ``retries``: of a failed episode; ``timeout_s``: of its agent; ``tokens``: the reward function gets token ids.
+    ``discount`` and ``style``: of the export."""
 
     model: str
     samples: int = 1
@@ -75,7 +77,7 @@ _FUNCTIONS = "areal.reward.functions"
 
 
 def single_turn(sampling: Mapping[str, Any]) -> Agent:
-    """Return one answer to the example's messages."""
+    """Request one answer to the example's messages."""
 
     async def ask(example: Example, session: AsyncSession, plan: CollectionPlan) -> AgentResult:
         tools = {"tools": list(example.tools)} if example.tools else {}
@@ -95,9 +97,9 @@ def single_turn(sampling: Mapping[str, Any]) -> Agent:
 
 
 def named_agent(text: str) -> Agent:
-    """Load the function or class once. Each call runs on its own thread, because it cannot be stopped from outside. One
-    that exceeds the deadline keeps running; its session is ended, so the service refuses its further requests. Raises
-    ArealError where it does not exist."""
+    """Load a function or class, and return it as an agent. Each call runs on its own thread, because it cannot be
+    stopped from outside. A call that exceeds the deadline keeps running, but its session is ended, so the service
+    refuses its further requests. Raises ArealError if the function does not exist."""
     found = load_callable(text, "--workflow")
     given = dict.fromkeys(_AGENT_ARGUMENTS)
     try:
@@ -144,7 +146,7 @@ def named_agent(text: str) -> Agent:
 
 
 def _number(value: Any) -> float:
-    """Accept the number types of any library. Raises EpisodeFailed."""
+    """Convert a number of any library. Raises EpisodeFailed."""
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError) as error:
@@ -192,14 +194,14 @@ class RewardScorer:
         self._thread.run(self._pool.close())
 
     def check(self, dataset: ExampleSet, limit: int | None, *, tokens: bool) -> None:
-        """Raise UsageFault for a function that does not take one response, or not from the columns of the first
-        ``limit`` examples. ``tokens``: whether there will be token ids."""
+        """Raise UsageFault for a function that does not reward single responses, or that needs columns which the first
+        ``limit`` examples lack. ``tokens``: whether it will get token ids."""
         self.parameters.check_types()
         rows = (example.fields for example in dataset.examples[:limit])
         check_columns([self.parameters], rows, dataset.place, also=_FURTHER, tokens=tokens)
 
     async def score(self, example: Example, result: AgentResult) -> float:
-        """Raise RewardError."""
+        """Return the reward of a response. Raises RewardError."""
         target = FunctionTarget(_FUNCTIONS, "scorer", argument=self._spec)
         own = (example.prompt, result.answer, *(result.tokens.get(name) for name in OWN_ARGUMENTS[2:]))
         also = dict(zip(_FURTHER, (list(example.messages), result.answer), strict=True))
@@ -221,8 +223,8 @@ Score = Callable[[Example, AgentResult], Awaitable[float]]
 
 @dataclass
 class Collection:
-    """Call ``run`` once. ``score``: None where the agent sets the rewards, or there are none. ``place``: the file and
-    line of an example, by its number."""
+    """One run of a collection; call ``run`` once. ``score``: None if the agent sets the rewards, or there are none.
+    ``place``: the file and line of an example, by its number."""
 
     client: AsyncInferenceClient
     agent: Agent
@@ -291,8 +293,8 @@ class Collection:
         return done
 
     async def _export_previous(self, example: Example, sample: int, session_id: str) -> bool:
-        """Export an interrupted episode's session where it is complete; whether it was. The text of the answer is lost
-        with the killed process."""
+        """Export the session of an interrupted episode if it is complete, and return whether it was. The text of the
+        answer is lost with the killed process."""
         try:
             episode = await self._export(example, sample, session_id)
         except (ClientError, EpisodeFailed) as error:
@@ -307,8 +309,8 @@ class Collection:
         return True
 
     def _start_groups(self, done: set[str]) -> list[tuple[Example, int]]:
-        """Return the remaining episodes in the order of the data set, the samples of an example next to each other.
-        Each example's have their sessions together."""
+        """Return the remaining episodes in the order of the data set. The samples of an example are adjacent and share
+        ``GroupSessions``."""
         episodes = []
         for example in self.examples:
             number = example.number
@@ -371,7 +373,8 @@ class Collection:
         return Rollout(item, None, 0, 0, number)
 
     async def _session(self, example: Example, name: str) -> AsyncSession:
-        """Take a group's sample. A refusal ends the run: with a wrong model or key every later start fails too."""
+        """Return a session for an episode. A refusal ends the run, because with a wrong model or key all later starts
+        fail too."""
         try:
             return await self._groups[example.number].take(name)
         except ClientError as error:

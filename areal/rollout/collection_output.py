@@ -36,7 +36,7 @@ from areal.trajectories.record import Episode
 
 @dataclass(frozen=True)
 class PreviousRun:
-    """The journal of earlier runs. ``sessions``: by episode, the last one that was started and not dropped.
+    """The journal of earlier runs. ``sessions``: for each episode, the last session that was started and not dropped.
     ``acknowledged``: episodes whose export was acknowledged."""
 
     sessions: Mapping[str, str] = field(default_factory=dict)
@@ -44,7 +44,8 @@ class PreviousRun:
 
 
 class OutputFolder:
-    """Open with ``open_folder``; one process at a time. Its methods may be called from any thread."""
+    """The output folder, opened by ``open_folder`` for one process at a time. Its methods may be called from any
+    thread."""
 
     def __init__(self, path: Path, run_id: str, lock: int, *, parquet: bool) -> None:
         self.path = path
@@ -126,7 +127,8 @@ class OutputFolder:
             (self.path / "journal.jsonl").unlink(missing_ok=True)
 
     def _to_parquet(self) -> None:
-        """Remove the lines only after the Parquet file is in place: a reader always finds one of them complete."""
+        """Convert the lines to Parquet. They are removed only after the Parquet file is in place, so that a reader
+        always finds one of the two complete."""
         from areal.trajectories.reading import write_parquet
 
         lines = Path(self._lines.name)
@@ -140,8 +142,8 @@ class OutputFolder:
 
 
 def open_folder(path: Path, settings: Mapping[str, Any], *, parquet: bool, resume: bool) -> OutputFolder:
-    """Raise Conflict for a folder that has a run already (without ``resume``) or a run with other settings (with it),
-    Locked while another process writes to it."""
+    """Open the folder. Raises Conflict for a folder with a run (without ``resume``) or with a run of other settings
+    (with it), Locked while another process writes to it."""
     path.mkdir(parents=True, exist_ok=True)
     lock = _lock(path)
     try:
@@ -156,7 +158,7 @@ def open_folder(path: Path, settings: Mapping[str, Any], *, parquet: bool, resum
 
 
 def _check_settings(path: Path, settings: Mapping[str, Any], *, resume: bool) -> str:
-    """Compare or write ``run.json``; the run's id."""
+    """Compare or write ``run.json``, and return the run's id."""
     about = path / RUN
     run_id = secrets.token_hex(4)
     if not resume:
@@ -178,13 +180,13 @@ def _check_settings(path: Path, settings: Mapping[str, Any], *, resume: bool) ->
 
 
 def refuse_begun(path: Path) -> None:
-    """Raise Conflict for a folder that has a run already."""
+    """Raise Conflict for a folder that contains a run."""
     if (path / RUN).exists() and _has_begun(path):
         raise Conflict(f"{path} holds a run already", hint="add --resume to go on with it, or choose another --output")
 
 
 def _has_begun(path: Path) -> bool:
-    """Return whether the folder has anything to resume. A run that ended before its first session has nothing."""
+    """Return whether the folder has something to resume. A run that ended before its first session has not."""
     return any(each.stat().st_size for name in (f"{TRAJECTORIES}*", "journal.jsonl") for each in path.glob(name))
 
 
@@ -267,7 +269,7 @@ def outcome_of(episode: Episode) -> EpisodeOutcome:
 
 @dataclass
 class CollectionProgress:
-    """Updated during a run. ``before``: how many of ``outcomes`` are of earlier runs."""
+    """The state of a run. ``before``: the number of ``outcomes`` from earlier runs."""
 
     planned: int
     outcomes: list[EpisodeOutcome] = field(default_factory=list)
@@ -314,7 +316,7 @@ def summary(progress: CollectionProgress, seconds: float) -> dict[str, Any]:
 
 
 def spread(values: Sequence[float]) -> dict[str, float] | None:
-    """Mean, population standard deviation and quantiles; None without values."""
+    """Return mean, population standard deviation and quantiles; None without values."""
     if not values:
         return None
     ordered = sorted(values)
@@ -332,13 +334,13 @@ def spread(values: Sequence[float]) -> dict[str, float] | None:
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """Return the smallest value that at least ``share`` of the values do not exceed."""
+    """Return the smallest value that is greater than or equal to at least ``share`` of the values."""
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
 def groups(outcomes: Sequence[EpisodeOutcome]) -> dict[str, Any] | None:
-    """Statistics of prompts with several rewarded samples; None without such a prompt. A prompt whose samples all have
-    one reward has no gradient in a group-relative method."""
+    """Return statistics of the prompts with several rewarded samples; None without such a prompt. A prompt whose
+    samples all have the same reward has no gradient in a group-relative method."""
     by_prompt: dict[int, list[float]] = {}
     for each in outcomes:
         if each.reward is not None:

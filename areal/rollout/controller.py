@@ -62,9 +62,10 @@ class ServiceAddress(NamedTuple):
 def find_service(
     config: InferenceEngineConfig, given: ServiceAddress, environment: Mapping[str, str]
 ) -> ServiceAddress:
-    """Arguments take precedence over the configuration, and that over the environment. Where only the environment names
-    the service, its model takes precedence too: a job may have another one than its configuration names. Raises
-    UsageFault without an address, NotFound for an unreadable key file."""
+    """Return the address of the service. Arguments override the configuration, and the configuration overrides the
+    environment. If only the environment names the service, its model also overrides the configured one, because a job
+    may use another model than its configuration names. Raises UsageFault without an address, NotFound for an unreadable
+    key file."""
     address = given.address or config.gateway_addr or environment.get(ADDRESS)
     if not address:
         raise UsageFault(
@@ -85,7 +86,7 @@ def find_service(
 async def open_service(
     service: ServiceAddress, config: InferenceEngineConfig
 ) -> tuple[AsyncInferenceClient, int | None]:
-    """Return a client, and the model's context length in tokens where the service reports it. Raises ClientError."""
+    """Return a client, and the model's context length in tokens if the service reports it. Raises ClientError."""
     client = AsyncInferenceClient(
         service.address,
         service.key,
@@ -105,7 +106,7 @@ async def open_service(
 
 
 async def servers_of(client: AsyncInferenceClient) -> int:
-    """Return the number of servers of the model; 0 where the key is not allowed to list them. Raises ClientError."""
+    """Return the number of servers of the model; 0 if the key may not list them. Raises ClientError."""
     try:
         return sum(_serves(client, each) for each in await client.workers.list())
     except CallerError:
@@ -144,8 +145,8 @@ P = ParamSpec("P")
 def _trajectories(
     take: Callable[Concatenate[RolloutController, P], list[Rollout]],
 ) -> Callable[Concatenate[RolloutController, P], list[Any]]:
-    """Return the method without versions and ids: trajectories alone, written to files where ``dump_to_file`` is set,
-    and acknowledged."""
+    """Return a variant of the method that returns only trajectories, without versions and ids. It writes them to files
+    if ``dump_to_file`` is set, and acknowledges them."""
 
     @wraps(take)
     def call(self: RolloutController, /, *args: P.args, **kwargs: P.kwargs) -> list[Any]:
@@ -279,8 +280,8 @@ class RolloutController:
         task_id: str | None = None,
         is_eval: bool = False,
     ) -> str:
-        """Queue one episode (a group of ``group_size``) and return its id. ``is_eval``: it runs outside the staleness
-        window, and only ``wait_for_task`` returns it. Raises CallerError where the queue is full."""
+        """Queue one episode (a group of ``group_size``) and return its id. With ``is_eval`` it runs outside the
+        staleness window, and only ``wait_for_task`` returns it. Raises CallerError if the queue is full."""
         make = self._item_factory(
             workflow, workflow_kwargs, should_accept_fn, group_size, outside_window=is_eval, is_eval=is_eval
         )
@@ -362,10 +363,10 @@ class RolloutController:
         timeout: float | None = None,
         is_eval: bool = False,
     ) -> list[Rollout]:
-        """Run these rows outside the staleness window; the accepted episodes, in the order of ``data``.
-        ``rollout_batch`` returns trajectories; ``run_batch`` returns versions, prompts and task ids too, and leaves
-        ``dump_to_file`` and ``acknowledge`` to its caller. Failures are logged and kept (``failures``). Raises
-        TimedOut, and RolloutsFailed where all failed."""
+        """Run these rows outside the staleness window, and return the accepted episodes in the order of ``data``.
+        ``rollout_batch`` returns trajectories; ``run_batch`` also returns versions, prompts and task ids, and leaves
+        ``dump_to_file`` and ``acknowledge`` to its caller. Failures are logged and kept in ``failures``. Raises
+        TimedOut, and RolloutsFailed if all episodes failed."""
         make = self._item_factory(
             workflow, workflow_kwargs, should_accept_fn, group_size, outside_window=True, is_eval=is_eval
         )
@@ -390,11 +391,12 @@ class RolloutController:
         dynamic_bs: bool = False,
         timeout: float | None = None,
     ) -> list[Rollout]:
-        """Return the next batch of ``consumer_batch_size``, while episodes for later batches keep running.
-        ``prepare_batch`` returns trajectories; ``take_prepared`` returns versions, prompts and task ids too, and leaves
-        ``dump_to_file`` and ``acknowledge`` to its caller. ``dataloader`` yields rows or lists of rows and is restarted
-        at its end; None in online mode, where users make the episodes. ``dynamic_bs``: the accepted ones of that many
-        episodes, perhaps fewer. Arguments apply to the prompts that this call submits."""
+        """Return the next batch of ``consumer_batch_size`` while episodes for later batches keep running.
+        ``prepare_batch`` returns trajectories; ``take_prepared`` also returns versions, prompts and task ids, and
+        leaves ``dump_to_file`` and ``acknowledge`` to its caller. ``dataloader`` yields rows or lists of rows and is
+        restarted at its end; None in online mode, where users start the episodes. With ``dynamic_bs`` the batch has the
+        accepted episodes among that many finished ones, perhaps fewer. Arguments apply to the prompts that this call
+        submits."""
         make = self._item_factory(workflow, workflow_kwargs, should_accept_fn, group_size, outside_window=False)
         rows, count, executor = self._rows(dataloader), self.config.consumer_batch_size, self._executor
         enough = min(executor.staleness.window.size, self.config.concurrency + 2 * count)
@@ -437,9 +439,9 @@ class RolloutController:
         return self._loop.call(read) if self._leases else []
 
     def acknowledge(self, leases: Sequence[str]) -> None:
-        """Acknowledge leases whose results are durable: the service deletes their trajectories. Until then they are
-        lent again after this process. A service that does not answer is a warning: they stay among the
-        ``spent_leases``."""
+        """Acknowledge leases whose results are durable, so that the service deletes their trajectories. Otherwise they
+        are offered again after this process has ended. A service that does not answer causes a warning, and the leases
+        stay in ``spent_leases``."""
 
         async def notify() -> None:
             try:
@@ -480,7 +482,7 @@ class RolloutController:
         return self._loop.run(self._client.chat(messages, **fields))
 
     def register_scrape_target(self, target: str, labels: Mapping[str, str]) -> None:
-        """Keep ``target`` (host:port) in the service's list of Prometheus targets."""
+        """Register ``target`` (host:port) in the service's list of Prometheus targets, and renew it."""
 
         async def keep() -> None:
             while True:
@@ -511,7 +513,8 @@ class RolloutController:
         return self._loop.call(read)
 
     def ends(self) -> list[EpisodeEnd]:
-        """Episodes since the last call that are not trained on, with their causes. The first call starts the record."""
+        """Return the episodes since the last call that are not trained on, with their causes. The first call starts the
+        record."""
         return self._loop.call(lambda: self._executor.staleness.drain_ends())
 
     def served_version(self) -> int | None:
@@ -526,7 +529,7 @@ class RolloutController:
         return max(self._loop.run(ask()), default=None)
 
     def outstanding(self) -> list[Row]:
-        """Return the prompts that were submitted and not consumed, for a checkpoint."""
+        """Return the prompts that were submitted but not consumed, for a checkpoint."""
 
         def read() -> list[Row]:
             executor = self._executor

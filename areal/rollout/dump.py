@@ -1,8 +1,8 @@
-"""Consumed rollouts as files for ``areal inf trajectories show``, a line for each sample of a prompt; and
-``failures.jsonl``, a line for each failed rollout with its blame.
+"""Rollouts as files: a line for each sample of a prompt, read by ``areal inf trajectories show``; and
+``failures.jsonl`` with a line for each failed rollout.
 
-A trainer writes one file for each step, with advantages, and one for each evaluation; repeating a step replaces its
-file. Programs outside a training job append to one file for each version of the weights.
+A trainer writes one file for each step, with advantages, and one for each evaluation; a repeated step replaces its
+file. Programs outside of a training job append to one file for each version of the weights.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ def _append(path: Path, lines: bytes, what: str) -> None:
 def write_step(
     folder: Path, step: int, episodes: Iterable[Episode], *, is_eval: bool = False, append: bool = False
 ) -> None:
-    """Write, or ``append`` to, the file of a training step or of the evaluation after it. A full disk is a warning."""
+    """Write, or with ``append`` extend, the file of a training step or of the evaluation after it. A full disk causes a
+    warning."""
     path = folder / f"trajectories-{'eval-' if is_eval else ''}{step:06d}.jsonl"
     staged = path.with_suffix(".part")
     try:
@@ -73,14 +74,14 @@ def write_step(
 
 
 def remove_steps(folder: Path, after: int) -> None:
-    """Remove the files of steps after ``after``: a run that resumes there repeats them."""
+    """Remove the files of steps after ``after``, which a resumed run repeats."""
     for path in folder.glob("trajectories-*.jsonl"):
         if (match := _STEP_FILE.fullmatch(path.name)) and int(match[1]) > after:
             path.unlink(missing_ok=True)
 
 
 def write_failure(folder: Path, item: EpisodeSpec, failure: Failure) -> None:
-    """Append a line to ``failures.jsonl``. A full disk is a warning."""
+    """Append a line to ``failures.jsonl``. A full disk causes a warning."""
     line = {
         "episode": failure.task_id,
         "prompt": _prompt(item.data, item.number),
@@ -183,9 +184,9 @@ def _interactions(
 
 
 def _conversations(columns: Mapping[str, list[Any]]) -> tuple[list[int], list[int]]:
-    """Return the sample of each row, and its parent: the row whose conversation it continues, -1 for none. Without
-    these columns the parent is the longest row that is a prefix of the prompt, and the answers to one prompt are
-    samples."""
+    """Return (sample, parent) of each row. The parent is the row whose conversation the row continues, -1 for none. If
+    the columns are missing, the parent is the longest row that is a prefix of the prompt, and each answer to a prompt
+    is a sample."""
     tokens = [ids[: sum(mask)] for ids, mask in zip(columns["input_ids"], columns["attention_mask"], strict=True)]
     masks = columns.get("loss_mask") or [[0] * len(ids) for ids in tokens]
     prompts = [ids[: mask.index(1)] if 1 in mask else ids for ids, mask in zip(tokens, masks, strict=True)]

@@ -73,7 +73,7 @@ class _PendingPrompt:
 
 
 class PromptBatcher:
-    """Joins prompts into calls. ``replicas``: the number of the model's servers; 0 if unknown, which disables
+    """Combines prompts into calls. ``replicas``: the number of the model's servers; 0 if unknown, which disables
     batching."""
 
     def __init__(self, client: AsyncInferenceClient, replicas: int = 0) -> None:
@@ -151,8 +151,8 @@ def _cancel_if_unwanted(task: asyncio.Task[None], batch: Sequence[_PendingPrompt
 
 
 def answer_budget(gconfig: GenerationHyperparameters, prompt_len: int, context: int | None = None) -> int:
-    """Return the most tokens of the response; ``context``: the model's context length, if known. Raises CallerError
-    where the prompt leaves no room."""
+    """Return the maximum number of tokens of the response. ``context``: the model's context length, if known. Raises
+    CallerError if the prompt leaves no room."""
     longest = min(gconfig.max_tokens, context or gconfig.max_tokens)
     budget = min(gconfig.max_new_tokens, longest - prompt_len)
     if budget < 1:
@@ -162,8 +162,7 @@ def answer_budget(gconfig: GenerationHyperparameters, prompt_len: int, context: 
 
 
 def _reseeded(fields: dict[str, Any], part: int) -> dict[str, Any]:
-    """Return the fields of a request for the rest of an answer, whose random numbers are others than those of its
-    start."""
+    """Return the fields of a request for the rest of an answer, with another seed than for its start."""
     return fields | {name: derived_seed(fields[name], part) for name in ("seed", "default_seed") if name in fields}
 
 
@@ -204,7 +203,7 @@ class PartialResponse:
 
 
 def _encoded(image: bytes | str) -> bytes:
-    """Return an image of a request, whose text is base64. Raises CallerError."""
+    """Return an image as base64 text. Raises CallerError."""
     try:
         return from_base64(image, "image_data") if isinstance(image, str) else image
     except BadImage as error:
@@ -261,8 +260,8 @@ class EpisodeEngine:
             self.head.version = self.version()
 
     async def lend(self, *, discount: float, style: Style) -> Trajectories:
-        """Return a ready trajectory of a user; waits for one. A lease expires before its trajectory is trained on: one
-        that comes again while an episode holds it is only leased anew."""
+        """Lease a complete trajectory of a user; waits for one. Leases may expire before their trajectories are trained
+        on. A trajectory that is offered again while an episode holds it only gets a new lease."""
         while True:
             for lease in await self.client.lend(1, _ONLINE_WAIT_S, "tokens", discount=discount, style=style):
                 if lease.lease_id not in self.leases:
@@ -271,7 +270,7 @@ class EpisodeEngine:
                 await asyncio.sleep(_KNOWN_PAUSE_S)
 
     def release(self) -> None:
-        """Forget the episode's leases: their trajectories come again."""
+        """Drop the episode's leases, so that their trajectories are offered again."""
         for lease in [lease for lease, number in self.leases.items() if number == self.number]:
             del self.leases[lease]
 
@@ -294,7 +293,7 @@ class EpisodeEngine:
         return self.task_id[:256]
 
     def samples_together(self, gconfig: GenerationHyperparameters, count: int) -> bool:
-        """Return whether one call may sample ``count`` responses."""
+        """Return whether one call can sample ``count`` responses."""
         return count <= MAX_CHOICES
 
     async def agenerate(self, req: ModelRequest) -> ModelResponse:
@@ -315,7 +314,7 @@ class EpisodeEngine:
     async def _continue(
         self, answers: Sequence[PartialResponse], req: ModelRequest, budget: int, fields: dict[str, Any]
     ) -> None:
-        """Request the rest of aborted responses, each with random numbers of its own."""
+        """Request the rest of aborted responses, each with another seed."""
         try:
             async with asyncio.TaskGroup() as group:
                 for number, answer in enumerate(answers):

@@ -1,4 +1,4 @@
-"""One episode of a trainer: its attempts with their deadline, and the check of its rows."""
+"""One episode of a trainer: its attempts with a deadline, and the validation of its rows."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _RETRYABLE = (Blame.SERVICE, Blame.INFRASTRUCTURE)
 
 @dataclass(frozen=True)
 class EpisodeRunner:
-    """Runs episodes. ``attempts`` includes the first; only failures of the service or the infrastructure are
-    retried. With ``check``, rows are validated before they are accepted. ``attempted`` gets the error of each
-    attempt, or None."""
+    """Runs episodes. ``attempts`` includes the first; only failures of the service or the infrastructure are retried.
+    With ``check``, rows are validated before they are accepted. ``attempted`` is called with the error of each attempt,
+    or None."""
 
     engine: Callable[[EpisodeSpec], EpisodeEngine]
     attempts: int

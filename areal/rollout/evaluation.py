@@ -28,8 +28,8 @@ _TINY = 1e-300
 
 @dataclass(frozen=True)
 class PromptScores:
-    """The rewards of the finished samples of one prompt. ``key``: the digest of what it asks, and the number of equal
-    prompts before it. ``number``: its position in the data set."""
+    """The rewards of the finished samples of one prompt. ``key``: the digest of the prompt, and the number of equal
+    prompts before it. ``number``: the position in the data set."""
 
     key: str
     number: int
@@ -41,7 +41,7 @@ class PromptScores:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A score over ``prompts`` prompts, with its confidence interval. NaN without a bound: one prompt has none."""
+    """A score over ``prompts`` prompts with its confidence interval. The bounds are NaN if there is only one prompt."""
 
     value: float
     low: float
@@ -63,7 +63,7 @@ class PromptChange(NamedTuple):
 
 @dataclass(frozen=True)
 class Comparison:
-    """Differences to a baseline, prompt by prompt: positive where this evaluation is better."""
+    """Differences to a baseline, prompt by prompt; positive values are improvements."""
 
     reward: Estimate
     pass_at_1: Estimate
@@ -71,7 +71,7 @@ class Comparison:
 
     @property
     def dropped(self) -> bool:
-        """Whether an interval lies below zero."""
+        """Whether a confidence interval is completely below zero."""
         return self.reward.high < 0 or self.pass_at_1.high < 0
 
     def document(self) -> dict[str, Any]:
@@ -84,7 +84,7 @@ class Comparison:
 
 
 def prompt_keys(digests: Mapping[int, str]) -> dict[int, str]:
-    """Return the key of each example, by its number, of the digests of the prompts. Equal prompts differ by their
+    """Return the key of each example by its number, from the digests of the prompts. Equal prompts are numbered in
     order."""
     seen: Counter[str] = Counter()
     keys = {}
@@ -95,7 +95,7 @@ def prompt_keys(digests: Mapping[int, str]) -> dict[int, str]:
 
 
 def scores_of(episodes: Iterable[Episode], prompt_field: str | None = None) -> list[PromptScores]:
-    """Return the rewards by prompt, in the order of the data set. An episode without a reward is left out."""
+    """Return the rewards by prompt, in the order of the data set. Episodes without a reward are left out."""
     rewards: dict[int, list[float]] = {}
     digests: dict[int, str] = {}
     for episode in episodes:
@@ -106,7 +106,7 @@ def scores_of(episodes: Iterable[Episode], prompt_field: str | None = None) -> l
 
 
 def pass_at(k: int, samples: int, passes: int) -> float:
-    """Return the probability that ``k`` of a prompt's samples, drawn without replacement, have a pass among them: the
+    """Return the probability that at least one of ``k`` samples of a prompt, drawn without replacement, passes: the
     unbiased estimator of pass@k (Chen et al. 2021, arXiv:2107.03374, equation 1)."""
     return 1.0 - math.comb(samples - passes, k) / math.comb(samples, k)
 
@@ -136,7 +136,7 @@ def estimates(scores: Sequence[PromptScores], samples: int, threshold: float, co
 
 
 def check_prompts(keys: Iterable[str], baseline: Sequence[PromptScores]) -> None:
-    """Raise Conflict unless the prompts of one are among those of the other."""
+    """Raise Conflict unless the prompts of one evaluation are a subset of those of the other."""
     here, there = set(keys), {each.key for each in baseline}
     if not here & there or len(here & there) < min(len(here), len(there)):
         raise Conflict(
@@ -148,7 +148,7 @@ def check_prompts(keys: Iterable[str], baseline: Sequence[PromptScores]) -> None
 def compare(
     scores: Sequence[PromptScores], baseline: Sequence[PromptScores], threshold: float, confidence: float
 ) -> Comparison | None:
-    """Return the differences over the prompts that both have scores of; None without one."""
+    """Return the differences over the prompts that have scores in both evaluations; None if there is none."""
     before = {each.key: each for each in baseline}
     pairs = [(before[each.key], each) for each in scores if each.key in before]
     if not pairs:
@@ -188,8 +188,8 @@ def share_estimate(shares: Sequence[float], samples: int, confidence: float) -> 
 
 @dataclass(frozen=True)
 class Difference:
-    """The mean of ``b`` minus that of ``a``. NaN for bounds and ``p`` that are not known: a side has one value, or no
-    value differs. ``method``: ``welch``, ``paired`` or ``none``."""
+    """The mean of ``b`` minus the mean of ``a``. Bounds and ``p`` are NaN if they cannot be computed: one side has a
+    single value, or no value differs. ``method``: ``welch``, ``paired`` or ``none``."""
 
     value: float
     low: float
@@ -203,7 +203,7 @@ class Difference:
 
 
 def welch(a: Sequence[float], b: Sequence[float], confidence: float) -> Difference:
-    """Two samples whose variances may differ (Welch 1947)."""
+    """Compare two samples whose variances may differ (Welch 1947)."""
     value = fmean(b) - fmean(a)
     if min(len(a), len(b)) < 2:
         return Difference(value, math.nan, math.nan, math.nan, "none")
@@ -214,7 +214,7 @@ def welch(a: Sequence[float], b: Sequence[float], confidence: float) -> Differen
 
 
 def paired(a: Sequence[float], b: Sequence[float], confidence: float) -> Difference:
-    """Pairs of values, such as two runs with one seed."""
+    """Compare pairs of values, such as two runs with the same seed."""
     changes = [after - before for before, after in zip(a, b, strict=True)]
     if len(changes) < 2:
         return Difference(fmean(changes), math.nan, math.nan, math.nan, "none")
@@ -230,12 +230,12 @@ def _tested(value: float, error: float, freedom: float, confidence: float, metho
 
 
 def student_tails(t: float, freedom: float) -> float:
-    """Return the probability of a value of Student's t at least as far from 0 as ``t``, on either side."""
+    """Return the two-sided tail probability of Student's t: that of a value at least as far from 0 as ``t``."""
     return _beta_share(freedom / (freedom + t * t), freedom / 2, 0.5)
 
 
 def student_quantile(probability: float, freedom: float) -> float:
-    """Return the quantile of Student's t, from 0.5 on."""
+    """Return the quantile of Student's t for a probability of at least 0.5."""
     tails = 2 * (1 - probability)
     low, high = 0.0, 1.0
     while student_tails(high, freedom) > tails and high < 1e12:

@@ -1,4 +1,4 @@
-"""Where evaluations are: the folders of ``areal eval``, and the validation that a job made after a step."""
+"""Where evaluations are stored: the folders of ``areal eval``, and the validations of a job."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ FORMAT = 1  # of run.json, and of the folder that it describes
 
 
 class EvaluationFiles(NamedTuple):
-    """``name``: as it was asked for. ``path``: the folder of an evaluation, or the file of a job's validation, which
-    has no ``summary``."""
+    """An evaluation on disk. ``name``: as the user wrote it. ``path``: the folder of an evaluation, or the file of a
+    job's validation, which has no ``summary``."""
 
     name: str
     path: Path
@@ -30,7 +30,7 @@ class EvaluationFiles(NamedTuple):
 
     @property
     def samples(self) -> Path:
-        """The file of its episodes."""
+        """The file with its episodes."""
         return self.path / f"{TRAJECTORIES}{JSONL}" if self.path.suffix != JSONL else self.path
 
 
@@ -39,7 +39,8 @@ def evaluations_folder(home: Home) -> Path:
 
 
 def find_evaluation(home: Home, text: str) -> EvaluationFiles:
-    """Return the finished evaluation of a name, a folder, or ``trainjob/NAME[@STEP]``. Raises NotFound."""
+    """Return the finished evaluation with this name, in this folder, or of ``trainjob/NAME[@STEP]``. Raises
+    NotFound."""
     if match := JOB.fullmatch(text):
         return _validation(home, text, match["name"], match["step"])
     folder = Path(text).expanduser()
@@ -58,7 +59,7 @@ def find_evaluation(home: Home, text: str) -> EvaluationFiles:
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """``run.json`` of a collection's folder. Raises UnreadableFile, also for one that a newer version wrote."""
+    """Return ``run.json`` of a collection's folder. Raises UnreadableFile, also for a file of a newer version."""
     settings = _document(folder / RUN)
     if not isinstance(found := settings.get("format"), int) or found > FORMAT:
         reason = f"{NEWER} (format {found}, this one knows {FORMAT})"
@@ -77,7 +78,7 @@ def _document(path: Path) -> dict[str, Any]:
 
 
 def _validation(home: Home, text: str, job: str, step: str | None) -> EvaluationFiles:
-    """Return the evaluation that the job made after a step; without a step, its last one."""
+    """Return the job's validation after a step; without a step, the last one."""
     folder = home.jobs / job / "trajectories"
     found = {each.step: each.name for each in step_files(folder) if each.is_eval}
     chosen = int(step) if step is not None else max(found, default=-1)

@@ -1,5 +1,5 @@
-"""Runs episodes as asyncio tasks on one loop, started as their staleness allows, each with its attempts. A bad rollout
-is data, not a crash. Not thread-safe: call it on the loop."""
+"""Runs episodes as asyncio tasks on one event loop. The staleness window decides when an episode starts; each has
+several attempts. A failed rollout is a result, not an exception. Not thread-safe: call it on the loop."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ async def run_attempts(
     about: tracing.Attributes,
     described: Callable[[Rollout], tracing.Attributes] = lambda rollout: {},
 ) -> Outcome:
-    """Attempt an episode until it ends. ``pause_s``: of the error and the number, from 1, of an attempt, the seconds
-    before the next one; None: the episode has failed. ``about`` and ``described`` are attributes of its span."""
+    """Attempt an episode until it ends. ``pause_s`` maps the error and the number of an attempt (from 1) to the seconds
+    before the next attempt; None: the episode has failed. ``about`` and ``described`` are attributes of the episode's
+    span."""
     with tracing.span("rollout", {"areal.task_id": task_id, **about}, root=True) as span:
         for number in itertools.count(1):
             try:
@@ -53,8 +54,9 @@ async def run_attempts(
 
 
 class Executor:
-    """Runs episodes by ``run``. ``head_of`` returns the version of a running episode's oldest token, or None before its
-    first token. ``max_failures`` in a row end a wait. ``on_failure`` is called with each failure."""
+    """Runs episodes with ``run``. ``head_of`` returns the version of a running episode's oldest token, or None before
+    its first token. After ``max_failures`` consecutive failures, waiting callers get an error. ``on_failure`` is called
+    with each failure."""
 
     def __init__(
         self,
@@ -94,12 +96,12 @@ class Executor:
         return [item for item, _ in self._tasks.values() if item.number in self.staleness.running]
 
     def open_numbers(self) -> set[int]:
-        """Return the episodes that run, and those whose results are not taken yet."""
+        """Return the episodes that run, and those whose results have not been taken."""
         state = self.staleness
         return {*state.running, *state.outside, *state.accepted, *self._awaited}
 
     def expect(self, number: int) -> asyncio.Future[Outcome]:
-        """Return the future outcome of an episode, for ``take_one`` and ``run_all``."""
+        """Return a future for the outcome of an episode, for ``take_one`` and ``run_all``."""
         return self._awaited.setdefault(number, asyncio.get_running_loop().create_future())
 
     def pause(self) -> None:
@@ -111,7 +113,8 @@ class Executor:
         self.admit()
 
     def set_version(self, version: int) -> None:
-        """Abort the running episodes that are now too stale: their results would be dropped."""
+        """Set the version, and abort the running episodes that are now too stale, because their results would be
+        dropped."""
         self.staleness.set_version(version)
         for item, task in list(self._tasks.values()):
             head = self._head_of(item)
@@ -149,8 +152,8 @@ class Executor:
         self._notify()
 
     def _warn_of_rejections(self) -> None:
-        """Warn of rejections. Sampling continues, since the next prompt may be accepted. Warns of slow progress, each
-        time after twice as many rejections."""
+        """Log a warning about slow progress whenever the number of rejections has doubled. Sampling continues, because
+        the next prompt may be accepted."""
         rejected = self.staleness.consecutive_rejections
         if not rejected:
             self._warn_at = _WARN_FACTOR * self._max_failures
@@ -213,8 +216,8 @@ class Executor:
         return self.staleness.take_one(number) or _result(outcome)
 
     async def run_all(self, items: Sequence[EpisodeSpec], timeout_s: float | None) -> list[Outcome]:
-        """Run episodes outside the staleness window and wait for all; outcomes in the order of ``items``. A wait that
-        does not last that long aborts those that have not ended. Raises TimedOut."""
+        """Run episodes outside the staleness window and wait for all. Returns outcomes in the order of ``items``. On a
+        timeout the remaining ones are aborted. Raises TimedOut."""
         futures = [self.expect(item.number) for item in items]
         self.submit(items)
         try:
@@ -257,8 +260,8 @@ class Executor:
         return f"{now} ({past}){'; paused' if self._paused else ''}{held}"
 
     async def close(self) -> None:
-        """Cancel the running episodes and wait for them. One that was aborted is not cancelled again: that would
-        interrupt the closing of its sessions."""
+        """Cancel the running episodes and wait for them. An episode that is already aborted is not cancelled again,
+        which would interrupt the end of its sessions."""
         tasks = [task for _, task in self._tasks.values()]
         for task in tasks:
             if not task.cancelling():

@@ -54,13 +54,13 @@ class RolloutFailed(Exception):
 
 
 def error_line(error: BaseException) -> str:
-    """Return the error in a line; one of the user's code with its place."""
+    """Return the error as one line. An error of the user's code includes file and line."""
     return str(error) if isinstance(error, ArealError) else f"{type(error).__name__}: {error}{where_raised(error)}"
 
 
 class RolloutsFailed(ArealError):
-    """Too many episodes in a row failed or were rejected, or no rollout can come any more. ``failures``: the last ones;
-    ``streak``: how many of them are consecutive."""
+    """Too many consecutive episodes failed or were rejected, or no further rollout can arrive. ``failures``: the last
+    ones; ``streak``: how many of them are consecutive."""
 
     def __init__(self, message: str, failures: Sequence[Failure], streak: int = 0, hint: str | None = None) -> None:
         first = failures[-min(streak or len(failures), len(failures))] if failures else None
@@ -72,8 +72,8 @@ class RolloutsFailed(ArealError):
 
 
 class AttemptReport:
-    """Reports that the attempts of episodes fail one after the other, in the stage of this process and so in the status
-    of its job, until one succeeds. It is renewed each time that their number has doubled."""
+    """Reports consecutive failures of attempts in the stage of this process, and so in the status of its job, until an
+    attempt succeeds. The report is renewed whenever their number has doubled."""
 
     def __init__(self) -> None:
         self._failures = 0
@@ -104,8 +104,8 @@ class EpisodeFailed(Exception):
 
 
 def failure_of(error: BaseException, timeout_s: float) -> EpisodeFailed:
-    """Return the failure for what an attempt raised: a call to the service, the reward, or the agent, whose error may
-    be that of a client of OpenAI or Anthropic. ``timeout_s``: the agent's."""
+    """Return the failure for an exception of an attempt: of a call to the service, the reward, or the agent. An agent's
+    error may come from a client of OpenAI or Anthropic. ``timeout_s``: the agent's."""
     if isinstance(error, EpisodeFailed):
         return error
     if isinstance(error, RewardError):
@@ -126,15 +126,16 @@ def failure_of(error: BaseException, timeout_s: float) -> EpisodeFailed:
 
 
 def _kind_of_answer(status: int, code: str | None) -> FailureKind:
-    """``status`` 0: there was no answer."""
+    """Return the kind of failure for an HTTP status; 0 means that there was no answer."""
     if status == 0 or status >= 500 or status in (408, 425, 429):
         return FailureKind.UNREACHABLE
     return FailureKind.LOST if status == 401 or code in _SESSION_GONE else FailureKind.REFUSED
 
 
 def blame_of(error: BaseException) -> str:
-    """caller, service, infrastructure, reward, or workflow. Errors of other HTTP clients are recognized by a
-    ``status_code``, by ``ConnectionError`` or by their class name. The first error of a group counts."""
+    """Return the party to blame: caller, service, infrastructure, reward, or workflow. Errors of other HTTP clients are
+    recognized by a ``status_code``, by ``ConnectionError`` or by their class name. Of an exception group, the first
+    error counts."""
     if isinstance(error, BaseExceptionGroup):
         return blame_of(error.exceptions[0])
     if getattr(error, "code", None) == _NO_MODEL:

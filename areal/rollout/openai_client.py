@@ -55,14 +55,14 @@ class ArealOpenAI(openai.AsyncOpenAI):
 
     @cached_property
     def chat(self) -> Any:
-        """``model`` defaults to the trained one."""
+        """Chat completions. ``model`` defaults to the trained model."""
         chat = openai.resources.chat.AsyncChat(self)
         self._name_model(chat.completions)
         return chat
 
     @cached_property
     def responses(self) -> Any:
-        """``model`` defaults as in ``chat``; a response is a call like a completion."""
+        """Responses, recorded like completions. ``model`` defaults to the trained model."""
         from openai.resources.responses import AsyncResponses
 
         return self._name_model(AsyncResponses(self))
@@ -97,8 +97,8 @@ class ArealOpenAI(openai.AsyncOpenAI):
         self._discount = turn_discount
 
     def export_interactions(self, style: Style = "individual") -> dict[str, InteractionWithTokenLogpReward]:
-        """Return the return value for ``arun_episode``: ``individual`` has a row for each call, ``concat`` one for each
-        conversation, by the name of its last call."""
+        """Return the value that ``arun_episode`` returns: with ``individual`` a row for each call, with ``concat`` a
+        row for each conversation, under the id of its last call."""
         names = [name for name in self._calls if style == "individual" or not self._is_continued(name)]
         return {name: InteractionWithTokenLogpReward(name, self._rewards.get(name), self, style) for name in names}
 
@@ -109,7 +109,7 @@ class ArealOpenAI(openai.AsyncOpenAI):
         return bool(own) and any(each[: len(own)] == own for each in longer)
 
     async def rows(self, style: Style) -> Any:
-        """Reward and export the session. Raises ValueError where no call was rewarded."""
+        """Reward and export the session. Raises ValueError if no call was rewarded."""
         assert self._session is not None, "it has calls, so it has a session"
         if not self._rewards:
             raise ValueError("no call of the episode was rewarded: set_reward(completion.id, reward)")
@@ -119,7 +119,7 @@ class ArealOpenAI(openai.AsyncOpenAI):
 
 @dataclass(frozen=True)
 class InteractionWithTokenLogpReward:
-    """A call and its own reward, if any."""
+    """A call and its own reward, if it has one."""
 
     interaction_id: str
     reward: float | None

@@ -1,7 +1,7 @@
-"""Workflows with a verifiable reward: one response to a prompt, or several turns until a response is right.
+"""Workflows with a verifiable reward: one response to a prompt, or several turns until a response is correct.
 
-A row of a data set becomes the prompt's token ids, sampled responses, rewards, and training rows. The reward function
-is loaded before the first episode, because a missing one would fail every episode.
+A row of a data set is converted to the prompt's token ids, sampled responses, rewards, and training rows. The reward
+function is loaded before the first episode, because a missing function would fail every episode.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 
 def prompt_ids(tokenizer: Any, data: Mapping[str, Any], thinking: bool | None = None) -> list[int]:
-    """Token ids of ``input_ids``, ``messages`` and ``tools`` (by the chat template) or ``prompt`` (plain text). Raises
-    UsageFault."""
+    """Return the token ids of ``input_ids``, of ``messages`` and ``tools`` (with the chat template), or of ``prompt``
+    (plain text). Raises UsageFault."""
     if data.get("input_ids") is not None:
         return [int(token) for token in data["input_ids"]]
     if data.get("messages") is not None:
@@ -44,7 +44,7 @@ def prompt_ids(tokenizer: Any, data: Mapping[str, Any], thinking: bool | None = 
 
 
 def refuse_images(data: Mapping[str, Any]) -> None:
-    """Raise UsageFault for a row with images, which a workflow of text would not show to the model."""
+    """Raise UsageFault for a row with images, because a text workflow would not send them to the model."""
     if data.get("images") or data.get("image"):
         raise UsageFault(
             "the row has images, and this workflow samples from text",
@@ -60,7 +60,7 @@ def variables_of(tokenizer: Any, data: Mapping[str, Any], thinking: bool | None)
 
 
 def _stopping(gconfig: GenerationHyperparameters, tokenizer: Any) -> GenerationHyperparameters:
-    """Return a copy for one sample that also stops where a turn of the tokenizer's chat ends."""
+    """Return a copy for one sample that also stops at the tokens that end a turn in the tokenizer's chat template."""
     gconfig = gconfig.new(n_samples=1).new_with_stop_and_pad_token_ids(tokenizer)
     if gconfig.ignore_eos or not getattr(tokenizer, "chat_template", None):
         return gconfig
@@ -79,7 +79,7 @@ class PromptCache:
         self._lock = threading.Lock()  # long prompts are tokenized on other threads
 
     def of(self, data: Mapping[str, Any]) -> tuple[list[int], str]:
-        """Token ids as ``prompt_ids`` gives them, and their text."""
+        """Return the token ids as ``prompt_ids`` does, and their text."""
         key = self._key(data)
         if key is not None and (known := self._cache.get(key)) is not None:
             return list(known[0]), known[1]
@@ -274,8 +274,8 @@ def _function(given: Callable[..., Any] | str | None, kind: str) -> Callable[...
 
 
 async def run_off_loop(work: Callable[[], T], size: int) -> T:
-    """Call ``work``, on another thread where ``size`` (characters or tokens) exceeds ``_INLINE_SIZE``: below it the
-    switch of threads costs more than the work."""
+    """Call ``work``. It runs on another thread if ``size`` (characters or tokens) exceeds ``_INLINE_SIZE``; below it,
+    switching threads costs more than the work."""
     return work() if size <= _INLINE_SIZE else await asyncio.to_thread(work)
 
 
@@ -288,7 +288,7 @@ _CONTEXT_FULL = "context_length_exceeded"  # the code of an engine's error, also
 
 @dataclass
 class _RowBuilder:
-    """One row that grows by turns. Earlier turns are never tokenized again."""
+    """One row that grows turn by turn. Earlier turns are never tokenized again."""
 
     input_ids: list[int] = field(default_factory=list)
     loss_mask: list[int] = field(default_factory=list)
@@ -315,9 +315,10 @@ class _RowBuilder:
 
 
 class MultiTurnWorkflow(RolloutWorkflow):
-    """Up to ``max_turns`` responses, with ``feedback`` after each wrong one. The reward is that of the last response,
-    times ``turn_discount`` for each earlier turn. A full context ends the episode with its last response. An episode is
-    one row as long as the chat template continues the sampled tokens, else several rows of one reward."""
+    """Samples up to ``max_turns`` responses, with ``feedback`` after each wrong one. The reward is that of the last
+    response, multiplied by ``turn_discount`` for each earlier turn. A full context ends the episode with its last
+    response. An episode is one row if the chat template continues the sampled tokens, and otherwise several rows with
+    the same reward."""
 
     def __init__(
         self,
@@ -379,8 +380,8 @@ class MultiTurnWorkflow(RolloutWorkflow):
         answer: ModelResponse,
         variables: Mapping[str, Any],
     ) -> tuple[Conversation, list[int]]:
-        """Return the conversation with a response and the feedback to it, and the tokens that they add to the row.
-        Where the template writes the response differently once it is past, a new row begins with the whole prompt."""
+        """Return the conversation with a response and the feedback to it, and the tokens that they add to the row. If
+        the template renders an earlier response differently, a new row begins with the whole prompt."""
         response = chat.message(held, answer.output_tokens, **variables)
         after = held.then(response, {"role": "user", "content": self._feedback})
         found = chat.continuation(rows[-1].input_ids, held, after, **variables)
@@ -391,7 +392,7 @@ class MultiTurnWorkflow(RolloutWorkflow):
 
 
 def _sample_of(rows: list[Trajectory]) -> Trajectory:
-    """Return the rows of one episode, each with the reward of its end, which the last one earned."""
+    """Return the rows of one episode, each with the reward of the last one."""
     if len(rows) == 1:
         return rows[0]
     found = concat_padded_tensors(rows)

@@ -1,9 +1,9 @@
-"""Recorded sessions of episodes: started for a group, rewarded and sealed, exported, discarded.
+"""Recorded sessions of episodes: start for a group, reward and seal, export, discard.
 
-``seal`` is the order of calls that rewards and seals a session, without I/O: it yields calls and is sent the responses
-of the session routes. The reward of the newest interaction seals its trajectory, so rewards are sent oldest first. A
-session whose calls alternated between a token model and an external one has several trajectories, which all get the
-episode's reward.
+``seal`` computes the order of the calls that reward and seal a session, without I/O: it yields calls and receives the
+responses of the session routes. The reward of the newest interaction seals its trajectory, so rewards are sent oldest
+first. A session whose calls alternated between a token model and an external one has several trajectories, which all
+get the reward of the episode.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ M = TypeVar("M")
 
 
 class SessionCall(NamedTuple):
-    """``interaction_id`` None: the newest interaction."""
+    """A call of a session route. ``interaction_id`` None: the newest interaction."""
 
     kind: Literal["describe", "reward", "end"]
     reward: float = 0.0
@@ -34,8 +34,8 @@ class SessionCall(NamedTuple):
 
 
 def seal(reward: float | Mapping[str, float]) -> Generator[SessionCall, Mapping[str, Any], None]:
-    """``reward``: of the episode, or by interaction id ("" is the newest). Ends the session where no reward seals it.
-    Raises UsageFault for an unknown id."""
+    """Yield the calls that reward and seal a session. ``reward``: one number for the episode, or numbers by interaction
+    id ("" is the newest). Ends the session if no reward seals it. Raises UsageFault for an unknown id."""
     rewards = reward if isinstance(reward, Mapping) else {"": reward}
     order: list[str] = []
     if any(rewards):
@@ -59,7 +59,7 @@ def seal(reward: float | Mapping[str, float]) -> Generator[SessionCall, Mapping[
 
 
 async def reward_session(session: AsyncSession, reward: float | Mapping[str, float]) -> None:
-    """Reward and seal the episode at once, without the service's grace period for further rewards."""
+    """Reward and seal a session at once, without the service's grace period for further rewards."""
     steps, answer = seal(reward), None
     value = {"areal.reward": reward} if isinstance(reward, int | float) else None
     with tracing.span("set_reward", value), contextlib.suppress(StopIteration):
@@ -76,14 +76,14 @@ async def reward_session(session: AsyncSession, reward: float | Mapping[str, flo
 async def export_document(
     client: AsyncInferenceClient, session_id: str, discount: float = 1.0, style: Style = "individual"
 ) -> dict[str, Any]:
-    """Return the export of a session as it is in JSON, without NumPy. Raises NotReady, UnknownName."""
+    """Return the export of a session as JSON, without NumPy. Raises NotReady, UnknownName."""
     body = ExportTrajectories(session_ids=(session_id,), discount=discount, style=style)
     path, options = "/export_trajectories", {"repeatable": True}
     return dict(await client.transport.json("POST", path, write_fields(body), **options))
 
 
 async def discard(client: AsyncInferenceClient, session_id: str) -> None:
-    """End a session and discard its trajectories. Where that fails, the session expires."""
+    """End a session and discard its trajectories. If the calls fail, the session expires later."""
     with contextlib.suppress(ArealError, TimeoutError):
         async with asyncio.timeout(CLEAN_UP_S):
             await client.end_session(session_id=session_id)
@@ -91,8 +91,8 @@ async def discard(client: AsyncInferenceClient, session_id: str) -> None:
 
 
 class GroupSessions(Generic[M]):
-    """Sessions for the members of a group. The first member that needs one starts all of them, so that they may share a
-    replica and its cached prompt. ``started`` is called with each before it is used."""
+    """Sessions for the members of a group. The first member that needs one starts all of them, so that they can share a
+    replica and its prefix cache. ``started`` is called with each session before it is used."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class GroupSessions(Generic[M]):
         self._ready: dict[M, AsyncSession] = {}
 
     async def take(self, member: M) -> AsyncSession:
-        """Return the session of a member; another one each time that the member asks again. Raises ClientError."""
+        """Return a session for a member; a new one each time that the member calls this. Raises ClientError."""
         async with self._lock:
             if member not in self._ready:
                 together = (member,) if self._has_started else self._members

@@ -20,15 +20,15 @@ _PADDING = {"versions": -1, "turn_ids": -1, "token_temperatures": 1}
 
 
 class RewardedResponse(NamedTuple):
-    """One response to one prompt, and its reward."""
+    """One response to a prompt, with its reward."""
 
     answer: ModelResponse
     reward: float
 
 
 def response_rows(given: Sequence[RewardedResponse]) -> Trajectory:
-    """Columns [B, S], padded on the right, and [B] (``rewards``, ``truncated``). The loss mask covers each whole
-    response."""
+    """Return columns [B, S], padded on the right, and columns [B] (``rewards``, ``truncated``). The loss mask covers
+    each whole response."""
     import numpy as np
     import torch
 

@@ -1,4 +1,4 @@
-"""``RLVRWorkflow`` for rows with images, which a vision-language model sees."""
+"""``RLVRWorkflow`` for rows with images, for vision-language models."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 class VisionRLVRWorkflow(RLVRWorkflow):
-    """Samples one response to ``messages`` and ``images`` of a row. A part ``{"type": "image"}`` of a message is the
-    place of an image; without such parts the images come before the text of the first message of the user.
-    ``processor`` is a processor of transformers, a model folder or a hub id."""
+    """Samples one response to ``messages`` and ``images`` of a row. A part ``{"type": "image"}`` of a message marks the
+    position of an image; without such parts the images come before the text of the first user message. ``processor`` is
+    a processor of transformers, a model folder or a hub id."""
 
     def __init__(
         self,

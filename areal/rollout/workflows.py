@@ -1,9 +1,10 @@
-"""Workflows: agents, environments, real users and custom classes, resolved by name; alone or in groups.
+"""Workflows: agents, environments, real users and user-defined classes, found by name, for one sample or a group.
 
 An agent (an object with ``async run``) calls the base URL of a recorded session, and the sampled tokens are exported as
-training rows. Only the session's key ties a call to an episode, so any client of any framework works. Each turn may
-have a reward, by its id; the newest turn's is sent last, because it seals the trajectory. In an environment a step's
-reward goes to the latest model call before it, and earlier turns get discounted returns along the conversation.
+training rows. Only the session's key links a call to an episode, so clients of any framework work. Each turn can have a
+reward, by its id; the reward of the newest turn is sent last, because it seals the trajectory. In an environment, the
+reward of a step belongs to the latest model call before it, and earlier turns get discounted returns along the
+conversation.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ _http_clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Any] = weakr
 
 
 def shared_http_client() -> Any:
-    """Return this event loop's HTTP client for agents' SDKs; None where ``openai`` is not installed. A client for each
-    episode would open new connections and load the machine's certificates again. ``async with`` and ``aclose``, of it
-    or of an SDK that has it, leave it open: other episodes use it."""
+    """Return this event loop's HTTP client for agents' SDKs; None if ``openai`` is not installed. A client for each
+    episode would open new connections and load the certificates again. ``async with`` and ``aclose`` do not close it,
+    because other episodes use it."""
     loop = asyncio.get_running_loop()
     if loop not in _http_clients:
         _http_clients[loop] = _new_http_client()
@@ -78,8 +79,9 @@ async def close_shared_http_client() -> None:
 
 
 class ExportingWorkflow(RolloutWorkflow):
-    """Its trajectories are exported from recorded sessions. ``discount``: how much a turn's reward counts for the turn
-    before it; ``style``: rows are turns, or conversations. None is the configuration's, else 1.0 and ``individual``."""
+    """A workflow whose trajectories are exported from recorded sessions. ``discount``: the factor by which a turn's
+    reward counts for the previous turn. ``style``: rows are turns, or conversations. None means the configured value,
+    else 1.0 and ``individual``."""
 
     def __init__(self, *, discount: float | None = None, style: Style | None = None) -> None:
         self._given = discount, style
@@ -92,11 +94,12 @@ class ExportingWorkflow(RolloutWorkflow):
 
 
 class SessionWorkflow(ExportingWorkflow):
-    """One recorded session an episode: run, reward, export, acknowledge. Without a reward (None) it is rejected."""
+    """A workflow with one recorded session for each episode: run, reward, export, acknowledge. An episode without a
+    reward (None) is rejected."""
 
     @abstractmethod
     async def run_session(self, session: AsyncSession, engine: Any, data: dict[str, Any]) -> Any:
-        """Run the episode; its reward: a number, numbers by interaction id, or None (rejected)."""
+        """Run the episode and return its reward: a number, numbers by interaction id, or None to reject the episode."""
 
     async def arun_episode(self, engine: Any, data: dict[str, Any]) -> Any:
         (session,) = (await engine.start_sessions(1)).sessions
@@ -143,7 +146,7 @@ def trajectory_rows(exported: Trajectories) -> Trajectory:
 
 
 class OnlineEpisodes(ExportingWorkflow):
-    """Trajectories of real users. An episode waits until any online session has one ready."""
+    """Trajectories of real users. An episode waits until any online session has a complete one."""
 
     async def arun_episode(self, engine: Any, data: dict[str, Any]) -> Trajectory:
         return trajectory_rows(await engine.lend(discount=self._discount, style=self._style))
@@ -193,8 +196,8 @@ class _SessionChat:
 
 
 class EnvironmentWorkflow(SessionWorkflow):
-    """``agent`` and ``environment`` are called once an episode; ``environment.reset`` gets the row as ``options``. The
-    environment's methods run on a thread. ``max_steps`` ends an episode that the environment does not end."""
+    """Runs an agent in an environment. ``agent`` and ``environment`` are called once per episode; ``environment.reset``
+    gets the row as ``options``. The environment's methods run on a thread. ``max_steps`` limits an episode."""
 
     def __init__(
         self,
@@ -230,7 +233,8 @@ class EnvironmentWorkflow(SessionWorkflow):
 
 
 async def run_episode(workflow: Any, engine: Any, data: dict[str, Any]) -> Any:
-    """Return the episode's rows, fetched here where it returns the calls of ``ArealOpenAI`` clients."""
+    """Run an episode and return its rows. If the workflow returns calls of ``ArealOpenAI`` clients, their rows are
+    exported here."""
     given = await workflow.arun_episode(engine, data)
     if not isinstance(given, Mapping) or not any(hasattr(each, "interaction_id") for each in given.values()):
         return given
@@ -251,13 +255,14 @@ class GroupSampler(Protocol):
     def can_group(self, engine: Any, size: int) -> bool: ...
 
     async def arun_group(self, engine: Any, data: dict[str, Any], size: int) -> list[RewardedResponse | Exception]:
-        """Return the response of each member, or its error. Raises where the whole group fails."""
+        """Return the response or the error of each member. Raises if the whole group fails."""
         ...
 
 
 class GroupedWorkflow(RolloutWorkflow):
-    """Rejected members are left out; a group without members is rejected. With ``drop_incomplete_group`` one failed
-    member fails the group; otherwise failed members are left out, and the group fails only where all do."""
+    """Several episodes of one prompt. Rejected members are left out; a group without members is rejected. With
+    ``drop_incomplete_group``, one failed member fails the group. Otherwise failed members are left out, and the group
+    fails only if all of them fail."""
 
     def __init__(self, workflow: RolloutWorkflow, group_size: int, *, drop_incomplete_group: bool = True) -> None:
         self._workflow = workflow
@@ -322,13 +327,14 @@ AGENTS_ADDRESS, AGENTS_KEY_FILE, AGENTS_RECORD = "AREAL_AGENTS_ADDR", "AREAL_AGE
 
 
 def configured_workflow(name: str, default: str, environment: Mapping[str, str]) -> str:
-    """``name``, unless it is the ``default`` and an AgentService runs the job's episodes (``rollout.agents``)."""
+    """Return ``name``. If an AgentService runs the job's episodes (``rollout.agents``), the ``default`` is replaced by
+    its workflow."""
     return "areal.rollout.agents:AgentServiceWorkflow" if name == default and environment.get(AGENTS_ADDRESS) else name
 
 
 class WorkflowResolver:
-    """Creates workflows and caches them by their arguments. ``drop_incomplete_group``: of all workflows; otherwise each
-    workflow's ``gconfig`` decides."""
+    """Creates workflows and caches them by their arguments. ``drop_incomplete_group`` true applies to all workflows;
+    false: the ``gconfig`` of each workflow decides."""
 
     def __init__(self, agent: AgentConfig | None = None, *, drop_incomplete_group: bool = False) -> None:
         self._agent = agent

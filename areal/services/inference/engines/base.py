@@ -32,7 +32,7 @@ class FinishReason(StrEnum):
 
     @classmethod
     def read(cls, text: object) -> FinishReason:
-        """Return the reason in an engine's answer; anything but stop and length is an abort."""
+        """Return the finish reason in an engine's answer. All reasons other than stop and length are an abort."""
         return cls(text) if text in ("stop", "length") else cls.ABORT
 
 
@@ -41,14 +41,15 @@ UNKNOWN_VERSION = -1
 
 @dataclass(frozen=True)
 class EngineCall:
-    """A request for ``sampling.n`` choices of each prompt, numbered through from the first prompt's on.
+    """A request for ``sampling.n`` choices of each prompt. Choices are numbered over all prompts in order.
 
-    ``prompts``: several only where the engine has ``many_prompts``. ``request_id``: unique to the call.
-    ``response_format``, where the engine has it: OpenAI's, or of type ``regex``, ``choice`` or ``grammar`` (EBNF) with
-    a field of that name. ``adapter``: one that ``EngineState`` lists; None is the model itself. ``stream`` false: only
-    the whole answer is needed; an engine with ``whole_answers`` answers once, at the end. ``stream_interval``: new
-    tokens of a choice for which an event of the stream may wait. ``seeds``: one for each of several prompts.
-    ``images``: those of the one prompt, in base64, where the engine has them."""
+    ``prompts``: several only if the engine has ``many_prompts``. ``request_id``: unique to the call.
+    ``response_format``: OpenAI's, or of type ``regex``, ``choice`` or ``grammar`` (EBNF) with a field of that name;
+    only if the engine supports it. ``adapter``: one of ``EngineState.adapters``; None is the base model. ``stream``
+    false: only the complete answer is needed, and an engine with ``whole_answers`` sends it at once at the end.
+    ``stream_interval``: the number of new tokens of a choice for which an event may wait. ``seeds``: one for each of
+    several prompts. ``images``: those of the single prompt, in base64, if the engine supports images.
+    """
 
     request_id: str
     prompts: Sequence[Sequence[int]]
@@ -71,9 +72,9 @@ TopLogprobs = tuple[tuple[int, float], ...]
 
 @dataclass(slots=True)  # not frozen: there is one for each step of each stream, and freezing doubles its cost
 class EngineDelta:
-    """New tokens of choice ``index``, with one entry in each list per token. ``versions`` are ``UNKNOWN_VERSION`` where
-    the engine reports none. ``all_versions``, in the last delta: those of the whole choice, where the engine knows them
-    better then. ``after_first_s``, in the first delta: seconds since the engine sampled the first token."""
+    """New tokens of choice ``index``; each list has one entry per token. ``versions`` are ``UNKNOWN_VERSION`` if the
+    engine reports none. ``all_versions``, in the last delta: the versions of the whole choice, if the engine knows them
+    better at the end. ``after_first_s``, in the first delta: seconds since the engine sampled the first token."""
 
     index: int
     token_ids: tuple[int, ...]
@@ -88,7 +89,8 @@ class EngineDelta:
 
 @dataclass(frozen=True)
 class PromptLogprobs:
-    """The log-probability by softmax(logits) of each prompt token but the first, and the likeliest tokens there."""
+    """The log-probability (``softmax(logits)``) of each prompt token except the first, and the most likely tokens at
+    each position."""
 
     logprobs: tuple[float, ...]
     top_logprobs: tuple[TopLogprobs, ...]
@@ -96,11 +98,12 @@ class PromptLogprobs:
 
 @dataclass(frozen=True)
 class EngineState:
-    """``not_ready`` is the reason, or None. ``max_model_len`` bounds prompt and answer together, in tokens.
+    """The state of an engine. ``not_ready``: the reason, or None. ``max_model_len`` limits prompt and answer together,
+    in tokens.
 
-    ``root``: the model's source. ``paused``: None where unknown. ``adapters``: the LoRA adapters that a call may name.
-    ``generated``: tokens sampled since the engine's start, where it reports them: the progress of whole answers.
-    ``advice``: what to do where waiting will not make it ready.
+    ``root``: the model's source. ``paused``: None if unknown. ``adapters``: the LoRA adapters that a call may name.
+    ``generated``: tokens sampled since the engine's start, if it reports them; it shows the progress of whole answers.
+    ``advice``: what to do if waiting does not help.
     """
 
     not_ready: str | None
@@ -119,8 +122,9 @@ class EngineState:
 
 @dataclass(frozen=True)
 class LogprobsMode:
-    """The distribution of an engine's logprobs: whether it is tempered, and computed before top-k, top-p and min-p
-    (``filters``), before penalties with ``logit_bias`` and ``min_tokens``, and before grammars."""
+    """The distribution of an engine's log-probabilities: whether temperature is applied (``tempered``), and whether
+    they are computed before top-k, top-p and min-p (``before_filters``), before penalties, ``logit_bias`` and
+    ``min_tokens`` (``before_penalties``), and before grammars (``before_grammars``)."""
 
     tempered: bool = True
     before_filters: bool = True
@@ -128,8 +132,8 @@ class LogprobsMode:
     before_grammars: bool = True
 
     def conflict(self, sampling: SamplingParams, *, grammar: bool) -> str | None:
-        """Return the first field of ``SamplingParams`` that makes the logprobs deviate from the contract;
-        ``response_format`` for a grammar."""
+        """Return the first field of ``SamplingParams`` that makes the log-probabilities deviate from the contract,
+        ``response_format`` for a grammar; None if there is none."""
         if not self.tempered and sampling.temperature not in (0.0, 1.0):
             return "temperature"
         shaping: tuple[str, ...] = ()
@@ -152,9 +156,9 @@ _PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty", "lo
 
 @dataclass
 class Capabilities:
-    """The features of an engine beyond plain sampling; requests for others are refused by the field's name.
+    """The features of an engine beyond plain sampling. Requests for other features are refused with the field's name.
 
-    ``TokenEngine.state`` updates them: some are known only once the engine is up.
+    ``TokenEngine.state`` updates them, because some are known only once the engine runs.
     """
 
     sampling_fields: frozenset[str] = SAMPLING_FIELDS
@@ -178,7 +182,8 @@ class EngineError(Exception):
 
 
 class EngineUnavailable(EngineError):
-    """The engine never began: connection refused, still loading, shutting down. Safe to retry elsewhere."""
+    """The engine did not begin: connection refused, still loading, shutting down. The call may be retried on another
+    replica."""
 
 
 class EngineRefused(EngineError):
@@ -190,15 +195,15 @@ class EngineRefused(EngineError):
 
 
 class EngineFailed(EngineError):
-    """The engine began, and died or failed: its output is incomplete."""
+    """The engine began, and then failed or died. Its output is incomplete."""
 
 
 class EngineUnsupported(EngineError):
-    """This engine has no such control, or was started without it."""
+    """The engine does not have this control, or was started without it."""
 
 
 class WeightsDiffer(EngineFailed):
-    """The engine accepted new weights but computes with others: its samples are invalid."""
+    """The engine accepted new weights but computes with other ones, so its samples are invalid."""
 
 
 DeltaSink = Callable[[EngineDelta], None]
@@ -209,56 +214,58 @@ class TokenGenerator(Protocol):
     capabilities: Capabilities
 
     def generate(self, call: EngineCall) -> AsyncGenerator[EngineDelta, None]:
-        """Raise EngineUnavailable or EngineRefused before the first delta, EngineFailed at any time.
+        """Yield the deltas of a call. Raises EngineUnavailable or EngineRefused before the first delta, EngineFailed at
+        any time.
 
-        A stream that ends before every choice has its finish reason failed too; the caller checks that.
+        A stream that ends before each choice has its finish reason has failed too; the caller must check this.
         """
 
 
 class TokenEngine(TokenGenerator, Protocol):
-    """Drives one engine process."""
+    """The client of one engine process."""
 
     async def stream_to(self, call: EngineCall, sink: DeltaSink, flowing: OnFlow) -> None:
-        """``generate``, but each delta is given to ``sink`` without a task switch. An error of ``sink`` ends the call.
-        Before the first delta ``flowing`` gets the control that pauses the engine's stream."""
+        """Run the call as ``generate`` does, and call ``sink`` with each delta, without a task switch. An exception in
+        ``sink`` ends the call. ``flowing`` is called before the first delta with an object that can pause the engine's
+        stream."""
 
     async def abort(self, request_id: str) -> None:
         """Stop the call in the engine. Best effort; never raises EngineError."""
 
     def point_to(self, url: str) -> None:
-        """Use the engine at ``url`` for new calls; running calls stay with theirs."""
+        """Use the engine at ``url`` for new calls. Running calls stay at their engine."""
 
     async def state(self) -> EngineState:
-        """Return the engine's state. Never raises EngineError: an engine that does not answer is not ready."""
+        """Return the engine's state. An engine that does not answer is not ready; never raises EngineError."""
 
     async def pause(self) -> None:
-        """Return when no token can be sampled until ``resume``, with which running calls continue.
+        """Pause generation. On return no token can be sampled until ``resume``; running calls then continue.
 
-        This and the controls below raise EngineError: EngineUnsupported where the engine lacks the control.
+        This and the following controls raise EngineError, EngineUnsupported if the engine does not have the control.
         """
 
     async def resume(self) -> None:
-        """Idempotent, as ``pause`` is."""
+        """Resume generation. Idempotent, as ``pause`` is."""
 
     async def set_version(self, version: int) -> None:
-        """Tokens sampled from now on carry ``version``."""
+        """Set the version that later tokens are recorded with."""
 
     async def version(self) -> int | None:
         """Return the engine's weight version; None if none was set. Raises EngineUnavailable."""
 
     async def load_weights(self, folder: str, version: int) -> None:
-        """Replace the model's weights in place by those in ``folder``, which the engine can read; tokens sampled from
-        then on carry ``version``. The caller has paused the engine.
+        """Replace the model's weights in place with those in ``folder``, which the engine can read. Later tokens have
+        ``version``. The caller must have paused the engine.
 
-        When the engine refuses the folder (EngineRefused) the old weights and their version stay. Acceptance proves
-        nothing: see ``check_weights``.
+        If the engine refuses the folder (EngineRefused), the old weights and their version stay. An engine that accepts
+        weights may still compute with others: see ``check_weights``.
         """
 
     async def load_adapter(self, name: str, folder: str) -> None:
         """Serve the LoRA adapter in ``folder`` (PEFT's format) as ``name``, replacing one of that name."""
 
     async def unload_adapter(self, name: str) -> None:
-        """EngineRefused when there is none of that name."""
+        """Remove the adapter ``name``. Raises EngineRefused if there is none."""
 
     async def release_memory(self) -> None:
         """Free the device memory of weights and cache. Nothing is generated until ``restore_memory``."""
@@ -271,12 +278,13 @@ class PromptScorer(Protocol):
     """An engine that computes the log-probabilities of a prompt's tokens."""
 
     async def score(self, prompt: Sequence[int], top: int, adapter: str | None = None) -> PromptLogprobs:
-        """``top``: how many of the likeliest tokens. Raises EngineError."""
+        """Return the log-probabilities of the prompt. ``top``: the number of most likely tokens to report. Raises
+        EngineError."""
 
 
 @dataclass(frozen=True)
 class Broadcast:
-    """Weights that rank 0 of process group ``group`` sends next: the tensors of ``layout``."""
+    """Weights that rank 0 of the process group ``group`` sends next: the tensors of ``layout``."""
 
     group: str
     layout: Any
@@ -284,11 +292,11 @@ class Broadcast:
 
 @runtime_checkable
 class WeightStager(Protocol):
-    """An engine that prepares new weights while it generates, so that it is paused for a moment only."""
+    """An engine that prepares new weights while it generates, so that the pause is short."""
 
     async def stage_weights(self, source: str | Broadcast, version: int) -> None:
-        """Stage weights from a folder, or as they are broadcast; the served weights do not change. Raises EngineError
-        as ``TokenEngine.load_weights`` does."""
+        """Stage weights from a folder or a broadcast. The served weights do not change. Raises EngineError as
+        ``TokenEngine.load_weights`` does."""
 
     async def load_staged(self, version: int) -> None:
         """Serve the weights that were staged as ``version``; see ``TokenEngine.load_weights``."""
@@ -299,7 +307,7 @@ class WeightStager(Protocol):
 
 @runtime_checkable
 class WeightVerifier(Protocol):
-    """An engine that cannot stage new weights, but can check them ahead."""
+    """An engine that cannot stage new weights, but can check them in advance."""
 
     async def verify_weights(self, source: str | Broadcast) -> None:
         """Raise EngineRefused for weights that are missing or do not have the model's shapes."""
@@ -307,7 +315,7 @@ class WeightVerifier(Protocol):
 
 @runtime_checkable
 class GroupMember(Protocol):
-    """An engine that takes weights from a process group (``areal.services.weight_transfer.group``).
+    """An engine that receives weights in a process group (``areal.services.weight_transfer.group``).
 
     ``group_form``: ``plain`` is a ``BroadcastGroup``, ``named`` a ``NamedGroup``. An engine that does not stage a
     broadcast is a ``GroupReceiver``.
@@ -316,10 +324,11 @@ class GroupMember(Protocol):
     group_form: str
 
     async def join_group(self, name: str, place: Mapping[str, Any]) -> None:
-        """``place``: host, port, rank, world_size. Return when all members have joined; raises EngineError."""
+        """Join a process group, and return when all members have joined. ``place``: host, port, rank, world_size.
+        Raises EngineError."""
 
     async def leave_group(self, name: str) -> None:
-        """Idempotent."""
+        """Leave the group. Idempotent."""
 
 
 @runtime_checkable
@@ -353,8 +362,8 @@ _PROBE_S = 60.0
 
 
 async def _logprobs_mode(engine: TokenGenerator, expected: LogprobsMode) -> LogprobsMode:
-    """Return the mode by samples; ``expected`` for grammars, which are not sampled, and where a model prefers no token.
-    Raises EngineError. The engine must not be paused."""
+    """Determine the mode from samples. Returns ``expected`` for grammars, which are not sampled, and if no token is
+    clearly the most likely one. Raises EngineError. The engine must not be paused."""
     for prompt in _PROMPTS:
         plain = await _likeliest(engine, prompt)
         ranked = sorted(plain, key=plain.__getitem__, reverse=True)
@@ -377,7 +386,7 @@ async def _logprobs_mode(engine: TokenGenerator, expected: LogprobsMode) -> Logp
 
 
 async def logprobs_problem(engine: TokenGenerator, expected: LogprobsMode, name: str) -> str | None:
-    """Determine the engine's ``capabilities.logprobs``; returns the reason where that fails."""
+    """Set the engine's ``capabilities.logprobs`` from samples. Returns the reason if that fails, else None."""
     try:
         async with asyncio.timeout(_PROBE_S):
             engine.capabilities.logprobs = await _logprobs_mode(engine, expected)
@@ -387,7 +396,7 @@ async def logprobs_problem(engine: TokenGenerator, expected: LogprobsMode, name:
 
 
 async def generation_problem(engine: TokenGenerator, name: str) -> str | None:
-    """Sample one token; returns the reason where that fails."""
+    """Sample one token. Returns the reason if that fails, else None."""
     try:
         async with asyncio.timeout(_PROBE_S):
             sampled, _ = await _next_token(engine, _PROMPTS[0])
@@ -397,7 +406,7 @@ async def generation_problem(engine: TokenGenerator, name: str) -> str | None:
 
 
 async def _likeliest(engine: TokenGenerator, prompt: tuple[int, ...], **sampling: Any) -> Mapping[int, float]:
-    """Log-probabilities of the likeliest next tokens."""
+    """Return the log-probabilities of the most likely next tokens."""
     _, reported = await _next_token(engine, prompt, top_logprobs=_ALTERNATIVES, **sampling)
     if len(reported) < 2:
         raise EngineFailed("the engine gives no log-probabilities of alternatives")
@@ -407,7 +416,7 @@ async def _likeliest(engine: TokenGenerator, prompt: tuple[int, ...], **sampling
 async def _next_token(
     engine: TokenGenerator, prompt: tuple[int, ...], adapter: str | None = None, **sampling: Any
 ) -> tuple[dict[int, float], dict[int, float]]:
-    """Log-probabilities of the sampled token, and of the likeliest ones, after ``prompt``."""
+    """Return the log-probabilities of the sampled token, and of the most likely ones, after ``prompt``."""
     params = SamplingParams(max_new_tokens=1, ignore_eos=True, **sampling)
     call = EngineCall(f"probe-{secrets.token_hex(8)}", (prompt,), params, adapter=adapter)
     sampled: dict[int, float] = {}
@@ -425,8 +434,8 @@ FLOAT32_TOLERANCE = 1e-3
 
 @dataclass(frozen=True)
 class WeightProbe:
-    """Log-probabilities after ``input_ids`` by a plain forward pass: ``expected`` by token id, at least of the
-    likeliest tokens. ``tolerance``: nats, for the precision of the engine."""
+    """Log-probabilities after ``input_ids`` from a plain forward pass. ``expected``: by token id, at least for the most
+    likely tokens. ``tolerance``: nats, for the precision of the engine."""
 
     input_ids: tuple[int, ...]
     expected: Mapping[int, float]
@@ -438,14 +447,14 @@ class WeightProbe:
 
 
 def largest_gap(probe: WeightProbe, reported: Mapping[int, float]) -> float:
-    """Return the largest gap in nats over the common tokens; infinite where there are none."""
+    """Return the largest difference in nats over the common tokens; infinite if there are none."""
     common = probe.expected.keys() & reported.keys()
     return max((abs(probe.expected[token] - reported[token]) for token in common), default=float("inf"))
 
 
 async def check_weights(engine: TokenGenerator, probe: WeightProbe, *, adapter: str | None = None) -> float:
-    """Return the largest gap in nats. Raises WeightsDiffer where it exceeds the tolerance. The engine must not be
-    paused."""
+    """Compare the engine's log-probabilities with a plain forward pass, and return the largest difference in nats.
+    Raises WeightsDiffer if it exceeds the tolerance. The engine must not be paused."""
     wanted = min(len(probe.expected), engine.capabilities.max_top_logprobs)
     sampled, likeliest = await _next_token(engine, probe.input_ids, adapter, temperature=0.0, top_logprobs=wanted)
     reported = sampled | likeliest
