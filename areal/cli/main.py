@@ -226,7 +226,9 @@ class LazyGroup(click.Group):
             return super().resolve_command(ctx, args)
         from areal.errors import did_you_mean
 
-        raise click.UsageError(f'no such command "{args[0]}"{did_you_mean(args[0], self.table)}', ctx)
+        known = _ALIASES.get(args[0]) if ctx.parent is None else None
+        meant = f' (did you mean "{known}"?)' if known else did_you_mean(args[0], self.table)
+        raise click.UsageError(f'no such command "{args[0]}"{meant}', ctx)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not args and not ctx.resilient_parsing:
@@ -262,6 +264,24 @@ def load(name: str, leaf: Leaf) -> click.Command:
     return command
 
 
+# Commands of kubectl, Docker Compose, Terraform, Helm and Ollama, and what does the same here.
+_ALIASES = {
+    **dict.fromkeys(("create", "up", "edit", "patch", "label", "annotate", "install", "upgrade"), "apply -f FILE"),
+    **dict.fromkeys(("down", "destroy", "rm", "uninstall"), "delete"),
+    **dict.fromkeys(("ls", "list", "status"), "get"),
+    **dict.fromkeys(("show", "inspect"), "describe"),
+    **dict.fromkeys(("run", "serve"), "inf run"),
+    "api-resources": "get kinds",
+    "chat": "inf chat",
+    "lint": "validate",
+    "plan": "diff -f FILE",
+    "ps": "get processes",
+    "pull": "models pull",
+    "rollout": "wait --for ready",
+    "start": "resume",
+    "stop": "suspend",
+    "template": "render",
+}
 _BROKEN_PIPE = 141
 _COMPLETE = "_AREAL_COMPLETE"
 

@@ -78,6 +78,10 @@ def read_sources(
             if source is not None:
                 yield source
             continue
+        if "://" in argument:
+            hint = f"curl -fsSL {argument} | areal apply -f -"
+            problems.add(Pos(argument, 1, 1), "", "a URL is not a file", hint=hint)
+            continue
         for path, named in _expand(argument, recursive, problems):
             real = path.resolve()
             if real in seen:
@@ -96,7 +100,8 @@ def read_text(path: Path, problems: Problems, *, named: bool = True) -> SourceTe
             data = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         absent = isinstance(error, FileNotFoundError)
-        beside = {each.stem: str(each) for suffix in _SUFFIXES if absent for each in path.parent.glob(f"*{suffix}")}
+        others = (each for suffix in _SUFFIXES if absent for each in path.parent.glob(f"*{suffix}") if each != path)
+        beside = {each.stem: str(each) for each in others}
         closest_stem = closest(path.stem, beside)
         near = f' (did you mean "{beside[closest_stem]}"?)' if closest_stem is not None else ""
         hint = f"a path is relative to the working folder, {Path.cwd()}" if absent and not near else None

@@ -6,6 +6,7 @@ Besides its type, every field of a spec declares the cost of a change (``UpdateC
 snake_case. Validation is strict: YAML already determines which scalars are numbers, and ``"8080"`` is text.
 """
 
+import json
 import re
 import types
 from collections.abc import Callable, Iterator, Mapping
@@ -153,6 +154,17 @@ Quantity: TypeAlias = Annotated[
     str, _checked("areal_quantity", _quantity_problem), WithJsonSchema(text(_QUANTITY.pattern)), Unit("bytes")
 ]
 Text: TypeAlias = Annotated[str, Field(min_length=1)]
+
+
+def _variable_problem(name: str) -> str | None:
+    # Kubernetes' rule; the operating system refuses "" and "=" only when the process starts.
+    return None if _VARIABLE.fullmatch(name) else f"{json.dumps(name)} is no name of an environment variable"
+
+
+_VARIABLE = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
+Variable: TypeAlias = Annotated[
+    str, _checked("areal_variable", _variable_problem), WithJsonSchema(text(_VARIABLE.pattern))
+]
 
 _LONGEST_S = 1e9  # 31 years
 

@@ -49,6 +49,7 @@ from areal.resources.fields import (
     SpecModel,
     Strategy,
     Text,
+    Variable,
     fields_of,
     given,
     text,
@@ -123,9 +124,9 @@ class ServedModel(SpecModel):
     the embedded engine, or of the vLLM or SGLang that is installed on this machine."""
     proxy_args: Annotated[dict[str, JsonValue], UpdateClass.ROLL] = {}
     """Arguments of the data proxies by name: `session-ttl: 600`. areal checks names and values."""
-    env: Annotated[dict[str, str], UpdateClass.ROLL] = {}
+    env: Annotated[dict[Variable, str], UpdateClass.ROLL] = {}
     """Environment variables of the engine. Quote numbers, because every value is a string."""
-    env_from: Annotated[dict[str, SecretFrom], UpdateClass.ROLL] = {}
+    env_from: Annotated[dict[Variable, SecretFrom], UpdateClass.ROLL] = {}
     """Environment variables of the engine with secret values, which areal does not record: `HF_TOKEN: {env:
     HF_TOKEN}`."""
     tool_call_parser: Annotated[ToolCallParser | None, UpdateClass.ROLL] = None
@@ -309,7 +310,7 @@ class InferenceServiceSpec(SpecModel):
     """Limits of the gateway."""
     models: Annotated[list[InlineModel], UpdateClass.HOT] = []
     """Models of this service, written inline. Each becomes a Model object that the service owns."""
-    env: Annotated[dict[str, str], UpdateClass.ROLL] = {}
+    env: Annotated[dict[Variable, str], UpdateClass.ROLL] = {}
     """Environment variables of the gateway, the router and the data proxies of its models. Quote numbers, because every
     value is a string."""
     log_level: Annotated[LogLevel, UpdateClass.ROLL] = "info"
@@ -423,9 +424,9 @@ class AgentServiceSpec(SpecModel):  # type: ignore[no-redef]  # mypy confuses th
     """Maximum time for the running turns of a stopping pair to finish."""
     health_poll_seconds: Annotated[PositiveSeconds, UpdateClass.HOT] = 5.0
     """Time between two health checks of a pair."""
-    env: Annotated[dict[str, str], UpdateClass.ROLL] = {}
+    env: Annotated[dict[Variable, str], UpdateClass.ROLL] = {}
     """Environment variables of the workers. Quote numbers, because every value is a string."""
-    env_from: Annotated[dict[str, SecretFrom], UpdateClass.ROLL] = {}
+    env_from: Annotated[dict[Variable, SecretFrom], UpdateClass.ROLL] = {}
     """Environment variables of the workers with secret values, which areal does not record: `SEARCH_KEY: {env:
     SEARCH_KEY}`."""
     working_dir: Annotated[Text | None, UpdateClass.ROLL] = None
@@ -571,9 +572,9 @@ class TrainJobSpec(SpecModel):
     """Backend of the processes."""
     resources: Annotated[JobResources, UpdateClass.IMMUTABLE] = JobResources.model_construct()
     """Resources of the training processes."""
-    env: Annotated[dict[str, str], UpdateClass.IMMUTABLE] = {}
+    env: Annotated[dict[Variable, str], UpdateClass.IMMUTABLE] = {}
     """Environment variables of the driver. Quote numbers, because every value is a string."""
-    env_from: Annotated[dict[str, SecretFrom], UpdateClass.IMMUTABLE] = {}
+    env_from: Annotated[dict[Variable, SecretFrom], UpdateClass.IMMUTABLE] = {}
     """Environment variables of the driver with secret values, which areal does not record: `WANDB_API_KEY: {env:
     WANDB_API_KEY}`."""
     working_dir: Annotated[Text | None, UpdateClass.IMMUTABLE] = None

@@ -154,7 +154,8 @@ def path_text(path: FieldPath) -> str:
 
 
 def parse_path(text: str) -> FieldPath:
-    """Inverse of ``path_text``; digits in brackets are an index. Raises ValueError with the column of the fault."""
+    """Inverse of ``path_text``; digits in brackets are an index, and a key in brackets may be quoted. Raises
+    ValueError with the column of the fault."""
     steps: list[Step] = []
     at = 0
     while at < len(text):
@@ -163,9 +164,10 @@ def parse_path(text: str) -> FieldPath:
             raise ValueError(f'"{text}" is not a path: unexpected "{text[at]}" at column {at + 1}')
         if match["key"] is not None:
             steps.append(match["key"])
+        elif match["inner"] is not None and match["inner"].isdigit():
+            steps.append(int(match["inner"]))
         else:
-            inner = match["inner"]
-            steps.append(int(inner) if inner.isdigit() else f"[{inner}]")
+            steps.append(f"[{match['inner'] or match['quoted']}]")
         at = match.end()
     return tuple(steps)
 
@@ -178,7 +180,9 @@ def bracketed(step: Step) -> str | None:
 
 
 _PLAIN_KEY = re.compile(r"[\w$-]+")
-_STEP = re.compile(r"(?P<dot>\.)?(?P<key>[\w$-]+)|\[(?P<inner>[^\[\]]+)\]")
+_STEP = re.compile(
+    r"(?P<dot>\.)?(?P<key>[\w$-]+)|\[(?:(?P<quote>[\"'])(?P<quoted>.+?)(?P=quote)|(?P<inner>[^\[\]]+))\]"
+)
 
 
 def _walk(tree: Any, path: FieldPath) -> Iterator[tuple[FieldPath, Any]]:

@@ -134,7 +134,8 @@ def _faults_beside(model: type[SpecModel], value: Any, faults: Sequence[Fault]) 
 
 def _fault(model: type[SpecModel], value: Any, detail: ErrorDetails) -> tuple[Fault, bool]:
     """Convert a pydantic error to a fault. Also returns whether the error is of one arm of a union."""
-    path, union = _locate(value, detail["loc"])
+    at_key = detail["loc"][-1:] == ("[key]",)  # pydantic's step for the key of a map
+    path, union = _locate(value, detail["loc"][:-1] if at_key else detail["loc"])
     kind, context = detail["type"], detail.get("ctx", {})
     if kind == "extra_forbidden":
         near = did_you_mean(str(path[-1]), _siblings(model, path))
@@ -145,7 +146,7 @@ def _fault(model: type[SpecModel], value: Any, detail: ErrorDetails) -> tuple[Fa
     if "key" in context:  # a validator of a whole map names the entry
         path = (*path, context["key"])
     message = _message(kind, detail["input"], context) or detail["msg"]
-    return Fault(path, message, column=context.get("column", 0)), union
+    return Fault(path, message, at_key=at_key, column=context.get("column", 0)), union
 
 
 def _message(kind: str, given: Any, context: Mapping[str, Any]) -> str | None:

@@ -191,6 +191,8 @@ class _Builder:
     def _scalar(self, event: Any) -> None:
         pos = self.pos(event.start_mark)
         frame = self._stack[-1] if self._stack else None
+        if "\0" in event.value:  # escaped; no name, path or variable of the system can hold it
+            self._problems.add(pos, "", "the character U+0000 is not allowed in text")
         if frame is not None and frame.expects_key:
             key = event.value
             if "${{" in key:

@@ -19,6 +19,7 @@ def test_unknown_command_suggests_the_near_one(areal: Areal) -> None:
     result = areal("aply")
     assert result.code == 2
     assert 'no such command "aply" (did you mean "apply"?)' in result.err
+    assert '"plan" (did you mean "diff -f FILE"?)' in areal("plan").err
     assert "hint: areal --help" in result.err
 
 

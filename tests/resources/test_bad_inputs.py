@@ -34,6 +34,10 @@ MODEL = HEAD + "kind: Model\nmetadata: {name: qwen}\nspec:\n  backend: embedded\
         ("  suspend: Off\n", '7:12: spec.suspend: expected true or false, got "Off": write false'),
         ("  env: {A: 1}\n", "7:12: spec.env.A: expected text, got 1: quote it"),
         ("  env: {A: on}\n", None),
+        ("  env: {A.b-c: x}\n", None),
+        ('  env: {"A=B": x}\n', '7:9: spec.env[A=B]: "A=B" is no name of an environment variable'),
+        ("  envFrom: {'': {env: A}}\n", '7:13: spec.envFrom[]: "" is no name of an environment variable'),
+        ('  env: {A: "x\\0y"}\n', "7:12: the character U+0000 is not allowed in text"),
         ("  resources: 3\n", "7:14: spec.resources: expected a map, got 3"),
         ("  resources:\n  - gpus: 1\n", "7:3: spec.resources: expected a map, got a list"),
         ("  path: ./again\n", '7:3: duplicate key "path": first at line 6, column 3'),
@@ -239,6 +243,15 @@ def test_bad_file_is_one_line(tmp_path: Path, data: bytes, fault: str) -> None:
     path.write_bytes(data)
     found = [str(each) for each in diagnostics(RenderRequest((str(path),)))]
     assert len(found) == 1 and found[0].startswith(f"{path}:{fault}")
+
+
+def test_url_and_link_to_nowhere_are_explained(tmp_path: Path) -> None:
+    link = tmp_path / "m.yaml"
+    link.symlink_to("nowhere.yaml")
+    dangling, url = diagnostics(RenderRequest(("https://example.com/m.yaml", str(link))))
+    assert str(url) == "https://example.com/m.yaml:1:1: a URL is not a file"
+    assert url.hint == "curl -fsSL https://example.com/m.yaml | areal apply -f -"
+    assert str(dangling).endswith("cannot be read: No such file or directory")
 
 
 def test_missing_or_unreadable_path_is_explained(tmp_path: Path) -> None:

@@ -130,8 +130,9 @@ def test_path_text_formats_path(path: tree.FieldPath, text: str) -> None:
     assert tree.path_text(path) == text
 
 
-def test_parse_path_of_bracketed_key_finds_map_entry() -> None:
-    path = tree.parse_path("labels[areal.dev/team]")
+@pytest.mark.parametrize("key", ["areal.dev/team", '"areal.dev/team"', "'areal.dev/team'"])
+def test_parse_path_of_bracketed_key_finds_map_entry(key: str) -> None:
+    path = tree.parse_path(f"labels[{key}]")
     assert tree.get_path({"labels": {"areal.dev/team": "x"}}, path) == "x"
 
 

@@ -199,7 +199,7 @@ def test_any_text_gives_documents_or_positioned_faults(text: str) -> None:
 
 
 _TRAPS = ["1e-3", "1:30", "yes", "off", "0o17", "017", "~", ".inf", "1_000", "a: b", "# c", "${x}", "x\ny\n", "  x\n"]
-_CHARACTERS = st.characters(codec="utf-8", exclude_categories=["Cs"])
+_CHARACTERS = st.characters(codec="utf-8", exclude_categories=["Cs"], exclude_characters="\0")
 _TEXT = st.text(_CHARACTERS, max_size=20) | st.sampled_from([*_TRAPS, "\ttab", "-", "=", "<<"])
 _NUMBERS = st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False)
 _KEYS = _TEXT.filter(lambda key: key != "<<" and "${{" not in key)
