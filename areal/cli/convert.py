@@ -1,4 +1,4 @@
-"""``areal convert``: a configuration of another framework as a TrainJob, with what becomes of each of its keys."""
+"""``areal convert``: converts a configuration of another framework to a TrainJob, and lists the result for each key."""
 
 from __future__ import annotations
 
@@ -104,13 +104,14 @@ def _converted(file: str, framework: str, trainer: str | None, overrides: Sequen
 
 
 def _beside(file: str, name: str) -> Path:
-    """Return the file of this name beside ``file``, else in the working folder."""
+    """Return the file with this name in the folder of ``file``, else in the working folder."""
     beside = Path(file).parent / name
     return beside if beside.is_file() else Path(name)
 
 
 def _of_areal(file: str, trainer: str | None, overrides: Sequence[str]) -> Draft:
-    """AReaL's configurations are read as they are: the table is what checking one finds."""
+    """Return the table for an AReaL configuration. These are read unchanged, so the table contains what their
+    validation finds."""
     import json
 
     import yaml

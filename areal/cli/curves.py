@@ -185,7 +185,7 @@ def metrics(
 
 
 def read_metrics(path: Path) -> JobCurves:
-    """Raise ArealError where there is something and it cannot be read."""
+    """Return the metrics of a job; empty if there is no file. Raises ArealError if the file cannot be read."""
     try:
         return read_curves(path)
     except OSError as error:
@@ -205,7 +205,7 @@ def metrics_file(cli: Invocation, name: str) -> Path:
 
 
 def _has_ended(cli: Invocation, name: str) -> bool:
-    """Return whether a job writes no more metrics. A folder of a run by hand does not tell."""
+    """Return whether a job has ended and writes no more metrics. For the folder of a run by hand this is unknown."""
     return "/" not in name and HomeView(cli.home).job_status(stored(cli.home, Ref(TRAIN_JOB, name))).finished
 
 

@@ -72,7 +72,7 @@ def estimate(cli: Invocation, /, words: tuple[str, ...], source: SourceFlags, **
 
 
 def _device(name: str | None, memory_gib: float | None) -> Device | None:
-    """None: as the job's engine says, the CPU or an H100. Raises UsageFault."""
+    """Return the device to estimate for; None: that of the job's engine, the CPU or an H100. Raises UsageFault."""
     from areal.estimate.memory import GIB
     from areal.estimate.runs import DEVICES, Device
 
@@ -183,7 +183,7 @@ def _step_row(time: StepTime) -> dict[str, Any]:
 
 
 def _problems(needed: Mapping[str, tuple[int, int]], served: Served | None, device: Device) -> Iterator[str]:
-    """Yield what cannot fit."""
+    """Yield the parts that cannot fit."""
     from areal.estimate.memory import sequences, serving_use
 
     if served is not None and not sequences(served, device.memory):
@@ -206,7 +206,7 @@ def _use_row(use: Any, layout: str) -> dict[str, Any]:
 
 
 def _shape(path: str, where: str) -> Shape:
-    """Of a folder, or of an id of the hub, of which the ``config.json`` is taken. Raises ArealError."""
+    """Return the shape of a model folder or of a hub id, whose ``config.json`` is downloaded. Raises ArealError."""
     from areal.estimate.shapes import shape_of
     from areal.hub import model_folder
 
@@ -224,7 +224,7 @@ def _shape(path: str, where: str) -> Shape:
 
 def _engine(job: Resource, config: JobConfig, resources: Sequence[Resource]) -> dict[str, Any] | None:
     """Return the engine that the job samples from: its layout, model, flags, and whether it shares the trainer's GPU.
-    None for a job that samples nothing."""
+    None for a job that does not sample."""
     from areal.resources.backend import inference_part
 
     wanted = job.spec.get("rollout")
@@ -257,7 +257,7 @@ def _engine(job: Resource, config: JobConfig, resources: Sequence[Resource]) -> 
 
 
 def _share(model: Mapping[str, Any], job: Mapping[str, Any]) -> bool:
-    """Return whether both name the same GPU themselves and lease none."""
+    """Return whether both name the same GPU in their environment and lease none."""
     leases = [(spec.get("resources") or {}).get("gpus") for spec in (model, job)]
     seen = [(spec.get("env") or {}).get("CUDA_VISIBLE_DEVICES") for spec in (model, job)]
     return leases == [0, 0] and seen[0] is not None and seen[0] == seen[1]

@@ -39,7 +39,7 @@ _METRICS = ("pass@1", "reward")
 
 
 class _Metric(click.ParamType[Any]):
-    """``0.8``, ``pass@4=0.9`` or ``reward=0.5``."""
+    """A threshold: ``0.8``, ``pass@4=0.9`` or ``reward=0.5``."""
 
     name = "metric"
 
@@ -142,8 +142,8 @@ def evaluate(cli: Invocation, /, target: str | None, **given: Any) -> int:
 
 
 def _list(cli: Invocation, folder: Path, name: str) -> None:
-    """Link an evaluation in a folder of its own in the home, where the page and --baseline look: by its name, or by
-    that and a number where another evaluation has it."""
+    """Create a link in the home to the evaluation's folder, for the page and for --baseline. Its name is the
+    evaluation's, with a number if another evaluation has this name."""
     from itertools import count
 
     from areal.rollout.evaluation_files import evaluations_folder
@@ -183,7 +183,7 @@ def _parse(target: str | None) -> str | _Saved | None:
 
 
 def _check_metric(given: Mapping[str, Any]) -> None:
-    """Raise UsageFault where the metric of --fail-under will not be there."""
+    """Raise UsageFault if the evaluation will not compute the metric of --fail-under."""
     from areal.rollout.evaluation import sample_counts
 
     metrics = ["reward", *(f"pass@{k}" for k in sample_counts(given["n_samples"]))]
@@ -206,9 +206,9 @@ def _name(given: str | None, target: str | None) -> str:
 def _served(
     cli: Invocation, saved: _Saved, backend: str | None, evaluation: str, folder: Path, left_s: float
 ) -> Iterator[tuple[GatewayClient, str]]:
-    """Serve the weights by a service of their own, which another process deletes with the block or this process. Raises
-    Conflict for an object of that name that is there for longer than ``left_s``: it is not this evaluation's to
-    delete."""
+    """Serve the weights with a separate service. Another process deletes the service when the block or this process
+    ends. Raises Conflict if an object of this name still exists after ``left_s``, because it does not belong to this
+    evaluation."""
     from areal.client.command import free_port, stop_with_this_process
     from areal.ui.jobs import config_of
 
@@ -257,7 +257,7 @@ def _served(
 
 
 def _weights(cli: Invocation, saved: _Saved, config: Mapping[str, Any], working: Path) -> str | Path:
-    """Return the folder of the weights, or their id on the hub."""
+    """Return the folder of the weights, or their hub id."""
     if saved.step == 0:
         actor = config.get("actor")
         path = actor.get("path") if isinstance(actor, Mapping) else None
@@ -298,7 +298,7 @@ def _model_spec(cli: Invocation, job: Mapping[str, Any], config: Mapping[str, An
 def _scored(
     run: CollectionRun, scores: Sequence[PromptScores], dataset: ExampleSet, given: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the summary of the collection, with the scores. Raises UsageFault where nothing rewards."""
+    """Return the summary of the collection with the scores. Raises UsageFault if nothing computes a reward."""
     from areal.rollout.evaluation import estimates
 
     summary = run.summary()
@@ -324,7 +324,7 @@ def _scored(
 
 
 def _scores(run: CollectionRun, given: Mapping[str, Any]) -> list[PromptScores]:
-    """Without the episodes in the folder that are beyond --limit and --n-samples."""
+    """Return the scores without the episodes in the folder that are beyond --limit and --n-samples."""
     from areal.rollout.evaluation import scores_of
 
     prompts, samples = run.progress.planned // run.plan.samples, run.plan.samples
@@ -352,7 +352,7 @@ def _read_baseline(cli: Invocation, text: str) -> _Baseline:
 
 
 def _check_baseline(baseline: _Baseline, dataset: ExampleSet, given: Mapping[str, Any]) -> None:
-    """Raise Conflict for a baseline of another reward or of other prompts, before a prompt is asked."""
+    """Raise Conflict for a baseline with another reward or other prompts, before anything is sampled."""
     from areal.dataset.examples import prompt_digest
     from areal.rollout.evaluation import check_prompts, prompt_keys
 
@@ -378,7 +378,7 @@ def _compared(
 
 
 def _verdict(document: Mapping[str, Any], comparison: Comparison | None, given: Mapping[str, Any]) -> int:
-    """Raise TargetFailed for a score below --fail-under, or a significant drop."""
+    """Raise TargetFailed for a score below --fail-under, or a significant decrease."""
     faults = []
     if given["fail_under"] is not None:
         metric, least = given["fail_under"]

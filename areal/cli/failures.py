@@ -1,4 +1,4 @@
-"""Prints what a command failed of to stderr, with the next step, and gives its exit status."""
+"""Prints the error of a command to stderr, with the next step, and returns its exit status."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from areal.terminal import OutputLost, fancy, style
 
 
 def report(error: BaseException, cli: Invocation) -> int:
-    """Print ``error`` and return the exit status of the process; that of an unexpected failure is the command's."""
+    """Print ``error`` and return the exit status of the process. For an unexpected failure, the command defines it."""
     lines, code = _describe(error)
     if cli.debug:
         import traceback

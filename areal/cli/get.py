@@ -139,8 +139,8 @@ def _live_description(cli: Invocation, chosen: GatewayClient | None) -> Callable
 def _objects(
     cli: Invocation, targets: Sequence[str], selector: str | None, defaults: bool, listed: set[str] | None
 ) -> Table:
-    """Return ``listed``: the objects that earlier calls listed. They stay listed after they end; other ended objects
-    are left out. None: all are listed."""
+    """Return the objects to list. ``listed``: the objects that earlier calls listed; they stay listed after they end,
+    and other ended objects are left out. None: all are listed."""
     home = HomeView(cli.home)
     refs, kinds = _requested(targets)
     unreadable: list[tuple[str, str]] = []
@@ -228,7 +228,8 @@ def describe(cli: Invocation, targets: tuple[str, ...]) -> int:
 
 
 def _described(cli: Invocation, chosen: GatewayClient | None, ref: Ref) -> tuple[dict[str, Any], Callable[[], str]]:
-    """Return all that is known of an object, here or behind a gateway, and what makes a page of it. Raises NotFound."""
+    """Return everything known about an object, of this home or behind a gateway, and the function that renders it as a
+    page. Raises NotFound."""
     if chosen is not None:
         from areal.cli.remote_view import describe_remote
 

@@ -1,7 +1,8 @@
-"""The live view of ``areal get -w`` and ``areal top -w`` as a pure state machine: keys, rows, sizes in, a screen out.
+"""The live view of ``areal get -w`` and ``areal top -w`` as a pure state machine: its inputs are keys, rows and sizes,
+its output is a screen.
 
 A ``Live`` has panes (tables, one of which is shown) and at most one page over them: a description, logs or the help.
-Texts in rows and pages are spelled already (``areal.terminal``); marks of ours in them are colours.
+Texts in rows and pages have no control characters (``areal.terminal``); the only marks in them are colours.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _MARK = re.compile(re.escape(ESCAPE) + r"\[[0-9;]*m")
 
 
 class LiveTarget(NamedTuple):
-    """What a row is about: an object, or one process of it."""
+    """The subject of a row: an object, or one of its processes."""
 
     ref: str
     component: str | None = None
@@ -53,7 +54,7 @@ class LiveColumn(NamedTuple):
 
 
 class LiveRow(NamedTuple):
-    """``order``: the values by which the columns sort."""
+    """A row of a table. ``order``: the values by which each column is sorted."""
 
     name: str
     cells: tuple[str, ...]
@@ -63,9 +64,9 @@ class LiveRow(NamedTuple):
 
 @dataclass(frozen=True)
 class Pane:
-    """A table. ``selected`` is the name of a row and ``index`` its place when it was last there; ``sort`` is a column,
-    or -1 for the order as read. ``at``: when it was read, None before the first time. ``left``: columns left out after
-    the first."""
+    """A table. ``selected``: the name of the selected row; ``index``: its last position. ``sort``: a column, or -1 for
+    the order as read. ``at``: the time of the last read, None before the first. ``left``: the number of columns after
+    the first that are scrolled out."""
 
     title: str
     columns: tuple[LiveColumn, ...] = ()
@@ -83,8 +84,8 @@ class Pane:
 
 @dataclass(frozen=True)
 class LivePage:
-    """``kind``: describe, logs or help. ``dropped``: lines that were before the first of ``lines``. ``follow``: the
-    last lines are shown, also as others come."""
+    """A page. ``kind``: describe, logs or help. ``dropped``: the number of lines that were removed before ``lines``.
+    ``follow``: the last lines are shown, also when new ones arrive."""
 
     kind: str
     target: LiveTarget
@@ -115,13 +116,13 @@ class Live:
 
     @property
     def body(self) -> int:
-        """Lines of rows, or of a page."""
+        """The number of lines for rows, or for a page."""
         around = 2 if self.page is not None else 3  # lines of titles and keys; a low terminal has fewer
         return max(1, self.height - around, self.height - self.height // 2)
 
 
 def matches(text: str, wanted: str) -> bool:
-    """Return whether ``text`` has all words of ``wanted``, in either case."""
+    """Return whether ``text`` contains all words of ``wanted``, ignoring case."""
     folded = text.casefold()
     return all(word in folded for word in wanted.casefold().split())
 
@@ -134,7 +135,7 @@ def shown_rows(pane: Pane) -> list[LiveRow]:
 
 
 def place_of(pane: Pane, rows: Sequence[LiveRow]) -> int:
-    """Return the place of the selected row; where it is gone, the row that took its place."""
+    """Return the position of the selected row; if it no longer exists, the row that is now at its position."""
     found = next((place for place, row in enumerate(rows) if row.name == pane.selected), pane.index)
     return max(0, min(found, len(rows) - 1))
 
@@ -147,7 +148,7 @@ def shown_lines(page: LivePage) -> list[str]:
 
 
 def refreshed(live: Live, index: int, read: Pane) -> Live:
-    """``read`` has what a table shows now; where the user is in it stays."""
+    """Return the state with new data ``read`` of a table. The user's position stays."""
     pane = live.panes[index]
     names = {row.name for row in read.rows}
     message = live.message
@@ -158,7 +159,7 @@ def refreshed(live: Live, index: int, read: Pane) -> Live:
 
 
 def paged(live: Live, read: LivePage) -> Live:
-    """``read`` has the lines of the open page; those of another are dropped."""
+    """Return the state with new lines ``read`` of the open page. Lines of another page are dropped."""
     page = live.page
     if page is None or (page.kind, page.target) != (read.kind, read.target):
         return live
@@ -169,7 +170,7 @@ def paged(live: Live, read: LivePage) -> Live:
 
 
 def failed(live: Live, target: int | LivePage, error: str) -> Live:
-    """Return a read failed. What was read before stays on the screen."""
+    """Return the state after a failed read. The previous data stays on the screen."""
     if isinstance(target, int):
         return _with_pane(live, replace(live.panes[target], error=error), target)
     page = live.page
@@ -207,7 +208,7 @@ _ENDS = {"g": 0, "home": 0, "G": 1, "end": 1}
 
 
 def press(live: Live, key: str) -> Live:
-    """``key``: a character, or the name of a key. Keys without a meaning change nothing."""
+    """Return the state after a key. ``key``: a character, or the name of a key. Unknown keys change nothing."""
     live = replace(live, message="")
     if live.is_typing and key not in ("up", "down"):
         return _typed(live, key)
@@ -301,7 +302,7 @@ def _press_page(live: Live, key: str) -> Live:
 
 
 def screen(live: Live, now: float, *, colour: bool) -> list[str]:
-    """As many lines as the terminal has, none wider than it."""
+    """Return as many lines as the terminal has, none wider than it."""
     above = [_page_title(live, live.page, now)] if live.page is not None else [_table_title(live, now, colour)]
     body = _page_body(live, live.page) if live.page is not None else _table_body(live, colour)
     error = (live.page or live.pane).error
@@ -321,7 +322,7 @@ def screen(live: Live, now: float, *, colour: bool) -> list[str]:
 
 
 def cut(text: str, width: int) -> str:
-    """Return the text in at most ``width`` columns, with an ellipsis where it had more. Colours take no room."""
+    """Return the text in at most ``width`` columns, with an ellipsis if it is cut. Colours take no space."""
     if cell_width(_MARK.sub("", text)) <= width:
         return text
     if width < 1:
@@ -360,7 +361,7 @@ def _table_title(live: Live, now: float, colour: bool) -> str:
 
 
 def _layout(live: Live) -> dict[int, int]:
-    """Return the columns that are shown, and their widths: those that the screen has room for, none in part."""
+    """Return the visible columns and their widths. Only columns that fit completely are visible."""
     pane, rows = live.pane, shown_rows(live.pane)
     places = [place for place in range(len(pane.columns)) if place == 0 or place > pane.left]
     widths = {

@@ -1,8 +1,8 @@
-"""The terminal of the live view: keys in, screens out, signals, and the threads that read.
+"""The terminal of the live view: reads keys, writes screens, handles signals, and runs the threads that read data.
 
-The loop waits for keys, signals and results, and never for a read or for the terminal: reads have threads of their own,
-and the terminal is opened a second time, without blocking, so that one that takes no output does not keep keys and
-signals waiting. However the loop ends, the terminal is as it was before.
+The loop waits for keys, signals and results, and never blocks on a read of data or on the terminal: data is read in
+separate threads, and the terminal is opened a second time in non-blocking mode, so that a terminal that accepts no
+output does not delay keys and signals. The terminal's settings are always restored at the end.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ _TILDES = {"1": "home", "7": "home", "4": "end", "8": "end", "5": "pageup", "6":
 
 
 def keys_of(text: str, *, is_whole: bool) -> tuple[list[str], str]:
-    """Return the keys in what a terminal has sent, and the rest that may be the beginning of a key. ``is_whole``:
-    nothing follows soon. Sequences that name no key of ours are left out."""
+    """Return the keys in the bytes from a terminal, and the rest that may be the start of a key. ``is_whole``: no more
+    bytes follow soon. Unknown escape sequences are left out."""
     found: list[str] = []
     at = 0
     while at < len(text):
@@ -70,8 +70,8 @@ def keys_of(text: str, *, is_whole: bool) -> tuple[list[str], str]:
 
 
 def _sequence(text: str) -> tuple[str, int]:
-    """Return the key that the escape sequence at the beginning of ``text`` names ("": none of ours), and the characters
-    of it; 0 where it may go on."""
+    """Return the key of the escape sequence at the start of ``text`` ("" for an unknown one), and its number of
+    characters; 0 if it is incomplete."""
     if len(text) == 1:
         return "", 0
     if text[1] not in "[O":
@@ -86,7 +86,8 @@ def _sequence(text: str) -> tuple[str, int]:
 
 
 class LiveReads(NamedTuple):
-    """``tables``: the reader of each table and the seconds between its reads. ``page``: the same of a page."""
+    """The functions that read data. ``tables``: for each table, the function and the seconds between reads. ``page``:
+    the same for a page."""
 
     tables: Sequence[tuple[Callable[[], Pane], float]]
     page: Callable[[LivePage], tuple[Callable[[], LivePage], float]]
@@ -98,7 +99,7 @@ class _Result(NamedTuple):
 
 
 class _LiveReader:
-    """One reader, of which one call runs at a time."""
+    """Runs one read function on a thread, one call at a time."""
 
     def __init__(self, target: int | LivePage, read: Callable[[], Pane | LivePage], seconds: float) -> None:
         self.target, self._read, self._seconds = target, read, seconds
@@ -123,14 +124,14 @@ class _LiveReader:
 
 
 class _Ended(BaseException):
-    """A signal ends the process."""
+    """A signal that ends the process has arrived."""
 
     def __init__(self, number: int) -> None:
         self.number = number
 
 
 class LiveTerminal:
-    """The terminal of standard output. Restores it when its ``with`` block ends."""
+    """The terminal of standard output. Its settings are restored at the end of the ``with`` block."""
 
     def __init__(self) -> None:
         name = os.ttyname(sys.stdout.fileno())
@@ -170,7 +171,7 @@ class LiveTerminal:
         raise _Ended(number)
 
     def enter(self) -> None:
-        """Take the terminal: no echo, a key at a time; Ctrl-C and Ctrl-Z are signals still."""
+        """Switch the terminal to single keys without echo. Ctrl-C and Ctrl-Z still send signals."""
         mode = termios.tcgetattr(self.fd)
         mode[0] &= ~(termios.IXON | termios.ICRNL)  # Ctrl-S would stop the screen
         mode[3] &= ~(termios.ECHO | termios.ICANON | termios.IEXTEN)
@@ -180,7 +181,7 @@ class LiveTerminal:
         self.flush()
 
     def leave(self) -> None:
-        """Give the terminal back, within ``_LEAVE_S`` also where it takes no output."""
+        """Restore the terminal, within ``_LEAVE_S`` even if it accepts no output."""
         with suppress(termios.error):
             if self._before:
                 termios.tcsetattr(self.fd, termios.TCSANOW, self._before)
@@ -191,7 +192,7 @@ class LiveTerminal:
                 select.select([], [self.fd], [], left)
 
     def suspend(self) -> None:
-        """Stop the process, as Ctrl-Z does; returns when it goes on."""
+        """Stop the process, as Ctrl-Z does. Returns when the process continues."""
         with _undisturbed():
             self.leave()
         before = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
@@ -203,7 +204,7 @@ class LiveTerminal:
         return found.columns or 80, found.lines or 24
 
     def forget(self) -> None:
-        """Forget what is shown: the next screen is written as a whole."""
+        """Discard the record of the screen, so that the next screen is written completely."""
         self._shown = []
 
     @property
@@ -211,7 +212,7 @@ class LiveTerminal:
         return bool(self._waiting)
 
     def flush(self) -> bool:
-        """Write what the terminal takes now. Returns whether something waits."""
+        """Write as much as the terminal accepts now. Returns whether some output is left."""
         while self._waiting:
             try:
                 self._waiting = self._waiting[os.write(self.fd, self._waiting) :]
@@ -220,7 +221,7 @@ class LiveTerminal:
         return False
 
     def show(self, lines: Sequence[str]) -> None:
-        """Write the lines that differ from those before."""
+        """Write the lines that differ from the previous screen."""
         parts = [] if len(lines) == len(self._shown) else ["\x1b[2J"]
         before = self._shown if not parts else [None] * len(lines)
         for number, (line, old) in enumerate(zip(lines, before, strict=True), 1):
@@ -233,7 +234,7 @@ class LiveTerminal:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Signals that would end the process wait."""
+    """Block the signals that would end the process."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
     try:
         yield
@@ -242,7 +243,7 @@ def _undisturbed() -> Iterator[None]:
 
 
 def run_live(live: Live, reads: LiveReads) -> int:
-    """Show ``live`` until ``q``, the end of the keyboard, or a signal. Returns the exit status."""
+    """Show ``live`` until ``q``, the end of the input, or a signal. Returns the exit status."""
     try:
         with LiveTerminal() as terminal:
             _Loop(terminal, live, reads).run()
@@ -277,7 +278,8 @@ class _Loop:
                 return
 
     def _wait(self) -> bool:
-        """Wait for a key, a signal, a result or the time of a read, and take them. False at the keyboard's end."""
+        """Wait for a key, a signal, a result or the time of the next read, and handle it. Returns False at the end of
+        the input."""
         terminal = self._terminal
         sources = [*self._tables[self._live.active :][:1], *([self._page] if self._page else [])]
         due = min((each.due for each in sources if not each.is_running), default=float("inf"))
@@ -333,7 +335,7 @@ class _Loop:
                 source.start(self._put)
 
     def _put(self, result: _Result) -> None:
-        """From the thread of a read."""
+        """Queue a result. Called on the thread of a read."""
         self._results.put(result)
         with suppress(OSError):
             os.write(self._wake_write, b"\0")
@@ -357,7 +359,7 @@ def _is_same(target: int | LivePage, page: LivePage) -> bool:
 
 
 def _drain(fd: int) -> bytes | None:
-    """Return what can be read now; None where there is nothing."""
+    """Return the bytes that can be read now; None if there are none."""
     try:
         return os.read(fd, 4096)
     except BlockingIOError:

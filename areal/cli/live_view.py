@@ -1,6 +1,6 @@
-"""What the live view reads: tables, descriptions and logs, as text that is spelled already.
+"""The data of the live view: tables, descriptions and logs, as text without control characters.
 
-Each reader may take long, as where a gateway hangs; ``live_terminal`` calls them in threads of their own.
+A read may take long, for example if a gateway hangs, so ``live_terminal`` runs reads in separate threads.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def show_live(
     read: Table | None = None,
     has_logs: bool = True,
 ) -> int:
-    """Run the live view until ``q`` or Ctrl-C, and return the exit status. ``sort_by``: the order of the first table;
-    ``read``: what it shows until it is read again."""
+    """Run the live view until ``q`` or Ctrl-C, and return the exit status. ``sort_by``: the sort column of the first
+    table; ``read``: the data to show until the first read."""
     wide = cli.format.kind == "wide"
 
     def reader(table: ViewTable, order: str | None) -> Callable[[], Pane]:
@@ -83,7 +83,7 @@ def _target(row: Row) -> LiveTarget:
 def _open(
     cli: Invocation, describe: Callable[[Ref], str], has_logs: bool, page: LivePage
 ) -> tuple[Callable[[], LivePage], float]:
-    """Return the reader of a page, and the seconds between its reads."""
+    """Return the function that reads a page, and the seconds between reads."""
     if page.kind == "logs":
         if not has_logs:
             raise UsageFault("a gateway shows no logs: they are on its own machine")

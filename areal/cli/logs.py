@@ -104,8 +104,8 @@ def show_logs(cli: Invocation, ref: Ref, query: LogQuery, until: Callable[[], bo
 
 
 class FollowedLogs:
-    """Lines of an object's processes: the last ones as ``first``, then those that are written later, also by processes
-    yet to come."""
+    """Lines of an object's processes: the last lines as ``first``, then new lines, also of processes that start
+    later."""
 
     def __init__(self, cli: Invocation, ref: Ref, query: LogQuery, states: Sequence[RunState]) -> None:
         from areal.runtime.backends import Backends

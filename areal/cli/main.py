@@ -312,17 +312,17 @@ def main() -> int:
 
 
 def _skip_plugins_of_pydantic() -> None:
-    """Keep pydantic, where it is imported, from a search for plugins in every installed distribution: a fifth of the
-    time that it takes. A command has no use for them. Another version of pydantic may search again."""
+    """Keep pydantic from searching all installed distributions for plugins, which takes a fifth of its import time and
+    is useless for a command. Other versions of pydantic may search again."""
     module = ModuleType("pydantic.plugin._loader")
     module.get_plugins = tuple  # type: ignore[attr-defined]
     sys.modules.setdefault(module.__name__, module)
 
 
 def _open_streams() -> None:
-    """Open the standard streams that the caller has closed: to read nothing, and to fail when written, as a closed one
-    does. A file that is opened later would take the number of a closed one. Signals that the caller blocks or, of its
-    children's ends, ignores are ours again."""
+    """Open the standard streams that the caller has closed. Reading them returns nothing, and writing fails, as for a
+    closed stream. Otherwise the next file that is opened would get the number of a closed stream. Also reset signals
+    that the caller blocks, and SIGCHLD if the caller ignores it."""
     for fd, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         try:
             os.fstat(fd)

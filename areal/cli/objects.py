@@ -1,6 +1,6 @@
-"""Objects and processes on the command line: their names, completion and the columns of their tables.
+"""Objects and processes on the command line: their names, completion, and the columns of their tables.
 
-Completion only lists file names, so that TAB opens no object. The documents that tables show a part of are those of
+Completion only lists file names, so that TAB does not read objects. Tables show parts of the documents of
 ``reconcilers.home_view``.
 """
 

@@ -182,8 +182,9 @@ _OUTCOME_COLUMNS = (field("OBJECT", "ref"), field("ACTION", "action", state=True
 
 @contextmanager
 def mutation(cli: Invocation, *, changes: bool = True) -> Iterator[Context]:
-    """Yield the context of a mutating command. Progress goes to stderr; the first Ctrl-C lets the current operation
-    finish. ``changes``: the command changes something, so it goes on after whoever reads its output has left."""
+    """Yield the context of a mutating command. Progress goes to stderr. After the first Ctrl-C the current operation
+    finishes. ``changes``: the command changes something, so it continues even if the reader of its output has exited.
+    """
     from areal.reconcilers.context import Context
     from areal.state.locks import actor, command_line
 
@@ -385,8 +386,8 @@ def reconcile(cli: Invocation, targets: tuple[str, ...], watch: bool, interval: 
 
 
 def _asked_once(approve: Callable[[Plan], bool]) -> Callable[[Plan], bool]:
-    """``approve`` for a command that plans again and again: a plan that was declined is not asked about again, and an
-    error for want of a terminal says how to go on."""
+    """Wrap ``approve`` for a command that plans repeatedly: a declined plan is not asked about again, and if there is
+    no terminal to ask on, the error says how to continue."""
     declined: set[str] = set()
 
     def asked(plan: Plan) -> bool:

@@ -1,4 +1,4 @@
-"""A chat with a model or an agent at the terminal: one message with ``-m`` or piped stdin, else a prompt."""
+"""A chat with a model or an agent in the terminal: one message with ``-m`` or piped stdin, otherwise a prompt."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ message_option: Decorator[Any] = click.option(
 
 
 def message_of(given: str | None, command: str) -> str | None:
-    """Return the message to send (``-m``, or piped text); None at a terminal, which gets a prompt. Raises UsageFault
-    for an empty message."""
+    """Return the message to send (``-m``, or piped text); None in a terminal, where the caller opens a prompt. Raises
+    UsageFault for an empty message."""
     if given is None and sys.stdin.isatty():
         return None
     # Newlines at the end of piped text are removed, as by $(...) in a shell.

@@ -128,7 +128,7 @@ def _run(cli: Invocation, name: str) -> _JobRun:
 
 
 def _method(sides: Sequence[Sequence[_JobRun]], *, unpaired: bool) -> str:
-    """``paired`` by seed, ``welch``, or ``none`` for a side of one run."""
+    """Return ``paired`` by seed, ``welch``, or ``none`` if a side has one run."""
     seeds = [[run.seed for run in side] for side in sides]
     alike = [sorted(map(str, each)) for each in seeds]
     distinct = all(None not in each and len(set(map(str, each))) == len(each) for each in seeds)
@@ -138,7 +138,7 @@ def _method(sides: Sequence[Sequence[_JobRun]], *, unpaired: bool) -> str:
 
 
 def _keys(sides: Sequence[Sequence[_JobRun]]) -> list[dict[str, Any]]:
-    """Return the keys that differ between the sides, but for names. A side's value is a list where its runs differ."""
+    """Return the keys that differ between the sides, except names. The value of a side is a list if its runs differ."""
     from areal.ui.jobs import compared_keys
 
     runs = [[compared_keys(run.config) for run in side] for side in sides]
@@ -162,7 +162,7 @@ def _distinct(values: Sequence[Any]) -> list[Any]:
 def _row(
     sides: Sequence[Sequence[_JobRun]], metric: str, last: int | None, confidence: float, *, unpaired: bool
 ) -> dict[str, Any] | None:
-    """Return a metric over the steps at which every run has it; None without one."""
+    """Return a metric over the steps at which every run has it; None if there are none."""
     curves = [[dict(run.curves[metric]) for run in side] for side in sides]
     steps = sorted(set.intersection(*(set(each) for side in curves for each in side)))
     steps = [step for step in steps if all(math.isfinite(each[step]) for side in curves for each in side)]
@@ -228,7 +228,7 @@ def _short(value: Any) -> str | None:
 
 
 def _curve(row: Mapping[str, Any]) -> str:
-    """B minus A over the equal steps."""
+    """Return B minus A over the common steps."""
     curve = list(zip(row["steps"], row["differences"], strict=True))
     return sparkline(curve, (curve[0][0], curve[-1][0]), drawn_range(row["differences"]), _WIDTH)
 

@@ -37,7 +37,7 @@ Document = dict[str, Any]
 
 
 def noun(kind: str) -> str:
-    """``AgentService``: "agent service"."""
+    """Return the name of a kind in words: ``AgentService`` -> "agent service"."""
     return "".join(f" {char.lower()}" if char.isupper() else char for char in kind).strip()
 
 
@@ -69,8 +69,8 @@ def gateway_options(port: int) -> Decorator[Any]:
 
 
 def with_applied(cli: Invocation, wanted: Document, *, force: bool) -> Document:
-    """Completes the manifest of the given flags by what was applied, so that the command changes only the fields of its
-    flags."""
+    """Complete the manifest of the given flags with the applied manifest, so that the command changes only the fields
+    of its flags."""
     from areal.reconcilers.desired import over_applied
 
     found = None if force else recorded(cli, Ref(wanted["kind"], wanted["metadata"]["name"]))

@@ -38,8 +38,8 @@ Document = dict[str, Any]
 
 @dataclass(frozen=True)
 class TrafficSample:
-    """Metrics at one moment: of the gateway, and by name of the data proxies that respond. ``workers``: the workers
-    that the router lists."""
+    """Metrics at one time: of the gateway, and of the data proxies that respond, by name. ``workers``: the workers that
+    the router lists."""
 
     at: float
     gateway: Page

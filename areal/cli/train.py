@@ -179,7 +179,7 @@ def _foreground(cli: Invocation, ref: Ref) -> int:
 
 
 def _stop_in_background(cli: Invocation, ref: Ref) -> None:
-    """Start a process that finishes the stop, since the same command again would begin another run."""
+    """Start a process that finishes the stop, because the same command again would start another run."""
     words = ("train", "stop", ref.name, "--yes", "--home", str(cli.home.root), "--lock-timeout", "10m")
     subprocess.Popen(
         module_argv("areal.cli", *words),

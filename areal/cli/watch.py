@@ -1,4 +1,4 @@
-"""``areal train watch``: alerts of training jobs, for a terminal and for CI, and as POSTs to a URL."""
+"""``areal train watch``: prints alerts of training jobs, for a terminal and for CI, and sends them to a URL."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def watch(cli: Invocation, /, names: tuple[str, ...], once: bool, notify: str | 
 
 
 def _target(url: str) -> tuple[str, str]:
-    """Return the base and the path of the URL. Raises UsageFault unless it is https, or http on loopback."""
+    """Return base and path of the URL. Raises UsageFault unless it is https, or http on loopback."""
     parts = urlsplit(url)
     try:
         port = parts.port
@@ -118,8 +118,8 @@ def _target(url: str) -> tuple[str, str]:
 
 
 def _notify(cli: Invocation, target: tuple[str, str], alerts: list[Alert]) -> None:
-    """POST each alert. One that is not taken is a warning on stderr, without the path, which may be a secret: the exit
-    status is the alert's."""
+    """POST each alert. A failed POST causes a warning on stderr, without the path of the URL, which may be a secret. It
+    does not change the exit status."""
     base, path = target
     for alert in alerts:
         document: dict[str, Any] = alert.document()

@@ -46,10 +46,10 @@ class AsyncAgentSession:
         timeout_s: float | None = None,
         **fields: Any,
     ) -> dict[str, Any]:
-        """Return one turn: the whole response. It carries an ``Idempotency-Key``, a new one unless you give it, so that
-        it is sent again where it got no answer, and done once. A cancelled call cancels its turn, as does one that gets
-        no answer within its deadline, unless you gave the key: then the turn runs on for a call with the same key. The
-        cancellation takes up to 2 s more where the service does not answer."""
+        """Run one turn and return the whole response. The request carries an ``Idempotency-Key``, a new one unless you
+        set it, so that it is sent again if there is no response, and run once. A cancelled call cancels its turn. So
+        does a call without a response within its deadline, unless you set the key: then the turn continues for another
+        call with the same key. The cancellation takes up to 2 s more if the service does not answer."""
         key = idempotency_key or uuid4().hex
         headers = {"Idempotency-Key": key}
         call = HttpCall("POST", RESPONSES, self._body(input, fields), None, headers, timeout_s, repeatable=True)
@@ -66,8 +66,8 @@ class AsyncAgentSession:
     async def stream(
         self, input: Input, *, timeout_s: float | None = None, **fields: Any
     ) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
-        """Yield one turn: the events of its response while they come. Leaving the context cancels the turn.
-        ``timeout_s`` bounds each silence."""
+        """Yield the events of one turn. Leaving the context cancels the turn. ``timeout_s`` limits the time between two
+        events."""
         call = HttpCall("POST", RESPONSES, self._body(input, {**fields, "stream": True}), timeout_s=timeout_s)
         silence_s = self.client.timeout_s if timeout_s is None else timeout_s
         async with self.client.transport.stream(call) as response:
@@ -83,13 +83,13 @@ class AsyncAgentSession:
         return dict(await self._call("GET", ""))
 
     async def cancel(self, *, idempotency_key: str | None = None, timeout_s: float | None = None) -> bool:
-        """Cancel the turn that runs; with ``idempotency_key``, the message of that call, which may still wait. False
-        where there was nothing to cancel."""
+        """Cancel the running turn; with ``idempotency_key``, the message of that call, which may still wait. Returns
+        False if there was nothing to cancel."""
         query = f"?idempotency_key={_segment(idempotency_key)}" if idempotency_key is not None else ""
         return bool((await self._call("DELETE", f"/turn{query}", timeout_s=timeout_s))["cancelled"])
 
     async def reward(self, value: float, interaction_id: str | None = None) -> Rewarded:
-        """Reward the session's last model call, which seals its trajectory, or the one that is named."""
+        """Reward the session's last model call, which seals its trajectory, or the interaction with the given id."""
         body = write_fields(RewardSession(reward=value, interaction_id=interaction_id))
         return rewarded_from_json(await self._call("POST", "/reward", body))
 
@@ -102,20 +102,20 @@ class AsyncAgentSession:
         reward: float | None = None,
         timeout_s: float | None = None,
     ) -> Trajectories:
-        """Training rows of the session's model calls: of each trajectory that is ready. Asking again gives the same,
-        until there is another one or the export is acknowledged. ``reward``: of the last call, given first, in the same
-        request. Raises NotReady, UnknownName."""
+        """Return the training rows of the session's model calls, for each trajectory that is ready. The same request
+        returns the same rows, until another trajectory is ready or the export is acknowledged. ``reward``: the reward
+        of the last call, set first, in the same request. Raises NotReady, UnknownName."""
         export = ExportSession(trajectory_id=trajectory_id, discount=discount, style=style, reward=reward)
         body = write_fields(export)
         return from_json(await self._call("POST", "/export", body, timeout_s=timeout_s))
 
     async def acknowledge(self, export: Trajectories | str) -> None:
-        """Acknowledge an export that is safe with its caller: its data may go."""
+        """Acknowledge an export that the caller has stored. The service may then delete it."""
         export_id = export if isinstance(export, str) else export.export_id
         await self._call("POST", "/export/ack", {"export_id": export_id})
 
     async def close(self) -> None:
-        """Cancel a turn that runs."""
+        """Close the session. A running turn is cancelled."""
         body = {"session_key": self.key}
         await self.client.transport.call(HttpCall("POST", "/sessions/close", body, repeatable=True))
 
@@ -125,7 +125,8 @@ class AsyncAgentSession:
 
 
 class AsyncAgentClient(AsyncClient):
-    """``base_url`` is the agent gateway's address, without ``/v1``. Use it as ``async with``, or close it."""
+    """The client of an agent service. ``base_url``: the address of its gateway, without ``/v1``. Use it as ``async
+    with``, or close it."""
 
     async def start_session(
         self,
@@ -134,8 +135,8 @@ class AsyncAgentClient(AsyncClient):
         metadata: Mapping[str, object] | None = None,
         inference: ModelAccess | None = None,
     ) -> AsyncAgentSession:
-        """Open a session, under a new key where none is given. ``inference``: an RL session of the caller's own, at an
-        inference service that the agent service is configured with; else the service starts one, where it has any."""
+        """Open a session, with a new key if none is given. ``inference``: an RL session that the caller has started at
+        an inference service of the agent service. Without it, the service starts one if it has an inference service."""
         body: dict[str, Any] = {"session_key": key, "metadata": dict(metadata or {})}
         if inference is not None:
             body |= {"inf_base_url": inference.base_url, "session_api_key": inference.api_key}
@@ -145,11 +146,11 @@ class AsyncAgentClient(AsyncClient):
         return AsyncAgentSession(self, answer["session_key"], answer.get("inference_session_id"))
 
     def session(self, key: str) -> AsyncAgentSession:
-        """Return a session by its key; nothing is asked. Its first turn opens it, where there is none."""
+        """Return a session by its key, without a request. If it does not exist, its first turn opens it."""
         return AsyncAgentSession(self, key)
 
     async def sessions(self, page: int = 1000) -> AsyncIterator[dict[str, Any]]:
-        """Yield every session, by its key, without its history."""
+        """Yield every session with its key, without its history."""
         async for session in self.transport.sessions("/sessions", page):
             yield session
 

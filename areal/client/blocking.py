@@ -103,7 +103,7 @@ class _Client:
         self.close()
 
     def close(self) -> None:
-        """Idempotent. Calls in other threads are cancelled."""
+        """Close the client. Calls in other threads are cancelled. Idempotent."""
         with contextlib.suppress(RuntimeError):
             self._thread.run(self._async.close())
         self._thread.close()
@@ -154,7 +154,7 @@ class InferenceClient(_Client):
     def stream_chat(
         self, messages: Sequence[Message], **fields: Any
     ) -> contextlib.AbstractContextManager[Iterator[dict[str, Any]]]:
-        """Chunks while they come. Leaving the context ends the generation."""
+        """Yield the chunks of a streamed chat completion. Leaving the context ends the generation."""
         return _streamed(self._thread, self._async.stream_chat(messages, **fields))
 
     def sessions(self, page: int = 1000) -> Iterator[dict[str, Any]]:
@@ -181,7 +181,7 @@ class AgentSession:
         return self._async.key
 
     def stream(self, input: Input, **options: Any) -> contextlib.AbstractContextManager[Iterator[dict[str, Any]]]:
-        """Events while they come. Leaving the context cancels the turn."""
+        """Yield the events of a turn. Leaving the context cancels the turn."""
         return _streamed(self._thread, self._async.stream(input, **options))
 
 

@@ -37,8 +37,9 @@ def run_areal(*words: str, what: str, hint: str | None = None, absent: bool = Fa
 
 @contextlib.contextmanager
 def stop_with_this_process(service: str, log: Path, environment: Mapping[str, str]) -> Iterator[None]:
-    """Stop an inference service when the block ends, or this process, however it ends: a shell waits for the end of a
-    pipe that is open here alone. It has its own process group, so that Ctrl-C reaches only this process."""
+    """Stop an inference service when the block or this process ends, however it ends. A shell waits for the end of a
+    pipe that only this process holds open. The shell has its own process group, so that Ctrl-C reaches only this
+    process."""
     wait = ["sh", "-c", 'cat >/dev/null; exec "$@"', "sh", *AREAL, "inf", "stop", "--service", service, "--yes"]
     with log.open("ab") as out:
         guard = subprocess.Popen(

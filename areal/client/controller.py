@@ -54,7 +54,7 @@ class UnknownSession(UnknownName, KeyError):
 
 
 class Episodes:
-    """The async implementation of a controller's calls, which runs on the controller's thread."""
+    """The asynchronous implementation of a controller's calls. It runs on the controller's thread."""
 
     def __init__(self, agents: AsyncAgentClient, config: AgentServiceConfig) -> None:
         self.agents = agents
@@ -71,9 +71,9 @@ class Episodes:
         inference_model: str | None = None,
         api_key: str | None = None,
     ) -> ControllerSession:
-        """Return a session for one episode. The service starts its RL session; with ``inference_gateway_addr`` it is
-        started here, under the key ``api_key`` where one is given. It has to be the gateway that the service is
-        configured with."""
+        """Start a session for one episode. The service starts its RL session. With ``inference_gateway_addr``, which
+        must be the gateway that the service uses, the RL session is started here, with the key ``api_key`` if one is
+        given."""
         about = {"task_id": task_id}
         if inference_gateway_addr is None:
             if inference_admin_api_key or inference_model or api_key:
@@ -102,12 +102,12 @@ class Episodes:
     async def step(
         self, input: Input, session_id: str, *, metadata: Mapping[str, object] | None = None
     ) -> dict[str, Any]:
-        """Return one turn: the response, with the agent's text and tool calls in its ``output``."""
+        """Run one turn and return its response. ``output`` has the agent's text and tool calls."""
         self._recorded(session_id)
         return await self.agents.session(session_id).respond(input, metadata=metadata)
 
     async def set_reward(self, reward: float, session_id: str, *, interaction_id: str | None = None) -> Rewarded:
-        """Without ``interaction_id``, of the last model call: the trajectory is sealed."""
+        """Reward an interaction. Without ``interaction_id`` it is the last model call, and the trajectory is sealed."""
         session = self._recorded(session_id) or self.agents.session(session_id)
         return await session.reward(reward, interaction_id)
 
@@ -120,9 +120,9 @@ class Episodes:
         style: Style | None = None,
         reward: float | None = None,
     ) -> Trajectories:
-        """Training rows. ``discount`` and ``style`` are the configuration's ``turn_discount`` and ``export_style``
-        where they are not given. ``reward``: as ``set_reward`` gives it, in the same call. The rows are acknowledged:
-        they are delivered once."""
+        """Return the training rows of a session, and acknowledge them: each row is delivered once. ``discount`` and
+        ``style`` default to ``turn_discount`` and ``export_style`` of the configuration. ``reward``: set as by
+        ``set_reward``, in the same call."""
         recorded, agent = self._recorded(session_id), self.agents.session(session_id)
         rows = await (recorded or agent).export(
             trajectory_id=trajectory_id,
@@ -195,7 +195,7 @@ class _Controller:
 
     @property
     def gateway_addr(self) -> str:
-        """The service's address, as far as it is known now; "" before ``initialize``."""
+        """The service's address, as far as it is known; "" before ``initialize``."""
         return self._calls.agents.base_url if self._calls is not None else ""
 
     def __enter__(self) -> Self:
@@ -225,9 +225,8 @@ class _Controller:
         await asyncio.to_thread(self.destroy)
 
     def initialize(self, *_: Any, **__: Any) -> None:
-        """Start the service and wait until it is ready. Raises ArealError as ``areal agent run`` does, and UsageFault
-        where there is a service of this name. Arguments are accepted for drivers that pass what they start servers
-        with, and not needed."""
+        """Start the service and wait until it is ready. Arguments are ignored; drivers pass those of their servers.
+        Raises ArealError as ``areal agent run`` does, and UsageFault if a service of this name exists."""
         with self._changing:
             if self._calls is not None:
                 return
@@ -282,19 +281,19 @@ class _Controller:
         return run_areal("agent", verb, "--service", self._service, *words, what=what, absent=absent)
 
     def destroy(self) -> None:
-        """Stop the service that was started here, with its sessions; of another one, close the sessions that were
-        started here. Idempotent."""
+        """Stop a service that this controller started, with its sessions. At another service, close the sessions that
+        this controller started. Idempotent."""
         with self._changing:
             self._calls = self._thread = None
             self.num_pairs = 0
             self._opened.close()
 
     def scale_up(self, count: int = 1) -> list[int]:
-        """Add so many pairs. Their numbers."""
+        """Add ``count`` pairs and return their numbers."""
         return self._scale("scaleup", count, self.num_pairs + count)
 
     def scale_down(self, count: int = 1) -> list[int]:
-        """Remove so many pairs; their turns end, their sessions go to other pairs. Their numbers."""
+        """Remove ``count`` pairs and return their numbers. Their turns end, and their sessions move to other pairs."""
         return self._scale("scaledown", count, self.num_pairs - count)
 
     def _scale(self, verb: str, count: int, wanted: int) -> list[int]:
@@ -329,8 +328,9 @@ def _awaited(
 
 
 class AgentController(_Controller):
-    """An agent service of the program's own; its calls are awaited, from any event loop. ``BlockingAgentController`` is
-    the same for programs without one. Use it as ``with`` or ``async with``, or call ``initialize`` and ``destroy``."""
+    """An agent service for a program. Its methods are coroutines and work on any event loop;
+    ``BlockingAgentController`` has blocking methods. Use it as ``with`` or ``async with``, or call ``initialize`` and
+    ``destroy``."""
 
     start_session = _awaited(Episodes.start_session)
     step = _awaited(Episodes.step)

@@ -33,7 +33,7 @@ class Blame(StrEnum):
 
 
 class ClientError(ArealError):
-    """``status`` 0: no answer. ``code`` is for programs, ``param`` names the offending field."""
+    """A call failed. ``status`` 0: no response. ``code`` is for programs, ``param`` names the invalid field."""
 
     blame: ClassVar[Blame] = Blame.SERVICE
 

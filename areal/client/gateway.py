@@ -101,7 +101,7 @@ def call_session(chosen: GatewayClient, method: str, key: str, verb: str = "", b
 
 
 def content_text(content: Any) -> str:
-    """Return the text of a message of a turn; a part without one as it is."""
+    """Return the text of a message of a turn; a part without text is returned unchanged."""
     if isinstance(content, str) or content is None:
         return content or ""
     return "\n".join(str(part.get("text", part)) if isinstance(part, dict) else str(part) for part in content)

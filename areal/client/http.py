@@ -133,7 +133,7 @@ class _SyncClient:
 
     @contextlib.contextmanager
     def _checked(self) -> Iterator[None]:
-        """Raise ArealError where the answer that is read in the block has another form than the API's."""
+        """Raise ArealError if the response that is read in the block does not have the form of the API."""
         try:
             yield
         except (ValueError, LookupError, TypeError, AttributeError) as error:
@@ -181,8 +181,8 @@ def _body(messages: Sequence[Message], model: str | None, fields: Mapping[str, o
 
 
 def _events(response: http.client.HTTPResponse) -> Iterator[Mapping[str, object]]:
-    """Server-sent events until ``[DONE]`` or ``response.completed``. Raises ArealError if the stream ends before,
-    ValueError if it is none."""
+    """Yield server-sent events until ``[DONE]`` or ``response.completed``. Raises ArealError if the stream ends before,
+    ValueError if it is not a stream of events."""
     reader, has_begun = EventReader(), "text/event-stream" in response.getheader("Content-Type", "")
     while part := response.read1():
         for event in reader.feed(part):

@@ -31,7 +31,8 @@ Message = Mapping[str, object]
 
 @dataclass(frozen=True)
 class Rewarded:
-    """``interaction_count`` is that of the trajectory; ``ready_transition``: this reward made it ready."""
+    """The result of a reward. ``interaction_count``: the number of interactions in the trajectory.
+    ``ready_transition``: this reward made the trajectory ready."""
 
     session_id: str
     trajectory_id: int
@@ -46,7 +47,7 @@ def rewarded_from_json(data: Mapping[str, Any]) -> Rewarded:
 
 @dataclass(frozen=True)
 class AsyncSession:
-    """One recorded session. Its model calls carry its key: what the engine samples for them is recorded."""
+    """One recorded session. Its model calls carry its key, and the service records the tokens that they sample."""
 
     client: AsyncInferenceClient = field(repr=False)
     session_id: str
@@ -66,7 +67,7 @@ class AsyncSession:
         return await self.client.set_reward(value, key=self.api_key, interaction_id=interaction_id)
 
     async def end(self) -> list[int]:
-        """Return the ids of its trajectories that are ready. Ending it again changes nothing."""
+        """End the session, and return the ids of its trajectories that are ready. Idempotent."""
         return await self.client.end_session(key=self.api_key)
 
     async def export(self, /, **options: Any) -> Trajectories:
@@ -75,7 +76,7 @@ class AsyncSession:
 
 @dataclass(frozen=True)
 class AsyncGroup:
-    """Sessions that answer one prompt; they may share a replica, and so its prefix cache."""
+    """Sessions that answer one prompt. They can share a replica, and so its prefix cache."""
 
     client: AsyncInferenceClient = field(repr=False)
     group_id: str
@@ -129,7 +130,7 @@ class AsyncWorkers:
         return int(version) if version is not None else None
 
     async def versions(self) -> dict[str, int]:
-        """Weight versions by worker address, for the workers that report one."""
+        """Return the weight versions by worker address, of the workers that report one."""
         answer = await self._transport.json("GET", "/get_version/all", timeout_s=_CONTROL_S, repeatable=True)
         versions = {each["worker_addr"]: each.get("version") for each in answer["results"]}
         return {address: version for address, version in versions.items() if isinstance(version, int)}
@@ -174,8 +175,8 @@ _SETTLED_S = 3.0  # a missing model is reported as unknown after so long without
 
 
 class AsyncInferenceClient(AsyncClient):
-    """``base_url`` is a gateway's (or a data proxy's) address, without ``/v1``. ``model``: the one for calls that name
-    none. Use it as ``async with``, or close it."""
+    """The client of an inference service. ``base_url``: the address of a gateway (or of a data proxy), without ``/v1``.
+    ``model``: the default model of calls. Use it as ``async with``, or close it."""
 
     def __init__(
         self,
@@ -195,7 +196,7 @@ class AsyncInferenceClient(AsyncClient):
         self.workers = AsyncWorkers(self.transport)
 
     async def current_address(self) -> str:
-        """Return the service's address after a call to it: the new one where it has moved and answers there."""
+        """Call the service and return its address; the new address if it has moved and answers there."""
         with contextlib.suppress(ClientError):
             await self.transport.json("GET", "/health", timeout_s=_PROBE_S, repeatable=True)
         return self.base_url
@@ -208,9 +209,9 @@ class AsyncInferenceClient(AsyncClient):
         return list((await self.transport.json("GET", "/v1/models", repeatable=True))["data"])
 
     async def wait_ready(self, timeout_s: float = 300.0) -> None:
-        """Wait until the service answers, serves some model, and ``model`` where this client has one. Raises
-        DeadlineExceeded saying what was missing, and much sooner where the key is refused, and UnknownName where the
-        service has other models and nothing is on its way there. What keeps it is logged."""
+        """Wait until the service answers and serves a model, ``model`` if this client has one. Logs the reason of the
+        wait. Raises DeadlineExceeded with what is missing; earlier, an error if the key is refused, and UnknownName if
+        the service only has other models and no further one is starting."""
         deadline = time.monotonic() + timeout_s
         before = logged = ""
         settled_at: float | None = None
@@ -248,7 +249,7 @@ class AsyncInferenceClient(AsyncClient):
 
     async def _settled(self) -> bool:
         """Return whether the gateway has the complete routing table and all workers are ready, so that a missing model
-        is not about to appear. False if that is unknown, and if there is no worker."""
+        will not appear. False if this is unknown, and if there is no worker."""
         try:
             health = await self.transport.json("GET", "/health", timeout_s=_PROBE_S)
             workers = await self.workers.list()
@@ -268,8 +269,8 @@ class AsyncInferenceClient(AsyncClient):
         timeout_s: float | None = None,
         **fields: Any,
     ) -> dict[str, Any]:
-        """Return a whole chat completion. Repeated where it got no answer, and then recorded once: it carries an
-        ``Idempotency-Key``, a new one unless you give it."""
+        """Return a whole chat completion. A call without a response is repeated, and recorded once, because it carries
+        an ``Idempotency-Key``: a new one unless you set it."""
         body = self._body(model, {"messages": list(messages), **fields})
         return await self._model_call(CHAT, body, key, idempotency_key, timeout_s)
 
@@ -285,7 +286,7 @@ class AsyncInferenceClient(AsyncClient):
         **fields: Any,
     ) -> dict[str, Any]:
         """Return a text completion of a text, of token ids, or of several prompts of token ids. With
-        ``return_token_ids`` choices have ``token_ids``, ``token_logprobs``, ``versions`` and ``prompt_token_ids``."""
+        ``return_token_ids``, choices have ``token_ids``, ``token_logprobs``, ``versions`` and ``prompt_token_ids``."""
         body = self._body(model, {"prompt": prompt if isinstance(prompt, str) else list(prompt), **fields})
         return await self._model_call(COMPLETIONS, body, key, idempotency_key, timeout_s)
 
@@ -307,7 +308,8 @@ class AsyncInferenceClient(AsyncClient):
         timeout_s: float | None = None,
         **fields: Any,
     ) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
-        """Chunks while they come. Leaving the context ends the generation. ``timeout_s`` bounds each silence."""
+        """Yield the chunks of a streamed chat completion. Leaving the context ends the generation. ``timeout_s`` limits
+        the time between two chunks."""
         body = self._body(model, {"messages": list(messages), **fields, "stream": True})
         call = HttpCall("POST", CHAT, body, key, {"Idempotency-Key": uuid4().hex}, timeout_s)
         silence_s = self.timeout_s if timeout_s is None else timeout_s
@@ -330,9 +332,9 @@ class AsyncInferenceClient(AsyncClient):
         seed: int | None = None,
         default_seed: int | None = None,
     ) -> AsyncGroup:
-        """``api_key``: the key that the first session is to have. ``online``: its trajectories are lent to whoever asks
-        for any. ``seed``: calls without one have seeds derived from it; ``default_seed``: only where the engine samples
-        as fast with seeds. Not repeated when its answer is lost: unknown sessions expire."""
+        """Start a group of sessions. ``api_key``: the key of the first session. ``online``: any client may lease its
+        trajectories. ``seed``: calls without a seed get seeds derived from it; ``default_seed``: only if the engine
+        samples as fast with seeds. The call is not repeated if its response is lost: unknown sessions expire."""
         model = model or self.model
         body = StartSession(
             task_id=task_id,
@@ -362,8 +364,9 @@ class AsyncInferenceClient(AsyncClient):
         session_id: str | None = None,
         model: str | None = None,
     ) -> Rewarded:
-        """Reward an interaction, with a session's ``key``, or the admin key for ``session_id`` (without: the human in
-        the loop's). Setting the same reward again is answered; another one on a sealed trajectory is StateConflict."""
+        """Reward an interaction, with the ``key`` of a session, or with the admin key and ``session_id`` (without it:
+        the session of the human in the loop). Setting the same reward again succeeds; another reward on a sealed
+        trajectory raises StateConflict."""
         body = SetReward(reward=reward, interaction_id=interaction_id, session_id=session_id, model=model)
         answer = await self.transport.json("POST", "/rl/set_reward", write_fields(body), key=key, repeatable=True)
         return rewarded_from_json(answer)
@@ -396,10 +399,10 @@ class AsyncInferenceClient(AsyncClient):
         reward: float | None = None,
         timeout_s: float | None = None,
     ) -> Trajectories:
-        """Training rows. Asking the same again gives the same, until another trajectory of the sessions is ready, it is
-        acknowledged or its retention is over.
-        ``json`` is for sessions of external models, whose turns are text. ``reward``: of the last interaction of the
-        one session, given first, in the same call. Raises NotReady, UnknownName."""
+        """Return training rows. The same request returns the same export, until another trajectory of the sessions is
+        ready, the export is acknowledged, or its retention has passed. ``json`` is for sessions of external models,
+        whose turns are text. ``reward``: the reward of the last interaction of a single session, set first, in the same
+        call. Raises NotReady, UnknownName."""
         from areal.client.trajectories import from_json, from_npz
 
         export = ExportTrajectories(
@@ -418,7 +421,7 @@ class AsyncInferenceClient(AsyncClient):
         return from_npz(answer.body) if format == "npz" else from_json(answer.json())
 
     async def acknowledge(self, export: Trajectories | str) -> None:
-        """Acknowledge an export that is safe with its caller: its data may go."""
+        """Acknowledge an export that the caller has stored. The service may then delete it."""
         export_id = export if isinstance(export, str) else export.export_id
         await self.transport.call(
             HttpCall("POST", "/export_trajectories/ack", {"export_id": export_id}, repeatable=True)
@@ -433,10 +436,10 @@ class AsyncInferenceClient(AsyncClient):
         discount: float = 1.0,
         style: Style = "individual",
     ) -> list[Lease]:
-        """Ready trajectories of online sessions, up to ``limit``; waits for the first up to ``wait_s`` (at most
-        300). What is not acknowledged comes again. ``kind``: those of token models or of external ones only. The
-        service skips trajectories that it cannot hand out; each of them is logged once. ``discount`` and ``style``
-        are those of ``export``."""
+        """Lease up to ``limit`` ready trajectories of online sessions. Waits up to ``wait_s`` seconds (at most 300) for
+        the first one. Trajectories that are not acknowledged are offered again. ``kind``: only trajectories of token
+        models, or only of external ones. Trajectories that the service cannot export are skipped and logged once.
+        ``discount`` and ``style`` are those of ``export``."""
         from areal.client.trajectories import lease_from_json
 
         path = f"/trajectories?wait={wait_s:g}&limit={limit}" + (f"&kind={kind}" if kind else "")
@@ -451,12 +454,12 @@ class AsyncInferenceClient(AsyncClient):
         return [lease_from_json(item) for item in answer["items"]]
 
     async def register_scrape_target(self, target: str, labels: Mapping[str, str], ttl_s: float) -> None:
-        """``target`` (host:port) is in the service's list for Prometheus, ``GET /http_sd``, for so long."""
+        """Register ``target`` (host:port) in the service's list for Prometheus, ``GET /http_sd``, for this time."""
         body = write_fields(RegisterTarget(target=target, labels=dict(labels), ttl_seconds=ttl_s))
         await self.transport.call(HttpCall("POST", "/http_sd", body, repeatable=True))
 
     async def acknowledge_leases(self, leases: Sequence[Lease | str]) -> None:
-        """Acknowledge the trajectories (or those of these lease ids), which are safe with the caller: the service
-        deletes them."""
+        """Acknowledge trajectories, or lease ids, that the caller has stored. The service deletes these
+        trajectories."""
         body = {"lease_ids": [lease if isinstance(lease, str) else lease.lease_id for lease in leases]}
         await self.transport.call(HttpCall("POST", "/trajectories/ack", body, repeatable=True))

@@ -73,7 +73,8 @@ Buckets = Mapping[float, float]
 def buckets(
     before: Page, after: Page, name: str, matches: Callable[[Mapping[str, str]], bool] = lambda _: True
 ) -> Buckets:
-    """Cumulative counts of observations between two pages by upper bound, summed over the series that match."""
+    """Return the cumulative counts of observations between two pages by upper bound, summed over the matching
+    series."""
     earlier = before.samples.get(f"{name}_bucket", {})
     found: dict[float, float] = {}
     for labels, value in after.samples.get(f"{name}_bucket", {}).items():
@@ -94,7 +95,8 @@ def sum_buckets(parts: Iterable[Buckets]) -> Buckets:
 
 
 def quantile(cumulative: Buckets, share: float) -> float | None:
-    """Return the value that ``share`` of the observations do not exceed, interpolated; None without observations."""
+    """Return the value that is greater than or equal to ``share`` of the observations, interpolated; None without
+    observations."""
     bounds = sorted(cumulative)
     if not bounds or cumulative[bounds[-1]] <= 0:
         return None

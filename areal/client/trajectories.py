@@ -42,8 +42,8 @@ _ABOUT = "about.json"
 
 @dataclass(frozen=True)
 class Trajectories:
-    """``failures`` counts calls that failed, by code; they scored nothing. ``errors`` names trajectories that could not
-    be exported: they are not in it, and stay in the service."""
+    """Exported trajectories. ``failures``: counts of failed calls by code; such calls have no reward. ``errors``: the
+    trajectories that could not be exported; they stay in the service."""
 
     columns: Mapping[str, np.ndarray[Any, Any]]
     rows: Sequence[Mapping[str, Any]]
@@ -54,7 +54,7 @@ class Trajectories:
 
     @property
     def token_rows(self) -> Sequence[Mapping[str, object]]:
-        """The entries in ``rows`` of the columns' rows; those of ``interactions`` follow them."""
+        """The entries of ``rows`` that describe the columns' rows; those of ``interactions`` follow them."""
         return self.rows[: len(self.rows) - len(self.interactions)]
 
     def __len__(self) -> int:
@@ -72,7 +72,7 @@ class Trajectories:
 
 @dataclass(frozen=True)
 class Lease:
-    """A trajectory lent in online mode: it comes again unless it is acknowledged in time."""
+    """A trajectory that is leased in online mode. It is offered again unless it is acknowledged in time."""
 
     lease_id: str
     session_id: str
@@ -93,7 +93,7 @@ def from_json(data: Mapping[str, Any]) -> Trajectories:
 
 
 def from_npz(body: bytes) -> Trajectories:
-    """Trajectories from an npz archive. Pickled data is refused, so that nothing in the archive is executed."""
+    """Read trajectories from an npz archive. Pickled data is refused, so that nothing in the archive is executed."""
     with zipfile.ZipFile(io.BytesIO(body)) as archive:
         about = orjson.loads(archive.read(_ABOUT))
         names = [name for name in archive.namelist() if name.endswith(".npy")]

@@ -160,7 +160,7 @@ class Transport:
                 await asyncio.sleep(pause)
 
     async def _moved_from(self, base: str) -> bool:
-        """Look the service up, after ``base`` refused a connection. Whether its address is another one now."""
+        """Look up the service after ``base`` refused a connection, and return whether its address has changed."""
         if self._lookup is None:
             return False
         async with self._lookup_lock:  # one lookup serves all waiting calls
@@ -244,7 +244,7 @@ class Transport:
         return f"{call.method} {self.base_url}{call.path}"
 
     async def close(self) -> None:
-        """Idempotent. Running calls fail."""
+        """Close all connections. Running calls fail. Idempotent."""
         self._closed = True
         if self._http is not None:
             self._http.close()
@@ -271,7 +271,7 @@ class AsyncClient:
 
     @property
     def base_url(self) -> str:
-        """The service's address, as far as it is known now."""
+        """The service's address, as far as it is known."""
         return self.transport.base_url
 
     async def __aenter__(self) -> Self:
@@ -305,8 +305,8 @@ def failures(what: str, timeout_s: float) -> Iterator[None]:
 
 
 def _encoded(body: Any) -> bytes:
-    """Return the body as JSON. Raises CallerError for what is no JSON, and for a NaN or infinity, which orjson would
-    write as null."""
+    """Return the body as JSON. Raises CallerError for values that JSON cannot represent, and for NaN and infinity,
+    which orjson would write as null."""
     try:
         data = dumps(body)
         if b"null" in data:
@@ -317,7 +317,7 @@ def _encoded(body: Any) -> bytes:
 
 
 def checked(answer: HttpReply, what: str) -> HttpReply:
-    """``answer``, if its status is below 300. Raises the typed error of any other."""
+    """Return ``answer`` if its status is below 300. Raises the typed error otherwise."""
     if answer.status < 300:
         return answer
     try:

@@ -139,7 +139,7 @@ class CollectionRun:
         return summary(self.progress, self.seconds)
 
     def exit_status(self, cli: Invocation) -> int:
-        """Raise Partial or TargetFailed where episodes failed."""
+        """Return the exit status. Raises Partial or TargetFailed if episodes failed."""
         from areal.rollout.collection_output import failed_for
 
         done, planned = self.progress.done, self.progress.planned
@@ -156,7 +156,7 @@ class CollectionRun:
 
 @dataclass
 class RolloutWork:
-    """The code of a collection: the agent, and the pool of reward processes, None without --reward. ``thread``: of the
+    """The code of a collection: the agent, and the pool of reward processes (None without --reward). ``thread``: the
     event loop that runs both."""
 
     agent: Agent
@@ -166,8 +166,8 @@ class RolloutWork:
 
 @contextmanager
 def prepared(given: Mapping[str, Any], dataset: ExampleSet) -> Iterator[RolloutWork]:
-    """Load the code, before anything is served or sampled. Raises ArealError for what cannot be loaded, UsageFault for
-    a column that the reward needs and a row lacks."""
+    """Load the code, before anything is served or sampled. Raises ArealError if it cannot be loaded, UsageFault if a
+    row lacks a column that the reward needs."""
     from areal.client.loop_thread import LoopThread
     from areal.rollout.collection import RewardScorer
 
@@ -200,7 +200,7 @@ def collected(
     folder: Path,
     **settings: Any,
 ) -> Iterator[CollectionRun]:
-    """Collect the episodes that the options say into ``folder``. A resumed run must have the same model, workflow,
+    """Collect the episodes that the options select into ``folder``. A resumed run must have the same model, workflow,
     sampling and ``settings``; limits and concurrency may differ."""
     from areal.client.inference import AsyncInferenceClient
     from areal.http import tracing
@@ -256,7 +256,7 @@ def _agent(given: Mapping[str, Any]) -> Agent:
 
 
 def only_model(chosen: GatewayClient) -> str:
-    """Return the gateway's one model. Raises UsageFault where it has several, or none."""
+    """Return the only model of the gateway. Raises UsageFault if there are several, or none."""
     names = [str(item.get("id")) for item in chosen.get("/v1/models").get("data", [])]
     if len(names) != 1:
         hint = f"--model {names[0]}" if names else "areal inf models"

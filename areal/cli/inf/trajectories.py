@@ -212,7 +212,7 @@ def _show(
     title: str | None = None,
     left_out: str = "",
 ) -> int:
-    """``title`` and ``left_out``: of a page."""
+    """Show episodes. ``title`` and ``left_out``: texts of the page."""
     title = title or target.rstrip("/").rpartition("/")[2]
     limit = given["limit"] or (_ON_A_PAGE if given["page"] else _ON_A_SCREEN)
     wanted = (
@@ -253,7 +253,8 @@ def _write_page(
 
 
 def _spread_over_steps(folder: Path, limit: int) -> tuple[Iterator[Episode], str]:
-    """Return the episodes of steps that are evenly spread over a job, some ``limit`` in all; and what is left out."""
+    """Return the episodes of steps that are evenly spread over a job, about ``limit`` in total, and a text about what
+    is left out."""
     from itertools import chain
 
     from areal.trajectories.reading import read_lines
