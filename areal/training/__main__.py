@@ -92,7 +92,7 @@ def _exit_status(returned: object, driver: str) -> int:
 
 
 def _report(text: str, status: int, *, is_consequence: bool = False) -> None:
-    """Pass ``text`` to the launcher, or print it where there is none."""
+    """Pass ``text`` to the launcher, or print it if there is none."""
     if not report_error(text, status, is_consequence=is_consequence):
         sys.stderr.write(text)
 
@@ -111,7 +111,7 @@ _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 def load_driver(path: str) -> Callable[[Sequence[str]], object]:
-    """Raise UsageFault with the reason where the driver cannot be imported."""
+    """Import and return the driver. Raises UsageFault with the reason if that fails."""
     file, _, name = path.partition(":")
     if file.endswith(".py"):
         return _load_script(Path(file).expanduser().absolute(), name)
@@ -146,7 +146,7 @@ def _is_executable(file: Path) -> bool:
 
 
 def _checked(found: Any, path: str) -> Callable[[Sequence[str]], object]:
-    """Raise UsageFault where the driver does not take one list of arguments."""
+    """Return the driver. Raises UsageFault if it does not accept one list of arguments."""
     if not callable(found):
         raise UsageFault(f"driver {path} is not a function but {type(found).__name__}")
     try:

@@ -44,7 +44,7 @@ def to_device(batch: Mapping[str, Tensor], device: torch.device) -> Batch:
 
 
 def token_batch(rows: Sequence[Mapping[str, Any]], pad_id: int = 0) -> Batch:
-    """Rows have ``input_ids`` and ``loss_mask``, lists of ints of one length. Raises UsageFault."""
+    """Return a batch of rows with ``input_ids`` and ``loss_mask``, lists of ints of one length. Raises UsageFault."""
     for number, row in enumerate(rows):
         for column in ("input_ids", "loss_mask"):
             if row.get(column) is None:
@@ -63,7 +63,7 @@ def token_batch(rows: Sequence[Mapping[str, Any]], pad_id: int = 0) -> Batch:
 
 
 def paired_batch(rows: Sequence[Mapping[str, Any]]) -> Batch:
-    """Rows have ``chosen_ids`` and ``rejected_ids``, which become neighboring rows of the batch. The answer begins
+    """Return a batch of rows with ``chosen_ids`` and ``rejected_ids``, which become neighboring rows. The answer begins
     after ``prompt_length`` tokens; by default after the common prefix, as in TRL. Raises UsageFault."""
     answers: list[dict[str, Any]] = []
     for number, row in enumerate(rows):
@@ -85,8 +85,8 @@ def paired_batch(rows: Sequence[Mapping[str, Any]]) -> Batch:
 
 
 def partition(lengths: Sequence[int], parts: int) -> list[list[int]]:
-    """``parts`` sets of indices, ascending, with nearly equal sums, by the largest differencing method (Karmarkar and
-    Karp, 1982). Some are empty when there are fewer rows."""
+    """Return ``parts`` sets of ascending indices with nearly equal sums, by the largest differencing method (Karmarkar
+    and Karp, 1982). Some are empty if there are fewer rows."""
     if parts <= 1:
         return [list(range(len(lengths)))]
     heap: list[tuple[int, int, list[tuple[int, list[int]]]]] = []
@@ -202,14 +202,14 @@ def put_rows(whole: Tensor, rows: Sequence[int], values: Tensor) -> None:
 
 
 def target_mask(batch: Mapping[str, Tensor]) -> Tensor:
-    """[B, T]: the tokens whose log-probabilities are needed. The first token of a row has none."""
+    """Return the tokens whose log-probabilities are needed: [B, T]. The first token of a row has none."""
     mask = batch["loss_mask" if "loss_mask" in batch else "attention_mask"].bool().clone()
     mask[:, 0] = False
     return mask
 
 
 def _first_fit(lengths: Sequence[int], limits: MicroBatches, max_tokens: int) -> list[list[int]]:
-    """First fit decreasing."""
+    """Partition by first fit decreasing."""
     bins: list[list[int]] = []
     costs: list[int] = []  # tokens, or the longest row where rows are padded
     for number in sorted(range(len(lengths)), key=lambda n: -lengths[n]):
@@ -265,8 +265,8 @@ class PackedRows:
 
 
 def pack(batch: Mapping[str, Tensor], *, last: bool) -> PackedRows | None:
-    """Pack ``input_ids``, ``attention_mask`` and ``loss_mask`` on the CPU; None where packing does not pay. ``last``:
-    include the output at a row's last token, which a critic needs and a policy does not."""
+    """Pack ``input_ids``, ``attention_mask`` and ``loss_mask`` on the CPU; None if packing would not be faster.
+    ``last``: include the output at a row's last token, which a critic needs and a policy does not."""
     if "loss_mask" not in batch:
         return None
     ids, mask = batch["input_ids"].numpy(), batch["loss_mask"].numpy() > 0

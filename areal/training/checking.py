@@ -34,9 +34,10 @@ from areal.rollout.workflows import configured_workflow
 
 
 def check(request: Mapping[str, Any]) -> list[ConfigFault]:
-    """``config`` (the class), ``file`` or its ``text``, ``overrides``, ``trains``. ``built_in``: the driver is built
-    in, so that data sets, models and functions are those of the configuration. ``later``: an earlier job may create
-    files. ``notes``: also keys that have no effect, and cautions."""
+    """Return the faults of a configuration. ``config`` (the class), ``file`` or its ``text``, ``overrides``,
+    ``trains``. ``built_in``: the driver is built in, so that data sets, models and functions are those of the
+    configuration. ``later``: an earlier job may create files. ``notes``: also report keys that have no effect, and
+    cautions."""
 
     def more_faults(config: BaseExperimentConfig) -> Iterator[tuple[FieldPath, str]]:
         if request["built_in"]:
@@ -55,7 +56,7 @@ def check(request: Mapping[str, Any]) -> list[ConfigFault]:
 
 
 def _file_faults(config: BaseExperimentConfig, *, trains: bool) -> Iterator[tuple[FieldPath, str]]:
-    """Missing data sets and models."""
+    """Return missing data sets and models."""
     online = isinstance(config, PPOConfig) and config.is_online
     if trains and not online and not config.train_dataset.path:
         yield ("train_dataset", "path"), "is needed: a file, a folder, or a data set of the Hugging Face hub"
@@ -73,7 +74,7 @@ def _file_faults(config: BaseExperimentConfig, *, trains: bool) -> Iterator[tupl
 
 
 def _code_faults(config: BaseExperimentConfig) -> Iterator[tuple[FieldPath, str]]:
-    """Functions and classes that cannot be imported."""
+    """Return functions and classes that cannot be imported."""
     if not isinstance(config, PPOConfig):
         return
     rewards = [config.reward_fn] if isinstance(config.reward_fn, str) else config.reward_fn
@@ -105,7 +106,7 @@ _LARGE = 64 << 20
 
 
 def _is_large_list(file: Path) -> bool:
-    """Return whether the first rows of a file cost the reading of a large one: a JSON list is decoded as a whole."""
+    """Return whether reading the first rows would read a large file: a JSON list can only be decoded as a whole."""
     if not file.is_file() or file.stat().st_size < _LARGE:
         return False
     with file.open("rb") as stream:
@@ -113,8 +114,8 @@ def _is_large_list(file: Path) -> bool:
 
 
 def _row_faults(config: BaseExperimentConfig) -> Iterator[tuple[FieldPath, str]]:
-    """Columns that the reward requires and the first rows of a local data set lack. Workflows and data sets of the
-    user's own are not looked at; the driver checks all rows before an engine starts."""
+    """Return columns that the reward requires and the first rows of a local data set lack. User-defined workflows and
+    data sets are not checked; the driver checks all rows before an engine starts."""
     if not isinstance(config, PPOConfig) or config.is_online or config.workflow != PPOConfig.workflow:
         return
     if config.rollout.agent is not None or config.rollout.openai is not None:

@@ -44,7 +44,7 @@ class Checkpoint:
     folder: Path
 
     def state(self) -> dict[str, Any]:
-        """Raise ArealError for a damaged file."""
+        """Return the trainer's state. Raises ArealError for a damaged file."""
         path = self.folder / STATE
         try:
             state: dict[str, Any] = parse_json(path.read_text())
@@ -57,7 +57,7 @@ class Checkpoint:
         return state
 
     def damage(self) -> str | None:
-        """Compare all files with their checksums; the first difference, if any."""
+        """Compare all files with their checksums, and return the first difference, if any."""
         try:
             files = self.state()[_FILES]
         except ArealError as error:
@@ -173,7 +173,7 @@ class Checkpoints:
 
 
 def _checksums(folder: Path, ranks: Ranks) -> dict[str, tuple[int, int]]:
-    """Size and checksum by file name, of this rank's shards; the first rank has all other files too."""
+    """Return size and checksum by file name, of this rank's shards; for the first rank, of all other files too."""
 
     def is_own(path: Path) -> bool:
         rank = _SHARD_NAME.match(path.name)
@@ -185,7 +185,7 @@ def _checksums(folder: Path, ranks: Ranks) -> dict[str, tuple[int, int]]:
 
 
 def _crcs(paths: Iterable[Path]) -> list[int]:
-    """For each file the CRC-32 of the CRC-32s of its parts, which are computed in parallel."""
+    """Return for each file the CRC-32 of the CRC-32s of its parts, which are computed in parallel."""
     with ThreadPoolExecutor(_READERS, thread_name_prefix="checksum") as readers:
         files = [
             [readers.submit(_crc_of_part, path, begin) for begin in range(0, path.stat().st_size, _PART)]

@@ -92,7 +92,7 @@ def _online(config: PPOConfig) -> None:
 
 
 def _processor(workflow: Mapping[str, Any]) -> Any:
-    """Return the processor of images that the workflow is made with."""
+    """Return the image processor that the workflow is constructed with."""
     return workflow.get("workflow_kwargs", {}).get("processor")
 
 
@@ -132,9 +132,9 @@ def _workflow(config: PPOConfig) -> dict[str, Any]:
 
 
 def _check_rows(workflow: Mapping[str, Any], *datasets: Any) -> None:
-    """Raise UsageFault, before an engine starts, for a reward that does not take one response, and for a row that
-    lacks a column which the reward requires. The workflows of areal pass a row's columns to the reward; what a user's
-    own passes is not known here."""
+    """Raise UsageFault, before an engine starts, for a reward that does not reward single responses, and for a row that
+    lacks a column which the reward requires. areal's workflows pass a row's columns to the reward; the arguments of
+    user-defined workflows are not known here."""
     found = WORKFLOWS.resolve(workflow["workflow"]) if workflow else None
     reward = workflow.get("workflow_kwargs", {}).get("reward_fn")
     if not reward or not str(getattr(found, "__module__", "")).startswith("areal."):
@@ -149,7 +149,7 @@ def _check_rows(workflow: Mapping[str, Any], *datasets: Any) -> None:
 
 
 def _changed_sampling(config: PPOConfig) -> str:
-    """Return the settings of ``gconfig`` and ``eval_gconfig`` that differ from what they are by default, by name."""
+    """Return the settings of ``gconfig`` and ``eval_gconfig`` that differ from their defaults, by name."""
     gconfig, evaluated, plain = config.gconfig, config.eval_gconfig, GenerationHyperparameters()
     found = [f"gconfig.{name}" for name in _changed_fields(gconfig, plain)]
     found += [f"eval_gconfig.{name}" for name in _changed_fields(evaluated or gconfig, gconfig)]

@@ -32,7 +32,7 @@ MAX_TRIES = 3
 @dataclass(frozen=True)
 class DataOrder:
     """The order of a data set of ``count`` rows over epochs. ``shuffle``: each epoch has a new permutation.
-    ``drop_last``: the last, incomplete batch of an epoch is left out. ``source`` and ``digest`` say which rows."""
+    ``drop_last``: the last, incomplete batch of an epoch is left out. ``source`` and ``digest`` identify the rows."""
 
     count: int
     batch_size: int = 1
@@ -43,8 +43,8 @@ class DataOrder:
     digest: str = ""
 
     def changes(self, earlier: Mapping[str, Any]) -> list[str]:
-        """Return what differs from the order that a checkpoint has. The same rows from elsewhere are no difference;
-        older checkpoints have no digest."""
+        """Return the differences from the order in a checkpoint. The same rows from another source are not a
+        difference; older checkpoints have no digest."""
         names = ("count", "batch_size", "shuffle", "drop_last", "seed")
         found = [
             f"{name} {earlier[name]} -> {getattr(self, name)}" for name in names if earlier[name] != getattr(self, name)
@@ -94,7 +94,7 @@ def _permutation(count: int, seed: int, epoch: int) -> tuple[int, ...]:
 
 def rows_digest(rows: Sequence[Any]) -> str:
     """Return the SHA-256 of the content of rows. Of more than 100,000 rows only the first, every n-th and the last are
-    read, since reading a row may be slow: a change elsewhere is not noticed."""
+    read, because reading a row may be slow; changes in the other rows are not noticed."""
     found, last = hashlib.sha256(), len(rows) - 1
     places = range(0, len(rows), 1 + last // _MOST_ROWS)
     for place in (*places, *([last] if places and places[-1] != last else ())):
@@ -117,8 +117,8 @@ def _with_text_keys(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value of a column in a form that JSON has: an array or a tensor as a list, another object as the name of
-    its type, because its text may contain its address in memory."""
+    """Convert a column that is not JSON: arrays and tensors to lists, other objects to the name of their type, because
+    their text contains addresses."""
     if isinstance(value, Mapping):
         return dict(value)
     return value.tolist() if hasattr(value, "tolist") else type(value).__qualname__
@@ -160,25 +160,25 @@ class Frontier:
         return position
 
     def consume(self, positions: Iterable[int]) -> None:
-        """Note positions that were trained on."""
+        """Record positions that were trained on."""
         for position in positions:
             self._spend(position)
             self.counts.trained += 1
 
     def reject(self, position: int) -> None:
-        """Note a rollout that the workflow or dynamic sampling rejected."""
+        """Record a rollout that the workflow or dynamic sampling rejected."""
         self._spend(position)
         self.counts.rejected += 1
 
     def give_back(self, position: int) -> None:
-        """Give back a position that was not trained on: it is taken again before new ones."""
+        """Return a position that was not trained on. It is taken again before new ones."""
         self._remove_in_flight(position)
         bisect.insort(self.returned, position)
         self.counts.returned += 1
 
     def fail(self, position: int, *, is_permanent: bool = False) -> bool:
-        """Return the position, or give it up after ``MAX_TRIES`` failures, or one ``is_permanent``. Whether it was
-        given up."""
+        """Return the position, or give it up after ``MAX_TRIES`` failures or if ``is_permanent``. Returns whether it
+        was given up."""
         tried = self.tries.get(position, 0) + 1
         if not is_permanent and tried < MAX_TRIES:
             self.give_back(position)

@@ -37,7 +37,7 @@ FAILED = 1
 
 @dataclass(frozen=True)
 class RankError:
-    """``is_consequence``: this rank ended because another one did."""
+    """The error of a rank. ``is_consequence``: the rank ended because another one had ended."""
 
     rank: int
     at: float
@@ -56,7 +56,7 @@ def is_quiet_rank() -> bool:
 
 
 def report_error(text: str, status: int, *, is_consequence: bool = False) -> bool:
-    """Write a rank's error for the launcher; False where there is no launcher."""
+    """Write a rank's error to the file of the launcher. Returns False without a launcher."""
     folder = os.environ.get(_ERRORS)
     if folder is None:
         return False
@@ -68,7 +68,7 @@ def report_error(text: str, status: int, *, is_consequence: bool = False) -> boo
 
 
 def root_cause(errors: Sequence[RankError], first: tuple[int, int]) -> tuple[str, int]:
-    """Return the message and the exit status, from the ranks' errors, else from the (rank, exit status) that ended
+    """Return message and exit status of the first error, from the errors of the ranks, or else from the rank that ended
     first."""
     causes = sorted((error for error in errors if not error.is_consequence), key=lambda error: error.at)
     if causes:
@@ -79,7 +79,7 @@ def root_cause(errors: Sequence[RankError], first: tuple[int, int]) -> tuple[str
 
 
 def _rendezvous(nodes: int, run: str, port: int, environ: Mapping[str, str]) -> list[str]:
-    """torchrun's flags. The first node hosts the store; ranks listen at the address of their node."""
+    """Return torchrun's flags. The first node hosts the store; ranks listen at the address of their node."""
     first, here = environ[FIRST_NODE_VARIABLE], environ[NODE_ADDRESS_VARIABLE]
     endpoint = f"[{first}]:{port}" if ":" in first else f"{first}:{port}"
     is_host = int(environ.get(NODE_RANK_VARIABLE, "0") == "0")

@@ -43,8 +43,8 @@ class Tracker(Protocol):
 
 
 class MetricsLog:
-    """``metrics.jsonl``, written by the first rank. A line that finds no room on a disk is written with the next one.
-    The file is opened for each line: a trainer and a driver's ``StatsLogger`` may both have a log, and replace it."""
+    """``metrics.jsonl``, written by the first rank. If the disk is full, a line is written with the next one. The file
+    is opened for each line, because a trainer and a driver's ``StatsLogger`` may both write to it and replace it."""
 
     def __init__(self, path: Path, attempt: int, trackers: list[Tracker]) -> None:
         self._path = path
@@ -54,11 +54,11 @@ class MetricsLog:
         self._trackers = trackers
 
     def rewind(self, step: int) -> None:
-        """Remove the lines of steps after ``step``: a resumed run repeats them."""
+        """Remove the lines of steps after ``step``, which a resumed run repeats."""
         self._replace([line for line in _lines(self._path) if line["step"] <= step])
 
     def restart(self) -> Path | None:
-        """Begin an empty file. Returns the one that the lines so far are kept in, if there are any."""
+        """Start an empty file. Returns the file to which the previous lines were moved, if there were any."""
         if not self._path.stat().st_size:
             return None
         earlier = self._path.with_name("metrics.old.jsonl")
@@ -67,7 +67,7 @@ class MetricsLog:
         return earlier
 
     def amend(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Add what was measured later to the line of ``step``."""
+        """Add metrics that were measured later to the line of ``step``."""
         numbers = _numbers(metrics)
         self._replace([line | numbers if line["step"] == step else line for line in _lines(self._path)])
         for tracker in self._trackers:
@@ -78,7 +78,7 @@ class MetricsLog:
             replace_file(self._path, "".join(json.dumps(line) + "\n" for line in lines).encode())
 
     def write(self, step: int, metrics: Mapping[str, float], total: int | None = None) -> None:
-        """``total``: the number of steps of the run."""
+        """Write the line of a step. ``total``: the number of steps of the run."""
         line: dict[str, Any] = {"step": step, "attempt": self._attempt, "time": time.time()}
         if total is not None:
             line["total_steps"] = total
@@ -99,7 +99,7 @@ class MetricsLog:
 
 
 def _numbers(metrics: Mapping[str, float]) -> dict[str, float | str]:
-    """As JSON, which has no infinity and no NaN."""
+    """Return the numbers as JSON, which has no infinity and no NaN."""
     return {name: value if math.isfinite(value) else str(value) for name, value in metrics.items()}
 
 
@@ -114,7 +114,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 class Timings:
-    """Seconds of a step by phase."""
+    """The seconds of a step, by phase."""
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = {}
@@ -133,7 +133,7 @@ class Timings:
 
 
 def open_trackers(config: BaseExperimentConfig, folder: Path) -> list[Tracker]:
-    """Raise UsageFault naming the package that a tracker needs."""
+    """Open the configured trackers. Raises UsageFault with the package that a tracker needs."""
     logger, trackers = config.stats_logger, list[Tracker]()
     if logger.tensorboard.path is not None:
         trackers.append(_TensorBoard(logger.tensorboard.path))
@@ -339,7 +339,8 @@ _SHOWN = (
 
 
 def bottleneck(metrics: Mapping[str, float]) -> str:
-    """Such as "waited 71% for rollouts"; "training" where no wait took a quarter of the step."""
+    """Return the bottleneck of a step, such as "waited 71% for rollouts"; "training" if no wait took a quarter of the
+    step."""
     whole = metrics.get("time/step", 0.0)
     if whole <= 0:
         return ""
@@ -349,7 +350,7 @@ def bottleneck(metrics: Mapping[str, float]) -> str:
 
 
 def step_line(step: int, total: int, metrics: Mapping[str, float]) -> str:
-    """``step 12/200  reward 0.412  ...  1.3s/step  waited 71% for rollouts``."""
+    """Return the log line of a step: ``step 12/200  reward 0.412  ...  1.3s/step  waited 71% for rollouts``."""
     shown = [form.format(number(metrics[name])) for name, form in _SHOWN if name in metrics]
     paces = [f"{duration(metrics['time/step'])}/step"] if "time/step" in metrics else []
     return "  ".join([f"step {step}/{total}", *shown, *paces, bottleneck(metrics)]).rstrip()
@@ -357,7 +358,7 @@ def step_line(step: int, total: int, metrics: Mapping[str, float]) -> str:
 
 @dataclass
 class ProgressLine:
-    """One changing line on a terminal; elsewhere a line for each percent of the run."""
+    """One line that is redrawn on a terminal; elsewhere a line for each percent of the run."""
 
     total: int
     stream: TextIO = field(default_factory=lambda: sys.stderr)

@@ -71,7 +71,7 @@ class RunFolder:
         return self.root / "logs" / f"attempt_{self.attempt}"
 
     def prepare(self) -> None:
-        """Raise UsageFault if the folder cannot be made."""
+        """Create the folder. Raises UsageFault if that fails."""
         try:
             self.logs.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -85,8 +85,8 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """No other run writes to the folder while the block runs. Raises Locked if one does. The folder of a job is its
-        own."""
+        """Lock the folder against other runs for the block. Raises Locked if another run writes to it. The folder of a
+        job belongs only to this job."""
         if FOLDER_VARIABLE in os.environ:
             yield
             return
@@ -109,7 +109,7 @@ class RunFolder:
         replace_file(self._version, f"{version}\n".encode())
 
     def published_version(self) -> int | None:
-        """Return the last noted version."""
+        """Return the last recorded version."""
         try:
             return int(self._version.read_text())
         except (FileNotFoundError, ValueError):

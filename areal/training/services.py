@@ -54,13 +54,14 @@ _END_S = 10.0
 
 
 def own_address() -> str:
-    """Return the address of this process for others: of its node in a cluster, else loopback."""
+    """Return the address at which other processes reach this one: that of its node in a cluster, else loopback."""
     return os.environ.get(NODE_ADDRESS_VARIABLE) or "127.0.0.1"
 
 
 @contextlib.contextmanager
 def weight_update_gateway(folder: Path, key_file: Path | None, log: Path) -> Iterator[str]:
-    """Run a gateway; its address. The discovery file is written to ``folder``, the configuration next to ``log``."""
+    """Run a gateway and yield its address. The discovery file is written to ``folder``, the configuration next to
+    ``log``."""
     for attempt in range(_ATTEMPTS):
         config = WeightUpdateConfig(
             host=own_address(),
@@ -130,7 +131,8 @@ _PROBE_INTERVAL = 25  # updates; the first one is always checked
 def connect_pair(
     mode: str, folder: RunFolder, model_folder: str, service: ServiceAddress, current_address: Callable[[], str]
 ) -> Iterator[TrainerPair]:
-    """Connect the trainer to ``service``, on the first rank. ``current_address``: of a service that may move."""
+    """Connect the trainer to ``service``, on the first rank. ``current_address``: of a service whose address may
+    change."""
     key = service.key
     if service.model is None:
         raise UsageFault("no setting names which of the service's models is trained", hint="rollout.model=NAME")
@@ -236,7 +238,7 @@ def _engine_allocation(config: PPOConfig) -> str | None:
 
 
 def _start_service(config: PPOConfig, name: str, engine: str) -> str:
-    """Start the service and wait for the model; its address."""
+    """Start the service and wait for the model. Returns the address."""
     model = ["--model", config.rollout.model, "--backend", engine]
     for flag, path in (("--model-path", config.actor.path), ("--tokenizer-path", config.tokenizer_path)):
         model += [flag, str(hub.model_folder(path).absolute())]  # a hub id: the commit that the trainer has
@@ -266,7 +268,7 @@ def _areal(*words: str, absent: bool = False) -> str:
 
 @contextlib.contextmanager
 def _supervised(name: str, folder: RunFolder) -> Iterator[None]:
-    """Stop the service with the block, or with this process."""
+    """Stop the service when the block or this process ends."""
     guard = _start([*AREAL, "inf", "run", name], folder.logs / "service.log")
     try:
         yield

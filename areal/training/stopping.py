@@ -57,7 +57,7 @@ def deferred() -> Iterator[None]:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Raise Stopped, also for an earlier request."""
+    """Raise Stopped when a stop is requested in the block, or was requested before."""
     before, _requests.interrupts = _requests.interrupts, True
     try:
         if requested():

@@ -159,8 +159,8 @@ class ActorLoss:
 
 
 def rows_with_gradient(batch: Batch, config: PPOActorConfig, *, own_loss: bool = False) -> list[int]:
-    """Return at least one row, because every rank takes part in every update. All rows where the loss has a term
-    without advantages."""
+    """Return the rows with a gradient: at least one, because every rank takes part in every update. All rows if the
+    loss has a term without advantages."""
     every = list(range(len(batch["advantages"])))
     has_other_terms = config.entropy_coeff or config.loss_fn or (config.kl_loss_coef and "ref_logprobs" in batch)
     if has_other_terms or own_loss:

@@ -19,7 +19,8 @@ from areal.errors import UsageFault
 
 
 def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
-    """Mean of ``values`` where ``mask``; 0 for an empty mask. With ``dim`` that dimension is kept, as 1."""
+    """Return the mean of ``values`` where ``mask`` is true; 0 for an empty mask. With ``dim``, that dimension is kept,
+    with size 1."""
     active = mask.to(values.dtype)
     chosen = torch.where(mask.bool(), values, torch.zeros_like(values))
     if dim is None:
@@ -56,7 +57,7 @@ def token_logprobs(logits: Tensor, input_ids: Tensor, temperatures: Tensor | Non
 
 
 def token_entropies(logits: Tensor, temperatures: Tensor | None = None) -> Tensor:
-    """Entropy in nats of the distribution of token t: [B, T, V] -> float32 [B, T]; column 0 is 0."""
+    """Return the entropy in nats of the distribution of token t: [B, T, V] -> float32 [B, T]; column 0 is 0."""
     return _by_chunks(_entropy, logits, temperatures)
 
 
@@ -232,8 +233,8 @@ def policy_loss(
     objective: PolicyObjective,
     weights: Tensor | None = None,
 ) -> PolicyLoss:
-    """Return all [B, T], aligned by token. Only ``logprobs`` has a gradient. ``weights``: the behavior correction, 0
-    for masked tokens."""
+    """Return the policy loss and the clipped tokens. All tensors are [B, T], aligned by token. Only ``logprobs`` has a
+    gradient. ``weights``: the behavior correction, 0 for masked tokens."""
     active = loss_mask.bool()
     log_ratio = torch.where(active, logprobs - proximal, torch.zeros_like(logprobs))
     if objective.level == "sequence":
@@ -249,8 +250,8 @@ def policy_loss(
 
 
 def bounded_exp(log_ratio: Tensor) -> Tensor:
-    """exp with a bounded value. Beyond the bound the gradient is that at the bound instead of 0, so that a token that
-    is far too likely is still pushed back."""
+    """Return exp with a bounded value. Beyond the bound the gradient is that at the bound instead of 0, so that a token
+    that is far too likely is still pushed back."""
     value = log_ratio.detach().clamp(-_LOG_BOUND, _LOG_BOUND).exp()
     return value * (1 + (log_ratio - log_ratio.detach()))
 

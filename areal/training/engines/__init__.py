@@ -38,8 +38,7 @@ def without_optimizer(path: str, role: str = "actor") -> UsageFault:
 
 @contextlib.contextmanager
 def configured_settings(optimizers: Sequence[Optimizer]) -> Iterator[None]:
-    """Keep the settings of the optimizers, which are the configuration's, in a block that loads a checkpoint into
-    them."""
+    """Keep the optimizers' configured settings in a block that loads a checkpoint into the optimizers."""
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     names: tuple[str, ...] = ("weight_decay", "betas", "eps")
     settings = [{name: group[name] for name in names if name in group} for group in groups]
@@ -50,7 +49,7 @@ def configured_settings(optimizers: Sequence[Optimizer]) -> Iterator[None]:
 
 
 def micro_batch_limits(spec: MicroBatchSpec, default_tokens: int | None) -> MicroBatches:
-    """``default_tokens``: the limit of a micro-batch where the configuration has none."""
+    """Return the limits of micro-batches. ``default_tokens``: the limit if the configuration has none."""
     return MicroBatches(
         count=spec.n_mbs or 1,
         granularity=spec.granularity,

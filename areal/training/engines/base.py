@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 
 class EngineBase(ABC):
-    """See ``areal.api.engine_api.TrainEngine``. ``optimizer`` None: the model is not trained."""
+    """The common part of train engines (``areal.api.engine_api.TrainEngine``). ``optimizer`` None: the model is not
+    trained."""
 
     model: Any
     optimizer: Any = None

@@ -1,8 +1,8 @@
 """Images in training: the inputs of a vision-language model's decoder for the rows of a micro-batch.
 
-A batch's column ``images`` [B] has a number for each row's images, 0 for none. Rows of one prompt share them, and the
-vision tower computes them once for each micro-batch. Their pixels are made anew for each, since a step's pixels take a
-hundred times the memory of its images.
+The column ``images`` [B] of a batch has the number of each row's images, 0 for none. The rows of one prompt share them,
+and the vision tower computes them once per micro-batch. Pixels are computed again for each micro-batch, because the
+pixels of a step take a hundred times the memory of its images.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ def is_vision_model(model: Any) -> bool:
 
 
 def freeze_tower(model: Any) -> None:
-    """Train the connector and the decoder alone. Raises UsageFault for a model without a vision tower."""
+    """Freeze the vision tower, so that only the connector and the decoder are trained. Raises UsageFault for a model
+    without a vision tower."""
     tower = getattr(getattr(model, "model", None), "vision_model", None)
     if not isinstance(tower, nn.Module):
         raise UsageFault(f"freeze_vision_tower: {type(model).__name__} has no vision tower")
@@ -29,7 +30,7 @@ def freeze_tower(model: Any) -> None:
 
 
 class TrainedImages:
-    """The images of the batches that an engine is about to get."""
+    """The images of the following batches of an engine."""
 
     def __init__(self, model: nn.Module, path: str) -> None:
         """Raise ArealError for a processor that does not fit the model."""
@@ -38,7 +39,8 @@ class TrainedImages:
         self._images: Mapping[int, Sequence[bytes]] = {}
 
     def see(self, images: Mapping[int, Sequence[bytes]], batch: Mapping[str, Tensor]) -> None:
-        """Raise UsageFault for a prompt of ``batch`` that has placeholders and no images."""
+        """Set the images of the following batches. Raises UsageFault for a prompt in ``batch`` that has placeholders
+        and no images."""
         self._images = images
         keys = batch.get("images")
         in_prompt = batch["attention_mask"].bool() & ~batch["loss_mask"].bool()
@@ -52,11 +54,11 @@ class TrainedImages:
             )
 
     def check(self, batch: Mapping[str, Tensor]) -> None:
-        """Refuse a batch of prompts with images that has lost its column ``images``: it would be trained as text."""
+        """Refuse a batch of prompts with images if its column ``images`` is missing: it would be trained as text."""
         assert "images" in batch or not self._images, "the column images of the batch is lost"
 
     def embedded(self, model: Any, batch: Mapping[str, Tensor]) -> Tensor:
-        """[B, T, hidden size], with a gradient."""
+        """Return the input embeddings [B, T, hidden size], with a gradient."""
         ids = batch["input_ids"]
         keys = batch["images"].tolist()
         numbers = {key: place for place, key in enumerate(key for key in dict.fromkeys(keys) if key)}

@@ -39,7 +39,8 @@ from areal.wire.training_health import warnings_of
 
 @dataclass
 class Timer:
-    """Call ``due`` once after every step. ``now`` is the first rank's monotonic clock: all ranks must fire together."""
+    """The periods of an action. Call ``due`` once after every step. ``now`` is the first rank's monotonic clock, so
+    that all ranks act together."""
 
     period: PeriodicConfig
     steps: int = 0  # since it fired
@@ -76,8 +77,8 @@ _REMEMBERED = 5000  # steps, of which warnings count those in a row
 
 
 class Trainer(abc.ABC):
-    """A context manager that owns the ranks, files and services that it opens. ``scheduler``: what AReaL's drivers pass
-    to their controllers; nothing is scheduled here."""
+    """The training loop. A context manager that owns the ranks, files and services that it opens. ``scheduler``: an
+    argument of AReaL's drivers, which is ignored."""
 
     scheduler: None = None
 
@@ -151,7 +152,7 @@ class Trainer(abc.ABC):
 
     @abc.abstractmethod
     def train_step(self) -> Metrics:
-        """Take the step number ``self.step`` (from 0), on all ranks. Raises NonFinite."""
+        """Run step number ``self.step`` (from 0), on all ranks. Raises NonFinite."""
 
     def evaluate(self) -> Metrics:
         """Return the metrics of ``valid_dataset``, if any."""
@@ -207,7 +208,7 @@ class Trainer(abc.ABC):
             self.checkpoint()
 
     def _due(self) -> set[str]:
-        """Return the names of the timers that fire after this step, the same on all ranks."""
+        """Return the actions that are due after this step, the same on all ranks."""
         ended = self.step % self.steps_per_epoch == 0
         now = float(self.ranks.broadcast(time.monotonic()))
         return {name for name, timer in self._timers.items() if timer.due(epoch_ended=ended, now=now)}
@@ -227,7 +228,7 @@ class Trainer(abc.ABC):
         return metrics
 
     def _try_save(self, *, last: bool) -> Metrics:
-        """Save the model. A full disk is a warning, except for the ``last`` model."""
+        """Save the model. A full disk causes a warning, but is an error for the ``last`` model."""
         failure: OSError | None = None
         try:
             self.save(self.folder.models / f"step_{self.step}")
@@ -243,7 +244,8 @@ class Trainer(abc.ABC):
         return {"save/failed": 1.0}
 
     def _try_checkpoint(self, *, last: bool) -> Metrics:
-        """Write a checkpoint. A full disk is a warning, since the next one may succeed, except for the ``last`` one."""
+        """Write a checkpoint. A full disk causes a warning, because the next one may succeed, but is an error for the
+        ``last`` one."""
         try:
             self.checkpoint()
         except CheckpointFailed as error:
@@ -270,7 +272,7 @@ class Trainer(abc.ABC):
                     self.progress.info(f"warning: {warning.message}")
 
     def report_stage(self, stage: str) -> None:
-        """Report what the run does until its first step, for its status."""
+        """Report the stage of the run before its first step, for its status."""
         if self.ranks.is_first:
             report_stage(stage)
 
@@ -301,7 +303,7 @@ class Trainer(abc.ABC):
             self._prometheus.total_steps.set(steps)
 
     def add_reference(self, config: TrainEngineConfig, path: str) -> TrainEngine:
-        """Return a frozen model ``ref``, by default the one of ``path``."""
+        """Return a frozen model ``ref``, by default the model in ``path``."""
         reference = copy.deepcopy(config)
         reference.optimizer, reference.path = None, reference.path or path
         return self.add_engine("ref", reference)
@@ -325,7 +327,8 @@ class Trainer(abc.ABC):
             }
 
     def recover(self) -> bool:
-        """Resume from the newest valid checkpoint, if the configuration allows it; whether the run resumed."""
+        """Resume from the newest valid checkpoint, if the configuration allows it. Returns whether the run was
+        resumed."""
         newest = self._load_newest() if self.config.recover.enabled else None
         if newest is None:
             if self.ranks.is_first:
@@ -350,8 +353,8 @@ class Trainer(abc.ABC):
         return True
 
     def _load_newest(self) -> Checkpoint | None:
-        """Load the newest readable checkpoint into the engines. Newer unreadable ones are set aside. Raises ArealError
-        where none is readable: then the configuration is at fault, and all of them are kept."""
+        """Load the newest readable checkpoint into the engines. Newer unreadable ones are set aside. If none is
+        readable, the configuration is probably wrong: raises ArealError, and keeps all of them."""
         refused: list[tuple[Checkpoint, str]] = []
         while True:
             before = refused[-1][0].step if refused else None

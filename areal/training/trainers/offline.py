@@ -25,7 +25,7 @@ from areal.training.trainers.base import Trainer
 
 
 class OfflineTrainer(Trainer):
-    """``rows_per_sample`` neighboring rows of a batch stay on one rank."""
+    """A trainer on a fixed data set. ``rows_per_sample`` neighboring rows of a batch stay on one rank."""
 
     rows_per_sample: ClassVar[int] = 1
 
@@ -40,7 +40,7 @@ class OfflineTrainer(Trainer):
 
     @abc.abstractmethod
     def collate(self, rows: Sequence[Any]) -> Batch:
-        """Raise UsageFault naming the column that a row lacks."""
+        """Return a batch of rows. Raises UsageFault with the column that a row lacks."""
 
     @abc.abstractmethod
     def loss(self, outputs: TokenOutputs, micro: Batch) -> Tensor:
@@ -55,7 +55,7 @@ class OfflineTrainer(Trainer):
         """Return the metrics of the batches since the last call; ``loss`` is their mean loss."""
 
     def with_reference(self, batch: Batch) -> Batch:
-        """Add the reference model's outputs before the update, where the loss needs them."""
+        """Add the reference model's outputs before the update, if the loss needs them."""
         return batch
 
     def train(self) -> None:
@@ -112,7 +112,7 @@ class OfflineTrainer(Trainer):
 
 
 class PreferenceTrainer(OfflineTrainer):
-    """Rows have ``chosen_ids`` and ``rejected_ids``, each with the prompt."""
+    """A trainer on preferences. Rows have ``chosen_ids`` and ``rejected_ids``, each with the prompt."""
 
     rows_per_sample = 2
 
@@ -139,12 +139,12 @@ class PreferenceTrainer(OfflineTrainer):
 
 
 def real_pairs(micro: Batch) -> Tensor:
-    """[N] of [2N, T] rows: False for a pair that only fills up a batch."""
+    """Return for [2N, T] rows whether each pair is real: [N]. A pair that only fills up a batch is not."""
     return micro["loss_mask"].any(1)[0::2]
 
 
 class SFTTrainer(OfflineTrainer):
-    """Rows have ``input_ids`` and ``loss_mask``."""
+    """Supervised fine-tuning. Rows have ``input_ids`` and ``loss_mask``."""
 
     def collate(self, rows: Sequence[Any]) -> Batch:
         return token_batch(rows)
@@ -160,7 +160,7 @@ class SFTTrainer(OfflineTrainer):
 
 
 class RWTrainer(PreferenceTrainer):
-    """The score is the value head's output at the last token of an answer."""
+    """Training of a reward model. The score is the value head's output at the last token of an answer."""
 
     def engine_config(self) -> TrainEngineConfig:
         config = super().engine_config()
@@ -174,7 +174,7 @@ class RWTrainer(PreferenceTrainer):
 
 
 class DPOTrainer(PreferenceTrainer):
-    """Without a ``ref`` the reference is the actor's initial model, also after a resume."""
+    """DPO. Without a ``ref``, the reference is the actor's initial model, also after a resume."""
 
     config: DPOConfig
 

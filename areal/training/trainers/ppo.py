@@ -49,8 +49,8 @@ Filter = Callable[[Any], bool]
 
 
 class PPOTrainer(Trainer):
-    """``train`` samples from the service that ``config.rollout`` (or the environment) names, which outlives the run.
-    Without one, the run starts the engine that the configuration lays out and stops it at its end."""
+    """PPO on rollouts. ``train`` samples from the service in ``config.rollout`` (or the environment), which keeps
+    running after the run. Without a service, the run starts the configured engine and stops it at its end."""
 
     config: PPOConfig
 
@@ -133,8 +133,8 @@ class PPOTrainer(Trainer):
         dynamic_filter_fn: Filter | str | None = None,
         total_epochs: int | None = None,
     ) -> None:
-        """``workflow``: an instance, a class, or ``module:name``. ``dynamic_filter_fn`` accepts or rejects
-        trajectories, after ``actor.dynamic_sampling``."""
+        """Train to the end of the run. ``workflow``: an instance, a class, or ``module:name``. ``dynamic_filter_fn``
+        accepts or rejects trajectories, after ``actor.dynamic_sampling``."""
         if total_epochs is not None and self.config.total_train_steps is None:
             self.set_total_steps(total_epochs * self.steps_per_epoch)
         accept = dynamic_filter_fn
@@ -157,8 +157,8 @@ class PPOTrainer(Trainer):
         self.run()
 
     def recover(self) -> bool:
-        """Also publishes the weights, since those of the service are unknown. Versions only grow: a previous attempt
-        may have published other weights under the versions after its newest checkpoint."""
+        """Resume, and publish the weights, because those of the service are unknown. Versions only increase: a previous
+        attempt may have published other weights under the versions after its newest checkpoint."""
         resumed = super().recover()
         served = self.ranks.broadcast(self._highest_version(resumed) if self.rollout is not None else None)
         if self.ranks.is_first:
@@ -215,7 +215,7 @@ class PPOTrainer(Trainer):
         return taken.metrics | metrics
 
     def _write(self, share: Sequence[int], batch: Batch) -> None:
-        """Write the step's trajectories with their advantages, where ``rollout.dump_to_file`` is set."""
+        """Write the step's trajectories with their advantages, if ``rollout.dump_to_file`` is set."""
         if not self.config.rollout.dump_to_file:
             return
         parts = self.ranks.data_gather((share, mean_advantages(batch)))
@@ -225,7 +225,7 @@ class PPOTrainer(Trainer):
             self.source.write(self.folder.trajectories, self.step + 1, in_order)
 
     def _take(self) -> RolloutBatch | None:
-        """Return the batch, on the first rank; None on the others, and where a stop was requested."""
+        """Return the batch on the first rank; None on the other ranks, and if a stop was requested."""
         if not self.ranks.is_first:
             return None
         try:
@@ -328,8 +328,7 @@ class PPOTrainer(Trainer):
         return self.actor.train_batch(chosen, self.loss, self.loss.weight), weights
 
     def _minibatches(self, batch: Batch, count: int) -> list[list[int]]:
-        """Return the rows of each minibatch. All ranks have the same number of minibatches: as many as the rank with
-        the fewest rows can fill."""
+        """Return the minibatches. Every rank makes as many steps as the rank with the fewest rows."""
         fewest = -self.ranks.all_max(-len(minibatches(lengths(batch), count)))
         return minibatches(lengths(batch), fewest)
 
@@ -344,8 +343,8 @@ class PPOTrainer(Trainer):
         return {f"critic/{name}": value for name, value in _update_metrics(updates).items()}
 
     def _highest_version(self, resumed: bool) -> int | None:
-        """Return the highest version that may have been sampled from: of a server, or of a previous attempt's last
-        update, which servers that were killed with it do not report."""
+        """Return the highest version that may have been sampled from: that of a server, or the last update of a
+        previous attempt, which servers that were killed with it do not report."""
         assert self.rollout is not None
         versions = [self.rollout.served_version()]
         if resumed or self.folder.attempt > 1:
@@ -365,7 +364,8 @@ class PPOTrainer(Trainer):
         return {"weights/ms": delivered.duration_ms, "weights/paused_ms": delivered.paused_ms}
 
     def evaluate(self) -> Metrics:
-        """Rewards of the validation set with their intervals, pass@k and lengths, sampled from the served weights."""
+        """Return the rewards of the validation set with confidence intervals, pass@k and lengths, sampled from the
+        served weights."""
         if not self.valid_dataset:
             return {}
         metrics: Metrics = {}

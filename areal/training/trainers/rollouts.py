@@ -1,7 +1,8 @@
 """Rollouts on the first rank: prompts, batches from the controller, the outcome of each prompt; and evaluation.
 
-A prompt that was trained on or rejected is spent. One that failed or was too stale is sampled again, and given up after
-repeated failures. The run fails where most prompts are given up: it would silently train on the rest of the data.
+A prompt that was trained on or rejected is spent. A prompt that failed or was too stale is sampled again, and given up
+after repeated failures. The run fails if most prompts are given up; otherwise it would silently train on the rest of
+the data.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ from areal.wire.training_health import WITHOUT_SPREAD
 
 
 class Prompt(dict[str, Any]):
-    """Row ``row`` of the data set, a plain dict to workflows. ``position`` counts prompts over epochs, ``tries`` the
-    rollouts of it that failed."""
+    """A prompt: row ``row`` of the data set, a plain dict for workflows. ``position`` counts prompts over epochs,
+    ``tries`` the failed rollouts of this prompt."""
 
     def __init__(self, columns: Mapping[str, Any], position: int, row: int, tries: int = 0) -> None:
         super().__init__(columns)
@@ -172,7 +173,7 @@ class RolloutSource:
         self._record_ends()
 
     def write(self, folder: Path, step: int, advantages: Sequence[float | None]) -> None:
-        """Write the file of a step from the last batch. ``advantages``: one for each row."""
+        """Write the file of a step from the last batch. ``advantages``: one value for each row."""
         remaining, episodes = iter(advantages), list[Episode]()
         for rollout in self._taken:
             own = list(islice(remaining, len(rollout.trajectory["attention_mask"])))
@@ -276,8 +277,8 @@ def to_batch(rollouts: Sequence[Rollout], temperature: float = 1.0) -> tuple[Bat
 
 
 def images_of(rollouts: Sequence[Rollout]) -> dict[int, tuple[bytes, ...]]:
-    """Return the images that rollouts were sampled with, read from their rows of the data set. Raises UsageFault for
-    others than those of the row."""
+    """Return the images that rollouts were sampled with, read from their rows of the data set. Raises UsageFault if a
+    rollout used other images than its row has."""
     found: dict[int, tuple[bytes, ...]] = {}
     for rollout in rollouts:
         keys = rollout.trajectory.get("images")
@@ -295,14 +296,14 @@ def images_of(rollouts: Sequence[Rollout]) -> dict[int, tuple[bytes, ...]]:
 
 
 def _samples(trajectory: Mapping[str, Tensor]) -> Tensor:
-    """[B]: the number of each row's sample, from 0. A row without ``sample_ids`` is a sample of its own."""
+    """Return the number of each row's sample, from 0: [B]. A row without ``sample_ids`` is a separate sample."""
     given = trajectory.get("sample_ids")
     return torch.arange(len(trajectory["rewards"])) if given is None else torch.unique(given, return_inverse=True)[1]
 
 
 def sample_rewards(trajectory: Mapping[str, Tensor]) -> Tensor:
-    """[N]: the reward of each sample of a group. Of several turns it is the sum before discounts, where that is known,
-    else their mean."""
+    """Return the reward of each sample of a group: [N]. For several turns it is the sum before discounts if that is
+    known, else their mean."""
     rewards, samples = trajectory["rewards"].float(), _samples(trajectory)
     sizes = torch.bincount(samples)
     if len(sizes) == len(samples):
@@ -336,8 +337,8 @@ def _columns(rollout: Rollout, temperature: float) -> dict[str, Tensor]:
 
 
 def _token_temperatures(columns: Mapping[str, Tensor], rollout: Rollout, default: float) -> Tensor:
-    """[B, T], 1 at tokens that were not sampled. Raises UsageFault for greedy rows: greedy decoding has no policy
-    gradient."""
+    """Return the temperatures [B, T], 1 at tokens that were not sampled. Raises UsageFault for greedy rows: greedy
+    decoding has no policy gradient."""
     mask = columns["loss_mask"].bool()
     given = columns.get("token_temperatures", columns.get("temperatures", torch.full((len(mask),), default)))
     found = torch.where(mask, given if given.dim() == 2 else given[:, None], 1.0)
@@ -359,7 +360,7 @@ def rollout_controller(config: PPOConfig, folder: RunFolder) -> RolloutControlle
 
 
 class Validation:
-    """What an evaluation found: the rewards of each prompt's ``samples``, and the lengths of the answers."""
+    """The results of an evaluation: the rewards of each prompt's ``samples``, and the lengths of the answers."""
 
     def __init__(self, evaluator: EvaluatorConfig, samples: int) -> None:
         self._evaluator = evaluator
@@ -385,7 +386,8 @@ class Validation:
         return statistics.fmean(rewards) if rewards else math.nan
 
     def metrics(self, prompts: int) -> Metrics:
-        """``prompts``: how many were asked. An interval is ``low`` and ``high``; one prompt has none."""
+        """Return the metrics. ``prompts``: the number of prompts. An interval is ``low`` and ``high``; a single prompt
+        has none."""
         rewards = [reward for each in self._scores for reward in each.rewards]
         found: Metrics = {
             "reward/mean": self.reward,
@@ -405,7 +407,7 @@ class Validation:
         return found
 
     def summary(self, metrics: Metrics) -> str:
-        """Return one line for the log, of what ``metrics`` returned."""
+        """Return the result of ``metrics`` as one line for the log."""
         parts, share = [], f"{self._evaluator.confidence:.4g}"
         for name in self._estimates():
             interval = (

@@ -48,7 +48,7 @@ HeadFn = Callable[[Tensor, "Tensor | None", int], Tensor]
 
 
 def choose_algorithms(settings: MegatronEngineConfig) -> None:
-    """Have torch compute deterministically where it can, if the settings say so; where it cannot, it warns."""
+    """Make torch use deterministic algorithms if the settings require it. Where there is none, torch warns."""
     if settings.use_deterministic_algorithms:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True, warn_only=True)

@@ -53,7 +53,8 @@ class Architecture:
 
 
 def architecture(about: Any) -> Architecture:
-    """From a configuration of ``transformers``. Raises UsageFault for features that Megatron computes differently."""
+    """Return the shape from a configuration of ``transformers``. Raises UsageFault for features that Megatron computes
+    differently."""
     kind = about.model_type
     if kind not in FAMILIES:
         raise UsageFault(
@@ -183,7 +184,8 @@ def _mlp(prefix: str, hf_prefix: str, hidden: int, width: int, layer: int, exper
 
 
 def join(weight: Weight, parts: Sequence[Tensor]) -> Tensor:
-    """Megatron's weight from Hugging Face's ``parts``. Raises UsageFault where their shapes do not match."""
+    """Return Megatron's weight, joined from Hugging Face's ``parts``. Raises UsageFault if their shapes do not
+    match."""
     whole, keys = torch.cat(list(parts)) if len(parts) > 1 else parts[0], weight.groups * weight.head_size
     fits = weight.kind != "qkv" or len(parts[1]) == len(parts[2]) == keys
     if tuple(whole.shape) != weight.shape or not fits:
