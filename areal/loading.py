@@ -19,8 +19,10 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from areal.errors import ArealError, UsageFault, did_you_mean, where_raised
+from areal.installation import install_command
 
 _IMPORT_S = 120.0
+_OF_AGENTS = ("agents", "mcp", "openai")  # packages of the extra
 _UNNAMED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
 
 
@@ -81,8 +83,12 @@ def load_attr(
         raise UsageFault(f"{kind} {path!r}: there is no file {error}") from error
     except ModuleNotFoundError as error:
         lacking = error.name or place
-        why = f"there is no module {lacking}" if place.startswith(lacking) else f"its import of {lacking} failed"
-        raise UsageFault(f"{kind} {path!r}: {why}", hint="is its folder on PYTHONPATH?") from error
+        why, hint = f"there is no module {lacking}", "is its folder on PYTHONPATH?"
+        if not place.startswith(lacking):
+            why = f"its import of {lacking} failed"
+            missing = lacking.partition(".")[0]
+            hint = install_command("agents") if missing in _OF_AGENTS else f"is {missing} installed, or on PYTHONPATH?"
+        raise UsageFault(f"{kind} {path!r}: {why}", hint=hint) from error
     except ArealError:
         raise
     except _ImportInterrupted as error:

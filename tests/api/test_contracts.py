@@ -86,6 +86,18 @@ def test_unresolvable_name_error_says_where_it_ends(
     assert "broken_driver" not in sys.modules
 
 
+@pytest.mark.parametrize(("package", "hint"), [("openai.types", "[agents]"), ("absent.part", "is absent installed,")])
+def test_missing_package_of_user_code_says_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str, hint: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "openai", None)
+    (tmp_path / "agent_without_its_package.py").write_text(f"import {package}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UsageFault) as caught:
+        load_attr("agent_without_its_package:Agent", "agent")
+    assert hint in str(caught.value.hint)
+
+
 def test_nested_attribute_is_loaded() -> None:
     assert load_attr("areal.api.io_struct:StepInfo.next") is StepInfo.next
 
