@@ -59,6 +59,7 @@ def log_options(
         click.option(
             "-n",
             "--lines",
+            "--tail",
             type=click.IntRange(min=0),
             default=_DEFAULT_LINES,
             show_default=True,

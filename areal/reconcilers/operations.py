@@ -201,12 +201,17 @@ def scaling(
     scaled = controller_of(ref.kind).scaled(store, ref, model)
     controller = controller_of(scaled.kind)
 
+    checked = False
+
     def edit(item: StoredObject) -> Target:
+        nonlocal checked
         now = controller.replicas(item.spec)
-        if now == replicas and not item.spec.get("suspend"):
-            return Target(item, "unchanged")
-        if current is not None and current != now and not force:
+        done = now == replicas and not item.spec.get("suspend")
+        if current not in (None, now) and not force and not (checked and done):  # done: by this command, planned again
             raise Conflict(f"{scaled} has {now} replicas, not {current}", hint=f"areal get {scaled}")
+        checked = True
+        if done:
+            return Target(item, "unchanged")
         return with_layer(item, SCALE, {controller.replicas_field: replicas}, f"scaled {now} -> {replicas}")
 
     return ObjectChange(scaled, edit, "scaled")

@@ -29,6 +29,7 @@ _HOW = {
     UpdateClass.RECREATE: "processes are replaced",
     UpdateClass.IMMUTABLE: "deleted and created again",
 }
+_OWNERS = "the manifest sets other fields than before, none to another value"
 _STARTS = "its processes start with it"
 _MORE, _FEWER = "processes start, none restarts", "processes stop, none restarts"
 _HINT = "delete it where it runs"
@@ -47,8 +48,8 @@ def make_plan(
     _refuse_unseen(planning)
     for target in scope.all:
         if target.action in ("create", "configure"):
-            changed = target.decisive.path if target.decisive else "metadata"
-            cause = "new object" if target.action == "create" else target.cause or f"{changed} changed"
+            changed = f"{target.decisive.path} changed" if target.decisive else _OWNERS
+            cause = "new object" if target.action == "create" else target.cause or changed
             planning.recorded[target.ref] = (planning.build.add(Verb.RECORD, target.ref, "", cause),)
     parts = [controller_of(kind).plan(planning) for kind in dict.fromkeys(target.object.kind for target in scope.all)]
     for part in reversed(parts):
@@ -158,7 +159,7 @@ def _object_plan(target: Target, ops: Sequence[Op[Any]], drifts: Sequence[Drift]
             cause = cause or (_MORE if Verb.SPAWN in verbs else _FEWER)
         cause = cause or _HOW[update]
     elif action == "configure":
-        cause = cause or "metadata"
+        cause = cause or _OWNERS
     if action == "unchanged" and ops:
         action = "heal"
         cause = "; ".join(f"{drift.target} {drift.kind}" for drift in drifts)

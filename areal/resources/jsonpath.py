@@ -1,8 +1,8 @@
 """A subset of kubectl's JSONPath templates.
 
 ``{.items[*].metadata.name}``, ``.status.phase`` (braces may be left out), ``[0]``, ``[-1]``, ``[1:3]``, ``[*]``,
-``['a.b']``, ``..name`` (any depth), ``[?(@.kind=="Model")]``, ``{range .items[*]}...{end}`` and literal text around
-the braces. An absent field prints nothing, as in kubectl. docs/dependencies.md compares libraries.
+``['a.b']`` or ``.a\\.b``, ``..name`` (any depth), ``[?(@.kind=="Model")]``, ``{range .items[*]}...{end}`` and literal
+text around the braces. An absent field prints nothing, as in kubectl. docs/dependencies.md compares libraries.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SPLIT = re.compile(r"\{((?:[^{}'\"]|'[^']*'|\"[^\"]*\")*)\}")
 _STEP = re.compile(
     r"""\.\.(?P<deep>[\w-]+|\*)
       | (?P<all>\.\*|\[\*\])
-      | \.(?P<name>[\w/-]+)
+      | \.(?P<name>(?:[\w/-]|\\.)+)
       | \[(?P<index>-?\d+)\]
       | \[(?P<slice>-?\d*:-?\d*)\]
       | \[(?P<quoted>'[^']*'|"[^"]*")\]
@@ -112,7 +112,7 @@ def _steps(path: str) -> tuple[Step, ...]:
     while at < len(rest):
         match = _STEP.match(rest, at)
         if match is None or match.lastgroup is None:
-            raise UsageFault(f"jsonpath: cannot read {rest[at:]!r} in {path!r}")
+            raise UsageFault(f'jsonpath: cannot read "{rest[at:]}" in "{path}"')
         steps.append(_step(match.lastgroup, match[match.lastgroup]))
         at = match.end()
     return tuple(steps)
@@ -125,7 +125,7 @@ def _step(kind: str, text: str) -> Step:
         case "deep":
             return lambda item: _descendants(text, item)
         case "name" | "quoted":
-            key = text if kind == "name" else text[1:-1]
+            key = re.sub(r"\\(.)", r"\1", text) if kind == "name" else text[1:-1]
             return lambda item: [item[key]] if isinstance(item, dict) and key in item else []
         case "filter":
             steps, holds = _condition(text)

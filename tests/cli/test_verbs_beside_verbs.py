@@ -165,6 +165,22 @@ def test_rollback_keeps_scale(box: Machine) -> None:
     assert (box.fields()["spec.env.A"], box.fields()["spec.replicas"]) == ("1", 2)
 
 
+def test_manifest_that_takes_a_field_at_its_value_is_no_change_of_metadata(box: Machine) -> None:
+    box.apply(manifest_of({}))
+    assert box.areal("scale", "model/m", "--replicas", "2")[0] == 0
+    code, text = box.apply(manifest_of({"replicas": 2}), "--dry-run")
+    assert code == 0 and "record Model/m: the manifest sets other fields than before, none to another value" in text
+
+
+def test_scale_fails_unless_present_number_is_the_stated_one(box: Machine) -> None:
+    box.apply(manifest_of({}))
+    for wanted in ("1", "2"):
+        code, text = box.areal("scale", "model/m", "--replicas", wanted, "--current", "5")
+        assert code == 5 and "Model/m has 1 replicas, not 5" in text
+    assert box.areal("scale", "model/m", "--replicas", "2", "--current", "1")[0] == 0
+    assert box.areal("scale", "model/m", "--replicas", "2", "--current", "2")[0] == 0
+
+
 def test_rollback_after_scale_restores_previous_manifest(box: Machine) -> None:
     for value in "123":
         box.apply(manifest_of({"env": {"A": value}}))

@@ -38,6 +38,7 @@ KEYS = st.from_regex(r"[a-z][a-z0-9_-]{0,4}", fullmatch=True)
         ("{.items[*].status.ready}", "2 0"),
         ("{..name}", "a b c"),
         ("{.items[0].metadata.labels['x.y/z']}", "1"),
+        ("{.items[0].metadata.labels.x\\.y/z}", "1"),
         ('{.items[?(@.kind=="Model")].metadata.name}', "a b"),
         ("{.items[?(@.kind!='Model')].metadata.name}", "c"),
         ("{.items[?(@.status.ready>0)].metadata.name}", "a"),
