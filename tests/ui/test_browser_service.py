@@ -109,6 +109,9 @@ def test_two_versions_of_a_model_answer_side_by_side(service: Box, page: Page, t
     it.open("/chat?a=default/reverse v0&b=default/reverse v3&temperature=0&tokens=5".replace(" ", "%20"))
     it.press("i")
     it.page.keyboard.type("1234")
+    composes = "new KeyboardEvent('keydown', { key: 'Enter', isComposing: true, bubbles: true })"
+    it.page.eval_on_selector("textarea", f"each => each.dispatchEvent({composes})")
+    assert it.page.input_value("textarea") == "1234", "Enter that ends an input method's composition sends nothing"
     it.press("Enter")
     it.page.wait_for_function("() => document.querySelectorAll('.answers .answer').length === 2")
     it.page.wait_for_function("() => !document.querySelector('.answers [role=status]')", timeout=120_000)

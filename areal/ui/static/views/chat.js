@@ -62,7 +62,7 @@ export default function Chat({ route }) {
     }));
   }
 
-  const sends = (event) => { if (event.key === "Enter" && !event.shiftKey) ask(event); };
+  const sends = (event) => { if (event.key === "Enter" && !event.shiftKey && !event.isComposing) ask(event); };
   const pick = (name) => (event) => setQuery({ [name]: event.target.value });
   const number = (label, name, value, least, most, step) => html`<label>${label} <input type="number" min=${least} max=${most} step=${step} value=${value} onChange=${pick(name)} /></label>`;
   return html`
@@ -72,17 +72,17 @@ export default function Chat({ route }) {
     <div class="bar">
       <label>model <select value=${chosen[0]} onChange=${pick("a")}>${names.map((each) => html`<option key=${each} value=${each}>${each}</option>`)}</select></label>
       <label>beside <select value=${chosen[1] ?? ""} onChange=${pick("b")}><option value="">none</option>${names.map((each) => html`<option key=${each} value=${each}>${each}</option>`)}</select></label>
-      ${number("temperature", "temperature", temperature, 0, 2, 0.1)} ${number("top-p", "top_p", top_p, 0, 1, 0.05)} ${number("tokens", "tokens", tokens, 1, 4096, 1)}
+      ${number("temperature", "temperature", temperature, 0, 2, 0.1)} ${number("top-p", "top_p", top_p, 0, 1, 0.05)} ${number("max tokens", "tokens", tokens, 1, 4096, 1)}
       <label>system <input type="text" value=${system} onChange=${pick("system")} /></label>
       ${data.keeps && html`<label><input type="checkbox" checked=${Boolean(keep)} onChange=${(event) => setQuery({ keep: event.target.checked ? 1 : null })} /> keep as a session</label>`}
       <button type="button" onClick=${forget} disabled=${!turns.length}>New conversation</button>
-      <button type="button" onClick=${() => stop.current?.abort()} disabled=${!busy}>Stop</button>
     </div>
     ${data.keeps && keep && !keeps && html`<p class="warn">an answer of one version is not recorded: its session may be of another replica</p>`}
     ${turns.map((turn, at) => html`<section key=${at} class="panel turn"><pre class="pad question">${turn.question}</pre>
       <div class="answers">${Object.entries(turn.answers).map(([side, answer]) => html`<${Answer} key=${side} side=${side} answer=${answer} service=${choices.get(side.slice(2))?.service} last=${at === turns.length - 1} />`)}</div></section>`)}
     <form class="say" onSubmit=${ask}><textarea ref=${field} class="wide" rows="3" aria-label="Message" placeholder="a message; enter sends, shift+enter breaks the line  (i)" onKeyDown=${sends}></textarea>
-      <div class="bar"><button type="submit" disabled=${busy}>Send</button></div></form>`}`;
+      <div class="bar"><button type="submit" disabled=${busy}>Send</button>
+        <button type="button" onClick=${() => stop.current?.abort()} disabled=${!busy}>Stop</button></div></form>`}`;
 }
 
 // Five steps from certain to improbable.
