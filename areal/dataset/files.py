@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, overload
 
 from areal.errors import ArealError, NotFound, UsageFault
-from areal.files import parse_json
 from areal.hub import Hub, is_id, literal_pattern
 from areal.installation import install_command
 
@@ -112,7 +111,7 @@ def _files_of(folder: Path, split: str | None) -> list[Path]:
     if not folder.is_dir():
         raise NotFound(f"there is no data set {folder}", hint=f"a path is relative to the working folder, {Path.cwd()}")
     if (folder / _SAVED_SPLITS).is_file():
-        splits = _decoded((folder / _SAVED_SPLITS).read_text(encoding="utf-8"), str(folder / _SAVED_SPLITS))["splits"]
+        splits = _decoded((folder / _SAVED_SPLITS).read_text(encoding="utf-8"), folder / _SAVED_SPLITS)["splits"]
         if split is None or split not in splits:
             raise NotFound(f"{folder} has no split {split!r}; there is {', '.join(splits) or 'nothing'}")
         return sorted((folder / split).glob("*.arrow"))
@@ -146,31 +145,59 @@ Placed = tuple[Row, str]
 
 
 def _json(file: Path) -> Iterator[Placed]:
-    """Yield the rows of a JSON list if the file begins with ``[``, else of JSON lines."""
+    """Yield the rows of a JSON list if the text of the file begins with ``[``, else of JSON lines."""
+    begun = False
     try:
-        with file.open(encoding="utf-8") as lines:
-            if lines.read(1) == "[":
-                lines.seek(0)
-                for number, item in enumerate(_decoded(lines.read(), str(file))):
-                    yield _row(item, f"{file}: row {number}"), f"{file}: row {number}"
-                return
-            lines.seek(0)
+        with file.open("rb") as lines:
             for number, line in enumerate(lines, 1):
-                if line.strip():
-                    place = f"{file}:{number}"
-                    yield _row(_decoded(line, place), place), place
-    except (OSError, UnicodeDecodeError) as error:
+                text, place = _utf8(line, file, number), f"{file}:{number}"
+                if not begun and text.lstrip().startswith("["):
+                    for index, item in enumerate(_decoded(text + _utf8(lines.read(), file, number + 1), file, number)):
+                        place = f"{file}: row {index}"
+                        yield _row(item, place), place
+                    return
+                if text.strip():
+                    begun = True
+                    yield _row(_decoded(text.rstrip("\r\n"), file, number), place), place
+    except OSError as error:
         raise BadData(f"cannot read {file}: {error}") from error
 
 
-def _decoded(text: str, where: str) -> Any:
+def _utf8(data: bytes, file: Path, line: int) -> str:
+    """Decode the text from this line on. Raises BadData."""
     try:
-        return parse_json(text)
+        return data.decode("utf-8-sig" if line == 1 else "utf-8")
+    except UnicodeDecodeError as error:
+        *before, last = data[: error.start].split(b"\n")
+        wrong = f"0x{data[error.start]:02x} in column {len(last.decode()) + 1}"
+        raise BadData(f"{file}:{line + len(before)}: no UTF-8: {wrong}, after {last.decode()[-30:]!r}") from error
+
+
+def _decoded(text: str, file: Path, line: int = 1) -> Any:
+    """Parse the JSON text that begins on this line. Raises BadData."""
+    try:
+        found = json.loads(text, object_pairs_hook=_object)
+        if "\\ud" in text.lower():
+            json.dumps(found, ensure_ascii=False).encode()
+        return found
     except json.JSONDecodeError as error:
         read = text[: error.pos].rstrip()[-30:]
-        raise BadData(f"{where}: no JSON: {error.msg} after {repr(read) if read else 'nothing'}") from error
+        problem = f"{error.msg.removesuffix(' at')} in column {error.colno}, after {repr(read) if read else 'nothing'}"
+        raise BadData(f"{file}:{line + error.lineno - 1}: no JSON: {problem}") from error
+    except UnicodeEncodeError as error:
+        raise BadData(f"{file}:{line}: a text has half of a surrogate pair: {error.object[error.start]!r}") from error
+    except RecursionError:
+        raise BadData(f"{file}:{line}: it has too many levels") from None
     except ValueError as error:
-        raise BadData(f"{where}: {error}") from error
+        raise BadData(f"{file}:{line}: {error}") from error
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} is given twice")
+    return found
 
 
 def _row(item: Any, where: str) -> Row:
@@ -191,11 +218,15 @@ def _columns(file: Path) -> Iterator[Placed]:
             is_parquet = file.suffix == ".parquet"
             batches = parquet.ParquetFile(source).iter_batches() if is_parquet else arrow.ipc.open_stream(source)
             for batch in batches:
+                names = batch.schema.names
+                if twice := [name for name in names if names.count(name) > 1]:
+                    raise BadData(f"{file}: the column {twice[0]!r} is given twice")
                 for row in batch.to_pylist():
                     yield row, f"{file}: row {number}"
                     number += 1
-    except (arrow.ArrowException, OSError) as error:
-        raise BadData(f"{file}: cannot be read as {file.suffix[1:]}: {error}") from error
+    except (arrow.ArrowException, OSError, ValueError, OverflowError) as error:  # a text that is not UTF-8, year 10000
+        where = f"{file}: after row {number - 1}" if number else file
+        raise BadData(f"{where}: cannot be read as {file.suffix[1:]}: {error}") from error
 
 
 # Data sets of the hub

@@ -146,7 +146,7 @@ def _prompt(row: Row, instruction: str) -> Row:
     answer = {}
     if answers:  # several right answers stay a list, for a reward that takes one
         value = row[answers[0]]
-        answer["answer"] = value if isinstance(value, list | tuple | dict) else str(value)
+        answer["answer"] = value if isinstance(value, list | tuple | dict) else _text(answers[0], value)
     if _is_conversation(row.get("prompt")):
         rest = {name: value for name, value in row.items() if name != "prompt"}
         return {**rest, **answer, "messages": list(row["prompt"])}
@@ -249,9 +249,11 @@ def _first(row: Row, names: Sequence[str]) -> str:
 
 
 def _text(name: str, value: Any) -> str:
-    """Raise ValueError for a list or a map, whose Python spelling is not text of a data set."""
-    if isinstance(value, list | tuple | dict):
-        raise ValueError(f"{name} must be a text, not a {type(value).__name__}")
+    """Raise ValueError for a list, a map or bytes, whose Python spelling is not text of a data set, and for NaN, with
+    which tables mark what is missing."""
+    if isinstance(value, list | tuple | dict | bytes) or value != value:
+        kind = "NaN" if value != value else "bytes" if isinstance(value, bytes) else f"a {type(value).__name__}"
+        raise ValueError(f"{name} must be a text, not {kind}")
     return str(value)
 
 

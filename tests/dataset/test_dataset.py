@@ -195,17 +195,52 @@ def test_rows_have_training_interface(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"question": "a", "answer": "b"}\n{"question"\n', "a.jsonl:2: no JSON"),
+        (
+            '{"question": "a", "answer": "b"}\n{"question"\n',
+            "a.jsonl:2: no JSON: Expecting ':' delimiter in column 12",
+        ),
+        ('\n[{"question": "a", "answer": "b"},\n {"question": é}]', "a.jsonl:3: no JSON: Expecting value in column 15"),
+        ('{"question": "a", "answer": "é\n', "a.jsonl:1: no JSON: Unterminated string starting in column 29, after"),
+        (b'{"question": "a", "answer": "b"}\n{"question": "\xff"}', "a.jsonl:2: no UTF-8: 0xff in column 15, after"),
+        (b'[\n{"question": "\xc3\xa9\xff"}]', "a.jsonl:2: no UTF-8: 0xff in column 16, after"),
+        ('{"question": "a", "answer": "\\uD83D"}', "a.jsonl:1: a text has half of a surrogate pair: '\\ud83d'"),
+        ('{"question": "a", "answer": "b", "answer": "c"}', "a.jsonl:1: 'answer' is given twice"),
+        ('{"question": "a", "answer": NaN}', "a.jsonl:1: answer must be a text, not NaN"),
         ("[1]\n", "a.jsonl: row 0: a row is a map of columns, not int"),
         ('{"answer": "b"}\n', "a.jsonl:1: a row of type rl has no question or prompt"),
         ("", "there are no rows"),
     ],
 )
-def test_bad_row_is_named(tmp_path: Path, text: str, message: str) -> None:
-    (tmp_path / "a.jsonl").write_text(text)
+def test_bad_row_is_named(tmp_path: Path, text: str | bytes, message: str) -> None:
+    (tmp_path / "a.jsonl").write_bytes(text.encode() if isinstance(text, str) else text)
     with pytest.raises(BadData) as caught:
         get_custom_dataset(path=str(tmp_path / "a.jsonl"))
     assert message in str(caught.value)
+
+
+def test_file_may_begin_with_byte_order_mark_and_have_any_line_ends(tmp_path: Path) -> None:
+    for text in ("{0}\r\n\r\n{0}", "\r\n [{0},\r\n{0}]"):
+        row = '{"question": "🙂 \\ud83d\\ude42\u2028", "answer": "b"}'
+        (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + text.format(row).encode())
+        data = get_custom_dataset(path=str(tmp_path / "a.jsonl"))
+        assert [each["messages"][0]["content"] for each in data] == ["🙂 🙂\u2028"] * 2
+
+
+def test_bad_parquet_is_named(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    file, names = tmp_path / "a.parquet", ["question", "answer"]
+    broken = arrow.StringArray.from_buffers(1, arrow.py_buffer(b"\0\0\0\0\1\0\0\0"), arrow.py_buffer(b"\xff"))
+    for columns, more, message in (
+        ([["a"], ["b"], ["c"]], ["answer"], "a.parquet: the column 'answer' is given twice"),
+        ([["a"], broken], [], "a.parquet: cannot be read as parquet: 'utf-8' codec can't decode byte 0xff"),
+        ([["a"], [b"b"]], [], "a.parquet: row 0: answer must be a text, not bytes"),
+        ([["a"], [float("nan")]], [], "a.parquet: row 0: answer must be a text, not NaN"),
+    ):
+        table = arrow.Table.from_arrays([arrow.array(column) for column in columns], names=[*names, *more])
+        arrow.parquet.write_table(table, file)
+        with pytest.raises(BadData) as caught:
+            get_custom_dataset(path=str(file))
+        assert message in str(caught.value)
 
 
 def test_missing_path_is_explained(tmp_path: Path) -> None:
