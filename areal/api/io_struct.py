@@ -52,7 +52,7 @@ class ModelResponse:
     def __post_init__(self) -> None:
         if not len(self.output_tokens) == len(self.output_logprobs) == len(self.output_versions):
             lengths = len(self.output_tokens), len(self.output_logprobs), len(self.output_versions)
-            raise ValueError(f"tokens, log-probabilities and versions must be as many: {lengths}")
+            raise ValueError(f"tokens, log-probabilities and versions must have equal lengths: {lengths}")
 
     @property
     def input_len(self) -> int:

@@ -28,7 +28,7 @@ class RemoteEngineController:
 
 
 class RemoteSGLangEngine:
-    """AReaL's class. The constructor raises UsageFault, because an InferenceService runs the engines here."""
+    """The constructor raises UsageFault, because an InferenceService runs the engines."""
 
     def __init__(self, *_: Any, **__: Any) -> NoReturn:
         raise UsageFault(

@@ -138,7 +138,7 @@ class StatsTracker:
         for key, value in values.items():
             if value.shape != mask.shape:
                 raise ValueError(
-                    f"{key} is {tuple(value.shape)} and {denominator!r} {tuple(mask.shape)}: they must agree"
+                    f"{key} is {tuple(value.shape)}, {denominator!r} {tuple(mask.shape)}: they must have the same shape"
                 )
             self._tensor(self._key(key), reduce_type or ReduceType.AVG_MIN_MAX, value.detach().float(), mask)
 

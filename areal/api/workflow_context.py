@@ -36,7 +36,7 @@ async def get_httpx_client() -> Any:
     """Return the ``httpx.AsyncClient`` that episodes share, for clients such as
     ``openai.AsyncOpenAI(http_client=...)``; its owner closes it. Raises RuntimeError outside of episodes."""
     if (client := get().http_client) is None:
-        raise RuntimeError("the HTTP client of episodes is only there in an episode")
+        raise RuntimeError("the HTTP client of episodes is only available in an episode")
     return client()
 
 

@@ -267,7 +267,7 @@ def hub_rows(source: str, split: str | None = None) -> Rows:
         try:
             found = datasets.load_dataset(name, config, split=split or "train", revision=commit)
         except (FileNotFoundError, ValueError, ConnectionError) as error:
-            raise NotFound(f"the data set {name} cannot be had: {error}") from error
+            raise NotFound(f"the data set {name} cannot be downloaded: {error}") from error
         return Rows((dict(row) for row in found), name)
     folder = hub.snapshot(name, commit, "dataset", only=tuple(map(literal_pattern, files)))
     return read_files([folder / file for file in files], name)

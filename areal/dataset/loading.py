@@ -56,7 +56,7 @@ def formatted(
     if train_on not in TRAIN_ON:
         raise UsageFault(f"train_on is one of {', '.join(TRAIN_ON)}, not {train_on!r}")
     if train_on != "last" and kind != "sft":
-        raise UsageFault(f"train_on is of data sets of type sft, and this one is {kind}")
+        raise UsageFault(f"train_on needs a data set of type sft, and this one is of type {kind}")
     if images is not None and max_length is not None:
         raise UsageFault("max_length of a data set with images: the tokens of an image are not counted when it is read")
     needs = [] if kind == "rl" else ["its rows"]
@@ -124,7 +124,7 @@ class ImageColumn:
     def checked(self, row: Row) -> Row:
         """Return the row with a list ``images``, of files that are there. Raises ValueError, BadImage."""
         if others := [name for name in _PICTURES[2:] if row.get(name)]:
-            raise ValueError(f"the row has {', '.join(others)}: a model sees images alone")
+            raise ValueError(f"the row has {', '.join(others)}: only images are supported")
         given = [name for name in _PICTURES[:2] if row.get(name)]
         if not given:
             return row
@@ -296,7 +296,7 @@ def get_custom_dataset(
         read = [get_custom_dataset(split, dataset_config, tokenizer, path=each, **options) for each in where]
         return Rows((row for rows in read for row in rows), ", ".join(where))
     if img_folder_path is not None and processor is None:
-        raise UsageFault("img_folder_path has no effect without a processor, by which the model sees images")
+        raise UsageFault("img_folder_path has no effect without an image processor")
     if not where:
         raise UsageFault("the data set has no path", hint="train_dataset.path=FILE")
     split = split or (dataset_config.split if dataset_config is not None else None)

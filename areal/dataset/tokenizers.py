@@ -28,7 +28,7 @@ def load_hf_tokenizer(model_name_or_path: str, fast_tokenizer: bool = True, padd
     except (ValueError, OSError) as error:  # for a missing tokenizer, transformers names packages to install
         if "trust_remote_code" in str(error):
             raise UsageFault(
-                f"the tokenizer in {model_name_or_path} is code of the model's own, which is not run",
+                f"the tokenizer in {model_name_or_path} needs code from the model folder, which is not run",
                 hint="tokenizer_path: a folder whose tokenizer transformers knows",
             ) from error
         raise NotFound(

@@ -93,10 +93,10 @@ def with_places(messages: object, count: int, token: str) -> list[dict[str, Any]
     if not places and count:
         first = next((each for each in made if each["role"] == "user"), None)
         if first is None:
-            raise UsageFault("messages have images and no message of the user to put them in")
+            raise UsageFault("the row has images, but no user message to put them in")
         first["content"] = [_IMAGE] * count + first["content"]
     elif places != count:
-        raise UsageFault(f"messages have places for {places} images, and there are {count}")
+        raise UsageFault(f"messages have {places} image parts, but the row has {count} images")
     return made
 
 

@@ -88,7 +88,7 @@ def single_turn(sampling: Mapping[str, Any]) -> Agent:
             text = choice["message"].get("content") or ""
             prompt_ids, completion_ids = document.get("prompt_token_ids") or [], choice.get("token_ids") or []
         except (KeyError, IndexError, TypeError, AttributeError) as error:
-            message = f"{session.client.base_url} answered no completion: {error!r}"
+            message = f"{session.client.base_url} did not answer with a chat completion: {error!r}"
             raise EpisodeFailed(FailureKind.REFUSED, message) from error
         tokens = {"prompt_ids": prompt_ids, "completion_ids": completion_ids} if plan.tokens else {}
         return AgentResult(text, tokens=tokens)

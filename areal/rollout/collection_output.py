@@ -169,10 +169,10 @@ def _check_settings(path: Path, settings: Mapping[str, Any], *, resume: bool) ->
         differ = {name: value for name, value in settings.items() if before.get(name) != value}
         if differ:
             detail = "\n".join(f"{name}: {before.get(name)} there, {value} now" for name, value in differ.items())
-            raise Conflict(f"{path} holds a run of something else", detail=detail, hint="choose another --output")
+            raise Conflict(f"{path} contains a run with other settings", detail=detail, hint="choose another --output")
     elif _has_begun(path):
         raise Conflict(
-            f"{path} holds trajectories, but no run.json that describes them", hint="choose another --output"
+            f"{path} contains trajectories, but no run.json that describes them", hint="choose another --output"
         )
     else:
         _write_json(about, {"format": FORMAT, "run_id": run_id, **settings})
@@ -182,7 +182,9 @@ def _check_settings(path: Path, settings: Mapping[str, Any], *, resume: bool) ->
 def refuse_begun(path: Path) -> None:
     """Raise Conflict for a folder that contains a run."""
     if (path / RUN).exists() and _has_begun(path):
-        raise Conflict(f"{path} holds a run already", hint="add --resume to go on with it, or choose another --output")
+        raise Conflict(
+            f"{path} already contains a run", hint="add --resume to go on with it, or choose another --output"
+        )
 
 
 def _has_begun(path: Path) -> bool:

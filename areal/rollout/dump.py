@@ -52,7 +52,7 @@ def _append(path: Path, lines: bytes, what: str) -> None:
         with path.open("ab") as file:
             file.write(lines)
     except OSError as error:
-        _log.warning("%s not written down: %s", what, error)
+        _log.warning("%s not written: %s", what, error)
 
 
 def write_step(
@@ -70,7 +70,7 @@ def write_step(
             file.write(b"".join(map(_line, episodes)))
         staged.replace(path)
     except OSError as error:
-        _log.warning("the rollouts of step %d are not written down: %s", step, error)
+        _log.warning("the rollouts of step %d are not written: %s", step, error)
 
 
 def remove_steps(folder: Path, after: int) -> None:

@@ -247,7 +247,7 @@ class Executor:
                 hint="a group with equal rewards gives no gradient: look at the rewards, or sample without it",
             )
         if staleness.idle and not waits_for_input:
-            raise RolloutsFailed(f"{wanted} cannot come: {self.status_line()}", staleness.failures)
+            raise RolloutsFailed(f"{wanted} cannot be completed: {self.status_line()}", staleness.failures)
 
     def status_line(self) -> str:
         """Return current and total counts of episodes, for an error message."""

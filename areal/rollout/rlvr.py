@@ -148,7 +148,9 @@ class RowReward:
         self._functions = [_RewardCaller(each, timeout_s) for each in given]
         names = [each.name for each in self._functions]
         if len(set(names)) < len(names):
-            raise UsageFault(f"reward_fn has functions of one name, which metrics cannot tell apart: {names}")
+            raise UsageFault(
+                f"reward_fn has several functions of the same name, which metrics cannot distinguish: {names}"
+            )
         self._names = names if is_several or weights is not None else []
 
     def check(self, row: Mapping[str, Any]) -> None:

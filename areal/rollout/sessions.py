@@ -42,7 +42,7 @@ def seal(reward: float | Mapping[str, float]) -> Generator[SessionCall, Mapping[
         session = yield SessionCall("describe")
         order = [each["interaction_id"] for item in session["trajectories"] for each in item["interactions"]]
         if unknown := [name for name in rewards if name and name not in order]:
-            raise UsageFault(f"the agent rewards {unknown[0]!r}, which is no interaction of its session")
+            raise UsageFault(f"the agent rewards {unknown[0]!r}, which is not an interaction of its session")
     sealed = False
     for name in sorted(rewards, key=[*order, ""].index):
         answer = yield SessionCall("reward", float(rewards[name]), name or None)

@@ -191,7 +191,7 @@ class _SessionChat:
 
     def reward(self, value: float) -> None:
         if self.newest is None:
-            raise UsageFault("the agent acted without asking the model: its reward belongs to no answer")
+            raise UsageFault("the agent acted without a model call, so no answer can get the reward")
         self.rewards[self.newest] = self.rewards.get(self.newest, 0.0) + value
 
 
@@ -399,7 +399,7 @@ class WorkflowResolver:
         if _has(found, "run"):
             return AgentEpisodes(found)
         raise UsageFault(
-            f"{type(found).__name__} is no workflow: it has neither async arun_episode(engine, data) nor "
+            f"{type(found).__name__} is not a workflow: it has neither async arun_episode(engine, data) nor "
             "async run(data, **extra)"
         )
 

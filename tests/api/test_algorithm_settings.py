@@ -40,7 +40,7 @@ def test_dropout_in_the_policys_ratio_is_refused(tmp_path: Path) -> None:
         ("label_smoothing: 0.1, loss_type: ipo", "actor.label_smoothing: has no effect on loss_type"),
         ("beta: 0", "actor.beta: must be above 0"),
         ("is_critic: true", "actor.is_critic: must be false: a policy has log-probabilities"),
-        ("temperature: 0.5", "actor.temperature: must be 1, not 0.5: rows are not sampled"),
+        ("temperature: 0.5", "actor.temperature: must be 1, not 0.5: the rows of a data set are not sampled"),
         ("mb_spec: {granularity: 3}", "actor.mb_spec.granularity: must be 2, not 3: two answers stay together"),
     ],
 )
@@ -93,7 +93,7 @@ REFUSED = {
         "actor.rejection_sampling.upper: must not be negative"
     ),
     "actor: {use_decoupled_loss: true, rejection_sampling: {metric: kl_k3, lower: 0.1}}": (
-        "actor.rejection_sampling.lower: must not be above 0"
+        "actor.rejection_sampling.lower: must be at most 0"
     ),
     "actor: {m2_threshold: 0.04}": "actor.m2_threshold: needs a proximal policy",
     "actor: {m2_threshold: 0.04, use_decoupled_loss: true, prox_logp_method: loglinear}": "actor.m2_threshold: ",
@@ -199,7 +199,7 @@ INEFFECTIVE = {
     ),
     "actor: {reward_norm: {std_level: null, eps: 0.1}}": "actor.reward_norm.eps: has no effect: std_level is null",
     "actor: {adv_norm: {mean_level: null, std_level: null}}": "actor.adv_norm.mean_level: has no effect: mean_",
-    "actor: {max_new_tokens: 7}": "actor.max_new_tokens: has no effect: it is of overlong_reward_penalty and",
+    "actor: {max_new_tokens: 7}": "actor.max_new_tokens: has no effect: only overlong_reward_penalty and",
     "actor: {lora_rank: 4}": "actor.lora_rank: has no effect: use_lora is false",
     "actor: {optimizer: {type: sgd, beta1: 0.5}}": "actor.optimizer.beta1: has no effect: it is of type adam",
     "actor: {optimizer: {min_lr_ratio: 0.5}}": "actor.optimizer.min_lr_ratio: has no effect: lr_scheduler_type",

@@ -79,5 +79,5 @@ class WithJudge(GRPOConfig):
 def test_driver_section_keeps_its_names() -> None:
     config = WithJudge("e", "t", judge=InferenceEngineConfig(experiment_name="other"))
     assert (config.judge.experiment_name, config.judge.trial_name) == ("other", "t")
-    with pytest.raises(ValueError, match="a run has one"):
+    with pytest.raises(ValueError, match="set only one of them"):
         GRPOConfig("e", "t", rollout=InferenceEngineConfig(experiment_name="other"))

@@ -24,7 +24,7 @@ def test_steps_count_through_epochs() -> None:
 
 
 def test_response_with_unequal_lists_is_refused() -> None:
-    with pytest.raises(ValueError, match="as many"):
+    with pytest.raises(ValueError, match="equal lengths"):
         ModelResponse([1], [2, 3], [0.0], [0], "stop")
 
 

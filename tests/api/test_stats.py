@@ -94,7 +94,7 @@ def test_merged_ranks_report_overall_mean() -> None:
     ("mask", "values", "message"),
     [
         (torch.tensor([1, 0]), torch.tensor([1.0, 2.0]), "must be a mask of booleans"),
-        (torch.tensor([True, False]), torch.tensor([1.0]), "they must agree"),
+        (torch.tensor([True, False]), torch.tensor([1.0]), "they must have the same shape"),
     ],
 )
 def test_mask_of_the_wrong_shape_is_refused_at_once(mask: torch.Tensor, values: torch.Tensor, message: str) -> None:

@@ -152,7 +152,7 @@ def test_train_on_is_a_dataset_setting(tmp_path: Path, tokenizers: Any) -> None:
         config = TrainDatasetConfig(path=file, type="sft", train_on=value)
         counts.append(sum(get_custom_dataset(dataset_config=config, tokenizer=tokenizer)[0]["loss_mask"]))
     assert counts[1] == 2 * counts[0]
-    with pytest.raises(UsageFault, match="train_on is of data sets of type sft"):
+    with pytest.raises(UsageFault, match="train_on needs a data set of type sft"):
         get_custom_dataset(path=file, type="rl", train_on="assistant")
 
 

@@ -161,7 +161,7 @@ def test_image_rows_are_refused_for_text_models(tmp_path: Path, type: str) -> No
         ({"images": [URL, "gone.png"]}, r"rows.jsonl:2: images\[1\] cannot be read: .*gone.png: No such file"),
         ({"images": [URL] * 17}, "rows.jsonl:2: images has 17 images, and a prompt may have 16"),
         ({"images": [URL], "image": URL}, "rows.jsonl:2: the row has image and images"),
-        ({"images": [URL], "audio": "a.wav"}, "rows.jsonl:2: the row has audio: a model sees images alone"),
+        ({"images": [URL], "audio": "a.wav"}, "rows.jsonl:2: the row has audio: only images are supported"),
     ],
 )
 def test_invalid_image_row_is_named_on_load(tmp_path: Path, row: dict[str, Any], message: str) -> None:
@@ -195,10 +195,10 @@ def test_processor_matches_transformers() -> None:
 @pytest.mark.parametrize(
     ("messages", "message"),
     [
-        ([{"role": "user", "content": [{"type": "image"}] * 2}], "have places for 2 images, and there are 1"),
+        ([{"role": "user", "content": [{"type": "image"}] * 2}], "have 2 image parts, but the row has 1"),
         ([{"role": "user", "content": [{"type": "text", "text": "<image>"}]}], "has the text <image>"),
         ([{"role": "user", "content": [{"type": "image_url", "url": "x"}]}], "has a part of type 'image_url'"),
-        ([{"role": "system", "content": "x"}], "no message of the user to put them in"),
+        ([{"role": "system", "content": "x"}], "no user message to put them in"),
         ([], "must be a list with at least one message"),
     ],
 )

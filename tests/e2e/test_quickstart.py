@@ -64,7 +64,7 @@ def assert_saved_weights_are_evaluated_beside_those_before(box: Box) -> None:
     assert result["output"] == str(box.home / "evaluations" / "learn-3")
     assert box.areal("eval", "trainjob/learn@2", *words).code == 4
     again = box.areal("eval", "trainjob/learn@3", *words)
-    assert again.code == 5 and "holds a run already" in again.err
+    assert again.code == 5 and "already contains a run" in again.err
     mine = box.home.parent / "mine.yaml"
     mine.write_text(
         "{apiVersion: areal.dev/v1alpha1, kind: InferenceService, metadata: {name: eval-mine}, spec: {suspend: true}}"

@@ -130,7 +130,7 @@ def test_stale_running_episode_is_abandoned(place: Place, make: Make) -> None:
     assert controller.export_stats()["running"] == 1
     controller.set_version(2)
     assert engine_calls(place.engine, until="cancelled")
-    with pytest.raises(RolloutsFailed, match="cannot come: 0 running"):
+    with pytest.raises(RolloutsFailed, match="cannot be completed: 0 running"):
         controller.wait(1)
     assert controller.export_stats()["abandoned"] == 1
 
@@ -321,7 +321,7 @@ def test_consecutive_failed_attempts_are_reported_until_success(
 def test_waiting_for_more_than_submitted_is_an_error(make: Make) -> None:
     controller = make()
     controller.submit({"n": 1}, AtOnce())
-    with pytest.raises(RolloutsFailed, match="2 rollouts cannot come"):
+    with pytest.raises(RolloutsFailed, match="2 rollouts cannot be completed"):
         controller.wait(2)
 
 
@@ -499,7 +499,7 @@ def test_rollouts_are_returned_when_dump_fails(make: Make, tmp_path: Path, caplo
     (tmp_path / "full").touch()  # a file where the folder would be
     controller = make(dump_to_file=True, fileroot=str(tmp_path / "full"))
     assert len(controller.prepare_batch(rows(1, 2), Sampled())) == 2
-    assert any("2 rollouts are not written down" in record.message for record in caplog.records)
+    assert any("2 rollouts are not written" in record.message for record in caplog.records)
 
 
 def test_service_is_found_from_config_or_environment(

@@ -150,5 +150,5 @@ def test_episode_http_client_is_shared_and_replaced_if_closed(digits: Place) -> 
 async def test_http_client_is_available_only_in_episode() -> None:
     from areal import workflow_context
 
-    with pytest.raises(RuntimeError, match="only there in an episode"):
+    with pytest.raises(RuntimeError, match="only available in an episode"):
         await workflow_context.get_httpx_client()

@@ -353,7 +353,7 @@ def test_gymnasium_environment_is_accepted() -> None:
     ("workflow", "kwargs", "message"),
     [
         (None, None, "no workflow was given"),
-        (object(), None, "object is no workflow"),
+        (object(), None, "object is not a workflow"),
         ("areal.workflow.rlvr:RLVRWorkflo", None, 'did you mean "RLVRWorkflow"'),
         (RLVRWorkflow, {"reward": 1}, "RLVRWorkflow: missing a required argument|got an unexpected"),
         (Rewarding(), {"x": 1}, "made already"),
@@ -388,8 +388,8 @@ def test_same_workflow_is_made_once() -> None:
 @pytest.mark.parametrize(
     ("workflow", "kwargs", "message"),
     [
-        (3, {}, "int is no workflow"),
-        (3, {"x": 1}, "int is no workflow"),
+        (3, {}, "int is not a workflow"),
+        (3, {"x": 1}, "int is not a workflow"),
         ("areal.workflow.vision_rlvr.VisionRLVRWorkflow", {"x": 1}, "VisionRLVRWorkflow: missing a required argument"),
         (
             RLVRWorkflow,
@@ -601,5 +601,7 @@ async def test_dropped_samples_are_counted_and_reported(caplog: pytest.LogCaptur
     ids=lambda setting: next(iter(setting)),
 )
 def test_agent_service_settings_are_refused_for_inline_agents(setting: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=f"agent.{next(iter(setting))} is an agent service's: agents of a rollout"):
+    with pytest.raises(
+        ValueError, match=f"agent.{next(iter(setting))} applies to agent services only: agents of a rollout"
+    ):
         InferenceEngineConfig(agent=AgentConfig(**setting))

@@ -141,7 +141,7 @@ class TrackioConfig:
 
     def __post_init__(self) -> None:
         if self.space_id and self.mode == "local":
-            raise FieldError("space_id", "is of mode online: mode local writes to this machine")
+            raise FieldError("space_id", "needs mode online: mode local writes to this machine")
 
 
 @dataclass
@@ -319,7 +319,7 @@ class BaseExperimentConfig:
                     setattr(part, name, value)
                 elif own and own != value and place in shared:
                     top = f"cluster.{name}" if name == "fileroot" else name
-                    raise FieldError(f"{place}.{name}", f"is {own!r} and {top} {value!r}: a run has one")
+                    raise FieldError(f"{place}.{name}", f"is {own!r}, but {top} is {value!r}: set only one of them")
 
     def ineffective(self, given: Mapping[str, Any]) -> list[tuple[tuple[str | int, ...], str]]:
         """Return the keys of ``given`` that have no effect in combination with the others, as (key, why), for a
@@ -412,13 +412,15 @@ class PPOConfig(BaseExperimentConfig):
             self.eval_gconfig = copy.deepcopy(self.gconfig).new(n_samples=1)
         if self.actor.group_size not in (1, self.gconfig.n_samples):
             raise FieldError(
-                "actor.group_size", f"is not gconfig.n_samples ({self.gconfig.n_samples})", "gconfig.n_samples"
+                "actor.group_size", f"must equal gconfig.n_samples ({self.gconfig.n_samples})", "gconfig.n_samples"
             )
         self._link_max_new_tokens()
         names = [self.reward_fn] if isinstance(self.reward_fn, str) else self.reward_fn
         count = len([name for name in names if name])
         if self.reward_weights is not None and len(self.reward_weights) != count:
-            raise FieldError("reward_weights", f"has not {count} numbers, as reward_fn", "reward_fn")
+            raise FieldError(
+                "reward_weights", f"must have {count} numbers, one for each function of reward_fn", "reward_fn"
+            )
         if self.reward_weights is not None and not all(map(math.isfinite, self.reward_weights)):
             raise FieldError("reward_weights", f"must be finite numbers, not {self.reward_weights}")
         if self.reward_weights and not any(self.reward_weights):
@@ -449,8 +451,8 @@ class PPOConfig(BaseExperimentConfig):
         if actor.overlong_reward_penalty and (actor.overlong_tokens or 0) > actor.max_new_tokens:
             raise FieldError(
                 "actor.overlong_tokens",
-                f"is {actor.overlong_tokens} and the longest answer {actor.max_new_tokens}: an "
-                "answer of no tokens would be overlong",
+                f"is {actor.overlong_tokens} and the longest answer {actor.max_new_tokens}: "
+                "an empty answer would be overlong",
             )
 
     def _check_temperatures(self) -> None:
@@ -539,7 +541,7 @@ class PPOConfig(BaseExperimentConfig):
         """Return keys of ``given`` whose effect is rarely wanted, as (key, why), for a warning: keys of ``gconfig``
         that change the sampled distribution but not the trained one, and a trainer without a baseline."""
         plain = GenerationHyperparameters()
-        why = "log-probabilities that are trained are those of the temperature alone"
+        why = "the trained log-probabilities depend on the temperature only"
         trains = self.trainer is None or self.trainer.type != "null" or "trainer" not in given
         shaped = [name for name in _SHAPING if trains and getattr(self.gconfig, name) != getattr(plain, name)]
         places: list[tuple[str | int, ...]] = [("gconfig", name) for name in shaped]
@@ -568,7 +570,7 @@ class PPOConfig(BaseExperimentConfig):
         actor = self.actor
         scales = actor.loss_agg_mode == "seq-mean-token-sum-norm" and not actor.loss_scale_factor
         if actor.max_new_tokens != self.gconfig.max_new_tokens and not (scales or actor.overlong_reward_penalty):
-            why = "it is of overlong_reward_penalty and loss_agg_mode seq-mean-token-sum-norm"
+            why = "only overlong_reward_penalty and loss_agg_mode seq-mean-token-sum-norm use it"
             without_effect.append((("actor", "max_new_tokens"), f"{why}; gconfig.max_new_tokens bounds answers"))
         found += [(place, why) for place, why in without_effect if get_path(given, place) is not ABSENT]
         if norm is not None and norm.mean_level == "group" and self.gconfig.n_samples == 1:

@@ -38,7 +38,7 @@ def parsed(text: str, name: str, **how: Any) -> Allocation:
 def check_training(part: Part, name: str) -> None:
     """Raise FieldError for a training layout that is not supported."""
     if part.engine not in TRAIN_ENGINES:
-        raise FieldError(name, f"asks for the {part.engine} engine, which is not there yet: use fsdp")
+        raise FieldError(name, f"names the engine {part.engine}, which is not supported yet: use fsdp")
     if part.engine == "fsdp" and (part.context > 1 or part.expert > 1):
         raise FieldError(name, f"is {part}, and fsdp has data and tensor parallelism only, as in fsdp:d4 or fsdp:d2t2")
 
@@ -225,7 +225,7 @@ class AgentConfig(AgentServiceConfig):
         plain = AgentServiceConfig()
         for each in fields(AgentServiceConfig):
             if each.name not in _OF_ROLLOUTS and getattr(self, each.name) != getattr(plain, each.name):
-                raise FieldError(f"agent.{each.name}", "is an agent service's: agents of a rollout run inline")
+                raise FieldError(f"agent.{each.name}", "applies to agent services only: agents of a rollout run inline")
 
 
 _OF_ROLLOUTS = ("agent_cls_path", "admin_api_key", "turn_discount", "export_style")

@@ -35,7 +35,9 @@ def objective_faults(actor: PPOActorConfig) -> Iterator[FieldError]:
         yield FieldError("use_sapo_loss", "gates the ratio itself: leave use_decoupled_loss out", "use_decoupled_loss")
     for name in ("use_sapo_loss", "use_cispo_loss"):
         if getattr(actor, name) and actor.importance_sampling_level == "sequence":
-            yield FieldError("importance_sampling_level", f"sequence is of a clipped ratio, which {name} has not", name)
+            yield FieldError(
+                "importance_sampling_level", f"sequence needs a clipped ratio, which {name} does not have", name
+            )
 
 
 def proximal_faults(actor: PPOActorConfig) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -206,11 +208,13 @@ class RejectionSamplingConfig:
         if self.upper is not None and self.upper < unmoved:
             least = "below 1" if unmoved else "negative"
             raise FieldError(
-                "upper", f"must not be {least}, not {self.upper}: a token that has not moved has {unmoved}"
+                "upper",
+                f"must not be {least}, not {self.upper}: a token whose probability has not changed has {unmoved}",
             )
         if self.lower is not None and self.lower > unmoved:
             raise FieldError(
-                "lower", f"must not be above {unmoved}, which a token has that has not moved, not {self.lower}"
+                "lower",
+                f"must be at most {unmoved}, the value of a token whose probability has not changed, not {self.lower}",
             )
         if self.upper is not None and self.lower is not None and self.lower >= self.upper:
             raise FieldError("lower", f"must be below upper ({self.upper}), not {self.lower}", "upper")
@@ -248,17 +252,21 @@ class OptimizerConfig:
 def megatron_faults(engine: TrainEngineConfig) -> Iterator[FieldError]:
     """Yield settings that the Megatron engine does not support."""
     if engine.use_lora:
-        yield FieldError("use_lora", "is not for the megatron engine, which trains all weights: adapters are of fsdp")
+        yield FieldError(
+            "use_lora", "is not supported by the megatron engine, which trains all weights: use fsdp for adapters"
+        )
     if engine.is_critic:
-        yield FieldError("is_critic", "is not for the megatron engine, which has no critics: fsdp has")
+        yield FieldError("is_critic", "is not supported by the megatron engine, which has no critics: use fsdp")
     if engine.freeze_vision_tower:
-        yield FieldError("freeze_vision_tower", "is not for the megatron engine, which has no vision-language models")
+        yield FieldError(
+            "freeze_vision_tower", "is not supported by the megatron engine, which has no vision-language models"
+        )
     if engine.attn_impl not in ("", "sdpa", "flash_attention_2"):
         yield FieldError("attn_impl", f"{engine.attn_impl}: the megatron engine attends by torch's kernels, sdpa")
     if engine.optimizer is not None and engine.optimizer_dtype != "float32":
         yield FieldError("optimizer_dtype", f"{engine.optimizer_dtype}: Megatron's master weights are float32")
     if engine.optimizer is not None and engine.optimizer.type == "sgd" and engine.dtype != "float32":
-        yield FieldError("optimizer.type", "sgd: with Megatron it is of dtype float32")
+        yield FieldError("optimizer.type", "sgd needs dtype float32 with Megatron")
     if engine.dtype == "float16":
         yield FieldError("dtype", "float16: the megatron engine computes in bfloat16 or float32")
     if engine.megatron.recompute_granularity and not engine.gradient_checkpointing:
@@ -333,7 +341,9 @@ class TrainEngineConfig:
             part = parsed(self.backend, "backend", engines=TRAIN_ENGINES, single=True).parts[0]
             check_training(part, "backend")
             if self.use_lora and part.engine == "fsdp" and part.tensor > 1:
-                raise FieldError("use_lora", f"does not go with backend {part}: adapters are not cut", "backend")
+                raise FieldError(
+                    "use_lora", f"does not work with backend {part}: adapters cannot be sharded", "backend"
+                )
             if part.engine == "megatron" and (fault := next(megatron_faults(self), None)):
                 raise fault
         self.weight_update_mode = update_mode(self.weight_update_mode)  # type: ignore[assignment]
@@ -358,7 +368,9 @@ def check_untempered(**engines: TrainEngineConfig | None) -> None:
     """Raise FieldError for a temperature other than 1, because the rows of a data set were not sampled."""
     for place, engine in engines.items():
         if engine is not None and engine.temperature not in (None, 1.0):
-            raise FieldError(f"{place}.temperature", f"must be 1, not {engine.temperature:g}: rows are not sampled")
+            raise FieldError(
+                f"{place}.temperature", f"must be 1, not {engine.temperature:g}: the rows of a data set are not sampled"
+            )
 
 
 @dataclass
@@ -439,9 +451,11 @@ class PPOActorConfig(TrainEngineConfig):
         super().__post_init__()
         check_policy(self)
         if self.mb_spec.granularity != 1:
-            raise FieldError("mb_spec.granularity", "must be 1: a policy's rows are cut one by one; leave it out")
+            raise FieldError("mb_spec.granularity", "must be 1 for a policy, whose rows are independent; leave it out")
         if not self.disable_dropout:
-            raise FieldError("disable_dropout", "false is not supported: dropout makes the ratio of two policies noise")
+            raise FieldError(
+                "disable_dropout", "false is not supported: dropout would make the ratio of two policies random"
+            )
         if not self.reward_scaling:
             raise FieldError("reward_scaling", "0 makes all rewards the same")
         self._adopt_importance_weight_cap()

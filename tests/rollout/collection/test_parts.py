@@ -333,7 +333,7 @@ def test_folder_accepts_only_one_kind_of_run(tmp_path: Path) -> None:
         pass
     with open_folder(tmp_path, {**ASKED, "model": "other"}, parquet=False, resume=False) as folder:
         folder.write(branched())  # nothing was in it before
-    with pytest.raises(Conflict, match="holds a run already"):
+    with pytest.raises(Conflict, match="already contains a run"):
         open_folder(tmp_path, {**ASKED, "model": "other"}, parquet=False, resume=False)
     with pytest.raises(Conflict) as caught:
         open_folder(tmp_path, ASKED, parquet=False, resume=True)

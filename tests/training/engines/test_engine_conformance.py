@@ -244,9 +244,9 @@ def test_unknown_engine_is_refused_with_its_place() -> None:
     with pytest.raises(ValueError, match='backend column 1: unknown engine "nowhere"'):
         TrainEngineConfig(path="m", backend="nowhere:d1")
     for changes, told in (
-        ({"use_lora": True}, "use_lora is not for the megatron engine"),
-        ({"is_critic": True}, "is_critic is not for the megatron engine"),
-        ({"freeze_vision_tower": True}, "freeze_vision_tower is not for the megatron engine"),
+        ({"use_lora": True}, "use_lora is not supported by the megatron engine"),
+        ({"is_critic": True}, "is_critic is not supported by the megatron engine"),
+        ({"freeze_vision_tower": True}, "freeze_vision_tower is not supported by the megatron engine"),
         ({"attn_impl": "eager"}, "attn_impl eager"),
         ({"dtype": "float16"}, "dtype float16"),
     ):
