@@ -49,6 +49,7 @@ def tool_call(name: str, **arguments: str) -> str:
 @covers("codex", "tools")
 @pytest.mark.timeout(300)
 def test_function_and_namespace_calls_are_executed(tmp_path: Path) -> None:
+    npm_program("codex")
     with scripted_model(tmp_path) as served:
         shell = tool_call("exec_command", cmd="echo areal-$((6*7))")
         spaced = tool_call("multi_agent_v1__close_agent", target="areal-agent")

@@ -40,6 +40,7 @@ def test_run(served: Served, tmp_path: Path) -> None:
 @covers("opencode", "tools")
 @pytest.mark.timeout(300)
 def test_own_tool_calls_are_executed(tmp_path: Path) -> None:
+    npm_program("opencode")
     with scripted_model(tmp_path) as served:
         asked = {"command": "echo areal-$((6*7))", "description": "Counts."}
         call = f"<tool_call>\n{json.dumps({'name': 'bash', 'arguments': asked})}\n</tool_call>"

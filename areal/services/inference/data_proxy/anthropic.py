@@ -185,7 +185,7 @@ def translate(fields: Fields, uses: TemplateUses, *, counting: bool = False) -> 
 def _thinking(fields: Fields, uses: TemplateUses, chat: dict[str, Any]) -> list[str]:
     """Set the template's thinking switch, if it has one. Return the fields of ``thinking`` without effect."""
     thinking = fields.mapping("thinking")
-    kind = thinking.get("type", "disabled")
+    kind = thinking.get("type") if thinking else "disabled"
     if kind not in ("enabled", "adaptive", "disabled"):
         raise bad_field("thinking.type", "must be enabled, adaptive or disabled")
     if thinking:
@@ -213,7 +213,7 @@ def _tools(fields: Fields) -> dict[str, Any]:
         if not left_out_tool(fields, {"type": "custom", **tool} if isinstance(tool, Mapping) else tool, ("custom",))
     ]
     choice = Fields(fields.mapping("tool_choice"))
-    kind, name = choice.text("type") or "auto", choice.text("name")
+    kind, name = choice.text("type") or ("auto" if choice.is_empty else None), choice.text("name")
     chat: dict[str, Any] = {"tools": tools}
     if choice.flag("disable_parallel_tool_use"):
         chat["parallel_tool_calls"] = False

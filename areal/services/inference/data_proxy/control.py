@@ -28,6 +28,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from areal.dataclasses import asdict, dataclass
+from areal.errors import FieldName, Wording
 from areal.files import parse_json, replace_file, stamp
 from areal.services.http.auth import Access
 from areal.services.http.errors import ApiError, bad_field, bad_request
@@ -58,7 +59,10 @@ def api_error(error: EngineError, *, retry: bool = False) -> ApiError:
         case EngineUnsupported():
             return ApiError(400, str(error), code="unsupported_by_engine")
         case EngineRefused():
-            return ApiError(400, str(error), code=error.code or "engine_refused")
+            message, param = str(error), error.param
+            if param is not None and message.startswith(param):
+                message = Wording(FieldName(param), message.removeprefix(param))
+            return ApiError(400, message, code=error.code or "engine_refused", param=param)
         case EngineUnavailable():
             headers = {"Retry-After": "1"} if retry else {}
             return ApiError(503, str(error), code="engine_unavailable", headers=headers)

@@ -202,6 +202,11 @@ _REFUSED = {
     "truncate_prompt_tokens": "a prompt that does not fit is refused whole",
     "chat_template": "the model's own chat template renders every chat",
     "use_beam_search": "answers are sampled",
+    "thinking_token_budget": "max_tokens limits an answer with its reasoning",
+    "repetition_detection": "an answer ends at its stop strings or its limit",
+    "documents": "write them into messages",
+    "prompt_embeds": "prompts are texts or token ids",
+    "lora_path": "an adapter is a model of its own: name it as model",
     "custom_logit_processor": "requests carry no code",
     "logits_processors": "requests carry no code",
 }
@@ -268,7 +273,8 @@ _SAMPLING_NAMES = {"min_new_tokens": "min_tokens", "max_new_tokens": "max_tokens
 
 @dataclass(frozen=True)
 class ResponseOptions:
-    """The form of the response. ``top_logprobs`` None: no logprobs; n: that many alternatives per token."""
+    """The form of the response. ``top_logprobs`` None: no logprobs; n: that many alternatives per token.
+    ``constrained_by`` is the caller's field that ``response_format`` was read from."""
 
     stream: bool
     include_usage: bool
@@ -278,6 +284,7 @@ class ResponseOptions:
     skip_special_tokens: bool
     return_token_ids: bool
     response_format: Mapping[str, Any] | None
+    constrained_by: str = "response_format"
 
     @property
     def tells_logprobs(self) -> bool:
@@ -297,6 +304,7 @@ def read_response_options(fields: Fields, top_logprobs: int | None, capabilities
     if fields.has_none(_RESPONSE_FIELDS):
         return ResponseOptions(stream, False, False, (), top_logprobs, True, False, None)
     include_usage, continuous_usage = _usage_options(fields, stream)
+    constrained_by, response_format = _response_format(fields, capabilities)
     return ResponseOptions(
         stream=stream,
         include_usage=include_usage,
@@ -305,7 +313,8 @@ def read_response_options(fields: Fields, top_logprobs: int | None, capabilities
         top_logprobs=top_logprobs,
         skip_special_tokens=fields.flag("skip_special_tokens", True),
         return_token_ids=fields.flag("return_token_ids"),
-        response_format=_response_format(fields, capabilities),
+        response_format=response_format,
+        constrained_by=constrained_by,
     )
 
 
@@ -322,27 +331,29 @@ def _usage_options(fields: Fields, stream: bool) -> tuple[bool, bool]:
     return include, include and continuous
 
 
-def _response_format(fields: Fields, capabilities: Capabilities) -> Mapping[str, Any] | None:
+def _response_format(fields: Fields, capabilities: Capabilities) -> tuple[str, Mapping[str, Any] | None]:
+    """Return the name of the field that constrains the response, and the constraint, None for plain text."""
+    name = "response_format"
     if (constraint := read_constraint(fields)) is not None:
-        name, constrained = constraint
+        name, _ = constraint
         if fields.given("response_format"):
             raise bad_field(name, "and response_format cannot both be followed")
         if not capabilities.response_format:
             raise unsupported(name, capabilities.no_response_format or "this engine has no grammars")
-        return constrained
-    wanted = fields.mapping("response_format")
-    kind = wanted.get("type", "text")
+        return constraint
+    wanted = fields.mapping(name)
+    kind = wanted.get("type", None if wanted else "text")
     if kind == "text":
-        return None
+        return name, None
     if kind not in ("json_object", "json_schema"):
-        raise bad_field("response_format", "must be of type text, json_object or json_schema")
+        raise bad_field(name, "must be of type text, json_object or json_schema")
     if not capabilities.response_format:
-        raise unsupported("response_format", capabilities.no_response_format or f"this engine cannot force {kind}")
+        raise unsupported(name, capabilities.no_response_format or f"this engine cannot force {kind}")
     if kind == "json_object" and wanted.get("schema") is not None:  # the form of Together, Fireworks and llama.cpp
         if not isinstance(wanted["schema"], Mapping):
             raise bad_field("response_format.schema", "must be an object")
-        return {"type": "json_schema", "json_schema": {"name": "answer", "schema": wanted["schema"]}}
-    return wanted
+        return name, {"type": "json_schema", "json_schema": {"name": "answer", "schema": wanted["schema"]}}
+    return name, wanted
 
 
 def read_sampling(

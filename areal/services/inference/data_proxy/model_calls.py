@@ -179,6 +179,12 @@ class ParsedRequest:
     id_prefix: str
     names: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def error_names(self) -> Mapping[str, str]:
+        """Return ``names`` with the caller's field for what constrains the response."""
+        name, by = "response_format", self.generation.options.constrained_by
+        return self.names if by == name else {**self.names, name: by}
+
 
 Parse = Callable[[Fields], ParsedRequest]
 """Parses a request body. Raises 400 naming the field."""
@@ -311,22 +317,22 @@ class ModelCalls:
         async with self._recorders.open(caller, request.headers, body) as recorder:
             if recorder.replayed is not None:
                 return await self._replay(request, parsed, recorder, timer)
-            return await self._generate(request, parsed, recorder, timer, len(body))
+            with dialect_field_names(parsed.error_names) if parsed.error_names else _NO_DIALECT:
+                return await self._generate(request, parsed, recorder, timer, len(body))
 
     async def _generate(
         self, request: Request, parsed: ParsedRequest, recorder: CallRecorder, timer: CallTimer, size: int
     ) -> AnyResponse:
         generation, limit = parsed.generation, self.max_model_len
         is_recorded = recorder.records(generation.store)
-        with dialect_field_names(parsed.names) if parsed.names else _NO_DIALECT:
-            if is_recorded or generation.options.tells_logprobs:
-                check_logprobs(generation.sampling, generation.options, self._capabilities)
-            prompts = await self._prompts(generation, recorder if is_recorded else None, size, limit)
-            lengths = [len(prompt) for prompt in prompts]
-            room = _room(generation, max(lengths), limit)
-            if room is not None and generation.sampling.min_new_tokens > room:
-                least = generation.sampling.min_new_tokens
-                raise bad_field("min_tokens", f"is {least}, and the answer has {room} at most")
+        if is_recorded or generation.options.tells_logprobs:
+            check_logprobs(generation.sampling, generation.options, self._capabilities)
+        prompts = await self._prompts(generation, recorder if is_recorded else None, size, limit)
+        lengths = [len(prompt) for prompt in prompts]
+        room = _room(generation, max(lengths), limit)
+        if room is not None and generation.sampling.min_new_tokens > room:
+            least = generation.sampling.min_new_tokens
+            raise bad_field("min_tokens", f"is {least}, and the answer has {room} at most")
         sampling = generation.sampling
         if sampling.max_new_tokens != room:
             sampling = replace(sampling, max_new_tokens=room)

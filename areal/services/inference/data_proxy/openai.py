@@ -315,7 +315,7 @@ def read_chat(fields: Fields, codec: TextCodec, capabilities: Capabilities, pars
     old, new = fields.whole("max_tokens", 1, 2**31 - 1), fields.whole("max_completion_tokens", 1, 2**31 - 1)
     sampling = read_sampling(fields, codec, options, capabilities, new or old)
     if tools.response_format is not None and options.response_format is None:
-        options = replace(options, response_format=tools.response_format)
+        options = replace(options, response_format=tools.response_format, constrained_by="tool_choice")
 
     prompt = ChatPrompt(
         codec,

@@ -95,7 +95,7 @@ def _text(fields: Fields, chat: dict[str, Any]) -> list[str]:
     config = Fields(fields.mapping("text"))
     config.leave_out({"verbosity": ("medium",)})
     wanted = config.mapping("format")
-    match wanted.get("type", "text"):
+    match wanted.get("type") if wanted else "text":
         case "text":
             pass
         case "json_object":

@@ -187,11 +187,12 @@ class EngineUnavailable(EngineError):
 
 
 class EngineRefused(EngineError):
-    """The engine rejects the request; ``code`` is its own error code, if it has one."""
+    """The engine rejects the request; ``code`` and ``param`` are its own error code and field, if it has them."""
 
-    def __init__(self, message: str, code: str | None = None) -> None:
+    def __init__(self, message: str, code: str | None = None, param: str | None = None) -> None:
         super().__init__(message)
         self.code = code
+        self.param = param
 
 
 class EngineFailed(EngineError):

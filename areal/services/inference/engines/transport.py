@@ -466,13 +466,13 @@ class EngineClient(ABC):
 
 
 def _failure(status: int, body: bytes) -> EngineFailed | EngineRefused | EngineUnavailable:
-    text, code = read_error(body)
+    text, code, param = read_error(body)
     if not text and status in _PHRASES:
         text = _PHRASES[status]
     if status in _NEVER_BEGAN:
         return EngineUnavailable(f"the engine takes no requests now: {text}")
     if 400 <= status < 500 and status not in (401, 403, 404, 405):
-        return EngineRefused(text, code)
+        return EngineRefused(text, code, param)
     return EngineFailed(f"the engine answered {status}: {text}" + "; its log has the cause" * (status >= 500))
 
 
@@ -484,14 +484,14 @@ def key_refused(engine: str, status: int) -> EngineState | None:
     return EngineState(not_ready=what, advice="name the one of its --api-key in engineApiKeyFrom")
 
 
-def read_error(body: bytes) -> tuple[str, str | None]:
-    """Message and code of an error body in any of the usual shapes."""
+def read_error(body: bytes) -> tuple[str, str | None, str | None]:
+    """Return message, code and field of an error body in any of the usual shapes."""
     try:
         data = orjson.loads(body)
     except orjson.JSONDecodeError:
-        return body.decode("utf-8", "replace")[:500], None
+        return body.decode("utf-8", "replace")[:500], None, None
     inner = data.get("error", data) if isinstance(data, dict) else data
     if not isinstance(inner, dict):
-        return str(inner)[:500], None
-    code = inner.get("code")
-    return str(inner.get("message", inner.get("detail", "")))[:500], code if isinstance(code, str) else None
+        return str(inner)[:500], None, None
+    code, param = typed(inner, "code", str), typed(inner, "param", str)
+    return str(inner.get("message", inner.get("detail", "")))[:500], code, param

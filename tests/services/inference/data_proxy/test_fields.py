@@ -11,6 +11,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from areal.services.http.errors import ApiError, bad_field
+from areal.services.inference.data_proxy.control import api_error
 from areal.services.inference.data_proxy.fields import (
     Fields,
     ResponseOptions,
@@ -21,7 +22,7 @@ from areal.services.inference.data_proxy.fields import (
 )
 from areal.services.inference.data_proxy.tokenizer import TextCodec
 from areal.services.inference.engines import sglang, vllm
-from areal.services.inference.engines.base import Capabilities, EngineCall
+from areal.services.inference.engines.base import Capabilities, EngineCall, EngineRefused
 from areal.wire.sampling import SamplingParams
 
 SCHEMA = {"type": "object"}
@@ -115,6 +116,23 @@ def test_constraint_without_engine_grammars_is_400_with_reason(body: dict[str, A
     with pytest.raises(ApiError, match="no grammars: none") as refused:
         read_response_options(Fields(body), None, Capabilities(no_response_format="no grammars: none"))
     assert (refused.value.status, refused.value.param) == (400, next(iter(body)))
+
+
+@pytest.mark.parametrize(
+    ("body", "by"),
+    [
+        ({}, "response_format"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"structured_outputs": {"regex": "a"}}, "structured_outputs.regex"),
+        ({"guided_choice": ["a"]}, "guided_choice"),
+    ],
+)
+def test_engine_that_refuses_a_constraint_names_the_field_of_the_caller(body: dict[str, Any], by: str) -> None:
+    refusal = EngineRefused("response_format: the schema cannot be followed: no", None, "response_format")
+    options = read_response_options(Fields(body), None, Capabilities(response_format=True))
+    with pytest.raises(ApiError) as caught, dialect_field_names({"response_format": options.constrained_by}):
+        raise api_error(refusal)
+    assert caught.value.param == by and caught.value.message == f"{by}: the schema cannot be followed: no"
 
 
 # Single fields.

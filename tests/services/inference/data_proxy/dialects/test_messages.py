@@ -166,6 +166,13 @@ def test_consecutive_turns_of_one_role_are_merged(service: Service, talking_toke
     assert "<|im_start|>user\nHow is Rome?\nTell!<|im_end|>" in prompts(service, talking_tokenizer)[0]
 
 
+@pytest.mark.parametrize("field", ["tool_choice", "thinking"])
+def test_choice_without_type_is_refused(service: Service, field: str) -> None:
+    answer = post(service, tools=TOOLS, **{field: {"name": "weather"}})
+    assert answer.status == 400 and field in answer.json()["error"]["message"]
+    assert post(service, tools=TOOLS, **{field: {}}).status == 200
+
+
 @pytest.mark.parametrize(("kind", "closed"), [("disabled", True), ("enabled", False), ("adaptive", False)])
 def test_thinking_sets_the_templates_switch(service: Service, talking_tokenizer: Path, kind: str, closed: bool) -> None:
     answer = post(service, thinking={"type": kind, "budget_tokens": 1024})
