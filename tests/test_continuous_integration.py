@@ -116,6 +116,11 @@ def test_failing_diff_fails_action_and_hook(folder: Path) -> None:
     assert run_hook(folder, "areal-diff").returncode != 0
 
 
+def test_action_without_files_fails_with_the_usage(folder: Path) -> None:
+    code, log, *_ = run_action(folder)
+    assert code == 2 and "no manifests: neither -f nor -k is given" in log and "Traceback" not in log
+
+
 def test_action_passes_inputs_only_by_environment() -> None:
     assert not [step["name"] for step in ACTION["runs"]["steps"] if "${{" in step["run"]]
 

@@ -232,7 +232,8 @@ def _script(shell: str) -> str:
 
     root = click.get_current_context().find_root().command
     makers: dict[str, type[ShellComplete]] = {"bash": _Bash, "zsh": ZshComplete, "fish": FishComplete}
-    return makers[shell](root, {}, "areal", "_AREAL_COMPLETE").source()
+    script = makers[shell](root, {}, "areal", "_AREAL_COMPLETE").source()
+    return script.replace('string split ","', 'string split -m 1 ","')  # click's cuts a description at its first comma
 
 
 @click.command()

@@ -87,6 +87,10 @@ def test_completion_script_names_areal(areal: Areal, shell: str) -> None:
     assert "areal" in result.out
 
 
+def test_fish_keeps_descriptions_with_commas(areal: Areal) -> None:
+    assert 'string split -m 1 ","' in areal("completion", "fish").out
+
+
 def test_bash_accepts_completion_script(areal: Areal) -> None:
     script = areal("completion", "bash").out + "\ncomplete -p areal\n"
     done = subprocess.run(["bash", "-e"], input=script, capture_output=True, text=True, timeout=30, check=False)
