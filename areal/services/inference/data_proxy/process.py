@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -36,6 +37,8 @@ from areal.services.inference.recorder.store import TrajectoryStore
 from areal.services.journal.store import RUN_UID, JournalRoutes, serve_journals, store_details
 from areal.wire.processes import DataProxyConfig
 from areal.wire.stage import report_stage
+
+_log = logging.getLogger(__name__)
 
 
 @contextlib.asynccontextmanager
@@ -78,8 +81,10 @@ def _token_engine(config: DataProxyConfig) -> Build:
         raise UsageFault(f"--engine {config.engine} needs --tokenizer-path")
     report_stage("reading the tokenizer")
     codec = load_codec(config.tokenizer_path, config.chat_template)
-    template = codec.tool_chat.template.source if codec.tool_chat is not None else None
-    parsers = load_parsers(config.tool_call_parser, config.reasoning_parser, template)
+    template = codec.tool_chat.template if codec.tool_chat is not None else None
+    parsers = load_parsers(config.tool_call_parser, config.reasoning_parser, template.source if template else None)
+    if parsers.tools is None and config.tool_call_parser is None and template and template.uses("tools"):
+        _log.warning("the chat template has tools in no known format: calls stay in the content (spec.toolCallParser)")
 
     @contextlib.asynccontextmanager
     async def build(options: ServeOptions, store: TrajectoryStore | None) -> AsyncIterator[Service]:

@@ -50,7 +50,8 @@ class ToolFormat:
 
     ``markers`` must stay in the text even if they are special tokens. ``any_call`` and ``named_call`` (with ``%s``) are
     the start of a call: at the end of the prompt they force the model to complete a call; None where no text does. A
-    chat template with all of ``signs`` uses this format. Its other names are in ``areal.wire.parsers``.
+    chat template with all of ``signs``, and without ``unlike``, uses this format. Its other names are in
+    ``areal.wire.parsers``.
     """
 
     name: str
@@ -60,6 +61,12 @@ class ToolFormat:
     named_call: str | None
     signs: tuple[str, ...] = ()
     new_id: NewId = _call_id
+    unlike: str | None = None
+
+    def shown_in(self, template: str) -> bool:
+        """Return whether a chat template uses this format."""
+        is_other = self.unlike is not None and self.unlike in template
+        return bool(self.signs) and not is_other and all(sign in template for sign in self.signs)
 
     @property
     def whole(self) -> bool:
@@ -167,6 +174,7 @@ TOOL_FORMATS = (
     ToolFormat(
         "hermes", _HERMES.parse, ("<tool_call>", "</tool_call>"),
         '<tool_call>\n{"name":', '<tool_call>\n{"name": "%s", "arguments":', ("<tool_call>",),
+        unlike="<invoke name=",  # MiniMax-M3
     ),
     ToolFormat(
         "phi4_mini_json", _PHI.parse, (),
@@ -214,4 +222,4 @@ def reasoning_format(name: str) -> ReasoningFormat:
 
 def detect_tool_format(template: str) -> ToolFormat | None:
     """Return the format in which a model with this chat template writes its calls, if the template shows it."""
-    return next((form for form in TOOL_FORMATS if form.signs and all(sign in template for sign in form.signs)), None)
+    return next((form for form in TOOL_FORMATS if form.shown_in(template)), None)

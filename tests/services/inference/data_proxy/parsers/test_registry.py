@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from areal.errors import UsageFault
+from areal.services.http.process import serve_options
 from areal.services.inference.data_proxy.openai import load_parsers
 from areal.services.inference.data_proxy.parsers.registry import (
     REASONING_FORMATS,
@@ -11,7 +14,10 @@ from areal.services.inference.data_proxy.parsers.registry import (
     reasoning_format,
     tool_format,
 )
+from areal.services.inference.data_proxy.process import data_proxy
 from areal.wire.parsers import REASONING_PARSERS, TOOL_CALL_PARSERS, WHOLE, parser_conflict
+from areal.wire.processes import DataProxyConfig
+from tests.conversation.families import family_of
 
 
 @pytest.mark.parametrize(
@@ -57,6 +63,19 @@ def test_tool_format_is_detected_from_template(template: str, name: str) -> None
 
 def test_template_without_tools_has_no_format() -> None:
     assert detect_tool_format("{% for message in messages %}{{ message.content }}{% endfor %}") is None
+
+
+def test_template_with_tools_in_unknown_format_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    source = "{{ tools }}{{ ']<[' ~ '<tool_call>' }}<invoke name={{ messages }}>"  # as MiniMax-M3's
+    folder = family_of("m3", source, "qwen").write_folder(tmp_path)
+    for parser, warnings in ((None, 1), ("none", 0), ("hermes", 0)):
+        caplog.clear()
+        config = DataProxyConfig(
+            model="tiny", engine="embedded", engine_url="http://127.0.0.1:9", tokenizer_path=str(folder), port=0,
+            tool_call_parser=parser,
+        )  # fmt: skip
+        data_proxy(config, serve_options(config))
+        assert len(caplog.messages) == warnings and all("spec.toolCallParser" in text for text in caplog.messages)
 
 
 def test_call_ids_follow_the_family_format() -> None:
