@@ -38,7 +38,8 @@ _STATED = re.compile(
 )
 _REJECTED = re.compile(  # before "but", and at the end of a sentence
     r"\bnot\s(?!only\b)(?:[^\s.!?]+\s){1,3}?but\s(?:rather\s)?"
-    r"|(?:(?:,\s*|\s\(|\s(?=and|but))(?:and\s|but\s)?not\s[^\s,.!?]+|\s(?:rather than|instead of)[^,.!?\n]*)"
+    r"|(?:(?:,\s*|\s\(|\s(?=and|but))(?:and\s|but\s)?not\s[^\s,.!?]+(?:\s[a-z]+)?"
+    r"|\s(?:rather than|instead of)[^,.!?\n]*)"
     r"(?=[.!]?(?:\n|\Z))"
 )
 _ASIDE = re.compile(
@@ -54,7 +55,7 @@ _CLAUSE = re.compile(  # after a number in bold, or an amount of money
     r"(?:over|in|for|after|when|if|with|at|on|from|during|per|because|since|before)\b[^*\n.!?,;:=$]*[.!]?\s*\Z"
 )
 _UNIT = re.compile(r"[ ]?(?!in\b|A\b)([kM]?\\Omega|[A-Za-z]+)(?:\^\d)?(?:/[A-Za-z]+(?:\^\d)?)?\b")
-_WITHDRAWN = re.compile(r"\b(?:Wait|Actually|Hmm|On second thought|Correction)\b[\s,.:!…]*")
+_WITHDRAWN = re.compile(r"\b(?:Wait|[Nn]o,? wait|Actually|Hmm|On second thought|Correction)\b[\s,.:!…]*")
 _REFUSAL = re.compile(
     r"(?:not|n['’]t|in)\s?(?:have\s)?(?:enough|sufficient)\s(?:information|data)"
     r"|(?:\b(?:can|could)\s?(?:not|n?['’]t)|\bunable\sto)"
@@ -65,7 +66,6 @@ _LABELLED = re.compile(r"\W*\(?[A-J][).:]\s[^\n]*\s*")
 _EMPHASIS = re.compile(
     r"(?<!not )(?<!n't )\*\*\W*([A-J]|[A-Za-z][^\d*:$\\]+?)\W*\*\*(?:, (?!or|but|not|and)[^*\n]*)?\W*\Z"
 )
-_BOLD = re.compile(r"(?<!not )(?<!n't )\*\*([^*\n]*[A-Za-z=²³][^*\n]*)\*\*\W*\Z")
 _SENTENCE_END = re.compile(r"\n|(?<!\\)[.!?](?:\s(?!\\[a-z]|[-+*/=<>])|\Z)")
 _FORMULA = re.compile(r"\$([^$\n]+(?:\$(?:,?\s*(?:or|and)|,)\s*\$[^$\n]+)*)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 _DISPLAYED = re.compile(r"\\\[(.+?)\\\]|\$\$(.+?)\$\$", re.DOTALL)
@@ -91,7 +91,7 @@ _LETTER_LINE = re.compile(
     re.MULTILINE,
 )
 _PREDICATE = re.compile(
-    r".*(?:\b(?:is|are|equals)|:)\s+(?!not\b|an?\b|the\b|true|false|correct|right|wrong|incorrect)([^?\n]+?)[.!\s]*",
+    r".*\b(?:is|are|equals)\s+(?!not\b|an?\b|the\b|true|false|correct|right|wrong|incorrect)([^?\n]+?)[.!\s]*",
     re.DOTALL,
 )
 _TRUTH = re.compile(r"(Yes|No)[,.](?=\s+(?:it|this|that|they|there|the)\b[^\d$]*\Z)")
@@ -101,6 +101,9 @@ _MEASURED = (
     r"(?:h(?:(?:ou)?rs?)?|min(?:ute)?s?|sec(?:ond)?s?|days?|weeks?|f(?:ee|oo)?t|inch(?:es)?|yards?|dollars?"
     r"|cents?|pounds?|ounces?)"
 )
+_IN_FORMULA = rf"\\[A-Za-z]+|\b(?:and|or|ln|sin|cos|tan|log|exp)\b|(?<=\d) {_MEASURED}\b|(?<=\d) to (?=\d)"
+_WORD = re.compile(r"(?:[^\W\d_]{2}|\bi\.e\.)[^\s]*[^\w$\\(\[{|<>=+√-]*")
+_COMBINED = re.compile(r"[,(\[{<>^]|\\|\d[a-z]|\b(?:and|or|to|ln)\b|=.*[A-Za-z]")
 _AMOUNTS = re.compile(rf"(?<![\d.,])(?:\d+ {_MEASURED}(?:,| and|, and)? )+\d+ {_MEASURED}\b")
 _MONTH, _DAY = "(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*", r"\d{1,2}(?:st|nd|rd|th)?"
 _DATE = re.compile(rf"\b(?:{_MONTH}\.?\s{_DAY}|{_DAY}\s{_MONTH})(?:,?\s\d{{4}})?\b")
@@ -156,17 +159,11 @@ def _unmarked(text: str) -> str | None:
     is_stated = bool(statements)
     if not is_stated and _REFUSAL.search(text):
         return None
-    is_prose = is_stated or not _is_formula(text) or "\n" in text.strip()
-    if not is_prose and not re.search(r"\d\s*=|</|[.:?](?:\s|\Z)", text):
-        return text.strip() or None
     if not is_stated and _LABELLED.fullmatch(text):
         return text
     emphasis = _EMPHASIS.search(text)
     if not is_stated and emphasis and (len(emphasis[1]) == 1 or not _DOUBT_BEFORE.search(text[: emphasis.start()])):
         return emphasis[1]
-    bold = None if is_stated else _BOLD.search(text)
-    if bold and _is_formula(bold[1]) and not _DOUBT_BEFORE.search(text[: bold.start()]):
-        return bold[1]
     if not is_stated and len(letters := {each["a"] or each["b"] for each in _LETTER_LINE.finditer(text)}) == 1:
         return letters.pop()
     after = statements[-1].strip() if is_stated else before.strip().rpartition("\n")[2]
@@ -175,18 +172,17 @@ def _unmarked(text: str) -> str | None:
     stated = _THUS.sub("", sentence).removesuffix(" only")
     if not is_stated and (truth := _TRUTH.match(stated)):
         return truth[1]
+    if not is_stated and (formula := _formula_at_end(stated)):
+        return formula
     predicate = None if is_stated or "that " in stated else _PREDICATE.fullmatch(stated)
-    is_complete = predicate and _is_formula(predicate[1]) and re.search(r"[,=(\[{<>\\]|\b(?:and|or)\b", predicate[1])
-    if predicate and (is_complete or not re.search(r"\d", text)):
+    if predicate and not re.search(r"\d", text):
         return predicate[1]
     is_short = len(stated.split()) < 6 and len(_PROSE_NUMBER.findall(stated)) == 1 and not CHANGES.search(stated)
     if is_stated and is_short and CHOICES.search(stated.replace(".", "").casefold()):  # a loss of $5
         return rf"\text{{{stated}}}"
-    is_formula = _is_formula(stated)
     if stated and (
         not re.search(r"\d", after if is_stated else text)
-        or (is_stated and (is_formula or _FORMULA.fullmatch(stated) or choice_of(tokens(stated))[0]))
-        or (is_formula and re.match(r"[A-Za-z]'*(?:\([a-z]\))?\s*=[^=]*[A-Za-z][^=]*\Z", stated))
+        or (is_stated and (_is_formula(stated) or _FORMULA.fullmatch(stated) or choice_of(tokens(stated))[0]))
     ):
         return stated
     is_whole = is_stated and not restated and re.search(r"\d", sentence)
@@ -194,8 +190,21 @@ def _unmarked(text: str) -> str | None:
 
 
 def _is_formula(text: str) -> bool:
-    rest = re.sub(rf"\\[A-Za-z]+|\b(?:and|or)\b|(?<=\d) {_MEASURED}\b", "", in_latex(text))
-    return not re.search(r"[^\W\d_]{2}", rest)
+    return not re.search(r"[^\W\d_]{2}", re.sub(_IN_FORMULA, "", in_latex(text)))
+
+
+def _formula_at_end(sentence: str) -> str | None:
+    """Return the formula after the last word of a sentence, if it is more than one number."""
+    text = re.sub(r"(?<!\\)\$", "", in_latex(sentence))
+    *_, last = (
+        0,
+        *(match.end() for match in _WORD.finditer(re.sub(_IN_FORMULA, lambda each: "0" * len(each[0]), text))),
+    )
+    formula = _SUM.split(text[last:])[-1].strip(" *.!=")
+    is_number = re.search(r"(?:\A|=)[\s\\$]*[-\d.,]+\Z", formula) and not re.search(r",\s|\b(?:and|or)\b", formula)
+    is_number = is_number or ("=" in formula and not re.search("[A-Za-z]", formula))
+    is_whole = re.match(r"[^\s<>/+)]", formula) and _COMBINED.search(formula) and not is_number
+    return None if not is_whole or _DATE.search(text) or _DOUBT_BEFORE.search(text[:last]) else formula
 
 
 def right_answer(answer: Any) -> str:
@@ -203,6 +212,8 @@ def right_answer(answer: Any) -> str:
     if it is empty."""
     text = "" if answer is None else str(answer).strip()
     found = final_answer(text) if _BOX.search(text) or _MARK.search(text) else text
+    if found and (counted := _COUNTED.fullmatch(found)):  # 24 (cubes)
+        found = counted[1] + rf" \text{{{counted[2]}}}" * bool(measure(symbol_of(counted[2])))
     if not found:
         raise ValueError(f"the row has no answer: {text[-80:]!r}")
     return found
@@ -323,6 +334,8 @@ def same_expression(answer: str, right: str) -> bool:
         return False
     found, wanted = tokens(answer), tokens(right)
     (choice, rest), (other, other_rest) = choice_of(found), choice_of(wanted)
+    if other and not choice and re.match(r"\W*(?:\\text\w*\{)?[A-Z][.)]\s", answer):  # V. Paris
+        return False
     if choice and other and (choice != other or not rest or not other_rest):
         return choice == other
     if found and _plain(found) == _plain(wanted):
@@ -337,6 +350,7 @@ def same_expression(answer: str, right: str) -> bool:
     return any(same(structure(one), structure(two)) for one, two in pairs if one and two)
 
 
+_COUNTED = re.compile(r"([\d.,/]+)\s\((?![A-J]\))([A-Za-z][^()]*)\)")
 _BASE = re.compile(r"(?<=\d)_\{?(?:\d+|\\text\{[a-z]+\})\}?\s*\Z")
 _ASIDES = re.compile(  # a base, a multiplicity and what an interval is of, which the reference may leave out
     _BASE.pattern + r"|(?:\\text\w*\s*\{\s*)?\(?\b(?:with )?multiplicity\s*\}?\s*(?:\d|two|three)\)?\s*\}?"

@@ -379,11 +379,12 @@ def _points(*formulas: Formula) -> Iterator[dict[str, Fraction]]:
     texts = [each.text for formula in formulas for each in formula]
     signs = zip(texts, texts[1:], texts[2:], texts[3:], texts[4:], strict=False)
     is_whole = {"sum", "prod"} & {*texts} or ("(", "-", "1", ")", "^") in signs  # an integer power
-    if names and {"⌊", "⌈"} & {*texts}:  # steps show only at neighbouring whole numbers
+    if names and {"⌊", "⌈", "gcd", "lcm"} & {*texts}:  # steps show only at neighbouring whole numbers
         yield from (
-            {name: Fraction(start + (start**2 % 7 + 3) * i) for i, name in enumerate(names)} for start in range(2, 22)
+            {name: Fraction(start + (start**2 % 7 + 3) * i * i) for i, name in enumerate(names)}
+            for start in range(2, 22)
         )
-        if set(names) <= set("ijkmn"):
+        if set(names) <= set("ijkmn") or {"gcd", "lcm"} & {*texts}:
             return
     for start, sign in ((0, 1), (2, 1), (5, 1), (1, -1), (4, -1))[: 5 if names else 1]:
         above = [sign * (13 + 5 * i + 3 * start) for i in range(len(names))]

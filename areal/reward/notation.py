@@ -199,6 +199,7 @@ _UNIT_LETTERS = frozenset("mgshdlLCFKNJWVASEMTH")
 def in_latex(text: str) -> str:
     """Convert Unicode digits, separators, fractions, roots and operators to LaTeX."""
     text = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+", lambda match: "^{" + match[0].translate(_SUPERSCRIPTS) + "}", text)
+    text = re.sub("[₀-₉]+", r"_{\g<0>}", text)
     text = re.sub("[\u00ad\u0304\u0305\u200b-\u200d\u2060\ufeff]", "", text)
     text = re.sub(r"(?<=\d)[\u00a0\u2009\u202f](?=\d{3}(?!\d))", ",", text)
     text = unicodedata.normalize("NFKC", re.sub(r"(?<=\d)(?=[¼-¾⅐-⅞])", " ", text))

@@ -31,7 +31,7 @@ _PHRASES = {
     "(?:the )?empty set": r"\emptyset",
     r"(?:the set of )?all (?:the )?reals?(?: number)?(?: [a-z])?": r"(-\infty,\infty)",
     r"(?:the \w+ )?(?:dne|does? not exist|not defined)": r"\text{undefined}",
-    r"neither \w+ nor \w+": r"\text{neither}",
+    r"neither \w\w+ nor \w\w+": r"\text{neither}",
     r"(?:there (?:is|are) )?(?:an )?infinite(?:ly many)?(?: number of)? solution": r"\text{infinitely many}",
     r"(?:the set of )?all (?:the )?integer(?: [a-z])?": r"\mathbb{Z}",
 }
