@@ -47,7 +47,7 @@ class BodyBudget:
         """Count ``count`` more bytes of a body that has ``size`` bytes so far. Raises 503 beyond the limit."""
         of_others = self.held + count - size
         if of_others > 0 and self.held + count > (self._most if size > _SMALL else 2 * self._most):
-            message = f"the request bodies of all callers have {self._most} bytes, as many as are held at once"
+            message = f"the request bodies of all callers have {self._most} bytes, which is the limit"
             raise ApiError(503, message, code="too_many_bytes", headers={"Retry-After": "1"})
         self.held += count
 

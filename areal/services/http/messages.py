@@ -148,7 +148,7 @@ class Request:
     async def _decompressed(self, encoding: bytes, data: bytes, limit: int) -> bytes:
         if encoding not in (b"gzip", b"x-gzip"):
             message = (
-                f"Content-Encoding {encoding.decode(errors='replace')} is not read: send the body as it is, or gzip"
+                f"Content-Encoding {encoding.decode(errors='replace')} is not supported: send the body plain, or gzip"
             )
             raise ApiError(415, message, code="unsupported_encoding", headers={"Accept-Encoding": "gzip"})
         received, source = self._held, gzip.GzipFile(fileobj=io.BytesIO(data))

@@ -64,7 +64,9 @@ class RequestReader:
             except httptools.HttpParserUpgrade as upgrade:
                 self._parse_without_upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserError as error:
-            raise self._refusal or ApiError(400, f"this is no valid HTTP: {error}", code="invalid_http") from error
+            raise self._refusal or ApiError(
+                400, f"the request is not valid HTTP: {error}", code="invalid_http"
+            ) from error
         if self.in_head and self._heads == before:
             self._head_bytes += len(data)
             if self._head_bytes > self._most_head_bytes:
@@ -85,7 +87,7 @@ class RequestReader:
         for another protocol. The handler may still grant the upgrade."""
         method = self._parser.get_method()
         if method == b"CONNECT":
-            self.stop(ApiError(405, "this is no proxy: CONNECT is not allowed", code="method_not_allowed"))
+            self.stop(ApiError(405, "this server is not a proxy: CONNECT is not allowed", code="method_not_allowed"))
         self._upgrade = self._raw.get(b"upgrade", b"")
         fields = [(name, value) for name, value in self._raw.items() if name not in (b"upgrade", b"connection")]
         lines = [b"%b: %b" % field for field in fields] + [b"Connection: close", b"", b""]
@@ -135,7 +137,7 @@ class RequestReader:
         raw, target, parser = self._raw, self._target, self._parser
         version = parser.get_http_version()
         if version not in ("1.1", "1.0"):
-            self.stop(ApiError(505, f"HTTP/{version} is not spoken here", code="http_version"))
+            self.stop(ApiError(505, f"HTTP/{version} is not supported", code="http_version"))
         if b"host" not in raw and version == "1.1":
             self.stop(ApiError(400, "a request needs a Host header", code="invalid_http"))
         if not target.startswith(b"/"):
@@ -147,7 +149,7 @@ class RequestReader:
         request.keep_alive = not request.is_http_1_0 and parser.should_keep_alive()
         if (expected := raw.get(b"expect")) is not None:
             if expected.lower() != b"100-continue":
-                self.stop(ApiError(417, "only 100-continue can be expected", code="expectation_failed"))
+                self.stop(ApiError(417, "Expect supports only 100-continue", code="expectation_failed"))
             request.expects_continue = not request.is_http_1_0
         return request
 
@@ -496,7 +498,7 @@ class HttpConnection(asyncio.Protocol):
             return
         elif self._reader.in_head:
             if now > self._reader.since + limits.header_s:
-                self._fail(ApiError(408, "the request's header did not come", code="request_timeout"))
+                self._fail(ApiError(408, "the request's header did not arrive in time", code="request_timeout"))
         elif now > self._idle_since + limits.keep_alive_s:
             self._close(linger=False)
 
@@ -509,7 +511,7 @@ class HttpConnection(asyncio.Protocol):
         if self._read_paused or self._phase is not _OPEN:
             return
         if now > self._reader.since + self._limits.body_grace_s + request.size / self._limits.body_bytes_per_s:
-            self._fail(ApiError(408, "the request's body did not come", code="request_timeout"))
+            self._fail(ApiError(408, "the request's body did not arrive in time", code="request_timeout"))
 
     def _sweep_slow(self, now: float, patience_s: float) -> None:
         """Disconnect a caller that has read nothing for ``patience_s``. Reading slowly is allowed."""

@@ -370,13 +370,13 @@ class CommitQueue:
 
 
 def held_elsewhere() -> ApiError:
-    message = "this session is not recorded here; whoever routes by the newest table finds it"
+    message = "this session is recorded by another data proxy, which the current routing table names"
     return ApiError(421, message, code="session_elsewhere")
 
 
 def store_failure(error: sqlite3.Error) -> ApiError:
     if getattr(error, "sqlite_errorname", "") in ("SQLITE_FULL", "SQLITE_IOERR_WRITE"):
-        return ApiError(507, f"the journal's disk takes no more: {error}", code="storage_full")
+        return ApiError(507, f"the journal's disk is full: {error}", code="storage_full")
     return ApiError(500, f"the journal could not be written: {error}", code="storage_failed")
 
 

@@ -169,7 +169,7 @@ class FolderPublisher:
             place.image.write(name, tensor)
             written.add(name)
         if missing := place.image.names - written:
-            raise ArealError(f"the weights have lost {sorted(missing)[0]}, which they had before")
+            raise ArealError(f"the weights lack {sorted(missing)[0]}, which an earlier version had")
         place.image.unlock()
         place.version = version
         self._places.remove(place)

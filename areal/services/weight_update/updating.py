@@ -216,9 +216,9 @@ class Updater:
             reply = await workers.each(lambda url: self._client.get(url, "/weights/pairs"))
             forms = {url: answer.get("group_form") for url, answer in reply.items()}
             if unable := [url for url, form in forms.items() if not isinstance(form, str)]:
-                raise WorkerFailed(f"the engine behind {unable[0]} takes no weights by xccl", 400)
+                raise WorkerFailed(f"the engine behind {unable[0]} does not support weights by xccl", 400)
             if len(set(forms.values())) > 1:
-                raise WorkerFailed(f"engines of several kinds do not join one process group: {forms}", 400)
+                raise WorkerFailed(f"engines of several kinds cannot join the same process group: {forms}", 400)
             pair.settings["group_form"] = str(next(iter(forms.values())))
         about = {"pair_name": pair.name, "mode": pair.mode.value, "world_size": len(workers.urls) + 1, **pair.settings}
         body = {**about, "gateway": self._address()}
@@ -317,7 +317,9 @@ class Updater:
             return error
         await self._until_withdrawn(pair, back, order.version)
         old = f"version {pair.version}" if pair.version >= 0 else "the weights of their start"
-        return WorkerFailed(f"{error}; go back to {old}, and serve nothing until they have it: {', '.join(back)}")
+        return WorkerFailed(
+            f"{error}; these workers return to {old}, and serve nothing until they have it: {', '.join(back)}"
+        )
 
     async def _until_withdrawn(self, pair: Pair, workers: Sequence[str], version: int) -> None:
         """Wait until the router knows that these workers do not serve ``version``, for as long as it takes to probe

@@ -137,6 +137,6 @@ def test_broadcast_to_mixed_engine_kinds_is_refused(side: Build) -> None:
     for engine, proxy in (standin_worker(here.processes, "sglang"), embedded_worker(here.processes)):
         here.engines.append(engine)
         here.proxies.append(proxy)
-    with pytest.raises(WeightUpdateFailed, match="engines of several kinds do not join one process group"):
+    with pytest.raises(WeightUpdateFailed, match="engines of several kinds cannot join the same process group"):
         here.pair("xccl").connect()
     assert here.pairs() == []

@@ -77,7 +77,7 @@ def test_unrecordable_version_is_an_error_until_recorded(side: Build, tmp_path: 
     record = next(tmp_path.glob("journal-0/**/published.json"))
     record.unlink()
     (record / "in the way").mkdir(parents=True)
-    with pytest.raises(WeightUpdateFailed, match="what is published cannot be kept: "):
+    with pytest.raises(WeightUpdateFailed, match="the record of the published weights cannot be written: "):
         pair.publish(2, weights(model(2)))
     assert "Is a directory" in proxy.call("GET", "/ready").json()["weights_not_kept"]
     (record / "in the way").rmdir()

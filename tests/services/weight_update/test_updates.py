@@ -256,7 +256,7 @@ def test_connect_is_refused_for_worker_on_other_disk(side: Build) -> None:
     pair = here.pair("disk")
     offer = pair.publisher.offer
     pair.publisher.offer = lambda *about: {**offer(*about), "word": "another"}  # type: ignore[method-assign]
-    with pytest.raises(WeightUpdateFailed, match="is not here what it is on the training side"):
+    with pytest.raises(WeightUpdateFailed, match="is another folder here than on the training side"):
         pair.connect()
     assert here.pairs() == []
     pair.publisher.offer = offer  # type: ignore[method-assign]
@@ -272,7 +272,7 @@ def test_connect_of_second_trainer_is_refused_while_first_lives(side: Build, mod
     others_gateway = here.processes.service("weight_update")
     second = replace(here.pair(mode, folder=here.folder / "second"), gateway=others_gateway.url)
     for version in (1, 2):  # also before the first one has published
-        with pytest.raises(WeightUpdateFailed, match="is being trained already, from"):
+        with pytest.raises(WeightUpdateFailed, match="already trains this model, at"):
             second.connect()
         first.publish(version, weights(model(version)))
     assert here.versions() == [2]

@@ -358,7 +358,7 @@ class PairRoutes:
         session = self._named(request)
         body = await read_body(request, ExportSession, _BODY_BYTES)
         if self._runner.queue(session) is not None:
-            raise ApiError(409, "a turn runs: an export takes the session's model calls", code="turn_running")
+            raise ApiError(409, "a turn is running: export the session after its end", code="turn_running")
         reply = await self._rl.export(session, body, CallNames.of(request))
         self._rewards.inc(int(body.reward is not None and reply.status == 200))
         return to_response(reply)

@@ -85,7 +85,7 @@ def require_session_key(idempotency_key: str | None, session: str | None, param:
     """Return ``idempotency_key`` if the request names its session. Raises 400 naming ``param``: without a session key,
     a retry would start another session instead of finding the turn."""
     if idempotency_key is not None and session is None:
-        message = f"{param} needs the key of a session, by which a retry finds its turn"
+        message = f"{param} needs a session key, because a retry finds its turn in the session"
         raise bad_request(message, param=param, code="session_key_required")
     return idempotency_key
 

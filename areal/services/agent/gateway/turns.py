@@ -155,7 +155,7 @@ class TurnDispatcher:
                 self._table.trust(worker.addr)
                 return await self._read(call, answer, sink, watchdog)
         except NotConnected:
-            return ApiError(503, "the data proxy is away", code="worker_lost")
+            return ApiError(503, "the data proxy is not available", code="worker_lost")
         except TimeoutError:
             return _lost(f"the data proxy gave no sign of life for {self._table.timeout_s:g} s")
         except (ResponseLost, ValueError) as error:

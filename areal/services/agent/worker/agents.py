@@ -58,9 +58,9 @@ async def _call_if_there(owner: object, name: str, *arguments: str) -> None:
 def check_config(config: AgentWorkerConfig) -> None:
     """Raise UsageFault unless the configuration has exactly one of agent and command."""
     if (config.agent is None) == (not config.command):
-        raise UsageFault("an agent service has one of agent and command")
+        raise UsageFault("set exactly one of agent and command")
     if config.command and config.kwargs:
-        raise UsageFault("kwargs are of an agent's class; a command has its arguments")
+        raise UsageFault("kwargs are for the class of an agent; write the arguments of a command in command")
 
 
 def use_import_path(folders: Sequence[str]) -> None:

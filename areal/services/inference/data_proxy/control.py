@@ -411,7 +411,7 @@ class EngineControl:
                 self._set_memory_released(True)  # no call may start meanwhile
                 try:
                     if running := self._in_flight():
-                        message = f"{running} calls are running: their cache cannot be released under them"
+                        message = f"{running} calls are running and need their cache: release memory after their end"
                         raise ApiError(409, message, code="requests_in_flight")
                     await self._engine.release_memory()
                 except BaseException:

@@ -103,7 +103,7 @@ def _check_streams(upstream: aiohttp.ClientResponse) -> None:
     """Raise EngineFailed for an answer that is not a stream of events."""
     if upstream.content_type != "text/event-stream":
         given = upstream.headers.get("Content-Type", "no content type")
-        raise EngineFailed(f"it was asked for a stream, and answered {given}: ask it without stream")
+        raise EngineFailed(f"the request was for a stream, but the answer is {given}: send the request without stream")
 
 
 async def _events(upstream: aiohttp.ClientResponse) -> AsyncGenerator[ServerEvent, None]:
@@ -422,7 +422,7 @@ def api_failures() -> Iterator[None]:
         message = f"the external API does not answer: {connection_error(error)}"
         raise ApiError(503, message, code="engine_unavailable", headers=_FINAL) from error
     except Redirected as error:
-        message = f"the external API's URL is not right: {error}"
+        message = f"the external API's URL is not valid: {error}"
         raise ApiError(502, message, code="engine_failed", headers=_FINAL) from error
     except TimeoutError as error:
         raise ApiError(504, "the external API made no progress", code="progress_timeout") from error

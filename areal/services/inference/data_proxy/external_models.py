@@ -150,7 +150,7 @@ class ExternalModels:
                 content = orjson.dumps([asdict(each.registered) for each in wanted.values()])
                 await asyncio.to_thread(replace_file, self._file, content, mode=0o600, durable=True)
             except OSError as error:
-                message = f"the registration cannot be kept: {error.strerror}"
+                message = f"the registration cannot be saved: {error.strerror}"
                 raise ApiError(507, message, code="store_failed") from error
         self._served = wanted
 
@@ -165,7 +165,7 @@ class ExternalModels:
                 try:
                     served = self._served[registered.name] = self._open(registered)
                 except ValueError as error:
-                    _log.error("the external model %s is served no more: %s", registered.name, error)
+                    _log.error("the external model %s is no longer served: %s", registered.name, error)
                 else:
                     self._sessions.push_async_callback(served.http.close)
             yield
@@ -177,7 +177,9 @@ def _registered(body: RegisterExternal, own: str) -> ExternalRegistration:
         raise bad_field("name", "must be the model's: letters, digits and -._:/")
     name, model = body.names
     if name == own:
-        raise ApiError(409, f"{own!r} is what this data proxy serves itself", code="model_exists", param="name")
+        raise ApiError(
+            409, f"{own!r} is the name of a model that this data proxy serves itself", code="model_exists", param="name"
+        )
     if not body.url:
         raise bad_field("url", "is required: the base URL of an external API", code="missing_field")
     registered = ExternalRegistration(name, body.url, model, body.api_key or None, body.api, body.allow_private)

@@ -226,13 +226,13 @@ def read_constraint(fields: Fields) -> tuple[str, Mapping[str, Any]] | None:
             given.append((f"structured_outputs.{kind}", kind, options.take(kind)))
     if unknown := options.ignored():
         name = f"structured_outputs.{unknown[0]}"
-        raise unsupported(name, "there is no such constraint here")
+        raise unsupported(name, "this constraint is not supported")
     wanted = [(name, kind, value) for name, kind, value in given if value is not False]
     if not wanted:
         return None
     if len(wanted) > 1:
         names = [name for name, _, _ in wanted]
-        raise bad_request(f"only one of {', '.join(names)} can be followed", param=names[1])
+        raise bad_request(f"only one of {', '.join(names)} can be used", param=names[1])
     [(name, kind, value)] = wanted
     return name, _constraint(name, kind, value)
 
@@ -337,7 +337,7 @@ def _response_format(fields: Fields, capabilities: Capabilities) -> tuple[str, M
     if (constraint := read_constraint(fields)) is not None:
         name, _ = constraint
         if fields.given("response_format"):
-            raise bad_field(name, "and response_format cannot both be followed")
+            raise bad_field(name, "and response_format cannot both be used")
         if not capabilities.response_format:
             raise unsupported(name, capabilities.no_response_format or "this engine has no grammars")
         return constraint

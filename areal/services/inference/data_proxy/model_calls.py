@@ -332,7 +332,7 @@ class ModelCalls:
         room = _room(generation, max(lengths), limit)
         if room is not None and generation.sampling.min_new_tokens > room:
             least = generation.sampling.min_new_tokens
-            raise bad_field("min_tokens", f"is {least}, and the answer has {room} at most")
+            raise bad_field("min_tokens", f"is {least}, but the answer can have at most {room} tokens")
         sampling = generation.sampling
         if sampling.max_new_tokens != room:
             sampling = replace(sampling, max_new_tokens=room)

@@ -172,7 +172,7 @@ def read_tool_use(fields: Fields, template: Template, parsers: Parsers, capabili
     if one_call and parsers.tools is None:
         raise unsupported("parallel_tool_calls", _NO_PARSER)
     if not template.uses("tools"):
-        raise unsupported("tools", "this model's chat template has no place for them")
+        raise unsupported("tools", "the chat template of this model does not support tools")
     if mode == "required" and parsers.tools is not None:
         return replace(_forced(tools, name, parsers.tools, one_call, capabilities), custom=custom)
     return ToolUse(tools, parsers.tools, one_call=one_call, custom=custom)
@@ -386,7 +386,7 @@ def read_completion(fields: Fields, codec: TextCodec, capabilities: Capabilities
     scored = fields.whole("prompt_logprobs", 0, capabilities.max_top_logprobs)
     if (scored is not None or (echo and top is not None)) and not capabilities.prompt_logprobs:
         name = "echo" if scored is None else "prompt_logprobs"
-        raise unsupported(name, "this engine does not tell the log-probabilities of a prompt")
+        raise unsupported(name, "this engine does not report the log-probabilities of a prompt")
     options = read_response_options(fields, top, capabilities)
     if options.stream and scored is not None:
         raise unsupported("prompt_logprobs", "not in a stream")
@@ -398,7 +398,7 @@ def read_completion(fields: Fields, codec: TextCodec, capabilities: Capabilities
         raise bad_field("max_tokens", "0 goes with neither n nor stream")
     best_of = fields.whole("best_of", 1, 128)
     if best_of is not None and best_of != sampling.n:
-        raise unsupported("best_of", "only as many choices are made as n says")
+        raise unsupported("best_of", "exactly n choices are sampled")
     if sampling.n * len(prompts) > MAX_PROMPTS:
         raise bad_field("n", f"times the number of prompts may be at most {MAX_PROMPTS}")
     seeds = _default_seeds(fields, len(prompts)) if capabilities.free_seeds else None

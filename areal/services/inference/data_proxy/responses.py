@@ -311,7 +311,7 @@ def _parts(content: list[Any], where: str) -> list[dict[str, Any]]:
             parts.append({"type": "text", "text": joined_text([part], where, "")})
             continue
         if part.get("file_id") is not None:
-            raise unsupported(f"{place}.file_id", "no files are kept here; give the image's URL or its data")
+            raise unsupported(f"{place}.file_id", "files are not stored; give the image's URL or its data")
         image = {"url": string_of(part, "image_url", place)} | (
             {"detail": part["detail"]} if part.get("detail") else {}
         )

@@ -112,7 +112,7 @@ class JournalSessionRoutes:
             raise bad_field("api_key", "must not be the admin key")
         tag = tag_of_key(key)
         if tag is not None and tag not in self._store.journals:
-            raise bad_field("api_key", "looks like a key of this service, but of no session here")
+            raise bad_field("api_key", "has the form of a key of this service, but no session has it")
 
     async def reward(self, request: Request) -> Response:
         caller = self._callers.resolve(request.headers)
@@ -135,7 +135,7 @@ class JournalSessionRoutes:
         body = body_as(EndSession, decode_object(await request.read(_BODY_BYTES) or b"{}"))
         if body.group_id is not None:
             if not caller.admin:
-                raise ApiError(403, "a session key speaks for its own session only", code="admin_key_required")
+                raise ApiError(403, "a session key is valid for its own session only", code="admin_key_required")
             journal, group = _group(self._store, body.group_id)
             ended = [await self._end(Caller(journal, number, admin=True)) for number, _ in journal.members(group)]
             return json_response({"ended": ended})

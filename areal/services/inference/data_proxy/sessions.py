@@ -116,7 +116,7 @@ class CallerResolver:
             own = caller.journal.session(caller.session)
             if own is not None and caller.journal.name(own) == session_id:
                 return caller
-            raise ApiError(403, "a session key speaks for its own session only", code="admin_key_required")
+            raise ApiError(403, "a session key is valid for its own session only", code="admin_key_required")
         return self.named(session_id)
 
 

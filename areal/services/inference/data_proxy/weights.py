@@ -213,7 +213,7 @@ class WeightRoutes:
         for other in sorted(known - {None, gateway}, key=str):
             if other is not None and await self._is_alive(other):
                 place = there.root.parent if there is not None and there.mode != XCCL else other
-                message = f"the model is being trained already, from {place}: one trainer has to end first"
+                message = f"another trainer already trains this model, at {place}: stop it first"
                 raise ApiError(409, message, code="trained_already", param="pair_name")
 
     async def _is_alive(self, gateway: str) -> bool:
@@ -394,7 +394,9 @@ class WeightRoutes:
         except OSError as error:
             self._tracker.not_kept = str(error)
             status, code = (507, "storage_full") if error.errno in (ENOSPC, EDQUOT) else (500, "not_kept")
-            raise ApiError(status, f"what is published cannot be kept: {error}", code=code) from error
+            raise ApiError(
+                status, f"the record of the published weights cannot be written: {error}", code=code
+            ) from error
         self._tracker.not_kept = ""
 
     async def _forget(self, pair: WeightPair) -> None:
@@ -427,7 +429,9 @@ async def _shared_folder(offer: bodies.FolderOffer) -> Path:
         seen = "another file"
     except (OSError, UnicodeDecodeError):
         seen = "the trainer's file is not there"
-    raise ApiError(409, f"{root} is not here what it is on the training side: {seen}", code="not_shared", param="offer")
+    raise ApiError(
+        409, f"{root} is another folder here than on the training side: {seen}", code="not_shared", param="offer"
+    )
 
 
 def _probe(data: bodies.ProbeOfWeights) -> WeightProbe:

@@ -376,7 +376,7 @@ async def _logprobs_mode(engine: TokenGenerator, expected: LogprobsMode) -> Logp
         filtered = await _likeliest(engine, prompt, top_k=1)
         biased = await _likeliest(engine, prompt, logit_bias={first: _BIAS})
         if not {first, last} <= tempered.keys() or first not in filtered or first not in biased:
-            raise EngineFailed("the engine's log-probabilities of one prompt do not fit together")
+            raise EngineFailed("the engine's log-probabilities of one prompt are inconsistent")
         return LogprobsMode(
             tempered=tempered[first] - tempered[last] > gap * (1 + 1 / _T) / 2,
             before_filters=filtered[first] < plain[first] / 2,

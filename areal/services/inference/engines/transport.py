@@ -153,7 +153,7 @@ MISREAD = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
 
 
 def malformed_answer(error: Exception) -> EngineFailed:
-    return EngineFailed(f"the engine's answer makes no sense: {type(error).__name__}: {str(error)[:200]}")
+    return EngineFailed(f"the engine's answer is malformed: {type(error).__name__}: {str(error)[:200]}")
 
 
 class JsonLines:

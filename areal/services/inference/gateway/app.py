@@ -234,7 +234,7 @@ class Registration:
         body = await read_body(request, PublishModel, _REGISTRATION_BYTES)
         model, external = body.model, body.external
         if external is None and body.api_key is not None:
-            raise bad_field("api_key", "belongs to a url, and there is none")
+            raise bad_field("api_key", "needs url")
         if external is None and not body.addrs:
             raise bad_field("data_proxy_addrs", "must be a list of addresses, not empty")
         async with self._lock:
@@ -297,7 +297,9 @@ class Registration:
         for addr, answer in zip(addrs, answers, strict=True):
             if answer.status != 200:
                 refusal, status = answer.error(), answer.status if 400 <= answer.status < 500 else 502
-                message = f"the data proxy at {addr} does not take it: {refusal.get('message') or answer.status}"
+                message = (
+                    f"the data proxy at {addr} refuses the registration: {refusal.get('message') or answer.status}"
+                )
                 code = refusal.get("code") or "data_proxy_refused"
                 raise ApiError(status, message, code=code, param=refusal.get("param"))
 
@@ -315,7 +317,7 @@ class Registration:
         answer = await self._fetch("GET", addr, "/ready", _PROBE_TIMEOUT_S)
         about = answer.object()
         if about.get("component") != "data-proxy":
-            raise ApiError(409, f"what answers at {addr} is no data proxy", code="not_a_data_proxy")
+            raise ApiError(409, f"the server at {addr} is not a data proxy", code="not_a_data_proxy")
         served = about.get("models") or [about.get("model")]
         if model not in served:
             message = f"the data proxy at {addr} serves {', '.join(map(repr, served))}, not {model!r}"

@@ -199,7 +199,7 @@ class Admission:
             if moving is not None:
                 left = min(left, (_MOVING_S if moving else 0.0) - waited)
             if moving is not None and left <= 0:
-                message = "the session's worker drains and the session is still there: try again"
+                message = "the session is on a worker that drains: try again"
                 raise ApiError(503, message, code="session_moving", headers={"Retry-After": "2"})
         if fault := self._table.fault(model):
             message = f"the model {model!r} cannot be served: {fault}"

@@ -80,7 +80,7 @@ class LiveTable:
     def require_whole(self) -> None:
         """Raise 503 while the table is incomplete."""
         if not self.whole:
-            message = "the router has not told all of its routing table yet"
+            message = "the routing table is not complete yet"
             raise ApiError(503, message, code="no_routing_table", headers={"Retry-After": "1"})
 
     def require_replicas(self, name: str) -> None:
@@ -403,7 +403,7 @@ class RouterClient:
             return await self._http.fetch(method, self._url, path, headers=headers, body=body, timeout_s=_TIMEOUT_S)
         except NotConnected as error:
             again = {"Retry-After": "1"}
-            raise ApiError(503, f"the router is away: {error!r}", code=ROUTER_AWAY, headers=again) from error
+            raise ApiError(503, f"the router is not available: {error!r}", code=ROUTER_AWAY, headers=again) from error
         except (CallFailed, TimeoutError) as error:
             raise ApiError(502, f"the router does not answer: {error!r}", code="router_unavailable") from error
 

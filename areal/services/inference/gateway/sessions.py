@@ -107,7 +107,7 @@ class SessionKeys:
             if self._table.all_heard:
                 return False
             if (left := deadline - loop.time()) <= 0:
-                message = "no data proxy has this session, but one of them was not heard from yet"
+                message = "no data proxy has this session, but not all data proxies have reported yet"
                 raise ApiError(503, message, code="session_away", headers={"Retry-After": "1"})
             await self._table.changed(left)
         return True
@@ -334,7 +334,9 @@ class HitlSessions:
                 latest = max(listed, key=lambda each: (each["spoke_at"] or 0.0, each["session_id"]))
                 return str(latest["session_id"])
             if loop.time() >= deadline:
-                message = "it cannot be told where the human spoke last: name the session or the interaction"
+                message = (
+                    "not all data proxies have reported the human's newest call: name the session or the interaction"
+                )
                 raise ApiError(503, message, code="session_away", headers={"Retry-After": "5"})
             await self._table.changed(_LATER_S)
 

@@ -452,7 +452,7 @@ class RouterRoutes:
         try:
             self._file.write()
         except OSError as error:
-            raise ApiError(507, f"what was declared cannot be kept: {error}", code="storage_full") from error
+            raise ApiError(507, f"the declared models cannot be saved: {error}", code="storage_full") from error
         return json_response({"status": "ok", "epoch": self._registry.epoch, "serial": self._registry.serial, **more})
 
     async def _set_drained(self, body: NameWorker, drained: bool) -> Response:

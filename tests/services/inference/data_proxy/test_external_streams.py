@@ -167,7 +167,7 @@ def test_error_names_provider_that_does_not_stream(
     for path in (PATHS[api][0], *(["/v1/responses"] if api == "openai" else [])):
         answer = process.call("POST", path, asked(path), key=module_processes.key)
         assert answer.status == 502, path
-        assert "it was asked for a stream, and answered application/json" in answer.json()["error"]["message"]
+        assert "the request was for a stream, but the answer is application/json" in answer.json()["error"]["message"]
 
 
 def test_error_of_the_provider_has_the_request_id_of_the_reply(

@@ -320,5 +320,5 @@ def test_mismatched_delta_lists_are_engine_failure(short: str) -> None:
 
 @pytest.mark.parametrize("logprobs", [("no",), (None,), None])
 def test_malformed_logprobs_are_engine_failure(logprobs: Any) -> None:
-    with pytest.raises(EngineFailed, match="makes no sense"):
+    with pytest.raises(EngineFailed, match="is malformed"):
         validate_delta(EngineDelta(0, (1,), logprobs, (0,)), 1)

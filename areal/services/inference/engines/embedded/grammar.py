@@ -99,10 +99,10 @@ class Grammars:
         try:
             matcher = self._library.LLMatcher(self._tokenizer, self._grammar(kind, response_format))
         except ValueError as error:
-            raise UsageFault(f"response_format: the {what} cannot be followed: {error}") from error
+            raise UsageFault(f"response_format: the {what} cannot be used: {error}") from error
         made = Matcher(matcher)
         if problem := made.error() or self._first_token_problem(made):
-            raise UsageFault(f"response_format: the {what} cannot be followed: {problem}")
+            raise UsageFault(f"response_format: the {what} cannot be used: {problem}")
         return made
 
     def _first_token_problem(self, made: Matcher) -> str:
@@ -135,7 +135,7 @@ class Grammars:
             try:
                 lark = any_to_lark(response_format["grammar"])
             except Exception as error:
-                raise UsageFault(f"response_format: the grammar cannot be followed: {error}") from error
+                raise UsageFault(f"response_format: the grammar cannot be used: {error}") from error
             return str(library.grammar_from_lark(lark))
         raise UsageFault("response_format.type must be text, json_object, json_schema, regex, choice or grammar")
 

@@ -261,13 +261,13 @@ def _scale(folder: Path) -> float:
         config = parse_json((folder / "adapter_config.json").read_text(encoding="utf-8"))
         rank, alpha = config["r"], config["lora_alpha"]
         if config.get("peft_type", "LORA") != "LORA":
-            raise ArealError(f"{folder}: an adapter of type {config['peft_type']} is not computed here, LORA is")
+            raise ArealError(f"{folder}: an adapter of type {config['peft_type']} is not supported, only LORA is")
         for option, plain in _PLAIN.items():
             if config.get(option) not in (plain, None):
-                raise ArealError(f"{folder}: {option} {config[option]!r} of adapter_config.json is not computed here")
+                raise ArealError(f"{folder}: {option} {config[option]!r} of adapter_config.json is not supported")
         return float(alpha / (rank**0.5 if config.get("use_rslora") else rank))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
-        raise ArealError(f"{folder} is no LoRA adapter: adapter_config.json: {error!r}") from error
+        raise ArealError(f"{folder} is not a LoRA adapter: adapter_config.json: {error!r}") from error
 
 
 def _fused(

@@ -138,7 +138,7 @@ def _or_reason(make: Callable[[], T]) -> tuple[T | None, str]:
 
 def _images(folder: ModelFolder, runner: ModelRunner) -> VisionProcessor:
     if folder.raw.get("model_type") not in VISION_MODELS:
-        raise ArealError(f"the model type {folder.raw.get('model_type')} takes no images here")
+        raise ArealError(f"the model type {folder.raw.get('model_type')} does not support images in this engine")
     from areal.dataset.vision import check_fit, load_processor
 
     processor = load_processor(str(folder.path))

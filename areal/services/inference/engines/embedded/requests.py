@@ -231,7 +231,9 @@ async def read_grammar(raw: Mapping[str, Any] | None, sampling: SamplingParams, 
         raise unsupported(name, str(loaded.no_grammars))
     for field in ("ignore_eos", "min_new_tokens"):
         if getattr(sampling, field):
-            raise bad_request(f"{name} does not go with {field}: the grammar says when the answer ends", param=field)
+            raise bad_request(
+                f"{name} cannot be used with {field}: the grammar decides when the answer ends", param=field
+            )
     try:
         return await asyncio.to_thread(loaded.grammars.matcher, raw)
     except UsageFault as fault:

@@ -201,7 +201,7 @@ def test_tools_without_parser_are_refused_naming_setting(more: dict[str, Any]) -
 
 
 def test_tools_unsupported_by_template_are_refused() -> None:
-    with pytest.raises(ApiError, match="no place for them"):
+    with pytest.raises(ApiError, match="does not support tools"):
         template = Template("{{ messages }}", {})
         read_tool_use(Fields({"tools": TOOLS}), template, load_parsers("hermes", None, None), Capabilities())
 
