@@ -240,7 +240,7 @@ def wait(
     store, backend = ObjectStore(ctx.home), Backends(ctx.home.root)
     words = " and ".join(" or ".join(alternatives) for alternatives in conditions)
     began = time.monotonic()
-    pending = list(dict.fromkeys(refs))
+    pending, attempts = list(dict.fromkeys(refs)), dict[Ref, str]()
     for ref in pending:
         if not _awaits_end(conditions):
             store.expect(ref)
@@ -262,6 +262,10 @@ def wait(
             status = seen.get(str(ref))
             if stopped_fails and status is not None and status.phase == "Stopped":
                 raise TargetFailed(f"{ref} was stopped", hint=f"areal resume {ref} goes on with it")
+            attempt = status.message.partition(":")[0] if status is not None and status.phase == "Running" else ""
+            if status is not None and attempt and attempts.get(ref) != attempt:  # why the one before failed
+                attempts[ref] = attempt
+                ctx.report(str(ref), status.message)
             ctx.progress(_progress(ctx.home, ref, status, words, waited_s))
         time.sleep(_POLL_S)
 

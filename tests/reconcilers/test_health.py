@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from areal.reconcilers import status as waiting
 from areal.reconcilers.context import Context, Progress
 from areal.reconcilers.doctor import doctor
 from areal.reconcilers.observe import Health, Observed, ObservedRun, RouteTable, Seen, conditions_of, notice_of
@@ -237,6 +238,23 @@ def test_running_job_reports_step_age_and_eta(tmp_path: Path, phase: str, step: 
     home.job_metrics("grpo").write_text(json.dumps(step) + "\n" if step else "")
     status: Any = SimpleNamespace(phase=phase, age_s=90.0, conditions=())
     assert _progress(home, Ref("TrainJob", "grpo"), status, "completed", 7.0) == told
+
+
+def test_wait_says_once_why_an_attempt_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    again = "attempt 2: the one before exited 1: error: no rows"
+    messages = ["", again, "attempt 2: exited 1; next start in 3 s: error: no rows", "attempt 3: the one before", ""]
+    states = [SimpleNamespace(phase="Running", message=each, age_s=1.0, conditions=()) for each in messages]
+    states[-1].phase = "Succeeded"
+    seen = iter(states)
+    monkeypatch.setattr(waiting, "statuses", lambda home, found, runs: {JOB: next(seen)})
+    monkeypatch.setattr(waiting.ObjectStore, "get", lambda store, ref: SimpleNamespace(ref=ref))
+    monkeypatch.setattr(waiting.ObjectStore, "expect", lambda store, ref: None)
+    monkeypatch.setattr(waiting, "_fail_if_stalled", lambda *given: None)
+    monkeypatch.setattr(waiting, "_POLL_S", 0.0)
+    told: list[str] = []
+    context = Context(Home(tmp_path), "a", "wait", progress=lambda progress: told.append(progress.stage))
+    waiting.wait(context, [Ref("TrainJob", "grpo")], (("completed",),), 60.0)
+    assert [each for each in told if "waiting" not in each] == [again, "attempt 3: the one before"]
 
 
 def test_death_is_judged_by_newest_process_without_exit_record() -> None:
