@@ -25,6 +25,7 @@ from areal.resources.kinds import Ref
 from areal.runtime.backends import Backends
 from areal.runtime.backends.base import LastExit, Phase, RestartPolicy
 from areal.state.home import Home
+from areal.state.objects import ObjectStore
 from areal.state.records import StoredObject
 from tests.reconcilers.kinds.test_job_plan import DONE, FAILED, JOB, STOPPED, driver
 from tests.reconcilers.worlds import MODEL, SERVICE, assess, front, model, replica, service, steady, table, world
@@ -247,8 +248,8 @@ def test_wait_says_once_why_an_attempt_failed(tmp_path: Path, monkeypatch: pytes
     states[-1].phase = "Succeeded"
     seen = iter(states)
     monkeypatch.setattr(waiting, "statuses", lambda home, found, runs: {JOB: next(seen)})
-    monkeypatch.setattr(waiting.ObjectStore, "get", lambda store, ref: SimpleNamespace(ref=ref))
-    monkeypatch.setattr(waiting.ObjectStore, "expect", lambda store, ref: None)
+    monkeypatch.setattr(ObjectStore, "get", lambda store, ref: SimpleNamespace(ref=ref))
+    monkeypatch.setattr(ObjectStore, "expect", lambda store, ref: None)
     monkeypatch.setattr(waiting, "_fail_if_stalled", lambda *given: None)
     monkeypatch.setattr(waiting, "_POLL_S", 0.0)
     told: list[str] = []
