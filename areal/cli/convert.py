@@ -94,16 +94,16 @@ def _converted(file: str, framework: str, trainer: str | None, overrides: Sequen
     chosen, keys = read_keys(framework, trainer, _text(Path(file)), os.environ, file)
     if framework == "trl":
         if isinstance(below := keys.get("config"), str):  # TRL's own YAML file
-            found = _beside(file, below)
+            found = _sibling_file(file, below)
             keys = {**read_yaml(_text(found), str(found), nested=False), **keys}
         launched = keys.get("config_file")
-        if isinstance(launched, str) and (found := _beside(file, launched)).is_file():  # that of accelerate
+        if isinstance(launched, str) and (found := _sibling_file(file, launched)).is_file():  # that of accelerate
             count = read_yaml(_text(found), str(found)).get("num_processes")
             keys = {**({"num_processes": count} if count is not None else {}), **keys}
     return convert(trainers[chosen], {**keys, **assignments(overrides, "the command line")})
 
 
-def _beside(file: str, name: str) -> Path:
+def _sibling_file(file: str, name: str) -> Path:
     """Return the file with this name in the folder of ``file``, else in the working folder."""
     beside = Path(file).parent / name
     return beside if beside.is_file() else Path(name)

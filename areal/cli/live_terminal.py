@@ -158,7 +158,7 @@ class LiveTerminal:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with _undisturbed():
+        with _signals_blocked():
             self.leave()
             signal.set_wakeup_fd(self._handlers.pop(-1))
             for number, handler in self._handlers.items():
@@ -193,7 +193,7 @@ class LiveTerminal:
 
     def suspend(self) -> None:
         """Stop the process, as Ctrl-Z does. Returns when the process continues."""
-        with _undisturbed():
+        with _signals_blocked():
             self.leave()
         before = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTSTP)
@@ -233,7 +233,7 @@ class LiveTerminal:
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
+def _signals_blocked() -> Iterator[None]:
     """Block the signals that would end the process."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
     try:

@@ -364,7 +364,7 @@ def reconcile(cli: Invocation, targets: tuple[str, ...], watch: bool, interval: 
         return mutate(cli, reconcile_once, refs, cli.deadline_s(), approve)
     with mutation(cli) as context:
         cli.info(f"watching every {interval:g} s; Ctrl-C ends it")
-        approve, reported = _asked_once(approve), ""
+        approve, reported = _ask_once(approve), ""
         while not context.interrupted.is_set():
             try:
                 done = reconcile_once(context, refs, cli.deadline_s(), approve)
@@ -385,7 +385,7 @@ def reconcile(cli: Invocation, targets: tuple[str, ...], watch: bool, interval: 
     return interrupt.STATUS
 
 
-def _asked_once(approve: Callable[[Plan], bool]) -> Callable[[Plan], bool]:
+def _ask_once(approve: Callable[[Plan], bool]) -> Callable[[Plan], bool]:
     """Wrap ``approve`` for a command that plans repeatedly: a declined plan is not asked about again, and if there is
     no terminal to ask on, the error says how to continue."""
     declined: set[str] = set()

@@ -261,7 +261,7 @@ def stop(cli: Invocation, /, name: str, grace: float | None) -> int:
         raise UsageFault(f"{ref} would lose its steps since the last checkpoint", hint="--yes, or stop it with a grace")
     with mutation(cli) as context:
         outcome = operations.suspend(context, ref, timeout_s=cli.deadline_s(), grace_s=grace)
-    outcome = operations.reworded(outcome, "suspended", "stopped")
+    outcome = operations.with_action(outcome, "suspended", "stopped")
     status = finish(cli, outcome, interrupted=context.interrupted.is_set())
     if any(item.action == "stopped" and not item.exit_code for item in outcome.objects):
         cli.info(f"areal resume {str(ref).lower()} continues it from its newest checkpoint")

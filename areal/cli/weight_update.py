@@ -35,7 +35,7 @@ _service = click.option(
 )
 
 
-def _when(row: Any) -> str | None:
+def _last_update(row: Any) -> str | None:
     at = row.get("last_update")
     return f"{age(max(0.0, time.time() - at))} ago" if at else None
 
@@ -51,7 +51,7 @@ _PAIRS = (
     Column("TRAIN", lambda row: len(row["train_worker_urls"]), right=True),
     Column("INFER", lambda row: len(row["inference_worker_urls"]), right=True),
     field("VERSION", "version", right=True),
-    Column("LAST-UPDATE", _when),
+    Column("LAST-UPDATE", _last_update),
     Column("DURATION", _duration, right=True),
     field("STATE", "state", state=True),
     field("ERROR", "error", wide=True),
@@ -95,7 +95,7 @@ def _page(document: Mapping[str, Any]) -> str:
     lines = [f"{document['gateway']}  {'healthy' if document['healthy'] else document['error']}"]
     for pair in document["pairs"]:
         version = "nothing published" if pair["version"] is None else f"version {pair['version']}"
-        detail = f", {_when(pair)}, {_duration(pair)}" if pair["last_update"] else ""
+        detail = f", {_last_update(pair)}, {_duration(pair)}" if pair["last_update"] else ""
         lines.append(f"pair {pair['pair_name']} ({pair['mode']}): {pair['state']}, {version}{detail}")
         for worker in pair["inference_workers"]:
             if worker["state"]:

@@ -375,7 +375,7 @@ def require_usable_key(home: Home, service: StoredObject) -> None:
     secret = _from_environment(declared).encode() or _from_file(home, service)
     if fault := key_fault(secret, host):
         raise InvalidManifest(
-            Wording(f"{service.ref}: the key of ", _where(declared), f" cannot be used: {fault}"),
+            Wording(f"{service.ref}: the key of ", _key_source(declared), f" cannot be used: {fault}"),
             hint="write a long random key (openssl rand -hex 32), or drop adminKeyFrom to have one generated",
         )
 
@@ -411,12 +411,12 @@ def _from_file(home: Home, service: StoredObject) -> bytes:
     except FileNotFoundError as error:
         absent = "does not exist" if declared.get("file") else "is not set here"
         hint = "write the key there" if declared.get("file") else f"export {declared['env']}=... and run it again"
-        message = Wording(f"{service.ref}: ", _where(declared), f" {absent}")
+        message = Wording(f"{service.ref}: ", _key_source(declared), f" {absent}")
         raise InvalidManifest(message, hint=f"{hint}, or drop adminKeyFrom to have one generated") from error
     except OSError as error:
         raise explain(error, path, "read the key in") from error
 
 
-def _where(declared: Mapping[str, Any]) -> Wording:
+def _key_source(declared: Mapping[str, Any]) -> Wording:
     source, value = next(iter(declared.items()))
     return Wording(FieldName(f"spec.auth.adminKeyFrom.{source}"), f" {value}")

@@ -173,11 +173,11 @@ def look(states: Sequence[RunState], timeout_s: float = PROBE_TIMEOUT_S) -> Obse
     }
     runs: dict[str, list[ObservedRun]] = {}
     for state in sorted(states, key=lambda state: state.spec.uid):
-        runs.setdefault(state.spec.owner, []).append(probed.get(state.spec.uid) or _unasked(state))
+        runs.setdefault(state.spec.owner, []).append(probed.get(state.spec.uid) or _unprobed(state))
     return Observed({owner: tuple(found) for owner, found in runs.items()}, routes)
 
 
-def _unasked(state: RunState) -> ObservedRun:
+def _unprobed(state: RunState) -> ObservedRun:
     hint = f"areal logs {state.spec.owner} has all failures"
     return ObservedRun(state, notice=Trouble("WorkFails", state.failing, hint) if state.failing else None)
 
@@ -392,7 +392,7 @@ class Health:
         return f"{self.ready}/{self.desired}"
 
 
-def lacks_folder(state: RunState) -> bool:
+def working_dir_is_gone(state: RunState) -> bool:
     """Return whether the component last failed to start because its working folder is gone."""
     return state.phase is not Phase.RUNNING and state.death.startswith(NO_FOLDER)
 
@@ -433,7 +433,7 @@ def judge(ready: int, desired: int, best: Sequence[ObservedRun | None], *, exter
     restarting = [run for run in waiting if run.state.phase is Phase.BACKOFF]
     if down or restarting:
         run = (down or restarting)[0]
-        reason = NO_WORKING_DIR if lacks_folder(run.state) else _REASONS.get(run.state.phase, DIED)
+        reason = NO_WORKING_DIR if working_dir_is_gone(run.state) else _REASONS.get(run.state.phase, DIED)
         why, phase, last = run.state.death, "Failed", run.state.last_exit
         line = f": {last.line}" if last is not None and last.line else ""
         if reason == "Restarting":

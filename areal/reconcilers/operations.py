@@ -109,10 +109,10 @@ def carry_out(
     outcome = _converge(ctx, choose, change.policy, timeout_s, approve, check=check)
     if change.done == _SUSPENDED and controller_of(change.ref.kind).runs_to_completion and not outcome.exit_code:
         rest(ctx, change.ref, timeout_s)
-    return reworded(outcome, "configured", change.done)
+    return with_action(outcome, "configured", change.done)
 
 
-def reworded(outcome: Outcome, action: str, done: str) -> Outcome:
+def with_action(outcome: Outcome, action: str, done: str) -> Outcome:
     """Return the outcome with ``done`` in place of ``action``, and without ``done`` in the messages."""
 
     def reword(item: ObjectOutcome) -> ObjectOutcome:
@@ -341,7 +341,7 @@ def adopt(
     if found is not None:
         manifest = over_applied(found, manifest)
     outcome = apply(ctx, ApplyRequest(RenderRequest(manifests=(manifest,)), timeout_s=timeout_s), _yes)
-    return reworded(reworded(outcome, "created", "adopted"), "configured", "adopted")
+    return with_action(with_action(outcome, "created", "adopted"), "configured", "adopted")
 
 
 _TTL = "finished, and ttlSecondsAfterFinished has passed"

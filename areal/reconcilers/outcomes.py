@@ -47,7 +47,7 @@ def write_statuses(
 ) -> dict[str, Ending]:
     """Record the status of objects that the plans touched, and of requested objects that have converged. Return the
     state of every target. ``left``: objects with operations still to do."""
-    targets, undone = scope.all, {*left, *_left_by(reports[-1])}
+    targets, undone = scope.all, {*left, *_unfinished_refs(reports[-1])}
     touched = {op.ref for report in reports for op in report.plan.ops}
     hosts = hosts_of(ctx.home, [target.object for target in targets])
     seen = observe(backend, [*(target.object for target in targets), *hosts.values()])
@@ -98,7 +98,7 @@ def settle_statuses(ctx: Context, store: ObjectStore, backend: RunControl, plan:
     unsettled = [item for item in staying if rollout_failure(item) or not is_converged(item)]
     if not unsettled:
         return
-    left = _left_by(Report(plan))
+    left = _unfinished_refs(Report(plan))
     unsettled = [item for item in unsettled if str(item.ref) not in left]
     hosts = hosts_of(ctx.home, unsettled)
     seen = observe(backend, [*unsettled, *hosts.values()])
@@ -115,7 +115,7 @@ def settle_statuses(ctx: Context, store: ObjectStore, backend: RunControl, plan:
     store.put_statuses(statuses)
 
 
-def _left_by(report: Report) -> set[str]:
+def _unfinished_refs(report: Report) -> set[str]:
     """Return the objects with an unfinished operation, or with a process that cannot be observed."""
     undone = {op.ref for op in report.plan.ops if op.id in report.failed or op.id in report.skipped}
     return undone | {item.ref for item in report.plan.objects if item.unseen or item.refusal}

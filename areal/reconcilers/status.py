@@ -105,7 +105,9 @@ def statuses(home: Home, objects: Iterable[StoredObject], runs: Runs) -> dict[st
     health = {str(item.ref): health_of(item, seen, hosts) for item in items}
     ready = [item for item in items if health[str(item.ref)].phase == "Ready"]
     # After a failed rollout the previous version stays in service, and no operation is left.
-    left = _left_to_do(home, [item for item in ready if not is_converged(item) and rollout_failure(item) is None])
+    left = _pending_operations(
+        home, [item for item in ready if not is_converged(item) and rollout_failure(item) is None]
+    )
     return {ref: _status(item, seen, health[ref], left.get(ref)) for item in items if (ref := str(item.ref))}
 
 
@@ -186,7 +188,7 @@ def rollout_health(obj: StoredObject, health: Health, left: str | None) -> Healt
     return replace(health, phase="Progressing", reason="NotConverged", message=message)
 
 
-def _left_to_do(home: Home, objects: Sequence[StoredObject]) -> dict[str, str]:
+def _pending_operations(home: Home, objects: Sequence[StoredObject]) -> dict[str, str]:
     """Return the first operation that each object still needs, in words. This makes a plan, so callers pass only
     objects whose command has not finished: it is running, or was killed."""
     if not objects:

@@ -123,7 +123,7 @@ class Slurm(SpecModel):
 
     @field_validator("extra_args")
     @classmethod
-    def _job_can_be_found(cls, words: list[str]) -> list[str]:
+    def _no_reserved_options(cls, words: list[str]) -> list[str]:
         for word in words:
             if word == ":":
                 raise PydanticCustomError(

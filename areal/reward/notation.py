@@ -212,7 +212,9 @@ def in_latex(text: str) -> str:
 @lru_cache(maxsize=1024)  # all samples of a row have one reference
 def tokens(text: str) -> tuple[Token, ...]:
     (first, to), *others = _TABLE
-    text = re.sub(r"(?<!\w)0(?:x[\dA-Fa-f]+|b[01]+)(?!\w)", lambda match: str(int(match[0], 0)), _undressed(text))
+    text = re.sub(
+        r"(?<!\w)0(?:x[\dA-Fa-f]+|b[01]+)(?!\w)", lambda match: str(int(match[0], 0)), _without_wrapping(text)
+    )
     if re.search(r"\\\\[A-Za-z]", text) and not re.search(r"(?<!\\)\\[A-Za-z]", text):
         text = text.replace("\\\\", "\\")  # escaped twice
     text = first.sub(to, in_latex(text))
@@ -228,7 +230,7 @@ def tokens(text: str) -> tuple[Token, ...]:
     return tuple(_with_indices(_with_moduli(_with_numbers(found))))
 
 
-def _undressed(text: str) -> str:
+def _without_wrapping(text: str) -> str:
     """Return the text without the space, dollar signs and braces around it."""
     while True:
         inner = _EDGES.sub("", text)

@@ -242,7 +242,7 @@ class AsyncRewardWrapper:
         self._function = reward_fn
         self._parameters = Parameters.of(reward_fn)
         self._timeout_s = timeout_seconds
-        self._local = self._how_to_call_here()
+        self._local = self._local_call()
         self._workers = max_workers
         self._attempts = max(1, 1 + max_retries)
         self._missed = 0  # missed deadlines and lost processes since the last reward
@@ -251,7 +251,7 @@ class AsyncRewardWrapper:
         self._waiting: list[_PendingRewards] = []
         self._sent: set[asyncio.Task[None]] = set()
 
-    def _how_to_call_here(self) -> Callable[..., Awaitable[Any]] | None:
+    def _local_call(self) -> Callable[..., Awaitable[Any]] | None:
         """Return the coroutine function to call in this process; None for a function that runs in the pool."""
         function = self._function
         if isinstance(function, str):

@@ -496,7 +496,7 @@ class Claims:
         else:
             lease, is_first = self._leases.acquire(name, owner=spec.owner, uid=spec.uid), True
         if is_first:
-            _refuse_stranger(port, lease)
+            _refuse_foreign_listener(port, lease)
         return lease
 
     def _pop(self, name: str, spec: RunSpec) -> ResourceLease | None:
@@ -507,7 +507,7 @@ class Claims:
         return lease
 
 
-def _refuse_stranger(port: int, lease: ResourceLease) -> None:
+def _refuse_foreign_listener(port: int, lease: ResourceLease) -> None:
     """Raise NoCapacity naming a process outside areal that listens on a port without a lease."""
     error = bind_error(port)
     if error is None:

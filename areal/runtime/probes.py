@@ -237,10 +237,10 @@ def _obstacle(
     if not accept(response):
         reason = response.json().get("reason")
         return f"{path} answers {response.status}" + (f" ({reason})" if reason else "")
-    return _impostor(state, response)
+    return _wrong_responder(state, response)
 
 
-def _impostor(state: RunState, response: ProbeResponse) -> str:
+def _wrong_responder(state: RunState, response: ProbeResponse) -> str:
     """Return a message if another process answered: another listener, or a predecessor that shares the port. Processes
     of other machines cannot be checked."""
     from areal.runtime.leases import port_owner, session_listens

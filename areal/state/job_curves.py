@@ -159,7 +159,7 @@ class JobCurves(Sequence[dict[str, Any]]):
             return
         row = len(self.steps)
         if row and step <= self.steps[-1]:
-            row = self._again(step, line)
+            row = self._older_row(step, line)
         else:
             self.steps.append(step)
         columns = self.columns
@@ -182,7 +182,7 @@ class JobCurves(Sequence[dict[str, Any]]):
             if value - value != 0.0:  # NaN or infinite
                 self.not_finite[name] = min(step, self.not_finite.get(name, step))
 
-    def _again(self, step: int, line: dict[str, Any]) -> int:
+    def _older_row(self, step: int, line: dict[str, Any]) -> int:
         """Return the row of a step that is not the newest: emptied where another attempt takes the step again."""
         row = bisect_left(self.steps, step)
         known = row < len(self.steps) and self.steps[row] == step

@@ -297,7 +297,7 @@ class ObjectStore:
                 asked_before.setdefault(write.ref, before)
                 written[write.ref] = write.over(before)
             puts = {write.ref for writes in batch for write in writes if isinstance(write, _Put)}
-            if any(_asks_otherwise(asked_before[ref], written[ref]) for ref in puts):
+            if any(_affects_plans(asked_before[ref], written[ref]) for ref in puts):
                 bump_serial(self.home)
             changed = {ref: obj for ref, obj in written.items() if ref in puts or obj != asked_before[ref]}
             if changed:
@@ -398,7 +398,7 @@ class ObjectStore:
         return self.home.object_folder(ref, _FILE)
 
 
-def _asks_otherwise(before: StoredObject | None, after: StoredObject) -> bool:
+def _affects_plans(before: StoredObject | None, after: StoredObject) -> bool:
     """Return whether more has changed than what of the status no plan depends on."""
 
     def asked(obj: StoredObject) -> dict[str, object]:

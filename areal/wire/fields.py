@@ -77,10 +77,10 @@ def read_fields(cls: type[T], data: object, path: str = "", *, lenient: bool = F
     values = {}
     for name, each in cls.__dataclass_fields__.items():  # type: ignore[attr-defined]
         value = data.get(name, MISSING)
-        if value is None and lenient and NoneType not in _taken_as_they_are(kinds[name]) and kinds[name] is not Any:
+        if value is None and lenient and NoneType not in _unconverted_types(kinds[name]) and kinds[name] is not Any:
             value = MISSING
         if value is not MISSING:
-            is_plain = type(value) in _taken_as_they_are(kinds[name])
+            is_plain = type(value) in _unconverted_types(kinds[name])
             values[name] = value if is_plain else _read(kinds[name], value, prefix + name)
             if each.metadata:
                 _check_bounds(each, values[name], prefix + name)
@@ -103,11 +103,11 @@ def _parts(hint: Any) -> tuple[Any, Any, tuple[Any, ...]]:
 
 
 @cache
-def _taken_as_they_are(hint: Any) -> frozenset[type[Any]]:
+def _unconverted_types(hint: Any) -> frozenset[type[Any]]:
     """Types whose values are valid as they are: nearly all of a request."""
     kind, origin, arguments = _parts(hint)
     if origin in (Union, types.UnionType):
-        return frozenset().union(*map(_taken_as_they_are, arguments))
+        return frozenset().union(*map(_unconverted_types, arguments))
     return frozenset((kind,)) if kind in (bool, int, str, NoneType) else frozenset()
 
 
@@ -152,7 +152,7 @@ class Reader:
     fallback: str
 
     def convert(self, hint: Any, value: Any, faults: Faults, path: FieldSteps) -> Any:
-        if type(value) in _taken_as_they_are(hint):
+        if type(value) in _unconverted_types(hint):
             return value
         hint, origin, kinds = _parts(hint)
         if hint is Any or hint is object:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from areal.cli.operate import _asked_once
+from areal.cli.operate import _ask_once
 from areal.errors import UsageFault
 from areal.reconcilers.plan import Plan
 from areal.state.files import seal, unseal
@@ -124,8 +124,8 @@ def test_watch_without_terminal_asks_each_plan_once() -> None:
         raise UsageFault("it would destroy something", detail="stop engine/0", hint="add --yes")
 
     plan: Any = type("", (), {"destructive": ["stop engine/0"]})()
-    approve = _asked_once(declines)
+    approve = _ask_once(declines)
     assert [approve(plan), approve(plan), len(asked)] == [False, False, 1]
     with pytest.raises(UsageFault) as caught:
-        _asked_once(cannot_ask)(plan)
+        _ask_once(cannot_ask)(plan)
     assert "areal reconcile --yes" in (caught.value.hint or "") and "--watch --yes" in (caught.value.hint or "")

@@ -99,12 +99,12 @@ def plan_job(work: JobWork) -> None:
     if work.spec.suspend:
         _stop(work, now, "suspended")
         return
-    cause = _why_start(work, now)
+    cause = _start_cause(work, now)
     if cause:
         _start(work, now, cause, (*work.recorded, *_stop(work, now, cause)))
 
 
-def _why_start(work: JobWork, now: JobStatus) -> str:
+def _start_cause(work: JobWork, now: JobStatus) -> str:
     """Return why the driver has to start; "" if it does not."""
     if _restart_requested(work.target.object, now):
         return "restart requested"

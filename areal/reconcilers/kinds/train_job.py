@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from areal.numbers import number
 from areal.reconcilers.kinds import Completion, Endpoint, KindController, StageReporter, lazy
 from areal.reconcilers.kinds.job_status import JobPhase, has_ended, job_status
-from areal.reconcilers.observe import DIED, JOB_FAILED, NO_WORKING_DIR, Health, lacks_folder
+from areal.reconcilers.observe import DIED, JOB_FAILED, NO_WORKING_DIR, Health, working_dir_is_gone
 from areal.runtime.backends import Backends
 from areal.runtime.backends.base import LIVE, Phase
 
@@ -61,7 +61,7 @@ class TrainJobController(KindController):
         failed = state.last_exit if state is not None and now.phase in (JobPhase.FAILED, JobPhase.RUNNING) else None
         if failed is not None and failed.line:
             message = f"{message or f'the one before {failed.reason}'}: {failed.line}"
-        if state is not None and lacks_folder(state):
+        if state is not None and working_dir_is_gone(state):
             reason = NO_WORKING_DIR
         if works and state is not None and state.halted:
             works, reason = False, "Halted"

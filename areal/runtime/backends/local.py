@@ -101,7 +101,7 @@ def _judge_leases(leases: LeaseDir, states: Mapping[str, RunState]) -> list[Prob
         if holder is None or not leases.is_of_this_home(holder) or not holder.uid:
             continue
         state = states.get(holder.uid)
-        if _is_shared_by_a_living_run(name, holder.owner, states):
+        if _is_port_shared(name, holder.owner, states):
             continue  # the file names the first of its holders, which may have ended since
         if (state is None or state.phase not in _MAY_LIVE) and leases.is_held(name):
             pids = tuple(leases.holding_pids(name))
@@ -111,7 +111,7 @@ def _judge_leases(leases: LeaseDir, states: Mapping[str, RunState]) -> list[Prob
     return problems
 
 
-def _is_shared_by_a_living_run(name: str, owner: str, states: Mapping[str, RunState]) -> bool:
+def _is_port_shared(name: str, owner: str, states: Mapping[str, RunState]) -> bool:
     return any(
         state.phase in _MAY_LIVE
         and state.spec.owner == owner

@@ -139,7 +139,7 @@ class SlurmBackend(ClusterBackend):
             former = Path(started_in).parents[3]  # where this home was when it submitted the job
             if former != self.home and not is_copy and (job := newest(listed, str(former)).get(uid)):
                 known[uid] = job
-        found = {uid: job.job(self._last_words(uid) if job.is_over else "") for uid, job in known.items()}
+        found = {uid: job.job(self._failure_text(uid) if job.is_over else "") for uid, job in known.items()}
         forgotten = {job_id: uid for uid in uids if uid not in found and (job_id := self._job_of_node(uid))}
         if forgotten:
             # One that accounting has as running, and slurmctld does not know, has ended without a word.
@@ -157,7 +157,7 @@ class SlurmBackend(ClusterBackend):
             pass
         return ""
 
-    def _last_words(self, uid: str) -> str:
+    def _failure_text(self, uid: str) -> str:
         """Return the last log line of a job that failed. Slurm opens the log before it runs anything: without a log,
         the node could not write it."""
         if os.path.exists(self._job_log(uid)) or self._job_of_node(uid):

@@ -83,14 +83,14 @@ def spawn(argv: Sequence[str], env: Mapping[str, str], cwd: str, output_fd: int)
         os.close(write_fd)
         raise
     if pid == 0:
-        _become(argv, env, cwd, output_fd, write_fd, shim_pid)
+        _execute_component(argv, env, cwd, output_fd, write_fd, shim_pid)
     os.close(write_fd)
     with os.fdopen(read_fd, "rb") as pipe:
         failure = pipe.read().decode("utf-8", "replace")
     return Child(pid), failure
 
 
-def _become(
+def _execute_component(
     argv: Sequence[str], env: Mapping[str, str], cwd: str, output_fd: int, failure_fd: int, shim_pid: int
 ) -> None:
     """Execute the component, in the child process; never returns."""
@@ -451,7 +451,7 @@ class RunSupervisor:
         }
         # Whoever stops it records the end where the shim cannot.
         self._leave_by = time.monotonic() + (0.0 if self._stopping else _RECORD_S)
-        if self._has_lost_its_job():  # how that ended is its scheduler's word
+        if self._is_orphan():  # how that ended is its scheduler's word
             self._leave()
         else:
             self._write(records.EXIT, record)
@@ -463,7 +463,7 @@ class RunSupervisor:
         if self._intent.get("on_end") and not self._stopping:
             self._start_on_end()
 
-    def _has_lost_its_job(self) -> bool:
+    def _is_orphan(self) -> bool:
         """Return whether the node program that started it has died: killed with its job, or with its node."""
         parent = os.environ.get(PARENT_VARIABLE)
         return parent is not None and parent != str(os.getppid())

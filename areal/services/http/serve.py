@@ -58,7 +58,7 @@ async def serve(service: Service, options: ServeOptions) -> None:
             await stop.wait()
             _log.info("%s drains %d requests", service.component, service.lifetime.in_flight)
             service.lifetime.drain()
-            if not await _within(drain_limit_s(options.drain_timeout_s), server.close(), now):
+            if not await _ends_within(drain_limit_s(options.drain_timeout_s), server.close(), now):
                 _log.warning("%s stops now, %d requests unfinished", service.component, service.lifetime.in_flight)
         finally:
             await server.cancel()
@@ -114,7 +114,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvloop.new_event_loop
 
 
-async def _within(limit_s: float, work: Coroutine[Any, Any, None], interrupted: asyncio.Event) -> bool:
+async def _ends_within(limit_s: float, work: Coroutine[Any, Any, None], interrupted: asyncio.Event) -> bool:
     """Return whether ``work`` ended within ``limit_s`` and before ``interrupted``; otherwise cancel it."""
     tasks = {asyncio.create_task(work, name="drain"), asyncio.create_task(interrupted.wait(), name="second-signal")}
     done, _ = await asyncio.wait(tasks, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)

@@ -44,13 +44,13 @@ class AgentAdapter:
         return hasattr(self._owner, "close_session")
 
     async def close_session(self, key: str) -> None:
-        await _call_if_there(self._owner, "close_session", key)
+        await _call_optional(self._owner, "close_session", key)
 
     async def close_all_sessions(self) -> None:
-        await _call_if_there(self._owner, "close_all_sessions")
+        await _call_optional(self._owner, "close_all_sessions")
 
 
-async def _call_if_there(owner: object, name: str, *arguments: str) -> None:
+async def _call_optional(owner: object, name: str, *arguments: str) -> None:
     if (method := getattr(owner, name, None)) is not None and inspect.isawaitable(result := method(*arguments)):
         await result
 

@@ -89,7 +89,7 @@ class McpConnection:
                 if not self._client.done():  # the attempt to connect failed
                     self._client.set_exception(ToolError(f"the MCP server {self.name} is away: {_shown(error)}"))
                     self._client.exception()  # marks it as retrieved: there may be no waiting call
-            self._lose()
+            self._drop_connection()
             await asyncio.sleep(_AGAIN_S)
 
     async def _connection(self) -> None:
@@ -99,7 +99,7 @@ class McpConnection:
         self._doing = "answer"
         try:
             async with asyncio.timeout(self._timeout_s) as limit:
-                async with Client(_watched(self._transport(), self._lose)) as client:
+                async with Client(_watched(self._transport(), self._drop_connection)) as client:
                     if not self.tools:
                         self._doing = "end the list of its tools"
                         self.tools = [tool async for tool in self._listed(client)]
@@ -109,7 +109,7 @@ class McpConnection:
         except TimeoutError as error:
             raise ToolError(f"it did not {self._doing} within {self._timeout_s:g} s") from error
 
-    def _lose(self) -> None:
+    def _drop_connection(self) -> None:
         """Drop the connection. Later calls wait for the next one."""
         if self._client.done():
             self._client = asyncio.get_running_loop().create_future()
@@ -144,7 +144,7 @@ class McpConnection:
             result = await client.call_tool(name, dict(arguments))
         except Exception as error:
             if getattr(error, "code", None) == _CLOSED and self._client is connection:
-                self._lose()
+                self._drop_connection()
             raise ToolError(f"the MCP server {self.name} did not answer {name}: {error}") from error
         parts = [part.text if part.type == "text" else part.model_dump_json() for part in result.content]
         if result.is_error:

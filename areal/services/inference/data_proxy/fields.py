@@ -112,7 +112,7 @@ class Fields:
         if reasons.keys().isdisjoint(self._left):
             return
         for name, why in reasons.items():
-            if not _asks_for_nothing(self.take(name)):
+            if not _is_empty(self.take(name)):
                 raise unsupported(name, why)
 
     def leave_out(self, defaults: Mapping[str, Collection[Any]]) -> None:
@@ -120,7 +120,7 @@ class Fields:
         ``defaults``."""
         for name, values in defaults.items():
             value = self.take(name)
-            if not _asks_for_nothing(value) and value not in values:
+            if not _is_empty(value) and value not in values:
                 self.name_left_out(name)
 
     def name_left_out(self, name: str) -> None:
@@ -136,7 +136,7 @@ class Fields:
         return tuple(names) if more <= 0 else (*names[:_MOST_IGNORED_NAMES], f"and {more} more")
 
 
-def _asks_for_nothing(value: object) -> bool:
+def _is_empty(value: object) -> bool:
     """Return whether a field's value requests nothing, such as null, false or an empty list."""
     return value is None or value is False or value in ("", [], {})
 

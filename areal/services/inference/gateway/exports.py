@@ -57,9 +57,9 @@ class ExportRoutes:
             return answer
         if data.get("reward") is not None:
             raise bad_field("reward", "is for one session, and its last interaction")
-        return await self._several(data, places, self._journals.for_admin(request))
+        return await self._export_several(data, places, self._journals.for_admin(request))
 
-    async def _several(
+    async def _export_several(
         self, data: dict[str, Any], places: Mapping[str, list[str]], headers: Mapping[str, str]
     ) -> Response:
         form = data.get("format") or "json"
@@ -166,7 +166,7 @@ class ExportRoutes:
         try:
             while calls:
                 done, calls = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
-                if any(_has_some(task.result()) for task in done):
+                if any(_has_ready(task.result()) for task in done):
                     return
             await asyncio.sleep(min(wait_s, _LOOK_AGAIN_S))  # all are empty, or do not answer
         finally:
@@ -224,7 +224,7 @@ def _error_of(reply: WorkerReply) -> dict[str, object]:
     return {"code": error["code"], "message": error["message"]}
 
 
-def _has_some(reply: WorkerReply | None) -> bool:
+def _has_ready(reply: WorkerReply | None) -> bool:
     return reply is not None and reply.status == 200 and reply.object().get("ready", 0) > 0
 
 

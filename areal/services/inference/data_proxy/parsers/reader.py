@@ -215,11 +215,11 @@ class TextSource:
             found = first_marker(self._text, self._at, markers)
             if found is not None:
                 start, marker = found
-                self._hand_on(start, on_text)
+                self._emit_text(start, on_text)
                 self._at += len(marker)
                 return marker
             held = 0 if self._ended else possible_start(self._text, self._at, markers)
-            self._hand_on(len(self._text) - held, on_text)
+            self._emit_text(len(self._text) - held, on_text)
             if self._ended:
                 return None
             yield
@@ -228,14 +228,14 @@ class TextSource:
         """Give the text that ``extent`` covers to ``on_text``. Return False if the text ended before the extent."""
         while True:
             covered = extent.feed(self._text[self._at :])
-            self._hand_on(len(self._text) if covered is None else self._at + covered, on_text)
+            self._emit_text(len(self._text) if covered is None else self._at + covered, on_text)
             if covered is not None:
                 return True
             if self._ended:
                 return False
             yield
 
-    def _hand_on(self, end: int, on_text: OnText) -> None:
+    def _emit_text(self, end: int, on_text: OnText) -> None:
         if end > self._at:
             text = self._text[self._at : end]
             self._at = end

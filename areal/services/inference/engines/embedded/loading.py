@@ -123,12 +123,12 @@ def load_model(
     engine.start()
     description = f"{runner.description}; {limits.max_rows} sequences of up to {limits.max_length} tokens"
     ends = end_tokens(folder.path, folder.raw)
-    grammars, no_grammars = _or_reason(lambda: Grammars(folder.path, runner.vocab_size, ends))
-    images, no_images = _or_reason(lambda: _images(folder, runner))
+    grammars, no_grammars = _try_make(lambda: Grammars(folder.path, runner.vocab_size, ends))
+    images, no_images = _try_make(lambda: _images(folder, runner))
     return LoadedModel(engine, ends, description, adapters, grammars, no_grammars, images, no_images)
 
 
-def _or_reason(make: Callable[[], T]) -> tuple[T | None, str]:
+def _try_make(make: Callable[[], T]) -> tuple[T | None, str]:
     """Return what ``make`` makes, or None and why it cannot."""
     try:
         return make(), ""
