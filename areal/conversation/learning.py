@@ -7,6 +7,7 @@ belong to the message.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, Literal
@@ -19,6 +20,9 @@ from areal.dataclasses import dataclass
 TrainOn = Literal["last", "assistant"]
 TRAIN_ON: tuple[TrainOn, ...] = ("last", "assistant")
 _THOUGHT_START = "<think>"
+_EMPTY_THOUGHT = re.compile(  # <think></think>, <|START_THINKING|><|END_THINKING|>, <|channel>thought <channel|>
+    r"(?P<start><\W*(?:start_)?(?P<name>\w+)[^<>]*>)\w*\s*(?P<end><\W*(?:end_)?(?P=name)[^<>]*>)\s*$", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,10 @@ class _Row:
         prompt = self._prompt(self.last)
         if not prompt or self.written.startswith(prompt):
             return self.written
+        if (closed := _EMPTY_THOUGHT.search(prompt)) and self.written.startswith(prompt[: closed.start()]):
+            response = self.written[closed.start() :]  # the template leaves the thought out once it is past
+            if not response.startswith((closed["start"], closed["end"])):
+                return prompt + response
         return self._after_opened_thought(prompt)
 
     @cached_property
@@ -135,7 +143,9 @@ class _Row:
         return prompt[len(before) :] if prompt.startswith(before) else ""
 
     def _start(self, index: int) -> int:
-        prompt = self._prompt(index)
+        prompt = self._prompt(index) or ""
+        if (closed := _EMPTY_THOUGHT.search(prompt)) and not self.text.startswith(prompt):
+            prompt = prompt[: closed.start()]
         return len(prompt) if prompt and self.text.startswith(prompt) else self._beginning(index)
 
     def _beginning(self, index: int) -> int:
@@ -155,10 +165,11 @@ class _Row:
         else:
             other = {**message, "content": _other(message_text(message))}
         changed = self._with(index, other)
-        after = len(self.text) - in_common(self.text[::-1], changed[::-1])
-        limit = len(self.text) if index == self.last else self._beginning(index + 1)
+        whole = self.text if index == self.last else self.written  # they differ before the last message alone
+        after = len(whole) - in_common(whole[::-1], changed[::-1])
+        limit = len(whole) if index == self.last else self._beginning(index + 1)
         ends = [self.chat.decode([token]) for token in self.chat.end_ids]
-        found = [at + len(end) for end in ends if (at := self.text.find(end, after, limit)) >= 0]
+        found = [at + len(end) for end in ends if (at := whole.find(end, after, limit)) >= 0]
         if not found:
             raise ConversationError(f"messages[{index}]", "is followed by no token that ends a turn")
         return min(found)

@@ -50,6 +50,21 @@ def test_end_of_turn_left_to_next_role_is_learned() -> None:
     assert learned(source, [USER, SUN, USER, RAIN], "assistant") == ["Sun.<|user|>", "Rain.<|user|>"]
 
 
+# As Gemma 4's (31B) and Command R7B's: the prompt closes an empty thought, which the template writes nowhere else.
+EMPTY = CHATML.replace("<|im_start|>assistant\\n' }}", "<|im_start|>assistant\\n<think>\\n</think>\\n' }}")
+
+
+def test_response_after_empty_thought_is_learned_as_it_is_served() -> None:
+    row = trained_tokens(chat(EMPTY), normalise([USER, SUN, USER, RAIN]), "assistant")
+    assert runs(row, decode) == ["Sun.<|im_end|>", "Rain.<|im_end|>"]
+    assert decode(row.ids).count("<think>") == 1 and decode(row.ids).endswith("</think>\nRain.<|im_end|>\n")
+    last = trained_tokens(chat(EMPTY), normalise([USER, SUN, USER, RAIN]))
+    assert last.ids[: last.prompt_length] == chat(EMPTY).prompt(normalise([USER, SUN, USER]))
+    for content in ("<think>hm</think>Rain.", "</think>Rain."):
+        with pytest.raises(ConversationError, match="is written after another prompt than the one that is served"):
+            trained_tokens(chat(EMPTY), normalise([USER, {**RAIN, "content": content}]))
+
+
 @pytest.mark.parametrize(
     ("source", "messages", "message"),
     [
