@@ -336,13 +336,17 @@ def _unread_word(word: str, form: str, name: str) -> Unread:
 def assignments(words: Sequence[str], name: str) -> dict[str, Any]:
     """``key=value`` words, as Hydra reads them: ``+key`` adds, ``~key`` removes."""
     found: dict[str, Any] = {}
+    flag = ""
     for word in words:
         key, equals, value = word.partition("=")
-        if word.startswith("--"):
-            continue  # --config-name and others of Hydra itself
-        if not equals:
+        if flag or (equals and word.startswith("--")):  # of Hydra itself: --config-name NAME, or with "="
+            found[flag or key], flag = word if flag else value, ""
+        elif word.startswith("--"):
+            flag = word
+        elif not equals:
             raise _unread_word(word, "key=value", name)
-        found[key.lstrip("+")] = typed(value)
+        else:
+            found[key.lstrip("+")] = typed(value)
     return found
 
 

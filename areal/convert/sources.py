@@ -67,11 +67,13 @@ _VERL = {
     "sft_trainer_ray": "sft",
     "fully_async_main": "fully_async",
     "one_step_off_policy.main_ppo": "one_step_off",
+    "main_dapo": "ppo",
 }
 _VERL_PROGRAMS = (
     r"verl[./]trainer[./](main_ppo|fsdp_sft_trainer|sft_trainer|sft_trainer_ray)",
     r"fully_async_policy[./](fully_async_main)",
     r"(one_step_off_policy\.main_ppo)",
+    r"dapo[./](?:\w+[./])?(main_dapo)",
 )
 SOURCES: Mapping[str, SourceFormat] = {
     "verl": SourceFormat(

@@ -81,7 +81,17 @@ def optimizer_rules(prefix: str, target: str = "actor.optimizer") -> Mapping[str
     }
 
 
+_OWN_CONFIGS = [
+    f"{before}{trainer}{ending}"
+    for before in ("", "transfer_queue_", "fully_async_", "one_step_off_")
+    for trainer in ("ppo_trainer", "ppo_megatron_trainer", "dapo_trainer", "dapo_megatron_trainer", "sft_trainer")
+    for ending in ("", ".yaml")
+]
+_COMPOSED = "its keys are not read: convert the YAML file that the command prints with --cfg job --resolve"
+
 COMMON: Mapping[str, Rule] = {
+    "--config-name": refused(_COMPOSED, *_OWN_CONFIGS, "sft_trainer_engine"),
+    **alike(ignored("it is of --config-name"), "--config-path --config-dir"),
     "data.train_files": to("train_dataset.path", files),
     "data.train_batch_size": to("train_dataset.batch_size", whole(1)),
     "data.use_shm": SPEED,

@@ -249,3 +249,8 @@ def test_any_words_are_flags_or_an_error(words: list[str]) -> None:
         assert all(isinstance(key, str) for key in flags(words, "run.sh"))
     except Unread:
         return
+
+
+def test_flags_of_hydra_are_keys() -> None:
+    words = ["--config-path", "$(pwd)/config", "--config-name=own", "a.b=1", "+c=x"]
+    assert assignments(words, "s") == {"--config-path": "$(pwd)/config", "--config-name": "own", "a.b": 1, "c": "x"}

@@ -240,6 +240,17 @@ def test_key_of_a_fork_is_refused(name: str) -> None:
     assert "not a known key" in fates(converted(**{key: 5}), Fate.REFUSED)[key]
 
 
+def test_configuration_file_of_another_is_refused() -> None:
+    name = "--config-name"
+    assert "--cfg job" in fates(converted(**{name: "gsm8k_multiturn_grpo"}), Fate.REFUSED)[name]
+    assert name in fates(converted(**{name: "ppo_megatron_trainer.yaml"}), Fate.IGNORED)
+
+
+def test_dapo_recipe_is_read() -> None:
+    trainer, keys = read_keys("verl", None, "python3 -u -m recipe.dapo.main_dapo a.b=1", {}, "run.sh")
+    assert (trainer, keys) == ("ppo", {"a.b": 1})
+
+
 def test_coefficients_of_kl_that_is_off_are_not_mapped() -> None:
     coefficient, loss = "algorithm.kl_ctrl.kl_coef", "actor_rollout_ref.actor.kl_loss_coef"
     assert "before 0.3" in fates(converted(**{coefficient: 0.001}), Fate.LOSSY)[coefficient]
