@@ -77,10 +77,16 @@ def repair_run(store: RunStore, uid: str) -> None:
     folder = store.folder(uid)
     identity, lost = supervisor_of(store, uid)
     if identity is not None and lost:
-        records.write_json(folder, records.ID, procfs.identity_fields(identity.pid))
+        _rewrite(folder, records.ID, procfs.identity_fields(identity.pid))
     found = read_intent(folder)
     if found is not None and _config_damage(folder, found[0]):
-        records.write_json(folder, records.CONFIG, found[0]["config"])
+        _rewrite(folder, records.CONFIG, found[0]["config"])
+
+
+def _rewrite(folder: str, name: str, value: object) -> None:
+    if os.path.isdir(f"{folder}/{name}"):  # cannot be replaced by a file, and is not ours to delete
+        os.rename(f"{folder}/{name}", f"{folder}/{name}.damaged-{os.getpid()}")
+    records.write_json(folder, name, value)
 
 
 def _config_damage(folder: str, intent: Mapping[str, Any]) -> str:

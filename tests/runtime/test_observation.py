@@ -63,12 +63,14 @@ def test_run_with_damaged_intent_keeps_its_owner(local: LocalBackend, text: str 
 
 
 @pytest.mark.parametrize("name", [records.ID, records.CONFIG])
-@pytest.mark.parametrize("text", [*DAMAGED, None])
+@pytest.mark.parametrize("text", [*DAMAGED, None, "a folder"])
 def test_repairable_damaged_record_is_named_and_repaired(local: LocalBackend, name: str, text: str | None) -> None:
     local.start(run_spec(config={"port": 1}, argv=("sh", "-c", "sleep 1000")))
     before = local.observe()["r1"]
     path = Path(local.store.folder("r1")) / name
-    path.write_text(text) if text is not None else path.unlink()
+    path.unlink() if text in (None, "a folder") else path.write_text(str(text))
+    if text == "a folder":
+        path.mkdir()
 
     found = local.observe()["r1"]
     assert replace(found, damage="") == before and str(path) in found.damage

@@ -408,6 +408,7 @@ class Journal(ABC):
         self._idle = asyncio.Event()
         self._idle.set()
         self._closed = False
+        self._unread: str | None = None  # why the latest read failed
 
     @abstractmethod
     def session_by_key(self, digest: bytes) -> int | None:
@@ -488,7 +489,14 @@ class Journal(ABC):
         except CorruptRecord as error:
             raise self._damaged(error) from error
         except sqlite3.Error as error:
+            self._unread = str(error)
             raise store_failure(error) from error
+        self._unread = None
+
+    @property
+    def failing(self) -> str | None:
+        """Why the latest write or read failed; None if both worked."""
+        return self.commits.failing or self._unread
 
     def _damaged(self, error: CorruptRecord) -> ApiError:
         self._note(error)

@@ -357,7 +357,7 @@ async def serve_journals(
 def store_details(store: JournalStore[J]) -> dict[str, Any]:
     """Return the store's status for the router: the journals here and elsewhere, the number of live sessions, and
     damage."""
-    failing = next((journal.commits.failing for journal in store if journal.commits.failing), None)
+    failing = next((journal.failing for journal in store if journal.failing), None)
     noted = [f"{journal.folder.path.name}: {text}" for journal in store for text in journal.corrupt]
     noted += [f"{path.name}: {store.failures.get(path, '')}" for path in sorted(store.unreadable)]
     return {
@@ -386,7 +386,7 @@ def track_journals(metrics: Metrics, store: JournalStore[J]) -> None:
         lambda: len(store.journals)
     )
     metrics.gauge("areal_journal_failing", "1 while a journal cannot be written.").set_function(
-        lambda: float(any(journal.commits.failing is not None for journal in store))
+        lambda: float(any(journal.failing is not None for journal in store))
     )
 
 

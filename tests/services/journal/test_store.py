@@ -15,6 +15,7 @@ import pytest
 
 from areal.errors import UsageFault
 from areal.services.agent.data_proxy.journal import AgentJournal, open_agent_journal
+from areal.services.http.errors import ApiError
 from areal.services.http.tasks import background
 from areal.services.journal import store
 from areal.services.journal.keys import key_digest
@@ -177,6 +178,18 @@ async def test_permanently_unopenable_journal_is_reported_damaged(
     (named,) = store_details(heir)["journal_damage"]
     assert named.startswith("dead: ") and ("not a database" in named or "has format 99" in named)
     await heir.close()
+
+
+async def test_failing_read_is_reported_until_one_works(tmp_path: Path) -> None:
+    process = await open_journal_store(tmp_path, "one", open_agent_journal)
+    with pytest.raises(ApiError), process.own._reading():
+        raise sqlite3.OperationalError("disk I/O error")
+    await process.own.start("mine", {}, None)
+    assert store_details(process)["journal_failing"] == "disk I/O error", "writes work, and calls fail"
+    with process.own._reading():
+        pass
+    assert store_details(process)["journal_failing"] is None
+    await process.close()
 
 
 async def test_journal_failing_to_open_leaks_no_thread_or_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
