@@ -8,18 +8,18 @@ import io
 import re
 import time
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
 from typing import Protocol, TypeVar
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, quote
 
 import orjson
 
 from areal.dataclasses import dataclass, field
 from areal.errors import FieldError
-from areal.http.headers import REQUEST_ID, Headers, unique_id
+from areal.http.headers import IGNORED, REQUEST_ID, Headers, unique_id
 from areal.services.http.errors import ApiError, ErrorFormat, bad_field, bad_request
 from areal.services.http.limits import BodyBudget
 from areal.wire.bodies import IDEMPOTENCY_KEY, IDEMPOTENCY_KEY_PROBLEM, is_idempotency_key
@@ -96,6 +96,7 @@ class Request:
     answered: bool = False  # a whole answer was written
     stream: StreamingResponse | None = None  # the answer, while it is streamed
     size: int = 0
+    ignored: tuple[str, ...] = ()  # fields of the body without effect, for the answer's header
     id_headers: tuple[str, ...] = (REQUEST_ID,)
     match_info: dict[str, str] = field(init=False)
     id: str = field(init=False)
@@ -352,11 +353,14 @@ def has_body(method: str, status: int) -> bool:
     return method != "HEAD" and status not in _WITHOUT_BODY
 
 
-def id_lines(names: Iterable[str], headers: Mapping[str, str], request_id: str) -> str:
-    """Return header lines with the request's id, one for each of ``names`` that the handler did not set."""
-    return "".join([f"{name}: {request_id}\r\n" for name in names if name not in headers])
+def id_lines(names: Iterable[str], headers: Mapping[str, str], request_id: str, ignored: Collection[str] = ()) -> str:
+    """Return header lines with the request's id, one for each of ``names`` that the handler did not set, and one with
+    the ``ignored`` fields of its body."""
+    ids = "".join([f"{name}: {request_id}\r\n" for name in names if name not in headers])
+    return f"{ids}{IGNORED}: {', '.join(ignored)}\r\n" if ignored else ids
 
 
+_MOST_IGNORED_NAMES = 50
 DEFAULT_MAX_BODY_BYTES = 32 * 1024 * 1024
 
 
@@ -394,7 +398,17 @@ async def read_object(request: Request, limit: int = DEFAULT_MAX_BODY_BYTES) -> 
 
 async def read_body(request: Request, cls: type[T], limit: int = DEFAULT_MAX_BODY_BYTES) -> T:
     """Return the request's body as ``cls``, one of ``areal.wire.bodies``. Raises 400 naming the field."""
-    return body_as(cls, await read_object(request, limit))
+    data = await read_object(request, limit)
+    given = {name for name, value in data.items() if value is not None}
+    request.ignored = ignored_names(given - cls.__dataclass_fields__.keys())  # type: ignore[attr-defined]
+    return body_as(cls, data)
+
+
+def ignored_names(names: Collection[str]) -> tuple[str, ...]:
+    """Return the names of fields without effect as ``x-areal-ignored`` lists them: encoded, the first 50."""
+    listed = sorted({quote(name, safe="[]") for name in names})
+    more = len(listed) - _MOST_IGNORED_NAMES
+    return tuple(listed) if more <= 0 else (*listed[:_MOST_IGNORED_NAMES], f"and {more} more")
 
 
 def body_as(cls: type[T], data: Mapping[str, object], path: str = "") -> T:

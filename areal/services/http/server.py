@@ -389,7 +389,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _framing(self, request: Request, response: AnyResponse, length: str) -> str:
         request.closes = not (request.keep_alive and request.complete) or self._server.draining
-        ids = id_lines(request.id_headers, response.headers, request.id)
+        ids = id_lines(request.id_headers, response.headers, request.id, request.ignored)
         return f"{ids}{length}{_CLOSE}" if request.closes else ids + length
 
     def upgrade(self, request: Request, head: bytes, reader: Upgraded) -> None:

@@ -27,6 +27,7 @@ from areal.dataclasses import dataclass, field
 from areal.files import size_of
 from areal.http import tracing
 from areal.http.events import LONGEST_EVENT
+from areal.http.headers import IGNORED
 from areal.services.http.auth import Access, AdminKey, Authenticator
 from areal.services.http.errors import ApiError, bad_request, error_format
 from areal.services.http.messages import AnyResponse, Request, Response, StreamingResponse, error_response
@@ -388,7 +389,7 @@ def json_response(data: object, *, status: int = 200, more_headers: dict[str, st
 
 def to_response(reply: HttpReply) -> Response:
     """Return another component's answer as the answer to our caller."""
-    again = {"Retry-After": reply.headers["Retry-After"]} if "Retry-After" in reply.headers else {}
+    again = {name: reply.headers[name] for name in ("Retry-After", IGNORED) if name in reply.headers}
     kind = reply.headers.get("Content-Type", "application/json")
     return Response(reply.status, reply.body, content_type=kind, headers=again)
 

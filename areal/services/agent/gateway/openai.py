@@ -13,7 +13,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import quote
 
 from areal.dataclasses import dataclass, field, fields
 from areal.http.headers import EVENT_STREAM, IGNORED, OVERHEAD
@@ -31,7 +30,7 @@ from areal.services.dialects import (
     sse_data,
 )
 from areal.services.http.errors import ApiError, bad_field, bad_request, unsupported
-from areal.services.http.messages import AnyResponse, Request, StreamingResponse, body_as
+from areal.services.http.messages import AnyResponse, Request, StreamingResponse, body_as, ignored_names
 from areal.services.http.service import json_response
 from areal.wire.agents import SESSION_KEY_HEADER, session_key
 
@@ -44,7 +43,6 @@ _REFUSED = {
     "function_call": "it is the old form of tool_choice",
 }
 _NEUTRAL = {"function_call": ("auto", "none")}
-_MOST_IGNORED = 50
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,8 +110,7 @@ def read_responses(data: Mapping[str, object]) -> TurnBody:
         "top_p": None,
         "user": body.user,
     }
-    names = sorted(name for name in data.keys() - _KNOWN if data[name] is not None)
-    ignored = tuple(quote(name, safe="") for name in names[:_MOST_IGNORED])
+    ignored = ignored_names({name for name in data.keys() - _KNOWN if data[name] is not None})
     return TurnBody(message, {**metadata, **more}, body.user, body.model, body.stream, asked, ignored)
 
 

@@ -11,13 +11,13 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
-from urllib.parse import quote
 
 import orjson
 
 from areal.dataclasses import dataclass
 from areal.errors import with_names
 from areal.services.http.errors import ApiError, bad_field, bad_request, unsupported
+from areal.services.http.messages import ignored_names
 from areal.services.inference.data_proxy.tokenizer import TextCodec
 from areal.services.inference.engines.base import SAMPLING_FIELDS, Capabilities
 from areal.wire.sampling import GREEDY_BELOW, MAX_STOPS, REAL_RANGES, WHOLE_RANGES, SamplingParams
@@ -25,7 +25,6 @@ from areal.wire.sampling import GREEDY_BELOW, MAX_STOPS, REAL_RANGES, WHOLE_RANG
 OPENAI_NO_EFFECT = (
     "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options",
 )  # fmt: skip
-_MOST_IGNORED_NAMES = 50
 _T = TypeVar("_T")
 _D = TypeVar("_D")
 
@@ -131,9 +130,7 @@ class Fields:
         """Return the names of the fields that were left out or that no reader took, encoded for a header."""
         if self.is_empty:
             return ()
-        names = sorted({quote(name, safe="[]") for name in (*self._left, *self._left_out)})
-        more = len(names) - _MOST_IGNORED_NAMES
-        return tuple(names) if more <= 0 else (*names[:_MOST_IGNORED_NAMES], f"and {more} more")
+        return ignored_names({*self._left, *self._left_out})
 
 
 def _is_empty(value: object) -> bool:

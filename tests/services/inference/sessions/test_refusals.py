@@ -187,3 +187,16 @@ def test_invalid_own_key_is_refused(recording: RecordingService, key: object) ->
 
 def test_session_of_an_unknown_model_is_404(recording: RecordingService) -> None:
     refused(recording.admin("POST", "/rl/start_session", {"task_id": "task", "model": "absent"}), 404)
+
+
+def test_unknown_fields_of_bodies_are_listed_as_ignored(recording: RecordingService) -> None:
+    started = recording.admin("POST", "/rl/start_session", {"task_id": "t", "group_sise": 2, "x": None, "a b": 1})
+    (session,) = started.json()["sessions"]
+    assert started.headers["x-areal-ignored"] == "a%20b, group_sise"
+    key, body = session["session_api_key"], {"messages": [USER]}
+    assert recording.gateway.call("POST", CHAT, body, key=key).status == 200
+    rewarded = recording.gateway.call("POST", "/rl/set_reward", {"reward": 1, "interaction": "first"}, key=key)
+    assert (rewarded.status, rewarded.headers.get("x-areal-ignored")) == (200, "interaction")
+    wanted = {"session_ids": [session["session_id"]], "stile": "concat"}
+    exported = recording.admin("POST", "/export_trajectories", wanted)
+    assert (exported.status, exported.headers.get("x-areal-ignored")) == (200, "stile")
