@@ -35,8 +35,8 @@ _NO_STAGING = "this engine stages no weights"
 
 
 class EmbeddedClient(EngineClient):
-    """Whether ``response_format`` is supported depends on the packages installed with the engine; ``state`` learns
-    it."""
+    """The client of the embedded engine. Support for ``response_format`` depends on the packages installed with the
+    engine; ``state`` detects it."""
 
     group_form = "plain"
 

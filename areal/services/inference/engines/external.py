@@ -1,11 +1,11 @@
-"""An external HTTP API as an engine, OpenAI-compatible or Anthropic's: bodies are relayed, nothing is tokenized.
+"""An external HTTP API, OpenAI-compatible or Anthropic's, as an engine. Bodies are relayed and nothing is tokenized.
 
-The request gets the provider's model name; the answer's bytes pass unchanged. The provider's key is sent to the
-configured origin only, callers' keys never are. A redirect is a failure, since its unconfigured target would get the
-body and the key.
+The request gets the provider's model name; the bytes of the answer are not changed. The provider's key is sent only to
+the configured origin, and callers' keys are never sent. A redirect is an error, because its target, which is not
+configured, would get the body and the key.
 
-The API's host is resolved for each new connection, every returned address is checked, and the connection goes to one of
-them without another resolution. No proxies, no cookies, no redirects.
+The API's host is resolved for each new connection. Every returned address is checked, and the connection goes to one of
+them without another resolution. There are no proxies and no cookies.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Redirected(aiohttp.ClientError):
 
 
 def connection_error(error: Exception) -> str:
-    """Return why there is no connection, in the operating system's words."""
+    """Return the reason why there is no connection, as the operating system describes it."""
     cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
     if isinstance(cause, ConnectionError) and cause.errno is not None:
         return os.strerror(cause.errno)
@@ -67,7 +67,8 @@ class ExternalApi:
 
     @property
     def refusal(self) -> str | None:
-        """Why callers are refused though the API answers its probe, which may want no key; old news is none."""
+        """Return why callers are refused although the API answers its probe, which may not need a key; None if the last
+        refusal is old."""
         if len(self._refused) < _REFUSALS or time.monotonic() - self._refused[-1] > _REFUSAL_S:
             return None
         return f"{self._base_url} refused the key or the account of the last {len(self._refused)} calls"
@@ -104,7 +105,7 @@ class ExternalApi:
             yield response
 
     async def state(self) -> EngineState:
-        """Ready when the API answers and accepts the key."""
+        """Return the state: ready if the API answers and accepts the key."""
         try:
             async with self._http.get(
                 f"{self._base_url}/models", headers=self._headers, timeout=_PROBE_TIMEOUT, allow_redirects=False

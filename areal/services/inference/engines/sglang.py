@@ -131,7 +131,7 @@ class SglangClient(EngineClient):
         return "/generate", {**body, "stream": True}, JsonEvents(offsets.deltas)
 
     def _check_tokens(self, prompt: Sequence[int]) -> None:
-        """Refuse a prompt with an id outside the vocabulary, of which the server would die."""
+        """Refuse a prompt with an id outside the vocabulary, which would end the server."""
         limit = self.capabilities.vocab_size
         if limit is not None and prompt and not 0 <= min(prompt) <= max(prompt) < limit:
             raise EngineRefused(f"the prompt has a token id outside the model's vocabulary of {limit}")
@@ -184,7 +184,7 @@ class SglangClient(EngineClient):
         )
 
     async def _info(self, name: str) -> tuple[int, dict[str, Any]]:
-        """Status and answer of the route ``name``, or of its predecessor where the server lacks it."""
+        """Return status and answer of the route ``name``, or of its predecessor if the server lacks it."""
         for prefix in ("/", "/get_") if self._prefix is None else (self._prefix,):
             status, answer = await self._get(f"{prefix}{name}")
             if status == 200:
@@ -251,13 +251,13 @@ class SglangClient(EngineClient):
         self._verified = source
 
     async def _verify_once(self, source: str | Broadcast) -> None:
-        """Verify what was not verified while it generated: it is paused now."""
+        """Verify what could not be verified during generation; the engine is paused now."""
         if self._verified != source:
             await self.verify_weights(source)
         self._verified = None
 
     async def _served_shapes(self) -> Mapping[str, list[int]]:
-        """Return the shapes of the served tensors; none where no folder of theirs was readable here yet."""
+        """Return the shapes of the served tensors; none if their folder could not be read here."""
         if not self._shapes:
             _, about = await self._info("model_info")
             folder = Path(str(about.get("model_path")))
@@ -274,7 +274,7 @@ class SglangClient(EngineClient):
             await self._update("/update_weights_from_disk", {**body, "weight_version": label})
 
     async def _update(self, path: str, body: Mapping[str, Any]) -> None:
-        """Run an update of the weights; see the module's docstring for what follows one that fails."""
+        """Run a weight update. The module's docstring describes what happens after a failed one."""
         try:
             await self._checked_command(path, body, LOAD_S)
         except EngineRefused as refused:
@@ -283,7 +283,7 @@ class SglangClient(EngineClient):
             await self._flush_cache()
 
     async def _judged(self, why: str) -> EngineFailed | EngineRefused:
-        """Return the error for an update that failed, by the weights that the server has now."""
+        """Return the error of a failed update, which depends on the weights that the server has now."""
         now = await self._weights_checksum()
         if now is None:
             return EngineFailed(f"SGLang's update failed, and it does not tell which weights it has: {why}")
@@ -292,7 +292,7 @@ class SglangClient(EngineClient):
         return EngineFailed(f"SGLang has some of the new weights and not others: {why}")
 
     async def _weights_checksum(self) -> str | None:
-        """Of the weights that the server computes with; None where it has no such answer."""
+        """Return the checksum of the weights that the server computes with; None if it does not report one."""
         try:
             answer = await self._command("/weights_checker", {"action": "checksum"})
         except (EngineUnsupported, EngineRefused):
@@ -332,7 +332,8 @@ class SglangClient(EngineClient):
 
     @contextlib.asynccontextmanager
     async def _update_session(self) -> AsyncIterator[None]:
-        """Servers that have sessions load broadcast weights only inside one, and finish them at its end."""
+        """Open an update session. Servers that have sessions load broadcast weights only inside one, and complete them
+        at its end."""
         if self._has_sessions:
             try:
                 await self._begin_session()
@@ -377,8 +378,8 @@ class SglangClient(EngineClient):
             raise EngineRefused(str(answer.get("message") or answer.get("error_message") or "SGLang refused"))
 
     async def release_memory(self) -> None:
-        """Release the memory. The server dies of it while it has a request, if only one that it has just answered: it
-        is flushed first, which it refuses while it has one."""
+        """Release the memory. The server exits if it has a request meanwhile, even one that it has just answered. Its
+        cache is therefore flushed first, which the server refuses while it has a request."""
         try:
             async with asyncio.timeout(_IDLE_S):
                 while not await self._flushes():  # noqa: ASYNC110  # another process's state has no event
@@ -423,7 +424,7 @@ def wire_body(call: EngineCall) -> dict[str, Any]:
 
 
 def _constraint(wanted: Mapping[str, Any]) -> dict[str, str]:
-    """``EngineCall.response_format`` as SGLang's sampling parameters."""
+    """Return ``EngineCall.response_format`` as SGLang's sampling parameters."""
     match wanted["type"]:
         case "regex":
             return {"regex": wanted["regex"]}
@@ -437,11 +438,12 @@ def _constraint(wanted: Mapping[str, Any]) -> dict[str, str]:
 
 @dataclass
 class StreamOffsets:
-    """Reads events and whole answers, and counts the tokens of each choice that earlier events had. Learns from the
-    end of an answer whether the server reports spans of versions, so that whole answers may be asked for.
+    """Parses events and whole answers, and counts the tokens of each choice in earlier events. The end of an answer
+    shows whether the server reports spans of versions, so that whole answers may be requested.
 
-    A whole answer has the time of its first token only from a server with ``--enable-metrics``; otherwise
-    ``after_first_s`` is an estimate, for which all tokens took equally long."""
+    A whole answer contains the time of its first token only if the server runs with ``--enable-metrics``; otherwise
+    ``after_first_s`` is an estimate, which assumes that all tokens took equally long.
+    """
 
     call: EngineCall
     capabilities: Capabilities
@@ -500,13 +502,13 @@ def read_prompt(about: Mapping[str, Any], prompt: Sequence[int], top: int) -> Pr
 
 
 def _steps(about: Mapping[str, Any]) -> int | None:
-    """Return a number that grows while the server generates, from its loads."""
+    """Return a number that increases while the server generates, from its loads."""
     moments = [load["decode_moments"][0] for load in about.get("loads") or () if load.get("decode_moments")]
     return int(sum(moments)) if moments else None
 
 
 def _shapes_in(folder: Path) -> dict[str, list[int]]:
-    """Raise EngineRefused for a folder that holds no weights."""
+    """Return the shapes of the tensors in a folder. Raises EngineRefused for a folder without weights."""
     try:
         return {name: list(entry.shape) for name, entry in open_checkpoint(folder).entries.items()}
     except ArealError as error:
@@ -514,7 +516,7 @@ def _shapes_in(folder: Path) -> dict[str, list[int]]:
 
 
 def _known(entries: Sequence[Sequence[Any]]) -> tuple[float, ...]:
-    """SGLang writes null for a log-probability that is not finite."""
+    """Return a log-probability. SGLang writes null for one that is not finite."""
     logprobs = tuple(entry[0] for entry in entries)
     if None in logprobs:
         token = entries[logprobs.index(None)][1]
@@ -523,5 +525,6 @@ def _known(entries: Sequence[Sequence[Any]]) -> tuple[float, ...]:
 
 
 def _top(entry: Any) -> TopLogprobs:
-    """Without the tokens that a grammar or ``min_new_tokens`` excludes, whose log-probability is null."""
+    """Return the most likely tokens, without those that a grammar or ``min_new_tokens`` excludes, whose log-probability
+    is null."""
     return tuple((item[1], item[0]) for item in entry or () if item[0] is not None)

@@ -1,4 +1,4 @@
-"""The HTTP side of every engine's client: failures by their cause, and answers read into deltas.
+"""The HTTP side of every engine's client: errors by their cause, and responses parsed into deltas.
 
 All events of one read become one delta per choice, so that steps that arrive together cost little more than one.
 """
@@ -50,12 +50,12 @@ _UNKNOWN = "unknown"
 
 
 def version_label(version: int) -> str:
-    """``version`` as vLLM and SGLang store it."""
+    """Return ``version`` in the form in which vLLM and SGLang store it."""
     return _UNKNOWN if version == UNKNOWN_VERSION else str(version)
 
 
 def weight_version(text: object) -> int | None:
-    """Return the weight version of vLLM and SGLang: "default" until one is set, which is 0 here. None for any other
+    """Return the weight version of vLLM and SGLang. Their "default", before one is set, is 0. None for any other
     text."""
     if text in (None, "default"):
         return 0
@@ -65,7 +65,7 @@ def weight_version(text: object) -> int | None:
 
 
 def known_version(version: object) -> int:
-    """``weight_version``; ``UNKNOWN_VERSION`` where it is not a number."""
+    """Return ``weight_version``, or ``UNKNOWN_VERSION`` if it is not a number."""
     number = weight_version(version)
     return UNKNOWN_VERSION if number is None else number
 
@@ -84,11 +84,12 @@ def _versions_in(spans: Sequence[Mapping[str, Any]], first: int, count: int) -> 
 
 @dataclass
 class EventVersions:
-    """The weight versions of an answer's tokens, event by event. ``seen``: tokens of each choice so far.
+    """The weight versions of an answer's tokens, event by event. ``seen``: number of tokens of each choice so far.
 
-    An event of several tokens may have some from before an update and some from after it: where its version is not that
-    of the event before, or for the first event the one when the call ``began`` (None: not known), theirs are unknown
-    until the exact spans at the answer's end."""
+    An event of several tokens may have tokens from before and from after an update. If its version differs from that of
+    the previous event (for the first event: from the version when the call ``began``, None if unknown), the versions of
+    its tokens are unknown until the exact spans at the end of the answer.
+    """
 
     began: int | None = None
     seen: dict[int, int] = field(default_factory=dict)
@@ -113,14 +114,14 @@ _MOST_AT_ONCE = 16
 
 @dataclass
 class Pace:
-    """How fast the engine sampled the tokens of the last answer. Its time in the queue counts, so that a busy engine
-    seems slower, and its events are smaller."""
+    """The speed at which the engine sampled the tokens of the last answer. It includes the time in the queue, so a busy
+    engine seems slower, and its events are smaller."""
 
     token_s: float = _SMOOTH_S
 
     @property
     def interval(self) -> int:
-        """The tokens of an event."""
+        """The number of tokens in an event."""
         return min(_MOST_AT_ONCE, max(1, int(_SMOOTH_S / self.token_s)))
 
     def learn(self, latency_s: float, tokens: int) -> None:
@@ -192,7 +193,7 @@ class JsonLines:
 
 
 class JsonWhole(JsonLines):
-    """Reads an answer at its end: one JSON object or several lines of them."""
+    """Parses an answer at its end: one JSON object, or several lines of them."""
 
     def __init__(self, read: ReadObject) -> None:
         super().__init__(read)
@@ -282,7 +283,8 @@ GenerateRequest = tuple[str, Mapping[str, Any], JsonLines]
 
 
 class EngineClient(ABC):
-    """Drives the engine at ``url``. Generations have no time limit: their caller watches the progress."""
+    """The client of the engine at ``url``. Generations have no time limit, because the caller watches their
+    progress."""
 
     no_route = "this engine has no {path}"  # the message of EngineUnsupported
 
@@ -308,10 +310,10 @@ class EngineClient(ABC):
 
     @contextlib.asynccontextmanager
     async def _replacing_weights(self, version: int) -> AsyncIterator[str]:
-        """Yield the weights have ``version`` after the body, and the version before when the engine refuses them. Until
-        then, and after another failure, their version is unknown, also to whoever asks the engine. Yields the label
-        that the update may set: a successor of this process must not find an update without its end. Raises
-        EngineError."""
+        """Set the version of the engine's weights around an update: ``version`` after the block, and the previous
+        version if the engine refuses the weights. In between, and after any other failure, the version is unknown, also
+        for clients that query the engine. Yields the label that the update may set, so that a successor of this process
+        does not find an unfinished update. Raises EngineError."""
         self._generates = False
         before, has_labels = await self.version(), True
         try:
@@ -351,7 +353,7 @@ class EngineClient(ABC):
                 yield delta
 
     async def stream_to(self, call: EngineCall, sink: DeltaSink, flowing: OnFlow) -> None:
-        """Give deltas to ``sink`` inside a callback of the loop, those of a window joined."""
+        """Pass deltas to ``sink`` inside a callback of the loop, merged over a short window."""
         path, body, reader = self._request(call)
 
         def feed(part: bytes) -> None:
@@ -406,8 +408,8 @@ class EngineClient(ABC):
         params: Mapping[str, str] | None = None,
         timeout_s: float = COMMAND_S,
     ) -> dict[str, Any]:
-        """Run a control; returns the JSON object of the answer. ``if_missing`` replaces ``no_route``, the message of
-        EngineUnsupported, which is raised where the engine lacks the route."""
+        """Run a control and return the JSON object of the answer. If the engine lacks the route, EngineUnsupported is
+        raised with the message ``no_route``, or ``if_missing``."""
         where = f"{path}?{urlencode(params)}" if params else path
         data = orjson.dumps(body or {})
         try:
@@ -425,7 +427,7 @@ class EngineClient(ABC):
         return answer.object()
 
     async def _get(self, path: str) -> tuple[int, dict[str, Any]]:
-        """Status and JSON object, empty where the body is none. Status 0: no answer."""
+        """Return status and JSON object, empty if the body is not one. Status 0: no answer."""
         try:
             answer = await self._http.fetch("GET", self._url, path, timeout_s=_CONTROL_S, headers=self._headers)
         except (CallFailed, TimeoutError):
@@ -433,27 +435,27 @@ class EngineClient(ABC):
         return answer.status, answer.object()
 
     async def _read(self, path: str) -> dict[str, Any]:
-        """Return the JSON object at ``path``. Raises EngineUnavailable without an answer of 200."""
+        """Return the JSON object at ``path``. Raises EngineUnavailable unless the status is 200."""
         status, answer = await self._get(path)
         if status != 200:
             raise EngineUnavailable(f"the engine answered {status or 'nothing'} to GET {path}")
         return answer
 
     def _silent(self, name: str, path: str, status: int) -> str:
-        """Return why the engine is not ready, after ``path`` answered ``status``. Without an answer it may restart with
-        other settings and its first weights."""
+        """Return why the engine is not ready, after ``path`` answered ``status``. An engine that does not answer may
+        restart with other settings and with its first weights."""
         if status == 0:
             self._forget_engine()
         return f"{name} is not ready: {path} answered {status or 'nothing'}"
 
     def _forget_engine(self) -> None:
-        """Forget what was learnt of the engine process: another one may answer from now on."""
+        """Discard all information about the engine process, because another process may answer from now on."""
         self._logprobs_known = self._generates = False
 
     async def _generation_problem(self, expected: LogprobsMode, name: str) -> str | None:
-        """Return the reason why the engine does not generate, or None. It is asked once per process, for the mode of
-        its log-probabilities too, and once after an update of weights, unless calls are under way, whose progress shows
-        it. The engine must not be paused."""
+        """Return the reason why the engine does not generate, or None. This is checked once per process, together with
+        the mode of its log-probabilities, and once after each weight update, unless calls are running, whose progress
+        is sufficient. The engine must not be paused."""
         if not self._logprobs_known:
             problem = await logprobs_problem(self, expected, name)
             self._logprobs_known = problem is None
@@ -485,7 +487,7 @@ def key_refused(engine: str, status: int) -> EngineState | None:
 
 
 def read_error(body: bytes) -> tuple[str, str | None, str | None]:
-    """Return message, code and field of an error body in any of the usual shapes."""
+    """Return message and code of an error body in any of the usual forms."""
     try:
         data = orjson.loads(body)
     except orjson.JSONDecodeError:

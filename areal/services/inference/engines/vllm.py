@@ -1,26 +1,27 @@
-"""vLLM's token routes: ``/inference/v1/generate`` where it reports spans of weight versions, else ``/v1/completions``.
+"""vLLM's token routes: ``/inference/v1/generate`` if it reports spans of weight versions, else ``/v1/completions``.
 
 The end of an answer of ``/inference/v1/generate`` (``--enable-scale-out``, from 0.32 on) has ``weight_versions``, exact
-spans of its tokens. So whole answers need no event per token, and events of a stream may have several
-(``stream_interval`` of the request). The progress of whole answers is the count of tokens in ``/metrics``: without it
-(``--disable-log-stats``), and on older servers, all answers are streams of ``/v1/completions``, with token ids by the
-extra parameters ``return_token_ids`` and ``return_tokens_as_token_ids``. So are those with ``top_logprobs``: of ``n``
-alternatives the other route leaves the last one out where the sampled token is not among them.
+spans of its tokens. Whole answers therefore need no event per token, and events of a stream may have several tokens
+(``stream_interval`` of the request). The progress of whole answers is the token counter in ``/metrics``. Without it
+(``--disable-log-stats``), and on older servers, all answers are streams of ``/v1/completions``, which returns token ids
+with the extra parameters ``return_token_ids`` and ``return_tokens_as_token_ids``. Answers with ``top_logprobs`` use
+this route too: of ``n`` alternatives, the other route omits the last one if the sampled token is not among them.
 
-Those do not tell which weights sampled a token, so the client tags tokens with the version that is set when they
-arrive, 0 before the first. That is exact across a pause, which returns once earlier tokens have arrived. vLLM stores
-the version too (``/weight_info``), for the data proxy's successor. Closing the connection aborts a request.
+``/v1/completions`` does not report which weights sampled a token, so the client records tokens with the version that is
+set when they arrive, 0 before the first. This is exact across a pause, which returns only when earlier tokens have
+arrived. vLLM also stores the version (``/weight_info``), for the data proxy's successor. Closing the connection aborts
+a request.
 
-Pausing (``keep``: requests freeze and continue), versions, weights and sleeping are routes of vLLM's development mode.
-Weights are loaded by areal's extension of its workers (``vllm_plugin``), from a folder or a process group: vLLM's own
-reload silently keeps the old head where that is tied to the embedding.
+Pausing (mode ``keep``: requests stop and continue), versions, weights and sleeping are routes of vLLM's development
+mode. Weights are loaded by areal's extension of its workers (``vllm_plugin``), from a folder or a process group: vLLM's
+own reload silently keeps the old head if the head is tied to the embedding.
 
-Log-probabilities depend on ``--logprobs-mode``: ``processed_logprobs``, which areal sets, are tempered, and after
-filters, penalties and grammars; ``raw_logprobs``, vLLM's default, are before all of these but grammars, and not
-tempered. The mode is determined once the engine is up (``logprobs_problem``). Those of a prompt (``prompt_logprobs``,
-not in streams) are of softmax(logits) in every mode.
+Log-probabilities depend on ``--logprobs-mode``. With ``processed_logprobs``, which areal sets, they include the
+temperature, filters, penalties and grammars. With ``raw_logprobs``, vLLM's default, they include only grammars. The
+mode is determined when the engine is up (``logprobs_problem``). Log-probabilities of a prompt (``prompt_logprobs``, not
+in streams) are those of softmax(logits) in every mode.
 
-vLLM raises temperatures below 0.01 to that, and takes one greedy sample only: several are that one, repeated.
+vLLM raises temperatures below 0.01 to 0.01, and samples only one greedy choice: further ones are copies of it.
 """
 
 from __future__ import annotations
@@ -158,7 +159,7 @@ class VllmClient(EngineClient):
         self._knows_whole = self.capabilities.whole_answers = False
 
     async def abort(self, request_id: str) -> None:
-        """Do nothing: closing the connection aborted the request."""
+        """Do nothing: closing the connection has aborted the request."""
 
     async def state(self) -> EngineState:
         about = await asyncio.gather(*map(self._get, ("/health", "/v1/models", "/is_paused")))
@@ -206,8 +207,8 @@ class VllmClient(EngineClient):
         self._knows_whole = True
 
     async def _progress(self) -> int | None:
-        """Return the tokens sampled so far, asked for only while whole answers are under way and none has ended
-        lately."""
+        """Return the number of tokens sampled so far. It is requested only while whole answers are running and none has
+        ended recently."""
         if not self._whole_calls or time.monotonic() - self._answered < _NEWS_S:
             return None
         return await self._generated()
@@ -221,7 +222,7 @@ class VllmClient(EngineClient):
         return int(sum(counts)) if counts else None
 
     async def pause(self) -> None:
-        """Also clears the prefix cache, which new weights could not use."""
+        """Pause generation, and clear the prefix cache, which is invalid for new weights."""
         await self._command("/pause", params={"mode": "keep"})
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_SETTLE_S):
@@ -267,8 +268,8 @@ class VllmClient(EngineClient):
         await self._call_workers("areal_forget", {"group": name})
 
     async def _run_on_workers(self, method: str, order: Mapping[str, Any]) -> None:
-        """Run a long operation on the workers beside generation, and poll until it is done. Cancelled with its
-        caller."""
+        """Run a long operation on the workers during generation, and poll until it is done. If the caller is cancelled,
+        the operation is too."""
         try:
             states = await self._call_workers(method, order)
             async with asyncio.timeout(LOAD_S):
@@ -330,7 +331,7 @@ def _sampling(call: EngineCall) -> dict[str, Any]:
 
 
 def spans_body(call: EngineCall, model: str, interval: int) -> dict[str, Any]:
-    """Of a call of ``/inference/v1/generate``, with events of at least ``interval`` tokens."""
+    """Return the body of a call of ``/inference/v1/generate``, with events of at least ``interval`` tokens."""
     sampling = {**_sampling(call), "detokenize": False}
     if call.stream:
         sampling["stream_interval"] = max(call.stream_interval, interval)
@@ -371,8 +372,8 @@ def wire_body(call: EngineCall, model: str) -> dict[str, Any]:
 
 
 def read_choice(call: EngineCall, choice: Mapping[str, Any], version: int) -> EngineDelta:
-    """Return a choice of a chunk, sampled by weights ``version``. Requests have no stop strings, so a choice that ended
-    as "stop" was stopped by its last token."""
+    """Return a choice of a chunk, sampled by weights ``version``. Requests have no stop strings, so if a choice ended
+    with "stop", its last token stopped it."""
     ids = tuple(choice.get("token_ids") or ())
     logprobs = choice.get("logprobs") or {}
     finish = choice.get("finish_reason")
@@ -391,15 +392,15 @@ def read_choice(call: EngineCall, choice: Mapping[str, Any], version: int) -> En
 
 @dataclass
 class SpannedChoices:
-    """Reads the choices of ``/inference/v1/generate``, of a whole answer or of events. Of an answer that came at once,
-    ``after_first_s`` is an estimate, for which all tokens took equally long."""
+    """Parses the choices of ``/inference/v1/generate``, of a whole answer or of events. For a whole answer,
+    ``after_first_s`` is an estimate, which assumes that all tokens took equally long."""
 
     pace: Pace
     began: float = field(default_factory=time.monotonic)
     versions: EventVersions = field(default_factory=EventVersions)
 
     def read(self, choice: Mapping[str, Any], version: int) -> EngineDelta:
-        """``version``: that of the tokens which arrive now."""
+        """Return the deltas of an object. ``version``: the version of tokens that arrive now."""
         index, ids = choice["index"], tuple(choice.get("token_ids") or ())
         entries = (choice.get("logprobs") or {}).get("content") or ()
         finish = choice.get("finish_reason")
@@ -421,7 +422,7 @@ class SpannedChoices:
 
 
 def read_prompt(entries: Any, prompt: Sequence[int], top: int) -> PromptLogprobs:
-    """Return the scores in ``prompt_logprobs``, with the ``top`` likeliest tokens of each place."""
+    """Return the scores in ``prompt_logprobs``, with the ``top`` most likely tokens at each position."""
     reported = [{int(token): about["logprob"] for token, about in (entry or {}).items()} for entry in entries or ()]
     if len(reported) != len(prompt) or any(
         token not in each for token, each in zip(prompt[1:], reported[1:], strict=True)
@@ -436,7 +437,8 @@ def read_prompt(entries: Any, prompt: Sequence[int], top: int) -> PromptLogprobs
 
 
 def _tops(entries: Any, wanted: int) -> tuple[TopLogprobs, ...]:
-    """Return the ``wanted`` likeliest tokens of each place: vLLM adds the sampled one where it is not among them."""
+    """Return the ``wanted`` most likely tokens at each position. vLLM adds the sampled token if it is not among
+    them."""
     named = (
         ((int(name.removeprefix("token_id:")), value) for name, value in (entry or {}).items()) for entry in entries
     )

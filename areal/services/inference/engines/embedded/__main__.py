@@ -86,7 +86,7 @@ class StartupStage:
 async def run(
     folder: ModelFolder, config: EmbeddedEngineConfig, lora: Mapping[str, Path], serving: ServeOptions
 ) -> None:
-    """Serve until told to stop. Raises ArealError when the model cannot be loaded or a step fails."""
+    """Serve until a stop signal. Raises ArealError if the model cannot be loaded or a step fails."""
     from areal.services.http.serve import serve
     from areal.services.http.service import Service
     from areal.services.inference.engines.embedded.app import EngineRoutes

@@ -165,8 +165,8 @@ class EngineRoutes:
                     loaded.engine.abort(stream.sequences)
 
     async def _score(self, request: Request) -> Response:
-        """``input_ids`` of one prompt, ``top_logprobs``, ``adapter?`` -> ``logprobs`` and ``top_logprobs`` of all
-        tokens but the first."""
+        """Score a prompt: ``input_ids``, ``top_logprobs``, ``adapter?`` -> ``logprobs`` and ``top_logprobs`` of all
+        tokens except the first."""
         loaded, body = self._model(), await read_body(request, bodies.ScoreTokens)
         prompt, adapter = read_prompt(body.input_ids, loaded), find_adapter(body.adapter, loaded)
         logprobs, tops = await asyncio.wrap_future(loaded.engine.score(prompt, body.top_logprobs, adapter))
@@ -174,7 +174,7 @@ class EngineRoutes:
         return json_response({"logprobs": logprobs, "top_logprobs": tops})
 
     async def _abort(self, request: Request) -> Response:
-        """Idempotent: a request that ended or is unknown is not an error."""
+        """Abort a request. Idempotent: a request that has ended or is unknown is not an error."""
         loaded, request_id = self._model(), (await read_object(request)).get("request_id")
         stream = self._requests.get(str(request_id))
         if stream is not None:
@@ -182,7 +182,8 @@ class EngineRoutes:
         return json_response({"aborted": stream is not None})
 
     async def _pause(self, loaded: LoadedModel) -> Body:
-        """Return when all tokens of these weights are written. A caller that leaves meanwhile undoes the pause."""
+        """Pause, and return when all tokens of these weights are written. If the caller disconnects meanwhile, the
+        pause is undone."""
         was_paused = loaded.engine.paused
         try:
             await asyncio.wrap_future(loaded.engine.pause())
@@ -279,7 +280,7 @@ class EngineRoutes:
         return json_response({"status": "ok"})
 
     async def _load_adapter(self, loaded: LoadedModel, body: bodies.LoadAdapter) -> Body:
-        """Load or replace an adapter. Running requests keep the one that they began with."""
+        """Load or replace an adapter. Running requests keep the adapter with which they began."""
         try:
             adapter = await asyncio.to_thread(loaded.engine.read_adapter, body.name, Path(body.path))
         except ArealError as error:
@@ -342,15 +343,15 @@ class _Member:
 
 
 class WeightGroups:
-    """Weights that a trainer broadcasts. They are received into an anonymous file in memory, which is then loaded as
-    any other, or computed with in place; then two files alternate. No exit of this process leaves a file.
+    """Weights that a trainer broadcasts. They are received into an anonymous file in memory, and loaded from it like
+    any other weights, or used in place; in that case two files alternate. The files disappear with the process.
 
-    A thread of its own waits for the group's members. Leaving a group, or cancelling a call on it, ends that wait: the
-    next group does not wait for the last one.
+    A separate thread waits for the group's members. Leaving a group, or cancelling a call on it, ends this wait, so
+    that the next group does not wait for the previous one.
 
-    Freeing a group takes as long as the operation that hangs in it, so neither the loop's thread nor one that is waited
-    for may drop the last reference. Only ``_Member.group`` and ``_receive`` refer to it, no error does, and both drop
-    it in a thread of its own.
+    Freeing a group takes as long as an operation that hangs in it, so neither the loop's thread nor a thread that is
+    waited for may drop the last reference. Only ``_Member.group`` and ``_receive`` refer to it, no error does, and both
+    drop it in a separate thread.
     """
 
     def __init__(self) -> None:
@@ -386,8 +387,8 @@ class WeightGroups:
         return image.path, arrival, received
 
     def _ended(self, name: str, member: _Member, arrival: TransferProgress, received: asyncio.Future[None]) -> None:
-        """Leave the group after a broadcast that ended early: the rest of its data would be taken for the next
-        one's."""
+        """Leave the group after a broadcast that ended early. Otherwise the rest of its data would be read as the next
+        broadcast."""
         if not arrival.is_whole:
             failure = None if received.cancelled() else received.exception()
             arrival.fail("no request asks for them any more" if failure is None else str(failure))
@@ -416,7 +417,7 @@ class WeightGroups:
             self._abandon_thread()
 
     def _abandon_thread(self) -> None:
-        """Replace the thread: a call in the old one may wait for minutes."""
+        """Replace the thread, because a call in the old one may wait for minutes."""
         self._thread.shutdown(wait=False)
         self._thread = _one_thread()
 
@@ -464,8 +465,8 @@ def _one_thread() -> ThreadPoolExecutor:
 
 
 def _image_for(member: _Member, given: object) -> tuple[Image, TransferProgress]:
-    """Return an image that the engine does not compute with. Where it leases both, it keeps the older one, and a new
-    one is made."""
+    """Return an image that the engine does not compute with. If it leases both, the engine keeps the older one, and a
+    new one is made."""
     from areal.services.weight_transfer.memory import Image, ends, read_layout
 
     layout = read_layout(given)

@@ -181,7 +181,7 @@ class Engine:
 
     @property
     def load(self) -> tuple[int, int]:
-        """Sequences that run and that wait, as they are at this moment."""
+        """The numbers of running and waiting sequences."""
         return len(self._scheduler.running), len(self._scheduler.waiting)
 
     def start(self) -> None:
@@ -209,7 +209,7 @@ class Engine:
 
     @_between_steps
     def abort(self, sequences: list[TokenSequence]) -> None:
-        """End the sequences; once done, they get no further token."""
+        """End the sequences. Once the future is done, they get no further token."""
         self._abort(sequences, Finish.ABORT)
 
     @_between_steps
@@ -226,7 +226,7 @@ class Engine:
 
     @_between_steps
     def pause(self) -> None:
-        """Once done, no step runs until ``resume``."""
+        """Pause. Once the future is done, no step runs until ``resume``."""
         self.paused = True
 
     @_between_steps
@@ -304,7 +304,7 @@ class Engine:
         return logprobs, tops
 
     def read_adapter(self, name: str, folder: Path) -> Adapter:
-        """Raise ArealError where the folder is no LoRA adapter of this model."""
+        """Read an adapter. Raises ArealError if the folder is not a LoRA adapter of this model."""
         return self._runner.read_adapter(name, folder)
 
     @_between_steps

@@ -35,14 +35,14 @@ class Matcher:
         self._matcher = matcher
 
     def allowed(self, vocab_size: int) -> NDArray[np.bool_]:
-        """[vocab_size], the tokens that may come next: only end tokens once the answer is complete, or when the model
-        has no token to continue with (``observe`` tells which)."""
+        """Return the tokens that may come next: [vocab_size]. These are only end tokens if the answer is complete, or
+        if the model has no token to continue with (``observe`` tells which)."""
         words = np.frombuffer(self._matcher.compute_bitmask(), dtype="<u4")
         bits = ((words[:, None] >> _BITS) & 1).astype(bool).reshape(-1)[:vocab_size]
         return np.pad(bits, (0, vocab_size - len(bits)))
 
     def observe(self, token: int) -> str | None:
-        """Advance by ``token``. None while the answer can match the grammar, else why it cannot."""
+        """Advance by ``token``. Returns None while the answer can match the grammar, else the reason why it cannot."""
         consumed, reason = self._matcher.consume_token(token), self._matcher.stop_reason()
         if consumed and reason in _GOES_WELL:
             return None
@@ -57,7 +57,7 @@ class Matcher:
         return self._matcher.try_consume_tokens([token]) == 1
 
     def error(self) -> str:
-        """llguidance's own words for what went wrong; empty if nothing did."""
+        """Return the error message of llguidance; empty if there is none."""
         return str(self._matcher.get_error()).partition("\n")[0]
 
     def fork(self) -> Matcher:

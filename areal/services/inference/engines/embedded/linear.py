@@ -224,7 +224,7 @@ def deltas_of(adapters: Sequence[Adapter | None], each: int, device: torch.devic
 
 
 def read_adapter(name: str, folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Adapter:
-    """Raise ArealError for a folder that does not hold a plain LoRA adapter of this model."""
+    """Read a LoRA adapter. Raises ArealError for a folder that is not a plain LoRA adapter of this model."""
     scale = _scale(folder)
     projections = (piece for piece in buffer_slices(config) if piece.source.endswith("_proj.weight"))
     pieces = {piece.source.removesuffix(".weight"): piece for piece in projections}

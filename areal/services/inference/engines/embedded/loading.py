@@ -1,7 +1,7 @@
-"""From a model folder to a running engine, with reports of its stages: reading config, importing torch, loading weights
+"""Loads a model folder into a running engine, and reports the stages: reading config, importing torch, loading weights
 (in bytes), warming up.
 
-Faults of the folder are found from its headers, before torch is imported, which takes seconds.
+Errors in the folder are found in its headers, before torch is imported, which takes seconds.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 def adapter_folders(lora: Iterable[str]) -> dict[str, Path]:
-    """Folders by name, from ``NAME=FOLDER`` texts. Raises UsageFault."""
+    """Return folders by name, from texts ``NAME=FOLDER``. Raises UsageFault."""
     folders = {}
     for text in lora:
         name, equals, folder = text.partition("=")
@@ -106,7 +106,7 @@ def load_model(
     on_progress: Callable[[bool], None],
     on_failure: Callable[[BaseException], None],
 ) -> LoadedModel:
-    """Load, warm up and start an engine. Raises ArealError where the folder or the machine does not allow it."""
+    """Load, warm up and start an engine. Raises ArealError if the folder or the machine does not allow it."""
     report("importing torch", None, None)
     import torch
 
@@ -198,8 +198,9 @@ def _dtype(asked: str, of_model: str, device: torch.device, folder: Path) -> tor
 
 
 def _prefers_float32(dtype: str, folder: Path) -> bool:
-    """float16 is slow on every CPU, and bfloat16 would round its weights. bfloat16 without instructions for it takes
-    1.4 times as long for 8 rows and 2.7 times for 32; float32 is chosen where it leaves half of the memory."""
+    """Return whether float32 is faster. float16 is slow on every CPU, and bfloat16 would round its weights. Without
+    bfloat16 instructions, bfloat16 takes 1.4 times as long for 8 rows and 2.7 times for 32; float32 is chosen if it
+    leaves half of the memory."""
     import torch
 
     from areal.services.inference.engines.embedded.linear import blocks
@@ -245,7 +246,7 @@ def _limits(
 
 
 def _warm_up(runner: ModelRunner) -> None:
-    """Initialize the libraries by one prefill and one decode step, so that no request pays for it."""
+    """Initialize the libraries with one prefill and one decode step, so that no request waits for it."""
     import torch
 
     from areal.services.inference.engines.embedded.decoder import RowSpan

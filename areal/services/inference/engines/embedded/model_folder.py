@@ -310,7 +310,8 @@ class MappedWeights:
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Return whether all values are finite, by their extremes, which is faster than torch.isfinite."""
+    """Return whether all values are finite. Their minimum and maximum are checked, which is faster than
+    torch.isfinite."""
     if tensor.numel() == 0 or not tensor.is_floating_point():
         return True
     low, high = tensor.aminmax()

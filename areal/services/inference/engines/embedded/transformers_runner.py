@@ -112,7 +112,7 @@ class TransformersRunner:
 
     @torch.inference_mode()
     def _forward(self, row: int, tokens: Tensor, start: int, images: PartImages | None = None) -> Tensor:
-        """Logits [vocab] after the last of ``tokens`` [1, time], whose first position is ``start``."""
+        """Return logits [vocab] after the last of ``tokens`` [1, time], whose first position is ``start``."""
         end = start + tokens.shape[1]
         options: dict[str, Any] = {"logits_to_keep": 1} if "logits_to_keep" in self._parameters else {}
         if "position_ids" in self._parameters:

