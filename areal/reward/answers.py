@@ -27,7 +27,7 @@ _MARK = re.compile(r"####\s*(?=[-+\d.$€£¥({*\\]|\Z|\S+(?: \S+)?\s*\Z)|<answe
 _STATED = re.compile(
     r"(?:\b(?:[Aa]nswer|ANSWER|[Oo]ption|[Cc]hoice)(?:\s*[*:]|\s+[-–—]\s|\s+(?:is|(?:would|must|should|has\sto)\s+be)\b)"
     r"|(?:故|应|题|，)选择?(?:选项)?|【?答案】?[是为选]?)[\s:：*\"“]*(?=[^\s.!?*])"
-    r"|(?:(?<!not )(?<!n't )\b(?:choose|pick|select|go(?:ing)? with|answer|is|corresponds?\sto|matches|gives"
+    r"|(?:(?<!not )(?<!n't )\b(?:choose|pick|select|go(?:ing)? with|answer|is|must be|corresponds?\sto|matches|gives"
     r"|yields|leaves|leaving|[Ii]t['’]s|[Ss]o)\s+"
     r"(?:(?:the\s+)?(?:answer\s+)?(?:option|choice|answer)\s+)?|,\s(?:answer\s)?(?:option|choice)\s)"
     r"(?=(?:\W|\\(?:text|math)\w*){0,6}[A-J]\b\W*(?:$|[.:\n]|because\b|since\b))"
@@ -50,9 +50,9 @@ _CLOSING = re.compile(
     r"|I hope|Hope|Feel free|Would you|Do you|If you|Please)\b[^\n]*\s*\Z"
 )
 _CLAUSE = re.compile(  # after a number in bold, or an amount of money
-    r"(?<!\*)(\*\*[^*\n]*\d[^*\n]*\*\*|\.\d\d)\s(?!.*\d\D+\d)"
+    r"(?<!\*)(\*\*[^*\n]*\d[^*\n]*\*\*|\.\d\d)(?:,\s(?:which|i\.e\.)\s[^*\n]*\Z|\s(?!.*\d\D+\d)"
     r"(?!.*\b(?:and|or|but|so|then|otherwise|is|are|was|were|equals|gives|makes|leaves)\b)"
-    r"(?:over|in|for|after|when|if|with|at|on|from|during|per|because|since|before)\b[^*\n.!?,;:=$]*[.!]?\s*\Z"
+    r"(?:over|in|for|after|when|if|with|at|on|from|during|per|because|since|before)\b[^*\n.!?,;:=$]*[.!]?\s*\Z)"
 )
 _UNIT = re.compile(r"[ ]?(?!in\b|A\b)([kM]?\\Omega|[A-Za-z]+)(?:\^\d)?(?:/[A-Za-z]+(?:\^\d)?)?\b")
 _WITHDRAWN = re.compile(r"\b(?:Wait|[Nn]o,? wait|Actually|Hmm|On second thought|Correction)\b[\s,.:!…]*")
@@ -94,7 +94,7 @@ _PREDICATE = re.compile(
     r".*\b(?:is|are|equals)\s+(?!not\b|an?\b|the\b|true|false|correct|right|wrong|incorrect)([^?\n]+?)[.!\s]*",
     re.DOTALL,
 )
-_TRUTH = re.compile(r"(Yes|No)[,.](?=\s+(?:it|this|that|they|there|the)\b[^\d$]*\Z)")
+_TRUTH = re.compile(r"(Yes|No)[,.](?=\s+(?:it|this|that|they|there|the)\b(?:[^\d$]|\^\d)*\Z)")
 _THUS = re.compile(r"(?i)\A(?:thus|therefore|hence|so|then|finally|in conclusion|(?:most )?likely|probably),?\s+")
 _WINDOW = 80
 _MEASURED = (
@@ -120,7 +120,7 @@ _DOUBT_BEFORE = re.compile(  # text before the last number that makes it one of 
     re.IGNORECASE,
 )
 _DOUBT_AFTER = re.compile(
-    r"\W{0,3}\?|\s*(?:[A-Za-z]+\s+)?(?:or\s+(?:so|more|less|fewer|over|under|above|below|higher|lower)|at\s+(?:least|most))\b"
+    r"\W{0,3}\?|\s*(?:[A-Za-z]+\s+)?(?:or\s+(?:so|more|less|over|under|above|below|[a-z]+er)|at\s+(?:least|most))\b"
     rf"|{_REFUTED}|\s*不|[^，。]*(?:增根|舍去|不成立|不合题意)",
     re.IGNORECASE,
 )
@@ -180,6 +180,8 @@ def _unmarked(text: str) -> str | None:
     is_short = len(stated.split()) < 6 and len(_PROSE_NUMBER.findall(stated)) == 1 and not CHANGES.search(stated)
     if is_stated and is_short and CHOICES.search(stated.replace(".", "").casefold()):  # a loss of $5
         return rf"\text{{{stated}}}"
+    if is_stated and after[len(sentence) :].startswith("?"):
+        return None
     if stated and (
         not re.search(r"\d", after if is_stated else text)
         or (is_stated and (_is_formula(stated) or _FORMULA.fullmatch(stated) or choice_of(tokens(stated))[0]))

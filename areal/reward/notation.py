@@ -185,7 +185,7 @@ _UNITS_ONLY = re.compile(
     r"(?:\s*\^\s*\{?\s*-?\d\s*\}?|\s*/\s*\(?[A-Za-z]+|\s+[mgshdlLCFKNJWVASEMTHk](?![A-Za-z])|\s*\))*\s*(?:\Z|\d)"
 )
 _CLOCK = re.compile(r"(?:0?\d|1[0-2]):[0-5]\d")
-_ARGUMENTS = re.compile(r"(?:\^\{|\b(?:sin|cos|tan|exp|ln|log)h?\()[-\d.]*\Z")  # e^{at}
+_ARGUMENTS = re.compile(r"(?:\^\{|frac\{|\b(?:sin|cos|tan|exp|ln|log)h?\()[-\d.]*\Z")  # e^{at}
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _ARTICLE = re.compile(r"\s+(?:(?!sin|cos|tan|log|ln|exp|sqrt)[a-z]{3}|\d)")
 _EQUAL = {"!=": "≠", "<=": "≤", "=<": "≤", ">=": "≥", "...": "…", r"\%": "%", r"\&": "and", r"\|": "|"}
@@ -362,10 +362,14 @@ def _letters(run: str, found: list[Token], gap: bool, is_text: bool, rest: str) 
             is_unit_at_end and not symbols and _UNITS_ONLY.match(rest)
         )
         found.append(Token("w" if is_word or is_measure else "s", run, gap))
-    elif is_text or (_is_word(run, is_after_number) and not (len(run) < 3 and _ARGUMENTS.search(render(found[-4:])))):
+    elif is_text or (_is_word(run, is_after_number) and (len(run) > 3 or not _is_argument(run, found))):
         found.append(Token("w", symbol_of(run), gap))
     else:
         found += [Token("s", letter, gap and not i) for i, letter in enumerate(run)]
+
+
+def _is_argument(run: str, found: list[Token]) -> bool:
+    return not is_unit(run) and bool(_ARGUMENTS.search(render(found[-4:])))
 
 
 def _is_word(run: str, is_after_number: bool) -> bool:
