@@ -198,10 +198,8 @@ def _is_formula(text: str) -> bool:
 def _formula_at_end(sentence: str) -> str | None:
     """Return the formula after the last word of a sentence, if it is more than one number."""
     text = re.sub(r"(?<!\\)\$", "", in_latex(sentence))
-    *_, last = (
-        0,
-        *(match.end() for match in _WORD.finditer(re.sub(_IN_FORMULA, lambda each: "0" * len(each[0]), text))),
-    )
+    words = _WORD.finditer(re.sub(_IN_FORMULA, lambda each: "0" * len(each[0]), text))
+    last = max((each.end() for each in words), default=0)
     formula = _SUM.split(text[last:])[-1].strip(" *.!=")
     is_number = re.search(r"(?:\A|=)[\s\\$]*[-\d.,]+\Z", formula) and not re.search(r",\s|\b(?:and|or)\b", formula)
     is_number = is_number or ("=" in formula and not re.search("[A-Za-z]", formula))
