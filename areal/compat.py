@@ -1,8 +1,8 @@
-"""Import paths of AReaL that no file here has. ``ALIASES`` names where the same thing lives. An import of what is in
-``UNSUPPORTED`` is an ImportError that says what to use instead. Paths that the documentation names have files, in which
-type checkers and editors find them.
+"""AReaL's import paths that have no file here. ``ALIASES`` maps each of them to the module that replaces it. Importing
+a path in ``UNSUPPORTED`` raises an ImportError that names the alternative. Paths in the documentation have files, so
+that type checkers and editors find them.
 
-A key of ``UNSUPPORTED`` ``package.module`` stands for all that is below it, ``package.module:name`` for one name.
+A key ``package.module`` of ``UNSUPPORTED`` stands for everything below it, ``package.module:name`` for one name.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ UNSUPPORTED = {
 
 
 class AliasFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Find the modules of ``ALIASES`` and the packages above them, and refuse those of ``UNSUPPORTED``."""
+    """Finds the modules of ``ALIASES`` and their parent packages, and refuses those of ``UNSUPPORTED``."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> importlib.machinery.ModuleSpec | None:
         if name in ALIASES or any(each.startswith(f"{name}.") for each in ALIASES):
@@ -111,7 +111,7 @@ FINDER = AliasFinder()
 
 
 def refuse(module: str, name: str | None = None) -> None:
-    """Raise ImportError for what is in the table."""
+    """Raise ImportError for a name in the table."""
     parts = module.split(".")
     keys = [".".join(parts[:length]) for length in range(len(parts), 1, -1)]
     keys[:0] = [f"{module}:{name}"] if name is not None else []

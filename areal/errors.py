@@ -1,4 +1,4 @@
-"""Every error that a user can meet, by who can act on it.
+"""All errors that a user can get, by the exit status of the command.
 
 ArealError                 exit 1   unexpected failure
 |- UsageFault                   2   wrong flags or arguments
@@ -11,8 +11,8 @@ ArealError                 exit 1   unexpected failure
 |- Partial                      9   some objects converged, some did not
 `- NoCapacity                  10   GPUs or ports; nothing was started
 
-The message says what happened and why; ``hint`` is the next command to run. ``did_you_mean`` suggests a spelling.
-Standard library only: every floor imports this module.
+The message says what happened and why; ``hint`` is the next command to run. ``did_you_mean`` suggests a spelling. Every
+package imports this module, so it uses only the standard library.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterable
 
 
 def where_raised(error: BaseException, *without: str) -> str:
-    """`` (file:line, in name)`` of the innermost frame of the user's code, else of the innermost one; "" without one.
-    Frames of the files and folders ``without`` are not considered."""
+    """Return `` (file:line, in name)`` of the innermost frame of the user's code, else of the innermost frame; "" if
+    there is none. Frames in the files and folders ``without`` are ignored."""
     import sysconfig
     import traceback
 
@@ -33,11 +33,12 @@ def where_raised(error: BaseException, *without: str) -> str:
 
 
 class FieldName(str):
-    """The path of a field of a spec, ``spec.gateway.port``, as a part of a ``Wording``."""
+    """The path of a field of a spec, ``spec.gateway.port``, as part of a ``Wording``."""
 
 
 class Wording(str):
-    """A text in ``parts``, each a ``FieldName`` or plain text. A part that is a ``Wording`` adds its own parts."""
+    """A text with ``parts``, each a ``FieldName`` or plain text. A part that is a ``Wording`` contributes its own
+    parts."""
 
     parts: tuple[str, ...]
 
@@ -48,14 +49,14 @@ class Wording(str):
 
 
 def with_names(text: str, name: Callable[[str], str]) -> str:
-    """``text`` with ``name(path)`` for each field that it names, where it is a ``Wording``."""
+    """Return ``text`` with each field in a ``Wording`` replaced by ``name(path)``."""
     parts = text.parts if isinstance(text, Wording) else (text,)
     return "".join(name(part) if isinstance(part, FieldName) else part for part in parts)
 
 
 class FieldError(ValueError):
-    """A value that a record cannot have. ``field`` is the path of the field at fault, "" for the record itself.
-    ``others``: further fields of the contradiction, any of which may be the one to change."""
+    """An invalid value of a record. ``field``: the path of the field, "" for the record itself. ``others``: further
+    fields that contradict it, any of which may be changed."""
 
     def __init__(self, field: str, problem: str, *others: str, is_missing: bool = False) -> None:
         super().__init__(f"{field} {problem}".lstrip())
@@ -117,7 +118,7 @@ _PRECEDENCE = (3, 5, 10, 8, 9, 7)
 
 
 def worst_exit(codes: list[int]) -> int:
-    """Return the exit status when several apply (cli.md: 3 > 5 > 10 > 8 > 9 > 7, then any other failure)."""
+    """Return the most severe of several exit statuses (3 > 5 > 10 > 8 > 9 > 7, then any other failure)."""
     failures = [code for code in codes if code]
     for code in _PRECEDENCE:
         if code in failures:
@@ -126,8 +127,7 @@ def worst_exit(codes: list[int]) -> int:
 
 
 def closest(word: str, options: Iterable[str]) -> str | None:
-    """Return the option a reader most likely meant, None when nothing is near. Case and ``_-`` are not held against
-    them."""
+    """Return the most similar option; None if none is similar. Case and ``_-`` are ignored."""
     import difflib
 
     folded = {_fold(option): option for option in options}
@@ -139,7 +139,7 @@ def closest(word: str, options: Iterable[str]) -> str | None:
 
 
 def did_you_mean(word: str, options: Iterable[str]) -> str:
-    """`` (did you mean "x"?)``, or nothing."""
+    """Return `` (did you mean "x"?)``, or "" without a similar option."""
     near = closest(word, options)
     return f' (did you mean "{near}"?)' if near is not None else ""
 

@@ -1,5 +1,5 @@
-"""Files that are replaced whole: a reader, or a crash at any instant, sees the old bytes or the new ones. A draft that
-a killed process left has a name beginning with a dot, and ``.tmp-`` in it. Locks of files.
+"""Atomic replacement of files, and file locks. A reader, and a crash at any moment, sees either the old content or the
+new content. A killed process may leave a draft, whose name begins with a dot and contains ``.tmp-``.
 
 Imported by the shim: no ``dataclasses``, no ``typing``, no ``pathlib``.
 """
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 def replace_file(path: Path | str, content: bytes, *, mode: int = 0o600, durable: bool = False) -> None:
-    """``mode``: readable by its owner alone by default. ``durable``: the new bytes survive a power cut.
-    Raises OSError, and then ``path`` is as it was."""
+    """Replace a file atomically. ``mode``: by default only its owner can read it. ``durable``: the new content survives
+    a power failure. Raises OSError, in which case ``path`` is unchanged."""
     folder, name = os.path.split(path)
     draft = os.path.join(folder, f".{name}.tmp-{os.getpid()}")
     try:
@@ -45,7 +45,8 @@ def replace_file(path: Path | str, content: bytes, *, mode: int = 0o600, durable
 
 
 def parse_json(text: str | bytes) -> Any:
-    """``json.loads``, whose only error is ValueError: for a value with many levels it raises RecursionError."""
+    """Parse JSON as ``json.loads`` does, but raise ValueError where that raises RecursionError for a deeply nested
+    value."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -53,16 +54,16 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def write_all(fd: int, content: bytes) -> None:
-    """``os.write`` until nothing is left: a nearly full disk takes a part and refuses the rest. Raises OSError."""
+    """Call ``os.write`` until everything is written: on a nearly full disk it writes a part. Raises OSError."""
     view = memoryview(content)
     while view:
         view = view[os.write(fd, view) :]
 
 
 def append_line(path: str, line: bytes, merged: Callable[[bytes], bytes | None] | None = None) -> None:
-    """Append to a file that others lock, cut and replace. A lock that is held longer than a moment is not waited for:
-    a line may then be lost with the file that it replaces. ``merged`` gets the last line of the file and returns what
-    to write in its place, or None to append. Raises OSError where the folder is gone."""
+    """Append to a file that other processes lock, truncate and replace. Waits only a moment for a lock; after that, the
+    line may be lost together with the file that is replaced. ``merged`` is called with the last line of the file, and
+    returns the line to write in its place, or None to append. Raises OSError if the folder does not exist."""
     for attempt in range(_TRIES):
         fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
@@ -94,7 +95,8 @@ _LONGEST_LINE = 16_384
 
 
 def try_lock(fd: int, *, shared: bool = False) -> bool:
-    """Lock an open file now; False when another holds it. Raises OSError where the file system has no locks."""
+    """Lock an open file without waiting. Returns False if another process holds the lock. Raises OSError if the file
+    system has no locks."""
     try:
         fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -103,7 +105,7 @@ def try_lock(fd: int, *, shared: bool = False) -> bool:
 
 
 def still_named(fd: int, path: Path | str) -> bool:
-    """Return whether ``path`` leads to the open file: the holder of its lock may remove or replace it."""
+    """Return whether ``path`` still names the open file, which the holder of its lock may have removed or replaced."""
     try:
         return os.path.samestat(os.fstat(fd), os.stat(path))
     except FileNotFoundError:
@@ -111,7 +113,7 @@ def still_named(fd: int, path: Path | str) -> bool:
 
 
 def stat_of(path: Path | str) -> os.stat_result | None:
-    """None where there is no such file, or it cannot be looked at."""
+    """Return the status of a file; None if it does not exist or is not accessible."""
     try:
         return os.stat(path)
     except OSError:
@@ -119,14 +121,14 @@ def stat_of(path: Path | str) -> os.stat_result | None:
 
 
 def size_of(path: Path | str) -> int:
-    """0 where there is no file."""
+    """Return the size of a file; 0 if it does not exist."""
     found = stat_of(path)
     return found.st_size if found is not None else 0
 
 
 def stamp(path: Path | str) -> tuple[int, int, int] | None:
-    """Size, time of the last write and inode, which tell a file from a later one at its path; None where there is no
-    file."""
+    """Return size, modification time and inode, which distinguish a file from a later one at its path; None if it does
+    not exist."""
     found = stat_of(path)
     return (found.st_size, found.st_mtime_ns, found.st_ino) if found is not None else None
 

@@ -1,11 +1,11 @@
-"""Models and data sets of the Hugging Face hub, by id and revision, through the cache that its own library keeps.
+"""Models and data sets of the Hugging Face hub, by id and revision, in the cache of the hub's library.
 
-A path names a folder where there is one, else an id (``org/name``). A revision (branch, tag or commit) is resolved to a
-commit, and the commit's snapshot is one folder of the cache: it never changes, so that a process that is started again
-has the same weights. The cache is enough: what is in it needs no network, and neither ``huggingface_hub``. The hub is
-asked where it can be; one that cannot be reached, or ``HF_HUB_OFFLINE``, leaves what is cached.
+A path names a folder if there is one, otherwise an id (``org/name``). A revision (branch, tag or commit) is resolved to
+a commit. The commit's snapshot is a folder in the cache that never changes, so that a restarted process has the same
+weights. Cached files need neither the network nor ``huggingface_hub``. The hub is asked when possible; if it cannot be
+reached, or with ``HF_HUB_OFFLINE``, only cached files are available.
 
-Settings are the library's own: HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_CACHE, HF_HUB_OFFLINE.
+The settings are the library's: HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_CACHE, HF_HUB_OFFLINE.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Hub:
         return self.cache / f"{kind}s--{repo.replace('/', '--')}"
 
     def cached_commit(self, repo: str, revision: str = MAIN, kind: Kind = "model") -> str | None:
-        """Return the commit that the cache has for a revision; None if there is none, or nothing of it."""
+        """Return the cached commit of a revision; None if the commit or its files are not in the cache."""
         folder = self.repository(repo, kind)
         try:
             commit = revision if is_commit(revision) else (folder / "refs" / revision).read_text().strip()
@@ -105,8 +105,8 @@ class Hub:
     def cached(
         self, repo: str, revision: str = MAIN, kind: Kind = "model", only: Sequence[str] | None = None
     ) -> Path | None:
-        """Return the snapshot's folder in the cache; None if it is not there, or in part: without a file of ``only``,
-        or where that is None, without all weights of a model."""
+        """Return the snapshot's folder in the cache; None if it is missing or incomplete: without a file of ``only``,
+        or, if that is None, without all weights of a model."""
         commit = self.cached_commit(repo, revision, kind)
         if commit is None:
             return None
@@ -119,14 +119,14 @@ class Hub:
         return folder if found else None
 
     def has(self, repo: str, kind: Kind = "model", only: Sequence[str] | None = None) -> bool:
-        """Return whether the cache has any commit of a repository, as ``cached`` means it."""
+        """Return whether the cache has any commit of a repository, in the sense of ``cached``."""
         folder = self.repository(repo, kind) / "snapshots"
         return folder.is_dir() and any(self.cached(repo, path.name, kind, only) for path in folder.iterdir())
 
     def commit(
         self, repo: str, revision: str = MAIN, kind: Kind = "model", *, only: Sequence[str] | None = None
     ) -> str:
-        """Return the commit that a revision stands for now, of which ``only`` (as of ``snapshot``) can be had. Raises
+        """Return the current commit of a revision, of which ``only`` (as for ``snapshot``) is available. Raises
         NotFound, ArealError."""
         found = self._about(repo, revision, kind, only)
         return found.commit if found is not None else self._needed(repo, revision, kind, only).name
@@ -141,9 +141,9 @@ class Hub:
         force: bool = False,
         report: ByteReporter | None = None,
     ) -> Path:
-        """Return the folder of a revision's snapshot, named by its commit, with all files that are of use; what is
-        missing is downloaded. ``only``: patterns of files; ``force``: what is there is downloaded again. Raises
-        NotFound, ArealError."""
+        """Return the folder of a revision's snapshot, named by its commit, with all useful files. Missing files are
+        downloaded. ``only``: patterns of files; ``force``: download existing files again. Raises NotFound, ArealError.
+        """
         about = self._about(repo, revision, kind, only)
         if about is None:
             return self._needed(repo, revision, kind, only)
@@ -167,7 +167,7 @@ class Hub:
         return Path(found)
 
     def files(self, repo: str, revision: str = MAIN, kind: Kind = "model") -> list[str]:
-        """Return the names of a revision's files: the hub's, or those that are cached. Raises NotFound, ArealError."""
+        """Return the names of a revision's files, from the hub or from the cache. Raises NotFound, ArealError."""
         about = self._about(repo, revision, kind)
         if about is not None:
             return list(about.sizes)
@@ -175,8 +175,8 @@ class Hub:
         return [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
 
     def _about(self, repo: str, revision: str, kind: Kind, only: Sequence[str] | None = None) -> _HubRevision | None:
-        """Return the hub's description of a revision; None offline, and where the hub does not answer and the cache has
-        the revision."""
+        """Return the hub's description of a revision; None if offline, or if the hub does not answer and the revision
+        is cached."""
         if not is_id(repo):
             raise NotFound(f"{repo!r} is neither a folder nor a {kind} id of the Hugging Face hub")
         if self.offline:
@@ -212,13 +212,13 @@ class Hub:
         )
 
     def _extent(self, repo: str, revision: str, kind: Kind) -> str:
-        """Return how much of a revision that ``cached`` does not have is in the cache, in words."""
+        """Return in words how much of an incomplete revision is in the cache."""
         partly = self.cached_commit(repo, revision, kind) is not None
         return f"only in part in the cache {self.cache}" if partly else f"not in the cache {self.cache}"
 
     @contextmanager
     def _explained(self, repo: str, revision: str, kind: Kind) -> Iterator[None]:
-        """Yield the library's errors in our words."""
+        """Convert errors of the library to ArealError."""
         from huggingface_hub import errors
 
         where = self.endpoint or "https://huggingface.co"
@@ -260,7 +260,8 @@ class _HubRevision:
     sizes: Mapping[str, int]
 
     def chosen(self, only: Sequence[str] | None) -> list[str]:
-        """Return the files to have: those that match ``only``, else all but other programs' and doubles."""
+        """Return the files to download: those that match ``only``, else all except duplicates and files for other
+        programs."""
         if only is not None:
             return [name for name in self.sizes if _matches(name, only)]
         doubles = _BESIDE_SAFETENSORS if any(name.endswith(".safetensors") for name in self.sizes) else ()
@@ -268,8 +269,8 @@ class _HubRevision:
 
 
 def model_folder(path: str, only: Sequence[str] | None = None) -> Path:
-    """Return the folder that ``path`` is, or of the model that it names on the hub: at the commit that
-    AREAL_HUB_COMMITS says, else at that which this process had first. ``only``: as of ``Hub.snapshot``. Raises
+    """Return the folder ``path``, or the folder of the model with this id on the hub, at the commit in
+    AREAL_HUB_COMMITS, else at the commit that this process used first. ``only``: as for ``Hub.snapshot``. Raises
     NotFound, ArealError."""
     local = Path(path).expanduser()
     if local.is_dir() or path.startswith((".", "/", "~")) or not is_id(path):
@@ -285,13 +286,13 @@ _COMMITS: dict[tuple[Hub, str], str] = {}
 
 
 def holds_weights(folder: Path) -> bool:
-    """Return whether a folder has weight files, and all that its index names."""
+    """Return whether a folder has weight files, and all files that its index names."""
     names = [path.name for path in folder.iterdir() if path.suffix in _WEIGHTS and path.exists()]
     return bool(set(names) - _NO_WEIGHTS) and not any(missing_shards(folder))
 
 
 def missing_shards(folder: Path) -> Iterator[str]:
-    """Weight files that an index names, or that a shard's name counts, and that are not there."""
+    """Return the missing weight files, which an index names or which follow from the number in a shard's name."""
     wanted: set[str] = set()
     names = {path.name for path in folder.iterdir()}
     for index in (name for name in names if name.endswith((".safetensors.index.json", ".bin.index.json"))):
@@ -313,7 +314,7 @@ def _matches(name: str, patterns: Iterable[str]) -> bool:
 
 
 def literal_pattern(name: str) -> str:
-    """Return a file name as a pattern that matches it alone."""
+    """Return a pattern that matches only this file name."""
     return re.sub(r"([*?[])", r"[\1]", name)
 
 
@@ -323,7 +324,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _bar(report: ByteReporter | None, total: int) -> type[Any]:
-    """Return a progress class for the library that shows nothing, and reports bytes."""
+    """Return a progress class for the library that prints nothing and reports bytes."""
     from tqdm import tqdm
 
     class Bar(tqdm):  # type: ignore[type-arg,misc,unused-ignore]

@@ -1,5 +1,6 @@
-"""How this installation of areal starts a module of its own, gets an extra, and is hidden by another project: the name
-`areal` is another project's on the package index, so ours is installed as ``DISTRIBUTION``."""
+"""This installation of areal: how to start one of its modules, how to install an extra, and whether another project
+hides it. The name `areal` belongs to another project on the package index, so this package is installed as
+``DISTRIBUTION``."""
 
 from __future__ import annotations
 
@@ -16,18 +17,18 @@ _PACKAGE = Path(__file__).resolve().parent
 
 
 def module_argv(module: str, *words: str) -> list[str]:
-    """Return the argv of a module of ours. ``-P``: a file of the working folder never shadows a module that it
-    imports."""
+    """Return the argv that starts a module of areal. ``-P``: files in the working folder do not shadow the modules that
+    it imports."""
     return [sys.executable, "-P", "-m", module, *words]
 
 
 def install_command(extra: str) -> str:
-    """Return the shell command that adds ``extra`` from where areal itself was installed."""
+    """Return the shell command that installs ``extra`` from the source of this installation."""
     return _command(extra, _recorded())
 
 
 def origin() -> str:
-    """Return the source of this installation: a URL for pip, or a folder; "" for an index or where areal is not
+    """Return the source of this installation: a URL for pip, or a folder; "" for a package index, or if areal is not
     installed."""
     source = _recorded()
     if not source:
@@ -36,13 +37,13 @@ def origin() -> str:
 
 
 def requirement(extras: str) -> str:
-    """Return what pip takes to install this areal with ``extras``; "" where areal is not installed."""
+    """Return pip's requirement for this areal with ``extras``; "" if areal is not installed."""
     source = _recorded()
     return "" if source is None else _requirement(extras, source)
 
 
 class ForeignProject(NamedTuple):
-    """Another project of the name `areal` that this Python, or one that starts in this folder, may import."""
+    """Another project with the name `areal` that this Python, or one that starts in this folder, may import."""
 
     what: str
     why: str
@@ -50,7 +51,7 @@ class ForeignProject(NamedTuple):
 
 
 def conflicts(search: Sequence[str]) -> Iterator[ForeignProject]:
-    """Yield those among the installed distributions, and in the folders of ``search``."""
+    """Yield such projects among the installed distributions, and in the folders of ``search``."""
     from importlib import metadata
 
     again = install_command("train").replace("[train]", "").replace("pip install", "pip install --force-reinstall")
@@ -71,8 +72,8 @@ def conflicts(search: Sequence[str]) -> Iterator[ForeignProject]:
 
 
 def searched() -> list[str]:
-    """Return the folders that this Python, a script of the working folder, or a child of theirs may import `areal`
-    from."""
+    """Return the folders in which this Python, a script in the working folder, or their child processes look for
+    `areal`."""
     return [".", *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), *filter(os.path.isdir, sys.path)]
 
 

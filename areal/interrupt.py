@@ -1,6 +1,6 @@
-"""Ctrl-C before a program of ours can handle it, while it imports: one line and status 130 instead of a traceback.
+"""Handling of Ctrl-C while one of areal's programs imports its modules: one line and status 130 instead of a traceback.
 
-The first module that our programs import; it imports nothing. Programs of others are left alone.
+The first module that these programs import; it imports nothing. Other programs are not affected.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def is_interrupt(error: BaseException | None) -> bool:
 
 
 def set_in_handler(event: threading.Event) -> None:
-    """Set an event from a signal handler. Another thread does it: the handler may run while its own thread holds the
-    event's lock, in ``wait``, and would wait for itself without end. The event is set on return, but in that case."""
+    """Set an event from a signal handler, in another thread: the handler may run while its own thread holds the event's
+    lock in ``wait``, and would deadlock. On return the event is set, except in that case."""
     import _thread
     import time
 
@@ -37,7 +37,7 @@ def set_in_handler(event: threading.Event) -> None:
 
 
 def is_ours(words: list[str]) -> bool:
-    """Return whether an interpreter that was started with these words runs a program of ours."""
+    """Return whether an interpreter with these arguments runs one of areal's programs."""
     module = words[words.index("-m") + 1 :][:1] if "-m" in words else []
     program = module[0].partition(".")[0] if module else words[1:][:1]
     return program == "areal" if module else any(word.rpartition("/")[2] == "areal" for word in program)

@@ -27,8 +27,8 @@ _UNNAMED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
 
 
 def add_import_folder(folder: Path) -> None:
-    """Put a folder of user code on the import path, before what is installed and after the standard library: its
-    ``random.py`` is not the ``random`` of every library that the process imports."""
+    """Add a folder of user code to the import path, before installed packages and after the standard library, so that
+    its ``random.py`` does not replace ``random`` for all libraries in the process."""
     if str(folder) in sys.path:
         return
     library = sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")
@@ -42,8 +42,8 @@ class _ImportInterrupted(BaseException):
 
 @contextmanager
 def _deadline(seconds: float) -> Iterator[None]:
-    """Raise _ImportInterrupted in the block after ``seconds``. Only the main thread can be
-    interrupted: no deadline holds on another one."""
+    """Raise _ImportInterrupted in the block after ``seconds``. There is no deadline on other threads than the main
+    thread, which cannot be interrupted."""
     if threading.current_thread() is not threading.main_thread() or seconds == math.inf:
         yield
         return
@@ -70,9 +70,9 @@ def load_attr(
     broken: type[ArealError] = UsageFault,
     within_s: float = _IMPORT_S,
 ) -> Any:
-    """``kind`` is what errors call it. Raises UsageFault for what is not a name, and for a module, file or attribute
-    that does not exist, ``broken`` for an exception of the module's own, or an import that takes longer than
-    ``within_s`` on the main thread."""
+    """Import an attribute. ``kind`` is its name in errors. Raises UsageFault for an invalid name, and for a module,
+    file or attribute that does not exist; ``broken`` for an exception of the module, or for an import on the main
+    thread that takes longer than ``within_s``."""
     place, _, attribute = path.rpartition(":" if ":" in path or path.endswith(".py") else ".")
     if not place or not attribute:
         raise UsageFault(f"{kind} {path!r}: write module:attr", hint="module:attr or path/to/file.py:attr")
@@ -121,7 +121,7 @@ def load_function(path: str, kind: str) -> Any:
 
 def load_callable(path: str, flag: str) -> Any:
     """Load the function that a flag names. The working folder is on the import path, as for ``python script.py``.
-    Raises UsageFault for what is not a name, does not exist, fails in its import or cannot be called."""
+    Raises UsageFault if the name is invalid, does not exist, cannot be imported or is not callable."""
     add_import_folder(Path.cwd())
     try:
         return load_function(path, flag)
@@ -146,7 +146,8 @@ def _module_of_file(place: str) -> Any:
 
 
 def call_with(function: Callable[..., Any], *positional: Any, given: Mapping[str, Any]) -> Any:
-    """Call with those of ``given`` that it takes. Raises TypeError for one that it needs and ``given`` lacks."""
+    """Call a function with those of ``given`` that it accepts. Raises TypeError if it needs an argument that ``given``
+    lacks."""
     return function(*positional, **_taken(function, len(positional), given))
 
 
@@ -164,7 +165,7 @@ def check_call(function: Callable[..., Any], *positional: Any, given: Mapping[st
 
 
 def _taken(function: Callable[..., Any], count: int, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of ``given`` that the function takes after ``count`` arguments by position."""
+    """Return those of ``given`` that the function accepts after ``count`` positional arguments."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):  # a builtin
@@ -180,15 +181,15 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """Names that a configuration chooses from: registered ones, else ``module:attr`` of anything that can be imported.
-    ``kind`` is what errors call an entry: workflow, reward, dataset."""
+    """Names that a configuration can use: registered ones, else ``module:attr`` of anything that can be imported.
+    ``kind`` is the name of an entry in errors: workflow, reward, dataset."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self._entries: dict[str, T] = {}
 
     def register(self, name: str) -> Callable[[T], T]:
-        """Return a decorator. Registering another thing under a taken name is a mistake."""
+        """Return a decorator that registers a name. Raises if the name is registered for something else."""
 
         def keep(entry: T) -> T:
             if self._entries.setdefault(name, entry) is not entry:
@@ -201,7 +202,7 @@ class Registry(Generic[T]):
         return iter(self._entries)
 
     def resolve(self, name: str) -> T:
-        """Raise UsageFault naming what was looked for."""
+        """Return the entry of a name. Raises UsageFault with the name."""
         if name in self._entries:
             return self._entries[name]
         if ":" not in name and "." not in name:

@@ -1,4 +1,4 @@
-"""The environment of processes whose clients find the services of their own machine behind an HTTP proxy."""
+"""The environment of processes that must reach services of their own machine although an HTTP proxy is configured."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ if TYPE_CHECKING:
 
 
 def loopback_without_proxy(env: Mapping[str, str]) -> dict[str, str]:
-    """``no_proxy`` in both spellings with loopback: the clients of agents and jobs would ask the proxy for it. Values
-    that are there are kept."""
+    """Return ``no_proxy`` in both spellings with loopback added to the existing values. Otherwise the clients of agents
+    and jobs would send calls to loopback through the proxy."""
     spellings = ("NO_PROXY", "no_proxy")
     hosts = [host.strip() for name in spellings for host in env.get(name, "").split(",")]
     if "*" in hosts:  # clients know it alone only

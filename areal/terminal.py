@@ -1,8 +1,10 @@
-"""Text on a terminal: that of others is shown and never obeyed, ours may colour and move the cursor.
+"""Text on a terminal. Text from other sources must not control the terminal; text of areal may use colours and move the
+cursor.
 
-Models, engines, gateways, logs, names and error bodies hold what others wrote. ``safe`` spells each character that a
-terminal would obey or hide. Text of ours has ``ESCAPE`` in the place of the escape character, a mark that no other
-writer can know; a ``Screen``, through which everything is written, spells the rest and makes the mark the real one.
+Models, engines, gateways, logs, names and error bodies contain text from other sources. ``safe`` replaces each
+character that a terminal would interpret or hide by its escape. areal's own text uses the mark ``ESCAPE`` for the
+escape character; no other text can contain this mark. A ``Screen``, through which everything is written, escapes the
+rest and replaces the mark by the escape character.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 
 
 def safe(text: str) -> str:
-    """Return the text with every character spelled out that a terminal would obey: escapes, bells, overrides of
-    direction, line ends that hide."""
+    """Return the text with every character escaped that a terminal would interpret: escapes, bells, direction
+    overrides, line ends that hide text."""
     if text.isascii():
         return _OBEYED_ASCII.sub(lambda found: _spelled(found[0]), text)
     return "".join(
@@ -35,12 +37,12 @@ def safe(text: str) -> str:
 
 
 def without_colours(text: str) -> str:
-    """Return a line of a log without the colours that its program gave it."""
+    """Return a log line without the colours of its program."""
     return _COLOUR.sub("", text)
 
 
 def spelled(text: str, escape: str = ESCAPE) -> str:
-    """Return the text of others spelled, the mark of ours kept, or turned into ``escape``."""
+    """Return the text with foreign characters escaped, and with areal's mark kept, or replaced by ``escape``."""
     return escape.join(safe(part.replace("\r\n", "\n")) for part in text.split(ESCAPE))
 
 
@@ -50,25 +52,25 @@ def _spelled(character: str) -> str:
 
 
 def fancy(stream: Any) -> bool:
-    """Return whether colour and moving lines are welcome on ``stream`` (https://no-color.org)."""
+    """Return whether ``stream`` may get colours and redrawn lines (https://no-color.org)."""
     return bool(stream.isatty()) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def can_move(stream: Any) -> bool:
-    """Return whether ``stream`` is a terminal whose screen can be written as a whole, in colour or not."""
+    """Return whether ``stream`` is a terminal whose whole screen can be redrawn, with or without colours."""
     return bool(stream.isatty()) and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
 
 
 def style(text: str, **look: Any) -> str:
-    """``text`` in a colour, for a ``Screen``."""
+    """Return ``text`` in a colour, for a ``Screen``."""
     import click
 
     return click.style(safe(text), **look).replace("\x1b", ESCAPE)
 
 
 class OutputLost(Exception):
-    """Standard output cannot be written, and somebody may wait for what it should say. ``reader_left``: it is a pipe,
-    closed at its other end."""
+    """Standard output cannot be written, although a reader may wait for it. ``reader_left``: it is a pipe whose reader
+    has exited."""
 
     def __init__(self, error: OSError) -> None:
         super().__init__(error.strerror)
@@ -77,8 +79,8 @@ class OutputLost(Exception):
 
 @contextmanager
 def guarded() -> Iterator[None]:
-    """Within, people read through a ``Screen``: standard error always, standard output where it is a terminal. What is
-    written to standard error is dropped once it has no reader."""
+    """Write through a ``Screen`` in the block: standard error always, standard output if it is a terminal. Output to
+    standard error is dropped once its reader has exited."""
     before = sys.stdout, sys.stderr
     sys.stderr = cast(TextIO, Screen(sys.stderr, optional=True))
     sys.stdout = cast(TextIO, (Screen if sys.stdout.isatty() else Outlet)(sys.stdout))
@@ -89,14 +91,15 @@ def guarded() -> Iterator[None]:
 
 
 def outlive_readers() -> None:
-    """Drop what is written to standard output, too, once it has no reader: what the command does matters more."""
+    """Also drop output to standard output once its reader has exited, for commands whose effect matters more than their
+    output."""
     if isinstance(sys.stdout, Outlet):
         sys.stdout.optional = True
 
 
 class Outlet:
-    """A stream whose reader may leave. Everything but writing is the stream's own. ``optional``: what cannot be
-    written is dropped; else it raises OutputLost."""
+    """A stream whose reader may exit. All methods except writing are those of the stream. ``optional``: output that
+    cannot be written is dropped; otherwise OutputLost is raised."""
 
     def __init__(self, stream: TextIO, *, optional: bool = False) -> None:
         self._stream = stream
@@ -119,7 +122,7 @@ class Outlet:
                 raise OutputLost(error) from error
 
     def _discard(self) -> None:
-        """Send what is buffered, and what follows, to /dev/null: the interpreter's last flush must not fail on it."""
+        """Redirect buffered and later output to /dev/null, so that the interpreter's last flush does not fail."""
         with suppress(OSError):
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, self._stream.fileno())
@@ -134,7 +137,7 @@ class Outlet:
 
 
 class Screen(Outlet):
-    """A stream that people read."""
+    """A stream for people."""
 
     def write(self, text: str) -> int:
         super().write(spelled(text, "\x1b"))

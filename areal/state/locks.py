@@ -194,9 +194,8 @@ def lock_objects(
     interrupted: threading.Event | None = None,
     on_wait: Callable[[str], None] | None = None,
 ) -> Iterator[Held]:
-    """Hold every object of ``refs``. Raises Locked naming the holder when ``timeout_s`` passes first, and
-    KeyboardInterrupt when ``interrupted`` is set meanwhile; ``on_wait`` is called once with what is waited for, where
-    there is time to wait."""
+    """Lock all objects in ``refs``. Raises Locked with the holder if ``timeout_s`` passes, and KeyboardInterrupt if
+    ``interrupted`` is set. ``on_wait`` is called once with the holder before a wait."""
     wait = _Wait(interrupted, on_wait if timeout_s > _GRACE_S else None)
     held = Held(home, command or command_line(), wait)
     deadline = time.monotonic() + timeout_s
@@ -341,7 +340,7 @@ def command_line(argv: Sequence[str] | None = None) -> str:
 
 
 def redact(text: str) -> str:
-    """``text`` without likely secrets: values of keys and tokens, bearer and vendor tokens, URL logins."""
+    """Return ``text`` without likely secrets: values of keys and tokens, bearer and vendor tokens, logins in URLs."""
     for pattern in (_SECRET_VALUE, _BEARER, _USERINFO):
         text = pattern.sub(_HIDDEN, text)
     return _ASSIGNED.sub(rf"\g<1>{_HIDDEN}", text)

@@ -186,7 +186,7 @@ class StoreSnapshot:
 
 @dataclass(frozen=True)
 class _Put:
-    """An object to be written as it is given, but for the parts of its status that ``keeps`` names: those stay."""
+    """An object to write as given, except the parts of its status that ``keeps`` names, which stay."""
 
     obj: StoredObject
     keeps: tuple[str, ...] = ()
@@ -377,8 +377,8 @@ class ObjectStore:
         return accepted
 
     def restore(self, ref: Ref) -> StoredObject:
-        """Bring an unreadable object back from its newest readable revision, the damaged file set aside. One that can
-        be read is returned as it is. Raises NotFound, or UnreadableFile when there is nothing to restore from."""
+        """Restore an unreadable object from its newest readable revision, and set the damaged file aside. A readable
+        object is returned unchanged. Raises NotFound, or UnreadableFile if there is no readable revision."""
         try:
             return self.expect(ref)
         except UnreadableFile as error:
@@ -399,7 +399,7 @@ class ObjectStore:
 
 
 def _affects_plans(before: StoredObject | None, after: StoredObject) -> bool:
-    """Return whether more has changed than what of the status no plan depends on."""
+    """Return whether anything has changed except the parts of the status that no plan depends on."""
 
     def asked(obj: StoredObject) -> dict[str, object]:
         return encode(replace(obj, status={name: obj.status[name] for name in _PLANNED if name in obj.status}))

@@ -45,7 +45,8 @@ Layers: TypeAlias = tuple[Layer, ...]
 
 @dataclass(frozen=True)
 class FieldConflict:
-    """``mine`` is what is being set now, ``theirs`` what ``manager`` set at ``at``; ``theirs_path`` is where."""
+    """A conflict. ``mine``: the new value; ``theirs``: the value that ``manager`` set at ``at``, at the path
+    ``theirs_path``."""
 
     path: FieldPath
     mine: Any
@@ -182,7 +183,7 @@ class StoredObject:
 
     @property
     def applied(self) -> Layer | None:
-        """The manifest alone."""
+        """The applied manifest."""
         return next((layer for layer in self.layers if layer.manager == APPLY), None)
 
     @property

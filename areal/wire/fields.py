@@ -1,9 +1,10 @@
-"""Plain data as dataclasses and back: each field is converted by its annotation, an unknown one is refused.
+"""Conversion of plain data to dataclasses and back. Each field is converted by its annotation, and unknown fields are
+refused.
 
-``read_fields`` reads what crosses a process boundary, strictly: an int is taken for a float, and nothing else is
-converted. A field's metadata may bound its value: ``above`` (exclusive), ``least`` and ``most`` (inclusive), or
-``valid``, a predicate, with the ``problem`` it names. Configurations of drivers are read by the same ``Reader``, with
-the scalars of YAML (``areal.api.config.fields``).
+``read_fields`` reads data from other processes strictly: an int is accepted as a float, and nothing else is converted.
+The metadata of a field may limit its value: ``above`` (exclusive), ``least`` and ``most`` (inclusive), or ``valid``, a
+predicate, with the ``problem`` for its error. The same ``Reader`` reads drivers' configurations, with the scalars of
+YAML (``areal.api.config.fields``).
 """
 
 from __future__ import annotations
@@ -62,13 +63,13 @@ def hints_of(cls: type[Any]) -> dict[str, Any]:
 
 
 def default_of(field: Field[Any]) -> Any:
-    """MISSING where the field is required."""
+    """Return the default of a field; MISSING if it is required."""
     return field.default if field.default_factory is MISSING else field.default_factory()
 
 
 def read_fields(cls: type[T], data: object, path: str = "", *, lenient: bool = False) -> T:
-    """Return ``data`` as an instance of the dataclass ``cls``; ``path`` is the object's own. ``lenient``: unknown
-    fields are ignored, and null stands for a default, as in a request's body. Raises FieldError."""
+    """Return ``data`` as an instance of the dataclass ``cls``. ``path``: the path of ``data`` in errors. ``lenient``:
+    unknown fields are ignored, and null means the default, as in the body of a request. Raises FieldError."""
     if not isinstance(data, Mapping):
         raise FieldError(path, "must be an object")
     prefix, kinds = f"{path}." if path else "", hints_of(cls)  # type: ignore[arg-type]  # a class is hashable
@@ -90,7 +91,7 @@ def read_fields(cls: type[T], data: object, path: str = "", *, lenient: bool = F
 
 
 def write_fields(value: Any) -> dict[str, Any]:
-    """Return the object that ``read_fields`` reads, without the fields that have their default."""
+    """Return the object that ``read_fields`` reads, without fields that have their default."""
     written = asdict(value)
     return {each.name: written[each.name] for each in fields(value) if getattr(value, each.name) != default_of(each)}
 
@@ -104,7 +105,7 @@ def _parts(hint: Any) -> tuple[Any, Any, tuple[Any, ...]]:
 
 @cache
 def _unconverted_types(hint: Any) -> frozenset[type[Any]]:
-    """Types whose values are valid as they are: nearly all of a request."""
+    """Return the types whose values are accepted unchanged, which are nearly all values of a request."""
     kind, origin, arguments = _parts(hint)
     if origin in (Union, types.UnionType):
         return frozenset().union(*map(_unconverted_types, arguments))
@@ -118,8 +119,8 @@ FieldSteps = tuple[str | int, ...]
 
 @dataclass
 class Faults:
-    """Collected faults. ``missing``: those of required fields that are absent. ``ineffective``: fields that have no
-    effect, and why."""
+    """Collected faults. ``missing``: absent required fields. ``ineffective``: fields without effect, and the
+    reasons."""
 
     found: list[tuple[FieldSteps, str]] = field(default_factory=list)
     missing: set[FieldSteps] = field(default_factory=set)
@@ -142,9 +143,9 @@ _LISTS: dict[Any, Callable[[list[Any]], Any]] = {
 
 @dataclass(frozen=True)
 class Reader:
-    """Converts plain values to annotated types. ``scalars``: of each plain type, the name of its values and the
-    conversion, which returns BAD where there is none. ``record`` makes a dataclass of a mapping; None, with a fault
-    added, where it cannot."""
+    """Converts plain values to annotated types. ``scalars``: for each plain type, the name of its values and the
+    conversion, which returns BAD for an invalid value. ``record`` converts a mapping to a dataclass; None, with a fault
+    added, if it cannot."""
 
     scalars: Mapping[Any, tuple[str, Callable[[Any], Any]]]
     record: Callable[[type[Any], Mapping[str, Any], Faults, FieldSteps], Any]
@@ -245,7 +246,7 @@ class Reader:
 
 
 def _whole_key(key: Any) -> Any:
-    """Return a key of a JSON object as a number, where it is one."""
+    """Return a key of a JSON object as a number, if it is one."""
     return int(key) if isinstance(key, str) and key.isascii() and key.isdigit() else key
 
 
