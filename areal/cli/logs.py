@@ -17,7 +17,7 @@ from areal.cli.objects import complete, one_ref, stored, targets_argument
 from areal.cli.options import Decorator, Invocation, Seconds, gather
 from areal.cli.output import Column, clock, compact, emit_rows, field, write
 from areal.cli.remote import local_options
-from areal.errors import NotFound, did_you_mean
+from areal.errors import NotFound, UsageFault, did_you_mean
 from areal.numbers import iso
 from areal.reconcilers.home_view import HomeView
 from areal.resources.kinds import KINDS, components_of
@@ -92,12 +92,16 @@ def logs(cli: Invocation, targets: tuple[str, ...], query: LogQuery) -> int:
 
 def show_logs(cli: Invocation, ref: Ref, query: LogQuery, until: Callable[[], bool] = lambda: False) -> int:
     """Print logs; with ``follow``, until Ctrl-C or until ``until()`` is true. Raises NotFound without a process."""
+    if query.previous and query.since is not None:
+        raise UsageFault("--since cannot be used with --previous: the times of those lines are not known")
     states = logged(cli, ref, query)
     if not states and not query.follow:
         raise _no_process(cli, ref, query)
     printer = LinePrinter(cli, states, lines=query.follow or cli.format.kind == "jsonl")
     lines = FollowedLogs(cli, ref, query, states)
     printer.print(lines.first)
+    if query.previous and not lines.first:
+        cli.info(f"no process of {ref} has an earlier start")
     while query.follow and not until():
         printer.print(lines.poll())
         time.sleep(_POLL_S)

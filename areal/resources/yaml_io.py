@@ -34,6 +34,7 @@ _DROPPED = "\0"  # not a valid anchor: marks a list or map in place of a key, wh
 _CONTAINER_TAGS = {None, "!", "tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"}
 _UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _MARK = re.compile("^\ufeff", re.MULTILINE)  # a byte order mark, which files that are joined each begin with
+_PAIR = re.compile(r"(?<!\\)((?:\\\\)*)\\u(d[89ab][0-9a-f]{2})\\u(d[c-f][0-9a-f]{2})", re.IGNORECASE)
 _INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
 _NOT_FINITE = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
@@ -99,11 +100,18 @@ def short_tag(tag: str) -> str:
     return f"!!{tag.removeprefix(prefix)}" if tag.startswith(prefix) else tag
 
 
+def _joined(pair: re.Match[str]) -> str:
+    halves = "".join(chr(int(half, 16)) for half in pair.group(2, 3))
+    return pair[1] + halves.encode("utf-16", "surrogatepass").decode("utf-16")
+
+
 def load_documents(text: str, file: str, problems: Problems, *, at: Pos | None = None) -> list[Node]:
     """Return the non-empty documents of ``text``. Faults are added to ``problems``; loading stops at a syntax error.
     ``at``: position of the text on a command line, which is then a single line."""
     builder = _Builder(file, problems, at)
     text = _MARK.sub("", text)
+    if text.lstrip()[:1] in ("{", "["):  # JSON, whose characters beyond U+FFFF may be two escapes
+        text = _PAIR.sub(_joined, text)
     unprintable = _UNPRINTABLE.search(text)
     if unprintable is not None:
         offset = unprintable.start()

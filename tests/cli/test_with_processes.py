@@ -95,6 +95,9 @@ def test_logs_are_merged_prefixed_and_selected(served: Box) -> None:  # noqa: F8
     assert [row["at"] for row in rows] == sorted(row["at"] for row in rows)
     one = served.ok("logs", "model/reverse", "-c", "engine", "-r", "0", "-n", "1").out
     assert one.count("\n") == 1 and "|" not in one.split()[0]
+    first = served.ok("logs", "model/reverse", "--previous")
+    assert not first.out and "no process of Model/reverse has an earlier start" in first.err
+    assert served.areal("logs", "model/reverse", "--previous", "--since", "1m").code == 2
     missing = served.areal("logs", "model/reverse", "-c", "enigne")
     assert missing.code == 4 and 'did you mean "engine"' in missing.err
     assert served.ok("inf", "logs", "--component", "gateway", "-n", "1").out

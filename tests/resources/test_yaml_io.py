@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -128,6 +129,11 @@ def test_json_is_read() -> None:
     assert _load('{\n\t"a": [1, 2.5, true, null, "x\\u00e9"],\n\t"b": {}\n}') == [
         {"a": [1, 2.5, True, None, "xé"], "b": {}}
     ]
+
+
+@pytest.mark.parametrize("value", ["😀", "a\\😀", "\\ud83d\\ude00", "é😀😀"])
+def test_json_escapes_of_characters_beyond_16_bits_are_read(value: str) -> None:
+    assert _load(json.dumps({"a": value})) == [{"a": value}]
 
 
 def test_alias_and_merge_key_share_without_copying() -> None:
