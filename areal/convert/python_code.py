@@ -44,6 +44,9 @@ def read_python(text: str, name: str) -> tuple[str, dict[str, Any]] | None:
     keys = {key: _value(node, names, name) for key, node in _arguments(configs[0])} | _assigned(tree, configs[0], name)
     for call in trainers:
         keys |= _of_trainer(call, names, name)
+    if wrapped := [each for each in calls if _called(each) == "get_peft_model"]:
+        note = f"{name}:{wrapped[0].lineno}: adapters made by the script: add use_peft=true lora_r=N lora_alpha=N"
+        keys.setdefault("use_peft", NotLiteral(ast.unparse(wrapped[0].func), note))
     return trainer, keys
 
 

@@ -327,6 +327,12 @@ def test_script_function_as_reward_is_refused_with_override(first: str) -> None:
     assert keys["model_name_or_path"] == "org/m"
 
 
+def test_model_wrapped_in_adapters_by_script_is_refused_with_line() -> None:
+    code = "model = PEFT.get_peft_model(model, r=16)\nargs = GRPOConfig(seed=1)\nGRPOTrainer(model, args=args)"
+    _, keys = read_keys("trl", None, code, {}, "train.py")
+    assert "train.py:1: adapters made by the script" in fates(convert(TRL["grpo"], keys), Fate.REFUSED)["use_peft"]
+
+
 def test_adapters_in_code_use_peft_defaults() -> None:
     given = "lora_alpha=4, bias='none', init_lora_weights=True, inference_mode=False, task_type='CAUSAL_LM'"
     code = f"GRPOConfig(seed=1)\nGRPOTrainer('org/m', peft_config=LoraConfig({given}))"
