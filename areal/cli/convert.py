@@ -149,7 +149,13 @@ def _text(path: Path) -> str:
 
 def _choose_backends(draft: Draft, backend: str | None, train: str | None) -> None:
     from areal.convert.rules import Fate
+    from areal.resources.backend import INFERENCE_ENGINES, TRAIN_ENGINES, BackendError, parse_backend
 
+    for flag, layout, engines in (("backend", backend, INFERENCE_ENGINES), ("train-backend", train, TRAIN_ENGINES)):
+        try:
+            parse_backend(layout or engines[0], engines=engines, single=True)
+        except BackendError as error:
+            raise UsageFault(f"--{flag} {layout}: {error}") from error
     if backend and "rollout" in draft.config and not draft.backend:  # AReaL's own section says it
         draft.set("rollout.backend", backend)
     elif backend and not draft.backend:

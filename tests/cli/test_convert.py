@@ -60,6 +60,12 @@ def test_command_line_backends_override_framework_backends(areal: Areal, script:
     assert "engineArgs" not in (tmp_path / "job" / "manifests.yaml").read_text()
 
 
+@pytest.mark.parametrize("words", [("--backend", "embeded:d1"), ("--backend", "fsdp:d1"), ("--train-backend", "d0")])
+def test_backend_that_is_none_is_refused_with_its_flag(areal: Areal, script: str, words: tuple[str, str]) -> None:
+    ran = areal("convert", script, "--from", "verl", *words)
+    assert ran.code == 2 and f"error: {' '.join(words)}: column 1: " in ran.err
+
+
 @pytest.mark.parametrize(
     ("text", "name", "code", "message"),
     [
