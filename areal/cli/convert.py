@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -100,7 +101,19 @@ def _converted(file: str, framework: str, trainer: str | None, overrides: Sequen
         if isinstance(launched, str) and (found := _sibling_file(file, launched)).is_file():  # that of accelerate
             count = read_yaml(_text(found), str(found)).get("num_processes")
             keys = {**({"num_processes": count} if count is not None else {}), **keys}
-    return convert(trainers[chosen], {**keys, **assignments(overrides, "the command line")})
+    keys = {**keys, **assignments(overrides, "the command line")}
+    return convert(trainers[chosen], {key: _absolute(key, value) for key, value in keys.items()})
+
+
+_NAMES_FILES = re.compile(r"(?:path|files|dataset|dataset_name|pretrain|remote_url|rm_url)$")
+
+
+def _absolute(key: str, value: Any) -> Any:
+    """Return a path below the working folder as an absolute one: the job starts in the folder that is written."""
+    if isinstance(value, list):
+        return [_absolute(key, each) for each in value]
+    named = type(value) is str and 0 < len(value) < 256 and _NAMES_FILES.search(key)
+    return str(Path(value).absolute()) if named and Path(value).exists() else value
 
 
 def _sibling_file(file: str, name: str) -> Path:

@@ -60,6 +60,17 @@ def test_command_line_backends_override_framework_backends(areal: Areal, script:
     assert "engineArgs" not in (tmp_path / "job" / "manifests.yaml").read_text()
 
 
+def test_files_of_the_working_folder_are_found_from_the_folder_that_is_written(
+    areal: Areal, script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("train.parquet", "score.py"):
+        (tmp_path / name).touch()
+    assert areal("convert", script, "--from", "verl", "--out", "job").code == 0
+    assert f"path: {tmp_path / 'train.parquet'}" in (tmp_path / "job" / "config.yaml").read_text()
+    assert repr(str(tmp_path / "score.py")) in (tmp_path / "job" / "reward.py").read_text()
+
+
 @pytest.mark.parametrize("words", [("--backend", "embeded:d1"), ("--backend", "fsdp:d1"), ("--train-backend", "d0")])
 def test_backend_that_is_none_is_refused_with_its_flag(areal: Areal, script: str, words: tuple[str, str]) -> None:
     ran = areal("convert", script, "--from", "verl", *words)
