@@ -63,6 +63,26 @@ def test_architecture_names_existing_classes() -> None:
     assert sorted(name for name in names if not re.search(rf"\b{name}\b", sources)) == []
 
 
+@pytest.mark.parametrize(
+    ("task", "file", "definition"),
+    [
+        ("what a session remembers of each call", "areal/services/inference/recorder/records.py", "class ModelCall"),
+        ("what a session remembers of itself", "areal/services/inference/recorder/session.py", "class SessionRecord"),
+        ("a field of TrainJob", "areal/resources/specs.py", "class TrainJobSpec"),
+        ("the default of a sampling parameter", "areal/wire/sampling.py", "class SamplingParams"),
+        ("the wording of a drift", "areal/reconcilers/planning.py", "Drift("),
+        ("the wording of a drift", "areal/reconcilers/kinds/replica_plan.py", "Drift("),
+        ("when a data proxy refuses a weight update", "areal/services/inference/data_proxy/weights.py", "WeightRoutes"),
+        ("a tool-call format", "areal/wire/parsers.py", "_TOOL_CALLS"),
+        ("a tool-call format", "areal/services/inference/data_proxy/parsers/registry.py", "TOOL_FORMATS = ("),
+    ],
+)
+def test_architecture_names_file_to_change(task: str, file: str, definition: str) -> None:
+    text = (REPOSITORY / "docs" / "architecture.md").read_text()
+    (row,) = [line for line in text.splitlines() if line.startswith(f"| {task}")]
+    assert file in row and definition in (REPOSITORY / file).read_text()
+
+
 # What runs the blocks of a page as they are.
 RUNNERS = (
     "tests/e2e/test_pages.py",
