@@ -71,11 +71,11 @@ class _Row:
     @cached_property
     def text(self) -> str:
         prompt = self._prompt(self.last)
-        if not prompt or self.written.startswith(prompt):
+        if not prompt:
             return self.written
-        if (closed := _EMPTY_THOUGHT.search(prompt)) and self.written.startswith(prompt[: closed.start()]):
-            response = self.written[closed.start() :]  # the template leaves the thought out once it is past
-            if not response.startswith((closed["start"], closed["end"])):
+        if (at := _common_start(prompt, self.written)) is not None:
+            response, closed = self.written[at:], _EMPTY_THOUGHT.search(prompt, at)
+            if closed is None or not response.startswith((closed["start"], closed["end"])):
                 return prompt + response
         return self._after_opened_thought(prompt)
 
@@ -143,10 +143,9 @@ class _Row:
         return prompt[len(before) :] if prompt.startswith(before) else ""
 
     def _start(self, index: int) -> int:
-        prompt = self._prompt(index) or ""
-        if (closed := _EMPTY_THOUGHT.search(prompt)) and not self.text.startswith(prompt):
-            prompt = prompt[: closed.start()]
-        return len(prompt) if prompt and self.text.startswith(prompt) else self._beginning(index)
+        prompt = self._prompt(index)
+        at = _common_start(prompt, self.text) if prompt else None
+        return self._beginning(index) if at is None else at
 
     def _beginning(self, index: int) -> int:
         """Return the position where the message's own text begins."""
@@ -216,6 +215,16 @@ class _Row:
                     raise ConversationError("messages", "cannot be cut into tokens where the responses begin and end")
                 mask[len(first) : len(stop)] = [1] * (len(stop) - len(first))
         return TrainedTokens(ids, mask)
+
+
+def _common_start(prompt: str, text: str) -> int | None:
+    """Return where the text goes on after this prompt, which may end with white space or an empty thought that the text
+    has not. None if they differ in more."""
+    at = in_common(prompt, text)
+    if not prompt[at:].strip():
+        return None if at < len(prompt) and prompt.rstrip().endswith(_THOUGHT_START) else at
+    closed = _EMPTY_THOUGHT.search(prompt)
+    return closed.start() if closed is not None and closed.start() <= at else None
 
 
 def _other(text: str) -> str:

@@ -60,6 +60,10 @@ def test_response_after_empty_thought_is_learned_as_it_is_served() -> None:
     assert decode(row.ids).count("<think>") == 1 and decode(row.ids).endswith("</think>\nRain.<|im_end|>\n")
     last = trained_tokens(chat(EMPTY), normalise([USER, SUN, USER, RAIN]))
     assert last.ids[: last.prompt_length] == chat(EMPTY).prompt(normalise([USER, SUN, USER]))
+    spaced = CHATML.replace("assistant\\n' }}", "assistant\\n\\n' }}")  # as vLLM's for DeepSeek V3
+    row = trained_tokens(chat(spaced), normalise([USER, SUN, USER, RAIN]), "assistant")
+    assert runs(row, decode) == ["Sun.<|im_end|>", "Rain.<|im_end|>"]
+    assert decode(row.ids).endswith("assistant\n\nRain.<|im_end|>\n")
     for content in ("<think>hm</think>Rain.", "</think>Rain."):
         with pytest.raises(ConversationError, match="is written after another prompt than the one that is served"):
             trained_tokens(chat(EMPTY), normalise([USER, {**RAIN, "content": content}]))
