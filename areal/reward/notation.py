@@ -437,13 +437,14 @@ def _with_numbers(found: list[Token]) -> list[Token]:
         token, word, last = found[i], words[i], result[-1] if result else Token("", "")
         is_first = {each.text for each in result} <= {"the"}
         is_amount = last.kind == "n" or last.text in ("dollar", "}", ")")
-        is_dozen = word in SCALES and i + 1 < len(found) and not (last.kind == "w" and last.text not in ("a", "is"))
         if token.kind == "w" and word in SCALES and is_amount:
             at = len(result) - (last.kind == "w")
             result[at:at] = [Token("o", "*"), Token("n", str(SCALES[word]))]
-        elif token.kind == "w" and (word in NUMBERS or (is_dozen and word == "dozen")):
+        elif token.kind == "w" and (word in NUMBERS or [last.text, word] == ["a", "dozen"]):
             number, taken = number_in_words(words[i:])
-            result += [Token("n" if each.isdigit() else "o", each) for each in re.findall(r"\d+|.", number)]
+            result += [
+                Token("n" if each.isdigit() else "o", each, each == "(") for each in re.findall(r"\d+|.", number)
+            ]
             i += taken - 1
         elif last.text == "dollar" and word in _MONEY:
             result[-1:] = [Token("o", "*"), Token("n", str(_MONEY[word])), last]
