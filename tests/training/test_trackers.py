@@ -135,7 +135,7 @@ def test_trackio_is_online_with_space_and_local_without(tmp_path: Path, monkeypa
     monkeypatch.delenv("TRACKIO_SPACE_ID")
     with pytest.raises(UsageFault, match="mode online needs the name of a Space"):
         calls_of(monkeypatch, "trackio", tmp_path, mode="online")
-    with pytest.raises(ValueError, match="space_id is of mode online"):
+    with pytest.raises(ValueError, match="space_id needs mode online"):
         TrackioConfig(mode="local", space_id="us/runs")
 
 
