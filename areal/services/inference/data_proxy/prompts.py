@@ -31,7 +31,10 @@ def template_refusals() -> Iterator[None]:
 
 
 def read_conversation(messages: object) -> Conversation:
-    """Read a request's messages. Raises 400 naming the message and the part."""
+    """Read a request's messages. An answer of reasoning alone has null content: sent back without its reasoning, it is
+    an empty text. Raises 400 naming the message and the part."""
+    if isinstance(messages, list):
+        messages = [{**each, "content": ""} if _is_empty_answer(each) else each for each in messages]
     with template_refusals():
         conversation = normalise(messages)
     for index, message in enumerate(conversation.messages):
@@ -39,6 +42,12 @@ def read_conversation(messages: object) -> Conversation:
             where = f"messages[{index}].role"
             raise bad_field(where, f"must be one of {', '.join(_ROLES)}")
     return conversation
+
+
+def _is_empty_answer(message: object) -> bool:
+    if not isinstance(message, dict) or message.get("content", "") is not None or message.get("role") != "assistant":
+        return False
+    return not any(value for name, value in message.items() if name not in ("role", "content"))
 
 
 @dataclass(frozen=True)

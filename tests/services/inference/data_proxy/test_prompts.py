@@ -157,6 +157,17 @@ def test_continued_prompt_beyond_limit_is_too_long(codecs: dict[str, TextCodec])
         prompt.token_ids(PrefixMatch(array("i", tokens), 1), len(tokens))
 
 
+def test_answer_of_reasoning_alone_may_be_sent_back_without_it() -> None:
+    sent: list[dict[str, Any]] = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": None, "tool_calls": None},
+    ]
+    assert read_conversation(sent).messages[1] == {"role": "assistant", "content": ""}
+    called = {"id": "a", "type": "function", "function": {"name": "now", "arguments": "{}"}}
+    for kept in ({"reasoning_content": "So."}, {"tool_calls": [called]}):
+        assert "content" not in read_conversation([{**sent[1], **kept}]).messages[0]
+
+
 @pytest.mark.parametrize("answers", [("Dry.", "Wet."), ("D\u00fcr", "\U0001f327"), ("cut", "off")])
 def test_each_turn_decodes_only_new_tokens(codecs: dict[str, TextCodec], answers: Sequence[str]) -> None:
     codec = codecs["chatml"]
