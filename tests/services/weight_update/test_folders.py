@@ -133,7 +133,7 @@ def test_only_staged_version_is_published(folders: FolderPublisher) -> None:
 def test_weights_missing_a_tensor_are_refused_by_name(folders: FolderPublisher) -> None:
     for version in (1, 2):
         written(folders, version)
-    with pytest.raises(ArealError, match="lost b"):
+    with pytest.raises(ArealError, match="weights lack b"):
         folders.write(3, weights(3)[:1])
 
 
