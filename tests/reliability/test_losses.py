@@ -84,7 +84,7 @@ def test_lost_engine_holds_its_sessions_until_replaced(fleet: Fleet, outcome: Ou
     wait_until(lambda: fleet.proxies[0].call("GET", "/ready").status == 503, what="noticed")
     outcome.callers(f"a call: {failure(scene.ask())}")
     answer = scene.rollout.post("/rl/set_reward", {"reward": 1.0})
-    outcome.callers(f"a reward: {status_of(answer)}", f"the other replica's: {failure(other.ask())}")
+    outcome.callers(f"a reward: {status_of(answer)}", f"sessions of the other replica: {failure(other.ask())}")
     assert scene.kept() == other.kept() == NOTHING_MORE
     assert scene.exported() and other.exported()
     outcome.recorded("everything, and exported without the engine")
