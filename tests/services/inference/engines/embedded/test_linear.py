@@ -143,7 +143,7 @@ Q = "base_model.model.model.layers.0.self_attn.q_proj.lora_"
         (lambda folder: _config(folder, rank_pattern={"q_proj": 2}), "rank_pattern"),
         (lambda folder: _config(folder, peft_type="LOHA"), "LOHA"),
         (lambda folder: _config(folder, r=0), "ZeroDivision"),
-        (lambda folder: (folder / "adapter_config.json").unlink(), "no LoRA adapter"),
+        (lambda folder: (folder / "adapter_config.json").unlink(), "not a LoRA adapter"),
         (lambda folder: (folder / "adapter_model.safetensors").unlink(), "no weights"),
         (lambda folder: _tensors(folder, lambda held: held.pop(Q + "B.weight")), "lora_B missing"),
         (lambda folder: _tensors(folder, lambda held: held.update({Q + "A.weight": torch.zeros(3, 5)})), "[3, 5]"),
