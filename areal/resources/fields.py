@@ -158,7 +158,7 @@ Text: TypeAlias = Annotated[str, Field(min_length=1)]
 
 def _variable_problem(name: str) -> str | None:
     # Kubernetes' rule; the operating system refuses "" and "=" only when the process starts.
-    return None if _VARIABLE.fullmatch(name) else f"{json.dumps(name)} is no name of an environment variable"
+    return None if _VARIABLE.fullmatch(name) else f"{json.dumps(name)} is not a valid name of an environment variable"
 
 
 _VARIABLE = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")

@@ -254,9 +254,9 @@ def test_dapo_recipe_is_read() -> None:
 def test_coefficients_of_kl_that_is_off_are_not_mapped() -> None:
     coefficient, loss = "algorithm.kl_ctrl.kl_coef", "actor_rollout_ref.actor.kl_loss_coef"
     assert "before 0.3" in fates(converted(**{coefficient: 0.001}), Fate.LOSSY)[coefficient]
-    said = converted(**{coefficient: 0.001, loss: 0.1, "algorithm.use_kl_in_reward": False})
-    assert fates(said, Fate.IGNORED).keys() >= {coefficient, loss}
-    assert (said.config["actor"]["kl_ctl"], said.config["actor"]["kl_loss_coef"]) == (0.0, 0.0)
+    found = converted(**{coefficient: 0.001, loss: 0.1, "algorithm.use_kl_in_reward": False})
+    assert fates(found, Fate.IGNORED).keys() >= {coefficient, loss}
+    assert (found.config["actor"]["kl_ctl"], found.config["actor"]["kl_loss_coef"]) == (0.0, 0.0)
 
 
 def test_misspelt_key_gets_a_suggestion() -> None:

@@ -69,8 +69,7 @@ class SaverConfig(PeriodicConfig):
 
 @dataclass
 class EvaluatorConfig(PeriodicConfig):
-    """The schedule of evaluations. A sample passes if its reward is at least ``pass_threshold``. ``confidence``: the
-    level of the confidence intervals."""
+    """The schedule of evaluations. A sample passes with at least ``pass_threshold``. ``confidence``: of intervals."""
 
     eval_before_train: bool = False
     pass_threshold: float = 1.0
@@ -322,8 +321,7 @@ class BaseExperimentConfig:
                     raise FieldError(f"{place}.{name}", f"is {own!r}, but {top} is {value!r}: set only one of them")
 
     def ineffective(self, given: Mapping[str, Any]) -> list[tuple[tuple[str | int, ...], str]]:
-        """Return the keys of ``given`` that have no effect in combination with the others, as (key, why), for a
-        warning."""
+        """Return the keys of ``given`` that have no effect beside the others, as (key, why), for a warning."""
         found: list[tuple[tuple[str | int, ...], str]] = list(run_ineffective(self))
         allocation = parsed(self.allocation_mode, "allocation_mode") if self.allocation_mode else Allocation(())
         for place, of_mode in (("actor", allocation.training), ("rollout", allocation.inference)):
@@ -418,9 +416,8 @@ class PPOConfig(BaseExperimentConfig):
         names = [self.reward_fn] if isinstance(self.reward_fn, str) else self.reward_fn
         count = len([name for name in names if name])
         if self.reward_weights is not None and len(self.reward_weights) != count:
-            raise FieldError(
-                "reward_weights", f"must have {count} numbers, one for each function of reward_fn", "reward_fn"
-            )
+            problem = f"must have {count} numbers, one for each function of reward_fn"
+            raise FieldError("reward_weights", problem, "reward_fn")
         if self.reward_weights is not None and not all(map(math.isfinite, self.reward_weights)):
             raise FieldError("reward_weights", f"must be finite numbers, not {self.reward_weights}")
         if self.reward_weights and not any(self.reward_weights):
@@ -451,13 +448,11 @@ class PPOConfig(BaseExperimentConfig):
         if actor.overlong_reward_penalty and (actor.overlong_tokens or 0) > actor.max_new_tokens:
             raise FieldError(
                 "actor.overlong_tokens",
-                f"is {actor.overlong_tokens} and the longest answer {actor.max_new_tokens}: "
-                "an empty answer would be overlong",
+                f"is {actor.overlong_tokens}, the longest answer {actor.max_new_tokens}: empty ones would be overlong",
             )
 
     def _check_temperatures(self) -> None:
-        """Raise FieldError for a temperature that differs from that of the samples. Log-probabilities are computed at
-        the samples' temperature."""
+        """Raise FieldError for a temperature other than the samples', at which log-probabilities are computed."""
         for place in ("actor", "ref", "critic"):
             stated = getattr(getattr(self, place), "temperature", None)
             if stated is not None and stated != self.gconfig.temperature:

@@ -64,9 +64,8 @@ class RequestReader:
             except httptools.HttpParserUpgrade as upgrade:
                 self._parse_without_upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserError as error:
-            raise self._refusal or ApiError(
-                400, f"the request is not valid HTTP: {error}", code="invalid_http"
-            ) from error
+            invalid = ApiError(400, f"the request is not valid HTTP: {error}", code="invalid_http")
+            raise self._refusal or invalid from error
         if self.in_head and self._heads == before:
             self._head_bytes += len(data)
             if self._head_bytes > self._most_head_bytes:
@@ -85,8 +84,7 @@ class RequestReader:
     def _parse_without_upgrade(self, rest: bytes) -> None:
         """Parse an upgrade request again without its Upgrade header, since the parser takes the bytes after its head
         for another protocol. The handler may still grant the upgrade."""
-        method = self._parser.get_method()
-        if method == b"CONNECT":
+        if (method := self._parser.get_method()) == b"CONNECT":
             self.stop(ApiError(405, "this server is not a proxy: CONNECT is not allowed", code="method_not_allowed"))
         self._upgrade = self._raw.get(b"upgrade", b"")
         fields = [(name, value) for name, value in self._raw.items() if name not in (b"upgrade", b"connection")]
