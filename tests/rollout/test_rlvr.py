@@ -219,7 +219,7 @@ async def test_rewards_without_weights_count_equally() -> None:
     [
         ([LENGTH, RIGHT], [1.0], "reward_weights has 1 numbers, and reward_fn 2 functions"),
         ([LENGTH], [float("nan")], "must be finite"),
-        ([LENGTH, LENGTH], None, "functions of one name"),
+        ([LENGTH, LENGTH], None, "functions of the same name"),
         ([], None, "reward_fn 0 functions"),
     ],
 )

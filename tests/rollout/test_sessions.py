@@ -68,5 +68,5 @@ def test_episode_reward_goes_to_each_open_trajectory() -> None:
 def test_reward_of_unknown_interaction_is_refused_first() -> None:
     steps = seal({"a": 1.0, "x": 2.0})
     assert next(steps) == DESCRIBE
-    with pytest.raises(UsageFault, match="'x', which is no interaction"):
+    with pytest.raises(UsageFault, match="'x', which is not an interaction"):
         steps.send(session(("open", ["a"])))

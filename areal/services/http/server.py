@@ -64,8 +64,7 @@ class RequestReader:
             except httptools.HttpParserUpgrade as upgrade:
                 self._parse_without_upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserError as error:
-            invalid = ApiError(400, f"the request is not valid HTTP: {error}", code="invalid_http")
-            raise self._refusal or invalid from error
+            raise self._refusal or ApiError(400, f"this is not valid HTTP: {error}", code="invalid_http") from error
         if self.in_head and self._heads == before:
             self._head_bytes += len(data)
             if self._head_bytes > self._most_head_bytes:
