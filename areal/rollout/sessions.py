@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import reprlib
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
@@ -35,8 +36,14 @@ class SessionCall(NamedTuple):
 
 def seal(reward: float | Mapping[str, float]) -> Generator[SessionCall, Mapping[str, Any], None]:
     """Yield the calls that reward and seal a session. ``reward``: one number for the episode, or numbers by interaction
-    id ("" is the newest). Ends the session if no reward seals it. Raises UsageFault for an unknown id."""
-    rewards = reward if isinstance(reward, Mapping) else {"": reward}
+    id ("" is the newest). Ends the session if no reward seals it. Raises UsageFault for an unknown id, and for
+    a reward that is not a number."""
+    try:
+        items = reward.items() if isinstance(reward, Mapping) else [("", reward)]
+        rewards = {name: float(each) for name, each in items}
+    except (TypeError, ValueError) as error:
+        found = reprlib.repr(reward)
+        raise UsageFault(f"the agent's reward is {found}; it must be a number, or numbers by interaction id") from error
     order: list[str] = []
     if any(rewards):
         session = yield SessionCall("describe")
@@ -45,14 +52,14 @@ def seal(reward: float | Mapping[str, float]) -> Generator[SessionCall, Mapping[
             raise UsageFault(f"the agent rewards {unknown[0]!r}, which is not an interaction of its session")
     sealed = False
     for name in sorted(rewards, key=[*order, ""].index):
-        answer = yield SessionCall("reward", float(rewards[name]), name or None)
+        answer = yield SessionCall("reward", rewards[name], name or None)
         has_several = answer["trajectory_id"] > 0
         if has_several and not name:
             session = yield SessionCall("describe")
             for trajectory in session["trajectories"]:
                 if trajectory["state"] == "open" and trajectory["interactions"]:
                     newest = trajectory["interactions"][-1]["interaction_id"]
-                    yield SessionCall("reward", float(rewards[name]), newest)
+                    yield SessionCall("reward", rewards[name], newest)
         sealed = bool(answer["trajectory_ready"]) and not (has_several and name)
     if not sealed:
         yield SessionCall("end")
