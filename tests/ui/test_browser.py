@@ -176,6 +176,23 @@ def test_keys_pressed_before_view_loads_are_handled(objects: None, tab: Callable
     it.at("/")
 
 
+def test_keys_keep_their_order_while_earlier_ones_are_replayed(objects: None, tab: Callable[..., Tab]) -> None:
+    it = tab()
+    held: list[Any] = []
+    it.page.add_init_script("window.requestAnimationFrame = (run) => setTimeout(() => run(performance.now()), 100)")
+    it.page.route("**/api/home*", lambda route: held.append(route))
+    it.page.goto(f"{it.server.url}/#token={it.server.token}")
+    it.page.wait_for_selector("main [data-loading]")
+    it.press("/")
+    it.page.keyboard.type("qwe")
+    for each in held:
+        each.continue_()
+    it.page.wait_for_function("() => document.activeElement.matches('[data-filter]')")
+    it.page.keyboard.type("n-7")
+    it.page.wait_for_function("() => document.querySelector('[data-filter]').value.length === 6")
+    assert it.page.input_value("[data-filter]") == "qwen-7"
+
+
 def test_selection_stays_visible_and_focused_as_rows_change(
     objects: None, record: Record, tab: Callable[..., Tab]
 ) -> None:

@@ -145,7 +145,7 @@ const isReady = () => !currentRoute().view || (document.body.dataset.shown === l
 
 function waits(event) {
   const { key } = event;
-  if (replaying || (!early.length && isReady())) return false;
+  if (!event.isTrusted || (!early.length && isReady())) return false; // `press` makes events that are not trusted
   if (key === "Escape") { early.length = 0; return false; }
   if (!early.length && (key === "g" || key === "?" || waitsForLetter)) return false; // these need no view
   if (/^(Shift|Control|Alt|Meta|Tab|F\d+)/.test(key)) return false;
@@ -180,6 +180,7 @@ function listen(setHelp) {
   const heard = async (event) => {
     if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
     const { key, target } = event;
+    if (early.length && isField(target) && (key.length === 1 || key === "Enter") && waits(event)) return; // behind the earlier ones
     if (isField(target)) {
       if (key === "Escape") { event.preventDefault(); target.blur(); document.querySelector('main tr[tabindex="0"]')?.focus(); }
       if (key === "Enter" && target.matches("[data-filter]")) document.querySelector('main tr[tabindex="0"]')?.focus();
