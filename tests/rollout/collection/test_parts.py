@@ -157,12 +157,12 @@ def nothing(): ...
     ],
 )
 def test_agent_with_wrong_signature_is_refused_before_session(tmp_path: Path, name: str, fault: str) -> None:
-    (tmp_path / "agents.py").write_text(AGENTS)
+    (tmp_path / "wrong_agents.py").write_text(AGENTS)
     if not fault:
-        named_agent(f"{tmp_path}/agents.py:{name}")
+        named_agent(f"{tmp_path}/wrong_agents.py:{name}")
         return
     with pytest.raises(UsageFault, match=fault) as refused:
-        named_agent(f"{tmp_path}/agents.py:{name}")
+        named_agent(f"{tmp_path}/wrong_agents.py:{name}")
     assert "it gets the row, and those of base_url, api_key, model" in str(refused.value.hint)
 
 
