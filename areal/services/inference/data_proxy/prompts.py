@@ -47,7 +47,7 @@ def read_conversation(messages: object) -> Conversation:
 def _is_empty_answer(message: object) -> bool:
     if not isinstance(message, dict) or message.get("content", "") is not None or message.get("role") != "assistant":
         return False
-    return not any(value for name, value in message.items() if name not in ("role", "content"))
+    return not any(value for name, value in message.items() if name not in ("role", "content", "name"))
 
 
 @dataclass(frozen=True)
