@@ -454,10 +454,12 @@ def delete(
     """
     from areal.reconcilers import operations
 
+    if all_ and (selector is not None or not source.is_empty):
+        raise UsageFault("--all selects every object: it goes with neither -l nor -f")
+    if targets == ("all",) and not all_:
+        raise UsageFault("all objects are deleted with --all alone", hint="areal delete --all")
     if (bool(targets) or all_) == (not source.is_empty):
         raise UsageFault("name the objects to delete, or give their manifests with -f", hint="areal delete model/qwen")
-    if all_ and selector is not None:
-        raise UsageFault("--all and -l exclude each other: -l deletes the objects with these labels")
     if not cli.yes and not interactive():
         raise UsageFault("delete is destructive and there is no terminal to ask on", hint="add --yes")
     if not source.is_empty:

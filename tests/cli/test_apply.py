@@ -283,7 +283,13 @@ def test_delete_all_takes_one_kind_or_every_object(areal: Areal, home: Home, rec
     record("InferenceService", "default", {"suspend": True})
     for name in ("qwen", "glm"):
         record("Model", name, {"service": "default", "backend": "embedded", "path": ".", "suspend": True})
-    for words in (["model/qwen", "--all"], ["models", "qwen", "--all"], ["models", "--all", "-l", "tier=prod"]):
+    for words in (
+        ["model/qwen", "--all"],
+        ["models", "qwen", "--all"],
+        ["models", "--all", "-l", "tier=prod"],
+        ["--all", "-f", "x.yaml"],
+        ["all"],
+    ):
         assert areal("delete", *words, "--yes").code == 2
     assert areal("delete", "models", "--all").code == 2, "destructive, and there is no terminal to ask on"
     assert areal("delete", "inferenceservices", "--all", "--yes").code == 5, "models depend on it"
