@@ -213,7 +213,8 @@ def right_answer(answer: Any) -> str:
     text = "" if answer is None else str(answer).strip()
     found = final_answer(text) if _BOX.search(text) or _MARK.search(text) else text
     if found and (counted := _COUNTED.fullmatch(found)):  # 24 (cubes)
-        found = counted[1] + rf" \text{{{counted[2]}}}" * bool(measure(symbol_of(counted[2])))
+        unit = rf" \text{{{counted[2]}}}" if measure(symbol_of(counted[2])) else ""  # counted things are not a unit
+        found = counted[1] + unit
     if not found:
         raise ValueError(f"the row has no answer: {text[-80:]!r}")
     return found
