@@ -111,5 +111,5 @@ def test_attached_engine_is_updated_and_outlives_service(box: Box, engine: Engin
 
     box.ok("delete", "model/theirs", "inferenceservice/default", "--yes")
     assert engine.popen.poll() is None
-    answer = call(engine.port or 0, "GET", "/get_model_info", key=KEY)
+    answer = call(engine.port or 0, "GET", "/model_info", key=KEY)
     assert answer.status == 200 and answer.json()["weight_version"] == "3"

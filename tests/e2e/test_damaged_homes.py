@@ -110,7 +110,7 @@ class Seen:
         named = {drift["ref"] for drift in plan["drift"] if drift["message"]}
         named |= {op["ref"] for op in plan["ops"] if op["cause"]}
         named |= {item["ref"] for item in plan["objects"] if item["action"] == "blocked" and item["cause"]}
-        named |= {text.partition(" ")[0] for text in plan["unknown"]}
+        named |= {text.partition(" ")[0].rstrip(":") for text in plan["unknown"]}
         return cls(phases, got.code != 0, named, plan, found.code)
 
     @property

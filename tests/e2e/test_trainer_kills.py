@@ -149,7 +149,14 @@ def after_steps(job: Job, more: int = 1) -> None:
 def writing_a_checkpoint(job: Job) -> None:
     folder = job.folder / "checkpoints"
     stale = set(folder.glob("*.tmp"))  # of the one that was killed before
-    until(lambda: any(path not in stale or len(list(path.rglob("*"))) == 0 for path in folder.glob("*.tmp")))
+
+    def begun() -> bool:
+        try:
+            return any(path not in stale or not any(path.iterdir()) for path in folder.glob("*.tmp"))
+        except FileNotFoundError:  # the trainer has just removed or renamed one
+            return False
+
+    until(begun)
 
 
 def writing_weights(job: Job) -> None:
