@@ -40,8 +40,9 @@ class Conversation:
 def normalise(messages: object, tools: object = None) -> Conversation:
     """Convert messages and tools from any of OpenAI's forms. Keys with the value null are removed at every depth. The
     arguments of a call become a mapping, or stay text if that is not a JSON object. Reasoning becomes
-    ``reasoning_content``. Content is a text or a list of text parts. ``tools`` may be JSON text. Raises
-    ConversationError."""
+    ``reasoning_content``. Content is a text or a list of text parts; a refusal without content is the content.
+    ``function_call`` and the role ``function``, from before tools, become a tool call and the role ``tool``. ``tools``
+    may be JSON text. Raises ConversationError."""
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence) or not messages:
         raise ConversationError("messages", "must be a list with at least one message")
     read = [item if _is_plain(item) else _message(item, f"messages[{at}]") for at, item in enumerate(messages)]
@@ -54,7 +55,7 @@ def _is_plain(message: object) -> bool:
     if type(message) is not dict or len(message) != 2 or type(message.get("content")) is not str:
         return False
     role = message.get("role")
-    return type(role) is str and role != ""
+    return type(role) is str and role not in ("", "function")
 
 
 def _message(value: object, where: str) -> Mapping[str, Any]:
@@ -69,10 +70,17 @@ def _message(value: object, where: str) -> Mapping[str, Any]:
         if not isinstance(reasoning[0], str):
             _refuse(f"{where}.reasoning_content", "must be a text")
         message["reasoning_content"] = reasoning[0]
+    if role == "function":
+        message["role"] = "tool"
+    if "function_call" in message:
+        function = message.pop("function_call")
+        message["tool_calls"] = message.get("tool_calls") or [{"type": "function", "function": function}]
     if calls := _calls(message.pop("tool_calls", None), where):
         message["tool_calls"] = calls
+    if content is None and role == "assistant":
+        content = message.pop("refusal", None)
     if content is not None:
-        message["content"] = _content(message["content"], f"{where}.content")
+        message["content"] = _content(content, f"{where}.content")
     elif role != "assistant" or not ("tool_calls" in message or reasoning):
         _refuse(f"{where}.content", "is required")
     return message

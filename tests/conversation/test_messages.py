@@ -74,6 +74,24 @@ def test_reasoning_field_names_are_unified(name: str) -> None:
     assert normalise([USER, message]).messages[1]["reasoning_content"] == "Hm."
 
 
+def test_function_call_of_the_older_api_is_a_tool_call() -> None:
+    call = {"name": "weather", "arguments": '{"city": "Bern"}'}
+    result = {"role": "function", "name": "weather", "content": "Rain"}
+    older = [USER, {"role": "assistant", "content": None, "function_call": call}, result, {**result, "name": None}]
+    function = {"name": "weather", "arguments": {"city": "Bern"}}
+    _, called, *results = normalise(older).messages
+    assert called == {"role": "assistant", "tool_calls": [{"type": "function", "function": function}]}
+    assert results == [{**result, "role": "tool"}, {"role": "tool", "content": "Rain"}]
+    assert normalise([{"role": "function", "content": "Rain"}]).messages == ({"role": "tool", "content": "Rain"},)
+    with pytest.raises(ConversationError, match="must be an object with a name"):
+        normalise([USER, {"role": "assistant", "content": "So.", "function_call": "weather"}])
+
+
+def test_refusal_without_content_is_the_content() -> None:
+    refusal = {"role": "assistant", "content": None, "refusal": "I cannot."}
+    assert normalise([USER, refusal]).messages[1] == {"role": "assistant", "content": "I cannot."}
+
+
 def test_text_parts_of_any_api_are_text_parts() -> None:
     parts = [{"type": "input_text", "text": "a"}, {"type": "refusal", "refusal": "b"}]
     expected = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]

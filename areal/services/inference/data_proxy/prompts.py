@@ -31,8 +31,8 @@ def template_refusals() -> Iterator[None]:
 
 
 def read_conversation(messages: object) -> Conversation:
-    """Read a request's messages. An answer of reasoning alone has null content: sent back without its reasoning, it is
-    an empty text. Raises 400 naming the message and the part."""
+    """Read a request's messages. An answer of reasoning alone has null content: sent back without its reasoning, or
+    without its nulls, it is an empty text. Raises 400 naming the message and the part."""
     if isinstance(messages, list):
         messages = [{**each, "content": ""} if _is_empty_answer(each) else each for each in messages]
     with template_refusals():
@@ -45,7 +45,7 @@ def read_conversation(messages: object) -> Conversation:
 
 
 def _is_empty_answer(message: object) -> bool:
-    if not isinstance(message, dict) or message.get("content", "") is not None or message.get("role") != "assistant":
+    if not isinstance(message, dict) or message.get("content") is not None or message.get("role") != "assistant":
         return False
     return not any(value for name, value in message.items() if name not in ("role", "content", "name"))
 

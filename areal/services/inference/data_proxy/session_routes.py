@@ -16,8 +16,6 @@ from areal.services.http.errors import ApiError, bad_field, bad_request
 from areal.services.http.messages import (
     Request,
     Response,
-    body_as,
-    decode_object,
     idempotency_key,
     query_int,
     query_seconds,
@@ -132,7 +130,7 @@ class JournalSessionRoutes:
 
     async def end(self, request: Request) -> Response:
         caller = self._callers.resolve(request.headers)
-        body = body_as(EndSession, decode_object(await request.read(_BODY_BYTES) or b"{}"))
+        body = await read_body(request, EndSession, _BODY_BYTES, empty=b"{}")
         if body.group_id is not None:
             if not caller.admin:
                 raise ApiError(403, "a session key is valid for its own session only", code="admin_key_required")

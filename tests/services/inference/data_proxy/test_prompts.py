@@ -163,6 +163,8 @@ def test_answer_of_reasoning_alone_may_be_sent_back_without_it() -> None:
         {"role": "assistant", "content": None, "tool_calls": None},
     ]
     assert read_conversation(sent).messages[1] == {"role": "assistant", "content": ""}
+    without_nulls = [sent[0], {"role": "assistant"}]
+    assert read_conversation(without_nulls) == read_conversation(sent)
     named = {**sent[1], "name": "bot"}
     assert read_conversation([named]).messages[0] == {"role": "assistant", "content": "", "name": "bot"}
     called = {"id": "a", "type": "function", "function": {"name": "now", "arguments": "{}"}}

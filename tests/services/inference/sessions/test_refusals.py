@@ -200,3 +200,5 @@ def test_unknown_fields_of_bodies_are_listed_as_ignored(recording: RecordingServ
     wanted = {"session_ids": [session["session_id"]], "stile": "concat"}
     exported = recording.admin("POST", "/export_trajectories", wanted)
     assert (exported.status, exported.headers.get("x-areal-ignored")) == (200, "stile")
+    ended = recording.gateway.call("POST", "/rl/end_session", {"session": "x"}, key=key)
+    assert (ended.status, ended.headers.get("x-areal-ignored")) == (200, "session")
