@@ -85,6 +85,8 @@ class ToolFormat:
 _HERMES = BetweenTags("<tool_call>", "</tool_call>")
 _JAMBA = BetweenTags("<tool_calls>", "</tool_calls>")
 _INTERNLM = BetweenTags("<|action_start|><|plugin|>", "<|action_end|>")
+_COHERE = BetweenTags("<|START_ACTION|>", "<|END_ACTION|>")
+_NEMOTRON = BetweenTags("<TOOLCALL>", "</TOOLCALL>")
 _GRANITE = AfterTag("<|tool_call|>")
 _PHI = AfterTag("functools")
 _QWEN_XML = XmlCalls(
@@ -96,9 +98,12 @@ _SEED = XmlCalls(
 _MINIMAX = XmlCalls(
     "<minimax:tool_call>", "</minimax:tool_call>", "<invoke name=", "</invoke>", "<parameter name=", "</parameter>"
 )  # fmt: skip
-_DSML = XmlCalls(
-    "<｜DSML｜function_calls>", "</｜DSML｜function_calls>", "<｜DSML｜invoke name=", "</｜DSML｜invoke>",
-    "<｜DSML｜parameter name=", "</｜DSML｜parameter>",
+_DSML, _DSML_V4 = (
+    XmlCalls(
+        f"<｜DSML｜{calls}>", f"</｜DSML｜{calls}>", "<｜DSML｜invoke name=", "</｜DSML｜invoke>",
+        "<｜DSML｜parameter name=", "</｜DSML｜parameter>", framed=False,
+    )
+    for calls in ("function_calls", "tool_calls")
 )  # fmt: skip
 _GEMMA = GemmaCalls()
 _DEEPSEEK_CALL = DEEPSEEK.begin + DEEPSEEK.call
@@ -141,7 +146,12 @@ TOOL_FORMATS = (
     ToolFormat(
         "deepseek_v32", _DSML.parse, ("｜DSML｜",),
         '<｜DSML｜function_calls>\n<｜DSML｜invoke name="', '<｜DSML｜function_calls>\n<｜DSML｜invoke name="%s">\n',
-        (_DSML.function,),
+        ("｜DSML｜", "function_calls>"),
+    ),
+    ToolFormat(
+        "deepseek_v4", _DSML_V4.parse, ("｜DSML｜",),
+        '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="', '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="%s">\n',
+        ("｜DSML｜", "tool_calls>"),
     ),
     ToolFormat(
         "deepseek_v3", DEEPSEEK.parse, DEEPSEEK.markers,
@@ -170,6 +180,15 @@ TOOL_FORMATS = (
     ToolFormat(
         "jamba", _JAMBA.parse, ("<tool_calls>", "</tool_calls>"),
         '<tool_calls>[\n{"name":', '<tool_calls>[\n{"name": "%s", "arguments":', ("<tool_calls>",),
+    ),
+    ToolFormat(
+        "cohere_command3", _COHERE.parse, (_COHERE.open, _COHERE.close),
+        '<|START_ACTION|>[\n    {"tool_name":', '<|START_ACTION|>[\n    {"tool_name": "%s", "parameters":',
+        (_COHERE.open,),
+    ),
+    ToolFormat(
+        "nemotron_json", _NEMOTRON.parse, (_NEMOTRON.open, _NEMOTRON.close),
+        '<TOOLCALL>[{"name":', '<TOOLCALL>[{"name": "%s", "arguments":', (_NEMOTRON.open,),
     ),
     ToolFormat(
         "hermes", _HERMES.parse, ("<tool_call>", "</tool_call>"),

@@ -100,7 +100,7 @@ class ArgumentsWriter:
 
 @dataclass(frozen=True)
 class XmlCalls:
-    """Calls with a tag for each parameter (Qwen3-Coder, Seed-OSS, MiniMax-M2, DeepSeek-V3.2, Muse). ``open`` and
+    """Calls with a tag for each parameter (Qwen3-Coder, Seed-OSS, MiniMax-M2, DeepSeek-V3.2 and V4, Muse). ``open`` and
     ``close`` enclose one or more calls, and may be missing. ``function`` and ``parameter`` are followed by the name.
     ``framed``: the first and last line break of a value belong to the markup."""
 

@@ -103,6 +103,14 @@ def _tag_list(open_tag: str, close_tag: str, key: str = "arguments") -> Any:
     return write
 
 
+def _cohere(calls: Sequence[Call]) -> str:
+    each = [
+        f'    {{"tool_call_id": "{index}", "tool_name": "{name}", "parameters": {json.dumps(arguments)}}}'
+        for index, (name, arguments) in enumerate(calls)
+    ]
+    return "<|START_ACTION|>[\n" + ",\n".join(each) + "\n]<|END_ACTION|>"
+
+
 def _llama(calls: Sequence[Call]) -> str:
     return "; ".join(json.dumps({"name": name, "parameters": arguments}) for name, arguments in calls)
 
@@ -201,6 +209,8 @@ _INVOKE = ('<invoke name="%s">', "</invoke>", '<parameter name="%s">', False)
 WRITERS: dict[str, Any] = {
     "hermes": _hermes,
     "jamba": _tag_list("<tool_calls>", "</tool_calls>"),
+    "cohere_command3": _cohere,
+    "nemotron_json": _tag_list("<TOOLCALL>", "</TOOLCALL>"),
     "granite": _tag_list("<|tool_call|>", ""),
     "phi4_mini_json": _tag_list("functools", ""),
     "internlm": _tag_list("<|action_start|><|plugin|>", "<|action_end|>", "parameters"),
@@ -240,3 +250,4 @@ def dsml(calls: Sequence[Call]) -> str:
 
 
 WRITERS["deepseek_v32"] = dsml
+WRITERS["deepseek_v4"] = lambda calls: dsml(calls).replace("function_calls>", "tool_calls>")

@@ -53,6 +53,10 @@ def test_unknown_reasoning_parser_error_suggests_name() -> None:
         ("{{- '<|tool_call>call:' + function['name'] + '{' -}}", "gemma4"),
         ("{{- '<atem:invoke name=\"' + name + '\">' -}}", "muse_glimmer"),
         ('{{- "<|tool_call_start|>[" + calls + "]<|tool_call_end|>" -}}', "lfm2"),
+        ("{{ '<' + dsml_token + 'function_calls>' }}{% set dsml_token = '｜DSML｜' %}", "deepseek_v32"),
+        ("{{ '<' + dsml_token + 'tool_calls>' }}{% set dsml_token = '｜DSML｜' %}", "deepseek_v4"),
+        ('<|START_ACTION|>[\n{"tool_call_id": "{{ tool_idx.value }}", "tool_name": ...', "cohere_command3"),
+        ("{{- '<TOOLCALL>[' -}}", "nemotron_json"),
         ('Respond in the format {"name": function name, "parameters": dictionary', "llama3_json"),
     ],
 )

@@ -109,6 +109,8 @@ def content_and_calls(reply: Reply) -> tuple[str, list[tuple[str, str]]]:
         ),
         ("deepseek_v3", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\nno json<｜tool▁call▁end｜>",
          "<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\nno json<｜tool▁call▁end｜>", []),
+        ("deepseek_v32", '<｜DSML｜invoke name="f"><｜DSML｜parameter name="a" string="true">\n1\n</｜DSML｜parameter>'
+         "</｜DSML｜invoke>", "", [("f", '{"a": "\\n1\\n"}')]),
         ("deepseek_v31", f"<｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{ROME}<｜tool▁call▁end｜>", "",
          [("get_weather", ROME)]),
     ],
