@@ -197,8 +197,8 @@ def test_unknown_fields_of_bodies_are_listed_as_ignored(recording: RecordingServ
     assert recording.gateway.call("POST", CHAT, body, key=key).status == 200
     rewarded = recording.gateway.call("POST", "/rl/set_reward", {"reward": 1, "interaction": "first"}, key=key)
     assert (rewarded.status, rewarded.headers.get("x-areal-ignored")) == (200, "interaction")
+    ended = recording.gateway.call("POST", "/rl/end_session", {"session": "x"}, key=key)
+    assert (ended.status, ended.headers.get("x-areal-ignored")) == (200, "session")
     wanted = {"session_ids": [session["session_id"]], "stile": "concat"}
     exported = recording.admin("POST", "/export_trajectories", wanted)
     assert (exported.status, exported.headers.get("x-areal-ignored")) == (200, "stile")
-    ended = recording.gateway.call("POST", "/rl/end_session", {"session": "x"}, key=key)
-    assert (ended.status, ended.headers.get("x-areal-ignored")) == (200, "session")
