@@ -71,9 +71,10 @@ _REASONING = (
     *("qwen3", "qwen3_thinking", "deepseek_r1", "deepseek_v3", "glm45", "kimi_k2", "gemma4", "kimi", "minimax_m2"),
     *("step3", "seed_oss", "mistral", "granite"),
 )
+_BOTH = (*WHOLE, "cohere_command3")
 
 TOOL_CALL_PARSERS = _names("tool-call", _TOOL_CALLS)
-REASONING_PARSERS = _names("reasoning", dict.fromkeys(_REASONING, ()) | {each: _TOOL_CALLS[each] for each in WHOLE})
+REASONING_PARSERS = _names("reasoning", dict.fromkeys(_REASONING, ()) | {each: _TOOL_CALLS[each] for each in _BOTH})
 
 
 def parser_conflict(tool_call: str | None, reasoning: str | None) -> str | None:

@@ -217,6 +217,7 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
     "glm45": ReasoningFormat("<think>", "</think>", breaks=("<tool_call>",)),
     "kimi_k2": ReasoningFormat("<think>", "</think>", breaks=(KIMI.begin,)),
     "gemma4": ReasoningFormat("<|channel>thought", "<channel|>", breaks=(_GEMMA.open,), special=("<|channel>",)),
+    "cohere_command3": ReasoningFormat("<|START_THINKING|>", "<|END_THINKING|>", breaks=(_COHERE.open,)),
     "kimi": ReasoningFormat("◁think▷", "◁/think▷"),
     "minimax_m2": ReasoningFormat("<think>", "</think>", always=True),
     "step3": ReasoningFormat("<think>", "</think>", always=True),

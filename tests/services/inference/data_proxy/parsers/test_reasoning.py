@@ -20,6 +20,7 @@ from tests.services.inference.data_proxy.parsers.reading import new_reader, read
         ("qwen3", False, "<think>a\n\nb</think>\n  Hi\n", "a\n\nb", "  Hi\n"),
         ("qwen3", False, "<thi", "", "<thi"),
         ("mistral", False, "[THINK]Hm[/THINK]Hi", "Hm", "Hi"),
+        ("cohere_command3", True, "Hm<|END_THINKING|>Hi", "Hm", "Hi"),
         ("kimi", False, "◁think▷Hm◁/think▷Hi", "Hm", "Hi"),
         ("granite", False, "Here is my thought process: Hm. Here is my response: Hi", " Hm.", " Hi"),
     ],
