@@ -14,6 +14,8 @@ from collections import deque
 
 from wsproto.connection import Connection, ConnectionState, ConnectionType
 from wsproto.events import BytesMessage, CloseConnection, Event, Ping, TextMessage
+from wsproto.extensions import Extension
+from wsproto.frame_protocol import CloseReason, FrameDecoder, FrameProtocol, Opcode, RsvBits
 from wsproto.utilities import generate_accept_token
 
 from areal.services.http.errors import ApiError, bad_field
@@ -60,7 +62,8 @@ class WebSocket:
         self._most_bytes = most_bytes
         self._first_bytes: int | None = None if trusted else 0  # received, until the first message of a stranger
         self.lingers = trusted
-        self._protocol = Connection(ConnectionType.SERVER)
+        self._limit = _FrameLimit(most_bytes if trusted else _FIRST_BYTES)
+        self._protocol = Connection(ConnectionType.SERVER, extensions=[self._limit])
         self._parts: list[str] = []
         self._size = 0  # bytes of the parts
         self._messages: deque[tuple[str, int]] = deque()  # with their bytes
@@ -141,21 +144,20 @@ class WebSocket:
             case Ping():
                 if self._connection.writable:
                     self._send_control(event.response())
+            case CloseConnection(code=CloseReason.MESSAGE_TOO_BIG):
+                self._refuse_size(self._size + self._limit.left)
             case CloseConnection():  # from the caller, or for a malformed frame
                 self.close(event.code, event.reason or "")
 
     def _handle_text(self, text: str, *, whole: bool) -> None:
         count = len(text) if text.isascii() else len(text.encode())
-        most = self._most_bytes if self._first_bytes is None else _FIRST_BYTES
-        if self._size + count > most:
-            self._refuse_size(most)
-            return
         try:
             self._connection.budget.take(count, self._size + count)
         except ApiError as error:
             self.close(TRY_AGAIN_LATER, error.message)
             return
         self._size += count
+        self._limit.left -= count
         if text:
             self._parts.append(text)
         if not whole or self._ended:
@@ -163,7 +165,7 @@ class WebSocket:
         self._messages.append(("".join(self._parts), self._size))
         self._waiting_bytes += self._size
         self._parts.clear()
-        self._size, self._first_bytes = 0, None
+        self._size, self._first_bytes, self._limit.left = 0, None, self._most_bytes
         self._hold_input()
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
@@ -196,3 +198,23 @@ class WebSocket:
             self._pinged = True
             self._send_control(Ping())
         return silent_s > _SILENCE_S
+
+
+class _FrameLimit(Extension):
+    """Refuses a frame by the size in its header, before its content arrives. ``left``: the bytes that the message may
+    still have."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+    def enabled(self) -> bool:
+        return True
+
+    def offer(self) -> bool:
+        return False
+
+    def frame_inbound_header(
+        self, proto: FrameDecoder | FrameProtocol, opcode: Opcode, rsv: RsvBits, payload_length: int
+    ) -> CloseReason | RsvBits:
+        fits = opcode.iscontrol() or payload_length <= self.left
+        return RsvBits(False, False, False) if fits else CloseReason.MESSAGE_TOO_BIG

@@ -277,6 +277,7 @@ BROKEN: dict[str, tuple[Any, int]] = {
     "close with a reason that is not UTF-8": (lambda caller: caller.raw(0x8, b"\x03\xe8\xff"), 1007),
     "too large": (lambda caller: caller.raw(0x1, b"x" * 70_000), 1009),
     "too large in fragments": (_large_fragments, 1009),
+    "a header of 2^62 bytes": (lambda caller: caller.socket.sendall(b"\x81\xff" + (2**62).to_bytes(8) + b"mask"), 1009),
 }
 
 
