@@ -7,6 +7,7 @@ text was split.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -89,10 +90,28 @@ class Tools:
     def knows(self, name: str) -> bool:
         return name in self._parameters
 
-    def is_text(self, tool: str, parameter: str) -> bool:
-        """Return whether this parameter can only be a string."""
+    def types(self, tool: str, parameter: str) -> frozenset[str]:
+        """Return the JSON types of this parameter, ``integer`` as ``number``; empty if its schema does not say."""
         schema = self._parameters.get(tool, {}).get(parameter)
-        return isinstance(schema, Mapping) and schema.get("type") in ("string", ["string"])
+        choices = (schema.get("anyOf") or schema.get("oneOf")) if isinstance(schema, Mapping) else None
+        found = [_types_of(each) for each in (choices if isinstance(choices, list) else [schema])]
+        return frozenset[str]().union(*found) if all(found) else frozenset()
+
+
+def _types_of(schema: object) -> frozenset[str]:
+    if not isinstance(schema, Mapping):
+        return frozenset()
+    said, values = schema.get("type"), schema.get("enum")
+    if said is None and isinstance(values, list):
+        said = [json_type(json.dumps(value)) for value in values]
+    names = said if isinstance(said, list) else [said]
+    return frozenset("number" if name == "integer" else name for name in names if isinstance(name, str))
+
+
+def json_type(text: str) -> str:
+    """Return the type of a JSON value."""
+    kinds = {"{": "object", "[": "array", '"': "string", "t": "boolean", "f": "boolean", "n": "null"}
+    return kinds.get(text[0], "number")
 
 
 # Text that is read in steps.

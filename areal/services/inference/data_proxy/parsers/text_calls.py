@@ -19,21 +19,25 @@ from areal.services.inference.data_proxy.parsers.reader import (
     Tools,
     discard,
     is_name_char,
+    json_type,
     read_run,
 )
 
 _PYTHON_WORDS = {"True": True, "False": False, "None": None}
 
 
-def json_of_text(text: str) -> str:
-    """Return a parameter's value as JSON: valid JSON and Python's constants keep their value, other text becomes a
-    string."""
+def json_of_text(text: str, types: frozenset[str] = frozenset()) -> str:
+    """Return a parameter's value as JSON: valid JSON and Python's constants keep their value, unless the parameter may
+    be a string and not of that type; other text becomes a string."""
+    found = json.dumps(text, ensure_ascii=False)
     if text.strip() in _PYTHON_WORDS:
-        return json.dumps(_PYTHON_WORDS[text.strip()])
-    try:
-        return _compact(json.loads(text))
-    except (ValueError, RecursionError):
-        return json.dumps(text, ensure_ascii=False)
+        value = json.dumps(_PYTHON_WORDS[text.strip()])
+    else:
+        try:
+            value = _compact(json.loads(text))
+        except (ValueError, RecursionError):
+            return found
+    return found if "string" in types and json_type(value) not in types - {"string"} else value
 
 
 def json_of_python(text: str) -> str:
@@ -62,16 +66,18 @@ class ArgumentsWriter:
         self._framed = framed
         self._empty = True
         self._as_text = False
+        self._types = frozenset[str]()
         self._begun = False
         self._held = ""
 
-    def key(self, name: str, *, as_text: bool) -> None:
+    def key(self, name: str, types: frozenset[str] = frozenset()) -> None:
+        """Begin an argument of these JSON types."""
         self._output.arguments(("{" if self._empty else ", ") + json.dumps(name, ensure_ascii=False) + ": ")
         self._empty = False
-        self._as_text = as_text
+        self._types, self._as_text = types, types == {"string"}
         self._begun = not self._framed
         self._held = ""
-        if as_text:
+        if self._as_text:
             self._output.arguments('"')
 
     def text(self, text: str) -> None:
@@ -87,11 +93,11 @@ class ArgumentsWriter:
 
     def end_value(self) -> None:
         text = self._held.removesuffix("\n") if self._framed else self._held
-        self._output.arguments('"' if self._as_text else json_of_text(text))
+        self._output.arguments('"' if self._as_text else json_of_text(text, self._types))
 
     def written(self, name: str, value: str) -> None:
         """Write a whole argument whose value is JSON already."""
-        self.key(name, as_text=False)
+        self.key(name)
         self._output.arguments(value)
 
     def close(self) -> None:
@@ -149,8 +155,8 @@ class XmlCalls:
         ends = (self.parameter, self.function_end, self.close)
         while (marker := (yield from source.until(ends, discard))) == self.parameter:
             key, attributes = yield from _header(source)
-            as_text = 'string="true"' in attributes or (not attributes and tools.is_text(name, key))
-            writer.key(key, as_text=as_text)
+            said = frozenset({"string"} if 'string="true"' in attributes else ())
+            writer.key(key, said if attributes else tools.types(name, key))
             if (yield from source.until((self.parameter_end,), writer.text)) is None:
                 return True  # cut short: the arguments stay incomplete
             writer.end_value()
@@ -200,7 +206,7 @@ class PairCalls:
             yield from source.until(("</arg_key>",), parts.append)
             yield from source.until(("<arg_value>",), discard)
             key = "".join(parts).strip()
-            writer.key(key, as_text=tools.is_text(name, key))
+            writer.key(key, tools.types(name, key))
             if (yield from source.until(("</arg_value>",), writer.text)) is None:
                 return
             writer.end_value()

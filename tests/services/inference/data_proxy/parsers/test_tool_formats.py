@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from areal.services.dialects import CallArguments, CallEnd, CallStart, Content, Reply
+from areal.services.inference.data_proxy.parsers.reader import ResponseReader, Tools
+from areal.services.inference.data_proxy.parsers.registry import tool_format
 from tests.services.inference.data_proxy.parsers.reading import WRITERS, calls_of, new_reader, read
 
 ROME = '{"city": "Rome"}'
@@ -82,7 +84,7 @@ def content_and_calls(reply: Reply) -> tuple[str, list[tuple[str, str]]]:
         ("qwen3_coder", "<tool_call>\n<function=get_weather>\n<parameter=city>\n123\n</parameter>\n</function>", "",
          [("get_weather", '{"city": "123"}')]),
         ("qwen3_coder", "<tool_call>\n<function=get_weather>\n<parameter=units>\n123\n</parameter>\n</function>", "",
-         [("get_weather", '{"units": 123}')]),
+         [("get_weather", '{"units": "123"}')]),
         ("qwen3_coder", "<tool_call>\n<function=get_weather>\n<parameter=exact>\nTrue\n</parameter>\n</function>", "",
          [("get_weather", '{"exact": true}')]),
         ("qwen3_coder", "<tool_call>\n<function=get_weather>\n<parameter=city>\nRo", "",
@@ -117,6 +119,36 @@ def content_and_calls(reply: Reply) -> tuple[str, list[tuple[str, str]]]:
 )  # fmt: skip
 def test_text_parses_into_content_and_calls(name: str, text: str, content: str, calls: list[tuple[str, str]]) -> None:
     assert content_and_calls(read(new_reader(name), [text])) == (content, calls)
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        ({"type": ["string", "null"]}, "02134", '"02134"'),
+        ({"type": ["string", "null"]}, "12345", '"12345"'),
+        ({"type": ["string", "null"]}, "null", "null"),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "true", '"true"'),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, '"a"', '"\\"a\\""'),
+        ({"anyOf": [{"type": "string"}, {"type": "integer"}]}, "5", "5"),
+        ({"anyOf": [{"type": "string"}, {"type": "array"}]}, "[5]", "[5]"),
+        ({"anyOf": [{"type": "string"}, {"$ref": "#/$defs/x"}]}, "5", "5"),
+        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, "5", "5"),
+        ({"enum": ["1", "x"]}, "1", '"1"'),
+        ({"enum": [1, "x"]}, "1", "1"),
+        ({"type": "string"}, "null", '"null"'),
+        ({}, "5", "5"),
+    ],
+)
+@pytest.mark.parametrize("name", ["qwen3_coder", "glm45"])
+def test_value_has_a_type_of_the_schema(name: str, schema: object, text: str, value: str) -> None:
+    answers = {
+        "qwen3_coder": f"<tool_call>\n<function=f>\n<parameter=a>\n{text}\n</parameter>\n</function>\n</tool_call>",
+        "glm45": f"<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>{text}</arg_value>\n</tool_call>",
+    }
+    function = {"name": "f", "parameters": {"type": "object", "properties": {"a": schema}}}
+    tools = Tools([{"type": "function", "function": function}])
+    reader = ResponseReader(parse=tool_format(name).parse, tools=tools, new_id=lambda: "id")
+    assert content_and_calls(read(reader, answers[name])) == ("", [("f", f'{{"a": {value}}}')])
 
 
 def test_pieces_emit_name_then_arguments_in_order() -> None:
