@@ -137,6 +137,8 @@ class RequestReader:
             self.stop(ApiError(505, f"HTTP/{version} is not supported", code="http_version"))
         if b"host" not in raw and version == "1.1":
             self.stop(ApiError(400, "a request needs a Host header", code="invalid_http"))
+        if raw.get(b"transfer-encoding", b"chunked").strip().lower() != b"chunked":
+            self.stop(ApiError(400, "Transfer-Encoding supports only chunked", code="invalid_http"))
         if not target.startswith(b"/"):
             target = _origin_form(target)
         method, path = parser.get_method().decode(), target.decode("utf-8", "backslashreplace")
@@ -144,10 +146,9 @@ class RequestReader:
         request.upgrade, self._upgrade = self._upgrade, b""
         request.is_http_1_0 = version == "1.0"
         request.keep_alive = not request.is_http_1_0 and parser.should_keep_alive()
-        if (expected := raw.get(b"expect")) is not None:
-            if expected.lower() != b"100-continue":
-                self.stop(ApiError(417, "Expect supports only 100-continue", code="expectation_failed"))
-            request.expects_continue = not request.is_http_1_0
+        if raw.get(b"expect", b"100-continue").lower() != b"100-continue":
+            self.stop(ApiError(417, "Expect supports only 100-continue", code="expectation_failed"))
+        request.expects_continue = b"expect" in raw and not request.is_http_1_0
         return request
 
 

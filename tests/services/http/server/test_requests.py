@@ -143,6 +143,7 @@ async def test_target_is_split_and_the_query_decoded(given: str) -> None:
         (b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: -5\r\n\r\nhello", 400),
         (b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
         (b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip, x\r\n\r\n", 400),
+        (CHUNKED.replace(b"chunked", b"gzip, chunked") + b"2\r\n{}\r\n0\r\n\r\n", 400),
         (CHUNKED + b"zz\r\n", 400),
         (CHUNKED + b"2\r\nheyo", 400),
     ],
