@@ -43,7 +43,7 @@ def _make(cls: type, frozen: bool, eq: bool, slots: bool, kw_only: bool) -> type
         if "InitVar" in str(made.__dataclass_fields__[name].type):
             raise TypeError(f"{cls.__name__}.{name}: InitVar is not supported")
     own = cls.__dict__
-    methods: dict[str, Any] = {"__repr__": _repr_of(members), "__init__": _init_at_first_use(made, frozen)}
+    methods: dict[str, object] = {"__repr__": _repr_of(members), "__init__": _init_at_first_use(made, frozen)}
     if eq:
         methods["__eq__"] = _eq_of(_values_of([each.name for each in members if each.compare]))
     if frozen:

@@ -145,13 +145,13 @@ def _module_of_file(place: str) -> Any:
     return module
 
 
-def call_with(function: Callable[..., Any], *positional: Any, given: Mapping[str, Any]) -> Any:
+def call_with(function: Callable[..., Any], *positional: Any, given: Mapping[str, object]) -> Any:
     """Call a function with those of ``given`` that it accepts. Raises TypeError if it needs an argument that ``given``
     lacks."""
     return function(*positional, **_taken(function, len(positional), given))
 
 
-def check_call(function: Callable[..., Any], *positional: Any, given: Mapping[str, Any]) -> None:
+def check_call(function: Callable[..., Any], *positional: Any, given: Mapping[str, object]) -> None:
     """Raise UsageFault if ``call_with`` would raise TypeError for the arguments."""
     try:
         signature = inspect.signature(function)
@@ -164,7 +164,7 @@ def check_call(function: Callable[..., Any], *positional: Any, given: Mapping[st
         ) from error
 
 
-def _taken(function: Callable[..., Any], count: int, given: Mapping[str, Any]) -> dict[str, Any]:
+def _taken(function: Callable[..., Any], count: int, given: Mapping[str, object]) -> dict[str, object]:
     """Return those of ``given`` that the function accepts after ``count`` positional arguments."""
     try:
         parameters = list(inspect.signature(function).parameters.values())

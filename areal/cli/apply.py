@@ -250,7 +250,7 @@ def _markdown(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-Manifest = Mapping[str, Any]
+Manifest = Mapping[str, object]
 FLAG_FIELDS = {
     "host": "gateway.host",
     "port": "gateway.port",
@@ -290,7 +290,7 @@ FLAG_FIELDS = {
 """The field of the spec that each flag sets."""
 
 
-def spec_of(given: Mapping[str, Any]) -> dict[str, Any]:
+def spec_of(given: Mapping[str, object]) -> dict[str, object]:
     """Return the spec that the given flags set. Other flags set nothing, so that no default is stored."""
     from areal.resources.tree import set_path
 
@@ -301,7 +301,7 @@ def spec_of(given: Mapping[str, Any]) -> dict[str, Any]:
     return spec
 
 
-def resource(kind: str, name: str, spec: dict[str, Any]) -> dict[str, Any]:
+def resource(kind: str, name: str, spec: dict[str, object]) -> dict[str, object]:
     return {"apiVersion": API_VERSION, "kind": kind, "metadata": {"name": check_name(name)}, "spec": spec}
 
 

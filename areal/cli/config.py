@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 
-def config_text(config: Mapping[str, Any]) -> str:
+def config_text(config: Mapping[str, object]) -> str:
     """Return the configuration as YAML in block style, without empty sections."""
     kept = {key: value for key, value in config.items() if value not in ({}, None)}
     return to_yaml([kept]) if kept else ""

@@ -256,7 +256,7 @@ def _served(
         yield gateway_of(cli, name), model_at(cli, name, name) or name
 
 
-def _weights(cli: Invocation, saved: _Saved, config: Mapping[str, Any], working: Path) -> str | Path:
+def _weights(cli: Invocation, saved: _Saved, config: Mapping[str, object], working: Path) -> str | Path:
     """Return the folder of the weights, or their hub id."""
     if saved.step == 0:
         actor = config.get("actor")
@@ -282,7 +282,7 @@ def _weights(cli: Invocation, saved: _Saved, config: Mapping[str, Any], working:
     return steps[step]
 
 
-def _model_spec(cli: Invocation, job: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+def _model_spec(cli: Invocation, job: Mapping[str, Any], config: Mapping[str, object]) -> dict[str, object]:
     """Return the spec of the model that the job samples from: its engine, parsers and limits."""
     from areal.state.objects import ObjectStore
 
@@ -297,7 +297,7 @@ def _model_spec(cli: Invocation, job: Mapping[str, Any], config: Mapping[str, An
 
 def _scored(
     run: CollectionRun, scores: Sequence[PromptScores], dataset: ExampleSet, given: Mapping[str, Any]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return the summary of the collection with the scores. Raises UsageFault if nothing computes a reward."""
     from areal.rollout.evaluation import estimates
 

@@ -219,7 +219,7 @@ _ENGINES = ("embedded", "sglang", "vllm")  # each needs the extra of its name
 _KINDS = {TRAIN_JOB: "train", AGENT_SERVICE: "agents"}
 
 
-def _extras(kind: str, spec: Mapping[str, Any]) -> Iterator[str]:
+def _extras(kind: str, spec: Mapping[str, object]) -> Iterator[str]:
     yield _KINDS.get(kind, "serve")
     if spec.get("backend"):
         from areal.resources.backend import parse_backend

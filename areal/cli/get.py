@@ -227,7 +227,7 @@ def describe(cli: Invocation, targets: tuple[str, ...]) -> int:
     return 0
 
 
-def _described(cli: Invocation, chosen: GatewayClient | None, ref: Ref) -> tuple[dict[str, Any], Callable[[], str]]:
+def _described(cli: Invocation, chosen: GatewayClient | None, ref: Ref) -> tuple[dict[str, object], Callable[[], str]]:
     """Return everything known about an object, of this home or behind a gateway, and the function that renders it as a
     page. Raises NotFound."""
     if chosen is not None:
@@ -269,14 +269,14 @@ def _page(document: Mapping[str, Any]) -> str:
     return "\n\n".join(section for section in sections if section)
 
 
-def _section(title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> str:
+def _section(title: str, rows: Sequence[Mapping[str, object]], columns: Sequence[Column]) -> str:
     if not rows:
         return f"{title}: none" if title != "Objects" else ""
     table = render_table(rows, columns, indent=2)
     return f"{title}:\n" + "\n".join(f"  {line}" for line in table.splitlines())
 
 
-def _waiting(process: Mapping[str, Any]) -> str:
+def _waiting(process: Mapping[str, object]) -> str:
     """Describe a queued process, with the scheduler's reason."""
     who = f"{process['owner']} {process['component']}/{process['replica']}"
     since = f" since {process['queuedAt']}" if process.get("queuedAt") else ""

@@ -193,7 +193,7 @@ ROOT: dict[str, Leaf | Subtree] = {
 }
 
 
-CONTEXT_SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
+CONTEXT_SETTINGS: dict[str, object] = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
 
 class LazyGroup(click.Group):

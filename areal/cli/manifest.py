@@ -9,7 +9,7 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
@@ -115,7 +115,7 @@ dry_run_option = click.option(
 )
 
 
-def print_manifests(cli: Invocation, manifests: Sequence[Mapping[str, Any]], note: str) -> None:
+def print_manifests(cli: Invocation, manifests: Sequence[Mapping[str, object]], note: str) -> None:
     """Print manifests that can be applied; in the table format, one line each with ``note``."""
     if cli.format.kind == "yaml":
         write(to_yaml(manifests, manifests=True))

@@ -82,7 +82,7 @@ def read_config(path: str) -> dict[str, Any]:
         raise _config_error(f"{path} is not YAML: {' '.join(str(error).split())}", f"correct {path}") from error
 
 
-def _checked(path: str, config: Any) -> dict[str, Any]:
+def _checked(path: str, config: Any) -> dict[str, object]:
     if not isinstance(config, dict):
         raise _config_error(f"{path} does not hold a map", f"correct {path}")
     for section, known in (("", _SECTIONS), ("defaults", tuple(DEFAULTS))):
@@ -124,7 +124,7 @@ class Invocation:
         self.yes = False
         self.failed = 1  # the exit status of an unexpected failure of the command
         self._home: Home | None = None
-        self._config: Mapping[str, Any] | None = None
+        self._config: Mapping[str, object] | None = None
 
     @property
     def home(self) -> Home:

@@ -41,7 +41,7 @@ class GatewayAnswers:
     workers: Mapping[str, Any] | ArealError
 
     @property
-    def worker_rows(self) -> list[Mapping[str, Any]]:
+    def worker_rows(self) -> list[Mapping[str, object]]:
         return _entries(self.workers, "workers") or []
 
 
@@ -83,7 +83,7 @@ def model_healths(answers: GatewayAnswers) -> dict[str, Health]:
         for name, entry in (declared.items() if isinstance(declared, Mapping) else ())
         if isinstance(entry, Mapping)
     }
-    of_model: dict[str, list[Mapping[str, Any]]] = {}
+    of_model: dict[str, list[Mapping[str, object]]] = {}
     for row in answers.worker_rows:
         if row.get("model"):
             of_model.setdefault(str(row["model"]), []).append(row)
@@ -96,7 +96,7 @@ def model_healths(answers: GatewayAnswers) -> dict[str, Health]:
 
 
 def _model_health(
-    workers: Sequence[Mapping[str, Any]], expected: Any, listed: bool, listing: Sequence[Any] | ArealError
+    workers: Sequence[Mapping[str, object]], expected: Any, listed: bool, listing: Sequence[Any] | ArealError
 ) -> Health:
     ready = [row for row in workers if row.get("state") == "ready"]
     dead = [row for row in workers if row.get("state") == "dead"]
@@ -218,7 +218,7 @@ def _checked(
     return ArealError(f"{chosen.url} answers GET {path} as no gateway of areal does") if found is None else found
 
 
-def _object(document: Any) -> Mapping[str, Any] | None:
+def _object(document: Any) -> Mapping[str, object] | None:
     return document if isinstance(document, Mapping) else None
 
 

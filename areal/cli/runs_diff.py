@@ -161,7 +161,7 @@ def _distinct(values: Sequence[Any]) -> list[Any]:
 
 def _row(
     sides: Sequence[Sequence[_JobRun]], metric: str, last: int | None, confidence: float, *, unpaired: bool
-) -> dict[str, Any] | None:
+) -> dict[str, object] | None:
     """Return a metric over the steps at which every run has it; None if there are none."""
     curves = [[dict(run.curves[metric]) for run in side] for side in sides]
     steps = sorted(set.intersection(*(set(each) for side in curves for each in side)))

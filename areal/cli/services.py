@@ -188,7 +188,7 @@ def stop_service(
     )
 
 
-def all_sessions(cli: Invocation, chosen: GatewayClient, path: str) -> Iterator[dict[str, Any]]:
+def all_sessions(cli: Invocation, chosen: GatewayClient, path: str) -> Iterator[dict[str, object]]:
     """Yield all sessions of the list at ``path``. Reports how many data proxies are away, whose sessions are not
     listed."""
 
@@ -275,8 +275,8 @@ def list_services(
     columns: Sequence[Column],
     *,
     all_: bool,
-    own: Callable[[HomeView, StoredObject], Mapping[str, Any]],
-    remote: Callable[[GatewayClient], Mapping[str, Any]],
+    own: Callable[[HomeView, StoredObject], Mapping[str, object]],
+    remote: Callable[[GatewayClient], Mapping[str, object]],
 ) -> int:
     """Print a row per service. ``own`` returns the fields of this kind; ``remote``, the row of a remote gateway."""
     chosen = gateway(cli)
@@ -337,7 +337,7 @@ def watch_service(
     kind: str,
     service: str | None,
     look: Callable[[], Document],
-    page: Callable[[Mapping[str, Any]], str],
+    page: Callable[[Mapping[str, object]], str],
     traffic_of: Callable[[GatewayClient], ServiceTraffic],
     *,
     watch: bool,

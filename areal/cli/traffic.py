@@ -82,7 +82,7 @@ def agent_traffic(chosen: GatewayClient, addresses: Callable[[], Mapping[str, st
 
 
 def sampled(
-    chosen: GatewayClient, addresses: Mapping[str, str], workers: Sequence[Mapping[str, Any]] = ()
+    chosen: GatewayClient, addresses: Mapping[str, str], workers: Sequence[Mapping[str, object]] = ()
 ) -> TrafficSample:
     """Take a sample. ``addresses``: of data proxies, by name. Raises ArealError if the gateway does not respond."""
     gateway = parse(str(chosen.get("/metrics")))

@@ -87,7 +87,7 @@ def _names_in(overrides: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def name_from(config: Mapping[str, Any], path: Path) -> str:
+def name_from(config: Mapping[str, object], path: Path) -> str:
     """Return a job's name, from experiment and trial of the configuration, else from the name of the file. Raises
     UsageFault if neither makes a valid name."""
     parts = [config.get(key) for key in _NAMING]
@@ -208,14 +208,14 @@ def _ended(cli: Invocation, ref: Ref) -> Callable[[], bool]:
     return ended
 
 
-def step_of(row: Mapping[str, Any]) -> str | None:
+def step_of(row: Mapping[str, object]) -> str | None:
     """Format step and total steps: ``12/200``."""
     if row["step"] is None:
         return None
     return f"{row['step']}/{row['totalSteps']}" if row["totalSteps"] is not None else str(row["step"])
 
 
-def job_row(home: HomeView, found: StoredObject) -> dict[str, Any]:
+def job_row(home: HomeView, found: StoredObject) -> dict[str, object]:
     """Return the document of a job: its progress, and the metrics of its last step."""
     from areal.reconcilers.kinds.job_status import JobPhase, exit_code
 
@@ -304,7 +304,7 @@ def status(cli: Invocation, /, name: str, watch: bool, interval: float) -> int:
     """Show the job NAME: phase, attempt, step, reward, throughput, staleness, bottleneck."""
     ref = Ref(TRAIN_JOB, check_name(name))
 
-    def look() -> dict[str, Any]:
+    def look() -> dict[str, object]:
         from areal.state.files import explain
         from areal.wire.training_health import warnings_of
 

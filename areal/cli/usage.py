@@ -44,7 +44,7 @@ def _cell(row: Mapping[str, Any], name: str, form: Callable[[Any], str | None]) 
     return form(row[name])
 
 
-def _gpu_cell(row: Mapping[str, Any], gpu: Mapping[str, Any]) -> str:
+def _gpu_cell(row: Mapping[str, object], gpu: Mapping[str, object]) -> str:
     name = gpu["uuid"] if gpu["index"] is None else gpu["index"]
     return f"{name}:{_cell({**gpu, 'node': row['node']}, 'usedBytes', size) or '-'}"
 

@@ -75,7 +75,7 @@ class Chat:
         function = {"name": "x", "arguments": {"x": "x"}}
         made = [{"id": f"probecal{n}", "type": "function", "function": function} for n in range(calls)]
         answer: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": made}
-        following: dict[str, Any] = {"role": "tool", "tool_call_id": "probecal0", "content": "x"}
+        following: dict[str, object] = {"role": "tool", "tool_call_id": "probecal0", "content": "x"}
         if not calls:
             answer, following = {"role": "assistant", "content": "x"}, {"role": "user", "content": "x"}
         answered = asked.then(answer)

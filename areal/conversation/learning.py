@@ -173,7 +173,7 @@ class _Row:
             raise ConversationError(f"messages[{index}]", "is followed by no token that ends a turn")
         return min(found)
 
-    def _with(self, index: int, message: Mapping[str, Any]) -> str:
+    def _with(self, index: int, message: Mapping[str, object]) -> str:
         other = self.conversation.replaced(index, message)
         return self.chat.template.plain(other, **self.variables) + self.added_end
 
@@ -233,5 +233,5 @@ def _other(text: str) -> str:
     return f"{'Q' if text.startswith('Z') else 'Z'}probe{'q' if text.endswith('x') else 'x'}"
 
 
-def _with_other_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
+def _with_other_arguments(call: Mapping[str, Any]) -> dict[str, object]:
     return {**call, "function": {**call["function"], "arguments": {_other(""): _other("")}}}

@@ -24,7 +24,7 @@ class Conversation:
     messages: tuple[Mapping[str, Any], ...]
     tools: tuple[Mapping[str, Any], ...] = ()
 
-    def then(self, *messages: Mapping[str, Any]) -> Conversation:
+    def then(self, *messages: Mapping[str, object]) -> Conversation:
         """Return the conversation followed by these messages, which are in the normal form."""
         return Conversation((*self.messages, *messages), self.tools)
 
@@ -58,7 +58,7 @@ def _is_plain(message: object) -> bool:
     return type(role) is str and role not in ("", "function")
 
 
-def _message(value: object, where: str) -> Mapping[str, Any]:
+def _message(value: object, where: str) -> Mapping[str, object]:
     if not isinstance(value, Mapping):
         _refuse(where, "must be an object with a role and a content")
     role, content = value.get("role"), value.get("content")

@@ -287,7 +287,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return sized(super().call(__context, __obj, *args, **named))
 
 
-def _given(named: Mapping[str, object]) -> dict[str, Any]:
+def _given(named: Mapping[str, object]) -> dict[str, object]:
     """Return the arguments of a template's call, without those that Jinja adds."""
     return {name: value for name, value in named.items() if name not in ("_loop_vars", "_block_vars")}
 

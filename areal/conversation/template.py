@@ -29,7 +29,7 @@ PROBE = "Zqxprobe"  # no template writes it by itself, trims it or escapes it
 class Template:
     """A compiled chat template. The constructor raises ``jinja2.TemplateSyntaxError``."""
 
-    def __init__(self, source: str, special_tokens: Mapping[str, Any]) -> None:
+    def __init__(self, source: str, special_tokens: Mapping[str, object]) -> None:
         self._template = CompiledTemplate(source)
         self.source = source
         self._digest = hashlib.blake2b(source.encode("utf-8", "surrogatepass")).hexdigest()
@@ -93,7 +93,7 @@ class Template:
         except jinja2.TemplateError as error:
             raise ConversationError("messages", f"are refused by the chat template: {error}") from error
 
-    def shaped(self, conversation: Conversation) -> list[Mapping[str, Any]]:
+    def shaped(self, conversation: Conversation) -> list[Mapping[str, object]]:
         """Return the messages in the forms of roles, content, calls and reasoning that this template renders."""
         return [self._shaped(message) for message in conversation.messages]
 
@@ -180,12 +180,12 @@ class Template:
             if text == render(conversation.replaced(index, replace(conversation.messages[index], PROBE))):
                 raise ConversationError(f"messages[{index}].{name}", "has no place in the chat template")
 
-    def _drops_as_thought(self, message: Mapping[str, Any], name: str) -> bool:
+    def _drops_as_thought(self, message: Mapping[str, object], name: str) -> bool:
         """Return whether the template treats content beside calls as reasoning, and renders it in the last turn
         only."""
         return name == "content" and "tool_calls" in message and self._shows(_kind(message, name))
 
-    def _shows_plain(self, message: Mapping[str, Any], text: str) -> bool:
+    def _shows_plain(self, message: Mapping[str, object], text: str) -> bool:
         """Return whether this message has only one text (nearly all have), and the text is rendered."""
         content: Any = message.get("content")
         if len(message) > 2 or type(content) is not str:
@@ -205,7 +205,7 @@ class Template:
         return self._shown[kind]
 
 
-def _kind(message: Mapping[str, Any], name: str) -> str:
+def _kind(message: Mapping[str, object], name: str) -> str:
     """Return the kind of this part: its role, and the other parts of its message."""
     if name == "content":
         return f"{message['role']} {'with calls' if message.get('tool_calls') else 'alone'}"
@@ -247,7 +247,7 @@ def _mark(number: int) -> str:
     return f"{PROBE}{number}z"  # none begins another one
 
 
-_Replace = Callable[[Mapping[str, Any], str], dict[str, Any]]
+_Replace = Callable[[Mapping[str, object], str], dict[str, object]]
 
 
 def _marks(message: Mapping[str, Any]) -> list[tuple[str, str, _Replace]]:
@@ -266,13 +266,13 @@ def _shown_part(text: str) -> str:
     return text.rpartition(THOUGHT_END)[2].strip()
 
 
-def _with_content(at: int, message: Mapping[str, Any], text: str) -> dict[str, Any]:
+def _with_content(at: int, message: Mapping[str, Any], text: str) -> dict[str, object]:
     content = message["content"]
     other = text if isinstance(content, str) else swapped(content, at, {"type": "text", "text": text})
     return {**message, "content": other}
 
 
-def _with_name(at: int, message: Mapping[str, Any], name: str) -> dict[str, Any]:
+def _with_name(at: int, message: Mapping[str, Any], name: str) -> dict[str, object]:
     call = message["tool_calls"][at]
     renamed = {**call, "function": {**call["function"], "name": name}}
     return {**message, "tool_calls": swapped(message["tool_calls"], at, renamed)}
@@ -288,7 +288,7 @@ def shows(text: str, part: str) -> bool:
     return part in text or json.dumps(part, ensure_ascii=False)[1:-1] in text
 
 
-def _with_text_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
+def _with_text_arguments(call: Mapping[str, Any]) -> dict[str, object]:
     function = call["function"]
     arguments = function["arguments"]
     text = arguments if isinstance(arguments, str) else to_json(arguments)

@@ -17,7 +17,7 @@ from areal.resources.tree import ABSENT, get_path
 TRAINERS = {"grpo": "GRPOConfig", "ppo": "PPOConfig", "sft": "SFTConfig", "rw": "RWConfig", "dpo": "DPOConfig"}
 _PASSES = 5
 
-Check = Callable[[str, Mapping[str, Any]], Sequence[Mapping[str, Any]]]
+Check = Callable[[str, Mapping[str, object]], Sequence[Mapping[str, Any]]]
 """Paths and messages of a configuration's faults and notes, by the name of its class."""
 
 

@@ -205,7 +205,7 @@ def valid(split: str, dataset_config: Any, tokenizer: Any) -> Any:
 '''
 
 
-def pick_columns(draft: Draft, columns: Mapping[str, Any], key: str) -> None:
+def pick_columns(draft: Draft, columns: Mapping[str, object], key: str) -> None:
     """``rows.py``, where columns have other names than those that are read here. ``columns``: by our name, that of the
     source; dots go into an object. ``key``: what gets the note."""
     wanted = {ours: str(theirs) for ours, theirs in columns.items() if theirs}

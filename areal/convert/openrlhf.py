@@ -118,7 +118,7 @@ def _ppo(draft: Draft) -> None:
     _end(draft)
 
 
-_NORMS: Mapping[str, Mapping[str, Any] | None] = {
+_NORMS: Mapping[str, Mapping[str, object] | None] = {
     "gae": None,
     "reinforce": None,
     "rloo": {"mean_level": "group", "std_level": None, "mean_leave1out": True},

@@ -52,7 +52,7 @@ def _optimizer(prefix: str, target: str) -> Mapping[str, Rule]:
     }
 
 
-def _optimizer_defaults(prefix: str, rate: float) -> Mapping[str, Any]:
+def _optimizer_defaults(prefix: str, rate: float) -> Mapping[str, object]:
     return {
         f"{prefix}adam.lr": rate,
         f"{prefix}adam.betas": [0.9, 0.95],
@@ -243,7 +243,7 @@ RM_RULES: Mapping[str, Rule] = {
     "model.compute_fp32_loss_enable": ignored("losses are float32 always"),
 }
 
-_DEFAULTS: Mapping[str, Any] = {
+_DEFAULTS: Mapping[str, object] = {
     "train.seed": 42,
     "train.batch_size": 128,
     "train.max_epochs": 1,
@@ -256,7 +256,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "eval.steps": -1,
     "logger.wandb.run_name": "run",
 }
-PPO_DEFAULTS: Mapping[str, Any] = {
+PPO_DEFAULTS: Mapping[str, object] = {
     **_DEFAULTS,
     **_optimizer_defaults("actor.", 1e-6),
     **_optimizer_defaults("critic.", 9e-6),
@@ -297,7 +297,7 @@ PPO_DEFAULTS: Mapping[str, Any] = {
 }
 
 
-def offline_defaults(name: str, rate: float, **more: Any) -> Mapping[str, Any]:
+def offline_defaults(name: str, rate: float, **more: Any) -> Mapping[str, object]:
     own = {
         "data.dataset_split": "train",
         **(

@@ -27,7 +27,7 @@ _IMPORT = "import"  # of a constant that is a dotted name
 _REWARDS = "trl.rewards."  # functions that are known by their names
 
 
-def read_python(text: str, name: str) -> tuple[str, dict[str, Any]] | None:
+def read_python(text: str, name: str) -> tuple[str, dict[str, object]] | None:
     """Return the trainer and the keys of a script; None if it makes no configuration with arguments. Raises Unread for
     a script that makes several, or several trainers."""
     tree = syntax_tree(text, name)
@@ -50,7 +50,7 @@ def read_python(text: str, name: str) -> tuple[str, dict[str, Any]] | None:
     return trainer, keys
 
 
-def _assigned(tree: ast.Module, config: ast.Call, file: str) -> dict[str, Any]:
+def _assigned(tree: ast.Module, config: ast.Call, file: str) -> dict[str, object]:
     """Return the fields that the script assigns to the configuration once it is made."""
     made = [node for node in ast.walk(tree) if getattr(node, "value", None) is config]
     targets = [each for node in made for each in getattr(node, "targets", [getattr(node, "target", None)])]
@@ -118,7 +118,7 @@ def _value(node: ast.expr, names: Mapping[str, ast.expr], file: str) -> Any:
     return NotLiteral(ast.unparse(node), f"{file}:{node.lineno}: not a literal: add KEY=VALUE")
 
 
-def _of_trainer(call: ast.Call, names: Mapping[str, ast.expr], file: str) -> dict[str, Any]:
+def _of_trainer(call: ast.Call, names: Mapping[str, ast.expr], file: str) -> dict[str, object]:
     """Model, rewards, data set and adapters are arguments of the trainer."""
     keys: dict[str, Any] = {}
     for key, node in _arguments(call, "model"):

@@ -35,7 +35,7 @@ class Unread(ArealError):
     """A file in which no configuration is found."""
 
 
-def read_yaml(text: str, name: str, *, nested: bool = True) -> dict[str, Any]:
+def read_yaml(text: str, name: str, *, nested: bool = True) -> dict[str, object]:
     """Return the leaves of a YAML document, by keys with dots; with ``nested`` false, its top level."""
     try:
         document = yaml.safe_load(text)
@@ -50,13 +50,13 @@ def read_yaml(text: str, name: str, *, nested: bool = True) -> dict[str, Any]:
 _MISSING = "???"  # OmegaConf's value of a key that the user has to give
 
 
-def without_references(keys: Mapping[str, Any]) -> dict[str, Any]:
+def without_references(keys: Mapping[str, object]) -> dict[str, object]:
     """``keys`` with references replaced, but for those that lead nowhere."""
     found = {key: resolved(value, key, lambda name: keys.get(name, ABSENT)) for key, value in keys.items()}
     return {key: keys[key] if value is ABSENT else _leaf(value) for key, value in found.items()}
 
 
-def flat(document: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+def flat(document: Mapping[str, object], before: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in document.items():
         if isinstance(value, Mapping) and value:
             yield from flat(value, f"{before}{key}.")
@@ -302,7 +302,7 @@ def _number(node: ast.expr) -> int:
     raise ValueError(ast.dump(node))
 
 
-def flags(words: Sequence[str], name: str) -> dict[str, Any]:
+def flags(words: Sequence[str], name: str) -> dict[str, object]:
     """``--key value``, ``--key=value``, ``--key`` alone (true), ``--no_key`` (false) and ``--key v1 v2`` (a list), as
     argparse reads them. Dashes in a key are underscores."""
     found: dict[str, Any] = {}
@@ -333,7 +333,7 @@ def _unread_word(word: str, form: str, name: str) -> Unread:
     return Unread(why, hint=f"export {variable[1]}, or the variables of that condition")
 
 
-def assignments(words: Sequence[str], name: str) -> dict[str, Any]:
+def assignments(words: Sequence[str], name: str) -> dict[str, object]:
     """``key=value`` words, as Hydra reads them: ``+key`` adds, ``~key`` removes."""
     found: dict[str, Any] = {}
     flag = ""

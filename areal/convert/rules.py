@@ -145,7 +145,7 @@ class Framework:
     aliases: Mapping[str, str] = field(default_factory=dict)
     switches: Mapping[str, str] = field(default_factory=dict)
 
-    def rule(self, key: str, values: Mapping[str, Any]) -> Rule:
+    def rule(self, key: str, values: Mapping[str, object]) -> Rule:
         if key in self.rules:
             return self.rules[key]
         switch = next((each for each in self.switches if key.startswith(each)), None)
@@ -160,11 +160,11 @@ class Framework:
         return refused(f"this is not a known key of {self.name}{did_you_mean(key, self.rules)}")
 
 
-def convert(source: Framework, given: Mapping[str, Any]) -> Draft:
+def convert(source: Framework, given: Mapping[str, object]) -> Draft:
     """Return the conversion of ``given``, keys with dots and their values. Defaults of the source are set as if they
     were given, without an entry: a framework's default is part of what its users run. So is the default of a key whose
     value cannot be used, which is refused."""
-    entries, targets, unusable = [], dict[str, Any](), set[str]()
+    entries, targets, unusable = [], dict[str, object](), set[str]()
     older = {name: key for key in given if key in source.aliases for name in source.aliases[key].split()}
     given = {name: value for key, value in given.items() for name in source.aliases.get(key, key).split()}
     values = {**source.defaults, **given}

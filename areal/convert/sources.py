@@ -31,7 +31,7 @@ class SourceFormat:
     nested: bool = True
     trainer_of: Callable[[Mapping[str, Any]], str] = lambda keys: ""
 
-    def of_script(self, text: str, environment: Mapping[str, str], name: str) -> tuple[str, dict[str, Any]]:
+    def of_script(self, text: str, environment: Mapping[str, str], name: str) -> tuple[str, dict[str, object]]:
         """Return the trainer, and the keys of the command with what its launcher says of processes. Raises Unread."""
         if name.endswith(".py"):  # its docstring shows its commands
             text = ast.get_docstring(syntax_tree(text, name)) or ""
@@ -43,14 +43,14 @@ class SourceFormat:
         return self.called[called], {**_launched(command, name), **self.read(command.words, name)}
 
 
-def _launched(command: Command, name: str) -> dict[str, Any]:
+def _launched(command: Command, name: str) -> dict[str, object]:
     """Return the number of processes, of the words before the program."""
     first = next((at for at, word in enumerate(command.launcher) if word.startswith("--")), len(command.launcher))
     given = flags([word for word in command.launcher[first:] if word not in ("-m", "--")], name)
     return {key: given[key] for key in _LAUNCHER if key in given}
 
 
-def _of_verl(keys: Mapping[str, Any]) -> str:
+def _of_verl(keys: Mapping[str, object]) -> str:
     if any(key.startswith("async_training.") for key in keys):
         return "fully_async"
     if any(key.startswith("actor_rollout_ref.") for key in keys):

@@ -276,7 +276,7 @@ REWARD_RULES: Mapping[str, Rule] = {
     "center_rewards_coefficient": refused("rewards are not centred"),
 }
 
-_DEFAULTS: Mapping[str, Any] = {
+_DEFAULTS: Mapping[str, object] = {
     "dtype": "float32",
     "bf16": None,
     "gradient_checkpointing": True,
@@ -306,7 +306,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "save_steps": 500,
     "use_cpu": False,
 }
-_ONLINE_DEFAULTS: Mapping[str, Any] = {
+_ONLINE_DEFAULTS: Mapping[str, object] = {
     **_DEFAULTS,
     "learning_rate": 1e-6,
     "num_generations": 8,

@@ -8,7 +8,6 @@ here they are divided, half to serve and half to train. verl is synchronous: ``m
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from areal.convert.finishing import (
     adam,
@@ -312,7 +311,7 @@ RULES: Mapping[str, Rule] = {
     ),
 }
 
-DEFAULTS: Mapping[str, Any] = {
+DEFAULTS: Mapping[str, object] = {
     "data.train_batch_size": 1024,
     "data.max_prompt_length": 512,
     "data.max_response_length": 512,

@@ -160,7 +160,7 @@ RULES: Mapping[str, Rule] = {
     "trainer.max_ckpt_to_keep": ignored("the newest checkpoints are kept"),
 }
 
-DEFAULTS: Mapping[str, Any] = {
+DEFAULTS: Mapping[str, object] = {
     "data.train_batch_size": 256,
     "data.max_length": 1024,
     "data.prompt_key": "question",

@@ -16,7 +16,7 @@ from areal.dataclasses import dataclass
 from areal.dataset.files import BadData, read_dataset, read_files
 
 _PROMPTS = ("messages", "prompt", "question", "problem", "instruction", "input", "text")
-Message = Mapping[str, Any]
+Message = Mapping[str, object]
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def load_examples(source: str, *, prompt_field: str | None = None, system: str |
     return ExampleSet(source, examples, digest.hexdigest(), rows.place)
 
 
-def _messages(fields: Mapping[str, Any], where: str, chosen: str | None, system: str | None) -> tuple[Message, ...]:
+def _messages(fields: Mapping[str, object], where: str, chosen: str | None, system: str | None) -> tuple[Message, ...]:
     name = chosen or next((name for name in _PROMPTS if fields.get(name)), None)
     if name is None or fields.get(name) is None:
         wanted = chosen or ", ".join(_PROMPTS)
@@ -76,7 +76,7 @@ def _messages(fields: Mapping[str, Any], where: str, chosen: str | None, system:
     return (*before, *prompt)
 
 
-def prompt_digest(fields: Mapping[str, Any], prompt_field: str | None = None) -> str:
+def prompt_digest(fields: Mapping[str, object], prompt_field: str | None = None) -> str:
     """Identify what an example asks, in every data set that has it: a digest of its messages without system prompts,
     of all fields where none is a prompt."""
     try:
@@ -86,7 +86,7 @@ def prompt_digest(fields: Mapping[str, Any], prompt_field: str | None = None) ->
     return hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def _tools(fields: Mapping[str, Any], where: str) -> tuple[Mapping[str, Any], ...]:
+def _tools(fields: Mapping[str, object], where: str) -> tuple[Mapping[str, object], ...]:
     if not fields.get("tools"):
         return ()
     from areal.conversation import ConversationError, read_tools

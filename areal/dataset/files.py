@@ -192,7 +192,7 @@ def _decoded(text: str, file: Path, line: int = 1) -> Any:
         raise BadData(f"{file}:{line}: {error}") from error
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) != len(pairs):
         names = [name for name, _ in pairs]

@@ -31,7 +31,7 @@ class BadImage(UsageFault):
     """An image that is missing, broken or above a bound. The message begins with its place: ``images[0]``."""
 
 
-def row_images(row: Mapping[str, Any]) -> tuple[bytes, ...]:
+def row_images(row: Mapping[str, object]) -> tuple[bytes, ...]:
     """Return the encoded images of a row's column ``images``. Raises BadImage."""
     given = row.get("images")
     if given is None:

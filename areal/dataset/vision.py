@@ -131,7 +131,7 @@ def _split(text: str) -> list[dict[str, str]]:
     return parts
 
 
-def _texts(parts: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def _texts(parts: Sequence[Mapping[str, Any]]) -> list[Mapping[str, object]]:
     return [part for part in parts if part != _IMAGE]
 
 

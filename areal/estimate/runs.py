@@ -16,7 +16,7 @@ Reader = Callable[[str, Any], Any]
 """The value of a dotted key of the configuration, or the default."""
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-DEFAULTS: dict[str, Any] = {
+DEFAULTS: dict[str, object] = {
     "dtype": "bfloat16",
     "optimizer_dtype": "float32",
     "grad_reduce_dtype": "float32",

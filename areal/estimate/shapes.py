@@ -147,7 +147,7 @@ class Shape:
         return self.layers * each + dense * self.mlp(self.width) + experts.layers * routed
 
 
-def shape_of(config: Mapping[str, Any], where: str) -> Shape:
+def shape_of(config: Mapping[str, object], where: str) -> Shape:
     """``config``: the content of a ``config.json``; ``where`` names it. Raises UsageFault for a model type that is not
     known, and for a size that is missing."""
     kind = str(config.get("model_type", ""))

@@ -126,7 +126,7 @@ class _Recorded(Span):
         self._span.end()
 
 
-def _present(attributes: Attributes) -> dict[str, Any]:
+def _present(attributes: Attributes) -> dict[str, object]:
     return {name: value for name, value in attributes.items() if value is not None}
 
 

@@ -147,7 +147,7 @@ def _restart_loop(newest: Step, facts: JobFacts) -> Alert | None:
     )
 
 
-def replica_alerts(name: str, pairs: Sequence[Mapping[str, Any]]) -> list[Alert]:
+def replica_alerts(name: str, pairs: Sequence[Mapping[str, object]]) -> list[Alert]:
     """Return the alerts about the weights that the job ``name`` publishes. ``pairs``: as its weight-update gateway
     lists them."""
     found = []
@@ -183,7 +183,7 @@ def read_pairs(gateway: GatewayRecord, key: str | None) -> list[dict[str, Any]]:
     return [pair for pair in document["pairs"] if isinstance(pair, dict)]
 
 
-def _pairs_of(home: Home, name: str) -> list[dict[str, Any]]:
+def _pairs_of(home: Home, name: str) -> list[dict[str, object]]:
     """Return the pairs of a job; none if it has no gateway or the gateway does not answer. The key is sent on this
     machine only."""
     try:

@@ -116,7 +116,7 @@ class Target:
 
 
 def with_derived(
-    wanted: Wanted, spec: Mapping[str, Any], fields: Iterable[FieldPath], earlier: StoredObject | None
+    wanted: Wanted, spec: Mapping[str, object], fields: Iterable[FieldPath], earlier: StoredObject | None
 ) -> Wanted:
     """Return ``wanted`` with ``spec``. Those of ``fields`` that the manifest does not set are marked as derived; so are
     fields that it sets to the derived value (``get -o manifest``)."""
@@ -143,7 +143,7 @@ def is_derived(stored: StoredObject, path: FieldPath, *, unnoted: bool) -> bool:
     return there and (path_text(path) in source[_DERIVED] if _DERIVED in source else unnoted)
 
 
-def field_changes(kind: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[FieldChange, ...]:
+def field_changes(kind: str, old: Mapping[str, object], new: Mapping[str, object]) -> tuple[FieldChange, ...]:
     """Return the leaves that differ between two sparse specs, each with its field's update class, in path order."""
     found = [
         FieldChange(path_text(("spec", *change.path)), change.old, change.new, update_class(kind, change.path))
@@ -171,7 +171,7 @@ def in_full(kind: str, spec: Mapping[str, Any]) -> dict[str, Any]:
     return full
 
 
-def _effective_changes(kind: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[FieldChange, ...]:
+def _effective_changes(kind: str, old: Mapping[str, object], new: Mapping[str, object]) -> tuple[FieldChange, ...]:
     """Return ``field_changes``, each with the class of its effect: META if the value in force does not change, because
     one of the specs leaves a default out or another field decides."""
     found = field_changes(kind, old, new)
@@ -220,7 +220,7 @@ def target_for(
     return replace(target, object=_new_object(wanted, layer, after.set_name)) if target.action == "replace" else target
 
 
-def with_layer(stored: StoredObject, manager: str, spec: Mapping[str, Any], cause: str) -> Target:
+def with_layer(stored: StoredObject, manager: str, spec: Mapping[str, object], cause: str) -> Target:
     """Return the target of an imperative verb that owns one layer (``scale``, ``suspend``). An empty spec drops the
     layer."""
     after = replace(stored, layers=replace_layer(stored.layers, Layer(manager, dict(spec), None, "", 0.0)))
@@ -271,7 +271,7 @@ def over_applied(stored: StoredObject, wanted: Mapping[str, Any]) -> dict[str, A
     return {**wanted, "metadata": merge({k: v for k, v in metadata.items() if v}, wanted["metadata"]), "spec": spec}
 
 
-def _in_force(applied: Mapping[str, Any], spec: Mapping[str, Any]) -> dict[str, Any]:
+def _in_force(applied: Mapping[str, object], spec: Mapping[str, object]) -> dict[str, object]:
     """Return the fields of ``applied`` with their values in ``spec``."""
     return {
         name: _in_force(value, now) if isinstance(value, Mapping) and isinstance(now, Mapping) else now

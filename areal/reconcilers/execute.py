@@ -144,9 +144,9 @@ class PortSource(Protocol):
 def claim_slots(
     plan: Plan,
     observed: Observed,
-    specs: Mapping[str, Mapping[str, Any]],
+    specs: Mapping[str, Mapping[str, object]],
     backend_named: Callable[[str], PortSource],
-    scheduler_of: Callable[[str], Mapping[str, Any]],
+    scheduler_of: Callable[[str], Mapping[str, object]],
     *,
     owner_of: Callable[[int], PortOwner | None] = port_owner,
     new_suffix: Callable[[], str] = lambda: secrets.token_hex(4),
@@ -507,7 +507,7 @@ def _brief(answer: Any) -> str:
 
 
 def _post(
-    context: EffectContext, op: Op[Any], path: str, body: Mapping[str, Any], *, missing_is_fine: bool = False
+    context: EffectContext, op: Op[Any], path: str, body: Mapping[str, object], *, missing_is_fine: bool = False
 ) -> Any:
     """Post to the service's router, or to the op's own process. Raises ArealError for an error response or no
     response."""

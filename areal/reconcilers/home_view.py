@@ -170,7 +170,7 @@ def has_failed(state: RunState) -> bool:
     return state.last_exit is not None and state.last_exit.reason != "stopped"
 
 
-def fields_document(value: Any) -> dict[str, Any]:
+def fields_document(value: Any) -> dict[str, object]:
     """Return the fields of a dataclass, with keys as in all documents: ``first_at`` is ``firstAt``."""
     return {
         re.sub("_([a-z])", lambda found: found[1].upper(), name): list(held) if isinstance(held, tuple) else held
@@ -182,7 +182,7 @@ def document_name(document: Mapping[str, Any]) -> str:
     return f"{document['kind'].lower()}/{document['metadata']['name']}"
 
 
-def document_of(found: StoredObject, status: ObjectStatus, *, defaults: bool = False) -> dict[str, Any]:
+def document_of(found: StoredObject, status: ObjectStatus, *, defaults: bool = False) -> dict[str, object]:
     """Return ``apiVersion, kind, metadata, spec, status``; ``spec`` as the user set it, or with defaults."""
     from areal.reconcilers.status import object_document
 
@@ -206,11 +206,11 @@ def manifest(item: StoredObject | Resource) -> dict[str, Any]:
     return {"apiVersion": API_VERSION, "kind": item.kind, "metadata": metadata, "spec": dict(asked)}
 
 
-def with_defaults(found: StoredObject) -> dict[str, Any]:
+def with_defaults(found: StoredObject) -> dict[str, object]:
     """Return the spec with defaults. Slow, because it validates the spec."""
     from areal.resources.validation import effective
 
-    dumped: dict[str, Any] = effective(found.kind, found.spec).model_dump(mode="json", by_alias=True)
+    dumped: dict[str, object] = effective(found.kind, found.spec).model_dump(mode="json", by_alias=True)
     return dumped
 
 
@@ -230,7 +230,7 @@ def origin_rows(found: StoredObject, *, defaults: bool = False) -> list[dict[str
     return rows
 
 
-def source_text(source: Mapping[str, Any] | None) -> str | None:
+def source_text(source: Mapping[str, object] | None) -> str | None:
     """Return ``file:line`` of a manifest; None if there was no file."""
     if not source or not source.get("file"):
         return None
@@ -249,7 +249,7 @@ def weights_text(status: Mapping[str, Any]) -> str:
     return text + (f" (other replicas: {', '.join(map(str, weights['others']))})" if weights.get("others") else "")
 
 
-def process_row(state: RunState) -> dict[str, Any]:
+def process_row(state: RunState) -> dict[str, object]:
     """Return the document of a process."""
     from areal.runtime.runs import is_placed
 
@@ -282,7 +282,7 @@ def process_row(state: RunState) -> dict[str, Any]:
     }
 
 
-def failed_process_row(home: Home, state: RunState) -> dict[str, Any]:
+def failed_process_row(home: Home, state: RunState) -> dict[str, object]:
     """Return the document of a process; if it failed, with its first exception and last log lines."""
     row = process_row(state)
     if has_failed(state):
@@ -296,12 +296,12 @@ def failed_process_row(home: Home, state: RunState) -> dict[str, Any]:
     return row
 
 
-def event_row(event: Event) -> dict[str, Any]:
+def event_row(event: Event) -> dict[str, object]:
     """Return the document of an event."""
     return {**fields_document(event), "time": iso(event.at)}
 
 
-def description(home: Home, ref: Ref) -> dict[str, Any]:
+def description(home: Home, ref: Ref) -> dict[str, object]:
     """Return everything known about an object: its document, the origin of its fields, its processes, objects that
     belong to it, and its last events. Raises NotFound and UnreadableFile."""
     from areal.state.events import EventLog

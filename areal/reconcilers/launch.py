@@ -250,12 +250,12 @@ def run_spec(
     restart: RestartPolicy,
     grace_s: float,
     *,
-    inputs: Mapping[str, Any] | None = None,
+    inputs: Mapping[str, object] | None = None,
     gpus: tuple[str, ...] = (),
     env: Mapping[str, str] | None = None,
     secret_env: Mapping[str, str] | None = None,
     liveness: LivenessProbe | None = None,
-    config: Mapping[str, Any] | None = None,
+    config: Mapping[str, object] | None = None,
     cwd: str | None = None,
 ) -> RunSpec:
     """Return the run of a process that answers at its slot's address. ``inputs``: values from its neighbors.
@@ -394,12 +394,12 @@ def ensure_key(home: Home, service: StoredObject) -> Path:
     return path
 
 
-def _declared(service: StoredObject) -> dict[str, Any]:
+def _declared(service: StoredObject) -> dict[str, object]:
     found = (service.spec.get("auth") or {}).get("adminKeyFrom")
     return {name: value for name, value in found.items() if value} if isinstance(found, dict) else {}
 
 
-def _from_environment(declared: Mapping[str, Any]) -> str:
+def _from_environment(declared: Mapping[str, object]) -> str:
     return os.environ.get(str(declared["env"]), "").strip() if declared.get("env") else ""
 
 
@@ -417,6 +417,6 @@ def _from_file(home: Home, service: StoredObject) -> bytes:
         raise explain(error, path, "read the key in") from error
 
 
-def _key_source(declared: Mapping[str, Any]) -> Wording:
+def _key_source(declared: Mapping[str, object]) -> Wording:
     source, value = next(iter(declared.items()))
     return Wording(FieldName(f"spec.auth.adminKeyFrom.{source}"), f" {value}")

@@ -270,7 +270,7 @@ def port_trouble(state: RunState, states: Iterable[RunState]) -> Trouble | None:
     return None
 
 
-def trouble_of(about: Mapping[str, Any]) -> Trouble | None:
+def trouble_of(about: Mapping[str, object]) -> Trouble | None:
     """Return the failure that a process reports, beside its readiness, for all its callers' requests; its probe still
     answers."""
     if refusal := about.get("calls_refused"):
@@ -282,7 +282,7 @@ def trouble_of(about: Mapping[str, Any]) -> Trouble | None:
     return Trouble("NotRecording", message, "free space under $AREAL_HOME")
 
 
-def notice_of(about: Mapping[str, Any]) -> Trouble | None:
+def notice_of(about: Mapping[str, object]) -> Trouble | None:
     """Return the failure that a process reports for some of its requests; it serves the others."""
     if why := about.get("weights_not_kept"):
         message = f"weight updates fail, since the published version cannot be recorded: {why}"
@@ -366,7 +366,7 @@ class Condition:
     observed_generation: int = 0
     since: float = 0.0
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return {
             "type": self.type,
             "status": self.status,
@@ -507,7 +507,7 @@ def conditions_of(
     health: Health,
     generation: int,
     error: str | None,
-    previous: Sequence[Mapping[str, Any]],
+    previous: Sequence[Mapping[str, object]],
     now: float,
     notice: Trouble | None = None,
 ) -> tuple[Condition, ...]:
@@ -537,7 +537,7 @@ def conditions_of(
 def rollout_failure(obj: StoredObject) -> str | None:
     """Return why the last rollout of this generation failed, or None. It is cleared by a later rollout that succeeds,
     and by a command that finds nothing left to do."""
-    previous: Sequence[Mapping[str, Any]] = obj.status.get("conditions", [])
+    previous: Sequence[Mapping[str, object]] = obj.status.get("conditions", [])
     mark = {"type": "Degraded", "reason": "RolloutFailed", "observedGeneration": obj.generation}
     failures = [str(each.get("message", "")) for each in previous if mark.items() <= each.items()]
     return (failures[0] if failures else "") or None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 from areal import interrupt
 from areal.dataclasses import dataclass, replace
@@ -52,7 +51,7 @@ def write_statuses(
     hosts = hosts_of(ctx.home, [target.object for target in targets])
     seen = observe(backend, [*(target.object for target in targets), *hosts.values()])
     endings: dict[str, Ending] = {}
-    statuses: dict[Ref, dict[str, Any]] = {}
+    statuses: dict[Ref, dict[str, object]] = {}
     events: list[tuple[Ref, str, str, str]] = []
     for target in targets:
         recorded = store.get(parse_ref(target.ref)) if not target.is_deleted else None
@@ -102,7 +101,7 @@ def settle_statuses(ctx: Context, store: ObjectStore, backend: RunControl, plan:
     unsettled = [item for item in unsettled if str(item.ref) not in left]
     hosts = hosts_of(ctx.home, unsettled)
     seen = observe(backend, [*unsettled, *hosts.values()])
-    statuses: dict[Ref, dict[str, Any]] = {}
+    statuses: dict[Ref, dict[str, object]] = {}
     for item in unsettled:
         stored, health = store.get(item.ref), health_of(item, seen, hosts)
         if stored is None or stored.generation != item.generation or stored.status != item.status:

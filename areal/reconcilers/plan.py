@@ -241,7 +241,7 @@ class Op(Generic[A]):
         target = f" {self.target}" if self.target else ""
         return f"[{needs}] -> #{self.id} {self.ref}{target}, {self.verb}, {self.cause}"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         names = self.args.JSON if isinstance(self.args, OpArgs) else {}
         args: dict[str, Any] = {names.get(name, name): value for name, value in write_fields(self.args).items()}
         return {
@@ -274,7 +274,7 @@ class FieldChange:
         old, new = ("(not set)" if value is ABSENT else repr(value) for value in (self.old, self.new))
         return Wording(FieldName(self.path), f": {old} -> {new}  ({self.update.name})")
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         old, new = (None if value is ABSENT else value for value in (self.old, self.new))
         return {"path": self.path, "old": old, "new": new, "update": self.update.name}
 
@@ -367,7 +367,7 @@ class ObjectPlan:
         lines += [f"    {change.to_text()}" for change in self.changes]
         return lines + [f"    took {sentence}" for sentence in self.taken]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return {
             "ref": self.ref,
             "action": self.action,

@@ -41,7 +41,7 @@ def make_plan(
     policy: Policy,
     *,
     serial: int = 0,
-    source: Mapping[str, Any] | None = None,
+    source: Mapping[str, object] | None = None,
 ) -> Plan:
     """Plan the operations that bring the actual state to ``scope.targets``. Raises NoCapacity."""
     planning = Planning(scope, observed, policy, GpuPool(policy.free_gpus), host_of, called_by)

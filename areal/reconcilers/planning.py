@@ -549,7 +549,7 @@ class SimplePlan(KindPlan):
         kind: str,
         component: str,
         fields: tuple[str, ...],
-        replicas: Callable[[Mapping[str, Any]], int],
+        replicas: Callable[[Mapping[str, object]], int],
     ) -> None:
         super().__init__(planning, kind)
         self._component, self._fields, self._replicas = component, fields, replicas

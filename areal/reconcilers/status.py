@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 
 def object_document(
-    found: StoredObject, status: ObjectStatus, *, spec: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
+    found: StoredObject, status: ObjectStatus, *, spec: Mapping[str, object] | None = None
+) -> dict[str, object]:
     """Return ``apiVersion, kind, metadata, spec, status``. ``spec``: as the user set it, unless another is given."""
     metadata: dict[str, Any] = {
         "name": found.name,
@@ -175,7 +175,7 @@ def is_converged(obj: StoredObject) -> bool:
     return obj.status.get("observedGeneration") == obj.generation
 
 
-def converged_status(obj: StoredObject) -> dict[str, Any]:
+def converged_status(obj: StoredObject) -> dict[str, object]:
     """Return the recorded status of an object whose generation a command has finished."""
     return {**obj.status, "observedGeneration": obj.generation}
 
@@ -208,7 +208,7 @@ def _pending_operations(home: Home, objects: Sequence[StoredObject]) -> dict[str
 def _status(obj: StoredObject, seen: Observed, health: Health, left: str | None) -> ObjectStatus:
     now, ref = time.time(), str(obj.ref)
     health = rollout_health(obj, health, left)
-    previous: Sequence[Mapping[str, Any]] = obj.status.get("conditions", [])
+    previous: Sequence[Mapping[str, object]] = obj.status.get("conditions", [])
     failure = rollout_failure(obj)
     noticed = ((run.slot, run.notice) for run in seen.of(ref) if run.is_live and run.notice)
     notice = next((each._replace(message=f"{slot}: {each.message}") for slot, each in noticed), None)

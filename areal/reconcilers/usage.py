@@ -108,7 +108,7 @@ def _usage() -> dict[int, Usage]:
     return found
 
 
-def _gpus(uuids: Sequence[str]) -> dict[str, Mapping[str, Any]]:
+def _gpus(uuids: Sequence[str]) -> dict[str, Mapping[str, object]]:
     """Return GPUs of this machine by UUID. A GPU that the driver does not list has no figures."""
     if not uuids:
         return {}
@@ -121,7 +121,7 @@ def _gpus(uuids: Sequence[str]) -> dict[str, Mapping[str, Any]]:
     return {uuid: listed.get(uuid, {"uuid": uuid, "index": None, "usedBytes": None}) for uuid in uuids}
 
 
-def _of_node(name: str) -> Mapping[str, Any]:
+def _of_node(name: str) -> Mapping[str, object]:
     """Return a GPU of a cluster node, named by its index on the node or by its UUID."""
     index = int(name) if name.isdecimal() else None
     return {"uuid": None if index is not None else name, "index": index, "usedBytes": None}

@@ -327,7 +327,7 @@ def flag_name(name: str) -> str:
     return spaced.replace("_", "-").strip("-")
 
 
-def engine_arguments(engine: str, section: Mapping[str, Any], trainer_dtype: str = "") -> dict[str, Any]:
+def engine_arguments(engine: str, section: Mapping[str, object], trainer_dtype: str = "") -> dict[str, object]:
     """Return ``engineArgs`` from the engine's section of a job's configuration, without empty values and without
     arguments that areal sets. The ``dtype`` of the embedded engine defaults to the trainer's."""
     defaults = {"dtype": trainer_dtype} if engine == "embedded" and trainer_dtype else {}
@@ -340,7 +340,7 @@ def engine_arguments(engine: str, section: Mapping[str, Any], trainer_dtype: str
 
 
 def engine_arg_faults(
-    engine: str, arguments: Mapping[str, Any], known: Collection[str] | None = None
+    engine: str, arguments: Mapping[str, object], known: Collection[str] | None = None
 ) -> Iterator[tuple[str, str]]:
     """Yield (argument, fault) for invalid arguments. ``known``: the engine's flags without leading dashes; None if no
     installed engine can list them. A flag of vLLM or SGLang that takes a map may be written as ``flag.key``."""

@@ -225,7 +225,7 @@ def _flatten(node: Node, source: SourceText, problems: Problems) -> list[Documen
     return [document for item in items.items for document in _flatten(item, source, problems)]
 
 
-def read_values(files: tuple[str, ...], problems: Problems) -> dict[str, Any]:
+def read_values(files: tuple[str, ...], problems: Problems) -> dict[str, object]:
     """Merge values files, a later file over an earlier one. Every document must be a map."""
     values: dict[str, Any] = {}
     for file in files:
@@ -378,7 +378,7 @@ def _items(document: Document, context: ExpressionContext) -> list[tuple[Any, st
     return []
 
 
-def _matrix(node: Node, context: ExpressionContext) -> list[dict[str, Any]]:
+def _matrix(node: Node, context: ExpressionContext) -> list[dict[str, object]]:
     if not isinstance(node, MappingNode) or not node.entries:
         context.report(node.pos, ("generate", "matrix"), "expected a map from a name to a list of values")
         return []
@@ -418,7 +418,7 @@ class Reading:
     def context(self, values: Mapping[str, Any]) -> ExpressionContext:
         return ExpressionContext(Scope(values, self.env, self.profile), self.problems, self.budget, reads=self.reads)
 
-    def documents(self, sources: Iterable[SourceText], values: Mapping[str, Any]) -> list[Document]:
+    def documents(self, sources: Iterable[SourceText], values: Mapping[str, object]) -> list[Document]:
         """Return the documents of ``sources`` that belong to the profile, after ``generate`` and expressions."""
         context = self.context(values)
         found: list[Document] = []

@@ -185,7 +185,7 @@ _MANIFEST_WIDTH = 110
 _BARE = re.compile(r"[A-Za-z][\w./-]*(?::[\w.]+)?")
 
 # Values that ``init`` shows, commented out, for fields whose default is null or empty.
-_EXAMPLES: dict[str, Any] = {
+_EXAMPLES: dict[str, object] = {
     "models": [{"name": "my-model", "backend": "embedded", "path": "Qwen/Qwen3-0.6B"}],
     "engineArgs": {"max-model-len": 8192},
     "overrides": ["actor.optimizer.lr=5e-6"],
@@ -218,7 +218,7 @@ def init(kind: str, name: str | None = None) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _field(info: FieldInfo, filled: Mapping[str, Any]) -> Iterator[str]:
+def _field(info: FieldInfo, filled: Mapping[str, object]) -> Iterator[str]:
     doc = field_docs(info.owner).get(info.attribute, "")
     yield from _comment(f"{doc} ({type_text(info)})" if info.nested is None else doc, 2)
     if info.name in filled:
@@ -237,7 +237,7 @@ def _shown(info: FieldInfo) -> Any:
     return {} if info.nested is not None or info.repeated else None
 
 
-def _yaml(value: dict[str, Any], indent: str) -> Iterator[str]:
+def _yaml(value: dict[str, object], indent: str) -> Iterator[str]:
     """Yield YAML lines: block style for non-empty maps and lists of maps, flow style for other values."""
     for key, item in value.items():
         if isinstance(item, dict) and item:

@@ -155,12 +155,12 @@ def check_name(name: str) -> str:
     return name
 
 
-def served_name(name: str, spec: Mapping[str, Any]) -> str:
+def served_name(name: str, spec: Mapping[str, object]) -> str:
     """Return the name that clients, the gateway and the router use for the Model ``name``."""
     return str(spec.get(SERVED) or name)
 
 
-def service_ref(spec: Mapping[str, Any]) -> str:
+def service_ref(spec: Mapping[str, object]) -> str:
     """Return the reference of the InferenceService that a Model is attached to."""
     return f"InferenceService/{spec.get('service', 'default')}"
 

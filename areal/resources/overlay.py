@@ -179,7 +179,7 @@ class _Chain:
     count: int = 0
 
 
-def overlay_documents(folder: str, values: Mapping[str, Any], reading: Reading) -> list[Document]:
+def overlay_documents(folder: str, values: Mapping[str, object], reading: Reading) -> list[Document]:
     """Return the documents of the overlay in ``folder``; ``values`` take precedence over the overlay's values."""
     path = Path(folder)
     if not (path / OVERLAY_FILE).is_file():
@@ -190,7 +190,7 @@ def overlay_documents(folder: str, values: Mapping[str, Any], reading: Reading) 
     return _build(path, values, reading, _Chain([]))
 
 
-def _build(folder: Path, outer: Mapping[str, Any], reading: Reading, chain: _Chain) -> list[Document]:
+def _build(folder: Path, outer: Mapping[str, object], reading: Reading, chain: _Chain) -> list[Document]:
     sections = _sections(folder, reading)
     values: dict[str, Any] = {}
     for section in sections:
@@ -235,7 +235,7 @@ def _sections(folder: Path, reading: Reading) -> list[_Section]:
 
 
 def _bases(
-    section: _Section, folder: Path, values: Mapping[str, Any], reading: Reading, chain: _Chain
+    section: _Section, folder: Path, values: Mapping[str, object], reading: Reading, chain: _Chain
 ) -> Iterator[Document]:
     for index, base in enumerate(section.spec.bases):
         pos = locate(section.node, ("bases", index))
@@ -258,7 +258,9 @@ def _bases(
             yield from _build(path, values, reading, chain)
 
 
-def _patch(documents: list[Document], section: _Section, values: Mapping[str, Any], reading: Reading) -> list[Document]:
+def _patch(
+    documents: list[Document], section: _Section, values: Mapping[str, object], reading: Reading
+) -> list[Document]:
     for index, patch in enumerate(section.spec.patches):
         path = (*section.path, "patches", index)
         node = child(child(section.node.entries["patches"], index) or section.node, "merge")

@@ -41,7 +41,7 @@ def is_there(path: str, source_file: str | None = None) -> bool:
     return _found(path, source_file) is not None
 
 
-def with_absolute_paths(kind: str, spec: Mapping[str, Any], source_file: str | None = None) -> dict[str, Any]:
+def with_absolute_paths(kind: str, spec: Mapping[str, Any], source_file: str | None = None) -> dict[str, object]:
     """Return ``spec`` with the paths of files and folders made absolute, so that the working directories of later
     commands do not matter. A path that does not exist on this machine is not changed.
 
@@ -89,7 +89,7 @@ def _above(here: str, source_file: str) -> tuple[str, ...]:
     return tuple(str(folder) for folder in Path(here, source_file).parents[:2])
 
 
-def import_path(folder: Path, env: Mapping[str, Any]) -> list[str]:
+def import_path(folder: Path, env: Mapping[str, object]) -> list[str]:
     """Return the import path of a process that areal starts in ``folder`` with ``env``."""
     given = env.get("PYTHONPATH") or os.environ.get("PYTHONPATH", "")
     return [str(folder), *(str(folder / each) for each in str(given).split(os.pathsep)), *sys.path]

@@ -211,7 +211,7 @@ def parse_settings(texts: Sequence[str], problems: Problems) -> list[Setting]:
     return [setting for setting in found if setting is not None]
 
 
-def set_values(values: dict[str, Any], settings: Sequence[Setting], problems: Problems) -> dict[str, Any]:
+def set_values(values: dict[str, object], settings: Sequence[Setting], problems: Problems) -> dict[str, object]:
     """Return ``values`` with all settings of ``values.NAME`` applied."""
     for setting in settings:
         if setting.path[0] != "values":

@@ -252,7 +252,7 @@ def unique(resources: Sequence[Resource], problems: Problems) -> None:
             problems.add(resource.pos, path, message + (again_by and f", again{again_by}"))
 
 
-def served_as(name: str, spec: Mapping[str, Any]) -> tuple[str, str]:
+def served_as(name: str, spec: Mapping[str, object]) -> tuple[str, str]:
     """Return (service, served name) of a Model. The pair is unique among models."""
     return str(spec.get("service", "default")), served_name(name, spec)
 

@@ -355,7 +355,7 @@ def _absolute(reference: str, key: str) -> str:
 TRAINERS = ("grpo", "ppo", "sft", "rw", "dpo")
 
 
-def over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+def over(below: Mapping[str, object], above: Mapping[str, object]) -> dict[str, object]:
     """``above`` merged over ``below``, recursively for mappings."""
     merged = dict(below)
     for key, value in above.items():
@@ -364,7 +364,7 @@ def over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def lifted(tree: dict[str, Any], overridden: Iterable[FieldPath] = ()) -> dict[str, Any]:
+def lifted(tree: dict[str, object], overridden: Iterable[FieldPath] = ()) -> dict[str, object]:
     """Move the keys that AReaL-lite nests below ``trainer.grpo`` (or another trainer) to the top level, where what
     overrides have set (``overridden``) is left as it is."""
     trainer = tree.get("trainer")

@@ -35,7 +35,7 @@ def spec_model(kind: str) -> type[SpecModel]:
     return model
 
 
-def effective(kind: str, sparse: Mapping[str, Any]) -> Any:
+def effective(kind: str, sparse: Mapping[str, object]) -> Any:
     """Return the spec with all defaults, as an instance of ``spec_model(kind)``. Raises InvalidManifest.
 
     The return type is Any because the class depends on ``kind``: a caller that knows the kind annotates the result.
@@ -47,7 +47,7 @@ def effective(kind: str, sparse: Mapping[str, Any]) -> Any:
     return spec
 
 
-def validate(kind: str, sparse: Mapping[str, Any]) -> list[tuple[FieldPath, str]]:
+def validate(kind: str, sparse: Mapping[str, object]) -> list[tuple[FieldPath, str]]:
     """Return the faults of a sparse spec, as (path inside the spec, message)."""
     return [(fault.path, fault.message) for fault in check_model(spec_model(kind), sparse)[1]]
 
@@ -66,7 +66,7 @@ def update_class(kind: str, path: FieldPath) -> UpdateClass:
     return max((field.update for field in fields if field.update is not None), default=UpdateClass.RECREATE)
 
 
-def references(kind: str, sparse: Mapping[str, Any]) -> tuple[Reference, ...]:
+def references(kind: str, sparse: Mapping[str, object]) -> tuple[Reference, ...]:
     """Return the references of a sparse spec, with defaults: a Model without ``service`` refers to ``default``."""
     found = []
     for base, name, target in spec_model(kind).REFERENCES:

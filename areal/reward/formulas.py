@@ -130,7 +130,7 @@ class _Parser:
     """A recursive-descent parser, from the lowest precedence to the highest: ``_sum``, ``_product``, ``_raised``,
     ``_atom``. ``divisors`` has each value by which another one was divided."""
 
-    def __init__(self, formula: Formula, point: Mapping[str, Any], unit: Any, steps: Iterator[int]) -> None:
+    def __init__(self, formula: Formula, point: Mapping[str, object], unit: Any, steps: Iterator[int]) -> None:
         if len(formula) > _LONGEST:
             raise NotAFormula
         self._tokens = [*formula, Token("o", "")]
@@ -367,7 +367,7 @@ def _read(formula: Formula, point: tuple[tuple[str, Any], ...], unit: Any) -> tu
         raise NotAFormula from error
 
 
-def value_of(formula: Formula, point: Mapping[str, Any] | None = None, unit: Any = ONE) -> Any:
+def value_of(formula: Formula, point: Mapping[str, object] | None = None, unit: Any = ONE) -> Any:
     """Return the value with the symbols' values in ``point``; a matrix is a tuple of rows. ``unit`` is the value of
     ``°`` and ``%``, except in a trigonometric function. Raises NotAFormula."""
     return _read(formula, tuple((point or {}).items()), unit)[0]

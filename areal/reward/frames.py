@@ -25,7 +25,7 @@ class FunctionTarget:
     copy: bytes | None = field(default=None, repr=False)
 
 
-Call = tuple[tuple[Any, ...], dict[str, Any]]
+Call = tuple[tuple[Any, ...], dict[str, object]]
 """The arguments of one call: ``(args, kwargs)``."""
 
 

@@ -23,7 +23,7 @@ _TOKENS = OWN_ARGUMENTS[2:]
 _SHAPES = 64  # of calls whose arguments are known to fit a function
 _LISTS = frozenset(("list", "List", "Sequence", "Iterable", "Iterator", "Collection", "tuple", "Tuple", "set", "Set"))
 _OTHER = frozenset(("dict", "Dict", "Mapping", "bytes", "int", "float", "bool"))
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
+_NOTHING: Mapping[str, object] = MappingProxyType({})
 _NO_NUMBER = _LISTS | {"dict", "Dict", "Mapping", "bytes", "Callable"}
 
 
@@ -91,7 +91,7 @@ class Parameters:
             signature = None
         return cls(name_of(function), _not_annotated(signature) if signature and _is_wrapper(function) else signature)
 
-    def check(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def check(self, args: tuple[Any, ...], kwargs: Mapping[str, object]) -> None:
         """Raise UsageFault if the function cannot be called with these arguments."""
         try:
             if self.signature is not None:
@@ -190,20 +190,20 @@ class Parameters:
         return len(fixed) >= len(OWN_ARGUMENTS)
 
 
-def scorer(spec: str) -> Callable[[tuple[Any, ...], Mapping[str, Any], Mapping[str, Any]], Any]:
+def scorer(spec: str) -> Callable[[tuple[Any, ...], Mapping[str, object], Mapping[str, object]], Any]:
     """Return a function of the arguments of ``Parameters.call``, which calls ``module:function`` or
     ``path/to/file.py:function``. It is run in a reward process. Raises ArealError."""
     function = load_callable(spec, "--reward")
     parameters = Parameters.of(function)
 
-    def score(own: tuple[Any, ...], row: Mapping[str, Any], also: Mapping[str, Any]) -> Any:
+    def score(own: tuple[Any, ...], row: Mapping[str, object], also: Mapping[str, object]) -> Any:
         args, kwargs = parameters.call(own, row, also)
         return function(*args, **kwargs)
 
     return score
 
 
-def parameters_of(spec: str) -> dict[str, Any]:
+def parameters_of(spec: str) -> dict[str, object]:
     """Return the function's ``parameters``, which can go to another process; or ``error`` and ``hint`` if it cannot be
     loaded."""
     try:
@@ -306,7 +306,7 @@ def needed(signature: inspect.Signature) -> list[str]:
 
 def check_columns(
     rewards: Iterable[Parameters],
-    rows: Iterable[Mapping[str, Any]],
+    rows: Iterable[Mapping[str, object]],
     place: Callable[[int], str],
     *,
     also: Sequence[str] = (),

@@ -335,7 +335,7 @@ class AsyncRewardWrapper:
         except RewardError as error:
             return error
 
-    async def _once(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    async def _once(self, args: tuple[Any, ...], kwargs: dict[str, object]) -> Any:
         if self._local is None:
             (done,) = await self._run([(args, kwargs)])
             return self._value(done)

@@ -55,7 +55,7 @@ def _answer(data: bytes) -> bytes:
         return pack(Done(error=_error_text(error)))
 
 
-def _done(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Done:
+def _done(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, object]) -> Done:
     began = time.perf_counter()
     try:
         value = function(*args, **kwargs)

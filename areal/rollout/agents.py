@@ -60,7 +60,7 @@ class AgentServiceWorkflow(SessionWorkflow):
     async def close(self) -> None:
         await self._client.close()
 
-    async def run_session(self, session: AsyncSession, engine: Any, data: dict[str, Any]) -> Any:
+    async def run_session(self, session: AsyncSession, engine: Any, data: dict[str, object]) -> Any:
         task = data.get("messages") or data.get("prompt")
         if not task or not isinstance(task, Sequence):
             found = f"{type(task).__name__} {task!r:.40}" if task else ", ".join(data) or "nothing"

@@ -76,7 +76,7 @@ _FURTHER = ("messages", "completion")  # arguments of a reward beside OWN_ARGUME
 _FUNCTIONS = "areal.reward.functions"
 
 
-def single_turn(sampling: Mapping[str, Any]) -> Agent:
+def single_turn(sampling: Mapping[str, object]) -> Agent:
     """Request one answer to the example's messages."""
 
     async def ask(example: Example, session: AsyncSession, plan: CollectionPlan) -> AgentResult:

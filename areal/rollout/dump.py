@@ -95,14 +95,14 @@ def write_failure(folder: Path, item: EpisodeSpec, failure: Failure) -> None:
     _append(folder / "failures.jsonl", _json_line(line), "a failure is")
 
 
-def _plain_columns(data: Mapping[str, Any]) -> dict[str, Any]:
+def _plain_columns(data: Mapping[str, object]) -> dict[str, Any]:
     plain = {name: value for name, value in data.items() if isinstance(value, str | int | float | list)}
     if isinstance(images := plain.get("images"), list):
         plain["images"] = [shortened(each) for each in images]
     return plain
 
 
-def _prompt(data: Mapping[str, Any], default: int) -> int:
+def _prompt(data: Mapping[str, object], default: int) -> int:
     """Return the row of the data set; ``default`` where the prompt is not a trainer's."""
     return int(getattr(data, "row", default))
 
@@ -111,7 +111,7 @@ def _line(episode: Episode) -> bytes:
     return _json_line(episode.document())
 
 
-def _json_line(document: Mapping[str, Any]) -> bytes:
+def _json_line(document: Mapping[str, object]) -> bytes:
     try:
         return orjson.dumps(document, default=str, option=orjson.OPT_APPEND_NEWLINE)
     except TypeError:  # a text with half of a surrogate pair, which is no UTF-8

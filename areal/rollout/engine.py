@@ -44,7 +44,7 @@ _ABORT_PAUSE_S = 0.2
 _ONLINE_WAIT_S = 30.0
 _KNOWN_PAUSE_S = 0.1
 
-Choices = list[dict[str, Any]]
+Choices = list[dict[str, object]]
 
 
 def prompts_per_call(waiting: int, choices: int, replicas: int) -> int:
@@ -132,7 +132,7 @@ class PromptBatcher:
                     choice["index"] = index
                 pending.resolve(choices)
 
-    async def _resolve_one(self, pending: _PendingPrompt, options: dict[str, Any]) -> None:
+    async def _resolve_one(self, pending: _PendingPrompt, options: dict[str, object]) -> None:
         try:
             pending.resolve(await self._complete_one(pending, options))
         except Exception as error:  # noqa: BLE001 (its caller gets it)
@@ -161,7 +161,7 @@ def answer_budget(gconfig: GenerationHyperparameters, prompt_len: int, context: 
     return budget
 
 
-def _reseeded(fields: dict[str, Any], part: int) -> dict[str, Any]:
+def _reseeded(fields: dict[str, object], part: int) -> dict[str, object]:
     """Return the fields of a request for the rest of an answer, with another seed than for its start."""
     return fields | {name: derived_seed(fields[name], part) for name in ("seed", "default_seed") if name in fields}
 
@@ -312,7 +312,7 @@ class EpisodeEngine:
         return [each.response(req, seconds) for each in answers]
 
     async def _continue(
-        self, answers: Sequence[PartialResponse], req: ModelRequest, budget: int, fields: dict[str, Any]
+        self, answers: Sequence[PartialResponse], req: ModelRequest, budget: int, fields: dict[str, object]
     ) -> None:
         """Request the rest of aborted responses, each with another seed."""
         try:
@@ -328,7 +328,7 @@ class EpisodeEngine:
             raise failed.exceptions[0] from failed
 
     async def _continue_one(
-        self, answer: PartialResponse, req: ModelRequest, budget: int, fields: dict[str, Any]
+        self, answer: PartialResponse, req: ModelRequest, budget: int, fields: dict[str, object]
     ) -> None:
         for _ in range(_MAX_SEGMENTS - 1):
             if len(answer.tokens) >= budget:
@@ -341,11 +341,11 @@ class EpisodeEngine:
         if answer.stop_reason == "abort":
             raise ServiceError(f"the engine aborted the answer {_MAX_SEGMENTS} times", code="aborted")
 
-    def _fields(self, req: ModelRequest) -> dict[str, Any]:
+    def _fields(self, req: ModelRequest) -> dict[str, object]:
         images = {"image_data": [_in_base64(each) for each in req.image_data]} if req.image_data else {}
         return images | self._sampling_fields(req)
 
-    def _sampling_fields(self, req: ModelRequest) -> dict[str, Any]:
+    def _sampling_fields(self, req: ModelRequest) -> dict[str, object]:
         given = req.gconfig.seed
         if given is not None:
             return req.gconfig.request_fields(self.next_seed(given))

@@ -67,7 +67,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
     return settings
 
 
-def _document(path: Path) -> dict[str, Any]:
+def _document(path: Path) -> dict[str, object]:
     try:
         found = parse_json(path.read_bytes())
     except (OSError, ValueError) as error:

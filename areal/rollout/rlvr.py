@@ -43,7 +43,7 @@ def prompt_ids(tokenizer: Any, data: Mapping[str, Any], thinking: bool | None = 
     raise UsageFault(f"a row needs messages, prompt or input_ids; this one has {', '.join(data) or 'nothing'}")
 
 
-def refuse_images(data: Mapping[str, Any]) -> None:
+def refuse_images(data: Mapping[str, object]) -> None:
     """Raise UsageFault for a row with images, because a text workflow would not send them to the model."""
     if data.get("images") or data.get("image"):
         raise UsageFault(
@@ -52,7 +52,7 @@ def refuse_images(data: Mapping[str, Any]) -> None:
         )
 
 
-def variables_of(tokenizer: Any, data: Mapping[str, Any], thinking: bool | None) -> dict[str, Any]:
+def variables_of(tokenizer: Any, data: Mapping[str, Any], thinking: bool | None) -> dict[str, object]:
     """Return the chat template's variables: those of the row, and ``thinking``. None: the template's default."""
     given = {} if thinking is None else {"enable_thinking": thinking}
     chat = chat_of(tokenizer, bool(data.get("tools")))
@@ -89,7 +89,7 @@ class PromptCache:
             self._remember(key, tuple(ids), text)
         return ids, text
 
-    def _key(self, data: Mapping[str, Any]) -> str | None:
+    def _key(self, data: Mapping[str, object]) -> str | None:
         """Return the cache key of a row; None if it has token ids, or columns that are not JSON."""
         if data.get("input_ids") is not None:
             return None
@@ -153,13 +153,13 @@ class RowReward:
             )
         self._names = names if is_several or weights is not None else []
 
-    def check(self, row: Mapping[str, Any]) -> None:
+    def check(self, row: Mapping[str, object]) -> None:
         """Call before sampling. Raises UsageFault for a row that lacks a column that a function requires."""
         for function in self._functions:
             function.call(("", "", [], []), row)
 
     async def __call__(
-        self, prompt: str, completion: str, prompt_ids: list[int], completion_ids: list[int], row: Mapping[str, Any]
+        self, prompt: str, completion: str, prompt_ids: list[int], completion_ids: list[int], row: Mapping[str, object]
     ) -> float:
         calls = [(each, *each.call((prompt, completion, prompt_ids, completion_ids), row)) for each in self._functions]
         with tracing.span("reward") as span:
@@ -212,7 +212,7 @@ class RLVRWorkflow(RolloutWorkflow):
         enable_thinking: bool | None = None,
         reward_timeout: float = 15.0,
         get_input_ids_fn: Callable[..., list[int]] | str | None = None,
-        data_extract_prompt_fn: Callable[[dict[str, Any]], Any] | str | None = None,
+        data_extract_prompt_fn: Callable[[dict[str, object]], Any] | str | None = None,
         reward_weights: Sequence[float] | None = None,
     ) -> None:
         self.tokenizer = load_hf_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
@@ -223,7 +223,7 @@ class RLVRWorkflow(RolloutWorkflow):
         self._input_ids_of = _function(get_input_ids_fn, "get_input_ids_fn")
         self._prompt_of = _function(data_extract_prompt_fn, "data_extract_prompt_fn")
 
-    async def arun_episode(self, engine: InferenceEngine, data: dict[str, Any]) -> Trajectory | None:
+    async def arun_episode(self, engine: InferenceEngine, data: dict[str, object]) -> Trajectory | None:
         self._reward.check(data)
         request, prompt = await self._request(data)
         answer = await engine.agenerate(request)
@@ -235,7 +235,7 @@ class RLVRWorkflow(RolloutWorkflow):
         may = getattr(engine, "samples_together", None)
         return may is not None and bool(may(self.gconfig, size))
 
-    async def arun_group(self, engine: Any, data: dict[str, Any], size: int) -> list[RewardedResponse | Exception]:
+    async def arun_group(self, engine: Any, data: dict[str, object], size: int) -> list[RewardedResponse | Exception]:
         self._reward.check(data)
         request, prompt = await self._request(data)
         answers: list[ModelResponse] = await engine.agenerate_group(request, size)
@@ -247,7 +247,7 @@ class RLVRWorkflow(RolloutWorkflow):
             for answer, reward in zip(answers, rewards, strict=True)
         ]
 
-    async def _request(self, data: dict[str, Any]) -> tuple[ModelRequest, str]:
+    async def _request(self, data: dict[str, object]) -> tuple[ModelRequest, str]:
         """Return the request for a row, and the text of its prompt."""
         refuse_images(data)
         characters = sum(len(str(data[name])) for name in ("messages", "tools", "prompt") if name in data)
@@ -344,7 +344,7 @@ class MultiTurnWorkflow(RolloutWorkflow):
         self._thinking = enable_thinking
         self._feedback = feedback
 
-    async def arun_episode(self, engine: InferenceEngine, data: dict[str, Any]) -> Trajectory | None:
+    async def arun_episode(self, engine: InferenceEngine, data: dict[str, object]) -> Trajectory | None:
         self._reward.check(data)
         refuse_images(data)
         held = normalise(data["messages"], data.get("tools"))

@@ -34,14 +34,14 @@ class VisionRLVRWorkflow(RLVRWorkflow):
         super().__init__(reward_fn, gconfig, tokenizer, enable_thinking, reward_timeout, reward_weights=reward_weights)
         self.processor = load_processor(processor) if isinstance(processor, str) else VisionProcessor(processor)
 
-    async def _request(self, data: dict[str, Any]) -> tuple[ModelRequest, str]:
+    async def _request(self, data: dict[str, object]) -> tuple[ModelRequest, str]:
         try:
             images, ids, prompt = await asyncio.to_thread(self._seen, data)
         except BadImage as error:
             raise CallerError(error.message, param="images") from error
         return ModelRequest(ids, self.gconfig, tokenizer=self.tokenizer, image_data=list(images)), prompt
 
-    def _seen(self, data: dict[str, Any]) -> tuple[tuple[bytes, ...], list[int], str]:
+    def _seen(self, data: dict[str, object]) -> tuple[tuple[bytes, ...], list[int], str]:
         images = row_images(data)
         variables = variables_of(self.tokenizer, data, self._thinking)
         ids = self.processor.prompt(data["messages"], images, data.get("tools"), **variables)

@@ -130,7 +130,7 @@ def wait_for_memory(
         time.sleep(period_s)
 
 
-def _nvml_listing() -> dict[str, Any]:
+def _nvml_listing() -> dict[str, object]:
     """Return the fields of every ``Gpu``, in order, as JSON values."""
     try:
         import pynvml as nvml

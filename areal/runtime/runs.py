@@ -117,7 +117,7 @@ def read_intent(folder: str) -> tuple[dict[str, Any], RunSpec] | None:
     return None
 
 
-def folder_identity(path: str, folder: str) -> dict[str, Any]:
+def folder_identity(path: str, folder: str) -> dict[str, object]:
     """Return the entries of a record that ``is_copy`` reads. ``folder`` is at ``path``, or will be moved there."""
     return {"folder": path, "inode": os.stat(folder).st_ino}
 

@@ -158,7 +158,7 @@ def assistant_message(reply: Reply) -> dict[str, Any]:
     return message
 
 
-def chat_delta(piece: Piece) -> dict[str, Any] | None:
+def chat_delta(piece: Piece) -> dict[str, object] | None:
     match piece:
         case Content(text):
             return {"content": text}
@@ -259,7 +259,7 @@ class ResponsesWriter:
         )
 
     def _response(
-        self, status: str, output: list[dict[str, Any]], usage: dict[str, Any] | None, cut: str | None
+        self, status: str, output: list[dict[str, Any]], usage: dict[str, object] | None, cut: str | None
     ) -> dict[str, Any]:
         return {
             "id": self._id,
@@ -319,7 +319,7 @@ class ResponsesWriter:
         part = self._event("response.content_part.added", **self._at(), content_index=0, part=item["content"][0])
         return done + added + part
 
-    def _add(self, item: dict[str, Any]) -> bytes:
+    def _add(self, item: dict[str, object]) -> bytes:
         self._open, self._text = item, []
         return self._event("response.output_item.added", output_index=len(self._items), item=item)
 
@@ -380,7 +380,7 @@ class ResponsesWriter:
         return self._response(status, output, _usage(summary), cut)
 
 
-def _usage(summary: ResponseSummary) -> dict[str, Any]:
+def _usage(summary: ResponseSummary) -> dict[str, object]:
     return {
         "input_tokens": summary.prompt_tokens,
         "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},

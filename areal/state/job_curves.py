@@ -56,7 +56,7 @@ them as they are, and where other rows change there is a new dict."""
 _MOST_KEPT = 128
 
 
-class JobCurves(Sequence[dict[str, Any]]):
+class JobCurves(Sequence[dict[str, object]]):
     """The steps of one file. As a sequence it has the numbers of each step, as ``steps_of`` returns them."""
 
     def __init__(self, path: Path) -> None:
@@ -182,7 +182,7 @@ class JobCurves(Sequence[dict[str, Any]]):
             if value - value != 0.0:  # NaN or infinite
                 self.not_finite[name] = min(step, self.not_finite.get(name, step))
 
-    def _older_row(self, step: int, line: dict[str, Any]) -> int:
+    def _older_row(self, step: int, line: dict[str, object]) -> int:
         """Return the row of a step that is not the newest: emptied where another attempt takes the step again."""
         row = bisect_left(self.steps, step)
         known = row < len(self.steps) and self.steps[row] == step

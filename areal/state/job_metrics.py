@@ -61,18 +61,18 @@ def newest_step(path: Path) -> dict[str, Any]:
     return newest
 
 
-def _is_same_step(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+def _is_same_step(one: Mapping[str, object], other: Mapping[str, object]) -> bool:
     """Return whether the lines are of one step, as one attempt took it."""
     return "attempt" in one and all(one.get(name) == other.get(name) for name in ("step", "attempt"))
 
 
-def bottleneck(step: Mapping[str, Any]) -> str | None:
+def bottleneck(step: Mapping[str, object]) -> str | None:
     """Return the bottleneck that the trainer reported: "waited 71% for rollouts", or "training"."""
     found = step.get("bottleneck")
     return found if isinstance(found, str) else None
 
 
-def eta_s(step: Mapping[str, Any]) -> float | None:
+def eta_s(step: Mapping[str, object]) -> float | None:
     """Return seconds to the run's end at the pace of this step."""
     done, total, pace = (step.get(name) for name in ("step", "total_steps", "time/step"))
     if not (isinstance(done, int) and isinstance(total, int) and isinstance(pace, int | float)):

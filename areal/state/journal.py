@@ -113,7 +113,7 @@ def parse(path: Path, raw: bytes) -> OpenTransaction:
     )
 
 
-def encode_line(entry: dict[str, Any]) -> bytes:
+def encode_line(entry: dict[str, object]) -> bytes:
     """Return one entry as a JSON line with the CRC-32 of its own bytes. Raises TypeError for other values than
     JSON's."""
     body = json.dumps(entry).encode()
@@ -245,7 +245,7 @@ class Transaction:
         else:
             self.abort(str(error) or type(error).__name__)
 
-    def _append(self, entry: dict[str, Any]) -> None:
+    def _append(self, entry: dict[str, object]) -> None:
         self._appends.submit(encode_line(entry))
 
     def _write(self, lines: Sequence[bytes]) -> None:

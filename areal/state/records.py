@@ -57,9 +57,9 @@ class FieldConflict:
     theirs_path: FieldPath = field(default=(), compare=False)
 
 
-def effective(layers: Layers) -> dict[str, Any]:
+def effective(layers: Layers) -> dict[str, object]:
     """Return the layers merged in order: the user's spec, without defaults."""
-    merged: dict[str, Any] = {}
+    merged: dict[str, object] = {}
     for layer in layers:
         merged = merge(merged, layer.spec)
     return merged
@@ -122,7 +122,7 @@ def _without_empty(layers: Layers) -> Layers:
     return tuple(layer for layer in layers if layer.spec or layer.manager == APPLY)
 
 
-def _overridden(mine: dict[str, Any], theirs: dict[str, Any]) -> Iterator[tuple[FieldPath, Any, FieldPath, Any]]:
+def _overridden(mine: dict[str, object], theirs: dict[str, object]) -> Iterator[tuple[FieldPath, Any, FieldPath, Any]]:
     """Leaves of ``mine`` that ``theirs`` merged over it changes: (path, value, where theirs is held, theirs)."""
     merged = merge(mine, theirs)
     after = leaves(merged)
@@ -135,7 +135,7 @@ def _overridden(mine: dict[str, Any], theirs: dict[str, Any]) -> Iterator[tuple[
             yield path, value, held_at, get_path(theirs, held_at)
 
 
-def _strip(spec: dict[str, Any], paths: Iterable[FieldPath]) -> dict[str, Any]:
+def _strip(spec: dict[str, object], paths: Iterable[FieldPath]) -> dict[str, object]:
     """``spec`` without ``paths``, nor keyed items of which only the name is left."""
     for path in paths:
         spec = delete_path(spec, path)
@@ -251,7 +251,7 @@ def decode(body: Any, path: Path | str) -> StoredObject:
         raise UnreadableFile(path, f"it does not describe an object ({error})", damaged=True) from error
 
 
-def encode_revision(revision: Revision) -> dict[str, Any]:
+def encode_revision(revision: Revision) -> dict[str, object]:
     body = {"format": FORMAT, "number": revision.number, "actor": revision.actor, "at": revision.at}
     return {**body, "source": revision.source, "object": encode(revision.object)}
 

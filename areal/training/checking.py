@@ -200,7 +200,7 @@ def _signature(function: ast.FunctionDef | ast.AsyncFunctionDef) -> inspect.Sign
     )
 
 
-def check_all(requests: Sequence[Mapping[str, Any]]) -> list[list[dict[str, Any]]]:
+def check_all(requests: Sequence[Mapping[str, Any]]) -> list[list[dict[str, object]]]:
     """Check each request in its job's working folder, environment and import path."""
     home, environment, imported = Path.cwd(), dict(os.environ), list(sys.path)
     answers = []

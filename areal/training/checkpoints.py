@@ -113,7 +113,7 @@ class Checkpoints:
         checkpoint.folder.rename(torn)
 
     @contextmanager
-    def writing(self, step: int, ranks: Ranks) -> Iterator[tuple[Path, dict[str, Any]]]:
+    def writing(self, step: int, ranks: Ranks) -> Iterator[tuple[Path, dict[str, object]]]:
         """Yield a folder for the engines' shards and a dict for the trainer's state (the first rank's counts). Every
         rank enters it; they become the checkpoint ``step`` when the block succeeds on all ranks. Raises
         CheckpointFailed on every rank where a disk is full, or fails."""
@@ -154,7 +154,7 @@ class Checkpoints:
                 hint="the one before is whole: free space, then areal restart or resume the job",
             ) from failure
 
-    def _finish(self, partial: Path, step: int, state: dict[str, Any]) -> None:
+    def _finish(self, partial: Path, step: int, state: dict[str, object]) -> None:
         (partial / STATE).write_text(json.dumps({**state, _CRC: _crc_of(json.loads(json.dumps(state)))}, indent=1))
         for path in sorted(partial.rglob("*"), reverse=True):
             _fsync(path)
@@ -203,7 +203,7 @@ def _crc_of_part(path: Path, begin: int) -> int:
     return crc
 
 
-def _crc_of(state: Mapping[str, Any]) -> int:
+def _crc_of(state: Mapping[str, object]) -> int:
     """Return the checksum of a state that was read from JSON."""
     return zlib.crc32(json.dumps(state, sort_keys=True).encode())
 

@@ -108,7 +108,7 @@ def _workflow(config: PPOConfig) -> dict[str, Any]:
     chosen = named or configured_workflow(config.workflow, PPOConfig.workflow, os.environ)
     workflow = WORKFLOWS.resolve(chosen)
     takes = inspect.signature(workflow).parameters if inspect.isclass(workflow) else {}
-    common: dict[str, Any] = {
+    common: dict[str, object] = {
         "tokenizer": config.tokenizer_path,
         "processor": config.tokenizer_path,
         "gconfig": config.gconfig,

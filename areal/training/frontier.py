@@ -42,7 +42,7 @@ class DataOrder:
     source: str = ""
     digest: str = ""
 
-    def changes(self, earlier: Mapping[str, Any]) -> list[str]:
+    def changes(self, earlier: Mapping[str, object]) -> list[str]:
         """Return the differences from the order in a checkpoint. The same rows from another source are not a
         difference; older checkpoints have no digest."""
         names = ("count", "batch_size", "shuffle", "drop_last", "seed")

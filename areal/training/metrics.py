@@ -73,7 +73,7 @@ class MetricsLog:
         for tracker in self._trackers:
             tracker.log(step, metrics)
 
-    def _replace(self, lines: Sequence[Mapping[str, Any]]) -> None:
+    def _replace(self, lines: Sequence[Mapping[str, object]]) -> None:
         with contextlib.suppress(OSError):
             replace_file(self._path, "".join(json.dumps(line) + "\n" for line in lines).encode())
 

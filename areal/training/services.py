@@ -19,7 +19,6 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -243,7 +242,7 @@ def _start_service(config: PPOConfig, name: str, engine: str) -> str:
     for flag, path in (("--model-path", config.actor.path), ("--tokenizer-path", config.tokenizer_path)):
         model += [flag, str(hub.model_folder(path).absolute())]  # a hub id: the commit that the trainer has
     kind = engine.partition(":")[0]
-    section: Mapping[str, Any] = {"sglang": config.sglang, "vllm": config.vllm}.get(kind, {})
+    section: Mapping[str, object] = {"sglang": config.sglang, "vllm": config.vllm}.get(kind, {})
     if arguments := engine_arguments(kind, section, config.actor.dtype):
         model += ["--engine-args", json.dumps(arguments)]
     found = bool(_areal("get", f"inferenceservice/{name}", "-o", "name", absent=True))

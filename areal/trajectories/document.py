@@ -56,7 +56,7 @@ def tokens_hint(ids: Sequence[int], texts: Sequence[str | None]) -> str:
     return found[:HINT].strip()
 
 
-def _turn(turn: ShownTurn) -> dict[str, Any]:
+def _turn(turn: ShownTurn) -> dict[str, object]:
     row = turn.row
     about: dict[str, Any] = {
         "id": row.interaction_id,

@@ -150,7 +150,7 @@ def write_parquet(episodes: Iterable[Episode], path: Path) -> int:
     return rows + len(waiting)
 
 
-def _rows(episode: Episode) -> Iterator[dict[str, Any]]:
+def _rows(episode: Episode) -> Iterator[dict[str, object]]:
     shared = {name: getattr(episode, name) for name in _EPISODE}
     shared["episode_reward"] = episode.reward
     shared["example"] = json.dumps(episode.example)
@@ -172,7 +172,7 @@ def read_parquet(path: Path) -> Iterator[Episode]:
         raise ArealError(f"{path} holds no trajectories: {error}") from error
 
 
-def _document(rows: list[dict[str, Any]]) -> dict[str, Any]:
+def _document(rows: list[dict[str, Any]]) -> dict[str, object]:
     first = rows[0]
     return {
         **{name: first[name] for name in _EPISODE if name in first},

@@ -152,7 +152,7 @@ def read_episode(document: Mapping[str, Any]) -> Episode:
         raise ValueError(f"no episode: {error!r}") from error
 
 
-def _number(document: Mapping[str, Any], name: str) -> float | None:
+def _number(document: Mapping[str, object], name: str) -> float | None:
     value = document.get(name)
     if value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
         return value
@@ -205,7 +205,7 @@ def _token_row(traj: Mapping[str, Any], row: Mapping[str, Any], place: int) -> I
     return _interaction({**_about(row), **rewards, **columns, "temperature": temperature})
 
 
-def _about(row: Mapping[str, Any]) -> dict[str, Any]:
+def _about(row: Mapping[str, object]) -> dict[str, object]:
     return {name: row[name] for name in _ABOUT if name in row}
 
 
@@ -218,7 +218,7 @@ def episodes_of_export(answer: Mapping[str, Any]) -> list[Episode]:
 
 
 def by_trajectory(
-    rows: Iterable[Interaction], failures: Iterable[Mapping[str, Any]] = (), export_id: str = ""
+    rows: Iterable[Interaction], failures: Iterable[Mapping[str, object]] = (), export_id: str = ""
 ) -> list[Episode]:
     found = []
     for (session, number), each in groupby(rows, key=lambda row: (row.session_id, row.trajectory_id)):

@@ -15,7 +15,7 @@ _SIDE_BY_SIDE = 16  # samples of a group with their tokens
 _TOKENS = 60_000  # of all samples side by side
 
 
-def group_row(group: GroupSummary) -> dict[str, Any]:
+def group_row(group: GroupSummary) -> dict[str, object]:
     return {
         "group": group.name,
         "mean": group.mean,
@@ -25,11 +25,11 @@ def group_row(group: GroupSummary) -> dict[str, Any]:
     }
 
 
-def sample_row(sample: SampleSummary) -> dict[str, Any]:
+def sample_row(sample: SampleSummary) -> dict[str, object]:
     return {name: each for name, each in fields_document(sample).items() if name not in ("line", "group")}
 
 
-def side_by_side(path: Path, samples: Sequence[SampleSummary], decoder: TokenDecoder | None) -> dict[str, Any]:
+def side_by_side(path: Path, samples: Sequence[SampleSummary], decoder: TokenDecoder | None) -> dict[str, object]:
     """``episodes``: samples of a file with their tokens, as many as fit; ``leftOut``: how many do not."""
     shown: list[dict[str, Any]] = []
     tokens = 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from areal.errors import ArealError, NotFound
 from areal.files import size_of
@@ -100,17 +100,17 @@ def job_of(home: Home, name: str) -> StoredObject:
     return found
 
 
-def _load_config(path: Path) -> dict[str, Any]:
+def _load_config(path: Path) -> dict[str, object]:
     from areal.reconcilers.kinds.job_config import read_config
 
     return read_config(path) if path.is_file() else {}
 
 
-_configs: FileMemo[dict[str, Any]] = FileMemo(_load_config, 8)
+_configs: FileMemo[dict[str, object]] = FileMemo(_load_config, 8)
 _decoders: FileMemo[TokenDecoder] = FileMemo(load_decoder, 2)
 
 
-def config_of(folder: Path) -> Mapping[str, Any]:
+def config_of(folder: Path) -> Mapping[str, object]:
     """Return the configuration that a run's driver wrote into its folder; empty before it has begun. Raises ArealError
     where it is damaged."""
     return _configs.get(folder / "config.yaml")
@@ -119,7 +119,7 @@ def config_of(folder: Path) -> Mapping[str, Any]:
 _OF_ONE_RUN = ("experiment_name", "trial_name", "fileroot", "nfs_record_root")
 
 
-def compared_keys(config: Mapping[str, Any]) -> dict[str, Any]:
+def compared_keys(config: Mapping[str, object]) -> dict[str, object]:
     """Return the values of a configuration by keys with dots, but for the names and folders in which any two runs
     differ."""
     from areal.convert.reading import flat

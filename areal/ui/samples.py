@@ -21,7 +21,7 @@ _MOST_FOUND = 20
 _COUNTED_FILES, _COUNTED_BYTES = 100, 32 << 20  # of a job, the newest
 
 
-def find_trained(home: Home, session: str, since: float) -> dict[str, Any]:
+def find_trained(home: Home, session: str, since: float) -> dict[str, object]:
     """Return ``samples`` of the session in the files of all jobs that were written after it began, and whether the
     search was ``whole``."""
     files = [
@@ -40,7 +40,7 @@ def find_trained(home: Home, session: str, since: float) -> dict[str, Any]:
     return {"samples": samples, "whole": True}
 
 
-def _samples(path: Path, session: str, job: str, step: StepFile) -> Iterator[dict[str, Any]]:
+def _samples(path: Path, session: str, job: str, step: StepFile) -> Iterator[dict[str, object]]:
     for episode in _episodes(path, session.encode()):
         if any(row.session_id == session for row in episode.interactions):
             about = {"job": job, "step": step.step, "isEval": step.is_eval, "reward": episode.reward}
@@ -65,7 +65,7 @@ def _count(path: Path) -> Counter[int]:
 _counts = FileMemo[Counter[int]](_count, most=2000)
 
 
-def tokens_by_version(folder: Path) -> dict[str, Any]:
+def tokens_by_version(folder: Path) -> dict[str, object]:
     """Of the newest training steps of a job that have samples: the tokens by version, newest first, and which steps
     were counted."""
     files = [each for each in step_files(folder) if not each.is_eval]

@@ -549,7 +549,7 @@ def is_target(text: str) -> bool:
     return match is not None and int(match[2]) <= 65535
 
 
-def scrape_target(url: str, job: str, **labels: str | None) -> dict[str, Any]:
+def scrape_target(url: str, job: str, **labels: str | None) -> dict[str, object]:
     """Return the service at ``url``, which has /metrics, as an entry of Prometheus' HTTP service discovery."""
     known = {name: value for name, value in labels.items() if value}
     return {"targets": [urlsplit(url).netloc.rpartition("@")[2]], "labels": {"job": f"areal-{job}", **known}}

@@ -90,7 +90,7 @@ def read_fields(cls: type[T], data: object, path: str = "", *, lenient: bool = F
     return cls(**values)
 
 
-def write_fields(value: Any) -> dict[str, Any]:
+def write_fields(value: Any) -> dict[str, object]:
     """Return the object that ``read_fields`` reads, without fields that have their default."""
     written = asdict(value)
     return {each.name: written[each.name] for each in fields(value) if getattr(value, each.name) != default_of(each)}
@@ -258,7 +258,7 @@ def _finite(value: Any) -> Any:
     return float(value) if type(value) in (int, float) and abs(value) <= sys.float_info.max else BAD
 
 
-def _record(cls: type[Any], data: Mapping[str, Any], faults: Faults, path: FieldSteps) -> Any:
+def _record(cls: type[Any], data: Mapping[str, object], faults: Faults, path: FieldSteps) -> Any:
     try:
         return read_fields(cls, data)
     except FieldError as error:

@@ -219,7 +219,7 @@ def _overlay_model(kept: ModelEntry | None, incoming: ModelEntry) -> ModelEntry:
     return replace(incoming, workers=tuple(workers.values()), created=kept.created, orphans=orphans, damaged=damaged)
 
 
-def _model_to_json(model: ModelEntry) -> dict[str, Any]:
+def _model_to_json(model: ModelEntry) -> dict[str, object]:
     about = {name: value for name, value in vars(model).items() if name != "name"}
     workers = [dict(vars(worker)) for worker in model.workers]
     return {**about, "workers": workers, "published": model.published, "readiness": asdict(model.readiness)}

@@ -158,7 +158,7 @@ def ps(cli: Invocation, all_: bool) -> int:
     return list_services(cli, AGENT_SERVICE, _SERVICES, all_=all_, own=_about, remote=_remote)
 
 
-def _about(home: HomeView, item: StoredObject) -> dict[str, Any]:
+def _about(home: HomeView, item: StoredObject) -> dict[str, object]:
     return {"pairs": item.spec.get("pairs", 1), "agent": item.spec.get("agent") or item.spec.get("command")}
 
 
@@ -207,7 +207,7 @@ def _data_proxies(cli: Invocation, service: str) -> dict[str, str]:
     return {f"data-proxy/{spec.replica}": spec.url for spec in alive if spec.url}
 
 
-def _remote(chosen: GatewayClient) -> dict[str, Any]:
+def _remote(chosen: GatewayClient) -> dict[str, object]:
     """Return the status of a service of another home, as its gateway reports it."""
     document: dict[str, Any] = {
         "service": "remote",

@@ -106,7 +106,7 @@ def arguments(texts: Sequence[str], flag: str) -> dict[str, Any]:
     return found
 
 
-def _words(words: Sequence[str], flag: str) -> dict[str, Any]:
+def _words(words: Sequence[str], flag: str) -> dict[str, object]:
     found: dict[str, Any] = {}
     at = 0
     while at < len(words):
@@ -238,7 +238,7 @@ def register(
     )
 
 
-def _model_spec(flags: ModelFlags, external: dict[str, Any]) -> dict[str, Any]:
+def _model_spec(flags: ModelFlags, external: dict[str, Any]) -> dict[str, object]:
     given = {name: value for name, value in external.items() if value not in (None, False)}
     if "api_url" not in given:
         if given:

@@ -141,7 +141,7 @@ def models(cli: Invocation, service: str | None) -> int:
     return 0
 
 
-def model_row(model: StoredObject, state: ObjectStatus) -> dict[str, Any]:
+def model_row(model: StoredObject, state: ObjectStatus) -> dict[str, object]:
     external = model.spec.get("external") or {}
     return {
         "name": model.name,

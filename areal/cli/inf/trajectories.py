@@ -341,7 +341,7 @@ def _print(cli: Invocation, episodes: list[Episode], decoder: TokenDecoder | Non
         cli.info("\n" + legend(paint, sorted(versions)))
 
 
-def _document(episode: Episode, decoder: TokenDecoder | None) -> dict[str, Any]:
+def _document(episode: Episode, decoder: TokenDecoder | None) -> dict[str, object]:
     """Return the episode as a document, with the text of its tokens if the tokenizer is known."""
     from areal.trajectories.view import turns
 

@@ -126,11 +126,11 @@ class KindController:
         """Return the object to which this one is attached: it is observed with this one, and deleted after it."""
         return None
 
-    def called(self, spec: Mapping[str, Any]) -> str | None:
+    def called(self, spec: Mapping[str, object]) -> str | None:
         """Return the service that the object's processes call. It is observed with the object."""
         return self.host(spec)
 
-    def neighbour_of(self, spec: Mapping[str, Any]) -> str | None:
+    def neighbour_of(self, spec: Mapping[str, object]) -> str | None:
         """Return the object whose plan depends on this one."""
         return self.host(spec)
 
@@ -140,15 +140,15 @@ class KindController:
         """Return ``targets``, and the objects that change with the kind's objects among them."""
         return tuple(targets)
 
-    def health(self, ref: str, spec: Mapping[str, Any], seen: Observed, host: Mapping[str, Any] | None) -> Health:
+    def health(self, ref: str, spec: Mapping[str, Any], seen: Observed, host: Mapping[str, object] | None) -> Health:
         """Return the object's health. ``host``: the spec of its host, None if that is not recorded."""
         return Health("Suspended" if spec.get("suspend") else "Recorded", 0, 0)
 
-    def details(self, ref: str, seen: Observed) -> dict[str, Any]:
+    def details(self, ref: str, seen: Observed) -> dict[str, object]:
         """Return further fields of the status, from what the processes report."""
         return {}
 
-    def slots(self, spec: Mapping[str, Any], host: Mapping[str, Any] | None) -> Mapping[str, int] | None:
+    def slots(self, spec: Mapping[str, object], host: Mapping[str, object] | None) -> Mapping[str, int] | None:
         """Return the number of processes that the object should have, by component. None: ended processes are kept."""
         return None
 
@@ -156,7 +156,7 @@ class KindController:
         """Return the URL at which users reach the object, or ""."""
         return ""
 
-    def completion(self, spec: Mapping[str, Any], runs: Sequence[ObservedRun]) -> Completion:
+    def completion(self, spec: Mapping[str, object], runs: Sequence[ObservedRun]) -> Completion:
         """Return how an object of a kind that ``runs_to_completion`` has ended, or that it has not."""
         return Completion()
 
@@ -172,10 +172,10 @@ class KindController:
         """Return the runs that must be observable before the object is deleted."""
         return observed.of(str(found.ref))
 
-    def wants_gpus(self, spec: Mapping[str, Any]) -> bool:
+    def wants_gpus(self, spec: Mapping[str, object]) -> bool:
         return False
 
-    def endpoint(self, spec: Mapping[str, Any], component: str) -> Endpoint | None:
+    def endpoint(self, spec: Mapping[str, object], component: str) -> Endpoint | None:
         """Return the component's endpoint, or None if it does not listen."""
         return None
 
@@ -203,14 +203,14 @@ class KindController:
     def replicas(self, spec: Mapping[str, Any]) -> int:
         return 0 if spec.get("suspend") else int(spec.get(self.replicas_field, 1))
 
-    def adopted(self, store: ObjectStore, ref: Ref, pid: int | None, url: str | None) -> dict[str, Any]:
+    def adopted(self, store: ObjectStore, ref: Ref, pid: int | None, url: str | None) -> dict[str, object]:
         """Return the manifest of a server that already runs. Raises UsageFault, NotFound, TargetFailed, Conflict."""
         raise UsageFault(f"{ref}: only a model server can be adopted", hint="--as model/NAME")
 
     def deleted(self, home: Home, ref: Ref) -> None:
         """Clean up after `areal delete` has removed the object."""
 
-    def status_of(self, found: StoredObject, runs: Sequence[RunSpec]) -> dict[str, Any]:
+    def status_of(self, found: StoredObject, runs: Sequence[RunSpec]) -> dict[str, object]:
         """Return the status fields that can be recovered from the object's processes, oldest first, after its record
         was lost."""
         return {}
@@ -256,14 +256,14 @@ class SimpleController(KindController, ABC):
     def env(self, found: StoredObject) -> Mapping[str, str]:
         return {}
 
-    def health(self, ref: str, spec: Mapping[str, Any], seen: Observed, host: Mapping[str, Any] | None) -> Health:
+    def health(self, ref: str, spec: Mapping[str, object], seen: Observed, host: Mapping[str, object] | None) -> Health:
         count = self.replicas(spec)
         if count == 0:
             return Health("Suspended", 0, 0)
         best = [best_run(seen, ref, self.component, index) for index in range(count)]
         return judge(sum(1 for run in best if serves(run)), count, best)
 
-    def slots(self, spec: Mapping[str, Any], host: Mapping[str, Any] | None) -> Mapping[str, int]:
+    def slots(self, spec: Mapping[str, object], host: Mapping[str, object] | None) -> Mapping[str, int]:
         return {self.component: self.replicas(spec)}
 
     def address(self, runs: Iterable[ObservedRun]) -> str:
@@ -274,7 +274,7 @@ class SimpleController(KindController, ABC):
 
         return SimplePlan(planning, self.kind, self.component, self.fields, self.replicas)
 
-    def endpoint(self, spec: Mapping[str, Any], component: str) -> Endpoint | None:
+    def endpoint(self, spec: Mapping[str, object], component: str) -> Endpoint | None:
         return Endpoint()
 
     def launch(self, context: EffectContext, op: Op[StartRun], slot: Slot) -> RunSpec:

@@ -57,7 +57,7 @@ def with_callers_of(
     """Return ``targets``, and the agent services whose processes have an outdated address or key of an inference
     service among ``targets``."""
     chosen = {target.ref: target for target in targets}
-    recorded: dict[str, list[Mapping[str, Any]]] = {}
+    recorded: dict[str, list[Mapping[str, object]]] = {}
     for run in map(ObservedRun, states):
         if run.is_live and "inferenceUrl" in run.state.spec.inputs:
             recorded.setdefault(run.state.spec.owner, []).append(run.state.spec.inputs)

@@ -41,17 +41,17 @@ class AgentServiceController(ServiceController):
         inference = spec.get("inference")
         return f"InferenceService/{inference.get('service', 'default')}" if inference else None
 
-    def health(self, ref: str, spec: Mapping[str, Any], seen: Observed, host: Mapping[str, Any] | None) -> Health:
+    def health(self, ref: str, spec: Mapping[str, object], seen: Observed, host: Mapping[str, object] | None) -> Health:
         count = self.replicas(spec)
         if count == 0:
             return Health("Suspended", 0, 0)
         return routed_health(seen, ref, ref.partition("/")[2], count, ("worker", "data-proxy"), ref)
 
-    def slots(self, spec: Mapping[str, Any], host: Mapping[str, Any] | None) -> Mapping[str, int]:
+    def slots(self, spec: Mapping[str, object], host: Mapping[str, object] | None) -> Mapping[str, int]:
         count = self.replicas(spec)
         return {} if spec.get("suspend") else {"router": 1, "gateway": 1, "worker": count, "data-proxy": count}
 
-    def endpoint(self, spec: Mapping[str, Any], component: str) -> Endpoint | None:
+    def endpoint(self, spec: Mapping[str, object], component: str) -> Endpoint | None:
         from areal.resources.validation import effective
 
         if component == "gateway":

@@ -250,7 +250,7 @@ def engine(launch: Launch, spec: ModelSpec, service: InferenceServiceSpec) -> Ru
     return launch.run(argv, spec, config, env=env, secret_env=secret_env, liveness=spec.probes.liveness)
 
 
-def service_argv(name: str, arguments: Mapping[str, Any] = MappingProxyType({})) -> list[str]:
+def service_argv(name: str, arguments: Mapping[str, object] = MappingProxyType({})) -> list[str]:
     """Return the argv of a service process. ``arguments`` of the spec become flags, which override its
     configuration."""
     return module_argv(f"areal.services.{name}", *flags(arguments))
@@ -268,7 +268,7 @@ def _folder(path: str | None, launch: Launch) -> str:
     return resolve_model_path(path, source_file(launch.object)) or launch.folders.get(path, path)
 
 
-def flags(arguments: Mapping[str, Any]) -> list[str]:
+def flags(arguments: Mapping[str, object]) -> list[str]:
     """Return ``--max-batch-size 8 --trust-remote-code`` for ``{maxBatchSize: 8, trust_remote_code: true}``. False and
     null values are left out; a map becomes JSON."""
     argv: list[str] = []

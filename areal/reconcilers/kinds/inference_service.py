@@ -21,16 +21,16 @@ class InferenceServiceController(ServiceController):
     plan_class = "areal.reconcilers.kinds.service_plan:InferenceServicePlan"
     launch = lazy("areal.reconcilers.kinds.inference_launch:service_run")
 
-    def health(self, ref: str, spec: Mapping[str, Any], seen: Observed, host: Mapping[str, Any] | None) -> Health:
+    def health(self, ref: str, spec: Mapping[str, object], seen: Observed, host: Mapping[str, Any] | None) -> Health:
         if spec.get("suspend"):
             return Health("Suspended", 0, 0)
         best = [best_run(seen, ref, name) for name in ("router", "gateway")]
         return judge(sum(1 for run in best if serves(run)), len(best), best)
 
-    def slots(self, spec: Mapping[str, Any], host: Mapping[str, Any] | None) -> Mapping[str, int]:
+    def slots(self, spec: Mapping[str, object], host: Mapping[str, object] | None) -> Mapping[str, int]:
         return {} if spec.get("suspend") else {"router": 1, "gateway": 1}
 
-    def endpoint(self, spec: Mapping[str, Any], component: str) -> Endpoint | None:
+    def endpoint(self, spec: Mapping[str, object], component: str) -> Endpoint | None:
         from areal.resources.validation import effective
 
         full: InferenceServiceSpec = effective(self.kind, spec)

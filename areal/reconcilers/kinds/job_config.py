@@ -53,7 +53,7 @@ def _folder(job: Wanted) -> Path:
     return Path(str(job.spec.get("workingDir") or Path.cwd()))
 
 
-def read_config(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> dict[str, object]:
     """Return the configuration as it is written, with nothing resolved. Raises UsageFault, ManifestError."""
     import yaml
 
@@ -78,7 +78,7 @@ def config_file(given: str, folder: Path, manifest: str | None) -> Path | None:
     return next((found for base in bases if (found := base / Path(given).expanduser()).is_file()), None)
 
 
-def config_tree(given: Path | Mapping[str, Any] | None, overrides: Iterable[str]) -> dict[str, Any]:
+def config_tree(given: Path | Mapping[str, object] | None, overrides: Iterable[str]) -> dict[str, object]:
     """Return the configuration as its driver reads it, with overrides applied and keys where the class has them, but
     with references unresolved. Malformed overrides are skipped: the driver reports them. Raises UsageFault,
     ManifestError."""
@@ -94,7 +94,7 @@ def config_tree(given: Path | Mapping[str, Any] | None, overrides: Iterable[str]
     return lifted(tree, paths)
 
 
-def choose_driver(given: str | None, tree: Mapping[str, Any], where: str) -> str:
+def choose_driver(given: str | None, tree: Mapping[str, object], where: str) -> str:
     """Return the driver as ``module:function``. ``tree``: from ``config_tree``. ``where`` names the configuration in
     errors. Raises UsageFault."""
     if named := given or tree.get("driver"):
@@ -158,7 +158,7 @@ _OFFLINE = ("sft", "rw", "dpo")
 class JobConfig:
     """A job's configuration as it is written, with its overrides. The driver checks it."""
 
-    def __init__(self, job: Wanted, tree: dict[str, Any], folder: Path) -> None:
+    def __init__(self, job: Wanted, tree: dict[str, object], folder: Path) -> None:
         self._job = job
         self._tree = tree
         self._folder = folder
@@ -204,7 +204,7 @@ class JobConfig:
                 return key, layout.training
         return None
 
-    def placement_of(self, part: str, scheduler: Mapping[str, Any]) -> Placement:
+    def placement_of(self, part: str, scheduler: Mapping[str, object]) -> Placement:
         """Return the resources of the processes of ``training``, or of the job's own engines (``rollout``); their GPUs
         follow from their layout. Nothing is reserved on this machine. Raises InvalidManifest."""
         kind = str(scheduler.get("type", ""))
@@ -236,7 +236,7 @@ class JobConfig:
         local = self._folder / Path(path).expanduser()
         return str(local) if local.exists() or looks_local(path) else path
 
-    def engine_arguments(self, engine: str) -> dict[str, Any]:
+    def engine_arguments(self, engine: str) -> dict[str, object]:
         """Return the configuration's section for the engine, without defaults and without arguments that areal sets."""
         section = self.get(engine)
         return engine_arguments(engine, section if isinstance(section, Mapping) else {}, self.text("actor.dtype"))
@@ -371,7 +371,7 @@ def job_faults(
 ) -> dict[Ref, list[Diagnostic]]:
     """Return the faults of each job that has any. ``report`` is called before a job's slow check."""
     found: dict[Ref, list[Diagnostic]] = {}
-    asked: list[tuple[Resource, dict[str, Any]]] = []
+    asked: list[tuple[Resource, dict[str, object]]] = []
     for job, resource in jobs:
         faults = found[resource.ref] = [*_missing_references(job, resource)]
         if faults:
@@ -414,7 +414,7 @@ def _missing_references(job: Wanted, resource: Resource) -> Iterator[Diagnostic]
         yield resource.fault(path, message, hint)
 
 
-def _request(job: Wanted) -> dict[str, Any] | None:
+def _request(job: Wanted) -> dict[str, object] | None:
     """Return the request to ``areal.training.checking``, or None if the driver's configuration class is unknown. Raises
     UsageFault, ManifestError."""
     spec, given = job.spec, job.spec.get("config")
@@ -458,11 +458,11 @@ def _config_of(job: Wanted, driver: str) -> str | None:
         return None
 
 
-def _check_all(requests: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+def _check_all(requests: list[dict[str, object]]) -> list[list[dict[str, object]]]:
     """Return the faults of each request, all from one process; none if it cannot run (an extra is missing)."""
     if not requests:
         return []
-    nothing: list[list[dict[str, Any]]] = [[] for _ in requests]
+    nothing: list[list[dict[str, object]]] = [[] for _ in requests]
     command = module_argv("areal.training.checking")
     try:
         done = subprocess.run(
@@ -473,7 +473,7 @@ def _check_all(requests: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     return json.loads(done.stdout) if done.returncode == 0 else nothing
 
 
-def checked(config: str, content: Mapping[str, Any]) -> list[dict[str, Any]]:
+def checked(config: str, content: Mapping[str, object]) -> list[dict[str, object]]:
     """Return the faults of a built-in trainer's configuration, and the keys without effect. ``config``: its class."""
     request: dict[str, Any] = {
         "config": config,

@@ -367,7 +367,7 @@ def _owned_service(job: Wanted, config: JobConfig) -> tuple[Wanted, Wanted] | No
     return service, _wanted(job, _MODEL, name, spec, service.ref)
 
 
-def _wanted(job: Wanted, kind: str, name: str, spec: Mapping[str, Any], owner: str | None) -> Wanted:
+def _wanted(job: Wanted, kind: str, name: str, spec: Mapping[str, object], owner: str | None) -> Wanted:
     return Wanted(f"{kind}/{name}", kind, name, spec, job.labels, {}, (), owner, job.source, job.where)
 
 

@@ -94,10 +94,10 @@ class ModelController(KindController):
                 faults[resource.ref] = [resource.fault(*each) for each in found]
         return faults
 
-    def host(self, spec: Mapping[str, Any]) -> str:
+    def host(self, spec: Mapping[str, object]) -> str:
         return service_ref(spec)
 
-    def health(self, ref: str, spec: Mapping[str, Any], seen: Observed, host: Mapping[str, Any] | None) -> Health:
+    def health(self, ref: str, spec: Mapping[str, object], seen: Observed, host: Mapping[str, Any] | None) -> Health:
         """Return the health. Ready means that users' requests arrive: every replica's processes answer, the router
         sends requests to each, and the gateway answers."""
         slots = self.slots(spec, host)
@@ -107,7 +107,7 @@ class ModelController(KindController):
         name, owner = served_name(ref.partition("/")[2], spec), service_ref(spec)
         return routed_health(seen, ref, name, count, tuple(slots), owner, recorded=host is not None)
 
-    def details(self, ref: str, seen: Observed) -> dict[str, Any]:
+    def details(self, ref: str, seen: Observed) -> dict[str, object]:
         """Return ``weights``: the path, version and writer of the newest served weights, and ``others``: other versions
         that replicas serve."""
         found = [run.weights for run in seen.of(ref, "data-proxy") if run.weights]
@@ -117,7 +117,7 @@ class ModelController(KindController):
         others = sorted({weights.get("version") or 0 for weights in found} - {newest.get("version") or 0})
         return {"weights": {**newest, **({"others": others} if others else {})}}
 
-    def slots(self, spec: Mapping[str, Any], host: Mapping[str, Any] | None) -> Mapping[str, int]:
+    def slots(self, spec: Mapping[str, object], host: Mapping[str, object] | None) -> Mapping[str, int]:
         count = 0 if host is not None and host.get("suspend") else self.replicas(spec)
         names = ("data-proxy",) if spec.get("external") or spec.get("engineUrl") else ("engine", "data-proxy")
         return dict.fromkeys(names, count)
@@ -136,13 +136,13 @@ class ModelController(KindController):
     def needed_to_end(self, found: StoredObject, observed: Observed) -> tuple[ObservedRun, ...]:
         return (*observed.of(str(found.ref)), *observed.of(service_ref(found.spec), "router"))
 
-    def wants_gpus(self, spec: Mapping[str, Any]) -> bool:
+    def wants_gpus(self, spec: Mapping[str, object]) -> bool:
         from areal.reconcilers.kinds.model_plan import gpus_per_replica
         from areal.resources.validation import effective
 
         return gpus_per_replica(effective(self.kind, spec)) > 0
 
-    def endpoint(self, spec: Mapping[str, Any], component: str) -> Endpoint | None:
+    def endpoint(self, spec: Mapping[str, object], component: str) -> Endpoint | None:
         return Endpoint(caller=("data-proxy", "engineUrl") if component == "engine" else None)
 
     def check_start(self, starting: Mapping[str, StoredObject], report: StageReporter) -> None:
@@ -191,7 +191,7 @@ class ModelController(KindController):
             return None
         return f"{ref}: {folder} is kept: {'; '.join(reasons)}. A Model of this name serves it again; remove it by hand"
 
-    def adopted(self, store: ObjectStore, ref: Ref, pid: int | None, url: str | None) -> dict[str, Any]:
+    def adopted(self, store: ObjectStore, ref: Ref, pid: int | None, url: str | None) -> dict[str, object]:
         """Return the manifest of an external Model of the service ``default``, for the server that runs there."""
         from areal.reconcilers.kinds.model_engines import find_server
 
@@ -204,7 +204,7 @@ class ModelController(KindController):
             "spec": {"service": "default", "external": {"url": found.url, "model": found.model}},
         }
 
-    def status_of(self, found: StoredObject, runs: Sequence[RunSpec]) -> dict[str, Any]:
+    def status_of(self, found: StoredObject, runs: Sequence[RunSpec]) -> dict[str, object]:
         from areal.reconcilers.kinds.inference_launch import COMMITS, commits_in
         from areal.resources.validation import effective
 

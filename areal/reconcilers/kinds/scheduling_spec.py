@@ -46,7 +46,7 @@ def placement_of(rows: object, where: str, scheduler: str) -> Placement:
         raise _refused(where, "is not a list of one row: all processes of a section are placed alike", "one row")
     row = {name: value for name, value in rows[0].items() if value or (name == "gpu" and value == 0)}
     settings = (_for_slurm if scheduler == "slurm" else _for_ray)(row, f"{where}.0")
-    resources: dict[str, Any] = {}
+    resources: dict[str, object] = {}
     if "cpu" in row:
         resources["cpus"] = row["cpu"]
     if "mem" in row:
@@ -60,7 +60,7 @@ def placement_of(rows: object, where: str, scheduler: str) -> Placement:
     return Placement(resources, {str(name): str(value) for name, value in env.items()}, settings)
 
 
-def _for_slurm(row: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _for_slurm(row: Mapping[str, object], where: str) -> dict[str, object]:
     if "srun_additional_args" in row:
         why = "is of srun, and jobs are submitted by sbatch"
         raise _refused(f"{where}.srun_additional_args", why, "spec.scheduler.slurm.extraArgs, in sbatch's words")
@@ -78,7 +78,7 @@ def _for_slurm(row: Mapping[str, Any], where: str) -> dict[str, Any]:
     return {name: value for name, value in made.items() if value is not None}
 
 
-def _for_ray(row: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _for_ray(row: Mapping[str, object], where: str) -> dict[str, object]:
     for name, instead in _SLURM_ONLY.items():
         if name in row:
             raise _refused(f"{where}.{name}", "is of Slurm, and the scheduler is ray", f"spec.scheduler.ray.{instead}")
@@ -95,7 +95,7 @@ def _refused(path: str, why: str, instead: str) -> InvalidManifest:
     return InvalidManifest(f"{path} {why}", hint=f"write {instead}")
 
 
-def with_placement(spec: Mapping[str, Any], placement: Placement) -> dict[str, Any]:
+def with_placement(spec: Mapping[str, Any], placement: Placement) -> dict[str, object]:
     """Return ``spec`` with the placement's values as defaults."""
     found = dict(spec)
     for name, values in (("resources", placement.resources), ("env", placement.env)):

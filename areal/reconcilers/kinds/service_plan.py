@@ -12,7 +12,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any
 
 from areal.dataclasses import dataclass
 from areal.reconcilers.observe import ObservedRun, RouteTable
@@ -211,7 +210,7 @@ class ServiceWork(ObjectWork):
         self.stop(run, cause, needs, StopRun(self.drain_s))
 
     def decide_component(
-        self, name: str, fields: tuple[str, ...], inputs: Mapping[str, Any] | None = None
+        self, name: str, fields: tuple[str, ...], inputs: Mapping[str, object] | None = None
     ) -> tuple[Component, Decision]:
         if isinstance(self.spec, InferenceServiceSpec):
             fields = (*fields, "env")  # an AgentService's ``env`` is for its workers

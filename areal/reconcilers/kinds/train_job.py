@@ -51,7 +51,7 @@ class TrainJobController(KindController):
         rollout = spec.get("rollout") or {}
         return f"InferenceService/{rollout.get('service')}"
 
-    def health(self, ref: str, spec: Mapping[str, Any], seen: Observed, host: Mapping[str, Any] | None) -> Health:
+    def health(self, ref: str, spec: Mapping[str, object], seen: Observed, host: Mapping[str, Any] | None) -> Health:
         now = job_status(seen.of(ref), suspended=bool(spec.get("suspend")))
         reasons = {JobPhase.FAILED: JOB_FAILED, JobPhase.LOST: DIED, JobPhase.UNKNOWN: "CannotBeSeen"}
         phase = "Failed" if now.phase is JobPhase.LOST else now.phase.value
@@ -71,7 +71,7 @@ class TrainJobController(KindController):
         well = works or now.phase is JobPhase.SUCCEEDED
         return Health(phase, int(well), 0 if now.phase is JobPhase.STOPPED else 1, reason, message)
 
-    def completion(self, spec: Mapping[str, Any], runs: Sequence[ObservedRun]) -> Completion:
+    def completion(self, spec: Mapping[str, object], runs: Sequence[ObservedRun]) -> Completion:
         now = job_status(runs, suspended=bool(spec.get("suspend")))
         if now.run is not None and has_ended(now, spec):
             phase = JobPhase.FAILED if now.phase is JobPhase.LOST else now.phase

@@ -318,7 +318,7 @@ class Backend(RunControl, Protocol):
         ...
 
     def require_possible(
-        self, scheduler: Mapping[str, Any], *, gpus: int, nodes: int, cpus: float = 0, memory_bytes: float = 0
+        self, scheduler: Mapping[str, object], *, gpus: int, nodes: int, cpus: float = 0, memory_bytes: float = 0
     ) -> None:
         """Check, before anything starts, that the cluster can ever place a run of ``nodes`` nodes with ``gpus`` GPUs,
         ``cpus`` cores and ``memory_bytes`` each (0: the cluster's default) under these settings (``spec.scheduler``).

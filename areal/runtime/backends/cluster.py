@@ -279,7 +279,7 @@ class ClusterBackend(ABC):
 
     @abstractmethod
     def require_possible(
-        self, scheduler: Mapping[str, Any], *, gpus: int, nodes: int, cpus: float = 0, memory_bytes: float = 0
+        self, scheduler: Mapping[str, object], *, gpus: int, nodes: int, cpus: float = 0, memory_bytes: float = 0
     ) -> None:
         """See ``base.Backend``."""
 

@@ -92,7 +92,7 @@ def main(argv: Sequence[str]) -> int:
     ray.get(group.ready())
     report(run_dir, "")
     wanted = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
-    options: dict[str, Any] = {wanted[name]: size for name, size in each.items() if name in wanted}
+    options: dict[str, object] = {wanted[name]: size for name, size in each.items() if name in wanted}
     custom = {name: size for name, size in each.items() if name not in wanted}
     actors: list[Any] = [
         ray.remote(NodeProgram)

@@ -47,7 +47,7 @@ def wants_of(spec: RunSpec) -> RayWants:
     return wants(spec.scheduler, len(spec.gpus), spec.nodes, *reserved(spec.component, spec.spec))
 
 
-def wants(scheduler: Mapping[str, Any], gpus: int, nodes: int, cpus: float, memory_bytes: float) -> RayWants:
+def wants(scheduler: Mapping[str, object], gpus: int, nodes: int, cpus: float, memory_bytes: float) -> RayWants:
     wanted = {"CPU": float(cpus or _SMALL_CPUS)}
     if gpus:
         wanted["GPU"] = float(gpus)
@@ -60,7 +60,7 @@ def settings_of(scheduler: Mapping[str, Any]) -> Mapping[str, Any]:
     return scheduler.get("ray") or {}
 
 
-def job_request(spec: RunSpec, folder: str, home: str, working_dir: str | None) -> dict[str, Any]:
+def job_request(spec: RunSpec, folder: str, home: str, working_dir: str | None) -> dict[str, object]:
     """Return the body of ``POST /api/jobs/``. ``home``: the id of this $AREAL_HOME; ``working_dir``: a URI."""
     settings, wants = settings_of(spec.scheduler), wants_of(spec)
     environment = dict(settings.get("runtimeEnv") or {})
@@ -133,7 +133,7 @@ ray.kill(ray.get_actor(name, namespace=SUPERVISOR_ACTOR_RAY_NAMESPACE))
 """
 
 
-def cancel_request(uid: str, home: str, python: str) -> dict[str, Any]:
+def cancel_request(uid: str, home: str, python: str) -> dict[str, object]:
     """Return a job on the head that ends one which has not been placed."""
     job = submission_id(uid, home)
     return {
@@ -189,7 +189,7 @@ def wants_in(entry: Mapping[str, Any]) -> RayWants:
         return RayWants({})
 
 
-def cause_of(entry: Mapping[str, Any]) -> Cause:
+def cause_of(entry: Mapping[str, object]) -> Cause:
     """Return why a job has ended. The run's ``stop.json`` tells a stop by areal itself apart."""
     message = str(entry.get("message") or "").lower()
     if entry["status"] == "STOPPED":

@@ -207,7 +207,7 @@ class SlurmBackend(ClusterBackend):
         return True
 
 
-def _options(scheduler: Mapping[str, Any]) -> Slurm:
+def _options(scheduler: Mapping[str, object]) -> Slurm:
     from areal.resources.scheduling import Slurm
 
     return Slurm.model_validate(scheduler.get("slurm") or {})

@@ -13,7 +13,7 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from areal.dataclasses import dataclass
 from areal.runtime.backends.base import FIRST_NODE_VARIABLE, Cause, Job, JobState, RunSpec
@@ -206,7 +206,7 @@ def parse_squeue(text: str) -> list[SlurmJob]:
     return [_of_entry(entry) for entry in answer.get("jobs") or () if isinstance(entry, Mapping)]
 
 
-def _of_entry(entry: Mapping[str, Any]) -> SlurmJob:
+def _of_entry(entry: Mapping[str, object]) -> SlurmJob:
     states = _words(entry.get("job_state"))
     ended = [state for state in states if state in _ENDED]
     state = (ended or [each for each in states if each != "COMPLETING"] or ["COMPLETING"])[0]

@@ -32,7 +32,7 @@ class Exit:
         self.reason = reason
         self.line = ""
 
-    def to_record(self) -> dict[str, Any]:
+    def to_record(self) -> dict[str, object]:
         return {"code": self.code, "signal": self.signal, "at": self.at, "reason": self.reason, "line": self.line}
 
 

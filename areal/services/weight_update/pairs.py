@@ -126,7 +126,7 @@ _MOST_VALUES = 10_000  # of one pair; a transfer needs a few for each rank
 
 class PairMetadata:
     def __init__(self) -> None:
-        self._values: dict[str, dict[str, Any]] = {}
+        self._values: dict[str, dict[str, object]] = {}
         self._sets: dict[str, dict[str, set[str]]] = {}
 
     def get(self, pair: str, key: str) -> Any:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 class WeightPublisher(Protocol):
     """Publishes weights in one mode. The endpoint's threads call all methods but ``write`` and ``settle``."""
 
-    def offer(self, name: str, size: int, group_form: str) -> dict[str, Any]:
+    def offer(self, name: str, size: int, group_form: str) -> dict[str, object]:
         """Return the connection data for workers of the pair ``name``. ``size`` counts the workers and the trainer."""
         ...
 
@@ -219,7 +219,7 @@ class TrainerPair:
             with contextlib.suppress(WeightUpdateFailed, TimedOut):
                 self._post("/disconnect", body, _DISCONNECT_S)
 
-    def _post(self, path: str, body: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+    def _post(self, path: str, body: dict[str, object], timeout_s: float) -> dict[str, object]:
         try:
             status, answer = AdminClient(self.gateway, self.admin_key, timeout_s).post(path, body)
         except TimeoutError as error:

@@ -304,7 +304,7 @@ class BroadcastPublisher:
             self._image.remove()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def offer(self, name: str, size: int, group_form: str) -> dict[str, Any]:
+    def offer(self, name: str, size: int, group_form: str) -> dict[str, object]:
         """Open the rendezvous of a process group with ``size`` members."""
         self.leave()
         store = open_store(self._host, 0, size, _TIMEOUT_S)

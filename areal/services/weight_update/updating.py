@@ -432,7 +432,7 @@ class Updater:
                 raise reverted from None
         self._history.note(pair, order.version, began, replicas=joining.pauses, joined=True)
 
-    async def present(self, pair: Pair) -> list[dict[str, Any]] | None:
+    async def present(self, pair: Pair) -> list[dict[str, object]] | None:
         """Return the workers that serve the model now, with their versions; None if the gateway does not respond."""
         if pair.inference_gateway is None:
             return list(await asyncio.gather(*map(self._describe, pair.inference)))
@@ -446,7 +446,7 @@ class Updater:
             if worker["model"] == pair.model
         ]
 
-    async def _describe(self, url: str) -> dict[str, Any]:
+    async def _describe(self, url: str) -> dict[str, object]:
         """Return state and version of a fixed worker, as it reports them itself."""
         try:
             status, about = await self._client.probe(url)

@@ -179,7 +179,7 @@ def decoder_layers(model: nn.Module) -> list[nn.Module]:
     return max(stacks, key=len, default=[])
 
 
-def _attention_arguments(asked: str) -> dict[str, Any]:
+def _attention_arguments(asked: str) -> dict[str, object]:
     """Return the ``attn_implementation`` argument. Without flash-attn installed the model's default is used: its
     results are the same. Raises UsageFault for an unknown name."""
     from transformers import AttentionInterface

@@ -162,7 +162,7 @@ class Trainer(abc.ABC):
         """Return the algorithm's state for a checkpoint, besides the engines, as JSON."""
         return {}
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: dict[str, object]) -> None:
         """Restore the result of ``state``."""
         assert not state, "an algorithm with a state overrides this"
 

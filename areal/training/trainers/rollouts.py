@@ -42,18 +42,18 @@ from areal.trajectories.record import Episode
 from areal.wire.training_health import WITHOUT_SPREAD
 
 
-class Prompt(dict[str, Any]):
+class Prompt(dict[str, object]):
     """A prompt: row ``row`` of the data set, a plain dict for workflows. ``position`` counts prompts over epochs,
     ``tries`` the failed rollouts of this prompt."""
 
-    def __init__(self, columns: Mapping[str, Any], position: int, row: int, tries: int = 0) -> None:
+    def __init__(self, columns: Mapping[str, object], position: int, row: int, tries: int = 0) -> None:
         super().__init__(columns)
         self.position = position
         self.row = row
         self.tries = tries
 
 
-def number_rows(dataset: Sequence[Mapping[str, Any]], start: int = 0) -> list[Prompt]:
+def number_rows(dataset: Sequence[Mapping[str, object]], start: int = 0) -> list[Prompt]:
     """Return the rows as prompts for evaluation, numbered from ``start``."""
     return [Prompt(columns, number, number) for number, columns in enumerate(dataset, start)]
 
@@ -61,7 +61,7 @@ def number_rows(dataset: Sequence[Mapping[str, Any]], start: int = 0) -> list[Pr
 class PromptStream:
     """An endless iterator over prompts that takes positions from the frontier."""
 
-    def __init__(self, dataset: Sequence[Mapping[str, Any]], order: DataOrder, frontier: Frontier) -> None:
+    def __init__(self, dataset: Sequence[Mapping[str, object]], order: DataOrder, frontier: Frontier) -> None:
         self._dataset = dataset
         self.order = order
         self.frontier = frontier

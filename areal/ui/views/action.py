@@ -50,7 +50,7 @@ def _actions(view: ViewContext) -> Actions:
     return view.actions
 
 
-def plan_of(view: ViewContext, asked: Mapping[str, Any]) -> ActionPlan:
+def plan_of(view: ViewContext, asked: Mapping[str, object]) -> ActionPlan:
     """Return the plan of ``verb`` for what ``kind``, ``name`` and ``session`` name. Read-only. Raises as the command
     does."""
     verb = asked.get("verb")
@@ -67,7 +67,7 @@ def plan_of(view: ViewContext, asked: Mapping[str, Any]) -> ActionPlan:
     raise UsageFault(f"verb={str(verb)[:40]!r} is none of {', '.join((*OBJECT_VERBS, *SESSION_VERBS))}")
 
 
-def _object_plan(view: ViewContext, verb: str, ref: Ref, asked: Mapping[str, Any]) -> ActionPlan:
+def _object_plan(view: ViewContext, verb: str, ref: Ref, asked: Mapping[str, object]) -> ActionPlan:
     from areal.reconcilers import operations
     from areal.reconcilers.context import Context, Progress
     from areal.reconcilers.plan import Plan
@@ -120,7 +120,7 @@ def _object_plan(view: ViewContext, verb: str, ref: Ref, asked: Mapping[str, Any
     return ActionPlan(words, str(target), target.name, lines, destructive, plan.is_empty, plan.digest, run)
 
 
-def _session_plan(view: ViewContext, verb: str, ref: Ref, asked: Mapping[str, Any]) -> ActionPlan:
+def _session_plan(view: ViewContext, verb: str, ref: Ref, asked: Mapping[str, object]) -> ActionPlan:
     session, interaction, value = asked.get("session"), asked.get("interaction"), asked.get("reward")
     if not isinstance(session, str) or not session or not isinstance(interaction, str | None):
         raise UsageFault("the session is not named")
@@ -160,7 +160,7 @@ def _call(
     chosen: GatewayClient, of_agent: bool, verb: str, session: str, value: object, interaction: str | None
 ) -> str:
     """End a session or reward a call of it; one sentence."""
-    body: dict[str, Any] = {"interaction_id": interaction} if interaction else {}
+    body: dict[str, object] = {"interaction_id": interaction} if interaction else {}
     if verb == "end-session":
         if of_agent:
             close_session(chosen, session)
@@ -175,7 +175,7 @@ def _call(
     return f"trajectory {found['trajectory_id']} of {found['interaction_count']} calls is {ready}"
 
 
-def _post(chosen: GatewayClient, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+def _post(chosen: GatewayClient, path: str, body: Mapping[str, object]) -> dict[str, object]:
     status, document = chosen.ask("POST", path, body)
     if status in (400, 404, 409, 410, 422, 425) and isinstance(document, Mapping):
         error = document.get("error")

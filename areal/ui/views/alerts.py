@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from areal.reconcilers.alerts import gather
 from areal.reconcilers.home_view import HomeView
@@ -16,7 +15,7 @@ _JUDGED = ("Running", "Failed", "Lost")
 _AGAIN_S = 30  # stalls and replicas change without a file
 
 
-def read(view: ViewContext) -> dict[str, Any]:
+def read(view: ViewContext) -> dict[str, object]:
     if view.remote is not None:
         return {"alerts": []}  # they are of jobs, which a gateway does not have
     seen = HomeView(view.home)

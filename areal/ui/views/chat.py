@@ -114,7 +114,7 @@ def _parts(
     }
 
 
-def _part(delta: ChatDelta) -> dict[str, Any]:
+def _part(delta: ChatDelta) -> dict[str, object]:
     known = len(delta.versions) == len(delta.logprobs)
     versions = delta.versions if known else (None,) * len(delta.logprobs)
     return {
@@ -152,7 +152,7 @@ def _session(client: GatewayClient, model: str, session: Any) -> tuple[str, str]
     return str(started["session_id"]), str(started["session_api_key"])
 
 
-def _number(asked: dict[str, Any], name: str, least: float, most: float) -> float | None:
+def _number(asked: dict[str, object], name: str, least: float, most: float) -> float | None:
     value = asked.get(name)
     if value is None:
         return None

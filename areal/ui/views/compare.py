@@ -57,7 +57,7 @@ def _names(view: ViewContext) -> list[str]:
 
 def config_differences(view: ViewContext, names: list[str]) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """Return the fields whose values are not the same in all jobs; and why a configuration cannot be read, by job."""
-    flat: dict[str, dict[str, Any]] = {}
+    flat: dict[str, dict[str, object]] = {}
     unreadable: dict[str, str] = {}
     for name in names:
         try:

@@ -25,7 +25,7 @@ from areal.ui.views import Marks
 _MOST = 5000  # prompts in one answer
 _SHOWN = ("changed", "worse", "better", "all")
 
-_documents: FileMemo[dict[str, Any]] = FileMemo(lambda path: parse_json(path.read_bytes()), 512)
+_documents: FileMemo[dict[str, object]] = FileMemo(lambda path: parse_json(path.read_bytes()), 512)
 _samples: FileMemo[dict[tuple[str, str], _Samples]] = FileMemo(lambda path: {}, 4)  # by tokenizer and prompt field
 
 
@@ -150,7 +150,7 @@ def _row(folder: Path) -> dict[str, Any]:
     }
 
 
-def _estimates(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _estimates(document: Mapping[str, object]) -> list[dict[str, object]]:
     return [{"name": name, **each} for name, each in document.items() if isinstance(each, Mapping)]
 
 
@@ -252,7 +252,7 @@ def _prompt(
     other: EvaluationFiles | None,
     before: _Samples | None,
     shown: Sequence[int],
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """``previous`` and ``next``: of the prompts that are shown."""
     number = view.number("prompt", 0)
     group = next((each for each in samples.summary.groups if _number(each) == number), None)
@@ -270,7 +270,7 @@ def _prompt(
     }
 
 
-def _with_tokens(view: ViewContext, files: EvaluationFiles, group: GroupSummary) -> dict[str, Any]:
+def _with_tokens(view: ViewContext, files: EvaluationFiles, group: GroupSummary) -> dict[str, object]:
     samples = sorted(group.samples, key=lambda each: each.sample)
     shown = side_by_side(files.samples, samples, _decoder(view, files))
     return {"name": files.name, "group": group_row(group), **shown}

@@ -114,7 +114,7 @@ def marks(view: ViewContext) -> Mapping[str, int | str]:
     }
 
 
-def _served(remote: RemoteGateway) -> dict[str, Any]:
+def _served(remote: RemoteGateway) -> dict[str, object]:
     """Return a remote gateway and its models: it has no processes, drift or events to show."""
     rows = [
         {
@@ -142,7 +142,7 @@ def short(path: Path) -> str:
     return str(Path("~") / path.relative_to(own)) if path.is_relative_to(own) else str(path)
 
 
-def job_progress(home: Home, name: str) -> dict[str, Any]:
+def job_progress(home: Home, name: str) -> dict[str, object]:
     """Return the newest numbers of a job; empty before its first step."""
     step = newest_step(home.job_metrics(name))
     if not step:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from areal.reconcilers.alerts import gather
 from areal.reconcilers.home_view import HomeView
@@ -33,7 +32,7 @@ _MAIN |= {"length/max", "staleness/mean"}
 _NO_CURVES = ("attempt", "time", "total_steps", "epoch", "version")
 
 
-def read(view: ViewContext) -> dict[str, Any]:
+def read(view: ViewContext) -> dict[str, object]:
     """``points``: at most so many buckets; ``first`` and ``last``: only these steps; ``metrics``: only these,
     by comma; ``all=1``: all metrics  [default: those that a run is judged by]."""
     name = view.name()
@@ -94,11 +93,11 @@ def chosen_metrics(view: ViewContext, known: Iterable[str]) -> list[str]:
     return sorted(known) if view.query.get("all") == "1" or not main else main
 
 
-def series_of(points: Points) -> dict[str, Any]:
+def series_of(points: Points) -> dict[str, object]:
     return {"mean": points.mean, "low": points.low or None, "high": points.high or None}
 
 
-def grouped_names(curves: Mapping[str, Points]) -> list[dict[str, Any]]:
+def grouped_names(curves: Mapping[str, Points]) -> list[dict[str, object]]:
     """Return the metrics that are drawn together, in the order of the terminal's."""
     found: dict[tuple[int, str], list[str]] = {}
     for metric in sorted(curves):

@@ -95,7 +95,7 @@ def _matches(view: ViewContext) -> Matches:
     return lambda line: words in line.text.lower() and line.level in levels
 
 
-def _older(streams: list[_LogStream], matches: Matches, before: Places | None) -> dict[str, Any]:
+def _older(streams: list[_LogStream], matches: Matches, before: Places | None) -> dict[str, object]:
     """Return the newest lines, or those before ``before``: of each process the last ones, of all of them the last
     ones."""
     ends = before if before is not None else {each.uid: end_of(each.paths, ended=each.ended) for each in streams}
@@ -148,7 +148,7 @@ def _row(index: int, line: PlacedLine) -> list[Any]:
     return [index, line.at or None, line.level, line.text, str(line.place), *([line.cut] if line.cut else [])]
 
 
-def _process(state: RunState) -> dict[str, Any]:
+def _process(state: RunState) -> dict[str, object]:
     spec = state.spec
     return {
         "uid": spec.uid,

@@ -59,7 +59,7 @@ def marks(view: ViewContext) -> Marks:
     return {"look": int(time.monotonic() / _PERIOD_S)}
 
 
-def _services(view: ViewContext) -> list[dict[str, Any]]:
+def _services(view: ViewContext) -> list[dict[str, object]]:
     if view.remote is not None:
         client = view.remote.client._replace(timeout_s=_CALL_S)
         kind = AGENT_SERVICE if client.ask("GET", "/v1/models")[0] == 404 else INFERENCE_SERVICE
@@ -105,7 +105,7 @@ def _agent_row(session: Mapping[str, Any]) -> dict[str, Any]:
     return {**row, "recorded": session.get("inference_session_id")}
 
 
-def _recorded_row(session: Mapping[str, Any]) -> dict[str, Any]:
+def _recorded_row(session: Mapping[str, object]) -> dict[str, Any]:
     return {
         "id": str(session["session_id"]),
         "state": session.get("state"),
@@ -172,7 +172,7 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _cut(text: str) -> dict[str, Any]:
+def _cut(text: str) -> dict[str, object]:
     return {"text": text[:_TEXT], "cut": max(0, len(text) - _TEXT)}
 
 
@@ -182,7 +182,7 @@ def _text_of(turn: Mapping[str, Any]) -> str:
     return " ".join(str(part) for part in parts if part).lower()
 
 
-def _calls(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _calls(document: Mapping[str, Any]) -> list[dict[str, object]]:
     """Return the recorded model calls of a session, with the state of their trajectory."""
     return [
         {
@@ -200,7 +200,7 @@ def _calls(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def _recorded(view: ViewContext, client: GatewayClient, session: str) -> dict[str, Any]:
+def _recorded(view: ViewContext, client: GatewayClient, session: str) -> dict[str, object]:
     document = read_session(client, session)
     found: dict[str, Any] = {"session": _recorded_row(document), "calls": _calls(document)}
     found["failures"] = [
@@ -213,7 +213,7 @@ def _recorded(view: ViewContext, client: GatewayClient, session: str) -> dict[st
     return found
 
 
-def _tokens(view: ViewContext, client: GatewayClient, session: str) -> dict[str, Any]:
+def _tokens(view: ViewContext, client: GatewayClient, session: str) -> dict[str, object]:
     """Return the trajectories of a session, token by token, up to ``_TOKENS``."""
     trajectories = [each for each in read_session(client, session, rows=True)["trajectories"] if each.get("rows")]
     shown: list[dict[str, Any]] = []

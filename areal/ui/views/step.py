@@ -85,11 +85,11 @@ def _summary(view: ViewContext, job: StoredObject, path: Path) -> StepSummary:
     return known[key]
 
 
-def _address(files: list[StepFile], place: int) -> dict[str, Any] | None:
+def _address(files: list[StepFile], place: int) -> dict[str, object] | None:
     return {"step": files[place].step, "isEval": files[place].is_eval} if 0 <= place < len(files) else None
 
 
-def _group(view: ViewContext, job: StoredObject, path: Path, summary: StepSummary) -> dict[str, Any]:
+def _group(view: ViewContext, job: StoredObject, path: Path, summary: StepSummary) -> dict[str, object]:
     name = view.need("group")
     places = {group.name: place for place, group in enumerate(summary.groups)}
     if name not in places:

@@ -109,7 +109,7 @@ class Transcript:
     def __init__(self, message: str, room: int) -> None:
         self._message = message
         self._room = room - len(message)
-        self._groups: list[tuple[list[str], dict[str, dict[str, Any]]]] = []  # text, and calls by id
+        self._groups: list[tuple[list[str], dict[str, dict[str, object]]]] = []  # text, and calls by id
         self._results: dict[str, str] = {}
         self._own = OwnStreamText()
         self.streamed: list[str] = []

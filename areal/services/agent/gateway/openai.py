@@ -93,7 +93,7 @@ def read_responses(data: Mapping[str, object]) -> TurnBody:
     if not isinstance(items, list) or not items:
         raise bad_field("input", "must be a string or a list of items, not empty")
     message = _last_message(items, "input")
-    more: dict[str, Any] = {"input": body.input} if len(items) > 1 else {}
+    more: dict[str, object] = {"input": body.input} if len(items) > 1 else {}
     more |= {"instructions": body.instructions} if body.instructions is not None else {}
     more |= {"tools": data["tools"]} if body.tools else {}
     metadata = caller_metadata(body.metadata)

@@ -66,7 +66,7 @@ class _AuthParams:
     token: str = field(repr=False)
 
 
-_Work = Callable[[dict[str, Any], asyncio.Event], Coroutine[Any, Any, None]]
+_Work = Callable[[dict[str, object], asyncio.Event], Coroutine[Any, Any, None]]
 """The work of a frame, given fields for its answers and the event to set when the session has received it."""
 
 
@@ -226,7 +226,9 @@ class _SocketTurns:
             _log.exception("a frame failed [%s]", request_id)
             await self._fail(frame_id, ApiError(500, "internal error", code="internal_error"), request_id, about)
 
-    async def _cancel(self, frame_id: Any, given: _CancelParams, about: dict[str, Any], reached: asyncio.Event) -> None:
+    async def _cancel(
+        self, frame_id: Any, given: _CancelParams, about: dict[str, object], reached: asyncio.Event
+    ) -> None:
         await self._answer(
             frame_id, await self._of.routes.cancel(given.sessionKey, given.idempotencyKey, self._request)
         )
@@ -237,7 +239,7 @@ class _SocketTurns:
         key: str | None,
         turn: TurnRequest,
         request_id: str,
-        about: dict[str, Any],
+        about: dict[str, object],
         reached: asyncio.Event,
     ) -> None:
         """Run the turn. Set ``reached`` when its message has reached the session."""

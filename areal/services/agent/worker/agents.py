@@ -91,7 +91,7 @@ def make_agent(path: str, found: Any, kwargs: Mapping[str, object], tools: Seque
     its turns. ``tools`` is None if none are configured. Raises ArealError."""
     if tools is not None and not is_async(getattr(found, "run", found)):
         tools = [ThreadTool(tool, asyncio.get_running_loop()) for tool in tools]
-    more: dict[str, Any] = {} if tools is None else {"tools": tools}
+    more: dict[str, object] = {} if tools is None else {"tools": tools}
     untaken = set(more)
     if inspect.isclass(found):
         taken = more if _takes(found, "tools") else {}
@@ -168,7 +168,7 @@ def _described(found: object, function: Callable[..., Any]) -> str:
 
 
 def _runner(
-    function: Callable[..., Any], form: Form, settings: Mapping[str, Any]
+    function: Callable[..., Any], form: Form, settings: Mapping[str, object]
 ) -> Callable[[AgentRequest, WorkerTurn], Awaitable[object]]:
     on_loop = is_async(function)
     parameters = _parameters(function)

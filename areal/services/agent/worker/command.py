@@ -262,7 +262,7 @@ class ProgramOutput:
                     yield spoken
 
 
-def _event_of(line: str) -> dict[str, Any] | None:
+def _event_of(line: str) -> dict[str, object] | None:
     """Return the event of a line, None for text. Raises AgentFailed for an event that is not JSON, such as one with a
     NaN, an infinity or an unpaired surrogate, one that was cut, or one with more levels or digits than JSON is read
     with."""

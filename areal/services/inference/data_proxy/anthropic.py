@@ -47,7 +47,7 @@ class AnthropicWriter:
         return sse_event("message_start", {"message": message}) + sse_event("ping", {})
 
     def _message(
-        self, content: list[dict[str, Any]], stop_reason: str | None, stop: str | None, usage: dict[str, int]
+        self, content: list[dict[str, object]], stop_reason: str | None, stop: str | None, usage: dict[str, int]
     ) -> dict[str, Any]:
         return {
             "id": self._id,
@@ -132,7 +132,7 @@ def _stop_reason(summary: ResponseSummary) -> str:
     return _STOP_REASONS.get(summary.finish, summary.finish)
 
 
-def _input(arguments: str) -> dict[str, Any]:
+def _input(arguments: str) -> dict[str, object]:
     """Return the arguments as the object that this API requires. Incomplete arguments are parsed as far as they go."""
     try:
         value = from_json(arguments, allow_partial="trailing-strings")
@@ -206,7 +206,7 @@ def _output_config(fields: Fields, uses: TemplateUses, chat: dict[str, Any]) -> 
     return [f"output_config.{name}" for name in config.ignored()]
 
 
-def _tools(fields: Fields) -> dict[str, Any]:
+def _tools(fields: Fields) -> dict[str, object]:
     tools = [
         _tool(tool, f"tools[{index}]")
         for index, tool in enumerate(fields.items("tools"))
@@ -248,11 +248,11 @@ _PROVIDERS = (
 """Types of blocks for a provider's own actions and results. They are left out; the text beside them is kept."""
 
 
-def chat_messages(system: object, messages: object, fields: Fields | None = None) -> list[dict[str, Any]]:
+def chat_messages(system: object, messages: object, fields: Fields | None = None) -> list[dict[str, object]]:
     """Return the messages in OpenAI's form; ``fields`` records what is left out. Raises 400 naming the block."""
     if not isinstance(messages, list) or not messages:
         raise bad_field("messages", "must be a list with at least one message")
-    out: list[dict[str, Any]] = []
+    out: list[dict[str, object]] = []
     if system is not None:
         out.append({"role": "system", "content": "\n".join(_texts(system, "system"))})
     known_calls: set[str] = set()
@@ -303,7 +303,7 @@ def _texts(content: object, where: str) -> list[str]:
     return texts
 
 
-def _add_user(out: list[dict[str, Any]], content: object, where: str, known_calls: set[str]) -> None:
+def _add_user(out: list[dict[str, object]], content: object, where: str, known_calls: set[str]) -> None:
     """Add tool results first, as chat APIs require, then the user's text. Two user texts in a row are merged."""
     texts: list[str] = []
     parts: list[dict[str, Any]] = []  # the texts and images, in order
@@ -327,7 +327,7 @@ def _add_user(out: list[dict[str, Any]], content: object, where: str, known_call
         raise bad_field(where, "must not be empty")
 
 
-def _image(block: Mapping[str, object], where: str) -> dict[str, Any]:
+def _image(block: Mapping[str, object], where: str) -> dict[str, object]:
     given = block.get("source")
     source: Mapping[str, object] = given if isinstance(given, Mapping) else {}
     match source.get("type"):
@@ -377,7 +377,7 @@ def _assistant(content: object, where: str, fields: Fields | None) -> dict[str, 
     return message
 
 
-def _tool_use(block: Mapping[str, object], where: str) -> dict[str, Any]:
+def _tool_use(block: Mapping[str, object], where: str) -> dict[str, object]:
     arguments = block.get("input")
     if not isinstance(arguments, Mapping):
         raise bad_field(f"{where}.input", "must be an object")

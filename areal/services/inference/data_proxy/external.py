@@ -46,7 +46,7 @@ from areal.services.inference.recorder.records import RecordedTurn
 _OWN_FIELDS = ("continue_final_message", "add_generation_prompt", "chat_template_kwargs", "metadata")
 
 
-def chat_body(chat: Mapping[str, Any]) -> dict[str, Any]:
+def chat_body(chat: Mapping[str, Any]) -> dict[str, object]:
     """Return the body for the API: only OpenAI's own fields that the client set, since providers differ in all others.
     Raises 400 for a last message that is to be continued, which external models do not support."""
     if chat.get("continue_final_message"):
@@ -165,7 +165,7 @@ def _read_completion(completion: Mapping[str, object]) -> tuple[list[Piece], Res
     return chunks.pieces(message_of(completion)), chunks.summary()
 
 
-def _whole_answer(writer: DialectWriter, completion: Mapping[str, object]) -> dict[str, Any]:
+def _whole_answer(writer: DialectWriter, completion: Mapping[str, object]) -> dict[str, object]:
     pieces, summary = _read_completion(completion)
     reply = Reply()
     reply.add(pieces)
@@ -197,7 +197,7 @@ class ChatDeltaReader:
         self._call = -1  # index of the last call that began
         self._finish = "stop"
         self._stop: str | None = None
-        self._usage: dict[str, Any] = {}
+        self._usage: dict[str, object] = {}
 
     def note(self, data: Mapping[str, object]) -> None:
         """Note the finish reason and usage of a chunk or a whole response."""

@@ -66,9 +66,9 @@ class CompletionAssembler:
     repeated calls. Raises NotACompletion."""
 
     def __init__(self) -> None:
-        self._completion: dict[str, Any] = {}
+        self._completion: dict[str, object] = {}
         self._choices: dict[int, dict[str, Any]] = {}
-        self._calls: dict[int, dict[int, dict[str, Any]]] = {}  # of streamed choices, by the provider's numbers
+        self._calls: dict[int, dict[int, dict[str, object]]] = {}  # of streamed choices, by the provider's numbers
 
     def whole(self, data: Mapping[str, object]) -> None:
         self._completion = dict(data)
@@ -136,7 +136,7 @@ def text_samples(
     return samples
 
 
-def recorded_completion(turns: Sequence[RecordedTurn]) -> dict[str, Any]:
+def recorded_completion(turns: Sequence[RecordedTurn]) -> dict[str, object]:
     first = turns[0]
     assert isinstance(first, TextTurn)
     return first.extra["completion"]
@@ -307,7 +307,7 @@ class MessagesRecorder(ResponseRecorder):
     def _completion(self, data: Mapping[str, object]) -> Mapping[str, object]:
         return _completion(data)
 
-    def _chunks(self, event: Mapping[str, object]) -> Iterator[dict[str, Any]]:
+    def _chunks(self, event: Mapping[str, object]) -> Iterator[dict[str, object]]:
         match event.get("type"):
             case "message_start":
                 message = _mapping(event, "message")
@@ -329,7 +329,7 @@ class MessagesRecorder(ResponseRecorder):
                 reason = _mapping(event, "delta").get("stop_reason")
                 yield {**_chunk({}, reason), "usage": _usage(_mapping(event, "usage"))}
 
-    def _call_chunk(self, head: dict[str, Any], function: dict[str, Any]) -> dict[str, Any]:
+    def _call_chunk(self, head: dict[str, object], function: dict[str, object]) -> dict[str, object]:
         return _chunk({"tool_calls": [{**head, "index": self._blocks - 1, "function": function}]})
 
 
@@ -351,7 +351,7 @@ def _mapping(data: Mapping[str, object], name: str) -> Mapping[str, object]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _chunk(delta: dict[str, Any], stop_reason: object = None) -> dict[str, Any]:
+def _chunk(delta: dict[str, object], stop_reason: object = None) -> dict[str, object]:
     return {"choices": [{"index": 0, "delta": delta, "finish_reason": _finish(stop_reason)}]}
 
 
@@ -364,7 +364,7 @@ def _usage(usage: Mapping[str, object]) -> dict[str, int]:
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
-def _completion(message: Mapping[str, object]) -> dict[str, Any]:
+def _completion(message: Mapping[str, object]) -> dict[str, object]:
     """Convert a whole Anthropic message to a chat completion."""
     answer: dict[str, Any] = {"role": "assistant", "content": ""}
     for block in items_of(message, "content"):

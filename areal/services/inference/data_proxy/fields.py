@@ -210,7 +210,7 @@ _REFUSED = {
 CONSTRAINTS = frozenset((*_KINDS, *_REFUSED, "structured_outputs"))
 
 
-def read_constraint(fields: Fields) -> tuple[str, Mapping[str, Any]] | None:
+def read_constraint(fields: Fields) -> tuple[str, Mapping[str, object]] | None:
     """Return the name of the field that constrains the response, and the constraint (``EngineCall.response_format``),
     or None if no field does. Raises 400 naming the field."""
     if fields.has_none(CONSTRAINTS):
@@ -251,7 +251,7 @@ def _constraint(name: str, kind: str, value: object) -> Mapping[str, Any]:
     return {"type": kind, kind: value}
 
 
-def _schema(name: str, value: object) -> Mapping[str, Any]:
+def _schema(name: str, value: object) -> Mapping[str, object]:
     if isinstance(value, str):
         try:
             value = orjson.loads(value)
@@ -328,7 +328,7 @@ def _usage_options(fields: Fields, stream: bool) -> tuple[bool, bool]:
     return include, include and continuous
 
 
-def _response_format(fields: Fields, capabilities: Capabilities) -> tuple[str, Mapping[str, Any] | None]:
+def _response_format(fields: Fields, capabilities: Capabilities) -> tuple[str, Mapping[str, object] | None]:
     """Return the name of the field that constrains the response, and the constraint, None for plain text."""
     name = "response_format"
     if (constraint := read_constraint(fields)) is not None:

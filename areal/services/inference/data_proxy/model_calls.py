@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
 
 from areal.dataclasses import dataclass, field, replace
 from areal.services.dialects import assistant_message
@@ -62,7 +61,7 @@ def samples_of(
     each, samples = state.per_prompt, []
     for choice in state.choices:
         assert choice.finish_reason is not None
-        reply, extra = choice.reply, dict[str, Any]()
+        reply, extra = choice.reply, dict[str, object]()
         if choice.stop_token_id is not None:  # extra: what a replay cannot derive from the tokens
             extra["stop_token_id"] = choice.stop_token_id
         if choice.top_logprobs:

@@ -178,7 +178,7 @@ def read_tool_use(fields: Fields, template: Template, parsers: Parsers, capabili
     return ToolUse(tools, parsers.tools, one_call=one_call, custom=custom)
 
 
-def _choice(choice: object, tools: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str, str | None]:
+def _choice(choice: object, tools: list[dict[str, object]]) -> tuple[list[dict[str, object]], str, str | None]:
     """Return the tools that may be called, one of ``_CHOICES``, and the name of the tool that must be called."""
     if isinstance(choice, str) and choice in _CHOICES:
         return tools, choice, None

@@ -225,7 +225,7 @@ class _MessageBuilder:
         else:
             self.add(role, text)
 
-    def add_call(self, call: dict[str, Any]) -> None:
+    def add_call(self, call: dict[str, object]) -> None:
         answer = self._answer() or self.add("assistant", "")
         answer.setdefault("tool_calls", []).append(call)
 

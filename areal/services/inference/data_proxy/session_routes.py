@@ -391,7 +391,7 @@ class TrajectoryRoutes:
 
 def _answer(export_id: str, export: Export, form: str, removed: bool) -> Response:
     """Return the response of an export. ``removed``: the exported sessions and their records are deleted."""
-    more: dict[str, Any] = {"rows": export.rows, "failures": export.failures, "errors": export.errors}
+    more: dict[str, object] = {"rows": export.rows, "failures": export.failures, "errors": export.errors}
     more |= {"export_id": export_id, "removed": removed}
     if form == "json":
         return json_response({"traj": export.traj(), **more})

@@ -480,7 +480,7 @@ def _read_json(file: Path) -> dict[str, Any]:
     return data if isinstance(data, dict) else {}
 
 
-def _template(source: str | None, config: dict[str, Any]) -> Template | None:
+def _template(source: str | None, config: dict[str, object]) -> Template | None:
     if source is None:
         return None
     try:
@@ -489,7 +489,7 @@ def _template(source: str | None, config: dict[str, Any]) -> Template | None:
         raise UsageFault(f"the chat template is not valid: line {error.lineno}: {error.message}") from error
 
 
-def _template_source(root: Path, config: dict[str, Any], given: str | None) -> str | None:
+def _template_source(root: Path, config: dict[str, object], given: str | None) -> str | None:
     """Return the first template of: the given file, the folder's own file, the tokenizer's configuration."""
     file = Path(given) if given is not None else root / "chat_template.jinja"
     try:
@@ -507,7 +507,7 @@ def _named(sources: list[Any], name: str) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def _tool_source(root: Path, config: dict[str, Any]) -> str | None:
+def _tool_source(root: Path, config: dict[str, object]) -> str | None:
     """Return the template for chats with tools, if the model has one of its own."""
     if (root / "chat_template.jinja").is_file():
         file = root / "additional_chat_templates" / "tool_use.jinja"
@@ -516,7 +516,7 @@ def _tool_source(root: Path, config: dict[str, Any]) -> str | None:
     return _named(source, "tool_use") if isinstance(source, list) else None
 
 
-def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
+def _special_tokens(config: dict[str, object]) -> dict[str, str]:
     """``bos_token`` and the like, each given as a string or as an object with ``content``."""
     tokens = {}
     for name in ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"):
@@ -527,7 +527,7 @@ def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
     return tokens
 
 
-def _end_ids(tokenizer: Tokenizer, *configs: dict[str, Any]) -> list[int]:
+def _end_ids(tokenizer: Tokenizer, *configs: dict[str, object]) -> list[int]:
     """Return every id that ends a response, from all three configurations."""
     ids: set[int] = set()
     for config in configs:

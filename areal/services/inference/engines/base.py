@@ -324,7 +324,7 @@ class GroupMember(Protocol):
 
     group_form: str
 
-    async def join_group(self, name: str, place: Mapping[str, Any]) -> None:
+    async def join_group(self, name: str, place: Mapping[str, object]) -> None:
         """Join a process group, and return when all members have joined. ``place``: host, port, rank, world_size.
         Raises EngineError."""
 

@@ -17,7 +17,6 @@ import os
 import socket
 import time
 from collections.abc import AsyncIterator, Mapping
-from typing import Any
 
 import aiohttp
 import orjson
@@ -77,7 +76,7 @@ class ExternalApi:
     async def post(
         self,
         path: str,
-        data: Mapping[str, Any],
+        data: Mapping[str, object],
         request_id: str,
         idle_s: float,
         more_headers: Mapping[str, str] | None = None,

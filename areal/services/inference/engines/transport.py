@@ -40,7 +40,7 @@ from areal.services.inference.engines.base import (
 T = TypeVar("T")
 
 
-def typed(data: Mapping[str, Any], name: str, kind: type[T]) -> T | None:
+def typed(data: Mapping[str, object], name: str, kind: type[T]) -> T | None:
     """Return the value under ``name``; None if it is of another type."""
     value = data.get(name)
     return value if isinstance(value, kind) else None
@@ -228,7 +228,7 @@ class JsonEvents(JsonLines):
         return ()
 
 
-def check_event(data: Mapping[str, Any]) -> None:
+def check_event(data: Mapping[str, object]) -> None:
     """Raise EngineFailed for an error event, and EngineRefused for one about the request, which some engines send after
     status 200."""
     if "error" not in data:
@@ -278,7 +278,7 @@ _MOST_ERROR_BYTES = 65536
 _PHRASES = {status.value: status.phrase for status in HTTPStatus}
 
 
-GenerateRequest = tuple[str, Mapping[str, Any], JsonLines]
+GenerateRequest = tuple[str, Mapping[str, object], JsonLines]
 """Path, body and reader of the answer."""
 
 
@@ -371,7 +371,7 @@ class EngineClient(ABC):
         self._window.end()
 
     @contextlib.asynccontextmanager
-    async def _post(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[Connection]:
+    async def _post(self, path: str, body: Mapping[str, object]) -> AsyncIterator[Connection]:
         """Yield a response with status 200, its body unread. Leaving early closes the connection."""
         is_whole = not body.get("stream", True)
         self._calls[path] += 1
@@ -392,7 +392,7 @@ class EngineClient(ABC):
             self._calls[path] -= 1
             self._whole_calls -= is_whole
 
-    async def _control(self, path: str, body: Mapping[str, Any]) -> None:
+    async def _control(self, path: str, body: Mapping[str, object]) -> None:
         """Send a short best-effort call: abort."""
         with contextlib.suppress(CallFailed, TimeoutError):
             await self._http.fetch(
@@ -402,7 +402,7 @@ class EngineClient(ABC):
     async def _command(
         self,
         path: str,
-        body: Mapping[str, Any] | None = None,
+        body: Mapping[str, object] | None = None,
         *,
         if_missing: str | None = None,
         params: Mapping[str, str] | None = None,

@@ -234,7 +234,7 @@ _BY_TOKEN = "token_temperatures"
 
 
 def merged_answer(
-    parts: Sequence[bytes], session_ids: Sequence[str], form: str, errors: Sequence[dict[str, Any]] = ()
+    parts: Sequence[bytes], session_ids: Sequence[str], form: str, errors: Sequence[dict[str, object]] = ()
 ) -> Response:
     """Merge ``parts``, the JSON exports. ``errors``: those of data proxies without an export. Run it off the event
     loop."""

@@ -107,7 +107,7 @@ class LiveTable:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, object]:
         """Return the table's state, for /health."""
         table = self.snapshot
         about = {"epoch": table.epoch, "serial": table.serial, "synced": table.synced, "strategy": table.strategy}
@@ -391,7 +391,7 @@ class RouterClient:
         """Return the JSON answer. Raises ApiError: the router's error, or 502 or 503 if it does not answer."""
         return _accepted(await self.send("GET", path))
 
-    async def post(self, path: str, body: Mapping[str, object]) -> dict[str, Any]:
+    async def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         return _accepted(await self.send("POST", path, orjson.dumps(body)))
 
     async def send(self, method: str, path: str, body: bytes = b"", request_id: str | None = None) -> HttpReply:

@@ -168,7 +168,7 @@ def _stored(tables: SessionTables, condition: str, *values: object) -> StoredExp
         raise CorruptRecord(f"export {number}: {error}") from error
 
 
-def error_entry(session_id: str, trajectory: int | None, error: CorruptRecord | RewardOverflow) -> dict[str, object]:
+def error_entry(session_id: str, trajectory: int | None, error: CorruptRecord | RewardOverflow) -> dict[str, Any]:
     """Return an entry of an export's ``errors``."""
     return {"session_id": session_id, "trajectory_id": trajectory, "code": error.code, "message": str(error)}
 

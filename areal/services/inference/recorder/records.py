@@ -50,7 +50,7 @@ class ConversationDigest:
         return _following(self.whole, answer)
 
 
-def digest_conversation(messages: Iterable[Mapping[str, Any]]) -> ConversationDigest:
+def digest_conversation(messages: Iterable[Mapping[str, object]]) -> ConversationDigest:
     answered, last = [], b""
     for message in messages:
         last = _following(last, message)
@@ -248,7 +248,7 @@ class PackedInteraction:
         return versions
 
 
-def pack(header: Mapping[str, Any], prompt: array[int], output: array[int], logprobs: array[float]) -> bytes:
+def pack(header: Mapping[str, object], prompt: array[int], output: array[int], logprobs: array[float]) -> bytes:
     head = orjson.dumps({**header, "lengths": [len(prompt), len(output)]})
     body = b"".join((len(head).to_bytes(4, "little"), head, prompt.tobytes(), output.tobytes(), logprobs.tobytes()))
     return _MAGIC + zlib.crc32(body).to_bytes(4, "little") + body

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from areal.dataclasses import dataclass
 from areal.services.inference.recorder.exporting import TrajectoryKey, error_entry
@@ -37,7 +37,7 @@ class TrajectoryLeases:
     def __init__(self, store: TrajectoryStore, on_skip: Callable[[str], None] = lambda code: None) -> None:
         self._store = store
         self._on_skip = on_skip
-        self.skipped: dict[tuple[str, TrajectoryKey], dict[str, Any]] = {}
+        self.skipped: dict[tuple[str, TrajectoryKey], dict[str, object]] = {}
         self._until: dict[tuple[str, TrajectoryKey], float] = {}  # by tag and trajectory, loop time
 
     async def lease(

@@ -45,7 +45,7 @@ class _Writer(SaveShardedStrategy):  # type: ignore[misc]
         return True
 
 
-def write(state: dict[str, Any], folder: Path, *, is_first: bool) -> None:
+def write(state: dict[str, object], folder: Path, *, is_first: bool) -> None:
     """Write sharded tensors, and other values from the first rank. Raises OSError."""
     if is_first:
         folder.mkdir(parents=True)

@@ -300,7 +300,7 @@ class MegatronEngine(EngineBase):
         self.steps, self.version = state["steps"], state["version"]
         torch.set_rng_state(state["random"])
 
-    def _state(self, *, is_loading: bool) -> dict[str, Any]:
+    def _state(self, *, is_loading: bool) -> dict[str, object]:
         from areal.training.engines.megatron.checkpoint import METADATA
 
         metadata = {**METADATA, "dp_cp_group": self.groups.dp_cp}

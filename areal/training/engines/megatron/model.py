@@ -155,7 +155,7 @@ def transformer_config(model: Architecture, part: Part, config: TrainEngineConfi
     from megatron.core.transformer import TransformerConfig
 
     dtype = dtype_by_name(config.dtype)
-    given: dict[str, Any] = {
+    given: dict[str, object] = {
         "num_layers": model.layers,
         "hidden_size": model.hidden,
         "num_attention_heads": model.heads,

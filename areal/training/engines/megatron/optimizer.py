@@ -78,7 +78,7 @@ def _make_moments(part: Any) -> None:
         state["step"] = torch.tensor(0.0)
     put = part._set_main_param_and_optimizer_states
 
-    def put_but_step(parameter: Any, tensors: dict[str, Any]) -> None:
+    def put_but_step(parameter: Any, tensors: dict[str, object]) -> None:
         # megatron-core 0.16 does not read torch's step from a checkpoint, but expects it here.
         put(parameter, {**part._get_main_param_and_optimizer_states(parameter), **tensors})
 

@@ -79,7 +79,7 @@ class StartupStage:
     def not_ready(self) -> str | None:
         return None if self.name == _SERVING else self.name
 
-    def details(self) -> dict[str, Any]:
+    def details(self) -> dict[str, object]:
         return {"stage": self.name, "done": self.done, "total": self.total}
 
 

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from areal.services.weight_transfer.memory import Image
 
 T = TypeVar("T")
-Body = dict[str, Any]
+Body = dict[str, object]
 Control = Callable[[LoadedModel], Awaitable[Body]]
 Command = Callable[[LoadedModel, Any], Awaitable[Body]]
 _SETTLE_S = 1.0
@@ -66,7 +66,7 @@ class EngineRoutes:
     def serve_with(self, loaded: LoadedModel) -> None:
         self._loaded = loaded
 
-    def details(self) -> dict[str, Any]:
+    def details(self) -> dict[str, object]:
         """Return the fields of probes for the data proxy, once a model is loaded."""
         if self._loaded is None:
             return {}

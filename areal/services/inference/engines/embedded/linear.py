@@ -169,7 +169,7 @@ def _block(weight: Tensor) -> Tensor:
 
 _TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<part>[AB])\.weight")
 # Options that change how an adapter is computed, with the only value that is supported.
-_PLAIN: dict[str, Any] = {
+_PLAIN: dict[str, object] = {
     "bias": "none",
     "fan_in_fan_out": False,
     "use_dora": False,

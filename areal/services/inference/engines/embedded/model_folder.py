@@ -135,7 +135,7 @@ def _rope(raw: Mapping[str, Any]) -> Rope:
     return Rope(theta=float(theta), type=kind, parameters=numbers)
 
 
-def end_tokens(folder: Path, config: Mapping[str, Any]) -> frozenset[int]:
+def end_tokens(folder: Path, config: Mapping[str, object]) -> frozenset[int]:
     """Ids of the end tokens in config.json, generation_config.json and the tokenizer's files, as far as they exist:
     instruction models often name the end of a turn in one file and the end of text in another."""
     found = _ids(config.get("eos_token_id")) | _ids(_read(folder / "generation_config.json").get("eos_token_id"))

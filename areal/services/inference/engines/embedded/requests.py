@@ -208,7 +208,7 @@ def read_prompt(raw: Any, loaded: LoadedModel) -> list[int]:
     return raw
 
 
-def read_sampling(raw: Mapping[str, Any], vocab_size: int) -> SamplingParams:
+def read_sampling(raw: Mapping[str, object], vocab_size: int) -> SamplingParams:
     try:
         return parse_sampling(raw, vocab_size)
     except FieldError as error:
@@ -222,7 +222,9 @@ def find_adapter(name: str | None, loaded: LoadedModel) -> Adapter | None:
     return adapter
 
 
-async def read_grammar(raw: Mapping[str, Any] | None, sampling: SamplingParams, loaded: LoadedModel) -> Matcher | None:
+async def read_grammar(
+    raw: Mapping[str, object] | None, sampling: SamplingParams, loaded: LoadedModel
+) -> Matcher | None:
     """Return the matcher of a ``response_format``, built in a thread: a large one takes seconds. Raises 400."""
     if raw is None:
         return None
@@ -302,7 +304,7 @@ async def answer_whole(stream: Stream, prompt_tokens: int) -> Response:
     if (failure := _failure(choices, stream)) is not None:
         raise failure
     choices.sort(key=lambda choice: choice.index)
-    body: dict[str, Any] = {"choices": choices, "prompt_tokens": prompt_tokens}
+    body: dict[str, object] = {"choices": choices, "prompt_tokens": prompt_tokens}
     if stream.first_at is not None:
         body["after_first_s"] = time.monotonic() - stream.first_at
     return json_response(body)
@@ -322,7 +324,7 @@ async def answer_stream(request: Request, stream: Stream) -> AnyResponse:
     return response
 
 
-def _line(data: Delta | dict[str, Any]) -> bytes:
+def _line(data: Delta | dict[str, object]) -> bytes:
     return orjson.dumps(data, option=orjson.OPT_APPEND_NEWLINE)
 
 

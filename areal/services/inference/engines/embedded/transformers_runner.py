@@ -114,7 +114,7 @@ class TransformersRunner:
     def _forward(self, row: int, tokens: Tensor, start: int, images: PartImages | None = None) -> Tensor:
         """Return logits [vocab] after the last of ``tokens`` [1, time], whose first position is ``start``."""
         end = start + tokens.shape[1]
-        options: dict[str, Any] = {"logits_to_keep": 1} if "logits_to_keep" in self._parameters else {}
+        options: dict[str, object] = {"logits_to_keep": 1} if "logits_to_keep" in self._parameters else {}
         if "position_ids" in self._parameters:
             options["position_ids"] = torch.arange(start, end, device=self.device).unsqueeze(0)
         if self._cache_name == "past_key_values":  # recurrent states take no mask

@@ -166,7 +166,7 @@ class _WeightState:
     one."""
 
     def __init__(self) -> None:
-        self.groups: dict[str, Any] = {}
+        self.groups: dict[str, object] = {}
         self.staged: tuple[int, _Folder | _Received] | None = None
         self._thread: threading.Thread | None = None
         self._failure: str | None = None
