@@ -286,7 +286,8 @@ def scale(
     force_conflicts: bool,
 ) -> int:
     """Set the number of replicas. A later apply of a manifest that says another number is a conflict."""
-    return scale_object(cli, one_ref(targets), replicas, model=model, current=current, force=force_conflicts)
+    expected = () if current is None else (current,)
+    return scale_object(cli, one_ref(targets), replicas, model=model, current=expected, force=force_conflicts)
 
 
 def scale_object(cli: Invocation, ref: Ref, replicas: int, *, within_s: float = 600.0, **how: Any) -> int:

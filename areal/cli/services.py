@@ -252,7 +252,8 @@ def scale_service(cli: Invocation, found: StoredObject, flags: ScaleFlags, comma
     if (wanted < present) == up and wanted != present:
         verb, other = ("scaleup", "scaledown") if up else ("scaledown", "scaleup")
         raise UsageFault(f"{verb} from {present} to {wanted} is the wrong direction", hint=command.format(other))
-    return scale_object(cli, found.ref, wanted, within_s=_SCALE_S, current=present, force=flags.force_conflicts)
+    expected = (present,) if flags.to is None else (present, wanted)  # another command may reach the number first
+    return scale_object(cli, found.ref, wanted, within_s=_SCALE_S, current=expected, force=flags.force_conflicts)
 
 
 def service_columns(*own: Column) -> tuple[Column, ...]:

@@ -179,38 +179,35 @@ def scale(
     ref: Ref,
     replicas: int,
     model: str | None = None,
-    current: int | None = None,
+    current: Sequence[int] = (),
     force: bool = False,
     timeout_s: float = DEFAULT_TIMEOUT_S,
     approve: Callable[[Plan], bool] = _yes,
 ) -> Outcome:
-    return carry_out(ctx, scaling(ctx, ref, replicas, model, current, force), timeout_s, approve)
+    """Scale an object. ``current``: the numbers of replicas that are expected; checked again when the lock is held.
+    Raises Conflict."""
+    change = scaling(ctx, ref, replicas, model)
+
+    def require_current(plan: Plan) -> None:
+        now = controller_of(change.ref.kind).replicas(ObjectStore(ctx.home).expect(change.ref).spec)
+        if current and now not in current and not force:
+            raise Conflict(
+                f"{change.ref} has {now} replicas, not {current[0]}", hint=f"areal get {change.ref}; then try again"
+            )
+
+    return carry_out(ctx, change, timeout_s, approve, require_current)
 
 
-def scaling(
-    ctx: Context,
-    ref: Ref,
-    replicas: int,
-    model: str | None = None,
-    current: int | None = None,
-    force: bool = False,
-) -> ObjectChange:
+def scaling(ctx: Context, ref: Ref, replicas: int, model: str | None = None) -> ObjectChange:
     """Set the replicas in the ``scale`` layer, which takes precedence over a manifest that does not set them."""
     store = ObjectStore(ctx.home)
     store.expect(ref)
     scaled = controller_of(ref.kind).scaled(store, ref, model)
     controller = controller_of(scaled.kind)
 
-    checked = False
-
     def edit(item: StoredObject) -> Target:
-        nonlocal checked
         now = controller.replicas(item.spec)
-        done = now == replicas and not item.spec.get("suspend")
-        if current not in (None, now) and not force and not (checked and done):  # done: by this command, planned again
-            raise Conflict(f"{scaled} has {now} replicas, not {current}", hint=f"areal get {scaled}")
-        checked = True
-        if done:
+        if now == replicas and not item.spec.get("suspend"):
             return Target(item, "unchanged")
         return with_layer(item, SCALE, {controller.replicas_field: replicas}, f"scaled {now} -> {replicas}")
 

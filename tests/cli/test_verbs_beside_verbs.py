@@ -20,6 +20,7 @@ from hypothesis import Phase, event, given, note, settings
 from hypothesis import strategies as st
 
 from areal.cli.main import run
+from areal.reconcilers import converge
 from areal.resources.tree import leaves, path_text
 
 MODEL = str(Path(__file__).resolve().parents[2] / "examples" / "reverse_digits" / "model")
@@ -179,6 +180,26 @@ def test_scale_fails_unless_present_number_is_the_stated_one(box: Machine) -> No
         assert code == 5 and "Model/m has 1 replicas, not 5" in text
     assert box.areal("scale", "model/m", "--replicas", "2", "--current", "1")[0] == 0
     assert box.areal("scale", "model/m", "--replicas", "2", "--current", "2")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("flag", "code", "words"), [("--by=1", 5, "Model/m has 2 replicas, not 1"), ("--replicas=2", 0, "")]
+)
+def test_scaleup_checks_number_again_under_lock(
+    box: Machine, monkeypatch: pytest.MonkeyPatch, flag: str, code: int, words: str
+) -> None:
+    box.apply(manifest_of({}))
+    original = converge.take_over
+
+    def overtaken(*given: Any) -> Any:
+        monkeypatch.setattr(converge, "take_over", original)
+        assert box.areal("scale", "model/m", "--replicas", "2")[0] == 0
+        return original(*given)
+
+    monkeypatch.setattr(converge, "take_over", overtaken)
+    seen, text = box.areal("inf", "scaleup", "--model", "m", flag)
+    assert seen == code and words in text
+    assert box.fields()["spec.replicas"] == 2
 
 
 def test_rollback_after_scale_restores_previous_manifest(box: Machine) -> None:
