@@ -74,7 +74,7 @@ class Chat:
         asked = Conversation(({"role": "user", "content": "x"},))
         function = {"name": "x", "arguments": {"x": "x"}}
         made = [{"id": f"probecal{n}", "type": "function", "function": function} for n in range(calls)]
-        answer: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": made}
+        answer: dict[str, object] = {"role": "assistant", "content": "", "tool_calls": made}
         following: dict[str, object] = {"role": "tool", "tool_call_id": "probecal0", "content": "x"}
         if not calls:
             answer, following = {"role": "assistant", "content": "x"}, {"role": "user", "content": "x"}
@@ -102,7 +102,7 @@ class Chat:
 
     # A sampled response, and its continuation.
 
-    def message(self, asked: Conversation, sampled: Sequence[int], **variables: Any) -> dict[str, Any]:
+    def message(self, asked: Conversation, sampled: Sequence[int], **variables: Any) -> dict[str, object]:
         """Convert a sampled response to the message that the template renders as this text: without its end token, and
         without the text that the template adds around each content (for gpt-oss, the channel)."""
         tokens = list(sampled)

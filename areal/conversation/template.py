@@ -82,9 +82,9 @@ class Template:
 
     def text(
         self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None,
-        variables: Mapping[str, Any],
+        messages: Sequence[Mapping[str, object]],
+        tools: Sequence[Mapping[str, object]] | None,
+        variables: Mapping[str, object],
     ) -> str:
         """Render messages unchanged. Raises ConversationError if the template refuses them."""
         values = {"add_generation_prompt": False, "documents": None, **self._special_tokens, **variables}
@@ -215,14 +215,14 @@ def _kind(message: Mapping[str, object], name: str) -> str:
 def _probe(kind: str) -> Conversation:
     """Return the smallest conversation with a part of this kind; its text is the probe."""
 
-    def calls(*names: str) -> list[dict[str, Any]]:
+    def calls(*names: str) -> list[dict[str, object]]:
         functions = [{"name": name, "arguments": {"city": "x"}} for name in names]
         return [
             {"id": f"probecal{place}", "type": "function", "function": function}
             for place, function in enumerate(functions)
         ]
 
-    user: dict[str, Any] = {"role": "user", "content": "x"}
+    user: dict[str, object] = {"role": "user", "content": "x"}
     asked = {"role": "assistant", "content": "", "tool_calls": calls("x")}
     first, *rest = kind.split()
     if kind == "tools":
@@ -233,7 +233,7 @@ def _probe(kind: str) -> Conversation:
         content = "x" if "content" in rest else ""
         names = (PROBE,) if first == "first" else ("x", PROBE)
         return Conversation((user, {**asked, "content": content, "tool_calls": calls(*names)}))
-    message: dict[str, Any] = {"role": first, "content": PROBE}
+    message: dict[str, object] = {"role": first, "content": PROBE}
     if rest[-1] == "calls":
         return Conversation((user, {**message, "tool_calls": calls("x")}))
     if first in ("system", "developer"):

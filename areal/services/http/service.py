@@ -361,7 +361,7 @@ class Service:
             metrics.ended(status, time.perf_counter() - started)
 
     async def _health(self, request: Request) -> Response:
-        body: dict[str, Any] = {"status": "ok", "component": self.component}
+        body: dict[str, object] = {"status": "ok", "component": self.component}
         if self.authenticator.sees_details(request.headers):
             body |= {"pid": os.getpid(), **self._details(), "in_flight": self.lifetime.in_flight}
         return json_response(body)
@@ -376,7 +376,7 @@ class Service:
     def readiness(self) -> dict[str, object]:
         """Return the body of /ready for callers that may see details."""
         state, reason = self.lifetime.state()
-        body: dict[str, Any] = {"status": state, "component": self.component, "reason": reason, "pid": os.getpid()}
+        body: dict[str, object] = {"status": state, "component": self.component, "reason": reason, "pid": os.getpid()}
         return {**body, "in_flight": self.lifetime.in_flight, **self._details()}
 
     async def _metrics(self, request: Request) -> Response:

@@ -137,7 +137,7 @@ class Transcript:
     def messages(self, summary: str) -> bytes:
         """Return the turn's messages as JSON. A tool call without a result gets an empty one, since models refuse
         unanswered calls."""
-        found: list[dict[str, Any]] = [{"role": "user", "content": self._message}]
+        found: list[dict[str, object]] = [{"role": "user", "content": self._message}]
         for text, group in self._groups:
             content = "".join(text) or None
             found.append({"role": "assistant", "content": content, "tool_calls": list(group.values())})
@@ -160,7 +160,7 @@ def recorded_events(turn: TurnEntry) -> bytes:
     otherwise the deltas have only the text beside tool calls. They begin with ``stream_lost`` if that stream was too
     long to keep."""
     summary, names = "", dict[str, str]()
-    events: list[dict[str, Any]] = [{"type": "stream_lost"}] if turn.stream == b"" else []
+    events: list[dict[str, object]] = [{"type": "stream_lost"}] if turn.stream == b"" else []
     for message in orjson.loads(turn.messages):
         if message.get("tool_calls") and message["content"]:
             events.append({"type": "delta", "text": message["content"]})

@@ -213,7 +213,7 @@ class _SocketTurns:
     async def _guarded(
         self, work: _Work, frame_id: Any, request_id: str, before: asyncio.Event | None, reached: asyncio.Event
     ) -> None:
-        about: dict[str, Any] = {}
+        about: dict[str, object] = {}
         if before is not None:
             await before.wait()
         try:

@@ -178,7 +178,7 @@ def _runner(
 
     async def run(request: AgentRequest, turn: WorkerTurn) -> object:
         access = request.metadata.get("areal_inference")
-        given: dict[str, Any] = {
+        given: dict[str, object] = {
             "emitter": Emitter(turn) if on_loop else ThreadEmitter(turn),
             "history": request.history,
             "session_key": request.session_key,

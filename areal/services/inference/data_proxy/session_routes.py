@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
 
 import orjson
 from prometheus_client import Counter
@@ -167,7 +166,7 @@ class JournalSessionRoutes:
         the previous page."""
         limit = query_int(request, "limit", _PAGE, 1, 1000)
         after = SessionName.parse(request.query.get("after", ""))
-        found: list[dict[str, Any]] = []
+        found: list[dict[str, object]] = []
         for journal in sorted(self._store, key=lambda journal: journal.tag):
             if after is not None and journal.tag < after.tag:
                 continue

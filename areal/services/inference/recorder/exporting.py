@@ -178,7 +178,7 @@ def choose(tables: SessionTables, request: ExportRequest, now: float) -> tuple[t
     an unknown session or trajectory, or a session that ended with nothing left; 425 for a trajectory that is not ready
     yet."""
     items: list[TrajectoryKey] = []
-    errors: list[dict[str, Any]] = []
+    errors: list[dict[str, object]] = []
     session_ids = request.session_ids
     if request.group is not None and not (session_ids := tuple(name for _, name in tables.members(request.group))):
         message = f"group {request.group} was exported, and nothing of it is left"

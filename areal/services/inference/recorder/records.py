@@ -45,7 +45,7 @@ class ConversationDigest:
     answered: tuple[bytes, ...]
     whole: bytes
 
-    def after(self, answer: Mapping[str, Any]) -> bytes:
+    def after(self, answer: Mapping[str, object]) -> bytes:
         """Return the digest of the conversation followed by ``answer``."""
         return _following(self.whole, answer)
 

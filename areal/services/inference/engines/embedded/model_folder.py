@@ -68,7 +68,7 @@ class ModelConfig:
     dtype: str
 
 
-def read_config(folder: Path) -> dict[str, Any]:
+def read_config(folder: Path) -> dict[str, object]:
     """Return the mapping in ``folder/config.json``. Raises ArealError where that is missing or not a JSON object."""
     if not folder.is_dir():
         raise ArealError(f"model folder {folder} does not exist", hint="give the folder that holds config.json")
