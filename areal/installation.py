@@ -77,7 +77,7 @@ def searched() -> list[str]:
     return [".", *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), *filter(os.path.isdir, sys.path)]
 
 
-def _recorded() -> Mapping[str, Any] | None:
+def _recorded() -> Mapping[str, object] | None:
     """Return the PEP 610 record of this installation: empty if the source was an index, None without an
     installation."""
     from importlib import metadata  # it takes as long as a light command's start
@@ -89,7 +89,7 @@ def _recorded() -> Mapping[str, Any] | None:
     return None
 
 
-def _folder(source: Mapping[str, Any]) -> str:
+def _folder(source: Mapping[str, object]) -> str:
     return unquote(urlsplit(str(source["url"])).path)
 
 
@@ -100,7 +100,7 @@ def _url(source: Mapping[str, Any]) -> str:
     return f"{vcs['vcs']}+{source['url']}@{vcs.get('requested_revision') or vcs['commit_id']}"
 
 
-def _requirement(extras: str, source: Mapping[str, Any]) -> str:
+def _requirement(extras: str, source: Mapping[str, object]) -> str:
     if not source:
         return f"{DISTRIBUTION}[{extras}]"
     if "dir_info" in source:

@@ -72,7 +72,7 @@ def _above(key: str) -> list[str]:
     return [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
 
 
-def _remove(config: dict[str, Any], path: Sequence[str]) -> bool:
+def _remove(config: dict[str, object], path: Sequence[str]) -> bool:
     """Return whether the key was there."""
     parent = get_path(config, tuple(path[:-1])) if len(path) > 1 else config
     if parent is ABSENT or not isinstance(parent, dict) or path[-1] not in parent:

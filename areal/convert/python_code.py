@@ -120,7 +120,7 @@ def _value(node: ast.expr, names: Mapping[str, ast.expr], file: str) -> Any:
 
 def _of_trainer(call: ast.Call, names: Mapping[str, ast.expr], file: str) -> dict[str, object]:
     """Model, rewards, data set and adapters are arguments of the trainer."""
-    keys: dict[str, Any] = {}
+    keys: dict[str, object] = {}
     for key, node in _arguments(call, "model"):
         given = names.get(node.id, node) if isinstance(node, ast.Name) else node
         made = _called(given) if isinstance(given, ast.Call) else ""

@@ -305,7 +305,7 @@ def _number(node: ast.expr) -> int:
 def flags(words: Sequence[str], name: str) -> dict[str, object]:
     """``--key value``, ``--key=value``, ``--key`` alone (true), ``--no_key`` (false) and ``--key v1 v2`` (a list), as
     argparse reads them. Dashes in a key are underscores."""
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     key = ""
     for word in words:
         if word.startswith("--") and len(word) > 2:
@@ -335,7 +335,7 @@ def _unread_word(word: str, form: str, name: str) -> Unread:
 
 def assignments(words: Sequence[str], name: str) -> dict[str, object]:
     """``key=value`` words, as Hydra reads them: ``+key`` adds, ``~key`` removes."""
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     flag = ""
     for word in words:
         key, equals, value = word.partition("=")

@@ -83,7 +83,7 @@ def _formatted(
     tokenizer: Any,
     instruction: str,
     train_on: TrainOn,
-    template_kwargs: Mapping[str, Any],
+    template_kwargs: Mapping[str, object],
     images: ImageColumn | None,
 ) -> Row:
     try:
@@ -105,7 +105,7 @@ def _formatted(
         raise BadData(f"{place}: {error}") from error
 
 
-def _with_kwargs(row: Row, given: Mapping[str, Any]) -> Row:
+def _with_kwargs(row: Row, given: Mapping[str, object]) -> Row:
     """Return the row with the variables of its chat template: its own, then those of the data set."""
     own = row.get(_KWARGS)
     if not isinstance(own, Mapping | None):

@@ -157,7 +157,7 @@ def open_folder(path: Path, settings: Mapping[str, Any], *, parquet: bool, resum
     return folder
 
 
-def _check_settings(path: Path, settings: Mapping[str, Any], *, resume: bool) -> str:
+def _check_settings(path: Path, settings: Mapping[str, object], *, resume: bool) -> str:
     """Compare or write ``run.json``, and return the run's id."""
     about = path / RUN
     run_id = secrets.token_hex(4)
@@ -236,7 +236,7 @@ def _previous_run(journal: Path) -> PreviousRun:
     return PreviousRun(sessions, frozenset(acknowledged))
 
 
-def _write_json(path: Path, document: Mapping[str, Any]) -> None:
+def _write_json(path: Path, document: Mapping[str, object]) -> None:
     write_atomic(path, json.dumps(document, indent=2, ensure_ascii=False) + "\n", mode=0o644)
 
 

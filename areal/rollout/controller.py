@@ -126,7 +126,7 @@ async def _wait_servers(client: AsyncInferenceClient, wanted: int, timeout_s: fl
         raise DeadlineExceeded(f"{ready} of {wanted} servers are ready after {timeout_s:g} s") from error
 
 
-def _serves(client: AsyncInferenceClient, worker: Mapping[str, Any]) -> bool:
+def _serves(client: AsyncInferenceClient, worker: Mapping[str, object]) -> bool:
     return client.model is None or worker.get("model") in (None, client.model)
 
 
@@ -305,7 +305,7 @@ class RolloutController:
     def _item_factory(
         self,
         workflow: Any,
-        kwargs: Mapping[str, Any] | None,
+        kwargs: Mapping[str, object] | None,
         accept: Accept,
         group_size: int,
         *,

@@ -243,7 +243,7 @@ async def run_episode(workflow: Any, engine: Any, data: dict[str, Any]) -> Any:
     return concat_padded_tensors([_with_sample_ids(each, [sample]) for sample, each in enumerate(rows)])
 
 
-async def _run_member(workflow: Any, engine: Any, data: dict[str, Any], member: int) -> Any:
+async def _run_member(workflow: Any, engine: Any, data: dict[str, object], member: int) -> Any:
     with tracing.span("sample", {"areal.sample": member}):
         return await run_episode(workflow, engine, data)
 
@@ -295,7 +295,7 @@ class GroupedWorkflow(RolloutWorkflow):
             )
         return {sample: end for sample, end in enumerate(ends) if not isinstance(end, BaseException)}
 
-    async def _members(self, engine: Any, data: dict[str, Any]) -> list[Any]:
+    async def _members(self, engine: Any, data: dict[str, object]) -> list[Any]:
         engines = engine.for_group(self._size) if hasattr(engine, "for_group") else [engine] * self._size
         episodes = [
             asyncio.create_task(_run_member(self._workflow, each, dict(data), member), name=f"member-{member}")
@@ -339,7 +339,7 @@ class WorkflowResolver:
     def __init__(self, agent: AgentConfig | None = None, *, drop_incomplete_group: bool = False) -> None:
         self._agent = agent
         self._drop_incomplete_group = drop_incomplete_group
-        self._cache: deque[tuple[Any, dict[str, Any], int, RolloutWorkflow]] = deque(maxlen=_CACHE_SIZE)
+        self._cache: deque[tuple[Any, dict[str, object], int, RolloutWorkflow]] = deque(maxlen=_CACHE_SIZE)
         self._closing = contextlib.AsyncExitStack()
 
     def resolve(self, workflow: Any, kwargs: Mapping[str, Any] | None = None, group_size: int = 1) -> RolloutWorkflow:
@@ -381,7 +381,7 @@ class WorkflowResolver:
             type(workflow).__name__,
         )
 
-    def _single(self, workflow: Any, kwargs: dict[str, Any]) -> RolloutWorkflow:
+    def _single(self, workflow: Any, kwargs: dict[str, object]) -> RolloutWorkflow:
         found = WORKFLOWS.resolve(workflow) if isinstance(workflow, str) else workflow
         if inspect.isclass(found):
             try:

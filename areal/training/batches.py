@@ -65,7 +65,7 @@ def token_batch(rows: Sequence[Mapping[str, Any]], pad_id: int = 0) -> Batch:
 def paired_batch(rows: Sequence[Mapping[str, Any]]) -> Batch:
     """Return a batch of rows with ``chosen_ids`` and ``rejected_ids``, which become neighboring rows. The answer begins
     after ``prompt_length`` tokens; by default after the common prefix, as in TRL. Raises UsageFault."""
-    answers: list[dict[str, Any]] = []
+    answers: list[dict[str, object]] = []
     for number, row in enumerate(rows):
         if missing := [name for name in ("chosen_ids", "rejected_ids") if not row.get(name)]:
             raise UsageFault(f"row {number} of the batch has no {missing[0]}: it has {sorted(row)}")

@@ -47,7 +47,7 @@ class Checkpoint:
         """Return the trainer's state. Raises ArealError for a damaged file."""
         path = self.folder / STATE
         try:
-            state: dict[str, Any] = parse_json(path.read_text())
+            state: dict[str, object] = parse_json(path.read_text())
             if state.pop(_CRC) != _crc_of(state):
                 raise ValueError("its checksum is another one")
         except (OSError, ValueError, KeyError, AttributeError) as error:
@@ -118,7 +118,7 @@ class Checkpoints:
         rank enters it; they become the checkpoint ``step`` when the block succeeds on all ranks. Raises
         CheckpointFailed on every rank where a disk is full, or fails."""
         partial = self.root / f"step_{step}.tmp"
-        state: dict[str, Any] = {}
+        state: dict[str, object] = {}
         try:
             with self._all_or_none(ranks, step):
                 if ranks.is_first:

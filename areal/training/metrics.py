@@ -79,7 +79,7 @@ class MetricsLog:
 
     def write(self, step: int, metrics: Mapping[str, float], total: int | None = None) -> None:
         """Write the line of a step. ``total``: the number of steps of the run."""
-        line: dict[str, Any] = {"step": step, "attempt": self._attempt, "time": time.time()}
+        line: dict[str, object] = {"step": step, "attempt": self._attempt, "time": time.time()}
         if total is not None:
             line["total_steps"] = total
         if text := bottleneck(metrics):

@@ -140,7 +140,7 @@ def write_parquet(episodes: Iterable[Episode], path: Path) -> int:
     }  # fmt: skip
     schema = arrow.schema(list(fields.items()))
     with arrow.parquet.ParquetWriter(path, schema, compression="zstd") as writer:
-        waiting: list[dict[str, Any]] = []
+        waiting: list[dict[str, object]] = []
         for number, episode in enumerate(episodes, 1):
             waiting += _rows(episode)
             if number % _AT_A_TIME == 0:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from areal.reconcilers.home_view import fields_document
 from areal.trajectories.document import shown_episode
@@ -31,7 +30,7 @@ def sample_row(sample: SampleSummary) -> dict[str, object]:
 
 def side_by_side(path: Path, samples: Sequence[SampleSummary], decoder: TokenDecoder | None) -> dict[str, object]:
     """``episodes``: samples of a file with their tokens, as many as fit; ``leftOut``: how many do not."""
-    shown: list[dict[str, Any]] = []
+    shown: list[dict[str, object]] = []
     tokens = 0
     for each in samples[:_SIDE_BY_SIDE]:
         if shown and tokens + each.tokens > _TOKENS:

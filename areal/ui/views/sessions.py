@@ -202,7 +202,7 @@ def _calls(document: Mapping[str, Any]) -> list[dict[str, object]]:
 
 def _recorded(view: ViewContext, client: GatewayClient, session: str) -> dict[str, object]:
     document = read_session(client, session)
-    found: dict[str, Any] = {"session": _recorded_row(document), "calls": _calls(document)}
+    found: dict[str, object] = {"session": _recorded_row(document), "calls": _calls(document)}
     found["failures"] = [
         {"trajectory": each.get("trajectory_id"), "codes": each.get("failures"), "error": each.get("error")}
         for each in document["trajectories"]
@@ -216,7 +216,7 @@ def _recorded(view: ViewContext, client: GatewayClient, session: str) -> dict[st
 def _tokens(view: ViewContext, client: GatewayClient, session: str) -> dict[str, object]:
     """Return the trajectories of a session, token by token, up to ``_TOKENS``."""
     trajectories = [each for each in read_session(client, session, rows=True)["trajectories"] if each.get("rows")]
-    shown: list[dict[str, Any]] = []
+    shown: list[dict[str, object]] = []
     tokens = 0
     for each in trajectories:
         for episode in episodes_of_export(each):

@@ -43,7 +43,7 @@ class _ServedVersions:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._last: dict[str, tuple[Any, ...]] = {}
-        self._changes: deque[dict[str, Any]] = deque(maxlen=500)
+        self._changes: deque[dict[str, object]] = deque(maxlen=500)
 
     def note(self, replicas: list[dict[str, Any]]) -> list[dict[str, Any]]:
         with self._lock:
@@ -94,7 +94,7 @@ def marks(view: ViewContext) -> Marks:
     return {"metrics": f"{hash(tuple(files)) & 0xFFFFFFFFFFFF:x}", "look": int(time.monotonic() / _PERIOD_S)}
 
 
-def _workers(ref: Ref, client: GatewayClient) -> list[dict[str, Any]]:
+def _workers(ref: Ref, client: GatewayClient) -> list[dict[str, object]]:
     """Return the replicas of a service, from its gateway."""
     return [
         {
@@ -112,7 +112,7 @@ def _workers(ref: Ref, client: GatewayClient) -> list[dict[str, Any]]:
     ]
 
 
-def _pairs(folder: Path) -> tuple[list[dict[str, Any]], str]:
+def _pairs(folder: Path) -> tuple[list[dict[str, object]], str]:
     """Return the pairs of a job's weight-update gateway; a job that was killed leaves its file, and no gateway."""
     try:
         gateway = read_gateway(folder)
@@ -121,7 +121,7 @@ def _pairs(folder: Path) -> tuple[list[dict[str, Any]], str]:
         return [], f"TrainJob/{folder.name}: its weight-update gateway does not answer: {error}"
 
 
-def _updates(home: Home) -> list[dict[str, Any]]:
+def _updates(home: Home) -> list[dict[str, object]]:
     """Return the last updates of all jobs, newest first."""
     found = [
         {
@@ -141,7 +141,7 @@ def _updates(home: Home) -> list[dict[str, Any]]:
     return sorted(found, key=lambda each: each["at"] or 0.0, reverse=True)[:_UPDATES]
 
 
-def _load_history(path: Path) -> list[dict[str, Any]]:
+def _load_history(path: Path) -> list[dict[str, object]]:
     found = []
     for line in path.read_bytes().splitlines():
         try:
@@ -156,7 +156,7 @@ def _load_history(path: Path) -> list[dict[str, Any]]:
 _histories = FileMemo[list[dict[str, Any]]](_load_history, most=64)
 
 
-def _history(home: Home) -> list[dict[str, Any]]:
+def _history(home: Home) -> list[dict[str, object]]:
     """Return the recorded updates of all jobs by time: of each its replicas with the pause, None if one did not take
     it."""
     files = sorted(home.jobs.glob(f"*/{WEIGHT_HISTORY_FILE}"))
