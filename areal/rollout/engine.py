@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import logging
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import orjson
@@ -153,12 +154,20 @@ def _cancel_if_unwanted(task: asyncio.Task[None], batch: Sequence[_PendingPrompt
 def answer_budget(gconfig: GenerationHyperparameters, prompt_len: int, context: int | None = None) -> int:
     """Return the maximum number of tokens of the response. ``context``: the model's context length, if known. Raises
     CallerError if the prompt leaves no room."""
+    if context is not None and gconfig.max_new_tokens >= context:
+        _warn_of_context(gconfig.max_new_tokens, context)
     longest = min(gconfig.max_tokens, context or gconfig.max_tokens)
     budget = min(gconfig.max_new_tokens, longest - prompt_len)
     if budget < 1:
         message = f"a prompt of {prompt_len} tokens leaves no room for an answer in {longest}"
         raise CallerError(message, code="context_length_exceeded", param="max_tokens")
     return budget
+
+
+@cache
+def _warn_of_context(most: int, context: int) -> None:
+    text = "gconfig.max_new_tokens is %d and the model's context %d tokens: a prompt and its answer end there"
+    logging.getLogger(__name__).warning(text, most, context)
 
 
 def _reseeded(fields: dict[str, object], part: int) -> dict[str, object]:

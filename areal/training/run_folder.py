@@ -30,6 +30,7 @@ from areal.dataclasses import dataclass
 from areal.errors import Locked, UsageFault
 from areal.files import replace_file
 from areal.hub import model_folder
+from areal.resources.tree import ABSENT, changes, dotted
 
 if TYPE_CHECKING:
     from areal.api.cli_args import BaseExperimentConfig
@@ -100,9 +101,17 @@ class RunFolder:
                     ) from error
             yield
 
-    def write_config(self, config: BaseExperimentConfig) -> None:
-        """Write the configuration of this attempt with all defaults; as ``--config`` it starts the same run again."""
-        replace_file(self.config, yaml.safe_dump(_plain(config), sort_keys=False).encode())
+    def write_config(self, config: BaseExperimentConfig) -> list[str]:
+        """Write the configuration of this attempt with all defaults; as ``--config`` it starts the same run again.
+        Return the differences from the previous attempt, as text. Keys that only one of the two has are left out."""
+        text = yaml.safe_dump(_plain(config), sort_keys=False)
+        try:
+            earlier = yaml.safe_load(self.config.read_text())
+        except (OSError, ValueError, yaml.YAMLError):  # there is none, or it is damaged: nothing to compare with
+            earlier = {}
+        replace_file(self.config, text.encode())
+        found = changes(earlier, yaml.safe_load(text)) if isinstance(earlier, dict) else ()
+        return [f"{dotted(each.path)} {each.old} -> {each.new}" for each in found if ABSENT not in (each.old, each.new)]
 
     def note_version(self, version: int) -> None:
         """Reserve a version before it is published: no later attempt may use it for other weights."""

@@ -215,6 +215,9 @@ INEFFECTIVE = {
     "rollout: {max_head_offpolicyness: 2}\ntrainer: {async_training: false}": (
         "rollout.max_head_offpolicyness: has no effect: trainer.async_training is false"
     ),
+    "actor: {ppo_n_minibatches: 4}\ntrain_dataset: {batch_size: 1}": (
+        "actor.ppo_n_minibatches: a step has 1 samples, each in one minibatch"
+    ),
     "trainer: {type: grpo}": "trainer.type: rewards have no baseline: set actor.preset",
     "trainer: {type: ppo}": "trainer.type: rewards have no baseline: set actor.preset",
     "ref: {path: m, optimizer: {lr: 1.0e-5}}": "ref.optimizer: has no effect: a reference is not trained",

@@ -149,3 +149,13 @@ def test_sample_seeds_are_distinct_and_repeatable() -> None:
     seeds = {derived_seed("task", member, call) for member in range(20) for call in range(20)}
     assert len(seeds) == 400 and all(0 <= seed < 2**31 for seed in seeds)
     assert derived_seed("task", 1, 2) == derived_seed("task", 1, 2)
+
+
+def test_more_new_tokens_than_context_are_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+    for most in (511, 512, 513, 513):
+        answer_budget(GenerationHyperparameters(max_new_tokens=most), 4, 512)
+    told = [each.getMessage() for each in caplog.records]
+    assert told == [
+        f"gconfig.max_new_tokens is {most} and the model's context 512 tokens: a prompt and its answer end there"
+        for most in (512, 513)
+    ]

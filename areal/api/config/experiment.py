@@ -533,14 +533,14 @@ class PPOConfig(BaseExperimentConfig):
             yield ("gconfig", "ignore_eos"), "no answer would end: a policy is trained on answers that do"
 
     def cautions(self, given: Mapping[str, Any]) -> list[tuple[tuple[str | int, ...], str]]:
-        """Return keys of ``given`` whose effect is rarely wanted, as (key, why), for a warning: keys of ``gconfig``
-        that change the sampled distribution but not the trained one, and a trainer without a baseline."""
+        """Return keys of ``given`` whose effect is rarely wanted, as (key, why), for a warning."""
         plain = GenerationHyperparameters()
-        why = "the trained log-probabilities depend on the temperature only"
+        why = "samples are of another distribution: the trained log-probabilities depend on the temperature only"
         trains = self.trainer is None or self.trainer.type != "null" or "trainer" not in given
         shaped = [name for name in _SHAPING if trains and getattr(self.gconfig, name) != getattr(plain, name)]
-        places: list[tuple[str | int, ...]] = [("gconfig", name) for name in shaped]
-        found = [(key, f"samples are of another distribution: {why}") for key in places]
+        found: list[tuple[tuple[str | int, ...], str]] = [(("gconfig", name), why) for name in shaped]
+        if self.actor.ppo_n_minibatches > (samples := self.train_dataset.batch_size * self.gconfig.n_samples):
+            found.append((("actor", "ppo_n_minibatches"), f"a step has {samples} samples, each in one minibatch"))
         found = [(key, text) for key, text in found if get_path(given, key) is not ABSENT]
         if _without_baseline(given, "grpo", "ppo") and self.actor.reward_norm is None and not self.is_online:
             why = "rewards have no baseline: set actor.preset, actor.reward_norm or a critic"

@@ -132,7 +132,7 @@ class Trainer(abc.ABC):
         if self.ranks.is_first:
             self.folder.prepare()
             self.stack.enter_context(self.folder.locked())
-            self.folder.write_config(self.config)
+            self._changes = self.folder.write_config(self.config)
             trackers = open_trackers(self.config, self.folder.root)
             self.metrics_url: str | None = None
             if self.config.stats_logger.prometheus.enabled:
@@ -348,6 +348,10 @@ class Trainer(abc.ABC):
                 f"warning: the data is not that of the checkpoint ({', '.join(changed)}): rows may come twice, or never"
             )
         if self.ranks.is_first:
+            if self._changes:
+                self.progress.info(
+                    f"warning: the configuration is not that of the last attempt ({', '.join(self._changes)})"
+                )
             self.log.rewind(self.step)
             self.progress.info(f"resumed after step {self.step} from {newest.folder}")
         return True

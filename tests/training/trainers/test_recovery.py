@@ -173,6 +173,14 @@ def test_changed_data_since_checkpoint_is_reported(tmp_path: Path, capsys) -> No
     assert "is not that of the checkpoint (count 64 -> 56, rows of memory (sha256 " in capsys.readouterr().err
 
 
+def test_changed_configuration_of_resumed_run_is_reported(tmp_path: Path, capsys) -> None:
+    for seed in (1, 1, 2):
+        with _trainer(tmp_path, 4, seed=seed) as trainer:
+            trainer.train()
+        told = capsys.readouterr().err
+        assert ("the configuration is not that of the last attempt (seed 1 -> 2)" in told) == (seed == 2)
+
+
 def test_changed_rows_of_same_count_are_reported_with_names(tmp_path: Path, capsys) -> None:
     rows = list(solved(64))
     sources = {"first.jsonl": rows, "copy.jsonl": rows, "second.jsonl": rows[::-1]}
