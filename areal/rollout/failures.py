@@ -12,7 +12,7 @@ from enum import StrEnum
 from areal.client.errors import Blame, CallerError, ClientError
 from areal.dataclasses import dataclass
 from areal.errors import ArealError, where_raised
-from areal.reward.frames import RewardError, RewardTimeout
+from areal.reward.frames import RewardError, RewardProcessLost, RewardTimeout
 from areal.wire.stage import report_stage
 
 WORKFLOW, REWARD = "workflow", "reward"
@@ -69,6 +69,14 @@ class RolloutsFailed(ArealError):
         )
         super().__init__(message + cause, hint=hint or (_HINT if failures else None))
         self.failures = tuple(failures)
+
+    @property
+    def is_permanent(self) -> bool:
+        """Whether each of the failures is a refused request, or a reward that raised or is no number."""
+        by_chance = RewardTimeout | RewardProcessLost
+        return bool(self.failures) and all(
+            each.blame in (Blame.CALLER, REWARD) and not isinstance(each.error, by_chance) for each in self.failures
+        )
 
 
 class AttemptReport:

@@ -22,6 +22,7 @@ from areal.errors import UsageFault
 from areal.loading import load_function
 from areal.rollout.controller import RolloutController
 from areal.rollout.dump import episodes_of, remove_steps, write_step
+from areal.rollout.failures import RolloutsFailed
 from areal.services.weight_update.publisher import TrainerPair
 from areal.training import stopping
 from areal.training.algorithms.actor import ActorLoss, add_second_moment_mask, rows_with_gradient
@@ -233,6 +234,10 @@ class PPOTrainer(Trainer):
                 return self.source.take()
         except stopping.Stopped:
             return None
+        except RolloutsFailed as error:
+            if self.step == 0 and error.is_permanent:  # another attempt would fail in the same way
+                error.exit_code = UsageFault.exit_code
+            raise
 
     def _prepare_batch(self, batch: Batch, groups: Tensor) -> Batch:
         """Add advantages, and the log-probabilities of the reference and the proximal policy where they are used."""

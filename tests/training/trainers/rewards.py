@@ -12,3 +12,9 @@ def reversed_digits(
 
 def ended(prompt: str, completions: str, prompt_ids: list[int], completion_ids: list[int], **data: Any) -> float:
     return float(completion_ids[-1] == 2)
+
+
+def of_missing_column(
+    prompt: str, completions: str, prompt_ids: list[int], completion_ids: list[int], **data: Any
+) -> float:
+    return float(completions == data["solution"])

@@ -30,7 +30,7 @@ from areal.api.cli_args import (
 )
 from areal.api.io_struct import ModelRequest
 from areal.api.workflow_api import RolloutWorkflow
-from areal.client import InferenceClient
+from areal.client import InferenceClient, RolloutsFailed
 from areal.client.gateway import GatewayClient
 from areal.client.prometheus import parse
 from areal.dataset import get_custom_dataset
@@ -171,6 +171,14 @@ def _run(config: GRPOConfig, count: int = 200) -> list[dict[str, Any]]:
     with PPOTrainer(config, prompts(count), prompts(8, seed=1)) as trainer:
         trainer.train(**WORKFLOW)
     return steps_of(trainer.folder.metrics)
+
+
+def test_reward_that_raises_from_the_start_is_a_usage_error(tmp_path: Path, service: Service) -> None:
+    workflow = {**WORKFLOW["workflow_kwargs"], "reward_fn": "tests.training.trainers.rewards:of_missing_column"}
+    config = _config(tmp_path, service, 1)
+    with PPOTrainer(config, prompts(50)) as trainer, pytest.raises(RolloutsFailed, match="KeyError") as caught:
+        trainer.train(**{**WORKFLOW, "workflow_kwargs": workflow})
+    assert caught.value.exit_code == 2, "a job does not start again"
 
 
 def test_asynchronous_steps_respect_staleness_and_serve_weights(tmp_path: Path, service: Service) -> None:
