@@ -18,7 +18,16 @@ from hypothesis import strategies as st
 from areal.reconcilers import status as waiting
 from areal.reconcilers.context import Context, Progress
 from areal.reconcilers.doctor import doctor
-from areal.reconcilers.observe import Health, Observed, ObservedRun, RouteTable, Seen, conditions_of, notice_of
+from areal.reconcilers.observe import (
+    Health,
+    Observed,
+    ObservedRun,
+    RouteTable,
+    Seen,
+    conditions_of,
+    notice_of,
+    trouble_of,
+)
 from areal.reconcilers.planning import Component, decide
 from areal.reconcilers.status import _progress, statuses
 from areal.resources.kinds import Ref
@@ -356,3 +365,16 @@ raise ValueError("32.0 GiB KV cache is needed")
     finally:
         backends.stop("r1")
         backends.stop("r2")
+
+
+@pytest.mark.parametrize(
+    ("why", "hint"),
+    [
+        ("database disk image is malformed", "areal restart"),
+        ("file is not a database", "areal restart"),
+        ("database or disk is full", "free space"),
+    ],
+)
+def test_hint_of_failing_journal_fits_its_cause(why: str, hint: str) -> None:
+    trouble = trouble_of({"journal_failing": why})
+    assert trouble is not None and hint in trouble.hint
