@@ -101,10 +101,10 @@ class Tools:
 def _types_of(schema: object) -> frozenset[str]:
     if not isinstance(schema, Mapping):
         return frozenset()
-    said, values = schema.get("type"), schema.get("enum")
-    if said is None and isinstance(values, list):
-        said = [json_type(json.dumps(value)) for value in values]
-    names = said if isinstance(said, list) else [said]
+    types, values = schema.get("type"), schema.get("enum")
+    if types is None and isinstance(values, list):
+        types = [json_type(json.dumps(value)) for value in values]
+    names = types if isinstance(types, list) else [types]
     return frozenset("number" if name == "integer" else name for name in names if isinstance(name, str))
 
 

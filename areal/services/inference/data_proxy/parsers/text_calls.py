@@ -155,8 +155,8 @@ class XmlCalls:
         ends = (self.parameter, self.function_end, self.close)
         while (marker := (yield from source.until(ends, discard))) == self.parameter:
             key, attributes = yield from _header(source)
-            said = frozenset({"string"} if 'string="true"' in attributes else ())
-            writer.key(key, said if attributes else tools.types(name, key))
+            types = frozenset({"string"} if 'string="true"' in attributes else ())
+            writer.key(key, types if attributes else tools.types(name, key))
             if (yield from source.until((self.parameter_end,), writer.text)) is None:
                 return True  # cut short: the arguments stay incomplete
             writer.end_value()
