@@ -302,3 +302,24 @@ def test_prose_is_read_in_bounded_time(part: str) -> None:
 def test_comparison_accepts_any_text(text: str, right: str) -> None:
     assert math_verify_reward_fn("q", text, answer=right) in (0.0, 1.0)
     assert final_answer(text) != ""
+
+
+@pytest.mark.parametrize(
+    ("answer", "right", "expected"),
+    [
+        ("5 (CDs)", "5 (CDs)", 1.0),
+        ("24 (cubes)", "24", 1.0),
+        ("24 (cm)", "24 (m)", 0.0),
+        ("3 (mod 7)", "3 (mod 5)", 0.0),
+        (r"3 \pmod 5", "3 (mod 5)", 1.0),
+        ("10 (pm)", "10 (am)", 0.0),
+        ("5 (north)", "5 (south)", 0.0),
+        ("5 (loss)", "5 (profit)", 0.0),
+        ("12 (base 8)", "12 (base 8)", 1.0),
+        ("12 (base 9)", "12 (base 8)", 0.0),
+    ],
+)
+def test_words_in_parentheses_after_number_count_unless_they_are_things(
+    answer: str, right: str, expected: float
+) -> None:
+    assert math_verify_reward_fn("q", rf"\boxed{{{answer}}}", answer=right) == expected
