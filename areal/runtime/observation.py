@@ -22,6 +22,7 @@ from areal.wire.stage import FAILING
 _HALTED = "Tt"  # by a signal (SIGSTOP), or by a debugger
 _SETTLE_TRIES = 60  # a quarter of a second: a supervisor on a loaded machine may have to wait for its turn
 _SETTLE_STEP_S = 0.004
+_RECORDED_S = 2.0  # the shim records a component at once after it starts it
 
 
 def observe_run(store: RunStore, uid: str) -> RunState | None:
@@ -52,8 +53,9 @@ def observe_run(store: RunStore, uid: str) -> RunState | None:
             reason = copy_reason(folder, original)
             return RunState(spec, Phase.UNKNOWN, shim_pid=identity.pid, reason=reason)
         if state is Liveness.ALIVE:
+            found = _living(folder, spec, identity)
             damage = f"{folder}/{records.ID} is lost" if lost else _config_damage(folder, intent[0])
-            return replace(_living(folder, spec, identity), damage=damage)
+            return replace(found, damage=damage or found.damage)
         if state is Liveness.UNKNOWN and not store.is_provably_over(spec.uid, identity):
             return RunState(spec, Phase.UNKNOWN, shim_pid=identity.pid, reason=where(identity))
         return _dead(folder, spec, identity)
@@ -73,7 +75,7 @@ def read_identity(folder: str) -> ProcessIdentity | None:
 
 
 def repair_run(store: RunStore, uid: str) -> None:
-    """Rewrite the lost identity of a living supervisor, and its component's configuration. Raises OSError."""
+    """Rewrite the lost identity of a living supervisor, its component's record and configuration. Raises OSError."""
     folder = store.folder(uid)
     identity, lost = supervisor_of(store, uid)
     if identity is not None and lost:
@@ -81,6 +83,13 @@ def repair_run(store: RunStore, uid: str) -> None:
     found = read_intent(folder)
     if found is not None and _config_damage(folder, found[0]):
         _rewrite(folder, records.CONFIG, found[0]["config"])
+    if found is None or identity is None or liveness(identity) is not Liveness.ALIVE:
+        return
+    state = _living(folder, found[1], identity)
+    stat = procfs.read_stat(state.pid) if state.damage and state.pid is not None else None
+    if stat is not None:
+        record = {"state": "running", "restarts": 0, "last_exit": None, "started_at": state.started_at}
+        _rewrite(folder, records.CHILD, {**record, "pid": stat.pid, "start_ticks": stat.start_ticks})
 
 
 def _rewrite(folder: str, name: str, value: object) -> None:
@@ -153,7 +162,38 @@ def _dead(folder: str, spec: RunSpec, identity: ProcessIdentity) -> RunState:
 
 
 def _living(folder: str, spec: RunSpec, identity: ProcessIdentity) -> RunState:
-    """Return the state of a run whose shim lives. If the component has just died, give the shim a moment to notice."""
+    """Return the state of a run whose shim lives. If the component's record is lost, it is the state of the process.
+    Raises one of DAMAGED if there is none."""
+    component = None
+    try:
+        state = _recorded(folder, spec, identity)
+        if state.phase is not Phase.STARTING:
+            return state
+        component = _component_of(identity)
+        if component is None or _age_s(component) < _RECORDED_S:
+            return state
+    except DAMAGED:
+        component = _component_of(identity)
+        if component is None:
+            raise
+    started_at, damage = time.time() - _age_s(component), f"{folder}/{records.CHILD} is lost"
+    halted = component.state in _HALTED
+    return RunState(spec, Phase.RUNNING, component.pid, identity.pid, started_at, halted=halted, damage=damage)
+
+
+def _component_of(identity: ProcessIdentity) -> procfs.Stat | None:
+    """Return the component of a living shim: its oldest child, since later ones are what the component left."""
+    children = [stat for stat in procfs.processes() if stat.ppid == identity.pid]
+    return min(children, key=lambda stat: stat.start_ticks, default=None)
+
+
+def _age_s(stat: procfs.Stat) -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - stat.start_ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _recorded(folder: str, spec: RunSpec, identity: ProcessIdentity) -> RunState:
+    """Return the recorded state of a run whose shim lives. If the component has just died, give the shim a moment to
+    notice."""
     child = records.read_object(folder, records.CHILD)
     for _ in range(_SETTLE_TRIES):
         if child is None or child["state"] != "running" or _living_child(child) is not None:

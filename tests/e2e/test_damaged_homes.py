@@ -70,7 +70,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], ...]] = {
     "runs/*engine*/config.json": (delete, garble, close),
     "runs/*engine*/life.lock": (garble, close),
     "runs/*proxy*/id.json": (delete, cut),
-    "runs/*gateway*/child.json": (garble,),
+    "runs/*gateway*/child.json": (garble, delete),
     "data/reverse/*/tag": (garble,),
 }
 OFTEN = {
@@ -80,7 +80,12 @@ OFTEN = {
     "id.json delete",
     "config.json garble",
 }  # else `slow`
-HEALED = {"default": (delete, empty, garble), "id.json": (delete, garble, cut), "config.json": (delete, garble)}
+HEALED = {
+    "default": (delete, empty, garble),
+    "id.json": (delete, garble, cut),
+    "config.json": (delete, garble),
+    "child.json": (garble, delete),
+}
 CASES = [
     pytest.param(pattern, damage, marks=() if f"{Path(pattern).name} {damage.__name__}" in OFTEN else pytest.mark.slow)
     for pattern, damages in DAMAGES.items()

@@ -83,18 +83,45 @@ def test_repairable_damaged_record_is_named_and_repaired(local: LocalBackend, na
     assert local.observe()["r1"].phase is Phase.EXITED, "its own record of its end is enough"
 
 
-@pytest.mark.parametrize("text", DAMAGED)
-def test_observe_of_damaged_record_is_unknown_with_reason(local: LocalBackend, text: str) -> None:
-    local.start(run_spec())
+@pytest.mark.parametrize("text", [*DAMAGED, "a folder"])
+def test_lost_record_of_running_component_is_named_and_repaired(local: LocalBackend, text: str) -> None:
+    local.start(run_spec(argv=("sh", "-c", "sleep 1000 & wait")))
+    before = local.observe()["r1"]
     path = Path(local.store.folder("r1")) / records.CHILD
-    whole = path.read_text()
-    path.write_text(text)
+    path.unlink() if text == "a folder" else path.write_text(text)
+    if text == "a folder":
+        path.mkdir()
 
+    found = local.observe()["r1"]
+    assert replace(found, damage="", started_at=before.started_at) == before and str(path) in found.damage
+    assert before.started_at is not None and found.started_at == pytest.approx(before.started_at, abs=0.1)
+    (problem,) = local.inspect()
+    local.repair(problem)
+    assert not local.inspect() and local.observe()["r1"].pid == before.pid
+    path.write_text(text) if text != "a folder" else path.unlink()
+    assert local.stop("r1").was_alive
+
+
+def test_component_without_record_is_starting_until_shim_had_time(
+    local: LocalBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local.start(run_spec())
+    before = local.observe()["r1"]
+    (Path(local.store.folder("r1")) / records.CHILD).unlink()
+    assert local.observe()["r1"].phase is Phase.STARTING
+    monkeypatch.setattr("areal.runtime.observation._RECORDED_S", 0.0)
+    found = local.observe()["r1"]
+    assert (found.phase, found.pid) == (Phase.RUNNING, before.pid) and records.CHILD in found.damage
+
+
+def test_damaged_record_without_component_is_unknown_with_reason(
+    local: LocalBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local.start(run_spec())
+    (Path(local.store.folder("r1")) / records.CHILD).write_text("{")
+    monkeypatch.setattr("areal.runtime.observation._component_of", lambda identity: None)
     state = local.observe()["r1"]
-
-    assert state.phase is Phase.UNKNOWN
-    assert state.reason
-    path.write_text(whole)
+    assert state.phase is Phase.UNKNOWN and "cannot be read" in state.reason
 
 
 def test_observe_of_a_folder_without_intent_is_unknown(local: LocalBackend) -> None:
