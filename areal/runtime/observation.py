@@ -64,8 +64,15 @@ def observe_run(store: RunStore, uid: str) -> RunState | None:
 
 
 def _brief(error: Exception) -> str:
-    """Return the error without the bytes of the file."""
-    return "it is not UTF-8" if isinstance(error, UnicodeError) else repr(error)
+    """Return what is wrong with a record, without the bytes of the file."""
+    match error:
+        case UnicodeError():
+            return "it is not UTF-8"
+        case KeyError():
+            return f"the field {error} is missing"
+        case OSError(strerror=str(reason)):
+            return reason
+    return str(error)
 
 
 def read_identity(folder: str) -> ProcessIdentity | None:
@@ -274,7 +281,7 @@ def observe_job(store: RunStore, uid: str, job: Job | None) -> RunState | None:
             queued_at=job.queued_at or since,
         )
     except DAMAGED as error:
-        return _unreadable(uid, f"a record cannot be read: {error!r}")
+        return _unreadable(uid, f"a record cannot be read: {_brief(error)}")
 
 
 def _of_job(
