@@ -72,7 +72,7 @@ class RolloutsFailed(ArealError):
 
     @property
     def is_permanent(self) -> bool:
-        """Whether each of the failures is a refused request, or a reward that raised or is no number."""
+        """Return whether each failure is a refused request, or a reward that raised or gave no number."""
         by_chance = RewardTimeout | RewardProcessLost
         return bool(self.failures) and all(
             each.blame in (Blame.CALLER, REWARD) and not isinstance(each.error, by_chance) for each in self.failures
