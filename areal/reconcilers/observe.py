@@ -279,12 +279,9 @@ def trouble_of(about: Mapping[str, object]) -> Trouble | None:
     if not why:
         return None
     message = f"calls are refused, since they cannot be recorded: {why}"
-    if str(why).endswith(_DAMAGED_JOURNAL):
+    if about.get("journal_is_corrupt") is True:
         return Trouble("NotRecording", message, "its journal is damaged: `areal restart` replaces the process")
     return Trouble("NotRecording", message, "free space under $AREAL_HOME")
-
-
-_DAMAGED_JOURNAL = ("database disk image is malformed", "file is not a database")  # SQLITE_CORRUPT, SQLITE_NOTADB
 
 
 def notice_of(about: Mapping[str, object]) -> Trouble | None:

@@ -367,14 +367,7 @@ raise ValueError("32.0 GiB KV cache is needed")
         backends.stop("r2")
 
 
-@pytest.mark.parametrize(
-    ("why", "hint"),
-    [
-        ("database disk image is malformed", "areal restart"),
-        ("file is not a database", "areal restart"),
-        ("database or disk is full", "free space"),
-    ],
-)
-def test_hint_of_failing_journal_fits_its_cause(why: str, hint: str) -> None:
-    trouble = trouble_of({"journal_failing": why})
+@pytest.mark.parametrize(("is_corrupt", "hint"), [(True, "areal restart"), (False, "free space")])
+def test_hint_of_failing_journal_fits_its_cause(is_corrupt: bool, hint: str) -> None:
+    trouble = trouble_of({"journal_failing": "database error", "journal_is_corrupt": is_corrupt})
     assert trouble is not None and hint in trouble.hint

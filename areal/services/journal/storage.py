@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 from urllib.parse import quote
 
 from areal.dataclasses import dataclass
@@ -267,6 +267,18 @@ def _settle(done: asyncio.Future[None], failure: sqlite3.Error | None) -> None:
         done.set_exception(failure)
 
 
+class JournalFailure(NamedTuple):
+    """Why a journal could not be written or read. ``is_corrupt``: its file is damaged, by SQLite's own result code."""
+
+    reason: str
+    is_corrupt: bool
+
+    @classmethod
+    def of(cls, error: sqlite3.Error) -> JournalFailure:
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK) & 0xFF  # without the extended part
+        return cls(str(error), code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB))
+
+
 class CommitQueue:
     """Group commit: runs waiting changes on ``db``, as its only writer, and commits them in one transaction.
     ``failing``: why the last commit failed, or None. ``settled`` is called before the callers resume; its argument says
@@ -282,7 +294,7 @@ class CommitQueue:
         self._name = f"commit-{name}"
         self._task: asyncio.Task[None] | None = None  # created by the first change, so that a failed open leaves none
         self._closing = False
-        self.failing: str | None = None
+        self.failing: JournalFailure | None = None
         self.commits = 0
         self.observe: Callable[[float], None] = lambda seconds: None
 
@@ -359,7 +371,7 @@ class CommitQueue:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
         self._settled(False)
-        self.failing = str(error)
+        self.failing = JournalFailure.of(error)
         _log.error("the journal could not be written, %d changes were refused: %s", len(batch), error)
         if not batch:  # BEGIN failed: fail the waiting changes, or the loop would never end
             batch = list(self._waiting)
@@ -408,7 +420,7 @@ class Journal(ABC):
         self._idle = asyncio.Event()
         self._idle.set()
         self._closed = False
-        self._unread: str | None = None  # why the latest read failed
+        self._unread: JournalFailure | None = None  # why the latest read failed
 
     @abstractmethod
     def session_by_key(self, digest: bytes) -> int | None:
@@ -489,12 +501,12 @@ class Journal(ABC):
         except CorruptRecord as error:
             raise self._damaged(error) from error
         except sqlite3.Error as error:
-            self._unread = str(error)
+            self._unread = JournalFailure.of(error)
             raise store_failure(error) from error
         self._unread = None
 
     @property
-    def failing(self) -> str | None:
+    def failing(self) -> JournalFailure | None:
         """Why the latest write or read failed; None if both worked."""
         return self.commits.failing or self._unread
 

@@ -357,7 +357,7 @@ async def serve_journals(
 def store_details(store: JournalStore[J]) -> dict[str, Any]:
     """Return the store's status for the router: the journals here and elsewhere, the number of live sessions, and
     damage."""
-    failing = next((journal.failing for journal in store if journal.failing), None)
+    failing = next((journal.failing for journal in store if journal.failing is not None), None)
     noted = [f"{journal.folder.path.name}: {text}" for journal in store for text in journal.corrupt]
     noted += [f"{path.name}: {store.failures.get(path, '')}" for path in sorted(store.unreadable)]
     return {
@@ -366,7 +366,8 @@ def store_details(store: JournalStore[J]) -> dict[str, Any]:
         "journals_damaged": {tag: path.name for path in store.unreadable if (tag := read_tag(path)) is not None},
         "sessions": sum(journal.live_sessions() for journal in store),
         "sessions_started": store.started,
-        "journal_failing": failing,
+        "journal_failing": failing.reason if failing is not None else None,
+        "journal_is_corrupt": failing is not None and failing.is_corrupt,
         "journal_damaged": len(noted),
         "journal_damage": noted[:_MOST_TOLD],
     }

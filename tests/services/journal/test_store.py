@@ -192,6 +192,22 @@ async def test_failing_read_is_reported_until_one_works(tmp_path: Path) -> None:
     await process.close()
 
 
+@pytest.mark.parametrize(("content", "is_corrupt"), [(b"no database" * 100, True), (None, False)])
+async def test_failing_read_says_whether_the_journal_is_corrupt(
+    tmp_path: Path, content: bytes | None, is_corrupt: bool
+) -> None:
+    process = await open_journal_store(tmp_path, "one", open_agent_journal)
+    broken = tmp_path / "broken.db"
+    if content is not None:
+        broken.write_bytes(content)
+    with sqlite3.connect(broken) as db, pytest.raises(ApiError), process.own._reading():
+        db.execute("SELECT * FROM absent")
+    assert store_details(process)["journal_failing"]
+    assert store_details(process)["journal_is_corrupt"] is is_corrupt
+    db.close()
+    await process.close()
+
+
 async def test_journal_failing_to_open_leaks_no_thread_or_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     await left_behind(tmp_path)
     heir = await open_journal_store(tmp_path, "heir", open_agent_journal)
