@@ -92,11 +92,15 @@ def repair_run(store: RunStore, uid: str) -> None:
         _rewrite(folder, records.CONFIG, found[0]["config"])
     if found is None or identity is None or liveness(identity) is not Liveness.ALIVE:
         return
-    state = _living(folder, found[1], identity)
-    stat = procfs.read_stat(state.pid) if state.damage and state.pid is not None else None
-    if stat is not None:
-        record = {"state": "running", "restarts": 0, "last_exit": None, "started_at": state.started_at}
-        _rewrite(folder, records.CHILD, {**record, "pid": stat.pid, "start_ticks": stat.start_ticks})
+    try:
+        is_lost = bool(_living(folder, found[1], identity).damage)
+    except DAMAGED:  # the component has ended meanwhile: its supervisor writes the next record
+        return
+    component = _component_of(identity)
+    if is_lost and component is not None:
+        record = {"state": "running", "restarts": 0, "last_exit": None, "pid": component.pid}
+        more = {"start_ticks": component.start_ticks, "started_at": time.time() - _age_s(component)}
+        _rewrite(folder, records.CHILD, record | more)
 
 
 def _rewrite(folder: str, name: str, value: object) -> None:

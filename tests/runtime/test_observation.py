@@ -17,6 +17,7 @@ from areal.errors import Conflict
 from areal.runtime import records
 from areal.runtime.backends.base import Phase
 from areal.runtime.backends.local import LocalBackend
+from areal.runtime.observation import repair_run
 from areal.runtime.runs import spec_to_record
 
 from .conftest import Spawn
@@ -122,6 +123,8 @@ def test_damaged_record_without_component_is_unknown_with_reason(
     monkeypatch.setattr("areal.runtime.observation._component_of", lambda identity: None)
     state = local.observe()["r1"]
     assert state.phase is Phase.UNKNOWN and "cannot be read" in state.reason
+    repair_run(local.store, "r1")  # of a component that has ended since the plan was made
+    assert local.observe()["r1"] == state
 
 
 def test_observe_of_a_folder_without_intent_is_unknown(local: LocalBackend) -> None:
