@@ -74,6 +74,8 @@ def _message(value: object, where: str) -> Mapping[str, object]:
         message["role"] = "tool"
     if "function_call" in message:
         function = message.pop("function_call")
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            _refuse(f"{where}.function_call", "must be an object with a name")
         message["tool_calls"] = message.get("tool_calls") or [{"type": "function", "function": function}]
     if calls := _calls(message.pop("tool_calls", None), where):
         message["tool_calls"] = calls

@@ -83,8 +83,10 @@ def test_function_call_of_the_older_api_is_a_tool_call() -> None:
     assert called == {"role": "assistant", "tool_calls": [{"type": "function", "function": function}]}
     assert results == [{**result, "role": "tool"}, {"role": "tool", "content": "Rain"}]
     assert normalise([{"role": "function", "content": "Rain"}]).messages == ({"role": "tool", "content": "Rain"},)
-    with pytest.raises(ConversationError, match="must be an object with a name"):
-        normalise([USER, {"role": "assistant", "content": "So.", "function_call": "weather"}])
+    for malformed in ("weather", {"arguments": "{}"}):
+        with pytest.raises(ConversationError, match="must be an object with a name") as caught:
+            normalise([USER, {"role": "assistant", "content": "So.", "function_call": malformed}])
+        assert caught.value.field == "messages[1].function_call"
 
 
 def test_refusal_without_content_is_the_content() -> None:
