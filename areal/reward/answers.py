@@ -214,14 +214,7 @@ def right_answer(answer: Any) -> str:
     found = final_answer(text) if _BOX.search(text) or _MARK.search(text) else text
     if not found:
         raise ValueError(f"the row has no answer: {text[-80:]!r}")
-    return _COUNTED.sub(_with_unit, found)
-
-
-def _with_unit(counted: re.Match[str]) -> str:
-    """Return a number with what stands in parentheses after it if that is a base or a unit, and not what is counted."""
-    if base := re.fullmatch(r"base (\d+)", counted[2]):
-        return f"{counted[1]}_{{{base[1]}}}"
-    return counted[1] + (rf" \text{{{counted[2]}}}" if measure(symbol_of(counted[2])) else "")
+    return found
 
 
 def right_number(answer: Any) -> str:
@@ -337,7 +330,7 @@ def same_expression(answer: str, right: str) -> bool:
         return True
     if max(len(answer), len(right)) > LONGEST:
         return False
-    found, wanted = tokens(_COUNTED.sub(_with_unit, answer.strip())), tokens(right)
+    found, wanted = tokens(answer), tokens(right)
     (choice, rest), (other, other_rest) = choice_of(found), choice_of(wanted)
     if other and not choice and re.match(r"\W*(?:\\text\w*\{)?[A-Z][.)]\s", answer):  # V. Paris
         return False
@@ -355,10 +348,6 @@ def same_expression(answer: str, right: str) -> bool:
     return any(same(structure(one), structure(two)) for one, two in pairs if one and two)
 
 
-_COUNTED = re.compile(  # 24 (cubes)
-    r"\A([\d.,/]+)\s\((?![A-J]\)|mod\b|[ap]m\)|(?:north|south|east|west|loss|profit|gain|increase|decrease)\b)"
-    r"([A-Za-z][^()]*)\)\Z"
-)
 _BASE = re.compile(r"(?<=\d)_\{?(?:\d+|\\text\{[a-z]+\})\}?\s*\Z")
 _ASIDES = re.compile(  # a base, a multiplicity and what an interval is of, which the reference may leave out
     _BASE.pattern + r"|(?:\\text\w*\s*\{\s*)?\(?\b(?:with )?multiplicity\s*\}?\s*(?:\d|two|three)\)?\s*\}?"

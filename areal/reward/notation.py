@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from areal.reward.units import NUMBERS, PARTS, SCALES, is_unit, number_in_words, symbol_of, words_in
+from areal.reward.units import NUMBERS, PARTS, SCALES, is_unit, measure, number_in_words, symbol_of, words_in
 
 LONGEST = 1000
 
@@ -52,6 +52,7 @@ _REWRITES = r"""
 (?<![A-Za-z\\])([A-Za-z]'*)\s?\(0\) => \1_0@
 12(?::00)?\s*(?=(?:\\text\s*\{\s*)?(?:noon|midnight)) =>
 \bUS\s*(?=\\?\$) =>
+\\(?:text\{\s*\\)?text(dollar|euro)(?![A-Za-z])(?:\s*\})?\s*(-?[\d.]+) => \2\\text{ \1}@
 \A\s*\\sim\s*(?=[\d.]) => \\approx@
 (?:\\text\{\s*)?\(\s*(?:approx(?:imately|\.)?|about)\s*\}?\s*([^(){}]*)\)\s*\}? => \\approx \1
 (?<=[a-z]day),(?=\s+[A-Z][a-z]{2,}\.?\s+\d) =>
@@ -171,6 +172,10 @@ _LINES = re.compile(
 _WRAPPER = re.compile(
     r"(?:\\(?:underline|mathbf|boldsymbol|bm|textrm|textbf|emph)\s*\{(?!\w+\})|\{(?![^|:]*(?:[|:]|\\mid)))"
 )
+_COUNTED = re.compile(  # 24 (cubes)
+    r"([\d.,/]+)\s\((?![A-J]\)|mod\b|[ap]m\)|(?:north|south|east|west|loss|profit|gain|increase|decrease)\b)"
+    r"([A-Za-z][^()]*)\)"
+)
 _EDGES = re.compile(r"\A(?:[\s~]|\\[,;:!(\[ ]|\\displaystyle(?![A-Za-z]))+|(?:[\s~]|\\[,;:!)\] ]|\\|(?<!\.)\.)+\Z")
 _IF = re.compile(r"(?:\\text\w*\s*\{\s*)?\b(?:if|for|when|where)\b\s*\}?(?:\\ )?")
 _SCAN = re.compile(
@@ -213,9 +218,9 @@ def in_latex(text: str) -> str:
 @lru_cache(maxsize=1024)  # all samples of a row have one reference
 def tokens(text: str) -> tuple[Token, ...]:
     (first, to), *others = _TABLE
-    text = re.sub(
-        r"(?<!\w)0(?:x[\dA-Fa-f]+|b[01]+)(?!\w)", lambda match: str(int(match[0], 0)), _without_wrapping(text)
-    )
+    text = _without_wrapping(text)
+    text = _with_unit(counted) if (counted := _COUNTED.fullmatch(text)) else text
+    text = re.sub(r"(?<!\w)0(?:x[\dA-Fa-f]+|b[01]+)(?!\w)", lambda match: str(int(match[0], 0)), text)
     if re.search(r"\\\\[A-Za-z]", text) and not re.search(r"(?<!\\)\\[A-Za-z]", text):
         text = text.replace("\\\\", "\\")  # escaped twice
     text = first.sub(to, in_latex(text))
@@ -242,6 +247,13 @@ def _without_wrapping(text: str) -> str:
         if inner == text:
             return text
         text = inner
+
+
+def _with_unit(counted: re.Match[str]) -> str:
+    """Return a number with what stands in parentheses after it if that is a base or a unit, and not what is counted."""
+    if base := re.fullmatch(r"base (\d+)", counted[2]):
+        return f"{counted[1]}_{{{base[1]}}}"
+    return counted[1] + (rf" \text{{{counted[2]}}}" if measure(symbol_of(counted[2])) else "")
 
 
 def _based(match: re.Match[str]) -> str:

@@ -34,6 +34,7 @@ _PHRASES = {
     r"neither \w\w+ nor \w\w+": r"\text{neither}",
     r"(?:there (?:is|are) )?(?:an )?infinite(?:ly many)?(?: number of)? solution": r"\text{infinitely many}",
     r"(?:the set of )?all (?:the )?integer(?: [a-z])?": r"\mathbb{Z}",
+    "(?:an? )?half": r"\frac{1}{2}",
 }
 
 
