@@ -25,11 +25,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from areal.dataclasses import asdict, replace
 from areal.errors import ArealError, Conflict, TimedOut
 from areal.runtime import gpus, procfs, records
-from areal.runtime.backends.base import STOPPED_DEAD, RunSpec, StopReport
+from areal.runtime.backends.base import STOPPED_DEAD, Phase, RunSpec, StopReport
 from areal.runtime.environment import inherited
 from areal.runtime.identity import Liveness, ProcessIdentity, liveness, same_boot, where
 from areal.runtime.observation import supervisor_of
@@ -42,7 +43,7 @@ from areal.runtime.procfs import (
     sweep,
     wait_gone,
 )
-from areal.runtime.runs import DAMAGED, RunStore, copy_reason, read_intent, record_end
+from areal.runtime.runs import DAMAGED, EndRecord, Intent, RunStore, copy_reason, read_child, read_end, read_intent
 from areal.runtime.shim import ACK, GO
 
 if TYPE_CHECKING:
@@ -299,7 +300,8 @@ def _end_shim(
     if state is Liveness.ALIVE:
         folder = store.folder(uid)
         if grace_s is None:
-            grace_s = float(_intent(folder).get("stop_grace_s", RunSpec.stop_grace_s))
+            intent = _intent(folder)
+            grace_s = float(intent.spec.stop_grace_s if intent is not None else RunSpec.stop_grace_s)
         with suppress(OSError):  # a full disk must not keep a process alive: the shim then uses its own grace period
             records.write_json(folder, records.STOP, {"grace_s": grace_s}, durable=False)
         alive = request_end(identity)
@@ -311,33 +313,33 @@ def _end_shim(
 
 def _record_end(folder: str, swept: tuple[int, ...]) -> tuple[int, ...]:
     """Return the pids that the shim itself swept. If it left no exit record, write one in its place."""
-    child: Mapping[str, Any] = {}
+    end = EndRecord(Phase.EXITED, STOPPED_DEAD, logged_at=records.logged_at(folder), swept=swept)
     try:
-        ended = records.read_object(folder, records.EXIT)
+        ended = read_end(folder)
         if ended is not None:
-            return tuple(int(pid) for pid in ended["swept"])
-        child = records.read_object(folder, records.CHILD) or {}
+            return ended.swept
+        child = read_child(folder)
+        if child is not None:
+            end = replace(end, restarts=child.restarts, last_exit=child.last_exit)
     except DAMAGED:
         pass  # replaced below
-    restarts, last_exit = child.get("restarts", 0), child.get("last_exit")
     with suppress(OSError):  # without the record it is reported as dead, which it is
-        record_end(folder, STOPPED_DEAD, restarts, last_exit, logged_at=records.logged_at(folder), swept=swept)
+        records.write_json(folder, records.EXIT, asdict(end))
     return ()
 
 
 def _await_memory(folder: str, list_gpus: Callable[[], gpus.GpuListing]) -> str:
     """Wait until the run's GPUs have their memory back. Return a sentence about missing memory, or ""."""
-    baseline: Mapping[str, int] = _intent(folder).get("gpu_free_bytes") or {}
-    if not baseline:
+    intent = _intent(folder)
+    if intent is None or not intent.gpu_free_bytes:
         return ""
-    wanted = {uuid: int(free * _MEMORY_SHARE) for uuid, free in baseline.items()}
+    wanted = {uuid: int(free * _MEMORY_SHARE) for uuid, free in intent.gpu_free_bytes.items()}
     missing = gpus.wait_for_memory(wanted, list_gpus, MEMORY_TIMEOUT_S)
     return "; ".join(f"{uuid} has not got {size / 2**30:.1f} GiB back" for uuid, size in sorted(missing.items()))
 
 
-def _intent(folder: str) -> Mapping[str, Any]:
+def _intent(folder: str) -> Intent | None:
     try:
-        found = read_intent(folder)
+        return read_intent(folder)
     except DAMAGED:
-        return {}
-    return found[0] if found is not None else {}
+        return None

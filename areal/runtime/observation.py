@@ -9,14 +9,23 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Mapping
-from typing import Any
 
 from areal.dataclasses import replace
 from areal.runtime import procfs, records
 from areal.runtime.backends.base import Cause, Job, JobState, LastExit, Phase, RunSpec, RunState
 from areal.runtime.identity import Liveness, ProcessIdentity, identify, liveness, same_boot, where
-from areal.runtime.runs import DAMAGED, RunStore, copy_reason, is_copy, last_exit_from_record, read_intent, stage_record
+from areal.runtime.runs import (
+    DAMAGED,
+    ChildRecord,
+    EndRecord,
+    RunStore,
+    copy_reason,
+    is_copy,
+    read_child,
+    read_end,
+    read_intent,
+    stage_record,
+)
 from areal.wire.stage import FAILING
 
 _HALTED = "Tt"  # by a signal (SIGSTOP), or by a debugger
@@ -34,10 +43,10 @@ def observe_run(store: RunStore, uid: str) -> RunState | None:
         return _unreadable(uid, f"{records.INTENT} cannot be read: {_brief(error)}")
     if intent is None:
         return _unreadable(uid, f"{records.INTENT} is missing") if uid in store.uids() else None
-    _, spec = intent
+    spec = intent.spec
     try:
         identity, lost = supervisor_of(store, uid)
-        ended = records.read_object(folder, records.EXIT)
+        ended = read_end(folder)
         if identity is None and ended is not None:
             return _ended(spec, None, ended)
         if identity is None and lost:
@@ -54,7 +63,7 @@ def observe_run(store: RunStore, uid: str) -> RunState | None:
             return RunState(spec, Phase.UNKNOWN, shim_pid=identity.pid, reason=reason)
         if state is Liveness.ALIVE:
             found = _living(folder, spec, identity)
-            damage = f"{folder}/{records.ID} is lost" if lost else _config_damage(folder, intent[0])
+            damage = f"{folder}/{records.ID} is lost" if lost else _config_damage(folder, spec)
             return replace(found, damage=damage or found.damage)
         if state is Liveness.UNKNOWN and not store.is_provably_over(spec.uid, identity):
             return RunState(spec, Phase.UNKNOWN, shim_pid=identity.pid, reason=where(identity))
@@ -87,13 +96,13 @@ def repair_run(store: RunStore, uid: str) -> None:
     identity, lost = supervisor_of(store, uid)
     if identity is not None and lost:
         _rewrite(folder, records.ID, procfs.identity_fields(identity.pid))
-    found = read_intent(folder)
-    if found is not None and _config_damage(folder, found[0]):
-        _rewrite(folder, records.CONFIG, found[0]["config"])
-    if found is None or identity is None or liveness(identity) is not Liveness.ALIVE:
+    intent = read_intent(folder)
+    if intent is not None and _config_damage(folder, intent.spec):
+        _rewrite(folder, records.CONFIG, intent.spec.config)
+    if intent is None or identity is None or liveness(identity) is not Liveness.ALIVE:
         return
     try:
-        is_lost = bool(_living(folder, found[1], identity).damage)
+        is_lost = bool(_living(folder, intent.spec, identity).damage)
     except DAMAGED:  # the component has ended meanwhile: its supervisor writes the next record
         return
     component = _component_of(identity)
@@ -109,14 +118,14 @@ def _rewrite(folder: str, name: str, value: object) -> None:
     records.write_json(folder, name, value)
 
 
-def _config_damage(folder: str, intent: Mapping[str, Any]) -> str:
+def _config_damage(folder: str, spec: RunSpec) -> str:
     """Return why the component's next start could not read its configuration; "" if it can. Values may differ: the
     component itself writes settings that were changed while it ran."""
     try:
         found = records.read_object(folder, records.CONFIG)
     except DAMAGED:
         found = None
-    is_whole = found is not None and found.keys() >= intent["config"].keys() if intent.get("config") else True
+    is_whole = found is not None and found.keys() >= spec.config.keys() if spec.config else True
     return "" if is_whole else f"{folder}/{records.CONFIG} is not what it was started with"
 
 
@@ -146,30 +155,25 @@ def find_shim(run_dir: str) -> ProcessIdentity | None:
     return None
 
 
-def _ended(spec: RunSpec, identity: ProcessIdentity | None, record: Mapping[str, Any]) -> RunState:
+def _ended(spec: RunSpec, identity: ProcessIdentity | None, end: EndRecord) -> RunState:
     return RunState(
         spec,
-        Phase(record["phase"]),
+        end.phase,
         shim_pid=identity.pid if identity is not None else None,
-        restarts=int(record["restarts"]),
-        last_exit=last_exit_from_record(record["last_exit"]),
-        reason=str(record["reason"]),
-        logged_at=record.get("logged_at"),
+        restarts=end.restarts,
+        last_exit=end.last_exit,
+        reason=end.reason,
+        logged_at=end.logged_at,
     )
 
 
 def _dead(folder: str, spec: RunSpec, identity: ProcessIdentity) -> RunState:
     reason = "its supervisor died without a word" if same_boot(identity) else "the machine was restarted"
-    restarts, last_exit, started_at = 0, None, None
-    try:
-        child = records.read_object(folder, records.CHILD)
-        if child:
-            restarts, last_exit = int(child["restarts"]), last_exit_from_record(child["last_exit"])
-            started_at = child.get("started_at")
-    except DAMAGED:
-        pass  # written without fsync: after a power cut it may be empty, and the verdict does not need it
-    logged_at = records.logged_at(folder)
-    return RunState(spec, Phase.DEAD, None, identity.pid, started_at, restarts, last_exit, reason, logged_at=logged_at)
+    state = RunState(spec, Phase.DEAD, None, identity.pid, reason=reason, logged_at=records.logged_at(folder))
+    with contextlib.suppress(*DAMAGED):  # written without fsync: after a power cut it may be empty, and is not needed
+        if child := read_child(folder):
+            return replace(state, started_at=child.started_at, restarts=child.restarts, last_exit=child.last_exit)
+    return state
 
 
 def _living(folder: str, spec: RunSpec, identity: ProcessIdentity) -> RunState:
@@ -205,47 +209,44 @@ def _age_s(stat: procfs.Stat) -> float:
 def _recorded(folder: str, spec: RunSpec, identity: ProcessIdentity) -> RunState:
     """Return the recorded state of a run whose shim lives. If the component has just died, give the shim a moment to
     notice."""
-    child = records.read_object(folder, records.CHILD)
+    child = read_child(folder)
     for _ in range(_SETTLE_TRIES):
-        if child is None or child["state"] != "running" or _living_child(child) is not None:
+        if child is None or not child.runs or _living_child(child) is not None:
             break
         time.sleep(_SETTLE_STEP_S)
-        if ended := records.read_object(folder, records.EXIT):
+        if ended := read_end(folder):
             return _ended(spec, identity, ended)
-        child = records.read_object(folder, records.CHILD)
+        child = read_child(folder)
     if child is None:
         return RunState(spec, Phase.STARTING, shim_pid=identity.pid)
-    stat = _living_child(child) if child["state"] == "running" else None
+    stat = _living_child(child) if child.runs else None
     runs, halted = stat is not None, stat is not None and stat.state in _HALTED
     return _of_child(folder, spec, identity, child, runs=runs, halted=halted)
 
 
 def _of_child(
-    folder: str, spec: RunSpec, identity: ProcessIdentity, child: Mapping[str, Any], *, runs: bool, halted: bool
+    folder: str, spec: RunSpec, identity: ProcessIdentity, child: ChildRecord, *, runs: bool, halted: bool
 ) -> RunState:
     """Return the state of a run whose supervisor lives and has started the component."""
-    restarts, last_exit = int(child["restarts"]), last_exit_from_record(child["last_exit"])
+    restarts, last_exit = child.restarts, child.last_exit
     if runs:
-        pid, started_at = int(child["pid"]), float(child["started_at"])
         failing = "" if spec.url else str((stage_record(folder) or {}).get(FAILING, ""))
+        pid, started_at = child.pid, child.started_at
         return RunState(
             spec, Phase.RUNNING, pid, identity.pid, started_at, restarts, last_exit, halted=halted, failing=failing
         )
-    reason = _backoff_reason(child, last_exit)
+    if child.runs:
+        reason = "the component has died and its supervisor has not noticed yet"
+    else:
+        cause, wait_s = last_exit.reason if last_exit else "not started", max(0.0, child.next_start_at - time.time())
+        reason = f"{cause}; next start in {wait_s:.0f} s"
     return RunState(spec, Phase.BACKOFF, None, identity.pid, None, restarts, last_exit, reason)
 
 
-def _living_child(child: Mapping[str, Any]) -> procfs.Stat | None:
+def _living_child(child: ChildRecord) -> procfs.Stat | None:
     """Return the stat of the recorded child, or None if it is gone."""
-    stat = procfs.read_stat(int(child["pid"]))
-    return stat if stat is not None and stat.alive and stat.start_ticks == int(child["start_ticks"]) else None
-
-
-def _backoff_reason(child: Mapping[str, Any], last_exit: LastExit | None) -> str:
-    if child["state"] == "running":
-        return "the component has died and its supervisor has not noticed yet"
-    wait_s = max(0.0, float(child["next_start_at"]) - time.time())
-    return f"{last_exit.reason if last_exit else 'not started'}; next start in {wait_s:.0f} s"
+    stat = procfs.read_stat(child.pid)
+    return stat if stat is not None and stat.alive and stat.start_ticks == child.start_ticks else None
 
 
 def observe_job(store: RunStore, uid: str, job: Job | None) -> RunState | None:
@@ -257,17 +258,17 @@ def observe_job(store: RunStore, uid: str, job: Job | None) -> RunState | None:
         if intent is None:
             return _unreadable(uid, f"{records.INTENT} is missing") if uid in store.uids() else None
         # The order of the reads is that of a local run: life first (the scheduler was asked before), the end after.
-        record, spec = intent
+        spec = intent.spec
         identity = read_identity(folder)
-        child = records.read_object(folder, records.CHILD) or {}
-        ended = records.read_object(folder, records.EXIT)
+        child = read_child(folder)
+        ended = read_end(folder)
         if job is not None and job.requeues:  # what its node program had not seen when it last started
             started = records.read_object(folder, records.NODE) or {}
             if int(started.get("requeues", 0)) != job.requeues:
-                identity, child, ended = None, {}, None
-        if ended is None and is_copy(folder, record):
-            return RunState(spec, Phase.UNKNOWN, reason=copy_reason(folder, record["folder"]))
-        since = record.get("created_at")
+                identity, child, ended = None, None, None
+        if ended is None and is_copy(folder, intent.folder, intent.inode):
+            return RunState(spec, Phase.UNKNOWN, reason=copy_reason(folder, intent.folder))
+        since = intent.created_at
         if job is None and identity is None and ended is None:
             return RunState(spec, Phase.INTENDED, queued_at=since)
         job = job or Job(JobState.ENDED)
@@ -292,8 +293,8 @@ def _of_job(
     folder: str,
     spec: RunSpec,
     identity: ProcessIdentity | None,
-    child: Mapping[str, Any],
-    ended: Mapping[str, Any] | None,
+    child: ChildRecord | None,
+    ended: EndRecord | None,
     job: Job,
 ) -> RunState:
     if ended is not None and job.state is not JobState.QUEUED:
@@ -301,16 +302,16 @@ def _of_job(
     if job.state is JobState.QUEUED:
         return RunState(spec, Phase.QUEUED, reason=job.reason)
     shim_pid = identity.pid if identity is not None else None
-    restarts, last_exit = int(child.get("restarts", 0)), last_exit_from_record(child.get("last_exit"))
+    restarts, last_exit = (child.restarts, child.last_exit) if child is not None else (0, None)
     if job.state is not JobState.RUNNING:
         phase = Phase.UNKNOWN if job.state is JobState.UNKNOWN else Phase.DEAD
         reason = job.reason or "its job is gone without a word of its supervisor"
         if phase is Phase.DEAD and job.ended_at is not None:
             last_exit = LastExit(None, None, job.ended_at, reason)
         return RunState(spec, phase, shim_pid=shim_pid, restarts=restarts, last_exit=last_exit, reason=reason)
-    if identity is None or not child:
+    if identity is None or child is None:
         return RunState(spec, Phase.STARTING, shim_pid=shim_pid)
-    state = _of_child(folder, spec, identity, child, runs=child["state"] == "running", halted=job.suspended)
+    state = _of_child(folder, spec, identity, child, runs=child.runs, halted=job.suspended)
     return replace(state, reason=job.reason) if job.suspended else state
 
 

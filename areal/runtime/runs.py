@@ -12,11 +12,11 @@ import math
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from areal.dataclasses import asdict, fields, replace
+from areal.dataclasses import asdict, dataclass, fields, replace
 from areal.errors import ArealError, Conflict, NotFound, UsageFault
 from areal.files import sync_folder, try_lock
 from areal.runtime import records
@@ -74,6 +74,59 @@ def spec_from_record(record: Mapping[str, Any]) -> RunSpec:
     return RunSpec(**values)
 
 
+@dataclass(frozen=True)
+class Intent:
+    """``intent.json``: the spec, and what was known when the run was made. ``folder``: where it was made, as which
+    ``inode``; an earlier version recorded no folder. ``unplaced``: the spec before its node was known."""
+
+    spec: RunSpec
+    folder: str
+    inode: int | None = None
+    created_at: float | None = None
+    gpu_free_bytes: Mapping[str, int] | None = None  # by the UUIDs of its GPUs
+    unplaced: RunSpec | None = None
+
+    @property
+    def submitted(self) -> RunSpec:
+        return self.unplaced or self.spec
+
+    def write(self, folder: str) -> None:
+        """Write it to ``folder``, the copy first. Raises OSError."""
+        record = spec_to_record(self.spec)
+        record |= {"folder": self.folder, "inode": self.inode, "created_at": self.created_at}
+        if self.gpu_free_bytes is not None:
+            record["gpu_free_bytes"] = self.gpu_free_bytes
+        if self.unplaced is not None:
+            record["unplaced"] = spec_to_record(self.unplaced)
+        records.write_json(folder, records.INTENT_COPY, record, durable=False)
+        records.write_json(folder, records.INTENT, record)
+
+
+@dataclass(frozen=True)
+class ChildRecord:
+    """``child.json``: the component, which runs as ``pid``, or is started again at ``next_start_at``."""
+
+    runs: bool
+    restarts: int
+    last_exit: LastExit | None
+    pid: int = 0
+    start_ticks: int = 0
+    started_at: float | None = None
+    next_start_at: float = 0.0
+
+
+@dataclass(frozen=True)
+class EndRecord:
+    """``exit.json``: the end of the run. ``swept``: pids that outlived the component and were killed."""
+
+    phase: Phase
+    reason: str
+    restarts: int = 0
+    last_exit: LastExit | None = None
+    logged_at: float | None = None
+    swept: tuple[int, ...] = ()
+
+
 def placed(spec: RunSpec, address: str) -> RunSpec:
     """Return the spec of a run whose node has been found: ``NODE_HOST`` is ``address`` in its argv, environment,
     configuration and URLs."""
@@ -101,15 +154,17 @@ def is_placed(spec: RunSpec) -> bool:
     return spec.url is None or NODE_HOST not in spec.url
 
 
-def read_intent(folder: str) -> tuple[dict[str, Any], RunSpec] | None:
-    """Return the record and its spec; from the copy where the first is damaged or gone; None when there is neither.
-    Raises what reading a damaged one raises, where no copy is whole."""
+def read_intent(folder: str) -> Intent | None:
+    """Return the intent; from the copy where the first is damaged or gone; None when there is neither. Raises what
+    reading a damaged one raises, where no copy is whole."""
     damage: Exception | None = None
     for name in (records.INTENT, records.INTENT_COPY):
         try:
             record = records.read_object(folder, name)
             if record is not None:
-                return record, spec_from_record(record)
+                unplaced = spec_from_record(record["unplaced"]) if record.get("unplaced") else None
+                facts = {name: record.get(name) for name in ("inode", "created_at", "gpu_free_bytes")}
+                return Intent(spec_from_record(record), record.get("folder", folder), unplaced=unplaced, **facts)
         except DAMAGED as error:
             damage = damage or error
     if damage is not None:
@@ -117,21 +172,37 @@ def read_intent(folder: str) -> tuple[dict[str, Any], RunSpec] | None:
     return None
 
 
-def folder_identity(path: str, folder: str) -> dict[str, object]:
-    """Return the entries of a record that ``is_copy`` reads. ``folder`` is at ``path``, or will be moved there."""
-    return {"folder": path, "inode": os.stat(folder).st_ino}
+def read_child(folder: str) -> ChildRecord | None:
+    """Return what the supervisor recorded of the component. Raises one of DAMAGED."""
+    found = records.read_object(folder, records.CHILD)
+    if found is None:
+        return None
+    runs = found["state"] == "running"
+    child = ChildRecord(runs, int(found["restarts"]), last_exit_from_record(found["last_exit"]))
+    if not runs:
+        return replace(child, next_start_at=float(found["next_start_at"]))
+    pid, start_ticks = int(found["pid"]), int(found["start_ticks"])
+    return replace(child, pid=pid, start_ticks=start_ticks, started_at=float(found["started_at"]))
 
 
-def is_copy(folder: str, record: Mapping[str, Any]) -> bool:
-    """Return whether the record was made in another folder that is still there, so that ``folder`` was copied from
-    it and not moved. A run's processes are those of the original, never of a copy. An earlier version recorded no
-    folder."""
-    path = record.get("folder", folder)
-    if path == folder:
+def read_end(folder: str) -> EndRecord | None:
+    """Return how the run ended. Raises one of DAMAGED."""
+    found = records.read_object(folder, records.EXIT)
+    if found is None:
+        return None
+    last_exit, swept = last_exit_from_record(found["last_exit"]), tuple(map(int, found.get("swept", ())))
+    phase, restarts = Phase(found["phase"]), int(found["restarts"])
+    return EndRecord(phase, str(found["reason"]), restarts, last_exit, found.get("logged_at"), swept)
+
+
+def is_copy(folder: str, made_in: str, inode: int | None) -> bool:
+    """Return whether a record was made in another folder, which is still there as ``inode``, so that ``folder`` was
+    copied from it and not moved. A run's processes are those of the original, never of a copy."""
+    if made_in == folder:
         return False
     try:
-        original = os.stat(path)
-        return original.st_ino == record.get("inode") and not os.path.samestat(original, os.stat(folder))
+        original = os.stat(made_in)
+        return original.st_ino == inode and not os.path.samestat(original, os.stat(folder))
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError:
@@ -147,20 +218,6 @@ def last_exit_from_record(record: Mapping[str, Any] | None) -> LastExit | None:
     if not record:
         return None
     return LastExit(record["code"], record["signal"], record["at"], record["reason"], record.get("line", ""))
-
-
-def record_end(
-    folder: str,
-    reason: str,
-    restarts: int,
-    last_exit: Mapping[str, Any] | None,
-    *,
-    logged_at: float | None = None,
-    swept: Sequence[int] = (),
-) -> None:
-    """Write the exit record of a run whose supervisor has written none. Raises OSError."""
-    record = {"phase": Phase.EXITED, "reason": reason, "restarts": restarts, "last_exit": last_exit}
-    records.write_json(folder, records.EXIT, {**record, "logged_at": logged_at, "swept": list(swept)})
 
 
 def _locked_folder(supervisor_pid: int) -> str:
@@ -204,10 +261,9 @@ class RunStore:
         argv = (*spec.argv, "--config", f"{self.folder(spec.uid)}/{records.CONFIG}") if spec.config else spec.argv
         return replace(spec, argv=argv, cwd=spec.cwd or self.folder(spec.uid))
 
-    def create(self, spec: RunSpec, **facts: object) -> int:
-        """Make the run durable; returns the descriptor that holds its life lock. ``facts`` of the moment join the
-        intent and are no part of the spec. Leftovers, which may hold secrets, go with the next run that is made, but
-        are looked for once in their age: one look reads the names of all runs."""
+    def create(self, spec: RunSpec, gpu_free_bytes: Mapping[str, int] | None = None) -> int:
+        """Make the run durable; returns the descriptor that holds its life lock. Leftovers, which may hold secrets, go
+        with the next run that is made, but are looked for once in their age: one look reads the names of all runs."""
         if time.monotonic() - self._cleared_at > _LEFTOVER_AGE_S:
             self._cleared_at = time.monotonic()
             for leftover in self.leftovers():
@@ -216,7 +272,7 @@ class RunStore:
         temporary = f"{self.root}/{_NEW}{spec.uid}-{os.getpid()}"
         life = -1
         try:
-            life = self._fill(temporary, spec, facts)
+            life = self._fill(temporary, spec, gpu_free_bytes)
             if os.path.lexists(folder):
                 raise Conflict(f"run {spec.uid} exists already", hint="a new process needs a new uid")
             os.rename(temporary, folder)
@@ -233,7 +289,7 @@ class RunStore:
             )
         return life
 
-    def _fill(self, folder: str, spec: RunSpec, facts: Mapping[str, object]) -> int:
+    def _fill(self, folder: str, spec: RunSpec, gpu_free_bytes: Mapping[str, int] | None) -> int:
         os.makedirs(self.root, mode=0o700, exist_ok=True)
         os.mkdir(folder, 0o700)
         os.mkdir(f"{folder}/{records.LOG_FOLDER}", 0o700)
@@ -241,10 +297,8 @@ class RunStore:
             records.write_json(folder, records.SECRET, dict(spec.secret_env))
         if spec.config:
             records.write_json(folder, records.CONFIG, dict(spec.config))
-        facts = {**facts, **folder_identity(self.folder(spec.uid), folder), "created_at": time.time()}
-        intent = {**spec_to_record(spec), **facts}
-        records.write_json(folder, records.INTENT_COPY, intent, durable=False)
-        records.write_json(folder, records.INTENT, intent)
+        path = self.folder(spec.uid)  # where the folder will be moved
+        Intent(spec, path, os.stat(folder).st_ino, time.time(), gpu_free_bytes).write(folder)
         life = os.open(f"{folder}/{records.LIFE_LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(life, fcntl.LOCK_EX | fcntl.LOCK_NB)  # new, so it is free
         return life
@@ -253,17 +307,13 @@ class RunStore:
         """Record the address of the run's node, before its supervisor starts there; again where it is placed anew.
         Raises what reading and writing its intent raise."""
         folder = self.folder(uid)
-        found = read_intent(folder)
-        if found is None:
+        intent = read_intent(folder)
+        if intent is None:
             raise NotFound(f"run {uid} has no record in {self.root}")
-        intent = found[0]
-        unplaced = spec_from_record(intent.get("unplaced") or intent)
-        spec = placed(unplaced, address)
-        intent = {**intent, **spec_to_record(spec), "unplaced": spec_to_record(unplaced)}
+        spec = placed(intent.submitted, address)
         if spec.config:
             records.write_json(folder, records.CONFIG, dict(spec.config))
-        records.write_json(folder, records.INTENT_COPY, intent, durable=False)
-        records.write_json(folder, records.INTENT, intent)
+        replace(intent, spec=spec, unplaced=intent.submitted).write(folder)
         return spec
 
     def started_in(self, uid: str) -> tuple[str, bool]:
@@ -271,8 +321,8 @@ class RunStore:
         is not, and its processes still have the former path. This folder where the record is lost."""
         folder = self.folder(uid)
         with contextlib.suppress(*DAMAGED):
-            if (found := read_intent(folder)) is not None:
-                return found[0].get("folder", folder), is_copy(folder, found[0])
+            if (intent := read_intent(folder)) is not None:
+                return intent.folder, is_copy(folder, intent.folder, intent.inode)
         return folder, False
 
     def original_of(self, uid: str, supervisor: ProcessIdentity) -> str:
@@ -294,8 +344,8 @@ class RunStore:
         folder = self.folder(uid)
         if records.read_object(folder, records.EXIT) is None:
             reason = STOPPED_DEAD if state.phase is Phase.DEAD else "stopped"
-            last = asdict(state.last_exit) if state.last_exit else None
-            record_end(folder, reason, state.restarts, last, logged_at=state.logged_at)
+            end = EndRecord(Phase.EXITED, reason, state.restarts, state.last_exit, state.logged_at)
+            records.write_json(folder, records.EXIT, asdict(end))
 
     def remove(self, uid: str) -> None:
         """Forget the run in one step. After a death here the next ``create`` removes the files."""

@@ -15,7 +15,7 @@ from areal.runtime import records
 from areal.runtime.backends.base import Backend, Phase
 from areal.runtime.backends.local import LocalBackend
 from areal.runtime.backends.ray import RayBackend
-from areal.runtime.runs import folder_identity, is_copy
+from areal.runtime.runs import is_copy
 
 from .conftest import MakeBackend
 from .remote_backend import RemoteBackend
@@ -144,15 +144,15 @@ def test_original_home_moved_before_copy_keeps_processes(make_local: MakeBackend
 def test_folder_copy_differs_from_link_and_move(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
-    record = folder_identity(str(home), str(home))
+    made = str(home), home.stat().st_ino
     copy = copied(tmp_path)
     link = tmp_path / "link"
     link.symlink_to(home)
 
-    assert not is_copy(str(home), record) and not is_copy(str(link), record)
-    assert is_copy(str(copy), record) and not is_copy(str(copy), {})  # recorded by an earlier version
+    assert not is_copy(str(home), *made) and not is_copy(str(link), *made)
+    assert is_copy(str(copy), *made)
     home.rename(tmp_path / "moved")
-    assert not is_copy(str(tmp_path / "moved"), record) and not is_copy(str(copy), record)
+    assert not is_copy(str(tmp_path / "moved"), *made) and not is_copy(str(copy), *made)
 
 
 def test_copied_cluster_run_is_unknown_and_job_continues(remote: Backend, tmp_path: Path) -> None:

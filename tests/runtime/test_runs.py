@@ -276,7 +276,7 @@ def test_observe_job_combines_scheduler_and_records(
     if files:
         identity = dict.fromkeys(("machine_id", "boot_id", "pid_namespace"), "x")
         records.write_json(store.folder("r1"), records.ID, {**identity, "pid": 1, "start_ticks": 1, "session_id": 1})
-    about = {"pid": 7, "started_at": 1.0, "restarts": 2, "last_exit": None, "reason": "stopped"}
+    about = {"pid": 7, "start_ticks": 1, "started_at": 1.0, "restarts": 2, "last_exit": None, "reason": "stopped"}
     for name, content in files.items():
         records.write_json(store.folder("r1"), f"{name}.json", {**about, **content})
 

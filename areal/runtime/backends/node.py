@@ -29,7 +29,6 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from areal.errors import ArealError, Conflict, NoCapacity, NotFound
 from areal.files import try_lock
@@ -40,11 +39,12 @@ from areal.runtime.backends.base import (
     NODE_ADDRESS_VARIABLE,
     NODE_RANK_VARIABLE,
     LastExit,
+    Phase,
     RunSpec,
 )
 from areal.runtime.lifecycle import fork_shim, sweep_run
 from areal.runtime.observation import read_identity
-from areal.runtime.runs import RunStore, placed, read_intent, record_end, spec_from_record
+from areal.runtime.runs import EndRecord, Intent, RunStore, placed, read_end, read_intent
 from areal.runtime.shim import PARENT_VARIABLE
 
 KICK = "kick"
@@ -114,8 +114,8 @@ def prepare(run_dir: str, rank: int, address: str, environ: Mapping[str, str]) -
     """Return folder, placed spec and held life lock of this node's part of the run. Raises NotFound if the run was
     forgotten or its home is not visible here, Conflict if it already runs, ArealError, OSError."""
     store, uid = RunStore(Path(run_dir).parent), Path(run_dir).name
-    found = read_intent(run_dir)
-    if found is None:
+    intent = read_intent(run_dir)
+    if intent is None:
         raise NotFound(
             f"run {uid} has no record in {store.root} on {socket.gethostname()}: "
             "$AREAL_HOME has to be a folder that every node sees"
@@ -126,7 +126,7 @@ def prepare(run_dir: str, rank: int, address: str, environ: Mapping[str, str]) -
             records.remove(f"{run_dir}/{name}")
         spec, folder = store.place(uid, address), run_dir
     else:
-        folder, life, spec = _part_of(run_dir, found[0], f"{uid}-node-{rank}", address)
+        folder, life, spec = _part_of(run_dir, intent, f"{uid}-node-{rank}", address)
     seen = {
         "node": environ.get("SLURMD_NODENAME") or socket.gethostname(),
         "address": address,
@@ -140,15 +140,14 @@ def prepare(run_dir: str, rank: int, address: str, environ: Mapping[str, str]) -
     return folder, spec, life
 
 
-def _part_of(run_dir: str, found: Mapping[str, Any], uid: str, address: str) -> tuple[str, int, RunSpec]:
+def _part_of(run_dir: str, intent: Intent, uid: str, address: str) -> tuple[str, int, RunSpec]:
     """Create a run folder in the run's folder, for a node other than the first."""
-    spec = spec_from_record(found.get("unplaced") or found)  # the first node may have placed it already
     secrets = records.read_object(run_dir, records.SECRET) or {}
     parts = RunStore(Path(run_dir))
     if parts.is_held(uid):
         raise Conflict(f"run {uid} runs on another node already")
     parts.remove(uid)
-    spec = replace(placed(spec, address), uid=uid, secret_env=secrets)
+    spec = replace(placed(intent.submitted, address), uid=uid, secret_env=secrets)  # the first node may have placed it
     return parts.folder(uid), parts.create(spec), spec
 
 
@@ -221,13 +220,12 @@ def _wait(shim: subprocess.Popen[bytes], watched: str | None, folder: str) -> No
 
 
 def _status(folder: str, shim_code: int) -> int:
-    ended = records.read_object(folder, records.EXIT)
+    ended = read_end(folder)
     if ended is None:
         return 128 - shim_code if shim_code < 0 else shim_code or FAILED
-    if ended["reason"] == "stopped":
+    if ended.reason == "stopped" or ended.last_exit is None:
         return 0
-    last = ended["last_exit"] or {}
-    return 128 + int(last["signal"]) if last.get("signal") else int(last.get("code") or 0)
+    return 128 + ended.last_exit.signal if ended.last_exit.signal else ended.last_exit.code or 0
 
 
 def main(argv: Sequence[str]) -> int:
@@ -246,7 +244,8 @@ def main(argv: Sequence[str]) -> int:
         print(f"areal: {error}", file=sys.stderr, flush=True)
         if folder:  # the end as a supervisor would have written it
             records.write_json(folder, records.ID, procfs.identity_fields(os.getpid()))
-            record_end(folder, str(error), 0, asdict(LastExit(FAILED, None, time.time(), str(error))))
+            end = EndRecord(Phase.EXITED, str(error), last_exit=LastExit(FAILED, None, time.time(), str(error)))
+            records.write_json(folder, records.EXIT, asdict(end))
         return FAILED
     given = {NODE_ADDRESS_VARIABLE: address, NODE_RANK_VARIABLE: str(rank)}
     given[FIRST_NODE_VARIABLE] = environ.get(FIRST_NODE_VARIABLE) or address

@@ -59,7 +59,7 @@ from areal.runtime.backends.ray_job import (
     wants_in,
     why_impossible,
 )
-from areal.runtime.runs import folder_identity, is_copy
+from areal.runtime.runs import is_copy
 
 RAY = "ray.json"  # of a run's folder: the address of its cluster, and the cluster's session
 DRIVER = "driver.json"  # of a run over several nodes: the file that its driver waits for
@@ -240,8 +240,7 @@ class RayBackend(ClusterBackend):
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not (name := self._read_home_id()):
                 name = secrets.token_hex(4)
-                made = folder_identity(folder, folder)
-                replace_file(f"{folder}/home", f"{name} {made['inode']} {made['folder']}".encode(), mode=0o600)
+                replace_file(f"{folder}/home", f"{name} {os.stat(folder).st_ino} {folder}".encode(), mode=0o600)
         return name
 
     def _read_home_id(self) -> str:
@@ -251,7 +250,7 @@ class RayBackend(ClusterBackend):
             name, *made = (self._folder_of_cluster / "home").read_text().split(" ", 2)
         except FileNotFoundError:
             return ""
-        return "" if made and is_copy(folder, {"inode": int(made[0]), "folder": made[1]}) else name
+        return "" if made and is_copy(folder, made[1], int(made[0])) else name
 
     def _job_id(self, uid: str) -> str:
         return submission_id(uid, self._home_id())
