@@ -13,8 +13,8 @@ controller         the blocking interface
 episodes           one episode: its deadline, the check of its rows
 engine             the ``InferenceEngine`` that a workflow samples from
 dump               consumed rollouts as files
-workflows          agents, environments, real users, groups of samples; resolved from a trainer's names
-rlvr               one answer or several turns, with a verifiable reward
+workflows          agents, real users, groups of samples; resolved from a trainer's names
+rows               the prompt of a row as token ids, and its reward
 openai_client      an OpenAI client whose calls an episode rewards and exports itself
 tensors            training rows
 

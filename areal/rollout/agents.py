@@ -18,7 +18,7 @@ from areal.client.agent import AsyncAgentClient, response_text
 from areal.client.command import address_lookup, read_key_file
 from areal.client.errors import ClientError, ServiceError
 from areal.errors import UsageFault
-from areal.rollout.rlvr import RowReward
+from areal.rollout.rows import RowReward
 from areal.rollout.sessions import CLEAN_UP_S
 from areal.rollout.workflows import AGENTS_ADDRESS, AGENTS_KEY_FILE, AGENTS_RECORD, SessionWorkflow
 

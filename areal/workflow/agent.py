@@ -10,7 +10,7 @@ from typing import Any
 from areal.dataclasses import dataclass, field
 from areal.errors import UsageFault
 from areal.reward.gsm8k import gsm8k_reward_fn
-from areal.rollout.rlvr import RowReward
+from areal.rollout.rows import RowReward
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ from typing import Any
 from areal.api.cli_args import GRPOConfig, load_expr_config
 from areal.api.workflow_api import RolloutWorkflow
 from areal.dataset import get_custom_dataset
-from areal.rollout.rlvr import RLVRWorkflow
 from areal.training.metrics import Metrics
 from areal.training.trainers.ppo import PPOTrainer
 from areal.training.trainers.rollouts import RolloutBatch
+from areal.workflow.rlvr import RLVRWorkflow
 
 
 @dataclass

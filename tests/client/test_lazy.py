@@ -39,7 +39,7 @@ def test_package_imports_no_heavy_modules(package: str) -> None:
         ("areal.client.inference", ("torch", "transformers", "omegaconf")),
         ("areal.rollout.controller", ("torch", "transformers", "omegaconf", "openai")),
         ("areal.api.cli_args", ("torch", "transformers", "omegaconf", "httptools")),
-        ("areal.rollout.rlvr", ("torch", "transformers", "httptools")),
+        ("areal.rollout.rows", ("torch", "transformers", "httptools")),
         ("areal.reward.worker", ("torch", "asyncio", "httptools", "numpy")),
     ],
 )

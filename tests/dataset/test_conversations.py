@@ -17,7 +17,7 @@ from areal.dataset import get_custom_dataset
 from areal.dataset.files import BadData
 from areal.dataset.tokenizers import load_hf_tokenizer, prompt_tokens
 from areal.errors import UsageFault
-from areal.rollout.rlvr import PromptCache, prompt_ids
+from areal.rollout.rows import PromptCache, prompt_ids
 from areal.training.frontier import rows_digest
 from tests.conversation.families import families
 from tests.dataset.test_dataset import lines, parquet

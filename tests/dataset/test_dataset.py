@@ -12,7 +12,7 @@ from areal.api.cli_args import GRPOConfig, TrainDatasetConfig, ValidDatasetConfi
 from areal.dataset import get_custom_dataset
 from areal.dataset.files import BadData
 from areal.errors import NotFound, UsageFault
-from areal.rollout.rlvr import prompt_ids
+from areal.rollout.rows import prompt_ids
 from areal.training.drivers import _rows
 from areal.utils.hf_utils import load_hf_tokenizer
 from tests.services.tokenizer_folder import write_tokenizer

@@ -23,7 +23,7 @@ from areal.api.reward_api import AsyncRewardWrapper, RewardRaised, RewardTimeout
 from areal.errors import UsageFault
 from areal.reward.functions import Parameters, name_of
 from areal.reward.pool import close_pools_of_this_loop, jobs_of, open_pool_of_this_loop
-from areal.rollout.rlvr import RowReward
+from areal.rollout.rows import RowReward
 from areal.training.checking import written_parameters
 from tests.reward import rewards
 

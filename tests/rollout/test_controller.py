@@ -21,9 +21,9 @@ from areal.api.workflow_api import RolloutWorkflow
 from areal.client import CallerError, DeadlineExceeded, RolloutController, RolloutsFailed, ServiceError
 from areal.errors import NotFound, TimedOut, UsageFault
 from areal.rollout.controller import ServiceAddress, find_service
-from areal.rollout.rlvr import RLVRWorkflow
 from areal.rollout.tensors import row
 from areal.trajectories.reading import read_episodes
+from areal.workflow.rlvr import RLVRWorkflow
 from tests.client.conftest import Place
 from tests.reward.rewards import length, process_id
 from tests.rollout.conftest import Make

@@ -11,9 +11,10 @@ import torch
 from areal.api.cli_args import GenerationHyperparameters
 from areal.api.io_struct import ModelRequest, ModelResponse
 from areal.dataset.tokenizers import load_hf_tokenizer
-from areal.rollout.rlvr import MultiTurnWorkflow, RLVRWorkflow
 from areal.rollout.workflows import GroupedWorkflow
 from areal.training.trainers.rollouts import sample_rewards
+from areal.workflow.multi_turn import MultiTurnWorkflow
+from areal.workflow.rlvr import RLVRWorkflow
 from tests.conversation.families import Family, families
 
 USER = {"role": "user", "content": "6 * 7?"}

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from areal.api.io_struct import ModelResponse
 from areal.dataset.tokenizers import load_hf_tokenizer, prompt_tokens, texts
 from areal.errors import UsageFault
-from areal.rollout.rlvr import PromptCache, RowReward, prompt_ids
+from areal.rollout.rows import PromptCache, RowReward, prompt_ids
 from areal.rollout.tensors import RewardedResponse, concat_padded_tensors, response_rows, row
 from tests.conversation.families import families
 from tests.services.tokenizer_folder import write_tokenizer

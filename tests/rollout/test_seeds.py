@@ -9,10 +9,11 @@ import pytest
 
 from areal.api.cli_args import GenerationHyperparameters, InferenceEngineConfig
 from areal.client import RolloutController
-from areal.rollout.rlvr import MultiTurnWorkflow, RLVRWorkflow
-from areal.rollout.workflows import EnvironmentWorkflow
 from areal.training.frontier import DataOrder, Frontier
 from areal.training.trainers.rollouts import PromptStream
+from areal.workflow.environment import EnvironmentWorkflow
+from areal.workflow.multi_turn import MultiTurnWorkflow
+from areal.workflow.rlvr import RLVRWorkflow
 from tests.client.conftest import Place
 from tests.drivers.reversing_env import Asking, Reversing
 from tests.reward.rewards import never_right, reverse_reward

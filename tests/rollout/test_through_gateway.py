@@ -15,7 +15,7 @@ import pytest
 
 from areal.api.cli_args import GenerationHyperparameters, InferenceEngineConfig
 from areal.client import InferenceClient, RolloutController
-from areal.rollout.rlvr import RLVRWorkflow
+from areal.workflow.rlvr import RLVRWorkflow
 from tests.reward.rewards import reverse_reward
 from tests.rollout.test_workflows import ROWS, Mathematician
 from tests.services.inference.engines.embedded.process import EXAMPLE

@@ -15,7 +15,8 @@ from areal.dataset.images import images_key
 from areal.dataset.vision import load_processor
 from areal.errors import UsageFault
 from areal.rollout.dump import episodes_of
-from areal.rollout.rlvr import MultiTurnWorkflow, RLVRWorkflow
+from areal.workflow.multi_turn import MultiTurnWorkflow
+from areal.workflow.rlvr import RLVRWorkflow
 from areal.workflow.vision_rlvr import VisionRLVRWorkflow
 from tests.services.processes import Process, Processes, wait_ready
 from tests.vision import MODEL, drawing, in_base64, plain_logprobs, question

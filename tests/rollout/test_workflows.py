@@ -18,10 +18,12 @@ from areal.api.workflow_api import ChatModel, Environment, RolloutWorkflow
 from areal.client import InferenceClient, RolloutController, RolloutsFailed
 from areal.errors import UsageFault
 from areal.rollout.agents import AgentServiceWorkflow
-from areal.rollout.rlvr import MultiTurnWorkflow, RLVRWorkflow
 from areal.rollout.tensors import RewardedResponse, row
-from areal.rollout.workflows import EnvironmentWorkflow, GroupedWorkflow, OnlineEpisodes, WorkflowResolver
+from areal.rollout.workflows import GroupedWorkflow, OnlineEpisodes, WorkflowResolver
 from areal.utils.hf_utils import load_hf_tokenizer
+from areal.workflow.environment import EnvironmentWorkflow
+from areal.workflow.multi_turn import MultiTurnWorkflow
+from areal.workflow.rlvr import RLVRWorkflow
 from tests.client.conftest import Place
 from tests.reward.rewards import never_right, reverse_reward
 from tests.services.processes import wait_ready

@@ -6,8 +6,9 @@ from typing import Any
 
 from areal.errors import UsageFault
 from areal.reward.gsm8k import gsm8k_reward_fn
-from areal.rollout.rlvr import TRY_AGAIN, RowReward
+from areal.rollout.rows import RowReward
 from areal.workflow.agent import EpisodeModel
+from areal.workflow.multi_turn import TRY_AGAIN
 
 
 class MathAgent:

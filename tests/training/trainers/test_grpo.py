@@ -35,7 +35,6 @@ from areal.client.gateway import GatewayClient
 from areal.client.prometheus import parse
 from areal.dataset import get_custom_dataset
 from areal.errors import ArealError, UsageFault
-from areal.rollout.rlvr import RLVRWorkflow
 from areal.rollout.tensors import RewardedResponse, response_rows
 from areal.state.job_metrics import steps_of
 from areal.training.algorithms.actor import rows_with_gradient
@@ -44,6 +43,7 @@ from areal.training.run_folder import RunFolder
 from areal.training.trainers.ppo import PPOTrainer
 from areal.trajectories.reading import read_episodes
 from areal.trajectories.record import Episode
+from areal.workflow.rlvr import RLVRWorkflow
 from tests.hub_standin import files_of, hub_standin
 from tests.services.processes import Process, Processes, wait_until
 from tests.services.weight_update.conftest import embedded_worker
