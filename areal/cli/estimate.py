@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from areal.estimate.runs import Device, StepTime
     from areal.estimate.shapes import Shape
     from areal.reconcilers.kinds.job_config import JobConfig
+    from areal.resources.backend import Part
     from areal.resources.resource import Resource
 
 _CPU = "cpu"
@@ -41,7 +42,15 @@ _PARTS = ("weights", "gradients", "optimizer", "gathered", "activations", "kvCac
     "--answer-tokens", type=click.IntRange(min=1), help="Of an answer, on average  [default: half of the most]."
 )
 @print_options
-def estimate(cli: Invocation, /, words: tuple[str, ...], source: SourceFlags, **given: Any) -> int:
+def estimate(
+    cli: Invocation,
+    words: tuple[str, ...],
+    source: SourceFlags,
+    gpu: str | None,
+    memory_gib: float | None,
+    prompt_tokens: int,
+    answer_tokens: int | None,
+) -> int:
     """Estimate the memory of a job on each GPU and the time of a step, from its configuration and its models' shapes.
 
     \b
@@ -50,7 +59,7 @@ def estimate(cli: Invocation, /, words: tuple[str, ...], source: SourceFlags, **
 
     Nothing is measured: docs/estimate.md has the formulas. Exit status 10 if something cannot fit.
     """
-    device = _device(given["gpu"], given["memory_gib"])
+    device = _device(gpu, memory_gib)
     resources = _resources(words, source)
     jobs = [each for each in resources if each.kind == TRAIN_JOB]
     if not jobs:
@@ -58,7 +67,7 @@ def estimate(cli: Invocation, /, words: tuple[str, ...], source: SourceFlags, **
             "there is no TrainJob in these manifests", hint="areal train estimate CONFIG, or -f FILE with one"
         )
     try:
-        documents = [_document(each, resources, device, given) for each in jobs]
+        documents = [_document(each, resources, device, prompt_tokens, answer_tokens) for each in jobs]
     except OverflowError as error:
         raise UsageFault("a number of the configuration is too large to estimate") from error
     if cli.format.is_table:
@@ -122,20 +131,24 @@ def _config_of(job: Resource) -> JobConfig:
     return JobConfig.of(wanted)
 
 
-def _document(job: Resource, resources: Sequence[Resource], device: Device | None, given: Mapping[str, Any]) -> Row:
+def _document(
+    job: Resource,
+    resources: Sequence[Resource],
+    device: Device | None,
+    prompt_tokens: int,
+    answer_tokens: int | None,
+) -> Row:
     from areal.estimate.memory import CPU_RESERVE, RESERVE, peak, sequences, serving_use, training_use
     from areal.estimate.runs import DEVICES, batch_of, gib, roles, run_of, step_time
     from areal.resources.backend import Part
 
     config = _config_of(job)
     engine = _engine(job, config, resources)
-    on_one = (
-        engine is not None and engine["part"].engine == "embedded" and "cuda" not in str(engine["args"].get("device"))
-    )
+    on_one = engine is not None and engine.part.engine == "embedded" and "cuda" not in str(engine.args.get("device"))
     found = device or (_device(_CPU, None) if on_one else None) or DEVICES["h100"]
     on_cpu = not found.flops
     by_agents = bool((job.spec.get("rollout") or {}).get("agents"))
-    batch = batch_of(config.get, given["prompt_tokens"], given["answer_tokens"], by_agents=by_agents)
+    batch = batch_of(config.get, prompt_tokens, answer_tokens, by_agents=by_agents)
     paths = {role: config.absolute(path) if path else "" for role, path in roles(config.get).items()}
     shapes = {role: _shape(path, f"{job.ref}: {role}.path") for role, path in paths.items()}
     laid_out = config.training()
@@ -151,7 +164,7 @@ def _document(job: Resource, resources: Sequence[Resource], device: Device | Non
         use = serving_use(served, found.memory)
         rows.append(_use_row(use, str(served.part)))
         needed["rollout"] = (served.part.world_size, use.kept + served.reserve)
-        if engine["shared"]:
+        if engine.shared:
             needed = {"training and rollout": (part.world_size, sum(most for _, most in needed.values()))}
     if on_cpu:
         needed = {"all processes": (1, sum(count * most for count, most in needed.values()))}
@@ -172,7 +185,7 @@ def _document(job: Resource, resources: Sequence[Resource], device: Device | Non
     }
 
 
-def _step_row(time: StepTime) -> dict[str, Any]:
+def _step_row(time: StepTime) -> dict[str, object]:
     return {
         "seconds": time.whole,
         "rolloutSeconds": time.rollout,
@@ -198,7 +211,7 @@ def _problems(needed: Mapping[str, tuple[int, int]], served: Served | None, devi
             yield f"{place} needs {size(most)}{each}, and {device.title} has {size(device.memory)}"
 
 
-def _use_row(use: Any, layout: str) -> dict[str, Any]:
+def _use_row(use: Any, layout: str) -> dict[str, object]:
     from areal.estimate.runs import gib
 
     sizes = {name: gib(getattr(use, "kv_cache" if name == "kvCache" else name)) for name in _PARTS}
@@ -222,9 +235,17 @@ def _shape(path: str, where: str) -> Shape:
     return shape_of(content if isinstance(content, dict) else {}, f"{where}: {file}")
 
 
-def _engine(job: Resource, config: JobConfig, resources: Sequence[Resource]) -> dict[str, Any] | None:
-    """Return the engine that the job samples from: its layout, model, flags, and whether it shares the trainer's GPU.
-    None for a job that does not sample."""
+class _Engine(NamedTuple):
+    """An engine: its layout, model, flags, and whether it shares the trainer's GPU."""
+
+    part: Part
+    path: str
+    args: Mapping[str, Any]
+    shared: bool = False
+
+
+def _engine(job: Resource, config: JobConfig, resources: Sequence[Resource]) -> _Engine | None:
+    """Return the engine that the job samples from; None for a job that does not sample."""
     from areal.resources.backend import inference_part
 
     wanted = job.spec.get("rollout")
@@ -233,7 +254,7 @@ def _engine(job: Resource, config: JobConfig, resources: Sequence[Resource]) -> 
         if part is None:
             return None
         path = config.absolute(config.text("actor.path"))
-        return {"part": part, "path": path, "args": config.engine_arguments(part.engine), "shared": False}
+        return _Engine(part, path, config.engine_arguments(part.engine))
     named = {(each.kind, each.name): each for each in resources}
     agents = wanted.get("agents")
     if agents is not None:
@@ -251,9 +272,8 @@ def _engine(job: Resource, config: JobConfig, resources: Sequence[Resource]) -> 
     replicas = model.spec.get("replicas")
     if isinstance(replicas, int) and replicas > 0:
         part = replace(part, data=replicas)
-    args = dict(model.spec.get("engineArgs") or {})
     path = config.absolute(str(model.spec.get("path")))
-    return {"part": part, "path": path, "args": args, "shared": _share(model.spec, job.spec)}
+    return _Engine(part, path, model.spec.get("engineArgs") or {}, _share(model.spec, job.spec))
 
 
 def _share(model: Mapping[str, Any], job: Mapping[str, Any]) -> bool:
@@ -263,20 +283,20 @@ def _share(model: Mapping[str, Any], job: Mapping[str, Any]) -> bool:
     return leases == [0, 0] and seen[0] is not None and seen[0] == seen[1]
 
 
-def _served(engine: Mapping[str, Any], sequence: int, on_cpu: bool) -> Served:
+def _served(engine: _Engine, sequence: int, on_cpu: bool) -> Served:
     from areal.estimate.memory import CPU_RESERVE, ENGINE_RESERVE, FRACTIONS, GIB, Served
     from areal.estimate.runs import BYTES
     from areal.resources.backend import flag_name
     from areal.wire.processes import EmbeddedEngineConfig
 
-    args, part = {flag_name(key): value for key, value in engine["args"].items()}, engine["part"]
+    args, part = {flag_name(key): value for key, value in engine.args.items()}, engine.part
     is_embedded = part.engine == "embedded"
     flag = {"sglang": "mem-fraction-static", "vllm": "gpu-memory-utilization"}.get(part.engine, "")
     limit = "context-length" if part.engine == "sglang" else "max-model-len"
     longest = args.get(limit)
     cache = args.get("kv-memory-gib") if is_embedded else None
     return Served(
-        shape=_shape(engine["path"], "the engine's model"),
+        shape=_shape(engine.path, "the engine's model"),
         part=part,
         fraction=_number(flag, args.get(flag, FRACTIONS[part.engine]), 1),
         sequence=sequence if longest is None else min(sequence, _count(limit, longest)),

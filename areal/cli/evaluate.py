@@ -15,10 +15,10 @@ import click
 
 from areal.cli import options
 from areal.cli.apply import converge, resource
-from areal.cli.inf.collect import CollectionRun, collected, collection_options, only_model, prepared
+from areal.cli.inf.collect import CollectionFlags, CollectionRun, collected, collection_options, only_model, prepared
 from areal.cli.objects import complete_names, recorded, service_option, stored
 from areal.cli.operate import mutation
-from areal.cli.options import FiniteRange, Invocation, stack
+from areal.cli.options import FiniteRange, Invocation, gather, stack
 from areal.cli.output import emit_one, field, render_table
 from areal.cli.remote import gateway, gateway_of, model_at
 from areal.client.gateway import GatewayClient
@@ -54,41 +54,72 @@ class _Metric(click.ParamType[Any]):
         raise click.BadParameter(f"{value!r} is not a number, pass@K=NUMBER or reward=NUMBER", ctx, param)
 
 
+class _Judgement(NamedTuple):
+    """The flags that say what a score is, and which one is a failure."""
+
+    pass_threshold: float
+    confidence: float
+    baseline: str | None
+    fail_under: tuple[str, float] | None
+
+
+_judgement_options = gather(
+    "judgement",
+    _Judgement,
+    (
+        click.option(
+            "--pass-threshold",
+            type=FiniteRange(),
+            default=1.0,
+            show_default=True,
+            metavar="REWARD",
+            help="A sample passes from this reward on.",
+        ),
+        click.option(
+            "--confidence",
+            type=FiniteRange(0.5, 0.9999),
+            default=0.95,
+            show_default=True,
+            metavar="SHARE",
+            help="Of the intervals.",
+        ),
+        click.option(
+            "--baseline",
+            metavar="NAME|DIR|trainjob/NAME@STEP",
+            help="An earlier evaluation, or a job's own after a step, to compare with.",
+        ),
+        click.option(
+            "--fail-under",
+            type=_Metric(),
+            metavar="[METRIC=]X",
+            help="Exit 8 if pass@1, or pass@K or reward, is below X.",
+        ),
+    ),
+)
+
+
 @click.command()
 @click.argument("target", required=False, metavar="[MODEL|trainjob/NAME[@STEP]]", shell_complete=complete_names(MODEL))
 @service_option
 @collection_options
-@click.option(
-    "--pass-threshold",
-    type=FiniteRange(),
-    default=1.0,
-    show_default=True,
-    metavar="REWARD",
-    help="A sample passes from this reward on.",
-)
-@click.option(
-    "--confidence",
-    type=FiniteRange(0.5, 0.9999),
-    default=0.95,
-    show_default=True,
-    metavar="SHARE",
-    help="Of the intervals.",
-)
-@click.option(
-    "--baseline",
-    metavar="NAME|DIR|trainjob/NAME@STEP",
-    help="An earlier evaluation, or a job's own after a step, to compare with.",
-)
-@click.option(
-    "--fail-under", type=_Metric(), metavar="[METRIC=]X", help="Exit 8 if pass@1, or pass@K or reward, is below X."
-)
+@_judgement_options
 @click.option("--backend", metavar="BACKEND", help="Serves a job's weights  [default: that of its model].")
 @click.option("--name", metavar="NAME", help="Name of the evaluation  [default: the target's].")
 @click.option("--output", "directory", metavar="DIR", help="Its folder  [default: evaluations/NAME of the home].")
 @click.option("--resume", is_flag=True, help="Continue an evaluation that was interrupted.")
 @stack(options.remote, options.timeout("10m", "Give up on an episode after this long", positive=True))
 @stack(options.output(dest=None), options.common, options.pass_invocation)
-def evaluate(cli: Invocation, /, target: str | None, **given: Any) -> int:
+def evaluate(
+    cli: Invocation,
+    /,
+    target: str | None,
+    service: str | None,
+    flags: CollectionFlags,
+    judgement: _Judgement,
+    backend: str | None,
+    name: str | None,
+    directory: str | None,
+) -> int:
     """Evaluate a model, or the weights that a job saved at STEP (0: those that it began with), on a data set.
 
     \b
@@ -105,31 +136,31 @@ def evaluate(cli: Invocation, /, target: str | None, **given: Any) -> int:
     from areal.rollout.evaluation_files import evaluations_folder
 
     wanted = _parse(target)
-    _check_metric(given)
-    name = _name(given["name"], target)
-    folder = Path(given["directory"] or evaluations_folder(cli.home) / name).absolute()
-    if not given["resume"]:
+    _check_metric(flags, judgement.fail_under)
+    name = _name(name, target)
+    folder = Path(directory or evaluations_folder(cli.home) / name).absolute()
+    if not flags.resume:
         refuse_begun(folder)
-    baseline = _read_baseline(cli, given["baseline"]) if given["baseline"] else None
-    dataset = load_examples(given["dataset"], prompt_field=given["prompt_field"], system=given["system"])
+    baseline = _read_baseline(cli, judgement.baseline) if judgement.baseline else None
+    dataset = load_examples(flags.dataset, prompt_field=flags.prompt_field, system=flags.system)
     if baseline is not None:
-        _check_baseline(baseline, dataset, given)
+        _check_baseline(baseline, dataset, flags)
     with contextlib.ExitStack() as stack:
-        work = stack.enter_context(prepared(given, dataset))
+        work = stack.enter_context(prepared(flags, dataset))
         if isinstance(wanted, _Saved):
-            left_s = _DELETION_S if given["resume"] else 0.0
-            chosen, model = stack.enter_context(_served(cli, wanted, given["backend"], name, folder, left_s))
+            left_s = _DELETION_S if flags.resume else 0.0
+            chosen, model = stack.enter_context(_served(cli, wanted, backend, name, folder, left_s))
         else:
-            if given["backend"]:
+            if backend:
                 raise UsageFault("--backend is only for the weights of a job; this model is already served")
-            chosen = gateway_of(cli, given["service"])
-            model = model_at(cli, given["service"], wanted) or only_model(chosen)
-        run = stack.enter_context(collected(cli, given, work, chosen, model, dataset, folder, target=target or model))
+            chosen = gateway_of(cli, service)
+            model = model_at(cli, service, wanted) or only_model(chosen)
+        run = stack.enter_context(collected(cli, flags, work, chosen, model, dataset, folder, target=target or model))
         _list(cli, folder, name)
-        scores = _scores(run, given)
+        scores = _scores(run, flags)
         document: dict[str, Any] = {"name": name, "target": target or model, "output": str(folder)}
-        document |= _scored(run, scores, dataset, given)
-        comparison = _compared(scores, baseline, given)
+        document |= _scored(run, scores, dataset, flags, judgement)
+        comparison = _compared(scores, baseline, judgement)
         if baseline is not None and comparison is not None:
             document["comparison"] = {
                 "baseline": baseline.files.name,
@@ -138,7 +169,8 @@ def evaluate(cli: Invocation, /, target: str | None, **given: Any) -> int:
             }
         run.output.finish(document, complete=run.complete)
         emit_one(cli, document, name=name, text=lambda: _page(document))
-        return _verdict(document, comparison, given) or run.exit_status(cli)
+        _require_success(document["scores"], comparison, judgement)
+        return run.exit_status(cli)
 
 
 def _list(cli: Invocation, folder: Path, name: str) -> None:
@@ -182,15 +214,15 @@ def _parse(target: str | None) -> str | _Saved | None:
     raise UsageFault(f"{target!r} is neither a model nor trainjob/NAME[@STEP]")
 
 
-def _check_metric(given: Mapping[str, Any]) -> None:
+def _check_metric(flags: CollectionFlags, fail_under: tuple[str, float] | None) -> None:
     """Raise UsageFault if the evaluation will not compute the metric of --fail-under."""
     from areal.rollout.evaluation import sample_counts
 
-    metrics = ["reward", *(f"pass@{k}" for k in sample_counts(given["n_samples"]))]
-    if given["fail_under"] is not None and given["fail_under"][0] not in metrics:
-        there = f"the scores of {given['n_samples']} samples are {', '.join(metrics)}"
-        raise UsageFault(f"--fail-under {given['fail_under'][0]}: {there}")
-    if not given["reward"] and not given["workflow"]:
+    metrics = ["reward", *(f"pass@{k}" for k in sample_counts(flags.n_samples))]
+    if fail_under is not None and fail_under[0] not in metrics:
+        there = f"the scores of {flags.n_samples} samples are {', '.join(metrics)}"
+        raise UsageFault(f"--fail-under {fail_under[0]}: {there}")
+    if not flags.reward and not flags.workflow:
         raise UsageFault("no reward is given", hint="--reward module:function, or `exact` or `number`")
 
 
@@ -296,7 +328,11 @@ def _model_spec(cli: Invocation, job: Mapping[str, Any], config: Mapping[str, ob
 
 
 def _scored(
-    run: CollectionRun, scores: Sequence[PromptScores], dataset: ExampleSet, given: Mapping[str, Any]
+    run: CollectionRun,
+    scores: Sequence[PromptScores],
+    dataset: ExampleSet,
+    flags: CollectionFlags,
+    judgement: _Judgement,
 ) -> dict[str, object]:
     """Return the summary of the collection with the scores. Raises UsageFault if nothing computes a reward."""
     from areal.rollout.evaluation import estimates
@@ -307,29 +343,27 @@ def _scored(
             f"{summary['unrewarded']} of {run.progress.done} episodes have no reward",
             hint="an agent returns its reward, or --reward module:function computes it",
         )
-    threshold, confidence = given["pass_threshold"], given["confidence"]
-    document: dict[str, Any] = {
+    threshold, confidence = judgement.pass_threshold, judgement.confidence
+    found = estimates(scores, flags.n_samples, threshold, confidence)
+    return {
         "dataset": {"source": dataset.source, "digest": dataset.digest, "prompts": len(dataset.examples)},
-        "prompt_field": given["prompt_field"],
-        "reward_function": given["reward"],
-        "samples": given["n_samples"],
+        "prompt_field": flags.prompt_field,
+        "reward_function": flags.reward,
+        "samples": flags.n_samples,
         "pass_threshold": threshold,
         "confidence": confidence,
-        "scores": {},
+        "scores": {name: each.document() for name, each in found.items()},
         **summary,
     }
-    found = estimates(scores, given["n_samples"], threshold, confidence)
-    document["scores"] = {name: each.document() for name, each in found.items()}
-    return document
 
 
-def _scores(run: CollectionRun, given: Mapping[str, Any]) -> list[PromptScores]:
+def _scores(run: CollectionRun, flags: CollectionFlags) -> list[PromptScores]:
     """Return the scores without the episodes in the folder that are beyond --limit and --n-samples."""
     from areal.rollout.evaluation import scores_of
 
     prompts, samples = run.progress.planned // run.plan.samples, run.plan.samples
     wanted = (each for each in run.output.episodes() if each.prompt < prompts and each.sample < samples)
-    return scores_of(wanted, given["prompt_field"])
+    return scores_of(wanted, flags.prompt_field)
 
 
 class _Baseline(NamedTuple):
@@ -351,44 +385,43 @@ def _read_baseline(cli: Invocation, text: str) -> _Baseline:
     return _Baseline(files, scores_of(read_episodes(files.path), files.summary.get("prompt_field")))
 
 
-def _check_baseline(baseline: _Baseline, dataset: ExampleSet, given: Mapping[str, Any]) -> None:
+def _check_baseline(baseline: _Baseline, dataset: ExampleSet, flags: CollectionFlags) -> None:
     """Raise Conflict for a baseline with another reward or other prompts, before anything is sampled."""
     from areal.dataset.examples import prompt_digest
     from areal.rollout.evaluation import check_prompts, prompt_keys
 
-    reward = baseline.files.summary.get("reward_function", given["reward"])
-    if reward != given["reward"]:
+    reward = baseline.files.summary.get("reward_function", flags.reward)
+    if reward != flags.reward:
         raise Conflict(
-            f"the baseline was rewarded by {reward}, and this evaluation is by {given['reward']}",
+            f"the baseline was rewarded by {reward}, and this evaluation is by {flags.reward}",
             hint="evaluate both with the same reward",
         )
-    asked = dataset.examples[: given["limit"]]
-    digests = {each.number: prompt_digest(each.fields, given["prompt_field"]) for each in asked}
+    asked = dataset.examples[: flags.limit]
+    digests = {each.number: prompt_digest(each.fields, flags.prompt_field) for each in asked}
     check_prompts(prompt_keys(digests).values(), baseline.scores)
 
 
-def _compared(
-    scores: Sequence[PromptScores], baseline: _Baseline | None, given: Mapping[str, Any]
-) -> Comparison | None:
+def _compared(scores: Sequence[PromptScores], baseline: _Baseline | None, judgement: _Judgement) -> Comparison | None:
     from areal.rollout.evaluation import compare
 
     if baseline is None:
         return None
-    return compare(scores, baseline.scores, given["pass_threshold"], given["confidence"])
+    return compare(scores, baseline.scores, judgement.pass_threshold, judgement.confidence)
 
 
-def _verdict(document: Mapping[str, Any], comparison: Comparison | None, given: Mapping[str, Any]) -> int:
+def _require_success(
+    scores: Mapping[str, Mapping[str, float]], comparison: Comparison | None, judgement: _Judgement
+) -> None:
     """Raise TargetFailed for a score below --fail-under, or a significant decrease."""
     faults = []
-    if given["fail_under"] is not None:
-        metric, least = given["fail_under"]
-        value = document["scores"].get(metric, {}).get("value", 0.0)  # without a finished episode there is none
+    if judgement.fail_under is not None:
+        metric, least = judgement.fail_under
+        value = scores.get(metric, {}).get("value", 0.0)  # without a finished episode there is none
         faults += [f"{metric} is {number(value)}, below {number(least)}"] if value < least else []
     if comparison is not None and comparison.dropped:
-        faults.append(f"the scores are significantly below those of {given['baseline']}")
+        faults.append(f"the scores are significantly below those of {judgement.baseline}")
     if faults:
         raise TargetFailed("; ".join(faults), hint="`-o json` lists the prompts that changed")
-    return 0
 
 
 def _page(document: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import click
 
@@ -15,7 +15,7 @@ from areal import interrupt
 from areal.cli import options
 from areal.cli.objects import model_name_option, service_option
 from areal.cli.operate import ProgressPrinter, graceful
-from areal.cli.options import FiniteRange, Invocation, stack
+from areal.cli.options import FiniteRange, Invocation, gather, stack
 from areal.cli.output import emit_one, field, render_table
 from areal.cli.remote import gateway_of, model_at
 from areal.dataclasses import dataclass
@@ -36,7 +36,30 @@ _SESSION_CALL_S = 60.0
 _SAMPLING = ("temperature", "top_p", "max_tokens")
 
 
-collection_options = stack(
+class CollectionFlags(NamedTuple):
+    """The flags of a command that collects episodes; the last ones are not flags of every such command."""
+
+    dataset: str
+    prompt_field: str | None
+    system: str | None
+    workflow: str | None
+    temperature: float | None
+    top_p: float | None
+    max_tokens: int | None
+    n_samples: int
+    concurrency: int
+    reward: str | None
+    reward_timeout: float
+    reward_processes: int
+    retries: int
+    limit: int | None
+    resume: bool
+    discount: float = 1.0
+    style: Literal["individual", "concat"] = "individual"
+    parquet: bool = False
+
+
+_options = (
     click.option(
         "--dataset", required=True, metavar="FILE.jsonl|HF", help="Prompts: JSONL, JSON, Parquet, or a hub's set."
     ),
@@ -70,7 +93,8 @@ collection_options = stack(
     ),
     click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N prompts."),
 )
-"""The options of a command that collects episodes."""
+collection_options = gather("flags", CollectionFlags, _options)
+"""Adds the options of a command that collects episodes, passed as ``flags``."""
 
 
 @click.command()
@@ -90,7 +114,7 @@ collection_options = stack(
 @click.option("--resume", is_flag=True, help="Continue an earlier run into DIR.")
 @stack(options.remote, options.timeout("10m", "Give up on an episode after this long", positive=True))
 @stack(options.output(dest=None), options.common, options.pass_invocation)
-def collect(cli: Invocation, /, **given: Any) -> int:
+def collect(cli: Invocation, /, flags: CollectionFlags, service: str | None, model: str | None, directory: str) -> int:
     """Collect rollout trajectories with progress, and a summary of rewards, lengths and failures.
 
     \b
@@ -103,19 +127,19 @@ def collect(cli: Invocation, /, **given: Any) -> int:
     """
     from areal.dataset.examples import load_examples
 
-    if given["parquet"]:
+    if flags.parquet:
         from areal.trajectories.reading import pyarrow
 
         pyarrow()
-    dataset = load_examples(given["dataset"], prompt_field=given["prompt_field"], system=given["system"])
+    dataset = load_examples(flags.dataset, prompt_field=flags.prompt_field, system=flags.system)
     with ExitStack() as stack:
-        work = stack.enter_context(prepared(given, dataset))
-        chosen = gateway_of(cli, given["service"])
-        model = model_at(cli, given["service"], given["model"]) or only_model(chosen)
-        run = stack.enter_context(collected(cli, given, work, chosen, model, dataset, Path(given["directory"])))
-        document = {"output": given["directory"], "model": model, **run.summary()}
+        work = stack.enter_context(prepared(flags, dataset))
+        chosen = gateway_of(cli, service)
+        model = model_at(cli, service, model) or only_model(chosen)
+        run = stack.enter_context(collected(cli, flags, work, chosen, model, dataset, Path(directory)))
+        document = {"output": directory, "model": model, **run.summary()}
         run.output.finish(document, complete=run.complete)
-        emit_one(cli, document, name=given["directory"], text=lambda: summary_page(document))
+        emit_one(cli, document, name=directory, text=lambda: summary_page(document))
         return run.exit_status(cli)
 
 
@@ -165,15 +189,15 @@ class RolloutWork:
 
 
 @contextmanager
-def prepared(given: Mapping[str, Any], dataset: ExampleSet) -> Iterator[RolloutWork]:
+def prepared(flags: CollectionFlags, dataset: ExampleSet) -> Iterator[RolloutWork]:
     """Load the code, before anything is served or sampled. Raises ArealError if it cannot be loaded, UsageFault if a
     row lacks a column that the reward needs."""
     from areal.client.loop_thread import LoopThread
     from areal.rollout.collection import RewardScorer
 
-    agent = _agent(given)
+    agent = _agent(flags)
     columns = [name for name in ("images", "image") if any(each.fields.get(name) for each in dataset.examples)]
-    if given["workflow"] is None and columns:
+    if flags.workflow is None and columns:
         raise UsageFault(
             f"{dataset.source} has a column {columns[0]}, and its prompts are asked in text",
             hint="--agent: a workflow or an agent that shows them to the model",
@@ -182,17 +206,17 @@ def prepared(given: Mapping[str, Any], dataset: ExampleSet) -> Iterator[RolloutW
         thread = LoopThread("areal-collection")
         stack.callback(thread.close)
         scorer = None
-        if given["reward"]:
-            size = min(given["reward_processes"], given["concurrency"])
-            scorer = stack.enter_context(RewardScorer(given["reward"], size, given["reward_timeout"], thread))
-            scorer.check(dataset, given["limit"], tokens=given["workflow"] is None)
+        if flags.reward:
+            size = min(flags.reward_processes, flags.concurrency)
+            scorer = stack.enter_context(RewardScorer(flags.reward, size, flags.reward_timeout, thread))
+            scorer.check(dataset, flags.limit, tokens=flags.workflow is None)
         yield RolloutWork(agent, scorer, thread)
 
 
 @contextmanager
 def collected(
     cli: Invocation,
-    given: Mapping[str, Any],
+    flags: CollectionFlags,
     work: RolloutWork,
     chosen: GatewayClient,
     model: str,
@@ -208,10 +232,9 @@ def collected(
     from areal.rollout.collection_output import open_folder
 
     interrupted = threading.Event()
-    discount, style = given.get("discount", 1.0), given.get("style", "individual")
-    asked = {"dataset": dataset.digest, "model": model, "discount": discount, "style": style, **settings}
-    asked |= {name: given[name] for name in ("workflow", "reward", "system", *_SAMPLING)}
-    with open_folder(folder, asked, parquet=given.get("parquet", False), resume=given["resume"]) as output:
+    names = ("discount", "style", "workflow", "reward", "system", *_SAMPLING)
+    asked = {"dataset": dataset.digest, "model": model, **settings, **{name: getattr(flags, name) for name in names}}
+    with open_folder(folder, asked, parquet=flags.parquet, resume=flags.resume) as output:
         began = time.monotonic()
         with (
             graceful(interrupted, "finishing the episodes at hand"),
@@ -219,13 +242,13 @@ def collected(
         ):
             plan = CollectionPlan(
                 model,
-                given["n_samples"],
-                given["concurrency"],
-                given["retries"],
+                flags.n_samples,
+                flags.concurrency,
+                flags.retries,
                 cli.timeout_s or _EPISODE_S,
                 work.scorer is not None and work.scorer.parameters.takes_tokens,
-                discount,
-                style,
+                flags.discount,
+                flags.style,
             )
             client = AsyncInferenceClient(
                 chosen.url,
@@ -235,7 +258,7 @@ def collected(
                 connections=max(1024, plan.concurrency),
             )
             score = work.scorer.score if work.scorer is not None else None
-            examples = dataset.examples[: given["limit"]]
+            examples = dataset.examples[: flags.limit]
             collection = Collection(client, work.agent, score, output, examples, dataset.place, plan)
             tracing.start("collect", own_code=True)
             collection.run(work.thread, interrupted, CollectionReport(printer))
@@ -243,16 +266,16 @@ def collected(
         yield CollectionRun(output, plan, collection.progress, time.monotonic() - began, interrupted.is_set())
 
 
-def _agent(given: Mapping[str, Any]) -> Agent:
+def _agent(flags: CollectionFlags) -> Agent:
     from areal.rollout.collection import named_agent, single_turn
 
-    sampling = {name: given[name] for name in _SAMPLING if given[name] is not None}
-    if given["workflow"] is None:
+    sampling = {name: value for name in _SAMPLING if (value := getattr(flags, name)) is not None}
+    if flags.workflow is None:
         return single_turn(sampling)
     unused = [f"--{name.replace('_', '-')}" for name in sampling]
     if unused:
         raise UsageFault(f"{', '.join(unused)} cannot be used with --workflow: its agent sets the sampling parameters")
-    return named_agent(given["workflow"])
+    return named_agent(flags.workflow)
 
 
 def only_model(chosen: GatewayClient) -> str:

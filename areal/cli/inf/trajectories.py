@@ -9,12 +9,12 @@ import time
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from areal.cli.objects import complete_names, service_option, stored
-from areal.cli.options import Invocation, read_options, stack
+from areal.cli.options import Invocation, gather, read_options
 from areal.cli.output import Column, Row, clock, emit_one, emit_rows, field, render_table, write
 from areal.cli.remote import gateway_of, local_options
 from areal.cli.services import all_sessions, emit_sessions, limit_option
@@ -64,7 +64,15 @@ _TURNS = (
 @click.option("--ready", is_flag=True, help="Only those with a trajectory that waits to be exported.")
 @limit_option
 @read_options()
-def sessions_list(cli: Invocation, /, service: str | None, limit: int, **given: Any) -> int:
+def sessions_list(
+    cli: Invocation,
+    service: str | None,
+    limit: int,
+    state: str | None,
+    task: str | None,
+    group: str | None,
+    ready: bool,
+) -> int:
     """List sessions: state, turns, rewards, trajectories ready for export, age. Filters are joined by "and".
 
     \b
@@ -74,10 +82,10 @@ def sessions_list(cli: Invocation, /, service: str | None, limit: int, **given: 
 
     def wanted(row: Row) -> bool:
         return (
-            given["state"] in (None, row["state"])
-            and str(row["task_id"]).startswith(given["task"] or "")
-            and given["group"] in (None, row["group_id"])
-            and (not given["ready"] or row["ready"] > 0)
+            state in (None, row["state"])
+            and str(row["task_id"]).startswith(task or "")
+            and group in (None, row["group_id"])
+            and (not ready or row["ready"] > 0)
         )
 
     sessions = filter(wanted, all_sessions(cli, gateway_of(cli, service), "/rl/sessions"))
@@ -114,7 +122,21 @@ def _page(document: Mapping[str, Any]) -> str:
 _ON_A_SCREEN, _ON_A_PAGE = 10, 500
 
 
-_show_options = stack(
+class _Chosen(NamedTuple):
+    """The flags of a command that shows trajectories: which ones, and how."""
+
+    episode: str | None
+    group: str | None
+    step: int | None
+    only: str | None
+    limit: int | None
+    sort: str
+    paint: Any
+    tokenizer: str | None
+    page: str | None
+
+
+_options = (
     click.option("--episode", metavar="NAME", help="Only this one."),
     click.option("--group", metavar="NAME", help="Only the samples of this group."),
     click.option("--step", type=click.IntRange(min=0), metavar="N", help="Only those of this training step."),
@@ -143,6 +165,7 @@ _show_options = stack(
     ),
     click.option("--html", "page", metavar="FILE.html", help="Write one self-contained page instead."),
 )
+_show_options = gather("flags", _Chosen, _options)
 
 
 @click.command()
@@ -150,7 +173,7 @@ _show_options = stack(
 @service_option
 @_show_options
 @read_options()
-def show(cli: Invocation, /, target: str, **given: Any) -> int:
+def show(cli: Invocation, target: str, service: str | None, flags: _Chosen) -> int:
     """Show trajectories: a file or folder of `inf collect` or of a job, a saved export, or a session of the service.
 
     \b
@@ -165,21 +188,21 @@ def show(cli: Invocation, /, target: str, **given: Any) -> int:
 
     path = Path(target)
     if path.exists():
-        return _show(cli, read_episodes(path), None, target, given)
+        return _show(cli, read_episodes(path), None, target, flags)
     beside = "/" in target and path.parent.is_dir()
     if beside or target.endswith((".json", ".jsonl", ".parquet", ".npz")) or target.startswith((".", "/", "~")):
         raise NotFound(f"there is no file {target}")
-    chosen = gateway_of(cli, given["service"])
+    chosen = gateway_of(cli, service)
     trajectories = read_session(chosen, target, rows=True)["trajectories"]
     episodes = (each for recorded in trajectories for each in episodes_of_export({**recorded, "failures": ()}))
-    return _show(cli, episodes, chosen, target, given)
+    return _show(cli, episodes, chosen, target, flags)
 
 
 @click.command("trajectories")
 @click.argument("name", shell_complete=complete_names(TRAIN_JOB))
 @_show_options
 @local_options
-def of_job(cli: Invocation, /, name: str, **given: Any) -> int:
+def of_job(cli: Invocation, name: str, flags: _Chosen) -> int:
     """Show the training and evaluation samples of the job NAME: groups, turns, rewards and advantages.
 
     \b
@@ -195,11 +218,11 @@ def of_job(cli: Invocation, /, name: str, **given: Any) -> int:
     if not any(folder.glob("trajectories-*")):
         hint = f"rollout.dump_to_file=true has them written; areal train status {name}"
         raise NotFound(f"trainjob/{name} has written no trajectories", hint=hint)
-    narrowed = any(given[name] not in (None, "recorded") for name in ("episode", "group", "step", "only", "sort"))
-    if given["page"] and not narrowed:
-        episodes, left_out = _spread_over_steps(folder, given["limit"] or _ON_A_PAGE)
-        return _show(cli, episodes, None, str(folder), given, title=name, left_out=left_out)
-    return _show(cli, read_episodes(folder), None, str(folder), given, title=name)
+    narrowing = (flags.episode, flags.group, flags.step, flags.only)
+    if flags.page and narrowing == (None, None, None, None) and flags.sort == "recorded":
+        episodes, left_out = _spread_over_steps(folder, flags.limit or _ON_A_PAGE)
+        return _show(cli, episodes, None, str(folder), flags, title=name, left_out=left_out)
+    return _show(cli, read_episodes(folder), None, str(folder), flags, title=name)
 
 
 def _show(
@@ -207,29 +230,29 @@ def _show(
     episodes: Iterator[Episode],
     chosen: GatewayClient | None,
     target: str,
-    given: Mapping[str, Any],
+    flags: _Chosen,
     *,
     title: str | None = None,
     left_out: str = "",
 ) -> int:
     """Show episodes. ``title`` and ``left_out``: texts of the page."""
     title = title or target.rstrip("/").rpartition("/")[2]
-    limit = given["limit"] or (_ON_A_PAGE if given["page"] else _ON_A_SCREEN)
+    limit = flags.limit or (_ON_A_PAGE if flags.page else _ON_A_SCREEN)
     wanted = (
         each
         for each in episodes
-        if given["only"] in (None, "eval" if each.is_eval else "training")
-        and given["step"] in (None, each.step)
-        and given["group"] in (None, each.group)
+        if flags.only in (None, "eval" if each.is_eval else "training")
+        and flags.step in (None, each.step)
+        and flags.group in (None, each.group)
     )
-    shown, more = _first(wanted, given["episode"], given["sort"], limit, target)
-    decoder = _decoder(cli, given["tokenizer"], shown, chosen)
-    if more and not given["page"]:
+    shown, more = _first(wanted, flags.episode, flags.sort, limit, target)
+    decoder = _decoder(cli, flags.tokenizer, shown, chosen)
+    if more and not flags.page:
         cli.info(f"these are the first {len(shown)}; --limit shows more")
-    if given["page"]:
-        _write_page(cli, Path(given["page"]), shown, decoder, title, left_out if left_out or not more else _MORE)
+    if flags.page:
+        _write_page(cli, Path(flags.page), shown, decoder, title, left_out if left_out or not more else _MORE)
     elif cli.format.is_table:
-        _print(cli, shown, decoder, given["paint"])
+        _print(cli, shown, decoder, flags.paint)
     else:
         emit_rows(cli, [_document(each, decoder) for each in shown], (), name="{episode}".format_map, answered=True)
     return 0
