@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from areal.conversation.chat import Chat, in_common
-from areal.conversation.messages import Conversation, ConversationError, message_text
+from areal.conversation.messages import Conversation, ConversationError, message_text, message_texts
 from areal.conversation.template import THOUGHT_END, shows, swapped
 from areal.dataclasses import dataclass
 
@@ -181,10 +181,10 @@ class _Row:
         """Raise ConversationError unless the trained text contains the parts of the message. The template may omit the
         reasoning of earlier turns."""
         message, where = self.conversation.messages[index], f"messages[{index}]"
-        thought, _, response = message_text(message).rpartition(THOUGHT_END)
-        wanted = [(f"{where}.content", response)]
+        parts = [text.rpartition(THOUGHT_END) for text in message_texts(message)]
+        wanted = [(f"{where}.content", response) for _, _, response in parts]
         if index == self.last:
-            wanted.append((f"{where}.content", thought.rpartition(_THOUGHT_START)[2]))
+            wanted += [(f"{where}.content", thought.rpartition(_THOUGHT_START)[2]) for thought, _, _ in parts]
             wanted.append((f"{where}.reasoning_content", message.get("reasoning_content", "")))
         calls = message.get("tool_calls", ())
         wanted += [(f"{where}.tool_calls[{at}]", call["function"]["name"]) for at, call in enumerate(calls)]

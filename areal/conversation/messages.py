@@ -123,8 +123,13 @@ def _calls(value: object, where: str) -> list[dict[str, Any]]:
 
 def message_text(message: Mapping[str, Any]) -> str:
     """Return the text of a message in the normal form."""
+    return "\n".join(message_texts(message))
+
+
+def message_texts(message: Mapping[str, Any]) -> list[str]:
+    """Return the texts of the parts of a message in the normal form."""
     content: Any = message.get("content", "")
-    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+    return [content] if isinstance(content, str) else [part["text"] for part in content]
 
 
 def read_tools(value: object) -> tuple[dict[str, Any], ...]:

@@ -18,12 +18,13 @@ from typing import Any
 
 import jinja2
 
-from areal.conversation.messages import Conversation, ConversationError
+from areal.conversation.messages import Conversation, ConversationError, message_text, message_texts
 from areal.conversation.sandbox import CompiledTemplate, to_json
 
 RESERVED = frozenset({"messages", "tools", "bos_token", "eos_token"})
 THOUGHT_END = "</think>"
 PROBE = "Zqxprobe"  # no template writes it by itself, trims it or escapes it
+_PARTS = [{"type": "text", "text": PROBE}, {"type": "text", "text": PROBE[::-1]}]
 
 
 class Template:
@@ -111,8 +112,8 @@ class Template:
             shaped = {"thinking": reasoning, **shaped}
         if content is None:
             shaped["content"] = ""
-        elif isinstance(content, list) and not self._takes_parts:
-            shaped["content"] = "\n".join(part["text"] for part in content)
+        elif isinstance(content, list) and not self._takes_parts(_kind(shaped, "content")):
+            shaped["content"] = message_text(message)
         if isinstance(shaped["content"], str) and not self._takes_text:
             shaped["content"] = [{"type": "text", "text": shaped["content"]}]
         return shaped
@@ -121,13 +122,19 @@ class Template:
 
     @cached_property
     def _takes_text(self) -> bool:
-        return self._probed([{"role": "user", "content": PROBE}]) or not self._takes_parts
+        user = {"role": "user", "content": PROBE}
+        return self._probed([user]) or not self._probed([{**user, "content": _PARTS}], PROBE[::-1])
 
-    @cached_property
-    def _takes_parts(self) -> bool:
-        parts = [{"type": "text", "text": PROBE}, {"type": "text", "text": PROBE[::-1]}]
-        message = {"role": "user", "content": parts}
-        return self._probed([message], unlike="'type'") and self._probed([message], PROBE[::-1])
+    def _takes_parts(self, kind: str) -> bool:
+        """Return whether the template renders the texts of parts in this kind of message. Some dump the list itself, as
+        JSON or in Python's form."""
+        if (key := f"{kind} in parts") not in self._shown:
+            messages = [
+                {**message, "content": _PARTS} if message["content"] in (PROBE, _PARTS[:1]) else message
+                for message in self.shaped(_probe(kind))
+            ]
+            self._shown[key] = self._probed(messages, PROBE[::-1], unlike=(f"'{PROBE}'", f'"{PROBE}"'))
+        return self._shown[key]
 
     @cached_property
     def _takes_text_arguments(self) -> bool:
@@ -144,13 +151,13 @@ class Template:
     def _as_content(self, text: str) -> str | list[dict[str, str]]:
         return text if self._takes_text else [{"type": "text", "text": text}]
 
-    def _probed(self, messages: list[dict[str, Any]], text: str = PROBE, unlike: str = "\0") -> bool:
-        """Return whether the template renders ``text`` in these messages."""
+    def _probed(self, messages: Sequence[Mapping[str, object]], text: str = PROBE, unlike: Sequence[str] = ()) -> bool:
+        """Return whether the template renders ``text`` in these messages, and nothing of ``unlike``."""
         try:
             rendered = self.text(messages, None, {})
         except ConversationError:
             return False
-        return text in rendered and unlike not in rendered
+        return text in rendered and not any(other in rendered for other in unlike)
 
     # What a rendered text must show.
 
@@ -253,8 +260,7 @@ _Replace = Callable[[Mapping[str, object], str], dict[str, object]]
 def _marks(message: Mapping[str, Any]) -> list[tuple[str, str, _Replace]]:
     """Return the texts of a message that a rendering must contain: (field, text, function that replaces it)."""
     marks: list[tuple[str, str, _Replace]] = []
-    content: Any = message.get("content", ())
-    for at, text in enumerate([content] if isinstance(content, str) else [part["text"] for part in content]):
+    for at, text in enumerate(message_texts(message)):
         if text := _shown_part(text):
             marks.append(("content", text, partial(_with_content, at)))
     for at, call in enumerate(message.get("tool_calls", ())):
@@ -302,8 +308,7 @@ def _with_calls_as_text(conversation: Conversation) -> Conversation:
         calls = message.get("tool_calls", ())
         broken = [call["function"] for call in calls if isinstance(call["function"]["arguments"], str)]
         if broken:
-            content = message.get("content", "")
-            texts = [content] if isinstance(content, str) else [part["text"] for part in content]
+            texts = message_texts(message)
             texts += [f'{{"name": {to_json(each["name"])}, "arguments": {each["arguments"]}' for each in broken]
             kept = [call for call in calls if not isinstance(call["function"]["arguments"], str)]
             message = {**message, "content": "\n".join(filter(None, texts)), "tool_calls": kept}

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from areal.conversation import Conversation, ConversationError, normalise, trained_tokens
+from areal.conversation.template import PROBE, _probe
 from areal.dataset.tokenizers import chat_of
 from areal.services.http.errors import ApiError
 from areal.services.inference.data_proxy.prompts import ChatPrompt
@@ -93,6 +94,26 @@ def test_rendering_equals_transformers_or_is_refused(name: str, case: Case, begi
     assert text == shaped
     if plain is not None and shows(plain, conversation):
         assert text == plain
+
+
+@every_family
+@pytest.mark.parametrize(
+    "kind", ["system alone", "user alone", "assistant alone", "assistant with calls", "tool alone"]
+)
+def test_text_in_parts_is_rendered_as_text(name: str, kind: str) -> None:
+    chat, conversation = codec_of(name).chat, _probe(kind)
+    assert chat is not None
+    (at,) = (at for at, message in enumerate(conversation.messages) if message["content"] == PROBE)
+    parts = [{"type": "text", "text": text} for text in (PROBE, "Other")]
+    found = []
+    for content in (PROBE, parts[:1], parts):
+        message = {**conversation.messages[at], "content": content}
+        try:
+            found.append(chat.template.render(conversation.replaced(at, message)))
+        except ConversationError:
+            found.append("")
+    text, single, two = ("".join(each.split()) for each in found)
+    assert single == text and two.replace("Other", "").replace("\\n", "") == text  # some write JSON
 
 
 def served(name: str, conversation: Conversation, recorded: PrefixMatch | None = None, **more: Any) -> list[int]:

@@ -136,6 +136,14 @@ def test_rows_not_ending_with_assistant_are_refused(
     assert f"rows.jsonl:1: {message}" in refusal(tmp_path, tokenizers("qwen3"), row)
 
 
+@pytest.mark.parametrize(
+    ("name", "wanted"), [("glm4moe", "\n<think></think>\nRain.<|user|>"), ("lfm2_v2", "Ra\nin.<|im_end|>")]
+)
+def test_answer_of_several_parts_is_learned(tmp_path: Path, tokenizers: Any, name: str, wanted: str) -> None:
+    answer = {"role": "assistant", "content": [{"type": "text", "text": "Ra"}, {"type": "text", "text": "in."}]}
+    assert learned(tmp_path, tokenizers(name), {"messages": [USER, answer]}) == [wanted]
+
+
 def test_user_turns_and_default_system_prompt_are_not_learned(tmp_path: Path, tokenizers: Any) -> None:
     row = {"prompt": [USER], "completion": [RAIN, {**USER, "content": "And Rome?"}, {**RAIN, "content": "Dry."}]}
     tokenizer = tokenizers("qwen2_5")
