@@ -79,7 +79,7 @@ def emit_rows(
     if chosen.is_table:
         if rows:
             write(render_table(rows, columns, wide=chosen.kind == "wide"))
-        else:
+        elif empty:
             cli.info(empty)
     elif chosen.kind == "name":
         write("\n".join(text_of(name(row)) for row in rows))
@@ -386,7 +386,7 @@ class Table(NamedTuple):
     columns: Sequence[Column]
     name: Callable[[Row], str]
     single: bool = False
-    unreadable: Sequence[tuple[str, str]] = ()
+    unreadable: Sequence[tuple[Path | str, str]] = ()
     manifests: Sequence[Mapping[str, Any]] = ()
     where: str = ""
     note: str = ""
@@ -429,15 +429,20 @@ def show_table(cli: Invocation, table: Table, sort_by: str | None) -> int:
     elif table.single and not cli.format.is_table:
         emit_one(cli, rows[0], name=table.name(rows[0]), text=str)
     else:
-        empty = table.note or f"nothing in {table.where or cli.home.root} yet"
+        empty = table.note or ("" if table.unreadable else f"nothing in {table.where or cli.home.root} yet")
         emit_rows(cli, rows, table.columns, name=table.name, empty=empty)
     if table.note and rows:
         cli.info(table.note)
-    if table.unreadable:
+    return report_unreadable(cli, table.unreadable)
+
+
+def report_unreadable(cli: Invocation, files: Sequence[tuple[Path | str, str]]) -> int:
+    """Report records that a list lacks because they cannot be read. Returns the status of such files, or 0."""
+    if files:
         from areal.state.files import remedy
-    for path, reason in table.unreadable:
+    for path, reason in files:
         report(ArealError(f"{path} is unreadable: {reason}", hint=remedy(reason)), cli)
-    return InvalidManifest.exit_code if table.unreadable else 0
+    return InvalidManifest.exit_code if files else 0
 
 
 def print_rows(

@@ -17,7 +17,7 @@ from areal.cli.logs import LogQuery
 from areal.cli.objects import PROCESS_COLUMNS, complete, recorded, stored
 from areal.cli.operate import approver, finish, merge_outcomes, mutate, scale_object
 from areal.cli.options import Decorator, Invocation, change_options, gather, stack, stop_options, timeout
-from areal.cli.output import Column, emit_rows, field, render_table, show_status
+from areal.cli.output import Column, emit_rows, field, render_table, report_unreadable, show_status
 from areal.cli.remote import gateway, gateway_of, namespace, refuse_remote_context
 from areal.client.gateway import GatewayClient, session_pages
 from areal.errors import ArealError, UsageFault
@@ -160,10 +160,12 @@ def stop_service(
     cascade: bool,
 ) -> int:
     from areal.reconcilers import operations
+    from areal.state.upkeep import ref_of
 
     refuse_remote_context(cli)
     if all_:
-        refs = [found.ref for found in HomeView(cli.home).of_kind(kind)]
+        found = HomeView(cli.home).of_kind(kind)
+        refs = [*(item.ref for item in found), *(ref_of(path) for path, _ in found.unreadable)]  # which are named
     else:
         refs = [stored(cli.home, Ref(kind, check_name(name))).ref]
     if not refs:
@@ -280,18 +282,19 @@ def list_services(
     remote: Callable[[GatewayClient], Mapping[str, object]],
 ) -> int:
     """Print a row per service. ``own`` returns the fields of this kind; ``remote``, the row of a remote gateway."""
-    chosen = gateway(cli)
+    chosen, unreadable = gateway(cli), []
     if chosen is not None:
         rows = [{"pid": None, "ageSeconds": None, **remote(chosen)}]
     else:
         home = HomeView(cli.home)
         found = home.of_kind(kind)
+        unreadable = found.unreadable
         seen = home.statuses(found)
         rows = [{**_service_row(home, item, seen[str(item.ref)]), **own(home, item)} for item in found]
         rows = [row for row in rows if all_ or row["phase"] != "Suspended"]
     name = f"{kind.lower()}/{{service}}".format_map
-    emit_rows(cli, rows, columns, name=name, empty=f"no {noun(kind)} runs")
-    return 0
+    emit_rows(cli, rows, columns, name=name, empty=f"no {noun(kind)} runs" if not unreadable else "")
+    return report_unreadable(cli, unreadable)
 
 
 def _service_row(home: HomeView, item: StoredObject, state: ObjectStatus) -> Document:

@@ -20,7 +20,7 @@ from areal.cli.manifest import DryRunCommand, dry_run_option
 from areal.cli.objects import complete_names, recorded, stored
 from areal.cli.operate import confirmed, finish, mutation, wait_for
 from areal.cli.options import Invocation, change_options, pass_invocation, stack, stop_options, watch_options
-from areal.cli.output import Column, Row, emit_rows, field, show_status, text_of, write
+from areal.cli.output import Column, Row, emit_rows, field, report_unreadable, show_status, text_of, write
 from areal.cli.remote import local_options
 from areal.errors import Conflict, Locked, NotFound, UsageFault
 from areal.installation import module_argv
@@ -274,11 +274,12 @@ def stop(cli: Invocation, /, name: str, grace: float | None) -> int:
 def ps(cli: Invocation, /, all_: bool) -> int:
     """List jobs."""
     home = HomeView(cli.home)
-    rows = [job_row(home, found) for found in home.of_kind(TRAIN_JOB)]
+    jobs = home.of_kind(TRAIN_JOB)
+    rows = [job_row(home, found) for found in jobs]
     rows = [row for row in rows if all_ or row["phase"] in ("Running", "Queued", "Pending")]
-    empty = "no job runs; --all lists those that have ended"
+    empty = "no job runs; --all lists those that have ended" if not jobs.unreadable else ""
     emit_rows(cli, rows, _JOBS, name="trainjob/{name}".format_map, empty=empty)
-    return 0
+    return report_unreadable(cli, jobs.unreadable)
 
 
 _JOBS = (

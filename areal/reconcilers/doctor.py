@@ -83,7 +83,8 @@ def _repaired(finding: Finding, repair: Callable[[], object] | None) -> Finding:
     try:
         repair()
     except ArealError as error:
-        return replace(finding, why=f"{finding.why}; not fixed: {error.message}")
+        why, hint = f"{finding.why}; not fixed: {error.message}", error.hint or finding.fix_command
+        return replace(finding, why=why, fix_command=hint)
     return replace(finding, fixed=True)
 
 

@@ -188,7 +188,7 @@ def _require_free(
     if owner is not None:
         raise NoCapacity(
             f"{ref}: port {endpoint.port} is in use by {owner}",
-            hint=Wording("stop that process, or choose another ", FieldName(endpoint.field)),
+            hint=Wording(f"{owner.remedy}, or choose another ", FieldName(endpoint.field)),
         )
 
 

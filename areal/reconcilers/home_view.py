@@ -51,10 +51,10 @@ class HomeView:
 
         return Backends(self.home.root).observe()
 
-    def of_kind(self, kind: str) -> list[StoredObject]:
+    def of_kind(self, kind: str) -> Listing[StoredObject]:
         from areal.state.objects import ObjectStore
 
-        return list(ObjectStore(self.home).list(kind))
+        return ObjectStore(self.home).list(kind)
 
     def statuses(self, objects: Sequence[StoredObject], *, probe: bool = True) -> dict[str, ObjectStatus]:
         from areal.reconcilers.status import statuses

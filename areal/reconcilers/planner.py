@@ -165,5 +165,5 @@ def _object_plan(target: Target, ops: Sequence[Op[Any]], drifts: Sequence[Drift]
         cause = "; ".join(f"{drift.target} {drift.kind}" for drift in drifts)
         found = [op.cause for op in ops if op.verb is Verb.STOP]
         found += [f"was {op.cause}" for op in ops if op.verb is Verb.AWAIT and op.cause != STARTED]
-        cause = cause or next(iter(found), "not converged yet")
+        cause = cause or next(iter(found), ops[0].cause)
     return ObjectPlan(target.ref, action, cause, decided, target.changes, target.taken)

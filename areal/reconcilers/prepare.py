@@ -201,9 +201,15 @@ def _accepted(targets: Iterable[Target]) -> tuple[tuple[Target, ...], dict[str, 
 def _unreadable(
     stored: Listing[StoredObject], targets: Sequence[Target], states: Iterable[RunState]
 ) -> dict[str, tuple[str, str]]:
-    """Return objects with unreadable records, or with living processes but no record: why, and the next step."""
-    known = {str(item.ref) for item in stored} | {target.ref for target in targets}
-    found = {str(ref_of(path)): (f"{path} is unreadable: {why}", remedy(why)) for path, why in stored.unreadable}
+    """Return objects with unreadable records, or with living processes but no record: why, and the next step. A target
+    replaces a record without a readable revision."""
+    asked = {target.ref for target in targets}
+    known = {str(item.ref) for item in stored} | asked
+    found = {
+        ref: (f"{path} is unreadable: {why}", remedy(why))
+        for path, why in stored.unreadable
+        if (ref := str(ref_of(path))) not in asked or path in stored.presumed
+    }
     hint = "apply its manifest again, which keeps them; areal doctor --fix ends them"
     for state in states:
         if state.phase in LIVE and state.spec.owner and state.spec.owner not in known:

@@ -28,9 +28,10 @@ from areal.reconcilers.observe import (
 from areal.resources.kinds import API_VERSION, Ref
 from areal.runtime.backends import Backends
 from areal.runtime.backends.base import ENDED
+from areal.state.files import UnreadableFile
 from areal.state.home import Home
 from areal.state.locks import holder
-from areal.state.objects import ObjectStore
+from areal.state.objects import ObjectStore, newest_revision
 from areal.state.records import StoredObject
 
 if TYPE_CHECKING:
@@ -162,10 +163,19 @@ def held_back(home: Home, backend: RunControl) -> list[StoredObject]:
 
 
 def hosts_of(home: Home, objects: Sequence[StoredObject]) -> dict[str, StoredObject]:
-    """Return the objects, given or recorded, to which any of ``objects`` is attached or for which it waits."""
+    """Return the objects, given or recorded, to which any of ``objects`` is attached or for which it waits; in place of
+    an unreadable record its newest revision."""
     known, store = {str(item.ref): item for item in objects}, ObjectStore(home)
+
+    def recorded(ref: Ref) -> StoredObject | None:
+        try:
+            return store.get(ref)
+        except UnreadableFile:
+            revision = newest_revision(home, ref)
+            return revision.object if revision is not None else None
+
     wanted = sorted({other for item in objects for other in (host_of(item), item.awaits) if other})
-    found = {ref: known.get(ref) or store.get(Ref(*ref.split("/", 1))) for ref in wanted}
+    found = {ref: known.get(ref) or recorded(Ref(*ref.split("/", 1))) for ref in wanted}
     return {ref: item for ref, item in found.items() if item is not None}
 
 

@@ -53,6 +53,15 @@ class PortOwner:
             return f"a process of user {self.user} that cannot be inspected"
         return f"pid {self.pid} ({self.command}) of user {self.user}"
 
+    @property
+    def remedy(self) -> str:
+        """What frees the port. A run whose folder was lost can only be ended by ``areal doctor`` of its home."""
+        folder = procfs.environment(self.pid).get(procfs.RUN_DIR_VARIABLE) if self.pid is not None else None
+        if not folder or os.path.isdir(folder):
+            return "stop that process"
+        home = os.path.dirname(os.path.dirname(folder))
+        return f"its run folder is lost, and `areal doctor --fix --yes --home {home}` ends it"
+
 
 def bind_error(port: int) -> OSError | None:
     """Return the error that a server listening on ``port``, on any address, would get now; None if it could listen.
@@ -515,7 +524,7 @@ def _refuse_foreign_listener(port: int, lease: ResourceLease) -> None:
     lease.close()
     owner = port_owner(port)
     if owner:
-        raise NoCapacity(f"port {port} is in use by {owner}", hint="stop that process, or choose another port")
+        raise NoCapacity(f"port {port} is in use by {owner}", hint=f"{owner.remedy}, or choose another port")
     raise NoCapacity(f"port {port} cannot be bound: {error.strerror}", hint="choose another port")
 
 

@@ -112,25 +112,20 @@ def serial_path(home: Home) -> Path:
 
 
 def read_serial(home: Home) -> int:
-    """Return the serial, 0 for a store that never changed. Raises UnreadableFile."""
-    path = serial_path(home)
+    """Return the serial, 0 for a store that never changed, -1 for one that cannot be read: the next change replaces
+    it."""
     try:
-        return int(read_raw(path))
+        return int(read_raw(serial_path(home)))
     except FileNotFoundError:
         return 0
-    except ValueError:
-        raise UnreadableFile(path, "it does not hold a number", damaged=True) from None
+    except (ValueError, UnreadableFile):
+        return -1
 
 
 def bump_serial(home: Home) -> int:
-    """Increment the serial and return it. Needs the store's lock. A damaged serial restarts from the clock, above any
-    serial that a plan was made at."""
-    try:
-        following = read_serial(home) + 1
-    except UnreadableFile as error:
-        if not error.damaged:
-            raise
-        following = int(time.time())
+    """Increment the serial and return it. Needs the store's lock. An unreadable serial restarts from the clock, above
+    any serial that a plan was made at."""
+    following = read_serial(home) + 1 or int(time.time())
     write_atomic(serial_path(home), f"{following}\n")
     return following
 
@@ -386,7 +381,7 @@ class ObjectStore:
                 raise
             revision = newest_revision(self.home, ref)
             if revision is None:
-                hint = f"apply its manifest again, or forget it: areal delete {ref}"
+                hint = f"apply its manifest again: areal apply -f FILE; areal delete {ref} can then forget it"
                 raise UnreadableFile(
                     error.path, f"{error.reason}; no revision is left", damaged=True, hint=hint
                 ) from error

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from areal.dataclasses import dataclass
 from areal.resources.kinds import KINDS, Ref, name_problem
-from areal.state.files import UnreadableFile, explain, is_temp, names_in, quarantine
+from areal.state.files import explain, is_temp, names_in, quarantine
 from areal.state.home import Home
 from areal.state.locks import lock_store
 from areal.state.objects import ObjectStore, is_trash, read_serial, serial_path, sweep_trash
@@ -32,15 +32,12 @@ class Defect:
 
 
 def defects(home: Home) -> tuple[Defect, ...]:
-    """Objects, revisions and the serial, as far as they are unreadable."""
+    """Return the serial, objects and revisions that are unreadable; the serial first, as restored objects need one."""
     store = ObjectStore(home)
-    found = [Defect(path, reason, ref_of(path)) for path, reason in store.list().unreadable]
+    found = [Defect(serial_path(home), "it does not hold a number")] if read_serial(home) < 0 else []
+    found += [Defect(path, reason, ref_of(path)) for path, reason in store.list().unreadable]
     for ref in _folders(home):
         found += [Defect(path, reason) for path, reason in store.revisions(ref).unreadable]
-    try:
-        read_serial(home)
-    except UnreadableFile as error:
-        found.append(Defect(serial_path(home), error.reason))
     return tuple(found)
 
 

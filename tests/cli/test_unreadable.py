@@ -60,6 +60,53 @@ def test_unreadable_object_without_revision_blocks_all_deletes(areal: Areal, rec
     assert refused.code == 5 and "may depend on InferenceService/spare" in refused.err, refused
 
 
+def test_models_of_unreadable_service_are_listed(areal: Areal, recorded: Callable[[str], Path]) -> None:
+    recorded("inferenceservice/default").write_text("{")
+    for words in (("get",), ("get", "models,inf"), ("get", "-o", "name")):
+        listed = areal(*words)
+        assert "model/m" in listed.out and listed.code == 3, (words, listed)
+    assert areal("get", "model/m").code == areal("describe", "model/m").code == 0
+    assert areal("diff", "--drift").code == 3
+
+
+def test_short_lists_name_unreadable_records(areal: Areal, recorded: Callable[[str], Path]) -> None:
+    recorded("inferenceservice/spare").write_text("{")
+    recorded("model/m").write_text("{")
+    for words, lost in ((("inf", "ps", "--all"), "spare"), (("inf", "models"), "model/m")):
+        listed = areal(*words)
+        assert listed.code == 3 and f"{lost}/object.json is unreadable" in listed.err, listed
+        assert "no model" not in listed.err
+    kept = areal("inf", "stop", "--all", "--yes")
+    assert kept.code == 3 and "spare/object.json is unreadable" in kept.err
+
+
+def test_record_without_revision_is_replaced_by_its_manifest(
+    areal: Areal, recorded: Callable[[str], Path], tmp_path: Path
+) -> None:
+    record = recorded("inferenceservice/spare")
+    record.write_text("{")
+    (record.parent / "revisions" / "1.json").write_text("{")
+    doctor = areal("doctor", "--fix")
+    assert doctor.code == 1 and "apply its manifest again: areal apply -f FILE" in doctor.out, doctor
+    file = str(tmp_path / "m.yaml")
+    assert areal("diff", "-f", file).code == 1
+    applied = areal("apply", "-f", file)
+    assert applied.code == 0 and "inferenceservice/spare created" in applied.out, applied
+    assert areal("doctor").code == areal("diff", "--drift").code == 0
+
+
+@pytest.mark.parametrize("damage", [lambda path: path.write_text("x"), lambda path: path.mkdir()])
+def test_damaged_serial_is_repaired_with_objects(
+    areal: Areal, home: Home, recorded: Callable[[str], Path], damage: Callable[[Path], object]
+) -> None:
+    recorded("model/m").write_text("{")
+    serial = home.objects / "serial"
+    serial.unlink()
+    damage(serial)
+    assert areal("doctor", "--fix").code == 0
+    assert areal("get").code == areal("diff", "--drift").code == areal("doctor").code == 0
+
+
 def test_object_with_refused_fields_is_blocked_alone(areal: Areal, recorded: Callable[[str], Path]) -> None:
     record = recorded("inferenceservice/default")
     body = unseal(record.read_bytes())

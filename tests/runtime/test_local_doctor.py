@@ -13,6 +13,7 @@ from areal.errors import ArealError
 from areal.runtime import records
 from areal.runtime.backends.base import Phase, ProblemKind
 from areal.runtime.backends.local import LocalBackend
+from areal.runtime.leases import port_owner
 
 from .conftest import Spawn
 from .support import FORKING_COMPONENT, alive, log_text, processes_under, python, run_spec, until
@@ -141,3 +142,19 @@ def test_shared_port_without_first_holder_is_no_problem(local: LocalBackend) -> 
     local.stop("old")
 
     assert local.inspect() == ()
+
+
+def test_run_that_lost_its_folder_is_one_problem_and_named_by_its_port(local: LocalBackend, tmp_path: Path) -> None:
+    (port,) = local.claim_ports(1, owner="Model/a")
+    code = f"import socket, time; s = socket.create_server(('127.0.0.1', {port})); time.sleep(1000)"
+    local.start(run_spec(argv=python(code), ports=(port,)))
+    until(lambda: port_owner(port), "it to listen")
+    assert (port_owner(port) or pytest.fail()).remedy == "stop that process"
+
+    shutil.move(local.store.folder("r1"), tmp_path / "lost")
+
+    (problem,) = local.inspect()
+    assert problem.trouble is ProblemKind.STRAY_PROCESS
+    assert "areal doctor --fix --yes --home" in (port_owner(port) or pytest.fail()).remedy
+    local.repair(problem)
+    assert port_owner(port) is None and local.inspect() == ()

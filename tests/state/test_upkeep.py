@@ -51,7 +51,7 @@ def test_damaged_files_are_found_and_repaired(store: ObjectStore) -> None:
     for path in (folder / "object.json", folder / "revisions" / "2.json", store.home.objects / "serial"):
         path.write_bytes(b"torn")
     found = defects(store.home)
-    assert [defect.ref for defect in found] == [QWEN, None, None]
+    assert [defect.ref for defect in found] == [None, QWEN, None]
     for defect in found:
         if defect.ref is None:
             kept = set_aside(store.home, defect)

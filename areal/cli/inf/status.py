@@ -11,7 +11,7 @@ import click
 from areal.cli.logs import LogQuery, log_options, show_logs
 from areal.cli.objects import service_name, service_option, stored
 from areal.cli.options import Invocation, read_options, watch_options
-from areal.cli.output import Column, emit_rows, field, render_table
+from areal.cli.output import Column, emit_rows, field, render_table, report_unreadable
 from areal.cli.remote import gateway, local_options
 from areal.cli.services import list_services, service_columns, service_status, status_page, watch_service
 from areal.client.gateway import GatewayClient
@@ -126,7 +126,7 @@ _MODEL_COLUMNS = (
 @read_options()
 def models(cli: Invocation, service: str | None) -> int:
     """List a service's models; of a remote gateway, those that it lists."""
-    chosen = gateway(cli)
+    chosen, unreadable = gateway(cli), []
     if chosen is not None:
         from areal.cli.remote_view import model_rows
 
@@ -134,11 +134,14 @@ def models(cli: Invocation, service: str | None) -> int:
     else:
         name = stored(cli.home, Ref(INFERENCE_SERVICE, service_name(cli, service))).name
         home = HomeView(cli.home)
-        found = [item for item in home.of_kind(MODEL) if service_of(item) == name]
+        recorded = home.of_kind(MODEL)
+        found, unreadable = [item for item in recorded if service_of(item) == name], recorded.unreadable
         seen = home.statuses(found)
         rows = [model_row(item, seen[str(item.ref)]) for item in found]
-    emit_rows(cli, rows, _MODEL_COLUMNS, name="model/{name}".format_map, empty="no model is registered")
-    return 0
+    emit_rows(
+        cli, rows, _MODEL_COLUMNS, name="model/{name}".format_map, empty="" if unreadable else "no model is registered"
+    )
+    return report_unreadable(cli, unreadable)
 
 
 def model_row(model: StoredObject, state: ObjectStatus) -> dict[str, object]:

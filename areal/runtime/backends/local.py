@@ -61,9 +61,10 @@ def find_problems(store: RunStore, leases: LeaseDir, states: Mapping[str, RunSta
     problems: list[Problem] = []
     for folder, pids in sorted(by_folder.items()):
         problems += _judge_processes(folder, pids, states)
+    named = {pid for problem in problems for pid in problem.pids}  # which hold their leases until they end
     for state in states.values():
         problems += _judge_record(store, state)
-    problems += _judge_leases(leases, states)
+    problems += [problem for problem in _judge_leases(leases, states) if not named.issuperset(problem.pids or (0,))]
     for path in store.leftovers():
         problems.append(Problem(ProblemKind.LEFTOVER, path, f"{path} was left by a command that was killed"))
     return tuple(problems)
