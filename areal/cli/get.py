@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -46,6 +47,7 @@ from areal.cli.output import (
 )
 from areal.cli.remote import gateway, local_options
 from areal.errors import UsageFault
+from areal.numbers import age, size
 from areal.reconcilers.home_view import (
     HomeView,
     description,
@@ -62,6 +64,7 @@ from areal.terminal import fancy
 
 if TYPE_CHECKING:
     from areal.client.gateway import GatewayClient
+    from areal.reconcilers.usage import Sample
 
 _PROCESSES = ("processes", "process", "proc", "ps")
 _KIND_COLUMNS = (field("NAME", "plural"), field("SHORT", "short"), field("KIND", "kind"))
@@ -122,11 +125,10 @@ def get(
     else:
         look = partial(_objects, cli, targets, selector, show_defaults, None if all_ else set())
     if watch and is_live(cli):
-        from areal.cli.live_view import ViewTable, show_live
-        from areal.cli.usage import UsageMeter
+        from areal.cli.live_terminal import ViewTable, show_live
 
         tables = [ViewTable("Objects", look)]
-        tables += [ViewTable("Processes", UsageMeter(cli, ()).table, 2.0)] if chosen is None else []
+        tables += [ViewTable("Processes", _UsageMeter(cli, ()).table, 2.0)] if chosen is None else []
         describe = _live_description(cli, chosen)
         return show_live(cli, tables, describe, sort_by=sort_by, read=look(), has_logs=chosen is None)
     return watch_table(cli, look, sort_by) if watch else show_table(cli, look(), sort_by)
@@ -348,6 +350,70 @@ def _print(cli: Invocation, rows: Sequence[Row], *, header: bool) -> None:
         print_rows(cli, rows, _EVENT_COLUMNS, _event_name, header=header)
 
 
+_UNKNOWN = "Unknown"
+_SAMPLE_S = 0.5
+
+_USAGE_COLUMNS = (
+    field("OWNER", "owner"),
+    field("PROCESS", "process"),
+    field("PID", "pid", right=True),
+    Column("CPU", lambda row: _cell(row, "cpuPercent", "{:.0f}%".format), right=True, order=itemgetter("cpuPercent")),
+    Column("MEMORY", lambda row: _cell(row, "memoryBytes", size), right=True, order=itemgetter("memoryBytes")),
+    Column("GPU", lambda row: [_gpu_cell(row, gpu) for gpu in row["gpus"]]),
+    field("TOKENS/S", "tokensPerSecond", right=True),
+    field("STATE", "state", state=True),
+    Column("UPTIME", lambda row: age(row["uptimeSeconds"]), right=True, order=itemgetter("uptimeSeconds")),
+    field("PROCESSES", "processes", wide=True, right=True),
+    field("NODE", "node", wide=True),
+)
+
+
+def _cell(row: Mapping[str, Any], name: str, form: Callable[[Any], str | None]) -> str | None:
+    if row[name] is None:
+        return _UNKNOWN if row["node"] else None
+    return form(row[name])
+
+
+def _gpu_cell(row: Mapping[str, object], gpu: Mapping[str, object]) -> str:
+    name = gpu["uuid"] if gpu["index"] is None else gpu["index"]
+    return f"{name}:{_cell({**gpu, 'node': row['node']}, 'usedBytes', size) or '-'}"
+
+
+class _UsageMeter:
+    """CPU, memory, GPU and tokens per second of each process, since the last read; the first one takes ``seconds``.
+
+    CPU and memory are sums over the process's session (engines fork). CPU needs two samples. Processes on nodes of a
+    cluster cannot be measured from here: their values are Unknown.
+    """
+
+    def __init__(
+        self, cli: Invocation, targets: tuple[str, ...], sort_by: str = "name", seconds: float = _SAMPLE_S
+    ) -> None:
+        self._cli = cli
+        self._key = {"cpu": "cpuPercent", "memory": "memoryBytes"}.get(sort_by)
+        self._refs = parse_refs(targets)
+        self._seconds = seconds
+        self._before: Sample | None = None
+
+    def read(self) -> list[Row]:
+        from areal.reconcilers.usage import MEASURED, figures, sample
+
+        home = HomeView(self._cli.home)
+        refs = [each for ref in self._refs for each in home.family(ref)] if self._refs else None
+        states = [state for state in home.states(refs) if state.phase in MEASURED]
+        before = self._before or sample(home, states)
+        if self._before is None:
+            time.sleep(self._seconds)
+        self._before = sample(home, states)
+        rows = figures(states, before, self._before)
+        if (key := self._key) is not None:
+            rows.sort(key=lambda row: -(row[key] or 0))
+        return rows
+
+    def table(self) -> Table:
+        return Table(self.read(), _USAGE_COLUMNS, "{owner} {process}".format_map)
+
+
 @click.command()
 @click.argument("targets", nargs=-1, metavar="[KIND/NAME]...", shell_complete=complete_targets)
 @watch_options()
@@ -361,22 +427,20 @@ def _print(cli: Invocation, rows: Sequence[Row], *, header: bool) -> None:
 @local_options
 def top(cli: Invocation, targets: tuple[str, ...], watch: bool, interval: float, sort_by: str) -> int:
     """Show CPU, memory, GPU and tokens a second of each process; of a service, its models' too."""
-    from areal.cli.usage import SAMPLE_S, USAGE_COLUMNS, UsageMeter
-
     if watch and is_live(cli):
-        from areal.cli.live_view import ViewTable, show_live
+        from areal.cli.live_terminal import ViewTable, show_live
 
-        processes = ViewTable("Processes", UsageMeter(cli, targets, sort_by).table, max(1.0, interval))
+        processes = ViewTable("Processes", _UsageMeter(cli, targets, sort_by).table, max(1.0, interval))
         objects = ViewTable("Objects", partial(_objects, cli, (), None, False, set()))
         return show_live(cli, [processes, objects], _live_description(cli, None))
     while True:
-        rows = UsageMeter(cli, targets, sort_by, max(SAMPLE_S, interval) if watch else SAMPLE_S).read()
+        rows = _UsageMeter(cli, targets, sort_by, max(_SAMPLE_S, interval) if watch else _SAMPLE_S).read()
         if watch and not cli.format.is_table:
             write(compact(rows))
         else:
             if watch and fancy(sys.stdout):
                 clear()
-            emit_rows(cli, rows, USAGE_COLUMNS, name="{owner} {process}".format_map, empty="no process runs")
+            emit_rows(cli, rows, _USAGE_COLUMNS, name="{owner} {process}".format_map, empty="no process runs")
         if not watch:
             return 0
         sys.stdout.flush()

@@ -25,8 +25,7 @@ from areal.cli.live import (
     screen,
     shown_rows,
 )
-from areal.cli.live_terminal import keys_of
-from areal.cli.live_view import pane_of
+from areal.cli.live_terminal import keys_of, pane_of
 from areal.cli.output import Column, Table, cell_width, field, orderable
 from areal.terminal import ESCAPE, spelled, style
 
