@@ -395,7 +395,7 @@ class _UsageMeter:
         self._seconds = seconds
         self._before: Sample | None = None
 
-    def read(self) -> list[Row]:
+    def read(self) -> list[dict[str, Any]]:
         from areal.reconcilers.usage import MEASURED, figures, sample
 
         home = HomeView(self._cli.home)

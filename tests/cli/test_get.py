@@ -31,7 +31,7 @@ def end_run(home: Home, spec: RunSpec, at: float, reason: str = "stopped") -> No
     runs = RunStore(home.root / "runs")
     os.close(runs.create(spec))
     last = {"code": 0, "signal": None, "at": at, "reason": reason}
-    end = {"phase": "exited", "reason": reason, "restarts": 0, "last_exit": last, "swept": 0}
+    end = {"phase": "exited", "reason": reason, "restarts": 0, "last_exit": last, "swept": []}
     records.write_json(str(runs.folder(spec.uid)), records.EXIT, end)
     over = {**procfs.identity_fields(os.getpid()), "start_ticks": 1}
     records.write_json(str(runs.folder(spec.uid)), records.ID, over)
