@@ -48,14 +48,21 @@ def trained_tokens(
 ) -> TrainedTokens:
     """Return the tokens of a conversation. The last message, or all messages of the assistant, are trained: content,
     calls, the reasoning of the last message, earlier reasoning that the template keeps, and the end of the turn.
-    ``variables``: those of the template. Raises ConversationError if the template does not render a part that is to be
-    trained, or renders it after another prompt than the one that is served."""
+    Messages with ``weight`` 0, as in OpenAI's format of fine-tuning, are not trained. ``variables``: those of the
+    template. Raises ConversationError if the template does not render a part that is to be trained, or renders it after
+    another prompt than the one that is served."""
     last = len(conversation.messages) - 1
     if (role := conversation.messages[last]["role"]) != "assistant":
         raise ConversationError(f"messages[{last}].role", f"is {role!r}: a row ends with the assistant's message")
     row = _Row(chat, conversation, variables)
     learned = [last] if train_on == "last" else [at for at in range(last + 1) if row.is_assistant(at)]
-    return row.tokens([row.span(at) for at in learned])
+    weights = [(at, conversation.messages[at].get("weight", 1)) for at in learned]
+    for at, weight in weights:
+        if weight not in (0, 1):
+            raise ConversationError(f"messages[{at}].weight", f"is {weight!r}: it must be 0 (not trained) or 1")
+    if not any(weight for _, weight in weights):
+        raise ConversationError(f"messages[{last}].weight", "is 0, so nothing of the row is trained")
+    return row.tokens([row.span(at) for at, weight in weights if weight])
 
 
 @dataclass(frozen=True)

@@ -221,6 +221,8 @@ def _pair(row: Row, tokenizer: Any) -> Row:
         return {"chosen_ids": ids[0], "rejected_ids": ids[1], **lengths}
     first = row.get("prompt")
     turns = list(first) if isinstance(first, list) else []  # without a prompt, both sides are whole conversations
+    if not turns and all(_is_conversation(side) and side[0]["role"] == "assistant" for side in sides):
+        turns = [{"role": "user", "content": _question(row)[0]}]
     chosen, rejected = ([*turns, *side] for side in sides)
     if normalise(chosen, None).messages[:-1] != normalise(rejected, None).messages[:-1]:
         raise ValueError("chosen and rejected must be the same but for their last message")

@@ -144,6 +144,25 @@ def test_answer_of_several_parts_is_learned(tmp_path: Path, tokenizers: Any, nam
     assert learned(tmp_path, tokenizers(name), {"messages": [USER, answer]}) == [wanted]
 
 
+def test_messages_of_weight_zero_are_not_learned(tmp_path: Path, tokenizers: Any) -> None:
+    tokenizer, bad = tokenizers("qwen2_5"), {"role": "assistant", "content": "Snow.", "weight": 0}
+    row = {"messages": [USER, bad, USER, {**RAIN, "weight": 1.0}]}
+    assert learned(tmp_path, tokenizer, row, train_on="assistant") == ["Rain.<|im_end|>"]
+    assert "messages[1].weight is 0, so nothing" in refusal(tmp_path, tokenizer, {"messages": [USER, bad]})
+    half = {"messages": [USER, {**RAIN, "weight": 0.5}]}
+    assert "messages[1].weight is 0.5: it must be 0" in refusal(tmp_path, tokenizer, half)
+
+
+def test_text_prompt_of_pairs_of_messages_is_a_question(tmp_path: Path, tokenizers: Any) -> None:
+    tokenizer = tokenizers("qwen2_5")
+    pair = {"chosen": [RAIN], "rejected": [{**RAIN, "content": "Snow."}]}
+    rows = [{"prompt": prompt, **pair} for prompt in (USER["content"], [USER])]
+    first, second = get_custom_dataset(path=str(lines(tmp_path / "p.jsonl", rows)), type="dpo", tokenizer=tokenizer)
+    assert first == second and USER["content"] in tokenizer.decode(first["chosen_ids"][: first["prompt_length"]])
+    with pytest.raises(BadData, match="has no question or prompt"):
+        get_custom_dataset(path=str(lines(tmp_path / "p.jsonl", [pair])), type="dpo", tokenizer=tokenizer)
+
+
 def test_user_turns_and_default_system_prompt_are_not_learned(tmp_path: Path, tokenizers: Any) -> None:
     row = {"prompt": [USER], "completion": [RAIN, {**USER, "content": "And Rome?"}, {**RAIN, "content": "Dry."}]}
     tokenizer = tokenizers("qwen2_5")
