@@ -1,29 +1,35 @@
 """Reads the keys of a configuration: a YAML file, or the command in a shell script.
 
 Of a script, assignments of variables (``N=8``, ``${N}``, ``${1:-8}``, ``$((N * 2))``, ``A=(...)``, ``A+=...``), the
-branch of an ``if`` that compares two values, and the last command that runs a trainer are read. All branches of another
-``if`` or of a ``case`` are read: a variable to which they give another value is unknown. Nothing is executed.
+branch of an ``if`` or ``case`` that compares known values, and the last command that runs a trainer are read. All
+branches of another ``if`` or ``case`` are read: what they set differently is unknown. Nothing is executed.
 """
 
 from __future__ import annotations
 
 import ast
+import fnmatch
 import operator
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import yaml
 
+from areal.dataclasses import dataclass, field
 from areal.errors import ArealError
 from areal.resources.tree import ABSENT, resolved
 
 _DECLARED = r"(?:(?:export|readonly|local|declare|typeset)\s+(?:-\w+\s+)*)?"
 _ASSIGNMENT = re.compile(rf"^\s*{_DECLARED}([A-Za-z_]\w*)(\+?)=(.*)$", re.DOTALL)
 _CHANGED = re.compile(r"^\s*(?:for|select|let|unset|read(?:\s+-\S+)*|\(\()\s*([A-Za-z_]\w*)")  # by what is not read
-_VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*|\d)(?::?-([^${}]*))?\}|\$([A-Za-z_]\w*)")  # of nested ones the inner
+_VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*|\d)(?:(:?)-([^${}]*))?\}|\$([A-Za-z_]\w*)")  # of nested ones the inner
 _ARRAY = re.compile(r"\$\{([A-Za-z_]\w*)\[@\]\}")
+_ARRAY_AS_TEXT = re.compile(
+    r"\$\{#([A-Za-z_]\w*)\[[@*]\]\}|^(\s*[A-Za-z_]\w*=)\"?\$\{([A-Za-z_]\w*)\[[@*]\]\}\"?(?=\s*$)"
+)
 _ARGUMENTS = re.compile(r"\$(?:[@*]|\{[@*][^}]*\})")
 _ARITHMETIC = re.compile(r"\$\(\(((?:[^()]|\([^()]*\))*)\)\)")
 _NAME = re.compile(r"\$?\{?([A-Za-z_]\w*)\}?")
@@ -83,22 +89,21 @@ def script_command(
     them. Raises Unread, with ``hint`` where there is none."""
     if len(text) > _MOST_BYTES:
         raise Unread(f"{name}: {len(text)} characters are not a script of a training run")
-    variables, arrays = dict(environment), dict[str, list[str]]()
+    shell = _Shell(dict(environment), {})
     found: Command | None = None
-    for line, doubtful in _taken(text, variables):
+    for line in _taken(text, shell):
+        line = _ARRAY_AS_TEXT.sub(shell.array_as_text, line)
         if (changed := _CHANGED.match(line)) is not None:
-            variables[changed[1]] = f"${{{changed[1]}}}"
+            shell.variables[changed[1]] = f"${{{changed[1]}}}"
         assigned = _ASSIGNMENT.match(line)
         key, more, given = (assigned[1], assigned[2], assigned[3].strip()) if assigned is not None else ("", "", "")
         if given.startswith("(") and given.endswith(")"):
-            words = _words(given[1:-1], variables, arrays, name)
-            arrays[key] = [*arrays.get(key, ()), *words] if more else words
-        elif key and (value := _one_word(_expanded(given, variables))) is not None:
-            value = variables.get(key, "") + value if more else value
-            unknown = doubtful and variables.get(key, value) != value
-            variables[key] = f"${{{key}}}" if unknown else value
-        elif line.split()[:1] not in (["echo"], ["printf"]) and programs.search(_expanded(line, variables)) is not None:
-            found = _command(_words(line, variables, arrays, name, programs), programs, name) or found
+            words = _words(given[1:-1], shell, name)
+            shell.arrays[key] = [*shell.arrays.get(key, ()), *words] if more else words
+        elif key and (value := _one_word(_expanded(given, shell.variables))) is not None:
+            shell.variables[key] = shell.variables.get(key, "") + value if more else value
+        elif line.split()[:1] not in (["echo"], ["printf"]) and programs.search(_expanded(line, shell.variables)):
+            found = _command(_words(line, shell, name, programs), programs, name) or found
     if found is None:
         raise Unread(f"{name}: no command in it runs a trainer that is known here", hint=hint)
     return found
@@ -107,7 +112,7 @@ def script_command(
 def _one_word(text: str) -> str | None:
     """Return the value of an assignment; None if more than one word follows: the rest of the line is a command. The
     output of a command is not known: its text stays."""
-    if text.startswith(("$(", "`")):
+    if re.fullmatch(r"`[^`]*`|\$\(.*\)", text) is not None:
         return text
     try:
         words = shlex.split(text, comments=True)
@@ -130,7 +135,10 @@ def _command(words: Sequence[str], programs: re.Pattern[str], name: str) -> Comm
     return None
 
 
-_TEST = re.compile(r"^\s*(?:el)?if\s+\[\[?\s+(.+?)\s+\]\]?\s*;?\s*(?:then)?\s*$")
+_TEST = re.compile(r"^\s*(?:(?:el)?if|while)\s+\[\[?\s+(.+?)\s+\]\]?\s*;?\s*(?:then|do)?\s*$")
+_CONNECTED = re.compile(r"\s+(?:\]\]?\s+)?(&&|\|\|)\s+(?:\[\[?\s+)?")
+_PATTERN = re.compile(r"\s*\(?((?:[\w.*/?| -]|\"[^\"]*\"|'[^']*')+)\)\s*")
+_BRANCH_OF_CASE = re.compile(rf"{_PATTERN.pattern}(.*\S)\s*;;\s*$")
 _SHORT = re.compile(r"^\s*(\[\[?\s.*?\s\]\]?)\s*(&&|\|\|)\s*(.*)$", re.DOTALL)
 _CLAUSE = re.compile(r";\s*(?=(?:then|else|elif|fi)\b)")
 _COMPARED = {"eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt}
@@ -141,7 +149,17 @@ def _clauses(line: str) -> list[str]:
     """Return the clauses of an ``if``, of ``[ test ] && command`` and of ``A=1; B=2`` as lines of their own."""
     short = _SHORT.match(line)
     if short is not None:
-        return [f"if {short[1]}", *(["else"] if short[2] == "||" else []), short[3], "fi"]
+        then, either, otherwise = short[3].partition(" || ") if _ASSIGNMENT.match(short[3]) else (short[3], "", "")
+        first = ["else"] if short[2] == "||" else []
+        return [f"if {short[1]}", *first, *_clauses(then), *(["else", otherwise] if either else []), "fi"]
+    if (pattern := _BRANCH_OF_CASE.match(line)) is not None:
+        return [
+            f"{pattern[1]})",
+            *(clause for part in pattern[2].split(";") for clause in _clauses(part) if clause),
+            ";;",
+        ]
+    if line.rstrip().endswith(";;") and line.strip() != ";;":
+        return [*_clauses(line.rstrip()[:-2]), ";;"]
     if _ASSIGNMENT.match(line) and not re.search(r"[\"'(`]", line):
         exported = re.match(r"\s*export\s", line)
         split = re.split(r";\s*", line) if exported is None else line.split()[1:]
@@ -154,39 +172,156 @@ def _clauses(line: str) -> list[str]:
     return [clause for each in lines for clause in (_clauses(each) if _ASSIGNMENT.match(each) else [each])]
 
 
-def _taken(text: str, variables: Mapping[str, str]) -> Iterator[tuple[str, bool]]:
-    """Yield the lines that run, as far as the conditions of ``if`` are known, and whether one of them is not known.
-    ``variables`` change while this iterates."""
-    open_ifs: list[list[bool]] = []  # of each: whether its branch is read, whether one was chosen, whether in doubt
+@dataclass
+class _Shell:
+    """What a script has set so far. Lists are replaced, not changed."""
+
+    variables: dict[str, str]
+    arrays: dict[str, list[str]]
+
+    def copy(self) -> _Shell:
+        return _Shell(dict(self.variables), dict(self.arrays))
+
+    def become(self, other: _Shell) -> None:
+        self.variables, self.arrays = dict(other.variables), dict(other.arrays)
+
+    def array_as_text(self, found: re.Match[str]) -> str:
+        """Return the number of elements of an array, or its elements in the value of a variable."""
+        elements = self.arrays.get(found[1] or found[3])
+        if elements is None:
+            return found[0]
+        return str(len(elements)) if found[1] else f"{found[2]}{shlex.quote(shlex.join(elements))}"
+
+    def merge(self, ends: Sequence[_Shell], cause: str) -> None:
+        """Become what holds after one of several branches. What they set differently has a reference to ``cause``, the
+        variable that decides, as its value."""
+        self.become(ends[0])
+        if cause and len(ends) > 1:
+            self.variables[cause] = f"${{{cause}}}"
+        for key in {key for end in ends for key in end.variables} - {cause}:
+            found = {end.variables[key] for end in ends if key in end.variables}
+            self.variables[key] = found.pop() if len(found) == 1 else f"${{{cause or key}}}"
+        for key in {key for end in ends for key in end.arrays}:
+            options = [_options(end.arrays.get(key, ())) for end in ends]
+            common = {each: all(each in others for others in options) for each in chain(*options)}
+            self.arrays[key] = [
+                word for each, known in common.items() for word in (each if known else _unknown(each, cause or key))
+            ]
+
+
+def _options(words: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return ``key=value`` words, and ``--key`` words with the values that follow, each as a tuple."""
+    found = list[tuple[str, ...]]()
+    for word in words:
+        if found and found[-1][0].startswith("--") and "=" not in found[-1][0] + word and not word.startswith("--"):
+            found[-1] = (*found[-1], word)
+        else:
+            found.append((word,))
+    return found
+
+
+def _unknown(option: Sequence[str], cause: str) -> Sequence[str]:
+    key, equals, _ = option[0].partition("=")
+    return [f"{key}=${{{cause}}}"] if equals or key.startswith("--") else option
+
+
+@dataclass
+class _Branches:
+    """An ``if``, or a ``case`` of ``word``. ``cause``: the variable that decides. ``ends``: what holds after the
+    branches so far. ``live``: whether the present one may run; ``settled``: whether no other branch can."""
+
+    before: _Shell
+    cause: str
+    word: str | None = None
+    live: bool = False
+    settled: bool = False
+    ends: list[_Shell] = field(default_factory=list)
+
+    def begin(self, shell: _Shell, chosen: bool | None) -> None:
+        """End the present branch and begin the next, which is ``chosen`` (None: not known)."""
+        if self.live:
+            self.ends.append(shell.copy())
+        shell.become(self.before)
+        self.live = not self.settled and chosen is not False
+        self.settled = self.settled or chosen is True
+
+    def end(self, shell: _Shell) -> None:
+        self.begin(shell, False)
+        if not self.settled and (self.word is None or not self.ends):  # a case matches one of its patterns
+            self.ends.append(self.before)
+        shell.merge(self.ends or [self.before], self.cause)
+
+
+def _taken(text: str, shell: _Shell) -> Iterator[str]:
+    """Yield the lines that may run, as far as the conditions of ``if`` and ``case`` are known. The caller changes
+    ``shell`` while this iterates."""
+    stack: list[_Branches] = []
     for line in (clause for whole in _lines(text) for clause in _clauses(whole)):
         word = line.split(maxsplit=1)[0].rstrip(";") if line.split() else ""
-        if word == "if":
-            chosen = _holds(line, variables)
-            open_ifs.append([chosen is not False, chosen is True, chosen is None])
+        top = stack[-1] if stack else None
+        if word in ("if", "while", "until", "for") and not re.search(r";\s*done\b", line):
+            stack.append(_Branches(shell.copy(), _cause(line, shell.variables)))
+            stack[-1].begin(shell, _holds(line, shell.variables))
+            stack[-1].settled = stack[-1].settled or word != "if"  # the body of a loop is read once
+            if word == "for":
+                yield line
         elif word == "case":
-            open_ifs.append([True, False, True])
-        elif word == "elif" and open_ifs:
-            chosen = _holds(line, variables)
-            _, before, doubtful = open_ifs[-1]
-            open_ifs[-1] = [not before and chosen is not False, before or chosen is True, doubtful or chosen is None]
-        elif word == "else" and open_ifs:
-            open_ifs[-1] = [not open_ifs[-1][1], True, open_ifs[-1][2]]
-        elif word in ("fi", "esac") and open_ifs:
-            open_ifs.pop()
-        elif all(each[0] for each in open_ifs):
-            yield line, any(each[2] for each in open_ifs)
+            stack.append(_Branches(shell.copy(), _cause(line, shell.variables), _word_of_case(line, shell.variables)))
+        elif top is not None and word in ("fi", "esac", "done"):
+            stack.pop().end(shell)
+        elif top is not None and word == "elif":
+            top.begin(shell, None if top.settled else _holds(line, top.before.variables))
+        elif top is not None and word == "else":
+            top.begin(shell, True)
+        elif top is not None and top.word is not None and word == ";;":
+            top.begin(shell, False)
+        elif top is not None and top.word is not None and (pattern := _PATTERN.fullmatch(line)) is not None:
+            top.begin(shell, _matches(top.word, pattern[1]))
+        elif all(each.live for each in stack):
+            if top is not None and word in ("exit", "return"):
+                top.live = False
+            yield line
+
+
+def _cause(line: str, variables: Mapping[str, str]) -> str:
+    """Return the first variable of a condition that is not known; "" for none."""
+    names = (match[1] or match[4] for text in (_expanded(line, variables), line) for match in _VARIABLE.finditer(text))
+    return next((name for name in names if not name.isdigit() and "$" in variables.get(name, "$")), "")
+
+
+def _word_of_case(line: str, variables: Mapping[str, str]) -> str:
+    found = re.match(r"\s*case\s+(.*?)\s+in\b", line)
+    return _expanded(found[1], variables).strip("\"'") if found is not None else "$"
+
+
+def _matches(word: str, patterns: str) -> bool | None:
+    """Return whether ``word`` matches one of the ``patterns`` of a ``case``; None if it is not known."""
+    each = [pattern.strip().strip("\"'") for pattern in patterns.split("|")]
+    return True if "*" in each else None if "$" in word else any(fnmatch.fnmatchcase(word, it) for it in each)
 
 
 def _holds(line: str, variables: Mapping[str, str]) -> bool | None:
-    """Return whether a comparison of two texts or numbers holds, or a text is empty; None for any other condition."""
+    """Return whether comparisons of texts or numbers, or tests for an empty text, hold; None for another condition."""
     test = _TEST.match(line)
+    if test is None or re.search(r"[{(]\s", test[1]) is not None:
+        return None
+    text = test[1].replace("$#", "0") if line.lstrip().startswith("while") else test[1]
+    first, *others = _CONNECTED.split(text)
+    holds = _compares(first, variables)
+    for operation, other in zip(others[::2], others[1::2], strict=True):
+        both, decided = (holds, _compares(other, variables)), operation == "||"
+        holds = decided if decided in both else None if None in both else not decided
+    return holds
+
+
+def _compares(text: str, variables: Mapping[str, str]) -> bool | None:
     try:
-        words = shlex.split(_expanded(test[1], variables)) if test is not None else []
+        words = shlex.split(_expanded(text, variables))
     except ValueError:
         return None
     if len(words) == 2 and words[0] in ("-z", "-n"):
         unset = _VARIABLE.fullmatch(words[1])
-        name = (unset[1] or unset[3]) if unset is not None else ""
+        name = (unset[1] or unset[4]) if unset is not None else ""
         if "$" in words[1] and (not name or name.isdigit() or name in variables):
             return None
         return (words[0] == "-z") == (not words[1] or bool(name))
@@ -196,6 +331,9 @@ def _holds(line: str, variables: Mapping[str, str]) -> bool | None:
         numbers = [int(each) for each in (words[0], words[2]) if re.fullmatch(r"[+-]?\d+", each)]
         return bool(compared(*numbers)) if len(numbers) == 2 else None
     return (words[0] == words[2]) == (words[1] != "!=") if words[1] in ("=", "==", "!=") else None
+
+
+_ARRAY_BEGINS = re.compile(rf"\s*{_DECLARED}[A-Za-z_]\w*\+?=\(")
 
 
 def _lines(text: str) -> Iterator[str]:
@@ -208,7 +346,8 @@ def _lines(text: str) -> Iterator[str]:
         stripped = re.sub(r"\s#[^'\"]*$", "", line).rstrip()
         parts.append(stripped.removesuffix("\\"))
         whole = " ".join(parts)
-        open_array = re.match(rf"\s*{_DECLARED}[A-Za-z_]\w*\+?=\((?!.*\))", parts[0]) and not stripped.endswith(")")
+        unquoted = re.sub(r"'[^']*'|\"[^\"]*\"", "", whole)
+        open_array = _ARRAY_BEGINS.match(whole) and unquoted.count("(") > unquoted.count(")")
         open_quote = re.fullmatch(rf"\s*{_DECLARED}[A-Za-z_]\w*\+?=\"[^\"]*", whole)
         if not stripped.endswith("\\") and not open_array and not open_quote and not (parts[1:] and _is_open(whole)):
             yield whole
@@ -233,16 +372,10 @@ _SEPARATORS = ("|", "||", "&", "&&", ";")
 _REDIRECTED = re.compile(r"[\d&]?>.*", re.DOTALL)
 
 
-def _words(
-    line: str,
-    variables: Mapping[str, str],
-    arrays: Mapping[str, list[str]],
-    name: str,
-    programs: re.Pattern[str] | None = None,
-) -> list[str]:
+def _words(line: str, shell: _Shell, name: str, programs: re.Pattern[str] | None = None) -> list[str]:
     """Return the words of a command: of ``programs``, where the line has several commands; else of the first."""
     # A variable outside quotes becomes several words: it is marked, as quotes are gone after the split.
-    line = _ALONE.sub("\x00\\1\x00", f" {_calculated(line, variables)}")
+    line = _ALONE.sub("\x00\\1\x00", f" {_calculated(line, shell.variables)}")
     try:
         split = shlex.split(line, comments=True)
     except ValueError as error:
@@ -260,18 +393,20 @@ def _words(
             continue
         array, alone = _ARRAY.fullmatch(word), _MARK.fullmatch(word)
         if array is not None:
-            found += arrays.get(array[1], [])
-        elif alone is not None and alone[1] in variables:
-            found += _expanded(variables[alone[1]], variables).split()
+            found += shell.arrays.get(array[1], [])
+        elif alone is not None and alone[1] in shell.variables:
+            found += _ARGUMENTS.sub("", _expanded(shell.variables[alone[1]], shell.variables)).split()
         else:
-            found.append(_expanded(_ARGUMENTS.sub("", _MARK.sub(r"${\1}", word)), variables))
+            found.append(_expanded(_ARGUMENTS.sub("", _MARK.sub(r"${\1}", word)), shell.variables))
     return found
 
 
 def _expanded(text: str, variables: Mapping[str, str]) -> str:
     def value(match: re.Match[str]) -> str:
-        known = variables.get(match[1] or match[3])
-        return known if known is not None else match[2] if match[2] is not None else match[0]
+        known = variables.get(match[1] or match[4])
+        if match[3] is not None and (known is None or (not known and match[2])):
+            return match[3]
+        return match[0] if known is None else known
 
     for _ in range(8):  # a default may have a variable itself
         replaced = _calculated(_VARIABLE.sub(value, text), variables)
@@ -282,14 +417,16 @@ def _expanded(text: str, variables: Mapping[str, str]) -> str:
 
 
 def _calculated(text: str, variables: Mapping[str, str]) -> str:
-    """``text`` with the value of each ``$((...))`` that can be computed."""
+    """``text`` with the value of each ``$((...))`` that can be computed, else with the variable that is not known."""
 
     def value(match: re.Match[str]) -> str:
-        numbers = _NAME.sub(lambda each: variables.get(each[1], each[0]), match[1])
+        names = _NAME.sub(lambda each: variables.get(each[1], f"${{{each[1]}}}"), _expanded(match[1], variables))
+        numbers = _expanded(names, variables)
         try:
             return str(_number(ast.parse(numbers.strip(), mode="eval").body))
         except (SyntaxError, ValueError, ZeroDivisionError):
-            return match[0]
+            unknown = _VARIABLE.search(numbers)
+            return match[0] if unknown is None else unknown[0]
 
     return _ARITHMETIC.sub(value, text)
 

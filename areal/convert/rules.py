@@ -16,6 +16,7 @@ from areal.dataclasses import dataclass, field, replace
 from areal.errors import did_you_mean
 from areal.resources.tree import set_path
 
+_NAMES = ("experiment_name", "trial_name")  # of a run: they change nothing that is learned
 _UNSET = re.compile(r"\$\{?(\w+)")
 Translate = Callable[[Any], Any]
 
@@ -177,10 +178,10 @@ def convert(source: Framework, given: Mapping[str, object]) -> Draft:
         entry, target_value = rule.entry(key, value)
         unwanted = value in rule.neutral
         if rule.fate is Fate.MAPPED and not unwanted and (why := _fault(key, value, source.defaults.get(key))):
-            entry = Entry(key, value, Fate.REFUSED, note=why)
+            entry = Entry(key, value, Fate.IGNORED if rule.target in _NAMES else Fate.REFUSED, note=why)
         if key in given:
             entries.append(entry)
-        if rule.fate is Fate.MAPPED and entry.fate is Fate.REFUSED:
+        if rule.fate is Fate.MAPPED and not unwanted and entry.fate is not Fate.MAPPED:
             unusable.add(key)
         elif entry.fate is Fate.MAPPED and not rule.is_joint and target_value is not None:
             targets[entry.target] = target_value

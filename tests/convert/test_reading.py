@@ -77,7 +77,7 @@ fi
 python3 -m pkg.trainer.main a.first=1 $ACTOR
 """
     assert keys(script, NAME="x", KIND="a") == {"a.first": 1, "a.size": 2, "a.name": "x"}
-    with pytest.raises(Unread, match=r"\$ACTOR is not set, or set under a condition that is not known here"):
+    with pytest.raises(Unread, match=r"\$KIND is not set, or set under a condition that is not known here"):
         keys(script)
     assert keys(script, NAME="x", KIND="b") == {"a.first": 1, "a.size": 2, "a.name": "x", "a.more": 1}
 
@@ -101,7 +101,7 @@ def test_script_without_readable_command_is_an_error(script: str, message: str) 
 
 @pytest.mark.parametrize("expression", ["$((1 / 0))", "$((2 ** 9))", "$((x))", "$((__import__('os')))"])
 def test_non_arithmetic_expression_is_kept(expression: str) -> None:
-    assert str(keys(f'python -m pkg.trainer.main a="{expression}"')["a"]).startswith("$((")
+    assert str(keys(f'python -m pkg.trainer.main a="{expression}"')["a"]).startswith(("$((", "${"))
 
 
 def test_yaml_is_flattened_with_typed_numbers() -> None:
@@ -254,3 +254,41 @@ def test_any_words_are_flags_or_an_error(words: list[str]) -> None:
 def test_flags_of_hydra_are_keys() -> None:
     words = ["--config-path", "$(pwd)/config", "--config-name=own", "a.b=1", "+c=x"]
     assert assignments(words, "s") == {"--config-path": "$(pwd)/config", "--config-name": "own", "a.b": 1, "c": "x"}
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        ('case "$MODE" in\n  slow | fast)\n    A=${A:-1}\n    ;;\n  *) A=${A:-2} ;;\nesac\n', {"a": 1}),
+        ('case "$MODE" in\n  slow) A=1; B=1 ;;\n  *) A=2; B=1 ;;\nesac\n', {"a": 2}),
+        ("case $KIND in\n  slow)\n    A=${A:-1} ;;\n  fast)\n    A=${A:-2} ;;\nesac\n", {"a": "${KIND}"}),
+        ("case $KIND in\n  slow) A=1 ;;\n  *) exit 1 ;;\nesac\n", {"a": 1}),
+        ("KIND=$(uname)\nif [ $KIND = Linux ]; then\n  A=${A:-1}\nelse\n  A=${A:-2}\nfi\n", {"a": "${KIND}"}),
+        ("N=4\nif hostname; then\n  A=$N\nelse\n  A=5\nfi\n", {"a": "${A}"}),
+        ("A=1\nwhile [[ $# -gt 0 ]]; do\n  case $1 in\n    --a) A=$2; shift 2 ;;\n  esac\ndone\n", {"a": 1}),
+        ('A=1\nif [ "$MODE" = slow ] || [ "$MODE" = fast ]; then\n  A=2\nfi\n', {"a": 2}),
+        ('A=1\n[ "$MODE" = fast ] && [ 2 -gt 3 ] && A=2\n', {"a": 1}),
+        ("[ 1 -gt 2 ] && A=1 || A=2\n", {"a": 2}),
+        ("GIVEN=\nA=${GIVEN:-3}\n", {"a": 3}),
+        ("A=$((${UNSET:-5} * 2))\n", {"a": 10}),
+        ("A=$(( UNSET + 1 ))\n", {"a": "${UNSET}"}),
+        ("GPUS=(0 1 2)\nA=${#GPUS[@]}\n", {"a": 3}),
+    ],
+)
+def test_variables_are_those_of_branch_that_runs(script: str, expected: dict[str, object]) -> None:
+    assert keys(script + "python -m pkg.trainer.main a=$A", MODE="fast") == expected
+
+
+def test_array_that_branches_extend_differently_has_unknown_values() -> None:
+    branches = "case $KIND in\n  one) E+=(b=1 c=2) ;;\n  two) E+=(b=1 c=3 d=4) ;;\nesac\n"
+    command = 'python -m pkg.trainer.main "${E[@]}"'
+    assert keys("E=(a=$((1 + UNSET)) x=0)\n" + branches + command) == {
+        "a": "${UNSET}", "x": 0, "b": 1, "c": "${KIND}", "d": "${KIND}"
+    }  # fmt: skip
+    assert keys("E=(\n  f=$((2 * 3))\n  g=1\n)\n" + branches + command, KIND="one") == {"f": 6, "g": 1, "b": 1, "c": 2}
+    assert keys('E=(a=1)\nB="${E[@]}"\npython -m pkg.trainer.main $B') == {"a": 1}
+
+
+def test_command_behind_output_of_another_is_read() -> None:
+    assert keys('DEVICES=$(IFS=,; echo "${GPUS[*]}") python3 -m pkg.trainer.main a=1') == {"a": 1}
+    assert keys('LINE="python3 -m pkg.trainer.main a=1 $@"\neval ${LINE}') == {"a": 1}

@@ -310,3 +310,9 @@ def test_every_default_has_a_mapping_rule() -> None:
 def test_any_key_value_is_converted_or_listed(key: str, value: Any) -> None:
     draft = converted(**{key: value})
     assert [each.key for each in draft.entries].count(key) == 1
+
+
+def test_unknown_name_of_run_is_ignored() -> None:
+    draft = converted(trainer__experiment_name="${RUN}")
+    (entry,) = (each for each in draft.entries if each.key == "trainer.experiment_name")
+    assert (entry.fate, draft.config["trial_name"]) == (Fate.IGNORED, "gsm8k")
