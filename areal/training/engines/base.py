@@ -5,20 +5,24 @@ from __future__ import annotations
 import contextlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from areal.api.engine_api import NonFinite, WeightFn
-from areal.training.batches import Batch, lengths, synchronized_micro_batches
+from areal.api.engine_api import LossFn, NonFinite, TokenOutputs, WeightFn
+from areal.training.batches import Batch, lengths, put_rows, synchronized_micro_batches
 from areal.training.engines import learning_rate, micro_batch_limits, without_optimizer
-from areal.training.engines.huggingface import dtype_by_name
+from areal.training.engines.huggingface import dtype_by_name, write_model
 
 if TYPE_CHECKING:
     from areal.api.cli_args import OptimizerConfig, TrainEngineConfig
     from areal.training.ranks import Ranks
+
+Parts = list[tuple[list[int], bool]]
+"""The rows of each micro-batch, and whether they count."""
 
 
 class EngineBase(ABC):
@@ -41,8 +45,7 @@ class EngineBase(ABC):
     def dtype(self) -> torch.dtype:
         return dtype_by_name(self.config.dtype)
 
-    def _micro_batches(self, batch: Mapping[str, Tensor]) -> list[tuple[list[int], bool]]:
-        """Return the rows of each micro-batch, and whether they count."""
+    def _micro_batches(self, batch: Mapping[str, Tensor]) -> Parts:
         limits = micro_batch_limits(self.config.mb_spec, self.default_tokens)
         return synchronized_micro_batches(lengths(batch), limits, self.ranks.all_max)
 
@@ -60,10 +63,50 @@ class EngineBase(ABC):
         total = self.ranks.all_sum(torch.stack(weights).sum()).clamp(min=1e-12)
         return [weight / total for weight in weights]
 
-    def _mean(self, parts: list[Tensor]) -> float:
-        """Return the mean over all ranks of ``parts``, which are (weighted loss, weight)."""
-        weighted, total = self.ranks.all_sum(torch.stack(parts).sum(0))
-        return float(weighted / total.clamp(min=1e-12))
+    @torch.no_grad()
+    def forward(self, batch: Mapping[str, Tensor], of: Callable[[TokenOutputs, Batch], Tensor]) -> Tensor:
+        parts = self._micro_batches(batch)
+        whole: Tensor | None = None
+        with self._evaluating():
+            for (part, counts), result in zip(parts, self._results(batch, parts, of), strict=True):
+                if whole is None:
+                    shape = batch["attention_mask"].shape[: result.dim()]
+                    whole = torch.zeros(shape, dtype=result.dtype, device=result.device)
+                if counts:
+                    put_rows(whole, part, result)
+        assert whole is not None, "every rank has a micro-batch"
+        return whole
+
+    @torch.no_grad()
+    def eval_batch(self, batch: Mapping[str, Tensor], loss_fn: LossFn, loss_weight_fn: WeightFn) -> float:
+        def weighted(outputs: TokenOutputs, micro: Batch) -> Tensor:
+            weight = loss_weight_fn(micro).double()
+            return torch.stack([loss_fn(outputs, micro).double() * weight, weight])
+
+        parts = self._micro_batches(batch)
+        with self._evaluating():
+            results = self._results(batch, parts, weighted)
+            found = [result * counts for (_, counts), result in zip(parts, results, strict=True)]
+        loss, total = self.ranks.all_sum(torch.stack(found).sum(0))
+        return float(loss / total.clamp(min=1e-12))
+
+    @abstractmethod
+    def _results(
+        self, batch: Mapping[str, Tensor], parts: Parts, of: Callable[[TokenOutputs, Batch], Tensor]
+    ) -> Iterable[Tensor]:
+        """Return ``of(outputs, micro-batch)`` of each of ``parts``, without gradients."""
+
+    def save_model(self, folder: Path, tokenizer: str = "") -> None:
+        weights = {name: tensor.cpu().contiguous() for name, tensor in self.named_tensors(self.dtype)}
+        if self.ranks.is_first:
+            write_model(weights, self._saved_configs(), folder, tokenizer)
+
+    @abstractmethod
+    def named_tensors(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]: ...
+
+    @abstractmethod
+    def _saved_configs(self) -> Sequence[Any]:
+        """Return the configurations of transformers that are saved with the model."""
 
     def _check_finite(self, loss: float, norm: float) -> None:
         """Raise NonFinite."""

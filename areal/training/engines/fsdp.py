@@ -27,13 +27,12 @@ from areal.training.batches import (
     Batch,
     PackedRows,
     pack,
-    put_rows,
     select,
     target_mask,
     to_device,
 )
 from areal.training.engines import configured_settings
-from areal.training.engines.base import EngineBase, share_of
+from areal.training.engines.base import EngineBase, Parts, share_of
 from areal.training.engines.head import Targets, install_head
 from areal.training.engines.huggingface import (
     base_model,
@@ -44,7 +43,6 @@ from areal.training.engines.huggingface import (
     prepare_packing,
     set_training,
     shard_model,
-    write_model,
 )
 from areal.training.engines.vision import TrainedImages, is_vision_model
 from areal.training.ranks import Ranks
@@ -129,20 +127,12 @@ class FSDPEngine(EngineBase):
         rows = pack(chosen, last=self.config.is_critic) if self._packs else None
         return to_device(chosen, device), rows.to(device) if rows is not None else None
 
-    @torch.no_grad()
-    def forward(self, batch: Mapping[str, Tensor], of: Callable[[TokenOutputs, Batch], Tensor]) -> Tensor:
-        whole: Tensor | None = None
-        with self._evaluating():
-            for part, counts in self._micro_batches(batch):
-                micro, packed = self._micro(batch, part)
-                result = of(self.outputs(micro, packed), micro)
-                if whole is None:
-                    shape = batch["attention_mask"].shape[: result.dim()]
-                    whole = torch.zeros(shape, dtype=result.dtype, device=result.device)
-                if counts:
-                    put_rows(whole, part, result)
-        assert whole is not None, "every rank has a micro-batch"
-        return whole
+    def _results(
+        self, batch: Mapping[str, Tensor], parts: Parts, of: Callable[[TokenOutputs, Batch], Tensor]
+    ) -> Iterator[Tensor]:
+        for part, _ in parts:
+            micro, packed = self._micro(batch, part)
+            yield of(self.outputs(micro, packed), micro)
 
     @torch.no_grad()
     def next_token_logprobs(self, input_ids: Tensor) -> Tensor:
@@ -178,16 +168,6 @@ class FSDPEngine(EngineBase):
         (part * self.ranks.data_size).float().backward()  # type: ignore[no-untyped-call]
         return part.detach()
 
-    @torch.no_grad()
-    def eval_batch(self, batch: Mapping[str, Tensor], loss_fn: LossFn, loss_weight_fn: WeightFn) -> float:
-        parts: list[Tensor] = []
-        with self._evaluating():
-            for part, real in self._micro_batches(batch):
-                micro, packed = self._micro(batch, part)
-                weight = loss_weight_fn(micro).double() * real
-                parts.append(torch.stack([loss_fn(self.outputs(micro, packed), micro).double() * weight, weight]))
-        return self._mean(parts)
-
     def named_tensors(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
         model: Any = base_model(self.model)
         tied = bool(getattr(model.config, "tie_word_embeddings", False))
@@ -202,16 +182,12 @@ class FSDPEngine(EngineBase):
             for saved, part in checkpoint_tensors(model, plain, whole.detach()):
                 yield saved, part.to(dtype) if dtype is not None else part
 
-    def save_model(self, folder: Path, tokenizer: str = "") -> None:
-        weights = {name: tensor.cpu().contiguous() for name, tensor in self.named_tensors(self.dtype)}
-        if not self.ranks.is_first:
-            return
+    def _saved_configs(self) -> Sequence[Any]:
         model: Any = base_model(self.model)
         generation = getattr(model, "generation_config", None)
         about = copy.deepcopy(model.config)
         about.dtype = self.dtype  # that of the file, not that of the master weights
-        configs = [about, *([generation] if generation is not None else [])]
-        write_model(weights, configs, folder, tokenizer)
+        return [about, *([generation] if generation is not None else [])]
 
     def save_checkpoint(self, folder: Path) -> None:
         try:

@@ -167,8 +167,8 @@ def test_deterministic_algorithms_set_torch(monkeypatch: pytest.MonkeyPatch) -> 
 def test_megatron_settings_are_applied(models: dict[str, Path]) -> None:
     from transformers import AutoConfig
 
+    from areal.training.engines.megatron.engine import ddp_config
     from areal.training.engines.megatron.model import transformer_config
-    from areal.training.engines.megatron.optimizer import ddp_config
 
     settings = MegatronEngineConfig(
         ddp=MegatronDDPConfig(overlap_grad_reduce=True),

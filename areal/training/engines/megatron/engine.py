@@ -23,18 +23,12 @@ from areal.api.config.training import megatron_faults
 from areal.api.engine_api import LossFn, TokenOutputs, Update, WeightFn
 from areal.errors import UsageFault
 from areal.hub import model_folder
-from areal.training.batches import Batch, put_rows, select, to_device
-from areal.training.engines.base import EngineBase, share_of
-from areal.training.engines.huggingface import write_model
+from areal.training.batches import Batch, select, to_device
+from areal.training.engines import configured_settings
+from areal.training.engines.base import EngineBase, Parts, share_of
+from areal.training.engines.huggingface import dtype_by_name
 from areal.training.engines.megatron import model as building
 from areal.training.engines.megatron.names import Weight, architecture, split, unshard, weights
-from areal.training.engines.megatron.optimizer import (
-    clip_gradients,
-    has_moments,
-    load_states,
-    sub_optimizers,
-    wrap,
-)
 from areal.training.ranks import Ranks, require_layout
 
 if TYPE_CHECKING:
@@ -174,18 +168,11 @@ class MegatronEngine(EngineBase):
         group = self.groups.tp  # the head's gradients are the same on all of its ranks
         return gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False, group=group)
 
-    @torch.no_grad()
-    def forward(self, batch: Mapping[str, Tensor], of: Callable[[TokenOutputs, Batch], Tensor]) -> Tensor:
-        cut = self._micro_batches(batch)
-        micros = [self._micro(batch, part) for part, _ in cut]
-        with self._evaluating():
-            results = self._run(micros, lambda outputs, number: of(outputs, micros[number]))
-        shape = batch["attention_mask"].shape[: results[0].dim()]
-        whole = torch.zeros(shape, dtype=results[0].dtype, device=results[0].device)
-        for (part, counts), result in zip(cut, results, strict=True):
-            if counts:
-                put_rows(whole, part, result)
-        return whole
+    def _results(
+        self, batch: Mapping[str, Tensor], parts: Parts, of: Callable[[TokenOutputs, Batch], Tensor]
+    ) -> list[Tensor]:
+        micros = [self._micro(batch, part) for part, _ in parts]
+        return self._run(micros, lambda outputs, number: of(outputs, micros[number]))
 
     @torch.no_grad()
     def next_token_logprobs(self, input_ids: Tensor) -> Tensor:
@@ -231,18 +218,6 @@ class MegatronEngine(EngineBase):
         return Update(loss, norm, rate, len(micros))
 
     @torch.no_grad()
-    def eval_batch(self, batch: Mapping[str, Tensor], loss_fn: LossFn, loss_weight_fn: WeightFn) -> float:
-        cut = self._micro_batches(batch)
-        micros = [self._micro(batch, part) for part, _ in cut]
-
-        def weighted(outputs: TokenOutputs, number: int) -> Tensor:
-            weight = loss_weight_fn(micros[number]).double() * cut[number][1]
-            return torch.stack([loss_fn(outputs, micros[number]).double() * weight, weight])
-
-        with self._evaluating():
-            return self._mean(self._run(micros, weighted))
-
-    @torch.no_grad()
     def named_tensors(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
         for weight in weights(self.architecture):
             if weight.is_tied:
@@ -280,10 +255,8 @@ class MegatronEngine(EngineBase):
             owners.insert(0, (self.groups.ep, weight.expert // (model.experts // part.expert)))
         return owners
 
-    def save_model(self, folder: Path, tokenizer: str = "") -> None:
-        tensors = {name: tensor.cpu().contiguous() for name, tensor in self.named_tensors(self.dtype)}
-        if self.ranks.is_first:
-            write_model(tensors, self._configs, folder, tokenizer)
+    def _saved_configs(self) -> Sequence[Any]:
+        return self._configs
 
     def save_checkpoint(self, folder: Path) -> None:
         from areal.training.engines.megatron.checkpoint import write
@@ -326,3 +299,97 @@ def _generation(folder: Path, about: Any) -> Any:
     if (folder / "generation_config.json").exists():
         return GenerationConfig.from_pretrained(folder)
     return GenerationConfig.from_model_config(about)
+
+
+# Megatron's distributed optimizer: each data-parallel rank reduces a share of the gradients and keeps its moments.
+
+
+def has_moments(config: TrainEngineConfig) -> bool:
+    """Return whether the optimizer is Adam, whose moments data-parallel ranks share."""
+    return config.optimizer is not None and config.optimizer.type != "sgd"
+
+
+def ddp_config(config: TrainEngineConfig) -> Any:
+    from megatron.core.distributed import DistributedDataParallelConfig
+
+    return DistributedDataParallelConfig(
+        grad_reduce_in_fp32=config.grad_reduce_dtype == "float32",
+        overlap_grad_reduce=config.megatron.ddp.overlap_grad_reduce,
+        use_distributed_optimizer=has_moments(config),
+    )
+
+
+def wrap(built: Any, config: TrainEngineConfig, groups: Any) -> tuple[Any, Any]:
+    """Return the model in DistributedDataParallel, and its optimizer. Raises UsageFault."""
+    from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer, get_standard_config_overrides
+
+    given = config.optimizer
+    assert given is not None
+    if given.type not in ("adam", "adamw", "sgd"):
+        raise UsageFault(f"unknown optimizer {given.type!r}: it is one of adam, adamw, sgd")
+    dtype, is_adam = dtype_by_name(config.dtype), has_moments(config)
+    model = DistributedDataParallel(built.config, ddp_config(config), built, pg_collection=groups)
+    model.broadcast_params()
+    settings = OptimizerConfig(
+        optimizer="adam" if is_adam else "sgd",
+        lr=given.lr,
+        weight_decay=given.weight_decay,
+        adam_beta1=given.beta1,
+        adam_beta2=given.beta2,
+        adam_eps=given.eps,
+        sgd_momentum=0.0,
+        params_dtype=dtype,
+        bf16=dtype == torch.bfloat16,
+        clip_grad=given.gradient_clipping,
+        use_distributed_optimizer=is_adam,
+    )
+    overrides = get_standard_config_overrides(settings)  # vectors are not decayed
+    optimizer = get_megatron_optimizer(settings, [model], overrides)
+    for part in sub_optimizers(optimizer) if is_adam else ():
+        _make_moments(part)
+    built.config.no_sync_func = model.no_sync
+    built.config.finalize_model_grads_func = finalize_model_grads
+    return model, optimizer
+
+
+def sub_optimizers(optimizer: Any) -> list[Any]:
+    """Return the optimizers of the dense parameters and of the experts."""
+    every = getattr(optimizer, "chained_optimizers", [optimizer])
+    return [part for part in every if not part.is_stub_optimizer]
+
+
+def _make_moments(part: Any) -> None:
+    """Initialize the moments before the first step, for checkpoints that are saved or loaded before it."""
+    part.init_state_fn(part.optimizer)
+    if not isinstance(part.optimizer, torch.optim.AdamW):
+        return
+    for state in part.optimizer.state.values():
+        state["step"] = torch.tensor(0.0)
+    put = part._set_main_param_and_optimizer_states
+
+    def put_but_step(parameter: Any, tensors: dict[str, object]) -> None:
+        # megatron-core 0.16 does not read torch's step from a checkpoint, but expects it here.
+        put(parameter, {**part._get_main_param_and_optimizer_states(parameter), **tensors})
+
+    part._set_main_param_and_optimizer_states = put_but_step
+
+
+def load_states(optimizer: Any, state: Any) -> None:
+    """Load into initialized moments. megatron-core loads one step tensor for all parameters, and each would increment
+    it."""
+    with configured_settings([part.optimizer for part in sub_optimizers(optimizer)]):
+        optimizer.load_state_dict(state)
+    for part in sub_optimizers(optimizer):
+        for each in part.optimizer.state.values():
+            if "step" in each:
+                each["step"] = each["step"].clone()
+
+
+@torch.no_grad()
+def clip_gradients(optimizer: Any, max_norm: float, norm: float) -> None:
+    """Scale gradients of norm ``norm`` to at most ``max_norm`` (0: no limit)."""
+    from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
+
+    for part in sub_optimizers(optimizer) if max_norm > 0 else ():
+        clip_grad_by_total_norm_fp32(part.get_parameters(), max_norm, norm)
