@@ -14,8 +14,9 @@ import mimetypes
 import select
 import socket
 import threading
+import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from http import HTTPStatus
@@ -26,7 +27,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from areal import __version__
 from areal.errors import ArealError, Conflict, NotFound, UsageFault
-from areal.ui import access, changes
+from areal.ui import access
 from areal.ui.context import ViewContext
 from areal.ui.views import Marks, ViewReader, expect_reader
 
@@ -39,6 +40,69 @@ _THREADS = 128
 _EVICTION_S = 1.0  # for the thread of a connection that was closed to end
 _STATUS = {NotFound: 404, UsageFault: 400, Conflict: 409}
 _TYPES = {".js": "text/javascript", ".mjs": "text/javascript", ".css": "text/css", ".html": "text/html"}
+
+
+# What changed, as server-sent events: the cursors of the views that a page shows, compared once a second. A page opens
+# one stream and names its views. It gets all their cursors once, so that it sees a change between its read and the
+# opening of the stream, then only those that differ. Pages that show the same view share one look at the files.
+
+PERIOD_S = 1.0
+PING_S = 15.0  # after so long without an event, a comment keeps proxies from closing the stream
+
+Look = Callable[[str, Mapping[str, str]], Marks]
+
+
+class SharedMarks:
+    """The cursors of each watched view, looked up at most once in a period whatever the number of pages."""
+
+    def __init__(self, look: Look) -> None:
+        self._look = look
+        self._known: dict[str, tuple[float, Marks]] = {}
+        self._lock = threading.Lock()
+
+    def of(self, watch: str) -> Marks:
+        """``watch``: a view with its query, ``job?name=x``. Cursors that cannot be read are one that says why."""
+        with self._lock:
+            now = time.monotonic()
+            at, marks = self._known.get(watch, (-PERIOD_S, {}))
+            if now - at < PERIOD_S / 2:
+                return marks
+            name, _, query = watch.partition("?")
+            try:
+                marks = self._look(name, dict(parse_qsl(query)))
+            except Exception as error:  # noqa: BLE001 - the answer has begun, and cannot become an error
+                marks = {"unreadable": str(error)}
+            self._known = {key: entry for key, entry in self._known.items() if now - entry[0] < 10 * PERIOD_S}
+            self._known[watch] = (now, marks)
+            return marks
+
+
+def events(
+    watched: Sequence[str], shared: SharedMarks, ended: threading.Event, left: Callable[[], bool]
+) -> Iterator[bytes]:
+    """Yield the stream of one page: first all cursors, then what differs, and a comment when nothing did for a while.
+    It ends with the server, or once the page has ``left``."""
+    seen: dict[str, Marks] = {}
+    sent_at = time.monotonic()
+    while not ended.is_set() and not left():
+        for watch in watched:
+            marks, before = shared.of(watch), seen.get(watch)
+            differing = changed(before, marks)
+            if before is None or differing:
+                seen[watch], sent_at = marks, time.monotonic()
+                kind, data = "marks" if before is None else "changed", json.dumps({"watch": watch, "marks": differing})
+                yield f"event: {kind}\ndata: {data}\n\n".encode()
+        if time.monotonic() - sent_at >= PING_S:
+            sent_at = time.monotonic()
+            yield b": still here\n\n"
+        ended.wait(PERIOD_S)
+
+
+def changed(before: Marks | None, now: Marks) -> dict[str, int | str | None]:
+    """Return the cursors that differ; None for one that is gone. Pure."""
+    old = before or {}
+    gone = {name: None for name in old if name not in now}
+    return {name: cursor for name, cursor in now.items() if old.get(name) != cursor} | gone
 
 
 class Answer(NamedTuple):
@@ -60,7 +124,7 @@ class PageServer(ThreadingHTTPServer):
         self.rules = rules
         self.context = context
         self.ended = threading.Event()
-        self.marks = changes.SharedMarks(self._marks)
+        self.marks = SharedMarks(self._marks)
         self._free = threading.Semaphore(_THREADS)
         self._unproven: dict[int, socket.socket] = {}  # connections that have not sent the token yet, oldest first
         super().__init__((host, port), _Handler)
@@ -226,7 +290,7 @@ class _Handler(BaseHTTPRequestHandler):
             raise UsageFault(f"watch=VIEW?QUERY is needed, at most {_MOST_WATCHED} times")
         self.close_connection = True
         self._start(200, {"Content-Type": "text/event-stream"})
-        for event in changes.events(chosen, self.server.marks, self.server.ended, self._left):
+        for event in events(chosen, self.server.marks, self.server.ended, self._left):
             self.wfile.write(event)
 
     def _left(self) -> bool:
