@@ -96,14 +96,13 @@ def from_npz(body: bytes) -> Trajectories:
     """Read trajectories from an npz archive. Pickled data is refused, so that nothing in the archive is executed."""
     with zipfile.ZipFile(io.BytesIO(body)) as archive:
         about = orjson.loads(archive.read(_ABOUT))
-        names = [name for name in archive.namelist() if name.endswith(".npy")]
-        columns = {name.removesuffix(".npy"): _array(archive.read(name)) for name in names}
+        columns = {
+            name.removesuffix(".npy"): np.lib.format.read_array(io.BytesIO(archive.read(name)), allow_pickle=False)
+            for name in archive.namelist()
+            if name.endswith(".npy")
+        }
     rest = (about.get(name) or () for name in ("interactions", "failures", "errors"))
     return Trajectories(columns, about["rows"], about["export_id"], *rest)
-
-
-def _array(body: bytes) -> np.ndarray[Any, Any]:
-    return np.lib.format.read_array(io.BytesIO(body), allow_pickle=False)
 
 
 def lease_from_json(data: Mapping[str, Any]) -> Lease:

@@ -72,7 +72,9 @@ class VisionProcessor:
 
     def _text(self, messages: object, count: int, tools: object, variables: Mapping[str, Any]) -> str:
         made = with_places(messages, count, self.token)
-        conversation = normalise([{**each, "content": _texts(each["content"])} for each in made], tools)
+        conversation = normalise(
+            [{**each, "content": [part for part in each["content"] if part != _IMAGE]} for each in made], tools
+        )
         chat = chat_of(self.tokenizer, bool(conversation.tools))
         given = {**template_variables(chat, variables), "add_generation_prompt": True}
         text = chat.template.text(made, list(conversation.tools) or None, given)
@@ -129,10 +131,6 @@ def _split(text: str) -> list[dict[str, str]]:
         if piece or _PLACE not in text:
             parts.append({"type": "text", "text": piece})
     return parts
-
-
-def _texts(parts: Sequence[Mapping[str, Any]]) -> list[Mapping[str, object]]:
-    return [part for part in parts if part != _IMAGE]
 
 
 @lru_cache(maxsize=4)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -23,13 +22,13 @@ from areal.dataset.images import shortened
 from areal.rollout.failures import Failure, error_line
 from areal.rollout.staleness import EpisodeSpec, Rollout
 from areal.trajectories.record import Episode, Interaction, total_reward
+from areal.trajectories.steps import step_files
 
 if TYPE_CHECKING:
     from areal.api.config.rollout import InferenceEngineConfig
 
 
 _log = logging.getLogger(__name__)
-_STEP_FILE = re.compile(r"trajectories-(?:eval-)?(\d+)\.jsonl")
 _COLUMNS: dict[str, int | float] = {"loss_mask": 0, "logprobs": 0.0, "versions": -1, "turn_ids": -1}  # where absent
 
 
@@ -75,9 +74,9 @@ def write_step(
 
 def remove_steps(folder: Path, after: int) -> None:
     """Remove the files of steps after ``after``, which a resumed run repeats."""
-    for path in folder.glob("trajectories-*.jsonl"):
-        if (match := _STEP_FILE.fullmatch(path.name)) and int(match[1]) > after:
-            path.unlink(missing_ok=True)
+    for each in step_files(folder):
+        if each.step > after:
+            (folder / each.name).unlink(missing_ok=True)
 
 
 def write_failure(folder: Path, item: EpisodeSpec, failure: Failure) -> None:

@@ -212,15 +212,11 @@ class PartialResponse:
 
 
 def _encoded(image: bytes | str) -> bytes:
-    """Return an image as base64 text. Raises CallerError."""
+    """Return an image, which may be base64 text. Raises CallerError."""
     try:
         return from_base64(image, "image_data") if isinstance(image, str) else image
     except BadImage as error:
         raise CallerError(error.message, param="image_data") from error
-
-
-def _in_base64(image: bytes | str) -> str:
-    return image if isinstance(image, str) else base64.b64encode(image).decode()
 
 
 @dataclass
@@ -351,14 +347,12 @@ class EpisodeEngine:
             raise ServiceError(f"the engine aborted the answer {_MAX_SEGMENTS} times", code="aborted")
 
     def _fields(self, req: ModelRequest) -> dict[str, object]:
-        images = {"image_data": [_in_base64(each) for each in req.image_data]} if req.image_data else {}
-        return images | self._sampling_fields(req)
-
-    def _sampling_fields(self, req: ModelRequest) -> dict[str, object]:
-        given = req.gconfig.seed
-        if given is not None:
-            return req.gconfig.request_fields(self.next_seed(given))
-        return req.gconfig.request_fields() | self._seeded(self.next_seed())
+        given, images = req.gconfig.seed, req.image_data or ()
+        fields = req.gconfig.request_fields(None if given is None else self.next_seed(given))
+        if given is None:
+            fields |= self._seeded(self.next_seed())
+        encoded = [each if isinstance(each, str) else base64.b64encode(each).decode() for each in images]
+        return {"image_data": encoded, **fields} if encoded else fields
 
     def _seeded(self, seed: int | None) -> dict[str, Any]:
         return {} if seed is None else {self.seed_field: seed}

@@ -11,9 +11,8 @@ from typing import Literal
 
 from areal.numbers import number
 from areal.terminal import ESCAPE, safe
-from areal.trajectories.document import origin
 from areal.trajectories.record import Episode
-from areal.trajectories.view import ShownToken, ShownTurn, Stretch, stretches, text_of_messages
+from areal.trajectories.view import ShownToken, ShownTurn, Stretch, origin, stretches, text_of_messages
 
 Paint = Literal["logprob", "version", "mask"]
 

@@ -16,9 +16,8 @@ from typing import Any, NamedTuple
 from areal.dataclasses import dataclass
 from areal.errors import ArealError, NotFound
 from areal.files import parse_json
-from areal.trajectories.document import HINT, tokens_hint
 from areal.trajectories.record import Episode, Interaction, read_episode
-from areal.trajectories.view import TokenDecoder, text_of_messages
+from areal.trajectories.view import HINT, TokenDecoder, text_of_messages, tokens_hint
 
 _STEP_FILE = re.compile(r"trajectories-(eval-)?(\d{1,12})\.jsonl")
 _FAILURES = "failures.jsonl"
@@ -102,12 +101,10 @@ class StepSummary:
     damaged_lines: int
 
 
-def _group_of(episode: Episode) -> str:
-    return episode.group or episode.episode
-
-
 def read_step(
-    path: Path, decoder: TokenDecoder | None = None, group_of: Callable[[Episode], str] = _group_of
+    path: Path,
+    decoder: TokenDecoder | None = None,
+    group_of: Callable[[Episode], str] = lambda episode: episode.group or episode.episode,
 ) -> StepSummary:
     """Summarise the file of a step. Raises NotFound. A damaged line is reported, not raised: the writer does not check
     what a model of another server answered."""

@@ -16,9 +16,8 @@ from collections.abc import Sequence
 from importlib import resources
 from typing import Any
 
-from areal.trajectories.document import shown_episode
 from areal.trajectories.record import Episode
-from areal.trajectories.view import TokenDecoder
+from areal.trajectories.view import TokenDecoder, shown_episode
 
 MOST_BYTES = 8 << 20
 _SCRIPTS, _STYLES = ("numbers.js", "tokens.js", "page.js"), ("app.css", "tokens.css", "page.css")

@@ -1,20 +1,52 @@
-"""What the trajectory files of jobs say beyond their step: the samples made of a recorded session, whose id stands in
-them, and the tokens that each version of the weights has sampled."""
+"""Samples as the page has them: of a group, side by side with their tokens; made of a recorded session, whose id stands
+in the trajectory files of jobs; and the tokens that each version of the weights has sampled."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from areal.files import parse_json
+from areal.reconcilers.home_view import fields_document
 from areal.state.home import Home
 from areal.trajectories.record import Episode, read_episode
-from areal.trajectories.steps import StepFile, step_files
+from areal.trajectories.steps import GroupSummary, SampleSummary, StepFile, read_sample, step_files
+from areal.trajectories.view import TokenDecoder, shown_episode
 from areal.ui.memo import FileMemo
+
+_SIDE_BY_SIDE = 16  # samples of a group with their tokens
+_TOKENS = 60_000  # of all samples side by side
+
+
+def group_row(group: GroupSummary) -> dict[str, object]:
+    return {
+        "group": group.name,
+        "mean": group.mean,
+        "spread": group.spread,
+        "withoutSpread": group.is_without_spread,
+        "samples": [sample_row(each) for each in group.samples],
+    }
+
+
+def sample_row(sample: SampleSummary) -> dict[str, object]:
+    return {name: each for name, each in fields_document(sample).items() if name not in ("line", "group")}
+
+
+def side_by_side(path: Path, samples: Sequence[SampleSummary], decoder: TokenDecoder | None) -> dict[str, object]:
+    """``episodes``: samples of a file with their tokens, as many as fit; ``leftOut``: how many do not."""
+    shown: list[dict[str, object]] = []
+    tokens = 0
+    for each in samples[:_SIDE_BY_SIDE]:
+        if shown and tokens + each.tokens > _TOKENS:
+            break
+        tokens += each.tokens
+        shown.append({**sample_row(each), "shown": shown_episode(read_sample(path, each.line), decoder)})
+    return {"episodes": shown, "leftOut": len(samples) - len(shown)}
+
 
 _MOST_BYTES = 128 << 20  # of files that are searched
 _MOST_FOUND = 20

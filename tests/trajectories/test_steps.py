@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 
 from areal.errors import ArealError, NotFound
 from areal.rollout.dump import write_step
-from areal.trajectories.document import shown_episode
 from areal.trajectories.record import Episode, Interaction
 from areal.trajectories.steps import read_failures, read_sample, read_step, step_files
-from areal.trajectories.view import TokenDecoder, turns
+from areal.trajectories.view import TokenDecoder, shown_episode, turns
 
 HOSTILE = "</script><script>alert(1)</script>\x1b[2J\x07\u202e\ud800<img src=x onerror=alert(2)>"
 decoder = TokenDecoder(lambda ids: "".join(chr(97 + each % 26) for each in ids), "letters")

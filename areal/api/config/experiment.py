@@ -309,7 +309,9 @@ class BaseExperimentConfig:
         # A driver's own sections may have other names: an engine beside the run, say.
         shared = {each.name for cls in type(self).__mro__ if cls.__module__ == __name__ for each in fields(cls)}
         copies: dict[int, Any] = {}  # a section with two names stays one object
-        for place, given in self._parts():
+        for place, given in [(each.name, getattr(self, each.name)) for each in fields(self)]:
+            if not is_dataclass(given) or isinstance(given, type):
+                continue
             part = copies.setdefault(id(given), copy.copy(given))
             setattr(self, place, part)
             for name, value in common.items():
@@ -329,10 +331,6 @@ class BaseExperimentConfig:
             if of_mode is not None and stated and parsed(stated, f"{place}.backend").parts != (of_mode,):
                 found.append((("allocation_mode",), f"{place}.backend says {stated} instead of {of_mode}"))
         return [(key, why) for key, why in found if get_path(given, tuple(key)) is not ABSENT]
-
-    def _parts(self) -> list[tuple[str, Any]]:
-        values = ((each.name, getattr(self, each.name)) for each in fields(self))
-        return [(name, value) for name, value in values if is_dataclass(value) and not isinstance(value, type)]
 
     def _tokenizer_of(self, engine: TrainEngineConfig) -> None:
         self.tokenizer_path = self.tokenizer_path or engine.path

@@ -17,9 +17,9 @@ from areal.trajectories.record import Episode
 from areal.trajectories.steps import GroupSummary, StepSummary, read_step
 from areal.trajectories.view import TokenDecoder
 from areal.ui.context import ViewContext
-from areal.ui.groups import group_row, side_by_side
 from areal.ui.jobs import decoder_named, decoder_of, job_of
 from areal.ui.memo import FileMemo
+from areal.ui.samples import group_row, side_by_side
 from areal.ui.views import Marks
 
 _MOST = 5000  # prompts in one answer

@@ -15,8 +15,8 @@ from areal.errors import ArealError, UsageFault
 from areal.reconcilers.home_view import HomeView
 from areal.resources.kinds import AGENT_SERVICE, INFERENCE_SERVICE, Ref, resolve_kind
 from areal.state.objects import ObjectStore
-from areal.trajectories.document import shown_episode
 from areal.trajectories.record import episodes_of_export
+from areal.trajectories.view import shown_episode
 from areal.ui.context import REMOTE, ViewContext
 from areal.ui.gateways import SERVICES, explained, gateway_of
 from areal.ui.jobs import decoder_named
